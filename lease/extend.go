@@ -1,0 +1,94 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A Held lease is one to be extended.
+type Held struct {
+	ID     uuid.UUID
+	Token  uuid.UUID
+	Length time.Duration // from now
+}
+
+// Extend is the heartbeat: one statement for all of a worker's leases. Each is extended to
+// Length from now, never beyond its run's deadline_at. A row that someone else has locked is
+// left out, not waited for. gone maps the runs whose lease is no longer ours to
+// run.ErrCancelled or run.ErrLost; kept lists those that were extended.
+func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone map[uuid.UUID]error, err error) {
+	ids, tokens, lengths := make([]uuid.UUID, len(held)), make([]uuid.UUID, len(held)), make([]float64, len(held))
+	for i, h := range held {
+		ids[i], tokens[i], lengths[i] = h.ID, h.Token, h.Length.Seconds()
+	}
+	rows, _ := db.Query(ctx, `
+		WITH mine AS MATERIALIZED (
+			SELECT w.id, h.length
+			FROM unnest($1::uuid[], $2::uuid[], $3::float8[]) AS h (id, token, length)
+			JOIN workflow_run w ON w.id = h.id AND w.lease_token = h.token
+			ORDER BY w.id
+			FOR UPDATE OF w SKIP LOCKED
+		)
+		UPDATE workflow_run w
+		SET lease_until = least(clock_timestamp() + m.length * interval '1 second', w.deadline_at),
+		    updated_at = now()
+		FROM mine m
+		WHERE w.id = ANY (ARRAY(SELECT id FROM mine)) AND w.id = m.id
+		RETURNING w.id`, ids, tokens, lengths)
+	kept, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, nil, fmt.Errorf("extend %d leases: %w", len(held), err)
+	}
+	if len(kept) == len(held) {
+		return kept, nil, nil
+	}
+	// What did not come back is locked, or gone: look without a lock.
+	extended := make(map[uuid.UUID]bool, len(kept))
+	for _, id := range kept {
+		extended[id] = true
+	}
+	missing := make(map[uuid.UUID]uuid.UUID, len(held)-len(kept))
+	ids = ids[:0]
+	for _, h := range held {
+		if !extended[h.ID] {
+			missing[h.ID] = h.Token
+			ids = append(ids, h.ID)
+		}
+	}
+	gone, err = look(ctx, db, ids, missing)
+	return kept, gone, err
+}
+
+func look(ctx context.Context, db run.DB, ids []uuid.UUID, tokens map[uuid.UUID]uuid.UUID) (map[uuid.UUID]error, error) {
+	type state struct {
+		ID     uuid.UUID
+		Token  *uuid.UUID
+		Status run.Status
+	}
+	rows, _ := db.Query(ctx, `
+		SELECT id, lease_token, status
+		FROM workflow_run
+		WHERE id = ANY ($1)`, ids)
+	states, err := pgx.CollectRows(rows, pgx.RowToStructByPos[state])
+	if err != nil {
+		return nil, fmt.Errorf("look at %d leases: %w", len(ids), err)
+	}
+	gone := make(map[uuid.UUID]error, len(ids))
+	for _, id := range ids {
+		gone[id] = run.ErrLost // also when the row itself is gone
+	}
+	for _, s := range states {
+		switch {
+		case s.Token != nil && *s.Token == tokens[s.ID]:
+			delete(gone, s.ID) // still ours, only locked
+		case s.Status == run.Cancelled:
+			gone[s.ID] = run.ErrCancelled
+		}
+	}
+	return gone, nil
+}

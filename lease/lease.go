@@ -1,0 +1,49 @@
+// Package lease takes, extends and takes back leases on runs.
+//
+// A lease is a time-bound claim: the row's status is leased until lease_until, and its
+// lease_token, random and new each time, is the fence that every later statement about the
+// run must present. Only the database's clock decides when a lease has expired.
+package lease
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A Lease is a run that this process has leased, with the terms it got.
+type Lease struct {
+	run.Info
+	Token     uuid.UUID
+	Payload   json.RawMessage
+	Priority  int
+	Postponed int           // how often the handler has put it off
+	Suspect   bool          // its last lease expired: its process may have died of it
+	Exhausted bool          // no attempt is left: to be failed, not to be started
+	Length    time.Duration // how long the lease lasts from Taken
+	Timeout   time.Duration // the most this attempt may take from Taken; 0: no limit
+	Taken     time.Time     // by this process's clock, before the request was sent
+
+	runAt time.Time
+}
+
+// Terms are the conditions under which runs of a type are leased.
+type Terms struct {
+	Length  time.Duration // of the lease
+	Timeout time.Duration // deadline_at = now + Timeout; 0: none
+	Room    int           // how many more of the type may be leased; negative: any number
+	Grace   time.Duration // leave runs alone until they have been due this long
+}
+
+// open is the condition under which a run can be leased at all. It is the predicate of
+// workflow_run_lane_idx, to the letter, so that the planner can use the index.
+const open = `status = 'pending' AND deleted_at IS NULL AND held_at IS NULL`
+
+// audited brackets a statement that writes its own history: see sql/0002_event.sql.
+const audited = `audit AS MATERIALIZED (
+			SELECT coalesce(current_setting('workflow.audit', true), '') AS before,
+			       set_config('workflow.audit', CASE current_setting('workflow.audit', true)
+			                  WHEN 'off' THEN 'off' ELSE 'self' END, true) AS writer
+		)`

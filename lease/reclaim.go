@@ -1,0 +1,125 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A Reclaimer takes back leases that have expired, whatever their type, priority or
+// length. A run that has attempts left becomes due again after a backoff, as a suspect; one
+// that has none is leased once more by the caller, who is to fail it.
+//
+// It looks at leased rows from the oldest living lease on, and from the very beginning a
+// tenth of the time at most: an old snapshot keeps the entries of leases long settled.
+type Reclaimer struct {
+	DB      run.DB
+	Worker  string
+	Backoff run.Backoff
+	Length  time.Duration // of the leases on exhausted runs
+	Steps   bool          // also lease exhausted steps of process graphs
+
+	from     time.Time // no lease older than this was alive at the last look
+	lookBack budget
+}
+
+// lag is how far behind the oldest living lease a look starts: a statement that leases runs
+// takes its time at its start and may commit this much later.
+const lag = "12 seconds"
+
+// Reclaim takes back up to n expired leases. It returns how many runs became due again, and
+// the exhausted runs as leases of the caller.
+func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []Lease, err error) {
+	delays := make([]float64, 30)
+	for i := range delays {
+		delays[i] = r.Backoff.Raw(i).Seconds()
+	}
+	token, err := uuid.NewRandom()
+	if err != nil {
+		return 0, nil, fmt.Errorf("draw a lease token: %w", err)
+	}
+	start := time.Now()
+	from := r.from
+	fromStart := r.lookBack.wait(start, true) == 0
+	if fromStart {
+		from = time.Time{}
+	}
+	rows, _ := r.DB.Query(ctx, `
+		WITH `+audited+`, expired AS MATERIALIZED (
+			SELECT id, attempt < max_attempts AS again, leased_by
+			FROM workflow_run
+			WHERE status = 'leased' AND started_at >= $1 AND lease_until < clock_timestamp()
+			  AND (attempt < max_attempts OR $2 OR token_id IS NULL)
+			ORDER BY started_at
+			LIMIT $3
+			FOR UPDATE SKIP LOCKED
+		), taken AS (
+			UPDATE workflow_run w
+			SET status = CASE WHEN e.again THEN 'pending' ELSE 'leased' END,
+			    suspect = true, updated_at = now(),
+			    error = jsonb_build_object('code', 'lease_expired', 'message', 'no sign of life from ' || e.leased_by,
+			                               'attempt', w.attempt, 'worker', e.leased_by, 'lease_no', w.lease_no),
+			    last_error = 'lease_expired: no sign of life from ' || e.leased_by,
+			    run_at = CASE WHEN e.again THEN now() + interval '1 second' * (1 + random() / 2)
+			                  * ($4::float8[])[least(greatest(w.attempt, 1), cardinality($4::float8[]))] ELSE w.run_at END,
+			    lease_token = CASE WHEN NOT e.again THEN $5::uuid END,
+			    lease_no = w.lease_no + CASE WHEN e.again THEN 0 ELSE 1 END,
+			    leased_by = CASE WHEN NOT e.again THEN $6 END,
+			    lease_until = CASE WHEN NOT e.again THEN clock_timestamp() + $7 * interval '1 second' END,
+			    started_at = CASE WHEN e.again THEN w.started_at ELSE now() END,
+			    deadline_at = CASE WHEN NOT e.again THEN now() END
+			FROM audit, expired e
+			WHERE w.id = ANY (ARRAY(SELECT id FROM expired)) AND w.id = e.id
+			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
+			          w.payload, w.priority, w.postponed, w.suspect, NOT e.again AS spent, w.run_at, e.leased_by AS loser
+		), history AS (
+			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor, data)
+			SELECT t.id, 'expired', t.attempt, t.lease_no - CASE WHEN t.spent THEN 1 ELSE 0 END, $6,
+			       jsonb_build_object('worker', t.loser)
+			FROM taken t, audit
+			WHERE audit.writer = 'self'
+		), done AS (
+			SELECT set_config('workflow.audit', audit.before, true)
+			FROM audit, (SELECT count(*) FROM taken) AS all_of_them
+		)
+		SELECT id, type, attempt, max_attempts, lease_no, idempotency_key, metadata, started_at,
+		       payload, priority, postponed, suspect, spent, run_at
+		FROM taken, done`, from, r.Steps, n, delays, token, r.Worker, r.Length.Seconds())
+	leases, err := pgx.CollectRows(rows, scanLease)
+	if err != nil {
+		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
+	}
+	if err := r.advance(ctx, from); err != nil {
+		return 0, nil, err
+	}
+	if fromStart {
+		r.lookBack = spent(start)
+	}
+	for _, l := range leases {
+		if !l.Exhausted {
+			again++
+			continue
+		}
+		l.Token, l.Taken, l.Worker, l.Length = token, start, r.Worker, r.Length
+		exhausted = append(exhausted, l)
+	}
+	return again, exhausted, nil
+}
+
+// advance moves the point from which the next look starts.
+func (r *Reclaimer) advance(ctx context.Context, from time.Time) error {
+	rows, _ := r.DB.Query(ctx, `
+		SELECT coalesce((SELECT started_at FROM workflow_run
+		                 WHERE status = 'leased' AND started_at >= $1
+		                 ORDER BY started_at LIMIT 1), now()) - interval '`+lag+`'`, from)
+	oldest, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[time.Time])
+	if err != nil {
+		return fmt.Errorf("look for the oldest lease: %w", err)
+	}
+	r.from = oldest
+	return nil
+}

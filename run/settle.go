@@ -1,0 +1,185 @@
+package run
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// Verdict says what becomes of a leased run. Its text is the event_type in workflow_event.
+type Verdict string
+
+// The verdicts. Those that lead back to pending make the run due after Outcome.Delay.
+const (
+	Succeed  Verdict = "succeeded" // leased → succeeded, with Result
+	Fail     Verdict = "failed"    // leased → failed, with Failure
+	TryAgain Verdict = "retried"   // leased → pending, with Failure
+	Postpone Verdict = "postponed" // leased → pending, the attempt given back, postponed counted
+	Release  Verdict = "released"  // leased → pending, the attempt given back: the worker stops
+)
+
+// An Outcome is what a worker has to report about a run that it leased.
+type Outcome struct {
+	ID      uuid.UUID
+	Token   uuid.UUID // of the lease: the fence
+	Verdict Verdict
+	Result  json.RawMessage // with Succeed; nil is stored as null
+	Failure *Failure        // with Fail and TryAgain
+	Delay   time.Duration   // with TryAgain, Postpone and Release: due again after
+}
+
+// A Failure is stored in the run's error column as JSON, its Message also as last_error.
+type Failure struct {
+	Code      string `json:"code"`
+	Message   string `json:"message"` // cleaned and cut to 4 kB
+	Attempt   int    `json:"attempt"`
+	Permanent bool   `json:"permanent,omitempty"`
+	Stack     string `json:"stack,omitempty"` // of a panic, cut to 16 kB
+	Worker    string `json:"worker,omitempty"`
+	LeaseNo   int64  `json:"lease_no,omitempty"`
+}
+
+// Limits of what is stored about a failure, in bytes.
+const (
+	maxMessage = 4 << 10
+	maxStack   = 16 << 10
+)
+
+// NewFailure describes err, which ended the given attempt.
+func NewFailure(err error, info Info) *Failure {
+	f := &Failure{
+		Code:      Code(err),
+		Message:   cleanText(err.Error(), maxMessage),
+		Attempt:   info.Attempt,
+		Permanent: IsPermanent(err),
+		Worker:    info.Worker,
+		LeaseNo:   info.LeaseNo,
+	}
+	if f.Code == "" {
+		f.Code = CodeHandler
+	}
+	if p := panicOf(err); p != nil {
+		f.Code = CodePanic
+		f.Stack = cleanText(string(p.Stack), maxStack)
+	}
+	return f
+}
+
+// Settle records outcomes of leased runs in one statement, in id order, and returns those
+// that were refused because the lease is no longer theirs: for these nothing at all has
+// changed. Whether a refused one had been recorded by an earlier call whose answer was
+// lost is told by Recorded. worker names the caller in the history.
+//
+// Any error means that nothing was recorded, unless the connection broke while the answer
+// was under way. Settle sorts outcomes in place.
+func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refused []Outcome, err error) {
+	if len(outcomes) == 0 {
+		return nil, nil
+	}
+	slices.SortFunc(outcomes, func(a, b Outcome) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+	ids, tokens := make([]uuid.UUID, len(outcomes)), make([]uuid.UUID, len(outcomes))
+	verdicts := make([]string, len(outcomes))
+	results, failures := make([]json.RawMessage, len(outcomes)), make([]json.RawMessage, len(outcomes))
+	messages := make([]*string, len(outcomes))
+	delays := make([]float64, len(outcomes))
+	for i, o := range outcomes {
+		ids[i], tokens[i], verdicts[i], results[i] = o.ID, o.Token, string(o.Verdict), o.Result
+		delays[i] = max(o.Delay, 0).Seconds()
+		if o.Failure != nil {
+			messages[i] = &o.Failure.Message
+			if failures[i], err = json.Marshal(o.Failure); err != nil {
+				return nil, fmt.Errorf("encode failure of run %s: %w", o.ID, err)
+			}
+		}
+	}
+	// No condition on status: the token says it all, and the planner would be tempted into
+	// the index of leased rows, which is full of dead entries while a snapshot is held.
+	// audit and done bracket the update so that no trigger writes the history again.
+	rows, _ := db.Query(ctx, `
+		WITH audit AS MATERIALIZED (
+			SELECT coalesce(current_setting('workflow.audit', true), '') AS before,
+			       set_config('workflow.audit', CASE current_setting('workflow.audit', true)
+			                  WHEN 'off' THEN 'off' ELSE 'self' END, true) AS writer
+		), outcome AS (
+			SELECT *
+			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::text[], $7::float8[])
+			  AS o (id, token, verdict, result, error, last_error, delay)
+		), settled AS (
+			UPDATE workflow_run w
+			SET status = CASE o.verdict WHEN 'succeeded' THEN 'succeeded' WHEN 'failed' THEN 'failed' ELSE 'pending' END,
+			    result = CASE o.verdict WHEN 'succeeded' THEN o.result ELSE w.result END,
+			    error = coalesce(o.error, w.error),
+			    last_error = coalesce(o.last_error, w.last_error),
+			    attempt = w.attempt - CASE WHEN o.verdict IN ('postponed', 'released') AND w.attempt > 0 THEN 1 ELSE 0 END,
+			    postponed = w.postponed + CASE o.verdict WHEN 'postponed' THEN 1 ELSE 0 END,
+			    suspect = w.suspect AND o.verdict = 'released',
+			    run_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN w.run_at
+			                  ELSE now() + o.delay * interval '1 second' END,
+			    finished_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN now() END,
+			    settled_token = w.lease_token, updated_at = now(),
+			    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
+			FROM audit, outcome o
+			WHERE w.id = o.id AND w.lease_token = o.token
+			RETURNING w.id, o.verdict, w.lease_no, o.error, o.delay,
+			          w.attempt + CASE WHEN o.verdict IN ('postponed', 'released') THEN 1 ELSE 0 END AS attempt
+		), history AS (
+			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor, data)
+			SELECT s.id, s.verdict, s.attempt, s.lease_no, $8,
+			       CASE WHEN s.verdict = 'succeeded' THEN NULL
+			            ELSE coalesce(s.error - 'stack', '{}') || CASE WHEN s.verdict = 'failed' THEN '{}'
+			                 ELSE jsonb_build_object('delay_seconds', s.delay) END END
+			FROM settled s, audit
+			WHERE audit.writer = 'self'
+		), done AS (
+			SELECT set_config('workflow.audit', audit.before, true)
+			FROM audit, (SELECT count(*) FROM settled) AS all_of_them
+		)
+		SELECT settled.id
+		FROM settled, done`,
+		ids, tokens, verdicts, results, failures, messages, delays, worker)
+	settled, err := pgx.CollectRows(rows, pgx.RowTo[[16]byte])
+	if err != nil {
+		return nil, fmt.Errorf("settle %d runs: %w", len(outcomes), err)
+	}
+	if len(settled) == len(outcomes) {
+		return nil, nil
+	}
+	recorded := make(map[uuid.UUID]bool, len(settled))
+	for _, id := range settled {
+		recorded[id] = true
+	}
+	for _, o := range outcomes {
+		if !recorded[o.ID] {
+			refused = append(refused, o)
+		}
+	}
+	return refused, nil
+}
+
+// Recorded tells which of the outcomes are the last that their runs have recorded. A worker
+// that lost the answer to Settle calls Settle again and then asks this about the refused.
+func Recorded(ctx context.Context, db DB, outcomes []Outcome) (map[uuid.UUID]bool, error) {
+	ids, tokens := make([]uuid.UUID, len(outcomes)), make([]uuid.UUID, len(outcomes))
+	for i, o := range outcomes {
+		ids[i], tokens[i] = o.ID, o.Token
+	}
+	rows, _ := db.Query(ctx, `
+		SELECT w.id
+		FROM unnest($1::uuid[], $2::uuid[]) AS o (id, token)
+		JOIN workflow_run w ON w.id = o.id AND w.settled_token = o.token`, ids, tokens)
+	found, err := pgx.CollectRows(rows, pgx.RowTo[[16]byte])
+	if err != nil {
+		return nil, fmt.Errorf("look up %d outcomes: %w", len(outcomes), err)
+	}
+	recorded := make(map[uuid.UUID]bool, len(found))
+	for _, id := range found {
+		recorded[id] = true
+	}
+	return recorded, nil
+}

@@ -1,0 +1,153 @@
+-- simple-workflow 0004: what people and programs call by SQL.
+
+-- SELECT workflow_enqueue('billing.invoice_charge.v1', '{"invoice": 7}', delay => '5 minutes');
+CREATE FUNCTION workflow_enqueue(
+    type            text,
+    payload         jsonb       DEFAULT '{}',
+    run_at          timestamptz DEFAULT NULL,
+    delay           interval    DEFAULT NULL,
+    priority        integer     DEFAULT 0,
+    max_attempts    integer     DEFAULT 3,
+    idempotency_key text        DEFAULT NULL,
+    metadata        jsonb       DEFAULT NULL,
+    id              uuid        DEFAULT NULL
+) RETURNS uuid
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    given    uuid := coalesce(workflow_enqueue.id, workflow_uuid());
+    existing workflow_run;
+BEGIN
+    FOR round IN 1..10 LOOP
+        INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata)
+        VALUES (given, workflow_enqueue.type, workflow_enqueue.payload,
+                coalesce(workflow_enqueue.run_at, now()) + coalesce(workflow_enqueue.delay, '0'),
+                workflow_enqueue.priority, workflow_enqueue.max_attempts,
+                workflow_enqueue.idempotency_key, workflow_enqueue.metadata)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN given;
+        END IF;
+        SELECT * INTO existing FROM workflow_run r
+        WHERE r.id = given
+           OR r.idempotency_key = workflow_enqueue.idempotency_key AND r.deleted_at IS NULL
+        ORDER BY r.id = given DESC
+        LIMIT 1;
+        IF FOUND THEN
+            IF existing.type = workflow_enqueue.type AND existing.payload = workflow_enqueue.payload
+               AND existing.idempotency_key IS NOT DISTINCT FROM workflow_enqueue.idempotency_key THEN
+                RETURN existing.id;
+            END IF;
+            RAISE EXCEPTION 'workflow_enqueue: % already belongs to run % (type %), which has another type, payload or key',
+                CASE WHEN existing.id = given THEN format('id %s', given)
+                     ELSE format('idempotency key %L', workflow_enqueue.idempotency_key) END,
+                existing.id, existing.type
+                USING ERRCODE = 'unique_violation', TABLE = 'workflow_run', CONSTRAINT = 'workflow_run_idempotency_idx',
+                      HINT = 'Use another key for other work, or delete that run with workflow_delete(id, reason).';
+        END IF;
+        -- The row that was in the way has gone since: try again.
+    END LOOP;
+    RAISE EXCEPTION 'workflow_enqueue: idempotency key % keeps changing hands', quote_literal(workflow_enqueue.idempotency_key)
+        USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
+END
+$fn$;
+COMMENT ON FUNCTION workflow_enqueue(text, jsonb, timestamptz, interval, integer, integer, text, jsonb, uuid) IS
+    'Enqueues a run and returns its id. The same idempotency key with the same type and payload returns the run that exists; with others it is an error that names both.';
+
+-- Final: the lease token goes with the same statement, so nothing a worker reports
+-- afterwards is recorded.
+CREATE FUNCTION workflow_cancel(id uuid, reason text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    seen text;
+BEGIN
+    LOOP
+        UPDATE workflow_run r
+        SET status = 'cancelled', finished_at = now(), updated_at = clock_timestamp(), suspect = false,
+            lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL,
+            last_error = left(concat_ws(': ', 'cancelled', workflow_cancel.reason), 4096)
+        WHERE r.id = workflow_cancel.id AND r.status IN ('pending', 'leased');
+        IF FOUND THEN
+            RETURN 'cancelled';
+        END IF;
+        SELECT r.status INTO seen FROM workflow_run r WHERE r.id = workflow_cancel.id;
+        IF NOT FOUND THEN
+            RETURN 'not found';
+        ELSIF seen IN ('succeeded', 'failed', 'cancelled') THEN
+            RETURN 'too late: ' || seen;
+        END IF;
+        -- It was finished a moment ago and has been retried since: cancel it now.
+    END LOOP;
+END
+$fn$;
+COMMENT ON FUNCTION workflow_cancel(uuid, text) IS
+    'Cancels a pending or leased run for good. Answers cancelled, too late: <status>, or not found.';
+
+-- Raises max_attempts where needed and never lowers attempt: history stays true.
+CREATE FUNCTION workflow_retry(id uuid, attempts integer DEFAULT 1) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    before text := coalesce(current_setting('workflow.retry', true), '');
+    seen   text;
+BEGIN
+    IF workflow_retry.attempts NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'workflow_retry: attempts % is outside 1 to 1000', workflow_retry.attempts
+            USING ERRCODE = 'check_violation', HINT = 'Say how many further starts the run may have.';
+    END IF;
+    PERFORM set_config('workflow.retry', 'on', true);
+    UPDATE workflow_run r
+    SET status = 'pending', run_at = now(), finished_at = NULL, updated_at = clock_timestamp(), suspect = false,
+        postponed = 0, max_attempts = least(1000, greatest(r.max_attempts, r.attempt + workflow_retry.attempts))
+    WHERE r.id = workflow_retry.id AND r.status = 'failed' AND r.deleted_at IS NULL AND r.attempt < 1000;
+    PERFORM set_config('workflow.retry', before, true);
+    IF FOUND THEN
+        RETURN 'pending';
+    END IF;
+    SELECT CASE WHEN r.deleted_at IS NOT NULL THEN 'deleted' WHEN r.status = 'failed' THEN 'failed, 1000 attempts used'
+           ELSE r.status END
+    INTO seen FROM workflow_run r WHERE r.id = workflow_retry.id;
+    RETURN coalesce('not failed: ' || seen, 'not found');
+END
+$fn$;
+COMMENT ON FUNCTION workflow_retry(uuid, integer) IS
+    'Gives a failed run further attempts, now. Answers pending, not failed: <status>, or not found.';
+
+CREATE FUNCTION workflow_delete(id uuid, reason text) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+BEGIN
+    -- A leased run is cancelled by the same statement, or its worker could still settle it.
+    UPDATE workflow_run r
+    SET deleted_at = now(), delete_reason = left(workflow_delete.reason, 4096), updated_at = clock_timestamp(),
+        status = CASE r.status WHEN 'leased' THEN 'cancelled' ELSE r.status END,
+        finished_at = CASE r.status WHEN 'leased' THEN now() ELSE r.finished_at END,
+        lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
+    WHERE r.id = workflow_delete.id AND r.deleted_at IS NULL;
+    IF FOUND THEN
+        RETURN 'deleted';
+    END IF;
+    PERFORM FROM workflow_run r WHERE r.id = workflow_delete.id;
+    RETURN CASE WHEN FOUND THEN 'already deleted' ELSE 'not found' END;
+END
+$fn$;
+COMMENT ON FUNCTION workflow_delete(uuid, text) IS
+    'Soft-deletes a run: never leased again, key free. A leased run is cancelled with it. Answers deleted, already deleted, or not found.';
+
+-- Wake-up: a hint to idle workers, on top of polling. While one transaction is on its way
+-- to notify, others skip it, because NOTIFY makes commits queue up. A hint that is lost
+-- costs one poll interval. ALTER DATABASE app SET workflow.wakeup = off ends it.
+CREATE FUNCTION workflow_run_wake() RETURNS trigger
+LANGUAGE plpgsql AS $fn$
+BEGIN
+    IF pg_try_advisory_xact_lock(7236824520019461) THEN
+        PERFORM pg_notify('workflow_run', '');
+    END IF;
+    RETURN NULL;
+END
+$fn$;
+
+CREATE TRIGGER workflow_run_wakeup AFTER INSERT ON workflow_run
+    FOR EACH STATEMENT WHEN (coalesce(current_setting('workflow.wakeup', true), '') <> 'off')
+    EXECUTE FUNCTION workflow_run_wake();

@@ -1,0 +1,157 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// beat extends the worker's leases until ctx ends: one statement for all that are due for
+// it. Runs that finish before their first heartbeat cost nothing.
+func (w *Worker) beat(ctx context.Context) {
+	every := w.beatInterval()
+	pause := every
+	for ctx.Err() == nil {
+		sleep(ctx, pause)
+		pause = every
+		due := w.dueForBeat(every)
+		if len(due) == 0 {
+			continue
+		}
+		if err := w.extend(ctx, due); err != nil && ctx.Err() == nil {
+			w.note(err)
+			w.config.Logger.Warn("cannot extend leases; trying again", "leases", len(due), "err", err)
+			pause = min(every, 250*time.Millisecond)
+		}
+	}
+}
+
+// beatInterval is the shortest time in which some lease may be due for a heartbeat.
+func (w *Worker) beatInterval() time.Duration {
+	every := w.config.Heartbeat
+	for _, e := range w.config.Mux.entries() {
+		if e.options.Lease > 0 {
+			every = min(every, e.options.Lease/3)
+		}
+	}
+	return every
+}
+
+func (w *Worker) dueForBeat(every time.Duration) []*job {
+	var due []*job
+	now := time.Now()
+	w.jobs.mu.Lock()
+	defer w.jobs.mu.Unlock()
+	for _, j := range w.jobs.byID {
+		// Not later than the next tick, when a third of the lease would have gone by.
+		if now.Sub(j.extended)+every/2 >= min(j.Length/3, w.config.Heartbeat) {
+			due = append(due, j)
+		}
+	}
+	return due
+}
+
+func (w *Worker) extend(ctx context.Context, due []*job) error {
+	held := make([]lease.Held, len(due))
+	shortest := callTimeout
+	for i, j := range due {
+		held[i] = lease.Held{ID: j.ID, Token: j.Token, Length: j.Length}
+		shortest = min(shortest, max(j.Length/3, 500*time.Millisecond))
+	}
+	call, done := context.WithTimeout(ctx, shortest)
+	defer done()
+	start := time.Now()
+	kept, gone, err := lease.Extend(call, w.db, held)
+	if w.config.Observe.Extended != nil {
+		w.config.Observe.Extended(len(kept), time.Since(start), err)
+	}
+	if err != nil && !down(err) {
+		return err
+	}
+	w.jobs.mu.Lock()
+	if err != nil {
+		// No server, so nobody else can have these leases: the handlers may go on. The first
+		// heartbeat after it is back tells for sure.
+		for _, j := range due {
+			j.extended = start
+		}
+		w.jobs.mu.Unlock()
+		return err
+	}
+	for _, id := range kept {
+		if j := w.jobs.byID[id]; j != nil {
+			j.extended = start
+		}
+	}
+	w.jobs.mu.Unlock()
+	for _, j := range due {
+		if cause := gone[j.ID]; cause != nil && !w.jobs.isDone(j) {
+			w.logger(&j.Lease).Info("lease is gone", "cause", cause)
+			w.jobs.end(j, cause)
+		}
+	}
+	return nil
+}
+
+// watch gives up leases that could not be extended in time, takes slots away from handlers
+// that ignore it, and stops the worker when that does not help.
+func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, j := range w.expiring() {
+			w.logger(&j.Lease).Warn("lease given up: it could not be extended in time")
+			w.jobs.end(j, run.ErrLost)
+		}
+		for _, j := range w.deaf() {
+			if w.jobs.leave(j) {
+				w.logger(&j.Lease).Warn("handler ignores the end of its context; its slot is given away", "cause", context.Cause(j.ctx))
+			}
+		}
+		stuck := w.jobs.stuckCount()
+		if w.config.Observe.Stuck != nil {
+			w.config.Observe.Stuck(stuck)
+		}
+		if stuck > w.config.Concurrency {
+			stop(ErrStuck)
+		}
+		if idle := time.Since(time.Unix(0, w.lastTurn.Load())); idle > 3*w.config.Lease+2*callTimeout {
+			stop(ErrStalled)
+		}
+	}
+}
+
+// expiring returns the running jobs whose leases are about to run out unextended.
+func (w *Worker) expiring() (list []*job) {
+	now := time.Now()
+	w.jobs.mu.Lock()
+	defer w.jobs.mu.Unlock()
+	for _, j := range w.jobs.byID {
+		margin := min(j.Length/10, 3*time.Second)
+		if j.ended.IsZero() && !j.done && now.Sub(j.extended) > j.Length-margin {
+			list = append(list, j)
+		}
+	}
+	return list
+}
+
+// deaf returns the jobs that are still running some time after their contexts ended.
+func (w *Worker) deaf() (list []*job) {
+	w.jobs.mu.Lock()
+	defer w.jobs.mu.Unlock()
+	for _, j := range w.jobs.byID {
+		if !j.done && !j.ended.IsZero() && time.Since(j.ended) > stuckGrace &&
+			!errors.Is(context.Cause(j.ctx), run.ErrShutdown) {
+			list = append(list, j)
+		}
+	}
+	return list
+}

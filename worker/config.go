@@ -1,0 +1,217 @@
+package worker
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Defaults of Config.
+const (
+	DefaultPrefix        = "default."
+	DefaultConcurrency   = 100
+	DefaultLease         = 30 * time.Second
+	DefaultTimeout       = time.Hour
+	DefaultPollInterval  = time.Second
+	DefaultShutdownGrace = 10 * time.Second
+	DefaultMaxPostponed  = 1000
+	DefaultBatch         = 500
+)
+
+// Bounds of Config.
+const (
+	MinLease        = 2 * time.Second
+	MaxLease        = 24 * time.Hour
+	MinPollInterval = 10 * time.Millisecond
+	MaxConcurrency  = 100_000
+	MaxPrefixes     = 100
+)
+
+// Config says what a Worker does. Pool and Mux are required; a zero field means its
+// default.
+type Config struct {
+	// Pool tells where the database is. The worker opens connections of its own with the
+	// pool's settings (see Connections), so that handlers which use up the pool cannot cost
+	// it its leases.
+	Pool *pgxpool.Pool
+
+	// Mux holds the handlers.
+	Mux *Mux
+
+	// Prefixes of the types to lease, literal, each ending with a dot. Default: DefaultPrefix.
+	Prefixes []string
+
+	// Name appears in leased_by and in the history, with a random suffix, for people. At most
+	// 64 printable characters. Default: "worker".
+	Name string
+
+	// Concurrency is how many runs are executed at once. Default: DefaultConcurrency.
+	Concurrency int
+
+	// Lease is how long a lease lasts without a heartbeat, and so how long a crash goes
+	// unnoticed. Types may have their own. MinLease to MaxLease; default: DefaultLease.
+	Lease time.Duration
+
+	// Heartbeat is the time between extensions of a lease, at most a third of Lease.
+	// Cancels reach handlers at heartbeats. Default: Lease / 3.
+	Heartbeat time.Duration
+
+	// Timeout is the most one attempt may take; the row's deadline_at enforces it even if the
+	// handler does not listen. NoTimeout for none. Default: DefaultTimeout.
+	Timeout time.Duration
+
+	// PollInterval is the longest pause between two looks for work while idle; shorter ones
+	// come first. At least MinPollInterval. Default: DefaultPollInterval.
+	PollInterval time.Duration
+
+	// ShutdownGrace is how long handlers may go on once Run's context has ended, before their
+	// contexts end too. Negative: none. Default: DefaultShutdownGrace.
+	ShutdownGrace time.Duration
+
+	// UnknownTypeGrace leaves runs without a handler to other workers until they have been
+	// due for this long; then they fail as no_handler_registered. Default: at once.
+	UnknownTypeGrace time.Duration
+
+	// Backoff is the pause between attempts, and after an expired lease.
+	Backoff run.Backoff
+
+	// MaxPostponed is how often a run may be put off by run.Again before that is charged as a
+	// failure. Default: DefaultMaxPostponed.
+	MaxPostponed int
+
+	// Batch is how many runs one statement leases or settles at most. Default: DefaultBatch.
+	Batch int
+
+	// NoWakeUp turns off the connection that listens for wake-ups. Polling finds everything
+	// all the same, up to a PollInterval later.
+	NoWakeUp bool
+
+	// Steps makes the worker lease steps of process graphs too. It needs the graph's hook.
+	Steps bool
+
+	// Hooks act in the settle transaction, in this order.
+	Hooks []Hook
+
+	// Observe reports what happens, for metrics.
+	Observe Observer
+
+	// Logger gets warnings and notices; never payloads. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Connections is how many database connections a worker opens at most, wake-up included.
+const Connections = batchSettlers + soloSettlers + 4
+
+// withDefaults returns c with defaults filled in, or an error that names each field that is
+// wrong, its value, and what would be right.
+func (c Config) withDefaults() (Config, error) {
+	if c.Prefixes == nil {
+		c.Prefixes = []string{DefaultPrefix}
+	}
+	c.Name = cmp.Or(c.Name, "worker")
+	c.Concurrency = cmp.Or(c.Concurrency, DefaultConcurrency)
+	c.Lease = cmp.Or(c.Lease, DefaultLease)
+	c.Heartbeat = cmp.Or(c.Heartbeat, c.Lease/3)
+	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	c.PollInterval = cmp.Or(c.PollInterval, DefaultPollInterval)
+	c.ShutdownGrace = max(cmp.Or(c.ShutdownGrace, DefaultShutdownGrace), 0)
+	c.MaxPostponed = cmp.Or(c.MaxPostponed, DefaultMaxPostponed)
+	c.Batch = cmp.Or(c.Batch, DefaultBatch)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
+
+	var problems []error
+	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if c.Pool == nil {
+		bad("Pool is nil: pass a *pgxpool.Pool")
+	}
+	if c.Mux == nil {
+		bad("Mux is nil: pass worker.NewMux() with handlers")
+	}
+	prefixes, err := Prefixes(c.Prefixes)
+	if err != nil {
+		problems = append(problems, err)
+	}
+	c.Prefixes = prefixes
+	if len(c.Name) > 64 || strings.ContainsFunc(c.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		bad("Name %.70q: use at most 64 printable characters", c.Name)
+	}
+	if c.Concurrency < 1 || c.Concurrency > MaxConcurrency {
+		bad("Concurrency %d: use 1 to %d", c.Concurrency, MaxConcurrency)
+	}
+	if c.Lease < MinLease || c.Lease > MaxLease {
+		bad("Lease %s: use %s to %s; a crash goes unnoticed for as long", c.Lease, MinLease, MaxLease)
+	} else if c.Heartbeat <= 0 || c.Heartbeat > c.Lease/3 {
+		bad("Heartbeat %s: use more than 0 and at most a third of Lease, %s", c.Heartbeat, c.Lease/3)
+	}
+	if c.Timeout < 0 && c.Timeout != NoTimeout {
+		bad("Timeout %s: use a positive duration, or NoTimeout", c.Timeout)
+	}
+	if c.PollInterval < MinPollInterval {
+		bad("PollInterval %s: use at least %s", c.PollInterval, MinPollInterval)
+	}
+	if c.UnknownTypeGrace < 0 {
+		bad("UnknownTypeGrace %s: use 0 or more", c.UnknownTypeGrace)
+	}
+	if err := (Options{Backoff: c.Backoff}).validate(); err != nil {
+		problems = append(problems, err)
+	}
+	if c.MaxPostponed < 1 {
+		bad("MaxPostponed %d: use at least 1", c.MaxPostponed)
+	}
+	if c.Batch < 1 || c.Batch > 10_000 {
+		bad("Batch %d: use 1 to 10000", c.Batch)
+	}
+	if err := errors.Join(problems...); err != nil {
+		return c, fmt.Errorf("worker: bad configuration:\n%w", err)
+	}
+	return c, nil
+}
+
+// Prefixes checks type prefixes and returns them trimmed, sorted, without duplicates and
+// without those that another one covers. The error names each bad element and its place.
+func Prefixes(elements []string) ([]string, error) {
+	var problems []error
+	bad := func(i int, e, fix string) {
+		problems = append(problems, fmt.Errorf("type prefix %.120q at position %d: %s", e, i+1, fix))
+	}
+	var good []string
+	for i, e := range elements {
+		e = strings.TrimSpace(e)
+		switch {
+		case e == "":
+			bad(i, e, "it is empty; remove it, or name a prefix such as billing.")
+		case strings.ContainsAny(e, "*%?"):
+			bad(i, e, "prefixes are literal, without wildcards; write billing. for all of billing")
+		case strings.ToLower(e) != e:
+			bad(i, e, fmt.Sprintf("types are lower case; did you mean %q?", strings.ToLower(e)))
+		case validPrefix.MatchString(e + "."):
+			bad(i, e, fmt.Sprintf("a prefix ends with a dot; did you mean %q?", e+"."))
+		case !validPrefix.MatchString(e):
+			bad(i, e, "use segments of a-z, 0-9, _ and -, each followed by a dot, such as billing. or media.video.")
+		case len(e) > 200:
+			bad(i, e, "it is longer than any type, which has at most 200 characters")
+		default:
+			good = append(good, e)
+		}
+	}
+	switch {
+	case len(elements) == 0:
+		problems = append(problems, errors.New("no type prefix is given; name at least one, such as billing."))
+	case len(elements) > MaxPrefixes:
+		problems = append(problems, fmt.Errorf("%d type prefixes are given; at most %d are allowed", len(elements), MaxPrefixes))
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
+	}
+	slices.Sort(good)
+	// Sorted, a covering prefix stands before what it covers.
+	return slices.CompactFunc(good, func(a, b string) bool { return strings.HasPrefix(b, a) }), nil
+}

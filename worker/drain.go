@@ -1,0 +1,65 @@
+package worker
+
+import (
+	"context"
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+const (
+	// obey is how long handlers may take to return after shutdown has ended their contexts.
+	obey = time.Second
+	// lastCalls is how long the last outcomes may take to be recorded.
+	lastCalls = 10 * time.Second
+)
+
+// drain lets handlers finish, then ends their contexts, then hands back what is left.
+func (w *Worker) drain() {
+	if n := w.jobs.count(); n > 0 {
+		w.config.Logger.Info("worker stops: waiting for handlers", "running", n, "grace", w.config.ShutdownGrace)
+	}
+	if !w.empty(w.config.ShutdownGrace, w.hurry) {
+		for _, j := range w.jobs.all() {
+			w.jobs.end(j, run.ErrShutdown)
+		}
+		if !w.empty(obey, nil) {
+			w.handBack()
+		}
+		w.empty(lastCalls, nil)
+	}
+	w.config.Logger.Info("worker stopped", "worker", w.name)
+}
+
+// handBack releases the leases of handlers that are still running. Whatever these return
+// later is dropped.
+func (w *Worker) handBack() {
+	for _, j := range w.jobs.all() {
+		if !w.jobs.leave(j) {
+			continue // has returned, is being settled
+		}
+		w.logger(&j.Lease).Warn("handler did not stop in time; its run is handed back")
+		released := &job{Lease: j.Lease, entry: j.entry, done: true,
+			outcome: run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release}}
+		released.ctx, released.cancel = context.WithCancelCause(context.Background())
+		w.jobs.add(released)
+		w.settles <- released
+	}
+}
+
+// empty waits until no lease is held, for at most d or until hurry is closed. It reports
+// whether none is.
+func (w *Worker) empty(d time.Duration, hurry <-chan struct{}) bool {
+	timeout := time.NewTimer(d)
+	defer timeout.Stop()
+	for w.jobs.count() > 0 {
+		select {
+		case <-timeout.C:
+			return false
+		case <-hurry:
+			return false
+		case <-w.jobs.freed:
+		}
+	}
+	return true
+}

@@ -1,0 +1,76 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// start makes a job of a lease and executes it in a goroutine of its own.
+func (w *Worker) start(l *lease.Lease) {
+	j := &job{Lease: *l, entry: w.config.Mux.lookup(l.Type), extended: l.Taken}
+	j.ctx, j.cancel = context.WithCancelCause(context.Background())
+	w.jobs.add(j)
+	go w.execute(j)
+}
+
+// execute calls the job's handler and passes what came of it on to be settled, also if it
+// panicked or ended its goroutine by runtime.Goexit.
+func (w *Worker) execute(j *job) {
+	if j.Timeout > 0 {
+		limit := time.AfterFunc(j.Timeout-time.Since(j.Taken), func() { w.jobs.end(j, run.ErrDeadline) })
+		defer limit.Stop()
+	}
+	start := time.Now()
+	var result json.RawMessage
+	err := errors.New("the handler ended its goroutine (runtime.Goexit)")
+	defer func() {
+		if p := recover(); p != nil {
+			err = &run.PanicError{Value: p, Stack: debug.Stack()}
+		}
+		w.finish(j, result, err, time.Since(start))
+	}()
+	result, err = w.call(j)
+}
+
+// call runs the handler, if there is one and an attempt to spend.
+func (w *Worker) call(j *job) (json.RawMessage, error) {
+	switch {
+	case j.Exhausted:
+		return nil, run.Permanent(run.WithCode(run.CodeExpired,
+			fmt.Errorf("lease_expired: all %d attempts are used up, the last by a worker that did not report back", j.Attempt)))
+	case j.entry == nil:
+		return nil, run.Permanent(run.WithCode(run.CodeNoHandler, errors.New(run.CodeNoHandler)))
+	}
+	ctx := context.WithValue(run.NewContext(j.ctx, j.Info), extrasKey{}, &j.extras)
+	return j.entry.handler(ctx, j.Payload)
+}
+
+// finish hands the outcome to the settlers, unless the run is no longer ours to decide.
+func (w *Worker) finish(j *job, result json.RawMessage, err error, took time.Duration) {
+	cause := context.Cause(j.ctx)
+	if cause != nil && w.config.Observe.Lost != nil {
+		w.config.Observe.Lost(j.Type, cause)
+	}
+	if w.jobs.returned(j) || errors.Is(cause, run.ErrCancelled) || errors.Is(cause, run.ErrLost) && err != nil {
+		w.logger(&j.Lease).Info("outcome dropped", "cause", cause)
+		w.jobs.remove(j)
+		return
+	}
+	// A result is offered even after the lease seemed lost: the fence knows better.
+	j.outcome = w.judge(j, result, err, cause)
+	if w.config.Observe.Finished != nil {
+		w.config.Observe.Finished(j.Type, j.outcome.Verdict, took)
+	}
+	if j.outcome.Verdict == run.Succeed && len(j.extras.effects) > 0 {
+		w.solos <- j
+		return
+	}
+	w.settles <- j
+}

@@ -1,0 +1,74 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// ErrNoRun means that a context does not come from a worker's handler.
+var ErrNoRun = errors.New("worker: the context belongs to no run")
+
+// extras are what a handler wants done in the settle transaction of its run.
+type extras struct {
+	mu      sync.Mutex
+	effects []func(pgx.Tx) error
+	events  []outbox.Event
+}
+
+type extrasKey struct{}
+
+func extrasOf(ctx context.Context) (*extras, error) {
+	x, ok := ctx.Value(extrasKey{}).(*extras)
+	if !ok {
+		return nil, ErrNoRun
+	}
+	return x, nil
+}
+
+// InSettle has effect executed in the transaction that records the run's success: what it
+// writes, the result and the events commit together or not at all, and only if the lease
+// still holds. It is not called if the handler fails. Its error counts as the handler's.
+//
+// effect may be called again if the transaction has to be repeated (a deadlock, a lost
+// connection), so it must not keep state of its own. It must not end the transaction.
+// The transaction lasts at most a minute. InSettle returns ErrNoRun outside of a handler.
+func InSettle(ctx context.Context, effect func(pgx.Tx) error) error {
+	x, err := extrasOf(ctx)
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.effects = append(x.effects, effect)
+	return nil
+}
+
+// Emit has an event appended to the outbox in the transaction that records the run's
+// success; if the handler fails it is dropped. A zero Aggregate means the run itself. The
+// payload is encoded at once. Emit returns ErrNoRun outside of a handler.
+func Emit(ctx context.Context, event outbox.Event) error {
+	x, err := extrasOf(ctx)
+	if err != nil {
+		return err
+	}
+	payload, err := json.Marshal(event.Payload)
+	if err != nil {
+		return fmt.Errorf("encode payload of event %q: %w", event.Type, err)
+	}
+	event.Payload = json.RawMessage(payload)
+	if event.Aggregate == uuid.Nil {
+		event.Aggregate = run.FromContext(ctx).ID
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.events = append(x.events, event)
+	return nil
+}

@@ -1,0 +1,87 @@
+package worker
+
+import (
+	"context"
+	stdjson "encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	jsonv1 "github.com/go-json-experiment/json/v1"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Handle registers an ordinary function as the handler of a type:
+//
+//	worker.Handle(mux, "billing.invoice_charge.v1", billing.Charge)
+//
+// The payload is decoded into In as encoding/json does, but member names must match
+// exactly and numbers that land in an interface stay json.Number, so that no digit is lost.
+// A payload that does not fit In fails the run at once (code payload_invalid); members that
+// In lacks are ignored. The result is encoded from Out; one that JSON cannot hold (NaN,
+// invalid UTF-8, a channel) fails the run without another start (code result_rejected).
+// Handle panics as HandleRaw does, and on a prefix.
+func Handle[In, Out any](m *Mux, typ string, fn func(context.Context, In) (Out, error), options ...Options) {
+	if fn == nil {
+		panic(fmt.Sprintf("worker: handler of %q is nil", typ))
+	}
+	if !validType.MatchString(typ) {
+		panic(fmt.Sprintf("worker: %q is not a type such as billing.charge.v1", typ))
+	}
+	m.HandleRaw(typ, func(ctx context.Context, payload stdjson.RawMessage) (stdjson.RawMessage, error) {
+		var in In
+		if err := json.Unmarshal(payload, &in, decoding); err != nil {
+			return nil, run.Permanent(run.WithCode(run.CodePayload, fmt.Errorf("decode payload: %w", err)))
+		}
+		out, err := fn(ctx, in)
+		if err != nil {
+			return nil, err
+		}
+		return encode(out)
+	}, options...)
+}
+
+var decoding = json.JoinOptions(
+	jsonv1.DefaultOptionsV1(),
+	json.MatchCaseInsensitiveNames(false),
+	jsontext.AllowDuplicateNames(false),
+	jsontext.AllowInvalidUTF8(false),
+	json.WithUnmarshalers(json.UnmarshalFromFunc(func(dec *jsontext.Decoder, v *any) error {
+		if dec.PeekKind() != '0' {
+			return errors.ErrUnsupported
+		}
+		number, err := dec.ReadValue()
+		*v = stdjson.Number(number)
+		return err
+	})),
+)
+
+var encoding = json.JoinOptions(
+	jsonv1.DefaultOptionsV1(),
+	jsontext.AllowDuplicateNames(false),
+	jsontext.AllowInvalidUTF8(false),
+	jsontext.EscapeForHTML(false),
+	jsontext.EscapeForJS(false),
+)
+
+// encode turns a result into JSON. Any trouble, a panicking marshaller included, is a
+// rejected result: the handler has done its work and must not do it again.
+func encode(out any) (data stdjson.RawMessage, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = rejected(fmt.Errorf("encode result: %w", &run.PanicError{Value: p, Stack: debug.Stack()}))
+		}
+	}()
+	data, err = json.Marshal(out, encoding)
+	if err != nil {
+		return nil, rejected(fmt.Errorf("encode result: %w", err))
+	}
+	return data, nil
+}
+
+func rejected(err error) error {
+	return run.Permanent(run.WithCode(run.CodeResult, err))
+}

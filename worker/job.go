@@ -1,0 +1,164 @@
+package worker
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// suspectHold is how long a suspect has to live before the next one may be leased: what
+// kills its process mostly does so at once.
+const suspectHold = 5 * time.Second
+
+// stuckGrace is how long a handler may go on after its context has ended before its slot is
+// given to another run.
+const stuckGrace = 5 * time.Second
+
+// A job is a lease that this process holds, from the moment it is taken until its outcome
+// is recorded or it is lost.
+type job struct {
+	lease.Lease
+	entry   *entry // nil: no handler
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	extras  extras
+	outcome run.Outcome // once the handler has returned
+
+	// Guarded by jobs.mu.
+	extended time.Time // start of the last request that is known to have extended the lease
+	ended    time.Time // when ctx was made to end; zero: not yet
+	done     bool      // the handler has returned
+	left     bool      // the slot was taken away from the running handler
+}
+
+// jobs are the leases that this process holds.
+type jobs struct {
+	mu     sync.Mutex
+	byID   map[uuid.UUID]*job
+	byType map[*entry]int
+	stuck  int           // handlers still running whose slots were taken away
+	freed  chan struct{} // signalled when a slot becomes free
+}
+
+func (s *jobs) add(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID == nil {
+		s.byID, s.byType = map[uuid.UUID]*job{}, map[*entry]int{}
+	}
+	// The same run can be here twice: lost, its old handler still running. The newer lease
+	// takes the place; the older one is only waited for as stuck.
+	if old := s.byID[j.ID]; old != nil {
+		s.drop(old)
+	}
+	s.byID[j.ID] = j
+	s.byType[j.entry]++
+}
+
+// remove frees the job's slot. It may be called more than once.
+func (s *jobs) remove(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID[j.ID] == j {
+		s.drop(j)
+	}
+}
+
+func (s *jobs) drop(j *job) {
+	delete(s.byID, j.ID)
+	s.byType[j.entry]--
+	select {
+	case s.freed <- struct{}{}:
+	default:
+	}
+}
+
+func (s *jobs) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.byID)
+}
+
+func (s *jobs) countOf(e *entry) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byType[e]
+}
+
+// room returns how many more runs may be leased, and how many of these may be suspects.
+func (s *jobs) room(concurrency int) (n, suspects int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	suspects = 1
+	for _, j := range s.byID {
+		if j.Suspect && !j.Exhausted && time.Since(j.Taken) < suspectHold {
+			suspects = 0
+			break
+		}
+	}
+	return max(concurrency-len(s.byID), 0), suspects
+}
+
+func (s *jobs) all() []*job {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*job, 0, len(s.byID))
+	for _, j := range s.byID {
+		list = append(list, j)
+	}
+	return list
+}
+
+// returned notes that the handler has returned. It reports whether it had been left behind:
+// then its outcome is not wanted any more.
+func (s *jobs) returned(j *job) (left bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.done = true
+	if j.left {
+		s.stuck--
+	}
+	return j.left
+}
+
+// leave takes the slot away from a handler that goes on although its context has ended. It
+// reports false if the handler has returned by now.
+func (s *jobs) leave(j *job) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if j.done || j.left {
+		return false
+	}
+	j.left = true
+	s.stuck++
+	if s.byID[j.ID] == j {
+		s.drop(j)
+	}
+	return true
+}
+
+func (s *jobs) isDone(j *job) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return j.done
+}
+
+func (s *jobs) stuckCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stuck
+}
+
+// end ends the job's context with the given cause, once.
+func (s *jobs) end(j *job, cause error) {
+	s.mu.Lock()
+	if j.ended.IsZero() {
+		j.ended = time.Now()
+	}
+	s.mu.Unlock()
+	j.cancel(cause)
+}

@@ -1,0 +1,44 @@
+package worker
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// listen wakes the poll when someone notifies of new runs, until ctx ends. Its connection is
+// a hint and nothing more: without it polling finds the same runs a little later.
+func (w *Worker) listen(ctx context.Context) {
+	failures := retries()
+	for ctx.Err() == nil {
+		err := w.listenOnce(ctx, failures.Reset)
+		if ctx.Err() != nil {
+			return
+		}
+		w.config.Logger.Debug("wake-ups interrupted; polling goes on", "err", err)
+		sleep(ctx, failures.NextBackOff())
+	}
+}
+
+func (w *Worker) listenOnce(ctx context.Context, connected func()) error {
+	call, done := context.WithTimeout(ctx, callTimeout)
+	defer done()
+	conn, err := pgx.ConnectConfig(call, w.config.Pool.Config().ConnConfig)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if _, err := conn.Exec(call, `LISTEN workflow_run`); err != nil {
+		return err
+	}
+	connected()
+	for {
+		if _, err := conn.WaitForNotification(ctx); err != nil {
+			return err
+		}
+		select {
+		case w.wake <- struct{}{}:
+		default: // a wake-up is waiting already
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A Handler executes one run: payload in, result out, both JSON. A nil result is stored as
+// null. Most programs register ordinary typed functions with Handle instead.
+//
+// An error is a failure: the run is tried again until its attempts are used up. See
+// run.Permanent, run.Again and run.RetryAfter for other answers. The context ends with one
+// of the causes run.ErrLost, run.ErrCancelled, run.ErrDeadline or run.ErrShutdown.
+type Handler func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error)
+
+// A Middleware wraps a Handler: logging, tracing, metrics, checks.
+type Middleware func(next Handler) Handler
+
+// NoTimeout lets a handler take as long as it likes while its worker lives.
+const NoTimeout time.Duration = -1
+
+// Options are the settings of one type or prefix. A zero field takes the worker's default.
+type Options struct {
+	Lease       time.Duration // how long a lease lasts without a heartbeat; at least 2 s
+	Timeout     time.Duration // the most one attempt may take, or NoTimeout
+	Concurrency int           // runs of this type at once in this process; 0: only Config.Concurrency
+	MaxAttempts int           // lowers a run's own max_attempts, never raises it
+	Backoff     run.Backoff   // pause between attempts
+}
+
+// A Mux knows the handler of each type. The zero value is not usable; call NewMux.
+// Registration is meant for start-up and panics on misuse; it must be complete before the
+// worker runs.
+type Mux struct {
+	middleware []Middleware
+	types      map[string]*entry
+	prefixes   []*entry // longest first
+}
+
+type entry struct {
+	pattern string
+	handler Handler // wrapped by the middleware
+	options Options
+}
+
+// NewMux returns an empty Mux.
+func NewMux() *Mux {
+	return &Mux{types: map[string]*entry{}}
+}
+
+// Use adds middleware around the handlers registered after it; the first added is the
+// outermost.
+func (m *Mux) Use(middleware ...Middleware) {
+	m.middleware = append(m.middleware, middleware...)
+}
+
+var (
+	validType   = regexp.MustCompile(`^[a-z0-9_-]+(\.[a-z0-9_-]+)+$`)
+	validPrefix = regexp.MustCompile(`^([a-z0-9_-]+\.)+$`)
+)
+
+// HandleRaw registers h for a type, or for all types under a prefix if pattern ends with a
+// dot. The longest pattern that fits a run wins. It panics if pattern is neither, or is
+// registered already, or if h is nil.
+func (m *Mux) HandleRaw(pattern string, h Handler, options ...Options) {
+	if h == nil {
+		panic(fmt.Sprintf("worker: handler of %q is nil", pattern))
+	}
+	if len(options) > 1 {
+		panic(fmt.Sprintf("worker: more than one Options for %q", pattern))
+	}
+	e := &entry{pattern: pattern, handler: h}
+	if len(options) == 1 {
+		e.options = options[0]
+	}
+	if err := e.options.validate(); err != nil {
+		panic(fmt.Sprintf("worker: options of %q: %v", pattern, err))
+	}
+	for _, wrap := range slices.Backward(m.middleware) {
+		e.handler = wrap(e.handler)
+	}
+	switch {
+	case validType.MatchString(pattern):
+		if m.types[pattern] != nil {
+			panic(fmt.Sprintf("worker: type %q is registered twice", pattern))
+		}
+		m.types[pattern] = e
+	case validPrefix.MatchString(pattern):
+		if slices.ContainsFunc(m.prefixes, func(p *entry) bool { return p.pattern == pattern }) {
+			panic(fmt.Sprintf("worker: prefix %q is registered twice", pattern))
+		}
+		m.prefixes = append(m.prefixes, e)
+		slices.SortFunc(m.prefixes, func(a, b *entry) int { return len(b.pattern) - len(a.pattern) })
+	default:
+		panic(fmt.Sprintf("worker: %q is neither a type such as billing.charge.v1 nor a prefix such as billing.", pattern))
+	}
+}
+
+// lookup returns the entry for a run's type, or nil.
+func (m *Mux) lookup(typ string) *entry {
+	if e := m.types[typ]; e != nil {
+		return e
+	}
+	for _, e := range m.prefixes {
+		if strings.HasPrefix(typ, e.pattern) {
+			return e
+		}
+	}
+	return nil
+}
+
+// entries returns everything registered, in no order.
+func (m *Mux) entries() []*entry {
+	return slices.AppendSeq(slices.Clone(m.prefixes), maps.Values(m.types))
+}
+
+// patterns returns everything registered, sorted.
+func (m *Mux) patterns() []string {
+	var all []string
+	for _, e := range m.entries() {
+		all = append(all, e.pattern)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (o Options) validate() error {
+	switch {
+	case o.Lease != 0 && (o.Lease < MinLease || o.Lease > MaxLease):
+		return fmt.Errorf("Lease %s is outside %s to %s", o.Lease, MinLease, MaxLease)
+	case o.Timeout < 0 && o.Timeout != NoTimeout:
+		return fmt.Errorf("Timeout %s is negative; use NoTimeout for none", o.Timeout)
+	case o.Concurrency < 0:
+		return fmt.Errorf("Concurrency %d is negative", o.Concurrency)
+	case o.MaxAttempts < 0 || o.MaxAttempts > 1000:
+		return fmt.Errorf("MaxAttempts %d is outside 1 to 1000", o.MaxAttempts)
+	case o.Backoff.Base < 0 || o.Backoff.Cap < 0 || o.Backoff.Cap != 0 && o.Backoff.Base > o.Backoff.Cap:
+		return fmt.Errorf("Backoff from %s to %s is not a range", o.Backoff.Base, o.Backoff.Cap)
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+package worker
+
+import (
+	"context"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/simple-workflow/simple-workflow/lease"
+)
+
+const (
+	// callTimeout bounds every statement of the worker: a stalled connection is given up.
+	callTimeout = 10 * time.Second
+	// firstPause is the first pause after a poll that found nothing; each is twice the last.
+	firstPause = 20 * time.Millisecond
+	// gather is how long a poll waits for more slots to become free, so that many short runs
+	// do not cause a statement each.
+	gather = 5 * time.Millisecond
+)
+
+// poll leases due runs and starts their handlers until ctx ends.
+func (w *Worker) poll(ctx context.Context) {
+	poller := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.config.Steps}
+	failures := retries()
+	pause := firstPause
+	for w.awaitRoom(ctx) {
+		w.lastTurn.Store(time.Now().UnixNano())
+		free, suspects := w.jobs.room(w.config.Concurrency)
+		leases, wait, err := w.lease(ctx, poller, min(free, w.config.Batch), suspects)
+		if ctx.Err() != nil && len(leases) == 0 {
+			return
+		}
+		if err != nil {
+			w.note(err)
+			w.config.Logger.Warn("cannot look for work; trying again", "err", err)
+			sleep(ctx, failures.NextBackOff())
+			continue
+		}
+		failures.Reset()
+		for i := range leases {
+			w.start(&leases[i])
+		}
+		if len(leases) > 0 {
+			pause = firstPause
+		}
+		if wait <= 0 {
+			continue
+		}
+		if len(leases) == 0 {
+			pause = min(2*pause, w.config.PollInterval)
+		}
+		w.idle(ctx, min(wait, pause))
+	}
+}
+
+// lease is one poll. An answer that comes back after ctx has ended is still ours to handle.
+func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects int) ([]lease.Lease, time.Duration, error) {
+	call, done := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer done()
+	start := time.Now()
+	leases, wait, err := poller.Acquire(call, n, suspects)
+	if err == nil {
+		w.lastPoll.Store(time.Now().UnixNano())
+	}
+	if w.config.Observe.Polled != nil {
+		w.config.Observe.Polled(len(leases), time.Since(start), err)
+	}
+	return leases, wait, err
+}
+
+// awaitRoom waits until some slots are free, and a moment longer until many are. It reports
+// false when ctx has ended.
+func (w *Worker) awaitRoom(ctx context.Context) bool {
+	many := min(w.config.Batch, max(w.config.Concurrency/4, 1))
+	var waited <-chan time.Time
+	for {
+		if ctx.Err() != nil {
+			return false
+		}
+		switch free, _ := w.jobs.room(w.config.Concurrency); {
+		case free >= many:
+			return true
+		case free > 0 && waited == nil:
+			waited = time.After(gather)
+		}
+		turn := time.After(time.Second) // the watchdog wants to see the loop turn
+		select {
+		case <-ctx.Done():
+			return false
+		case <-waited:
+			return true
+		case <-w.jobs.freed:
+		case <-turn:
+			w.lastTurn.Store(time.Now().UnixNano())
+		}
+	}
+}
+
+// idle waits for d, a wake-up, or the end of ctx.
+func (w *Worker) idle(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-w.wake:
+	case <-timer.C:
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// retries paces attempts at a database that does not answer: 50 ms to 2 s, without end.
+func retries() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(50*time.Millisecond),
+		backoff.WithMultiplier(2),
+		backoff.WithMaxInterval(time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)
+}

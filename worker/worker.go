@@ -1,0 +1,208 @@
+// Package worker leases runs, executes their handlers, keeps the leases alive, and settles
+// the outcomes.
+//
+//	mux := worker.NewMux()
+//	worker.Handle(mux, "billing.invoice_charge.v1", billing.Charge)
+//	err := worker.Run(ctx, worker.Config{Pool: pool, Mux: mux, Prefixes: []string{"billing."}})
+//
+// The road of a run: poll leases it, execute calls the handler outside of any transaction,
+// settle records the outcome in one short transaction fenced by the lease. Beside it beat
+// extends leases, watch gives up what could not be extended, reclaim takes over from dead
+// workers.
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"golang.org/x/sync/errgroup"
+)
+
+// A Worker executes runs. Create it with New.
+type Worker struct {
+	config   Config
+	name     string        // with its random suffix
+	db       *pgxpool.Pool // the worker's own connections
+	jobs     jobs
+	settles  chan *job // outcomes that may share a transaction
+	solos    chan *job // outcomes with effects, each in a transaction of its own
+	wake     chan struct{}
+	hurry    chan struct{} // closed by StopNow
+	hurryUp  sync.Once
+	trouble  atomic.Int64 // when the database could last not be reached, in Unix nanoseconds
+	lastPoll atomic.Int64 // when a poll last succeeded, in Unix nanoseconds
+	lastTurn atomic.Int64 // when the poll loop last turned, in Unix nanoseconds
+}
+
+// ErrStuck ends Run when more handlers than Config.Concurrency ignore the end of their
+// contexts: only a new process gets their memory and goroutines back.
+var ErrStuck = errors.New("worker: too many handlers ignore the end of their context")
+
+// ErrStalled ends Run when the poll loop has not turned for three leases.
+var ErrStalled = errors.New("worker: the poll loop has stalled")
+
+// Run is New followed by the Worker's Run.
+func Run(ctx context.Context, config Config) error {
+	w, err := New(config)
+	if err != nil {
+		return err
+	}
+	return w.Run(ctx)
+}
+
+// New checks config and returns a Worker, which does nothing until its Run is called. The
+// error names each bad field, its value and the fix.
+func New(config Config) (*Worker, error) {
+	config, err := config.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	w := &Worker{
+		config:  config,
+		name:    config.Name + "-" + strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
+		settles: make(chan *job, config.Concurrency),
+		solos:   make(chan *job, config.Concurrency),
+		wake:    make(chan struct{}, 1),
+		hurry:   make(chan struct{}),
+	}
+	w.jobs.freed = make(chan struct{}, 1)
+	return w, nil
+}
+
+// Name returns the worker's name with its random suffix, as in leased_by.
+func (w *Worker) Name() string { return w.name }
+
+// LastPoll returns when a look for work last succeeded; zero before the first.
+func (w *Worker) LastPoll() time.Time {
+	if at := w.lastPoll.Load(); at != 0 {
+		return time.Unix(0, at)
+	}
+	return time.Time{}
+}
+
+// InFlight returns how many leases the worker holds.
+func (w *Worker) InFlight() int { return w.jobs.count() }
+
+// StopNow shortens the grace period of a Run whose context has ended: handlers' contexts
+// end at once. It may be called at any time and more than once.
+func (w *Worker) StopNow() { w.hurryUp.Do(func() { close(w.hurry) }) }
+
+// Run works until ctx ends, and then: leases nothing more, lets handlers finish for
+// Config.ShutdownGrace, ends their contexts with cause run.ErrShutdown, hands back what is
+// left with no attempt charged, and returns nil. A database that cannot be reached is
+// waited for. Run may be called once.
+func (w *Worker) Run(ctx context.Context) error {
+	pool, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	w.db = pool
+	w.lastTurn.Store(time.Now().UnixNano())
+	w.announce()
+
+	// Looking for work ends with ctx, or when something fails for good; the rest goes on
+	// until the last outcome is recorded.
+	seeking, stopSeeking := context.WithCancelCause(ctx)
+	defer stopSeeking(nil)
+	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopKeeping()
+
+	var keepers errgroup.Group
+	for range batchSettlers {
+		keepers.Go(func() error { w.settleBatches(keeping); return nil })
+	}
+	for range soloSettlers {
+		keepers.Go(func() error { w.settleSolos(keeping); return nil })
+	}
+	keepers.Go(func() error { w.beat(keeping); return nil })
+	keepers.Go(func() error { w.watch(keeping, stopSeeking); return nil })
+
+	var seekers errgroup.Group
+	seekers.Go(func() error { w.poll(seeking); return nil })
+	seekers.Go(func() error { w.reclaim(seeking); return nil })
+	if !w.config.NoWakeUp {
+		seekers.Go(func() error { w.listen(seeking); return nil })
+	}
+	<-seeking.Done()
+	_ = seekers.Wait()
+
+	w.drain()
+	stopKeeping()
+	_ = keepers.Wait()
+	if cause := context.Cause(seeking); errors.Is(cause, ErrStuck) || errors.Is(cause, ErrStalled) {
+		return cause
+	}
+	return nil
+}
+
+// connect opens the worker's own pool. It does not wait for the database.
+func (w *Worker) connect(ctx context.Context) (*pgxpool.Pool, error) {
+	config := w.config.Pool.Config()
+	config.MaxConns = Connections - 1 // the wake-up has its own
+	config.MinConns = 0
+	// Statements are planned with their values each time, and nothing is left behind in the
+	// session: good plans at any table size, and transaction-mode poolers work.
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("worker: open connections: %w", err)
+	}
+	return pool, nil
+}
+
+// announce logs what the worker covers, and what looks like a mistake.
+func (w *Worker) announce() {
+	log := w.config.Logger
+	log.Info("worker starts", "worker", w.name, "prefixes", w.config.Prefixes, "handlers", w.config.Mux.patterns(),
+		"concurrency", w.config.Concurrency, "lease", w.config.Lease, "poll_interval", w.config.PollInterval)
+	for _, pattern := range w.config.Mux.patterns() {
+		if !slices.ContainsFunc(w.config.Prefixes, func(p string) bool { return overlap(p, pattern) }) {
+			log.Warn("a handler is never used: no prefix covers it", "handler", pattern, "prefixes", w.config.Prefixes)
+		}
+	}
+	for _, prefix := range w.config.Prefixes {
+		if !slices.ContainsFunc(w.config.Mux.patterns(), func(h string) bool { return overlap(prefix, h) }) {
+			log.Warn("a prefix has no handler: its runs will fail as no_handler_registered", "prefix", prefix)
+		}
+	}
+}
+
+func overlap(prefix, pattern string) bool {
+	return strings.HasPrefix(pattern, prefix) || strings.HasSuffix(pattern, ".") && strings.HasPrefix(prefix, pattern)
+}
+
+// terms returns the conditions for the next leases of a type.
+func (w *Worker) terms(typ string) lease.Terms {
+	t := lease.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1}
+	e := w.config.Mux.lookup(typ)
+	if e == nil {
+		t.Grace = w.config.UnknownTypeGrace
+		return t
+	}
+	if e.options.Lease > 0 {
+		t.Length = e.options.Lease
+	}
+	if e.options.Timeout != 0 {
+		t.Timeout = max(e.options.Timeout, 0)
+	}
+	if e.options.Concurrency > 0 {
+		t.Room = max(e.options.Concurrency-w.jobs.countOf(e), 0)
+	}
+	return t
+}
+
+func (w *Worker) logger(l *lease.Lease) *slog.Logger {
+	return w.config.Logger.With("run", l.ID, "type", l.Type, "attempt", l.Attempt)
+}
