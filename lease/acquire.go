@@ -148,7 +148,7 @@ func (p *Poller) take(ctx context.Context, chosen []request, n int) ([]Lease, er
 		SELECT leased.*
 		FROM leased, done`,
 		suspect, types, priorities, afters, afterIDs, most, graces, lengths, timeouts, p.Steps, n, token, p.Worker)
-	leases, err := pgx.CollectRows(rows, scanLease)
+	leases, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Lease, error) { return scanLease(row) })
 	if err != nil {
 		p.inDoubt = append(p.inDoubt, token)
 		return nil, fmt.Errorf("lease runs: %w", err)
@@ -162,12 +162,13 @@ func (p *Poller) take(ctx context.Context, chosen []request, n int) ([]Lease, er
 	return leases, nil
 }
 
-func scanLease(row pgx.CollectableRow) (Lease, error) {
+// scanLease reads the columns of a leased run, which follow those of first.
+func scanLease(row pgx.CollectableRow, first ...any) (Lease, error) {
 	var l Lease
 	var key *string
 	var metadata, payload []byte
-	err := row.Scan(&l.ID, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &key, &metadata,
-		&l.StartedAt, &payload, &l.Priority, &l.Postponed, &l.Suspect, &l.Exhausted, &l.runAt)
+	err := row.Scan(append(first, &l.ID, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &key, &metadata,
+		&l.StartedAt, &payload, &l.Priority, &l.Postponed, &l.Suspect, &l.Exhausted, &l.runAt)...)
 	if key != nil {
 		l.IdempotencyKey = *key
 	}

@@ -33,7 +33,8 @@ type Lease struct {
 type Terms struct {
 	Length  time.Duration // of the lease
 	Timeout time.Duration // deadline_at = now + Timeout; 0: none
-	Room    int           // how many more of the type may be leased; negative: any number
+	Room    int           // how many more of the Group may be leased; negative: any number
+	Group   string        // types with the same Group share their Room
 	Grace   time.Duration // leave runs alone until they have been due this long
 }
 

@@ -163,29 +163,22 @@ func (p *Poller) choose(n, suspects int, now time.Time, fromStart bool) (chosen 
 		if !fromStart {
 			r.from = p.lanes[l]
 		}
-		group := l.typ
-		switch {
-		case l.suspect:
-			group, r.most = "", min(n, suspects)
-			if r.Room >= 0 {
-				r.most = min(r.most, r.Room)
-			}
-		case r.Room >= 0:
-			r.most = min(n, r.Room)
-		default:
-			chosen = append(chosen, r)
-			continue
+		var limits []string
+		if l.suspect {
+			limits, r.most = append(limits, "suspects"), min(n, suspects)
+		}
+		if r.Room >= 0 {
+			limits, r.most = append(limits, "group "+r.Group), min(r.most, r.Room)
 		}
 		if r.most == 0 {
 			continue
 		}
-		if limited[group] || limited[l.typ] {
+		if slices.ContainsFunc(limits, func(name string) bool { return limited[name] }) {
 			skipped = true
 			continue
 		}
-		limited[group] = true
-		if r.Room >= 0 {
-			limited[l.typ] = true
+		for _, name := range limits {
+			limited[name] = true
 		}
 		chosen = append(chosen, r)
 	}

@@ -23,13 +23,14 @@ type Reclaimer struct {
 	Length  time.Duration // of the leases on exhausted runs
 	Steps   bool          // also lease exhausted steps of process graphs
 
+	idle     bool
 	from     time.Time // no lease older than this was alive at the last look
 	lookBack budget
 }
 
 // lag is how far behind the oldest living lease a look starts: a statement that leases runs
 // takes its time at its start and may commit this much later.
-const lag = "12 seconds"
+const lag = 12 * time.Second
 
 // Reclaim takes back up to n expired leases. It returns how many runs became due again, and
 // the exhausted runs as leases of the caller.
@@ -42,6 +43,8 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	if err != nil {
 		return 0, nil, fmt.Errorf("draw a lease token: %w", err)
 	}
+	// A server that has just come up is left alone for two seconds: living owners use them to
+	// reconnect and extend their leases.
 	start := time.Now()
 	from := r.from
 	fromStart := r.lookBack.wait(start, true) == 0
@@ -53,6 +56,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 			SELECT id, attempt < max_attempts AS again, leased_by
 			FROM workflow_run
 			WHERE status = 'leased' AND started_at >= $1 AND lease_until < clock_timestamp()
+			  AND pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'
 			  AND (attempt < max_attempts OR $2 OR token_id IS NULL)
 			ORDER BY started_at
 			LIMIT $3
@@ -86,40 +90,45 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 			SELECT set_config('workflow.audit', audit.before, true)
 			FROM audit, (SELECT count(*) FROM taken) AS all_of_them
 		)
-		SELECT id, type, attempt, max_attempts, lease_no, idempotency_key, metadata, started_at,
-		       payload, priority, postponed, suspect, spent, run_at
-		FROM taken, done`, from, r.Steps, n, delays, token, r.Worker, r.Length.Seconds())
-	leases, err := pgx.CollectRows(rows, scanLease)
+		SELECT alive.oldest, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
+		       t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.spent, t.run_at
+		FROM (SELECT (SELECT started_at FROM workflow_run
+		              WHERE status = 'leased' AND started_at >= $1
+		              ORDER BY started_at LIMIT 1) AS oldest) AS alive
+		LEFT JOIN (SELECT taken.* FROM taken, done) AS t ON true`, from, r.Steps, n, delays, token, r.Worker, r.Length.Seconds())
+	// One row for each lease taken, or a single one that only tells the oldest living lease.
+	oldest := new(time.Time)
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lease, error) {
+		if values := row.RawValues(); values[1] == nil {
+			skip := make([]any, len(values))
+			skip[0] = &oldest
+			return nil, row.Scan(skip...)
+		}
+		l, err := scanLease(row, &oldest)
+		return &l, err
+	})
 	if err != nil {
 		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
 	}
-	if err := r.advance(ctx, from); err != nil {
-		return 0, nil, err
+	r.from, r.idle = time.Time{}, oldest == nil
+	if oldest != nil {
+		r.from = oldest.Add(-lag)
 	}
 	if fromStart {
 		r.lookBack = spent(start)
 	}
-	for _, l := range leases {
-		if !l.Exhausted {
+	for _, l := range found {
+		switch {
+		case l == nil:
+		case l.Exhausted:
+			l.Token, l.Taken, l.Worker, l.Length = token, start, r.Worker, r.Length
+			exhausted = append(exhausted, *l)
+		default:
 			again++
-			continue
 		}
-		l.Token, l.Taken, l.Worker, l.Length = token, start, r.Worker, r.Length
-		exhausted = append(exhausted, l)
 	}
 	return again, exhausted, nil
 }
 
-// advance moves the point from which the next look starts.
-func (r *Reclaimer) advance(ctx context.Context, from time.Time) error {
-	rows, _ := r.DB.Query(ctx, `
-		SELECT coalesce((SELECT started_at FROM workflow_run
-		                 WHERE status = 'leased' AND started_at >= $1
-		                 ORDER BY started_at LIMIT 1), now()) - interval '`+lag+`'`, from)
-	oldest, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[time.Time])
-	if err != nil {
-		return fmt.Errorf("look for the oldest lease: %w", err)
-	}
-	r.from = oldest
-	return nil
-}
+// Idle reports whether nothing at all was leased at the last look.
+func (r *Reclaimer) Idle() bool { return r.idle }

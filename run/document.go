@@ -49,7 +49,7 @@ func checkResult(data []byte, limit int) error {
 	return check("result", data, limit, false)
 }
 
-// checkDocument is CheckResult for payloads, which are objects.
+// checkDocument is CheckResult for payloads, which must be objects. For metadata, call check.
 func checkDocument(data []byte, limit int) error {
 	return check("payload", data, limit, true)
 }
@@ -127,22 +127,21 @@ func (s *scanner) scan(document string, data []byte, limit int, object bool) *Do
 // next reads a key, a scalar, or the start or end of an object or array.
 func (s *scanner) next() *DocumentError {
 	kind := s.decoder.PeekKind()
-	depth := s.decoder.StackDepth()
-	parent, n := s.decoder.StackIndex(depth)
+	parent, n := s.decoder.StackIndex(s.decoder.StackDepth())
 	if kind == '}' || kind == ']' {
 		s.stored++
 		return s.skip()
 	}
 	key := parent == '{' && n%2 == 0
-	if n > 0 && depth > 0 {
+	if n > 0 {
 		s.stored += len(", ") // or ": "
 	}
 	if kind == '{' || kind == '[' {
-		if depth == MaxDepth {
-			return refuse(s.path(), fmt.Sprintf("nested deeper than %d levels", MaxDepth), "flatten the document")
-		}
 		s.stored++
-		return s.skip()
+		if e := s.skip(); e != nil || s.decoder.StackDepth() <= MaxDepth {
+			return e
+		}
+		return refuse(s.path(), fmt.Sprintf("nested deeper than %d levels", MaxDepth), "flatten the document")
 	}
 	value, err := s.decoder.ReadValue()
 	switch {
@@ -250,7 +249,9 @@ func (s *scanner) refuseRoot(root jsontext.Kind) *DocumentError {
 			return s.refuseSyntax(err)
 		}
 	}
-	names := map[jsontext.Kind]string{'n': "null", 't': "a boolean", 'f': "a boolean", '0': "a number", '"': "a string", '[': "an array"}
+	names := map[jsontext.Kind]string{
+		'n': "null", 't': "a boolean", 'f': "a boolean", '0': "a number", '"': "a string", '[': "an array",
+	}
 	return refuse("$", "object expected, got "+names[root], `wrap the value: {"value": …}`)
 }
 
@@ -322,8 +323,10 @@ func explain(data []byte, at int, err error) (reason, fix string) {
 	return reason, fix
 }
 
+// surrogate reports whether text starts with the escape of half a character, such as \ud83d.
 func surrogate(text []byte) bool {
-	return len(text) >= 6 && text[0] == '\\' && text[1] == 'u' && text[2]|' ' == 'd' && strings.IndexByte("89abcdefABCDEF", text[3]) >= 0
+	return len(text) >= 6 && bytes.HasPrefix(text, []byte(`\u`)) && text[2]|' ' == 'd' &&
+		strings.IndexByte("89abcdefABCDEF", text[3]) >= 0
 }
 
 func refuse(path, reason, fix string) *DocumentError {

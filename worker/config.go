@@ -103,6 +103,10 @@ type Config struct {
 	// Observe reports what happens, for metrics.
 	Observe Observer
 
+	// LogErrors adds the text of handlers' errors to the log. It may quote payloads, so by
+	// default it is only stored with the run, as last_error.
+	LogErrors bool
+
 	// Logger gets warnings and notices; never payloads. Default: slog.Default().
 	Logger *slog.Logger
 }

@@ -9,8 +9,9 @@ import (
 )
 
 const (
-	reclaimPause = 400 * time.Millisecond // between two looks for expired leases
-	reclaimBatch = 500
+	reclaimPause     = 400 * time.Millisecond // between two looks for expired leases
+	idleReclaimPause = 900 * time.Millisecond // when nothing was leased
+	reclaimBatch     = 500
 	// reconnectPause is how long leases are left alone after the database was out of reach:
 	// living owners try to extend theirs every quarter of a second meanwhile.
 	reconnectPause = 2 * time.Second
@@ -48,6 +49,9 @@ func (w *Worker) reclaim(ctx context.Context) {
 		}
 		// At most a twentieth of the time, and not in step with other workers.
 		pause := max(reclaimPause, 20*took)
+		if r.Idle() {
+			pause = idleReclaimPause // no lease that is taken meanwhile can expire before
+		}
 		sleep(ctx, pause-rand.N(pause/4))
 	}
 }

@@ -75,7 +75,7 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 		case err == nil:
 			w.settled(batch, lost)
 			return
-		case errors.As(err, &effect) && !transient(effect.err):
+		case errors.As(err, &effect):
 			w.rejudge(ctx, batch[0], effect.err)
 			return
 		case !transient(err) && refusesValue(err) && len(batch) > 1:
@@ -216,8 +216,7 @@ func (w *Worker) settled(batch []*job, lost []run.Outcome) {
 			}
 			continue
 		case j.outcome.Failure != nil:
-			w.logger(&j.Lease).Warn("run "+string(j.outcome.Verdict), "code", j.outcome.Failure.Code,
-				"err", j.outcome.Failure.Message, "delay", j.outcome.Delay)
+			w.logFailure(j)
 		}
 		if w.config.Observe.Settled != nil {
 			w.config.Observe.Settled(j.Type, j.outcome.Verdict)
@@ -225,62 +224,16 @@ func (w *Worker) settled(batch []*job, lost []run.Outcome) {
 	}
 }
 
-// An effectError is an error of a handler's effect, not of the settle itself.
-type effectError struct{ err error }
-
-func (e *effectError) Error() string { return e.err.Error() }
-func (e *effectError) Unwrap() error { return e.err }
-
-// apply calls one effect. It may not end the transaction, nor leave it aborted.
-func apply(tx pgx.Tx, effect func(pgx.Tx) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = &effectError{&run.PanicError{Value: p}}
-		}
-	}()
-	if err := effect(openTx{tx}); err != nil {
-		return &effectError{fmt.Errorf("effect: %w", err)}
+// logFailure tells of a failed attempt. The error's text may quote the payload, so it stays
+// in the database (last_error) unless the configuration wants it in the log.
+func (w *Worker) logFailure(j *job) {
+	log := w.logger(&j.Lease).With("code", j.outcome.Failure.Code)
+	if w.config.LogErrors {
+		log = log.With("err", j.outcome.Failure.Message)
 	}
-	if tx.Conn().PgConn().TxStatus() == 'E' {
-		return &effectError{errors.New("effect: a statement failed and its error was ignored; the transaction is aborted")}
+	if j.outcome.Verdict == run.Fail {
+		log.Warn("run failed")
+		return
 	}
-	return nil
-}
-
-// An openTx is a transaction that an effect cannot end.
-type openTx struct{ pgx.Tx }
-
-var errNotYours = errors.New("worker: the settle transaction is ended by the worker; return an error to roll it back")
-
-func (openTx) Commit(context.Context) error   { return errNotYours }
-func (openTx) Rollback(context.Context) error { return errNotYours }
-
-// refusesValue reports whether the database objects to what is to be stored, so that
-// storing it again cannot help.
-func refusesValue(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) != 5 {
-		return false
-	}
-	switch pg.Code[:2] {
-	case "22", "23", "54": // data exception, integrity constraint, program limit
-		return true
-	}
-	return false
-}
-
-// transient reports whether err says that the database cannot do it now, but might later:
-// broken connections, deadlocks, a full disk, a server that starts or stops.
-func transient(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) != 5 {
-		var connect *pgconn.ConnectError
-		return errors.As(err, &connect) || pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded) ||
-			pgconn.SafeToRetry(err) || brokenConnection(err)
-	}
-	switch pg.Code[:2] {
-	case "08", "25", "40", "53", "55", "57", "58":
-		return pg.Code != "25P02"
-	}
-	return false
+	log.Warn("attempt failed; trying again", "delay", j.outcome.Delay)
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -32,6 +33,36 @@ func down(err error) bool {
 		return pg.Code == "57P03" // cannot_connect_now
 	}
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
+}
+
+// refusesValue reports whether the database objects to what is to be stored, so that
+// storing it again cannot help.
+func refusesValue(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) != 5 {
+		return false
+	}
+	switch pg.Code[:2] {
+	case "22", "23", "54": // data exception, integrity constraint, program limit
+		return true
+	}
+	return false
+}
+
+// transient reports whether err says that the database cannot do it now, but might later:
+// broken connections, deadlocks, a full disk, a server that starts or stops.
+func transient(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) != 5 {
+		var connect *pgconn.ConnectError
+		return errors.As(err, &connect) || pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded) ||
+			pgconn.SafeToRetry(err) || brokenConnection(err)
+	}
+	switch pg.Code[:2] {
+	case "08", "25", "40", "53", "55", "57", "58":
+		return pg.Code != "25P02"
+	}
+	return false
 }
 
 // brokenConnection reports whether err comes from the connection and not from the server.

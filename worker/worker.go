@@ -198,7 +198,7 @@ func (w *Worker) terms(typ string) lease.Terms {
 		t.Timeout = max(e.options.Timeout, 0)
 	}
 	if e.options.Concurrency > 0 {
-		t.Room = max(e.options.Concurrency-w.jobs.countOf(e), 0)
+		t.Room, t.Group = max(e.options.Concurrency-w.jobs.countOf(e), 0), e.pattern
 	}
 	return t
 }

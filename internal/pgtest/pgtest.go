@@ -1,0 +1,88 @@
+// Package pgtest gives every test a PostgreSQL database of its own.
+//
+// The server is the one that TEST_DATABASE_URL or DATABASE_URL names, or else a
+// private one, started from local binaries or in Docker when the first test of
+// a test binary asks for it, and gone when the binary ends. Tests are never
+// skipped for want of a server: they fail and tell what to do.
+package pgtest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+)
+
+// setUpLimit bounds what is done once per test or test binary.
+const setUpLimit = time.Minute
+
+// New returns a pool of connections to a fresh, migrated database, which only
+// this test uses. The pool is closed and the database dropped when t ends.
+//
+// Its queries run in the mode the whole project uses, which works through a
+// connection pooler and never lets the server settle for a generic plan.
+func New(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// URL returns the connection string of a fresh, migrated database, for tests
+// that start processes. The database is dropped when t ends, with whatever is
+// still connected to it.
+func URL(t testing.TB) string {
+	t.Helper()
+	return fresh(t, (*host).migrated)
+}
+
+// Empty returns the connection string of a fresh database without any tables,
+// which is dropped when t ends.
+func Empty(t testing.TB) string {
+	t.Helper()
+	return fresh(t, (*host).empty)
+}
+
+// Server starts a server that only t uses, for tests that stop or kill it, and
+// stops it when t ends. It has no database but postgres, and that is empty.
+func Server(t testing.TB, options pgserver.Options) *pgserver.Server {
+	t.Helper()
+	server, err := pgserver.Start(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	return server
+}
+
+func fresh(t testing.TB, create func(*host, context.Context, string) error) string {
+	t.Helper()
+	h, err := shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), setUpLimit)
+	defer cancel()
+	name := randomName()
+	t.Cleanup(func() {
+		if err := h.drop(name); err != nil {
+			t.Errorf("drop database %s: %v", name, err)
+		}
+	})
+	if err := create(h, ctx, name); err != nil {
+		t.Fatalf("create database %s: %v", name, err)
+	}
+	return h.urlOf(name)
+}
