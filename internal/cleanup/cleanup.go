@@ -1,0 +1,175 @@
+// Package cleanup removes what retention no longer wants: old finished runs with their
+// history, soft-deleted runs, published events. It is itself a run, default.cleanup.v1,
+// which the workers enqueue once per interval for the whole fleet.
+package cleanup
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Type is the type of the runs that clean up.
+const Type = "default.cleanup.v1"
+
+// batch is how many rows one statement removes: few enough to hold no lock for long.
+const batch = 1000
+
+// Keep says how long things are kept. Zero or less means for ever.
+type Keep struct {
+	Finished  time.Duration // succeeded and cancelled runs, with their history
+	Failed    time.Duration // failed runs, with their history
+	Deleted   time.Duration // soft-deleted runs, with their history, counted from the deletion
+	Published time.Duration // published outbox events
+}
+
+// Removed is how many rows a cleanup has removed; it becomes the run's result.
+type Removed struct {
+	Finished  int `json:"finished"`
+	Failed    int `json:"failed"`
+	Deleted   int `json:"deleted"`
+	Published int `json:"published"`
+}
+
+// Handler returns the handler of Type. It works in batches and stops between two of them
+// when its context ends; what is left is for the next time. Steps of process graphs are not
+// touched: they go with their process.
+func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Removed, error) {
+	return func(ctx context.Context, _ struct{}) (Removed, error) {
+		var r Removed
+		for _, job := range []struct {
+			keep  time.Duration
+			count *int
+			query string
+		}{
+			{keep.Finished, &r.Finished, finishedRuns(`status IN ('succeeded', 'cancelled')`)},
+			{keep.Failed, &r.Failed, finishedRuns(`status = 'failed'`)},
+			{keep.Deleted, &r.Deleted, deletedRuns},
+			{keep.Published, &r.Published, publishedEvents},
+		} {
+			if job.keep <= 0 {
+				continue
+			}
+			var err error
+			if *job.count, err = inBatches(ctx, pool, job.query, job.keep); err != nil {
+				return r, fmt.Errorf("clean up: %w", err)
+			}
+		}
+		return r, nil
+	}
+}
+
+// inBatches repeats query, which removes a batch of what is older than keep and lies at or
+// behind a position, until nothing is left.
+func inBatches(ctx context.Context, pool *pgxpool.Pool, query string, keep time.Duration) (total int, err error) {
+	type progress struct {
+		Seen int
+		Gone int
+		Last *time.Time
+	}
+	var from time.Time
+	for {
+		rows, _ := pool.Query(ctx, query, keep.Seconds(), from, batch)
+		p, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[progress])
+		if err != nil {
+			return total, err
+		}
+		total += p.Gone
+		if p.Seen < batch {
+			return total, nil
+		}
+		from = *p.Last
+	}
+}
+
+// finishedRuns removes runs by the time they finished. Locked rows are left for next time.
+func finishedRuns(which string) string {
+	return `
+	WITH old AS MATERIALIZED (
+		SELECT id, finished_at AS at
+		FROM workflow_run
+		WHERE finished_at < now() - $1 * interval '1 second' AND finished_at >= $2
+		  AND ` + which + ` AND token_id IS NULL
+		ORDER BY finished_at
+		LIMIT $3
+		FOR UPDATE SKIP LOCKED
+	)` + removeOld
+}
+
+const deletedRuns = `
+	WITH old AS MATERIALIZED (
+		SELECT id, deleted_at AS at
+		FROM workflow_run
+		WHERE deleted_at < now() - $1 * interval '1 second' AND deleted_at >= $2
+		  AND status <> 'leased' AND token_id IS NULL
+		ORDER BY deleted_at
+		LIMIT $3
+		FOR UPDATE SKIP LOCKED
+	)` + removeOld
+
+const removeOld = `, gone AS (
+		DELETE FROM workflow_run
+		WHERE id = ANY (ARRAY(SELECT id FROM old))
+		RETURNING id
+	), history AS (
+		DELETE FROM workflow_event
+		WHERE workflow_id = ANY (ARRAY(SELECT id FROM gone))
+	)
+	SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM gone), (SELECT max(at) FROM old)`
+
+const publishedEvents = `
+	WITH old AS MATERIALIZED (
+		SELECT id, published_at AS at
+		FROM outbox_event
+		WHERE published_at < now() - $1 * interval '1 second' AND published_at >= $2
+		ORDER BY published_at
+		LIMIT $3
+		FOR UPDATE SKIP LOCKED
+	), gone AS (
+		DELETE FROM outbox_event
+		WHERE id = ANY (ARRAY(SELECT id FROM old))
+		RETURNING id
+	)
+	SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM gone), (SELECT max(at) FROM old)`
+
+// Schedule enqueues one cleanup per interval until ctx ends. All workers do; the idempotency
+// key, made of the interval's number by the database's clock, lets one of them through.
+// While the database is out of reach it waits and tries again.
+func Schedule(ctx context.Context, pool *pgxpool.Pool, every time.Duration, log *slog.Logger) {
+	for {
+		wait, err := enqueue(ctx, pool, every)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			log.Warn("cannot enqueue the cleanup; trying again", "err", err)
+			wait = min(every, 10*time.Second)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// enqueue enqueues the cleanup of the current interval and returns how long that lasts.
+func enqueue(ctx context.Context, db run.DB, every time.Duration) (rest time.Duration, err error) {
+	rows, _ := db.Query(ctx, `SELECT extract(epoch FROM now())::float8`)
+	now, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[float64])
+	if err != nil {
+		return 0, err
+	}
+	number := int64(now / every.Seconds())
+	_, err = run.Enqueue(ctx, db, run.New{
+		Type:           Type,
+		Priority:       -50,
+		IdempotencyKey: fmt.Sprintf("%s every %s no %d", Type, every, number),
+	})
+	return time.Duration((float64(number+1)*every.Seconds() - now) * float64(time.Second)), err
+}

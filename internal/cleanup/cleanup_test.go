@@ -1,0 +1,126 @@
+package cleanup
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+func count(t *testing.T, pool *pgxpool.Pool, query string) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), query).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, query string) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), query); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Each kind is removed once it is older than its own limit, in batches, with its history;
+// what is younger, unfinished, leased, unpublished or a step of a process stays.
+func TestRetention(t *testing.T) {
+	pool := pgtest.New(t)
+	exec(t, pool, `
+		INSERT INTO workflow_run (type, metadata)
+		SELECT 'test.' || kind || '.v1', jsonb_build_object('kind', kind)
+		FROM unnest('{succeeded,failed,cancelled,pending,leased,deleted,step}'::text[]) kind, generate_series(1, CASE kind WHEN 'succeeded' THEN 2500 ELSE 3 END)`)
+	exec(t, pool, `
+		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_until = now() + interval '1 minute', leased_by = 'w', lease_no = 1
+		WHERE metadata->>'kind' IN ('succeeded', 'failed', 'leased', 'step')`)
+	exec(t, pool, `UPDATE workflow_run SET token_id = id WHERE metadata->>'kind' = 'step'`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'succeeded' WHERE metadata->>'kind' IN ('succeeded', 'step')`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'failed' WHERE metadata->>'kind' = 'failed'`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled' WHERE metadata->>'kind' = 'cancelled'`)
+	exec(t, pool, `UPDATE workflow_run SET deleted_at = now() WHERE metadata->>'kind' = 'deleted'`)
+	exec(t, pool, `SELECT outbox_emit(gen_random_uuid(), 'test.event', '{}') FROM generate_series(1, 3)`)
+	exec(t, pool, `UPDATE outbox_event SET published_at = now() WHERE id <> 1`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+
+	removed, err := Handler(pool, Keep{Finished: time.Hour, Failed: 3 * time.Hour, Deleted: time.Hour, Published: time.Hour})(t.Context(), struct{}{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (Removed{Finished: 2503, Failed: 0, Deleted: 3, Published: 2}); removed != want {
+		t.Errorf("removed %+v, want %+v", removed, want)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM workflow_run`); n != 12 {
+		t.Errorf("%d runs are left, want 3 each of failed, pending, leased, step", n)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM workflow_event e WHERE NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = e.workflow_id)`); n != 0 {
+		t.Errorf("%d events of removed runs are left", n)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM outbox_event`); n != 1 {
+		t.Errorf("%d outbox events are left, want the unpublished one", n)
+	}
+
+	removed, err = Handler(pool, Keep{Failed: time.Hour})(t.Context(), struct{}{})
+	if err != nil || removed != (Removed{Failed: 3}) {
+		t.Errorf("removed %+v, %v; want the 3 failed ones only", removed, err)
+	}
+}
+
+// A row that somebody holds does not stop the cleanup; it is removed the next time.
+func TestLockedRowIsLeft(t *testing.T) {
+	pool := pgtest.New(t)
+	exec(t, pool, `INSERT INTO workflow_run (type) SELECT 'test.a.v1' FROM generate_series(1, 3)`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM workflow_run LIMIT 1 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	clean := Handler(pool, Keep{Finished: time.Hour})
+	if r, err := clean(t.Context(), struct{}{}); err != nil || r.Finished != 2 {
+		t.Errorf("removed %d, %v; want 2", r.Finished, err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := clean(t.Context(), struct{}{}); err != nil || r.Finished != 1 {
+		t.Errorf("removed %d, %v; want 1", r.Finished, err)
+	}
+}
+
+// However many workers schedule it, one cleanup is enqueued per interval.
+func TestOncePerInterval(t *testing.T) {
+	pool := pgtest.New(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var workers sync.WaitGroup
+	for range 8 {
+		workers.Go(func() { Schedule(ctx, pool, 24*time.Hour, slog.Default()) })
+	}
+	pgtest.Await(t, "a cleanup", func() bool {
+		return count(t, pool, `SELECT count(*) FROM workflow_run WHERE type = 'default.cleanup.v1'`) > 0
+	})
+	// Once each of them has had its turn there is still only one.
+	for range 8 {
+		if _, err := enqueue(ctx, pool, 24*time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	workers.Wait()
+	if n := count(t, pool, `SELECT count(*) FROM workflow_run`); n != 1 {
+		t.Errorf("%d cleanups for one interval, want 1", n)
+	}
+	if _, err := enqueue(t.Context(), pool, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM workflow_run`); n != 2 {
+		t.Errorf("%d cleanups, want 2: another interval has its own", n)
+	}
+}
