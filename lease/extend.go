@@ -38,7 +38,7 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 		SET lease_until = least(clock_timestamp() + m.length * interval '1 second', w.deadline_at),
 		    updated_at = now()
 		FROM mine m
-		WHERE w.id = ANY (ARRAY(SELECT id FROM mine)) AND w.id = m.id
+		WHERE w.id = m.id
 		RETURNING w.id`, ids, tokens, lengths)
 	kept, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {

@@ -54,8 +54,8 @@ func (e *delayError) Error() string {
 }
 func (e *delayError) Unwrap() error { return e.err }
 
-// Again, returned by a handler, asks for the run to be started again after d without
-// spending an attempt: it is not a failure, there is just nothing to do yet. A negative d
+// Again asks for the run to be started again after d without spending an attempt, when a
+// handler returns it: it is not a failure, there is just nothing to do yet. A negative d
 // counts as 0; a d over a year as a year. After worker.Config.MaxPostponed such answers the
 // run is charged like any failure.
 func Again(d time.Duration) error {
