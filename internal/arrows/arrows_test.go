@@ -1,0 +1,108 @@
+// Package arrows checks that packages know only what stands below them.
+package arrows
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/simple-workflow/simple-workflow"
+
+// allowed are the arrows between our packages, those of tests aside. A new one is a
+// decision: it is made here, or not at all.
+var allowed = map[string][]string{
+	"sql":                  {},
+	"run":                  {},
+	"outbox":               {},
+	"lease":                {"run"},
+	"worker":               {"lease", "outbox", "run"},
+	"internal/cleanup":     {"run"},
+	"internal/handlers":    {"run", "worker"},
+	"cmd/worker":           {"cmd/internal/", "internal/cleanup", "internal/handlers", "lease", "run", "sql", "worker"},
+	"cmd/workflowctl":      {"cmd/internal/", "sql"},
+	"cmd/internal/":        {"sql"},
+	"internal/pgserver":    {},
+	"internal/pgtest":      {"internal/pgserver", "sql"},
+	"examples/":            {"internal/pgserver", "outbox", "run", "sql", "worker"},
+	"internal/arrows":      {},
+	"internal/survival":    {},
+	"internal/pgserver/":   {"internal/pgserver/"},
+	"examples/shop/":       {"outbox", "run", "worker"},
+	"internal/pgtest/":     {"internal/pgserver", "sql"},
+	"internal/handlers/":   {"run", "worker"},
+	"internal/cleanup/":    {"run"},
+	"cmd/internal/probes/": {},
+}
+
+// heavy is what no package that users import may bring along, however indirectly.
+var heavy = []string{"testcontainers", "prometheus", "opentelemetry", "nats", "franz-go", "amqp091", "envconfig", "tint", "cobra"}
+
+type pkg struct {
+	name          string
+	imports, deps []string
+}
+
+func list(t *testing.T) (all []pkg) {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-f", `{{.ImportPath}}|{{join .Imports " "}}|{{join .Deps " "}}`, module+"/...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		part := strings.Split(strings.TrimSpace(line), "|")
+		all = append(all, pkg{strings.TrimPrefix(part[0], module+"/"), strings.Fields(part[1]), strings.Fields(part[2])})
+	}
+	return all
+}
+
+// rule returns the longest entry of allowed that covers the package.
+func rule(name string) (targets []string, ok bool) {
+	best := ""
+	for from := range allowed {
+		if (name == from || strings.HasSuffix(from, "/") && strings.HasPrefix(name+"/", from)) && len(from) > len(best) {
+			best = from
+		}
+	}
+	return allowed[best], best != ""
+}
+
+// Arrows between packages point down only.
+func TestArrows(t *testing.T) {
+	for _, p := range list(t) {
+		targets, ok := rule(p.name)
+		if !ok {
+			t.Errorf("package %s has no rule", p.name)
+			continue
+		}
+		for _, imported := range p.imports {
+			to, ours := strings.CutPrefix(imported, module+"/")
+			own := strings.SplitN(p.name, "/", 3)
+			sibling := len(own) > 1 && strings.HasPrefix(to, own[0]+"/"+own[1]+"/")
+			if ours && !sibling && !slices.ContainsFunc(targets, func(target string) bool {
+				return to == target || strings.HasSuffix(target, "/") && strings.HasPrefix(to, target)
+			}) {
+				t.Errorf("%s imports %s, which is not below it", p.name, to)
+			}
+		}
+	}
+}
+
+// What users import stays light: no broker, exporter, container or command-line library.
+func TestCoreIsLight(t *testing.T) {
+	core := []string{"sql", "run", "outbox", "lease", "worker"}
+	for _, p := range list(t) {
+		if !slices.Contains(core, p.name) {
+			continue
+		}
+		for _, dep := range p.deps {
+			for _, word := range heavy {
+				if strings.Contains(dep, word) {
+					t.Errorf("%s depends on %s", p.name, dep)
+				}
+			}
+		}
+	}
+}

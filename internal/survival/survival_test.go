@@ -1,0 +1,159 @@
+package survival
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// lease is the lease of the processes under test, the shortest that is allowed.
+const lease = 2 * time.Second
+
+var chaos string // path of the built examples/chaos
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "survival")
+	if err != nil {
+		panic(err)
+	}
+	chaos = filepath.Join(dir, "chaos")
+	_, here, _, _ := runtime.Caller(0)
+	build := exec.Command("go", "build", "-o", chaos, "./examples/chaos")
+	build.Dir = filepath.Join(filepath.Dir(here), "..", "..")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// A process is a running worker of examples/chaos.
+type process struct {
+	*exec.Cmd
+	ended chan error
+}
+
+func start(t *testing.T, url, name string, env ...string) *process {
+	t.Helper()
+	log, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{exec.Command(chaos), make(chan error, 1)}
+	p.Env = append(os.Environ(), "DATABASE_URL="+url, "WORKER_TYPE_PREFIXES=chaos.", "WORKER_ID="+name, "WORKER_LEASE="+lease.String(),
+		"WORKER_CONCURRENCY=8", "WORKER_POLL_INTERVAL=100ms", "WORKER_SHUTDOWN_GRACE=1ms",
+		"WORKER_BACKOFF_BASE=200ms", "WORKER_BACKOFF_CAP=1s", "WORKER_LOG_FORMAT=json")
+	p.Env = append(p.Env, env...)
+	p.Stdout, p.Stderr = log, log
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { p.ended <- p.Wait() }()
+	t.Cleanup(func() {
+		p.signal(syscall.SIGKILL)
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("%s:\n%s", name, text[max(0, len(text)-6000):])
+		}
+		_ = log.Close()
+	})
+	return p
+}
+
+func (p *process) signal(s syscall.Signal) { _ = p.Process.Signal(s) }
+
+func connect(t *testing.T, url string) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func number(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), query, args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return n
+}
+
+// effects enqueues n runs that work for ms milliseconds and then write one row each.
+func effects(t *testing.T, pool *pgxpool.Pool, n, ms int) {
+	t.Helper()
+	runs := make([]run.New, n)
+	for i := range runs {
+		runs[i] = run.New{Type: "chaos.effect", Payload: map[string]any{"ms": ms, "key": "k"}, MaxAttempts: 10}
+	}
+	if _, err := run.EnqueueMany(t.Context(), pool, runs); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leasedBy waits until a worker of the given name holds at least n leases.
+func leasedBy(t *testing.T, pool *pgxpool.Pool, name string, n int) {
+	t.Helper()
+	pgtest.Await(t, name+" to hold leases", func() bool {
+		return number(t, pool, `SELECT count(*) FROM workflow_run WHERE leased_by LIKE $1 || '-%'`, name) >= n
+	})
+}
+
+// settled waits until every run has finished.
+func settled(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	pgtest.AwaitFor(t, time.Minute, "every run to finish", func() bool {
+		var left int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM workflow_run WHERE finished_at IS NULL`).Scan(&left)
+		return err == nil && left == 0
+	})
+}
+
+// invariants are queries that count what must never be there.
+var invariants = map[string]string{
+	"succeeded chaos.effect runs without exactly one effect": `
+		SELECT count(*) FROM workflow_run r WHERE type = 'chaos.effect' AND status = 'succeeded'
+		AND (SELECT count(*) FROM chaos_effect e WHERE e.run_id = r.id) <> 1`,
+	"effects of runs that did not succeed": `
+		SELECT count(*) FROM chaos_effect e JOIN workflow_run r ON r.id = e.run_id WHERE r.status <> 'succeeded'`,
+	"effects of another lease than the one that settled": `
+		SELECT count(*) FROM chaos_effect e WHERE NOT EXISTS (SELECT FROM workflow_event v
+		WHERE v.workflow_id = e.run_id AND v.event_type = 'succeeded' AND v.lease_no = e.lease_no)`,
+	"runs with more charged starts than max_attempts": `
+		SELECT count(*) FROM workflow_run r WHERE attempt > max_attempts OR max_attempts <
+		(SELECT count(*) FILTER (WHERE event_type = 'leased') - count(*) FILTER (WHERE event_type IN ('released', 'postponed'))
+		 FROM workflow_event v WHERE v.workflow_id = r.id)`,
+	"runs whose history does not end with their status": `
+		SELECT count(*) FROM workflow_run r WHERE status <>
+		(SELECT event_type FROM workflow_event v WHERE v.workflow_id = r.id ORDER BY id DESC LIMIT 1)`,
+	"runs with more than one final event": `
+		SELECT count(*) FROM (SELECT FROM workflow_event WHERE event_type IN ('succeeded', 'failed', 'cancelled')
+		GROUP BY workflow_id HAVING count(*) > 1) AS twice`,
+}
+
+func check(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	for what, query := range invariants {
+		if n := number(t, pool, query); n != 0 {
+			t.Errorf("%d %s", n, what)
+		}
+	}
+}
