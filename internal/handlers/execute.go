@@ -1,0 +1,92 @@
+package handlers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// Exit codes with a meaning of their own, from sysexits.h. 75 (EX_TEMPFAIL) needs no line:
+// like all others it means to try again.
+const (
+	exitUsage  = 64
+	exitData   = 65
+	exitConfig = 78
+)
+
+func (p *program) handler(log *slog.Logger) worker.Handler {
+	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("%s: not started: %w", p, context.Cause(ctx))
+		}
+		return p.execute(ctx, payload, log)
+	}
+}
+
+// execute starts the program and waits for its end, and for that of everything it started.
+func (p *program) execute(ctx context.Context, payload json.RawMessage, log *slog.Logger) (json.RawMessage, error) {
+	info := run.FromContext(ctx)
+	cmd := exec.Command(p.path, p.args...)
+	cmd.Env, cmd.Dir = p.environment(info), p.dir
+	stdout := &capture{limit: p.limit, full: make(chan struct{})}
+	stderr := &tail{secrets: p.secrets}
+	if log.Enabled(ctx, slog.LevelDebug) {
+		stderr.emit = func(text string) {
+			log.DebugContext(ctx, "program wrote to stderr", "run", info.ID, "type", info.Type, "line", text)
+		}
+	}
+	c, err := start(cmd, payload, stdout, stderr)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p, err)
+	}
+	state, stopped := c.wait(ctx, p.grace)
+	stderr.flush()
+	if err := p.failure(state, stopped, stdout.over); err != nil {
+		return nil, p.report(err, stderr)
+	}
+	data, err := result(stdout.data)
+	if err != nil {
+		return nil, p.report(err, stderr)
+	}
+	return data, nil
+}
+
+// failure says why a program's end is none of success; nil if it is. One that was stopped
+// has not succeeded even if it left with 0: it may have done so early.
+func (p *program) failure(state *os.ProcessState, stopped error, over bool) error {
+	switch {
+	case stopped != nil:
+		return fmt.Errorf("stopped: %w", stopped)
+	case over:
+		return tooLong(p.limit)
+	case state.Success():
+		return nil
+	}
+	err := errors.New(state.String())
+	switch state.ExitCode() {
+	case exitUsage, exitData, exitConfig:
+		return run.Permanent(err)
+	}
+	return err
+}
+
+// report adds the end of stderr: its last line, which is mostly the one that tells, then
+// as much before it as 4 kB hold.
+func (p *program) report(err error, stderr *tail) error {
+	before, last := stderr.text()
+	if last == "" {
+		return fmt.Errorf("%s: %w", p, err)
+	}
+	err = fmt.Errorf("%s: %w: %s", p, err, last)
+	if before == "" {
+		return err
+	}
+	return fmt.Errorf("%w\n%s", err, cutFront(before+"\n"+last, maxTail-len(err.Error())-1))
+}

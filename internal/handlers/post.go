@@ -1,0 +1,189 @@
+package handlers
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	jsonv2 "github.com/go-json-experiment/json"
+
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// CodeAddress is the code of a run whose URL led to an address outside its allow list.
+const CodeAddress = "address_refused"
+
+const (
+	maxRetryAfter = time.Hour
+	maxExcerpt    = 512
+	readExcerpt   = 4 << 10
+	excerptTime   = 5 * time.Second
+)
+
+func (w *web) handler(*slog.Logger) worker.Handler {
+	transport := w.transport()
+	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
+		data, err := w.post(ctx, transport, payload)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", w, err)
+		}
+		return data, nil
+	}
+}
+
+// post makes one call. It uses no http.Client, since that would follow redirects or look
+// into them.
+func (w *web) post(ctx context.Context, transport http.RoundTripper, payload json.RawMessage) (json.RawMessage, error) {
+	callCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	req, err := w.request(callCtx, payload)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return nil, broken(ctx, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 == 2 {
+		return w.accept(ctx, resp)
+	}
+	// A server in trouble may not hold the slot with an explanation that never ends.
+	defer time.AfterFunc(w.patience, cancel).Stop()
+	return nil, w.decline(resp)
+}
+
+var validTraceparent = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
+
+func (w *web) request(ctx context.Context, payload json.RawMessage) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url.String(), bytes.NewReader(payload))
+	if err != nil {
+		return nil, err
+	}
+	info := run.FromContext(ctx)
+	req.Header = w.header.Clone()
+	if req.Header.Get("User-Agent") == "" {
+		req.Header.Set("User-Agent", "simple-workflow")
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Workflow-Run-Id", info.ID.String())
+	req.Header.Set("Workflow-Type", info.Type)
+	req.Header.Set("Workflow-Attempt", strconv.Itoa(info.Attempt))
+	req.Header.Set("Workflow-Lease-No", strconv.FormatInt(info.LeaseNo, 10))
+	req.Header.Set("Idempotency-Key", idempotencyKey(info))
+	if parent := traceparent(info); parent != "" {
+		req.Header.Set("Traceparent", parent)
+	}
+	return req, nil
+}
+
+// idempotencyKey returns the run's key, or its id if there is none that a header can carry.
+func idempotencyKey(info run.Info) string {
+	if info.IdempotencyKey == "" || !headerSafe(info.IdempotencyKey) {
+		return info.ID.String()
+	}
+	return info.IdempotencyKey
+}
+
+func traceparent(info run.Info) string {
+	var metadata struct {
+		Traceparent string `json:"traceparent"`
+	}
+	if err := jsonv2.Unmarshal(info.Metadata, &metadata); err != nil || !validTraceparent.MatchString(metadata.Traceparent) {
+		return ""
+	}
+	return metadata.Traceparent
+}
+
+// broken is a call without an answer.
+func broken(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("no answer: %w", context.Cause(ctx))
+	}
+	var refused *addressError
+	if errors.As(err, &refused) {
+		return run.WithCode(CodeAddress, fmt.Errorf("%w; if it is meant, add the address to allow", refused))
+	}
+	return err
+}
+
+// accept reads the body of a 2xx to its end: an answer that breaks off is none.
+func (w *web) accept(ctx context.Context, resp *http.Response) (json.RawMessage, error) {
+	data, err := io.ReadAll(io.LimitReader(resp.Body, int64(w.limit)+1))
+	if len(data) > w.limit {
+		return nil, tooLong(w.limit)
+	}
+	if err != nil {
+		return nil, broken(ctx, fmt.Errorf("status %d, but the body broke off: %w", resp.StatusCode, err))
+	}
+	return result(data)
+}
+
+// decline turns any other status into an error.
+func (w *web) decline(resp *http.Response) error {
+	code := resp.StatusCode
+	switch {
+	case code/100 == 3:
+		return run.Permanent(fmt.Errorf("status %d sends elsewhere, to %s; redirects are not followed, correct the url", code, locationHost(resp)))
+	case code == 408 || code == 409 || code == 425 || code == 429 || code == 503:
+		if pause := retryAfter(resp, time.Now()); pause > 0 {
+			return run.RetryAfter(w.explain(resp), pause)
+		}
+		return w.explain(resp)
+	case code/100 == 4:
+		return run.Permanent(w.explain(resp))
+	}
+	return w.explain(resp)
+}
+
+func (w *web) explain(resp *http.Response) error {
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, readExcerpt)) // what came of it will do
+	excerpt := line(w.secrets.mask(string(body)), maxExcerpt)
+	if excerpt == "" {
+		return fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return fmt.Errorf("status %d: %s", resp.StatusCode, excerpt)
+}
+
+// locationHost names only the host of where a redirect leads; the rest may hold secrets.
+func locationHost(resp *http.Response) string {
+	location, err := url.Parse(resp.Header.Get("Location"))
+	if err != nil {
+		return "an unreadable location"
+	}
+	if location.Host == "" {
+		return "the same host"
+	}
+	return "host " + quote(location.Host)
+}
+
+// retryAfter returns the pause that an answer asks for, or 0 if there is none to follow.
+func retryAfter(resp *http.Response, now time.Time) time.Duration {
+	text := strings.TrimSpace(resp.Header.Get("Retry-After"))
+	if date, err := http.ParseTime(text); err == nil {
+		// The server's own clock says what its date means.
+		if sent, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
+			now = sent
+		}
+		return min(max(date.Sub(now), 0), maxRetryAfter)
+	}
+	if text == "" || strings.Trim(text, "0123456789") != "" {
+		return 0
+	}
+	seconds, err := strconv.Atoi(text)
+	if err != nil || seconds > int(maxRetryAfter/time.Second) {
+		return maxRetryAfter // more digits than a number holds are just long
+	}
+	return time.Duration(seconds) * time.Second
+}

@@ -1,0 +1,75 @@
+package handlers
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// secrets are values that must not show up in errors and logs, even if a server or program
+// repeats them.
+type secrets []string
+
+func (s *secrets) add(value string) {
+	const least = 4 // masking every a would say more than it hides
+	if len(value) < least {
+		return
+	}
+	*s = append(*s, value)
+	// The longest first: one may contain another.
+	slices.SortFunc(*s, func(a, b string) int { return len(b) - len(a) })
+}
+
+func (s secrets) mask(text string) string {
+	for _, secret := range s {
+		text = strings.ReplaceAll(text, secret, "***")
+	}
+	return text
+}
+
+// clean replaces control characters other than line ends and tabs, and invalid UTF-8.
+func clean(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, strings.ToValidUTF8(text, "\uFFFD"))
+}
+
+// line returns text as one clean line of at most most bytes.
+func line(text string, most int) string {
+	text = strings.Join(strings.Fields(clean(text)), " ")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}
+
+// result checks what a handler answered: nothing, or one JSON value that can be stored.
+func result(data []byte) (json.RawMessage, error) {
+	data = bytes.TrimSpace(data)
+	if len(data) == 0 {
+		return nil, nil
+	}
+	if err := run.CheckResult(data); err != nil {
+		return nil, rejected(err)
+	}
+	return data, nil
+}
+
+// tooLong is the answer to a result over the limit.
+func tooLong(limit int) error {
+	return rejected(fmt.Errorf("result: more than %d bytes; keep it elsewhere and return a reference", limit))
+}
+
+// rejected marks an answer that cannot be stored. The work is done, so there is no use in
+// doing it again.
+func rejected(err error) error {
+	return run.Permanent(run.WithCode(run.CodeResult, err))
+}
