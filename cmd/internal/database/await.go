@@ -1,0 +1,64 @@
+package database
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/jackc/pgx/v5"
+)
+
+// remindEvery is the time between two log lines about the same wait.
+const remindEvery = 10 * time.Second
+
+// A Waiter waits for a database.
+type Waiter struct {
+	Config   *pgx.ConnConfig
+	Log      *slog.Logger
+	FailFast bool            // give up at the first error
+	Waiting  func(err error) // called with what is waited for; may be nil
+}
+
+// Await returns when the database is ready for the engine's work. It waits, with backoff,
+// for what may get well by itself, and returns a *FatalError at once, or ctx's error.
+func (w *Waiter) Await(ctx context.Context) (Facts, error) {
+	pause := backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(200*time.Millisecond),
+		backoff.WithMaxInterval(5*time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)
+	var told time.Time
+	for {
+		facts, err := w.try(ctx)
+		if err == nil {
+			return facts, nil
+		}
+		if ctx.Err() != nil {
+			return facts, ctx.Err()
+		}
+		var final *FatalError
+		if w.FailFast || errors.As(err, &final) {
+			return facts, err
+		}
+		if w.Waiting != nil {
+			w.Waiting(err)
+		}
+		if time.Since(told) >= remindEvery {
+			told = time.Now()
+			w.Log.Warn("waiting for the database", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return facts, ctx.Err()
+		case <-time.After(pause.NextBackOff()):
+		}
+	}
+}
+
+func (w *Waiter) try(ctx context.Context) (Facts, error) {
+	ctx, done := context.WithTimeout(ctx, 2*connectTimeout)
+	defer done()
+	return Inspect(ctx, w.Config)
+}

@@ -1,0 +1,102 @@
+package database_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
+)
+
+// E11, E12: a server that no version of the engine works on is refused for good.
+func TestSupported(t *testing.T) {
+	for _, row := range []struct {
+		facts database.Facts
+		want  string
+	}{
+		{database.Facts{Version: 140012, Encoding: "UTF8"}, "Postgres 14.12; Postgres 15"},
+		{database.Facts{Version: 150000, Encoding: "SQL_ASCII"}, "SQL_ASCII"},
+		{database.Facts{Version: 150000, Encoding: "UTF8"}, ""},
+		{database.Facts{Version: 190001, Encoding: "UTF8"}, ""},
+	} {
+		err := row.facts.Supported()
+		var final *database.FatalError
+		if row.want == "" && err != nil || row.want != "" && (!errors.As(err, &final) || !strings.Contains(err.Error(), row.want)) {
+			t.Errorf("%+v: %v, want %q", row.facts, err, row.want)
+		}
+	}
+}
+
+// E10: a server that takes no writes may take them later.
+func TestWritable(t *testing.T) {
+	for _, facts := range []database.Facts{{Recovery: true}, {ReadOnly: true}} {
+		err := facts.Writable()
+		var final *database.FatalError
+		if err == nil || errors.As(err, &final) {
+			t.Errorf("%+v: %v", facts, err)
+		}
+	}
+}
+
+// An address is shown without its secrets, and not at all where these cannot be told apart.
+func TestShown(t *testing.T) {
+	for address, want := range map[string]string{
+		"postgres://app:s3cr3t@db/app":                   "postgres://app:xxxxx@db/app",
+		"postgres://app@db/app":                          "postgres://app@db/app",
+		"postgres://db/app?password=s3cr3t":              "postgres://db/app?password=xxxxx",
+		"postgres://app:a@s3cr3t/x@db/app":               "postgres://(hidden)",
+		"postgres://app:12/s3cr3t@db/app":                "postgres://(hidden)",
+		"postgres://app:12?s3cr3t@db/app":                "postgres://(hidden)",
+		"postgres://app:12#s3cr3t@db/app":                "postgres://(hidden)",
+		"postgres://app:p@s3cr3t:w@db/app":               "postgres://(hidden)",
+		"postgres://app:%s3cr3t@db/app":                  "postgres://(hidden)",
+		"host=db password=s3cr3t":                        "(hidden)",
+		"app:s3cr3t@db/app":                              "(hidden)",
+		"s3cr3t://":                                      "(hidden)",
+		"postgres://app:p%2Fw@db/app?sslpassword=s3cr3t": "postgres://app:xxxxx@db/app?sslpassword=xxxxx",
+	} {
+		if got := database.Shown(address); got != want {
+			t.Errorf("%s is shown as %s, want %s", address, got, want)
+		}
+	}
+}
+
+// Addresses of all usual kinds are accepted.
+func TestAccepted(t *testing.T) {
+	for _, address := range []string{
+		"postgres://app:p%40ss%2Fw@db:6432/app?sslmode=verify-full",
+		"postgresql:///app?host=/var/run/postgresql",
+		"postgres://app:p:w@db/app",
+		"postgres://one,two:5433/app?user=me@example.org&target_session_attrs=read-write",
+		"host=db user=app password='with space' sslmode=require",
+		"postgres://app@db/name%40with%2Fsigns",
+	} {
+		if _, err := database.Parse(address); err != nil {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+// Whether a password may cross the network in the clear depends on host and sslmode.
+func TestPlaintext(t *testing.T) {
+	for address, want := range map[string]bool{
+		"postgres://127.0.0.1/app":              false,
+		"postgres://localhost/app":              false,
+		"postgres://[::1]/app":                  false,
+		"postgres:///app?host=/run/postgresql":  false,
+		"postgres://db/app":                     true, // prefer falls back
+		"postgres://db/app?sslmode=disable":     true,
+		"postgres://db/app?sslmode=allow":       true,
+		"postgres://db/app?sslmode=require":     false,
+		"postgres://localhost,db/app":           true,
+		"postgres://db/app?sslmode=verify-full": false,
+	} {
+		config, err := database.Parse(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := database.Plaintext(config); got != want {
+			t.Errorf("%s: %t, want %t", address, got, want)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package env
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Kubernetes gives every container variables of this form for each service.
+var serviceLink = regexp.MustCompile(`^[A-Z0-9_]*?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
+
+// strangers warns of each variable that starts with prefix and is not known: most are
+// slips of the pen, which would leave a setting at its default unnoticed.
+func strangers(environ []string, prefix string, known map[string]bool) []string {
+	var warnings []string
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		if !strings.HasPrefix(name, prefix) || known[name] || serviceLink.MatchString(name) {
+			continue
+		}
+		warning := fmt.Sprintf("%s: there is no such variable; remove it", cut(name))
+		if near := nearest(name, known); near != "" {
+			warning += ", or write " + near + " if that is meant"
+		}
+		warnings = append(warnings, warning)
+	}
+	slices.Sort(warnings)
+	return warnings
+}
+
+func cut(name string) string {
+	quoted := Quote(name)
+	return quoted[1 : len(quoted)-1]
+}
+
+// nearest returns the known name that takes the fewest changes, if these are few, or else
+// the longest one that name goes on from.
+func nearest(name string, known map[string]bool) string {
+	const most = 200
+	if len(name) > most {
+		return ""
+	}
+	near, fewest := "", len(name)/4+1
+	stem := ""
+	for _, k := range slices.Sorted(maps.Keys(known)) {
+		if d := distance(name, k); d < fewest {
+			near, fewest = k, d
+		}
+		if strings.HasPrefix(name, k+"_") {
+			stem = k // sorted, so the longest comes last
+		}
+	}
+	return cmp.Or(near, stem)
+}
+
+// distance returns how many letters must be put in, left out or changed to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		corner := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := corner
+			if a[i] != b[j] {
+				change++
+			}
+			corner = row[j+1]
+			row[j+1] = min(change, row[j]+1, corner+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,151 @@
+package main_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// count returns how many runs meet a condition.
+func count(t *testing.T, url, condition string) (n int) {
+	t.Helper()
+	conn := connect(t, url)
+	defer conn.Close(t.Context())
+	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM workflow_run WHERE `+condition).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// sleeper returns a handlers file in which slow.v1 sleeps, deaf to SIGTERM if trap is set.
+func sleeper(t *testing.T, trap bool) string {
+	t.Helper()
+	script := "sleep 600"
+	if trap {
+		script = "trap '' TERM; while :; do sleep 1; done"
+	}
+	path := filepath.Join(t.TempDir(), "handlers.yaml")
+	text := fmt.Sprintf("default.slow.v1: {program: /bin/sh, args: [-c, %q]}\n", script)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A row inserted as with psql is executed by the process, without any setting but the
+// address of the database, and its result is the empty object.
+func TestWork(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	p := cmdtest.Start(t, []string{"DATABASE_URL=" + url})
+	exec(t, url, `INSERT INTO workflow_run (type, payload) VALUES ('default.noop.v1', '{"anything": [1, "is", null]}')`)
+	pgtest.Await(t, "the run succeeds", func() bool {
+		return count(t, url, `status = 'succeeded' AND type = 'default.noop.v1' AND result = '{}'`) == 1
+	})
+	p.Signal(syscall.SIGTERM)
+	wantExit(t, p, 0, `"signal":"terminated"`, "worker stopped")
+}
+
+// The cleanup of old rows is one more run, which the worker enqueues and executes itself.
+func TestCleanup(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	cmdtest.Start(t, []string{"DATABASE_URL=" + url})
+	pgtest.Await(t, "a cleanup succeeds", func() bool {
+		return count(t, url, `status = 'succeeded' AND type = 'default.cleanup.v1'`) == 1
+	})
+}
+
+// E37: two workers of the same name both work, under names of their own.
+func TestSameName(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	name := regexp.MustCompile(`"worker":"(twin-[0-9a-f]{8})"`)
+	seen := map[string]bool{}
+	for range 2 {
+		p := cmdtest.Start(t, []string{"DATABASE_URL=" + url, "WORKER_ID=twin"})
+		p.AwaitLog("worker starts")
+		if match := name.FindStringSubmatch(p.Stderr.String()); match != nil {
+			seen[match[1]] = true
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("names: %v", seen)
+	}
+}
+
+// The first SIGTERM lets a handler go on for the grace period; the second ends it at once,
+// its run is handed back, and no attempt is charged.
+func TestSecondSignal(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	p := cmdtest.Start(t, []string{"DATABASE_URL=" + url, "WORKER_HANDLERS=" + sleeper(t, false), "WORKER_SHUTDOWN_GRACE=10m", "WORKER_CLEANUP_EVERY=0"})
+	exec(t, url, `INSERT INTO workflow_run (type) VALUES ('default.slow.v1')`)
+	pgtest.Await(t, "the run is leased", func() bool { return count(t, url, `status = 'leased'`) == 1 })
+	p.Signal(syscall.SIGTERM)
+	p.AwaitLog("waiting for handlers")
+	if !p.Running() || count(t, url, `status = 'leased'`) != 1 {
+		t.Error("the handler was not let finish")
+	}
+	p.Signal(syscall.SIGTERM)
+	wantExit(t, p, 0, "stopping at once")
+	if n := count(t, url, `status = 'pending' AND attempt = 0`); n != 1 {
+		t.Error("the run was not handed back without charge")
+	}
+}
+
+// The grace period ends by itself: a handler that takes longer is ended, also one whose
+// program ignores SIGTERM.
+func TestGraceEnds(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	p := cmdtest.Start(t, []string{"DATABASE_URL=" + url, "WORKER_HANDLERS=" + sleeper(t, true), "WORKER_SHUTDOWN_GRACE=0", "WORKER_CLEANUP_EVERY=0"})
+	exec(t, url, `INSERT INTO workflow_run (type) VALUES ('default.slow.v1')`)
+	pgtest.Await(t, "the run is leased", func() bool { return count(t, url, `status = 'leased'`) == 1 })
+	p.Signal(syscall.SIGINT)
+	wantExit(t, p, 0)
+	if n := count(t, url, `status = 'pending' AND attempt = 0`); n != 1 {
+		t.Error("the run was not handed back without charge")
+	}
+}
+
+// The log has one JSON object a line, durations in words, and never the password or a
+// payload.
+func TestLog(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	p := cmdtest.Start(t, []string{"DATABASE_URL=" + url, "WORKER_LOG_LEVEL=debug"})
+	exec(t, url, `INSERT INTO workflow_run (type, payload, max_attempts) VALUES ('default.nobody.v1', '{"card": "4000-1234"}', 1)`)
+	p.AwaitLog("no_handler_registered\"")
+	log := p.Stderr.String()
+	for _, line := range strings.Split(strings.TrimSpace(log), "\n") {
+		if !strings.HasPrefix(line, "{") || !strings.HasSuffix(line, "}") {
+			t.Errorf("not an object: %s", line)
+		}
+	}
+	for _, want := range []string{`"lease":"30s"`, `"type":"default.nobody.v1"`, `"run":"`, `"attempt":1`} {
+		if !strings.Contains(log, want) {
+			t.Errorf("log lacks %s", want)
+		}
+	}
+	if strings.Contains(log, "4000-1234") {
+		t.Error("log has a payload")
+	}
+}
+
+// With format text there are lines for people, without colours where no terminal is.
+func TestTextLog(t *testing.T) {
+	t.Parallel()
+	p := cmdtest.Start(t, []string{"DATABASE_URL=" + pgtest.URL(t), "WORKER_LOG_FORMAT=text"})
+	p.AwaitLog("INF worker starts")
+	if strings.Contains(p.Stderr.String(), "\x1b") {
+		t.Error("there are colours")
+	}
+}

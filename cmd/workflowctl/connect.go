@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/pflag"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
+)
+
+// A target is the database that a command works on, as the command line says.
+type target struct {
+	url    string
+	schema string
+}
+
+func (t *target) flags(flags *pflag.FlagSet) {
+	flags.StringVar(&t.url, "database-url", "", "address of the database (default: the variable DATABASE_URL)")
+	flags.StringVar(&t.schema, "schema", "", "schema that holds the tables (default: the first of search_path)")
+}
+
+// parse checks the target without connecting.
+func (t *target) parse() (*pgx.ConnConfig, error) {
+	where, address := "--database-url", strings.TrimSpace(t.url)
+	if address == "" {
+		where, address = "DATABASE_URL", strings.TrimSpace(os.Getenv("DATABASE_URL"))
+	}
+	config, err := database.Parse(address)
+	switch {
+	case errors.Is(err, database.ErrNoAddress):
+		return nil, fmt.Errorf("no database is named: use --database-url or set DATABASE_URL, for example to %s", database.Example)
+	case err != nil:
+		return nil, fmt.Errorf("%s=%.120q: %w", where, database.Shown(address), err)
+	}
+	if err := checkSchema(t.schema); err != nil {
+		return nil, err
+	}
+	if t.schema != "" {
+		config.ConnConfig.RuntimeParams["search_path"] = pgx.Identifier{t.schema}.Sanitize()
+	}
+	if config.ConnConfig.RuntimeParams["application_name"] == "" {
+		config.ConnConfig.RuntimeParams["application_name"] = "workflowctl"
+	}
+	return config.ConnConfig, nil
+}
+
+// checkSchema refuses names that Postgres would refuse or cut.
+func checkSchema(name string) error {
+	const longest = 63
+	if len(name) > longest || !utf8.ValidString(name) || strings.ContainsRune(name, 0) || strings.HasPrefix(name, "pg_") {
+		return fmt.Errorf("--schema=%.120q: use at most %d bytes of UTF-8, not starting with pg_", name, longest)
+	}
+	return nil
+}
+
+// connect opens a connection to a server that the engine can work with.
+func (t *target) connect(ctx context.Context) (*pgx.Conn, error) {
+	config, err := t.parse()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := database.Connect(ctx, config)
+	if err != nil {
+		return nil, &failure{err}
+	}
+	facts, err := database.Look(ctx, conn)
+	if err == nil {
+		err = facts.Supported()
+	}
+	if err != nil {
+		_ = conn.Close(context.WithoutCancel(ctx))
+		return nil, &failure{err}
+	}
+	return conn, nil
+}
+
+// current returns the schema that the connection works on.
+func current(ctx context.Context, conn *pgx.Conn) (string, error) {
+	var schema *string
+	if err := conn.QueryRow(ctx, `SELECT current_schema()`).Scan(&schema); err != nil {
+		return "", fmt.Errorf("ask for the current schema: %w", err)
+	}
+	if schema == nil {
+		return "", fmt.Errorf("no schema of search_path exists; name one with --schema")
+	}
+	return *schema, nil
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/simple-workflow/simple-workflow/sql"
+)
+
+func newMigrateStatus() *cobra.Command {
+	var t target
+	status := &cobra.Command{
+		Use:   "status",
+		Short: "List the migrations and when each was applied; exit with 1 if some are missing",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return migrateStatus(cmd.Context(), cmd.OutOrStdout(), &t) },
+	}
+	t.flags(status.Flags())
+	return status
+}
+
+func migrateStatus(ctx context.Context, out io.Writer, t *target) error {
+	conn, err := t.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	steps, err := sql.Status(ctx, conn)
+	if err != nil {
+		return &failure{err}
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "MIGRATION\tAPPLIED")
+	missing := 0
+	for _, s := range steps {
+		applied := "no"
+		if s.AppliedAt.IsZero() {
+			missing++
+		} else {
+			applied = s.AppliedAt.UTC().Format(time.RFC3339)
+		}
+		fmt.Fprintf(table, "%s\t%s\n", s.Name, applied)
+	}
+	_ = table.Flush()
+	if missing > 0 {
+		return &failure{fmt.Errorf("%d of %d migrations are missing; run: %s", missing, len(steps), t.upCommand())}
+	}
+	return nil
+}
+
+// upCommand returns the command that applies what is missing, without the address, which
+// may hold a password.
+func (t *target) upCommand() string {
+	command := "workflowctl migrate up"
+	if t.url != "" {
+		command += " --database-url …"
+	}
+	if t.schema != "" {
+		command += fmt.Sprintf(" --schema %q", t.schema)
+	}
+	return command
+}
