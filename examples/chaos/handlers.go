@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// none is the result of handlers that have nothing to say.
+type none struct{}
+
+type chaos struct {
+	pool *pgxpool.Pool
+	leak leak
+}
+
+// newMux returns a mux with everything chaos can do. An execLog other than "" names the
+// file that gets a line for each start and end.
+func newMux(pool *pgxpool.Pool, execLog string) (*worker.Mux, error) {
+	mux := worker.NewMux()
+	if execLog != "" {
+		logged, err := logExecutions(execLog)
+		if err != nil {
+			return nil, err
+		}
+		mux.Use(logged)
+	}
+	c := &chaos{pool: pool}
+	worker.Handle(mux, "chaos.sleep", c.sleep)
+	worker.Handle(mux, "chaos.fail", c.fail)
+	worker.Handle(mux, "chaos.panic", c.panic)
+	worker.Handle(mux, "chaos.gopanic", c.goPanic)
+	worker.Handle(mux, "chaos.exit", c.exit)
+	worker.Handle(mux, "chaos.ignorecancel", c.ignoreCancel)
+	worker.Handle(mux, "chaos.effect", c.effect)
+	worker.Handle(mux, "chaos.external", c.external)
+	worker.Handle(mux, "chaos.leak", c.leakMemory)
+	worker.Handle(mux, "chaos.holdconn", c.holdConn)
+	mux.HandleRaw("chaos.result", badResult)
+	return mux, nil
+}
+
+type nap struct {
+	MS int `json:"ms"`
+}
+
+func (n nap) duration() time.Duration { return time.Duration(n.MS) * time.Millisecond }
+
+// sleep takes ms milliseconds, or until its context ends.
+func (c *chaos) sleep(ctx context.Context, in nap) (none, error) {
+	timer := time.NewTimer(in.duration())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return none{}, nil
+	case <-ctx.Done():
+		return none{}, context.Cause(ctx)
+	}
+}
+
+// ignoreCancel takes ms milliseconds whatever happens, and with 0 for ever.
+func (c *chaos) ignoreCancel(_ context.Context, in nap) (none, error) {
+	if in.MS == 0 {
+		select {}
+	}
+	time.Sleep(in.duration())
+	return none{}, nil
+}
+
+type failure struct {
+	Times     int  `json:"times"`
+	Permanent bool `json:"permanent"`
+}
+
+// fail fails the first so many attempts.
+func (c *chaos) fail(ctx context.Context, in failure) (none, error) {
+	attempt := run.FromContext(ctx).Attempt
+	if attempt > in.Times {
+		return none{}, nil
+	}
+	err := fmt.Errorf("chaos: attempt %d of the %d that fail", attempt, in.Times)
+	if in.Permanent {
+		err = run.Permanent(err)
+	}
+	return none{}, err
+}
+
+func (c *chaos) panic(context.Context, none) (none, error) {
+	panic("chaos: a handler panics")
+}
+
+// goPanic panics where no recover of the worker can reach: the process dies.
+func (c *chaos) goPanic(context.Context, none) (none, error) {
+	go func() { panic("chaos: a goroutine of a handler panics") }()
+	select {}
+}
+
+type exit struct {
+	Code int `json:"code"`
+}
+
+func (c *chaos) exit(_ context.Context, in exit) (none, error) {
+	os.Exit(in.Code)
+	return none{}, nil
+}
+
+type effect struct {
+	nap
+	Key string `json:"key"`
+}
+
+// effect sleeps, and then leaves one row in the transaction that records its success.
+func (c *chaos) effect(ctx context.Context, in effect) (none, error) {
+	if _, err := c.sleep(ctx, in.nap); err != nil {
+		return none{}, err
+	}
+	info := run.FromContext(ctx)
+	return none{}, worker.InSettle(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `
+			INSERT INTO chaos_effect (run_id, lease_no, key)
+			VALUES ($1, $2, $3)`, info.ID, info.LeaseNo, in.Key)
+		return err
+	})
+}
+
+type target struct {
+	URL string `json:"url"`
+}
+
+type call struct {
+	RunID   string `json:"run_id"`
+	LeaseNo int64  `json:"lease_no"`
+	Attempt int    `json:"attempt"`
+}
+
+// external tells a server outside who is calling, so that it can count calls and compare
+// fencing numbers.
+func (c *chaos) external(ctx context.Context, in target) (none, error) {
+	info := run.FromContext(ctx)
+	body, err := json.Marshal(call{RunID: info.ID.String(), LeaseNo: info.LeaseNo, Attempt: info.Attempt})
+	if err != nil {
+		return none{}, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, in.URL, bytes.NewReader(body))
+	if err != nil {
+		return none{}, run.Permanent(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return none{}, err
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, io.LimitReader(response.Body, 1<<20)); err != nil {
+		return none{}, err
+	}
+	if response.StatusCode/100 != 2 {
+		return none{}, errors.New(response.Status)
+	}
+	return none{}, nil
+}
+
+// A leak is memory that nobody will ever release.
+type leak struct {
+	mu   sync.Mutex
+	kept [][]byte
+}
+
+type size struct {
+	MB int `json:"mb"`
+}
+
+func (c *chaos) leakMemory(_ context.Context, in size) (none, error) {
+	lost := make([]byte, in.MB<<20)
+	for i := 0; i < len(lost); i += 4096 {
+		lost[i] = 1 // memory counts once it is touched
+	}
+	c.leak.mu.Lock()
+	defer c.leak.mu.Unlock()
+	c.leak.kept = append(c.leak.kept, lost)
+	return none{}, nil
+}
+
+// holdConn sits on a connection of the pool that was given to the worker.
+func (c *chaos) holdConn(ctx context.Context, in nap) (none, error) {
+	conn, err := c.pool.Acquire(ctx)
+	if err != nil {
+		return none{}, err
+	}
+	defer conn.Release()
+	return c.sleep(ctx, in)
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// createTable creates the table of chaos.effect, however many processes try at once, and
+// waits for a database that is not there yet.
+func createTable(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) error {
+	for {
+		err := pgx.BeginFunc(ctx, pool, createIn(ctx))
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		log.Warn("cannot create table chaos_effect; trying again", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func createIn(ctx context.Context) func(pgx.Tx) error {
+	return func(tx pgx.Tx) error {
+		// Without the lock two processes may both find the table missing, and one fails.
+		if _, err := tx.Exec(ctx, `
+			SELECT pg_advisory_xact_lock(hashtextextended('chaos_effect ' || current_schema(), 0))`); err != nil {
+			return err
+		}
+		// No constraint keeps an effect from being there twice: seeing that is the point.
+		_, err := tx.Exec(ctx, `
+			CREATE TABLE IF NOT EXISTS chaos_effect (
+				run_id   uuid        NOT NULL,
+				lease_no bigint      NOT NULL,
+				key      text        NOT NULL,
+				at       timestamptz NOT NULL DEFAULT clock_timestamp()
+			)`)
+		return err
+	}
+}

@@ -1,0 +1,111 @@
+// Command demo shows the engine at work in under a minute: a private Postgres, workers as
+// separate processes, a few hundred runs, and a worker that is killed in the middle.
+//
+//	go run ./examples/demo
+//
+// It needs PostgreSQL's server binaries, or in DEMO_DATABASE_URL a database in which it may
+// create a schema of its own. No other variable makes it touch a database.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// limit is for everything from the first run enqueued to the last one finished.
+const limit = 90 * time.Second
+
+// On Linux the kernel ends a child together with the thread that started it: this one.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	keep := flag.Bool("keep", false, "stay up after the table until interrupted")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	d := &demo{terminal: term.IsTerminal(int(os.Stdout.Fd()))}
+	summary, err := d.play(ctx, *keep)
+	if err != nil && ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	if err := errors.Join(err, d.end()); err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+	fmt.Println(summary)
+}
+
+// play does all of it but clean up, and returns the last line.
+func (d *demo) play(ctx context.Context, keep bool) (summary string, err error) {
+	if err := d.prepare(ctx); err != nil {
+		return "", err
+	}
+	if err := d.startWorkers(); err != nil {
+		return "", err
+	}
+	r, err := d.work(ctx)
+	if err != nil {
+		return "", errors.Join(err, d.logTails())
+	}
+	r.print(os.Stdout)
+	if err := r.verdict(); err != nil {
+		return "", errors.Join(err, d.logTails())
+	}
+	if keep || d.terminal && term.IsTerminal(int(os.Stdin.Fd())) {
+		d.lookAround(ctx, keep)
+	} else {
+		say("With -keep the database and the workers stay up to look around with psql.")
+	}
+	return r.summary(), nil
+}
+
+// prepare makes everything the workers need.
+func (d *demo) prepare(ctx context.Context) error {
+	if err := d.makeDir(); err != nil {
+		return err
+	}
+	steps := []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"start a database", d.startDatabase},
+		{"build the workers", d.build},
+		{"draw images", d.drawImages},
+	}
+	for _, step := range steps {
+		start := time.Now()
+		if err := step.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		say("%-22s %5.1f s", step.name, time.Since(start).Seconds())
+	}
+	return nil
+}
+
+// work enqueues runs, kills a worker that holds some of them, and waits for the end.
+func (d *demo) work(ctx context.Context) (*result, error) {
+	ctx, stop := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not finished after %s", limit))
+	defer stop()
+	if err := d.enqueue(ctx); err != nil {
+		return nil, err
+	}
+	victim, err := d.murder(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.watch(ctx, func(s snapshot) bool { return s.open() == 0 }); err != nil {
+		return nil, err
+	}
+	return d.measure(ctx, victim)
+}
+
+func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }

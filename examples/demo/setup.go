@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/examples/shop/orders"
+	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+	"github.com/simple-workflow/simple-workflow/sql"
+)
+
+const module = "github.com/simple-workflow/simple-workflow"
+
+// A demo is everything that has been started and made so far.
+type demo struct {
+	terminal  bool
+	dir       string // for everything that is written
+	home      string // of the shop's sources
+	url       string // of the database
+	server    *pgserver.Server
+	schema    string // in a database that is not ours; "" in ours
+	pool      *pgxpool.Pool
+	processes []*process
+	enqueued  int
+}
+
+func (d *demo) bin(name string) string { return filepath.Join(d.dir, "bin", name) }
+func (d *demo) shop() string           { return filepath.Join(d.dir, "shop") }
+
+func (d *demo) makeDir() (err error) {
+	if d.dir, err = os.MkdirTemp("", "workflow-demo-"); err != nil {
+		return err
+	}
+	for _, name := range []string{"bin", "logs", "shop/images", "shop/sales"} {
+		if err := os.MkdirAll(filepath.Join(d.dir, name), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end undoes everything, in reverse, as far as it was done.
+func (d *demo) end() error {
+	var problems []error
+	d.stopWorkers()
+	if d.pool != nil {
+		if d.schema != "" {
+			problems = append(problems, d.dropSchema())
+		}
+		d.pool.Close()
+	}
+	if d.server != nil {
+		d.server.Stop()
+	}
+	if d.dir != "" {
+		problems = append(problems, os.RemoveAll(d.dir))
+	}
+	return errors.Join(problems...)
+}
+
+// startDatabase connects to a database with all tables, on a server of our own unless
+// DEMO_DATABASE_URL names one.
+func (d *demo) startDatabase(ctx context.Context) (err error) {
+	if d.url = os.Getenv("DEMO_DATABASE_URL"); d.url != "" {
+		err = d.makeSchema(ctx)
+	} else {
+		err = d.startServer(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if d.pool, err = pgxpool.New(ctx, d.url); err != nil {
+		return err
+	}
+	if d.schema != "" {
+		if err := d.checkSchema(ctx); err != nil {
+			return err
+		}
+	}
+	return d.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		if err := sql.Up(ctx, c.Conn()); err != nil {
+			return err
+		}
+		_, err := c.Exec(ctx, orders.Schema)
+		return err
+	})
+}
+
+func (d *demo) startServer(ctx context.Context) (err error) {
+	// What is meant for other servers must not reach ours.
+	for _, variable := range os.Environ() {
+		name, _, _ := strings.Cut(variable, "=")
+		if strings.HasPrefix(name, "PG") && name != "PGTEST_BINDIR" {
+			if err := os.Unsetenv(name); err != nil {
+				return err
+			}
+		}
+	}
+	d.server, err = pgserver.Start(ctx, pgserver.Options{})
+	if errors.Is(err, pgserver.ErrNoBinaries) {
+		return fmt.Errorf("%w (for the demo: DEMO_DATABASE_URL)", err)
+	}
+	if err != nil {
+		return err
+	}
+	d.url = d.server.URL("demo")
+	return onServer(ctx, d.server.URL("postgres"), `CREATE DATABASE demo`)
+}
+
+// makeSchema keeps the demo's tables apart from whatever else the database holds. All
+// connections, the workers' included, find them by PGOPTIONS.
+func (d *demo) makeSchema(ctx context.Context) error {
+	d.schema = "demo_" + time.Now().Format("20060102_150405")
+	if err := onServer(ctx, d.url, `CREATE SCHEMA `+d.schema); err != nil {
+		d.schema = ""
+		return err
+	}
+	return os.Setenv("PGOPTIONS", strings.TrimSpace(os.Getenv("PGOPTIONS")+" -c search_path="+d.schema))
+}
+
+func (d *demo) checkSchema(ctx context.Context) error {
+	var schema string
+	if err := d.pool.QueryRow(ctx, `SELECT coalesce(current_schema(), '')`).Scan(&schema); err != nil {
+		return err
+	}
+	if schema != d.schema {
+		return errors.New("DEMO_DATABASE_URL sets options or a search_path of its own; leave them out")
+	}
+	return nil
+}
+
+func (d *demo) dropSchema() error {
+	ctx, done := context.WithTimeout(context.Background(), 10*time.Second)
+	defer done()
+	_, err := d.pool.Exec(ctx, `DROP SCHEMA `+d.schema+` CASCADE`)
+	return err
+}
+
+func onServer(ctx context.Context, url, statement string) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	_, err = conn.Exec(ctx, statement)
+	return err
+}
+
+// build compiles the programs and finds the sources of the report.
+func (d *demo) build(ctx context.Context) error {
+	build := exec.CommandContext(ctx, "go", "build", "-o", d.bin("")+"/", module+"/cmd/worker", module+"/examples/shop")
+	if output, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, output)
+	}
+	home, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", module+"/examples/shop").Output()
+	d.home = strings.TrimSpace(string(home))
+	return err
+}

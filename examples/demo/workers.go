@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// A process is a worker.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	log  string
+	gone chan struct{} // closed when it has ended
+	dead bool          // it was killed on purpose
+}
+
+// startWorkers starts three groups that share nothing but the database.
+func (d *demo) startWorkers() error {
+	for _, w := range []struct{ name, program, prefixes, concurrency string }{
+		{"media-1", "shop", "media.", "3"},
+		{"media-2", "shop", "media.", "3"},
+		{"billing", "shop", "billing.", "8"},
+		{"reports", "worker", "report.,default.", "2"},
+	} {
+		p, err := d.spawn(w.name, w.program,
+			"WORKER_TYPE_PREFIXES="+w.prefixes, "WORKER_CONCURRENCY="+w.concurrency, "WORKER_ID="+w.name,
+			"WORKER_LEASE=3s", "WORKER_LOG_FORMAT=text", "WORKER_CLEANUP_EVERY=0s",
+			"WORKER_HANDLERS="+filepath.Join(d.home, "handlers.yaml"), "SHOP_HOME="+d.home, "SHOP_DIR="+d.shop())
+		if err != nil {
+			return fmt.Errorf("start worker %s: %w", w.name, err)
+		}
+		say("started %-8s pid %-7d %s", w.name, p.cmd.Process.Pid, w.prefixes)
+	}
+	return nil
+}
+
+func (d *demo) spawn(name, program string, env ...string) (*process, error) {
+	p := &process{name: name, log: filepath.Join(d.dir, "logs", name), gone: make(chan struct{})}
+	log, err := os.Create(p.log)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	p.cmd = exec.Command(d.bin(program))
+	p.cmd.Env = append(inherited(), append(env, "DATABASE_URL="+d.url)...)
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = attributes()
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		_ = p.cmd.Wait() // how it ended is in its log
+		close(p.gone)
+	}()
+	d.processes = append(d.processes, p)
+	return p, nil
+}
+
+// inherited is the environment without what would configure a worker.
+func inherited() (env []string) {
+	for _, variable := range os.Environ() {
+		if !strings.HasPrefix(variable, "WORKER_") && !strings.HasPrefix(variable, "DATABASE_URL=") {
+			env = append(env, variable)
+		}
+	}
+	return env
+}
+
+// stopWorkers asks all to end, and ends those that do not.
+func (d *demo) stopWorkers() {
+	for _, p := range d.processes {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // gone already: as good
+	}
+	patience := time.After(5 * time.Second)
+	for _, p := range d.processes {
+		select {
+		case <-p.gone:
+		case <-patience:
+			_ = p.cmd.Process.Kill()
+			<-p.gone
+			patience = time.After(0)
+		}
+	}
+}
+
+// running returns an error if a worker has ended that should not have.
+func (d *demo) running() error {
+	for _, p := range d.processes {
+		select {
+		case <-p.gone:
+			if !p.dead {
+				return fmt.Errorf("worker %s has ended: %s", p.name, p.cmd.ProcessState)
+			}
+		default:
+		}
+	}
+	return nil
+}
+
+// murder kills the first worker with SIGKILL while it holds leases, and says how many.
+func (d *demo) murder(ctx context.Context) (*process, error) {
+	victim := d.processes[0]
+	busy := func(s snapshot) bool { return s.Succeeded >= s.Enqueued/8 && s.held(victim) >= 2 }
+	for {
+		if err := d.watch(ctx, busy); err != nil {
+			return nil, err
+		}
+		// It is stopped first, so that nothing changes while we look.
+		if err := victim.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			return nil, err
+		}
+		time.Sleep(100 * time.Millisecond) // what it had asked the server for is done by then
+		s, err := d.look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if s.held(victim) > 0 {
+			break
+		}
+		if err := victim.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			return nil, err
+		}
+	}
+	victim.dead = true
+	if err := victim.cmd.Process.Kill(); err != nil {
+		return nil, err
+	}
+	<-victim.gone
+	s, err := d.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.clearLine()
+	say("killed %s (pid %d, %s): its %d leases are left behind, and nobody replaces it",
+		victim.name, victim.cmd.Process.Pid, victim.cmd.ProcessState, s.held(victim))
+	return victim, nil
+}
+
+// logTails returns the end of each worker's log.
+func (d *demo) logTails() error {
+	var tails []error
+	for _, p := range d.processes {
+		text, err := os.ReadFile(p.log)
+		if err != nil {
+			return err
+		}
+		tails = append(tails, fmt.Errorf("log of %s:\n%s", p.name, text[max(0, len(text)-1500):]))
+	}
+	return errors.Join(tails...)
+}
