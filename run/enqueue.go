@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -32,7 +35,8 @@ type Enqueued struct {
 }
 
 // A ConflictError means that an idempotency key, or an id, already belongs to a run with
-// another type or payload. Nothing was enqueued by the call.
+// another type or payload. Nothing of the statement that met it is stored, and a
+// transaction around it can only be rolled back.
 type ConflictError struct {
 	Key      string    // the idempotency key; empty if the id was in the way
 	Wanted   uuid.UUID // id of the run that was refused
@@ -59,168 +63,115 @@ func Enqueue(ctx context.Context, db DB, n New) (Enqueued, error) {
 	return all[0], nil
 }
 
-// batchSize is how many rows one statement inserts.
-const batchSize = 1000
+// A statement stores at most this many rows, and about this many bytes of payload.
+const (
+	batchRows  = 1000
+	batchBytes = 16 << 20
+)
 
-// EnqueueMany stores runs, a thousand per statement, and returns what became of each in the
-// same order. Outside of a transaction each statement commits by itself. See Enqueue.
+// EnqueueMany stores runs and returns what became of each, in the same order. All documents
+// are checked before the first run is stored. A statement takes up to a thousand runs: all
+// of these are stored, or none. In a transaction that goes for the whole call; outside of
+// one, an error leaves what earlier statements stored, and calling again is safe for runs
+// that have a key or an id. See Enqueue.
 func EnqueueMany(ctx context.Context, db DB, runs []New) ([]Enqueued, error) {
-	done := make([]Enqueued, 0, len(runs))
-	for len(runs) > 0 {
-		n := min(len(runs), batchSize)
-		b, err := newBatch(runs[:n])
-		if err != nil {
-			return nil, err
+	return enqueue(runs, func(b batch) ([]Enqueued, error) {
+		c := b.columns()
+		if !b.unique() {
+			_, err := db.Exec(ctx, `
+				INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata)
+				SELECT id, type, payload, coalesce(run_at, now()) + delay * interval '1 second', priority, max_attempts, key, metadata
+				`+fromColumns, c...)
+			return b.stored(), err
 		}
-		part, err := b.insert(ctx, db)
-		if err != nil {
-			return nil, err
+		rows, _ := db.Query(ctx, enqueueEach(fromColumns), c...)
+		return pgx.CollectRows(rows, pgx.RowToStructByPos[Enqueued])
+	})
+}
+
+const fromColumns = `
+	FROM unnest($1::uuid[], $2::text[], $3::jsonb[], $4::timestamptz[], $5::float8[], $6::int[], $7::int[], $8::text[], $9::jsonb[])
+	  WITH ORDINALITY AS n (id, type, payload, run_at, delay, priority, max_attempts, key, metadata, place)`
+
+// enqueueEach returns a statement that stores rows n which may be there already. It goes
+// through them by key and id, so that two of its kind seldom deadlock.
+func enqueueEach(from string) string {
+	return `
+		SELECT e.run, e.existing
+		FROM (SELECT n.* ` + from + ` ORDER BY n.key, n.id, n.place OFFSET 0) AS n,
+		     workflow_enqueue_once(n.type, n.payload, n.run_at, n.delay * interval '1 second',
+		                           n.priority, n.max_attempts, n.key, n.metadata, n.id) AS e
+		ORDER BY n.place`
+}
+
+// enqueue cuts runs into batches and has each stored.
+func enqueue(runs []New, store func(batch) ([]Enqueued, error)) ([]Enqueued, error) {
+	rows := make(batch, len(runs))
+	for i, n := range runs {
+		var err error
+		if rows[i], err = newRow(n); err != nil {
+			return nil, fmt.Errorf("enqueue %q: %w", n.Type, err)
 		}
-		done, runs = append(done, part...), runs[n:]
+	}
+	done := make([]Enqueued, 0, len(rows))
+	for len(rows) > 0 {
+		n := rows.fitting()
+		part, err := store(rows[:n])
+		if err != nil {
+			return nil, fmt.Errorf("enqueue %d runs: %w", n, rows[:n].explain(err))
+		}
+		done, rows = append(done, part...), rows[n:]
 	}
 	return done, nil
 }
 
-// A batch is runs as columns, ready for unnest.
-type batch struct {
-	ids         []uuid.UUID
-	types       []string
-	payloads    []json.RawMessage
-	runAts      []*time.Time
-	delays      []float64
-	priorities  []int
-	maxAttempts []int
-	keys        []*string
-	metadata    []json.RawMessage
-	unique      bool // some row may already be there
+// A row is a New as the database takes it.
+type row struct {
+	ID          uuid.UUID       `json:"id"`
+	Type        string          `json:"type"`
+	Payload     json.RawMessage `json:"payload"`
+	RunAt       *time.Time      `json:"run_at"`
+	Delay       float64         `json:"delay"`
+	Priority    int             `json:"priority"`
+	MaxAttempts int             `json:"max_attempts"`
+	Key         *string         `json:"key"`
+	Metadata    json.RawMessage `json:"metadata,omitempty"`
+	named       bool            // its id was given, so it may be there already
 }
 
-func newBatch(runs []New) (*batch, error) {
-	b := &batch{}
-	for _, n := range runs {
-		payload, err := document("payload", n.Payload, MaxPayload)
-		if err != nil {
-			return nil, fmt.Errorf("enqueue %q: %w", n.Type, err)
-		}
-		if payload == nil {
-			payload = json.RawMessage(`{}`)
-		}
-		metadata, err := document("metadata", n.Metadata, MaxMetadata)
-		if err != nil {
-			return nil, fmt.Errorf("enqueue %q: %w", n.Type, err)
-		}
-		b.unique = b.unique || n.IdempotencyKey != "" || n.ID != uuid.Nil
-		if n.ID == uuid.Nil {
-			if n.ID, err = uuid.NewV7(); err != nil {
-				return nil, fmt.Errorf("enqueue %q: draw an id: %w", n.Type, err)
-			}
-		}
-		if n.MaxAttempts == 0 {
-			n.MaxAttempts = 3
-		}
-		b.ids = append(b.ids, n.ID)
-		b.types = append(b.types, n.Type)
-		b.payloads = append(b.payloads, payload)
-		b.runAts = append(b.runAts, orNil(n.RunAt, n.RunAt.IsZero()))
-		b.delays = append(b.delays, max(n.Delay, 0).Seconds())
-		b.priorities = append(b.priorities, n.Priority)
-		b.maxAttempts = append(b.maxAttempts, n.MaxAttempts)
-		b.keys = append(b.keys, orNil(n.IdempotencyKey, n.IdempotencyKey == ""))
-		b.metadata = append(b.metadata, metadata)
+func newRow(n New) (row, error) {
+	r := row{
+		ID: n.ID, Type: n.Type, Payload: json.RawMessage(`{}`), Delay: max(n.Delay, 0).Seconds(),
+		Priority: n.Priority, MaxAttempts: n.MaxAttempts, named: n.ID != uuid.Nil,
 	}
-	return b, nil
-}
-
-func orNil[T any](v T, null bool) *T {
-	if null {
-		return nil
+	if !utf8.ValidString(n.Type) || !utf8.ValidString(n.IdempotencyKey) {
+		return row{}, errors.New("type and idempotency key must be valid UTF-8")
 	}
-	return &v
-}
-
-// insert stores the batch. Rows that meet an existing key or id are compared with it
-// afterwards: an existing row that has gone in between is tried again.
-func (b *batch) insert(ctx context.Context, db DB) ([]Enqueued, error) {
-	insert := insertRuns
-	if b.unique {
-		insert += ` ON CONFLICT DO NOTHING RETURNING id`
-	}
-	done := make([]Enqueued, len(b.ids))
-	for i, id := range b.ids {
-		done[i].ID = id
-	}
-	args := []any{b.ids, b.types, b.payloads, b.runAts, b.delays, b.priorities, b.maxAttempts, b.keys, b.metadata}
-	if !b.unique {
-		if _, err := db.Exec(ctx, insert, args...); err != nil {
-			return nil, fmt.Errorf("enqueue %d runs: %w", len(b.ids), err)
-		}
-		return done, nil
-	}
-	stored := map[uuid.UUID]bool{}
-	for round := 0; ; round++ {
-		rows, _ := db.Query(ctx, insert, args...)
-		ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-		if err != nil {
-			return nil, fmt.Errorf("enqueue %d runs: %w", len(b.ids), err)
-		}
-		for _, id := range ids {
-			stored[id] = true
-		}
-		found, err := b.existing(ctx, db, stored, done)
-		if err != nil || found {
-			return done, err
-		}
-		if round == 10 {
-			return nil, errors.New("run: enqueue: an idempotency key keeps changing hands; try again")
-		}
-	}
-}
-
-const insertRuns = `
-	INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata)
-	SELECT id, type, payload, coalesce(run_at, now()) + delay * interval '1 second', priority, max_attempts, key, metadata
-	FROM unnest($1::uuid[], $2::text[], $3::jsonb[], $4::timestamptz[], $5::float8[], $6::int[], $7::int[], $8::text[], $9::jsonb[])
-	  AS n (id, type, payload, run_at, delay, priority, max_attempts, key, metadata)`
-
-// existing fills done for the rows that were not stored. It reports false if one of them
-// met a row that has gone since.
-func (b *batch) existing(ctx context.Context, db DB, stored map[uuid.UUID]bool, done []Enqueued) (found bool, err error) {
-	var missing []int
-	for i, id := range b.ids {
-		if !stored[id] {
-			missing = append(missing, i)
-		}
-	}
-	if len(missing) == 0 {
-		return true, nil
-	}
-	type match struct {
-		Place int
-		ID    uuid.UUID
-		Same  bool
-	}
-	rows, _ := db.Query(ctx, `
-		SELECT DISTINCT ON (n.place) n.place - 1, r.id,
-		       r.type = n.type AND r.payload = n.payload AND r.idempotency_key IS NOT DISTINCT FROM n.key
-		FROM unnest($1::uuid[], $2::text[], $3::jsonb[], $4::text[]) WITH ORDINALITY AS n (id, type, payload, key, place)
-		JOIN workflow_run r ON r.id = n.id OR r.idempotency_key = n.key AND r.deleted_at IS NULL
-		WHERE n.place - 1 = ANY ($5::int[])
-		ORDER BY n.place, r.id = n.id DESC`, b.ids, b.types, b.payloads, b.keys, missing)
-	matches, err := pgx.CollectRows(rows, pgx.RowToStructByPos[match])
+	payload, err := document("payload", n.Payload, MaxPayload)
 	if err != nil {
-		return false, fmt.Errorf("look up existing runs: %w", err)
+		return row{}, err
 	}
-	for _, m := range matches {
-		if !m.Same {
-			e := &ConflictError{Wanted: b.ids[m.Place], Existing: m.ID}
-			if b.keys[m.Place] != nil && m.ID != b.ids[m.Place] {
-				e.Key = *b.keys[m.Place]
-			}
-			return false, e
+	if payload != nil {
+		r.Payload = payload
+	}
+	if r.Metadata, err = document("metadata", n.Metadata, MaxMetadata); err != nil {
+		return row{}, err
+	}
+	if !r.named {
+		if r.ID, err = uuid.NewV7(); err != nil {
+			return row{}, fmt.Errorf("draw an id: %w", err)
 		}
-		done[m.Place] = Enqueued{ID: m.ID, Existing: true}
 	}
-	return len(matches) == len(missing), nil
+	if r.MaxAttempts == 0 {
+		r.MaxAttempts = 3
+	}
+	if !n.RunAt.IsZero() {
+		r.RunAt = &n.RunAt
+	}
+	if n.IdempotencyKey != "" {
+		r.Key = &n.IdempotencyKey
+	}
+	return r, nil
 }
 
 // document encodes v and checks that it is a JSON object the database will take.
@@ -240,4 +191,81 @@ func document(field string, v any, limit int) (json.RawMessage, error) {
 		}
 	}
 	return data, check(field, data, limit, true)
+}
+
+// A batch is the rows of one statement.
+type batch []row
+
+// fitting returns how many of the rows go into one statement, at least one.
+func (b batch) fitting() int {
+	size := 0
+	for i, r := range b {
+		size += len(r.Payload)
+		if i == batchRows || i > 0 && size > batchBytes {
+			return i
+		}
+	}
+	return len(b)
+}
+
+// unique reports whether some row may be there already.
+func (b batch) unique() bool {
+	return slices.ContainsFunc(b, func(r row) bool { return r.named || r.Key != nil })
+}
+
+func (b batch) stored() []Enqueued {
+	done := make([]Enqueued, len(b))
+	for i, r := range b {
+		done[i].ID = r.ID
+	}
+	return done
+}
+
+// columns returns the batch as arguments for fromColumns.
+func (b batch) columns() []any {
+	return []any{
+		column(b, func(r row) uuid.UUID { return r.ID }),
+		column(b, func(r row) string { return r.Type }),
+		column(b, func(r row) json.RawMessage { return r.Payload }),
+		column(b, func(r row) *time.Time { return r.RunAt }),
+		column(b, func(r row) float64 { return r.Delay }),
+		column(b, func(r row) int { return r.Priority }),
+		column(b, func(r row) int { return r.MaxAttempts }),
+		column(b, func(r row) *string { return r.Key }),
+		column(b, func(r row) json.RawMessage { return r.Metadata }),
+	}
+}
+
+func column[T any](b batch, of func(row) T) []T {
+	all := make([]T, len(b))
+	for i, r := range b {
+		all[i] = of(r)
+	}
+	return all
+}
+
+// refused is how workflow_enqueue_once names the two runs of a conflict.
+var refused = regexp.MustCompile(`workflow_enqueue: new run ([0-9a-f-]{36}) is refused: run ([0-9a-f-]{36}) has the same`)
+
+// explain turns the database's word for a conflict into a *ConflictError. Whatever driver
+// err came from, it has the message in its text.
+func (b batch) explain(err error) error {
+	var state interface{ SQLState() string }
+	if !errors.As(err, &state) || state.SQLState() != "23505" {
+		return err
+	}
+	match := refused.FindStringSubmatch(err.Error())
+	if match == nil {
+		return err
+	}
+	e := &ConflictError{Wanted: uuid.MustParse(match[1]), Existing: uuid.MustParse(match[2])}
+	if e.Wanted == e.Existing {
+		return e
+	}
+	for _, r := range b {
+		if r.ID == e.Wanted && r.Key != nil {
+			e.Key = *r.Key
+		}
+	}
+	return e
 }

@@ -100,7 +100,8 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 	}
 	// No condition on status: the token says it all, and the planner would be tempted into
 	// the index of leased rows, which is full of dead entries while a snapshot is held.
-	// audit and done bracket the update so that no trigger writes the history again.
+	// audit and done bracket the update so that no trigger writes the history again; done
+	// must be read even if nothing was settled, hence the array.
 	rows, _ := db.Query(ctx, `
 		WITH audit AS MATERIALIZED (
 			SELECT coalesce(current_setting('workflow.audit', true), '') AS before,
@@ -140,10 +141,10 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 			SELECT set_config('workflow.audit', audit.before, true)
 			FROM audit, (SELECT count(*) FROM settled) AS all_of_them
 		)
-		SELECT settled.id
-		FROM settled, done`,
+		SELECT ARRAY(SELECT id FROM settled)
+		FROM done`,
 		ids, tokens, verdicts, results, failures, messages, delays, worker)
-	settled, err := pgx.CollectRows(rows, pgx.RowTo[[16]byte])
+	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]uuid.UUID])
 	if err != nil {
 		return nil, fmt.Errorf("settle %d runs: %w", len(outcomes), err)
 	}

@@ -1,20 +1,29 @@
 -- simple-workflow 0001: runs, their history, and the outbox.
 --
--- Apply with `workflowctl migrate up`, from Go with sql.Up, or by hand:
---   psql -v ON_ERROR_STOP=1 -1 -f 0001_run.sql
+-- Apply with `workflowctl migrate up` or from Go with sql.Up: these also note in the table
+-- workflow_schema what was applied, which workers check. To just look around in a scratch
+-- database, psql -v ON_ERROR_STOP=1 -1 -f 0001_run.sql (and so on) does.
 -- Nothing here names a schema: everything lands in the first one of search_path.
 --
 -- How to read it. workflow_run is the whole system: each row is one piece of work.
 -- The engine's own statements are right by themselves; the triggers below are a net
 -- for people and other programs, and say in words what went wrong. Each trigger has a
 -- WHEN made of plain expressions, so that rows which are fine never call a function.
+--
+-- Functions stay in the schema they were made in, whatever their caller's search_path is:
+-- SET search_path FROM CURRENT takes what is set here for the rest of the transaction.
+DO $do$
+BEGIN
+    PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+END
+$do$;
 
 
 -- Time-ordered ids (RFC 9562, version 7): neighbours in time are neighbours in the
 -- index, which keeps inserts on few pages. Servers that bring uuidv7() use theirs.
 DO $do$
 BEGIN
-    IF to_regproc('pg_catalog.uuidv7') IS NOT NULL THEN
+    IF to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN
         CREATE FUNCTION workflow_uuid() RETURNS uuid
         LANGUAGE sql VOLATILE PARALLEL SAFE AS 'SELECT pg_catalog.uuidv7()';
     ELSE
@@ -151,29 +160,15 @@ CREATE INDEX workflow_run_deleted_idx ON workflow_run (deleted_at)
 -- Guards: wrong rows and illegal moves are errors in words.
 -- ---------------------------------------------------------------------------------
 
--- Levels of nesting of a JSON document. Strings are cut out first, then brackets are
--- counted from left to right; no recursion, so depth cannot exhaust the stack.
-CREATE FUNCTION workflow_json_depth(document jsonb) RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $fn$
-    SELECT coalesce(max(depth), 0)::integer
-    FROM (SELECT sum(CASE WHEN bracket IN ('{', '[') THEN 1 ELSE -1 END) OVER (ORDER BY place) AS depth
-          FROM string_to_table(regexp_replace(
-                   regexp_replace(document::text, '"(\\.|[^"\\])*"', '', 'g'),
-                   '[^][{}]', '', 'g'), NULL) WITH ORDINALITY AS b (bracket, place)) AS walk
-$fn$;
-
 CREATE FUNCTION workflow_run_refuse_insert() RETURNS trigger
 LANGUAGE plpgsql AS $fn$
 DECLARE
     problem text;
     fix     text;
-    size    integer;
-    depth   integer;
 BEGIN
     IF NEW.type IS NULL OR NEW.payload IS NULL THEN
         RETURN NEW; -- the column's own NOT NULL names it
     END IF;
-    size := octet_length(NEW.payload::text);
     IF NEW.type !~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)+$' THEN
         problem := format('type %L is not a dotted lower-case name', left(NEW.type, 120));
         fix := 'Use segments of a-z, 0-9, _ and - joined by dots, such as billing.invoice_charge.v1.';
@@ -205,8 +200,8 @@ BEGIN
     ELSIF jsonb_typeof(NEW.payload) <> 'object' THEN
         problem := format('payload is a JSON %s, an object is required', jsonb_typeof(NEW.payload));
         fix := 'Wrap the value: {"value": …}.';
-    ELSIF size > 262144 THEN
-        problem := format('payload has %s bytes, the limit is 262144', size);
+    ELSIF octet_length(NEW.payload::text) > 262144 THEN
+        problem := format('payload has %s bytes, the limit is 262144', octet_length(NEW.payload::text));
         fix := 'Store large data elsewhere and put a reference into the payload.';
     ELSIF NEW.metadata IS NOT NULL AND jsonb_typeof(NEW.metadata) <> 'object' THEN
         problem := format('metadata is a JSON %s, an object is required', jsonb_typeof(NEW.metadata));
@@ -215,12 +210,8 @@ BEGIN
         problem := format('metadata has %s bytes, the limit is 16384', octet_length(NEW.metadata::text));
         fix := 'Keep metadata to tags and trace context.';
     ELSE
-        depth := workflow_json_depth(NEW.payload);
-        IF depth <= 64 THEN
-            RETURN NEW;
-        END IF;
-        problem := format('payload is nested %s levels deep, the limit is 64', depth);
-        fix := 'Flatten the payload.';
+        problem := 'payload or metadata is nested deeper than 64 levels';
+        fix := 'Flatten the document.';
     END IF;
     RAISE EXCEPTION 'workflow_run: %', problem
         USING ERRCODE = 'check_violation', HINT = fix, TABLE = 'workflow_run', CONSTRAINT = 'workflow_run_insert_guard';
@@ -228,7 +219,7 @@ END
 $fn$;
 
 CREATE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
-    FOR EACH ROW WHEN (NOT (
+    FOR EACH ROW WHEN ((
         NEW.type ~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)+$' AND length(NEW.type) <= 200
         AND NEW.status = 'pending'
         AND NEW.priority BETWEEN -100 AND 100 AND NEW.max_attempts BETWEEN 1 AND 1000
@@ -239,11 +230,12 @@ CREATE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
         AND isfinite(NEW.run_at) AND NEW.run_at >= '2000-01-01' AND NEW.run_at <= now() + interval '10 years'
         AND (NEW.idempotency_key IS NULL OR length(NEW.idempotency_key) BETWEEN 1 AND 200)
         AND jsonb_typeof(NEW.payload) = 'object' AND octet_length(NEW.payload::text) <= 262144
-        -- Fewer brackets than levels allowed: certainly not too deep, and cheap to know.
-        AND length(translate(NEW.payload::text, '{[', '')) > length(NEW.payload::text) - 64
+        -- Nothing that could hold more lies 64 levels below the top.
+        AND NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
         AND (NEW.metadata IS NULL
-             OR jsonb_typeof(NEW.metadata) = 'object' AND octet_length(NEW.metadata::text) <= 16384)
-    ) IS NOT FALSE)
+             OR jsonb_typeof(NEW.metadata) = 'object' AND octet_length(NEW.metadata::text) <= 16384
+                AND NOT jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")'))
+    ) IS FALSE)
     EXECUTE FUNCTION workflow_run_refuse_insert();
 
 -- The state machine:
@@ -291,8 +283,8 @@ BEGIN
     ELSIF OLD.status = 'pending' AND NEW.status IN ('succeeded', 'failed') THEN
         problem := format('run %s is pending and cannot become %s without being leased', OLD.id, NEW.status);
         fix := format('Only the worker that leased a run settles it. To stop it: SELECT workflow_cancel(%L).', OLD.id);
-    ELSIF NEW.status = 'leased' AND NEW.lease_token IS NULL THEN
-        problem := format('run %s cannot be leased without a lease_token', OLD.id);
+    ELSIF NEW.status = 'leased' AND (NEW.lease_token IS NULL OR NEW.lease_until IS NULL OR NEW.leased_by IS NULL) THEN
+        problem := format('run %s cannot be leased without lease_token, lease_until and leased_by', OLD.id);
         fix := 'Leave leasing to the workers.';
     ELSIF NEW.status = 'leased' AND OLD.status = 'pending' AND NEW.lease_no = OLD.lease_no THEN
         problem := format('run %s: every lease takes the next lease_no', OLD.id);
@@ -307,7 +299,7 @@ END
 $fn$;
 
 CREATE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_run
-    FOR EACH ROW WHEN (NOT (
+    FOR EACH ROW WHEN ((
         NEW.id = OLD.id AND NEW.type = OLD.type AND NEW.created_at = OLD.created_at
         AND NEW.priority BETWEEN -100 AND 100 AND NEW.max_attempts BETWEEN 1 AND 1000 AND NEW.attempt >= 0
         AND isfinite(NEW.run_at) AND NEW.run_at >= '2000-01-01' AND NEW.run_at <= now() + interval '10 years 1 day'
@@ -316,30 +308,46 @@ CREATE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_run
         AND NEW.lease_no >= OLD.lease_no
         AND CASE OLD.status
             WHEN 'pending' THEN NEW.status IN ('pending', 'cancelled')
-                             OR NEW.status = 'leased' AND NEW.lease_token IS NOT NULL AND NEW.lease_no > OLD.lease_no
+                             OR NEW.status = 'leased' AND NEW.lease_no > OLD.lease_no AND NEW.lease_token IS NOT NULL
+                                AND NEW.lease_until IS NOT NULL AND NEW.leased_by IS NOT NULL
             WHEN 'leased'  THEN NEW.status IN ('pending', 'succeeded', 'failed', 'cancelled')
                              OR NEW.status = 'leased' AND (NEW.lease_token = OLD.lease_token
                                  OR OLD.lease_until < clock_timestamp() AND NEW.lease_no > OLD.lease_no)
             WHEN 'failed'  THEN NEW.status = 'failed'
-                             OR NEW.status = 'pending' AND current_setting('workflow.retry', true) = 'on'
+                             OR NEW.status = 'pending' AND coalesce(current_setting('workflow.retry', true), '') = 'on'
             ELSE NEW.status = OLD.status END
-    ) IS NOT FALSE)
+    ) IS FALSE)
     EXECUTE FUNCTION workflow_run_refuse_update();
 
--- The payload is compared only when a statement names it, so that no other update has to
--- fetch a large one.
-CREATE FUNCTION workflow_run_refuse_payload() RETURNS trigger
+-- What was given at the start is looked at only when a statement names it: no other update
+-- has to fetch a large payload.
+CREATE FUNCTION workflow_run_refuse_input() RETURNS trigger
 LANGUAGE plpgsql AS $fn$
+DECLARE
+    problem text;
+    fix     text;
 BEGIN
-    RAISE EXCEPTION 'workflow_run: run %: payload never changes', OLD.id
-        USING ERRCODE = 'check_violation', TABLE = 'workflow_run', CONSTRAINT = 'workflow_run_payload_guard',
-              HINT = 'Cancel this run with SELECT workflow_cancel(id) and enqueue a new one.';
+    IF NEW.payload <> OLD.payload THEN
+        problem := 'payload never changes';
+        fix := 'Cancel this run with SELECT workflow_cancel(id) and enqueue a new one.';
+    ELSIF length(NEW.idempotency_key) NOT BETWEEN 1 AND 200 THEN
+        problem := format('idempotency_key has %s characters, allowed are 1 to 200', length(NEW.idempotency_key));
+        fix := 'Use a shorter key, a hash for example, or null for none.';
+    ELSE
+        problem := 'metadata is not an object of at most 16384 bytes and 64 levels';
+        fix := 'Keep metadata to tags and trace context.';
+    END IF;
+    RAISE EXCEPTION 'workflow_run: run %: %', OLD.id, problem
+        USING ERRCODE = 'check_violation', HINT = fix, TABLE = 'workflow_run', CONSTRAINT = 'workflow_run_input_guard';
 END
 $fn$;
 
-CREATE TRIGGER workflow_run_payload_guard BEFORE UPDATE OF payload ON workflow_run
-    FOR EACH ROW WHEN (NEW.payload IS DISTINCT FROM OLD.payload)
-    EXECUTE FUNCTION workflow_run_refuse_payload();
+CREATE TRIGGER workflow_run_input_guard AFTER UPDATE OF payload, idempotency_key, metadata ON workflow_run
+    FOR EACH ROW WHEN (NEW.payload <> OLD.payload
+        OR length(NEW.idempotency_key) NOT BETWEEN 1 AND 200
+        OR jsonb_typeof(NEW.metadata) <> 'object' OR octet_length(NEW.metadata::text) > 16384
+        OR jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")'))
+    EXECUTE FUNCTION workflow_run_refuse_input();
 
 CREATE FUNCTION workflow_run_refuse_delete() RETURNS trigger
 LANGUAGE plpgsql AS $fn$

@@ -1,5 +1,73 @@
 -- simple-workflow 0004: what people and programs call by SQL.
 
+DO $do$
+BEGIN
+    PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true); -- as in 0001
+END
+$do$;
+
+-- What workflow_enqueue does, also telling whether the run was there before.
+CREATE FUNCTION workflow_enqueue_once(
+    type            text,
+    payload         jsonb       DEFAULT '{}',
+    run_at          timestamptz DEFAULT NULL,
+    delay           interval    DEFAULT NULL,
+    priority        integer     DEFAULT 0,
+    max_attempts    integer     DEFAULT 3,
+    idempotency_key text        DEFAULT NULL,
+    metadata        jsonb       DEFAULT NULL,
+    id              uuid        DEFAULT NULL,
+    OUT run         uuid,
+    OUT existing    boolean
+)
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    given uuid := coalesce(workflow_enqueue_once.id, workflow_uuid());
+    other workflow_run;
+BEGIN
+    FOR round IN 1..10 LOOP
+        INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata)
+        VALUES (given, workflow_enqueue_once.type, workflow_enqueue_once.payload,
+                coalesce(workflow_enqueue_once.run_at, now()) + coalesce(workflow_enqueue_once.delay, '0'),
+                workflow_enqueue_once.priority, workflow_enqueue_once.max_attempts,
+                workflow_enqueue_once.idempotency_key, workflow_enqueue_once.metadata)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            run := given;
+            existing := false;
+            RETURN;
+        END IF;
+        SELECT * INTO other FROM workflow_run r
+        WHERE r.id = given
+           OR r.idempotency_key = workflow_enqueue_once.idempotency_key AND r.deleted_at IS NULL
+        ORDER BY r.id = given DESC
+        LIMIT 1;
+        IF FOUND AND other.type = workflow_enqueue_once.type AND other.payload = workflow_enqueue_once.payload
+           AND other.idempotency_key IS NOT DISTINCT FROM workflow_enqueue_once.idempotency_key THEN
+            run := other.id;
+            existing := true;
+            RETURN;
+        ELSIF FOUND THEN
+            -- Both ids come first, so that programs can tell them from what users wrote.
+            RAISE EXCEPTION 'workflow_enqueue: new run % is refused: run % has the same %',
+                given, other.id, CASE WHEN other.id = given THEN 'id, with another type, payload or key'
+                    ELSE format('idempotency key %L, with another type or payload', workflow_enqueue_once.idempotency_key) END
+                USING ERRCODE = 'unique_violation', TABLE = 'workflow_run',
+                      CONSTRAINT = CASE WHEN other.id = given THEN 'workflow_run_pkey' ELSE 'workflow_run_idempotency_idx' END,
+                      DETAIL = format('The existing run is of type %s and was created at %s.', other.type, other.created_at),
+                      HINT = CASE WHEN other.id = given THEN 'Use another id for other work, or leave it out.'
+                             ELSE format('Use another key for other work, or free it with SELECT workflow_delete(%L, ''reason'').', other.id) END;
+        END IF;
+        -- The row that was in the way has gone since: try again.
+    END LOOP;
+    RAISE EXCEPTION 'workflow_enqueue: idempotency key % keeps changing hands', quote_literal(workflow_enqueue_once.idempotency_key)
+        USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
+END
+$fn$;
+COMMENT ON FUNCTION workflow_enqueue_once(text, jsonb, timestamptz, interval, integer, integer, text, jsonb, uuid) IS
+    'workflow_enqueue for programs: returns the run and whether it existed already.';
+
 -- SELECT workflow_enqueue('billing.invoice_charge.v1', '{"invoice": 7}', delay => '5 minutes');
 CREATE FUNCTION workflow_enqueue(
     type            text,
@@ -12,45 +80,8 @@ CREATE FUNCTION workflow_enqueue(
     metadata        jsonb       DEFAULT NULL,
     id              uuid        DEFAULT NULL
 ) RETURNS uuid
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
-#variable_conflict use_column
-DECLARE
-    given    uuid := coalesce(workflow_enqueue.id, workflow_uuid());
-    existing workflow_run;
-BEGIN
-    FOR round IN 1..10 LOOP
-        INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata)
-        VALUES (given, workflow_enqueue.type, workflow_enqueue.payload,
-                coalesce(workflow_enqueue.run_at, now()) + coalesce(workflow_enqueue.delay, '0'),
-                workflow_enqueue.priority, workflow_enqueue.max_attempts,
-                workflow_enqueue.idempotency_key, workflow_enqueue.metadata)
-        ON CONFLICT DO NOTHING;
-        IF FOUND THEN
-            RETURN given;
-        END IF;
-        SELECT * INTO existing FROM workflow_run r
-        WHERE r.id = given
-           OR r.idempotency_key = workflow_enqueue.idempotency_key AND r.deleted_at IS NULL
-        ORDER BY r.id = given DESC
-        LIMIT 1;
-        IF FOUND THEN
-            IF existing.type = workflow_enqueue.type AND existing.payload = workflow_enqueue.payload
-               AND existing.idempotency_key IS NOT DISTINCT FROM workflow_enqueue.idempotency_key THEN
-                RETURN existing.id;
-            END IF;
-            RAISE EXCEPTION 'workflow_enqueue: % already belongs to run % (type %), which has another type, payload or key',
-                CASE WHEN existing.id = given THEN format('id %s', given)
-                     ELSE format('idempotency key %L', workflow_enqueue.idempotency_key) END,
-                existing.id, existing.type
-                USING ERRCODE = 'unique_violation', TABLE = 'workflow_run', CONSTRAINT = 'workflow_run_idempotency_idx',
-                      HINT = 'Use another key for other work, or delete that run with workflow_delete(id, reason).';
-        END IF;
-        -- The row that was in the way has gone since: try again.
-    END LOOP;
-    RAISE EXCEPTION 'workflow_enqueue: idempotency key % keeps changing hands', quote_literal(workflow_enqueue.idempotency_key)
-        USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
-END
-$fn$;
+LANGUAGE sql
+RETURN (workflow_enqueue_once(type, payload, run_at, delay, priority, max_attempts, idempotency_key, metadata, id)).run;
 COMMENT ON FUNCTION workflow_enqueue(text, jsonb, timestamptz, interval, integer, integer, text, jsonb, uuid) IS
     'Enqueues a run and returns its id. The same idempotency key with the same type and payload returns the run that exists; with others it is an error that names both.';
 
@@ -74,7 +105,7 @@ BEGIN
         SELECT r.status INTO seen FROM workflow_run r WHERE r.id = workflow_cancel.id;
         IF NOT FOUND THEN
             RETURN 'not found';
-        ELSIF seen IN ('succeeded', 'failed', 'cancelled') THEN
+        ELSIF seen NOT IN ('pending', 'leased') THEN
             RETURN 'too late: ' || seen;
         END IF;
         -- It was finished a moment ago and has been retried since: cancel it now.
@@ -86,22 +117,19 @@ COMMENT ON FUNCTION workflow_cancel(uuid, text) IS
 
 -- Raises max_attempts where needed and never lowers attempt: history stays true.
 CREATE FUNCTION workflow_retry(id uuid, attempts integer DEFAULT 1) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET workflow.retry = 'on' AS $fn$
 #variable_conflict use_column
 DECLARE
-    before text := coalesce(current_setting('workflow.retry', true), '');
-    seen   text;
+    seen text;
 BEGIN
     IF workflow_retry.attempts NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'workflow_retry: attempts % is outside 1 to 1000', workflow_retry.attempts
             USING ERRCODE = 'check_violation', HINT = 'Say how many further starts the run may have.';
     END IF;
-    PERFORM set_config('workflow.retry', 'on', true);
     UPDATE workflow_run r
     SET status = 'pending', run_at = now(), finished_at = NULL, updated_at = clock_timestamp(), suspect = false,
         postponed = 0, max_attempts = least(1000, greatest(r.max_attempts, r.attempt + workflow_retry.attempts))
     WHERE r.id = workflow_retry.id AND r.status = 'failed' AND r.deleted_at IS NULL AND r.attempt < 1000;
-    PERFORM set_config('workflow.retry', before, true);
     IF FOUND THEN
         RETURN 'pending';
     END IF;

@@ -47,7 +47,9 @@ var fileName = regexp.MustCompile(`^(\d{4})_[a-z0-9_]+\.sql$`)
 
 // Migrations returns all migrations in order. It panics if the embedded files are not
 // numbered from 1 without gaps, which a test rules out.
-func Migrations() []Migration {
+func Migrations() []Migration { return migrations(files) }
+
+func migrations(files fs.FS) []Migration {
 	names, err := fs.Glob(files, "*.sql")
 	if err != nil {
 		panic(err)
@@ -61,7 +63,7 @@ func Migrations() []Migration {
 		if version, _ := strconv.Atoi(match[1]); version != i+1 {
 			panic(fmt.Sprintf("sql: %s is out of order, expected number %04d", name, i+1))
 		}
-		text, err := files.ReadFile(name)
+		text, err := fs.ReadFile(files, name)
 		if err != nil {
 			panic(err)
 		}
@@ -86,12 +88,14 @@ func Up(ctx context.Context, conn *pgx.Conn) error {
 
 // upOne applies the first migration that is missing and reports whether to go on.
 func upOne(ctx context.Context, conn *pgx.Conn) (more bool, err error) {
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+	// Who has waited for the lock must see what was done meanwhile, whatever the default is.
+	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+	err = pgx.BeginTxFunc(ctx, conn, options, func(tx pgx.Tx) error {
 		// Held to the end of the transaction. The key includes the schema, so that two
 		// schemas of one database do not wait for each other.
 		if _, err := tx.Exec(ctx, `
 			SELECT pg_advisory_xact_lock(hashtextextended('simple-workflow migrate ' || current_schema(), 0))`); err != nil {
-			return fmt.Errorf("wait for the migration lock (is there a schema in search_path?): %w", err)
+			return fmt.Errorf("wait for the migration lock: %w", err)
 		}
 		if _, err := tx.Exec(ctx, `
 			CREATE TABLE IF NOT EXISTS workflow_schema (
@@ -100,7 +104,7 @@ func upOne(ctx context.Context, conn *pgx.Conn) (more bool, err error) {
 				sha256     text        NOT NULL,
 				applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 			)`); err != nil {
-			return fmt.Errorf("create table workflow_schema: %w", err)
+			return fmt.Errorf("create table workflow_schema (is there a schema in search_path?): %w", err)
 		}
 		steps, err := Status(ctx, tx)
 		if err != nil {

@@ -1,0 +1,216 @@
+package sql_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+func poller(db run.DB) *lease.Poller {
+	return &lease.Poller{DB: db, Prefixes: []string{"a."}, Worker: "engine", Terms: terms}
+}
+
+func terms(string) lease.Terms {
+	return lease.Terms{Length: time.Minute, Timeout: time.Hour, Room: -1}
+}
+
+// acquire leases n runs as a worker does.
+func acquire(t *testing.T, db run.DB, n int) []lease.Lease {
+	t.Helper()
+	leases, _, err := poller(db).Acquire(t.Context(), n, n)
+	if err != nil || len(leases) != n {
+		t.Fatalf("leased %d of %d: %v", len(leases), n, err)
+	}
+	return leases
+}
+
+func settle(t *testing.T, db run.DB, verdict run.Verdict, leases ...lease.Lease) (refused int) {
+	t.Helper()
+	var outcomes []run.Outcome
+	for _, l := range leases {
+		outcomes = append(outcomes, run.Outcome{ID: l.ID, Token: l.Token, Verdict: verdict})
+	}
+	out, err := run.Settle(t.Context(), db, "engine", outcomes)
+	if err != nil {
+		t.Error(err) // not Fatal: it may be another goroutine
+	}
+	return len(out)
+}
+
+// W45: what people change by bare SQL leaves one event for each change, with who did it.
+func TestEventsOfPeople(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`SET application_name = 'ops'`)
+	tests := []struct{ from, set, events string }{
+		{"pending", `status = 'cancelled'`, "created cancelled"},
+		{"leased", `status = 'pending'`, "created leased released"},
+		{"leased", `status = 'succeeded'`, "created leased succeeded"},
+		{"leased", `status = 'failed'`, "created leased failed"},
+		{"leased", `status = 'cancelled'`, "created leased cancelled"},
+		{"pending", `held_at = now()`, "created held"},
+		{"pending", `deleted_at = now()`, "created deleted"},
+		{"leased", `deleted_at = now()`, "created leased cancelled deleted"},
+		{"pending", `attempt = 2`, "created edited"},
+		{"pending", `status = 'cancelled', held_at = now(), deleted_at = now()`, "created cancelled deleted held"},
+		{"pending", `priority = 1, run_at = now()`, "created"},
+		{"leased", `lease_until = now() + interval '1 hour'`, "created leased"},
+		{"failed", `status = 'failed'`, "created leased failed"},
+	}
+	for _, test := range tests {
+		t.Run(test.from+" "+test.set, func(t *testing.T) {
+			s := &session{t, s.conn}
+			id := s.in(test.from)
+			s.do(`UPDATE workflow_run SET ` + test.set + ` WHERE id = '` + id + `'`)
+			s.expect("events", s.events(id), test.events)
+			s.expect("anonymous", s.do(`SELECT count(*) FROM workflow_event WHERE workflow_id = '`+id+`' AND actor NOT LIKE '% ops'`), "0")
+		})
+	}
+	id := s.enqueue()
+	s.do(`UPDATE workflow_run SET held_at = now(), deleted_at = now(), delete_reason = 'tidy' WHERE id = '` + id + `'`)
+	s.do(`UPDATE workflow_run SET held_at = NULL WHERE id = '` + id + `'; UPDATE workflow_run SET deleted_at = NULL WHERE id = '` + id + `'`)
+	s.expect("events", s.events(id), "created deleted held resumed undeleted")
+	s.expect("reason", s.do(`SELECT data ->> 'reason' FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type = 'deleted'`), "tidy")
+
+	id = s.enqueue() // S36
+	s.do(`UPDATE workflow_run SET attempt = 2 WHERE id = '` + id + `'; UPDATE workflow_run SET attempt = 0 WHERE id = '` + id + `'`)
+	s.expect("was", s.do(`SELECT data ->> 'attempt_was' FROM workflow_event WHERE workflow_id = '`+id+`' ORDER BY id DESC LIMIT 1`), "2")
+}
+
+// The functions leave the same events, once each, and none if they change nothing.
+func TestEventsOfFunctions(t *testing.T) {
+	s, _ := psql(t)
+	id := s.do(`SELECT workflow_enqueue('a.b', idempotency_key => 'k')`)
+	s.do(`SELECT workflow_enqueue('a.b', idempotency_key => 'k')`)
+	s.lease(id)
+	s.do(`UPDATE workflow_run SET status = 'failed' WHERE id = '` + id + `'`)
+	for range 2 {
+		s.do(`SELECT workflow_retry('` + id + `')`)
+	}
+	for range 2 {
+		s.do(`SELECT workflow_cancel('` + id + `', 'enough')`)
+	}
+	for range 2 {
+		s.do(`SELECT workflow_delete('` + id + `', 'tidy')`)
+	}
+	s.expect("events", s.events(id), "created leased failed requeued cancelled deleted")
+	s.expect("reason", s.do(`SELECT data ->> 'reason' FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type = 'cancelled'`), "cancelled: enough")
+}
+
+// Each of the engine's statements leaves exactly one event per run, of its own making.
+func TestEventsOfEngine(t *testing.T) {
+	s, pool := psql(t)
+	id := s.enqueue()
+	one := func() []lease.Lease {
+		s.do(`UPDATE workflow_run SET run_at = now()`)
+		return acquire(t, pool, 1)
+	}
+	settle(t, pool, run.Release, one()...)
+	settle(t, pool, run.Postpone, one()...)
+	settle(t, pool, run.TryAgain, one()...)
+	l := one()
+	if _, _, err := lease.Extend(t.Context(), pool, []lease.Held{{ID: l[0].ID, Token: l[0].Token, Length: time.Minute}}); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Elapse(t, pool, 2*time.Minute)
+	r := &lease.Reclaimer{DB: pool, Worker: "engine", Length: time.Minute}
+	pgtest.Await(t, "the expired lease is taken back", func() bool {
+		again, _, err := r.Reclaim(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return again == 1
+	})
+	settle(t, pool, run.Fail, one()...)
+	s.do(`SELECT workflow_retry('` + id + `')`)
+	settle(t, pool, run.Succeed, one()...)
+	s.expect("events", s.events(id),
+		"created leased released leased postponed leased retried leased expired leased failed requeued leased succeeded")
+	s.expect("events by others", s.do(`SELECT string_agg(event_type, ' ' ORDER BY id) FROM workflow_event WHERE actor <> 'engine'`), "created requeued")
+	s.expect("with a lease number", s.do(`SELECT count(*) FROM workflow_event WHERE actor = 'engine' AND (lease_no IS NULL OR attempt IS NULL)`), "0")
+}
+
+// With workflow.audit = off nobody writes, whoever makes the change; the setting stays off.
+func TestAuditOff(t *testing.T) {
+	s, pool := psql(t)
+	off := `SET workflow.audit = 'off'`
+	config := pool.Config()
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, off)
+		return err
+	}
+	engine, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	s.do(off)
+	id := s.enqueue()
+	settle(t, engine, run.Fail, acquire(t, engine, 1)...)
+	s.do(`SELECT workflow_retry('` + id + `'); UPDATE workflow_run SET held_at = now(), deleted_at = now()`)
+	s.expect("events", s.do(`SELECT count(*) FROM workflow_event`), "0")
+	s.expect("setting", s.do(`SHOW workflow.audit`), "off")
+}
+
+// An engine's statement writes its own history, and only its own: what a user changes
+// afterwards in the same transaction is still recorded. That holds when nothing was settled,
+// for any number of runs, and when a cancel won the race at the last moment.
+func TestAuditAfterSettle(t *testing.T) {
+	s, pool := psql(t)
+	check := func(t *testing.T, tx pgx.Tx) {
+		t.Helper()
+		s := &session{t, tx.Conn()}
+		id := s.enqueue()
+		s.do(`UPDATE workflow_run SET held_at = now() WHERE id = '` + id + `'`)
+		s.do(`SELECT workflow_cancel('` + id + `')`)
+		s.expect("events", s.events(id), "created held cancelled")
+	}
+	begin := func(t *testing.T) pgx.Tx {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { tx.Rollback(t.Context()) })
+		return tx
+	}
+	t.Run("settled", func(t *testing.T) {
+		tx := begin(t)
+		s.enqueue()
+		settle(t, tx, run.Succeed, acquire(t, tx, 1)...)
+		check(t, tx)
+	})
+	for _, n := range []int{1, 7, 500} {
+		t.Run("refused", func(t *testing.T) {
+			tx := begin(t)
+			leases := make([]lease.Lease, n)
+			for i := range leases {
+				leases[i].ID, leases[i].Token = uuid.New(), uuid.New()
+			}
+			if refused := settle(t, tx, run.Succeed, leases...); refused != n {
+				t.Fatalf("refused %d of %d", refused, n)
+			}
+			check(t, tx)
+		})
+	}
+	t.Run("cancelled meanwhile", func(t *testing.T) {
+		s.enqueue()
+		l := acquire(t, pool, 1)
+		s.do(`BEGIN; SELECT workflow_cancel('` + l[0].ID.String() + `')`)
+		tx := begin(t)
+		refused := make(chan int)
+		go func() { refused <- settle(t, tx, run.Succeed, l...) }()
+		pgtest.Blocked(t, pool, 1)
+		s.do(`COMMIT`)
+		if n := <-refused; n != 1 {
+			t.Fatal("settled a cancelled run")
+		}
+		check(t, tx)
+	})
+}

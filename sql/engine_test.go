@@ -1,0 +1,96 @@
+package sql_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Heartbeats are in-page updates: they write no index entry and leave nothing for vacuum to
+// look for in indexes, however many there are.
+func TestHeartbeatsAreHOT(t *testing.T) {
+	s, pool := psql(t)
+	s.do(`INSERT INTO workflow_run (type, payload) SELECT 'a.b', jsonb_build_object('n', n) FROM generate_series(1, 1000) n`)
+	engine := connect(t, pool.Config().ConnString())
+	var held []lease.Held
+	for _, l := range acquire(t, engine.conn, 20) {
+		held = append(held, lease.Held{ID: l.ID, Token: l.Token, Length: time.Minute})
+	}
+	for range 150 {
+		kept, gone, err := lease.Extend(t.Context(), engine.conn, held)
+		if err != nil || len(kept) != len(held) || len(gone) != 0 {
+			t.Fatalf("kept %d, gone %d: %v", len(kept), len(gone), err)
+		}
+	}
+	engine.conn.Close(t.Context()) // which reports its statistics
+	const stats = ` FROM pg_stat_user_tables WHERE relname = 'workflow_run'`
+	pgtest.Await(t, "the statistics arrive", func() bool { return s.do(`SELECT n_tup_upd >= 3020`+stats) == "t" })
+	s.expect("more than 0.9 of them HOT", s.do(`SELECT n_tup_hot_upd > 0.9 * n_tup_upd`+stats), "t")
+	t.Log(s.do(`SELECT n_tup_hot_upd || ' of ' || n_tup_upd` + stats))
+}
+
+// S40: rows that break our rules, written while a CHECK was missing, are not leased and keep
+// nobody else from it: a state that does not exist, a pending row that seems finished or has
+// an owner's name, a lease without a token or an end. They can be removed.
+func TestForbiddenRows(t *testing.T) {
+	s, pool := psql(t)
+	s.do(`
+		ALTER TABLE workflow_run DROP CONSTRAINT workflow_run_status_check, DROP CONSTRAINT workflow_run_lease_check;
+		SET session_replication_role = replica;
+		INSERT INTO workflow_run (type, status) VALUES ('a.b', 'garbage'), ('a.b', 'PENDING'), ('a.b', 'leased');
+		INSERT INTO workflow_run (type, status, lease_until) VALUES ('a.b', 'leased', 'infinity');
+		SET session_replication_role = origin;
+		ALTER TABLE workflow_run
+			ADD CONSTRAINT workflow_run_status_check CHECK (status IN ('pending', 'leased', 'succeeded', 'failed', 'cancelled')) NOT VALID,
+			ADD CONSTRAINT workflow_run_lease_check CHECK ((status = 'leased') = (lease_token IS NOT NULL)) NOT VALID`)
+	good := s.enqueue()
+	l := acquire(t, pool, 1)
+	s.expect("leased", l[0].ID.String(), good)
+	r := &lease.Reclaimer{DB: pool, Worker: "engine", Length: time.Minute}
+	if again, exhausted, err := r.Reclaim(t.Context(), 10); err != nil || again != 0 || len(exhausted) != 0 {
+		t.Errorf("reclaimed %d, %d exhausted: %v", again, len(exhausted), err)
+	}
+	settle(t, pool, run.Succeed, l...)
+	s.expect("answer", s.do(`SELECT workflow_cancel((SELECT id FROM workflow_run WHERE status = 'garbage'))`), "too late: garbage")
+	s.do(`DELETE FROM workflow_run WHERE status IN ('garbage', 'PENDING')`)
+	s.expect("answers", s.do(`SELECT string_agg(workflow_cancel(id), ' ') FROM workflow_run WHERE status = 'leased'`), "cancelled cancelled")
+}
+
+// S47: a column that somebody else adds, or an index, changes nothing for anyone.
+func TestForeignColumn(t *testing.T) {
+	s, pool := psql(t)
+	first := s.do(`SELECT workflow_enqueue('a.b', idempotency_key => 'k')`)
+	l := acquire(t, pool, 1)
+	s.do(`ALTER TABLE workflow_run ADD COLUMN note text NOT NULL DEFAULT 'x'; ALTER TABLE workflow_event ADD COLUMN note text DEFAULT 'x';
+		CREATE INDEX ON workflow_run (note)`)
+	if n := settle(t, pool, run.Release, l...); n != 0 {
+		t.Errorf("refused %d", n)
+	}
+	s.do(`UPDATE workflow_run SET run_at = now()`)
+	settle(t, pool, run.Fail, acquire(t, pool, 1)...)
+	s.expect("retried", s.do(`SELECT workflow_retry('`+first+`')`), "pending")
+	s.expect("same", s.do(`SELECT workflow_enqueue('a.b', idempotency_key => 'k')`), first)
+	if _, err := run.Read(t.Context(), pool, l[0].ID); err != nil {
+		t.Error(err)
+	}
+	s.expect("events", s.events(first), "created leased released leased failed requeued")
+}
+
+// S37: a run that was removed under its worker's feet (not by us: the guard is off) settles
+// as refused, without an error.
+func TestRemovedUnderLease(t *testing.T) {
+	s, pool := psql(t)
+	s.enqueue()
+	l := acquire(t, pool, 1)
+	s.do(`SET session_replication_role = replica; DELETE FROM workflow_run`)
+	if n := settle(t, pool, run.Succeed, l...); n != 1 {
+		t.Errorf("refused %d, want 1", n)
+	}
+	_, gone, err := lease.Extend(t.Context(), pool, []lease.Held{{ID: l[0].ID, Token: l[0].Token, Length: time.Minute}})
+	if err != nil || gone[l[0].ID] != run.ErrLost {
+		t.Errorf("gone = %v, %v", gone, err)
+	}
+}

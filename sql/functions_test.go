@@ -1,0 +1,158 @@
+package sql_test
+
+import (
+	"strings"
+	"testing"
+)
+
+const nobody = "00000000-0000-7000-8000-000000000000"
+
+// workflow_enqueue stores what it is given and returns the id; everything but the type has a
+// default.
+func TestEnqueueFunction(t *testing.T) {
+	s, _ := psql(t)
+	id := s.do(`SELECT workflow_enqueue('a.b')`)
+	s.expect("plain", s.of(id, `concat_ws(' ', type, status, payload, priority, attempt, max_attempts, run_at = created_at)`), "a.b pending {} 0 0 3 t")
+	id = s.do(`SELECT workflow_enqueue('a.b', '{"a": 1}', run_at => '2030-01-01Z', delay => '5 minutes', priority => 7,
+		max_attempts => 1, idempotency_key => 'k', metadata => '{"tag": "x"}', id => '` + nobody + `')`)
+	s.expect("id", id, nobody)
+	s.expect("full", s.of(id, `concat_ws(' ', payload, run_at AT TIME ZONE 'UTC', priority, max_attempts, idempotency_key, metadata)`),
+		`{"a": 1} 2030-01-01 00:05:00 7 1 k {"tag": "x"}`)
+	id = s.do(`SELECT workflow_enqueue('a.b', delay => '1 hour')`)
+	s.expect("delay alone", s.of(id, `run_at - created_at`), "01:00:00")
+	s.refused(`SELECT workflow_enqueue('a')`, "23514", "billing.invoice_charge.v1", "type 'a'")
+	s.refused(`SELECT workflow_enqueue('a.b', 'null')`, "23514", "Wrap", "payload is a JSON null")
+}
+
+// R8, S25, S26: the same key with the same type and payload, in whatever order and spelling,
+// is the run that exists; anything else under it is refused, naming both runs and the key.
+func TestEnqueueFunctionKeys(t *testing.T) {
+	s, _ := psql(t)
+	id := s.do(`SELECT workflow_enqueue('a.b', '{"a": 1, "b": 2}', idempotency_key => 'it''s')`)
+	s.expect("same", s.do(`SELECT workflow_enqueue('a.b', '{"b":2.0,"a":1}', priority => 9, idempotency_key => 'it''s')`), id)
+	const free = "', 'reason')"
+	s.refused(`SELECT workflow_enqueue('a.b', '{"a": 2}', idempotency_key => 'it''s', id => '`+nobody+`')`,
+		"23505", "SELECT workflow_delete('"+id+free, id, nobody, "'it''s'")
+	s.refused(`SELECT workflow_enqueue('a.c', '{"a": 1, "b": 2}', idempotency_key => 'it''s')`, "23505", "another key", id)
+	s.expect("finished: still the same", s.do(`SELECT workflow_cancel('`+id+`')`), "cancelled")
+	s.expect("same", s.do(`SELECT workflow_enqueue('a.b', '{"a": 1, "b": 2}', idempotency_key => 'it''s')`), id)
+
+	s.do(`SELECT workflow_delete('` + id + `', 'test')`)
+	other := s.do(`SELECT workflow_enqueue('a.c', idempotency_key => 'it''s')`)
+	if other == id {
+		t.Error("the key of a deleted run is still taken")
+	}
+	s.expect("same as the living", s.do(`SELECT workflow_enqueue('a.c', idempotency_key => 'it''s')`), other)
+	s.expect("distinct keys", s.do(`SELECT count(DISTINCT workflow_enqueue('a.b', idempotency_key => k))
+		FROM unnest('{x,X,"x "," x"}'::text[]) k`), "4")
+}
+
+// R8, S25: the same holds for an id.
+func TestEnqueueFunctionIDs(t *testing.T) {
+	s, _ := psql(t)
+	enqueue := func(rest string) string { return `SELECT workflow_enqueue('a.b', id => '` + nobody + `'` + rest + `)` }
+	s.do(enqueue(`, idempotency_key => 'k'`))
+	s.expect("again", s.do(enqueue(`, idempotency_key => 'k'`)), nobody)
+	s.refused(enqueue(``), "23505", "another id", nobody, "the same id")
+	s.refused(enqueue(`, idempotency_key => 'l'`), "23505", "another id", nobody, "the same id")
+	s.expect("runs", s.do(`SELECT count(*) FROM workflow_run`), "1")
+}
+
+// R7: workflow_cancel ends what has not ended, and answers what it found otherwise.
+func TestCancelFunction(t *testing.T) {
+	s, _ := psql(t)
+	for status, answer := range map[string]string{
+		"pending": "cancelled", "leased": "cancelled",
+		"succeeded": "too late: succeeded", "failed": "too late: failed", "cancelled": "too late: cancelled",
+	} {
+		id := s.in(status)
+		s.expect("answer", s.do(`SELECT workflow_cancel('`+id+`', 'no longer wanted')`), answer)
+		if answer != "cancelled" {
+			s.expect("status", s.of(id, `status`), status)
+			continue
+		}
+		s.expect("run", s.of(id, `concat_ws(' ', status, last_error, lease_token, lease_until, leased_by, deadline_at)`),
+			"cancelled cancelled: no longer wanted")
+	}
+	s.expect("no run", s.do(`SELECT workflow_cancel('`+nobody+`')`), "not found")
+	id := s.enqueue()
+	s.do(`SELECT workflow_cancel('` + id + `', repeat('x', 10000))`)
+	s.expect("length of the reason", s.of(id, `length(last_error)`), "4096")
+	id = s.enqueue()
+	s.do(`SELECT workflow_cancel('` + id + `')`)
+	s.expect("without a reason", s.of(id, `last_error`), "cancelled")
+}
+
+// workflow_retry gives a failed run attempts, due now; it never makes history untrue.
+func TestRetryFunction(t *testing.T) {
+	s, _ := psql(t)
+	for status, answer := range map[string]string{
+		"pending": "not failed: pending", "leased": "not failed: leased", "succeeded": "not failed: succeeded",
+		"cancelled": "not failed: cancelled", "failed": "pending",
+	} {
+		s.expect("answer", s.do(`SELECT workflow_retry('`+s.in(status)+`')`), answer)
+	}
+	s.expect("no run", s.do(`SELECT workflow_retry('`+nobody+`')`), "not found")
+
+	id := s.in("failed")
+	s.do(`UPDATE workflow_run SET attempt = 3, run_at = '2020-01-01', error = '{"code": "x"}', last_error = 'x' WHERE id = '` + id + `'`)
+	s.expect("answer", s.do(`SELECT workflow_retry('`+id+`', 2)`), "pending")
+	s.expect("run", s.of(id, `concat_ws(' ', status, attempt, max_attempts, last_error, run_at = updated_at OR run_at > '2020-01-02', finished_at)`), "pending 3 5 x t")
+
+	id = s.in("failed")
+	s.expect("answer", s.do(`SELECT workflow_retry('`+id+`')`), "pending")
+	s.expect("never fewer", s.of(id, `max_attempts`), "3")
+
+	for _, n := range []string{"0", "-1", "1001"} {
+		s.refused(`SELECT workflow_retry('`+id+`', `+n+`)`, "23514", "how many", "attempts "+n, "1 to 1000")
+	}
+	id = s.in("failed")
+	s.do(`UPDATE workflow_run SET max_attempts = 1000, attempt = 1000 WHERE id = '` + id + `'`)
+	s.expect("used up", s.do(`SELECT workflow_retry('`+id+`')`), "not failed: failed, 1000 attempts used")
+	id = s.in("failed")
+	s.do(`SELECT workflow_delete('` + id + `', 'test')`)
+	s.expect("deleted", s.do(`SELECT workflow_retry('`+id+`')`), "not failed: deleted")
+}
+
+// workflow_delete hides a run in any state, once; a leased one is cancelled with it.
+func TestDeleteFunction(t *testing.T) {
+	s, _ := psql(t)
+	for _, status := range statuses {
+		id := s.in(status)
+		del := `SELECT workflow_delete('` + id + `', 'reason `
+		s.expect("answer", s.do(del+`1')`), "deleted")
+		s.expect("answer", s.do(del+`2')`), "already deleted")
+		if status == "leased" {
+			status = "cancelled"
+		}
+		s.expect("run", s.of(id, `concat_ws(', ', status, delete_reason, lease_token, leased_by)`), status+", reason 1")
+	}
+	s.expect("no run", s.do(`SELECT workflow_delete('`+nobody+`', 'x')`), "not found")
+}
+
+// The functions find their tables whatever the caller's search_path is, even with tables of
+// the same names in front.
+func TestFunctionsKeepTheirSchema(t *testing.T) {
+	s, _ := psql(t)
+	home := s.do(`SELECT current_schema()`)
+	s.do(`CREATE TEMP TABLE workflow_run (id uuid, type text); CREATE TEMP TABLE workflow_event (id int);
+		CREATE SCHEMA decoy; CREATE TABLE decoy.workflow_run (id uuid); CREATE TABLE decoy.workflow_event (id int);
+		SET search_path = decoy`)
+	call := func(f string) string { return s.do(`SELECT ` + home + `.` + f) }
+	id := call(`workflow_enqueue('a.b', idempotency_key => 'k')`)
+	s.expect("same", call(`workflow_enqueue('a.b', idempotency_key => 'k')`), id)
+	s.do(`UPDATE ` + home + `.workflow_run SET held_at = now() WHERE id = '` + id + `'`)
+	s.expect("answer", call(`workflow_cancel('`+id+`')`), "cancelled")
+	s.expect("answer", call(`workflow_retry('`+id+`')`), "not failed: cancelled")
+	s.expect("answer", call(`workflow_delete('`+id+`', 'x')`), "deleted")
+	s.refused(`INSERT INTO `+home+`.workflow_run (type, payload) VALUES ('a.b', `+nested(65)+`)`, "23514", "Flatten", "64 levels")
+	other := s.do(`INSERT INTO ` + home + `.workflow_run (type, idempotency_key) VALUES ('a.b', 'k') RETURNING id`)
+	s.refused(`UPDATE `+home+`.workflow_run SET deleted_at = NULL WHERE id = '`+id+`'`, "23505", "other run", other)
+	call(`outbox_emit('` + id + `', 'x', '{}')`)
+	s.expect("decoys", s.do(`SELECT (SELECT count(*) FROM pg_temp.workflow_run) + (SELECT count(*) FROM decoy.workflow_run)
+		+ (SELECT count(*) FROM pg_temp.workflow_event) + (SELECT count(*) FROM decoy.workflow_event)`), "0")
+	s.do(`SET search_path = ` + home + `; DISCARD TEMP`)
+	if got := s.events(id); !strings.Contains(got, "created held cancelled deleted") {
+		t.Errorf("events = %q", got)
+	}
+}
