@@ -1,6 +1,8 @@
 package lease
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,11 +12,11 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// discover replaces the known lanes by those that have rows now, keeping positions. Each
-// type, and each priority of a type, costs one probe of the index, however many rows it has.
+// discover finds the lanes that have open runs, and the first of each: nothing before it is
+// open. Each lane costs a probe or two of the index, however many rows it has.
 func (p *Poller) discover(ctx context.Context) error {
 	lows, highs := make([]string, len(p.Prefixes)), make([]string, len(p.Prefixes))
 	for i, prefix := range p.Prefixes {
@@ -26,116 +28,142 @@ func (p *Poller) discover(ctx context.Context) error {
 		Type     string
 		Priority int
 		RunAt    time.Time
+		ID       uuid.UUID
 		DueIn    float64
 	}
 	start := time.Now()
+	// From each lane on to the next: of the same type, or else the first of the next type. It
+	// is one recursion because the planner takes two, one in the other, for so much work that
+	// it would have them compiled.
 	rows, _ := p.DB.Query(ctx, `
-		WITH RECURSIVE prefix AS (
-			SELECT suspect, low, high
-			FROM unnest($1::text[], $2::text[]) AS p (low, high), unnest('{f,t}'::boolean[]) AS s (suspect)
-		), kind AS (
-			SELECT f.suspect, f.type, p.high
-			FROM prefix p CROSS JOIN LATERAL (
-				SELECT suspect, type FROM workflow_run
-				WHERE `+open+` AND suspect = p.suspect AND type >= p.low COLLATE "C" AND type < p.high COLLATE "C"
-				ORDER BY type LIMIT 1) f
+		WITH RECURSIVE lane AS (
+			SELECT f.*, p.high
+			FROM unnest($1::text[], $2::text[]) AS p (low, high) CROSS JOIN unnest('{f,t}'::boolean[]) AS s (suspect)
+			CROSS JOIN LATERAL (
+				SELECT suspect, type, priority, run_at, id FROM workflow_run
+				WHERE `+open+` AND suspect = s.suspect AND type >= p.low COLLATE "C" AND type < p.high COLLATE "C"
+				ORDER BY type, priority DESC, run_at, id LIMIT 1) AS f
 			UNION ALL
-			SELECT n.suspect, n.type, k.high
-			FROM kind k CROSS JOIN LATERAL (
-				SELECT suspect, type FROM workflow_run
-				WHERE `+open+` AND suspect = k.suspect AND type > k.type AND type < k.high COLLATE "C"
-				ORDER BY type LIMIT 1) n
-		), lane AS (
-			SELECT h.*
-			FROM kind k CROSS JOIN LATERAL (
-				SELECT suspect, type, priority, run_at FROM workflow_run
-				WHERE `+open+` AND suspect = k.suspect AND type = k.type
-				ORDER BY priority DESC, run_at LIMIT 1) h
-			UNION ALL
-			SELECT n.*
+			SELECT n.*, l.high
 			FROM lane l CROSS JOIN LATERAL (
-				SELECT suspect, type, priority, run_at FROM workflow_run
-				WHERE `+open+` AND suspect = l.suspect AND type = l.type AND priority < l.priority
-				ORDER BY priority DESC, run_at LIMIT 1) n
+				(SELECT suspect, type, priority, run_at, id FROM workflow_run
+				 WHERE `+open+` AND suspect = l.suspect AND type = l.type AND priority < l.priority
+				 ORDER BY priority DESC, run_at, id LIMIT 1)
+				UNION ALL
+				(SELECT suspect, type, priority, run_at, id FROM workflow_run
+				 WHERE `+open+` AND suspect = l.suspect AND type > l.type AND type < l.high COLLATE "C"
+				 ORDER BY type, priority DESC, run_at, id LIMIT 1)
+				LIMIT 1) AS n
 		)
-		SELECT suspect, type, priority, run_at, extract(epoch FROM run_at - clock_timestamp())::float8
+		SELECT suspect, type, priority, run_at, id, extract(epoch FROM run_at - clock_timestamp())::float8
 		FROM lane`, lows, highs)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
 	if err != nil {
 		return fmt.Errorf("look for due runs: %w", err)
 	}
-	lanes := make(map[lane]*position, len(all))
+	if p.lanes == nil {
+		p.lanes = make(map[lane]*position, len(all))
+	}
 	for _, f := range all {
 		key := lane{f.Suspect, f.Type, f.Priority}
 		at := p.lanes[key]
-		if at == nil {
+		wait := time.Duration(min(f.DueIn, 1e9) * float64(time.Second))
+		switch {
+		case at == nil && wait > 0:
+			at = &position{runAt: f.RunAt.Add(-wait - slack)}
+		case at == nil:
 			at = &position{}
 		}
-		at.head = f.RunAt
-		at.dueFrom = start
-		if wait := time.Duration(min(f.DueIn, 1e9) * float64(time.Second)); wait > 0 {
-			at.dueFrom = start.Add(wait)
+		if wait <= 0 {
+			at.runAt, at.id = f.RunAt, f.ID
 		}
-		if grace := p.Terms(f.Type).Grace; grace > 0 {
-			at.dueFrom = at.dueFrom.Add(grace)
-		}
-		lanes[key] = at
+		at.seen = start
+		at.dueFrom = start.Add(wait + p.Terms(f.Type).Grace)
+		p.lanes[key] = at
 	}
-	p.lanes = lanes
+	for key, at := range p.lanes {
+		if at.seen.Equal(start) {
+			continue
+		}
+		at.dueFrom = time.Time{}
+		if start.Sub(at.seen) > memory {
+			delete(p.lanes, key)
+		}
+	}
 	return nil
 }
 
-// take leases up to n runs from the chosen lanes, in their order, in one statement.
-func (p *Poller) take(ctx context.Context, chosen []request, n int) ([]Lease, error) {
+// take leases up to n runs from the chosen lanes, in their order, in one statement. found
+// is how many were due; where lanes share their room, more than could be leased.
+func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, found int, err error) {
 	k := len(chosen)
-	suspect, types, priorities := make([]bool, k), make([]string, k), make([]int, k)
-	afters, afterIDs := make([]time.Time, k), make([]uuid.UUID, k)
-	most, graces, lengths, timeouts := make([]int, k), make([]float64, k), make([]float64, k), make([]*float64, k)
+	suspect, typs, priorities := make([]bool, k), make([]string, k), make([]int, k)
+	runAts, ids, graces := make([]time.Time, k), make([]uuid.UUID, k), make([]float64, k)
+	rooms, groups := make([]int, k), make([]*string, k)
+	var types []string // each once
+	var lengths []float64
+	var timeouts []*float64
 	terms := make(map[string]Terms, k)
 	for i, r := range chosen {
-		suspect[i], types[i], priorities[i] = r.suspect, r.typ, r.priority
-		afters[i], afterIDs[i] = r.from.runAt, r.from.id
-		most[i], graces[i], lengths[i] = r.most, r.Grace.Seconds(), r.Length.Seconds()
-		if r.Timeout > 0 {
-			seconds := r.Timeout.Seconds()
-			timeouts[i] = &seconds
+		suspect[i], typs[i], priorities[i] = r.suspect, r.typ, r.priority
+		runAts[i], ids[i], graces[i] = r.from.runAt, r.from.id, r.Grace.Seconds()
+		rooms[i] = r.Room
+		if r.Room < n {
+			groups[i] = &r.Group
 		}
-		terms[r.typ] = r.Terms
+		if _, known := terms[r.typ]; !known {
+			types, lengths = append(types, r.typ), append(lengths, r.Length.Seconds())
+			var timeout *float64
+			if r.Timeout > 0 {
+				seconds := r.Timeout.Seconds()
+				timeout = &seconds
+			}
+			timeouts = append(timeouts, timeout)
+			terms[r.typ] = r.Terms
+		}
 	}
 	token, err := uuid.NewRandom()
 	if err != nil {
-		return nil, fmt.Errorf("draw a lease token: %w", err)
+		return nil, 0, fmt.Errorf("draw a lease token: %w", err)
 	}
-	taken := time.Now()
+	sent := time.Now()
 	// due pulls row by row: the limit outside stops it in the middle of a lane, and no row
-	// too many is locked. The ids go through an array so that the update finds its rows by
-	// primary key, whatever the planner thinks of the table.
+	// too many is locked, except where lanes share their room: chosen drops these. The ids go
+	// through an array so that the update finds its rows by primary key, whatever the planner
+	// thinks of the table. statement_timestamp is now(), but right in an old transaction.
 	rows, _ := p.DB.Query(ctx, `
 		WITH `+audited+`, due AS MATERIALIZED (
-			SELECT r.id, r.spent, l.length * interval '1 second' AS length, l.timeout * interval '1 second' AS timeout
-			FROM unnest($1::boolean[], $2::text[], $3::int[], $4::timestamptz[], $5::uuid[],
-			            $6::int[], $7::float8[], $8::float8[], $9::float8[])
-			  AS l (suspect, type, priority, after_at, after_id, most, grace, length, timeout)
+			SELECT r.id, r.run_at, l.place, l.suspect, l.room, l.team
+			FROM unnest($1::boolean[], $2::text[], $3::int[], $4::timestamptz[], $5::uuid[], $6::float8[], $7::int[], $8::text[])
+			  WITH ORDINALITY AS l (suspect, type, priority, from_at, from_id, grace, room, team, place)
 			CROSS JOIN LATERAL (
-				SELECT id, attempt >= max_attempts AS spent FROM workflow_run
+				SELECT id, run_at FROM workflow_run
 				WHERE `+open+` AND suspect = l.suspect AND type = l.type AND priority = l.priority
-				  AND run_at <= now() - l.grace * interval '1 second' AND (run_at, id) > (l.after_at, l.after_id)
-				  AND ($10 OR token_id IS NULL)
+				  AND run_at <= statement_timestamp() - l.grace * interval '1 second'
+				  AND (run_at, id) >= (l.from_at, l.from_id) AND ($9 OR token_id IS NULL)
 				ORDER BY run_at, id
-				LIMIT l.most
+				LIMIT CASE WHEN l.suspect THEN least(l.room, $10) ELSE l.room END
 				FOR UPDATE SKIP LOCKED) r
 			LIMIT $11
+		), chosen AS (
+			SELECT id
+			FROM (SELECT id, suspect, room,
+			             row_number() OVER (PARTITION BY team ORDER BY place, run_at, id) AS in_team,
+			             row_number() OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS in_kind
+			      FROM due) AS d
+			WHERE in_team <= room AND (NOT suspect OR in_kind <= $10)
 		), leased AS (
 			UPDATE workflow_run w
 			SET status = 'leased', lease_token = $12, leased_by = $13, lease_no = w.lease_no + 1,
-			    attempt = w.attempt + CASE WHEN d.spent THEN 0 ELSE 1 END,
-			    started_at = now(), updated_at = now(),
-			    lease_until = now() + least(d.length, d.timeout),
-			    deadline_at = CASE WHEN d.spent THEN now() ELSE now() + d.timeout END
-			FROM audit, due d
-			WHERE w.id = ANY (ARRAY(SELECT id FROM due)) AND w.id = d.id
-			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata,
-			          w.started_at, w.payload, w.priority, w.postponed, w.suspect, d.spent, w.run_at
+			    attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
+			    started_at = statement_timestamp(), updated_at = statement_timestamp(),
+			    lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
+			    deadline_at = statement_timestamp()
+			        + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
+			FROM audit, unnest($14::text[], $15::float8[], $16::float8[]) AS t (type, length, timeout)
+			WHERE w.id = ANY (ARRAY(SELECT id FROM chosen)) AND w.type = t.type COLLATE "C"
+			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
+			          w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at AS spent, w.run_at
 		), history AS (
 			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor)
 			SELECT l.id, 'leased', l.attempt, l.lease_no, $13
@@ -145,21 +173,26 @@ func (p *Poller) take(ctx context.Context, chosen []request, n int) ([]Lease, er
 			SELECT set_config('workflow.audit', audit.before, true)
 			FROM audit, (SELECT count(*) FROM leased) AS all_of_them
 		)
-		SELECT leased.*
+		SELECT (SELECT count(*) FROM due), leased.*
 		FROM leased, done`,
-		suspect, types, priorities, afters, afterIDs, most, graces, lengths, timeouts, p.Steps, n, token, p.Worker)
-	leases, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Lease, error) { return scanLease(row) })
+		suspect, typs, priorities, runAts, ids, graces, rooms, groups,
+		p.Steps, suspects, n, token, p.Worker, types, lengths, timeouts)
+	leases, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Lease, error) { return scanLease(row, &found) })
 	if err != nil {
-		p.inDoubt = append(p.inDoubt, token)
-		return nil, fmt.Errorf("lease runs: %w", err)
+		if !pgconn.SafeToRetry(err) {
+			p.doubts = append(p.doubts, doubt{token: token, sent: sent})
+		}
+		return nil, 0, fmt.Errorf("lease runs: %w", err)
 	}
 	for i := range leases {
 		l := &leases[i]
-		l.Token, l.Taken, l.Worker = token, taken, p.Worker
+		l.Token, l.Taken, l.Worker = token, sent, p.Worker
 		l.Length, l.Timeout = terms[l.Type].Length, terms[l.Type].Timeout
 	}
-	slices.SortFunc(leases, func(a, b Lease) int { return b.Priority - a.Priority })
-	return leases, nil
+	slices.SortFunc(leases, func(a, b Lease) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.runAt.Compare(b.runAt), bytes.Compare(a.ID[:], b.ID[:]))
+	})
+	return leases, found, nil
 }
 
 // scanLease reads the columns of a leased run, which follow those of first.
@@ -174,31 +207,4 @@ func scanLease(row pgx.CollectableRow, first ...any) (Lease, error) {
 	}
 	l.Metadata, l.Payload = json.RawMessage(metadata), json.RawMessage(payload)
 	return l, err
-}
-
-// giveBack returns the leases taken with token, if there are any, with no attempt charged:
-// their handlers were never started. Exhausted ones (their deadline is their start) were
-// not charged and are left to expire.
-func giveBack(ctx context.Context, db run.DB, token uuid.UUID, worker string) error {
-	_, err := db.Exec(ctx, `
-		WITH `+audited+`, returned AS (
-			UPDATE workflow_run w
-			SET status = 'pending', attempt = w.attempt - 1, run_at = now(), updated_at = now(),
-			    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
-			FROM audit
-			WHERE w.status = 'leased' AND w.started_at > now() - interval '25 hours' AND w.lease_token = $1
-			  AND w.deadline_at IS DISTINCT FROM w.started_at
-			RETURNING w.id, w.attempt + 1 AS attempt, w.lease_no
-		), history AS (
-			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor, data)
-			SELECT r.id, 'released', r.attempt, r.lease_no, $2, '{"reason": "the answer to the lease was lost"}'
-			FROM returned r, audit
-			WHERE audit.writer = 'self'
-		)
-		SELECT set_config('workflow.audit', audit.before, true)
-		FROM audit, (SELECT count(*) FROM returned) AS all_of_them`, token, worker)
-	if err != nil {
-		return fmt.Errorf("give back leases in doubt: %w", err)
-	}
-	return nil
 }

@@ -26,19 +26,25 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 	for i, h := range held {
 		ids[i], tokens[i], lengths[i] = h.ID, h.Token, h.Length.Seconds()
 	}
+	// The ids go through arrays so that rows are found by primary key at any table size. An
+	// exhausted run has its start as its deadline, which is no limit for who is to fail it.
 	rows, _ := db.Query(ctx, `
-		WITH mine AS MATERIALIZED (
-			SELECT w.id, h.length
+		WITH held AS MATERIALIZED (
+			SELECT id, token, length
 			FROM unnest($1::uuid[], $2::uuid[], $3::float8[]) AS h (id, token, length)
-			JOIN workflow_run w ON w.id = h.id AND w.lease_token = h.token
+		), mine AS MATERIALIZED (
+			SELECT w.id
+			FROM workflow_run w JOIN held h ON w.id = h.id AND w.lease_token = h.token
+			WHERE w.id = ANY (ARRAY(SELECT id FROM held))
 			ORDER BY w.id
 			FOR UPDATE OF w SKIP LOCKED
 		)
 		UPDATE workflow_run w
-		SET lease_until = least(clock_timestamp() + m.length * interval '1 second', w.deadline_at),
-		    updated_at = now()
-		FROM mine m
-		WHERE w.id = m.id
+		SET lease_until = least(clock_timestamp() + h.length * interval '1 second',
+		                        CASE WHEN w.deadline_at > w.started_at THEN w.deadline_at END),
+		    updated_at = statement_timestamp()
+		FROM held h
+		WHERE w.id = ANY (ARRAY(SELECT id FROM mine)) AND w.id = h.id
 		RETURNING w.id`, ids, tokens, lengths)
 	kept, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {

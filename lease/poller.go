@@ -15,10 +15,10 @@ import (
 // the table: it knows the lanes, all open runs of one (suspect, type, priority), walks them
 // from the highest priority down, and locks rows in due order until it has enough.
 //
-// It remembers where it stopped in each lane and goes on from there, because an old
-// snapshot keeps the index entries of runs leased long ago. Rows may still turn up behind
-// that position (a transaction that committed late), so a tenth of the time, and whenever
-// a poll comes back short, it looks from the start. Lanes are found the same way.
+// It remembers how far it has come in each lane and goes on from there, because an old
+// snapshot keeps the index entries of runs leased long ago. Discovery finds each lane's
+// first open run anew: lanes that were unknown, and runs behind the remembered position,
+// put there by a transaction that committed late. It may cost a tenth of the time.
 //
 // A Poller belongs to one goroutine. DB, Prefixes, Worker and Terms must be set.
 type Poller struct {
@@ -30,9 +30,8 @@ type Poller struct {
 
 	lanes     map[lane]*position
 	discovery budget
-	lookBack  budget
-	busy      bool        // the last poll brought as many as were asked for
-	inDoubt   []uuid.UUID // tokens of leases whose answer was lost
+	busy      bool    // the last poll brought as many as were asked for
+	doubts    []doubt // leases whose answer was lost
 }
 
 type lane struct {
@@ -41,13 +40,21 @@ type lane struct {
 	priority int
 }
 
-// A position is where a lane's last leased row stood.
+// A position is where to go on in a lane: no open run before it is known.
 type position struct {
 	runAt   time.Time
 	id      uuid.UUID
-	head    time.Time // run_at of the lane's first row when it was discovered
-	dueFrom time.Time // when that row is due, by this process's clock
+	dueFrom time.Time // when the lane's first run is due, by this process's clock; zero: there is none
+	seen    time.Time // when an open run was last known
 }
+
+const (
+	// memory is how long the position in a lane without open runs is kept. A run enqueued
+	// there meanwhile is found without discovery.
+	memory = time.Minute
+	// slack is how late a transaction may commit for its run to be found in such a lane.
+	slack = time.Minute
+)
 
 // A budget bounds what looking from the start may cost: at most a tenth of the time. While
 // nothing was found (idle) a cheap look is always allowed, while there is plenty (busy) a
@@ -83,49 +90,51 @@ func spent(start time.Time) budget {
 const Never = time.Duration(1<<63 - 1)
 
 // Acquire leases up to n due runs, of those at most suspects that are suspect, in order of
-// priority, then of the time they became due. wait is after how long the next call may
-// find more: 0 at once, Never if nothing is known. An error means that no lease was taken,
-// or that its answer was lost: then the next call gives these leases back first, with no
-// attempt charged.
+// priority, then of the time they became due; among lanes of equal priority, the one with
+// the oldest due run is emptied first. wait is after how long the next call may find more:
+// 0 at once, Never if nothing is known. An error means that no lease was taken, or that its
+// answer was lost: then later calls give these leases back, with no attempt charged.
 func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, wait time.Duration, err error) {
 	if err := p.settleDoubts(ctx); err != nil {
 		return nil, 0, err
 	}
 	start := time.Now()
-	unseen := p.discovery.wait(start, p.busy)
-	if unseen == 0 {
-		if err := p.discover(ctx); err != nil {
+	wait = p.discovery.wait(start, p.busy)
+	discovered := wait == 0
+	if discovered {
+		err := p.discover(ctx)
+		if err == nil || len(p.lanes) > 0 { // one that takes too long must not keep known lanes from being served
+			p.discovery = spent(start)
+		}
+		if err != nil {
 			return nil, 0, err
 		}
-		p.discovery = spent(start)
-		unseen = Never
+		wait = Never
 	}
-	start = time.Now()
-	behind := p.lookBack.wait(start, p.busy)
-	chosen, skipped := p.choose(n, suspects, start, behind == 0)
+	chosen := p.choose(n, suspects, discovered)
 	p.busy = false
 	if len(chosen) == 0 {
-		return nil, min(unseen, p.nextDue(start)), nil
+		return nil, min(wait, p.nextDue()), nil
 	}
-	leases, err = p.take(ctx, chosen, n)
+	leases, found, err := p.take(ctx, chosen, n, suspects)
 	if err != nil {
 		return nil, 0, err
 	}
-	if behind == 0 {
-		p.lookBack = spent(start)
-		behind = Never
-	}
-	p.remember(chosen, leases, n)
-	p.busy = len(leases) == n
-	if p.busy || skipped && len(leases) > 0 {
+	p.remember(leases)
+	p.busy = found == n
+	switch {
+	case p.busy || found > len(leases):
 		return leases, 0, nil
+	case discovered && found == 0:
+		p.discovery = spent(start) // what it found was not there to be leased: count both
 	}
-	return leases, min(unseen, behind, p.nextDue(start)), nil
+	return leases, min(wait, p.nextDue()), nil
 }
 
 // nextDue returns how long it is until the first of the lanes that are not due yet is.
-func (p *Poller) nextDue(now time.Time) time.Duration {
+func (p *Poller) nextDue() time.Duration {
 	next := Never
+	now := time.Now()
 	for _, at := range p.lanes {
 		if d := at.dueFrom.Sub(now); d > 0 {
 			next = min(next, d)
@@ -139,50 +148,30 @@ type request struct {
 	lane
 	Terms
 	from *position
-	most int
 }
 
-// choose picks the lanes that may have due rows, in the order in which they are served.
-// Where a type has only limited room, or a suspect may be alone, just the first of its
-// lanes takes part, and skipped tells that there were others.
-func (p *Poller) choose(n, suspects int, now time.Time, fromStart bool) (chosen []request, skipped bool) {
-	var due []lane
+// choose picks the lanes that may have due runs, in the order in which they are served:
+// those that discovery has just found to have some, or without it all that are known.
+func (p *Poller) choose(n, suspects int, discovered bool) []request {
+	var chosen []request
+	now := time.Now()
 	for l, at := range p.lanes {
-		if !now.Before(at.dueFrom) && (!l.suspect || suspects > 0) {
-			due = append(due, l)
+		if discovered && (at.dueFrom.IsZero() || now.Before(at.dueFrom)) || l.suspect && suspects <= 0 {
+			continue
+		}
+		r := request{lane: l, Terms: p.Terms(l.typ), from: at}
+		if r.Room < 0 || r.Room > n {
+			r.Room = n
+		}
+		if r.Room > 0 {
+			chosen = append(chosen, r)
 		}
 	}
-	slices.SortFunc(due, func(a, b lane) int {
-		return cmp.Or(cmp.Compare(b.priority, a.priority),
-			p.lanes[a].head.Compare(p.lanes[b].head),
+	slices.SortFunc(chosen, func(a, b request) int {
+		return cmp.Or(cmp.Compare(b.priority, a.priority), a.from.runAt.Compare(b.from.runAt),
 			cmp.Compare(a.typ, b.typ), compareBool(a.suspect, b.suspect))
 	})
-	limited := map[string]bool{}
-	for _, l := range due {
-		r := request{lane: l, Terms: p.Terms(l.typ), from: &position{}, most: n}
-		if !fromStart {
-			r.from = p.lanes[l]
-		}
-		var limits []string
-		if l.suspect {
-			limits, r.most = append(limits, "suspects"), min(n, suspects)
-		}
-		if r.Room >= 0 {
-			limits, r.most = append(limits, "group "+r.Group), min(r.most, r.Room)
-		}
-		if r.most == 0 {
-			continue
-		}
-		if slices.ContainsFunc(limits, func(name string) bool { return limited[name] }) {
-			skipped = true
-			continue
-		}
-		for _, name := range limits {
-			limited[name] = true
-		}
-		chosen = append(chosen, r)
-	}
-	return chosen, skipped
+	return chosen
 }
 
 func compareBool(a, b bool) int {
@@ -195,39 +184,17 @@ func compareBool(a, b bool) int {
 	return -1
 }
 
-// remember moves the positions behind what was leased, and forgets lanes that had less
-// than was asked for: the next discovery brings them back if there is more.
-func (p *Poller) remember(chosen []request, leases []Lease, n int) {
-	got := map[lane]int{}
+// remember moves the positions to the last of the runs that were leased.
+func (p *Poller) remember(leases []Lease) {
+	now := time.Now()
 	for _, l := range leases {
-		key := lane{l.Suspect, l.Type, l.Priority}
-		got[key]++
-		at := p.lanes[key]
+		at := p.lanes[lane{l.Suspect, l.Type, l.Priority}]
 		if at == nil {
 			continue
 		}
-		if c := l.runAt.Compare(at.runAt); c > 0 || c == 0 && bytes.Compare(l.ID[:], at.id[:]) > 0 {
+		at.seen = now
+		if cmp.Or(l.runAt.Compare(at.runAt), bytes.Compare(l.ID[:], at.id[:])) > 0 {
 			at.runAt, at.id = l.runAt, l.ID
 		}
-		at.head = at.runAt
 	}
-	if len(leases) == n {
-		return // lanes further down were not reached
-	}
-	for _, r := range chosen {
-		if got[r.lane] < r.most && r.from.runAt.IsZero() {
-			delete(p.lanes, r.lane)
-		}
-	}
-}
-
-// settleDoubts gives back leases whose answer was lost.
-func (p *Poller) settleDoubts(ctx context.Context) error {
-	for len(p.inDoubt) > 0 {
-		if err := giveBack(ctx, p.DB, p.inDoubt[0], p.Worker); err != nil {
-			return err
-		}
-		p.inDoubt = p.inDoubt[1:]
-	}
-	return nil
 }

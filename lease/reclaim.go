@@ -53,7 +53,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	}
 	rows, _ := r.DB.Query(ctx, `
 		WITH `+audited+`, expired AS MATERIALIZED (
-			SELECT id, attempt < max_attempts AS again, leased_by
+			SELECT id
 			FROM workflow_run
 			WHERE status = 'leased' AND started_at >= $1 AND lease_until < clock_timestamp()
 			  AND pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'
@@ -63,23 +63,24 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 			FOR UPDATE SKIP LOCKED
 		), taken AS (
 			UPDATE workflow_run w
-			SET status = CASE WHEN e.again THEN 'pending' ELSE 'leased' END,
-			    suspect = true, updated_at = now(),
-			    error = jsonb_build_object('code', 'lease_expired', 'message', 'no sign of life from ' || e.leased_by,
-			                               'attempt', w.attempt, 'worker', e.leased_by, 'lease_no', w.lease_no),
-			    last_error = 'lease_expired: no sign of life from ' || e.leased_by,
-			    run_at = CASE WHEN e.again THEN now() + interval '1 second' * (1 + random() / 2)
+			SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END,
+			    suspect = true, updated_at = statement_timestamp(),
+			    error = jsonb_build_object('code', 'lease_expired', 'message', 'no sign of life from ' || w.leased_by,
+			                               'attempt', w.attempt, 'worker', w.leased_by, 'lease_no', w.lease_no),
+			    last_error = 'lease_expired: no sign of life from ' || w.leased_by,
+			    run_at = CASE WHEN w.attempt < w.max_attempts THEN statement_timestamp() + interval '1 second' * (1 + random() / 2)
 			                  * ($4::float8[])[least(greatest(w.attempt, 1), cardinality($4::float8[]))] ELSE w.run_at END,
-			    lease_token = CASE WHEN NOT e.again THEN $5::uuid END,
-			    lease_no = w.lease_no + CASE WHEN e.again THEN 0 ELSE 1 END,
-			    leased_by = CASE WHEN NOT e.again THEN $6 END,
-			    lease_until = CASE WHEN NOT e.again THEN clock_timestamp() + $7 * interval '1 second' END,
-			    started_at = CASE WHEN e.again THEN w.started_at ELSE now() END,
-			    deadline_at = CASE WHEN NOT e.again THEN now() END
-			FROM audit, expired e
-			WHERE w.id = ANY (ARRAY(SELECT id FROM expired)) AND w.id = e.id
+			    lease_token = CASE WHEN w.attempt >= w.max_attempts THEN $5::uuid END,
+			    lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END,
+			    leased_by = CASE WHEN w.attempt >= w.max_attempts THEN $6 END,
+			    lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + $7 * interval '1 second' END,
+			    started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
+			    deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
+			FROM audit
+			WHERE w.id = ANY (ARRAY(SELECT id FROM expired))
 			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
-			          w.payload, w.priority, w.postponed, w.suspect, NOT e.again AS spent, w.run_at, e.leased_by AS loser
+			          w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS spent, w.run_at,
+			          w.error->>'worker' AS loser
 		), history AS (
 			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor, data)
 			SELECT t.id, 'expired', t.attempt, t.lease_no - CASE WHEN t.spent THEN 1 ELSE 0 END, $6,
@@ -107,15 +108,15 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 		l, err := scanLease(row, &oldest)
 		return &l, err
 	})
+	if fromStart { // also when it failed, or one that takes too long would be tried again and again
+		r.lookBack = spent(start)
+	}
 	if err != nil {
 		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
 	}
 	r.from, r.idle = time.Time{}, oldest == nil
 	if oldest != nil {
 		r.from = oldest.Add(-lag)
-	}
-	if fromStart {
-		r.lookBack = spent(start)
 	}
 	for _, l := range found {
 		switch {

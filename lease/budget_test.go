@@ -1,0 +1,33 @@
+package lease
+
+import (
+	"testing"
+	"time"
+)
+
+// A look from the start takes at most a tenth of the time. Idle, a cheap one is always
+// allowed; busy, even that comes only every few milliseconds.
+func TestBudget(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		cost, ago time.Duration
+		busy      bool
+		want      time.Duration
+	}{
+		{time.Millisecond, 0, false, 0},
+		{time.Millisecond, 0, true, busyPause},
+		{time.Millisecond, 20 * time.Millisecond, true, busyPause - 20*time.Millisecond},
+		{time.Millisecond, time.Second, true, 0},
+		{10 * time.Millisecond, 0, false, 90 * time.Millisecond},
+		{10 * time.Millisecond, 0, true, 90 * time.Millisecond},
+		{time.Second, 4 * time.Second, true, 5 * time.Second},
+		{time.Second, 10 * time.Second, false, 0},
+	} {
+		if got := (budget{c.cost, now.Add(-c.ago)}).wait(now, c.busy); got != c.want {
+			t.Errorf("cost %v, %v ago, busy %v: wait %v, want %v", c.cost, c.ago, c.busy, got, c.want)
+		}
+	}
+	if got := (budget{}).wait(now, true); got != 0 {
+		t.Errorf("never looked: wait %v", got)
+	}
+}

@@ -1,0 +1,25 @@
+package lease
+
+import "time"
+
+// never is a budget that is used up for the rest of the test.
+func never() budget { return budget{cost: time.Hour, end: time.Now()} }
+
+// Discover makes the next Acquire look for lanes from the start.
+func (p *Poller) Discover() { p.discovery = budget{} }
+
+// DontDiscover makes Acquire go on from where it is for the rest of the test.
+func (p *Poller) DontDiscover() { p.discovery = never() }
+
+// DontLookBack makes Reclaim go on from where it is for the rest of the test.
+func (r *Reclaimer) DontLookBack() { r.lookBack = never() }
+
+// LookBack makes the next Reclaim start from the oldest lease.
+func (r *Reclaimer) LookBack() { r.lookBack = budget{} }
+
+// DoubtAgain makes the next Acquire look at once for leases whose answers were lost.
+func (p *Poller) DoubtAgain() {
+	for i := range p.doubts {
+		p.doubts[i].next = time.Time{}
+	}
+}

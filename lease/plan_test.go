@@ -1,0 +1,153 @@
+package lease_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/sql"
+)
+
+// crowd fills the table step by step with rows that are none of a poll's business.
+var crowd = []struct{ name, values string }{
+	{"eligible at lower priority", "'q.t' || g % 10, -g % 5 - 1, now() - interval '1 day', NULL"},
+	{"scheduled at higher priority", "'q.t' || g % 10, 50 + g % 5, now() + interval '1 day', NULL"},
+	{"other prefixes", "'p' || g % 50 || '.x', 50, now() - interval '1 day', NULL"},
+	{"finished", "'q.t' || g % 10, 50, now() - interval '1 day', 'finished'"},
+	{"leased by others", "'q.t' || g % 10, 50, now() - interval '1 day', 'leased'"},
+}
+
+const crowdSize = 40_000 // of each kind
+
+func fill(t *testing.T, pool *pgxpool.Pool, values string) {
+	t.Helper()
+	tx := begin(t, pool)
+	exec(t, tx, "SET LOCAL session_replication_role = replica") // no triggers
+	exec(t, tx, `
+		INSERT INTO workflow_run (type, priority, run_at, status, finished_at, lease_token, lease_until, leased_by, started_at)
+		SELECT type, priority, run_at,
+		       CASE how WHEN 'finished' THEN 'succeeded' WHEN 'leased' THEN 'leased' ELSE 'pending' END,
+		       CASE how WHEN 'finished' THEN now() END,
+		       CASE how WHEN 'leased' THEN gen_random_uuid() END, CASE how WHEN 'leased' THEN now() + interval '1 hour' END,
+		       CASE how WHEN 'leased' THEN 'w0' END, CASE how WHEN 'leased' THEN now() - interval '10 minutes' END
+		FROM (SELECT `+values+` FROM generate_series(1, $1) AS g) AS r (type, priority, run_at, how)`, crowdSize)
+	commit(t, tx)
+}
+
+// A hot statement is one that a worker sends all the time.
+type hot struct {
+	name string
+	statement
+}
+
+// hotStatements are discover, take, take without discovery, extend, reclaim, give back.
+func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
+	t.Helper()
+	var leases []lease.Lease
+	p, r := newPoller(nil, "q."), newReclaimer(nil)
+	sent := record(t, pool, func(db run.DB) {
+		p.DB, r.DB = db, db
+		leases = acquire(t, p, n)
+		p.DontDiscover()
+		acquire(t, p, n)
+		extend(t, db, held(leases, time.Hour))
+		reclaim(t, r, n)
+	})
+	if len(leases) != n || len(sent) != 5 {
+		t.Fatalf("%d leases, %d statements", len(leases), len(sent))
+	}
+	d := &deaf{}
+	back := record(t, pool, func(db run.DB) {
+		p.DB, d.DB = d, db
+		lose(t, p, d, "lost")
+		acquire(t, p, n)
+	})
+	return []hot{{"discover", sent[0]}, {"take", sent[1]}, {"take on", sent[2]}, {"extend", sent[3]}, {"reclaim", sent[4]},
+		{"give back", back[2]}}
+}
+
+// The hot statements have the same plans and touch as much whatever else is in the table,
+// whatever its statistics say, and whatever the database's language is.
+func TestPlans(t *testing.T) {
+	icu := func(t *testing.T) *pgxpool.Pool {
+		server := pgtest.Server(t, pgserver.Options{ICU: true})
+		config, err := pgxpool.ParseConfig(server.URL("postgres"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return sql.Up(t.Context(), tx.Conn()) }); err != nil {
+			t.Fatal(err)
+		}
+		return pool
+	}
+	c := func(t *testing.T) *pgxpool.Pool { return pgtest.New(t) }
+	for _, test := range []struct {
+		name  string
+		start func(*testing.T) *pgxpool.Pool
+		known string // of the table, to the planner
+	}{
+		{"never analysed", c, "nothing"},
+		{"analysed when empty", c, "empty"},
+		{"analysed when all was finished", c, "finished"},
+		{"analysed", c, "all"},
+		{"analysed, ICU", icu, "all"},
+	} {
+		t.Run(test.name, func(t *testing.T) { testPlans(t, test.start(t), test.known) })
+	}
+}
+
+func testPlans(t *testing.T, pool *pgxpool.Pool, known string) {
+	const n = 500
+	exec(t, pool, "ALTER TABLE workflow_run SET (autovacuum_enabled = off)")
+	switch known {
+	case "finished":
+		fill(t, pool, "'q.t' || g % 10, 0, now() - interval '1 day', 'finished'")
+		fallthrough
+	case "empty":
+		exec(t, pool, "VACUUM ANALYZE workflow_run")
+	}
+	// The runs to be leased: 10 types at 5 priorities, and some with little room in the batch.
+	exec(t, pool, `
+		INSERT INTO workflow_run (type, priority, run_at)
+		SELECT 'q.t' || g % 10, g / 10 % 5, now() - interval '1 hour' + g * interval '1 ms'
+		FROM generate_series(1, 4000) AS g`)
+	base := map[string]int{}
+	measure := func(what string) {
+		t.Helper()
+		if known == "all" {
+			exec(t, pool, "ANALYZE workflow_run")
+		}
+		for _, h := range hotStatements(t, pool, n) {
+			limit := 0
+			if base[h.name] > 0 {
+				limit = base[h.name]*3/2 + 1000 // indexes grow a level
+			}
+			size := n
+			if what == "leased by others" && (h.name == "reclaim" || h.name == "give back") {
+				size, limit = crowdSize, 0 // each of them has to be looked at
+			}
+			p := explain(t, pool, h.statement)
+			p.check(t, what+": "+h.name, size, limit)
+			if base[h.name] == 0 {
+				base[h.name] = p.buffers()
+			}
+		}
+	}
+	measure("nothing else")
+	for _, c := range crowd {
+		fill(t, pool, c.values)
+		measure(c.name)
+	}
+}
