@@ -140,9 +140,11 @@ CREATE UNIQUE INDEX workflow_run_idempotency_idx ON workflow_run (idempotency_ke
 -- What can be leased, as lanes: all rows of one (suspect, type, priority), in due order.
 -- Workers walk lanes from the highest priority down, so rows of other types, of other
 -- priorities, scheduled for later, held, deleted or finished are never touched. No column
--- here changes while a run is leased.
+-- here changes while a run is leased. The second line keeps out rows that a CHECK would
+-- refuse to have updated (written while it was missing): one would fail every lease.
 CREATE INDEX workflow_run_lane_idx ON workflow_run (suspect, type, priority DESC, run_at, id)
-    WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL;
+    WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
+      AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000;
 
 -- What is leased, by the time of the lease. It holds started_at and not lease_until, so
 -- that heartbeats change no index.

@@ -34,16 +34,22 @@ func TestHeartbeatsAreHOT(t *testing.T) {
 
 // S40: rows that break our rules, written while a CHECK was missing, are not leased and keep
 // nobody else from it: a state that does not exist, a pending row that seems finished or has
-// an owner's name, a lease without a token or an end. They can be removed.
+// an owner's name, one with an impossible priority or number of attempts, a lease without a
+// token or an end. They can be removed.
 func TestForbiddenRows(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`
-		ALTER TABLE workflow_run DROP CONSTRAINT workflow_run_status_check, DROP CONSTRAINT workflow_run_lease_check;
+		ALTER TABLE workflow_run DROP CONSTRAINT workflow_run_status_check, DROP CONSTRAINT workflow_run_lease_check,
+			DROP CONSTRAINT workflow_run_finished_check, DROP CONSTRAINT workflow_run_range_check;
 		SET session_replication_role = replica;
 		INSERT INTO workflow_run (type, status) VALUES ('a.b', 'garbage'), ('a.b', 'PENDING'), ('a.b', 'leased');
 		INSERT INTO workflow_run (type, status, lease_until) VALUES ('a.b', 'leased', 'infinity');
+		INSERT INTO workflow_run (type, priority, max_attempts, attempt, finished_at)
+		VALUES ('a.b', 500, 3, 0, NULL), ('a.b', 0, 0, 0, NULL), ('a.b', 0, 3, -1, NULL), ('a.b', 0, 3, 0, now());
 		SET session_replication_role = origin;
 		ALTER TABLE workflow_run
+			ADD CONSTRAINT workflow_run_finished_check CHECK ((status IN ('succeeded', 'failed', 'cancelled')) = (finished_at IS NOT NULL)) NOT VALID,
+			ADD CONSTRAINT workflow_run_range_check CHECK (priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000) NOT VALID,
 			ADD CONSTRAINT workflow_run_status_check CHECK (status IN ('pending', 'leased', 'succeeded', 'failed', 'cancelled')) NOT VALID,
 			ADD CONSTRAINT workflow_run_lease_check CHECK ((status = 'leased') = (lease_token IS NOT NULL)) NOT VALID`)
 	good := s.enqueue()
