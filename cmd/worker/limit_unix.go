@@ -8,5 +8,5 @@ import "syscall"
 func fileLimit() (uint64, bool) {
 	var limit syscall.Rlimit
 	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
-	return uint64(limit.Cur), err == nil
+	return uint64(limit.Cur), err == nil //nolint:unconvert // another type on some systems
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -117,7 +116,7 @@ func TestPill(t *testing.T) {
 				n++
 			case <-stop:
 				p.signal(syscall.SIGKILL)
-				<-p.ended
+				_ = <-p.ended
 				return
 			}
 		}

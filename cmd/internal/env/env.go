@@ -23,13 +23,17 @@ import (
 	"github.com/kelseyhightower/envconfig"
 )
 
-// The kinds of settings.
 type (
+	// Duration is a setting such as 30s.
 	Duration = Setting[time.Duration]
-	Int      = Setting[int]
-	Bool     = Setting[bool]
-	String   = Setting[string]
-	List     = Setting[[]string] // separated by commas
+	// Int is a setting such as 100.
+	Int = Setting[int]
+	// Bool is a setting of true or false.
+	Bool = Setting[bool]
+	// String is a setting of any text.
+	String = Setting[string]
+	// List is a setting of texts separated by commas.
+	List = Setting[[]string]
 )
 
 // None is the Value of a Duration that was given as the word none.

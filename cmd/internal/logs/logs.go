@@ -27,7 +27,7 @@ func New(w *os.File, level, format string) *slog.Logger {
 func handler(w io.Writer, level slog.Level, text, terminal bool) slog.Handler {
 	if text {
 		plain := !terminal || os.Getenv("NO_COLOR") != ""
-		return tint.NewHandler(w, &tint.Options{Level: level, NoColor: plain, TimeFormat: "2006-01-02 15:04:05.000"})
+		return tint.NewTextHandler(w, &tint.Options{Level: level, NoColor: plain, TimeFormat: "2006-01-02 15:04:05.000"})
 	}
 	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: readable})
 }
