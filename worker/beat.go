@@ -23,7 +23,7 @@ func (w *Worker) beat(ctx context.Context) {
 		}
 		if err := w.extend(ctx, due); err != nil && ctx.Err() == nil {
 			w.note(err)
-			w.config.Logger.Warn("cannot extend leases; trying again", "leases", len(due), "err", err)
+			w.complain("cannot extend leases; trying again", "leases", len(due), "err", err)
 			pause = min(every, 250*time.Millisecond)
 		}
 	}
@@ -46,8 +46,9 @@ func (w *Worker) dueForBeat(every time.Duration) []*job {
 	w.jobs.mu.Lock()
 	defer w.jobs.mu.Unlock()
 	for _, j := range w.jobs.byID {
-		// Not later than the next tick, when a third of the lease would have gone by.
-		if now.Sub(j.extended)+every/2 >= min(j.Length/3, w.config.Heartbeat) {
+		// Not later than the next tick, when a third of the lease would have gone by. An
+		// exhausted run has no time left to be extended into.
+		if !j.Exhausted && now.Sub(j.extended)+every/2 >= min(j.Length/3, w.config.Heartbeat) {
 			due = append(due, j)
 		}
 	}
@@ -88,7 +89,7 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 	}
 	w.jobs.mu.Unlock()
 	for _, j := range due {
-		if cause := gone[j.ID]; cause != nil && !w.jobs.isDone(j) {
+		if cause := gone[j.ID]; cause != nil {
 			w.logger(&j.Lease).Info("lease is gone", "cause", cause)
 			w.jobs.end(j, cause)
 		}
@@ -123,10 +124,15 @@ func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 		if stuck > w.config.Concurrency {
 			stop(ErrStuck)
 		}
-		if idle := time.Since(time.Unix(0, w.lastTurn.Load())); idle > 3*w.config.Lease+2*callTimeout {
+		if idle := time.Since(time.Unix(0, w.lastTurn.Load())); idle > w.stallLimit() {
 			stop(ErrStalled)
 		}
 	}
+}
+
+// stallLimit is how long the poll loop may take for one turn: an idle one sleeps.
+func (w *Worker) stallLimit() time.Duration {
+	return 3*w.config.Lease + 2*callTimeout + w.config.PollInterval
 }
 
 // expiring returns the running jobs whose leases are about to run out unextended.

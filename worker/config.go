@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -144,7 +145,7 @@ func (c Config) withDefaults() (Config, error) {
 		problems = append(problems, err)
 	}
 	c.Prefixes = prefixes
-	if len(c.Name) > 64 || strings.ContainsFunc(c.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	if len(c.Name) > 64 || !utf8.ValidString(c.Name) || strings.ContainsFunc(c.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		bad("Name %.70q: use at most 64 printable characters", c.Name)
 	}
 	if c.Concurrency < 1 || c.Concurrency > MaxConcurrency {
@@ -216,6 +217,12 @@ func Prefixes(elements []string) ([]string, error) {
 		return nil, errors.Join(problems...)
 	}
 	slices.Sort(good)
-	// Sorted, a covering prefix stands before what it covers.
-	return slices.CompactFunc(good, func(a, b string) bool { return strings.HasPrefix(b, a) }), nil
+	var all []string
+	for _, p := range good {
+		// Sorted, a covering prefix stands before everything that it covers.
+		if len(all) == 0 || !strings.HasPrefix(p, all[len(all)-1]) {
+			all = append(all, p)
+		}
+	}
+	return all, nil
 }

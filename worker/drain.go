@@ -34,6 +34,7 @@ func (w *Worker) drain() {
 // handBack releases the leases of handlers that are still running. Whatever these return
 // later is dropped.
 func (w *Worker) handBack() {
+	enough := time.After(lastCalls)
 	for _, j := range w.jobs.all() {
 		if !w.jobs.leave(j) {
 			continue // has returned, is being settled
@@ -43,7 +44,11 @@ func (w *Worker) handBack() {
 			outcome: run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release}}
 		released.ctx, released.cancel = context.WithCancelCause(context.Background())
 		w.jobs.add(released)
-		w.settles <- released
+		select {
+		case w.settles <- released:
+		case <-enough:
+			return // the database is out of reach: the leases expire
+		}
 	}
 }
 

@@ -19,24 +19,56 @@ type effectError struct{ err error }
 func (e *effectError) Error() string { return e.err.Error() }
 func (e *effectError) Unwrap() error { return e.err }
 
-// apply calls one effect. It may not end the transaction, nor leave it aborted.
-func apply(tx pgx.Tx, effect func(pgx.Tx) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = &effectError{&run.PanicError{Value: p, Stack: debug.Stack()}}
-		}
-	}()
-	err = effect(openTx{tx})
+// A brokenError is an effect's error after which the connection was gone. Its text stays
+// out of the log: it is the user's.
+type brokenError struct{ err error }
+
+func (e *brokenError) Error() string { return "effect: the connection broke" }
+func (e *brokenError) Unwrap() error { return e.err }
+
+// apply calls one effect, and cuts the connection if it goes on after ctx has ended. The
+// effect may not end the transaction, nor leave it aborted.
+func apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error) error {
+	conn := tx.Conn()
+	cut := context.AfterFunc(ctx, func() { _ = conn.PgConn().Conn().Close() })
+	err := perform(tx, effect)
+	cut()
 	var pg *pgconn.PgError
 	switch {
-	case err != nil && (tx.Conn().IsClosed() && !pgconn.Timeout(err) || errors.As(err, &pg) && passing(pg.Code)):
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return &effectError{errors.New("effect: the settle transaction took too long")}
+	case err != nil && errors.As(err, &pg) && passing(pg.Code):
 		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
+	case conn.IsClosed() && !pgconn.Timeout(err):
+		return &brokenError{err} // likewise
 	case err != nil:
 		return &effectError{fmt.Errorf("effect: %w", err)}
-	case tx.Conn().PgConn().TxStatus() == 'E':
+	}
+	switch conn.PgConn().TxStatus() {
+	case 'E':
 		return &effectError{errors.New("effect: a statement failed and its error was ignored; the transaction is aborted")}
+	case 'I':
+		return &effectError{errors.New("effect: it ended the settle transaction, which is the worker's to end")}
 	}
 	return nil
+}
+
+// perform calls an effect in a goroutine of its own, so that not even runtime.Goexit in it
+// ends the settling.
+func perform(tx pgx.Tx, effect func(pgx.Tx) error) error {
+	err := errors.New("it ended its goroutine (runtime.Goexit)")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				err = &run.PanicError{Value: p, Stack: debug.Stack()}
+			}
+		}()
+		err = effect(openTx{tx})
+	}()
+	<-done
+	return err
 }
 
 // An openTx is a transaction that an effect cannot end.

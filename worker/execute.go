@@ -16,6 +16,9 @@ import (
 func (w *Worker) start(l *lease.Lease) {
 	j := &job{Lease: *l, entry: w.config.Mux.lookup(l.Type), extended: l.Taken}
 	j.ctx, j.cancel = context.WithCancelCause(context.Background())
+	if j.entry != nil && j.entry.options.MaxAttempts > 0 {
+		j.MaxAttempts = min(j.MaxAttempts, j.entry.options.MaxAttempts)
+	}
 	w.jobs.add(j)
 	go w.execute(j)
 }
@@ -23,8 +26,8 @@ func (w *Worker) start(l *lease.Lease) {
 // execute calls the job's handler and passes what came of it on to be settled, also if it
 // panicked or ended its goroutine by runtime.Goexit.
 func (w *Worker) execute(j *job) {
-	if j.Timeout > 0 {
-		limit := time.AfterFunc(j.Timeout-time.Since(j.Taken), func() { w.jobs.end(j, run.ErrDeadline) })
+	if j.limit() > 0 {
+		limit := time.AfterFunc(j.limit()-time.Since(j.Taken), func() { w.jobs.end(j, run.ErrDeadline) })
 		defer limit.Stop()
 	}
 	start := time.Now()
@@ -42,9 +45,9 @@ func (w *Worker) execute(j *job) {
 // call runs the handler, if there is one and an attempt to spend.
 func (w *Worker) call(j *job) (json.RawMessage, error) {
 	switch {
-	case j.Exhausted:
+	case j.Exhausted, j.Suspect && j.Attempt > j.MaxAttempts:
 		return nil, run.Permanent(run.WithCode(run.CodeExpired,
-			fmt.Errorf("lease_expired: all %d attempts are used up, the last by a worker that did not report back", j.Attempt)))
+			fmt.Errorf("lease_expired: all %d attempts are used up, the last by a worker that did not report back", j.MaxAttempts)))
 	case j.entry == nil:
 		return nil, run.Permanent(run.WithCode(run.CodeNoHandler, errors.New(run.CodeNoHandler)))
 	}
@@ -54,11 +57,13 @@ func (w *Worker) call(j *job) (json.RawMessage, error) {
 
 // finish hands the outcome to the settlers, unless the run is no longer ours to decide.
 func (w *Worker) finish(j *job, result json.RawMessage, err error, took time.Duration) {
+	left := w.jobs.returned(j)
 	cause := context.Cause(j.ctx)
+	j.extras.close()
 	if cause != nil && w.config.Observe.Lost != nil {
 		w.config.Observe.Lost(j.Type, cause)
 	}
-	if w.jobs.returned(j) || errors.Is(cause, run.ErrCancelled) || errors.Is(cause, run.ErrLost) && err != nil {
+	if left || errors.Is(cause, run.ErrCancelled) || errors.Is(cause, run.ErrLost) && err != nil {
 		w.logger(&j.Lease).Info("outcome dropped", "cause", cause)
 		w.jobs.remove(j)
 		return
@@ -68,7 +73,10 @@ func (w *Worker) finish(j *job, result json.RawMessage, err error, took time.Dur
 	if w.config.Observe.Finished != nil {
 		w.config.Observe.Finished(j.Type, j.outcome.Verdict, took)
 	}
-	if j.outcome.Verdict == run.Succeed && len(j.extras.effects) > 0 {
+	if j.outcome.Verdict != run.Succeed {
+		j.extras.drop()
+	}
+	if len(j.extras.effects) > 0 {
 		w.solos <- j
 		return
 	}

@@ -13,15 +13,26 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// ErrNoRun means that a context does not come from a worker's handler.
+// ErrNoRun means that a context does not come from a worker's handler, or that the handler
+// has returned.
 var ErrNoRun = errors.New("worker: the context belongs to no run")
 
 // extras are what a handler wants done in the settle transaction of its run.
 type extras struct {
 	mu      sync.Mutex
+	closed  bool // the handler has returned: nothing more is taken, what is here may be read
 	effects []func(pgx.Tx) error
 	events  []outbox.Event
 }
+
+func (x *extras) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.closed = true
+}
+
+// drop forgets everything; close comes first.
+func (x *extras) drop() { x.effects, x.events = nil, nil }
 
 type extrasKey struct{}
 
@@ -47,13 +58,16 @@ func InSettle(ctx context.Context, effect func(pgx.Tx) error) error {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.closed {
+		return ErrNoRun
+	}
 	x.effects = append(x.effects, effect)
 	return nil
 }
 
 // Emit has an event appended to the outbox in the transaction that records the run's
 // success; if the handler fails it is dropped. A zero Aggregate means the run itself. The
-// payload is encoded at once. Emit returns ErrNoRun outside of a handler.
+// payload is encoded at once. Emit returns ErrNoRun as InSettle does.
 func Emit(ctx context.Context, event outbox.Event) error {
 	x, err := extrasOf(ctx)
 	if err != nil {
@@ -69,6 +83,9 @@ func Emit(ctx context.Context, event outbox.Event) error {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.closed {
+		return ErrNoRun
+	}
 	x.events = append(x.events, event)
 	return nil
 }

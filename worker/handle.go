@@ -1,11 +1,11 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	stdjson "encoding/json"
 	"errors"
 	"fmt"
-	"runtime/debug"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -49,14 +49,28 @@ var decoding = json.JoinOptions(
 	json.MatchCaseInsensitiveNames(false),
 	jsontext.AllowDuplicateNames(false),
 	jsontext.AllowInvalidUTF8(false),
-	json.WithUnmarshalers(json.UnmarshalFromFunc(func(dec *jsontext.Decoder, v *any) error {
-		if dec.PeekKind() != '0' {
+	json.WithUnmarshalers(json.JoinUnmarshalers(
+		json.UnmarshalFromFunc(func(dec *jsontext.Decoder, v *any) error {
+			if dec.PeekKind() != '0' {
+				return errors.ErrUnsupported
+			}
+			number, err := dec.ReadValue()
+			*v = stdjson.Number(number)
+			return err
+		}),
+		// To the decoder the number of encoding/json is a string like any other.
+		json.UnmarshalFromFunc(func(dec *jsontext.Decoder, v *stdjson.Number) error {
+			switch dec.PeekKind() {
+			case '0':
+				number, err := dec.ReadValue()
+				*v = stdjson.Number(number)
+				return err
+			case '"':
+				return errors.New("a number is wanted, this is a string")
+			}
 			return errors.ErrUnsupported
-		}
-		number, err := dec.ReadValue()
-		*v = stdjson.Number(number)
-		return err
-	})),
+		}),
+	)),
 )
 
 var encoding = json.JoinOptions(
@@ -65,6 +79,9 @@ var encoding = json.JoinOptions(
 	jsontext.AllowInvalidUTF8(false),
 	jsontext.EscapeForHTML(false),
 	jsontext.EscapeForJS(false),
+	json.WithMarshalers(json.MarshalToFunc(func(enc *jsontext.Encoder, v stdjson.Number) error {
+		return enc.WriteValue(jsontext.Value(cmp.Or(v, "0")))
+	})),
 )
 
 // encode turns a result into JSON. Any trouble, a panicking marshaller included, is a
@@ -72,7 +89,7 @@ var encoding = json.JoinOptions(
 func encode(out any) (data stdjson.RawMessage, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = rejected(fmt.Errorf("encode result: %w", &run.PanicError{Value: p, Stack: debug.Stack()}))
+			err = rejected(fmt.Errorf("encode result: panic: %v", p))
 		}
 	}()
 	data, err = json.Marshal(out, encoding)

@@ -2,6 +2,9 @@ package worker
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,7 +20,9 @@ type Settlement struct {
 
 // A Hook takes part in settle transactions, a batch at a time. It is how process graphs
 // advance when their steps are settled. With any hook, every settle is a transaction; a
-// batch that fails is split until the guilty settlement stands alone.
+// batch that fails is split until the guilty settlement stands alone. Then a success that
+// the database refuses for its data becomes a failure (code result_rejected), and after any
+// other error the same settlement is tried again, ever more slowly, while its lease lasts.
 type Hook struct {
 	// Lock is called before the runs are settled, to lock what comes before runs in the lock
 	// order: instance → join → token → run → outbox.
@@ -25,6 +30,32 @@ type Hook struct {
 	// Act is called after the runs are settled, with those that were: a lease that was lost
 	// does not reach it.
 	Act func(ctx context.Context, tx pgx.Tx, batch []Settlement) error
+}
+
+// A hookError is trouble in a hook, and not with the connection.
+type hookError struct{ err error }
+
+func (e *hookError) Error() string { return "hook: " + e.err.Error() }
+func (e *hookError) Unwrap() error { return e.err }
+
+// call calls one step of the hook, which must not leave the transaction aborted.
+func (h Hook) call(ctx context.Context, step func(context.Context, pgx.Tx, []Settlement) error, tx pgx.Tx, batch []Settlement) (err error) {
+	if step == nil || len(batch) == 0 {
+		return nil
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = &hookError{fmt.Errorf("%w\n%s", &run.PanicError{Value: p}, debug.Stack())}
+		}
+	}()
+	switch err := step(ctx, tx, batch); {
+	case err == nil && tx.Conn().PgConn().TxStatus() == 'E':
+		return &hookError{errors.New("it left the transaction aborted")}
+	case err == nil || tx.Conn().IsClosed():
+		return err
+	default:
+		return &hookError{err}
+	}
 }
 
 // An Observer is told what a worker does. Nil functions are skipped. They are called from

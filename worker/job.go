@@ -27,12 +27,14 @@ type job struct {
 	cancel  context.CancelCauseFunc
 	extras  extras
 	outcome run.Outcome // once the handler has returned
+	unsure  bool        // an earlier try to settle may have been recorded
 
 	// Guarded by jobs.mu.
 	extended time.Time // start of the last request that is known to have extended the lease
 	ended    time.Time // when ctx was made to end; zero: not yet
 	done     bool      // the handler has returned
 	left     bool      // the slot was taken away from the running handler
+	parked   bool      // done, but its outcome is refused: it needs no slot
 }
 
 // jobs are the leases that this process holds.
@@ -53,6 +55,11 @@ func (s *jobs) add(j *job) {
 	// The same run can be here twice: lost, its old handler still running. The newer lease
 	// takes the place; the older one is only waited for as stuck.
 	if old := s.byID[j.ID]; old != nil {
+		s.endLocked(old, run.ErrLost)
+		if !old.done {
+			old.left = true
+			s.stuck++
+		}
 		s.drop(old)
 	}
 	s.byID[j.ID] = j
@@ -71,6 +78,10 @@ func (s *jobs) remove(j *job) {
 func (s *jobs) drop(j *job) {
 	delete(s.byID, j.ID)
 	s.byType[j.entry]--
+	s.signal()
+}
+
+func (s *jobs) signal() {
 	select {
 	case s.freed <- struct{}{}:
 	default:
@@ -94,13 +105,28 @@ func (s *jobs) room(concurrency int) (n, suspects int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	suspects = 1
+	parked := 0
 	for _, j := range s.byID {
 		if j.Suspect && !j.Exhausted && time.Since(j.Taken) < suspectHold {
 			suspects = 0
-			break
+		}
+		if j.parked {
+			parked++
 		}
 	}
-	return max(concurrency-len(s.byID), 0), suspects
+	// The outcomes that wait are bounded too.
+	taken := len(s.byID) - min(parked, concurrency)
+	return max(concurrency-taken, 0), suspects
+}
+
+// park frees the slot of a job whose outcome cannot be recorded for the time being.
+func (s *jobs) park(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID[j.ID] == j && !j.parked {
+		j.parked = true
+		s.signal()
+	}
 }
 
 func (s *jobs) all() []*job {
@@ -141,24 +167,26 @@ func (s *jobs) leave(j *job) bool {
 	return true
 }
 
-func (s *jobs) isDone(j *job) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return j.done
-}
-
 func (s *jobs) stuckCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stuck
 }
 
-// end ends the job's context with the given cause, once.
+// end ends the job's context with the given cause, once, unless the handler has returned:
+// effects may use the context until the outcome is recorded.
 func (s *jobs) end(j *job, cause error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.endLocked(j, cause)
+}
+
+func (s *jobs) endLocked(j *job, cause error) {
+	if j.done {
+		return
+	}
 	if j.ended.IsZero() {
 		j.ended = time.Now()
 	}
-	s.mu.Unlock()
 	j.cancel(cause)
 }

@@ -32,7 +32,7 @@ func (w *Worker) poll(ctx context.Context) {
 		}
 		if err != nil {
 			w.note(err)
-			w.config.Logger.Warn("cannot look for work; trying again", "err", err)
+			w.complain("cannot look for work; trying again", "err", err)
 			sleep(ctx, failures.NextBackOff())
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 const (
 	reclaimPause     = 400 * time.Millisecond // between two looks for expired leases
 	idleReclaimPause = 900 * time.Millisecond // when nothing was leased
+	maxReclaimPause  = 2 * time.Second        // after a look that took long, on a slow network perhaps
 	reclaimBatch     = 500
 	// reconnectPause is how long leases are left alone after the database was out of reach:
 	// living owners try to extend theirs every quarter of a second meanwhile.
@@ -33,7 +34,7 @@ func (w *Worker) reclaim(ctx context.Context) {
 		took := time.Since(start)
 		if err != nil && ctx.Err() == nil {
 			w.note(err)
-			w.config.Logger.Warn("cannot look for expired leases; trying again", "err", err)
+			w.complain("cannot look for expired leases; trying again", "err", err)
 		}
 		if again+len(exhausted) > 0 {
 			w.config.Logger.Info("took back expired leases", "due_again", again, "exhausted", len(exhausted))
@@ -47,8 +48,8 @@ func (w *Worker) reclaim(ctx context.Context) {
 		if again+len(exhausted) == reclaimBatch {
 			continue
 		}
-		// At most a twentieth of the time, and not in step with other workers.
-		pause := max(reclaimPause, 20*took)
+		// About a twentieth of the time, and not in step with other workers.
+		pause := min(max(reclaimPause, 20*took), maxReclaimPause)
 		if r.Idle() {
 			pause = idleReclaimPause // no lease that is taken meanwhile can expire before
 		}

@@ -4,18 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 const (
-	batchSettlers = 2           // settle many outcomes at a time
-	soloSettlers  = 4           // settle one outcome at a time, with its effects
-	effectTimeout = time.Minute // the most a settle transaction with effects may take
+	batchSettlers = 2                // settle many outcomes at a time
+	soloSettlers  = 4                // settle one outcome at a time
+	quickRetry    = time.Second      // the longest pause while the database is in trouble
+	slowRetry     = 30 * time.Second // the longest pause while one outcome is refused
 )
 
 // settleBatches settles outcomes, as many at a time as have gathered, until ctx ends.
@@ -39,150 +41,162 @@ func (w *Worker) settleBatches(ctx context.Context) {
 	}
 }
 
-// settleSolos settles outcomes that bring effects until ctx ends.
+// settle records the outcomes of a batch. While the database is out of reach it tries again.
+// If the database or a hook refuses the batch, it is halved until the guilty outcome stands
+// alone, which then keeps nobody else waiting.
+func (w *Worker) settle(ctx context.Context, batch []*job) {
+	for pause := retries(); len(batch) > 0; sleep(ctx, pause.NextBackOff()) {
+		err := w.try(ctx, batch)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return // at the end of ctx leases expire, and others take over
+		case unreachable(err):
+			w.config.Logger.Warn("cannot settle; trying again", "runs", len(batch), "err", loggable(err))
+			continue
+		case len(batch) == 1:
+			w.setAside(ctx, batch[0])
+			return
+		case errors.Is(err, context.DeadlineExceeded):
+			if rest := w.withoutLocked(ctx, batch); len(rest) < len(batch) {
+				batch = rest
+				continue
+			}
+		}
+		w.settle(ctx, batch[:len(batch)/2])
+		w.settle(ctx, batch[len(batch)/2:])
+		return
+	}
+}
+
+// setAside leaves one outcome to settleAlone.
+func (w *Worker) setAside(ctx context.Context, j *job) {
+	select {
+	case w.solos <- j:
+	case <-ctx.Done():
+	}
+}
+
+// withoutLocked sets those aside whose rows somebody has locked, and returns the rest.
+func (w *Worker) withoutLocked(ctx context.Context, batch []*job) (rest []*job) {
+	all := make([]uuid.UUID, len(batch))
+	for i, j := range batch {
+		all[i] = j.ID
+	}
+	call, done := context.WithTimeout(ctx, callTimeout)
+	defer done()
+	rows, _ := w.db.Query(call, `
+		SELECT id
+		FROM workflow_run
+		WHERE id = ANY ($1)
+		FOR NO KEY UPDATE SKIP LOCKED`, all)
+	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return batch
+	}
+	for _, j := range batch {
+		if slices.Contains(found, j.ID) {
+			rest = append(rest, j)
+		} else {
+			w.setAside(ctx, j)
+		}
+	}
+	return rest
+}
+
+// settleSolos settles outcomes that must not share a transaction until ctx ends. Each has a
+// goroutine, so that one which has to be repeated keeps no other waiting.
 func (w *Worker) settleSolos(ctx context.Context) {
+	var solos sync.WaitGroup
+	defer solos.Wait()
+	turns := make(chan struct{}, soloSettlers)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case j := <-w.solos:
-			w.settle(ctx, []*job{j})
+			solos.Go(func() { w.settleAlone(ctx, j, turns) })
 		}
 	}
 }
 
-// settle records the outcomes of a batch. What the database cannot take at the moment is
-// repeated until it can, with the same outcomes and charged to nobody; what it will never
-// take is searched for by halving the batch.
-func (w *Worker) settle(ctx context.Context, batch []*job) {
-	failures := retries()
-	unsure := false // an earlier try may have been committed
-	for {
-		start := time.Now()
-		lost, err := w.commit(ctx, batch)
-		if w.config.Observe.SettleRun != nil {
-			w.config.Observe.SettleRun(len(batch), time.Since(start), err)
+// settleAlone records one outcome, however often that has to be tried. What is the handler's
+// fault becomes its failure; all other trouble is charged to nobody.
+func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
+	for pause := retries(); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case turns <- struct{}{}:
 		}
-		var effect *effectError
-		switch {
-		case err == nil && unsure && len(lost) > 0:
-			// Refused now, but perhaps because the earlier try had gone through.
-			if lost, err = w.trulyLost(ctx, lost); err != nil {
-				break
-			}
-			fallthrough
-		case err == nil:
-			w.settled(batch, lost)
-			return
-		case errors.As(err, &effect):
-			w.rejudge(ctx, batch[0], effect.err)
-			return
-		case !transient(err) && refusesValue(err) && len(batch) > 1:
-			w.settle(ctx, batch[:len(batch)/2])
-			w.settle(ctx, batch[len(batch)/2:])
-			return
-		case !transient(err) && refusesValue(err) && batch[0].outcome.Verdict == run.Succeed:
-			w.rejudge(ctx, batch[0], rejected(fmt.Errorf("the database refuses the result: %w", sanitized(err))))
+		err := w.try(ctx, []*job{j})
+		<-turns
+		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if ctx.Err() != nil {
-			return // the leases expire, and others take over
+		if w.blame(j, err) {
+			continue
 		}
-		unsure = true
-		w.note(err)
-		w.config.Logger.Warn("cannot settle; trying again", "runs", len(batch), "err", sanitized(err))
-		sleep(ctx, failures.NextBackOff())
+		pause.MaxInterval = quickRetry
+		if !transient(err) {
+			pause.MaxInterval = slowRetry
+			w.jobs.park(j)
+		}
+		w.complain("cannot settle; trying again", "runs", 1, "err", loggable(err))
+		sleep(ctx, pause.NextBackOff())
 	}
 }
 
-// rejudge settles a job whose outcome could not be recorded because of err, as though the
-// handler had returned err.
-func (w *Worker) rejudge(ctx context.Context, j *job, err error) {
+// blame turns a success that cannot be recorded for the handler's own fault into a failure.
+// It reports whether it did.
+func (w *Worker) blame(j *job, err error) bool {
+	if j.outcome.Verdict != run.Succeed {
+		return false
+	}
+	var effect *effectError
+	switch {
+	case errors.As(err, &effect):
+		err = effect.err
+	case refusesValue(err):
+		err = rejected(fmt.Errorf("the database refuses the result: %w", sanitized(err)))
+	default:
+		return false
+	}
 	j.outcome = w.judge(j, nil, err, nil)
-	j.extras.effects, j.extras.events = nil, nil
-	w.settle(ctx, []*job{j})
+	j.extras.drop()
+	return true
 }
 
-// commit records a batch in one statement, or in one transaction where hooks, effects or
-// events take part. It is the one place in which a worker opens a transaction. lost are
-// those whose lease is no longer ours.
-func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, err error) {
-	ctx, done := context.WithTimeout(ctx, callTimeout)
-	defer done()
-	outcomes := make([]run.Outcome, len(batch))
-	simple := len(w.config.Hooks) == 0
-	for i, j := range batch {
-		outcomes[i] = j.outcome
-		simple = simple && len(j.extras.effects) == 0 && len(j.extras.events) == 0
+// try records the outcomes of a batch once, and then frees their slots.
+func (w *Worker) try(ctx context.Context, batch []*job) error {
+	start := time.Now()
+	lost, err := w.commit(ctx, batch)
+	if w.config.Observe.SettleRun != nil {
+		w.config.Observe.SettleRun(len(batch), time.Since(start), err)
 	}
-	if simple {
-		return run.Settle(ctx, w.db, w.name, outcomes)
+	if err == nil {
+		lost, err = w.trulyLost(ctx, batch, lost)
 	}
-	if len(batch[0].extras.effects) > 0 {
-		// Effects are the user's own statements: they may take their time.
-		long, done := context.WithTimeout(context.WithoutCancel(ctx), effectTimeout)
-		defer done()
-		ctx = long
-	}
-	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
-		lost, err = w.record(ctx, tx, batch, outcomes)
+	if err != nil {
+		for _, j := range batch {
+			j.unsure = true
+		}
+		w.note(err)
 		return err
-	})
-	if errors.Is(err, pgx.ErrTxCommitRollback) {
-		err = &effectError{errors.New("the effects left the settle transaction aborted")}
 	}
-	return lost, err
-}
-
-// record is what a settle transaction consists of: lock, settle, effects, act, announce.
-func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []run.Outcome) (lost []run.Outcome, err error) {
-	settlements := make([]Settlement, len(batch))
-	for i, j := range batch {
-		settlements[i] = Settlement{Lease: j.Lease, Outcome: j.outcome}
-	}
-	for _, h := range w.config.Hooks {
-		if h.Lock != nil {
-			if err := h.Lock(ctx, tx, settlements); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if lost, err = run.Settle(ctx, tx, w.name, outcomes); err != nil {
-		return nil, err
-	}
-	gone := map[uuid.UUID]bool{}
-	for _, o := range lost {
-		gone[o.ID] = true
-	}
-	kept := settlements[:0:0]
-	var events []outbox.Event
-	for i, j := range batch {
-		if gone[j.ID] {
-			continue
-		}
-		kept = append(kept, settlements[i])
-		if j.outcome.Verdict != run.Succeed {
-			continue
-		}
-		events = append(events, j.extras.events...)
-		for _, effect := range j.extras.effects {
-			if err := apply(tx, effect); err != nil {
-				return nil, err
-			}
-		}
-	}
-	for _, h := range w.config.Hooks {
-		if h.Act != nil && len(kept) > 0 {
-			if err := h.Act(ctx, tx, kept); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return lost, outbox.Append(ctx, tx, events...)
+	w.settled(batch, lost)
+	return nil
 }
 
 // trulyLost returns those of lost that no earlier, unanswered try has recorded.
-func (w *Worker) trulyLost(ctx context.Context, lost []run.Outcome) ([]run.Outcome, error) {
+func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []run.Outcome) ([]run.Outcome, error) {
+	refused := ids(lost)
+	unsure := false
+	for _, j := range batch {
+		unsure = unsure || j.unsure && refused[j.ID]
+	}
+	if !unsure {
+		return lost, nil
+	}
 	ctx, done := context.WithTimeout(ctx, callTimeout)
 	defer done()
 	recorded, err := run.Recorded(ctx, w.db, lost)
@@ -198,12 +212,17 @@ func (w *Worker) trulyLost(ctx context.Context, lost []run.Outcome) ([]run.Outco
 	return truly, nil
 }
 
+func ids(outcomes []run.Outcome) map[uuid.UUID]bool {
+	set := make(map[uuid.UUID]bool, len(outcomes))
+	for _, o := range outcomes {
+		set[o.ID] = true
+	}
+	return set
+}
+
 // settled frees the slots of a batch and tells what became of it.
 func (w *Worker) settled(batch []*job, lost []run.Outcome) {
-	gone := map[uuid.UUID]bool{}
-	for _, o := range lost {
-		gone[o.ID] = true
-	}
+	gone := ids(lost)
 	for _, j := range batch {
 		j.cancel(nil)
 		w.jobs.remove(j)

@@ -3,7 +3,9 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"syscall"
 	"time"
@@ -19,6 +21,20 @@ func (w *Worker) note(err error) {
 		w.trouble.Store(time.Now().UnixNano())
 	}
 }
+
+// complain logs a problem that will be met again and again while it lasts: as a warning
+// every few seconds, in between for debugging only.
+func (w *Worker) complain(msg string, args ...any) {
+	level := slog.LevelDebug
+	w.complaints.Lock()
+	if now := time.Now(); now.Sub(w.complained[msg]) >= complaintPause {
+		w.complained[msg], level = now, slog.LevelWarn
+	}
+	w.complaints.Unlock()
+	w.config.Logger.Log(context.Background(), level, msg, args...)
+}
+
+const complaintPause = 5 * time.Second
 
 // calm reports whether the database has been within reach for at least d.
 func (w *Worker) calm(d time.Duration) bool {
@@ -38,38 +54,65 @@ func down(err error) bool {
 // refusesValue reports whether the database objects to what is to be stored, so that
 // storing it again cannot help.
 func refusesValue(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) != 5 {
-		return false
-	}
-	switch pg.Code[:2] {
-	case "22", "23", "54": // data exception, integrity constraint, program limit
+	switch class(err) {
+	case "22", "23", "54", "P0": // data exception, constraint, program limit, raised by a trigger
 		return true
 	}
 	return false
 }
 
-// transient reports whether err says that the database cannot do it now, but might later:
-// broken connections, deadlocks, a full disk, a server that starts or stops.
-func transient(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) != 5 {
-		var connect *pgconn.ConnectError
-		return errors.As(err, &connect) || pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded) ||
-			pgconn.SafeToRetry(err) || brokenConnection(err)
+// unreachable reports whether the database can do nothing at all for the moment: no
+// connection, no room, going down or coming up.
+func unreachable(err error) bool {
+	switch class(err) {
+	case "08", "53", "58":
+		return true
+	case "57":
+		return code(err) != "57014" // query_canceled, for a statement_timeout perhaps
+	case "":
+	default:
+		return false
 	}
-	switch pg.Code[:2] {
-	case "08", "25", "40", "53", "55", "57", "58":
-		return pg.Code != "25P02"
+	var hook *hookError
+	var effect *effectError
+	if errors.As(err, &hook) || errors.As(err, &effect) {
+		return false
 	}
-	return false
+	var broken *brokenError
+	var connect *pgconn.ConnectError
+	var network net.Error
+	switch {
+	case errors.As(err, &broken), errors.As(err, &connect):
+		return true
+	case errors.Is(err, context.DeadlineExceeded):
+		return false // it may have waited for a lock
+	}
+	return pgconn.SafeToRetry(err) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// brokenConnection reports whether err comes from the connection and not from the server.
-func brokenConnection(err error) bool {
-	var network net.Error
-	return errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
+// transient reports whether err says that the database cannot do it now, but might soon:
+// out of reach, a deadlock, a lock that is held, an answer that took too long.
+func transient(err error) bool {
+	switch class(err) {
+	case "40", "55", "57":
+		return true
+	}
+	return unreachable(err) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// code returns the SQLSTATE of a database error, and "" of any other.
+func code(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && len(pg.Code) == 5 {
+		return pg.Code
+	}
+	return ""
+}
+
+func class(err error) string {
+	c := code(err)
+	return c[:min(2, len(c))]
 }
 
 // sanitized drops the parts of a database error that may quote a row.
@@ -79,4 +122,15 @@ func sanitized(err error) error {
 		return &pgconn.PgError{Severity: pg.Severity, Code: pg.Code, Message: pg.Message, ConstraintName: pg.ConstraintName}
 	}
 	return err
+}
+
+// loggable is err without anything that may quote a payload or a result: where the
+// database objects to a value, its message often does.
+func loggable(err error) error {
+	if refusesValue(err) {
+		var pg *pgconn.PgError
+		errors.As(err, &pg)
+		return fmt.Errorf("the database refuses a value: SQLSTATE %s, constraint %q", pg.Code, pg.ConstraintName)
+	}
+	return sanitized(err)
 }

@@ -4,14 +4,24 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // judge turns what a handler returned into an outcome. cause is why its context ended, nil
-// if it did not.
-func (w *Worker) judge(j *job, result json.RawMessage, err, cause error) run.Outcome {
-	if err == nil {
+// if it did not. An error that cannot be asked (a nil pointer, often) counts as a panic.
+func (w *Worker) judge(j *job, result json.RawMessage, err, cause error) (o run.Outcome) {
+	defer func() {
+		if p := recover(); p != nil {
+			o = w.decide(j, nil, &run.PanicError{Value: p, Stack: debug.Stack()}, cause)
+		}
+	}()
+	return w.decide(j, result, err, cause)
+}
+
+func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) run.Outcome {
+	if err == nil && result != nil {
 		if err = run.CheckResult(result); err != nil {
 			err = rejected(err)
 		}
@@ -29,9 +39,9 @@ func (w *Worker) judge(j *job, result json.RawMessage, err, cause error) run.Out
 	case free:
 		err = fmt.Errorf("put off %d times, which is the most that is allowed", j.Postponed)
 	case errors.Is(cause, run.ErrDeadline):
-		err = run.WithCode(run.CodeTimeLimit, fmt.Errorf("%w of %s: %w", run.ErrDeadline, j.Timeout, err))
+		err = run.WithCode(run.CodeTimeLimit, fmt.Errorf("%w of %s: %w", run.ErrDeadline, j.limit(), err))
 	}
-	if j.Attempt >= j.attempts() {
+	if j.Attempt >= j.MaxAttempts {
 		return w.failed(j, err)
 	}
 	if !delayed || free {
@@ -42,14 +52,6 @@ func (w *Worker) judge(j *job, result json.RawMessage, err, cause error) run.Out
 
 func (w *Worker) failed(j *job, err error) run.Outcome {
 	return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Fail, Failure: run.NewFailure(err, j.Info)}
-}
-
-// attempts is the run's max_attempts, lowered by the type's.
-func (j *job) attempts() int {
-	if j.entry != nil && j.entry.options.MaxAttempts > 0 {
-		return min(j.MaxAttempts, j.entry.options.MaxAttempts)
-	}
-	return j.MaxAttempts
 }
 
 func (w *Worker) backoff(j *job) run.Backoff {

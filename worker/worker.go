@@ -31,25 +31,31 @@ import (
 
 // A Worker executes runs. Create it with New.
 type Worker struct {
-	config   Config
-	name     string        // with its random suffix
-	db       *pgxpool.Pool // the worker's own connections
-	jobs     jobs
-	settles  chan *job // outcomes that may share a transaction
-	solos    chan *job // outcomes with effects, each in a transaction of its own
-	wake     chan struct{}
-	hurry    chan struct{} // closed by StopNow
-	hurryUp  sync.Once
+	config  Config
+	name    string        // with its random suffix
+	db      *pgxpool.Pool // the worker's own connections
+	jobs    jobs
+	settles chan *job // outcomes that may share a transaction
+	solos   chan *job // outcomes that need a transaction of their own
+	wake    chan struct{}
+	hurry   chan struct{} // closed by StopNow
+	hurryUp sync.Once
+
+	complaints sync.Mutex
+	complained map[string]time.Time // when each problem was last warned of
+
 	trouble  atomic.Int64 // when the database could last not be reached, in Unix nanoseconds
 	lastPoll atomic.Int64 // when a poll last succeeded, in Unix nanoseconds
 	lastTurn atomic.Int64 // when the poll loop last turned, in Unix nanoseconds
+
+	effectTimeout time.Duration // shorter in tests
 }
 
 // ErrStuck ends Run when more handlers than Config.Concurrency ignore the end of their
 // contexts: only a new process gets their memory and goroutines back.
 var ErrStuck = errors.New("worker: too many handlers ignore the end of their context")
 
-// ErrStalled ends Run when the poll loop has not turned for three leases.
+// ErrStalled ends Run when the poll loop has not turned for three leases and more.
 var ErrStalled = errors.New("worker: the poll loop has stalled")
 
 // Run is New followed by the Worker's Run.
@@ -75,6 +81,10 @@ func New(config Config) (*Worker, error) {
 		solos:   make(chan *job, config.Concurrency),
 		wake:    make(chan struct{}, 1),
 		hurry:   make(chan struct{}),
+
+		complained: map[string]time.Time{},
+
+		effectTimeout: effectTimeout,
 	}
 	w.jobs.freed = make(chan struct{}, 1)
 	return w, nil
@@ -123,9 +133,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	for range batchSettlers {
 		keepers.Go(func() error { w.settleBatches(keeping); return nil })
 	}
-	for range soloSettlers {
-		keepers.Go(func() error { w.settleSolos(keeping); return nil })
-	}
+	keepers.Go(func() error { w.settleSolos(keeping); return nil })
 	keepers.Go(func() error { w.beat(keeping); return nil })
 	keepers.Go(func() error { w.watch(keeping, stopSeeking); return nil })
 
@@ -183,6 +191,13 @@ func overlap(prefix, pattern string) bool {
 	return strings.HasPrefix(pattern, prefix) || strings.HasSuffix(pattern, ".") && strings.HasPrefix(prefix, pattern)
 }
 
+// reportTime is how much later than the handler's context a lease ends at the time limit, so
+// that a handler which listens is not taken for one that died.
+const reportTime = time.Second
+
+// limit is the most that the job's handler may take; 0: no limit.
+func (j *job) limit() time.Duration { return max(j.Timeout-reportTime, 0) }
+
 // terms returns the conditions for the next leases of a type.
 func (w *Worker) terms(typ string) lease.Terms {
 	t := lease.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1}
@@ -196,6 +211,9 @@ func (w *Worker) terms(typ string) lease.Terms {
 	}
 	if e.options.Timeout != 0 {
 		t.Timeout = max(e.options.Timeout, 0)
+	}
+	if t.Timeout > 0 {
+		t.Timeout += reportTime
 	}
 	if e.options.Concurrency > 0 {
 		t.Room, t.Group = max(e.options.Concurrency-w.jobs.countOf(e), 0), e.pattern

@@ -4,13 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
+	"flag"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -19,78 +18,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
+// Most tests wait most of the time, so more of them run at once than there are cores.
 func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m)
 }
 
-// work runs a worker until the test ends, with a config made quick for tests.
-func work(t *testing.T, pool *pgxpool.Pool, mux *worker.Mux, change func(*worker.Config)) (*worker.Worker, func() error) {
-	t.Helper()
-	config := worker.Config{
-		Pool: pool, Mux: mux, Prefixes: []string{"test."}, Lease: 2 * time.Second, PollInterval: 50 * time.Millisecond,
-		ShutdownGrace: 5 * time.Second, Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
-		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
-	}
-	if change != nil {
-		change(&config)
-	}
-	w, err := worker.New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	var result error
-	stopped := false
-	stop := func() error {
-		cancel()
-		if !stopped {
-			stopped = true
-			result = <-ended
-		}
-		return result
-	}
-	t.Cleanup(func() { _ = stop() })
-	return w, stop
-}
-
-type testWriter struct{ t *testing.T }
-
-func (w testWriter) Write(p []byte) (int, error) {
-	w.t.Logf("%s", p[:len(p)-1])
-	return len(p), nil
-}
-
-func enqueue(t *testing.T, pool *pgxpool.Pool, typ string, payload any) uuid.UUID {
-	t.Helper()
-	e, err := run.Enqueue(t.Context(), pool, run.New{Type: typ, Payload: payload})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return e.ID
-}
-
-func read(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) *run.Run {
-	t.Helper()
-	r, err := run.Read(context.Background(), pool, id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-// finished waits until the run has finished and returns it.
-func finished(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) *run.Run {
-	t.Helper()
-	pgtest.Await(t, "run "+id.String()+" to finish", func() bool { return read(t, pool, id).Status.Finished() })
-	return read(t, pool, id)
-}
-
-type empty struct{}
-
 // A row inserted by plain SQL is executed, and its result is stored.
 func TestInsertIsExecuted(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
 	worker.Handle(mux, "test.add.v1", func(_ context.Context, in struct{ A, B int }) (int, error) { return in.A + in.B, nil })
@@ -108,6 +46,7 @@ func TestInsertIsExecuted(t *testing.T) {
 
 // A failing run is tried again until its attempts are used up, then it is failed.
 func TestRetriesEnd(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
 	starts := make(chan int, 10)
@@ -129,6 +68,7 @@ func TestRetriesEnd(t *testing.T) {
 // Effects, result and events commit together; a failing effect rolls all of them back and
 // the run is tried again.
 func TestEffects(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.New(t)
 	if _, err := pool.Exec(t.Context(), `CREATE TABLE ledger (run_id uuid, attempt int)`); err != nil {
 		t.Fatal(err)
@@ -164,6 +104,7 @@ func TestEffects(t *testing.T) {
 
 // A cancel ends the context of a running handler with its cause, and is final.
 func TestCancelReachesHandler(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
 	started, cause := make(chan bool, 1), make(chan error, 1)
@@ -189,6 +130,7 @@ func TestCancelReachesHandler(t *testing.T) {
 
 // Shutdown hands running work back with no attempt charged, due at once.
 func TestShutdownReleases(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
 	started := make(chan bool, 1)
@@ -211,6 +153,7 @@ func TestShutdownReleases(t *testing.T) {
 
 // An expired lease is taken back by another worker, charged, and the run ends well.
 func TestExpiredLeaseIsTakenBack(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.New(t)
 	id := enqueue(t, pool, "test.ok.v1", empty{})
 	if _, err := pool.Exec(t.Context(), `
@@ -229,6 +172,7 @@ func TestExpiredLeaseIsTakenBack(t *testing.T) {
 // A run whose last lease expired with all attempts used is failed through the ordinary
 // path, and its handler is not started.
 func TestExhaustedRunFails(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.New(t)
 	id := enqueue(t, pool, "test.ok.v1", empty{})
 	if _, err := pool.Exec(t.Context(), `
@@ -246,6 +190,7 @@ func TestExhaustedRunFails(t *testing.T) {
 
 // Thousands of runs of several types and priorities all end, each settled once.
 func TestManyRuns(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
 	worker.Handle(mux, "test.a.v1", func(context.Context, empty) (empty, error) { return empty{}, nil })

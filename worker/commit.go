@@ -1,0 +1,91 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+const (
+	// batchTimeout bounds a try to settle many outcomes: one row that somebody has locked
+	// does not keep the others waiting for long.
+	batchTimeout = 3 * time.Second
+	// effectTimeout is the most a settle transaction with effects may take.
+	effectTimeout = time.Minute
+)
+
+// commit records a batch in one statement, or in one transaction where hooks, effects or
+// events take part. It is the one place in which a worker opens a transaction. lost are
+// those whose lease is no longer ours.
+func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, err error) {
+	outcomes := make([]run.Outcome, len(batch))
+	plain, effects := len(w.config.Hooks) == 0, false
+	for i, j := range batch {
+		outcomes[i] = j.outcome
+		effects = effects || len(j.extras.effects) > 0
+		plain = plain && !effects && len(j.extras.events) == 0
+	}
+	limit := callTimeout
+	switch {
+	case effects: // the user's own statements may take their time
+		limit = w.effectTimeout
+	case len(batch) > 1:
+		limit = batchTimeout
+	}
+	ctx, done := context.WithTimeout(ctx, limit)
+	defer done()
+	if plain {
+		return run.Settle(ctx, w.db, w.name, outcomes)
+	}
+	recorded := false
+	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
+		lost, err = w.record(ctx, tx, batch, outcomes)
+		recorded = err == nil
+		return err
+	})
+	if recorded && effects && (refusesValue(err) || errors.Is(err, pgx.ErrTxCommitRollback)) {
+		err = &effectError{err} // a deferred constraint, say
+	}
+	return lost, err
+}
+
+// record is what a settle transaction consists of: lock, settle, effects, act, announce.
+func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []run.Outcome) (lost []run.Outcome, err error) {
+	settlements := make([]Settlement, len(batch))
+	for i, j := range batch {
+		settlements[i] = Settlement{Lease: j.Lease, Outcome: j.outcome}
+	}
+	for _, h := range w.config.Hooks {
+		if err := h.call(ctx, h.Lock, tx, settlements); err != nil {
+			return nil, err
+		}
+	}
+	if lost, err = run.Settle(ctx, tx, w.name, outcomes); err != nil {
+		return nil, err
+	}
+	gone := ids(lost)
+	kept := settlements[:0:0]
+	var events []outbox.Event
+	for i, j := range batch {
+		if gone[j.ID] {
+			continue
+		}
+		kept = append(kept, settlements[i])
+		events = append(events, j.extras.events...)
+		for _, effect := range j.extras.effects {
+			if err := apply(ctx, tx, effect); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, h := range w.config.Hooks {
+		if err := h.call(ctx, h.Act, tx, kept); err != nil {
+			return nil, err
+		}
+	}
+	return lost, outbox.Append(ctx, tx, events...)
+}

@@ -1,0 +1,160 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// A handler is an ordinary function: payload in, result out.
+func ExampleHandle() {
+	ctx, pool, done := example()
+	defer done()
+
+	type order struct{ Item string }
+	mux := worker.NewMux()
+	worker.Handle(mux, "shop.greet.v1", func(_ context.Context, in order) (string, error) {
+		return "one " + in.Item + ", coming up", nil
+	})
+
+	enqueued, _ := run.Enqueue(ctx, pool, run.New{Type: "shop.greet.v1", Payload: order{Item: "tea"}})
+	r := workUntilFinished(ctx, pool, mux, enqueued)
+	fmt.Println(r.Status, string(r.Result))
+	// Output: succeeded "one tea, coming up"
+}
+
+// An error means: try again, after a pause that grows, until max_attempts starts are used
+// up. run.Permanent, run.Again and run.RetryAfter say something else.
+func ExampleHandle_retry() {
+	ctx, pool, done := example()
+	defer done()
+
+	mux := worker.NewMux()
+	worker.Handle(mux, "shop.call.v1", func(ctx context.Context, _ struct{}) (string, error) {
+		attempt := run.FromContext(ctx).Attempt
+		fmt.Println("attempt", attempt)
+		if attempt < 3 {
+			return "", errors.New("nobody answers")
+		}
+		return "", run.Permanent(errors.New("the number is wrong"))
+	}, worker.Options{Backoff: run.Backoff{Base: 10 * time.Millisecond}})
+
+	enqueued, _ := run.Enqueue(ctx, pool, run.New{Type: "shop.call.v1", MaxAttempts: 10})
+	r := workUntilFinished(ctx, pool, mux, enqueued)
+	fmt.Println(r.Status, *r.LastError)
+	// Output:
+	// attempt 1
+	// attempt 2
+	// attempt 3
+	// failed the number is wrong
+}
+
+// What a handler writes in the settle transaction, the events it emits and its result are
+// committed together or not at all, and only if the lease still holds.
+func ExampleInSettle() {
+	ctx, pool, done := example()
+	defer done()
+	_, _ = pool.Exec(ctx, `CREATE TABLE booking (amount int)`)
+
+	type charge struct{ Amount int }
+	mux := worker.NewMux()
+	worker.Handle(mux, "shop.charge.v1", func(ctx context.Context, in charge) (string, error) {
+		if err := worker.Emit(ctx, outbox.Event{Type: "invoice.charged.v1", Payload: in}); err != nil {
+			return "", err
+		}
+		return "booked", worker.InSettle(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO booking VALUES ($1)`, in.Amount)
+			return err
+		})
+	})
+
+	enqueued, _ := run.Enqueue(ctx, pool, run.New{Type: "shop.charge.v1", Payload: charge{Amount: 42}})
+	r := workUntilFinished(ctx, pool, mux, enqueued)
+	var bookings, events int
+	_ = pool.QueryRow(ctx, `SELECT (SELECT sum(amount) FROM booking), (SELECT count(*) FROM outbox_event)`).Scan(&bookings, &events)
+	fmt.Println(r.Status, string(r.Result), bookings, events)
+	// Output: succeeded "booked" 42 1
+}
+
+// On SIGTERM the worker leases nothing more and lets handlers finish; those that cannot are
+// told by their context, and their runs are handed back with no attempt charged.
+func ExampleRun() {
+	ctx, pool, done := example()
+	defer done()
+
+	mux := worker.NewMux()
+	worker.Handle(mux, "shop.brew.v1", func(ctx context.Context, _ struct{}) (string, error) {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+		<-ctx.Done()
+		fmt.Println(context.Cause(ctx))
+		return "", ctx.Err()
+	})
+	enqueued, _ := run.Enqueue(ctx, pool, run.New{Type: "shop.brew.v1"})
+
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
+	err := worker.Run(ctx, worker.Config{
+		Pool: pool, Mux: mux, Prefixes: []string{"shop."}, ShutdownGrace: 100 * time.Millisecond,
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	r, _ := run.Read(context.Background(), pool, enqueued.ID)
+	fmt.Println(err, r.Status, "after", r.Attempt, "attempts")
+	// Output:
+	// run: worker is shutting down
+	// <nil> pending after 0 attempts
+}
+
+// workUntilFinished runs a worker until the run has finished.
+func workUntilFinished(ctx context.Context, pool *pgxpool.Pool, mux *worker.Mux, e run.Enqueued) *run.Run {
+	working, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- worker.Run(working, worker.Config{Pool: pool, Mux: mux, Prefixes: []string{"shop."}, Logger: slog.New(slog.DiscardHandler)})
+	}()
+	for {
+		if r, err := run.Read(ctx, pool, e.ID); err != nil || r.Status.Finished() {
+			stop()
+			<-ended
+			return r
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// exampleTB lets examples, which have no testing.T, use a test database.
+type exampleTB struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleTB) Helper()                           {}
+func (*exampleTB) Context() context.Context          { return context.Background() }
+func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
+func (*exampleTB) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
+func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+
+// example returns a fresh database, which is gone after done.
+func example() (ctx context.Context, pool *pgxpool.Pool, done func()) {
+	tb := &exampleTB{}
+	pool = pgtest.New(tb)
+	return context.Background(), pool, func() {
+		for i := len(tb.cleanups) - 1; i >= 0; i-- {
+			tb.cleanups[i]()
+		}
+	}
+}

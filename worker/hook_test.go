@@ -1,0 +1,201 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// Lock sees runs before they are settled, Act after, and only those whose lease still held.
+func TestHooks(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	handle(mux, "test.fine.v1", func(context.Context) error { return nil })
+	handle(mux, "test.lost.v1", func(ctx context.Context) error {
+		execute(t, pool, `UPDATE workflow_run SET status = 'pending', run_at = now() + interval '1 hour' WHERE id = $1`, run.FromContext(ctx).ID)
+		return nil
+	})
+	fine, lost := enqueue(t, pool, "test.fine.v1", empty{}), enqueue(t, pool, "test.lost.v1", empty{})
+	var mu sync.Mutex
+	log := map[uuid.UUID]string{}
+	step := func(name string) func(context.Context, pgx.Tx, []worker.Settlement) error {
+		return func(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, s := range batch {
+				var status string
+				if err := tx.QueryRow(ctx, `SELECT status FROM workflow_run WHERE id = $1`, s.Lease.ID).Scan(&status); err != nil {
+					return err
+				}
+				log[s.Lease.ID] += " " + name + ":" + status + ":" + string(s.Verdict)
+			}
+			return nil
+		}
+	}
+	var s seen
+	work(t, pool, mux, func(c *worker.Config) {
+		s.observe(c)
+		c.Hooks = []worker.Hook{{Lock: step("lock"), Act: step("act")}, {Act: step("second")}, {}}
+	})
+	finished(t, pool, fine)
+	pgtest.Await(t, "the other to be refused", func() bool { return s.get(&s.refused) == 1 })
+	mu.Lock()
+	defer mu.Unlock()
+	if got, want := log[fine], " lock:leased:succeeded act:succeeded:succeeded second:succeeded:succeeded"; got != want {
+		t.Errorf("settled run:%s, want%s", got, want)
+	}
+	if got, want := log[lost], " lock:pending:succeeded"; got != want {
+		t.Errorf("lost run:%s, want%s", got, want)
+	}
+}
+
+// A hook that fails for one run of a batch, by an error or a panic, holds up that one alone.
+// The others are settled; the guilty one keeps its outcome, its lease and no slot, and is
+// settled as soon as the hook lets it, without having been executed again.
+func TestFailingHook(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(context.Context, pgx.Tx) error{
+		"error": func(context.Context, pgx.Tx) error { return errors.New("no") },
+		"panic": func(context.Context, pgx.Tx) error { panic("ouch") },
+		"missing": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT FROM no_such_table`)
+			return err
+		},
+		"aborted": func(ctx context.Context, tx pgx.Tx) error { _, _ = tx.Exec(ctx, `SELECT 1/0`); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			mux := worker.NewMux()
+			var starts, tries atomic.Int32
+			var healed atomic.Bool
+			guilty := enqueue(t, pool, "test.many.v1", empty{})
+			gates := []chan bool{make(chan bool), make(chan bool)}
+			handle(mux, "test.many.v1", func(context.Context) error {
+				n := int(starts.Add(1))
+				if n%20 == 0 {
+					close(gates[(n-1)/20])
+				}
+				<-gates[(n-1)/20]
+				return nil
+			})
+			addMany(t, pool, "test.many.v1", 19)
+			work(t, pool, mux, func(c *worker.Config) {
+				c.Concurrency = 20
+				c.Hooks = []worker.Hook{{Act: func(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+					for _, s := range batch {
+						if s.Lease.ID == guilty && !healed.Load() {
+							tries.Add(1)
+							return fail(ctx, tx)
+						}
+					}
+					return nil
+				}}}
+			})
+			pgtest.Await(t, "the others to succeed", func() bool {
+				return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 19
+			})
+			first := starts.Load()
+			// Twenty more run at once, so all twenty slots are there for them.
+			addMany(t, pool, "test.many.v1", 20)
+			pgtest.Await(t, "more to succeed", func() bool {
+				return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 39
+			})
+			if r := read(t, pool, guilty); r.Status != run.Leased || first != 20 {
+				t.Errorf("guilty run is %s after %d starts in all, want leased after 20", r.Status, first)
+			}
+			healed.Store(true)
+			if r := finished(t, pool, guilty); r.Status != run.Succeeded || r.Attempt != 1 || starts.Load() != 40 {
+				t.Errorf("guilty run is %s, attempt %d, %d starts in all; want succeeded, 1, 40", r.Status, r.Attempt, starts.Load())
+			}
+			if n := tries.Load(); n > 25 {
+				t.Errorf("the hook failed %d times, which is a hot loop", n)
+			}
+		})
+	}
+}
+
+// A success for which a hook stores what the database refuses becomes a failure, which the
+// hook is told of.
+func TestHookRefusal(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	execute(t, pool, `CREATE TABLE fact (n int CHECK (n < 5))`)
+	mux := worker.NewMux()
+	worker.Handle(mux, "test.fact.v1", func(_ context.Context, in struct{ N int }) (int, error) { return in.N, nil })
+	addMany(t, pool, "test.fact.v1", 8)
+	var failures atomic.Int32
+	work(t, pool, mux, func(c *worker.Config) {
+		c.Hooks = []worker.Hook{{Act: func(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+			for _, s := range batch {
+				if s.Verdict == run.Fail {
+					failures.Add(1)
+					continue
+				}
+				if _, err := tx.Exec(ctx, `INSERT INTO fact VALUES ($1::text::int)`, string(s.Result)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}}
+	})
+	drained(t, pool, quick)
+	good := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND (result)::int < 5`)
+	bad := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'failed' AND error->>'code' = 'result_rejected' AND attempt = 1`)
+	facts := query[int](t, pool, `SELECT count(*) FROM fact`)
+	if good != 4 || bad != 4 || facts != 4 || failures.Load() < 4 {
+		t.Errorf("%d good, %d bad, %d facts, %d failures told; want 4 each", good, bad, facts, failures.Load())
+	}
+}
+
+// Events are appended in the order in which they were emitted, about the run itself unless
+// told otherwise, and with their headers.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	other := uuid.New()
+	handle(mux, "test.tell.v1", func(ctx context.Context) error {
+		for i := range 5 {
+			if err := worker.Emit(ctx, outbox.Event{Type: "test.told", Payload: i}); err != nil {
+				return err
+			}
+		}
+		return worker.Emit(ctx, outbox.Event{Type: "test.other", Aggregate: other, Headers: map[string]string{"a": "b"}})
+	})
+	work(t, pool, mux, nil)
+	id := enqueue(t, pool, "test.tell.v1", empty{})
+	finished(t, pool, id)
+	got := query[string](t, pool, `SELECT string_agg(payload::text, ',' ORDER BY id) FROM outbox_event WHERE aggregate_id = $1 AND event_type = 'test.told'`, id)
+	if got != "0,1,2,3,4" {
+		t.Errorf("events %s, want 0,1,2,3,4", got)
+	}
+	if got := query[string](t, pool, `SELECT headers->>'a' FROM outbox_event WHERE aggregate_id = $1`, other); got != "b" {
+		t.Errorf("header a = %q, want b", got)
+	}
+}
+
+// A run whose event cannot be stored does not succeed, and is not executed again.
+func TestBadEvent(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	handle(mux, "test.tell.v1", func(ctx context.Context) error { return worker.Emit(ctx, outbox.Event{Type: "not a type"}) })
+	work(t, pool, mux, nil)
+	r := finished(t, pool, enqueue(t, pool, "test.tell.v1", empty{}))
+	if r.Status != run.Failed || r.Attempt != 1 || failureOf(t, r).Code != run.CodeResult || !strings.Contains(*r.LastError, "outbox_event_type_check") {
+		t.Errorf("run is %s after %d attempts, %s; want failed after 1, %s", r.Status, r.Attempt, r.Error, run.CodeResult)
+	}
+}

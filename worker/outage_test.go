@@ -1,0 +1,113 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/sql"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// A worker that gets no answer any more gives its leases up before others can have them:
+// the handler's context ends with ErrLost while the lease still lasts. When the network is
+// back, the run is executed again.
+func TestBlackHole(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.URL(t)
+	pool := open(t, direct)
+	p, through := newProxy(t, direct)
+	mux := worker.NewMux()
+	started, ended := make(chan bool, 1), make(chan time.Time, 1)
+	handle(mux, "test.cut_off.v1", func(ctx context.Context) error {
+		if run.FromContext(ctx).Attempt > 1 {
+			return nil
+		}
+		started <- true
+		<-ctx.Done()
+		ended <- time.Now()
+		if !errors.Is(context.Cause(ctx), run.ErrLost) {
+			t.Errorf("cause = %v, want %v", context.Cause(ctx), run.ErrLost)
+		}
+		return ctx.Err()
+	})
+	var s seen
+	work(t, open(t, through), mux, s.observe)
+	id := enqueue(t, pool, "test.cut_off.v1", empty{})
+	<-started
+	pgtest.Await(t, "a heartbeat", func() bool { return s.get(&s.extended) > 0 })
+	p.stall()
+	at := <-ended
+	if until := *read(t, pool, id).LeaseUntil; !at.Before(until) {
+		t.Errorf("context ended %s after the lease", at.Sub(until))
+	}
+	p.resume()
+	r := read(t, pool, id)
+	pgtest.AwaitFor(t, 10*time.Second, "the run to be repeated", func() bool { r = read(t, pool, id); return r.Status.Finished() })
+	if r.Status != run.Succeeded || r.Attempt != 2 {
+		t.Errorf("run is %s, attempt %d; want succeeded, 2", r.Status, r.Attempt)
+	}
+}
+
+// A server that is down for two leases and comes back costs next to no attempts: handlers
+// go on, their workers extend the leases first, and each effect is there once.
+func TestServerRestart(t *testing.T) {
+	t.Parallel()
+	const runs, length = 30, 2 * time.Second
+	server := pgtest.Server(t, pgserver.Options{})
+	conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(sql.Up(t.Context(), conn), conn.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	pool := open(t, server.URL("postgres"))
+	execute(t, pool, `CREATE TABLE ledger (run_id uuid)`)
+	mux := worker.NewMux()
+	var started, cut atomic.Int32
+	gate := make(chan bool)
+	handle(mux, "test.sleep.v1", func(ctx context.Context) error {
+		started.Add(1)
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			cut.Add(1)
+			return ctx.Err()
+		}
+		return worker.InSettle(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ($1)`, run.FromContext(ctx).ID)
+			return err
+		})
+	})
+	addMany(t, pool, "test.sleep.v1", runs)
+	for range 2 {
+		work(t, pool, mux, func(c *worker.Config) { c.Lease, c.Concurrency = length, runs/2 })
+	}
+	pgtest.AwaitFor(t, quick, "all handlers to start", func() bool { return started.Load() == runs })
+	server.StopMode(pgserver.Fast)
+	down := time.Now()
+	pgtest.Await(t, "two leases to pass", func() bool { return time.Since(down) > 2*length })
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	pgtest.Await(t, "another two leases to pass", func() bool { return time.Since(back) > 2*length })
+	close(gate)
+	pool.Reset()
+	drained(t, pool, quick)
+	again := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE attempt > 1`)
+	good := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`)
+	entries, distinct := query[int](t, pool, `SELECT count(*) FROM ledger`), query[int](t, pool, `SELECT count(DISTINCT run_id) FROM ledger`)
+	if again > runs/10 || good != runs || entries != runs || distinct != runs {
+		t.Errorf("%d leased again, %d contexts ended, %d succeeded, %d entries of %d runs; want at most %d leased again, and %d each",
+			again, cut.Load(), good, entries, distinct, runs/10, runs)
+	}
+}

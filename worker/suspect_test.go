@@ -1,0 +1,101 @@
+package worker_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// A run that kills its process takes no neighbour along. Twenty innocent runs were in flight
+// when the pill killed the first process. It goes on to kill each that starts it, which is
+// played by expiring, for good, every lease that is held at that moment. The pill uses up
+// its attempts; each innocent succeeds at its first start after the first crash.
+func TestPoisonPill(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	pill := enqueue(t, pool, "test.pill.v1", empty{})
+	expire(t, pool, pill)
+	addMany(t, pool, "test.innocent.v1", 20)
+	for _, id := range query[[]uuid.UUID](t, pool, `SELECT array_agg(id) FROM workflow_run WHERE status = 'pending'`) {
+		expire(t, pool, id)
+	}
+	mux := worker.NewMux()
+	handle(mux, "test.pill.v1", func(ctx context.Context) error {
+		execute(t, pool, `UPDATE workflow_run SET lease_until = now() - interval '1 second' WHERE status = 'leased'`)
+		execute(t, pool, `UPDATE workflow_run SET lease_token = gen_random_uuid(), lease_no = lease_no + 1 WHERE status = 'leased' AND lease_until < now()`)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	handle(mux, "test.innocent.v1", func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+		case <-time.After(200 * time.Millisecond): // long enough to be in flight beside a pill
+		}
+		return ctx.Err()
+	})
+	work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 8 })
+	drained(t, pool, time.Minute)
+	if r := read(t, pool, pill); r.Status != run.Failed || r.Attempt != 3 {
+		t.Errorf("the pill is %s after %d attempts, want failed after 3", r.Status, r.Attempt)
+	}
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE type = 'test.innocent.v1' AND status = 'succeeded' AND attempt = 2`); n != 20 {
+		t.Errorf("%d of 20 innocent runs succeeded at their second start", n)
+	}
+}
+
+// A worker holds one suspect at a time, and takes the next when that one has ended or has
+// lived for some seconds.
+func TestOneSuspectAtATime(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	started, gate := make(chan time.Time, 3), make(chan bool)
+	handle(mux, "test.suspect.v1", func(context.Context) error { started <- time.Now(); <-gate; return nil })
+	for range 3 {
+		expire(t, pool, enqueue(t, pool, "test.suspect.v1", empty{}))
+	}
+	var s seen
+	work(t, pool, mux, s.observe)
+	first := <-started
+	pgtest.Await(t, "all leases to be taken back", func() bool { return s.get(&s.again) == 3 })
+	second := <-started
+	if d := second.Sub(first); d < 4*time.Second {
+		t.Errorf("the second suspect started %s after the first, which still ran", d)
+	}
+	close(gate) // two of them end, so the third need not wait
+	if d := (<-started).Sub(second); d > 3*time.Second {
+		t.Errorf("the third suspect started %s after the others had ended", d)
+	}
+	drained(t, pool, quick)
+}
+
+// A type's MaxAttempts also bounds the starts after a crash, which no handler reported.
+func TestMaxAttemptsAfterCrash(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	id := enqueue(t, pool, "test.single.v1", empty{})
+	expire(t, pool, id)
+	mux := worker.NewMux()
+	starts := make(chan uuid.UUID, 5)
+	handle(mux, "test.single.v1", func(ctx context.Context) error {
+		starts <- run.FromContext(ctx).ID
+		return nil
+	}, worker.Options{MaxAttempts: 1})
+	work(t, pool, mux, nil)
+	if r := finished(t, pool, id); r.Status != run.Failed || failureOf(t, r).Code != run.CodeExpired || len(starts) != 0 {
+		t.Errorf("run is %s after %d further starts, %s; want failed after none, %s", r.Status, len(starts), r.Error, run.CodeExpired)
+	}
+	// A person may still give it another attempt.
+	if err := run.Retry(t.Context(), pool, id, 1); err != nil {
+		t.Fatal(err)
+	}
+	if r := finished(t, pool, id); r.Status != run.Succeeded {
+		t.Errorf("run is %s after a retry by hand, want succeeded", r.Status)
+	}
+}
