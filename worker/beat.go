@@ -102,6 +102,7 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
+	stalled := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -124,7 +125,10 @@ func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 		if stuck > w.config.Concurrency {
 			stop(ErrStuck)
 		}
-		if idle := time.Since(time.Unix(0, w.lastTurn.Load())); idle > w.stallLimit() {
+		// More than once, since after a freeze of the whole process the loop needs a moment.
+		if time.Since(time.Unix(0, w.lastTurn.Load())) <= w.stallLimit() {
+			stalled = 0
+		} else if stalled++; stalled > 20 {
 			stop(ErrStalled)
 		}
 	}

@@ -52,6 +52,22 @@ func (w *Worker) handBack() {
 	}
 }
 
+// letGo releases what could not be settled in time, because somebody held a row or an
+// effect did not end: better started again now than charged when the lease expires.
+func (w *Worker) letGo(ctx context.Context) {
+	var outcomes []run.Outcome
+	for _, j := range w.jobs.all() {
+		outcomes = append(outcomes, run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release})
+	}
+	if len(outcomes) == 0 {
+		return
+	}
+	call, done := context.WithTimeout(context.WithoutCancel(ctx), obey)
+	defer done()
+	_, err := run.Settle(call, w.db, w.name, outcomes)
+	w.config.Logger.Warn("runs could not be settled before the worker stopped", "runs", len(outcomes), "handed_back", err == nil)
+}
+
 // empty waits until no lease is held, for at most d or until hurry is closed. It reports
 // whether none is.
 func (w *Worker) empty(d time.Duration, hurry <-chan struct{}) bool {

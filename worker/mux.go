@@ -122,6 +122,11 @@ func (m *Mux) entries() []*entry {
 	return slices.AppendSeq(slices.Clone(m.prefixes), maps.Values(m.types))
 }
 
+// limited reports whether some type has a concurrency of its own.
+func (m *Mux) limited() bool {
+	return slices.ContainsFunc(m.entries(), func(e *entry) bool { return e.options.Concurrency > 0 })
+}
+
 // patterns returns everything registered, sorted.
 func (m *Mux) patterns() []string {
 	var all []string

@@ -49,7 +49,13 @@ func (w *Worker) poll(ctx context.Context) {
 		if len(leases) == 0 {
 			pause = min(2*pause, w.config.PollInterval)
 		}
-		w.idle(ctx, min(wait, pause))
+		// What is due may belong to types that have no room, or be suspects that wait for their
+		// turn: then it can be leased as soon as a slot is free.
+		var freed <-chan struct{}
+		if suspects == 0 || w.config.Mux.limited() {
+			freed = w.jobs.freed
+		}
+		w.idle(ctx, min(wait, pause), freed)
 	}
 }
 
@@ -96,13 +102,14 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 	}
 }
 
-// idle waits for d, a wake-up, or the end of ctx.
-func (w *Worker) idle(ctx context.Context, d time.Duration) {
+// idle waits for d, a wake-up, a value of freed, or the end of ctx.
+func (w *Worker) idle(ctx context.Context, d time.Duration, freed <-chan struct{}) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-w.wake:
+	case <-freed:
 	case <-timer.C:
 	}
 }

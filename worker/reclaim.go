@@ -11,7 +11,7 @@ import (
 const (
 	reclaimPause     = 400 * time.Millisecond // between two looks for expired leases
 	idleReclaimPause = 900 * time.Millisecond // when nothing was leased
-	maxReclaimPause  = 2 * time.Second        // after a look that took long, on a slow network perhaps
+	maxReclaimPause  = 700 * time.Millisecond // after a look that took long: expired leases wait no longer than a second
 	reclaimBatch     = 500
 	// reconnectPause is how long leases are left alone after the database was out of reach:
 	// living owners try to extend theirs every quarter of a second meanwhile.

@@ -51,7 +51,7 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 		case err == nil || ctx.Err() != nil:
 			return // at the end of ctx leases expire, and others take over
 		case unreachable(err):
-			w.config.Logger.Warn("cannot settle; trying again", "runs", len(batch), "err", loggable(err))
+			w.complain("cannot settle; trying again", "runs", len(batch), "err", loggable(err))
 			continue
 		case len(batch) == 1:
 			w.setAside(ctx, batch[0])

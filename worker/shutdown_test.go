@@ -135,3 +135,28 @@ func TestShutdownDuringEffects(t *testing.T) {
 		t.Errorf("run is %s, attempt %d, %d entries; want succeeded, 1, 1", r.Status, r.Attempt, booked(t, pool))
 	}
 }
+
+// A run whose effect hangs while the worker stops is handed back, uncharged and due at
+// once, instead of waiting for its lease to expire.
+func TestHangingEffectAtShutdown(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	entered := make(chan bool, 1)
+	hang := make(chan bool)
+	handle(mux, "test.hang.v1", func(ctx context.Context) error {
+		return worker.InSettle(ctx, func(pgx.Tx) error { entered <- true; <-hang; return errors.New("enough") })
+	})
+	_, stop := work(t, pool, mux, func(c *worker.Config) { c.ShutdownGrace = -1; c.Lease = time.Minute })
+	id := enqueue(t, pool, "test.hang.v1", empty{})
+	<-entered
+	ended := make(chan error, 1)
+	go func() { ended <- stop() }()
+	time.AfterFunc(12*time.Second, func() { close(hang) }) // beyond what the worker waits for last outcomes
+	if err := <-ended; err != nil {
+		t.Errorf("Run = %v, want nil", err)
+	}
+	if r := read(t, pool, id); r.Status != run.Pending || r.Attempt != 0 {
+		t.Errorf("run is %s, attempt %d; want pending, 0", r.Status, r.Attempt)
+	}
+}

@@ -157,3 +157,26 @@ func TestTypeOptions(t *testing.T) {
 		t.Errorf("%d at once, want at most 2", most.Load())
 	}
 }
+
+// A type with a limit of its own runs at its full rate though all other slots are idle: its
+// next run is leased when one ends, not when the idle poll comes round.
+func TestLimitedTypeKeepsItsRate(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	worker.Handle(mux, "test.one.v1", func(context.Context, empty) (empty, error) { return empty{}, nil }, worker.Options{Concurrency: 1})
+	runs := make([]run.New, 20)
+	for i := range runs {
+		runs[i].Type = "test.one.v1"
+	}
+	if _, err := run.EnqueueMany(t.Context(), pool, runs); err != nil {
+		t.Fatal(err)
+	}
+	// At one run per poll interval this would take 20 minutes.
+	work(t, pool, mux, func(c *worker.Config) { c.PollInterval = time.Minute; c.NoWakeUp = true })
+	pgtest.Await(t, "all runs to succeed", func() bool {
+		var left int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM workflow_run WHERE status <> 'succeeded'`).Scan(&left)
+		return err == nil && left == 0
+	})
+}

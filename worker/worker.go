@@ -149,6 +149,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.drain()
 	stopKeeping()
 	_ = keepers.Wait()
+	w.letGo(ctx)
 	if cause := context.Cause(seeking); errors.Is(cause, ErrStuck) || errors.Is(cause, ErrStalled) {
 		return cause
 	}
