@@ -158,25 +158,24 @@ func TestTypeOptions(t *testing.T) {
 	}
 }
 
-// A type with a limit of its own runs at its full rate though all other slots are idle: its
-// next run is leased when one ends, not when the idle poll comes round.
-func TestLimitedTypeKeepsItsRate(t *testing.T) {
+// A type with a limit of its own goes on as soon as one of its runs ends, however long the
+// worker has been idle otherwise, not when the idle poll comes round.
+func TestLimitedTypeGoesOn(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
-	worker.Handle(mux, "test.one.v1", func(context.Context, empty) (empty, error) { return empty{}, nil }, worker.Options{Concurrency: 1})
-	runs := make([]run.New, 20)
-	for i := range runs {
-		runs[i].Type = "test.one.v1"
-	}
-	if _, err := run.EnqueueMany(t.Context(), pool, runs); err != nil {
-		t.Fatal(err)
-	}
-	// At one run per poll interval this would take 20 minutes.
+	started, gate := make(chan bool, 2), make(chan bool)
+	handle(mux, "test.one.v1", func(context.Context) error { started <- true; <-gate; return nil }, worker.Options{Concurrency: 1})
+	addMany(t, pool, "test.one.v1", 2)
 	work(t, pool, mux, func(c *worker.Config) { c.PollInterval = time.Minute; c.NoWakeUp = true })
-	pgtest.Await(t, "all runs to succeed", func() bool {
-		var left int
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM workflow_run WHERE status <> 'succeeded'`).Scan(&left)
-		return err == nil && left == 0
-	})
+	<-started
+	// By now the pauses between two idle polls have doubled to more than five seconds.
+	time.AfterFunc(5500*time.Millisecond, func() { gate <- true })
+	<-time.After(5500 * time.Millisecond)
+	select {
+	case <-started:
+	case <-time.After(2 * time.Second):
+		t.Error("the second run has not started two seconds after the first has ended")
+	}
+	close(gate)
 }
