@@ -128,7 +128,7 @@ func workUntilFinished(ctx context.Context, pool *pgxpool.Pool, mux *worker.Mux,
 	for {
 		if r, err := run.Read(ctx, pool, e.ID); err != nil || r.Status.Finished() {
 			stop()
-			<-ended
+			_ = <-ended
 			return r
 		}
 		time.Sleep(5 * time.Millisecond)

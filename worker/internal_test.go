@@ -48,7 +48,7 @@ func TestEffectTimeout(t *testing.T) {
 	var r *run.Run
 	pgtest.Await(t, "the run to fail", func() bool { r, err = run.Read(t.Context(), pool, e.ID); return err != nil || r.Status.Finished() })
 	cancel()
-	<-ended
+	_ = <-ended
 	if err != nil || r.Status != run.Failed || !strings.Contains(*r.LastError, "took too long") {
 		t.Errorf("run is %v, %v; want failed for the time it took", r, err)
 	}

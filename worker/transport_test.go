@@ -95,9 +95,10 @@ func TestWakeUp(t *testing.T) {
 	mux := worker.NewMux()
 	handle(mux, "test.woken.v1", func(context.Context) error { return nil })
 	w, _ := work(t, pool, mux, func(c *worker.Config) { c.PollInterval = 30 * time.Second })
-	pgtest.Await(t, "the worker to listen, and to be idle for a while", func() bool {
+	// Its pauses double: one of more than 2.7 s lasts 5 s, and so 2 s more.
+	pgtest.AwaitFor(t, quick, "the worker to listen, and to be idle for a while", func() bool {
 		listening := query[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%')`)
-		return listening && !w.LastPoll().IsZero() && time.Since(w.LastPoll()) > 700*time.Millisecond
+		return listening && !w.LastPoll().IsZero() && time.Since(w.LastPoll()) > 2700*time.Millisecond
 	})
 	r := finished(t, pool, enqueue(t, pool, "test.woken.v1", empty{}))
 	if late := r.StartedAt.Sub(r.CreatedAt); late > 2*time.Second {
