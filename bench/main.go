@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -161,11 +162,13 @@ func work(ctx context.Context, pool *pgxpool.Pool, handler func(context.Context,
 }
 
 func drain(ctx context.Context, pool *pgxpool.Pool, n int) error {
-	return work(ctx, pool, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }, func() bool {
+	var handled atomic.Int64
+	return work(ctx, pool, func(context.Context, struct{}) (struct{}, error) { handled.Add(1); return struct{}{}, nil }, func() bool {
+		if handled.Load() < int64(n) {
+			return false
+		}
 		var left bool
-		err := pool.QueryRow(ctx, `
-			SELECT EXISTS (SELECT FROM workflow_run WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL AND NOT suspect AND type = $1)
-			    OR EXISTS (SELECT FROM workflow_run WHERE status = 'leased')`, typ).Scan(&left)
+		err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM workflow_run WHERE status = 'leased')`).Scan(&left)
 		return err == nil && !left
 	})
 }
