@@ -21,7 +21,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build check fmt vet lint vuln tidy pg postgres bench-short
+.PHONY: help demo test test-pooler build check fmt vet lint vuln tidy pg postgres bench-short
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo: postgres ## real work, three worker processes, one of them killed: about a
 
 test: postgres ## all tests, with the race detector, against a real PostgreSQL
 	$(GO) test -race ./...
+
+test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives
+	PGTEST_BOUNCER=1 $(GO) test ./worker ./lease ./internal/cleanup
 
 build: ## the binaries, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...

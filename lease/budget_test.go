@@ -6,7 +6,8 @@ import (
 )
 
 // A look from the start takes at most a tenth of the time. Idle, a cheap one is always
-// allowed; busy, even that comes only every few milliseconds.
+// allowed; busy, even that comes only every few milliseconds. One that stalled does not put
+// the next off for more than some seconds.
 func TestBudget(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {
@@ -22,6 +23,7 @@ func TestBudget(t *testing.T) {
 		{10 * time.Millisecond, 0, true, 90 * time.Millisecond},
 		{time.Second, 4 * time.Second, true, 5 * time.Second},
 		{time.Second, 10 * time.Second, false, 0},
+		{time.Minute, 0, false, longest},
 	} {
 		if got := (budget{c.cost, now.Add(-c.ago)}).wait(now, c.busy); got != c.want {
 			t.Errorf("cost %v, %v ago, busy %v: wait %v, want %v", c.cost, c.ago, c.busy, got, c.want)

@@ -58,7 +58,7 @@ const (
 
 // A budget bounds what looking from the start may cost: at most a tenth of the time. While
 // nothing was found (idle) a cheap look is always allowed, while there is plenty (busy) a
-// look every few milliseconds is enough.
+// look every few milliseconds is enough. A look that takes seconds may take more than that.
 type budget struct {
 	cost time.Duration
 	end  time.Time
@@ -67,11 +67,12 @@ type budget struct {
 const (
 	cheap     = 2 * time.Millisecond
 	busyPause = 25 * time.Millisecond
+	longest   = 10 * time.Second // a stalled look must not stop the next for long
 )
 
 // wait returns how long until the next look is allowed.
 func (b budget) wait(now time.Time, busy bool) time.Duration {
-	pause := 9 * b.cost
+	pause := min(9*b.cost, longest)
 	switch {
 	case busy:
 		pause = max(pause, busyPause)

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,6 +44,9 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 	}
 	recorded := false
 	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
+		if err := bound(ctx, tx, limit); err != nil {
+			return err
+		}
 		lost, err = w.record(ctx, tx, batch, outcomes)
 		recorded = err == nil
 		return err
@@ -51,6 +55,16 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 		err = &effectError{err} // a deferred constraint, say
 	}
 	return lost, err
+}
+
+// bound has the server end the transaction if this process no longer can: frozen in the
+// middle of it, it would keep its rows locked, and nobody could take its leases back.
+func bound(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
+	_, err := tx.Exec(ctx, `
+		SELECT set_config('statement_timeout', $1, true),
+		       set_config('idle_in_transaction_session_timeout', $1, true)`,
+		strconv.FormatInt(limit.Milliseconds(), 10))
+	return err
 }
 
 // record is what a settle transaction consists of: lock, settle, effects, act, announce.

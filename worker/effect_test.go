@@ -242,3 +242,25 @@ func TestTooLateForEffects(t *testing.T) {
 		t.Errorf("late use of the transaction = %v, want %v", err, pgx.ErrTxClosed)
 	}
 }
+
+// The server itself ends a settle transaction whose worker can no longer: frozen in the
+// middle of it, a process would keep its runs locked and out of reach for everybody.
+func TestSettleTransactionIsBounded(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	bounds := make(chan string, 1)
+	effects(mux, "test.bound.v1", func(ctx context.Context) []func(pgx.Tx) error {
+		return []func(pgx.Tx) error{func(tx pgx.Tx) error {
+			var b string
+			err := tx.QueryRow(ctx, `SELECT current_setting('statement_timeout') || ' ' || current_setting('idle_in_transaction_session_timeout')`).Scan(&b)
+			bounds <- b
+			return err
+		}}
+	})
+	work(t, pool, mux, nil)
+	finished(t, pool, enqueue(t, pool, "test.bound.v1", empty{}))
+	if got := <-bounds; got != "1min 1min" {
+		t.Errorf("statements and pauses are limited to %s, want 1min each", got)
+	}
+}

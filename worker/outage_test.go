@@ -50,7 +50,7 @@ func TestBlackHole(t *testing.T) {
 	}
 	p.resume()
 	r := read(t, pool, id)
-	pgtest.AwaitFor(t, 10*time.Second, "the run to be repeated", func() bool { r = read(t, pool, id); return r.Status.Finished() })
+	pgtest.AwaitFor(t, 20*time.Second, "the run to be repeated", func() bool { r = read(t, pool, id); return r.Status.Finished() })
 	if r.Status != run.Succeeded || r.Attempt != 2 {
 		t.Errorf("run is %s, attempt %d; want succeeded, 2", r.Status, r.Attempt)
 	}

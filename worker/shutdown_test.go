@@ -22,7 +22,7 @@ func TestGrace(t *testing.T) {
 	mux := worker.NewMux()
 	started, gate := make(chan bool, 1), make(chan bool)
 	handle(mux, "test.grace.v1", func(ctx context.Context) error { started <- true; <-gate; return ctx.Err() })
-	w, stop := work(t, pool, mux, func(c *worker.Config) { c.ShutdownGrace = time.Minute })
+	w, stop := work(t, pool, mux, func(c *worker.Config) { c.ShutdownGrace, c.Lease = time.Minute, time.Minute })
 	id := enqueue(t, pool, "test.grace.v1", empty{})
 	<-started
 	ended := make(chan error, 1)

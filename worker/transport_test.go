@@ -91,7 +91,7 @@ func suite(t *testing.T, look, pool *pgxpool.Pool, change func(*worker.Config)) 
 // A wake-up makes an idle worker look at once, however long its poll interval is.
 func TestWakeUp(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.New(t)
+	pool := open(t, pgtest.URL(t)) // never through a pooler
 	mux := worker.NewMux()
 	handle(mux, "test.woken.v1", func(context.Context) error { return nil })
 	w, _ := work(t, pool, mux, func(c *worker.Config) { c.PollInterval = 30 * time.Second })

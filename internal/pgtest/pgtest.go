@@ -8,6 +8,7 @@ package pgtest
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -25,9 +26,16 @@ const setUpLimit = time.Minute
 //
 // Its queries run in the mode the whole project uses, which works through a
 // connection pooler and never lets the server settle for a generic plan.
+//
+// With PGTEST_BOUNCER=1 in the environment the pool connects through a pgbouncer
+// in transaction mode, through which notifications do not arrive either.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(URL(t))
+	url := URL(t)
+	if os.Getenv("PGTEST_BOUNCER") != "" {
+		url = Bouncer(t, url)
+	}
+	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
 	}
