@@ -1,11 +1,13 @@
 # One image for the worker and workflowctl: static binaries, no shell, not root.
-#   docker build -t simple-workflow .
+#   docker build -t simple-workflow --build-arg VERSION=v0.1.0 .
 FROM golang:1.26 AS build
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN CGO_ENABLED=0 go build -trimpath -ldflags="-s -w" -o /out/ ./cmd/...
+ARG VERSION=devel
+RUN CGO_ENABLED=0 go build -trimpath \
+    -ldflags="-s -w -X github.com/simple-workflow/simple-workflow/cmd/internal/build.version=${VERSION}" -o /out/ ./cmd/...
 
 FROM gcr.io/distroless/static-debian12:nonroot
 COPY --from=build /out/ /usr/local/bin/

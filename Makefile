@@ -26,8 +26,8 @@ GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: postgres ## real work, three worker processes, one of them killed: about a minute
-	$(GO) run ./examples/demo
+demo: postgres ## real work by four worker processes, one of them killed: half a minute
+	$(GO) build -o $(BIN)/demo ./examples/demo && exec $(BIN)/demo
 
 test: postgres ## all tests, with the race detector, against a real PostgreSQL
 	$(GO) test -race ./...

@@ -63,7 +63,7 @@ func (d *demo) play(ctx context.Context, keep bool) (summary string, err error) 
 	if keep || d.terminal && term.IsTerminal(int(os.Stdin.Fd())) {
 		d.lookAround(ctx, keep)
 	} else {
-		say("With -keep the database and the workers stay up to look around with psql.")
+		say("go run ./examples/demo -keep leaves the database and the workers up to look around with psql.")
 	}
 	return r.summary(), nil
 }

@@ -57,7 +57,7 @@ func Bounds(tag reflect.StructTag) string {
 // Print writes a line for each variable of spec.
 func Print(w io.Writer, spec any) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "  VARIABLE\tDEFAULT\tALLOWED\t")
+	fmt.Fprintln(table, "  VARIABLE\tDEFAULT\tALLOWED\tMEANING")
 	for _, d := range Describe(spec) {
 		fmt.Fprintf(table, "  %s\t%s\t%s\t%s\n", d.Name, d.Default, d.Bounds, d.Help)
 	}

@@ -30,8 +30,11 @@ type Receipt struct {
 // Charge books an invoice and tells the world. The ledger entry, the event and the run's
 // success are one commit: none is there without the others.
 func Charge(ctx context.Context, in Invoice) (Receipt, error) {
-	if in.Order == uuid.Nil || in.Cents <= 0 {
-		return Receipt{}, run.Permanent(fmt.Errorf("order %s over %d cents is no invoice", in.Order, in.Cents))
+	switch {
+	case in.Order == uuid.Nil:
+		return Receipt{}, run.Permanent(errors.New(`the payload has no "order", the id of what is charged`))
+	case in.Cents <= 0:
+		return Receipt{}, run.Permanent(fmt.Errorf(`the payload has "cents": %d, which must be more than 0`, in.Cents))
 	}
 	info := run.FromContext(ctx)
 	if err := askBank(info); err != nil {
