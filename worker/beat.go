@@ -9,6 +9,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
+// patience is for how many times its length a lease is believed in while there is no server.
+const patience = 5
+
 // beat extends the worker's leases until ctx ends: one statement for all that are due for
 // it. Runs that finish before their first heartbeat cost nothing.
 func (w *Worker) beat(ctx context.Context) {
@@ -30,14 +33,16 @@ func (w *Worker) beat(ctx context.Context) {
 }
 
 // beatInterval is the shortest time in which some lease may be due for a heartbeat.
-func (w *Worker) beatInterval() time.Duration {
-	every := w.config.Heartbeat
+func (w *Worker) beatInterval() time.Duration { return min(w.config.Heartbeat, w.shortestLease()/3) }
+
+func (w *Worker) shortestLease() time.Duration {
+	shortest := w.config.Lease
 	for _, e := range w.config.Mux.entries() {
 		if e.options.Lease > 0 {
-			every = min(every, e.options.Lease/3)
+			shortest = min(shortest, e.options.Lease)
 		}
 	}
-	return every
+	return shortest
 }
 
 func (w *Worker) dueForBeat(every time.Duration) []*job {
@@ -69,22 +74,27 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 	if w.config.Observe.Extended != nil {
 		w.config.Observe.Extended(len(kept), time.Since(start), err)
 	}
-	if err != nil && !down(err) {
+	switch {
+	case refusesValue(err) && len(due) > 1: // one row's, by a trigger of the user's perhaps
+		return errors.Join(w.extend(ctx, due[:len(due)/2]), w.extend(ctx, due[len(due)/2:]))
+	case err != nil && !down(err):
 		return err
 	}
 	w.jobs.mu.Lock()
 	if err != nil {
-		// No server, so nobody else can have these leases: the handlers may go on. The first
-		// heartbeat after it is back tells for sure.
+		// No server, so most likely nobody else has these leases: the handlers may go on for
+		// some leases' time. The first heartbeat after it is back tells for sure.
 		for _, j := range due {
-			j.extended = start
+			if start.Sub(j.confirmed) < patience*j.Length {
+				j.extended = start
+			}
 		}
 		w.jobs.mu.Unlock()
 		return err
 	}
 	for _, id := range kept {
 		if j := w.jobs.byID[id]; j != nil {
-			j.extended = start
+			j.extended, j.confirmed = start, start
 		}
 	}
 	w.jobs.mu.Unlock()
@@ -126,7 +136,7 @@ func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 			stop(ErrStuck)
 		}
 		// More than once, since after a freeze of the whole process the loop needs a moment.
-		if time.Since(time.Unix(0, w.lastTurn.Load())) <= w.stallLimit() {
+		if w.lastTurn.ago() <= w.stallLimit() {
 			stalled = 0
 		} else if stalled++; stalled > 20 {
 			stop(ErrStalled)

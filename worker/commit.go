@@ -12,9 +12,11 @@ import (
 )
 
 const (
-	// batchTimeout bounds a try to settle many outcomes: one row that somebody has locked
-	// does not keep the others waiting for long.
-	batchTimeout = 3 * time.Second
+	// settleTimeout bounds a try to settle: a row that somebody has locked does not keep the
+	// others waiting for long.
+	settleTimeout = 3 * time.Second
+	// lockTimeout bounds the wait for a row in a settle transaction, effects aside.
+	lockTimeout = time.Second
 	// effectTimeout is the most a settle transaction with effects may take.
 	effectTimeout = time.Minute
 )
@@ -30,12 +32,9 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 		effects = effects || len(j.extras.effects) > 0
 		plain = plain && !effects && len(j.extras.events) == 0
 	}
-	limit := callTimeout
-	switch {
-	case effects: // the user's own statements may take their time
-		limit = w.effectTimeout
-	case len(batch) > 1:
-		limit = batchTimeout
+	limit, idle := settleTimeout, settleTimeout
+	if effects { // the user's own statements may take their time
+		limit, idle = w.effectTimeout, min(w.effectTimeout, batch[0].Length)
 	}
 	ctx, done := context.WithTimeout(ctx, limit)
 	defer done()
@@ -44,7 +43,7 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 	}
 	recorded := false
 	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
-		if err := bound(ctx, tx, limit); err != nil {
+		if err := bound(ctx, tx, limit, idle); err != nil {
 			return err
 		}
 		lost, err = w.record(ctx, tx, batch, outcomes)
@@ -59,13 +58,16 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 
 // bound has the server end the transaction if this process no longer can: frozen in the
 // middle of it, it would keep its rows locked, and nobody could take its leases back.
-func bound(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
+func bound(ctx context.Context, tx pgx.Tx, statement, idle time.Duration) error {
 	_, err := tx.Exec(ctx, `
 		SELECT set_config('statement_timeout', $1, true),
-		       set_config('idle_in_transaction_session_timeout', $1, true)`,
-		strconv.FormatInt(limit.Milliseconds(), 10))
+		       set_config('idle_in_transaction_session_timeout', $2, true),
+		       set_config('lock_timeout', $3, true)`,
+		milliseconds(statement), milliseconds(idle), milliseconds(lockTimeout))
 	return err
 }
+
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // record is what a settle transaction consists of: lock, settle, effects, act, announce.
 func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []run.Outcome) (lost []run.Outcome, err error) {
@@ -90,10 +92,8 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 		}
 		kept = append(kept, settlements[i])
 		events = append(events, j.extras.events...)
-		for _, effect := range j.extras.effects {
-			if err := apply(ctx, tx, effect); err != nil {
-				return nil, err
-			}
+		if err := w.applyAll(ctx, tx, j); err != nil {
+			return nil, err
 		}
 	}
 	for _, h := range w.config.Hooks {

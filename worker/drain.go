@@ -52,11 +52,15 @@ func (w *Worker) handBack() {
 	}
 }
 
-// letGo releases what could not be settled in time, because somebody held a row or an
-// effect did not end: better started again now than charged when the lease expires.
+// letGo releases successes that could not be recorded in time, because somebody held a row
+// or an effect did not end: better started again now than charged when the lease expires.
+// Failures, and runs that have no attempt left, wait for that: they are not given back.
 func (w *Worker) letGo(ctx context.Context) {
 	var outcomes []run.Outcome
 	for _, j := range w.jobs.all() {
+		if j.Exhausted || j.outcome.Failure != nil {
+			continue
+		}
 		outcomes = append(outcomes, run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release})
 	}
 	if len(outcomes) == 0 {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -26,18 +28,38 @@ type brokenError struct{ err error }
 func (e *brokenError) Error() string { return "effect: the connection broke" }
 func (e *brokenError) Unwrap() error { return e.err }
 
+// afterthought is how long an effect may go on after its connection was cut before it is
+// left behind.
+const afterthought = time.Second
+
+// applyAll calls a job's effects. They may wait for locks as long as they like.
+func (w *Worker) applyAll(ctx context.Context, tx pgx.Tx, j *job) error {
+	if len(j.extras.effects) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout TO DEFAULT`); err != nil {
+		return err
+	}
+	for _, effect := range j.extras.effects {
+		if err := w.apply(ctx, tx, effect); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // apply calls one effect, and cuts the connection if it goes on after ctx has ended. The
 // effect may not end the transaction, nor leave it aborted.
-func apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error) error {
+func (w *Worker) apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error) error {
 	conn := tx.Conn()
 	cut := context.AfterFunc(ctx, func() { _ = conn.PgConn().Conn().Close() })
-	err := perform(tx, effect)
+	err := w.perform(ctx, tx, effect)
 	cut()
 	var pg *pgconn.PgError
 	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return &effectError{errors.New("effect: the settle transaction took too long")}
-	case err != nil && errors.As(err, &pg) && passing(pg.Code):
+	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.As(err, &pg) && pg.Code == "25P03":
+		return &effectError{errors.New("effect: the settle transaction took too long, or was left idle for longer than the lease")}
+	case err != nil && pg != nil && passing(pg.Code):
 		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
 	case conn.IsClosed() && !pgconn.Timeout(err):
 		return &brokenError{err} // likewise
@@ -53,31 +75,61 @@ func apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error) error {
 	return nil
 }
 
-// perform calls an effect in a goroutine of its own, so that not even runtime.Goexit in it
-// ends the settling.
-func perform(tx pgx.Tx, effect func(pgx.Tx) error) error {
-	err := errors.New("it ended its goroutine (runtime.Goexit)")
-	done := make(chan struct{})
+// perform calls an effect in a goroutine of its own, so that neither runtime.Goexit in it
+// nor one that never returns ends the settling. One that is left behind counts as stuck.
+func (w *Worker) perform(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error) error {
+	open := &openTx{Tx: tx}
+	done := make(chan error, 1)
 	go func() {
-		defer close(done)
+		err := errors.New("it ended its goroutine (runtime.Goexit)")
 		defer func() {
 			if p := recover(); p != nil {
 				err = &run.PanicError{Value: p, Stack: debug.Stack()}
 			}
+			done <- err
 		}()
-		err = effect(openTx{tx})
+		err = effect(open)
 	}()
-	<-done
-	return err
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(afterthought):
+	}
+	open.closed.Store(true)
+	w.jobs.abandon(done)
+	return context.Cause(ctx)
 }
 
-// An openTx is a transaction that an effect cannot end.
-type openTx struct{ pgx.Tx }
+// An openTx is a transaction that an effect cannot end, and cannot use once it was left
+// behind.
+type openTx struct {
+	pgx.Tx
+	closed atomic.Bool
+}
 
 var errNotYours = errors.New("worker: the settle transaction is ended by the worker; return an error to roll it back")
 
-func (openTx) Commit(context.Context) error   { return errNotYours }
-func (openTx) Rollback(context.Context) error { return errNotYours }
+func (*openTx) Commit(context.Context) error   { return errNotYours }
+func (*openTx) Rollback(context.Context) error { return errNotYours }
+
+func (t *openTx) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	if t.closed.Load() {
+		return pgconn.CommandTag{}, pgx.ErrTxClosed
+	}
+	return t.Tx.Exec(ctx, query, args...)
+}
+
+func (t *openTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	if t.closed.Load() {
+		return nil, pgx.ErrTxClosed
+	}
+	return t.Tx.Query(ctx, query, args...)
+}
 
 // passing reports whether an error code in an effect is trouble of the database's that has
 // nothing to do with the effect. Timeouts are not: they would repeat without end.

@@ -260,7 +260,7 @@ func TestSettleTransactionIsBounded(t *testing.T) {
 	})
 	work(t, pool, mux, nil)
 	finished(t, pool, enqueue(t, pool, "test.bound.v1", empty{}))
-	if got := <-bounds; got != "1min 1min" {
-		t.Errorf("statements and pauses are limited to %s, want 1min each", got)
+	if got := <-bounds; got != "1min 2s" {
+		t.Errorf("statements and pauses are limited to %s, want 1min, and 2s: the lease", got)
 	}
 }

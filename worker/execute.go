@@ -14,13 +14,23 @@ import (
 
 // start makes a job of a lease and executes it in a goroutine of its own.
 func (w *Worker) start(l *lease.Lease) {
-	j := &job{Lease: *l, entry: w.config.Mux.lookup(l.Type), extended: l.Taken}
+	j := &job{Lease: *l, entry: w.config.Mux.lookup(l.Type), confirmed: l.Taken, extended: l.Taken}
 	j.ctx, j.cancel = context.WithCancelCause(context.Background())
 	if j.entry != nil && j.entry.options.MaxAttempts > 0 {
 		j.MaxAttempts = min(j.MaxAttempts, j.entry.options.MaxAttempts)
 	}
-	w.jobs.add(j)
-	go w.execute(j)
+	if time.Since(j.Taken) < j.Length {
+		w.jobs.add(j)
+		go w.execute(j)
+		return
+	}
+	// This process was frozen, or the answer came late: nothing is started on a lease that has
+	// run out. If nobody has taken it over it is given back.
+	if !j.Exhausted {
+		j.done, j.outcome = true, run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release}
+		w.jobs.add(j)
+		w.settles <- j
+	}
 }
 
 // execute calls the job's handler and passes what came of it on to be settled, also if it

@@ -53,3 +53,47 @@ func TestEffectTimeout(t *testing.T) {
 		t.Errorf("run is %v, %v; want failed for the time it took", r, err)
 	}
 }
+
+// Effects that hang on something of their own, not on the database, take nobody's turn for
+// ever: others are settled, they count as stuck, and the worker can stop.
+func TestHungEffects(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := NewMux()
+	hang := make(chan bool)
+	defer close(hang)
+	Handle(mux, "test.hang.v1", func(ctx context.Context, _ struct{}) (int, error) {
+		return 1, InSettle(ctx, func(pgx.Tx) error { <-hang; return nil })
+	})
+	Handle(mux, "test.good.v1", func(ctx context.Context, _ struct{}) (int, error) {
+		return 1, InSettle(ctx, func(pgx.Tx) error { return nil })
+	})
+	w, err := New(Config{Pool: pool, Mux: mux, Prefixes: []string{"test."}, ShutdownGrace: -1, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.effectTimeout = 300 * time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	for range soloSettlers {
+		if _, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.hang.v1", MaxAttempts: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pgtest.Await(t, "effects to be left behind", func() bool { return w.jobs.stuckCount() == soloSettlers })
+	e, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.good.v1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Await(t, "another run to succeed", func() bool {
+		r, err := run.Read(t.Context(), pool, e.ID)
+		return err != nil || r.Status == run.Succeeded
+	})
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("the worker does not stop")
+	}
+}

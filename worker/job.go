@@ -12,7 +12,7 @@ import (
 
 // suspectHold is how long a suspect has to live before the next one may be leased: what
 // kills its process mostly does so at once.
-const suspectHold = 5 * time.Second
+const suspectHold = 2 * time.Second
 
 // stuckGrace is how long a handler may go on after its context has ended before its slot is
 // given to another run.
@@ -28,13 +28,15 @@ type job struct {
 	extras  extras
 	outcome run.Outcome // once the handler has returned
 	unsure  bool        // an earlier try to settle may have been recorded
+	plainly bool        // its failure is told in words of our own
 
 	// Guarded by jobs.mu.
-	extended time.Time // start of the last request that is known to have extended the lease
-	ended    time.Time // when ctx was made to end; zero: not yet
-	done     bool      // the handler has returned
-	left     bool      // the slot was taken away from the running handler
-	parked   bool      // done, but its outcome is refused: it needs no slot
+	confirmed time.Time // start of the last request that is known to have extended the lease
+	extended  time.Time // the same, or when it was last believed to be ours without asking
+	ended     time.Time // when ctx was made to end; zero: not yet
+	done      bool      // the handler has returned
+	left      bool      // the slot was taken away from the running handler
+	parked    bool      // done, but its outcome is refused: it needs no slot
 }
 
 // jobs are the leases that this process holds.
@@ -149,6 +151,19 @@ func (s *jobs) returned(j *job) (left bool) {
 		s.stuck--
 	}
 	return j.left
+}
+
+// abandon counts a goroutine as stuck until it is done.
+func (s *jobs) abandon(done <-chan error) {
+	s.mu.Lock()
+	s.stuck++
+	s.mu.Unlock()
+	go func() {
+		<-done
+		s.mu.Lock()
+		s.stuck--
+		s.mu.Unlock()
+	}()
 }
 
 // leave takes the slot away from a handler that goes on although its context has ended. It

@@ -61,14 +61,7 @@ func TestBlackHole(t *testing.T) {
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	const runs, length = 30, 2 * time.Second
-	server := pgtest.Server(t, pgserver.Options{})
-	conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(sql.Up(t.Context(), conn), conn.Close(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	server := ownServer(t)
 	pool := open(t, server.URL("postgres"))
 	execute(t, pool, `CREATE TABLE ledger (run_id uuid)`)
 	mux := worker.NewMux()
@@ -110,4 +103,18 @@ func TestServerRestart(t *testing.T) {
 		t.Errorf("%d leased again, %d contexts ended, %d succeeded, %d entries of %d runs; want at most %d leased again, and %d each",
 			again, cut.Load(), good, entries, distinct, runs/10, runs)
 	}
+}
+
+// ownServer starts a server that only t uses, with our schema in its one database.
+func ownServer(t *testing.T) *pgserver.Server {
+	t.Helper()
+	server := pgtest.Server(t, pgserver.Options{})
+	conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(sql.Up(t.Context(), conn), conn.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	return server
 }

@@ -24,7 +24,7 @@ func (w *Worker) poll(ctx context.Context) {
 	failures := retries()
 	pause := firstPause
 	for w.awaitRoom(ctx) {
-		w.lastTurn.Store(time.Now().UnixNano())
+		w.lastTurn.now()
 		free, suspects := w.jobs.room(w.config.Concurrency)
 		leases, wait, err := w.lease(ctx, poller, min(free, w.config.Batch), suspects)
 		if ctx.Err() != nil && len(leases) == 0 {
@@ -61,12 +61,13 @@ func (w *Worker) poll(ctx context.Context) {
 
 // lease is one poll. An answer that comes back after ctx has ended is still ours to handle.
 func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects int) ([]lease.Lease, time.Duration, error) {
-	call, done := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	// Not longer than leases last: what an answer that comes late brings would be lost already.
+	call, done := context.WithTimeout(context.WithoutCancel(ctx), min(callTimeout, w.shortestLease()/2))
 	defer done()
 	start := time.Now()
 	leases, wait, err := poller.Acquire(call, n, suspects)
 	if err == nil {
-		w.lastPoll.Store(time.Now().UnixNano())
+		w.lastPoll.now()
 	}
 	if w.config.Observe.Polled != nil {
 		w.config.Observe.Polled(len(leases), time.Since(start), err)
@@ -97,7 +98,7 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 			return true
 		case <-w.jobs.freed:
 		case <-turn:
-			w.lastTurn.Store(time.Now().UnixNano())
+			w.lastTurn.now()
 		}
 	}
 }
@@ -123,7 +124,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// retries paces attempts at a database that does not answer: 50 ms to 2 s, without end.
+// retries paces attempts at a database that does not answer: from 50 ms to a second or so,
+// without end.
 func retries() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond),

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -65,7 +66,7 @@ func TestResults(t *testing.T) {
 		worker.Handle(mux, typ, func(context.Context, empty) (any, error) { starts[i].Add(1); return c.result, nil })
 		ids[i] = enqueue(t, pool, typ, empty{})
 	}
-	work(t, pool, mux, nil)
+	work(t, pool, mux, func(c *worker.Config) { c.Lease = time.Minute }) // some results take long to encode
 	for i, c := range cases {
 		r := finished(t, pool, ids[i])
 		switch {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -78,29 +77,45 @@ func (w *Worker) setAside(ctx context.Context, j *job) {
 
 // withoutLocked sets those aside whose rows somebody has locked, and returns the rest.
 func (w *Worker) withoutLocked(ctx context.Context, batch []*job) (rest []*job) {
+	locked := w.locked(ctx, batch)
+	for _, j := range batch {
+		if locked[j.ID] {
+			w.setAside(ctx, j)
+		} else {
+			rest = append(rest, j)
+		}
+	}
+	return rest
+}
+
+// locked returns the runs among batch whose rows somebody has locked. It does not wait, and
+// returns none if it cannot tell.
+func (w *Worker) locked(ctx context.Context, batch []*job) map[uuid.UUID]bool {
 	all := make([]uuid.UUID, len(batch))
 	for i, j := range batch {
 		all[i] = j.ID
 	}
-	call, done := context.WithTimeout(ctx, callTimeout)
+	call, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
 	rows, _ := w.db.Query(call, `
+		WITH free AS MATERIALIZED (
+			SELECT id
+			FROM workflow_run
+			WHERE id = ANY ($1)
+			FOR NO KEY UPDATE SKIP LOCKED
+		)
 		SELECT id
 		FROM workflow_run
-		WHERE id = ANY ($1)
-		FOR NO KEY UPDATE SKIP LOCKED`, all)
+		WHERE id = ANY ($1) AND id NOT IN (SELECT id FROM free)`, all)
 	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
-		return batch
+		return nil
 	}
-	for _, j := range batch {
-		if slices.Contains(found, j.ID) {
-			rest = append(rest, j)
-		} else {
-			w.setAside(ctx, j)
-		}
+	locked := make(map[uuid.UUID]bool, len(found))
+	for _, id := range found {
+		locked[id] = true
 	}
-	return rest
+	return locked
 }
 
 // settleSolos settles outcomes that must not share a transaction until ctx ends. Each has a
@@ -122,7 +137,11 @@ func (w *Worker) settleSolos(ctx context.Context) {
 // settleAlone records one outcome, however often that has to be tried. What is the handler's
 // fault becomes its failure; all other trouble is charged to nobody.
 func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
-	for pause := retries(); ; {
+	for pause, again := retries(), false; ; again = true {
+		// Who waits for a row that is locked does so without a turn, or others would have none.
+		for (again || len(j.extras.effects) == 0) && len(w.locked(ctx, []*job{j})) > 0 {
+			sleep(ctx, pause.NextBackOff())
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -131,6 +150,12 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 		err := w.try(ctx, []*job{j})
 		<-turns
 		if err == nil || ctx.Err() != nil {
+			return
+		}
+		var effect *effectError
+		if errors.As(err, &effect) && errors.Is(context.Cause(j.ctx), run.ErrLost) {
+			w.logger(&j.Lease).Info("outcome dropped", "cause", run.ErrLost) // and with it what its effects made of that
+			w.jobs.remove(j)
 			return
 		}
 		if w.blame(j, err) {
@@ -146,14 +171,18 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 	}
 }
 
-// blame turns a success that cannot be recorded for the handler's own fault into a failure.
-// It reports whether it did.
+// blame turns a success that cannot be recorded for the handler's own fault into a failure,
+// and a failure whose description cannot be stored into one that says so. It reports whether
+// there is something new to be tried.
 func (w *Worker) blame(j *job, err error) bool {
-	if j.outcome.Verdict != run.Succeed {
-		return false
-	}
 	var effect *effectError
 	switch {
+	case j.outcome.Failure != nil && refusesValue(err) && !j.plainly:
+		j.plainly = true
+		j.outcome.Failure = run.NewFailure(rejected(errors.New("the description of the failure could not be stored")), j.Info)
+		return true
+	case j.outcome.Verdict != run.Succeed:
+		return false
 	case errors.As(err, &effect):
 		err = effect.err
 	case refusesValue(err):
@@ -161,7 +190,7 @@ func (w *Worker) blame(j *job, err error) bool {
 	default:
 		return false
 	}
-	j.outcome = w.judge(j, nil, err, nil)
+	j.outcome = w.judge(j, nil, err, context.Cause(j.ctx))
 	j.extras.drop()
 	return true
 }

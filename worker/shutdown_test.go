@@ -152,7 +152,7 @@ func TestHangingEffectAtShutdown(t *testing.T) {
 	<-entered
 	ended := make(chan error, 1)
 	go func() { ended <- stop() }()
-	time.AfterFunc(12*time.Second, func() { close(hang) }) // beyond what the worker waits for last outcomes
+	defer close(hang) // long after the worker has ended
 	if err := <-ended; err != nil {
 		t.Errorf("Run = %v, want nil", err)
 	}

@@ -17,8 +17,8 @@ import (
 // their owners have had time to reconnect and extend them.
 func (w *Worker) note(err error) {
 	var connect *pgconn.ConnectError
-	if errors.As(err, &connect) {
-		w.trouble.Store(time.Now().UnixNano())
+	if errors.As(err, &connect) || unreachable(err) {
+		w.trouble.now()
 	}
 }
 
@@ -38,15 +38,16 @@ const complaintPause = 5 * time.Second
 
 // calm reports whether the database has been within reach for at least d.
 func (w *Worker) calm(d time.Duration) bool {
-	return time.Since(time.Unix(0, w.trouble.Load())) >= d
+	return w.trouble.ago() >= d
 }
 
-// down reports whether err says that no server is there at all, so that nobody can have
-// taken a lease over: the connection is refused, or the server is starting up.
+// down reports whether err says that no server is there, or one that takes no changes, so
+// that most likely nobody can have taken a lease over: the connection is refused, the server
+// is starting up or read-only.
 func down(err error) bool {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code == "57P03" // cannot_connect_now
+	switch code(err) {
+	case "57P03", "25006": // cannot_connect_now, read_only_sql_transaction
+		return true
 	}
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
@@ -67,6 +68,8 @@ func unreachable(err error) bool {
 	switch class(err) {
 	case "08", "53", "58":
 		return true
+	case "25":
+		return code(err) == "25006" // read-only: a standby, or a primary that was told so
 	case "57":
 		return code(err) != "57014" // query_canceled, for a statement_timeout perhaps
 	case "":

@@ -34,7 +34,7 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) run.Ou
 		return w.failed(j, err)
 	case free && j.Postponed < w.config.MaxPostponed:
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Postpone, Delay: delay}
-	case errors.Is(cause, run.ErrShutdown):
+	case errors.Is(cause, run.ErrShutdown) && !isPanic(err):
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release}
 	case free:
 		err = fmt.Errorf("put off %d times, which is the most that is allowed", j.Postponed)
@@ -59,4 +59,9 @@ func (w *Worker) backoff(j *job) run.Backoff {
 		return j.entry.options.Backoff
 	}
 	return w.config.Backoff
+}
+
+func isPanic(err error) bool {
+	var p *run.PanicError
+	return errors.As(err, &p)
 }

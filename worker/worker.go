@@ -19,7 +19,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -44,9 +43,9 @@ type Worker struct {
 	complaints sync.Mutex
 	complained map[string]time.Time // when each problem was last warned of
 
-	trouble  atomic.Int64 // when the database could last not be reached, in Unix nanoseconds
-	lastPoll atomic.Int64 // when a poll last succeeded, in Unix nanoseconds
-	lastTurn atomic.Int64 // when the poll loop last turned, in Unix nanoseconds
+	trouble  moment // when the database could last not be reached
+	lastPoll moment // when a poll last succeeded
+	lastTurn moment // when the poll loop last turned
 
 	effectTimeout time.Duration // shorter in tests
 }
@@ -94,12 +93,7 @@ func New(config Config) (*Worker, error) {
 func (w *Worker) Name() string { return w.name }
 
 // LastPoll returns when a look for work last succeeded; zero before the first.
-func (w *Worker) LastPoll() time.Time {
-	if at := w.lastPoll.Load(); at != 0 {
-		return time.Unix(0, at)
-	}
-	return time.Time{}
-}
+func (w *Worker) LastPoll() time.Time { return w.lastPoll.time() }
 
 // InFlight returns how many leases the worker holds.
 func (w *Worker) InFlight() int { return w.jobs.count() }
@@ -119,7 +113,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	defer pool.Close()
 	w.db = pool
-	w.lastTurn.Store(time.Now().UnixNano())
+	w.lastTurn.now()
 	w.announce()
 
 	// Looking for work ends with ctx, or when something fails for good; the rest goes on
