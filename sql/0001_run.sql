@@ -151,9 +151,10 @@ CREATE INDEX workflow_run_lane_idx ON workflow_run (suspect, type, priority DESC
 CREATE INDEX workflow_run_leased_idx ON workflow_run (started_at)
     WHERE status = 'leased';
 
--- What retention may remove, oldest first.
-CREATE INDEX workflow_run_finished_idx ON workflow_run (finished_at)
-    WHERE finished_at IS NOT NULL;
+-- What retention may remove, oldest first of each kind. Steps of process graphs go with
+-- their process.
+CREATE INDEX workflow_run_finished_idx ON workflow_run (status, finished_at)
+    WHERE finished_at IS NOT NULL AND token_id IS NULL;
 CREATE INDEX workflow_run_deleted_idx ON workflow_run (deleted_at)
     WHERE deleted_at IS NOT NULL;
 

@@ -47,16 +47,18 @@ func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Rem
 			count *int
 			query string
 		}{
-			{keep.Finished, &r.Finished, finishedRuns(`status IN ('succeeded', 'cancelled')`)},
-			{keep.Failed, &r.Failed, finishedRuns(`status = 'failed'`)},
+			{keep.Finished, &r.Finished, finishedRuns("succeeded")},
+			{keep.Finished, &r.Finished, finishedRuns("cancelled")},
+			{keep.Failed, &r.Failed, finishedRuns("failed")},
 			{keep.Deleted, &r.Deleted, deletedRuns},
 			{keep.Published, &r.Published, publishedEvents},
 		} {
 			if job.keep <= 0 {
 				continue
 			}
-			var err error
-			if *job.count, err = inBatches(ctx, pool, job.query, job.keep); err != nil {
+			removed, err := inBatches(ctx, pool, job.query, job.keep)
+			*job.count += removed
+			if err != nil {
 				return r, fmt.Errorf("clean up: %w", err)
 			}
 		}
@@ -87,14 +89,15 @@ func inBatches(ctx context.Context, pool *pgxpool.Pool, query string, keep time.
 	}
 }
 
-// finishedRuns removes runs by the time they finished. Locked rows are left for next time.
-func finishedRuns(which string) string {
+// finishedRuns removes runs of one status by the time they finished. Locked rows are left for
+// next time.
+func finishedRuns(status run.Status) string {
 	return `
 	WITH old AS MATERIALIZED (
 		SELECT id, finished_at AS at
 		FROM workflow_run
-		WHERE finished_at < now() - $1 * interval '1 second' AND finished_at >= $2
-		  AND ` + which + ` AND token_id IS NULL
+		WHERE status = '` + string(status) + `' AND token_id IS NULL
+		  AND finished_at < now() - $1 * interval '1 second' AND finished_at >= $2
 		ORDER BY finished_at
 		LIMIT $3
 		FOR UPDATE SKIP LOCKED
