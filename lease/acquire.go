@@ -13,24 +13,14 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // discover finds the lanes that have open runs, and the first of each: nothing before it is
 // open. Each lane costs a probe or two of the index, however many rows it has.
 func (p *Poller) discover(ctx context.Context) error {
-	lows, highs := make([]string, len(p.Prefixes)), make([]string, len(p.Prefixes))
-	for i, prefix := range p.Prefixes {
-		// Bytes are compared: everything that starts with "billing." lies below "billing/".
-		lows[i], highs[i] = prefix, strings.TrimSuffix(prefix, ".")+"/"
-	}
-	type found struct {
-		Suspect  bool
-		Type     string
-		Priority int
-		RunAt    time.Time
-		ID       uuid.UUID
-		DueIn    float64
-	}
+	// Bytes are compared: everything that starts with "billing." lies below "billing/".
+	highs := column(p.Prefixes, func(prefix string) string { return strings.TrimSuffix(prefix, ".") + "/" })
 	start := time.Now()
 	// From each lane on to the next: of the same type, or else the first of the next type. It
 	// is one recursion because the planner takes two, one in the other, for so much work that
@@ -56,29 +46,45 @@ func (p *Poller) discover(ctx context.Context) error {
 				LIMIT 1) AS n
 		)
 		SELECT suspect, type, priority, run_at, id, extract(epoch FROM run_at - clock_timestamp())::float8
-		FROM lane`, lows, highs)
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
+		FROM lane`, p.Prefixes, highs)
+	heads, err := pgx.CollectRows(rows, pgx.RowToStructByPos[head])
 	if err != nil {
 		return fmt.Errorf("look for due runs: %w", err)
 	}
+	p.merge(heads, start)
+	return nil
+}
+
+// A head is the first open run of a lane.
+type head struct {
+	Suspect  bool
+	Type     string
+	Priority int
+	RunAt    time.Time
+	ID       uuid.UUID
+	DueIn    float64 // seconds
+}
+
+// merge takes over what discovery, begun at start, has found: all lanes that have open runs.
+func (p *Poller) merge(heads []head, start time.Time) {
 	if p.lanes == nil {
-		p.lanes = make(map[lane]*position, len(all))
+		p.lanes = make(map[lane]*position, len(heads))
 	}
-	for _, f := range all {
-		key := lane{f.Suspect, f.Type, f.Priority}
+	for _, h := range heads {
+		key := lane{h.Suspect, h.Type, h.Priority}
 		at := p.lanes[key]
-		wait := time.Duration(min(f.DueIn, 1e9) * float64(time.Second))
+		wait := time.Duration(min(h.DueIn, 1e9) * float64(time.Second))
 		switch {
 		case at == nil && wait > 0:
-			at = &position{runAt: f.RunAt.Add(-wait - slack)}
+			at = &position{runAt: h.RunAt.Add(-wait - slack)}
 		case at == nil:
 			at = &position{}
 		}
 		if wait <= 0 {
-			at.runAt, at.id = f.RunAt, f.ID
+			at.runAt, at.id = h.RunAt, h.ID
 		}
 		at.seen = start
-		at.dueFrom = start.Add(wait + p.Terms(f.Type).Grace)
+		at.dueFrom = start.Add(wait + p.Terms(h.Type).Grace)
 		p.lanes[key] = at
 	}
 	for key, at := range p.lanes {
@@ -90,49 +96,48 @@ func (p *Poller) discover(ctx context.Context) error {
 			delete(p.lanes, key)
 		}
 	}
-	return nil
 }
 
-// take leases up to n runs from the chosen lanes, in their order, in one statement. found
-// is how many were due; where lanes share their room, more than could be leased.
+// take leases up to n runs from the chosen lanes, in their order. found is how many were
+// due; where lanes share their room, more than could be leased.
 func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, found int, err error) {
-	k := len(chosen)
-	suspect, typs, priorities := make([]bool, k), make([]string, k), make([]int, k)
-	runAts, ids, graces := make([]time.Time, k), make([]uuid.UUID, k), make([]float64, k)
-	rooms, groups := make([]int, k), make([]*string, k)
-	var types []string // each once
-	var lengths []float64
-	var timeouts []*float64
-	terms := make(map[string]Terms, k)
-	for i, r := range chosen {
-		suspect[i], typs[i], priorities[i] = r.suspect, r.typ, r.priority
-		runAts[i], ids[i], graces[i] = r.from.runAt, r.from.id, r.Grace.Seconds()
-		rooms[i] = r.Room
-		if r.Room < n {
-			groups[i] = &r.Group
-		}
-		if _, known := terms[r.typ]; !known {
-			types, lengths = append(types, r.typ), append(lengths, r.Length.Seconds())
-			var timeout *float64
-			if r.Timeout > 0 {
-				seconds := r.Timeout.Seconds()
-				timeout = &seconds
-			}
-			timeouts = append(timeouts, timeout)
-			terms[r.typ] = r.Terms
-		}
-	}
 	token, err := uuid.NewRandom()
 	if err != nil {
 		return nil, 0, fmt.Errorf("draw a lease token: %w", err)
 	}
 	sent := time.Now()
-	// due pulls row by row: the limit outside stops it in the middle of a lane, and no row
-	// too many is locked, except where lanes share their room: chosen drops these. The ids go
-	// through an array so that the update finds its rows by primary key, whatever the planner
-	// thinks of the table. statement_timestamp is now(), but right in an old transaction.
+	leases, found, err = p.lease(ctx, chosen, n, suspects, token)
+	if err != nil {
+		if !pgconn.SafeToRetry(err) {
+			p.doubts = append(p.doubts, doubt{token: token, sent: sent})
+		}
+		return nil, 0, fmt.Errorf("lease runs: %w", err)
+	}
+	terms := make(map[string]Terms, len(chosen))
+	for _, r := range eachType(chosen) {
+		terms[r.typ] = r.Terms
+	}
+	for i := range leases {
+		l := &leases[i]
+		l.Token, l.Taken, l.Worker = token, sent, p.Worker
+		l.Length, l.Timeout = terms[l.Type].Length, terms[l.Type].Timeout
+	}
+	slices.SortFunc(leases, func(a, b Lease) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.runAt.Compare(b.runAt), bytes.Compare(a.ID[:], b.ID[:]))
+	})
+	return leases, found, nil
+}
+
+// lease is the one statement of take.
+//
+// due pulls row by row: the limit outside stops it in the middle of a lane, and no row too
+// many is locked, except where lanes share their room: chosen drops these. The ids go through
+// an array so that the update finds its rows by primary key, whatever the planner thinks of
+// the table. statement_timestamp is now(), but right in an old transaction.
+func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, token uuid.UUID) (leases []Lease, found int, err error) {
+	audit, done := run.Audit("leased")
 	rows, _ := p.DB.Query(ctx, `
-		WITH `+audited+`, due AS MATERIALIZED (
+		WITH `+audit+`, due AS MATERIALIZED (
 			SELECT r.id, r.run_at, l.place, l.suspect, l.room, l.team
 			FROM unnest($1::boolean[], $2::text[], $3::int[], $4::timestamptz[], $5::uuid[], $6::float8[], $7::int[], $8::text[])
 			  WITH ORDINALITY AS l (suspect, type, priority, from_at, from_id, grace, room, team, place)
@@ -163,36 +168,18 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 			FROM audit, unnest($14::text[], $15::float8[], $16::float8[]) AS t (type, length, timeout)
 			WHERE w.id = ANY (ARRAY(SELECT id FROM chosen)) AND w.type = t.type COLLATE "C"
 			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
-			          w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at AS spent, w.run_at
+			          w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at AS exhausted, w.run_at
 		), history AS (
 			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor)
 			SELECT l.id, 'leased', l.attempt, l.lease_no, $13
 			FROM leased l, audit
 			WHERE audit.writer = 'self'
-		), done AS (
-			SELECT set_config('workflow.audit', audit.before, true)
-			FROM audit, (SELECT count(*) FROM leased) AS all_of_them
-		)
+		), `+done+`
 		SELECT (SELECT count(*) FROM due), leased.*
 		FROM leased, done`,
-		suspect, typs, priorities, runAts, ids, graces, rooms, groups,
-		p.Steps, suspects, n, token, p.Worker, types, lengths, timeouts)
+		slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, token, p.Worker}, termColumns(chosen))...)
 	leases, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Lease, error) { return scanLease(row, &found) })
-	if err != nil {
-		if !pgconn.SafeToRetry(err) {
-			p.doubts = append(p.doubts, doubt{token: token, sent: sent})
-		}
-		return nil, 0, fmt.Errorf("lease runs: %w", err)
-	}
-	for i := range leases {
-		l := &leases[i]
-		l.Token, l.Taken, l.Worker = token, sent, p.Worker
-		l.Length, l.Timeout = terms[l.Type].Length, terms[l.Type].Timeout
-	}
-	slices.SortFunc(leases, func(a, b Lease) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.runAt.Compare(b.runAt), bytes.Compare(a.ID[:], b.ID[:]))
-	})
-	return leases, found, nil
+	return leases, found, err
 }
 
 // scanLease reads the columns of a leased run, which follow those of first.

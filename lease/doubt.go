@@ -38,8 +38,9 @@ func (p *Poller) settleDoubts(ctx context.Context) error {
 // handlers were never started. Exhausted ones, whose deadline is their start, were not
 // charged in the first place. A row that someone else has locked is left out.
 func giveBack(ctx context.Context, db run.DB, d doubt, worker string) error {
+	audit, done := run.Audit("returned")
 	_, err := db.Exec(ctx, `
-		WITH `+audited+`, mine AS MATERIALIZED (
+		WITH `+audit+`, mine AS MATERIALIZED (
 			SELECT id
 			FROM workflow_run
 			WHERE status = 'leased' AND started_at > now() - $1 * interval '1 second' AND lease_token = $2
@@ -57,9 +58,8 @@ func giveBack(ctx context.Context, db run.DB, d doubt, worker string) error {
 			SELECT r.id, 'released', r.attempt, r.lease_no, $3, '{"reason": "the answer to the lease was lost"}'
 			FROM returned r, audit
 			WHERE audit.writer = 'self'
-		)
-		SELECT set_config('workflow.audit', audit.before, true)
-		FROM audit, (SELECT count(*) FROM returned) AS all_of_them`,
+		), `+done+`
+		SELECT FROM done`,
 		(time.Since(d.sent) + time.Hour).Seconds(), d.token, worker)
 	if err != nil {
 		return fmt.Errorf("give back leases in doubt: %w", err)

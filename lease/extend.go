@@ -3,6 +3,8 @@ package lease
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -22,10 +24,6 @@ type Held struct {
 // left out, not waited for. gone maps the runs whose lease is no longer ours to
 // run.ErrCancelled or run.ErrLost; kept lists those that were extended.
 func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone map[uuid.UUID]error, err error) {
-	ids, tokens, lengths := make([]uuid.UUID, len(held)), make([]uuid.UUID, len(held)), make([]float64, len(held))
-	for i, h := range held {
-		ids[i], tokens[i], lengths[i] = h.ID, h.Token, h.Length.Seconds()
-	}
 	// The ids go through arrays so that rows are found by primary key at any table size. An
 	// exhausted run has its start as its deadline, which is no limit for who is to fail it.
 	rows, _ := db.Query(ctx, `
@@ -45,7 +43,10 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 		    updated_at = statement_timestamp()
 		FROM held h
 		WHERE w.id = ANY (ARRAY(SELECT id FROM mine)) AND w.id = h.id
-		RETURNING w.id`, ids, tokens, lengths)
+		RETURNING w.id`,
+		column(held, func(h Held) uuid.UUID { return h.ID }),
+		column(held, func(h Held) uuid.UUID { return h.Token }),
+		column(held, func(h Held) float64 { return h.Length.Seconds() }))
 	kept, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return nil, nil, fmt.Errorf("extend %d leases: %w", len(held), err)
@@ -53,24 +54,25 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 	if len(kept) == len(held) {
 		return kept, nil, nil
 	}
-	// What did not come back is locked, or gone: look without a lock.
-	extended := make(map[uuid.UUID]bool, len(kept))
-	for _, id := range kept {
-		extended[id] = true
-	}
-	missing := make(map[uuid.UUID]uuid.UUID, len(held)-len(kept))
-	ids = ids[:0]
-	for _, h := range held {
-		if !extended[h.ID] {
-			missing[h.ID] = h.Token
-			ids = append(ids, h.ID)
-		}
-	}
-	gone, err = look(ctx, db, ids, missing)
+	gone, err = look(ctx, db, missing(held, kept))
 	return kept, gone, err
 }
 
-func look(ctx context.Context, db run.DB, ids []uuid.UUID, tokens map[uuid.UUID]uuid.UUID) (map[uuid.UUID]error, error) {
+// missing returns the tokens of those that were not kept, by id.
+func missing(held []Held, kept []uuid.UUID) map[uuid.UUID]uuid.UUID {
+	tokens := make(map[uuid.UUID]uuid.UUID, len(held))
+	for _, h := range held {
+		tokens[h.ID] = h.Token
+	}
+	for _, id := range kept {
+		delete(tokens, id)
+	}
+	return tokens
+}
+
+// look tells, without a lock, what became of leases that were not extended: they are locked,
+// or gone.
+func look(ctx context.Context, db run.DB, tokens map[uuid.UUID]uuid.UUID) (map[uuid.UUID]error, error) {
 	type state struct {
 		ID     uuid.UUID
 		Token  *uuid.UUID
@@ -79,13 +81,13 @@ func look(ctx context.Context, db run.DB, ids []uuid.UUID, tokens map[uuid.UUID]
 	rows, _ := db.Query(ctx, `
 		SELECT id, lease_token, status
 		FROM workflow_run
-		WHERE id = ANY ($1)`, ids)
+		WHERE id = ANY ($1)`, slices.Collect(maps.Keys(tokens)))
 	states, err := pgx.CollectRows(rows, pgx.RowToStructByPos[state])
 	if err != nil {
-		return nil, fmt.Errorf("look at %d leases: %w", len(ids), err)
+		return nil, fmt.Errorf("look at %d leases: %w", len(tokens), err)
 	}
-	gone := make(map[uuid.UUID]error, len(ids))
-	for _, id := range ids {
+	gone := make(map[uuid.UUID]error, len(tokens))
+	for id := range tokens {
 		gone[id] = run.ErrLost // also when the row itself is gone
 	}
 	for _, s := range states {

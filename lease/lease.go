@@ -42,10 +42,3 @@ type Terms struct {
 // workflow_run_lane_idx, to the letter, so that the planner can use the index.
 const open = `status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
 				  AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000`
-
-// audited brackets a statement that writes its own history: see sql/0002_event.sql.
-const audited = `audit AS MATERIALIZED (
-			SELECT coalesce(current_setting('workflow.audit', true), '') AS before,
-			       set_config('workflow.audit', CASE current_setting('workflow.audit', true)
-			                  WHEN 'off' THEN 'off' ELSE 'self' END, true) AS writer
-		)`

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -142,47 +141,6 @@ func (p *Poller) nextDue() time.Duration {
 		}
 	}
 	return next
-}
-
-// A request is one lane of one poll.
-type request struct {
-	lane
-	Terms
-	from *position
-}
-
-// choose picks the lanes that may have due runs, in the order in which they are served:
-// those that discovery has just found to have some, or without it all that are known.
-func (p *Poller) choose(n, suspects int, discovered bool) []request {
-	var chosen []request
-	now := time.Now()
-	for l, at := range p.lanes {
-		if discovered && (at.dueFrom.IsZero() || now.Before(at.dueFrom)) || l.suspect && suspects <= 0 {
-			continue
-		}
-		r := request{lane: l, Terms: p.Terms(l.typ), from: at}
-		if r.Room < 0 || r.Room > n {
-			r.Room = n
-		}
-		if r.Room > 0 {
-			chosen = append(chosen, r)
-		}
-	}
-	slices.SortFunc(chosen, func(a, b request) int {
-		return cmp.Or(cmp.Compare(b.priority, a.priority), a.from.runAt.Compare(b.from.runAt),
-			cmp.Compare(a.typ, b.typ), compareBool(a.suspect, b.suspect))
-	})
-	return chosen
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }
 
 // remember moves the positions to the last of the runs that were leased.

@@ -35,24 +35,47 @@ const lag = 12 * time.Second
 // Reclaim takes back up to n expired leases. It returns how many runs became due again, and
 // the exhausted runs as leases of the caller.
 func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []Lease, err error) {
-	delays := make([]float64, 30)
-	for i := range delays {
-		delays[i] = r.Backoff.Raw(i).Seconds()
-	}
 	token, err := uuid.NewRandom()
 	if err != nil {
 		return 0, nil, fmt.Errorf("draw a lease token: %w", err)
 	}
-	// A server that has just come up is left alone for two seconds: living owners use them to
-	// reconnect and extend their leases.
 	start := time.Now()
 	from := r.from
 	fromStart := r.lookBack.wait(start, true) == 0
 	if fromStart {
 		from = time.Time{}
 	}
+	found, oldest, err := r.takeBack(ctx, from, n, token)
+	if fromStart { // also when it failed, or one that takes too long would be tried again and again
+		r.lookBack = spent(start)
+	}
+	if err != nil {
+		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
+	}
+	r.from, r.idle = time.Time{}, oldest == nil
+	if oldest != nil {
+		r.from = oldest.Add(-lag)
+	}
+	for _, l := range found {
+		if !l.Exhausted {
+			again++
+			continue
+		}
+		l.Token, l.Taken, l.Worker, l.Length = token, start, r.Worker, r.Length
+		exhausted = append(exhausted, l)
+	}
+	return again, exhausted, nil
+}
+
+// takeBack is the one statement of Reclaim. oldest is the start of the oldest living lease,
+// nil if there is none.
+//
+// A server that has just come up is left alone for two seconds: living owners use them to
+// reconnect and extend their leases.
+func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, oldest *time.Time, err error) {
+	audit, done := run.Audit("taken")
 	rows, _ := r.DB.Query(ctx, `
-		WITH `+audited+`, expired AS MATERIALIZED (
+		WITH `+audit+`, expired AS MATERIALIZED (
 			SELECT id
 			FROM workflow_run
 			WHERE status = 'leased' AND started_at >= $1 AND lease_until < clock_timestamp()
@@ -79,26 +102,28 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 			FROM audit
 			WHERE w.id = ANY (ARRAY(SELECT id FROM expired))
 			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
-			          w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS spent, w.run_at,
+			          w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS exhausted, w.run_at,
 			          w.error->>'worker' AS loser
 		), history AS (
 			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor, data)
-			SELECT t.id, 'expired', t.attempt, t.lease_no - CASE WHEN t.spent THEN 1 ELSE 0 END, $6,
+			SELECT t.id, 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END, $6,
 			       jsonb_build_object('worker', t.loser)
 			FROM taken t, audit
 			WHERE audit.writer = 'self'
-		), done AS (
-			SELECT set_config('workflow.audit', audit.before, true)
-			FROM audit, (SELECT count(*) FROM taken) AS all_of_them
-		)
+		), `+done+`
 		SELECT alive.oldest, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
-		       t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.spent, t.run_at
+		       t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.exhausted, t.run_at
 		FROM (SELECT (SELECT started_at FROM workflow_run
 		              WHERE status = 'leased' AND started_at >= $1
 		              ORDER BY started_at LIMIT 1) AS oldest) AS alive
-		LEFT JOIN (SELECT taken.* FROM taken, done) AS t ON true`, from, r.Steps, n, delays, token, r.Worker, r.Length.Seconds())
-	// One row for each lease taken, or a single one that only tells the oldest living lease.
-	oldest := new(time.Time)
+		LEFT JOIN (SELECT taken.* FROM taken, done) AS t ON true`,
+		from, r.Steps, n, r.delays(), token, r.Worker, r.Length.Seconds())
+	return scanReclaimed(rows)
+}
+
+// scanReclaimed reads one row for each lease taken, or a single one that only tells the
+// oldest living lease.
+func scanReclaimed(rows pgx.Rows) (taken []Lease, oldest *time.Time, err error) {
 	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lease, error) {
 		if values := row.RawValues(); values[1] == nil {
 			skip := make([]any, len(values))
@@ -108,27 +133,21 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 		l, err := scanLease(row, &oldest)
 		return &l, err
 	})
-	if fromStart { // also when it failed, or one that takes too long would be tried again and again
-		r.lookBack = spent(start)
-	}
-	if err != nil {
-		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
-	}
-	r.from, r.idle = time.Time{}, oldest == nil
-	if oldest != nil {
-		r.from = oldest.Add(-lag)
-	}
 	for _, l := range found {
-		switch {
-		case l == nil:
-		case l.Exhausted:
-			l.Token, l.Taken, l.Worker, l.Length = token, start, r.Worker, r.Length
-			exhausted = append(exhausted, *l)
-		default:
-			again++
+		if l != nil {
+			taken = append(taken, *l)
 		}
 	}
-	return again, exhausted, nil
+	return taken, oldest, err
+}
+
+// delays are the backoffs after each attempt, in seconds; the last goes for all further ones.
+func (r *Reclaimer) delays() []float64 {
+	delays := make([]float64, 30)
+	for i := range delays {
+		delays[i] = r.Backoff.Raw(i).Seconds()
+	}
+	return delays
 }
 
 // Idle reports whether nothing at all was leased at the last look.

@@ -236,9 +236,9 @@ func (b batch) columns() []any {
 	}
 }
 
-func column[T any](b batch, of func(row) T) []T {
-	all := make([]T, len(b))
-	for i, r := range b {
+func column[R, T any](rows []R, of func(R) T) []T {
+	all := make([]T, len(rows))
+	for i, r := range rows {
 		all[i] = of(r)
 	}
 	return all

@@ -14,7 +14,7 @@ type SQLDB interface {
 
 // EnqueueSQL is EnqueueMany for database/sql with any driver for Postgres, so that runs can
 // be stored in the transaction of a program which does not use pgx.
-func EnqueueSQL(ctx context.Context, db SQLDB, runs ...New) ([]Enqueued, error) {
+func EnqueueSQL(ctx context.Context, db SQLDB, runs []New) ([]Enqueued, error) {
 	return enqueue(runs, func(b batch) ([]Enqueued, error) {
 		document, err := json.Marshal(b)
 		if err != nil {

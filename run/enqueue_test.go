@@ -32,7 +32,7 @@ func bothWays(t *testing.T, test func(*testing.T, pool, enqueuer)) {
 	t.Run("database/sql", func(t *testing.T) {
 		pool := pgtest.New(t)
 		db := stdlib.OpenDBFromPool(pool)
-		test(t, pool, func(runs ...run.New) ([]run.Enqueued, error) { return run.EnqueueSQL(t.Context(), db, runs...) })
+		test(t, pool, func(runs ...run.New) ([]run.Enqueued, error) { return run.EnqueueSQL(t.Context(), db, runs) })
 	})
 }
 

@@ -53,7 +53,7 @@ func TestEnqueueSQLInTransaction(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		done, err := run.EnqueueSQL(t.Context(), tx, run.New{Type: "a.b"}, run.New{Type: "a.c", IdempotencyKey: "k"})
+		done, err := run.EnqueueSQL(t.Context(), tx, []run.New{{Type: "a.b"}, {Type: "a.c", IdempotencyKey: "k"}})
 		if err != nil || len(done) != 2 {
 			t.Fatal(done, err)
 		}
@@ -75,7 +75,7 @@ func TestEnqueueSQLInTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	done, err := run.EnqueueSQL(t.Context(), conn, run.New{Type: "a.c", IdempotencyKey: "k"})
+	done, err := run.EnqueueSQL(t.Context(), conn, []run.New{{Type: "a.c", IdempotencyKey: "k"}})
 	if err != nil || !done[0].Existing {
 		t.Errorf("%+v, %v", done, err)
 	}
@@ -101,7 +101,7 @@ func TestEnqueueSQLOtherDriver(t *testing.T) {
 		{otherDriver{"23514", words}, false},
 		{otherDriver{"23505", "duplicate key value"}, false},
 	} {
-		_, err := run.EnqueueSQL(t.Context(), test.db, run.New{Type: "a.b", ID: wanted, IdempotencyKey: "k"})
+		_, err := run.EnqueueSQL(t.Context(), test.db, []run.New{{Type: "a.b", ID: wanted, IdempotencyKey: "k"}})
 		var conflict *run.ConflictError
 		if got := errors.As(err, &conflict); got != test.conflict {
 			t.Errorf("%s %s: %v", test.db.state, test.db.message, err)

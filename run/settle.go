@@ -2,6 +2,7 @@ package run
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -51,7 +52,8 @@ const (
 	maxStack   = 16 << 10
 )
 
-// NewFailure describes err, which ended the given attempt.
+// NewFailure describes err, which ended the given attempt. A code given with WithCode counts
+// for more than that of a panic.
 func NewFailure(err error, info Info) *Failure {
 	f := &Failure{
 		Code:      Code(err),
@@ -61,13 +63,11 @@ func NewFailure(err error, info Info) *Failure {
 		Worker:    info.Worker,
 		LeaseNo:   info.LeaseNo,
 	}
-	if f.Code == "" {
-		f.Code = CodeHandler
-	}
 	if p := panicOf(err); p != nil {
-		f.Code = CodePanic
+		f.Code = cmp.Or(f.Code, CodePanic)
 		f.Stack = cleanText(string(p.Stack), maxStack)
 	}
+	f.Code = cmp.Or(f.Code, CodeHandler)
 	return f
 }
 
@@ -83,31 +83,16 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 		return nil, nil
 	}
 	slices.SortFunc(outcomes, func(a, b Outcome) int { return bytes.Compare(a.ID[:], b.ID[:]) })
-	ids, tokens := make([]uuid.UUID, len(outcomes)), make([]uuid.UUID, len(outcomes))
-	verdicts := make([]string, len(outcomes))
-	results, failures := make([]json.RawMessage, len(outcomes)), make([]json.RawMessage, len(outcomes))
-	messages := make([]*string, len(outcomes))
-	delays := make([]float64, len(outcomes))
-	for i, o := range outcomes {
-		ids[i], tokens[i], verdicts[i], results[i] = o.ID, o.Token, string(o.Verdict), o.Result
-		delays[i] = max(o.Delay, 0).Seconds()
-		if o.Failure != nil {
-			messages[i] = &o.Failure.Message
-			if failures[i], err = json.Marshal(o.Failure); err != nil {
-				return nil, fmt.Errorf("encode failure of run %s: %w", o.ID, err)
-			}
-		}
+	columns, err := outcomeColumns(outcomes)
+	if err != nil {
+		return nil, err
 	}
 	// No condition on status: the token says it all, and the planner would be tempted into
 	// the index of leased rows, which is full of dead entries while a snapshot is held.
-	// audit and done bracket the update so that no trigger writes the history again; done
-	// must be read even if nothing was settled, hence the array.
+	// done must be read even if nothing was settled, hence the array.
+	audit, done := Audit("settled")
 	rows, _ := db.Query(ctx, `
-		WITH audit AS MATERIALIZED (
-			SELECT coalesce(current_setting('workflow.audit', true), '') AS before,
-			       set_config('workflow.audit', CASE current_setting('workflow.audit', true)
-			                  WHEN 'off' THEN 'off' ELSE 'self' END, true) AS writer
-		), outcome AS (
+		WITH `+audit+`, outcome AS (
 			SELECT *
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::text[], $7::float8[])
 			  AS o (id, token, verdict, result, error, last_error, delay)
@@ -137,13 +122,9 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 			                 ELSE jsonb_build_object('delay_seconds', s.delay) END END
 			FROM settled s, audit
 			WHERE audit.writer = 'self'
-		), done AS (
-			SELECT set_config('workflow.audit', audit.before, true)
-			FROM audit, (SELECT count(*) FROM settled) AS all_of_them
-		)
+		), `+done+`
 		SELECT ARRAY(SELECT id FROM settled)
-		FROM done`,
-		ids, tokens, verdicts, results, failures, messages, delays, worker)
+		FROM done`, append(columns, worker)...)
 	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]uuid.UUID])
 	if err != nil {
 		return nil, fmt.Errorf("settle %d runs: %w", len(outcomes), err)
@@ -151,10 +132,7 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 	if len(settled) == len(outcomes) {
 		return nil, nil
 	}
-	recorded := make(map[uuid.UUID]bool, len(settled))
-	for _, id := range settled {
-		recorded[id] = true
-	}
+	recorded := set(settled)
 	for _, o := range outcomes {
 		if !recorded[o.ID] {
 			refused = append(refused, o)
@@ -163,24 +141,49 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 	return refused, nil
 }
 
+// outcomeColumns returns the outcomes as the arguments of Settle's statement but the last.
+func outcomeColumns(outcomes []Outcome) ([]any, error) {
+	failures, messages := make([]json.RawMessage, len(outcomes)), make([]*string, len(outcomes))
+	for i, o := range outcomes {
+		if o.Failure == nil {
+			continue
+		}
+		var err error
+		if failures[i], err = json.Marshal(o.Failure); err != nil {
+			return nil, fmt.Errorf("encode failure of run %s: %w", o.ID, err)
+		}
+		messages[i] = &o.Failure.Message
+	}
+	return []any{
+		column(outcomes, func(o Outcome) uuid.UUID { return o.ID }),
+		column(outcomes, func(o Outcome) uuid.UUID { return o.Token }),
+		column(outcomes, func(o Outcome) string { return string(o.Verdict) }),
+		column(outcomes, func(o Outcome) json.RawMessage { return o.Result }),
+		failures,
+		messages,
+		column(outcomes, func(o Outcome) float64 { return max(o.Delay, 0).Seconds() }),
+	}, nil
+}
+
 // Recorded tells which of the outcomes are the last that their runs have recorded. A worker
 // that lost the answer to Settle calls Settle again and then asks this about the refused.
 func Recorded(ctx context.Context, db DB, outcomes []Outcome) (map[uuid.UUID]bool, error) {
-	ids, tokens := make([]uuid.UUID, len(outcomes)), make([]uuid.UUID, len(outcomes))
-	for i, o := range outcomes {
-		ids[i], tokens[i] = o.ID, o.Token
-	}
 	rows, _ := db.Query(ctx, `
 		SELECT w.id
 		FROM unnest($1::uuid[], $2::uuid[]) AS o (id, token)
-		JOIN workflow_run w ON w.id = o.id AND w.settled_token = o.token`, ids, tokens)
-	found, err := pgx.CollectRows(rows, pgx.RowTo[[16]byte])
+		JOIN workflow_run w ON w.id = o.id AND w.settled_token = o.token`,
+		column(outcomes, func(o Outcome) uuid.UUID { return o.ID }), column(outcomes, func(o Outcome) uuid.UUID { return o.Token }))
+	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return nil, fmt.Errorf("look up %d outcomes: %w", len(outcomes), err)
 	}
-	recorded := make(map[uuid.UUID]bool, len(found))
-	for _, id := range found {
-		recorded[id] = true
+	return set(found), nil
+}
+
+func set(ids []uuid.UUID) map[uuid.UUID]bool {
+	all := make(map[uuid.UUID]bool, len(ids))
+	for _, id := range ids {
+		all[id] = true
 	}
-	return recorded, nil
+	return all
 }

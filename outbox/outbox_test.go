@@ -1,0 +1,212 @@
+package outbox_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/outbox"
+)
+
+// begin starts a transaction, rolled back when t ends.
+func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+func add(t *testing.T, tx pgx.Tx, events ...outbox.Event) {
+	t.Helper()
+	if err := outbox.Append(t.Context(), tx, events...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func commit(t *testing.T, tx pgx.Tx) {
+	t.Helper()
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// types lists the types of all events in order of id.
+func types(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	rows, _ := pool.Query(t.Context(), `SELECT event_type FROM outbox_event ORDER BY id`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// Within an aggregate ids follow the order of commits: a second transaction waits until the
+// first has ended, and so does one that comes by SQL. Events of one call keep their order.
+func TestOrderWithinAggregate(t *testing.T) {
+	pool := pgtest.New(t)
+	aggregate, other := uuid.New(), uuid.New()
+	first, second, third := begin(t, pool), begin(t, pool), begin(t, pool)
+	add(t, first, outbox.Event{Aggregate: aggregate, Type: "first.1"}, outbox.Event{Aggregate: other, Type: "first.2"})
+
+	ended := make(chan error, 2)
+	go func() {
+		ended <- outbox.Append(t.Context(), second,
+			outbox.Event{Aggregate: other, Type: "second.1"}, outbox.Event{Aggregate: aggregate, Type: "second.2"})
+	}()
+	pgtest.Blocked(t, pool, 1)
+	add(t, first, outbox.Event{Aggregate: aggregate, Type: "first.3"})
+	commit(t, first)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+
+	go func() {
+		_, err := third.Exec(t.Context(), `SELECT outbox_emit($1, 'third.1', '{}')`, aggregate)
+		ended <- err
+	}()
+	pgtest.Blocked(t, pool, 1)
+	commit(t, second)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	commit(t, third)
+
+	want := []string{"first.1", "first.2", "first.3", "second.1", "second.2", "third.1"}
+	if got := types(t, pool); !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+}
+
+// Different aggregates do not wait for each other.
+func TestAggregatesDoNotWait(t *testing.T) {
+	pool := pgtest.New(t)
+	first, second := begin(t, pool), begin(t, pool)
+	add(t, first, outbox.Event{Aggregate: uuid.New(), Type: "first"})
+	if _, err := second.Exec(t.Context(), `SET LOCAL lock_timeout = '1s'`); err != nil {
+		t.Fatal(err)
+	}
+	add(t, second, outbox.Event{Aggregate: uuid.New(), Type: "second"})
+	commit(t, second)
+	if got, want := types(t, pool), []string{"second"}; !slices.Equal(got, want) {
+		t.Errorf("while the first is open: events %v, want %v", got, want)
+	}
+	commit(t, first)
+	if got, want := types(t, pool), []string{"first", "second"}; !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+}
+
+// Two transactions that name the same aggregates in opposite order do not deadlock: the
+// locks are taken in one order by all.
+func TestOppositeOrders(t *testing.T) {
+	pool := pgtest.New(t)
+	forth := make([]outbox.Event, 200)
+	for i := range forth {
+		forth[i] = outbox.Event{Aggregate: uuid.New(), Type: "test.told"}
+	}
+	back := slices.Clone(forth)
+	slices.Reverse(back)
+	ended := make(chan error, 4)
+	for i := range cap(ended) {
+		go func() {
+			ended <- pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				return outbox.Append(t.Context(), tx, [][]outbox.Event{forth, back}[i%2]...)
+			})
+		}()
+	}
+	for range cap(ended) {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// An event belongs to the transaction: rolled back, it has never been.
+func TestRolledBack(t *testing.T) {
+	pool := pgtest.New(t)
+	tx := begin(t, pool)
+	add(t, tx, outbox.Event{Aggregate: uuid.New(), Type: "test.told"})
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tx = begin(t, pool)
+	add(t, tx)
+	commit(t, tx)
+	if got := types(t, pool); len(got) != 0 {
+		t.Errorf("events %v, want none", got)
+	}
+}
+
+// All that is given is stored; what is not given is an id of its own, and no headers.
+func TestStored(t *testing.T) {
+	pool := pgtest.New(t)
+	given := outbox.Event{
+		ID: uuid.New(), Aggregate: uuid.New(), Type: "invoice.charged:v1/a-b_C",
+		Payload: json.RawMessage(`{"amount": 1.10}`), Headers: map[string]string{"traceparent": "00-ä"},
+	}
+	tx := begin(t, pool)
+	add(t, tx, given, outbox.Event{Aggregate: given.Aggregate, Type: "b"}, outbox.Event{Type: "c", Payload: []int{1}})
+	commit(t, tx)
+
+	type event struct {
+		ID, Aggregate          uuid.UUID
+		Type, Payload, Headers string
+		Untouched              bool
+	}
+	rows, _ := pool.Query(t.Context(), `
+		SELECT event_uuid, aggregate_id, event_type, payload::text, coalesce(headers::text, 'none'),
+		       published_at IS NULL AND parked_at IS NULL AND attempt = 0
+		FROM outbox_event
+		ORDER BY id`)
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
+	if err != nil || len(got) != 3 {
+		t.Fatal(got, err)
+	}
+	if got[1].ID.Version() != 7 || got[2].ID.Version() != 7 || got[1].ID == got[2].ID {
+		t.Errorf("ids %s and %s, want two new ones of version 7", got[1].ID, got[2].ID)
+	}
+	want := []event{
+		{given.ID, given.Aggregate, given.Type, `{"amount": 1.10}`, `{"traceparent": "00-ä"}`, true},
+		{got[1].ID, given.Aggregate, "b", `null`, `none`, true},
+		{got[2].ID, uuid.Nil, "c", `[1]`, `none`, true},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// What cannot be an event is refused, with all that was to be appended along with it.
+func TestRefused(t *testing.T) {
+	pool := pgtest.New(t)
+	for _, typ := range []string{"", "with space", "ä", "a\nb"} {
+		tx := begin(t, pool)
+		err := outbox.Append(t.Context(), tx, outbox.Event{Type: "good"}, outbox.Event{Type: typ})
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) || refused.ConstraintName != "outbox_event_type_check" {
+			t.Errorf("type %q: %v", typ, err)
+		}
+		if err := tx.Commit(t.Context()); !errors.Is(err, pgx.ErrTxCommitRollback) {
+			t.Errorf("type %q: commit: %v", typ, err)
+		}
+	}
+	tx := begin(t, pool)
+	if err := outbox.Append(t.Context(), tx, outbox.Event{Type: "a", Payload: func() {}}); err == nil {
+		t.Error("a payload that has no JSON was taken")
+	}
+	commit(t, tx)
+	if got := types(t, pool); len(got) != 0 {
+		t.Errorf("events %v, want none", got)
+	}
+}
