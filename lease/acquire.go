@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -108,7 +109,8 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	sent := time.Now()
 	leases, found, err = p.lease(ctx, chosen, n, suspects, token)
 	if err != nil {
-		if !pgconn.SafeToRetry(err) {
+		var refused *pgconn.PgError // an answer, and not that of a server on its way down
+		if !pgconn.SafeToRetry(err) && !(errors.As(err, &refused) && !strings.HasPrefix(refused.Code, "57")) {
 			p.doubts = append(p.doubts, doubt{token: token, sent: sent})
 		}
 		return nil, 0, fmt.Errorf("lease runs: %w", err)

@@ -7,7 +7,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -56,7 +59,7 @@ const (
 // for more than that of a panic.
 func NewFailure(err error, info Info) *Failure {
 	f := &Failure{
-		Code:      Code(err),
+		Code:      cleanCode(Code(err)),
 		Message:   cleanText(err.Error(), maxMessage),
 		Attempt:   info.Attempt,
 		Permanent: IsPermanent(err),
@@ -71,10 +74,25 @@ func NewFailure(err error, info Info) *Failure {
 	return f
 }
 
+// cleanCode keeps the first 100 characters that codes are made of; \x00 and the like would be
+// refused by the database.
+func cleanCode(code string) string {
+	code = strings.Map(func(r rune) rune {
+		if r == '_' || r == '.' || r == '-' || r == ':' || r < utf8.RuneSelf && (unicode.IsLetter(r) || unicode.IsDigit(r)) {
+			return r
+		}
+		return -1
+	}, code[:min(len(code), 1000)])
+	return code[:min(len(code), 100)]
+}
+
 // Settle records outcomes of leased runs in one statement, in id order, and returns those
 // that were refused because the lease is no longer theirs: for these nothing at all has
 // changed. Whether a refused one had been recorded by an earlier call whose answer was
 // lost is told by Recorded. worker names the caller in the history.
+//
+// A release gives the attempt back, unless the lease was that of an exhausted run, which is
+// not charged: its deadline_at is its started_at.
 //
 // Any error means that nothing was recorded, unless the connection broke while the answer
 // was under way. Settle sorts outcomes in place.
@@ -102,7 +120,8 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 			    result = CASE o.verdict WHEN 'succeeded' THEN o.result ELSE w.result END,
 			    error = coalesce(o.error, w.error),
 			    last_error = coalesce(o.last_error, w.last_error),
-			    attempt = w.attempt - CASE WHEN o.verdict IN ('postponed', 'released') AND w.attempt > 0 THEN 1 ELSE 0 END,
+			    attempt = w.attempt - CASE WHEN o.verdict IN ('postponed', 'released') AND w.attempt > 0
+			                               AND w.deadline_at IS DISTINCT FROM w.started_at THEN 1 ELSE 0 END,
 			    postponed = w.postponed + CASE o.verdict WHEN 'postponed' THEN 1 ELSE 0 END,
 			    suspect = w.suspect AND o.verdict = 'released',
 			    run_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN w.run_at
