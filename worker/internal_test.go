@@ -92,7 +92,7 @@ func TestHungEffects(t *testing.T) {
 	})
 	cancel()
 	select {
-	case <-ended:
+	case _ = <-ended:
 	case <-time.After(20 * time.Second):
 		t.Error("the worker does not stop")
 	}

@@ -159,7 +159,7 @@ func (s *jobs) abandon(done <-chan error) {
 	s.stuck++
 	s.mu.Unlock()
 	go func() {
-		<-done
+		_ = <-done
 		s.mu.Lock()
 		s.stuck--
 		s.mu.Unlock()
