@@ -117,20 +117,26 @@ COMMENT ON FUNCTION workflow_cancel(uuid, text) IS
 
 -- Raises max_attempts where needed and never lowers attempt: history stays true.
 CREATE FUNCTION workflow_retry(id uuid, attempts integer DEFAULT 1) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT SET workflow.retry = 'on' AS $fn$
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
-    seen text;
+    before  text := coalesce(current_setting('workflow.retry', true), '');
+    retried boolean;
+    seen    text;
 BEGIN
     IF workflow_retry.attempts NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'workflow_retry: attempts % is outside 1 to 1000', workflow_retry.attempts
             USING ERRCODE = 'check_violation', HINT = 'Say how many further starts the run may have.';
     END IF;
+    -- Not a SET clause of the function: that would take a superuser to create it.
+    PERFORM set_config('workflow.retry', 'on', true);
     UPDATE workflow_run r
     SET status = 'pending', run_at = now(), finished_at = NULL, updated_at = clock_timestamp(), suspect = false,
         postponed = 0, max_attempts = least(1000, greatest(r.max_attempts, r.attempt + workflow_retry.attempts))
     WHERE r.id = workflow_retry.id AND r.status = 'failed' AND r.deleted_at IS NULL AND r.attempt < 1000;
-    IF FOUND THEN
+    retried := FOUND;
+    PERFORM set_config('workflow.retry', before, true);
+    IF retried THEN
         RETURN 'pending';
     END IF;
     SELECT CASE WHEN r.deleted_at IS NOT NULL THEN 'deleted' WHEN r.status = 'failed' THEN 'failed, 1000 attempts used'
