@@ -102,7 +102,7 @@ func TestKillers(t *testing.T) {
 // The first SIGTERM lets handlers go on, the second ends them; their runs are handed back
 // with no attempt charged, and the program ends with 0.
 func TestSignals(t *testing.T) {
-	p := startProcess(t, "WORKER_SHUTDOWN_GRACE=10m")
+	p := startProcess(t, "WORKER_SHUTDOWN_GRACE=10m", "WORKER_LEASE=10s", "WORKER_HEARTBEAT=500ms")
 	id := enqueue(t, p.pool, run.New{Type: "chaos.sleep", Payload: nap{MS: 600_000}})
 	await(t, p.pool, id, run.Leased)
 	for range 2 {
