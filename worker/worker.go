@@ -25,7 +25,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/lease"
-	"golang.org/x/sync/errgroup"
 )
 
 // A Worker executes runs. Create it with New.
@@ -123,26 +122,26 @@ func (w *Worker) Run(ctx context.Context) error {
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopKeeping()
 
-	var keepers errgroup.Group
+	var keepers sync.WaitGroup
 	for range batchSettlers {
-		keepers.Go(func() error { w.settleBatches(keeping); return nil })
+		keepers.Go(func() { w.settleBatches(keeping) })
 	}
-	keepers.Go(func() error { w.settleSolos(keeping); return nil })
-	keepers.Go(func() error { w.beat(keeping); return nil })
-	keepers.Go(func() error { w.watch(keeping, stopSeeking); return nil })
+	keepers.Go(func() { w.settleSolos(keeping) })
+	keepers.Go(func() { w.beat(keeping) })
+	keepers.Go(func() { w.watch(keeping, stopSeeking) })
 
-	var seekers errgroup.Group
-	seekers.Go(func() error { w.poll(seeking); return nil })
-	seekers.Go(func() error { w.reclaim(seeking); return nil })
+	var seekers sync.WaitGroup
+	seekers.Go(func() { w.poll(seeking) })
+	seekers.Go(func() { w.reclaim(seeking) })
 	if !w.config.NoWakeUp {
-		seekers.Go(func() error { w.listen(seeking); return nil })
+		seekers.Go(func() { w.listen(seeking) })
 	}
 	<-seeking.Done()
-	_ = seekers.Wait()
+	seekers.Wait()
 
 	w.drain()
 	stopKeeping()
-	_ = keepers.Wait()
+	keepers.Wait()
 	w.letGo(ctx)
 	if cause := context.Cause(seeking); errors.Is(cause, ErrStuck) || errors.Is(cause, ErrStalled) {
 		return cause

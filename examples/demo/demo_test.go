@@ -96,9 +96,6 @@ func (p *program) nothingLeft(t *testing.T) {
 // The demo runs from start to end: nothing is lost although a worker is killed, its last
 // line says so, and nothing of it remains.
 func TestDemo(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
 	database := ""
 	if _, err := pgserver.BinDir(); err != nil {
 		database = pgtest.Empty(t)
@@ -126,9 +123,6 @@ func TestDemo(t *testing.T) {
 // An interrupted demo ends everything it has started, removes what it has written, and says
 // that it did not get to its end.
 func TestInterrupt(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the workers")
-	}
 	database := pgtest.Empty(t)
 	p := start(t, database)
 	pgtest.AwaitFor(t, 2*time.Minute, "runs are enqueued", func() bool {
