@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -41,19 +42,26 @@ func TestShutdownGivesNothingToExhausted(t *testing.T) {
 	}
 }
 
-// Whatever a handler gives as an error's code, the failure is stored.
+// Whatever a handler gives as an error's code, the failure is stored with what is usable of
+// it, and at most 100 characters.
 func TestOddCodes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
-	codes := map[string]string{"test.nul.v1": "a\x00b", "test.bytes.v1": "\xff", "test.long.v1": string(make([]byte, 1<<20))}
-	for typ, code := range codes {
-		handle(mux, typ, func(context.Context) error { return run.WithCode(code, errors.New("no")) })
+	cases := map[string]struct{ code, want string }{
+		"test.fine.v1":  {"card_declined", "card_declined"},
+		"test.nul.v1":   {"a\x00b", "ab"},
+		"test.bytes.v1": {"\xff", run.CodeHandler},
+		"test.long.v1":  {strings.Repeat("x", 1<<20), strings.Repeat("x", 100)},
+	}
+	for typ, c := range cases {
+		handle(mux, typ, func(context.Context) error { return run.WithCode(c.code, errors.New("no")) })
 	}
 	work(t, pool, mux, nil)
-	for typ := range codes {
-		if r := finished(t, pool, add(t, pool, run.New{Type: typ, MaxAttempts: 1})); r.Status != run.Failed || len(failureOf(t, r).Code) > 100 {
-			t.Errorf("%s: run is %s with a code of %d bytes, want failed, at most 100", typ, r.Status, len(failureOf(t, r).Code))
+	for typ, c := range cases {
+		r := finished(t, pool, add(t, pool, run.New{Type: typ, MaxAttempts: 1}))
+		if got := failureOf(t, r); r.Status != run.Failed || got.Code != c.want || got.Message != "no" {
+			t.Errorf("%s: run is %s: %.150s: %s; want failed: %.150s: no", typ, r.Status, got.Code, got.Message, c.want)
 		}
 	}
 }
