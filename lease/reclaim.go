@@ -1,12 +1,16 @@
 package lease
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -45,7 +49,10 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	if fromStart {
 		from = time.Time{}
 	}
-	found, oldest, err := r.takeBack(ctx, from, n, token)
+	found, oldest, err := r.takeBack(ctx, from, n, 0, token)
+	if refused(err) {
+		found, oldest, err = r.takeEach(ctx, from, n, token)
+	}
 	if fromStart { // also when it failed, or one that takes too long would be tried again and again
 		r.lookBack = spent(start)
 	}
@@ -67,12 +74,38 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	return again, exhausted, nil
 }
 
-// takeBack is the one statement of Reclaim. oldest is the start of the oldest living lease,
+// takeEach takes leases back one by one, past rows whose update is refused, by a trigger of
+// the user's perhaps: these are nobody else's trouble.
+func (r *Reclaimer) takeEach(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, oldest *time.Time, err error) {
+	for skip := 0; len(taken)+skip < n; {
+		one, alive, err := r.takeBack(ctx, from, 1, skip, token)
+		switch {
+		case refused(err):
+			skip++
+			continue
+		case err != nil && len(taken) == 0:
+			return nil, nil, err
+		case err != nil || len(one) == 0:
+			return taken, cmp.Or(alive, oldest), nil
+		}
+		taken, oldest = append(taken, one...), alive
+	}
+	return taken, oldest, nil
+}
+
+// refused reports whether the database objects to what is to be stored.
+func refused(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23") || strings.HasPrefix(pg.Code, "P0"))
+}
+
+// takeBack is the one statement of Reclaim; skip is how many expired leases it passes over.
+// oldest is the start of the oldest living lease,
 // nil if there is none.
 //
 // A server that has just come up is left alone for two seconds: living owners use them to
 // reconnect and extend their leases.
-func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, oldest *time.Time, err error) {
+func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, token uuid.UUID) (taken []Lease, oldest *time.Time, err error) {
 	audit, done := run.Audit("taken")
 	rows, _ := r.DB.Query(ctx, `
 		WITH `+audit+`, expired AS MATERIALIZED (
@@ -82,7 +115,7 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n int, token u
 			  AND pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'
 			  AND (attempt < max_attempts OR $2 OR token_id IS NULL)
 			ORDER BY started_at
-			LIMIT $3
+			LIMIT $3 OFFSET $8
 			FOR UPDATE SKIP LOCKED
 		), taken AS (
 			UPDATE workflow_run w
@@ -117,7 +150,7 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n int, token u
 		              WHERE status = 'leased' AND started_at >= $1
 		              ORDER BY started_at LIMIT 1) AS oldest) AS alive
 		LEFT JOIN (SELECT taken.* FROM taken, done) AS t ON true`,
-		from, r.Steps, n, r.delays(), token, r.Worker, r.Length.Seconds())
+		from, r.Steps, n, r.delays(), token, r.Worker, r.Length.Seconds(), skip)
 	return scanReclaimed(rows)
 }
 

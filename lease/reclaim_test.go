@@ -202,3 +202,26 @@ func TestReclaimAfterRestart(t *testing.T) {
 		return again > 0
 	})
 }
+
+// An expired lease whose row refuses to be updated, by a trigger of the user's, keeps nobody
+// else's from being taken back.
+func TestReclaimPastRefusal(t *testing.T) {
+	pool := settledServer(t)
+	addMany(t, pool, 5, "a.x", 0)
+	leases := acquire(t, newPoller(pool, "a."), 5)
+	for _, l := range leases {
+		expire(t, pool, l.ID)
+	}
+	exec(t, pool, "UPDATE workflow_run SET started_at = started_at - interval '1 hour' WHERE id = $1", leases[2].ID)
+	exec(t, pool, `
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never'; END $$`)
+	exec(t, pool, `
+		CREATE TRIGGER refuse AFTER UPDATE ON workflow_run
+		FOR EACH ROW WHEN (OLD.id = '`+leases[2].ID.String()+`') EXECUTE FUNCTION refuse()`)
+	if again, exhausted := reclaim(t, newReclaimer(pool), 10); again != 4 || len(exhausted) != 0 {
+		t.Errorf("%d due again, %d exhausted; want the 4 that do not refuse", again, len(exhausted))
+	}
+	if got := read(t, pool, leases[2].ID); got.Status != run.Leased || got.Attempt != 1 {
+		t.Errorf("the one that refuses is %s after %d attempts", got.Status, got.Attempt)
+	}
+}
