@@ -14,7 +14,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // discover finds the lanes that have open runs, and the first of each: nothing before it is
@@ -135,11 +134,11 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 // due pulls row by row: the limit outside stops it in the middle of a lane, and no row too
 // many is locked, except where lanes share their room: chosen drops these. The ids go through
 // an array so that the update finds its rows by primary key, whatever the planner thinks of
-// the table. statement_timestamp is now(), but right in an old transaction.
+// the table. statement_timestamp is now(), but right in an old transaction. No history is
+// written: while a run is leased its row says so, and what ends the lease tells of it.
 func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, token uuid.UUID) (leases []Lease, found int, err error) {
-	audit, done := run.Audit("leased")
 	rows, _ := p.DB.Query(ctx, `
-		WITH `+audit+`, due AS MATERIALIZED (
+		WITH due AS MATERIALIZED (
 			SELECT r.id, r.run_at, l.place, l.suspect, l.room, l.team
 			FROM unnest($1::boolean[], $2::text[], $3::int[], $4::timestamptz[], $5::uuid[], $6::float8[], $7::int[], $8::text[])
 			  WITH ORDINALITY AS l (suspect, type, priority, from_at, from_id, grace, room, team, place)
@@ -153,12 +152,7 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 				FOR UPDATE SKIP LOCKED) r
 			LIMIT $11
 		), chosen AS (
-			SELECT id
-			FROM (SELECT id, suspect, room,
-			             row_number() OVER (PARTITION BY team ORDER BY place, run_at, id) AS in_team,
-			             row_number() OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS in_kind
-			      FROM due) AS d
-			WHERE in_team <= room AND (NOT suspect OR in_kind <= $10)
+			`+withinRoom(chosen, n)+`
 		), leased AS (
 			UPDATE workflow_run w
 			SET status = 'leased', lease_token = $12, leased_by = $13, lease_no = w.lease_no + 1,
@@ -167,21 +161,31 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 			    lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
 			    deadline_at = statement_timestamp()
 			        + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
-			FROM audit, unnest($14::text[], $15::float8[], $16::float8[]) AS t (type, length, timeout)
+			FROM unnest($14::text[], $15::float8[], $16::float8[]) AS t (type, length, timeout)
 			WHERE w.id = ANY (ARRAY(SELECT id FROM chosen)) AND w.type = t.type COLLATE "C"
 			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
 			          w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at AS exhausted, w.run_at
-		), history AS (
-			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor)
-			SELECT l.id, 'leased', l.attempt, l.lease_no, $13
-			FROM leased l, audit
-			WHERE audit.writer = 'self'
-		), `+done+`
+		)
 		SELECT (SELECT count(*) FROM due), leased.*
-		FROM leased, done`,
+		FROM leased`,
 		slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, token, p.Worker}, termColumns(chosen))...)
 	leases, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Lease, error) { return scanLease(row, &found) })
 	return leases, found, err
+}
+
+// withinRoom returns the query of those due rows that may be leased: all of them, unless
+// lanes share a room, or the place for suspects, which their limits one by one cannot keep.
+func withinRoom(chosen []request, n int) string {
+	if !slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n }) {
+		return `SELECT id FROM due`
+	}
+	return `
+			SELECT id
+			FROM (SELECT id, suspect, room,
+			             row_number() OVER (PARTITION BY team ORDER BY place, run_at, id) AS in_team,
+			             row_number() OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS in_kind
+			      FROM due) AS d
+			WHERE in_team <= room AND (NOT suspect OR in_kind <= $10)`
 }
 
 // scanLease reads the columns of a leased run, which follow those of first.

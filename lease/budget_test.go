@@ -20,7 +20,7 @@ func TestBudget(t *testing.T) {
 		{time.Millisecond, 20 * time.Millisecond, true, busyPause - 20*time.Millisecond},
 		{time.Millisecond, time.Second, true, 0},
 		{10 * time.Millisecond, 0, false, 90 * time.Millisecond},
-		{10 * time.Millisecond, 0, true, 90 * time.Millisecond},
+		{20 * time.Millisecond, 0, true, 180 * time.Millisecond},
 		{time.Second, 4 * time.Second, true, 5 * time.Second},
 		{time.Second, 10 * time.Second, false, 0},
 		{time.Minute, 0, false, longest},

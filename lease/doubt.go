@@ -52,10 +52,10 @@ func giveBack(ctx context.Context, db run.DB, d doubt, worker string) error {
 			    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
 			FROM audit
 			WHERE w.id = ANY (ARRAY(SELECT id FROM mine))
-			RETURNING w.id, least(w.attempt + 1, w.max_attempts) AS attempt, w.lease_no
+			RETURNING w.id, least(w.attempt + 1, w.max_attempts) AS attempt, w.lease_no, w.started_at
 		), history AS (
-			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor, data)
-			SELECT r.id, 'released', r.attempt, r.lease_no, $3, '{"reason": "the answer to the lease was lost"}'
+			INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
+			SELECT r.id, 'released', r.attempt, r.lease_no, r.started_at, $3, '{"reason": "the answer to the lease was lost"}'
 			FROM returned r, audit
 			WHERE audit.writer = 'self'
 		), `+done+`

@@ -57,7 +57,7 @@ const (
 
 // A budget bounds what looking from the start may cost: at most a tenth of the time. While
 // nothing was found (idle) a cheap look is always allowed, while there is plenty (busy) a
-// look every few milliseconds is enough. A look that takes seconds may take more than that.
+// look every tenth of a second is enough. A look that takes seconds may take more than that.
 type budget struct {
 	cost time.Duration
 	end  time.Time
@@ -65,7 +65,7 @@ type budget struct {
 
 const (
 	cheap     = 2 * time.Millisecond
-	busyPause = 25 * time.Millisecond
+	busyPause = 100 * time.Millisecond
 	longest   = 10 * time.Second // a stalled look must not stop the next for long
 )
 

@@ -109,7 +109,7 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 	audit, done := run.Audit("taken")
 	rows, _ := r.DB.Query(ctx, `
 		WITH `+audit+`, expired AS MATERIALIZED (
-			SELECT id
+			SELECT id, started_at
 			FROM workflow_run
 			WHERE status = 'leased' AND started_at >= $1 AND lease_until < clock_timestamp()
 			  AND pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'
@@ -138,10 +138,9 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 			          w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS exhausted, w.run_at,
 			          w.error->>'worker' AS loser
 		), history AS (
-			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor, data)
-			SELECT t.id, 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END, $6,
-			       jsonb_build_object('worker', t.loser)
-			FROM taken t, audit
+			INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, leased_by)
+			SELECT t.id, 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END, e.started_at, $6, t.loser
+			FROM taken t JOIN expired e ON e.id = t.id, audit
 			WHERE audit.writer = 'self'
 		), `+done+`
 		SELECT alive.oldest, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,

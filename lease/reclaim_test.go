@@ -74,9 +74,10 @@ func TestReclaim(t *testing.T) {
 		t.Errorf("row: %+v", got)
 	}
 	history := query[string](t, pool, `
-		SELECT string_agg(concat_ws(' ', event_type, attempt, actor, data->>'worker'), ', ' ORDER BY id)
-		FROM (SELECT * FROM workflow_event ORDER BY id DESC LIMIT 3) AS e`)
-	if want := "expired 3 w2 w1, leased 4 w1, expired 4 w2 w1"; history != want {
+		SELECT string_agg(concat_ws(' ', h.event_type, h.attempt, h.lease_no, h.actor, h.leased_by), ', ' ORDER BY h.id)
+		FROM workflow_history h
+		WHERE h.started_at < h.created_at`)
+	if want := "expired 1 1 w2 w1, expired 2 2 w2 w1, expired 3 3 w2 w1, expired 4 4 w2 w1"; history != want {
 		t.Errorf("history %q, want %q", history, want)
 	}
 	settle(t, pool, l)

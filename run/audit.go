@@ -2,7 +2,7 @@ package run
 
 // Audit returns two CTEs that bracket a statement which changes runs and writes their history
 // itself, which is cheaper than a trigger by far. audit tells the triggers to stay out; the
-// UPDATE selects from it so as to come after it, and the INSERT into workflow_event obeys its
+// UPDATE selects from it so as to come after it, and the INSERT into workflow_history obeys its
 // writer, as the history may be off. done puts the setting back when all rows of the CTE named
 // changed are there, because the transaction may be the caller's and go on; the final SELECT
 // must read it. See sql/0002_event.sql.

@@ -106,11 +106,13 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 		return nil, err
 	}
 	// No condition on status: the token says it all, and the planner would be tempted into
-	// the index of leased rows, which is full of dead entries while a snapshot is held.
+	// the index of leased rows, which is full of dead entries while a snapshot is held. The
+	// ids go through an array so that rows are found by primary key, whatever the planner
+	// thinks of the table: reading all of a small one costs more than everything else here.
 	// done must be read even if nothing was settled, hence the array.
 	audit, done := Audit("settled")
 	rows, _ := db.Query(ctx, `
-		WITH `+audit+`, outcome AS (
+		WITH `+audit+`, outcome AS MATERIALIZED (
 			SELECT *
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::text[], $7::float8[])
 			  AS o (id, token, verdict, result, error, last_error, delay)
@@ -130,12 +132,12 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 			    settled_token = w.lease_token, updated_at = now(),
 			    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
 			FROM audit, outcome o
-			WHERE w.id = o.id AND w.lease_token = o.token
-			RETURNING w.id, o.verdict, w.lease_no, o.error, o.delay,
+			WHERE w.id = ANY (ARRAY(SELECT id FROM outcome)) AND w.id = o.id AND w.lease_token = o.token
+			RETURNING w.id, o.verdict, w.lease_no, w.started_at, o.error, o.delay,
 			          w.attempt + CASE WHEN o.verdict IN ('postponed', 'released') THEN 1 ELSE 0 END AS attempt
 		), history AS (
-			INSERT INTO workflow_event (workflow_id, event_type, attempt, lease_no, actor, data)
-			SELECT s.id, s.verdict, s.attempt, s.lease_no, $8,
+			INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
+			SELECT s.id, s.verdict, s.attempt, s.lease_no, s.started_at, $8,
 			       CASE WHEN s.verdict = 'succeeded' THEN NULL
 			            ELSE coalesce(s.error - 'stack', '{}') || CASE WHEN s.verdict = 'failed' THEN '{}'
 			                 ELSE jsonb_build_object('delay_seconds', s.delay) END END

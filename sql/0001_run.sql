@@ -79,6 +79,7 @@ CREATE TABLE workflow_run (
     token_id        uuid,
 
     created_at      timestamptz NOT NULL DEFAULT now(),
+    created_by      text        NOT NULL DEFAULT concat_ws(' ', session_user, nullif(current_setting('application_name'), '')),
     updated_at      timestamptz NOT NULL DEFAULT now(),
     deleted_at      timestamptz,
     delete_reason   text,
@@ -131,6 +132,7 @@ COMMENT ON COLUMN workflow_run.lease_no IS 'Grows by one with every lease: a fen
 COMMENT ON COLUMN workflow_run.leased_by IS 'The worker that holds the lease; for people, nothing is decided by it.';
 COMMENT ON COLUMN workflow_run.settled_token IS 'The lease token of the last outcome that was recorded.';
 COMMENT ON COLUMN workflow_run.token_id IS 'The token of a process graph that this run moves; null for plain runs.';
+COMMENT ON COLUMN workflow_run.created_by IS 'The database role that enqueued it, and its application_name.';
 COMMENT ON COLUMN workflow_run.deleted_at IS 'Set: soft-deleted, never leased, and its idempotency key is free again.';
 
 -- One live row per key.
@@ -257,8 +259,8 @@ BEGIN
     IF NEW.status NOT IN ('pending', 'leased', 'succeeded', 'failed', 'cancelled') THEN
         problem := format('status %L does not exist', left(NEW.status, 120));
         fix := 'The states are pending, leased, succeeded, failed and cancelled.';
-    ELSIF NEW.id <> OLD.id OR NEW.type <> OLD.type OR NEW.created_at <> OLD.created_at THEN
-        problem := format('run %s: id, type and created_at never change', OLD.id);
+    ELSIF NEW.id <> OLD.id OR NEW.type <> OLD.type OR NEW.created_at <> OLD.created_at OR NEW.created_by <> OLD.created_by THEN
+        problem := format('run %s: id, type, created_at and created_by never change', OLD.id);
         fix := 'Cancel this run with SELECT workflow_cancel(id) and enqueue a new one.';
     ELSIF NEW.priority NOT BETWEEN -100 AND 100 THEN
         problem := format('run %s: priority %s is outside -100 to 100', OLD.id, NEW.priority);
@@ -303,7 +305,7 @@ $fn$;
 
 CREATE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_run
     FOR EACH ROW WHEN ((
-        NEW.id = OLD.id AND NEW.type = OLD.type AND NEW.created_at = OLD.created_at
+        NEW.id = OLD.id AND NEW.type = OLD.type AND NEW.created_at = OLD.created_at AND NEW.created_by = OLD.created_by
         AND NEW.priority BETWEEN -100 AND 100 AND NEW.max_attempts BETWEEN 1 AND 1000 AND NEW.attempt >= 0
         AND isfinite(NEW.run_at) AND NEW.run_at >= '2000-01-01' AND NEW.run_at <= now() + interval '10 years 1 day'
         AND (NEW.lease_until IS NULL

@@ -70,7 +70,7 @@ func TestEventsOfPeople(t *testing.T) {
 			id := s.in(test.from)
 			s.do(`UPDATE workflow_run SET ` + test.set + ` WHERE id = '` + id + `'`)
 			s.expect("events", s.events(id), test.events)
-			s.expect("anonymous", s.do(`SELECT count(*) FROM workflow_event WHERE workflow_id = '`+id+`' AND actor NOT LIKE '% ops'`), "0")
+			s.expect("anonymous", s.do(`SELECT count(*) FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type <> 'leased' AND actor NOT LIKE '% ops'`), "0")
 		})
 	}
 	id := s.enqueue()
@@ -102,6 +102,34 @@ func TestEventsOfFunctions(t *testing.T) {
 	}
 	s.expect("events", s.events(id), "created leased failed requeued cancelled deleted")
 	s.expect("reason", s.do(`SELECT data ->> 'reason' FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type = 'cancelled'`), "cancelled: enough")
+}
+
+// A change that ends a lease tells when it was taken and by whom, whoever ended it: a person
+// who cancels or takes it over, or the worker itself. workflow_event shows both ends.
+func TestEventsOfLeases(t *testing.T) {
+	s, pool := psql(t)
+	s.do(`SET application_name = 'ops'`)
+	cancelled, taken, settled, held := s.leased(), s.leased(), s.enqueue(), s.leased()
+	leases := acquire(t, pool, 1)
+	started := s.do(`SELECT string_agg(started_at::text, ' ' ORDER BY id) FROM workflow_run`)
+	s.do(`UPDATE workflow_run SET status = 'cancelled' WHERE id = '` + cancelled + `'`)
+	s.do(`UPDATE workflow_run SET lease_until = now() - interval '1 second' WHERE id = '` + taken + `'`)
+	s.do(`UPDATE workflow_run SET lease_token = gen_random_uuid(), lease_no = 2, leased_by = 'worker 8', started_at = now(),
+		lease_until = now() + interval '1 minute' WHERE id = '` + taken + `'`)
+	settle(t, pool, run.Succeed, leases...)
+	for id, want := range map[string]string{
+		cancelled: "created - ops, leased 1 worker 7, cancelled 1 ops",
+		taken:     "created - ops, leased 1 worker 7, expired 1 ops, leased 2 worker 8",
+		settled:   "created - ops, leased 1 engine, succeeded 1 engine",
+		held:      "created - ops, leased 1 worker 7",
+	} {
+		s.expect("events", s.do(`
+			SELECT string_agg(concat_ws(' ', event_type, coalesce(lease_no::text, '-'), replace(actor, session_user || ' ', '')), ', ' ORDER BY id)
+			FROM workflow_event WHERE workflow_id = '`+id+`'`), want)
+	}
+	s.expect("first leases", s.do(`
+		SELECT string_agg(created_at::text, ' ' ORDER BY workflow_id) FROM workflow_event WHERE event_type = 'leased' AND lease_no = 1`), started)
+	s.expect("who enqueued", s.of(settled, `created_by = session_user || ' ops'`), "t")
 }
 
 // Each of the engine's statements leaves exactly one event per run, of its own making.
@@ -155,7 +183,8 @@ func TestAuditOff(t *testing.T) {
 	id := s.enqueue()
 	settle(t, engine, run.Fail, acquire(t, engine, 1)...)
 	s.do(`SELECT workflow_retry('` + id + `'); UPDATE workflow_run SET held_at = now(), deleted_at = now()`)
-	s.expect("events", s.do(`SELECT count(*) FROM workflow_event`), "0")
+	s.expect("history", s.do(`SELECT count(*) FROM workflow_history`), "0")
+	s.expect("events", s.events(id), "created")
 	s.expect("setting", s.do(`SHOW workflow.audit`), "off")
 }
 

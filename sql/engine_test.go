@@ -70,7 +70,7 @@ func TestForeignColumn(t *testing.T) {
 	s, pool := psql(t)
 	first := s.do(`SELECT workflow_enqueue('a.b', idempotency_key => 'k')`)
 	l := acquire(t, pool, 1)
-	s.do(`ALTER TABLE workflow_run ADD COLUMN note text NOT NULL DEFAULT 'x'; ALTER TABLE workflow_event ADD COLUMN note text DEFAULT 'x';
+	s.do(`ALTER TABLE workflow_run ADD COLUMN note text NOT NULL DEFAULT 'x'; ALTER TABLE workflow_history ADD COLUMN note text DEFAULT 'x';
 		CREATE INDEX ON workflow_run (note)`)
 	if n := settle(t, pool, run.Release, l...); n != 0 {
 		t.Errorf("refused %d", n)

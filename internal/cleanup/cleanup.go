@@ -120,7 +120,7 @@ const removeOld = `, gone AS (
 		WHERE id = ANY (ARRAY(SELECT id FROM old))
 		RETURNING id
 	), history AS (
-		DELETE FROM workflow_event
+		DELETE FROM workflow_history
 		WHERE workflow_id = ANY (ARRAY(SELECT id FROM gone))
 	)
 	SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM gone), (SELECT max(at) FROM old)`
