@@ -193,7 +193,8 @@ func scanLease(row pgx.CollectableRow, first ...any) (Lease, error) {
 	var l Lease
 	var key *string
 	var metadata, payload []byte
-	err := row.Scan(append(first, &l.ID, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &key, &metadata,
+	id := (*[16]byte)(&l.ID) // without its Scan method, which pgx would go a long way round to call
+	err := row.Scan(append(first, id, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &key, &metadata,
 		&l.StartedAt, &payload, &l.Priority, &l.Postponed, &l.Suspect, &l.Exhausted, &l.runAt)...)
 	if key != nil {
 		l.IdempotencyKey = *key

@@ -44,8 +44,8 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 		FROM held h
 		WHERE w.id = ANY (ARRAY(SELECT id FROM mine)) AND w.id = h.id
 		RETURNING w.id`,
-		column(held, func(h Held) uuid.UUID { return h.ID }),
-		column(held, func(h Held) uuid.UUID { return h.Token }),
+		column(held, func(h Held) [16]byte { return h.ID }),
+		column(held, func(h Held) [16]byte { return h.Token }),
 		column(held, func(h Held) float64 { return h.Length.Seconds() }))
 	kept, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 // A request is one lane of one poll.
@@ -57,7 +55,7 @@ func laneColumns(chosen []request, n int) []any {
 		column(chosen, func(r request) string { return r.typ }),
 		column(chosen, func(r request) int { return r.priority }),
 		column(chosen, func(r request) time.Time { return r.from.runAt }),
-		column(chosen, func(r request) uuid.UUID { return r.from.id }),
+		column(chosen, func(r request) [16]byte { return r.from.id }),
 		column(chosen, func(r request) float64 { return r.Grace.Seconds() }),
 		column(chosen, func(r request) int { return r.Room }),
 		column(chosen, func(r request) *string {
@@ -97,6 +95,7 @@ func eachType(chosen []request) (types []request) {
 	return types
 }
 
+// column returns one field of all rows; ids as [16]byte, see the one in package run.
 func column[R, T any](rows []R, of func(R) T) []T {
 	all := make([]T, len(rows))
 	for i, r := range rows {

@@ -146,7 +146,7 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 		), `+done+`
 		SELECT ARRAY(SELECT id FROM settled)
 		FROM done`, append(columns, worker)...)
-	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]uuid.UUID])
+	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[][16]byte])
 	if err != nil {
 		return nil, fmt.Errorf("settle %d runs: %w", len(outcomes), err)
 	}
@@ -176,8 +176,8 @@ func outcomeColumns(outcomes []Outcome) ([]any, error) {
 		messages[i] = &o.Failure.Message
 	}
 	return []any{
-		column(outcomes, func(o Outcome) uuid.UUID { return o.ID }),
-		column(outcomes, func(o Outcome) uuid.UUID { return o.Token }),
+		column(outcomes, func(o Outcome) [16]byte { return o.ID }),
+		column(outcomes, func(o Outcome) [16]byte { return o.Token }),
 		column(outcomes, func(o Outcome) string { return string(o.Verdict) }),
 		column(outcomes, func(o Outcome) json.RawMessage { return o.Result }),
 		failures,
@@ -193,15 +193,15 @@ func Recorded(ctx context.Context, db DB, outcomes []Outcome) (map[uuid.UUID]boo
 		SELECT w.id
 		FROM unnest($1::uuid[], $2::uuid[]) AS o (id, token)
 		JOIN workflow_run w ON w.id = o.id AND w.settled_token = o.token`,
-		column(outcomes, func(o Outcome) uuid.UUID { return o.ID }), column(outcomes, func(o Outcome) uuid.UUID { return o.Token }))
-	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		column(outcomes, func(o Outcome) [16]byte { return o.ID }), column(outcomes, func(o Outcome) [16]byte { return o.Token }))
+	found, err := pgx.CollectRows(rows, pgx.RowTo[[16]byte])
 	if err != nil {
 		return nil, fmt.Errorf("look up %d outcomes: %w", len(outcomes), err)
 	}
 	return set(found), nil
 }
 
-func set(ids []uuid.UUID) map[uuid.UUID]bool {
+func set(ids [][16]byte) map[uuid.UUID]bool {
 	all := make(map[uuid.UUID]bool, len(ids))
 	for _, id := range ids {
 		all[id] = true

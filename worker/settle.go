@@ -19,25 +19,50 @@ const (
 	slowRetry     = 30 * time.Second // the longest pause while one outcome is refused
 )
 
-// settleBatches settles outcomes, as many at a time as have gathered, until ctx ends.
+// settleBatches settles outcomes, many at a time, until ctx ends.
 func (w *Worker) settleBatches(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case first := <-w.settles:
-			batch := []*job{first}
-			for full := false; !full && len(batch) < w.config.Batch; {
-				select {
-				case j := <-w.settles:
-					batch = append(batch, j)
-				default:
-					full = true
-				}
-			}
+			batch, alone := w.gather(first)
 			w.settle(ctx, batch)
+			if alone {
+				<-w.settling
+			}
 		}
 	}
+}
+
+// gather adds to first what else is there to be settled. While the other settler is at work
+// it waits until that is done, the batch is full, or a moment has passed: few large batches
+// cost less than many small ones. alone means that it took the token w.settling, to be given
+// back once the batch is settled.
+func (w *Worker) gather(first *job) (batch []*job, alone bool) {
+	batch = []*job{first}
+	moment := time.NewTimer(gather)
+	defer moment.Stop()
+	for len(batch) < w.config.Batch {
+		select {
+		case j := <-w.settles:
+			batch = append(batch, j)
+			continue
+		default:
+		}
+		if alone {
+			return batch, true
+		}
+		select {
+		case j := <-w.settles:
+			batch = append(batch, j)
+		case w.settling <- struct{}{}:
+			alone = true // once more around: what came in meanwhile
+		case <-moment.C:
+			return batch, false
+		}
+	}
+	return batch, alone
 }
 
 // settle records the outcomes of a batch. While the database is out of reach it tries again.

@@ -29,15 +29,16 @@ import (
 
 // A Worker executes runs. Create it with New.
 type Worker struct {
-	config  Config
-	name    string        // with its random suffix
-	db      *pgxpool.Pool // the worker's own connections
-	jobs    jobs
-	settles chan *job // outcomes that may share a transaction
-	solos   chan *job // outcomes that need a transaction of their own
-	wake    chan struct{}
-	hurry   chan struct{} // closed by StopNow
-	hurryUp sync.Once
+	config   Config
+	name     string        // with its random suffix
+	db       *pgxpool.Pool // the worker's own connections
+	jobs     jobs
+	settles  chan *job     // outcomes that may share a transaction
+	solos    chan *job     // outcomes that need a transaction of their own
+	settling chan struct{} // holds a token while a batch is being settled
+	wake     chan struct{}
+	hurry    chan struct{} // closed by StopNow
+	hurryUp  sync.Once
 
 	complaints sync.Mutex
 	complained map[string]time.Time // when each problem was last warned of
@@ -73,12 +74,13 @@ func New(config Config) (*Worker, error) {
 		return nil, err
 	}
 	w := &Worker{
-		config:  config,
-		name:    config.Name + "-" + strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
-		settles: make(chan *job, config.Concurrency),
-		solos:   make(chan *job, config.Concurrency),
-		wake:    make(chan struct{}, 1),
-		hurry:   make(chan struct{}),
+		config:   config,
+		name:     config.Name + "-" + strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
+		settles:  make(chan *job, config.Concurrency),
+		solos:    make(chan *job, config.Concurrency),
+		settling: make(chan struct{}, 1),
+		wake:     make(chan struct{}, 1),
+		hurry:    make(chan struct{}),
 
 		complained: map[string]time.Time{},
 
