@@ -138,8 +138,8 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 			          w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS exhausted, w.run_at,
 			          w.error->>'worker' AS loser
 		), history AS (
-			INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, leased_by)
-			SELECT t.id, 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END, e.started_at, $6, t.loser
+			INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by)
+			SELECT t.id, statement_timestamp(), 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END, e.started_at, $6, t.loser
 			FROM taken t JOIN expired e ON e.id = t.id, audit
 			WHERE audit.writer = 'self'
 		), `+done+`

@@ -89,7 +89,8 @@ func cleanCode(code string) string {
 // Settle records outcomes of leased runs in one statement, in id order, and returns those
 // that were refused because the lease is no longer theirs: for these nothing at all has
 // changed. Whether a refused one had been recorded by an earlier call whose answer was
-// lost is told by Recorded. worker names the caller in the history.
+// lost is told by Recorded. worker names the caller in the history, which has no row for a
+// success: the run's own row says all of that, for good.
 //
 // A release gives the attempt back, unless the lease was that of an exhausted run, which is
 // not charged: its deadline_at is its started_at.
@@ -127,9 +128,9 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 			    postponed = w.postponed + CASE o.verdict WHEN 'postponed' THEN 1 ELSE 0 END,
 			    suspect = w.suspect AND o.verdict = 'released',
 			    run_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN w.run_at
-			                  ELSE now() + o.delay * interval '1 second' END,
-			    finished_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN now() END,
-			    settled_token = w.lease_token, updated_at = now(),
+			                  ELSE statement_timestamp() + o.delay * interval '1 second' END,
+			    finished_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN statement_timestamp() END,
+			    settled_token = w.lease_token, settled_by = $8, updated_at = statement_timestamp(),
 			    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
 			FROM audit, outcome o
 			WHERE w.id = ANY (ARRAY(SELECT id FROM outcome)) AND w.id = o.id AND w.lease_token = o.token
@@ -138,11 +139,10 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 		), history AS (
 			INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
 			SELECT s.id, s.verdict, s.attempt, s.lease_no, s.started_at, $8,
-			       CASE WHEN s.verdict = 'succeeded' THEN NULL
-			            ELSE coalesce(s.error - 'stack', '{}') || CASE WHEN s.verdict = 'failed' THEN '{}'
-			                 ELSE jsonb_build_object('delay_seconds', s.delay) END END
+			       coalesce(s.error - 'stack', '{}') || CASE WHEN s.verdict = 'failed' THEN '{}'
+			           ELSE jsonb_build_object('delay_seconds', s.delay) END
 			FROM settled s, audit
-			WHERE audit.writer = 'self'
+			WHERE audit.writer = 'self' AND s.verdict <> 'succeeded'
 		), `+done+`
 		SELECT ARRAY(SELECT id FROM settled)
 		FROM done`, append(columns, worker)...)

@@ -75,6 +75,7 @@ CREATE TABLE workflow_run (
     lease_no        bigint      NOT NULL DEFAULT 0,
     leased_by       text,
     settled_token   uuid,
+    settled_by      text,
 
     token_id        uuid,
 
@@ -131,6 +132,7 @@ COMMENT ON COLUMN workflow_run.lease_token IS 'The fence: random, new with every
 COMMENT ON COLUMN workflow_run.lease_no IS 'Grows by one with every lease: a fencing number for systems outside.';
 COMMENT ON COLUMN workflow_run.leased_by IS 'The worker that holds the lease; for people, nothing is decided by it.';
 COMMENT ON COLUMN workflow_run.settled_token IS 'The lease token of the last outcome that was recorded.';
+COMMENT ON COLUMN workflow_run.settled_by IS 'The worker that recorded it.';
 COMMENT ON COLUMN workflow_run.token_id IS 'The token of a process graph that this run moves; null for plain runs.';
 COMMENT ON COLUMN workflow_run.created_by IS 'The database role that enqueued it, and its application_name.';
 COMMENT ON COLUMN workflow_run.deleted_at IS 'Set: soft-deleted, never leased, and its idempotency key is free again.';
@@ -191,11 +193,11 @@ BEGIN
         fix := 'Use 1 for a single start, or leave it out for 3.';
     ELSIF NEW.attempt <> 0 OR NEW.postponed <> 0 OR NEW.suspect OR NEW.lease_no <> 0
        OR NEW.lease_token IS NOT NULL OR NEW.lease_until IS NOT NULL OR NEW.leased_by IS NOT NULL
-       OR NEW.settled_token IS NOT NULL OR NEW.started_at IS NOT NULL OR NEW.deadline_at IS NOT NULL
+       OR NEW.settled_token IS NOT NULL OR NEW.settled_by IS NOT NULL OR NEW.started_at IS NOT NULL OR NEW.deadline_at IS NOT NULL
        OR NEW.finished_at IS NOT NULL OR NEW.result IS NOT NULL OR NEW.error IS NOT NULL
        OR NEW.last_error IS NOT NULL THEN
         problem := 'a new run carries no attempts, lease, result or error';
-        fix := 'Leave out attempt, postponed, suspect, lease_*, leased_by, settled_token, started_at, deadline_at, finished_at, result, error and last_error.';
+        fix := 'Leave out attempt, postponed, suspect, lease_*, leased_by, settled_*, started_at, deadline_at, finished_at, result, error and last_error.';
     ELSIF NOT isfinite(NEW.run_at) OR NEW.run_at < '2000-01-01' OR NEW.run_at > now() + interval '10 years' THEN
         problem := format('run_at %s is not a usable time', NEW.run_at);
         fix := 'Use a time from the year 2000 to ten years ahead, or leave it out for now.';
@@ -229,7 +231,7 @@ CREATE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
         AND NEW.status = 'pending'
         AND NEW.priority BETWEEN -100 AND 100 AND NEW.max_attempts BETWEEN 1 AND 1000
         AND NEW.attempt = 0 AND NEW.postponed = 0 AND NOT NEW.suspect AND NEW.lease_no = 0
-        AND coalesce(NEW.lease_token, NEW.settled_token) IS NULL AND NEW.leased_by IS NULL
+        AND coalesce(NEW.lease_token, NEW.settled_token) IS NULL AND coalesce(NEW.leased_by, NEW.settled_by) IS NULL
         AND coalesce(NEW.lease_until, NEW.started_at, NEW.deadline_at, NEW.finished_at) IS NULL
         AND NEW.result IS NULL AND NEW.error IS NULL AND NEW.last_error IS NULL
         AND isfinite(NEW.run_at) AND NEW.run_at >= '2000-01-01' AND NEW.run_at <= now() + interval '10 years'
@@ -378,6 +380,10 @@ BEGIN
     END IF;
     IF NEW.deleted_at IS NOT NULL AND NEW.status = 'leased' THEN
         NEW.status := 'cancelled';
+    END IF;
+    IF NEW.status = 'succeeded' AND NEW.lease_token IS NOT NULL THEN
+        NEW.settled_token := NULL; -- it was no worker that said so
+        NEW.settled_by    := NULL;
     END IF;
     IF NEW.status <> 'leased' THEN
         NEW.lease_token := NULL;
