@@ -13,8 +13,8 @@ const (
 	callTimeout = 10 * time.Second
 	// firstPause is the first pause after a poll that found nothing; each is twice the last.
 	firstPause = 20 * time.Millisecond
-	// gather is how long a poll waits for more slots to become free, and a settler for more
-	// outcomes while the other is at work, so that many short runs do not cause a statement each.
+	// gather is how long a poll waits for more slots to become free, so that many short runs
+	// do not cause a statement each.
 	gather = 5 * time.Millisecond
 )
 

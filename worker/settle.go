@@ -13,10 +13,11 @@ import (
 )
 
 const (
-	batchSettlers = 2                // settle many outcomes at a time
-	soloSettlers  = 4                // settle one outcome at a time
-	quickRetry    = time.Second      // the longest pause while the database is in trouble
-	slowRetry     = 30 * time.Second // the longest pause while one outcome is refused
+	batchSettlers  = 2                     // settle many outcomes at a time
+	settlePatience = 20 * time.Millisecond // how long one waits for the other
+	soloSettlers   = 4                     // settle one outcome at a time
+	quickRetry     = time.Second           // the longest pause while the database is in trouble
+	slowRetry      = 30 * time.Second      // the longest pause while one outcome is refused
 )
 
 // settleBatches settles outcomes, many at a time, until ctx ends.
@@ -36,16 +37,20 @@ func (w *Worker) settleBatches(ctx context.Context) {
 }
 
 // gather adds to first what else is there to be settled. While the other settler is at work
-// it waits until that is done, the batch is full, or a moment has passed: few large batches
-// cost less than many small ones. alone means that it took the token w.settling, to be given
-// back once the batch is settled.
+// it waits until that is done, but not for long: few large batches cost less than many small
+// ones at a time. alone means that it took the token w.settling, to be given back once the
+// batch is settled.
 func (w *Worker) gather(first *job) (batch []*job, alone bool) {
 	batch = []*job{first}
-	moment := time.NewTimer(gather)
-	defer moment.Stop()
-	for len(batch) < w.config.Batch {
+	patience := time.NewTimer(settlePatience)
+	defer patience.Stop()
+	more := w.settles
+	for {
+		if len(batch) == w.config.Batch {
+			more = nil // a nil channel is never ready
+		}
 		select {
-		case j := <-w.settles:
+		case j := <-more:
 			batch = append(batch, j)
 			continue
 		default:
@@ -54,15 +59,14 @@ func (w *Worker) gather(first *job) (batch []*job, alone bool) {
 			return batch, true
 		}
 		select {
-		case j := <-w.settles:
+		case j := <-more:
 			batch = append(batch, j)
 		case w.settling <- struct{}{}:
 			alone = true // once more around: what came in meanwhile
-		case <-moment.C:
+		case <-patience.C:
 			return batch, false
 		}
 	}
-	return batch, alone
 }
 
 // settle records the outcomes of a batch. While the database is out of reach it tries again.
