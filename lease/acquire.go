@@ -169,8 +169,18 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 		SELECT (SELECT count(*) FROM due), leased.*
 		FROM leased`,
 		slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, token, p.Worker}, termColumns(chosen))...)
-	leases, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Lease, error) { return scanLease(row, &found) })
-	return leases, found, err
+	for rows.Next() {
+		l, err := scanLease(rows, &found)
+		if err != nil {
+			rows.Close()
+			return nil, 0, err
+		}
+		if leases == nil {
+			leases = make([]Lease, 0, found)
+		}
+		leases = append(leases, l)
+	}
+	return leases, found, rows.Err()
 }
 
 // withinRoom returns the query of those due rows that may be leased: all of them, unless

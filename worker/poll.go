@@ -55,7 +55,9 @@ func (w *Worker) poll(ctx context.Context) {
 		if suspects == 0 || w.config.Mux.limited() {
 			freed = w.jobs.freed
 		}
-		w.idle(ctx, min(wait, pause), freed)
+		if w.idle(ctx, min(wait, pause), freed) {
+			poller.Hurry()
+		}
 	}
 }
 
@@ -103,16 +105,18 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 	}
 }
 
-// idle waits for d, a wake-up, a value of freed, or the end of ctx.
-func (w *Worker) idle(ctx context.Context, d time.Duration, freed <-chan struct{}) {
+// idle waits for d, a wake-up, a value of freed, or the end of ctx. It reports a wake-up.
+func (w *Worker) idle(ctx context.Context, d time.Duration, freed <-chan struct{}) (woken bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-w.wake:
+		return true
 	case <-freed:
 	case <-timer.C:
 	}
+	return false
 }
 
 func sleep(ctx context.Context, d time.Duration) {
