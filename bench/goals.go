@@ -1,0 +1,117 @@
+package main
+
+import (
+	"fmt"
+	"math"
+)
+
+// A goal is what we want a figure to be at least, or at most.
+type goal struct {
+	text    string
+	value   float64
+	limit   float64
+	atMost  bool
+	unit    string
+	decimal int
+}
+
+func (g goal) reached() bool {
+	if math.IsNaN(g.value) {
+		return false
+	}
+	if g.atMost {
+		return g.value <= g.limit
+	}
+	return g.value >= g.limit
+}
+
+func (g goal) verdict() string {
+	if g.reached() {
+		return "reached"
+	}
+	return "**not reached**"
+}
+
+func (g goal) wanted() string {
+	sign := "≥"
+	if g.atMost {
+		sign = "≤"
+	}
+	return sign + " " + g.figure(g.limit)
+}
+
+func (g goal) figure(x float64) string {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return "–"
+	}
+	return fmt.Sprintf("%.*f%s", g.decimal, x, g.unit)
+}
+
+// ratio is a goal of so many times a rate, or a cost.
+func ratio(text string, value, of, limit float64, atMost bool) goal {
+	return goal{text: text, value: value / of, limit: limit, atMost: atMost, unit: " ×", decimal: 2}
+}
+
+// goals returns the goals of a scenario. Those that need an engine which was left out are
+// left out, too.
+func (s *section) goals() []goal {
+	of := map[string]func(*section) []goal{
+		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
+	}[s.scenario()]
+	if of == nil {
+		return nil
+	}
+	return of(s)
+}
+
+func (s *section) median(engine, variant string, of number) float64 {
+	return s.Samples.of(engine, variant).median(of)
+}
+
+func (s *section) bestRival(variant string) float64 {
+	best := 0.0
+	for name := range s.Engines {
+		if name != (ours{}).name() {
+			best = max(best, s.median(name, variant, rate))
+		}
+	}
+	return best
+}
+
+func enqueueGoals(s *section) []goal {
+	own := ours{}.name()
+	return []goal{
+		ratio("enqueue in bulk, of the best rival", s.median(own, bulkVariant, rate), s.bestRival(bulkVariant), 1.5, false),
+		ratio("enqueue one by one, of the best rival", s.median(own, singleVariant, rate), s.bestRival(singleVariant), 1, false),
+	}
+}
+
+func drainGoals(s *section) []goal {
+	own := ours{}.name()
+	one := s.median(own, oneProcess, rate)
+	floor := max(s.median(own, floorOne, rate), s.median(own, floorTwo, rate))
+	goals := []goal{
+		ratio("drain, of River", one, s.median(riverQueue{}.name(), oneProcess, rate), 2.5, false),
+		ratio("drain, of a bare loop of lease and settle", one, floor, 0.75, false),
+		ratio("two processes, of one", s.median(own, twoProcesses, rate), one, 0.9, false),
+		{text: "WAL per run without history", value: s.median(own, noHistory, wal), limit: 1300, atMost: true, unit: " bytes"},
+	}
+	if cost := s.median(graphile{}.name(), oneProcess, serverCPU); cost > 0 {
+		goals = append([]goal{
+			ratio("drain, of graphile-worker", one, s.median(graphile{}.name(), oneProcess, rate), 1.3, false),
+			ratio("Postgres CPU per drained run, of graphile-worker", s.median(own, oneProcess, serverCPU), cost, 1.2, true),
+		}, goals...)
+	}
+	return goals
+}
+
+func pickUpGoals(s *section) []goal {
+	own := ours{}.name()
+	woken, polled := s.Samples.of(own, wakeUpVariant).pooled(), s.Samples.of(own, pollingVariant).pooled()
+	limit := float64(pollInterval.Milliseconds()) + 5
+	return []goal{
+		{text: "idle pick-up by wake-up, p50", value: percentile(woken, 0.50), limit: 1, atMost: true, unit: " ms", decimal: 2},
+		{text: "idle pick-up by wake-up, p99", value: percentile(woken, 0.99), limit: 5, atMost: true, unit: " ms", decimal: 2},
+		{text: "idle pick-up by polling alone, p99", value: percentile(polled, 0.99), limit: limit, atMost: true, unit: " ms", decimal: 1},
+	}
+}
