@@ -12,8 +12,8 @@ import (
 // Pictures are SVG without anything else: text in the reader's font, in greys and three
 // colours that can be read on white and on black.
 const (
-	chartWidth = 760
-	labelWidth = 250
+	chartWidth = 800
+	labelWidth = 290
 	barHeight  = 22
 	barGap     = 10
 )

@@ -19,12 +19,14 @@ import (
 //	seen -17 123456     the run with payload n = -17 was seen, at that time of the clock
 //	done {"a": 1}       its task is done, with these facts
 //
-// and hears go, release, and the end of its input, which is its own end.
+// and hears go, begin (to count what is told in the end), release (of sleeping handlers), and
+// the end of its input, which is its own end.
 type conversation struct {
 	out             sync.Mutex
 	foreground, all atomic.Int64
 	goOn            chan struct{} // closed by go
-	released        chan struct{} // closed by release, or the end
+	begun           chan struct{} // closed by begin
+	released        chan struct{} // closed by release
 	ended           chan struct{}
 }
 
@@ -43,7 +45,7 @@ func child(argument string) error {
 	if !ok {
 		return fmt.Errorf("engine %q has no part in this program", t.Engine)
 	}
-	c := &conversation{goOn: make(chan struct{}), released: make(chan struct{}), ended: make(chan struct{})}
+	c := &conversation{goOn: make(chan struct{}), begun: make(chan struct{}), released: make(chan struct{}), ended: make(chan struct{})}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	go func() {
@@ -64,6 +66,8 @@ func (c *conversation) listen() {
 		switch in.Text() {
 		case "go":
 			close(c.goOn)
+		case "begin":
+			close(c.begun)
 		case "release":
 			close(c.released)
 		}

@@ -57,6 +57,8 @@ func ratio(text string, value, of, limit float64, atMost bool) goal {
 func (s *section) goals() []goal {
 	of := map[string]func(*section) []goal{
 		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
+		"crowd": crowdGoals, "mixed": mixedGoals,
+		"snapshot": snapshotGoals, "heartbeat": heartbeatGoals,
 	}[s.scenario()]
 	if of == nil {
 		return nil
@@ -113,5 +115,45 @@ func pickUpGoals(s *section) []goal {
 		{text: "idle pick-up by wake-up, p50", value: percentile(woken, 0.50), limit: 1, atMost: true, unit: " ms", decimal: 2},
 		{text: "idle pick-up by wake-up, p99", value: percentile(woken, 0.99), limit: 5, atMost: true, unit: " ms", decimal: 2},
 		{text: "idle pick-up by polling alone, p99", value: percentile(polled, 0.99), limit: limit, atMost: true, unit: " ms", decimal: 1},
+	}
+}
+
+func crowdGoals(s *section) (goals []goal) {
+	own := ours{}.name()
+	alone, cost := s.median(own, nobody, rate), s.median(own, nobody, serverCPU)
+	for _, row := range s.Samples.rows() {
+		if row[0].Engine != own || row[0].Variant == nobody {
+			continue
+		}
+		goals = append(goals,
+			ratio("drain among "+row[0].Variant+", of the rate among none", row.median(rate), alone, 0.85, false),
+			ratio("Postgres CPU per run there", row.median(serverCPU), cost, 1.15, true))
+	}
+	return goals
+}
+
+func mixedGoals(s *section) []goal {
+	own := ours{}.name()
+	many := s.Samples.of(own, thirtyType)
+	return []goal{
+		ratio("drain of "+thirtyType+", of the rate of one type", many.median(rate), s.median(own, oneType, rate), 0.8, false),
+		{text: "runs leased after one of lower priority", value: sum(many.sorted(more(strictKey))), atMost: true},
+	}
+}
+
+func snapshotGoals(s *section) []goal {
+	held := s.Samples.of(ours{}.name(), heldVariant)
+	return []goal{
+		ratio("under an old snapshot, the last 10 s of the first 10 s", held.median(more(lastKey)), held.median(more(firstKey)), 0.9, false),
+		{text: "a run committed up to 60 s late, until it is leased", value: held.median(more(lateKey)), limit: 10, atMost: true, unit: " s", decimal: 2},
+		{text: "an expired lease, until it is taken back", value: held.median(more(takenKey)), limit: 1, atMost: true, unit: " s", decimal: 2},
+	}
+}
+
+func heartbeatGoals(s *section) []goal {
+	return []goal{
+		{text: "HOT share of heartbeats", value: 100 * s.Samples.median(more(hotKey)), limit: 90, unit: " %"},
+		{text: "heartbeat statements per worker and interval", value: s.Samples.median(more(beatsKey)), limit: 1.05, atMost: true, decimal: 2},
+		{text: "leases lost", value: s.Samples.median(more(lostKey)), atMost: true},
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -132,6 +131,10 @@ func (o ours) carryOut(ctx context.Context, t task, c *conversation) error {
 		return err
 	}
 	config.MaxConns = 8 // for producers; a worker opens its own
+	counts := &tally{}
+	if t.Lease > 0 { // the heartbeat scenario
+		config.ConnConfig.Tracer = counts
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err
@@ -142,7 +145,7 @@ func (o ours) carryOut(ctx context.Context, t task, c *conversation) error {
 	}
 	switch t.Do {
 	case "work":
-		return o.work(ctx, t, pool, c)
+		return o.work(ctx, t, pool, c, counts)
 	case "enqueue":
 		p, err := o.producer(t, pool)
 		if err == nil && c.ready() {
@@ -156,7 +159,7 @@ func (o ours) carryOut(ctx context.Context, t task, c *conversation) error {
 }
 
 // work is one worker process.
-func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversation) error {
+func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversation, counts *tally) error {
 	mux := worker.NewMux()
 	types, prefixes := t.Types, t.Prefixes
 	if len(types) == 0 {
@@ -168,16 +171,17 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 			return struct{}{}, nil
 		})
 	}
-	worker.Handle(mux, asleep, func(ctx context.Context, p payload) (struct{}, error) {
-		c.handle(p.N)
-		select {
-		case <-c.released:
-			return struct{}{}, nil
-		case <-ctx.Done():
-			return struct{}{}, context.Cause(ctx)
-		}
-	})
-	w := watch{heartbeats: &atomic.Int64{}, lost: &atomic.Int64{}}
+	if t.Lease > 0 {
+		worker.Handle(mux, asleep, func(ctx context.Context, p payload) (struct{}, error) {
+			c.handle(p.N)
+			select {
+			case <-c.released:
+				return struct{}{}, nil
+			case <-ctx.Done():
+				return struct{}{}, context.Cause(ctx)
+			}
+		})
+	}
 	if t.Keep > 0 {
 		worker.Handle(mux, cleanup.Type, cleanup.Handler(pool, cleanup.Keep{Finished: time.Duration(t.Keep) * time.Second}))
 		prefixes = append(prefixes, "default.")
@@ -186,37 +190,20 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 	if !c.ready() {
 		return nil
 	}
-	go w.tell(c)
+	go counts.tell(c)
 	return worker.Run(ctx, worker.Config{
 		Pool: pool, Mux: mux, Prefixes: prefixes,
 		Concurrency:  concurrency(t),
 		Lease:        time.Duration(t.Lease) * time.Millisecond,
 		PollInterval: time.Duration(t.Poll) * time.Millisecond,
 		NoWakeUp:     t.NoWakeUp,
-		Observe:      w.observer(),
+		Observe:      counts.observer(),
 		Logger:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 }
 
 // concurrency is 0, the default, for negative slots.
 func concurrency(t task) int { return max(cmp.Or(t.Slots, slots), 0) }
-
-// watch counts what the heartbeat scenario asks about.
-type watch struct{ heartbeats, lost *atomic.Int64 }
-
-func (w watch) observer() worker.Observer {
-	return worker.Observer{
-		Extended: func(int, time.Duration, error) { w.heartbeats.Add(1) },
-		Lost:     func(string, error) { w.lost.Add(1) },
-		Refused:  func(string) { w.lost.Add(1) },
-	}
-}
-
-// tell says the counts once the runs are released.
-func (w watch) tell(c *conversation) {
-	<-c.released
-	c.done(map[string]float64{"heartbeats": float64(w.heartbeats.Load()), "lost": float64(w.lost.Load())})
-}
 
 // floor leases and settles batches in bare loops: the least that any worker must do.
 func (ours) floor(ctx context.Context, t task, c *conversation) error {

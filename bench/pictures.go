@@ -12,6 +12,10 @@ func (s *section) pictures() map[string]string {
 		return map[string]string{"enqueue.svg": s.enqueuePicture()}
 	case "drain":
 		return map[string]string{"drain.svg": s.drainPicture(), "cpu.svg": s.cpuPicture()}
+	case "crowd":
+		return map[string]string{"crowd.svg": s.crowdPicture()}
+	case "snapshot":
+		return map[string]string{"snapshot.svg": s.snapshotPicture()}
 	}
 	return nil
 }
@@ -64,4 +68,28 @@ func (s *section) cpuPicture() string {
 		p.bars = append(p.bars, bar{name, []float64{server, worker}, fmt.Sprintf("%.1f + %.1f", server, worker)})
 	}
 	return bars{title: "Drain, seconds of CPU per 100,000 runs", legend: []string{"Postgres", "worker"}, panels: []panel{p}}.svg()
+}
+
+func (s *section) crowdPicture() string {
+	p := panel{mark: 0.85}
+	own := ours{}.name()
+	alone := s.median(own, nobody, rate)
+	for _, row := range s.Samples.rows() {
+		if row[0].Engine != own {
+			continue
+		}
+		share := row.median(rate) / alone
+		p.bars = append(p.bars, bar{row[0].Variant, []float64{share}, fmt.Sprintf("%.2f", share)})
+	}
+	return bars{title: "Drain rate among other rows, as a share of the rate among none", panels: []panel{p}}.svg()
+}
+
+func (s *section) snapshotPicture() string {
+	c := curves{title: "While an old snapshot is held", unit: "runs handled per second"}
+	for _, name := range s.names() {
+		for _, one := range s.Samples.of(name, heldVariant) {
+			c.curves = append(c.curves, curve{name, one.Series})
+		}
+	}
+	return c.svg()
 }

@@ -25,6 +25,16 @@ one from 8. *Client CPU* is the producer's.`, "enqueue.svg", costTable("client")
 show what the history, the wake-up and the setting of Concurrency cost; they are no configuration that is recommended.`, "drain.svg", costTable("worker")},
 	"pickup": {"Idle pick-up", `From the commit of an insert to the start of its handler, one run at a time, and what a worker costs the server
 that has nothing to do. Percentiles are over all repetitions.`, "", pickUpTable},
+	"crowd": {"Among many other rows", `The same drain with other rows in the table, loaded by plain SQL without history, vacuumed and analyzed; each time on a fresh
+copy of the database, in turn with the empty one. *CPU* is per run handled, since those of lower priority are begun before the last of the others
+is settled. River and graphile-worker keep future jobs at the highest priority they have.`, "crowd.svg", crowdTable},
+	"mixed": {"Many types and priorities", `The same number of runs, of one type and priority or spread over many. On the side a bare
+` + "`lease.Poller`" + ` leases a third as many: no run may come after one of lower priority.`, "", costTable("worker")},
+	"snapshot": {"Under an old snapshot", `Another session keeps a REPEATABLE READ snapshot while runs are enqueued in bulk, 10,000 ahead of one worker process, so
+that no dead row can be removed. At the end nothing may be left. Our engine is tried meanwhile: runs are stored in transactions that stay open for 2
+to 60 seconds, and leases are planted as dead workers leave them; the longest time of each is shown.`, "snapshot.svg", snapshotTable},
+	"heartbeat": {"Heartbeats", `One worker holds leases whose handlers sleep, with a lease of 6 s, so that all are extended every 2 s. Rates and
+costs are per lease extended. *Statements* are all that the worker sends in an interval.`, "", heartbeatTable},
 }
 
 // scenario is the name of the scenario that made the section.
@@ -127,6 +137,17 @@ func costTable(client string) func(*page, *section) {
 	}
 }
 
+// crowdTable is a costTable with ratios to the engine's own rate among none.
+func crowdTable(p *page, s *section) {
+	p.header("engine", "other rows", "runs/s", "range", "of the rate among none", "Postgres CPU", "of the CPU among none", "worker CPU", "WAL", "foreign", "times")
+	for _, row := range s.Samples.rows() {
+		none := s.Samples.of(row[0].Engine, nobody)
+		c := row.costs()
+		p.row(row[0].Engine, row[0].Variant, c[0], c[1], decimals(row.median(rate)/none.median(rate), 2),
+			c[2], decimals(row.median(serverCPU)/none.median(serverCPU), 2), c[3], c[4], c[6], c[7])
+	}
+}
+
 // costs returns the cells of a row with rates and costs.
 func (ss samples) costs() []string {
 	return []string{
@@ -187,4 +208,26 @@ func thousands(x float64) string {
 		digits = "-" + digits
 	}
 	return digits
+}
+
+func snapshotTable(p *page, s *section) {
+	p.header("engine", "seconds", "runs/s", "first 10 s", "last 10 s", "of the first", "late commit to handler", "expiry to taken back", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
+	for _, one := range s.Samples {
+		late, taken := "", ""
+		if one.Engine == (ours{}).name() {
+			late, taken = decimals(one.More[lateKey], 2)+" s", decimals(one.More[takenKey], 2)+" s"
+		}
+		c := samples{one}.costs()
+		p.row(one.Engine, strconv.Itoa(len(one.Series)), c[0], thousands(one.More[firstKey]), thousands(one.More[lastKey]),
+			decimals(one.More[lastKey]/one.More[firstKey], 2), late, taken, c[2], c[3], c[4], c[5], c[6])
+	}
+}
+
+func heartbeatTable(p *page, s *section) {
+	p.header("", "extended/s", "HOT", "heartbeats an interval", "statements an interval", "lost", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
+	for _, one := range s.Samples {
+		c := samples{one}.costs()
+		p.row(one.Variant, c[0], decimals(100*one.More[hotKey], 1)+" %", decimals(one.More[beatsKey], 2), decimals(one.More[statementKey], 1),
+			thousands(one.More[lostKey]), c[2], c[3], c[4], c[5], c[6])
+	}
 }

@@ -55,7 +55,7 @@ type sample struct {
 }
 
 func (s sample) String() string {
-	text := fmt.Sprintf("%-16s %-24s %d  %9.0f/s  server %5.2f  worker %5.2f  WAL %5.0f  RSS %4.0f  foreign %.2f",
+	text := fmt.Sprintf("%-16s %-40s %d  %9.0f/s  server %5.2f  worker %5.2f  WAL %5.0f  RSS %4.0f  foreign %.2f",
 		s.Engine, s.Variant, s.Rep, s.Rate, s.ServerCPU, s.WorkerCPU, s.WAL, s.RSS, s.Foreign)
 	names := make([]string, 0, len(s.More))
 	for name := range s.More {
