@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"math"
@@ -111,13 +112,14 @@ func sum(xs []float64) (total float64) {
 // A curve is drawn over time.
 type curve struct {
 	name   string
-	points []float64 // one a second
+	points []float64 // one for each unit of time
 }
 
-// curves is a chart of values over seconds.
+// curves is a chart of values over time.
 type curves struct {
 	title  string
 	unit   string
+	tick   string // unit of time; empty: s
 	curves []curve
 }
 
@@ -140,7 +142,7 @@ func (c curves) svg() string {
 		fmt.Fprintf(&b, `<text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n", left-8, yAt(v)+4, thousands(v))
 	}
 	for s := 0; s < length; s += int(max(roundStep(float64(length)/6), 1)) {
-		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle">%d s</text>`+"\n", xAt(s), top+height+20, s)
+		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle">%d %s</text>`+"\n", xAt(s), top+height+20, s, cmp.Or(c.tick, "s"))
 	}
 	x := left
 	for i, curve := range c.curves {

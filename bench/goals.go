@@ -59,6 +59,7 @@ func (s *section) goals() []goal {
 		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
 		"crowd": crowdGoals, "mixed": mixedGoals,
 		"snapshot": snapshotGoals, "heartbeat": heartbeatGoals,
+		"soak": soakGoals,
 	}[s.scenario()]
 	if of == nil {
 		return nil
@@ -155,5 +156,24 @@ func heartbeatGoals(s *section) []goal {
 		{text: "HOT share of heartbeats", value: 100 * s.Samples.median(more(hotKey)), limit: 90, unit: " %"},
 		{text: "heartbeat statements per worker and interval", value: s.Samples.median(more(beatsKey)), limit: 1.05, atMost: true, decimal: 2},
 		{text: "leases lost", value: s.Samples.median(more(lostKey)), atMost: true},
+	}
+}
+
+// settledFrom is the minute from which on a soak has to be flat.
+const settledFrom = 5
+
+// soakGoals compare the last five minutes with the five after warming up.
+func soakGoals(s *section) []goal {
+	minutes := s.Samples.of(ours{}.name(), soakMinutes)
+	if len(minutes) < 3*settledFrom {
+		return nil
+	}
+	early, late := minutes[settledFrom:2*settledFrom], minutes[len(minutes)-settledFrom:]
+	demanded := soakShare * s.median(ours{}.name(), peakVariant, rate)
+	size := func(one sample) float64 { return one.More[tableKey] + one.More[indexKey] }
+	return []goal{
+		ratio("soak, rate of the last 5 minutes, of what is enqueued", late.median(rate), demanded, 0.98, false),
+		ratio("size of tables and indexes, of that after 5 minutes", late.median(size), early.median(size), 1.1, true),
+		ratio("p99 to the handler, of that after 5 minutes", late.median(more(delayKey)), early.median(more(delayKey)), 1.25, true),
 	}
 }

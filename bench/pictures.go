@@ -16,6 +16,8 @@ func (s *section) pictures() map[string]string {
 		return map[string]string{"crowd.svg": s.crowdPicture()}
 	case "snapshot":
 		return map[string]string{"snapshot.svg": s.snapshotPicture()}
+	case "soak":
+		return map[string]string{"soak.svg": s.soakPicture()}
 	}
 	return nil
 }
@@ -92,4 +94,16 @@ func (s *section) snapshotPicture() string {
 		}
 	}
 	return c.svg()
+}
+
+func (s *section) soakPicture() string {
+	minutes := s.Samples.of(ours{}.name(), soakMinutes)
+	series := func(name string) (points []float64) {
+		for _, one := range minutes {
+			points = append(points, one.More[name])
+		}
+		return points
+	}
+	return curves{title: "Soak with cleanup", unit: "MiB", tick: "min",
+		curves: []curve{{"tables", series(tableKey)}, {"indexes", series(indexKey)}}}.svg()
 }

@@ -35,6 +35,9 @@ that no dead row can be removed. At the end nothing may be left. Our engine is t
 to 60 seconds, and leases are planted as dead workers leave them; the longest time of each is shown.`, "snapshot.svg", snapshotTable},
 	"heartbeat": {"Heartbeats", `One worker holds leases whose handlers sleep, with a lease of 6 s, so that all are extended every 2 s. Rates and
 costs are per lease extended. *Statements* are all that the worker sends in an interval.`, "", heartbeatTable},
+	"soak": {"Soak", fmt.Sprintf(`One worker, fed evenly with %.0f %% of the rate at which it handles what is enqueued as fast as it can. Finished runs are removed after
+%d seconds, by a cleanup every minute. The p99 is of the time from commit to handler, over a fiftieth second's first run; sizes are those of runs and
+history.`, 100*soakShare, soakKeep), "soak.svg", soakTable},
 }
 
 // scenario is the name of the scenario that made the section.
@@ -229,5 +232,18 @@ func heartbeatTable(p *page, s *section) {
 		c := samples{one}.costs()
 		p.row(one.Variant, c[0], decimals(100*one.More[hotKey], 1)+" %", decimals(one.More[beatsKey], 2), decimals(one.More[statementKey], 1),
 			thousands(one.More[lostKey]), c[2], c[3], c[4], c[5], c[6])
+	}
+}
+
+func soakTable(p *page, s *section) {
+	p.header("", "runs/s", "p99 ms", "tables MiB", "indexes MiB", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
+	for _, one := range s.Samples {
+		name, delay, table, indexes := one.Variant, "", "", ""
+		if one.Variant == soakMinutes {
+			name += " " + strconv.Itoa(one.Rep)
+			delay, table, indexes = decimals(one.More[delayKey], 1), thousands(one.More[tableKey]), thousands(one.More[indexKey])
+		}
+		c := samples{one}.costs()
+		p.row(name, c[0], delay, table, indexes, c[2], c[3], c[4], c[5], c[6])
 	}
 }
