@@ -14,7 +14,7 @@ import (
 // colours that can be read on white and on black.
 const (
 	chartWidth = 800
-	labelWidth = 290
+	textWidth  = 200 // behind the bars
 	barHeight  = 22
 	barGap     = 10
 )
@@ -48,14 +48,19 @@ type panel struct {
 	title string
 	bars  []bar
 	mark  float64 // a line at this value, 0: none
-	top   float64 // the least that the scale reaches
 }
 
 func (c bars) svg() string {
 	var b strings.Builder
+	left := 60
+	for _, p := range c.panels {
+		for _, bar := range p.bars {
+			left = max(left, 20+int(7.2*float64(len(bar.label))))
+		}
+	}
 	y := 34
 	if len(c.legend) > 0 {
-		x := labelWidth
+		x := left
 		for i, name := range c.legend {
 			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="11" height="11" fill="%s"/>`, x, y, chartColors[i])
 			fmt.Fprintf(&b, `<text x="%d" y="%d">%s</text>`+"\n", x+16, y+10, html.EscapeString(name))
@@ -64,26 +69,26 @@ func (c bars) svg() string {
 		y += 26
 	}
 	for _, p := range c.panels {
-		y = p.svg(&b, y) + 12
+		y = p.svg(&b, left, y) + 12
 	}
 	return frame(c.title, y, b.String())
 }
 
-// svg draws a panel from y down and returns where it ends.
-func (p panel) svg(b *strings.Builder, y int) int {
+// svg draws a panel, its bars from left on, from y down, and returns where it ends.
+func (p panel) svg(b *strings.Builder, left, y int) int {
 	if p.title != "" {
-		fmt.Fprintf(b, `<text x="%d" y="%d">%s</text>`+"\n", labelWidth, y+12, html.EscapeString(p.title))
+		fmt.Fprintf(b, `<text x="%d" y="%d">%s</text>`+"\n", left, y+12, html.EscapeString(p.title))
 		y += 22
 	}
-	most := p.top
+	most := p.mark
 	for _, bar := range p.bars {
 		most = max(most, sum(bar.parts))
 	}
-	scale := float64(chartWidth-labelWidth-170) / max(most, 1e-9)
+	scale := float64(chartWidth-left-textWidth) / max(most, 1e-9)
 	begin := y
 	for i, bar := range p.bars {
-		fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="end">%s</text>`, labelWidth-10, y+16, html.EscapeString(bar.label))
-		x := float64(labelWidth)
+		fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="end">%s</text>`, left-10, y+16, html.EscapeString(bar.label))
+		x := float64(left)
 		for j, part := range bar.parts {
 			color := chartColors[j]
 			if len(bar.parts) == 1 && i > 0 {
@@ -96,7 +101,7 @@ func (p panel) svg(b *strings.Builder, y int) int {
 		y += barHeight + barGap
 	}
 	if p.mark > 0 {
-		x := float64(labelWidth) + p.mark*scale
+		x := float64(left) + p.mark*scale
 		fmt.Fprintf(b, `<line class="mark" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`+"\n", x, x, begin-4, y-barGap+4)
 	}
 	return y

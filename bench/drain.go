@@ -33,13 +33,15 @@ func drain(ctx context.Context, b *bench) error {
 	for _, e := range b.engines {
 		ways = append(ways, drained{e, oneProcess, work, 1, ""}, drained{e, twoProcesses, work, 2, ""})
 	}
-	ways = append(ways,
-		drained{ours{}, floorOne, task{Do: "floor", Loops: 1}, 1, ""},
-		drained{ours{}, floorTwo, task{Do: "floor", Loops: 2}, 1, ""},
-		drained{ours{}, noHistory, work, 1, "workflow.audit = off"},
-		drained{ours{}, noWakeUp, task{Do: "work", NoWakeUp: true}, 1, "workflow.wakeup = off"},
-		drained{ours{}, shippedSlots, task{Do: "work", Slots: -1}, 1, ""},
-	)
+	if b.has(ours{}) {
+		ways = append(ways,
+			drained{ours{}, floorOne, task{Do: "floor", Loops: 1}, 1, ""},
+			drained{ours{}, floorTwo, task{Do: "floor", Loops: 2}, 1, ""},
+			drained{ours{}, noHistory, work, 1, "workflow.audit = off"},
+			drained{ours{}, noWakeUp, task{Do: "work", NoWakeUp: true}, 1, "workflow.wakeup = off"},
+			drained{ours{}, shippedSlots, task{Do: "work", Slots: -1}, 1, ""},
+		)
+	}
 	for rep := range b.sizes.reps {
 		for _, w := range ways {
 			s := sample{Engine: w.engine.name(), Variant: w.variant, Rep: rep + 1, Runs: b.sizes.drain}
@@ -81,7 +83,7 @@ func (b *bench) drainLoaded(ctx context.Context, db *database, w drained, s *sam
 		return err
 	}
 	err = func() error {
-		calm()
+		b.calm()
 		from, err := b.server.read(ctx, ps)
 		if err != nil {
 			return err

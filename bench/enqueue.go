@@ -67,7 +67,7 @@ func (b *bench) enqueueOnce(ctx context.Context, db *database, e engine, t task,
 		return err
 	}
 	err = func() error {
-		calm()
+		b.calm()
 		from, err := b.server.read(ctx, ps)
 		if err != nil {
 			return err

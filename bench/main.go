@@ -48,11 +48,13 @@ func main() {
 		exit(child(os.Args[2]))
 	}
 	var o options
-	only := flag.String("only", "", "comma-separated scenarios: "+names())
+	only := flag.String("only", "", "comma-separated scenarios instead of all: "+names())
+	engines := flag.String("engines", "", "comma-separated engines instead of all: ours, river, graphile")
 	flag.BoolVar(&o.smoke, "smoke", false, "small sizes, nothing is written")
 	flag.IntVar(&o.reps, "reps", 0, "repetitions instead of each scenario's own")
 	flag.IntVar(&o.runs, "runs", 0, "runs to drain instead of 100000")
 	flag.IntVar(&o.rows, "rows", 0, "other rows in the crowd scenario instead of 1000000")
+	flag.DurationVar(&o.held, "held", 0, "time under an old snapshot instead of 2 minutes, and 1 for others")
 	flag.DurationVar(&o.soak, "soak", 0, "length of the soak instead of 30 minutes")
 	flag.StringVar(&o.out, "out", ".", "directory of results.json and RESULTS.md")
 	flag.StringVar(&o.pictures, "pictures", "../docs/img", "directory of the pictures")
@@ -60,6 +62,9 @@ func main() {
 	flag.Parse()
 	if *only != "" {
 		o.only = strings.Split(*only, ",")
+	}
+	if *engines != "" {
+		o.engines = strings.Split(*engines, ",")
 	}
 	if *report {
 		exit(rewrite(o))
@@ -86,10 +91,10 @@ func names() string {
 }
 
 type options struct {
-	only             []string
+	only, engines    []string
 	smoke            bool
 	reps, runs, rows int
-	soak             time.Duration
+	held, soak       time.Duration
 	out, pictures    string
 }
 
@@ -121,6 +126,7 @@ func (o options) sizes() sizes {
 	s.crowd = min(s.crowd, s.drain)
 	s.extra = cmp.Or(o.rows, s.extra)
 	s.soak = cmp.Or(o.soak, s.soak)
+	s.held, s.heldRival = cmp.Or(o.held, s.held), cmp.Or(o.held, s.heldRival)
 	return s
 }
 
@@ -156,12 +162,9 @@ func measure(ctx context.Context, o options) error {
 		return err
 	}
 	defer server.stop()
-	b := &bench{server: server, sizes: o.sizes(), engines: []engine{ours{}, riverQueue{}}, rows: o.rows}
-	if reason := prepareGraphile(ctx); reason != nil {
-		b.missing = "graphile-worker was left out: " + reason.Error()
-		slog.Warn(b.missing)
-	} else {
-		b.engines = append(b.engines, graphile{})
+	b := &bench{server: server, sizes: o.sizes(), rows: o.rows}
+	if err := b.choose(ctx, o.engines); err != nil {
+		return err
 	}
 	begin := time.Now()
 	for _, s := range chosen {
@@ -184,6 +187,35 @@ type bench struct {
 	missing string // why an engine was left out
 	rows    int    // other rows than the scenario's own, 0 if not asked for
 	section *section
+}
+
+// choose takes the engines that are asked for, all if none is, and that are there.
+func (b *bench) choose(ctx context.Context, names []string) error {
+	all := map[string]engine{"ours": ours{}, "river": riverQueue{}, "graphile": graphile{}}
+	for _, name := range names {
+		if all[name] == nil {
+			return fmt.Errorf("there is no engine %q", name)
+		}
+	}
+	for _, name := range []string{"ours", "river", "graphile"} {
+		if len(names) > 0 && !slices.Contains(names, name) {
+			continue
+		}
+		if name == "graphile" {
+			if reason := prepareGraphile(ctx); reason != nil {
+				b.missing = "graphile-worker was left out: " + reason.Error()
+				slog.Warn(b.missing)
+				continue
+			}
+		}
+		b.engines = append(b.engines, all[name])
+	}
+	return nil
+}
+
+// has reports whether an engine takes part.
+func (b *bench) has(e engine) bool {
+	return slices.ContainsFunc(b.engines, func(one engine) bool { return one.name() == e.name() })
 }
 
 // carryOut measures one scenario and files its results in r.

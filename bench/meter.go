@@ -101,9 +101,9 @@ func peakRSS(pid string) float64 {
 	return kB / 1024
 }
 
-// calm waits some seconds at most for a moment in which nobody uses the machine.
-func calm() {
-	for range 8 {
+// calm waits two seconds at most for a moment in which nobody uses the machine.
+func (b *bench) calm() {
+	for range b.sizes.calm {
 		before := machineCPU()
 		time.Sleep(250 * time.Millisecond)
 		if machineCPU()-before < 0.05 {

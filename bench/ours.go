@@ -61,7 +61,7 @@ func (ours) load(ctx context.Context, db *database, n int, what kind) error {
 			"'succeeded', '{}', 1, 1, now() - interval '1 day', now() - interval '1 day', gen_random_uuid()")
 	case leased:
 		more("status, attempt, lease_no, started_at, lease_until, deadline_at, lease_token, leased_by",
-			"'leased', 1, 1, now() - interval '1 minute', now() + interval '1 hour', now() + interval '1 hour', gen_random_uuid(), 'elsewhere'")
+			"'leased', 1, 1, now() - random() * interval '1 minute', now() + interval '1 hour', now() + interval '1 hour', gen_random_uuid(), 'elsewhere'")
 	}
 	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		if what != foreground {

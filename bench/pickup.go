@@ -16,7 +16,6 @@ const (
 	riverTuned      = "tuned fetch"
 	noLocalQueue    = "no local queue"
 	pollInterval    = 100 * time.Millisecond
-	pickUpWarmUp    = 2 * time.Second
 	transactionsKey = "transactions a minute"
 )
 
@@ -40,14 +39,12 @@ func pickUp(ctx context.Context, b *bench) error {
 		{ours{}, pollingShipped, task{NoWakeUp: true}, "workflow.wakeup = off", 0, 0},
 		{riverQueue{}, riverDefault, task{Default: true}, "", b.sizes.pickUps, frequent},
 		{riverQueue{}, riverTuned, task{}, "", b.sizes.pickUps, frequent},
-	}
-	if b.missing == "" {
-		ways = append(ways, waiting{graphile{}, noLocalQueue, task{Idle: true}, "", b.sizes.pickUps, frequent})
+		{graphile{}, noLocalQueue, task{Idle: true}, "", b.sizes.pickUps, frequent},
 	}
 	for rep := range b.sizes.reps {
 		for _, w := range ways {
-			if w.pickUps == 0 && rep > 0 {
-				continue // its idle cost is known
+			if !b.has(w.engine) || w.pickUps == 0 && rep > 0 { // its idle cost is known
+				continue
 			}
 			s := sample{Engine: w.engine.name(), Variant: w.variant, Rep: rep + 1, Runs: w.pickUps, More: map[string]float64{}}
 			err := b.onFresh(ctx, w.engine, func(db *database) error { return b.pickUpOnce(ctx, db, w, &s) })
@@ -76,7 +73,7 @@ func (b *bench) pickUpOnce(ctx context.Context, db *database, w waiting, s *samp
 	}
 	ps.say("go")
 	err = func() error {
-		if err := pause(ctx, pickUpWarmUp); err != nil {
+		if err := pause(ctx, b.sizes.warmUp); err != nil {
 			return err
 		}
 		if s.Rep == 1 {
@@ -98,6 +95,7 @@ func (b *bench) idleTransactions(ctx context.Context, db *database) (perMinute f
 		err = b.server.pool.QueryRow(ctx, `SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1`, db.name).Scan(&n)
 		return n, err
 	}
+	db.Reset() // our own sessions tell only when they end what they did
 	before, err := count()
 	if err != nil {
 		return 0, err

@@ -36,8 +36,8 @@ to 60 seconds, and leases are planted as dead workers leave them; the longest ti
 	"heartbeat": {"Heartbeats", `One worker holds leases whose handlers sleep, with a lease of 6 s, so that all are extended every 2 s. Rates and
 costs are per lease extended. *Statements* are all that the worker sends in an interval.`, "", heartbeatTable},
 	"soak": {"Soak", fmt.Sprintf(`One worker, fed evenly with %.0f %% of the rate at which it handles what is enqueued as fast as it can. Finished runs are removed after
-%d seconds, by a cleanup every minute. The p99 is of the time from commit to handler, over a fiftieth second's first run; sizes are those of runs and
-history.`, 100*soakShare, soakKeep), "soak.svg", soakTable},
+%d seconds, by a cleanup every minute. The p99 is of the time from commit to handler, of one run in every fiftieth of a second; sizes are those of all
+tables.`, 100*soakShare, soakKeep), "soak.svg", soakTable},
 }
 
 // scenario is the name of the scenario that made the section.
@@ -214,7 +214,7 @@ func thousands(x float64) string {
 }
 
 func snapshotTable(p *page, s *section) {
-	p.header("engine", "seconds", "runs/s", "first 10 s", "last 10 s", "of the first", "late commit to handler", "expiry to taken back", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
+	p.header("engine", "seconds", "runs/s", "first 10 s", "last 10 s", "of the first", "waiting in the end", "late commit to handler", "expiry to taken back", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
 	for _, one := range s.Samples {
 		late, taken := "", ""
 		if one.Engine == (ours{}).name() {
@@ -222,7 +222,7 @@ func snapshotTable(p *page, s *section) {
 		}
 		c := samples{one}.costs()
 		p.row(one.Engine, strconv.Itoa(len(one.Series)), c[0], thousands(one.More[firstKey]), thousands(one.More[lastKey]),
-			decimals(one.More[lastKey]/one.More[firstKey], 2), late, taken, c[2], c[3], c[4], c[5], c[6])
+			decimals(one.More[lastKey]/one.More[firstKey], 2), thousands(one.More[waitingKey]), late, taken, c[2], c[3], c[4], c[5], c[6])
 	}
 }
 

@@ -9,6 +9,9 @@ type sizes struct {
 	rivalCrowdReps int
 	mixedReps      int
 
+	calm   int           // quarters of a second to wait for a quiet machine
+	warmUp time.Duration // before idle pick-up
+
 	bulk   int // runs enqueued in bulk
 	single int // runs enqueued one by one
 	drain  int // runs drained
@@ -34,6 +37,7 @@ type sizes struct {
 
 var fullSize = sizes{
 	reps: 3, crowdReps: 5, rivalCrowdReps: 2, mixedReps: 3,
+	calm: 8, warmUp: 2 * time.Second,
 	bulk: 100_000, single: 16_000, drain: 100_000,
 	pickUps: 100, rarePickUp: 40, idle: 12 * time.Second,
 	crowd: 60_000, extra: 1_000_000, leased: 100_000,
@@ -45,7 +49,8 @@ var fullSize = sizes{
 
 var smokeSize = sizes{
 	reps: 1, crowdReps: 1, rivalCrowdReps: 1, mixedReps: 1,
-	bulk: 4_000, single: 400, drain: 4_000,
+	warmUp: 500 * time.Millisecond,
+	bulk:   4_000, single: 400, drain: 4_000,
 	pickUps: 8, rarePickUp: 2, idle: time.Second,
 	crowd: 2_000, extra: 5_000, leased: 1_000,
 	held: 4 * time.Second, heldRival: 2 * time.Second, edge: time.Second,

@@ -12,6 +12,7 @@ const (
 	heldVariant = "old snapshot held"
 	firstKey    = "first runs/s"
 	lastKey     = "last runs/s"
+	waitingKey  = "waiting in the end"
 	lateKey     = "late commit to handler s"
 	takenKey    = "expiry to taken back s"
 )
@@ -77,13 +78,13 @@ func (b *bench) feedUnderSnapshot(ctx context.Context, db *database, e engine, p
 	f := startFeed(ctx, p, ps)
 	trials := b.startTrials(ctx, db, e, ps, length)
 	s.Series, err = perSecond(ctx, ps, length)
+	handled, _ := ps.handled()
+	s.Runs, s.More[waitingKey] = int(handled), float64(f.made.Load()-handled)
 	to, readErr := b.server.read(ctx, ps)
 	made, feedErr := f.stop()
 	if err := errors.Join(err, readErr, feedErr, trials.join(s)); err != nil {
 		return err
 	}
-	handled, _ := ps.handled()
-	s.Runs = int(handled)
 	s.costs(from, to, s.Runs)
 	s.Rate = float64(s.Runs) / s.Seconds
 	s.compareEdges(int(b.sizes.edge.Seconds()))

@@ -164,12 +164,12 @@ func (b *bench) watchSoak(ctx context.Context, db *database, ps processes, d *dr
 	return nil
 }
 
-// sizesOf returns how large the runs and their history are, with and without indexes.
+// sizesOf returns how large all tables and their indexes are.
 func sizesOf(ctx context.Context, db *database) (map[string]float64, error) {
 	var table, indexes float64
 	err := db.QueryRow(ctx, `
 		SELECT sum(pg_table_size(oid)) / 1048576.0, sum(pg_indexes_size(oid)) / 1048576.0
-		FROM pg_class WHERE relname IN ('workflow_run', 'workflow_event')`).Scan(&table, &indexes)
+		FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace`).Scan(&table, &indexes)
 	return map[string]float64{tableKey: table, indexKey: indexes}, err
 }
 
