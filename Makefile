@@ -74,7 +74,7 @@ bench: postgres $(BIN)/bench ## the engine beside River and graphile-worker: und
 	cd bench && $(BIN)/bench
 
 bench-smoke: postgres $(BIN)/bench ## every bench at a small size: asserts that all is settled, nothing about time
-	cd bench && $(BIN)/bench -smoke
+	cd bench && $(GO) test ./... && $(BIN)/bench -smoke
 
 soak: postgres $(BIN)/bench ## half an hour at 70 % of the peak, with cleanup; its part of bench/RESULTS.md
 	cd bench && $(BIN)/bench -only soak

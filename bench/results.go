@@ -97,13 +97,6 @@ func (r *results) file(s *section) {
 	r.Sections = append(r.Sections, s)
 }
 
-func (r *results) section(name string) *section {
-	if i := slices.IndexFunc(r.Sections, func(s *section) bool { return s.Name == name }); i >= 0 {
-		return r.Sections[i]
-	}
-	return nil
-}
-
 const resultsFile = "results.json"
 
 func readResults(dir string) (*results, error) {
