@@ -29,3 +29,5 @@ require (
 )
 
 replace github.com/simple-workflow/simple-workflow => ../
+
+ignore ./node/node_modules
