@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 // A goal is what we want a figure to be at least, or at most.
@@ -16,9 +17,6 @@ type goal struct {
 }
 
 func (g goal) reached() bool {
-	if math.IsNaN(g.value) {
-		return false
-	}
 	if g.atMost {
 		return g.value <= g.limit
 	}
@@ -41,9 +39,6 @@ func (g goal) wanted() string {
 }
 
 func (g goal) figure(x float64) string {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return "–"
-	}
 	return fmt.Sprintf("%.*f%s", g.decimal, x, g.unit)
 }
 
@@ -52,8 +47,8 @@ func ratio(text string, value, of, limit float64, atMost bool) goal {
 	return goal{text: text, value: value / of, limit: limit, atMost: atMost, unit: " ×", decimal: 2}
 }
 
-// goals returns the goals of a scenario. Those that need an engine which was left out are
-// left out, too.
+// goals returns the goals of a scenario. Those that cannot be told, because an engine was
+// left out, are left out, too.
 func (s *section) goals() []goal {
 	of := map[string]func(*section) []goal{
 		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
@@ -64,7 +59,7 @@ func (s *section) goals() []goal {
 	if of == nil {
 		return nil
 	}
-	return of(s)
+	return slices.DeleteFunc(of(s), func(g goal) bool { return math.IsNaN(g.value) || math.IsInf(g.value, 0) })
 }
 
 func (s *section) median(engine, variant string, of number) float64 {
@@ -93,19 +88,15 @@ func drainGoals(s *section) []goal {
 	own := ours{}.name()
 	one := s.median(own, oneProcess, rate)
 	floor := max(s.median(own, floorOne, rate), s.median(own, floorTwo, rate))
-	goals := []goal{
+	return []goal{
+		ratio("drain, of graphile-worker", one, s.median(graphile{}.name(), oneProcess, rate), 1.3, false),
+		ratio("Postgres CPU per drained run, of graphile-worker", s.median(own, oneProcess, serverCPU),
+			s.median(graphile{}.name(), oneProcess, serverCPU), 1.2, true),
 		ratio("drain, of River", one, s.median(riverQueue{}.name(), oneProcess, rate), 2.5, false),
 		ratio("drain, of a bare loop of lease and settle", one, floor, 0.75, false),
 		ratio("two processes, of one", s.median(own, twoProcesses, rate), one, 0.9, false),
 		{text: "WAL per run without history", value: s.median(own, noHistory, wal), limit: 1300, atMost: true, unit: " bytes"},
 	}
-	if cost := s.median(graphile{}.name(), oneProcess, serverCPU); cost > 0 {
-		goals = append([]goal{
-			ratio("drain, of graphile-worker", one, s.median(graphile{}.name(), oneProcess, rate), 1.3, false),
-			ratio("Postgres CPU per drained run, of graphile-worker", s.median(own, oneProcess, serverCPU), cost, 1.2, true),
-		}, goals...)
-	}
-	return goals
 }
 
 func pickUpGoals(s *section) []goal {
@@ -128,7 +119,7 @@ func crowdGoals(s *section) (goals []goal) {
 		}
 		goals = append(goals,
 			ratio("drain among "+row[0].Variant+", of the rate among none", row.median(rate), alone, 0.85, false),
-			ratio("Postgres CPU per run there", row.median(serverCPU), cost, 1.15, true))
+			ratio("Postgres CPU per run among "+row[0].Variant+", of that among none", row.median(serverCPU), cost, 1.15, true))
 	}
 	return goals
 }

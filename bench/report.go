@@ -27,7 +27,7 @@ show what the history, the wake-up and the setting of Concurrency cost; they are
 that has nothing to do. Percentiles are over all repetitions.`, "", pickUpTable},
 	"crowd": {"Among many other rows", `The same drain with other rows in the table, loaded by plain SQL without history, vacuumed and analyzed; each time on a fresh
 copy of the database, in turn with the empty one. *CPU* is per run handled, since those of lower priority are begun before the last of the others
-is settled. River and graphile-worker keep future jobs at the highest priority they have.`, "crowd.svg", crowdTable},
+is settled. River's future jobs have the priority of the others, which is its highest.`, "crowd.svg", crowdTable},
 	"mixed": {"Many types and priorities", `The same number of runs, of one type and priority or spread over many. On the side a bare
 ` + "`lease.Poller`" + ` leases a third as many: no run may come after one of lower priority.`, "", costTable("worker")},
 	"snapshot": {"Under an old snapshot", `Another session keeps a REPEATABLE READ snapshot while runs are enqueued in bulk, 10,000 ahead of one worker process, so

@@ -51,7 +51,6 @@ func TestThousands(t *testing.T) {
 	}
 }
 
-// A goal that cannot be told is not reached.
 func TestGoal(t *testing.T) {
 	for _, c := range []struct {
 		goal goal
@@ -59,7 +58,6 @@ func TestGoal(t *testing.T) {
 	}{
 		{ratio("", 3, 2, 1.5, false), true}, {ratio("", 2.9, 2, 1.5, false), false},
 		{ratio("", 1.2, 1, 1.2, true), true}, {ratio("", 1.3, 1, 1.2, true), false},
-		{ratio("", 0, 0, 1, false), false}, {ratio("", 0, 0, 1, true), false},
 	} {
 		if got := c.goal.reached(); got != c.want {
 			t.Errorf("%v %s is reached: %v, want %v", c.goal.value, c.goal.wanted(), got, c.want)
@@ -132,4 +130,16 @@ func everything(name string) *section {
 		}
 	}
 	return s
+}
+
+// Without a rival there is nothing to compare with.
+func TestGoalsWithoutRivals(t *testing.T) {
+	s := everything("enqueue")
+	if got := len(s.goals()); got != 2 {
+		t.Errorf("%d goals, want 2", got)
+	}
+	s.Engines = map[string]string{ours{}.name(): "1"}
+	if got := s.goals(); len(got) != 0 {
+		t.Errorf("goals without rivals: %v", got)
+	}
 }
