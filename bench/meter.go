@@ -1,91 +1,113 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// A meter measures what something costs: time, CPU of server and client, WAL.
-type meter struct {
-	pool   *pgxpool.Pool
-	server *pgserver.Server
+// A reading is the state of all meters at one time. CPU is in seconds.
+type reading struct {
+	at      time.Time
+	server  float64 // CPU of the postmaster, its living and its ended children
+	workers float64 // CPU of the child processes
+	own     float64 // CPU of the bench itself
+	machine float64 // CPU of everybody
+	wal     float64 // bytes
+	rss     float64 // MiB, the peak of the largest child process
 }
 
-func (m *meter) measure(ctx context.Context, name string, n int, do func() error) error {
-	wal, server, client, start := m.wal(ctx), m.serverCPU(), clientCPU(), time.Now()
-	if err := do(); err != nil {
-		return err
+func (s *server) read(ctx context.Context, ps processes) (r reading, err error) {
+	r = reading{at: time.Now(), server: s.cpu(), own: cpuOf("self", 13), machine: machineCPU()}
+	for _, p := range ps {
+		pid := strconv.Itoa(p.command.Process.Pid)
+		r.workers += cpuOf(pid, 13)
+		r.rss = max(r.rss, peakRSS(pid))
 	}
-	took := time.Since(start)
-	per := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / float64(n) }
-	fmt.Printf("%-28s %10.0f %12.1f %12.1f %12.0f\n", name, float64(n)/took.Seconds(),
-		per(m.serverCPU()-server), per(clientCPU()-client), (m.wal(ctx)-wal)/float64(n))
-	return nil
+	err = s.pool.QueryRow(ctx, `SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8`).Scan(&r.wal)
+	return r, err
 }
 
-func (m *meter) wal(ctx context.Context) (bytes float64) {
-	if err := m.pool.QueryRow(ctx, `SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8`).Scan(&bytes); err != nil {
-		fmt.Fprintln(os.Stderr, "bench: read the WAL position:", err)
-	}
-	return bytes
+// costs fills in what it took from one reading to another to handle some runs.
+func (s *sample) costs(from, to reading, handled int) {
+	s.Seconds = to.at.Sub(from.at).Seconds()
+	per := 100_000 / float64(handled)
+	server, workers := to.server-from.server, to.workers-from.workers
+	s.ServerCPU, s.WorkerCPU = server*per, workers*per
+	s.WAL = (to.wal - from.wal) / float64(handled)
+	s.RSS = to.rss
+	s.Foreign = max(0, to.machine-from.machine-server-workers-(to.own-from.own)) / s.Seconds
 }
 
-func clientCPU() time.Duration {
-	var used syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &used)
-	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
-}
-
-// serverCPU is what the postmaster, its living and its ended children have used. It is 0
-// where there is no /proc.
-func (m *meter) serverCPU() (total time.Duration) {
-	text, err := os.ReadFile(filepath.Join(m.server.Dir(), "data", "postmaster.pid"))
+// cpu reads the children first, so that one which ends meanwhile is counted by its parent.
+func (s *server) cpu() (total float64) {
+	text, err := os.ReadFile(filepath.Join(s.Dir(), "data", "postmaster.pid"))
 	if err != nil {
 		return 0
 	}
 	postmaster, _, _ := strings.Cut(string(text), "\n")
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		// After the name in brackets: state, ppid, … utime, stime, cutime, cstime are 14 to 17.
-		_, rest, _ := strings.Cut(string(text), ") ")
-		field := strings.Fields(rest)
-		pid := filepath.Base(filepath.Dir(path))
-		if len(field) < 15 || pid != postmaster && field[1] != postmaster {
-			continue
-		}
-		last := 13
-		if pid == postmaster {
-			last = 15
-		}
-		for _, ticks := range field[11:last] {
-			n, _ := strconv.Atoi(ticks)
-			total += time.Duration(n) * 10 * time.Millisecond // USER_HZ is 100 on Linux
-		}
+	children, _ := os.ReadFile("/proc/" + postmaster + "/task/" + postmaster + "/children")
+	for _, pid := range strings.Fields(string(children)) {
+		total += cpuOf(pid, 13)
 	}
-	return total
+	return total + cpuOf(postmaster, 15)
 }
 
-type durations []time.Duration
-
-func (d durations) at(share float64) time.Duration {
-	if len(d) == 0 {
+// cpuOf sums fields of /proc/PID/stat from utime on: up to 13 for the process itself, up to
+// 15 with the children that it has waited for. It is 0 where there is no such process.
+func cpuOf(pid string, end int) float64 {
+	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
 		return 0
 	}
-	sorted := slices.Sorted(slices.Values(d))
-	return sorted[min(int(share*float64(len(sorted))), len(sorted)-1)].Round(10 * time.Microsecond)
+	return ticks(strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))[11:end])
+}
+
+// machineCPU is what all have used, and what other machines on the same hardware have taken
+// away.
+func machineCPU() float64 {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	field := strings.Fields(first) // cpu user nice system idle iowait irq softirq steal
+	return ticks(append(field[1:4], field[6:9]...))
+}
+
+// ticks sums fields that count hundredths of a second, USER_HZ on Linux.
+func ticks(fields []string) float64 {
+	sum := 0
+	for _, field := range fields {
+		n, _ := strconv.Atoi(field)
+		sum += n
+	}
+	return float64(sum) / 100
+}
+
+func peakRSS(pid string) float64 {
+	text, err := os.ReadFile("/proc/" + pid + "/status")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text), "VmHWM:")
+	var kB float64
+	_, _ = fmt.Sscan(rest, &kB)
+	return kB / 1024
+}
+
+// calm waits two seconds at most for a moment in which nobody uses the machine.
+func (b *bench) calm() {
+	for range b.sizes.calm {
+		before := machineCPU()
+		time.Sleep(250 * time.Millisecond)
+		if machineCPU()-before < 0.05 {
+			return
+		}
+	}
 }

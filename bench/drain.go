@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+const (
+	oneProcess   = "1 process"
+	twoProcesses = "2 processes"
+	floorOne     = "floor, 1 loop"
+	floorTwo     = "floor, 2 loops"
+	noHistory    = "history off"
+	noWakeUp     = "wake-up off"
+	shippedSlots = "Concurrency as shipped"
+)
+
+// A drained row is a way to drain a table that was filled before.
+type drained struct {
+	engine    engine
+	variant   string
+	task      task
+	processes int
+	alter     string // a setting of the database
+}
+
+// drain empties a table of due runs, in all ways.
+func drain(ctx context.Context, b *bench) error {
+	work := task{Do: "work"}
+	var ways []drained
+	for _, e := range b.engines {
+		ways = append(ways, drained{e, oneProcess, work, 1, ""}, drained{e, twoProcesses, work, 2, ""})
+	}
+	if b.has(ours{}) {
+		ways = append(ways,
+			drained{ours{}, floorOne, task{Do: "floor", Loops: 1}, 1, ""},
+			drained{ours{}, floorTwo, task{Do: "floor", Loops: 2}, 1, ""},
+			drained{ours{}, noHistory, work, 1, "workflow.audit = off"},
+			drained{ours{}, noWakeUp, task{Do: "work", NoWakeUp: true}, 1, "workflow.wakeup = off"},
+			drained{ours{}, shippedSlots, task{Do: "work", Slots: -1}, 1, ""},
+		)
+	}
+	for rep := range b.sizes.reps {
+		for _, w := range ways {
+			s := sample{Engine: w.engine.name(), Variant: w.variant, Rep: rep + 1, Runs: b.sizes.drain}
+			err := b.onFresh(ctx, w.engine, func(db *database) error {
+				if w.alter != "" {
+					if err := db.set(ctx, w.alter); err != nil {
+						return err
+					}
+				}
+				return b.drainOnce(ctx, db, w, &s)
+			})
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", w.engine.name(), w.variant, err)
+			}
+			b.record(s)
+		}
+	}
+	return nil
+}
+
+// drainOnce loads s.Runs foreground runs and has them drained.
+func (b *bench) drainOnce(ctx context.Context, db *database, w drained, s *sample) error {
+	if err := w.engine.load(ctx, db, s.Runs, foreground); err != nil {
+		return err
+	}
+	if err := db.rest(ctx); err != nil {
+		return err
+	}
+	return b.drainLoaded(ctx, db, w, s)
+}
+
+// drainLoaded is timed from the word go until no foreground run is unfinished. What handlers
+// did beyond the foreground shares the costs.
+func (b *bench) drainLoaded(ctx context.Context, db *database, w drained, s *sample) error {
+	t := w.task
+	t.URL = db.url
+	ps, err := start(w.engine, t, w.processes)
+	if err != nil {
+		return err
+	}
+	err = func() error {
+		b.calm()
+		from, err := b.server.read(ctx, ps)
+		if err != nil {
+			return err
+		}
+		ps.say("go")
+		if err := awaitDrained(ctx, db, w.engine, ps, int64(s.Runs)); err != nil {
+			return err
+		}
+		to, err := b.server.read(ctx, ps)
+		foreground, all := ps.handled()
+		s.costs(from, to, s.Runs+int(all-foreground))
+		s.Rate = float64(s.Runs) / s.Seconds
+		return err
+	}()
+	if err := errors.Join(err, ps.stop()); err != nil {
+		return err
+	}
+	left, err := w.engine.unsettled(ctx, db, s.Runs)
+	if err == nil && left != 0 {
+		err = fmt.Errorf("%d of %d runs are not settled", left, s.Runs)
+	}
+	return err
+}
+
+// awaitDrained first waits for the handlers, which costs nothing, and then asks the engine.
+func awaitDrained(ctx context.Context, db *database, e engine, ps processes, n int64) error {
+	const patience = 60 * time.Second
+	last, progress := int64(0), time.Now()
+	for {
+		time.Sleep(2 * time.Millisecond)
+		foreground, all := ps.handled()
+		if foreground >= n {
+			if busy, err := e.busy(ctx, db); err != nil || !busy {
+				return err
+			}
+		}
+		if all != last {
+			last, progress = all, time.Now()
+		}
+		if time.Since(progress) > patience {
+			return fmt.Errorf("%d of %d runs were handled, and no more for %v", foreground, n, patience)
+		}
+		if err := errors.Join(ps.alive(), ctx.Err()); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,21 @@
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"sync"
+)
+
+// commitOnce asks git once. Only what the engine and the bench are made of counts as changed.
+var commitOnce = sync.OnceValue(func() string {
+	out, err := exec.Command("git", "rev-parse", "--short=10", "HEAD").Output()
+	if err != nil {
+		return "unknown"
+	}
+	name := strings.TrimSpace(string(out))
+	changed, err := exec.Command("git", "status", "--porcelain", "--", "..", ":!RESULTS.md", ":!results.json", ":!../docs").Output()
+	if err == nil && len(changed) > 0 {
+		name += " with changes"
+	}
+	return name
+})

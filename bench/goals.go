@@ -1,0 +1,170 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// A goal is what we want a figure to be at least, or at most.
+type goal struct {
+	text    string
+	value   float64
+	limit   float64
+	atMost  bool
+	unit    string
+	decimal int
+}
+
+func (g goal) reached() bool {
+	if g.atMost {
+		return g.value <= g.limit
+	}
+	return g.value >= g.limit
+}
+
+func (g goal) verdict() string {
+	if g.reached() {
+		return "reached"
+	}
+	return "**not reached**"
+}
+
+func (g goal) wanted() string {
+	sign := "≥"
+	if g.atMost {
+		sign = "≤"
+	}
+	return sign + " " + g.figure(g.limit)
+}
+
+func (g goal) figure(x float64) string {
+	return fmt.Sprintf("%.*f%s", g.decimal, x, g.unit)
+}
+
+// ratio is a goal of so many times a rate, or a cost.
+func ratio(text string, value, of, limit float64, atMost bool) goal {
+	return goal{text: text, value: value / of, limit: limit, atMost: atMost, unit: " ×", decimal: 2}
+}
+
+// goals returns the goals of a scenario. Those that cannot be told, because an engine was
+// left out, are left out, too.
+func (s *section) goals() []goal {
+	of := map[string]func(*section) []goal{
+		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
+		"crowd": crowdGoals, "mixed": mixedGoals,
+		"snapshot": snapshotGoals, "heartbeat": heartbeatGoals,
+		"soak": soakGoals,
+	}[s.scenario()]
+	if of == nil {
+		return nil
+	}
+	return slices.DeleteFunc(of(s), func(g goal) bool { return math.IsNaN(g.value) || math.IsInf(g.value, 0) })
+}
+
+func (s *section) median(engine, variant string, of number) float64 {
+	return s.Samples.of(engine, variant).median(of)
+}
+
+func (s *section) bestRival(variant string) float64 {
+	best := 0.0
+	for name := range s.Engines {
+		if name != (ours{}).name() {
+			best = max(best, s.median(name, variant, rate))
+		}
+	}
+	return best
+}
+
+func enqueueGoals(s *section) []goal {
+	own := ours{}.name()
+	return []goal{
+		ratio("enqueue in bulk, of the best rival", s.median(own, bulkVariant, rate), s.bestRival(bulkVariant), 1.5, false),
+		ratio("enqueue one by one, of the best rival", s.median(own, singleVariant, rate), s.bestRival(singleVariant), 1, false),
+	}
+}
+
+func drainGoals(s *section) []goal {
+	own := ours{}.name()
+	one := s.median(own, oneProcess, rate)
+	floor := max(s.median(own, floorOne, rate), s.median(own, floorTwo, rate))
+	return []goal{
+		ratio("drain, of graphile-worker", one, s.median(graphile{}.name(), oneProcess, rate), 1.3, false),
+		ratio("Postgres CPU per drained run, of graphile-worker", s.median(own, oneProcess, serverCPU),
+			s.median(graphile{}.name(), oneProcess, serverCPU), 1.2, true),
+		ratio("drain, of River", one, s.median(riverQueue{}.name(), oneProcess, rate), 2.5, false),
+		ratio("drain, of a bare loop of lease and settle", one, floor, 0.75, false),
+		ratio("two processes, of one", s.median(own, twoProcesses, rate), one, 0.9, false),
+		{text: "WAL per run without history", value: s.median(own, noHistory, wal), limit: 1300, atMost: true, unit: " bytes"},
+	}
+}
+
+func pickUpGoals(s *section) []goal {
+	own := ours{}.name()
+	woken, polled := s.Samples.of(own, wakeUpVariant).pooled(), s.Samples.of(own, pollingVariant).pooled()
+	limit := float64(pollInterval.Milliseconds()) + 5
+	return []goal{
+		{text: "idle pick-up by wake-up, p50", value: percentile(woken, 0.50), limit: 1, atMost: true, unit: " ms", decimal: 2},
+		{text: "idle pick-up by wake-up, p99", value: percentile(woken, 0.99), limit: 5, atMost: true, unit: " ms", decimal: 2},
+		{text: "idle pick-up by polling alone, p99", value: percentile(polled, 0.99), limit: limit, atMost: true, unit: " ms", decimal: 1},
+	}
+}
+
+func crowdGoals(s *section) (goals []goal) {
+	own := ours{}.name()
+	alone, cost := s.median(own, nobody, rate), s.median(own, nobody, serverCPU)
+	for _, row := range s.Samples.rows() {
+		if row[0].Engine != own || row[0].Variant == nobody {
+			continue
+		}
+		goals = append(goals,
+			ratio("drain among "+row[0].Variant+", of the rate among none", row.median(rate), alone, 0.85, false),
+			ratio("Postgres CPU per run among "+row[0].Variant+", of that among none", row.median(serverCPU), cost, 1.15, true))
+	}
+	return goals
+}
+
+func mixedGoals(s *section) []goal {
+	own := ours{}.name()
+	many := s.Samples.of(own, thirtyType)
+	return []goal{
+		ratio("drain of "+thirtyType+", of the rate of one type", many.median(rate), s.median(own, oneType, rate), 0.8, false),
+		{text: "runs leased after one of lower priority", value: sum(many.sorted(more(strictKey))), atMost: true},
+	}
+}
+
+func snapshotGoals(s *section) []goal {
+	held := s.Samples.of(ours{}.name(), heldVariant)
+	return []goal{
+		ratio("under an old snapshot, the last 10 s of the first 10 s", held.median(more(lastKey)), held.median(more(firstKey)), 0.9, false),
+		{text: "a run committed up to 60 s late, until it is leased", value: held.median(more(lateKey)), limit: 10, atMost: true, unit: " s", decimal: 2},
+		{text: "an expired lease, until it is taken back", value: held.median(more(takenKey)), limit: 1, atMost: true, unit: " s", decimal: 2},
+	}
+}
+
+func heartbeatGoals(s *section) []goal {
+	return []goal{
+		{text: "HOT share of heartbeats", value: 100 * s.Samples.median(more(hotKey)), limit: 90, unit: " %"},
+		{text: "heartbeat statements per worker and interval", value: s.Samples.median(more(beatsKey)), limit: 1.05, atMost: true, decimal: 2},
+		{text: "leases lost", value: s.Samples.median(more(lostKey)), atMost: true},
+	}
+}
+
+// settledFrom is the minute from which on a soak has to be flat.
+const settledFrom = 5
+
+// soakGoals compare the last five minutes with the five after warming up.
+func soakGoals(s *section) []goal {
+	minutes := s.Samples.of(ours{}.name(), soakMinutes)
+	if len(minutes) < 3*settledFrom {
+		return nil
+	}
+	early, late := minutes[settledFrom:2*settledFrom], minutes[len(minutes)-settledFrom:]
+	demanded := soakShare * s.median(ours{}.name(), peakVariant, rate)
+	size := func(one sample) float64 { return one.More[tableKey] + one.More[indexKey] }
+	return []goal{
+		ratio("soak, rate of the last 5 minutes, of what is enqueued", late.median(rate), demanded, 0.98, false),
+		ratio("size of tables and indexes, of that after 5 minutes", late.median(size), early.median(size), 1.1, true),
+		ratio("p99 to the handler, of that after 5 minutes", late.median(more(delayKey)), early.median(more(delayKey)), 1.25, true),
+	}
+}

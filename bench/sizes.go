@@ -1,0 +1,60 @@
+package main
+
+import "time"
+
+// sizes say how much is measured. RESULTS.md is made with fullSize.
+type sizes struct {
+	reps           int // repetitions of a measurement, unless below
+	crowdReps      int
+	rivalCrowdReps int
+	mixedReps      int
+
+	calm   int           // quarters of a second to wait for a quiet machine
+	warmUp time.Duration // before idle pick-up
+
+	bulk   int // runs enqueued in bulk
+	single int // runs enqueued one by one
+	drain  int // runs drained
+
+	pickUps    int // per engine and repetition
+	rarePickUp int // the same where nothing but polling finds them
+	idle       time.Duration
+
+	crowd  int // runs drained among extra others
+	extra  int
+	leased int // of others, in place of extra
+
+	held      time.Duration // the old snapshot, for our engine
+	heldRival time.Duration
+	edge      time.Duration // the first and the last of these are compared
+	lates     []time.Duration
+
+	leases int           // held at once by sleeping handlers
+	beats  time.Duration // how long they are watched
+
+	soak, warm, peak time.Duration
+}
+
+var fullSize = sizes{
+	reps: 3, crowdReps: 5, rivalCrowdReps: 3, mixedReps: 5,
+	calm: 8, warmUp: 2 * time.Second,
+	bulk: 100_000, single: 16_000, drain: 100_000,
+	pickUps: 100, rarePickUp: 40, idle: 20 * time.Second,
+	crowd: 60_000, extra: 1_000_000, leased: 100_000,
+	held: 120 * time.Second, heldRival: 60 * time.Second, edge: 10 * time.Second,
+	lates:  []time.Duration{2 * time.Second, 10 * time.Second, 30 * time.Second, 60 * time.Second},
+	leases: 10_000, beats: 30 * time.Second,
+	soak: 30 * time.Minute, warm: 5 * time.Minute, peak: 20 * time.Second,
+}
+
+var smokeSize = sizes{
+	reps: 1, crowdReps: 1, rivalCrowdReps: 1, mixedReps: 1,
+	warmUp: 500 * time.Millisecond,
+	bulk:   4_000, single: 400, drain: 4_000,
+	pickUps: 8, rarePickUp: 2, idle: time.Second,
+	crowd: 2_000, extra: 5_000, leased: 1_000,
+	held: 4 * time.Second, heldRival: 2 * time.Second, edge: time.Second,
+	lates:  []time.Duration{time.Second, 2 * time.Second},
+	leases: 500, beats: 3 * time.Second,
+	soak: 6 * time.Second, warm: time.Second, peak: 2 * time.Second,
+}
