@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A look from the start takes at most a tenth of the time. Idle, a cheap one is always
+// A look from the start takes at most a twentieth of the time. Idle, a cheap one is always
 // allowed; busy, even that comes only every few milliseconds. One that stalled does not put
 // the next off for more than some seconds.
 func TestBudget(t *testing.T) {
@@ -19,9 +19,9 @@ func TestBudget(t *testing.T) {
 		{time.Millisecond, 0, true, busyPause},
 		{time.Millisecond, 20 * time.Millisecond, true, busyPause - 20*time.Millisecond},
 		{time.Millisecond, time.Second, true, 0},
-		{10 * time.Millisecond, 0, false, 90 * time.Millisecond},
-		{20 * time.Millisecond, 0, true, 180 * time.Millisecond},
-		{time.Second, 4 * time.Second, true, 5 * time.Second},
+		{10 * time.Millisecond, 0, false, 190 * time.Millisecond},
+		{20 * time.Millisecond, 0, true, 380 * time.Millisecond},
+		{500 * time.Millisecond, 4 * time.Second, true, 5500 * time.Millisecond},
 		{time.Second, 10 * time.Second, false, 0},
 		{time.Minute, 0, false, longest},
 	} {

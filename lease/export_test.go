@@ -12,10 +12,10 @@ func (p *Poller) Discover() { p.discovery = budget{} }
 func (p *Poller) DontDiscover() { p.discovery = never() }
 
 // DontLookBack makes Reclaim go on from where it is for the rest of the test.
-func (r *Reclaimer) DontLookBack() { r.lookBack = never() }
+func (r *Reclaimer) DontLookBack() { r.whole = never() }
 
 // LookBack makes the next Reclaim start from the oldest lease.
-func (r *Reclaimer) LookBack() { r.lookBack = budget{} }
+func (r *Reclaimer) LookBack() { r.whole = budget{} }
 
 // DoubtAgain makes the next Acquire look at once for leases whose answers were lost.
 func (p *Poller) DoubtAgain() {

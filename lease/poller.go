@@ -17,7 +17,7 @@ import (
 // It remembers how far it has come in each lane and goes on from there, because an old
 // snapshot keeps the index entries of runs leased long ago. Discovery finds each lane's
 // first open run anew: lanes that were unknown, and runs behind the remembered position,
-// put there by a transaction that committed late. It may cost a tenth of the time.
+// put there by a transaction that committed late. It may cost a twentieth of the time.
 //
 // A Poller belongs to one goroutine. DB, Prefixes, Worker and Terms must be set.
 type Poller struct {
@@ -56,7 +56,7 @@ const (
 	slack = time.Minute
 )
 
-// A budget bounds what looking from the start may cost: at most a tenth of the time. While
+// A budget bounds what looking from the start may cost: at most a twentieth of the time. While
 // nothing was found (idle) a cheap look is always allowed, while there is plenty (busy) a
 // look every tenth of a second is enough. A look that takes seconds may take more than that.
 type budget struct {
@@ -72,7 +72,7 @@ const (
 
 // wait returns how long until the next look is allowed.
 func (b budget) wait(now time.Time, busy bool) time.Duration {
-	pause := min(9*b.cost, longest)
+	pause := min(19*b.cost, longest)
 	switch {
 	case busy:
 		pause = max(pause, busyPause)

@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,8 +17,10 @@ import (
 // length. A run that has attempts left becomes due again after a backoff, as a suspect; one
 // that has none is leased once more by the caller, who is to fail it.
 //
-// It looks at leased rows from the oldest living lease on, and from the very beginning a
-// tenth of the time at most: an old snapshot keeps the entries of leases long settled.
+// It looks at leased rows from the oldest living lease on. An old snapshot keeps the entries
+// of leases long settled, so looks further back are rare: over those that may have been
+// committed late every few seconds, from the very beginning a fiftieth of the time at most.
+// One that is found in time is the oldest living lease from then on.
 type Reclaimer struct {
 	DB      run.DB
 	Worker  string
@@ -27,14 +28,31 @@ type Reclaimer struct {
 	Length  time.Duration // of the leases on exhausted runs
 	Steps   bool          // also lease exhausted steps of process graphs
 
-	idle     bool
-	from     time.Time // no lease older than this was alive at the last look
-	lookBack budget
+	idle   bool
+	oldest time.Time // no lease older than this was alive at the last look; zero: unknown
+	wide   time.Time // when the last look over what may have been committed late began
+	whole  budget    // of looks from the beginning
 }
 
-// lag is how far behind the oldest living lease a look starts: a statement that leases runs
-// takes its time at its start and may commit this much later.
-const lag = 12 * time.Second
+const (
+	// lag is how much later than its start a statement that leases runs may commit.
+	lag = 12 * time.Second
+	// nearLag is within what almost all of them do.
+	nearLag   = time.Second
+	wideEvery = 3 * time.Second
+)
+
+// from returns where the look that begins at start shall begin; zero: at the beginning.
+func (r *Reclaimer) from(start time.Time) time.Time {
+	switch {
+	case r.oldest.IsZero() || r.whole.cost*49 <= start.Sub(r.whole.end):
+		return time.Time{}
+	case start.Sub(r.wide) >= wideEvery:
+		r.wide = start
+		return r.oldest.Add(-lag)
+	}
+	return r.oldest.Add(-nearLag)
+}
 
 // Reclaim takes back up to n expired leases. It returns how many runs became due again, and
 // the exhausted runs as leases of the caller.
@@ -44,25 +62,18 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 		return 0, nil, fmt.Errorf("draw a lease token: %w", err)
 	}
 	start := time.Now()
-	from := r.from
-	fromStart := r.lookBack.wait(start, true) == 0
-	if fromStart {
-		from = time.Time{}
-	}
+	from := r.from(start)
 	found, oldest, err := r.takeBack(ctx, from, n, 0, token)
 	if refused(err) {
 		found, oldest, err = r.takeEach(ctx, from, n, token)
 	}
-	if fromStart { // also when it failed, or one that takes too long would be tried again and again
-		r.lookBack = spent(start)
+	if from.IsZero() { // also when it failed, or one that takes too long would be tried again and again
+		r.whole = spent(start)
 	}
 	if err != nil {
 		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
 	}
-	r.from, r.idle = time.Time{}, oldest == nil
-	if oldest != nil {
-		r.from = oldest.Add(-lag)
-	}
+	r.oldest, r.idle = oldest.since, !oldest.alive
 	for _, l := range found {
 		if !l.Exhausted {
 			again++
@@ -76,19 +87,21 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 
 // takeEach takes leases back one by one, past rows whose update is refused, by a trigger of
 // the user's perhaps: these are nobody else's trouble.
-func (r *Reclaimer) takeEach(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, oldest *time.Time, err error) {
+func (r *Reclaimer) takeEach(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, oldest oldest, err error) {
 	for skip := 0; len(taken)+skip < n; {
-		one, alive, err := r.takeBack(ctx, from, 1, skip, token)
+		one, next, err := r.takeBack(ctx, from, 1, skip, token)
 		switch {
 		case refused(err):
 			skip++
 			continue
 		case err != nil && len(taken) == 0:
-			return nil, nil, err
-		case err != nil || len(one) == 0:
-			return taken, cmp.Or(alive, oldest), nil
+			return nil, oldest, err
+		case err != nil:
+			return taken, oldest, nil
+		case len(one) == 0:
+			return taken, next, nil
 		}
-		taken, oldest = append(taken, one...), alive
+		taken, oldest = append(taken, one...), next
 	}
 	return taken, oldest, nil
 }
@@ -99,13 +112,18 @@ func refused(err error) bool {
 	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23") || strings.HasPrefix(pg.Code, "P0"))
 }
 
+// oldest is since when the oldest living lease is held; if none is alive, since when that is
+// so. Both by the database's clock.
+type oldest struct {
+	since time.Time
+	alive bool
+}
+
 // takeBack is the one statement of Reclaim; skip is how many expired leases it passes over.
-// oldest is the start of the oldest living lease,
-// nil if there is none.
 //
 // A server that has just come up is left alone for two seconds: living owners use them to
 // reconnect and extend their leases.
-func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, token uuid.UUID) (taken []Lease, oldest *time.Time, err error) {
+func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, token uuid.UUID) (taken []Lease, oldest oldest, err error) {
 	audit, done := run.Audit("taken")
 	rows, _ := r.DB.Query(ctx, `
 		WITH `+audit+`, expired AS MATERIALIZED (
@@ -143,7 +161,7 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 			FROM taken t JOIN expired e ON e.id = t.id, audit
 			WHERE audit.writer = 'self'
 		), `+done+`
-		SELECT alive.oldest, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
+		SELECT coalesce(alive.oldest, statement_timestamp()), alive.oldest IS NOT NULL, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
 		       t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.exhausted, t.run_at
 		FROM (SELECT (SELECT started_at FROM workflow_run
 		              WHERE status = 'leased' AND started_at >= $1
@@ -155,14 +173,14 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 
 // scanReclaimed reads one row for each lease taken, or a single one that only tells the
 // oldest living lease.
-func scanReclaimed(rows pgx.Rows) (taken []Lease, oldest *time.Time, err error) {
+func scanReclaimed(rows pgx.Rows) (taken []Lease, oldest oldest, err error) {
 	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lease, error) {
-		if values := row.RawValues(); values[1] == nil {
+		if values := row.RawValues(); values[2] == nil {
 			skip := make([]any, len(values))
-			skip[0] = &oldest
+			skip[0], skip[1] = &oldest.since, &oldest.alive
 			return nil, row.Scan(skip...)
 		}
-		l, err := scanLease(row, &oldest)
+		l, err := scanLease(row, &oldest.since, &oldest.alive)
 		return &l, err
 	})
 	for _, l := range found {

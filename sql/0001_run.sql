@@ -369,14 +369,20 @@ CREATE TRIGGER workflow_run_delete_guard BEFORE DELETE ON workflow_run
     FOR EACH ROW WHEN (OLD.status = 'leased')
     EXECUTE FUNCTION workflow_run_refuse_delete();
 
--- What a person's UPDATE leaves undone: updated_at, the fields that go with a state, and
--- the cancel that a soft delete of a leased run implies. The engine's statements set all
+-- What a person's UPDATE leaves undone: updated_at, the fields that go with a state, run_at
+-- of what is resumed, and the cancel that a soft delete of a leased run implies. The engine's statements set all
 -- of this themselves and never come here.
 CREATE FUNCTION workflow_run_tidy_row() RETURNS trigger
 LANGUAGE plpgsql AS $fn$
 BEGIN
     IF NEW.updated_at = OLD.updated_at THEN
         NEW.updated_at := now();
+    END IF;
+    -- What comes back, or goes to another lane, lines up behind what is there: workers go on
+    -- from where they are.
+    IF NEW.held_at IS NULL AND OLD.held_at IS NOT NULL OR NEW.deleted_at IS NULL AND OLD.deleted_at IS NOT NULL
+       OR NEW.priority <> OLD.priority THEN
+        NEW.run_at := greatest(NEW.run_at, now());
     END IF;
     IF NEW.deleted_at IS NOT NULL AND NEW.status = 'leased' THEN
         NEW.status := 'cancelled';

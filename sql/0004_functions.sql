@@ -170,12 +170,13 @@ COMMENT ON FUNCTION workflow_delete(uuid, text) IS
     'Soft-deletes a run: never leased again, key free. A leased run is cancelled with it. Answers deleted, already deleted, or not found.';
 
 -- Wake-up: a hint to idle workers, on top of polling. While one transaction is on its way
--- to notify, others skip it, because NOTIFY makes commits queue up. A hint that is lost
--- costs one poll interval. ALTER DATABASE app SET workflow.wakeup = off ends it.
+-- to notify, others that come within the same hundredth of a second skip it, because NOTIFY
+-- makes commits queue up; one that stays open for long keeps nobody else from notifying. A
+-- hint that is lost costs one poll interval. ALTER DATABASE app SET workflow.wakeup = off ends it.
 CREATE FUNCTION workflow_run_wake() RETURNS trigger
 LANGUAGE plpgsql AS $fn$
 BEGIN
-    IF pg_try_advisory_xact_lock(7236824520019461) THEN
+    IF pg_try_advisory_xact_lock(1685003, (extract(epoch FROM clock_timestamp()) * 100)::bigint::bit(32)::integer) THEN
         PERFORM pg_notify('workflow_run', '');
     END IF;
     RETURN NULL;

@@ -63,6 +63,21 @@ func TestUpdatedAt(t *testing.T) {
 	s.expect("later than "+before, s.of(id, `updated_at > '`+before+`'`), "t")
 }
 
+// A run that is resumed, undeleted or moved to another priority is due from then on, or later
+// if it was to be: workers do not look for it behind where they are.
+func TestPutBackIsDueNow(t *testing.T) {
+	s, _ := psql(t)
+	for _, set := range []string{`held_at = NULL`, `deleted_at = NULL`, `priority = 7`, `held_at = NULL, run_at = now() - interval '1 day'`} {
+		id := s.enqueue()
+		s.do(`UPDATE workflow_run SET held_at = now(), deleted_at = now(), run_at = now() - interval '1 hour' WHERE id = '` + id + `'`)
+		s.do(`UPDATE workflow_run SET ` + set + ` WHERE id = '` + id + `'`)
+		s.expect(set+": due now", s.of(id, `run_at = updated_at`), "t")
+		s.do(`UPDATE workflow_run SET held_at = now(), run_at = now() + interval '1 hour' WHERE id = '` + id + `'`)
+		s.do(`UPDATE workflow_run SET held_at = NULL WHERE id = '` + id + `'`)
+		s.expect(set+": due later", s.of(id, `run_at > now() + interval '59 minutes'`), "t")
+	}
+}
+
 // S33, R7: a bare cancel of a leased run takes the lease away in the same statement.
 func TestRawCancelRevokes(t *testing.T) {
 	s, _ := psql(t)
