@@ -15,7 +15,7 @@ import (
 // settings of the server. Durability is full: fsync, synchronous_commit and
 // full_page_writes keep their defaults, which are on.
 var settings = map[string]string{
-	"shared_buffers": "1GB", "effective_cache_size": "8GB", "work_mem": "16MB", "maintenance_work_mem": "256MB",
+	"shared_buffers": "4GB", "effective_cache_size": "8GB", "work_mem": "16MB", "maintenance_work_mem": "256MB",
 	"min_wal_size": "1GB", "max_wal_size": "8GB", "checkpoint_timeout": "15min", "jit": "off", "autovacuum_naptime": "10s",
 }
 

@@ -98,8 +98,8 @@ func commitLate(ctx context.Context, db *database, ps processes, n int, begin, l
 	return max(0, float64(seen-committed)/1e9), nil
 }
 
-// takeBack plants leases as a worker leaves them that dies: half of them expired, half about
-// to. It returns how long after it could be taken back the last one was.
+// takeBack plants leases as a worker leaves them that dies: alive, half of them new, half
+// taken five seconds ago. It returns how long after its end the last one was taken back.
 func takeBack(ctx context.Context, db *database) (longest float64, err error) {
 	token := uuid.New()
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
@@ -109,7 +109,7 @@ func takeBack(ctx context.Context, db *database) (longest float64, err error) {
 		_, err := tx.Exec(ctx, `
 			INSERT INTO workflow_run (type, payload, status, attempt, lease_no, started_at, deadline_at, leased_by, lease_token, lease_until)
 			SELECT $1, '{"n": -1}', 'leased', 1, 1, clock_timestamp() - age, clock_timestamp() + interval '1 hour', 'dead', $2,
-			       clock_timestamp() - age + interval '3 seconds'
+			       clock_timestamp() + interval '4 seconds'
 			FROM unnest(ARRAY['0 seconds', '5 seconds']::interval[]) age, generate_series(1, $3)`, noop, token, deadAtOnce)
 		return err
 	})

@@ -37,8 +37,9 @@ type Reclaimer struct {
 const (
 	// lag is how much later than its start a statement that leases runs may commit.
 	lag = 12 * time.Second
-	// nearLag is within what almost all of them do.
-	nearLag   = time.Second
+	// nearLag is within what almost all of them do. The others are seen alive by a wide look:
+	// a lease that took long to commit has at least as long to live.
+	nearLag   = 3 * time.Second
 	wideEvery = 3 * time.Second
 )
 
@@ -112,24 +113,31 @@ func refused(err error) bool {
 	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23") || strings.HasPrefix(pg.Code, "P0"))
 }
 
-// oldest is since when the oldest living lease is held; if none is alive, since when that is
-// so. Both by the database's clock.
+// oldest is since when the oldest lease is held; if there is none, since when that is so. Both
+// by the database's clock.
 type oldest struct {
 	since time.Time
 	alive bool
 }
 
 // takeBack is the one statement of Reclaim; skip is how many expired leases it passes over.
+// Entries of leases long settled, up to the first that is held, are walked over but once.
 //
 // A server that has just come up is left alone for two seconds: living owners use them to
 // reconnect and extend their leases.
 func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, token uuid.UUID) (taken []Lease, oldest oldest, err error) {
 	audit, done := run.Audit("taken")
 	rows, _ := r.DB.Query(ctx, `
-		WITH `+audit+`, expired AS MATERIALIZED (
+		WITH `+audit+`, first AS MATERIALIZED (
+			SELECT started_at
+			FROM workflow_run
+			WHERE status = 'leased' AND started_at >= $1
+			ORDER BY started_at
+			LIMIT 1
+		), expired AS MATERIALIZED (
 			SELECT id, started_at
 			FROM workflow_run
-			WHERE status = 'leased' AND started_at >= $1 AND lease_until < clock_timestamp()
+			WHERE status = 'leased' AND started_at >= (SELECT started_at FROM first) AND lease_until < clock_timestamp()
 			  AND pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'
 			  AND (attempt < max_attempts OR $2 OR token_id IS NULL)
 			ORDER BY started_at
@@ -163,9 +171,7 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 		), `+done+`
 		SELECT coalesce(alive.oldest, statement_timestamp()), alive.oldest IS NOT NULL, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
 		       t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.exhausted, t.run_at
-		FROM (SELECT (SELECT started_at FROM workflow_run
-		              WHERE status = 'leased' AND started_at >= $1
-		              ORDER BY started_at LIMIT 1) AS oldest) AS alive
+		FROM (SELECT (SELECT started_at FROM first) AS oldest) AS alive
 		LEFT JOIN (SELECT taken.* FROM taken, done) AS t ON true`,
 		from, r.Steps, n, r.delays(), token, r.Worker, r.Length.Seconds(), skip)
 	return scanReclaimed(rows)
