@@ -163,6 +163,9 @@ func measure(ctx context.Context, o options) error {
 	}
 	defer server.stop()
 	b := &bench{server: server, sizes: o.sizes(), rows: o.rows}
+	if err := server.fillWAL(ctx, b.sizes.wal); err != nil {
+		return err
+	}
 	if err := b.choose(ctx, o.engines); err != nil {
 		return err
 	}

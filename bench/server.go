@@ -16,7 +16,7 @@ import (
 // full_page_writes keep their defaults, which are on.
 var settings = map[string]string{
 	"shared_buffers": "4GB", "effective_cache_size": "8GB", "work_mem": "16MB", "maintenance_work_mem": "256MB",
-	"min_wal_size": "1GB", "max_wal_size": "8GB", "checkpoint_timeout": "15min", "jit": "off", "autovacuum_naptime": "10s",
+	"min_wal_size": "8GB", "max_wal_size": "10GB", "checkpoint_timeout": "15min", "jit": "off", "autovacuum_naptime": "10s",
 }
 
 // A server is the one PostgreSQL of a whole run. Each measurement has a database of its own
@@ -39,6 +39,17 @@ func startServer(ctx context.Context) (*server, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// fillWAL writes so much WAL that the log of the whole run goes into segments that exist
+// already, as on a server that has been up for a while. Making new ones takes time, and more
+// of it the later in a run.
+func (s *server) fillWAL(ctx context.Context, gigabytes int) error {
+	_, err := s.pool.Exec(ctx, `SELECT count(pg_logical_emit_message(false, 'bench', repeat('x', 1000000))) FROM generate_series(1, $1)`, 1000*gigabytes)
+	if err == nil {
+		_, err = s.pool.Exec(ctx, `CHECKPOINT`)
+	}
+	return err
 }
 
 func (s *server) stop() {

@@ -9,6 +9,7 @@ type sizes struct {
 	rivalCrowdReps int
 	mixedReps      int
 
+	wal    int           // gigabytes written before anything is measured
 	calm   int           // quarters of a second to wait for a quiet machine
 	warmUp time.Duration // before idle pick-up
 
@@ -37,7 +38,7 @@ type sizes struct {
 
 var fullSize = sizes{
 	reps: 3, crowdReps: 5, rivalCrowdReps: 3, mixedReps: 5,
-	calm: 8, warmUp: 2 * time.Second,
+	wal: 7, calm: 8, warmUp: 2 * time.Second,
 	bulk: 100_000, single: 16_000, drain: 100_000,
 	pickUps: 100, rarePickUp: 40, idle: 20 * time.Second,
 	crowd: 60_000, extra: 1_000_000, leased: 100_000,

@@ -102,38 +102,35 @@ func commitLate(ctx context.Context, db *database, ps processes, n int, begin, l
 // taken five seconds ago. It returns how long after its end the last one was taken back.
 func takeBack(ctx context.Context, db *database) (longest float64, err error) {
 	token := uuid.New()
+	var ids []uuid.UUID
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL session_replication_role = replica`); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `
+		rows, _ := tx.Query(ctx, `
 			INSERT INTO workflow_run (type, payload, status, attempt, lease_no, started_at, deadline_at, leased_by, lease_token, lease_until)
 			SELECT $1, '{"n": -1}', 'leased', 1, 1, clock_timestamp() - age, clock_timestamp() + interval '1 hour', 'dead', $2,
 			       clock_timestamp() + interval '4 seconds'
-			FROM unnest(ARRAY['0 seconds', '5 seconds']::interval[]) age, generate_series(1, $3)`, noop, token, deadAtOnce)
+			FROM unnest(ARRAY['0 seconds', '5 seconds']::interval[]) age, generate_series(1, $3)
+			RETURNING id`, noop, token, deadAtOnce)
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 		return err
 	})
 	if err != nil {
 		return 0, err
 	}
-	var planted time.Time
-	var ids []uuid.UUID
-	err = db.QueryRow(ctx, `SELECT clock_timestamp(), array_agg(id) FROM workflow_run WHERE lease_token = $1`, token).Scan(&planted, &ids)
-	if err != nil {
-		return 0, err
-	}
-	return awaitTakenBack(ctx, db, token, ids, planted)
+	return awaitTakenBack(ctx, db, token, ids)
 }
 
 // awaitTakenBack looks at the leases until none is left. Each look tells how long the ones
 // that are still there could have been taken back.
-func awaitTakenBack(ctx context.Context, db *database, token uuid.UUID, ids []uuid.UUID, planted time.Time) (longest float64, err error) {
+func awaitTakenBack(ctx context.Context, db *database, token uuid.UUID, ids []uuid.UUID) (longest float64, err error) {
 	for begin := time.Now(); time.Since(begin) < patience; {
 		var left int
 		var overdue float64
 		err := db.QueryRow(ctx, `
-			SELECT count(*), coalesce(max(extract(epoch FROM clock_timestamp() - greatest(lease_until, $3))), 0)
-			FROM workflow_run WHERE id = ANY ($2) AND lease_token = $1`, token, ids, planted).Scan(&left, &overdue)
+			SELECT count(*), coalesce(max(extract(epoch FROM clock_timestamp() - lease_until)), 0)
+			FROM workflow_run WHERE id = ANY ($2) AND lease_token = $1`, token, ids).Scan(&left, &overdue)
 		if err != nil {
 			return 0, err
 		}
