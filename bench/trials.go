@@ -99,7 +99,7 @@ func commitLate(ctx context.Context, db *database, ps processes, n int, begin, l
 }
 
 // takeBack plants leases as a worker leaves them that dies: alive, half of them new, half
-// taken five seconds ago. It returns how long after its end the last one was taken back.
+// taken two seconds ago. It returns how long after its end the last one was taken back.
 func takeBack(ctx context.Context, db *database) (longest float64, err error) {
 	token := uuid.New()
 	var ids []uuid.UUID
@@ -111,7 +111,7 @@ func takeBack(ctx context.Context, db *database) (longest float64, err error) {
 			INSERT INTO workflow_run (type, payload, status, attempt, lease_no, started_at, deadline_at, leased_by, lease_token, lease_until)
 			SELECT $1, '{"n": -1}', 'leased', 1, 1, clock_timestamp() - age, clock_timestamp() + interval '1 hour', 'dead', $2,
 			       clock_timestamp() + interval '4 seconds'
-			FROM unnest(ARRAY['0 seconds', '5 seconds']::interval[]) age, generate_series(1, $3)
+			FROM unnest(ARRAY['0 seconds', '2 seconds']::interval[]) age, generate_series(1, $3)
 			RETURNING id`, noop, token, deadAtOnce)
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 		return err

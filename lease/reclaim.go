@@ -20,7 +20,6 @@ import (
 // It looks at leased rows from the oldest living lease on. An old snapshot keeps the entries
 // of leases long settled, so looks further back are rare: over those that may have been
 // committed late every few seconds, from the very beginning a fiftieth of the time at most.
-// One that is found in time is the oldest living lease from then on.
 type Reclaimer struct {
 	DB      run.DB
 	Worker  string
@@ -29,30 +28,34 @@ type Reclaimer struct {
 	Steps   bool          // also lease exhausted steps of process graphs
 
 	idle   bool
-	oldest time.Time // no lease older than this was alive at the last look; zero: unknown
-	wide   time.Time // when the last look over what may have been committed late began
-	whole  budget    // of looks from the beginning
+	oldest time.Time            // no lease older than this was held at the last look; zero: unknown
+	wide   [len(lags)]time.Time // when the last look with each lag began
+	whole  budget               // of looks from the beginning
 }
 
-const (
-	// lag is how much later than its start a statement that leases runs may commit.
-	lag = 12 * time.Second
-	// nearLag is within what almost all of them do. The others are seen alive by a wide look:
-	// a lease that took long to commit has at least as long to live.
-	nearLag   = 3 * time.Second
-	wideEvery = 3 * time.Second
-)
+// lag is how much later than its start a statement that leases runs may commit at most.
+const lag = 12 * time.Second
+
+// lags are how far behind the oldest lease a look begins, and how often. Almost all leases
+// are committed within a second. One that took longer was given as long to live again, in
+// which it is seen, and is the oldest from then on.
+var lags = [...]struct{ back, every time.Duration }{
+	{lag, 9 * time.Second},
+	{4 * time.Second, 3 * time.Second},
+	{time.Second, 0},
+}
 
 // from returns where the look that begins at start shall begin; zero: at the beginning.
 func (r *Reclaimer) from(start time.Time) time.Time {
-	switch {
-	case r.oldest.IsZero() || r.whole.cost*49 <= start.Sub(r.whole.end):
+	if r.oldest.IsZero() || r.whole.cost*49 <= start.Sub(r.whole.end) {
 		return time.Time{}
-	case start.Sub(r.wide) >= wideEvery:
-		r.wide = start
-		return r.oldest.Add(-lag)
 	}
-	return r.oldest.Add(-nearLag)
+	i := 0
+	for start.Sub(r.wide[i]) < lags[i].every {
+		i++
+	}
+	r.wide[i] = start
+	return r.oldest.Add(-lags[i].back)
 }
 
 // Reclaim takes back up to n expired leases. It returns how many runs became due again, and
