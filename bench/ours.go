@@ -22,7 +22,7 @@ const (
 
 	// slots is the one setting that differs from the defaults: no-op handlers need no time
 	// of their own, so that the number of runs in flight must cover what is being settled.
-	slots = 2000
+	slots = 4000
 )
 
 // A payload is what every run of the bench carries.

@@ -24,7 +24,7 @@ const (
 	DefaultPollInterval  = time.Second
 	DefaultShutdownGrace = 10 * time.Second
 	DefaultMaxPostponed  = 1000
-	DefaultBatch         = 500
+	DefaultBatch         = 1000
 )
 
 // Bounds of Config.

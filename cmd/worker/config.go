@@ -17,7 +17,7 @@ type config struct {
 	ID       env.String `envconfig:"WORKER_ID" default:"worker" bounds:"1 to 64 printable characters" help:"Name shown in leased_by and in the history, with a random suffix."`
 
 	Concurrency      env.Int      `envconfig:"WORKER_CONCURRENCY" default:"100" min:"1" max:"100000" help:"Runs executed at once."`
-	Batch            env.Int      `envconfig:"WORKER_BATCH" default:"500" min:"1" max:"10000" help:"Runs leased or settled by one statement at most."`
+	Batch            env.Int      `envconfig:"WORKER_BATCH" default:"1000" min:"1" max:"10000" help:"Runs leased or settled by one statement at most."`
 	Lease            env.Duration `envconfig:"WORKER_LEASE" default:"30s" min:"2s" max:"24h" because:"; a crash goes unnoticed for as long" help:"Life of a lease without a heartbeat: how long a crash goes unnoticed."`
 	Heartbeat        env.Duration `envconfig:"WORKER_HEARTBEAT" otherwise:"WORKER_LEASE / 3" min:"100ms" max:"8h" bounds:"100ms to WORKER_LEASE / 3" help:"Time between extensions of a lease; cancels arrive with them."`
 	Timeout          env.Duration `envconfig:"WORKER_TIMEOUT" default:"1h" min:"1ms" max:"8760h" none:"no limit" help:"The most one attempt may take."`
