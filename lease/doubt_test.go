@@ -128,7 +128,9 @@ func TestAcquireCancelled(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
 	holder := begin(t, pool)
-	exec(t, holder, "LOCK TABLE workflow_event IN SHARE MODE") // the history cannot be written
+	exec(t, pool, "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END $$")
+	exec(t, pool, "CREATE TRIGGER wait AFTER UPDATE ON workflow_run FOR EACH ROW EXECUTE FUNCTION wait()")
+	exec(t, holder, "SELECT pg_advisory_xact_lock(42)") // the row is updated, and the statement does not end
 	p := newPoller(pool, "a.")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)

@@ -14,6 +14,13 @@ func (p *Poller) DontDiscover() { p.discovery = never() }
 // DontLookBack makes Reclaim go on from where it is for the rest of the test.
 func (r *Reclaimer) DontLookBack() { r.whole = never() }
 
+// Later makes the last looks lie further back.
+func (r *Reclaimer) Later(d time.Duration) {
+	for i := range r.looks {
+		r.looks[i].at = r.looks[i].at.Add(-d)
+	}
+}
+
 // LookBack makes the next Reclaim start from the oldest lease.
 func (r *Reclaimer) LookBack() { r.whole = budget{} }
 

@@ -28,34 +28,48 @@ type Reclaimer struct {
 	Steps   bool          // also lease exhausted steps of process graphs
 
 	idle   bool
-	oldest time.Time            // no lease older than this was held at the last look; zero: unknown
-	wide   [len(lags)]time.Time // when the last look with each lag began
-	whole  budget               // of looks from the beginning
+	oldest time.Time          // no lease older than this was held at the last look; zero: unknown
+	looks  [len(reach)]glance // the last look with each reach
+	whole  budget             // of looks from the beginning
 }
 
 // lag is how much later than its start a statement that leases runs may commit at most.
 const lag = 12 * time.Second
 
-// lags are how far behind the oldest lease a look begins, and how often. Almost all leases
-// are committed within a second. One that took longer was given as long to live again, in
-// which it is seen, and is the oldest from then on.
-var lags = [...]struct{ back, every time.Duration }{
+// reach is how much later than its start a lease may be committed for a look to find it, and
+// how often such looks are. Almost all leases are committed within a second. If the worker of
+// one that took longer dies, it may be taken back some seconds late.
+var reach = [...]struct{ back, every time.Duration }{
 	{lag, 9 * time.Second},
 	{4 * time.Second, 3 * time.Second},
 	{time.Second, 0},
 }
 
-// from returns where the look that begins at start shall begin; zero: at the beginning.
-func (r *Reclaimer) from(start time.Time) time.Time {
-	if r.oldest.IsZero() || r.whole.cost*49 <= start.Sub(r.whole.end) {
-		return time.Time{}
+// A glance is a look that went well: when it began, and the oldest lease it left behind.
+type glance struct{ at, oldest time.Time }
+
+// maxWholePause is the longest pause between two looks from the beginning.
+const maxWholePause = time.Minute
+
+// next returns where the look that begins at start shall begin, and the index of its reach;
+// -1: at the beginning. A look goes back from where the last one with its reach ended, so
+// that none is missed between them.
+func (r *Reclaimer) next(start time.Time) (from time.Time, reaching int) {
+	if r.oldest.IsZero() || min(49*r.whole.cost, maxWholePause) <= start.Sub(r.whole.end) {
+		return time.Time{}, -1
 	}
-	i := 0
-	for start.Sub(r.wide[i]) < lags[i].every {
-		i++
+	for start.Sub(r.looks[reaching].at) < reach[reaching].every {
+		reaching++
 	}
-	r.wide[i] = start
-	return r.oldest.Add(-lags[i].back)
+	return r.looks[reaching].oldest.Add(-reach[reaching].back), reaching
+}
+
+// looked notes a look that went well. It stands for all that reach less far.
+func (r *Reclaimer) looked(start time.Time, reaching int, found oldest) {
+	r.oldest, r.idle = found.since, !found.held
+	for i := max(reaching, 0); i < len(r.looks); i++ {
+		r.looks[i] = glance{at: start, oldest: found.since}
+	}
 }
 
 // Reclaim takes back up to n expired leases. It returns how many runs became due again, and
@@ -66,18 +80,18 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 		return 0, nil, fmt.Errorf("draw a lease token: %w", err)
 	}
 	start := time.Now()
-	from := r.from(start)
-	found, oldest, err := r.takeBack(ctx, from, n, 0, token)
+	from, reaching := r.next(start)
+	found, first, err := r.takeBack(ctx, from, n, 0, token)
 	if refused(err) {
-		found, oldest, err = r.takeEach(ctx, from, n, token)
+		found, first, err = r.takeEach(ctx, from, n, token)
 	}
-	if from.IsZero() { // also when it failed, or one that takes too long would be tried again and again
+	if reaching < 0 { // also when it failed, or one that takes too long would be tried again and again
 		r.whole = spent(start)
 	}
 	if err != nil {
 		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
 	}
-	r.oldest, r.idle = oldest.since, !oldest.alive
+	r.looked(start, reaching, first)
 	for _, l := range found {
 		if !l.Exhausted {
 			again++
@@ -91,7 +105,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 
 // takeEach takes leases back one by one, past rows whose update is refused, by a trigger of
 // the user's perhaps: these are nobody else's trouble.
-func (r *Reclaimer) takeEach(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, oldest oldest, err error) {
+func (r *Reclaimer) takeEach(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, first oldest, err error) {
 	for skip := 0; len(taken)+skip < n; {
 		one, next, err := r.takeBack(ctx, from, 1, skip, token)
 		switch {
@@ -99,15 +113,15 @@ func (r *Reclaimer) takeEach(ctx context.Context, from time.Time, n int, token u
 			skip++
 			continue
 		case err != nil && len(taken) == 0:
-			return nil, oldest, err
+			return nil, first, err
 		case err != nil:
-			return taken, oldest, nil
+			return taken, first, nil
 		case len(one) == 0:
 			return taken, next, nil
 		}
-		taken, oldest = append(taken, one...), next
+		taken, first = append(taken, one...), next
 	}
-	return taken, oldest, nil
+	return taken, first, nil
 }
 
 // refused reports whether the database objects to what is to be stored.
@@ -120,7 +134,7 @@ func refused(err error) bool {
 // by the database's clock.
 type oldest struct {
 	since time.Time
-	alive bool
+	held  bool
 }
 
 // takeBack is the one statement of Reclaim; skip is how many expired leases it passes over.
@@ -128,7 +142,7 @@ type oldest struct {
 //
 // A server that has just come up is left alone for two seconds: living owners use them to
 // reconnect and extend their leases.
-func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, token uuid.UUID) (taken []Lease, oldest oldest, err error) {
+func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, token uuid.UUID) (taken []Lease, first oldest, err error) {
 	audit, done := run.Audit("taken")
 	rows, _ := r.DB.Query(ctx, `
 		WITH `+audit+`, first AS MATERIALIZED (
@@ -182,14 +196,14 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 
 // scanReclaimed reads one row for each lease taken, or a single one that only tells the
 // oldest living lease.
-func scanReclaimed(rows pgx.Rows) (taken []Lease, oldest oldest, err error) {
+func scanReclaimed(rows pgx.Rows) (taken []Lease, first oldest, err error) {
 	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lease, error) {
 		if values := row.RawValues(); values[2] == nil {
 			skip := make([]any, len(values))
-			skip[0], skip[1] = &oldest.since, &oldest.alive
+			skip[0], skip[1] = &first.since, &first.held
 			return nil, row.Scan(skip...)
 		}
-		l, err := scanLease(row, &oldest.since, &oldest.alive)
+		l, err := scanLease(row, &first.since, &first.held)
 		return &l, err
 	})
 	for _, l := range found {
@@ -197,7 +211,7 @@ func scanReclaimed(rows pgx.Rows) (taken []Lease, oldest oldest, err error) {
 			taken = append(taken, *l)
 		}
 	}
-	return taken, oldest, err
+	return taken, first, err
 }
 
 // delays are the backoffs after each attempt, in seconds; the last goes for all further ones.

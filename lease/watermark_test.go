@@ -26,6 +26,7 @@ func TestReclaimCommittedLate(t *testing.T) {
 	}
 	commit(t, tx)
 	r.DontLookBack()
+	r.Later(10 * time.Second)
 	if again, _ := reclaim(t, r, 10); again != 1 {
 		t.Errorf("took back %d, want the late one", again)
 	}

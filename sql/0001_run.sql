@@ -182,6 +182,9 @@ BEGIN
     ELSIF length(NEW.type) > 200 THEN
         problem := format('type has %s characters, the limit is 200', length(NEW.type));
         fix := 'Shorten the type.';
+    ELSIF NOT starts_with(NEW.created_by, session_user) THEN
+        problem := format('created_by %L is not you, %s', left(NEW.created_by, 120), session_user);
+        fix := 'Leave created_by out.';
     ELSIF NEW.status <> 'pending' THEN
         problem := format('status %L cannot be inserted: a new run is pending', left(NEW.status, 120));
         fix := 'Leave status out. The states are pending, leased, succeeded, failed and cancelled.';
@@ -228,7 +231,7 @@ $fn$;
 CREATE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
     FOR EACH ROW WHEN ((
         NEW.type ~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)+$' AND length(NEW.type) <= 200
-        AND NEW.status = 'pending'
+        AND NEW.status = 'pending' AND starts_with(NEW.created_by, session_user)
         AND NEW.priority BETWEEN -100 AND 100 AND NEW.max_attempts BETWEEN 1 AND 1000
         AND NEW.attempt = 0 AND NEW.postponed = 0 AND NOT NEW.suspect AND NEW.lease_no = 0
         AND coalesce(NEW.lease_token, NEW.settled_token) IS NULL AND coalesce(NEW.leased_by, NEW.settled_by) IS NULL
@@ -287,6 +290,9 @@ BEGIN
         problem := format('run %s is %s, which is final; it cannot become %s', OLD.id, OLD.status, NEW.status);
         fix := CASE OLD.status WHEN 'failed' THEN format('Only SELECT workflow_retry(%L) brings a failed run back.', OLD.id)
                ELSE 'Enqueue a new run with the same payload.' END;
+    ELSIF OLD.status = 'succeeded' THEN
+        problem := format('run %s has succeeded: attempt, lease_no, started_at, finished_at and settled_by are its history', OLD.id);
+        fix := 'Leave them as they are.';
     ELSIF OLD.status = 'pending' AND NEW.status IN ('succeeded', 'failed') THEN
         problem := format('run %s is pending and cannot become %s without being leased', OLD.id, NEW.status);
         fix := format('Only the worker that leased a run settles it. To stop it: SELECT workflow_cancel(%L).', OLD.id);
@@ -322,6 +328,8 @@ CREATE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_run
                                  OR OLD.lease_until < clock_timestamp() AND NEW.lease_no > OLD.lease_no)
             WHEN 'failed'  THEN NEW.status = 'failed'
                              OR NEW.status = 'pending' AND coalesce(current_setting('workflow.retry', true), '') = 'on'
+            WHEN 'succeeded' THEN NEW.status = 'succeeded' AND (NEW.attempt, NEW.lease_no) = (OLD.attempt, OLD.lease_no)
+                             AND (NEW.started_at, NEW.finished_at, NEW.settled_by) IS NOT DISTINCT FROM (OLD.started_at, OLD.finished_at, OLD.settled_by)
             ELSE NEW.status = OLD.status END
     ) IS FALSE)
     EXECUTE FUNCTION workflow_run_refuse_update();
@@ -380,14 +388,14 @@ BEGIN
     END IF;
     -- What comes back, or goes to another lane, lines up behind what is there: workers go on
     -- from where they are.
-    IF NEW.held_at IS NULL AND OLD.held_at IS NOT NULL OR NEW.deleted_at IS NULL AND OLD.deleted_at IS NOT NULL
-       OR NEW.priority <> OLD.priority THEN
+    IF NEW.status = 'pending' AND (NEW.held_at IS NULL AND OLD.held_at IS NOT NULL
+       OR NEW.deleted_at IS NULL AND OLD.deleted_at IS NOT NULL OR NEW.priority <> OLD.priority) THEN
         NEW.run_at := greatest(NEW.run_at, now());
     END IF;
     IF NEW.deleted_at IS NOT NULL AND NEW.status = 'leased' THEN
         NEW.status := 'cancelled';
     END IF;
-    IF NEW.status = 'succeeded' AND NEW.lease_token IS NOT NULL THEN
+    IF OLD.status = 'leased' AND NEW.status = 'succeeded' AND NEW.settled_token IS DISTINCT FROM OLD.lease_token THEN
         NEW.settled_token := NULL; -- it was no worker that said so
         NEW.settled_by    := NULL;
     END IF;
@@ -399,7 +407,7 @@ BEGIN
     END IF;
     IF NEW.status IN ('succeeded', 'failed', 'cancelled') THEN
         NEW.finished_at := coalesce(NEW.finished_at, now());
-    ELSE
+    ELSIF NEW.status IN ('pending', 'leased') THEN
         NEW.finished_at := NULL;
     END IF;
     RETURN NEW;
@@ -410,7 +418,8 @@ CREATE TRIGGER workflow_run_tidy BEFORE UPDATE ON workflow_run
     FOR EACH ROW WHEN (NEW.updated_at = OLD.updated_at
         OR NEW.status = 'leased' AND NEW.deleted_at IS NOT NULL
         OR NEW.status <> 'leased' AND NEW.lease_token IS NOT NULL
-        OR NEW.status IN ('succeeded', 'failed', 'cancelled') AND NEW.finished_at IS NULL)
+        OR NEW.status IN ('succeeded', 'failed', 'cancelled') AND NEW.finished_at IS NULL
+        OR NEW.status = 'succeeded' AND OLD.status = 'leased' AND NEW.settled_token IS DISTINCT FROM OLD.lease_token)
     EXECUTE FUNCTION workflow_run_tidy_row();
 
 -- A soft-deleted run frees its key; bringing it back when the key is taken says so.

@@ -1,7 +1,7 @@
 -- simple-workflow 0002: the history of runs.
 --
--- A fact is stored once. That a run was created, that it is leased now, and that it has
--- succeeded, its own row says, and none of that is ever taken back; every other change of its
+-- A fact is stored once. That a run was created, that it is leased now, and that a worker has
+-- settled it as succeeded, its own row says, and the guards keep it; every other change of its
 -- status becomes a row of workflow_history, whoever makes it. Where the change ended a lease,
 -- the row also tells when the lease was taken and by whom. The view workflow_event lists it
 -- all, one event after the other: that is what people read. A run that succeeds at its first
@@ -36,7 +36,7 @@ CREATE TABLE workflow_history (
     PRIMARY KEY (workflow_id, id)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 
-COMMENT ON TABLE  workflow_history IS 'Append-only changes of runs; read it as workflow_event. No foreign key: it may outlive the run, and retention removes both.';
+COMMENT ON TABLE  workflow_history IS 'Append-only changes of runs; read it as workflow_event. Retention removes it with the run.';
 COMMENT ON COLUMN workflow_history.id IS 'Grows; the changes of one run follow the order in which they were committed.';
 COMMENT ON COLUMN workflow_history.started_at IS 'When the lease was taken that this change ended; null if it ended none.';
 COMMENT ON COLUMN workflow_history.event_type IS 'failed, retried, postponed, released, expired, cancelled, requeued, held, resumed, edited, deleted or undeleted; succeeded if it was not a worker that said so.';
@@ -46,8 +46,8 @@ COMMENT ON COLUMN workflow_history.data IS 'What helps to understand the change:
 
 -- Orders the events of one run: by time, and at the same microsecond by place.
 CREATE FUNCTION workflow_event_id(at timestamptz, place integer) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (extract(epoch FROM at) * 4000000)::bigint + place;
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN (extract(epoch FROM least(greatest(at, '1970-01-01'), '9999-01-01')) * 4000000)::bigint + place;
 
 -- SELECT * FROM workflow_event WHERE workflow_id = '…' ORDER BY id;
 CREATE VIEW workflow_event AS
@@ -55,7 +55,8 @@ CREATE VIEW workflow_event AS
            NULL::bigint AS lease_no, r.created_by AS actor, NULL::jsonb AS data, r.created_at
     FROM workflow_run r
 UNION ALL
-    SELECT workflow_event_id(h.created_at, 1), h.workflow_id, h.event_type, h.attempt, h.lease_no, h.actor, h.data, h.created_at
+    SELECT workflow_event_id(h.created_at, 1), h.workflow_id, h.event_type, h.attempt, h.lease_no, h.actor,
+           coalesce(h.data, CASE h.event_type WHEN 'expired' THEN jsonb_build_object('worker', h.leased_by) END), h.created_at
     FROM workflow_history h
 UNION ALL
     SELECT workflow_event_id(h.started_at, 2), h.workflow_id, 'leased', h.attempt, h.lease_no, coalesce(h.leased_by, h.actor), NULL, h.started_at
@@ -71,7 +72,7 @@ UNION ALL
     WHERE r.status = 'succeeded' AND r.settled_by IS NOT NULL;
 
 COMMENT ON VIEW   workflow_event IS 'What happened to runs, one row per event: created, leased, succeeded, and all that workflow_history has.';
-COMMENT ON COLUMN workflow_event.id IS 'Orders the events of one run.';
+COMMENT ON COLUMN workflow_event.id IS 'Orders the events of one run by their time.';
 COMMENT ON COLUMN workflow_event.actor IS 'The worker, or the database role and its application_name.';
 
 CREATE FUNCTION workflow_run_audit_row() RETURNS trigger
@@ -98,7 +99,7 @@ BEGIN
     END IF;
     FOREACH kind IN ARRAY kinds LOOP
         INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by, data)
-        VALUES (NEW.id, CASE WHEN NEW.started_at > OLD.started_at THEN NEW.started_at ELSE clock_timestamp() END, kind, NEW.attempt, CASE WHEN ended THEN OLD.lease_no ELSE NEW.lease_no END,
+        VALUES (NEW.id, CASE WHEN ended AND NEW.started_at > OLD.started_at THEN NEW.started_at ELSE clock_timestamp() END, kind, CASE WHEN ended THEN OLD.attempt ELSE NEW.attempt END, CASE WHEN ended THEN OLD.lease_no ELSE NEW.lease_no END,
                 CASE WHEN ended THEN coalesce(OLD.started_at, OLD.updated_at) END, who, CASE WHEN ended THEN OLD.leased_by END, CASE kind
             WHEN 'deleted'   THEN jsonb_build_object('reason', NEW.delete_reason)
             WHEN 'failed'    THEN coalesce(NEW.error, jsonb_build_object('message', NEW.last_error))

@@ -176,13 +176,15 @@ COMMENT ON FUNCTION workflow_delete(uuid, text) IS
 CREATE FUNCTION workflow_run_wake() RETURNS trigger
 LANGUAGE plpgsql AS $fn$
 BEGIN
+    -- Once in a transaction: each lock stays until its end.
     IF pg_try_advisory_xact_lock(1685003, (extract(epoch FROM clock_timestamp()) * 100)::bigint::bit(32)::integer) THEN
-        PERFORM pg_notify('workflow_run', '');
+        PERFORM pg_notify('workflow_run', ''), set_config('workflow.woken', 'on', true);
     END IF;
     RETURN NULL;
 END
 $fn$;
 
 CREATE TRIGGER workflow_run_wakeup AFTER INSERT ON workflow_run
-    FOR EACH STATEMENT WHEN (coalesce(current_setting('workflow.wakeup', true), '') <> 'off')
+    FOR EACH STATEMENT WHEN (coalesce(current_setting('workflow.wakeup', true), '') <> 'off'
+        AND coalesce(current_setting('workflow.woken', true), '') <> 'on')
     EXECUTE FUNCTION workflow_run_wake();

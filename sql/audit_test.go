@@ -132,6 +132,33 @@ func TestEventsOfLeases(t *testing.T) {
 	s.expect("who enqueued", s.of(settled, `created_by = session_user || ' ops'`), "t")
 }
 
+// A success that a person declares is a person's, whatever else the statement sets, and
+// whoever settled an earlier attempt.
+func TestEventsOfDeclaredSuccess(t *testing.T) {
+	s, pool := psql(t)
+	s.do(`SET application_name = 'ops'`)
+	for _, set := range []string{
+		`status = 'succeeded'`,
+		`status = 'succeeded', lease_token = NULL, lease_until = NULL, leased_by = NULL`,
+		`status = 'succeeded', lease_token = NULL, lease_until = NULL, leased_by = NULL, finished_at = now(), updated_at = clock_timestamp()`,
+	} {
+		id := s.enqueue()
+		settle(t, pool, run.Release, acquire(t, pool, 1)...)
+		s.do(`UPDATE workflow_run SET run_at = now() WHERE id = '` + id + `'`)
+		acquire(t, pool, 1)
+		s.do(`UPDATE workflow_run SET ` + set + ` WHERE id = '` + id + `'`)
+		s.expect("events", s.events(id), "created leased released leased succeeded")
+		s.expect("by ops", s.do(`SELECT actor LIKE '% ops' FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type = 'succeeded'`), "t")
+	}
+}
+
+// No time that a row may have, however odd, keeps the view from being read.
+func TestEventsOfOddTimes(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`INSERT INTO workflow_run (type, created_at) VALUES ('a.b', 'infinity'), ('a.b', '-infinity'), ('a.b', '200000-01-01')`)
+	s.expect("events", s.do(`SELECT count(*) FROM (SELECT * FROM workflow_event ORDER BY id) AS e`), "3")
+}
+
 // Each of the engine's statements leaves exactly one event per run, of its own making.
 func TestEventsOfEngine(t *testing.T) {
 	s, pool := psql(t)

@@ -57,6 +57,7 @@ func TestUnknownCommit(t *testing.T) {
 				})
 			})
 			var s seen
+			pgtest.LogTransitions(t, pool)
 			id := enqueue(t, pool, "test.once.v1", empty{})
 			_, stop := work(t, open(t, through), mux, func(config *worker.Config) {
 				s.observe(config)
@@ -74,7 +75,7 @@ func TestUnknownCommit(t *testing.T) {
 			}
 			entries := query[int](t, pool, `SELECT count(*) FROM ledger`)
 			events := query[int](t, pool, `SELECT count(*) FROM outbox_event`)
-			told := query[int](t, pool, `SELECT count(*) FROM workflow_event WHERE event_type = 'succeeded'`)
+			told := query[int](t, pool, `SELECT count(*) FROM transition WHERE status = 'succeeded'`)
 			if r.Status != run.Succeeded || r.Attempt != 1 || starts.Load() != 1 || entries != want || events != want || told != 1 {
 				t.Errorf("run is %s, attempt %d, %d starts, %d entries, %d events, told %d times; want succeeded, 1, 1, %d, %d, 1",
 					r.Status, r.Attempt, starts.Load(), entries, events, told, want, want)

@@ -86,6 +86,7 @@ func connect(t *testing.T, url string) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
+	pgtest.LogTransitions(t, pool)
 	return pool
 }
 
@@ -135,18 +136,23 @@ var invariants = map[string]string{
 	"effects of runs that did not succeed": `
 		SELECT count(*) FROM chaos_effect e JOIN workflow_run r ON r.id = e.run_id WHERE r.status <> 'succeeded'`,
 	"effects of another lease than the one that settled": `
-		SELECT count(*) FROM chaos_effect e WHERE NOT EXISTS (SELECT FROM workflow_event v
-		WHERE v.workflow_id = e.run_id AND v.event_type = 'succeeded' AND v.lease_no = e.lease_no)`,
+		SELECT count(*) FROM chaos_effect e WHERE NOT EXISTS (SELECT FROM transition x
+		WHERE x.run = e.run_id AND x.status = 'succeeded' AND x.lease_no = e.lease_no)`,
 	"runs with more charged starts than max_attempts": `
 		SELECT count(*) FROM workflow_run r WHERE attempt > max_attempts OR max_attempts <
-		(SELECT count(*) FILTER (WHERE event_type = 'leased') - count(*) FILTER (WHERE event_type IN ('released', 'postponed'))
-		 FROM workflow_event v WHERE v.workflow_id = r.id)`,
+		(SELECT count(*) FILTER (WHERE x.status = 'leased') -
+		        (SELECT count(*) FROM workflow_history h WHERE h.workflow_id = r.id AND h.event_type IN ('released', 'postponed'))
+		 FROM transition x WHERE x.run = r.id)`,
+	"runs whose history has other leases than they had": `
+		SELECT count(*) FROM workflow_run r WHERE
+		(SELECT array_agg(DISTINCT lease_no ORDER BY lease_no) FROM workflow_event v WHERE v.workflow_id = r.id AND v.event_type = 'leased')
+		IS DISTINCT FROM (SELECT array_agg(g) FROM generate_series(1, r.lease_no) g)`,
 	"runs whose history does not end with their status": `
 		SELECT count(*) FROM workflow_run r WHERE status <>
 		(SELECT event_type FROM workflow_event v WHERE v.workflow_id = r.id ORDER BY id DESC LIMIT 1)`,
 	"runs with more than one final event": `
-		SELECT count(*) FROM (SELECT FROM workflow_event WHERE event_type IN ('succeeded', 'failed', 'cancelled')
-		GROUP BY workflow_id HAVING count(*) > 1) AS twice`,
+		SELECT count(*) FROM (SELECT FROM transition WHERE status IN ('succeeded', 'failed', 'cancelled')
+		GROUP BY run HAVING count(*) > 1) AS twice`,
 }
 
 func check(t *testing.T, pool *pgxpool.Pool) {
