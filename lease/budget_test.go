@@ -6,7 +6,7 @@ import (
 )
 
 // A look from the start takes at most a twentieth of the time. Idle, a cheap one is always
-// allowed; busy, even that comes only every few milliseconds. One that stalled does not put
+// allowed; busy, even that comes only every tenth of a second. One that stalled does not put
 // the next off for more than some seconds.
 func TestBudget(t *testing.T) {
 	now := time.Now()

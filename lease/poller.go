@@ -92,7 +92,8 @@ const Never = time.Duration(1<<63 - 1)
 
 // Acquire leases up to n due runs, of those at most suspects that are suspect, in order of
 // priority, then of the time they became due; among lanes of equal priority, the one with
-// the oldest due run is emptied first. wait is after how long the next call may find more:
+// the oldest due run is emptied first. That goes for the lanes it knows: a new one is found by
+// discovery, which after Hurry, or while there is plenty, comes later. wait is after how long the next call may find more:
 // 0 at once, Never if nothing is known. An error means that no lease was taken, or that its
 // answer was lost: then later calls give these leases back, with no attempt charged.
 func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, wait time.Duration, err error) {

@@ -15,6 +15,7 @@ import (
 const (
 	batchSettlers  = 2                     // settle many outcomes at a time
 	settlePatience = 20 * time.Millisecond // how long one waits for the other
+	settleBytes    = 4 << 20               // of results, after which a batch is full: it has settleTimeout
 	soloSettlers   = 4                     // settle one outcome at a time
 	quickRetry     = time.Second           // the longest pause while the database is in trouble
 	slowRetry      = 30 * time.Second      // the longest pause while one outcome is refused
@@ -27,42 +28,43 @@ func (w *Worker) settleBatches(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case first := <-w.settles:
-			batch, alone := w.gather(first)
+			batch, turn := w.collect(first)
 			w.settle(ctx, batch)
-			if alone {
+			if turn {
 				<-w.settling
 			}
 		}
 	}
 }
 
-// gather adds to first what else is there to be settled. While the other settler is at work
-// it waits until that is done, but not for long: few large batches cost less than many small
-// ones at a time. alone means that it took the token w.settling, to be given back once the
-// batch is settled.
-func (w *Worker) gather(first *job) (batch []*job, alone bool) {
+// collect adds to first what else is there to be settled. While the other settler is at work
+// it waits for its turn, but not for long: few large batches cost less than many small ones at
+// a time. turn means that it took the token w.settling, to be given back once the batch is
+// settled.
+func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 	batch = []*job{first}
+	size := len(first.outcome.Result)
 	patience := time.NewTimer(settlePatience)
 	defer patience.Stop()
 	more := w.settles
 	for {
-		if len(batch) == w.config.Batch {
+		if len(batch) == w.config.Batch || size >= settleBytes {
 			more = nil // a nil channel is never ready
 		}
 		select {
 		case j := <-more:
-			batch = append(batch, j)
+			batch, size = append(batch, j), size+len(j.outcome.Result)
 			continue
 		default:
 		}
-		if alone {
+		if turn {
 			return batch, true
 		}
 		select {
 		case j := <-more:
-			batch = append(batch, j)
+			batch, size = append(batch, j), size+len(j.outcome.Result)
 		case w.settling <- struct{}{}:
-			alone = true // once more around: what came in meanwhile
+			turn = true // once more around: what came in meanwhile
 		case <-patience.C:
 			return batch, false
 		}
