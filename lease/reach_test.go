@@ -38,7 +38,8 @@ func TestReach(t *testing.T) {
 // However much a look from the beginning has cost, the next comes within a minute.
 func TestWholeLooks(t *testing.T) {
 	now := time.Now()
-	r := &Reclaimer{oldest: now, whole: budget{cost: 10 * time.Second, end: now}}
+	r := &Reclaimer{whole: budget{cost: 10 * time.Second, end: now}}
+	r.looked(now, -1, oldest{now, true})
 	if _, reaching := r.next(now.Add(maxWholePause - time.Second)); reaching < 0 {
 		t.Error("looked from the beginning at once")
 	}

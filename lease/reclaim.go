@@ -27,10 +27,9 @@ type Reclaimer struct {
 	Length  time.Duration // of the leases on exhausted runs
 	Steps   bool          // also lease exhausted steps of process graphs
 
-	idle   bool
-	oldest time.Time          // no lease older than this was held at the last look; zero: unknown
-	looks  [len(reach)]glance // the last look with each reach
-	whole  budget             // of looks from the beginning
+	idle  bool
+	looks [len(reach)]glance // the last look with each reach; that with the shortest is the last of all
+	whole budget             // of looks from the beginning
 }
 
 // lag is how much later than its start a statement that leases runs may commit at most.
@@ -45,7 +44,8 @@ var reach = [...]struct{ back, every time.Duration }{
 	{time.Second, 0},
 }
 
-// A glance is a look that went well: when it began, and the oldest lease it left behind.
+// A glance is a look that went well: when it began, and the time before which it left no lease
+// behind; zero: unknown.
 type glance struct{ at, oldest time.Time }
 
 // maxWholePause is the longest pause between two looks from the beginning.
@@ -55,7 +55,7 @@ const maxWholePause = time.Minute
 // -1: at the beginning. A look goes back from where the last one with its reach ended, so
 // that none is missed between them.
 func (r *Reclaimer) next(start time.Time) (from time.Time, reaching int) {
-	if r.oldest.IsZero() || min(49*r.whole.cost, maxWholePause) <= start.Sub(r.whole.end) {
+	if r.looks[len(r.looks)-1].oldest.IsZero() || min(49*r.whole.cost, maxWholePause) <= start.Sub(r.whole.end) {
 		return time.Time{}, -1
 	}
 	for start.Sub(r.looks[reaching].at) < reach[reaching].every {
@@ -66,7 +66,7 @@ func (r *Reclaimer) next(start time.Time) (from time.Time, reaching int) {
 
 // looked notes a look that went well. It stands for all that reach less far.
 func (r *Reclaimer) looked(start time.Time, reaching int, found oldest) {
-	r.oldest, r.idle = found.since, !found.held
+	r.idle = !found.held
 	for i := max(reaching, 0); i < len(r.looks); i++ {
 		r.looks[i] = glance{at: start, oldest: found.since}
 	}
@@ -223,5 +223,5 @@ func (r *Reclaimer) delays() []float64 {
 	return delays
 }
 
-// Idle reports whether nothing at all was leased at the last look.
+// Idle reports whether the last look saw nothing leased. How far back it went, see Reclaimer.
 func (r *Reclaimer) Idle() bool { return r.idle }
