@@ -39,20 +39,17 @@ func (ss samples) rateBar(label string) bar {
 }
 
 func (s *section) enqueuePicture() string {
-	c := bars{title: "Enqueue, runs per second"}
-	for _, variant := range []string{bulkVariant, singleVariant} {
-		p := panel{title: variant}
-		for _, name := range s.names() {
-			p.bars = append(p.bars, s.Samples.of(name, variant).rateBar(name))
-		}
-		c.panels = append(c.panels, p)
-	}
-	return c.svg()
+	return s.ratePicture("Enqueue, runs per second", bulkVariant, singleVariant)
 }
 
 func (s *section) drainPicture() string {
-	c := bars{title: "Drain no-op runs, runs per second"}
-	for _, variant := range []string{oneProcess, twoProcesses} {
+	return s.ratePicture("Drain no-op runs, runs per second", oneProcess, twoProcesses)
+}
+
+// ratePicture has a panel for each variant, and in it a bar for each engine.
+func (s *section) ratePicture(title string, variants ...string) string {
+	c := bars{title: title}
+	for _, variant := range variants {
 		p := panel{title: variant}
 		for _, name := range s.names() {
 			p.bars = append(p.bars, s.Samples.of(name, variant).rateBar(name))

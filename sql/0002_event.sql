@@ -98,9 +98,14 @@ BEGIN
         kinds := kinds || 'edited'::text;
     END IF;
     FOREACH kind IN ARRAY kinds LOOP
-        INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by, data)
-        VALUES (NEW.id, CASE WHEN ended AND NEW.started_at > OLD.started_at THEN NEW.started_at ELSE clock_timestamp() END, kind, CASE WHEN ended THEN OLD.attempt ELSE NEW.attempt END, CASE WHEN ended THEN OLD.lease_no ELSE NEW.lease_no END,
-                CASE WHEN ended THEN coalesce(OLD.started_at, OLD.updated_at) END, who, CASE WHEN ended THEN OLD.leased_by END, CASE kind
+        INSERT INTO workflow_history (workflow_id, event_type, actor, created_at, attempt, lease_no, started_at, leased_by, data)
+        VALUES (NEW.id, kind, who,
+                -- Before the lease that takes over.
+                CASE WHEN ended AND NEW.started_at > OLD.started_at THEN NEW.started_at ELSE clock_timestamp() END,
+                CASE WHEN ended THEN OLD.attempt ELSE NEW.attempt END,
+                CASE WHEN ended THEN OLD.lease_no ELSE NEW.lease_no END,
+                CASE WHEN ended THEN coalesce(OLD.started_at, OLD.updated_at) END,
+                CASE WHEN ended THEN OLD.leased_by END, CASE kind
             WHEN 'deleted'   THEN jsonb_build_object('reason', NEW.delete_reason)
             WHEN 'failed'    THEN coalesce(NEW.error, jsonb_build_object('message', NEW.last_error))
             WHEN 'cancelled' THEN jsonb_build_object('reason', NEW.last_error, 'was', OLD.status)
