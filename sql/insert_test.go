@@ -33,6 +33,7 @@ func TestRefusedInserts(t *testing.T) {
 		{"S4 no type", `(type) VALUES (NULL)`, "23502", "", []string{`"type"`}},
 		{"S5 leased", with("status", "'leased'"), "23514", "Leave status out", []string{"status 'leased'", "pending"}},
 		{"S6 succeeded", with("status", "'succeeded'"), "23514", "Leave status out", []string{"status 'succeeded'"}},
+		{"somebody else's name", with("created_by", "'the pope'"), "23514", "Leave created_by out", []string{"created_by 'the pope'", "is not you"}},
 		{"S7 upper case", with("status", "'PENDING'"), "23514", "pending, leased, succeeded, failed and cancelled", []string{"status 'PENDING'"}},
 		{"S7 typing error", with("status", "'panding'"), "23514", "pending, leased, succeeded, failed and cancelled", []string{"status 'panding'"}},
 		{"S8 no payload", with("payload", "NULL"), "23502", "", []string{`"payload"`}},
