@@ -76,9 +76,27 @@ func (b *bench) drainOnce(ctx context.Context, db *database, w drained, s *sampl
 // drainLoaded is timed from the word go until no foreground run is unfinished. What handlers
 // did beyond the foreground shares the costs.
 func (b *bench) drainLoaded(ctx context.Context, db *database, w drained, s *sample) error {
-	t := w.task
-	t.URL = db.url
-	ps, err := start(w.engine, t, w.processes)
+	w.task.URL = db.url
+	err := b.timed(ctx, w.engine, w.task, w.processes, s, func(ps processes) (int, error) {
+		err := awaitDrained(ctx, db, w.engine, ps, int64(s.Runs))
+		foreground, all := ps.handled()
+		return s.Runs + int(all-foreground), err
+	})
+	if err != nil {
+		return err
+	}
+	left, err := w.engine.unsettled(ctx, db, s.Runs)
+	if err == nil && left != 0 {
+		err = fmt.Errorf("%d of %d runs are not settled", left, s.Runs)
+	}
+	return err
+}
+
+// timed starts processes of an engine, waits for a calm machine, gives the word go, and notes
+// in s what it costs until work is done: the rate of s.Runs, the costs of the runs that work
+// returns.
+func (b *bench) timed(ctx context.Context, e engine, t task, n int, s *sample, work func(processes) (runs int, err error)) error {
+	ps, err := start(e, t, n)
 	if err != nil {
 		return err
 	}
@@ -89,23 +107,16 @@ func (b *bench) drainLoaded(ctx context.Context, db *database, w drained, s *sam
 			return err
 		}
 		ps.say("go")
-		if err := awaitDrained(ctx, db, w.engine, ps, int64(s.Runs)); err != nil {
+		runs, err := work(ps)
+		if err != nil {
 			return err
 		}
 		to, err := b.server.read(ctx, ps)
-		foreground, all := ps.handled()
-		s.costs(from, to, s.Runs+int(all-foreground))
+		s.costs(from, to, runs)
 		s.Rate = float64(s.Runs) / s.Seconds
 		return err
 	}()
-	if err := errors.Join(err, ps.stop()); err != nil {
-		return err
-	}
-	left, err := w.engine.unsettled(ctx, db, s.Runs)
-	if err == nil && left != 0 {
-		err = fmt.Errorf("%d of %d runs are not settled", left, s.Runs)
-	}
-	return err
+	return errors.Join(err, ps.stop())
 }
 
 // awaitDrained first waits for the handlers, which costs nothing, and then asks the engine.

@@ -62,35 +62,22 @@ func (b *bench) enqueueOnce(ctx context.Context, db *database, e engine, t task,
 		return err
 	}
 	t.URL = db.url
-	ps, err := start(e, t, 1)
+	err := b.timed(ctx, e, t, 1, s, func(ps processes) (int, error) {
+		select {
+		case <-ps[0].done:
+			return s.Runs, nil
+		case <-ps[0].ended:
+			return 0, errors.New("the producer gave up")
+		case <-time.After(5 * time.Minute):
+			return 0, errors.New("the producer does not get done")
+		}
+	})
 	if err != nil {
 		return err
 	}
-	err = func() error {
-		b.calm()
-		from, err := b.server.read(ctx, ps)
-		if err != nil {
-			return err
-		}
-		ps.say("go")
-		select {
-		case <-ps[0].done:
-		case <-ps[0].ended:
-			return errors.New("the producer gave up")
-		case <-time.After(5 * time.Minute):
-			return errors.New("the producer does not get done")
-		}
-		to, err := b.server.read(ctx, ps)
-		s.costs(from, to, t.Runs)
-		s.Rate = float64(t.Runs) / s.Seconds
-		return err
-	}()
-	if err := errors.Join(err, ps.stop()); err != nil {
-		return err
-	}
 	n, err := e.stored(ctx, db)
-	if err == nil && n != t.Runs {
-		err = fmt.Errorf("%d of %d runs were stored", n, t.Runs)
+	if err == nil && n != s.Runs {
+		err = fmt.Errorf("%d of %d runs were stored", n, s.Runs)
 	}
 	return err
 }
