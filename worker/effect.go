@@ -55,9 +55,11 @@ func (w *Worker) apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error
 	cut := context.AfterFunc(ctx, func() { _ = conn.PgConn().Conn().Close() })
 	err := w.perform(ctx, tx, effect)
 	cut()
+	// By the clock: the server's own limit may end a statement before the context's timer has run.
+	deadline, limited := ctx.Deadline()
 	var pg *pgconn.PgError
 	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.As(err, &pg) && pg.Code == "25P03":
+	case limited && !time.Now().Before(deadline), errors.As(err, &pg) && pg.Code == "25P03":
 		return &effectError{errors.New("effect: the settle transaction took too long, or was left idle for longer than the lease")}
 	case err != nil && pg != nil && passing(pg.Code):
 		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
