@@ -168,10 +168,10 @@ func codeOf(t *testing.T, r *run.Run) string {
 	return e.Code
 }
 
-// An effect is one row that names its run, lease and key.
+// An effect is one row that names its run, lease and key, and the events it was asked for.
 func TestEffect(t *testing.T) {
 	b := setup(t, nil)
-	id := enqueue(t, b.pool, run.New{Type: "chaos.effect", Payload: effect{Key: "once"}})
+	id := enqueue(t, b.pool, run.New{Type: "chaos.effect", Payload: effect{Key: "once", Emit: 2}})
 	r := await(t, b.pool, id, run.Succeeded)
 	var n int
 	if err := b.pool.QueryRow(t.Context(), `
@@ -182,6 +182,12 @@ func TestEffect(t *testing.T) {
 	}
 	if n != 1 {
 		t.Errorf("%d rows, want 1", n)
+	}
+	if err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_event WHERE aggregate_id = $1`, id).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	if n != 2 {
+		t.Errorf("%d events, want 2", n)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -119,21 +120,34 @@ func (c *chaos) exit(_ context.Context, in exit) (none, error) {
 
 type effect struct {
 	nap
-	Key string `json:"key"`
+	Key  string `json:"key"`
+	Emit int    `json:"emit"`
 }
 
-// effect sleeps, and then leaves one row in the transaction that records its success.
+// effect sleeps, and then leaves one row, and so many events, in the transaction that records
+// its success.
 func (c *chaos) effect(ctx context.Context, in effect) (none, error) {
 	if _, err := c.sleep(ctx, in.nap); err != nil {
 		return none{}, err
 	}
 	info := run.FromContext(ctx)
+	for n := range in.Emit {
+		event := outbox.Event{Aggregate: info.ID, Type: "chaos.effect", Payload: emitted{LeaseNo: info.LeaseNo, N: n}}
+		if err := worker.Emit(ctx, event); err != nil {
+			return none{}, err
+		}
+	}
 	return none{}, worker.InSettle(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `
 			INSERT INTO chaos_effect (run_id, lease_no, key)
 			VALUES ($1, $2, $3)`, info.ID, info.LeaseNo, in.Key)
 		return err
 	})
+}
+
+type emitted struct {
+	LeaseNo int64 `json:"lease_no"`
+	N       int   `json:"n"`
 }
 
 type target struct {

@@ -1,0 +1,228 @@
+// Package pgbouncer runs a private pgbouncer in front of a database, for tests: it pools
+// transactions over ten connections, as production setups do. Nothing of a session outlives a
+// transaction, and prepared statements with names do not work.
+package pgbouncer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgserver/child"
+)
+
+// patience is how long a pgbouncer may take to answer.
+const patience = 30 * time.Second
+
+// A Bouncer is a running pgbouncer. When this process ends, even by kill -9, it ends too.
+type Bouncer struct {
+	program string
+	dir     string
+	config  *pgx.ConnConfig // of the database behind it
+	port    int
+	process *child.Process
+}
+
+// Start starts a pgbouncer in front of a database, as whose user all of its clients connect.
+// Root on Debian has pgbouncer installed if it is missing.
+func Start(ctx context.Context, databaseURL string) (*Bouncer, error) {
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		return nil, err
+	}
+	b := &Bouncer{config: config.ConnConfig}
+	if b.program, err = pgbouncer(); err != nil {
+		return nil, err
+	}
+	if b.dir, err = child.TempDir("pgbouncer-"); err != nil {
+		return nil, err
+	}
+	err = errEnded
+	for try := 0; try < 3 && errors.Is(err, errEnded); try++ {
+		err = b.start(ctx)
+	}
+	if err != nil {
+		_ = os.RemoveAll(b.dir)
+		return nil, err
+	}
+	return b, nil
+}
+
+// Addr returns its address.
+func (b *Bouncer) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port)) }
+
+// Stop ends it, cutting its connections.
+func (b *Bouncer) Stop() {
+	b.process.End()
+	_ = os.RemoveAll(b.dir) // mostly done by the watchdog
+}
+
+// errEnded means that pgbouncer ended by itself: another program may have
+// snatched its port.
+var errEnded = errors.New("it ended")
+
+func (b *Bouncer) start(ctx context.Context) (err error) {
+	if b.port, err = child.Port(); err != nil {
+		return err
+	}
+	conf := filepath.Join(b.dir, "pgbouncer.ini")
+	if err := os.WriteFile(conf, []byte(b.settings()), 0o600); err != nil {
+		return err
+	}
+	if err := child.Own(conf); err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(b.dir, "pgbouncer.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	b.process, err = child.Start(child.Command{
+		Path: b.program, Args: []string{conf}, Dir: b.dir, Remove: true, Last: syscall.SIGKILL, Output: log,
+	})
+	if err != nil {
+		return err
+	}
+	if err := b.ready(ctx); err != nil {
+		text, _ := os.ReadFile(log.Name())
+		b.process.Signal(syscall.SIGKILL)
+		b.process.Gone(0)
+		_ = b.process.Release()
+		return fmt.Errorf("pgbouncer: %w\n%s", err, text[max(0, len(text)-2000):])
+	}
+	return nil
+}
+
+func (b *Bouncer) ready(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for ctx.Err() == nil {
+		if b.process.Gone(5 * time.Millisecond) {
+			return errEnded
+		}
+		var conn *pgx.Conn
+		if conn, err = pgx.Connect(ctx, b.URL()); err != nil {
+			continue
+		}
+		if err = errors.Join(conn.Ping(ctx), conn.Close(ctx)); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// URL returns the connection string that leads through it.
+func (b *Bouncer) URL() string {
+	u := url.URL{
+		Scheme:   "postgres",
+		User:     url.User(b.config.User),
+		Host:     b.Addr(),
+		Path:     "/" + b.config.Database,
+		RawQuery: "sslmode=disable",
+	}
+	return u.String()
+}
+
+func (b *Bouncer) settings() string {
+	server := map[string]string{
+		"host":     b.config.Host,
+		"port":     strconv.Itoa(int(b.config.Port)),
+		"user":     b.config.User,
+		"password": b.config.Password,
+	}
+	if path := b.config.RuntimeParams["search_path"]; path != "" {
+		server["connect_query"] = "SET search_path TO " + path
+	}
+	var options strings.Builder
+	for name, value := range server {
+		if value == "" {
+			continue
+		}
+		fmt.Fprintf(&options, " %s='%s'", name, strings.ReplaceAll(value, "'", "''"))
+	}
+	tls := "disable"
+	if b.config.TLSConfig != nil {
+		tls = "require"
+	}
+	return fmt.Sprintf(`
+[databases]
+* =%s
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %d
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 10
+max_client_conn = 1000
+server_tls_sslmode = %s
+`, options.String(), b.port, tls)
+}
+
+// pgbouncer returns the path of the program, installed if need and rights be.
+func pgbouncer() (string, error) {
+	if path, err := lookPgbouncer(); err == nil {
+		return path, nil
+	}
+	apt, err := exec.LookPath("apt-get")
+	if err != nil || os.Geteuid() != 0 {
+		return "", errors.New("pgbouncer is needed: apt-get install pgbouncer, or brew install pgbouncer")
+	}
+	if err := install(apt); err != nil {
+		return "", err
+	}
+	return lookPgbouncer()
+}
+
+// lookPgbouncer also looks where Debian has it, which is not on everyone's
+// PATH.
+func lookPgbouncer() (string, error) {
+	if path, err := exec.LookPath("pgbouncer"); err == nil {
+		return path, nil
+	}
+	return exec.LookPath("/usr/sbin/pgbouncer")
+}
+
+// install lets one process at a time run apt-get, and the others find what it
+// installed.
+func install(apt string) error {
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "pgbouncer-apt.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	if _, err := lookPgbouncer(); err == nil {
+		return nil
+	}
+	if run(apt, "install", "-y", "pgbouncer") == nil {
+		return nil
+	}
+	// The package lists may be missing or old.
+	return errors.Join(run(apt, "update"), run(apt, "install", "-y", "pgbouncer"))
+}
+
+func run(program string, args ...string) error {
+	cmd := exec.Command(program, args...)
+	// In run level 1 the package does not start a daemon.
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1")
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", cmd, err, output)
+	}
+	return nil
+}
