@@ -139,11 +139,11 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, token uuid.UUID) (leases []Lease, found int, err error) {
 	rows, _ := p.DB.Query(ctx, `
 		WITH due AS MATERIALIZED (
-			SELECT r.id, r.run_at, l.place, l.suspect, l.room, l.team
+			SELECT r.id, r.run_at, r.attempt + 1 = r.max_attempts AS last, l.place, l.suspect, l.room, l.team
 			FROM unnest($1::boolean[], $2::text[], $3::int[], $4::timestamptz[], $5::uuid[], $6::float8[], $7::int[], $8::text[])
 			  WITH ORDINALITY AS l (suspect, type, priority, from_at, from_id, grace, room, team, place)
 			CROSS JOIN LATERAL (
-				SELECT id, run_at FROM workflow_run
+				SELECT id, run_at, attempt, max_attempts FROM workflow_run
 				WHERE `+open+` AND suspect = l.suspect AND type = l.type AND priority = l.priority
 				  AND run_at <= statement_timestamp() - l.grace * interval '1 second'
 				  AND (run_at, id) >= (l.from_at, l.from_id) AND ($9 OR token_id IS NULL)
@@ -152,7 +152,7 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 				FOR UPDATE SKIP LOCKED) r
 			LIMIT $11
 		), chosen AS (
-			`+withinRoom(chosen, n)+`
+			`+withinRoom(chosen, n, p.Watched)+`
 		), leased AS (
 			UPDATE workflow_run w
 			SET status = 'leased', lease_token = $12, leased_by = $13, lease_no = w.lease_no + 1,
@@ -185,17 +185,23 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 
 // withinRoom returns the query of those due rows that may be leased: all of them, unless
 // lanes share a room, or the place for suspects, which their limits one by one cannot keep.
-func withinRoom(chosen []request, n int) string {
+// Suspects are taken up to the first that has to be alone, and that one only by itself.
+func withinRoom(chosen []request, n int, watched bool) string {
 	if !slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n }) {
 		return `SELECT id FROM due`
+	}
+	alone := `in_kind = 1`
+	if watched {
+		alone = `false`
 	}
 	return `
 			SELECT id
 			FROM (SELECT id, suspect, room,
 			             row_number() OVER (PARTITION BY team ORDER BY place, run_at, id) AS in_team,
-			             row_number() OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS in_kind
+			             row_number() OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS in_kind,
+			             count(*) FILTER (WHERE last) OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS lasts
 			      FROM due) AS d
-			WHERE in_team <= room AND (NOT suspect OR in_kind <= $10)`
+			WHERE in_team <= room AND (NOT suspect OR in_kind <= $10 AND (lasts = 0 OR ` + alone + `))`
 }
 
 // scanLease reads the columns of a leased run, which follow those of first.

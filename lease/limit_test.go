@@ -159,6 +159,38 @@ func TestSuspects(t *testing.T) {
 	}
 }
 
+// Suspects come in their order up to the first whose last attempt it would be. That one comes
+// by itself, and not while others are watched.
+func TestLastAttemptAlone(t *testing.T) {
+	pool := pgtest.New(t)
+	for _, priority := range []int{9, 8, 7, 6} {
+		suspect(t, pool, "a.x", priority)
+	}
+	exec(t, pool, "UPDATE workflow_run SET attempt = 2 WHERE priority IN (7, 6)")
+	p := newPoller(pool, "a.")
+	for _, step := range []struct {
+		watched bool
+		want    []int // priorities
+	}{{false, []int{9, 8}}, {true, nil}, {false, []int{7}}, {true, nil}, {false, []int{6}}} {
+		p.Watched = step.watched
+		p.Discover()
+		leases, wait, err := p.Acquire(t.Context(), 100, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, l := range leases {
+			got = append(got, l.Priority)
+		}
+		if !slices.Equal(got, step.want) {
+			t.Errorf("while others are watched (%v) suspects of priority %v were leased, want %v", step.watched, got, step.want)
+		}
+		if len(leases) == 0 && wait == 0 {
+			t.Error("the next look comes at once, though nothing has changed")
+		}
+	}
+}
+
 // A suspect that cannot be leased, here a step for a worker without the graph and one that
 // is locked, does not hold up the other suspects.
 func TestSuspectsBehindOthers(t *testing.T) {

@@ -27,6 +27,10 @@ type Poller struct {
 	Terms    func(typ string) Terms // consulted for each lane of each poll
 	Steps    bool                   // also lease steps of process graphs
 
+	// Watched says that suspects which this process has leased have yet to show that they do
+	// not kill it. Meanwhile none is leased whose last attempt it would be.
+	Watched bool
+
 	lanes     map[lane]*position
 	hurry     bool // try the known lanes before discovery
 	discovery budget
@@ -92,7 +96,8 @@ const Never = time.Duration(1<<63 - 1)
 
 // Acquire leases up to n due runs, of those at most suspects that are suspect, in order of
 // priority, then of the time they became due; among lanes of equal priority, the one with
-// the oldest due run is emptied first. That goes for the lanes it knows: a new one is found by
+// the oldest due run is emptied first. A suspect that has but one attempt left is leased alone
+// among its kind, so that it cannot fail for what another one does. That goes for the lanes it knows: a new one is found by
 // discovery, which after Hurry, or while there is plenty, comes later. wait is after how long the next call may find more:
 // 0 at once, Never if nothing is known. An error means that no lease was taken, or that its
 // answer was lost: then later calls give these leases back, with no attempt charged.
@@ -135,6 +140,9 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	p.remember(leases)
 	p.busy = found == n
 	switch {
+	case found > 0 && len(leases) == 0: // it has to wait until others are no longer watched
+		p.busy = false
+		return nil, busyPause, nil
 	case p.busy || found > len(leases):
 		return leases, 0, nil
 	case discovered && found == 0:

@@ -10,8 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// suspectHold is how long a suspect has to live before the next one may be leased: what
-// kills its process mostly does so at once.
+// suspectHold is how long a suspect is watched: what kills its process mostly does so at once.
 const suspectHold = 2 * time.Second
 
 // stuckGrace is how long a handler may go on after its context has ended before its slot is
@@ -37,6 +36,7 @@ type job struct {
 	done      bool      // the handler has returned
 	left      bool      // the slot was taken away from the running handler
 	parked    bool      // done, but its outcome is refused: it needs no slot
+	proven    bool      // a suspect that has not killed this process
 }
 
 // jobs are the leases that this process holds.
@@ -45,6 +45,7 @@ type jobs struct {
 	byID   map[uuid.UUID]*job
 	byType map[*entry]int
 	stuck  int           // handlers still running whose slots were taken away
+	proven int           // suspects that this process has outlived
 	freed  chan struct{} // signalled when a slot becomes free
 }
 
@@ -80,6 +81,9 @@ func (s *jobs) remove(j *job) {
 func (s *jobs) drop(j *job) {
 	delete(s.byID, j.ID)
 	s.byType[j.entry]--
+	if j.done {
+		s.prove(j)
+	}
 	s.signal()
 }
 
@@ -102,23 +106,42 @@ func (s *jobs) countOf(e *entry) int {
 	return s.byType[e]
 }
 
-// room returns how many more runs may be leased, and how many of these may be suspects.
-func (s *jobs) room(concurrency int) (n, suspects int) {
+// room returns how many more runs may be leased, and how many of these may be suspects; watched
+// are those that are held and not proven.
+//
+// A process begins with one suspect at a time, and may watch one more for each that it has
+// outlived: after a crash that was nobody's fault the many runs of the dead worker get through
+// in doubling steps. Nothing else is added to one at its last attempt.
+func (s *jobs) room(concurrency int) (n, suspects, watched int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	suspects = 1
-	parked := 0
+	parked, alone := 0, false
 	for _, j := range s.byID {
-		if j.Suspect && !j.Exhausted && time.Since(j.Taken) < suspectHold {
-			suspects = 0
+		if j.suspicious() && time.Since(j.Taken) < suspectHold {
+			watched++
+			alone = alone || j.Attempt >= j.MaxAttempts
+		} else {
+			s.prove(j)
 		}
 		if j.parked {
 			parked++
 		}
 	}
+	if !alone {
+		suspects = max(min(1+s.proven, concurrency)-watched, 0)
+	}
 	// The outcomes that wait are bounded too.
 	taken := len(s.byID) - min(parked, concurrency)
-	return max(concurrency-taken, 0), suspects
+	return max(concurrency-taken, 0), suspects, watched
+}
+
+func (j *job) suspicious() bool { return j.Suspect && !j.Exhausted && !j.proven }
+
+func (s *jobs) prove(j *job) {
+	if j.suspicious() {
+		j.proven = true
+		s.proven++
+	}
 }
 
 // park frees the slot of a job whose outcome cannot be recorded for the time being.

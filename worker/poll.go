@@ -25,7 +25,8 @@ func (w *Worker) poll(ctx context.Context) {
 	pause := firstPause
 	for w.awaitRoom(ctx) {
 		w.lastTurn.now()
-		free, suspects := w.jobs.room(w.config.Concurrency)
+		free, suspects, watched := w.jobs.room(w.config.Concurrency)
+		poller.Watched = watched > 0
 		leases, wait, err := w.lease(ctx, poller, min(free, w.config.Batch), suspects)
 		if ctx.Err() != nil && len(leases) == 0 {
 			return
@@ -52,7 +53,7 @@ func (w *Worker) poll(ctx context.Context) {
 		// What is due may belong to types that have no room, or be suspects that wait for their
 		// turn: then it can be leased as soon as a slot is free.
 		var freed <-chan struct{}
-		if suspects == 0 || w.config.Mux.limited() {
+		if watched > 0 || w.config.Mux.limited() {
 			freed = w.jobs.freed
 		}
 		if w.idle(ctx, min(wait, pause), freed) {
@@ -86,7 +87,7 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 		if ctx.Err() != nil {
 			return false
 		}
-		switch free, _ := w.jobs.room(w.config.Concurrency); {
+		switch free, _, _ := w.jobs.room(w.config.Concurrency); {
 		case free >= many:
 			return true
 		case free > 0 && waited == nil:

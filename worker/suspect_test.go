@@ -15,7 +15,7 @@ import (
 // A run that kills its process takes no neighbour along. Twenty innocent runs were in flight
 // when the pill killed the first process. It goes on to kill each that starts it, which is
 // played by expiring, for good, every lease that is held at that moment. The pill uses up
-// its attempts; each innocent succeeds at its first start after the first crash.
+// its attempts; each innocent succeeds, at its last attempt at the latest.
 func TestPoisonPill(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -44,33 +44,72 @@ func TestPoisonPill(t *testing.T) {
 	if r := read(t, pool, pill); r.Status != run.Failed || r.Attempt != 3 {
 		t.Errorf("the pill is %s after %d attempts, want failed after 3", r.Status, r.Attempt)
 	}
-	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE type = 'test.innocent.v1' AND status = 'succeeded' AND attempt = 2`); n != 20 {
-		t.Errorf("%d of 20 innocent runs succeeded at their second start", n)
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE type = 'test.innocent.v1' AND status = 'succeeded'`); n != 20 {
+		t.Errorf("%d of 20 innocent runs succeeded", n)
 	}
 }
 
-// A worker holds one suspect at a time, and takes the next when that one has ended or has
-// lived for some seconds.
-func TestOneSuspectAtATime(t *testing.T) {
+// A worker begins with one suspect, and may watch one more for each that has lived for two
+// seconds: 1, 2, 4 of them.
+func TestSuspectsInDoublingSteps(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
-	started, gate := make(chan time.Time, 3), make(chan bool)
+	started, gate := make(chan time.Time, 7), make(chan bool)
 	handle(mux, "test.suspect.v1", func(context.Context) error { started <- time.Now(); <-gate; return nil })
-	for range 3 {
+	for range 7 {
 		expire(t, pool, enqueue(t, pool, "test.suspect.v1", empty{}))
 	}
 	var s seen
 	work(t, pool, mux, s.observe)
 	first := <-started
-	pgtest.Await(t, "all leases to be taken back", func() bool { return s.get(&s.again) == 3 })
+	pgtest.Await(t, "all leases to be taken back", func() bool { return s.get(&s.again) == 7 })
+	var after []time.Duration // since the first
+	for range 6 {
+		after = append(after, (<-started).Sub(first))
+	}
+	if after[0] < 1500*time.Millisecond || after[1]-after[0] > time.Second ||
+		after[2]-after[1] < 1500*time.Millisecond || after[5]-after[2] > time.Second {
+		t.Errorf("six suspects started %s after the first; want two after 2 s and four after another 2 s", after)
+	}
+	close(gate)
+	drained(t, pool, quick)
+}
+
+// Suspects that have one attempt left are watched one by one, however many the worker has
+// outlived, and nothing is added to them.
+func TestLastAttemptsOneByOne(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	started, gate := make(chan time.Time, 3), make(chan bool)
+	other := make(chan time.Time, 6)
+	handle(mux, "test.suspect.v1", func(context.Context) error { other <- time.Now(); return nil })
+	handle(mux, "test.last.v1", func(context.Context) error { started <- time.Now(); <-gate; return nil })
+	for range 5 {
+		expire(t, pool, enqueue(t, pool, "test.suspect.v1", empty{}))
+	}
+	for range 3 {
+		id := enqueue(t, pool, "test.last.v1", empty{})
+		execute(t, pool, `UPDATE workflow_run SET max_attempts = 2 WHERE id = $1`, id)
+		expire(t, pool, id)
+	}
+	work(t, pool, mux, nil)
+	first := <-started
+	for range 5 {
+		<-other
+	}
+	expire(t, pool, enqueue(t, pool, "test.suspect.v1", empty{}))
+	if d := (<-other).Sub(first); d < 1500*time.Millisecond {
+		t.Errorf("another suspect started %s after the first, which still ran", d)
+	}
 	second := <-started
 	if d := second.Sub(first); d < 1500*time.Millisecond {
-		t.Errorf("the second suspect started %s after the first, which still ran", d)
+		t.Errorf("the second started %s after the first, which still ran", d)
 	}
 	close(gate) // two of them end, so the third need not wait
 	if d := (<-started).Sub(second); d > 3*time.Second {
-		t.Errorf("the third suspect started %s after the others had ended", d)
+		t.Errorf("the third started %s after the others had ended", d)
 	}
 	drained(t, pool, quick)
 }
