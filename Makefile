@@ -21,7 +21,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak
+.PHONY: help demo test test-pooler build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,7 @@ fmt: ## fails if a file is not formatted
 vet:
 	$(GO) vet ./...
 	cd bench && $(GO) vet ./...
+	cd torture && $(GO) vet ./...
 
 lint: $(BIN)/golangci-lint ## golangci-lint
 	$(BIN)/golangci-lint run ./...
@@ -78,6 +79,22 @@ bench-smoke: postgres $(BIN)/bench ## every bench at a small size: asserts that 
 
 soak: postgres $(BIN)/bench ## half an hour at 70 % of the peak, with cleanup; its part of bench/RESULTS.md
 	cd bench && $(BIN)/bench -only soak
+
+torture: postgres $(BIN)/torture ## everything is killed for ten minutes; writes torture/report.json; SEED=n repeats one
+	cd torture && $(BIN)/torture -seed $(or $(SEED),0) -out report.json
+
+torture-short: postgres $(BIN)/torture ## a minute of the same
+	cd torture && $(GO) test ./... && $(BIN)/torture -short -seed $(or $(SEED),0)
+
+torture-failover: postgres $(BIN)/torture ## the primary is lost under load, the standby promoted
+	cd torture && $(BIN)/torture -failover -seed $(or $(SEED),0)
+
+torture-mutants: postgres $(BIN)/torture ## one rule of the product broken at a time: each must be caught; a quarter of an hour
+	cd torture && $(BIN)/torture -mutants -seed $(or $(SEED),0)
+
+.PHONY: $(BIN)/torture
+$(BIN)/torture:
+	cd torture && $(GO) build -o $@ .
 
 .PHONY: $(BIN)/bench
 $(BIN)/bench: # go knows best whether it has to be built

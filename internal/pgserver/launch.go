@@ -82,7 +82,15 @@ func (s *Server) initialize(ctx context.Context) error {
 	if s.options.ICU {
 		args = append(args, "--locale-provider=icu", "--icu-locale=en-US")
 	}
-	if err := s.spawn("initdb", args...); err != nil {
+	if err := s.finish(ctx, "initdb", args...); err != nil {
+		return err
+	}
+	return appendFile(filepath.Join(s.data(), "postgresql.conf"), "include 'pgserver.conf'\n")
+}
+
+// finish runs a program of PostgreSQL to its end.
+func (s *Server) finish(ctx context.Context, program string, args ...string) error {
+	if err := s.spawn(program, args...); err != nil {
 		return err
 	}
 	for !s.process.Gone(poll) {
@@ -93,9 +101,9 @@ func (s *Server) initialize(ctx context.Context) error {
 	p := s.process
 	s.process = nil
 	if err := p.Release(); err != nil {
-		return fmt.Errorf("initdb: %w%s", err, s.logTail())
+		return fmt.Errorf("%s: %w%s", program, err, s.logTail())
 	}
-	return appendFile(filepath.Join(s.data(), "postgresql.conf"), "include 'pgserver.conf'\n")
+	return nil
 }
 
 func appendFile(name, text string) error {
@@ -203,8 +211,10 @@ func (s *Server) ready(ctx context.Context) error {
 	for {
 		lock, err := os.ReadFile(filepath.Join(s.data(), "postmaster.pid"))
 		lines := strings.Split(string(lock), "\n")
-		if err == nil && len(lines) >= 8 && lines[0] == pid && strings.TrimSpace(lines[7]) == "ready" {
-			return nil
+		if err == nil && len(lines) >= 8 && lines[0] == pid {
+			if state := strings.TrimSpace(lines[7]); state == "ready" || state == "standby" {
+				return nil
+			}
 		}
 		if s.process.Gone(poll) {
 			return fmt.Errorf("the server ended%s", s.logTail())

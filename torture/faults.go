@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+)
+
+// A fault is one way to strike. Faults of the server come one at a time.
+type fault struct {
+	key, name   string
+	server      bool
+	long, short int // strikes in ten minutes, and in the short run
+	strike      func(ctx context.Context, l *lab, r *rand.Rand) error
+}
+
+// faults are all there are, numbered as in the plan of the torture. Left out are what needs
+// root or another kernel (a full disk, clocks that jump) and what does not exist yet.
+var faults []fault
+
+func init() { // the schedule refers to them, and they to the lab
+	faults = []fault{
+		{"kill", "worker killed", false, 45, 6, killWorker},
+		{"freeze", "worker frozen beyond its lease", false, 40, 5, freezeWorker},
+		{"stop", "worker told to stop, one in five twice", false, 16, 4, stopWorker},
+		{"memory", "worker out of memory", false, 2, 0, starveMemory},
+		{"cpu", "processors busy with something else", false, 3, 0, starveCPU},
+		{"network", "network slow, narrow, cut or silent", false, 60, 9, poisonNetwork},
+		{"answer-lost", "commit done, answer lost", false, 64, 14, cutAnswer},
+		{"never-sent", "commit never sent", false, 32, 8, cutCommit},
+		{"sessions", "sessions ended", false, 60, 8, endSessions},
+		{"deadlock", "rows locked in the wrong order", false, 20, 3, deadlock},
+		{"rows", "leased rows locked for longer than a lease", false, 12, 2, lockRows},
+		{"snapshot", "old snapshot held", false, 1, 0, oldSnapshot},
+		{"server-kill", "server killed", true, 5, 1, restart(func(s *pgserver.Server) { s.Kill() })},
+		{"server-crash", "server stopped at once", true, 3, 1, restart(func(s *pgserver.Server) { s.StopMode(pgserver.Immediate) })},
+		{"server-stop", "server stopped in order", true, 2, 0, restart(func(s *pgserver.Server) { s.StopMode(pgserver.Fast) })},
+		{"storm", "statements fail by chance", true, 14, 4, storm},
+		{"table", "table locked", true, 10, 2, lockTable},
+		{"timeout", "statement_timeout of 50 ms", true, 6, 1, shortTimeout},
+		{"famine", "one connection for all workers", true, 4, 1, connectionFamine},
+		{"read-only", "server read-only", true, 3, 1, readOnly},
+		{"failover", "primary lost, standby promoted", true, 0, 0, failOver},
+	}
+}
+
+func findFault(key string) fault {
+	for _, f := range faults {
+		if f.key == key {
+			return f
+		}
+	}
+	panic("no fault " + key)
+}
+
+func (l *lab) anySlot(r *rand.Rand) *slot { return l.slots[r.IntN(len(l.slots))] }
+
+func (l *lab) anyLink(r *rand.Rand) *link {
+	all := append([]*link{l.front}, l.links...)
+	return all[r.IntN(len(all))]
+}
+
+func killWorker(_ context.Context, l *lab, r *rand.Rand) error {
+	l.anySlot(r).kill()
+	return nil
+}
+
+func freezeWorker(_ context.Context, l *lab, r *rand.Rand) error {
+	longest := time.Duration(float64(4*leaseLength) * max(l.plan.Hold, 0.5))
+	l.anySlot(r).freeze(between(r, leaseLength*12/10, longest))
+	return nil
+}
+
+func stopWorker(ctx context.Context, l *lab, r *rand.Rand) error {
+	s, twice := l.anySlot(r), r.IntN(5) == 0
+	s.terminate()
+	if twice {
+		sleep(ctx, 2*time.Second)
+		s.terminate()
+	}
+	return nil
+}
+
+// starveMemory restarts a worker with little address space and gives it what eats that up.
+func starveMemory(ctx context.Context, l *lab, r *rand.Rand) error {
+	l.anySlot(r).limit(1 << 20) // 1 GiB; Go reserves far more than it uses
+	for range 6 {
+		o := drawCase(r, kase{"leak", 0, func(_ *rand.Rand, o *order, _ world) map[string]any {
+			o.typ, o.maxAttempts = "chaos.leak", 2
+			return map[string]any{"mb": 200}
+		}}, world{}, 1)
+		(&load{lab: l}).enqueueOne(ctx, o)
+		sleep(ctx, time.Second)
+	}
+	return nil
+}
+
+// starveCPU runs two busy loops beside everything else.
+func starveCPU(ctx context.Context, l *lab, r *rand.Rand) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithTimeout(ctx, l.plan.hold(r, 15*time.Second, 20*time.Second))
+	defer stop()
+	loops := []*exec.Cmd{exec.Command(self, "burn"), exec.Command(self, "burn")}
+	for _, cmd := range loops {
+		cmd.SysProcAttr = dieWithParent()
+		if err := cmd.Start(); err != nil {
+			return fmt.Errorf("start a busy loop: %w", err)
+		}
+	}
+	<-ctx.Done()
+	for _, cmd := range loops {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	return nil
+}
+
+// poisonNetwork makes one link bad in one of seven ways.
+func poisonNetwork(ctx context.Context, l *lab, r *rand.Rand) error {
+	type poison struct {
+		kind, stream string
+		attributes   map[string]int
+	}
+	p := []poison{
+		{"latency", "downstream", map[string]int{"latency": 50 + r.IntN(400), "jitter": r.IntN(350)}},
+		{"latency", "upstream", map[string]int{"latency": 50 + r.IntN(400), "jitter": r.IntN(350)}},
+		{"bandwidth", "upstream", map[string]int{"rate": 8}},
+		{"slicer", "downstream", map[string]int{"average_size": 64, "size_variation": 32, "delay": 500}},
+		{"reset_peer", "downstream", map[string]int{"timeout": r.IntN(500)}},
+		{"timeout", "downstream", map[string]int{"timeout": 0}}, // answers vanish
+		{"timeout", "upstream", map[string]int{"timeout": 0}},   // questions vanish
+		{"limit_data", "downstream", map[string]int{"bytes": 500 + r.IntN(20_000)}},
+	}[r.IntN(8)]
+	err := l.anyLink(r).poison(ctx, p.kind, p.stream, p.attributes, l.plan.hold(r, 2*time.Second, 10*time.Second))
+	if err != nil && ctx.Err() == nil {
+		return nil // two of a kind on one link: the first goes on
+	}
+	return nil
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+	"github.com/simple-workflow/simple-workflow/torture/wire"
+)
+
+func cutAnswer(ctx context.Context, l *lab, r *rand.Rand) error {
+	return cut(ctx, l, r, wire.AnswerLost)
+}
+func cutCommit(ctx context.Context, l *lab, r *rand.Rand) error {
+	return cut(ctx, l, r, wire.NeverSent)
+}
+
+// cut has one of the next commits of some client cut off.
+func cut(_ context.Context, l *lab, r *rand.Rand, c wire.Cut) error {
+	l.anyLink(r).wire.Arm(c, 1+r.IntN(2))
+	return nil
+}
+
+// endSessions ends some or all sessions of one client.
+func endSessions(ctx context.Context, l *lab, r *rand.Rand) error {
+	app, part := l.anyLink(r).name, r.Float64()
+	if app == "clients" {
+		app = "client"
+	}
+	var n int
+	err := l.admin.QueryRow(ctx, `
+		SELECT count(pg_terminate_backend(pid))
+		FROM pg_stat_activity
+		WHERE datname = $1 AND application_name = $2 AND random() < $3`, database, app, part+0.3).Scan(&n)
+	l.ledger.add(entry{Kind: "sessions", Worker: app, Code: n})
+	return l.excuse(err)
+}
+
+// excuse drops the error of an injector whose server is down because another fault has struck.
+func (l *lab) excuse(err error) error {
+	if err == nil || code(err) == "" || code(err)[:2] == "57" {
+		return nil
+	}
+	switch code(err) {
+	case "40P01", "55P03", "25P03", "25006": // what it provokes may hit itself
+		return nil
+	}
+	return err
+}
+
+// leased returns runs that are leased now.
+func (l *lab) leased(ctx context.Context, n int) ([]uuid.UUID, error) {
+	rows, _ := l.admin.Query(ctx, `SELECT id FROM workflow_run WHERE status = 'leased' ORDER BY random() LIMIT $1`, n)
+	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+}
+
+// deadlock locks leased rows one after the other in descending order: settles go the other way.
+func deadlock(ctx context.Context, l *lab, r *rand.Rand) error {
+	ids, err := l.leased(ctx, 12)
+	if err != nil || len(ids) < 2 {
+		return l.excuse(err)
+	}
+	pause := between(r, 20*time.Millisecond, 200*time.Millisecond)
+	return l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `DO $$
+			DECLARE one uuid;
+			BEGIN
+				FOR one IN SELECT unnest('`+arrayOf(ids)+`'::uuid[]) ORDER BY 1 DESC LOOP
+					PERFORM FROM workflow_run WHERE id = one FOR UPDATE;
+					PERFORM pg_sleep(`+fmt.Sprint(pause.Seconds())+`);
+				END LOOP;
+			END $$`)
+		return err
+	}))
+}
+
+func arrayOf(ids []uuid.UUID) string {
+	text := "{"
+	for i, id := range ids {
+		if i > 0 {
+			text += ","
+		}
+		text += id.String()
+	}
+	return text + "}"
+}
+
+// lockRows keeps leased rows locked for two or three leases.
+func lockRows(ctx context.Context, l *lab, r *rand.Rand) error {
+	ids, err := l.leased(ctx, 1+r.IntN(6))
+	if err != nil || len(ids) == 0 {
+		return l.excuse(err)
+	}
+	d := l.plan.hold(r, 2*leaseLength, 3*leaseLength)
+	return l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT FROM workflow_run WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids); err != nil {
+			return err
+		}
+		sleep(ctx, d)
+		return nil
+	}))
+}
+
+// oldSnapshot keeps vacuum from removing anything.
+func oldSnapshot(ctx context.Context, l *lab, _ *rand.Rand) error {
+	return l.excuse(pgx.BeginTxFunc(ctx, l.admin, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT count(*) FROM workflow_run`); err != nil {
+			return err
+		}
+		sleep(ctx, 3*time.Minute)
+		return nil
+	}))
+}
+
+// restart returns a fault that ends the server in one way and starts it again.
+func restart(end func(*pgserver.Server)) func(context.Context, *lab, *rand.Rand) error {
+	return func(ctx context.Context, l *lab, r *rand.Rand) error {
+		pause := between(r, 0, 2*time.Second)
+		start := time.Now()
+		end(l.server)
+		sleep(ctx, pause)
+		if err := l.server.Restart(context.WithoutCancel(ctx)); err != nil {
+			return err
+		}
+		ready := time.Now()
+		l.ledger.add(entry{Kind: "outage", At: start, Until: &ready})
+		return nil
+	}
+}
+
+// storms are what a server says when it is in trouble: serialization failure, deadlock, disk
+// full, cancelled, too many connections, read-only, lock not available.
+var storms = []string{"40001", "40P01", "53100", "57014", "53300", "25006", "55P03"}
+
+// storm lets statements fail by chance with one of them.
+func storm(ctx context.Context, l *lab, r *rand.Rand) error {
+	state := storms[r.IntN(len(storms))]
+	if _, err := l.admin.Exec(ctx, `INSERT INTO t.storm VALUES ($1, 0.4)`, state); err != nil {
+		return l.excuse(err)
+	}
+	sleep(ctx, l.plan.hold(r, 5*time.Second, 10*time.Second))
+	l.ledger.add(entry{Kind: "storm", Answer: state})
+	return l.calm(ctx, `DELETE FROM t.storm`)
+}
+
+// calm undoes what an injector has done, whatever it takes.
+func (l *lab) calm(ctx context.Context, sql ...string) error {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer stop()
+	for _, s := range sql {
+		for {
+			_, err := l.admin.Exec(ctx, s)
+			if err == nil {
+				break
+			}
+			if ctx.Err() != nil {
+				return fmt.Errorf("%s: %w", s, err)
+			}
+			sleep(ctx, 100*time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// lockTable shuts everybody out of one of the tables.
+func lockTable(ctx context.Context, l *lab, r *rand.Rand) error {
+	table := []string{"workflow_run", "workflow_run", "workflow_history", "outbox_event"}[r.IntN(4)]
+	d := l.plan.hold(r, time.Second, 4*time.Second)
+	return l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `LOCK TABLE `+table+` IN ACCESS EXCLUSIVE MODE`); err != nil {
+			return err
+		}
+		sleep(ctx, d)
+		return nil
+	}))
+}
+
+const endWorkers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '` + workerRole + `'`
+
+// shortTimeout gives the workers' role too short a time limit.
+func shortTimeout(ctx context.Context, l *lab, r *rand.Rand) error {
+	return l.during(ctx, l.plan.hold(r, 8*time.Second, 12*time.Second),
+		[]string{`ALTER ROLE ` + workerRole + ` SET statement_timeout = '50ms'`, endWorkers},
+		[]string{`ALTER ROLE ` + workerRole + ` RESET statement_timeout`, endWorkers})
+}
+
+// connectionFamine leaves the workers one connection between them.
+func connectionFamine(ctx context.Context, l *lab, r *rand.Rand) error {
+	return l.during(ctx, l.plan.hold(r, 4*time.Second, 8*time.Second),
+		[]string{`ALTER ROLE ` + workerRole + ` CONNECTION LIMIT 1`, endWorkers},
+		[]string{`ALTER ROLE ` + workerRole + ` CONNECTION LIMIT -1`})
+}
+
+// readOnly makes the server refuse writes, as one that was demoted.
+func readOnly(ctx context.Context, l *lab, r *rand.Rand) error {
+	return l.during(ctx, l.plan.hold(r, 5*time.Second, 10*time.Second),
+		[]string{`ALTER SYSTEM SET default_transaction_read_only = on`, `SELECT pg_reload_conf()`},
+		[]string{`ALTER SYSTEM RESET default_transaction_read_only`, `SELECT pg_reload_conf()`})
+}
+
+// during does something, waits, and undoes it.
+func (l *lab) during(ctx context.Context, d time.Duration, begin, end []string) error {
+	if err := l.calm(ctx, begin...); err != nil {
+		return err
+	}
+	sleep(ctx, d)
+	return l.calm(ctx, end...)
+}

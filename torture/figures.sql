@@ -1,0 +1,67 @@
+-- Figures of a torture run: name, value, unit, and the goal if there is one.
+
+CREATE VIEW t.recovery AS -- from the kill of a worker to the next lease of what it held
+    SELECT extract(epoch FROM n.at - x.at) AS seconds
+    FROM t.ledger x
+    JOIN t.lease l ON l.slot = x.line->>'worker' AND l.at < x.at
+    JOIN t.ending e ON e.run = l.run AND e.lease_no = l.lease_no AND e.at > x.at AND e.status = 'pending' AND NOT e.by_holder
+    JOIN t.lease n ON n.run = l.run AND n.lease_no = l.lease_no + 1
+    WHERE x.kind = 'exit' AND x.line->>'answer' = 'kill'
+      AND NOT EXISTS (SELECT FROM t.ledger s WHERE s.kind = 'start' AND s.line->>'worker' = l.slot AND s.at > l.at AND s.at < x.at)
+      AND NOT EXISTS (SELECT FROM t.outage o WHERE o.started < n.at AND o.ready > x.at);
+
+CREATE VIEW t.reconnect AS -- from a server that is up again to the first success
+    SELECT extract(epoch FROM (SELECT min(at) FROM t.ending e WHERE e.at > o.ready AND e.by_holder) - o.ready) AS seconds FROM t.outage o;
+
+CREATE VIEW t.handover AS -- from a worker that hands a run back to its next lease
+    SELECT extract(epoch FROM n.at - e.at) AS seconds
+    FROM t.ending e JOIN t.lease n ON n.run = e.run AND n.lease_no = e.lease_no + 1
+    WHERE e.status = 'pending' AND e.by_holder AND e.attempt < e.attempt_was
+      AND NOT EXISTS (SELECT FROM t.outage o WHERE o.started < n.at AND o.ready > e.at);
+
+CREATE TABLE t.figure AS
+    SELECT * FROM (VALUES
+        ('runs that ended', (SELECT count(*)::float8 FROM workflow_run WHERE status IN ('succeeded', 'failed', 'cancelled')), ''),
+        ('succeeded', (SELECT count(*) FROM workflow_run WHERE status = 'succeeded'), ''),
+        ('failed', (SELECT count(*) FROM workflow_run WHERE status = 'failed'), ''),
+        ('cancelled', (SELECT count(*) FROM workflow_run WHERE status = 'cancelled'), ''),
+        ('leases', (SELECT count(*) FROM t.lease), ''),
+        ('handler starts', (SELECT count(*) FROM t.exec_log WHERE event = 'start'), ''),
+        -- Of runs that need one start, so that failing on purpose does not count.
+        ('handler starts of a run that needs one', (SELECT sum(s.n) / count(DISTINCT s.run) FROM t.start s JOIN t.known k USING (run)
+             WHERE k.kase IN ('effect', 'sleep', 'delayed', 'deaf', 'rival', 'permanent', 'badresult')), ''),
+        ('the same before the first fault', (SELECT sum(s.n) / count(DISTINCT s.run) FROM t.start s JOIN t.known k USING (run)
+             JOIN workflow_run r ON r.id = s.run
+             WHERE k.kase IN ('effect', 'sleep', 'delayed', 'deaf', 'rival', 'permanent', 'badresult')
+               AND r.finished_at < (SELECT min(at) FROM t.ledger WHERE kind = 'strike')), ''),
+        ('recovery of a killed worker''s run, p50', (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's'),
+        ('recovery of a killed worker''s run, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's'),
+        ('recovery of a killed worker''s run, p99', (SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's'),
+        ('server ready to first settle, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.reconnect), 's'),
+        ('server ready to first settle, longest', (SELECT max(seconds) FROM t.reconnect), 's'),
+        ('handed back to leased again, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.handover), 's'),
+        ('calls to the outside per run that made one', (SELECT count(*)::float8 / nullif(count(DISTINCT line->>'run'), 0) FROM t.ledger WHERE kind = 'call'), '')
+    ) f (name, value, unit);
+
+-- What must have happened, or the run has not tested it. said is filled from the workers' logs.
+CREATE TABLE t.must AS
+    SELECT * FROM (VALUES
+        ('stale settle refused', (SELECT n FROM t.said WHERE what = 'stale settle refused')),
+        ('stale heartbeat refused', (SELECT n FROM t.said WHERE what = 'lease is gone')),
+        ('commit of a settle unknown, and done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' IN ('settle', 'commit') AND line->>'worker' <> 'clients' AND (line->>'committed')::boolean)),
+        ('commit of a settle unknown, and not done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' IN ('settle', 'commit') AND line->>'worker' <> 'clients' AND (line->>'committed')::boolean IS NOT TRUE)),
+        ('settle came before the cancel', (SELECT count(*) FROM t.call c JOIN workflow_run r ON r.id = c.run
+             WHERE c.kind = 'cancel' AND c.answer LIKE 'too late%' AND r.finished_at BETWEEN c.sent - interval '200 ms' AND c.at)),
+        ('cancel came before the settle', (SELECT count(*) FROM t.ending e JOIN t.finish f USING (run, lease_no) WHERE e.status = 'cancelled' AND f.outcome IN ('ok', 'cancelled'))),
+        ('lease expired under a living handler', (SELECT count(*) FROM t.ending e JOIN t.finish f USING (run, lease_no)
+             WHERE e.status = 'pending' AND NOT e.by_holder AND f.at > e.at)),
+        ('deadlock or serialization failure repeated', (SELECT n FROM t.said WHERE what = 'deadlock')),
+        ('run failed because it killed its process', (SELECT count(*) FROM workflow_run WHERE status = 'failed' AND error->>'code' = 'lease_expired')),
+        ('worker handed its runs back', (SELECT count(*) FROM t.handover)),
+        ('worker gave up a lease it could not extend', (SELECT n FROM t.said WHERE what = 'lease given up')),
+        ('enqueue unknown, and done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' = 'enqueue' AND (line->>'committed')::boolean)),
+        ('server restarted', (SELECT count(*) FROM t.outage)),
+        ('transaction rolled back after an enqueue', (SELECT count(*) FROM t.enqueue WHERE answer = 'rolled back')),
+        ('duplicate enqueue answered with the first run', (SELECT count(*) FROM (SELECT key FROM t.enqueue WHERE key IS NOT NULL AND answer = 'done' GROUP BY key HAVING count(*) > 1) d)),
+        ('duplicate enqueue with another payload refused', (SELECT count(*) FROM t.enqueue WHERE answer = 'conflict'))
+    ) m (what, n);

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// countGoroutines has every worker, which is idle now, print its goroutines and end, and does
+// the same with one that has just been started. leaked is the most that one of the old ones has
+// beyond the fresh one.
+func (l *lab) countGoroutines(ctx context.Context) (fresh, leaked float64, err error) {
+	old := l.slots
+	counts := make([]int, len(old))
+	errs := make([]error, len(old))
+	var all sync.WaitGroup
+	for i, s := range old {
+		all.Go(func() { counts[i], errs[i] = s.dump(ctx) })
+	}
+	all.Wait()
+	for i := range old {
+		if errs[i] != nil {
+			return 0, 0, errs[i]
+		}
+	}
+	// By now the slot has started another process.
+	sleep(ctx, 6*time.Second)
+	n, err := old[0].dump(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, c := range counts {
+		leaked = max(leaked, float64(c-n))
+	}
+	return float64(n), leaked, nil
+}
+
+// dump has the process print its goroutines, as Go does on SIGQUIT, and counts them.
+func (s *slot) dump(ctx context.Context) (n int, err error) {
+	for start := time.Now(); s.pid() == 0; sleep(ctx, 100*time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			return 0, fmt.Errorf("worker %s does not run", s.name)
+		}
+	}
+	sleep(ctx, time.Second)
+	info, err := s.log.Stat()
+	if err != nil {
+		return 0, err
+	}
+	before, pid := info.Size(), s.pid()
+	if !s.signal(syscall.SIGQUIT, "dump") {
+		return 0, fmt.Errorf("worker %s ended by itself when all was calm", s.name)
+	}
+	for start := time.Now(); s.pid() == pid; sleep(ctx, 50*time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			return 0, fmt.Errorf("worker %s does not print its goroutines", s.name)
+		}
+	}
+	text, err := os.ReadFile(s.log.Name())
+	if err != nil {
+		return 0, err
+	}
+	return len(goroutine.FindAll(bytes.ToValidUTF8(text[before:], nil), -1)), nil
+}
+
+var goroutine = regexp.MustCompile(`(?m)^goroutine \d+ `)

@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgbouncer"
+	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+)
+
+//go:embed *.sql
+var scripts embed.FS
+
+// Roles and names in the database under test.
+const (
+	database   = "torture"
+	workerRole = "torture_worker"
+	clientRole = "torture_client"
+)
+
+// A lab is what is under torture: a server, the proxies before it, and the workers.
+type lab struct {
+	plan    *plan
+	dir     string // for ledgers and logs
+	bin     string // the programs under test
+	ledger  *ledger
+	server  *pgserver.Server
+	standby *pgserver.Server   // nil: there is none
+	bouncer *pgbouncer.Bouncer // nil: nobody goes through a pooler
+	links   []*link            // of the workers, by slot
+	front   *link              // of the clients
+	back    *link              // of the injector and the verdict; nothing bad happens there
+	slots   []*slot
+	outside *receiver
+
+	admin   *pgxpool.Pool // through back
+	client  *pgxpool.Pool // through front
+	strikes sync.Mutex    // held by a fault of the server: one at a time
+}
+
+// build compiles the programs under test from the product's source. overlay, if there is one,
+// names a file for go build -overlay.
+func build(ctx context.Context, root, bin, overlay string) error {
+	args := []string{"build", "-o", bin + "/"}
+	if overlay != "" {
+		args = append(args, "-overlay", overlay)
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/workflowctl", "./examples/chaos")...)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the programs under test: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// newLab sets everything up but the workers.
+func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab, err error) {
+	l = &lab{plan: p, dir: dir, bin: bin}
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
+	if l.ledger, err = openLedger(dir); err != nil {
+		return l, err
+	}
+	if l.server, err = pgserver.Start(ctx, serverOptions()); err != nil {
+		return l, err
+	}
+	if err := l.prepare(ctx); err != nil {
+		return l, err
+	}
+	if pooler {
+		if l.bouncer, err = pgbouncer.Start(ctx, clientURL(l.address(), workerRole, "", 12)); err != nil {
+			return l, err
+		}
+	}
+	if l.front, err = newLink("clients", l.address(), l.ledger); err != nil {
+		return l, err
+	}
+	if l.client, err = l.clientPool(ctx); err != nil {
+		return l, err
+	}
+	if l.outside, err = newReceiver(l.ledger); err != nil {
+		return l, err
+	}
+	return l, l.addSlots(ctx)
+}
+
+// serverOptions are those of a durable server with PostgreSQL's defaults. Its disk is real, so
+// that a kill loses what a kill may lose.
+func serverOptions() pgserver.Options {
+	return pgserver.Options{Durable: true, Settings: map[string]string{
+		"max_connections":  "150",
+		"log_min_messages": "fatal", // refusals are what this is about
+	}}
+}
+
+func (l *lab) address() string { return "127.0.0.1:" + strconv.Itoa(l.server.Port()) }
+
+// prepare creates the database, the schema by the product's own command, and the torture's own
+// tables.
+func (l *lab) prepare(ctx context.Context) (err error) {
+	if err := onServer(ctx, l.server, "postgres", `CREATE DATABASE `+database); err != nil {
+		return err
+	}
+	migrate := exec.CommandContext(ctx, filepath.Join(l.bin, "workflowctl"), "migrate", "up")
+	migrate.Env = append(os.Environ(), "DATABASE_URL="+l.server.URL(database))
+	if out, err := migrate.CombinedOutput(); err != nil {
+		return fmt.Errorf("workflowctl migrate up: %w\n%s", err, out)
+	}
+	if l.back, err = newLink("torture", l.address(), l.ledger); err != nil {
+		return err
+	}
+	config, err := pgxpool.ParseConfig(clientURL(l.back.wire.Addr(), "postgres", "torture", 30))
+	if err != nil {
+		return err
+	}
+	// Where everybody else is refused, the one who looks after it must not be.
+	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "off"
+	if l.admin, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return err
+	}
+	return l.script(ctx, "setup.sql")
+}
+
+// script runs one of the scripts beside this file.
+func (l *lab) script(ctx context.Context, name string) error {
+	text, err := scripts.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	if _, err := l.admin.Exec(ctx, string(text), pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+func onServer(ctx context.Context, server *pgserver.Server, db, sql string) error {
+	conn, err := pgx.Connect(ctx, server.URL(db))
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	_, err = conn.Exec(ctx, sql)
+	return err
+}
+
+func (l *lab) clientPool(ctx context.Context) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(clientURL(l.front.wire.Addr(), clientRole, "client", 24))
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // the proxy reads along
+	config.ConnConfig.ConnectTimeout = 3 * time.Second
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+func clientURL(address, role, application string, conns int) string {
+	u := url.URL{Scheme: "postgres", User: url.User(role), Host: address, Path: database, RawQuery: url.Values{
+		"sslmode": {"disable"}, "application_name": {application}, "pool_max_conns": {strconv.Itoa(conns)},
+	}.Encode()}
+	return u.String()
+}
+
+// addSlots makes the places of the workers. With a pooler, half of them go through it.
+func (l *lab) addSlots(ctx context.Context) error {
+	for i := range l.plan.Workers {
+		name := fmt.Sprintf("w%d", i+1)
+		upstream := l.address()
+		if l.bouncer != nil && i%2 == 1 {
+			upstream = l.bouncer.Addr()
+		}
+		k, err := newLink(name, upstream, l.ledger)
+		if err != nil {
+			return err
+		}
+		l.links = append(l.links, k)
+		env := []string{
+			"DATABASE_URL=" + clientURL(k.wire.Addr(), workerRole, name, 12),
+			"EXECLOG=" + filepath.Join(l.dir, name+".exec"),
+			"WORKER_ID=" + name,
+			"WORKER_CONCURRENCY=24",
+			"WORKER_LEASE=" + leaseLength.String(),
+			"WORKER_HEARTBEAT=" + heartbeat.String(),
+			"WORKER_TIMEOUT=" + runLimit.String(),
+			"WORKER_POLL_INTERVAL=200ms",
+			"WORKER_SHUTDOWN_GRACE=" + grace.String(),
+			"WORKER_BACKOFF_BASE=200ms",
+			"WORKER_BACKOFF_CAP=3s",
+			"WORKER_LOG_FORMAT=json",
+			"GOTRACEBACK=all",
+			"PATH=" + os.Getenv("PATH"),
+		}
+		s, err := newSlot(l.dir, name, filepath.Join(l.bin, "chaos"), env, l.ledger, l.plan.random("restarts of "+name))
+		if err != nil {
+			return err
+		}
+		l.slots = append(l.slots, s)
+	}
+	for _, s := range l.slots {
+		if err := s.start(); err != nil {
+			return err
+		}
+	}
+	return l.awaitWorkers(ctx)
+}
+
+// awaitWorkers returns when the workers have set themselves up.
+func (l *lab) awaitWorkers(ctx context.Context) error {
+	for start := time.Now(); ; sleep(ctx, 50*time.Millisecond) {
+		var ready bool
+		err := l.admin.QueryRow(ctx, `SELECT to_regclass('chaos_effect') IS NOT NULL`).Scan(&ready)
+		switch {
+		case ready:
+			return nil
+		case err != nil:
+			return err
+		case time.Since(start) > 30*time.Second:
+			return fmt.Errorf("the workers do not get ready; see %s", l.dir)
+		}
+	}
+}
+
+// stopWorkers ends the workers with a signal.
+func (l *lab) stopWorkers(sig syscall.Signal) {
+	var all sync.WaitGroup
+	for _, s := range l.slots {
+		all.Go(func() { s.close(sig) })
+	}
+	all.Wait()
+	l.slots = nil
+}
+
+// close takes everything down.
+func (l *lab) close() {
+	l.stopWorkers(syscall.SIGKILL)
+	if l.outside != nil {
+		l.outside.close()
+	}
+	if l.client != nil {
+		l.client.Close()
+	}
+	if l.admin != nil {
+		l.admin.Close()
+	}
+	for _, k := range append(l.links, l.front, l.back) {
+		if k != nil {
+			k.close()
+		}
+	}
+	if l.bouncer != nil {
+		l.bouncer.Stop()
+	}
+	for _, s := range []*pgserver.Server{l.server, l.standby} {
+		if s != nil {
+			s.Stop()
+		}
+	}
+}

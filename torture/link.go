@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
+	"github.com/rs/zerolog"
+
+	"github.com/simple-workflow/simple-workflow/torture/wire"
+)
+
+// A link is the way of one client to the server: through a proxy that cuts commits off, then
+// through one that makes the network bad.
+type link struct {
+	name  string
+	wire  *wire.Proxy
+	toxic *toxiproxy.Proxy
+}
+
+func init() { zerolog.SetGlobalLevel(zerolog.Disabled) } // toxiproxy prints what its toxics do
+
+func newLink(name, upstream string, l *ledger) (*link, error) {
+	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
+	toxic := toxiproxy.NewProxy(server, name, "127.0.0.1:0", upstream)
+	if err := toxic.Start(); err != nil {
+		return nil, fmt.Errorf("start the proxy of %s: %w", name, err)
+	}
+	w, err := wire.Listen(toxic.Listen, func(e wire.Event) {
+		l.add(entry{Kind: "cut", At: e.At, Worker: name, Fault: e.Cut.String(), Statement: e.Statement, Committed: e.Committed})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &link{name: name, wire: w, toxic: toxic}, nil
+}
+
+// poison makes the network bad in one way, until the context ends or the time is over.
+func (l *link) poison(ctx context.Context, kind, stream string, attributes map[string]int, d time.Duration) error {
+	body, err := json.Marshal(map[string]any{"name": kind + stream, "type": kind, "stream": stream, "attributes": attributes})
+	if err != nil {
+		return err
+	}
+	if _, err := l.toxic.Toxics.AddToxicJson(strings.NewReader(string(body))); err != nil {
+		return fmt.Errorf("%s on the link of %s: %w", kind, l.name, err)
+	}
+	sleep(ctx, d)
+	return l.toxic.Toxics.RemoveToxic(context.WithoutCancel(ctx), kind+stream)
+}
+
+// heal takes away everything that is bad.
+func (l *link) heal() {
+	l.wire.Disarm()
+	l.toxic.Toxics.ResetToxics(context.Background())
+}
+
+// redirect leads new connections to another server.
+func (l *link) redirect(upstream string) error {
+	next := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
+	toxic := toxiproxy.NewProxy(next, l.name, "127.0.0.1:0", upstream)
+	if err := toxic.Start(); err != nil {
+		return fmt.Errorf("start the proxy of %s: %w", l.name, err)
+	}
+	old := l.toxic
+	l.toxic = toxic
+	l.wire.Redirect(toxic.Listen)
+	old.Stop()
+	return nil
+}
+
+func (l *link) close() {
+	l.wire.Close()
+	l.toxic.Stop()
+}
+
+// sleep waits, or until the context ends.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A load is the clients: they enqueue, cancel and intervene through the front link, and write
+// down what they were told. Each call ends as done, refused, or unknown: legal both ways.
+type load struct {
+	lab      *lab
+	running  sync.WaitGroup
+	enqueued atomic.Int64
+
+	mu     sync.Mutex
+	recent []uuid.UUID // acknowledged runs, to choose from
+}
+
+// callLimit is how long a client waits for an answer.
+const callLimit = 5 * time.Second
+
+// run works until the context ends, and returns when every call has ended.
+func (g *load) run(ctx context.Context) {
+	g.every(ctx, g.lab.plan.Rate, "enqueue", func(r *rand.Rand) func(context.Context) {
+		o := draw(r, world{g.lab.outside.server.URL}, g.lab.plan.Hold)
+		return func(ctx context.Context) { g.enqueue(ctx, o) }
+	})
+	g.every(ctx, g.lab.plan.Cancels, "cancel", func(r *rand.Rand) func(context.Context) {
+		at, wait := r.Float64(), between(r, 0, 3*time.Second)
+		if r.IntN(2) == 0 {
+			at, wait = 1, between(r, 0, 60*time.Millisecond) // against the settle
+		}
+		return func(ctx context.Context) {
+			if id, ok := g.pick(at); ok {
+				sleep(ctx, wait)
+				g.cancel(ctx, id)
+			}
+		}
+	})
+	g.every(ctx, g.lab.plan.Foreign, "foreign", func(r *rand.Rand) func(context.Context) {
+		o := draw(r, world{g.lab.outside.server.URL}, g.lab.plan.Hold)
+		o.key = ""
+		rollback, hold := r.IntN(5) == 0, time.Duration(0)
+		if r.IntN(20) == 0 {
+			hold = g.lab.plan.hold(r, 5*time.Second, 20*time.Second)
+		}
+		return func(ctx context.Context) { g.within(ctx, o, rollback, hold) }
+	})
+	g.every(ctx, float64(time.Second)/float64(g.lab.plan.Operator), "operator", func(r *rand.Rand) func(context.Context) {
+		at := r.Float64()
+		return func(ctx context.Context) { g.operate(ctx, at) }
+	})
+	<-ctx.Done()
+	g.running.Wait()
+}
+
+// every makes and starts calls at a mean rate, with exponential gaps, until the context ends.
+// Only draw uses the source, so that what is done does not depend on how long it takes.
+func (g *load) every(ctx context.Context, rate float64, use string, draw func(*rand.Rand) func(context.Context)) {
+	r := g.lab.plan.random(use)
+	g.running.Go(func() {
+		next := time.Now()
+		for ctx.Err() == nil {
+			next = next.Add(time.Duration(r.ExpFloat64() / rate * float64(time.Second)))
+			call := draw(r)
+			sleep(ctx, time.Until(next))
+			if ctx.Err() == nil {
+				g.running.Go(func() { call(context.WithoutCancel(ctx)) })
+			}
+		}
+	})
+}
+
+// An answer is how a call ended.
+type answer int
+
+const (
+	done answer = iota
+	refused
+	unknown
+)
+
+// judge tells from an error whether the server refused, or nobody knows.
+func judge(err error) answer {
+	var pg *pgconn.PgError
+	switch {
+	case err == nil:
+		return done
+	case errors.As(err, &pg) && pg.Code != "57P01" && pg.Code != "57P02":
+		return refused
+	case pgconn.SafeToRetry(err):
+		return refused
+	}
+	return unknown
+}
+
+// enqueue enqueues a run, by as many sessions at once as it has copies, each of them trying
+// until it knows.
+func (g *load) enqueue(ctx context.Context, o order) {
+	var all sync.WaitGroup
+	for i := range o.copies {
+		c := o
+		if i > 0 {
+			c.id = uuid.NewSHA1(o.id, []byte{byte(i)}) // another client makes another id
+		}
+		if o.rival && i == o.copies-1 {
+			c.name, c.typ, c.payload, c.emit = "rival", "chaos.sleep", []byte(`{"rival": true}`), 0
+		}
+		all.Go(func() { g.enqueueOne(ctx, c) })
+	}
+	all.Wait()
+}
+
+func (g *load) enqueueOne(ctx context.Context, o order) {
+	runAt := time.Now().Add(o.delay)
+	e := entry{Kind: "enqueue", Run: o.id.String(), Type: o.typ, Case: o.name, Payload: o.payload, Emit: o.emit, Key: o.key}
+	if o.delay > 0 {
+		e.RunAt = &runAt
+	}
+	var maybe bool // an earlier call may have worked
+	for try := 0; try < 8; try++ {
+		id, err := g.send(ctx, o, runAt)
+		switch pg := code(err); {
+		case err == nil:
+			e.Answer, e.Run = "done", id.String()
+		case maybe && pg == "23505" && o.key == "":
+			e.Answer = "done" // that call did
+		case pg == "23505":
+			e.Answer = "conflict" // with a run of the same key and another payload
+		case judge(err) == unknown:
+			maybe = true
+			fallthrough
+		default:
+			sleep(ctx, time.Duration(100<<try)*time.Millisecond)
+			continue
+		}
+		break
+	}
+	if e.Answer == "" {
+		e.Answer = map[bool]string{true: "unknown", false: "refused"}[maybe]
+	}
+	g.lab.ledger.add(e)
+	if e.Answer == "done" {
+		g.enqueued.Add(1)
+		g.remember(e.Run)
+	}
+}
+
+// send enqueues by a plain INSERT, or by the function where a key is to be honoured.
+func (g *load) send(ctx context.Context, o order, runAt time.Time) (id uuid.UUID, err error) {
+	ctx, stop := context.WithTimeout(ctx, callLimit)
+	defer stop()
+	if o.key != "" {
+		err = g.lab.client.QueryRow(ctx, `SELECT workflow_enqueue($1, $2, $3, max_attempts => $4, idempotency_key => $5, id => $6)`,
+			o.typ, o.payload, runAt, o.maxAttempts, o.key, o.id).Scan(&id)
+		return id, err
+	}
+	_, err = g.lab.client.Exec(ctx, `INSERT INTO workflow_run (id, type, payload, run_at, max_attempts) VALUES ($1, $2, $3, $4, $5)`,
+		o.id, o.typ, o.payload, runAt, o.maxAttempts)
+	return o.id, err
+}
+
+// within enqueues in a transaction that also does something else, which may take long, and may
+// be rolled back.
+func (g *load) within(ctx context.Context, o order, rollback bool, hold time.Duration) {
+	e := entry{Kind: "enqueue", Run: o.id.String(), Type: o.typ, Case: o.name, Payload: o.payload, Emit: o.emit}
+	tx, err := g.lab.client.Begin(ctx)
+	if err != nil {
+		return
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO workflow_run (id, type, payload, max_attempts) VALUES ($1, $2, $3, $4)`,
+		o.id, o.typ, o.payload, o.maxAttempts)
+	sleep(ctx, hold)
+	switch {
+	case err != nil || rollback:
+		_ = tx.Rollback(ctx)
+		e.Answer = "rolled back"
+	default:
+		limited, stop := context.WithTimeout(ctx, callLimit)
+		err = tx.Commit(limited)
+		stop()
+		e.Answer = [...]string{"done", "rolled back", "unknown"}[judge(err)]
+		if errors.Is(err, pgx.ErrTxCommitRollback) {
+			e.Answer = "rolled back"
+		}
+		if err != nil {
+			e.Text = err.Error()
+		}
+	}
+	g.lab.ledger.add(e)
+	if e.Answer == "done" {
+		g.remember(e.Run)
+	}
+}
+
+func (g *load) cancel(ctx context.Context, id uuid.UUID) {
+	sent := time.Now()
+	answer, err := g.call(ctx, `SELECT workflow_cancel($1, 'torture')`, id)
+	if err != nil {
+		answer = [...]string{"", "refused", "unknown"}[judge(err)]
+	}
+	g.lab.ledger.add(entry{Kind: "cancel", Run: id.String(), Answer: answer, Sent: &sent})
+}
+
+// operate does what operators do: retry what has failed, delete, hold and resume, re-order.
+func (g *load) operate(ctx context.Context, at float64) {
+	var failed uuid.UUID
+	if err := g.lab.client.QueryRow(ctx, `SELECT id FROM workflow_run WHERE status = 'failed' AND deleted_at IS NULL ORDER BY md5(id::text || $1::text) LIMIT 1`,
+		fmt.Sprint(at)).Scan(&failed); err == nil {
+		g.record(ctx, "retry", `SELECT workflow_retry($1)`, failed)
+	}
+	if id, ok := g.pick(at); ok {
+		g.record(ctx, "delete", `SELECT workflow_delete($1, 'torture')`, id)
+	}
+	if id, ok := g.pick(at / 2); ok {
+		g.record(ctx, "hold", `WITH u AS (UPDATE workflow_run SET held_at = now() WHERE id = $1 RETURNING 1) SELECT count(*)::text FROM u`, id)
+		sleep(ctx, time.Second)
+		g.record(ctx, "resume", `WITH u AS (UPDATE workflow_run SET held_at = NULL WHERE id = $1 RETURNING 1) SELECT count(*)::text FROM u`, id)
+	}
+	if id, ok := g.pick(at / 3); ok {
+		g.record(ctx, "priority", `WITH u AS (UPDATE workflow_run SET priority = 10 WHERE id = $1 RETURNING 1) SELECT count(*)::text FROM u`, id)
+	}
+}
+
+func (g *load) record(ctx context.Context, kind, sql string, id uuid.UUID) {
+	answer, err := g.call(ctx, sql, id)
+	if err != nil {
+		answer = [...]string{"", "refused", "unknown"}[judge(err)]
+	}
+	g.lab.ledger.add(entry{Kind: kind, Run: id.String(), Answer: answer})
+}
+
+func (g *load) call(ctx context.Context, sql string, id uuid.UUID) (answer string, err error) {
+	ctx, stop := context.WithTimeout(ctx, callLimit)
+	defer stop()
+	err = g.lab.client.QueryRow(ctx, sql, id).Scan(&answer)
+	return answer, err
+}
+
+func (g *load) remember(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.recent) == 400 {
+		g.recent = append(g.recent[:0], g.recent[100:]...)
+	}
+	g.recent = append(g.recent, uuid.MustParse(id))
+}
+
+// pick returns a recent run; at is from 0, the oldest, to 1.
+func (g *load) pick(at float64) (id uuid.UUID, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.recent) == 0 {
+		return id, false
+	}
+	return g.recent[int(at*float64(len(g.recent)-1))], true
+}
+
+func code(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A mutant breaks one rule of the product, in a copy of its source that only the compiler
+// sees, and names the invariants of which at least one must notice.
+type mutant struct {
+	name    string
+	edits   []edit
+	faults  map[string]int // those that bring it to light
+	noticed []string       // rules, by their beginning
+}
+
+// An edit replaces a text that occurs once in a file.
+type edit struct{ file, old, new string }
+
+// runMutants tortures each mutant for half a minute. It fails if one of them is not noticed.
+func (o options) runMutants(ctx context.Context) error {
+	var missed []string
+	chosen := mutants
+	if o.only != "" {
+		names := strings.Split(o.only, ",")
+		chosen = slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool { return !slices.Contains(names, m.name) })
+	}
+	for _, m := range chosen {
+		start := time.Now()
+		by, all, err := o.runMutant(ctx, m)
+		if err != nil {
+			return fmt.Errorf("mutant %s: %w", m.name, err)
+		}
+		fmt.Printf("  %-28s %-8s %6s  %s\n", m.name, map[bool]string{true: "caught", false: "MISSED"}[len(by) > 0], since(start), strings.Join(append(by, all...), "; "))
+		if len(by) == 0 {
+			missed = append(missed, m.name)
+		}
+	}
+	fmt.Printf("%d of %d caught\n", len(chosen)-len(missed), len(chosen))
+	if len(missed) > 0 {
+		return errors.New("not caught by the rules that name them: " + strings.Join(missed, ", "))
+	}
+	return nil
+}
+
+// runMutant returns the rules that have noticed as they should, and the others that have.
+func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, err error) {
+	dir, err := os.MkdirTemp("", "torture-"+m.name+"-")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer os.RemoveAll(dir)
+	overlay, err := m.overlay(o.root, dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	bin := filepath.Join(dir, "bin")
+	if err := build(ctx, o.root, bin, overlay); err != nil {
+		return nil, nil, err
+	}
+	p := shortPlan(o.seed)
+	p.Name, p.Strikes = "mutant", nil
+	p.Warm, p.Chaos, p.Calm, p.Drain = 2*time.Second, 22*time.Second, time.Second, 15*time.Second
+	p.schedule(func(f fault) int { return m.faults[f.key] })
+	v, err := torture(ctx, p, dir, bin, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, b := range v.Broken {
+		if slices.ContainsFunc(m.noticed, func(rule string) bool { return strings.HasPrefix(b.Rule, rule+" ") }) {
+			by = append(by, fmt.Sprintf("%s (%d)", b.Rule, b.N))
+		} else {
+			others = append(others, fmt.Sprintf("also %s (%d)", b.Rule, b.N))
+		}
+	}
+	return by, others, nil
+}
+
+// overlay writes the changed files, and the list of them for go build -overlay.
+func (m mutant) overlay(root, dir string) (string, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return "", err
+	}
+	changed := map[string]string{}
+	for _, e := range m.edits {
+		name := filepath.Join(root, e.file)
+		if _, ok := changed[name]; !ok {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				return "", err
+			}
+			changed[name] = string(text)
+		}
+		if n := strings.Count(changed[name], e.old); n != 1 {
+			return "", fmt.Errorf("%s: the text to be changed occurs %d times, want once: %s", e.file, n, e.old)
+		}
+		changed[name] = strings.Replace(changed[name], e.old, e.new, 1)
+	}
+	replace := map[string]string{}
+	for i, name := range slices.Sorted(maps.Keys(changed)) {
+		copied := filepath.Join(dir, fmt.Sprintf("%d-%s", i, filepath.Base(name)))
+		if err := os.WriteFile(copied, []byte(changed[name]), 0o644); err != nil {
+			return "", err
+		}
+		replace[name] = copied
+	}
+	list, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(dir, "overlay.json")
+	return file, os.WriteFile(file, list, 0o644)
+}
+
+// Faults that bring mutants to light: leases that are lost while their handlers live, and
+// commits of which nobody knows.
+var (
+	zombies = map[string]int{"freeze": 9, "network": 3}
+	crashes = map[string]int{"kill": 8, "freeze": 3}
+	cuts    = map[string]int{"answer-lost": 16, "never-sent": 30, "sessions": 12}
+	nothing = map[string]int{}
+)
+
+var mutants = []mutant{
+	{"settle-fence", []edit{{"run/settle.go",
+		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased'`}},
+		zombies, []string{"I05", "I05c", "I06"}},
+	{"retry-fence", []edit{{"run/settle.go",
+		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased' AND (w.lease_token = o.token OR o.verdict = 'retried')`}},
+		zombies, []string{"I05c"}},
+	{"heartbeat-fence", []edit{{"lease/extend.go",
+		`AND w.lease_token = h.token`, `AND w.status = 'leased'`}},
+		zombies, []string{"I07b"}},
+	{"row-count-ignored", []edit{{"run/settle.go",
+		`if len(settled) == len(outcomes) {`, `if len(settled) >= 0 {`}},
+		zombies, []string{"I03", "I04", "I05", "I15"}},
+	{"lease-not-charged", []edit{{"lease/acquire.go",
+		`attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END`, `attempt = w.attempt`}},
+		nothing, []string{"I09"}},
+	{"expiry-not-charged", []edit{{"lease/reclaim.go",
+		`suspect = true, updated_at`, `attempt = greatest(w.attempt - 1, 0), suspect = true, updated_at`}},
+		crashes, []string{"I09b"}},
+	{"exhausted-started", []edit{
+		{"lease/acquire.go", `w.deadline_at IS NOT DISTINCT FROM w.started_at AS exhausted`, `false AS exhausted`},
+		{"lease/reclaim.go", `SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END`, `SET status = 'pending'`},
+		{"lease/reclaim.go", `lease_token = CASE WHEN w.attempt >= w.max_attempts THEN $5::uuid END`, `lease_token = CASE WHEN $5::uuid IS NULL THEN $5::uuid END`},
+		{"lease/reclaim.go", `lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END`, `lease_no = w.lease_no`},
+		{"lease/reclaim.go", `leased_by = CASE WHEN w.attempt >= w.max_attempts THEN $6 END`, `leased_by = CASE WHEN $6::text IS NULL THEN $6 END`},
+		{"lease/reclaim.go", `lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + $7 * interval '1 second' END`, `lease_until = CASE WHEN $7::float8 IS NULL THEN now() END`},
+		{"lease/reclaim.go", `started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END`, `started_at = w.started_at`},
+		{"lease/reclaim.go", `deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END`, `deadline_at = NULL`},
+	}, map[string]int{"kill": 14}, []string{"I10"}},
+	{"valid-lease-taken", []edit{{"lease/reclaim.go",
+		`AND lease_until < clock_timestamp()`, `AND lease_until < clock_timestamp() + interval '2 seconds'`}},
+		crashes, []string{"I07"}},
+	{"reset-on-start", []edit{{"worker/worker.go",
+		`	log.Info("worker starts",`, `	_, _ = w.db.Exec(context.Background(), "UPDATE workflow_run SET status = 'pending' WHERE status = 'leased'")
+	log.Info("worker starts",`}},
+		crashes, []string{"I07"}},
+	{"deadline-not-capped", []edit{{"lease/extend.go",
+		`CASE WHEN w.deadline_at > w.started_at THEN w.deadline_at END`, `NULL::timestamptz`}},
+		nothing, []string{"I38"}},
+	{"cancel-does-not-revoke", []edit{{"sql/0004_functions.sql",
+		`WHERE r.id = workflow_cancel.id AND r.status IN ('pending', 'leased');`, `WHERE r.id = workflow_cancel.id AND r.status = 'pending';
+        IF NOT FOUND THEN
+            UPDATE workflow_run r SET last_error = 'cancelled' WHERE r.id = workflow_cancel.id AND r.status = 'leased';
+        END IF;`}},
+		nothing, []string{"I14"}},
+	{"outcome-lost-with-batch", []edit{{"worker/settle.go",
+		`		w.settle(ctx, batch[len(batch)/2:])
+`, ``}},
+		nothing, []string{"I16"}},
+	{"events-outside", []edit{{"worker/commit.go",
+		`return lost, outbox.Append(ctx, tx, events...)`, `return lost, pgx.BeginFunc(ctx, w.db, func(own pgx.Tx) error { return outbox.Append(ctx, own, events...) })`}},
+		cuts, []string{"I15"}},
+	{"effects-outside", []edit{{"worker/commit.go",
+		`if err := w.applyAll(ctx, tx, j); err != nil {`, `if err := pgx.BeginFunc(ctx, w.db, func(own pgx.Tx) error { return w.applyAll(ctx, own, j) }); err != nil {`}},
+		cuts, []string{"I03", "I04"}},
+	{"unknown-taken-for-done", []edit{{"worker/settle.go",
+		`	if err != nil {
+		for _, j := range batch {
+			j.unsure = true
+		}`, `	if err != nil && unreachable(err) {
+		w.settled(batch, nil)
+		return nil
+	}
+	if err != nil {
+		for _, j := range batch {
+			j.unsure = true
+		}`}},
+		cuts, []string{"I16"}},
+	{"history-of-settle-lost", []edit{{"run/settle.go",
+		`WHERE audit.writer = 'self' AND s.verdict <> 'succeeded'`, `WHERE audit.writer = 'self' AND s.verdict = 'failed'`}},
+		nothing, []string{"I13"}},
+	{"history-of-expiry-lost", []edit{{"lease/reclaim.go",
+		`			WHERE audit.writer = 'self'
+`, `			WHERE audit.writer = 'self' AND t.attempt = 0
+`}},
+		crashes, []string{"I13"}},
+	{"key-not-unique", []edit{{"sql/0001_run.sql",
+		`CREATE UNIQUE INDEX workflow_run_idempotency_idx`, `CREATE INDEX workflow_run_idempotency_idx`}},
+		nothing, []string{"I30", "I30b"}},
+	{"started-too-early", []edit{{"lease/acquire.go",
+		`AND run_at <= statement_timestamp() - l.grace * interval '1 second'`, `AND run_at <= statement_timestamp() + interval '3 seconds'`}},
+		nothing, []string{"I32"}},
+	{"trouble-charged", []edit{{"worker/effect.go",
+		`	case err != nil && pg != nil && passing(pg.Code):
+		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
+`, ``}},
+		map[string]int{"storm": 4, "deadlock": 6}, []string{"I34"}},
+}

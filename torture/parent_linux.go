@@ -1,0 +1,6 @@
+package main
+
+import "syscall"
+
+// dieWithParent has the kernel end a child when this process is killed.
+func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

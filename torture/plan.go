@@ -1,0 +1,112 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// A plan is everything that one seed and one profile decide.
+type plan struct {
+	Seed    uint64
+	Name    string
+	Workers int
+	Rate    float64 // runs enqueued a second
+	Cancels float64 // a second
+	Foreign float64 // transactions of others that enqueue, a second
+
+	Warm, Chaos, Calm time.Duration // with workload; no faults in the first and the last
+	Operator          time.Duration // between two interventions of an operator
+	Drain             time.Duration // at most, after all of that
+
+	// Hold is the time a fault may last, relative to that of the long profile.
+	Hold    float64
+	Strikes []strike // in order of time
+}
+
+// A strike is one fault at its time, counted from the start of the chaos.
+type strike struct {
+	At    time.Duration
+	Fault string
+	Seed  uint64 // decides the rest: whom it hits, for how long
+}
+
+// Timing of the workers under torture, short so that leases are lost often.
+const (
+	leaseLength = 3 * time.Second
+	heartbeat   = time.Second
+	runLimit    = 10 * time.Second
+	grace       = 300 * time.Millisecond
+)
+
+func longPlan(seed uint64) *plan {
+	p := &plan{
+		Seed: seed, Name: "long", Workers: 4, Rate: 62, Cancels: 3, Foreign: 5,
+		Warm: 30 * time.Second, Chaos: 480 * time.Second, Calm: 30 * time.Second,
+		Operator: 20 * time.Second, Drain: 2 * time.Minute, Hold: 1,
+	}
+	p.schedule(func(f fault) int { return f.long })
+	return p
+}
+
+func shortPlan(seed uint64) *plan {
+	p := &plan{
+		Seed: seed, Name: "short", Workers: 4, Rate: 60, Cancels: 4, Foreign: 5,
+		Warm: 4 * time.Second, Chaos: 40 * time.Second, Calm: 3 * time.Second,
+		Operator: 4 * time.Second, Drain: time.Minute, Hold: 0.4,
+	}
+	p.schedule(func(f fault) int { return f.short })
+	return p
+}
+
+// schedule gives each fault its number of strikes at random times. Given their number, the
+// times of events with exponential gaps between them are independent and uniform, so this is a
+// Poisson process that cannot leave a fault out.
+func (p *plan) schedule(count func(fault) int) {
+	r := p.random("schedule")
+	for _, f := range faults {
+		for range count(f) {
+			p.Strikes = append(p.Strikes, strike{
+				At:    time.Duration(r.Float64() * float64(p.Chaos)),
+				Fault: f.key, Seed: r.Uint64(),
+			})
+		}
+	}
+	slices.SortFunc(p.Strikes, func(a, b strike) int { return cmp.Compare(a.At, b.At) })
+}
+
+// random returns a source of its own for each use, so that one does not disturb the other.
+func (p *plan) random(use string) *rand.Rand {
+	h := uint64(14695981039346656037)
+	for _, b := range []byte(use) {
+		h = (h ^ uint64(b)) * 1099511628211
+	}
+	return rand.New(rand.NewPCG(p.Seed, h))
+}
+
+// between draws a duration.
+func between(r *rand.Rand, low, high time.Duration) time.Duration {
+	return low + time.Duration(r.Int64N(int64(high-low)+1))
+}
+
+// hold draws how long a fault lasts.
+func (p *plan) hold(r *rand.Rand, low, high time.Duration) time.Duration {
+	return time.Duration(float64(between(r, low, high)) * p.Hold)
+}
+
+// narrow leaves only strikes of the faults that are named.
+func (p *plan) narrow(keys []string) error {
+	for _, key := range keys {
+		if !slices.ContainsFunc(faults, func(f fault) bool { return f.key == key }) {
+			return fmt.Errorf("there is no fault %q", key)
+		}
+	}
+	p.Strikes = slices.DeleteFunc(p.Strikes, func(s strike) bool { return !slices.Contains(keys, s.Fault) })
+	return nil
+}
+
+// demands reports whether a run by this plan has to have seen something. A narrowed one need
+// not have seen everything.
+func (p *plan) demands(string) bool { return p.Name == "long" || p.Name == "short" }

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// A seed fixes the schedule and the workload; another seed makes others.
+func TestSeed(t *testing.T) {
+	if !reflect.DeepEqual(longPlan(7), longPlan(7)) || reflect.DeepEqual(longPlan(7).Strikes, longPlan(8).Strikes) {
+		t.Error("the schedule does not depend on the seed, and on it alone")
+	}
+	orders := func(seed uint64) (all []order) {
+		r := longPlan(seed).random("enqueue")
+		for range 1000 {
+			all = append(all, draw(r, world{"http://127.0.0.1:1"}, 1))
+		}
+		return all
+	}
+	if !reflect.DeepEqual(orders(7), orders(7)) || reflect.DeepEqual(orders(7), orders(8)) {
+		t.Error("the workload does not depend on the seed, and on it alone")
+	}
+}
+
+// The long plan holds what the torture promises: 400 faults of every kind but the failover, and
+// runs enough.
+func TestLongPlan(t *testing.T) {
+	p := longPlan(1)
+	if len(p.Strikes) < 400 {
+		t.Errorf("%d strikes, want 400", len(p.Strikes))
+	}
+	for _, f := range faults {
+		if p.count(f.key) == 0 && f.key != "failover" {
+			t.Errorf("%s never strikes", f.name)
+		}
+	}
+	if runs := p.Rate * (p.Warm + p.Chaos + p.Calm).Seconds(); runs < 30_000 {
+		t.Errorf("%.0f runs, want 30000", runs)
+	}
+}
+
+// Each mutant still applies to the product's source, and names rules that exist.
+func TestMutantsApply(t *testing.T) {
+	rules, err := scripts.ReadFile("verdict.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutants {
+		if _, err := m.overlay("..", t.TempDir()); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
+		for _, rule := range m.noticed {
+			if !strings.Contains(string(rules), "'"+rule+" ") {
+				t.Errorf("%s: there is no rule %s", m.name, rule)
+			}
+		}
+		for key := range m.faults {
+			findFault(key)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A report is a verdict with what it takes to repeat it.
+type report struct {
+	Seed    uint64    `json:"seed"`
+	Plan    string    `json:"plan"`
+	Commit  string    `json:"commit"`
+	Machine string    `json:"machine"`
+	At      time.Time `json:"at"`
+	verdict
+	Invalid []string `json:"invalid,omitempty"` // why the run has not tested what it should
+}
+
+func newReport(p *plan, v verdict, root string) *report {
+	r := &report{Seed: p.Seed, Plan: p.Name, Machine: machine(), At: time.Now().UTC().Truncate(time.Second), verdict: v}
+	r.Commit = "unknown"
+	if out, err := exec.Command("git", "-C", root, "describe", "--always", "--dirty").Output(); err == nil {
+		r.Commit = strings.TrimSpace(string(out))
+	}
+	for _, m := range v.Must {
+		if m.N == 0 && p.demands(m.What) {
+			r.Invalid = append(r.Invalid, "never happened: "+m.What)
+		}
+	}
+	for _, f := range faults {
+		if p.count(f.key) > 0 && v.Struck[f.key] == 0 {
+			r.Invalid = append(r.Invalid, "never struck: "+f.name)
+		}
+	}
+	return r
+}
+
+func (p *plan) count(key string) (n int) {
+	for _, s := range p.Strikes {
+		if s.Fault == key {
+			n++
+		}
+	}
+	return n
+}
+
+func machine() string {
+	return fmt.Sprintf("%d CPUs, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
+}
+
+// judgement is nil if every rule held in a run that is valid.
+func (r *report) judgement() error {
+	var problems []string
+	for _, b := range r.Broken {
+		problems = append(problems, b.Rule)
+	}
+	problems = append(problems, r.Exits...)
+	problems = append(problems, r.Invalid...)
+	if strings.HasPrefix(r.Index, "broken") {
+		problems = append(problems, "indexes "+r.Index)
+	}
+	if len(problems) > 0 {
+		return errors.New(strings.Join(problems, "; "))
+	}
+	return nil
+}
+
+func (r *report) write(name string) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, append(text, '\n'), 0o644)
+}
+
+func (r *report) print(w io.Writer) {
+	fmt.Fprintf(w, "\nseed %d · %s · commit %s · %s\n\nfaults\n", r.Seed, r.Plan, r.Commit, r.Machine)
+	total := 0
+	for _, key := range slices.Sorted(maps.Keys(r.Struck)) {
+		fmt.Fprintf(w, "  %-52s %6d\n", findFault(key).name, r.Struck[key])
+		total += r.Struck[key]
+	}
+	fmt.Fprintf(w, "  %-52s %6d\n\nfigures\n", "in all", total)
+	for _, f := range r.Figures {
+		if f.Value == nil {
+			fmt.Fprintf(w, "  %-52s %9s\n", f.Name, "–")
+			continue
+		}
+		fmt.Fprintf(w, "  %-52s %9s %s\n", f.Name, short(*f.Value), f.Unit)
+	}
+	fmt.Fprintf(w, "  %-52s %9s\n", "drain", r.Drained)
+	fmt.Fprintf(w, "  %-52s %9s\n\nmust have happened\n", "indexes", r.Index)
+	for _, m := range r.Must {
+		fmt.Fprintf(w, "  %-52s %9d\n", m.What, m.N)
+	}
+	fmt.Fprintln(w, "\nrules")
+	for _, b := range r.Broken {
+		fmt.Fprintf(w, "  BROKEN  %s: %d, such as %v\n", b.Rule, b.N, b.Examples)
+	}
+	for _, e := range r.Exits {
+		fmt.Fprintf(w, "  BROKEN  %s\n", e)
+	}
+	for _, i := range r.Invalid {
+		fmt.Fprintf(w, "  INVALID %s\n", i)
+	}
+	if r.judgement() == nil {
+		fmt.Fprintf(w, "  all held\n")
+	}
+}
+
+func short(v float64) string {
+	if v == float64(int64(v)) {
+		return fmt.Sprint(int64(v))
+	}
+	return fmt.Sprintf("%.3f", v)
+}

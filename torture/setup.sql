@@ -1,0 +1,70 @@
+-- What the torture needs in the database under test: the roles of its clients, a log of every
+-- change of a run that does not depend on the product's own history, and storms of errors.
+
+CREATE ROLE torture_worker LOGIN;
+CREATE ROLE torture_client LOGIN;
+GRANT USAGE, CREATE ON SCHEMA public TO torture_worker, torture_client;
+GRANT ALL ON ALL TABLES IN SCHEMA public TO torture_worker, torture_client;
+GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO torture_worker, torture_client;
+
+CREATE SCHEMA t;
+GRANT USAGE ON SCHEMA t TO torture_worker, torture_client;
+
+-- One row for each change of a run. The rows of one run follow the order of their commits: its
+-- row is locked meanwhile.
+CREATE TABLE t.transition (
+    seq          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    app          text NOT NULL DEFAULT current_setting('application_name'),
+    run          uuid NOT NULL,
+    was          text, -- null: it is new
+    status       text, -- null: it was removed
+    lease_no     bigint, lease_no_was bigint,
+    lease_until  timestamptz, lease_until_was timestamptz,
+    deadline_at  timestamptz,
+    leased_by    text, leased_by_was text,
+    settled_by_holder boolean, -- the change presented the token of the lease that it ended, or came from its worker
+    attempt      integer, attempt_was integer,
+    max_attempts integer,
+    code         text, -- of the error
+    deleted      boolean
+);
+CREATE INDEX ON t.transition (run, seq);
+
+CREATE FUNCTION t.log_transition() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO t.transition (run, was, status, lease_no, lease_no_was, lease_until, lease_until_was, deadline_at, leased_by, leased_by_was,
+                              settled_by_holder, attempt, attempt_was, max_attempts, code, deleted)
+    VALUES (coalesce(NEW.id, OLD.id), OLD.status, NEW.status, NEW.lease_no, OLD.lease_no, NEW.lease_until, OLD.lease_until, NEW.deadline_at,
+            NEW.leased_by, OLD.leased_by,
+            -- A worker that never got the answer to its lease gives it back without having settled anything.
+            NEW.settled_token = OLD.lease_token OR NEW.status = 'pending' AND NEW.attempt < OLD.attempt
+                AND current_setting('application_name') = split_part(OLD.leased_by, '-', 1), NEW.attempt, OLD.attempt, NEW.max_attempts,
+            NEW.error->>'code', NEW.deleted_at IS NOT NULL);
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER t_log_insert AFTER INSERT OR DELETE ON workflow_run FOR EACH ROW EXECUTE FUNCTION t.log_transition();
+CREATE TRIGGER t_log_update AFTER UPDATE ON workflow_run FOR EACH ROW
+    WHEN (NEW.status <> OLD.status OR NEW.lease_no <> OLD.lease_no OR NEW.lease_until IS DISTINCT FROM OLD.lease_until
+          OR NEW.attempt <> OLD.attempt OR NEW.deleted_at IS DISTINCT FROM OLD.deleted_at)
+    EXECUTE FUNCTION t.log_transition();
+
+-- A storm makes statements fail with a SQLSTATE, by chance. No row: fair weather.
+CREATE TABLE t.storm (state text NOT NULL, chance float8 NOT NULL);
+GRANT SELECT ON t.storm TO torture_worker, torture_client;
+
+CREATE FUNCTION t.blow() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    s t.storm;
+BEGIN
+    SELECT * INTO s FROM t.storm LIMIT 1;
+    IF FOUND AND random() < s.chance THEN
+        RAISE EXCEPTION 'torture: a storm' USING ERRCODE = s.state;
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON workflow_run FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
+CREATE TRIGGER t_storm BEFORE INSERT ON workflow_history FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
+CREATE TRIGGER t_storm BEFORE INSERT ON outbox_event FOR EACH STATEMENT EXECUTE FUNCTION t.blow();

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// A siege is one run: workload, strikes, and the calm after it.
+type siege struct {
+	lab     *lab
+	load    *load
+	drained time.Duration // what the drain took
+
+	mu     sync.Mutex
+	struck map[string]int // strikes by fault
+	errs   []error        // of injectors
+}
+
+func (s *siege) run(ctx context.Context) error {
+	p := s.lab.plan
+	working, stopWork := context.WithCancel(ctx)
+	defer stopWork()
+	ended := make(chan struct{})
+	go func() { defer close(ended); s.load.run(working) }()
+
+	start := time.Now()
+	report := s.progress(ctx, start)
+	defer report()
+	sleep(ctx, p.Warm)
+	s.strikeAll(ctx)
+	s.pacify(ctx)
+	sleep(ctx, p.Calm)
+	stopWork()
+	<-ended
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return s.drain(ctx)
+}
+
+// strikeAll goes through the schedule. Strikes at the server wait for each other.
+func (s *siege) strikeAll(ctx context.Context) {
+	start := time.Now()
+	var all sync.WaitGroup
+	for _, next := range s.lab.plan.Strikes {
+		sleep(ctx, next.At-time.Since(start))
+		if ctx.Err() != nil {
+			break
+		}
+		all.Go(func() {
+			f := findFault(next.Fault)
+			if f.server {
+				s.lab.strikes.Lock()
+				defer s.lab.strikes.Unlock()
+			}
+			e := entry{Kind: "strike", At: time.Now(), Fault: f.key}
+			err := f.strike(ctx, s.lab, rand.New(rand.NewPCG(next.Seed, 1)))
+			end := time.Now()
+			e.Until = &end
+			s.lab.ledger.add(e)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.struck[f.key]++
+			if err != nil && ctx.Err() == nil {
+				s.errs = append(s.errs, fmt.Errorf("%s: %w", f.name, err))
+			}
+		})
+	}
+	sleep(ctx, s.lab.plan.Chaos-time.Since(start))
+	all.Wait()
+}
+
+// pacify ends whatever a fault may have left.
+func (s *siege) pacify(ctx context.Context) {
+	for _, k := range append(s.lab.links, s.lab.front) {
+		k.heal()
+	}
+	if err := s.lab.calm(ctx, `DELETE FROM t.storm`); err != nil {
+		s.errs = append(s.errs, err)
+	}
+}
+
+// drain waits until all that can end has ended. What is still there then is for the verdict.
+func (s *siege) drain(ctx context.Context) error {
+	start := time.Now()
+	for ; time.Since(start) < s.lab.plan.Drain; sleep(ctx, 200*time.Millisecond) {
+		if _, err := s.lab.admin.Exec(ctx, `UPDATE workflow_run SET held_at = NULL WHERE held_at IS NOT NULL`); err != nil {
+			return fmt.Errorf("resume what is held: %w", err)
+		}
+		var open int
+		if err := s.lab.admin.QueryRow(ctx, `
+			SELECT count(*) FROM workflow_run
+			WHERE status IN ('pending', 'leased') AND deleted_at IS NULL`).Scan(&open); err != nil {
+			return fmt.Errorf("count open runs: %w", err)
+		}
+		if open == 0 {
+			break
+		}
+	}
+	s.drained = since(start)
+	return ctx.Err()
+}
+
+// progress prints a line now and then until the function that it returns is called.
+func (s *siege) progress(ctx context.Context, start time.Time) (stop func()) {
+	ctx, stop = context.WithCancel(ctx)
+	every := min(15*time.Second, s.lab.plan.Chaos/5)
+	go func() {
+		for sleep(ctx, every); ctx.Err() == nil; sleep(ctx, every) {
+			s.mu.Lock()
+			n := 0
+			for _, k := range s.struck {
+				n += k
+			}
+			s.mu.Unlock()
+			fmt.Printf("%7s  %6d runs acknowledged  %4d of %d strikes\n", since(start), s.load.enqueued.Load(), n, len(s.lab.plan.Strikes))
+		}
+	}()
+	return stop
+}

@@ -1,0 +1,77 @@
+package wire_test
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+	"github.com/simple-workflow/simple-workflow/torture/wire"
+)
+
+// A cut connection is an error for the client. What the server has done by then is as the event
+// says: everything if the answer was lost, nothing if the commit was never sent. Before and
+// after, the proxy passes everything on.
+func TestCuts(t *testing.T) {
+	server, err := pgserver.Start(t.Context(), pgserver.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	events := make(chan wire.Event, 1)
+	proxy, err := wire.Listen(net.JoinHostPort("127.0.0.1", strconv.Itoa(server.Port())), func(e wire.Event) { events <- e })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	insert := func(x int) error {
+		conn, err := pgx.Connect(t.Context(), "postgres://postgres@"+proxy.Addr()+"/postgres?sslmode=disable")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.Background())
+		return pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `CREATE TABLE IF NOT EXISTS row (x int)`)
+			if err == nil {
+				_, err = tx.Exec(t.Context(), `INSERT INTO row VALUES ($1)`, x)
+			}
+			return err
+		})
+	}
+	count := func(x int) (n int) {
+		conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.Background())
+		if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM row WHERE x = $1`, x).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if err := insert(0); err != nil {
+		t.Fatal(err)
+	}
+	for i, test := range []struct {
+		cut       wire.Cut
+		committed bool
+	}{{wire.AnswerLost, true}, {wire.NeverSent, false}} {
+		proxy.Arm(test.cut, 1)
+		if err := insert(i + 1); err == nil {
+			t.Errorf("%s: the client saw no error", test.cut)
+		}
+		e := <-events
+		if e.Cut != test.cut || e.Statement != "commit" || e.Committed != test.committed {
+			t.Errorf("%s: event %+v, want committed %v", test.cut, e, test.committed)
+		}
+		if got := count(i+1) == 1; got != test.committed {
+			t.Errorf("%s: the row is there: %v, want %v", test.cut, got, test.committed)
+		}
+	}
+	if err := insert(0); err != nil || count(0) != 2 {
+		t.Errorf("afterwards: %v, %d rows; want 2", err, count(0))
+	}
+}
