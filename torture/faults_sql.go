@@ -139,7 +139,7 @@ var storms = []string{"40001", "40P01", "53100", "57014", "53300", "25006", "55P
 
 // storm lets statements fail by chance with one of them.
 func storm(ctx context.Context, l *lab, r *rand.Rand) error {
-	state := storms[r.IntN(len(storms))]
+	state := storms[int(l.storms.Add(1)-1)%len(storms)]
 	if _, err := l.admin.Exec(ctx, `INSERT INTO t.storm VALUES ($1, 0.4)`, state); err != nil {
 		return l.excuse(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -48,6 +49,7 @@ type lab struct {
 	admin   *pgxpool.Pool // through back
 	client  *pgxpool.Pool // through front
 	strikes sync.Mutex    // held by a fault of the server: one at a time
+	storms  atomic.Int32  // so far
 }
 
 // build compiles the programs under test from the product's source. overlay, if there is one,
@@ -192,7 +194,7 @@ func (l *lab) addSlots(ctx context.Context) error {
 			"DATABASE_URL=" + clientURL(k.wire.Addr(), workerRole, name, 12),
 			"EXECLOG=" + filepath.Join(l.dir, name+".exec"),
 			"WORKER_ID=" + name,
-			"WORKER_CONCURRENCY=24",
+			"WORKER_CONCURRENCY=64",
 			"WORKER_LEASE=" + leaseLength.String(),
 			"WORKER_HEARTBEAT=" + heartbeat.String(),
 			"WORKER_TIMEOUT=" + runLimit.String(),

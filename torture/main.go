@@ -159,8 +159,8 @@ func torture(ctx context.Context, p *plan, dir, bin string, o options) (v verdic
 	if v.Exits, err = l.strangeExits(ctx); err != nil {
 		return v, err
 	}
-	v.Figures = append(v.Figures, figure{Name: "goroutines of a fresh idle worker", Value: &fresh},
-		figure{Name: "goroutines of a worker at the end, beyond that", Value: &leaked})
+	v.Figures = append(v.Figures, figure{Name: "goroutines of ours in a fresh idle worker", Value: &fresh},
+		figure{Name: "the same at the end, beyond that", Value: &leaked})
 	if o.hold {
 		fmt.Printf("psql '%s'\n", l.server.URL(database))
 		<-ctx.Done()

@@ -2,6 +2,9 @@
 -- it. t.ledger and t.exec_log have been filled from the files. This file alone knows the
 -- product's tables; t.invariant below has one row for each rule, and n must be 0.
 
+CREATE INDEX ON chaos_effect (run_id);
+CREATE INDEX ON outbox_event (aggregate_id);
+CREATE INDEX ON t.ledger (kind, at);
 ANALYZE;
 
 CREATE TABLE t.enqueue AS
@@ -18,6 +21,8 @@ CREATE UNIQUE INDEX ON t.known (run);
 CREATE TABLE t.call AS
     SELECT kind, (line->>'run')::uuid AS run, line->>'answer' AS answer, (line->>'sent')::timestamptz AS sent, at
     FROM t.ledger WHERE kind IN ('cancel', 'retry', 'delete', 'hold', 'resume', 'priority');
+
+CREATE INDEX ON t.call (run);
 
 CREATE TABLE t.outage AS SELECT at AS started, (line->>'until')::timestamptz AS ready FROM t.ledger WHERE kind = 'outage';
 
