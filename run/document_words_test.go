@@ -43,6 +43,7 @@ func TestRefusedDocuments(t *testing.T) {
 		{"J10 lone surrogate", `{"a":"\ud800"}`, `payload: $.a: offset 6 (line 1, column 7): lone surrogate \ud800; use pairs such as \ud83d\ude00, or the character itself`},
 		{"J10 second half", `{"a":"\uDC00"}`, `payload: $.a: offset 6 (line 1, column 7): lone surrogate \uDC00; use pairs such as \ud83d\ude00, or the character itself`},
 		{"J10 no pair", `{"a":"\ud800\u0041"}`, `payload: $.a: offset 6 (line 1, column 7): lone surrogate \ud800; use pairs such as \ud83d\ude00, or the character itself`},
+		{"J10 half an escape", `{"a":"\ud80` + "\u0096" + `x"}`, `payload: $.a: offset 6 (line 1, column 7): invalid escape sequence "\\ud80\xc2" in string; the escapes are \" \\ \/ \b \f \n \r \t and \u with four digits`},
 		{"J11 duplicate key", `{"a":1,"a":2}`, `payload: $.a: this key is there twice, again at offset 7 (line 1, column 8); remove one: Postgres would silently keep the last`},
 		{"J11 deep and escaped", `{"x":[0,{"a b":1,"a\u0020b":2}]}`, `payload: $.x[1]["a b"]: this key is there twice, again at offset 17 (line 1, column 18); remove one: Postgres would silently keep the last`},
 		{"J13 huge", `{"a":[{"b":1},{"b":1e400}]}`, `payload: $.a[1].b: number 1e400 is beyond ±1e308; round it, or send it as a string`},

@@ -190,19 +190,20 @@ func Prefixes(elements []string) ([]string, error) {
 	var good []string
 	for i, e := range elements {
 		e = strings.TrimSpace(e)
+		lower := strings.TrimSuffix(strings.ToLower(e), ".") + "."
 		switch {
 		case e == "":
 			bad(i, e, "it is empty; remove it, or name a prefix such as billing.")
 		case strings.ContainsAny(e, "*%?"):
 			bad(i, e, "prefixes are literal, without wildcards; write billing. for all of billing")
-		case strings.ToLower(e) != e:
-			bad(i, e, fmt.Sprintf("types are lower case; did you mean %q?", strings.ToLower(e)))
+		case utf8.RuneCountInString(e) > 200:
+			bad(i, e, "it is longer than any type, which has at most 200 characters")
+		case strings.ToLower(e) != e && validPrefix.MatchString(lower):
+			bad(i, e, fmt.Sprintf("types are lower case; did you mean %q?", lower))
 		case validPrefix.MatchString(e + "."):
 			bad(i, e, fmt.Sprintf("a prefix ends with a dot; did you mean %q?", e+"."))
 		case !validPrefix.MatchString(e):
 			bad(i, e, "use segments of a-z, 0-9, _ and -, each followed by a dot, such as billing. or media.video.")
-		case len(e) > 200:
-			bad(i, e, "it is longer than any type, which has at most 200 characters")
 		default:
 			good = append(good, e)
 		}

@@ -1,6 +1,7 @@
 package survival
 
 import (
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,10 @@ const lease = 2 * time.Second
 var chaos string // path of the built examples/chaos
 
 func TestMain(m *testing.M) {
+	if at := os.Getenv(deathEnv); at != "" {
+		mortal(at)
+		return
+	}
 	dir, err := os.MkdirTemp("", "survival")
 	if err != nil {
 		panic(err)
@@ -34,28 +39,38 @@ func TestMain(m *testing.M) {
 	if err := build.Run(); err != nil {
 		panic(err)
 	}
+	// They wait most of the time.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
 	code := m.Run()
 	_ = os.RemoveAll(dir)
 	os.Exit(code)
 }
 
-// A process is a running worker of examples/chaos.
+// A process is a running worker.
 type process struct {
 	*exec.Cmd
 	ended chan error
+	log   string // name of the file that has its output
 }
 
-func start(t *testing.T, url, name string, env ...string) *process {
+// start starts a worker of examples/chaos.
+func start(t *testing.T, url, name string) *process {
+	t.Helper()
+	return launch(t, chaos, name, "DATABASE_URL="+url, "WORKER_TYPE_PREFIXES=chaos.", "WORKER_ID="+name, "WORKER_LEASE="+lease.String(),
+		"WORKER_CONCURRENCY=8", "WORKER_POLL_INTERVAL=100ms", "WORKER_SHUTDOWN_GRACE=1ms",
+		"WORKER_BACKOFF_BASE=200ms", "WORKER_BACKOFF_CAP=1s", "WORKER_LOG_FORMAT=json")
+}
+
+func launch(t *testing.T, program, name string, env ...string) *process {
 	t.Helper()
 	log, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{exec.Command(chaos), make(chan error, 1)}
-	p.Env = append(os.Environ(), "DATABASE_URL="+url, "WORKER_TYPE_PREFIXES=chaos.", "WORKER_ID="+name, "WORKER_LEASE="+lease.String(),
-		"WORKER_CONCURRENCY=8", "WORKER_POLL_INTERVAL=100ms", "WORKER_SHUTDOWN_GRACE=1ms",
-		"WORKER_BACKOFF_BASE=200ms", "WORKER_BACKOFF_CAP=1s", "WORKER_LOG_FORMAT=json")
-	p.Env = append(p.Env, env...)
+	p := &process{exec.Command(program), make(chan error, 1), log.Name()}
+	p.Env = append(os.Environ(), env...)
 	p.Stdout, p.Stderr = log, log
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
@@ -81,6 +96,7 @@ func connect(t *testing.T, url string) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	config.ConnConfig.RuntimeParams["jit"] = "off" // or compiling the invariants takes longer than counting
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -150,6 +166,10 @@ var invariants = map[string]string{
 	"runs whose history does not end with their status": `
 		SELECT count(*) FROM workflow_run r WHERE status <>
 		(SELECT event_type FROM workflow_event v WHERE v.workflow_id = r.id ORDER BY id DESC LIMIT 1)`,
+	"leases that were not ended by exactly one event": `
+		SELECT count(*) FROM workflow_run r CROSS JOIN LATERAL generate_series(1, r.lease_no) AS g (lease_no)
+		WHERE (SELECT count(*) FROM workflow_history h WHERE h.workflow_id = r.id AND h.lease_no = g.lease_no AND h.started_at IS NOT NULL)
+		    + CASE WHEN r.status = 'succeeded' AND r.settled_by IS NOT NULL AND r.lease_no = g.lease_no THEN 1 ELSE 0 END <> 1`,
 	"runs with more than one final event": `
 		SELECT count(*) FROM (SELECT FROM transition WHERE status IN ('succeeded', 'failed', 'cancelled')
 		GROUP BY run HAVING count(*) > 1) AS twice`,

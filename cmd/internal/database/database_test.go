@@ -61,6 +61,14 @@ func TestShown(t *testing.T) {
 	}
 }
 
+// What the driver quotes of an address cannot spoil a terminal.
+func TestReasonIsClean(t *testing.T) {
+	_, err := database.Parse("postgres://db/app?a=b&\x8c\u202e")
+	if want := `it cannot be used: failed to parse as URL (missing key/value separator "=" in URI query parameter: "��")`; err == nil || err.Error() != want {
+		t.Errorf("error = %v, want %s", err, want)
+	}
+}
+
 // Addresses of all usual kinds are accepted.
 func TestAccepted(t *testing.T) {
 	for _, address := range []string{

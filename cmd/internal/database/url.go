@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -104,7 +106,17 @@ func reason(err error, address string) error {
 			return errors.New("it cannot be read; write it like " + Example)
 		}
 	}
-	return fmt.Errorf("it cannot be used: %s", text)
+	return fmt.Errorf("it cannot be used: %s", clean(text))
+}
+
+// clean replaces what could spoil a terminal: the driver quotes what it cannot use as it is.
+func clean(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return utf8.RuneError
+	}, text)
 }
 
 func secrets(address string) []string {

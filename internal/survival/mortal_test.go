@@ -1,0 +1,223 @@
+package survival
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// deathEnv makes this test binary a worker, and says where it dies: "before commit", or
+// "after settle 2", which is the second statement of that name. never is nowhere.
+const (
+	deathEnv = "SURVIVAL_DIES"
+	never    = "never"
+)
+
+// mortal is what such a worker does. It stops at SIGTERM, and writes the name of each
+// statement to its output.
+func mortal(at string) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := work(ctx, stop, &reaper{at: at, seen: map[string]int{}}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func work(ctx context.Context, stop func(), r *reaper) error {
+	config, err := pgxpool.ParseConfig(os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	config.ConnConfig.Tracer = r
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	heartbeat, err := time.ParseDuration(os.Getenv("HEARTBEAT"))
+	if err != nil {
+		return err
+	}
+	s := &server{pool: pool, extended: make(chan struct{}, 1)}
+	w, err := worker.New(worker.Config{
+		Pool: pool, Mux: s.mux(), Prefixes: []string{"chaos."}, Name: "mortal", Lease: longLease, Heartbeat: heartbeat,
+		PollInterval: 50 * time.Millisecond, Backoff: run.Backoff{Base: time.Millisecond, Cap: time.Millisecond}, NoWakeUp: true,
+		Observe: worker.Observer{Extended: s.sawExtension},
+	})
+	if err != nil {
+		return err
+	}
+	s.stop = func() { stop(); w.StopNow() }
+	return w.Run(ctx)
+}
+
+// longLease is a lease that no heartbeat extends unless it is asked to.
+const longLease = 30 * time.Second
+
+// A server has the handlers, each of which makes the engine issue other statements.
+type server struct {
+	pool     *pgxpool.Pool
+	extended chan struct{} // there was a heartbeat
+	stop     func()        // at once
+}
+
+type nothing struct{}
+
+func (s *server) mux() *worker.Mux {
+	mux := worker.NewMux()
+	for typ, fn := range map[string]func(context.Context, run.Info) error{
+		"chaos.succeed":   func(context.Context, run.Info) error { return nil },
+		"chaos.permanent": func(context.Context, run.Info) error { return run.Permanent(errors.New("not now, not ever")) },
+		"chaos.fail":      func(context.Context, run.Info) error { return errors.New("not now") },
+		"chaos.retry":     atFirst(func() error { return errors.New("not now") }),
+		"chaos.postpone":  atFirst(func() error { return run.Again(0) }),
+		"chaos.effect":    s.effect,
+		"chaos.event":     emit,
+		"chaos.beat":      s.beat,
+		"chaos.cancel":    s.cancel,
+		"chaos.release":   s.release,
+	} {
+		worker.Handle(mux, typ, func(ctx context.Context, _ nothing) (string, error) {
+			return "done", fn(ctx, run.FromContext(ctx))
+		})
+	}
+	return mux
+}
+
+// atFirst returns a handler that returns fn's error at its run's first lease.
+func atFirst(fn func() error) func(context.Context, run.Info) error {
+	return func(_ context.Context, info run.Info) error {
+		if info.LeaseNo == 1 {
+			return fn()
+		}
+		return nil
+	}
+}
+
+func (s *server) effect(ctx context.Context, info run.Info) error {
+	return errors.Join(emit(ctx, info), worker.InSettle(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO chaos_effect (run_id, lease_no) VALUES ($1, $2)`, info.ID, info.LeaseNo)
+		return err
+	}))
+}
+
+func emit(ctx context.Context, _ run.Info) error {
+	return worker.Emit(ctx, outbox.Event{Type: "chaos.happened.v1"})
+}
+
+// beat returns after a heartbeat.
+func (s *server) beat(ctx context.Context, _ run.Info) error {
+	select {
+	case <-s.extended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *server) sawExtension(leases int, _ time.Duration, err error) {
+	if leases == 0 || err != nil {
+		return
+	}
+	select {
+	case s.extended <- struct{}{}:
+	default:
+	}
+}
+
+// cancel cancels its own run and waits to be told.
+func (s *server) cancel(ctx context.Context, info run.Info) error {
+	if err := run.Cancel(ctx, s.pool, info.ID, "as a test"); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// release stops the worker while it runs for the first time, so that it is handed back.
+func (s *server) release(ctx context.Context, info run.Info) error {
+	if info.LeaseNo > 1 {
+		return nil
+	}
+	s.stop()
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// A reaper is a tracer that kills its process where it is told to.
+type reaper struct {
+	at   string
+	mu   sync.Mutex
+	seen map[string]int
+}
+
+type nameKey struct{}
+
+func (r *reaper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	name := nameOf(data.SQL)
+	r.mu.Lock()
+	r.seen[name]++
+	if n := r.seen[name]; n > 1 {
+		name = fmt.Sprintf("%s %d", name, n)
+	}
+	r.mu.Unlock()
+	fmt.Println(name)
+	r.reach("before " + name)
+	return context.WithValue(ctx, nameKey{}, name)
+}
+
+func (r *reaper) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	r.reach("after " + ctx.Value(nameKey{}).(string))
+}
+
+func (r *reaper) reach(place string) {
+	if place == r.at {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {} // not a step further
+	}
+}
+
+// names has something of each statement's text by which it is known.
+var names = map[string]string{
+	"discover": "WITH RECURSIVE lane",
+	"lease":    "due AS MATERIALIZED",
+	"extend":   "held AS MATERIALIZED",
+	"look":     "SELECT id, lease_token, status",
+	"reclaim":  "expired AS MATERIALIZED",
+	"settle":   "outcome AS MATERIALIZED",
+	"bound":    "set_config('statement_timeout'",
+	"unbound":  "SET LOCAL lock_timeout TO DEFAULT",
+	"effect":   "INSERT INTO chaos_effect",
+	"append":   "INSERT INTO outbox_event",
+	"cancel":   "workflow_cancel",
+	"begin":    "begin",
+	"commit":   "commit",
+}
+
+var space = regexp.MustCompile(`\s+`)
+
+// nameOf returns the name of a statement, and one that is not known itself.
+func nameOf(text string) string {
+	text = strings.TrimSpace(space.ReplaceAllString(text, " "))
+	for name, part := range names {
+		if text == part || len(part) > len("commit") && strings.Contains(text, part) {
+			return name
+		}
+	}
+	return text
+}
