@@ -59,6 +59,7 @@ vet:
 
 lint: $(BIN)/golangci-lint ## golangci-lint
 	$(BIN)/golangci-lint run ./...
+	cd torture && $(BIN)/golangci-lint run ./...
 
 $(BIN)/golangci-lint: Makefile
 	GOBIN=$(BIN) GOFLAGS= $(GO) install $(GOLANGCI)

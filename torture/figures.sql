@@ -1,4 +1,4 @@
--- Figures of a torture run: name, value, unit, and the goal if there is one.
+-- Figures of a torture run: name, value, unit, and the most it should be, if there is a goal.
 
 CREATE VIEW t.recovery AS -- from the kill of a worker to the next lease of what it held
     SELECT extract(epoch FROM n.at - x.at) AS seconds
@@ -21,27 +21,28 @@ CREATE VIEW t.handover AS -- from a worker that hands a run back to its next lea
 
 CREATE TABLE t.figure AS
     SELECT * FROM (VALUES
-        ('runs that ended', (SELECT count(*)::float8 FROM workflow_run WHERE status IN ('succeeded', 'failed', 'cancelled')), ''),
-        ('succeeded', (SELECT count(*) FROM workflow_run WHERE status = 'succeeded'), ''),
-        ('failed', (SELECT count(*) FROM workflow_run WHERE status = 'failed'), ''),
-        ('cancelled', (SELECT count(*) FROM workflow_run WHERE status = 'cancelled'), ''),
-        ('leases', (SELECT count(*) FROM t.lease), ''),
-        ('handler starts', (SELECT count(*) FROM t.exec_log WHERE event = 'start'), ''),
+        ('runs that ended', (SELECT count(*)::float8 FROM workflow_run WHERE status IN ('succeeded', 'failed', 'cancelled')), '', NULL::float8),
+        ('succeeded', (SELECT count(*) FROM workflow_run WHERE status = 'succeeded'), '', NULL),
+        ('failed', (SELECT count(*) FROM workflow_run WHERE status = 'failed'), '', NULL),
+        ('cancelled', (SELECT count(*) FROM workflow_run WHERE status = 'cancelled'), '', NULL),
+        ('leases', (SELECT count(*) FROM t.lease), '', NULL),
+        ('handler starts', (SELECT count(*) FROM t.exec_log WHERE event = 'start'), '', NULL),
         -- Of runs that need one start, so that failing on purpose does not count.
         ('handler starts of a run that needs one', (SELECT sum(s.n) / count(DISTINCT s.run) FROM t.start s JOIN t.known k USING (run)
-             WHERE k.kase IN ('effect', 'sleep', 'delayed', 'deaf', 'rival', 'permanent', 'badresult')), ''),
+             WHERE k.kase IN ('effect', 'sleep', 'delayed', 'deaf', 'rival', 'permanent', 'badresult')), '', 1.25),
         ('the same before the first fault', (SELECT sum(s.n) / count(DISTINCT s.run) FROM t.start s JOIN t.known k USING (run)
              JOIN workflow_run r ON r.id = s.run
              WHERE k.kase IN ('effect', 'sleep', 'delayed', 'deaf', 'rival', 'permanent', 'badresult')
-               AND r.finished_at < (SELECT min(at) FROM t.ledger WHERE kind = 'strike')), ''),
-        ('recovery of a killed worker''s run, p50', (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's'),
-        ('recovery of a killed worker''s run, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's'),
-        ('recovery of a killed worker''s run, p99', (SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's'),
-        ('server ready to first settle, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.reconnect), 's'),
-        ('server ready to first settle, longest', (SELECT max(seconds) FROM t.reconnect), 's'),
-        ('handed back to leased again, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.handover), 's'),
-        ('calls to the outside per run that made one', (SELECT count(*)::float8 / nullif(count(DISTINCT line->>'run'), 0) FROM t.ledger WHERE kind = 'call'), '')
-    ) f (name, value, unit);
+               AND r.finished_at < (SELECT min(at) FROM t.ledger WHERE kind IN ('strike', 'exit'))
+               AND NOT EXISTS (SELECT FROM t.call c WHERE c.kind = 'retry' AND c.run = r.id)), '', 1),
+        ('recovery of a killed worker''s run, p50', (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's', 4),
+        ('recovery of a killed worker''s run, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's', 6),
+        ('recovery of a killed worker''s run, p99', (SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's', 8),
+        ('server ready to first settle, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.reconnect), 's', 2),
+        ('server ready to first settle, longest', (SELECT max(seconds) FROM t.reconnect), 's', 5),
+        ('handed back to leased again, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.handover), 's', 1),
+        ('calls to the outside per run that made one', (SELECT count(*)::float8 / nullif(count(DISTINCT line->>'run'), 0) FROM t.ledger WHERE kind = 'call'), '', NULL)
+    ) f (name, value, unit, goal);
 
 -- What must have happened, or the run has not tested it. said is filled from the workers' logs.
 CREATE TABLE t.must AS

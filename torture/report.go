@@ -95,16 +95,20 @@ func (r *report) print(w io.Writer) {
 			fmt.Fprintf(w, "  %-52s %9s\n", f.Name, "–")
 			continue
 		}
-		fmt.Fprintf(w, "  %-52s %9s %s\n", f.Name, short(*f.Value), f.Unit)
+		fmt.Fprintf(w, "  %-52s %9s %-2s %s\n", f.Name, short(*f.Value), f.Unit, f.goal())
 	}
 	fmt.Fprintf(w, "  %-52s %9s\n", "drain", r.Drained)
 	fmt.Fprintf(w, "  %-52s %9s\n\nmust have happened\n", "indexes", r.Index)
 	for _, m := range r.Must {
 		fmt.Fprintf(w, "  %-52s %9d\n", m.What, m.N)
 	}
-	fmt.Fprintln(w, "\nrules")
-	for _, b := range r.Broken {
-		fmt.Fprintf(w, "  BROKEN  %s: %d, such as %v\n", b.Rule, b.N, b.Examples)
+	fmt.Fprintln(w, "\nrules, and how many runs broke them")
+	for _, rule := range r.Rules {
+		b := r.brokenBy(rule)
+		fmt.Fprintf(w, "  %-70s %5d\n", rule, b.N)
+		if b.N > 0 {
+			fmt.Fprintf(w, "  BROKEN, such as %v\n", b.Examples)
+		}
 	}
 	for _, e := range r.Exits {
 		fmt.Fprintf(w, "  BROKEN  %s\n", e)
@@ -115,6 +119,26 @@ func (r *report) print(w io.Writer) {
 	if r.judgement() == nil {
 		fmt.Fprintf(w, "  all held\n")
 	}
+}
+
+// goal tells the goal of a figure, and if it was missed.
+func (f figure) goal() string {
+	switch {
+	case f.Goal == nil:
+		return ""
+	case f.Value != nil && *f.Value > *f.Goal:
+		return fmt.Sprintf("missed: ≤ %s", short(*f.Goal))
+	}
+	return fmt.Sprintf("(≤ %s)", short(*f.Goal))
+}
+
+func (r *report) brokenBy(rule string) broken {
+	for _, b := range r.Broken {
+		if b.Rule == rule {
+			return b
+		}
+	}
+	return broken{Rule: rule}
 }
 
 func short(v float64) string {

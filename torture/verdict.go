@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,7 +20,8 @@ import (
 
 // A verdict is what a torture run has shown.
 type verdict struct {
-	Broken  []broken  `json:"broken"` // rules that did not hold
+	Rules   []string  `json:"rules"`  // all there are
+	Broken  []broken  `json:"broken"` // those that did not hold
 	Figures []figure  `json:"figures"`
 	Must    []happens `json:"must_have_happened"`
 	Index   string    `json:"indexes"` // what amcheck says of them
@@ -39,6 +41,7 @@ type figure struct {
 	Name  string   `json:"name"`
 	Value *float64 `json:"value"`
 	Unit  string   `json:"unit"`
+	Goal  *float64 `json:"goal,omitempty"` // the most it should be
 }
 
 type happens struct {
@@ -68,11 +71,14 @@ func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 			return v, err
 		}
 	}
+	if v.Rules, err = rules(); err != nil {
+		return v, err
+	}
 	rows, _ := l.admin.Query(ctx, `SELECT rule, n, examples FROM t.invariant ORDER BY rule`)
 	if v.Broken, err = pgx.CollectRows(rows, pgx.RowToStructByPos[broken]); err != nil {
 		return v, err
 	}
-	rows, _ = l.admin.Query(ctx, `SELECT name, value, unit FROM t.figure`)
+	rows, _ = l.admin.Query(ctx, `SELECT name, value, unit, goal FROM t.figure`)
 	if v.Figures, err = pgx.CollectRows(rows, pgx.RowToStructByPos[figure]); err != nil {
 		return v, err
 	}
@@ -206,4 +212,18 @@ func (l *lab) strangeExits(ctx context.Context) (strange []string, err error) {
 			WHERE k.kase IN ('gopanic', 'leak') AND s.event = 'start' AND split_part(s.worker, '-', 1) = x.line->>'worker'
 			  AND s.at BETWEEN x.at - interval '5 seconds' AND x.at))`, fmt.Sprint(pillCode))
 	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// rules returns the names of all rules, as verdict.sql has them.
+func rules() ([]string, error) {
+	text, err := scripts.ReadFile("verdict.sql")
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, m := range regexp.MustCompile(`SELECT '(I\d\d\w? (?:[^']|\'\')*)'`).FindAllSubmatch(text, -1) {
+		all = append(all, strings.ReplaceAll(string(m[1]), "''", "'"))
+	}
+	slices.Sort(all)
+	return all, nil
 }

@@ -82,12 +82,14 @@ func (c *chaos) ignoreCancel(_ context.Context, in nap) (none, error) {
 }
 
 type failure struct {
+	nap
 	Times     int  `json:"times"`
 	Permanent bool `json:"permanent"`
 }
 
-// fail fails the first so many attempts.
+// fail takes ms milliseconds, whatever happens, and fails the first so many attempts.
 func (c *chaos) fail(ctx context.Context, in failure) (none, error) {
+	time.Sleep(in.duration())
 	attempt := run.FromContext(ctx).Attempt
 	if attempt > in.Times {
 		return none{}, nil
