@@ -24,6 +24,7 @@ var allowed = map[string][]string{
 	"internal/pgserver/": {"internal/pgserver/"},
 	"internal/pgtest":    {"internal/pgserver", "internal/pgserver/", "sql"},
 	"internal/arrows":    {},
+	"internal/model":     {},
 	"internal/survival":  {},
 	"cmd/internal/":      {"cmd/internal/", "sql"},
 	"cmd/worker":         {"cmd/internal/", "internal/cleanup", "internal/handlers", "run", "worker"},
