@@ -68,6 +68,17 @@ func TestExhausted(t *testing.T) {
 	if r := read(t, pool, id); r.Attempt != 3 || r.Status != run.Leased || r.LeaseUntil.Sub(*r.StartedAt) != time.Minute {
 		t.Errorf("row: %+v", r)
 	}
+	// Given back it is what it was, and so says the history.
+	if _, err := run.Settle(t.Context(), pool, "w1", []run.Outcome{{ID: id, Token: l.Token, Verdict: run.Release}}); err != nil {
+		t.Fatal(err)
+	}
+	if r := read(t, pool, id); r.Attempt != 3 || r.Status != run.Pending {
+		t.Errorf("row: %+v", r)
+	}
+	attempts := query[string](t, pool, "SELECT string_agg(e.event_type || ' ' || e.attempt, ', ' ORDER BY e.id) FROM workflow_event e WHERE event_type <> 'created'")
+	if want := "edited 3, leased 3, released 3"; attempts != want {
+		t.Errorf("history %q, want %q", attempts, want)
+	}
 }
 
 // The type's time limit is the run's deadline, and caps the lease.

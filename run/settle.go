@@ -116,7 +116,7 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 		WITH `+audit+`, outcome AS MATERIALIZED (
 			SELECT *
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::text[], $7::float8[])
-			  AS o (id, token, verdict, result, error, last_error, delay)
+			  WITH ORDINALITY AS o (id, token, verdict, result, error, last_error, delay, place)
 		), settled AS (
 			UPDATE workflow_run w
 			SET status = CASE o.verdict WHEN 'succeeded' THEN 'succeeded' WHEN 'failed' THEN 'failed' ELSE 'pending' END,
@@ -134,8 +134,8 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 			    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
 			FROM audit, outcome o
 			WHERE w.id = ANY (ARRAY(SELECT id FROM outcome)) AND w.id = o.id AND w.lease_token = o.token
-			RETURNING w.id, o.verdict, w.lease_no, w.started_at, o.error, o.delay,
-			          w.attempt + CASE WHEN o.verdict IN ('postponed', 'released') THEN 1 ELSE 0 END AS attempt
+			RETURNING w.id, o.place, o.verdict, w.lease_no, w.started_at, o.error, o.delay,
+			          CASE WHEN o.verdict IN ('postponed', 'released') THEN least(w.attempt + 1, w.max_attempts) ELSE w.attempt END AS attempt
 		), history AS (
 			INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
 			SELECT s.id, s.verdict, s.attempt, s.lease_no, s.started_at, $8,
@@ -144,18 +144,22 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 			FROM settled s, audit
 			WHERE audit.writer = 'self' AND s.verdict <> 'succeeded'
 		), `+done+`
-		SELECT ARRAY(SELECT id FROM settled)
+		SELECT ARRAY(SELECT place FROM settled)
 		FROM done`, append(columns, worker)...)
-	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[][16]byte])
+	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]int64])
 	if err != nil {
 		return nil, fmt.Errorf("settle %d runs: %w", len(outcomes), err)
 	}
 	if len(settled) == len(outcomes) {
 		return nil, nil
 	}
-	recorded := set(settled)
-	for _, o := range outcomes {
-		if !recorded[o.ID] {
+	// Not by id: a lost lease and the current one of the same run may be in one batch.
+	recorded := make([]bool, len(outcomes))
+	for _, place := range settled {
+		recorded[place-1] = true
+	}
+	for i, o := range outcomes {
+		if !recorded[i] {
 			refused = append(refused, o)
 		}
 	}
@@ -198,13 +202,9 @@ func Recorded(ctx context.Context, db DB, outcomes []Outcome) (map[uuid.UUID]boo
 	if err != nil {
 		return nil, fmt.Errorf("look up %d outcomes: %w", len(outcomes), err)
 	}
-	return set(found), nil
-}
-
-func set(ids [][16]byte) map[uuid.UUID]bool {
-	all := make(map[uuid.UUID]bool, len(ids))
-	for _, id := range ids {
-		all[id] = true
+	recorded := make(map[uuid.UUID]bool, len(found))
+	for _, id := range found {
+		recorded[id] = true
 	}
-	return all
+	return recorded, nil
 }

@@ -128,21 +128,27 @@ BEGIN
         RAISE EXCEPTION 'workflow_retry: attempts % is outside 1 to 1000', workflow_retry.attempts
             USING ERRCODE = 'check_violation', HINT = 'Say how many further starts the run may have.';
     END IF;
-    -- Not a SET clause of the function: that would take a superuser to create it.
-    PERFORM set_config('workflow.retry', 'on', true);
-    UPDATE workflow_run r
-    SET status = 'pending', run_at = now(), finished_at = NULL, updated_at = clock_timestamp(), suspect = false,
-        postponed = 0, max_attempts = least(1000, greatest(r.max_attempts, r.attempt + workflow_retry.attempts))
-    WHERE r.id = workflow_retry.id AND r.status = 'failed' AND r.deleted_at IS NULL AND r.attempt < 1000;
-    retried := FOUND;
-    PERFORM set_config('workflow.retry', before, true);
-    IF retried THEN
-        RETURN 'pending';
-    END IF;
-    SELECT CASE WHEN r.deleted_at IS NOT NULL THEN 'deleted' WHEN r.status = 'failed' THEN 'failed, 1000 attempts used'
-           ELSE r.status END
-    INTO seen FROM workflow_run r WHERE r.id = workflow_retry.id;
-    RETURN coalesce('not failed: ' || seen, 'not found');
+    LOOP
+        -- Not a SET clause of the function: that would take a superuser to create it.
+        PERFORM set_config('workflow.retry', 'on', true);
+        UPDATE workflow_run r
+        SET status = 'pending', run_at = now(), finished_at = NULL, updated_at = clock_timestamp(), suspect = false,
+            postponed = 0, max_attempts = least(1000, greatest(r.max_attempts, r.attempt + workflow_retry.attempts))
+        WHERE r.id = workflow_retry.id AND r.status = 'failed' AND r.deleted_at IS NULL AND r.attempt < 1000;
+        retried := FOUND;
+        PERFORM set_config('workflow.retry', before, true);
+        IF retried THEN
+            RETURN 'pending';
+        END IF;
+        SELECT CASE WHEN r.deleted_at IS NOT NULL THEN 'deleted'
+                    WHEN r.status = 'failed' AND r.attempt >= 1000 THEN 'failed, 1000 attempts used'
+                    ELSE r.status END
+        INTO seen FROM workflow_run r WHERE r.id = workflow_retry.id;
+        IF seen IS DISTINCT FROM 'failed' THEN
+            RETURN coalesce('not failed: ' || seen, 'not found');
+        END IF;
+        -- It has failed just now, or was undeleted: retry it.
+    END LOOP;
 END
 $fn$;
 COMMENT ON FUNCTION workflow_retry(uuid, integer) IS

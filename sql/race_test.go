@@ -87,6 +87,30 @@ func TestCancelAfterRetry(t *testing.T) {
 	s.expect("afterwards", other.do(`SELECT workflow_cancel('`+id+`')`), "cancelled")
 }
 
+// A run that fails between the retry's attempt to change it and its look at why it could not
+// is retried: "not failed" would be no answer that was ever true.
+func TestFailedDuringRetry(t *testing.T) {
+	s, pool := psql(t)
+	other := connect(t, pool.Config().ConnString())
+	id := s.enqueue()
+	l := acquire(t, pool, 1)
+	s.do(`
+		CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END $$;
+		CREATE TRIGGER pause AFTER UPDATE ON workflow_run
+		FOR EACH STATEMENT WHEN (current_setting('workflow.retry', true) = 'on') EXECUTE FUNCTION pause()`)
+	s.do(`BEGIN; SELECT pg_advisory_xact_lock(42)`)
+	waiting := other.later(`SELECT workflow_retry('` + id + `')`)
+	pgtest.Blocked(t, pool, 1)
+	settle(t, pool, run.Fail, l...)
+	s.do(`COMMIT`)
+	a := <-waiting
+	if a.err != nil {
+		t.Fatal(a.err)
+	}
+	s.expect("answer", a.value, "pending")
+	s.expect("status", s.of(id, `status`), "pending")
+}
+
 // W22, W23: of 300 runs that are cancelled while they are settled, each cancel's answer is the
 // final state, and each run has one last event.
 func TestCancelsAndSettles(t *testing.T) {

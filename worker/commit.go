@@ -83,11 +83,11 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 	if lost, err = run.Settle(ctx, tx, w.name, outcomes); err != nil {
 		return nil, err
 	}
-	gone := ids(lost)
+	gone := fences(lost)
 	kept := settlements[:0:0]
 	var events []outbox.Event
 	for i, j := range batch {
-		if gone[j.ID] {
+		if gone[fenceOf(j.outcome)] {
 			continue
 		}
 		kept = append(kept, settlements[i])

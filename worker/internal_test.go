@@ -2,7 +2,9 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -95,5 +99,50 @@ func TestHungEffects(t *testing.T) {
 	case _ = <-ended:
 	case <-time.After(20 * time.Second):
 		t.Error("the worker does not stop")
+	}
+}
+
+// A lost lease and the current one of the same run may be settled in one batch: what the lost
+// one emitted is dropped, hooks do not see it, and what the current one emitted is kept.
+func TestTwoLeasesInOneBatch(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	var seen []string
+	act := func(_ context.Context, _ pgx.Tx, batch []Settlement) error {
+		for _, s := range batch {
+			seen = append(seen, string(s.Result))
+		}
+		return nil
+	}
+	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Hooks: []Hook{{Act: act}}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.db = pool
+	if _, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.twice.v1"}); err != nil {
+		t.Fatal(err)
+	}
+	var batch []*job
+	for _, result := range []string{`"old"`, `"new"`} {
+		if _, err := pool.Exec(t.Context(), `UPDATE workflow_run SET status = 'pending'`); err != nil {
+			t.Fatal(err)
+		}
+		p := &lease.Poller{DB: pool, Prefixes: []string{"test."}, Worker: w.name, Terms: func(string) lease.Terms { return lease.Terms{Length: time.Minute, Room: -1} }}
+		leases, _, err := p.Acquire(t.Context(), 1, 1)
+		if err != nil || len(leases) != 1 {
+			t.Fatalf("leased %d, %v", len(leases), err)
+		}
+		j := &job{Lease: leases[0], outcome: run.Outcome{ID: leases[0].ID, Token: leases[0].Token, Verdict: run.Succeed, Result: json.RawMessage(result)}}
+		j.extras.events = []outbox.Event{{Aggregate: j.ID, Type: "test.told", Payload: json.RawMessage(result)}}
+		batch = append(batch, j)
+	}
+	lost, err := w.commit(t.Context(), batch)
+	if err != nil || len(lost) != 1 || lost[0].Token != batch[0].Token {
+		t.Errorf("lost %v, %v; want the old lease", lost, err)
+	}
+	rows, _ := pool.Query(t.Context(), `SELECT payload::text FROM outbox_event`)
+	events, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || !slices.Equal(events, []string{`"new"`}) || !slices.Equal(seen, events) {
+		t.Errorf("events %v, %v; hooks have seen %v; want those of the new lease", events, err, seen)
 	}
 }

@@ -249,10 +249,10 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 
 // trulyLost returns those of lost that no earlier, unanswered try has recorded.
 func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []run.Outcome) ([]run.Outcome, error) {
-	refused := ids(lost)
+	refused := fences(lost)
 	unsure := false
 	for _, j := range batch {
-		unsure = unsure || j.unsure && refused[j.ID]
+		unsure = unsure || j.unsure && refused[fenceOf(j.outcome)]
 	}
 	if !unsure {
 		return lost, nil
@@ -272,22 +272,28 @@ func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []run.Outcome
 	return truly, nil
 }
 
-func ids(outcomes []run.Outcome) map[uuid.UUID]bool {
-	set := make(map[uuid.UUID]bool, len(outcomes))
+// A fence tells one lease from all others. The run alone does not: it may have been lost and
+// leased again while the old outcome waited, and then both are in one batch.
+type fence struct{ run, token uuid.UUID }
+
+func fenceOf(o run.Outcome) fence { return fence{o.ID, o.Token} }
+
+func fences(outcomes []run.Outcome) map[fence]bool {
+	set := make(map[fence]bool, len(outcomes))
 	for _, o := range outcomes {
-		set[o.ID] = true
+		set[fenceOf(o)] = true
 	}
 	return set
 }
 
 // settled frees the slots of a batch and tells what became of it.
 func (w *Worker) settled(batch []*job, lost []run.Outcome) {
-	gone := ids(lost)
+	gone := fences(lost)
 	for _, j := range batch {
 		j.cancel(nil)
 		w.jobs.remove(j)
 		switch {
-		case gone[j.ID]:
+		case gone[fenceOf(j.outcome)]:
 			w.logger(&j.Lease).Info("stale settle refused: the lease was lost", "verdict", j.outcome.Verdict)
 			if w.config.Observe.Refused != nil {
 				w.config.Observe.Refused(j.Type)

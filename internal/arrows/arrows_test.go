@@ -25,6 +25,7 @@ var allowed = map[string][]string{
 	"internal/pgbouncer": {"internal/pgserver/child"},
 	"internal/pgtest":    {"internal/pgbouncer", "internal/pgserver", "sql"},
 	"internal/arrows":    {},
+	"internal/model":     {},
 	"internal/survival":  {},
 	"cmd/internal/":      {"cmd/internal/", "sql"},
 	"cmd/worker":         {"cmd/internal/", "internal/cleanup", "internal/handlers", "run", "worker"},

@@ -1,0 +1,169 @@
+package model
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+var (
+	histories = flag.Int("histories", 40, "how many histories of concurrent clients are checked")
+	seed      = flag.Uint64("seed", rand.Uint64(), "what the clients' calls are drawn from; who comes first is still chance")
+)
+
+const (
+	clients   = 4
+	callsEach = 15
+)
+
+// Several clients lease, extend, settle, cancel, retry, take back and read the same runs at the
+// same time; some give up half-way, some connections break. For each run there is an order of
+// all calls, each within its time, in which every answer is that of a register with a token.
+func TestLinearizable(t *testing.T) {
+	t.Parallel()
+	quiet := pgtest.New(t)
+	settled(t, quiet)
+	pool := named(t, quiet, "model", clients+1)
+	killer := named(t, quiet, "killer", 1)
+	stop := cut(t, killer)
+	defer stop()
+	for h := range *histories {
+		c := newCrowd(t, quiet, pool)
+		var group sync.WaitGroup
+		for n := range clients {
+			group.Go(func() {
+				cl := &client{crowd: c, Rand: rand.New(rand.NewPCG(*seed, uint64(h*clients+n))), number: n}
+				for range callsEach {
+					cl.act(t.Context())
+				}
+			})
+		}
+		group.Wait()
+		for i, part := range registers.Partition(c.history) {
+			switch porcupine.CheckOperationsTimeout(registers, part, time.Minute) {
+			case porcupine.Illegal:
+				t.Fatalf("seed %d, history %d: no order of these calls explains the last answer about run %d:\n%s", *seed, h, i, story(part))
+			case porcupine.Unknown:
+				t.Fatalf("seed %d, history %d: run %d has so many calls without an answer that it would take too long", *seed, h, i)
+			}
+		}
+	}
+}
+
+// named is a pool of connections to the same database, which can be told from all others.
+func named(t *testing.T, pool *pgxpool.Pool, name string, connections int32) *pgxpool.Pool {
+	t.Helper()
+	config := pool.Config()
+	config.MaxConns = connections
+	config.ConnConfig.RuntimeParams["application_name"] = name
+	named, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(named.Close)
+	return named
+}
+
+// cut breaks a connection that is at work every now and then, until stop is called.
+func cut(t *testing.T, killer *pgxpool.Pool) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan bool)
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(15 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			<-tick.C
+			_, _ = killer.Exec(ctx, `
+				SELECT pg_terminate_backend(pid)
+				FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name = 'model' AND state = 'active'
+				ORDER BY random()
+				LIMIT 1`)
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// story tells the shortest beginning of a history that cannot be explained, without the calls
+// that change nothing and that it does not take.
+func story(history []porcupine.Operation) string {
+	ends := slices.Clone(history)
+	slices.SortFunc(ends, func(a, b porcupine.Operation) int { return int(a.Return - b.Return) })
+	for _, o := range ends {
+		if short := until(history, o.Return); !explained(short) {
+			history = short
+			break
+		}
+	}
+	for i := len(history) - 1; i >= 0; i-- {
+		if idle(history[i]) {
+			if less := slices.Delete(slices.Clone(history), i, i+1); !explained(less) {
+				history = less
+			}
+		}
+	}
+	slices.SortFunc(history, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
+	var text strings.Builder
+	for _, o := range history {
+		end := "…"
+		if o.Return != forever {
+			end = milliseconds(o.Return)
+		}
+		fmt.Fprintf(&text, "  %8s to %8s ms  w%d  %s\n", milliseconds(o.Call), end, o.ClientId, registers.DescribeOperation(o.Input, o.Output))
+	}
+	return text.String()
+}
+
+func milliseconds(ns int64) string { return fmt.Sprintf("%.2f", float64(ns)/1e6) }
+
+func explained(history []porcupine.Operation) bool {
+	return porcupine.CheckOperations(registers, history)
+}
+
+// until is the history as it was known at the end of a call: what goes on has no answer yet.
+func until(history []porcupine.Operation, end int64) (short []porcupine.Operation) {
+	for _, o := range history {
+		if o.Call > end {
+			continue
+		}
+		if o.Return > end {
+			o.Return, o.Output = forever, reply{none: true}
+		}
+		short = append(short, o)
+	}
+	return short
+}
+
+// idle tells of a call that it changes nothing, so that without it less has to be explained.
+func idle(o porcupine.Operation) bool {
+	c, a := o.Input.(call), o.Output.(reply)
+	switch c.do {
+	case "read", "recorded":
+		return true
+	case "settle":
+		return a.answer == "refused"
+	case "cancel":
+		return !a.none && a.answer != "cancelled"
+	case "retry":
+		return !a.none && a.answer != "pending"
+	case "heartbeat":
+		return !a.none && a.answer != "kept"
+	}
+	return false
+}

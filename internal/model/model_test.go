@@ -1,0 +1,226 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A state is what the model knows of a run. Times are counted in hours to go, rounded up: 0
+// has passed. All that is stored lies half an hour off the full ones, so that the time which a
+// test takes moves nothing across.
+type state struct {
+	Status    run.Status
+	Attempt   int
+	Max       int
+	Postponed int
+	LeaseNo   int
+	Token     int // the number of the lease that is held stands for its token; 0: none
+	Settled   int // the token of the last outcome that was recorded
+	Uncharged bool
+	Suspect   bool
+	Held      bool
+	Deleted   bool
+	Priority  int
+	Timeout   int // of its type; 0: none
+	Due       int
+	Left      int // of the lease
+	Limit     int // until deadline_at; 0 also where there is none
+}
+
+// String tells what is not as in a new run.
+func (s state) String() string {
+	text := fmt.Sprintf("%s, attempt %d of %d", s.Status, s.Attempt, s.Max)
+	add := func(tell bool, format string, value any) {
+		if tell {
+			text += fmt.Sprintf(", "+format, value)
+		}
+	}
+	add(s.Status == run.Leased, "lease %d", s.LeaseNo)
+	add(s.Status == run.Leased, "for %d h", s.Left)
+	add(s.Limit > 0, "at most %d h", s.Limit)
+	add(s.Uncharged, "not charged%s", "")
+	add(s.Status != run.Leased && s.LeaseNo > 0, "%d leases", s.LeaseNo)
+	add(s.Settled != 0, "lease %d settled it", s.Settled)
+	add(s.Due > 0, "due in %d h", s.Due)
+	add(s.Postponed > 0, "postponed %d times", s.Postponed)
+	add(s.Priority != 0, "priority %d", s.Priority)
+	add(s.Suspect, "suspect%s", "")
+	add(s.Held, "held%s", "")
+	add(s.Deleted, "deleted%s", "")
+	add(s.Status == run.Leased && s.Token != s.LeaseNo, "token of lease %d", s.Token)
+	return text
+}
+
+// A command is what a worker, named by By, or someone else does to a run.
+type command struct {
+	Do      string
+	By      string
+	Token   int         // heartbeat and settle: the lease it believes in
+	Verdict run.Verdict // settle
+	N       int         // hours, attempts or a priority
+}
+
+// String leaves out who does it.
+func (c command) String() string {
+	switch {
+	case c.Do == "settle" && c.N > 0:
+		return fmt.Sprintf("lease %d %s for %d h", c.Token, c.Verdict, c.N)
+	case c.Do == "settle":
+		return fmt.Sprintf("lease %d %s", c.Token, c.Verdict)
+	case c.Do == "heartbeat":
+		return fmt.Sprintf("heartbeat of lease %d", c.Token)
+	case c.Do == "wait" || c.Do == "retry" || strings.HasPrefix(c.Do, "set") && c.Do != "set pending":
+		return fmt.Sprintf("%s %d", c.Do, c.N)
+	}
+	return c.Do
+}
+
+// GoString is what rapid prints.
+func (c command) GoString() string { return strings.TrimSpace(c.By + " " + c.String()) }
+
+// An event is one row of workflow_event.
+type event struct {
+	Type    string
+	Attempt int
+	LeaseNo int
+	Actor   string
+}
+
+const (
+	someone = "someone"
+	length  = 2 // of each lease, in hours
+)
+
+// step is the model: what the command makes of the run, what is answered ("" if the command
+// does not concern it) and what the history tells.
+func step(was state, c command) (s state, answer string, told []event) {
+	s = was
+	tell := func(kind string) { told = append(told, event{kind, was.Attempt, was.LeaseNo, c.By}) }
+	switch c.Do {
+	case "wait":
+		s.Due, s.Left, s.Limit = max(s.Due-c.N, 0), max(s.Left-c.N, 0), max(s.Limit-c.N, 0)
+	case "lease":
+		if s.Status != run.Pending || s.Held || s.Deleted || s.Due > 0 {
+			return was, "", nil
+		}
+		return s.leased(c.By, s.Attempt == s.Max, s.Timeout)
+	case "heartbeat":
+		switch {
+		case c.Token == s.Token && s.Timeout > 0 && !s.Uncharged:
+			s.Left, answer = min(length, s.Limit), "kept"
+		case c.Token == s.Token:
+			s.Left, answer = length, "kept"
+		case s.Status == run.Cancelled:
+			answer = "cancelled"
+		default:
+			answer = "lost"
+		}
+	case "settle":
+		if c.Token != s.Token {
+			return was, "refused", nil
+		}
+		tell(string(c.Verdict))
+		switch c.Verdict {
+		case run.Succeed, run.Fail:
+			s = s.free(run.Status(c.Verdict))
+		default:
+			if c.Verdict != run.TryAgain && !s.Uncharged {
+				s.Attempt--
+			}
+			if c.Verdict == run.Postpone {
+				s.Postponed++
+			}
+			s = s.free(run.Pending)
+			s.Due = c.N
+		}
+		s.Suspect = s.Suspect && c.Verdict == run.Release
+		s.Settled, answer = c.Token, "recorded"
+	case "reclaim":
+		if s.Status != run.Leased || s.Left > 0 {
+			return was, "", nil
+		}
+		s.Suspect = true
+		tell("expired")
+		if s.Attempt == s.Max {
+			s, answer, again := s.leased(c.By, true, 0)
+			return s, answer, append(told, again...)
+		}
+		s = s.free(run.Pending)
+		s.Due, answer = min(s.Attempt, 2), "due again"
+	case "cancel":
+		if s.Status.Finished() {
+			return was, "too late: " + string(s.Status), nil
+		}
+		tell("cancelled")
+		s = s.free(run.Cancelled)
+		s.Suspect, answer = false, "cancelled"
+	case "delete":
+		if s.Deleted {
+			return was, "already deleted", nil
+		}
+		if s.Status == run.Leased {
+			tell("cancelled")
+			s = s.free(run.Cancelled)
+		}
+		tell("deleted")
+		s.Deleted, answer = true, "deleted"
+	case "undelete":
+		if s.Deleted {
+			tell("undeleted")
+		}
+		s.Deleted, answer = false, "UPDATE 1"
+	case "retry":
+		switch {
+		case s.Deleted:
+			return was, "not failed: deleted", nil
+		case s.Status != run.Failed:
+			return was, "not failed: " + string(s.Status), nil
+		}
+		tell("requeued")
+		s = s.free(run.Pending)
+		s.Postponed, s.Suspect, s.Due, s.Max, answer = 0, false, 0, max(s.Max, s.Attempt+c.N), "pending"
+	case "hold", "resume":
+		if s.Held != (c.Do == "hold") {
+			tell(map[string]string{"hold": "held", "resume": "resumed"}[c.Do])
+		}
+		s.Held, answer = c.Do == "hold", "UPDATE 1"
+	case "set priority":
+		s.Priority, answer = c.N, "UPDATE 1"
+	case "set run_at":
+		s.Due, answer = c.N, "UPDATE 1"
+	case "set pending": // as people do who know of no function
+		if s.Status.Finished() {
+			return was, "refused", nil
+		}
+		if s.Status == run.Leased {
+			tell("released")
+		}
+		s, answer = s.free(run.Pending), "UPDATE 1"
+	default:
+		panic(fmt.Sprintf("unknown command %q", c.Do))
+	}
+	return s, answer, told
+}
+
+// leased is s with a lease of its own. That of an exhausted run is not charged.
+func (s state) leased(by string, exhausted bool, timeout int) (state, string, []event) {
+	s.Status, s.LeaseNo, s.Uncharged = run.Leased, s.LeaseNo+1, exhausted
+	s.Token, s.Left, s.Limit = s.LeaseNo, length, timeout
+	if timeout > 0 {
+		s.Left = min(length, timeout)
+	}
+	if exhausted {
+		s.Limit = 0
+	} else {
+		s.Attempt++
+	}
+	return s, "leased", []event{{"leased", s.Attempt, s.LeaseNo, by}}
+}
+
+// free is s without its lease.
+func (s state) free(status run.Status) state {
+	s.Status, s.Token, s.Uncharged, s.Left, s.Limit = status, 0, false, 0, 0
+	return s
+}

@@ -1,0 +1,169 @@
+package model
+
+import (
+	"fmt"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A register is what a run amounts to for those who share it: a status and the lease that may
+// write to it. Its lease_no stands for the token.
+type register struct {
+	Status       run.Status
+	LeaseNo      int
+	Attempt, Max int
+	Charged      bool // the lease
+	Brief        bool // the lease may expire during the test
+	Lost         int  // the request, its answer lost, that took the lease; 0: the answer came
+	Settled      int  // the lease whose outcome was recorded last
+}
+
+// A call is what somebody asks about a run.
+type call struct {
+	id      int // of the call
+	run     int
+	do      string
+	lease   int // heartbeat, settle and recorded: the lease in question
+	verdict run.Verdict
+	brief   bool // lease
+	lost    int  // give back: the request whose answer was lost
+}
+
+// A reply is what is answered. Without one the call may have worked, at any time, or not.
+type reply struct {
+	none           bool
+	answer         string // of a heartbeat and the like; of a read the status
+	lease, attempt int    // of a lease, a read, and a reclaim that leases an exhausted run
+}
+
+var registers = (&porcupine.NondeterministicModel{
+	Init: func() []any { return []any{register{Status: run.Pending, Max: 2}} },
+	Step: func(state, input, output any) []any {
+		next := state.(register).after(input.(call), output.(reply))
+		states := make([]any, len(next))
+		for i, r := range next {
+			states[i] = r
+		}
+		return states
+	},
+	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
+		parts := make([][]porcupine.Operation, runsEach)
+		for _, o := range history {
+			i := o.Input.(call).run
+			parts[i] = append(parts[i], o)
+		}
+		return parts
+	},
+	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%v: %v", input, output) },
+}).ToModel()
+
+// after returns what the register may be once the call was answered like this; nothing, if that
+// cannot be the answer.
+func (r register) after(c call, a reply) []register {
+	holds := r.Status == run.Leased && r.LeaseNo == c.lease
+	next, works, right := r, false, false // works: it makes next of r; right: it is answered like this
+	switch c.do {
+	case "lease":
+		works, next = r.Status == run.Pending, r.leased(c.brief)
+		right = works && a.lease == next.LeaseNo && a.attempt == next.Attempt
+		if a.none {
+			next.Lost = c.id
+		}
+	case "give back":
+		works, next = r.Status == run.Leased && r.Lost == c.lost, r.freed(run.Pending, true)
+	case "heartbeat":
+		works, next.Brief = holds && (a.none || a.answer == "kept"), false
+		gone := map[bool]string{true: "cancelled", false: "lost"}[r.Status == run.Cancelled]
+		right = holds && (a.answer == "kept" || a.answer == "locked") || !holds && a.answer == gone
+	case "settle":
+		works, next = holds, r.settled(c)
+		right = holds == (a.answer == "recorded")
+	case "recorded":
+		right = a.answer == fmt.Sprint(r.Settled == c.lease)
+	case "cancel":
+		works, next = !r.Status.Finished(), r.freed(run.Cancelled, false)
+		right = works && a.answer == "cancelled" || !works && a.answer == "too late: "+string(r.Status)
+	case "retry":
+		works, next = r.Status == run.Failed, r.freed(run.Pending, false)
+		next.Max = max(r.Max, r.Attempt+1)
+		right = works && a.answer == "pending" || !works && a.answer == "not failed: "+string(r.Status)
+	case "read":
+		right = a == reply{answer: string(r.Status), lease: r.LeaseNo, attempt: r.Attempt}
+	case "reclaim":
+		works, next = r.Status == run.Leased && r.Brief, r.freed(run.Pending, false)
+		again := r.Attempt < r.Max
+		if !again {
+			next = r.leased(true)
+		}
+		switch {
+		case a.none:
+		case works && again && a.lease == 0: // the answer does not name those that are due again
+			return []register{r, next}
+		case a.lease == 0:
+			works, right = false, true
+		default:
+			right = works && !again && a.lease == next.LeaseNo
+		}
+	}
+	switch {
+	case !a.none && !right:
+		return nil
+	case works:
+		return []register{next}
+	}
+	return []register{r}
+}
+
+func (r register) leased(brief bool) register {
+	r.Status, r.LeaseNo, r.Brief, r.Lost, r.Charged = run.Leased, r.LeaseNo+1, brief, 0, r.Attempt < r.Max
+	if r.Charged {
+		r.Attempt++
+	}
+	return r
+}
+
+// freed is r without its lease, the attempt perhaps given back.
+func (r register) freed(status run.Status, free bool) register {
+	if free && r.Charged {
+		r.Attempt--
+	}
+	r.Status, r.Brief, r.Lost, r.Charged = status, false, 0, false
+	return r
+}
+
+func (r register) settled(c call) register {
+	switch c.verdict {
+	case run.Succeed, run.Fail:
+		r = r.freed(run.Status(c.verdict), false)
+	default:
+		r = r.freed(run.Pending, c.verdict != run.TryAgain)
+	}
+	r.Settled = c.lease
+	return r
+}
+
+func (c call) String() string {
+	switch c.do {
+	case "settle":
+		return fmt.Sprintf("settle lease %d as %s", c.lease, c.verdict)
+	case "heartbeat", "recorded":
+		return fmt.Sprintf("%s, lease %d", c.do, c.lease)
+	case "lease":
+		return map[bool]string{true: "lease for a moment", false: "lease for long"}[c.brief]
+	}
+	return c.do
+}
+
+func (a reply) String() string {
+	switch {
+	case a.none:
+		return "no answer"
+	case a.answer == "":
+		return fmt.Sprintf("lease %d, attempt %d", a.lease, a.attempt)
+	case a.lease > 0:
+		return fmt.Sprintf("%s, lease %d, attempt %d", a.answer, a.lease, a.attempt)
+	}
+	return a.answer
+}

@@ -1,0 +1,305 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"pgregory.net/rapid"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A world is some runs in a database and what the model says of them.
+type world struct {
+	*rapid.T
+	test *testing.T
+	pool *pgxpool.Pool
+	runs []*subject
+	// What each worker believes to hold. It never gives up a belief.
+	claims map[string][]claim
+}
+
+// A subject is a run of which the model says that it is in this state.
+type subject struct {
+	state
+	name    string
+	id      uuid.UUID
+	tokens  []uuid.UUID // of the leases; there is no lease 0
+	history []event
+}
+
+// A claim is a lease that a worker has been given.
+type claim struct {
+	*subject
+	lease int
+}
+
+func (c claim) String() string { return fmt.Sprintf("lease %d of %s", c.lease, c.name) }
+
+// hours is a time that the model counts as h hours.
+func hours(h int) time.Duration { return max(time.Duration(h)*time.Hour-30*time.Minute, 0) }
+
+// newWorld starts with one to three pending runs.
+func newWorld(test *testing.T, t *rapid.T, pool *pgxpool.Pool) *world {
+	w := &world{T: t, test: test, pool: pool, claims: map[string][]claim{}}
+	w.exec(`TRUNCATE workflow_run, workflow_history`)
+	for i := range rapid.IntRange(1, 3).Draw(t, "runs") {
+		s := &subject{
+			state: state{Status: run.Pending, Max: rapid.IntRange(1, 3).Draw(t, "max_attempts"), Timeout: rapid.SampledFrom([]int{0, 0, 0, 1, 3}).Draw(t, "timeout")},
+			name:  fmt.Sprintf("run %c", 'A'+i), id: uuid.UUID{15: byte(i + 1)}, tokens: make([]uuid.UUID, 1), history: []event{{Type: "created", Actor: someone}},
+		}
+		one[uuid.UUID](w, `SELECT workflow_enqueue($1, max_attempts => $2, id => $3)`, fmt.Sprintf("model.%d", s.Timeout), s.Max, s.id)
+		w.runs = append(w.runs, s)
+	}
+	return w
+}
+
+// do has the model take the step, and compares what it and the product answer.
+func (w *world) do(s *subject, c command, got string) {
+	w.Helper()
+	was := s.state
+	next, answer, told := step(was, c)
+	check(w.T, was, next, c, told)
+	s.state, s.history = next, append(s.history, told...)
+	if next != was && c.Do != "wait" {
+		w.Logf("    %s: %s → %s", s.name, was, next)
+	}
+	if got != answer {
+		w.Fatalf("%s: %s: answered %q, want %q", s.name, c, got, answer)
+	}
+}
+
+// given notes that a worker was given a lease, and compares what it was told about it.
+func (w *world) given(by string, s *subject, l lease.Lease) {
+	w.Helper()
+	s.tokens = append(s.tokens, l.Token)
+	w.claims[by] = append(w.claims[by], claim{s, s.LeaseNo})
+	got := fmt.Sprintln(l.Attempt, l.MaxAttempts, l.LeaseNo, l.Postponed, l.Suspect, l.Exhausted, l.Priority)
+	if want := fmt.Sprintln(s.Attempt, s.Max, s.LeaseNo, s.Postponed, s.Suspect, s.Uncharged, s.Priority); got != want {
+		w.Fatalf("%s: the lease tells attempt, max, number, postponed, suspect, exhausted, priority\n%swant\n%s", s.name, got, want)
+	}
+}
+
+func (w *world) by() string { return rapid.SampledFrom(workers).Draw(w.T, "worker") }
+
+// lease has a worker that has just started take due runs: those of the highest priorities.
+func (w *world) lease(*rapid.T) {
+	c := command{Do: "lease", By: w.by()}
+	n := rapid.IntRange(1, len(w.runs)).Draw(w.T, "n")
+	suspects := n * rapid.IntRange(0, 1).Draw(w.T, "suspects")
+	p := &lease.Poller{DB: w.pool, Prefixes: []string{"model."}, Worker: c.By, Terms: terms}
+	leases, _, err := p.Acquire(w.test.Context(), n, suspects)
+	w.Logf("%s leases %d of up to %d runs, suspects: %v", c.By, len(leases), n, suspects > 0)
+	w.must(err)
+	taken := map[uuid.UUID]bool{}
+	for _, l := range leases {
+		s := w.find(l.ID)
+		if l.Suspect && suspects == 0 {
+			w.Fatalf("%s is a suspect", s.name)
+		}
+		taken[l.ID] = true
+		w.do(s, c, "leased")
+		w.given(c.By, s, l)
+	}
+	for _, s := range w.runs {
+		if _, answer, _ := step(s.state, c); answer == "" || taken[s.id] || s.Suspect && suspects == 0 {
+			continue
+		}
+		better := slices.ContainsFunc(leases, func(l lease.Lease) bool { return l.Priority < s.Priority })
+		if len(leases) < n || better {
+			w.Fatalf("%s was passed over: %s", s.name, s)
+		}
+	}
+}
+
+func terms(typ string) lease.Terms {
+	var timeout int
+	_, _ = fmt.Sscanf(typ, "model.%d", &timeout)
+	return lease.Terms{Length: hours(length), Timeout: hours(timeout), Room: -1}
+}
+
+// some draws a worker and claims of it, at most one of each run unless repeat.
+func (w *world) some(repeat bool) (by string, chosen []claim) {
+	if len(w.claims) == 0 {
+		w.Skip("no lease yet")
+	}
+	by = rapid.SampledFrom(slices.Sorted(maps.Keys(w.claims))).Draw(w.T, "worker")
+	all := w.claims[by]
+	for range rapid.IntRange(1, 3).Draw(w.T, "many") {
+		c := all[len(all)-1-rapid.IntRange(0, len(all)-1).Draw(w.T, "older")]
+		if !slices.ContainsFunc(chosen, func(o claim) bool { return o == c || !repeat && o.subject == c.subject }) {
+			chosen = append(chosen, c)
+		}
+	}
+	return by, chosen
+}
+
+func (w *world) heartbeat(*rapid.T) {
+	by, claims := w.some(false)
+	var held []lease.Held
+	for _, c := range claims {
+		held = append(held, lease.Held{ID: c.id, Token: c.tokens[c.lease], Length: hours(length)})
+	}
+	kept, gone, err := lease.Extend(w.test.Context(), w.pool, held)
+	w.Logf("%s extends %v", by, claims)
+	w.must(err)
+	for _, c := range claims {
+		got := "locked"
+		switch {
+		case slices.Contains(kept, c.id):
+			got = "kept"
+		case errors.Is(gone[c.id], run.ErrCancelled):
+			got = "cancelled"
+		case errors.Is(gone[c.id], run.ErrLost):
+			got = "lost"
+		}
+		w.do(c.subject, command{Do: "heartbeat", By: by, Token: c.lease}, got)
+	}
+}
+
+// settle reports outcomes in one batch, which may hold a lost lease and the current one of the
+// same run, and then asks which of them are recorded.
+func (w *world) settle(*rapid.T) {
+	by, claims := w.some(true)
+	var outcomes []run.Outcome
+	var commands []command
+	var stories []string
+	for _, c := range claims {
+		do := command{Do: "settle", By: by, Token: c.lease, Verdict: rapid.SampledFrom(verdicts).Draw(w.T, "verdict")}
+		if !run.Status(do.Verdict).Finished() {
+			do.N = 2 * rapid.IntRange(0, 1).Draw(w.T, "delay")
+		}
+		o := run.Outcome{ID: c.id, Token: c.tokens[c.lease], Verdict: do.Verdict, Delay: hours(do.N)}
+		if do.Verdict == run.Fail || do.Verdict == run.TryAgain {
+			o.Failure = run.NewFailure(errors.New("no luck"), run.Info{Attempt: c.Attempt})
+		}
+		outcomes, commands = append(outcomes, o), append(commands, do)
+		stories = append(stories, fmt.Sprint(c.name, " ", do))
+	}
+	w.Logf("%s settles %v", by, stories)
+	refused, err := run.Settle(w.test.Context(), w.pool, by, slices.Clone(outcomes))
+	w.must(err)
+	for i, c := range claims {
+		got := "recorded"
+		if slices.ContainsFunc(refused, func(o run.Outcome) bool { return o.ID == c.id && o.Token == outcomes[i].Token }) {
+			got = "refused"
+		}
+		w.do(c.subject, commands[i], got)
+	}
+	for i, c := range claims {
+		recorded, err := run.Recorded(w.test.Context(), w.pool, outcomes[i:i+1])
+		w.must(err)
+		if got, want := recorded[c.id], c.Settled == c.lease; got != want {
+			w.Fatalf("%v recorded: %v, want %v", c, got, want)
+		}
+	}
+}
+
+// reclaim has a worker that has just started take back what has expired.
+func (w *world) reclaim(*rapid.T) {
+	c := command{Do: "reclaim", By: w.by()}
+	r := &lease.Reclaimer{DB: w.pool, Worker: c.By, Length: hours(length), Backoff: run.Backoff{Base: 40 * time.Minute, Cap: 80 * time.Minute}}
+	again, exhausted, err := r.Reclaim(w.test.Context(), 100)
+	w.Logf("%s takes back expired leases: %d due again, %d exhausted", c.By, again, len(exhausted))
+	w.must(err)
+	for _, s := range w.runs {
+		i := slices.IndexFunc(exhausted, func(l lease.Lease) bool { return l.ID == s.id })
+		switch _, answer, _ := step(s.state, c); {
+		case i >= 0:
+			w.do(s, c, "leased")
+			w.given(c.By, s, exhausted[i])
+		case answer == "due again":
+			w.do(s, c, answer)
+			again--
+		default:
+			w.do(s, c, "")
+		}
+	}
+	if again != 0 {
+		w.Fatalf("%d more became due again than should", again)
+	}
+}
+
+// wait lets time pass for all runs.
+func (w *world) wait(*rapid.T) {
+	c := command{Do: "wait", N: rapid.IntRange(1, 2).Draw(w.T, "hours")}
+	w.Logf("%d h pass", c.N)
+	pgtest.Elapse(w.test, w.pool, time.Duration(c.N)*time.Hour)
+	for _, s := range w.runs {
+		w.do(s, c, "")
+	}
+}
+
+// people do to a run what they can by SQL.
+func (w *world) people(*rapid.T) {
+	s := w.runs[rapid.IntRange(0, len(w.runs)-1).Draw(w.T, "run")]
+	c := rapid.SampledFrom(people).Draw(w.T, "what")
+	c.By = someone
+	w.Logf("someone does to %s: %s", s.name, c)
+	answer := ""
+	switch c.Do {
+	case "cancel":
+		answer = one[string](w, `SELECT workflow_cancel($1)`, s.id)
+	case "delete":
+		answer = one[string](w, `SELECT workflow_delete($1, 'reason')`, s.id)
+	case "retry":
+		answer = one[string](w, `SELECT workflow_retry($1, $2)`, s.id, c.N)
+	case "undelete":
+		answer = w.exec(`UPDATE workflow_run SET deleted_at = NULL WHERE id = $1`, s.id)
+	case "hold":
+		answer = w.exec(`UPDATE workflow_run SET held_at = now() WHERE id = $1`, s.id)
+	case "resume":
+		answer = w.exec(`UPDATE workflow_run SET held_at = NULL WHERE id = $1`, s.id)
+	case "set priority":
+		answer = w.exec(`UPDATE workflow_run SET priority = $2 WHERE id = $1`, s.id, c.N)
+	case "set run_at":
+		answer = w.exec(`UPDATE workflow_run SET run_at = now() + $2::interval WHERE id = $1`, s.id, hours(c.N))
+	case "set pending":
+		answer = w.exec(`UPDATE workflow_run SET status = 'pending' WHERE id = $1`, s.id)
+	}
+	w.do(s, c, answer)
+}
+
+// must ends the test if there is an error. Its text has no times, which are never the same again:
+// a story is made shorter only as long as it ends with the same words.
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:[0-9.+]+`).ReplaceAllString(err.Error(), "…"))
+	}
+}
+
+func (w *world) find(id uuid.UUID) *subject {
+	return w.runs[slices.IndexFunc(w.runs, func(s *subject) bool { return s.id == id })]
+}
+
+// exec returns what an UPDATE answers, "refused" if a guard does not allow it.
+func (w *world) exec(query string, args ...any) string {
+	w.Helper()
+	tag, err := w.pool.Exec(w.test.Context(), query, args...)
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.ConstraintName == "workflow_run_update_guard" {
+		return "refused"
+	}
+	w.must(err)
+	return tag.String()
+}
+
+func one[T any](w *world, query string, args ...any) T {
+	w.Helper()
+	rows, _ := w.pool.Query(w.test.Context(), query, args...)
+	value, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	w.must(err)
+	return value
+}
