@@ -69,6 +69,7 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 	p := shortPlan(o.seed)
 	p.Name, p.Strikes = "mutant", nil
 	p.Warm, p.Chaos, p.Calm, p.Drain = 2*time.Second, 22*time.Second, time.Second, 15*time.Second
+	p.Rate = 200 // so that batches are more than one
 	p.schedule(func(f fault) int { return m.faults[f.key] })
 	v, err := torture(ctx, p, dir, bin, o)
 	if err != nil {
@@ -178,7 +179,7 @@ var mutants = []mutant{
 	{"outcome-lost-with-batch", []edit{{"worker/settle.go",
 		`		w.settle(ctx, batch[len(batch)/2:])
 `, ``}},
-		nothing, []string{"I16"}},
+		map[string]int{"storm": 5}, []string{"I16", "I16b"}},
 	{"events-outside", []edit{{"worker/commit.go",
 		`return lost, outbox.Append(ctx, tx, events...)`, `return lost, pgx.BeginFunc(ctx, w.db, func(own pgx.Tx) error { return outbox.Append(ctx, own, events...) })`}},
 		cuts, []string{"I15"}},

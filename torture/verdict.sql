@@ -151,6 +151,14 @@ UNION ALL
       AND NOT EXISTS (SELECT FROM t.ledger s WHERE s.kind = 'strike' AND s.at < e.at AND (s.line->>'until')::timestamptz > f.at
                       AND s.line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot'))
 UNION ALL
+    -- The same where something had been in its way, but not for the last four seconds, in which it still kept the lease.
+    SELECT 'I16b outcome that its worker has forgotten over trouble', f.run
+    FROM t.finish f JOIN t.ending e USING (run, lease_no) JOIN t.lease l USING (run, lease_no)
+    WHERE f.outcome = 'ok' AND NOT e.by_holder AND e.status IN ('pending', 'leased')
+      AND f.at < e.at - interval '4 seconds' AND e.lease_until_was > e.at - interval '1.5 seconds'
+      AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind = 'exit' AND x.line->>'worker' = l.slot AND x.at BETWEEN f.at AND e.at)
+      AND NOT EXISTS (SELECT FROM t.ledger s WHERE s.kind = 'strike' AND s.at < e.at AND (s.line->>'until')::timestamptz > e.at - interval '4 seconds')
+UNION ALL
     SELECT 'I30 two runs for one key', min(id::text)::uuid FROM workflow_run
     WHERE idempotency_key IS NOT NULL AND deleted_at IS NULL GROUP BY idempotency_key HAVING count(*) > 1
 UNION ALL
