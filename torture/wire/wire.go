@@ -15,6 +15,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -155,6 +156,8 @@ type session struct {
 	proxy          *Proxy
 	client, server net.Conn
 
+	within atomic.Bool // a transaction is open
+
 	mu   sync.Mutex
 	lost *Event // set: answers are swallowed, and this is what is known of them
 }
@@ -182,7 +185,8 @@ func (s *session) questions() {
 			text, executed = string(message[5:]), true
 		}
 		ends := kind == 'Q' || kind == 'S' // a Sync ends what Parse, Bind and Execute have begun
-		if name := nameOf(text); ends && executed && name != "" {
+		// In a transaction it is only the end that commits.
+		if name := nameOf(text); ends && executed && name != "" && (name == "commit" || !s.within.Load()) {
 			if cut, ok := s.proxy.take(); ok {
 				event := Event{At: time.Now(), Cut: cut, Statement: name}
 				if cut == NeverSent {
@@ -217,6 +221,9 @@ func (s *session) answers() {
 		lost := s.lost
 		s.mu.Unlock()
 		if lost == nil {
+			if kind == 'Z' {
+				s.within.Store(message[5] != 'I')
+			}
 			if _, err := s.client.Write(message); err != nil {
 				return
 			}
