@@ -109,7 +109,9 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	leases, found, err = p.lease(ctx, chosen, n, suspects, token)
 	if err != nil {
 		var refused *pgconn.PgError // an answer, and not that of a server on its way down
-		if !pgconn.SafeToRetry(err) && !(errors.As(err, &refused) && !strings.HasPrefix(refused.Code, "57")) {
+		// pgx calls it safe, too, when a connection broke under a simple query that was sent.
+		unsent := pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
+		if !unsent && !(errors.As(err, &refused) && !strings.HasPrefix(refused.Code, "57")) {
 			p.doubts = append(p.doubts, doubt{token: token, sent: sent})
 		}
 		return nil, 0, fmt.Errorf("lease runs: %w", err)
@@ -139,29 +141,29 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, token uuid.UUID) (leases []Lease, found int, err error) {
 	rows, _ := p.DB.Query(ctx, `
 		WITH due AS MATERIALIZED (
-			SELECT r.id, r.run_at, r.attempt + 1 = r.max_attempts AS last, l.place, l.suspect, l.room, l.team
-			FROM unnest($1::boolean[], $2::text[], $3::int[], $4::timestamptz[], $5::uuid[], $6::float8[], $7::int[], $8::text[])
-			  WITH ORDINALITY AS l (suspect, type, priority, from_at, from_id, grace, room, team, place)
+			SELECT r.id, r.run_at, r.attempt + 1 = least(r.max_attempts, l.most) AS last, l.place, l.suspect, l.room, l.team
+			FROM unnest($1::boolean[], $2::text[], $3::int[], $4::timestamptz[], $5::uuid[], $6::float8[], $7::int[], $8::text[], $9::int[])
+			  WITH ORDINALITY AS l (suspect, type, priority, from_at, from_id, grace, room, team, most, place)
 			CROSS JOIN LATERAL (
 				SELECT id, run_at, attempt, max_attempts FROM workflow_run
 				WHERE `+open+` AND suspect = l.suspect AND type = l.type AND priority = l.priority
 				  AND run_at <= statement_timestamp() - l.grace * interval '1 second'
-				  AND (run_at, id) >= (l.from_at, l.from_id) AND ($9 OR token_id IS NULL)
+				  AND (run_at, id) >= (l.from_at, l.from_id) AND ($10 OR token_id IS NULL)
 				ORDER BY run_at, id
-				LIMIT CASE WHEN l.suspect THEN least(l.room, $10) ELSE l.room END
+				LIMIT CASE WHEN l.suspect THEN least(l.room, $11) ELSE l.room END
 				FOR UPDATE SKIP LOCKED) r
-			LIMIT $11
+			LIMIT $12
 		), chosen AS (
 			`+withinRoom(chosen, n, p.Watched)+`
 		), leased AS (
 			UPDATE workflow_run w
-			SET status = 'leased', lease_token = $12, leased_by = $13, lease_no = w.lease_no + 1,
+			SET status = 'leased', lease_token = $13, leased_by = $14, lease_no = w.lease_no + 1,
 			    attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
 			    started_at = statement_timestamp(), updated_at = statement_timestamp(),
 			    lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
 			    deadline_at = statement_timestamp()
 			        + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
-			FROM unnest($14::text[], $15::float8[], $16::float8[]) AS t (type, length, timeout)
+			FROM unnest($15::text[], $16::float8[], $17::float8[]) AS t (type, length, timeout)
 			WHERE w.id = ANY (ARRAY(SELECT id FROM chosen)) AND w.type = t.type COLLATE "C"
 			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
 			          w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at AS exhausted, w.run_at
@@ -185,23 +187,27 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 
 // withinRoom returns the query of those due rows that may be leased: all of them, unless
 // lanes share a room, or the place for suspects, which their limits one by one cannot keep.
-// Suspects are taken up to the first that has to be alone, and that one only by itself.
+//
+// Suspects at their last attempt are passed over, but for one that is the first of all and
+// leased by itself. For one that has been due for long (late) the others behind it wait, too.
 func withinRoom(chosen []request, n int, watched bool) string {
 	if !slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n }) {
 		return `SELECT id FROM due`
 	}
-	alone := `in_kind = 1`
+	fits := `CASE WHEN first THEN in_kind = 1 ELSE in_kind <= $11 AND NOT last AND late = 0 END`
 	if watched {
-		alone = `false`
+		fits = `in_kind <= $11 AND NOT last AND late = 0`
 	}
 	return `
 			SELECT id
-			FROM (SELECT id, suspect, room,
+			FROM (SELECT id, suspect, room, last,
 			             row_number() OVER (PARTITION BY team ORDER BY place, run_at, id) AS in_team,
 			             row_number() OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS in_kind,
-			             count(*) FILTER (WHERE last) OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS lasts
+			             first_value(last) OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS first,
+			             count(*) FILTER (WHERE last AND run_at < statement_timestamp() - interval '5 seconds')
+			               OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS late
 			      FROM due) AS d
-			WHERE in_team <= room AND (NOT suspect OR in_kind <= $10 AND (lasts = 0 OR ` + alone + `))`
+			WHERE in_team <= room AND (NOT suspect OR ` + fits + `)`
 }
 
 // scanLease reads the columns of a leased run, which follow those of first.

@@ -33,6 +33,7 @@ type Lease struct {
 type Terms struct {
 	Length  time.Duration // of the lease
 	Timeout time.Duration // deadline_at = now + Timeout; 0: none
+	Limit   int           // attempts that runs get, if they do not say less themselves; 0: what they say
 	Room    int           // how many more of the Group may be leased; negative: any number
 	Group   string        // types with the same Group share their Room
 	Grace   time.Duration // leave runs alone until they have been due this long

@@ -159,19 +159,40 @@ func TestSuspects(t *testing.T) {
 	}
 }
 
-// Suspects come in their order up to the first whose last attempt it would be. That one comes
-// by itself, and not while others are watched.
+// Suspects at their last attempt, by their own limit or their type's, are passed over by others
+// and leased by themselves, when they come first and none is watched. Behind one that has waited
+// for long the others wait, too.
 func TestLastAttemptAlone(t *testing.T) {
 	pool := pgtest.New(t)
-	for _, priority := range []int{9, 8, 7, 6} {
+	for _, priority := range []int{9, 8, 7, 6, 5} {
 		suspect(t, pool, "a.x", priority)
 	}
-	exec(t, pool, "UPDATE workflow_run SET attempt = 2 WHERE priority IN (7, 6)")
+	suspect(t, pool, "a.limited", 4)
+	exec(t, pool, "UPDATE workflow_run SET attempt = 1, run_at = now()")
+	exec(t, pool, "UPDATE workflow_run SET attempt = 2 WHERE priority IN (8, 7)")
 	p := newPoller(pool, "a.")
-	for _, step := range []struct {
+	p.Terms = func(typ string) lease.Terms {
+		terms := unlimited(typ)
+		if typ == "a.limited" {
+			terms.Limit = 2
+		}
+		return terms
+	}
+	for i, step := range []struct {
 		watched bool
+		before  string
 		want    []int // priorities
-	}{{false, []int{9, 8}}, {true, nil}, {false, []int{7}}, {true, nil}, {false, []int{6}}} {
+	}{
+		{false, "", []int{9, 6, 5}},
+		{true, "", nil},
+		{false, "", []int{8}},
+		{true, "UPDATE workflow_run SET status = 'cancelled' WHERE priority = 7", nil}, // the limited one
+		{false, "", []int{4}},
+		{false, "", nil},
+	} {
+		if step.before != "" {
+			exec(t, pool, step.before)
+		}
 		p.Watched = step.watched
 		p.Discover()
 		leases, wait, err := p.Acquire(t.Context(), 100, 10)
@@ -183,11 +204,20 @@ func TestLastAttemptAlone(t *testing.T) {
 			got = append(got, l.Priority)
 		}
 		if !slices.Equal(got, step.want) {
-			t.Errorf("while others are watched (%v) suspects of priority %v were leased, want %v", step.watched, got, step.want)
+			t.Errorf("step %d: suspects of priority %v were leased, want %v", i, got, step.want)
 		}
 		if len(leases) == 0 && wait == 0 {
-			t.Error("the next look comes at once, though nothing has changed")
+			t.Errorf("step %d: the next look comes at once, though nothing has changed", i)
 		}
+	}
+	// One that has been due for ten seconds, and one behind it.
+	suspect(t, pool, "a.y", 2)
+	suspect(t, pool, "a.y", 1)
+	exec(t, pool, "UPDATE workflow_run SET attempt = 2, run_at = now() - interval '10 seconds' WHERE priority = 2")
+	p.Watched = true
+	p.Discover()
+	if leases, _, err := p.Acquire(t.Context(), 100, 10); err != nil || len(leases) != 0 {
+		t.Errorf("%d suspects overtook one that has waited for long, %v", len(leases), err)
 	}
 }
 

@@ -72,6 +72,8 @@ const (
 	cheap     = 2 * time.Millisecond
 	busyPause = 100 * time.Millisecond
 	longest   = 10 * time.Second // a stalled look must not stop the next for long
+
+	watchPause = 500 * time.Millisecond // while suspects wait for those that are watched
 )
 
 // wait returns how long until the next look is allowed.
@@ -97,7 +99,7 @@ const Never = time.Duration(1<<63 - 1)
 // Acquire leases up to n due runs, of those at most suspects that are suspect, in order of
 // priority, then of the time they became due; among lanes of equal priority, the one with
 // the oldest due run is emptied first. A suspect that has but one attempt left is leased alone
-// among its kind, so that it cannot fail for what another one does. That goes for the lanes it knows: a new one is found by
+// among its kind. That goes for the lanes it knows: a new one is found by
 // discovery, which after Hurry, or while there is plenty, comes later. wait is after how long the next call may find more:
 // 0 at once, Never if nothing is known. An error means that no lease was taken, or that its
 // answer was lost: then later calls give these leases back, with no attempt charged.
@@ -142,7 +144,7 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	switch {
 	case found > 0 && len(leases) == 0: // it has to wait until others are no longer watched
 		p.busy = false
-		return nil, busyPause, nil
+		return nil, watchPause, nil
 	case p.busy || found > len(leases):
 		return leases, 0, nil
 	case discovered && found == 0:

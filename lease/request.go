@@ -64,6 +64,12 @@ func laneColumns(chosen []request, n int) []any {
 			}
 			return nil
 		}),
+		column(chosen, func(r request) *int {
+			if r.Limit <= 0 {
+				return nil
+			}
+			return &r.Limit
+		}),
 	}
 }
 

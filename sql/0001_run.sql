@@ -121,7 +121,7 @@ COMMENT ON COLUMN workflow_run.metadata IS 'An object that travels with the run:
 COMMENT ON COLUMN workflow_run.attempt IS 'Charged starts so far: counted when the lease is taken, given back by a release.';
 COMMENT ON COLUMN workflow_run.max_attempts IS 'The most starts that may be charged, 1 to 1000.';
 COMMENT ON COLUMN workflow_run.postponed IS 'How often the handler asked to be tried again later without spending an attempt.';
-COMMENT ON COLUMN workflow_run.suspect IS 'Its last lease expired: a worker runs one such run at a time, so that a run which kills its process takes no others along.';
+COMMENT ON COLUMN workflow_run.suspect IS 'Its last lease expired: workers watch such runs, few at a time, so that one which kills its process takes few others along.';
 COMMENT ON COLUMN workflow_run.run_at IS 'Not leased before this time.';
 COMMENT ON COLUMN workflow_run.started_at IS 'When the current or latest lease was taken.';
 COMMENT ON COLUMN workflow_run.deadline_at IS 'The type''s time limit for the current lease: heartbeats never reach beyond it.';

@@ -23,7 +23,7 @@ type order struct {
 	rival       bool // one of the copies has another payload
 }
 
-// A kase is one part of the workload. What may become of its runs is written in invariants.sql.
+// A kase is one part of the workload. What may become of its runs is written in verdict.sql.
 type kase struct {
 	name  string
 	share float64 // in percent

@@ -23,7 +23,9 @@ CREATE TABLE t.transition (
     lease_until  timestamptz, lease_until_was timestamptz,
     deadline_at  timestamptz,
     leased_by    text, leased_by_was text,
-    settled_by_holder boolean, -- the change presented the token of the lease that it ended, or came from its worker
+    settled      boolean, -- it recorded an outcome
+    by_holder    boolean, -- it was the process that held the lease which ended it
+    run_at       timestamptz,
     attempt      integer, attempt_was integer,
     max_attempts integer,
     code         text, -- of the error
@@ -34,12 +36,16 @@ CREATE INDEX ON t.transition (run, seq);
 CREATE FUNCTION t.log_transition() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO t.transition (run, was, status, lease_no, lease_no_was, lease_until, lease_until_was, deadline_at, leased_by, leased_by_was,
-                              settled_by_holder, attempt, attempt_was, max_attempts, code, deleted)
+                              settled, by_holder, run_at, attempt, attempt_was, max_attempts, code, deleted)
     VALUES (coalesce(NEW.id, OLD.id), OLD.status, NEW.status, NEW.lease_no, OLD.lease_no, NEW.lease_until, OLD.lease_until, NEW.deadline_at,
             NEW.leased_by, OLD.leased_by,
-            -- A worker that never got the answer to its lease gives it back without having settled anything.
-            NEW.settled_token = OLD.lease_token OR NEW.status = 'pending' AND NEW.attempt < OLD.attempt
-                AND current_setting('application_name') = split_part(OLD.leased_by, '-', 1), NEW.attempt, OLD.attempt, NEW.max_attempts,
+            NEW.settled_token IS DISTINCT FROM OLD.settled_token,
+            -- Workers' names are drawn for each process. One that never got the answer to its lease gives it
+            -- back without having settled anything; of the exhausted it gives back no attempt.
+            NEW.settled_token = OLD.lease_token AND NEW.settled_by = OLD.leased_by
+                OR OLD.status = 'leased' AND NEW.status = 'pending' AND current_setting('application_name') = split_part(OLD.leased_by, '-', 1)
+                   AND (NEW.attempt < OLD.attempt OR OLD.deadline_at = OLD.started_at),
+            NEW.run_at, NEW.attempt, OLD.attempt, NEW.max_attempts,
             NEW.error->>'code', NEW.deleted_at IS NOT NULL);
     RETURN NULL;
 END

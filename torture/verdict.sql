@@ -26,14 +26,19 @@ CREATE INDEX ON t.call (run);
 
 CREATE TABLE t.outage AS SELECT at AS started, (line->>'until')::timestamptz AS ready FROM t.ledger WHERE kind = 'outage';
 
+-- What keeps a worker from settling for a while, and whom: all, one worker, or some runs.
+CREATE TABLE t.hindrance AS
+    SELECT line->>'fault' AS fault, line->>'worker' AS whom, at AS began, (line->>'until')::timestamptz AS ended
+    FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot');
+
 -- Leases and how they ended, as the log of transitions tells it.
 CREATE TABLE t.lease AS
-    SELECT run, lease_no, at, split_part(leased_by, '-', 1) AS slot, attempt, attempt_was, max_attempts, seq
+    SELECT run, lease_no, at, split_part(leased_by, '-', 1) AS slot, attempt, attempt_was, max_attempts, run_at, seq
     FROM t.transition WHERE status = 'leased' AND lease_no > lease_no_was;
 CREATE UNIQUE INDEX ON t.lease (run, lease_no);
 
 CREATE TABLE t.ending AS
-    SELECT run, lease_no_was AS lease_no, at, status, coalesce(settled_by_holder, false) AS by_holder, code, app,
+    SELECT run, lease_no_was AS lease_no, at, status, coalesce(by_holder, false) AS by_holder, code, app,
            lease_until_was, attempt, attempt_was, seq
     FROM t.transition WHERE was = 'leased' AND (status IS DISTINCT FROM 'leased' OR lease_no > lease_no_was);
 CREATE INDEX ON t.ending (run, lease_no);
@@ -89,10 +94,12 @@ UNION ALL
     SELECT 'I05 effect of another lease than the one that succeeded', e.run_id FROM chaos_effect e
     WHERE NOT EXISTS (SELECT FROM t.ending s WHERE s.run = e.run_id AND s.lease_no = e.lease_no AND s.status = 'succeeded' AND s.by_holder)
 UNION ALL
-    SELECT 'I05b settled without the token of its lease', run FROM t.ending WHERE status IN ('succeeded', 'failed') AND NOT by_holder
+    SELECT 'I05b settled by another process than the one that held the lease', run FROM t.transition
+    WHERE was = 'leased' AND settled AND by_holder IS NOT TRUE
 UNION ALL
-    SELECT 'I05c lease ended in its holder''s name by somebody else', run FROM t.transition
-    WHERE was = 'leased' AND settled_by_holder AND app <> split_part(leased_by_was, '-', 1)
+    SELECT 'I05c settled without a start under that lease', e.run
+    FROM t.ending e JOIN t.lease l USING (run, lease_no) LEFT JOIN t.start s USING (run, lease_no)
+    WHERE e.by_holder AND l.attempt > l.attempt_was AND e.attempt = e.attempt_was AND e.status <> 'cancelled' AND s.run IS NULL
 UNION ALL
     SELECT 'I06 success of which no handler knows', s.run FROM t.ending s LEFT JOIN t.finish f USING (run, lease_no)
     WHERE s.status = 'succeeded' AND f.outcome IS DISTINCT FROM 'ok'
@@ -119,7 +126,11 @@ UNION ALL
     SELECT 'I11 started without a lease, or twice on one', s.run FROM t.start s LEFT JOIN t.lease l USING (run, lease_no)
     WHERE l.run IS NULL OR s.n > 1
 UNION ALL
-    SELECT 'I12 something after the end', run FROM t.transition WHERE was IN ('succeeded', 'cancelled') AND status <> was
+    SELECT 'I11b one lease that called the outside twice', (line->>'run')::uuid FROM t.ledger WHERE kind = 'call'
+    GROUP BY line->>'run', line->>'lease_no' HAVING count(*) > 1
+UNION ALL
+    SELECT 'I12 something after the end', run FROM t.transition
+    WHERE was IN ('succeeded', 'cancelled', 'failed') AND (status <> was AND was <> 'failed' OR status = was AND (lease_no <> lease_no_was OR attempt <> attempt_was))
 UNION ALL
     SELECT 'I12b failed run that came back unasked', x.run FROM t.transition x WHERE x.was = 'failed' AND x.status <> 'failed'
     GROUP BY x.run HAVING count(*) > (SELECT count(*) FROM t.call c WHERE c.kind = 'retry' AND c.run = x.run AND c.answer IN ('pending', 'unknown'))
@@ -146,10 +157,9 @@ UNION ALL
     -- The worker lived, it had time, nothing was in its way, and yet what the handler had done was not recorded.
     SELECT 'I16 outcome that its worker has forgotten', f.run
     FROM t.finish f JOIN t.ending e USING (run, lease_no) JOIN t.lease l USING (run, lease_no)
-    WHERE f.outcome = 'ok' AND NOT e.by_holder AND e.status IN ('pending', 'leased') AND e.lease_until_was > f.at + interval '1.5 seconds'
+    WHERE f.outcome = 'ok' AND NOT e.by_holder AND e.status IN ('pending', 'leased') AND e.lease_until_was > f.at + interval '2 seconds'
       AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind = 'exit' AND x.line->>'worker' = l.slot AND x.at BETWEEN f.at AND e.at)
-      AND NOT EXISTS (SELECT FROM t.ledger s WHERE s.kind = 'strike' AND s.at < e.at AND (s.line->>'until')::timestamptz > f.at
-                      AND s.line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot'))
+      AND NOT EXISTS (SELECT FROM t.hindrance h WHERE (h.whom IN ('all', l.slot) OR h.whom LIKE '%' || f.run || '%') AND h.began < e.at AND h.ended > f.at)
 UNION ALL
     -- The same where something had been in its way, but not for the last four seconds, in which it still kept the lease.
     SELECT 'I16b outcome that its worker has forgotten over trouble', f.run
@@ -157,7 +167,7 @@ UNION ALL
     WHERE f.outcome = 'ok' AND NOT e.by_holder AND e.status IN ('pending', 'leased')
       AND f.at < e.at - interval '4 seconds' AND e.lease_until_was > e.at - interval '1.5 seconds'
       AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind = 'exit' AND x.line->>'worker' = l.slot AND x.at BETWEEN f.at AND e.at)
-      AND NOT EXISTS (SELECT FROM t.ledger s WHERE s.kind = 'strike' AND s.at < e.at AND (s.line->>'until')::timestamptz > e.at - interval '4 seconds')
+      AND NOT EXISTS (SELECT FROM t.hindrance h WHERE (h.whom IN ('all', l.slot) OR h.whom LIKE '%' || f.run || '%') AND h.began < e.at AND h.ended > e.at - interval '4 seconds')
 UNION ALL
     SELECT 'I30 two runs for one key', min(id::text)::uuid FROM workflow_run
     WHERE idempotency_key IS NOT NULL AND deleted_at IS NULL GROUP BY idempotency_key HAVING count(*) > 1
@@ -167,6 +177,8 @@ UNION ALL
     HAVING count(DISTINCT e.run) > 1 AND NOT bool_or(EXISTS (SELECT FROM t.call c WHERE c.kind = 'delete' AND c.run = e.run))
 UNION ALL
     SELECT 'I32 started before its time', s.run FROM t.start s JOIN t.known k USING (run) WHERE s.at < k.run_at - interval '5 ms'
+UNION ALL
+    SELECT 'I32b leased before its time', run FROM t.lease WHERE attempt > attempt_was AND at < run_at - interval '5 ms'
 UNION ALL
     SELECT 'I34 trouble of the database charged to a run', s.run FROM t.ending s JOIN t.known k USING (run) JOIN t.kase c USING (kase)
     WHERE c.blameless AND s.by_holder AND s.code <> 'lease_expired'
@@ -178,8 +190,8 @@ UNION ALL
     SELECT 'I36 succeeded though it cannot', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id JOIN t.kase c USING (kase)
     WHERE r.status = 'succeeded' AND NOT c.may_succeed
 UNION ALL
-    SELECT 'I38 lease that reaches beyond its deadline', run FROM t.transition
-    WHERE status = 'leased' AND deadline_at > at AND lease_until > deadline_at;
+    SELECT 'I38 lease that reaches beyond its deadline', x.run FROM t.transition x JOIN t.lease l USING (run, lease_no)
+    WHERE x.status = 'leased' AND x.deadline_at > l.at + interval '500 ms' AND x.lease_until > x.deadline_at;
 
 CREATE TABLE t.invariant AS
     SELECT rule, count(DISTINCT run) AS n, (array_agg(DISTINCT run))[1:3] AS examples FROM t.broken GROUP BY rule;

@@ -36,6 +36,7 @@ type job struct {
 	done      bool      // the handler has returned
 	left      bool      // the slot was taken away from the running handler
 	parked    bool      // done, but its outcome is refused: it needs no slot
+	begun     bool      // the handler was called
 	proven    bool      // a suspect that has not killed this process
 }
 
@@ -111,7 +112,7 @@ func (s *jobs) countOf(e *entry) int {
 //
 // A process begins with one suspect at a time, and may watch one more for each that it has
 // outlived: after a crash that was nobody's fault the many runs of the dead worker get through
-// in doubling steps. Nothing else is added to one at its last attempt.
+// in doubling steps. No other is added while one at its last attempt is watched.
 func (s *jobs) room(concurrency int) (n, suspects, watched int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,8 +138,16 @@ func (s *jobs) room(concurrency int) (n, suspects, watched int) {
 
 func (j *job) suspicious() bool { return j.Suspect && !j.Exhausted && !j.proven }
 
+// begin notes that the handler is called.
+func (s *jobs) begin(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.begun = true
+}
+
+// prove counts a suspect that the process has outlived. One that never ran proves nothing.
 func (s *jobs) prove(j *job) {
-	if j.suspicious() {
+	if j.suspicious() && j.begun {
 		j.proven = true
 		s.proven++
 	}

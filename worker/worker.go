@@ -211,6 +211,7 @@ func (w *Worker) terms(typ string) lease.Terms {
 	if t.Timeout > 0 {
 		t.Timeout += reportTime
 	}
+	t.Limit = e.options.MaxAttempts
 	if e.options.Concurrency > 0 {
 		t.Room, t.Group = max(e.options.Concurrency-w.jobs.countOf(e), 0), e.pattern
 	}
