@@ -66,12 +66,14 @@ $(BIN)/golangci-lint: Makefile
 
 vuln: $(BIN)/govulncheck ## known vulnerabilities in what we import
 	$(BIN)/govulncheck ./...
+	cd torture && $(BIN)/govulncheck ./...
 
 $(BIN)/govulncheck: Makefile
 	GOBIN=$(BIN) GOFLAGS= $(GO) install $(GOVULN)
 
 tidy: ## fails if go.mod or go.sum is not tidy
 	$(GO) mod tidy -diff
+	cd torture && $(GO) mod tidy -diff
 
 postgres: # finds server binaries, or installs them where it can, or says what to do
 	@./scripts/postgres $(MAKECMDGOALS)

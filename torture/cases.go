@@ -122,6 +122,15 @@ func drawCase(r *rand.Rand, k kase, w world, hold float64) order {
 	return o
 }
 
+func findCase(name string) kase {
+	for _, k := range cases {
+		if k.name == name {
+			return k
+		}
+	}
+	panic("no case " + name)
+}
+
 // newID draws a random uuid (version 4) from r, so that a seed fixes it.
 func newID(r *rand.Rand) (id uuid.UUID) {
 	for i := range 16 {

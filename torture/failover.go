@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -28,23 +29,25 @@ func (l *lab) addStandby(ctx context.Context) (err error) {
 
 // failOver kills the primary, promotes the standby and leads everybody there, as a cluster
 // manager would.
-func failOver(ctx context.Context, l *lab, r *rand.Rand) error {
+func failOver(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	if l.standby == nil {
-		return fmt.Errorf("there is no standby")
+		return noOne, errors.New("there is no standby")
 	}
+	defer l.trouble()()
 	start := time.Now()
 	l.server.Kill()
 	sleep(ctx, between(r, time.Second, 3*time.Second)) // until the manager has noticed
-	if err := onServer(context.WithoutCancel(ctx), l.standby, "postgres", `SELECT pg_promote()`); err != nil {
-		return fmt.Errorf("promote the standby: %w", err)
+	const promote = `DO $$ BEGIN IF NOT pg_promote() THEN RAISE 'not promoted within a minute'; END IF; END $$`
+	if err := onServer(context.WithoutCancel(ctx), l.standby, "postgres", promote); err != nil {
+		return noOne, fmt.Errorf("promote the standby: %w", err)
 	}
 	l.server, l.standby = l.standby, l.server
 	for _, k := range append(l.links, l.front, l.back) {
 		if err := k.redirect(l.address()); err != nil {
-			return err
+			return noOne, err
 		}
 	}
 	ready := time.Now()
 	l.ledger.add(entry{Kind: "outage", At: start, Until: &ready})
-	return nil
+	return everyone, nil
 }

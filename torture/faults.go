@@ -2,21 +2,26 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"time"
 
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
+
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// A fault is one way to strike. Faults of the server come one at a time.
+// A fault is one way to strike. Faults of the server come one at a time. strike returns whom it
+// has hit: everyone, one worker or the clients, or runs by their ids; noOne if there was nobody
+// to hit.
 type fault struct {
 	key, name   string
 	server      bool
 	long, short int // strikes in ten minutes, and in the short run
-	strike      func(ctx context.Context, l *lab, r *rand.Rand) error
+	strike      func(ctx context.Context, l *lab, r *rand.Rand) (whom string, err error)
 }
 
 // faults are all there are, numbered as in the plan of the torture. Left out are what needs
@@ -49,6 +54,13 @@ func init() { // the schedule refers to them, and they to the lab
 	}
 }
 
+// Whom a strike may have hit.
+const (
+	everyone = "all"
+	noOne    = ""
+	nobody   = "nobody in particular"
+)
+
 func findFault(key string) fault {
 	for _, f := range faults {
 		if f.key == key {
@@ -58,53 +70,67 @@ func findFault(key string) fault {
 	panic("no fault " + key)
 }
 
+// anySlot returns one of the workers' slots.
 func (l *lab) anySlot(r *rand.Rand) *slot { return l.slots[r.IntN(len(l.slots))] }
+
+// mortal returns one of the slots but the first, whose process is to grow old.
+func (l *lab) mortal(r *rand.Rand) *slot { return l.slots[1+r.IntN(len(l.slots)-1)] }
 
 func (l *lab) anyLink(r *rand.Rand) *link {
 	all := append([]*link{l.front}, l.links...)
 	return all[r.IntN(len(all))]
 }
 
-func killWorker(_ context.Context, l *lab, r *rand.Rand) error {
-	l.anySlot(r).kill()
-	return nil
+// hit returns the name if it is true.
+func hit(name string, ok bool) string {
+	if ok {
+		return name
+	}
+	return noOne
 }
 
-func freezeWorker(_ context.Context, l *lab, r *rand.Rand) error {
+func killWorker(_ context.Context, l *lab, r *rand.Rand) (string, error) {
+	s := l.mortal(r)
+	return hit(s.name, s.kill()), nil
+}
+
+func freezeWorker(_ context.Context, l *lab, r *rand.Rand) (string, error) {
 	longest := time.Duration(float64(4*leaseLength) * max(l.plan.Hold, 0.5))
-	l.anySlot(r).freeze(between(r, leaseLength*12/10, longest))
-	return nil
+	s := l.anySlot(r)
+	return hit(s.name, s.freeze(between(r, leaseLength*12/10, longest))), nil
 }
 
-func stopWorker(ctx context.Context, l *lab, r *rand.Rand) error {
-	s, twice := l.anySlot(r), r.IntN(5) == 0
-	s.terminate()
+func stopWorker(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	s, twice := l.mortal(r), r.IntN(5) == 0
+	ok := s.terminate()
 	if twice {
 		sleep(ctx, 2*time.Second)
 		s.terminate()
 	}
-	return nil
+	return hit(s.name, ok), nil
 }
 
-// starveMemory restarts a worker with little address space and gives it what eats that up.
-func starveMemory(ctx context.Context, l *lab, r *rand.Rand) error {
-	l.anySlot(r).limit(1 << 20) // 1 GiB; Go reserves far more than it uses
-	for range 6 {
+// starveMemory restarts a worker with little address space and gives all of them what eats that
+// up. The others have enough.
+func starveMemory(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	s := l.mortal(r)
+	ok := s.limit(1 << 20) // 1 GiB: Go reserves a good part of it before it does anything
+	for range 24 {
 		o := drawCase(r, kase{"leak", 0, func(_ *rand.Rand, o *order, _ world) map[string]any {
 			o.typ, o.maxAttempts = "chaos.leak", 2
 			return map[string]any{"mb": 200}
 		}}, world{}, 1)
 		(&load{lab: l}).enqueueOne(ctx, o)
-		sleep(ctx, time.Second)
+		sleep(ctx, 100*time.Millisecond)
 	}
-	return nil
+	return hit(s.name, ok), nil
 }
 
 // starveCPU runs two busy loops beside everything else.
-func starveCPU(ctx context.Context, l *lab, r *rand.Rand) error {
+func starveCPU(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return err
+		return noOne, err
 	}
 	ctx, stop := context.WithTimeout(ctx, l.plan.hold(r, 15*time.Second, 20*time.Second))
 	defer stop()
@@ -112,7 +138,7 @@ func starveCPU(ctx context.Context, l *lab, r *rand.Rand) error {
 	for _, cmd := range loops {
 		cmd.SysProcAttr = dieWithParent()
 		if err := cmd.Start(); err != nil {
-			return fmt.Errorf("start a busy loop: %w", err)
+			return noOne, fmt.Errorf("start a busy loop: %w", err)
 		}
 	}
 	<-ctx.Done()
@@ -120,11 +146,11 @@ func starveCPU(ctx context.Context, l *lab, r *rand.Rand) error {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	return nil
+	return everyone, nil
 }
 
 // poisonNetwork makes one link bad in one of seven ways.
-func poisonNetwork(ctx context.Context, l *lab, r *rand.Rand) error {
+func poisonNetwork(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	type poison struct {
 		kind, stream string
 		attributes   map[string]int
@@ -139,9 +165,10 @@ func poisonNetwork(ctx context.Context, l *lab, r *rand.Rand) error {
 		{"timeout", "upstream", map[string]int{"timeout": 0}},   // questions vanish
 		{"limit_data", "downstream", map[string]int{"bytes": 500 + r.IntN(20_000)}},
 	}[r.IntN(8)]
-	err := l.anyLink(r).poison(ctx, p.kind, p.stream, p.attributes, l.plan.hold(r, 2*time.Second, 10*time.Second))
-	if err != nil && ctx.Err() == nil {
-		return nil // two of a kind on one link: the first goes on
+	k := l.anyLink(r)
+	err := k.poison(ctx, p.kind, p.stream, p.attributes, l.plan.hold(r, 2*time.Second, 10*time.Second))
+	if errors.Is(err, toxiproxy.ErrToxicAlreadyExists) {
+		return noOne, nil
 	}
-	return nil
+	return k.name, err
 }

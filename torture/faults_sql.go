@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -13,44 +14,50 @@ import (
 	"github.com/simple-workflow/simple-workflow/torture/wire"
 )
 
-func cutAnswer(ctx context.Context, l *lab, r *rand.Rand) error {
-	return cut(ctx, l, r, wire.AnswerLost)
-}
-func cutCommit(ctx context.Context, l *lab, r *rand.Rand) error {
-	return cut(ctx, l, r, wire.NeverSent)
+func cutAnswer(_ context.Context, l *lab, r *rand.Rand) (string, error) {
+	return l.cut(r, wire.AnswerLost), nil
 }
 
-// cut has one of the next commits of some client cut off.
-func cut(_ context.Context, l *lab, r *rand.Rand, c wire.Cut) error {
-	l.anyLink(r).wire.Arm(c, 1+r.IntN(2))
-	return nil
+func cutCommit(_ context.Context, l *lab, r *rand.Rand) (string, error) {
+	return l.cut(r, wire.NeverSent), nil
+}
+
+// cut has one or two of the next commits of a client cut off; the clients take turns.
+func (l *lab) cut(r *rand.Rand, c wire.Cut) string {
+	all := append([]*link{l.front}, l.links...)
+	k := all[int(l.cuts.Add(1))%len(all)]
+	k.wire.Arm(c, 1+r.IntN(2))
+	return k.name
 }
 
 // endSessions ends some or all sessions of one client.
-func endSessions(ctx context.Context, l *lab, r *rand.Rand) error {
-	app, part := l.anyLink(r).name, r.Float64()
-	if app == "clients" {
-		app = "client"
-	}
+func endSessions(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	k, part := l.anyLink(r), r.Float64()
 	var n int
 	err := l.admin.QueryRow(ctx, `
 		SELECT count(pg_terminate_backend(pid))
 		FROM pg_stat_activity
-		WHERE datname = $1 AND application_name = $2 AND random() < $3`, database, app, part+0.3).Scan(&n)
-	l.ledger.add(entry{Kind: "sessions", Worker: app, Code: n})
-	return l.excuse(err)
+		WHERE datname = $1 AND application_name = $2 AND random() < $3`, database, k.name, part+0.3).Scan(&n)
+	l.ledger.add(entry{Kind: "sessions", Worker: k.name, Code: n})
+	return hit(k.name, n > 0), l.excuse(err)
 }
 
-// excuse drops the error of an injector whose server is down because another fault has struck.
+// excuse drops the error of an injector that was hit itself: by a fault that keeps the server
+// away or refuses writes, or by the lock that it has provoked.
 func (l *lab) excuse(err error) error {
-	if err == nil || code(err) == "" || code(err)[:2] == "57" {
+	switch {
+	case err == nil, time.Since(time.Unix(0, l.troubled.Load())) < 2*time.Second:
 		return nil
-	}
-	switch code(err) {
-	case "40P01", "55P03", "25P03", "25006": // what it provokes may hit itself
+	case code(err) == "40P01", code(err) == "55P03":
 		return nil
 	}
 	return err
+}
+
+// trouble says that the server is away, or refuses, until the function that it returns is called.
+func (l *lab) trouble() (over func()) {
+	l.troubled.Store(math.MaxInt64)
+	return func() { l.troubled.Store(time.Now().UnixNano()) }
 }
 
 // leased returns runs that are leased now.
@@ -60,13 +67,13 @@ func (l *lab) leased(ctx context.Context, n int) ([]uuid.UUID, error) {
 }
 
 // deadlock locks leased rows one after the other in descending order: settles go the other way.
-func deadlock(ctx context.Context, l *lab, r *rand.Rand) error {
+func deadlock(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	ids, err := l.leased(ctx, 12)
 	if err != nil || len(ids) < 2 {
-		return l.excuse(err)
+		return noOne, l.excuse(err)
 	}
 	pause := between(r, 20*time.Millisecond, 200*time.Millisecond)
-	return l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
+	return arrayOf(ids), l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `DO $$
 			DECLARE one uuid;
 			BEGIN
@@ -91,13 +98,13 @@ func arrayOf(ids []uuid.UUID) string {
 }
 
 // lockRows keeps leased rows locked for two or three leases.
-func lockRows(ctx context.Context, l *lab, r *rand.Rand) error {
+func lockRows(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	ids, err := l.leased(ctx, 1+r.IntN(6))
 	if err != nil || len(ids) == 0 {
-		return l.excuse(err)
+		return noOne, l.excuse(err)
 	}
 	d := l.plan.hold(r, 2*leaseLength, 3*leaseLength)
-	return l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
+	return arrayOf(ids), l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT FROM workflow_run WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids); err != nil {
 			return err
 		}
@@ -107,8 +114,8 @@ func lockRows(ctx context.Context, l *lab, r *rand.Rand) error {
 }
 
 // oldSnapshot keeps vacuum from removing anything.
-func oldSnapshot(ctx context.Context, l *lab, _ *rand.Rand) error {
-	return l.excuse(pgx.BeginTxFunc(ctx, l.admin, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+func oldSnapshot(ctx context.Context, l *lab, _ *rand.Rand) (string, error) {
+	return nobody, l.excuse(pgx.BeginTxFunc(ctx, l.admin, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT count(*) FROM workflow_run`); err != nil {
 			return err
 		}
@@ -118,18 +125,19 @@ func oldSnapshot(ctx context.Context, l *lab, _ *rand.Rand) error {
 }
 
 // restart returns a fault that ends the server in one way and starts it again.
-func restart(end func(*pgserver.Server)) func(context.Context, *lab, *rand.Rand) error {
-	return func(ctx context.Context, l *lab, r *rand.Rand) error {
+func restart(end func(*pgserver.Server)) func(context.Context, *lab, *rand.Rand) (string, error) {
+	return func(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+		defer l.trouble()()
 		pause := between(r, 0, 2*time.Second)
 		start := time.Now()
 		end(l.server)
 		sleep(ctx, pause)
 		if err := l.server.Restart(context.WithoutCancel(ctx)); err != nil {
-			return err
+			return noOne, err
 		}
 		ready := time.Now()
 		l.ledger.add(entry{Kind: "outage", At: start, Until: &ready})
-		return nil
+		return everyone, nil
 	}
 }
 
@@ -138,14 +146,14 @@ func restart(end func(*pgserver.Server)) func(context.Context, *lab, *rand.Rand)
 var storms = []string{"40001", "40P01", "53100", "57014", "53300", "25006", "55P03"}
 
 // storm lets statements fail by chance with one of them.
-func storm(ctx context.Context, l *lab, r *rand.Rand) error {
+func storm(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	state := storms[int(l.storms.Add(1)-1)%len(storms)]
 	if _, err := l.admin.Exec(ctx, `INSERT INTO t.storm VALUES ($1, 0.4)`, state); err != nil {
-		return l.excuse(err)
+		return noOne, l.excuse(err)
 	}
 	sleep(ctx, l.plan.hold(r, 5*time.Second, 10*time.Second))
 	l.ledger.add(entry{Kind: "storm", Answer: state})
-	return l.calm(ctx, `DELETE FROM t.storm`)
+	return everyone, l.calm(ctx, `DELETE FROM t.storm`)
 }
 
 // calm undoes what an injector has done, whatever it takes.
@@ -168,10 +176,10 @@ func (l *lab) calm(ctx context.Context, sql ...string) error {
 }
 
 // lockTable shuts everybody out of one of the tables.
-func lockTable(ctx context.Context, l *lab, r *rand.Rand) error {
+func lockTable(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	table := []string{"workflow_run", "workflow_run", "workflow_history", "outbox_event"}[r.IntN(4)]
 	d := l.plan.hold(r, time.Second, 4*time.Second)
-	return l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
+	return everyone, l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `LOCK TABLE `+table+` IN ACCESS EXCLUSIVE MODE`); err != nil {
 			return err
 		}
@@ -183,22 +191,30 @@ func lockTable(ctx context.Context, l *lab, r *rand.Rand) error {
 const endWorkers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '` + workerRole + `'`
 
 // shortTimeout gives the workers' role too short a time limit.
-func shortTimeout(ctx context.Context, l *lab, r *rand.Rand) error {
-	return l.during(ctx, l.plan.hold(r, 8*time.Second, 12*time.Second),
+func shortTimeout(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	return everyone, l.during(ctx, l.plan.hold(r, 8*time.Second, 12*time.Second),
 		[]string{`ALTER ROLE ` + workerRole + ` SET statement_timeout = '50ms'`, endWorkers},
 		[]string{`ALTER ROLE ` + workerRole + ` RESET statement_timeout`, endWorkers})
 }
 
 // connectionFamine leaves the workers one connection between them.
-func connectionFamine(ctx context.Context, l *lab, r *rand.Rand) error {
-	return l.during(ctx, l.plan.hold(r, 4*time.Second, 8*time.Second),
+func connectionFamine(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	for range 50 { // idle sessions of somebody else
+		conn, err := pgx.Connect(ctx, l.server.URL(database))
+		if err != nil {
+			return noOne, fmt.Errorf("open an idle session: %w", err)
+		}
+		defer conn.Close(context.WithoutCancel(ctx))
+	}
+	return everyone, l.during(ctx, l.plan.hold(r, 4*time.Second, 8*time.Second),
 		[]string{`ALTER ROLE ` + workerRole + ` CONNECTION LIMIT 1`, endWorkers},
 		[]string{`ALTER ROLE ` + workerRole + ` CONNECTION LIMIT -1`})
 }
 
 // readOnly makes the server refuse writes, as one that was demoted.
-func readOnly(ctx context.Context, l *lab, r *rand.Rand) error {
-	return l.during(ctx, l.plan.hold(r, 5*time.Second, 10*time.Second),
+func readOnly(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	defer l.trouble()()
+	return everyone, l.during(ctx, l.plan.hold(r, 5*time.Second, 10*time.Second),
 		[]string{`ALTER SYSTEM SET default_transaction_read_only = on`, `SELECT pg_reload_conf()`},
 		[]string{`ALTER SYSTEM RESET default_transaction_read_only`, `SELECT pg_reload_conf()`})
 }

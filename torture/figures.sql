@@ -47,20 +47,21 @@ CREATE TABLE t.figure AS
 -- What must have happened, or the run has not tested it. said is filled from the workers' logs.
 CREATE TABLE t.must AS
     SELECT * FROM (VALUES
-        ('stale settle refused', (SELECT n FROM t.said WHERE what = 'stale settle refused')),
-        ('stale heartbeat refused', (SELECT n FROM t.said WHERE what = 'lease is gone')),
-        ('commit of a settle unknown, and done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' IN ('settle', 'commit') AND line->>'worker' <> 'clients' AND (line->>'committed')::boolean)),
-        ('commit of a settle unknown, and not done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' IN ('settle', 'commit') AND line->>'worker' <> 'clients' AND (line->>'committed')::boolean IS NOT TRUE)),
+        ('stale settle refused', (SELECT sum(n)::bigint FROM t.said WHERE what = 'stale settle refused')),
+        ('stale heartbeat refused', (SELECT sum(n)::bigint FROM t.said WHERE what = 'lease is gone')),
+        ('commit of a settle unknown, and done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' IN ('settle', 'commit') AND line->>'worker' <> 'client' AND (line->>'committed')::boolean)),
+        ('commit of a settle unknown, and not done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' IN ('settle', 'commit') AND line->>'worker' <> 'client' AND (line->>'committed')::boolean IS NOT TRUE)),
         ('settle came before the cancel', (SELECT count(*) FROM t.call c JOIN workflow_run r ON r.id = c.run
              WHERE c.kind = 'cancel' AND c.answer LIKE 'too late%' AND r.finished_at BETWEEN c.sent - interval '200 ms' AND c.at)),
         ('cancel came before the settle', (SELECT count(*) FROM t.ending e JOIN t.finish f USING (run, lease_no) WHERE e.status = 'cancelled' AND f.outcome IN ('ok', 'cancelled'))),
         ('lease expired under a living handler', (SELECT count(*) FROM t.ending e JOIN t.finish f USING (run, lease_no)
              WHERE e.status = 'pending' AND NOT e.by_holder AND f.at > e.at)),
-        ('deadlock or serialization failure repeated', (SELECT n FROM t.said WHERE what = 'deadlock')),
+        ('deadlock or serialization failure repeated', (SELECT sum(n)::bigint FROM t.said WHERE what = 'deadlock')),
         ('run failed because it killed its process', (SELECT count(*) FROM workflow_run WHERE status = 'failed' AND error->>'code' = 'lease_expired')),
         ('worker handed its runs back', (SELECT count(*) FROM t.handover)),
-        ('worker gave up a lease it could not extend', (SELECT n FROM t.said WHERE what = 'lease given up')),
+        ('worker gave up a lease it could not extend', (SELECT sum(n)::bigint FROM t.said WHERE what = 'lease given up')),
         ('enqueue unknown, and done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' = 'enqueue' AND (line->>'committed')::boolean)),
+        ('worker ended because its memory was gone', (SELECT sum(n)::bigint FROM t.said WHERE what = 'out of memory')),
         ('server restarted', (SELECT count(*) FROM t.outage)),
         ('transaction rolled back after an enqueue', (SELECT count(*) FROM t.enqueue WHERE answer = 'rolled back')),
         ('duplicate enqueue answered with the first run', (SELECT count(*) FROM (SELECT key FROM t.enqueue WHERE key IS NOT NULL AND answer = 'done' GROUP BY key HAVING count(*) > 1) d)),

@@ -72,3 +72,12 @@ func (s *slot) dump(ctx context.Context) (n int, err error) {
 	}
 	return n, nil
 }
+
+// countIdle counts the workers' sessions that sit in a transaction and do nothing.
+func (l *lab) countIdle(ctx context.Context) (n float64, err error) {
+	err = l.admin.QueryRow(ctx, `
+		SELECT count(*)
+		FROM pg_stat_activity
+		WHERE usename = $1 AND state LIKE 'idle in transaction%' AND state_change < now() - interval '5 seconds'`, workerRole).Scan(&n)
+	return n, err
+}

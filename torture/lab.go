@@ -50,6 +50,9 @@ type lab struct {
 	client  *pgxpool.Pool // through front
 	strikes sync.Mutex    // held by a fault of the server: one at a time
 	storms  atomic.Int32  // so far
+	cuts    atomic.Int32  // likewise
+
+	troubled atomic.Int64 // until when the server was away or refused everything, in Unix nanoseconds
 }
 
 // build compiles the programs under test from the product's source. overlay, if there is one,
@@ -89,7 +92,7 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 			return l, err
 		}
 	}
-	if l.front, err = newLink("clients", l.address(), l.ledger); err != nil {
+	if l.front, err = newLink("client", l.address(), l.ledger); err != nil {
 		return l, err
 	}
 	if l.client, err = l.clientPool(ctx); err != nil {
@@ -105,7 +108,7 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 // that a kill loses what a kill may lose.
 func serverOptions() pgserver.Options {
 	return pgserver.Options{Durable: true, Settings: map[string]string{
-		"max_connections":  "150",
+		"max_connections":  "250",
 		"log_min_messages": "fatal", // refusals are what this is about
 	}}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
@@ -16,9 +17,17 @@ import (
 // A link is the way of one client to the server: through a proxy that cuts commits off, then
 // through one that makes the network bad.
 type link struct {
-	name  string
-	wire  *wire.Proxy
+	name string
+	wire *wire.Proxy
+
+	mu    sync.Mutex // for redirect
 	toxic *toxiproxy.Proxy
+}
+
+func (l *link) toxics() *toxiproxy.ToxicCollection {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.toxic.Toxics
 }
 
 func init() { zerolog.SetGlobalLevel(zerolog.Disabled) } // toxiproxy prints what its toxics do
@@ -44,17 +53,18 @@ func (l *link) poison(ctx context.Context, kind, stream string, attributes map[s
 	if err != nil {
 		return err
 	}
-	if _, err := l.toxic.Toxics.AddToxicJson(strings.NewReader(string(body))); err != nil {
+	toxics := l.toxics()
+	if _, err := toxics.AddToxicJson(strings.NewReader(string(body))); err != nil {
 		return fmt.Errorf("%s on the link of %s: %w", kind, l.name, err)
 	}
 	sleep(ctx, d)
-	return l.toxic.Toxics.RemoveToxic(context.WithoutCancel(ctx), kind+stream)
+	return toxics.RemoveToxic(context.WithoutCancel(ctx), kind+stream)
 }
 
 // heal takes away everything that is bad.
 func (l *link) heal() {
 	l.wire.Disarm()
-	l.toxic.Toxics.ResetToxics(context.Background())
+	l.toxics().ResetToxics(context.Background())
 }
 
 // redirect leads new connections to another server.
@@ -64,8 +74,10 @@ func (l *link) redirect(upstream string) error {
 	if err := toxic.Start(); err != nil {
 		return fmt.Errorf("start the proxy of %s: %w", l.name, err)
 	}
+	l.mu.Lock()
 	old := l.toxic
 	l.toxic = toxic
+	l.mu.Unlock()
 	l.wire.Redirect(toxic.Listen)
 	old.Stop()
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,15 +90,15 @@ const (
 	unknown
 )
 
-// judge tells from an error whether the server refused, or nobody knows.
+// judge tells from an error whether the server refused, or nobody knows. Only the server's own
+// word counts, and not that of one on its way down: what the driver calls safe to retry may
+// have been sent all the same (a simple query, such as commit, whose connection broke).
 func judge(err error) answer {
 	var pg *pgconn.PgError
 	switch {
 	case err == nil:
 		return done
-	case errors.As(err, &pg) && pg.Code != "57P01" && pg.Code != "57P02":
-		return refused
-	case pgconn.SafeToRetry(err):
+	case errors.Is(err, pgx.ErrTxCommitRollback), errors.As(err, &pg) && !strings.HasPrefix(pg.Code, "57"):
 		return refused
 	}
 	return unknown
@@ -149,7 +150,7 @@ func (g *load) enqueueOne(ctx context.Context, o order) {
 		e.Answer = map[bool]string{true: "unknown", false: "refused"}[maybe]
 	}
 	g.lab.ledger.add(e)
-	if e.Answer == "done" {
+	if e.Answer == "done" && e.Run == o.id.String() { // not that of another session
 		g.enqueued.Add(1)
 		g.remember(e.Run)
 	}
@@ -189,15 +190,13 @@ func (g *load) within(ctx context.Context, o order, rollback bool, hold time.Dur
 		err = tx.Commit(limited)
 		stop()
 		e.Answer = [...]string{"done", "rolled back", "unknown"}[judge(err)]
-		if errors.Is(err, pgx.ErrTxCommitRollback) {
-			e.Answer = "rolled back"
-		}
 		if err != nil {
 			e.Text = err.Error()
 		}
 	}
 	g.lab.ledger.add(e)
 	if e.Answer == "done" {
+		g.enqueued.Add(1)
 		g.remember(e.Run)
 	}
 }

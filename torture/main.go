@@ -15,8 +15,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -120,7 +120,13 @@ func (o options) place() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return dir, os.MkdirAll(dir, 0o755)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	if there, err := os.ReadDir(dir); err != nil || len(there) > 0 {
+		return "", cmp.Or(err, fmt.Errorf("-keep %s: it is not empty; ledgers of two runs must not mix", dir))
+	}
+	return dir, nil
 }
 
 func (o options) plan() (p *plan, err error) {
@@ -152,13 +158,17 @@ func torture(ctx context.Context, p *plan, dir, bin string, o options) (v verdic
 		}
 	}
 	if err := s.run(ctx); err != nil {
-		return v, err
+		s.errs = append(s.errs, err)
 	}
 	var fresh, leaked float64
 	if !o.mutants {
 		if fresh, leaked, err = l.countGoroutines(ctx); err != nil {
-			return v, err
+			s.errs = append(s.errs, err)
 		}
+	}
+	idle, err := l.countIdle(ctx)
+	if err != nil {
+		return v, err
 	}
 	l.stopWorkers(syscall.SIGTERM)
 	if v, err = l.judge(ctx); err != nil {
@@ -168,13 +178,18 @@ func torture(ctx context.Context, p *plan, dir, bin string, o options) (v verdic
 	if v.Exits, err = l.strangeExits(ctx); err != nil {
 		return v, err
 	}
+	none := 0.0
 	v.Figures = append(v.Figures, figure{Name: "goroutines of ours in a fresh idle worker", Value: &fresh},
-		figure{Name: "the same at the end, beyond that", Value: &leaked, Goal: new(float64)})
+		figure{Name: "the same at the end, beyond that", Value: &leaked, Goal: &none, Strict: true},
+		figure{Name: "sessions left idle in a transaction", Value: &idle, Goal: &none, Strict: true})
+	for _, err := range s.errs {
+		v.Troubles = append(v.Troubles, err.Error())
+	}
 	if o.hold {
 		fmt.Printf("psql '%s'\n", l.server.URL(database))
 		<-ctx.Done()
 	}
-	return v, errors.Join(s.errs...)
+	return v, nil
 }
 
 func since(start time.Time) time.Duration { return time.Since(start).Round(100 * time.Millisecond) }

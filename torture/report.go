@@ -31,14 +31,28 @@ func newReport(p *plan, v verdict, root string) *report {
 	if out, err := exec.Command("git", "-C", root, "describe", "--always", "--dirty").Output(); err == nil {
 		r.Commit = strings.TrimSpace(string(out))
 	}
+	r.Invalid = append(r.Invalid, v.Troubles...)
 	for _, m := range v.Must {
 		if m.N == 0 && p.demands(m.What) {
 			r.Invalid = append(r.Invalid, "never happened: "+m.What)
 		}
 	}
+	hits := 0
 	for _, f := range faults {
+		hits += v.Struck[f.key]
 		if p.count(f.key) > 0 && v.Struck[f.key] == 0 {
-			r.Invalid = append(r.Invalid, "never struck: "+f.name)
+			r.Invalid = append(r.Invalid, "never hit anybody: "+f.name)
+		}
+	}
+	if p.Name == "long" && !p.Narrowed {
+		if hits < 400 {
+			r.Invalid = append(r.Invalid, fmt.Sprintf("%d strikes hit somebody, want 400", hits))
+		}
+		if runs := v.value("runs that ended"); runs < 30_000 {
+			r.Invalid = append(r.Invalid, fmt.Sprintf("%.0f runs, want 30000", runs))
+		}
+		if strings.HasPrefix(v.Index, "not checked") {
+			r.Invalid = append(r.Invalid, "indexes "+v.Index)
 		}
 	}
 	return r
@@ -64,6 +78,11 @@ func (r *report) judgement() error {
 		problems = append(problems, b.Rule)
 	}
 	problems = append(problems, r.Exits...)
+	for _, f := range r.Figures { // those that no noise excuses
+		if f.Strict && f.Value != nil && *f.Value > *f.Goal {
+			problems = append(problems, fmt.Sprintf("%s: %s, want %s", f.Name, short(*f.Value), short(*f.Goal)))
+		}
+	}
 	problems = append(problems, r.Invalid...)
 	if strings.HasPrefix(r.Index, "broken") {
 		problems = append(problems, "indexes "+r.Index)
@@ -89,7 +108,7 @@ func (r *report) print(w io.Writer) {
 		fmt.Fprintf(w, "  %-52s %6d\n", findFault(key).name, r.Struck[key])
 		total += r.Struck[key]
 	}
-	fmt.Fprintf(w, "  %-52s %6d\n\nfigures\n", "in all", total)
+	fmt.Fprintf(w, "  %-52s %6d\n\nfigures\n", "strikes that hit somebody", total)
 	for _, f := range r.Figures {
 		if f.Value == nil {
 			fmt.Fprintf(w, "  %-52s %9s\n", f.Name, "–")
@@ -130,6 +149,15 @@ func (f figure) goal() string {
 		return fmt.Sprintf("missed: ≤ %s", short(*f.Goal))
 	}
 	return fmt.Sprintf("(≤ %s)", short(*f.Goal))
+}
+
+func (v *verdict) value(name string) float64 {
+	for _, f := range v.Figures {
+		if f.Name == name && f.Value != nil {
+			return *f.Value
+		}
+	}
+	return 0
 }
 
 func (r *report) brokenBy(rule string) broken {

@@ -15,7 +15,8 @@ type siege struct {
 	drained time.Duration // what the drain took
 
 	mu     sync.Mutex
-	struck map[string]int // strikes by fault
+	past   int            // strikes so far
+	struck map[string]int // those that hit somebody, by fault
 	errs   []error        // of injectors
 }
 
@@ -30,6 +31,10 @@ func (s *siege) run(ctx context.Context) error {
 	report := s.progress(ctx, start)
 	defer report()
 	sleep(ctx, p.Warm)
+	pills := p.random("pills")
+	for range p.Pills {
+		s.load.enqueueOne(ctx, drawCase(pills, findCase("exit"), world{}, p.Hold))
+	}
 	s.strikeAll(ctx)
 	s.pacify(ctx)
 	sleep(ctx, p.Calm)
@@ -57,13 +62,16 @@ func (s *siege) strikeAll(ctx context.Context) {
 				defer s.lab.strikes.Unlock()
 			}
 			e := entry{Kind: "strike", At: time.Now(), Fault: f.key}
-			err := f.strike(ctx, s.lab, rand.New(rand.NewPCG(next.Seed, 1)))
+			whom, err := f.strike(ctx, s.lab, rand.New(rand.NewPCG(next.Seed, 1)))
 			end := time.Now()
-			e.Until = &end
+			e.Until, e.Worker = &end, whom
 			s.lab.ledger.add(e)
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.struck[f.key]++
+			s.past++
+			if whom != noOne {
+				s.struck[f.key]++
+			}
 			if err != nil && ctx.Err() == nil {
 				s.errs = append(s.errs, fmt.Errorf("%s: %w", f.name, err))
 			}
@@ -114,10 +122,7 @@ func (s *siege) progress(ctx context.Context, start time.Time) (stop func()) {
 	go func() {
 		for sleep(ctx, every); ctx.Err() == nil; sleep(ctx, every) {
 			s.mu.Lock()
-			n := 0
-			for _, k := range s.struck {
-				n += k
-			}
+			n := s.past
 			s.mu.Unlock()
 			fmt.Printf("%7s  %6d runs acknowledged  %4d of %d strikes\n", since(start), s.load.enqueued.Load(), n, len(s.lab.plan.Strikes))
 		}

@@ -26,6 +26,7 @@ type slot struct {
 	cmd     *exec.Cmd  // nil while there is none
 	frozen  bool
 	expect  string // why the process is about to end, if it was us
+	started bool
 	closing bool
 	ended   chan struct{} // closed when the slot is empty for good
 }
@@ -42,6 +43,7 @@ func newSlot(dir, name, program string, env []string, l *ledger, r *rand.Rand) (
 func (s *slot) start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.started = true
 	return s.launch()
 }
 
@@ -55,6 +57,7 @@ func (s *slot) launch() error {
 	cmd.Stderr, cmd.Stdout = s.log, s.log
 	cmd.SysProcAttr = dieWithParent()
 	if err := cmd.Start(); err != nil {
+		s.started = false
 		return fmt.Errorf("start worker %s: %w", s.name, err)
 	}
 	s.cmd, s.frozen, s.expect = cmd, false, ""
@@ -150,6 +153,10 @@ func (s *slot) signal(sig syscall.Signal, why string) bool {
 // close ends the slot for good with a signal and waits until it is empty.
 func (s *slot) close(sig syscall.Signal) {
 	s.mu.Lock()
+	if !s.started {
+		s.mu.Unlock()
+		return
+	}
 	s.closing = true
 	running := s.cmd != nil
 	if running {

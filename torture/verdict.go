@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,9 +27,11 @@ type verdict struct {
 	Must    []happens `json:"must_have_happened"`
 	Index   string    `json:"indexes"` // what amcheck says of them
 
-	Struck  map[string]int `json:"strikes"`           // by fault
+	Struck  map[string]int `json:"strikes"`           // that hit somebody, by fault
 	Drained time.Duration  `json:"drain_nanoseconds"` // from the last enqueue to the end of the last run, at most
 	Exits   []string       `json:"exits,omitempty"`   // of processes, for no reason that is known
+
+	Troubles []string `json:"troubles,omitempty"` // of the torture itself
 }
 
 type broken struct {
@@ -42,6 +45,8 @@ type figure struct {
 	Value *float64 `json:"value"`
 	Unit  string   `json:"unit"`
 	Goal  *float64 `json:"goal,omitempty"` // the most it should be
+
+	Strict bool `json:"strict,omitempty"` // the run fails if it is more
 }
 
 type happens struct {
@@ -54,7 +59,7 @@ func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 	if _, err := l.admin.Exec(ctx, `
 		CREATE TABLE t.ledger (kind text NOT NULL, at timestamptz NOT NULL, line jsonb NOT NULL);
 		CREATE TABLE t.exec_log (event text, run uuid, lease_no bigint, worker text, at timestamptz, outcome text);
-		CREATE TABLE t.said (what text NOT NULL, n bigint NOT NULL)`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		CREATE TABLE t.said (worker text NOT NULL, what text NOT NULL, n bigint NOT NULL)`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return v, fmt.Errorf("make room for the ledgers: %w", err)
 	}
 	if err := l.loadLedger(ctx); err != nil {
@@ -78,7 +83,7 @@ func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 	if v.Broken, err = pgx.CollectRows(rows, pgx.RowToStructByPos[broken]); err != nil {
 		return v, err
 	}
-	rows, _ = l.admin.Query(ctx, `SELECT name, value, unit, goal FROM t.figure`)
+	rows, _ = l.admin.Query(ctx, `SELECT name, value, unit, goal, name = 'the same before the first fault' AS strict FROM t.figure`)
 	if v.Figures, err = pgx.CollectRows(rows, pgx.RowToStructByPos[figure]); err != nil {
 		return v, err
 	}
@@ -102,10 +107,11 @@ func (l *lab) eachLine(pattern string, f func(line []byte) error) error {
 			return err
 		}
 		lines := bufio.NewScanner(file)
-		lines.Buffer(nil, 1<<20)
-		for lines.Scan() && err == nil {
+		lines.Buffer(nil, 16<<20)
+		for err == nil && lines.Scan() {
 			err = f(lines.Bytes())
 		}
+		err = cmp.Or(err, lines.Err())
 		_ = file.Close()
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -131,13 +137,20 @@ func (l *lab) loadLedger(ctx context.Context) error {
 }
 
 // loadExecutions reads the lines of the handlers: event,run,lease_no,worker,epoch_ms,outcome.
-// The last line of a process that was killed may be cut off.
+// The line that a process was killed over may be cut off.
 func (l *lab) loadExecutions(ctx context.Context) error {
 	form := regexp.MustCompile(`^(start|end),([0-9a-f-]{36}),(\d+),([^,]*),(\d{13}),(\w*)$`)
 	var rows [][]any
+	broken, exits := 0, 0
+	if err := l.admin.QueryRow(ctx, `SELECT count(*) FROM t.ledger WHERE kind = 'exit'`).Scan(&exits); err != nil {
+		return err
+	}
 	if err := l.eachLine("*.exec", func(line []byte) error {
 		m := form.FindSubmatch(line)
 		if m == nil {
+			if broken++; broken > exits {
+				return fmt.Errorf("not a line of an execution log: %.100q", line)
+			}
 			return nil
 		}
 		var no, ms int64
@@ -155,30 +168,34 @@ func (l *lab) loadExecutions(ctx context.Context) error {
 }
 
 // sayings are what is looked for in the workers' logs.
-var sayings = map[string][]string{
-	"stale settle refused": {"stale settle refused"},
-	"lease is gone":        {"lease is gone"},
-	"lease given up":       {"lease given up"},
-	"deadlock":             {"40P01", "40001"},
+var sayings = map[string]*regexp.Regexp{
+	"stale settle refused": regexp.MustCompile(`^{.*"stale settle refused`),
+	"lease is gone":        regexp.MustCompile(`^{.*"lease is gone`),
+	"lease given up":       regexp.MustCompile(`^{.*"lease given up`),
+	"deadlock":             regexp.MustCompile(`^{.*SQLSTATE 40(P01|001)`),
+	"own panic":            regexp.MustCompile(`^panic: chaos: a goroutine of a handler panics`),
+	"out of memory":        regexp.MustCompile(`^(fatal error: .*out of memory|fatal error: .*cannot allocate memory|runtime: cannot allocate memory)`),
 }
 
+// loadLogs counts what each worker has said.
 func (l *lab) loadLogs(ctx context.Context) error {
-	said := map[string]int{}
-	if err := l.eachLine("w*.log", func(line []byte) error {
-		for what, words := range sayings {
-			for _, word := range words {
-				if strings.Contains(string(line), word) {
+	for i := range l.plan.Workers {
+		name := fmt.Sprintf("w%d", i+1)
+		said := map[string]int{}
+		if err := l.eachLine(name+".log", func(line []byte) error {
+			for what, form := range sayings {
+				if form.Match(line) {
 					said[what]++
 				}
 			}
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
-	for what := range sayings {
-		if _, err := l.admin.Exec(ctx, `INSERT INTO t.said VALUES ($1, $2)`, what, said[what]); err != nil {
+			return nil
+		}); err != nil {
 			return err
+		}
+		for what := range sayings {
+			if _, err := l.admin.Exec(ctx, `INSERT INTO t.said VALUES ($1, $2, $3)`, name, what, said[what]); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -186,8 +203,11 @@ func (l *lab) loadLogs(ctx context.Context) error {
 
 // checkIndexes has every index compared with its table.
 func (l *lab) checkIndexes(ctx context.Context) string {
-	if _, err := l.admin.Exec(ctx, `CREATE EXTENSION IF NOT EXISTS amcheck`); err != nil {
+	switch _, err := l.admin.Exec(ctx, `CREATE EXTENSION IF NOT EXISTS amcheck`); {
+	case code(err) == "58P01", code(err) == "0A000":
 		return "not checked: there is no amcheck here"
+	case err != nil:
+		return "broken: " + err.Error()
 	}
 	var n int
 	if err := l.admin.QueryRow(ctx, `
@@ -200,17 +220,23 @@ func (l *lab) checkIndexes(ctx context.Context) string {
 	return fmt.Sprintf("%d sound", n)
 }
 
-// strangeExits lists how processes ended that nobody ended, other than by a run that does so.
+// strangeExits lists how processes ended otherwise than by what we did to them, or by a run that
+// ends its process: with a code of its own, a panic in a goroutine, or all memory gone.
 func (l *lab) strangeExits(ctx context.Context) (strange []string, err error) {
 	rows, _ := l.admin.Query(ctx, `
-		SELECT format('worker %s ended by itself with code %s at %s', line->>'worker', coalesce(line->>'code', '0'), at)
-		FROM t.ledger x
-		WHERE kind = 'exit' AND line->>'answer' IS NULL AND coalesce(line->>'code', '0') <> $1
-		  -- A panic in a goroutine of its own, and memory that is gone, end a process with 2.
-		  AND NOT (line->>'code' = '2' AND EXISTS (
-			SELECT FROM t.exec_log s JOIN t.known k USING (run)
-			WHERE k.kase IN ('gopanic', 'leak') AND s.event = 'start' AND split_part(s.worker, '-', 1) = x.line->>'worker'
-			  AND s.at BETWEEN x.at - interval '5 seconds' AND x.at))`, fmt.Sprint(pillCode))
+		WITH exits AS (
+			SELECT line->>'worker' AS worker, coalesce((line->>'code')::int, 0) AS code, coalesce(line->>'answer', '') AS why, at
+			FROM t.ledger WHERE kind = 'exit'
+		)
+		SELECT format('worker %s ended with code %s at %s, after %L', worker, code, at, why)
+		FROM exits
+		WHERE code <> $1 AND NOT (code = 2 AND why <> 'dump')
+		  AND code <> CASE why WHEN 'kill' THEN -9 WHEN 'dump' THEN 2 WHEN '' THEN $1 ELSE 0 END
+		UNION ALL
+		SELECT format('worker %s panicked %s times more than it was made to', worker, n)
+		FROM (SELECT worker, count(*) - (SELECT sum(s.n) FROM t.said s WHERE s.worker = e.worker AND s.what IN ('own panic', 'out of memory')) AS n
+		      FROM exits e WHERE code = 2 AND why <> 'dump' GROUP BY worker) p
+		WHERE n > 0`, pillCode)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 

@@ -114,3 +114,20 @@ func TestCoreIsLight(t *testing.T) {
 		}
 	}
 }
+
+// The torture links nothing of the product: what it uses from here starts servers.
+func TestTortureStandsOutside(t *testing.T) {
+	equipment := []string{"torture", "internal/pgserver", "internal/pgbouncer"}
+	cmd := exec.Command("go", "list", "-deps", "./...")
+	cmd.Dir = "../../torture"
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		name, ours := strings.CutPrefix(strings.TrimSpace(line), module+"/")
+		if ours && !slices.ContainsFunc(equipment, func(e string) bool { return name == e || strings.HasPrefix(name, e+"/") }) {
+			t.Errorf("torture depends on %s", name)
+		}
+	}
+}

@@ -22,6 +22,7 @@ func (s *Server) Standby(ctx context.Context, name string) (*Server, error) {
 	options.Dir, options.Log = "", nil
 	copied := &Server{options: options, bin: s.bin, dir: dir}
 	if copied.log, err = os.OpenFile(filepath.Join(dir, "server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
+		copied.Stop()
 		return nil, err
 	}
 	if err := copied.follow(ctx, s.URL("postgres")+"&application_name="+url.QueryEscape(name)); err != nil {
