@@ -1,6 +1,7 @@
 package lease_test
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -19,6 +21,7 @@ import (
 type deaf struct {
 	run.DB
 	mode string // lost: the statement was executed; late: it will be; "": nothing is lost
+	err  error  // what the client sees instead of the answer; nil: io.ErrUnexpectedEOF
 	late func(run.DB) error
 }
 
@@ -36,15 +39,27 @@ func (d *deaf) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 		}
 	}
 	d.late, d.mode = execute, ""
-	return lost{}, io.ErrUnexpectedEOF
+	err := cmp.Or(d.err, io.ErrUnexpectedEOF)
+	return lost{err: err}, err
 }
 
 // lost are rows that never come.
-type lost struct{ pgx.Rows }
+type lost struct {
+	pgx.Rows
+	err error
+}
 
-func (lost) Next() bool { return false }
-func (lost) Close()     {}
-func (lost) Err() error { return io.ErrUnexpectedEOF }
+func (lost) Next() bool   { return false }
+func (lost) Close()       {}
+func (l lost) Err() error { return l.err }
+
+// A brokenOff is what pgx answers to a simple query whose connection broke: it calls it safe to
+// repeat, though it was sent.
+type brokenOff struct{}
+
+func (brokenOff) Error() string     { return "conn closed" }
+func (brokenOff) Unwrap() error     { return pgconn.ErrConnClosed }
+func (brokenOff) SafeToRetry() bool { return true }
 
 func lose(t *testing.T, p *lease.Poller, d *deaf, mode string) {
 	t.Helper()
@@ -58,11 +73,17 @@ func lose(t *testing.T, p *lease.Poller, d *deaf, mode string) {
 // Leases whose answer was lost are given back by the next call, with no attempt charged,
 // and can be taken at once; exhausted runs stay exhausted.
 func TestLostAnswer(t *testing.T) {
+	for _, err := range []error{io.ErrUnexpectedEOF, brokenOff{}} {
+		t.Run(err.Error(), func(t *testing.T) { testLostAnswer(t, err) })
+	}
+}
+
+func testLostAnswer(t *testing.T, err error) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
 	spent := add(t, pool, "a.x", 0, time.Minute)
 	exec(t, pool, "UPDATE workflow_run SET attempt = 3 WHERE id = $1", spent)
-	d := &deaf{DB: pool}
+	d := &deaf{DB: pool, err: err}
 	p := newPoller(d, "a.")
 	lose(t, p, d, "lost")
 	if r := read(t, pool, id); r.Status != run.Leased || r.Attempt != 1 {

@@ -65,7 +65,7 @@ var cases = []kase{
 		return map[string]any{"ms": int((runLimit + 2*time.Second).Milliseconds())}
 	}},
 	{"delayed", 2, func(r *rand.Rand, o *order, _ world) map[string]any {
-		o.typ, o.delay = "chaos.effect", between(r, 5*time.Second, 60*time.Second)
+		o.typ, o.delay = "chaos.effect", between(r, 5*time.Second, 40*time.Second)
 		return map[string]any{"ms": 1, "key": o.id.String(), "emit": 0}
 	}},
 	{"panic", 2, func(_ *rand.Rand, o *order, _ world) map[string]any {

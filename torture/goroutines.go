@@ -28,7 +28,7 @@ func (l *lab) countGoroutines(ctx context.Context) (fresh, leaked float64, err e
 		}
 	}
 	// By now the slot has started another process.
-	sleep(ctx, 6*time.Second)
+	sleep(ctx, 3500*time.Millisecond)
 	n, err := old[0].dump(ctx)
 	if err != nil {
 		return 0, 0, err

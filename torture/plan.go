@@ -57,7 +57,7 @@ func longPlan(seed uint64) *plan {
 func shortPlan(seed uint64) *plan {
 	p := &plan{
 		Seed: seed, Name: "short", Workers: 4, Rate: 60, Cancels: 4, Foreign: 5,
-		Warm: 4 * time.Second, Chaos: 40 * time.Second, Calm: 3 * time.Second,
+		Warm: 4 * time.Second, Chaos: 34 * time.Second, Calm: 2 * time.Second,
 		Operator: 4 * time.Second, Drain: time.Minute, Hold: 0.4, Pills: 2,
 	}
 	p.schedule(func(f fault) int { return f.short })
