@@ -30,15 +30,15 @@ var faults []fault
 
 func init() { // the schedule refers to them, and they to the lab
 	faults = []fault{
-		{"kill", "worker killed", false, 45, 6, killWorker},
-		{"freeze", "worker frozen beyond its lease", false, 40, 5, freezeWorker},
-		{"stop", "worker told to stop, one in five twice", false, 16, 4, stopWorker},
-		{"memory", "worker out of memory", false, 2, 0, starveMemory},
+		{"kill", "worker killed", false, 60, 7, killWorker},
+		{"freeze", "worker frozen beyond its lease", false, 54, 6, freezeWorker},
+		{"stop", "worker told to stop, one in five twice", false, 24, 5, stopWorker},
+		{"memory", "worker out of memory", false, 3, 0, starveMemory},
 		{"cpu", "processors busy with something else", false, 3, 0, starveCPU},
-		{"network", "network slow, narrow, cut or silent", false, 60, 9, poisonNetwork},
-		{"answer-lost", "commit done, answer lost", false, 64, 14, cutAnswer},
-		{"never-sent", "commit never sent", false, 32, 8, cutCommit},
-		{"sessions", "sessions ended", false, 60, 8, endSessions},
+		{"network", "network slow, narrow, cut or silent", false, 72, 9, poisonNetwork},
+		{"answer-lost", "commit done, answer lost", false, 70, 14, cutAnswer},
+		{"never-sent", "commit never sent", false, 36, 8, cutCommit},
+		{"sessions", "sessions ended", false, 90, 10, endSessions},
 		{"deadlock", "rows locked in the wrong order", false, 20, 3, deadlock},
 		{"rows", "leased rows locked for longer than a lease", false, 12, 2, lockRows},
 		{"snapshot", "old snapshot held", false, 1, 0, oldSnapshot},

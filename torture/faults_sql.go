@@ -115,13 +115,16 @@ func lockRows(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 
 // oldSnapshot keeps vacuum from removing anything.
 func oldSnapshot(ctx context.Context, l *lab, _ *rand.Rand) (string, error) {
-	return nobody, l.excuse(pgx.BeginTxFunc(ctx, l.admin, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT count(*) FROM workflow_run`); err != nil {
-			return err
-		}
-		sleep(ctx, 3*time.Minute)
-		return nil
-	}))
+	tx, err := l.admin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		return noOne, l.excuse(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx)) // it may be gone by then: servers are restarted
+	if _, err := tx.Exec(ctx, `SELECT count(*) FROM workflow_run`); err != nil {
+		return noOne, l.excuse(err)
+	}
+	sleep(ctx, 3*time.Minute)
+	return nobody, nil
 }
 
 // restart returns a fault that ends the server in one way and starts it again.

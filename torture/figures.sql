@@ -1,5 +1,8 @@
 -- Figures of a torture run: name, value, unit, and the most it should be, if there is a goal.
 
+-- When the server was down or of no use: read-only, locked, refusing by chance or for lack of time or connections.
+CREATE TABLE t.unusable AS SELECT began, ended FROM t.hindrance WHERE whom = 'all' AND fault <> 'cpu';
+
 CREATE VIEW t.recovery AS -- from the kill of a worker to the next lease of what it held
     SELECT extract(epoch FROM n.at - x.at) AS seconds
     FROM t.ledger x
@@ -8,7 +11,7 @@ CREATE VIEW t.recovery AS -- from the kill of a worker to the next lease of what
     JOIN t.lease n ON n.run = l.run AND n.lease_no = l.lease_no + 1
     WHERE x.kind = 'exit' AND x.line->>'answer' = 'kill'
       AND NOT EXISTS (SELECT FROM t.ledger s WHERE s.kind = 'start' AND s.line->>'worker' = l.slot AND s.at > l.at AND s.at < x.at)
-      AND NOT EXISTS (SELECT FROM t.outage o WHERE o.started < n.at AND o.ready > x.at);
+      AND NOT EXISTS (SELECT FROM t.unusable u WHERE u.began < n.at AND u.ended > x.at);
 
 CREATE VIEW t.reconnect AS -- from a server that is up again to the first success
     SELECT extract(epoch FROM (SELECT min(at) FROM t.ending e WHERE e.at > o.ready AND e.by_holder) - o.ready) AS seconds FROM t.outage o;
@@ -17,7 +20,7 @@ CREATE VIEW t.handover AS -- from a worker that hands a run back to its next lea
     SELECT extract(epoch FROM n.at - e.at) AS seconds
     FROM t.ending e JOIN t.lease n ON n.run = e.run AND n.lease_no = e.lease_no + 1
     WHERE e.status = 'pending' AND e.by_holder AND e.attempt < e.attempt_was
-      AND NOT EXISTS (SELECT FROM t.outage o WHERE o.started < n.at AND o.ready > e.at);
+      AND NOT EXISTS (SELECT FROM t.unusable u WHERE u.began < n.at AND u.ended > e.at);
 
 CREATE TABLE t.figure AS
     SELECT * FROM (VALUES

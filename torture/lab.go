@@ -58,12 +58,13 @@ type lab struct {
 // build compiles the programs under test from the product's source. overlay, if there is one,
 // names a file for go build -overlay.
 func build(ctx context.Context, root, bin, overlay string) error {
-	args := []string{"build", "-o", bin + "/"}
+	args := []string{"build", "-trimpath", "-o", bin + "/"} // as make build does
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/workflowctl", "./examples/chaos")...)
 	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the programs under test: %w\n%s", err, out)
 	}

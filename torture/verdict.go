@@ -174,7 +174,7 @@ var sayings = map[string]*regexp.Regexp{
 	"lease given up":       regexp.MustCompile(`^{.*"lease given up`),
 	"deadlock":             regexp.MustCompile(`^{.*SQLSTATE 40(P01|001)`),
 	"own panic":            regexp.MustCompile(`^panic: chaos: a goroutine of a handler panics`),
-	"out of memory":        regexp.MustCompile(`^(fatal error: .*out of memory|fatal error: .*cannot allocate memory|runtime: cannot allocate memory)`),
+	"out of memory":        regexp.MustCompile(`^fatal error: .*memory`),
 }
 
 // loadLogs counts what each worker has said.
