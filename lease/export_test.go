@@ -30,3 +30,6 @@ func (p *Poller) DoubtAgain() {
 		p.doubts[i].next = time.Time{}
 	}
 }
+
+// StopWaiting makes the next Acquire look for suspects again.
+func (p *Poller) StopWaiting() { p.waiting = time.Time{} }

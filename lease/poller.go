@@ -34,8 +34,9 @@ type Poller struct {
 	lanes     map[lane]*position
 	hurry     bool // try the known lanes before discovery
 	discovery budget
-	busy      bool    // the last poll brought as many as were asked for
-	doubts    []doubt // leases whose answer was lost
+	busy      bool      // the last poll brought as many as were asked for
+	doubts    []doubt   // leases whose answer was lost
+	waiting   time.Time // until when suspects are left alone: none of those that are due could be leased
 }
 
 type lane struct {
@@ -107,6 +108,9 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	if err := p.settleDoubts(ctx); err != nil {
 		return nil, 0, err
 	}
+	if time.Now().Before(p.waiting) {
+		suspects = 0
+	}
 	if p.hurry {
 		p.hurry = false
 		if chosen := p.choose(n, suspects, false); len(chosen) > 0 {
@@ -142,9 +146,9 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	p.remember(leases)
 	p.busy = found == n
 	switch {
-	case found > 0 && len(leases) == 0: // it has to wait until others are no longer watched
-		p.busy = false
-		return nil, watchPause, nil
+	case found > 0 && len(leases) == 0: // they wait for those that are watched, and must not keep others from being found
+		p.busy, p.waiting = false, time.Now().Add(watchPause)
+		return nil, 0, nil
 	case p.busy || found > len(leases):
 		return leases, 0, nil
 	case discovered && found == 0:
@@ -161,6 +165,9 @@ func (p *Poller) Hurry() { p.hurry = true }
 func (p *Poller) nextDue() time.Duration {
 	next := Never
 	now := time.Now()
+	if d := p.waiting.Sub(now); d > 0 {
+		next = d
+	}
 	for _, at := range p.lanes {
 		if d := at.dueFrom.Sub(now); d > 0 {
 			next = min(next, d)

@@ -99,12 +99,21 @@ func (w *world) lease(*rapid.T) {
 	n := rapid.IntRange(1, len(w.runs)).Draw(w.T, "n")
 	suspects := n * rapid.IntRange(0, 1).Draw(w.T, "suspects")
 	p := &lease.Poller{DB: w.pool, Prefixes: []string{"model."}, Worker: c.By, Terms: terms}
+	last := func(s *subject) bool { return s.Suspect && s.Attempt+1 == s.Max }
+	lastDue := slices.ContainsFunc(w.runs, func(s *subject) bool {
+		_, answer, _ := step(s.state, c)
+		return answer != "" && last(s)
+	})
 	leases, _, err := p.Acquire(w.test.Context(), n, suspects)
 	w.Logf("%s leases %d of up to %d runs, suspects: %v", c.By, len(leases), n, suspects > 0)
 	w.must(err)
 	taken := map[uuid.UUID]bool{}
+	guarded := 0 // suspects among them
 	for _, l := range leases {
 		s := w.find(l.ID)
+		if l.Suspect {
+			guarded++
+		}
 		if l.Suspect && suspects == 0 {
 			w.Fatalf("%s is a suspect", s.name)
 		}
@@ -113,7 +122,10 @@ func (w *world) lease(*rapid.T) {
 		w.given(c.By, s, l)
 	}
 	for _, s := range w.runs {
-		if _, answer, _ := step(s.state, c); answer == "" || taken[s.id] || s.Suspect && suspects == 0 {
+		if taken[s.id] && s.Suspect && !s.Uncharged && s.Attempt == s.Max && guarded > 1 {
+			w.Fatalf("%s is at its last attempt and not alone among %d suspects", s.name, guarded)
+		}
+		if _, answer, _ := step(s.state, c); answer == "" || taken[s.id] || s.Suspect && (suspects == 0 || lastDue && guarded > 0) {
 			continue
 		}
 		better := slices.ContainsFunc(leases, func(l lease.Lease) bool { return l.Priority < s.Priority })
