@@ -43,7 +43,7 @@ CREATE TABLE t.ending AS
     FROM t.transition WHERE was = 'leased' AND (status IS DISTINCT FROM 'leased' OR lease_no > lease_no_was);
 CREATE INDEX ON t.ending (run, lease_no);
 
-CREATE TABLE t.start AS SELECT run, lease_no, min(at) AS at, count(*) AS n FROM t.exec_log WHERE event = 'start' GROUP BY 1, 2;
+CREATE TABLE t.start AS SELECT run, lease_no, min(at) AS at, count(*) AS n, min(split_part(worker, '-', 1)) AS slot FROM t.exec_log WHERE event = 'start' GROUP BY 1, 2;
 CREATE TABLE t.finish AS SELECT run, lease_no, max(at) AS at, max(outcome) AS outcome FROM t.exec_log WHERE event = 'end' GROUP BY 1, 2;
 CREATE UNIQUE INDEX ON t.start (run, lease_no);
 CREATE UNIQUE INDEX ON t.finish (run, lease_no);
@@ -95,7 +95,7 @@ UNION ALL
     WHERE NOT EXISTS (SELECT FROM t.ending s WHERE s.run = e.run_id AND s.lease_no = e.lease_no AND s.status = 'succeeded' AND s.by_holder)
 UNION ALL
     SELECT 'I05b settled by another process than the one that held the lease', run FROM t.transition
-    WHERE was = 'leased' AND settled AND by_holder IS NOT TRUE
+    WHERE was = 'leased' AND (settled OR status IN ('succeeded', 'failed')) AND by_holder IS NOT TRUE
 UNION ALL
     SELECT 'I05c settled without a start under that lease', e.run
     FROM t.ending e JOIN t.lease l USING (run, lease_no) LEFT JOIN t.start s USING (run, lease_no)
@@ -109,7 +109,7 @@ UNION ALL
 UNION ALL
     SELECT 'I07b lease extended by somebody else', run FROM t.transition
     WHERE was = 'leased' AND status = 'leased' AND lease_no = lease_no_was AND lease_until <> lease_until_was
-      AND app <> split_part(leased_by, '-', 1)
+      AND app <> split_part(leased_by_was, '-', 1)
 UNION ALL
     SELECT 'I08 lease numbers with gaps', run FROM t.lease GROUP BY run HAVING max(lease_no) <> count(*) OR min(lease_no) <> 1
 UNION ALL
@@ -124,7 +124,7 @@ UNION ALL
     GROUP BY s.run, r.max_attempts HAVING count(*) > r.max_attempts
 UNION ALL
     SELECT 'I11 started without a lease, or twice on one', s.run FROM t.start s LEFT JOIN t.lease l USING (run, lease_no)
-    WHERE l.run IS NULL OR s.n > 1
+    WHERE l.run IS NULL OR s.n > 1 OR s.slot <> l.slot
 UNION ALL
     SELECT 'I11b one lease that called the outside twice', (line->>'run')::uuid FROM t.ledger WHERE kind = 'call'
     GROUP BY line->>'run', line->>'lease_no' HAVING count(*) > 1
@@ -154,6 +154,9 @@ UNION ALL
            AND (o.payload->>'lease_no')::bigint = r.lease_no) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
        OR (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
 UNION ALL
+    SELECT 'I15b event of a run that is not there', o.aggregate_id FROM outbox_event o
+    WHERE NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = o.aggregate_id)
+UNION ALL
     -- The worker lived, it had time, nothing was in its way, and yet what the handler had done was not recorded.
     SELECT 'I16 outcome that its worker has forgotten', f.run
     FROM t.finish f JOIN t.ending e USING (run, lease_no) JOIN t.lease l USING (run, lease_no)
@@ -178,10 +181,10 @@ UNION ALL
 UNION ALL
     SELECT 'I32 started before its time', s.run FROM t.start s JOIN t.known k USING (run) WHERE s.at < k.run_at - interval '5 ms'
 UNION ALL
-    SELECT 'I32b leased before its time', run FROM t.lease WHERE attempt > attempt_was AND at < run_at - interval '5 ms'
+    SELECT 'I32b leased before its time', run FROM t.lease WHERE at < run_at - interval '5 ms'
 UNION ALL
     SELECT 'I34 trouble of the database charged to a run', s.run FROM t.ending s JOIN t.known k USING (run) JOIN t.kase c USING (kase)
-    WHERE c.blameless AND s.by_holder AND s.code <> 'lease_expired'
+    WHERE c.blameless AND s.by_holder AND s.code IS DISTINCT FROM 'lease_expired'
       AND (s.status = 'failed' OR s.status = 'pending' AND s.attempt = s.attempt_was)
 UNION ALL
     SELECT 'I35 given up with attempts left', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id JOIN t.kase c USING (kase)
@@ -191,7 +194,7 @@ UNION ALL
     WHERE r.status = 'succeeded' AND NOT c.may_succeed
 UNION ALL
     SELECT 'I38 lease that reaches beyond its deadline', x.run FROM t.transition x JOIN t.lease l USING (run, lease_no)
-    WHERE x.status = 'leased' AND x.deadline_at > l.at + interval '500 ms' AND x.lease_until > x.deadline_at;
+    WHERE x.status = 'leased' AND (x.deadline_at IS NULL OR x.deadline_at > l.at + interval '500 ms' AND x.lease_until > x.deadline_at);
 
 CREATE TABLE t.invariant AS
     SELECT rule, count(DISTINCT run) AS n, (array_agg(DISTINCT run))[1:3] AS examples FROM t.broken GROUP BY rule;
