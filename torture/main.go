@@ -83,7 +83,7 @@ func (o options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	bin := filepath.Join(dir, "bin")
+	bin, commit := filepath.Join(dir, "bin"), commitOf(o.root)
 	if err := build(ctx, o.root, bin, ""); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (o options) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w; logs are in %s", err, dir)
 	}
-	r := newReport(p, v, o.root)
+	r := newReport(p, v, commit)
 	r.print(os.Stdout)
 	if o.out != "" {
 		if err := r.write(o.out); err != nil {

@@ -25,12 +25,17 @@ type report struct {
 	Invalid []string `json:"invalid,omitempty"` // why the run has not tested what it should
 }
 
-func newReport(p *plan, v verdict, root string) *report {
-	r := &report{Seed: p.Seed, Plan: p.Name, Machine: machine(), At: time.Now().UTC().Truncate(time.Second), verdict: v}
-	r.Commit = "unknown"
-	if out, err := exec.Command("git", "-C", root, "describe", "--always", "--dirty").Output(); err == nil {
-		r.Commit = strings.TrimSpace(string(out))
+// commitOf says what is built from a source tree.
+func commitOf(root string) string {
+	out, err := exec.Command("git", "-C", root, "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown"
 	}
+	return strings.TrimSpace(string(out))
+}
+
+func newReport(p *plan, v verdict, commit string) *report {
+	r := &report{Seed: p.Seed, Plan: p.Name, Commit: commit, Machine: machine(), At: time.Now().UTC().Truncate(time.Second), verdict: v}
 	r.Invalid = append(r.Invalid, v.Troubles...)
 	for _, m := range v.Must {
 		if m.N == 0 && p.demands(m.What) {
