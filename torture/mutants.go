@@ -71,7 +71,7 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 	}
 	p := shortPlan(o.seed)
 	p.Name, p.Strikes = "mutant", nil
-	p.Warm, p.Chaos, p.Calm, p.Drain = 2*time.Second, 22*time.Second, time.Second, 40*time.Second
+	p.Warm, p.Chaos, p.Calm, p.Drain = time.Second, 18*time.Second, time.Second, 40*time.Second
 	p.Rate = 200 // so that batches are more than one
 	p.schedule(func(f fault) int { return m.faults[f.key] })
 	v, err := torture(ctx, p, dir, bin, o)
