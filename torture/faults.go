@@ -110,18 +110,24 @@ func stopWorker(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return hit(s.name, ok), nil
 }
 
-// starveMemory restarts a worker with little address space and gives all of them what eats that
-// up. The others have enough.
+// starveMemory restarts a worker with little memory and gives all of them, one after the other,
+// what eats that up. The others have enough.
 func starveMemory(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	s := l.mortal(r)
-	ok := s.limit(1 << 20) // 1 GiB: Go reserves a good part of it before it does anything
+	ok := s.limit(256 << 10)
+	for range 40 { // until it is there again
+		sleep(ctx, 100*time.Millisecond)
+		if s.pid() != 0 {
+			break
+		}
+	}
 	for range 24 {
 		o := drawCase(r, kase{"leak", 0, func(_ *rand.Rand, o *order, _ world) map[string]any {
 			o.typ, o.maxAttempts = "chaos.leak", 2
-			return map[string]any{"mb": 200}
+			return map[string]any{"mb": 100}
 		}}, world{}, 1)
 		(&load{lab: l}).enqueueOne(ctx, o)
-		sleep(ctx, 100*time.Millisecond)
+		sleep(ctx, 200*time.Millisecond)
 	}
 	return hit(s.name, ok), nil
 }

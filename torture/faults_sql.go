@@ -66,6 +66,25 @@ func (l *lab) leased(ctx context.Context, n int) ([]uuid.UUID, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 }
 
+// locking locks something in a transaction for a while. Whatever becomes of the transaction then,
+// it has been locked.
+func (l *lab) locking(ctx context.Context, whom string, d time.Duration, lock string, args ...any) (string, error) {
+	tx, err := l.admin.Begin(ctx)
+	if err != nil {
+		return noOne, l.excuse(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx))
+	_, err = tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`)
+	if err == nil {
+		_, err = tx.Exec(ctx, lock, args...)
+	}
+	if err != nil {
+		return noOne, l.excuse(err)
+	}
+	sleep(ctx, d)
+	return whom, nil
+}
+
 // deadlock locks leased rows one after the other in descending order: settles go the other way.
 func deadlock(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	ids, err := l.leased(ctx, 12)
@@ -73,17 +92,15 @@ func deadlock(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		return noOne, l.excuse(err)
 	}
 	pause := between(r, 20*time.Millisecond, 200*time.Millisecond)
-	return arrayOf(ids), l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `DO $$
-			DECLARE one uuid;
-			BEGIN
-				FOR one IN SELECT unnest('`+arrayOf(ids)+`'::uuid[]) ORDER BY 1 DESC LOOP
-					PERFORM FROM workflow_run WHERE id = one FOR UPDATE;
-					PERFORM pg_sleep(`+fmt.Sprint(pause.Seconds())+`);
-				END LOOP;
-			END $$`)
-		return err
-	}))
+	_, err = l.locking(ctx, "", 0, `DO $$
+		DECLARE one uuid;
+		BEGIN
+			FOR one IN SELECT unnest('`+arrayOf(ids)+`'::uuid[]) ORDER BY 1 DESC LOOP
+				PERFORM FROM workflow_run WHERE id = one FOR UPDATE;
+				PERFORM pg_sleep(`+fmt.Sprint(pause.Seconds())+`);
+			END LOOP;
+		END $$`)
+	return arrayOf(ids), err
 }
 
 func arrayOf(ids []uuid.UUID) string {
@@ -103,14 +120,8 @@ func lockRows(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	if err != nil || len(ids) == 0 {
 		return noOne, l.excuse(err)
 	}
-	d := l.plan.hold(r, 2*leaseLength, 3*leaseLength)
-	return arrayOf(ids), l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT FROM workflow_run WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids); err != nil {
-			return err
-		}
-		sleep(ctx, d)
-		return nil
-	}))
+	return l.locking(ctx, arrayOf(ids), l.plan.hold(r, 2*leaseLength, 3*leaseLength),
+		`SELECT FROM workflow_run WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids)
 }
 
 // oldSnapshot keeps vacuum from removing anything.
@@ -182,14 +193,7 @@ func (l *lab) calm(ctx context.Context, sql ...string) error {
 // lockTable shuts everybody out of one of the tables.
 func lockTable(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	table := []string{"workflow_run", "workflow_run", "workflow_history", "outbox_event"}[r.IntN(4)]
-	d := l.plan.hold(r, time.Second, 4*time.Second)
-	return everyone, l.excuse(pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '3s'; LOCK TABLE `+table+` IN ACCESS EXCLUSIVE MODE`); err != nil {
-			return err
-		}
-		sleep(ctx, d)
-		return nil
-	}))
+	return l.locking(ctx, everyone, l.plan.hold(r, time.Second, 4*time.Second), `LOCK TABLE `+table+` IN ACCESS EXCLUSIVE MODE`)
 }
 
 const endWorkers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '` + workerRole + `'`

@@ -22,7 +22,7 @@ type slot struct {
 
 	mu      sync.Mutex
 	random  *rand.Rand // for the time before a restart
-	limitKB int        // of address space, for the next process; 0 for none
+	limitKB int        // of memory, for the next process; 0 for none
 	cmd     *exec.Cmd  // nil while there is none
 	frozen  bool
 	expect  string // why the process is about to end, if it was us
@@ -50,7 +50,7 @@ func (s *slot) start() error {
 func (s *slot) launch() error {
 	cmd := exec.Command(s.program)
 	if s.limitKB > 0 {
-		cmd = exec.Command("sh", "-c", fmt.Sprintf("ulimit -v %d; exec %q", s.limitKB, s.program))
+		cmd = exec.Command("sh", "-c", fmt.Sprintf("ulimit -d %d; exec %q", s.limitKB, s.program))
 		s.limitKB = 0
 	}
 	cmd.Env = s.env
@@ -110,7 +110,7 @@ func (s *slot) kill() bool { return s.signal(syscall.SIGKILL, "kill") }
 // terminate asks the process to stop.
 func (s *slot) terminate() bool { return s.signal(syscall.SIGTERM, "terminate") }
 
-// limit has the next process live with so much address space, and ends this one.
+// limit has the next process live with so much memory, and ends this one.
 func (s *slot) limit(kb int) bool {
 	s.mu.Lock()
 	s.limitKB = kb

@@ -167,6 +167,7 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 default_pool_size = 10
+server_login_retry = 1
 max_client_conn = 1000
 server_tls_sslmode = %s
 `, options.String(), b.port, tls)
