@@ -124,6 +124,9 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 		l := &leases[i]
 		l.Token, l.Taken, l.Worker = token, sent, p.Worker
 		l.Length, l.Timeout = terms[l.Type].Length, terms[l.Type].Timeout
+		if l.Suspect && !l.Exhausted {
+			p.alone = l.Attempt >= l.MaxAttempts || terms[l.Type].Limit > 0 && l.Attempt >= terms[l.Type].Limit
+		}
 	}
 	slices.SortFunc(leases, func(a, b Lease) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.runAt.Compare(b.runAt), bytes.Compare(a.ID[:], b.ID[:]))
@@ -134,7 +137,8 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 // lease is the one statement of take.
 //
 // due pulls row by row: the limit outside stops it in the middle of a lane, and no row too
-// many is locked, except where lanes share their room: chosen drops these. The ids go through
+// many is locked, except where lanes share their room, or some suspects are passed over: chosen
+// drops these. The ids go through
 // an array so that the update finds its rows by primary key, whatever the planner thinks of
 // the table. statement_timestamp is now(), but right in an old transaction. No history is
 // written: while a run is leased its row says so, and what ends the lease tells of it.
@@ -150,11 +154,11 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 				  AND run_at <= statement_timestamp() - l.grace * interval '1 second'
 				  AND (run_at, id) >= (l.from_at, l.from_id) AND ($10 OR token_id IS NULL)
 				ORDER BY run_at, id
-				LIMIT CASE WHEN l.suspect THEN least(l.room, $11) ELSE l.room END
+				LIMIT CASE WHEN l.suspect THEN least(l.room, $11 + 20) ELSE l.room END
 				FOR UPDATE SKIP LOCKED) r
 			LIMIT $12
 		), chosen AS (
-			`+withinRoom(chosen, n, p.Watched)+`
+			`+p.withinRoom(chosen, n)+`
 		), leased AS (
 			UPDATE workflow_run w
 			SET status = 'leased', lease_token = $13, leased_by = $14, lease_no = w.lease_no + 1,
@@ -188,25 +192,34 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 // withinRoom returns the query of those due rows that may be leased: all of them, unless
 // lanes share a room, or the place for suspects, which their limits one by one cannot keep.
 //
-// Suspects at their last attempt are passed over, but for one that is the first of all and
-// leased by itself. For one that has been due for long (late) the others behind it wait, too.
-func withinRoom(chosen []request, n int, watched bool) string {
+// A suspect at its last attempt is leased alone, when it is the first of all and none is watched;
+// the others pass it over. They wait, too, once it is late, but only until one has had its turn:
+// then they go first, so that neither kind waits for long.
+func (p *Poller) withinRoom(chosen []request, n int) string {
 	if !slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n }) {
 		return `SELECT id FROM due`
 	}
-	fits := `CASE WHEN first THEN in_kind = 1 ELSE in_kind <= $11 AND NOT last AND late = 0 END`
-	if watched {
-		fits = `in_kind <= $11 AND NOT last AND late = 0`
+	group := `NOT last AND in_group <= $11`
+	fits := `CASE WHEN first THEN in_kind = 1 ELSE ` + group + ` AND late = 0 END`
+	switch {
+	case p.Watched && p.alone:
+		fits = group
+	case p.Watched:
+		fits = group + ` AND late = 0`
+	case p.alone:
+		fits = `CASE WHEN groups = 0 THEN in_kind = 1 ELSE ` + group + ` END`
 	}
 	return `
 			SELECT id
 			FROM (SELECT id, suspect, room, last,
 			             row_number() OVER (PARTITION BY team ORDER BY place, run_at, id) AS in_team,
-			             row_number() OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS in_kind,
-			             first_value(last) OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS first,
-			             count(*) FILTER (WHERE last AND run_at < statement_timestamp() - interval '5 seconds')
-			               OVER (PARTITION BY suspect ORDER BY place, run_at, id) AS late
-			      FROM due) AS d
+			             row_number() OVER kind AS in_kind,
+			             row_number() OVER (PARTITION BY suspect, last ORDER BY place, run_at, id) AS in_group,
+			             first_value(last) OVER kind AS first,
+			             count(*) FILTER (WHERE NOT last) OVER (PARTITION BY suspect) AS groups,
+			             count(*) FILTER (WHERE last AND run_at < statement_timestamp() - interval '5 seconds') OVER kind AS late
+			      FROM due
+			      WINDOW kind AS (PARTITION BY suspect ORDER BY place, run_at, id)) AS d
 			WHERE in_team <= room AND (NOT suspect OR ` + fits + `)`
 }
 

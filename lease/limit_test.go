@@ -199,11 +199,7 @@ func TestLastAttemptAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got []int
-		for _, l := range leases {
-			got = append(got, l.Priority)
-		}
-		if !slices.Equal(got, step.want) {
+		if got := priorities(leases); !slices.Equal(got, step.want) {
 			t.Errorf("step %d: suspects of priority %v were leased, want %v", i, got, step.want)
 		}
 		// When all wait, the next look is for others, and the one after it comes later.
@@ -214,15 +210,34 @@ func TestLastAttemptAlone(t *testing.T) {
 			p.StopWaiting()
 		}
 	}
-	// One that has been due for ten seconds, and one behind it.
-	suspect(t, pool, "a.y", 2)
-	suspect(t, pool, "a.y", 1)
-	exec(t, pool, "UPDATE workflow_run SET attempt = 2, run_at = now() - interval '10 seconds' WHERE priority = 2")
-	p.Watched = true
-	p.Discover()
-	if leases, _, err := p.Acquire(t.Context(), 100, 10); err != nil || len(leases) != 0 {
-		t.Errorf("%d suspects overtook one that has waited for long, %v", len(leases), err)
+	// One that has been due for ten seconds, and others behind it: since one was alone just now,
+	// they go first once. Then they wait until it has had its turn.
+	suspect(t, pool, "a.y", 3)
+	exec(t, pool, "UPDATE workflow_run SET attempt = 2, run_at = now() - interval '10 seconds' WHERE priority = 3")
+	for i, step := range []struct {
+		add     int // priority of another
+		watched bool
+		want    []int
+	}{{2, true, []int{2}}, {1, true, nil}, {0, false, []int{3}}, {-1, false, []int{1, 0, -1}}} {
+		suspect(t, pool, "a.y", step.add)
+		p.Watched = step.watched
+		p.StopWaiting()
+		p.Discover()
+		leases, _, err := p.Acquire(t.Context(), 100, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := priorities(leases); !slices.Equal(got, step.want) {
+			t.Errorf("late, step %d: suspects of priority %v were leased, want %v", i, got, step.want)
+		}
 	}
+}
+
+func priorities(leases []lease.Lease) (all []int) {
+	for _, l := range leases {
+		all = append(all, l.Priority)
+	}
+	return all
 }
 
 // A suspect that cannot be leased, here a step for a worker without the graph and one that

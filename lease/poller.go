@@ -36,6 +36,7 @@ type Poller struct {
 	discovery budget
 	busy      bool      // the last poll brought as many as were asked for
 	doubts    []doubt   // leases whose answer was lost
+	alone     bool      // the last suspect that was leased was alone
 	waiting   time.Time // until when suspects are left alone: none of those that are due could be leased
 }
 
