@@ -238,5 +238,5 @@ func (b *blind) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, e
 		return b.DB.Query(ctx, sql, args...)
 	}
 	_, _ = b.Exec(ctx, "SELECT pg_sleep(0.2)")
-	return lost{}, io.ErrUnexpectedEOF
+	return lost{err: io.ErrUnexpectedEOF}, io.ErrUnexpectedEOF
 }
