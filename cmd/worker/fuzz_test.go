@@ -25,7 +25,7 @@ func FuzzLoad(f *testing.F) {
 			"WORKER_HTTP_TOKEN": canary + token, "WORKER_STRICT": strict,
 		} {
 			if strings.Contains(value, "\x00") {
-				t.Skip("no environment can hold it")
+				return // no environment can hold it
 			}
 			t.Setenv(name, value)
 		}

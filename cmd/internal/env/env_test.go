@@ -37,7 +37,7 @@ func FuzzLoad(f *testing.F) {
 			"FUZZ_TOKEN": canary + token, stranger: "x",
 		} {
 			if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(value, "\x00") {
-				t.Skip("no environment can hold it")
+				return // no environment can hold it
 			}
 			if name != stranger || strings.HasPrefix(name, "FUZZ_") { // or it may be PATH
 				t.Setenv(name, value)
