@@ -61,7 +61,9 @@ func (w *Worker) call(j *job) (json.RawMessage, error) {
 	case j.entry == nil:
 		return nil, run.Permanent(run.WithCode(run.CodeNoHandler, errors.New(run.CodeNoHandler)))
 	}
-	w.jobs.begin(j)
+	if j.Suspect {
+		w.jobs.begin(j)
+	}
 	ctx := context.WithValue(run.NewContext(j.ctx, j.Info), extrasKey{}, &j.extras)
 	return j.entry.handler(ctx, j.Payload)
 }

@@ -36,7 +36,7 @@ type job struct {
 	done      bool      // the handler has returned
 	left      bool      // the slot was taken away from the running handler
 	parked    bool      // done, but its outcome is refused: it needs no slot
-	begun     bool      // the handler was called
+	begun     bool      // the handler of a suspect was called
 	proven    bool      // a suspect that has not killed this process
 }
 
@@ -138,7 +138,7 @@ func (s *jobs) room(concurrency int) (n, suspects, watched int) {
 
 func (j *job) suspicious() bool { return j.Suspect && !j.Exhausted && !j.proven }
 
-// begin notes that the handler is called.
+// begin notes that the handler of a suspect is called.
 func (s *jobs) begin(j *job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
