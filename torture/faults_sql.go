@@ -14,20 +14,26 @@ import (
 	"github.com/simple-workflow/simple-workflow/torture/wire"
 )
 
-func cutAnswer(_ context.Context, l *lab, r *rand.Rand) (string, error) {
-	return l.cut(r, wire.AnswerLost), nil
+func cutAnswer(ctx context.Context, l *lab, _ *rand.Rand) (string, error) {
+	return l.cut(ctx, wire.AnswerLost), nil
 }
 
-func cutCommit(_ context.Context, l *lab, r *rand.Rand) (string, error) {
-	return l.cut(r, wire.NeverSent), nil
+func cutCommit(ctx context.Context, l *lab, _ *rand.Rand) (string, error) {
+	return l.cut(ctx, wire.NeverSent), nil
 }
 
-// cut has one or two of the next commits of a client cut off; the clients take turns.
-func (l *lab) cut(r *rand.Rand, c wire.Cut) string {
+// cut has the next commit of a client cut off, if there is one soon; the clients take turns.
+func (l *lab) cut(ctx context.Context, c wire.Cut) string {
 	all := append([]*link{l.front}, l.links...)
 	k := all[int(l.cuts.Add(1))%len(all)]
-	k.wire.Arm(c, 1+r.IntN(2))
-	return k.name
+	k.wire.Arm(c, 1)
+	for range 50 {
+		if !k.wire.Armed(c) {
+			return k.name
+		}
+		sleep(ctx, 100*time.Millisecond)
+	}
+	return noOne
 }
 
 // endSessions ends some or all sessions of one client.

@@ -71,7 +71,7 @@ func build(ctx context.Context, root, bin, overlay string) error {
 	return nil
 }
 
-// newLab sets everything up but the workers.
+// newLab sets everything up and starts the workers.
 func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab, err error) {
 	l = &lab{plan: p, dir: dir, bin: bin}
 	defer func() {

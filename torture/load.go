@@ -43,7 +43,7 @@ func (g *load) run(ctx context.Context) {
 		return func(ctx context.Context) {
 			if id, ok := g.pick(at); ok {
 				sleep(ctx, wait)
-				g.cancel(ctx, id)
+				g.record(ctx, "cancel", `SELECT workflow_cancel($1, 'torture')`, id)
 			}
 		}
 	})
@@ -56,7 +56,7 @@ func (g *load) run(ctx context.Context) {
 		}
 		return func(ctx context.Context) { g.within(ctx, o, rollback, hold) }
 	})
-	g.every(ctx, float64(time.Second)/float64(g.lab.plan.Operator), "operator", func(r *rand.Rand) func(context.Context) {
+	g.every(ctx, 1/g.lab.plan.Operator.Seconds(), "operator", func(r *rand.Rand) func(context.Context) {
 		at := r.Float64()
 		return func(ctx context.Context) { g.operate(ctx, at) }
 	})
@@ -201,15 +201,6 @@ func (g *load) within(ctx context.Context, o order, rollback bool, hold time.Dur
 	}
 }
 
-func (g *load) cancel(ctx context.Context, id uuid.UUID) {
-	sent := time.Now()
-	answer, err := g.call(ctx, `SELECT workflow_cancel($1, 'torture')`, id)
-	if err != nil {
-		answer = [...]string{"", "refused", "unknown"}[judge(err)]
-	}
-	g.lab.ledger.add(entry{Kind: "cancel", Run: id.String(), Answer: answer, Sent: &sent})
-}
-
 // operate does what operators do: retry what has failed, delete, hold and resume, re-order.
 func (g *load) operate(ctx context.Context, at float64) {
 	var failed uuid.UUID
@@ -230,19 +221,16 @@ func (g *load) operate(ctx context.Context, at float64) {
 	}
 }
 
+// record makes a call about a run and writes down what was answered.
 func (g *load) record(ctx context.Context, kind, sql string, id uuid.UUID) {
-	answer, err := g.call(ctx, sql, id)
-	if err != nil {
+	limited, stop := context.WithTimeout(ctx, callLimit)
+	defer stop()
+	sent := time.Now()
+	var answer string
+	if err := g.lab.client.QueryRow(limited, sql, id).Scan(&answer); err != nil {
 		answer = [...]string{"", "refused", "unknown"}[judge(err)]
 	}
-	g.lab.ledger.add(entry{Kind: kind, Run: id.String(), Answer: answer})
-}
-
-func (g *load) call(ctx context.Context, sql string, id uuid.UUID) (answer string, err error) {
-	ctx, stop := context.WithTimeout(ctx, callLimit)
-	defer stop()
-	err = g.lab.client.QueryRow(ctx, sql, id).Scan(&answer)
-	return answer, err
+	g.lab.ledger.add(entry{Kind: kind, Run: id.String(), Answer: answer, Sent: &sent})
 }
 
 func (g *load) remember(id string) {

@@ -83,6 +83,13 @@ func (p *Proxy) Arm(cut Cut, n int) {
 	p.armed[cut] += n
 }
 
+// Armed reports whether some of these cuts are still to come.
+func (p *Proxy) Armed(cut Cut) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.armed[cut] > 0
+}
+
 // Disarm forgets what has not happened yet.
 func (p *Proxy) Disarm() {
 	p.mu.Lock()
