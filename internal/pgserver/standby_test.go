@@ -2,6 +2,7 @@ package pgserver_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
@@ -18,6 +19,15 @@ func TestStandby(t *testing.T) {
 	t.Cleanup(standby.Stop)
 	query(t, server, "ALTER SYSTEM SET synchronous_standby_names = 'copy'")
 	query(t, server, "SELECT pg_reload_conf()::text")
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		state := query(t, server, "SELECT sync_state FROM pg_stat_replication WHERE application_name = 'copy'")
+		if state == "sync" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the standby is %q, want sync", state)
+		}
+	}
 	query(t, server, "SET synchronous_commit = remote_apply; CREATE TABLE after (x int)")
 	if got := query(t, standby, "SELECT concat(pg_is_in_recovery(), to_regclass('before'), to_regclass('after'))"); got != "tbeforeafter" {
 		t.Errorf("the standby is %q, want in recovery with both tables", got)
