@@ -190,21 +190,20 @@ func outcomeColumns(outcomes []Outcome) ([]any, error) {
 	}, nil
 }
 
-// Recorded tells which of the outcomes are the last that their runs have recorded. A worker
-// that lost the answer to Settle calls Settle again and then asks this about the refused.
-func Recorded(ctx context.Context, db DB, outcomes []Outcome) (map[uuid.UUID]bool, error) {
+// Recorded returns those of the outcomes that are the last which their runs have recorded. A
+// worker that lost the answer to Settle calls Settle again and then asks this about the refused.
+func Recorded(ctx context.Context, db DB, outcomes []Outcome) (recorded []Outcome, err error) {
 	rows, _ := db.Query(ctx, `
-		SELECT w.id
-		FROM unnest($1::uuid[], $2::uuid[]) AS o (id, token)
+		SELECT o.place
+		FROM unnest($1::uuid[], $2::uuid[]) WITH ORDINALITY AS o (id, token, place)
 		JOIN workflow_run w ON w.id = o.id AND w.settled_token = o.token`,
 		column(outcomes, func(o Outcome) [16]byte { return o.ID }), column(outcomes, func(o Outcome) [16]byte { return o.Token }))
-	found, err := pgx.CollectRows(rows, pgx.RowTo[[16]byte])
+	places, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
 		return nil, fmt.Errorf("look up %d outcomes: %w", len(outcomes), err)
 	}
-	recorded := make(map[uuid.UUID]bool, len(found))
-	for _, id := range found {
-		recorded[id] = true
+	for _, place := range places {
+		recorded = append(recorded, outcomes[place-1])
 	}
 	return recorded, nil
 }

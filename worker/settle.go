@@ -259,13 +259,14 @@ func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []run.Outcome
 	}
 	ctx, done := context.WithTimeout(ctx, callTimeout)
 	defer done()
-	recorded, err := run.Recorded(ctx, w.db, lost)
+	found, err := run.Recorded(ctx, w.db, lost)
 	if err != nil {
 		return nil, err
 	}
+	recorded := fences(found)
 	var truly []run.Outcome
 	for _, o := range lost {
-		if !recorded[o.ID] {
+		if !recorded[fenceOf(o)] {
 			truly = append(truly, o)
 		}
 	}
