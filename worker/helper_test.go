@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -58,19 +59,25 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func enqueue(t *testing.T, pool *pgxpool.Pool, typ string, payload any) uuid.UUID {
-	t.Helper()
-	e, err := run.Enqueue(t.Context(), pool, run.New{Type: typ, Payload: payload})
-	if err != nil {
-		t.Fatal(err)
+// patiently tries again what fails while an old pgbouncer, which the tests may go through,
+// ends and comes back, see pgbouncer.Bouncer.
+func patiently(do func() error) error {
+	err := do()
+	for try := 0; err != nil && os.Getenv("PGTEST_BOUNCER") != "" && try < 20; try++ {
+		time.Sleep(50 * time.Millisecond)
+		err = do()
 	}
-	return e.ID
+	return err
 }
 
-func read(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) *run.Run {
+func enqueue(t *testing.T, pool *pgxpool.Pool, typ string, payload any) uuid.UUID {
 	t.Helper()
-	r, err := run.Read(context.Background(), pool, id)
-	if err != nil {
+	return add(t, pool, run.New{Type: typ, Payload: payload})
+}
+
+func read(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) (r *run.Run) {
+	t.Helper()
+	if err := patiently(func() (err error) { r, err = run.Read(context.Background(), pool, id); return err }); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -93,11 +100,11 @@ func handle(mux *worker.Mux, typ string, fn func(context.Context) error, options
 // add enqueues a run with more than a type.
 func add(t *testing.T, pool *pgxpool.Pool, n run.New) uuid.UUID {
 	t.Helper()
-	e, err := run.Enqueue(t.Context(), pool, n)
-	if err != nil {
+	n.ID = uuid.Must(uuid.NewV7()) // once, however often it is tried
+	if err := patiently(func() error { _, err := run.Enqueue(t.Context(), pool, n); return err }); err != nil {
 		t.Fatal(err)
 	}
-	return e.ID
+	return n.ID
 }
 
 // addMany inserts n runs of a type by plain SQL, with payloads {"N": 1} and so on.

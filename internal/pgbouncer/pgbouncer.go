@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,12 +28,19 @@ import (
 const patience = 30 * time.Second
 
 // A Bouncer is a running pgbouncer. When this process ends, even by kill -9, it ends too.
+//
+// Should it end by itself it is started again at the same address, as a service manager does:
+// before 1.20.1 it ends itself now and then when clients cancel statements, as this project's
+// do with those that take too long (https://github.com/pgbouncer/pgbouncer/issues/822).
 type Bouncer struct {
 	program string
 	dir     string
 	config  *pgx.ConnConfig // of the database behind it
 	port    int
 	process *child.Process
+
+	stop chan struct{} // closed by Stop
+	kept sync.WaitGroup
 }
 
 // Start starts a pgbouncer in front of a database, as whose user all of its clients connect.
@@ -42,7 +50,7 @@ func Start(ctx context.Context, databaseURL string) (*Bouncer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bouncer{config: config.ConnConfig}
+	b := &Bouncer{config: config.ConnConfig, stop: make(chan struct{})}
 	if b.program, err = pgbouncer(); err != nil {
 		return nil, err
 	}
@@ -51,12 +59,15 @@ func Start(ctx context.Context, databaseURL string) (*Bouncer, error) {
 	}
 	err = errEnded
 	for try := 0; try < 3 && errors.Is(err, errEnded); try++ {
-		err = b.start(ctx)
+		if b.port, err = child.Port(); err == nil {
+			err = b.start(ctx)
+		}
 	}
 	if err != nil {
 		_ = os.RemoveAll(b.dir)
 		return nil, err
 	}
+	b.kept.Go(b.keep)
 	return b, nil
 }
 
@@ -65,18 +76,35 @@ func (b *Bouncer) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.I
 
 // Stop ends it, cutting its connections.
 func (b *Bouncer) Stop() {
-	b.process.End()
+	close(b.stop)
+	b.kept.Wait()
 	_ = os.RemoveAll(b.dir) // mostly done by the watchdog
+}
+
+// keep starts the program again whenever it has ended, until Stop, and then ends it.
+func (b *Bouncer) keep() {
+	defer func() { b.process.End() }()
+	for {
+		select {
+		case <-b.stop:
+			return
+		default:
+		}
+		if !b.process.Gone(20 * time.Millisecond) {
+			continue
+		}
+		_ = b.process.Release() // its directory stays
+		if err := b.start(context.Background()); err != nil {
+			return // its port was snatched; the next connection tells
+		}
+	}
 }
 
 // errEnded means that pgbouncer ended by itself: another program may have
 // snatched its port.
 var errEnded = errors.New("it ended")
 
-func (b *Bouncer) start(ctx context.Context) (err error) {
-	if b.port, err = child.Port(); err != nil {
-		return err
-	}
+func (b *Bouncer) start(ctx context.Context) error {
 	conf := filepath.Join(b.dir, "pgbouncer.ini")
 	if err := os.WriteFile(conf, []byte(b.settings()), 0o600); err != nil {
 		return err
@@ -84,17 +112,18 @@ func (b *Bouncer) start(ctx context.Context) (err error) {
 	if err := child.Own(conf); err != nil {
 		return err
 	}
-	log, err := os.Create(filepath.Join(b.dir, "pgbouncer.log"))
+	log, err := os.OpenFile(filepath.Join(b.dir, "pgbouncer.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	b.process, err = child.Start(child.Command{
+	process, err := child.Start(child.Command{
 		Path: b.program, Args: []string{conf}, Dir: b.dir, Remove: true, Last: syscall.SIGKILL, Output: log,
 	})
 	if err != nil {
 		return err
 	}
+	b.process = process
 	if err := b.ready(ctx); err != nil {
 		text, _ := os.ReadFile(log.Name())
 		b.process.Signal(syscall.SIGKILL)

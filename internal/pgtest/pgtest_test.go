@@ -171,6 +171,27 @@ func TestBouncer(t *testing.T) {
 	}
 }
 
+// A bouncer that ended by itself is there again at the same address.
+func TestBouncerComesBack(t *testing.T) {
+	url := pgtest.Bouncer(t, pgtest.URL(t))
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Database = "pgbouncer" // its console
+	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	console, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = console.Exec(t.Context(), "SHUTDOWN")
+	_ = console.Close(t.Context())
+	pgtest.Await(t, "the bouncer to be back", func() bool {
+		conn, err := pgx.Connect(t.Context(), url)
+		return err == nil && conn.Close(t.Context()) == nil
+	})
+}
+
 // A bouncer ends with its test.
 func TestBouncerEnds(t *testing.T) {
 	var url string
