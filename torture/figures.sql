@@ -3,8 +3,11 @@
 -- When the server was down or of no use: read-only, locked, refusing by chance or for lack of time or connections.
 CREATE TABLE t.unusable AS SELECT began, ended FROM t.hindrance WHERE whom = 'all' AND fault <> 'cpu';
 
+-- From when on faults struck one at a time; null if they never did.
+CREATE VIEW t.singles AS SELECT min(at) AS since FROM t.ledger WHERE kind = 'singles';
+
 CREATE VIEW t.recovery AS -- from the kill of a worker to the next lease of what it held
-    SELECT extract(epoch FROM n.at - x.at) AS seconds
+    SELECT extract(epoch FROM n.at - x.at) AS seconds, coalesce(x.at > (SELECT since FROM t.singles), false) AS single
     FROM t.ledger x
     JOIN t.lease l ON l.slot = x.line->>'worker' AND l.at < x.at
     JOIN t.ending e ON e.run = l.run AND e.lease_no = l.lease_no AND e.at > x.at AND e.status = 'pending' AND NOT e.by_holder
@@ -14,10 +17,12 @@ CREATE VIEW t.recovery AS -- from the kill of a worker to the next lease of what
       AND NOT EXISTS (SELECT FROM t.unusable u WHERE u.began < n.at AND u.ended > x.at);
 
 CREATE VIEW t.reconnect AS -- from a server that is up again to the first success
-    SELECT extract(epoch FROM (SELECT min(at) FROM t.ending e WHERE e.at > o.ready AND e.by_holder) - o.ready) AS seconds FROM t.outage o;
+    SELECT extract(epoch FROM (SELECT min(at) FROM t.ending e WHERE e.at > o.ready AND e.by_holder) - o.ready) AS seconds,
+        coalesce(o.ready > (SELECT since FROM t.singles), false) AS single
+    FROM t.outage o;
 
 CREATE VIEW t.handover AS -- from a worker that hands a run back to its next lease
-    SELECT extract(epoch FROM n.at - e.at) AS seconds
+    SELECT extract(epoch FROM n.at - e.at) AS seconds, coalesce(e.at > (SELECT since FROM t.singles), false) AS single
     FROM t.ending e JOIN t.lease n ON n.run = e.run AND n.lease_no = e.lease_no + 1
     WHERE e.status = 'pending' AND e.by_holder AND e.attempt < e.attempt_was
       AND NOT EXISTS (SELECT FROM t.unusable u WHERE u.began < n.at AND u.ended > e.at);
@@ -38,12 +43,17 @@ CREATE TABLE t.figure AS
              WHERE k.kase IN ('effect', 'sleep', 'delayed', 'deaf', 'rival', 'permanent', 'badresult')
                AND r.finished_at < (SELECT min(at) FROM t.ledger WHERE kind IN ('strike', 'exit'))
                AND NOT EXISTS (SELECT FROM t.call c WHERE c.kind = 'retry' AND c.run = r.id)), '', 1),
-        ('recovery of a killed worker''s run, p50', (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's', 4),
-        ('recovery of a killed worker''s run, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's', 6),
-        ('recovery of a killed worker''s run, p99', (SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) FROM t.recovery), 's', 8),
-        ('server ready to first settle, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.reconnect), 's', 2),
-        ('server ready to first settle, longest', (SELECT max(seconds) FROM t.reconnect), 's', 5),
-        ('handed back to leased again, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.handover), 's', 1),
+        ('recovery of a killed worker''s run, p50', (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) FROM t.recovery WHERE single), 's', 4),
+        ('recovery of a killed worker''s run, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.recovery WHERE single), 's', 6),
+        ('recovery of a killed worker''s run, p99', (SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) FROM t.recovery WHERE single), 's', 8),
+        ('server ready to first settle, longest', (SELECT max(seconds) FROM t.reconnect WHERE single), 's', 5),
+        ('handed back to leased again, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.handover WHERE single), 's', 1),
+        ('runs of killed workers that were recovered', (SELECT count(*) FROM t.recovery WHERE single), '', NULL),
+        ('recovery of a killed worker''s run amid other faults, p50', (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) FROM t.recovery WHERE NOT single), 's', NULL),
+        ('recovery of a killed worker''s run amid other faults, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.recovery WHERE NOT single), 's', NULL),
+        ('recovery of a killed worker''s run amid other faults, p99', (SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) FROM t.recovery WHERE NOT single), 's', NULL),
+        ('server ready to first settle amid other faults, longest', (SELECT max(seconds) FROM t.reconnect WHERE NOT single), 's', NULL),
+        ('handed back to leased again amid other faults, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.handover WHERE NOT single), 's', NULL),
         ('calls to the outside per run that made one', (SELECT count(*)::float8 / nullif(count(DISTINCT line->>'run'), 0) FROM t.ledger WHERE kind = 'call'), '', NULL)
     ) f (name, value, unit, goal);
 

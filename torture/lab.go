@@ -231,7 +231,9 @@ func (l *lab) awaitWorkers(ctx context.Context) error {
 		err := l.admin.QueryRow(ctx, `SELECT to_regclass('chaos_effect') IS NOT NULL`).Scan(&ready)
 		switch {
 		case ready:
-			return nil
+			// Their effects are in the storms, too.
+			_, err := l.admin.Exec(ctx, `CREATE TRIGGER t_storm BEFORE INSERT ON chaos_effect FOR EACH STATEMENT EXECUTE FUNCTION t.blow()`)
+			return err
 		case err != nil:
 			return err
 		case time.Since(start) > 30*time.Second:

@@ -25,13 +25,17 @@ type plan struct {
 	Hold    float64
 	Strikes []strike // in order of time
 
+	// After the chaos come strikes one at a time in fair weather, by which the figures are taken.
+	Singles []strike
+	Single  time.Duration // for all of them
+
 	Narrowed bool // to some faults
 	Pills    int  // runs that end their process, beside those of the workload
 }
 
-// A strike is one fault at its time, counted from the start of the chaos.
+// A strike is one fault at its time.
 type strike struct {
-	At    time.Duration
+	At    time.Duration // from the start of the chaos, or of the singles
 	Fault string
 	Seed  uint64 // decides the rest: whom it hits, for how long
 }
@@ -47,10 +51,12 @@ const (
 func longPlan(seed uint64) *plan {
 	p := &plan{
 		Seed: seed, Name: "long", Workers: 4, Rate: 62, Cancels: 3, Foreign: 5,
-		Warm: 30 * time.Second, Chaos: 480 * time.Second, Calm: 30 * time.Second,
+		Warm: 30 * time.Second, Chaos: 480 * time.Second, Calm: 20 * time.Second,
 		Operator: 20 * time.Second, Drain: 2 * time.Minute, Hold: 1,
 	}
 	p.schedule(func(f fault) int { return f.long })
+	p.oneByOne(6*time.Second, "kill", "stop", "kill", "stop", "kill", "kill", "stop", "kill", "kill", "stop", "kill", "kill",
+		"server-kill", "server-kill", "server-kill")
 	return p
 }
 
@@ -80,6 +86,15 @@ func (p *plan) schedule(count func(fault) int) {
 	slices.SortFunc(p.Strikes, func(a, b strike) int { return cmp.Compare(a.At, b.At) })
 }
 
+// oneByOne plans the singles.
+func (p *plan) oneByOne(every time.Duration, faults ...string) {
+	r := p.random("singles")
+	for i, key := range faults {
+		p.Singles = append(p.Singles, strike{At: time.Duration(i) * every, Fault: key, Seed: r.Uint64()})
+	}
+	p.Single = time.Duration(len(faults)) * every
+}
+
 // random returns a source of its own for each use, so that one does not disturb the other.
 func (p *plan) random(use string) *rand.Rand {
 	h := uint64(14695981039346656037)
@@ -106,7 +121,7 @@ func (p *plan) narrow(keys []string) error {
 			return fmt.Errorf("there is no fault %q", key)
 		}
 	}
-	p.Narrowed = true
+	p.Narrowed, p.Singles, p.Single = true, nil, 0
 	p.Strikes = slices.DeleteFunc(p.Strikes, func(s strike) bool { return !slices.Contains(keys, s.Fault) })
 	return nil
 }

@@ -64,7 +64,7 @@ func newReport(p *plan, v verdict, commit string) *report {
 }
 
 func (p *plan) count(key string) (n int) {
-	for _, s := range p.Strikes {
+	for _, s := range slices.Concat(p.Strikes, p.Singles) {
 		if s.Fault == key {
 			n++
 		}

@@ -35,8 +35,13 @@ func (s *siege) run(ctx context.Context) error {
 	for range p.Pills {
 		s.load.enqueueOne(ctx, drawCase(pills, findCase("exit"), world{}, p.Hold))
 	}
-	s.strikeAll(ctx)
+	s.strikeAll(ctx, p.Strikes, p.Chaos)
 	s.pacify(ctx)
+	if len(p.Singles) > 0 {
+		sleep(ctx, p.Calm) // for what the chaos has left
+		s.lab.ledger.add(entry{Kind: "singles"})
+		s.strikeAll(ctx, p.Singles, p.Single)
+	}
 	sleep(ctx, p.Calm)
 	stopWork()
 	<-ended
@@ -46,11 +51,11 @@ func (s *siege) run(ctx context.Context) error {
 	return s.drain(ctx)
 }
 
-// strikeAll goes through the schedule. Strikes at the server wait for each other.
-func (s *siege) strikeAll(ctx context.Context) {
+// strikeAll goes through a schedule that takes so long. Strikes at the server wait for each other.
+func (s *siege) strikeAll(ctx context.Context, schedule []strike, long time.Duration) {
 	start := time.Now()
 	var all sync.WaitGroup
-	for _, next := range s.lab.plan.Strikes {
+	for _, next := range schedule {
 		sleep(ctx, next.At-time.Since(start))
 		if ctx.Err() != nil {
 			break
@@ -77,7 +82,7 @@ func (s *siege) strikeAll(ctx context.Context) {
 			}
 		})
 	}
-	sleep(ctx, s.lab.plan.Chaos-time.Since(start))
+	sleep(ctx, long-time.Since(start))
 	all.Wait()
 }
 
@@ -124,7 +129,7 @@ func (s *siege) progress(ctx context.Context, start time.Time) (stop func()) {
 			s.mu.Lock()
 			n := s.past
 			s.mu.Unlock()
-			fmt.Printf("%7s  %6d runs acknowledged  %4d of %d strikes\n", since(start), s.load.enqueued.Load(), n, len(s.lab.plan.Strikes))
+			fmt.Printf("%7s  %6d runs acknowledged  %4d of %d strikes\n", since(start), s.load.enqueued.Load(), n, len(s.lab.plan.Strikes)+len(s.lab.plan.Singles))
 		}
 	}()
 	return stop
