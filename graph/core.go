@@ -1,0 +1,558 @@
+package graph
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// The core: what an instance is, as far as it has to be known, and how one event changes it.
+// It knows no database, no clock, and draws no ids: what is new has none until it is written.
+
+// Status of an instance.
+type Status string
+
+// The states of an instance. WAITING means that nothing of it is due or runs.
+const (
+	Created    Status = "CREATED"
+	InProgress Status = "IN_PROGRESS"
+	Waiting    Status = "WAITING"
+	Completed  Status = "COMPLETED"
+	Failed     Status = "FAILED"
+	Cancelled  Status = "CANCELLED"
+)
+
+// Final reports whether the instance is over.
+func (s Status) Final() bool { return s == Completed || s == Failed || s == Cancelled }
+
+type tokenState string
+
+const (
+	tokenReady      tokenState = "Ready"
+	tokenWaiting    tokenState = "Waiting"
+	tokenCompleted  tokenState = "Completed"
+	tokenFailed     tokenState = "Failed"
+	tokenTerminated tokenState = "Terminated"
+)
+
+// timerType is the run that lets a token wait.
+const timerType = "graph.timer.v1"
+
+// maxPureSteps is how many gateways and joins a token may pass in one decision.
+const maxPureSteps = 1000
+
+// An instance is as much of a process instance as a decision needs, and what it has changed.
+type instance struct {
+	id       uuid.UUID
+	process  *Process
+	status   Status
+	priority int
+	input    json.RawMessage
+	facts    facts // of the nodes that may be read
+
+	live, ready, joining, incidents int
+
+	joins  map[joinKey]*joining // those that may be arrived at
+	others []*token             // all live tokens not in the batch; only if the process needs them
+
+	failure string
+	output  json.RawMessage
+
+	changes changes
+}
+
+// changes are what is to be written.
+type changes struct {
+	touched   bool // anything at all
+	tokens    []*token
+	groups    []*group
+	joins     []*joining
+	arrivals  []arrival
+	steps     []step
+	incidents []incident
+	events    []event
+	history   []transition
+	ended     bool // all live tokens that are not among tokens end, and their runs
+}
+
+// A token marks one path of an instance.
+type token struct {
+	id       uuid.UUID // zero: new
+	node     *node
+	edge     string
+	state    tokenState
+	group    *group
+	version  int64
+	joining  bool // it waits at a join
+	listed   bool // it is among the changes
+	purePath int
+}
+
+// A group is what one execution of a fork opened.
+type group struct {
+	id     uuid.UUID // zero: new
+	parent *group
+	node   string
+	live   int // its live tokens, and groups in it that have any
+	fresh  bool
+	listed bool
+}
+
+func (g *group) within(outer *group) bool {
+	for ; g != nil; g = g.parent {
+		if g == outer {
+			return true
+		}
+	}
+	return outer == nil
+}
+
+type joinKey struct {
+	node  string
+	group *group
+}
+
+// A joining is one activation of a join.
+type joining struct {
+	id       uuid.UUID // zero: new
+	node     *node
+	group    *group
+	round    int
+	expected int
+	joined   int
+	fired    bool
+	has      map[string]bool // edges over which one has come, as far as they matter now
+	waiting  map[*group]int  // arrivals that count, by their tokens' groups
+	surplus  []*token        // for the next round
+	came     []*token        // arrivals that count, of this decision
+	fires    bool            // in this decision
+	listed   bool
+}
+
+type arrival struct {
+	join    *joining
+	token   *token
+	edge    string
+	surplus bool
+}
+
+// A step is a run to be enqueued.
+type step struct {
+	token    *token
+	node     string
+	typ      string
+	payload  json.RawMessage
+	attempts int
+	delay    time.Duration
+	until    string // RFC 3339; empty: after delay
+}
+
+type incident struct {
+	token         *token
+	node          string
+	code, message string
+}
+
+type event struct {
+	token *token
+	name  string
+	node  string
+	data  map[string]any
+}
+
+type transition struct {
+	from, to Status
+	reason   string
+}
+
+// begin places the first token.
+func (i *instance) begin() {
+	i.changes.touched = true
+	t := i.place(nil)
+	i.follow(t, &edge{id: ">" + i.process.start.name, to: i.process.start})
+	i.settle()
+}
+
+// done moves a token whose step has succeeded.
+func (i *instance) done(t *token, result json.RawMessage) {
+	i.changes.touched = true
+	f, err := fact(t.node, result)
+	if err != nil {
+		i.stop(t, "mapping_failed", err.Error())
+		i.settle()
+		return
+	}
+	i.facts.steps[t.node.name] = f
+	i.event(t, "node.completed", nil)
+	i.leave(t, t.node.next)
+	i.settle()
+}
+
+// failed moves a token whose step has failed for good: over an error edge, or into the failure
+// of the instance.
+func (i *instance) failed(t *token, code, message string) {
+	i.changes.touched = true
+	i.facts.steps[t.node.name] = failure(code, message)
+	i.event(t, "node.failed", map[string]any{"code": code})
+	for _, h := range t.node.handlers {
+		if h.code == code || h.code == "*" {
+			i.follow(t, h.edge)
+			i.settle()
+			return
+		}
+	}
+	i.setState(t, tokenFailed)
+	i.fail(fmt.Sprintf("%s: %s: %s", t.node.name, code, message))
+	i.settle()
+}
+
+// cancel ends the instance for good.
+func (i *instance) cancel(reason string) {
+	i.changes.touched = true
+	i.endAll()
+	i.become(Cancelled, reason)
+	i.settle()
+}
+
+// retry lets a token that an incident stopped try again.
+func (i *instance) retry(t *token) {
+	i.changes.touched = true
+	i.incidents--
+	i.enter(t)
+	i.settle()
+}
+
+// settle finds out what the instance is now, after all tokens have moved as far as they go.
+func (i *instance) settle() {
+	i.fireTaken()
+	switch {
+	case i.status.Final():
+	case i.live == 0:
+		i.become(Completed, "")
+	case i.live == i.joining && i.incidents == 0:
+		i.unsatisfiable()
+		i.become(Waiting, "")
+	case i.ready > 0:
+		i.become(InProgress, "")
+	default:
+		i.become(Waiting, "")
+	}
+}
+
+func (i *instance) become(to Status, reason string) {
+	if i.status == to {
+		return
+	}
+	if i.status == Created && to != Cancelled || i.status == Waiting && to == Completed { // by way of going on
+		if to != InProgress {
+			i.become(InProgress, "")
+		}
+	}
+	i.changes.history = append(i.changes.history, transition{i.status, to, reason})
+	i.status = to
+}
+
+// follow leads a token over an edge.
+func (i *instance) follow(t *token, e *edge) {
+	t.node, t.edge = e.to, e.id
+	i.enter(t)
+}
+
+// leave leads a token on, or ends it where there is no edge.
+func (i *instance) leave(t *token, e *edge) {
+	if e == nil {
+		i.complete(t)
+		return
+	}
+	i.follow(t, e)
+}
+
+// enter is what happens when a token comes to a node.
+func (i *instance) enter(t *token) {
+	if i.status.Final() {
+		return // another token has just ended the instance
+	}
+	n := t.node
+	if n.pure() {
+		if t.purePath++; t.purePath > maxPureSteps {
+			i.stop(t, "loop_limit", fmt.Sprintf("passed %d gateways and joins without a step in between", maxPureSteps))
+			return
+		}
+	}
+	switch n.kind {
+	case do:
+		i.startStep(t)
+	case wait:
+		i.startTimer(t)
+	case choose:
+		i.choose(t)
+	case anyOf:
+		i.split(t)
+	case fork:
+		i.fork(t, n.branches)
+	case join:
+		i.arrive(t)
+	case end:
+		i.complete(t)
+	case terminate:
+		i.setState(t, tokenCompleted)
+		i.finish(t)
+	case throw:
+		i.setState(t, tokenFailed)
+		i.fail(fmt.Sprintf("%s: %s", n.name, n.Throw.Error))
+	}
+}
+
+func (i *instance) startStep(t *token) {
+	n := t.node
+	payload := i.input
+	if n.in != nil {
+		var err error
+		if payload, err = object(n.in, i.facts); err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return
+		}
+		// Postgres counts the document with a blank after each colon and comma.
+		if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > maxPayload {
+			i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, maxPayload))
+			return
+		}
+	}
+	i.setState(t, tokenReady)
+	i.event(t, "node.entered", nil)
+	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.Attempts})
+}
+
+func (i *instance) startTimer(t *token) {
+	n := t.node
+	s := step{token: t, node: n.name, typ: timerType, payload: json.RawMessage("{}"), attempts: maxTimerAttempts, delay: n.Wait.For}
+	if n.until != nil {
+		value, err := n.until.value(i.facts)
+		if err == nil {
+			err = json.Unmarshal(value, &s.until)
+		}
+		if err == nil {
+			_, err = time.Parse(time.RFC3339, s.until)
+		}
+		if err != nil {
+			i.stop(t, "expression_failed", fmt.Sprintf("%s: no time in RFC 3339: %v", n.until.text, err))
+			return
+		}
+	}
+	i.setState(t, tokenWaiting)
+	i.event(t, "node.entered", nil)
+	i.changes.steps = append(i.changes.steps, s)
+}
+
+// maxPayload is the limit of a run's payload in bytes.
+const maxPayload = 256 << 10
+
+// maxTimerAttempts is more than a timer needs: its handler does nothing.
+const maxTimerAttempts = 1000
+
+func (i *instance) choose(t *token) {
+	for _, w := range t.node.ways {
+		yes, err := w.condition.condition(i.facts)
+		if err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return
+		}
+		if yes {
+			i.follow(t, w.edge)
+			return
+		}
+	}
+	i.orElse(t)
+}
+
+// split takes all ways whose conditions are true, as branches of a group.
+func (i *instance) split(t *token) {
+	var taken []*edge
+	for _, w := range t.node.ways {
+		yes, err := w.condition.condition(i.facts)
+		if err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return
+		}
+		if yes {
+			taken = append(taken, w.edge)
+		}
+	}
+	switch {
+	case len(taken) > 0:
+		i.fork(t, taken)
+	case t.node.other != nil:
+		i.fork(t, []*edge{t.node.other})
+	default:
+		i.orElse(t)
+	}
+}
+
+func (i *instance) orElse(t *token) {
+	if t.node.other == nil {
+		i.stop(t, "no_branch_taken", "no condition is true, and there is no else")
+		return
+	}
+	i.follow(t, t.node.other)
+}
+
+// fork opens a group with a token for each branch; the one that came is done.
+func (i *instance) fork(t *token, branches []*edge) {
+	g := &group{parent: t.group, node: t.node.name, fresh: true}
+	tokens := make([]*token, len(branches))
+	for k := range branches {
+		tokens[k] = i.place(g)
+		tokens[k].purePath = t.purePath
+	}
+	i.setState(t, tokenCompleted) // after its children are there: nothing looks finished in between
+	for k, e := range branches {
+		i.follow(tokens[k], e)
+	}
+}
+
+// place makes a new token.
+func (i *instance) place(g *group) *token {
+	t := &token{group: g, state: tokenCompleted}
+	i.setState(t, tokenWaiting)
+	return t
+}
+
+// complete ends a token; the last one of the instance completes it.
+func (i *instance) complete(t *token) {
+	if i.live == 1 {
+		i.finish(t)
+		return
+	}
+	i.setState(t, tokenCompleted)
+}
+
+// finish completes the instance, of which t is the last token, or one that terminates it.
+func (i *instance) finish(t *token) {
+	if i.process.output != nil {
+		value, err := i.process.output.value(i.facts)
+		if err != nil {
+			i.setState(t, tokenWaiting)
+			i.stop(t, "output_failed", err.Error())
+			return
+		}
+		i.output = value
+	}
+	i.setState(t, tokenCompleted)
+	i.endAll()
+	i.become(Completed, "")
+}
+
+func (i *instance) fail(reason string) {
+	i.failure = reason
+	i.endAll()
+	i.become(Failed, reason)
+}
+
+// endAll ends every token that is still alive, and its run.
+func (i *instance) endAll() {
+	for _, t := range i.changes.tokens {
+		if t.state == tokenReady || t.state == tokenWaiting {
+			i.setState(t, tokenTerminated)
+		}
+	}
+	i.changes.ended = i.changes.ended || i.live > 0
+	i.changes.steps = nil // of tokens that ended before they were ever written
+	i.live, i.ready, i.joining = 0, 0, 0
+}
+
+// stop leaves a token where it is until an operator lets it try again.
+func (i *instance) stop(t *token, code, message string) {
+	i.setState(t, tokenWaiting)
+	i.incidents++
+	i.changes.incidents = append(i.changes.incidents, incident{token: t, node: t.node.name, code: code, message: message})
+	i.event(t, "incident.opened", map[string]any{"code": code})
+}
+
+func (i *instance) event(t *token, name string, data map[string]any) {
+	i.changes.events = append(i.changes.events, event{token: t, name: name, node: t.node.name, data: data})
+}
+
+// setState changes a token's state, and counts.
+func (i *instance) setState(t *token, to tokenState) {
+	was, is := alive(t.state), alive(to)
+	i.live += is - was
+	i.ready += count(to == tokenReady) - count(t.state == tokenReady)
+	if t.joining {
+		i.joining--
+		t.joining = false
+	}
+	if is != was {
+		i.addTo(t.group, is-was)
+	}
+	t.state = to
+	if !t.listed {
+		t.listed = true
+		i.changes.tokens = append(i.changes.tokens, t)
+	}
+}
+
+func alive(s tokenState) int { return count(s == tokenReady || s == tokenWaiting) }
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// addTo counts live tokens of a group; a group that has any counts as one in its parent.
+func (i *instance) addTo(g *group, n int) {
+	if g == nil {
+		return
+	}
+	was := g.live > 0
+	g.live += n
+	if !g.listed {
+		g.listed = true
+		i.changes.groups = append(i.changes.groups, g)
+	}
+	if is := g.live > 0; is != was {
+		i.addTo(g.parent, count(is)-count(was))
+	}
+}
+
+// failure is what expressions read of a step that has failed.
+func failure(code, message string) any {
+	return map[string]any{"error": map[string]any{"code": code, "message": message}}
+}
+
+// fact is what expressions read of a step that has succeeded with a result.
+func fact(n *node, result json.RawMessage) (any, error) {
+	var value any
+	if len(result) > 0 {
+		if err := json.Unmarshal(result, &value); err != nil {
+			return nil, err
+		}
+	}
+	if n.out == nil {
+		return value, nil
+	}
+	text, err := object(n.out, facts{result: value})
+	if err != nil {
+		return nil, err
+	}
+	value = nil
+	err = json.Unmarshal(text, &value)
+	return value, err
+}
+
+// object evaluates a mapping.
+func object(all []mapping, f facts) (json.RawMessage, error) {
+	values := make(map[string]json.RawMessage, len(all))
+	for _, m := range all {
+		value, err := m.value.value(f)
+		if err != nil {
+			return nil, err
+		}
+		values[m.key] = value
+	}
+	return json.Marshal(values)
+}

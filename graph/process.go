@@ -1,0 +1,156 @@
+package graph
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/google/uuid"
+)
+
+// A Process is a definition that has been checked, ready to be walked.
+type Process struct {
+	ID         uuid.UUID // of its row; zero if it was never deployed
+	Definition *Definition
+
+	start  *node
+	nodes  map[string]*node
+	output *expression
+	survey bool // it has a join that has to know of every live token
+}
+
+type kind string
+
+const (
+	do        kind = "do"
+	choose    kind = "choose"
+	anyOf     kind = "any"
+	fork      kind = "fork"
+	join      kind = "join"
+	wait      kind = "wait"
+	throw     kind = "throw"
+	end       kind = "end"
+	terminate kind = "terminate"
+)
+
+// A node is a Node with its edges tied to nodes and its expressions compiled.
+type node struct {
+	*Node
+	name     string
+	kind     kind
+	ways     []way // of choose and any
+	branches []*edge
+	handlers []handler
+	other    *edge // else
+	next     *edge // to
+	incoming []*edge
+
+	in, out []mapping
+	until   *expression
+
+	fork    *node          // of a join: the innermost fork that all of its edges come from
+	sources map[*node]bool // of a join: where a token can still come here from
+
+	ahead *ahead // what may be decided when a token leaves here
+}
+
+type way struct {
+	condition *expression
+	edge      *edge
+}
+
+type handler struct {
+	code string
+	edge *edge
+}
+
+type mapping struct {
+	key   string
+	value *expression
+}
+
+// An edge's id is from>to, with #2 and so on for a second one: stable, so that it can be
+// stored.
+type edge struct {
+	id       string
+	from, to *node
+}
+
+// ahead is what lies between a node and the next steps, gateways and joins: all that one
+// decision may touch.
+type ahead struct {
+	joins []*node  // joins it may arrive at
+	edges []string // the edges it may arrive over
+	reads []string // nodes whose facts are read on the way; nil with all: any
+	all   bool
+	input bool // the instance's input may be read, or anything else by an expression
+}
+
+// pure reports whether a token passes the node without a run.
+func (n *node) pure() bool { return n.kind != do && n.kind != wait }
+
+// edges are those that lead on from the node, whatever makes a token take them.
+func (n *node) edges() (all []*edge) {
+	for _, w := range n.ways {
+		all = append(all, w.edge)
+	}
+	all = append(all, n.branches...)
+	for _, h := range n.handlers {
+		all = append(all, h.edge)
+	}
+	for _, e := range []*edge{n.other, n.next} {
+		if e != nil {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// lookAhead finds what may be decided when a token leaves n. Beyond a join a decision goes on:
+// it may fire.
+func (n *node) lookAhead(p *Process) *ahead {
+	a, reads, seen := &ahead{}, map[string]bool{}, map[*node]bool{n: true}
+	read := func(all ...*expression) {
+		for _, e := range all {
+			if e == nil {
+				continue
+			}
+			a.all, a.input = a.all || e.every, true
+			for _, name := range e.steps {
+				reads[name] = true
+			}
+		}
+	}
+	read(p.output) // any token may be the last
+	queue := n.edges()
+	if n.kind == join || n.kind == choose || n.kind == anyOf { // an incident that is tried again starts here
+		seen[n] = false
+		queue = append(queue, &edge{to: n})
+	}
+	for len(queue) > 0 {
+		e := queue[0]
+		queue = queue[1:]
+		to := e.to
+		if to.kind == join && e.id != "" {
+			a.edges = append(a.edges, e.id)
+		}
+		if seen[to] {
+			continue
+		}
+		seen[to] = true
+		for _, m := range to.in {
+			read(m.value)
+		}
+		read(to.until)
+		for _, w := range to.ways {
+			read(w.condition)
+		}
+		if to.kind == join {
+			a.joins = append(a.joins, to)
+		}
+		if to.pure() {
+			queue = append(queue, to.edges()...)
+		}
+	}
+	a.reads = slices.Sorted(maps.Keys(reads))
+	return a
+}

@@ -1,0 +1,267 @@
+-- simple-workflow 0005: process graphs.
+--
+-- A process is no second engine: each step of it is a row of workflow_run with token_id and
+-- node set. Settling that row moves the token, in the same transaction.
+--
+--   process_definition   what its author wrote; never changes
+--   process_instance     one execution of it
+--   process_token        where an instance is: one row per path, moved from node to node
+--   parallel_group       what one fork opened; groups nest
+--   parallel_join        what one join waits for, and its arrivals in join_arrival
+--   incident             where an instance cannot go on by itself, and why
+--   process_state_history, process_event   what happened, written with it
+
+DO $do$
+BEGIN
+    PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true); -- as in 0001
+END
+$do$;
+
+CREATE TABLE process_definition (
+    id         uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    -- jsonb has one text for equal documents: keys in one order, no blanks.
+    definition jsonb       NOT NULL,
+    name       text COLLATE "C" NOT NULL GENERATED ALWAYS AS (definition->>'process') STORED,
+    version    integer     NOT NULL GENERATED ALWAYS AS ((definition->>'version')::integer) STORED,
+    hash       text COLLATE "C" NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    created_by text        NOT NULL DEFAULT concat_ws(' ', session_user, nullif(current_setting('application_name'), '')),
+    CONSTRAINT process_definition_version_key UNIQUE (name, version),
+    CONSTRAINT process_definition_version_check CHECK (version > 0)
+);
+COMMENT ON TABLE  process_definition IS 'Processes as their authors wrote them. A row never changes; an edited process is another version.';
+COMMENT ON COLUMN process_definition.hash IS 'SHA-256 of the definition''s text, in hex: set when it is inserted.';
+
+CREATE FUNCTION process_definition_guard() RETURNS trigger
+LANGUAGE plpgsql AS $fn$
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        RAISE EXCEPTION 'process_definition: % version % cannot be changed', OLD.name, OLD.version
+            USING ERRCODE = 'check_violation', HINT = 'Deploy the edited process with a higher version.';
+    END IF;
+    IF jsonb_typeof(NEW.definition) <> 'object' OR jsonb_typeof(NEW.definition->'nodes') IS DISTINCT FROM 'object'
+       OR jsonb_typeof(NEW.definition->'process') IS DISTINCT FROM 'string' OR jsonb_typeof(NEW.definition->'version') IS DISTINCT FROM 'number' THEN
+        RAISE EXCEPTION 'process_definition: definition is not an object with process, version and nodes'
+            USING ERRCODE = 'check_violation', HINT = 'Check it with: workflowctl define --check FILE.';
+    END IF;
+    NEW.hash := encode(sha256(convert_to(NEW.definition::text, 'UTF8')), 'hex');
+    RETURN NEW;
+END
+$fn$;
+CREATE TRIGGER process_definition_guard BEFORE INSERT OR UPDATE ON process_definition
+    FOR EACH ROW EXECUTE FUNCTION process_definition_guard();
+
+CREATE TABLE process_instance (
+    id                    uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    process_definition_id uuid        NOT NULL REFERENCES process_definition ON DELETE RESTRICT,
+    status                text COLLATE "C" NOT NULL DEFAULT 'CREATED',
+    business_key          text,
+    tenant_id             text,
+    priority              integer     NOT NULL DEFAULT 0,
+    parent_process_instance_id uuid   REFERENCES process_instance,
+    input_payload         jsonb       NOT NULL DEFAULT '{}',
+    output_payload        jsonb,
+    metadata              jsonb       NOT NULL DEFAULT '{}',
+    failure_reason        text,
+    version               bigint      NOT NULL DEFAULT 1,
+
+    -- Counted in every transaction that moves tokens: two that end together cannot each
+    -- take the other for alive.
+    live_tokens           integer     NOT NULL DEFAULT 0,
+    ready_tokens          integer     NOT NULL DEFAULT 0,
+    joining_tokens        integer     NOT NULL DEFAULT 0,
+    open_incidents        integer     NOT NULL DEFAULT 0,
+
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    updated_at            timestamptz NOT NULL DEFAULT now(),
+    started_at            timestamptz,
+    completed_at          timestamptz,
+    deleted_at            timestamptz,
+    CONSTRAINT process_instance_status_check
+        CHECK (status IN ('CREATED', 'IN_PROGRESS', 'WAITING', 'COMPLETED', 'FAILED', 'CANCELLED')),
+    CONSTRAINT process_instance_version_check CHECK (version > 0),
+    CONSTRAINT process_instance_count_check
+        CHECK (live_tokens >= 0 AND ready_tokens >= 0 AND joining_tokens >= 0 AND ready_tokens + joining_tokens <= live_tokens),
+    CONSTRAINT process_instance_completed_check
+        CHECK ((status IN ('COMPLETED', 'FAILED', 'CANCELLED')) = (completed_at IS NOT NULL)),
+    CONSTRAINT process_instance_final_check
+        CHECK (completed_at IS NULL OR live_tokens = 0),
+    CONSTRAINT process_instance_failure_check CHECK (failure_reason IS NULL OR status = 'FAILED'),
+    CONSTRAINT process_instance_output_check CHECK (output_payload IS NULL OR status = 'COMPLETED')
+) WITH (fillfactor = 70);
+CREATE INDEX process_instance_definition_idx ON process_instance (process_definition_id);
+-- Those that are not over, and retention's: nothing here changes while an instance moves.
+CREATE INDEX process_instance_open_idx ON process_instance (created_at) WHERE completed_at IS NULL;
+CREATE INDEX process_instance_completed_idx ON process_instance (completed_at) WHERE completed_at IS NOT NULL;
+CREATE INDEX process_instance_key_idx ON process_instance (business_key) WHERE business_key IS NOT NULL;
+
+COMMENT ON TABLE  process_instance IS 'One execution of a process.';
+COMMENT ON COLUMN process_instance.status IS 'CREATED, IN_PROGRESS, WAITING, COMPLETED, FAILED or CANCELLED.';
+COMMENT ON COLUMN process_instance.input_payload IS 'What it was started with; never changes.';
+COMMENT ON COLUMN process_instance.version IS 'Grows by one with each transaction that changes the instance.';
+COMMENT ON COLUMN process_instance.live_tokens IS 'Tokens that are not Completed, Failed or Terminated; at zero the instance is over.';
+COMMENT ON COLUMN process_instance.ready_tokens IS 'Those of them whose step is due or runs.';
+COMMENT ON COLUMN process_instance.joining_tokens IS 'Those of them that wait at a join for others.';
+COMMENT ON COLUMN process_instance.open_incidents IS 'Incidents that are not resolved.';
+
+CREATE TABLE parallel_group (
+    id              uuid    NOT NULL PRIMARY KEY,
+    instance_id     uuid    NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    parent_group_id uuid    REFERENCES parallel_group,
+    node            text COLLATE "C" NOT NULL,
+    live            integer NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX parallel_group_instance_idx ON parallel_group (instance_id);
+COMMENT ON TABLE  parallel_group IS 'What one execution of a fork opened.';
+COMMENT ON COLUMN parallel_group.live IS 'Its live tokens, and groups within it that have any.';
+
+CREATE TABLE process_token (
+    id                uuid        NOT NULL PRIMARY KEY,
+    instance_id       uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node              text COLLATE "C" NOT NULL,
+    edge              text COLLATE "C",
+    state             text COLLATE "C" NOT NULL,
+    mode              text COLLATE "C" NOT NULL DEFAULT 'Forward',
+    parallel_group_id uuid        REFERENCES parallel_group,
+    version           bigint      NOT NULL DEFAULT 1,
+    created_at        timestamptz NOT NULL DEFAULT now(),
+    updated_at        timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT process_token_state_check CHECK (state IN ('Created', 'Ready', 'Waiting', 'Completed', 'Failed', 'Terminated')),
+    CONSTRAINT process_token_mode_check CHECK (mode IN ('Forward', 'Compensation'))
+) WITH (fillfactor = 70);
+CREATE INDEX process_token_instance_idx ON process_token (instance_id);
+CREATE INDEX process_token_group_idx ON process_token (parallel_group_id) WHERE parallel_group_id IS NOT NULL;
+COMMENT ON TABLE process_token IS 'The paths of an instance. Read it as token, which also tells what is executing.';
+
+ALTER TABLE workflow_run ADD COLUMN node text COLLATE "C";
+COMMENT ON COLUMN workflow_run.node IS 'The node of a process whose visit this run is; null for plain runs.';
+CREATE INDEX workflow_run_token_idx ON workflow_run (token_id) WHERE token_id IS NOT NULL;
+
+CREATE VIEW token AS
+    SELECT t.id, t.instance_id, t.node AS node_id,
+           CASE WHEN t.state = 'Ready' AND r.status = 'leased' THEN 'Executing' ELSE t.state END AS state,
+           t.mode, coalesce(r.attempt, 0) AS attempt, t.version, t.parallel_group_id, r.id AS run_id, t.created_at, t.updated_at
+    FROM process_token t
+    LEFT JOIN LATERAL (
+        SELECT id, status, attempt FROM workflow_run
+        WHERE token_id = t.id AND finished_at IS NULL AND t.state IN ('Ready', 'Waiting') LIMIT 1) r ON true;
+COMMENT ON VIEW token IS 'Where instances are. A token whose run is leased is Executing.';
+
+CREATE VIEW activity_instance AS
+    SELECT r.id, t.instance_id, r.token_id, r.node AS node_id, r.type AS run_type, r.status, r.attempt AS attempts,
+           r.payload AS input, r.result AS output, r.last_error, r.created_at, r.started_at, r.finished_at AS completed_at
+    FROM workflow_run r JOIN process_token t ON t.id = r.token_id;
+COMMENT ON VIEW activity_instance IS 'One row per visit of a node that takes time: its run.';
+
+CREATE VIEW timer AS
+    SELECT r.id, r.token_id, r.run_at AS due_at,
+           CASE r.status WHEN 'succeeded' THEN 'Fired' WHEN 'cancelled' THEN 'Cancelled' ELSE 'Scheduled' END AS status, r.created_at
+    FROM workflow_run r
+    WHERE r.token_id IS NOT NULL AND r.type = 'graph.timer.v1';
+COMMENT ON VIEW timer IS 'Timers of processes. Each is a run that is due at its time.';
+
+CREATE TABLE parallel_join (
+    id                uuid    NOT NULL PRIMARY KEY,
+    instance_id       uuid    NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node              text COLLATE "C" NOT NULL,
+    parallel_group_id uuid    REFERENCES parallel_group,
+    round             integer NOT NULL DEFAULT 1,
+    expected          integer NOT NULL,
+    joined            integer NOT NULL,
+    fired             boolean NOT NULL DEFAULT false,
+    -- One activation at a time for each join and group.
+    CONSTRAINT parallel_join_round_key UNIQUE NULLS NOT DISTINCT (instance_id, node, parallel_group_id, round)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE  parallel_join IS 'What one activation of a join waits for.';
+COMMENT ON COLUMN parallel_join.joined IS 'How many arrivals counted so far; it fires when they are as many as expected.';
+
+CREATE TABLE join_arrival (
+    join_id  uuid NOT NULL REFERENCES parallel_join ON DELETE CASCADE,
+    token_id uuid NOT NULL REFERENCES process_token ON DELETE CASCADE,
+    edge     text COLLATE "C" NOT NULL,
+    surplus  boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (join_id, token_id)
+);
+CREATE INDEX join_arrival_edge_idx ON join_arrival (join_id, edge);
+COMMENT ON COLUMN join_arrival.surplus IS 'Over this edge one had come before: this one is for the next activation.';
+
+CREATE TABLE incident (
+    id          uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    token_id    uuid        REFERENCES process_token,
+    node        text COLLATE "C" NOT NULL,
+    code        text COLLATE "C" NOT NULL,
+    message     text        NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    resolved_at timestamptz,
+    resolved_by text
+);
+CREATE INDEX incident_instance_idx ON incident (instance_id);
+CREATE INDEX incident_open_idx ON incident (created_at) WHERE resolved_at IS NULL;
+COMMENT ON TABLE incident IS 'Where an instance cannot go on by itself, and why.';
+
+CREATE TABLE process_state_history (
+    id          bigint      GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    from_status text COLLATE "C",
+    to_status   text COLLATE "C" NOT NULL,
+    version     bigint      NOT NULL,
+    reason      text,
+    actor       text        NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX process_state_history_instance_idx ON process_state_history (instance_id, id);
+COMMENT ON TABLE process_state_history IS 'Every change of an instance''s status.';
+
+CREATE TABLE process_event (
+    id          bigint      GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    token_id    uuid,
+    event_type  text COLLATE "C" NOT NULL,
+    node        text COLLATE "C",
+    version     bigint      NOT NULL,
+    data        jsonb,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX process_event_instance_idx ON process_event (instance_id, id);
+COMMENT ON TABLE  process_event IS 'What happened within instances. Rows of one transaction carry one version.';
+
+-- Empty on a healthy system. Each view names what is wrong with an instance.
+CREATE VIEW process_without_mover AS
+    SELECT i.id AS instance_id, i.status, i.updated_at
+    FROM process_instance i
+    WHERE i.completed_at IS NULL AND i.deleted_at IS NULL
+      AND NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
+                      WHERE t.instance_id = i.id AND t.state IN ('Ready', 'Waiting') AND r.finished_at IS NULL AND r.deleted_at IS NULL)
+      AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL);
+COMMENT ON VIEW process_without_mover IS 'Unfinished instances that nothing will ever move, and no incident says why. Empty, or there is a bug.';
+
+CREATE VIEW process_miscounted AS
+    SELECT i.id AS instance_id, i.live_tokens, t.live, i.ready_tokens, t.ready, i.joining_tokens, t.joining
+    FROM process_instance i
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE t.state IN ('Created', 'Ready', 'Waiting')) AS live,
+               count(*) FILTER (WHERE t.state = 'Ready') AS ready,
+               count(*) FILTER (WHERE t.state = 'Waiting' AND EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id)) AS joining
+        FROM process_token t WHERE t.instance_id = i.id) t
+    WHERE (i.live_tokens, i.ready_tokens, i.joining_tokens) IS DISTINCT FROM (t.live, t.ready, t.joining);
+COMMENT ON VIEW process_miscounted IS 'Instances whose counts differ from their tokens. Empty, or there is a bug.';
+
+CREATE VIEW process_undead AS
+    SELECT i.id AS instance_id, t.id AS token_id, t.state, r.id AS run_id, r.status
+    FROM process_instance i
+    JOIN process_token t ON t.instance_id = i.id
+    LEFT JOIN workflow_run r ON r.token_id = t.id AND r.finished_at IS NULL
+    WHERE i.completed_at IS NOT NULL AND (t.state IN ('Created', 'Ready', 'Waiting') OR r.id IS NOT NULL);
+COMMENT ON VIEW process_undead IS 'Finished instances in which something still lives. Empty, or there is a bug.';
+
+-- What people look for.
+CREATE VIEW process_stuck AS
+    SELECT i.id AS instance_id, d.name, d.version, i.status, i.updated_at, now() - i.updated_at AS since
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
+    WHERE i.completed_at IS NULL AND i.updated_at < now() - interval '1 hour';
+CREATE VIEW process_duration AS
+    SELECT d.name, d.version, count(*) AS completed, avg(i.completed_at - i.started_at) AS average
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
+    WHERE i.status = 'COMPLETED'
+    GROUP BY d.name, d.version;
