@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -31,10 +32,20 @@ func (e *Engine) act(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) 
 		}
 		switch {
 		case settled.Step != uuid.Nil:
-			s.move(settled)
+			err = s.move(w, settled)
+		case settled.Type == StartType && settled.Verdict == run.Fail:
+			s.notStarted(settled)
 		case settled.Verdict == run.Fail:
 		case settled.Type == StartType:
 			err = w.start(ctx, tx, e, settled)
+		case settled.Type == CompleteTaskType:
+			err = s.completeTask(ctx, tx, settled)
+		case settled.Type == MessageType:
+			err = w.message(settled)
+		case settled.Type == SignalType:
+			err = w.signal(settled)
+		case settled.Type == matchType:
+			err = w.match(settled)
 		case settled.Type == CancelType:
 			err = s.cancel(settled)
 		case settled.Type == RetryType:
@@ -48,24 +59,73 @@ func (e *Engine) act(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) 
 }
 
 // move moves the token of a step.
-func (s *scene) move(settled worker.Settlement) {
+func (s *scene) move(w *writer, settled worker.Settlement) error {
 	t := s.tokens[settled.Step]
 	if t == nil {
-		return // the instance was deleted
+		return nil // the instance was deleted
 	}
 	i := s.owners[settled.Step]
 	if i.status.Final() || alive(t.state) == 0 {
-		return // it came to its end in this very batch
-	}
-	if settled.Verdict == run.Succeed {
-		i.done(t, settled.Result)
-		return
+		return nil // it came to its end in this very batch
 	}
 	f := settled.Failure
 	if f == nil {
 		f = &run.Failure{Code: "handler_error"}
 	}
-	i.failed(t, f.Code, firstLine(f.Message))
+	var p position
+	switch settled.Type {
+	case timerType, arriveType, undoType:
+		if err := json.Unmarshal(settled.Payload, &p); err != nil {
+			return err
+		}
+	}
+	succeeded := settled.Verdict == run.Succeed
+	switch {
+	case p.Visit > 0 && p.Visit != t.version:
+		return nil // the token has moved on meanwhile
+	case slices.Contains(i.changes.left, t):
+		return nil // likewise, in this very batch
+	case t.mode == compensation && succeeded:
+		i.undone(t, settled.Outcome.ID)
+	case t.mode == compensation:
+		i.undoFailed(t, settled.Outcome.ID, f.Code+": "+firstLine(f.Message))
+	case p.At != mainPlace && succeeded:
+		i.happens(t, p, settled.Outcome.ID, settled.Result)
+	case succeeded:
+		i.done(t, settled.Outcome.ID, settled.Result)
+	default:
+		i.failed(t, f.Code, firstLine(f.Message))
+	}
+	if p.Message != uuid.Nil {
+		w.consumed = append(w.consumed, p.Message)
+	}
+	return nil
+}
+
+// completeTask completes a person's task, and moves its token with it. If somebody else has been
+// faster, the database's objection becomes the failure of the run.
+func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled worker.Settlement) error {
+	var p CompleteTaskPayload
+	var r taskRef
+	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
+		return err
+	}
+	if len(p.Output) == 0 {
+		p.Output = json.RawMessage("{}")
+	}
+	var version *int64
+	if p.Version != 0 {
+		version = &p.Version
+	}
+	if _, err := tx.Exec(ctx, `SELECT process_task_finish($1, $2, $3, $4)`, p.Task, p.By, p.Output, version); err != nil {
+		return err
+	}
+	i, t := s.instances[r.Instance], s.tokens[r.Token]
+	if i == nil || t == nil || i.status.Final() || alive(t.state) == 0 {
+		return nil
+	}
+	i.done(t, settled.Outcome.ID, p.Output)
+	return nil
 }
 
 func (s *scene) cancel(settled worker.Settlement) error {
@@ -74,7 +134,7 @@ func (s *scene) cancel(settled worker.Settlement) error {
 		return err
 	}
 	if i := s.instances[p.Instance]; i != nil && !i.status.Final() {
-		i.cancel(firstLine(p.Reason))
+		i.cancel(firstLine(p.Reason), p.Compensate)
 	}
 	return nil
 }
@@ -96,6 +156,18 @@ func (s *scene) retry(w *writer, settled worker.Settlement) error {
 	return nil
 }
 
+// notStarted tells the token that waits for an instance that there will be none.
+func (s *scene) notStarted(settled worker.Settlement) {
+	var p StartPayload
+	if err := json.Unmarshal(settled.Payload, &p); err != nil || p.Parent == nil {
+		return // whoever asked for it sees the run
+	}
+	i, t := s.instances[p.Parent.Instance], s.tokens[p.Parent.Token]
+	if i != nil && t != nil && alive(t.state) > 0 && t.version == p.Parent.Visit && settled.Failure != nil {
+		i.failed(t, "child_not_started", firstLine(settled.Failure.Message))
+	}
+}
+
 // start places the first token of a new instance; of one that is there already, nothing.
 func (w *writer) start(ctx context.Context, tx pgx.Tx, e *Engine, settled worker.Settlement) error {
 	var p StartPayload
@@ -110,12 +182,25 @@ func (w *writer) start(ctx context.Context, tx pgx.Tx, e *Engine, settled worker
 	if len(p.Input) == 0 {
 		p.Input = json.RawMessage("{}")
 	}
+	i := newInstance()
+	var parent, parentToken uuid.NullUUID
+	var visit *int64
+	if q := p.Parent; q != nil {
+		t := w.scene.tokens[q.Token]
+		if t == nil || alive(t.state) == 0 || t.version != q.Visit {
+			return nil // nobody waits for it any more
+		}
+		parent, parentToken = uuid.NullUUID{UUID: q.Instance, Valid: true}, uuid.NullUUID{UUID: q.Token, Valid: true}
+		visit, i.depth, i.parent = &q.Visit, q.Depth, &parentRef{q.Token, q.Visit}
+	}
 	rows, _ := tx.Query(ctx, `
-		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata, version)
-		VALUES ($1, $2, nullif($3, ''), nullif($4, ''), $5, $6, coalesce($7::jsonb, '{}'), 1)
+		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata, version,
+		                              parent_process_instance_id, parent_token_id, parent_visit, depth)
+		VALUES ($1, $2, nullif($3, ''), nullif($4, ''), $5, $6, coalesce($7::jsonb, '{}'), 1, $8, $9, $10, $11)
 		ON CONFLICT (id) DO NOTHING
 		RETURNING id`,
-		started.Instance, started.Definition, p.Key, p.Tenant, p.Priority, p.Input, []byte(settled.Metadata))
+		started.Instance, started.Definition, p.Key, p.Tenant, p.Priority, p.Input, []byte(settled.Metadata),
+		parent, parentToken, visit, i.depth)
 	id, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[uuid.UUID])
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -123,7 +208,6 @@ func (w *writer) start(ctx context.Context, tx pgx.Tx, e *Engine, settled worker
 	case err != nil:
 		return fmt.Errorf("insert process instance: %w", err)
 	}
-	i := newInstance()
 	i.id, i.process, i.status, i.priority, i.input = id, found[started.Definition], Created, p.Priority, p.Input
 	if err := json.Unmarshal(p.Input, &i.facts.input); err != nil {
 		return err

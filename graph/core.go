@@ -50,10 +50,21 @@ type instance struct {
 	process  *Process
 	status   Status
 	priority int
+	paused   bool
 	input    json.RawMessage
 	facts    facts // of the nodes that may be read
 
+	depth  int // of calls: 0 for one that nobody has called
+	parent *parentRef
+
 	live, ready, joining, incidents int
+
+	ending       Status // what it becomes once everything is undone; empty: it is not ending
+	endingReason string
+	debt         *debt // what is undone next; nil: nothing is owed, as far as was asked
+
+	eaches []*progress
+	drains []*group // groups whose last token has ended, in this decision
 
 	joins  map[joinKey]*joining // those that may be arrived at
 	others []*token             // all live tokens not in the batch; only if the process needs them
@@ -72,11 +83,38 @@ type changes struct {
 	joins     []*joining
 	arrivals  []arrival
 	steps     []step
+	waits     []subscription
+	tasks     []task
+	children  []child
+	left      []*token // whose attached runs, waits, tasks and children go
+	records   []record
+	undo      []undo
+	undone    []runRef
+	notUndone []runRef
+	undoAgain bool // records of undo steps that have failed are renewed
 	incidents []incident
 	events    []event
 	history   []transition
-	ended     bool // all live tokens that are not among tokens end, and their runs
+	ended     bool   // all live tokens that are not among tokens end, and their runs
+	endedBut  *token // the same, but this one stays
+	unknown   bool   // steps whose outcome nobody knows are to be undone, too
 }
+
+// runRef refers to a run.
+type runRef = uuid.UUID
+
+// A parentRef is the token that waits for an instance.
+type parentRef struct {
+	token uuid.UUID
+	visit int64
+}
+
+type tokenMode string
+
+const (
+	forward      tokenMode = "Forward"
+	compensation tokenMode = "Compensation"
+)
 
 // A token marks one path of an instance.
 type token struct {
@@ -85,7 +123,10 @@ type token struct {
 	edge     string
 	state    tokenState
 	group    *group
+	mode     tokenMode
 	version  int64
+	item     int // the index of the element it is for
+	hasItem  bool
 	joining  bool // it waits at a join
 	listed   bool // it is among the changes
 	purePath int
@@ -96,7 +137,9 @@ type group struct {
 	id     uuid.UUID // zero: new
 	parent *group
 	node   string
-	live   int // its live tokens, and groups in it that have any
+	live   int    // its live tokens, and groups in it that have any
+	host   *token // the token that stands for it at a scope or each; nil: it is of a fork
+	ended  bool   // its end leads nobody on
 	fresh  bool
 	listed bool
 }
@@ -141,13 +184,48 @@ type arrival struct {
 
 // A step is a run to be enqueued.
 type step struct {
-	token    *token
-	node     string
-	typ      string
-	payload  json.RawMessage
-	attempts int
-	delay    time.Duration
-	until    string // RFC 3339; empty: after delay
+	token       *token
+	node        string
+	typ         string
+	payload     json.RawMessage
+	attempts    int
+	delay       time.Duration
+	until       string // RFC 3339; empty: after delay
+	tick        *tick  // of a timer that fires time and again
+	afterLeases bool   // not before leases that were cut off have run out
+}
+
+// A tick is one firing of a timer that fires time and again.
+type tick struct {
+	number int
+	period time.Duration
+	after  runRef // the run of the tick before; zero: this is the first
+}
+
+func (t *tick) count() int {
+	if t == nil {
+		return 0
+	}
+	return t.number
+}
+
+// A position is the payload of the engine's own runs that belong to a token: where at its node
+// they happen.
+type position struct {
+	At      string    `json:"at,omitzero"`
+	Tick    int       `json:"tick,omitzero"`
+	Visit   int64     `json:"visit,omitzero"`   // of the token's, if nothing else keeps it from being late
+	Message uuid.UUID `json:"message,omitzero"` // that has come
+	Signal  uuid.UUID `json:"signal,omitzero"`  // the run that has sent it
+	Child   uuid.UUID `json:"child,omitzero"`   // the instance that is over
+}
+
+func (p position) json() json.RawMessage {
+	text, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // words and numbers
+	}
+	return text
 }
 
 type incident struct {
@@ -176,9 +254,15 @@ func (i *instance) begin() {
 	i.settle()
 }
 
-// done moves a token whose step has succeeded.
-func (i *instance) done(t *token, result json.RawMessage) {
+// done moves a token whose step, by this run, has succeeded.
+func (i *instance) done(t *token, run runRef, result json.RawMessage) {
 	i.changes.touched = true
+	if t.hasItem {
+		i.itemDone(t)
+		i.settle()
+		return
+	}
+	i.owes(t, run)
 	f, err := fact(t.node, result)
 	if err != nil {
 		i.stop(t, "mapping_failed", err.Error())
@@ -187,6 +271,9 @@ func (i *instance) done(t *token, result json.RawMessage) {
 	}
 	i.facts.steps[t.node.name] = f
 	i.event(t, "node.completed", nil)
+	if t.node.attached() {
+		i.left(t)
+	}
 	i.leave(t, t.node.next)
 	i.settle()
 }
@@ -195,25 +282,56 @@ func (i *instance) done(t *token, result json.RawMessage) {
 // of the instance.
 func (i *instance) failed(t *token, code, message string) {
 	i.changes.touched = true
-	i.facts.steps[t.node.name] = failure(code, message)
-	i.event(t, "node.failed", map[string]any{"code": code})
-	for _, h := range t.node.handlers {
-		if h.code == code || h.code == "*" {
-			i.follow(t, h.edge)
-			i.settle()
-			return
-		}
+	if !t.hasItem {
+		i.facts.steps[t.node.name] = failure(code, message)
 	}
-	i.setState(t, tokenFailed)
-	i.fail(fmt.Sprintf("%s: %s: %s", t.node.name, code, message))
+	i.event(t, "node.failed", map[string]any{"code": code})
+	i.raise(t, code, fmt.Sprintf("%s: %s: %s", t.node.name, code, message))
 	i.settle()
 }
 
+// raise has an error taken by the innermost edge for it: of the node, of what it lies within, and
+// so on; if there is none, the instance fails.
+func (i *instance) raise(t *token, code, reason string) {
+	if e := t.node.errorEdge(code); e != nil && !t.hasItem {
+		i.left(t)
+		i.follow(t, e)
+		return
+	}
+	for g := t.group; g != nil; g = g.parent {
+		if g.host == nil {
+			continue
+		}
+		if e := g.host.node.errorEdge(code); e != nil {
+			i.setState(t, tokenFailed)
+			i.left(g.host)
+			i.endInside(g.host)
+			i.follow(g.host, e)
+			return
+		}
+	}
+	i.fail(t, reason)
+}
+
+func (n *node) errorEdge(code string) *edge {
+	for _, h := range n.handlers {
+		if h.Error == code || h.Error == "*" {
+			return h.edge
+		}
+	}
+	return nil
+}
+
 // cancel ends the instance for good.
-func (i *instance) cancel(reason string) {
+func (i *instance) cancel(reason string, undo bool) {
 	i.changes.touched = true
-	i.endAll()
-	i.become(Cancelled, reason)
+	if undo && i.process.undoes {
+		t := i.place(nil)
+		t.node = i.process.start
+		i.compensate(t, Cancelled, reason)
+	} else {
+		i.endAs(Cancelled, reason)
+	}
 	i.settle()
 }
 
@@ -221,13 +339,24 @@ func (i *instance) cancel(reason string) {
 func (i *instance) retry(t *token) {
 	i.changes.touched = true
 	i.incidents--
-	i.enter(t)
+	if t.mode == compensation {
+		i.setState(t, tokenReady)
+		i.changes.undoAgain = true
+		i.askDebt(t)
+	} else {
+		i.left(t)
+		i.enter(t)
+	}
 	i.settle()
 }
 
 // settle finds out what the instance is now, after all tokens have moved as far as they go.
 func (i *instance) settle() {
-	i.fireTaken()
+	for again := true; again; {
+		again = i.drain()
+		i.fireTaken()
+		again = again || len(i.drains) > 0
+	}
 	switch {
 	case i.status.Final():
 	case i.live == 0:
@@ -287,6 +416,18 @@ func (i *instance) enter(t *token) {
 		i.startStep(t)
 	case wait:
 		i.startTimer(t)
+	case await:
+		i.await(t)
+	case race:
+		i.race(t)
+	case human:
+		i.human(t)
+	case call:
+		i.call(t)
+	case each:
+		i.enterEach(t)
+	case scope:
+		i.enterScope(t)
 	case choose:
 		i.choose(t)
 	case anyOf:
@@ -298,53 +439,94 @@ func (i *instance) enter(t *token) {
 	case end:
 		i.complete(t)
 	case terminate:
-		i.setState(t, tokenCompleted)
-		i.finish(t)
+		i.terminate(t)
 	case throw:
-		i.setState(t, tokenFailed)
-		i.fail(fmt.Sprintf("%s: %s", n.name, n.Throw.Error))
+		if n.Throw.Compensate {
+			i.compensate(t, "", "")
+			return
+		}
+		i.raise(t, n.Throw.Error, fmt.Sprintf("%s: %s", n.name, n.Throw.Error))
 	}
+}
+
+// terminate ends all else in the scope that the token is in, or in the instance.
+func (i *instance) terminate(t *token) {
+	for g := t.group; g != nil; g = g.parent {
+		if g.host != nil {
+			i.endInside(g.host)
+			i.setState(t, tokenCompleted)
+			i.drains = append(i.drains, g)
+			g.ended = false
+			return
+		}
+	}
+	i.setState(t, tokenCompleted)
+	i.finish(t)
+}
+
+// drain leads hosts on whose tokens have all ended.
+func (i *instance) drain() (any bool) {
+	for len(i.drains) > 0 {
+		g := i.drains[0]
+		i.drains = i.drains[1:]
+		if g.live == 0 {
+			any = true
+			i.drained(g)
+		}
+	}
+	return any
 }
 
 func (i *instance) startStep(t *token) {
 	n := t.node
-	payload := i.input
-	if n.in != nil {
-		var err error
-		if payload, err = object(n.in, i.facts); err != nil {
-			i.stop(t, "expression_failed", err.Error())
-			return
-		}
-		// Postgres counts the document with a blank after each colon and comma.
-		if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > maxPayload {
-			i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, maxPayload))
-			return
-		}
+	payload := i.given(t)
+	if payload == nil {
+		return
 	}
 	i.setState(t, tokenReady)
 	i.event(t, "node.entered", nil)
+	i.attach(t)
 	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.Attempts})
 }
 
 func (i *instance) startTimer(t *token) {
-	n := t.node
-	s := step{token: t, node: n.name, typ: timerType, payload: json.RawMessage("{}"), attempts: maxTimerAttempts, delay: n.Wait.For}
+	n, until := t.node, ""
 	if n.until != nil {
-		value, err := n.until.value(i.facts)
-		if err == nil {
-			err = json.Unmarshal(value, &s.until)
-		}
-		if err == nil {
-			_, err = time.Parse(time.RFC3339, s.until)
-		}
-		if err != nil {
-			i.stop(t, "expression_failed", fmt.Sprintf("%s: no time in RFC 3339: %v", n.until.text, err))
+		var err error
+		if until, err = i.time(n); err != nil {
+			i.stop(t, "expression_failed", err.Error())
 			return
 		}
 	}
-	i.setState(t, tokenWaiting)
-	i.event(t, "node.entered", nil)
-	i.changes.steps = append(i.changes.steps, s)
+	i.waits(t)
+	i.timer(t, mainPlace, n.name, time.Duration(n.Wait.For), nil)
+	i.changes.steps[len(i.changes.steps)-1].until = until
+	i.attach(t)
+}
+
+// time evaluates until when to wait.
+func (i *instance) time(n *node) (at string, err error) {
+	value, err := n.until.value(i.facts)
+	if err == nil {
+		err = json.Unmarshal(value, &at)
+	}
+	if err == nil {
+		_, err = time.Parse(time.RFC3339, at)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: no time in RFC 3339: %w", n.until.text, err)
+	}
+	return at, nil
+}
+
+// fits returns a payload unless it is too large.
+func (i *instance) fits(t *token, payload json.RawMessage) json.RawMessage {
+	// Postgres counts the document with a blank after each colon and comma.
+	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > maxPayload {
+		i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, maxPayload))
+		return nil
+	}
+	return payload
 }
 
 // maxPayload is the limit of a run's payload in bytes.
@@ -415,7 +597,7 @@ func (i *instance) fork(t *token, branches []*edge) {
 
 // place makes a new token.
 func (i *instance) place(g *group) *token {
-	t := &token{group: g, state: tokenCompleted}
+	t := &token{group: g, state: tokenCompleted, mode: forward, node: i.process.start}
 	i.setState(t, tokenWaiting)
 	return t
 }
@@ -445,10 +627,23 @@ func (i *instance) finish(t *token) {
 	i.become(Completed, "")
 }
 
-func (i *instance) fail(reason string) {
-	i.failure = reason
+// fail fails the instance, after everything is undone that is to be.
+func (i *instance) fail(t *token, reason string) {
+	if i.process.undoes {
+		i.compensate(t, Failed, reason)
+		return
+	}
+	i.setState(t, tokenFailed)
+	i.endAs(Failed, reason)
+}
+
+// endAs ends the instance now.
+func (i *instance) endAs(to Status, reason string) {
+	if to == Failed {
+		i.failure = reason
+	}
 	i.endAll()
-	i.become(Failed, reason)
+	i.become(to, reason)
 }
 
 // endAll ends every token that is still alive, and its run.
@@ -459,7 +654,7 @@ func (i *instance) endAll() {
 		}
 	}
 	i.changes.ended = i.changes.ended || i.live > 0
-	i.changes.steps = nil // of tokens that ended before they were ever written
+	i.changes.steps, i.changes.waits, i.changes.tasks, i.changes.children = nil, nil, nil, nil
 	i.live, i.ready, i.joining = 0, 0, 0
 }
 
@@ -478,8 +673,10 @@ func (i *instance) event(t *token, name string, data map[string]any) {
 // setState changes a token's state, and counts.
 func (i *instance) setState(t *token, to tokenState) {
 	was, is := alive(t.state), alive(to)
+	before := t.state
+	t.state = to
 	i.live += is - was
-	i.ready += count(to == tokenReady) - count(t.state == tokenReady)
+	i.ready += count(to == tokenReady) - count(before == tokenReady)
 	if t.joining {
 		i.joining--
 		t.joining = false
@@ -487,7 +684,6 @@ func (i *instance) setState(t *token, to tokenState) {
 	if is != was {
 		i.addTo(t.group, is-was)
 	}
-	t.state = to
 	if !t.listed {
 		t.listed = true
 		i.changes.tokens = append(i.changes.tokens, t)
@@ -516,6 +712,9 @@ func (i *instance) addTo(g *group, n int) {
 	}
 	if is := g.live > 0; is != was {
 		i.addTo(g.parent, count(is)-count(was))
+		if !is && g.host != nil && g.host.node.kind == scope {
+			i.drains = append(i.drains, g)
+		}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -29,14 +28,21 @@ type Node struct {
 	Fork      []string `json:"fork,omitzero"`      // all of these nodes, at once
 	Join      *Join    `json:"join,omitzero"`      // where branches meet
 	Wait      *Wait    `json:"wait,omitzero"`      // lets time pass
-	Throw     *Throw   `json:"throw,omitzero"`     // fails the instance
+	Await     *Await   `json:"await,omitzero"`     // waits for a message or a signal
+	Race      []string `json:"race,omitzero"`      // waits for the first of several wait and await nodes
+	Human     *Human   `json:"human,omitzero"`     // a task for a person
+	Call      *Call    `json:"call,omitzero"`      // an instance of another process
+	Each      *Each    `json:"each,omitzero"`      // a step for each element of a list
+	Scope     *Scope   `json:"scope,omitzero"`     // a part of the process that can be interrupted as a whole
+	Throw     *Throw   `json:"throw,omitzero"`     // undoes what was done, or fails the instance
 	End       bool     `json:"end,omitzero"`       // ends its token; with the last one the instance completes
-	Terminate bool     `json:"terminate,omitzero"` // completes the instance, whatever else moves in it
+	Terminate bool     `json:"terminate,omitzero"` // completes the scope or the instance, whatever else moves in it
 
-	In       map[string]string `json:"in,omitzero"`       // of a step: its payload, by key, as expressions; none: the instance's input
-	Out      map[string]string `json:"out,omitzero"`      // of a step: what is kept, by key, as expressions over result; none: the result
+	In       map[string]string `json:"in,omitzero"`       // what a step, task or call is given, by key, as expressions; none: the instance's input
+	Out      map[string]string `json:"out,omitzero"`      // what is kept of a result, by key, as expressions over result; none: the result
 	Attempts int               `json:"attempts,omitzero"` // of a step: the most starts, 1 to 1000; 0: 3
-	On       []Handler         `json:"on,omitzero"`       // of a step: where its failure leads; the first that fits
+	Undo     string            `json:"undo,omitzero"`     // of a step: the type of the run that undoes it
+	On       []Handler         `json:"on,omitzero"`       // what else may happen while the token is here
 	Else     string            `json:"else,omitzero"`     // of choose and any: where to go if no condition is true
 	To       string            `json:"to,omitzero"`       // the next node; none: the token ends here
 }
@@ -47,15 +53,60 @@ type Way struct {
 	To string `json:"to"`
 }
 
-// A Handler leads on when a step has failed for good with the code, or with any if Error is *.
+// A Handler leads on when something happens while a token is at a node. It has exactly one of
+// Error, After, Every and Message.
 type Handler struct {
-	Error string `json:"error"`
-	To    string `json:"to"`
+	Error   string   `json:"error,omitzero"`   // it has failed for good with this code; * is any
+	After   Duration `json:"after,omitzero"`   // it has been here for so long
+	Every   Duration `json:"every,omitzero"`   // time and again; implies Keep
+	Times   int      `json:"times,omitzero"`   // with Every: at most so often; 0: without limit
+	Message string   `json:"message,omitzero"` // a message of this name has come
+	Key     string   `json:"key,omitzero"`     // with Message: an expression, what it is correlated by
+	Keep    bool     `json:"keep,omitzero"`    // the token stays; another one takes the edge
+	To      string   `json:"to"`
 }
 
-// A Throw fails the instance with a code.
+// A Throw undoes, in reverse order, every step that was completed and has an Undo, and then
+// goes on; or it fails with a code, which the error edge of a scope may take.
 type Throw struct {
-	Error string `json:"error"`
+	Compensate bool   `json:"compensate,omitzero"`
+	Error      string `json:"error,omitzero"`
+}
+
+// An Await waits for a message of a name and key, or for a signal.
+type Await struct {
+	Message string `json:"message,omitzero"`
+	Key     string `json:"key,omitzero"` // an expression; required with Message
+	Signal  string `json:"signal,omitzero"`
+}
+
+// A Human is a task for one of some people. All are free text to the engine.
+type Human struct {
+	Assignee string   `json:"assignee,omitzero"` // an expression
+	Groups   []string `json:"groups,omitzero"`   // who may claim it
+	Due      Duration `json:"due,omitzero"`      // for people's eyes; an After edge acts
+}
+
+// A Call starts an instance of another process, or of this one, and waits for its end.
+type Call struct {
+	Process string `json:"process"`
+	Version int    `json:"version,omitzero"` // 0: the highest when it is called
+	Undo    string `json:"undo,omitzero"`    // none or propagate: whether undoing this undoes the completed child
+}
+
+// An Each does a step for each element of a list, which it takes down when it begins. Its
+// result is the list of their results, in the order of the elements.
+type Each struct {
+	List  string `json:"list"`           // an expression; elements are item in In
+	Do    string `json:"do"`             // the type of the runs
+	Limit int    `json:"limit,omitzero"` // at most so many at once; 1: one after the other; 0: 100
+	Need  int    `json:"need,omitzero"`  // so many are enough, the rest is cancelled; 0: all
+}
+
+// A Scope is a part of the process with a start of its own.
+type Scope struct {
+	Start string           `json:"start"`
+	Nodes map[string]*Node `json:"nodes"`
 }
 
 // A Join waits for tokens. The zero Join waits for one over each of its edges. In JSON it is
@@ -69,7 +120,7 @@ type Join struct {
 // A Wait lasts for a time, or until one. In JSON it is a duration such as PT5M or 5m, or an
 // object with until.
 type Wait struct {
-	For   time.Duration
+	For   Duration
 	Until string // an expression: a time in RFC 3339
 }
 
@@ -147,7 +198,7 @@ func (w *Wait) MarshalJSONTo(out *jsontext.Encoder) error {
 	if w.Until != "" {
 		return json.MarshalEncode(out, map[string]string{"until": w.Until})
 	}
-	return out.WriteToken(jsontext.String(isoDuration(w.For)))
+	return out.WriteToken(jsontext.String(w.For.String()))
 }
 
 // UnmarshalJSONFrom reads either form.
@@ -170,7 +221,7 @@ func (w *Wait) UnmarshalJSONFrom(in *jsontext.Decoder) error {
 		return err
 	}
 	d, err := parseDuration(text)
-	*w = Wait{For: d}
+	*w = Wait{For: Duration(d)}
 	return err
 }
 

@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 	"time"
@@ -9,6 +10,22 @@ import (
 
 // iso matches the durations of ISO 8601 that have one meaning: no years, no months.
 var iso = regexp.MustCompile(`^P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?$`)
+
+// A Duration in a definition is written as ISO 8601 has it, and read that way or as Go has it.
+type Duration time.Duration
+
+// String returns the canonical form.
+func (d Duration) String() string { return isoDuration(time.Duration(d)) }
+
+// MarshalText writes the canonical form.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads either form.
+func (d *Duration) UnmarshalText(text []byte) error {
+	parsed, err := parseDuration(string(text))
+	*d = Duration(parsed)
+	return err
+}
 
 const maxDuration = 10 * 365 * 24 * time.Hour
 
@@ -25,7 +42,7 @@ func parseDuration(text string) (time.Duration, error) {
 			if parseErr != nil || n > float64(maxDuration/unit) {
 				return 0, fmt.Errorf("duration %.40q: use at most ten years", text)
 			}
-			d += time.Duration(n * float64(unit))
+			d += time.Duration(math.Round(n * float64(unit)))
 		}
 	}
 	switch {

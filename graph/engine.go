@@ -25,6 +25,16 @@ const (
 	StartType  = "graph.start.v1"  // StartPayload
 	CancelType = "graph.cancel.v1" // CancelPayload
 	RetryType  = "graph.retry.v1"  // RetryPayload
+
+	MessageType      = "graph.message.v1"       // MessagePayload
+	SignalType       = "graph.signal.v1"        // SignalPayload
+	CompleteTaskType = "graph.complete_task.v1" // CompleteTaskPayload
+)
+
+// Runs that the engine enqueues for itself.
+const (
+	arriveType = "graph.arrive.v1" // something that a token waits for has come
+	matchType  = "graph.match.v1"  // a message is free again
 )
 
 // StartPayload starts an instance of a process.
@@ -36,6 +46,16 @@ type StartPayload struct {
 	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process and key, or the run's own
 	Priority int             `json:"priority,omitzero"` // of all its steps
 	Tenant   string          `json:"tenant,omitzero"`
+
+	Parent *parentPayload `json:"parent,omitzero"` // set by call nodes only
+}
+
+// A parentPayload says which token waits for the instance, and at which of its visits.
+type parentPayload struct {
+	Instance uuid.UUID `json:"instance"`
+	Token    uuid.UUID `json:"token"`
+	Visit    int64     `json:"visit"`
+	Depth    int       `json:"depth"`
 }
 
 // Started is the result of a run that starts an instance. It is the same if the instance had
@@ -50,6 +70,40 @@ type Started struct {
 type CancelPayload struct {
 	Instance uuid.UUID `json:"instance"`
 	Reason   string    `json:"reason,omitzero"`
+
+	// Compensate undoes what was done before the instance is cancelled.
+	Compensate bool `json:"compensate,omitzero"`
+}
+
+// MessagePayload is a message to the one token that waits for its name and key: the one that has
+// waited longest, or the first that comes before the message's time is over.
+type MessagePayload struct {
+	Name    string          `json:"name"`
+	Key     string          `json:"key"`
+	Payload json.RawMessage `json:"payload,omitzero"` // none: {}
+	ID      string          `json:"id,omitzero"`      // the sender's: the same again changes nothing; none: the run's
+	TTL     Duration        `json:"ttl,omitzero"`     // none: a day
+}
+
+// SignalPayload is a signal to all tokens that wait for it now.
+type SignalPayload struct {
+	Name    string          `json:"name"`
+	Payload json.RawMessage `json:"payload,omitzero"` // none: {}
+}
+
+// CompleteTaskPayload completes a person's task.
+type CompleteTaskPayload struct {
+	Task    uuid.UUID       `json:"task"`
+	By      string          `json:"by"`
+	Output  json.RawMessage `json:"output,omitzero"`  // none: {}
+	Version int64           `json:"version,omitzero"` // the one that was seen; 0: any
+}
+
+// taskRef is the result of a run that completes a task.
+type taskRef struct {
+	Task     uuid.UUID `json:"task"`
+	Instance uuid.UUID `json:"instance"`
+	Token    uuid.UUID `json:"token"`
 }
 
 // RetryPayload has what an incident stopped tried again.
@@ -84,7 +138,14 @@ func (e *Engine) Register(mux *worker.Mux) {
 	worker.Handle(mux, StartType, e.start)
 	worker.Handle(mux, CancelType, e.cancel)
 	worker.Handle(mux, RetryType, e.retry)
-	worker.Handle(mux, timerType, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil })
+	worker.Handle(mux, MessageType, func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() })
+	worker.Handle(mux, SignalType, func(_ context.Context, p SignalPayload) (struct{}, error) { return struct{}{}, named(p.Name) })
+	worker.Handle(mux, CompleteTaskType, e.completeTask)
+	worker.Handle(mux, arriveType, e.arrive)
+	for _, typ := range []string{timerType, undoType} {
+		worker.Handle(mux, typ, func(context.Context, position) (struct{}, error) { return struct{}{}, nil })
+	}
+	worker.Handle(mux, matchType, func(context.Context, slot) (struct{}, error) { return struct{}{}, nil })
 }
 
 // Hook returns the engine's part in settle transactions.
@@ -93,7 +154,7 @@ func (e *Engine) Hook() worker.Hook {
 }
 
 func concerns(l *lease.Lease) bool {
-	return l.Step != uuid.Nil || l.Type == StartType || l.Type == CancelType || l.Type == RetryType
+	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, Prefix)
 }
 
 // keys makes an instance's id of its process and business key, so that two starts with one key
@@ -125,7 +186,7 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 	return s, nil
 }
 
-func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) {
+func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) { // the hook does it
 	var there bool
 	err := e.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM process_instance WHERE id = $1)`, p.Instance).Scan(&there)
 	if err == nil && !there {
@@ -144,6 +205,60 @@ func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 		err = run.Permanent(fmt.Errorf("incident: there is no open incident %s", p.Incident))
 	}
 	return r, err
+}
+
+func (p MessagePayload) check() error {
+	if p.Key == "" {
+		return run.Permanent(errors.New("key: it is missing; say which instance is meant, as its await node does"))
+	}
+	if p.TTL < 0 {
+		return run.Permanent(errors.New("ttl: it is negative"))
+	}
+	return named(p.Name)
+}
+
+func named(name string) error {
+	if name == "" || len(name) > 200 {
+		return run.Permanent(errors.New("name: use 1 to 200 characters"))
+	}
+	return nil
+}
+
+func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskRef, error) {
+	if p.By == "" {
+		return taskRef{}, run.Permanent(errors.New("by: it is missing; say who completes the task"))
+	}
+	r := taskRef{Task: p.Task}
+	var state string
+	err := e.pool.QueryRow(ctx, `SELECT instance_id, token_id, state FROM user_task WHERE id = $1`, p.Task).Scan(&r.Instance, &r.Token, &state)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return r, run.Permanent(fmt.Errorf("task: there is no task %s", p.Task))
+	case err == nil && state != "open":
+		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is %s", p.Task, state)))
+	}
+	return r, err
+}
+
+// arrive returns what has come, or fails with what has failed.
+func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error) {
+	var payload []byte
+	var err error
+	switch {
+	case p.Message != uuid.Nil:
+		err = e.pool.QueryRow(ctx, `SELECT payload FROM message WHERE id = $1`, p.Message).Scan(&payload)
+	case p.Signal != uuid.Nil:
+		err = e.pool.QueryRow(ctx, `SELECT coalesce(payload->'payload', '{}') FROM workflow_run WHERE id = $1`, p.Signal).Scan(&payload)
+	case p.Child != uuid.Nil:
+		var status Status
+		var reason string
+		err = e.pool.QueryRow(ctx, `SELECT status, coalesce(output_payload, 'null'), coalesce(failure_reason, '') FROM process_instance WHERE id = $1`,
+			p.Child).Scan(&status, &payload, &reason)
+		if err == nil && status != Completed {
+			err = run.Permanent(run.WithCode("child_"+strings.ToLower(string(status)), fmt.Errorf("instance %s: %s %s", p.Child, status, reason)))
+		}
+	}
+	return payload, err
 }
 
 // find returns a process by name and version; 0: its highest.

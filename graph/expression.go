@@ -32,6 +32,7 @@ type facts struct {
 	input  any            // of the instance
 	steps  map[string]any // the latest result of each node
 	result any            // of a step, in its own mapping
+	item   any            // of a list, in the mapping of an each
 }
 
 var environment = sync.OnceValues(func() (*cel.Env, error) {
@@ -39,6 +40,7 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.Variable("input", cel.DynType),
 		cel.Variable("steps", cel.MapType(cel.StringType, cel.DynType)),
 		cel.Variable("result", cel.DynType),
+		cel.Variable("item", cel.DynType),
 		cel.CrossTypeNumericComparisons(true), // numbers of JSON are doubles
 	)
 })
@@ -85,7 +87,7 @@ func boolean(text string) error {
 }
 
 func (e *expression) eval(f facts) (ref.Val, error) {
-	value, _, err := e.program.Eval(map[string]any{"input": f.input, "steps": f.steps, "result": f.result})
+	value, _, err := e.program.Eval(map[string]any{"input": f.input, "steps": f.steps, "result": f.result, "item": f.item})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.text, err)
 	}

@@ -2,9 +2,9 @@ package graph_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -27,6 +27,8 @@ type site struct {
 
 	mu    sync.Mutex
 	calls []string // names of steps, in the order of their starts
+
+	undoWorks bool // even where it was told to fail
 }
 
 // newSite starts a worker that knows the engine and test.step.v1: it notes payload.name and
@@ -36,14 +38,26 @@ func newSite(t *testing.T) *site {
 	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux()}
 	worker.Handle(s.mux, "test.step.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
 		s.called(fmt.Sprint(in["name"]))
-		if ms, ok := in["ms"].(json.Number); ok {
-			n, _ := ms.Int64()
-			time.Sleep(time.Duration(n) * time.Millisecond)
+		if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
+			time.Sleep(time.Duration(ms) * time.Millisecond)
 		}
 		if code, ok := in["fail"].(string); ok {
 			return nil, run.Permanent(run.WithCode(code, fmt.Errorf("it was told to fail")))
 		}
 		return in, nil
+	})
+	worker.Handle(s.mux, "test.undo.v1", func(_ context.Context, in struct {
+		Input   map[string]any `json:"input"`
+		Output  any            `json:"output"`
+		Run     uuid.UUID      `json:"run"`
+		Certain bool           `json:"certain"`
+	}) (struct{}, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if in.Input["undo_fails"] == true && !s.undoWorks {
+			return struct{}{}, run.Permanent(fmt.Errorf("it was told to fail"))
+		}
+		return struct{}{}, nil
 	})
 	engine := graph.New(s.pool)
 	engine.Register(s.mux)
@@ -134,6 +148,11 @@ func query[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) T {
 // status waits until an instance has a status.
 func (s *site) status(id uuid.UUID, want graph.Status) {
 	s.t.Helper()
+	s.t.Cleanup(func() {
+		if s.t.Failed() {
+			s.t.Logf("instance %s: %s", id, query[string](s.t, s.pool, `SELECT coalesce(jsonb_agg(to_jsonb(x))::text, 'no incident') FROM incident x WHERE instance_id = $1`, id))
+		}
+	})
 	pgtest.Await(s.t, fmt.Sprintf("instance %s to be %s", id, want), func() bool {
 		return query[string](s.t, s.pool, `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), '')`, id) == string(want)
 	})

@@ -1,6 +1,9 @@
 package graph
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // arrive is what happens when a token comes to a join.
 //
@@ -140,7 +143,7 @@ func (i *instance) nextRound(j *joining) {
 
 // endWithin ends the live tokens of a group and of groups within it, but one.
 func (i *instance) endWithin(g *group, but *token) {
-	for _, t := range append(i.others, i.changes.tokens...) {
+	for _, t := range slices.Concat(i.others, i.changes.tokens) {
 		if t != but && alive(t.state) > 0 && t.group.within(g) {
 			i.setState(t, tokenTerminated)
 		}
@@ -175,7 +178,7 @@ func (i *instance) pendingTaken() (all []*joining) {
 
 // comes reports whether a live token can still come to the activation.
 func (i *instance) comes(j *joining) bool {
-	for _, t := range append(i.others, i.changes.tokens...) {
+	for _, t := range slices.Concat(i.others, i.changes.tokens) {
 		switch {
 		case alive(t.state) == 0 || !t.group.within(j.group):
 		case t.joining && t.node == j.node:
@@ -188,7 +191,7 @@ func (i *instance) comes(j *joining) bool {
 
 // unsatisfiable opens an incident: everything that lives waits at joins for what cannot come.
 func (i *instance) unsatisfiable() {
-	for _, t := range append(i.changes.tokens, i.others...) {
+	for _, t := range slices.Concat(i.changes.tokens, i.others) {
 		if t.joining {
 			i.incident(t)
 			return

@@ -39,7 +39,20 @@ func concerned(batch []worker.Settlement) (tokens, instances []uuid.UUID, err er
 		case s.Verdict != run.Succeed && s.Verdict != run.Fail:
 		case s.Step != uuid.Nil:
 			tokens = append(tokens, s.Step)
+		case s.Type == StartType:
+			var p StartPayload
+			problem := json.Unmarshal(s.Payload, &p)
+			if s.Verdict == run.Succeed {
+				err = errors.Join(err, problem)
+			}
+			if problem == nil && p.Parent != nil {
+				tokens, instances = append(tokens, p.Parent.Token), append(instances, p.Parent.Instance)
+			}
 		case s.Verdict == run.Fail:
+		case s.Type == CompleteTaskType:
+			var r taskRef
+			err = errors.Join(err, json.Unmarshal(s.Result, &r))
+			tokens, instances = append(tokens, r.Token), append(instances, r.Instance)
 		case s.Type == CancelType:
 			var p CancelPayload
 			err = errors.Join(err, json.Unmarshal(s.Payload, &p))
@@ -63,18 +76,21 @@ type scene struct {
 	owners    map[uuid.UUID]*instance // of tokens
 	groups    map[uuid.UUID]*group
 	versions  map[*instance]int64
+	hosts     map[*group]uuid.UUID // tokens that stand for groups
 }
 
 // load reads the scene for tokens and instances, which are locked.
 func (e *Engine) load(ctx context.Context, tx pgx.Tx, tokens, instances []uuid.UUID) (*scene, error) {
 	s := &scene{
 		instances: map[uuid.UUID]*instance{}, tokens: map[uuid.UUID]*token{}, owners: map[uuid.UUID]*instance{},
-		groups: map[uuid.UUID]*group{}, versions: map[*instance]int64{},
+		groups: map[uuid.UUID]*group{}, versions: map[*instance]int64{}, hosts: map[*group]uuid.UUID{},
 	}
 	for _, step := range []func() error{
 		func() error { return s.loadInstances(ctx, tx, e, tokens, instances) },
 		func() error { return s.loadGroups(ctx, tx, tokens) },
 		func() error { return s.loadTokens(ctx, tx, tokens) },
+		func() error { return s.loadEaches(ctx, tx, len(tokens)) },
+		func() error { return s.loadDebts(ctx, tx) },
 		func() error { return s.loadJoins(ctx, tx, len(tokens)) },
 		func() error { return s.loadFacts(ctx, tx) },
 	} {
@@ -87,7 +103,8 @@ func (e *Engine) load(ctx context.Context, tx pgx.Tx, tokens, instances []uuid.U
 
 func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens, ids []uuid.UUID) error {
 	rows, _ := tx.Query(ctx, `
-		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents, version
+		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents, version,
+		       depth, parent_token_id, parent_visit, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL
 		FROM process_instance
 		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])`, tokens, ids)
 	definitions := map[*instance]uuid.UUID{}
@@ -95,7 +112,13 @@ func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens,
 		i := newInstance()
 		var definition uuid.UUID
 		var version int64
-		err := row.Scan(&i.id, &definition, &i.status, &i.priority, &i.input, &i.live, &i.ready, &i.joining, &i.incidents, &version)
+		var parent uuid.NullUUID
+		var visit *int64
+		err := row.Scan(&i.id, &definition, &i.status, &i.priority, &i.input, &i.live, &i.ready, &i.joining, &i.incidents, &version,
+			&i.depth, &parent, &visit, &i.ending, &i.endingReason, &i.paused)
+		if parent.Valid && visit != nil {
+			i.parent = &parentRef{parent.UUID, *visit}
+		}
 		definitions[i], s.versions[i] = definition, version
 		return i, err
 	})
@@ -154,23 +177,27 @@ func (s *scene) fetchGroups(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) err
 	}
 	rows, _ := tx.Query(ctx, `
 		WITH RECURSIVE chain AS (
-			SELECT id, parent_group_id, node, live
+			SELECT id, parent_group_id, node, live, host_token_id
 			FROM parallel_group
 			WHERE id = ANY ($1)
 			UNION
-			SELECT g.id, g.parent_group_id, g.node, g.live
+			SELECT g.id, g.parent_group_id, g.node, g.live, g.host_token_id
 			FROM parallel_group g JOIN chain c ON g.id = c.parent_group_id
 		)
-		SELECT id, parent_group_id, node, live FROM chain`, ids)
+		SELECT id, parent_group_id, node, live, host_token_id FROM chain`, ids)
 	parents := map[*group]uuid.UUID{}
 	var g group
 	var parent *uuid.UUID
-	_, err := pgx.ForEachRow(rows, []any{&g.id, &parent, &g.node, &g.live}, func() error {
+	var host uuid.NullUUID
+	_, err := pgx.ForEachRow(rows, []any{&g.id, &parent, &g.node, &g.live, &host}, func() error {
 		if s.groups[g.id] != nil {
 			return nil
 		}
 		known := g
 		s.groups[g.id] = &known
+		if host.Valid {
+			s.hosts[&known] = host.UUID
+		}
 		if parent != nil {
 			parents[&known] = *parent
 		}
@@ -185,7 +212,8 @@ func (s *scene) fetchGroups(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) err
 // loadTokens reads the tokens, and all live ones of instances that are surveyed.
 func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) error {
 	rows, _ := tx.Query(ctx, `
-		SELECT t.id, t.instance_id, t.node, coalesce(t.edge, ''), t.state, t.parallel_group_id, t.version, t.id = ANY ($1) AS wanted,
+		SELECT t.id, t.instance_id, t.node, coalesce(t.edge, ''), t.state, t.mode, coalesce(t.item, -1), t.parallel_group_id, t.version,
+		       t.id = ANY ($1) AS wanted,
 		       EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id) AND t.state = 'Waiting' AS joining
 		FROM process_token t
 		WHERE t.id = ANY ($1) OR t.instance_id = ANY ($2) AND t.state IN ('Created', 'Ready', 'Waiting')
@@ -195,25 +223,88 @@ func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 	var node string
 	var inGroup *uuid.UUID
 	var wanted bool
-	_, err := pgx.ForEachRow(rows, []any{&t.id, &owner, &node, &t.edge, &t.state, &inGroup, &t.version, &wanted, &t.joining}, func() error {
-		known, i := t, s.instances[owner]
+	known := map[uuid.UUID]*token{}
+	_, err := pgx.ForEachRow(rows, []any{&t.id, &owner, &node, &t.edge, &t.state, &t.mode, &t.item, &inGroup, &t.version, &wanted, &t.joining}, func() error {
+		one, i := t, s.instances[owner]
 		if i == nil {
 			return nil // it was deleted meanwhile
 		}
-		if known.node = i.process.nodes[node]; known.node == nil {
+		one.hasItem = one.item >= 0
+		known[one.id] = &one
+		if one.node = i.process.nodes[node]; one.node == nil {
 			return fmt.Errorf("token %s is at node %q, which process %q version %d does not have",
 				t.id, node, i.process.Definition.Process, i.process.Definition.Version)
 		}
 		if inGroup != nil {
-			known.group = s.groups[*inGroup]
+			one.group = s.groups[*inGroup]
 		}
 		s.owners[t.id] = i
 		if wanted {
-			s.tokens[t.id] = &known
+			s.tokens[t.id] = &one
 		}
 		if i.process.survey {
-			i.others = append(i.others, &known)
+			i.others = append(i.others, &one)
 		}
+		return nil
+	})
+	for g, id := range s.hosts {
+		g.host = known[id] // with scopes and eaches, every live token is known
+	}
+	return err
+}
+
+// loadEaches reads how far the lists have come whose elements are in the batch.
+func (s *scene) loadEaches(ctx context.Context, tx pgx.Tx, batch int) error {
+	var ids []uuid.UUID
+	for _, t := range s.tokens {
+		if t.hasItem && t.group != nil {
+			ids = append(ids, t.group.id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	rows, _ := tx.Query(ctx, `
+		SELECT e.group_id, e.instance_id, e.next, e.done, e.total,
+		       coalesce((SELECT jsonb_agg(e.items->k ORDER BY k) FROM generate_series(e.next, least(e.next + $2, e.total) - 1) AS k), '[]')
+		FROM each_progress e
+		WHERE e.group_id = ANY ($1)`, ids, batch)
+	var id, owner uuid.UUID
+	var p progress
+	var items []byte
+	_, err := pgx.ForEachRow(rows, []any{&id, &owner, &p.next, &p.done, &p.total, &items}, func() error {
+		known := p
+		known.group, known.from = s.groups[id], p.next
+		if err := json.Unmarshal(items, &known.items); err != nil {
+			return err
+		}
+		s.instances[owner].eaches = append(s.instances[owner].eaches, &known)
+		return nil
+	})
+	return err
+}
+
+// loadDebts reads what is undone next, where something is being undone.
+func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
+	var owners []uuid.UUID
+	for id, t := range s.tokens {
+		if t.mode == compensation {
+			owners = append(owners, s.owners[id].id)
+		}
+	}
+	if len(owners) == 0 {
+		return nil
+	}
+	rows, _ := tx.Query(ctx, `
+		SELECT DISTINCT ON (instance_id) instance_id, id, node_id, handler_ref
+		FROM compensation_record
+		WHERE instance_id = ANY ($1) AND status = 'Pending' AND undo_run_id IS NULL
+		ORDER BY instance_id, "order" DESC`, owners)
+	var owner uuid.UUID
+	var d debt
+	_, err := pgx.ForEachRow(rows, []any{&owner, &d.id, &d.node, &d.undo}, func() error {
+		one := d
+		s.instances[owner].debt = &one
 		return nil
 	})
 	return err
@@ -407,6 +498,12 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 	if len(owners) == 0 {
 		return nil
 	}
+	if err := s.loadTaskFacts(ctx, tx, owners, nodes); err != nil {
+		return err
+	}
+	if err := s.loadEachFacts(ctx, tx, owners, nodes); err != nil {
+		return err
+	}
 	rows, _ := tx.Query(ctx, `
 		SELECT DISTINCT ON (t.instance_id, r.node) t.instance_id, r.node, r.status, r.result, r.error
 		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node)
@@ -427,6 +524,61 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 			return nil
 		}
 		value, err := fact(i.process.nodes[node], result)
+		i.facts.steps[node] = value
+		return err
+	})
+	return err
+}
+
+// loadTaskFacts reads what people have answered.
+func (s *scene) loadTaskFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID, nodes []string) error {
+	owners, nodes = s.ofKind(human, owners, nodes)
+	if len(owners) == 0 {
+		return nil
+	}
+	rows, _ := tx.Query(ctx, `
+		SELECT DISTINCT ON (k.instance_id, k.node) k.instance_id, k.node, k.output
+		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN user_task k USING (instance_id, node)
+		WHERE k.state = 'completed'
+		ORDER BY k.instance_id, k.node, k.completed_at DESC, k.id DESC`, owners, nodes)
+	return s.takeFacts(rows)
+}
+
+// loadEachFacts reads the results for the elements of lists, in the order of the elements.
+func (s *scene) loadEachFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID, nodes []string) error {
+	owners, nodes = s.ofKind(each, owners, nodes)
+	if len(owners) == 0 {
+		return nil
+	}
+	rows, _ := tx.Query(ctx, `
+		SELECT e.instance_id, e.node, coalesce((
+			SELECT jsonb_agg(CASE r.status WHEN 'succeeded' THEN r.result END ORDER BY k)
+			FROM generate_series(0, e.total - 1) AS k
+			LEFT JOIN process_token t ON t.parallel_group_id = e.group_id AND t.item = k
+			LEFT JOIN workflow_run r ON r.token_id = t.id AND r.node = e.node || '/item'), '[]')
+		FROM (SELECT DISTINCT ON (instance_id, node) *
+		      FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN each_progress USING (instance_id, node)
+		      ORDER BY instance_id, node, group_id DESC) AS e`, owners, nodes)
+	return s.takeFacts(rows)
+}
+
+// ofKind returns those nodes that are of a kind.
+func (s *scene) ofKind(k kind, owners []uuid.UUID, nodes []string) (ids []uuid.UUID, names []string) {
+	for n := range owners {
+		if s.instances[owners[n]].process.nodes[nodes[n]].kind == k {
+			ids, names = append(ids, owners[n]), append(names, nodes[n])
+		}
+	}
+	return ids, names
+}
+
+func (s *scene) takeFacts(rows pgx.Rows) error {
+	var owner uuid.UUID
+	var node string
+	var output []byte
+	_, err := pgx.ForEachRow(rows, []any{&owner, &node, &output}, func() error {
+		i := s.instances[owner]
+		value, err := fact(i.process.nodes[node], output)
 		i.facts.steps[node] = value
 		return err
 	})

@@ -15,7 +15,8 @@ type Process struct {
 	start  *node
 	nodes  map[string]*node
 	output *expression
-	survey bool // it has a join that has to know of every live token
+	survey bool // it has nodes that have to know of every live token
+	undoes bool // it has steps that can be undone
 }
 
 type kind string
@@ -27,6 +28,12 @@ const (
 	fork      kind = "fork"
 	join      kind = "join"
 	wait      kind = "wait"
+	await     kind = "await"
+	race      kind = "race"
+	human     kind = "human"
+	call      kind = "call"
+	each      kind = "each"
+	scope     kind = "scope"
 	throw     kind = "throw"
 	end       kind = "end"
 	terminate kind = "terminate"
@@ -40,12 +47,18 @@ type node struct {
 	ways     []way // of choose and any
 	branches []*edge
 	handlers []handler
-	other    *edge // else
-	next     *edge // to
+	options  []*edge // of race
+	inner    *edge   // of scope: to its start
+	parent   *node   // the scope it lies in; nil: none
+	other    *edge   // else
+	next     *edge   // to
 	incoming []*edge
 
-	in, out []mapping
-	until   *expression
+	in, out  []mapping
+	until    *expression
+	key      *expression // of await
+	assignee *expression // of human
+	list     *expression // of each
 
 	fork    *node          // of a join: the innermost fork that all of its edges come from
 	sources map[*node]bool // of a join: where a token can still come here from
@@ -59,7 +72,8 @@ type way struct {
 }
 
 type handler struct {
-	code string
+	*Handler
+	key  *expression
 	edge *edge
 }
 
@@ -85,8 +99,26 @@ type ahead struct {
 	input bool // the instance's input may be read, or anything else by an expression
 }
 
-// pure reports whether a token passes the node without a run.
-func (n *node) pure() bool { return n.kind != do && n.kind != wait }
+// pure reports whether a token passes the node without waiting for anything but other tokens.
+func (n *node) pure() bool {
+	switch n.kind {
+	case choose, anyOf, fork, join, end, terminate:
+		return true
+	case throw:
+		return !n.Throw.Compensate
+	}
+	return false
+}
+
+// attached reports whether more than one thing may move a token on from here, so that the others
+// have to go when one does.
+func (n *node) attached() bool {
+	return n.kind == race || n.kind == await || n.kind == human || n.kind == call || n.kind == each || n.kind == scope ||
+		slices.ContainsFunc(n.handlers, func(h handler) bool { return h.Error == "" })
+}
+
+// hosts reports whether a token here stands for others within.
+func (n *node) hosts() bool { return n.kind == scope || n.kind == each }
 
 // edges are those that lead on from the node, whatever makes a token take them.
 func (n *node) edges() (all []*edge) {
@@ -94,6 +126,15 @@ func (n *node) edges() (all []*edge) {
 		all = append(all, w.edge)
 	}
 	all = append(all, n.branches...)
+	for _, o := range n.options {
+		all = append(all, o)
+		if o.to.next != nil { // the race has it passed
+			all = append(all, o.to.next)
+		}
+	}
+	if n.inner != nil {
+		all = append(all, n.inner)
+	}
 	for _, h := range n.handlers {
 		all = append(all, h.edge)
 	}
@@ -122,6 +163,9 @@ func (n *node) lookAhead(p *Process) *ahead {
 	}
 	read(p.output) // any token may be the last
 	queue := n.edges()
+	for s := n.parent; s != nil; s = s.parent { // its last token leads on from it
+		queue = append(queue, s.edges()...)
+	}
 	if n.kind == join || n.kind == choose || n.kind == anyOf { // an incident that is tried again starts here
 		seen[n] = false
 		queue = append(queue, &edge{to: n})
@@ -140,14 +184,17 @@ func (n *node) lookAhead(p *Process) *ahead {
 		for _, m := range to.in {
 			read(m.value)
 		}
-		read(to.until)
+		read(to.until, to.key, to.assignee, to.list)
+		for _, h := range to.handlers {
+			read(h.key)
+		}
 		for _, w := range to.ways {
 			read(w.condition)
 		}
 		if to.kind == join {
 			a.joins = append(a.joins, to)
 		}
-		if to.pure() {
+		if to.pure() || to.kind == scope || to.kind == each || to.kind == race { // these may be over at once
 			queue = append(queue, to.edges()...)
 		}
 	}

@@ -10,7 +10,8 @@ import (
 func (c *compiler) shape(names []string) {
 	reached := c.p.reach(c.p.start, nil)
 	for _, name := range names {
-		n, path := c.p.nodes[name], "/nodes/"+name
+		n := c.p.nodes[name]
+		path := c.paths[n]
 		if !reached[n] {
 			c.bad("UNREACHABLE", path, "no path leads here from the start", "lead an edge here, or remove it")
 		}
@@ -20,6 +21,8 @@ func (c *compiler) shape(names []string) {
 		if n.kind == join {
 			c.checkJoin(path, n)
 		}
+		c.p.survey = c.p.survey || n.hosts()
+		c.p.undoes = c.p.undoes || n.Undo != ""
 		if n.pure() && c.loops(n) {
 			c.note("LOOP_WITHOUT_STEP", path, "a token can come back here without a step in between", "put a step or a wait into the loop")
 		}
@@ -122,6 +125,9 @@ func (p *Process) forkOf(j *node) (inner *node) {
 		if !without[j] && (inner == nil || !without[inner]) {
 			inner = f
 		}
+	}
+	if j.parent != nil && (inner == nil || inner.parent != j.parent) {
+		return j.parent // every execution of a scope has activations of its own
 	}
 	return inner
 }

@@ -59,6 +59,9 @@ CREATE TABLE process_instance (
     tenant_id             text,
     priority              integer     NOT NULL DEFAULT 0,
     parent_process_instance_id uuid   REFERENCES process_instance,
+    parent_token_id       uuid,
+    parent_visit          bigint,
+    depth                 integer     NOT NULL DEFAULT 0,
     input_payload         jsonb       NOT NULL DEFAULT '{}',
     output_payload        jsonb,
     metadata              jsonb       NOT NULL DEFAULT '{}',
@@ -72,10 +75,15 @@ CREATE TABLE process_instance (
     joining_tokens        integer     NOT NULL DEFAULT 0,
     open_incidents        integer     NOT NULL DEFAULT 0,
 
+    -- What it becomes once everything is undone.
+    ending                text COLLATE "C",
+    ending_reason         text,
+
     created_at            timestamptz NOT NULL DEFAULT now(),
     updated_at            timestamptz NOT NULL DEFAULT now(),
     started_at            timestamptz,
     completed_at          timestamptz,
+    paused_at             timestamptz,
     deleted_at            timestamptz,
     CONSTRAINT process_instance_status_check
         CHECK (status IN ('CREATED', 'IN_PROGRESS', 'WAITING', 'COMPLETED', 'FAILED', 'CANCELLED')),
@@ -93,6 +101,7 @@ CREATE INDEX process_instance_definition_idx ON process_instance (process_defini
 -- Those that are not over, and retention's: nothing here changes while an instance moves.
 CREATE INDEX process_instance_open_idx ON process_instance (created_at) WHERE completed_at IS NULL;
 CREATE INDEX process_instance_completed_idx ON process_instance (completed_at) WHERE completed_at IS NOT NULL;
+CREATE INDEX process_instance_parent_idx ON process_instance (parent_token_id) WHERE parent_token_id IS NOT NULL;
 CREATE INDEX process_instance_key_idx ON process_instance (business_key) WHERE business_key IS NOT NULL;
 
 COMMENT ON TABLE  process_instance IS 'One execution of a process.';
@@ -109,6 +118,7 @@ CREATE TABLE parallel_group (
     instance_id     uuid    NOT NULL REFERENCES process_instance ON DELETE CASCADE,
     parent_group_id uuid    REFERENCES parallel_group,
     node            text COLLATE "C" NOT NULL,
+    host_token_id   uuid, -- of a scope or each: the token that stands for it outside
     live            integer NOT NULL
 ) WITH (fillfactor = 70);
 CREATE INDEX parallel_group_instance_idx ON parallel_group (instance_id);
@@ -123,6 +133,7 @@ CREATE TABLE process_token (
     state             text COLLATE "C" NOT NULL,
     mode              text COLLATE "C" NOT NULL DEFAULT 'Forward',
     parallel_group_id uuid        REFERENCES parallel_group,
+    item              integer, -- the index of the element it is for
     version           bigint      NOT NULL DEFAULT 1,
     created_at        timestamptz NOT NULL DEFAULT now(),
     updated_at        timestamptz NOT NULL DEFAULT now(),
@@ -185,6 +196,124 @@ CREATE TABLE join_arrival (
 CREATE INDEX join_arrival_edge_idx ON join_arrival (join_id, edge);
 COMMENT ON COLUMN join_arrival.surplus IS 'Over this edge one had come before: this one is for the next activation.';
 
+CREATE TABLE each_progress (
+    group_id    uuid    NOT NULL PRIMARY KEY REFERENCES parallel_group ON DELETE CASCADE,
+    instance_id uuid    NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node        text COLLATE "C" NOT NULL,
+    items       jsonb   NOT NULL,
+    next        integer NOT NULL,
+    done        integer NOT NULL,
+    total       integer NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX each_progress_instance_idx ON each_progress (instance_id, node);
+COMMENT ON TABLE each_progress IS 'How far the execution of an each has come: the list as it was taken down, and the first element not started.';
+
+CREATE TABLE message (
+    id          uuid        NOT NULL PRIMARY KEY, -- of the run that brought it
+    message_id  text        NOT NULL UNIQUE,      -- the sender's; the same again is dropped
+    name        text COLLATE "C" NOT NULL,
+    key         text COLLATE "C" NOT NULL,
+    payload     jsonb       NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at  timestamptz NOT NULL,
+    token_id    uuid, -- whom it is on the way to
+    consumed_at timestamptz
+);
+CREATE INDEX message_buffered_idx ON message (name, key, received_at) WHERE token_id IS NULL;
+CREATE INDEX message_token_idx ON message (token_id) WHERE token_id IS NOT NULL AND consumed_at IS NULL;
+COMMENT ON TABLE message IS 'Messages to processes, kept until their time is over; ids are remembered for as long.';
+
+CREATE TABLE message_wait (
+    token_id    uuid        NOT NULL REFERENCES process_token ON DELETE CASCADE,
+    place       text COLLATE "C" NOT NULL,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node        text COLLATE "C" NOT NULL,
+    name        text COLLATE "C" NOT NULL,
+    key         text COLLATE "C", -- null: a signal
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (token_id, place)
+);
+CREATE INDEX message_wait_name_idx ON message_wait (name, key, created_at);
+COMMENT ON TABLE message_wait IS 'Tokens that wait for a message or a signal.';
+
+CREATE TABLE user_task (
+    id           uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    instance_id  uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    token_id     uuid        NOT NULL REFERENCES process_token ON DELETE CASCADE,
+    node         text COLLATE "C" NOT NULL,
+    state        text COLLATE "C" NOT NULL DEFAULT 'open',
+    assignee     text,
+    groups       text[]      NOT NULL DEFAULT '{}',
+    payload      jsonb       NOT NULL,
+    output       jsonb,
+    version      bigint      NOT NULL DEFAULT 1,
+    due_at       timestamptz,
+    created_at   timestamptz NOT NULL DEFAULT now(),
+    completed_at timestamptz,
+    completed_by text,
+    CONSTRAINT user_task_state_check CHECK (state IN ('open', 'completed', 'cancelled'))
+);
+CREATE INDEX user_task_open_idx ON user_task (created_at) WHERE state = 'open';
+CREATE INDEX user_task_instance_idx ON user_task (instance_id, node);
+CREATE INDEX user_task_token_idx ON user_task (token_id);
+COMMENT ON TABLE user_task IS 'Tasks for people.';
+COMMENT ON COLUMN user_task.version IS 'Grows with each change; say which one you saw, and nobody''s change is overwritten.';
+
+-- SELECT process_task_assign('…', 'anna');  NULL releases it.
+CREATE FUNCTION process_task_assign(task uuid, assignee text, version bigint DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    UPDATE user_task t SET assignee = process_task_assign.assignee, version = t.version + 1
+    WHERE t.id = task AND t.state = 'open' AND t.version = coalesce(process_task_assign.version, t.version)
+      AND (process_task_assign.version IS NOT NULL OR process_task_assign.assignee IS NULL
+           OR t.assignee IS NULL OR t.assignee = process_task_assign.assignee);
+    IF FOUND THEN
+        RETURN coalesce('assigned to ' || assignee, 'released');
+    END IF;
+    RETURN coalesce((SELECT CASE WHEN t.state <> 'open' THEN 'too late: ' || t.state
+                                 ELSE format('conflict: assigned to %s, version %s', coalesce(t.assignee, 'nobody'), t.version) END
+                     FROM user_task t WHERE t.id = task), 'not found');
+END
+$fn$;
+COMMENT ON FUNCTION process_task_assign(uuid, text, bigint) IS
+    'Claims or releases a task; with the version that was seen, also takes it from somebody. Answers assigned to …, released, conflict: …, too late: …, or not found.';
+
+-- Used by the engine: the one place where a task is completed.
+CREATE FUNCTION process_task_finish(task uuid, who text, output jsonb, version bigint) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    t user_task;
+BEGIN
+    UPDATE user_task u
+    SET state = 'completed', completed_at = now(), completed_by = who, output = process_task_finish.output, version = u.version + 1
+    WHERE u.id = task AND u.state = 'open' AND coalesce(u.assignee, who) = who AND u.version = coalesce(process_task_finish.version, u.version);
+    IF NOT FOUND THEN
+        SELECT * INTO t FROM user_task u WHERE u.id = task;
+        RAISE EXCEPTION 'task % cannot be completed by %: it is %, assigned to %, version %', task, who, t.state, coalesce(t.assignee, 'nobody'), t.version
+            USING ERRCODE = 'check_violation', HINT = 'Look at the task again.';
+    END IF;
+END
+$fn$;
+
+CREATE TABLE compensation_record (
+    id          uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    "order"     bigint      GENERATED ALWAYS AS IDENTITY,
+    run_id      uuid        NOT NULL, -- the run that is to be undone
+    node_id     text COLLATE "C" NOT NULL,
+    handler_ref text COLLATE "C" NOT NULL,
+    certain     boolean     NOT NULL DEFAULT true,
+    status      text COLLATE "C" NOT NULL DEFAULT 'Pending',
+    undo_run_id uuid,
+    retry_of    uuid        REFERENCES compensation_record,
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT compensation_record_status_check CHECK (status IN ('Pending', 'Completed', 'Failed'))
+);
+CREATE INDEX compensation_record_instance_idx ON compensation_record (instance_id, "order");
+CREATE INDEX compensation_record_run_idx ON compensation_record (undo_run_id) WHERE undo_run_id IS NOT NULL;
+COMMENT ON TABLE  compensation_record IS 'Steps that may have to be undone, in the order of their completion. Only status and undo_run_id ever change.';
+COMMENT ON COLUMN compensation_record.certain IS 'False: an attempt may have taken effect, nobody knows.';
+
 CREATE TABLE incident (
     id          uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
     instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
@@ -233,6 +362,12 @@ CREATE VIEW process_without_mover AS
     WHERE i.completed_at IS NULL AND i.deleted_at IS NULL
       AND NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
                       WHERE t.instance_id = i.id AND t.state IN ('Ready', 'Waiting') AND r.finished_at IS NULL AND r.deleted_at IS NULL)
+      AND NOT EXISTS (SELECT FROM message_wait w WHERE w.instance_id = i.id)
+      AND NOT EXISTS (SELECT FROM user_task k WHERE k.instance_id = i.id AND k.state = 'open')
+      AND NOT EXISTS (SELECT FROM process_token t JOIN process_instance c ON c.parent_token_id = t.id
+                      WHERE t.instance_id = i.id AND t.state = 'Waiting' AND c.completed_at IS NULL)
+      AND NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.type = 'graph.start.v1' AND r.payload->'parent'->>'token' = t.id::text
+                      WHERE t.instance_id = i.id AND t.state = 'Waiting' AND r.finished_at IS NULL)
       AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL);
 COMMENT ON VIEW process_without_mover IS 'Unfinished instances that nothing will ever move, and no incident says why. Empty, or there is a bug.';
 
@@ -265,3 +400,36 @@ CREATE VIEW process_duration AS
     FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
     WHERE i.status = 'COMPLETED'
     GROUP BY d.name, d.version;
+
+-- Pausing: nothing of the instance is leased until it is resumed. What is leased goes on, and is
+-- accepted; what it leads to waits. Timers that fall due meanwhile fire when it is resumed.
+CREATE FUNCTION process_pause(id uuid) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    UPDATE process_instance i SET paused_at = now(), version = version + 1, updated_at = now()
+    WHERE i.id = process_pause.id AND i.completed_at IS NULL AND i.paused_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN coalesce((SELECT CASE WHEN i.completed_at IS NULL THEN 'already paused' ELSE 'too late: ' || i.status END
+                         FROM process_instance i WHERE i.id = process_pause.id), 'not found');
+    END IF;
+    UPDATE workflow_run r SET held_at = now(), updated_at = clock_timestamp()
+    WHERE r.status = 'pending' AND r.held_at IS NULL AND r.token_id IN (SELECT t.id FROM process_token t WHERE t.instance_id = process_pause.id);
+    RETURN 'paused';
+END
+$fn$;
+COMMENT ON FUNCTION process_pause(uuid) IS 'Pauses an instance. Answers paused, already paused, too late: …, or not found.';
+
+CREATE FUNCTION process_resume(id uuid) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    UPDATE process_instance i SET paused_at = NULL, version = version + 1, updated_at = now()
+    WHERE i.id = process_resume.id AND i.paused_at IS NOT NULL;
+    IF NOT FOUND THEN
+        RETURN CASE WHEN EXISTS (SELECT FROM process_instance i WHERE i.id = process_resume.id) THEN 'not paused' ELSE 'not found' END;
+    END IF;
+    UPDATE workflow_run r SET held_at = NULL, updated_at = clock_timestamp()
+    WHERE r.status = 'pending' AND r.held_at IS NOT NULL AND r.token_id IN (SELECT t.id FROM process_token t WHERE t.instance_id = process_resume.id);
+    RETURN 'resumed';
+END
+$fn$;
+COMMENT ON FUNCTION process_resume(uuid) IS 'Resumes a paused instance. Answers resumed, not paused, or not found.';
