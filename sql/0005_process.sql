@@ -101,6 +101,7 @@ CREATE INDEX process_instance_definition_idx ON process_instance (process_defini
 -- Those that are not over, and retention's: nothing here changes while an instance moves.
 CREATE INDEX process_instance_open_idx ON process_instance (created_at) WHERE completed_at IS NULL;
 CREATE INDEX process_instance_completed_idx ON process_instance (completed_at) WHERE completed_at IS NOT NULL;
+CREATE INDEX process_instance_child_idx ON process_instance (parent_process_instance_id) WHERE parent_process_instance_id IS NOT NULL;
 CREATE INDEX process_instance_parent_idx ON process_instance (parent_token_id) WHERE parent_token_id IS NOT NULL;
 CREATE INDEX process_instance_key_idx ON process_instance (business_key) WHERE business_key IS NOT NULL;
 
@@ -220,6 +221,7 @@ CREATE TABLE message (
     consumed_at timestamptz
 );
 CREATE INDEX message_buffered_idx ON message (name, key, received_at) WHERE token_id IS NULL;
+CREATE INDEX message_expires_idx ON message (expires_at);
 CREATE INDEX message_token_idx ON message (token_id) WHERE token_id IS NOT NULL AND consumed_at IS NULL;
 COMMENT ON TABLE message IS 'Messages to processes, kept until their time is over; ids are remembered for as long.';
 

@@ -29,7 +29,7 @@ var allowed = map[string][]string{
 	"internal/model":     {},
 	"internal/survival":  {},
 	"cmd/internal/":      {"cmd/internal/", "sql"},
-	"cmd/worker":         {"cmd/internal/", "internal/cleanup", "internal/handlers", "run", "worker"},
+	"cmd/worker":         {"cmd/internal/", "graph", "internal/cleanup", "internal/handlers", "run", "worker"},
 	"cmd/workflowctl":    {"cmd/internal/", "graph", "sql"},
 	"examples/":          {"outbox", "run", "worker"},
 	"examples/demo":      {"examples/shop/", "internal/pgserver", "sql"},
