@@ -121,13 +121,13 @@ func starveMemory(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 			break
 		}
 	}
-	for range 24 {
+	for range 48 {
 		o := drawCase(r, kase{"leak", 0, func(_ *rand.Rand, o *order, _ world) map[string]any {
 			o.typ, o.maxAttempts = "chaos.leak", 2
 			return map[string]any{"mb": 100}
 		}}, world{}, 1)
 		(&load{lab: l}).enqueueOne(ctx, o)
-		sleep(ctx, 200*time.Millisecond)
+		sleep(ctx, 100*time.Millisecond)
 	}
 	return hit(s.name, ok), nil
 }
