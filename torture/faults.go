@@ -114,7 +114,9 @@ func stopWorker(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 // what eats that up. The others have enough.
 func starveMemory(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	s := l.mortal(r)
-	ok := s.limit(256 << 10)
+	s.limit(256 << 10)
+	defer s.limit(0) // the next process goes free
+	ok := s.kill()
 	for range 40 { // until it is there again
 		sleep(ctx, 100*time.Millisecond)
 		if s.pid() != 0 {
