@@ -87,6 +87,9 @@ var cases = []kase{
 	}},
 }
 
+// pill reports whether the run ends the process that executes it.
+func (o order) pill() bool { return o.name == "exit" || o.name == "gopanic" }
+
 // pillCode is the exit code of a process that a run has ended.
 const pillCode = 77
 

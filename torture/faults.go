@@ -114,20 +114,22 @@ func stopWorker(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 // what eats that up. The others have enough.
 func starveMemory(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	s := l.mortal(r)
-	ok := s.limit(256 << 10)
+	s.limit(256 << 10)
+	defer s.limit(0) // the next process goes free
+	ok := s.kill()
 	for range 40 { // until it is there again
 		sleep(ctx, 100*time.Millisecond)
 		if s.pid() != 0 {
 			break
 		}
 	}
-	for range 24 {
+	for range 48 {
 		o := drawCase(r, kase{"leak", 0, func(_ *rand.Rand, o *order, _ world) map[string]any {
 			o.typ, o.maxAttempts = "chaos.leak", 2
 			return map[string]any{"mb": 100}
 		}}, world{}, 1)
 		(&load{lab: l}).enqueueOne(ctx, o)
-		sleep(ctx, 200*time.Millisecond)
+		sleep(ctx, 100*time.Millisecond)
 	}
 	return hit(s.name, ok), nil
 }

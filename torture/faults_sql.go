@@ -73,7 +73,7 @@ func (l *lab) leased(ctx context.Context, n int) ([]uuid.UUID, error) {
 }
 
 // locking locks something in a transaction for a while. Whatever becomes of the transaction then,
-// it has been locked.
+// it has been locked; and where the lock did not come in time, others have queued up behind it.
 func (l *lab) locking(ctx context.Context, whom string, d time.Duration, lock string, args ...any) (string, error) {
 	tx, err := l.admin.Begin(ctx)
 	if err != nil {
@@ -83,6 +83,10 @@ func (l *lab) locking(ctx context.Context, whom string, d time.Duration, lock st
 	_, err = tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`)
 	if err == nil {
 		_, err = tx.Exec(ctx, lock, args...)
+	}
+	switch code(err) {
+	case "40P01", "55P03":
+		return whom, nil
 	}
 	if err != nil {
 		return noOne, l.excuse(err)

@@ -231,8 +231,8 @@ func (l *lab) awaitWorkers(ctx context.Context) error {
 		err := l.admin.QueryRow(ctx, `SELECT to_regclass('chaos_effect') IS NOT NULL`).Scan(&ready)
 		switch {
 		case ready:
-			// Their effects are in the storms, too.
-			_, err := l.admin.Exec(ctx, `CREATE TRIGGER t_storm BEFORE INSERT ON chaos_effect FOR EACH STATEMENT EXECUTE FUNCTION t.blow()`)
+			// Their effects are in the storms, too; but timeouts and locks in them count as the handler's.
+			_, err := l.admin.Exec(ctx, `CREATE TRIGGER t_storm BEFORE INSERT ON chaos_effect FOR EACH STATEMENT EXECUTE FUNCTION t.blow('40', '53')`)
 			return err
 		case err != nil:
 			return err

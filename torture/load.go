@@ -21,6 +21,7 @@ type load struct {
 	lab      *lab
 	running  sync.WaitGroup
 	enqueued atomic.Int64
+	gentle   atomic.Bool // no more runs that end their process
 
 	mu     sync.Mutex
 	recent []uuid.UUID // acknowledged runs, to choose from
@@ -33,7 +34,11 @@ const callLimit = 5 * time.Second
 func (g *load) run(ctx context.Context) {
 	g.every(ctx, g.lab.plan.Rate, "enqueue", func(r *rand.Rand) func(context.Context) {
 		o := draw(r, world{g.lab.outside.server.URL}, g.lab.plan.Hold)
-		return func(ctx context.Context) { g.enqueue(ctx, o) }
+		return func(ctx context.Context) {
+			if !o.pill() || !g.gentle.Load() {
+				g.enqueue(ctx, o)
+			}
+		}
 	})
 	g.every(ctx, g.lab.plan.Cancels, "cancel", func(r *rand.Rand) func(context.Context) {
 		at, wait := r.Float64(), between(r, 0, 3*time.Second)
@@ -54,7 +59,11 @@ func (g *load) run(ctx context.Context) {
 		if r.IntN(20) == 0 {
 			hold = g.lab.plan.hold(r, 5*time.Second, 20*time.Second)
 		}
-		return func(ctx context.Context) { g.within(ctx, o, rollback, hold) }
+		return func(ctx context.Context) {
+			if !o.pill() || !g.gentle.Load() {
+				g.within(ctx, o, rollback, hold)
+			}
+		}
 	})
 	g.every(ctx, 1/g.lab.plan.Operator.Seconds(), "operator", func(r *rand.Rand) func(context.Context) {
 		at := r.Float64()

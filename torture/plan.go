@@ -114,8 +114,12 @@ func (p *plan) hold(r *rand.Rand, low, high time.Duration) time.Duration {
 	return time.Duration(float64(between(r, low, high)) * p.Hold)
 }
 
-// narrow leaves only strikes of the faults that are named.
+// narrow leaves only strikes of the faults that are named, or only the singles.
 func (p *plan) narrow(keys []string) error {
+	if slices.Equal(keys, []string{"singles"}) {
+		p.Narrowed, p.Strikes, p.Chaos = true, nil, time.Second
+		return nil
+	}
 	for _, key := range keys {
 		if !slices.ContainsFunc(faults, func(f fault) bool { return f.key == key }) {
 			return fmt.Errorf("there is no fault %q", key)

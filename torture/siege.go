@@ -38,7 +38,8 @@ func (s *siege) run(ctx context.Context) error {
 	s.strikeAll(ctx, p.Strikes, p.Chaos)
 	s.pacify(ctx)
 	if len(p.Singles) > 0 {
-		sleep(ctx, p.Calm) // for what the chaos has left
+		s.load.gentle.Store(true)
+		s.recover(ctx)
 		s.lab.ledger.add(entry{Kind: "singles"})
 		s.strikeAll(ctx, p.Singles, p.Single)
 	}
@@ -96,6 +97,20 @@ func (s *siege) pacify(ctx context.Context) {
 	}
 }
 
+// recover waits until no run is left that was in flight when a process died, or two minutes.
+func (s *siege) recover(ctx context.Context) {
+	for start := time.Now(); time.Since(start) < 2*time.Minute && ctx.Err() == nil; sleep(ctx, time.Second) {
+		var left int
+		err := s.lab.admin.QueryRow(ctx, `
+			SELECT count(*) FROM workflow_run
+			WHERE status IN ('pending', 'leased') AND deleted_at IS NULL
+			  AND (suspect OR status = 'leased' AND lease_until < now() OR type IN ('chaos.exit', 'chaos.gopanic', 'chaos.leak'))`).Scan(&left)
+		if err == nil && left == 0 {
+			return
+		}
+	}
+}
+
 // drain waits until all that can end has ended. What is still there then is for the verdict.
 func (s *siege) drain(ctx context.Context) error {
 	start := time.Now()
@@ -123,7 +138,7 @@ func (s *siege) progress(ctx context.Context, start time.Time) (stop func()) {
 		return func() {} // there are many of them
 	}
 	ctx, stop = context.WithCancel(ctx)
-	every := min(15*time.Second, s.lab.plan.Chaos/5)
+	every := min(15*time.Second, (s.lab.plan.Chaos+s.lab.plan.Single)/5)
 	go func() {
 		for sleep(ctx, every); ctx.Err() == nil; sleep(ctx, every) {
 			s.mu.Lock()

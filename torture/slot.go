@@ -22,7 +22,7 @@ type slot struct {
 
 	mu      sync.Mutex
 	random  *rand.Rand // for the time before a restart
-	limitKB int        // of memory, for the next process; 0 for none
+	limitKB int        // of memory, for the processes to come; 0 for no limit
 	cmd     *exec.Cmd  // nil while there is none
 	frozen  bool
 	expect  string // why the process is about to end, if it was us
@@ -51,7 +51,6 @@ func (s *slot) launch() error {
 	cmd := exec.Command(s.program)
 	if s.limitKB > 0 {
 		cmd = exec.Command("sh", "-c", fmt.Sprintf("ulimit -d %d; exec %q", s.limitKB, s.program))
-		s.limitKB = 0
 	}
 	cmd.Env = s.env
 	cmd.Stderr, cmd.Stdout = s.log, s.log
@@ -110,12 +109,11 @@ func (s *slot) kill() bool { return s.signal(syscall.SIGKILL, "kill") }
 // terminate asks the process to stop.
 func (s *slot) terminate() bool { return s.signal(syscall.SIGTERM, "terminate") }
 
-// limit has the next process live with so much memory, and ends this one.
-func (s *slot) limit(kb int) bool {
+// limit has the processes from the next one on live with so much memory; 0: with all there is.
+func (s *slot) limit(kb int) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.limitKB = kb
-	s.mu.Unlock()
-	return s.kill()
 }
 
 // freeze stops the process where it is for a while.

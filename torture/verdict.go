@@ -174,7 +174,7 @@ var sayings = map[string]*regexp.Regexp{
 	"lease given up":       regexp.MustCompile(`^{.*"lease given up`),
 	"deadlock":             regexp.MustCompile(`^{.*SQLSTATE 40(P01|001)`),
 	"own panic":            regexp.MustCompile(`^panic: chaos: a goroutine of a handler panics`),
-	"out of memory":        regexp.MustCompile(`^fatal error: .*memory`),
+	"out of memory":        regexp.MustCompile(`^fatal error: .*memory|^SIGSEGV: segmentation violation$`), // Go's runtime, given nothing by mmap, may crash
 }
 
 // loadLogs counts what each worker has said.

@@ -119,6 +119,10 @@ func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 			return
 		case <-tick.C:
 		}
+		if w.lastTick.ago() > standstill {
+			w.stood.now()
+		}
+		w.lastTick.now()
 		for _, j := range w.expiring() {
 			w.logger(&j.Lease).Warn("lease given up: it could not be extended in time")
 			w.jobs.end(j, run.ErrLost)
@@ -150,6 +154,15 @@ func (w *Worker) stallLimit() time.Duration {
 }
 
 // expiring returns the running jobs whose leases are about to run out unextended.
+// standstill is how long this process may do nothing, ticks of watch aside, before that counts
+// as having stood still: frozen, or without a processor.
+const standstill = time.Second
+
+// stoodStill reports whether the process has stood still since then.
+func (w *Worker) stoodStill(since time.Time) bool {
+	return w.lastTick.ago() > standstill || w.stood.time().After(since)
+}
+
 func (w *Worker) expiring() (list []*job) {
 	now := time.Now()
 	w.jobs.mu.Lock()

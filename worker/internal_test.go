@@ -58,6 +58,48 @@ func TestEffectTimeout(t *testing.T) {
 	}
 }
 
+// Where the server has ended a transaction because this process stood still in the middle of an
+// effect, the effect is called again, and nobody is charged; where it just took its time, the
+// handler is.
+func TestEffectOfAFrozenProcess(t *testing.T) {
+	t.Parallel()
+	for frozen, want := range map[bool]run.Status{true: run.Succeeded, false: run.Failed} {
+		pool := pgtest.New(t)
+		mux := NewMux()
+		w, err := New(Config{Pool: pool, Mux: mux, Prefixes: []string{"test."}, ShutdownGrace: -1, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		Handle(mux, "test.freeze.v1", func(ctx context.Context, _ struct{}) (int, error) {
+			return 1, InSettle(ctx, func(tx pgx.Tx) error {
+				if calls++; calls > 1 {
+					return nil
+				}
+				if frozen {
+					w.stood.now() // as watch finds it after SIGCONT
+				}
+				_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'idle' USING ERRCODE = '25P03'; END $$`)
+				return err
+			})
+		})
+		e, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.freeze.v1", MaxAttempts: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(ctx) }()
+		var r *run.Run
+		pgtest.Await(t, "the run to finish", func() bool { r, err = run.Read(t.Context(), pool, e.ID); return err != nil || r.Status.Finished() })
+		cancel()
+		_ = <-ended
+		if err != nil || r.Status != want || r.Attempt != 1 {
+			t.Errorf("frozen %v: run is %v, %v; want %s at its first attempt", frozen, r, err, want)
+		}
+	}
+}
+
 // Effects that hang on something of their own, not on the database, take nobody's turn for
 // ever: others are settled, they count as stuck, and the worker can stop.
 func TestHungEffects(t *testing.T) {

@@ -178,6 +178,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 			return
 		case turns <- struct{}{}:
 		}
+		begun := time.Now()
 		err := w.try(ctx, []*job{j})
 		<-turns
 		if err == nil || ctx.Err() != nil {
@@ -189,11 +190,14 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 			w.jobs.remove(j)
 			return
 		}
-		if w.blame(j, err) {
+		// In the middle of an effect the server may have ended a transaction of a process that stood
+		// still: that is not the effect's fault.
+		frozen := effect != nil && w.stoodStill(begun)
+		if !frozen && w.blame(j, err) {
 			continue
 		}
 		pause.MaxInterval = quickRetry
-		if !transient(err) {
+		if !frozen && !transient(err) {
 			pause.MaxInterval = slowRetry
 			w.jobs.park(j)
 		}

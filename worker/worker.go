@@ -46,6 +46,8 @@ type Worker struct {
 	trouble  moment // when the database could last not be reached
 	lastPoll moment // when a poll last succeeded
 	lastTurn moment // when the poll loop last turned
+	lastTick moment // when watch last looked
+	stood    moment // when this process was last found to have stood still
 
 	effectTimeout time.Duration // shorter in tests
 }
@@ -115,6 +117,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer pool.Close()
 	w.db = pool
 	w.lastTurn.now()
+	w.lastTick.now()
 	w.announce()
 
 	// Looking for work ends with ctx, or when something fails for good; the rest goes on
