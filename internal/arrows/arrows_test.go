@@ -32,6 +32,7 @@ var allowed = map[string][]string{
 	"cmd/worker":         {"cmd/internal/", "graph", "internal/cleanup", "internal/handlers", "run", "worker"},
 	"cmd/workflowctl":    {"cmd/internal/", "graph", "sql"},
 	"examples/":          {"outbox", "run", "worker"},
+	"examples/order":     {"graph", "run", "worker"},
 	"examples/demo":      {"examples/shop/", "internal/pgserver", "sql"},
 	"examples/shop/":     {"examples/shop/", "outbox", "run", "worker"},
 }
