@@ -31,8 +31,8 @@ var allowed = map[string][]string{
 	"cmd/internal/":      {"cmd/internal/", "sql"},
 	"cmd/worker":         {"cmd/internal/", "graph", "internal/cleanup", "internal/handlers", "run", "worker"},
 	"cmd/workflowctl":    {"cmd/internal/", "graph", "sql"},
-	"examples/":          {"outbox", "run", "worker"},
 	"examples/order":     {"graph", "run", "worker"},
+	"examples/chaos":     {"graph", "outbox", "run", "worker"},
 	"examples/demo":      {"examples/shop/", "internal/pgserver", "sql"},
 	"examples/shop/":     {"examples/shop/", "outbox", "run", "worker"},
 }
