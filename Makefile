@@ -27,7 +27,7 @@ GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: postgres ## real work by four worker processes, one of them killed: half a minute
+demo: postgres ## real work and a hundred processes by eight workers, two of them killed: half a minute
 	$(GO) build -o $(BIN)/demo ./examples/demo && exec $(BIN)/demo
 
 test: postgres ## all tests, with the race detector, against a real PostgreSQL
