@@ -49,7 +49,7 @@ func (e *Engine) act(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) 
 		case settled.Type == CancelType:
 			err = s.cancel(settled)
 		case settled.Type == RetryType:
-			err = s.retry(w, settled)
+			err = s.retry(ctx, tx, w, settled)
 		}
 		if err != nil {
 			return err
@@ -65,8 +65,13 @@ func (s *scene) move(w *writer, settled worker.Settlement) error {
 		return nil // the instance was deleted
 	}
 	i := s.owners[settled.Step]
-	if i.status.Final() || alive(t.state) == 0 {
-		return nil // it came to its end in this very batch
+	succeeded := settled.Verdict == run.Succeed
+	over := alive(t.state) == 0 || slices.Contains(i.changes.left, t) || i.status.Final() // in this very batch
+	if over {
+		if succeeded && !t.hasItem && settled.Type == t.from.Do {
+			i.owes(t, t.from, settled.Outcome.ID) // it is done all the same
+		}
+		return nil
 	}
 	f := settled.Failure
 	if f == nil {
@@ -79,12 +84,9 @@ func (s *scene) move(w *writer, settled worker.Settlement) error {
 			return err
 		}
 	}
-	succeeded := settled.Verdict == run.Succeed
 	switch {
 	case p.Visit > 0 && p.Visit != t.version:
 		return nil // the token has moved on meanwhile
-	case slices.Contains(i.changes.left, t):
-		return nil // likewise, in this very batch
 	case t.mode == compensation && succeeded:
 		i.undone(t, settled.Outcome.ID)
 	case t.mode == compensation:
@@ -113,6 +115,10 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled worker.Sett
 	if len(p.Output) == 0 {
 		p.Output = json.RawMessage("{}")
 	}
+	i, t := s.instances[r.Instance], s.tokens[r.Token]
+	if t != nil && slices.Contains(i.changes.left, t) {
+		return errors.New("graph: something else in this batch has moved the task's token; the task is to be looked at once more")
+	}
 	var version *int64
 	if p.Version != 0 {
 		version = &p.Version
@@ -120,7 +126,6 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled worker.Sett
 	if _, err := tx.Exec(ctx, `SELECT process_task_finish($1, $2, $3, $4)`, p.Task, p.By, p.Output, version); err != nil {
 		return err
 	}
-	i, t := s.instances[r.Instance], s.tokens[r.Token]
 	if i == nil || t == nil || i.status.Final() || alive(t.state) == 0 {
 		return nil
 	}
@@ -133,20 +138,24 @@ func (s *scene) cancel(settled worker.Settlement) error {
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
 	}
-	if i := s.instances[p.Instance]; i != nil && !i.status.Final() {
+	if i := s.instances[p.Instance]; i != nil && !i.status.Final() && i.ending == "" {
 		i.cancel(firstLine(p.Reason), p.Compensate)
 	}
 	return nil
 }
 
-func (s *scene) retry(w *writer, settled worker.Settlement) error {
+func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled worker.Settlement) error {
 	var r retried
 	if err := json.Unmarshal(settled.Result, &r); err != nil {
 		return err
 	}
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if i == nil || i.status.Final() {
+	if i == nil || i.status.Final() || t != nil && (!t.stopped || alive(t.state) == 0) || slices.Contains(w.resolved, r.Incident) {
 		return nil
+	}
+	var open bool // others may have been faster since the handler looked
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM incident WHERE id = $1 AND resolved_at IS NULL)`, r.Incident).Scan(&open); err != nil || !open {
+		return err
 	}
 	if t == nil {
 		return errors.New("graph: an incident without a token cannot be retried")
@@ -163,7 +172,7 @@ func (s *scene) notStarted(settled worker.Settlement) {
 		return // whoever asked for it sees the run
 	}
 	i, t := s.instances[p.Parent.Instance], s.tokens[p.Parent.Token]
-	if i != nil && t != nil && alive(t.state) > 0 && t.version == p.Parent.Visit && settled.Failure != nil {
+	if i != nil && t != nil && alive(t.state) > 0 && t.version == p.Parent.Visit && !slices.Contains(i.changes.left, t) && settled.Failure != nil {
 		i.failed(t, "child_not_started", firstLine(settled.Failure.Message))
 	}
 }

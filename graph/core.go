@@ -62,6 +62,7 @@ type instance struct {
 	ending       Status // what it becomes once everything is undone; empty: it is not ending
 	endingReason string
 	debt         *debt // what is undone next; nil: nothing is owed, as far as was asked
+	undoing      bool  // an undo step is under way
 
 	eaches []*progress
 	drains []*group // groups whose last token has ended, in this decision
@@ -120,6 +121,7 @@ const (
 type token struct {
 	id       uuid.UUID // zero: new
 	node     *node
+	from     *node // where it was before this decision; nil: it is new
 	edge     string
 	state    tokenState
 	group    *group
@@ -128,6 +130,7 @@ type token struct {
 	item     int // the index of the element it is for
 	hasItem  bool
 	joining  bool // it waits at a join
+	stopped  bool // it has an open incident
 	listed   bool // it is among the changes
 	purePath int
 }
@@ -262,7 +265,7 @@ func (i *instance) done(t *token, run runRef, result json.RawMessage) {
 		i.settle()
 		return
 	}
-	i.owes(t, run)
+	i.owes(t, t.node, run)
 	f, err := fact(t.node, result)
 	if err != nil {
 		i.stop(t, "mapping_failed", err.Error())
@@ -303,6 +306,7 @@ func (i *instance) raise(t *token, code, reason string) {
 			continue
 		}
 		if e := g.host.node.errorEdge(code); e != nil {
+			g.ended = true // t may be the last in it
 			i.setState(t, tokenFailed)
 			i.left(g.host)
 			i.endInside(g.host)
@@ -338,12 +342,14 @@ func (i *instance) cancel(reason string, undo bool) {
 // retry lets a token that an incident stopped try again.
 func (i *instance) retry(t *token) {
 	i.changes.touched = true
-	i.incidents--
-	if t.mode == compensation {
+	i.resolve(t)
+	switch {
+	case t.joining: // whether the others can come now is found out below
+	case t.mode == compensation:
 		i.setState(t, tokenReady)
 		i.changes.undoAgain = true
 		i.askDebt(t)
-	} else {
+	default:
 		i.left(t)
 		i.enter(t)
 	}
@@ -661,9 +667,26 @@ func (i *instance) endAll() {
 // stop leaves a token where it is until an operator lets it try again.
 func (i *instance) stop(t *token, code, message string) {
 	i.setState(t, tokenWaiting)
+	i.open(incident{token: t, node: t.node.name, code: code, message: message})
+}
+
+func (i *instance) open(x incident) {
 	i.incidents++
-	i.changes.incidents = append(i.changes.incidents, incident{token: t, node: t.node.name, code: code, message: message})
-	i.event(t, "incident.opened", map[string]any{"code": code})
+	i.changes.incidents = append(i.changes.incidents, x)
+	if x.token != nil {
+		x.token.stopped = true
+		i.event(x.token, "incident.opened", map[string]any{"code": x.code})
+	}
+}
+
+// resolve ends the incident of a token, if it has one.
+func (i *instance) resolve(t *token) {
+	if !t.stopped {
+		return
+	}
+	t.stopped = false
+	i.incidents--
+	i.changes.incidents = filter(i.changes.incidents, func(x incident) bool { return x.token != t })
 }
 
 func (i *instance) event(t *token, name string, data map[string]any) {
@@ -683,6 +706,9 @@ func (i *instance) setState(t *token, to tokenState) {
 	}
 	if is != was {
 		i.addTo(t.group, is-was)
+	}
+	if is == 0 {
+		i.resolve(t)
 	}
 	if !t.listed {
 		t.listed = true

@@ -187,10 +187,13 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 }
 
 func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) { // the hook does it
-	var there bool
-	err := e.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM process_instance WHERE id = $1)`, p.Instance).Scan(&there)
-	if err == nil && !there {
+	var undoing bool
+	err := e.pool.QueryRow(ctx, `SELECT ending IS NOT NULL AND completed_at IS NULL FROM process_instance WHERE id = $1`, p.Instance).Scan(&undoing)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
 		err = run.Permanent(fmt.Errorf("instance: there is no instance %s", p.Instance))
+	case undoing:
+		err = run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s undoes what it has done, and ends then", p.Instance)))
 	}
 	return struct{}{}, err
 }

@@ -158,10 +158,16 @@ func (s *site) status(id uuid.UUID, want graph.Status) {
 	})
 }
 
+// invariants are views that are empty unless there is a bug.
+var invariants = []string{
+	"process_without_mover", "process_miscounted", "process_undead", "process_misjoined", "process_misundone", "process_unearned",
+	"process_mismatched", "process_misrecorded",
+}
+
 // healthy checks the invariants.
 func (s *site) healthy() {
 	s.t.Helper()
-	for _, view := range []string{"process_without_mover", "process_miscounted", "process_undead"} {
+	for _, view := range invariants {
 		if n := query[int](s.t, s.pool, "SELECT count(*) FROM "+view); n > 0 {
 			s.t.Errorf("%s has %d rows: %s", view, n, query[string](s.t, s.pool, "SELECT jsonb_agg(v)::text FROM "+view+" v"))
 		}

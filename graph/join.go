@@ -201,10 +201,9 @@ func (i *instance) unsatisfiable() {
 }
 
 func (i *instance) incident(t *token) {
-	i.incidents++
 	found := incident{token: t, code: "join_unsatisfiable", message: "every live token waits at a join for others, and none can come"}
 	if t != nil {
 		found.node = t.node.name
 	}
-	i.changes.incidents = append(i.changes.incidents, found)
+	i.open(found)
 }

@@ -214,7 +214,8 @@ func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 	rows, _ := tx.Query(ctx, `
 		SELECT t.id, t.instance_id, t.node, coalesce(t.edge, ''), t.state, t.mode, coalesce(t.item, -1), t.parallel_group_id, t.version,
 		       t.id = ANY ($1) AS wanted,
-		       EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id) AND t.state = 'Waiting' AS joining
+		       EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id) AND t.state = 'Waiting' AS joining,
+		       EXISTS (SELECT FROM incident x WHERE x.token_id = t.id AND x.resolved_at IS NULL) AS stopped
 		FROM process_token t
 		WHERE t.id = ANY ($1) OR t.instance_id = ANY ($2) AND t.state IN ('Created', 'Ready', 'Waiting')
 		ORDER BY t.id`, ids, s.surveyed())
@@ -224,7 +225,7 @@ func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 	var inGroup *uuid.UUID
 	var wanted bool
 	known := map[uuid.UUID]*token{}
-	_, err := pgx.ForEachRow(rows, []any{&t.id, &owner, &node, &t.edge, &t.state, &t.mode, &t.item, &inGroup, &t.version, &wanted, &t.joining}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&t.id, &owner, &node, &t.edge, &t.state, &t.mode, &t.item, &inGroup, &t.version, &wanted, &t.joining, &t.stopped}, func() error {
 		one, i := t, s.instances[owner]
 		if i == nil {
 			return nil // it was deleted meanwhile
@@ -239,6 +240,7 @@ func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 			one.group = s.groups[*inGroup]
 		}
 		s.owners[t.id] = i
+		one.from = one.node
 		if wanted {
 			s.tokens[t.id] = &one
 		}
@@ -302,9 +304,19 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 		ORDER BY instance_id, "order" DESC`, owners)
 	var owner uuid.UUID
 	var d debt
-	_, err := pgx.ForEachRow(rows, []any{&owner, &d.id, &d.node, &d.undo}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&owner, &d.id, &d.node, &d.undo}, func() error {
 		one := d
 		s.instances[owner].debt = &one
+		return nil
+	}); err != nil {
+		return err
+	}
+	rows, _ = tx.Query(ctx, `
+		SELECT DISTINCT c.instance_id
+		FROM compensation_record c JOIN workflow_run r ON r.id = c.undo_run_id
+		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.finished_at IS NULL`, owners)
+	_, err := pgx.ForEachRow(rows, []any{&owner}, func() error {
+		s.instances[owner].undoing = true
 		return nil
 	})
 	return err

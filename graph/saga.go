@@ -1,6 +1,9 @@
 package graph
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Undoing. Each completed step with an undo leaves a record. When an instance has to undo, every
 // token but one ends; that one, in mode Compensation, executes the undo steps one after the other,
@@ -9,6 +12,9 @@ import "slices"
 // undoType is the run that asks what is to be undone next. It lets the instance take a breath:
 // leases that were cut off have run out by then.
 const undoType = "graph.undo.v1"
+
+// undoPause is how long a token lets another one undo before it asks again.
+const undoPause = 200 * time.Millisecond
 
 // A record says that a completed step is to be undone, should it come to that.
 type record struct {
@@ -26,9 +32,9 @@ type debt struct {
 }
 
 // owes notes that a step may have to be undone.
-func (i *instance) owes(t *token, run runRef) {
-	if t.node.Undo != "" {
-		i.changes.records = append(i.changes.records, record{token: t, run: run, node: t.node.name, undo: t.node.Undo})
+func (i *instance) owes(t *token, n *node, run runRef) {
+	if n.Undo != "" {
+		i.changes.records = append(i.changes.records, record{token: t, run: run, node: n.name, undo: n.Undo})
 	}
 }
 
@@ -42,7 +48,9 @@ func (i *instance) compensate(t *token, to Status, reason string) {
 	}
 	t.mode = compensation
 	i.setState(t, tokenReady)
-	i.changes.unknown = i.changes.unknown || to != ""
+	if to != "" { // nothing that was begun, or has failed, is skipped
+		i.changes.unknown, i.changes.undoAgain = true, true
+	}
 	i.event(t, "compensation.started", nil)
 	i.askDebt(t)
 }
@@ -58,9 +66,12 @@ func (i *instance) undone(t *token, run runRef) {
 	i.changes.touched = true
 	i.changes.undone = append(i.changes.undone, run)
 	switch {
+	case i.undoing: // by another token, which was thrown, too: one step at a time
+		i.askDebt(t)
+		i.changes.steps[len(i.changes.steps)-1].delay = undoPause
 	case i.debt != nil:
 		d := i.debt
-		i.debt = nil
+		i.debt, i.undoing = nil, true
 		i.changes.undo = append(i.changes.undo, undo{token: t, debt: *d})
 	case i.ending != "":
 		i.event(t, "compensation.completed", nil)
@@ -98,7 +109,7 @@ func (i *instance) endOthers(but *token) {
 	}
 	i.changes.endedBut = but
 	i.live, i.ready, i.joining = 1, count(but.state == tokenReady), 0
-	i.incidents = 0
+	i.incidents, but.stopped = 0, false
 	for g := but.group; g != nil; g = g.parent {
 		g.ended = true
 	}

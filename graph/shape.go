@@ -116,14 +116,15 @@ func (c *compiler) loops(n *node) bool {
 
 // forkOf returns the innermost fork that every path to the join passes.
 func (p *Process) forkOf(j *node) (inner *node) {
+	var withoutInner map[*node]bool
 	for _, name := range slices.Sorted(maps.Keys(p.nodes)) {
 		f := p.nodes[name]
 		if f.kind != fork && f.kind != anyOf {
 			continue
 		}
 		without := p.reach(p.start, f)
-		if !without[j] && (inner == nil || !without[inner]) {
-			inner = f
+		if !without[j] && (inner == nil || !withoutInner[f]) {
+			inner, withoutInner = f, without
 		}
 	}
 	if j.parent != nil && (inner == nil || inner.parent != j.parent) {

@@ -316,7 +316,7 @@ func (w *writer) records(all []*instance) {
 }
 
 // unknown records the steps that may have taken effect without anybody knowing: those that run
-// now, and those of which an attempt was never heard of again.
+// now, and those of which an attempt was cut off or never heard of again.
 func (w *writer) unknown(i *instance) {
 	var nodes, undos []string
 	for name, n := range i.process.nodes {
@@ -324,6 +324,7 @@ func (w *writer) unknown(i *instance) {
 			nodes, undos = append(nodes, name), append(undos, n.Undo)
 		}
 	}
+	w.queue(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
 	w.queue(`
 		INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref, certain)
 		SELECT t.instance_id, r.id, u.node, u.undo, false
@@ -331,9 +332,10 @@ func (w *writer) unknown(i *instance) {
 		JOIN workflow_run r ON r.token_id = t.id
 		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node
 		WHERE t.instance_id = $1
-		  AND (r.status = 'leased' OR r.status IN ('pending', 'failed')
+		  AND (r.status = 'leased' OR r.status IN ('pending', 'failed', 'cancelled')
 		       AND (r.error->>'code' = 'lease_expired'
-		            OR EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id AND h.event_type = 'expired')))
+		            OR EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id
+		                       AND (h.event_type = 'expired' OR h.event_type = 'cancelled' AND h.data->>'was' = 'leased'))))
 		ORDER BY r.started_at, r.id`, i.id, nodes, undos)
 }
 
@@ -397,6 +399,11 @@ func (w *writer) ends(all []*instance) {
 			UPDATE incident SET resolved_at = now(), resolved_by = 'the end of the instance'
 			WHERE instance_id = ANY ($1) AND resolved_at IS NULL`, instances)
 	}
+	if len(tokens) > 0 {
+		w.queue(`
+			UPDATE incident SET resolved_at = now(), resolved_by = 'its token has moved on'
+			WHERE token_id = ANY ($1) AND resolved_at IS NULL`, tokens)
+	}
 	gone := `(SELECT id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2))`
 	w.queue(`DELETE FROM message_wait WHERE instance_id = ANY ($1) OR token_id = ANY ($2)`, instances, tokens)
 	w.queue(`
@@ -411,12 +418,12 @@ func (w *writer) ends(all []*instance) {
 			WHERE token_id IN `+gone+` AND consumed_at IS NULL AND id <> ALL ($3)
 			RETURNING name, key
 		)
-		INSERT INTO workflow_run (type, payload) SELECT DISTINCT $4, jsonb_build_object('name', name, 'key', key) FROM freed`,
+		INSERT INTO workflow_run (type, payload, max_attempts) SELECT DISTINCT $4, jsonb_build_object('name', name, 'key', key), 1000 FROM freed`,
 		instances, tokens, append([]uuid.UUID{}, w.consumed...), matchType)
 	w.queue(`UPDATE user_task SET state = 'cancelled', version = version + 1 WHERE token_id IN `+gone+` AND state = 'open'`, instances, tokens)
 	w.queue(`
-		INSERT INTO workflow_run (type, payload)
-		SELECT $3, jsonb_build_object('instance', id, 'reason', 'nobody waits for it any more')
+		INSERT INTO workflow_run (type, payload, max_attempts)
+		SELECT $3, jsonb_build_object('instance', id, 'reason', 'nobody waits for it any more'), 1000
 		FROM process_instance
 		WHERE parent_token_id IN `+gone+` AND completed_at IS NULL`, instances, tokens, CancelType)
 }
@@ -479,9 +486,9 @@ func (w *writer) undos(all []*instance) {
 		for _, u := range i.changes.undo {
 			w.queue(`
 				WITH undo AS (
-					INSERT INTO workflow_run (token_id, type, node, payload, priority, held_at)
+					INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
 					SELECT $1, c.handler_ref, c.node_id || '/undo',
-					       jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain), $3, CASE WHEN $4 THEN now() END
+					       jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain), r.max_attempts, $3, CASE WHEN $4 THEN now() END
 					FROM compensation_record c JOIN workflow_run r ON r.id = c.run_id
 					WHERE c.id = $2
 					RETURNING id

@@ -328,6 +328,7 @@ CREATE TABLE incident (
     resolved_by text
 );
 CREATE INDEX incident_instance_idx ON incident (instance_id);
+CREATE INDEX incident_token_idx ON incident (token_id) WHERE resolved_at IS NULL;
 CREATE INDEX incident_open_idx ON incident (created_at) WHERE resolved_at IS NULL;
 COMMENT ON TABLE incident IS 'Where an instance cannot go on by itself, and why.';
 
@@ -374,23 +375,123 @@ CREATE VIEW process_without_mover AS
 COMMENT ON VIEW process_without_mover IS 'Unfinished instances that nothing will ever move, and no incident says why. Empty, or there is a bug.';
 
 CREATE VIEW process_miscounted AS
-    SELECT i.id AS instance_id, i.live_tokens, t.live, i.ready_tokens, t.ready, i.joining_tokens, t.joining
+    SELECT i.id AS instance_id, i.live_tokens, t.live, i.ready_tokens, t.ready, i.joining_tokens, t.joining, i.open_incidents, x.open, g.groups
     FROM process_instance i
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE t.state IN ('Created', 'Ready', 'Waiting')) AS live,
                count(*) FILTER (WHERE t.state = 'Ready') AS ready,
                count(*) FILTER (WHERE t.state = 'Waiting' AND EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id)) AS joining
         FROM process_token t WHERE t.instance_id = i.id) t
-    WHERE (i.live_tokens, i.ready_tokens, i.joining_tokens) IS DISTINCT FROM (t.live, t.ready, t.joining);
-COMMENT ON VIEW process_miscounted IS 'Instances whose counts differ from their tokens. Empty, or there is a bug.';
+    CROSS JOIN LATERAL (SELECT count(*) AS open FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL) x
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS groups
+        FROM parallel_group g
+        WHERE g.instance_id = i.id AND i.completed_at IS NULL
+          AND g.live <> (SELECT count(*) FROM process_token t WHERE t.parallel_group_id = g.id AND t.state IN ('Created', 'Ready', 'Waiting'))
+                      + (SELECT count(*) FROM parallel_group c WHERE c.parent_group_id = g.id AND c.live > 0)) g
+    WHERE (i.live_tokens, i.ready_tokens, i.joining_tokens, i.open_incidents, 0) IS DISTINCT FROM (t.live, t.ready, t.joining, x.open, g.groups);
+COMMENT ON VIEW process_miscounted IS 'Instances whose counts, or groups whose counts, differ from what there is. Empty, or there is a bug.';
 
 CREATE VIEW process_undead AS
-    SELECT i.id AS instance_id, t.id AS token_id, t.state, r.id AS run_id, r.status
+    SELECT i.id AS instance_id, t.id AS token_id, t.state, r.id AS run_id, r.status, w.place AS waits_at, k.id AS task_id
     FROM process_instance i
     JOIN process_token t ON t.instance_id = i.id
     LEFT JOIN workflow_run r ON r.token_id = t.id AND r.finished_at IS NULL
-    WHERE i.completed_at IS NOT NULL AND (t.state IN ('Created', 'Ready', 'Waiting') OR r.id IS NOT NULL);
-COMMENT ON VIEW process_undead IS 'Finished instances in which something still lives. Empty, or there is a bug.';
+    LEFT JOIN message_wait w ON w.token_id = t.id
+    LEFT JOIN user_task k ON k.token_id = t.id AND k.state = 'open'
+    WHERE (i.completed_at IS NOT NULL OR t.state IN ('Completed', 'Failed', 'Terminated'))
+      AND (i.completed_at IS NOT NULL AND t.state IN ('Created', 'Ready', 'Waiting') OR coalesce(r.id, w.token_id, k.id) IS NOT NULL);
+COMMENT ON VIEW process_undead IS 'Instances or tokens that are over, with something that still lives: a token, run, timer, wait or task. Empty, or there is a bug.';
+
+-- What definitions say of their nodes, those in scopes included.
+CREATE VIEW process_node AS
+    SELECT DISTINCT d.id AS process_definition_id, n->>'key' AS node, n->'value' AS definition
+    FROM process_definition d
+    CROSS JOIN LATERAL jsonb_path_query(d.definition, '$.**.nodes ? (@.type() == "object").keyvalue()') AS n;
+COMMENT ON VIEW process_node IS 'The nodes of all processes.';
+
+CREATE VIEW process_misjoined AS
+    SELECT j.instance_id, j.id AS join_id, j.node, j.round, j.expected, j.joined, j.fired, a.arrivals, a.edges
+    FROM parallel_join j
+    JOIN process_instance i ON i.id = j.instance_id
+    JOIN process_node n ON n.process_definition_id = i.process_definition_id AND n.node = j.node COLLATE "C"
+    CROSS JOIN LATERAL (SELECT count(*) AS arrivals, count(DISTINCT edge) AS edges FROM join_arrival a WHERE a.join_id = j.id AND NOT a.surplus) a
+    WHERE a.arrivals <> j.joined
+       OR j.fired AND j.joined = 0
+       OR j.expected > 0 AND j.fired <> (j.joined >= j.expected) OR j.joined > j.expected AND j.expected > 0
+       OR n.definition->'join' = '"all"' AND a.edges <> a.arrivals
+       OR (SELECT count(*) FROM process_event e WHERE e.instance_id = j.instance_id AND e.event_type = 'join.fired' AND e.node = j.node)
+          <> (SELECT count(*) FROM parallel_join o WHERE o.instance_id = j.instance_id AND o.node = j.node AND o.fired);
+COMMENT ON VIEW process_misjoined IS 'Joins that fired too early, too late, or not once, or that took two tokens from one edge. Empty, or there is a bug.';
+
+-- The later of two is undone first, if it was there already: by its transaction's begin, and by its id, which is drawn in it.
+CREATE VIEW process_misundone AS
+    SELECT t.instance_id, r.id AS run_id, 'has ' || count(c.id) || ' records' AS problem
+    FROM process_token t
+    JOIN process_instance i ON i.id = t.instance_id
+    JOIN workflow_run r ON r.token_id = t.id AND r.status = 'succeeded'
+    JOIN process_node n ON n.process_definition_id = i.process_definition_id AND n.node = r.node COLLATE "C" AND n.definition ? 'undo' AND n.definition ? 'do'
+    LEFT JOIN compensation_record c ON c.run_id = r.id AND c.retry_of IS NULL
+    WHERE i.completed_at IS NULL OR i.status = 'COMPLETED' OR i.ending IS NOT NULL
+    GROUP BY t.instance_id, r.id
+    HAVING count(c.id) <> 1
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is undone ' || count(*) || ' times'
+    FROM compensation_record c
+    WHERE c.status = 'Completed'
+    GROUP BY c.instance_id, c.run_id
+    HAVING count(*) > 1
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is not undone: ' || c.status
+    FROM compensation_record c JOIN process_instance i ON i.id = c.instance_id
+    WHERE i.completed_at IS NOT NULL AND i.ending IS NOT NULL AND c.status <> 'Completed'
+      AND NOT EXISTS (SELECT FROM compensation_record o WHERE o.retry_of = c.id)
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is undone before ' || later.run_id
+    FROM compensation_record c
+    JOIN workflow_run u ON u.id = c.undo_run_id
+    JOIN compensation_record later ON later.instance_id = c.instance_id AND later."order" > c."order"
+    LEFT JOIN workflow_run v ON v.id = later.undo_run_id
+    WHERE c.status = 'Completed' AND later.id < u.id AND later.created_at < u.created_at AND (later.status = 'Pending' OR v.finished_at > u.started_at);
+COMMENT ON VIEW process_misundone IS 'Completed steps that were not recorded to be undone, undone twice, out of order, or not at all. Empty, or there is a bug.';
+
+CREATE VIEW process_unearned AS
+    SELECT e.instance_id, e.token_id, e.node, e.completions, r.successes
+    FROM (SELECT instance_id, token_id, node, count(*) AS completions
+          FROM process_event WHERE event_type = 'node.completed' GROUP BY 1, 2, 3) e
+    JOIN process_instance i ON i.id = e.instance_id
+    JOIN process_node n ON n.process_definition_id = i.process_definition_id AND n.node = e.node COLLATE "C" AND n.definition ? 'do'
+    CROSS JOIN LATERAL (SELECT count(*) AS successes FROM workflow_run r WHERE r.token_id = e.token_id AND r.node = e.node AND r.status = 'succeeded') r
+    WHERE e.completions > r.successes;
+COMMENT ON VIEW process_unearned IS 'Tokens that moved on from a step without a success of its run, as if by a worker that had lost its lease. Empty, or there is a bug.';
+
+CREATE VIEW process_mismatched AS
+    SELECT m.id AS message_id, m.name, m.key, m.token_id
+    FROM message m
+    WHERE CASE
+        WHEN m.consumed_at IS NOT NULL THEN
+            NOT EXISTS (SELECT FROM workflow_run r WHERE r.token_id = m.token_id AND r.payload->>'message' = m.id::text AND r.status = 'succeeded')
+        WHEN m.token_id IS NOT NULL THEN
+            (SELECT count(*) FROM workflow_run r WHERE r.token_id = m.token_id AND r.payload->>'message' = m.id::text AND r.finished_at IS NULL) <> 1
+        ELSE m.expires_at > now() AND EXISTS (SELECT FROM message_wait w WHERE w.name = m.name AND w.key = m.key)
+             AND NOT EXISTS (SELECT FROM workflow_run r
+                             WHERE r.type = 'graph.match.v1' AND r.finished_at IS NULL AND r.payload->>'name' = m.name AND r.payload->>'key' = m.key)
+        END;
+COMMENT ON VIEW process_mismatched IS 'Messages that miss who waits for them, or were consumed without having been brought, or are on no way. Empty, or there is a bug.';
+
+CREATE VIEW process_misrecorded AS
+    SELECT i.id AS instance_id, h.id AS history_id, i.status, i.version
+    FROM process_instance i
+    JOIN (SELECT h.*, lag(to_status) OVER line AS was, lag(version) OVER line AS version_before, lead(h.id) OVER line AS next
+          FROM process_state_history h
+          WINDOW line AS (PARTITION BY instance_id ORDER BY id)) h ON h.instance_id = i.id
+    WHERE h.from_status IS DISTINCT FROM coalesce(h.was, 'CREATED') OR h.version < h.version_before OR h.version > i.version
+       OR h.next IS NULL AND h.to_status <> i.status
+    UNION ALL
+    SELECT i.id, NULL, i.status, i.version
+    FROM process_instance i
+    WHERE i.status <> 'CREATED' AND NOT EXISTS (SELECT FROM process_state_history h WHERE h.instance_id = i.id);
+COMMENT ON VIEW process_misrecorded IS 'Instances whose history does not lead to what they are, step by step. Empty, or there is a bug.';
 
 -- What people look for.
 CREATE VIEW process_stuck AS
