@@ -29,17 +29,26 @@ type site struct {
 	calls []string // names of steps, in the order of their starts
 
 	undoWorks bool // even where it was told to fail
+
+	happens func(name string, call int) // in a step or undo step that has just been done
+
+	engine *graph.Engine
+	worker *mortal
 }
 
 // newSite starts a worker that knows the engine and test.step.v1: it notes payload.name and
-// returns the payload, or fails with payload.fail as code.
+// returns the payload, or fails with payload.fail as code, or for its first payload.fails calls.
+// test.undo.v1 notes "undo " and the name of what it undoes.
 func newSite(t *testing.T) *site {
 	t.Helper()
 	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux()}
 	worker.Handle(s.mux, "test.step.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
-		s.called(fmt.Sprint(in["name"]))
+		call := s.called(fmt.Sprint(in["name"]))
 		if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
 			time.Sleep(time.Duration(ms) * time.Millisecond)
+		}
+		if n, err := strconv.Atoi(fmt.Sprint(in["fails"])); err == nil && call <= n {
+			return nil, fmt.Errorf("not now")
 		}
 		if code, ok := in["fail"].(string); ok {
 			return nil, run.Permanent(run.WithCode(code, fmt.Errorf("it was told to fail")))
@@ -52,6 +61,7 @@ func newSite(t *testing.T) *site {
 		Run     uuid.UUID      `json:"run"`
 		Certain bool           `json:"certain"`
 	}) (struct{}, error) {
+		s.called("undo " + fmt.Sprint(in.Input["name"]))
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if in.Input["undo_fails"] == true && !s.undoWorks {
@@ -59,21 +69,22 @@ func newSite(t *testing.T) *site {
 		}
 		return struct{}{}, nil
 	})
-	engine := graph.New(s.pool)
-	engine.Register(s.mux)
-	w, err := worker.New(worker.Config{
-		Pool: s.pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{engine.Hook()},
-		Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
-		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	t.Cleanup(func() { stop(); <-ended })
+	s.engine = graph.New(s.pool)
+	s.engine.Register(s.mux)
+	s.worker = s.hire()
 	return s
+}
+
+// hire starts another worker.
+func (s *site) hire() *mortal {
+	s.t.Helper()
+	return employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
+		return worker.Config{
+			Pool: pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{s.engine.Hook()},
+			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{s.t}, nil)),
+			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
+		}
+	})
 }
 
 type testWriter struct{ t *testing.T }
@@ -83,10 +94,16 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (s *site) called(name string) {
+// called notes a call, and returns how many there have been.
+func (s *site) called(name string) int {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.calls = append(s.calls, name)
+	s.mu.Unlock()
+	n := s.count(name)
+	if s.happens != nil {
+		s.happens(name, n)
+	}
+	return n
 }
 
 func (s *site) count(name string) (n int) {

@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -528,98 +526,37 @@ type crowd struct {
 
 	mu      sync.Mutex
 	workers []*mortal
-	all     sync.WaitGroup
-}
-
-// A mortal is a worker that can be cut off from the database at once, as by kill -9.
-type mortal struct {
-	worker *worker.Worker
-	stop   context.CancelFunc
-
-	mu    sync.Mutex
-	dead  bool
-	conns map[net.Conn]bool
-}
-
-func (m *mortal) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	m.mu.Lock()
-	dead := m.dead
-	m.mu.Unlock()
-	if dead {
-		return nil, errors.New("this worker is dead")
-	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
-	if err == nil {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.dead {
-			_ = conn.Close()
-			return nil, errors.New("this worker is dead")
-		}
-		m.conns[conn] = true
-	}
-	return conn, err
-}
-
-func (m *mortal) kill() {
-	m.mu.Lock()
-	m.dead = true
-	for conn := range m.conns {
-		_ = conn.Close()
-	}
-	m.mu.Unlock()
-	m.stop()
-	m.worker.StopNow()
 }
 
 // hire starts a worker.
 func (c *crowd) hire() {
-	m := &mortal{conns: map[net.Conn]bool{}}
-	config := c.pool.Config()
-	config.ConnConfig.DialFunc = m.dial
-	config.ConnConfig.RuntimeParams["application_name"] = "mortal"
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		c.t.Error(err)
-		return
-	}
-	mux, engine := worker.NewMux(), graph.New(pool)
-	engine.Register(mux)
-	worker.Handle(mux, "random.step.v1", func(_ context.Context, in map[string]any) (map[string]any, error) {
-		if n, ok := in["ms"].(float64); ok {
-			time.Sleep(time.Duration(n) * time.Millisecond)
+	m := employ(c.t, c.pool, func(pool *pgxpool.Pool) worker.Config {
+		mux, engine := worker.NewMux(), graph.New(pool)
+		engine.Register(mux)
+		worker.Handle(mux, "random.step.v1", func(_ context.Context, in map[string]any) (map[string]any, error) {
+			if n, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
+				time.Sleep(time.Duration(n) * time.Millisecond)
+			}
+			if code, ok := in["fail"].(string); ok {
+				return nil, run.Permanent(run.WithCode(code, errors.New("it was told to fail")))
+			}
+			if in["flaky"] == true && rand.IntN(3) > 0 {
+				return nil, errors.New("not now")
+			}
+			return in, nil
+		})
+		worker.Handle(mux, "random.undo.v1", func(context.Context, struct{ Input, Output, Run, Certain any }) (struct{}, error) {
+			return struct{}{}, nil
+		})
+		return worker.Config{
+			Pool: pool, Mux: mux, Prefixes: []string{"random.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{engine.Hook()},
+			Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+			Backoff: run.Backoff{Base: 5 * time.Millisecond, Cap: 10 * time.Millisecond}, ShutdownGrace: -1,
 		}
-		if code, ok := in["fail"].(string); ok {
-			return nil, run.Permanent(run.WithCode(code, errors.New("it was told to fail")))
-		}
-		if in["flaky"] == true && rand.IntN(3) > 0 {
-			return nil, errors.New("not now")
-		}
-		return in, nil
 	})
-	worker.Handle(mux, "random.undo.v1", func(context.Context, struct {
-		Input, Output, Run, Certain any
-	}) (struct{}, error) {
-		return struct{}{}, nil
-	})
-	m.worker, err = worker.New(worker.Config{
-		Pool: pool, Mux: mux, Prefixes: []string{"random.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{engine.Hook()},
-		Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Backoff: run.Backoff{Base: 5 * time.Millisecond, Cap: 10 * time.Millisecond}, ShutdownGrace: -1,
-	})
-	if err != nil {
-		c.t.Error(err)
-		return
-	}
-	var ctx context.Context
-	ctx, m.stop = context.WithCancel(context.Background())
 	c.mu.Lock()
 	c.workers = append(c.workers, m)
 	c.mu.Unlock()
-	c.all.Go(func() {
-		defer pool.Close()
-		_ = m.worker.Run(ctx) // it was killed, or its pool has gone
-	})
 }
 
 // replace has one worker go, and another one come.
@@ -720,13 +657,6 @@ func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 	for range 2 {
 		c.hire()
 	}
-	t.Cleanup(func() {
-		for _, m := range c.workers {
-			m.stop()
-			m.worker.StopNow()
-		}
-		c.all.Wait()
-	})
 	ctx, stop := context.WithCancel(t.Context())
 	var others sync.WaitGroup
 	others.Go(func() {
