@@ -240,7 +240,8 @@ func TestPatterns(t *testing.T) {
 			if got := s.steps(i); got != p.want {
 				t.Errorf("steps: %s, want %s", got, p.want)
 			}
-			for _, view := range []string{"process_without_mover", "process_miscounted", "process_undead"} {
+			for _, view := range []string{"process_without_mover", "process_miscounted", "process_undead", "process_misjoined",
+				"process_misundone", "process_unearned", "process_mismatched", "process_misrecorded"} {
 				if n := query[int](s, "SELECT count(*) FROM "+view); n > 0 {
 					t.Errorf("%s has %d rows", view, n)
 				}
