@@ -67,8 +67,9 @@ type instance struct {
 	eaches []*progress
 	drains []*group // groups whose last token has ended, in this decision
 
-	joins  map[joinKey]*joining // those that may be arrived at
-	others []*token             // all live tokens not in the batch; only if the process needs them
+	joins       map[joinKey]*joining // those that may be arrived at
+	activations int                  // how many of them there have been
+	others      []*token             // all live tokens not in the batch; only if the process needs them
 
 	failure string
 	output  json.RawMessage
@@ -164,6 +165,7 @@ type joinKey struct {
 // A joining is one activation of a join.
 type joining struct {
 	id       uuid.UUID // zero: new
+	place    int       // among the activations of the instance, as far as they are known
 	node     *node
 	group    *group
 	round    int

@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -50,7 +51,8 @@ func (i *instance) activation(n *node, home *group) *joining {
 	key := joinKey{n.name, home}
 	j := i.joins[key]
 	if j == nil {
-		j = &joining{node: n, group: home, round: 1, expected: n.expects(), has: map[string]bool{}, waiting: map[*group]int{}}
+		i.activations++
+		j = &joining{place: i.activations, node: n, group: home, round: 1, expected: n.expects(), has: map[string]bool{}, waiting: map[*group]int{}}
 		i.joins[key] = j
 	}
 	return j
@@ -169,11 +171,19 @@ func (i *instance) fireTaken() {
 
 func (i *instance) pendingTaken() (all []*joining) {
 	for _, j := range i.joins {
-		if j.node.Join.Taken && !j.fired && j.joined > 0 {
+		if j.node.Join.Taken && !j.fired && i.waitsAt(j) {
 			all = append(all, j)
 		}
 	}
+	slices.SortFunc(all, func(a, b *joining) int { return cmp.Or(cmp.Compare(a.node.name, b.node.name), cmp.Compare(a.place, b.place)) })
 	return all
+}
+
+// waitsAt reports whether a token waits at the activation: those that came may have been ended.
+func (i *instance) waitsAt(j *joining) bool {
+	return slices.ContainsFunc(slices.Concat(i.others, i.changes.tokens), func(t *token) bool {
+		return t.joining && t.node == j.node && j.node.home(t.group) == j.group
+	})
 }
 
 // comes reports whether a live token can still come to the activation.

@@ -370,6 +370,8 @@ func (s *scene) loadJoins(ctx context.Context, tx pgx.Tx, batch int) error {
 		if inGroup != nil {
 			known.group = s.groups[*inGroup]
 		}
+		i.activations++
+		known.place = i.activations
 		i.joins[joinKey{node, known.group}] = &known
 		if !known.fired {
 			found[known.id] = &known

@@ -386,7 +386,7 @@ CREATE VIEW process_miscounted AS
     CROSS JOIN LATERAL (
         SELECT count(*) AS groups
         FROM parallel_group g
-        WHERE g.instance_id = i.id AND i.completed_at IS NULL
+        WHERE g.instance_id = i.id AND i.completed_at IS NULL AND i.ending IS NULL
           AND g.live <> (SELECT count(*) FROM process_token t WHERE t.parallel_group_id = g.id AND t.state IN ('Created', 'Ready', 'Waiting'))
                       + (SELECT count(*) FROM parallel_group c WHERE c.parent_group_id = g.id AND c.live > 0)) g
     WHERE (i.live_tokens, i.ready_tokens, i.joining_tokens, i.open_incidents, 0) IS DISTINCT FROM (t.live, t.ready, t.joining, x.open, g.groups);
