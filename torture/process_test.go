@@ -345,9 +345,8 @@ func (x *tale) fire(join uuid.UUID, came ...uuid.UUID) (token uuid.UUID) {
 
 // A fall is a saga whose last step has failed, before anything is undone.
 type fall struct {
-	token, a, b    uuid.UUID // runs
-	owesA, owesB   uuid.UUID // records
-	reluctant, own string
+	token, a, b  uuid.UUID // the last two are runs
+	owesA, owesB uuid.UUID // records
 }
 
 const owes = `, "owes": true`
@@ -361,6 +360,8 @@ func (x *tale) walkSaga() (f fall) {
 	f.b = x.enter(f.token, "B", owes)
 	x.done(f.b, "B", nil)
 	f.owesB = x.owes(f.b, "B")
+	s.wait(f.a, seconds) // work lets time pass for what undoes them, as if that had been there before
+	s.wait(f.b, seconds)
 	d := x.enter(f.token, "D", `, "fail": "declined"`)
 	s.work(d, w1)
 	s.fail(d, w1, "failed")

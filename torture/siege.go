@@ -122,7 +122,7 @@ func (s *siege) drain(ctx context.Context) error {
 	start := time.Now()
 	for ; time.Since(start) < s.lab.plan.Drain; sleep(ctx, 200*time.Millisecond) {
 		if _, err := s.lab.admin.Exec(ctx, `
-			WITH resumed AS MATERIALIZED (SELECT process_resume(id) FROM process_instance WHERE paused_at IS NOT NULL)
+			WITH resumed AS MATERIALIZED (SELECT process_resume(id) FROM process_instance WHERE paused_at IS NOT NULL AND completed_at IS NULL)
 			SELECT count(*) FROM resumed`); err != nil {
 			return fmt.Errorf("resume what is paused: %w", err)
 		}

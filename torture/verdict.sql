@@ -312,9 +312,9 @@ UNION ALL
 UNION ALL
     SELECT 'I28 undone in another order than the reverse', a.instance
     FROM t.deed a JOIN t.deed b USING (instance) JOIN t.ending ua ON ua.run = a.run JOIN t.ending ub ON ub.run = b.run
-    JOIN t.ending fa ON fa.run = a.undoes JOIN t.ending fb ON fb.run = b.undoes
+    JOIN t.ending fa ON fa.run = a.undoes JOIN t.ending fb ON fb.run = b.undoes JOIN t.transition ca ON ca.run = a.run AND ca.was IS NULL
     WHERE ua.status = 'succeeded' AND ub.status = 'succeeded' AND fa.status = 'succeeded' AND fb.status = 'succeeded'
-      AND ua.at < ub.at AND fa.at < fb.at AND fb.at < ua.at
+      AND ua.at < ub.at AND fa.at < fb.at AND fb.at < ca.at
 UNION ALL
     SELECT 'I29 step went on after its instance had begun to undo', s.instance
     FROM (SELECT instance, min(at) AS at FROM t.turn WHERE ending IS NOT NULL GROUP BY 1) b JOIN t.step s USING (instance) JOIN t.ending e USING (run)
