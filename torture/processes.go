@@ -249,6 +249,13 @@ var fixed = map[string]func(d *drawer) part{
 	"letters": func(d *drawer) part { // messages that come before, after and while
 		return d.seq(d.step(), d.fork(d.await(), d.await(), d.seq(d.step(), d.await())), d.await())
 	},
+	"post": func(d *drawer) part { // many at the time at which they are waited for
+		branches := make([]part, 6)
+		for i := range branches {
+			branches[i] = d.seq(d.step("ms", fmt.Sprint(40*i)), d.await())
+		}
+		return d.fork(branches...)
+	},
 	"office": func(d *drawer) part { return d.seq(d.step(), d.fork(d.human(), d.human())) },
 	"saga": func(d *drawer) part {
 		d.undoes = true
