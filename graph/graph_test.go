@@ -41,6 +41,14 @@ type site struct {
 // test.undo.v1 notes "undo " and the name of what it undoes.
 func newSite(t *testing.T) *site {
 	t.Helper()
+	s := newEmptySite(t)
+	s.worker = s.hire()
+	return s
+}
+
+// newEmptySite is one without a worker.
+func newEmptySite(t *testing.T) *site {
+	t.Helper()
 	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux()}
 	worker.Handle(s.mux, "test.step.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
 		call := s.called(fmt.Sprint(in["name"]))
@@ -71,12 +79,11 @@ func newSite(t *testing.T) *site {
 	})
 	s.engine = graph.New(s.pool)
 	s.engine.Register(s.mux)
-	s.worker = s.hire()
 	return s
 }
 
 // hire starts another worker.
-func (s *site) hire() *mortal {
+func (s *site) hire(tracers ...func(*mortal) pgx.QueryTracer) *mortal {
 	s.t.Helper()
 	return employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		return worker.Config{
@@ -84,7 +91,7 @@ func (s *site) hire() *mortal {
 			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{s.t}, nil)),
 			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
 		}
-	})
+	}, tracers...)
 }
 
 type testWriter struct{ t *testing.T }

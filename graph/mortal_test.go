@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -61,13 +62,16 @@ func (m *mortal) release() {
 	<-m.ended
 }
 
-// employ starts a worker, which ends with the test at the latest.
-func employ(t *testing.T, base *pgxpool.Pool, config func(*pgxpool.Pool) worker.Config) *mortal {
+// employ starts a worker, which ends with the test at the latest. A tracer sees its statements.
+func employ(t *testing.T, base *pgxpool.Pool, config func(*pgxpool.Pool) worker.Config, tracers ...func(*mortal) pgx.QueryTracer) *mortal {
 	t.Helper()
 	m := &mortal{conns: map[net.Conn]bool{}, ended: make(chan struct{})}
 	c := base.Config()
 	c.ConnConfig.DialFunc = m.dial
 	c.ConnConfig.RuntimeParams["application_name"] = "mortal"
+	for _, tracer := range tracers {
+		c.ConnConfig.Tracer = tracer(m)
+	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), c)
 	if err != nil {
 		t.Fatal(err)
