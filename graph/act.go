@@ -21,9 +21,11 @@ func (e *Engine) act(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) 
 	if err != nil {
 		return err
 	}
-	s, err := e.load(ctx, tx, tokens, instances)
-	if err != nil {
-		return err
+	s := newScene()
+	if len(tokens)+len(instances) > 0 {
+		if err := s.load(ctx, tx, e, tokens, instances); err != nil {
+			return err
+		}
 	}
 	w := &writer{scene: s}
 	for _, settled := range batch {
@@ -38,6 +40,8 @@ func (e *Engine) act(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) 
 		case settled.Verdict == run.Fail:
 		case settled.Type == StartType:
 			err = w.start(ctx, tx, e, settled)
+		case settled.Type == cutOffType:
+			err = s.cutOff(settled)
 		case settled.Type == CompleteTaskType:
 			err = s.completeTask(ctx, tx, settled)
 		case settled.Type == MessageType:
@@ -66,7 +70,7 @@ func (s *scene) move(w *writer, settled worker.Settlement) error {
 	}
 	i := s.owners[settled.Step]
 	succeeded := settled.Verdict == run.Succeed
-	over := alive(t.state) == 0 || slices.Contains(i.changes.left, t) || i.status.Final() // in this very batch
+	over := alive(t.state) == 0 || i.changes.endedBut != nil && i.changes.endedBut != t || slices.Contains(i.changes.left, t) || i.status.Final() // in this very batch
 	if over {
 		if succeeded && !t.hasItem && settled.Type == t.from.Do {
 			i.owes(t, t.from, settled.Outcome.ID) // it is done all the same
@@ -126,10 +130,29 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled worker.Sett
 	if _, err := tx.Exec(ctx, `SELECT process_task_finish($1, $2, $3, $4)`, p.Task, p.By, p.Output, version); err != nil {
 		return err
 	}
-	if i == nil || t == nil || i.status.Final() || alive(t.state) == 0 {
+	if i == nil || t == nil || i.status.Final() || alive(t.state) == 0 || i.changes.endedBut != nil && i.changes.endedBut != t {
 		return nil
 	}
 	i.done(t, settled.Outcome.ID, p.Output)
+	return nil
+}
+
+// cutOff fails a token whose step somebody has taken away.
+func (s *scene) cutOff(settled worker.Settlement) error {
+	var c cutOff
+	if err := json.Unmarshal(settled.Payload, &c); err != nil {
+		return err
+	}
+	t, i := s.tokens[c.Token], s.owners[c.Token]
+	if t == nil || i.status.Final() || alive(t.state) == 0 || t.version != c.Visit || slices.Contains(i.changes.left, t) ||
+		i.changes.endedBut != nil && i.changes.endedBut != t {
+		return nil // it has moved on by something else
+	}
+	if t.mode == compensation {
+		i.undoFailed(t, uuid.Nil, firstLine(c.Reason))
+		return nil
+	}
+	i.failed(t, "cancelled", firstLine(c.Reason))
 	return nil
 }
 
@@ -196,8 +219,8 @@ func (w *writer) start(ctx context.Context, tx pgx.Tx, e *Engine, settled worker
 	var visit *int64
 	if q := p.Parent; q != nil {
 		t := w.scene.tokens[q.Token]
-		if t == nil || alive(t.state) == 0 || t.version != q.Visit {
-			return nil // nobody waits for it any more
+		if t == nil || alive(t.state) == 0 || t.version != q.Visit || t.node.kind != call || t.node.Call.Process != p.Process {
+			return nil // nobody waits for it any more, or ever did
 		}
 		parent, parentToken = uuid.NullUUID{UUID: q.Instance, Valid: true}, uuid.NullUUID{UUID: q.Token, Valid: true}
 		visit, i.depth, i.parent = &q.Visit, q.Depth, &parentRef{q.Token, q.Visit}

@@ -31,6 +31,7 @@ func Compile(d *Definition) (*Process, []Finding, error) {
 	for _, name := range names {
 		c.tie(c.p.nodes[name])
 	}
+	c.knownSteps()
 	if c.p.start = c.p.nodes[d.Start]; len(d.Nodes) > 0 && (c.p.start == nil || c.p.start.parent != nil) {
 		c.bad("NO_START", "/start", fmt.Sprintf("there is no node %q", d.Start), "name the node where instances start")
 	}
@@ -51,7 +52,25 @@ func Compile(d *Definition) (*Process, []Finding, error) {
 type compiler struct {
 	p     *Process
 	found []Finding
+	texts []located
 	paths map[*node]string
+}
+
+// A located expression is to be checked once all nodes are known.
+type located struct {
+	path string
+	*expression
+}
+
+// knownSteps finds expressions that read nodes which do not exist.
+func (c *compiler) knownSteps() {
+	for _, e := range c.texts {
+		for _, name := range e.steps {
+			if c.p.nodes[name] == nil && !c.there(name) {
+				c.bad("UNKNOWN_STEP", e.path, fmt.Sprintf("there is no node %.120q whose result could be read", name), "name a node of this process")
+			}
+		}
+	}
 }
 
 // nodes checks the nodes of the process, or of a scope, by themselves. Names are unique in the
@@ -224,7 +243,7 @@ func (c *compiler) misplaced(path string, n *node) {
 		{"out", n.Out != nil, n.kind == do || n.kind == human || n.kind == call || n.kind == each || n.kind == await},
 		{"attempts", n.Attempts != 0, n.kind == do || n.kind == each},
 		{"undo", n.Undo != "", n.kind == do},
-		{"on", n.On != nil, !n.pure() && n.kind != throw},
+		{"on", n.On != nil, !n.pure() && n.kind != throw && n.kind != race},
 		{"else", n.Else != "", gateway},
 		{"to", n.To != "", !n.pure() && n.kind != race || n.kind == join},
 	} {
@@ -253,6 +272,7 @@ func (c *compiler) expression(path, text string) *expression {
 		c.bad("EXPRESSION", path, err.Error(), "read input, steps.<node>, in out result, or in the in of an each item")
 		return nil
 	}
+	c.texts = append(c.texts, located{path, e})
 	return e
 }
 
@@ -295,10 +315,16 @@ func (c *compiler) tie(n *node) {
 	for i, name := range n.Fork {
 		n.branches = append(n.branches, to(fmt.Sprintf("/fork/%d", i), name))
 	}
+	if n.kind == race && len(n.Race) < 2 {
+		c.bad("RACE", path+"/race", fmt.Sprintf("it has %d nodes to wait at", len(n.Race)), "name two or more")
+	}
 	for i, name := range n.Race {
 		at := fmt.Sprintf("/race/%d", i)
 		if o := to(at, name); o != nil {
 			n.options = append(n.options, o)
+			if len(o.to.On) > 0 {
+				c.bad("RACE", path+at, fmt.Sprintf("%q has edges of its own for what else may happen", name), "make that another node of the race")
+			}
 			if o.to.kind != wait && o.to.kind != await {
 				c.bad("RACE", path+at, fmt.Sprintf("%q is a %s", name, o.to.kind), "a race is between wait and await nodes")
 			}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -41,6 +42,9 @@ const (
 // timerType is the run that lets a token wait.
 const timerType = "graph.timer.v1"
 
+// maxMoves is how many nodes the tokens of an instance may enter in one decision.
+const maxMoves = 30_000
+
 // maxPureSteps is how many gateways and joins a token may pass in one decision.
 const maxPureSteps = 1000
 
@@ -64,6 +68,7 @@ type instance struct {
 	debt         *debt // what is undone next; nil: nothing is owed, as far as was asked
 	undoing      bool  // an undo step is under way
 
+	moves  int // nodes entered in this decision
 	eaches []*progress
 	drains []*group // groups whose last token has ended, in this decision
 
@@ -369,7 +374,7 @@ func (i *instance) settle() {
 	case i.status.Final():
 	case i.live == 0:
 		i.become(Completed, "")
-	case i.live == i.joining && i.incidents == 0:
+	case i.live == i.joining+i.hosts() && i.joining > 0 && i.incidents == 0:
 		i.unsatisfiable()
 		i.become(Waiting, "")
 	case i.ready > 0:
@@ -377,6 +382,22 @@ func (i *instance) settle() {
 	default:
 		i.become(Waiting, "")
 	}
+}
+
+// hosts counts the tokens that stand for others in a scope: they move when these do. With scopes
+// every live token is known.
+func (i *instance) hosts() (n int) {
+	if !i.process.survey {
+		return 0
+	}
+	seen := map[*token]bool{}
+	for _, t := range slices.Concat(i.others, i.changes.tokens) {
+		if t.node.kind == scope && alive(t.state) > 0 && !t.stopped && t.mode == forward && !seen[t] && len(t.node.handlers) == 0 {
+			seen[t] = true
+			n++
+		}
+	}
+	return n
 }
 
 func (i *instance) become(to Status, reason string) {
@@ -411,6 +432,10 @@ func (i *instance) leave(t *token, e *edge) {
 func (i *instance) enter(t *token) {
 	if i.status.Final() {
 		return // another token has just ended the instance
+	}
+	if i.moves++; i.moves > maxMoves {
+		i.explode(t)
+		return
 	}
 	n := t.node
 	if n.pure() {
@@ -485,6 +510,18 @@ func (i *instance) drain() (any bool) {
 	return any
 }
 
+// explode fails an instance whose tokens multiply, or go round, without end. None of the new ones
+// is ever written.
+func (i *instance) explode(t *token) {
+	reason := fmt.Sprintf("%s: tokens enter more than %d nodes without a step in between", t.node.name, maxMoves)
+	i.endAs(Failed, reason)
+	c := &i.changes
+	c.tokens = filter(c.tokens, func(t *token) bool { return t.version > 0 })
+	c.groups = filter(c.groups, func(g *group) bool { return !g.fresh })
+	c.joins, c.arrivals, c.events, c.incidents, c.left, i.eaches = nil, nil, nil, nil, nil, nil
+	c.ended = true
+}
+
 func (i *instance) startStep(t *token) {
 	n := t.node
 	payload := i.given(t)
@@ -493,7 +530,9 @@ func (i *instance) startStep(t *token) {
 	}
 	i.setState(t, tokenReady)
 	i.event(t, "node.entered", nil)
-	i.attach(t)
+	if !i.attach(t) {
+		return
+	}
 	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.Attempts})
 }
 
@@ -532,6 +571,10 @@ func (i *instance) fits(t *token, payload json.RawMessage) json.RawMessage {
 	// Postgres counts the document with a blank after each colon and comma.
 	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > maxPayload {
 		i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, maxPayload))
+		return nil
+	}
+	if bytes.Contains(payload, []byte(`\u0000`)) {
+		i.stop(t, "expression_failed", "the payload holds the character \\u0000, which Postgres cannot store")
 		return nil
 	}
 	return payload

@@ -313,6 +313,8 @@ var allFindings = []found{
 	{code: "NO_ELSE", path: "/nodes/a", note: true, start: "a", nodes: `"a": {"choose": [{"if": "true", "to": "b"}]}, "b": {"end": true}`},
 	{code: "LOOP_WITHOUT_STEP", path: "/nodes/a", note: true, start: "a",
 		nodes: `"a": {"choose": [{"if": "true", "to": "a"}], "else": "b"}, "b": {"end": true}`},
+	{code: "UNKNOWN_STEP", path: "/nodes/a/in/x", start: "a", nodes: `"a": {"do": "x.y", "in": {"x": "steps.b"}}`},
+	{code: "NEED_WITHOUT_FORK", path: "/nodes/b", start: "a", nodes: `"a": {"do": "x.y", "to": "b"}, "b": {"join": {"need": 1}}`},
 	{code: "JOIN_OF_ONE", path: "/nodes/b", start: "a", nodes: `"a": {"do": "x.y", "to": "b"}, "b": {"join": "all"}`},
 	{code: "JOIN_AFTER_EXCLUSIVE", path: "/nodes/j", start: "a",
 		nodes: `"a": {"choose": [{"if": "true", "to": "b"}], "else": "c"}, "b": {"do": "x.y", "to": "j"}, "c": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`},

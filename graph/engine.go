@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -33,8 +34,9 @@ const (
 
 // Runs that the engine enqueues for itself.
 const (
-	arriveType = "graph.arrive.v1" // something that a token waits for has come
-	matchType  = "graph.match.v1"  // a message is free again
+	arriveType = "graph.arrive.v1"  // something that a token waits for has come
+	matchType  = "graph.match.v1"   // a message is free again
+	cutOffType = "graph.cut_off.v1" // somebody has cancelled or deleted a step
 )
 
 // StartPayload starts an instance of a process.
@@ -99,6 +101,13 @@ type CompleteTaskPayload struct {
 	Version int64           `json:"version,omitzero"` // the one that was seen; 0: any
 }
 
+// A cutOff tells that the step of a token was cancelled or deleted, at a visit of the token's.
+type cutOff struct {
+	Token  uuid.UUID `json:"token"`
+	Visit  int64     `json:"visit"`
+	Reason string    `json:"reason,omitzero"`
+}
+
 // taskRef is the result of a run that completes a task.
 type taskRef struct {
 	Task     uuid.UUID `json:"task"`
@@ -106,9 +115,11 @@ type taskRef struct {
 	Token    uuid.UUID `json:"token"`
 }
 
-// RetryPayload has what an incident stopped tried again.
+// RetryPayload has what an incident stopped tried again: this one, or the oldest open one of an
+// instance.
 type RetryPayload struct {
-	Incident uuid.UUID `json:"incident"`
+	Incident uuid.UUID `json:"incident,omitzero"`
+	Instance uuid.UUID `json:"instance,omitzero"`
 }
 
 // retried is the result of a run that retries an incident.
@@ -135,17 +146,30 @@ func New(pool *pgxpool.Pool) *Engine {
 // Register registers the handlers of the engine's own run types. What they decide takes effect
 // in the hook; a worker needs both, and Config.Steps.
 func (e *Engine) Register(mux *worker.Mux) {
-	worker.Handle(mux, StartType, e.start)
-	worker.Handle(mux, CancelType, e.cancel)
-	worker.Handle(mux, RetryType, e.retry)
-	worker.Handle(mux, MessageType, func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() })
-	worker.Handle(mux, SignalType, func(_ context.Context, p SignalPayload) (struct{}, error) { return struct{}{}, named(p.Name) })
-	worker.Handle(mux, CompleteTaskType, e.completeTask)
+	handle(mux, StartType, e.start)
+	handle(mux, CancelType, e.cancel)
+	handle(mux, RetryType, e.retry)
+	handle(mux, MessageType, func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() })
+	handle(mux, SignalType, func(_ context.Context, p SignalPayload) (struct{}, error) { return struct{}{}, named(p.Name) })
+	handle(mux, CompleteTaskType, e.completeTask)
 	worker.Handle(mux, arriveType, e.arrive)
 	for _, typ := range []string{timerType, undoType} {
 		worker.Handle(mux, typ, func(context.Context, position) (struct{}, error) { return struct{}{}, nil })
 	}
+	worker.Handle(mux, cutOffType, func(context.Context, cutOff) (struct{}, error) { return struct{}{}, nil })
 	worker.Handle(mux, matchType, func(context.Context, slot) (struct{}, error) { return struct{}{}, nil })
+}
+
+// handle registers a handler of what people and programs ask for. Keys that do not exist are
+// errors: one that is misspelt would change what is meant.
+func handle[In, Out any](mux *worker.Mux, typ string, fn func(context.Context, In) (Out, error)) {
+	worker.Handle(mux, typ, func(ctx context.Context, payload json.RawMessage) (out Out, err error) {
+		var in In
+		if err := jsonv2.Unmarshal(payload, &in, jsonv2.RejectUnknownMembers(true)); err != nil {
+			return out, run.Permanent(fmt.Errorf("payload: %s", inWords(err)))
+		}
+		return fn(ctx, in)
+	})
 }
 
 // Hook returns the engine's part in settle transactions.
@@ -199,18 +223,23 @@ func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) 
 }
 
 func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
-	r := retried{Incident: p.Incident}
+	var r retried
 	err := e.pool.QueryRow(ctx, `
-		SELECT instance_id, coalesce(token_id, '00000000-0000-0000-0000-000000000000')
+		SELECT id, instance_id, coalesce(token_id, '00000000-0000-0000-0000-000000000000')
 		FROM incident
-		WHERE id = $1 AND resolved_at IS NULL`, p.Incident).Scan(&r.Instance, &r.Token)
+		WHERE (id = $1 OR instance_id = $2) AND resolved_at IS NULL
+		ORDER BY created_at, id
+		LIMIT 1`, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token)
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = run.Permanent(fmt.Errorf("incident: there is no open incident %s", p.Incident))
+		err = run.Permanent(errors.New("incident, instance: there is no such open incident; see SELECT * FROM incident WHERE resolved_at IS NULL"))
 	}
 	return r, err
 }
 
 func (p MessagePayload) check() error {
+	if len(p.Key) > 200 || len(p.ID) > 200 {
+		return run.Permanent(errors.New("key and id: use at most 200 bytes"))
+	}
 	if p.Key == "" {
 		return run.Permanent(errors.New("key: it is missing; say which instance is meant, as its await node does"))
 	}
@@ -232,13 +261,17 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 		return taskRef{}, run.Permanent(errors.New("by: it is missing; say who completes the task"))
 	}
 	r := taskRef{Task: p.Task}
-	var state string
-	err := e.pool.QueryRow(ctx, `SELECT instance_id, token_id, state FROM user_task WHERE id = $1`, p.Task).Scan(&r.Instance, &r.Token, &state)
+	var state, assignee string
+	var version int64
+	err := e.pool.QueryRow(ctx, `SELECT instance_id, token_id, state, coalesce(assignee, $2), version FROM user_task WHERE id = $1`, p.Task, p.By).
+		Scan(&r.Instance, &r.Token, &state, &assignee, &version)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return r, run.Permanent(fmt.Errorf("task: there is no task %s", p.Task))
 	case err == nil && state != "open":
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is %s", p.Task, state)))
+	case err == nil && (assignee != p.By || p.Version != 0 && p.Version != version):
+		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is assigned to %s, version %d", p.Task, assignee, version)))
 	}
 	return r, err
 }
@@ -372,5 +405,5 @@ func Deploy(ctx context.Context, db run.DB, d *Definition) (uuid.UUID, error) {
 // firstLine keeps an error's text fit for a row.
 func firstLine(text string) string {
 	text, _, _ = strings.Cut(text, "\n")
-	return text[:min(len(text), 4000)]
+	return strings.ToValidUTF8(text[:min(len(text), 4000)], "")
 }

@@ -4,11 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
-	"regexp"
 	"strings"
 	"sync"
 
 	"cel.dev/cel-go/cel"
+	"cel.dev/cel-go/common/ast"
+	"cel.dev/cel-go/common/operators"
 	"cel.dev/cel-go/common/types"
 	"cel.dev/cel-go/common/types/ref"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -45,29 +46,65 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 	)
 })
 
-var (
-	stepName = regexp.MustCompile(`\bsteps\.([A-Za-z_][A-Za-z0-9_]*)`)
-	anyStep  = regexp.MustCompile(`\bsteps\b(?:[^.]|$)`)
-)
-
 func compile(text string) (*expression, error) {
 	env, err := environment()
 	if err != nil {
 		return nil, err
 	}
-	ast, issues := env.Compile(text)
+	compiled, issues := env.Compile(text)
 	if issues.Err() != nil {
 		return nil, fmt.Errorf("%s", strings.TrimPrefix(issues.String(), "ERROR: "))
 	}
-	program, err := env.Program(ast, cel.CostLimit(costLimit), cel.EvalOptions(cel.OptOptimize))
+	program, err := env.Program(compiled, cel.CostLimit(costLimit), cel.EvalOptions(cel.OptOptimize))
 	if err != nil {
 		return nil, err
 	}
-	e := &expression{text: text, program: program, every: anyStep.MatchString(text)}
-	for _, found := range stepName.FindAllStringSubmatch(text, -1) {
-		e.steps = append(e.steps, found[1])
-	}
+	e := &expression{text: text, program: program}
+	e.readsOf(compiled.NativeRep().Expr())
 	return e, nil
+}
+
+// readsOf finds the nodes whose facts are read: steps.name, steps["name"], "name" in steps. Any
+// other use of steps may read all of them.
+func (e *expression) readsOf(root ast.Expr) {
+	named := map[int64]bool{} // uses of steps that say which
+	note := func(steps ast.Expr, name string) {
+		named[steps.ID()] = true
+		e.steps = append(e.steps, name)
+	}
+	isSteps := func(x ast.Expr) bool { return x.Kind() == ast.IdentKind && x.AsIdent() == "steps" }
+	text := func(x ast.Expr) (string, bool) {
+		if x.Kind() != ast.LiteralKind {
+			return "", false
+		}
+		s, ok := x.AsLiteral().Value().(string)
+		return s, ok
+	}
+	ast.PreOrderVisit(root, ast.NewExprVisitor(func(x ast.Expr) {
+		switch x.Kind() {
+		case ast.SelectKind:
+			if s := x.AsSelect(); isSteps(s.Operand()) {
+				note(s.Operand(), s.FieldName())
+			}
+		case ast.CallKind:
+			args := x.AsCall().Args()
+			if len(args) != 2 {
+				return
+			}
+			switch x.AsCall().FunctionName() {
+			case operators.Index:
+				if name, ok := text(args[1]); ok && isSteps(args[0]) {
+					note(args[0], name)
+				}
+			case operators.In:
+				if name, ok := text(args[0]); ok && isSteps(args[1]) {
+					note(args[1], name)
+				}
+			}
+		case ast.IdentKind:
+			e.every = e.every || isSteps(x) && !named[x.ID()]
+		}
+	}))
 }
 
 // boolean reports whether what the expression gives can be true or false.
@@ -76,11 +113,11 @@ func boolean(text string) error {
 	if err != nil {
 		return err
 	}
-	ast, issues := env.Compile(text)
+	compiled, issues := env.Compile(text)
 	if issues.Err() != nil {
 		return nil // said already
 	}
-	if t := ast.OutputType(); !t.IsExactType(cel.BoolType) && !t.IsExactType(cel.DynType) {
+	if t := compiled.OutputType(); !t.IsExactType(cel.BoolType) && !t.IsExactType(cel.DynType) {
 		return fmt.Errorf("gives %s, a condition gives true or false", t)
 	}
 	return nil

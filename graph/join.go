@@ -100,7 +100,7 @@ func (i *instance) fire(j *joining) {
 	if n.Join.Need > 0 && n.Join.Cancel {
 		i.endWithin(j.group, t)
 	}
-	if g := j.group; g != nil && (n.Join.Need > 0 || g.live == 1) { // nobody else is on the way
+	if g := j.group; g != nil && g.host == nil && (n.Join.Need > 0 || g.live == 1) { // nobody else is on the way
 		i.addTo(g.parent, 1)
 		i.addTo(g, -1)
 		t.group = g.parent
@@ -175,7 +175,9 @@ func (i *instance) pendingTaken() (all []*joining) {
 			all = append(all, j)
 		}
 	}
-	slices.SortFunc(all, func(a, b *joining) int { return cmp.Or(cmp.Compare(a.node.name, b.node.name), cmp.Compare(a.place, b.place)) })
+	slices.SortFunc(all, func(a, b *joining) int {
+		return cmp.Or(cmp.Compare(a.node.name, b.node.name), cmp.Compare(a.place, b.place))
+	})
 	return all
 }
 

@@ -34,6 +34,7 @@ func lock(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
 
 // concerned lists the tokens and instances that a batch is about.
 func concerned(batch []worker.Settlement) (tokens, instances []uuid.UUID, err error) {
+	tokens, instances = []uuid.UUID{}, []uuid.UUID{} // not null, in which nothing is found
 	for _, s := range batch {
 		switch {
 		case s.Verdict != run.Succeed && s.Verdict != run.Fail:
@@ -49,6 +50,10 @@ func concerned(batch []worker.Settlement) (tokens, instances []uuid.UUID, err er
 				tokens, instances = append(tokens, p.Parent.Token), append(instances, p.Parent.Instance)
 			}
 		case s.Verdict == run.Fail:
+		case s.Type == cutOffType:
+			var c cutOff
+			err = errors.Join(err, json.Unmarshal(s.Payload, &c))
+			tokens = append(tokens, c.Token)
 		case s.Type == CompleteTaskType:
 			var r taskRef
 			err = errors.Join(err, json.Unmarshal(s.Result, &r))
@@ -79,12 +84,15 @@ type scene struct {
 	hosts     map[*group]uuid.UUID // tokens that stand for groups
 }
 
-// load reads the scene for tokens and instances, which are locked.
-func (e *Engine) load(ctx context.Context, tx pgx.Tx, tokens, instances []uuid.UUID) (*scene, error) {
-	s := &scene{
+func newScene() *scene {
+	return &scene{
 		instances: map[uuid.UUID]*instance{}, tokens: map[uuid.UUID]*token{}, owners: map[uuid.UUID]*instance{},
 		groups: map[uuid.UUID]*group{}, versions: map[*instance]int64{}, hosts: map[*group]uuid.UUID{},
 	}
+}
+
+// load reads the scene for tokens and instances, which are locked.
+func (s *scene) load(ctx context.Context, tx pgx.Tx, e *Engine, tokens, instances []uuid.UUID) error {
 	for _, step := range []func() error{
 		func() error { return s.loadInstances(ctx, tx, e, tokens, instances) },
 		func() error { return s.loadGroups(ctx, tx, tokens) },
@@ -95,10 +103,10 @@ func (e *Engine) load(ctx context.Context, tx pgx.Tx, tokens, instances []uuid.U
 		func() error { return s.loadFacts(ctx, tx) },
 	} {
 		if err := step(); err != nil {
-			return nil, fmt.Errorf("load process instances: %w", err)
+			return fmt.Errorf("load process instances: %w", err)
 		}
 	}
-	return s, nil
+	return nil
 }
 
 func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens, ids []uuid.UUID) error {
@@ -370,10 +378,13 @@ func (s *scene) loadJoins(ctx context.Context, tx pgx.Tx, batch int) error {
 		if inGroup != nil {
 			known.group = s.groups[*inGroup]
 		}
+		if known.fired && known.node.Join.Need == 0 { // what comes now is the next round's
+			known = joining{node: known.node, group: known.group, round: known.round + 1, expected: known.node.expects(), has: known.has, waiting: known.waiting}
+		}
 		i.activations++
 		known.place = i.activations
 		i.joins[joinKey{node, known.group}] = &known
-		if !known.fired {
+		if !known.fired && known.id != uuid.Nil {
 			found[known.id] = &known
 			ids = append(ids, known.id)
 		}
@@ -405,7 +416,12 @@ func (s *scene) loadArrivals(ctx context.Context, tx pgx.Tx, joins map[uuid.UUID
 	}
 	var close []uuid.UUID
 	for _, id := range ids {
-		if j := joins[id]; j.node.Join.Taken || j.joined+batch >= j.expected {
+		j := joins[id]
+		over := 0 // edges that a token of the batch may come over, each more than once if it forks
+		for _, e := range j.node.incoming {
+			over += count(edges[e.id])
+		}
+		if j.node.Join.Taken || j.joined+batch*over >= j.expected {
 			close = append(close, id)
 		}
 	}
@@ -531,15 +547,19 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 		i := s.instances[owner]
 		if status == "failed" {
 			var f run.Failure
-			if err := json.Unmarshal(problem, &f); err != nil {
-				return err
+			if problem != nil {
+				if err := json.Unmarshal(problem, &f); err != nil {
+					return err
+				}
 			}
 			i.facts.steps[node] = failure(f.Code, f.Message)
 			return nil
 		}
-		value, err := fact(i.process.nodes[node], result)
-		i.facts.steps[node] = value
-		return err
+		// A mapping that fails has stopped its token, or does so now: there is no fact then.
+		if value, err := fact(i.process.nodes[node], result); err == nil {
+			i.facts.steps[node] = value
+		}
+		return nil
 	})
 	return err
 }
@@ -592,9 +612,10 @@ func (s *scene) takeFacts(rows pgx.Rows) error {
 	var output []byte
 	_, err := pgx.ForEachRow(rows, []any{&owner, &node, &output}, func() error {
 		i := s.instances[owner]
-		value, err := fact(i.process.nodes[node], output)
-		i.facts.steps[node] = value
-		return err
+		if value, err := fact(i.process.nodes[node], output); err == nil {
+			i.facts.steps[node] = value
+		}
+		return nil
 	})
 	return err
 }

@@ -72,6 +72,9 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 	var keys []*string
 	for _, i := range all {
 		for _, s := range i.changes.waits {
+			if alive(s.token.state) == 0 {
+				continue
+			}
 			tokens, owners, places, nodes = append(tokens, s.token.id), append(owners, i.id), append(places, s.place), append(nodes, s.node)
 			names, keys = append(names, s.name), append(keys, s.key)
 			if s.key != nil {
@@ -105,7 +108,7 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 		batch.Queue(`
 			INSERT INTO message (id, message_id, name, key, payload, expires_at)
 			VALUES ($1, $2, $3, $4, $5, now() + $6 * interval '1 second')
-			ON CONFLICT (message_id) DO NOTHING`, m.id, m.sender, m.slot.Name, m.slot.Key, m.payload, m.ttl.Seconds())
+			ON CONFLICT (name, key, message_id) DO NOTHING`, m.id, m.sender, m.slot.Name, m.slot.Key, m.payload, m.ttl.Seconds())
 	}
 	if len(w.slots) > 0 {
 		batch.Queue(`
@@ -118,15 +121,16 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message_wait w USING (name, key)
 			), pairs AS (
 				SELECT f.id, w.token_id, w.at, w.node FROM free f JOIN waiting w USING (name, key, place)
-			), taken AS (
-				UPDATE message m SET token_id = p.token_id FROM pairs p WHERE m.id = p.id
-			), served AS (
+			), served AS ( -- a token that leaves at this moment has taken its wait along: then nothing is taken
 				DELETE FROM message_wait w USING pairs p WHERE w.token_id = p.token_id AND w.place = p.at
+				RETURNING p.id, p.token_id, p.at, p.node
+			), taken AS (
+				UPDATE message m SET token_id = p.token_id FROM served p WHERE m.id = p.id
 			)
 			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
 			SELECT p.token_id, $3, p.node || CASE WHEN p.at LIKE 'on/%' THEN '/' || p.at ELSE '' END,
-			       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id)), 1000, i.priority, i.paused_at
-			FROM pairs p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
+			       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id, 'visit', t.version)), 1000, i.priority, i.paused_at
+			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
 			slotNames, slotKeys, arriveType)
 	}
 	if len(w.signals) > 0 {
@@ -138,7 +142,7 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 				RETURNING w.token_id, w.place, w.node, s.signal
 			)
 			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
-			SELECT p.token_id, $3, p.node, jsonb_strip_nulls(jsonb_build_object('at', nullif(p.place, ''), 'signal', p.signal)), 1000, i.priority, i.paused_at
+			SELECT p.token_id, $3, p.node, jsonb_strip_nulls(jsonb_build_object('at', nullif(p.place, ''), 'signal', p.signal, 'visit', t.version)), 1000, i.priority, i.paused_at
 			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
 			w.signals, w.signalNames, arriveType)
 	}

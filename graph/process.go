@@ -162,6 +162,13 @@ func (n *node) lookAhead(p *Process) *ahead {
 		}
 	}
 	read(p.output) // any token may be the last
+	for _, m := range n.in {
+		read(m.value) // it may be tried again, be armed again, or have elements to come
+	}
+	read(n.until, n.key, n.assignee, n.list)
+	for _, h := range n.handlers {
+		read(h.key)
+	}
 	queue := n.edges()
 	for s := n.parent; s != nil; s = s.parent { // its last token leads on from it
 		queue = append(queue, s.edges()...)

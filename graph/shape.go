@@ -35,6 +35,8 @@ func (c *compiler) checkJoin(path string, n *node) {
 	switch {
 	case len(n.incoming) < 2 && n.Join.Need == 0:
 		c.bad("JOIN_OF_ONE", path, fmt.Sprintf("%d edges lead to this join", len(n.incoming)), "lead two or more here, or leave the join out")
+	case n.Join.Need > 0 && (n.fork == nil || n.fork.kind == scope):
+		c.bad("NEED_WITHOUT_FORK", path, "no fork lies on every path to it, so nobody knows which tokens belong together", "put it behind a fork of its own")
 	case n.Join.Need == 0 && !n.Join.Taken:
 		for _, name := range slices.Sorted(maps.Keys(c.p.nodes)) {
 			if x := c.p.nodes[name]; x.kind == choose && c.excludes(x, n) {

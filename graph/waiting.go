@@ -99,6 +99,9 @@ func (i *instance) subscribe(t *token, place, node, name string, key *expression
 		if err == nil && (text == "null" || text == "" || strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[")) {
 			err = fmt.Errorf("%s: gives %.40s; a key is a text or a number", key.text, text)
 		}
+		if err == nil && (len(text) > 200 || strings.ContainsRune(text, 0)) {
+			err = fmt.Errorf("%s: gives a key of %d bytes; use at most 200, and no NUL", key.text, len(text))
+		}
 		if err != nil {
 			i.stop(t, "expression_failed", err.Error())
 			return false

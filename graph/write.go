@@ -413,6 +413,10 @@ func (w *writer) ends(all []*instance) {
 		WHERE id = ANY (ARRAY(SELECT id FROM workflow_run WHERE token_id IN `+gone+` AND status IN ('pending', 'leased') ORDER BY id))
 		  AND status IN ('pending', 'leased')`, instances, tokens)
 	w.queue(`
+		UPDATE compensation_record c SET undo_run_id = NULL
+		FROM workflow_run r
+		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.id = c.undo_run_id AND r.status = 'cancelled'`, instances)
+	w.queue(`
 		WITH freed AS (
 			UPDATE message SET token_id = NULL
 			WHERE token_id IN `+gone+` AND consumed_at IS NULL AND id <> ALL ($3)
@@ -470,7 +474,7 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	w.queue(`
 		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at, run_at)
 		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority, CASE WHEN n.held THEN now() END,
-		       CASE WHEN n.until IS NOT NULL THEN greatest(n.until, now())
+		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, now()), now() + interval '9 years')
 		            WHEN b.run_at IS NOT NULL THEN b.run_at + n.delay * interval '1 second'
 		                * greatest(1, ceil(extract(epoch FROM now() - b.run_at) / n.delay::numeric))::float8
 		            ELSE now() + n.delay * interval '1 second' END
@@ -501,6 +505,9 @@ func (w *writer) undos(all []*instance) {
 func (w *writer) tasks(all []*instance) {
 	for _, i := range all {
 		for _, k := range i.changes.tasks {
+			if alive(k.token.state) == 0 {
+				continue
+			}
 			h := k.token.node.Human
 			groups := h.Groups
 			if groups == nil {
@@ -519,6 +526,9 @@ func (w *writer) tasks(all []*instance) {
 func (w *writer) children(all []*instance) {
 	for _, i := range all {
 		for _, c := range i.changes.children {
+			if alive(c.token.state) == 0 {
+				continue
+			}
 			call := c.token.node.Call
 			p := StartPayload{
 				Process: call.Process, Version: call.Version, Input: c.input, Priority: i.priority,

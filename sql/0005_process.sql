@@ -122,6 +122,7 @@ CREATE TABLE parallel_group (
     host_token_id   uuid, -- of a scope or each: the token that stands for it outside
     live            integer NOT NULL
 ) WITH (fillfactor = 70);
+CREATE INDEX parallel_group_parent_idx ON parallel_group (parent_group_id) WHERE parent_group_id IS NOT NULL;
 CREATE INDEX parallel_group_instance_idx ON parallel_group (instance_id);
 COMMENT ON TABLE  parallel_group IS 'What one execution of a fork opened.';
 COMMENT ON COLUMN parallel_group.live IS 'Its live tokens, and groups within it that have any.';
@@ -142,6 +143,7 @@ CREATE TABLE process_token (
     CONSTRAINT process_token_mode_check CHECK (mode IN ('Forward', 'Compensation'))
 ) WITH (fillfactor = 70);
 CREATE INDEX process_token_instance_idx ON process_token (instance_id);
+CREATE INDEX process_token_live_idx ON process_token (instance_id) WHERE state IN ('Created', 'Ready', 'Waiting');
 CREATE INDEX process_token_group_idx ON process_token (parallel_group_id) WHERE parallel_group_id IS NOT NULL;
 COMMENT ON TABLE process_token IS 'The paths of an instance. Read it as token, which also tells what is executing.';
 
@@ -194,8 +196,26 @@ CREATE TABLE join_arrival (
     surplus  boolean NOT NULL DEFAULT false,
     PRIMARY KEY (join_id, token_id)
 );
+CREATE INDEX join_arrival_token_idx ON join_arrival (token_id);
 CREATE INDEX join_arrival_edge_idx ON join_arrival (join_id, edge);
 COMMENT ON COLUMN join_arrival.surplus IS 'Over this edge one had come before: this one is for the next activation.';
+
+-- Somebody other than the engine has cancelled or deleted a step: its process is told, by a run.
+CREATE FUNCTION process_step_cut_off() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    INSERT INTO workflow_run (type, payload, priority)
+    SELECT 'graph.cut_off.v1', jsonb_build_object('token', t.id, 'visit', t.version, 'reason', coalesce(nullif(NEW.delete_reason, ''), NEW.last_error, 'cancelled')),
+           NEW.priority
+    FROM process_token t WHERE t.id = NEW.token_id AND t.state IN ('Created', 'Ready', 'Waiting');
+    RETURN NULL;
+END
+$fn$;
+CREATE TRIGGER process_step_cut_off AFTER UPDATE ON workflow_run
+    FOR EACH ROW WHEN (NEW.token_id IS NOT NULL
+        AND (OLD.status IN ('pending', 'leased') AND NEW.status = 'cancelled' AND NEW.last_error IS DISTINCT FROM 'cancelled: its token has moved on'
+             OR OLD.status IN ('pending', 'leased') AND OLD.deleted_at IS NULL AND NEW.deleted_at IS NOT NULL AND NEW.status <> 'cancelled'))
+    EXECUTE FUNCTION process_step_cut_off();
 
 CREATE TABLE each_progress (
     group_id    uuid    NOT NULL PRIMARY KEY REFERENCES parallel_group ON DELETE CASCADE,
@@ -211,14 +231,15 @@ COMMENT ON TABLE each_progress IS 'How far the execution of an each has come: th
 
 CREATE TABLE message (
     id          uuid        NOT NULL PRIMARY KEY, -- of the run that brought it
-    message_id  text        NOT NULL UNIQUE,      -- the sender's; the same again is dropped
+    message_id  text        NOT NULL,             -- the sender's; the same again is dropped
     name        text COLLATE "C" NOT NULL,
     key         text COLLATE "C" NOT NULL,
     payload     jsonb       NOT NULL,
     received_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at  timestamptz NOT NULL,
     token_id    uuid, -- whom it is on the way to
-    consumed_at timestamptz
+    consumed_at timestamptz,
+    CONSTRAINT message_id_key UNIQUE (name, key, message_id)
 );
 CREATE INDEX message_buffered_idx ON message (name, key, received_at) WHERE token_id IS NULL;
 CREATE INDEX message_expires_idx ON message (expires_at);
@@ -235,6 +256,7 @@ CREATE TABLE message_wait (
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (token_id, place)
 );
+CREATE INDEX message_wait_instance_idx ON message_wait (instance_id);
 CREATE INDEX message_wait_name_idx ON message_wait (name, key, created_at);
 COMMENT ON TABLE message_wait IS 'Tokens that wait for a message or a signal.';
 
@@ -516,7 +538,9 @@ BEGIN
                          FROM process_instance i WHERE i.id = process_pause.id), 'not found');
     END IF;
     UPDATE workflow_run r SET held_at = now(), updated_at = clock_timestamp()
-    WHERE r.status = 'pending' AND r.held_at IS NULL AND r.token_id IN (SELECT t.id FROM process_token t WHERE t.instance_id = process_pause.id);
+    WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
+                   WHERE t.instance_id = process_pause.id AND h.status IN ('pending', 'leased') AND h.held_at IS NULL
+                   ORDER BY h.id FOR NO KEY UPDATE OF h);
     RETURN 'paused';
 END
 $fn$;
@@ -530,8 +554,10 @@ BEGIN
     IF NOT FOUND THEN
         RETURN CASE WHEN EXISTS (SELECT FROM process_instance i WHERE i.id = process_resume.id) THEN 'not paused' ELSE 'not found' END;
     END IF;
-    UPDATE workflow_run r SET held_at = NULL, updated_at = clock_timestamp()
-    WHERE r.status = 'pending' AND r.held_at IS NOT NULL AND r.token_id IN (SELECT t.id FROM process_token t WHERE t.instance_id = process_resume.id);
+    UPDATE workflow_run r SET held_at = NULL, run_at = greatest(r.run_at, now()), updated_at = clock_timestamp()
+    WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
+                   WHERE t.instance_id = process_resume.id AND h.status IN ('pending', 'leased') AND h.held_at IS NOT NULL
+                   ORDER BY h.id FOR NO KEY UPDATE OF h);
     RETURN 'resumed';
 END
 $fn$;
