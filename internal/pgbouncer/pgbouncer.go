@@ -41,7 +41,7 @@ type Bouncer struct {
 
 	ended chan time.Time // when it has ended by itself, as far as there is room
 	stop  chan struct{}  // closed by Stop
-	kept sync.WaitGroup
+	kept  sync.WaitGroup
 }
 
 // Start starts a pgbouncer in front of a database, as whose user all of its clients connect.
