@@ -92,6 +92,7 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 		if l.bouncer, err = pgbouncer.Start(ctx, clientURL(l.address(), workerRole, "", 12)); err != nil {
 			return l, err
 		}
+		go l.notePooler()
 	}
 	if l.front, err = newLink("client", l.address(), l.ledger); err != nil {
 		return l, err
@@ -179,6 +180,17 @@ func clientURL(address, role, application string, conns int) string {
 		"sslmode": {"disable"}, "application_name": {application}, "pool_max_conns": {strconv.Itoa(conns)},
 	}.Encode()}
 	return u.String()
+}
+
+// notePooler writes down when the pooler has ended by itself, as old ones do: it has cut off the
+// workers behind it.
+func (l *lab) notePooler() {
+	for at := range l.bouncer.Ended() {
+		until := at.Add(time.Second)
+		for i := 1; i < l.plan.Workers; i += 2 {
+			l.ledger.add(entry{Kind: "strike", At: at, Until: &until, Fault: "pooler", Worker: fmt.Sprintf("w%d", i+1)})
+		}
+	}
 }
 
 // addSlots makes the places of the workers. With a pooler, half of them go through it.

@@ -13,7 +13,8 @@ import (
 
 const (
 	// settleTimeout bounds a try to settle: a row that somebody has locked does not keep the
-	// others waiting for long.
+	// others waiting for long. A third of their lease is the most: meanwhile no heartbeat can
+	// extend them.
 	settleTimeout = 3 * time.Second
 	// lockTimeout bounds the wait for a row in a settle transaction, effects aside.
 	lockTimeout = time.Second
@@ -32,7 +33,11 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 		effects = effects || len(j.extras.effects) > 0
 		plain = plain && !effects && len(j.extras.events) == 0
 	}
-	limit, idle := settleTimeout, settleTimeout
+	limit := settleTimeout
+	for _, j := range batch {
+		limit = min(limit, j.Length/3)
+	}
+	idle := limit
 	if effects { // the user's own statements may take their time
 		limit, idle = w.effectTimeout, min(w.effectTimeout, batch[0].Length)
 	}

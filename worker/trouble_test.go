@@ -179,3 +179,34 @@ func TestManyLockedRows(t *testing.T) {
 		}
 	}
 }
+
+// One locked row costs none of the others in its batch their leases, however short these are.
+func TestLockedRowAndShortLeases(t *testing.T) {
+	t.Parallel()
+	pool := ledger(t)
+	mux := worker.NewMux()
+	var started atomic.Int32
+	gate := make(chan bool)
+	handle(mux, "test.short.v1", func(context.Context) error { started.Add(1); <-gate; return nil })
+	work(t, pool, mux, nil) // leases of two seconds
+	addMany(t, pool, "test.short.v1", 40)
+	pgtest.Await(t, "all handlers to start", func() bool { return started.Load() == 40 })
+	tx, err := open(t, pool.Config().ConnString()).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM workflow_run WHERE id = (SELECT max(id::text)::uuid FROM workflow_run) FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	close(gate)
+	expired := 0
+	pgtest.Await(t, "the others to finish", func() bool {
+		expired = max(expired, query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'leased' AND lease_until < now()
+			AND id <> (SELECT max(id::text)::uuid FROM workflow_run)`))
+		return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 39
+	})
+	if expired > 0 {
+		t.Errorf("%d leases ran out while their outcomes waited for one locked row", expired)
+	}
+}

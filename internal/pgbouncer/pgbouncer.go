@@ -39,8 +39,9 @@ type Bouncer struct {
 	port    int
 	process *child.Process
 
-	stop chan struct{} // closed by Stop
-	kept sync.WaitGroup
+	ended chan time.Time // when it has ended by itself, as far as there is room
+	stop  chan struct{}  // closed by Stop
+	kept  sync.WaitGroup
 }
 
 // Start starts a pgbouncer in front of a database, as whose user all of its clients connect.
@@ -50,7 +51,7 @@ func Start(ctx context.Context, databaseURL string) (*Bouncer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bouncer{config: config.ConnConfig, stop: make(chan struct{})}
+	b := &Bouncer{config: config.ConnConfig, ended: make(chan time.Time, 100), stop: make(chan struct{})}
 	if b.program, err = pgbouncer(); err != nil {
 		return nil, err
 	}
@@ -74,6 +75,9 @@ func Start(ctx context.Context, databaseURL string) (*Bouncer, error) {
 // Addr returns its address.
 func (b *Bouncer) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port)) }
 
+// Ended tells when it has ended by itself, and was started again. Stop closes the channel.
+func (b *Bouncer) Ended() <-chan time.Time { return b.ended }
+
 // Stop ends it, cutting its connections.
 func (b *Bouncer) Stop() {
 	close(b.stop)
@@ -83,6 +87,7 @@ func (b *Bouncer) Stop() {
 
 // keep starts the program again whenever it has ended, until Stop, and then ends it.
 func (b *Bouncer) keep() {
+	defer close(b.ended)
 	defer func() { b.process.End() }()
 	for {
 		select {
@@ -92,6 +97,10 @@ func (b *Bouncer) keep() {
 		}
 		if !b.process.Gone(20 * time.Millisecond) {
 			continue
+		}
+		select {
+		case b.ended <- time.Now():
+		default:
 		}
 		_ = b.process.Release() // its directory stays
 		if err := b.start(context.Background()); err != nil {
