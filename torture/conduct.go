@@ -36,7 +36,7 @@ func (g *load) conduct(ctx context.Context) {
 	g.every(ctx, g.lab.plan.Halts, "halts", func(r *rand.Rand) func(context.Context) {
 		at, undo, id := r.Float64(), r.IntN(2) == 0, newID(r)
 		return func(ctx context.Context) {
-			if i, ok := g.choose(0.7+0.3*at, true); ok {
+			if i, ok := g.choose(ctx, at, true); ok {
 				g.enqueueOne(ctx, graphOrder(id, "halt", "graph.cancel.v1", map[string]any{"instance": i, "reason": "torture", "compensate": undo}))
 			}
 		}
@@ -44,7 +44,7 @@ func (g *load) conduct(ctx context.Context) {
 	g.every(ctx, g.lab.plan.Halts, "pauses", func(r *rand.Rand) func(context.Context) {
 		at, long := r.Float64(), between(r, 0, 4*time.Second)
 		return func(ctx context.Context) {
-			if i, ok := g.choose(0.9+0.1*at, false); ok {
+			if i, ok := g.choose(ctx, at, false); ok {
 				g.record(ctx, "pause", `SELECT process_pause($1)`, i)
 				sleep(ctx, long)
 				g.record(ctx, "unpause", `SELECT process_resume($1)`, i)
@@ -79,27 +79,23 @@ func (g *load) begin(ctx context.Context, x *instance, starts, letters []order) 
 	for _, o := range starts {
 		g.running.Go(func() { g.enqueueOne(ctx, o) })
 	}
-	if x.key == "" {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.instances = append(g.instances, uuid.MustParse(x.tag))
-	}
 }
 
-// choose returns an instance; at is from 0, the oldest, to 1. One that is taken is not chosen
-// again.
-func (g *load) choose(at float64, take bool) (id uuid.UUID, ok bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.instances) == 0 {
+// choose returns an instance that is not over, whichever at says. What is for good is done to it
+// once.
+func (g *load) choose(ctx context.Context, at float64, once bool) (id uuid.UUID, ok bool) {
+	limited, stop := context.WithTimeout(ctx, callLimit)
+	defer stop()
+	if err := g.lab.client.QueryRow(limited, `
+		SELECT id FROM process_instance WHERE completed_at IS NULL AND parent_process_instance_id IS NULL
+		ORDER BY md5(id::text || $1::text) LIMIT 1`, fmt.Sprint(at)).Scan(&id); err != nil {
 		return id, false
 	}
-	k := int(at * float64(len(g.instances)-1))
-	id = g.instances[k]
-	if take {
-		g.instances = append(g.instances[:k:k], g.instances[k+1:]...)
-	}
-	return id, true
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	known := g.handled[id]
+	g.handled[id] = known || once
+	return id, !(known && once)
 }
 
 // owe keeps what instances wait for until somebody has acknowledged it.

@@ -25,11 +25,10 @@ type load struct {
 
 	processes []process
 
-	mu        sync.Mutex
-	recent    []uuid.UUID // acknowledged runs, to choose from
-	instances []uuid.UUID // started, likewise
-	owed      []order     // what instances wait for, and nobody has acknowledged
-	handled   map[uuid.UUID]bool
+	mu      sync.Mutex
+	recent  []uuid.UUID        // acknowledged runs, to choose from
+	owed    []order            // what instances wait for, and nobody has acknowledged
+	handled map[uuid.UUID]bool // tasks, incidents and instances to which was done what is done once
 }
 
 // callLimit is how long a client waits for an answer.

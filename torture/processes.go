@@ -102,7 +102,7 @@ func (d *drawer) step(in ...string) part {
 	for i := 0; i < len(in); i += 2 {
 		given[in[i]] = in[i+1]
 	}
-	if d.undoes && d.random.IntN(3) > 0 {
+	if d.undoes && d.random.IntN(3) > 0 || given["owes"] != "" {
 		given["owes"], n["undo"] = "true", "chaos.undo"
 		if d.random.IntN(4) == 0 {
 			given["reluctant"] = "true"
@@ -263,7 +263,7 @@ var fixed = map[string]func(d *drawer) part{
 	},
 	"cut": func(d *drawer) part { // fails while other branches are at work
 		d.undoes = true
-		return d.seq(d.step(), d.fork(d.seq(d.step(), d.step()), d.seq(d.step(), d.failing()), d.step("ms", "1500")))
+		return d.seq(d.step(), d.fork(d.seq(d.step(), d.step()), d.seq(d.step(), d.failing()), d.step("ms", "1500", "owes", "true")))
 	},
 	"regret": func(d *drawer) part { // undoes, and goes on
 		d.undoes = true
