@@ -154,7 +154,7 @@ func (p *Play) commit() error {
 		}
 		e.items, e.from, e.all, e.changed = p.lists[e][e.next:], e.next, nil, false
 	}
-	i.changes, i.drains = changes{}, nil
+	i.changes, i.drains, i.moves = changes{}, nil, 0
 	return p.balanced()
 }
 
