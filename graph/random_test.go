@@ -641,7 +641,7 @@ func TestRandom(t *testing.T) {
 			seed++
 		}
 	})
-	if cutOff.Load() == 0 && !t.Failed() {
+	if cutOff.Load() == 0 && instances >= randomInstances && !t.Failed() {
 		t.Error("no worker died with a lease")
 	}
 	t.Logf("%d leases were cut off", cutOff.Load())
@@ -699,7 +699,7 @@ func draw(t *testing.T, pool *pgxpool.Pool, r *rand.Rand, n int) (plans []*plan)
 			text, _ := p.definition.JSON()
 			t.Fatalf("%v\n%s", err, text)
 		}
-		if k < 4 && len(p.definition.Nodes) < 20 {
+		if k < 4 && len(p.definition.Nodes) < 20 && p.incident == "" && !p.cancel { // its end is known to who calls it
 			called = append(called, p)
 		}
 		plans = append(plans, p)
