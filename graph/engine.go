@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
@@ -168,8 +169,17 @@ func handle[In, Out any](mux *worker.Mux, typ string, fn func(context.Context, I
 		if err := jsonv2.Unmarshal(payload, &in, jsonv2.RejectUnknownMembers(true)); err != nil {
 			return out, run.Permanent(fmt.Errorf("payload: %s", inWords(err)))
 		}
-		return fn(ctx, in)
+		out, err = fn(ctx, in)
+		return out, unlessPermanent(err)
 	})
+}
+
+// unlessPermanent has what the database could not do tried again, charged to nobody.
+func unlessPermanent(err error) error {
+	if err == nil || run.IsPermanent(err) {
+		return err
+	}
+	return run.Again(time.Second)
 }
 
 // Hook returns the engine's part in settle transactions.
@@ -277,9 +287,9 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 }
 
 // arrive returns what has come, or fails with what has failed.
-func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error) {
+func (e *Engine) arrive(ctx context.Context, p position) (_ json.RawMessage, err error) {
+	defer func() { err = unlessPermanent(err) }()
 	var payload []byte
-	var err error
 	switch {
 	case p.Message != uuid.Nil:
 		err = e.pool.QueryRow(ctx, `SELECT payload FROM message WHERE id = $1`, p.Message).Scan(&payload)

@@ -550,9 +550,10 @@ CREATE FUNCTION process_resume(id uuid) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 BEGIN
     UPDATE process_instance i SET paused_at = NULL, version = version + 1, updated_at = now()
-    WHERE i.id = process_resume.id AND i.paused_at IS NOT NULL;
+    WHERE i.id = process_resume.id AND i.paused_at IS NOT NULL AND i.completed_at IS NULL;
     IF NOT FOUND THEN
-        RETURN CASE WHEN EXISTS (SELECT FROM process_instance i WHERE i.id = process_resume.id) THEN 'not paused' ELSE 'not found' END;
+        RETURN coalesce((SELECT CASE WHEN i.completed_at IS NULL THEN 'not paused' ELSE 'too late: ' || i.status END
+                         FROM process_instance i WHERE i.id = process_resume.id), 'not found');
     END IF;
     UPDATE workflow_run r SET held_at = NULL, run_at = greatest(r.run_at, now()), updated_at = clock_timestamp()
     WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
@@ -561,4 +562,4 @@ BEGIN
     RETURN 'resumed';
 END
 $fn$;
-COMMENT ON FUNCTION process_resume(uuid) IS 'Resumes a paused instance. Answers resumed, not paused, or not found.';
+COMMENT ON FUNCTION process_resume(uuid) IS 'Resumes a paused instance. Answers resumed, not paused, too late: …, or not found.';
