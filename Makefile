@@ -37,7 +37,7 @@ test-pooler: postgres ## the engine's tests again, through pgbouncer in transact
 	PGTEST_BOUNCER=1 $(GO) test ./worker ./lease ./internal/cleanup
 
 graph-random: postgres ## 10000 random processes under workers that die; GRAPH_SEED=n repeats them; a quarter of an hour
-	GRAPH_RANDOM=10000 $(GO) test ./graph -run '^TestRandom$$' -v -timeout 60m
+	GRAPH_SEED=$${GRAPH_SEED:-$$(date +%s)} GRAPH_RANDOM=10000 $(GO) test ./graph -run '^TestRandom$$' -v -timeout 60m
 
 fuzz: postgres ## each fuzz target for FUZZTIME (default 30s); what it finds becomes a test in testdata/fuzz
 	@for file in $$(grep -rl '^func Fuzz' --include='*_test.go' . | sort); do \

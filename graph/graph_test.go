@@ -41,6 +41,7 @@ type site struct {
 // test.undo.v1 notes "undo " and the name of what it undoes.
 func newSite(t *testing.T) *site {
 	t.Helper()
+	t.Parallel() // each has a database and a worker of its own, and mostly waits
 	s := newEmptySite(t)
 	s.worker = s.hire()
 	return s

@@ -312,8 +312,8 @@ func TestVersions(t *testing.T) {
 // S44 (e): what becomes of a list after an each has begun does not matter to it.
 func TestEachKeepsItsList(t *testing.T) {
 	s := newSite(t)
-	p := s.deploy("F", `"F": {"fork": ["A", "W"]}, "W": {"wait": "150ms", "to": "A"},
-		"E": {"each": {"list": "steps.A.items", "do": "test.step.v1", "limit": 1}, "in": {"name": "'E'", "ms": "100", "n": "item"}},`+
+	p := s.deploy("F", `"F": {"fork": ["A", "W"]}, "W": {"wait": "800ms", "to": "A"},
+		"E": {"each": {"list": "steps.A.items", "do": "test.step.v1", "limit": 1}, "in": {"name": "'E'", "ms": "500", "n": "item"}},`+
 		step("A", "E", `"items": "'A' in steps ? [4, 5] : [1, 2, 3]"`))
 	id := s.start(p, `{}`)
 	s.status(id, graph.Completed)
