@@ -231,7 +231,7 @@ func (p *planner) sequence(all ...block) block {
 }
 
 // flag is a condition, and whether it is true.
-func (p *planner) flag() (condition string, true_ bool) {
+func (p *planner) flag() (condition string, holds bool) {
 	name := p.name("flag")
 	is := p.IntN(2) == 0
 	p.plan.input[name] = is
@@ -560,13 +560,13 @@ func (c *crowd) hire() {
 }
 
 // replace has one worker go, and another one come.
-func (c *crowd) replace(go_ func(*mortal)) {
+func (c *crowd) replace(leave func(*mortal)) {
 	c.mu.Lock()
 	k := c.IntN(len(c.workers))
 	old := c.workers[k]
 	c.workers = slices.Delete(c.workers, k, k+1)
 	c.mu.Unlock()
-	go_(old)
+	leave(old)
 	c.hire()
 }
 
