@@ -81,4 +81,6 @@ type task struct {
 	Lease    int      `json:"lease"`    // ours: milliseconds of a lease
 	Loops    int      `json:"loops"`    // ours: loops of the floor
 	Keep     int      `json:"keep"`     // ours: seconds for which finished runs are kept; 0: for ever
+	Graph    bool     `json:"graph"`    // ours: carries out processes
+	Counted  string   `json:"counted"`  // ours: a type of which settlements count as handled
 }

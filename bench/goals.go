@@ -54,7 +54,8 @@ func (s *section) goals() []goal {
 		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
 		"crowd": crowdGoals, "mixed": mixedGoals,
 		"snapshot": snapshotGoals, "heartbeat": heartbeatGoals,
-		"soak": soakGoals,
+		"processes": processGoals,
+		"soak":      soakGoals,
 	}[s.scenario()]
 	if of == nil {
 		return nil
@@ -148,6 +149,32 @@ func heartbeatGoals(s *section) []goal {
 		{text: "heartbeat statements per worker and interval", value: s.Samples.median(more(beatsKey)), limit: 1.05, atMost: true, decimal: 2},
 		{text: "leases lost", value: s.Samples.median(more(lostKey)), atMost: true},
 	}
+}
+
+func processGoals(s *section) (goals []goal) {
+	own := ours{}.name()
+	steps := s.median(transact{}.name(), dbosVariant, rate)
+	for _, variant := range []string{sequenceVariant, forkVariant} {
+		if r := s.median(own, variant, rate); r > 0 {
+			goals = append(goals,
+				ratio("steps of processes, "+variant+", of DBOS's steps", r, steps, 4, false),
+				ratio("steps of processes, "+variant+", of plain runs", r, s.median(own, plainVariant, rate), 0.2, false))
+		}
+	}
+	for _, one := range s.Samples.rows() {
+		switch {
+		case one[0].Engine != own:
+		case one[0].Variant == halfVariant:
+			goals = append(goals,
+				goal{text: "between two steps at half load, p50", value: one.median(more(gapKey("return", "p50"))), limit: 5, atMost: true, unit: " ms", decimal: 2},
+				goal{text: "between two steps at half load, p99", value: one.median(more(gapKey("return", "p99"))), limit: 25, atMost: true, unit: " ms", decimal: 2})
+		case one[0].isOf(wideFork):
+			goals = append(goals, goal{text: one[0].Variant + ", from its start to its end", value: slices.Max(one.pooled()), limit: 2, atMost: true, unit: " s", decimal: 2})
+		case one[0].isOf(waitFull):
+			goals = append(goals, ratio(one[0].Variant+", of the rate where none does", one.median(rate), s.median(own, waitFree, rate), 0.85, false))
+		}
+	}
+	return goals
 }
 
 // settledFrom is the minute from which on a soak has to be flat.

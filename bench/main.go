@@ -1,5 +1,5 @@
-// Command bench measures the engine as it ships, beside River and graphile-worker, in turn
-// on one private PostgreSQL with full durability. It writes what it has measured to
+// Command bench measures the engine as it ships, beside River, graphile-worker and DBOS, in
+// turn on one private PostgreSQL with full durability. It writes what it has measured to
 // results.json, and from that RESULTS.md and the pictures in docs/img.
 //
 //	go run .                     everything but the soak
@@ -40,6 +40,7 @@ var scenarios = []scenario{
 	{name: "mixed", run: mixed},
 	{name: "snapshot", run: snapshot},
 	{name: "heartbeat", run: heartbeat},
+	{name: "processes", run: processGraphs},
 	{name: "soak", run: soak, apart: true},
 }
 
@@ -49,7 +50,7 @@ func main() {
 	}
 	var o options
 	only := flag.String("only", "", "comma-separated scenarios instead of all: "+names())
-	engines := flag.String("engines", "", "comma-separated engines instead of all: ours, river, graphile")
+	engines := flag.String("engines", "", "comma-separated engines instead of all: ours, river, graphile, dbos")
 	flag.BoolVar(&o.smoke, "smoke", false, "small sizes, nothing is written")
 	flag.IntVar(&o.reps, "reps", 0, "repetitions instead of each scenario's own")
 	flag.IntVar(&o.runs, "runs", 0, "runs to drain instead of 100000")
@@ -187,6 +188,7 @@ type bench struct {
 	server  *server
 	sizes   sizes
 	engines []engine
+	dbos    bool   // takes part where processes are measured
 	missing string // why an engine was left out
 	rows    int    // other rows than the scenario's own, 0 if not asked for
 	section *section
@@ -195,8 +197,9 @@ type bench struct {
 // choose takes the engines that are asked for, all if none is, and that are there.
 func (b *bench) choose(ctx context.Context, names []string) error {
 	all := map[string]engine{"ours": ours{}, "river": riverQueue{}, "graphile": graphile{}}
+	b.dbos = len(names) == 0 || slices.Contains(names, "dbos")
 	for _, name := range names {
-		if all[name] == nil {
+		if all[name] == nil && name != "dbos" {
 			return fmt.Errorf("there is no engine %q", name)
 		}
 	}

@@ -17,8 +17,9 @@ import (
 type ours struct{}
 
 const (
-	noop   = "bench.noop.v1"
-	asleep = "bench.sleep.v1" // its handler returns when it is released
+	noop    = "bench.noop.v1"
+	asleep  = "bench.sleep.v1" // its handler returns when it is released
+	clocked = "bench.clock.v1" // its result is when its handler was called
 
 	// slots is the one setting that differs from the defaults: no-op handlers need no time
 	// of their own, so that the number of runs in flight must cover what is being settled.

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -24,6 +25,9 @@ func (o ours) carryOut(ctx context.Context, t task, c *conversation) error {
 		return err
 	}
 	config.MaxConns = 8 // for producers; a worker opens its own
+	if t.Graph {
+		config.MaxConns = 2 // as cmd/worker has it for the engine of processes
+	}
 	counts := &tally{}
 	if t.Lease > 0 { // the heartbeat scenario
 		config.ConnConfig.Tracer = counts
@@ -80,6 +84,25 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 		prefixes = append(prefixes, "default.")
 		go cleanup.Schedule(ctx, pool, time.Minute, slog.Default())
 	}
+	var hooks []worker.Hook
+	if t.Graph {
+		engine := graph.New(pool)
+		engine.Register(mux)
+		hooks, prefixes = append(hooks, engine.Hook()), append(prefixes, graph.Prefix)
+		worker.Handle(mux, clocked, func(_ context.Context, p payload) (stamp, error) {
+			at := time.Now().UnixNano()
+			c.handle(p.N)
+			return stamp{at}, nil
+		})
+	}
+	observe := counts.observer()
+	if t.Counted != "" {
+		observe.Settled = func(typ string, _ run.Verdict) {
+			if typ == t.Counted {
+				c.handle(1)
+			}
+		}
+	}
 	if !c.ready() {
 		return nil
 	}
@@ -90,9 +113,16 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 		Lease:        time.Duration(t.Lease) * time.Millisecond,
 		PollInterval: time.Duration(t.Poll) * time.Millisecond,
 		NoWakeUp:     t.NoWakeUp,
-		Observe:      counts.observer(),
+		Observe:      observe,
+		Steps:        t.Graph,
+		Hooks:        hooks,
 		Logger:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
+}
+
+// A stamp is when a handler was called, in nanoseconds of the time of day.
+type stamp struct {
+	At int64 `json:"at"`
 }
 
 // concurrency is 0, the default, for negative slots.

@@ -35,6 +35,10 @@ that no dead row can be removed. At the end nothing may be left. Our engine is t
 to 60 seconds, and leases are planted as dead workers leave them; the longest time of each is shown.`, "snapshot.svg", snapshotTable},
 	"heartbeat": {"Heartbeats", `One worker holds leases whose handlers sleep, with a lease of 6 s, so that all are extended every 2 s. Rates and
 costs are per lease extended. *Statements* are all that the worker sends in an interval.`, "", heartbeatTable},
+	"processes": {"Processes", `Process graphs, whose steps do nothing, carried out by one worker process as it ships, and DBOS Transact: ` + "`RunWorkflow`" + ` with as
+many steps. All figures are per step: the start of an instance and what lies between its steps are in the costs of these. Instances are started by one INSERT in SQL before the
+clock starts, at the rate in the column *inserted*; what follows from it, up to the last step, is timed. Where instances are to wait, a start counts as a step. A plain run has no process.`,
+		"", processTable},
 	"soak": {"Soak", fmt.Sprintf(`One worker, fed evenly with %.0f %% of the rate at which it handles what is enqueued as fast as it can. Finished runs are removed after
 %d seconds, by a cleanup every minute. The p99 is of the time from commit to handler, of one run in every fiftieth of a second; sizes are those of all
 tables.`, 100*soakShare, soakKeep), "soak.svg", soakTable},

@@ -33,6 +33,13 @@ type sizes struct {
 	leases int           // held at once by sleeping handlers
 	beats  time.Duration // how long they are watched
 
+	instances int           // of each process that is carried out
+	workflows int           // of DBOS
+	half      time.Duration // at half load
+	branches  int           // of one fork
+	elements  int           // of one each
+	waiting   int           // instances that wait
+
 	soak, warm, peak time.Duration
 }
 
@@ -45,6 +52,7 @@ var fullSize = sizes{
 	held: 120 * time.Second, heldRival: 60 * time.Second, edge: 10 * time.Second,
 	lates:  []time.Duration{2 * time.Second, 10 * time.Second, 30 * time.Second, 60 * time.Second},
 	leases: 10_000, beats: 30 * time.Second,
+	instances: 20_000, workflows: 4_000, half: 20 * time.Second, branches: 1_000, elements: 10_000, waiting: 1_000_000,
 	soak: 30 * time.Minute, warm: 5 * time.Minute, peak: 20 * time.Second,
 }
 
@@ -57,5 +65,6 @@ var smokeSize = sizes{
 	held: 4 * time.Second, heldRival: 2 * time.Second, edge: time.Second,
 	lates:  []time.Duration{time.Second, 2 * time.Second},
 	leases: 500, beats: 3 * time.Second,
+	instances: 200, workflows: 50, half: 2 * time.Second, branches: 50, elements: 200, waiting: 1_000,
 	soak: 6 * time.Second, warm: time.Second, peak: 2 * time.Second,
 }

@@ -17,6 +17,7 @@ import (
 type Lease struct {
 	run.Info
 	Token     uuid.UUID
+	Step      uuid.UUID // the token of a process graph that the run moves; zero: a plain run
 	Payload   json.RawMessage
 	Priority  int
 	Postponed int           // how often the handler has put it off

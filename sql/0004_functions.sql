@@ -134,13 +134,14 @@ BEGIN
         UPDATE workflow_run r
         SET status = 'pending', run_at = now(), finished_at = NULL, updated_at = clock_timestamp(), suspect = false,
             postponed = 0, max_attempts = least(1000, greatest(r.max_attempts, r.attempt + workflow_retry.attempts))
-        WHERE r.id = workflow_retry.id AND r.status = 'failed' AND r.deleted_at IS NULL AND r.attempt < 1000;
+        WHERE r.id = workflow_retry.id AND r.status = 'failed' AND r.deleted_at IS NULL AND r.attempt < 1000 AND r.token_id IS NULL;
         retried := FOUND;
         PERFORM set_config('workflow.retry', before, true);
         IF retried THEN
             RETURN 'pending';
         END IF;
         SELECT CASE WHEN r.deleted_at IS NOT NULL THEN 'deleted'
+                    WHEN r.token_id IS NOT NULL THEN r.status || ', a step of a process that has moved on: retry its incident'
                     WHEN r.status = 'failed' AND r.attempt >= 1000 THEN 'failed, 1000 attempts used'
                     ELSE r.status END
         INTO seen FROM workflow_run r WHERE r.id = workflow_retry.id;

@@ -30,7 +30,7 @@ func (s *session) objects(schema string) string {
 		      UNION ALL
 		      SELECT p.proname || ' f' FROM pg_proc p WHERE p.pronamespace = '` + schema + `'::regnamespace
 		      UNION ALL
-		      SELECT t.tgname || ' t' FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+		      SELECT t.tgname || ' t' FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid AND NOT t.tgisinternal
 		      WHERE c.relnamespace = '` + schema + `'::regnamespace) o`)
 }
 

@@ -202,7 +202,7 @@ func (l *lab) calm(ctx context.Context, sql ...string) error {
 
 // lockTable shuts everybody out of one of the tables.
 func lockTable(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
-	table := []string{"workflow_run", "workflow_run", "workflow_history", "outbox_event"}[r.IntN(4)]
+	table := []string{"workflow_run", "workflow_run", "workflow_history", "outbox_event", "process_instance", "process_token"}[r.IntN(6)]
 	return l.locking(ctx, everyone, l.plan.hold(r, time.Second, 4*time.Second), `LOCK TABLE `+table+` IN ACCESS EXCLUSIVE MODE`)
 }
 

@@ -33,6 +33,13 @@ CREATE TABLE t.figure AS
         ('succeeded', (SELECT count(*) FROM workflow_run WHERE status = 'succeeded'), '', NULL),
         ('failed', (SELECT count(*) FROM workflow_run WHERE status = 'failed'), '', NULL),
         ('cancelled', (SELECT count(*) FROM workflow_run WHERE status = 'cancelled'), '', NULL),
+        ('instances finished', (SELECT count(*) FROM t.instance WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED')), '', NULL),
+        ('instances completed', (SELECT count(*) FROM t.instance WHERE status = 'COMPLETED'), '', NULL),
+        ('instances failed', (SELECT count(*) FROM t.instance WHERE status = 'FAILED'), '', NULL),
+        ('instances cancelled', (SELECT count(*) FROM t.instance WHERE status = 'CANCELLED'), '', NULL),
+        ('steps of instances done', (SELECT count(*) FROM t.deed WHERE undoes IS NULL), '', NULL),
+        ('steps of instances undone', (SELECT count(*) FROM t.deed WHERE undoes IS NOT NULL), '', NULL),
+        ('incidents', (SELECT count(*) FROM incident), '', NULL),
         ('leases', (SELECT count(*) FROM t.lease), '', NULL),
         ('handler starts', (SELECT count(*) FROM t.exec_log WHERE event = 'start'), '', NULL),
         -- Of runs that need one start, so that failing on purpose does not count.
@@ -78,5 +85,24 @@ CREATE TABLE t.must AS
         ('server restarted', (SELECT count(*) FROM t.outage)),
         ('transaction rolled back after an enqueue', (SELECT count(*) FROM t.enqueue WHERE answer = 'rolled back')),
         ('duplicate enqueue answered with the first run', (SELECT count(*) FROM (SELECT key FROM t.enqueue WHERE key IS NOT NULL AND answer = 'done' GROUP BY key HAVING count(*) > 1) d)),
-        ('duplicate enqueue with another payload refused', (SELECT count(*) FROM t.enqueue WHERE answer = 'conflict'))
+        ('duplicate enqueue with another payload refused', (SELECT count(*) FROM t.enqueue WHERE answer = 'conflict')),
+        ('step''s lease lost, and taken over by another', (SELECT count(*) FROM t.ending e JOIN t.step s USING (run) JOIN t.lease was USING (run, lease_no)
+             JOIN t.lease n ON n.run = e.run AND n.lease_no = e.lease_no + 1 AND n.slot <> was.slot WHERE NOT e.by_holder AND e.status IN ('pending', 'leased'))),
+        ('join fired after a branch''s worker was killed', (SELECT count(*) FROM t.firing f JOIN t.step s USING (instance) JOIN t.lease l USING (run) JOIN t.ending e USING (run, lease_no)
+             JOIN t.ledger x ON x.kind = 'exit' AND x.line->>'worker' = l.slot AND x.line->>'answer' = 'kill' AND x.at BETWEEN l.at AND e.at
+             WHERE NOT e.by_holder AND e.at < f.at)),
+        ('branches of a join were done within 5 ms', (SELECT count(*) FROM (SELECT f.at - lag(f.at) OVER (PARTITION BY a.join_id ORDER BY f.at) AS apart
+             FROM join_arrival a JOIN t.step s ON s.token = a.token_id AND s.status = 'succeeded' JOIN t.finish f USING (run) WHERE f.outcome = 'ok') g WHERE apart <= interval '5 ms')),
+        ('loop re-entered a fork', (SELECT count(*) FROM (SELECT instance_id FROM parallel_group GROUP BY instance_id, node, parent_group_id HAVING count(*) > 1) g)),
+        ('step undone after its instance failed', (SELECT count(*) FROM t.deed d JOIN t.instance i USING (instance) WHERE d.undoes IS NOT NULL AND i.status = 'FAILED')),
+        ('undo of a step that nobody knows to have been done', (SELECT count(*) FROM compensation_record WHERE NOT certain)),
+        ('message came before its wait', (SELECT count(*) FROM message m JOIN t.step s ON s.payload->>'message' = m.id::text
+             WHERE m.received_at < (SELECT max(v.at) FROM t.movement v WHERE v.token = s.token AND v.node = s.node AND v.state = 'Waiting'))),
+        ('wait came before its message', (SELECT count(*) FROM message m JOIN t.step s ON s.payload->>'message' = m.id::text
+             WHERE m.received_at > (SELECT max(v.at) FROM t.movement v WHERE v.token = s.token AND v.node = s.node AND v.state = 'Waiting'))),
+        ('instance cancelled while a step was at work', (SELECT count(*) FROM t.ending e JOIN t.step s USING (run) JOIN t.instance i USING (instance) WHERE e.status = 'cancelled' AND i.status = 'CANCELLED')),
+        ('instance paused', (SELECT count(*) FROM t.turn WHERE paused)),
+        ('incident tried again', (SELECT count(*) FROM t.order WHERE kase = 'again' AND status = 'succeeded')),
+        ('second start with a key', (SELECT count(*) FROM (SELECT result->>'instance' FROM t.order WHERE kase = 'start' AND status = 'succeeded' GROUP BY 1 HAVING count(*) > 1) k)),
+        ('task completed too late', (SELECT count(*) FROM t.order WHERE kase = 'task' AND status = 'failed'))
     ) m (what, n);

@@ -36,6 +36,8 @@ type entry struct {
 	Payload json.RawMessage `json:"payload,omitempty"`
 	RunAt   *time.Time      `json:"run_at,omitempty"`
 	Emit    int             `json:"emit,omitempty"`
+	Process string          `json:"process,omitempty"`
+	Expect  json.RawMessage `json:"expect,omitempty"` // by node: how often it takes effect, at least and at most
 	Answer  string          `json:"answer,omitempty"`
 	Sent    *time.Time      `json:"sent,omitempty"`
 	LeaseNo int64           `json:"lease_no,omitempty"`

@@ -23,8 +23,12 @@ type load struct {
 	enqueued atomic.Int64
 	gentle   atomic.Bool // no more runs that end their process
 
-	mu     sync.Mutex
-	recent []uuid.UUID // acknowledged runs, to choose from
+	processes []process
+
+	mu      sync.Mutex
+	recent  []uuid.UUID        // acknowledged runs, to choose from
+	owed    []order            // what instances wait for, and nobody has acknowledged
+	handled map[uuid.UUID]bool // tasks, incidents and instances to which was done what is done once
 }
 
 // callLimit is how long a client waits for an answer.
@@ -69,6 +73,7 @@ func (g *load) run(ctx context.Context) {
 		at := r.Float64()
 		return func(ctx context.Context) { g.operate(ctx, at) }
 	})
+	g.conduct(ctx)
 	<-ctx.Done()
 	g.running.Wait()
 }
@@ -142,8 +147,8 @@ func (g *load) enqueueOne(ctx context.Context, o order) {
 		switch pg := code(err); {
 		case err == nil:
 			e.Answer, e.Run = "done", id.String()
-		case maybe && pg == "23505" && o.key == "":
-			e.Answer = "done" // that call did
+		case (maybe || o.quiet) && pg == "23505" && o.key == "":
+			e.Answer = "done" // that call, or an earlier one, did
 		case pg == "23505":
 			e.Answer = "conflict" // with a run of the same key and another payload
 		case judge(err) == unknown:
@@ -159,6 +164,12 @@ func (g *load) enqueueOne(ctx context.Context, o order) {
 		e.Answer = map[bool]string{true: "unknown", false: "refused"}[maybe]
 	}
 	g.lab.ledger.add(e)
+	if o.quiet {
+		if e.Answer != "done" {
+			g.owe(o)
+		}
+		return
+	}
 	if e.Answer == "done" && e.Run == o.id.String() { // not that of another session
 		g.enqueued.Add(1)
 		g.remember(e.Run)
@@ -213,7 +224,7 @@ func (g *load) within(ctx context.Context, o order, rollback bool, hold time.Dur
 // operate does what operators do: retry what has failed, delete, hold and resume, re-order.
 func (g *load) operate(ctx context.Context, at float64) {
 	var failed uuid.UUID
-	if err := g.lab.client.QueryRow(ctx, `SELECT id FROM workflow_run WHERE status = 'failed' AND deleted_at IS NULL ORDER BY md5(id::text || $1::text) LIMIT 1`,
+	if err := g.lab.client.QueryRow(ctx, `SELECT id FROM workflow_run WHERE status = 'failed' AND deleted_at IS NULL AND type LIKE 'chaos.%' AND token_id IS NULL ORDER BY md5(id::text || $1::text) LIMIT 1`,
 		fmt.Sprint(at)).Scan(&failed); err == nil {
 		g.record(ctx, "retry", `SELECT workflow_retry($1)`, failed)
 	}

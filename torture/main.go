@@ -151,11 +151,14 @@ func torture(ctx context.Context, p *plan, dir, bin string, o options) (v verdic
 		return v, err
 	}
 	defer l.close()
-	s := &siege{lab: l, load: &load{lab: l}, struck: map[string]int{}}
+	s := &siege{lab: l, load: newLoad(l), struck: map[string]int{}}
 	if o.failover {
 		if err := l.addStandby(ctx); err != nil {
 			return v, err
 		}
+	}
+	if err := s.load.deploy(ctx); err != nil {
+		return v, err
 	}
 	if err := s.run(ctx); err != nil {
 		s.errs = append(s.errs, err)

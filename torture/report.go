@@ -56,6 +56,9 @@ func newReport(p *plan, v verdict, commit string) *report {
 		if runs := v.value("runs that ended"); runs < 30_000 {
 			r.Invalid = append(r.Invalid, fmt.Sprintf("%.0f runs, want 30000", runs))
 		}
+		if finished := v.value("instances finished"); finished < 800 {
+			r.Invalid = append(r.Invalid, fmt.Sprintf("%.0f instances finished, want 800", finished))
+		}
 		if strings.HasPrefix(v.Index, "not checked") {
 			r.Invalid = append(r.Invalid, "indexes "+v.Index)
 		}

@@ -15,6 +15,7 @@ GRANT USAGE ON SCHEMA t TO torture_worker, torture_client;
 CREATE TABLE t.transition (
     seq          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    begun        timestamptz NOT NULL DEFAULT now(), -- the transaction
     app          text NOT NULL DEFAULT current_setting('application_name'),
     run          uuid NOT NULL,
     was          text, -- null: it is new
@@ -75,3 +76,58 @@ $$;
 CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON workflow_run FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
 CREATE TRIGGER t_storm BEFORE INSERT ON workflow_history FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
 CREATE TRIGGER t_storm BEFORE INSERT ON outbox_event FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
+
+-- The same for process instances, and for what of them could otherwise be seen only as it is at the end.
+CREATE TABLE t.turn (
+    seq     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    instance uuid NOT NULL,
+    was     text, -- null: it is new
+    status  text NOT NULL,
+    paused  boolean NOT NULL,
+    ending  text
+);
+CREATE TABLE t.movement (
+    seq      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    instance uuid NOT NULL,
+    token    uuid NOT NULL,
+    node     text NOT NULL,
+    state    text NOT NULL,
+    mode     text NOT NULL
+);
+CREATE INDEX ON t.movement (token, node);
+CREATE TABLE t.firing (at timestamptz NOT NULL DEFAULT clock_timestamp(), join_id uuid NOT NULL, instance uuid NOT NULL);
+CREATE TABLE t.amends (at timestamptz NOT NULL DEFAULT clock_timestamp(), record uuid NOT NULL, instance uuid NOT NULL, status text NOT NULL);
+
+CREATE FUNCTION t.log_process() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    CASE TG_TABLE_NAME
+    WHEN 'process_instance' THEN
+        INSERT INTO t.turn (instance, was, status, paused, ending)
+        VALUES (NEW.id, CASE TG_OP WHEN 'UPDATE' THEN OLD.status END, NEW.status, NEW.paused_at IS NOT NULL, NEW.ending);
+    WHEN 'process_token' THEN
+        INSERT INTO t.movement (instance, token, node, state, mode) VALUES (NEW.instance_id, NEW.id, NEW.node, NEW.state, NEW.mode);
+    WHEN 'parallel_join' THEN
+        INSERT INTO t.firing (join_id, instance) VALUES (NEW.id, NEW.instance_id);
+    WHEN 'compensation_record' THEN
+        INSERT INTO t.amends (record, instance, status) VALUES (NEW.id, NEW.instance_id, NEW.status);
+    END CASE;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER t_log_insert AFTER INSERT ON process_instance FOR EACH ROW EXECUTE FUNCTION t.log_process();
+CREATE TRIGGER t_log_update AFTER UPDATE ON process_instance FOR EACH ROW
+    WHEN (NEW.status <> OLD.status OR NEW.paused_at IS DISTINCT FROM OLD.paused_at OR NEW.ending IS DISTINCT FROM OLD.ending
+          OR OLD.status IN ('COMPLETED', 'FAILED', 'CANCELLED'))
+    EXECUTE FUNCTION t.log_process();
+CREATE TRIGGER t_log AFTER INSERT OR UPDATE ON process_token FOR EACH ROW EXECUTE FUNCTION t.log_process();
+CREATE TRIGGER t_log_insert AFTER INSERT ON parallel_join FOR EACH ROW WHEN (NEW.fired) EXECUTE FUNCTION t.log_process();
+CREATE TRIGGER t_log_update AFTER UPDATE ON parallel_join FOR EACH ROW WHEN (NEW.fired AND NOT OLD.fired) EXECUTE FUNCTION t.log_process();
+CREATE TRIGGER t_log AFTER UPDATE ON compensation_record FOR EACH ROW WHEN (NEW.status = 'Completed') EXECUTE FUNCTION t.log_process();
+
+CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON process_instance FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
+CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON process_token FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
+CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON parallel_join FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
+CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON compensation_record FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
+CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON message FOR EACH STATEMENT EXECUTE FUNCTION t.blow();

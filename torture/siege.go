@@ -6,6 +6,9 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 )
 
 // A siege is one run: workload, strikes, and the calm after it.
@@ -28,6 +31,9 @@ func (s *siege) run(ctx context.Context) error {
 	go func() { defer close(ended); s.load.run(working) }()
 
 	start := time.Now()
+	watched := s.watch(working)
+	defer watched.Wait()
+	defer stopWork()
 	report := s.progress(ctx, start)
 	defer report()
 	sleep(ctx, p.Warm)
@@ -115,13 +121,20 @@ func (s *siege) recover(ctx context.Context) {
 func (s *siege) drain(ctx context.Context) error {
 	start := time.Now()
 	for ; time.Since(start) < s.lab.plan.Drain; sleep(ctx, 200*time.Millisecond) {
+		if _, err := s.lab.admin.Exec(ctx, `
+			WITH resumed AS MATERIALIZED (SELECT process_resume(id) FROM process_instance WHERE paused_at IS NOT NULL AND completed_at IS NULL)
+			SELECT count(*) FROM resumed`); err != nil {
+			return fmt.Errorf("resume what is paused: %w", err)
+		}
 		if _, err := s.lab.admin.Exec(ctx, `UPDATE workflow_run SET held_at = NULL WHERE held_at IS NOT NULL`); err != nil {
 			return fmt.Errorf("resume what is held: %w", err)
 		}
+		s.load.serve(ctx)
+		s.load.running.Wait()
 		var open int
 		if err := s.lab.admin.QueryRow(ctx, `
-			SELECT count(*) FROM workflow_run
-			WHERE status IN ('pending', 'leased') AND deleted_at IS NULL`).Scan(&open); err != nil {
+			SELECT (SELECT count(*) FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL)
+			     + (SELECT count(*) FROM process_instance WHERE completed_at IS NULL)`).Scan(&open); err != nil {
 			return fmt.Errorf("count open runs: %w", err)
 		}
 		if open == 0 {
@@ -130,6 +143,29 @@ func (s *siege) drain(ctx context.Context) error {
 	}
 	s.drained = since(start)
 	return ctx.Err()
+}
+
+// watch looks now and then, in one snapshot each time, for instances that could not be as they are
+// at any moment. The drain might heal them, or end them.
+func (s *siege) watch(ctx context.Context) *sync.WaitGroup {
+	var all sync.WaitGroup
+	text, err := scripts.ReadFile("watch.sql")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	all.Go(func() {
+		for sleep(ctx, 3*time.Second); ctx.Err() == nil; sleep(ctx, 3*time.Second) {
+			rows, _ := s.lab.admin.Query(ctx, string(text))
+			var what string
+			var id uuid.UUID
+			// While the server is away there is nothing to be seen.
+			_, _ = pgx.ForEachRow(rows, []any{&what, &id}, func() error {
+				s.lab.ledger.add(entry{Kind: "odd", Run: id.String(), Text: what})
+				return nil
+			})
+		}
+	})
+	return &all
 }
 
 // progress prints a line now and then until the function that it returns is called.

@@ -18,6 +18,21 @@ CREATE TABLE t.known AS
     SELECT DISTINCT ON (run) * FROM t.enqueue WHERE answer IN ('done', 'unknown') ORDER BY run, answer;
 CREATE UNIQUE INDEX ON t.known (run);
 
+-- And what the engine has enqueued for instances, as what these need it for tells. Whether they
+-- did need it is for I24 and I31 to say.
+INSERT INTO t.known
+    SELECT r.id, r.type, CASE WHEN r.type = 'chaos.step' AND coalesce(r.payload->>'fail', '') <> '' THEN 'declined'
+                              WHEN r.type = 'chaos.step' AND coalesce(r.payload->>'times', '0') <> '0' THEN 'fail'
+                              WHEN r.type = 'chaos.step' THEN 'step'
+                              WHEN r.type = 'chaos.undo' AND r.payload->'input'->>'reluctant' = 'true' THEN 'reluctant'
+                              WHEN r.type = 'chaos.undo' THEN 'undo'
+                              WHEN r.type = 'graph.arrive.v1' AND r.payload ? 'child' THEN 'child'
+                              ELSE 'engine' END,
+           r.payload, NULL, 0, NULL, 'by the engine', r.created_at
+    FROM workflow_run r
+    WHERE r.created_by ~ ' w\d+$'
+      AND (r.token_id IS NOT NULL OR r.type IN ('graph.match.v1', 'graph.cancel.v1') OR r.type = 'graph.start.v1' AND r.payload ? 'parent');
+
 CREATE TABLE t.call AS
     SELECT kind, (line->>'run')::uuid AS run, line->>'answer' AS answer, (line->>'sent')::timestamptz AS sent, at
     FROM t.ledger WHERE kind IN ('cancel', 'retry', 'delete', 'hold', 'resume', 'priority');
@@ -66,6 +81,45 @@ CREATE TABLE t.seen_to_happen AS
     UNION ALL
     SELECT run, 'deleted', NULL FROM (SELECT run, deleted, lag(deleted) OVER (PARTITION BY run ORDER BY seq) AS was FROM t.transition) d
     WHERE deleted AND NOT was;
+
+-- Instances, as their clients wanted them.
+CREATE TABLE t.born AS
+    SELECT line->>'text' AS tag, line->>'process' AS process, line->>'key' AS key, line->'expect' AS expect, line->>'answer' AS ends FROM t.ledger WHERE kind = 'instance';
+CREATE TABLE t.wish AS
+    SELECT b.tag, w.key AS node, (w.value->>0)::int AS least, (w.value->>1)::int AS most FROM t.born b, jsonb_each(b.expect) w;
+CREATE INDEX ON t.wish (tag);
+-- For each join the step after it, and the last steps before it; and how long waits are.
+CREATE TABLE t.joint AS
+    SELECT line->>'process' AS process, j->>'after' AS after, b AS branch
+    FROM t.ledger, jsonb_array_elements(CASE jsonb_typeof(line->'payload'->'joins') WHEN 'array' THEN line->'payload'->'joins' ELSE '[]' END) j, jsonb_array_elements_text(j->'branches') b
+    WHERE kind = 'define';
+CREATE TABLE t.pause AS
+    SELECT line->>'process' AS process, w.key AS node, w.value::float8 * interval '1 ms' AS long FROM t.ledger, jsonb_each_text(line->'payload'->'waits') w WHERE kind = 'define';
+
+CREATE TABLE t.instance AS
+    SELECT i.id AS instance, i.status, i.ending, i.parent_process_instance_id AS parent, i.input_payload->>'tag' AS tag, i.business_key AS key, d.name AS process,
+        (SELECT jsonb_object_agg(n.key, n.value) FROM (
+            SELECT key, value FROM jsonb_each(d.definition->'nodes')
+            UNION ALL SELECT n.key, n.value FROM jsonb_each(d.definition->'nodes') o, jsonb_each(o.value->'scope'->'nodes') n) n) AS nodes
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id;
+CREATE UNIQUE INDEX ON t.instance (instance);
+CREATE TABLE t.final AS SELECT instance, min(at) AS at FROM t.turn WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED') GROUP BY 1;
+CREATE TABLE t.step AS
+    SELECT r.id AS run, r.token_id AS token, k.instance_id AS instance, r.node, r.type, r.status, r.payload
+    FROM workflow_run r LEFT JOIN process_token k ON k.id = r.token_id WHERE r.token_id IS NOT NULL;
+CREATE UNIQUE INDEX ON t.step (run);
+CREATE INDEX ON t.step (token, node);
+CREATE INDEX ON t.step (instance);
+-- What steps have done, as they tell it.
+CREATE TABLE t.deed AS SELECT e.run_id AS run, e.tag, e.node, e.undoes, e.at, s.instance FROM chaos_effect e JOIN t.step s ON s.run = e.run_id;
+CREATE INDEX ON t.deed (tag, node);
+CREATE INDEX ON t.deed (undoes);
+CREATE INDEX ON t.deed (run);
+-- What was told to the engine about them, and when it took effect.
+CREATE TABLE t.order AS
+    SELECT k.run, k.kase, k.payload, k.answer, e.at, r.status, r.result FROM t.known k JOIN workflow_run r ON r.id = k.run
+    LEFT JOIN t.ending e ON e.run = k.run AND e.status = 'succeeded'
+    WHERE k.kase IN ('start', 'message', 'task', 'halt', 'again', 'signal');
 ANALYZE;
 
 -- Which cases may end how. Cases that never fail by themselves: whatever goes wrong with them is not theirs.
@@ -73,7 +127,9 @@ CREATE TABLE t.kase (kase text PRIMARY KEY, blameless boolean NOT NULL, may_succ
 INSERT INTO t.kase VALUES
     ('effect', true, true), ('sleep', true, true), ('delayed', true, true), ('deaf', true, true), ('rival', true, true), ('leak', true, true),
     ('fail', false, true), ('external', false, true), ('permanent', false, false), ('overdue', false, true), ('panic', false, false),
-    ('badresult', false, false), ('exit', true, false), ('gopanic', true, false);
+    ('badresult', false, false), ('exit', true, false), ('gopanic', true, false),
+    ('step', true, true), ('declined', false, false), ('undo', true, true), ('reluctant', false, true), ('engine', true, true), ('child', false, true),
+    ('start', true, true), ('message', true, true), ('signal', true, true), ('task', false, true), ('halt', false, true), ('again', false, true);
 
 CREATE VIEW t.broken (rule, run) AS
     SELECT 'I01 enqueue was acknowledged, and is lost or altered', e.run
@@ -86,7 +142,7 @@ UNION ALL
     SELECT 'I02 stuck: not finished after the drain', id FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL
 UNION ALL
     SELECT 'I03 succeeded without exactly one effect', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id
-    WHERE r.status = 'succeeded' AND r.type = 'chaos.effect' AND (SELECT count(*) FROM chaos_effect e WHERE e.run_id = r.id) <> 1
+    WHERE r.status = 'succeeded' AND r.type IN ('chaos.effect', 'chaos.step', 'chaos.undo') AND (SELECT count(*) FROM chaos_effect e WHERE e.run_id = r.id) <> 1
 UNION ALL
     SELECT 'I04 effect of a run that did not succeed', e.run_id FROM chaos_effect e LEFT JOIN workflow_run r ON r.id = e.run_id
     WHERE r.status IS DISTINCT FROM 'succeeded'
@@ -150,12 +206,13 @@ UNION ALL
     WHERE c.kind = 'delete' AND c.answer = 'deleted' AND (r.deleted_at IS NULL OR r.status = 'leased')
 UNION ALL
     SELECT 'I15 events that do not match the success', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id
-    WHERE (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id
+    WHERE (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id AND o.event_type = 'chaos.effect'
            AND (o.payload->>'lease_no')::bigint = r.lease_no) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
-       OR (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
+       OR (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id AND o.event_type NOT LIKE ALL ('{process.%,incident.%}')) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
 UNION ALL
-    SELECT 'I15b event of a run that is not there', o.aggregate_id FROM outbox_event o
-    WHERE NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = o.aggregate_id)
+    SELECT 'I15b event of a run or an instance that is not there', o.aggregate_id FROM outbox_event o
+    WHERE CASE WHEN o.event_type LIKE ANY ('{process.%,incident.%}') THEN NOT EXISTS (SELECT FROM process_instance i WHERE i.id = o.aggregate_id)
+               ELSE NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = o.aggregate_id) END
 UNION ALL
     -- The worker lived, it had time, nothing was in its way, and yet what the handler had done was not recorded.
     SELECT 'I16 outcome that its worker has forgotten', f.run
@@ -188,13 +245,149 @@ UNION ALL
       AND (s.status = 'failed' OR s.status = 'pending' AND s.attempt = s.attempt_was)
 UNION ALL
     SELECT 'I35 given up with attempts left', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id JOIN t.kase c USING (kase)
-    WHERE r.status = 'failed' AND r.attempt < r.max_attempts AND k.kase NOT IN ('permanent', 'badresult')
+    WHERE r.status = 'failed' AND r.attempt < r.max_attempts AND k.kase NOT IN ('permanent', 'badresult', 'declined', 'reluctant', 'child', 'task', 'halt', 'again')
 UNION ALL
     SELECT 'I36 succeeded though it cannot', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id JOIN t.kase c USING (kase)
     WHERE r.status = 'succeeded' AND NOT c.may_succeed
 UNION ALL
     SELECT 'I38 lease that reaches beyond its deadline', x.run FROM t.transition x JOIN t.lease l USING (run, lease_no)
-    WHERE x.status = 'leased' AND (x.deadline_at IS NULL OR x.deadline_at > l.at + interval '500 ms' AND x.lease_until > x.deadline_at);
+    WHERE x.status = 'leased' AND (x.deadline_at IS NULL OR x.deadline_at > l.at + interval '500 ms' AND x.lease_until > x.deadline_at)
+
+-- Processes. What is returned is the instance, unless the rule is about one run.
+UNION ALL
+    SELECT 'I01c start that succeeded without an instance', o.run FROM t.order o
+    WHERE o.kase = 'start' AND o.status = 'succeeded' AND NOT EXISTS (SELECT FROM t.instance i WHERE i.instance::text = o.result->>'instance' AND i.tag = o.payload->'input'->>'tag')
+UNION ALL
+    SELECT 'I01d instance that nobody has started', i.instance FROM t.instance i
+    WHERE i.parent IS NULL AND NOT EXISTS (SELECT FROM t.order o WHERE o.kase = 'start' AND o.payload->'input'->>'tag' = i.tag AND o.payload->>'process' = i.process)
+UNION ALL
+    SELECT 'I14c cancel of an instance that did not hold', i.instance
+    FROM t.order o JOIN t.instance i ON i.instance::text = o.payload->>'instance' LEFT JOIN t.final f USING (instance)
+    WHERE o.kase = 'halt' AND o.at IS NOT NULL AND i.status <> 'CANCELLED' AND (f.at IS NULL OR f.at > o.at)
+UNION ALL
+    -- As those tell it who did the work: a step after a join has taken effect only as often as each of its branches had before.
+    SELECT 'I20 join passed before its branches, or too often', i.instance
+    FROM (SELECT instance, tag, node, at, row_number() OVER (PARTITION BY tag, node ORDER BY at) AS n FROM t.deed WHERE undoes IS NULL) d
+    JOIN t.instance i USING (instance) JOIN t.joint j ON j.process = i.process AND j.after = d.node
+    WHERE (SELECT count(*) FROM t.deed b WHERE b.tag = d.tag AND b.node = j.branch AND b.undoes IS NULL AND b.at < d.at) < d.n
+UNION ALL
+    SELECT 'I20b join that fired otherwise than once, when all had come', j.instance_id FROM parallel_join j
+    WHERE (SELECT count(*) FROM t.firing f WHERE f.join_id = j.id) <> CASE WHEN j.fired THEN 1 ELSE 0 END
+       OR j.joined <> (SELECT count(DISTINCT a.edge) FROM join_arrival a WHERE a.join_id = j.id AND NOT a.surplus)
+       OR j.expected > 0 AND j.fired <> (j.joined >= j.expected)
+UNION ALL
+    SELECT 'I21 finished instance in which something lives', i.id FROM process_instance i
+    WHERE i.completed_at IS NOT NULL AND (i.open_incidents <> 0
+       OR EXISTS (SELECT FROM process_token k WHERE k.instance_id = i.id AND k.state IN ('Created', 'Ready', 'Waiting'))
+       OR EXISTS (SELECT FROM t.step s WHERE s.instance = i.id AND s.status IN ('pending', 'leased'))
+       OR EXISTS (SELECT FROM message_wait w WHERE w.instance_id = i.id)
+       OR EXISTS (SELECT FROM user_task u WHERE u.instance_id = i.id AND u.state = 'open')
+       OR EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL))
+UNION ALL
+    SELECT 'I21b step recorded after its instance was over', e.run FROM t.ending e JOIN t.step s USING (run) JOIN t.final f USING (instance)
+    WHERE e.status IN ('succeeded', 'failed') AND e.at > f.at
+UNION ALL
+    SELECT 'I22 stuck: neither over nor an incident', i.id FROM process_instance i
+    WHERE i.completed_at IS NULL AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL)
+UNION ALL
+    SELECT 'I22b instance that was seen as it can never be', (line->>'run')::uuid FROM t.ledger WHERE kind = 'odd'
+UNION ALL
+    SELECT 'I23 token that is due without exactly one open run', k.instance_id FROM process_token k
+    WHERE k.state = 'Ready' AND (SELECT count(*) FROM t.step s WHERE s.token = k.id AND s.status IN ('pending', 'leased')) <> 1
+UNION ALL
+    SELECT 'I24 step without a token, or open without a live one', s.run FROM t.step s LEFT JOIN process_token k ON k.id = s.token
+    WHERE k.id IS NULL OR s.status IN ('pending', 'leased') AND k.state NOT IN ('Ready', 'Waiting')
+UNION ALL
+    SELECT 'I25 undone twice', min(instance::text)::uuid FROM t.deed WHERE undoes IS NOT NULL GROUP BY undoes HAVING count(*) > 1
+UNION ALL
+    SELECT 'I25b undoing recorded twice', min(instance_id::text)::uuid FROM compensation_record WHERE status = 'Completed' GROUP BY run_id HAVING count(*) > 1
+UNION ALL
+    SELECT 'I26 undone without ever having been done', u.instance FROM t.deed u
+    WHERE u.undoes IS NOT NULL AND NOT EXISTS (SELECT FROM t.deed d WHERE d.run = u.undoes)
+      AND NOT EXISTS (SELECT FROM compensation_record c WHERE c.run_id = u.undoes AND NOT c.certain)
+UNION ALL
+    SELECT 'I27 step left over by an instance that has undone its steps', d.instance
+    FROM t.instance i JOIN t.deed d USING (instance) JOIN t.step s USING (run)
+    WHERE (i.status = 'FAILED' OR i.status = i.ending) AND s.payload->>'owes' = 'true' AND d.undoes IS NULL AND NOT EXISTS (SELECT FROM t.deed u WHERE u.undoes = d.run)
+UNION ALL
+    SELECT 'I28 undone in another order than the reverse', a.instance
+    FROM t.deed a JOIN t.deed b USING (instance) JOIN t.ending ua ON ua.run = a.run JOIN t.ending ub ON ub.run = b.run
+    JOIN t.ending fa ON fa.run = a.undoes JOIN t.ending fb ON fb.run = b.undoes JOIN t.transition ca ON ca.run = a.run AND ca.was IS NULL
+    WHERE ua.status = 'succeeded' AND ub.status = 'succeeded' AND fa.status = 'succeeded' AND fb.status = 'succeeded'
+      AND ua.at < ub.at AND fa.at < fb.at AND fb.at < ca.at
+UNION ALL
+    SELECT 'I29 step went on after its instance had begun to undo', s.instance
+    FROM (SELECT instance, min(at) AS at FROM t.turn WHERE ending IS NOT NULL GROUP BY 1) b JOIN t.step s USING (instance) JOIN t.ending e USING (run)
+    WHERE s.node NOT LIKE '%/undo' AND e.status IN ('succeeded', 'failed') AND e.at > b.at
+UNION ALL
+    SELECT 'I30c two instances for one key', min(instance::text)::uuid FROM t.instance WHERE key IS NOT NULL GROUP BY process, key HAVING count(*) > 1
+UNION ALL
+    -- Each time a token comes to a step or a timer, that is enqueued once.
+    SELECT 'I31 visit of a node without exactly one run', coalesce(v.instance, r.instance)
+    FROM (SELECT m.instance, m.token, m.node, count(*) AS n FROM t.movement m JOIN t.instance i USING (instance)
+          WHERE m.mode = 'Forward' AND (i.nodes->m.node ? 'do' AND m.state = 'Ready' OR i.nodes->m.node ? 'wait' AND m.state = 'Waiting' OR i.nodes->m.node ? 'each' AND m.state = 'Ready')
+          GROUP BY 1, 2, 3) v
+    FULL JOIN (SELECT s.instance, s.token, split_part(s.node, '/', 1) AS node, count(*) AS n FROM t.step s
+               WHERE s.node NOT LIKE ALL ('{%/undo,%/on/%,o\_%}') AND s.type IN ('chaos.step', 'graph.timer.v1') AND s.instance IS NOT NULL GROUP BY 1, 2, 3) r USING (token, node)
+    WHERE v.n IS DISTINCT FROM r.n
+UNION ALL
+    SELECT 'I32c wait that was cut short', s.run
+    FROM t.step s JOIN t.instance i USING (instance) JOIN t.pause p ON p.process = i.process AND p.node = s.node
+    JOIN t.transition c ON c.run = s.run AND c.was IS NULL JOIN t.lease l ON l.run = s.run
+    WHERE s.type = 'graph.timer.v1' AND l.at < c.begun + p.long - interval '5 ms'
+UNION ALL
+    SELECT 'I39 steps took effect otherwise than the graph says', i.instance
+    FROM t.instance i JOIN t.born b USING (tag)
+    WHERE i.parent IS NULL AND EXISTS (
+        SELECT FROM (SELECT CASE WHEN d.undoes IS NULL THEN d.node ELSE 'undo ' || d.node END AS node, count(*) AS n FROM t.deed d
+                     WHERE d.tag = i.tag AND (d.undoes IS NULL OR i.status = 'COMPLETED') GROUP BY 1) d
+        FULL JOIN (SELECT node, least, most FROM t.wish w WHERE w.tag = i.tag) w USING (node)
+        WHERE coalesce(d.n, 0) > coalesce(w.most, 0) OR i.status = 'COMPLETED' AND coalesce(d.n, 0) < w.least)
+UNION ALL
+    SELECT 'I40 instance that ended otherwise than its graph says', i.instance FROM t.instance i JOIN t.born b USING (tag)
+    WHERE i.parent IS NULL AND i.status IN ('COMPLETED', 'FAILED', 'CANCELLED') AND i.status <> b.ends
+      AND NOT (i.status = 'CANCELLED' AND EXISTS (SELECT FROM t.order o WHERE o.kase = 'halt' AND o.payload->>'instance' = i.instance::text))
+UNION ALL
+    SELECT 'I40b child that ended otherwise than its parent went on', c.instance FROM t.instance c JOIN t.instance p ON p.instance = c.parent
+    WHERE c.status <> 'COMPLETED' AND (p.status = 'COMPLETED' OR c.status <> 'CANCELLED')
+UNION ALL
+    SELECT 'I41 history of an instance that is no legal path', instance_id
+    FROM (SELECT *, lag(to_status, 1, 'CREATED') OVER (PARTITION BY instance_id ORDER BY id) AS before, lag(version, 1, 0::bigint) OVER (PARTITION BY instance_id ORDER BY id) AS version_before
+          FROM process_state_history) h
+    WHERE from_status IS DISTINCT FROM before OR version < version_before
+       OR (from_status, to_status) NOT IN (('CREATED', 'IN_PROGRESS'), ('CREATED', 'CANCELLED'), ('IN_PROGRESS', 'WAITING'), ('WAITING', 'IN_PROGRESS'), ('IN_PROGRESS', 'COMPLETED'),
+                                           ('IN_PROGRESS', 'FAILED'), ('WAITING', 'FAILED'), ('IN_PROGRESS', 'CANCELLED'), ('WAITING', 'CANCELLED'))
+UNION ALL
+    SELECT 'I41b history of an instance that does not end with its status', i.instance FROM t.instance i
+    WHERE i.status IS DISTINCT FROM (SELECT h.to_status FROM process_state_history h WHERE h.instance_id = i.instance ORDER BY id DESC LIMIT 1)
+UNION ALL
+    SELECT 'I41c instance that changed after its end', instance FROM t.turn WHERE was IN ('COMPLETED', 'FAILED', 'CANCELLED')
+UNION ALL
+    SELECT 'I42 instance whose counts differ from its tokens', i.id FROM process_instance i
+    WHERE (i.live_tokens, i.ready_tokens, i.joining_tokens) NOT IN (
+        SELECT count(*) FILTER (WHERE k.state IN ('Created', 'Ready', 'Waiting')), count(*) FILTER (WHERE k.state = 'Ready'),
+               count(*) FILTER (WHERE k.state = 'Waiting' AND EXISTS (SELECT FROM join_arrival a WHERE a.token_id = k.id))
+        FROM process_token k WHERE k.instance_id = i.id)
+       OR i.completed_at IS NULL AND i.open_incidents <> (SELECT count(*) FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL)
+UNION ALL
+    SELECT 'I43 events that do not match the instance', i.instance FROM t.instance i
+    WHERE ARRAY(SELECT o.event_type::text FROM outbox_event o WHERE o.aggregate_id = i.instance AND o.event_type LIKE 'process.%' ORDER BY o.id)
+          <> CASE WHEN i.status IN ('COMPLETED', 'FAILED', 'CANCELLED') THEN ARRAY['process.started', 'process.' || lower(i.status)] ELSE ARRAY['process.started'] END
+       OR (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = i.instance AND o.event_type = 'incident.opened') <> (SELECT count(*) FROM incident x WHERE x.instance_id = i.instance)
+UNION ALL
+    SELECT 'I44 message that came to more than one', min(s.instance::text)::uuid FROM t.step s
+    WHERE s.type = 'graph.arrive.v1' AND s.status = 'succeeded' AND s.payload ? 'message' GROUP BY s.payload->>'message' HAVING count(*) > 1
+UNION ALL
+    SELECT 'I44b one message under two ids', min(m.id::text)::uuid FROM t.order o JOIN message m ON m.id = o.run
+    WHERE o.kase = 'message' GROUP BY o.payload->>'id' HAVING count(*) > 1
+UNION ALL
+    SELECT 'I45 task completed twice', min(run::text)::uuid FROM t.order WHERE kase = 'task' AND status = 'succeeded' GROUP BY payload->>'task' HAVING count(*) > 1
+UNION ALL
+    -- The second is for those that were about to be leased, or to be held.
+    SELECT 'I46 step leased while its instance was paused', s.run
+    FROM (SELECT instance, paused, at, coalesce(lead(at) OVER (PARTITION BY instance ORDER BY seq), 'infinity') AS until FROM t.turn) p
+    JOIN t.step s USING (instance) JOIN t.lease l USING (run)
+    WHERE p.paused AND l.at > p.at + interval '1 s' AND l.at < p.until;
 
 CREATE TABLE t.invariant AS
     SELECT rule, count(DISTINCT run) AS n, (array_agg(DISTINCT run))[1:3] AS examples FROM t.broken GROUP BY rule;

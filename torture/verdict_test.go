@@ -36,6 +36,10 @@ func TestPlantedFaults(t *testing.T) {
 	// What has hit workers there is no excuse for what comes now.
 	base.simple("an hour later", `
 		SELECT t.elapse(id, '1 hour') FROM workflow_run;
+		UPDATE t.turn SET at = at - interval '1 hour';
+		UPDATE t.movement SET at = at - interval '1 hour';
+		UPDATE t.firing SET at = at - interval '1 hour';
+		UPDATE chaos_effect SET at = at - interval '1 hour';
 		UPDATE t.ledger
 		SET at = at - interval '1 hour', line = line || CASE WHEN line ? 'until'
 			THEN jsonb_build_object('until', (line->>'until')::timestamptz - interval '1 hour') ELSE '{}' END
@@ -122,7 +126,10 @@ func judged(t *testing.T) *pgx.Conn {
 			run_id   uuid        NOT NULL,
 			lease_no bigint      NOT NULL,
 			key      text        NOT NULL,
-			at       timestamptz NOT NULL DEFAULT clock_timestamp()
+			at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+			tag      text,
+			node     text,
+			undoes   uuid
 		);
 		CREATE TABLE t.ledger (kind text NOT NULL, at timestamptz NOT NULL, line jsonb NOT NULL);
 		CREATE TABLE t.exec_log (event text, run uuid, lease_no bigint, worker text, at timestamptz, outcome text);
@@ -137,7 +144,7 @@ func judged(t *testing.T) *pgx.Conn {
 			WHERE id = $1;
 			UPDATE workflow_history SET created_at = created_at - $2, started_at = started_at - $2 WHERE workflow_id = $1;
 			UPDATE t.transition
-			SET at = at - $2, lease_until = lease_until - $2, lease_until_was = lease_until_was - $2,
+			SET at = at - $2, begun = begun - $2, lease_until = lease_until - $2, lease_until_was = lease_until_was - $2,
 			    deadline_at = deadline_at - $2, run_at = run_at - $2
 			WHERE run = $1;
 			UPDATE t.exec_log SET at = at - $2 WHERE run = $1;

@@ -27,7 +27,7 @@ const (
 // those whose lease is no longer ours.
 func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, err error) {
 	outcomes := make([]run.Outcome, len(batch))
-	plain, effects := len(w.config.Hooks) == 0, false
+	plain, effects := !w.concerned(batch), false
 	for i, j := range batch {
 		outcomes[i] = j.outcome
 		effects = effects || len(j.extras.effects) > 0
@@ -61,6 +61,18 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 	return lost, err
 }
 
+// concerned reports whether a hook is about any of the batch.
+func (w *Worker) concerned(batch []*job) bool {
+	for _, h := range w.config.Hooks {
+		for _, j := range batch {
+			if h.concerns(&j.Lease) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // bound has the server end the transaction if this process no longer can: frozen in the
 // middle of it, it would keep its rows locked, and nobody could take its leases back.
 func bound(ctx context.Context, tx pgx.Tx, statement, idle time.Duration) error {
@@ -81,7 +93,7 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 		settlements[i] = Settlement{Lease: j.Lease, Outcome: j.outcome}
 	}
 	for _, h := range w.config.Hooks {
-		if err := h.call(ctx, h.Lock, tx, settlements); err != nil {
+		if err := h.call(ctx, h.Lock, tx, h.of(settlements)); err != nil {
 			return nil, err
 		}
 	}
@@ -102,7 +114,7 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 		}
 	}
 	for _, h := range w.config.Hooks {
-		if err := h.call(ctx, h.Act, tx, kept); err != nil {
+		if err := h.call(ctx, h.Act, tx, h.of(kept)); err != nil {
 			return nil, err
 		}
 	}

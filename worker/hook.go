@@ -19,17 +19,32 @@ type Settlement struct {
 }
 
 // A Hook takes part in settle transactions, a batch at a time. It is how process graphs
-// advance when their steps are settled. With any hook, every settle is a transaction; a
+// advance when their steps are settled. What a hook is about is settled in a transaction; a
 // batch that fails is split until the guilty settlement stands alone. Then a success that
 // the database refuses for its data becomes a failure (code result_rejected), and after any
 // other error the same settlement is tried again, ever more slowly, while its lease lasts.
 type Hook struct {
+	// Concerns tells which runs the hook is about; the other functions see no others, and
+	// batches without any are settled as if there were no hook. Nil: all.
+	Concerns func(*lease.Lease) bool
 	// Lock is called before the runs are settled, to lock what comes before runs in the lock
 	// order: instance → join → token → run → outbox.
 	Lock func(ctx context.Context, tx pgx.Tx, batch []Settlement) error
 	// Act is called after the runs are settled, with those that were: a lease that was lost
 	// does not reach it.
 	Act func(ctx context.Context, tx pgx.Tx, batch []Settlement) error
+}
+
+func (h Hook) concerns(l *lease.Lease) bool { return h.Concerns == nil || h.Concerns(l) }
+
+// of returns those of a batch that the hook is about.
+func (h Hook) of(batch []Settlement) (concerned []Settlement) {
+	for _, s := range batch {
+		if h.concerns(&s.Lease) {
+			concerned = append(concerned, s)
+		}
+	}
+	return concerned
 }
 
 // A hookError is trouble in a hook, and not with the connection.

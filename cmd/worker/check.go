@@ -12,6 +12,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
 	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
 	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
+	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -201,6 +202,9 @@ func (s *settings) patterns() (list []string) {
 		if s.covers(b) {
 			list = append(list, b)
 		}
+	}
+	if s.Processes.Value {
+		list = append(list, graph.Prefix)
 	}
 	for _, b := range s.bindings {
 		list = append(list, b.Pattern)

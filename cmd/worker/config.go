@@ -12,9 +12,10 @@ type config struct {
 	DatabaseURL       env.String `envconfig:"DATABASE_URL" otherwise:"required" bounds:"postgres://…" help:"Where the database is."`
 	WorkerDatabaseURL env.String `envconfig:"WORKER_DATABASE_URL" otherwise:"DATABASE_URL" bounds:"postgres://…" help:"Goes before DATABASE_URL."`
 
-	Prefixes env.List   `envconfig:"WORKER_TYPE_PREFIXES" default:"default." empty:"refuse" bounds:"1 to 100, comma separated" help:"Types to execute: literal prefixes, each ending with a dot."`
-	Handlers env.String `envconfig:"WORKER_HANDLERS" otherwise:"none" bounds:"path of a file" help:"YAML file that puts programs and URLs behind types."`
-	ID       env.String `envconfig:"WORKER_ID" default:"worker" bounds:"1 to 64 printable characters" help:"Name shown in leased_by and in the history, with a random suffix."`
+	Prefixes  env.List   `envconfig:"WORKER_TYPE_PREFIXES" default:"default." empty:"refuse" bounds:"1 to 100, comma separated" help:"Types to execute: literal prefixes, each ending with a dot."`
+	Processes env.Bool   `envconfig:"WORKER_PROCESSES" default:"true" help:"Advance process graphs: execute their steps, and the engine's own graph. runs."`
+	Handlers  env.String `envconfig:"WORKER_HANDLERS" otherwise:"none" bounds:"path of a file" help:"YAML file that puts programs and URLs behind types."`
+	ID        env.String `envconfig:"WORKER_ID" default:"worker" bounds:"1 to 64 printable characters" help:"Name shown in leased_by and in the history, with a random suffix."`
 
 	Concurrency      env.Int      `envconfig:"WORKER_CONCURRENCY" default:"100" min:"1" max:"100000" help:"Runs executed at once."`
 	Batch            env.Int      `envconfig:"WORKER_BATCH" default:"1000" min:"1" max:"10000" help:"Runs leased or settled by one statement at most."`
@@ -33,6 +34,7 @@ type config struct {
 	KeepFinished  env.Duration `envconfig:"WORKER_KEEP_FINISHED" default:"720h" min:"1m" max:"876000h" none:"for ever" help:"Age at which succeeded and cancelled runs are deleted."`
 	KeepFailed    env.Duration `envconfig:"WORKER_KEEP_FAILED" default:"2160h" min:"1m" max:"876000h" none:"for ever" help:"Age at which failed runs are deleted."`
 	KeepDeleted   env.Duration `envconfig:"WORKER_KEEP_DELETED" default:"720h" min:"1m" max:"876000h" none:"for ever" help:"Time after which soft-deleted runs are deleted for good."`
+	KeepProcesses env.Duration `envconfig:"WORKER_KEEP_PROCESSES" default:"2160h" min:"1m" max:"876000h" none:"for ever" help:"Age at which finished process instances are deleted, with their steps and history."`
 	KeepPublished env.Duration `envconfig:"WORKER_KEEP_PUBLISHED" default:"168h" min:"1m" max:"876000h" none:"for ever" help:"Age at which published outbox events are deleted."`
 
 	HTTPAddr  env.String `envconfig:"WORKER_HTTP_ADDR" otherwise:"off" bounds:"host:port" help:"Serve /healthz, /readyz and /metrics there."`

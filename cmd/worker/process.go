@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
 	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
+	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -50,12 +52,13 @@ func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 	if p.pool, err = pgxpool.NewWithConfig(context.Background(), s.pool); err != nil {
 		return bad(err)
 	}
-	mux, err := p.mux()
+	engine := graph.New(p.pool)
+	mux, err := p.mux(engine)
 	if err != nil {
 		return nil, strings.Split(err.Error(), "\n")
 	}
 	metrics := newMetrics(s.patterns())
-	if p.worker, err = worker.New(p.config(mux, metrics)); err != nil {
+	if p.worker, err = worker.New(p.config(mux, metrics, engine)); err != nil {
 		return nil, strings.Split(err.Error(), "\n")
 	}
 	p.health.worker = p.worker
@@ -69,8 +72,11 @@ func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 	return p, nil
 }
 
-func (p *process) mux() (*worker.Mux, error) {
+func (p *process) mux(engine *graph.Engine) (*worker.Mux, error) {
 	s, mux := p.settings, worker.NewMux()
+	if s.Processes.Value {
+		engine.Register(mux)
+	}
 	if s.covers(noop) {
 		worker.Handle(mux, noop, func(context.Context, json.RawMessage) (struct{}, error) { return struct{}{}, nil })
 	}
@@ -80,12 +86,13 @@ func (p *process) mux() (*worker.Mux, error) {
 			Failed:    s.KeepFailed.Value,
 			Deleted:   s.KeepDeleted.Value,
 			Published: s.KeepPublished.Value,
+			Processes: s.KeepProcesses.Value,
 		}))
 	}
 	return mux, handlers.Register(mux, s.bindings, p.log)
 }
 
-func (p *process) config(mux *worker.Mux, m *metrics) worker.Config {
+func (p *process) config(mux *worker.Mux, m *metrics, engine *graph.Engine) worker.Config {
 	s := p.settings
 	c := worker.Config{
 		Pool:             p.pool,
@@ -105,6 +112,12 @@ func (p *process) config(mux *worker.Mux, m *metrics) worker.Config {
 		NoWakeUp:         !s.Wakeup.Value,
 		Observe:          p.health.observe(m.observer()),
 		Logger:           p.log,
+	}
+	if s.Processes.Value { // whoever settles a step moves its process on
+		c.Steps, c.Hooks = true, []worker.Hook{engine.Hook()}
+		if !s.covers(graph.Prefix) {
+			c.Prefixes = append(slices.Clone(c.Prefixes), graph.Prefix)
+		}
 	}
 	if c.ShutdownGrace == 0 {
 		c.ShutdownGrace = -1 // none; 0 is the default

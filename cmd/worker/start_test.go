@@ -196,7 +196,7 @@ func TestWarnings(t *testing.T) {
 		"WORKER_QUITE_ANOTHER_THING: there is no such variable; remove it\"",
 		"it is longer than WORKER_LEASE, 30s",
 		"these are enough: bil_ling.,email.,media.",
-		`"prefixes":["bil_ling.","email.","media."]`,
+		`"prefixes":["bil_ling.","email.","graph.","media."]`,
 	} {
 		if !strings.Contains(p.Stderr.String(), want) {
 			t.Errorf("stderr lacks %q", want)

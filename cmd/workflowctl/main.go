@@ -51,6 +51,6 @@ or the environment is wrong.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newMigrate(), newVersion())
+	root.AddCommand(newMigrate(), newDefine(), newGraph(), newVersion())
 	return root
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -36,11 +37,12 @@ func setup(t *testing.T, pool *pgxpool.Pool) *bench {
 		pool = pgtest.New(t)
 	}
 	b := &bench{pool: pool, execLog: filepath.Join(t.TempDir(), "exec.log")}
-	mux, err := newMux(pool, b.execLog)
+	engine := graph.New(pool)
+	mux, err := newMux(pool, engine, b.execLog)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := settings{Prefixes: []string{"chaos."}, Name: "chaos", PollInterval: 50 * time.Millisecond, Lease: 2 * time.Second,
+	s := settings{Prefixes: []string{"chaos.", graph.Prefix}, Name: "chaos", PollInterval: 50 * time.Millisecond, Lease: 2 * time.Second,
 		ShutdownGrace: -1, BackoffBase: 10 * time.Millisecond, BackoffCap: 20 * time.Millisecond}
 	log, err := newLogger("text")
 	if err != nil {
@@ -51,7 +53,7 @@ func setup(t *testing.T, pool *pgxpool.Pool) *bench {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- worker.Run(ctx, s.config(pool, mux, log)) }()
+	go func() { ended <- worker.Run(ctx, s.config(pool, mux, engine, log)) }()
 	b.stop = func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -253,6 +255,40 @@ func TestExternal(t *testing.T) {
 		if got := <-bodies; got != want {
 			t.Errorf("call %d = %+v, want %+v", n+1, got, want)
 		}
+	}
+}
+
+// Each visit of a step leaves a row that names its process and node, and so does what undoes it.
+// An undo that is reluctant succeeds when it is tried again often enough.
+func TestSteps(t *testing.T) {
+	b := setup(t, nil)
+	d, err := graph.Parse([]byte(`{"process": "regret", "version": 1, "start": "A", "nodes": {
+		"A": {"do": "chaos.step", "in": {"tag": "input.tag", "node": "'A'", "n": "'A' in steps ? steps.A.n + 1.0 : 1.0"}, "undo": "chaos.undo", "to": "X"},
+		"X": {"choose": [{"if": "steps.A.n < 3", "to": "A"}], "else": "B"},
+		"B": {"do": "chaos.step", "in": {"tag": "input.tag", "node": "'B'", "fail": "'declined'"}}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := graph.Deploy(t.Context(), b.pool, d); err != nil {
+		t.Fatal(err)
+	}
+	id := uuid.New()
+	enqueue(t, b.pool, run.New{Type: graph.StartType, Payload: map[string]any{"process": "regret", "id": id, "input": map[string]string{"tag": "x"}}})
+	var status string
+	pgtest.Await(t, "the process to fail", func() bool {
+		if err := b.pool.QueryRow(t.Context(), `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), '')`, id).Scan(&status); err != nil {
+			t.Fatal(err)
+		}
+		return status == string(graph.Failed)
+	})
+	var got string
+	if err := b.pool.QueryRow(t.Context(), `
+		SELECT string_agg(concat_ws(' ', e.key, r.result->>'n'), ', ' ORDER BY e.at)
+		FROM chaos_effect e LEFT JOIN workflow_run r ON r.id = coalesce(e.undoes, e.run_id)`).Scan(&got); err != nil {
+		t.Fatal(err)
+	}
+	if want := "x/A 1, x/A 2, x/A 3, undo x/A 3, undo x/A 2, undo x/A 1"; got != want {
+		t.Errorf("effects: %s, want %s", got, want)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -28,9 +29,9 @@ type chaos struct {
 	leak leak
 }
 
-// newMux returns a mux with everything chaos can do. An execLog other than "" names the
-// file that gets a line for each start and end.
-func newMux(pool *pgxpool.Pool, execLog string) (*worker.Mux, error) {
+// newMux returns a mux with everything chaos can do, and what the engine does for processes. An
+// execLog other than "" names the file that gets a line for each start and end.
+func newMux(pool *pgxpool.Pool, engine *graph.Engine, execLog string) (*worker.Mux, error) {
 	mux := worker.NewMux()
 	if execLog != "" {
 		logged, err := logExecutions(execLog)
@@ -50,7 +51,10 @@ func newMux(pool *pgxpool.Pool, execLog string) (*worker.Mux, error) {
 	worker.Handle(mux, "chaos.external", c.external)
 	worker.Handle(mux, "chaos.leak", c.leakMemory)
 	worker.Handle(mux, "chaos.holdconn", c.holdConn)
+	worker.Handle(mux, "chaos.step", c.step)
+	worker.Handle(mux, "chaos.undo", c.undo)
 	mux.HandleRaw("chaos.result", badResult)
+	engine.Register(mux)
 	return mux, nil
 }
 

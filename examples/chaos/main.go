@@ -2,7 +2,7 @@
 // kill the process, ignore cancels and return what cannot be stored. It is for testing the
 // engine, and for seeing what it does when yours go wrong.
 //
-// It is configured by the environment, as cmd/worker is. With EXECLOG=file, each start and
+// It is configured by the environment, as cmd/worker is, and as that it moves processes on. With EXECLOG=file, each start and
 // end of a handler is a line of that file.
 package main
 
@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kelseyhightower/envconfig"
 
+	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -25,7 +26,7 @@ import (
 type settings struct {
 	DatabaseURL   string        `envconfig:"DATABASE_URL" required:"true"`
 	ExecLog       string        `envconfig:"EXECLOG"`
-	Prefixes      []string      `envconfig:"WORKER_TYPE_PREFIXES" default:"chaos."`
+	Prefixes      []string      `envconfig:"WORKER_TYPE_PREFIXES" default:"chaos.,graph."`
 	Name          string        `envconfig:"WORKER_ID" default:"chaos"`
 	Concurrency   int           `envconfig:"WORKER_CONCURRENCY"`
 	Lease         time.Duration `envconfig:"WORKER_LEASE"`
@@ -59,11 +60,12 @@ func serve() error {
 		return err
 	}
 	defer pool.Close()
-	mux, err := newMux(pool, s.ExecLog)
+	engine := graph.New(pool)
+	mux, err := newMux(pool, engine, s.ExecLog)
 	if err != nil {
 		return err
 	}
-	w, err := worker.New(s.config(pool, mux, log))
+	w, err := worker.New(s.config(pool, mux, engine, log))
 	if err != nil {
 		return err
 	}
@@ -84,11 +86,13 @@ func newLogger(format string) (*slog.Logger, error) {
 	return nil, fmt.Errorf("WORKER_LOG_FORMAT %q: use auto, text or json", format)
 }
 
-func (s settings) config(pool *pgxpool.Pool, mux *worker.Mux, log *slog.Logger) worker.Config {
+func (s settings) config(pool *pgxpool.Pool, mux *worker.Mux, engine *graph.Engine, log *slog.Logger) worker.Config {
 	return worker.Config{
 		Pool:          pool,
 		Mux:           mux,
 		Prefixes:      s.Prefixes,
+		Steps:         true,
+		Hooks:         []worker.Hook{engine.Hook()},
 		Name:          s.Name,
 		Concurrency:   s.Concurrency,
 		Lease:         s.Lease,

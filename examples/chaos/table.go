@@ -38,7 +38,12 @@ func createIn(ctx context.Context) func(pgx.Tx) error {
 				run_id   uuid        NOT NULL,
 				lease_no bigint      NOT NULL,
 				key      text        NOT NULL,
-				at       timestamptz NOT NULL DEFAULT clock_timestamp()
+				at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+				-- Of steps of processes: what the process was told it is, which node of it, and, of
+				-- what undoes a step, the run that is undone.
+				tag      text,
+				node     text,
+				undoes   uuid
 			)`)
 		return err
 	}

@@ -69,11 +69,11 @@ func start(t *testing.T, database string) *program {
 }
 
 // nothingLeft fails t if a worker still runs, or a file is left.
-func (p *program) nothingLeft(t *testing.T) {
+func (p *program) nothingLeft(t *testing.T, workers int) {
 	t.Helper()
 	started := regexp.MustCompile(`(?m)^started .* pid (\d+)`).FindAllStringSubmatch(p.output(), -1)
-	if len(started) != 4 {
-		t.Errorf("%d workers were started, want 4", len(started))
+	if len(started) != workers {
+		t.Errorf("%d workers were started, want %d", len(started), workers)
 	}
 	for _, match := range started {
 		pid, err := strconv.Atoi(match[1])
@@ -112,12 +112,13 @@ func TestDemo(t *testing.T) {
 	if last == nil || last[1] != last[2] {
 		t.Errorf("last line: %s", lines[len(lines)-1])
 	}
-	for _, row := range []string{`recovered from killed media-1 +[1-3]`, `retried after an error +[1-9]`, `outbox events waiting +[1-9]`} {
+	for _, row := range []string{`recovered from killed media-1 +[1-3]`, `retried after an error +[1-9]`, `outbox events waiting +[1-9]`,
+		`collected +80`, `recovered from killed parcel-1 +[1-9]`, `process_without_mover +0`, `process_misrecorded +0`} {
 		if !regexp.MustCompile(row).MatchString(p.output()) {
 			t.Errorf("no row like %s", row)
 		}
 	}
-	p.nothingLeft(t)
+	p.nothingLeft(t, 8)
 }
 
 // An interrupted demo ends everything it has started, removes what it has written, and says
@@ -139,7 +140,7 @@ func TestInterrupt(t *testing.T) {
 	if err := p.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.HasSuffix(p.output(), "demo: interrupted\n") {
 		t.Errorf("ended with %v:\n%s", err, p.output())
 	}
-	p.nothingLeft(t)
+	p.nothingLeft(t, 4)
 	conn, err := pgx.Connect(t.Context(), database)
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ var enqueueSQL string
 // enqueue inserts most runs with plain SQL, as anybody may, and some from Go, each in one
 // transaction with the order it belongs to.
 func (d *demo) enqueue(ctx context.Context) error {
-	how, err := d.runSQL(ctx)
+	how, err := d.runSQL(ctx, enqueueSQL)
 	if err != nil {
 		return fmt.Errorf("enqueue with %s: %w", how, err)
 	}
@@ -42,14 +42,14 @@ func (d *demo) enqueue(ctx context.Context) error {
 
 // runSQL uses psql where it can: an address that is not ours may hold a password, which has
 // no place among a program's arguments.
-func (d *demo) runSQL(ctx context.Context) (how string, err error) {
+func (d *demo) runSQL(ctx context.Context, text string) (how string, err error) {
 	psql, err := exec.LookPath("psql")
 	if err != nil || d.server == nil {
-		_, err := d.pool.Exec(ctx, enqueueSQL)
+		_, err := d.pool.Exec(ctx, text)
 		return "SQL", err
 	}
 	cmd := exec.CommandContext(ctx, psql, "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", d.url)
-	cmd.Stdin = strings.NewReader(enqueueSQL)
+	cmd.Stdin = strings.NewReader(text)
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return "psql", fmt.Errorf("%w\n%s", err, output)
 	}

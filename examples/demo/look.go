@@ -12,11 +12,17 @@ const queries = `
     SELECT created_at, event_type, attempt, actor, data FROM workflow_event
      WHERE workflow_id IN (SELECT workflow_id FROM workflow_event WHERE event_type = 'expired') ORDER BY workflow_id, id;
     SELECT event_type, count(*) FROM outbox_event WHERE published_at IS NULL GROUP BY 1;
+    SELECT status, output_payload, failure_reason, count(*) FROM process_instance GROUP BY 1, 2, 3;
+    SELECT node_id, run_type, status, attempts, completed_at FROM activity_instance
+     WHERE instance_id = (SELECT id FROM process_instance WHERE business_key = 'o-3') ORDER BY created_at;
 
 The other workers are still there. Give them something to do:
 
     INSERT INTO workflow_run (type, payload)
     VALUES ('media.thumbnail.v1', '{"image": "photo-1.jpg", "width": 800}') RETURNING id;
+
+    INSERT INTO workflow_run (type, payload) VALUES ('graph.start.v1', '{"process": "order", "key": "o-101",
+        "input": {"order": "o-101", "item": "cup", "pieces": 1, "card": "good", "cents": 900}}');
 `
 
 // lookAround keeps everything up for the user to look at, until Enter (unless keep) or an

@@ -1,5 +1,6 @@
 // Command demo shows the engine at work in under a minute: a private Postgres, workers as
-// separate processes, a few hundred runs, and a worker that is killed in the middle.
+// separate processes, a few hundred runs, and a worker that is killed in the middle; then a
+// hundred orders as instances of a process, of which some fail and are undone.
 //
 //	go run ./examples/demo
 //
@@ -49,7 +50,12 @@ func (d *demo) play(ctx context.Context, keep bool) (summary string, err error) 
 	if err := d.prepare(ctx); err != nil {
 		return "", err
 	}
-	if err := d.startWorkers(); err != nil {
+	if err := d.startWorkers(
+		group{"media-1", "shop", "media.", "3"},
+		group{"media-2", "shop", "media.", "3"},
+		group{"billing", "shop", "billing.", "8"},
+		group{"reports", "worker", "report.,default.", "2"},
+	); err != nil {
 		return "", err
 	}
 	r, err := d.work(ctx)
@@ -58,6 +64,16 @@ func (d *demo) play(ctx context.Context, keep bool) (summary string, err error) 
 	}
 	r.print(os.Stdout)
 	if err := r.verdict(); err != nil {
+		return "", errors.Join(err, d.logTails())
+	}
+	f, err := d.fulfil(ctx)
+	if err != nil {
+		return "", errors.Join(err, d.logTails())
+	}
+	if err := f.show(ctx, os.Stdout, d); err != nil {
+		return "", err
+	}
+	if err := f.verdict(); err != nil {
 		return "", errors.Join(err, d.logTails())
 	}
 	if keep || d.terminal && term.IsTerminal(int(os.Stdin.Fd())) {
@@ -98,8 +114,9 @@ func (d *demo) work(ctx context.Context) (*result, error) {
 	if err := d.enqueue(ctx); err != nil {
 		return nil, err
 	}
-	victim, err := d.murder(ctx)
-	if err != nil {
+	victim := d.named("media-1")
+	busy := func(s snapshot) bool { return s.Succeeded >= s.Enqueued/8 && s.held(victim) >= 2 }
+	if err := d.murder(ctx, victim, busy); err != nil {
 		return nil, err
 	}
 	if err := d.watch(ctx, func(s snapshot) bool { return s.open() == 0 }); err != nil {

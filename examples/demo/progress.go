@@ -19,6 +19,10 @@ type snapshot struct {
 	Leased    int
 	Held      map[string]int // leases of each worker, by its full name
 	Groups    string         // finished of all, for each first word of a type
+
+	Orders  int // process instances
+	Waiting int // of these, for a person, a message or a time
+	Over    int // of these
 }
 
 func (s snapshot) open() int { return s.Enqueued - s.Succeeded - s.Failed }
@@ -46,8 +50,11 @@ func (d *demo) look(ctx context.Context) (snapshot, error) {
 		       (SELECT coalesce(jsonb_object_agg(leased_by, leases), '{}')
 		        FROM (SELECT leased_by, count(*) AS leases FROM run WHERE status = 'leased' GROUP BY leased_by) AS h) AS held,
 		       (SELECT coalesce(string_agg(format('%s %s/%s', kind, done, n), '  ' ORDER BY kind), '')
-		        FROM (SELECT kind, count(*) AS n, count(finished_at) AS done FROM run GROUP BY kind) AS g) AS groups
-		FROM run`)
+		        FROM (SELECT kind, count(*) AS n, count(finished_at) AS done FROM run GROUP BY kind) AS g) AS groups,
+		       i.*
+		FROM run, (SELECT count(*) AS orders, count(*) FILTER (WHERE status = 'WAITING') AS waiting, count(completed_at) AS over
+		           FROM process_instance) AS i
+		GROUP BY i.orders, i.waiting, i.over`)
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[snapshot])
 	if err != nil {
 		return s, fmt.Errorf("look at the runs: %w", err)
@@ -92,6 +99,9 @@ func cause(ctx context.Context, err error) error {
 // show rewrites one line on a terminal, and elsewhere writes one each second.
 func (d *demo) show(s snapshot, second bool) {
 	line := fmt.Sprintf("%d/%d done  %d leased  %s", s.Succeeded, s.Enqueued, s.Leased, s.Groups)
+	if s.Orders > 0 {
+		line = fmt.Sprintf("%d/%d orders over  %d waiting  %d leased", s.Over, s.Orders, s.Waiting, s.Leased)
+	}
 	switch {
 	case d.terminal:
 		if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && columns > 0 {

@@ -74,12 +74,7 @@ func (d *demo) measure(ctx context.Context, victim *process) (*result, error) {
 }
 
 func (r *result) print(w io.Writer) {
-	line := strings.Repeat("─", 46)
-	fmt.Fprintln(w, line)
-	for _, row := range []struct {
-		name  string
-		value int
-	}{
+	table(w, []line{
 		{"runs enqueued", r.Enqueued},
 		{"succeeded", r.Succeeded},
 		{"retried after an error", r.Retried},
@@ -88,10 +83,22 @@ func (r *result) print(w io.Writer) {
 		{"invoices booked exactly once", r.Booked},
 		{"outbox events waiting", r.Waiting},
 		{"lost", r.Lost},
-	} {
-		fmt.Fprintf(w, "%-36s %9d\n", row.name, row.value)
+	})
+}
+
+// A line of a table.
+type line struct {
+	name  string
+	value int
+}
+
+func table(w io.Writer, lines []line) {
+	rule := strings.Repeat("─", 46)
+	fmt.Fprintln(w, rule)
+	for _, l := range lines {
+		fmt.Fprintf(w, "%-36s %9d\n", l.name, l.value)
 	}
-	fmt.Fprintln(w, line)
+	fmt.Fprintln(w, rule)
 }
 
 // verdict returns an error for whatever is not as it should be.

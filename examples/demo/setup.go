@@ -25,6 +25,7 @@ type demo struct {
 	terminal  bool
 	dir       string // for everything that is written
 	home      string // of the shop's sources
+	orderHome string // of the order's
 	url       string // of the database
 	server    *pgserver.Server
 	schema    string // in a database that is not ours; "" in ours
@@ -155,13 +156,19 @@ func onServer(ctx context.Context, url, statement string) error {
 	return err
 }
 
-// build compiles the programs and finds the sources of the report.
+// build compiles the programs, and finds the sources of the report and of the process.
 func (d *demo) build(ctx context.Context) error {
-	build := exec.CommandContext(ctx, "go", "build", "-o", d.bin("")+"/", module+"/cmd/worker", module+"/examples/shop")
+	build := exec.CommandContext(ctx, "go", "build", "-o", d.bin("")+"/",
+		module+"/cmd/worker", module+"/cmd/workflowctl", module+"/examples/shop", module+"/examples/order")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w\n%s", err, output)
 	}
-	home, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", module+"/examples/shop").Output()
-	d.home = strings.TrimSpace(string(home))
-	return err
+	for name, home := range map[string]*string{"shop": &d.home, "order": &d.orderHome} {
+		dir, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", module+"/examples/"+name).Output()
+		if err != nil {
+			return err
+		}
+		*home = strings.TrimSpace(string(dir))
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -21,14 +22,12 @@ type process struct {
 	dead bool          // it was killed on purpose
 }
 
-// startWorkers starts three groups that share nothing but the database.
-func (d *demo) startWorkers() error {
-	for _, w := range []struct{ name, program, prefixes, concurrency string }{
-		{"media-1", "shop", "media.", "3"},
-		{"media-2", "shop", "media.", "3"},
-		{"billing", "shop", "billing.", "8"},
-		{"reports", "worker", "report.,default.", "2"},
-	} {
+// A group is one worker of a group.
+type group struct{ name, program, prefixes, concurrency string }
+
+// startWorkers starts workers that share nothing but the database.
+func (d *demo) startWorkers(all ...group) error {
+	for _, w := range all {
 		p, err := d.spawn(w.name, w.program,
 			"WORKER_TYPE_PREFIXES="+w.prefixes, "WORKER_CONCURRENCY="+w.concurrency, "WORKER_ID="+w.name,
 			"WORKER_LEASE=3s", "WORKER_LOG_FORMAT=text", "WORKER_CLEANUP_EVERY=0s",
@@ -104,43 +103,45 @@ func (d *demo) running() error {
 	return nil
 }
 
-// murder kills the first worker with SIGKILL while it holds leases, and says how many.
-func (d *demo) murder(ctx context.Context) (*process, error) {
-	victim := d.processes[0]
-	busy := func(s snapshot) bool { return s.Succeeded >= s.Enqueued/8 && s.held(victim) >= 2 }
+func (d *demo) named(name string) *process {
+	return d.processes[slices.IndexFunc(d.processes, func(p *process) bool { return p.name == name })]
+}
+
+// murder kills a worker with SIGKILL once it is busy, and says how many leases it held.
+func (d *demo) murder(ctx context.Context, victim *process, busy func(snapshot) bool) error {
 	for {
 		if err := d.watch(ctx, busy); err != nil {
-			return nil, err
+			return err
 		}
 		// It is stopped first, so that nothing changes while we look.
 		if err := victim.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-			return nil, err
+			return err
 		}
 		time.Sleep(100 * time.Millisecond) // what it had asked the server for is done by then
 		s, err := d.look(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if s.held(victim) > 0 {
+		if busy(s) {
 			break
 		}
 		if err := victim.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	victim.dead = true
 	if err := victim.cmd.Process.Kill(); err != nil {
-		return nil, err
+		return err
 	}
 	<-victim.gone
 	s, err := d.look(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d.clearLine()
 	say("killed %s (pid %d, %s): its %d leases are left behind, and nobody replaces it",
 		victim.name, victim.cmd.Process.Pid, victim.cmd.ProcessState, s.held(victim))
-	return victim, nil
+	return nil
 }
 
 // logTails returns the end of each worker's log.

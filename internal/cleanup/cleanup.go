@@ -26,6 +26,7 @@ type Keep struct {
 	Failed    time.Duration // failed runs, with their history
 	Deleted   time.Duration // soft-deleted runs, with their history, counted from the deletion
 	Published time.Duration // published outbox events
+	Processes time.Duration // finished process instances, with their steps and history, and messages whose time is over
 }
 
 // Removed is how many rows a cleanup has removed; it becomes the run's result.
@@ -34,6 +35,8 @@ type Removed struct {
 	Failed    int `json:"failed"`
 	Deleted   int `json:"deleted"`
 	Published int `json:"published"`
+	Processes int `json:"processes"`
+	Messages  int `json:"messages"`
 }
 
 // Handler returns the handler of Type. It works in batches and stops between two of them
@@ -52,6 +55,8 @@ func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Rem
 			{keep.Failed, &r.Failed, finishedRuns("failed")},
 			{keep.Deleted, &r.Deleted, deletedRuns},
 			{keep.Published, &r.Published, publishedEvents},
+			{keep.Processes, &r.Processes, finishedProcesses},
+			{keep.Processes, &r.Messages, oldMessages},
 		} {
 			if job.keep <= 0 {
 				continue
@@ -114,6 +119,44 @@ const deletedRuns = `
 		LIMIT $3
 		FOR UPDATE SKIP LOCKED
 	)` + removeOld
+
+// finishedProcesses removes instances with everything that belongs to them, children first: an
+// instance stays for as long as one that it has called.
+const finishedProcesses = `
+	WITH old AS MATERIALIZED (
+		SELECT i.id, i.completed_at AS at
+		FROM process_instance i
+		WHERE i.completed_at < now() - $1 * interval '1 second' AND i.completed_at >= $2
+		  AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
+		ORDER BY i.completed_at
+		LIMIT $3
+		FOR UPDATE SKIP LOCKED
+	), steps AS MATERIALIZED (
+		SELECT r.id
+		FROM process_token t JOIN workflow_run r ON r.token_id = t.id
+		WHERE t.instance_id IN (SELECT id FROM old)
+	), history AS (
+		DELETE FROM workflow_history WHERE workflow_id IN (SELECT id FROM steps)
+	), runs AS (
+		DELETE FROM workflow_run WHERE id IN (SELECT id FROM steps)
+	), gone AS (
+		DELETE FROM process_instance WHERE id IN (SELECT id FROM old) RETURNING id
+	)
+	SELECT (SELECT count(*)::int FROM old), (SELECT count(*)::int FROM gone), (SELECT max(at) FROM old)`
+
+// oldMessages removes messages, consumed or not, whose ids need not be remembered any more.
+const oldMessages = `
+	WITH old AS MATERIALIZED (
+		SELECT id, expires_at AS at
+		FROM message
+		WHERE expires_at < now() - $1 * interval '1 second' AND expires_at >= $2
+		ORDER BY expires_at
+		LIMIT $3
+		FOR UPDATE SKIP LOCKED
+	), gone AS (
+		DELETE FROM message WHERE id IN (SELECT id FROM old) RETURNING id
+	)
+	SELECT (SELECT count(*)::int FROM old), (SELECT count(*)::int FROM gone), (SELECT max(at) FROM old)`
 
 const removeOld = `, gone AS (
 		DELETE FROM workflow_run

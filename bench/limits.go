@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+)
+
+const (
+	halfVariant = "5 steps in a row, half load"
+	wideFork    = "one fork of %s, joined"
+	longEach    = "one each over %s elements, limit 50"
+	waitFree    = "plain runs, no instance waits"
+	waitFull    = "plain runs, %s instances wait"
+
+	firstRSSKey = "RSS after the first"
+)
+
+// gaps are the columns of what passes between two steps, in milliseconds: from the return of
+// the handler, which is the engine's whole overhead, and from the time recorded as its settle.
+var gaps = []struct{ from, column string }{{"return", "whole"}, {"settle", "settled"}}
+
+var gapShares = []struct {
+	name  string
+	share float64
+}{{"p50", 0.50}, {"p95", 0.95}, {"p99", 0.99}}
+
+func gapKey(from, name string) string { return name + " ms from " + from }
+
+// halfLoad feeds one worker with half as many instances as it has carried out a second.
+func (b *bench) halfLoad(ctx context.Context) error {
+	rate := b.section.median(ours{}.name(), sequenceVariant, rate) / sequenceSteps / 2
+	for rep := range b.sizes.reps {
+		s := sample{Engine: ours{}.name(), Variant: halfVariant, Rep: rep + 1, More: map[string]float64{}}
+		err := b.onFresh(ctx, ours{}, func(db *database) error { return b.halfLoadOnce(ctx, db, rate, &s) })
+		if err != nil {
+			return fmt.Errorf("%s: %w", halfVariant, err)
+		}
+		b.record(s)
+	}
+	return nil
+}
+
+func (b *bench) halfLoadOnce(ctx context.Context, db *database, perSecond float64, s *sample) error {
+	d := inARow(clocked, sequenceSteps)
+	if _, err := graph.Deploy(ctx, db.Pool, d); err != nil {
+		return err
+	}
+	if err := db.rest(ctx); err != nil {
+		return err
+	}
+	fed := 0
+	t := task{Do: "work", URL: db.url, Graph: true, Slots: -1}
+	err := b.timed(ctx, ours{}, t, 1, s, func(ps processes) (int, error) {
+		var err error
+		if fed, err = feedEvenly(ctx, db, d.Process, perSecond, b.sizes.half); err != nil {
+			return 0, err
+		}
+		s.Runs = fed * sequenceSteps
+		return s.Runs, awaitDrained(ctx, db, ours{}, ps, int64(s.Runs))
+	})
+	if err != nil {
+		return err
+	}
+	if err := allAre(ctx, db, graph.Completed, fed, s.Runs); err != nil {
+		return err
+	}
+	return noteGaps(ctx, db, s)
+}
+
+// feedEvenly starts instances a hundred times a second. What is late is not left out.
+func feedEvenly(ctx context.Context, db *database, process string, perSecond float64, length time.Duration) (fed int, err error) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for begin := time.Now(); time.Since(begin) < length; {
+		if due := int(time.Since(begin).Seconds()*perSecond) + 1 - fed; due > 0 {
+			if err := insertStarts(ctx, db, process, fed, due); err != nil {
+				return fed, err
+			}
+			fed += due
+		}
+		select {
+		case <-ctx.Done():
+			return fed, ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return fed, nil
+}
+
+// noteGaps reads from the steps' results when their handlers were called. The first second is
+// for getting up to speed.
+func noteGaps(ctx context.Context, db *database, s *sample) error {
+	for _, g := range gaps {
+		rows, _ := db.Query(ctx, `
+			SELECT (CASE $1 WHEN 'whole' THEN at - lag(at) OVER path ELSE at - lag(settled) OVER path END / 1e6)::float8
+			FROM (
+				SELECT token_id, node, created_at, (result->>'at')::bigint AS at, (extract(epoch FROM finished_at) * 1e9)::bigint AS settled
+				FROM workflow_run
+				WHERE type = $2) step
+			WHERE created_at > (SELECT min(created_at) + interval '1 second' FROM workflow_run)
+			WINDOW path AS (PARTITION BY token_id ORDER BY node)`, g.column, clocked)
+		all, err := pgx.CollectRows(rows, pgx.RowTo[*float64])
+		if err != nil {
+			return err
+		}
+		var known []float64
+		for _, gap := range all {
+			if gap != nil { // not the first of its path
+				known = append(known, *gap)
+			}
+		}
+		if len(known) == 0 {
+			return errors.New("no step came after another")
+		}
+		for _, p := range gapShares {
+			s.More[gapKey(g.from, p.name)] = percentile(known, p.share)
+		}
+	}
+	return nil
+}
+
+// limits has one worker carry out instances of unusual size, one at a time.
+func (b *bench) limits(ctx context.Context) error {
+	fork := forked(b.sizes.branches)
+	each := &graph.Definition{Process: "each", Version: 1, Start: "each", Nodes: map[string]*graph.Node{
+		"each": {Each: &graph.Each{List: "input.items", Do: noop, Limit: 50}, In: map[string]string{"n": "item"}},
+	}}
+	return errors.Join(
+		b.limit(ctx, wideFork, fork, []int{b.sizes.branches, b.sizes.branches}, []string{`{"n": 1}`, `{"n": 1}`}),
+		b.limit(ctx, longEach, each, []int{b.sizes.elements / 10, b.sizes.elements}, []string{list(b.sizes.elements / 10), list(b.sizes.elements)}))
+}
+
+// list is the input of an each over n elements.
+func list(n int) string {
+	var text strings.Builder
+	for i := range n {
+		fmt.Fprintf(&text, ", %d", i+1)
+	}
+	return `{"items": [` + strings.TrimPrefix(text.String(), ", ") + `]}`
+}
+
+// limit starts one instance for each input, each when the one before is over, and notes how
+// many seconds they took.
+func (b *bench) limit(ctx context.Context, variant string, d *graph.Definition, steps []int, inputs []string) error {
+	last := steps[len(steps)-1]
+	s := sample{Engine: ours{}.name(), Variant: fmt.Sprintf(variant, thousands(float64(last))), Rep: 1, More: map[string]float64{}}
+	err := b.onFresh(ctx, ours{}, func(db *database) error {
+		if _, err := graph.Deploy(ctx, db.Pool, d); err != nil {
+			return err
+		}
+		if err := db.rest(ctx); err != nil {
+			return err
+		}
+		err := b.timed(ctx, ours{}, task{Do: "work", URL: db.url, Graph: true, Slots: -1}, 1, &s, func(ps processes) (int, error) {
+			if err := pause(ctx, b.sizes.warmUp); err != nil {
+				return 0, err
+			}
+			for i, input := range inputs {
+				seconds, err := oneInstance(ctx, db, ps, d.Process, input)
+				if err != nil {
+					return 0, err
+				}
+				s.Series, s.Runs = append(s.Series, seconds), s.Runs+steps[i]
+				if now, err := b.server.read(ctx, ps); err == nil && i == 0 {
+					s.More[firstRSSKey] = now.rss
+				}
+			}
+			return s.Runs, nil
+		})
+		if err != nil {
+			return err
+		}
+		return allAre(ctx, db, graph.Completed, len(inputs), s.Runs)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.Variant, err)
+	}
+	s.Rate = 0 // the warm-up is in it
+	b.record(s)
+	return nil
+}
+
+// oneInstance starts an instance and returns after how many seconds it is seen to be over.
+func oneInstance(ctx context.Context, db *database, ps processes, process, input string) (float64, error) {
+	var id uuid.UUID
+	err := db.QueryRow(ctx, `
+		INSERT INTO workflow_run (type, payload)
+		VALUES ($1, jsonb_build_object('process', $2::text, 'input', $3::text::jsonb))
+		RETURNING id`, graph.StartType, process, input).Scan(&id)
+	for begin := time.Now(); err == nil; {
+		var over bool
+		err = db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM process_instance WHERE id = $1 AND completed_at IS NOT NULL)`, id).Scan(&over)
+		switch took := time.Since(begin); {
+		case over:
+			return took.Seconds(), nil
+		case took > 5*time.Minute:
+			return 0, fmt.Errorf("an instance of %s is not over after %v", process, took)
+		}
+		err = errors.Join(err, ps.alive(), pause(ctx, 5*time.Millisecond))
+	}
+	return 0, err
+}
+
+// amongWaiting drains plain runs with and without instances that wait, in turn.
+func (b *bench) amongWaiting(ctx context.Context) error {
+	none, err := b.base(ctx, ours{})
+	if err != nil {
+		return err
+	}
+	full := none + "_waiting"
+	if err := b.server.template(ctx, full, none, b.plantWaiting); err != nil {
+		return err
+	}
+	way := drained{engine: ours{}, task: task{Do: "work", Graph: true}, processes: 1}
+	for rep := range b.sizes.reps {
+		for _, c := range []struct{ variant, template string }{{waitFree, none}, {b.waitFull(), full}} {
+			s := sample{Engine: ours{}.name(), Variant: c.variant, Rep: rep + 1, Runs: b.sizes.crowd}
+			if err := b.onCopy(ctx, c.template, func(db *database) error { return b.drainOnce(ctx, db, way, &s) }); err != nil {
+				return fmt.Errorf("%s: %w", c.variant, err)
+			}
+			b.record(s)
+		}
+	}
+	return b.server.forget(ctx, full)
+}
+
+func (b *bench) waitFull() string { return fmt.Sprintf(waitFull, thousands(float64(b.sizes.waiting))) }
+
+// plantWaiting writes instances as the engine leaves those that wait: half of them for a
+// message, half for tomorrow. Starting them would take hours.
+func (b *bench) plantWaiting(ctx context.Context, db *database) error {
+	id, err := graph.Deploy(ctx, db.Pool, waits())
+	if err != nil {
+		return err
+	}
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL session_replication_role = replica`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `
+			WITH one AS MATERIALIZED (
+				SELECT g, g % 2 = 0 AS message, gen_random_uuid() AS instance, gen_random_uuid() AS token FROM generate_series(1, $1::int) g
+			), instances AS (
+				INSERT INTO process_instance (id, process_definition_id, status, input_payload, version, live_tokens, started_at)
+				SELECT instance, $2, 'WAITING', CASE WHEN message THEN jsonb_build_object('key', g) ELSE jsonb_build_object('n', -1) END, 2, 1, now()
+				FROM one
+			), tokens AS (
+				INSERT INTO process_token (id, instance_id, node, state)
+				SELECT token, instance, CASE WHEN message THEN 'message' ELSE 'timer' END, 'Waiting'
+				FROM one
+			), waits AS (
+				INSERT INTO message_wait (token_id, place, instance_id, node, name, key)
+				SELECT token, '', instance, 'message', 'bench', g FROM one WHERE message
+			)
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, run_at)
+			SELECT token, 'graph.timer.v1', 'timer', '{}', 1000, now() + interval '1 day' FROM one WHERE NOT message`, b.sizes.waiting, id)
+		return err
+	})
+	if err := errors.Join(err, db.rest(ctx)); err != nil {
+		return err
+	}
+	var wrong int
+	err = db.QueryRow(ctx, `SELECT (SELECT count(*) FROM process_without_mover) + (SELECT count(*) FROM process_miscounted)`).Scan(&wrong)
+	if err == nil && wrong > 0 {
+		err = fmt.Errorf("the engine would not leave %d of these instances so", wrong)
+	}
+	return err
+}

@@ -1,0 +1,250 @@
+package graph
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// act decides what a batch of settled runs means for their instances, and writes it. It is the
+// hook's second step: the instances are locked, the runs are settled.
+func (e *Engine) act(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+	tokens, instances, err := concerned(batch)
+	if err != nil {
+		return err
+	}
+	s := newScene()
+	if len(tokens)+len(instances) > 0 {
+		if err := s.load(ctx, tx, e, tokens, instances); err != nil {
+			return err
+		}
+	}
+	w := &writer{scene: s}
+	for _, settled := range batch {
+		if settled.Verdict != run.Succeed && settled.Verdict != run.Fail {
+			continue // it will be tried again: its token stays where it is
+		}
+		switch {
+		case settled.Step != uuid.Nil:
+			err = s.move(w, settled)
+		case settled.Type == StartType && settled.Verdict == run.Fail:
+			s.notStarted(settled)
+		case settled.Verdict == run.Fail:
+		case settled.Type == StartType:
+			err = w.start(ctx, tx, e, settled)
+		case settled.Type == cutOffType:
+			err = s.cutOff(settled)
+		case settled.Type == CompleteTaskType:
+			err = s.completeTask(ctx, tx, settled)
+		case settled.Type == MessageType:
+			err = w.message(settled)
+		case settled.Type == SignalType:
+			err = w.signal(settled)
+		case settled.Type == matchType:
+			err = w.match(settled)
+		case settled.Type == CancelType:
+			err = s.cancel(settled)
+		case settled.Type == RetryType:
+			err = s.retry(ctx, tx, w, settled)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return w.write(ctx, tx)
+}
+
+// move moves the token of a step.
+func (s *scene) move(w *writer, settled worker.Settlement) error {
+	t := s.tokens[settled.Step]
+	if t == nil {
+		return nil // the instance was deleted
+	}
+	i := s.owners[settled.Step]
+	succeeded := settled.Verdict == run.Succeed
+	over := alive(t.state) == 0 || i.changes.endedBut != nil && i.changes.endedBut != t || slices.Contains(i.changes.left, t) || i.status.Final() // in this very batch
+	if over {
+		if succeeded && !t.hasItem && settled.Type == t.from.Do {
+			i.owes(t, t.from, settled.Outcome.ID) // it is done all the same
+		}
+		return nil
+	}
+	f := settled.Failure
+	if f == nil {
+		f = &run.Failure{Code: "handler_error"}
+	}
+	var p position
+	switch settled.Type {
+	case timerType, arriveType, undoType:
+		if err := json.Unmarshal(settled.Payload, &p); err != nil {
+			return err
+		}
+	}
+	switch {
+	case p.Visit > 0 && p.Visit != t.version:
+		return nil // the token has moved on meanwhile
+	case t.mode == compensation && succeeded:
+		i.undone(t, settled.Outcome.ID)
+	case t.mode == compensation:
+		i.undoFailed(t, settled.Outcome.ID, f.Code+": "+firstLine(f.Message))
+	case p.At != mainPlace && succeeded:
+		i.happens(t, p, settled.Outcome.ID, settled.Result)
+	case succeeded:
+		i.done(t, settled.Outcome.ID, settled.Result)
+	default:
+		i.failed(t, f.Code, firstLine(f.Message))
+	}
+	if p.Message != uuid.Nil {
+		w.consumed = append(w.consumed, p.Message)
+	}
+	return nil
+}
+
+// completeTask completes a person's task, and moves its token with it. If somebody else has been
+// faster, the database's objection becomes the failure of the run.
+func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled worker.Settlement) error {
+	var p CompleteTaskPayload
+	var r taskRef
+	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
+		return err
+	}
+	if len(p.Output) == 0 {
+		p.Output = json.RawMessage("{}")
+	}
+	i, t := s.instances[r.Instance], s.tokens[r.Token]
+	if t != nil && slices.Contains(i.changes.left, t) {
+		return errors.New("graph: something else in this batch has moved the task's token; the task is to be looked at once more")
+	}
+	var version *int64
+	if p.Version != 0 {
+		version = &p.Version
+	}
+	if _, err := tx.Exec(ctx, `SELECT process_task_finish($1, $2, $3, $4)`, p.Task, p.By, p.Output, version); err != nil {
+		return err
+	}
+	if i == nil || t == nil || i.status.Final() || alive(t.state) == 0 || i.changes.endedBut != nil && i.changes.endedBut != t {
+		return nil
+	}
+	i.done(t, settled.Outcome.ID, p.Output)
+	return nil
+}
+
+// cutOff fails a token whose step somebody has taken away.
+func (s *scene) cutOff(settled worker.Settlement) error {
+	var c cutOff
+	if err := json.Unmarshal(settled.Payload, &c); err != nil {
+		return err
+	}
+	t, i := s.tokens[c.Token], s.owners[c.Token]
+	if t == nil || i.status.Final() || alive(t.state) == 0 || t.version != c.Visit || slices.Contains(i.changes.left, t) ||
+		i.changes.endedBut != nil && i.changes.endedBut != t {
+		return nil // it has moved on by something else
+	}
+	if t.mode == compensation {
+		i.undoFailed(t, uuid.Nil, firstLine(c.Reason))
+		return nil
+	}
+	i.failed(t, "cancelled", firstLine(c.Reason))
+	return nil
+}
+
+func (s *scene) cancel(settled worker.Settlement) error {
+	var p CancelPayload
+	if err := json.Unmarshal(settled.Payload, &p); err != nil {
+		return err
+	}
+	if i := s.instances[p.Instance]; i != nil && !i.status.Final() && i.ending == "" {
+		i.cancel(firstLine(p.Reason), p.Compensate)
+	}
+	return nil
+}
+
+func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled worker.Settlement) error {
+	var r retried
+	if err := json.Unmarshal(settled.Result, &r); err != nil {
+		return err
+	}
+	i, t := s.instances[r.Instance], s.tokens[r.Token]
+	if i == nil || i.status.Final() || t != nil && (!t.stopped || alive(t.state) == 0) || slices.Contains(w.resolved, r.Incident) {
+		return nil
+	}
+	var open bool // others may have been faster since the handler looked
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM incident WHERE id = $1 AND resolved_at IS NULL)`, r.Incident).Scan(&open); err != nil || !open {
+		return err
+	}
+	if t == nil {
+		return errors.New("graph: an incident without a token cannot be retried")
+	}
+	w.resolved = append(w.resolved, r.Incident)
+	i.retry(t)
+	return nil
+}
+
+// notStarted tells the token that waits for an instance that there will be none.
+func (s *scene) notStarted(settled worker.Settlement) {
+	var p StartPayload
+	if err := json.Unmarshal(settled.Payload, &p); err != nil || p.Parent == nil {
+		return // whoever asked for it sees the run
+	}
+	i, t := s.instances[p.Parent.Instance], s.tokens[p.Parent.Token]
+	if i != nil && t != nil && alive(t.state) > 0 && t.version == p.Parent.Visit && !slices.Contains(i.changes.left, t) && settled.Failure != nil {
+		i.failed(t, "child_not_started", firstLine(settled.Failure.Message))
+	}
+}
+
+// start places the first token of a new instance; of one that is there already, nothing.
+func (w *writer) start(ctx context.Context, tx pgx.Tx, e *Engine, settled worker.Settlement) error {
+	var p StartPayload
+	var started Started
+	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &started)); err != nil {
+		return err
+	}
+	found, err := e.processes(ctx, tx, []uuid.UUID{started.Definition})
+	if err != nil {
+		return err
+	}
+	if len(p.Input) == 0 {
+		p.Input = json.RawMessage("{}")
+	}
+	i := newInstance()
+	var parent, parentToken uuid.NullUUID
+	var visit *int64
+	if q := p.Parent; q != nil {
+		t := w.scene.tokens[q.Token]
+		if t == nil || alive(t.state) == 0 || t.version != q.Visit || t.node.kind != call || t.node.Call.Process != p.Process {
+			return nil // nobody waits for it any more, or ever did
+		}
+		parent, parentToken = uuid.NullUUID{UUID: q.Instance, Valid: true}, uuid.NullUUID{UUID: q.Token, Valid: true}
+		visit, i.depth, i.parent = &q.Visit, q.Depth, &parentRef{q.Token, q.Visit}
+	}
+	rows, _ := tx.Query(ctx, `
+		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata, version,
+		                              parent_process_instance_id, parent_token_id, parent_visit, depth)
+		VALUES ($1, $2, nullif($3, ''), nullif($4, ''), $5, $6, coalesce($7::jsonb, '{}'), 1, $8, $9, $10, $11)
+		ON CONFLICT (id) DO NOTHING
+		RETURNING id`,
+		started.Instance, started.Definition, p.Key, p.Tenant, p.Priority, p.Input, []byte(settled.Metadata),
+		parent, parentToken, visit, i.depth)
+	id, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[uuid.UUID])
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("insert process instance: %w", err)
+	}
+	i.id, i.process, i.status, i.priority, i.input = id, found[started.Definition], Created, p.Priority, p.Input
+	if err := json.Unmarshal(p.Input, &i.facts.input); err != nil {
+		return err
+	}
+	w.scene.instances[id] = i
+	i.begin()
+	return nil
+}

@@ -1,0 +1,392 @@
+package graph
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"time"
+)
+
+// Limits of a definition.
+const (
+	maxNodes = 10_000
+	maxName  = 100
+)
+
+var (
+	nameForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	kindForm = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+	typeForm = regexp.MustCompile(`^[a-z0-9_-]+(\.[a-z0-9_-]+)+$`)
+)
+
+// Compile checks a definition and makes it ready to be walked. The findings are all there are,
+// in order of their paths; the error is an *InvalidError if one of them is more than a note.
+func Compile(d *Definition) (*Process, []Finding, error) {
+	c := &compiler{p: &Process{Definition: d, nodes: map[string]*node{}}, paths: map[*node]string{}}
+	c.header()
+	c.nodes("/nodes", d.Nodes, nil)
+	names := slices.Sorted(maps.Keys(c.p.nodes))
+	for _, name := range names {
+		c.tie(c.p.nodes[name])
+	}
+	c.knownSteps()
+	if c.p.start = c.p.nodes[d.Start]; len(d.Nodes) > 0 && (c.p.start == nil || c.p.start.parent != nil) {
+		c.bad("NO_START", "/start", fmt.Sprintf("there is no node %q", d.Start), "name the node where instances start")
+	}
+	if c.valid() {
+		c.shape(names)
+	}
+	slices.SortStableFunc(c.found, func(a, b Finding) int { return cmp.Compare(a.Path, b.Path) })
+	if !c.valid() {
+		errs := slices.DeleteFunc(slices.Clone(c.found), func(f Finding) bool { return f.Note })
+		return nil, c.found, &InvalidError{Process: d.Process, Version: d.Version, Findings: errs}
+	}
+	for _, n := range c.p.nodes {
+		n.ahead = n.lookAhead(c.p)
+	}
+	return c.p, c.found, nil
+}
+
+type compiler struct {
+	p     *Process
+	found []Finding
+	texts []located
+	paths map[*node]string
+}
+
+// A located expression is to be checked once all nodes are known.
+type located struct {
+	path string
+	*expression
+}
+
+// knownSteps finds expressions that read nodes which do not exist.
+func (c *compiler) knownSteps() {
+	for _, e := range c.texts {
+		for _, name := range e.steps {
+			if c.p.nodes[name] == nil && !c.there(name) {
+				c.bad("UNKNOWN_STEP", e.path, fmt.Sprintf("there is no node %.120q whose result could be read", name), "name a node of this process")
+			}
+		}
+	}
+}
+
+// nodes checks the nodes of the process, or of a scope, by themselves. Names are unique in the
+// whole definition: expressions say steps.name wherever it lies.
+func (c *compiler) nodes(path string, all map[string]*Node, parent *node) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		at := path + "/" + name
+		if c.p.nodes[name] != nil {
+			c.bad("DUPLICATE_NAME", at, "another scope has a node of this name", "rename one of them")
+			continue
+		}
+		if n := c.node(at, name, all[name]); n != nil {
+			n.parent, c.paths[n] = parent, at
+			if n.kind == scope {
+				c.nodes(at+"/scope/nodes", n.Scope.Nodes, n)
+			}
+		}
+	}
+}
+
+func (c *compiler) bad(code, path, reason, fix string) {
+	c.found = append(c.found, Finding{Code: code, Path: path, Reason: reason, Fix: fix})
+}
+
+func (c *compiler) note(code, path, reason, fix string) {
+	c.found = append(c.found, Finding{Code: code, Path: path, Reason: reason, Fix: fix, Note: true})
+}
+
+func (c *compiler) valid() bool {
+	return !slices.ContainsFunc(c.found, func(f Finding) bool { return !f.Note })
+}
+
+func (c *compiler) header() {
+	d := c.p.Definition
+	if !kindForm.MatchString(d.Process) || len(d.Process) > maxName {
+		c.bad("PROCESS_NAME", "/process", fmt.Sprintf("%.120q is no name", d.Process), "use 1 to 100 letters, digits, _ and -")
+	}
+	if d.Version < 1 || d.Version > 1<<31-1 {
+		c.bad("VERSION", "/version", fmt.Sprintf("%d is no version", d.Version), "count versions from 1")
+	}
+	if d.Lang != "" && d.Lang != "cel" {
+		c.bad("LANG", "/lang", fmt.Sprintf("%.40q is not known", d.Lang), "use cel, or leave it out")
+	}
+	if len(d.Nodes) == 0 || len(d.Nodes) > maxNodes {
+		c.bad("NODE_COUNT", "/nodes", fmt.Sprintf("there are %d nodes", len(d.Nodes)), fmt.Sprintf("use 1 to %d", maxNodes))
+	}
+	c.p.output = c.expression("/output", d.Output)
+}
+
+// verbs are the kinds whose keys are set.
+func (n *Node) verbs() (all []kind) {
+	for _, v := range []struct {
+		kind kind
+		set  bool
+	}{
+		{do, n.Do != ""}, {choose, n.Choose != nil}, {anyOf, n.Any != nil}, {fork, n.Fork != nil}, {join, n.Join != nil},
+		{wait, n.Wait != nil}, {await, n.Await != nil}, {race, n.Race != nil}, {human, n.Human != nil}, {call, n.Call != nil},
+		{each, n.Each != nil}, {scope, n.Scope != nil}, {throw, n.Throw != nil}, {end, n.End}, {terminate, n.Terminate},
+	} {
+		if v.set {
+			all = append(all, v.kind)
+		}
+	}
+	return all
+}
+
+// node checks a node by itself.
+func (c *compiler) node(path, name string, def *Node) *node {
+	if !nameForm.MatchString(name) || len(name) > maxName {
+		c.bad("NODE_NAME", path, "a name is a word, so that expressions can say steps."+"name", "use 1 to 100 letters, digits and _, no digit first")
+	}
+	if def == nil {
+		c.bad("VERB", path, "it is null", "give it a verb, such as do")
+		return nil
+	}
+	verbs := def.verbs()
+	if len(verbs) != 1 {
+		c.bad("VERB", path, fmt.Sprintf("it has %d verbs %v, one says what it is", len(verbs), verbs),
+			"use one of do, choose, any, fork, join, wait, await, race, human, call, each, scope, throw, end, terminate")
+		return nil
+	}
+	n := &node{Node: def, name: name, kind: verbs[0]}
+	c.p.nodes[name] = n
+	c.misplaced(path, n)
+	c.runType(path+"/do", def.Do, n.kind == do)
+	c.runType(path+"/undo", def.Undo, false)
+	if n.kind == each {
+		c.runType(path+"/each/do", def.Each.Do, true)
+	}
+	c.verb(path, n)
+	if def.Attempts < 0 || def.Attempts > 1000 {
+		c.bad("ATTEMPTS", path+"/attempts", fmt.Sprintf("%d is outside 1 to 1000", def.Attempts), "say how often the step may be started")
+	}
+	n.in, n.out = c.mappings(path+"/in", def.In), c.mappings(path+"/out", def.Out)
+	if n.kind == wait {
+		n.until = c.expression(path+"/wait/until", def.Wait.Until)
+	}
+	for i, w := range slices.Concat(def.Choose, def.Any) {
+		at := fmt.Sprintf("%s/%s/%d/if", path, n.kind, i)
+		if w.If == "" {
+			c.bad("NO_CONDITION", at, "a way needs a condition", "say when it is taken, or make it the else")
+		} else if err := boolean(w.If); err != nil {
+			c.bad("NOT_A_CONDITION", at, err.Error(), "compare it with something")
+		}
+		n.ways = append(n.ways, way{condition: c.expression(at, w.If)})
+	}
+	return n
+}
+
+func (c *compiler) runType(path, typ string, required bool) {
+	if (typ != "" || required) && (!typeForm.MatchString(typ) || len(typ) > 200) {
+		c.bad("RUN_TYPE", path, fmt.Sprintf("%.120q is not the type of a run", typ), "use a dotted lower-case name such as billing.charge.v1")
+	}
+}
+
+// verb checks what a verb needs.
+func (c *compiler) verb(path string, n *node) {
+	switch n.kind {
+	case throw:
+		if n.Throw.Compensate == (n.Throw.Error != "") {
+			c.bad("NO_CODE", path+"/throw", "a throw has either compensate or an error", `use {"compensate": true}, or name the error, such as REJECTED`)
+		}
+	case await:
+		a := n.Await
+		if (a.Message != "") == (a.Signal != "") {
+			c.bad("AWAIT", path+"/await", "it waits for a message or for a signal", "name one of them")
+		}
+		if a.Message != "" && a.Key == "" {
+			c.bad("NO_KEY", path+"/await/key", "a message needs a key", "say what it is correlated by, such as input.order")
+		}
+		n.key = c.expression(path+"/await/key", a.Key)
+	case human:
+		n.assignee = c.expression(path+"/human/assignee", n.Human.Assignee)
+	case call:
+		if !kindForm.MatchString(n.Call.Process) || n.Call.Version < 0 {
+			c.bad("CALL", path+"/call/process", fmt.Sprintf("%.120q is no process", n.Call.Process), "name a process")
+		}
+		if u := n.Call.Undo; u != "" && u != "none" {
+			c.bad("CALL", path+"/call/undo", fmt.Sprintf("%.40q is not known; a completed child cannot be undone yet", u), "use none")
+		}
+		if n.Call.Undo == "" {
+			c.note("CALL_UNDO", path+"/call/undo", "if the process fails later, what the child did is kept", "say none if that is meant")
+		}
+	case each:
+		e := n.Each
+		if e.List == "" {
+			c.bad("NO_LIST", path+"/each/list", "it needs a list", "say which, such as input.items")
+		}
+		if e.Limit < 0 || e.Limit > 10_000 || e.Need < 0 {
+			c.bad("EACH", path+"/each", "limit is 1 to 10000 and need at least 1", "leave out what is not needed")
+		}
+		n.list = c.expression(path+"/each/list", e.List)
+	case scope:
+		if len(n.Scope.Nodes) == 0 {
+			c.bad("EMPTY_SCOPE", path+"/scope/nodes", "it has no nodes", "put nodes into it, or remove it")
+		} else if n.Scope.Nodes[n.Scope.Start] == nil {
+			c.bad("NO_START", path+"/scope/start", fmt.Sprintf("there is no node %q in it", n.Scope.Start), "name the node where it starts")
+		}
+	}
+}
+
+// misplaced finds keys that mean nothing at a node of this kind.
+func (c *compiler) misplaced(path string, n *node) {
+	gateway := n.kind == choose || n.kind == anyOf
+	for _, k := range []struct {
+		key     string
+		set, ok bool
+	}{
+		{"in", n.In != nil, n.kind == do || n.kind == human || n.kind == call || n.kind == each},
+		{"out", n.Out != nil, n.kind == do || n.kind == human || n.kind == call || n.kind == each || n.kind == await},
+		{"attempts", n.Attempts != 0, n.kind == do || n.kind == each},
+		{"undo", n.Undo != "", n.kind == do},
+		{"on", n.On != nil, !n.pure() && n.kind != throw && n.kind != race},
+		{"else", n.Else != "", gateway},
+		{"to", n.To != "", !n.pure() && n.kind != race || n.kind == join},
+	} {
+		if k.set && !k.ok {
+			c.bad("MISPLACED", path+"/"+k.key, fmt.Sprintf("%s means nothing at a %s", k.key, n.kind), "remove it")
+		}
+	}
+	if gateway && len(n.Choose)+len(n.Any) == 0 {
+		c.bad("NO_WAY", path+"/"+string(n.kind), "no way leads on", "list ways with if and to")
+	}
+	if n.kind == fork && len(n.Fork) < 2 {
+		c.bad("NO_FORK", path+"/fork", fmt.Sprintf("it has %d branches", len(n.Fork)), "use two or more, or an edge")
+	}
+}
+
+func (c *compiler) expression(path, text string) *expression {
+	if text == "" {
+		return nil
+	}
+	if len(text) > 10_000 {
+		c.bad("EXPRESSION", path, fmt.Sprintf("it has %d bytes", len(text)), "use at most 10000")
+		return nil
+	}
+	e, err := compile(text)
+	if err != nil {
+		c.bad("EXPRESSION", path, err.Error(), "read input, steps.<node>, in out result, or in the in of an each item")
+		return nil
+	}
+	c.texts = append(c.texts, located{path, e})
+	return e
+}
+
+func (c *compiler) mappings(path string, from map[string]string) (all []mapping) {
+	for _, key := range slices.Sorted(maps.Keys(from)) {
+		if from[key] == "" {
+			c.bad("EXPRESSION", path+"/"+key, "it is empty", "say what the value is, or remove the key")
+			continue
+		}
+		all = append(all, mapping{key, c.expression(path+"/"+key, from[key])})
+	}
+	return all
+}
+
+// tie ties a node's edges to other nodes.
+func (c *compiler) tie(n *node) {
+	path, used := c.paths[n], map[string]int{}
+	to := func(at, name string) *edge {
+		target := c.p.nodes[name]
+		if target == nil {
+			if !c.there(name) {
+				c.bad("UNKNOWN_NODE", path+at, fmt.Sprintf("there is no node %.120q", name), "name a node, or leave to out for an end")
+			}
+			return nil
+		}
+		if target.parent != n.parent {
+			c.bad("EDGE_ACROSS_SCOPES", path+at, fmt.Sprintf("%q lies in another scope", name), "lead edges to nodes of the same scope, and on from the scope itself")
+			return nil
+		}
+		e := &edge{id: n.name + ">" + name, from: n, to: target}
+		if used[name]++; used[name] > 1 {
+			e.id += fmt.Sprintf("#%d", used[name])
+		}
+		target.incoming = append(target.incoming, e)
+		return e
+	}
+	for i, w := range slices.Concat(n.Choose, n.Any) {
+		n.ways[i].edge = to(fmt.Sprintf("/%s/%d/to", n.kind, i), w.To)
+	}
+	for i, name := range n.Fork {
+		n.branches = append(n.branches, to(fmt.Sprintf("/fork/%d", i), name))
+	}
+	if n.kind == race && len(n.Race) < 2 {
+		c.bad("RACE", path+"/race", fmt.Sprintf("it has %d nodes to wait at", len(n.Race)), "name two or more")
+	}
+	for i, name := range n.Race {
+		at := fmt.Sprintf("/race/%d", i)
+		if o := to(at, name); o != nil {
+			n.options = append(n.options, o)
+			if len(o.to.On) > 0 {
+				c.bad("RACE", path+at, fmt.Sprintf("%q has edges of its own for what else may happen", name), "make that another node of the race")
+			}
+			if o.to.kind != wait && o.to.kind != await {
+				c.bad("RACE", path+at, fmt.Sprintf("%q is a %s", name, o.to.kind), "a race is between wait and await nodes")
+			}
+		}
+	}
+	if n.kind == scope {
+		if start := c.p.nodes[n.Scope.Start]; start != nil && start.parent == n {
+			n.inner = &edge{id: n.name + ">" + start.name, from: n, to: start}
+			start.incoming = append(start.incoming, n.inner)
+		}
+	}
+	c.handlers(n, path, to)
+	if n.Else != "" {
+		n.other = to("/else", n.Else)
+	}
+	if n.To != "" {
+		n.next = to("/to", n.To)
+	}
+}
+
+// there reports whether a name was given to a node, usable or not.
+func (c *compiler) there(name string) bool {
+	var in func(all map[string]*Node) bool
+	in = func(all map[string]*Node) bool {
+		for n, def := range all {
+			if n == name || def != nil && def.Scope != nil && in(def.Scope.Nodes) {
+				return true
+			}
+		}
+		return false
+	}
+	return in(c.p.Definition.Nodes)
+}
+
+// handlers checks and ties what else may happen at a node.
+func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge) {
+	seen := map[string]bool{}
+	for i := range n.On {
+		h, at := &n.On[i], fmt.Sprintf("/on/%d", i)
+		kinds := count(h.Error != "") + count(h.After > 0) + count(h.Every > 0) + count(h.Message != "")
+		switch {
+		case kinds != 1:
+			c.bad("HANDLER", path+at, "it needs one of error, after, every and message", "say when this edge is taken")
+		case h.Error != "":
+			if n.kind != do && n.kind != call && n.kind != each && n.kind != scope {
+				c.bad("MISPLACED", path+at+"/error", fmt.Sprintf("a %s does not fail", n.kind), "remove it")
+			}
+			if h.Keep {
+				c.bad("MISPLACED", path+at+"/keep", "a token cannot stay where it has failed", "remove it")
+			}
+			if seen[h.Error] || seen["*"] {
+				c.bad("DUPLICATE_HANDLER", path+at+"/error", fmt.Sprintf("an earlier edge takes %q", h.Error), "remove one of them, or put * last")
+			}
+			seen[h.Error] = true
+		case h.Message != "" && h.Key == "":
+			c.bad("NO_KEY", path+at+"/key", "a message needs a key", "say what it is correlated by, such as input.order")
+		case h.Every > 0 && h.Every < Duration(time.Second):
+			c.bad("HANDLER", path+at+"/every", fmt.Sprintf("%s is too short", h.Every), "use a second or more")
+		}
+		if h.Times < 0 || h.Times > 0 && h.Every == 0 || h.Key != "" && h.Message == "" {
+			c.bad("MISPLACED", path+at, "times goes with every, and key with message", "remove what does not belong there")
+		}
+		n.handlers = append(n.handlers, handler{Handler: h, key: c.expression(path+at+"/key", h.Key), edge: to(at+"/to", h.To)})
+	}
+}

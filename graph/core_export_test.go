@@ -1,0 +1,303 @@
+package graph
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// A Play is an instance that lives in memory: what the shell does in the database between two
+// decisions of the core is done here by hand.
+type Play struct {
+	Story []string // what was decided, in words
+
+	i        *instance
+	tokens   []*token
+	numbers  map[*token]int
+	arrivals map[*joining][]*token
+	lists    map[*progress][]json.RawMessage
+	open     []open // what may happen next
+	records  []*owed
+	runs     int
+}
+
+// open is something that waits to happen: a run, a message, a task, or a child's end.
+type open struct {
+	token *token
+	place string
+	kind  string
+	owed  *owed // that this undoes
+}
+
+type owed struct {
+	record
+	undone, given bool
+}
+
+// NewPlay begins an instance.
+func NewPlay(d *Definition, input map[string]any) (*Play, error) {
+	process, _, err := Compile(d)
+	if err != nil {
+		return nil, err
+	}
+	p := &Play{i: newInstance(), numbers: map[*token]int{}, arrivals: map[*joining][]*token{}, lists: map[*progress][]json.RawMessage{}}
+	p.i.process, p.i.status, p.i.facts.input = process, Created, input
+	if p.i.input, err = json.Marshal(input); err != nil {
+		return nil, err
+	}
+	p.i.begin()
+	return p, p.commit()
+}
+
+// Next has something happen, which choose draws. It reports whether there was anything.
+func (p *Play) Next(choose func(n int) int) (bool, error) {
+	if p.i.status.Final() || len(p.open) == 0 {
+		return false, nil
+	}
+	if p.i.ending == "" && choose(200) == 0 {
+		p.i.cancel("no more", choose(2) == 0)
+		return true, p.commit()
+	}
+	k := choose(len(p.open))
+	o := p.open[k]
+	p.open = slices.Delete(p.open, k, k+1)
+	p.runs++
+	run := uuid.UUID{byte(p.runs >> 8), byte(p.runs)}
+	at := position{At: o.place, Tick: 1}
+	switch {
+	case o.kind == "undo":
+		if o.owed != nil {
+			o.owed.undone = true
+		}
+		p.debt()
+		p.i.undone(o.token, run)
+	case o.place != mainPlace:
+		p.i.happens(o.token, at, run, json.RawMessage(`{}`))
+	case o.kind == "step" && choose(20) == 0:
+		p.i.failed(o.token, "bad", "it was told to fail")
+	default:
+		p.i.done(o.token, run, json.RawMessage(`{"n": 1}`))
+	}
+	return true, p.commit()
+}
+
+// debt looks for what is undone next.
+func (p *Play) debt() {
+	p.i.debt, p.i.undoing = nil, false
+	for n, o := range p.records {
+		if !o.undone && !o.given {
+			p.i.debt = &debt{id: uuid.UUID{byte(n)}, node: o.node, undo: o.undo}
+		}
+		p.i.undoing = p.i.undoing || o.given && !o.undone
+	}
+}
+
+// commit does what writing and loading again would do, and counts.
+func (p *Play) commit() error {
+	i, c := p.i, p.i.changes
+	for _, t := range c.tokens {
+		if _, known := p.numbers[t]; !known {
+			p.numbers[t] = len(p.tokens)
+			p.tokens = append(p.tokens, t)
+		}
+	}
+	p.tell()
+	for _, a := range c.arrivals {
+		if !a.surplus {
+			p.arrivals[a.join] = append(p.arrivals[a.join], a.token)
+		}
+	}
+	for _, t := range p.tokens {
+		if alive(t.state) > 0 && (c.ended || c.endedBut != nil && c.endedBut != t) {
+			t.state, t.joining = tokenTerminated, false
+		}
+	}
+	for _, j := range c.joins {
+		for _, t := range p.arrivals[j] {
+			if j.fires && t.state == tokenWaiting {
+				t.state, t.joining = tokenCompleted, false
+			}
+		}
+		j.listed, j.fires, j.came = false, false, nil
+	}
+	for _, j := range i.joins {
+		j.waiting = map[*group]int{}
+		for _, t := range p.arrivals[j] {
+			if t.state == tokenWaiting {
+				j.waiting[t.group]++
+			}
+		}
+	}
+	p.attached()
+	i.others = nil
+	for _, t := range p.tokens {
+		t.listed, t.purePath, t.from = false, 0, t.node
+		t.version++
+		if i.process.survey && alive(t.state) > 0 {
+			i.others = append(i.others, t)
+		}
+	}
+	for _, g := range c.groups {
+		g.listed, g.fresh = false, false
+	}
+	for _, e := range i.eaches {
+		if e.all != nil {
+			var all []json.RawMessage
+			if err := json.Unmarshal(e.all, &all); err != nil {
+				return err
+			}
+			p.lists[e] = all
+		}
+		e.items, e.from, e.all, e.changed = p.lists[e][e.next:], e.next, nil, false
+	}
+	i.changes, i.drains, i.moves = changes{}, nil, 0
+	return p.balanced()
+}
+
+// attached is what may happen now: what was begun, less what belongs to tokens that have left.
+func (p *Play) attached() {
+	c := p.i.changes
+	gone := map[*token]bool{}
+	for _, t := range c.left {
+		gone[t] = true
+	}
+	p.open = filter(p.open, func(o open) bool {
+		if !gone[o.token] && alive(o.token.state) > 0 {
+			return true
+		}
+		if o.owed != nil {
+			o.owed.given = false
+		}
+		return false
+	})
+	for _, r := range c.records {
+		p.records = append(p.records, &owed{record: r})
+	}
+	add := func(t *token, place, kind string, o *owed) {
+		if alive(t.state) > 0 {
+			p.open = append(p.open, open{t, place, kind, o})
+		}
+	}
+	for _, s := range c.steps {
+		var at position
+		kind := "step"
+		switch s.typ {
+		case timerType:
+			kind = "timer"
+			_ = json.Unmarshal(s.payload, &at)
+		case undoType:
+			kind = "undo"
+		}
+		add(s.token, at.At, kind, nil)
+	}
+	for _, u := range c.undo {
+		o := p.records[u.debt.id[0]]
+		o.given = true
+		add(u.token, mainPlace, "undo", o)
+	}
+	for _, s := range c.waits {
+		add(s.token, s.place, "message", nil)
+	}
+	for _, k := range c.tasks {
+		add(k.token, mainPlace, "task", nil)
+	}
+	for _, k := range c.children {
+		add(k.token, mainPlace, "child", nil)
+	}
+}
+
+// tell adds to the story everything that is to be written, with tokens by their numbers.
+func (p *Play) tell() {
+	var all []string
+	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	i, c := p.i, p.i.changes
+	say("%s live %d ready %d joining %d incidents %d ended %v", i.status, i.live, i.ready, i.joining, i.incidents, c.ended)
+	for _, g := range c.groups {
+		say("group %s %d", g.node, g.live)
+	}
+	for _, t := range c.tokens {
+		say("token %d %s %s %s", p.numbers[t], t.node.name, t.edge, t.state)
+	}
+	for _, j := range c.joins {
+		say("join %s round %d %d of %d %v", j.node.name, j.round, j.joined, j.expected, j.fired)
+	}
+	for _, a := range c.arrivals {
+		say("arrival %d %s %v", p.numbers[a.token], a.edge, a.surplus)
+	}
+	for _, s := range c.steps {
+		say("step %d %s %s %s", p.numbers[s.token], s.node, s.typ, s.payload)
+	}
+	for _, s := range c.waits {
+		say("wait %d %s %s", p.numbers[s.token], s.place, s.name)
+	}
+	for _, t := range c.left {
+		say("left %d", p.numbers[t])
+	}
+	for _, r := range c.records {
+		say("record %s", r.node)
+	}
+	for _, u := range c.undo {
+		say("undo %s", u.debt.node)
+	}
+	for _, x := range c.incidents {
+		say("incident %s %s", x.node, x.code)
+	}
+	for _, e := range c.events {
+		say("event %d %s %s %v", p.numbers[e.token], e.name, e.node, e.data)
+	}
+	for _, h := range c.history {
+		say("%s > %s %s", h.from, h.to, h.reason)
+	}
+	p.Story = append(p.Story, strings.Join(all, "\n"))
+}
+
+// balanced compares what the instance and its groups have counted with the tokens that there are.
+func (p *Play) balanced() error {
+	live, ready, joining := 0, 0, 0
+	groups, within := map[*group]int{}, map[*group]bool{}
+	for _, t := range p.tokens {
+		live += alive(t.state)
+		ready += count(t.state == tokenReady)
+		if t.group != nil {
+			groups[t.group] += alive(t.state)
+		}
+		for g := t.group; g != nil; g = g.parent {
+			within[g] = true
+		}
+	}
+	for _, j := range p.i.joins {
+		for _, t := range j.surplus {
+			joining += alive(t.state)
+		}
+		for _, t := range p.arrivals[j] {
+			joining += alive(t.state)
+		}
+	}
+	if i := p.i; live != i.live || ready != i.ready || joining != i.joining {
+		return fmt.Errorf("live %d, ready %d, joining %d: counted %d, %d, %d", live, ready, joining, i.live, i.ready, i.joining)
+	}
+	if p.i.status.Final() != (live == 0) {
+		return fmt.Errorf("%d live tokens in a %s instance", live, p.i.status)
+	}
+	if p.i.status.Final() || p.i.ending != "" { // groups do not matter any more
+		return nil
+	}
+	for g := range within {
+		if g.parent != nil {
+			groups[g.parent] += count(g.live > 0)
+		}
+	}
+	for g := range maps.Keys(within) {
+		if g.live != groups[g] {
+			return fmt.Errorf("group of %s: %d live, counted %d", g.node, groups[g], g.live)
+		}
+	}
+	if len(p.open) == 0 && p.i.incidents == 0 {
+		return fmt.Errorf("nothing can move, and no incident says why")
+	}
+	return nil
+}

@@ -1,0 +1,416 @@
+package graph_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+)
+
+// What is no definition is refused, and the error names the place.
+func TestParseRefuses(t *testing.T) {
+	node := func(text string) string { return `{"nodes": {"pay": ` + text + `}}` }
+	for _, row := range []struct{ text, want string }{
+		{`{"process": "a", "proces": 1}`, "/proces: there is no such key"},
+		{`{"Process": "a"}`, "/Process: there is no such key"},
+		{node(`{"do": "x", "too": "b"}`), "/nodes/pay/too: there is no such key"},
+		{node(`{"choose": [{"if": "true", "then": "b"}]}`), "/nodes/pay/choose/0/then: there is no such key"},
+		{node(`{"on": [{"error": "*", "to": "b"}, {"errors": "*"}]}`), "/nodes/pay/on/1/errors: there is no such key"},
+		{node(`{"join": {"need": 1, "of": 2}}`), "/nodes/pay/join/of: there is no such key"},
+		{node(`{"wait": {"untill": "x"}}`), "/nodes/pay/wait/untill: there is no such key"},
+		{node(`{"await": {"message": "m", "ttl": "P7D"}}`), "/nodes/pay/await/ttl: there is no such key"},
+		{node(`{"scope": {"start": "a", "nodes": {"a": {"ned": true}}}}`), "/nodes/pay/scope/nodes/a/ned: there is no such key"},
+
+		{`{"process": "a", "process": "b"}`, `duplicate object member name "process"`},
+		{node(`{"do": "x", "do": "y"}`), `duplicate object member name "do" within "/nodes/pay"`},
+		{node(`{"end": true}, "pay": {"end": true}`), `duplicate object member name "pay" within "/nodes"`},
+		{node(`{"in": {"a": "1", "a": "2"}}`), `duplicate object member name "a" within "/nodes/pay/in"`},
+		{node(`{"join": {"need": 1, "need": 2}}`), `duplicate object member name "need" within "/nodes/pay/join"`},
+		{node(`{"scope": {"nodes": {"a": {}, "a": {}}}}`), `duplicate object member name "a" within "/nodes/pay/scope/nodes"`},
+
+		{`[]`, "the definition: "},
+		{`{"version": "1"}`, "/version: "},
+		{`{"version": 1.5}`, "/version: "},
+		{`{"nodes": []}`, "/nodes: "},
+		{node(`"end"`), "/nodes/pay: "},
+		{node(`{"end": "yes"}`), "/nodes/pay/end: "},
+		{node(`{"choose": {"if": "true", "to": "b"}}`), "/nodes/pay/choose: "},
+		{node(`{"fork": ["a", 2]}`), "/nodes/pay/fork/1: "},
+		{node(`{"attempts": 99999999999999999999}`), "/nodes/pay/attempts: "},
+		{node(`{"join": 2}`), "/nodes/pay/join: "},
+		{node(`{"join": "some"}`), `/nodes/pay/join: join "some": use "all", "taken" or {"need": 1}`},
+		{node(`{"join": {"need": 0}}`), "/nodes/pay/join: a join is"},
+		{node(`{"join": {"need": 1, "rest": "keep"}}`), "/nodes/pay/join: a join is"},
+		{node(`{"wait": {}}`), "/nodes/pay/wait: a wait is"},
+		{node(`{"wait": "soon"}`), `/nodes/pay/wait: duration "soon": use a form such as`},
+		{node(`{"wait": "P1M"}`), `/nodes/pay/wait: duration "P1M": use a form such as`},
+		{node(`{"wait": "-5m"}`), `/nodes/pay/wait: duration "-5m": use 0 to ten years`},
+		{node(`{"on": [{"after": "P11Y"}]}`), `/nodes/pay/on/0/after: duration "P11Y"`},
+		{node(`{"on": [{"every": "P4000D"}]}`), `/nodes/pay/on/0/every: duration "P4000D"`},
+		{node(`{"human": {"due": 5}}`), "/nodes/pay/human/due: "},
+
+		{``, "EOF"},
+		{`{"process": "a"`, "EOF"},
+		{`{} {}`, "after top-level value"},
+		{"{\"process\": \"\xff\"}", `invalid UTF-8 within "/process"`},
+	} {
+		d, err := graph.Parse([]byte(row.text))
+		if err == nil || d != nil || !strings.Contains(err.Error(), row.want) || !strings.HasPrefix(err.Error(), "graph: ") {
+			t.Errorf("%s: error %v, want %q", row.text, err, row.want)
+		}
+	}
+}
+
+// Whatever form a join, a wait or a duration is written in, it is stored in one.
+func TestCanonicalForms(t *testing.T) {
+	for _, row := range []struct{ text, want string }{
+		{`"join": "all"`, ``},
+		{`"join": "taken"`, ``},
+		{`"join": {"need": 2}`, `"join":{"need":2}`},
+		{`"join": {"need": 2, "rest": ""}`, `"join":{"need":2}`},
+		{`"join": {"rest": "cancel", "need": 1}`, `"join":{"need":1,"rest":"cancel"}`},
+		{`"wait": {"until": "input.at"}`, `"wait":{"until":"input.at"}`},
+		{`"wait": "PT0S"`, ``},
+		{`"wait": "0s"`, `"wait":"PT0S"`},
+		{`"wait": "PT5M"`, ``},
+		{`"wait": "5m"`, `"wait":"PT5M"`},
+		{`"wait": "PT90M"`, `"wait":"PT1H30M"`},
+		{`"wait": "1h30m5s"`, `"wait":"PT1H30M5S"`},
+		{`"wait": "24h"`, `"wait":"P1D"`},
+		{`"wait": "P1W"`, `"wait":"P7D"`},
+		{`"wait": "P1DT12H"`, ``},
+		{`"wait": "36h"`, `"wait":"P1DT12H"`},
+		{`"wait": "PT0.5S"`, ``},
+		{`"wait": "500ms"`, `"wait":"PT0.5S"`},
+		{`"wait": "1500ns"`, `"wait":"PT0.000001S"`},
+		{`"wait": "PT0.000065S"`, ``},
+		{`"wait": "PT59.999999S"`, ``},
+		{`"wait": "P3650D"`, ``},
+		{`"on": [{"after": "30m", "to": "b"}, {"every": "PT60S", "times": 3, "to": "b"}]`,
+			`"on":[{"after":"PT30M","to":"b"},{"every":"PT1M","times":3,"to":"b"}]`},
+		{`"human": {"due": "48h"}`, `"human":{"due":"P2D"}`},
+		{`"human": {}`, ``},
+		{`"end": true, "attempts": 0, "to": ""`, `"end":true`},
+	} {
+		if row.want == "" {
+			row.want = strings.ReplaceAll(row.text, ": ", ":")
+		}
+		want := `{"process":"p","version":1,"start":"a","nodes":{"a":{` + row.want + `}}}`
+		text := `{"version": 1, "process": "p", "nodes": {"a": {` + row.text + `}}, "start": "a"}`
+		for range 2 { // the canonical form is its own
+			d, err := graph.Parse([]byte(text))
+			if err != nil {
+				t.Errorf("%s: %v", row.text, err)
+				break
+			}
+			if text = asJSON(t, d); text != want {
+				t.Errorf("%s: %s, want %s", row.text, text, want)
+			}
+		}
+	}
+}
+
+func asJSON(t interface{ Fatal(...any) }, d *graph.Definition) string {
+	text, err := d.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Any definition, sensible or not, is the same after a way through JSON.
+func TestJSONKeepsEverything(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		text := asJSON(t, anyDefinition().Draw(t, "definition"))
+		d, err := graph.Parse([]byte(text))
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if again := asJSON(t, d); again != text {
+			t.Fatalf("%s became %s", text, again)
+		}
+	})
+}
+
+func anyDefinition() *rapid.Generator[*graph.Definition] {
+	return rapid.Custom(func(t *rapid.T) *graph.Definition {
+		return &graph.Definition{
+			Process: anyText(t), Version: anyNumber(t), Lang: anyText(t), Start: anyText(t), Output: anyText(t), Nodes: anyNodes(t, 2),
+		}
+	})
+}
+
+func anyNodes(t *rapid.T, depth int) map[string]*graph.Node {
+	all := map[string]*graph.Node{}
+	for range rapid.IntRange(0, 4).Draw(t, "nodes") {
+		all[anyText(t)] = anyNode(t, depth)
+	}
+	return all
+}
+
+// anyNode has any verbs, or none, and any other keys.
+func anyNode(t *rapid.T, depth int) *graph.Node {
+	n := &graph.Node{
+		Do: anyText(t), Choose: anyWays(t), Any: anyWays(t), Fork: anyTexts(t), Race: anyTexts(t),
+		Join: maybe(t, func() graph.Join {
+			switch need := anyNumber(t); rapid.IntRange(0, 2).Draw(t, "join") {
+			case 0:
+				return graph.Join{Taken: anyBool(t)}
+			default:
+				return graph.Join{Need: need, Cancel: anyBool(t)}
+			}
+		}),
+		Wait: maybe(t, func() graph.Wait {
+			if text := anyText(t); text != "" {
+				return graph.Wait{Until: text}
+			}
+			return graph.Wait{For: anyDuration(t)}
+		}),
+		Await: maybe(t, func() graph.Await {
+			return graph.Await{Message: anyText(t), Key: anyText(t), Signal: anyText(t)}
+		}),
+		Human: maybe(t, func() graph.Human {
+			return graph.Human{Assignee: anyText(t), Groups: anyTexts(t), Due: anyDuration(t)}
+		}),
+		Call: maybe(t, func() graph.Call {
+			return graph.Call{Process: anyText(t), Version: anyNumber(t), Undo: anyText(t)}
+		}),
+		Each: maybe(t, func() graph.Each {
+			return graph.Each{List: anyText(t), Do: anyText(t), Limit: anyNumber(t), Need: anyNumber(t)}
+		}),
+		Throw: maybe(t, func() graph.Throw { return graph.Throw{Compensate: anyBool(t), Error: anyText(t)} }),
+		End:   anyBool(t), Terminate: anyBool(t),
+		In: anyMap(t), Out: anyMap(t), Attempts: anyNumber(t), Undo: anyText(t), Else: anyText(t), To: anyText(t),
+	}
+	if depth > 0 && rapid.IntRange(0, 3).Draw(t, "scope") == 0 {
+		n.Scope = &graph.Scope{Start: anyText(t), Nodes: anyNodes(t, depth-1)}
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "handlers") {
+		n.On = append(n.On, graph.Handler{
+			Error: anyText(t), After: anyDuration(t), Every: anyDuration(t), Times: anyNumber(t),
+			Message: anyText(t), Key: anyText(t), Keep: anyBool(t), To: anyText(t),
+		})
+	}
+	return n
+}
+
+func maybe[T any](t *rapid.T, make func() T) *T {
+	if rapid.IntRange(0, 3).Draw(t, "there") > 0 {
+		return nil
+	}
+	v := make()
+	return &v
+}
+
+func anyText(t *rapid.T) string {
+	return rapid.OneOf(rapid.Just(""), rapid.SampledFrom([]string{"a", "b", "all", "input.x > 1"}), rapid.String()).Draw(t, "text")
+}
+
+func anyTexts(t *rapid.T) []string {
+	return rapid.OneOf(rapid.Just[[]string](nil), rapid.SliceOfN(rapid.String(), 0, 3)).Draw(t, "texts")
+}
+
+func anyMap(t *rapid.T) map[string]string {
+	return rapid.OneOf(rapid.Just[map[string]string](nil), rapid.MapOfN(rapid.String(), rapid.String(), 0, 3)).Draw(t, "map")
+}
+
+func anyWays(t *rapid.T) (all []graph.Way) {
+	for range rapid.IntRange(0, 2).Draw(t, "ways") {
+		all = append(all, graph.Way{If: anyText(t), To: anyText(t)})
+	}
+	return all
+}
+
+func anyBool(t *rapid.T) bool { return rapid.Bool().Draw(t, "bool") }
+
+func anyNumber(t *rapid.T) int { return rapid.IntRange(0, 1<<31).Draw(t, "number") }
+
+// anyDuration is one that a definition may have, to the microsecond.
+func anyDuration(t *rapid.T) graph.Duration {
+	const tenYears = int64(10 * 365 * 24 * time.Hour / time.Microsecond)
+	return graph.Duration(time.Duration(rapid.Int64Range(0, tenYears).Draw(t, "duration")) * time.Microsecond)
+}
+
+// found is a definition and one finding that Compile has about it.
+type found struct {
+	code, path string
+	note       bool
+	start      string
+	nodes      string
+}
+
+var allFindings = []found{
+	{code: "NODE_NAME", path: "/nodes/1st", start: "1st", nodes: `"1st": {"end": true}`},
+	{code: "DUPLICATE_NAME", path: "/nodes/s/scope/nodes/a", start: "a",
+		nodes: `"a": {"do": "x.y", "to": "s"}, "s": {"scope": {"start": "a", "nodes": {"a": {"end": true}}}}`},
+	{code: "VERB", path: "/nodes/a", start: "a", nodes: `"a": {"to": "b"}, "b": {"end": true}`},
+	{code: "VERB", path: "/nodes/a", start: "a", nodes: `"a": {"do": "x.y", "end": true}`},
+	{code: "VERB", path: "/nodes/a", start: "a", nodes: `"a": null`},
+	{code: "RUN_TYPE", path: "/nodes/a/do", start: "a", nodes: `"a": {"do": "Charge"}`},
+	{code: "RUN_TYPE", path: "/nodes/a/undo", start: "a", nodes: `"a": {"do": "x.y", "undo": "none"}`},
+	{code: "RUN_TYPE", path: "/nodes/a/each/do", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": ""}}`},
+	{code: "ATTEMPTS", path: "/nodes/a/attempts", start: "a", nodes: `"a": {"do": "x.y", "attempts": 1001}`},
+	{code: "NO_CODE", path: "/nodes/a/throw", start: "a", nodes: `"a": {"throw": {}}`},
+	{code: "NO_CODE", path: "/nodes/a/throw", start: "a", nodes: `"a": {"throw": {"compensate": true, "error": "E"}}`},
+	{code: "AWAIT", path: "/nodes/a/await", start: "a", nodes: `"a": {"await": {}}`},
+	{code: "NO_KEY", path: "/nodes/a/await/key", start: "a", nodes: `"a": {"await": {"message": "paid"}}`},
+	{code: "NO_KEY", path: "/nodes/a/on/0/key", start: "a", nodes: `"a": {"do": "x.y", "on": [{"message": "m", "to": "b"}]}, "b": {"end": true}`},
+	{code: "CALL", path: "/nodes/a/call/process", start: "a", nodes: `"a": {"call": {"process": "", "undo": "none"}}`},
+	{code: "CALL", path: "/nodes/a/call/undo", start: "a", nodes: `"a": {"call": {"process": "p", "undo": "all"}}`},
+	{code: "CALL_UNDO", path: "/nodes/a/call/undo", note: true, start: "a", nodes: `"a": {"call": {"process": "p"}}`},
+	{code: "NO_LIST", path: "/nodes/a/each/list", start: "a", nodes: `"a": {"each": {"list": "", "do": "x.y"}}`},
+	{code: "EACH", path: "/nodes/a/each", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "limit": -1}}`},
+	{code: "EMPTY_SCOPE", path: "/nodes/a/scope/nodes", start: "a", nodes: `"a": {"scope": {"start": "b", "nodes": {}}}`},
+	{code: "NO_START", path: "/start", start: "b", nodes: `"a": {"end": true}`},
+	{code: "NO_START", path: "/nodes/a/scope/start", start: "a", nodes: `"a": {"scope": {"start": "c", "nodes": {"b": {"end": true}}}}`},
+	{code: "MISPLACED", path: "/nodes/a/in", start: "a", nodes: `"a": {"end": true, "in": {"k": "1"}}`},
+	{code: "MISPLACED", path: "/nodes/a/out", start: "a", nodes: `"a": {"end": true, "out": {"k": "1"}}`},
+	{code: "MISPLACED", path: "/nodes/a/attempts", start: "a", nodes: `"a": {"end": true, "attempts": 1}`},
+	{code: "MISPLACED", path: "/nodes/a/undo", start: "a", nodes: `"a": {"end": true, "undo": "x.y"}`},
+	{code: "MISPLACED", path: "/nodes/a/on", start: "a", nodes: `"a": {"end": true, "on": []}`},
+	{code: "MISPLACED", path: "/nodes/a/else", start: "a", nodes: `"a": {"do": "x.y", "else": "b"}, "b": {"end": true}`},
+	{code: "MISPLACED", path: "/nodes/a/to", start: "a", nodes: `"a": {"end": true, "to": "b"}, "b": {"end": true}`},
+	{code: "MISPLACED", path: "/nodes/a/on/0/error", start: "a", nodes: `"a": {"wait": "1m", "on": [{"error": "E", "to": "b"}]}, "b": {"end": true}`},
+	{code: "MISPLACED", path: "/nodes/a/on/0/keep", start: "a",
+		nodes: `"a": {"do": "x.y", "on": [{"error": "E", "keep": true, "to": "b"}]}, "b": {"end": true}`},
+	{code: "MISPLACED", path: "/nodes/a/on/0", start: "a",
+		nodes: `"a": {"do": "x.y", "on": [{"after": "1m", "times": 2, "to": "b"}]}, "b": {"end": true}`},
+	{code: "NO_WAY", path: "/nodes/a/choose", start: "a", nodes: `"a": {"choose": []}`},
+	{code: "NO_WAY", path: "/nodes/a/any", start: "a", nodes: `"a": {"any": []}`},
+	{code: "NO_FORK", path: "/nodes/a/fork", start: "a", nodes: `"a": {"fork": ["b"]}, "b": {"end": true}`},
+	{code: "NO_CONDITION", path: "/nodes/a/choose/0/if", start: "a", nodes: `"a": {"choose": [{"if": "", "to": "b"}]}, "b": {"end": true}`},
+	{code: "NOT_A_CONDITION", path: "/nodes/a/any/0/if", start: "a", nodes: `"a": {"any": [{"if": "1 + 1", "to": "b"}]}, "b": {"end": true}`},
+	{code: "EXPRESSION", path: "/nodes/a/choose/0/if", start: "a", nodes: `"a": {"choose": [{"if": "input.x >", "to": "b"}]}, "b": {"end": true}`},
+	{code: "EXPRESSION", path: "/nodes/a/in/k", start: "a", nodes: `"a": {"do": "x.y", "in": {"k": ""}}`},
+	{code: "EXPRESSION", path: "/nodes/a/out/k", start: "a", nodes: `"a": {"do": "x.y", "out": {"k": "nothing.x"}}`},
+	{code: "EXPRESSION", path: "/nodes/a/wait/until", start: "a", nodes: `"a": {"wait": {"until": "` + strings.Repeat("1", 10_001) + `"}}`},
+	{code: "UNKNOWN_NODE", path: "/nodes/a/to", start: "a", nodes: `"a": {"do": "x.y", "to": "c"}`},
+	{code: "UNKNOWN_NODE", path: "/nodes/a/choose/0/to", start: "a", nodes: `"a": {"choose": [{"if": "true", "to": "c"}]}`},
+	{code: "UNKNOWN_NODE", path: "/nodes/a/else", start: "a", nodes: `"a": {"any": [{"if": "true", "to": "b"}], "else": "c"}, "b": {"end": true}`},
+	{code: "UNKNOWN_NODE", path: "/nodes/a/fork/1", start: "a", nodes: `"a": {"fork": ["b", "c"]}, "b": {"end": true}`},
+	{code: "UNKNOWN_NODE", path: "/nodes/a/race/0", start: "a", nodes: `"a": {"race": ["c", "b"]}, "b": {"wait": "1m"}`},
+	{code: "UNKNOWN_NODE", path: "/nodes/a/on/0/to", start: "a", nodes: `"a": {"do": "x.y", "on": [{"error": "*", "to": "c"}]}`},
+	{code: "EDGE_ACROSS_SCOPES", path: "/nodes/a/to", start: "a",
+		nodes: `"a": {"do": "x.y", "to": "in"}, "s": {"scope": {"start": "in", "nodes": {"in": {"end": true}}}}`},
+	{code: "EDGE_ACROSS_SCOPES", path: "/nodes/s/scope/nodes/in/to", start: "s",
+		nodes: `"a": {"end": true}, "s": {"to": "a", "scope": {"start": "in", "nodes": {"in": {"do": "x.y", "to": "a"}}}}`},
+	{code: "RACE", path: "/nodes/a/race/1", start: "a", nodes: `"a": {"race": ["b", "c"]}, "b": {"wait": "1m"}, "c": {"do": "x.y"}`},
+	{code: "HANDLER", path: "/nodes/a/on/0", start: "a", nodes: `"a": {"do": "x.y", "on": [{"to": "b"}]}, "b": {"end": true}`},
+	{code: "HANDLER", path: "/nodes/a/on/0/every", start: "a", nodes: `"a": {"do": "x.y", "on": [{"every": "1ms", "to": "b"}]}, "b": {"end": true}`},
+	{code: "DUPLICATE_HANDLER", path: "/nodes/a/on/1/error", start: "a",
+		nodes: `"a": {"do": "x.y", "on": [{"error": "*", "to": "b"}, {"error": "E", "to": "b"}]}, "b": {"end": true}`},
+	{code: "UNREACHABLE", path: "/nodes/b", start: "a", nodes: `"a": {"end": true}, "b": {"end": true}`},
+	{code: "NO_ELSE", path: "/nodes/a", note: true, start: "a", nodes: `"a": {"choose": [{"if": "true", "to": "b"}]}, "b": {"end": true}`},
+	{code: "LOOP_WITHOUT_STEP", path: "/nodes/a", note: true, start: "a",
+		nodes: `"a": {"choose": [{"if": "true", "to": "a"}], "else": "b"}, "b": {"end": true}`},
+	{code: "UNKNOWN_STEP", path: "/nodes/a/in/x", start: "a", nodes: `"a": {"do": "x.y", "in": {"x": "steps.b"}}`},
+	{code: "NEED_WITHOUT_FORK", path: "/nodes/b", start: "a", nodes: `"a": {"do": "x.y", "to": "b"}, "b": {"join": {"need": 1}}`},
+	{code: "JOIN_OF_ONE", path: "/nodes/b", start: "a", nodes: `"a": {"do": "x.y", "to": "b"}, "b": {"join": "all"}`},
+	{code: "JOIN_AFTER_EXCLUSIVE", path: "/nodes/j", start: "a",
+		nodes: `"a": {"choose": [{"if": "true", "to": "b"}], "else": "c"}, "b": {"do": "x.y", "to": "j"}, "c": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`},
+}
+
+// Each finding has its code and the path of what is wrong, and only notes leave a definition
+// usable.
+func TestFindings(t *testing.T) {
+	for _, row := range allFindings {
+		text := fmt.Sprintf(`{"process": "p", "version": 1, "start": %q, "nodes": {%s}}`, row.start, row.nodes)
+		checkFinding(t, text, row)
+	}
+	const node = `"start": "a", "nodes": {"a": {"end": true}}`
+	for _, row := range []struct{ text, code, path string }{
+		{`{"process": "an order", "version": 1, ` + node + `}`, "PROCESS_NAME", "/process"},
+		{`{"process": "p", "version": 0, ` + node + `}`, "VERSION", "/version"},
+		{`{"process": "p", "version": 1, "lang": "lua", ` + node + `}`, "LANG", "/lang"},
+		{`{"process": "p", "version": 1, "start": "a", "nodes": {}}`, "NODE_COUNT", "/nodes"},
+		{`{"process": "p", "version": 1, "output": "input.", ` + node + `}`, "EXPRESSION", "/output"},
+	} {
+		checkFinding(t, row.text, found{code: row.code, path: row.path})
+	}
+}
+
+func checkFinding(t *testing.T, text string, want found) {
+	t.Helper()
+	d, err := graph.Parse([]byte(text))
+	if err != nil {
+		t.Fatalf("%.300s: %v", text, err)
+	}
+	p, all, err := graph.Compile(d)
+	if !slices.ContainsFunc(all, func(f graph.Finding) bool {
+		return f.Code == want.code && f.Path == want.path && f.Note == want.note && f.Reason != "" && f.Fix != ""
+	}) {
+		t.Errorf("%.300s: found %v, want %s at %s", text, all, want.code, want.path)
+	}
+	var invalid *graph.InvalidError
+	if want.note != (err == nil) || want.note != (p != nil) || errors.As(err, &invalid) == want.note {
+		t.Errorf("%.300s: error %v", text, err)
+	}
+}
+
+// No code is without a case above.
+func TestFindingsAreComplete(t *testing.T) {
+	codes := regexp.MustCompile(`c\.(?:bad|note)\("([A-Z_]+)"`)
+	test, err := os.ReadFile("definition_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, code := range codes.FindAllSubmatch(text, -1) {
+			if n++; !bytes.Contains(test, fmt.Appendf(nil, "%q", code[1])) {
+				t.Errorf("%s gives %s, for which no test has a definition", file, code[1])
+			}
+		}
+	}
+	if n == 0 {
+		t.Error("there are no codes: does Compile still call bad and note?")
+	}
+}
+
+// All that is wrong is told at once, in order of the paths, and notes are not in the error.
+func TestAllFindingsAtOnce(t *testing.T) {
+	d, err := graph.Parse([]byte(`{"process": "an order", "version": 0, "start": "b", "nodes": {
+		"a": {"do": "Charge", "attempts": -1, "to": "c", "on": [{"error": "E", "to": "d"}]},
+		"x": {"call": {"process": "p"}}, "z": {}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, all, err := graph.Compile(d)
+	var got, notes []string
+	for _, f := range all {
+		if got = append(got, f.Path); f.Note {
+			notes = append(notes, f.Path)
+		}
+	}
+	want := []string{"/nodes/a/attempts", "/nodes/a/do", "/nodes/a/on/0/to", "/nodes/a/to", "/nodes/x/call/undo", "/nodes/z", "/process", "/start", "/version"}
+	if !slices.Equal(got, want) {
+		t.Errorf("found %v, want %v", got, want)
+	}
+	var invalid *graph.InvalidError
+	if !errors.As(err, &invalid) || len(invalid.Findings) != len(all)-1 || !slices.Equal(notes, []string{"/nodes/x/call/undo"}) {
+		t.Errorf("error %v, notes %v", err, notes)
+	}
+	for _, f := range invalid.Findings {
+		if !strings.Contains(err.Error(), f.String()) {
+			t.Errorf("the error lacks %s", f)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package graph
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// defaultLimit is how many elements are worked on at once unless the definition says otherwise.
+const defaultLimit = 100
+
+// A progress is how far the execution of an each has come.
+type progress struct {
+	group   *group
+	items   []json.RawMessage // the elements from next on, as far as they may be started now
+	from    int               // the index of the first of items
+	next    int               // the first that was not started
+	done    int
+	total   int
+	all     json.RawMessage // the whole list; only of one that begins
+	changed bool
+}
+
+// enterEach takes down the list and starts as many elements as may be worked on at once.
+func (i *instance) enterEach(t *token) {
+	n := t.node
+	text, err := n.list.value(i.facts)
+	var items []json.RawMessage
+	if err == nil {
+		if err = json.Unmarshal(text, &items); err != nil || items == nil {
+			err = fmt.Errorf("%s: gives no list", n.list.text)
+		}
+	}
+	if err != nil {
+		i.stop(t, "expression_failed", err.Error())
+		return
+	}
+	i.waits(t)
+	g := &group{parent: t.group, node: n.name, host: t, fresh: true, listed: true}
+	i.changes.groups = append(i.changes.groups, g)
+	p := &progress{group: g, items: items, total: len(items), all: text}
+	i.eaches = append(i.eaches, p)
+	if !i.attach(t) {
+		return
+	}
+	if len(items) == 0 {
+		i.facts.steps[n.name] = []any{}
+		i.eachDone(p)
+		return
+	}
+	i.startItems(p)
+}
+
+// startItems starts elements as far as the limit lets it.
+func (i *instance) startItems(p *progress) {
+	n := p.group.host.node
+	limit := n.Each.Limit
+	if limit == 0 {
+		limit = defaultLimit
+	}
+	p.changed = true
+	for p.next < p.total && p.group.live < limit && p.next-p.from < len(p.items) {
+		item := p.items[p.next-p.from]
+		t := i.place(p.group)
+		t.node, t.item = n, p.next
+		t.hasItem = true
+		p.next++
+		payload := item
+		f := i.facts
+		if err := json.Unmarshal(item, &f.item); err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			continue
+		}
+		if n.in != nil {
+			var err error
+			if payload, err = object(n.in, f); err != nil {
+				i.stop(t, "expression_failed", err.Error())
+				continue
+			}
+		} else if _, ok := f.item.(map[string]any); !ok {
+			payload, _ = json.Marshal(map[string]json.RawMessage{"item": item})
+		}
+		if payload = i.fits(t, payload); payload == nil {
+			continue
+		}
+		i.setState(t, tokenReady)
+		i.changes.steps = append(i.changes.steps, step{token: t, node: n.name + "/item", typ: n.Each.Do, payload: payload, attempts: n.Attempts})
+	}
+}
+
+// itemDone counts an element, and starts the next or leads the host on.
+func (i *instance) itemDone(t *token) {
+	p := i.progressOf(t.group)
+	i.setState(t, tokenCompleted)
+	if p == nil {
+		return
+	}
+	p.done++
+	p.changed = true
+	if p.done == p.total || p.group.host.node.Each.Need > 0 && p.done >= p.group.host.node.Each.Need {
+		i.eachDone(p)
+		return
+	}
+	i.startItems(p)
+}
+
+func (i *instance) progressOf(g *group) *progress {
+	for _, p := range i.eaches {
+		if p.group == g {
+			return p
+		}
+	}
+	return nil
+}
+
+func (i *instance) eachDone(p *progress) {
+	t := p.group.host
+	p.changed, p.group.ended = true, true
+	i.endInside(t)
+	i.left(t)
+	i.event(t, "node.completed", nil)
+	i.leave(t, t.node.next)
+}

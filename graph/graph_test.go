@@ -1,0 +1,442 @@
+package graph_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// A site is a database with a worker in which processes run.
+type site struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+	mux  *worker.Mux
+
+	mu    sync.Mutex
+	calls []string // names of steps, in the order of their starts
+
+	undoWorks bool // even where it was told to fail
+
+	happens func(name string, call int) // in a step or undo step that has just been done
+
+	engine *graph.Engine
+	worker *mortal
+}
+
+// newSite starts a worker that knows the engine and test.step.v1: it notes payload.name and
+// returns the payload, or fails with payload.fail as code, or for its first payload.fails calls.
+// test.undo.v1 notes "undo " and the name of what it undoes.
+func newSite(t *testing.T) *site {
+	t.Helper()
+	t.Parallel() // each has a database and a worker of its own, and mostly waits
+	s := newEmptySite(t)
+	s.worker = s.hire()
+	return s
+}
+
+// newEmptySite is one without a worker.
+func newEmptySite(t *testing.T) *site {
+	t.Helper()
+	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux()}
+	worker.Handle(s.mux, "test.step.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
+		call := s.called(fmt.Sprint(in["name"]))
+		if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
+			time.Sleep(time.Duration(ms) * time.Millisecond)
+		}
+		if n, err := strconv.Atoi(fmt.Sprint(in["fails"])); err == nil && call <= n {
+			return nil, fmt.Errorf("not now")
+		}
+		if code, ok := in["fail"].(string); ok {
+			return nil, run.Permanent(run.WithCode(code, fmt.Errorf("it was told to fail")))
+		}
+		return in, nil
+	})
+	worker.Handle(s.mux, "test.undo.v1", func(_ context.Context, in struct {
+		Input   map[string]any `json:"input"`
+		Output  any            `json:"output"`
+		Run     uuid.UUID      `json:"run"`
+		Certain bool           `json:"certain"`
+	}) (struct{}, error) {
+		s.called("undo " + fmt.Sprint(in.Input["name"]))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if in.Input["undo_fails"] == true && !s.undoWorks {
+			return struct{}{}, run.Permanent(fmt.Errorf("it was told to fail"))
+		}
+		return struct{}{}, nil
+	})
+	s.engine = graph.New(s.pool)
+	s.engine.Register(s.mux)
+	return s
+}
+
+// hire starts another worker.
+func (s *site) hire(tracers ...func(*mortal) pgx.QueryTracer) *mortal {
+	s.t.Helper()
+	return employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
+		return worker.Config{
+			Pool: pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{s.engine.Hook()},
+			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{s.t}, nil)),
+			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
+		}
+	}, tracers...)
+}
+
+type testWriter struct{ t *testing.T }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.t.Logf("%s", p[:len(p)-1])
+	return len(p), nil
+}
+
+// called notes a call, and returns how many there have been.
+func (s *site) called(name string) int {
+	s.mu.Lock()
+	s.calls = append(s.calls, name)
+	s.mu.Unlock()
+	n := s.count(name)
+	if s.happens != nil {
+		s.happens(name, n)
+	}
+	return n
+}
+
+func (s *site) count(name string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.calls {
+		if c == name {
+			n++
+		}
+	}
+	return n
+}
+
+// step is the JSON of a step that notes its name.
+func step(name, to string, more ...string) string {
+	text := fmt.Sprintf(`%q: {"do": "test.step.v1", "in": {"name": "'%s'"`, name, name)
+	for _, m := range more {
+		text += ", " + m
+	}
+	text += "}"
+	if to != "" {
+		text += fmt.Sprintf(`, "to": %q`, to)
+	}
+	return text + "}"
+}
+
+// deploy deploys nodes, the first of which is named start, as a process of its own.
+func (s *site) deploy(start string, nodes string) string {
+	s.t.Helper()
+	name := "p" + uuid.NewString()[:8]
+	d, err := graph.Parse(fmt.Appendf(nil, `{"process": %q, "version": 1, "start": %q, "nodes": {%s}}`, name, start, nodes))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := graph.Deploy(s.t.Context(), s.pool, d); err != nil {
+		s.t.Fatal(err)
+	}
+	return name
+}
+
+// start starts an instance as psql does, and returns its id.
+func (s *site) start(process, input string) uuid.UUID {
+	s.t.Helper()
+	return query[uuid.UUID](s.t, s.pool, `
+		INSERT INTO workflow_run (type, payload)
+		VALUES ('graph.start.v1', jsonb_build_object('process', $1::text, 'input', $2::jsonb)) RETURNING id`, process, input)
+}
+
+func query[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) T {
+	t.Helper()
+	rows, _ := pool.Query(context.Background(), sql, args...)
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// status waits until an instance has a status.
+func (s *site) status(id uuid.UUID, want graph.Status) {
+	s.t.Helper()
+	s.t.Cleanup(func() {
+		if s.t.Failed() {
+			s.t.Logf("instance %s: %s", id, query[string](s.t, s.pool, `SELECT coalesce(jsonb_agg(to_jsonb(x))::text, 'no incident') FROM incident x WHERE instance_id = $1`, id))
+		}
+	})
+	pgtest.Await(s.t, fmt.Sprintf("instance %s to be %s", id, want), func() bool {
+		return query[string](s.t, s.pool, `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), '')`, id) == string(want)
+	})
+}
+
+// invariants are views that are empty unless there is a bug.
+var invariants = []string{
+	"process_without_mover", "process_miscounted", "process_undead", "process_misjoined", "process_misundone", "process_unearned",
+	"process_mismatched", "process_misrecorded",
+}
+
+// healthy checks the invariants.
+func (s *site) healthy() {
+	s.t.Helper()
+	for _, view := range invariants {
+		if n := query[int](s.t, s.pool, "SELECT count(*) FROM "+view); n > 0 {
+			s.t.Errorf("%s has %d rows: %s", view, n, query[string](s.t, s.pool, "SELECT jsonb_agg(v)::text FROM "+view+" v"))
+		}
+	}
+}
+
+func (s *site) want(calls map[string]int) {
+	s.t.Helper()
+	for name, n := range calls {
+		if got := s.count(name); got != n {
+			s.t.Errorf("step %s was started %d times, want %d", name, got, n)
+		}
+	}
+}
+
+// A sequence runs from its start to its end, and each step reads what came before.
+func TestSequence(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("a", step("a", "b", `"x": "input.x"`)+","+step("b", "", `"y": "steps.a.x + 1.0"`))
+	id := s.start(p, `{"x": 41}`)
+	s.status(id, graph.Completed)
+	if y := query[string](t, s.pool, `SELECT output->>'y' FROM activity_instance WHERE instance_id = $1 AND node_id = 'b'`, id); y != "42" {
+		t.Errorf("y = %s, want 42", y)
+	}
+	got := query[string](t, s.pool, `SELECT string_agg(concat(from_status, '>', to_status), ' ' ORDER BY id) FROM process_state_history WHERE instance_id = $1`, id)
+	if want := "CREATED>IN_PROGRESS IN_PROGRESS>COMPLETED"; got != want {
+		t.Errorf("history %q, want %q", got, want)
+	}
+	s.healthy()
+}
+
+// S01: the inner join restores the outer group.
+func TestNestedForks(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "G"]}, "G": {"fork": ["B1", "B2"]}, "J2": {"join": "all", "to": "J1"}, "J1": {"join": "all", "to": "C"},`+
+		step("A", "J1")+","+step("B1", "J2")+","+step("B2", "J2")+","+step("C", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B1": 1, "B2": 1, "C": 1})
+	if n := query[int](t, s.pool, `SELECT count(*) FROM parallel_join WHERE instance_id = $1 AND fired`, id); n != 2 {
+		t.Errorf("%d joins have fired, want 2", n)
+	}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM process_token WHERE instance_id = $1 AND node = 'C' AND parallel_group_id IS NULL`, id); n != 1 {
+		t.Error("the token at C is in a group")
+	}
+	s.healthy()
+}
+
+// S02: the last arrivals come at once, and every join fires once.
+func TestLastArrivalsAtOnce(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B", "C", "D"]}, "J": {"join": "all", "to": "E"},`+
+		step("A", "J")+","+step("B", "J")+","+step("C", "J")+","+step("D", "J")+","+step("E", ""))
+	const n = 300
+	if _, err := s.pool.Exec(t.Context(), `
+		INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text) FROM generate_series(1, $2)`, p, n); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Await(t, "all instances to complete", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
+	})
+	s.want(map[string]int{"A": n, "D": n, "E": n})
+	s.healthy()
+}
+
+// S05: a loop through a fork has a group of its own in each pass.
+func TestLoopThroughFork(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("S", step("S", "F")+`,"F": {"fork": ["A", "B"]}, "J": {"join": "all", "to": "N"}, "X": {"choose": [{"if": "steps.N.n < 3", "to": "F"}], "else": "E"},`+
+		`"E": {"end": true},`+step("A", "J")+","+step("B", "J", `"ms": "50"`)+","+step("N", "X", `"n": "'N' in steps ? steps.N.n + 1.0 : 1.0"`))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"S": 1, "A": 3, "B": 3, "N": 3})
+	s.healthy()
+}
+
+// S07: joins without a single fork of their own.
+func TestUnbalancedJoins(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["one", "two", "three"]}, "J1": {"join": "all", "to": "four"}, "J2": {"join": "all", "to": "E"},`+
+		step("one", "J1")+","+step("two", "J1")+","+step("three", "J2", `"ms": "300"`)+","+step("four", "J2")+","+step("E", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"one": 1, "two": 1, "three": 1, "four": 1, "E": 1})
+	s.healthy()
+}
+
+// S08: a branch ends before its join, which then waits for what cannot come, and says so.
+func TestBranchEndsBeforeJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "X": {"choose": [{"if": "input.ok", "to": "J"}], "else": "over"}, "over": {"end": true},
+		"J": {"join": "all", "to": "C"},`+step("A", "X")+","+step("B", "J")+","+step("C", ""))
+	id := s.start(p, `{"ok": false}`)
+	pgtest.Await(t, "an incident", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'join_unsatisfiable'`, id) == 1
+	})
+	s.status(id, graph.Waiting)
+	s.want(map[string]int{"A": 1, "B": 1, "C": 0})
+	s.healthy()
+	ok := s.start(p, `{"ok": true}`)
+	s.status(ok, graph.Completed)
+	s.want(map[string]int{"C": 1})
+}
+
+// S10: an inclusive join waits for the branches that were taken, and for no other.
+func TestInclusiveJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("O", `"O": {"any": [{"if": "input.a", "to": "A"}, {"if": "input.b", "to": "B"}, {"if": "input.c", "to": "C"}]}, "o": {"join": "taken", "to": "D"},`+
+		step("A", "o", `"ms": "100"`)+","+step("B", "o")+","+step("C", "o")+","+step("D", ""))
+	id := s.start(p, `{"a": true, "b": false, "c": true}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 0, "C": 1, "D": 1})
+	s.healthy()
+}
+
+// S11: where no condition is true, and where one cannot be told, an incident is opened.
+func TestNoBranch(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("X", `"X": {"choose": [{"if": "input.a > 1", "to": "A"}]},`+step("A", ""))
+	for input, code := range map[string]string{`{"a": 1}`: "no_branch_taken", `{}`: "expression_failed"} {
+		id := s.start(p, input)
+		pgtest.Await(t, code, func() bool {
+			return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = $2`, id, code) == 1
+		})
+	}
+	s.healthy()
+}
+
+// S12: a token that can come no more lets an inclusive join go on.
+func TestInclusiveJoinWhenATokenLeaves(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "o": {"join": "taken", "to": "D"},
+		"B": {"do": "test.step.v1", "in": {"name": "'B'", "fail": "'gone'", "ms": "200"}, "to": "o", "on": [{"error": "gone", "to": "R"}]},`+
+		step("A", "o")+","+step("R", "", `"ms": "300"`)+","+step("D", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1, "R": 1, "D": 1})
+	s.healthy()
+}
+
+// S14: an ordinary node where edges meet is no join.
+func TestMergeIsNoJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]},`+step("A", "C")+","+step("B", "C")+","+step("C", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1, "C": 2})
+	s.healthy()
+}
+
+// S15: terminate ends everything at once; the instance is completed, and a late worker refused.
+func TestTerminate(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B", "T"]}, "T": {"wait": "PT1H", "to": "never"}, "over": {"terminate": true},`+
+		step("A", "over", `"ms": "100"`)+","+step("B", "never", `"ms": "700"`)+","+step("never", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	pgtest.Await(t, "the worker to report late", func() bool { return s.count("B") == 1 })
+	time.Sleep(time.Second)
+	s.want(map[string]int{"never": 0})
+	if got := query[string](t, s.pool, `SELECT string_agg(concat(node_id, ' ', status), ', ' ORDER BY node_id) FROM activity_instance WHERE instance_id = $1`, id); got != "A succeeded, B cancelled, T cancelled" {
+		t.Errorf("activities: %s", got)
+	}
+	s.healthy()
+}
+
+// S16: a cancelled instance stays so; the second cancel changes nothing.
+func TestCancel(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "B", `"ms": "500"`)+","+step("B", ""))
+	id := s.start(p, `{}`)
+	pgtest.Await(t, "A to start", func() bool { return s.count("A") == 1 })
+	for range 2 {
+		query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) VALUES ('graph.cancel.v1', jsonb_build_object('instance', $1::text, 'reason', 'no more')) RETURNING id`, id.String())
+	}
+	s.status(id, graph.Cancelled)
+	time.Sleep(time.Second)
+	s.want(map[string]int{"B": 0})
+	if n := query[int](t, s.pool, `SELECT count(*) FROM outbox_event WHERE aggregate_id = $1 AND event_type = 'process.cancelled'`, id); n != 1 {
+		t.Errorf("%d events, want 1", n)
+	}
+	s.healthy()
+}
+
+// A step that fails for good fails its instance, with the reason, and what else moves ends.
+func TestFailure(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]},`+step("A", "", `"fail": "'declined'"`)+","+step("B", "C", `"ms": "400"`)+","+step("C", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Failed)
+	if why := query[string](t, s.pool, `SELECT failure_reason FROM process_instance WHERE id = $1`, id); why != "A: declined: it was told to fail" {
+		t.Errorf("failure_reason = %q", why)
+	}
+	time.Sleep(600 * time.Millisecond)
+	s.want(map[string]int{"C": 0})
+	s.healthy()
+}
+
+// A timer lets a token wait; meanwhile the instance is WAITING.
+func TestWait(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "T")+`,"T": {"wait": "PT1H", "to": "B"},`+step("B", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	if got := query[string](t, s.pool, `SELECT status FROM timer t JOIN token k ON k.id = t.token_id WHERE k.instance_id = $1`, id); got != "Scheduled" {
+		t.Errorf("the timer is %s", got)
+	}
+	pgtest.Elapse(t, s.pool, time.Hour)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"B": 1})
+	s.healthy()
+}
+
+// Two starts with one key are one instance.
+func TestKey(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", ""))
+	for range 20 {
+		query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) VALUES ('graph.start.v1', jsonb_build_object('process', $1::text, 'key', 'order-7')) RETURNING id`, p)
+	}
+	pgtest.Await(t, "all starts", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.start.v1' AND status = 'succeeded'`) == 20
+	})
+	id := query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1})
+}
+
+// Who starts what is not deployed is told so.
+func TestUnknownProcess(t *testing.T) {
+	s := newSite(t)
+	id := s.start("missing", `{}`)
+	pgtest.Await(t, "the start to fail", func() bool {
+		return query[string](t, s.pool, `SELECT coalesce(last_error, '') FROM workflow_run WHERE id = $1`, id) == `process: "missing" is not deployed; deploy it with: workflowctl define FILE`
+	})
+}
+
+// S45: gateways that lead round and round are stopped with an incident.
+func TestEndlessGateways(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("X", `"X": {"choose": [{"if": "input.go", "to": "Y"}], "else": "E"}, "Y": {"choose": [{"if": "input.go", "to": "X"}], "else": "E"}, "E": {"end": true}`)
+	id := s.start(p, `{"go": true}`)
+	pgtest.Await(t, "an incident", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'loop_limit'`, id) == 1
+	})
+	s.healthy()
+}

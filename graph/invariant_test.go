@@ -1,0 +1,84 @@
+package graph_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+)
+
+// Each invariant's view sees what it is for, on a database where nothing else is wrong.
+func TestInvariants(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "J": {"join": "all", "to": "M"}, "M": {"await": {"message": "paid", "key": "input.order"}, "to": "X"},
+		"X": {"choose": [{"if": "input.fail", "to": "D"}], "else": "C"},`+
+		undoable("A", "J")+","+undoable("B", "J")+","+step("C", "")+","+step("D", "", `"fail": "'no'"`))
+	done := s.start(p, `{"order": 1, "fail": false}`)
+	failed := s.start(p, `{"order": 2, "fail": true}`)
+	open := s.start(p, `{"order": 3, "fail": false}`)
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "2"}`)
+	s.status(done, graph.Completed)
+	s.status(failed, graph.Failed)
+	s.waitsFor(1)
+	s.worker.release()
+	s.healthy()
+	seen := map[string]bool{}
+	for _, c := range []struct{ view, plant string }{
+		{"process_without_mover", fmt.Sprintf(`DELETE FROM message_wait WHERE instance_id = '%s'`, open)},
+		{"process_miscounted", fmt.Sprintf(`UPDATE process_instance SET live_tokens = 2 WHERE id = '%s'`, open)},
+		{"process_miscounted", fmt.Sprintf(`UPDATE process_instance SET ready_tokens = 1 WHERE id = '%s'`, open)},
+		{"process_miscounted", fmt.Sprintf(`UPDATE process_instance SET open_incidents = 1 WHERE id = '%s'`, open)},
+		{"process_miscounted", fmt.Sprintf(`UPDATE parallel_group SET live = 1 WHERE instance_id = '%s'`, open)},
+		{"process_undead", fmt.Sprintf(`UPDATE process_token SET state = 'Waiting' WHERE instance_id = '%s' AND node = 'C'`, done)},
+		{"process_undead", fmt.Sprintf(`INSERT INTO workflow_run (type, token_id) SELECT 'test.step.v1', id FROM process_token WHERE instance_id = '%s' LIMIT 1`, done)},
+		{"process_undead", fmt.Sprintf(`INSERT INTO user_task (instance_id, token_id, node, payload) SELECT instance_id, id, node, '{}' FROM process_token WHERE instance_id = '%s' LIMIT 1`, done)},
+		{"process_undead", fmt.Sprintf(`UPDATE message_wait SET token_id = (SELECT id FROM process_token WHERE instance_id = '%s' LIMIT 1)`, done)},
+		{"process_misjoined", fmt.Sprintf(`UPDATE parallel_join SET fired = false WHERE instance_id = '%s'`, done)},
+		{"process_misjoined", fmt.Sprintf(`DELETE FROM join_arrival WHERE edge = 'A>J' AND join_id = (SELECT id FROM parallel_join WHERE instance_id = '%s')`, done)},
+		{"process_misjoined", fmt.Sprintf(`UPDATE join_arrival SET edge = 'A>J' WHERE join_id = (SELECT id FROM parallel_join WHERE instance_id = '%s')`, done)},
+		{"process_misjoined", fmt.Sprintf(`INSERT INTO process_event (instance_id, event_type, node, version) VALUES ('%s', 'join.fired', 'J', 3)`, done)},
+		{"process_misundone", fmt.Sprintf(`DELETE FROM compensation_record WHERE instance_id = '%s' AND node_id = 'A'`, done)},
+		{"process_misundone", fmt.Sprintf(`UPDATE compensation_record SET status = 'Pending' WHERE instance_id = '%s' AND node_id = 'A'`, failed)},
+		{"process_misundone", fmt.Sprintf(`INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref, status, retry_of)
+			SELECT instance_id, run_id, node_id, handler_ref, status, id FROM compensation_record WHERE instance_id = '%s'`, failed)},
+		{"process_misundone", fmt.Sprintf(`UPDATE compensation_record c SET undo_run_id = o.undo_run_id FROM compensation_record o
+			WHERE c.instance_id = '%s' AND o.instance_id = c.instance_id AND o.id <> c.id`, failed)},
+		{"process_unearned", fmt.Sprintf(`INSERT INTO process_event (instance_id, token_id, event_type, node, version)
+			SELECT instance_id, token_id, event_type, node, version FROM process_event WHERE instance_id = '%s' AND event_type = 'node.completed' AND node = 'A'`, done)},
+		{"process_mismatched", `UPDATE message SET consumed_at = NULL WHERE key = '1'`},
+		{"process_mismatched", `UPDATE message SET key = '3', token_id = NULL, consumed_at = NULL WHERE key = '1'`},
+		{"process_mismatched", fmt.Sprintf(`UPDATE message SET token_id = (SELECT token_id FROM message_wait WHERE instance_id = '%s') WHERE key = '1'`, open)},
+		{"process_misrecorded", fmt.Sprintf(`DELETE FROM process_state_history WHERE instance_id = '%s' AND to_status = 'COMPLETED'`, done)},
+		{"process_misrecorded", fmt.Sprintf(`DELETE FROM process_state_history WHERE instance_id = '%s'`, open)},
+		{"process_misrecorded", fmt.Sprintf(`UPDATE process_state_history SET from_status = 'FAILED' WHERE instance_id = '%s' AND to_status = 'COMPLETED'`, done)},
+		{"process_misrecorded", fmt.Sprintf(`UPDATE process_state_history SET version = 1000 WHERE instance_id = '%s'`, done)},
+	} {
+		seen[c.view] = true
+		undo := errors.New("undo")
+		err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+			if tag, err := tx.Exec(t.Context(), c.plant); err != nil || tag.RowsAffected() == 0 {
+				return fmt.Errorf("nothing was planted: %w", err)
+			}
+			var n int
+			if err := tx.QueryRow(t.Context(), "SELECT count(*) FROM "+c.view).Scan(&n); err != nil {
+				return err
+			}
+			if n == 0 {
+				t.Errorf("%s does not see it: %s", c.view, c.plant)
+			}
+			return undo
+		})
+		if !errors.Is(err, undo) {
+			t.Errorf("%s: %v", c.plant, err)
+		}
+	}
+	for _, view := range invariants {
+		if !seen[view] {
+			t.Errorf("nothing is planted for %s", view)
+		}
+	}
+}

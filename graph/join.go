@@ -1,0 +1,221 @@
+package graph
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// arrive is what happens when a token comes to a join.
+//
+// An activation of a join belongs to one execution of the innermost fork that all of its edges
+// come from, so that passes of a loop, and forks within forks, cannot be mistaken for each other.
+func (i *instance) arrive(t *token) {
+	n := t.node
+	j := i.activation(n, n.home(t.group))
+	if j.fired { // it needed only some, and had them: this one is absorbed
+		i.complete(t)
+		return
+	}
+	i.setState(t, tokenWaiting)
+	t.joining = true
+	i.joining++
+	i.event(t, "join.arrived", map[string]any{"edge": t.edge})
+	if n.Join.Need == 0 && !n.Join.Taken && j.has[t.edge] {
+		j.surplus = append(j.surplus, t)
+		i.changes.arrivals = append(i.changes.arrivals, arrival{j, t, t.edge, true})
+		return
+	}
+	j.has[t.edge] = true
+	j.joined++
+	j.came = append(j.came, t)
+	i.listJoin(j)
+	i.changes.arrivals = append(i.changes.arrivals, arrival{j, t, t.edge, false})
+	if !n.Join.Taken && j.joined >= j.expected {
+		i.fire(j)
+	}
+}
+
+// home returns the group, among a token's, to whose activation of the join it comes; nil if
+// the join belongs to no fork.
+func (n *node) home(g *group) *group {
+	for ; g != nil; g = g.parent {
+		if n.fork != nil && g.node == n.fork.name {
+			return g
+		}
+	}
+	return nil
+}
+
+func (i *instance) activation(n *node, home *group) *joining {
+	key := joinKey{n.name, home}
+	j := i.joins[key]
+	if j == nil {
+		i.activations++
+		j = &joining{place: i.activations, node: n, group: home, round: 1, expected: n.expects(), has: map[string]bool{}, waiting: map[*group]int{}}
+		i.joins[key] = j
+	}
+	return j
+}
+
+func (n *node) expects() int {
+	switch {
+	case n.Join.Taken:
+		return 0
+	case n.Join.Need > 0:
+		return n.Join.Need
+	}
+	return len(n.incoming)
+}
+
+func (i *instance) listJoin(j *joining) {
+	if !j.listed {
+		j.listed = true
+		i.changes.joins = append(i.changes.joins, j)
+	}
+}
+
+// fire lets one token go on for those that have come.
+func (i *instance) fire(j *joining) {
+	j.fired, j.fires = true, true
+	i.listJoin(j)
+	n := j.node
+	t := i.place(j.group) // before the others end
+	path := 0
+	for _, came := range j.came {
+		path = max(path, came.purePath)
+		i.setState(came, tokenCompleted)
+	}
+	for g, k := range j.waiting { // those that are not known one by one
+		i.live -= k
+		i.joining -= k
+		i.addTo(g, -k)
+	}
+	j.waiting = nil
+	for _, o := range i.others { // and who is known one by one all the same
+		if o.joining && o.node == n && n.home(o.group) == j.group && !o.listed {
+			o.state, o.joining = tokenCompleted, false
+		}
+	}
+	if n.Join.Need > 0 && n.Join.Cancel {
+		i.endWithin(j.group, t)
+	}
+	if g := j.group; g != nil && g.host == nil && (n.Join.Need > 0 || g.live == 1) { // nobody else is on the way
+		i.addTo(g.parent, 1)
+		i.addTo(g, -1)
+		t.group = g.parent
+	}
+	t.node, t.purePath = n, path+1
+	i.event(t, "join.fired", nil)
+	if n.Join.Need == 0 {
+		i.nextRound(j)
+	}
+	if t.purePath > maxPureSteps {
+		i.stop(t, "loop_limit", fmt.Sprintf("passed %d gateways and joins without a step in between", maxPureSteps))
+		return
+	}
+	i.leave(t, n.next)
+}
+
+// nextRound makes room for further arrivals: the surplus of this round is the start of the next.
+func (i *instance) nextRound(j *joining) {
+	delete(i.joins, joinKey{j.node.name, j.group})
+	next := i.activation(j.node, j.group)
+	next.round = j.round + 1
+	for _, t := range j.surplus {
+		again := next.has[t.edge]
+		i.changes.arrivals = append(i.changes.arrivals, arrival{next, t, t.edge, again})
+		i.listJoin(next)
+		if again {
+			next.surplus = append(next.surplus, t)
+			continue
+		}
+		next.has[t.edge] = true
+		next.joined++
+		if t.listed { // of this decision
+			next.came = append(next.came, t)
+		} else {
+			next.waiting[t.group]++
+		}
+	}
+	if next.joined >= next.expected && !j.node.Join.Taken {
+		i.fire(next)
+	}
+}
+
+// endWithin ends the live tokens of a group and of groups within it, but one.
+func (i *instance) endWithin(g *group, but *token) {
+	for _, t := range slices.Concat(i.others, i.changes.tokens) {
+		if t != but && alive(t.state) > 0 && t.group.within(g) {
+			i.setState(t, tokenTerminated)
+		}
+	}
+}
+
+// fireTaken fires joins that wait for those that can still come, when none can.
+func (i *instance) fireTaken() {
+	if !i.process.survey {
+		return
+	}
+	for again := true; again && !i.status.Final(); {
+		again = false
+		for _, j := range i.pendingTaken() {
+			if !i.comes(j) {
+				i.fire(j)
+				again = true
+				break // the picture has changed
+			}
+		}
+	}
+}
+
+func (i *instance) pendingTaken() (all []*joining) {
+	for _, j := range i.joins {
+		if j.node.Join.Taken && !j.fired && i.waitsAt(j) {
+			all = append(all, j)
+		}
+	}
+	slices.SortFunc(all, func(a, b *joining) int {
+		return cmp.Or(cmp.Compare(a.node.name, b.node.name), cmp.Compare(a.place, b.place))
+	})
+	return all
+}
+
+// waitsAt reports whether a token waits at the activation: those that came may have been ended.
+func (i *instance) waitsAt(j *joining) bool {
+	return slices.ContainsFunc(slices.Concat(i.others, i.changes.tokens), func(t *token) bool {
+		return t.joining && t.node == j.node && j.node.home(t.group) == j.group
+	})
+}
+
+// comes reports whether a live token can still come to the activation.
+func (i *instance) comes(j *joining) bool {
+	for _, t := range slices.Concat(i.others, i.changes.tokens) {
+		switch {
+		case alive(t.state) == 0 || !t.group.within(j.group):
+		case t.joining && t.node == j.node:
+		case j.node.sources[t.node]:
+			return true
+		}
+	}
+	return false
+}
+
+// unsatisfiable opens an incident: everything that lives waits at joins for what cannot come.
+func (i *instance) unsatisfiable() {
+	for _, t := range slices.Concat(i.changes.tokens, i.others) {
+		if t.joining {
+			i.incident(t)
+			return
+		}
+	}
+	i.incident(nil)
+}
+
+func (i *instance) incident(t *token) {
+	found := incident{token: t, code: "join_unsatisfiable", message: "every live token waits at a join for others, and none can come"}
+	if t != nil {
+		found.node = t.node.name
+	}
+	i.open(found)
+}

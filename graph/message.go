@@ -1,0 +1,156 @@
+package graph
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// A message and those who wait for one of its name and key meet in a slot. Whoever brings either
+// locks the slot first, so that two who come at once cannot miss each other.
+
+type slot struct {
+	Name string `json:"name"`
+	Key  string `json:"key"`
+}
+
+// arrived is a message that is to be stored.
+type arrived struct {
+	id      uuid.UUID
+	sender  string
+	slot    slot
+	payload json.RawMessage
+	ttl     time.Duration
+}
+
+const defaultTTL = 24 * time.Hour
+
+func (w *writer) message(settled worker.Settlement) error {
+	var p MessagePayload
+	if err := json.Unmarshal(settled.Payload, &p); err != nil {
+		return err
+	}
+	if len(p.Payload) == 0 {
+		p.Payload = json.RawMessage("{}")
+	}
+	id := settled.Outcome.ID
+	w.messages = append(w.messages, arrived{
+		id: id, sender: cmp.Or(p.ID, id.String()), slot: slot{p.Name, p.Key}, payload: p.Payload, ttl: cmp.Or(time.Duration(p.TTL), defaultTTL),
+	})
+	return nil
+}
+
+func (w *writer) signal(settled worker.Settlement) error {
+	var p SignalPayload
+	err := json.Unmarshal(settled.Payload, &p)
+	w.signals = append(w.signals, settled.Outcome.ID)
+	w.signalNames = append(w.signalNames, p.Name)
+	return err
+}
+
+func (w *writer) match(settled worker.Settlement) error {
+	var s slot
+	err := json.Unmarshal(settled.Payload, &s)
+	w.slots = append(w.slots, s)
+	return err
+}
+
+// meet stores messages and waits, and brings together who belong together. A message that has
+// found its token is on its way as a run of that token: if the token leaves before, the run goes,
+// and the message is free again.
+func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
+	var tokens, owners []uuid.UUID
+	var places, nodes, names []string
+	var keys []*string
+	for _, i := range all {
+		for _, s := range i.changes.waits {
+			if alive(s.token.state) == 0 {
+				continue
+			}
+			tokens, owners, places, nodes = append(tokens, s.token.id), append(owners, i.id), append(places, s.place), append(nodes, s.node)
+			names, keys = append(names, s.name), append(keys, s.key)
+			if s.key != nil {
+				w.slots = append(w.slots, slot{s.name, *s.key})
+			}
+		}
+	}
+	for _, m := range w.messages {
+		w.slots = append(w.slots, m.slot)
+	}
+	slices.SortFunc(w.slots, func(a, b slot) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Key, b.Key)) })
+	w.slots = slices.Compact(w.slots)
+	slotNames, slotKeys := make([]string, len(w.slots)), make([]string, len(w.slots))
+	for k, s := range w.slots {
+		slotNames[k], slotKeys[k] = s.Name, s.Key
+	}
+	var batch pgx.Batch
+	if len(w.slots) > 0 {
+		batch.Queue(`
+			SELECT count(pg_advisory_xact_lock(hash))
+			FROM (SELECT DISTINCT hashtextextended(name || chr(1) || key, 5) AS hash
+			      FROM unnest($1::text[], $2::text[]) AS s (name, key) ORDER BY 1) AS sorted`, slotNames, slotKeys)
+	}
+	if len(tokens) > 0 {
+		batch.Queue(`
+			INSERT INTO message_wait (token_id, instance_id, place, node, name, key)
+			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])`,
+			tokens, owners, places, nodes, names, keys)
+	}
+	for _, m := range w.messages {
+		batch.Queue(`
+			INSERT INTO message (id, message_id, name, key, payload, expires_at)
+			VALUES ($1, $2, $3, $4, $5, now() + $6 * interval '1 second')
+			ON CONFLICT (name, key, message_id) DO NOTHING`, m.id, m.sender, m.slot.Name, m.slot.Key, m.payload, m.ttl.Seconds())
+	}
+	if len(w.slots) > 0 {
+		batch.Queue(`
+			WITH free AS (
+				SELECT m.id, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.received_at, m.id) AS place
+				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message m USING (name, key)
+				WHERE m.token_id IS NULL AND m.expires_at > now()
+			), waiting AS (
+				SELECT w.token_id, w.place AS at, w.node, w.name, w.key, row_number() OVER (PARTITION BY w.name, w.key ORDER BY w.created_at, w.token_id) AS place
+				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message_wait w USING (name, key)
+			), pairs AS (
+				SELECT f.id, w.token_id, w.at, w.node FROM free f JOIN waiting w USING (name, key, place)
+			), served AS ( -- a token that leaves at this moment has taken its wait along: then nothing is taken
+				DELETE FROM message_wait w USING pairs p WHERE w.token_id = p.token_id AND w.place = p.at
+				RETURNING p.id, p.token_id, p.at, p.node
+			), taken AS (
+				UPDATE message m SET token_id = p.token_id FROM served p WHERE m.id = p.id
+			)
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
+			SELECT p.token_id, $3, p.node || CASE WHEN p.at LIKE 'on/%' THEN '/' || p.at ELSE '' END,
+			       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id, 'visit', t.version)), 1000, i.priority, i.paused_at
+			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
+			slotNames, slotKeys, arriveType)
+	}
+	if len(w.signals) > 0 {
+		batch.Queue(`
+			WITH served AS (
+				DELETE FROM message_wait w
+				USING unnest($1::uuid[], $2::text[]) AS s (signal, name)
+				WHERE w.name = s.name COLLATE "C" AND w.key IS NULL
+				RETURNING w.token_id, w.place, w.node, s.signal
+			)
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
+			SELECT p.token_id, $3, p.node, jsonb_strip_nulls(jsonb_build_object('at', nullif(p.place, ''), 'signal', p.signal, 'visit', t.version)), 1000, i.priority, i.paused_at
+			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
+			w.signals, w.signalNames, arriveType)
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return fmt.Errorf("bring messages to tokens: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+package graph
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Mermaid draws a definition as a Mermaid flowchart: shapes by kind, scopes as boxes, and edges
+// with what they are taken for. With marks, by name of node, it also shows where an instance is.
+// It draws drafts as well: a node that an edge names and that is not there is drawn as missing.
+// Equal arguments give equal text, and no text of a definition is ever taken for Mermaid's own.
+func Mermaid(d *Definition, marks map[string]Mark) string {
+	p := &picture{marks: marks, classes: map[string][]string{}}
+	p.line("flowchart TD")
+	p.part(&Scope{Start: d.Start, Nodes: d.Nodes})
+	p.text.WriteString(p.edges.String()) // after all nodes, so that no edge makes one
+	for _, c := range []struct{ name, style string }{
+		{"missing", "stroke-dasharray: 4 4,color:#a00"},
+		{"visited", "fill:#e8f3e8,stroke:#2e7d32"},
+		{"live", "fill:#fff3c4,stroke:#b26a00,stroke-width:3px"},
+		{"failed", "fill:#fbe0e0,stroke:#b00020,stroke-width:3px"},
+	} {
+		if ids := p.classes[c.name]; len(ids) > 0 {
+			p.line("classDef %s %s", c.name, c.style)
+			p.line("class %s %s", strings.Join(ids, ","), c.name)
+		}
+	}
+	return p.text.String()
+}
+
+type picture struct {
+	marks       map[string]Mark
+	text, edges strings.Builder
+	depth, last int
+	classes     map[string][]string // ids of nodes
+}
+
+func (p *picture) line(format string, args ...any) {
+	fmt.Fprintf(&p.text, strings.Repeat("  ", p.depth)+format+"\n", args...)
+	p.depth = max(p.depth, 1) // all that follows the first line is indented
+}
+
+// id numbers nodes: names could be words of Mermaid's.
+func (p *picture) id() string {
+	p.last++
+	return fmt.Sprintf("n%d", p.last)
+}
+
+// part draws the nodes of a process or a scope, and notes their edges.
+func (p *picture) part(s *Scope) {
+	order, ids, missing := s.order(), map[string]string{}, map[string]bool{}
+	begin := p.id()
+	for _, name := range order {
+		ids[name] = p.id()
+	}
+	to := func(name string) string {
+		if _, there := ids[name]; !there {
+			ids[name], missing[name] = p.id(), true
+		}
+		return ids[name]
+	}
+	p.line("%s(( ))", begin)
+	for _, name := range order {
+		n := s.Nodes[name]
+		if n == nil {
+			n = &Node{}
+		}
+		p.node(ids[name], name, n)
+	}
+	if s.Start != "" {
+		fmt.Fprintf(&p.edges, "  %s --> %s\n", begin, to(s.Start))
+	}
+	for _, name := range order {
+		for _, l := range s.Nodes[name].links() {
+			arrow := "-->"
+			if l.event {
+				arrow = "-.->"
+			}
+			if l.label != "" {
+				arrow += `|"` + escape(l.label) + `"|`
+			}
+			fmt.Fprintf(&p.edges, "  %s %s %s\n", ids[name], arrow, to(l.to))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		p.line(`%s["%s<br/>is missing"]`, ids[name], escape(name))
+		p.classes["missing"] = append(p.classes["missing"], ids[name])
+	}
+}
+
+func (p *picture) node(id, name string, n *Node) {
+	k, detail := n.looks()
+	label := escape(name)
+	m := p.marks[name]
+	for _, text := range []string{detail, m.String()} {
+		if text != "" {
+			label += "<br/>" + escape(text)
+		}
+	}
+	if class := m.class(); class != "" {
+		p.classes[class] = append(p.classes[class], id)
+	}
+	if k == scope {
+		p.line(`subgraph %s["%s"]`, id, label)
+		p.depth++
+		p.part(n.Scope)
+		p.depth--
+		p.line("end")
+		return
+	}
+	shape := shapes[k]
+	p.line(`%s%s"%s"%s`, id, shape[0], label, shape[1])
+}
+
+// shapes are what the label of a node stands between.
+var shapes = map[kind][2]string{
+	"":        {"[", "]"},
+	do:        {"[", "]"},
+	choose:    {"{", "}"},
+	anyOf:     {"{", "}"},
+	race:      {"{", "}"},
+	fork:      {"[/", `\]`},
+	join:      {`[\`, "/]"},
+	wait:      {"(", ")"},
+	await:     {">", "]"},
+	human:     {"[/", "/]"},
+	call:      {"[[", "]]"},
+	each:      {"{{", "}}"},
+	throw:     {"([", "])"},
+	end:       {"((", "))"},
+	terminate: {"(((", ")))"},
+}
+
+// A link is an edge as it is drawn.
+type link struct {
+	label, to string
+	event     bool // it is taken when something happens at the node
+}
+
+// links are all edges of a node, in the order in which they are written.
+func (n *Node) links() (all []link) {
+	if n == nil {
+		return nil
+	}
+	for _, w := range slices.Concat(n.Choose, n.Any) {
+		all = append(all, link{label: w.If, to: w.To})
+	}
+	for _, to := range slices.Concat(n.Fork, n.Race) {
+		all = append(all, link{to: to})
+	}
+	if n.Else != "" {
+		all = append(all, link{label: "else", to: n.Else})
+	}
+	if n.To != "" {
+		all = append(all, link{to: n.To})
+	}
+	for _, h := range n.On {
+		all = append(all, link{h.label(), h.To, true})
+	}
+	return all
+}
+
+// order lists the nodes as a reader meets them: from the start along the edges, then the rest.
+func (s *Scope) order() (names []string) {
+	seen := map[string]bool{}
+	walk := func(from string) {
+		for queue := []string{from}; len(queue) > 0; queue = queue[1:] {
+			name := queue[0]
+			n, there := s.Nodes[name]
+			if !there || seen[name] {
+				continue
+			}
+			seen[name] = true
+			names = append(names, name)
+			for _, l := range n.links() {
+				queue = append(queue, l.to)
+			}
+		}
+	}
+	walk(s.Start)
+	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+		walk(name)
+	}
+	return names
+}

@@ -1,0 +1,210 @@
+package graph
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/google/uuid"
+)
+
+// A Process is a definition that has been checked, ready to be walked.
+type Process struct {
+	ID         uuid.UUID // of its row; zero if it was never deployed
+	Definition *Definition
+
+	start  *node
+	nodes  map[string]*node
+	output *expression
+	survey bool // it has nodes that have to know of every live token
+	undoes bool // it has steps that can be undone
+}
+
+type kind string
+
+const (
+	do        kind = "do"
+	choose    kind = "choose"
+	anyOf     kind = "any"
+	fork      kind = "fork"
+	join      kind = "join"
+	wait      kind = "wait"
+	await     kind = "await"
+	race      kind = "race"
+	human     kind = "human"
+	call      kind = "call"
+	each      kind = "each"
+	scope     kind = "scope"
+	throw     kind = "throw"
+	end       kind = "end"
+	terminate kind = "terminate"
+)
+
+// A node is a Node with its edges tied to nodes and its expressions compiled.
+type node struct {
+	*Node
+	name     string
+	kind     kind
+	ways     []way // of choose and any
+	branches []*edge
+	handlers []handler
+	options  []*edge // of race
+	inner    *edge   // of scope: to its start
+	parent   *node   // the scope it lies in; nil: none
+	other    *edge   // else
+	next     *edge   // to
+	incoming []*edge
+
+	in, out  []mapping
+	until    *expression
+	key      *expression // of await
+	assignee *expression // of human
+	list     *expression // of each
+
+	fork    *node          // of a join: the innermost fork that all of its edges come from
+	sources map[*node]bool // of a join: where a token can still come here from
+
+	ahead *ahead // what may be decided when a token leaves here
+}
+
+type way struct {
+	condition *expression
+	edge      *edge
+}
+
+type handler struct {
+	*Handler
+	key  *expression
+	edge *edge
+}
+
+type mapping struct {
+	key   string
+	value *expression
+}
+
+// An edge's id is from>to, with #2 and so on for a second one: stable, so that it can be
+// stored.
+type edge struct {
+	id       string
+	from, to *node
+}
+
+// ahead is what lies between a node and the next steps, gateways and joins: all that one
+// decision may touch.
+type ahead struct {
+	joins []*node  // joins it may arrive at
+	edges []string // the edges it may arrive over
+	reads []string // nodes whose facts are read on the way; nil with all: any
+	all   bool
+	input bool // the instance's input may be read, or anything else by an expression
+}
+
+// pure reports whether a token passes the node without waiting for anything but other tokens.
+func (n *node) pure() bool {
+	switch n.kind {
+	case choose, anyOf, fork, join, end, terminate:
+		return true
+	case throw:
+		return !n.Throw.Compensate
+	}
+	return false
+}
+
+// attached reports whether more than one thing may move a token on from here, so that the others
+// have to go when one does.
+func (n *node) attached() bool {
+	return n.kind == race || n.kind == await || n.kind == human || n.kind == call || n.kind == each || n.kind == scope ||
+		slices.ContainsFunc(n.handlers, func(h handler) bool { return h.Error == "" })
+}
+
+// hosts reports whether a token here stands for others within.
+func (n *node) hosts() bool { return n.kind == scope || n.kind == each }
+
+// edges are those that lead on from the node, whatever makes a token take them.
+func (n *node) edges() (all []*edge) {
+	for _, w := range n.ways {
+		all = append(all, w.edge)
+	}
+	all = append(all, n.branches...)
+	for _, o := range n.options {
+		all = append(all, o)
+		if o.to.next != nil { // the race has it passed
+			all = append(all, o.to.next)
+		}
+	}
+	if n.inner != nil {
+		all = append(all, n.inner)
+	}
+	for _, h := range n.handlers {
+		all = append(all, h.edge)
+	}
+	for _, e := range []*edge{n.other, n.next} {
+		if e != nil {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// lookAhead finds what may be decided when a token leaves n. Beyond a join a decision goes on:
+// it may fire.
+func (n *node) lookAhead(p *Process) *ahead {
+	a, reads, seen := &ahead{}, map[string]bool{}, map[*node]bool{n: true}
+	read := func(all ...*expression) {
+		for _, e := range all {
+			if e == nil {
+				continue
+			}
+			a.all, a.input = a.all || e.every, true
+			for _, name := range e.steps {
+				reads[name] = true
+			}
+		}
+	}
+	read(p.output) // any token may be the last
+	for _, m := range n.in {
+		read(m.value) // it may be tried again, be armed again, or have elements to come
+	}
+	read(n.until, n.key, n.assignee, n.list)
+	for _, h := range n.handlers {
+		read(h.key)
+	}
+	queue := n.edges()
+	for s := n.parent; s != nil; s = s.parent { // its last token leads on from it
+		queue = append(queue, s.edges()...)
+	}
+	if n.kind == join || n.kind == choose || n.kind == anyOf { // an incident that is tried again starts here
+		seen[n] = false
+		queue = append(queue, &edge{to: n})
+	}
+	for len(queue) > 0 {
+		e := queue[0]
+		queue = queue[1:]
+		to := e.to
+		if to.kind == join && e.id != "" {
+			a.edges = append(a.edges, e.id)
+		}
+		if seen[to] {
+			continue
+		}
+		seen[to] = true
+		for _, m := range to.in {
+			read(m.value)
+		}
+		read(to.until, to.key, to.assignee, to.list)
+		for _, h := range to.handlers {
+			read(h.key)
+		}
+		for _, w := range to.ways {
+			read(w.condition)
+		}
+		if to.kind == join {
+			a.joins = append(a.joins, to)
+		}
+		if to.pure() || to.kind == scope || to.kind == each || to.kind == race { // these may be over at once
+			queue = append(queue, to.edges()...)
+		}
+	}
+	a.reads = slices.Sorted(maps.Keys(reads))
+	return a
+}

@@ -1,0 +1,117 @@
+package graph
+
+import (
+	"slices"
+	"time"
+)
+
+// Undoing. Each completed step with an undo leaves a record. When an instance has to undo, every
+// token but one ends; that one, in mode Compensation, executes the undo steps one after the other,
+// latest record first. When none is owed any more it goes on, or the instance ends as it was to.
+
+// undoType is the run that asks what is to be undone next. It lets the instance take a breath:
+// leases that were cut off have run out by then.
+const undoType = "graph.undo.v1"
+
+// undoPause is how long a token lets another one undo before it asks again.
+const undoPause = 200 * time.Millisecond
+
+// A record says that a completed step is to be undone, should it come to that.
+type record struct {
+	token *token
+	run   runRef
+	node  string
+	undo  string
+}
+
+// A debt is the record that is undone next.
+type debt struct {
+	id   runRef
+	node string
+	undo string
+}
+
+// owes notes that a step may have to be undone.
+func (i *instance) owes(t *token, n *node, run runRef) {
+	if n.Undo != "" {
+		i.changes.records = append(i.changes.records, record{token: t, run: run, node: n.name, undo: n.Undo})
+	}
+}
+
+// compensate ends everything that moves and has t undo what was done. to is what becomes of the
+// instance then; empty: t goes on from its node.
+func (i *instance) compensate(t *token, to Status, reason string) {
+	if to != "" {
+		i.ending, i.endingReason = to, reason
+		i.endOthers(t)
+		i.left(t)
+	}
+	t.mode = compensation
+	i.setState(t, tokenReady)
+	if to != "" { // nothing that was begun, or has failed, is skipped
+		i.changes.unknown, i.changes.undoAgain = true, true
+	}
+	i.event(t, "compensation.started", nil)
+	i.askDebt(t)
+}
+
+// askDebt has the token look for what is to be undone next.
+func (i *instance) askDebt(t *token) {
+	i.changes.steps = append(i.changes.steps, step{token: t, node: t.node.name + "/undo", typ: undoType, payload: position{}.json(),
+		attempts: maxTimerAttempts, afterLeases: true})
+}
+
+// undone is what happens when an undo step, or the question for the next, has succeeded.
+func (i *instance) undone(t *token, run runRef) {
+	i.changes.touched = true
+	i.changes.undone = append(i.changes.undone, run)
+	switch {
+	case i.undoing: // by another token, which was thrown, too: one step at a time
+		i.askDebt(t)
+		i.changes.steps[len(i.changes.steps)-1].delay = undoPause
+	case i.debt != nil:
+		d := i.debt
+		i.debt, i.undoing = nil, true
+		i.changes.undo = append(i.changes.undo, undo{token: t, debt: *d})
+	case i.ending != "":
+		i.event(t, "compensation.completed", nil)
+		i.setState(t, tokenTerminated)
+		i.endAs(i.ending, i.endingReason)
+	default:
+		i.event(t, "compensation.completed", nil)
+		t.mode = forward
+		i.leave(t, t.node.next)
+	}
+	i.settle()
+}
+
+// undoFailed is what happens when an undo step has failed for good: it is never skipped, an
+// operator has it tried again.
+func (i *instance) undoFailed(t *token, run runRef, reason string) {
+	i.changes.touched = true
+	i.changes.notUndone = append(i.changes.notUndone, run)
+	i.stop(t, "compensation_failed", reason)
+	i.settle()
+}
+
+// An undo is an undo step to be enqueued for a record.
+type undo struct {
+	token *token
+	debt  debt
+}
+
+// endOthers ends every token but one.
+func (i *instance) endOthers(but *token) {
+	for _, t := range slices.Concat(i.changes.tokens, i.others) {
+		if t != but && alive(t.state) > 0 {
+			i.setState(t, tokenTerminated)
+		}
+	}
+	i.changes.endedBut = but
+	i.live, i.ready, i.joining = 1, count(but.state == tokenReady), 0
+	i.incidents, but.stopped = 0, false
+	for g := but.group; g != nil; g = g.parent {
+		g.ended = true
+	}
+	but.group = nil
+}

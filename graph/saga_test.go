@@ -1,0 +1,140 @@
+package graph_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// undoable is a step that is undone by undo(name).
+func undoable(name, to string, more ...string) string {
+	return strings.Replace(step(name, to, more...), `"do": "test.step.v1"`, `"do": "test.step.v1", "undo": "test.undo.v1"`, 1)
+}
+
+// undone lists the undo steps in the order in which they were completed.
+func (s *site) undone(id uuid.UUID) string {
+	s.t.Helper()
+	return query[string](s.t, s.pool, `
+		SELECT coalesce(string_agg(r.payload->'input'->>'name', ' ' ORDER BY r.finished_at), '')
+		FROM workflow_run r JOIN process_token t ON t.id = r.token_id
+		WHERE t.instance_id = $1 AND r.type = 'test.undo.v1' AND r.status = 'succeeded'`, id)
+}
+
+// S20: what was completed is undone in reverse order, across branches, one at a time; each undo
+// step sees what its own step had (S29).
+func TestUndoInReverseOrder(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "C"]}, "J": {"join": "all", "to": "D"},`+
+		undoable("A", "B", `"x": "'1'"`)+","+undoable("B", "J", `"ms": "'300'"`, `"x": "'2'"`)+","+undoable("C", "J", `"ms": "'100'"`)+","+step("D", "", `"fail": "'no'"`))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "B C A" && got != "C B A" {
+		t.Errorf("undone %q", got)
+	}
+	want := query[string](t, s.pool, `SELECT string_agg(node_id, ' ' ORDER BY "order" DESC) FROM compensation_record WHERE instance_id = $1`, id)
+	if got := s.undone(id); got != want {
+		t.Errorf("undone %q, want %q: the reverse of the completions", got, want)
+	}
+	if got := query[string](t, s.pool, `
+		SELECT r.payload->'output'->>'x' FROM workflow_run r JOIN process_token t ON t.id = r.token_id
+		WHERE t.instance_id = $1 AND r.type = 'test.undo.v1' AND r.payload->'input'->>'name' = 'A'`, id); got != "1" {
+		t.Errorf("A is undone with x = %s, want its own", got)
+	}
+	if why := query[string](t, s.pool, `SELECT failure_reason FROM process_instance WHERE id = $1`, id); why != "D: no: it was told to fail" {
+		t.Errorf("failure_reason = %q", why)
+	}
+	s.healthy()
+}
+
+// S22: a step that was done twice is undone twice, the second time first.
+func TestUndoLoop(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "X", `"n": "'A' in steps ? steps.A.n + 1.0 : 1.0"`)+`, "X": {"choose": [{"if": "steps.A.n < 2", "to": "A"}], "else": "D"},`+step("D", "", `"fail": "'no'"`))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Failed)
+	got := query[string](t, s.pool, `
+		SELECT string_agg(r.payload->'output'->>'n', ' ' ORDER BY r.finished_at) FROM workflow_run r JOIN process_token t ON t.id = r.token_id
+		WHERE t.instance_id = $1 AND r.type = 'test.undo.v1'`, id)
+	if got != "2 1" {
+		t.Errorf("undone %q, want 2 1", got)
+	}
+	s.healthy()
+}
+
+// S24: an undo step that fails for good is never skipped: an operator has it tried again.
+func TestUndoFails(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "C", `"undo_fails": "true"`)+","+step("C", "", `"fail": "'no'"`))
+	id := s.start(p, `{}`)
+	pgtest.Await(t, "an incident", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'compensation_failed'`, id) == 1
+	})
+	if got := s.undone(id); got != "" {
+		t.Errorf("undone %q although the first has failed", got)
+	}
+	s.healthy()
+	s.mu.Lock()
+	s.undoWorks = true
+	s.mu.Unlock()
+	incident := query[uuid.UUID](t, s.pool, `SELECT id FROM incident WHERE instance_id = $1`, id)
+	s.enqueue("graph.retry.v1", fmt.Sprintf(`{"incident": %q}`, incident))
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "B A" {
+		t.Errorf("undone %q, want B A", got)
+	}
+	got := query[string](t, s.pool, `SELECT string_agg(concat(node_id, ' ', status), ', ' ORDER BY "order") FROM compensation_record WHERE instance_id = $1`, id)
+	if want := "A Completed, B Failed, B Completed"; got != want {
+		t.Errorf("records %q, want %q", got, want)
+	}
+	s.healthy()
+}
+
+// S25: what is thrown twice undoes only what is still owed.
+func TestThrowTwice(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "T1")+`, "T1": {"throw": {"compensate": true}, "to": "B"},`+undoable("B", "T2")+`, "T2": {"throw": {"compensate": true}, "to": "C"},`+step("C", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	if got := s.undone(id); got != "A B" {
+		t.Errorf("undone %q, want A and then B", got)
+	}
+	s.healthy()
+}
+
+// S21: a failure in one branch stops the others; a step that was running may have taken effect,
+// and is undone once its lease has run out.
+func TestUndoWhatWasRunning(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B", "C"]},`+undoable("A", "")+","+step("B", "", `"ms": "'300'"`, `"fail": "'no'"`)+","+undoable("C", "after", `"ms": "'900'"`)+","+step("after", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "C A" {
+		t.Errorf("undone %q, want C A", got)
+	}
+	if n := query[int](t, s.pool, `
+		SELECT count(*) FROM compensation_record c JOIN workflow_run r ON r.id = c.run_id JOIN workflow_run u ON u.id = c.undo_run_id
+		WHERE c.instance_id = $1 AND NOT c.certain AND c.node_id = 'C' AND u.started_at - r.started_at >= interval '1900 ms'`, id); n != 1 {
+		t.Error("C is not undone as uncertain, after its lease of two seconds")
+	}
+	s.want(map[string]int{"after": 0})
+	s.healthy()
+}
+
+// A cancel can undo what was done.
+func TestCancelAndUndo(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "W")+`, "W": {"wait": "PT1H"}`)
+	id := s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q, "compensate": true}`, id))
+	s.status(id, graph.Cancelled)
+	if got := s.undone(id); got != "A" {
+		t.Errorf("undone %q, want A", got)
+	}
+	s.healthy()
+}

@@ -1,0 +1,330 @@
+package graph_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// dies has the site's worker be killed, and another one hired, when a step is called for the
+// first time: the step has been done, and nobody hears of it.
+func (s *site) dies(at string) {
+	s.happens = func(name string, call int) {
+		if name == at && call == 1 {
+			s.worker.kill()
+			s.worker = s.hire()
+		}
+	}
+}
+
+// startMany starts n instances at once.
+func (s *site) startMany(process string, n int) {
+	s.t.Helper()
+	if _, err := s.pool.Exec(s.t.Context(), `
+		INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text) FROM generate_series(1, $2)`, process, n); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// completed waits until so many instances have completed.
+func (s *site) completed(n int) {
+	s.t.Helper()
+	pgtest.AwaitFor(s.t, 30*time.Second, fmt.Sprintf("%d instances to complete", n), func() bool {
+		return query[int](s.t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
+	})
+}
+
+// at waits until so many tokens live at a node.
+func (s *site) at(node string, n int) {
+	s.t.Helper()
+	pgtest.AwaitFor(s.t, 30*time.Second, fmt.Sprintf("%d tokens at %s", n, node), func() bool {
+		return query[int](s.t, s.pool, `SELECT count(*) FROM process_token WHERE node = $1 AND state IN ('Ready', 'Waiting')`, node) == n
+	})
+}
+
+// finish completes the open task at a node.
+func (s *site) finish(node string) {
+	s.t.Helper()
+	task := query[uuid.UUID](s.t, s.pool, `SELECT id FROM user_task WHERE state = 'open' AND node = $1`, node)
+	if got := s.finished(s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "anna"}`, task))); got != "succeeded" {
+		s.t.Fatalf("the task at %s: %s", node, got)
+	}
+}
+
+// S03: a branch that is done again, because its worker died before it could say so, arrives once.
+func TestBranchDoneAgain(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "J": {"join": "all", "to": "C"},`+step("A", "J")+","+step("B", "J")+","+step("C", ""))
+	s.dies("A")
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 2, "C": 1})
+	if n := query[int](t, s.pool, `SELECT count(*) FROM join_arrival`); n != 2 {
+		t.Errorf("%d arrivals, want 2", n)
+	}
+	s.healthy()
+}
+
+// S04: who reports a branch after another has done it is refused, and the join waits on.
+func TestZombieArrival(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "U"]}, "U": {"human": {}, "to": "J"}, "J": {"join": "all", "to": "C"},`+step("A", "J")+","+step("C", ""))
+	var stale run.Outcome
+	s.happens = func(name string, call int) {
+		if name == "A" && call == 1 {
+			_ = s.pool.QueryRow(context.Background(), `SELECT id, lease_token FROM workflow_run WHERE node = 'A'`).Scan(&stale.ID, &stale.Token)
+			s.worker.kill()
+			s.worker = s.hire()
+		}
+	}
+	id := s.start(p, `{}`)
+	s.at("J", 1)
+	stale.Verdict, stale.Result = run.Succeed, []byte(`{}`)
+	lost, err := run.Settle(t.Context(), s.pool, "zombie", []run.Outcome{stale})
+	if err != nil || len(lost) != 1 || stale.Token == uuid.Nil {
+		t.Errorf("the zombie's report: %d refused, %v", len(lost), err)
+	}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM join_arrival`); n != 1 {
+		t.Errorf("%d arrivals, want 1", n)
+	}
+	s.want(map[string]int{"A": 2, "C": 0})
+	s.finish("U")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"C": 1})
+	s.healthy()
+}
+
+// S06: of two tokens over one edge a join takes one; what is left over is told.
+func TestTwoTokensOnOneEdge(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["P", "Q"]}, "P": {"human": {}, "to": "m", "on": [{"after": "PT1M", "keep": true, "to": "m"}]}, "Q": {"human": {}, "to": "J"},
+		"J": {"join": "all", "to": "E"},`+step("m", "J")+","+step("E", ""))
+	id := s.start(p, `{}`)
+	s.at("Q", 1)
+	pgtest.Elapse(t, s.pool, time.Minute)
+	s.at("J", 1)
+	s.finish("P")
+	s.at("J", 2)
+	s.want(map[string]int{"m": 2, "E": 0})
+	s.finish("Q")
+	pgtest.Await(t, "an incident", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'join_unsatisfiable'`, id) == 1
+	})
+	s.status(id, graph.Waiting)
+	s.want(map[string]int{"E": 1})
+	if got := query[string](t, s.pool, `SELECT string_agg(concat(round, ' ', joined, ' ', fired), ', ' ORDER BY round) FROM parallel_join`); got != "1 2 t, 2 1 f" {
+		t.Errorf("rounds %q, want one that fired, and one that waits", got)
+	}
+	s.healthy()
+}
+
+// S13: an inclusive join waits while a token may come back to it through the split before it; each
+// execution of the split goes on once.
+func TestInclusiveJoinWithLoop(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "X": {"choose": [{"if": "steps.B.n < 2", "to": "F"}], "else": "o"}, "o": {"join": "taken", "to": "D"},`+
+		step("A", "o")+","+step("B", "X", `"ms": "100"`, `"n": "'B' in steps ? steps.B.n + 1.0 : 1.0"`)+","+step("D", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 2, "B": 2, "D": 2})
+	if early := query[int](t, s.pool, `
+		SELECT count(*) FROM activity_instance d JOIN activity_instance b ON b.node_id = 'B' WHERE d.node_id = 'D' AND d.created_at < b.created_at`); early > 0 {
+		t.Error("D began before B was over")
+	}
+	s.healthy()
+}
+
+// S17: where the last tokens of many instances end at once, each instance is completed.
+func TestLastTokensEndAtOnce(t *testing.T) {
+	s := newSite(t)
+	s.hire()
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]},`+step("A", "")+","+step("B", ""))
+	s.startMany(p, 300)
+	s.completed(300)
+	s.healthy()
+}
+
+// S19: a step that took effect, was never heard of again, and then failed for good is undone as
+// uncertain, before what was done earlier.
+func TestUndoWhatNobodyHeardOf(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "", `"fail": "'declined'"`))
+	s.dies("B")
+	id := s.start(p, `{}`)
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "B A" {
+		t.Errorf("undone %q, want B A", got)
+	}
+	got := query[string](t, s.pool, `SELECT string_agg(concat(node_id, ' ', certain), ', ' ORDER BY "order") FROM compensation_record`)
+	if want := "A t, B f"; got != want {
+		t.Errorf("records %q, want %q", got, want)
+	}
+	s.healthy()
+}
+
+// S23: an undo step whose worker died before it could say so is done again; those before it are not.
+func TestUndoAfterCrash(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "C")+","+undoable("C", "D")+","+step("D", "", `"fail": "'no'"`))
+	s.dies("undo B")
+	id := s.start(p, `{}`)
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "C B A" {
+		t.Errorf("undone %q, want C B A", got)
+	}
+	s.want(map[string]int{"undo A": 1, "undo B": 2, "undo C": 1})
+	s.healthy()
+}
+
+// S31: two workers fire each timer once.
+func TestTimersFireOnce(t *testing.T) {
+	s := newSite(t)
+	s.hire()
+	p := s.deploy("T", `"T": {"wait": "50ms", "to": "B"},`+step("B", ""))
+	s.startMany(p, 100)
+	s.completed(100)
+	s.want(map[string]int{"B": 100})
+	s.healthy()
+}
+
+// S32: timers that fell due while nobody worked all fire, once each.
+func TestOverdueTimers(t *testing.T) {
+	const n = 1000
+	s := newSite(t)
+	p := s.deploy("T", `"T": {"wait": "PT1H", "to": "B"},`+step("B", ""))
+	s.startMany(p, n)
+	s.at("T", n)
+	s.worker.release()
+	pgtest.Elapse(t, s.pool, 2*time.Hour)
+	s.hire()
+	s.completed(n)
+	s.want(map[string]int{"B": n})
+	s.healthy()
+}
+
+// S33: a timer that repeats keeps to its schedule: what was missed happens once, and the next time
+// is as if nothing had been.
+func TestRepeatedTimerAfterDowntime(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("U", `"U": {"human": {}, "on": [{"every": "PT10M", "times": 3, "to": "remind"}]},`+step("remind", ""))
+	id := s.start(p, `{}`)
+	s.at("U", 1)
+	reminded := func(n int) {
+		t.Helper()
+		pgtest.Await(t, fmt.Sprintf("reminder %d", n), func() bool { return s.count("remind") == n })
+	}
+	pgtest.Elapse(t, s.pool, 10*time.Minute)
+	reminded(1)
+	s.worker.release()
+	pgtest.Elapse(t, s.pool, 35*time.Minute)
+	s.hire()
+	reminded(2)
+	pgtest.Await(t, "the next timer", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM timer WHERE status = 'Scheduled' AND due_at - now() BETWEEN '4 minutes' AND '5 minutes'`) == 1
+	})
+	pgtest.Elapse(t, s.pool, 5*time.Minute)
+	reminded(3)
+	pgtest.Elapse(t, s.pool, time.Hour)
+	time.Sleep(200 * time.Millisecond)
+	reminded(3)
+	s.status(id, graph.Waiting)
+	s.healthy()
+}
+
+// S34: two timers at one host are due at once: after the one that interrupts, the other is gone.
+func TestTwoTimersAtOnce(t *testing.T) {
+	const n = 60
+	s := newSite(t)
+	s.hire()
+	p := s.deploy("U", `"U": {"human": {}, "on": [{"after": "PT1M", "to": "X"}, {"after": "PT1M", "keep": true, "to": "Y"}]},`+step("X", "")+","+step("Y", ""))
+	s.startMany(p, n)
+	s.at("U", n)
+	pgtest.Elapse(t, s.pool, time.Minute)
+	s.completed(n)
+	s.want(map[string]int{"X": n})
+	if y := s.count("Y"); y != query[int](t, s.pool, `SELECT count(*) FROM process_event WHERE event_type = 'handler.taken' AND data->>'edge' = 'U>Y'`) || y > n {
+		t.Errorf("Y ran %d times", y)
+	}
+	if left := query[int](t, s.pool, `SELECT count(*) FROM timer WHERE status = 'Scheduled'`); left != 0 {
+		t.Errorf("%d timers are left", left)
+	}
+	s.healthy()
+}
+
+// S35: a step that is tried again is the same run of the same token.
+func TestTriedAgain(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "B", `"fails": "2"`)+","+step("B", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	got := query[string](t, s.pool, `SELECT string_agg(concat_ws(' ', node_id, status, attempts), ', ' ORDER BY created_at) FROM activity_instance WHERE instance_id = $1`, id)
+	if want := "A succeeded 3, B succeeded 1"; got != want {
+		t.Errorf("activities %q, want %q", got, want)
+	}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM process_token`); n != 1 {
+		t.Errorf("%d tokens, want 1", n)
+	}
+	s.healthy()
+}
+
+// S42: an instance goes on with the version it was started with; a version never changes.
+func TestVersions(t *testing.T) {
+	s := newSite(t)
+	deploy := func(version int, nodes string) (uuid.UUID, error) {
+		d, err := graph.Parse(fmt.Appendf(nil, `{"process": "order", "version": %d, "start": "A", "nodes": {%s}}`, version, nodes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return graph.Deploy(t.Context(), s.pool, d)
+	}
+	one := step("A", "U") + `, "U": {"human": {}, "to": "B"},` + step("B", "")
+	first, err := deploy(1, one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := s.start("order", `{}`)
+	s.at("U", 1)
+	if _, err := deploy(2, step("A", "C")+","+step("C", "")); err != nil {
+		t.Fatal(err)
+	}
+	s.status(s.start("order", `{}`), graph.Completed)
+	s.want(map[string]int{"A": 2, "B": 0, "C": 1})
+	if again, err := deploy(1, one); err != nil || again != first {
+		t.Errorf("deployed again: %s, %v; want %s", again, err, first)
+	}
+	if _, err := deploy(1, step("A", "")); err == nil || !strings.Contains(err.Error(), "another text") {
+		t.Errorf("an edited text under an old version: %v", err)
+	}
+	s.finish("U")
+	s.status(old, graph.Completed)
+	s.want(map[string]int{"B": 1, "C": 1})
+	s.healthy()
+}
+
+// S44 (e): what becomes of a list after an each has begun does not matter to it.
+func TestEachKeepsItsList(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "W"]}, "W": {"wait": "800ms", "to": "A"},
+		"E": {"each": {"list": "steps.A.items", "do": "test.step.v1", "limit": 1}, "in": {"name": "'E'", "ms": "500", "n": "item"}},`+
+		step("A", "E", `"items": "'A' in steps ? [4, 5] : [1, 2, 3]"`))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	got := query[string](t, s.pool, `SELECT string_agg(input->>'n', ' ' ORDER BY input->>'n') FROM activity_instance WHERE instance_id = $1 AND node_id = 'E/item'`, id)
+	if got != "1 2 3 4 5" {
+		t.Errorf("elements %q, want those of both lists", got)
+	}
+	if changed := query[int](t, s.pool, `
+		SELECT count(*) FROM activity_instance e JOIN activity_instance a ON a.node_id = 'A'
+		WHERE e.node_id = 'E/item' AND e.input->>'n' = '3' AND e.created_at > a.completed_at`); changed != 2 {
+		t.Error("the list did not change while the each was under way")
+	}
+	s.healthy()
+}

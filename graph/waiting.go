@@ -1,0 +1,303 @@
+package graph
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Where tokens wait: for a message or signal, for the first of several, for a person, for another
+// instance, for the tokens within. What may move such a token on is attached to it: timers and
+// waits that know at which place they are, and go when the token leaves.
+
+// The places. The main one is what the node itself is about.
+const mainPlace = ""
+
+func handlerPlace(k int) string { return fmt.Sprintf("on/%d", k) }
+func optionPlace(k int) string  { return fmt.Sprintf("race/%d", k) }
+
+// numbered returns k of the k-th place of a kind.
+func numbered(place, kind string) (k int, ok bool) {
+	text, ok := strings.CutPrefix(place, kind+"/")
+	if !ok {
+		return 0, false
+	}
+	_, err := fmt.Sscanf(text, "%d", &k)
+	return k, err == nil
+}
+
+// A subscription waits for a message, or for a signal if the key is null.
+type subscription struct {
+	token *token
+	place string
+	node  string // whose fact the payload becomes
+	name  string
+	key   *string
+}
+
+// A task is for a person.
+type task struct {
+	token    *token
+	assignee string
+	payload  json.RawMessage
+}
+
+// A child is an instance to be started and waited for.
+type child struct {
+	token *token
+	input json.RawMessage
+}
+
+// attach adds what else may happen at the token's node. It reports whether that could be told.
+func (i *instance) attach(t *token) bool {
+	for k, h := range t.node.handlers {
+		if !i.arm(t, k, h, nil) {
+			return false
+		}
+	}
+	return true
+}
+
+// arm arms one handler; again follows a tick that was fired.
+func (i *instance) arm(t *token, k int, h handler, again *tick) bool {
+	switch {
+	case h.After > 0:
+		i.timer(t, handlerPlace(k), t.node.name, time.Duration(h.After), nil)
+	case h.Every > 0:
+		next := &tick{number: 1, period: time.Duration(h.Every)}
+		if again != nil {
+			next.number, next.after = again.number+1, again.after
+		}
+		i.timer(t, handlerPlace(k), t.node.name, next.period, next)
+	case h.Message != "":
+		return i.subscribe(t, handlerPlace(k), t.node.name, h.Message, h.key)
+	}
+	return true
+}
+
+// timer has something happen at a place after a while.
+func (i *instance) timer(t *token, place, node string, delay time.Duration, tick *tick) {
+	if place != mainPlace && node == t.node.name {
+		node += "/" + place // no fact
+	}
+	i.changes.steps = append(i.changes.steps, step{
+		token: t, node: node, typ: timerType, payload: position{At: place, Tick: tick.count()}.json(),
+		attempts: maxTimerAttempts, delay: delay, tick: tick,
+	})
+}
+
+func (i *instance) subscribe(t *token, place, node, name string, key *expression) bool {
+	s := subscription{token: t, place: place, node: node, name: name}
+	if key != nil {
+		value, err := key.value(i.facts)
+		text := string(value)
+		if err == nil && strings.HasPrefix(text, `"`) {
+			err = json.Unmarshal(value, &text)
+		}
+		if err == nil && (text == "null" || text == "" || strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[")) {
+			err = fmt.Errorf("%s: gives %.40s; a key is a text or a number", key.text, text)
+		}
+		if err == nil && (len(text) > 200 || strings.ContainsRune(text, 0)) {
+			err = fmt.Errorf("%s: gives a key of %d bytes; use at most 200, and no NUL", key.text, len(text))
+		}
+		if err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return false
+		}
+		s.key = &text
+	}
+	i.changes.waits = append(i.changes.waits, s)
+	return true
+}
+
+func (i *instance) await(t *token) {
+	a := t.node.Await
+	if i.waits(t) && i.subscribe(t, mainPlace, t.node.name, a.Message+a.Signal, t.node.key) {
+		i.attach(t)
+	}
+}
+
+// waits has a token wait at its node.
+func (i *instance) waits(t *token) bool {
+	i.setState(t, tokenWaiting)
+	i.event(t, "node.entered", nil)
+	return true
+}
+
+// race has a token wait for the first of several; each of them is a place.
+func (i *instance) race(t *token) {
+	i.waits(t)
+	for k, o := range t.node.options {
+		n := o.to
+		switch {
+		case n.kind == await:
+			if !i.subscribe(t, optionPlace(k), n.name, n.Await.Message+n.Await.Signal, n.key) {
+				return
+			}
+		case n.until != nil:
+			at, err := i.time(n)
+			if err != nil {
+				i.stop(t, "expression_failed", err.Error())
+				return
+			}
+			i.timer(t, optionPlace(k), n.name, 0, nil)
+			i.changes.steps[len(i.changes.steps)-1].until = at
+		default:
+			i.timer(t, optionPlace(k), n.name, time.Duration(n.Wait.For), nil)
+		}
+	}
+}
+
+func (i *instance) human(t *token) {
+	n, k := t.node, task{token: t, payload: i.input}
+	if n.assignee != nil {
+		value, err := n.assignee.value(i.facts)
+		if err == nil {
+			err = json.Unmarshal(value, &k.assignee)
+		}
+		if err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return
+		}
+	}
+	if k.payload = i.given(t); k.payload == nil {
+		return
+	}
+	i.waits(t)
+	i.changes.tasks = append(i.changes.tasks, k)
+	i.attach(t)
+}
+
+func (i *instance) call(t *token) {
+	input := i.given(t)
+	if input == nil {
+		return
+	}
+	if i.depth >= maxDepth {
+		i.stop(t, "too_deep", fmt.Sprintf("%d processes have called each other", i.depth))
+		return
+	}
+	i.waits(t)
+	i.changes.children = append(i.changes.children, child{t, input})
+	i.attach(t)
+}
+
+// maxDepth is how deep processes may call each other, or themselves.
+const maxDepth = 100
+
+// given evaluates what a step, task or call is given; nil: it could not be told.
+func (i *instance) given(t *token) json.RawMessage {
+	n := t.node
+	if n.in == nil {
+		return i.input
+	}
+	payload, err := object(n.in, i.facts)
+	if err != nil {
+		i.stop(t, "expression_failed", err.Error())
+		return nil
+	}
+	return i.fits(t, payload)
+}
+
+// enterScope places a token within; the one that came stands for all of them outside.
+func (i *instance) enterScope(t *token) {
+	i.waits(t)
+	g := &group{parent: t.group, node: t.node.name, host: t, fresh: true}
+	inner := i.place(g)
+	inner.purePath = t.purePath
+	if i.attach(t) {
+		i.follow(inner, t.node.inner)
+	}
+}
+
+// drained is what happens when no token lives within any more: the host goes on.
+func (i *instance) drained(g *group) {
+	t := g.host
+	if t == nil || alive(t.state) == 0 || i.status.Final() || g.ended {
+		return
+	}
+	g.ended = true
+	i.left(t)
+	i.event(t, "node.completed", nil)
+	i.leave(t, t.node.next)
+}
+
+// happens is what a timer or a message at a place means; run is its run.
+func (i *instance) happens(t *token, p position, run runRef, result json.RawMessage) {
+	i.changes.touched = true
+	switch k, ok := numbered(p.At, "on"); {
+	case ok && k < len(t.node.handlers):
+		i.boundary(t, k, &tick{number: p.Tick, after: run})
+	default:
+		if k, ok := numbered(p.At, "race"); ok && k < len(t.node.options) {
+			n := t.node.options[k].to
+			i.left(t)
+			i.event(t, "node.completed", map[string]any{"option": n.name})
+			if f, err := fact(n, result); err == nil {
+				i.facts.steps[n.name] = f
+			}
+			i.leave(t, n.next)
+		}
+	}
+	i.settle()
+}
+
+// boundary takes the edge of a handler: with the token itself, or, if that stays, with another.
+func (i *instance) boundary(t *token, k int, fired *tick) {
+	h := t.node.handlers[k]
+	i.event(t, "handler.taken", map[string]any{"edge": h.edge.id})
+	if h.Keep || h.Every > 0 {
+		if h.Every == 0 && h.Message == "" || h.Times > 0 && fired.number >= h.Times {
+			// it happens no more
+		} else if !i.arm(t, k, h, fired) {
+			return
+		}
+		i.follow(i.place(t.group), h.edge)
+		return
+	}
+	i.left(t)
+	i.endInside(t)
+	i.follow(t, h.edge)
+}
+
+// left removes what is attached to a token: it is about to leave its node.
+func (i *instance) left(t *token) {
+	i.resolve(t)
+	if t.version > 0 {
+		i.changes.left = append(i.changes.left, t)
+	}
+	keep := func(of *token) bool { return of != t }
+	i.changes.steps = filter(i.changes.steps, func(s step) bool { return keep(s.token) })
+	i.changes.waits = filter(i.changes.waits, func(s subscription) bool { return keep(s.token) })
+	i.changes.tasks = filter(i.changes.tasks, func(k task) bool { return keep(k.token) })
+	i.changes.children = filter(i.changes.children, func(c child) bool { return keep(c.token) })
+}
+
+func filter[T any](all []T, keep func(T) bool) (kept []T) {
+	for _, x := range all {
+		if keep(x) {
+			kept = append(kept, x)
+		}
+	}
+	return kept
+}
+
+// endInside ends the tokens for which a host stands.
+func (i *instance) endInside(t *token) {
+	if !t.node.hosts() {
+		return
+	}
+	for _, o := range slices.Concat(i.others, i.changes.tokens) {
+		if g := o.group; alive(o.state) > 0 && o != t {
+			for ; g != nil; g = g.parent {
+				if g.host == t {
+					g.ended = true
+					i.setState(o, tokenTerminated)
+					break
+				}
+			}
+		}
+	}
+}

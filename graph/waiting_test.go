@@ -1,0 +1,338 @@
+package graph_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// enqueue inserts a run as psql does, and returns its id.
+func (s *site) enqueue(typ, payload string) uuid.UUID {
+	s.t.Helper()
+	return query[uuid.UUID](s.t, s.pool, `INSERT INTO workflow_run (type, payload) VALUES ($1, $2) RETURNING id`, typ, payload)
+}
+
+// finished waits until a run has finished, and returns its status.
+func (s *site) finished(id uuid.UUID) (status string) {
+	s.t.Helper()
+	pgtest.Await(s.t, "run "+id.String()+" to finish", func() bool {
+		status = query[string](s.t, s.pool, `SELECT status FROM workflow_run WHERE id = $1`, id)
+		return status != "pending" && status != "leased"
+	})
+	return status
+}
+
+// waitsFor waits until so many tokens wait for messages.
+func (s *site) waitsFor(n int) {
+	s.t.Helper()
+	pgtest.Await(s.t, "tokens to wait for messages", func() bool { return query[int](s.t, s.pool, `SELECT count(*) FROM message_wait`) == n })
+}
+
+const awaitPaid = `"M": {"await": {"message": "paid", "key": "input.order"}, "to": "B"},`
+
+// S36: a message that comes before anybody waits is kept, until its time is over.
+func TestMessageBeforeTheWait(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("M", awaitPaid+step("B", "", `"amount": "steps.M.amount"`))
+	s.finished(s.enqueue("graph.message.v1", `{"name": "paid", "key": "o-1", "payload": {"amount": 7}, "ttl": "1h"}`))
+	s.finished(s.enqueue("graph.message.v1", `{"name": "paid", "key": "o-2", "ttl": "1s"}`))
+	first := s.start(p, `{"order": "o-1"}`)
+	s.status(first, graph.Completed)
+	if got := query[string](t, s.pool, `SELECT output->>'amount' FROM activity_instance WHERE instance_id = $1 AND node_id = 'B'`, first); got != "7" {
+		t.Errorf("amount = %s, want 7", got)
+	}
+	pgtest.Elapse(t, s.pool, time.Minute)
+	late := s.start(p, `{"order": "o-2"}`)
+	s.waitsFor(1)
+	s.status(late, graph.Waiting)
+	s.healthy()
+}
+
+// S37: the same message again, before it is consumed and after, changes nothing.
+func TestMessageTwice(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("M", awaitPaid+step("B", "M"))
+	send := func() {
+		s.finished(s.enqueue("graph.message.v1", `{"name": "paid", "key": "o-1", "id": "m1"}`))
+	}
+	send()
+	send()
+	id := s.start(p, `{"order": "o-1"}`)
+	pgtest.Await(t, "B to run", func() bool { return s.count("B") == 1 })
+	send()
+	s.waitsFor(1)
+	time.Sleep(200 * time.Millisecond)
+	s.want(map[string]int{"B": 1})
+	s.status(id, graph.Waiting)
+	s.healthy()
+}
+
+// S38: whoever comes first, a message and its wait never miss each other.
+func TestMessageAndWaitAtOnce(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("M", awaitPaid+step("B", ""))
+	const n = 300
+	var both sync.WaitGroup
+	both.Go(func() {
+		for k := range n {
+			s.enqueue("graph.message.v1", fmt.Sprintf(`{"name": "paid", "key": "o-%d"}`, k))
+		}
+	})
+	both.Go(func() {
+		for k := range n {
+			s.start(p, fmt.Sprintf(`{"order": "o-%d"}`, k))
+		}
+	})
+	both.Wait()
+	pgtest.AwaitFor(t, 30*time.Second, "all instances to complete", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
+	})
+	s.healthy()
+}
+
+// S39: of two that wait for one message, the one that has waited longer gets it; a signal goes to both.
+func TestTwoWaits(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("M", awaitPaid+step("B", "S")+`, "S": {"await": {"signal": "go"}, "to": "C"},`+step("C", ""))
+	first := s.start(p, `{"order": 1}`)
+	s.waitsFor(1)
+	second := s.start(p, `{"order": 1}`)
+	s.waitsFor(2)
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
+	pgtest.Await(t, "one to move on", func() bool { return s.count("B") == 1 })
+	if node := query[string](t, s.pool, `SELECT node_id FROM token WHERE instance_id = $1`, second); node != "M" {
+		t.Errorf("the later one is at %s", node)
+	}
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
+	pgtest.Await(t, "both to wait for the signal", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM message_wait WHERE name = 'go'`) == 2
+	})
+	s.enqueue("graph.signal.v1", `{"name": "go"}`)
+	s.status(first, graph.Completed)
+	s.status(second, graph.Completed)
+	s.healthy()
+}
+
+// S40: the first of a race wins, and takes what the others wait for with it.
+func TestRace(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("R", `"R": {"race": ["M", "T"]}, "M": {"await": {"message": "paid", "key": "input.order"}, "to": "A"}, "T": {"wait": "PT1H", "to": "B"},`+
+		step("A", "", `"amount": "steps.M.amount"`)+","+step("B", ""))
+	paid := s.start(p, `{"order": "o-1"}`)
+	s.waitsFor(1)
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "o-1", "payload": {"amount": 7}}`)
+	s.status(paid, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 0})
+	late := s.start(p, `{"order": "o-2"}`)
+	s.waitsFor(1)
+	pgtest.Elapse(t, s.pool, time.Hour)
+	s.status(late, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1})
+	s.waitsFor(0)
+	s.finished(s.enqueue("graph.message.v1", `{"name": "paid", "key": "o-2"}`))
+	if n := query[int](t, s.pool, `SELECT count(*) FROM message WHERE key = 'o-2' AND token_id IS NULL`); n != 1 {
+		t.Error("the message was consumed, though the timer had won")
+	}
+	s.healthy()
+}
+
+// S30: a boundary timer and the completion of its step: one of them wins.
+func TestBoundaryTimer(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", `"A": {"do": "test.step.v1", "in": {"name": "'A'", "ms": "input.ms"}, "to": "C", "on": [{"after": "100ms", "to": "B"}]},`+step("B", "")+","+step("C", ""))
+	const n = 60
+	if _, err := s.pool.Exec(t.Context(), `
+		INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text, 'input', jsonb_build_object('ms', to_jsonb((g * 4)::text)))
+		FROM generate_series(1, $2) g`, p, n); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.AwaitFor(t, 30*time.Second, "all instances to complete", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
+	})
+	if b, c := s.count("B"), s.count("C"); b+c != n {
+		t.Errorf("B ran %d times and C %d times, want %d together", b, c, n)
+	}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM timer WHERE status = 'Scheduled'`); n != 0 {
+		t.Errorf("%d timers are left", n)
+	}
+	s.healthy()
+}
+
+// A timer that leaves the step running sends a token of its own, time and again.
+func TestRepeatedTimer(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("U", `"U": {"human": {}, "to": "C", "on": [{"every": "PT10M", "times": 3, "to": "remind"}]},`+step("remind", "")+","+step("C", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	for k := 1; k <= 3; k++ {
+		pgtest.Await(t, "the timer", func() bool {
+			return query[int](t, s.pool, `SELECT count(*) FROM timer WHERE status = 'Scheduled'`) == 1
+		})
+		pgtest.Elapse(t, s.pool, 10*time.Minute)
+		pgtest.Await(t, "a reminder", func() bool { return s.count("remind") == k })
+	}
+	pgtest.Elapse(t, s.pool, time.Hour)
+	time.Sleep(300 * time.Millisecond)
+	s.want(map[string]int{"remind": 3})
+	task := query[uuid.UUID](t, s.pool, `SELECT id FROM user_task WHERE state = 'open'`)
+	s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "anna"}`, task))
+	s.status(id, graph.Completed)
+	s.healthy()
+}
+
+// S41: of two people who complete one task, one succeeds, and the other is told.
+func TestTask(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("U", `"U": {"human": {"groups": ["support"]}, "in": {"order": "input.order"}, "to": "C"},`+step("C", "", `"ok": "steps.U.ok"`))
+	id := s.start(p, `{"order": 7}`)
+	s.status(id, graph.Waiting)
+	task := query[uuid.UUID](t, s.pool, `SELECT id FROM user_task WHERE state = 'open' AND payload->>'order' = '7'`)
+	if got := query[string](t, s.pool, `SELECT process_task_assign($1, 'anna')`, task); got != "assigned to anna" {
+		t.Errorf("assign: %s", got)
+	}
+	if got := query[string](t, s.pool, `SELECT process_task_assign($1, 'bob')`, task); got != "conflict: assigned to anna, version 2" {
+		t.Errorf("assign: %s", got)
+	}
+	bob := s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "bob"}`, task))
+	if got := s.finished(bob); got != "failed" {
+		t.Errorf("bob's completion is %s, want failed", got)
+	}
+	anna := s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "anna", "version": 2, "output": {"ok": true}}`, task))
+	if got := s.finished(anna); got != "succeeded" {
+		t.Errorf("anna's completion is %s, want succeeded", got)
+	}
+	s.status(id, graph.Completed)
+	if got := query[string](t, s.pool, `SELECT output->>'ok' FROM activity_instance WHERE instance_id = $1 AND node_id = 'C'`, id); got != "true" {
+		t.Errorf("ok = %s", got)
+	}
+	s.healthy()
+}
+
+// S18: a paused instance leases nothing; a timer that was due meanwhile fires once it is resumed.
+func TestPause(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", `"A": {"human": {}, "to": "C", "on": [{"after": "PT1M", "to": "B"}]},`+step("B", "")+","+step("C", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	if got := query[string](t, s.pool, `SELECT process_pause($1)`, id); got != "paused" {
+		t.Fatal(got)
+	}
+	pgtest.Elapse(t, s.pool, 5*time.Minute)
+	time.Sleep(300 * time.Millisecond)
+	s.want(map[string]int{"B": 0})
+	if got := query[string](t, s.pool, `SELECT process_resume($1)`, id); got != "resumed" {
+		t.Fatal(got)
+	}
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"B": 1, "C": 0})
+	s.healthy()
+}
+
+// S43: what becomes of a child becomes known to the token that waits for it.
+func TestCall(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("X", step("X", "", `"fail": "input.fail"`))
+	p := s.deploy("call", fmt.Sprintf(`"call": {"call": {"process": %q, "undo": "none"}, "to": "A", "on": [{"error": "child_failed", "to": "B"}]},`, child)+step("A", "")+","+step("B", ""))
+	s.status(s.start(p, `{"fail": null}`), graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 0})
+	s.status(s.start(p, `{"fail": "broken"}`), graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1})
+	missing := s.deploy("call", `"call": {"call": {"process": "missing", "undo": "none"}}`)
+	s.status(s.start(missing, `{}`), graph.Failed)
+	s.healthy()
+}
+
+// A cancelled parent takes its children along.
+func TestCancelChildren(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("W", `"W": {"wait": "PT1H"}`)
+	p := s.deploy("call", fmt.Sprintf(`"call": {"call": {"process": %q, "undo": "none"}}`, child))
+	id := s.start(p, `{}`)
+	pgtest.Await(t, "the child to wait", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'WAITING'`, id) == 1
+	})
+	s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, id))
+	s.status(id, graph.Cancelled)
+	pgtest.Await(t, "the child to be cancelled", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'CANCELLED'`, id) == 1
+	})
+	s.healthy()
+}
+
+// S44: a step for each element of a list.
+func TestEach(t *testing.T) {
+	s := newSite(t)
+	each := func(more string) string {
+		return s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1"`+more+`}, "in": {"name": "'item'", "n": "item.n", "ms": "item.ms", "fail": "has(item.fail) ? item.fail : null"}, "to": "B", "on": [{"error": "bad", "to": "X"}]},`+
+			step("B", "", `"all": "steps.E"`)+","+step("X", ""))
+	}
+	all := func(id uuid.UUID) string {
+		return query[string](t, s.pool, `SELECT (SELECT string_agg(coalesce(x->>'n', '-'), ' ' ORDER BY o) FROM jsonb_array_elements(output->'all') WITH ORDINALITY AS a (x, o))
+			FROM activity_instance WHERE instance_id = $1 AND node_id = 'B'`, id)
+	}
+	id := s.start(each(""), `{"items": [{"n": 1, "ms": 80}, {"n": 2, "ms": 40}, {"n": 3, "ms": 1}]}`)
+	s.status(id, graph.Completed)
+	if got := all(id); got != "1 2 3" {
+		t.Errorf("results %q, want them in the order of the elements", got)
+	}
+	s.status(s.start(each(""), `{"items": []}`), graph.Completed)
+	bad := s.start(each(""), `{"items": null}`)
+	pgtest.Await(t, "an incident", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1`, bad) == 1
+	})
+	failed := s.start(each(""), `{"items": [{"n": 1, "ms": 500}, {"n": 2, "ms": 1, "fail": "bad"}]}`)
+	s.status(failed, graph.Completed)
+	s.want(map[string]int{"X": 1})
+	need := s.start(each(`, "need": 2`), `{"items": [{"n": 1, "ms": 1}, {"n": 2, "ms": 900}, {"n": 3, "ms": 1}]}`)
+	s.status(need, graph.Completed)
+	if got := all(need); got != "1 - 3" {
+		t.Errorf("results %q, want 1 - 3", got)
+	}
+	s.healthy()
+}
+
+// S44 (g): a long list is worked on a few elements at a time.
+func TestEachLimit(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1", "limit": 7}, "to": "B"},`+step("B", ""))
+	id := query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text, 'input',
+		jsonb_build_object('items', (SELECT jsonb_agg(g) FROM generate_series(1, 300) g))) RETURNING id`, p)
+	most := 0
+	pgtest.AwaitFor(t, 30*time.Second, "the end", func() bool {
+		most = max(most, query[int](t, s.pool, `SELECT count(*) FROM process_token WHERE instance_id = $1 AND item IS NOT NULL AND state = 'Ready'`, id))
+		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == 1
+	})
+	if most > 7 {
+		t.Errorf("%d elements at once, want 7 at most", most)
+	}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM process_token WHERE item IS NOT NULL AND state = 'Completed'`); n != 300 {
+		t.Errorf("%d elements, want 300", n)
+	}
+	s.healthy()
+}
+
+// A scope is interrupted as a whole; what ends in it ends it, and not the instance.
+func TestScope(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["A", "W"]}, "W": {"wait": "PT1H"},`+
+		`"A": {"do": "test.step.v1", "in": {"name": "'A'", "fail": "input.fail"}, "to": "X"}, "X": {"choose": [{"if": "input.all", "to": "over"}], "else": "last"},`+
+		`"over": {"terminate": true}, "last": {"end": true}}}, "to": "B", "on": [{"error": "bad", "to": "E"}, {"after": "PT30M", "to": "T"}]},`+
+		step("B", "")+","+step("E", "")+","+step("T", ""))
+	s.status(s.start(p, `{"all": true, "fail": null}`), graph.Completed)
+	s.want(map[string]int{"B": 1})
+	s.status(s.start(p, `{"all": true, "fail": "bad"}`), graph.Completed)
+	s.want(map[string]int{"B": 1, "E": 1})
+	late := s.start(p, `{"all": false, "fail": null}`)
+	pgtest.Await(t, "A", func() bool { return s.count("A") == 3 })
+	s.status(late, graph.Waiting)
+	pgtest.Elapse(t, s.pool, 40*time.Minute)
+	s.status(late, graph.Completed)
+	s.want(map[string]int{"B": 1, "E": 1, "T": 1})
+	s.healthy()
+}

@@ -1,0 +1,320 @@
+package patterns_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// A site is a database with a worker in which processes run.
+type site struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+}
+
+// A job is what a step is told to do.
+type job struct {
+	Ms   int  `json:"ms"`
+	Fail bool `json:"fail"`
+	N    any  `json:"n"`
+}
+
+func open(t *testing.T) *site {
+	t.Helper()
+	s := &site{t, pgtest.New(t)}
+	mux := worker.NewMux()
+	worker.Handle(mux, "test.step.v1", func(ctx context.Context, in job) (job, error) {
+		select {
+		case <-time.After(time.Duration(in.Ms) * time.Millisecond):
+		case <-ctx.Done():
+			return in, ctx.Err()
+		}
+		if in.Fail {
+			return in, run.Permanent(run.WithCode("BAD", errors.New("told to fail")))
+		}
+		return in, nil
+	})
+	engine := graph.New(s.pool)
+	engine.Register(mux)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- worker.Run(ctx, worker.Config{
+			Pool: s.pool, Mux: mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{engine.Hook()},
+			Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func query[T any](s *site, sql string, args ...any) T {
+	s.t.Helper()
+	rows, _ := s.pool.Query(s.t.Context(), sql, args...)
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	if err != nil {
+		s.t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+func (s *site) enqueue(typ, payload string) uuid.UUID {
+	s.t.Helper()
+	return query[uuid.UUID](s, `INSERT INTO workflow_run (type, payload) VALUES ($1, $2) RETURNING id`, typ, payload)
+}
+
+// done waits until a run has succeeded.
+func (s *site) done(id uuid.UUID) {
+	s.t.Helper()
+	pgtest.Await(s.t, "a run to succeed", func() bool {
+		return query[bool](s, `SELECT status = 'succeeded' FROM workflow_run WHERE id = $1`, id)
+	})
+}
+
+func (s *site) message(name string) {
+	s.t.Helper()
+	s.done(s.enqueue("graph.message.v1", fmt.Sprintf(`{"name": %q, "key": "k"}`, name)))
+}
+
+// begun waits until so many runs of a node have started.
+func (s *site) begun(node string, n int) {
+	s.t.Helper()
+	pgtest.Await(s.t, node+" to begin", func() bool {
+		return query[int](s, `SELECT count(*) FROM activity_instance WHERE node_id = $1 AND started_at IS NOT NULL`, node) == n
+	})
+}
+
+func (s *site) waiting(what string) {
+	s.t.Helper()
+	pgtest.Await(s.t, "somebody to wait for "+what, func() bool {
+		return query[int](s, `SELECT count(*) FROM message_wait WHERE name = $1`, what) > 0
+	})
+}
+
+// before tells that the last run of one node ended before the first of another.
+func (s *site) before(one, other string) {
+	s.t.Helper()
+	if !query[bool](s, `
+		SELECT (SELECT max(completed_at) FROM activity_instance WHERE node_id = $1) < (SELECT min(completed_at) FROM activity_instance WHERE node_id = $2)`, one, other) {
+		s.t.Errorf("%s does not come before %s", one, other)
+	}
+}
+
+// Each pattern is a process that does what the pattern says: its steps succeed as often as they
+// should, and are cancelled where they should be.
+func TestPatterns(t *testing.T) {
+	for _, p := range []struct {
+		number, name string
+		nodes        string // the first is where it starts; A(ms) stands for a step that takes so long
+		input        string
+		act          func(s *site, instance uuid.UUID)
+		want         string // steps: how often they succeeded, and - how often they were cancelled
+		status       graph.Status
+	}{
+		{number: "1", name: "sequence", nodes: `A>B B>`, want: "A1 B1"},
+		{number: "2 and 3", name: "parallel split and synchronization",
+			nodes: `"F": {"fork": ["A", "B"]}, A>J B(200)>J "J": {"join": "all", "to": "C"}, C>`, want: "A1 B1 C1",
+			act: func(s *site, _ uuid.UUID) { s.done(s.last("C")); s.before("B", "C") }},
+		{number: "4 and 5", name: "exclusive choice and simple merge",
+			nodes: `"X": {"choose": [{"if": "input.n > 5", "to": "A"}, {"if": "input.n > 2", "to": "B"}], "else": "C"}, A>D B>D C>D D>`, input: `{"n": 4}`, want: "B1 D1"},
+		{number: "6 and 7", name: "multi-choice and structured synchronizing merge",
+			nodes: `"O": {"any": [{"if": "input.n > 2", "to": "A"}, {"if": "input.n > 3", "to": "B"}, {"if": "input.n > 4", "to": "C"}]}, A(200)>J B>J C>J "J": {"join": "taken", "to": "D"}, D>`,
+			input: `{"n": 4}`, want: "A1 B1 D1", act: func(s *site, _ uuid.UUID) { s.done(s.last("D")); s.before("A", "D") }},
+		{number: "8", name: "multi-merge", nodes: `"F": {"fork": ["A", "B"]}, A>C B>C C>`, want: "A1 B1 C2"},
+		{number: "9", name: "structured discriminator",
+			nodes: `"F": {"fork": ["A", "B"]}, A>J B(300)>J "J": {"join": {"need": 1}, "to": "C"}, C(500)>`, want: "A1 B1 C1"},
+		{number: "10", name: "arbitrary cycles",
+			nodes: `A>B B>C "C": {"do": "test.step.v1", "in": {"n": "'C' in steps ? steps.C.n + 1.0 : 1.0"}, "to": "X"},
+				"X": {"choose": [{"if": "steps.C.n == 1.0", "to": "B"}, {"if": "steps.C.n == 2.0", "to": "A"}], "else": "D"}, D>`, want: "A2 B3 C3 D1"},
+		{number: "11", name: "implicit termination", nodes: `"F": {"fork": ["A", "B"]}, A> B(200)>`, want: "A1 B1"},
+		{number: "12", name: "multiple instances without synchronization",
+			nodes: `"F": {"fork": ["E", "A"]}, "E": {"each": {"list": "[300, 300]", "do": "test.step.v1"}, "in": {"ms": "item"}}, A>B B>`, want: "A1 B1 E/item2",
+			act: func(s *site, i uuid.UUID) { s.over(i, graph.Completed); s.before("B", "E/item") }},
+		{number: "13", name: "multiple instances, number known when designed",
+			nodes: `"E": {"each": {"list": "['a', 'b', 'c']", "do": "test.step.v1"}, "in": {"n": "item"}, "to": "A"}, A>`, want: "A1 E/item3"},
+		{number: "14", name: "multiple instances, number known when it starts",
+			nodes: `A>E "E": {"each": {"list": "input.list", "do": "test.step.v1"}, "in": {"ms": "item"}, "to": "B"}, B>`, input: `{"list": [100, 1, 1, 50]}`, want: "A1 B1 E/item4",
+			act: func(s *site, _ uuid.UUID) { s.done(s.last("B")); s.before("E/item", "B") }},
+		{number: "16", name: "deferred choice",
+			nodes: `"R": {"race": ["M", "N", "T"]}, "M": {"await": {"message": "m", "key": "'k'"}, "to": "A"}, "N": {"await": {"message": "n", "key": "'k'"}, "to": "B"},
+				"T": {"wait": "1h", "to": "C"}, A> B> C>`, want: "B1 T-1",
+			act: func(s *site, _ uuid.UUID) { s.waiting("n"); s.message("n") }},
+		{number: "19", name: "cancel activity",
+			nodes: `"A": {"do": "test.step.v1", "in": {"ms": "60000"}, "to": "B", "on": [{"message": "stop", "key": "'k'", "to": "C"}]}, B> C>`, want: "A-1 C1",
+			act: func(s *site, _ uuid.UUID) { s.begun("A", 1); s.message("stop") }},
+		{number: "20", name: "cancel case", nodes: `"F": {"fork": ["A", "T"]}, A(60000)>B B> "T": {"wait": "1h"}`, want: "A-1 T-1", status: graph.Cancelled,
+			act: func(s *site, i uuid.UUID) {
+				s.begun("A", 1)
+				s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, i))
+			}},
+		{number: "21", name: "structured loop",
+			nodes: `"X": {"choose": [{"if": "!('A' in steps) || steps.A.n < 3.0", "to": "A"}], "else": "B"},
+				"A": {"do": "test.step.v1", "in": {"n": "'A' in steps ? steps.A.n + 1.0 : 1.0"}, "to": "X"}, B>`, want: "A3 B1"},
+		{number: "22", name: "recursion",
+			nodes: `"X": {"choose": [{"if": "input.n > 0", "to": "A"}], "else": "over"}, A>C "C": {"call": {"process": "itself", "undo": "none"}, "in": {"n": "input.n - 1.0"}}, "over": {"end": true}`,
+			input: `{"n": 3}`, want: "A1", act: func(s *site, i uuid.UUID) {
+				s.over(i, graph.Completed)
+				if n := query[int](s, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`); n != 4 {
+					s.t.Errorf("%d instances, want 4", n)
+				}
+			}},
+		{number: "23", name: "transient trigger", nodes: `A>S "S": {"await": {"signal": "go"}, "to": "B"}, B>`, want: "A1 B1",
+			act: func(s *site, i uuid.UUID) {
+				s.waiting("go")
+				s.done(s.enqueue("graph.signal.v1", `{"name": "go"}`))
+				s.over(i, graph.Completed)
+				late := s.start(query[string](s, `SELECT d.name FROM process_definition d`), `{}`) // what was signalled is gone
+				s.waiting("go")
+				s.over(late, graph.Waiting)
+				s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, late))
+				s.over(late, graph.Cancelled)
+			}},
+		{number: "24", name: "persistent trigger", nodes: `A(300)>M "M": {"await": {"message": "m", "key": "'k'"}, "to": "B"}, B>`, want: "A1 B1",
+			act: func(s *site, _ uuid.UUID) { s.message("m") }},
+		{number: "25", name: "cancel region",
+			nodes: `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["A", "W"]}, A(60000)> "W": {"wait": "1h"}}}, "to": "B", "on": [{"message": "stop", "key": "'k'", "to": "C"}]}, B> C>`,
+			want:  "A-1 C1 W-1", act: func(s *site, _ uuid.UUID) { s.begun("A", 1); s.message("stop") }},
+		{number: "26", name: "cancel multiple instance activity",
+			nodes: `"E": {"each": {"list": "[1, 60000, 60000]", "do": "test.step.v1"}, "in": {"ms": "item"}, "to": "A", "on": [{"message": "stop", "key": "'k'", "to": "B"}]}, A> B>`,
+			want:  "B1 E/item-2 E/item1", act: func(s *site, _ uuid.UUID) { s.begun("E/item", 3); s.succeeded("E/item", 1); s.message("stop") }},
+		{number: "27", name: "complete multiple instance activity",
+			nodes: `"E": {"each": {"list": "[1, 60000, 60000]", "do": "test.step.v1"}, "in": {"ms": "item"}, "to": "A", "on": [{"message": "enough", "key": "'k'", "to": "A"}]}, A>`,
+			want:  "A1 E/item-2 E/item1", act: func(s *site, _ uuid.UUID) { s.begun("E/item", 3); s.succeeded("E/item", 1); s.message("enough") }},
+		{number: "29", name: "cancelling discriminator",
+			nodes: `"F": {"fork": ["A", "B"]}, A>J B(60000)>J "J": {"join": {"need": 1, "rest": "cancel"}, "to": "C"}, C>`, want: "A1 B-1 C1"},
+		{number: "30", name: "structured partial join",
+			nodes: `"F": {"fork": ["A", "B", "C"]}, A>J B(100)>J C(400)>J "J": {"join": {"need": 2}, "to": "D"}, D(600)>`, want: "A1 B1 C1 D1",
+			act: func(s *site, _ uuid.UUID) { s.done(s.last("D")); s.before("B", "D") }},
+		{number: "32", name: "cancelling partial join",
+			nodes: `"F": {"fork": ["A", "B", "C"]}, A>J B(100)>J C(60000)>J "J": {"join": {"need": 2, "rest": "cancel"}, "to": "D"}, D>`, want: "A1 B1 C-1 D1"},
+		{number: "33", name: "generalised AND-join",
+			nodes: `"F": {"fork": ["A", "B", "C", "D"]}, A>M B>M C(300)>N D(300)>N M>J N>J "J": {"join": "all", "to": "E"}, E>`, want: "A1 B1 C1 D1 E2 M2 N2"},
+		{number: "35", name: "cancelling partial join for multiple instances",
+			nodes: `"E": {"each": {"list": "[60000, 1, 1]", "do": "test.step.v1", "need": 2}, "in": {"ms": "item"}, "to": "A"}, A>`, want: "A1 E/item-1 E/item2"},
+		{number: "37", name: "local synchronizing merge",
+			nodes: `"F": {"fork": ["A", "B"]}, A>J B(200)>X "X": {"choose": [{"if": "input.n > 2", "to": "J"}], "else": "C"}, C> "J": {"join": "taken", "to": "D"}, D>`,
+			input: `{"n": 1}`, want: "A1 B1 C1 D1", act: func(s *site, _ uuid.UUID) { s.done(s.last("D")); s.before("B", "D") }},
+		{number: "38", name: "general synchronizing merge",
+			nodes: `"F": {"fork": ["A", "B"]}, A>J "B": {"do": "test.step.v1", "in": {"n": "'B' in steps ? steps.B.n + 1.0 : 1.0", "ms": "100"}, "to": "X"},
+				"X": {"choose": [{"if": "steps.B.n < 3.0", "to": "B"}, {"if": "steps.B.n > 5.0", "to": "J"}], "else": "over"}, "over": {"end": true}, "J": {"join": "taken", "to": "D"}, D>`,
+			want: "A1 B3 D1", act: func(s *site, _ uuid.UUID) { s.done(s.last("D")); s.before("B", "D") }},
+		{number: "41", name: "thread merge", nodes: `"F": {"fork": ["A", "B"]}, A>M B>M M>J "J": {"join": {"need": 2}, "to": "C"}, C>`, want: "A1 B1 C1 M2"},
+		{number: "42", name: "thread split", nodes: `"F": {"fork": ["A", "A", "A"]}, A>`, want: "A3"},
+		{number: "43", name: "explicit termination",
+			nodes: `"F": {"fork": ["A", "B"]}, A(100)>over "over": {"terminate": true}, B(60000)>C C>`, want: "A1 B-1"},
+	} {
+		t.Run(p.number+" "+p.name, func(t *testing.T) {
+			t.Parallel()
+			s := open(t)
+			if p.input == "" {
+				p.input = `{}`
+			}
+			if p.status == "" {
+				p.status = graph.Completed
+			}
+			i := s.start(s.deploy(p.nodes), p.input)
+			if p.act != nil {
+				p.act(s, i)
+			}
+			s.over(i, p.status)
+			if got := s.steps(i); got != p.want {
+				t.Errorf("steps: %s, want %s", got, p.want)
+			}
+			for _, view := range []string{"process_without_mover", "process_miscounted", "process_undead", "process_misjoined",
+				"process_misundone", "process_unearned", "process_mismatched", "process_misrecorded"} {
+				if n := query[int](s, "SELECT count(*) FROM "+view); n > 0 {
+					t.Errorf("%s has %d rows", view, n)
+				}
+			}
+		})
+	}
+}
+
+var (
+	shortStep = regexp.MustCompile(`(?:^|[ {])([A-Z])(?:\((\d+)\))?>([A-Za-z]*)`)
+	firstNode = regexp.MustCompile(`^\{"([A-Za-z]+)"`)
+	between   = regexp.MustCompile(`\}\s+"`)
+)
+
+// deploy deploys nodes as a process. A(ms)>B in them is a step that takes so long.
+func (s *site) deploy(nodes string) string {
+	s.t.Helper()
+	nodes = shortStep.ReplaceAllStringFunc(nodes, func(short string) string {
+		m := shortStep.FindStringSubmatch(short)
+		text := fmt.Sprintf(`%q: {"do": "test.step.v1", "in": {"ms": "%s"}`, m[1], cmp.Or(m[2], "0"))
+		if m[3] != "" {
+			text += fmt.Sprintf(`, "to": %q`, m[3])
+		}
+		return strings.TrimRight(short[:1], m[1]) + text + "}"
+	})
+	text := "{" + between.ReplaceAllString(nodes, `}, "`) + "}"
+	d, err := graph.Parse([]byte(fmt.Sprintf(`{"process": "itself", "version": 1, "start": %q, "nodes": %s}`, firstNode.FindStringSubmatch(text)[1], text)))
+	if err != nil {
+		s.t.Fatalf("%s: %v", text, err)
+	}
+	if _, err := graph.Deploy(s.t.Context(), s.pool, d); err != nil {
+		s.t.Fatal(err)
+	}
+	return d.Process
+}
+
+func (s *site) start(process, input string) uuid.UUID {
+	s.t.Helper()
+	return s.enqueue("graph.start.v1", fmt.Sprintf(`{"process": %q, "input": %s}`, process, input))
+}
+
+// over waits until an instance has a status.
+func (s *site) over(i uuid.UUID, status graph.Status) {
+	s.t.Helper()
+	pgtest.Await(s.t, "the instance to be "+string(status), func() bool {
+		return query[string](s, `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), '')`, i) == string(status)
+	})
+}
+
+// last waits for a run of a node, and returns the latest.
+func (s *site) last(node string) (id uuid.UUID) {
+	s.t.Helper()
+	pgtest.Await(s.t, "a run of "+node, func() bool {
+		return s.pool.QueryRow(s.t.Context(), `SELECT id FROM activity_instance WHERE node_id = $1 ORDER BY created_at DESC LIMIT 1`, node).Scan(&id) == nil
+	})
+	return id
+}
+
+// succeeded waits until so many runs of a node have succeeded.
+func (s *site) succeeded(node string, n int) {
+	s.t.Helper()
+	pgtest.Await(s.t, node+" to succeed", func() bool {
+		return query[int](s, `SELECT count(*) FROM activity_instance WHERE node_id = $1 AND status = 'succeeded'`, node) == n
+	})
+}
+
+// steps says how often each step succeeded, and how often it was cancelled.
+func (s *site) steps(i uuid.UUID) string {
+	s.t.Helper()
+	return strings.TrimSpace(query[string](s, `
+		SELECT coalesce(string_agg(word, ' ' ORDER BY word), '')
+		FROM (SELECT node_id || CASE status WHEN 'cancelled' THEN '-' ELSE '' END || count(*) AS word
+		      FROM activity_instance
+		      WHERE instance_id = $1 AND (run_type = 'test.step.v1' OR status = 'cancelled')
+		      GROUP BY node_id, status) AS w`, i))
+}

@@ -1,0 +1,565 @@
+-- simple-workflow 0005: process graphs.
+--
+-- A process is no second engine: each step of it is a row of workflow_run with token_id and
+-- node set. Settling that row moves the token, in the same transaction.
+--
+--   process_definition   what its author wrote; never changes
+--   process_instance     one execution of it
+--   process_token        where an instance is: one row per path, moved from node to node
+--   parallel_group       what one fork opened; groups nest
+--   parallel_join        what one join waits for, and its arrivals in join_arrival
+--   incident             where an instance cannot go on by itself, and why
+--   process_state_history, process_event   what happened, written with it
+
+DO $do$
+BEGIN
+    PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true); -- as in 0001
+END
+$do$;
+
+CREATE TABLE process_definition (
+    id         uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    -- jsonb has one text for equal documents: keys in one order, no blanks.
+    definition jsonb       NOT NULL,
+    name       text COLLATE "C" NOT NULL GENERATED ALWAYS AS (definition->>'process') STORED,
+    version    integer     NOT NULL GENERATED ALWAYS AS ((definition->>'version')::integer) STORED,
+    hash       text COLLATE "C" NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    created_by text        NOT NULL DEFAULT concat_ws(' ', session_user, nullif(current_setting('application_name'), '')),
+    CONSTRAINT process_definition_version_key UNIQUE (name, version),
+    CONSTRAINT process_definition_version_check CHECK (version > 0)
+);
+COMMENT ON TABLE  process_definition IS 'Processes as their authors wrote them. A row never changes; an edited process is another version.';
+COMMENT ON COLUMN process_definition.hash IS 'SHA-256 of the definition''s text, in hex: set when it is inserted.';
+
+CREATE FUNCTION process_definition_guard() RETURNS trigger
+LANGUAGE plpgsql AS $fn$
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        RAISE EXCEPTION 'process_definition: % version % cannot be changed', OLD.name, OLD.version
+            USING ERRCODE = 'check_violation', HINT = 'Deploy the edited process with a higher version.';
+    END IF;
+    IF jsonb_typeof(NEW.definition) <> 'object' OR jsonb_typeof(NEW.definition->'nodes') IS DISTINCT FROM 'object'
+       OR jsonb_typeof(NEW.definition->'process') IS DISTINCT FROM 'string' OR jsonb_typeof(NEW.definition->'version') IS DISTINCT FROM 'number' THEN
+        RAISE EXCEPTION 'process_definition: definition is not an object with process, version and nodes'
+            USING ERRCODE = 'check_violation', HINT = 'Check it with: workflowctl define --check FILE.';
+    END IF;
+    NEW.hash := encode(sha256(convert_to(NEW.definition::text, 'UTF8')), 'hex');
+    RETURN NEW;
+END
+$fn$;
+CREATE TRIGGER process_definition_guard BEFORE INSERT OR UPDATE ON process_definition
+    FOR EACH ROW EXECUTE FUNCTION process_definition_guard();
+
+CREATE TABLE process_instance (
+    id                    uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    process_definition_id uuid        NOT NULL REFERENCES process_definition ON DELETE RESTRICT,
+    status                text COLLATE "C" NOT NULL DEFAULT 'CREATED',
+    business_key          text,
+    tenant_id             text,
+    priority              integer     NOT NULL DEFAULT 0,
+    parent_process_instance_id uuid   REFERENCES process_instance,
+    parent_token_id       uuid,
+    parent_visit          bigint,
+    depth                 integer     NOT NULL DEFAULT 0,
+    input_payload         jsonb       NOT NULL DEFAULT '{}',
+    output_payload        jsonb,
+    metadata              jsonb       NOT NULL DEFAULT '{}',
+    failure_reason        text,
+    version               bigint      NOT NULL DEFAULT 1,
+
+    -- Counted in every transaction that moves tokens: two that end together cannot each
+    -- take the other for alive.
+    live_tokens           integer     NOT NULL DEFAULT 0,
+    ready_tokens          integer     NOT NULL DEFAULT 0,
+    joining_tokens        integer     NOT NULL DEFAULT 0,
+    open_incidents        integer     NOT NULL DEFAULT 0,
+
+    -- What it becomes once everything is undone.
+    ending                text COLLATE "C",
+    ending_reason         text,
+
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    updated_at            timestamptz NOT NULL DEFAULT now(),
+    started_at            timestamptz,
+    completed_at          timestamptz,
+    paused_at             timestamptz,
+    deleted_at            timestamptz,
+    CONSTRAINT process_instance_status_check
+        CHECK (status IN ('CREATED', 'IN_PROGRESS', 'WAITING', 'COMPLETED', 'FAILED', 'CANCELLED')),
+    CONSTRAINT process_instance_version_check CHECK (version > 0),
+    CONSTRAINT process_instance_count_check
+        CHECK (live_tokens >= 0 AND ready_tokens >= 0 AND joining_tokens >= 0 AND ready_tokens + joining_tokens <= live_tokens),
+    CONSTRAINT process_instance_completed_check
+        CHECK ((status IN ('COMPLETED', 'FAILED', 'CANCELLED')) = (completed_at IS NOT NULL)),
+    CONSTRAINT process_instance_final_check
+        CHECK (completed_at IS NULL OR live_tokens = 0),
+    CONSTRAINT process_instance_failure_check CHECK (failure_reason IS NULL OR status = 'FAILED'),
+    CONSTRAINT process_instance_output_check CHECK (output_payload IS NULL OR status = 'COMPLETED')
+) WITH (fillfactor = 70);
+CREATE INDEX process_instance_definition_idx ON process_instance (process_definition_id);
+-- Those that are not over, and retention's: nothing here changes while an instance moves.
+CREATE INDEX process_instance_open_idx ON process_instance (created_at) WHERE completed_at IS NULL;
+CREATE INDEX process_instance_completed_idx ON process_instance (completed_at) WHERE completed_at IS NOT NULL;
+CREATE INDEX process_instance_child_idx ON process_instance (parent_process_instance_id) WHERE parent_process_instance_id IS NOT NULL;
+CREATE INDEX process_instance_parent_idx ON process_instance (parent_token_id) WHERE parent_token_id IS NOT NULL;
+CREATE INDEX process_instance_key_idx ON process_instance (business_key) WHERE business_key IS NOT NULL;
+
+COMMENT ON TABLE  process_instance IS 'One execution of a process.';
+COMMENT ON COLUMN process_instance.status IS 'CREATED, IN_PROGRESS, WAITING, COMPLETED, FAILED or CANCELLED.';
+COMMENT ON COLUMN process_instance.input_payload IS 'What it was started with; never changes.';
+COMMENT ON COLUMN process_instance.version IS 'Grows by one with each transaction that changes the instance.';
+COMMENT ON COLUMN process_instance.live_tokens IS 'Tokens that are not Completed, Failed or Terminated; at zero the instance is over.';
+COMMENT ON COLUMN process_instance.ready_tokens IS 'Those of them whose step is due or runs.';
+COMMENT ON COLUMN process_instance.joining_tokens IS 'Those of them that wait at a join for others.';
+COMMENT ON COLUMN process_instance.open_incidents IS 'Incidents that are not resolved.';
+
+CREATE TABLE parallel_group (
+    id              uuid    NOT NULL PRIMARY KEY,
+    instance_id     uuid    NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    parent_group_id uuid    REFERENCES parallel_group,
+    node            text COLLATE "C" NOT NULL,
+    host_token_id   uuid, -- of a scope or each: the token that stands for it outside
+    live            integer NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX parallel_group_parent_idx ON parallel_group (parent_group_id) WHERE parent_group_id IS NOT NULL;
+CREATE INDEX parallel_group_instance_idx ON parallel_group (instance_id);
+COMMENT ON TABLE  parallel_group IS 'What one execution of a fork opened.';
+COMMENT ON COLUMN parallel_group.live IS 'Its live tokens, and groups within it that have any.';
+
+CREATE TABLE process_token (
+    id                uuid        NOT NULL PRIMARY KEY,
+    instance_id       uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node              text COLLATE "C" NOT NULL,
+    edge              text COLLATE "C",
+    state             text COLLATE "C" NOT NULL,
+    mode              text COLLATE "C" NOT NULL DEFAULT 'Forward',
+    parallel_group_id uuid        REFERENCES parallel_group,
+    item              integer, -- the index of the element it is for
+    version           bigint      NOT NULL DEFAULT 1,
+    created_at        timestamptz NOT NULL DEFAULT now(),
+    updated_at        timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT process_token_state_check CHECK (state IN ('Created', 'Ready', 'Waiting', 'Completed', 'Failed', 'Terminated')),
+    CONSTRAINT process_token_mode_check CHECK (mode IN ('Forward', 'Compensation'))
+) WITH (fillfactor = 70);
+CREATE INDEX process_token_instance_idx ON process_token (instance_id);
+CREATE INDEX process_token_live_idx ON process_token (instance_id) WHERE state IN ('Created', 'Ready', 'Waiting');
+CREATE INDEX process_token_group_idx ON process_token (parallel_group_id) WHERE parallel_group_id IS NOT NULL;
+COMMENT ON TABLE process_token IS 'The paths of an instance. Read it as token, which also tells what is executing.';
+
+ALTER TABLE workflow_run ADD COLUMN node text COLLATE "C";
+COMMENT ON COLUMN workflow_run.node IS 'The node of a process whose visit this run is; null for plain runs.';
+CREATE INDEX workflow_run_token_idx ON workflow_run (token_id) WHERE token_id IS NOT NULL;
+
+CREATE VIEW token AS
+    SELECT t.id, t.instance_id, t.node AS node_id,
+           CASE WHEN t.state = 'Ready' AND r.status = 'leased' THEN 'Executing' ELSE t.state END AS state,
+           t.mode, coalesce(r.attempt, 0) AS attempt, t.version, t.parallel_group_id, r.id AS run_id, t.created_at, t.updated_at
+    FROM process_token t
+    LEFT JOIN LATERAL (
+        SELECT id, status, attempt FROM workflow_run
+        WHERE token_id = t.id AND finished_at IS NULL AND t.state IN ('Ready', 'Waiting') LIMIT 1) r ON true;
+COMMENT ON VIEW token IS 'Where instances are. A token whose run is leased is Executing.';
+
+CREATE VIEW activity_instance AS
+    SELECT r.id, t.instance_id, r.token_id, r.node AS node_id, r.type AS run_type, r.status, r.attempt AS attempts,
+           r.payload AS input, r.result AS output, r.last_error, r.created_at, r.started_at, r.finished_at AS completed_at
+    FROM workflow_run r JOIN process_token t ON t.id = r.token_id;
+COMMENT ON VIEW activity_instance IS 'One row per visit of a node that takes time: its run.';
+
+CREATE VIEW timer AS
+    SELECT r.id, r.token_id, r.run_at AS due_at,
+           CASE r.status WHEN 'succeeded' THEN 'Fired' WHEN 'cancelled' THEN 'Cancelled' ELSE 'Scheduled' END AS status, r.created_at
+    FROM workflow_run r
+    WHERE r.token_id IS NOT NULL AND r.type = 'graph.timer.v1';
+COMMENT ON VIEW timer IS 'Timers of processes. Each is a run that is due at its time.';
+
+CREATE TABLE parallel_join (
+    id                uuid    NOT NULL PRIMARY KEY,
+    instance_id       uuid    NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node              text COLLATE "C" NOT NULL,
+    parallel_group_id uuid    REFERENCES parallel_group,
+    round             integer NOT NULL DEFAULT 1,
+    expected          integer NOT NULL,
+    joined            integer NOT NULL,
+    fired             boolean NOT NULL DEFAULT false,
+    -- One activation at a time for each join and group.
+    CONSTRAINT parallel_join_round_key UNIQUE NULLS NOT DISTINCT (instance_id, node, parallel_group_id, round)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE  parallel_join IS 'What one activation of a join waits for.';
+COMMENT ON COLUMN parallel_join.joined IS 'How many arrivals counted so far; it fires when they are as many as expected.';
+
+CREATE TABLE join_arrival (
+    join_id  uuid NOT NULL REFERENCES parallel_join ON DELETE CASCADE,
+    token_id uuid NOT NULL REFERENCES process_token ON DELETE CASCADE,
+    edge     text COLLATE "C" NOT NULL,
+    surplus  boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (join_id, token_id)
+);
+CREATE INDEX join_arrival_token_idx ON join_arrival (token_id);
+CREATE INDEX join_arrival_edge_idx ON join_arrival (join_id, edge);
+COMMENT ON COLUMN join_arrival.surplus IS 'Over this edge one had come before: this one is for the next activation.';
+
+-- Somebody other than the engine has cancelled or deleted a step: its process is told, by a run.
+CREATE FUNCTION process_step_cut_off() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    INSERT INTO workflow_run (type, payload, priority)
+    SELECT 'graph.cut_off.v1', jsonb_build_object('token', t.id, 'visit', t.version, 'reason', coalesce(nullif(NEW.delete_reason, ''), NEW.last_error, 'cancelled')),
+           NEW.priority
+    FROM process_token t WHERE t.id = NEW.token_id AND t.state IN ('Created', 'Ready', 'Waiting');
+    RETURN NULL;
+END
+$fn$;
+CREATE TRIGGER process_step_cut_off AFTER UPDATE ON workflow_run
+    FOR EACH ROW WHEN (NEW.token_id IS NOT NULL
+        AND (OLD.status IN ('pending', 'leased') AND NEW.status = 'cancelled' AND NEW.last_error IS DISTINCT FROM 'cancelled: its token has moved on'
+             OR OLD.status IN ('pending', 'leased') AND OLD.deleted_at IS NULL AND NEW.deleted_at IS NOT NULL AND NEW.status <> 'cancelled'))
+    EXECUTE FUNCTION process_step_cut_off();
+
+CREATE TABLE each_progress (
+    group_id    uuid    NOT NULL PRIMARY KEY REFERENCES parallel_group ON DELETE CASCADE,
+    instance_id uuid    NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node        text COLLATE "C" NOT NULL,
+    items       jsonb   NOT NULL,
+    next        integer NOT NULL,
+    done        integer NOT NULL,
+    total       integer NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX each_progress_instance_idx ON each_progress (instance_id, node);
+COMMENT ON TABLE each_progress IS 'How far the execution of an each has come: the list as it was taken down, and the first element not started.';
+
+CREATE TABLE message (
+    id          uuid        NOT NULL PRIMARY KEY, -- of the run that brought it
+    message_id  text        NOT NULL,             -- the sender's; the same again is dropped
+    name        text COLLATE "C" NOT NULL,
+    key         text COLLATE "C" NOT NULL,
+    payload     jsonb       NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at  timestamptz NOT NULL,
+    token_id    uuid, -- whom it is on the way to
+    consumed_at timestamptz,
+    CONSTRAINT message_id_key UNIQUE (name, key, message_id)
+);
+CREATE INDEX message_buffered_idx ON message (name, key, received_at) WHERE token_id IS NULL;
+CREATE INDEX message_expires_idx ON message (expires_at);
+CREATE INDEX message_token_idx ON message (token_id) WHERE token_id IS NOT NULL AND consumed_at IS NULL;
+COMMENT ON TABLE message IS 'Messages to processes, kept until their time is over; ids are remembered for as long.';
+
+CREATE TABLE message_wait (
+    token_id    uuid        NOT NULL REFERENCES process_token ON DELETE CASCADE,
+    place       text COLLATE "C" NOT NULL,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node        text COLLATE "C" NOT NULL,
+    name        text COLLATE "C" NOT NULL,
+    key         text COLLATE "C", -- null: a signal
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (token_id, place)
+);
+CREATE INDEX message_wait_instance_idx ON message_wait (instance_id);
+CREATE INDEX message_wait_name_idx ON message_wait (name, key, created_at);
+COMMENT ON TABLE message_wait IS 'Tokens that wait for a message or a signal.';
+
+CREATE TABLE user_task (
+    id           uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    instance_id  uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    token_id     uuid        NOT NULL REFERENCES process_token ON DELETE CASCADE,
+    node         text COLLATE "C" NOT NULL,
+    state        text COLLATE "C" NOT NULL DEFAULT 'open',
+    assignee     text,
+    groups       text[]      NOT NULL DEFAULT '{}',
+    payload      jsonb       NOT NULL,
+    output       jsonb,
+    version      bigint      NOT NULL DEFAULT 1,
+    due_at       timestamptz,
+    created_at   timestamptz NOT NULL DEFAULT now(),
+    completed_at timestamptz,
+    completed_by text,
+    CONSTRAINT user_task_state_check CHECK (state IN ('open', 'completed', 'cancelled'))
+);
+CREATE INDEX user_task_open_idx ON user_task (created_at) WHERE state = 'open';
+CREATE INDEX user_task_instance_idx ON user_task (instance_id, node);
+CREATE INDEX user_task_token_idx ON user_task (token_id);
+COMMENT ON TABLE user_task IS 'Tasks for people.';
+COMMENT ON COLUMN user_task.version IS 'Grows with each change; say which one you saw, and nobody''s change is overwritten.';
+
+-- SELECT process_task_assign('…', 'anna');  NULL releases it.
+CREATE FUNCTION process_task_assign(task uuid, assignee text, version bigint DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    UPDATE user_task t SET assignee = process_task_assign.assignee, version = t.version + 1
+    WHERE t.id = task AND t.state = 'open' AND t.version = coalesce(process_task_assign.version, t.version)
+      AND (process_task_assign.version IS NOT NULL OR process_task_assign.assignee IS NULL
+           OR t.assignee IS NULL OR t.assignee = process_task_assign.assignee);
+    IF FOUND THEN
+        RETURN coalesce('assigned to ' || assignee, 'released');
+    END IF;
+    RETURN coalesce((SELECT CASE WHEN t.state <> 'open' THEN 'too late: ' || t.state
+                                 ELSE format('conflict: assigned to %s, version %s', coalesce(t.assignee, 'nobody'), t.version) END
+                     FROM user_task t WHERE t.id = task), 'not found');
+END
+$fn$;
+COMMENT ON FUNCTION process_task_assign(uuid, text, bigint) IS
+    'Claims or releases a task; with the version that was seen, also takes it from somebody. Answers assigned to …, released, conflict: …, too late: …, or not found.';
+
+-- Used by the engine: the one place where a task is completed.
+CREATE FUNCTION process_task_finish(task uuid, who text, output jsonb, version bigint) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    t user_task;
+BEGIN
+    UPDATE user_task u
+    SET state = 'completed', completed_at = now(), completed_by = who, output = process_task_finish.output, version = u.version + 1
+    WHERE u.id = task AND u.state = 'open' AND coalesce(u.assignee, who) = who AND u.version = coalesce(process_task_finish.version, u.version);
+    IF NOT FOUND THEN
+        SELECT * INTO t FROM user_task u WHERE u.id = task;
+        RAISE EXCEPTION 'task % cannot be completed by %: it is %, assigned to %, version %', task, who, t.state, coalesce(t.assignee, 'nobody'), t.version
+            USING ERRCODE = 'check_violation', HINT = 'Look at the task again.';
+    END IF;
+END
+$fn$;
+
+CREATE TABLE compensation_record (
+    id          uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    "order"     bigint      GENERATED ALWAYS AS IDENTITY,
+    run_id      uuid        NOT NULL, -- the run that is to be undone
+    node_id     text COLLATE "C" NOT NULL,
+    handler_ref text COLLATE "C" NOT NULL,
+    certain     boolean     NOT NULL DEFAULT true,
+    status      text COLLATE "C" NOT NULL DEFAULT 'Pending',
+    undo_run_id uuid,
+    retry_of    uuid        REFERENCES compensation_record,
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT compensation_record_status_check CHECK (status IN ('Pending', 'Completed', 'Failed'))
+);
+CREATE INDEX compensation_record_instance_idx ON compensation_record (instance_id, "order");
+CREATE INDEX compensation_record_run_idx ON compensation_record (undo_run_id) WHERE undo_run_id IS NOT NULL;
+COMMENT ON TABLE  compensation_record IS 'Steps that may have to be undone, in the order of their completion. Only status and undo_run_id ever change.';
+COMMENT ON COLUMN compensation_record.certain IS 'False: an attempt may have taken effect, nobody knows.';
+
+CREATE TABLE incident (
+    id          uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    token_id    uuid        REFERENCES process_token,
+    node        text COLLATE "C" NOT NULL,
+    code        text COLLATE "C" NOT NULL,
+    message     text        NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    resolved_at timestamptz,
+    resolved_by text
+);
+CREATE INDEX incident_instance_idx ON incident (instance_id);
+CREATE INDEX incident_token_idx ON incident (token_id) WHERE resolved_at IS NULL;
+CREATE INDEX incident_open_idx ON incident (created_at) WHERE resolved_at IS NULL;
+COMMENT ON TABLE incident IS 'Where an instance cannot go on by itself, and why.';
+
+CREATE TABLE process_state_history (
+    id          bigint      GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    from_status text COLLATE "C",
+    to_status   text COLLATE "C" NOT NULL,
+    version     bigint      NOT NULL,
+    reason      text,
+    actor       text        NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX process_state_history_instance_idx ON process_state_history (instance_id, id);
+COMMENT ON TABLE process_state_history IS 'Every change of an instance''s status.';
+
+CREATE TABLE process_event (
+    id          bigint      GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    token_id    uuid,
+    event_type  text COLLATE "C" NOT NULL,
+    node        text COLLATE "C",
+    version     bigint      NOT NULL,
+    data        jsonb,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX process_event_instance_idx ON process_event (instance_id, id);
+COMMENT ON TABLE  process_event IS 'What happened within instances. Rows of one transaction carry one version.';
+
+-- Empty on a healthy system. Each view names what is wrong with an instance.
+CREATE VIEW process_without_mover AS
+    SELECT i.id AS instance_id, i.status, i.updated_at
+    FROM process_instance i
+    WHERE i.completed_at IS NULL AND i.deleted_at IS NULL
+      AND NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
+                      WHERE t.instance_id = i.id AND t.state IN ('Ready', 'Waiting') AND r.finished_at IS NULL AND r.deleted_at IS NULL)
+      AND NOT EXISTS (SELECT FROM message_wait w WHERE w.instance_id = i.id)
+      AND NOT EXISTS (SELECT FROM user_task k WHERE k.instance_id = i.id AND k.state = 'open')
+      AND NOT EXISTS (SELECT FROM process_token t JOIN process_instance c ON c.parent_token_id = t.id
+                      WHERE t.instance_id = i.id AND t.state = 'Waiting' AND c.completed_at IS NULL)
+      AND NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.type = 'graph.start.v1' AND r.payload->'parent'->>'token' = t.id::text
+                      WHERE t.instance_id = i.id AND t.state = 'Waiting' AND r.finished_at IS NULL)
+      AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL);
+COMMENT ON VIEW process_without_mover IS 'Unfinished instances that nothing will ever move, and no incident says why. Empty, or there is a bug.';
+
+CREATE VIEW process_miscounted AS
+    SELECT i.id AS instance_id, i.live_tokens, t.live, i.ready_tokens, t.ready, i.joining_tokens, t.joining, i.open_incidents, x.open, g.groups
+    FROM process_instance i
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE t.state IN ('Created', 'Ready', 'Waiting')) AS live,
+               count(*) FILTER (WHERE t.state = 'Ready') AS ready,
+               count(*) FILTER (WHERE t.state = 'Waiting' AND EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id)) AS joining
+        FROM process_token t WHERE t.instance_id = i.id) t
+    CROSS JOIN LATERAL (SELECT count(*) AS open FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL) x
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS groups
+        FROM parallel_group g
+        WHERE g.instance_id = i.id AND i.completed_at IS NULL AND i.ending IS NULL
+          AND g.live <> (SELECT count(*) FROM process_token t WHERE t.parallel_group_id = g.id AND t.state IN ('Created', 'Ready', 'Waiting'))
+                      + (SELECT count(*) FROM parallel_group c WHERE c.parent_group_id = g.id AND c.live > 0)) g
+    WHERE (i.live_tokens, i.ready_tokens, i.joining_tokens, i.open_incidents, 0) IS DISTINCT FROM (t.live, t.ready, t.joining, x.open, g.groups);
+COMMENT ON VIEW process_miscounted IS 'Instances whose counts, or groups whose counts, differ from what there is. Empty, or there is a bug.';
+
+CREATE VIEW process_undead AS
+    SELECT i.id AS instance_id, t.id AS token_id, t.state, r.id AS run_id, r.status, w.place AS waits_at, k.id AS task_id
+    FROM process_instance i
+    JOIN process_token t ON t.instance_id = i.id
+    LEFT JOIN workflow_run r ON r.token_id = t.id AND r.finished_at IS NULL
+    LEFT JOIN message_wait w ON w.token_id = t.id
+    LEFT JOIN user_task k ON k.token_id = t.id AND k.state = 'open'
+    WHERE (i.completed_at IS NOT NULL OR t.state IN ('Completed', 'Failed', 'Terminated'))
+      AND (i.completed_at IS NOT NULL AND t.state IN ('Created', 'Ready', 'Waiting') OR coalesce(r.id, w.token_id, k.id) IS NOT NULL);
+COMMENT ON VIEW process_undead IS 'Instances or tokens that are over, with something that still lives: a token, run, timer, wait or task. Empty, or there is a bug.';
+
+-- What definitions say of their nodes, those in scopes included.
+CREATE VIEW process_node AS
+    SELECT DISTINCT d.id AS process_definition_id, n->>'key' AS node, n->'value' AS definition
+    FROM process_definition d
+    CROSS JOIN LATERAL jsonb_path_query(d.definition, '$.**.nodes ? (@.type() == "object").keyvalue()') AS n;
+COMMENT ON VIEW process_node IS 'The nodes of all processes.';
+
+CREATE VIEW process_misjoined AS
+    SELECT j.instance_id, j.id AS join_id, j.node, j.round, j.expected, j.joined, j.fired, a.arrivals, a.edges
+    FROM parallel_join j
+    JOIN process_instance i ON i.id = j.instance_id
+    JOIN process_node n ON n.process_definition_id = i.process_definition_id AND n.node = j.node COLLATE "C"
+    CROSS JOIN LATERAL (SELECT count(*) AS arrivals, count(DISTINCT edge) AS edges FROM join_arrival a WHERE a.join_id = j.id AND NOT a.surplus) a
+    WHERE a.arrivals <> j.joined
+       OR j.fired AND j.joined = 0
+       OR j.expected > 0 AND j.fired <> (j.joined >= j.expected) OR j.joined > j.expected AND j.expected > 0
+       OR n.definition->'join' = '"all"' AND a.edges <> a.arrivals
+       OR (SELECT count(*) FROM process_event e WHERE e.instance_id = j.instance_id AND e.event_type = 'join.fired' AND e.node = j.node)
+          <> (SELECT count(*) FROM parallel_join o WHERE o.instance_id = j.instance_id AND o.node = j.node AND o.fired);
+COMMENT ON VIEW process_misjoined IS 'Joins that fired too early, too late, or not once, or that took two tokens from one edge. Empty, or there is a bug.';
+
+-- The later of two is undone first, if it was there already: by its transaction's begin, and by its id, which is drawn in it.
+CREATE VIEW process_misundone AS
+    SELECT t.instance_id, r.id AS run_id, 'has ' || count(c.id) || ' records' AS problem
+    FROM process_token t
+    JOIN process_instance i ON i.id = t.instance_id
+    JOIN workflow_run r ON r.token_id = t.id AND r.status = 'succeeded'
+    JOIN process_node n ON n.process_definition_id = i.process_definition_id AND n.node = r.node COLLATE "C" AND n.definition ? 'undo' AND n.definition ? 'do'
+    LEFT JOIN compensation_record c ON c.run_id = r.id AND c.retry_of IS NULL
+    WHERE i.completed_at IS NULL OR i.status = 'COMPLETED' OR i.ending IS NOT NULL
+    GROUP BY t.instance_id, r.id
+    HAVING count(c.id) <> 1
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is undone ' || count(*) || ' times'
+    FROM compensation_record c
+    WHERE c.status = 'Completed'
+    GROUP BY c.instance_id, c.run_id
+    HAVING count(*) > 1
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is not undone: ' || c.status
+    FROM compensation_record c JOIN process_instance i ON i.id = c.instance_id
+    WHERE i.completed_at IS NOT NULL AND i.ending IS NOT NULL AND c.status <> 'Completed'
+      AND NOT EXISTS (SELECT FROM compensation_record o WHERE o.retry_of = c.id)
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is undone before ' || later.run_id
+    FROM compensation_record c
+    JOIN workflow_run u ON u.id = c.undo_run_id
+    JOIN compensation_record later ON later.instance_id = c.instance_id AND later."order" > c."order"
+    LEFT JOIN workflow_run v ON v.id = later.undo_run_id
+    WHERE c.status = 'Completed' AND later.id < u.id AND later.created_at < u.created_at AND (later.status = 'Pending' OR v.finished_at > u.started_at);
+COMMENT ON VIEW process_misundone IS 'Completed steps that were not recorded to be undone, undone twice, out of order, or not at all. Empty, or there is a bug.';
+
+CREATE VIEW process_unearned AS
+    SELECT e.instance_id, e.token_id, e.node, e.completions, r.successes
+    FROM (SELECT instance_id, token_id, node, count(*) AS completions
+          FROM process_event WHERE event_type = 'node.completed' GROUP BY 1, 2, 3) e
+    JOIN process_instance i ON i.id = e.instance_id
+    JOIN process_node n ON n.process_definition_id = i.process_definition_id AND n.node = e.node COLLATE "C" AND n.definition ? 'do'
+    CROSS JOIN LATERAL (SELECT count(*) AS successes FROM workflow_run r WHERE r.token_id = e.token_id AND r.node = e.node AND r.status = 'succeeded') r
+    WHERE e.completions > r.successes;
+COMMENT ON VIEW process_unearned IS 'Tokens that moved on from a step without a success of its run, as if by a worker that had lost its lease. Empty, or there is a bug.';
+
+CREATE VIEW process_mismatched AS
+    SELECT m.id AS message_id, m.name, m.key, m.token_id
+    FROM message m
+    WHERE CASE
+        WHEN m.consumed_at IS NOT NULL THEN
+            NOT EXISTS (SELECT FROM workflow_run r WHERE r.token_id = m.token_id AND r.payload->>'message' = m.id::text AND r.status = 'succeeded')
+        WHEN m.token_id IS NOT NULL THEN
+            (SELECT count(*) FROM workflow_run r WHERE r.token_id = m.token_id AND r.payload->>'message' = m.id::text AND r.finished_at IS NULL) <> 1
+        ELSE m.expires_at > now() AND EXISTS (SELECT FROM message_wait w WHERE w.name = m.name AND w.key = m.key)
+             AND NOT EXISTS (SELECT FROM workflow_run r
+                             WHERE r.type = 'graph.match.v1' AND r.finished_at IS NULL AND r.payload->>'name' = m.name AND r.payload->>'key' = m.key)
+        END;
+COMMENT ON VIEW process_mismatched IS 'Messages that miss who waits for them, or were consumed without having been brought, or are on no way. Empty, or there is a bug.';
+
+CREATE VIEW process_misrecorded AS
+    SELECT i.id AS instance_id, h.id AS history_id, i.status, i.version
+    FROM process_instance i
+    JOIN (SELECT h.*, lag(to_status) OVER line AS was, lag(version) OVER line AS version_before, lead(h.id) OVER line AS next
+          FROM process_state_history h
+          WINDOW line AS (PARTITION BY instance_id ORDER BY id)) h ON h.instance_id = i.id
+    WHERE h.from_status IS DISTINCT FROM coalesce(h.was, 'CREATED') OR h.version < h.version_before OR h.version > i.version
+       OR h.next IS NULL AND h.to_status <> i.status
+    UNION ALL
+    SELECT i.id, NULL, i.status, i.version
+    FROM process_instance i
+    WHERE i.status <> 'CREATED' AND NOT EXISTS (SELECT FROM process_state_history h WHERE h.instance_id = i.id);
+COMMENT ON VIEW process_misrecorded IS 'Instances whose history does not lead to what they are, step by step. Empty, or there is a bug.';
+
+-- What people look for.
+CREATE VIEW process_stuck AS
+    SELECT i.id AS instance_id, d.name, d.version, i.status, i.updated_at, now() - i.updated_at AS since
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
+    WHERE i.completed_at IS NULL AND i.updated_at < now() - interval '1 hour';
+CREATE VIEW process_duration AS
+    SELECT d.name, d.version, count(*) AS completed, avg(i.completed_at - i.started_at) AS average
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
+    WHERE i.status = 'COMPLETED'
+    GROUP BY d.name, d.version;
+
+-- Pausing: nothing of the instance is leased until it is resumed. What is leased goes on, and is
+-- accepted; what it leads to waits. Timers that fall due meanwhile fire when it is resumed.
+CREATE FUNCTION process_pause(id uuid) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    UPDATE process_instance i SET paused_at = now(), version = version + 1, updated_at = now()
+    WHERE i.id = process_pause.id AND i.completed_at IS NULL AND i.paused_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN coalesce((SELECT CASE WHEN i.completed_at IS NULL THEN 'already paused' ELSE 'too late: ' || i.status END
+                         FROM process_instance i WHERE i.id = process_pause.id), 'not found');
+    END IF;
+    UPDATE workflow_run r SET held_at = now(), updated_at = clock_timestamp()
+    WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
+                   WHERE t.instance_id = process_pause.id AND h.status IN ('pending', 'leased') AND h.held_at IS NULL
+                   ORDER BY h.id FOR NO KEY UPDATE OF h);
+    RETURN 'paused';
+END
+$fn$;
+COMMENT ON FUNCTION process_pause(uuid) IS 'Pauses an instance. Answers paused, already paused, too late: …, or not found.';
+
+CREATE FUNCTION process_resume(id uuid) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    UPDATE process_instance i SET paused_at = NULL, version = version + 1, updated_at = now()
+    WHERE i.id = process_resume.id AND i.paused_at IS NOT NULL AND i.completed_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN coalesce((SELECT CASE WHEN i.completed_at IS NULL THEN 'not paused' ELSE 'too late: ' || i.status END
+                         FROM process_instance i WHERE i.id = process_resume.id), 'not found');
+    END IF;
+    UPDATE workflow_run r SET held_at = NULL, run_at = greatest(r.run_at, now()), updated_at = clock_timestamp()
+    WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
+                   WHERE t.instance_id = process_resume.id AND h.status IN ('pending', 'leased') AND h.held_at IS NOT NULL
+                   ORDER BY h.id FOR NO KEY UPDATE OF h);
+    RETURN 'resumed';
+END
+$fn$;
+COMMENT ON FUNCTION process_resume(uuid) IS 'Resumes a paused instance. Answers resumed, not paused, too late: …, or not found.';
