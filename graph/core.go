@@ -43,7 +43,7 @@ const (
 const timerType = "graph.timer.v1"
 
 // maxMoves is how many nodes the tokens of an instance may enter in one decision.
-const maxMoves = 30_000
+const maxMoves = maxNodes + 2_000
 
 // maxPureSteps is how many gateways and joins a token may pass in one decision.
 const maxPureSteps = 1000
@@ -514,8 +514,9 @@ func (i *instance) drain() (any bool) {
 // is ever written.
 func (i *instance) explode(t *token) {
 	reason := fmt.Sprintf("%s: tokens enter more than %d nodes without a step in between", t.node.name, maxMoves)
-	i.endAs(Failed, reason)
 	c := &i.changes
+	c.incidents = nil // there may be thousands, and each that is resolved would be looked for
+	i.endAs(Failed, reason)
 	c.tokens = filter(c.tokens, func(t *token) bool { return t.version > 0 })
 	c.groups = filter(c.groups, func(g *group) bool { return !g.fresh })
 	c.joins, c.arrivals, c.events, c.incidents, c.left, i.eaches = nil, nil, nil, nil, nil, nil

@@ -115,7 +115,9 @@ func (i *instance) progressOf(g *group) *progress {
 func (i *instance) eachDone(p *progress) {
 	t := p.group.host
 	p.changed, p.group.ended = true, true
-	i.endInside(t)
+	if p.group.live > 0 {
+		i.endInside(t)
+	}
 	i.left(t)
 	i.event(t, "node.completed", nil)
 	i.leave(t, t.node.next)
