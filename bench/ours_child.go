@@ -87,8 +87,10 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 	var hooks []worker.Hook
 	if t.Graph {
 		engine := graph.New(pool)
-		engine.Register(mux)
-		hooks, prefixes = append(hooks, engine.Hook()), append(prefixes, graph.Prefix)
+		for typ, handler := range engine.Handlers() {
+			mux.HandleRaw(typ, handler)
+		}
+		hooks, prefixes = append(hooks, worker.Hook{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}), append(prefixes, graph.Prefix)
 		worker.Handle(mux, clocked, func(_ context.Context, p payload) (stamp, error) {
 			at := time.Now().UnixNano()
 			c.handle(p.N)

@@ -10,13 +10,13 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
-	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// act decides what a batch of settled runs means for their instances, and writes it. It is the
-// hook's second step: the instances are locked, the runs are settled.
-func (e *Engine) act(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+// Advance decides what a batch of settled runs means for their instances, and writes it, in the
+// transaction in which the instances were locked and the runs settled.
+func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 	tokens, instances, err := concerned(batch)
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (e *Engine) act(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) 
 }
 
 // move moves the token of a step.
-func (s *scene) move(w *writer, settled worker.Settlement) error {
+func (s *scene) move(w *writer, settled lease.Settlement) error {
 	t := s.tokens[settled.Step]
 	if t == nil {
 		return nil // the instance was deleted
@@ -110,7 +110,7 @@ func (s *scene) move(w *writer, settled worker.Settlement) error {
 
 // completeTask completes a person's task, and moves its token with it. If somebody else has been
 // faster, the database's objection becomes the failure of the run.
-func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled worker.Settlement) error {
+func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settlement) error {
 	var p CompleteTaskPayload
 	var r taskRef
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
@@ -138,7 +138,7 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled worker.Sett
 }
 
 // cutOff fails a token whose step somebody has taken away.
-func (s *scene) cutOff(settled worker.Settlement) error {
+func (s *scene) cutOff(settled lease.Settlement) error {
 	var c cutOff
 	if err := json.Unmarshal(settled.Payload, &c); err != nil {
 		return err
@@ -156,7 +156,7 @@ func (s *scene) cutOff(settled worker.Settlement) error {
 	return nil
 }
 
-func (s *scene) cancel(settled worker.Settlement) error {
+func (s *scene) cancel(settled lease.Settlement) error {
 	var p CancelPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (s *scene) cancel(settled worker.Settlement) error {
 	return nil
 }
 
-func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled worker.Settlement) error {
+func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled lease.Settlement) error {
 	var r retried
 	if err := json.Unmarshal(settled.Result, &r); err != nil {
 		return err
@@ -189,7 +189,7 @@ func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled worker.
 }
 
 // notStarted tells the token that waits for an instance that there will be none.
-func (s *scene) notStarted(settled worker.Settlement) {
+func (s *scene) notStarted(settled lease.Settlement) {
 	var p StartPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil || p.Parent == nil {
 		return // whoever asked for it sees the run
@@ -201,7 +201,7 @@ func (s *scene) notStarted(settled worker.Settlement) {
 }
 
 // start places the first token of a new instance; of one that is there already, nothing.
-func (w *writer) start(ctx context.Context, tx pgx.Tx, e *Engine, settled worker.Settlement) error {
+func (w *writer) start(ctx context.Context, tx pgx.Tx, e *Engine, settled lease.Settlement) error {
 	var p StartPayload
 	var started Started
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &started)); err != nil {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
-	"github.com/simple-workflow/simple-workflow/worker"
 )
 
 // Prefix is that of the engine's own run types.
@@ -144,50 +143,50 @@ func New(pool *pgxpool.Pool) *Engine {
 	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}}
 }
 
-// Register registers the handlers of the engine's own run types. What they decide takes effect
-// in the hook; a worker needs both, and Config.Steps.
-func (e *Engine) Register(mux *worker.Mux) {
-	handle(mux, StartType, e.start)
-	handle(mux, CancelType, e.cancel)
-	handle(mux, RetryType, e.retry)
-	handle(mux, MessageType, func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() })
-	handle(mux, SignalType, func(_ context.Context, p SignalPayload) (struct{}, error) { return struct{}{}, named(p.Name) })
-	handle(mux, CompleteTaskType, e.completeTask)
-	worker.Handle(mux, arriveType, e.arrive)
-	for _, typ := range []string{timerType, undoType} {
-		worker.Handle(mux, typ, func(context.Context, position) (struct{}, error) { return struct{}{}, nil })
+// Handlers returns the handlers of the engine's own run types, to be registered with a worker.
+// They only look and answer; what they decide takes effect when their run is settled, in Advance.
+// Besides them the worker needs Concerns, Lock and Advance as a hook, and to lease steps.
+func (e *Engine) Handlers() map[string]func(context.Context, json.RawMessage) (json.RawMessage, error) {
+	return map[string]func(context.Context, json.RawMessage) (json.RawMessage, error){
+		StartType:        typed(e.start),
+		CancelType:       typed(e.cancel),
+		RetryType:        typed(e.retry),
+		MessageType:      typed(func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() }),
+		SignalType:       typed(func(_ context.Context, p SignalPayload) (struct{}, error) { return struct{}{}, named(p.Name) }),
+		CompleteTaskType: typed(e.completeTask),
+		arriveType:       typed(e.arrive),
+		timerType:        typed(nothing[position]),
+		undoType:         typed(nothing[position]),
+		cutOffType:       typed(nothing[cutOff]),
+		matchType:        typed(nothing[slot]),
 	}
-	worker.Handle(mux, cutOffType, func(context.Context, cutOff) (struct{}, error) { return struct{}{}, nil })
-	worker.Handle(mux, matchType, func(context.Context, slot) (struct{}, error) { return struct{}{}, nil })
 }
 
-// handle registers a handler of what people and programs ask for. Keys that do not exist are
-// errors: one that is misspelt would change what is meant.
-func handle[In, Out any](mux *worker.Mux, typ string, fn func(context.Context, In) (Out, error)) {
-	worker.Handle(mux, typ, func(ctx context.Context, payload json.RawMessage) (out Out, err error) {
+func nothing[In any](context.Context, In) (struct{}, error) { return struct{}{}, nil }
+
+// typed makes an ordinary function a handler. Keys that do not exist are errors: one that is
+// misspelt would change what is meant. What the database could not do is tried again, charged to
+// nobody.
+func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.Context, json.RawMessage) (json.RawMessage, error) {
+	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
 		var in In
 		if err := jsonv2.Unmarshal(payload, &in, jsonv2.RejectUnknownMembers(true)); err != nil {
-			return out, run.Permanent(fmt.Errorf("payload: %s", inWords(err)))
+			return nil, run.Permanent(run.WithCode(run.CodePayload, fmt.Errorf("payload: %s", inWords(err))))
 		}
-		out, err = fn(ctx, in)
-		return out, unlessPermanent(err)
-	})
-}
-
-// unlessPermanent has what the database could not do tried again, charged to nobody.
-func unlessPermanent(err error) error {
-	if err == nil || run.IsPermanent(err) {
-		return err
+		out, err := fn(ctx, in)
+		switch {
+		case err == nil:
+			return json.Marshal(out)
+		case run.IsPermanent(err):
+			return nil, err
+		}
+		return nil, run.Again(time.Second)
 	}
-	return run.Again(time.Second)
 }
 
-// Hook returns the engine's part in settle transactions.
-func (e *Engine) Hook() worker.Hook {
-	return worker.Hook{Concerns: concerns, Lock: lock, Act: e.act}
-}
-
-func concerns(l *lease.Lease) bool {
+// Concerns reports whether the engine has to know how a run is settled: it is a step of a process,
+// or of the engine's own types.
+func (e *Engine) Concerns(l *lease.Lease) bool {
 	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, Prefix)
 }
 
@@ -287,9 +286,9 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 }
 
 // arrive returns what has come, or fails with what has failed.
-func (e *Engine) arrive(ctx context.Context, p position) (_ json.RawMessage, err error) {
-	defer func() { err = unlessPermanent(err) }()
+func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error) {
 	var payload []byte
+	var err error
 	switch {
 	case p.Message != uuid.Nil:
 		err = e.pool.QueryRow(ctx, `SELECT payload FROM message WHERE id = $1`, p.Message).Scan(&payload)

@@ -32,7 +32,7 @@ type site struct {
 
 	happens func(name string, call int) // in a step or undo step that has just been done
 
-	engine *graph.Engine
+	hooks  []worker.Hook
 	worker *mortal
 }
 
@@ -78,9 +78,16 @@ func newEmptySite(t *testing.T) *site {
 		}
 		return struct{}{}, nil
 	})
-	s.engine = graph.New(s.pool)
-	s.engine.Register(s.mux)
+	s.hooks = join(graph.New(s.pool), s.mux)
 	return s
+}
+
+// join registers the engine's handlers, and returns its part in settle transactions.
+func join(engine *graph.Engine, mux *worker.Mux) []worker.Hook {
+	for typ, handler := range engine.Handlers() {
+		mux.HandleRaw(typ, handler)
+	}
+	return []worker.Hook{{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}}
 }
 
 // hire starts another worker.
@@ -88,7 +95,7 @@ func (s *site) hire(tracers ...func(*mortal) pgx.QueryTracer) *mortal {
 	s.t.Helper()
 	return employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		return worker.Config{
-			Pool: pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{s.engine.Hook()},
+			Pool: pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: s.hooks,
 			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{s.t}, nil)),
 			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
 		}

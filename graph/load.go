@@ -10,13 +10,13 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
-	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// lock locks the instances that a batch moves, in order of id: whoever advances an instance
-// holds its row. It is the hook's first step, before any run is touched.
-func lock(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+// Lock locks the instances that a batch moves, in order of id: whoever advances an instance
+// holds its row. It comes first in a settle transaction, before any run is touched.
+func (e *Engine) Lock(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 	tokens, instances, err := concerned(batch)
 	if err != nil || len(tokens)+len(instances) == 0 {
 		return err
@@ -33,7 +33,7 @@ func lock(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
 }
 
 // concerned lists the tokens and instances that a batch is about.
-func concerned(batch []worker.Settlement) (tokens, instances []uuid.UUID, err error) {
+func concerned(batch []lease.Settlement) (tokens, instances []uuid.UUID, err error) {
 	tokens, instances = []uuid.UUID{}, []uuid.UUID{} // not null, in which nothing is found
 	for _, s := range batch {
 		switch {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/worker"
+	"github.com/simple-workflow/simple-workflow/lease"
 )
 
 // A message and those who wait for one of its name and key meet in a slot. Whoever brings either
@@ -33,7 +33,7 @@ type arrived struct {
 
 const defaultTTL = 24 * time.Hour
 
-func (w *writer) message(settled worker.Settlement) error {
+func (w *writer) message(settled lease.Settlement) error {
 	var p MessagePayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
@@ -48,7 +48,7 @@ func (w *writer) message(settled worker.Settlement) error {
 	return nil
 }
 
-func (w *writer) signal(settled worker.Settlement) error {
+func (w *writer) signal(settled lease.Settlement) error {
 	var p SignalPayload
 	err := json.Unmarshal(settled.Payload, &p)
 	w.signals = append(w.signals, settled.Outcome.ID)
@@ -56,7 +56,7 @@ func (w *writer) signal(settled worker.Settlement) error {
 	return err
 }
 
-func (w *writer) match(settled worker.Settlement) error {
+func (w *writer) match(settled lease.Settlement) error {
 	var s slot
 	err := json.Unmarshal(settled.Payload, &s)
 	w.slots = append(w.slots, s)

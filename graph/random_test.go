@@ -532,7 +532,7 @@ type crowd struct {
 func (c *crowd) hire() {
 	m := employ(c.t, c.pool, func(pool *pgxpool.Pool) worker.Config {
 		mux, engine := worker.NewMux(), graph.New(pool)
-		engine.Register(mux)
+		hooks := join(engine, mux)
 		worker.Handle(mux, "random.step.v1", func(_ context.Context, in map[string]any) (map[string]any, error) {
 			if n, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
 				time.Sleep(time.Duration(n) * time.Millisecond)
@@ -549,7 +549,7 @@ func (c *crowd) hire() {
 			return struct{}{}, nil
 		})
 		return worker.Config{
-			Pool: pool, Mux: mux, Prefixes: []string{"random.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{engine.Hook()},
+			Pool: pool, Mux: mux, Prefixes: []string{"random.", graph.Prefix}, Steps: true, Hooks: hooks,
 			Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 			Backoff: run.Backoff{Base: 5 * time.Millisecond, Cap: 10 * time.Millisecond}, ShutdownGrace: -1,
 		}

@@ -30,6 +30,12 @@ type Lease struct {
 	runAt time.Time
 }
 
+// A Settlement is a leased run together with what is to be recorded about it.
+type Settlement struct {
+	Lease
+	run.Outcome
+}
+
 // Terms are the conditions under which runs of a type are leased.
 type Terms struct {
 	Length  time.Duration // of the lease

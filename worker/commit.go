@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -88,9 +89,9 @@ func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseco
 
 // record is what a settle transaction consists of: lock, settle, effects, act, announce.
 func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []run.Outcome) (lost []run.Outcome, err error) {
-	settlements := make([]Settlement, len(batch))
+	settlements := make([]lease.Settlement, len(batch))
 	for i, j := range batch {
-		settlements[i] = Settlement{Lease: j.Lease, Outcome: j.outcome}
+		settlements[i] = lease.Settlement{Lease: j.Lease, Outcome: j.outcome}
 	}
 	for _, h := range w.config.Hooks {
 		if err := h.call(ctx, h.Lock, tx, h.of(settlements)); err != nil {

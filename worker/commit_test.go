@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -18,7 +19,7 @@ import (
 // attempt is lost.
 func TestUnknownCommit(t *testing.T) {
 	t.Parallel()
-	const settle, lease = "settled AS (", "leased AS ("
+	const settle, take = "settled AS (", "leased AS ("
 	cases := []struct {
 		name, cutAt  string
 		answered     bool
@@ -30,8 +31,8 @@ func TestUnknownCommit(t *testing.T) {
 		{"effect, never sent", "commit", false, true, false},
 		{"effect, settle statement cut", settle, true, true, false},
 		{"hook, answer lost", "commit", true, false, true},
-		{"lease, answer lost", lease, true, true, false},
-		{"lease, never sent", lease, false, true, false},
+		{"lease, answer lost", take, true, true, false},
+		{"lease, never sent", take, false, true, false},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -63,7 +64,7 @@ func TestUnknownCommit(t *testing.T) {
 				s.observe(config)
 				config.Concurrency = 1
 				if c.hook {
-					config.Hooks = []worker.Hook{{Act: func(context.Context, pgx.Tx, []worker.Settlement) error { return nil }}}
+					config.Hooks = []worker.Hook{{Act: func(context.Context, pgx.Tx, []lease.Settlement) error { return nil }}}
 				}
 			})
 			r := finished(t, pool, id)

@@ -12,12 +12,6 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Settlement is a leased run together with what is to be recorded about it.
-type Settlement struct {
-	lease.Lease
-	run.Outcome
-}
-
 // A Hook takes part in settle transactions, a batch at a time. It is how process graphs
 // advance when their steps are settled. What a hook is about is settled in a transaction; a
 // batch that fails is split until the guilty settlement stands alone. Then a success that
@@ -29,16 +23,16 @@ type Hook struct {
 	Concerns func(*lease.Lease) bool
 	// Lock is called before the runs are settled, to lock what comes before runs in the lock
 	// order: instance → join → token → run → outbox.
-	Lock func(ctx context.Context, tx pgx.Tx, batch []Settlement) error
+	Lock func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error
 	// Act is called after the runs are settled, with those that were: a lease that was lost
 	// does not reach it.
-	Act func(ctx context.Context, tx pgx.Tx, batch []Settlement) error
+	Act func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error
 }
 
 func (h Hook) concerns(l *lease.Lease) bool { return h.Concerns == nil || h.Concerns(l) }
 
 // of returns those of a batch that the hook is about.
-func (h Hook) of(batch []Settlement) (concerned []Settlement) {
+func (h Hook) of(batch []lease.Settlement) (concerned []lease.Settlement) {
 	for _, s := range batch {
 		if h.concerns(&s.Lease) {
 			concerned = append(concerned, s)
@@ -54,7 +48,7 @@ func (e *hookError) Error() string { return "hook: " + e.err.Error() }
 func (e *hookError) Unwrap() error { return e.err }
 
 // call calls one step of the hook, which must not leave the transaction aborted.
-func (h Hook) call(ctx context.Context, step func(context.Context, pgx.Tx, []Settlement) error, tx pgx.Tx, batch []Settlement) (err error) {
+func (h Hook) call(ctx context.Context, step func(context.Context, pgx.Tx, []lease.Settlement) error, tx pgx.Tx, batch []lease.Settlement) (err error) {
 	if step == nil || len(batch) == 0 {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -30,8 +31,8 @@ func TestHooks(t *testing.T) {
 	fine, lost := enqueue(t, pool, "test.fine.v1", empty{}), enqueue(t, pool, "test.lost.v1", empty{})
 	var mu sync.Mutex
 	log := map[uuid.UUID]string{}
-	step := func(name string) func(context.Context, pgx.Tx, []worker.Settlement) error {
-		return func(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+	step := func(name string) func(context.Context, pgx.Tx, []lease.Settlement) error {
+		return func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 			mu.Lock()
 			defer mu.Unlock()
 			for _, s := range batch {
@@ -94,7 +95,7 @@ func TestFailingHook(t *testing.T) {
 			addMany(t, pool, "test.many.v1", 19)
 			work(t, pool, mux, func(c *worker.Config) {
 				c.Concurrency = 20
-				c.Hooks = []worker.Hook{{Act: func(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+				c.Hooks = []worker.Hook{{Act: func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 					for _, s := range batch {
 						if s.Lease.ID == guilty && !healed.Load() {
 							tries.Add(1)
@@ -138,7 +139,7 @@ func TestHookRefusal(t *testing.T) {
 	addMany(t, pool, "test.fact.v1", 8)
 	var failures atomic.Int32
 	work(t, pool, mux, func(c *worker.Config) {
-		c.Hooks = []worker.Hook{{Act: func(ctx context.Context, tx pgx.Tx, batch []worker.Settlement) error {
+		c.Hooks = []worker.Hook{{Act: func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 			for _, s := range batch {
 				if s.Verdict == run.Fail {
 					failures.Add(1)

@@ -150,7 +150,7 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	var seen []string
-	act := func(_ context.Context, _ pgx.Tx, batch []Settlement) error {
+	act := func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
 		for _, s := range batch {
 			seen = append(seen, string(s.Result))
 		}

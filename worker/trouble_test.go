@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -28,7 +29,7 @@ func TestShutdownGivesNothingToExhausted(t *testing.T) {
 	tried := make(chan bool, 1000)
 	_, stop := work(t, pool, mux, func(c *worker.Config) {
 		c.ShutdownGrace = -1
-		c.Hooks = []worker.Hook{{Lock: func(context.Context, pgx.Tx, []worker.Settlement) error {
+		c.Hooks = []worker.Hook{{Lock: func(context.Context, pgx.Tx, []lease.Settlement) error {
 			tried <- true
 			return errors.New("not now")
 		}}}

@@ -75,7 +75,9 @@ func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 func (p *process) mux(engine *graph.Engine) (*worker.Mux, error) {
 	s, mux := p.settings, worker.NewMux()
 	if s.Processes.Value {
-		engine.Register(mux)
+		for typ, handler := range engine.Handlers() {
+			mux.HandleRaw(typ, handler)
+		}
 	}
 	if s.covers(noop) {
 		worker.Handle(mux, noop, func(context.Context, json.RawMessage) (struct{}, error) { return struct{}{}, nil })
@@ -114,7 +116,7 @@ func (p *process) config(mux *worker.Mux, m *metrics, engine *graph.Engine) work
 		Logger:           p.log,
 	}
 	if s.Processes.Value { // whoever settles a step moves its process on
-		c.Steps, c.Hooks = true, []worker.Hook{engine.Hook()}
+		c.Steps, c.Hooks = true, []worker.Hook{{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}}
 		if !s.covers(graph.Prefix) {
 			c.Prefixes = append(slices.Clone(c.Prefixes), graph.Prefix)
 		}

@@ -54,7 +54,9 @@ func newMux(pool *pgxpool.Pool, engine *graph.Engine, execLog string) (*worker.M
 	worker.Handle(mux, "chaos.step", c.step)
 	worker.Handle(mux, "chaos.undo", c.undo)
 	mux.HandleRaw("chaos.result", badResult)
-	engine.Register(mux)
+	for typ, handler := range engine.Handlers() {
+		mux.HandleRaw(typ, handler)
+	}
 	return mux, nil
 }
 

@@ -29,9 +29,11 @@ func main() {
 func withProcesses(config worker.Config) worker.Config {
 	engine := graph.New(config.Pool)
 	config.Mux = departments()
-	engine.Register(config.Mux)
+	for typ, handler := range engine.Handlers() {
+		config.Mux.HandleRaw(typ, handler)
+	}
 	config.Steps = true
-	config.Hooks = []worker.Hook{engine.Hook()}
+	config.Hooks = []worker.Hook{{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}}
 	config.Prefixes = append(config.Prefixes, graph.Prefix)
 	return config
 }

@@ -19,7 +19,7 @@ var allowed = map[string][]string{
 	"outbox":             {},
 	"lease":              {"run"},
 	"worker":             {"lease", "outbox", "run"},
-	"graph":              {"lease", "outbox", "run", "worker"},
+	"graph":              {"lease", "outbox", "run"},
 	"internal/cleanup":   {"run"},
 	"internal/handlers":  {"run", "worker"},
 	"internal/pgserver/": {"internal/pgserver/"},

@@ -50,12 +50,14 @@ func open(t *testing.T) *site {
 		return in, nil
 	})
 	engine := graph.New(s.pool)
-	engine.Register(mux)
+	for typ, handler := range engine.Handlers() {
+		mux.HandleRaw(typ, handler)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- worker.Run(ctx, worker.Config{
-			Pool: s.pool, Mux: mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{engine.Hook()},
+			Pool: s.pool, Mux: mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}},
 			Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 		})
 	}()
