@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/google/uuid"
@@ -28,6 +27,7 @@ func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlemen
 		}
 	}
 	w := &writer{scene: s}
+	var starts []lease.Settlement
 	for _, settled := range batch {
 		if settled.Verdict != run.Succeed && settled.Verdict != run.Fail {
 			continue // it will be tried again: its token stays where it is
@@ -39,7 +39,7 @@ func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlemen
 			s.notStarted(settled)
 		case settled.Verdict == run.Fail:
 		case settled.Type == StartType:
-			err = w.start(ctx, tx, e, settled)
+			starts = append(starts, settled)
 		case settled.Type == cutOffType:
 			err = s.cutOff(settled)
 		case settled.Type == CompleteTaskType:
@@ -59,6 +59,9 @@ func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlemen
 			return err
 		}
 	}
+	if err := s.start(ctx, tx, e, starts); err != nil {
+		return err
+	}
 	return w.write(ctx, tx)
 }
 
@@ -70,10 +73,9 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	}
 	i := s.owners[settled.Step]
 	succeeded := settled.Verdict == run.Succeed
-	over := alive(t.state) == 0 || i.changes.endedBut != nil && i.changes.endedBut != t || slices.Contains(i.changes.left, t) || i.status.Final() // in this very batch
-	if over {
+	if i.passed(t) {
 		if succeeded && !t.hasItem && settled.Type == t.from.Do {
-			i.owes(t, t.from, settled.Outcome.ID) // it is done all the same
+			i.owes(t.from, settled.Outcome.ID) // it is done all the same
 		}
 		return nil
 	}
@@ -119,10 +121,6 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settl
 	if len(p.Output) == 0 {
 		p.Output = json.RawMessage("{}")
 	}
-	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if t != nil && slices.Contains(i.changes.left, t) {
-		return errors.New("graph: something else in this batch has moved the task's token; the task is to be looked at once more")
-	}
 	var version *int64
 	if p.Version != 0 {
 		version = &p.Version
@@ -130,8 +128,12 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settl
 	if _, err := tx.Exec(ctx, `SELECT process_task_finish($1, $2, $3, $4)`, p.Task, p.By, p.Output, version); err != nil {
 		return err
 	}
-	if i == nil || t == nil || i.status.Final() || alive(t.state) == 0 || i.changes.endedBut != nil && i.changes.endedBut != t {
-		return nil
+	i, t := s.instances[r.Instance], s.tokens[r.Token]
+	if i == nil || t == nil {
+		return nil // the instance was deleted
+	}
+	if i.passed(t) { // the task was open, so it was in this batch: by itself it is refused
+		return errors.New("graph: something else has just moved the task's token; the task is to be looked at once more")
 	}
 	i.done(t, settled.Outcome.ID, p.Output)
 	return nil
@@ -144,8 +146,7 @@ func (s *scene) cutOff(settled lease.Settlement) error {
 		return err
 	}
 	t, i := s.tokens[c.Token], s.owners[c.Token]
-	if t == nil || i.status.Final() || alive(t.state) == 0 || t.version != c.Visit || slices.Contains(i.changes.left, t) ||
-		i.changes.endedBut != nil && i.changes.endedBut != t {
+	if t == nil || t.version != c.Visit || i.passed(t) {
 		return nil // it has moved on by something else
 	}
 	if t.mode == compensation {
@@ -173,7 +174,7 @@ func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled lease.S
 		return err
 	}
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if i == nil || i.status.Final() || t != nil && (!t.stopped || alive(t.state) == 0) || slices.Contains(w.resolved, r.Incident) {
+	if i == nil || i.status.Final() || t != nil && (!t.stopped || i.passed(t)) || slices.Contains(w.resolved, r.Incident) {
 		return nil
 	}
 	var open bool // others may have been faster since the handler looked
@@ -195,56 +196,7 @@ func (s *scene) notStarted(settled lease.Settlement) {
 		return // whoever asked for it sees the run
 	}
 	i, t := s.instances[p.Parent.Instance], s.tokens[p.Parent.Token]
-	if i != nil && t != nil && alive(t.state) > 0 && t.version == p.Parent.Visit && !slices.Contains(i.changes.left, t) && settled.Failure != nil {
+	if i != nil && t != nil && t.version == p.Parent.Visit && !i.passed(t) && settled.Failure != nil {
 		i.failed(t, "child_not_started", firstLine(settled.Failure.Message))
 	}
-}
-
-// start places the first token of a new instance; of one that is there already, nothing.
-func (w *writer) start(ctx context.Context, tx pgx.Tx, e *Engine, settled lease.Settlement) error {
-	var p StartPayload
-	var started Started
-	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &started)); err != nil {
-		return err
-	}
-	found, err := e.processes(ctx, tx, []uuid.UUID{started.Definition})
-	if err != nil {
-		return err
-	}
-	if len(p.Input) == 0 {
-		p.Input = json.RawMessage("{}")
-	}
-	i := newInstance()
-	var parent, parentToken uuid.NullUUID
-	var visit *int64
-	if q := p.Parent; q != nil {
-		t := w.scene.tokens[q.Token]
-		if t == nil || alive(t.state) == 0 || t.version != q.Visit || t.node.kind != call || t.node.Call.Process != p.Process {
-			return nil // nobody waits for it any more, or ever did
-		}
-		parent, parentToken = uuid.NullUUID{UUID: q.Instance, Valid: true}, uuid.NullUUID{UUID: q.Token, Valid: true}
-		visit, i.depth, i.parent = &q.Visit, q.Depth, &parentRef{q.Token, q.Visit}
-	}
-	rows, _ := tx.Query(ctx, `
-		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata, version,
-		                              parent_process_instance_id, parent_token_id, parent_visit, depth)
-		VALUES ($1, $2, nullif($3, ''), nullif($4, ''), $5, $6, coalesce($7::jsonb, '{}'), 1, $8, $9, $10, $11)
-		ON CONFLICT (id) DO NOTHING
-		RETURNING id`,
-		started.Instance, started.Definition, p.Key, p.Tenant, p.Priority, p.Input, []byte(settled.Metadata),
-		parent, parentToken, visit, i.depth)
-	id, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[uuid.UUID])
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil
-	case err != nil:
-		return fmt.Errorf("insert process instance: %w", err)
-	}
-	i.id, i.process, i.status, i.priority, i.input = id, found[started.Definition], Created, p.Priority, p.Input
-	if err := json.Unmarshal(p.Input, &i.facts.input); err != nil {
-		return err
-	}
-	w.scene.instances[id] = i
-	i.begin()
-	return nil
 }

@@ -65,8 +65,8 @@ type instance struct {
 
 	ending       Status // what it becomes once everything is undone; empty: it is not ending
 	endingReason string
-	debt         *debt // what is undone next; nil: nothing is owed, as far as was asked
-	undoing      bool  // an undo step is under way
+	debt         uuid.UUID // the record that is undone next; zero: nothing is owed, as far as was asked
+	undoing      bool      // an undo step is under way
 
 	moves  int // nodes entered in this decision
 	eaches []*progress
@@ -137,6 +137,7 @@ type token struct {
 	hasItem  bool
 	joining  bool // it waits at a join
 	stopped  bool // it has an open incident
+	gone     bool // it has left its node in this batch: what was on its way there comes too late
 	listed   bool // it is among the changes
 	purePath int
 }
@@ -272,7 +273,7 @@ func (i *instance) done(t *token, run runRef, result json.RawMessage) {
 		i.settle()
 		return
 	}
-	i.owes(t, t.node, run)
+	i.owes(t.node, run)
 	f, err := fact(t.node, result)
 	if err != nil {
 		i.stop(t, "mapping_failed", err.Error())
@@ -645,6 +646,12 @@ func (i *instance) fork(t *token, branches []*edge) {
 	for k, e := range branches {
 		i.follow(tokens[k], e)
 	}
+}
+
+// passed reports whether what is settled now comes too late for a token: it, or its instance, has
+// gone on, or come to its end, in this batch or before.
+func (i *instance) passed(t *token) bool {
+	return t.gone || alive(t.state) == 0 || i.status.Final() || i.changes.endedBut != nil && i.changes.endedBut != t
 }
 
 // place makes a new token.

@@ -87,10 +87,10 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 
 // debt looks for what is undone next.
 func (p *Play) debt() {
-	p.i.debt, p.i.undoing = nil, false
+	p.i.debt, p.i.undoing = uuid.Nil, false
 	for n, o := range p.records {
 		if !o.undone && !o.given {
-			p.i.debt = &debt{id: uuid.UUID{byte(n)}, node: o.node, undo: o.undo}
+			p.i.debt = uuid.UUID{1, byte(n)} // not zero
 		}
 		p.i.undoing = p.i.undoing || o.given && !o.undone
 	}
@@ -135,7 +135,7 @@ func (p *Play) commit() error {
 	p.attached()
 	i.others = nil
 	for _, t := range p.tokens {
-		t.listed, t.purePath, t.from = false, 0, t.node
+		t.listed, t.gone, t.purePath, t.from = false, false, 0, t.node
 		t.version++
 		if i.process.survey && alive(t.state) > 0 {
 			i.others = append(i.others, t)
@@ -195,7 +195,7 @@ func (p *Play) attached() {
 		add(s.token, at.At, kind, nil)
 	}
 	for _, u := range c.undo {
-		o := p.records[u.debt.id[0]]
+		o := p.records[u.record[1]]
 		o.given = true
 		add(u.token, mainPlace, "undo", o)
 	}
@@ -238,10 +238,10 @@ func (p *Play) tell() {
 		say("left %d", p.numbers[t])
 	}
 	for _, r := range c.records {
-		say("record %s", r.node)
+		say("record %s", r.node.name)
 	}
 	for _, u := range c.undo {
-		say("undo %s", u.debt.node)
+		say("undo %s", p.records[u.record[1]].node.name)
 	}
 	for _, x := range c.incidents {
 		say("incident %s %s", x.node, x.code)

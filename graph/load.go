@@ -80,14 +80,13 @@ type scene struct {
 	tokens    map[uuid.UUID]*token
 	owners    map[uuid.UUID]*instance // of tokens
 	groups    map[uuid.UUID]*group
-	versions  map[*instance]int64
 	hosts     map[*group]uuid.UUID // tokens that stand for groups
 }
 
 func newScene() *scene {
 	return &scene{
 		instances: map[uuid.UUID]*instance{}, tokens: map[uuid.UUID]*token{}, owners: map[uuid.UUID]*instance{},
-		groups: map[uuid.UUID]*group{}, versions: map[*instance]int64{}, hosts: map[*group]uuid.UUID{},
+		groups: map[uuid.UUID]*group{}, hosts: map[*group]uuid.UUID{},
 	}
 }
 
@@ -111,7 +110,7 @@ func (s *scene) load(ctx context.Context, tx pgx.Tx, e *Engine, tokens, instance
 
 func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens, ids []uuid.UUID) error {
 	rows, _ := tx.Query(ctx, `
-		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents, version,
+		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents,
 		       depth, parent_token_id, parent_visit, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL
 		FROM process_instance
 		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])`, tokens, ids)
@@ -119,15 +118,14 @@ func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens,
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*instance, error) {
 		i := newInstance()
 		var definition uuid.UUID
-		var version int64
 		var parent uuid.NullUUID
 		var visit *int64
-		err := row.Scan(&i.id, &definition, &i.status, &i.priority, &i.input, &i.live, &i.ready, &i.joining, &i.incidents, &version,
+		err := row.Scan(&i.id, &definition, &i.status, &i.priority, &i.input, &i.live, &i.ready, &i.joining, &i.incidents,
 			&i.depth, &parent, &visit, &i.ending, &i.endingReason, &i.paused)
 		if parent.Valid && visit != nil {
 			i.parent = &parentRef{parent.UUID, *visit}
 		}
-		definitions[i], s.versions[i] = definition, version
+		definitions[i] = definition
 		return i, err
 	})
 	if err != nil {
@@ -306,15 +304,14 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	rows, _ := tx.Query(ctx, `
-		SELECT DISTINCT ON (instance_id) instance_id, id, node_id, handler_ref
+		SELECT DISTINCT ON (instance_id) instance_id, id
 		FROM compensation_record
 		WHERE instance_id = ANY ($1) AND status = 'Pending' AND undo_run_id IS NULL
 		ORDER BY instance_id, "order" DESC`, owners)
 	var owner uuid.UUID
-	var d debt
-	if _, err := pgx.ForEachRow(rows, []any{&owner, &d.id, &d.node, &d.undo}, func() error {
-		one := d
-		s.instances[owner].debt = &one
+	var record uuid.UUID
+	if _, err := pgx.ForEachRow(rows, []any{&owner, &record}, func() error {
+		s.instances[owner].debt = record
 		return nil
 	}); err != nil {
 		return err

@@ -3,6 +3,8 @@ package graph
 import (
 	"slices"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // Undoing. Each completed step with an undo leaves a record. When an instance has to undo, every
@@ -18,23 +20,14 @@ const undoPause = 200 * time.Millisecond
 
 // A record says that a completed step is to be undone, should it come to that.
 type record struct {
-	token *token
-	run   runRef
-	node  string
-	undo  string
+	run  runRef
+	node *node
 }
 
-// A debt is the record that is undone next.
-type debt struct {
-	id   runRef
-	node string
-	undo string
-}
-
-// owes notes that a step may have to be undone.
-func (i *instance) owes(t *token, n *node, run runRef) {
+// owes notes that a step, by this run, may have to be undone.
+func (i *instance) owes(n *node, run runRef) {
 	if n.Undo != "" {
-		i.changes.records = append(i.changes.records, record{token: t, run: run, node: n.name, undo: n.Undo})
+		i.changes.records = append(i.changes.records, record{run, n})
 	}
 }
 
@@ -69,10 +62,9 @@ func (i *instance) undone(t *token, run runRef) {
 	case i.undoing: // by another token, which was thrown, too: one step at a time
 		i.askDebt(t)
 		i.changes.steps[len(i.changes.steps)-1].delay = undoPause
-	case i.debt != nil:
-		d := i.debt
-		i.debt, i.undoing = nil, true
-		i.changes.undo = append(i.changes.undo, undo{token: t, debt: *d})
+	case i.debt != uuid.Nil:
+		i.changes.undo = append(i.changes.undo, undo{token: t, record: i.debt})
+		i.debt, i.undoing = uuid.Nil, true
 	case i.ending != "":
 		i.event(t, "compensation.completed", nil)
 		i.setState(t, tokenTerminated)
@@ -96,8 +88,8 @@ func (i *instance) undoFailed(t *token, run runRef, reason string) {
 
 // An undo is an undo step to be enqueued for a record.
 type undo struct {
-	token *token
-	debt  debt
+	token  *token
+	record uuid.UUID
 }
 
 // endOthers ends every token but one.

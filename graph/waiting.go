@@ -265,6 +265,7 @@ func (i *instance) boundary(t *token, k int, fired *tick) {
 // left removes what is attached to a token: it is about to leave its node.
 func (i *instance) left(t *token) {
 	i.resolve(t)
+	t.gone = true
 	if t.version > 0 {
 		i.changes.left = append(i.changes.left, t)
 	}

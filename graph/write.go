@@ -282,7 +282,7 @@ func (w *writer) records(all []*instance) {
 	var nodes, undos []string
 	for _, i := range all {
 		for _, r := range i.changes.records {
-			owners, runs, nodes, undos = append(owners, i.id), append(runs, r.run), append(nodes, r.node), append(undos, r.undo)
+			owners, runs, nodes, undos = append(owners, i.id), append(runs, r.run), append(nodes, r.node.name), append(undos, r.node.Undo)
 		}
 		undone, failed = append(undone, i.changes.undone...), append(failed, i.changes.notUndone...)
 		if i.changes.undoAgain {
@@ -497,7 +497,7 @@ func (w *writer) undos(all []*instance) {
 					WHERE c.id = $2
 					RETURNING id
 				)
-				UPDATE compensation_record SET undo_run_id = (SELECT id FROM undo) WHERE id = $2`, u.token.id, u.debt.id, i.priority, i.paused)
+				UPDATE compensation_record SET undo_run_id = (SELECT id FROM undo) WHERE id = $2`, u.token.id, u.record, i.priority, i.paused)
 		}
 	}
 }
