@@ -54,6 +54,10 @@ func newEmptySite(t *testing.T) *site {
 	worker.Handle(s.mux, "test.step.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
 		call := s.called(fmt.Sprint(in["name"]))
 		if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
+			if ms >= 10_000 { // it is to be cut off; others report, however late that is
+				<-ctx.Done()
+				return nil, context.Cause(ctx)
+			}
 			time.Sleep(time.Duration(ms) * time.Millisecond)
 		}
 		if n, err := strconv.Atoi(fmt.Sprint(in["fails"])); err == nil && call <= n {
@@ -148,7 +152,11 @@ func step(name, to string, more ...string) string {
 // deploy deploys nodes, the first of which is named start, as a process of its own.
 func (s *site) deploy(start string, nodes string) string {
 	s.t.Helper()
-	name := "p" + uuid.NewString()[:8]
+	return s.deployAs("p"+uuid.NewString()[:8], start, nodes)
+}
+
+func (s *site) deployAs(name, start, nodes string) string {
+	s.t.Helper()
 	d, err := graph.Parse(fmt.Appendf(nil, `{"process": %q, "version": 1, "start": %q, "nodes": {%s}}`, name, start, nodes))
 	if err != nil {
 		s.t.Fatal(err)

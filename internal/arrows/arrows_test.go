@@ -27,7 +27,6 @@ var allowed = map[string][]string{
 	"internal/pgtest":    {"internal/pgbouncer", "internal/pgserver", "sql"},
 	"internal/arrows":    {},
 	"internal/model":     {},
-	"internal/patterns":  {},
 	"internal/survival":  {},
 	"cmd/internal/":      {"cmd/internal/", "sql"},
 	"cmd/worker":         {"cmd/internal/", "graph", "internal/cleanup", "internal/handlers", "run", "worker"},

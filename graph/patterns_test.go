@@ -1,96 +1,24 @@
-package patterns_test
+package graph_test
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/run"
-	"github.com/simple-workflow/simple-workflow/worker"
 )
-
-// A site is a database with a worker in which processes run.
-type site struct {
-	t    *testing.T
-	pool *pgxpool.Pool
-}
-
-// A job is what a step is told to do.
-type job struct {
-	Ms   int  `json:"ms"`
-	Fail bool `json:"fail"`
-	N    any  `json:"n"`
-}
-
-func open(t *testing.T) *site {
-	t.Helper()
-	s := &site{t, pgtest.New(t)}
-	mux := worker.NewMux()
-	worker.Handle(mux, "test.step.v1", func(ctx context.Context, in job) (job, error) {
-		select {
-		case <-time.After(time.Duration(in.Ms) * time.Millisecond):
-		case <-ctx.Done():
-			return in, ctx.Err()
-		}
-		if in.Fail {
-			return in, run.Permanent(run.WithCode("BAD", errors.New("told to fail")))
-		}
-		return in, nil
-	})
-	engine := graph.New(s.pool)
-	for typ, handler := range engine.Handlers() {
-		mux.HandleRaw(typ, handler)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- worker.Run(ctx, worker.Config{
-			Pool: s.pool, Mux: mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: []worker.Hook{{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}},
-			Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
-		})
-	}()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	return s
-}
-
-func query[T any](s *site, sql string, args ...any) T {
-	s.t.Helper()
-	rows, _ := s.pool.Query(s.t.Context(), sql, args...)
-	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
-	if err != nil {
-		s.t.Fatalf("%s: %v", sql, err)
-	}
-	return v
-}
-
-func (s *site) enqueue(typ, payload string) uuid.UUID {
-	s.t.Helper()
-	return query[uuid.UUID](s, `INSERT INTO workflow_run (type, payload) VALUES ($1, $2) RETURNING id`, typ, payload)
-}
 
 // done waits until a run has succeeded.
 func (s *site) done(id uuid.UUID) {
 	s.t.Helper()
-	pgtest.Await(s.t, "a run to succeed", func() bool {
-		return query[bool](s, `SELECT status = 'succeeded' FROM workflow_run WHERE id = $1`, id)
-	})
+	if got := s.finished(id); got != "succeeded" {
+		s.t.Fatalf("run %s is %s, want succeeded", id, got)
+	}
 }
 
 func (s *site) message(name string) {
@@ -102,21 +30,21 @@ func (s *site) message(name string) {
 func (s *site) begun(node string, n int) {
 	s.t.Helper()
 	pgtest.Await(s.t, node+" to begin", func() bool {
-		return query[int](s, `SELECT count(*) FROM activity_instance WHERE node_id = $1 AND started_at IS NOT NULL`, node) == n
+		return query[int](s.t, s.pool, `SELECT count(*) FROM activity_instance WHERE node_id = $1 AND started_at IS NOT NULL`, node) == n
 	})
 }
 
 func (s *site) waiting(what string) {
 	s.t.Helper()
 	pgtest.Await(s.t, "somebody to wait for "+what, func() bool {
-		return query[int](s, `SELECT count(*) FROM message_wait WHERE name = $1`, what) > 0
+		return query[int](s.t, s.pool, `SELECT count(*) FROM message_wait WHERE name = $1`, what) > 0
 	})
 }
 
 // before tells that the last run of one node ended before the first of another.
 func (s *site) before(one, other string) {
 	s.t.Helper()
-	if !query[bool](s, `
+	if !query[bool](s.t, s.pool, `
 		SELECT (SELECT max(completed_at) FROM activity_instance WHERE node_id = $1) < (SELECT min(completed_at) FROM activity_instance WHERE node_id = $2)`, one, other) {
 		s.t.Errorf("%s does not come before %s", one, other)
 	}
@@ -151,7 +79,7 @@ func TestPatterns(t *testing.T) {
 		{number: "11", name: "implicit termination", nodes: `"F": {"fork": ["A", "B"]}, A> B(200)>`, want: "A1 B1"},
 		{number: "12", name: "multiple instances without synchronization",
 			nodes: `"F": {"fork": ["E", "A"]}, "E": {"each": {"list": "[300, 300]", "do": "test.step.v1"}, "in": {"ms": "item"}}, A>B B>`, want: "A1 B1 E/item2",
-			act: func(s *site, i uuid.UUID) { s.over(i, graph.Completed); s.before("B", "E/item") }},
+			act: func(s *site, i uuid.UUID) { s.status(i, graph.Completed); s.before("B", "E/item") }},
 		{number: "13", name: "multiple instances, number known when designed",
 			nodes: `"E": {"each": {"list": "['a', 'b', 'c']", "do": "test.step.v1"}, "in": {"n": "item"}, "to": "A"}, A>`, want: "A1 E/item3"},
 		{number: "14", name: "multiple instances, number known when it starts",
@@ -175,8 +103,8 @@ func TestPatterns(t *testing.T) {
 		{number: "22", name: "recursion",
 			nodes: `"X": {"choose": [{"if": "input.n > 0", "to": "A"}], "else": "over"}, A>C "C": {"call": {"process": "itself", "undo": "none"}, "in": {"n": "input.n - 1.0"}}, "over": {"end": true}`,
 			input: `{"n": 3}`, want: "A1", act: func(s *site, i uuid.UUID) {
-				s.over(i, graph.Completed)
-				if n := query[int](s, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`); n != 4 {
+				s.status(i, graph.Completed)
+				if n := query[int](s.t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`); n != 4 {
 					s.t.Errorf("%d instances, want 4", n)
 				}
 			}},
@@ -184,12 +112,12 @@ func TestPatterns(t *testing.T) {
 			act: func(s *site, i uuid.UUID) {
 				s.waiting("go")
 				s.done(s.enqueue("graph.signal.v1", `{"name": "go"}`))
-				s.over(i, graph.Completed)
-				late := s.start(query[string](s, `SELECT d.name FROM process_definition d`), `{}`) // what was signalled is gone
+				s.status(i, graph.Completed)
+				late := s.start(query[string](s.t, s.pool, `SELECT d.name FROM process_definition d`), `{}`) // what was signalled is gone
 				s.waiting("go")
-				s.over(late, graph.Waiting)
+				s.status(late, graph.Waiting)
 				s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, late))
-				s.over(late, graph.Cancelled)
+				s.status(late, graph.Cancelled)
 			}},
 		{number: "24", name: "persistent trigger", nodes: `A(300)>M "M": {"await": {"message": "m", "key": "'k'"}, "to": "B"}, B>`, want: "A1 B1",
 			act: func(s *site, _ uuid.UUID) { s.message("m") }},
@@ -226,40 +154,34 @@ func TestPatterns(t *testing.T) {
 			nodes: `"F": {"fork": ["A", "B"]}, A(100)>over "over": {"terminate": true}, B(60000)>C C>`, want: "A1 B-1"},
 	} {
 		t.Run(p.number+" "+p.name, func(t *testing.T) {
-			t.Parallel()
-			s := open(t)
+			s := newSite(t)
 			if p.input == "" {
 				p.input = `{}`
 			}
 			if p.status == "" {
 				p.status = graph.Completed
 			}
-			i := s.start(s.deploy(p.nodes), p.input)
+			i := s.start(s.deployShort(p.nodes), p.input)
 			if p.act != nil {
 				p.act(s, i)
 			}
-			s.over(i, p.status)
+			s.status(i, p.status)
 			if got := s.steps(i); got != p.want {
 				t.Errorf("steps: %s, want %s", got, p.want)
 			}
-			for _, view := range []string{"process_without_mover", "process_miscounted", "process_undead", "process_misjoined",
-				"process_misundone", "process_unearned", "process_mismatched", "process_misrecorded"} {
-				if n := query[int](s, "SELECT count(*) FROM "+view); n > 0 {
-					t.Errorf("%s has %d rows", view, n)
-				}
-			}
+			s.healthy()
 		})
 	}
 }
 
 var (
 	shortStep = regexp.MustCompile(`(?:^|[ {])([A-Z])(?:\((\d+)\))?>([A-Za-z]*)`)
-	firstNode = regexp.MustCompile(`^\{"([A-Za-z]+)"`)
+	firstNode = regexp.MustCompile(`^"([A-Za-z]+)"`)
 	between   = regexp.MustCompile(`\}\s+"`)
 )
 
-// deploy deploys nodes as a process. A(ms)>B in them is a step that takes so long.
-func (s *site) deploy(nodes string) string {
+// deployShort deploys nodes, the first of which is where it starts, as the process itself. A(ms)>B in them is a step that takes so long.
+func (s *site) deployShort(nodes string) string {
 	s.t.Helper()
 	nodes = shortStep.ReplaceAllStringFunc(nodes, func(short string) string {
 		m := shortStep.FindStringSubmatch(short)
@@ -269,28 +191,8 @@ func (s *site) deploy(nodes string) string {
 		}
 		return strings.TrimRight(short[:1], m[1]) + text + "}"
 	})
-	text := "{" + between.ReplaceAllString(nodes, `}, "`) + "}"
-	d, err := graph.Parse([]byte(fmt.Sprintf(`{"process": "itself", "version": 1, "start": %q, "nodes": %s}`, firstNode.FindStringSubmatch(text)[1], text)))
-	if err != nil {
-		s.t.Fatalf("%s: %v", text, err)
-	}
-	if _, err := graph.Deploy(s.t.Context(), s.pool, d); err != nil {
-		s.t.Fatal(err)
-	}
-	return d.Process
-}
-
-func (s *site) start(process, input string) uuid.UUID {
-	s.t.Helper()
-	return s.enqueue("graph.start.v1", fmt.Sprintf(`{"process": %q, "input": %s}`, process, input))
-}
-
-// over waits until an instance has a status.
-func (s *site) over(i uuid.UUID, status graph.Status) {
-	s.t.Helper()
-	pgtest.Await(s.t, "the instance to be "+string(status), func() bool {
-		return query[string](s, `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), '')`, i) == string(status)
-	})
+	text := between.ReplaceAllString(nodes, `}, "`)
+	return s.deployAs("itself", firstNode.FindStringSubmatch(text)[1], text)
 }
 
 // last waits for a run of a node, and returns the latest.
@@ -306,14 +208,14 @@ func (s *site) last(node string) (id uuid.UUID) {
 func (s *site) succeeded(node string, n int) {
 	s.t.Helper()
 	pgtest.Await(s.t, node+" to succeed", func() bool {
-		return query[int](s, `SELECT count(*) FROM activity_instance WHERE node_id = $1 AND status = 'succeeded'`, node) == n
+		return query[int](s.t, s.pool, `SELECT count(*) FROM activity_instance WHERE node_id = $1 AND status = 'succeeded'`, node) == n
 	})
 }
 
 // steps says how often each step succeeded, and how often it was cancelled.
 func (s *site) steps(i uuid.UUID) string {
 	s.t.Helper()
-	return strings.TrimSpace(query[string](s, `
+	return strings.TrimSpace(query[string](s.t, s.pool, `
 		SELECT coalesce(string_agg(word, ' ' ORDER BY word), '')
 		FROM (SELECT node_id || CASE status WHEN 'cancelled' THEN '-' ELSE '' END || count(*) AS word
 		      FROM activity_instance
