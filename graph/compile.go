@@ -170,12 +170,13 @@ func (c *compiler) node(path, name string, def *Node) *node {
 	}
 	for i, w := range slices.Concat(def.Choose, def.Any) {
 		at := fmt.Sprintf("%s/%s/%d/if", path, n.kind, i)
+		condition := c.expression(at, w.If)
 		if w.If == "" {
 			c.bad("NO_CONDITION", at, "a way needs a condition", "say when it is taken, or make it the else")
-		} else if err := boolean(w.If); err != nil {
-			c.bad("NOT_A_CONDITION", at, err.Error(), "compare it with something")
+		} else if condition != nil && !condition.canBeTrue() {
+			c.bad("NOT_A_CONDITION", at, fmt.Sprintf("gives %s, a condition gives true or false", condition.gives), "compare it with something")
 		}
-		n.ways = append(n.ways, way{condition: c.expression(at, w.If)})
+		n.ways = append(n.ways, way{condition: condition})
 	}
 	return n
 }

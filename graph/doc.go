@@ -6,8 +6,9 @@
 // of their own.
 //
 // The way through the package: [Definition] is what an author writes, [Compile] checks it and
-// makes a [Process], which the core (core.go) walks: it takes an instance as far as it is known
-// and one event, and decides what changes, without a database, a clock or new ids. [Engine] is
-// the shell: it locks and loads (load.go), has the core decide, and writes (write.go), as a
-// hook in the worker's settle transaction (engine.go).
+// makes a [Process], which the core walks: it takes an instance as far as it is known (instance.go)
+// and one event (core.go), and decides what changes, without a database, a clock or new ids.
+// [Engine] is the shell: as a hook in the worker's settle transaction it locks (lock.go), loads
+// (load.go), has the core decide (act.go) and writes (write.go); the runs that ask for something
+// have their handlers in handler.go.
 package graph

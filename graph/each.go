@@ -64,22 +64,16 @@ func (i *instance) startItems(p *progress) {
 		t.node, t.item = n, p.next
 		t.hasItem = true
 		p.next++
-		payload := item
 		f := i.facts
 		if err := json.Unmarshal(item, &f.item); err != nil {
 			i.stop(t, "expression_failed", err.Error())
 			continue
 		}
-		if n.in != nil {
-			var err error
-			if payload, err = object(n.in, f); err != nil {
-				i.stop(t, "expression_failed", err.Error())
-				continue
-			}
-		} else if _, ok := f.item.(map[string]any); !ok {
+		payload := item
+		if _, ok := f.item.(map[string]any); !ok {
 			payload, _ = json.Marshal(map[string]json.RawMessage{"item": item})
 		}
-		if payload = i.fits(t, payload); payload == nil {
+		if payload = i.given(t, f, payload); payload == nil {
 			continue
 		}
 		i.setState(t, tokenReady)

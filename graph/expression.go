@@ -24,7 +24,8 @@ const costLimit = 100_000
 type expression struct {
 	text    string
 	program cel.Program
-	steps   []string // nodes whose facts it reads; nil with every set: it may read any
+	gives   *cel.Type // as far as it is known before
+	steps   []string  // nodes whose facts it reads; nil with every set: it may read any
 	every   bool
 }
 
@@ -59,7 +60,7 @@ func compile(text string) (*expression, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &expression{text: text, program: program}
+	e := &expression{text: text, program: program, gives: compiled.OutputType()}
 	e.readsOf(compiled.NativeRep().Expr())
 	return e, nil
 }
@@ -107,20 +108,9 @@ func (e *expression) readsOf(root ast.Expr) {
 	}))
 }
 
-// boolean reports whether what the expression gives can be true or false.
-func boolean(text string) error {
-	env, err := environment()
-	if err != nil {
-		return err
-	}
-	compiled, issues := env.Compile(text)
-	if issues.Err() != nil {
-		return nil // said already
-	}
-	if t := compiled.OutputType(); !t.IsExactType(cel.BoolType) && !t.IsExactType(cel.DynType) {
-		return fmt.Errorf("gives %s, a condition gives true or false", t)
-	}
-	return nil
+// canBeTrue reports whether what the expression gives can be true or false at all.
+func (e *expression) canBeTrue() bool {
+	return e.gives.IsExactType(cel.BoolType) || e.gives.IsExactType(cel.DynType)
 }
 
 func (e *expression) eval(f facts) (ref.Val, error) {

@@ -104,11 +104,19 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])`,
 			tokens, owners, places, nodes, names, keys)
 	}
-	for _, m := range w.messages {
+	if len(w.messages) > 0 {
+		n := len(w.messages)
+		ids, senders, ttls := make([]uuid.UUID, n), make([]string, n), make([]float64, n)
+		names, keys, payloads := make([]string, n), make([]string, n), make([]json.RawMessage, n)
+		for k, m := range w.messages {
+			ids[k], senders[k], ttls[k] = m.id, m.sender, m.ttl.Seconds()
+			names[k], keys[k], payloads[k] = m.slot.Name, m.slot.Key, m.payload
+		}
 		batch.Queue(`
 			INSERT INTO message (id, message_id, name, key, payload, expires_at)
-			VALUES ($1, $2, $3, $4, $5, now() + $6 * interval '1 second')
-			ON CONFLICT (name, key, message_id) DO NOTHING`, m.id, m.sender, m.slot.Name, m.slot.Key, m.payload, m.ttl.Seconds())
+			SELECT id, sender, name, key, payload, now() + ttl * interval '1 second'
+			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::jsonb[], $6::float8[]) AS m (id, sender, name, key, payload, ttl)
+			ON CONFLICT (name, key, message_id) DO NOTHING`, ids, senders, names, keys, payloads, ttls)
 	}
 	if len(w.slots) > 0 {
 		batch.Queue(`

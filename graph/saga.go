@@ -45,13 +45,13 @@ func (i *instance) compensate(t *token, to Status, reason string) {
 		i.changes.unknown, i.changes.undoAgain = true, true
 	}
 	i.event(t, "compensation.started", nil)
-	i.askDebt(t)
+	i.askDebt(t, 0)
 }
 
 // askDebt has the token look for what is to be undone next.
-func (i *instance) askDebt(t *token) {
+func (i *instance) askDebt(t *token, after time.Duration) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: t.node.name + "/undo", typ: undoType, payload: position{}.json(),
-		attempts: maxTimerAttempts, afterLeases: true})
+		attempts: maxTimerAttempts, due: due{after: after}, afterLeases: true})
 }
 
 // undone is what happens when an undo step, or the question for the next, has succeeded.
@@ -60,8 +60,7 @@ func (i *instance) undone(t *token, run runRef) {
 	i.changes.undone = append(i.changes.undone, run)
 	switch {
 	case i.undoing: // by another token, which was thrown, too: one step at a time
-		i.askDebt(t)
-		i.changes.steps[len(i.changes.steps)-1].delay = undoPause
+		i.askDebt(t, undoPause)
 	case i.debt != uuid.Nil:
 		i.changes.undo = append(i.changes.undo, undo{token: t, record: i.debt})
 		i.debt, i.undoing = uuid.Nil, true

@@ -64,27 +64,27 @@ func (i *instance) attach(t *token) bool {
 func (i *instance) arm(t *token, k int, h handler, again *tick) bool {
 	switch {
 	case h.After > 0:
-		i.timer(t, handlerPlace(k), t.node.name, time.Duration(h.After), nil)
+		i.timer(t, handlerPlace(k), t.node.name, due{after: time.Duration(h.After)})
 	case h.Every > 0:
-		next := &tick{number: 1, period: time.Duration(h.Every)}
+		next := &tick{number: 1}
 		if again != nil {
 			next.number, next.after = again.number+1, again.after
 		}
-		i.timer(t, handlerPlace(k), t.node.name, next.period, next)
+		i.timer(t, handlerPlace(k), t.node.name, due{after: time.Duration(h.Every), tick: next})
 	case h.Message != "":
 		return i.subscribe(t, handlerPlace(k), t.node.name, h.Message, h.key)
 	}
 	return true
 }
 
-// timer has something happen at a place after a while.
-func (i *instance) timer(t *token, place, node string, delay time.Duration, tick *tick) {
+// timer has something happen at a place when it is due.
+func (i *instance) timer(t *token, place, node string, d due) {
 	if place != mainPlace && node == t.node.name {
 		node += "/" + place // no fact
 	}
 	i.changes.steps = append(i.changes.steps, step{
-		token: t, node: node, typ: timerType, payload: position{At: place, Tick: tick.count()}.json(),
-		attempts: maxTimerAttempts, delay: delay, tick: tick,
+		token: t, node: node, typ: timerType, payload: position{At: place, Tick: d.tick.count()}.json(),
+		attempts: maxTimerAttempts, due: d,
 	})
 }
 
@@ -112,46 +112,66 @@ func (i *instance) subscribe(t *token, place, node, name string, key *expression
 	return true
 }
 
+// await has a token wait for a time, a message or a signal.
 func (i *instance) await(t *token) {
-	a := t.node.Await
-	if i.waits(t) && i.subscribe(t, mainPlace, t.node.name, a.Message+a.Signal, t.node.key) {
+	i.waits(t)
+	if i.waitFor(t, mainPlace, t.node) {
 		i.attach(t)
 	}
 }
 
 // waits has a token wait at its node.
-func (i *instance) waits(t *token) bool {
+func (i *instance) waits(t *token) {
 	i.setState(t, tokenWaiting)
 	i.event(t, "node.entered", nil)
+}
+
+// waitFor has what a wait or await node is about happen to a token at a place. It reports whether
+// that could be told.
+func (i *instance) waitFor(t *token, place string, n *node) bool {
+	if n.kind == await {
+		return i.subscribe(t, place, n.name, n.Await.Message+n.Await.Signal, n.key)
+	}
+	d := due{after: time.Duration(n.Wait.For)}
+	if n.until != nil {
+		var err error
+		if d.until, err = i.time(n.until); err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return false
+		}
+	}
+	i.timer(t, place, n.name, d)
 	return true
+}
+
+// time evaluates until when to wait.
+func (i *instance) time(e *expression) (at time.Time, err error) {
+	value, err := e.value(i.facts)
+	var text string
+	if err == nil {
+		err = json.Unmarshal(value, &text)
+	}
+	if err == nil {
+		at, err = time.Parse(time.RFC3339, text)
+	}
+	if err != nil {
+		return at, fmt.Errorf("%s: no time in RFC 3339: %w", e.text, err)
+	}
+	return at, nil
 }
 
 // race has a token wait for the first of several; each of them is a place.
 func (i *instance) race(t *token) {
 	i.waits(t)
 	for k, o := range t.node.options {
-		n := o.to
-		switch {
-		case n.kind == await:
-			if !i.subscribe(t, optionPlace(k), n.name, n.Await.Message+n.Await.Signal, n.key) {
-				return
-			}
-		case n.until != nil:
-			at, err := i.time(n)
-			if err != nil {
-				i.stop(t, "expression_failed", err.Error())
-				return
-			}
-			i.timer(t, optionPlace(k), n.name, 0, nil)
-			i.changes.steps[len(i.changes.steps)-1].until = at
-		default:
-			i.timer(t, optionPlace(k), n.name, time.Duration(n.Wait.For), nil)
+		if !i.waitFor(t, optionPlace(k), o.to) {
+			return
 		}
 	}
 }
 
 func (i *instance) human(t *token) {
-	n, k := t.node, task{token: t, payload: i.input}
+	n, k := t.node, task{token: t}
 	if n.assignee != nil {
 		value, err := n.assignee.value(i.facts)
 		if err == nil {
@@ -162,7 +182,7 @@ func (i *instance) human(t *token) {
 			return
 		}
 	}
-	if k.payload = i.given(t); k.payload == nil {
+	if k.payload = i.given(t, i.facts, i.input); k.payload == nil {
 		return
 	}
 	i.waits(t)
@@ -171,7 +191,7 @@ func (i *instance) human(t *token) {
 }
 
 func (i *instance) call(t *token) {
-	input := i.given(t)
+	input := i.given(t, i.facts, i.input)
 	if input == nil {
 		return
 	}
@@ -187,16 +207,16 @@ func (i *instance) call(t *token) {
 // maxDepth is how deep processes may call each other, or themselves.
 const maxDepth = 100
 
-// given evaluates what a step, task or call is given; nil: it could not be told.
-func (i *instance) given(t *token) json.RawMessage {
-	n := t.node
-	if n.in == nil {
-		return i.input
-	}
-	payload, err := object(n.in, i.facts)
-	if err != nil {
-		i.stop(t, "expression_failed", err.Error())
-		return nil
+// given evaluates what a step, task or call is given: what its mapping makes of the facts, without
+// one what is there anyway; nil: it could not be told.
+func (i *instance) given(t *token, f facts, anyway json.RawMessage) json.RawMessage {
+	payload := anyway
+	if t.node.in != nil {
+		var err error
+		if payload, err = object(t.node.in, f); err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return nil
+		}
 	}
 	return i.fits(t, payload)
 }
@@ -302,3 +322,9 @@ func (i *instance) endInside(t *token) {
 		}
 	}
 }
+
+// timerType is the run that lets a token wait.
+const timerType = "graph.timer.v1"
+
+// maxTimerAttempts is more than a timer needs: its handler does nothing.
+const maxTimerAttempts = 1000

@@ -213,7 +213,7 @@ END
 $fn$;
 CREATE TRIGGER process_step_cut_off AFTER UPDATE ON workflow_run
     FOR EACH ROW WHEN (NEW.token_id IS NOT NULL
-        AND (OLD.status IN ('pending', 'leased') AND NEW.status = 'cancelled' AND NEW.last_error IS DISTINCT FROM 'cancelled: its token has moved on'
+        AND (OLD.status IN ('pending', 'leased') AND NEW.status = 'cancelled' AND coalesce(current_setting('workflow.advance', true), '') <> 'on'
              OR OLD.status IN ('pending', 'leased') AND OLD.deleted_at IS NULL AND NEW.deleted_at IS NOT NULL AND NEW.status <> 'cancelled'))
     EXECUTE FUNCTION process_step_cut_off();
 

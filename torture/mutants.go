@@ -239,7 +239,7 @@ var mutants = []mutant{
 		i.fire(j)`, `if !n.Join.Taken && j.joined >= 1 {
 		i.fire(j)`}},
 		nothing, "I20", "I39"),
-	graph("instance-not-locked", []edit{{"graph/load.go",
+	graph("instance-not-locked", []edit{{"graph/lock.go",
 		`		ORDER BY id
 		FOR NO KEY UPDATE`, `		ORDER BY id`}},
 		nothing, "I22", "I42", "I20b"),
@@ -249,7 +249,7 @@ var mutants = []mutant{
 	graph("undone-in-order", []edit{{"graph/load.go",
 		`ORDER BY instance_id, "order" DESC`, `ORDER BY instance_id, "order"`}},
 		nothing, "I28"),
-	graph("cancel-leaves-runs", []edit{{"graph/write.go",
+	graph("cancel-leaves-runs", []edit{{"graph/write_end.go",
 		`AND status IN ('pending', 'leased') ORDER BY id))
 		  AND status IN ('pending', 'leased')`, `AND status IN ('pending', 'leased') ORDER BY id))
 		  AND status = 'pending' AND type LIKE 'graph.%'`}},
@@ -257,10 +257,10 @@ var mutants = []mutant{
 	graph("message-without-lock", []edit{{"graph/message.go",
 		`SELECT count(pg_advisory_xact_lock(hash))`, `SELECT count(hash)`}},
 		nothing, "I22"),
-	graph("key-ignored", []edit{{"graph/engine.go",
+	graph("key-ignored", []edit{{"graph/handler.go",
 		`if p.Key != "" {`, `if len(p.Key) > 200 {`}},
 		nothing, "I30c"),
-	graph("wait-cut-short", []edit{{"graph/write.go",
-		`delays = append(delays, s.delay.Seconds())`, `delays = append(delays, s.delay.Seconds()/2)`}},
+	graph("wait-cut-short", []edit{{"graph/write_steps.go",
+		`delays = append(delays, s.due.after.Seconds())`, `delays = append(delays, s.due.after.Seconds()/2)`}},
 		nothing, "I32c"),
 }

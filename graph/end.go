@@ -1,0 +1,102 @@
+package graph
+
+import (
+	"fmt"
+)
+
+// terminate ends all else in the scope that the token is in, or in the instance.
+func (i *instance) terminate(t *token) {
+	for g := t.group; g != nil; g = g.parent {
+		if g.host != nil {
+			i.endInside(g.host)
+			i.setState(t, tokenCompleted)
+			i.drains = append(i.drains, g)
+			g.ended = false
+			return
+		}
+	}
+	i.setState(t, tokenCompleted)
+	i.finish(t)
+}
+
+// drain leads hosts on whose tokens have all ended.
+func (i *instance) drain() (any bool) {
+	for len(i.drains) > 0 {
+		g := i.drains[0]
+		i.drains = i.drains[1:]
+		if g.live == 0 {
+			any = true
+			i.drained(g)
+		}
+	}
+	return any
+}
+
+// explode fails an instance whose tokens multiply, or go round, without end. None of the new ones
+// is ever written.
+func (i *instance) explode(t *token) {
+	reason := fmt.Sprintf("%s: tokens enter more than %d nodes without a step in between", t.node.name, maxMoves)
+	c := &i.changes
+	c.incidents = nil // there may be thousands, and each that is resolved would be looked for
+	i.endAs(Failed, reason)
+	c.tokens = filter(c.tokens, func(t *token) bool { return t.version > 0 })
+	c.groups = filter(c.groups, func(g *group) bool { return !g.fresh })
+	c.joins, c.arrivals, c.events, c.incidents, c.left, i.eaches = nil, nil, nil, nil, nil, nil
+	c.ended = true
+}
+
+// complete ends a token; the last one of the instance completes it.
+func (i *instance) complete(t *token) {
+	if i.live == 1 {
+		i.finish(t)
+		return
+	}
+	i.setState(t, tokenCompleted)
+}
+
+// finish completes the instance, of which t is the last token, or one that terminates it.
+func (i *instance) finish(t *token) {
+	if i.process.output != nil {
+		value, err := i.process.output.value(i.facts)
+		if err != nil {
+			i.setState(t, tokenWaiting)
+			i.stop(t, "output_failed", err.Error())
+			return
+		}
+		i.output = value
+	}
+	i.setState(t, tokenCompleted)
+	i.endAll()
+	i.become(Completed, "")
+}
+
+// fail fails the instance, after everything is undone that is to be.
+func (i *instance) fail(t *token, reason string) {
+	if i.process.undoes {
+		i.compensate(t, Failed, reason)
+		return
+	}
+	i.setState(t, tokenFailed)
+	i.endAs(Failed, reason)
+}
+
+// endAs ends the instance now.
+func (i *instance) endAs(to Status, reason string) {
+	if to == Failed {
+		i.failure = reason
+	}
+	i.endAll()
+	i.become(to, reason)
+}
+
+// endAll ends every token that is still alive, and its run.
+func (i *instance) endAll() {
+	for _, t := range i.changes.tokens {
+		if t.state == tokenReady || t.state == tokenWaiting {
+			i.setState(t, tokenTerminated)
+		}
+	}
+	i.changes.ended = i.changes.ended || i.live > 0
+	i.changes.steps, i.changes.waits, i.changes.tasks, i.changes.children = nil, nil, nil, nil
+	i.live, i.ready, i.joining = 0, 0, 0
+}

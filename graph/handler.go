@@ -1,0 +1,153 @@
+package graph
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Handlers returns the handlers of the engine's own run types, to be registered with a worker.
+// They only look and answer; what they decide takes effect when their run is settled, in Advance.
+// Besides them the worker needs Concerns, Lock and Advance as a hook, and to lease steps.
+func (e *Engine) Handlers() map[string]func(context.Context, json.RawMessage) (json.RawMessage, error) {
+	return map[string]func(context.Context, json.RawMessage) (json.RawMessage, error){
+		StartType:        typed(e.start),
+		CancelType:       typed(e.cancel),
+		RetryType:        typed(e.retry),
+		MessageType:      typed(func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() }),
+		SignalType:       typed(func(_ context.Context, p SignalPayload) (struct{}, error) { return struct{}{}, named(p.Name) }),
+		CompleteTaskType: typed(e.completeTask),
+		arriveType:       typed(e.arrive),
+		timerType:        typed(nothing[position]),
+		undoType:         typed(nothing[position]),
+		cutOffType:       typed(nothing[cutOff]),
+		matchType:        typed(nothing[slot]),
+	}
+}
+
+func nothing[In any](context.Context, In) (struct{}, error) { return struct{}{}, nil }
+
+// typed makes an ordinary function a handler. Keys that do not exist are errors: one that is
+// misspelt would change what is meant. What the database could not do is tried again, charged to
+// nobody.
+func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.Context, json.RawMessage) (json.RawMessage, error) {
+	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
+		var in In
+		if err := jsonv2.Unmarshal(payload, &in, jsonv2.RejectUnknownMembers(true)); err != nil {
+			return nil, run.Permanent(run.WithCode(run.CodePayload, fmt.Errorf("payload: %s", inWords(err))))
+		}
+		out, err := fn(ctx, in)
+		switch {
+		case err == nil:
+			return json.Marshal(out)
+		case run.IsPermanent(err):
+			return nil, err
+		}
+		return nil, run.Again(time.Second)
+	}
+}
+
+// keys makes an instance's id of its process and business key, so that two starts with one key
+// mean one instance, whichever comes first.
+var keys = uuid.MustParse("6f1f0d1e-4f0a-5b52-9c8e-3d2d6a3c7a10")
+
+// start finds the definition and says what is to be started. Nothing is started yet.
+func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
+	if p.Process == "" {
+		return Started{}, run.Permanent(errors.New("process: it is missing; name the process to start"))
+	}
+	if len(p.Input) > 0 && p.Input[0] != '{' {
+		return Started{}, run.Permanent(errors.New("input: use a JSON object"))
+	}
+	if p.Priority < -100 || p.Priority > 100 {
+		return Started{}, run.Permanent(fmt.Errorf("priority: %d is outside -100 to 100", p.Priority))
+	}
+	process, err := e.find(ctx, p.Process, p.Version)
+	if err != nil {
+		return Started{}, err
+	}
+	s := Started{Instance: p.ID, Definition: process.ID, Version: process.Definition.Version}
+	if s.Instance == uuid.Nil {
+		s.Instance = run.FromContext(ctx).ID
+		if p.Key != "" {
+			s.Instance = uuid.NewSHA1(keys, []byte(p.Process+"\x00"+p.Key))
+		}
+	}
+	return s, nil
+}
+
+func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) { // the hook does it
+	var undoing bool
+	err := e.pool.QueryRow(ctx, `SELECT ending IS NOT NULL AND completed_at IS NULL FROM process_instance WHERE id = $1`, p.Instance).Scan(&undoing)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		err = run.Permanent(fmt.Errorf("instance: there is no instance %s", p.Instance))
+	case undoing:
+		err = run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s undoes what it has done, and ends then", p.Instance)))
+	}
+	return struct{}{}, err
+}
+
+func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
+	var r retried
+	err := e.pool.QueryRow(ctx, `
+		SELECT id, instance_id, coalesce(token_id, '00000000-0000-0000-0000-000000000000')
+		FROM incident
+		WHERE (id = $1 OR instance_id = $2) AND resolved_at IS NULL
+		ORDER BY created_at, id
+		LIMIT 1`, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = run.Permanent(errors.New("incident, instance: there is no such open incident; see SELECT * FROM incident WHERE resolved_at IS NULL"))
+	}
+	return r, err
+}
+
+func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskRef, error) {
+	if p.By == "" {
+		return taskRef{}, run.Permanent(errors.New("by: it is missing; say who completes the task"))
+	}
+	r := taskRef{Task: p.Task}
+	var state, assignee string
+	var version int64
+	err := e.pool.QueryRow(ctx, `SELECT instance_id, token_id, state, coalesce(assignee, $2), version FROM user_task WHERE id = $1`, p.Task, p.By).
+		Scan(&r.Instance, &r.Token, &state, &assignee, &version)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return r, run.Permanent(fmt.Errorf("task: there is no task %s", p.Task))
+	case err == nil && state != "open":
+		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is %s", p.Task, state)))
+	case err == nil && (assignee != p.By || p.Version != 0 && p.Version != version):
+		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is assigned to %s, version %d", p.Task, assignee, version)))
+	}
+	return r, err
+}
+
+// arrive returns what has come, or fails with what has failed.
+func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error) {
+	var payload []byte
+	var err error
+	switch {
+	case p.Message != uuid.Nil:
+		err = e.pool.QueryRow(ctx, `SELECT payload FROM message WHERE id = $1`, p.Message).Scan(&payload)
+	case p.Signal != uuid.Nil:
+		err = e.pool.QueryRow(ctx, `SELECT coalesce(payload->'payload', '{}') FROM workflow_run WHERE id = $1`, p.Signal).Scan(&payload)
+	case p.Child != uuid.Nil:
+		var status Status
+		var reason string
+		err = e.pool.QueryRow(ctx, `SELECT status, coalesce(output_payload, 'null'), coalesce(failure_reason, '') FROM process_instance WHERE id = $1`,
+			p.Child).Scan(&status, &payload, &reason)
+		if err == nil && status != Completed {
+			err = run.Permanent(run.WithCode("child_"+strings.ToLower(string(status)), fmt.Errorf("instance %s: %s %s", p.Child, status, reason)))
+		}
+	}
+	return payload, err
+}

@@ -1,0 +1,215 @@
+package graph
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Status of an instance.
+type Status string
+
+// The states of an instance. WAITING means that nothing of it is due or runs.
+const (
+	Created    Status = "CREATED"
+	InProgress Status = "IN_PROGRESS"
+	Waiting    Status = "WAITING"
+	Completed  Status = "COMPLETED"
+	Failed     Status = "FAILED"
+	Cancelled  Status = "CANCELLED"
+)
+
+// Final reports whether the instance is over.
+func (s Status) Final() bool { return s == Completed || s == Failed || s == Cancelled }
+
+// An instance is as much of a process instance as a decision needs, and what it has changed.
+type instance struct {
+	id       uuid.UUID
+	process  *Process
+	status   Status
+	priority int
+	paused   bool
+	input    json.RawMessage
+	facts    facts // of the nodes that may be read
+
+	depth  int // of calls: 0 for one that nobody has called
+	parent *parentRef
+
+	live, ready, joining, incidents int
+
+	ending       Status // what it becomes once everything is undone; empty: it is not ending
+	endingReason string
+	debt         uuid.UUID // the record that is undone next; zero: nothing is owed, as far as was asked
+	undoing      bool      // an undo step is under way
+
+	moves  int // nodes entered in this decision
+	eaches []*progress
+	drains []*group // groups whose last token has ended, in this decision
+
+	joins       map[joinKey]*joining // those that may be arrived at
+	activations int                  // how many of them there have been
+	others      []*token             // all live tokens not in the batch; only if the process needs them
+
+	failure string
+	output  json.RawMessage
+
+	changes changes
+}
+
+func newInstance() *instance {
+	return &instance{facts: facts{steps: map[string]any{}}, joins: map[joinKey]*joining{}}
+}
+
+// changes are what is to be written.
+type changes struct {
+	touched   bool // anything at all
+	tokens    []*token
+	groups    []*group
+	joins     []*joining
+	arrivals  []arrival
+	steps     []step
+	waits     []subscription
+	tasks     []task
+	children  []child
+	left      []*token // whose attached runs, waits, tasks and children go
+	records   []record
+	undo      []undo
+	undone    []runRef
+	notUndone []runRef
+	undoAgain bool // records of undo steps that have failed are renewed
+	incidents []incident
+	events    []event
+	history   []transition
+	ended     bool   // all live tokens that are not among tokens end, and their runs
+	endedBut  *token // the same, but this one stays
+	unknown   bool   // steps whose outcome nobody knows are to be undone, too
+}
+
+// runRef refers to a run.
+type runRef = uuid.UUID
+
+// A parentRef is the token that waits for an instance.
+type parentRef struct {
+	token uuid.UUID
+	visit int64
+}
+
+// A group is what one execution of a fork opened.
+type group struct {
+	id     uuid.UUID // zero: new
+	parent *group
+	node   string
+	live   int    // its live tokens, and groups in it that have any
+	host   *token // the token that stands for it at a scope or each; nil: it is of a fork
+	ended  bool   // its end leads nobody on
+	fresh  bool
+	listed bool
+}
+
+func (g *group) within(outer *group) bool {
+	for ; g != nil; g = g.parent {
+		if g == outer {
+			return true
+		}
+	}
+	return outer == nil
+}
+
+type joinKey struct {
+	node  string
+	group *group
+}
+
+// A joining is one activation of a join.
+type joining struct {
+	id       uuid.UUID // zero: new
+	place    int       // among the activations of the instance, as far as they are known
+	node     *node
+	group    *group
+	round    int
+	expected int
+	joined   int
+	fired    bool
+	has      map[string]bool // edges over which one has come, as far as they matter now
+	waiting  map[*group]int  // arrivals that count, by their tokens' groups
+	surplus  []*token        // for the next round
+	came     []*token        // arrivals that count, of this decision
+	fires    bool            // in this decision
+	listed   bool
+}
+
+type arrival struct {
+	join    *joining
+	token   *token
+	edge    string
+	surplus bool
+}
+
+// A step is a run to be enqueued.
+type step struct {
+	token       *token
+	node        string
+	typ         string
+	payload     json.RawMessage
+	attempts    int
+	due         due
+	afterLeases bool // not before leases that were cut off have run out
+}
+
+// A due is when a run may be leased; zero: at once.
+type due struct {
+	after time.Duration
+	until time.Time // zero: after the duration
+	tick  *tick     // of a timer that fires time and again
+}
+
+// A tick is one firing of a timer that fires time and again.
+type tick struct {
+	number int
+	after  runRef // the run of the tick before; zero: this is the first
+}
+
+func (t *tick) count() int {
+	if t == nil {
+		return 0
+	}
+	return t.number
+}
+
+// A position is the payload of the engine's own runs that belong to a token: where at its node
+// they happen.
+type position struct {
+	At      string    `json:"at,omitzero"`
+	Tick    int       `json:"tick,omitzero"`
+	Visit   int64     `json:"visit,omitzero"`   // of the token's, if nothing else keeps it from being late
+	Message uuid.UUID `json:"message,omitzero"` // that has come
+	Signal  uuid.UUID `json:"signal,omitzero"`  // the run that has sent it
+	Child   uuid.UUID `json:"child,omitzero"`   // the instance that is over
+}
+
+func (p position) json() json.RawMessage {
+	text, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // words and numbers
+	}
+	return text
+}
+
+type incident struct {
+	token         *token
+	node          string
+	code, message string
+}
+
+type event struct {
+	token *token
+	name  string
+	node  string
+	data  map[string]any
+}
+
+type transition struct {
+	from, to Status
+	reason   string
+}

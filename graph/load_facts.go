@@ -1,0 +1,137 @@
+package graph
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// loadFacts reads the latest results of the nodes that expressions on the way may read.
+func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
+	var owners []uuid.UUID
+	var nodes []string
+	wanted := map[*instance]map[string]bool{}
+	for id, t := range s.tokens {
+		i := s.owners[id]
+		if wanted[i] == nil {
+			wanted[i] = map[string]bool{}
+		}
+		names := t.node.ahead.reads
+		if t.node.ahead.all {
+			names = nil
+			for name := range i.process.nodes {
+				names = append(names, name)
+			}
+		}
+		for _, name := range names {
+			if !wanted[i][name] {
+				wanted[i][name] = true
+				owners, nodes = append(owners, i.id), append(nodes, name)
+			}
+		}
+	}
+	for id, t := range s.tokens {
+		if i := s.owners[id]; t.node.ahead.input && i.facts.input == nil {
+			if err := json.Unmarshal(i.input, &i.facts.input); err != nil {
+				return err
+			}
+		}
+	}
+	if len(owners) == 0 {
+		return nil
+	}
+	if err := s.loadTaskFacts(ctx, tx, owners, nodes); err != nil {
+		return err
+	}
+	if err := s.loadEachFacts(ctx, tx, owners, nodes); err != nil {
+		return err
+	}
+	rows, _ := tx.Query(ctx, `
+		SELECT DISTINCT ON (t.instance_id, r.node) t.instance_id, r.node, r.status, r.result, r.error
+		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node)
+		JOIN process_token t USING (instance_id)
+		JOIN workflow_run r ON r.token_id = t.id AND r.node = w.node COLLATE "C" AND r.status IN ('succeeded', 'failed')
+		ORDER BY t.instance_id, r.node, r.finished_at DESC, r.id DESC`, owners, nodes)
+	var owner uuid.UUID
+	var node, status string
+	var result, problem []byte
+	_, err := pgx.ForEachRow(rows, []any{&owner, &node, &status, &result, &problem}, func() error {
+		i := s.instances[owner]
+		if status == "failed" {
+			var f run.Failure
+			if problem != nil {
+				if err := json.Unmarshal(problem, &f); err != nil {
+					return err
+				}
+			}
+			i.facts.steps[node] = failure(f.Code, f.Message)
+			return nil
+		}
+		// A mapping that fails has stopped its token, or does so now: there is no fact then.
+		if value, err := fact(i.process.nodes[node], result); err == nil {
+			i.facts.steps[node] = value
+		}
+		return nil
+	})
+	return err
+}
+
+// loadTaskFacts reads what people have answered.
+func (s *scene) loadTaskFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID, nodes []string) error {
+	owners, nodes = s.ofKind(human, owners, nodes)
+	if len(owners) == 0 {
+		return nil
+	}
+	rows, _ := tx.Query(ctx, `
+		SELECT DISTINCT ON (k.instance_id, k.node) k.instance_id, k.node, k.output
+		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN user_task k USING (instance_id, node)
+		WHERE k.state = 'completed'
+		ORDER BY k.instance_id, k.node, k.completed_at DESC, k.id DESC`, owners, nodes)
+	return s.takeFacts(rows)
+}
+
+// loadEachFacts reads the results for the elements of lists, in the order of the elements.
+func (s *scene) loadEachFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID, nodes []string) error {
+	owners, nodes = s.ofKind(each, owners, nodes)
+	if len(owners) == 0 {
+		return nil
+	}
+	rows, _ := tx.Query(ctx, `
+		SELECT e.instance_id, e.node, coalesce((
+			SELECT jsonb_agg(CASE r.status WHEN 'succeeded' THEN r.result END ORDER BY k)
+			FROM generate_series(0, e.total - 1) AS k
+			LEFT JOIN process_token t ON t.parallel_group_id = e.group_id AND t.item = k
+			LEFT JOIN workflow_run r ON r.token_id = t.id AND r.node = e.node || '/item'), '[]')
+		FROM (SELECT DISTINCT ON (instance_id, node) *
+		      FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN each_progress USING (instance_id, node)
+		      ORDER BY instance_id, node, group_id DESC) AS e`, owners, nodes)
+	return s.takeFacts(rows)
+}
+
+// ofKind returns those nodes that are of a kind.
+func (s *scene) ofKind(k kind, owners []uuid.UUID, nodes []string) (ids []uuid.UUID, names []string) {
+	for n := range owners {
+		if s.instances[owners[n]].process.nodes[nodes[n]].kind == k {
+			ids, names = append(ids, owners[n]), append(names, nodes[n])
+		}
+	}
+	return ids, names
+}
+
+func (s *scene) takeFacts(rows pgx.Rows) error {
+	var owner uuid.UUID
+	var node string
+	var output []byte
+	_, err := pgx.ForEachRow(rows, []any{&owner, &node, &output}, func() error {
+		i := s.instances[owner]
+		if value, err := fact(i.process.nodes[node], output); err == nil {
+			i.facts.steps[node] = value
+		}
+		return nil
+	})
+	return err
+}

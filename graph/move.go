@@ -1,0 +1,171 @@
+package graph
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+)
+
+// maxMoves is how many nodes the tokens of an instance may enter in one decision.
+const maxMoves = maxNodes + 2_000
+
+// maxPureSteps is how many gateways and joins a token may pass in one decision.
+const maxPureSteps = 1000
+
+// follow leads a token over an edge.
+func (i *instance) follow(t *token, e *edge) {
+	t.node, t.edge = e.to, e.id
+	i.enter(t)
+}
+
+// leave leads a token on, or ends it where there is no edge.
+func (i *instance) leave(t *token, e *edge) {
+	if e == nil {
+		i.complete(t)
+		return
+	}
+	i.follow(t, e)
+}
+
+// enter is what happens when a token comes to a node.
+func (i *instance) enter(t *token) {
+	if i.status.Final() {
+		return // another token has just ended the instance
+	}
+	if i.moves++; i.moves > maxMoves {
+		i.explode(t)
+		return
+	}
+	n := t.node
+	if n.pure() {
+		if t.purePath++; t.purePath > maxPureSteps {
+			i.stop(t, "loop_limit", fmt.Sprintf("passed %d gateways and joins without a step in between", maxPureSteps))
+			return
+		}
+	}
+	switch n.kind {
+	case do:
+		i.startStep(t)
+	case wait, await:
+		i.await(t)
+	case race:
+		i.race(t)
+	case human:
+		i.human(t)
+	case call:
+		i.call(t)
+	case each:
+		i.enterEach(t)
+	case scope:
+		i.enterScope(t)
+	case choose:
+		i.choose(t)
+	case anyOf:
+		i.split(t)
+	case fork:
+		i.fork(t, n.branches)
+	case join:
+		i.arrive(t)
+	case end:
+		i.complete(t)
+	case terminate:
+		i.terminate(t)
+	case throw:
+		if n.Throw.Compensate {
+			i.compensate(t, "", "")
+			return
+		}
+		i.raise(t, n.Throw.Error, fmt.Sprintf("%s: %s", n.name, n.Throw.Error))
+	}
+}
+
+func (i *instance) startStep(t *token) {
+	n := t.node
+	payload := i.given(t, i.facts, i.input)
+	if payload == nil {
+		return
+	}
+	i.setState(t, tokenReady)
+	i.event(t, "node.entered", nil)
+	if !i.attach(t) {
+		return
+	}
+	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.Attempts})
+}
+
+// fits returns a payload unless it is too large.
+func (i *instance) fits(t *token, payload json.RawMessage) json.RawMessage {
+	// Postgres counts the document with a blank after each colon and comma.
+	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > maxPayload {
+		i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, maxPayload))
+		return nil
+	}
+	if bytes.Contains(payload, []byte(`\u0000`)) {
+		i.stop(t, "expression_failed", "the payload holds the character \\u0000, which Postgres cannot store")
+		return nil
+	}
+	return payload
+}
+
+// maxPayload is the limit of a run's payload in bytes.
+const maxPayload = 256 << 10
+
+func (i *instance) choose(t *token) {
+	for _, w := range t.node.ways {
+		yes, err := w.condition.condition(i.facts)
+		if err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return
+		}
+		if yes {
+			i.follow(t, w.edge)
+			return
+		}
+	}
+	i.orElse(t)
+}
+
+// split takes all ways whose conditions are true, as branches of a group.
+func (i *instance) split(t *token) {
+	var taken []*edge
+	for _, w := range t.node.ways {
+		yes, err := w.condition.condition(i.facts)
+		if err != nil {
+			i.stop(t, "expression_failed", err.Error())
+			return
+		}
+		if yes {
+			taken = append(taken, w.edge)
+		}
+	}
+	switch {
+	case len(taken) > 0:
+		i.fork(t, taken)
+	case t.node.other != nil:
+		i.fork(t, []*edge{t.node.other})
+	default:
+		i.orElse(t)
+	}
+}
+
+func (i *instance) orElse(t *token) {
+	if t.node.other == nil {
+		i.stop(t, "no_branch_taken", "no condition is true, and there is no else")
+		return
+	}
+	i.follow(t, t.node.other)
+}
+
+// fork opens a group with a token for each branch; the one that came is done.
+func (i *instance) fork(t *token, branches []*edge) {
+	g := &group{parent: t.group, node: t.node.name, fresh: true}
+	tokens := make([]*token, len(branches))
+	for k := range branches {
+		tokens[k] = i.place(g)
+		tokens[k].purePath = t.purePath
+	}
+	i.setState(t, tokenCompleted) // after its children are there: nothing looks finished in between
+	for k, e := range branches {
+		i.follow(tokens[k], e)
+	}
+}

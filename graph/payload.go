@@ -1,0 +1,141 @@
+package graph
+
+import (
+	"encoding/json"
+	"errors"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Prefix is that of the engine's own run types.
+const Prefix = "graph."
+
+// The engine's run types, with their payloads. Anybody may enqueue them, by SQL or from Go.
+const (
+	StartType  = "graph.start.v1"  // StartPayload
+	CancelType = "graph.cancel.v1" // CancelPayload
+	RetryType  = "graph.retry.v1"  // RetryPayload
+
+	MessageType      = "graph.message.v1"       // MessagePayload
+	SignalType       = "graph.signal.v1"        // SignalPayload
+	CompleteTaskType = "graph.complete_task.v1" // CompleteTaskPayload
+)
+
+// Runs that the engine enqueues for itself.
+const (
+	arriveType = "graph.arrive.v1"  // something that a token waits for has come
+	matchType  = "graph.match.v1"   // a message is free again
+	cutOffType = "graph.cut_off.v1" // somebody has cancelled or deleted a step
+)
+
+// StartPayload starts an instance of a process.
+type StartPayload struct {
+	Process  string          `json:"process"`
+	Version  int             `json:"version,omitzero"`  // 0: the highest there is
+	Input    json.RawMessage `json:"input,omitzero"`    // an object; none: {}
+	Key      string          `json:"key,omitzero"`      // at most one instance of the process has it, for as long as that is kept
+	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process and key, or the run's own
+	Priority int             `json:"priority,omitzero"` // of all its steps
+	Tenant   string          `json:"tenant,omitzero"`
+
+	Parent *parentPayload `json:"parent,omitzero"` // set by call nodes only
+}
+
+// A parentPayload says which token waits for the instance, and at which of its visits.
+type parentPayload struct {
+	Instance uuid.UUID `json:"instance"`
+	Token    uuid.UUID `json:"token"`
+	Visit    int64     `json:"visit"`
+	Depth    int       `json:"depth"`
+}
+
+// Started is the result of a run that starts an instance. It is the same if the instance had
+// been started before.
+type Started struct {
+	Instance   uuid.UUID `json:"instance"`
+	Definition uuid.UUID `json:"definition"`
+	Version    int       `json:"version"`
+}
+
+// CancelPayload cancels an instance, for good.
+type CancelPayload struct {
+	Instance uuid.UUID `json:"instance"`
+	Reason   string    `json:"reason,omitzero"`
+
+	// Compensate undoes what was done before the instance is cancelled.
+	Compensate bool `json:"compensate,omitzero"`
+}
+
+// MessagePayload is a message to the one token that waits for its name and key: the one that has
+// waited longest, or the first that comes before the message's time is over.
+type MessagePayload struct {
+	Name    string          `json:"name"`
+	Key     string          `json:"key"`
+	Payload json.RawMessage `json:"payload,omitzero"` // none: {}
+	ID      string          `json:"id,omitzero"`      // the sender's: the same again changes nothing; none: the run's
+	TTL     Duration        `json:"ttl,omitzero"`     // none: a day
+}
+
+// SignalPayload is a signal to all tokens that wait for it now.
+type SignalPayload struct {
+	Name    string          `json:"name"`
+	Payload json.RawMessage `json:"payload,omitzero"` // none: {}
+}
+
+// CompleteTaskPayload completes a person's task.
+type CompleteTaskPayload struct {
+	Task    uuid.UUID       `json:"task"`
+	By      string          `json:"by"`
+	Output  json.RawMessage `json:"output,omitzero"`  // none: {}
+	Version int64           `json:"version,omitzero"` // the one that was seen; 0: any
+}
+
+// A cutOff tells that the step of a token was cancelled or deleted, at a visit of the token's.
+type cutOff struct {
+	Token  uuid.UUID `json:"token"`
+	Visit  int64     `json:"visit"`
+	Reason string    `json:"reason,omitzero"`
+}
+
+// taskRef is the result of a run that completes a task.
+type taskRef struct {
+	Task     uuid.UUID `json:"task"`
+	Instance uuid.UUID `json:"instance"`
+	Token    uuid.UUID `json:"token"`
+}
+
+// RetryPayload has what an incident stopped tried again: this one, or the oldest open one of an
+// instance.
+type RetryPayload struct {
+	Incident uuid.UUID `json:"incident,omitzero"`
+	Instance uuid.UUID `json:"instance,omitzero"`
+}
+
+// retried is the result of a run that retries an incident.
+type retried struct {
+	Instance uuid.UUID `json:"instance"`
+	Incident uuid.UUID `json:"incident"`
+	Token    uuid.UUID `json:"token"`
+}
+
+func (p MessagePayload) check() error {
+	if len(p.Key) > 200 || len(p.ID) > 200 {
+		return run.Permanent(errors.New("key and id: use at most 200 bytes"))
+	}
+	if p.Key == "" {
+		return run.Permanent(errors.New("key: it is missing; say which instance is meant, as its await node does"))
+	}
+	if p.TTL < 0 {
+		return run.Permanent(errors.New("ttl: it is negative"))
+	}
+	return named(p.Name)
+}
+
+func named(name string) error {
+	if name == "" || len(name) > 200 {
+		return run.Permanent(errors.New("name: use 1 to 200 characters"))
+	}
+	return nil
+}

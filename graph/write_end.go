@@ -1,0 +1,73 @@
+package graph
+
+import (
+	"github.com/google/uuid"
+)
+
+// ends ends tokens that nobody knows one by one, and what belongs to tokens that were ended or
+// have left their node: runs, waits, tasks, children. Waits go first: a message that has just been
+// brought to a token is then seen as its run.
+func (w *writer) ends(all []*instance) {
+	var instances, tokens []uuid.UUID
+	stays := []uuid.UUID{} // not null: nothing would differ from it
+	for _, i := range all {
+		if i.changes.ended || i.changes.endedBut != nil {
+			instances = append(instances, i.id)
+		}
+		if t := i.changes.endedBut; t != nil && !i.changes.ended {
+			stays = append(stays, t.id)
+		}
+		for _, t := range i.changes.tokens {
+			if (t.state == tokenTerminated || t.state == tokenFailed) && t.version > 0 {
+				tokens = append(tokens, t.id)
+			}
+		}
+		for _, t := range i.changes.left {
+			tokens = append(tokens, t.id)
+		}
+	}
+	if len(instances)+len(tokens) == 0 {
+		return
+	}
+	if len(instances) > 0 {
+		w.queue(`
+			UPDATE process_token
+			SET state = 'Terminated', version = version + 1, updated_at = statement_timestamp()
+			WHERE instance_id = ANY ($1) AND state IN ('Created', 'Ready', 'Waiting') AND id <> ALL ($2)`, instances, stays)
+		w.queue(`
+			UPDATE incident SET resolved_at = now(), resolved_by = 'the end of the instance'
+			WHERE instance_id = ANY ($1) AND resolved_at IS NULL`, instances)
+	}
+	if len(tokens) > 0 {
+		w.queue(`
+			UPDATE incident SET resolved_at = now(), resolved_by = 'its token has moved on'
+			WHERE token_id = ANY ($1) AND resolved_at IS NULL`, tokens)
+	}
+	gone := `(SELECT id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2))`
+	w.queue(`DELETE FROM message_wait WHERE instance_id = ANY ($1) OR token_id = ANY ($2)`, instances, tokens)
+	w.queue(`SELECT set_config('workflow.advance', 'on', true)`) // a run that somebody else cancels fails its token
+	w.queue(`
+		UPDATE workflow_run
+		SET status = 'cancelled', finished_at = statement_timestamp(), updated_at = clock_timestamp(), suspect = false,
+		    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL, last_error = 'cancelled: its token has moved on'
+		WHERE id = ANY (ARRAY(SELECT id FROM workflow_run WHERE token_id IN `+gone+` AND status IN ('pending', 'leased') ORDER BY id))
+		  AND status IN ('pending', 'leased')`, instances, tokens)
+	w.queue(`
+		UPDATE compensation_record c SET undo_run_id = NULL
+		FROM workflow_run r
+		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.id = c.undo_run_id AND r.status = 'cancelled'`, instances)
+	w.queue(`
+		WITH freed AS (
+			UPDATE message SET token_id = NULL
+			WHERE token_id IN `+gone+` AND consumed_at IS NULL AND id <> ALL ($3)
+			RETURNING name, key
+		)
+		INSERT INTO workflow_run (type, payload, max_attempts) SELECT DISTINCT $4, jsonb_build_object('name', name, 'key', key), 1000 FROM freed`,
+		instances, tokens, append([]uuid.UUID{}, w.consumed...), matchType)
+	w.queue(`UPDATE user_task SET state = 'cancelled', version = version + 1 WHERE token_id IN `+gone+` AND state = 'open'`, instances, tokens)
+	w.queue(`
+		INSERT INTO workflow_run (type, payload, max_attempts)
+		SELECT $3, jsonb_build_object('instance', id, 'reason', 'nobody waits for it any more'), 1000
+		FROM process_instance
+		WHERE parent_token_id IN `+gone+` AND completed_at IS NULL`, instances, tokens, CancelType)
+}

@@ -1,0 +1,99 @@
+package graph
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// records writes what may have to be undone, and what has been.
+func (w *writer) records(all []*instance) {
+	var owners, runs, undone, failed, again []uuid.UUID
+	var nodes, undos []string
+	for _, i := range all {
+		for _, r := range i.changes.records {
+			owners, runs, nodes, undos = append(owners, i.id), append(runs, r.run), append(nodes, r.node.name), append(undos, r.node.Undo)
+		}
+		undone, failed = append(undone, i.changes.undone...), append(failed, i.changes.notUndone...)
+		if i.changes.undoAgain {
+			again = append(again, i.id)
+		}
+		if i.changes.unknown {
+			w.unknown(i)
+		}
+	}
+	if len(owners) > 0 {
+		w.queue(`
+			INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref)
+			SELECT n.instance, n.run, n.node, n.undo
+			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) WITH ORDINALITY AS n (instance, run, node, undo, place)
+			ORDER BY n.place`, owners, runs, nodes, undos)
+	}
+	if len(undone) > 0 {
+		w.queue(`UPDATE compensation_record SET status = 'Completed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, undone)
+	}
+	if len(failed) > 0 {
+		w.queue(`UPDATE compensation_record SET status = 'Failed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, failed)
+	}
+	if len(again) > 0 { // a new record for each that has failed: the old one stays as it is
+		w.queue(`
+			INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref, certain, retry_of)
+			SELECT r.instance_id, r.run_id, r.node_id, r.handler_ref, r.certain, r.id
+			FROM compensation_record r
+			WHERE r.instance_id = ANY ($1) AND r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
+			ORDER BY r."order"`, again)
+	}
+}
+
+// unknown records the steps that may have taken effect without anybody knowing: those that run
+// now, and those of which an attempt was cut off or never heard of again.
+func (w *writer) unknown(i *instance) {
+	var nodes, undos []string
+	for name, n := range i.process.nodes {
+		if n.Undo != "" {
+			nodes, undos = append(nodes, name), append(undos, n.Undo)
+		}
+	}
+	w.queue(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
+	w.queue(`
+		INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref, certain)
+		SELECT t.instance_id, r.id, u.node, u.undo, false
+		FROM process_token t
+		JOIN workflow_run r ON r.token_id = t.id
+		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node
+		WHERE t.instance_id = $1
+		  AND (r.status = 'leased' OR r.status IN ('pending', 'failed', 'cancelled')
+		       AND (r.error->>'code' = 'lease_expired'
+		            OR EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id
+		                       AND (h.event_type = 'expired' OR h.event_type = 'cancelled' AND h.data->>'was' = 'leased'))))
+		ORDER BY r.started_at, r.id`, i.id, nodes, undos)
+}
+
+// leasesEnd returns, for instances that begin to undo, when the leases of the runs that are cut
+// off end: no undo step starts before.
+func (w *writer) leasesEnd(ctx context.Context, tx pgx.Tx, all []*instance) (map[uuid.UUID]time.Time, error) {
+	var ids []uuid.UUID
+	for _, i := range all {
+		if i.changes.unknown {
+			ids = append(ids, i.id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	rows, _ := tx.Query(ctx, `
+		SELECT t.instance_id, max(r.lease_until)
+		FROM process_token t JOIN workflow_run r ON r.token_id = t.id
+		WHERE t.instance_id = ANY ($1) AND r.status = 'leased'
+		GROUP BY t.instance_id`, ids)
+	after := map[uuid.UUID]time.Time{}
+	var id uuid.UUID
+	var end time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&id, &end}, func() error { after[id] = end; return nil }); err != nil {
+		return nil, fmt.Errorf("look for leases that are cut off: %w", err)
+	}
+	return after, nil
+}

@@ -1,0 +1,155 @@
+package graph
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
+	if len(w.consumed) > 0 {
+		w.queue(`UPDATE message SET consumed_at = now() WHERE id = ANY ($1)`, w.consumed)
+	}
+	var tokens []uuid.UUID
+	var types, nodes, payloads []string
+	var attempts, priorities []int
+	var delays []float64
+	var until []*time.Time
+	var previous []uuid.NullUUID
+	var held []bool
+	for _, i := range all {
+		for _, s := range i.changes.steps {
+			if alive(s.token.state) == 0 {
+				continue
+			}
+			tokens, types, nodes = append(tokens, s.token.id), append(types, s.typ), append(nodes, s.node)
+			payloads, held = append(payloads, string(s.payload)), append(held, i.paused)
+			attempts, priorities = append(attempts, s.attempts), append(priorities, i.priority)
+			delays = append(delays, s.due.after.Seconds())
+			var at *time.Time
+			if !s.due.until.IsZero() {
+				at = &s.due.until
+			} else if t, ok := after[i.id]; ok && s.afterLeases {
+				at = &t
+			}
+			until = append(until, at)
+			before := uuid.NullUUID{}
+			if s.due.tick != nil && s.due.tick.after != uuid.Nil {
+				before = uuid.NullUUID{UUID: s.due.tick.after, Valid: true}
+			}
+			previous = append(previous, before)
+		}
+	}
+	if len(tokens) == 0 {
+		return
+	}
+	// A tick is due by the schedule, not by when the one before was noticed; those that were
+	// missed meanwhile are passed over.
+	w.queue(`
+		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at, run_at)
+		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority, CASE WHEN n.held THEN now() END,
+		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, now()), now() + interval '9 years')
+		            WHEN b.run_at IS NOT NULL THEN b.run_at + n.delay * interval '1 second'
+		                * greatest(1, ceil(extract(epoch FROM now() - b.run_at) / n.delay::numeric))::float8
+		            ELSE now() + n.delay * interval '1 second' END
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::float8[], $8::timestamptz[], $9::uuid[], $10::boolean[])
+		  AS n (token, type, node, payload, attempts, priority, delay, until, previous, held)
+		LEFT JOIN workflow_run b ON b.id = n.previous`,
+		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, held)
+}
+
+// undos enqueues undo steps: each gets what the step had been given, and what it had returned.
+func (w *writer) undos(all []*instance) {
+	var tokens, records []uuid.UUID
+	for _, i := range all {
+		for _, u := range i.changes.undo {
+			tokens, records = append(tokens, u.token.id), append(records, u.record)
+		}
+	}
+	if len(tokens) == 0 {
+		return
+	}
+	w.queue(`
+		UPDATE compensation_record c SET undo_run_id = workflow_uuid()
+		WHERE id = ANY ($1)`, records)
+	w.queue(`
+		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, held_at)
+		SELECT c.undo_run_id, n.token, c.handler_ref, c.node_id || '/undo',
+		       jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain), r.max_attempts, i.priority, i.paused_at
+		FROM unnest($1::uuid[], $2::uuid[]) AS n (token, record)
+		JOIN compensation_record c ON c.id = n.record
+		JOIN workflow_run r ON r.id = c.run_id
+		JOIN process_instance i ON i.id = c.instance_id`, tokens, records)
+}
+
+func (w *writer) tasks(all []*instance) {
+	var owners, tokens []uuid.UUID
+	var nodes, assignees []string
+	var groups, payloads []json.RawMessage
+	var due []float64
+	for _, i := range all {
+		for _, k := range i.changes.tasks {
+			if alive(k.token.state) == 0 {
+				continue
+			}
+			h := k.token.node.Human
+			names, _ := json.Marshal(append([]string{}, h.Groups...)) // texts
+			owners, tokens, nodes = append(owners, i.id), append(tokens, k.token.id), append(nodes, k.token.node.name)
+			assignees, groups, payloads = append(assignees, k.assignee), append(groups, names), append(payloads, k.payload)
+			due = append(due, time.Duration(h.Due).Seconds())
+		}
+	}
+	if len(owners) == 0 {
+		return
+	}
+	w.queue(`
+		INSERT INTO user_task (instance_id, token_id, node, assignee, groups, payload, due_at)
+		SELECT instance, token, node, nullif(assignee, ''), ARRAY(SELECT jsonb_array_elements_text(groups)), payload,
+		       now() + nullif(due, 0) * interval '1 second'
+		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::jsonb[], $6::jsonb[], $7::float8[])
+		  AS n (instance, token, node, assignee, groups, payload, due)`, owners, tokens, nodes, assignees, groups, payloads, due)
+}
+
+// children starts instances for those who wait for them, and tells those who wait for one that is
+// over.
+func (w *writer) children(all []*instance) {
+	var starts, news []json.RawMessage
+	var priorities []int
+	var tokens []uuid.UUID
+	var visits []int64
+	for _, i := range all {
+		for _, c := range i.changes.children {
+			if alive(c.token.state) == 0 {
+				continue
+			}
+			call := c.token.node.Call
+			p := StartPayload{
+				Process: call.Process, Version: call.Version, Input: c.input, Priority: i.priority,
+				Parent: &parentPayload{Instance: i.id, Token: c.token.id, Visit: c.token.version + 1, Depth: i.depth + 1},
+			}
+			text, err := json.Marshal(p)
+			if err != nil {
+				panic(err) // it was JSON before
+			}
+			starts, priorities = append(starts, text), append(priorities, i.priority)
+		}
+		if i.parent != nil && i.status.Final() {
+			tokens, visits = append(tokens, i.parent.token), append(visits, i.parent.visit)
+			news = append(news, position{Visit: i.parent.visit, Child: i.id}.json())
+		}
+	}
+	if len(starts) > 0 {
+		w.queue(`
+			INSERT INTO workflow_run (type, payload, priority, max_attempts)
+			SELECT $1, payload, priority, 1000 FROM unnest($2::jsonb[], $3::int[]) AS n (payload, priority)`, StartType, starts, priorities)
+	}
+	if len(tokens) > 0 {
+		w.queue(`
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
+			SELECT t.id, $1, t.node, n.payload, 1000, p.priority, p.paused_at
+			FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS n (token, visit, payload)
+			JOIN process_token t ON t.id = n.token AND t.version = n.visit AND t.state = 'Waiting'
+			JOIN process_instance p ON p.id = t.instance_id`, arriveType, tokens, visits, news)
+	}
+}
