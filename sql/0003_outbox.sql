@@ -19,18 +19,19 @@ CREATE TABLE outbox_event (
     headers         jsonb,
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     published_at    timestamptz,
-
-    attempt         integer     NOT NULL DEFAULT 0,
-    next_attempt_at timestamptz,
-    claim_token     uuid,
-    claimed_at      timestamptz,
-    last_error      text,
     parked_at       timestamptz,
+
+    delivered_to    text[] COLLATE "C",
+    parked_by       text[] COLLATE "C",
+    bytes           integer     NOT NULL GENERATED ALWAYS AS (octet_length(payload::text)) STORED,
+    lane            smallint    NOT NULL GENERATED ALWAYS AS ((uuid_hash_extended(aggregate_id, 0) & 63)::smallint) STORED,
 
     CONSTRAINT outbox_event_type_check
         CHECK (event_type ~ '^[A-Za-z0-9_.:/-]+$' AND length(event_type) <= 200),
     CONSTRAINT outbox_event_headers_check
-        CHECK (headers IS NULL OR jsonb_typeof(headers) = 'object')
+        CHECK (headers IS NULL OR jsonb_typeof(headers) = 'object'),
+    CONSTRAINT outbox_event_payload_check
+        CHECK (octet_length(payload::text) <= 8 * 1024 * 1024)
 ) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.02,
         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, fillfactor = 80);
 
@@ -38,15 +39,97 @@ COMMENT ON TABLE  outbox_event IS 'Events that must leave the database: appended
 COMMENT ON COLUMN outbox_event.event_uuid IS 'The CloudEvents id: the same at every delivery.';
 COMMENT ON COLUMN outbox_event.aggregate_id IS 'What the event is about. Events of one aggregate are delivered in order of id.';
 COMMENT ON COLUMN outbox_event.headers IS 'Attributes that travel with the event, such as traceparent.';
-COMMENT ON COLUMN outbox_event.published_at IS 'When the sink acknowledged it; null until then.';
-COMMENT ON COLUMN outbox_event.parked_at IS 'Given up after too many tries; clear it to try again.';
+COMMENT ON COLUMN outbox_event.published_at IS 'When every sink that wants it had acknowledged it; null until then.';
+COMMENT ON COLUMN outbox_event.parked_at IS 'When it was given up: no sink will try it again, and one at least has not got it. See outbox_delivery; SELECT outbox_replay_parked() tries again.';
+COMMENT ON COLUMN outbox_event.delivered_to IS 'The sinks that have acknowledged it.';
+COMMENT ON COLUMN outbox_event.parked_by IS 'The sinks that have given it up.';
+COMMENT ON COLUMN outbox_event.bytes IS 'The size of the payload; at most 8 MiB.';
+COMMENT ON COLUMN outbox_event.lane IS 'A dispatcher works on whole lanes, and an aggregate stays in its lane: so two of them never publish one aggregate at once.';
 
 -- What is still to be published, in order.
-CREATE INDEX outbox_event_unpublished_idx ON outbox_event (id)
+CREATE INDEX outbox_event_open_idx ON outbox_event (lane, id)
     WHERE published_at IS NULL AND parked_at IS NULL;
 -- What retention may remove, oldest first.
 CREATE INDEX outbox_event_published_idx ON outbox_event (published_at)
     WHERE published_at IS NOT NULL;
+CREATE INDEX outbox_event_parked_idx ON outbox_event (parked_at)
+    WHERE parked_at IS NOT NULL;
+-- Where a span of time is, for replays.
+CREATE INDEX outbox_event_created_idx ON outbox_event USING brin (created_at);
+
+-- What was appended stays as it is: consumers may have it already.
+CREATE FUNCTION outbox_event_keep() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    RAISE EXCEPTION 'outbox_event %: an event cannot be changed, others may have it already', OLD.id
+        USING ERRCODE = 'integrity_constraint_violation', HINT = 'Append another event that corrects it.';
+END
+$fn$;
+CREATE TRIGGER outbox_event_keep BEFORE UPDATE OF id, event_uuid, aggregate_id, event_type, payload, headers, created_at ON outbox_event
+    FOR EACH ROW WHEN ((NEW.id, NEW.event_uuid, NEW.aggregate_id, NEW.event_type, NEW.payload, NEW.headers, NEW.created_at)
+        IS DISTINCT FROM (OLD.id, OLD.event_uuid, OLD.aggregate_id, OLD.event_type, OLD.payload, OLD.headers, OLD.created_at))
+    EXECUTE FUNCTION outbox_event_keep();
+
+-- Who publishes what. A dispatcher writes its sinks here when it starts.
+CREATE TABLE outbox_sink (
+    name       text COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z0-9_-]{1,40}$'),
+    types      text[]      NOT NULL DEFAULT '{}',
+    created_at timestamptz NOT NULL DEFAULT now(),
+    seen_at    timestamptz NOT NULL DEFAULT now(),
+    paused_until timestamptz,
+    last_error text
+);
+COMMENT ON TABLE  outbox_sink IS 'Where events go. Each sink has its own progress, so one that is down holds up no other.';
+COMMENT ON COLUMN outbox_sink.types IS 'Prefixes of the event types that it wants; empty: all.';
+COMMENT ON COLUMN outbox_sink.seen_at IS 'When a dispatcher last said that it serves this sink.';
+COMMENT ON COLUMN outbox_sink.paused_until IS 'Nothing is tried before: the sink was out of reach, or an operator wants it so.';
+
+CREATE TABLE outbox_lane (
+    sink        text COLLATE "C" NOT NULL REFERENCES outbox_sink ON DELETE CASCADE,
+    lane        smallint    NOT NULL,
+    claim_token uuid,
+    claimed_by  text,
+    claim_until timestamptz,
+    served_at   timestamptz NOT NULL DEFAULT '-infinity',
+    floor       bigint      NOT NULL DEFAULT 0,
+    next_floor  bigint,
+    next_xid    xid8,
+    PRIMARY KEY (sink, lane)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
+COMMENT ON TABLE  outbox_lane IS 'Which dispatcher works on which lane of a sink now. A claim that has run out is anybody''s.';
+COMMENT ON COLUMN outbox_lane.claim_token IS 'Drawn for each claim; what is marked under another one is not recorded.';
+COMMENT ON COLUMN outbox_lane.floor IS 'No open event of this sink in this lane has this id or a lower one, nor can one come: where reading starts.';
+COMMENT ON COLUMN outbox_lane.next_floor IS 'The floor as soon as all transactions have ended that may still commit lower ids: those before next_xid.';
+
+CREATE TABLE outbox_delivery (
+    event_id        bigint      NOT NULL REFERENCES outbox_event ON DELETE CASCADE,
+    sink            text COLLATE "C" NOT NULL REFERENCES outbox_sink ON DELETE CASCADE,
+    aggregate_id    uuid        NOT NULL,
+    attempt         integer     NOT NULL,
+    rejected        integer     NOT NULL DEFAULT 0,
+    next_attempt_at timestamptz,
+    last_error      text        NOT NULL,
+    updated_at      timestamptz NOT NULL DEFAULT now(),
+    parked_at       timestamptz,
+    PRIMARY KEY (event_id, sink)
+);
+COMMENT ON TABLE  outbox_delivery IS 'Deliveries that have failed: a row for each event and sink until it succeeds. The later events of its aggregate wait.';
+COMMENT ON COLUMN outbox_delivery.attempt IS 'How often it was tried.';
+COMMENT ON COLUMN outbox_delivery.rejected IS 'How often the sink said that it does not want it.';
+COMMENT ON COLUMN outbox_delivery.parked_at IS 'When it was given up. The later events of its aggregate go on.';
+CREATE INDEX outbox_delivery_waiting_idx ON outbox_delivery (sink, aggregate_id) WHERE parked_at IS NULL;
+CREATE INDEX outbox_delivery_parked_idx ON outbox_delivery (parked_at) WHERE parked_at IS NOT NULL;
+
+-- Whether a sink with these prefixes wants events of a type.
+CREATE FUNCTION outbox_wants(types text[], event_type text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN cardinality(types) = 0 OR event_type ^@ ANY (types);
+
+-- Whether a sink still has to do something about an event.
+CREATE FUNCTION outbox_open(sink outbox_sink, event outbox_event) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (cardinality((sink).types) = 0 OR (event).event_type ^@ ANY ((sink).types))
+   AND (sink).name <> ALL (coalesce((event).delivered_to, '{}') || coalesce((event).parked_by, '{}'));
 
 -- Ids are drawn while the aggregate is locked for the rest of the transaction, so that
 -- within one aggregate a later id is always a later commit.
@@ -66,3 +149,68 @@ END
 $fn$;
 COMMENT ON FUNCTION outbox_emit(uuid, text, jsonb, jsonb) IS
     'Appends an event to the outbox in the caller''s transaction and returns its id.';
+
+-- Has a sink publish events again: those of some types (prefixes; empty: all) that were appended
+-- in a span of time. Without a sink, every sink that wants them. It returns how many.
+CREATE FUNCTION outbox_replay(since timestamptz, until timestamptz DEFAULT 'infinity', types text[] DEFAULT '{}', sink text DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    n bigint;
+BEGIN
+    IF sink IS NOT NULL AND NOT EXISTS (SELECT FROM outbox_sink s WHERE s.name = outbox_replay.sink) THEN
+        RAISE EXCEPTION 'outbox_replay: there is no sink %', quote_literal(sink) USING HINT = 'See SELECT name FROM outbox_sink.';
+    END IF;
+    WITH lanes AS MATERIALIZED ( -- the lock order: lane, event
+        SELECT l.sink, l.lane FROM outbox_lane l WHERE outbox_replay.sink IS NULL OR l.sink = outbox_replay.sink ORDER BY l.sink, l.lane FOR NO KEY UPDATE
+    ), again AS (
+        UPDATE outbox_event e
+        SET published_at = NULL, parked_at = NULL,
+            delivered_to = CASE WHEN outbox_replay.sink IS NOT NULL THEN array_remove(e.delivered_to, outbox_replay.sink) END,
+            parked_by    = CASE WHEN outbox_replay.sink IS NOT NULL THEN array_remove(e.parked_by, outbox_replay.sink) END
+        WHERE (SELECT count(*) FROM lanes) >= 0
+          AND e.created_at >= since AND e.created_at < until AND outbox_wants(outbox_replay.types, e.event_type)
+        RETURNING e.id, e.lane
+    ), forgotten AS (
+        DELETE FROM outbox_delivery d USING again a WHERE d.event_id = a.id AND (outbox_replay.sink IS NULL OR d.sink = outbox_replay.sink)
+    ), lowered AS (
+        UPDATE outbox_lane l SET floor = least(l.floor, a.first - 1), next_floor = NULL
+        FROM (SELECT lane, min(id) AS first FROM again GROUP BY lane) a
+        WHERE l.lane = a.lane AND (outbox_replay.sink IS NULL OR l.sink = outbox_replay.sink)
+    )
+    SELECT count(*) INTO n FROM again;
+    RETURN n;
+END
+$fn$;
+COMMENT ON FUNCTION outbox_replay(timestamptz, timestamptz, text[], text) IS
+    'Has events published again that were appended in a span of time: to all sinks, or to one. Returns how many.';
+
+-- Has what was given up tried again.
+CREATE FUNCTION outbox_replay_parked(sink text DEFAULT NULL, types text[] DEFAULT '{}') RETURNS bigint
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    n bigint;
+BEGIN
+    WITH lanes AS MATERIALIZED (
+        SELECT l.sink, l.lane FROM outbox_lane l WHERE outbox_replay_parked.sink IS NULL OR l.sink = outbox_replay_parked.sink ORDER BY l.sink, l.lane FOR NO KEY UPDATE
+    ), forgotten AS (
+        DELETE FROM outbox_delivery d USING outbox_event e
+        WHERE (SELECT count(*) FROM lanes) >= 0 AND d.parked_at IS NOT NULL AND e.id = d.event_id
+          AND (outbox_replay_parked.sink IS NULL OR d.sink = outbox_replay_parked.sink) AND outbox_wants(outbox_replay_parked.types, e.event_type)
+        RETURNING d.event_id, d.sink, e.lane
+    ), again AS (
+        UPDATE outbox_event e
+        SET parked_at = NULL, parked_by = nullif(ARRAY(SELECT unnest(e.parked_by) EXCEPT SELECT unnest(f.sinks)), '{}')
+        FROM (SELECT event_id, array_agg(forgotten.sink) AS sinks FROM forgotten GROUP BY event_id) f
+        WHERE e.id = f.event_id
+    ), lowered AS (
+        UPDATE outbox_lane l SET floor = least(l.floor, f.first - 1), next_floor = NULL
+        FROM (SELECT forgotten.sink, lane, min(event_id) AS first FROM forgotten GROUP BY 1, 2) f
+        WHERE l.sink = f.sink AND l.lane = f.lane
+    )
+    SELECT count(DISTINCT event_id) INTO n FROM forgotten;
+    RETURN n;
+END
+$fn$;
+COMMENT ON FUNCTION outbox_replay_parked(text, text[]) IS
+    'Has parked events tried again: of all sinks or of one, of all types or of some. Returns how many.';

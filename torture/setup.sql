@@ -81,6 +81,7 @@ CREATE TRIGGER t_storm BEFORE INSERT ON outbox_event FOR EACH STATEMENT EXECUTE 
 CREATE TABLE t.turn (
     seq     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    begun   timestamptz NOT NULL DEFAULT now(), -- the transaction
     instance uuid NOT NULL,
     was     text, -- null: it is new
     status  text NOT NULL,

@@ -53,7 +53,7 @@ CREATE TABLE t.lease AS
 CREATE UNIQUE INDEX ON t.lease (run, lease_no);
 
 CREATE TABLE t.ending AS
-    SELECT run, lease_no_was AS lease_no, at, status, coalesce(by_holder, false) AS by_holder, code, app,
+    SELECT run, lease_no_was AS lease_no, at, begun, status, coalesce(by_holder, false) AS by_holder, code, app,
            lease_until_was, attempt, attempt_was, seq
     FROM t.transition WHERE was = 'leased' AND (status IS DISTINCT FROM 'leased' OR lease_no > lease_no_was);
 CREATE INDEX ON t.ending (run, lease_no);
@@ -103,7 +103,7 @@ CREATE TABLE t.instance AS
             UNION ALL SELECT n.key, n.value FROM jsonb_each(d.definition->'nodes') o, jsonb_each(o.value->'scope'->'nodes') n) n) AS nodes
     FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id;
 CREATE UNIQUE INDEX ON t.instance (instance);
-CREATE TABLE t.final AS SELECT instance, min(at) AS at FROM t.turn WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED') GROUP BY 1;
+CREATE TABLE t.final AS SELECT instance, min(at) AS at, min(begun) AS begun FROM t.turn WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED') GROUP BY 1;
 CREATE TABLE t.step AS
     SELECT r.id AS run, r.token_id AS token, k.instance_id AS instance, r.node, r.type, r.status, r.payload
     FROM workflow_run r LEFT JOIN process_token k ON k.id = r.token_id WHERE r.token_id IS NOT NULL;
@@ -117,7 +117,7 @@ CREATE INDEX ON t.deed (undoes);
 CREATE INDEX ON t.deed (run);
 -- What was told to the engine about them, and when it took effect.
 CREATE TABLE t.order AS
-    SELECT k.run, k.kase, k.payload, k.answer, e.at, r.status, r.result FROM t.known k JOIN workflow_run r ON r.id = k.run
+    SELECT k.run, k.kase, k.payload, k.answer, e.at, e.begun, r.status, r.result FROM t.known k JOIN workflow_run r ON r.id = k.run
     LEFT JOIN t.ending e ON e.run = k.run AND e.status = 'succeeded'
     WHERE k.kase IN ('start', 'message', 'task', 'halt', 'again', 'signal');
 ANALYZE;
@@ -219,7 +219,8 @@ UNION ALL
     FROM t.finish f JOIN t.ending e USING (run, lease_no) JOIN t.lease l USING (run, lease_no)
     WHERE f.outcome = 'ok' AND NOT e.by_holder AND e.status IN ('pending', 'leased') AND e.lease_until_was > f.at + interval '2 seconds'
       AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind = 'exit' AND x.line->>'worker' = l.slot AND x.at BETWEEN f.at AND e.at)
-      AND NOT EXISTS (SELECT FROM t.hindrance h WHERE (h.whom IN ('all', l.slot) OR h.whom LIKE '%' || f.run || '%') AND h.began < e.at AND h.ended > f.at)
+      AND NOT EXISTS (SELECT FROM t.hindrance h WHERE (h.whom IN ('all', l.slot) OR h.whom LIKE '%' || f.run || '%')
+                      AND h.began < e.at AND h.ended > f.at - interval '0.5 seconds') -- one that thaws gives its leases up at once
 UNION ALL
     -- The same where something had been in its way, but not for the last four seconds, in which it still kept the lease.
     SELECT 'I16b outcome that its worker has forgotten over trouble', f.run
@@ -263,7 +264,8 @@ UNION ALL
 UNION ALL
     SELECT 'I14c cancel of an instance that did not hold', i.instance
     FROM t.order o JOIN t.instance i ON i.instance::text = o.payload->>'instance' LEFT JOIN t.final f USING (instance)
-    WHERE o.kase = 'halt' AND o.at IS NOT NULL AND i.status <> 'CANCELLED' AND (f.at IS NULL OR f.at > o.at)
+    WHERE o.kase = 'halt' AND o.at IS NOT NULL AND i.status <> 'CANCELLED'
+      AND (f.at IS NULL OR f.at > o.at AND f.begun <> o.begun) -- in one transaction the step that ended it may have come first
 UNION ALL
     -- As those tell it who did the work: a step after a join has taken effect only as often as each of its branches had before.
     SELECT 'I20 join passed before its branches, or too often', i.instance

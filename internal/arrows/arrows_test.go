@@ -20,6 +20,8 @@ var allowed = map[string][]string{
 	"lease":              {"run"},
 	"worker":             {"lease", "outbox", "run"},
 	"graph":              {"lease", "outbox", "run"},
+	"dispatcher":         {"outbox", "run"},
+	"dispatcher/":        {"dispatcher"},
 	"internal/cleanup":   {"run"},
 	"internal/handlers":  {"run", "worker"},
 	"internal/pgserver/": {"internal/pgserver/"},
@@ -30,6 +32,7 @@ var allowed = map[string][]string{
 	"internal/survival":  {},
 	"cmd/internal/":      {"cmd/internal/", "sql"},
 	"cmd/worker":         {"cmd/internal/", "graph", "internal/cleanup", "internal/handlers", "run", "worker"},
+	"cmd/dispatcher":     {"cmd/internal/", "dispatcher", "dispatcher/", "outbox", "run"},
 	"cmd/workflowctl":    {"cmd/internal/", "graph", "sql"},
 	"examples/order":     {"graph", "run", "worker"},
 	"examples/chaos":     {"graph", "outbox", "run", "worker"},
@@ -102,7 +105,7 @@ func TestArrows(t *testing.T) {
 
 // What users import stays light: no broker, exporter, container or command-line library.
 func TestCoreIsLight(t *testing.T) {
-	core := []string{"sql", "run", "outbox", "lease", "worker"}
+	core := []string{"sql", "run", "outbox", "lease", "worker", "graph", "dispatcher"}
 	for _, p := range list(t) {
 		if !slices.Contains(core, p.name) {
 			continue

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"net/url"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
+	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
+	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
+)
+
+// A settings is a config that is in order, with what was made of it.
+type settings struct {
+	config
+	targets  []dispatcher.Target
+	pool     *pgxpool.Config
+	warnings []string
+}
+
+// load reads the environment and checks it without connecting to anything. If problems
+// are returned, the settings are of no use.
+func load() (s *settings, problems []string) {
+	s = &settings{}
+	report := env.Load(&s.config, "DISPATCHER_")
+	s.checkDatabase(report)
+	s.checkSource(report)
+	s.checkNames(report)
+	s.checkHTTP(report)
+	s.checkSinks(report)
+	s.warnings = report.Warnings
+	return s, report.Problems
+}
+
+// connections is how many connections a dispatcher needs: for each sink one that claims, two that
+// mark, one that keeps order.
+func (s *settings) connections() int32 { return int32(4*max(len(s.targets), 1)) }
+
+func (s *settings) checkDatabase(report *env.Report) {
+	address := &s.DatabaseURL
+	if s.DispatcherURL.Value != "" {
+		address = &s.DispatcherURL
+	}
+	text := address.Value
+	if text != "" {
+		address.Show(database.Shown(text))
+	}
+	pool, err := database.Parse(text)
+	if err != nil {
+		report.Refuse(address, "%s", err)
+		return
+	}
+	if database.Plaintext(pool) {
+		report.Warn(address, "the connection may go over the network without encryption; add sslmode=verify-full, or at least require")
+	}
+	if pool.ConnConfig.RuntimeParams["application_name"] == "" {
+		pool.ConnConfig.RuntimeParams["application_name"] = "workflow-dispatcher"
+	}
+	s.pool = pool
+}
+
+func (s *settings) checkSource(report *env.Report) {
+	u, err := url.Parse(s.Source.Value)
+	switch {
+	case s.Source.Value == "":
+		report.Refuse(&s.Source, "set it to a URI that no other database's events have, such as https://shop.example/billing")
+	case err != nil || strings.ContainsFunc(s.Source.Value, func(r rune) bool { return r <= ' ' || r > '~' }):
+		report.Refuse(&s.Source, "it is no URI; write it like https://shop.example/billing or /billing")
+	case u.User != nil:
+		report.Refuse(&s.Source, "it holds a password, and every consumer would see it")
+	}
+}
+
+func (s *settings) checkNames(report *env.Report) {
+	unfit := func(text string) bool {
+		return len(text) > 64 || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
+	}
+	if unfit(s.ID.Value) {
+		report.Refuse(&s.ID, "use at most 64 printable characters")
+	}
+	if unfit(s.WebhookKeyID.Value) {
+		report.Refuse(&s.WebhookKeyID, "use at most 64 printable characters")
+	}
+	if secret := s.WebhookSecret.Value; secret != "" && len(secret) < webhook.MinSecret {
+		report.Refuse(&s.WebhookSecret, "it has %d characters; use at least %d, for example from: openssl rand -hex 24", len(secret), webhook.MinSecret)
+	}
+	if s.BackoffBase.Good() && s.BackoffCap.Good() && s.BackoffBase.Value > s.BackoffCap.Value {
+		report.Refuse(&s.BackoffBase, "use at most DISPATCHER_BACKOFF_CAP, %s, or raise that", s.BackoffCap.Value)
+	}
+}
+
+func (s *settings) checkHTTP(report *env.Report) {
+	token := s.HTTPToken.Value
+	if token != "" {
+		if err := probe.CheckToken(token); err != nil {
+			report.Refuse(&s.HTTPToken, "%s", err)
+		}
+	}
+	address := s.HTTPAddr.Value
+	if address == "" {
+		return
+	}
+	if err := probe.CheckAddress(address); err != nil {
+		report.Refuse(&s.HTTPAddr, "%s", err)
+	} else if token == "" && probe.Exposed(address) {
+		report.Refuse(&s.HTTPAddr, "others can reach that address; set DISPATCHER_HTTP_TOKEN to at least %d characters, or use 127.0.0.1",
+			probe.MinToken)
+	}
+}
+
+func (s *settings) checkSinks(report *env.Report) {
+	specs, problems := parseSinks(s.Sinks.Value)
+	for _, problem := range problems {
+		report.Refuse(&s.Sinks, "%s", problem)
+	}
+	if len(report.Problems) > 0 {
+		return // sinks are opened only when all is well
+	}
+	for _, spec := range specs {
+		target, err := spec.target(s)
+		if err != nil {
+			report.Refuse(&s.Sinks, "%s", err)
+			continue
+		}
+		s.targets = append(s.targets, target)
+	}
+	if s.pool != nil && !strings.Contains(s.DatabaseURL.Value+s.DispatcherURL.Value, "pool_max_conns") {
+		s.pool.MaxConns = s.connections()
+	}
+}

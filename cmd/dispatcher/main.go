@@ -1,0 +1,94 @@
+// Command dispatcher publishes the events of the outbox. Its settings come from the environment;
+// see dispatcher --help.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/build"
+	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
+	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
+	"github.com/simple-workflow/simple-workflow/cmd/internal/logs"
+	"github.com/simple-workflow/simple-workflow/outbox"
+)
+
+func main() { os.Exit(start(os.Args[1:])) }
+
+// start returns the exit code.
+func start(args []string) int {
+	if len(args) > 0 {
+		return answer(args)
+	}
+	settings, problems := load()
+	if len(problems) > 0 {
+		return refuse(problems)
+	}
+	log := logs.New(os.Stderr, settings.LogLevel.Value, settings.LogFormat.Value)
+	slog.SetDefault(log)
+	for _, warning := range settings.warnings {
+		log.Warn(warning)
+	}
+	p, problems := newProcess(settings, log)
+	if len(problems) > 0 {
+		return refuse(problems)
+	}
+	return p.run()
+}
+
+func answer(args []string) int {
+	switch {
+	case len(args) == 1 && (args[0] == "--help" || args[0] == "-h"):
+		help(os.Stdout)
+	case len(args) == 1 && args[0] == "--version":
+		fmt.Println("dispatcher", build.Version())
+	case len(args) == 2 && args[0] == "--abandon":
+		return abandon(args[1])
+	default:
+		return refuse([]string{fmt.Sprintf("argument %s: there is none but --abandon NAME, --help and --version; settings come from the environment",
+			env.Quote(strings.Join(args, " ")))})
+	}
+	return exitStopped
+}
+
+// abandon removes a sink.
+func abandon(sink string) int {
+	address := os.Getenv("DISPATCHER_DATABASE_URL")
+	if address == "" {
+		address = os.Getenv("DATABASE_URL")
+	}
+	config, err := database.Parse(address)
+	if err != nil {
+		return refuse([]string{"DATABASE_URL: " + err.Error()})
+	}
+	ctx, done := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer done()
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "dispatcher:", err)
+		return exitDatabase
+	}
+	defer conn.Close(ctx)
+	open, err := outbox.Abandon(ctx, conn, sink)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "dispatcher:", err)
+		return exitDatabase
+	}
+	fmt.Printf("sink %s is gone; %d events were open for it\n", sink, open)
+	return exitStopped
+}
+
+func refuse(problems []string) int {
+	fmt.Fprintln(os.Stderr, "dispatcher: does not start, because of its configuration:")
+	for _, problem := range problems {
+		fmt.Fprintln(os.Stderr, "  "+problem)
+	}
+	fmt.Fprintln(os.Stderr, "See dispatcher --help.")
+	return exitConfig
+}

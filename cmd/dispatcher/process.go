@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
+	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A process is everything the program consists of.
+type process struct {
+	settings   *settings
+	log        *slog.Logger
+	pool       *pgxpool.Pool
+	dispatcher *dispatcher.Dispatcher
+	health     *health
+	probe      *probe.Server
+	listener   net.Listener // nil: no HTTP
+}
+
+// newProcess puts the parts together. It listens for HTTP, but does not connect to the database
+// yet.
+func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
+	p = &process{settings: s, log: log, health: newHealth(s)}
+	bad := func(err error) (*process, []string) { return nil, strings.Split(err.Error(), "\n") }
+	var err error
+	if p.pool, err = pgxpool.NewWithConfig(context.Background(), s.pool); err != nil {
+		return bad(err)
+	}
+	metrics := newMetrics()
+	if p.dispatcher, err = dispatcher.New(dispatcher.Config{
+		Pool: p.pool, Source: s.Source.Value, Sinks: s.targets, Name: s.ID.Value,
+		Batch: s.Batch.Value, BatchBytes: s.BatchBytes.Value, PollInterval: s.PollInterval.Value, Claim: s.Claim.Value,
+		MaxAttempts: s.MaxAttempts.Value, Backoff: run.Backoff{Base: s.BackoffBase.Value, Cap: s.BackoffCap.Value},
+		Grace: s.ShutdownGrace.Value, Observe: p.health.observe(metrics.observer()), Logger: log,
+	}); err != nil {
+		return bad(err)
+	}
+	p.probe = &probe.Server{Ready: p.health.ready, Metrics: metrics.registry, Token: s.HTTPToken.Value, Log: log}
+	if address := s.HTTPAddr.Value; address != "" {
+		if p.listener, err = net.Listen("tcp", address); err != nil {
+			return bad(fmt.Errorf("DISPATCHER_HTTP_ADDR=%q: %w; choose another address, or stop what uses it", address, err))
+		}
+	}
+	return p, nil
+}
+
+// run publishes until a signal ends it, and returns the exit code.
+func (p *process) run() int {
+	defer p.pool.Close()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	context.AfterFunc(ctx, stop) // the second signal kills
+
+	var background sync.WaitGroup
+	defer background.Wait()
+	serving, stopServing := context.WithCancel(context.Background())
+	defer stopServing()
+	if p.listener != nil {
+		background.Go(func() {
+			p.log.Info("serving HTTP", "address", p.listener.Addr().String())
+			if err := p.probe.Serve(serving, p.listener); err != nil {
+				p.log.Error("HTTP has ended", "err", err)
+			}
+		})
+	}
+	waiter := database.Waiter{Config: p.settings.pool.ConnConfig, Log: p.log, FailFast: p.settings.FailFast.Value, Waiting: p.health.waiting}
+	if _, err := waiter.Await(ctx); err != nil {
+		if ctx.Err() != nil {
+			p.log.Info("dispatcher stopped before the database could be used")
+			return exitStopped
+		}
+		p.log.Error("the database cannot be used", "err", err)
+		return exitDatabase
+	}
+	p.health.waiting(nil)
+	if err := p.orphans(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "dispatcher:", err)
+		return exitConfig
+	}
+	if err := p.dispatcher.Run(ctx); err != nil {
+		p.log.Error("the database cannot be used", "err", err)
+		return exitDatabase
+	}
+	return exitStopped
+}
+
+// orphanedAfter is how long nobody has said to serve a sink when it counts as forgotten.
+const orphanedAfter = time.Minute
+
+// orphans returns an error if there are sinks with open events that nobody serves: they would
+// keep their events for ever.
+func (p *process) orphans(ctx context.Context) error {
+	served := slices.Clone(p.settings.Elsewhere.Value)
+	for _, t := range p.settings.targets {
+		served = append(served, t.Name)
+	}
+	names, err := outbox.Unserved(ctx, p.pool, append([]string{}, served...), orphanedAfter)
+	if err != nil {
+		return nil // the dispatcher will see for itself
+	}
+	var errs []error
+	for _, name := range names {
+		if lag, err := outbox.LagOf(ctx, p.pool, name); err == nil && lag.Open > 0 {
+			errs = append(errs, fmt.Errorf("DISPATCHER_SINKS: the sink %s is not among them, and has %d events to get (100000: or more); "+
+				"add it, name it in DISPATCHER_ELSEWHERE if another dispatcher serves it, or remove it: dispatcher --abandon %s", name, lag.Open, name))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/dispatcher/lines"
+	"github.com/simple-workflow/simple-workflow/dispatcher/program"
+	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
+)
+
+// A sinkSpec is one element of DISPATCHER_SINKS.
+type sinkSpec struct {
+	name    string
+	url     *url.URL // without options
+	options url.Values
+}
+
+// A scheme opens sinks of one kind.
+type scheme struct {
+	form, about string
+	options     []string // besides types and rate
+	open        func(s *settings, spec sinkSpec) (dispatcher.Sink, error)
+}
+
+// kinds are the schemes that this program knows; files with a build tag add theirs.
+var kinds = map[string]scheme{
+	"stdout": {"stdout:", "a line of JSON each, to standard output", nil, func(*settings, sinkSpec) (dispatcher.Sink, error) {
+		return lines.New(os.Stdout), nil
+	}},
+	"http":  {"http://…", "a request each; see DISPATCHER_WEBHOOK_SECRET", webhookOptions, openWebhook},
+	"https": {"https://…", "", webhookOptions, openWebhook},
+	"exec": {"exec:PROGRAM", "a program: a line in, an answer out", nil, func(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
+		return program.New(spec.url.Opaque + spec.url.Path)
+	}},
+}
+
+var webhookOptions = []string{"mode", "allow"}
+
+// schemes describes the kinds for --help.
+func schemes() string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		if k := kinds[name]; k.about != "" {
+			fmt.Fprintf(&b, "    %-24s  %s\n", k.form, k.about)
+		}
+	}
+	return b.String()
+}
+
+var sinkName = regexp.MustCompile(`^[a-z0-9_-]{1,40}$`)
+
+// parseSinks reads the variable. The error names the element, without what may be secret.
+func parseSinks(text string) (specs []sinkSpec, problems []string) {
+	bad := func(k int, format string, args ...any) {
+		problems = append(problems, fmt.Sprintf("element %d: ", k+1)+fmt.Sprintf(format, args...))
+	}
+	names := map[string]bool{}
+	for k, element := range strings.Fields(text) {
+		name, address, ok := strings.Cut(element, "=")
+		if !ok || !sinkName.MatchString(name) {
+			name, address = "", element
+		}
+		u, err := url.Parse(address)
+		if err != nil || u.Scheme == "" {
+			bad(k, "it is no URL; write it like crm=https://crm.example/events")
+			continue
+		}
+		kind, ok := kinds[u.Scheme]
+		if !ok {
+			bad(k, "there is no sink for %s:; use one of %s", u.Scheme, strings.Join(slices.Sorted(maps.Keys(kinds)), ", "))
+			continue
+		}
+		if name == "" {
+			name = u.Scheme
+		}
+		if names[name] {
+			bad(k, "a sink before it has the name %s, too; give each a name of its own, as in other=%s:…", name, u.Scheme)
+		}
+		names[name] = true
+		options, err := url.ParseQuery(u.Fragment)
+		if err != nil {
+			bad(k, "the options after # cannot be read; write them like #types=billing.&rate=100")
+			continue
+		}
+		for option, values := range options {
+			if option != "types" && option != "rate" && !slices.Contains(kind.options, option) {
+				bad(k, "%s: has no option %.40q; it has %s", name, option, strings.Join(append([]string{"types", "rate"}, kind.options...), ", "))
+			} else if len(values) > 1 {
+				bad(k, "%s: the option %s is given twice", name, option)
+			}
+		}
+		u.Fragment, u.RawFragment = "", ""
+		specs = append(specs, sinkSpec{name, u, options})
+	}
+	if len(specs) == 0 && problems == nil {
+		problems = append(problems, "it names no sink; write one like stdout: or crm=https://crm.example/events")
+	}
+	return specs, problems
+}
+
+// target opens a sink.
+func (spec sinkSpec) target(s *settings) (t dispatcher.Target, err error) {
+	t.Name = spec.name
+	if types := spec.options.Get("types"); types != "" {
+		t.Types = strings.Split(types, ",")
+		if slices.Contains(t.Types, "") {
+			return t, fmt.Errorf("%s: types: an empty prefix; leave the option away for all types", spec.name)
+		}
+	}
+	if text := spec.options.Get("rate"); text != "" {
+		if t.Rate, err = strconv.ParseFloat(text, 64); err != nil || t.Rate < 0.001 || t.Rate > 1e9 {
+			return t, fmt.Errorf("%s: rate: %.40q is no number of events a second", spec.name, text)
+		}
+	}
+	if t.Sink, err = kinds[spec.url.Scheme].open(s, spec); err != nil {
+		return t, fmt.Errorf("%s: %w", spec.name, err)
+	}
+	return t, nil
+}
+
+// binary reads the option mode.
+func (spec sinkSpec) binary() (bool, error) {
+	switch mode := spec.options.Get("mode"); mode {
+	case "", "structured":
+		return false, nil
+	case "binary":
+		return true, nil
+	default:
+		return false, fmt.Errorf("mode: %.40q; use structured or binary", mode)
+	}
+}
+
+func openWebhook(s *settings, spec sinkSpec) (dispatcher.Sink, error) {
+	binary, err := spec.binary()
+	if err != nil {
+		return nil, err
+	}
+	var allow []netip.Prefix
+	if text := spec.options.Get("allow"); text != "" {
+		for _, part := range strings.Split(text, ",") {
+			prefix, err := netip.ParsePrefix(part)
+			if err != nil {
+				return nil, fmt.Errorf("allow: %.60q is no range of addresses such as 10.0.0.0/8", part)
+			}
+			allow = append(allow, prefix)
+		}
+	}
+	return webhook.New(webhook.Config{
+		URL: spec.url.String(), Binary: binary, Secret: s.WebhookSecret.Value, KeyID: s.WebhookKeyID.Value, Allow: allow,
+	})
+}

@@ -1,0 +1,189 @@
+// Package dispatcher publishes what is in the outbox: at least once, with the same id and bytes
+// each time, in order for each aggregate, and past every event that cannot be published.
+//
+// The way of an event: a [Dispatcher] claims lanes in which something is due (outbox.Acquire),
+// makes CloudEvents of the rows (event.go), has a [Sink] publish them, and marks what became of
+// each (outbox.Mark). No transaction is open meanwhile. Several dispatchers share the lanes; if
+// one dies, its claim runs out.
+package dispatcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Defaults of Config.
+const (
+	DefaultBatch        = 1000
+	DefaultBatchBytes   = 8 << 20
+	DefaultPollInterval = 20 * time.Millisecond
+	DefaultClaim        = time.Minute
+	DefaultMaxAttempts  = 20
+	DefaultGrace        = 10 * time.Second
+)
+
+// A Config says what a Dispatcher does. Pool, Source and Sinks are required.
+type Config struct {
+	Pool   *pgxpool.Pool
+	Source string // the CloudEvents source of all events: a URI reference, the same for all dispatchers of a database
+	Sinks  []Target
+	Name   string // shown in outbox_lane.claimed_by, with a random suffix; empty: dispatcher
+
+	Batch        int           // events published at once, for each sink; 0: DefaultBatch
+	BatchBytes   int           // of payloads in a batch, in bytes; an event that is larger goes by itself; 0: DefaultBatchBytes
+	PollInterval time.Duration // between two looks at an outbox without anything due; 0: DefaultPollInterval
+	Claim        time.Duration // how long lanes are claimed for: a crash goes unnoticed for as long; 0: DefaultClaim
+	MaxAttempts  int           // after so many failures an event is parked; 0: DefaultMaxAttempts
+	Backoff      run.Backoff   // between the tries of an event
+	Grace        time.Duration // for what is being published when Run is to end; 0: DefaultGrace
+
+	Observe Observer
+	Logger  *slog.Logger // nil: slog.Default()
+}
+
+// A Target is a sink with a name, under which its progress is kept.
+type Target struct {
+	Name  string
+	Sink  Sink
+	Types []string // prefixes of the event types it wants; nil: all
+	Rate  float64  // events a second at most; 0: no limit
+}
+
+// An Observer is told what happens. Its functions may be nil, and must not block.
+type Observer struct {
+	Published func(sink string, events int, took time.Duration)         // events that were acknowledged, of a batch
+	Failed    func(sink string, events int)                             // events that were not
+	Parked    func(sink string, events int)                             // events that were given up
+	Down      func(sink string, down bool)                              // a sink is, or is no longer, left alone
+	Lag       func(sink string, lag outbox.Lag)                         // every few seconds
+	Polled    func(sink string, events int, took time.Duration, e error) // a look at the outbox
+}
+
+// A Dispatcher publishes events until it is told to stop.
+type Dispatcher struct {
+	config Config
+	name   string
+	log    *slog.Logger
+}
+
+// New returns a Dispatcher, or an error that lists all that is wrong with the configuration, a line
+// each.
+func New(c Config) (*Dispatcher, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	c.Batch, c.BatchBytes = cmp.Or(c.Batch, DefaultBatch), cmp.Or(c.BatchBytes, DefaultBatchBytes)
+	c.PollInterval, c.Claim = cmp.Or(c.PollInterval, DefaultPollInterval), cmp.Or(c.Claim, DefaultClaim)
+	c.MaxAttempts, c.Grace = cmp.Or(c.MaxAttempts, DefaultMaxAttempts), cmp.Or(c.Grace, DefaultGrace)
+	c.Observe = c.Observe.filled()
+	d := &Dispatcher{config: c, name: cmp.Or(c.Name, "dispatcher") + "-" + uuid.NewString()[:8], log: c.Logger}
+	if d.log == nil {
+		d.log = slog.Default()
+	}
+	return d, nil
+}
+
+func (c *Config) check() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("dispatcher: "+format, args...)) }
+	if c.Pool == nil {
+		bad("Pool: it is nil")
+	}
+	if c.Source == "" {
+		bad("Source: it is empty; consumers tell events apart by source and id")
+	}
+	if len(c.Sinks) == 0 {
+		bad("Sinks: there is none")
+	}
+	names := map[string]bool{}
+	for _, t := range c.Sinks {
+		if t.Name == "" || t.Sink == nil {
+			bad("Sinks: %q lacks a name or a sink", t.Name)
+		}
+		if names[t.Name] {
+			bad("Sinks: two have the name %q", t.Name)
+		}
+		names[t.Name] = true
+		if t.Rate < 0 {
+			bad("Sinks: %q has a rate of %g", t.Name, t.Rate)
+		}
+	}
+	if min(c.Batch, c.BatchBytes, c.MaxAttempts) < 0 || min(c.PollInterval, c.Claim, c.Grace) < 0 {
+		bad("a size, number or duration is negative")
+	}
+	if c.Claim != 0 && c.Claim < time.Second {
+		bad("Claim: %s is less than a second", c.Claim)
+	}
+	return errors.Join(errs...)
+}
+
+func (o Observer) filled() Observer {
+	if o.Published == nil {
+		o.Published = func(string, int, time.Duration) {}
+	}
+	if o.Failed == nil {
+		o.Failed = func(string, int) {}
+	}
+	if o.Parked == nil {
+		o.Parked = func(string, int) {}
+	}
+	if o.Down == nil {
+		o.Down = func(string, bool) {}
+	}
+	if o.Lag == nil {
+		o.Lag = func(string, outbox.Lag) {}
+	}
+	if o.Polled == nil {
+		o.Polled = func(string, int, time.Duration, error) {}
+	}
+	return o
+}
+
+// Run registers the sinks and publishes until ctx ends. Then it claims no more, lets what is being
+// published come to its end for Config.Grace, and closes the sinks. What was not acknowledged by
+// then is published again later. It returns an error only if the sinks cannot be registered.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	for _, t := range d.config.Sinks {
+		if err := outbox.Register(ctx, d.config.Pool, t.Name, t.Types); err != nil {
+			return err
+		}
+	}
+	sending, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var all sync.WaitGroup
+	for _, t := range d.config.Sinks {
+		f := newFeed(d, t)
+		all.Go(func() { f.run(ctx, sending) })
+		all.Go(func() { f.keep(ctx) })
+	}
+	d.log.Info("dispatcher starts", "dispatcher", d.name, "sinks", d.names())
+	<-ctx.Done()
+	grace := time.AfterFunc(d.config.Grace, stop)
+	defer grace.Stop()
+	all.Wait()
+	for _, t := range d.config.Sinks {
+		if err := t.Sink.Close(); err != nil {
+			d.log.Warn("cannot close a sink", "sink", t.Name, "err", err)
+		}
+	}
+	d.log.Info("dispatcher stopped", "dispatcher", d.name)
+	return nil
+}
+
+func (d *Dispatcher) names() (names []string) {
+	for _, t := range d.config.Sinks {
+		names = append(names, t.Name)
+	}
+	return names
+}

@@ -1,0 +1,444 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A memory is a sink that remembers what it got.
+type memory struct {
+	mu     sync.Mutex
+	events []event.Event
+	answer func(event.Event) error // nil: it takes all
+	delay  time.Duration
+}
+
+func (m *memory) Publish(ctx context.Context, events []event.Event) []error {
+	return dispatcher.BySubject(ctx, events, 8, func(_ context.Context, e event.Event) error {
+		if m.delay > 0 {
+			time.Sleep(m.delay)
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.events = append(m.events, e)
+		if m.answer != nil {
+			return m.answer(e)
+		}
+		return nil
+	})
+}
+
+func (m *memory) Close() error { return nil }
+
+// got returns what has come, in order.
+func (m *memory) got() []event.Event {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.events)
+}
+
+func (m *memory) set(answer func(event.Event) error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.answer = answer
+}
+
+// dispatch runs a dispatcher until the test ends, or the function it returns is called.
+func dispatch(t *testing.T, pool *pgxpool.Pool, change func(*dispatcher.Config), sinks ...dispatcher.Target) (stop func()) {
+	t.Helper()
+	c := dispatcher.Config{
+		Pool: pool, Source: "/test", Sinks: sinks, Claim: 2 * time.Second, PollInterval: 5 * time.Millisecond,
+		Backoff: run.Backoff{Base: 20 * time.Millisecond, Cap: 100 * time.Millisecond}, MaxAttempts: 4, Grace: time.Second,
+	}
+	if change != nil {
+		change(&c)
+	}
+	d, err := dispatcher.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// emit appends n events to each of some aggregates, whose payloads say which they are.
+func emit(t *testing.T, pool *pgxpool.Pool, typ string, aggregates, n int) (ids []uuid.UUID) {
+	t.Helper()
+	for range aggregates {
+		ids = append(ids, uuid.New())
+	}
+	_, err := pool.Exec(t.Context(), `
+		INSERT INTO outbox_event (aggregate_id, event_type, payload)
+		SELECT a, $2, jsonb_build_object('n', n) FROM generate_series(1, $3) AS n, unnest($1::uuid[]) AS a ORDER BY n`, ids, typ, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+func count(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), query, args...).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+const openEvents = `SELECT count(*) FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL`
+
+func drained(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	pgtest.Await(t, "the outbox to drain", func() bool { return count(t, pool, openEvents) == 0 })
+}
+
+// inOrder checks that each aggregate's events came in order, repetitions aside.
+func inOrder(t *testing.T, events []event.Event) {
+	t.Helper()
+	last := map[string]int{}
+	for _, e := range events {
+		var n int
+		if _, err := fmt.Sscanf(string(e.Data()), `{"n": %d}`, &n); err != nil {
+			t.Fatalf("payload %s: %v", e.Data(), err)
+		}
+		if n > last[e.Subject()]+1 {
+			t.Fatalf("aggregate %s: %d came after %d", e.Subject(), n, last[e.Subject()])
+		}
+		last[e.Subject()] = max(last[e.Subject()], n)
+	}
+}
+
+// An event arrives with the attributes that CloudEvents and its row give it.
+func TestAttributes(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	id, aggregate := uuid.New(), uuid.New()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := outbox.Append(t.Context(), tx, outbox.Event{ID: id, Aggregate: aggregate, Type: "invoice.charged.v1",
+		Payload: map[string]any{"cents": 700}, Headers: map[string]string{"traceparent": "00-1", "Content-Language": "de", "id": "never"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	drained(t, pool)
+	e := sink.got()[0]
+	if err := e.Validate(); err != nil {
+		t.Error(err)
+	}
+	got := []any{e.ID(), e.Source(), e.Type(), e.Subject(), e.DataContentType(), string(e.Data()),
+		e.Extensions()["partitionkey"], e.Extensions()["traceparent"], e.Extensions()["contentlanguage"], len(e.Extensions())}
+	want := []any{id.String(), "/test", "invoice.charged.v1", aggregate.String(), "application/json", `{"cents": 700}`,
+		aggregate.String(), "00-1", "de", 3}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	if d := time.Since(e.Time()).Abs(); d > time.Minute {
+		t.Errorf("its time is %s away", d)
+	}
+}
+
+// Several dispatchers share the work; without faults no event comes twice, and each aggregate's
+// come in order.
+func TestShared(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	emit(t, pool, "test.told", 500, 20)
+	for range 4 {
+		dispatch(t, pool, func(c *dispatcher.Config) { c.Claim = time.Minute }, dispatcher.Target{Name: "memory", Sink: sink})
+	}
+	drained(t, pool)
+	got := sink.got()
+	inOrder(t, got)
+	if len(got) != 10_000 {
+		t.Errorf("10000 events came %d times", len(got))
+	}
+}
+
+// W51: events that are always rejected hold up only their own aggregates, and are parked.
+func TestPoisonAtTheHead(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	sink.set(func(e event.Event) error {
+		if e.Type() == "test.poison" {
+			return dispatcher.Reject(errors.New("no, thank you"))
+		}
+		return nil
+	})
+	emit(t, pool, "test.poison", 100, 1)
+	emit(t, pool, "test.told", 900, 1)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	pgtest.Await(t, "the others to be published", func() bool {
+		return count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL`) == 900
+	})
+	drained(t, pool)
+	if n := count(t, pool, `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL AND rejected = 3 AND last_error = 'no, thank you'`); n != 100 {
+		t.Errorf("%d are parked with the reason, want 100", n)
+	}
+	sink.set(nil)
+	if n := count(t, pool, `SELECT outbox_replay_parked('memory', '{test.}')`); n != 100 {
+		t.Errorf("%d are to be tried again, want 100", n)
+	}
+	drained(t, pool)
+	if n := count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL`); n != 1000 {
+		t.Errorf("%d are published, want 1000", n)
+	}
+}
+
+// What fails is tried again, in its aggregate's order, while the others flow.
+func TestRetry(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	tries := map[string]int{}
+	sink.set(func(e event.Event) error {
+		if tries[e.ID()]++; tries[e.ID()] < 3 && strings.Contains(string(e.Data()), "5") && e.Subject() < "8" {
+			return errors.New("not now")
+		}
+		return nil
+	})
+	emit(t, pool, "test.told", 50, 20)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	drained(t, pool)
+	inOrder(t, sink.got())
+	if n := count(t, pool, `SELECT count(*) FROM outbox_delivery`); n != 0 {
+		t.Errorf("%d deliveries are left over", n)
+	}
+}
+
+// A sink that is down costs lag: no event is charged, none is parked, and another sink's flow.
+func TestSinkDown(t *testing.T) {
+	pool, down, up := pgtest.New(t), &memory{}, &memory{}
+	for name, failure := range map[string]error{"unavailable": dispatcher.Unavailable(errors.New("no route"), 0), "every event fails": errors.New("status 500")} {
+		t.Run(name, func(t *testing.T) {
+			down.set(func(event.Event) error { return failure })
+			emit(t, pool, "test.told", 30, 5)
+			stop := dispatch(t, pool, nil, dispatcher.Target{Name: "down", Sink: down}, dispatcher.Target{Name: "up", Sink: up})
+			pgtest.Await(t, "the other sink to have all", func() bool {
+				return count(t, pool, `SELECT count(*) FROM outbox_event WHERE NOT 'up' = ANY (coalesce(delivered_to, '{}'))`) == 0
+			})
+			time.Sleep(2 * time.Second)
+			if n := count(t, pool, `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL`); n != 0 {
+				t.Errorf("%d were parked", n)
+			}
+			if n := count(t, pool, openEvents); n != 150 {
+				t.Errorf("%d are open, want 150", n)
+			}
+			down.set(nil)
+			drained(t, pool)
+			stop()
+			inOrder(t, up.got())
+		})
+	}
+}
+
+// Each sink gets what it wants. An event that no sink wants is done with.
+func TestRouting(t *testing.T) {
+	pool, all, invoices := pgtest.New(t), &memory{}, &memory{}
+	emit(t, pool, "invoice.charged", 3, 1)
+	emit(t, pool, "order.placed", 4, 1)
+	emit(t, pool, "internal.note", 5, 1)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "orders", Sink: all, Types: []string{"order.", "invoice."}},
+		dispatcher.Target{Name: "invoices", Sink: invoices, Types: []string{"invoice."}})
+	drained(t, pool)
+	if a, i := len(all.got()), len(invoices.got()); a != 7 || i != 3 {
+		t.Errorf("%d and %d events came, want 7 and 3", a, i)
+	}
+	for _, row := range []struct {
+		where string
+		want  int
+	}{
+		{`event_type = 'invoice.charged' AND delivered_to @> '{orders,invoices}'`, 3},
+		{`event_type = 'order.placed' AND delivered_to = '{orders}'`, 4},
+		{`event_type = 'internal.note' AND delivered_to IS NULL AND published_at IS NOT NULL`, 5},
+	} {
+		if n := count(t, pool, `SELECT count(*) FROM outbox_event WHERE `+row.where); n != row.want {
+			t.Errorf("%d events with %s, want %d", n, row.where, row.want)
+		}
+	}
+}
+
+// W52: what commits late is delivered all the same, also when reading has passed its id long ago.
+func TestLateCommit(t *testing.T) {
+	pool, sink, other := pgtest.New(t), &memory{}, &memory{}
+	other.set(func(event.Event) error { return dispatcher.Unavailable(errors.New("no route"), 0) })
+	late, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := outbox.Append(t.Context(), late, outbox.Event{Aggregate: uuid.New(), Type: "test.late", Payload: 1}); err != nil {
+		t.Fatal(err)
+	}
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink}, dispatcher.Target{Name: "other", Sink: other})
+	emit(t, pool, "test.told", 200, 1)
+	pgtest.Await(t, "the others", func() bool { return len(sink.got()) == 200 })
+	raise := func() {
+		for range 3 {
+			if err := outbox.RaiseFloors(t.Context(), pool, "memory"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	raise()
+	if n := count(t, pool, `SELECT count(*) FROM outbox_lane WHERE sink = 'memory' AND floor > 0`); n > 0 {
+		t.Errorf("%d floors have passed an id that may still be committed", n)
+	}
+	if err := late.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Await(t, "the late one", func() bool { return len(sink.got()) == 201 })
+	pgtest.Await(t, "floors to rise", func() bool {
+		raise()
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE sink = 'memory' AND floor > 0`) == outbox.Lanes
+	})
+}
+
+// A dispatcher that was frozen beyond its claim cannot mark what others have published meanwhile.
+func TestLostClaim(t *testing.T) {
+	pool := pgtest.New(t)
+	emit(t, pool, "test.told", 3, 2)
+	if err := outbox.Register(t.Context(), pool, "memory", nil); err != nil {
+		t.Fatal(err)
+	}
+	limits := outbox.Limits{Events: 100, Bytes: 1 << 20, Lanes: 64, Length: time.Millisecond}
+	frozen, err := outbox.Acquire(t.Context(), pool, "memory", "frozen", limits)
+	if err != nil || len(frozen.Rows) != 6 {
+		t.Fatalf("%d rows, %v", len(frozen.Rows), err)
+	}
+	time.Sleep(5 * time.Millisecond)
+	other, err := outbox.Acquire(t.Context(), pool, "memory", "other", limits)
+	if err != nil || len(other.Rows) != 6 {
+		t.Fatalf("%d rows, %v", len(other.Rows), err)
+	}
+	var outcomes []outbox.Outcome
+	for _, row := range frozen.Rows {
+		outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Delivered: true})
+	}
+	if n, err := outbox.Mark(t.Context(), pool, frozen, outcomes); n != 0 || err != nil {
+		t.Errorf("%d were marked under a lost claim, %v", n, err)
+	}
+	if n := count(t, pool, openEvents); n != 6 {
+		t.Errorf("%d are open, want 6", n)
+	}
+	if n, err := outbox.Mark(t.Context(), pool, other, outcomes); n != 6 || err != nil {
+		t.Errorf("%d were marked, %v; want 6", n, err)
+	}
+}
+
+// W60: a batch is bounded by bytes, and an event beyond the bound goes by itself.
+func TestBytes(t *testing.T) {
+	pool := pgtest.New(t)
+	if err := outbox.Register(t.Context(), pool, "memory", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO outbox_event (aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'test.large', to_jsonb(repeat('x', 100000)) FROM generate_series(1, 50)`); err != nil {
+		t.Fatal(err)
+	}
+	for limit, want := range map[int]int{1_000_000: 9, 1000: 1} {
+		c, err := outbox.Acquire(t.Context(), pool, "memory", "test", outbox.Limits{Events: 1000, Bytes: limit, Lanes: 64, Length: time.Minute})
+		if err != nil || len(c.Rows) != want {
+			t.Errorf("%d rows of 100 kB in %d bytes, %v; want %d", len(c.Rows), limit, err, want)
+		}
+		if _, err := outbox.Mark(t.Context(), pool, c, nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A span of time can be published again, to one sink or to all, with the same ids and bytes.
+func TestReplay(t *testing.T) {
+	pool, a, b := pgtest.New(t), &memory{}, &memory{}
+	emit(t, pool, "test.told", 5, 3)
+	stop := dispatch(t, pool, nil, dispatcher.Target{Name: "a", Sink: a}, dispatcher.Target{Name: "b", Sink: b})
+	drained(t, pool)
+	pgtest.Await(t, "floors to rise", func() bool {
+		for _, sink := range []string{"a", "b"} {
+			if err := outbox.RaiseFloors(t.Context(), pool, sink); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == 2*outbox.Lanes
+	})
+	if n := count(t, pool, `SELECT outbox_replay(now() - interval '1 hour', sink => 'b')`); n != 15 {
+		t.Errorf("%d are replayed, want 15", n)
+	}
+	drained(t, pool)
+	stop()
+	if na, nb := len(a.got()), len(b.got()); na != 15 || nb != 30 {
+		t.Fatalf("%d and %d came, want 15 and 30", na, nb)
+	}
+	bytes := map[string]string{}
+	for _, e := range b.got() {
+		text, err := e.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first, again := bytes[e.ID()]; again && first != string(text) {
+			t.Errorf("an event came as\n%s\nand as\n%s", first, text)
+		}
+		bytes[e.ID()] = string(text)
+	}
+	if len(bytes) != 15 {
+		t.Errorf("%d ids, want 15", len(bytes))
+	}
+}
+
+// A sink that is no longer wanted is removed, and what waited only for it is done with.
+func TestAbandon(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	if err := outbox.Register(t.Context(), pool, "gone", nil); err != nil {
+		t.Fatal(err)
+	}
+	emit(t, pool, "test.told", 5, 3)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	pgtest.Await(t, "the sink to have all", func() bool { return len(sink.got()) == 15 })
+	pgtest.Await(t, "them to be marked", func() bool {
+		return count(t, pool, `SELECT count(*) FROM outbox_event WHERE 'memory' = ANY (delivered_to)`) == 15
+	})
+	if n := count(t, pool, openEvents); n != 15 {
+		t.Errorf("%d are open, want 15", n)
+	}
+	if n, err := outbox.Abandon(t.Context(), pool, "gone"); n != 15 || err != nil {
+		t.Errorf("%d were open for it, %v; want 15", n, err)
+	}
+	drained(t, pool)
+	if len(sink.got()) != 15 {
+		t.Errorf("%d came, want 15", len(sink.got()))
+	}
+	if _, err := outbox.Abandon(t.Context(), pool, "gone"); !errors.Is(err, outbox.ErrNoSink) {
+		t.Errorf("a sink that is not there: %v", err)
+	}
+}
+
+// K47: what was appended cannot be changed.
+func TestEventsStay(t *testing.T) {
+	pool := pgtest.New(t)
+	emit(t, pool, "test.told", 1, 1)
+	if _, err := pool.Exec(t.Context(), `UPDATE outbox_event SET payload = '{}'`); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
+		t.Errorf("a payload was changed: %v", err)
+	}
+}

@@ -1,0 +1,322 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/google/uuid"
+	"golang.org/x/time/rate"
+
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+const (
+	batchesAtOnce = 2  // while one is published the next is read
+	lanesAtOnce   = 16 // of 64: four claims share the work, of one dispatcher or of several
+	maxRejections = 3  // an event that was refused so often is parked
+	suspicious    = 3  // aggregates that fail one after the other: the sink is to blame, not they
+	probe         = 10 // events tried of a sink that is to blame
+
+	keepEvery  = 5 * time.Second
+	sweepEvery = 10 * time.Minute
+	quietFor   = time.Minute // between two log lines about the same trouble
+)
+
+// pauses are how long a sink that takes nothing is left alone.
+var pauses = run.Backoff{Base: 500 * time.Millisecond, Cap: 30 * time.Second}
+
+// A feed publishes to one sink, at its own pace: what happens to another does not concern it.
+type feed struct {
+	*Dispatcher
+	target Target
+	limit  *rate.Limiter // nil: none
+
+	mu      sync.Mutex
+	failing map[uuid.UUID]bool // aggregates that have failed since something was acknowledged
+	downs   int                // pauses since then
+	told    time.Time
+}
+
+func newFeed(d *Dispatcher, t Target) *feed {
+	f := &feed{Dispatcher: d, target: t, failing: map[uuid.UUID]bool{}}
+	if t.Rate > 0 {
+		f.limit = rate.NewLimiter(rate.Limit(t.Rate), max(1, min(d.config.Batch, int(t.Rate))))
+	}
+	return f
+}
+
+// run claims and publishes until ctx ends; what is being published then may go on until sending
+// ends.
+func (f *feed) run(ctx, sending context.Context) {
+	var publishing sync.WaitGroup
+	defer publishing.Wait()
+	slots := make(chan struct{}, batchesAtOnce)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case slots <- struct{}{}:
+		}
+		begun := time.Now()
+		claim, err := outbox.Acquire(ctx, f.config.Pool, f.target.Name, f.name, f.limits())
+		if err == nil && claim.Lanes > 0 {
+			f.config.Observe.Polled(f.target.Name, len(claim.Rows), time.Since(begun), nil)
+			publishing.Go(func() {
+				defer func() { <-slots }()
+				f.publish(sending, claim)
+			})
+			continue
+		}
+		<-slots
+		f.config.Observe.Polled(f.target.Name, 0, time.Since(begun), err)
+		pause := max(f.config.PollInterval, 10*time.Since(begun)) // a look that takes long is not repeated at once
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			f.complain("cannot look for events; trying again", "err", err)
+			pause = max(pause, time.Second)
+		}
+		sleep(ctx, pause)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// limits bounds the next batch.
+func (f *feed) limits() outbox.Limits {
+	l := outbox.Limits{Events: f.config.Batch, Bytes: f.config.BatchBytes, Lanes: lanesAtOnce, Length: f.config.Claim}
+	if f.limit != nil {
+		l.Events = min(l.Events, f.limit.Burst())
+	}
+	if f.suspect() {
+		l.Events, l.Lanes = probe, min(lanesAtOnce, probe)
+	}
+	l.Lanes = min(l.Lanes, l.Events)
+	return l
+}
+
+// suspect reports whether so many aggregates have failed, and nothing else was acknowledged, that
+// the sink must be to blame.
+func (f *feed) suspect() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.failing) >= suspicious
+}
+
+// publish publishes what was claimed, and marks it.
+func (f *feed) publish(ctx context.Context, claim *outbox.Claim) {
+	begun := time.Now()
+	// A claim that has run out is somebody else's: nothing is sent in its last third.
+	sending, done := context.WithTimeout(ctx, f.config.Claim*2/3)
+	defer done()
+	var wanted []outbox.Row
+	var outcomes []outbox.Outcome
+	for _, row := range claim.Rows {
+		if row.Wanted {
+			wanted = append(wanted, row)
+		} else {
+			outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Delivered: true})
+		}
+	}
+	if len(wanted) > 0 {
+		errs := f.send(sending, wanted)
+		outcomes = append(outcomes, f.judge(wanted, errs, time.Since(begun))...)
+	}
+	f.mark(ctx, claim, outcomes)
+}
+
+func (f *feed) send(ctx context.Context, rows []outbox.Row) (errs []error) {
+	events := make([]event.Event, len(rows))
+	for k, row := range rows {
+		events[k] = toEvent(row, f.config.Source)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			f.log.Error("a sink panicked", "sink", f.target.Name, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			errs = all(len(rows), Unavailable(errors.New("the sink panicked"), 0))
+		}
+	}()
+	if f.limit != nil {
+		if err := f.limit.WaitN(ctx, len(rows)); err != nil {
+			return all(len(rows), ErrNotTried)
+		}
+	}
+	if errs = f.target.Sink.Publish(ctx, events); len(errs) != len(rows) {
+		f.log.Error("a sink answered for another number of events", "sink", f.target.Name, "events", len(rows), "answers", len(errs))
+		return all(len(rows), Unavailable(errors.New("the sink answered for another number of events"), 0))
+	}
+	return errs
+}
+
+func all(n int, err error) []error {
+	errs := make([]error, n)
+	for k := range errs {
+		errs[k] = err
+	}
+	return errs
+}
+
+// judge turns the sink's answers into outcomes, and leaves the sink alone for a while if it takes
+// nothing.
+func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outcomes []outbox.Outcome) {
+	delivered, failed, parked := 0, 0, 0
+	var down *unavailable
+	f.mu.Lock()
+	for _, err := range errs {
+		if err == nil {
+			delivered++
+		}
+	}
+	if delivered > 0 {
+		clear(f.failing)
+		f.downs = 0
+	}
+	for k, err := range errs {
+		if r := (*rejection)(nil); err != nil && !errors.Is(err, ErrNotTried) && !errors.As(err, &down) && !errors.As(err, &r) && delivered == 0 {
+			f.failing[rows[k].Aggregate] = true
+		}
+	}
+	suspect := len(f.failing) >= suspicious
+	f.mu.Unlock()
+	for k, err := range errs {
+		row := rows[k]
+		o := outbox.Outcome{ID: row.ID, Delivered: err == nil, Attempt: row.Attempt + 1, Rejected: row.Rejected}
+		var r *rejection
+		var u *unavailable
+		switch {
+		case err == nil:
+		case errors.Is(err, ErrNotTried), errors.As(err, &u):
+			continue
+		case errors.As(err, &r):
+			o.Rejected++
+			o.Park = r.final || o.Rejected >= maxRejections
+		default:
+			o.Park = o.Attempt >= f.config.MaxAttempts && !suspect
+		}
+		if err != nil {
+			failed++
+			o.Reason, o.Again = firstLine(err.Error()), f.config.Backoff.Delay(row.Attempt)
+			if o.Park {
+				parked++
+			}
+		}
+		outcomes = append(outcomes, o)
+	}
+	o := f.config.Observe
+	o.Published(f.target.Name, delivered, took)
+	if failed > 0 {
+		o.Failed(f.target.Name, failed)
+	}
+	if parked > 0 {
+		o.Parked(f.target.Name, parked)
+		// The reasons may quote what the sink has answered: they stay in the database.
+		f.log.Warn("events parked; why: SELECT * FROM outbox_delivery WHERE parked_at IS NOT NULL", "sink", f.target.Name, "events", parked)
+	}
+	switch {
+	case down != nil:
+		f.leaveAlone(down.error, down.after)
+	case suspect && delivered == 0:
+		f.leaveAlone(first(errs), 0)
+	case delivered > 0:
+		o.Down(f.target.Name, false)
+	}
+	return outcomes
+}
+
+// first returns the first error that says something.
+func first(errs []error) error {
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, ErrNotTried) {
+			return err
+		}
+	}
+	return ErrNotTried
+}
+
+// leaveAlone keeps all dispatchers from trying the sink for a while.
+func (f *feed) leaveAlone(reason error, after time.Duration) {
+	f.mu.Lock()
+	pause := max(after, pauses.Delay(f.downs))
+	f.downs++
+	f.mu.Unlock()
+	f.config.Observe.Down(f.target.Name, true)
+	f.complain("sink takes nothing; trying again", "after", pause, "err", firstLine(reason.Error()))
+	ctx, done := context.WithTimeout(context.Background(), 5*time.Second)
+	defer done()
+	if err := outbox.Pause(ctx, f.config.Pool, f.target.Name, pause, firstLine(reason.Error())); err != nil {
+		f.complain("cannot note that a sink is left alone", "err", err)
+	}
+}
+
+// mark records what was found out. If the database is away it tries again until the claim runs
+// out; after that others publish the same again.
+func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.Outcome) {
+	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), f.config.Claim)
+	defer done()
+	for n := 0; ; n++ {
+		recorded, err := outbox.Mark(ctx, f.config.Pool, claim, outcomes)
+		if err == nil {
+			if recorded < len(outcomes) {
+				f.complain("a claim was lost; its events are published again", "recorded", recorded, "of", len(outcomes))
+			}
+			return
+		}
+		if ctx.Err() != nil {
+			f.complain("cannot mark events; they are published again", "err", err)
+			return
+		}
+		sleep(ctx, run.Backoff{Base: 50 * time.Millisecond, Cap: 2 * time.Second}.Delay(n))
+	}
+}
+
+// keep says that the sink is served, raises floors and measures, until ctx ends.
+func (f *feed) keep(ctx context.Context) {
+	swept := time.Now()
+	for ctx.Err() == nil {
+		work := []func(context.Context, outbox.DB, string) error{outbox.Seen, outbox.RaiseFloors}
+		if time.Since(swept) > sweepEvery {
+			work, swept = append(work, outbox.Sweep), time.Now()
+		}
+		for _, do := range work {
+			if err := do(ctx, f.config.Pool, f.target.Name); err != nil && ctx.Err() == nil {
+				f.complain("cannot keep order in the outbox; trying again", "err", err)
+			}
+		}
+		if lag, err := outbox.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
+			f.config.Observe.Lag(f.target.Name, lag)
+		}
+		sleep(ctx, keepEvery)
+	}
+}
+
+// complain logs trouble, but not each time.
+func (f *feed) complain(message string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.told) < quietFor {
+		f.log.Debug(message, append(args, "sink", f.target.Name)...)
+		return
+	}
+	f.told = time.Now()
+	f.log.Warn(message, append(args, "sink", f.target.Name)...)
+}
+
+// firstLine keeps an error's text fit for a line, and for Postgres.
+func firstLine(text string) string {
+	text, _, _ = strings.Cut(text, "\n")
+	text = strings.ToValidUTF8(text[:min(len(text), 1000)], "")
+	return strings.ReplaceAll(text, "\x00", "")
+}

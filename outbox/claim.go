@@ -1,0 +1,126 @@
+package outbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// A Row is an event as it is stored.
+type Row struct {
+	ID        int64
+	UUID      uuid.UUID
+	Aggregate uuid.UUID
+	Type      string
+	Payload   json.RawMessage
+	Headers   map[string]string // nil: none
+	Created   time.Time
+	Attempt   int  // how often this sink was tried with it before
+	Rejected  int  // how often it said that it does not want it
+	Wanted    bool // false: no sink wants it; it is only to be marked
+}
+
+// A Claim is the right to publish the events of some lanes to a sink.
+type Claim struct {
+	Sink  string
+	Token uuid.UUID // drawn for this claim
+	Lanes int       // claimed; 0: nothing is due
+	Rows  []Row     // in order of id
+}
+
+// Limits bound a claim.
+type Limits struct {
+	Events int           // at most
+	Bytes  int           // of payloads at most, but one event always
+	Lanes  int           // at most, so that others find some, too
+	Length time.Duration // how long the claim lasts; after that it is anybody's
+}
+
+// openInLane are the events e that the sink s has to get, or that nobody has to get any more, from
+// the floor of a lane l on. To the letter it holds what outbox_event_open_idx is about.
+const openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
+	AND (outbox_open(s, e) OR NOT EXISTS (SELECT FROM outbox_sink o WHERE outbox_open(o, e)))`
+
+// dueInLane are those of them whose aggregates do not wait for another try.
+const dueInLane = openInLane + `
+	AND NOT EXISTS (SELECT FROM outbox_delivery d
+	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL AND d.next_attempt_at > now())`
+
+// Acquire claims lanes in which something is due, those served longest ago first, and reads it.
+// What is claimed is published, then marked: that gives the lanes back.
+func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits) (*Claim, error) {
+	c := &Claim{Sink: sink, Token: uuid.New()}
+	tag, err := db.Exec(ctx, `
+		UPDATE outbox_lane
+		SET claim_token = $2, claimed_by = $3, claim_until = clock_timestamp() + $4 * interval '1 second', served_at = clock_timestamp()
+		WHERE (sink, lane) IN (
+			SELECT l.sink, l.lane
+			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
+			WHERE l.sink = $1 AND (l.claim_until IS NULL OR l.claim_until < clock_timestamp())
+			  AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
+			  AND EXISTS (SELECT FROM outbox_event e WHERE `+dueInLane+`)
+			ORDER BY l.served_at
+			LIMIT $5
+			FOR NO KEY UPDATE OF l SKIP LOCKED)`, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes)
+	if err != nil {
+		return nil, fmt.Errorf("claim lanes of sink %q: %w", sink, err)
+	}
+	if c.Lanes = int(tag.RowsAffected()); c.Lanes == 0 {
+		return c, nil
+	}
+	// A statement of its own: it sees what was marked before the lanes were free. The first of all
+	// lanes come before the second of any, so none waits for a long one.
+	perLane := max(1, limits.Events/c.Lanes)
+	rows, _ := db.Query(ctx, `
+		WITH due AS (
+			SELECT e.id, e.place, e.wanted, sum(e.bytes) OVER upto AS bytes, row_number() OVER upto AS n
+			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink CROSS JOIN LATERAL (
+				SELECT e.id, e.bytes, outbox_open(s, e) AS wanted, row_number() OVER (ORDER BY e.id) AS place
+				FROM outbox_event e
+				WHERE `+dueInLane+`
+				ORDER BY e.id
+				LIMIT $3) AS e
+			WHERE l.sink = $1 AND l.claim_token = $2
+			WINDOW upto AS (ORDER BY e.place, e.id)
+		)
+		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type, e.payload, e.headers, e.created_at,
+		       coalesce(d.attempt, 0), coalesce(d.rejected, 0), due.wanted
+		FROM due JOIN outbox_event e USING (id) LEFT JOIN outbox_delivery d ON d.event_id = e.id AND d.sink = $1
+		WHERE due.bytes <= $4 OR due.n = 1
+		ORDER BY e.id`, sink, c.Token, perLane, limits.Bytes)
+	c.Rows, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Row, err error) {
+		var payload, headers []byte
+		if err = row.Scan(&r.ID, &r.UUID, &r.Aggregate, &r.Type, &payload, &headers, &r.Created, &r.Attempt, &r.Rejected, &r.Wanted); err != nil {
+			return r, err
+		}
+		r.Payload = payload
+		r.Headers = stringsOf(headers)
+		return r, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read events for sink %q: %w", sink, err)
+	}
+	return c, nil
+}
+
+// stringsOf returns the headers that are texts, which all are that Append has written.
+func stringsOf(headers []byte) map[string]string {
+	if headers == nil {
+		return nil
+	}
+	var all map[string]any
+	if json.Unmarshal(headers, &all) != nil {
+		return nil
+	}
+	texts := make(map[string]string, len(all))
+	for name, value := range all {
+		if text, ok := value.(string); ok {
+			texts[name] = text
+		}
+	}
+	return texts
+}

@@ -1,0 +1,120 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// An Outcome is what became of one event of a claim. One that is not marked stays as it was.
+type Outcome struct {
+	ID        int64
+	Delivered bool // or no sink wants it
+
+	// If it was not delivered:
+	Reason   string
+	Attempt  int           // how often it has been tried by now
+	Rejected int           // how often the sink has said that it does not want it
+	Again    time.Duration // until the next try
+	Park     bool          // there is none
+}
+
+// Mark records outcomes and gives the claim's lanes back, in one statement. It reports how many
+// were recorded: none if the claim was lost, which leaves the events to whoever has it now.
+func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded int, err error) {
+	n := len(outcomes)
+	ids, delivered, parks := make([]int64, n), make([]bool, n), make([]bool, n)
+	attempts, rejected := make([]int, n), make([]int, n)
+	again, reasons := make([]float64, n), make([]string, n)
+	for k, o := range outcomes {
+		ids[k], delivered[k], parks[k], attempts[k], rejected[k] = o.ID, o.Delivered, o.Park, o.Attempt, o.Rejected
+		again[k], reasons[k] = o.Again.Seconds(), o.Reason
+	}
+	// Another sink may mark the same event at the same time. Whoever comes second sees what the
+	// first has written to the row, and so one of them finds that nobody is left.
+	err = db.QueryRow(ctx, `
+		WITH mine AS MATERIALIZED (
+			UPDATE outbox_lane SET claim_token = NULL, claimed_by = NULL, claim_until = NULL
+			WHERE sink = $1 AND claim_token = $2
+			RETURNING lane
+		), outcome AS (
+			SELECT o.* FROM unnest($3::bigint[], $4::boolean[], $5::boolean[], $6::int[], $7::int[], $8::float8[], $9::text[])
+			  AS o (id, delivered, park, attempt, rejected, again, reason)
+		), marked AS (
+			UPDATE outbox_event e
+			SET delivered_to = CASE WHEN o.delivered AND outbox_open(s, e) THEN array_append(e.delivered_to, $1) ELSE e.delivered_to END,
+			    parked_by    = CASE WHEN o.park THEN array_append(e.parked_by, $1) ELSE e.parked_by END,
+			    published_at = CASE WHEN NOT o.park AND e.parked_by IS NULL AND NOT EXISTS (SELECT FROM outbox_sink x WHERE x.name <> $1 AND outbox_open(x, e))
+			                        THEN clock_timestamp() END,
+			    parked_at    = CASE WHEN (o.park OR e.parked_by IS NOT NULL) AND NOT EXISTS (SELECT FROM outbox_sink x WHERE x.name <> $1 AND outbox_open(x, e))
+			                        THEN clock_timestamp() END
+			FROM outcome o, outbox_sink s
+			WHERE e.id = o.id AND (o.delivered OR o.park) AND e.lane IN (SELECT lane FROM mine) AND s.name = $1
+			RETURNING e.id
+		), settled AS (
+			DELETE FROM outbox_delivery d USING outcome o, mine
+			WHERE o.delivered AND d.event_id = o.id AND d.sink = $1
+		), failed AS (
+			INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, rejected, next_attempt_at, last_error, parked_at)
+			SELECT o.id, $1, e.aggregate_id, o.attempt, o.rejected, CASE WHEN NOT o.park THEN now() + o.again * interval '1 second' END, left(o.reason, 4096),
+			       CASE WHEN o.park THEN now() END
+			FROM outcome o JOIN outbox_event e ON e.id = o.id
+			WHERE NOT o.delivered AND e.lane IN (SELECT lane FROM mine)
+			ON CONFLICT (event_id, sink) DO UPDATE
+			SET attempt = excluded.attempt, rejected = excluded.rejected, next_attempt_at = excluded.next_attempt_at,
+			    last_error = excluded.last_error, parked_at = excluded.parked_at, updated_at = now()
+			RETURNING event_id
+		)
+		SELECT (SELECT count(*) FROM marked) + (SELECT count(*) FROM failed) - count(*) FROM outcome o WHERE o.park AND EXISTS (SELECT FROM mine)`,
+		c.Sink, c.Token, ids, delivered, parks, attempts, rejected, again, reasons).Scan(&recorded)
+	if err != nil {
+		return 0, fmt.Errorf("mark %d events of sink %q: %w", n, c.Sink, err)
+	}
+	return recorded, nil
+}
+
+// RaiseFloors lets reading start later, past what the sink is done with. Without it reading passes
+// over everything that other sinks have not got, and over what was published since the last vacuum.
+//
+// An id is drawn before its transaction ends, so below the first open event one may still appear.
+// What is the floor's next place is therefore noted with the transactions that are under way, and
+// becomes the floor when all of them have ended.
+func RaiseFloors(ctx context.Context, db DB, sink string) error {
+	_, err := db.Exec(ctx, `
+		UPDATE outbox_lane l
+		SET floor = CASE WHEN l.next_floor IS NOT NULL THEN greatest(l.floor, least(l.next_floor, n.free)) ELSE l.floor END,
+		    next_floor = n.free, next_xid = pg_snapshot_xmax(pg_current_snapshot())
+		FROM (
+			SELECT l.lane, coalesce(
+				(SELECT e.id - 1 FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 1),
+				(SELECT id FROM outbox_event ORDER BY id DESC LIMIT 1), 0) AS free
+			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
+			WHERE l.sink = $1
+		) AS n
+		WHERE l.sink = $1 AND l.lane = n.lane AND n.free > l.floor
+		  AND (l.next_floor IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()))`, sink)
+	if err != nil {
+		return fmt.Errorf("raise the floors of sink %q: %w", sink, err)
+	}
+	return nil
+}
+
+// Sweep lowers floors below events that should not be there: of ids that were not drawn from the
+// sequence, or drawn by a transaction that was slow to begin writing. It reads everything that is
+// open, so it is for every few minutes.
+func Sweep(ctx context.Context, db DB, sink string) error {
+	_, err := db.Exec(ctx, `
+		UPDATE outbox_lane l
+		SET floor = n.first - 1, next_floor = NULL
+		FROM (
+			SELECT l.lane, min(e.id) AS first
+			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink JOIN outbox_event e ON e.lane = l.lane AND e.id <= l.floor
+			WHERE l.sink = $1 AND e.published_at IS NULL AND e.parked_at IS NULL AND outbox_open(s, e)
+			GROUP BY l.lane
+		) AS n
+		WHERE l.sink = $1 AND l.lane = n.lane`, sink)
+	if err != nil {
+		return fmt.Errorf("sweep the outbox for sink %q: %w", sink, err)
+	}
+	return nil
+}

@@ -1,0 +1,136 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// DB is a pool, a connection or a transaction.
+type DB interface {
+	Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, query string, args ...any) pgx.Row
+}
+
+// Lanes is the number of lanes. All events of an aggregate are in one of them.
+const Lanes = 64
+
+// Register says that a sink of this name is served, and that it wants the events whose types
+// start with one of these prefixes; nil: all. A new sink begins with what is open then, and gets
+// what comes; what was published before, outbox_replay gives it.
+func Register(ctx context.Context, db DB, sink string, types []string) error {
+	if types == nil {
+		types = []string{}
+	}
+	// Events that the floor has passed may be wanted now, so it goes back to the start.
+	_, err := db.Exec(ctx, `
+		WITH before AS (
+			SELECT types FROM outbox_sink WHERE name = $1
+		), sink AS (
+			INSERT INTO outbox_sink (name, types) VALUES ($1, $2)
+			ON CONFLICT (name) DO UPDATE SET types = excluded.types, seen_at = now()
+			RETURNING name
+		), lanes AS (
+			INSERT INTO outbox_lane (sink, lane)
+			SELECT sink.name, lane FROM sink, generate_series(0, $3 - 1) AS lane
+			WHERE NOT EXISTS (SELECT FROM before)
+			ON CONFLICT DO NOTHING
+		)
+		UPDATE outbox_lane l SET floor = 0, next_floor = NULL
+		FROM before
+		WHERE before.types IS DISTINCT FROM $2`, sink, types, Lanes)
+	if err != nil {
+		return fmt.Errorf("register sink %q: %w", sink, err)
+	}
+	return nil
+}
+
+// Seen notes that a dispatcher serves the sink.
+func Seen(ctx context.Context, db DB, sink string) error {
+	if _, err := db.Exec(ctx, `UPDATE outbox_sink SET seen_at = now() WHERE name = $1`, sink); err != nil {
+		return fmt.Errorf("note that sink %q is served: %w", sink, err)
+	}
+	return nil
+}
+
+// Pause keeps everybody from publishing to the sink for a while; reason is shown in outbox_sink.
+func Pause(ctx context.Context, db DB, sink string, d time.Duration, reason string) error {
+	_, err := db.Exec(ctx, `
+		UPDATE outbox_sink
+		SET paused_until = greatest(paused_until, now() + $2 * interval '1 second'), last_error = $3
+		WHERE name = $1`, sink, d.Seconds(), reason)
+	if err != nil {
+		return fmt.Errorf("pause sink %q: %w", sink, err)
+	}
+	return nil
+}
+
+// ErrNoSink means that there is no sink of the name.
+var ErrNoSink = errors.New("no such sink")
+
+// Abandon removes a sink, and returns how many events it has not got, counted up to a million.
+// They are published as far as the other sinks are concerned. It returns ErrNoSink.
+func Abandon(ctx context.Context, db DB, sink string) (open int64, err error) {
+	err = db.QueryRow(ctx, `
+		WITH open AS (
+			SELECT count(*) AS n
+			FROM (SELECT FROM outbox_event e JOIN outbox_sink s ON s.name = $1 AND outbox_open(s, e)
+			      WHERE e.published_at IS NULL AND e.parked_at IS NULL LIMIT 1000000) AS counted
+		), gone AS (
+			DELETE FROM outbox_sink WHERE name = $1 RETURNING name
+		), lowered AS (
+			UPDATE outbox_lane l SET floor = 0, next_floor = NULL FROM gone WHERE l.sink <> gone.name
+		)
+		SELECT n FROM open, gone`, sink).Scan(&open)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, fmt.Errorf("%w: %q", ErrNoSink, sink)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("abandon sink %q: %w", sink, err)
+	}
+	return open, nil
+}
+
+// Unserved lists the sinks that nobody has said to serve for a while, other than those named.
+func Unserved(ctx context.Context, db DB, served []string, since time.Duration) ([]string, error) {
+	rows, _ := db.Query(ctx, `
+		SELECT name FROM outbox_sink
+		WHERE name <> ALL ($1) AND seen_at < now() - $2 * interval '1 second'
+		ORDER BY name`, served, since.Seconds())
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("look for sinks that nobody serves: %w", err)
+	}
+	return names, nil
+}
+
+// A Lag is how far a sink is behind.
+type Lag struct {
+	Open   int           // events it has to get, counted up to 100,000
+	Oldest time.Duration // age of the oldest of them; 0: there is none
+	Parked int           // given up
+}
+
+// LagOf returns how far a sink is behind.
+func LagOf(ctx context.Context, db DB, sink string) (l Lag, err error) {
+	var seconds float64
+	err = db.QueryRow(ctx, `
+		SELECT (SELECT count(*) FROM (SELECT FROM outbox_lane l JOIN outbox_event e ON `+openInLane+` WHERE l.sink = s.name LIMIT 100000) AS counted),
+		       coalesce(extract(epoch FROM now() - (
+		           SELECT min(o.created_at)
+		           FROM outbox_lane l CROSS JOIN LATERAL (SELECT e.created_at FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 1) AS o
+		           WHERE l.sink = s.name))::float8, 0),
+		       (SELECT count(*) FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NOT NULL)
+		FROM outbox_sink s
+		WHERE s.name = $1`, sink).Scan(&l.Open, &seconds, &l.Parked)
+	l.Oldest = time.Duration(max(seconds, 0) * float64(time.Second))
+	if err != nil {
+		return l, fmt.Errorf("measure the lag of sink %q: %w", sink, err)
+	}
+	return l, nil
+}
