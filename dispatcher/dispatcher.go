@@ -62,11 +62,11 @@ type Target struct {
 
 // An Observer is told what happens. Its functions may be nil, and must not block.
 type Observer struct {
-	Published func(sink string, events int, took time.Duration)         // events that were acknowledged, of a batch
-	Failed    func(sink string, events int)                             // events that were not
-	Parked    func(sink string, events int)                             // events that were given up
-	Down      func(sink string, down bool)                              // a sink is, or is no longer, left alone
-	Lag       func(sink string, lag outbox.Lag)                         // every few seconds
+	Published func(sink string, events int, took time.Duration)          // events that were acknowledged, of a batch
+	Failed    func(sink string, events int)                              // events that were not
+	Parked    func(sink string, events int)                              // events that were given up
+	Down      func(sink string, down bool)                               // a sink is, or is no longer, left alone
+	Lag       func(sink string, lag outbox.Lag)                          // every few seconds
 	Polled    func(sink string, events int, took time.Duration, e error) // a look at the outbox
 }
 

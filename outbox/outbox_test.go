@@ -167,7 +167,7 @@ func TestStored(t *testing.T) {
 	}
 	rows, _ := pool.Query(t.Context(), `
 		SELECT event_uuid, aggregate_id, event_type, payload::text, coalesce(headers::text, 'none'),
-		       published_at IS NULL AND parked_at IS NULL AND attempt = 0
+		       published_at IS NULL AND parked_at IS NULL AND delivered_to IS NULL AND parked_by IS NULL
 		FROM outbox_event
 		ORDER BY id`)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])

@@ -39,7 +39,7 @@ func load() (s *settings, problems []string) {
 
 // connections is how many connections a dispatcher needs: for each sink one that claims, two that
 // mark, one that keeps order.
-func (s *settings) connections() int32 { return int32(4*max(len(s.targets), 1)) }
+func (s *settings) connections() int32 { return int32(4 * max(len(s.targets), 1)) }
 
 func (s *settings) checkDatabase(report *env.Report) {
 	address := &s.DatabaseURL

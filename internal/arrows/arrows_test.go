@@ -62,10 +62,13 @@ func list(t *testing.T) (all []pkg) {
 	return all
 }
 
-// rule returns the longest entry of allowed that covers the package, or "".
+// rule returns the entry of allowed for the package, else the longest that covers it, or "".
 func rule(name string) (from string) {
+	if _, ok := allowed[name]; ok {
+		return name
+	}
 	for f := range allowed {
-		if (name == f || strings.HasSuffix(f, "/") && strings.HasPrefix(name+"/", f)) && len(f) > len(from) {
+		if strings.HasSuffix(f, "/") && strings.HasPrefix(name+"/", f) && len(f) > len(from) {
 			from = f
 		}
 	}
