@@ -24,7 +24,7 @@ CREATE VIEW t.reconnect AS -- from a server that is up again to the first succes
 CREATE VIEW t.handover AS -- from a worker that hands a run back to its next lease
     SELECT extract(epoch FROM n.at - e.at) AS seconds, coalesce(e.at > (SELECT since FROM t.singles), false) AS single
     FROM t.ending e JOIN t.lease n ON n.run = e.run AND n.lease_no = e.lease_no + 1
-    WHERE e.status = 'pending' AND e.by_holder AND e.attempt < e.attempt_was
+    WHERE e.status = 'pending' AND e.by_holder AND e.attempt < e.attempt_was AND e.run_at <= e.at -- later: it was postponed
       AND NOT EXISTS (SELECT FROM t.unusable u WHERE u.began < n.at AND u.ended > e.at);
 
 CREATE TABLE t.figure AS

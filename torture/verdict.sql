@@ -53,7 +53,7 @@ CREATE TABLE t.lease AS
 CREATE UNIQUE INDEX ON t.lease (run, lease_no);
 
 CREATE TABLE t.ending AS
-    SELECT run, lease_no_was AS lease_no, at, begun, status, coalesce(by_holder, false) AS by_holder, code, app,
+    SELECT run, lease_no_was AS lease_no, at, begun, run_at, status, coalesce(by_holder, false) AS by_holder, code, app,
            lease_until_was, attempt, attempt_was, seq
     FROM t.transition WHERE was = 'leased' AND (status IS DISTINCT FROM 'leased' OR lease_no > lease_no_was);
 CREATE INDEX ON t.ending (run, lease_no);
