@@ -214,3 +214,33 @@ END
 $fn$;
 COMMENT ON FUNCTION outbox_replay_parked(text, text[]) IS
     'Has parked events tried again: of all sinks or of one, of all types or of some. Returns how many.';
+
+-- What becomes of runs leaves the database, too, as soon as there is a sink: run.failed,
+-- run.cancelled, run.succeeded, with the run as the aggregate, and no_handler_registered beside
+-- run.failed. Two settings say which:
+--   ALTER DATABASE app SET workflow.run_events = 'failed'              -- none, failed (the default), all
+--   ALTER DATABASE app SET workflow.run_event_types = 'billing.,email.' -- prefixes; unset: all types
+CREATE FUNCTION outbox_run_event() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    types text[] := string_to_array(replace(coalesce(current_setting('workflow.run_event_types', true), ''), ' ', ''), ',');
+    code  text   := NEW.error->>'code';
+    fact  jsonb  := jsonb_build_object('run', NEW.id, 'type', NEW.type, 'status', NEW.status, 'attempt', NEW.attempt)
+                    || CASE WHEN NEW.status = 'failed' AND code IS NOT NULL THEN jsonb_build_object('code', code) ELSE '{}' END;
+    heads jsonb  := CASE WHEN NEW.metadata ? 'traceparent' THEN jsonb_build_object('traceparent', NEW.metadata->>'traceparent') END;
+BEGIN
+    IF NOT EXISTS (SELECT FROM outbox_sink) OR NOT outbox_wants(types, NEW.type) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM outbox_emit(NEW.id, 'run.' || NEW.status, fact, heads);
+    IF NEW.status = 'failed' AND code = 'no_handler_registered' THEN
+        PERFORM outbox_emit(NEW.id, code, fact, heads);
+    END IF;
+    RETURN NULL;
+END
+$fn$;
+CREATE TRIGGER outbox_run_event AFTER UPDATE ON workflow_run
+    FOR EACH ROW WHEN (NEW.status <> OLD.status AND NEW.status IN ('failed', 'succeeded', 'cancelled')
+        AND CASE coalesce(current_setting('workflow.run_events', true), '')
+            WHEN 'all' THEN true WHEN 'none' THEN false ELSE NEW.status = 'failed' END)
+    EXECUTE FUNCTION outbox_run_event();
