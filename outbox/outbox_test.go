@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/outbox"
@@ -184,6 +185,35 @@ func TestStored(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// A transaction of database/sql appends the same.
+func TestAppendSQL(t *testing.T) {
+	pool := pgtest.New(t)
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { _ = db.Close() })
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := outbox.Event{ID: uuid.New(), Aggregate: uuid.New(), Type: "a.b", Payload: map[string]string{"ä": "\"\n"}, Headers: map[string]string{"k": "v"}}
+	if err := outbox.AppendSQL(t.Context(), tx, e, outbox.Event{Aggregate: e.Aggregate, Type: "a.c"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := types(t, pool); len(got) != 0 {
+		t.Errorf("events %v before the commit", got)
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := types(t, pool), []string{"a.b", "a.c"}; !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+	var same bool
+	if err := pool.QueryRow(t.Context(), `SELECT event_uuid = $1 AND aggregate_id = $2 AND payload = '{"ä": "\"\\n"}' AND headers = '{"k": "v"}' FROM outbox_event ORDER BY id`,
+		e.ID, e.Aggregate).Scan(&same); err != nil || !same {
+		t.Errorf("what was given is not what is stored: %v", err)
 	}
 }
 
