@@ -211,7 +211,7 @@ func TestAppendSQL(t *testing.T) {
 		t.Errorf("events %v, want %v", got, want)
 	}
 	var same bool
-	if err := pool.QueryRow(t.Context(), `SELECT event_uuid = $1 AND aggregate_id = $2 AND payload = '{"ä": "\"\\n"}' AND headers = '{"k": "v"}' FROM outbox_event ORDER BY id`,
+	if err := pool.QueryRow(t.Context(), `SELECT event_uuid = $1 AND aggregate_id = $2 AND payload = '{"ä": "\"\n"}' AND headers = '{"k": "v"}' FROM outbox_event ORDER BY id`,
 		e.ID, e.Aggregate).Scan(&same); err != nil || !same {
 		t.Errorf("what was given is not what is stored: %v", err)
 	}
