@@ -45,7 +45,7 @@ func (s *scene) load(ctx context.Context, tx pgx.Tx, e *Engine, tokens, instance
 }
 
 func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens, ids []uuid.UUID) error {
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents,
 		       depth, parent_token_id, parent_visit, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL
 		FROM process_instance
@@ -99,7 +99,7 @@ func (s *scene) loadGroups(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 	if len(ids) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		WITH RECURSIVE chain AS (
 			SELECT id, parent_group_id, node, live, host_token_id
 			FROM parallel_group
@@ -135,7 +135,7 @@ func (s *scene) loadGroups(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 
 // loadTokens reads the tokens, and all live ones of instances that are surveyed.
 func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) error {
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT t.id, t.instance_id, t.node, coalesce(t.edge, ''), t.state, t.mode, coalesce(t.item, -1), t.parallel_group_id, t.version,
 		       t.id = ANY ($1) AS wanted,
 		       EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id) AND t.state = 'Waiting' AS joining,
@@ -208,7 +208,7 @@ func (s *scene) loadEaches(ctx context.Context, tx pgx.Tx, batch int) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT e.group_id, e.instance_id, e.next, e.done, e.total,
 		       coalesce((SELECT jsonb_agg(e.items->k ORDER BY k) FROM generate_series(e.next, least(e.next + $2, e.total) - 1) AS k), '[]')
 		FROM each_progress e
@@ -239,7 +239,7 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 	if len(owners) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT DISTINCT ON (instance_id) instance_id, id
 		FROM compensation_record
 		WHERE instance_id = ANY ($1) AND status = 'Pending' AND undo_run_id IS NULL
@@ -252,7 +252,7 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 	}); err != nil {
 		return err
 	}
-	rows, _ = tx.Query(ctx, `
+	rows, _ = query(ctx, tx, `
 		SELECT DISTINCT c.instance_id
 		FROM compensation_record c JOIN workflow_run r ON r.id = c.undo_run_id
 		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.finished_at IS NULL`, owners)

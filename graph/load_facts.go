@@ -50,7 +50,7 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 	if err := s.loadEachFacts(ctx, tx, owners, nodes); err != nil {
 		return err
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT DISTINCT ON (t.instance_id, r.node) t.instance_id, r.node, r.status, r.result, r.error
 		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node)
 		JOIN process_token t USING (instance_id)
@@ -86,7 +86,7 @@ func (s *scene) loadTaskFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID
 	if len(owners) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT DISTINCT ON (k.instance_id, k.node) k.instance_id, k.node, k.output
 		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN user_task k USING (instance_id, node)
 		WHERE k.state = 'completed'
@@ -100,7 +100,7 @@ func (s *scene) loadEachFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID
 	if len(owners) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT e.instance_id, e.node, coalesce((
 			SELECT jsonb_agg(CASE r.status WHEN 'succeeded' THEN r.result END ORDER BY k)
 			FROM generate_series(0, e.total - 1) AS k

@@ -37,7 +37,7 @@ func (s *scene) loadJoins(ctx context.Context, tx pgx.Tx, batch int) error {
 	for id := range s.groups {
 		groups = append(groups, id)
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT DISTINCT ON (j.instance_id, j.node, j.parallel_group_id)
 		       j.id, j.instance_id, j.node, j.parallel_group_id, j.round, j.expected, j.joined, j.fired
 		FROM parallel_join j JOIN unnest($1::uuid[], $2::text[]) AS w (instance_id, node) USING (instance_id, node)
@@ -80,7 +80,7 @@ func (s *scene) loadArrivals(ctx context.Context, tx pgx.Tx, joins map[uuid.UUID
 	for e := range edges {
 		names = append(names, e)
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT join_id, edge FROM join_arrival
 		WHERE join_id = ANY ($1) AND edge = ANY ($2) AND NOT surplus`, ids, names)
 	var id uuid.UUID
@@ -115,7 +115,7 @@ func (s *scene) loadWaiting(ctx context.Context, tx pgx.Tx, joins map[uuid.UUID]
 		group uuid.NullUUID
 		n     int
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT a.join_id, t.parallel_group_id, count(*)
 		FROM join_arrival a JOIN process_token t ON t.id = a.token_id
 		WHERE a.join_id = ANY ($1) AND NOT a.surplus AND t.state = 'Waiting'
@@ -138,7 +138,7 @@ func (s *scene) loadWaiting(ctx context.Context, tx pgx.Tx, joins map[uuid.UUID]
 	for _, w := range all {
 		joins[w.join].waiting[s.groups[w.group.UUID]] += w.n // none: nil
 	}
-	rows, _ = tx.Query(ctx, `
+	rows, _ = query(ctx, tx, `
 		SELECT a.join_id, a.edge, t.id, t.parallel_group_id, t.version
 		FROM join_arrival a JOIN process_token t ON t.id = a.token_id
 		WHERE a.join_id = ANY ($1) AND a.surplus AND t.state = 'Waiting'

@@ -24,7 +24,7 @@ func (e *Engine) Lock(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) 
 		SELECT FROM process_instance
 		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])
 		ORDER BY id
-		FOR NO KEY UPDATE`, tokens, instances)
+		FOR NO KEY UPDATE`, plain([]any{tokens, instances})...)
 	if err != nil {
 		return fmt.Errorf("lock process instances: %w", err)
 	}

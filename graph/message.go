@@ -92,14 +92,15 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 		slotNames[k], slotKeys[k] = s.Name, s.Key
 	}
 	var batch pgx.Batch
+	queue := func(sql string, args ...any) { batch.Queue(sql, plain(args)...) }
 	if len(w.slots) > 0 {
-		batch.Queue(`
+		queue(`
 			SELECT count(pg_advisory_xact_lock(hash))
 			FROM (SELECT DISTINCT hashtextextended(name || chr(1) || key, 5) AS hash
 			      FROM unnest($1::text[], $2::text[]) AS s (name, key) ORDER BY 1) AS sorted`, slotNames, slotKeys)
 	}
 	if len(tokens) > 0 {
-		batch.Queue(`
+		queue(`
 			INSERT INTO message_wait (token_id, instance_id, place, node, name, key)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])`,
 			tokens, owners, places, nodes, names, keys)
@@ -112,14 +113,14 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 			ids[k], senders[k], ttls[k] = m.id, m.sender, m.ttl.Seconds()
 			names[k], keys[k], payloads[k] = m.slot.Name, m.slot.Key, m.payload
 		}
-		batch.Queue(`
+		queue(`
 			INSERT INTO message (id, message_id, name, key, payload, expires_at)
 			SELECT id, sender, name, key, payload, now() + ttl * interval '1 second'
 			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::jsonb[], $6::float8[]) AS m (id, sender, name, key, payload, ttl)
 			ON CONFLICT (name, key, message_id) DO NOTHING`, ids, senders, names, keys, payloads, ttls)
 	}
 	if len(w.slots) > 0 {
-		batch.Queue(`
+		queue(`
 			WITH free AS (
 				SELECT m.id, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.received_at, m.id) AS place
 				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message m USING (name, key)
@@ -142,7 +143,7 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 			slotNames, slotKeys, arriveType)
 	}
 	if len(w.signals) > 0 {
-		batch.Queue(`
+		queue(`
 			WITH served AS (
 				DELETE FROM message_wait w
 				USING unnest($1::uuid[], $2::text[]) AS s (signal, name)

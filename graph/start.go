@@ -100,7 +100,7 @@ func insertInstances(ctx context.Context, tx pgx.Tx, births []birth) (fresh map[
 			visits[k], depths[k] = &p.Visit, p.Depth
 		}
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata,
 		                              parent_process_instance_id, parent_token_id, parent_visit, depth)
 		SELECT id, definition, nullif(key, ''), nullif(tenant, ''), priority, input, coalesce(metadata, '{}'), parent, token, visit, depth

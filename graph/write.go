@@ -89,7 +89,7 @@ func (i *instance) name() (err error) {
 	return err
 }
 
-func (w *writer) queue(sql string, args ...any) { w.batch.Queue(sql, args...) }
+func (w *writer) queue(sql string, args ...any) { w.batch.Queue(sql, plain(args)...) }
 
 func (w *writer) instances(all []*instance) {
 	n := len(all)

@@ -84,7 +84,7 @@ func (w *writer) leasesEnd(ctx context.Context, tx pgx.Tx, all []*instance) (map
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	rows, _ := tx.Query(ctx, `
+	rows, _ := query(ctx, tx, `
 		SELECT t.instance_id, max(r.lease_until)
 		FROM process_token t JOIN workflow_run r ON r.token_id = t.id
 		WHERE t.instance_id = ANY ($1) AND r.status = 'leased'

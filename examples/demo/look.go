@@ -11,7 +11,7 @@ const queries = `
     SELECT type, status, count(*) FROM workflow_run GROUP BY 1, 2 ORDER BY 1, 2;
     SELECT created_at, event_type, attempt, actor, data FROM workflow_event
      WHERE workflow_id IN (SELECT workflow_id FROM workflow_event WHERE event_type = 'expired') ORDER BY workflow_id, id;
-    SELECT event_type, count(*) FROM outbox_event WHERE published_at IS NULL GROUP BY 1;
+    SELECT event_type, delivered_to, count(*), max(published_at - created_at) FROM outbox_event GROUP BY 1, 2 ORDER BY 1;
     SELECT status, output_payload, failure_reason, count(*) FROM process_instance GROUP BY 1, 2, 3;
     SELECT node_id, run_type, status, attempts, completed_at FROM activity_instance
      WHERE instance_id = (SELECT id FROM process_instance WHERE business_key = 'o-3') ORDER BY created_at;
@@ -28,7 +28,7 @@ The other workers are still there. Give them something to do:
 // lookAround keeps everything up for the user to look at, until Enter (unless keep) or an
 // interrupt.
 func (d *demo) lookAround(ctx context.Context, keep bool) {
-	say("\nLook around:\n\n    %s\n%s\nThumbnails are in %s/thumbnails.", d.psql(), queries, d.shop())
+	say("\nLook around:\n\n    %s\n%s\nThumbnails are in %s/thumbnails, events in %s.", d.psql(), queries, d.shop(), d.events())
 	if keep {
 		say("Everything stays up until interrupted.")
 		<-ctx.Done()

@@ -58,6 +58,9 @@ func (d *demo) play(ctx context.Context, keep bool) (summary string, err error) 
 	); err != nil {
 		return "", err
 	}
+	if err := d.startDispatcher(); err != nil {
+		return "", err
+	}
 	r, err := d.work(ctx)
 	if err != nil {
 		return "", errors.Join(err, d.logTails())
@@ -74,6 +77,9 @@ func (d *demo) play(ctx context.Context, keep bool) (summary string, err error) 
 		return "", err
 	}
 	if err := f.verdict(); err != nil {
+		return "", errors.Join(err, d.logTails())
+	}
+	if err := d.showEvents(ctx); err != nil {
 		return "", errors.Join(err, d.logTails())
 	}
 	if keep || d.terminal && term.IsTerminal(int(os.Stdin.Fd())) {

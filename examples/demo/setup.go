@@ -159,7 +159,7 @@ func onServer(ctx context.Context, url, statement string) error {
 // build compiles the programs, and finds the sources of the report and of the process.
 func (d *demo) build(ctx context.Context) error {
 	build := exec.CommandContext(ctx, "go", "build", "-o", d.bin("")+"/",
-		module+"/cmd/worker", module+"/cmd/workflowctl", module+"/examples/shop", module+"/examples/order")
+		module+"/cmd/worker", module+"/cmd/dispatcher", module+"/cmd/workflowctl", module+"/examples/shop", module+"/examples/order")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w\n%s", err, output)
 	}

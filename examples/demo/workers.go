@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// A process is a worker.
+// A process is a worker, or the dispatcher.
 type process struct {
 	name string
 	cmd  *exec.Cmd
@@ -40,6 +40,16 @@ func (d *demo) startWorkers(all ...group) error {
 	return nil
 }
 
+// startDispatcher starts a dispatcher that publishes to its standard output: a file.
+func (d *demo) startDispatcher() error {
+	p, err := d.spawn("events", "dispatcher", "DISPATCHER_SINKS=stdout:", "DISPATCHER_SOURCE=/demo", "DISPATCHER_LOG_FORMAT=text")
+	if err != nil {
+		return fmt.Errorf("start dispatcher: %w", err)
+	}
+	say("started %-8s pid %-7d publishes to %s", p.name, p.cmd.Process.Pid, d.events())
+	return nil
+}
+
 func (d *demo) spawn(name, program string, env ...string) (*process, error) {
 	p := &process{name: name, log: filepath.Join(d.dir, "logs", name), gone: make(chan struct{})}
 	log, err := os.Create(p.log)
@@ -47,9 +57,14 @@ func (d *demo) spawn(name, program string, env ...string) (*process, error) {
 		return nil, err
 	}
 	defer log.Close()
+	out, err := os.Create(p.log + ".out")
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
 	p.cmd = exec.Command(d.bin(program))
 	p.cmd.Env = append(inherited(), append(env, "DATABASE_URL="+d.url)...)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Stdout, p.cmd.Stderr = out, log
 	p.cmd.SysProcAttr = attributes()
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
@@ -65,7 +80,7 @@ func (d *demo) spawn(name, program string, env ...string) (*process, error) {
 // inherited is the environment without what would configure a worker.
 func inherited() (env []string) {
 	for _, variable := range os.Environ() {
-		if !strings.HasPrefix(variable, "WORKER_") && !strings.HasPrefix(variable, "DATABASE_URL=") {
+		if !strings.HasPrefix(variable, "WORKER_") && !strings.HasPrefix(variable, "DISPATCHER_") && !strings.HasPrefix(variable, "DATABASE_URL=") {
 			env = append(env, variable)
 		}
 	}
@@ -95,7 +110,7 @@ func (d *demo) running() error {
 		select {
 		case <-p.gone:
 			if !p.dead {
-				return fmt.Errorf("worker %s has ended: %s", p.name, p.cmd.ProcessState)
+				return fmt.Errorf("%s has ended: %s", p.name, p.cmd.ProcessState)
 			}
 		default:
 		}
