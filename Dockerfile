@@ -1,4 +1,4 @@
-# One image for the worker and workflowctl: static binaries, no shell, not root.
+# One image for the worker, the dispatcher and workflowctl: static binaries, no shell, not root.
 #   docker build -t simple-workflow --build-arg VERSION=v0.1.0 .
 FROM golang:1.26 AS build
 WORKDIR /src
