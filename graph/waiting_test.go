@@ -336,3 +336,27 @@ func TestScope(t *testing.T) {
 	s.want(map[string]int{"B": 1, "E": 1, "T": 1})
 	s.healthy()
 }
+
+// A called process that ends while the token that waits for it is being ended brings nothing to
+// that token any more: it would be recorded after its instance was over.
+func TestChildEndsWhileItsCallerDoes(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("A", step("A", "", `"ms": "500"`))
+	id := s.start(s.deploy("call", fmt.Sprintf(`"call": {"call": {"process": %q, "undo": "none"}}`, child)), `{}`)
+	pgtest.Await(t, "the child to begin", func() bool { return s.count("A") == 1 })
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `UPDATE process_token SET state = 'Terminated', version = version + 1 WHERE instance_id = $1`, id); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Blocked(t, s.pool, 1)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.status(query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance WHERE parent_process_instance_id = $1`, id), graph.Completed)
+	if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.arrive.v1'`); n != 0 {
+		t.Errorf("%d runs bring the child's result to a token that has ended", n)
+	}
+}

@@ -150,6 +150,7 @@ func (w *writer) children(all []*instance) {
 			SELECT t.id, $1, t.node, n.payload, 1000, p.priority, p.paused_at
 			FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS n (token, visit, payload)
 			JOIN process_token t ON t.id = n.token AND t.version = n.visit AND t.state = 'Waiting'
-			JOIN process_instance p ON p.id = t.instance_id`, arriveType, tokens, visits, news)
+			JOIN process_instance p ON p.id = t.instance_id
+			FOR SHARE OF t -- we do not hold its instance: if it ends at this moment, one of us sees the other`, arriveType, tokens, visits, news)
 	}
 }
