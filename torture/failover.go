@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -12,7 +13,7 @@ import (
 func failoverPlan(seed uint64) *plan {
 	p := shortPlan(seed)
 	p.Name, p.Strikes = "failover", nil
-	counts := map[string]int{"failover": 1, "kill": 4, "freeze": 3, "sessions": 6, "answer-lost": 8, "never-sent": 4, "deadlock": 3, "rows": 2}
+	counts := map[string]int{"failover": 1, "kill": 4, "freeze": 3, "sessions": 6, "answer-lost": 8, "never-sent": 4, "deadlock": 3, "rows": 2, "dispatcher-kill": 2}
 	p.schedule(func(f fault) int { return counts[f.key] })
 	return p
 }
@@ -42,7 +43,7 @@ func failOver(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		return noOne, fmt.Errorf("promote the standby: %w", err)
 	}
 	l.server, l.standby = l.standby, l.server
-	for _, k := range append(l.links, l.front, l.back) {
+	for _, k := range slices.Concat(l.links, l.sides, []*link{l.front, l.back}) {
 		if err := k.redirect(l.address()); err != nil {
 			return noOne, err
 		}

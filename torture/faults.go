@@ -50,6 +50,9 @@ func init() { // the schedule refers to them, and they to the lab
 		{"timeout", "statement_timeout of 50 ms", true, 6, 1, shortTimeout},
 		{"famine", "one connection for all workers", true, 4, 1, connectionFamine},
 		{"read-only", "server read-only", true, 3, 1, readOnly},
+		{"dispatcher-kill", "dispatcher killed, or one in four told to stop", false, 20, 3, killDispatcher},
+		{"dispatcher-freeze", "dispatcher frozen beyond its claim", false, 10, 1, freezeDispatcher},
+		{"sink", "consumer of events that errs, stalls or hangs up", false, 30, 4, upset},
 		{"failover", "primary lost, standby promoted", true, 0, 0, failOver},
 	}
 }

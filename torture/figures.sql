@@ -40,6 +40,9 @@ CREATE TABLE t.figure AS
         ('steps of instances done', (SELECT count(*) FROM t.deed WHERE undoes IS NULL), '', NULL),
         ('steps of instances undone', (SELECT count(*) FROM t.deed WHERE undoes IS NOT NULL), '', NULL),
         ('incidents', (SELECT count(*) FROM incident), '', NULL),
+        ('events published', (SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL), '', NULL),
+        ('events parked', (SELECT count(*) FROM outbox_event WHERE parked_at IS NOT NULL), '', NULL),
+        ('times that an acknowledged event came', (SELECT count(*)::float8 / nullif(count(DISTINCT event), 0) FROM t.arrival WHERE ok), '', NULL),
         ('leases', (SELECT count(*) FROM t.lease), '', NULL),
         ('handler starts', (SELECT count(*) FROM t.exec_log WHERE event = 'start'), '', NULL),
         -- Of runs that need one start, so that failing on purpose does not count.
@@ -104,5 +107,7 @@ CREATE TABLE t.must AS
         ('instance paused', (SELECT count(*) FROM t.turn WHERE paused)),
         ('incident tried again', (SELECT count(*) FROM t.order WHERE kase = 'again' AND status = 'succeeded')),
         ('second start with a key', (SELECT count(*) FROM (SELECT result->>'instance' FROM t.order WHERE kase = 'start' AND status = 'succeeded' GROUP BY 1 HAVING count(*) > 1) k)),
+        ('event came twice', (SELECT count(*) FROM (SELECT event FROM t.arrival WHERE ok GROUP BY event HAVING count(*) > 1) e)),
+        ('event was refused, and came later', (SELECT count(*) FROM t.sent s WHERE s.first_ok IS NOT NULL AND EXISTS (SELECT FROM t.arrival a WHERE a.event = s.event AND NOT a.ok AND a.ended < s.first_ok))),
         ('task completed too late', (SELECT count(*) FROM t.order WHERE kase = 'task' AND status = 'failed'))
     ) m (what, n);

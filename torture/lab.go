@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -45,6 +46,10 @@ type lab struct {
 	back    *link              // of the injector and the verdict; nothing bad happens there
 	slots   []*slot
 	outside *receiver
+	events  *consumer
+
+	dispatchers []*slot
+	sides       []*link // of the dispatchers; no fault of the network is theirs
 
 	admin   *pgxpool.Pool // through back
 	client  *pgxpool.Pool // through front
@@ -62,7 +67,7 @@ func build(ctx context.Context, root, bin, overlay string) error {
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/workflowctl", "./examples/chaos")...)
+	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/workflowctl", "./cmd/dispatcher", "./examples/chaos")...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -101,6 +106,9 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 		return l, err
 	}
 	if l.outside, err = newReceiver(l.ledger); err != nil {
+		return l, err
+	}
+	if err := l.addDispatchers(); err != nil {
 		return l, err
 	}
 	return l, l.addSlots(ctx)
@@ -240,7 +248,7 @@ func (l *lab) addSlots(ctx context.Context) error {
 func (l *lab) awaitWorkers(ctx context.Context) error {
 	for start := time.Now(); ; sleep(ctx, 50*time.Millisecond) {
 		var ready bool
-		err := l.admin.QueryRow(ctx, `SELECT to_regclass('chaos_effect') IS NOT NULL`).Scan(&ready)
+		err := l.admin.QueryRow(ctx, `SELECT to_regclass('chaos_effect') IS NOT NULL AND EXISTS (SELECT FROM outbox_sink)`).Scan(&ready)
 		switch {
 		case ready:
 			// Their effects are in the storms, too; but timeouts and locks in them count as the handler's.
@@ -249,19 +257,19 @@ func (l *lab) awaitWorkers(ctx context.Context) error {
 		case err != nil:
 			return err
 		case time.Since(start) > 30*time.Second:
-			return fmt.Errorf("the workers do not get ready; see %s", l.dir)
+			return fmt.Errorf("the workers, or the dispatchers, do not get ready; see %s", l.dir)
 		}
 	}
 }
 
-// stopWorkers ends the workers with a signal.
+// stopWorkers ends the workers and the dispatchers with a signal.
 func (l *lab) stopWorkers(sig syscall.Signal) {
 	var all sync.WaitGroup
-	for _, s := range l.slots {
+	for _, s := range append(l.slots, l.dispatchers...) {
 		all.Go(func() { s.close(sig) })
 	}
 	all.Wait()
-	l.slots = nil
+	l.slots, l.dispatchers = nil, nil
 }
 
 // close takes everything down.
@@ -270,13 +278,16 @@ func (l *lab) close() {
 	if l.outside != nil {
 		l.outside.close()
 	}
+	if l.events != nil {
+		l.events.close()
+	}
 	if l.client != nil {
 		l.client.Close()
 	}
 	if l.admin != nil {
 		l.admin.Close()
 	}
-	for _, k := range append(l.links, l.front, l.back) {
+	for _, k := range slices.Concat(l.links, l.sides, []*link{l.front, l.back}) {
 		if k != nil {
 			k.close()
 		}

@@ -233,6 +233,22 @@ var mutants = []mutant{
 		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
 `, ``}},
 		map[string]int{"storm": 4, "deadlock": 6}, []string{"I34"}, false},
+	{"acknowledged-anyway", []edit{{"dispatcher/feed.go",
+		`Delivered: err == nil, Attempt`, `Delivered: !errors.Is(err, ErrNotTried), Attempt`}},
+		map[string]int{"sink": 8}, []string{"I18"}, false},
+	{"aggregate-overtaken", []edit{{"outbox/claim.go",
+		`d.parked_at IS NULL AND d.next_attempt_at > now())`, `d.event_id = e.id AND d.parked_at IS NULL AND d.next_attempt_at > now())`}},
+		map[string]int{"sink": 8, "dispatcher-kill": 2}, []string{"I19"}, false},
+	{"marked-before-sent", []edit{{"dispatcher/feed.go",
+		`	if len(wanted) > 0 {
+		errs :=`, `	if len(wanted) > 0 {
+		var early []outbox.Outcome
+		for _, row := range wanted {
+			early = append(early, outbox.Outcome{ID: row.ID, Delivered: true})
+		}
+		f.mark(ctx, claim, early)
+		errs :=`}},
+		map[string]int{"dispatcher-kill": 10, "sink": 4}, []string{"I18"}, false},
 	graph("control-of-processes", nil, map[string]int{"freeze": 4, "kill": 5, "answer-lost": 8, "sessions": 5, "deadlock": 2}),
 	graph("join-without-counting", []edit{{"graph/join.go",
 		`if !n.Join.Taken && j.joined >= j.expected {

@@ -98,6 +98,7 @@ func (s *siege) pacify(ctx context.Context) {
 	for _, k := range append(s.lab.links, s.lab.front) {
 		k.heal()
 	}
+	s.lab.events.mood.Store(&fine)
 	if err := s.lab.calm(ctx, `DELETE FROM t.storm`); err != nil {
 		s.errs = append(s.errs, err)
 	}
@@ -134,8 +135,9 @@ func (s *siege) drain(ctx context.Context) error {
 		var open int
 		if err := s.lab.admin.QueryRow(ctx, `
 			SELECT (SELECT count(*) FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL)
-			     + (SELECT count(*) FROM process_instance WHERE completed_at IS NULL)`).Scan(&open); err != nil {
-			return fmt.Errorf("count open runs: %w", err)
+			     + (SELECT count(*) FROM process_instance WHERE completed_at IS NULL)
+			     + (SELECT count(*) FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL)`).Scan(&open); err != nil {
+			return fmt.Errorf("count what is open: %w", err)
 		}
 		if open == 0 {
 			break

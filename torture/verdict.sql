@@ -122,6 +122,19 @@ CREATE TABLE t.order AS
     WHERE k.kase IN ('start', 'message', 'task', 'halt', 'again', 'signal');
 ANALYZE;
 
+-- Events as their consumer has seen them, from when to when, and those that it has acknowledged.
+CREATE TABLE t.arrival AS
+    SELECT (line->>'run')::uuid AS event, line->>'type' AS type, line->>'key' AS aggregate, line->'payload' AS payload,
+           coalesce(line->>'answer', '') = 'ok' AS ok, (line->>'sent')::timestamptz AS began, at AS ended
+    FROM t.ledger WHERE kind = 'event';
+CREATE INDEX ON t.arrival (event);
+CREATE INDEX ON outbox_event (event_uuid);
+CREATE TABLE t.sent AS
+    SELECT o.id, o.event_uuid AS event, o.aggregate_id AS aggregate, o.parked_at IS NOT NULL AS parked, min(a.began) AS first_seen, min(a.ended) FILTER (WHERE a.ok) AS first_ok
+    FROM outbox_event o LEFT JOIN t.arrival a ON a.event = o.event_uuid GROUP BY o.id;
+CREATE TABLE t.dispatching AS SELECT min(created_at) AS since FROM outbox_sink; -- null: nobody does
+ANALYZE;
+
 -- Which cases may end how. Cases that never fail by themselves: whatever goes wrong with them is not theirs.
 CREATE TABLE t.kase (kase text PRIMARY KEY, blameless boolean NOT NULL, may_succeed boolean NOT NULL);
 INSERT INTO t.kase VALUES
@@ -208,7 +221,25 @@ UNION ALL
     SELECT 'I15 events that do not match the success', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id
     WHERE (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id AND o.event_type = 'chaos.effect'
            AND (o.payload->>'lease_no')::bigint = r.lease_no) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
-       OR (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id AND o.event_type NOT LIKE ALL ('{process.%,incident.%}')) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
+       OR (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id AND o.event_type NOT LIKE ALL ('{process.%,incident.%,run.%}')) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
+UNION ALL
+    SELECT 'I15c runs that failed, and events of it: not as many', coalesce(f.run, o.run)
+    FROM (SELECT run, count(*) AS n FROM t.transition WHERE status = 'failed' AND was <> 'failed' AND begun >= (SELECT since FROM t.dispatching) GROUP BY run) f
+    FULL JOIN (SELECT aggregate_id AS run, count(*) AS n FROM outbox_event WHERE event_type = 'run.failed' GROUP BY 1) o USING (run)
+    WHERE f.n IS DISTINCT FROM o.n
+UNION ALL
+    SELECT 'I17 event that came altered, or from nowhere', a.event FROM t.arrival a LEFT JOIN outbox_event o ON o.event_uuid = a.event
+    WHERE o.id IS NULL OR (o.event_type, o.aggregate_id::text, o.payload) IS DISTINCT FROM (a.type, a.aggregate, a.payload)
+UNION ALL
+    SELECT 'I18 event marked as published that was never acknowledged', o.event_uuid FROM outbox_event o JOIN t.sent s USING (id)
+    WHERE (o.published_at IS NOT NULL OR 'events' = ANY (o.delivered_to)) AND s.first_ok IS NULL
+UNION ALL
+    SELECT 'I18b event neither published nor parked', o.event_uuid FROM outbox_event o
+    WHERE o.published_at IS NULL AND o.parked_at IS NULL AND (SELECT since FROM t.dispatching) IS NOT NULL
+UNION ALL
+    SELECT 'I19 event that came before the one before it of its aggregate', event
+    FROM (SELECT event, first_seen, row_number() OVER w > 1 AS second, lag(first_ok) OVER w AS before FROM t.sent WHERE NOT parked WINDOW w AS (PARTITION BY aggregate ORDER BY id)) x
+    WHERE second AND first_seen < coalesce(before, 'infinity')
 UNION ALL
     SELECT 'I15b event of a run or an instance that is not there', o.aggregate_id FROM outbox_event o
     WHERE CASE WHEN o.event_type LIKE ANY ('{process.%,incident.%}') THEN NOT EXISTS (SELECT FROM process_instance i WHERE i.id = o.aggregate_id)
