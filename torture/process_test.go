@@ -494,6 +494,7 @@ var processPlants = []plant{
 		token := x.walkLine("B")
 		s.command("halt", "graph.cancel.v1", map[string]any{"instance": x.id}, true)
 		x.end(token, "B", "Completed", "COMPLETED")
+		s.do("torture", `UPDATE t.turn SET begun = begun + interval '1 s' WHERE instance = $1 AND status = 'COMPLETED'`, x.id) // a transaction of its own
 		return x.id
 	}},
 	{only("I15b"), "event of an instance that is not there", func(s *stage) uuid.UUID {
