@@ -51,7 +51,7 @@ func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlemen
 		case settled.Type == matchType:
 			err = w.match(settled)
 		case settled.Type == CancelType:
-			err = s.cancel(settled)
+			err = s.cancel(ctx, tx, settled)
 		case settled.Type == RetryType:
 			err = s.retry(ctx, tx, w, settled)
 		}
@@ -157,14 +157,23 @@ func (s *scene) cutOff(settled lease.Settlement) error {
 	return nil
 }
 
-func (s *scene) cancel(settled lease.Settlement) error {
+// cancel cancels an instance, unless it is over. If it has begun to undo since the handler looked,
+// a success would promise what does not come: the database's objection becomes the failure of the
+// run.
+func (s *scene) cancel(ctx context.Context, tx pgx.Tx, settled lease.Settlement) error {
 	var p CancelPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
 	}
-	if i := s.instances[p.Instance]; i != nil && !i.status.Final() && i.ending == "" {
-		i.cancel(firstLine(p.Reason), p.Compensate)
+	i := s.instances[p.Instance]
+	if i == nil || i.status.Final() {
+		return nil
 	}
+	if i.ending != "" {
+		_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'instance: it undoes what it has done, and ends then'; END $$`)
+		return err
+	}
+	i.cancel(firstLine(p.Reason), p.Compensate)
 	return nil
 }
 

@@ -1,6 +1,8 @@
 package graph_test
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/worker"
 )
 
 // undoable is a step that is undone by undo(name).
@@ -135,6 +138,30 @@ func TestCancelAndUndo(t *testing.T) {
 	s.status(id, graph.Cancelled)
 	if got := s.undone(id); got != "A" {
 		t.Errorf("undone %q, want A", got)
+	}
+	s.healthy()
+}
+
+// A cancel whose handler has looked before the instance began to undo is not taken for done: it
+// fails when it is settled.
+func TestCancelOfWhatUndoes(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "B", `"undo_fails": "true"`)+","+step("B", "", `"fail": "'no'"`))
+	id := s.start(p, `{}`)
+	pgtest.Await(t, "an incident", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'compensation_failed'`, id) == 1
+	})
+	s.worker.release()
+	s.mux = worker.NewMux()
+	s.mux.HandleRaw(graph.CancelType, func(context.Context, json.RawMessage) (json.RawMessage, error) { return json.RawMessage(`{}`), nil })
+	s.hire()
+	cancel := query[uuid.UUID](t, s.pool, `
+		INSERT INTO workflow_run (type, payload, max_attempts) VALUES ('graph.cancel.v1', jsonb_build_object('instance', $1::text, 'compensate', true), 1) RETURNING id`, id.String())
+	pgtest.Await(t, "the cancel to fail", func() bool {
+		return query[string](t, s.pool, `SELECT status FROM workflow_run WHERE id = $1`, cancel) == "failed"
+	})
+	if why := query[string](t, s.pool, `SELECT last_error FROM workflow_run WHERE id = $1`, cancel); !strings.Contains(why, "undoes what it has done") {
+		t.Errorf("it failed with %q", why)
 	}
 	s.healthy()
 }
