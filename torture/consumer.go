@@ -56,7 +56,7 @@ var moods = []mood{
 	{"down", func(w http.ResponseWriter, _ *http.Request, _ string) bool { hangUp(w, ""); return false }},
 	{"torn", func(w http.ResponseWriter, _ *http.Request, _ string) bool {
 		hangUp(w, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nthe beginning")
-		return false
+		return true // it has kept the event, and nobody learns of it
 	}},
 	{"picky", func(w http.ResponseWriter, _ *http.Request, typ string) bool {
 		if typ == "incident.opened" {
