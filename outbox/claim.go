@@ -87,7 +87,8 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 			WHERE l.sink = $1 AND l.claim_token = $2
 			WINDOW upto AS (ORDER BY e.place, e.id)
 		)
-		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type, e.payload, e.headers, e.created_at,
+		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type, e.payload, e.headers,
+		       CASE WHEN e.created_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.created_at ELSE 'epoch' END, -- RFC 3339 has no other years
 		       coalesce(d.attempt, 0), coalesce(d.rejected, 0), due.wanted
 		FROM due JOIN outbox_event e USING (id) LEFT JOIN outbox_delivery d ON d.event_id = e.id AND d.sink = $1
 		WHERE due.bytes <= $4 OR due.n = 1
