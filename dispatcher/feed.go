@@ -65,9 +65,14 @@ func (f *feed) run(ctx, sending context.Context) {
 		case slots <- struct{}{}:
 		}
 		begun := time.Now()
-		claim, err := outbox.Acquire(ctx, f.config.Pool, f.target.Name, f.name, f.limits())
+		// Not ctx: a claim that was cut short may have been made, and holds up its lanes.
+		claim, err := outbox.Acquire(sending, f.config.Pool, f.target.Name, f.name, f.limits())
 		if err == nil && claim.Lanes > 0 {
 			f.config.Observe.Polled(f.target.Name, len(claim.Rows), time.Since(begun), nil)
+			if ctx.Err() != nil {
+				f.mark(sending, claim, nil) // gives it back
+				return
+			}
 			publishing.Go(func() {
 				defer func() { <-slots }()
 				f.publish(sending, claim)
