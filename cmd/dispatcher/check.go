@@ -67,6 +67,9 @@ func (s *settings) checkDatabase(report *env.Report) {
 
 func (s *settings) checkSource(report *env.Report) {
 	u, err := url.Parse(s.Source.Value)
+	if strings.Contains(s.Source.Value, "@") {
+		s.Source.Show("(hidden)")
+	}
 	switch {
 	case s.Source.Value == "":
 		report.Refuse(&s.Source, "set it to a URI that no other database's events have, such as https://shop.example/billing")
@@ -124,13 +127,13 @@ func (s *settings) checkSinks(report *env.Report) {
 	for _, problem := range problems {
 		report.Refuse(&s.Sinks, "%s", problem)
 	}
-	if len(report.Problems) > 0 {
-		return // sinks are opened only when all is well
-	}
-	if claim := s.Claim.Value; slices.ContainsFunc(specs, func(spec sinkSpec) bool { return claim < 3*kinds[spec.url.Scheme].patience/2 }) {
+	if claim := s.Claim.Value; slices.ContainsFunc(specs, func(spec sinkSpec) bool { return claim < 3*quiet[spec.url.Scheme]/2 }) {
 		report.Warn(&s.Claim, "only two thirds of it are for publishing, so sinks that are slow to answer are never heard")
 	}
 	for _, spec := range specs {
+		if _, ok := quiet[spec.url.Scheme]; !ok && len(report.Problems) > 0 {
+			continue // nobody is contacted before all is well
+		}
 		target, err := spec.target(s)
 		if err != nil {
 			report.Refuse(&s.Sinks, "%s", err)

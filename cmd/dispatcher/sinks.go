@@ -29,22 +29,27 @@ type sinkSpec struct {
 // A scheme opens sinks of one kind.
 type scheme struct {
 	form, about string
-	options     []string      // besides types and rate
-	patience    time.Duration // with an answer
+	options     []string // besides types and rate
 	open        func(s *settings, spec sinkSpec) (dispatcher.Sink, error)
 }
 
 // kinds are the schemes that this program knows; files with a build tag add theirs.
 var kinds = map[string]scheme{
-	"stdout": {"stdout:", "a line of JSON each, to standard output", nil, 0, func(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
+	"stdout": {"stdout:", "a line of JSON each, to standard output", nil, func(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
 		if spec.url.String() != "stdout:" {
 			return nil, errors.New("nothing may follow stdout: but options")
 		}
 		return lines.New(os.Stdout), nil
 	}},
-	"http":  {"http://…", "a request each; see DISPATCHER_WEBHOOK_SECRET", webhookOptions, webhook.DefaultTimeout, openWebhook},
-	"https": {"https://…", "", webhookOptions, webhook.DefaultTimeout, openWebhook},
-	"exec":  {"exec:PROGRAM", "a program: a line in, an answer out", []string{"env"}, program.DefaultPatience, openProgram},
+	"http":  {"http://…", "a request each; see DISPATCHER_WEBHOOK_SECRET", webhookOptions, openWebhook},
+	"https": {"https://…", "", webhookOptions, openWebhook},
+	"exec":  {"exec:PROGRAM", "a program: a line in, an answer out", []string{"env"}, openProgram},
+}
+
+// quiet are the kinds that contact nobody when they are opened, and how long they wait for an
+// answer.
+var quiet = map[string]time.Duration{
+	"stdout": 0, "http": webhook.DefaultTimeout, "https": webhook.DefaultTimeout, "exec": program.DefaultPatience,
 }
 
 var webhookOptions = []string{"mode", "allow"}
@@ -165,8 +170,12 @@ func openWebhook(s *settings, spec sinkSpec) (dispatcher.Sink, error) {
 			allow = append(allow, prefix)
 		}
 	}
+	secret := s.WebhookSecret.Value
+	if !s.WebhookSecret.Good() {
+		secret = "" // told already
+	}
 	return webhook.New(webhook.Config{
-		URL: spec.url.String(), Binary: binary, Secret: s.WebhookSecret.Value, KeyID: s.WebhookKeyID.Value, Allow: allow,
+		URL: spec.url.String(), Binary: binary, Secret: secret, KeyID: s.WebhookKeyID.Value, Allow: allow,
 	})
 }
 
