@@ -155,7 +155,9 @@ func (o Observer) filled() Observer {
 // then is published again later. It returns an error only if the sinks cannot be registered.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	for _, t := range d.config.Sinks {
-		if err := outbox.Register(ctx, d.config.Pool, t.Name, t.Types); err != nil {
+		if err := outbox.Register(ctx, d.config.Pool, t.Name, t.Types); ctx.Err() != nil {
+			break // told to stop, which is no error
+		} else if err != nil {
 			return err
 		}
 	}

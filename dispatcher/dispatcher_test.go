@@ -442,3 +442,38 @@ func TestEventsStay(t *testing.T) {
 		t.Errorf("a payload was changed: %v", err)
 	}
 }
+
+// A dispatcher that is told to stop, at whatever moment, leaves no lane claimed: others would wait for
+// the claim to run out.
+func TestStopLeavesNoClaim(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	for n := range 20 {
+		emit(t, pool, "test.told", 50, 2)
+		stop := dispatch(t, pool, func(c *dispatcher.Config) { c.Claim = time.Hour }, dispatcher.Target{Name: "memory", Sink: sink})
+		time.Sleep(time.Duration(n) * 2 * time.Millisecond)
+		stop()
+		if n := count(t, pool, `SELECT count(*) FROM outbox_lane WHERE claim_token IS NOT NULL`); n > 0 {
+			t.Fatalf("%d lanes are claimed by nobody", n)
+		}
+	}
+}
+
+// K34: a row whose time is no time of our calendar is published, too, at its turn, and does not stop the rest.
+func TestStrangeTimes(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO outbox_event (aggregate_id, event_type, payload, created_at)
+		SELECT gen_random_uuid(), 'test.told', '1', at FROM unnest('{infinity,-infinity,4000-01-01 BC,20000-01-01,2026-01-02}'::timestamptz[]) AS at`); err != nil {
+		t.Fatal(err)
+	}
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	drained(t, pool)
+	for _, e := range sink.got() {
+		if _, err := e.MarshalJSON(); err != nil || e.Time().Year() != 2026 && e.Time().Year() != 1970 {
+			t.Errorf("%s, %v", e.Time(), err)
+		}
+	}
+	if n := len(sink.got()); n != 5 {
+		t.Errorf("%d came, want 5", n)
+	}
+}

@@ -1,6 +1,8 @@
 package dispatcher
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -20,9 +22,9 @@ func toEvent(row outbox.Row, source string) event.Event {
 	e.SetDataContentType("application/json")
 	e.DataEncoded = row.Payload
 	e.SetExtension("partitionkey", row.Aggregate.String())
-	for name, value := range row.Headers {
-		if name = attribute(name); name != "" {
-			e.SetExtension(name, value)
+	for _, header := range slices.Backward(slices.Sorted(maps.Keys(row.Headers))) { // of two that become one the first counts, each time
+		if name := attribute(header); name != "" {
+			e.SetExtension(name, row.Headers[header])
 		}
 	}
 	return e

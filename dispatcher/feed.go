@@ -65,9 +65,14 @@ func (f *feed) run(ctx, sending context.Context) {
 		case slots <- struct{}{}:
 		}
 		begun := time.Now()
-		claim, err := outbox.Acquire(ctx, f.config.Pool, f.target.Name, f.name, f.limits())
+		// Not ctx: a claim that was cut short may have been made, and holds up its lanes.
+		claim, err := outbox.Acquire(sending, f.config.Pool, f.target.Name, f.name, f.limits())
 		if err == nil && claim.Lanes > 0 {
 			f.config.Observe.Polled(f.target.Name, len(claim.Rows), time.Since(begun), nil)
+			if ctx.Err() != nil {
+				f.mark(sending, claim, nil) // gives it back
+				return
+			}
 			publishing.Go(func() {
 				defer func() { <-slots }()
 				f.publish(sending, claim)
@@ -151,6 +156,7 @@ func (f *feed) send(ctx context.Context, rows []outbox.Row) (errs []error) {
 	}()
 	if f.limit != nil {
 		if err := f.limit.WaitN(ctx, len(rows)); err != nil {
+			sleep(ctx, time.Second) // the claim ends before it is this batch's turn
 			return all(len(rows), ErrNotTried)
 		}
 	}
@@ -227,7 +233,7 @@ func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outco
 	}
 	switch {
 	case down != nil:
-		f.leaveAlone(down.error, down.after)
+		f.leaveAlone(down, down.after)
 	case suspect && delivered == 0:
 		f.leaveAlone(first(errs), 0)
 	case delivered > 0:
@@ -253,7 +259,11 @@ func (f *feed) leaveAlone(reason error, after time.Duration) {
 	f.downs++
 	f.mu.Unlock()
 	f.config.Observe.Down(f.target.Name, true)
-	f.complain("sink takes nothing; trying again", "after", pause, "err", firstLine(reason.Error()))
+	if said := (*unavailable)(nil); errors.As(reason, &said) {
+		f.complain("sink takes nothing; trying again", "after", pause, "err", firstLine(reason.Error()))
+	} else { // the reason may quote what the sink has answered, and so a payload: it stays in the database
+		f.complain("sink takes nothing; trying again; why: SELECT last_error FROM outbox_sink", "after", pause)
+	}
 	ctx, done := context.WithTimeout(context.Background(), 5*time.Second)
 	defer done()
 	if err := outbox.Pause(ctx, f.config.Pool, f.target.Name, pause, firstLine(reason.Error())); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -64,7 +65,7 @@ func Unavailable(err error, after time.Duration) error {
 
 // BySubject calls send for each event: one after the other for those of one subject, at once for
 // up to so many subjects. After an error of a subject, or the end of ctx, the rest is not tried.
-// A send that finds the sink unavailable ends all.
+// After a send that finds the sink unavailable no more are begun.
 func BySubject(ctx context.Context, events []event.Event, atOnce int, send func(context.Context, event.Event) error) []error {
 	errs := make([]error, len(events))
 	order := map[string][]int{}
@@ -75,8 +76,7 @@ func BySubject(ctx context.Context, events []event.Event, atOnce int, send func(
 		}
 		order[e.Subject()] = append(order[e.Subject()], k)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	var down atomic.Bool // what is under way may still be acknowledged
 	next := make(chan []int)
 	var group sync.WaitGroup
 	for range min(max(atOnce, 1), len(subjects)) {
@@ -84,14 +84,14 @@ func BySubject(ctx context.Context, events []event.Event, atOnce int, send func(
 			for places := range next {
 				var failed error
 				for _, k := range places {
-					if failed != nil || ctx.Err() != nil {
+					if failed != nil || down.Load() || ctx.Err() != nil {
 						errs[k] = ErrNotTried
 						continue
 					}
 					errs[k] = send(ctx, events[k])
 					failed = errs[k]
 					if u := (*unavailable)(nil); errors.As(failed, &u) {
-						stop()
+						down.Store(true)
 					}
 				}
 			}

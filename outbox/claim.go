@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -40,13 +41,20 @@ type Limits struct {
 	Length time.Duration // how long the claim lasts; after that it is anybody's
 }
 
+// isOpen is outbox_open of a sink and the event e, written out. A call takes the event as a whole
+// row, and where a plan keeps rows it then reads all payloads to keep them.
+func isOpen(sink string) string {
+	return strings.ReplaceAll(`((cardinality(S.types) = 0 OR e.event_type ^@ ANY (S.types))
+		AND S.name <> ALL (coalesce(e.delivered_to, '{}') || coalesce(e.parked_by, '{}')))`, "S.", sink+".")
+}
+
 // openInLane are the events e that the sink s has to get, or that nobody has to get any more, from
 // the floor of a lane l on. To the letter it holds what outbox_event_open_idx is about.
-const openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
-	AND (outbox_open(s, e) OR NOT EXISTS (SELECT FROM outbox_sink o WHERE outbox_open(o, e)))`
+var openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
+	AND (` + isOpen("s") + ` OR NOT EXISTS (SELECT FROM outbox_sink o WHERE ` + isOpen("o") + `))`
 
 // dueInLane are those of them whose aggregates do not wait for another try.
-const dueInLane = openInLane + `
+var dueInLane = openInLane + `
 	AND NOT EXISTS (SELECT FROM outbox_delivery d
 	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL AND d.next_attempt_at > now())`
 
@@ -79,7 +87,7 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		WITH due AS (
 			SELECT e.id, e.place, e.wanted, sum(e.bytes) OVER upto AS bytes, row_number() OVER upto AS n
 			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink CROSS JOIN LATERAL (
-				SELECT e.id, e.bytes, outbox_open(s, e) AS wanted, row_number() OVER (ORDER BY e.id) AS place
+				SELECT e.id, e.bytes, `+isOpen("s")+` AS wanted, row_number() OVER (ORDER BY e.id) AS place
 				FROM outbox_event e
 				WHERE `+dueInLane+`
 				ORDER BY e.id
@@ -87,7 +95,8 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 			WHERE l.sink = $1 AND l.claim_token = $2
 			WINDOW upto AS (ORDER BY e.place, e.id)
 		)
-		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type, e.payload, e.headers, e.created_at,
+		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type, e.payload, e.headers,
+		       CASE WHEN e.created_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.created_at ELSE 'epoch' END, -- RFC 3339 has no other years
 		       coalesce(d.attempt, 0), coalesce(d.rejected, 0), due.wanted
 		FROM due JOIN outbox_event e USING (id) LEFT JOIN outbox_delivery d ON d.event_id = e.id AND d.sink = $1
 		WHERE due.bytes <= $4 OR due.n = 1
@@ -102,6 +111,9 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		return r, nil
 	})
 	if err != nil {
+		back, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer done()
+		_, _ = Mark(back, db, c, nil) // or the lanes wait for the claim to run out
 		return nil, fmt.Errorf("read events for sink %q: %w", sink, err)
 	}
 	return c, nil

@@ -42,11 +42,11 @@ func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded in
 			  AS o (id, delivered, park, attempt, rejected, again, reason)
 		), marked AS (
 			UPDATE outbox_event e
-			SET delivered_to = CASE WHEN o.delivered AND outbox_open(s, e) THEN array_append(e.delivered_to, $1) ELSE e.delivered_to END,
+			SET delivered_to = CASE WHEN o.delivered AND `+isOpen("s")+` THEN array_append(e.delivered_to, $1) ELSE e.delivered_to END,
 			    parked_by    = CASE WHEN o.park THEN array_append(e.parked_by, $1) ELSE e.parked_by END,
-			    published_at = CASE WHEN NOT o.park AND e.parked_by IS NULL AND NOT EXISTS (SELECT FROM outbox_sink x WHERE x.name <> $1 AND outbox_open(x, e))
+			    published_at = CASE WHEN NOT o.park AND e.parked_by IS NULL AND NOT EXISTS (SELECT FROM outbox_sink x WHERE x.name <> $1 AND `+isOpen("x")+`)
 			                        THEN clock_timestamp() END,
-			    parked_at    = CASE WHEN (o.park OR e.parked_by IS NOT NULL) AND NOT EXISTS (SELECT FROM outbox_sink x WHERE x.name <> $1 AND outbox_open(x, e))
+			    parked_at    = CASE WHEN (o.park OR e.parked_by IS NOT NULL) AND NOT EXISTS (SELECT FROM outbox_sink x WHERE x.name <> $1 AND `+isOpen("x")+`)
 			                        THEN clock_timestamp() END
 			FROM outcome o, outbox_sink s
 			WHERE e.id = o.id AND (o.delivered OR o.park) AND e.lane IN (SELECT lane FROM mine) AND s.name = $1
@@ -109,7 +109,7 @@ func Sweep(ctx context.Context, db DB, sink string) error {
 		FROM (
 			SELECT l.lane, min(e.id) AS first
 			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink JOIN outbox_event e ON e.lane = l.lane AND e.id <= l.floor
-			WHERE l.sink = $1 AND e.published_at IS NULL AND e.parked_at IS NULL AND outbox_open(s, e)
+			WHERE l.sink = $1 AND e.published_at IS NULL AND e.parked_at IS NULL AND `+isOpen("s")+`
 			GROUP BY l.lane
 		) AS n
 		WHERE l.sink = $1 AND l.lane = n.lane`, sink)

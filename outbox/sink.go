@@ -79,7 +79,7 @@ func Abandon(ctx context.Context, db DB, sink string) (open int64, err error) {
 	err = db.QueryRow(ctx, `
 		WITH open AS (
 			SELECT count(*) AS n
-			FROM (SELECT FROM outbox_event e JOIN outbox_sink s ON s.name = $1 AND outbox_open(s, e)
+			FROM (SELECT FROM outbox_event e JOIN outbox_sink s ON s.name = $1 AND `+isOpen("s")+`
 			      WHERE e.published_at IS NULL AND e.parked_at IS NULL LIMIT 1000000) AS counted
 		), gone AS (
 			DELETE FROM outbox_sink WHERE name = $1 RETURNING name

@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -66,6 +67,9 @@ func (s *settings) checkDatabase(report *env.Report) {
 
 func (s *settings) checkSource(report *env.Report) {
 	u, err := url.Parse(s.Source.Value)
+	if strings.Contains(s.Source.Value, "@") {
+		s.Source.Show("(hidden)")
+	}
 	switch {
 	case s.Source.Value == "":
 		report.Refuse(&s.Source, "set it to a URI that no other database's events have, such as https://shop.example/billing")
@@ -86,8 +90,13 @@ func (s *settings) checkNames(report *env.Report) {
 	if unfit(s.WebhookKeyID.Value) {
 		report.Refuse(&s.WebhookKeyID, "use at most 64 printable characters")
 	}
-	if secret := s.WebhookSecret.Value; secret != "" && len(secret) < webhook.MinSecret {
-		report.Refuse(&s.WebhookSecret, "it has %d characters; use at least %d, for example from: openssl rand -hex 24", len(secret), webhook.MinSecret)
+	if _, err := webhook.Key(s.WebhookSecret.Value); err != nil {
+		report.Refuse(&s.WebhookSecret, "%s", err)
+	}
+	for _, name := range s.Elsewhere.Value {
+		if !sinkName.MatchString(name) {
+			report.Refuse(&s.Elsewhere, "%.60q is no name of a sink", name)
+		}
 	}
 	if s.BackoffBase.Good() && s.BackoffCap.Good() && s.BackoffBase.Value > s.BackoffCap.Value {
 		report.Refuse(&s.BackoffBase, "use at most DISPATCHER_BACKOFF_CAP, %s, or raise that", s.BackoffCap.Value)
@@ -118,10 +127,13 @@ func (s *settings) checkSinks(report *env.Report) {
 	for _, problem := range problems {
 		report.Refuse(&s.Sinks, "%s", problem)
 	}
-	if len(report.Problems) > 0 {
-		return // sinks are opened only when all is well
+	if claim := s.Claim.Value; slices.ContainsFunc(specs, func(spec sinkSpec) bool { return claim < 3*quiet[spec.url.Scheme]/2 }) {
+		report.Warn(&s.Claim, "only two thirds of it are for publishing, so sinks that are slow to answer are never heard")
 	}
 	for _, spec := range specs {
+		if _, ok := quiet[spec.url.Scheme]; !ok && len(report.Problems) > 0 {
+			continue // nobody is contacted before all is well
+		}
 		target, err := spec.target(s)
 		if err != nil {
 			report.Refuse(&s.Sinks, "%s", err)

@@ -18,7 +18,8 @@ type health struct {
 	claim time.Duration
 
 	mu       sync.Mutex
-	obstacle error                // why nothing can be expected; nil: it can
+	obstacle error // why nothing can be expected; nil: it can
+	ending   bool
 	looked   map[string]time.Time // by sink
 }
 
@@ -43,9 +44,19 @@ func (h *health) waiting(err error) {
 	}
 }
 
+// stopping notes that the program is told to end.
+func (h *health) stopping() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ending = true
+}
+
 func (h *health) ready() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.ending {
+		return errors.New("stopping")
+	}
 	if h.obstacle != nil {
 		return h.obstacle
 	}

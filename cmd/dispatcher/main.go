@@ -59,13 +59,13 @@ func answer(args []string) int {
 
 // abandon removes a sink.
 func abandon(sink string) int {
-	address := os.Getenv("DISPATCHER_DATABASE_URL")
-	if address == "" {
-		address = os.Getenv("DATABASE_URL")
+	variable := "DISPATCHER_DATABASE_URL"
+	if os.Getenv(variable) == "" {
+		variable = "DATABASE_URL"
 	}
-	config, err := database.Parse(address)
+	config, err := database.Parse(os.Getenv(variable))
 	if err != nil {
-		return refuse([]string{"DATABASE_URL: " + err.Error()})
+		return refuse([]string{variable + ": " + err.Error()})
 	}
 	ctx, done := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer done()

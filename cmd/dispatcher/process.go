@@ -67,6 +67,9 @@ func (p *process) run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	context.AfterFunc(ctx, stop) // the second signal kills
+	context.AfterFunc(ctx, p.health.stopping)
+	// A sink that writes to a closed pipe is down, the others are not. Ignored it would be in children, too.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
 	var background sync.WaitGroup
 	defer background.Wait()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/dispatcher/lines"
@@ -33,14 +35,21 @@ type scheme struct {
 
 // kinds are the schemes that this program knows; files with a build tag add theirs.
 var kinds = map[string]scheme{
-	"stdout": {"stdout:", "a line of JSON each, to standard output", nil, func(*settings, sinkSpec) (dispatcher.Sink, error) {
+	"stdout": {"stdout:", "a line of JSON each, to standard output", nil, func(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
+		if spec.url.String() != "stdout:" {
+			return nil, errors.New("nothing may follow stdout: but options")
+		}
 		return lines.New(os.Stdout), nil
 	}},
 	"http":  {"http://…", "a request each; see DISPATCHER_WEBHOOK_SECRET", webhookOptions, openWebhook},
 	"https": {"https://…", "", webhookOptions, openWebhook},
-	"exec": {"exec:PROGRAM", "a program: a line in, an answer out", nil, func(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
-		return program.New(spec.url.Opaque + spec.url.Path)
-	}},
+	"exec":  {"exec:PROGRAM", "a program: a line in, an answer out", []string{"env"}, openProgram},
+}
+
+// quiet are the kinds that contact nobody when they are opened, and how long they wait for an
+// answer.
+var quiet = map[string]time.Duration{
+	"stdout": 0, "http": webhook.DefaultTimeout, "https": webhook.DefaultTimeout, "exec": program.DefaultPatience,
 }
 
 var webhookOptions = []string{"mode", "allow"}
@@ -56,6 +65,8 @@ func schemes() string {
 	return b.String()
 }
 
+var typePrefix = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{1,200}$`)
+
 var sinkName = regexp.MustCompile(`^[a-z0-9_-]{1,40}$`)
 
 // parseSinks reads the variable. The error names the element, without what may be secret.
@@ -66,8 +77,11 @@ func parseSinks(text string) (specs []sinkSpec, problems []string) {
 	names := map[string]bool{}
 	for k, element := range strings.Fields(text) {
 		name, address, ok := strings.Cut(element, "=")
-		if !ok || !sinkName.MatchString(name) {
+		if !ok || strings.ContainsAny(name, ":/") {
 			name, address = "", element
+		} else if !sinkName.MatchString(name) {
+			bad(k, "%.60q cannot be a name; use a to z, 0 to 9, _ and -, at most 40 of them", name)
+			continue
 		}
 		u, err := url.Parse(address)
 		if err != nil || u.Scheme == "" {
@@ -86,7 +100,7 @@ func parseSinks(text string) (specs []sinkSpec, problems []string) {
 			bad(k, "a sink before it has the name %s, too; give each a name of its own, as in other=%s:…", name, u.Scheme)
 		}
 		names[name] = true
-		options, err := url.ParseQuery(u.Fragment)
+		options, err := url.ParseQuery(u.EscapedFragment())
 		if err != nil {
 			bad(k, "the options after # cannot be read; write them like #types=billing.&rate=100")
 			continue
@@ -112,13 +126,15 @@ func (spec sinkSpec) target(s *settings) (t dispatcher.Target, err error) {
 	t.Name = spec.name
 	if types := spec.options.Get("types"); types != "" {
 		t.Types = strings.Split(types, ",")
-		if slices.Contains(t.Types, "") {
-			return t, fmt.Errorf("%s: types: an empty prefix; leave the option away for all types", spec.name)
+		for _, prefix := range t.Types { // one that matches nothing would have its events count as wanted by nobody
+			if !typePrefix.MatchString(prefix) {
+				return t, fmt.Errorf("%s: types: %.60q is no prefix of a type; use letters, digits and _ . : / - without wildcards, or leave the option away for all types", spec.name, prefix)
+			}
 		}
 	}
 	if text := spec.options.Get("rate"); text != "" {
-		if t.Rate, err = strconv.ParseFloat(text, 64); err != nil || t.Rate < 0.001 || t.Rate > 1e9 {
-			return t, fmt.Errorf("%s: rate: %.40q is no number of events a second", spec.name, text)
+		if t.Rate, err = strconv.ParseFloat(text, 64); err != nil || !(t.Rate >= 0.001 && t.Rate <= 1e9) {
+			return t, fmt.Errorf("%s: rate: %.40q is no number of events a second; use 0.001 to 1000000000", spec.name, text)
 		}
 	}
 	if t.Sink, err = kinds[spec.url.Scheme].open(s, spec); err != nil {
@@ -154,7 +170,32 @@ func openWebhook(s *settings, spec sinkSpec) (dispatcher.Sink, error) {
 			allow = append(allow, prefix)
 		}
 	}
+	secret := s.WebhookSecret.Value
+	if !s.WebhookSecret.Good() {
+		secret = "" // told already
+	}
 	return webhook.New(webhook.Config{
-		URL: spec.url.String(), Binary: binary, Secret: s.WebhookSecret.Value, KeyID: s.WebhookKeyID.Value, Allow: allow,
+		URL: spec.url.String(), Binary: binary, Secret: secret, KeyID: s.WebhookKeyID.Value, Allow: allow,
 	})
+}
+
+func openProgram(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
+	if spec.url.Host != "" || spec.url.RawQuery != "" {
+		return nil, errors.New("write it like exec:/usr/local/bin/forward; arguments cannot be given")
+	}
+	path, err := url.PathUnescape(spec.url.Opaque)
+	if err != nil {
+		return nil, errors.New("the path cannot be read; write % as %25")
+	}
+	c := program.Config{Path: path + spec.url.Path}
+	if names := spec.options.Get("env"); names != "" {
+		for _, name := range strings.Split(names, ",") {
+			value, ok := os.LookupEnv(name)
+			if !ok {
+				return nil, fmt.Errorf("env: there is no variable %.60q; set it, or take it out", name)
+			}
+			c.Env = append(c.Env, name+"="+value)
+		}
+	}
+	return program.New(c)
 }

@@ -5,7 +5,6 @@ import (
 	"bufio"
 	"context"
 	"io"
-	"sync"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
@@ -15,30 +14,59 @@ import (
 // A Sink writes each event as a line in the CloudEvents JSON format. An event is acknowledged when
 // Write has returned for it: what a pipe or a disk does with it then is not known.
 type Sink struct {
-	mu sync.Mutex
-	w  io.Writer
+	writing chan struct{} // holds one while somebody writes
+	w       io.Writer
+	torn    bool // the last line may have no end
 }
 
 // New returns a sink that writes to w.
-func New(w io.Writer) *Sink { return &Sink{w: w} }
+func New(w io.Writer) *Sink { return &Sink{writing: make(chan struct{}, 1), w: w} }
 
-// Publish writes the events in their order.
-func (s *Sink) Publish(_ context.Context, events []event.Event) []error {
+// Publish writes the events in their order. A writer that blocks, such as a pipe that nobody reads,
+// goes on with what it was given after ctx has ended.
+func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+	select {
+	case s.writing <- struct{}{}:
+	case <-ctx.Done():
+		return all(events, dispatcher.ErrNotTried)
+	}
+	written := make(chan []error, 1)
+	go func() {
+		errs := s.write(events)
+		<-s.writing
+		written <- errs
+	}()
+	select {
+	case errs := <-written:
+		return errs
+	case <-ctx.Done():
+		return all(events, dispatcher.ErrNotTried)
+	}
+}
+
+func (s *Sink) write(events []event.Event) []error {
 	errs := make([]error, len(events))
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	out := bufio.NewWriterSize(s.w, 64<<10)
-	for k := range events {
-		if err := event.WriteJson(&events[k], out); err != nil {
-			errs[k] = err
-			continue
-		}
+	if s.torn {
 		_ = out.WriteByte('\n') // its error stays, for Flush
 	}
-	if err := out.Flush(); err != nil {
-		for k := range errs {
-			errs[k] = dispatcher.Unavailable(err, 0)
+	for k := range events {
+		if err := event.WriteJson(&events[k], out); err != nil {
+			errs[k] = dispatcher.RejectForGood(err) // and a line of its own for what there is of it
 		}
+		_ = out.WriteByte('\n')
+	}
+	err := out.Flush()
+	if s.torn = err != nil; s.torn {
+		return all(events, dispatcher.Unavailable(err, 0))
+	}
+	return errs
+}
+
+func all(events []event.Event, err error) []error {
+	errs := make([]error, len(events))
+	for k := range errs {
+		errs[k] = err
 	}
 	return errs
 }

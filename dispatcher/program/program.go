@@ -8,13 +8,17 @@
 //	reject ID REASON    it does not want this one
 //
 // It may answer in any order, but gets the next event of a subject only after its answer to the one
-// before. What it writes to standard error goes to ours. If it ends it is started anew with what it
-// has not answered.
+// before. What it writes to standard error goes to ours. If it ends it is started anew, and gets what
+// it has not answered again.
+//
+// It sees the end of its input when it is to end. Of the environment it gets what is configured,
+// and PATH, HOME, LANG, TZ and TMPDIR.
 package program
 
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,13 +34,29 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// answerWithin is how long the program may take over an event.
-const answerWithin = 30 * time.Second
+// Defaults of Config.
+const (
+	DefaultPatience = 30 * time.Second
+	DefaultAtOnce   = 16
+	DefaultGrace    = 5 * time.Second
+)
+
+// maxLine is how long an answer may be.
+const maxLine = 1 << 20
+
+// A Config says which program.
+type Config struct {
+	Path     string // or a name to be found in PATH
+	Args     []string
+	Env      []string      // NAME=value
+	AtOnce   int           // events in its hands at once, for each batch; 0: DefaultAtOnce
+	Patience time.Duration // it is killed when it owes answers and gives none for so long; 0: DefaultPatience
+	Grace    time.Duration // to end when its input has; 0: DefaultGrace
+}
 
 // A Sink gives events to a program.
 type Sink struct {
-	path string
-	args []string
+	config Config
 
 	mu      sync.Mutex
 	running *process // nil: none
@@ -45,22 +65,26 @@ type Sink struct {
 
 // A process is one life of the program.
 type process struct {
-	cmd   *exec.Cmd
-	write sync.Mutex
-	in    io.WriteCloser
-	ended chan struct{} // closed when it answers no more
+	config Config
+	cmd    *exec.Cmd
+	write  sync.Mutex
+	in     io.WriteCloser
+	ended  chan struct{} // closed when it answers no more
 
-	mu      sync.Mutex
-	waiting map[string]chan error // by event id
+	mu       sync.Mutex
+	waiting  map[string]chan error // by event id
+	answered time.Time             // when it last did
 }
 
 // New returns a sink for a program, which is not started before the first event.
-func New(path string, args ...string) (*Sink, error) {
-	found, err := exec.LookPath(path)
+func New(c Config) (*Sink, error) {
+	found, err := exec.LookPath(c.Path)
 	if err != nil {
-		return nil, fmt.Errorf("program %q cannot be started: %w", path, err)
+		return nil, fmt.Errorf("program %q cannot be started: %w", c.Path, err)
 	}
-	return &Sink{path: found, args: args}, nil
+	c.Path = found
+	c.AtOnce, c.Patience, c.Grace = cmp.Or(c.AtOnce, DefaultAtOnce), cmp.Or(c.Patience, DefaultPatience), cmp.Or(c.Grace, DefaultGrace)
+	return &Sink{config: c}, nil
 }
 
 // Publish gives the events to the program.
@@ -73,7 +97,7 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 		}
 		return errs
 	}
-	return dispatcher.BySubject(ctx, events, 64, p.give)
+	return dispatcher.BySubject(ctx, events, s.config.AtOnce, p.give)
 }
 
 // Close ends the program: its input ends, and if it does not end with it, it is killed.
@@ -85,8 +109,8 @@ func (s *Sink) Close() error {
 		_ = p.in.Close()
 		select {
 		case <-p.ended:
-		case <-time.After(5 * time.Second):
-			_ = p.cmd.Process.Kill()
+		case <-time.After(p.config.Grace):
+			p.kill()
 			<-p.ended
 		}
 	}
@@ -107,27 +131,49 @@ func (s *Sink) process() (*process, error) {
 			return s.running, nil
 		}
 	}
-	cmd := exec.Command(s.path, s.args...)
+	cmd := exec.Command(s.config.Path, s.config.Args...)
+	cmd.Env = append(inherited(), s.config.Env...)
 	cmd.Stderr = os.Stderr
+	ownGroup(cmd)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	out, err := cmd.StdoutPipe()
+	// A pipe of our own: a child that the program leaves behind may keep it open for ever.
+	out, theirs, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
+	cmd.Stdout = theirs
+	err = cmd.Start()
+	_ = theirs.Close()
+	if err != nil {
+		_ = out.Close()
 		return nil, err
 	}
-	p := &process{cmd: cmd, in: in, ended: make(chan struct{}), waiting: map[string]chan error{}}
+	p := &process{cmd: cmd, config: s.config, in: in, ended: make(chan struct{}), waiting: map[string]chan error{}}
 	go p.listen(out)
 	s.running = p
 	return p, nil
 }
 
+// inherited is what a program gets of our environment, in which there are secrets.
+func inherited() (env []string) {
+	for _, name := range []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR"} {
+		if value, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
+}
+
 // give gives the program an event and waits for its answer.
 func (p *process) give(ctx context.Context, e event.Event) error {
+	select {
+	case <-p.ended: // for what others in the batch have done to it this one is not to blame
+		return dispatcher.ErrNotTried
+	default:
+	}
 	var line bytes.Buffer
 	if err := event.WriteJson(&e, &line); err != nil {
 		return dispatcher.RejectForGood(err)
@@ -149,7 +195,8 @@ func (p *process) give(ctx context.Context, e event.Event) error {
 		_, err := p.in.Write(line.Bytes())
 		written <- err
 	}()
-	late := time.NewTimer(answerWithin)
+	begun, sent := time.Now(), false
+	late := time.NewTimer(p.config.Patience)
 	defer late.Stop()
 	for {
 		select {
@@ -159,43 +206,88 @@ func (p *process) give(ctx context.Context, e event.Event) error {
 			if err != nil {
 				return dispatcher.Unavailable(fmt.Errorf("the program does not read: %w", err), 0)
 			}
-			written = nil
+			written, sent = nil, true
 		case <-p.ended:
+			select {
+			case err := <-answer: // its last words
+				return err
+			default:
+			}
+			if !sent {
+				return dispatcher.ErrNotTried
+			}
 			return errors.New("the program ended before it answered")
 		case <-late.C:
-			_ = p.cmd.Process.Kill() // what it answers later must not be taken for the answer to another try
-			return fmt.Errorf("the program did not answer within %s", answerWithin)
+			if left := p.config.Patience - time.Since(p.progress(begun)); left > 0 {
+				late.Reset(left) // it works on those before this one
+				continue
+			}
+			p.kill() // what it answers later must not be taken for the answer to another try
+			return fmt.Errorf("the program has answered nothing for %s", p.config.Patience)
 		case <-ctx.Done():
 			return dispatcher.ErrNotTried
 		}
 	}
 }
 
+// progress returns when the program last answered, or begun if that is later.
+func (p *process) progress(begun time.Time) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.answered.After(begun) {
+		return p.answered
+	}
+	return begun
+}
+
+func (p *process) kill() { killGroup(p.cmd) }
+
 // listen takes answers until there are no more.
-func (p *process) listen(out io.Reader) {
+func (p *process) listen(out *os.File) {
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		_ = p.cmd.Wait()
+		_ = out.SetReadDeadline(time.Now().Add(time.Second)) // for what it has written
+	}()
 	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
-		word, rest, _ := strings.Cut(lines.Text(), " ")
-		id, reason, _ := strings.Cut(rest, " ")
-		var err error
-		switch word {
-		case "ok":
-		case "retry":
-			err = fmt.Errorf("the program: %s", reason)
-		case "reject":
-			err = dispatcher.Reject(fmt.Errorf("the program: %s", reason))
-		default:
-			continue // it talks to itself
-		}
-		p.mu.Lock()
-		answer := p.waiting[id]
-		delete(p.waiting, id)
-		p.mu.Unlock()
-		if answer != nil {
-			answer <- err
-		}
+		p.take(lines.Text())
 	}
 	_ = p.in.Close()
-	_ = p.cmd.Wait()
+	if lines.Err() != nil {
+		p.kill() // it writes what is no answer, and would block
+	}
+	select {
+	case <-exited:
+	case <-time.After(p.config.Grace): // it answers no more, so it is of no use
+		p.kill()
+		<-exited
+	}
+	_ = out.Close()
 	close(p.ended)
+}
+
+// take takes a line that the program has written.
+func (p *process) take(line string) {
+	word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+	id, reason, _ := strings.Cut(rest, " ")
+	var err error
+	switch word {
+	case "ok":
+	case "retry":
+		err = fmt.Errorf("the program: %s", reason)
+	case "reject":
+		err = dispatcher.Reject(fmt.Errorf("the program: %s", reason))
+	default:
+		return // it talks to itself
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answered = time.Now()
+	if answer := p.waiting[id]; answer != nil {
+		delete(p.waiting, id)
+		answer <- err
+	}
 }

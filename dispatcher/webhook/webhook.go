@@ -18,14 +18,10 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
@@ -118,26 +114,6 @@ func Key(secret string) ([]byte, error) {
 	return key, nil
 }
 
-// mask hides what may be secret of a URL in what the sink answers: servers like to quote it.
-func mask(u *url.URL) *strings.Replacer {
-	secrets := []string{u.String(), u.RequestURI(), u.EscapedPath(), u.Path, u.RawQuery}
-	for _, values := range u.Query() {
-		secrets = append(secrets, values...)
-	}
-	secrets = append(secrets, strings.Split(u.Path, "/")...)
-	if password, ok := u.User.Password(); ok {
-		secrets = append(secrets, password, u.User.String(), base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password)))
-	}
-	slices.SortFunc(secrets, func(a, b string) int { return len(b) - len(a) })
-	var pairs []string
-	for _, secret := range secrets {
-		if len(secret) >= 4 { // what is shorter is no secret, and part of other words
-			pairs = append(pairs, secret, "…")
-		}
-	}
-	return strings.NewReplacer(pairs...)
-}
-
 func (c Config) newClient() *http.Client {
 	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)
@@ -154,71 +130,6 @@ func (c Config) newClient() *http.Client {
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-}
-
-// internal are ranges that netip takes for public ones.
-var internal = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"),       // this network
-	netip.MustParsePrefix("100.64.0.0/10"),   // shared by a carrier's customers
-	netip.MustParsePrefix("192.0.0.0/24"),    // protocols
-	netip.MustParsePrefix("198.18.0.0/15"),   // laboratories
-	netip.MustParsePrefix("240.0.0.0/4"),     // reserved, and used
-	netip.MustParsePrefix("::/96"),           // IPv4, long ago
-	netip.MustParsePrefix("64:ff9b:1::/48"),  // translated locally
-	netip.MustParsePrefix("fec0::/10"),       // site-local
-}
-
-// public reports whether an address is meant to be reached by anybody.
-func public(ip netip.Addr) bool {
-	if !ip.IsGlobalUnicast() || ip.IsPrivate() || slices.ContainsFunc(internal, func(p netip.Prefix) bool { return p.Contains(ip) }) {
-		return false
-	}
-	if ip.Is4() {
-		return true
-	}
-	at := ip.As16()
-	switch {
-	case nat64.Contains(ip):
-		return public(netip.AddrFrom4([4]byte(at[12:16])))
-	case sixToFour.Contains(ip):
-		return public(netip.AddrFrom4([4]byte(at[2:6])))
-	}
-	return true
-}
-
-// Addresses that hold one of IPv4.
-var (
-	nat64     = netip.MustParsePrefix("64:ff9b::/96")
-	sixToFour = netip.MustParsePrefix("2002::/16")
-)
-
-// number is a host that resolvers take for an address, though it does not look like one.
-var number = regexp.MustCompile(`^(0[xX][0-9a-fA-F]*|[0-9]+)(\.(0[xX][0-9a-fA-F]*|[0-9]+))*\.?$`)
-
-// admitHost refuses early what admit would refuse later anyhow.
-func (c Config) admitHost(host string) error {
-	name := strings.TrimSuffix(strings.ToLower(host), ".")
-	ip, err := netip.ParseAddr(name)
-	switch {
-	case err == nil:
-		return c.admit(ip)
-	case number.MatchString(host):
-		return fmt.Errorf("the host %.60s is an address in an unusual form; write it like 203.0.113.7", host)
-	case name == "localhost" || strings.HasSuffix(name, ".localhost"):
-		if c.admit(netip.IPv6Loopback()) != nil {
-			return c.admit(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
-		}
-	}
-	return nil
-}
-
-// admit returns an error for an address that is not public, unless it is allowed.
-func (c Config) admit(ip netip.Addr) error {
-	ip = ip.Unmap().WithZone("")
-	if public(ip) || slices.ContainsFunc(c.Allow, func(p netip.Prefix) bool { return p.Contains(ip) }) {
-		return nil
-	}
-	return fmt.Errorf("address %s is not public; if it is meant, allow it, as in allow=%s", ip, netip.PrefixFrom(ip, ip.BitLen()))
 }
 
 // Publish sends each event by itself.
@@ -247,78 +158,6 @@ func (s *Sink) send(ctx context.Context, e event.Event) error {
 		return s.trouble(ctx, fmt.Errorf("answer of status %d broke off: %w", answer.StatusCode, err))
 	}
 	return s.verdict(answer, body, len(e.Data()))
-}
-
-// trouble tells a sink that cannot be reached from one that could not cope with an event.
-func (s *Sink) trouble(ctx context.Context, err error) error {
-	var wrapped *url.Error
-	if errors.As(err, &wrapped) {
-		err = wrapped.Err // the URL may hold a token
-	}
-	if ctx.Err() != nil {
-		return dispatcher.ErrNotTried // there is no time left
-	}
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" || strings.Contains(err.Error(), "tls:") || strings.Contains(err.Error(), "x509:") {
-		return dispatcher.Unavailable(err, 0)
-	}
-	return err
-}
-
-// verdict says what an answer means.
-//
-// That there is nothing at the URL, or not any more, is most likely not the event's fault: were it
-// taken for a rejection, a minute of a wrong route would park whatever is open. The same goes for
-// 403, which firewalls answer to single events, too.
-func (s *Sink) verdict(answer *http.Response, body []byte, size int) error {
-	code := answer.StatusCode
-	after, told := answer.Header.Get("Retry-After"), s.masked.Replace(excerpt(body))
-	err := fmt.Errorf("status %d: %s", code, told)
-	switch {
-	case code >= 200 && code < 300:
-		return nil
-	case code >= 300 && code < 400:
-		return fmt.Errorf("status %d: redirects are not followed; the sink has moved to %.200q", code, s.masked.Replace(target(answer)))
-	case code == http.StatusUnauthorized:
-		return dispatcher.Unavailable(fmt.Errorf("status %d: the sink does not accept our credentials", code), 0)
-	case code == http.StatusTooManyRequests, after != "" && slices.Contains([]int{408, 425, 503}, code):
-		return dispatcher.Unavailable(fmt.Errorf("status %d: the sink wants to be left alone", code), retryAfter(after, time.Now()))
-	case code == http.StatusRequestEntityTooLarge:
-		return dispatcher.RejectForGood(fmt.Errorf("status %d: a payload of %d bytes is too large for the sink: %s", code, size, told))
-	case code < 400 || code >= 500, slices.Contains([]int{403, 404, 405, 407, 408, 410, 421, 425}, code):
-		return err
-	}
-	return dispatcher.Reject(err)
-}
-
-// target returns where a redirect leads, without what may be secret.
-func target(answer *http.Response) string {
-	u, err := url.Parse(answer.Header.Get("Location"))
-	if err != nil {
-		return "somewhere"
-	}
-	u.User, u.RawQuery, u.Fragment, u.RawFragment = nil, "", "", ""
-	return u.String()
-}
-
-func excerpt(body []byte) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) || r == utf8.RuneError {
-			return ' '
-		}
-		return r
-	}, string(body[:min(len(body), maxExcerpt)]))
-}
-
-// retryAfter reads the header Retry-After: seconds, or a date. What it cannot be is 0.
-func retryAfter(header string, now time.Time) time.Duration {
-	if seconds, err := strconv.ParseUint(header, 10, 31); err == nil {
-		return time.Duration(seconds) * time.Second
-	}
-	if at, err := http.ParseTime(header); err == nil {
-		return max(at.Sub(now), 0)
-	}
-	return 0
 }
 
 func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error) {

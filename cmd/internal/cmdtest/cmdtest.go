@@ -59,10 +59,26 @@ type Process struct {
 // t ends if it still runs.
 func Start(t testing.TB, env []string, args ...string) *Process {
 	t.Helper()
+	p := &Process{t: t}
+	p.start(&p.Stdout, env, args)
+	return p
+}
+
+// StartTo is Start with standard output elsewhere.
+func StartTo(t testing.TB, stdout *os.File, env []string, args ...string) *Process {
+	t.Helper()
+	p := &Process{t: t}
+	p.start(stdout, env, args)
+	return p
+}
+
+func (p *Process) start(stdout io.Writer, env, args []string) {
+	p.t.Helper()
+	t := p.t
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Process{t: t, cmd: exec.CommandContext(ctx, program, args...), exited: make(chan struct{})}
+	p.cmd, p.exited = exec.CommandContext(ctx, program, args...), make(chan struct{})
 	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}, env...)
-	p.cmd.Stdout, p.cmd.Stderr = &p.Stdout, &p.Stderr
+	p.cmd.Stdout, p.cmd.Stderr = stdout, &p.Stderr
 	p.cmd.WaitDelay = time.Second
 	if err := p.cmd.Start(); err != nil {
 		cancel()
@@ -76,7 +92,6 @@ func Start(t testing.TB, env []string, args ...string) *Process {
 			t.Logf("stderr of %v:\n%s", args, p.Stderr.String())
 		}
 	})
-	return p
 }
 
 // Run starts the program and returns when it has ended, with its exit code.

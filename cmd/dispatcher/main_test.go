@@ -1,0 +1,9 @@
+package main_test
+
+import (
+	"testing"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+)
+
+func TestMain(m *testing.M) { cmdtest.Main(m) }
