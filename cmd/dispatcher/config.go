@@ -71,6 +71,7 @@ Sinks:
     mode=binary               attributes as headers; webhooks, NATS, Kafka and AMQP only
     allow=10.0.0.0/8          private addresses that a webhook may have
     env=NAME,OTHER            variables that a program gets of ours, besides PATH and the like
+    exchange=NAME             where AMQP events go; it has to be there
 
   DISPATCHER_SINKS="audit=stdout: crm=https://crm.example/events#types=invoice."
 
