@@ -233,7 +233,7 @@ func TestKilledBetweenPublishAndMark(t *testing.T) {
 			<-release
 		}
 	})
-	execute(t, url, `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{"n": 1, "text": "é \n"}', '{"b": "2", "a": "1", "Trace-Parent": "x", "traceparent": "y"}')`)
+	execute(t, url, `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{"n": 1, "text": "é \n"}', '{"b": "2", "a": "1", "Trace-Parent": "1", "traceparent": "2", "trace-parent": "3", "TRACEPARENT": "4", "trace_parent": "5", "t-raceparent": "6", "Traceparent": "7"}')`)
 	env := settings(url, r.sink(), "DISPATCHER_CLAIM=1s", "DISPATCHER_WEBHOOK_SECRET=0123456789abcdef01234567")
 	p := cmdtest.Start(t, env)
 	before := <-got
