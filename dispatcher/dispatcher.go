@@ -13,10 +13,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/outbox"
@@ -152,12 +154,11 @@ func (o Observer) filled() Observer {
 
 // Run registers the sinks and publishes until ctx ends. Then it claims no more, lets what is being
 // published come to its end for Config.Grace, and closes the sinks. What was not acknowledged by
-// then is published again later. It returns an error only if the sinks cannot be registered.
+// then is published again later. A database that is away is waited for; Run returns an error only if
+// it refuses to register the sinks, because it has no outbox, say.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	for _, t := range d.config.Sinks {
-		if err := outbox.Register(ctx, d.config.Pool, t.Name, t.Types); ctx.Err() != nil {
-			break // told to stop, which is no error
-		} else if err != nil {
+		if err := d.register(ctx, t); err != nil {
 			return err
 		}
 	}
@@ -181,6 +182,30 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 	d.log.Info("dispatcher stopped", "dispatcher", d.name)
 	return nil
+}
+
+// register registers a sink, as soon as the database can do that. It returns nil when ctx ends: to
+// be told to stop is no error.
+func (d *Dispatcher) register(ctx context.Context, t Target) error {
+	for n := 0; ; n++ {
+		err := outbox.Register(ctx, d.config.Pool, t.Name, t.Types)
+		var refused *pgconn.PgError
+		switch {
+		case err == nil, ctx.Err() != nil:
+			return nil
+		case errors.As(err, &refused) && !passing(refused.Code):
+			return err
+		case n == 0:
+			d.log.Warn("cannot register a sink; trying again", "sink", t.Name, "err", err)
+		}
+		sleep(ctx, run.Backoff{Base: 100 * time.Millisecond, Cap: 5 * time.Second}.Delay(n))
+	}
+}
+
+// passing reports whether what a SQLSTATE tells of may be over soon: a server that starts or stops,
+// has no room, is a standby; locks and deadlocks.
+func passing(state string) bool {
+	return slices.Contains([]string{"08", "40", "53", "55", "57", "58"}, state[:2]) || state == "25006"
 }
 
 func (d *Dispatcher) names() (names []string) {

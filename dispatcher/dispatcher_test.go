@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
@@ -476,4 +477,26 @@ func TestStrangeTimes(t *testing.T) {
 	if n := len(sink.got()); n != 5 {
 		t.Errorf("%d came, want 5", n)
 	}
+}
+
+// A dispatcher that starts while the database takes nothing waits for it.
+func TestDatabaseAwayAtStart(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	ids := emit(t, pool, "test.told", 1, 1)
+	if _, err := pool.Exec(t.Context(), `ALTER DATABASE `+pgx.Identifier{pool.Config().ConnConfig.Database}.Sanitize()+` SET default_transaction_read_only = on`); err != nil {
+		t.Fatal(err)
+	}
+	other, err := pgxpool.NewWithConfig(t.Context(), pool.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	stop := dispatch(t, other, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	defer stop() // before the pool is closed
+	time.Sleep(300 * time.Millisecond)
+	if _, err := pool.Exec(t.Context(), `ALTER DATABASE `+pgx.Identifier{pool.Config().ConnConfig.Database}.Sanitize()+` RESET default_transaction_read_only`); err != nil {
+		t.Fatal(err)
+	}
+	other.Reset() // as a server does that becomes the primary
+	pgtest.Await(t, "the event", func() bool { return len(sink.got()) == 1 && sink.got()[0].Subject() == ids[0].String() })
 }

@@ -41,8 +41,9 @@ type Limits struct {
 	Length time.Duration // how long the claim lasts; after that it is anybody's
 }
 
-// isOpen is outbox_open of a sink and the event e, written out. A call takes the event as a whole
-// row, and where a plan keeps rows it then reads all payloads to keep them.
+// isOpen says whether a sink still has to do something about the event e. It is no function of the
+// database: that would take the event as a whole row, and where a plan keeps rows it then reads all
+// payloads to keep them.
 func isOpen(sink string) string {
 	return strings.ReplaceAll(`((cardinality(S.types) = 0 OR e.event_type ^@ ANY (S.types))
 		AND S.name <> ALL (coalesce(e.delivered_to, '{}') || coalesce(e.parked_by, '{}')))`, "S.", sink+".")

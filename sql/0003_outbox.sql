@@ -31,7 +31,7 @@ CREATE TABLE outbox_event (
     CONSTRAINT outbox_event_headers_check
         CHECK (headers IS NULL OR jsonb_typeof(headers) = 'object'),
     CONSTRAINT outbox_event_payload_check
-        CHECK (octet_length(payload::text) <= 8 * 1024 * 1024)
+        CHECK (bytes <= 8 * 1024 * 1024)
 ) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.02,
         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, fillfactor = 80);
 
@@ -57,7 +57,8 @@ CREATE INDEX outbox_event_parked_idx ON outbox_event (parked_at)
 -- Where a span of time is, for replays.
 CREATE INDEX outbox_event_created_idx ON outbox_event USING brin (created_at);
 
--- What was appended stays as it is: consumers may have it already.
+-- What was appended stays as it is: consumers may have it already. (After: with a trigger before an
+-- update, the server computes generated columns anew, and prints the payload for that.)
 CREATE FUNCTION outbox_event_keep() RETURNS trigger
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 BEGIN
@@ -65,7 +66,7 @@ BEGIN
         USING ERRCODE = 'integrity_constraint_violation', HINT = 'Append another event that corrects it.';
 END
 $fn$;
-CREATE TRIGGER outbox_event_keep BEFORE UPDATE OF id, event_uuid, aggregate_id, event_type, payload, headers, created_at ON outbox_event
+CREATE TRIGGER outbox_event_keep AFTER UPDATE OF id, event_uuid, aggregate_id, event_type, payload, headers, created_at ON outbox_event
     FOR EACH ROW WHEN ((NEW.id, NEW.event_uuid, NEW.aggregate_id, NEW.event_type, NEW.payload, NEW.headers, NEW.created_at)
         IS DISTINCT FROM (OLD.id, OLD.event_uuid, OLD.aggregate_id, OLD.event_type, OLD.payload, OLD.headers, OLD.created_at))
     EXECUTE FUNCTION outbox_event_keep();
@@ -124,12 +125,6 @@ CREATE INDEX outbox_delivery_parked_idx ON outbox_delivery (parked_at) WHERE par
 CREATE FUNCTION outbox_wants(types text[], event_type text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN cardinality(types) = 0 OR event_type ^@ ANY (types);
-
--- Whether a sink still has to do something about an event.
-CREATE FUNCTION outbox_open(sink outbox_sink, event outbox_event) RETURNS boolean
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (cardinality((sink).types) = 0 OR (event).event_type ^@ ANY ((sink).types))
-   AND (sink).name <> ALL (coalesce((event).delivered_to, '{}') || coalesce((event).parked_by, '{}'));
 
 -- Ids are drawn while the aggregate is locked for the rest of the transaction, so that
 -- within one aggregate a later id is always a later commit.
