@@ -60,9 +60,9 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		WHERE (sink, lane) IN (
 			SELECT l.sink, l.lane
 			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
+			  CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+dueInLane+` ORDER BY e.id LIMIT 1) AS first
 			WHERE l.sink = $1 AND (l.claim_until IS NULL OR l.claim_until < clock_timestamp())
 			  AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
-			  AND EXISTS (SELECT FROM outbox_event e WHERE `+dueInLane+`)
 			ORDER BY l.served_at
 			LIMIT $5
 			FOR NO KEY UPDATE OF l SKIP LOCKED)`, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes)
