@@ -70,6 +70,7 @@ Sinks:
     rate=100                  at most so many events a second
     mode=binary               attributes as headers; webhooks, NATS, Kafka and AMQP only
     allow=10.0.0.0/8          private addresses that a webhook may have
+    exchange=NAME             where AMQP events go; it has to be there
 
   DISPATCHER_SINKS="audit=stdout: crm=https://crm.example/events#types=invoice."
 

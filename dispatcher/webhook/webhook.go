@@ -362,29 +362,8 @@ func sign(key []byte, id, stamp string, body []byte) string {
 // binaryHeaders sets an event's attributes as the binary mode of the CloudEvents HTTP binding 1.0
 // has them (section 3.1.3).
 func binaryHeaders(header http.Header, e event.Event) {
-	set := func(name, value string) { header.Set("ce-"+name, percent(value)) }
-	set("specversion", e.SpecVersion())
-	set("id", e.ID())
-	set("source", e.Source())
-	set("type", e.Type())
-	set("subject", e.Subject())
-	set("time", e.Time().Format(time.RFC3339Nano))
-	for name, value := range e.Extensions() {
-		set(name, fmt.Sprint(value))
+	for name, value := range dispatcher.Attributes(e) {
+		header.Set("ce-"+name, dispatcher.Percent(value))
 	}
 	header.Set("Content-Type", e.DataContentType())
-}
-
-// percent encodes what a header cannot hold: blanks, quotes, percent signs, and all that is not
-// printable ASCII (section 3.1.3.2).
-func percent(value string) string {
-	var b strings.Builder
-	for _, c := range []byte(value) {
-		if c <= ' ' || c >= 0x7f || c == '"' || c == '%' {
-			fmt.Fprintf(&b, "%%%02X", c)
-		} else {
-			b.WriteByte(c)
-		}
-	}
-	return b.String()
 }

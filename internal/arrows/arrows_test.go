@@ -24,6 +24,7 @@ var allowed = map[string][]string{
 	"dispatcher/":        {"dispatcher"},
 	"internal/cleanup":   {"run"},
 	"internal/handlers":  {"run", "worker"},
+	"internal/sinktest":  {"dispatcher"},
 	"internal/pgserver/": {"internal/pgserver/"},
 	"internal/pgbouncer": {"internal/pgserver/child"},
 	"internal/pgtest":    {"internal/pgbouncer", "internal/pgserver", "sql"},

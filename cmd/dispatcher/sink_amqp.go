@@ -1,0 +1,22 @@
+//go:build !noamqp
+
+package main
+
+import (
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/dispatcher/amqp"
+)
+
+func init() {
+	options := []string{"mode", "exchange"}
+	kinds["amqp"] = scheme{"amqp://HOST/VHOST", "RabbitMQ; amqps:// with TLS", options, openAMQP}
+	kinds["amqps"] = scheme{"amqps://HOST/VHOST", "", options, openAMQP}
+}
+
+func openAMQP(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
+	binary, err := spec.binary()
+	if err != nil {
+		return nil, err
+	}
+	return amqp.New(amqp.Config{URL: spec.url.String(), Exchange: spec.options.Get("exchange"), Binary: binary})
+}

@@ -1,0 +1,21 @@
+//go:build !nokafka
+
+package main
+
+import (
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/dispatcher/kafka"
+)
+
+func init() {
+	kinds["kafka"] = scheme{"kafka://HOST,HOST/TOPIC", "Kafka; kafkas:// with TLS", []string{"mode"}, openKafka}
+	kinds["kafkas"] = scheme{"kafkas://HOST,HOST/TOPIC", "", []string{"mode"}, openKafka}
+}
+
+func openKafka(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
+	binary, err := spec.binary()
+	if err != nil {
+		return nil, err
+	}
+	return kafka.New(kafka.Config{URL: spec.url.String(), Binary: binary})
+}

@@ -1,0 +1,155 @@
+// Package amqp is a sink that publishes events to an exchange of RabbitMQ, by AMQP 0-9-1.
+//
+// An event is acknowledged when the broker has confirmed it and has not returned it: it confirms
+// what it could not put into any queue, too. The routing key is the event's type. Exchanges, queues
+// and bindings are not created here.
+package amqp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+)
+
+const (
+	atOnce      = 256              // subjects of events, for each batch
+	ackWithin   = 10 * time.Second // for an event
+	dialWithin  = 5 * time.Second  // until there is a channel
+	writeWithin = 5 * time.Second  // a broker that does not read is given up
+	heartbeat   = 10 * time.Second
+	longestKey  = 255 // bytes; the protocol has no room for more
+)
+
+// A Config says where events go.
+type Config struct {
+	URL      string // amqp://user:password@host:port/vhost, or amqps:// for the same with TLS; no vhost: /
+	Exchange string
+	Binary   bool        // attributes as headers, the payload as the body
+	TLS      *tls.Config // for amqps://; nil: the system's certificates
+}
+
+// A Sink publishes events to an exchange.
+type Sink struct {
+	config Config
+	host   string
+
+	lock   chan struct{} // holds one: who waits for it sees the end of a context
+	link   *link         // nil: none yet
+	closed bool
+}
+
+// New returns a sink, or an error that says what is wrong with the configuration. It connects when
+// there is something to publish.
+func New(c Config) (*Sink, error) {
+	u, err := amqp.ParseURI(c.URL)
+	if err != nil {
+		return nil, errors.New("amqp: URL: use amqp://user:password@host:port/vhost or amqps://host/vhost")
+	}
+	if c.Exchange == "" || len(c.Exchange) > longestKey {
+		return nil, errors.New("amqp: exchange: name one, as in #exchange=events")
+	}
+	return &Sink{config: c, host: fmt.Sprintf("%s:%d", u.Host, u.Port), lock: make(chan struct{}, 1)}, nil
+}
+
+// Publish sends each event after its predecessor in the subject was acknowledged.
+func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+	l, err := s.connection(ctx)
+	if err != nil {
+		return dispatcher.Unsent(ctx, len(events), err)
+	}
+	// What is under way goes on when another event finds the sink unavailable: hence not BySubject's
+	// context.
+	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
+		return s.send(ctx, l, e)
+	})
+}
+
+// Close ends the connection.
+func (s *Sink) Close() error {
+	s.lock <- struct{}{}
+	defer func() { <-s.lock }()
+	s.closed = true
+	if s.link != nil {
+		s.link.close()
+	}
+	return nil
+}
+
+// connection returns the link to the broker, made anew if there is none that works.
+func (s *Sink) connection(ctx context.Context) (*link, error) {
+	select {
+	case s.lock <- struct{}{}:
+		defer func() { <-s.lock }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if s.closed {
+		return nil, errors.New("the sink is closed")
+	}
+	if s.link != nil {
+		if !s.link.channel.IsClosed() {
+			return s.link, nil
+		}
+		s.link.close()
+		s.link = nil
+	}
+	l, err := connect(ctx, s.config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", s.host, err)
+	}
+	s.link = l
+	return l, nil
+}
+
+func (s *Sink) send(ctx context.Context, l *link, e event.Event) error {
+	m, err := s.message(e)
+	if err != nil {
+		return dispatcher.RejectForGood(err)
+	}
+	blocked := l.blockage()
+	select {
+	case <-blocked.begun:
+		return dispatcher.Unavailable(blocked.err(), 0)
+	default:
+	}
+	confirm, err := l.channel.PublishWithDeferredConfirmWithContext(ctx, s.config.Exchange, e.Type(), true, false, m)
+	if err != nil {
+		if ctx.Err() != nil {
+			return dispatcher.ErrNotTried
+		}
+		return s.lost(l, m)
+	}
+	late := time.NewTimer(ackWithin)
+	defer late.Stop()
+	select {
+	case <-confirm.Done():
+		return s.verdict(l, confirm.Acked(), e, m)
+	case <-blocked.begun:
+		return dispatcher.Unavailable(blocked.err(), 0)
+	case <-late.C:
+		return fmt.Errorf("no confirmation within %s", ackWithin)
+	case <-ctx.Done():
+		return fmt.Errorf("no confirmation before there was no time left: %w", ctx.Err())
+	}
+}
+
+// verdict says what it means that the broker has confirmed a message, or that it never will.
+func (s *Sink) verdict(l *link, acked bool, e event.Event, m amqp.Publishing) error {
+	returned := l.returned(e.ID())
+	switch {
+	case acked && returned == "":
+		return nil
+	case acked:
+		return fmt.Errorf("exchange %s has no queue for the routing key %s: %s", s.config.Exchange, e.Type(), returned)
+	case l.channel.IsClosed():
+		return s.lost(l, m)
+	}
+	return errors.New("the broker did not take it (nack), as a full queue does, or one without a leader")
+}

@@ -1,0 +1,64 @@
+package amqp_test
+
+// What needs a RabbitMQ is in rabbitmq_test.go: make test-rabbitmq.
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"github.com/simple-workflow/simple-workflow/dispatcher/amqp"
+	"github.com/simple-workflow/simple-workflow/internal/sinktest"
+)
+
+func open(t *testing.T, c amqp.Config) *amqp.Sink {
+	t.Helper()
+	s, err := amqp.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// A broker that is not there is trouble of the sink, and the error has no password.
+func TestNotThere(t *testing.T) {
+	address := sinktest.Refused(t)
+	sink := open(t, amqp.Config{URL: "amqp://u:hunter2@" + address + "/v", Exchange: "events"})
+	for range 2 {
+		err := sink.Publish(t.Context(), []event.Event{sinktest.Event(1, "o", "a", "1")})[0]
+		sinktest.Failed(t, err, sinktest.Unavailable, address)
+		if strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%q has the password", err)
+		}
+	}
+}
+
+// A broker that accepts and says nothing does not outlast the time there is, nor that for connecting.
+func TestSilent(t *testing.T) {
+	sink := open(t, amqp.Config{URL: "amqp://" + sinktest.Silent(t), Exchange: "events"})
+	ctx, done := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer done()
+	begun := time.Now()
+	sinktest.Failed(t, sink.Publish(ctx, []event.Event{sinktest.Event(1, "o", "a", "1")})[0], sinktest.NotTried)
+	if took := time.Since(begun); took > 2*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	sinktest.Failed(t, sink.Publish(t.Context(), []event.Event{sinktest.Event(1, "o", "a", "1")})[0], sinktest.Unavailable, "no answer")
+}
+
+// What is wrong with a configuration is said at once, without its password.
+func TestConfig(t *testing.T) {
+	for _, url := range []string{"", "http://h/v", "amqp://u:hunter2@h:port/v", "amqp://u:hunt er2@h"} {
+		_, err := amqp.New(amqp.Config{URL: url, Exchange: "events"})
+		if err == nil || strings.Contains(err.Error(), "hunt") {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+	if _, err := amqp.New(amqp.Config{URL: "amqp://h"}); err == nil || !strings.Contains(err.Error(), "exchange") {
+		t.Errorf("no exchange: %v", err)
+	}
+}

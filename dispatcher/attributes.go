@@ -1,0 +1,59 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+)
+
+// Attributes are the names and values of an event's attributes, as text, in the same order each
+// time. It is what the binary mode of a sink puts into headers. datacontenttype is not among them:
+// most bindings have a place of its own for it.
+func Attributes(e event.Event) iter.Seq2[string, string] {
+	return func(yield func(name, value string) bool) {
+		fixed := [][2]string{
+			{"specversion", e.SpecVersion()}, {"id", e.ID()}, {"source", e.Source()}, {"type", e.Type()},
+			{"subject", e.Subject()}, {"time", e.Time().Format(time.RFC3339Nano)},
+		}
+		for _, a := range fixed {
+			if !yield(a[0], a[1]) {
+				return
+			}
+		}
+		extensions := e.Extensions()
+		for _, name := range slices.Sorted(maps.Keys(extensions)) {
+			if !yield(name, fmt.Sprint(extensions[name])) {
+				return
+			}
+		}
+	}
+}
+
+// Percent encodes what a header of HTTP or NATS cannot hold: blanks, quotes, percent signs, and all
+// that is not printable ASCII (CloudEvents HTTP binding 1.0, section 3.1.3.2).
+func Percent(value string) string {
+	var b strings.Builder
+	for _, c := range []byte(value) {
+		if c <= ' ' || c >= 0x7f || c == '"' || c == '%' {
+			fmt.Fprintf(&b, "%%%02X", c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+// Unsent are the errors of n events of which none was sent, for the reason err: ErrNotTried, if ctx
+// has ended; else the sink is unavailable.
+func Unsent(ctx context.Context, n int, err error) []error {
+	if ctx.Err() != nil {
+		return all(n, ErrNotTried)
+	}
+	return all(n, Unavailable(err, 0))
+}

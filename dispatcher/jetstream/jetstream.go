@@ -1,0 +1,222 @@
+// Package jetstream is a sink that publishes events to NATS JetStream.
+//
+// An event is acknowledged when a stream has said that it holds it. Its subject is that of the sink,
+// a dot, and the event's type. Its id goes along as Nats-Msg-Id, so that the stream keeps it once,
+// however often it is sent within the stream's duplicate window.
+//
+// Streams are not created here: who keeps what for how long is not the publisher's business.
+package jetstream
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+)
+
+const (
+	atOnce      = 256              // subjects of events, for each batch
+	ackWithin   = 10 * time.Second // for an event
+	dialWithin  = 5 * time.Second  // for each server
+	writeWithin = 5 * time.Second  // a peer that does not read is given up
+	pingEvery   = 10 * time.Second // two that are not answered end a connection
+)
+
+// A Config says where events go.
+type Config struct {
+	// URL is nats://host:port/SUBJECT, with host:port,host:port for several servers, or tls:// for the same with TLS; user:password@ or
+	// token@ goes before the first host.
+	URL    string
+	Binary bool        // attributes as headers, the payload as the body
+	TLS    *tls.Config // for tls://; nil: the system's certificates
+}
+
+// A Sink publishes events to NATS JetStream.
+type Sink struct {
+	config  Config
+	servers string // for nats.Connect
+	hosts   string // the same for errors, without passwords
+	subject string
+
+	lock   chan struct{} // holds one: who waits for it sees the end of a context
+	conn   *nats.Conn    // nil: none yet
+	closed bool
+}
+
+// New returns a sink, or an error that says what is wrong with the configuration. It connects when
+// there is something to publish.
+func New(c Config) (*Sink, error) {
+	u, err := url.Parse(c.URL)
+	if err != nil || u.Scheme != "nats" && u.Scheme != "tls" || u.Host == "" {
+		return nil, errors.New("jetstream: URL: use nats://host:port/SUBJECT or tls://host:port/SUBJECT; host:port,host:port for several servers")
+	}
+	subject := strings.TrimPrefix(u.Path, "/")
+	if subject == "" || subject != clean(subject) {
+		return nil, fmt.Errorf("jetstream: URL: the subject %.80q is none; use words with dots between them, without blanks, * and >, as in nats://host/events", subject)
+	}
+	var servers []string
+	for _, host := range strings.Split(u.Host, ",") {
+		servers = append(servers, (&url.URL{Scheme: u.Scheme, User: u.User, Host: host}).String())
+	}
+	return &Sink{config: c, servers: strings.Join(servers, ","), hosts: u.Host, subject: subject, lock: make(chan struct{}, 1)}, nil
+}
+
+// Publish sends each event after its predecessor in the subject was acknowledged.
+func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+	conn, err := s.connection(ctx)
+	if err != nil {
+		return dispatcher.Unsent(ctx, len(events), err)
+	}
+	js, err := jetstream.New(conn)
+	if err != nil {
+		return dispatcher.Unsent(ctx, len(events), err)
+	}
+	// What is under way goes on when another event finds the sink unavailable: hence not BySubject's
+	// context.
+	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
+		return s.send(ctx, conn, js, e)
+	})
+}
+
+// Close ends the connection.
+func (s *Sink) Close() error {
+	s.lock <- struct{}{}
+	defer func() { <-s.lock }()
+	s.closed = true
+	if s.conn != nil {
+		s.conn.Close()
+	}
+	return nil
+}
+
+// connection returns the connection, made anew if there is none.
+func (s *Sink) connection(ctx context.Context) (*nats.Conn, error) {
+	select {
+	case s.lock <- struct{}{}:
+		defer func() { <-s.lock }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	switch {
+	case s.closed:
+		return nil, errors.New("the sink is closed")
+	case s.conn != nil && !s.conn.IsClosed():
+		return s.conn, nil
+	}
+	d := &dialer{ctx: ctx}
+	conn, err := nats.Connect(s.servers, append(s.options(), nats.SetCustomDialer(d))...)
+	if ended := d.free(); err == nil && ended {
+		conn.Close()
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", s.hosts, err)
+	}
+	s.conn = conn
+	return conn, nil
+}
+
+// options are those of a connection. It does not reconnect by itself, because then it would keep
+// messages back and send them late, after others have sent the same.
+func (s *Sink) options() []nats.Option {
+	options := []nats.Option{
+		nats.Name("simple-workflow"), nats.NoReconnect(), nats.Timeout(dialWithin), nats.FlusherTimeout(writeWithin), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default prints; LastError has it, too
+	}
+	if s.config.TLS != nil {
+		options = append(options, nats.Secure(s.config.TLS))
+	}
+	return options
+}
+
+// A dialer makes connections that end with a context, until they are freed of it.
+type dialer struct {
+	ctx  context.Context
+	stop []func() bool
+}
+
+// Dial connects to a server.
+func (d *dialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: dialWithin}).DialContext(d.ctx, network, address)
+	if err == nil {
+		d.stop = append(d.stop, context.AfterFunc(d.ctx, func() { conn.Close() }))
+	}
+	return conn, err
+}
+
+// free lets the connections outlive the context, and reports whether it has ended before.
+func (d *dialer) free() (ended bool) {
+	for _, stop := range d.stop {
+		ended = !stop() || ended
+	}
+	return ended
+}
+
+func (s *Sink) send(ctx context.Context, conn *nats.Conn, js jetstream.JetStream, e event.Event) error {
+	m, err := s.message(e)
+	if err != nil {
+		return dispatcher.RejectForGood(err)
+	}
+	waiting, done := context.WithTimeout(ctx, ackWithin)
+	defer done()
+	_, err = js.PublishMsg(waiting, m)
+	var refused *jetstream.APIError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, nats.ErrMaxPayload):
+		return dispatcher.RejectForGood(fmt.Errorf("%d bytes with headers are too many for the server, which takes %d (max_payload)",
+			m.Size()-len(m.Subject), conn.MaxPayload()))
+	case errors.Is(err, jetstream.ErrNoStreamResponse):
+		return dispatcher.Unavailable(fmt.Errorf("no stream takes the subject %s, or it has no leader; if there is none, create it, as in: nats stream add NAME --subjects '%s.>'",
+			m.Subject, s.subject), 0)
+	case errors.As(err, &refused):
+		return s.refusal(refused, m)
+	case conn.IsClosed():
+		return dispatcher.Unavailable(fmt.Errorf("connection to %s lost: %w", s.hosts, last(conn, err)), 0)
+	case ctx.Err() != nil:
+		return fmt.Errorf("no acknowledgement before there was no time left: %w", ctx.Err())
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("no acknowledgement within %s: %w", ackWithin, last(conn, err))
+	}
+	return err
+}
+
+// last returns what the connection says is wrong, which tells more than the error of a call.
+func last(conn *nats.Conn, err error) error {
+	if said := conn.LastError(); said != nil {
+		return said
+	}
+	return err
+}
+
+// Codes of JetStream.
+const (
+	tooLarge jetstream.ErrorCode = 10054 // a message is over the stream's max_msg_size
+	full     jetstream.ErrorCode = 10077 // the stream, or what it may hold of one subject
+)
+
+// refusal says what the answer of a stream means that does not keep a message.
+func (s *Sink) refusal(refused *jetstream.APIError, m *nats.Msg) error {
+	err := fmt.Errorf("the stream of %s does not keep it: %w", m.Subject, refused)
+	switch {
+	case refused.ErrorCode == tooLarge:
+		return dispatcher.RejectForGood(fmt.Errorf("%d bytes with headers are too many for the stream of %s (max_msg_size): %w",
+			m.Size()-len(m.Subject), m.Subject, refused))
+	case refused.ErrorCode == full && strings.Contains(refused.Description, "per subject"):
+		return err // other types are taken
+	case refused.Code == 503: // full, no storage, no leader
+		return dispatcher.Unavailable(err, 0)
+	}
+	return err
+}

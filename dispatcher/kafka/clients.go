@@ -1,0 +1,147 @@
+package kafka
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+)
+
+// clients are connections to a Kafka.
+type clients struct {
+	many *kgo.Client // for records of ordinary size, many in a batch
+	one  *kgo.Client // for those that were too large there: batches of one record
+	kill func()      // ends what they do, at once
+}
+
+// options are those that both clients have.
+func (c Config) options(u *url.URL) []kgo.Opt {
+	options := []kgo.Opt{
+		kgo.ClientID("simple-workflow"), kgo.SeedBrokers(strings.Split(u.Host, ",")...),
+		kgo.RequiredAcks(kgo.AllISRAcks()), kgo.ProducerLinger(0), kgo.UnknownTopicRetries(1),
+		kgo.RecordDeliveryTimeout(retryWithin), kgo.ProduceRequestTimeout(retryWithin / 2), kgo.RequestTimeoutOverhead(retryWithin / 2),
+		kgo.DialTimeout(pingWithin), kgo.MetadataMinAge(250 * time.Millisecond), // a new leader is found soon
+		kgo.DisableClientMetrics(),
+	}
+	if u.Scheme == "kafkas" {
+		if c.TLS == nil {
+			c.TLS = &tls.Config{}
+		}
+		options = append(options, kgo.DialTLSConfig(c.TLS))
+	}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		options = append(options, kgo.SASL(plain.Auth{User: u.User.Username(), Pass: password}.AsMechanism()))
+	}
+	return options
+}
+
+// connection returns clients that have reached a broker.
+func (s *Sink) connection(ctx context.Context) (*clients, error) {
+	s.mu.Lock()
+	c, closed := s.clients, s.closed
+	s.mu.Unlock()
+	if closed {
+		return nil, errors.New("the sink is closed")
+	}
+	if c != nil {
+		return c, nil
+	}
+	c, err := newClients(s.options)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.ping(ctx); err != nil {
+		s.ending.Go(c.close) // which takes its time if a broker does not answer
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clients != nil || s.closed { // another batch was faster, or it is too late
+		s.ending.Go(c.close)
+		c = s.clients
+	}
+	if s.closed {
+		return nil, errors.New("the sink is closed")
+	}
+	s.clients = c
+	return c, nil
+}
+
+func newClients(options []kgo.Opt) (c *clients, err error) {
+	living, kill := context.WithCancel(context.Background())
+	c = &clients{kill: kill}
+	options = append(slices.Clip(options), kgo.WithContext(living))
+	if c.many, err = kgo.NewClient(options...); err != nil {
+		kill()
+		return nil, err
+	}
+	large := append(slices.Clip(options), kgo.MaxBufferedRecords(1), kgo.ProducerBatchMaxBytes(64<<20))
+	if c.one, err = kgo.NewClient(large...); err != nil {
+		c.many.Close()
+		kill()
+		return nil, err
+	}
+	return c, nil
+}
+
+// drop gives up clients, with all they hold.
+func (s *Sink) drop(c *clients) {
+	c.kill()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clients == c {
+		s.clients = nil
+		s.ending.Go(c.close)
+	}
+}
+
+func (c *clients) close() {
+	c.kill()
+	c.many.Close()
+	c.one.Close()
+}
+
+// ping returns an error if no broker answers.
+func (c *clients) ping(ctx context.Context) error {
+	ctx, done := context.WithTimeout(ctx, pingWithin)
+	defer done()
+	answer := make(chan error, 1)
+	go func() { answer <- c.many.Ping(ctx) }() // which goes on when ctx has ended, for a broker that accepts and says nothing
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("no broker answers: %w", ctx.Err())
+	}
+}
+
+// limit returns how large a batch of the topic may be, as text for an error.
+func (c *clients) limit(ctx context.Context, topic string) string {
+	ctx, done := context.WithTimeout(ctx, time.Second)
+	defer done()
+	resource := kmsg.NewDescribeConfigsRequestResource()
+	resource.ResourceType, resource.ResourceName, resource.ConfigNames = kmsg.ConfigResourceTypeTopic, topic, []string{"max.message.bytes"}
+	request := kmsg.NewPtrDescribeConfigsRequest()
+	request.Resources = append(request.Resources, resource)
+	answer, err := request.RequestWith(ctx, c.many)
+	if err != nil {
+		return "less"
+	}
+	for _, r := range answer.Resources {
+		for _, config := range r.Configs {
+			if config.Value != nil {
+				return *config.Value
+			}
+		}
+	}
+	return "less"
+}
