@@ -84,7 +84,8 @@ type task struct {
 	Graph    bool     `json:"graph"`    // ours: carries out processes
 	Counted  string   `json:"counted"`  // ours: a type of which settlements count as handled
 
-	Told  bool `json:"told"`  // publish: says of each event when it reached the sink
-	Batch int  `json:"batch"` // watermill: events read at once; 0: the default
-	Queue bool `json:"queue"` // watermill: a queue, of which events are deleted, in place of a log with offsets
+	Told      bool   `json:"told"`      // publish: says of each event when it reached the sink
+	JetStream string `json:"jetStream"` // publish: to this server; empty: to nobody
+	Batch     int    `json:"batch"`     // watermill: events read at once; 0: the default
+	Queue     bool   `json:"queue"`     // watermill: a queue, of which events are deleted, in place of a log with offsets
 }

@@ -34,7 +34,12 @@ func events(ctx context.Context, b *bench) error {
 				continue
 			}
 			s := sample{Engine: w.engine.name(), Variant: w.variant, Rep: rep, Runs: w.events * w.rounds}
-			if err := b.onCopy(ctx, w.template, func(db *database) error { return b.publish(ctx, db, w, &s) }); err != nil {
+			if err := b.onCopy(ctx, w.template, func(db *database) error {
+				if w.broker {
+					return b.throughBroker(ctx, db, w, &s)
+				}
+				return b.publish(ctx, db, w, &s)
+			}); err != nil {
 				return fmt.Errorf("%s, %s: %w", s.Engine, w.variant, err)
 			}
 			b.record(s)
@@ -72,6 +77,7 @@ type backlog struct {
 	task      task
 	processes int
 	reps      int
+	broker    bool // has a JetStream of its own
 }
 
 // backlogs lists what is measured, by the names of the templates.
@@ -84,6 +90,7 @@ func (b *bench) backlogs(templates map[string]string) (all []backlog) {
 			w.rounds = z.smallRounds
 		}
 		w.task.Do = "publish"
+		w.broker = pattern == oneToJetStream || pattern == twoToJetStream
 		all = append(all, w)
 	}
 	if b.has(ours{}) {
@@ -98,6 +105,8 @@ func (b *bench) backlogs(templates map[string]string) (all []backlog) {
 		}
 		add(e, behindPoison, "poisoned", z.backlogs[1], 1, z.reps, task{})
 		add(e, besideOther, "beside", z.backlogs[1], 1, z.reps, task{})
+		add(e, oneToJetStream, "middle", z.backlogs[1], 1, z.reps, task{})
+		add(e, twoToJetStream, "middle", z.backlogs[1], 2, z.reps, task{})
 	}
 	if b.watermill {
 		add(forwarded{}, forwardedShipped, "forwarded few", z.forwardedFew, 1, z.reps, task{})

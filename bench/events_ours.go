@@ -123,7 +123,7 @@ func contentOf(n int) content {
 	return content{n, fmt.Sprintf("%032x", n), fmt.Sprintf("%032x", n%eventAggregates), strings.Repeat("x", 84)}
 }
 
-// publish is one dispatcher process with a sink that does nothing.
+// publish is one dispatcher process.
 func (oursEvents) publish(ctx context.Context, t task, c *conversation) error {
 	config, err := pgxpool.ParseConfig(t.URL)
 	if err != nil {
@@ -138,8 +138,12 @@ func (oursEvents) publish(ctx context.Context, t task, c *conversation) error {
 	if err := pool.Ping(ctx); err != nil {
 		return err
 	}
+	sink, err := t.sink(c)
+	if err != nil {
+		return err
+	}
 	d, err := dispatcher.New(dispatcher.Config{
-		Pool: pool, Source: "/bench", Sinks: []dispatcher.Target{{Name: openSink, Sink: &nowhere{counted: counted{c: c, told: t.Told}}}},
+		Pool: pool, Source: "/bench", Sinks: []dispatcher.Target{{Name: openSink, Sink: sink}},
 		Backoff: run.Backoff{Base: time.Second},
 		Logger:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
@@ -150,7 +154,7 @@ func (oursEvents) publish(ctx context.Context, t task, c *conversation) error {
 }
 
 // nowhere is a sink that acknowledges at once what is not of the poisoned aggregate.
-type nowhere struct{ counted }
+type nowhere struct{ *counted }
 
 // Publish counts.
 func (w *nowhere) Publish(_ context.Context, events []event.Event) []error {

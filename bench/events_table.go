@@ -22,11 +22,14 @@ func eventTable(p *page, s *section) {
 			backlogs = append(backlogs, row)
 		}
 	}
-	p.header("engine", "", "events/s", "range", "Postgres CPU", "dispatcher CPU", "both, range", "WAL", "RSS", "foreign", "times")
+	p.header("engine", "", "events/s", "range", "Postgres CPU", "dispatcher CPU", "both, range", "broker CPU", "WAL", "RSS", "foreign", "times")
 	for _, row := range backlogs {
-		c := row.costs()
+		c, broker := row.costs(), ""
+		if cpu := row.median(more(brokerKey)); cpu > 0 {
+			broker = decimals(thousandth(cpu), 1)
+		}
 		p.row(row[0].Engine, row[0].Variant, c[0], c[1], decimals(thousandth(row.median(serverCPU)), 1), decimals(thousandth(row.median(workerCPU)), 1),
-			row.span(eventCPU, func(x float64) string { return decimals(x, 1) }), c[4], c[5], c[6], c[7])
+			row.span(eventCPU, func(x float64) string { return decimals(x, 1) }), broker, c[4], c[5], c[6], c[7])
 	}
 	p.delayRows(delays)
 }

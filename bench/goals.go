@@ -197,7 +197,7 @@ func eventGoals(s *section) (goals []goal) {
 		if row[0].isOf(oneDispatcher) {
 			goals = append(goals, goal{text: "publish to a sink that does nothing, " + name, value: row.median(rate), limit: 10_000, unit: " events/s"})
 		}
-		if !row[0].isOf(twoDispatchers) {
+		if !row[0].isOf(twoDispatchers) && row[0].More[brokerKey] == 0 {
 			goals = append(goals, ratio("CPU per event, "+name+", of that of the smallest", row.median(eventCPU), small, 1.5, true))
 		}
 	}

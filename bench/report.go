@@ -44,6 +44,7 @@ that does nothing. An event has a payload of about 200 bytes and is of one of %s
 dispatchers are at work when the clock starts, but their sink is paused until then; the smallest backlog is appended, and published, several times for one measurement, and
 up to a poll's pause is in its rate. The poisoned aggregate has 5,000 events in front of all others; the sink refuses its first one for ever, and the
 dispatcher tries again with a backoff from a second on. What another sink has not got is as much as the largest backlog, and published to the sink that is measured.
+JetStream is a nats-server of its own process, with a stream in a file; *foreign* has its CPU, too.
 watermill appends with its forwarder's publisher, 1,000 a transaction, and is timed from the start of its forwarder.`, thousands(eventAggregates)), "", eventTable},
 	"soak": {"Soak", fmt.Sprintf(`One worker, fed evenly with %.0f %% of the rate at which it handles what is enqueued as fast as it can. Finished runs are removed after
 %d seconds, by a cleanup every minute. The p99 is of the time from commit to handler, of one run in every fiftieth of a second; sizes are those of all

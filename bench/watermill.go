@@ -157,7 +157,7 @@ func (forwarded) carryOut(ctx context.Context, t task, c *conversation) error {
 	if err != nil {
 		return err
 	}
-	f, err := forwarder.NewForwarder(s, &nowhereElse{counted{c: c, told: t.Told}}, watermill.NopLogger{}, forwarder.Config{ForwarderTopic: forwardTopic})
+	f, err := forwarder.NewForwarder(s, &nowhereElse{&counted{c: c, told: t.Told}}, watermill.NopLogger{}, forwarder.Config{ForwarderTopic: forwardTopic})
 	if err != nil || !c.ready() {
 		return err
 	}
@@ -165,7 +165,7 @@ func (forwarded) carryOut(ctx context.Context, t task, c *conversation) error {
 }
 
 // nowhereElse is a publisher that takes everything at once.
-type nowhereElse struct{ counted }
+type nowhereElse struct{ *counted }
 
 // Publish counts.
 func (w *nowhereElse) Publish(_ string, messages ...*message.Message) error {
