@@ -25,6 +25,9 @@ const (
 func events(ctx context.Context, b *bench) error {
 	b.section.publishers(b)
 	templates, err := b.eventTemplates(ctx)
+	if b.has(ours{}) {
+		err = errors.Join(err, prepareBroker(ctx))
+	}
 	if err != nil {
 		return err
 	}

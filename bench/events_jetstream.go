@@ -4,14 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
-	natsserver "github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
-	natsjetstream "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/dispatcher/jetstream"
@@ -26,64 +22,26 @@ const (
 	keptKey       = "kept"
 )
 
-// broker is nats-server, in a process of its own, with one stream in a file.
+// broker is the program in the directory of that name.
 type broker struct{ ours }
-
-func (broker) name() string { return "nats-server" }
-
-func (broker) process(t task) *exec.Cmd { return exec.Command(self(), "child", t.String()) }
-
-// carryOut says at which port the server is, and serves until release; then it tells how many
-// messages the stream has kept.
-func (broker) carryOut(ctx context.Context, _ task, c *conversation) error {
-	dir, err := os.MkdirTemp("", "bench-nats-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true})
-	if err != nil {
-		return err
-	}
-	go s.Start()
-	defer s.WaitForShutdown()
-	defer s.Shutdown()
-	if !s.ReadyForConnections(10 * time.Second) {
-		return errors.New("nats-server does not start")
-	}
-	conn, err := nats.Connect(s.ClientURL())
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	js, err := natsjetstream.New(conn)
-	if err != nil {
-		return err
-	}
-	stream, err := js.CreateStream(ctx, natsjetstream.StreamConfig{Name: "BENCH", Subjects: []string{brokerSubject + ".>"}, Storage: natsjetstream.FileStorage})
-	if err != nil || !c.ready() {
-		return err
-	}
-	c.say("seen %d %s", brokerPort, portOf(s))
-	<-c.released
-	info, err := stream.Info(ctx)
-	if err != nil {
-		return err
-	}
-	c.done(map[string]float64{keptKey: float64(info.State.Msgs)})
-	return nil
-}
 
 // brokerPort is what the broker says that it has seen when it tells its port.
 const brokerPort = 1
 
-func portOf(s *natsserver.Server) string {
-	address := s.PortsInfo(time.Second).Nats[0]
-	for i := len(address) - 1; ; i-- {
-		if address[i] == ':' {
-			return address[i+1:]
-		}
+func (broker) name() string { return "nats-server" }
+
+func (broker) process(task) *exec.Cmd { return exec.Command(brokerPath(), brokerSubject) }
+
+// brokerPath is where the broker is, beside this program.
+func brokerPath() string { return self() + "-broker" }
+
+// prepareBroker builds the broker.
+func prepareBroker(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, "go", "build", "-o", brokerPath(), "./broker").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("build the broker: %w: %s", err, out)
 	}
+	return nil
 }
 
 // throughBroker is publish with a JetStream that is this measurement's own.
