@@ -41,7 +41,7 @@ func child(argument string) error {
 	if err := json.Unmarshal([]byte(argument), &t); err != nil {
 		return err
 	}
-	who, ok := map[string]resident{ours{}.name(): ours{}, riverQueue{}.name(): riverQueue{}, transact{}.name(): transact{}}[t.Engine]
+	who, ok := map[string]resident{ours{}.name(): ours{}, riverQueue{}.name(): riverQueue{}, transact{}.name(): transact{}, forwarded{}.name(): forwarded{}}[t.Engine]
 	if !ok {
 		return fmt.Errorf("engine %q has no part in this program", t.Engine)
 	}

@@ -66,7 +66,7 @@ const (
 type task struct {
 	Engine string `json:"engine"`
 	URL    string `json:"url"`
-	Do     string `json:"do"` // work, enqueue or floor
+	Do     string `json:"do"` // work, enqueue, floor or publish
 
 	Runs int  `json:"runs"` // to enqueue
 	Bulk bool `json:"bulk"` // 1,000 a call
@@ -83,4 +83,9 @@ type task struct {
 	Keep     int      `json:"keep"`     // ours: seconds for which finished runs are kept; 0: for ever
 	Graph    bool     `json:"graph"`    // ours: carries out processes
 	Counted  string   `json:"counted"`  // ours: a type of which settlements count as handled
+
+	Told      bool   `json:"told"`      // publish: says of each event when it reached the sink
+	JetStream string `json:"jetStream"` // publish: to this server; empty: to nobody
+	Batch     int    `json:"batch"`     // watermill: events read at once; 0: the default
+	Queue     bool   `json:"queue"`     // watermill: a queue, of which events are deleted, in place of a log with offsets
 }

@@ -55,6 +55,7 @@ func (s *section) goals() []goal {
 		"crowd": crowdGoals, "mixed": mixedGoals,
 		"snapshot": snapshotGoals, "heartbeat": heartbeatGoals,
 		"processes": processGoals,
+		"events":    eventGoals,
 		"soak":      soakGoals,
 	}[s.scenario()]
 	if of == nil {
@@ -172,6 +173,32 @@ func processGoals(s *section) (goals []goal) {
 			goals = append(goals, goal{text: one[0].Variant + ", from its start to its end", value: slices.Max(one.pooled()), limit: 2, atMost: true, unit: " s", decimal: 2})
 		case one[0].isOf(waitFull):
 			goals = append(goals, ratio(one[0].Variant+", of the rate where none does", one.median(rate), s.median(own, waitFree, rate), 0.85, false))
+		}
+	}
+	return goals
+}
+
+// eventGoals compare with the smallest backlog, whose cost is that of a dispatcher that keeps up.
+func eventGoals(s *section) (goals []goal) {
+	own := s.Samples.of(ours{}.name(), rareEvents)
+	if len(own) > 0 {
+		goals = append(goals, goal{text: "from commit to publish, one event after the other, p99", value: own.delay("p99", 0.99), limit: 50, atMost: true, unit: " ms", decimal: 1})
+	}
+	small := 0.0
+	for _, row := range s.Samples.rows() {
+		if row[0].Engine != (ours{}).name() || row[0].isDelay() {
+			continue
+		}
+		name := row[0].Variant
+		if row[0].isOf(oneDispatcher) && small == 0 {
+			small = row.median(eventCPU)
+			continue
+		}
+		if row[0].isOf(oneDispatcher) {
+			goals = append(goals, goal{text: "publish to a sink that does nothing, " + name, value: row.median(rate), limit: 10_000, unit: " events/s"})
+		}
+		if !row[0].isOf(twoDispatchers) && row[0].More[brokerKey] == 0 {
+			goals = append(goals, ratio("CPU per event, "+name+", of that of the smallest", row.median(eventCPU), small, 1.5, true))
 		}
 	}
 	return goals

@@ -1,5 +1,5 @@
-// Command bench measures the engine as it ships, beside River, graphile-worker and DBOS, in
-// turn on one private PostgreSQL with full durability. It writes what it has measured to
+// Command bench measures the engine as it ships, beside River, graphile-worker, DBOS and
+// watermill, in turn on one private PostgreSQL with full durability. It writes what it has measured to
 // results.json, and from that RESULTS.md and the pictures in docs/img.
 //
 //	go run .                     everything but the soak
@@ -41,6 +41,7 @@ var scenarios = []scenario{
 	{name: "snapshot", run: snapshot},
 	{name: "heartbeat", run: heartbeat},
 	{name: "processes", run: processGraphs},
+	{name: "events", run: events},
 	{name: "soak", run: soak, apart: true},
 }
 
@@ -50,11 +51,11 @@ func main() {
 	}
 	var o options
 	only := flag.String("only", "", "comma-separated scenarios instead of all: "+names())
-	engines := flag.String("engines", "", "comma-separated engines instead of all: ours, river, graphile, dbos")
+	engines := flag.String("engines", "", "comma-separated engines instead of all: ours, river, graphile, dbos, watermill")
 	flag.BoolVar(&o.smoke, "smoke", false, "small sizes, nothing is written")
 	flag.IntVar(&o.reps, "reps", 0, "repetitions instead of each scenario's own")
-	flag.IntVar(&o.runs, "runs", 0, "runs to drain instead of 100000")
-	flag.IntVar(&o.rows, "rows", 0, "other rows in the crowd scenario instead of 1000000")
+	flag.IntVar(&o.runs, "runs", 0, "runs to drain, or events to publish, instead of 100000")
+	flag.IntVar(&o.rows, "rows", 0, "other rows in the crowd scenario, or events in the largest backlog, instead of 1000000")
 	flag.DurationVar(&o.held, "held", 0, "time under an old snapshot instead of 2 minutes, and 1 for others")
 	flag.DurationVar(&o.soak, "soak", 0, "length of the soak instead of 30 minutes")
 	flag.StringVar(&o.out, "out", ".", "directory of results.json and RESULTS.md")
@@ -121,11 +122,13 @@ func (o options) sizes() sizes {
 		s = smokeSize
 	}
 	if o.reps > 0 {
-		s.reps, s.crowdReps, s.rivalCrowdReps, s.mixedReps = o.reps, o.reps, o.reps, o.reps
+		s.reps, s.crowdReps, s.rivalCrowdReps, s.mixedReps, s.bigReps = o.reps, o.reps, o.reps, o.reps, o.reps
 	}
 	s.drain = cmp.Or(o.runs, s.drain)
 	s.crowd = min(s.crowd, s.drain)
 	s.extra = cmp.Or(o.rows, s.extra)
+	s.backlogs[1], s.backlogs[2] = cmp.Or(o.runs, s.backlogs[1]), cmp.Or(o.rows, s.backlogs[2])
+	s.poisoned = min(s.poisoned, s.backlogs[1])
 	s.soak = cmp.Or(o.soak, s.soak)
 	s.held, s.heldRival = cmp.Or(o.held, s.held), cmp.Or(o.held, s.heldRival)
 	return s
@@ -185,21 +188,23 @@ func measure(ctx context.Context, o options) error {
 
 // A bench is what scenarios work with.
 type bench struct {
-	server  *server
-	sizes   sizes
-	engines []engine
-	dbos    bool   // takes part where processes are measured
-	missing string // why an engine was left out
-	rows    int    // other rows than the scenario's own, 0 if not asked for
-	section *section
+	server    *server
+	sizes     sizes
+	engines   []engine
+	dbos      bool   // takes part where processes are measured
+	watermill bool   // takes part where events are
+	missing   string // why an engine was left out
+	rows      int    // other rows than the scenario's own, 0 if not asked for
+	section   *section
 }
 
 // choose takes the engines that are asked for, all if none is, and that are there.
 func (b *bench) choose(ctx context.Context, names []string) error {
 	all := map[string]engine{"ours": ours{}, "river": riverQueue{}, "graphile": graphile{}}
 	b.dbos = len(names) == 0 || slices.Contains(names, "dbos")
+	b.watermill = len(names) == 0 || slices.Contains(names, "watermill")
 	for _, name := range names {
-		if all[name] == nil && name != "dbos" {
+		if all[name] == nil && name != "dbos" && name != "watermill" {
 			return fmt.Errorf("there is no engine %q", name)
 		}
 	}

@@ -51,6 +51,8 @@ func (o ours) carryOut(ctx context.Context, t task, c *conversation) error {
 		return err
 	case "floor":
 		return o.floor(ctx, t, c)
+	case "publish":
+		return oursEvents{}.publish(ctx, t, c)
 	}
 	return fmt.Errorf("unknown task %q", t.Do)
 }

@@ -39,6 +39,13 @@ costs are per lease extended. *Statements* are all that the worker sends in an i
 many steps. All figures are per step: the start of an instance and what lies between its steps are in the costs of these. Instances are started by one INSERT in SQL before the
 clock starts, at the rate in the column *inserted*; what follows from it, up to the last step, is timed. Where instances are to wait, a start counts as a step. A plain run has no process.`,
 		"", processTable},
+	"events": {"Events", fmt.Sprintf(`The outbox, emptied into a sink that acknowledges at once; beside it, watermill's SQL outbox and its forwarder, with a publisher
+that does nothing. An event has a payload of about 200 bytes and is of one of %s aggregates; it is published exactly once. *CPU* is in milliseconds per 1,000 events, *WAL* in bytes per event. Our
+dispatchers are at work when the clock starts, but their sink is paused until then; the smallest backlog is appended, and published, several times for one measurement, and
+up to a poll's pause is in its rate. The poisoned aggregate has 5,000 events in front of all others; the sink refuses its first one for ever, and the
+dispatcher tries again with a backoff from a second on. What another sink has not got is as much as the largest backlog, and published to the sink that is measured.
+JetStream is a nats-server of its own process, with a stream in a file; *foreign* has its CPU, too.
+watermill appends with its forwarder's publisher, 1,000 a transaction, and is timed from the start of its forwarder.`, thousands(eventAggregates)), "", eventTable},
 	"soak": {"Soak", fmt.Sprintf(`One worker, fed evenly with %.0f %% of the rate at which it handles what is enqueued as fast as it can. Finished runs are removed after
 %d seconds, by a cleanup every minute. The p99 is of the time from commit to handler, of one run in every fiftieth of a second; sizes are those of all
 tables.`, 100*soakShare, soakKeep), "soak.svg", soakTable},

@@ -40,6 +40,14 @@ type sizes struct {
 	elements  int           // of one each
 	waiting   int           // instances that wait
 
+	backlogs     [3]int // events
+	smallRounds  int    // so often the smallest of them
+	bigReps      int    // of the largest of them
+	poisoned     int    // events of one aggregate in front
+	forwardedFew int    // of watermill, beside the backlog in the middle
+	rareEvents   int    // one after the other
+	busyEvents   time.Duration
+
 	soak, warm, peak time.Duration
 }
 
@@ -53,6 +61,8 @@ var fullSize = sizes{
 	lates:  []time.Duration{2 * time.Second, 10 * time.Second, 30 * time.Second, 60 * time.Second},
 	leases: 10_000, beats: 30 * time.Second,
 	instances: 20_000, workflows: 4_000, half: 20 * time.Second, branches: 1_000, elements: 10_000, waiting: 1_000_000,
+	backlogs: [3]int{1_000, 100_000, 1_000_000}, smallRounds: 10, bigReps: 1, poisoned: 5_000, forwardedFew: 10_000,
+	rareEvents: 100, busyEvents: 10 * time.Second,
 	soak: 30 * time.Minute, warm: 5 * time.Minute, peak: 20 * time.Second,
 }
 
@@ -66,5 +76,7 @@ var smokeSize = sizes{
 	lates:  []time.Duration{time.Second, 2 * time.Second},
 	leases: 500, beats: 3 * time.Second,
 	instances: 200, workflows: 50, half: 2 * time.Second, branches: 50, elements: 200, waiting: 1_000,
+	backlogs: [3]int{100, 2_000, 5_000}, smallRounds: 2, bigReps: 1, poisoned: 500, forwardedFew: 500,
+	rareEvents: 8, busyEvents: time.Second,
 	soak: 6 * time.Second, warm: time.Second, peak: 2 * time.Second,
 }

@@ -49,6 +49,10 @@ func isOpen(sink string) string {
 		AND S.name <> ALL (coalesce(e.delivered_to, '{}') || coalesce(e.parked_by, '{}')))`, "S.", sink+".")
 }
 
+// planned has the database plan a statement each time. A plan that was made while the outbox was
+// empty, and kept, reads all of it for each lane until the next ANALYZE.
+const planned = pgx.QueryExecModeCacheDescribe
+
 // openInLane are the events e that the sink s has to get, or that nobody has to get any more, from
 // the floor of a lane l on. To the letter it holds what outbox_event_open_idx is about.
 var openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
@@ -74,7 +78,7 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 			  AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
 			ORDER BY l.served_at
 			LIMIT $5
-			FOR NO KEY UPDATE OF l SKIP LOCKED)`, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes)
+			FOR NO KEY UPDATE OF l SKIP LOCKED)`, planned, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes)
 	if err != nil {
 		return nil, fmt.Errorf("claim lanes of sink %q: %w", sink, err)
 	}
@@ -101,7 +105,7 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		       coalesce(d.attempt, 0), coalesce(d.rejected, 0), due.wanted
 		FROM due JOIN outbox_event e USING (id) LEFT JOIN outbox_delivery d ON d.event_id = e.id AND d.sink = $1
 		WHERE due.bytes <= $4 OR due.n = 1
-		ORDER BY e.id`, sink, c.Token, perLane, limits.Bytes)
+		ORDER BY e.id`, planned, sink, c.Token, perLane, limits.Bytes)
 	c.Rows, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Row, err error) {
 		var payload, headers []byte
 		if err = row.Scan(&r.ID, &r.UUID, &r.Aggregate, &r.Type, &payload, &headers, &r.Created, &r.Attempt, &r.Rejected, &r.Wanted); err != nil {

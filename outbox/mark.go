@@ -66,7 +66,7 @@ func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded in
 			RETURNING event_id
 		)
 		SELECT (SELECT count(*) FROM marked) + (SELECT count(*) FROM failed) - count(*) FROM outcome o WHERE o.park AND EXISTS (SELECT FROM mine)`,
-		c.Sink, c.Token, ids, delivered, parks, attempts, rejected, again, reasons).Scan(&recorded)
+		planned, c.Sink, c.Token, ids, delivered, parks, attempts, rejected, again, reasons).Scan(&recorded)
 	if err != nil {
 		return 0, fmt.Errorf("mark %d events of sink %q: %w", n, c.Sink, err)
 	}
@@ -92,7 +92,7 @@ func RaiseFloors(ctx context.Context, db DB, sink string) error {
 			WHERE l.sink = $1
 		) AS n
 		WHERE l.sink = $1 AND l.lane = n.lane AND n.free > l.floor
-		  AND (l.next_floor IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()))`, sink)
+		  AND (l.next_floor IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()))`, planned, sink)
 	if err != nil {
 		return fmt.Errorf("raise the floors of sink %q: %w", sink, err)
 	}
@@ -112,7 +112,7 @@ func Sweep(ctx context.Context, db DB, sink string) error {
 			WHERE l.sink = $1 AND e.published_at IS NULL AND e.parked_at IS NULL AND `+isOpen("s")+`
 			GROUP BY l.lane
 		) AS n
-		WHERE l.sink = $1 AND l.lane = n.lane`, sink)
+		WHERE l.sink = $1 AND l.lane = n.lane`, planned, sink)
 	if err != nil {
 		return fmt.Errorf("sweep the outbox for sink %q: %w", sink, err)
 	}

@@ -127,7 +127,7 @@ func LagOf(ctx context.Context, db DB, sink string) (l Lag, err error) {
 		           WHERE l.sink = s.name))::float8, 0),
 		       (SELECT count(*) FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NOT NULL)
 		FROM outbox_sink s
-		WHERE s.name = $1`, sink).Scan(&l.Open, &seconds, &l.Parked)
+		WHERE s.name = $1`, planned, sink).Scan(&l.Open, &seconds, &l.Parked)
 	l.Oldest = time.Duration(max(seconds, 0) * float64(time.Second))
 	if err != nil {
 		return l, fmt.Errorf("measure the lag of sink %q: %w", sink, err)
