@@ -24,6 +24,7 @@ const (
 	suspicious    = 3  // aggregates that fail one after the other: the sink is to blame, not they
 	probe         = 10 // events tried of a sink that is to blame
 
+	floorEvery = 500 * time.Millisecond // what is done above a floor is passed over by each look
 	keepEvery  = 5 * time.Second
 	sweepEvery = 10 * time.Minute
 	quietFor   = time.Minute // between two log lines about the same trouble
@@ -58,6 +59,7 @@ func (f *feed) run(ctx, sending context.Context) {
 	var publishing sync.WaitGroup
 	defer publishing.Wait()
 	slots := make(chan struct{}, batchesAtOnce)
+	quiet := false // the last look has found nothing
 	for {
 		select {
 		case <-ctx.Done():
@@ -66,8 +68,8 @@ func (f *feed) run(ctx, sending context.Context) {
 		}
 		begun := time.Now()
 		// Not ctx: a claim that was cut short may have been made, and holds up its lanes.
-		claim, err := outbox.Acquire(sending, f.config.Pool, f.target.Name, f.name, f.limits())
-		if err == nil && claim.Lanes > 0 {
+		claim, err := f.look(ctx, sending, quiet)
+		if quiet = err == nil && claim.Lanes == 0; err == nil && !quiet {
 			f.config.Observe.Polled(f.target.Name, len(claim.Rows), time.Since(begun), nil)
 			if ctx.Err() != nil {
 				f.mark(sending, claim, nil) // gives it back
@@ -91,6 +93,17 @@ func (f *feed) run(ctx, sending context.Context) {
 		}
 		sleep(ctx, pause)
 	}
+}
+
+// look claims what is due. While all is quiet it asks first whether anything is open at all, which
+// costs a tenth.
+func (f *feed) look(ctx, sending context.Context, quiet bool) (*outbox.Claim, error) {
+	if quiet {
+		if open, err := outbox.Open(ctx, f.config.Pool); err != nil || !open {
+			return &outbox.Claim{}, err
+		}
+	}
+	return outbox.Acquire(sending, f.config.Pool, f.target.Name, f.name, f.limits())
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -292,23 +305,30 @@ func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.
 	}
 }
 
-// keep says that the sink is served, raises floors and measures, until ctx ends.
+// keep raises floors, says that the sink is served, and measures, until ctx ends.
 func (f *feed) keep(ctx context.Context) {
-	swept := time.Now()
-	for ctx.Err() == nil {
-		work := []func(context.Context, outbox.DB, string) error{outbox.Seen, outbox.RaiseFloors}
-		if time.Since(swept) > sweepEvery {
-			work, swept = append(work, outbox.Sweep), time.Now()
-		}
-		for _, do := range work {
-			if err := do(ctx, f.config.Pool, f.target.Name); err != nil && ctx.Err() == nil {
-				f.complain("cannot keep order in the outbox; trying again", "err", err)
+	var kept time.Time
+	for swept := time.Now(); ctx.Err() == nil; sleep(ctx, floorEvery) {
+		begun := time.Now()
+		f.order(ctx, outbox.RaiseFloors)
+		if time.Since(kept) > keepEvery {
+			kept = time.Now()
+			f.order(ctx, outbox.Seen)
+			if lag, err := outbox.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
+				f.config.Observe.Lag(f.target.Name, lag)
 			}
 		}
-		if lag, err := outbox.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
-			f.config.Observe.Lag(f.target.Name, lag)
+		if time.Since(swept) > sweepEvery {
+			swept = time.Now()
+			f.order(ctx, outbox.Sweep)
 		}
-		sleep(ctx, keepEvery)
+		sleep(ctx, 10*time.Since(begun)) // what takes long is not repeated at once
+	}
+}
+
+func (f *feed) order(ctx context.Context, keep func(context.Context, outbox.DB, string) error) {
+	if err := keep(ctx, f.config.Pool, f.target.Name); err != nil && ctx.Err() == nil {
+		f.complain("cannot keep order in the outbox; trying again", "err", err)
 	}
 }
 

@@ -63,6 +63,16 @@ var dueInLane = openInLane + `
 	AND NOT EXISTS (SELECT FROM outbox_delivery d
 	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL AND d.next_attempt_at > now())`
 
+// Open reports whether there is an event that anybody still has to get: a look that costs little where
+// there is none.
+func Open(ctx context.Context, db DB) (open bool, err error) {
+	err = db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL)`, planned).Scan(&open)
+	if err != nil {
+		return false, fmt.Errorf("look at the outbox: %w", err)
+	}
+	return open, nil
+}
+
 // Acquire claims lanes in which something is due, those served longest ago first, and reads it.
 // What is claimed is published, then marked: that gives the lanes back.
 func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits) (*Claim, error) {
