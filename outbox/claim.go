@@ -63,10 +63,18 @@ var dueInLane = openInLane + `
 	AND NOT EXISTS (SELECT FROM outbox_delivery d
 	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL AND d.next_attempt_at > now())`
 
-// Open reports whether there is an event that anybody still has to get: a look that costs little where
-// there is none.
-func Open(ctx context.Context, db DB) (open bool, err error) {
-	err = db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL)`, planned).Scan(&open)
+// Open reports whether there is anything above the sink's floors that anybody still has to get: a look
+// that costs little where there is nothing.
+func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
+	err = db.QueryRow(ctx, `
+		SELECT EXISTS (
+			SELECT
+			FROM outbox_lane l CROSS JOIN LATERAL (
+				SELECT FROM outbox_event e
+				WHERE e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
+				ORDER BY e.id
+				LIMIT 1) AS first
+			WHERE l.sink = $1)`, planned, sink).Scan(&open)
 	if err != nil {
 		return false, fmt.Errorf("look at the outbox: %w", err)
 	}
