@@ -73,7 +73,7 @@ func (p *program) nothingLeft(t *testing.T, workers int) {
 	t.Helper()
 	started := regexp.MustCompile(`(?m)^started .* pid (\d+)`).FindAllStringSubmatch(p.output(), -1)
 	if len(started) != workers {
-		t.Errorf("%d workers were started, want %d", len(started), workers)
+		t.Errorf("%d workers and dispatchers were started, want %d", len(started), workers)
 	}
 	for _, match := range started {
 		pid, err := strconv.Atoi(match[1])
@@ -118,7 +118,7 @@ func TestDemo(t *testing.T) {
 			t.Errorf("no row like %s", row)
 		}
 	}
-	p.nothingLeft(t, 8)
+	p.nothingLeft(t, 9)
 }
 
 // An interrupted demo ends everything it has started, removes what it has written, and says
@@ -140,7 +140,7 @@ func TestInterrupt(t *testing.T) {
 	if err := p.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.HasSuffix(p.output(), "demo: interrupted\n") {
 		t.Errorf("ended with %v:\n%s", err, p.output())
 	}
-	p.nothingLeft(t, 4)
+	p.nothingLeft(t, 5)
 	conn, err := pgx.Connect(t.Context(), database)
 	if err != nil {
 		t.Fatal(err)
