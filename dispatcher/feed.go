@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -191,46 +192,21 @@ func all(n int, err error) []error {
 // judge turns the sink's answers into outcomes, and leaves the sink alone for a while if it takes
 // nothing.
 func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outcomes []outbox.Outcome) {
-	delivered, failed, parked := 0, 0, 0
+	suspect := f.note(rows, errs)
 	var down *unavailable
-	f.mu.Lock()
-	for _, err := range errs {
-		if err == nil {
-			delivered++
-		}
-	}
-	if delivered > 0 {
-		clear(f.failing)
-		f.downs = 0
-	}
+	delivered, failed, parked := 0, 0, 0
 	for k, err := range errs {
-		if r := (*rejection)(nil); err != nil && !errors.Is(err, ErrNotTried) && !errors.As(err, &down) && !errors.As(err, &r) && delivered == 0 {
-			f.failing[rows[k].Aggregate] = true
-		}
-	}
-	suspect := len(f.failing) >= suspicious
-	f.mu.Unlock()
-	for k, err := range errs {
-		row := rows[k]
-		o := outbox.Outcome{ID: row.ID, Delivered: err == nil, Attempt: row.Attempt + 1, Rejected: row.Rejected}
-		var r *rejection
-		var u *unavailable
 		switch {
+		case errors.Is(err, ErrNotTried), errors.As(err, &down):
+			continue // charged to no event
 		case err == nil:
-		case errors.Is(err, ErrNotTried), errors.As(err, &u):
-			continue
-		case errors.As(err, &r):
-			o.Rejected++
-			o.Park = r.final || o.Rejected >= maxRejections
+			delivered++
 		default:
-			o.Park = o.Attempt >= f.config.MaxAttempts && !suspect
-		}
-		if err != nil {
 			failed++
-			o.Reason, o.Again = firstLine(err.Error()), f.config.Backoff.Delay(row.Attempt)
-			if o.Park {
-				parked++
-			}
+		}
+		o := f.outcome(rows[k], err, suspect)
+		if o.Park {
+			parked++
 		}
 		outcomes = append(outcomes, o)
 	}
@@ -253,6 +229,43 @@ func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outco
 		o.Down(f.target.Name, false)
 	}
 	return outcomes
+}
+
+// note keeps count of the aggregates that have failed since something was acknowledged, and reports
+// whether they are so many that the sink must be to blame. Rejections tell nothing of that.
+func (f *feed) note(rows []outbox.Row, errs []error) (suspect bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if slices.Contains(errs, nil) {
+		clear(f.failing)
+		f.downs = 0
+		return false
+	}
+	for k, err := range errs {
+		var r *rejection
+		var u *unavailable
+		if !errors.Is(err, ErrNotTried) && !errors.As(err, &r) && !errors.As(err, &u) {
+			f.failing[rows[k].Aggregate] = true
+		}
+	}
+	return len(f.failing) >= suspicious
+}
+
+// outcome is what an answer means for an event that was tried.
+func (f *feed) outcome(row outbox.Row, err error, suspect bool) outbox.Outcome {
+	o := outbox.Outcome{ID: row.ID, Delivered: err == nil, Attempt: row.Attempt + 1, Rejected: row.Rejected}
+	if err == nil {
+		return o
+	}
+	o.Reason, o.Again = firstLine(err.Error()), f.config.Backoff.Delay(row.Attempt)
+	var r *rejection
+	if errors.As(err, &r) {
+		o.Rejected++
+		o.Park = r.final || o.Rejected >= maxRejections
+	} else {
+		o.Park = o.Attempt >= f.config.MaxAttempts && !suspect
+	}
+	return o
 }
 
 // first returns the first error that says something.

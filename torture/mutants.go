@@ -234,7 +234,7 @@ var mutants = []mutant{
 `, ``}},
 		map[string]int{"storm": 4, "deadlock": 6}, []string{"I34"}, false},
 	{"acknowledged-anyway", []edit{{"dispatcher/feed.go",
-		`Delivered: err == nil, Attempt`, `Delivered: !errors.Is(err, ErrNotTried), Attempt`}},
+		`Delivered: err == nil, Attempt`, `Delivered: row.Attempt >= 0, Attempt`}},
 		map[string]int{"sink": 8}, []string{"I18"}, false},
 	{"aggregate-overtaken", []edit{{"outbox/claim.go",
 		`d.parked_at IS NULL AND d.next_attempt_at > now())`, `d.event_id = e.id AND d.parked_at IS NULL AND d.next_attempt_at > now())`}},
