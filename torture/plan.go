@@ -141,7 +141,7 @@ func (p *plan) demands(what string) bool {
 		return false
 	case p.Name == "failover":
 		return slices.Contains([]string{"server restarted", "commit of a settle unknown, and done", "stale settle refused"}, what)
-	case p.Name == "short" && slices.Contains([]string{"event came twice", "undo of a step that nobody knows to have been done", "join fired after a branch's worker was killed"}, what):
+	case p.Name == "short" && slices.Contains([]string{"event came twice", "event was refused, and came later", "undo of a step that nobody knows to have been done", "join fired after a branch's worker was killed"}, what):
 		return false // a minute is short for these
 	case what == "worker ended because its memory was gone":
 		return p.count("memory") > 0
