@@ -122,7 +122,7 @@ func (o options) sizes() sizes {
 		s = smokeSize
 	}
 	if o.reps > 0 {
-		s.reps, s.crowdReps, s.rivalCrowdReps, s.mixedReps, s.bigReps = o.reps, o.reps, o.reps, o.reps, o.reps
+		s.reps, s.crowdReps, s.rivalCrowdReps, s.mixedReps = o.reps, o.reps, o.reps, o.reps
 	}
 	s.drain = cmp.Or(o.runs, s.drain)
 	s.crowd = min(s.crowd, s.drain)

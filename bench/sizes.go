@@ -61,8 +61,8 @@ var fullSize = sizes{
 	lates:  []time.Duration{2 * time.Second, 10 * time.Second, 30 * time.Second, 60 * time.Second},
 	leases: 10_000, beats: 30 * time.Second,
 	instances: 20_000, workflows: 4_000, half: 20 * time.Second, branches: 1_000, elements: 10_000, waiting: 1_000_000,
-	backlogs: [3]int{1_000, 100_000, 1_000_000}, smallRounds: 10, bigReps: 1, poisoned: 5_000, forwardedFew: 10_000,
-	rareEvents: 100, busyEvents: 10 * time.Second,
+	backlogs: [3]int{1_000, 100_000, 1_000_000}, smallRounds: 6, bigReps: 1, poisoned: 5_000, forwardedFew: 10_000,
+	rareEvents: 100, busyEvents: 5 * time.Second,
 	soak: 30 * time.Minute, warm: 5 * time.Minute, peak: 20 * time.Second,
 }
 
