@@ -157,6 +157,7 @@ func (o Observer) filled() Observer {
 // then is published again later. A database that is away is waited for; Run returns an error only if
 // it refuses to register the sinks, because it has no outbox, say.
 func (d *Dispatcher) Run(ctx context.Context) error {
+	defer d.closeSinks()
 	for _, t := range d.config.Sinks {
 		if err := d.register(ctx, t); err != nil {
 			return err
@@ -175,13 +176,16 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	grace := time.AfterFunc(d.config.Grace, stop)
 	defer grace.Stop()
 	all.Wait()
+	d.log.Info("dispatcher stopped", "dispatcher", d.name)
+	return nil
+}
+
+func (d *Dispatcher) closeSinks() {
 	for _, t := range d.config.Sinks {
 		if err := t.Sink.Close(); err != nil {
 			d.log.Warn("cannot close a sink", "sink", t.Name, "err", err)
 		}
 	}
-	d.log.Info("dispatcher stopped", "dispatcher", d.name)
-	return nil
 }
 
 // register registers a sink, as soon as the database can do that. It returns nil when ctx ends: to

@@ -78,7 +78,7 @@ func (f *feed) run(ctx, sending context.Context) {
 			}
 			publishing.Go(func() {
 				defer func() { <-slots }()
-				f.publish(sending, claim)
+				f.publish(sending, claim, begun)
 			})
 			continue
 		}
@@ -136,10 +136,10 @@ func (f *feed) suspect() bool {
 }
 
 // publish publishes what was claimed, and marks it.
-func (f *feed) publish(ctx context.Context, claim *outbox.Claim) {
+func (f *feed) publish(ctx context.Context, claim *outbox.Claim, claimed time.Time) {
 	begun := time.Now()
 	// A claim that has run out is somebody else's: nothing is sent in its last third.
-	sending, done := context.WithTimeout(ctx, f.config.Claim*2/3)
+	sending, done := context.WithDeadline(ctx, claimed.Add(f.config.Claim*2/3))
 	defer done()
 	var wanted []outbox.Row
 	var outcomes []outbox.Outcome
@@ -147,7 +147,7 @@ func (f *feed) publish(ctx context.Context, claim *outbox.Claim) {
 		if row.Wanted {
 			wanted = append(wanted, row)
 		} else {
-			outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Delivered: true})
+			outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Unwanted: true})
 		}
 	}
 	if len(wanted) > 0 {
@@ -262,8 +262,10 @@ func (f *feed) outcome(row outbox.Row, err error, suspect bool) outbox.Outcome {
 	if errors.As(err, &r) {
 		o.Rejected++
 		o.Park = r.final || o.Rejected >= maxRejections
+	} else if suspect {
+		o.Attempt = row.Attempt // it is the sink's fault
 	} else {
-		o.Park = o.Attempt >= f.config.MaxAttempts && !suspect
+		o.Park = o.Attempt >= f.config.MaxAttempts
 	}
 	return o
 }
@@ -300,8 +302,11 @@ func (f *feed) leaveAlone(reason error, after time.Duration) {
 // mark records what was found out. If the database is away it tries again until the claim runs
 // out; after that others publish the same again.
 func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.Outcome) {
+	stopping := ctx
 	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), f.config.Claim)
 	defer done()
+	// Who is to stop does not wait for a database for as long as a claim lasts.
+	defer context.AfterFunc(stopping, func() { time.AfterFunc(5*time.Second, done) })()
 	for n := 0; ; n++ {
 		recorded, err := outbox.Mark(ctx, f.config.Pool, claim, outcomes)
 		if err == nil {
@@ -320,8 +325,8 @@ func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.
 
 // keep raises floors, says that the sink is served, and measures, until ctx ends.
 func (f *feed) keep(ctx context.Context) {
-	var kept time.Time
-	for swept := time.Now(); ctx.Err() == nil; sleep(ctx, floorEvery) {
+	var kept, swept time.Time
+	for ; ctx.Err() == nil; sleep(ctx, floorEvery) {
 		begun := time.Now()
 		f.order(ctx, outbox.RaiseFloors)
 		if time.Since(kept) > keepEvery {

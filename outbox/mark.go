@@ -9,7 +9,8 @@ import (
 // An Outcome is what became of one event of a claim. One that is not marked stays as it was.
 type Outcome struct {
 	ID        int64
-	Delivered bool // or no sink wants it
+	Delivered bool
+	Unwanted  bool // no sink had to get it when it was read, so it was not sent
 
 	// If it was not delivered:
 	Reason   string
@@ -23,12 +24,12 @@ type Outcome struct {
 // were recorded: none if the claim was lost, which leaves the events to whoever has it now.
 func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded int, err error) {
 	n := len(outcomes)
-	ids, delivered, parks := make([]int64, n), make([]bool, n), make([]bool, n)
+	ids, delivered, parks, unwanted := make([]int64, n), make([]bool, n), make([]bool, n), make([]bool, n)
 	attempts, rejected := make([]int, n), make([]int, n)
 	again, reasons := make([]float64, n), make([]string, n)
 	for k, o := range outcomes {
 		ids[k], delivered[k], parks[k], attempts[k], rejected[k] = o.ID, o.Delivered, o.Park, o.Attempt, o.Rejected
-		again[k], reasons[k] = o.Again.Seconds(), o.Reason
+		again[k], reasons[k], unwanted[k] = o.Again.Seconds(), o.Reason, o.Unwanted
 	}
 	// Another sink may mark the same event at the same time. Whoever comes second sees what the
 	// first has written to the row, and so one of them finds that nobody is left.
@@ -38,35 +39,35 @@ func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded in
 			WHERE sink = $1 AND claim_token = $2
 			RETURNING lane
 		), outcome AS (
-			SELECT o.* FROM unnest($3::bigint[], $4::boolean[], $5::boolean[], $6::int[], $7::int[], $8::float8[], $9::text[])
-			  AS o (id, delivered, park, attempt, rejected, again, reason)
+			SELECT o.* FROM unnest($3::bigint[], $4::boolean[], $5::boolean[], $6::int[], $7::int[], $8::float8[], $9::text[], $10::boolean[])
+			  AS o (id, delivered, park, attempt, rejected, again, reason, unwanted)
 		), marked AS (
 			UPDATE outbox_event e
 			SET delivered_to = CASE WHEN o.delivered AND `+isOpen("s")+` THEN array_append(e.delivered_to, $1) ELSE e.delivered_to END,
 			    parked_by    = CASE WHEN o.park THEN array_append(e.parked_by, $1) ELSE e.parked_by END,
-			    published_at = CASE WHEN NOT o.park AND e.parked_by IS NULL AND NOT EXISTS (SELECT FROM outbox_sink x WHERE x.name <> $1 AND `+isOpen("x")+`)
+			    published_at = CASE WHEN NOT o.park AND e.parked_by IS NULL AND NOT EXISTS (SELECT FROM outbox_sink x WHERE (o.unwanted OR x.name <> $1) AND `+isOpen("x")+`)
 			                        THEN clock_timestamp() END,
-			    parked_at    = CASE WHEN (o.park OR e.parked_by IS NOT NULL) AND NOT EXISTS (SELECT FROM outbox_sink x WHERE x.name <> $1 AND `+isOpen("x")+`)
+			    parked_at    = CASE WHEN (o.park OR e.parked_by IS NOT NULL) AND NOT EXISTS (SELECT FROM outbox_sink x WHERE (o.unwanted OR x.name <> $1) AND `+isOpen("x")+`)
 			                        THEN clock_timestamp() END
 			FROM outcome o, outbox_sink s
-			WHERE e.id = o.id AND (o.delivered OR o.park) AND e.lane IN (SELECT lane FROM mine) AND s.name = $1
+			WHERE e.id = o.id AND (o.delivered OR o.park OR o.unwanted) AND e.lane IN (SELECT lane FROM mine) AND s.name = $1
 			RETURNING e.id
 		), settled AS (
-			DELETE FROM outbox_delivery d USING outcome o, mine
-			WHERE o.delivered AND d.event_id = o.id AND d.sink = $1
+			DELETE FROM outbox_delivery d USING outcome o, outbox_event e
+			WHERE o.delivered AND d.event_id = o.id AND d.sink = $1 AND e.id = o.id AND e.lane IN (SELECT lane FROM mine)
 		), failed AS (
 			INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, rejected, next_attempt_at, last_error, parked_at)
 			SELECT o.id, $1, e.aggregate_id, o.attempt, o.rejected, CASE WHEN NOT o.park THEN now() + o.again * interval '1 second' END, left(o.reason, 4096),
 			       CASE WHEN o.park THEN now() END
 			FROM outcome o JOIN outbox_event e ON e.id = o.id
-			WHERE NOT o.delivered AND e.lane IN (SELECT lane FROM mine)
+			WHERE NOT o.delivered AND NOT o.unwanted AND e.lane IN (SELECT lane FROM mine)
 			ON CONFLICT (event_id, sink) DO UPDATE
 			SET attempt = excluded.attempt, rejected = excluded.rejected, next_attempt_at = excluded.next_attempt_at,
 			    last_error = excluded.last_error, parked_at = excluded.parked_at, updated_at = now()
 			RETURNING event_id
 		)
 		SELECT (SELECT count(*) FROM marked) + (SELECT count(*) FROM failed) - count(*) FROM outcome o WHERE o.park AND EXISTS (SELECT FROM mine)`,
-		planned, c.Sink, c.Token, ids, delivered, parks, attempts, rejected, again, reasons).Scan(&recorded)
+		planned, c.Sink, c.Token, ids, delivered, parks, attempts, rejected, again, reasons, unwanted).Scan(&recorded)
 	if err != nil {
 		return 0, fmt.Errorf("mark %d events of sink %q: %w", n, c.Sink, err)
 	}
@@ -78,11 +79,12 @@ func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded in
 //
 // An id is drawn before its transaction ends, so below the first open event one may still appear.
 // What is the floor's next place is therefore noted with the transactions that are under way, and
-// becomes the floor when all of them have ended.
+// becomes the floor when all of them have ended. One that was noted in another cluster, from which the
+// database was restored, is noted anew.
 func RaiseFloors(ctx context.Context, db DB, sink string) error {
 	_, err := db.Exec(ctx, `
 		UPDATE outbox_lane l
-		SET floor = CASE WHEN l.next_floor IS NOT NULL THEN greatest(l.floor, least(l.next_floor, n.free)) ELSE l.floor END,
+		SET floor = CASE WHEN l.next_floor IS NOT NULL AND l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()) THEN greatest(l.floor, least(l.next_floor, n.free)) ELSE l.floor END,
 		    next_floor = n.free, next_xid = pg_snapshot_xmax(pg_current_snapshot())
 		FROM (
 			SELECT l.lane, coalesce(
@@ -92,7 +94,8 @@ func RaiseFloors(ctx context.Context, db DB, sink string) error {
 			WHERE l.sink = $1
 		) AS n
 		WHERE l.sink = $1 AND l.lane = n.lane AND n.free > l.floor
-		  AND (l.next_floor IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()))`, planned, sink)
+		  AND (l.next_floor IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot())
+		       OR l.next_xid > pg_snapshot_xmax(pg_current_snapshot()))`, planned, sink)
 	if err != nil {
 		return fmt.Errorf("raise the floors of sink %q: %w", sink, err)
 	}

@@ -105,7 +105,8 @@ func appendRows(source string) string {
 		WITH e AS MATERIALIZED (
 			SELECT * FROM ` + source + ` WITH ORDINALITY AS e (id, aggregate, type, payload, headers, place)
 		), locked AS MATERIALIZED (
-			SELECT pg_advisory_xact_lock(hashtextextended(aggregate::text, 0))
+			SELECT pg_advisory_xact_lock(hashtextextended(aggregate::text, 0)),
+			       pg_current_xact_id() -- who has drawn an id can be seen to be under way
 			FROM (SELECT DISTINCT aggregate FROM e ORDER BY aggregate) AS sorted
 		)
 		INSERT INTO outbox_event (event_uuid, aggregate_id, event_type, payload, headers)

@@ -85,6 +85,10 @@ func Abandon(ctx context.Context, db DB, sink string) (open int64, err error) {
 			DELETE FROM outbox_sink WHERE name = $1 RETURNING name
 		), lowered AS (
 			UPDATE outbox_lane l SET floor = 0, next_floor = NULL FROM gone WHERE l.sink <> gone.name
+		), forgiven AS ( -- what only this one has given up is not parked any more
+			UPDATE outbox_event e SET parked_by = nullif(array_remove(e.parked_by, gone.name), '{}'), parked_at = NULL
+			FROM gone
+			WHERE gone.name = ANY (e.parked_by)
 		)
 		SELECT n FROM open, gone`, sink).Scan(&open)
 	if errors.Is(err, pgx.ErrNoRows) {

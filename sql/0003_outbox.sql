@@ -135,7 +135,8 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     new_id bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(outbox_emit.aggregate_id::text, 0));
+    PERFORM pg_advisory_xact_lock(hashtextextended(outbox_emit.aggregate_id::text, 0)),
+            pg_current_xact_id(); -- who has drawn an id can be seen to be under way: outbox_lane.next_xid
     INSERT INTO outbox_event (aggregate_id, event_type, payload, headers)
     VALUES (outbox_emit.aggregate_id, outbox_emit.event_type, outbox_emit.payload, outbox_emit.headers)
     RETURNING id INTO new_id;
@@ -161,15 +162,17 @@ BEGIN
     ), again AS (
         UPDATE outbox_event e
         SET published_at = NULL, parked_at = NULL,
-            delivered_to = CASE WHEN outbox_replay.sink IS NOT NULL THEN array_remove(e.delivered_to, outbox_replay.sink) END,
-            parked_by    = CASE WHEN outbox_replay.sink IS NOT NULL THEN array_remove(e.parked_by, outbox_replay.sink) END
+            delivered_to = CASE WHEN outbox_replay.sink IS NOT NULL THEN nullif(array_remove(e.delivered_to, outbox_replay.sink), '{}') END,
+            parked_by    = CASE WHEN outbox_replay.sink IS NOT NULL THEN nullif(array_remove(e.parked_by, outbox_replay.sink), '{}') END
         WHERE (SELECT count(*) FROM lanes) >= 0
           AND e.created_at >= since AND e.created_at < until AND outbox_wants(outbox_replay.types, e.event_type)
         RETURNING e.id, e.lane
     ), forgotten AS (
         DELETE FROM outbox_delivery d USING again a WHERE d.event_id = a.id AND (outbox_replay.sink IS NULL OR d.sink = outbox_replay.sink)
     ), lowered AS (
-        UPDATE outbox_lane l SET floor = least(l.floor, a.first - 1), next_floor = NULL
+        UPDATE outbox_lane l
+        SET floor = least(l.floor, a.first - 1), next_floor = NULL,
+            claim_token = CASE WHEN l.claim_token IS NOT NULL THEN gen_random_uuid() END -- what is on its way counts no more
         FROM (SELECT lane, min(id) AS first FROM again GROUP BY lane) a
         WHERE l.lane = a.lane AND (outbox_replay.sink IS NULL OR l.sink = outbox_replay.sink)
     )

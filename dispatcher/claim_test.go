@@ -1,0 +1,111 @@
+package dispatcher_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/outbox"
+)
+
+func register(t *testing.T, pool *pgxpool.Pool, sink string, types ...string) {
+	t.Helper()
+	if err := outbox.Register(t.Context(), pool, sink, types); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func claim(t *testing.T, pool *pgxpool.Pool, sink string) *outbox.Claim {
+	t.Helper()
+	c, err := outbox.Acquire(t.Context(), pool, sink, "test", outbox.Limits{Events: 1000, Bytes: 1 << 20, Lanes: 64, Length: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// delivered marks all that was claimed.
+func delivered(t *testing.T, pool *pgxpool.Pool, c *outbox.Claim) (recorded int) {
+	t.Helper()
+	var outcomes []outbox.Outcome
+	for _, row := range c.Rows {
+		outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Delivered: row.Wanted, Unwanted: !row.Wanted})
+	}
+	recorded, err := outbox.Mark(t.Context(), pool, c, outcomes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return recorded
+}
+
+// What nobody wanted when it was read, and the sink wants by the time it is marked, was not sent: it
+// stays open.
+func TestWantedMeanwhile(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a", "x.")
+	emit(t, pool, "y.told", 3, 1)
+	c := claim(t, pool, "a")
+	if len(c.Rows) != 3 || c.Rows[0].Wanted {
+		t.Fatalf("%+v", c.Rows)
+	}
+	register(t, pool, "a", "x.", "y.")
+	delivered(t, pool, c)
+	if n := count(t, pool, openEvents+` AND delivered_to IS NULL`); n != 3 {
+		t.Errorf("%d are open, want 3", n)
+	}
+	if c = claim(t, pool, "a"); len(c.Rows) != 3 || !c.Rows[0].Wanted {
+		t.Errorf("%+v", c.Rows)
+	}
+}
+
+// A replay counts for what was on its way, too: that is published once more.
+func TestReplayOfWhatIsOnItsWay(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.told", 1, 3)
+	c := claim(t, pool, "a")
+	if n := count(t, pool, `SELECT outbox_replay('-infinity')`); n != 3 {
+		t.Errorf("%d are replayed, want 3", n)
+	}
+	if n := delivered(t, pool, c); n != 0 {
+		t.Errorf("%d were marked under the claim from before", n)
+	}
+	if n := count(t, pool, openEvents); n != 3 {
+		t.Errorf("%d are open, want 3", n)
+	}
+}
+
+// What was parked and then got by every sink that is left is published, whether it was replayed to
+// its sink, or the sink was removed.
+func TestParkedNoMore(t *testing.T) {
+	for name, mend := range map[string]func(*testing.T, *pgxpool.Pool, *memory){
+		"replayed": func(t *testing.T, pool *pgxpool.Pool, crm *memory) {
+			crm.set(nil)
+			count(t, pool, `SELECT outbox_replay('-infinity', sink => 'crm')`)
+		},
+		"sink removed": func(t *testing.T, pool *pgxpool.Pool, _ *memory) {
+			if _, err := outbox.Abandon(t.Context(), pool, "crm"); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool, crm, other := pgtest.New(t), &memory{}, &memory{}
+			crm.set(func(event.Event) error { return dispatcher.RejectForGood(errors.New("no")) })
+			emit(t, pool, "test.told", 5, 1)
+			dispatch(t, pool, nil, dispatcher.Target{Name: "crm", Sink: crm}, dispatcher.Target{Name: "other", Sink: other})
+			pgtest.Await(t, "events to be parked", func() bool {
+				return count(t, pool, `SELECT count(*) FROM outbox_event WHERE parked_at IS NOT NULL`) == 5
+			})
+			mend(t, pool, crm)
+			pgtest.Await(t, "them to be published", func() bool {
+				return count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL AND parked_at IS NULL AND parked_by IS NULL`) == 5
+			})
+		})
+	}
+}
