@@ -29,11 +29,15 @@ type settings struct {
 func load() (s *settings, problems []string) {
 	s = &settings{}
 	report := env.Load(&s.config, "DISPATCHER_")
-	s.checkDatabase(report)
 	s.checkSource(report)
 	s.checkNames(report)
-	s.checkHTTP(report)
+	probe.Check(report, &s.HTTPAddr, &s.HTTPToken)
+	pool, address := database.FromSettings(report, &s.DispatcherURL, &s.DatabaseURL, "workflow-dispatcher")
 	s.checkSinks(report)
+	if pool != nil && !strings.Contains(address.Value, "pool_max_conns") {
+		pool.MaxConns = s.connections()
+	}
+	s.pool = pool
 	s.warnings = report.Warnings
 	return s, report.Problems
 }
@@ -41,29 +45,6 @@ func load() (s *settings, problems []string) {
 // connections is how many connections a dispatcher needs: for each sink one that claims, two that
 // mark, one that keeps order.
 func (s *settings) connections() int32 { return int32(4 * max(len(s.targets), 1)) }
-
-func (s *settings) checkDatabase(report *env.Report) {
-	address := &s.DatabaseURL
-	if s.DispatcherURL.Value != "" {
-		address = &s.DispatcherURL
-	}
-	text := address.Value
-	if text != "" {
-		address.Show(database.Shown(text))
-	}
-	pool, err := database.Parse(text)
-	if err != nil {
-		report.Refuse(address, "%s", err)
-		return
-	}
-	if database.Plaintext(pool) {
-		report.Warn(address, "the connection may go over the network without encryption; add sslmode=verify-full, or at least require")
-	}
-	if pool.ConnConfig.RuntimeParams["application_name"] == "" {
-		pool.ConnConfig.RuntimeParams["application_name"] = "workflow-dispatcher"
-	}
-	s.pool = pool
-}
 
 func (s *settings) checkSource(report *env.Report) {
 	u, err := url.Parse(s.Source.Value)
@@ -103,25 +84,6 @@ func (s *settings) checkNames(report *env.Report) {
 	}
 }
 
-func (s *settings) checkHTTP(report *env.Report) {
-	token := s.HTTPToken.Value
-	if token != "" {
-		if err := probe.CheckToken(token); err != nil {
-			report.Refuse(&s.HTTPToken, "%s", err)
-		}
-	}
-	address := s.HTTPAddr.Value
-	if address == "" {
-		return
-	}
-	if err := probe.CheckAddress(address); err != nil {
-		report.Refuse(&s.HTTPAddr, "%s", err)
-	} else if token == "" && probe.Exposed(address) {
-		report.Refuse(&s.HTTPAddr, "others can reach that address; set DISPATCHER_HTTP_TOKEN to at least %d characters, or use 127.0.0.1",
-			probe.MinToken)
-	}
-}
-
 func (s *settings) checkSinks(report *env.Report) {
 	specs, problems := parseSinks(s.Sinks.Value)
 	for _, problem := range problems {
@@ -140,8 +102,5 @@ func (s *settings) checkSinks(report *env.Report) {
 			continue
 		}
 		s.targets = append(s.targets, target)
-	}
-	if s.pool != nil && !strings.Contains(s.DatabaseURL.Value+s.DispatcherURL.Value, "pool_max_conns") {
-		s.pool.MaxConns = s.connections()
 	}
 }

@@ -114,7 +114,7 @@ func (p *process) orphans(ctx context.Context) error {
 	for _, t := range p.settings.targets {
 		served = append(served, t.Name)
 	}
-	names, err := outbox.Unserved(ctx, p.pool, append([]string{}, served...), orphanedAfter)
+	names, err := outbox.Unserved(ctx, p.pool, served, orphanedAfter)
 	if err != nil {
 		return nil // the dispatcher will see for itself
 	}

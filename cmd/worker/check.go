@@ -38,7 +38,7 @@ func load() (s *settings, problems []string) {
 	s.checkPrefixes(report)
 	s.checkName(report)
 	s.checkTimes(report)
-	s.checkHTTP(report)
+	probe.Check(report, &s.HTTPAddr, &s.HTTPToken)
 	s.checkHandlers(report)
 	s.checkFiles(report)
 	s.warnings = report.Warnings
@@ -49,31 +49,16 @@ func load() (s *settings, problems []string) {
 }
 
 func (s *settings) checkDatabase(report *env.Report) {
-	address := &s.DatabaseURL
-	if s.WorkerDatabaseURL.Value != "" {
-		address = &s.WorkerDatabaseURL
-	}
-	text := address.Value
-	if text != "" {
-		address.Show(database.Shown(text))
-	}
-	pool, err := database.Parse(text)
-	if err != nil {
-		report.Refuse(address, "%s", err)
+	pool, address := database.FromSettings(report, &s.WorkerDatabaseURL, &s.DatabaseURL, "workflow-worker")
+	if pool == nil {
 		return
 	}
-	if need := worker.Connections + ownConnections; strings.Contains(text, "pool_max_conns") && int(pool.MaxConns) < need {
+	if need := worker.Connections + ownConnections; strings.Contains(address.Value, "pool_max_conns") && int(pool.MaxConns) < need {
 		report.Refuse(address, "pool_max_conns is %d; use %d or more (%d for the worker, %d for the rest), or remove it",
 			pool.MaxConns, need, worker.Connections, ownConnections)
 	}
-	if database.Plaintext(pool) {
-		report.Warn(address, "the connection may go over the network without encryption; add sslmode=verify-full, or at least require")
-	}
 	pool.MaxConns = ownConnections
 	pool.MinConns, pool.MinIdleConns = 0, 0
-	if pool.ConnConfig.RuntimeParams["application_name"] == "" {
-		pool.ConnConfig.RuntimeParams["application_name"] = "workflow-worker"
-	}
 	s.pool = pool
 }
 
@@ -111,25 +96,6 @@ func (s *settings) checkTimes(report *env.Report) {
 	if s.Lease.Good() && s.ShutdownGrace.Good() && s.ShutdownGrace.Value > s.Lease.Value {
 		report.Warn(&s.ShutdownGrace, "it is longer than WORKER_LEASE, %s; heartbeats go on during the drain, "+
 			"and whatever stops this process must wait for as long", s.Lease.Value)
-	}
-}
-
-func (s *settings) checkHTTP(report *env.Report) {
-	token := s.HTTPToken.Value
-	if token != "" {
-		if err := probe.CheckToken(token); err != nil {
-			report.Refuse(&s.HTTPToken, "%s", err)
-		}
-	}
-	address := s.HTTPAddr.Value
-	if address == "" {
-		return
-	}
-	if err := probe.CheckAddress(address); err != nil {
-		report.Refuse(&s.HTTPAddr, "%s", err)
-	} else if token == "" && probe.Exposed(address) {
-		report.Refuse(&s.HTTPAddr, "others can reach that address; set WORKER_HTTP_TOKEN to at least %d characters, or use 127.0.0.1",
-			probe.MinToken)
 	}
 }
 

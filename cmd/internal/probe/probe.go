@@ -18,10 +18,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
+	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
 )
 
-// MinToken is the length of the shortest token that is accepted.
-const MinToken = 16
+// minToken is the length of the shortest token that is accepted.
+const minToken = 16
 
 // A Server answers over HTTP. What it says comes from memory, so it can be asked as often
 // as anybody likes.
@@ -36,8 +37,25 @@ type Server struct {
 	Log *slog.Logger
 }
 
-// CheckAddress returns what is wrong with an address to listen at.
-func CheckAddress(address string) error {
+// Check refuses an address and a token that cannot be served with.
+func Check(report *env.Report, address, token *env.String) {
+	if token.Value != "" {
+		if err := checkToken(token.Value); err != nil {
+			report.Refuse(token, "%s", err)
+		}
+	}
+	if address.Value == "" {
+		return
+	}
+	if err := checkAddress(address.Value); err != nil {
+		report.Refuse(address, "%s", err)
+	} else if token.Value == "" && exposed(address.Value) {
+		report.Refuse(address, "others can reach that address; set %s to at least %d characters, or use 127.0.0.1", token.Name(), minToken)
+	}
+}
+
+// checkAddress returns what is wrong with an address to listen at.
+func checkAddress(address string) error {
 	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
 		return errors.New("use host:port, such as 127.0.0.1:9090")
 	} else if _, err := net.LookupPort("tcp", port); err != nil {
@@ -46,19 +64,19 @@ func CheckAddress(address string) error {
 	return nil
 }
 
-// Exposed reports whether others than this machine can reach the address.
-func Exposed(address string) bool {
+// exposed reports whether others than this machine can reach the address.
+func exposed(address string) bool {
 	host, _, _ := net.SplitHostPort(address)
 	return !database.Loopback(host)
 }
 
-// CheckToken returns what is wrong with a token.
-func CheckToken(token string) error {
+// checkToken returns what is wrong with a token.
+func checkToken(token string) error {
 	switch {
 	case strings.EqualFold(token, "changeme"):
 		return errors.New("everybody knows that one; use a random one, for example from: openssl rand -hex 24")
-	case len(token) < MinToken:
-		return fmt.Errorf("it has %d characters; use at least %d, for example from: openssl rand -hex 24", len(token), MinToken)
+	case len(token) < minToken:
+		return fmt.Errorf("it has %d characters; use at least %d, for example from: openssl rand -hex 24", len(token), minToken)
 	}
 	return nil
 }
