@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
@@ -107,5 +109,45 @@ func TestParkedNoMore(t *testing.T) {
 				return count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL AND parked_at IS NULL AND parked_by IS NULL`) == 5
 			})
 		})
+	}
+}
+
+// Floors rise again in a database that was restored into another cluster, whose transactions have
+// lower numbers.
+func TestFloorsAfterRestore(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.told", 300, 1)
+	delivered(t, pool, claim(t, pool, "a"))
+	if _, err := pool.Exec(t.Context(), `UPDATE outbox_lane SET next_floor = 1, next_xid = '9000000000000'`); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Await(t, "floors to rise", func() bool {
+		if err := outbox.RaiseFloors(t.Context(), pool, "a"); err != nil {
+			t.Fatal(err)
+		}
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 1`) == outbox.Lanes
+	})
+}
+
+// Whoever has drawn an event's id can be seen to be under way: it has a transaction number by then.
+func TestAppendIsSeen(t *testing.T) {
+	pool := pgtest.New(t)
+	// The trigger sees the row before it is written, when its id is drawn already. One call of nextval
+	// in 32 is written to the log, and so gives the number by itself: not the next one after setval.
+	if _, err := pool.Exec(t.Context(), `
+		CREATE FUNCTION unseen() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN IF pg_current_xact_id_if_assigned() IS NULL THEN RAISE 'nobody can see who has drawn id %', NEW.id; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER unseen BEFORE INSERT ON outbox_event FOR EACH ROW EXECUTE FUNCTION unseen();
+		SELECT setval(pg_get_serial_sequence('outbox_event', 'id'), 100), nextval(pg_get_serial_sequence('outbox_event', 'id'))`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{}')`); err != nil {
+		t.Error(err)
+	}
+	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		return outbox.Append(t.Context(), tx, outbox.Event{Aggregate: uuid.New(), Type: "test.told"})
+	}); err != nil {
+		t.Error(err)
 	}
 }

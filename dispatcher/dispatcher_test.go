@@ -244,6 +244,9 @@ func TestSinkDown(t *testing.T) {
 			if n := count(t, pool, `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL`); n != 0 {
 				t.Errorf("%d were parked", n)
 			}
+			if n := count(t, pool, `SELECT coalesce(max(attempt), 0) FROM outbox_delivery`); n != 0 {
+				t.Errorf("an event was charged with %d tries", n)
+			}
 			if n := count(t, pool, openEvents); n != 150 {
 				t.Errorf("%d are open, want 150", n)
 			}

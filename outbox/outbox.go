@@ -98,8 +98,8 @@ func rowsOf(events []Event) ([]row, error) {
 	return rows, nil
 }
 
-// appendRows is the statement that appends what source gives; a payload of null may come as NULL. Locks are taken in one order by
-// everybody, and ids drawn after them, in the order given.
+// appendRows is the statement that appends what source gives; a payload of null may come as NULL.
+// Locks are taken in one order by everybody, and ids drawn after them, in the order given.
 func appendRows(source string) string {
 	return `
 		WITH e AS MATERIALIZED (
