@@ -75,7 +75,7 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	succeeded := settled.Verdict == run.Succeed
 	if i.passed(t) {
 		if succeeded && !t.hasItem && settled.Type == t.from.Do {
-			i.owes(t.from, settled.Outcome.ID) // it is done all the same
+			i.owes(t, t.from, settled.Outcome.ID) // it is done all the same
 		}
 		return nil
 	}
@@ -178,23 +178,25 @@ func (s *scene) cancel(ctx context.Context, tx pgx.Tx, settled lease.Settlement)
 }
 
 func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled lease.Settlement) error {
+	var p RetryPayload
 	var r retried
-	if err := json.Unmarshal(settled.Result, &r); err != nil {
+	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
 		return err
 	}
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if i == nil || i.status.Final() || t != nil && (!t.stopped || i.passed(t)) || slices.Contains(w.resolved, r.Incident) {
+	if i == nil || i.status.Final() || t == nil || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
 		return nil
 	}
-	var open bool // others may have been faster since the handler looked
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM incident WHERE id = $1 AND resolved_at IS NULL)`, r.Incident).Scan(&open); err != nil || !open {
+	var code string
+	err := tx.QueryRow(ctx, `SELECT code FROM incident WHERE id = $1 AND resolved_at IS NULL`, r.Incident).Scan(&code)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil // others have been faster since the handler looked
+	}
+	if err != nil {
 		return err
 	}
-	if t == nil {
-		return errors.New("graph: an incident without a token cannot be retried")
-	}
 	w.resolved = append(w.resolved, r.Incident)
-	i.retry(t)
+	i.retry(t, code, p.Force)
 	return nil
 }
 

@@ -189,7 +189,7 @@ func (p *Part) Throw(name, code string) *Place {
 	return p.add(name, &Node{Throw: &Throw{Error: code}})
 }
 
-// Compensate adds a node that undoes what was done, and goes on then.
+// Compensate adds a node that undoes what was done in its scope, and goes on then.
 func (p *Part) Compensate(name string) *Place {
 	return p.add(name, &Node{Throw: &Throw{Compensate: true}})
 }

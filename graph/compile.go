@@ -209,11 +209,11 @@ func (c *compiler) verb(path string, n *node) {
 		if !kindForm.MatchString(n.Call.Process) || n.Call.Version < 0 {
 			c.bad("CALL", path+"/call/process", fmt.Sprintf("%.120q is no process", n.Call.Process), "name a process")
 		}
-		if u := n.Call.Undo; u != "" && u != "none" {
-			c.bad("CALL", path+"/call/undo", fmt.Sprintf("%.40q is not known; a completed child cannot be undone yet", u), "use none")
+		if u := n.Call.Undo; u != "" && u != "none" && u != propagate {
+			c.bad("CALL", path+"/call/undo", fmt.Sprintf("%.40q is neither none nor propagate", u), "use one of them")
 		}
 		if n.Call.Undo == "" {
-			c.note("CALL_UNDO", path+"/call/undo", "if the process fails later, what the child did is kept", "say none if that is meant")
+			c.note("CALL_UNDO", path+"/call/undo", "if the process fails later, what the child did is kept", "say none if that is meant, or propagate")
 		}
 	case each:
 		e := n.Each

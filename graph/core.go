@@ -25,20 +25,29 @@ func (i *instance) done(t *token, run runRef, result json.RawMessage) {
 		i.settle()
 		return
 	}
-	i.owes(t.node, run)
+	i.owes(t, t.node, run)
 	f, err := fact(t.node, result)
 	if err != nil {
-		i.stop(t, "mapping_failed", err.Error())
+		i.stop(t, mappingFailed, err.Error())
 		i.settle()
 		return
 	}
 	i.facts.steps[t.node.name] = f
+	i.goOn(t)
+	i.settle()
+}
+
+// mappingFailed is the incident of a step that is done, and whose result is not what its mapping
+// expects.
+const mappingFailed = "mapping_failed"
+
+// goOn leads a token on from a node that is done.
+func (i *instance) goOn(t *token) {
 	i.event(t, "node.completed", nil)
 	if t.node.attached() {
 		i.left(t)
 	}
 	i.leave(t, t.node.next)
-	i.settle()
 }
 
 // failed moves a token whose step has failed for good: over an error edge, or into the failure
@@ -99,16 +108,34 @@ func (i *instance) cancel(reason string, undo bool) {
 	i.settle()
 }
 
-// retry lets a token that an incident stopped try again.
-func (i *instance) retry(t *token) {
+// retry lets a token that an incident with this code stopped try again. With force a join goes on
+// with those that have come.
+func (i *instance) retry(t *token, code string, force bool) {
 	i.changes.touched = true
-	i.resolve(t)
+	if t.stopped {
+		i.resolve(t)
+	} else { // the incident is of all who wait at joins
+		i.incidents--
+	}
 	switch {
+	case t.joining && force:
+		j := i.activation(t.node, t.node.home(t.group))
+		j.forced, j.expected = true, j.joined
+		i.fire(j)
+		t.state, t.joining = tokenCompleted, false // as one of those that waited there
 	case t.joining: // whether the others can come now is found out below
 	case t.mode == compensation:
 		i.setState(t, tokenReady)
 		i.changes.undoAgain = true
 		i.askDebt(t, 0)
+	case t.hasItem:
+		i.startItem(t, t.element)
+	case code == mappingFailed: // the step is done, and is not done again
+		if _, known := i.facts.steps[t.node.name]; known {
+			i.goOn(t)
+		} else {
+			i.stop(t, mappingFailed, "its result is what it was; correct it with SELECT process_correct(…), then retry")
+		}
 	default:
 		i.left(t)
 		i.enter(t)

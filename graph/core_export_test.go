@@ -73,7 +73,7 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 		if o.owed != nil {
 			o.owed.undone = true
 		}
-		p.debt()
+		p.debt(o.token)
 		p.i.undone(o.token, run)
 	case o.place != mainPlace:
 		p.i.happens(o.token, at, run, json.RawMessage(`{}`))
@@ -85,12 +85,13 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 	return true, p.commit()
 }
 
-// debt looks for what is undone next.
-func (p *Play) debt() {
-	p.i.debt, p.i.undoing = uuid.Nil, false
+// debt looks for what a token undoes next.
+func (p *Play) debt(t *token) {
+	clear(p.i.debts)
+	p.i.undoing = false
 	for n, o := range p.records {
 		if !o.undone && !o.given {
-			p.i.debt = uuid.UUID{1, byte(n)} // not zero
+			p.i.debts[t] = uuid.UUID{1, byte(n)} // not zero
 		}
 		p.i.undoing = p.i.undoing || o.given && !o.undone
 	}

@@ -66,8 +66,8 @@ type Handler struct {
 	To      string   `json:"to"`
 }
 
-// A Throw undoes, in reverse order, every step that was completed and has an Undo, and then
-// goes on; or it fails with a code, which the error edge of a scope may take.
+// A Throw undoes, in reverse order, every step with an Undo that was completed in its own scope,
+// and in scopes within that are over, and then goes on; or it fails with a code, which the error edge of a scope may take.
 type Throw struct {
 	Compensate bool   `json:"compensate,omitzero"`
 	Error      string `json:"error,omitzero"`
@@ -91,8 +91,11 @@ type Human struct {
 type Call struct {
 	Process string `json:"process"`
 	Version int    `json:"version,omitzero"` // 0: the highest when it is called
-	Undo    string `json:"undo,omitzero"`    // none or propagate: whether undoing this undoes the completed child
+	Undo    string `json:"undo,omitzero"`    // propagate: what the child has done is undone with what this process has; none, the default: it is kept
 }
+
+// propagate is what Undo of a Call says when the child is undone with its caller.
+const propagate = "propagate"
 
 // An Each does a step for each element of a list, which it takes down when it begins. Its
 // result is the list of their results, in the order of the elements.

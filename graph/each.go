@@ -64,21 +64,26 @@ func (i *instance) startItems(p *progress) {
 		t.node, t.item = n, p.next
 		t.hasItem = true
 		p.next++
-		f := i.facts
-		if err := json.Unmarshal(item, &f.item); err != nil {
-			i.stop(t, "expression_failed", err.Error())
-			continue
-		}
-		payload := item
-		if _, ok := f.item.(map[string]any); !ok {
-			payload, _ = json.Marshal(map[string]json.RawMessage{"item": item})
-		}
-		if payload = i.given(t, f, payload); payload == nil {
-			continue
-		}
-		i.setState(t, tokenReady)
-		i.changes.steps = append(i.changes.steps, step{token: t, node: n.name + "/item", typ: n.Each.Do, payload: payload, attempts: n.Attempts})
+		i.startItem(t, item)
 	}
+}
+
+// startItem starts the step of a token for one element.
+func (i *instance) startItem(t *token, item json.RawMessage) {
+	f, n := i.facts, t.node
+	if err := json.Unmarshal(item, &f.item); err != nil {
+		i.stop(t, "expression_failed", err.Error())
+		return
+	}
+	payload := item
+	if _, ok := f.item.(map[string]any); !ok {
+		payload, _ = json.Marshal(map[string]json.RawMessage{"item": item})
+	}
+	if payload = i.given(t, f, payload); payload == nil {
+		return
+	}
+	i.setState(t, tokenReady)
+	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name + "/item", typ: n.Each.Do, payload: payload, attempts: n.Attempts})
 }
 
 // itemDone counts an element, and starts the next or leads the host on.

@@ -100,10 +100,15 @@ func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) 
 func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 	var r retried
 	err := e.pool.QueryRow(ctx, `
-		SELECT id, instance_id, coalesce(token_id, '00000000-0000-0000-0000-000000000000')
-		FROM incident
-		WHERE (id = $1 OR instance_id = $2) AND resolved_at IS NULL
-		ORDER BY created_at, id
+		SELECT x.id, x.instance_id, coalesce(x.token_id, ( -- of an instance in which all wait at joins: one of them
+			SELECT t.id
+			FROM process_token t JOIN join_arrival a ON a.token_id = t.id
+			WHERE t.instance_id = x.instance_id AND t.state = 'Waiting'
+			ORDER BY a.surplus, t.id
+			LIMIT 1), '00000000-0000-0000-0000-000000000000')
+		FROM incident x
+		WHERE (x.id = $1 OR x.instance_id = $2) AND x.resolved_at IS NULL
+		ORDER BY x.created_at, x.id
 		LIMIT 1`, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = run.Permanent(errors.New("incident, instance: there is no such open incident; see SELECT * FROM incident WHERE resolved_at IS NULL"))

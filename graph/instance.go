@@ -35,13 +35,16 @@ type instance struct {
 
 	depth  int // of calls: 0 for one that nobody has called
 	parent *parentRef
+	lends  bool // what it has done is undone with its caller
 
 	live, ready, joining, incidents int
 
+	corrected bool // an operator has corrected a fact of it
+
 	ending       Status // what it becomes once everything is undone; empty: it is not ending
 	endingReason string
-	debt         uuid.UUID // the record that is undone next; zero: nothing is owed, as far as was asked
-	undoing      bool      // an undo step is under way
+	debts        map[*token]uuid.UUID // the record that each undoing token undoes next; none: it is owed nothing, as far as was asked
+	undoing      bool                 // an undo step is under way
 
 	moves  int // nodes entered in this decision
 	eaches []*progress
@@ -58,7 +61,7 @@ type instance struct {
 }
 
 func newInstance() *instance {
-	return &instance{facts: facts{steps: map[string]any{}}, joins: map[joinKey]*joining{}}
+	return &instance{facts: facts{steps: map[string]any{}}, joins: map[joinKey]*joining{}, debts: map[*token]uuid.UUID{}}
 }
 
 // changes are what is to be written.
@@ -136,6 +139,7 @@ type joining struct {
 	surplus  []*token        // for the next round
 	came     []*token        // arrivals that count, of this decision
 	fires    bool            // in this decision
+	forced   bool            // by an operator, with those that have come
 	listed   bool
 }
 

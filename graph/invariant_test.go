@@ -43,8 +43,8 @@ func TestInvariants(t *testing.T) {
 		{"process_misjoined", fmt.Sprintf(`INSERT INTO process_event (instance_id, event_type, node, version) VALUES ('%s', 'join.fired', 'J', 3)`, done)},
 		{"process_misundone", fmt.Sprintf(`DELETE FROM compensation_record WHERE instance_id = '%s' AND node_id = 'A'`, done)},
 		{"process_misundone", fmt.Sprintf(`UPDATE compensation_record SET status = 'Pending' WHERE instance_id = '%s' AND node_id = 'A'`, failed)},
-		{"process_misundone", fmt.Sprintf(`INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref, status, retry_of)
-			SELECT instance_id, run_id, node_id, handler_ref, status, id FROM compensation_record WHERE instance_id = '%s'`, failed)},
+		{"process_misundone", fmt.Sprintf(`INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, status, retry_of)
+			SELECT instance_id, token_id, run_id, node_id, handler_ref, status, id FROM compensation_record WHERE instance_id = '%s'`, failed)},
 		{"process_misundone", fmt.Sprintf(`UPDATE compensation_record c SET undo_run_id = o.undo_run_id FROM compensation_record o
 			WHERE c.instance_id = '%s' AND o.instance_id = c.instance_id AND o.id <> c.id`, failed)},
 		{"process_unearned", fmt.Sprintf(`INSERT INTO process_event (instance_id, token_id, event_type, node, version)
@@ -60,6 +60,9 @@ func TestInvariants(t *testing.T) {
 		seen[c.view] = true
 		undo := errors.New("undo")
 		err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), `SET LOCAL workflow.advance = 'on'`); err != nil {
+				return err
+			}
 			if tag, err := tx.Exec(t.Context(), c.plant); err != nil || tag.RowsAffected() == 0 {
 				return fmt.Errorf("nothing was planted: %w", err)
 			}

@@ -106,7 +106,11 @@ func (i *instance) fire(j *joining) {
 		t.group = g.parent
 	}
 	t.node, t.purePath = n, path+1
-	i.event(t, "join.fired", nil)
+	var how map[string]any
+	if j.forced {
+		how = map[string]any{"forced": true, "joined": j.joined}
+	}
+	i.event(t, "join.fired", how)
 	if n.Join.Need == 0 {
 		i.nextRound(j)
 	}

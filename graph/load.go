@@ -47,7 +47,7 @@ func (s *scene) load(ctx context.Context, tx pgx.Tx, e *Engine, tokens, instance
 func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens, ids []uuid.UUID) error {
 	rows, _ := query(ctx, tx, `
 		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents,
-		       depth, parent_token_id, parent_visit, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL
+		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected
 		FROM process_instance
 		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])`, tokens, ids)
 	definitions := map[*instance]uuid.UUID{}
@@ -57,7 +57,7 @@ func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens,
 		var parent uuid.NullUUID
 		var visit *int64
 		err := row.Scan(&i.id, &definition, &i.status, &i.priority, &i.input, &i.live, &i.ready, &i.joining, &i.incidents,
-			&i.depth, &parent, &visit, &i.ending, &i.endingReason, &i.paused)
+			&i.depth, &parent, &visit, &i.lends, &i.ending, &i.endingReason, &i.paused, &i.corrected)
 		if parent.Valid && visit != nil {
 			i.parent = &parentRef{parent.UUID, *visit}
 		}
@@ -199,14 +199,20 @@ func (s *scene) enterGroups(ctx context.Context, tx pgx.Tx, in map[*token]uuid.U
 
 // loadEaches reads how far the lists have come whose elements are in the batch.
 func (s *scene) loadEaches(ctx context.Context, tx pgx.Tx, batch int) error {
-	var ids []uuid.UUID
+	var ids, stopped []uuid.UUID
 	for _, t := range s.tokens {
 		if t.hasItem && t.group != nil {
 			ids = append(ids, t.group.id)
 		}
+		if t.hasItem && t.stopped {
+			stopped = append(stopped, t.id)
+		}
 	}
 	if len(ids) == 0 {
 		return nil
+	}
+	if err := s.loadElements(ctx, tx, stopped); err != nil {
+		return err
 	}
 	rows, _ := query(ctx, tx, `
 		SELECT e.group_id, e.instance_id, e.next, e.done, e.total,
@@ -228,34 +234,64 @@ func (s *scene) loadEaches(ctx context.Context, tx pgx.Tx, batch int) error {
 	return err
 }
 
-// loadDebts reads what is undone next, where something is being undone.
-func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
-	var owners []uuid.UUID
-	for id, t := range s.tokens {
-		if t.mode == compensation {
-			owners = append(owners, s.owners[id].id)
-		}
-	}
-	if len(owners) == 0 {
+// loadElements reads the elements of tokens that are tried again.
+func (s *scene) loadElements(ctx context.Context, tx pgx.Tx, tokens []uuid.UUID) error {
+	if len(tokens) == 0 {
 		return nil
 	}
 	rows, _ := query(ctx, tx, `
-		SELECT DISTINCT ON (instance_id) instance_id, id
-		FROM compensation_record
-		WHERE instance_id = ANY ($1) AND status = 'Pending' AND undo_run_id IS NULL
-		ORDER BY instance_id, "order" DESC`, owners)
-	var owner uuid.UUID
-	var record uuid.UUID
-	if _, err := pgx.ForEachRow(rows, []any{&owner, &record}, func() error {
-		s.instances[owner].debt = record
+		SELECT t.id, e.items->t.item
+		FROM process_token t JOIN each_progress e ON e.group_id = t.parallel_group_id
+		WHERE t.id = ANY ($1)`, tokens)
+	var id uuid.UUID
+	var element []byte
+	_, err := pgx.ForEachRow(rows, []any{&id, &element}, func() error {
+		s.tokens[id].element = slices.Clone(element)
+		return nil
+	})
+	return err
+}
+
+// loadDebts reads what is undone next, where something is being undone. When an instance ends that
+// is all it has done; what is thrown undoes what was done in its own scope, and in scopes within
+// that are over.
+func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
+	var tokens, owners []uuid.UUID
+	for id, t := range s.tokens {
+		if t.mode == compensation {
+			tokens, owners = append(tokens, id), append(owners, s.owners[id].id)
+		}
+	}
+	if len(tokens) == 0 {
+		return nil
+	}
+	rows, _ := query(ctx, tx, `
+		SELECT t.id, d.id
+		FROM process_token t
+		JOIN process_instance i ON i.id = t.instance_id
+		CROSS JOIN LATERAL (
+			SELECT c.id
+			FROM compensation_record c
+			WHERE c.instance_id = i.id AND c.status = 'Pending' AND c.undo_run_id IS NULL
+			  AND (i.ending IS NOT NULL OR process_undoes(t.id, c.token_id))
+			ORDER BY c."order" DESC
+			LIMIT 1) d
+		WHERE t.id = ANY ($1)`, tokens)
+	var id, owner, record uuid.UUID
+	if _, err := pgx.ForEachRow(rows, []any{&id, &record}, func() error {
+		s.owners[id].debts[s.tokens[id]] = record
 		return nil
 	}); err != nil {
 		return err
 	}
 	rows, _ = query(ctx, tx, `
-		SELECT DISTINCT c.instance_id
+		SELECT c.instance_id
 		FROM compensation_record c JOIN workflow_run r ON r.id = c.undo_run_id
-		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.finished_at IS NULL`, owners)
+		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.finished_at IS NULL
+		UNION
+		SELECT c.parent_process_instance_id -- it undoes what it has done itself, or lends it when it is over
+		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
+		WHERE p.id = ANY ($1) AND p.ending IS NOT NULL AND c.undone_with_parent AND c.completed_at IS NULL`, owners)
 	_, err := pgx.ForEachRow(rows, []any{&owner}, func() error {
 		s.instances[owner].undoing = true
 		return nil

@@ -21,6 +21,9 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 			wanted[i] = map[string]bool{}
 		}
 		names := t.node.ahead.reads
+		if t.stopped {
+			names = append([]string{t.node.name}, names...) // what it waits for may have been corrected
+		}
 		if t.node.ahead.all {
 			names = nil
 			for name := range i.process.nodes {
@@ -75,6 +78,44 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 		if value, err := fact(i.process.nodes[node], result); err == nil {
 			i.facts.steps[node] = value
 		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return s.loadCorrections(ctx, tx, owners, nodes)
+}
+
+// loadCorrections reads facts as an operator has corrected them, unless the node was visited again
+// since.
+func (s *scene) loadCorrections(ctx context.Context, tx pgx.Tx, owners []uuid.UUID, nodes []string) error {
+	var in []uuid.UUID
+	var at []string
+	for n, id := range owners {
+		if s.instances[id].corrected {
+			in, at = append(in, id), append(at, nodes[n])
+		}
+	}
+	if len(in) == 0 {
+		return nil
+	}
+	rows, _ := query(ctx, tx, `
+		SELECT DISTINCT ON (c.instance_id, c.node) c.instance_id, c.node, c.value
+		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN process_correction c USING (instance_id, node)
+		WHERE NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
+		                  WHERE t.instance_id = c.instance_id AND r.node IN (c.node, c.node || '/item') AND r.finished_at > c.created_at
+		                    AND r.status IN ('succeeded', 'failed'))
+		  AND NOT EXISTS (SELECT FROM user_task k WHERE k.instance_id = c.instance_id AND k.node = c.node AND k.completed_at > c.created_at)
+		ORDER BY c.instance_id, c.node, c.id DESC`, in, at)
+	var owner uuid.UUID
+	var node string
+	var value []byte
+	_, err := pgx.ForEachRow(rows, []any{&owner, &node, &value}, func() error {
+		var known any
+		if err := json.Unmarshal(value, &known); err != nil {
+			return err
+		}
+		s.instances[owner].facts.steps[node] = known
 		return nil
 	})
 	return err

@@ -98,7 +98,7 @@ func (s *scene) loadArrivals(ctx context.Context, tx pgx.Tx, joins map[uuid.UUID
 		for _, e := range j.node.incoming {
 			over += count(edges[e.id])
 		}
-		if j.node.Join.Taken || j.joined+batch*over >= j.expected {
+		if j.node.Join.Taken || j.joined+batch*over >= j.expected || s.waitsAt(j.node) {
 			close = append(close, id)
 		}
 	}
@@ -106,6 +106,16 @@ func (s *scene) loadArrivals(ctx context.Context, tx pgx.Tx, joins map[uuid.UUID
 		return nil
 	}
 	return s.loadWaiting(ctx, tx, joins, close)
+}
+
+// waitsAt reports whether a token of the batch waits at a join: it is tried again.
+func (s *scene) waitsAt(n *node) bool {
+	for _, t := range s.tokens {
+		if t.joining && t.node == n {
+			return true
+		}
+	}
+	return false
 }
 
 // loadWaiting reads who waits at joins: those that count by their groups, the others one by one.

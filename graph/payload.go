@@ -49,6 +49,7 @@ type parentPayload struct {
 	Token    uuid.UUID `json:"token"`
 	Visit    int64     `json:"visit"`
 	Depth    int       `json:"depth"`
+	Undo     bool      `json:"undo,omitzero"` // what the instance does is undone with its caller
 }
 
 // Started is the result of a run that starts an instance. It is the same if the instance had
@@ -111,6 +112,9 @@ type taskRef struct {
 type RetryPayload struct {
 	Incident uuid.UUID `json:"incident,omitzero"`
 	Instance uuid.UUID `json:"instance,omitzero"`
+
+	// Force has a join that cannot be satisfied go on with the tokens that have come.
+	Force bool `json:"force,omitzero"`
 }
 
 // retried is the result of a run that retries an incident.

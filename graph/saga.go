@@ -20,14 +20,15 @@ const undoPause = 200 * time.Millisecond
 
 // A record says that a completed step is to be undone, should it come to that.
 type record struct {
-	run  runRef
-	node *node
+	token *token
+	run   runRef
+	node  *node
 }
 
-// owes notes that a step, by this run, may have to be undone.
-func (i *instance) owes(n *node, run runRef) {
+// owes notes that a step of t at n, by this run, may have to be undone.
+func (i *instance) owes(t *token, n *node, run runRef) {
 	if n.Undo != "" {
-		i.changes.records = append(i.changes.records, record{run, n})
+		i.changes.records = append(i.changes.records, record{t, run, n})
 	}
 }
 
@@ -58,12 +59,12 @@ func (i *instance) askDebt(t *token, after time.Duration) {
 func (i *instance) undone(t *token, run runRef) {
 	i.changes.touched = true
 	i.changes.undone = append(i.changes.undone, run)
-	switch {
-	case i.undoing: // by another token, which was thrown, too: one step at a time
+	switch debt, owed := i.debts[t]; {
+	case i.undoing: // by another token, which was thrown, too, or within what it has called: one step at a time
 		i.askDebt(t, undoPause)
-	case i.debt != uuid.Nil:
-		i.changes.undo = append(i.changes.undo, undo{token: t, record: i.debt})
-		i.debt, i.undoing = uuid.Nil, true
+	case owed:
+		i.changes.undo = append(i.changes.undo, undo{token: t, record: debt})
+		i.undoing = true
 	case i.ending != "":
 		i.event(t, "compensation.completed", nil)
 		i.setState(t, tokenTerminated)

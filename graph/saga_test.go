@@ -165,3 +165,91 @@ func TestCancelOfWhatUndoes(t *testing.T) {
 	}
 	s.healthy()
 }
+
+// S26: what is thrown outside a scope does not undo what was done in it before it is over; thrown
+// inside, it undoes what was done there, and nothing else. What fails in the end undoes all.
+func TestThrowAndScopes(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["over", "open", "B"]},
+		"over": {"scope": {"start": "Z", "nodes": {`+undoable("Z", "")+`}}, "to": "J"},
+		"open": {"scope": {"start": "A", "nodes": {`+undoable("A", "U")+`, "U": {"human": {}, "to": "Y"},`+undoable("Y", "inner")+`,
+			"inner": {"throw": {"compensate": true}, "to": "V"}, "V": {"human": {}, "to": "bad"},`+step("bad", "", `"fail": "'no'"`)+`}}, "to": "J"},`+
+		undoable("B", "W", `"ms": "'300'"`)+`, "W": {"human": {}, "to": "outer"}, "outer": {"throw": {"compensate": true}, "to": "J"},
+		"J": {"join": "all"}`)
+	id := s.start(p, `{}`)
+	s.at("U", 1)
+	s.at("W", 1)
+	s.finish("W")
+	s.at("J", 2)
+	if got := s.undone(id); got != "B Z" {
+		t.Errorf("thrown outside it undoes %q, want B Z: the scope of A is not over", got)
+	}
+	s.finish("U")
+	s.at("V", 1)
+	if got := s.undone(id); got != "B Z Y A" {
+		t.Errorf("thrown inside it undoes %q, want Y A besides", got)
+	}
+	s.finish("V")
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "B Z Y A" {
+		t.Errorf("in the end %q is undone, want nothing besides", got)
+	}
+	s.healthy()
+}
+
+// S27: what a called process has done is undone with its caller, if the call says so: in reverse
+// order, whatever lies in between, and through more than one call.
+func TestUndoOfWhatWasCalled(t *testing.T) {
+	s := newSite(t)
+	grandchild := s.deploy("G", undoable("G", ""))
+	child := s.deploy("X", undoable("X", "call")+fmt.Sprintf(`, "call": {"call": {"process": %q, "undo": "propagate"}, "to": "Y"},`, grandchild)+undoable("Y", ""))
+	kept := s.deploy("K", undoable("K", ""))
+	p := s.deploy("A", undoable("A", "call")+fmt.Sprintf(`, "call": {"call": {"process": %q, "undo": "propagate"}, "to": "kept"},
+		"kept": {"call": {"process": %q, "undo": "none"}, "to": "B"},`, child, kept)+undoable("B", "D")+","+step("D", "", `"fail": "'no'"`))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "B Y G X A" {
+		t.Errorf("undone %q, want B Y G X A", got)
+	}
+	s.want(map[string]int{"undo K": 0})
+	if got := query[string](t, s.pool, `SELECT node_id FROM compensation_record c JOIN workflow_run r ON r.id = c.run_id
+		WHERE c.instance_id = $1 AND r.payload->>'name' = 'G'`, id); got != "call/call/G" {
+		t.Errorf("the record of G is of node %q, want call/call/G", got)
+	}
+	s.healthy()
+}
+
+// A called process that is still at it when its caller begins to undo undoes what it has done
+// first; nothing of its caller's is undone before.
+func TestUndoWhileACallGoesOn(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("X", undoable("X", "W", `"undo_fails": "true"`)+`, "W": {"wait": "PT1H"}`)
+	p := s.deploy("A", undoable("A", "F")+fmt.Sprintf(`, "F": {"fork": ["call", "U"]}, "call": {"call": {"process": %q, "undo": "propagate"}}, "U": {"human": {}, "to": "D"},`, child)+
+		step("D", "", `"fail": "'no'"`))
+	id := s.start(p, `{}`)
+	pgtest.Await(t, "the child to wait", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'WAITING'`, id) == 1
+	})
+	s.finish("U")
+	stopped := func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE code = 'compensation_failed' AND resolved_at IS NULL`) == 1
+	}
+	pgtest.Await(t, "the child's undoing to fail", stopped)
+	pgtest.Await(t, "its caller to ask again", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.undo.v1' AND node = 'D/undo' AND status = 'succeeded'`) > 2
+	})
+	if got := s.undone(id); got != "" {
+		t.Errorf("%q is undone while what was called has still to be undone", got)
+	}
+	s.mu.Lock()
+	s.undoWorks = true
+	s.mu.Unlock()
+	s.enqueue("graph.retry.v1", fmt.Sprintf(`{"incident": %q}`, query[uuid.UUID](t, s.pool, `SELECT id FROM incident WHERE resolved_at IS NULL`)))
+	s.status(id, graph.Failed)
+	s.status(query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance WHERE parent_process_instance_id = $1`, id), graph.Cancelled)
+	if got := s.undone(id); got != "A" {
+		t.Errorf("undone %q, want A", got)
+	}
+	s.want(map[string]int{"undo X": 2, "undo A": 1})
+	s.healthy()
+}

@@ -312,10 +312,12 @@ func TestVersions(t *testing.T) {
 // S44 (e): what becomes of a list after an each has begun does not matter to it.
 func TestEachKeepsItsList(t *testing.T) {
 	s := newSite(t)
-	p := s.deploy("F", `"F": {"fork": ["A", "W"]}, "W": {"wait": "800ms", "to": "A"},
+	p := s.deploy("F", `"F": {"fork": ["A", "W"]}, "W": {"human": {}, "to": "A"},
 		"E": {"each": {"list": "steps.A.items", "do": "test.step.v1", "limit": 1}, "in": {"name": "'E'", "ms": "500", "n": "item"}},`+
 		step("A", "E", `"items": "'A' in steps ? [4, 5] : [1, 2, 3]"`))
 	id := s.start(p, `{}`)
+	pgtest.Await(t, "the first element", func() bool { return s.count("E") == 1 })
+	s.finish("W")
 	s.status(id, graph.Completed)
 	got := query[string](t, s.pool, `SELECT string_agg(input->>'n', ' ' ORDER BY input->>'n') FROM activity_instance WHERE instance_id = $1 AND node_id = 'E/item'`, id)
 	if got != "1 2 3 4 5" {

@@ -47,7 +47,7 @@ func (s *scene) start(ctx context.Context, tx pgx.Tx, e *Engine, batch []lease.S
 		i := newInstance()
 		i.id, i.process, i.status, i.priority, i.input = b.started.Instance, processes[b.started.Definition], Created, b.asked.Priority, b.asked.Input
 		if p := b.asked.Parent; p != nil {
-			i.depth, i.parent = p.Depth, &parentRef{p.Token, p.Visit}
+			i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
 		}
 		if err := json.Unmarshal(b.asked.Input, &i.facts.input); err != nil {
 			return err
@@ -91,24 +91,24 @@ func insertInstances(ctx context.Context, tx pgx.Tx, births []birth) (fresh map[
 	priorities, depths := make([]int, n), make([]int, n)
 	inputs, metadata := make([]json.RawMessage, n), make([][]byte, n)
 	parents, tokens := make([]uuid.NullUUID, n), make([]uuid.NullUUID, n)
-	visits := make([]*int64, n)
+	visits, lends := make([]*int64, n), make([]bool, n)
 	for k, b := range births {
 		ids[k], definitions[k], keys[k], tenants[k] = b.started.Instance, b.started.Definition, b.asked.Key, b.asked.Tenant
 		priorities[k], inputs[k], metadata[k] = b.asked.Priority, b.asked.Input, b.metadata
 		if p := b.asked.Parent; p != nil {
 			parents[k], tokens[k] = uuid.NullUUID{UUID: p.Instance, Valid: true}, uuid.NullUUID{UUID: p.Token, Valid: true}
-			visits[k], depths[k] = &p.Visit, p.Depth
+			visits[k], depths[k], lends[k] = &p.Visit, p.Depth, p.Undo
 		}
 	}
 	rows, _ := query(ctx, tx, `
 		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata,
-		                              parent_process_instance_id, parent_token_id, parent_visit, depth)
-		SELECT id, definition, nullif(key, ''), nullif(tenant, ''), priority, input, coalesce(metadata, '{}'), parent, token, visit, depth
-		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::jsonb[], $8::uuid[], $9::uuid[], $10::bigint[], $11::int[])
-		  WITH ORDINALITY AS n (id, definition, key, tenant, priority, input, metadata, parent, token, visit, depth, place)
+		                              parent_process_instance_id, parent_token_id, parent_visit, depth, undone_with_parent)
+		SELECT id, definition, nullif(key, ''), nullif(tenant, ''), priority, input, coalesce(metadata, '{}'), parent, token, visit, depth, lends
+		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::jsonb[], $8::uuid[], $9::uuid[], $10::bigint[], $11::int[], $12::boolean[])
+		  WITH ORDINALITY AS n (id, definition, key, tenant, priority, input, metadata, parent, token, visit, depth, lends, place)
 		ORDER BY place
 		ON CONFLICT (id) DO NOTHING
-		RETURNING id`, ids, definitions, keys, tenants, priorities, inputs, metadata, parents, tokens, visits, depths)
+		RETURNING id`, ids, definitions, keys, tenants, priorities, inputs, metadata, parents, tokens, visits, depths, lends)
 	inserted, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	fresh = make(map[uuid.UUID]bool, len(inserted))
 	for _, id := range inserted {

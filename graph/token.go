@@ -33,10 +33,11 @@ type token struct {
 	version  int64
 	item     int // the index of the element it is for
 	hasItem  bool
-	joining  bool // it waits at a join
-	stopped  bool // it has an open incident
-	gone     bool // it has left its node in this batch: what was on its way there comes too late
-	listed   bool // it is among the changes
+	element  []byte // its element, once more; only if it is stopped
+	joining  bool   // it waits at a join
+	stopped  bool   // it has an open incident
+	gone     bool   // it has left its node in this batch: what was on its way there comes too late
+	listed   bool   // it is among the changes
 	purePath int
 }
 

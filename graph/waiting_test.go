@@ -348,6 +348,9 @@ func TestChildEndsWhileItsCallerDoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := tx.Exec(t.Context(), `SET LOCAL workflow.advance = 'on'`); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := tx.Exec(t.Context(), `UPDATE process_token SET state = 'Terminated', version = version + 1 WHERE instance_id = $1`, id); err != nil {
 		t.Fatal(err)
 	}

@@ -46,6 +46,7 @@ func (w *writer) write(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
+	w.queue(`SELECT set_config('workflow.advance', 'on', true)`) // what anybody else changes is refused, or told to the process
 	w.instances(changed)
 	w.groups(changed)
 	w.tokens(changed)
@@ -243,7 +244,7 @@ func (w *writer) joins(all []*instance) {
 		w.queue(`
 			INSERT INTO parallel_join (id, instance_id, node, parallel_group_id, round, expected, joined, fired)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[], $5::int[], $6::int[], $7::int[], $8::boolean[])
-			ON CONFLICT (id) DO UPDATE SET joined = excluded.joined, fired = excluded.fired`,
+			ON CONFLICT (id) DO UPDATE SET expected = excluded.expected, joined = excluded.joined, fired = excluded.fired`,
 			ids, owners, nodes, groups, rounds, expected, joined, done)
 	}
 	if len(at) > 0 {

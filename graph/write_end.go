@@ -45,7 +45,6 @@ func (w *writer) ends(all []*instance) {
 	}
 	gone := `(SELECT id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2))`
 	w.queue(`DELETE FROM message_wait WHERE instance_id = ANY ($1) OR token_id = ANY ($2)`, instances, tokens)
-	w.queue(`SELECT set_config('workflow.advance', 'on', true)`) // a run that somebody else cancels fails its token
 	w.queue(`
 		UPDATE workflow_run
 		SET status = 'cancelled', finished_at = statement_timestamp(), updated_at = clock_timestamp(), suspect = false,
@@ -67,7 +66,8 @@ func (w *writer) ends(all []*instance) {
 	w.queue(`UPDATE user_task SET state = 'cancelled', version = version + 1 WHERE token_id IN `+gone+` AND state = 'open'`, instances, tokens)
 	w.queue(`
 		INSERT INTO workflow_run (type, payload, max_attempts)
-		SELECT $3, jsonb_build_object('instance', id, 'reason', 'nobody waits for it any more'), 1000
-		FROM process_instance
-		WHERE parent_token_id IN `+gone+` AND completed_at IS NULL`, instances, tokens, CancelType)
+		SELECT $3, jsonb_build_object('instance', c.id, 'reason', 'nobody waits for it any more')
+		           || CASE WHEN c.undone_with_parent AND p.completed_at IS NULL THEN '{"compensate": true}' ELSE '{}' END::jsonb, 1000
+		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
+		WHERE c.parent_token_id IN `+gone+` AND c.completed_at IS NULL`, instances, tokens, CancelType)
 }

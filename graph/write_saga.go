@@ -11,26 +11,30 @@ import (
 
 // records writes what may have to be undone, and what has been.
 func (w *writer) records(all []*instance) {
-	var owners, runs, undone, failed, again []uuid.UUID
+	var owners, tokens, runs, undone, failed, again, lenders []uuid.UUID
 	var nodes, undos []string
 	for _, i := range all {
 		for _, r := range i.changes.records {
-			owners, runs, nodes, undos = append(owners, i.id), append(runs, r.run), append(nodes, r.node.name), append(undos, r.node.Undo)
+			owners, tokens, runs = append(owners, i.id), append(tokens, r.token.id), append(runs, r.run)
+			nodes, undos = append(nodes, r.node.name), append(undos, r.node.Undo)
 		}
 		undone, failed = append(undone, i.changes.undone...), append(failed, i.changes.notUndone...)
 		if i.changes.undoAgain {
 			again = append(again, i.id)
 		}
-		if i.changes.unknown {
+		if i.changes.unknown || i.lends && i.status == Completed {
 			w.unknown(i)
+		}
+		if i.lends && i.status == Completed {
+			lenders = append(lenders, i.id)
 		}
 	}
 	if len(owners) > 0 {
 		w.queue(`
-			INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref)
-			SELECT n.instance, n.run, n.node, n.undo
-			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) WITH ORDINALITY AS n (instance, run, node, undo, place)
-			ORDER BY n.place`, owners, runs, nodes, undos)
+			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref)
+			SELECT n.instance, n.token, n.run, n.node, n.undo
+			FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[]) WITH ORDINALITY AS n (instance, token, run, node, undo, place)
+			ORDER BY n.place`, owners, tokens, runs, nodes, undos)
 	}
 	if len(undone) > 0 {
 		w.queue(`UPDATE compensation_record SET status = 'Completed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, undone)
@@ -40,11 +44,21 @@ func (w *writer) records(all []*instance) {
 	}
 	if len(again) > 0 { // a new record for each that has failed: the old one stays as it is
 		w.queue(`
-			INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref, certain, retry_of)
-			SELECT r.instance_id, r.run_id, r.node_id, r.handler_ref, r.certain, r.id
+			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, retry_of)
+			SELECT r.instance_id, r.token_id, r.run_id, r.node_id, r.handler_ref, r.certain, r.id
 			FROM compensation_record r
 			WHERE r.instance_id = ANY ($1) AND r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
 			ORDER BY r."order"`, again)
+	}
+	if len(lenders) > 0 { // its caller does not move on before it sees that this instance is over
+		w.queue(`
+			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain)
+			SELECT i.parent_process_instance_id, i.parent_token_id, r.run_id, t.node || '/' || r.node_id, r.handler_ref, r.certain
+			FROM compensation_record r
+			JOIN process_instance i ON i.id = r.instance_id
+			JOIN process_token t ON t.id = i.parent_token_id
+			WHERE r.instance_id = ANY ($1) AND r.status = 'Pending'
+			ORDER BY r."order"`, lenders)
 	}
 }
 
@@ -59,8 +73,8 @@ func (w *writer) unknown(i *instance) {
 	}
 	w.queue(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
 	w.queue(`
-		INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref, certain)
-		SELECT t.instance_id, r.id, u.node, u.undo, false
+		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain)
+		SELECT t.instance_id, t.id, r.id, u.node, u.undo, false
 		FROM process_token t
 		JOIN workflow_run r ON r.token_id = t.id
 		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node

@@ -126,7 +126,7 @@ func (w *writer) children(all []*instance) {
 			call := c.token.node.Call
 			p := StartPayload{
 				Process: call.Process, Version: call.Version, Input: c.input, Priority: i.priority,
-				Parent: &parentPayload{Instance: i.id, Token: c.token.id, Visit: c.token.version + 1, Depth: i.depth + 1},
+				Parent: &parentPayload{Instance: i.id, Token: c.token.id, Visit: c.token.version + 1, Depth: i.depth + 1, Undo: call.Undo == propagate},
 			}
 			text, err := json.Marshal(p)
 			if err != nil {

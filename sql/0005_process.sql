@@ -62,6 +62,7 @@ CREATE TABLE process_instance (
     parent_token_id       uuid,
     parent_visit          bigint,
     depth                 integer     NOT NULL DEFAULT 0,
+    undone_with_parent    boolean     NOT NULL DEFAULT false,
     input_payload         jsonb       NOT NULL DEFAULT '{}',
     output_payload        jsonb,
     metadata              jsonb       NOT NULL DEFAULT '{}',
@@ -85,6 +86,7 @@ CREATE TABLE process_instance (
     completed_at          timestamptz,
     paused_at             timestamptz,
     deleted_at            timestamptz,
+    corrected             boolean     NOT NULL DEFAULT false,
     CONSTRAINT process_instance_status_check
         CHECK (status IN ('CREATED', 'IN_PROGRESS', 'WAITING', 'COMPLETED', 'FAILED', 'CANCELLED')),
     CONSTRAINT process_instance_version_check CHECK (version > 0),
@@ -323,6 +325,7 @@ CREATE TABLE compensation_record (
     id          uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
     instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
     "order"     bigint      GENERATED ALWAYS AS IDENTITY,
+    token_id    uuid        NOT NULL, -- that was there
     run_id      uuid        NOT NULL, -- the run that is to be undone
     node_id     text COLLATE "C" NOT NULL,
     handler_ref text COLLATE "C" NOT NULL,
@@ -336,7 +339,32 @@ CREATE TABLE compensation_record (
 CREATE INDEX compensation_record_instance_idx ON compensation_record (instance_id, "order");
 CREATE INDEX compensation_record_run_idx ON compensation_record (undo_run_id) WHERE undo_run_id IS NOT NULL;
 COMMENT ON TABLE  compensation_record IS 'Steps that may have to be undone, in the order of their completion. Only status and undo_run_id ever change.';
+COMMENT ON COLUMN compensation_record.run_id IS 'The run that is to be undone: a step of the instance, or of one that it has called.';
 COMMENT ON COLUMN compensation_record.certain IS 'False: an attempt may have taken effect, nobody knows.';
+
+-- The executions of scopes that a token lies in, the innermost first.
+CREATE FUNCTION process_scopes(token uuid) RETURNS uuid[]
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
+    WITH RECURSIVE up AS (
+        SELECT g.id, g.parent_group_id, g.host_token_id, 1 AS depth
+        FROM process_token t JOIN parallel_group g ON g.id = t.parallel_group_id
+        WHERE t.id = token
+        UNION ALL
+        SELECT g.id, g.parent_group_id, g.host_token_id, up.depth + 1
+        FROM parallel_group g JOIN up ON g.id = up.parent_group_id
+    )
+    SELECT coalesce(array_agg(id ORDER BY depth), '{}') FROM up WHERE host_token_id IS NOT NULL
+$fn$;
+COMMENT ON FUNCTION process_scopes(uuid) IS 'The executions of scopes and lists that a token lies in, the innermost first.';
+
+-- Whether what is thrown by one token undoes what another has done: in its own scope, as far as
+-- the scopes within that are over.
+CREATE FUNCTION process_undoes(thrower uuid, doer uuid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
+    SELECT (process_scopes(thrower) = '{}' OR (process_scopes(thrower))[1] = ANY (process_scopes(doer)))
+       AND NOT EXISTS (SELECT FROM parallel_group g
+                       WHERE g.id = ANY (process_scopes(doer)) AND g.id <> ALL (process_scopes(thrower)) AND g.live > 0)
+$fn$;
 
 CREATE TABLE incident (
     id          uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
@@ -379,6 +407,104 @@ CREATE TABLE process_event (
 );
 CREATE INDEX process_event_instance_idx ON process_event (instance_id, id);
 COMMENT ON TABLE  process_event IS 'What happened within instances. Rows of one transaction carry one version.';
+
+-- What operators say that the result of a node is.
+CREATE TABLE process_correction (
+    id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    instance_id uuid        NOT NULL REFERENCES process_instance ON DELETE CASCADE,
+    node        text COLLATE "C" NOT NULL,
+    value       jsonb       NOT NULL,
+    reason      text        NOT NULL,
+    actor       text        NOT NULL DEFAULT concat_ws(' ', session_user, nullif(current_setting('application_name'), '')),
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT process_correction_reason_check CHECK (reason ~ '\S'),
+    CONSTRAINT process_correction_value_check CHECK (octet_length(value::text) <= 1024 * 1024)
+);
+CREATE INDEX process_correction_node_idx ON process_correction (instance_id, node);
+COMMENT ON TABLE process_correction IS 'Facts that operators have corrected: steps.<node> is the value, until the node is visited again. See process_correct().';
+
+CREATE FUNCTION process_correct(instance uuid, node text, value jsonb, reason text) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    i process_instance;
+BEGIN
+    SELECT * INTO i FROM process_instance p WHERE p.id = process_correct.instance FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'not found';
+    ELSIF i.completed_at IS NOT NULL THEN
+        RETURN 'too late: ' || i.status;
+    END IF;
+    IF NOT EXISTS (SELECT FROM process_node n WHERE n.process_definition_id = i.process_definition_id
+                   AND n.node = process_correct.node AND n.definition ?| ARRAY['do', 'human', 'call', 'each', 'await', 'wait']) THEN
+        RAISE EXCEPTION 'process_correct: node % has no result in this process', quote_literal(process_correct.node)
+            USING ERRCODE = 'check_violation', HINT = 'Name a step, task, call, list or message of it: SELECT node FROM process_node.';
+    END IF;
+    INSERT INTO process_correction (instance_id, node, value, reason)
+    VALUES (process_correct.instance, process_correct.node, coalesce(process_correct.value, 'null'), coalesce(process_correct.reason, ''));
+    UPDATE process_instance p SET corrected = true, version = p.version + 1, updated_at = now() WHERE p.id = i.id;
+    INSERT INTO process_event (instance_id, event_type, node, version, data)
+    VALUES (i.id, 'fact.corrected', process_correct.node, i.version + 1, jsonb_build_object('reason', process_correct.reason,
+        'actor', concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))));
+    RETURN 'corrected';
+END
+$fn$;
+COMMENT ON FUNCTION process_correct(uuid, text, jsonb, text) IS
+    'Says what the result of a node is from now on, and why; the incident that it has caused is retried afterwards. Answers corrected, too late: …, or not found.';
+
+-- What only the engine may change, because much hangs together: what people write by hand is
+-- refused, in words.
+CREATE FUNCTION process_guard() RETURNS trigger
+LANGUAGE plpgsql AS $fn$
+BEGIN
+    RAISE EXCEPTION '%: this is changed by the engine alone', TG_TABLE_NAME
+        USING ERRCODE = 'integrity_constraint_violation',
+              HINT = 'To act on an instance: process_pause, process_resume, process_correct, or a run of graph.cancel.v1, graph.retry.v1, graph.message.v1, graph.complete_task.v1.';
+END
+$fn$;
+CREATE TRIGGER process_guard AFTER UPDATE OF status, output_payload, failure_reason, live_tokens, ready_tokens, joining_tokens, open_incidents,
+        ending, ending_reason, started_at, completed_at ON process_instance
+    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+CREATE TRIGGER process_guard AFTER UPDATE OF instance_id, node, edge, state, mode, item, parallel_group_id, version ON process_token
+    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+CREATE TRIGGER process_guard AFTER UPDATE ON parallel_group
+    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+CREATE TRIGGER process_guard AFTER UPDATE ON parallel_join
+    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+CREATE TRIGGER process_guard AFTER UPDATE ON compensation_record
+    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+CREATE TRIGGER process_guard AFTER UPDATE ON incident
+    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+CREATE TRIGGER process_guard BEFORE UPDATE ON process_state_history
+    FOR EACH STATEMENT WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+CREATE TRIGGER process_guard BEFORE UPDATE ON process_event
+    FOR EACH STATEMENT WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+CREATE TRIGGER process_guard BEFORE UPDATE ON process_correction
+    FOR EACH STATEMENT WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+
+-- What nobody may change.
+CREATE FUNCTION process_instance_guard() RETURNS trigger
+LANGUAGE plpgsql AS $fn$
+BEGIN
+    IF TG_OP = 'DELETE' OR NEW.deleted_at IS NOT NULL AND OLD.deleted_at IS NULL AND OLD.completed_at IS NULL THEN
+        RAISE EXCEPTION 'process_instance %: it is not over, and cannot be deleted', OLD.id
+            USING ERRCODE = 'integrity_constraint_violation', HINT = 'Cancel it first: INSERT INTO workflow_run (type, payload) VALUES (''graph.cancel.v1'', ''{"instance": "…"}'').';
+    ELSIF OLD.completed_at IS NOT NULL AND NEW.status <> OLD.status THEN
+        RAISE EXCEPTION 'process_instance %: % is final', OLD.id, OLD.status
+            USING ERRCODE = 'integrity_constraint_violation', HINT = 'Start another instance.';
+    END IF;
+    RAISE EXCEPTION 'process_instance %: id, definition, input, parent and the time of its creation never change', OLD.id
+        USING ERRCODE = 'integrity_constraint_violation', HINT = 'Cancel it, and start another instance.';
+END
+$fn$;
+CREATE TRIGGER process_instance_kept AFTER UPDATE OF id, process_definition_id, input_payload, parent_process_instance_id, parent_token_id, parent_visit,
+        undone_with_parent, created_at ON process_instance
+    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_instance_guard();
+CREATE TRIGGER process_instance_final AFTER UPDATE OF status ON process_instance
+    FOR EACH ROW WHEN (OLD.completed_at IS NOT NULL AND NEW.status <> OLD.status) EXECUTE FUNCTION process_instance_guard();
+CREATE TRIGGER process_instance_deleted AFTER UPDATE OF deleted_at ON process_instance
+    FOR EACH ROW WHEN (NEW.deleted_at IS NOT NULL AND OLD.deleted_at IS NULL AND OLD.completed_at IS NULL) EXECUTE FUNCTION process_instance_guard();
+CREATE TRIGGER process_instance_removed AFTER DELETE ON process_instance
+    FOR EACH ROW WHEN (OLD.completed_at IS NULL) EXECUTE FUNCTION process_instance_guard();
 
 -- Empty on a healthy system. Each view names what is wrong with an instance.
 CREATE VIEW process_without_mover AS
@@ -453,7 +579,7 @@ CREATE VIEW process_misundone AS
     JOIN process_instance i ON i.id = t.instance_id
     JOIN workflow_run r ON r.token_id = t.id AND r.status = 'succeeded'
     JOIN process_node n ON n.process_definition_id = i.process_definition_id AND n.node = r.node COLLATE "C" AND n.definition ? 'undo' AND n.definition ? 'do'
-    LEFT JOIN compensation_record c ON c.run_id = r.id AND c.retry_of IS NULL
+    LEFT JOIN compensation_record c ON c.run_id = r.id AND c.instance_id = t.instance_id AND c.retry_of IS NULL
     WHERE i.completed_at IS NULL OR i.status = 'COMPLETED' OR i.ending IS NOT NULL
     GROUP BY t.instance_id, r.id
     HAVING count(c.id) <> 1
@@ -471,10 +597,14 @@ CREATE VIEW process_misundone AS
     UNION ALL
     SELECT c.instance_id, c.run_id, 'is undone before ' || later.run_id
     FROM compensation_record c
+    JOIN process_instance i ON i.id = c.instance_id
     JOIN workflow_run u ON u.id = c.undo_run_id
     JOIN compensation_record later ON later.instance_id = c.instance_id AND later."order" > c."order"
     LEFT JOIN workflow_run v ON v.id = later.undo_run_id
-    WHERE c.status = 'Completed' AND later.id < u.id AND later.created_at < u.created_at AND (later.status = 'Pending' OR v.finished_at > u.started_at);
+    WHERE c.status = 'Completed' AND later.id < u.id AND later.created_at < u.created_at AND (later.status = 'Pending' OR v.finished_at > u.started_at)
+      AND (process_scopes(c.token_id) = process_scopes(later.token_id) -- what is thrown undoes its own scope alone, what ends all
+           OR i.ending IS NOT NULL AND u.created_at >= (SELECT max(e.created_at) FROM process_event e
+                                                        WHERE e.instance_id = i.id AND e.event_type = 'compensation.started'));
 COMMENT ON VIEW process_misundone IS 'Completed steps that were not recorded to be undone, undone twice, out of order, or not at all. Empty, or there is a bug.';
 
 CREATE VIEW process_unearned AS
@@ -517,9 +647,23 @@ COMMENT ON VIEW process_misrecorded IS 'Instances whose history does not lead to
 
 -- What people look for.
 CREATE VIEW process_stuck AS
-    SELECT i.id AS instance_id, d.name, d.version, i.status, i.updated_at, now() - i.updated_at AS since
-    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
-    WHERE i.completed_at IS NULL AND i.updated_at < now() - interval '1 hour';
+    SELECT i.id AS instance_id, d.name, d.version, i.status, s.why, s.since
+    FROM (
+        SELECT x.instance_id, 'incident ' || x.code || ' at ' || x.node AS why, x.created_at AS since
+        FROM incident x
+        WHERE x.resolved_at IS NULL
+        UNION ALL
+        SELECT m.instance_id, 'nothing moves it', m.updated_at
+        FROM process_without_mover m
+        WHERE m.updated_at < now() - interval '1 minute'
+        UNION ALL
+        SELECT t.instance_id, 'no worker takes its step ' || r.node || ' of type ' || r.type, r.run_at
+        FROM workflow_run r JOIN process_token t ON t.id = r.token_id
+        WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL AND r.run_at < now() - interval '1 hour') s
+    JOIN process_instance i ON i.id = s.instance_id
+    JOIN process_definition d ON d.id = i.process_definition_id
+    WHERE i.completed_at IS NULL;
+COMMENT ON VIEW process_stuck IS 'Instances that somebody should look at, and why. One that waits for a person, a message or a time is not among them.';
 CREATE VIEW process_duration AS
     SELECT d.name, d.version, count(*) AS completed, avg(i.completed_at - i.started_at) AS average
     FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id

@@ -260,10 +260,10 @@ var mutants = []mutant{
 		FOR NO KEY UPDATE`, `		ORDER BY id`}},
 		nothing, "I22", "I42", "I20b"),
 	graph("undone-twice", []edit{{"graph/load.go",
-		`AND status = 'Pending' AND undo_run_id IS NULL`, `AND status = 'Pending'`}},
+		`AND c.status = 'Pending' AND c.undo_run_id IS NULL`, `AND c.status = 'Pending'`}},
 		nothing, "I25"),
 	graph("undone-in-order", []edit{{"graph/load.go",
-		`ORDER BY instance_id, "order" DESC`, `ORDER BY instance_id, "order"`}},
+		`ORDER BY c."order" DESC`, `ORDER BY c."order"`}},
 		nothing, "I28"),
 	graph("cancel-leaves-runs", []edit{{"graph/write_end.go",
 		`AND status IN ('pending', 'leased') ORDER BY id))

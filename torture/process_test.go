@@ -209,7 +209,7 @@ func (x *tale) did(run uuid.UUID, node string, undoes any) {
 // owes records that a step is to be undone.
 func (x *tale) owes(run uuid.UUID, node string) (record uuid.UUID) {
 	record = x.s.id()
-	x.s.do("w1", `INSERT INTO compensation_record (id, instance_id, run_id, node_id, handler_ref) VALUES ($1, $2, $3, $4, 'chaos.undo')`, record, x.id, run, node)
+	x.s.do("w1", `INSERT INTO compensation_record (id, instance_id, token_id, run_id, node_id, handler_ref) SELECT $1, $2, token_id, $3, $4, 'chaos.undo' FROM workflow_run WHERE id = $3`, record, x.id, run, node)
 	return record
 }
 
@@ -590,8 +590,8 @@ var processPlants = []plant{
 	{only("I25b"), "two records of one undoing", func(s *stage) uuid.UUID {
 		x := s.whole("saga")
 		s.do("w1", `
-			INSERT INTO compensation_record (instance_id, run_id, node_id, handler_ref, status)
-			SELECT instance_id, run_id, node_id, handler_ref, status FROM compensation_record WHERE instance_id = $1 LIMIT 1`, x.id)
+			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, status)
+			SELECT instance_id, token_id, run_id, node_id, handler_ref, status FROM compensation_record WHERE instance_id = $1 LIMIT 1`, x.id)
 		return x.id
 	}},
 	{only("I26"), "undone and never done", func(s *stage) uuid.UUID {

@@ -121,13 +121,15 @@ const deletedRuns = `
 	)` + removeOld
 
 // finishedProcesses removes instances with everything that belongs to them, children first: an
-// instance stays for as long as one that it has called.
+// instance stays for as long as one that it has called, and for as long as the one that has called
+// it goes on, which may still undo it.
 const finishedProcesses = `
 	WITH old AS MATERIALIZED (
 		SELECT i.id, i.completed_at AS at
 		FROM process_instance i
 		WHERE i.completed_at < now() - $1 * interval '1 second' AND i.completed_at >= $2
 		  AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
+		  AND NOT EXISTS (SELECT FROM process_instance p WHERE p.id = i.parent_process_instance_id AND p.completed_at IS NULL)
 		ORDER BY i.completed_at
 		LIMIT $3
 		FOR UPDATE SKIP LOCKED

@@ -1,0 +1,268 @@
+package graph_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// stopped waits until an instance has so many open incidents with a code, and returns one of them.
+func (s *site) stopped(id uuid.UUID, code string, n int) (incident uuid.UUID) {
+	s.t.Helper()
+	pgtest.Await(s.t, fmt.Sprintf("%d incidents %s", n, code), func() bool {
+		return query[int](s.t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = $2 AND resolved_at IS NULL`, id, code) == n
+	})
+	return query[uuid.UUID](s.t, s.pool, `SELECT id FROM incident WHERE instance_id = $1 AND code = $2 AND resolved_at IS NULL LIMIT 1`, id, code)
+}
+
+// retry retries an incident, and waits until that is done.
+func (s *site) retry(incident uuid.UUID, more string) {
+	s.t.Helper()
+	if got := s.finished(s.enqueue("graph.retry.v1", fmt.Sprintf(`{"incident": %q%s}`, incident, more))); got != "succeeded" {
+		s.t.Fatalf("the retry has %s", got)
+	}
+}
+
+func (s *site) correct(id uuid.UUID, node, value string) {
+	s.t.Helper()
+	if got := query[string](s.t, s.pool, `SELECT process_correct($1, $2, $3::jsonb, 'the partner sent it wrong')`, id, node, value); got != "corrected" {
+		s.t.Fatalf("process_correct answers %q", got)
+	}
+}
+
+// S08: an operator lets a join go on with those that have come.
+func TestForcedJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B", "D"]}, "X": {"choose": [{"if": "false", "to": "J"}], "else": "over"}, "over": {"end": true},
+		"J": {"join": "all", "to": "C"},`+step("A", "X")+","+step("B", "J")+","+step("D", "J")+","+step("C", ""))
+	id := s.start(p, `{}`)
+	s.retry(s.stopped(id, "join_unsatisfiable", 1), "")
+	s.want(map[string]int{"C": 0}) // as it was
+	s.retry(s.stopped(id, "join_unsatisfiable", 1), `, "force": true`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1, "C": 1, "D": 1})
+	if got := query[string](t, s.pool, `SELECT data::text FROM process_event WHERE instance_id = $1 AND event_type = 'join.fired'`, id); got != `{"forced": true, "joined": 2}` {
+		t.Errorf("the event says %s", got)
+	}
+	s.healthy()
+}
+
+// Nothing is forced but a join: elsewhere force changes nothing.
+func TestForceElsewhere(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("X", `"X": {"choose": [{"if": "input.missing > 1", "to": "A"}], "else": "A"},`+step("A", "")), `{}`)
+	s.retry(s.stopped(id, "expression_failed", 1), `, "force": true`)
+	s.stopped(id, "expression_failed", 1)
+	s.want(map[string]int{"A": 0})
+	s.healthy()
+}
+
+// An operator corrects a fact that nothing could be decided with, and retries the incident.
+func TestCorrection(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "X")+`, "X": {"choose": [{"if": "steps.A.n > 1", "to": "B"}], "else": "C"},`+step("B", "A2", `"n": "steps.A.n"`)+","+step("A2", "")+","+step("C", ""))
+	id := s.start(p, `{}`)
+	incident := s.stopped(id, "expression_failed", 1)
+	s.correct(id, "A", `{"n": 1}`)
+	s.correct(id, "A", `{"n": 5}`)
+	s.want(map[string]int{"A": 1, "B": 0})
+	s.retry(incident, "")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1, "C": 0})
+	if got := query[string](t, s.pool, `SELECT payload->>'n' FROM workflow_run WHERE node = 'B'`); got != "5" {
+		t.Errorf("B is given n = %s, want 5 as corrected", got)
+	}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM process_event WHERE instance_id = $1 AND event_type = 'fact.corrected' AND node = 'A' AND data ? 'actor'`, id); n != 2 {
+		t.Errorf("%d events tell of the corrections, want 2", n)
+	}
+	s.healthy()
+}
+
+// A correction holds until the node is visited again.
+func TestCorrectionOfALoop(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "U", `"n": "7.0"`)+`, "U": {"human": {}, "to": "B"},`+step("B", "X", `"n": "steps.A.n"`)+`,
+		"X": {"choose": [{"if": "steps.B.n == 1", "to": "A"}], "else": "end"}, "end": {"end": true}`)
+	id := s.start(p, `{}`)
+	s.at("U", 1)
+	s.correct(id, "A", `{"n": 1}`)
+	s.finish("U")
+	s.at("U", 1)
+	s.finish("U")
+	s.status(id, graph.Completed)
+	if got := query[string](t, s.pool, `SELECT string_agg(payload->>'n', ' ' ORDER BY created_at) FROM workflow_run WHERE node = 'B'`); got != "1 7" {
+		t.Errorf("B is given n = %s, want 1 as corrected, and then 7 as A has said since", got)
+	}
+	s.healthy()
+}
+
+// A step that is done is not done again because its result was not what the mapping expects.
+func TestRetryOfAMapping(t *testing.T) {
+	s := newSite(t)
+	mapped := strings.Replace(step("A", "B"), `"to"`, `"out": {"id": "result.receipt.id"}, "to"`, 1)
+	id := s.start(s.deploy("A", mapped+","+step("B", "", `"id": "steps.A.id"`)), `{}`)
+	s.retry(s.stopped(id, "mapping_failed", 1), "")
+	incident := s.stopped(id, "mapping_failed", 1)
+	s.correct(id, "A", `{"id": "r-9"}`)
+	s.retry(incident, "")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1})
+	if got := query[string](t, s.pool, `SELECT payload->>'id' FROM workflow_run WHERE node = 'B'`); got != "r-9" {
+		t.Errorf("B is given id = %s, want r-9", got)
+	}
+	s.healthy()
+}
+
+// An element of a list that could not be begun is tried again by itself.
+func TestRetryOfAnElement(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "E")+`, "E": {"each": {"list": "input.list", "do": "test.step.v1"}, "in": {"name": "item", "n": "item == 'b' ? steps.A.n : 0.0"}}`)
+	id := s.start(p, `{"list": ["a", "b", "c"]}`)
+	incident := s.stopped(id, "expression_failed", 1)
+	s.correct(id, "A", `{"n": 4}`)
+	s.retry(incident, "")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"a": 1, "b": 1, "c": 1})
+	s.healthy()
+}
+
+// What cannot be corrected is refused in words.
+func TestCorrectionRefused(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("U", `"U": {"human": {}, "to": "G"}, "G": {"choose": [{"if": "true", "to": "E"}], "else": "E"}, "E": {"end": true}`), `{}`)
+	s.at("U", 1)
+	for _, c := range []struct{ node, value, reason, says string }{
+		{"missing", "{}", "why", "'missing' has no result"},
+		{"G", "{}", "why", "'G' has no result"},
+		{"U", "{}", " ", "process_correction_reason_check"},
+		{"U", fmt.Sprintf(`"%s"`, strings.Repeat("x", 1<<20)), "why", "process_correction_value_check"},
+	} {
+		_, err := s.pool.Exec(t.Context(), `SELECT process_correct($1, $2, $3::jsonb, $4)`, id, c.node, c.value, c.reason)
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s, reason %q: %.200v; want %q", c.node, c.reason, err, c.says)
+		}
+	}
+	s.finish("U")
+	s.status(id, graph.Completed)
+	if got := query[string](t, s.pool, `SELECT process_correct($1, 'U', '{}', 'why')`, id); got != "too late: COMPLETED" {
+		t.Errorf("of an instance that is over it answers %q", got)
+	}
+	if got := query[string](t, s.pool, `SELECT process_correct($1, 'U', '{}', 'why')`, uuid.New()); got != "not found" {
+		t.Errorf("of an instance that is not there it answers %q", got)
+	}
+}
+
+// What people write by hand into what the engine keeps is refused, in words.
+func TestProcessGuards(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "F")+`, "F": {"fork": ["B", "U"]}, "U": {"human": {}, "to": "J"}, "J": {"join": "all"},`+step("B", "J"))
+	over := s.start(p, `{}`)
+	s.at("J", 1)
+	s.finish("U")
+	s.status(over, graph.Completed)
+	open := s.start(p, `{}`)
+	s.at("J", 1)
+	stuck := s.start(s.deploy("X", `"X": {"choose": [{"if": "input.missing > 1", "to": "A"}], "else": "A"},`+step("A", "")), `{}`)
+	s.stopped(stuck, "expression_failed", 1)
+	for _, c := range []struct {
+		of   uuid.UUID
+		sql  string
+		says string
+	}{
+		{open, `UPDATE process_instance SET status = 'COMPLETED', completed_at = now(), live_tokens = 0, ready_tokens = 0, joining_tokens = 0 WHERE id = $1`, "changed by the engine alone"},
+		{open, `UPDATE process_instance SET live_tokens = 9 WHERE id = $1`, "changed by the engine alone"},
+		{open, `UPDATE process_instance SET input_payload = '{"n": 1}' WHERE id = $1`, "input, parent and the time of its creation never change"},
+		{open, `UPDATE process_instance SET deleted_at = now() WHERE id = $1`, "it is not over"},
+		{open, `DELETE FROM process_instance WHERE id = $1`, "it is not over"},
+		{over, `UPDATE process_instance SET status = 'IN_PROGRESS', completed_at = NULL WHERE id = $1`, "changed by the engine alone"},
+		{open, `UPDATE process_token SET state = 'Completed' WHERE instance_id = $1`, "changed by the engine alone"},
+		{open, `UPDATE process_token SET node = 'B' WHERE instance_id = $1`, "changed by the engine alone"},
+		{open, `UPDATE parallel_group SET live = 0 WHERE instance_id = $1`, "changed by the engine alone"},
+		{open, `UPDATE parallel_join SET fired = true WHERE instance_id = $1`, "changed by the engine alone"},
+		{open, `UPDATE compensation_record SET status = 'Completed' WHERE instance_id = $1`, "changed by the engine alone"},
+		{stuck, `UPDATE incident SET resolved_at = now() WHERE instance_id = $1`, "changed by the engine alone"},
+		{over, `UPDATE process_state_history SET actor = 'nobody' WHERE instance_id = $1`, "changed by the engine alone"},
+		{over, `UPDATE process_event SET node = 'B' WHERE instance_id = $1`, "changed by the engine alone"},
+	} {
+		if _, err := s.pool.Exec(t.Context(), c.sql, c.of); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v; want %q", c.sql, err, c.says)
+		}
+	}
+	// The engine's word does not make what is final change.
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SET LOCAL workflow.advance = 'on'`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `UPDATE process_instance SET status = 'IN_PROGRESS', completed_at = NULL WHERE id = $1`, over); err == nil || !strings.Contains(err.Error(), "COMPLETED is final") {
+		t.Errorf("what is final: %v", err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.pool.Exec(t.Context(), `UPDATE process_instance SET deleted_at = now() WHERE id = $1`, over); err != nil {
+		t.Errorf("one that is over is marked as deleted: %v", err)
+	}
+	s.healthy()
+}
+
+// Stuck is what somebody should look at, and nothing that waits as it should (W48).
+func TestStuck(t *testing.T) {
+	s := newSite(t)
+	waits := s.start(s.deploy("U", `"U": {"human": {}}`), `{}`)
+	s.at("U", 1)
+	lost := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "'k'"}}`), `{}`)
+	s.at("M", 1)
+	fails := s.start(s.deploy("X", `"X": {"choose": [{"if": "input.missing > 1", "to": "A"}], "else": "A"},`+step("A", "")), `{}`)
+	s.stopped(fails, "expression_failed", 1)
+	idle := s.start(s.deploy("N", `"N": {"do": "nobody.has.this"}`), `{}`)
+	s.at("N", 1)
+	if _, err := s.pool.Exec(t.Context(), `DELETE FROM message_wait WHERE instance_id = $1`, lost); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.pool.Exec(t.Context(), `
+		UPDATE process_instance SET updated_at = now() - interval '2 minutes' WHERE id = $1`, lost); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Elapse(t, s.pool, 2*time.Hour)
+	rows, _ := s.pool.Query(t.Context(), `SELECT instance_id, why FROM process_stuck WHERE since < now()`)
+	got := map[uuid.UUID]string{}
+	var id uuid.UUID
+	var why string
+	for rows.Next() {
+		if err := rows.Scan(&id, &why); err != nil {
+			t.Fatal(err)
+		}
+		got[id] = why
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	for of, want := range map[uuid.UUID]string{
+		waits: "", lost: "nothing moves it", fails: "incident expression_failed at X", idle: "no worker takes its step N of type nobody.has.this",
+	} {
+		if got[of] != want {
+			t.Errorf("%q, want %q", got[of], want)
+		}
+	}
+}
+
+// How long instances take is told by process and version.
+func TestDuration(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "", `"ms": "'200'"`))
+	s.status(s.start(p, `{}`), graph.Completed)
+	s.status(s.start(p, `{}`), graph.Completed)
+	if got := query[string](t, s.pool, `
+		SELECT concat_ws(' ', name = $1, version, completed, average BETWEEN interval '200 ms' AND interval '5 s') FROM process_duration`, p); got != "t 1 2 t" {
+		t.Errorf("process_duration says %q, want t 1 2 t", got)
+	}
+}
