@@ -98,7 +98,7 @@ func TestBuilderOfEverything(t *testing.T) {
 	charge := g.Do("charge", "billing.charge.v1").Undo("billing.refund.v1")
 	ask := g.Human("ask", "support", "sales").Assignee("input.agent").Due(4*time.Hour).In("order", "input.id").Out("ok", "result.ok")
 	ship := g.Call("ship", "shipping").Version(2).Undo("propagate").In("order", "input.id")
-	pack := g.Each("pack", "input.items", "pack.item.v1").Limit(4).Need(3).In("item", "item").Attempts(2)
+	pack := g.Each("pack", "input.items", "pack.item.v1").Limit(4).Need(3).CancelRest().In("item", "item").Attempts(2)
 	late, paid, recalled := g.Wait("late", time.Hour), g.Await("paid", "paid", "input.id"), g.AwaitSignal("recalled", "recall")
 	first := g.Race("first", late, paid, recalled)
 	remind, undo := g.Do("remind", "mail.remind.v1"), g.Compensate("undo")
@@ -120,7 +120,7 @@ func TestBuilderOfEverything(t *testing.T) {
 		`"inner":{"scope":{"start":"one","nodes":{"deeper":{"scope":{"start":"two","nodes":{"two":{"end":true}}}},"one":{"do":"x.y","to":"deeper"}}},` +
 			`"on":[{"error":"*","to":"undo"}],"to":"first"}`,
 		`"late":{"wait":"PT1H"}`,
-		`"pack":{"each":{"list":"input.items","do":"pack.item.v1","limit":4,"need":3},"in":{"item":"item"},"attempts":2,"to":"inner"}`,
+		`"pack":{"each":{"list":"input.items","do":"pack.item.v1","limit":4,"need":3,"rest":"cancel"},"in":{"item":"item"},"attempts":2,"to":"inner"}`,
 		`"paid":{"await":{"message":"paid","key":"input.id"}}`,
 		`"recalled":{"await":{"signal":"recall"}}`,
 		`"remind":{"do":"mail.remind.v1"}`,

@@ -223,6 +223,9 @@ func (c *compiler) verb(path string, n *node) {
 		if e.Limit < 0 || e.Limit > 10_000 || e.Need < 0 {
 			c.bad("EACH", path+"/each", "limit is 1 to 10000 and need at least 1", "leave out what is not needed")
 		}
+		if e.Rest != "" && (e.Rest != "cancel" || e.Need == 0) {
+			c.bad("EACH", path+"/each/rest", fmt.Sprintf("%.40q means nothing here", e.Rest), `use {"need": 2, "rest": "cancel"}, or leave it out`)
+		}
 		n.list = c.expression(path+"/each/list", e.List)
 	case scope:
 		if len(n.Scope.Nodes) == 0 {

@@ -58,6 +58,11 @@ func (i *instance) failed(t *token, code, message string) {
 		i.facts.steps[t.node.name] = failure(code, message)
 	}
 	i.event(t, "node.failed", map[string]any{"code": code})
+	if p := i.progressOf(t.group); t.hasItem && p != nil && p.over { // nobody waits for it any more
+		i.setState(t, tokenFailed)
+		i.settle()
+		return
+	}
 	i.raise(t, code, fmt.Sprintf("%s: %s: %s", t.node.name, code, message))
 	i.settle()
 }

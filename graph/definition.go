@@ -103,7 +103,8 @@ type Each struct {
 	List  string `json:"list"`           // an expression; elements are item in In
 	Do    string `json:"do"`             // the type of the runs
 	Limit int    `json:"limit,omitzero"` // at most so many at once; 1: one after the other; 0: 100
-	Need  int    `json:"need,omitzero"`  // so many are enough, the rest is cancelled; 0: all
+	Need  int    `json:"need,omitzero"`  // so many are enough to go on; 0: all
+	Rest  string `json:"rest,omitzero"`  // with Need, of those under way then: cancel; none: they go on, and nobody reads their results
 }
 
 // A Scope is a part of the process with a start of its own.

@@ -269,6 +269,8 @@ var allFindings = []found{
 	{code: "CALL", path: "/nodes/a/call/undo", start: "a", nodes: `"a": {"call": {"process": "p", "undo": "all"}}`},
 	{code: "CALL_UNDO", path: "/nodes/a/call/undo", note: true, start: "a", nodes: `"a": {"call": {"process": "p"}}`},
 	{code: "NO_LIST", path: "/nodes/a/each/list", start: "a", nodes: `"a": {"each": {"list": "", "do": "x.y"}}`},
+	{code: "EACH", path: "/nodes/a/each/rest", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "rest": "cancel"}}`},
+	{code: "EACH", path: "/nodes/a/each/rest", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "need": 1, "rest": "keep"}}`},
 	{code: "EACH", path: "/nodes/a/each", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "limit": -1}}`},
 	{code: "EMPTY_SCOPE", path: "/nodes/a/scope/nodes", start: "a", nodes: `"a": {"scope": {"start": "b", "nodes": {}}}`},
 	{code: "NO_START", path: "/start", start: "b", nodes: `"a": {"end": true}`},

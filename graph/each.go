@@ -17,6 +17,7 @@ type progress struct {
 	done    int
 	total   int
 	all     json.RawMessage // the whole list; only of one that begins
+	over    bool            // the host has gone on; elements may still be under way
 	changed bool
 }
 
@@ -90,12 +91,12 @@ func (i *instance) startItem(t *token, item json.RawMessage) {
 func (i *instance) itemDone(t *token) {
 	p := i.progressOf(t.group)
 	i.setState(t, tokenCompleted)
-	if p == nil {
+	if p == nil || p.over {
 		return
 	}
 	p.done++
 	p.changed = true
-	if p.done == p.total || p.group.host.node.Each.Need > 0 && p.done >= p.group.host.node.Each.Need {
+	if need := t.node.Each.Need; p.done == p.total || need > 0 && p.done >= need {
 		i.eachDone(p)
 		return
 	}
@@ -113,8 +114,8 @@ func (i *instance) progressOf(g *group) *progress {
 
 func (i *instance) eachDone(p *progress) {
 	t := p.group.host
-	p.changed, p.group.ended = true, true
-	if p.group.live > 0 {
+	p.changed, p.over, p.group.ended = true, true, true
+	if p.group.live > 0 && t.node.Each.Rest == "cancel" {
 		i.endInside(t)
 	}
 	i.left(t)

@@ -215,14 +215,14 @@ func (s *scene) loadEaches(ctx context.Context, tx pgx.Tx, batch int) error {
 		return err
 	}
 	rows, _ := query(ctx, tx, `
-		SELECT e.group_id, e.instance_id, e.next, e.done, e.total,
+		SELECT e.group_id, e.instance_id, e.next, e.done, e.total, e.over_at IS NOT NULL,
 		       coalesce((SELECT jsonb_agg(e.items->k ORDER BY k) FROM generate_series(e.next, least(e.next + $2, e.total) - 1) AS k), '[]')
 		FROM each_progress e
 		WHERE e.group_id = ANY ($1)`, ids, batch)
 	var id, owner uuid.UUID
 	var p progress
 	var items []byte
-	_, err := pgx.ForEachRow(rows, []any{&id, &owner, &p.next, &p.done, &p.total, &items}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&id, &owner, &p.next, &p.done, &p.total, &p.over, &items}, func() error {
 		known := p
 		known.group, known.from = s.groups[id], p.next
 		if err := json.Unmarshal(items, &known.items); err != nil {

@@ -146,7 +146,7 @@ func (s *scene) loadEachFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID
 			SELECT jsonb_agg(CASE r.status WHEN 'succeeded' THEN r.result END ORDER BY k)
 			FROM generate_series(0, e.total - 1) AS k
 			LEFT JOIN process_token t ON t.parallel_group_id = e.group_id AND t.item = k
-			LEFT JOIN workflow_run r ON r.token_id = t.id AND r.node = e.node || '/item'), '[]')
+			LEFT JOIN workflow_run r ON r.token_id = t.id AND r.node = e.node || '/item' AND (e.over_at IS NULL OR r.finished_at <= e.over_at)), '[]')
 		FROM (SELECT DISTINCT ON (instance_id, node) *
 		      FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN each_progress USING (instance_id, node)
 		      ORDER BY instance_id, node, group_id DESC) AS e`, owners, nodes)

@@ -139,8 +139,16 @@ func TestPatterns(t *testing.T) {
 			nodes: `"F": {"fork": ["A", "B", "C"]}, A>J B(100)>J C(60000)>J "J": {"join": {"need": 2, "rest": "cancel"}, "to": "D"}, D>`, want: "A1 B1 C-1 D1"},
 		{number: "33", name: "generalised AND-join",
 			nodes: `"F": {"fork": ["A", "B", "C", "D"]}, A>M B>M C(300)>N D(300)>N M>J N>J "J": {"join": "all", "to": "E"}, E>`, want: "A1 B1 C1 D1 E2 M2 N2"},
+		{number: "34", name: "static partial join for multiple instances",
+			nodes: `"E": {"each": {"list": "[900, 1, 1]", "do": "test.step.v1", "need": 2}, "in": {"ms": "item"}, "to": "A"}, A>`, want: "A1 E/item3",
+			act: func(s *site, _ uuid.UUID) {
+				s.done(s.last("A"))
+				if n := query[int](s.t, s.pool, `SELECT count(*) FROM activity_instance WHERE node_id = 'E/item' AND status = 'succeeded'`); n != 2 {
+					s.t.Errorf("A is done after %d elements, want 2", n)
+				}
+			}},
 		{number: "35", name: "cancelling partial join for multiple instances",
-			nodes: `"E": {"each": {"list": "[60000, 1, 1]", "do": "test.step.v1", "need": 2}, "in": {"ms": "item"}, "to": "A"}, A>`, want: "A1 E/item-1 E/item2"},
+			nodes: `"E": {"each": {"list": "[60000, 1, 1]", "do": "test.step.v1", "need": 2, "rest": "cancel"}, "in": {"ms": "item"}, "to": "A"}, A>`, want: "A1 E/item-1 E/item2"},
 		{number: "37", name: "local synchronizing merge",
 			nodes: `"F": {"fork": ["A", "B"]}, A>J B(200)>X "X": {"choose": [{"if": "input.n > 2", "to": "J"}], "else": "C"}, C> "J": {"join": "taken", "to": "D"}, D>`,
 			input: `{"n": 1}`, want: "A1 B1 C1 D1", act: func(s *site, _ uuid.UUID) { s.done(s.last("D")); s.before("B", "D") }},

@@ -70,12 +70,16 @@ func (p *Place) Need(n int) *Place {
 	return p
 }
 
-// CancelRest ends the branches that a join does not need any more. Need comes first.
+// CancelRest ends what a join or an each does not need any more. Need comes first.
 func (p *Place) CancelRest() *Place {
-	if p.node.Join == nil || p.node.Join.Need == 0 {
-		return p.misplaced("CancelRest", "a join after Need")
+	switch n := p.node; {
+	case n.Join != nil && n.Join.Need > 0:
+		n.Join.Cancel = true
+	case n.Each != nil && n.Each.Need > 0:
+		n.Each.Rest = "cancel"
+	default:
+		return p.misplaced("CancelRest", "a join or an each after Need")
 	}
-	p.node.Join.Cancel = true
 	return p
 }
 

@@ -124,7 +124,7 @@ func (i *instance) addTo(g *group, n int) {
 	}
 	if is := g.live > 0; is != was {
 		i.addTo(g.parent, count(is)-count(was))
-		if !is && g.host != nil && g.host.node.kind == scope {
+		if !is && g.host != nil && g.host.node.kind == scope && g.host.node.name == g.node { // and not what is left of a list
 			i.drains = append(i.drains, g)
 		}
 	}

@@ -313,7 +313,7 @@ func (i *instance) endInside(t *token) {
 	for _, o := range slices.Concat(i.others, i.changes.tokens) {
 		if g := o.group; alive(o.state) > 0 && o != t {
 			for ; g != nil; g = g.parent {
-				if g.host == t {
+				if g.host == t && g.node == t.node.name {
 					g.ended = true
 					i.setState(o, tokenTerminated)
 					break

@@ -289,10 +289,37 @@ func TestEach(t *testing.T) {
 	failed := s.start(each(""), `{"items": [{"n": 1, "ms": 500}, {"n": 2, "ms": 1, "fail": "bad"}]}`)
 	s.status(failed, graph.Completed)
 	s.want(map[string]int{"X": 1})
-	need := s.start(each(`, "need": 2`), `{"items": [{"n": 1, "ms": 1}, {"n": 2, "ms": 900}, {"n": 3, "ms": 1}]}`)
+	need := s.start(each(`, "need": 2, "rest": "cancel"`), `{"items": [{"n": 1, "ms": 1}, {"n": 2, "ms": 900}, {"n": 3, "ms": 1}]}`)
 	s.status(need, graph.Completed)
 	if got := all(need); got != "1 - 3" {
 		t.Errorf("results %q, want 1 - 3", got)
+	}
+	s.healthy()
+}
+
+// Where some results of a list are enough, the other elements go on unless they are cancelled: what
+// becomes of them, a failure included, changes nothing any more.
+func TestEachGoesOn(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("E", `"E": {"each": {"list": "[[1, ''], [700, ''], [2, ''], [300, 'bad']]", "do": "test.step.v1", "need": 2},
+			"in": {"name": "'item'", "ms": "item[0]", "fail": "item[1] == '' ? null : item[1]"}, "to": "S", "on": [{"error": "*", "to": "X"}]},
+		"S": {"scope": {"start": "A", "nodes": {`+step("A", "W", `"n": "steps.E.filter(r, r != null).size()"`)+`, "W": {"human": {}}}}, "to": "B"},`+
+		step("B", "", `"n": "steps.E.filter(r, r != null).size()"`)+","+step("X", ""))
+	id := s.start(p, `{}`)
+	s.at("W", 1)
+	s.want(map[string]int{"A": 1})
+	pgtest.Await(t, "the other elements to end", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM activity_instance WHERE node_id = 'E/item' AND status IN ('succeeded', 'failed')`) == 4
+	})
+	if n := query[int](t, s.pool, `SELECT count(*) FROM process_token WHERE node = 'S' AND state = 'Waiting'`); n != 1 {
+		t.Error("the end of the last element has led the token on from where it is now")
+	}
+	s.status(id, graph.Waiting)
+	s.finish("W")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1, "X": 0})
+	if got := query[string](t, s.pool, `SELECT string_agg(input->>'n', ' ' ORDER BY node_id) FROM activity_instance WHERE node_id IN ('A', 'B')`); got != "2 2" {
+		t.Errorf("there are %s results, want 2 whenever they are read", got)
 	}
 	s.healthy()
 }

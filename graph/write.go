@@ -266,27 +266,30 @@ func (w *writer) eaches(all []*instance) {
 	var nodes []string
 	var lists []json.RawMessage
 	var next, done, total, oldNext, oldDone []int
+	var over, oldOver []bool
 	for _, i := range all {
 		for _, p := range i.eaches {
 			switch {
 			case p.all != nil:
 				fresh, owners, nodes, lists = append(fresh, p.group.id), append(owners, i.id), append(nodes, p.group.node), append(lists, p.all)
-				next, done, total = append(next, p.next), append(done, p.done), append(total, p.total)
+				next, done, total, over = append(next, p.next), append(done, p.done), append(total, p.total), append(over, p.over)
 			case p.changed:
-				old, oldNext, oldDone = append(old, p.group.id), append(oldNext, p.next), append(oldDone, p.done)
+				old, oldNext, oldDone, oldOver = append(old, p.group.id), append(oldNext, p.next), append(oldDone, p.done), append(oldOver, p.over)
 			}
 		}
 	}
 	if len(fresh) > 0 {
 		w.queue(`
-			INSERT INTO each_progress (group_id, instance_id, node, items, next, done, total)
-			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::int[])`,
-			fresh, owners, nodes, lists, next, done, total)
+			INSERT INTO each_progress (group_id, instance_id, node, items, next, done, total, over_at)
+			SELECT n.id, n.owner, n.node, n.items, n.next, n.done, n.total, CASE WHEN n.over THEN statement_timestamp() END
+			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::int[], $8::boolean[])
+			  AS n (id, owner, node, items, next, done, total, over)`,
+			fresh, owners, nodes, lists, next, done, total, over)
 	}
 	if len(old) > 0 {
 		w.queue(`
-			UPDATE each_progress e SET next = n.next, done = n.done
-			FROM unnest($1::uuid[], $2::int[], $3::int[]) AS n (id, next, done)
-			WHERE e.group_id = n.id`, old, oldNext, oldDone)
+			UPDATE each_progress e SET next = n.next, done = n.done, over_at = CASE WHEN n.over THEN statement_timestamp() END
+			FROM unnest($1::uuid[], $2::int[], $3::int[], $4::boolean[]) AS n (id, next, done, over)
+			WHERE e.group_id = n.id`, old, oldNext, oldDone, oldOver)
 	}
 }

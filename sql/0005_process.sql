@@ -226,7 +226,8 @@ CREATE TABLE each_progress (
     items       jsonb   NOT NULL,
     next        integer NOT NULL,
     done        integer NOT NULL,
-    total       integer NOT NULL
+    total       integer NOT NULL,
+    over_at     timestamptz -- when its host went on: what comes later is in nobody's results
 ) WITH (fillfactor = 70);
 CREATE INDEX each_progress_instance_idx ON each_progress (instance_id, node);
 COMMENT ON TABLE each_progress IS 'How far the execution of an each has come: the list as it was taken down, and the first element not started.';
