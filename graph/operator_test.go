@@ -266,3 +266,53 @@ func TestDuration(t *testing.T) {
 		t.Errorf("process_duration says %q, want t 1 2 t", got)
 	}
 }
+
+// Each reason why an instance does not go on is told, in a situation that is real.
+func TestProcessWhy(t *testing.T) {
+	s := newSite(t)
+	says := func(id uuid.UUID, words ...string) {
+		t.Helper()
+		got := ""
+		defer func() { t.Log(got) }()
+		pgtest.Await(t, strings.Join(words, " … "), func() bool {
+			got = query[string](t, s.pool, `SELECT process_why($1)`, id)
+			for _, w := range words {
+				if !strings.Contains(got, w) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	says(uuid.New(), "there is no such instance")
+	says(s.start(s.deploy("A", step("A", "", `"ms": "'10000'"`)), `{}`), "A: runs at worker-", "attempt 1 of 3")
+	says(s.start(s.deploy("N", `"N": {"do": "nobody.has.this"}`), `{}`), "N: no live worker covers nobody.has.this; those that live cover graph., test.")
+	says(s.start(s.deploy("H", `"H": {"human": {"groups": ["sales"]}}`), `{}`), "waits at H for somebody of sales to complete task ")
+	says(s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "'o-1'"}}`), `{}`), "waits at M for message paid with key o-1, for ")
+	says(s.start(s.deploy("G", `"G": {"await": {"signal": "open"}}`), `{}`), "waits at G for signal open")
+	says(s.start(s.deploy("T", `"T": {"wait": "PT3H"}`), `{}`), "T: due in 3 h")
+	child := s.deploy("W", `"W": {"human": {}}`)
+	says(s.start(s.deploy("C", fmt.Sprintf(`"C": {"call": {"process": %q, "undo": "none"}}`, child)), `{}`), "waits at C for the instance it has called: ", "WAITING; SELECT process_why('")
+	says(s.start(s.deploy("F", `"F": {"fork": ["A", "B", "U"]}, "U": {"human": {}, "to": "J"}, "J": {"join": "all"},`+step("A", "J")+","+step("B", "J")), `{}`),
+		"waits for 1 of 3 branches at join J: waits at U for somebody to complete task ")
+	x := s.start(s.deploy("X", `"X": {"choose": [{"if": "input.missing > 1", "to": "A"}], "else": "A"},`+step("A", "")), `{}`)
+	says(x, "incident expression_failed at X for ", "input.missing", `''{"incident": "`[1:])
+	s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q, "reason": "withdrawn"}`, x))
+	says(x, "CANCELLED ", " s ago: withdrawn")
+	bad := s.start(s.deploy("D", step("D", "", `"fail": "'no'"`)), `{}`)
+	says(bad, "FAILED ", " s ago: D: no: it was told to fail")
+	undoes := s.start(s.deploy("A", undoable("A", "D", `"undo_fails": "true"`)+","+step("D", "", `"fail": "'no'"`)), `{}`)
+	says(undoes, "incident compensation_failed at D for ")
+	p := s.start(s.deploy("P", `"P": {"wait": "PT1H"}`), `{}`)
+	says(p, "P: due in 60 min")
+	if got := query[string](t, s.pool, `SELECT process_pause($1)`, p); got != "paused" {
+		t.Fatal(got)
+	}
+	says(p, "paused since ", "SELECT process_resume('"+p.String()+"')")
+	lost := s.start(s.deploy("L", `"L": {"await": {"message": "lost", "key": "'k'"}}`), `{}`)
+	says(lost, "waits at L")
+	if _, err := s.pool.Exec(t.Context(), `DELETE FROM message_wait WHERE instance_id = $1`, lost); err != nil {
+		t.Fatal(err)
+	}
+	says(lost, "nothing will ever move it: that is a bug")
+}

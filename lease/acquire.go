@@ -17,7 +17,8 @@ import (
 )
 
 // discover finds the lanes that have open runs, and the first of each: nothing before it is
-// open. Each lane costs a probe or two of the index, however many rows it has.
+// open. Each lane costs a probe or two of the index, however many rows it has. What is paused
+// comes with them, even if nothing is open.
 func (p *Poller) discover(ctx context.Context) error {
 	// Bytes are compared: everything that starts with "billing." lies below "billing/".
 	highs := column(p.Prefixes, func(prefix string) string { return strings.TrimSuffix(prefix, ".") + "/" })
@@ -45,18 +46,29 @@ func (p *Poller) discover(ctx context.Context) error {
 				 ORDER BY type, priority DESC, run_at, id LIMIT 1)
 				LIMIT 1) AS n
 		)
-		SELECT suspect, type, priority, run_at, id, extract(epoch FROM run_at - clock_timestamp())::float8
-		FROM lane`, p.Prefixes, highs)
+		SELECT paused, coalesce(suspect, false), coalesce(type, ''), coalesce(priority, 0), coalesce(run_at, now()),
+		       coalesce(id, '00000000-0000-0000-0000-000000000000'), coalesce(extract(epoch FROM run_at - clock_timestamp()), 0)::float8
+		FROM (SELECT array_agg(prefix) AS paused FROM workflow_pause WHERE resumed_at IS NULL) AS p LEFT JOIN lane ON true`, p.Prefixes, highs)
 	heads, err := pgx.CollectRows(rows, pgx.RowToStructByPos[head])
 	if err != nil {
 		return fmt.Errorf("look for due runs: %w", err)
 	}
-	p.merge(heads, start)
+	p.paused = heads[0].Paused // one row at least
+	p.merge(slices.DeleteFunc(heads, func(h head) bool { return h.Type == "" || p.isPaused(h.Type) }), start)
 	return nil
 }
 
-// A head is the first open run of a lane.
+// isPaused reports whether an operator wants no run of the type to be leased: the type itself, or a
+// prefix of it that ends with a dot, is in workflow_pause.
+func (p *Poller) isPaused(typ string) bool {
+	return slices.ContainsFunc(p.paused, func(prefix string) bool {
+		return prefix == typ || strings.HasSuffix(prefix, ".") && strings.HasPrefix(typ, prefix)
+	})
+}
+
+// A head is the first open run of a lane; no Type: there is none.
 type head struct {
+	Paused   []string // prefixes and types, the same in all
 	Suspect  bool
 	Type     string
 	Priority int

@@ -31,6 +31,7 @@ type Poller struct {
 	// not kill it. Meanwhile none is leased whose last attempt it would be.
 	Watched bool
 
+	paused    []string // prefixes and types, as discovery found them
 	lanes     map[lane]*position
 	hurry     bool // try the known lanes before discovery
 	discovery budget

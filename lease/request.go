@@ -19,7 +19,7 @@ func (p *Poller) choose(n, suspects int, discovered bool) []request {
 	var chosen []request
 	now := time.Now()
 	for l, at := range p.lanes {
-		if discovered && (at.dueFrom.IsZero() || now.Before(at.dueFrom)) || l.suspect && suspects <= 0 {
+		if discovered && (at.dueFrom.IsZero() || now.Before(at.dueFrom)) || l.suspect && suspects <= 0 || p.isPaused(l.typ) {
 			continue
 		}
 		r := request{lane: l, Terms: p.Terms(l.typ), from: at}

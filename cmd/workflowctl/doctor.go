@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/simple-workflow/simple-workflow/sql"
+)
+
+// A finding is what doctor has to say, with what to do about it.
+type finding struct {
+	Grave bool   `json:"grave"` // work is lost, wrong or stands still; else it is only worth knowing
+	What  string `json:"what"`
+	Fix   string `json:"fix"`
+}
+
+// An examination returns findings as rows of grave, what and fix.
+var examinations = []string{
+	// What is promised holds with full durability only.
+	`SELECT s.name IN ('fsync', 'full_page_writes'), s.name || ' is off: ' || CASE s.name WHEN 'synchronous_commit' THEN 'what was acknowledged may be lost when the server crashes'
+	        ELSE 'a crash of the machine can destroy the database' END,
+	        CASE s.name WHEN 'synchronous_commit' THEN 'ALTER SYSTEM SET synchronous_commit = on' ELSE 'ALTER SYSTEM SET ' || s.name || ' = on, then restart' END
+	 FROM pg_settings s WHERE s.name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND s.setting = 'off'`,
+	`SELECT true, 'autovacuum is off: tables grow without end, and every statement gets slower', 'ALTER SYSTEM SET autovacuum = on'
+	 FROM pg_settings s WHERE s.name = 'autovacuum' AND s.setting = 'off'`,
+	`SELECT true, 'index ' || c.relname || ' is invalid', 'REINDEX INDEX CONCURRENTLY ' || c.oid::regclass
+	 FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid JOIN pg_class r ON r.oid = x.indrelid
+	 WHERE NOT x.indisvalid AND r.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)`,
+	`SELECT true, 'index ' || n || ' is missing: leasing reads the whole table', 'compare with: workflowctl migrate print'
+	 FROM unnest('{workflow_run_lane_idx,workflow_run_leased_idx,workflow_run_finished_idx,workflow_run_idempotency_idx,workflow_run_token_idx,outbox_event_open_idx}'::text[]) AS n
+	 WHERE to_regclass(n) IS NULL`,
+	`SELECT false, 'trigger ' || t.tgname || ' on ' || t.tgrelid::regclass || ' is disabled: wrong rows are not refused', format('ALTER TABLE %s ENABLE TRIGGER %I', t.tgrelid::regclass, t.tgname)
+	 FROM pg_trigger t JOIN pg_class r ON r.oid = t.tgrelid
+	 WHERE t.tgenabled = 'D' AND NOT t.tgisinternal AND r.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)`,
+	`SELECT false, table_name || ': ' || dead || ' dead rows, ' || dead_percent || ' %', 'SELECT * FROM workflow_blocker says who keeps them; else VACUUM ' || table_name
+	 FROM workflow_bloat WHERE dead > 50000 AND dead_percent > 30`,
+	`SELECT problem LIKE '%lock%', 'session ' || coalesce(pid::text, '') || ' of ' || coalesce(role, '') || ' ' || problem || coalesce(', for ' || workflow_span(since), ''), way_out FROM workflow_blocker`,
+	`SELECT problem LIKE 'no%', subject || ': ' || problem, 'start a worker with WORKER_TYPE_PREFIXES that cover it, or a handler for it; see workflowctl show workers' FROM workflow_coverage WHERE problem NOT LIKE 'prefixes overlap%'`,
+	`SELECT false, subject || ': ' || problem, 'that is fine if it is meant: both groups take these runs' FROM workflow_coverage WHERE problem LIKE 'prefixes overlap%'`,
+	`SELECT false, 'prefix ' || prefix || ' is paused for ' || workflow_span(now() - paused_at) || ' by ' || paused_by || ': ' || reason, 'workflowctl resume ' || prefix
+	 FROM workflow_pause WHERE resumed_at IS NULL`,
+	`SELECT true, count(*) || ' leases have run out, the oldest ' || workflow_span(now() - min(lease_until)) || ' ago: no worker takes them back', 'start a worker that covers ' || min(type)
+	 FROM workflow_run WHERE status = 'leased' AND lease_until < now() - interval '1 minute' HAVING count(*) > 0`,
+	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
+	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
+	`SELECT false, 'sink ' || sink || ' has parked ' || parked || ' events', 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,
+	`SELECT true, 'process ' || name || ', instance ' || instance_id || ': ' || why, 'workflowctl why ' || instance_id FROM process_stuck LIMIT 20`,
+}
+
+// invariants are views that are empty unless there is a bug.
+var invariants = []string{"process_miscounted", "process_undead", "process_misjoined", "process_misundone", "process_unearned", "process_mismatched", "process_misrecorded"}
+
+func newDoctor() *cobra.Command {
+	var t target
+	asJSON, thorough := false, false
+	doctor := &cobra.Command{
+		Use:   "doctor",
+		Short: "Look for what is wrong: server, settings, schema, coverage, backlog, blockers; exit with 1 if anything grave is",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
+				found, err := examine(cmd.Context(), conn, thorough)
+				if err != nil {
+					return err
+				}
+				return tell(cmd.OutOrStdout(), found, asJSON)
+			})
+		},
+	}
+	doctor.Flags().BoolVar(&asJSON, "json", asJSON, "print one JSON array")
+	doctor.Flags().BoolVar(&thorough, "thorough", thorough, "check the invariants of all processes, too: that reads whole tables")
+	t.flags(doctor.Flags())
+	return doctor
+}
+
+func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, error) {
+	found := []finding{}
+	if err := sql.Check(ctx, conn); err != nil {
+		return append(found, finding{true, err.Error(), "workflowctl migrate up"}), nil // all else would only follow from it
+	}
+	skew, err := clockSkew(ctx, conn)
+	if err != nil {
+		return nil, inWords(err)
+	}
+	if skew.Abs() > time.Second {
+		found = append(found, finding{false, fmt.Sprintf("this machine's clock is %v off the server's; leases go by the server's alone", skew.Round(time.Millisecond)), "have both synchronized, for logs that can be compared"})
+	}
+	queries := examinations
+	if thorough {
+		for _, view := range invariants {
+			queries = append(queries, `SELECT true, '`+view+`: ' || to_jsonb(v)::text, 'this is a bug: please report it with the rows of the view' FROM `+view+` v LIMIT 5`)
+		}
+	}
+	for _, query := range queries {
+		rows, _ := conn.Query(ctx, query)
+		more, err := pgx.CollectRows(rows, pgx.RowToStructByPos[finding])
+		if err != nil {
+			return nil, inWords(err)
+		}
+		found = append(found, more...)
+	}
+	return found, nil
+}
+
+// clockSkew is how far this machine's clock is before the server's, give or take a round trip.
+func clockSkew(ctx context.Context, conn *pgx.Conn) (time.Duration, error) {
+	var there time.Time
+	before := time.Now()
+	if err := conn.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&there); err != nil {
+		return 0, err
+	}
+	middle := before.Add(time.Since(before) / 2)
+	return middle.Sub(there), nil
+}
+
+func tell(out io.Writer, found []finding, asJSON bool) error {
+	grave := 0
+	for _, f := range found {
+		if f.Grave {
+			grave++
+		}
+	}
+	if asJSON {
+		text, err := json.Marshal(found)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(out, string(text))
+	} else {
+		for _, f := range found {
+			level := "note "
+			if f.Grave {
+				level = "GRAVE"
+			}
+			fmt.Fprintf(out, "%s  %s\n       → %s\n", level, printable(f.What), printable(f.Fix))
+		}
+	}
+	switch {
+	case grave > 0:
+		return fmt.Errorf("%d of %d findings are grave", grave, len(found))
+	case !asJSON && len(found) == 0:
+		fmt.Fprintln(out, "nothing is wrong")
+	}
+	return nil
+}
+
+var errNoTerminal = errors.New("top wants a terminal; use --once, or workflowctl show WHAT")

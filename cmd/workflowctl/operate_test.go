@@ -1,0 +1,162 @@
+package main_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+func value[T any](t *testing.T, url, query string) T {
+	t.Helper()
+	rows, _ := connect(t, url).Query(t.Context(), query)
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	if err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return v
+}
+
+// What there is to see is shown as a table, or as JSON.
+func TestShow(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	env := []string{"DATABASE_URL=" + url}
+	for _, what := range []string{"bloat", "blockers", "coverage", "failing", "incidents", "lag", "parked", "pauses", "rate", "stuck", "tasks", "waiting", "workers", "working"} {
+		want(t, cmdtest.Start(t, env, "show", what), 0)
+	}
+	want(t, cmdtest.Start(t, env, "show", "waiting"), 0, "nothing\n")
+	value[string](t, url, `INSERT INTO workflow_run (type, run_at) VALUES ('billing.charge', now() - interval '5 minutes') RETURNING id::text`)
+	p, _ := cmdtest.Run(t, env, "show", "waiting")
+	want(t, p, 0, "TYPE            DUE  OR_MORE  OLDEST", "billing.charge  1    f        00:05:")
+	p, _ = cmdtest.Run(t, env, "show", "coverage", "--json")
+	var rows []map[string]string
+	if err := json.Unmarshal([]byte(p.Stdout.String()), &rows); err != nil || len(rows) != 1 || rows[0]["problem"] != "no live worker covers this type: 1 due, for 5 min" {
+		t.Errorf("as JSON: %v, %s", err, p.Stdout.String())
+	}
+	want(t, cmdtest.Start(t, env, "show", "everything"), 2, `invalid argument "everything"`)
+	want(t, cmdtest.Start(t, env, "show", "waiting", "--limit", "0"), 2, "--limit=0: use 1 to 100000")
+}
+
+func TestWhyCommand(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	env := []string{"DATABASE_URL=" + url}
+	id := value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.charge') RETURNING id::text`)
+	want(t, cmdtest.Start(t, env, "why", id), 0, "no live worker covers billing.charge; none lives at all\n")
+	want(t, cmdtest.Start(t, env, "why", "00000000-0000-7000-8000-000000000000"), 0, "there is no such run")
+	want(t, cmdtest.Start(t, env, "why", "17"), 2, `"17" is no id of a run or an instance: use a uuid`)
+}
+
+// Each action says what it did; what it could not do is a failure.
+func TestActions(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	env := []string{"DATABASE_URL=" + url}
+	id := value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.charge') RETURNING id::text`)
+	want(t, cmdtest.Start(t, env, "prioritize", id, "--", "-5"), 0, "priority -5\n")
+	want(t, cmdtest.Start(t, env, "prioritize", id, "500"), 1, "priority 500 is outside -100 to 100. Use a priority from -100 (last) to 100 (first).")
+	want(t, cmdtest.Start(t, env, "reschedule", id, "2031-01-01T00:00:00Z"), 0, "due 203")
+	want(t, cmdtest.Start(t, env, "reschedule", id, "tomorrow"), 2, `TIME="tomorrow": use a time such as`)
+	want(t, cmdtest.Start(t, env, "pause", "billing.", "the bank is down"), 0, "paused\n")
+	want(t, cmdtest.Start(t, env, "pause", "billing.", "again"), 1, "already paused")
+	want(t, cmdtest.Start(t, env, "show", "pauses"), 0, "billing.", "the bank is down", "workflowctl")
+	want(t, cmdtest.Start(t, env, "resume", "billing."), 0, "resumed\n")
+	want(t, cmdtest.Start(t, env, "resume", "billing."), 1, "not paused")
+	want(t, cmdtest.Start(t, env, "retry", id), 1, "not failed: pending")
+	want(t, cmdtest.Start(t, env, "cancel", id, "not wanted"), 0, "cancelled\n")
+	want(t, cmdtest.Start(t, env, "cancel", id, "not wanted"), 1, "too late: cancelled")
+	want(t, cmdtest.Start(t, env, "cancel", id), 2, "use: workflowctl cancel RUN REASON")
+	want(t, cmdtest.Start(t, env, "cancel", "17", "x"), 2, `RUN="17": use the id of a run, a uuid`)
+	want(t, cmdtest.Start(t, env, "release", "w1", "it hangs"), 0, "0 leases taken away\n")
+	want(t, cmdtest.Start(t, env, "delete", id, "by mistake"), 0, "deleted\n")
+	if got := value[string](t, url, `SELECT string_agg(event_type || ' ' || coalesce(actor, ''), ', ' ORDER BY id) FROM workflow_history`); !strings.Contains(got, "cancelled postgres workflowctl") {
+		t.Errorf("history: %s", got)
+	}
+}
+
+func TestRedriveCommand(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	env := []string{"DATABASE_URL=" + url}
+	if _, err := connect(t, url).Exec(t.Context(), `
+		BEGIN;
+		SET LOCAL session_replication_role = replica;
+		INSERT INTO workflow_run (type, status, attempt, finished_at, error, last_error)
+		SELECT 'billing.charge', 'failed', 3, now(), '{"code": "timeout"}', 'timeout: no answer' FROM generate_series(1, 3);
+		COMMIT`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	pending := func() int {
+		return value[int](t, url, `SELECT count(*) FROM workflow_run WHERE status = 'pending'`)
+	}
+	p, _ := cmdtest.Run(t, env, "redrive", "billing.", "--code", "timeout")
+	want(t, p, 0, "CODE_WAS", "timeout: no answer")
+	if n := pending(); n != 0 || strings.Count(p.Stdout.String(), "billing.charge") != 3 {
+		t.Errorf("without --do %d are tried again; %s", n, p.Stdout.String())
+	}
+	want(t, cmdtest.Start(t, env, "redrive", "billing.", "--most", "1", "--do"), 0, "billing.charge")
+	if n := pending(); n != 1 {
+		t.Errorf("a canary of one: %d are tried again", n)
+	}
+	want(t, cmdtest.Start(t, env, "redrive", "billing.", "--per-second", "10", "--since", "2020-01-01T00:00:00Z", "--do"), 0, "billing.charge")
+	if n := pending(); n != 3 {
+		t.Errorf("in the end %d are tried again, want 3", n)
+	}
+	want(t, cmdtest.Start(t, env, "redrive", "billing.", "--per-second", "-1"), 2, "--per-second=-1: use more than 0")
+}
+
+// Doctor is content with a healthy database, and names what is wrong with one that is not.
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	env := []string{"DATABASE_URL=" + url}
+	healthy, _ := cmdtest.Run(t, env, "doctor", "--thorough")
+	// The server of the tests is not durable, and says so.
+	for _, line := range strings.Split(strings.TrimSpace(healthy.Stdout.String()), "\n") {
+		if !strings.Contains(line, "is off") && !strings.Contains(line, "ALTER SYSTEM") && !strings.Contains(line, "holds a snapshot") && !strings.Contains(line, "pg_terminate_backend") {
+			t.Errorf("of a healthy database it says %q", line)
+		}
+	}
+	for _, statement := range []string{
+		`INSERT INTO workflow_run (type, run_at) VALUES ('billing.charge', now() - interval '5 minutes')`,
+		`SELECT workflow_pause('media.', 'why not')`,
+		`ALTER TABLE workflow_run DISABLE TRIGGER workflow_run_update_guard`,
+		`DROP INDEX workflow_run_leased_idx`,
+		`INSERT INTO outbox_sink (name, seen_at) VALUES ('kafka', now() - interval '1 hour')`,
+	} {
+		if _, err := connect(t, url).Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, cmdtest.Start(t, env, "doctor"), 1, "findings are grave",
+		"GRAVE  billing.charge: no live worker covers this type: 1 due, for 5 min", "→ start a worker with WORKER_TYPE_PREFIXES",
+		"note   prefix media. is paused for 0 s by postgres", "→ workflowctl resume media.",
+		"note   trigger workflow_run_update_guard on workflow_run is disabled", "→ ALTER TABLE workflow_run ENABLE TRIGGER workflow_run_update_guard",
+		"GRAVE  index workflow_run_leased_idx is missing",
+		"GRAVE  sink kafka is not served for 60 min, 0 events wait")
+	p, _ := cmdtest.Run(t, env, "doctor", "--json")
+	var found []struct {
+		Grave     bool
+		What, Fix string
+	}
+	if err := json.Unmarshal([]byte(p.Stdout.String()), &found); err != nil || len(found) < 5 {
+		t.Errorf("as JSON: %v: %s", err, p.Stdout.String())
+	}
+	bare := pgtest.Empty(t)
+	want(t, cmdtest.Start(t, []string{"DATABASE_URL=" + bare}, "doctor"), 1, "GRAVE", "workflowctl migrate up")
+}
+
+func TestTop(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	env := []string{"DATABASE_URL=" + url}
+	value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.charge') RETURNING id::text`)
+	want(t, cmdtest.Start(t, env, "top", "--once"), 0, "waits\nTYPE", "billing.charge  1    0 s     NOBODY", "works, the longest first\nnothing", "needs you\n")
+	want(t, cmdtest.Start(t, env, "top"), 2, "top wants a terminal; use --once")
+	want(t, cmdtest.Start(t, env, "top", "--every", "1ms"), 2, "--every=1ms: use 200ms or more")
+}

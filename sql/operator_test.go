@@ -1,0 +1,204 @@
+package sql_test
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// failed makes n runs of a type fail with a code, a second apart, the last of them now.
+func (s *session) failed(typ, code string, n int) {
+	s.t.Helper()
+	s.do(fmt.Sprintf(`
+		BEGIN;
+		SET LOCAL session_replication_role = replica;
+		INSERT INTO workflow_run (type, status, attempt, finished_at, started_at, error, last_error)
+		SELECT '%s', 'failed', 3, now() - (%d - g) * interval '1 second', now() - interval '1 hour', jsonb_build_object('code', '%s'), '%[3]s: no'
+		FROM generate_series(1, %[2]d) g;
+		COMMIT`, typ, n, code))
+}
+
+// What has failed is first looked at, then a few are tried again, and then the rest at a rate.
+func TestRedrive(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`SET application_name = 'ops'`)
+	s.failed("billing.charge", "timeout", 20)
+	s.failed("billing.charge", "declined", 5)
+	s.failed("billings.charge", "timeout", 5)
+	pending := `SELECT count(*) FROM workflow_run WHERE status = 'pending'`
+	s.expect("what would be done", s.do(`SELECT count(*) || ' ' || min(type) || ' ' || min(code_was) || ' ' || count(run_at) FROM workflow_redrive('billing.', 'timeout')`), "20 billing.charge timeout 0")
+	s.expect("nothing was done", s.do(pending), "0")
+	first := s.do(`SELECT string_agg(id::text, ' ' ORDER BY finished_at) FROM (SELECT * FROM workflow_run WHERE error->>'code' = 'timeout' AND type = 'billing.charge' ORDER BY finished_at LIMIT 3) x`)
+	s.expect("the canary is the oldest", s.do(`SELECT string_agg(id::text, ' ' ORDER BY failed_at) FROM workflow_redrive('billing.', 'timeout', most => 3, dry_run => false)`), first)
+	s.expect("the canary", s.do(`SELECT concat_ws(' ', count(*), bool_and(run_at <= now()), min(max_attempts), min(attempt)) FROM workflow_run WHERE status = 'pending'`), "3 t 4 3")
+	s.expect("the rest, five a second", s.do(`SELECT count(*) || ' ' || max(run_at) - min(run_at) FROM workflow_redrive('billing.', 'timeout', per_second => 5, attempts => 2, dry_run => false)`), "17 00:00:03.2")
+	s.expect("all of them", s.do(pending), "20")
+	s.expect("none is left", s.do(`SELECT count(*) FROM workflow_redrive('billing.', 'timeout')`), "0")
+	s.expect("by type, and in a span of time", s.do(`SELECT count(*) FROM workflow_redrive('billing.charge', since => now() - interval '2500 ms', until => now() - interval '500 ms')`), "2")
+	s.expect("history", s.do(`SELECT string_agg(DISTINCT event_type || ' ' || actor, ', ') FROM workflow_history`), "requeued postgres ops")
+	s.refused(`SELECT * FROM workflow_redrive('billing.', per_second => 0)`, "23514", "several calls", "per_second above 0")
+	s.refused(`SELECT * FROM workflow_redrive('billing.', most => 1000000)`, "23514", "several calls", "most is 1 to 100000")
+	s.refused(`UPDATE workflow_run SET status = 'pending' WHERE status = 'failed'`, "23514", "workflow_retry", "not simply set to pending") // the setting does not stay
+}
+
+func TestRescheduleAndPrioritize(t *testing.T) {
+	s, _ := psql(t)
+	id := s.enqueue()
+	s.expect("answer", s.do(`SELECT workflow_reschedule('` + id + `', '2030-01-01 12:00Z')`)[:14], "due 2030-01-01")
+	s.expect("due", s.of(id, `run_at AT TIME ZONE 'UTC'`), "2030-01-01 12:00:00")
+	s.expect("answer", s.do(`SELECT workflow_prioritize('`+id+`', 50)`), "priority 50")
+	s.expect("run", s.of(id, `concat_ws(' ', priority, run_at AT TIME ZONE 'UTC')`), "50 2030-01-01 12:00:00")
+	s.refused(`SELECT workflow_prioritize('`+id+`', 101)`, "23514", "-100 (last) to 100", "101")
+	s.refused(`SELECT workflow_reschedule('`+id+`', 'infinity')`, "23514", "from the year 2000", "infinity")
+	for _, function := range []string{`workflow_reschedule('%s', now())`, `workflow_prioritize('%s', 1)`} {
+		s.expect(function, s.do(`SELECT `+fmt.Sprintf(function, s.in("succeeded"))), "too late: succeeded")
+		s.expect(function, s.do(`SELECT `+fmt.Sprintf(function, nobody)), "not found")
+	}
+}
+
+func TestPauseFunctions(t *testing.T) {
+	s, _ := psql(t)
+	s.expect("pause", s.do(`SELECT workflow_pause('billing.', 'the bank is down')`), "paused")
+	s.expect("again", s.do(`SELECT workflow_pause('billing.', 'still')`), "already paused")
+	s.expect("another", s.do(`SELECT workflow_resume('media.')`), "not paused; paused are billing.")
+	s.expect("resume", s.do(`SELECT workflow_resume('billing.')`), "resumed")
+	s.expect("once more", s.do(`SELECT workflow_resume('billing.')`), "not paused")
+	s.expect("and pause", s.do(`SELECT workflow_pause('billing.', 'down again')`), "paused")
+	s.expect("who did what", s.do(`SELECT string_agg(concat_ws(' ', prefix, reason, paused_by, resumed_by), ', ' ORDER BY id) FROM workflow_pause`),
+		"billing. the bank is down postgres postgres, billing. down again postgres")
+	s.refused(`SELECT workflow_pause('Billing.*', 'why')`, "23514", "", "workflow_pause_prefix_check")
+	s.refused(`SELECT workflow_pause('billing.x', ' ')`, "23514", "", "workflow_pause_reason_check")
+}
+
+// Leases of a worker are taken away at once; attempts stay charged.
+func TestRelease(t *testing.T) {
+	s, _ := psql(t)
+	a, b := s.leased(), s.leased()
+	worker := s.of(a, "leased_by")
+	s.expect("another's", s.do(`SELECT workflow_release('nobody', 'why')`), "0")
+	s.expect("both", s.do(`SELECT workflow_release('`+worker+`', 'it hangs')`), "2")
+	for _, id := range []string{a, b} {
+		s.expect("run", s.of(id, `concat_ws(' ', status, attempt, lease_token, last_error)`), "pending 1 released by postgres: it hangs")
+	}
+	s.refused(`SELECT workflow_release('w1', '')`, "23514", "Say why", "reason is missing")
+}
+
+var (
+	scanned = regexp.MustCompile(`Seq Scan on (workflow_run|workflow_history|outbox_event|process_token|process_event)\b`)
+	touched = regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`)
+)
+
+// buffers explains a query and returns how many buffers it touches, and which large tables it
+// reads from one end to the other.
+func (s *session) buffers(query string) (n int, whole []string, text string) {
+	s.t.Helper()
+	rows, err := s.conn.Query(s.t.Context(), "EXPLAIN (ANALYZE, BUFFERS) "+query)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var lines []string
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			s.t.Fatal(err)
+		}
+		lines = append(lines, line)
+	}
+	if err := rows.Err(); err != nil {
+		s.t.Fatalf("%s: %v", query, err)
+	}
+	text = strings.Join(lines, "\n")
+	if m := touched.FindStringSubmatch(text); m != nil {
+		hit, _ := strconv.Atoi(m[1])
+		read, _ := strconv.Atoi(m[2])
+		n = hit + read
+	}
+	return n, scanned.FindAllString(text, -1), text
+}
+
+// What operators look at costs about the same beside a million rows of each kind that it could
+// count, and reads no large table from one end to the other.
+func TestViewsAmongMany(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`ALTER TABLE workflow_run SET (autovacuum_enabled = off); ALTER TABLE outbox_event SET (autovacuum_enabled = off)`)
+	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid)
+		VALUES (gen_random_uuid(), 'w1', '{a.,b.}', '{a.,b.}', true, 10, 3, '', '', 1)`)
+	s.do(`INSERT INTO outbox_sink (name) VALUES ('sink'); INSERT INTO outbox_lane (sink, lane) SELECT 'sink', g FROM generate_series(0, 63) g`)
+	fill := func(n int) {
+		s.do(fmt.Sprintf(`
+			BEGIN;
+			SET LOCAL session_replication_role = replica;
+			INSERT INTO workflow_run (type, priority, run_at, status, attempt, finished_at, error)
+			SELECT CASE g %% 4 WHEN 0 THEN 'a.x' WHEN 1 THEN 'b.y' WHEN 2 THEN 'c.z' ELSE 'a.later' END, g / 4 %% 3, now() + (CASE g %% 4 WHEN 3 THEN 1 ELSE -1 END) * interval '1 day',
+			       (ARRAY['pending', 'pending', 'succeeded', 'failed'])[1 + g / 12 %% 4], 1, CASE WHEN g / 12 %% 4 >= 2 THEN now() - g * interval '1 ms' END,
+			       CASE WHEN g / 12 %% 4 = 3 THEN '{"code": "timeout"}'::jsonb END
+			FROM generate_series(1, %d) g;
+			INSERT INTO outbox_event (aggregate_id, event_type, payload) SELECT gen_random_uuid(), 'a.b', '{}' FROM generate_series(1, %[1]d / 10);
+			COMMIT`, n))
+		s.do(`VACUUM ANALYZE workflow_run, outbox_event`)
+	}
+	looks := map[string]string{
+		"workflow_why": `SELECT workflow_why('` + s.do(`INSERT INTO workflow_run (type) VALUES ('b.y') RETURNING id`) + `')`,
+		"redrive":      `SELECT * FROM workflow_redrive('a.', 'timeout', most => 10)`,
+		"working":      `SELECT * FROM workflow_working LIMIT 20`,
+	}
+	for _, view := range []string{"workflow_lane", "workflow_waiting", "workflow_coverage", "workflow_failing", "workflow_rate", "workflow_live_worker", "outbox_lag",
+		"workflow_blocker", "workflow_bloat"} {
+		looks[view] = "SELECT * FROM " + view
+	}
+	fill(60_000)
+	before := map[string]int{}
+	for name, query := range looks {
+		before[name], _, _ = s.buffers(query)
+	}
+	fill(1_000_000)
+	for name, query := range looks {
+		n, whole, plan := s.buffers(query)
+		t.Logf("%s: %d buffers, %d before", name, n, before[name])
+		if n > 2*before[name]+2000 || len(whole) > 0 {
+			t.Errorf("%s touches %d buffers beside a million rows, %d without; %v\n%.6000s", name, n, before[name], whole, plan)
+		}
+	}
+}
+
+// The views say what is there.
+func TestViews(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, seen_at) VALUES
+		(gen_random_uuid(), 'w1', '{a.,lost.}', '{a.x}', true, 10, 3, '', '', 1, now()),
+		(gen_random_uuid(), 'w2', '{a.x.}', '{a.x.}', true, 10, 3, '', '', 1, now()),
+		(gen_random_uuid(), 'dead', '{c.}', '{c.}', true, 10, 3, '', '', 1, now() - interval '1 minute')`)
+	s.do(`INSERT INTO workflow_run (type, priority, run_at) VALUES ('a.x', 0, now() - interval '5 minutes'), ('a.x', 5, now()), ('a.x', 5, now()),
+		('a.y', 0, now()), ('c.z', 0, now() - interval '10 minutes'), ('c.later', 0, now() + interval '1 hour')`)
+	s.expect("lanes", s.do(`SELECT string_agg(concat_ws(' ', type, priority, due), ', ' ORDER BY type, priority) FROM workflow_lane`),
+		"a.x 0 1, a.x 5 2, a.y 0 1, c.later 0 0, c.z 0 1")
+	s.expect("waiting", s.do(`SELECT string_agg(concat_ws(' ', type, due, covered_by, to_char(oldest, 'MI')), ', ' ORDER BY type) FROM workflow_waiting`),
+		"a.x 3 w1 05, a.y 1 w1 00, c.later 0, c.z 1 10")
+	s.expect("coverage", s.do(`SELECT string_agg(subject || ': ' || problem, '; ' ORDER BY subject, problem) FROM workflow_coverage`),
+		"a.y: no worker that covers this type has a handler for it: its runs fail as no_handler_registered; "+
+			"c.z: no live worker covers this type: 1 due, for 10 min; w1: prefixes overlap: a. and a.x. of w2; w1: this worker has no handler for its prefix lost.")
+	s.do(`SELECT workflow_pause('a.', 'why')`)
+	s.expect("paused", s.do(`SELECT string_agg(type || ' ' || paused_by, ', ' ORDER BY type) FROM workflow_waiting`), "a.x a., a.y a.")
+	s.failed("b.x", "timeout", 3)
+	s.failed("b.x", "declined", 1)
+	s.expect("failing", s.do(`SELECT string_agg(concat_ws(' ', type, code, failed, last_error), ', ' ORDER BY code) FROM workflow_failing`), "b.x declined 1 declined: no, b.x timeout 3 timeout: no")
+	s.expect("rate", s.do(`SELECT string_agg(concat_ws(' ', status, of_runs), ', ' ORDER BY status) FROM workflow_rate`), "cancelled 0, failed 4, succeeded 0")
+	s.expect("bloat", s.do(`SELECT count(*) > 10 FROM workflow_bloat`), "t")
+	s.do(`INSERT INTO outbox_sink (name, types) VALUES ('sink', '{a.}'); INSERT INTO outbox_lane (sink, lane) SELECT 'sink', g FROM generate_series(0, 63) g;
+		SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}'), outbox_emit(gen_random_uuid(), 'b.c', '{}')`)
+	s.expect("lag", s.do(`SELECT concat_ws(' ', sink, open, failing, parked, oldest < interval '1 minute') FROM outbox_lag`), "sink 1 0 0 t")
+}
+
+// A session that keeps dead rows from being removed, or a table of ours locked, is named.
+func TestBlockers(t *testing.T) {
+	s, pool := psql(t)
+	s.expect("nobody", s.do(`SELECT count(*) FROM workflow_blocker WHERE pid IS NOT NULL`), "0")
+	other := connect(t, pool.Config().ConnString())
+	other.do(`BEGIN; LOCK TABLE workflow_run IN SHARE MODE`)
+	pid := other.do(`SELECT pg_backend_pid()`)
+	s.do(`SELECT pg_sleep(1.1)`)
+	s.expect("a lock", s.do(`SELECT concat_ws(' ', pid, problem, way_out) FROM workflow_blocker WHERE problem LIKE 'holds ShareLock%'`),
+		pid+" holds ShareLock on workflow_run SELECT pg_terminate_backend("+pid+")")
+}
