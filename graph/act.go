@@ -94,7 +94,7 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	case p.Visit > 0 && p.Visit != t.version:
 		return nil // the token has moved on meanwhile
 	case t.mode == compensation && succeeded:
-		i.undone(t, settled.Outcome.ID)
+		i.undone(t, settled.Outcome.ID, p.Tick)
 	case t.mode == compensation:
 		i.undoFailed(t, settled.Outcome.ID, f.Code+": "+firstLine(f.Message))
 	case p.At != mainPlace && succeeded:

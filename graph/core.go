@@ -41,6 +41,9 @@ func (i *instance) done(t *token, run runRef, result json.RawMessage) {
 // expects.
 const mappingFailed = "mapping_failed"
 
+// outputFailed is the incident of an instance that has nothing left to do but to tell its output.
+const outputFailed = "output_failed"
+
 // goOn leads a token on from a node that is done.
 func (i *instance) goOn(t *token) {
 	i.event(t, "node.completed", nil)
@@ -59,7 +62,11 @@ func (i *instance) failed(t *token, code, message string) {
 	}
 	i.event(t, "node.failed", map[string]any{"code": code})
 	if p := i.progressOf(t.group); t.hasItem && p != nil && p.over { // nobody waits for it any more
-		i.setState(t, tokenFailed)
+		if i.live == 1 {
+			i.finish(t)
+		} else {
+			i.setState(t, tokenFailed)
+		}
 		i.settle()
 		return
 	}
@@ -132,7 +139,9 @@ func (i *instance) retry(t *token, code string, force bool) {
 	case t.mode == compensation:
 		i.setState(t, tokenReady)
 		i.changes.undoAgain = true
-		i.askDebt(t, 0)
+		i.askDebt(t, 0, 0)
+	case code == outputFailed: // all is done but this
+		i.complete(t)
 	case t.hasItem:
 		i.startItem(t, t.element)
 	case code == mappingFailed: // the step is done, and is not done again

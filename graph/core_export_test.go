@@ -74,7 +74,7 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 			o.owed.undone = true
 		}
 		p.debt(o.token)
-		p.i.undone(o.token, run)
+		p.i.undone(o.token, run, 0)
 	case o.place != mainPlace:
 		p.i.happens(o.token, at, run, json.RawMessage(`{}`))
 	case o.kind == "step" && choose(20) == 0:

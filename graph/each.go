@@ -3,6 +3,7 @@ package graph
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 )
 
 // defaultLimit is how many elements are worked on at once unless the definition says otherwise.
@@ -90,10 +91,11 @@ func (i *instance) startItem(t *token, item json.RawMessage) {
 // itemDone counts an element, and starts the next or leads the host on.
 func (i *instance) itemDone(t *token) {
 	p := i.progressOf(t.group)
-	i.setState(t, tokenCompleted)
 	if p == nil || p.over {
+		i.complete(t) // it may be the last of the instance
 		return
 	}
+	i.setState(t, tokenCompleted)
 	p.done++
 	p.changed = true
 	if need := t.node.Each.Need; p.done == p.total || need > 0 && p.done >= need {
@@ -117,6 +119,11 @@ func (i *instance) eachDone(p *progress) {
 	p.changed, p.over, p.group.ended = true, true, true
 	if p.group.live > 0 && t.node.Each.Rest == "cancel" {
 		i.endInside(t)
+	}
+	for _, o := range slices.Concat(i.others, i.changes.tokens) {
+		if o.group == p.group && o.stopped && alive(o.state) > 0 {
+			i.setState(o, tokenTerminated) // nobody needs to see to it any more
+		}
 	}
 	i.left(t)
 	i.event(t, "node.completed", nil)

@@ -60,7 +60,7 @@ func (i *instance) finish(t *token) {
 		value, err := i.process.output.value(i.facts)
 		if err != nil {
 			i.setState(t, tokenWaiting)
-			i.stop(t, "output_failed", err.Error())
+			i.stop(t, outputFailed, err.Error())
 			return
 		}
 		i.output = value

@@ -198,6 +198,7 @@ func (i *instance) comes(j *joining) bool {
 		switch {
 		case alive(t.state) == 0 || !t.group.within(j.group):
 		case t.joining && t.node == j.node:
+		case t.hasItem: // its host may come, not it
 		case j.node.sources[t.node]:
 			return true
 		}

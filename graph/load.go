@@ -265,7 +265,23 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 	if len(tokens) == 0 {
 		return nil
 	}
+	// This first: what a called instance that has just ended has lent is then seen below.
 	rows, _ := query(ctx, tx, `
+		SELECT c.instance_id
+		FROM compensation_record c JOIN workflow_run r ON r.id = c.undo_run_id
+		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.finished_at IS NULL
+		UNION
+		SELECT c.parent_process_instance_id -- it undoes what it has done itself, or lends it when it is over
+		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
+		WHERE p.id = ANY ($1) AND p.ending IS NOT NULL AND c.undone_with_parent AND c.completed_at IS NULL`, owners)
+	var id, owner, record uuid.UUID
+	if _, err := pgx.ForEachRow(rows, []any{&owner}, func() error {
+		s.instances[owner].undoing = true
+		return nil
+	}); err != nil {
+		return err
+	}
+	rows, _ = query(ctx, tx, `
 		SELECT t.id, d.id
 		FROM process_token t
 		JOIN process_instance i ON i.id = t.instance_id
@@ -277,23 +293,8 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 			ORDER BY c."order" DESC
 			LIMIT 1) d
 		WHERE t.id = ANY ($1)`, tokens)
-	var id, owner, record uuid.UUID
-	if _, err := pgx.ForEachRow(rows, []any{&id, &record}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&id, &record}, func() error {
 		s.owners[id].debts[s.tokens[id]] = record
-		return nil
-	}); err != nil {
-		return err
-	}
-	rows, _ = query(ctx, tx, `
-		SELECT c.instance_id
-		FROM compensation_record c JOIN workflow_run r ON r.id = c.undo_run_id
-		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.finished_at IS NULL
-		UNION
-		SELECT c.parent_process_instance_id -- it undoes what it has done itself, or lends it when it is over
-		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
-		WHERE p.id = ANY ($1) AND p.ending IS NOT NULL AND c.undone_with_parent AND c.completed_at IS NULL`, owners)
-	_, err := pgx.ForEachRow(rows, []any{&owner}, func() error {
-		s.instances[owner].undoing = true
 		return nil
 	})
 	return err

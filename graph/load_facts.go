@@ -103,8 +103,10 @@ func (s *scene) loadCorrections(ctx context.Context, tx pgx.Tx, owners []uuid.UU
 		SELECT DISTINCT ON (c.instance_id, c.node) c.instance_id, c.node, c.value
 		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN process_correction c USING (instance_id, node)
 		WHERE NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
-		                  WHERE t.instance_id = c.instance_id AND r.node IN (c.node, c.node || '/item') AND r.finished_at > c.created_at
-		                    AND r.status IN ('succeeded', 'failed'))
+		                  WHERE t.instance_id = c.instance_id AND r.finished_at > c.created_at AND r.status IN ('succeeded', 'failed')
+		                    AND (r.node = c.node
+		                         OR r.node = c.node || '/item' AND NOT EXISTS ( -- what is left of a list that is over
+		                             SELECT FROM each_progress e WHERE e.group_id = t.parallel_group_id AND e.over_at < r.finished_at)))
 		  AND NOT EXISTS (SELECT FROM user_task k WHERE k.instance_id = c.instance_id AND k.node = c.node AND k.completed_at > c.created_at)
 		ORDER BY c.instance_id, c.node, c.id DESC`, in, at)
 	var owner uuid.UUID

@@ -316,3 +316,57 @@ func TestProcessWhy(t *testing.T) {
 	}
 	says(lost, "nothing will ever move it: that is a bug")
 }
+
+// An instance of which only the output could not be told is retried there: no step is done again,
+// and the correction of the last one counts.
+func TestRetryOfAnOutput(t *testing.T) {
+	s := newSite(t)
+	name := "p" + uuid.NewString()[:8]
+	d, err := graph.Parse(fmt.Appendf(nil, `{"process": %q, "version": 1, "start": "A", "output": "{'n': steps.A.n}", "nodes": {%s}}`, name, undoable("A", "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
+		t.Fatal(err)
+	}
+	id := s.start(name, `{}`)
+	s.retry(s.stopped(id, "output_failed", 1), "")
+	incident := s.stopped(id, "output_failed", 1)
+	s.correct(id, "A", `{"n": 3}`)
+	s.retry(incident, "")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1})
+	if got := query[string](t, s.pool, `SELECT output_payload::text FROM process_instance WHERE id = $1`, id); got != `{"n": 3}` {
+		t.Errorf("output %s", got)
+	}
+	s.healthy()
+}
+
+// An element of a list that is over, and that an incident stops, keeps nothing open; the list's
+// correction outlives elements that end later; and the last of them leaves the output to be told.
+func TestRestOfAList(t *testing.T) {
+	s := newSite(t)
+	name := "p" + uuid.NewString()[:8]
+	d, err := graph.Parse(fmt.Appendf(nil, `{"process": %q, "version": 1, "start": "E", "output": "{'n': steps.E}", "nodes": {
+		"E": {"each": {"list": "[1, 1500, 2]", "do": "test.step.v1", "need": 1}, "in": {"name": "'item'", "ms": "item", "x": "item == 2 ? input.missing : 0.0"}, "to": "U"},
+		"U": {"human": {}}}}`, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
+		t.Fatal(err)
+	}
+	id := s.start(name, `{}`)
+	s.at("U", 1)
+	if n := query[int](t, s.pool, `SELECT open_incidents FROM process_instance WHERE id = $1`, id); n != 0 {
+		t.Errorf("%d incidents are open of elements that nobody needs", n)
+	}
+	s.correct(id, "E", `["corrected"]`)
+	s.finish("U")
+	s.status(id, graph.Completed)
+	if got := query[string](t, s.pool, `SELECT output_payload::text FROM process_instance WHERE id = $1`, id); got != `{"n": ["corrected"]}` {
+		t.Errorf("output %s", got)
+	}
+	s.want(map[string]int{"item": 2})
+	s.healthy()
+}

@@ -15,7 +15,8 @@ import (
 // leases that were cut off have run out by then.
 const undoType = "graph.undo.v1"
 
-// undoPause is how long a token lets another one undo before it asks again.
+// undoPause is how long a token lets another one undo before it asks again; each pause is twice the
+// one before, up to a minute.
 const undoPause = 200 * time.Millisecond
 
 // A record says that a completed step is to be undone, should it come to that.
@@ -46,22 +47,23 @@ func (i *instance) compensate(t *token, to Status, reason string) {
 		i.changes.unknown, i.changes.undoAgain = true, true
 	}
 	i.event(t, "compensation.started", nil)
-	i.askDebt(t, 0)
+	i.askDebt(t, 0, 0)
 }
 
-// askDebt has the token look for what is to be undone next.
-func (i *instance) askDebt(t *token, after time.Duration) {
-	i.changes.steps = append(i.changes.steps, step{token: t, node: t.node.name + "/undo", typ: undoType, payload: position{}.json(),
+// askDebt has the token look for what is to be undone next; it has waited so many times already.
+func (i *instance) askDebt(t *token, after time.Duration, waited int) {
+	i.changes.steps = append(i.changes.steps, step{token: t, node: t.node.name + "/undo", typ: undoType, payload: position{Tick: waited}.json(),
 		attempts: maxTimerAttempts, due: due{after: after}, afterLeases: true})
 }
 
-// undone is what happens when an undo step, or the question for the next, has succeeded.
-func (i *instance) undone(t *token, run runRef) {
+// undone is what happens when an undo step, or the question for the next, which has waited so many
+// times, has succeeded.
+func (i *instance) undone(t *token, run runRef, waited int) {
 	i.changes.touched = true
 	i.changes.undone = append(i.changes.undone, run)
 	switch debt, owed := i.debts[t]; {
 	case i.undoing: // by another token, which was thrown, too, or within what it has called: one step at a time
-		i.askDebt(t, undoPause)
+		i.askDebt(t, min(undoPause<<min(waited, 10), time.Minute), waited+1)
 	case owed:
 		i.changes.undo = append(i.changes.undo, undo{token: t, record: debt})
 		i.undoing = true

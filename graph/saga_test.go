@@ -253,3 +253,21 @@ func TestUndoWhileACallGoesOn(t *testing.T) {
 	s.want(map[string]int{"undo X": 2, "undo A": 1})
 	s.healthy()
 }
+
+// A call that a terminate cuts off undoes what it has done: it will never be complete.
+func TestTerminateUndoesACall(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("X", undoable("X", "W")+`, "W": {"wait": "PT1H"}`)
+	id := s.start(s.deploy("F", fmt.Sprintf(`"F": {"fork": ["call", "U"]}, "call": {"call": {"process": %q, "undo": "propagate"}}, "U": {"human": {}, "to": "T"}, "T": {"terminate": true}`, child)), `{}`)
+	pgtest.Await(t, "the child to wait", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'WAITING'`, id) == 1
+	})
+	s.finish("U")
+	s.status(id, graph.Completed)
+	called := query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance WHERE parent_process_instance_id = $1`, id)
+	s.status(called, graph.Cancelled)
+	if got := s.undone(called); got != "X" {
+		t.Errorf("%q of what was called is undone, want X", got)
+	}
+	s.healthy()
+}

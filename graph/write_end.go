@@ -67,7 +67,7 @@ func (w *writer) ends(all []*instance) {
 	w.queue(`
 		INSERT INTO workflow_run (type, payload, max_attempts)
 		SELECT $3, jsonb_build_object('instance', c.id, 'reason', 'nobody waits for it any more')
-		           || CASE WHEN c.undone_with_parent AND p.completed_at IS NULL THEN '{"compensate": true}' ELSE '{}' END::jsonb, 1000
+		           || CASE WHEN c.undone_with_parent AND p.status <> 'CANCELLED' THEN '{"compensate": true}' ELSE '{}' END::jsonb, 1000
 		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
 		WHERE c.parent_token_id IN `+gone+` AND c.completed_at IS NULL`, instances, tokens, CancelType)
 }

@@ -11,7 +11,7 @@ import (
 
 // records writes what may have to be undone, and what has been.
 func (w *writer) records(all []*instance) {
-	var owners, tokens, runs, undone, failed, again, lenders []uuid.UUID
+	var owners, tokens, runs, undone, failed, again, lenders, over []uuid.UUID
 	var nodes, undos []string
 	for _, i := range all {
 		for _, r := range i.changes.records {
@@ -27,6 +27,9 @@ func (w *writer) records(all []*instance) {
 		}
 		if i.lends && i.status == Completed {
 			lenders = append(lenders, i.id)
+		}
+		if i.lends && i.status.Final() {
+			over = append(over, i.id)
 		}
 	}
 	if len(owners) > 0 {
@@ -50,15 +53,33 @@ func (w *writer) records(all []*instance) {
 			WHERE r.instance_id = ANY ($1) AND r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
 			ORDER BY r."order"`, again)
 	}
-	if len(lenders) > 0 { // its caller does not move on before it sees that this instance is over
+	if len(lenders) > 0 { // to their callers, or, where these have just ended, to the next that goes on
 		w.queue(`
+			WITH RECURSIVE heir AS (
+				SELECT i.id AS lender, i.parent_process_instance_id AS id, i.parent_token_id AS token, t.node AS path
+				FROM process_instance i JOIN process_token t ON t.id = i.parent_token_id
+				WHERE i.id = ANY ($1)
+				UNION ALL
+				SELECT h.lender, p.parent_process_instance_id, p.parent_token_id, t.node || '/' || h.path
+				FROM heir h
+				JOIN process_instance p ON p.id = h.id AND p.status = 'COMPLETED' AND p.undone_with_parent
+				JOIN process_token t ON t.id = p.parent_token_id
+			)
 			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain)
-			SELECT i.parent_process_instance_id, i.parent_token_id, r.run_id, t.node || '/' || r.node_id, r.handler_ref, r.certain
-			FROM compensation_record r
-			JOIN process_instance i ON i.id = r.instance_id
-			JOIN process_token t ON t.id = i.parent_token_id
-			WHERE r.instance_id = ANY ($1) AND r.status = 'Pending'
+			SELECT h.id, h.token, r.run_id, h.path || '/' || r.node_id, r.handler_ref, r.certain
+			FROM heir h
+			JOIN process_instance p ON p.id = h.id AND NOT (p.status = 'COMPLETED' AND p.undone_with_parent)
+			JOIN compensation_record r ON r.instance_id = h.lender
+			WHERE r.status = 'Pending' OR r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
 			ORDER BY r."order"`, lenders)
+	}
+	if len(over) > 0 { // a caller that waits for this to undo its own looks again now
+		w.queue(`
+			UPDATE workflow_run SET run_at = least(run_at, statement_timestamp()), updated_at = clock_timestamp()
+			WHERE type = $2 AND status = 'pending' AND token_id IN (
+				SELECT t.id
+				FROM process_instance i JOIN process_token t ON t.instance_id = i.parent_process_instance_id
+				WHERE i.id = ANY ($1) AND t.mode = 'Compensation' AND t.state = 'Ready')`, over, undoType)
 	}
 }
 

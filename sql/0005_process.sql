@@ -312,7 +312,7 @@ DECLARE
     t user_task;
 BEGIN
     UPDATE user_task u
-    SET state = 'completed', completed_at = now(), completed_by = who, output = process_task_finish.output, version = u.version + 1
+    SET state = 'completed', completed_at = clock_timestamp(), completed_by = who, output = process_task_finish.output, version = u.version + 1
     WHERE u.id = task AND u.state = 'open' AND coalesce(u.assignee, who) = who AND u.version = coalesce(process_task_finish.version, u.version);
     IF NOT FOUND THEN
         SELECT * INTO t FROM user_task u WHERE u.id = task;
@@ -508,6 +508,18 @@ CREATE TRIGGER process_instance_removed AFTER DELETE ON process_instance
     FOR EACH ROW WHEN (OLD.completed_at IS NULL) EXECUTE FUNCTION process_instance_guard();
 
 -- Empty on a healthy system. Each view names what is wrong with an instance.
+CREATE VIEW process_starting AS -- by index: those that are due, and those that run
+    SELECT r.id AS run_id, (r.payload->'parent'->>'token')::uuid AS token_id, (r.payload->'parent'->>'instance')::uuid AS instance_id
+    FROM workflow_run r
+    WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL
+              AND r.finished_at IS NULL AND r.priority BETWEEN -100 AND 100 AND r.attempt >= 0 AND r.max_attempts BETWEEN 1 AND 1000
+      AND r.suspect IN (false, true) AND r.type = 'graph.start.v1' AND r.payload ? 'parent'
+    UNION ALL
+    SELECT r.id, (r.payload->'parent'->>'token')::uuid, (r.payload->'parent'->>'instance')::uuid
+    FROM workflow_run r
+    WHERE r.status = 'leased' AND r.type = 'graph.start.v1' AND r.payload ? 'parent';
+COMMENT ON VIEW process_starting IS 'Instances that are about to be started by others that call them.';
+
 CREATE VIEW process_without_mover AS
     SELECT i.id AS instance_id, i.status, i.updated_at
     FROM process_instance i
@@ -518,8 +530,8 @@ CREATE VIEW process_without_mover AS
       AND NOT EXISTS (SELECT FROM user_task k WHERE k.instance_id = i.id AND k.state = 'open')
       AND NOT EXISTS (SELECT FROM process_token t JOIN process_instance c ON c.parent_token_id = t.id
                       WHERE t.instance_id = i.id AND t.state = 'Waiting' AND c.completed_at IS NULL)
-      AND NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.type = 'graph.start.v1' AND r.payload->'parent'->>'token' = t.id::text
-                      WHERE t.instance_id = i.id AND t.state = 'Waiting' AND r.finished_at IS NULL)
+      AND NOT EXISTS (SELECT FROM process_token t JOIN process_starting s ON s.token_id = t.id
+                      WHERE t.instance_id = i.id AND t.state = 'Waiting')
       AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL);
 COMMENT ON VIEW process_without_mover IS 'Unfinished instances that nothing will ever move, and no incident says why. Empty, or there is a bug.';
 
@@ -659,12 +671,15 @@ CREATE VIEW process_stuck AS
         WHERE m.updated_at < now() - interval '1 minute'
         UNION ALL
         SELECT t.instance_id, 'no worker takes its step ' || r.node || ' of type ' || r.type, r.run_at
-        FROM workflow_run r JOIN process_token t ON t.id = r.token_id
-        WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL AND r.run_at < now() - interval '1 hour') s
+        FROM process_instance i
+        JOIN process_token t ON t.instance_id = i.id AND t.state = 'Ready'
+        JOIN workflow_run r ON r.token_id = t.id
+        WHERE i.completed_at IS NULL AND i.ready_tokens > 0
+          AND r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL AND r.run_at < now() - interval '1 hour') s
     JOIN process_instance i ON i.id = s.instance_id
     JOIN process_definition d ON d.id = i.process_definition_id
     WHERE i.completed_at IS NULL;
-COMMENT ON VIEW process_stuck IS 'Instances that somebody should look at, and why. One that waits for a person, a message or a time is not among them.';
+COMMENT ON VIEW process_stuck IS 'Instances that somebody should look at, and why. One that waits for a person, a message or a time is not among them. It looks at all that are open: see incident for a quick look.';
 CREATE VIEW process_duration AS
     SELECT d.name, d.version, count(*) AS completed, avg(i.completed_at - i.started_at) AS average
     FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id

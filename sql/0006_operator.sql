@@ -53,7 +53,7 @@ CREATE TABLE workflow_pause (
     paused_by  text        NOT NULL DEFAULT concat_ws(' ', session_user, nullif(current_setting('application_name'), '')),
     resumed_at timestamptz,
     resumed_by text,
-    CONSTRAINT workflow_pause_prefix_check CHECK (prefix ~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?$' AND length(prefix) <= 200),
+    CONSTRAINT workflow_pause_prefix_check CHECK (prefix ~ '^([a-z0-9_-]+\.)+([a-z0-9_-]+)?$' AND length(prefix) <= 200),
     CONSTRAINT workflow_pause_reason_check CHECK (reason ~ '\S')
 );
 CREATE UNIQUE INDEX workflow_pause_open_idx ON workflow_pause (prefix) WHERE resumed_at IS NULL;
@@ -219,6 +219,7 @@ CREATE VIEW workflow_blocker AS
            now() - a.xact_start AS since, a.state, 'SELECT pg_terminate_backend(' || a.pid || ')' AS way_out
     FROM pg_stat_activity a
     WHERE a.backend_xmin IS NOT NULL AND a.xact_start < now() - interval '1 minute' AND a.pid <> pg_backend_pid()
+      AND (a.datname = current_database() OR a.backend_type = 'walsender') AND a.backend_type NOT IN ('autovacuum worker', 'parallel worker')
     UNION ALL
     SELECT a.pid, a.usename, a.application_name, 'holds ' || l.mode || ' on ' || l.relation::regclass, now() - a.xact_start, a.state,
            'SELECT pg_terminate_backend(' || a.pid || ')'
@@ -304,8 +305,9 @@ BEGIN
 
     IF r.status = 'leased' THEN
         RETURN 'its lease at ' || r.leased_by || ' ran out ' || workflow_span(clock_timestamp() - r.lease_until) || ' ago: '
-            || CASE WHEN names IS NULL THEN 'no live worker covers ' || r.type || ', so nobody takes it back; start one'
-                    ELSE names || ' will take it back' END;
+            || CASE WHEN NOT EXISTS (SELECT FROM workflow_live_worker) THEN 'no worker lives to take it back; start one that covers ' || r.type
+                    WHEN names IS NULL THEN 'it will be taken back, but no live worker covers ' || r.type
+                    ELSE 'it will be taken back, for ' || names END;
     END IF;
     IF r.held_at IS NOT NULL THEN
         RETURN CASE WHEN r.token_id IS NULL THEN 'held' ELSE 'its process is paused' END || ' since ' || to_char(r.held_at, 'YYYY-MM-DD HH24:MI')
@@ -368,37 +370,44 @@ BEGIN
         RETURN 'paused since ' || to_char(i.paused_at, 'YYYY-MM-DD HH24:MI') || '; SELECT process_resume(' || quote_literal(i.id) || ')';
     END IF;
 
-    -- What moves it, the most urgent first: a step, an instance that it has called, a person, a message, the time.
-    SELECT m.why INTO why FROM (
-        SELECT 1 AS place, r.run_at AS at, r.node || ': ' || workflow_why(r.id) AS why
+    -- What moves it, the most urgent first: what is undone within what it has called, a step, an instance
+    -- that it has called, a person, a message, the time.
+    SELECT coalesce(m.why, m.node || ': ' || workflow_why(m.run)) INTO why FROM (
+        SELECT 0 AS place, c.created_at AS at, NULL::uuid AS run, NULL AS node,
+               'waits until ' || c.id || ', which it has called, has undone what it did; SELECT process_why(' || quote_literal(c.id) || ')' AS why
+        FROM process_instance c
+        WHERE i.ending IS NOT NULL AND c.parent_process_instance_id = i.id AND c.undone_with_parent AND c.completed_at IS NULL
+        UNION ALL
+        SELECT 1, r.run_at, r.id, r.node, NULL
         FROM process_token k JOIN workflow_run r ON r.token_id = k.id
         WHERE k.instance_id = i.id AND k.state = 'Ready' AND r.finished_at IS NULL
         UNION ALL
-        SELECT 2, c.created_at, 'waits at ' || k.node || ' for the instance it has called: ' || c.id || ', ' || c.status || '; SELECT process_why(' || quote_literal(c.id) || ')'
+        SELECT 2, c.created_at, NULL, NULL, 'waits at ' || k.node || ' for the instance it has called: ' || c.id || ', ' || c.status || '; SELECT process_why(' || quote_literal(c.id) || ')'
         FROM process_token k JOIN process_instance c ON c.parent_token_id = k.id
         WHERE k.instance_id = i.id AND k.state = 'Waiting' AND c.completed_at IS NULL
         UNION ALL
-        SELECT 3, u.created_at, 'waits at ' || u.node || ' for ' || coalesce(u.assignee, 'somebody' || coalesce(' of ' || nullif(array_to_string(u.groups, ', '), ''), ''))
+        SELECT 3, u.created_at, NULL, NULL, 'waits at ' || u.node || ' for ' || coalesce(u.assignee, 'somebody' || coalesce(' of ' || nullif(array_to_string(u.groups, ', '), ''), ''))
                || ' to complete task ' || u.id || ', for ' || workflow_span(now() - u.created_at)
         FROM user_task u WHERE u.instance_id = i.id AND u.state = 'open'
         UNION ALL
-        SELECT 4, w.created_at, 'waits at ' || k.node || ' for ' || CASE WHEN w.key IS NULL THEN 'signal ' || w.name ELSE 'message ' || w.name || ' with key ' || w.key END
+        SELECT 4, w.created_at, NULL, NULL, 'waits at ' || k.node || ' for ' || CASE WHEN w.key IS NULL THEN 'signal ' || w.name ELSE 'message ' || w.name || ' with key ' || w.key END
                || ', for ' || workflow_span(now() - w.created_at)
         FROM message_wait w JOIN process_token k ON k.id = w.token_id WHERE w.instance_id = i.id
         UNION ALL
-        SELECT 5, r.run_at, r.node || ': ' || workflow_why(r.id)
+        SELECT 5, r.run_at, r.id, r.node, NULL
         FROM process_token k JOIN workflow_run r ON r.token_id = k.id
         WHERE k.instance_id = i.id AND k.state = 'Waiting' AND r.finished_at IS NULL) m
     ORDER BY m.place, m.at
     LIMIT 1;
     SELECT 'waits for ' || (j.expected - j.joined) || ' of ' || j.expected || ' branches at join ' || j.node || ': ' INTO join_waits
     FROM parallel_join j
-    WHERE j.instance_id = i.id AND NOT j.fired AND j.expected > j.joined AND j.joined > 0
+    WHERE j.instance_id = i.id AND NOT j.fired AND j.expected > j.joined
+      AND EXISTS (SELECT FROM join_arrival a JOIN process_token k ON k.id = a.token_id WHERE a.join_id = j.id AND k.state = 'Waiting')
     ORDER BY j.id
     LIMIT 1;
     RETURN CASE WHEN i.ending IS NOT NULL THEN 'undoes what it has done, to be ' || i.ending || ' then: ' ELSE '' END
         || coalesce(join_waits, '')
-        || coalesce(why, CASE WHEN EXISTS (SELECT FROM workflow_run s WHERE s.type = 'graph.start.v1' AND s.finished_at IS NULL AND s.payload->'parent'->>'instance' = i.id::text)
+        || coalesce(why, CASE WHEN EXISTS (SELECT FROM process_starting s WHERE s.instance_id = i.id)
                               THEN 'the instance that it calls is about to be started'
                               ELSE 'nothing will ever move it: that is a bug; SELECT * FROM process_event WHERE instance_id = ' || quote_literal(i.id) END);
 END
@@ -412,9 +421,15 @@ COMMENT ON FUNCTION process_why(uuid) IS 'Says in one line what an instance wait
 CREATE FUNCTION workflow_pause(prefix text, reason text) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 BEGIN
-    INSERT INTO workflow_pause (prefix, reason) VALUES (workflow_pause.prefix, coalesce(workflow_pause.reason, ''))
+    IF workflow_pause.prefix !~ '^([a-z0-9_-]+\.)+([a-z0-9_-]+)?$' THEN
+        RAISE EXCEPTION 'workflow_pause: % is neither a type nor a prefix that ends with a dot', quote_literal(left(workflow_pause.prefix, 120))
+            USING ERRCODE = 'check_violation', HINT = 'Use billing. for all its types, or one type such as billing.invoice_charge.v1.';
+    ELSIF workflow_pause.reason IS NULL OR workflow_pause.reason !~ '\S' THEN
+        RAISE EXCEPTION 'workflow_pause: reason is missing' USING ERRCODE = 'check_violation', HINT = 'Say why, for those who find it paused.';
+    END IF;
+    INSERT INTO workflow_pause (prefix, reason) VALUES (workflow_pause.prefix, workflow_pause.reason)
     ON CONFLICT DO NOTHING;
-    RETURN CASE WHEN FOUND THEN 'paused' ELSE 'already paused' END;
+    RETURN CASE WHEN NOT FOUND THEN 'already paused' WHEN right(workflow_pause.prefix, 1) = '.' THEN 'paused' ELSE 'paused, this one type alone' END;
 END
 $fn$;
 COMMENT ON FUNCTION workflow_pause(text, text) IS
@@ -450,13 +465,22 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     before text := coalesce(current_setting('workflow.retry', true), '');
 BEGIN
-    IF most NOT BETWEEN 1 AND 100000 OR attempts NOT BETWEEN 1 AND 1000 OR per_second <= 0 THEN
+    IF most IS NULL OR attempts IS NULL OR dry_run IS NULL OR most NOT BETWEEN 1 AND 100000 OR attempts NOT BETWEEN 1 AND 1000 OR per_second <= 0 THEN
         RAISE EXCEPTION 'workflow_redrive: most is 1 to 100000, attempts 1 to 1000, per_second above 0'
             USING ERRCODE = 'check_violation', HINT = 'Redrive more than 100000 runs in several calls.';
     END IF;
-    IF NOT dry_run THEN
-        PERFORM set_config('workflow.retry', 'on', true);
+    IF dry_run THEN -- nothing is locked
+        RETURN QUERY
+        SELECT f.id, f.type, f.error->>'code', f.last_error, f.finished_at, NULL::timestamptz
+        FROM workflow_run f
+        WHERE f.status = 'failed' AND f.finished_at IS NOT NULL AND f.token_id IS NULL AND f.deleted_at IS NULL AND f.attempt < 1000
+          AND f.finished_at >= since AND f.finished_at < until
+          AND workflow_covers(workflow_redrive.prefix, f.type) AND (workflow_redrive.code IS NULL OR f.error->>'code' = workflow_redrive.code)
+        ORDER BY f.finished_at, f.id
+        LIMIT most;
+        RETURN;
     END IF;
+    PERFORM set_config('workflow.retry', 'on', true);
     RETURN QUERY
     WITH chosen AS MATERIALIZED (
         SELECT r.id, row_number() OVER (ORDER BY r.finished_at, r.id) - 1 AS place
@@ -473,15 +497,13 @@ BEGIN
             run_at = now() + CASE WHEN per_second IS NULL THEN interval '0' ELSE c.place / per_second * interval '1 second' END,
             max_attempts = least(1000, greatest(w.max_attempts, w.attempt + workflow_redrive.attempts))
         FROM chosen c
-        WHERE w.id = c.id AND NOT dry_run
+        WHERE w.id = c.id
         RETURNING w.id, w.run_at
     )
     SELECT r.id, r.type, r.error->>'code', r.last_error, r.finished_at, a.run_at
-    FROM chosen c JOIN workflow_run r ON r.id = c.id LEFT JOIN again a ON a.id = c.id
+    FROM chosen c JOIN workflow_run r ON r.id = c.id JOIN again a ON a.id = c.id
     ORDER BY c.place;
-    IF NOT dry_run THEN
-        PERFORM set_config('workflow.retry', before, true);
-    END IF;
+    PERFORM set_config('workflow.retry', before, true);
 END
 $fn$;
 COMMENT ON FUNCTION workflow_redrive(text, text, timestamptz, timestamptz, integer, float8, integer, boolean) IS

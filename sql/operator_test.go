@@ -39,6 +39,7 @@ func TestRedrive(t *testing.T) {
 	s.expect("by type, and in a span of time", s.do(`SELECT count(*) FROM workflow_redrive('billing.charge', since => now() - interval '2500 ms', until => now() - interval '500 ms')`), "2")
 	s.expect("history", s.do(`SELECT string_agg(DISTINCT event_type || ' ' || actor, ', ') FROM workflow_history`), "requeued postgres ops")
 	s.refused(`SELECT * FROM workflow_redrive('billing.', per_second => 0)`, "23514", "several calls", "per_second above 0")
+	s.refused(`SELECT * FROM workflow_redrive('billing.', most => NULL)`, "23514", "several calls", "most is 1 to 100000")
 	s.refused(`SELECT * FROM workflow_redrive('billing.', most => 1000000)`, "23514", "several calls", "most is 1 to 100000")
 	s.refused(`UPDATE workflow_run SET status = 'pending' WHERE status = 'failed'`, "23514", "workflow_retry", "not simply set to pending") // the setting does not stay
 }
@@ -68,8 +69,10 @@ func TestPauseFunctions(t *testing.T) {
 	s.expect("and pause", s.do(`SELECT workflow_pause('billing.', 'down again')`), "paused")
 	s.expect("who did what", s.do(`SELECT string_agg(concat_ws(' ', prefix, reason, paused_by, resumed_by), ', ' ORDER BY id) FROM workflow_pause`),
 		"billing. the bank is down postgres postgres, billing. down again postgres")
-	s.refused(`SELECT workflow_pause('Billing.*', 'why')`, "23514", "", "workflow_pause_prefix_check")
-	s.refused(`SELECT workflow_pause('billing.x', ' ')`, "23514", "", "workflow_pause_reason_check")
+	s.refused(`SELECT workflow_pause('Billing.*', 'why')`, "23514", "Use billing. for all its types", "'Billing.*' is neither a type nor a prefix")
+	s.refused(`SELECT workflow_pause('billing', 'why')`, "23514", "Use billing. for all its types", "'billing' is neither a type nor a prefix")
+	s.refused(`SELECT workflow_pause('billing.x', ' ')`, "23514", "Say why", "reason is missing")
+	s.expect("one type", s.do(`SELECT workflow_pause('billing.x', 'why')`), "paused, this one type alone")
 }
 
 // Leases of a worker are taken away at once; attempts stay charged.

@@ -162,5 +162,5 @@ func TestWhy(t *testing.T) {
 	lost := enqueue(t, pool, "test.sleep", empty{})
 	execute(t, pool, `UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_no = 1, attempt = 1, started_at = now() - interval '1 hour',
 		lease_until = now() - interval '10 minutes', leased_by = 'dead' WHERE id = $1`, lost)
-	says(lost, "its lease at dead ran out 10 min ago: no live worker covers test.sleep, so nobody takes it back")
+	says(lost, "its lease at dead ran out 10 min ago: no worker lives to take it back; start one that covers test.sleep")
 }

@@ -41,7 +41,7 @@ var examinations = []string{
 	 WHERE t.tgenabled = 'D' AND NOT t.tgisinternal AND r.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)`,
 	`SELECT false, table_name || ': ' || dead || ' dead rows, ' || dead_percent || ' %', 'SELECT * FROM workflow_blocker says who keeps them; else VACUUM ' || table_name
 	 FROM workflow_bloat WHERE dead > 50000 AND dead_percent > 30`,
-	`SELECT problem LIKE '%lock%', 'session ' || coalesce(pid::text, '') || ' of ' || coalesce(role, '') || ' ' || problem || coalesce(', for ' || workflow_span(since), ''), way_out FROM workflow_blocker`,
+	`SELECT problem LIKE 'holds %Lock on %', 'session ' || coalesce(pid::text, '') || ' of ' || coalesce(role, '') || ' ' || problem || coalesce(', for ' || workflow_span(since), ''), way_out FROM workflow_blocker`,
 	`SELECT problem LIKE 'no%', subject || ': ' || problem, 'start a worker with WORKER_TYPE_PREFIXES that cover it, or a handler for it; see workflowctl show workers' FROM workflow_coverage WHERE problem NOT LIKE 'prefixes overlap%'`,
 	`SELECT false, subject || ': ' || problem, 'that is fine if it is meant: both groups take these runs' FROM workflow_coverage WHERE problem LIKE 'prefixes overlap%'`,
 	`SELECT false, 'prefix ' || prefix || ' is paused for ' || workflow_span(now() - paused_at) || ' by ' || paused_by || ': ' || reason, 'workflowctl resume ' || prefix
@@ -51,7 +51,8 @@ var examinations = []string{
 	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
 	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
 	`SELECT false, 'sink ' || sink || ' has parked ' || parked || ' events', 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,
-	`SELECT true, 'process ' || name || ', instance ' || instance_id || ': ' || why, 'workflowctl why ' || instance_id FROM process_stuck LIMIT 20`,
+	`SELECT true, 'instance ' || instance_id || ': incident ' || code || ' at ' || node || ' for ' || workflow_span(now() - created_at), 'workflowctl why ' || instance_id
+	 FROM incident WHERE resolved_at IS NULL ORDER BY created_at LIMIT 20`,
 }
 
 // invariants are views that are empty unless there is a bug.
@@ -75,7 +76,7 @@ func newDoctor() *cobra.Command {
 		},
 	}
 	doctor.Flags().BoolVar(&asJSON, "json", asJSON, "print one JSON array")
-	doctor.Flags().BoolVar(&thorough, "thorough", thorough, "check the invariants of all processes, too: that reads whole tables")
+	doctor.Flags().BoolVar(&thorough, "thorough", thorough, "look at every process that is open, and check their invariants: that reads whole tables")
 	t.flags(doctor.Flags())
 	return doctor
 }
@@ -94,6 +95,7 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 	}
 	queries := examinations
 	if thorough {
+		queries = append(queries, `SELECT true, 'process ' || name || ', instance ' || instance_id || ': ' || why, 'workflowctl why ' || instance_id FROM process_stuck WHERE why NOT LIKE 'incident%' LIMIT 20`)
 		for _, view := range invariants {
 			queries = append(queries, `SELECT true, '`+view+`: ' || to_jsonb(v)::text, 'this is a bug: please report it with the rows of the view' FROM `+view+` v LIMIT 5`)
 		}

@@ -139,6 +139,11 @@ func TestDoctor(t *testing.T) {
 		"note   trigger workflow_run_update_guard on workflow_run is disabled", "→ ALTER TABLE workflow_run ENABLE TRIGGER workflow_run_update_guard",
 		"GRAVE  index workflow_run_leased_idx is missing",
 		"GRAVE  sink kafka is not served for 60 min, 0 events wait")
+	other := connect(t, url)
+	if _, err := other.Exec(t.Context(), `BEGIN; LOCK TABLE outbox_event IN SHARE MODE; SELECT pg_sleep(1.1)`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	want(t, cmdtest.Start(t, env, "doctor"), 1, "GRAVE  session ", " holds ShareLock on outbox_event, for ", "→ SELECT pg_terminate_backend(")
 	p, _ := cmdtest.Run(t, env, "doctor", "--json")
 	var found []struct {
 		Grave     bool

@@ -16,7 +16,8 @@ import (
 // A look is a query of what there is to see.
 type look struct{ about, query string }
 
-// looks are by the names under which show knows them. Each query is bounded by itself or by LIMIT.
+// looks are by the names under which show knows them. All but stuck, which looks at every process that
+// is open, are bounded by themselves or by LIMIT.
 var looks = map[string]look{
 	"waiting":   {"what waits, by type, and who covers it", `SELECT * FROM workflow_waiting ORDER BY oldest DESC NULLS LAST, type`},
 	"coverage":  {"due runs that nobody takes, workers without work, prefixes that overlap", `SELECT * FROM workflow_coverage`},

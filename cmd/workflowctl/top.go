@@ -21,7 +21,7 @@ var pieces = []struct{ title, query string }{
 	{"fails", `SELECT type, code, failed, workflow_span(now() - latest) AS ago, left(last_error, 60) AS last_error FROM workflow_failing ORDER BY latest DESC LIMIT 5`},
 	{"workers", `SELECT name, array_to_string(prefixes, ',') AS prefixes, running || ' of ' || concurrency AS running, host, workflow_span(unseen) AS unseen FROM workflow_live_worker ORDER BY name LIMIT 12`},
 	{"outbox", `SELECT sink, open, workflow_span(oldest) AS oldest, failing, parked FROM outbox_lag ORDER BY sink LIMIT 6`},
-	{"needs you", `SELECT name AS process, instance_id, why FROM process_stuck ORDER BY since LIMIT 5`},
+	{"needs you", `SELECT instance_id, code, node, workflow_span(now() - created_at) AS since FROM incident WHERE resolved_at IS NULL ORDER BY created_at LIMIT 5`},
 }
 
 func newTop() *cobra.Command {

@@ -121,15 +121,21 @@ const deletedRuns = `
 	)` + removeOld
 
 // finishedProcesses removes instances with everything that belongs to them, children first: an
-// instance stays for as long as one that it has called, and for as long as the one that has called
-// it goes on, which may still undo it.
+// instance stays for as long as one that it has called, and for as long as one that has called it,
+// directly or not, goes on: that may still undo it.
 const finishedProcesses = `
 	WITH old AS MATERIALIZED (
 		SELECT i.id, i.completed_at AS at
 		FROM process_instance i
 		WHERE i.completed_at < now() - $1 * interval '1 second' AND i.completed_at >= $2
 		  AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
-		  AND NOT EXISTS (SELECT FROM process_instance p WHERE p.id = i.parent_process_instance_id AND p.completed_at IS NULL)
+		  AND NOT EXISTS (
+			WITH RECURSIVE up AS (
+				SELECT i.parent_process_instance_id AS id
+				UNION ALL
+				SELECT p.parent_process_instance_id FROM up JOIN process_instance p ON p.id = up.id
+			)
+			SELECT FROM up JOIN process_instance p ON p.id = up.id WHERE p.completed_at IS NULL)
 		ORDER BY i.completed_at
 		LIMIT $3
 		FOR UPDATE SKIP LOCKED
