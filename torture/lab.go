@@ -218,7 +218,7 @@ func (l *lab) addSlots(ctx context.Context) error {
 			"DATABASE_URL=" + clientURL(k.wire.Addr(), workerRole, name, 12),
 			"EXECLOG=" + filepath.Join(l.dir, name+".exec"),
 			"WORKER_ID=" + name,
-			"WORKER_CONCURRENCY=64",
+			"WORKER_CONCURRENCY=128",
 			"WORKER_LEASE=" + leaseLength.String(),
 			"WORKER_HEARTBEAT=" + heartbeat.String(),
 			"WORKER_TIMEOUT=" + runLimit.String(),

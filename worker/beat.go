@@ -78,10 +78,12 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 	case refusesValue(err) && len(due) > 1: // one row's, by a trigger of the user's perhaps
 		return errors.Join(w.extend(ctx, due[:len(due)/2]), w.extend(ctx, due[len(due)/2:]))
 	case err != nil && !down(err):
+		w.unheard.now()
 		return err
 	}
 	w.jobs.mu.Lock()
 	if err != nil {
+		w.unheard.now()
 		// No server, so most likely nobody else has these leases: the handlers may go on for
 		// some leases' time. The first heartbeat after it is back tells for sure.
 		for _, j := range due {

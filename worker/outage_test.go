@@ -56,6 +56,45 @@ func TestBlackHole(t *testing.T) {
 	}
 }
 
+// A network that loses everything in the middle of an effect, for so long that the server ends the
+// transaction, is not the effect's fault.
+func TestSilentNetworkInAnEffect(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.URL(t)
+	pool := open(t, direct)
+	execute(t, pool, `CREATE TABLE ledger (run_id uuid)`)
+	p, through := newProxy(t, direct)
+	mux := worker.NewMux()
+	inside, silent := make(chan bool, 1), make(chan bool)
+	calls := atomic.Int32{}
+	handle(mux, "test.effect.v1", func(ctx context.Context) error {
+		return worker.InSettle(ctx, func(tx pgx.Tx) error {
+			if calls.Add(1) == 1 {
+				inside <- true
+				<-silent
+			}
+			_, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ($1)`, run.FromContext(ctx).ID)
+			return err
+		})
+	})
+	work(t, open(t, through), mux, nil)
+	id := enqueue(t, pool, "test.effect.v1", empty{})
+	<-inside
+	p.stall()
+	close(silent)
+	time.Sleep(4 * time.Second) // two leases, so the server has ended the transaction
+	p.resume()
+	if r := finished(t, pool, id); r.Status != run.Succeeded {
+		t.Errorf("run is %s", r.Status)
+	}
+	if got := query[int](t, pool, `SELECT count(*) FROM workflow_history WHERE event_type IN ('failed', 'retried')`); got != 0 {
+		t.Errorf("%d failures are charged to the run", got)
+	}
+	if n := query[int](t, pool, `SELECT count(*) FROM ledger`); n != 1 {
+		t.Errorf("%d entries, want one", n)
+	}
+}
+
 // A server that is down for two leases and comes back costs next to no attempts: handlers
 // go on, their workers extend the leases first, and each effect is there once.
 func TestServerRestart(t *testing.T) {

@@ -191,8 +191,8 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 			return
 		}
 		// In the middle of an effect the server may have ended a transaction of a process that stood
-		// still: that is not the effect's fault.
-		frozen := effect != nil && w.stoodStill(begun)
+		// still, or that it did not hear: that is not the effect's fault.
+		frozen := effect != nil && (w.stoodStill(begun) || w.unheard.time().After(begun))
 		if !frozen && w.blame(j, err) {
 			continue
 		}

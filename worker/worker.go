@@ -48,6 +48,7 @@ type Worker struct {
 	lastTurn moment // when the poll loop last turned
 	lastTick moment // when watch last looked
 	stood    moment // when this process was last found to have stood still
+	unheard  moment // when a heartbeat last got no answer
 
 	effectTimeout time.Duration // shorter in tests
 }
