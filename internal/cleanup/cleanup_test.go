@@ -70,6 +70,38 @@ func TestRetention(t *testing.T) {
 	}
 }
 
+// Finished instances of processes are removed with all that is theirs, those that were called first;
+// one stays for as long as an instance that has called it, directly or not, goes on: that may still
+// undo what it has done.
+func TestFinishedProcesses(t *testing.T) {
+	pool := pgtest.New(t)
+	exec(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
+	exec(t, pool, `
+		INSERT INTO process_instance (id, process_definition_id, status, live_tokens, completed_at, parent_process_instance_id, business_key)
+		SELECT md5(tree || depth)::uuid, (SELECT id FROM process_definition), CASE WHEN depth = 1 AND tree = 'open' THEN 'WAITING' ELSE 'COMPLETED' END,
+		       CASE WHEN depth = 1 AND tree = 'open' THEN 1 ELSE 0 END, CASE WHEN depth > 1 OR tree <> 'open' THEN now() - depth * interval '1 s' END,
+		       CASE WHEN depth > 1 THEN md5(tree || depth - 1)::uuid END, tree || depth
+		FROM unnest('{open,over}'::text[]) AS tree, generate_series(1, 3) AS depth`)
+	exec(t, pool, `INSERT INTO process_token (id, instance_id, node, state) SELECT id, id, 'a', CASE WHEN completed_at IS NULL THEN 'Waiting' ELSE 'Completed' END FROM process_instance`)
+	exec(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	clean := Handler(pool, Keep{Processes: time.Hour})
+	removed := 0
+	for range 4 {
+		r, err := clean(t.Context(), struct{}{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		removed += r.Processes
+	}
+	if n := count(t, pool, `SELECT count(*) FROM process_instance WHERE business_key LIKE 'open%'`); removed != 3 || n != 3 {
+		t.Errorf("%d instances are removed, and %d are left of those whose caller goes on; want 3 and 3", removed, n)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM workflow_run`) + count(t, pool, `SELECT count(*) FROM process_token`); n != 6 {
+		t.Errorf("%d steps and tokens are left, want 6", n)
+	}
+}
+
 // A row that somebody holds does not stop the cleanup; it is removed the next time.
 func TestLockedRowIsLeft(t *testing.T) {
 	pool := pgtest.New(t)
