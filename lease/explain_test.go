@@ -102,7 +102,7 @@ func (p plan) buffers() int { return p.root.Hit + p.root.Read }
 // bad returns what is wrong with a plan that is to touch about n rows: tables and indexes
 // may only be entered by key, and only as many rows be sorted or thrown away.
 func (p plan) bad(n int) (list []string) {
-	indexes := []string{"workflow_run_lane_idx", "workflow_run_pkey", "workflow_run_leased_idx"}
+	indexes := []string{"workflow_pause_open_idx", "workflow_run_lane_idx", "workflow_run_pkey", "workflow_run_leased_idx"}
 	var walk func(node)
 	walk = func(x node) {
 		total := int(x.Rows * x.Loops)
