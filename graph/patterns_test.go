@@ -140,7 +140,7 @@ func TestPatterns(t *testing.T) {
 		{number: "33", name: "generalised AND-join",
 			nodes: `"F": {"fork": ["A", "B", "C", "D"]}, A>M B>M C(300)>N D(300)>N M>J N>J "J": {"join": "all", "to": "E"}, E>`, want: "A1 B1 C1 D1 E2 M2 N2"},
 		{number: "34", name: "static partial join for multiple instances",
-			nodes: `"E": {"each": {"list": "[900, 1, 1]", "do": "test.step.v1", "need": 2}, "in": {"ms": "item"}, "to": "A"}, A>`, want: "A1 E/item3",
+			nodes: `"E": {"each": {"list": "[2500, 1, 1]", "do": "test.step.v1", "need": 2}, "in": {"ms": "item"}, "to": "A"}, A>`, want: "A1 E/item3",
 			act: func(s *site, _ uuid.UUID) {
 				s.done(s.last("A"))
 				if n := query[int](s.t, s.pool, `SELECT count(*) FROM activity_instance WHERE node_id = 'E/item' AND status = 'succeeded'`); n != 2 {

@@ -301,7 +301,7 @@ func TestEach(t *testing.T) {
 // becomes of them, a failure included, changes nothing any more.
 func TestEachGoesOn(t *testing.T) {
 	s := newSite(t)
-	p := s.deploy("E", `"E": {"each": {"list": "[[1, ''], [700, ''], [2, ''], [300, 'bad']]", "do": "test.step.v1", "need": 2},
+	p := s.deploy("E", `"E": {"each": {"list": "[[1, ''], [2000, ''], [2, ''], [1200, 'bad']]", "do": "test.step.v1", "need": 2},
 			"in": {"name": "'item'", "ms": "item[0]", "fail": "item[1] == '' ? null : item[1]"}, "to": "S", "on": [{"error": "*", "to": "X"}]},
 		"S": {"scope": {"start": "A", "nodes": {`+step("A", "W", `"n": "steps.E.filter(r, r != null).size()"`)+`, "W": {"human": {}}}}, "to": "B"},`+
 		step("B", "", `"n": "steps.E.filter(r, r != null).size()"`)+","+step("X", ""))
