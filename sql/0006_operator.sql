@@ -350,7 +350,6 @@ LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $fn$
 DECLARE
     i    process_instance;
     x    incident;
-    t    record;
     why  text;
     join_waits text;
 BEGIN
@@ -483,25 +482,20 @@ BEGIN
     PERFORM set_config('workflow.retry', 'on', true);
     RETURN QUERY
     WITH chosen AS MATERIALIZED (
-        SELECT r.id, row_number() OVER (ORDER BY r.finished_at, r.id) - 1 AS place
-        FROM (SELECT f.id, f.finished_at FROM workflow_run f
-              WHERE f.status = 'failed' AND f.finished_at IS NOT NULL AND f.token_id IS NULL AND f.deleted_at IS NULL AND f.attempt < 1000
-                AND f.finished_at >= since AND f.finished_at < until
-                AND workflow_covers(workflow_redrive.prefix, f.type) AND (workflow_redrive.code IS NULL OR f.error->>'code' = workflow_redrive.code)
-              ORDER BY f.finished_at, f.id
-              LIMIT most
-              FOR NO KEY UPDATE SKIP LOCKED) r
+        SELECT c.*, c.place - 1 AS before_it
+        FROM workflow_redrive(workflow_redrive.prefix, workflow_redrive.code, since, until, most) WITH ORDINALITY
+          AS c (id, type, code_was, error_was, failed_at, run_at, place)
     ), again AS (
         UPDATE workflow_run w
         SET status = 'pending', finished_at = NULL, updated_at = clock_timestamp(), suspect = false, postponed = 0,
-            run_at = now() + CASE WHEN per_second IS NULL THEN interval '0' ELSE c.place / per_second * interval '1 second' END,
+            run_at = now() + coalesce(c.before_it / per_second, 0) * interval '1 second',
             max_attempts = least(1000, greatest(w.max_attempts, w.attempt + workflow_redrive.attempts))
         FROM chosen c
-        WHERE w.id = c.id
+        WHERE w.id = c.id AND w.status = 'failed' AND w.deleted_at IS NULL AND w.attempt < 1000 -- others may have been faster
         RETURNING w.id, w.run_at
     )
-    SELECT r.id, r.type, r.error->>'code', r.last_error, r.finished_at, a.run_at
-    FROM chosen c JOIN workflow_run r ON r.id = c.id JOIN again a ON a.id = c.id
+    SELECT c.id, c.type, c.code_was, c.error_was, c.failed_at, a.run_at
+    FROM chosen c JOIN again a ON a.id = c.id
     ORDER BY c.place;
     PERFORM set_config('workflow.retry', before, true);
 END
@@ -528,31 +522,43 @@ $fn$;
 COMMENT ON FUNCTION workflow_release(text, text) IS
     'Takes a worker''s leases away at once, so that others may have its runs; what it still reports is refused. The attempts stay charged. Returns how many.';
 
-CREATE FUNCTION workflow_reschedule(id uuid, run_at timestamptz) RETURNS text
+-- Another time or priority is no change of status, which a trigger would record: this does. It
+-- answers what the run is instead, if it is not pending.
+CREATE FUNCTION workflow_edit(id uuid, run_at timestamptz, priority integer) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
+DECLARE
+    was workflow_run;
 BEGIN
-    UPDATE workflow_run r SET run_at = workflow_reschedule.run_at, updated_at = clock_timestamp()
-    WHERE r.id = workflow_reschedule.id AND r.status = 'pending' AND r.deleted_at IS NULL;
-    IF FOUND THEN
-        RETURN 'due ' || to_char(workflow_reschedule.run_at, 'YYYY-MM-DD HH24:MI:SS TZ');
+    IF workflow_edit.run_at IS NULL AND workflow_edit.priority IS NULL THEN
+        RAISE EXCEPTION 'workflow_run: neither a time nor a priority is given' USING ERRCODE = 'check_violation', HINT = 'Say when the run is to be due, or with which priority.';
     END IF;
-    RETURN coalesce((SELECT 'too late: ' || CASE WHEN r.deleted_at IS NOT NULL THEN 'deleted' ELSE r.status END FROM workflow_run r WHERE r.id = workflow_reschedule.id), 'not found');
+    SELECT * INTO was FROM workflow_run r WHERE r.id = workflow_edit.id FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'not found';
+    ELSIF was.deleted_at IS NOT NULL OR was.status <> 'pending' THEN
+        RETURN 'too late: ' || CASE WHEN was.deleted_at IS NOT NULL THEN 'deleted' ELSE was.status END;
+    END IF;
+    UPDATE workflow_run r
+    SET run_at = coalesce(workflow_edit.run_at, greatest(r.run_at, now())), priority = coalesce(workflow_edit.priority, r.priority), updated_at = clock_timestamp()
+    WHERE r.id = was.id;
+    INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, data)
+    SELECT was.id, 'edited', concat_ws(' ', session_user, nullif(current_setting('application_name'), '')), was.attempt, was.lease_no,
+           jsonb_build_object('run_at_was', was.run_at, 'priority_was', was.priority)
+    WHERE coalesce(current_setting('workflow.audit', true), '') <> 'off';
+    RETURN NULL;
 END
+$fn$;
+
+CREATE FUNCTION workflow_reschedule(id uuid, run_at timestamptz) RETURNS text
+LANGUAGE sql SET search_path FROM CURRENT AS $fn$
+    SELECT coalesce(workflow_edit(workflow_reschedule.id, workflow_reschedule.run_at, NULL),
+                    'due ' || to_char(workflow_reschedule.run_at, 'YYYY-MM-DD HH24:MI:SS TZ'))
 $fn$;
 COMMENT ON FUNCTION workflow_reschedule(uuid, timestamptz) IS 'Has a pending run be due at another time. Answers due …, too late: <status>, or not found.';
 
 CREATE FUNCTION workflow_prioritize(id uuid, priority integer) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
-#variable_conflict use_column
-BEGIN
-    UPDATE workflow_run r
-    SET priority = workflow_prioritize.priority, run_at = greatest(r.run_at, now()), updated_at = clock_timestamp()
-    WHERE r.id = workflow_prioritize.id AND r.status = 'pending' AND r.deleted_at IS NULL;
-    IF FOUND THEN
-        RETURN 'priority ' || workflow_prioritize.priority;
-    END IF;
-    RETURN coalesce((SELECT 'too late: ' || CASE WHEN r.deleted_at IS NOT NULL THEN 'deleted' ELSE r.status END FROM workflow_run r WHERE r.id = workflow_prioritize.id), 'not found');
-END
+LANGUAGE sql SET search_path FROM CURRENT AS $fn$
+    SELECT coalesce(workflow_edit(workflow_prioritize.id, NULL, workflow_prioritize.priority), 'priority ' || workflow_prioritize.priority)
 $fn$;
 COMMENT ON FUNCTION workflow_prioritize(uuid, integer) IS 'Has a pending run go first, or last: -100 to 100. It lines up behind those of that priority which are due. Answers priority …, too late: <status>, or not found.';

@@ -51,6 +51,9 @@ func TestRescheduleAndPrioritize(t *testing.T) {
 	s.expect("due", s.of(id, `run_at AT TIME ZONE 'UTC'`), "2030-01-01 12:00:00")
 	s.expect("answer", s.do(`SELECT workflow_prioritize('`+id+`', 50)`), "priority 50")
 	s.expect("run", s.of(id, `concat_ws(' ', priority, run_at AT TIME ZONE 'UTC')`), "50 2030-01-01 12:00:00")
+	s.expect("history", s.do(`SELECT string_agg(concat_ws(' ', event_type, actor, data->>'priority_was', (data->>'run_at_was')::timestamptz > '2029-01-01'), ', ' ORDER BY id) FROM workflow_history`),
+		"edited postgres 0 f, edited postgres 0 t")
+	s.refused(`SELECT workflow_reschedule('`+id+`', NULL)`, "23514", "Say when", "neither a time nor a priority")
 	s.refused(`SELECT workflow_prioritize('`+id+`', 101)`, "23514", "-100 (last) to 100", "101")
 	s.refused(`SELECT workflow_reschedule('`+id+`', 'infinity')`, "23514", "from the year 2000", "infinity")
 	for _, function := range []string{`workflow_reschedule('%s', now())`, `workflow_prioritize('%s', 1)`} {
