@@ -11,7 +11,7 @@ import (
 
 // records writes what may have to be undone, and what has been.
 func (w *writer) records(all []*instance) {
-	var owners, tokens, runs, undone, failed, again, lenders, over []uuid.UUID
+	var owners, tokens, runs, undone, failed, again, lenders []uuid.UUID
 	var nodes, undos []string
 	for _, i := range all {
 		for _, r := range i.changes.records {
@@ -22,14 +22,12 @@ func (w *writer) records(all []*instance) {
 		if i.changes.undoAgain {
 			again = append(again, i.id)
 		}
-		if i.changes.unknown || i.lends && i.status == Completed {
+		lends := i.lends && i.status == Completed
+		if i.changes.unknown || lends {
 			w.unknown(i)
 		}
-		if i.lends && i.status == Completed {
+		if lends {
 			lenders = append(lenders, i.id)
-		}
-		if i.lends && i.status.Final() {
-			over = append(over, i.id)
 		}
 	}
 	if len(owners) > 0 {
@@ -72,14 +70,6 @@ func (w *writer) records(all []*instance) {
 			JOIN compensation_record r ON r.instance_id = h.lender
 			WHERE r.status = 'Pending' OR r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
 			ORDER BY r."order"`, lenders)
-	}
-	if len(over) > 0 { // a caller that waits for this to undo its own looks again now
-		w.queue(`
-			UPDATE workflow_run SET run_at = least(run_at, statement_timestamp()), updated_at = clock_timestamp()
-			WHERE type = $2 AND status = 'pending' AND token_id IN (
-				SELECT t.id
-				FROM process_instance i JOIN process_token t ON t.instance_id = i.parent_process_instance_id
-				WHERE i.id = ANY ($1) AND t.mode = 'Compensation' AND t.state = 'Ready')`, over, undoType)
 	}
 }
 
