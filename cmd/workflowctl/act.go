@@ -116,13 +116,12 @@ Without --do it only shows them:
   workflowctl redrive billing. --code timeout --most 100000 --per-second 50 --do`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			from := any("-infinity")
+			from := "-infinity"
 			if since != "" {
-				at, err := aTime(since)
-				if err != nil {
+				if _, err := aTime(since); err != nil {
 					return fmt.Errorf("--since=%.120q: %w", since, err)
 				}
-				from = at.(time.Time).Format(time.RFC3339Nano)
+				from = since
 			}
 			if perSecond < 0 {
 				return fmt.Errorf("--per-second=%g: use more than 0, or leave it out", perSecond)

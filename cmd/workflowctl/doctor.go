@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -152,5 +151,3 @@ func tell(out io.Writer, found []finding, asJSON bool) error {
 	}
 	return nil
 }
-
-var errNoTerminal = errors.New("top wants a terminal; use --once, or workflowctl show WHAT")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -36,7 +37,7 @@ func newTop() *cobra.Command {
 				return fmt.Errorf("--every=%v: use 200ms or more", every)
 			}
 			if !once && !isTerminal(cmd.OutOrStdout()) {
-				return errNoTerminal
+				return errors.New("top wants a terminal; use --once, or workflowctl show WHAT")
 			}
 			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
 				for {
