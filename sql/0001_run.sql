@@ -150,6 +150,14 @@ CREATE INDEX workflow_run_lane_idx ON workflow_run (suspect, type, priority DESC
     WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
       AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000;
 
+-- What that index holds, for whoever asks for it by (suspect, type, ...).
+CREATE VIEW workflow_open AS
+    SELECT id, suspect, type, priority, run_at, payload
+    FROM workflow_run
+    WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
+      AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000;
+COMMENT ON VIEW workflow_open IS 'Runs that are leased when they are due.';
+
 -- What is leased, by the time of the lease. It holds started_at and not lease_until, so
 -- that heartbeats change no index.
 CREATE INDEX workflow_run_leased_idx ON workflow_run (started_at)

@@ -462,25 +462,25 @@ BEGIN
               HINT = 'To act on an instance: process_pause, process_resume, process_correct, or a run of graph.cancel.v1, graph.retry.v1, graph.message.v1, graph.complete_task.v1.';
 END
 $fn$;
-CREATE TRIGGER process_guard AFTER UPDATE OF status, output_payload, failure_reason, live_tokens, ready_tokens, joining_tokens, open_incidents,
-        ending, ending_reason, started_at, completed_at ON process_instance
-    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
-CREATE TRIGGER process_guard AFTER UPDATE OF instance_id, node, edge, state, mode, item, parallel_group_id, version ON process_token
-    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
-CREATE TRIGGER process_guard AFTER UPDATE ON parallel_group
-    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
-CREATE TRIGGER process_guard AFTER UPDATE ON parallel_join
-    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
-CREATE TRIGGER process_guard AFTER UPDATE ON compensation_record
-    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
-CREATE TRIGGER process_guard AFTER UPDATE ON incident
-    FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
-CREATE TRIGGER process_guard BEFORE UPDATE ON process_state_history
-    FOR EACH STATEMENT WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
-CREATE TRIGGER process_guard BEFORE UPDATE ON process_event
-    FOR EACH STATEMENT WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
-CREATE TRIGGER process_guard BEFORE UPDATE ON process_correction
-    FOR EACH STATEMENT WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_guard();
+DO $do$
+DECLARE
+    guarded text;
+BEGIN
+    FOREACH guarded IN ARRAY ARRAY[
+        'AFTER UPDATE OF status, output_payload, failure_reason, live_tokens, ready_tokens, joining_tokens, open_incidents,
+                         ending, ending_reason, started_at, completed_at ON process_instance FOR EACH ROW',
+        'AFTER UPDATE OF instance_id, node, edge, state, mode, item, parallel_group_id, version ON process_token FOR EACH ROW',
+        'AFTER UPDATE ON parallel_group FOR EACH ROW',
+        'AFTER UPDATE ON parallel_join FOR EACH ROW',
+        'AFTER UPDATE ON compensation_record FOR EACH ROW',
+        'AFTER UPDATE ON incident FOR EACH ROW',
+        'BEFORE UPDATE ON process_state_history FOR EACH STATEMENT',
+        'BEFORE UPDATE ON process_event FOR EACH STATEMENT',
+        'BEFORE UPDATE ON process_correction FOR EACH STATEMENT'] LOOP
+        EXECUTE format('CREATE TRIGGER process_guard %s WHEN (current_setting(''workflow.advance'', true) IS DISTINCT FROM ''on'') EXECUTE FUNCTION process_guard()', guarded);
+    END LOOP;
+END
+$do$;
 
 -- What nobody may change.
 CREATE FUNCTION process_instance_guard() RETURNS trigger
@@ -507,19 +507,17 @@ CREATE TRIGGER process_instance_deleted AFTER UPDATE OF deleted_at ON process_in
 CREATE TRIGGER process_instance_removed AFTER DELETE ON process_instance
     FOR EACH ROW WHEN (OLD.completed_at IS NULL) EXECUTE FUNCTION process_instance_guard();
 
--- Empty on a healthy system. Each view names what is wrong with an instance.
-CREATE VIEW process_starting AS -- by index: those that are due, and those that run
+CREATE VIEW process_starting AS -- by index: those that wait, and those that run
     SELECT r.id AS run_id, (r.payload->'parent'->>'token')::uuid AS token_id, (r.payload->'parent'->>'instance')::uuid AS instance_id
-    FROM workflow_run r
-    WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL
-              AND r.finished_at IS NULL AND r.priority BETWEEN -100 AND 100 AND r.attempt >= 0 AND r.max_attempts BETWEEN 1 AND 1000
-      AND r.suspect IN (false, true) AND r.type = 'graph.start.v1' AND r.payload ? 'parent'
+    FROM workflow_open r
+    WHERE r.suspect IN (false, true) AND r.type = 'graph.start.v1' AND r.payload ? 'parent'
     UNION ALL
     SELECT r.id, (r.payload->'parent'->>'token')::uuid, (r.payload->'parent'->>'instance')::uuid
     FROM workflow_run r
     WHERE r.status = 'leased' AND r.type = 'graph.start.v1' AND r.payload ? 'parent';
 COMMENT ON VIEW process_starting IS 'Instances that are about to be started by others that call them.';
 
+-- Empty on a healthy system. Each view names what is wrong with an instance.
 CREATE VIEW process_without_mover AS
     SELECT i.id AS instance_id, i.status, i.updated_at
     FROM process_instance i

@@ -83,33 +83,25 @@ CREATE VIEW workflow_lane AS
         SELECT f.*
         FROM unnest('{f,t}'::boolean[]) AS s (suspect)
         CROSS JOIN LATERAL (
-            SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_run r
-            WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
-              AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000
-              AND r.suspect = s.suspect
+            SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_open r
+            WHERE r.suspect = s.suspect
             ORDER BY r.type, r.priority DESC, r.run_at, r.id LIMIT 1) AS f
         UNION ALL
         SELECT n.*
         FROM lane l CROSS JOIN LATERAL (
-            (SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_run r
-             WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
-               AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000
-               AND r.suspect = l.suspect AND r.type = l.type AND r.priority < l.priority
+            (SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_open r
+             WHERE r.suspect = l.suspect AND r.type = l.type AND r.priority < l.priority
              ORDER BY r.priority DESC, r.run_at, r.id LIMIT 1)
             UNION ALL
-            (SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_run r
-             WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
-               AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000
-               AND r.suspect = l.suspect AND r.type > l.type
+            (SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_open r
+             WHERE r.suspect = l.suspect AND r.type > l.type
              ORDER BY r.type, r.priority DESC, r.run_at, r.id LIMIT 1)
             LIMIT 1) AS n
     )
     SELECT l.type, l.priority, l.suspect, l.run_at AS first_run_at,
            (SELECT count(*)
-            FROM (SELECT FROM workflow_run r
-                  WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
-                    AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000
-                    AND r.suspect = l.suspect AND r.type = l.type AND r.priority = l.priority AND r.run_at <= now()
+            FROM (SELECT FROM workflow_open r
+                  WHERE r.suspect = l.suspect AND r.type = l.type AND r.priority = l.priority AND r.run_at <= now()
                   ORDER BY r.run_at LIMIT 1000) AS x) AS due
     FROM lane l;
 COMMENT ON VIEW   workflow_lane IS 'What waits, by type and priority.';
