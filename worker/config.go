@@ -54,6 +54,9 @@ type Config struct {
 	// 64 printable characters. Default: "worker".
 	Name string
 
+	// Version of the program, shown in workflow_live_worker. Default: none.
+	Version string
+
 	// Concurrency is how many runs are executed at once. Default: DefaultConcurrency.
 	Concurrency int
 

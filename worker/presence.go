@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"os"
-	"runtime/debug"
 	"time"
 
 	"github.com/google/uuid"
@@ -12,6 +11,9 @@ import (
 // reportEvery is how often a worker says that it is alive, for people to read.
 const reportEvery = 10 * time.Second
 
+// reportTimeout is short: meanwhile a connection that settles could need is taken.
+const reportTimeout = 2 * time.Second
+
 // report keeps the worker's row in workflow_worker until ctx ends, and takes it away then. Nothing
 // is decided by it, so what goes wrong here is only noted.
 func (w *Worker) report(ctx context.Context) {
@@ -19,7 +21,7 @@ func (w *Worker) report(ctx context.Context) {
 	host, _ := os.Hostname() // for people; empty is fine
 	started := time.Now()
 	for ctx.Err() == nil {
-		call, done := context.WithTimeout(ctx, callTimeout)
+		call, done := context.WithTimeout(ctx, reportTimeout)
 		_, err := w.db.Exec(call, `
 			WITH gone AS ( -- those that died long ago
 				DELETE FROM workflow_worker WHERE seen_at < now() - interval '1 day' AND id <> $1
@@ -28,7 +30,7 @@ func (w *Worker) report(ctx context.Context) {
 			VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, now() - $11 * interval '1 second')
 			ON CONFLICT (id) DO UPDATE SET seen_at = now(), running = excluded.running`,
 			id, w.name, w.config.Prefixes, w.config.Mux.patterns(), w.config.Steps, w.config.Concurrency, w.jobs.count(),
-			version(), host, os.Getpid(), time.Since(started).Seconds())
+			w.config.Version, host, os.Getpid(), time.Since(started).Seconds())
 		done()
 		if err != nil && ctx.Err() == nil {
 			w.config.Logger.Debug("cannot say in workflow_worker that this worker is alive", "err", err)
@@ -40,18 +42,4 @@ func (w *Worker) report(ctx context.Context) {
 	if _, err := w.db.Exec(call, `DELETE FROM workflow_worker WHERE id = $1`, id); err != nil {
 		w.config.Logger.Debug("cannot take this worker out of workflow_worker", "err", err)
 	}
-}
-
-// version is that of the program, as it was built.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return info.Main.Version + " " + s.Value[:min(len(s.Value), 12)]
-		}
-	}
-	return info.Main.Version
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/cmd/internal/build"
 	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
 	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
 	"github.com/simple-workflow/simple-workflow/graph"
@@ -101,6 +102,7 @@ func (p *process) config(mux *worker.Mux, m *metrics, engine *graph.Engine) work
 		Mux:              mux,
 		Prefixes:         s.prefixes,
 		Name:             s.ID.Value,
+		Version:          build.Name(),
 		Concurrency:      s.Concurrency.Value,
 		Lease:            s.Lease.Value,
 		Heartbeat:        s.Heartbeat.Value,

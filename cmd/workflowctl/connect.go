@@ -80,6 +80,19 @@ func (t *target) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
+// with has do work with a connection. What fails then is a failure.
+func (t *target) with(ctx context.Context, do func(*pgx.Conn) error) error {
+	conn, err := t.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if err := do(conn); err != nil {
+		return &failure{err}
+	}
+	return nil
+}
+
 // current returns the schema that the connection works on.
 func current(ctx context.Context, conn *pgx.Conn) (string, error) {
 	var schema *string

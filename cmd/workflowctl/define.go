@@ -46,7 +46,7 @@ Deploying the same definition again changes nothing. An edited one needs a highe
 			if err != nil || check {
 				return err
 			}
-			return deploy(cmd.Context(), cmd.OutOrStdout(), &t, all)
+			return t.with(cmd.Context(), func(conn *pgx.Conn) error { return deploy(cmd.Context(), cmd.OutOrStdout(), conn, all) })
 		},
 	}
 	define.Flags().BoolVar(&check, "check", check, "only check: no database is needed")
@@ -137,21 +137,16 @@ func (f *file) check() (findings []graph.Finding, err error) {
 }
 
 // deploy deploys all of the definitions or none.
-func deploy(ctx context.Context, out io.Writer, t *target, all []*file) error {
-	conn, err := t.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+func deploy(ctx context.Context, out io.Writer, conn *pgx.Conn, all []*file) error {
 	if err := sql.Check(ctx, conn); err != nil {
-		return &failure{err}
+		return err
 	}
 	// In one order, so that two such commands cannot wait for each other.
 	slices.SortStableFunc(all, func(a, b *file) int {
 		return cmp.Or(cmp.Compare(a.Process, b.Process), cmp.Compare(a.Version, b.Version))
 	})
 	var done []string
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		for _, f := range all {
 			line, err := deployOne(ctx, tx, f.Definition)
 			if err != nil {
@@ -162,7 +157,7 @@ func deploy(ctx context.Context, out io.Writer, t *target, all []*file) error {
 		return nil
 	})
 	if err != nil {
-		return &failure{fmt.Errorf("nothing was deployed: %w", err)}
+		return fmt.Errorf("nothing was deployed: %w", err)
 	}
 	for _, line := range done {
 		fmt.Fprintln(out, line)

@@ -60,21 +60,14 @@ for standard input, and its process need not be right.`,
 }
 
 func drawInstance(ctx context.Context, out io.Writer, t *target, id uuid.UUID) error {
-	conn, err := t.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	err = sql.Check(ctx, conn)
-	if err == nil {
-		var picture string
-		picture, err = draw(ctx, conn, id)
+	return t.with(ctx, func(conn *pgx.Conn) error {
+		if err := sql.Check(ctx, conn); err != nil {
+			return err
+		}
+		picture, err := draw(ctx, conn, id)
 		fmt.Fprint(out, picture)
-	}
-	if err != nil {
-		return &failure{err}
-	}
-	return nil
+		return err
+	})
 }
 
 func draw(ctx context.Context, conn *pgx.Conn, id uuid.UUID) (string, error) {

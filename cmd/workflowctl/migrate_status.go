@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -25,14 +26,12 @@ func newMigrateStatus() *cobra.Command {
 }
 
 func migrateStatus(ctx context.Context, out io.Writer, t *target) error {
-	conn, err := t.connect(ctx)
-	if err != nil {
+	var steps []sql.Step
+	if err := t.with(ctx, func(conn *pgx.Conn) (err error) {
+		steps, err = sql.Status(ctx, conn)
 		return err
-	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	steps, err := sql.Status(ctx, conn)
-	if err != nil {
-		return &failure{err}
+	}); err != nil {
+		return err
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "MIGRATION\tAPPLIED")

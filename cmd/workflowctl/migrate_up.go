@@ -23,25 +23,15 @@ func newMigrateUp() *cobra.Command {
 		Long: `Apply the migrations that are missing, each in a transaction of its own. Any number of
 these commands may be started at once: one does the work, the others wait for it.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return migrateUp(cmd.Context(), cmd.OutOrStdout(), &t) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.with(cmd.Context(), func(conn *pgx.Conn) error { return migrateUp(cmd.Context(), cmd.OutOrStdout(), conn, t.schema) })
+		},
 	}
 	t.flags(up.Flags())
 	return up
 }
 
-func migrateUp(ctx context.Context, out io.Writer, t *target) error {
-	conn, err := t.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	if err := up(ctx, out, conn, t.schema); err != nil {
-		return &failure{err}
-	}
-	return nil
-}
-
-func up(ctx context.Context, out io.Writer, conn *pgx.Conn, schema string) error {
+func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, schema string) error {
 	if schema != "" {
 		if err := createSchema(ctx, conn, schema); err != nil {
 			return err

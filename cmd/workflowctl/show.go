@@ -64,19 +64,6 @@ func newShow() *cobra.Command {
 	return show
 }
 
-// with has do work with a connection. What fails then is a failure.
-func (t *target) with(ctx context.Context, do func(*pgx.Conn) error) error {
-	conn, err := t.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	if err := do(conn); err != nil {
-		return &failure{err}
-	}
-	return nil
-}
-
 // printQuery prints what a query gives: as a table with the values as psql has them, or as JSON.
 func printQuery(ctx context.Context, out io.Writer, conn *pgx.Conn, query string, asJSON bool, args ...any) error {
 	if asJSON {
