@@ -60,6 +60,32 @@ func (w *Worker) dueForBeat(every time.Duration) []*job {
 	return due
 }
 
+// prolong extends those leases of a batch of which half has gone by. A try to settle keeps
+// heartbeats out of the rows that it has locked, and the next one will: without this, a few that
+// take too long cost leases of runs whose handlers have returned.
+func (w *Worker) prolong(ctx context.Context, batch []*job) {
+	for range 3 {
+		due := w.ageing(batch)
+		if len(due) == 0 || w.extend(ctx, due) != nil || len(w.ageing(due)) == 0 {
+			return
+		}
+		sleep(ctx, 20*time.Millisecond) // the server may be about to end the last try
+	}
+}
+
+// ageing returns the jobs of a batch of whose leases half has gone by.
+func (w *Worker) ageing(batch []*job) (due []*job) {
+	w.jobs.mu.Lock()
+	defer w.jobs.mu.Unlock()
+	for _, j := range batch {
+		cause := context.Cause(j.ctx)
+		if !j.Exhausted && time.Since(j.extended) > j.Length/2 && !errors.Is(cause, run.ErrLost) && !errors.Is(cause, run.ErrCancelled) {
+			due = append(due, j)
+		}
+	}
+	return due
+}
+
 func (w *Worker) extend(ctx context.Context, due []*job) error {
 	held := make([]lease.Held, len(due))
 	shortest := callTimeout

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -198,5 +199,40 @@ func TestBadEvent(t *testing.T) {
 	r := finished(t, pool, enqueue(t, pool, "test.tell.v1", empty{}))
 	if r.Status != run.Failed || r.Attempt != 1 || failureOf(t, r).Code != run.CodeResult || !strings.Contains(*r.LastError, "outbox_event_type_check") {
 		t.Errorf("run is %s after %d attempts, %s; want failed after 1, %s", r.Status, r.Attempt, r.Error, run.CodeResult)
+	}
+}
+
+// While a try to settle has rows locked, no heartbeat can extend their leases. Tries that take
+// too long, one after the other, cost no lease all the same: what the handlers did is recorded
+// as soon as it can be.
+func TestSlowSettling(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	var starts atomic.Int32
+	gate := make(chan bool)
+	handle(mux, "test.many.v1", func(context.Context) error {
+		if starts.Add(1) == 8 {
+			close(gate)
+		}
+		<-gate
+		return nil
+	})
+	addMany(t, pool, "test.many.v1", 8)
+	begun := time.Now()
+	work(t, pool, mux, func(c *worker.Config) {
+		c.Hooks = []worker.Hook{{Act: func(ctx context.Context, _ pgx.Tx, _ []lease.Settlement) error {
+			if time.Since(begun) > 8*time.Second {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}}}
+	})
+	pgtest.Await(t, "all to succeed", func() bool {
+		return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 8
+	})
+	if n, took := starts.Load(), query[int](t, pool, `SELECT sum(lease_no)::int FROM workflow_run`); n != 8 || took != 8 {
+		t.Errorf("8 runs were started %d times, and leased %d times", n, took)
 	}
 }

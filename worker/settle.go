@@ -232,6 +232,7 @@ func (w *Worker) blame(j *job, err error) bool {
 
 // try records the outcomes of a batch once, and then frees their slots.
 func (w *Worker) try(ctx context.Context, batch []*job) error {
+	w.prolong(ctx, batch)
 	start := time.Now()
 	lost, err := w.commit(ctx, batch)
 	if w.config.Observe.SettleRun != nil {
