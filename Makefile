@@ -22,7 +22,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler test-rabbitmq graph-random fuzz build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
+.PHONY: help demo test test-pooler test-roles test-rabbitmq graph-random fuzz build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,11 @@ test: postgres ## all tests, with the race detector, against a real PostgreSQL
 
 test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives
 	PGTEST_BOUNCER=1 $(GO) test ./worker ./lease ./internal/cleanup
+
+test-roles: postgres ## some of the tests again, with the roles that `workflowctl roles` makes instead of the owner
+	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestHuman|TestMessages)' ./graph
+	PGTEST_ROLES=engine $(GO) test -run '^(TestHooks|TestHeartbeats|TestEvents|TestSuspects|TestCancel|TestShutdownReleases)' ./worker
+	PGTEST_ROLES=dispatcher,enqueue $(GO) test -run '^(TestAttributes|TestShared|TestRetry|TestSinkDown|TestRouting|TestLateCommit|TestLostClaim|TestAbandon)' ./dispatcher
 
 test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package rabbitmq-server; half a minute
 	$(GO) test -race -count=1 -tags rabbitmq ./dispatcher/amqp

@@ -13,7 +13,7 @@
 -- One switch, the setting workflow.audit, decides who writes:
 --   unset or on   the trigger
 --   self          the statement itself; the engine sets this for the one statement only
---   off           nobody: ALTER DATABASE app SET workflow.audit = off
+--   off           nobody: ALTER DATABASE app SET workflow.audit = off; but what operators call records itself always
 
 DO $do$
 BEGIN
@@ -42,7 +42,7 @@ COMMENT ON COLUMN workflow_history.started_at IS 'When the lease was taken that 
 COMMENT ON COLUMN workflow_history.event_type IS 'failed, retried, postponed, released, expired, cancelled, requeued, held, resumed, edited, deleted or undeleted; succeeded if it was not a worker that said so.';
 COMMENT ON COLUMN workflow_history.actor IS 'The worker, or the database role and its application_name.';
 COMMENT ON COLUMN workflow_history.leased_by IS 'Who held the lease that was ended, if that is not the actor.';
-COMMENT ON COLUMN workflow_history.data IS 'What helps to understand the change: the error, the reason.';
+COMMENT ON COLUMN workflow_history.data IS 'What helps to understand the change: the error, the reason, the statement by which somebody who is not the engine made it.';
 
 -- Orders the events of one run: by time, and at the same microsecond by place.
 CREATE FUNCTION workflow_event_id(at timestamptz, place integer) RETURNS bigint
@@ -56,7 +56,7 @@ CREATE VIEW workflow_event AS
     FROM workflow_run r
 UNION ALL
     SELECT workflow_event_id(h.created_at, 1), h.workflow_id, h.event_type, h.attempt, h.lease_no, h.actor,
-           coalesce(h.data, CASE h.event_type WHEN 'expired' THEN jsonb_build_object('worker', h.leased_by) END), h.created_at
+           CASE h.event_type WHEN 'expired' THEN jsonb_build_object('worker', h.leased_by) || coalesce(h.data, '{}') ELSE h.data END, h.created_at
     FROM workflow_history h
 UNION ALL
     SELECT workflow_event_id(h.started_at, 2), h.workflow_id, 'leased', h.attempt, h.lease_no, coalesce(h.leased_by, h.actor), NULL, h.started_at
@@ -76,12 +76,14 @@ COMMENT ON COLUMN workflow_event.id IS 'Orders the events of one run by their ti
 COMMENT ON COLUMN workflow_event.actor IS 'The worker, or the database role and its application_name.';
 
 CREATE FUNCTION workflow_run_audit_row() RETURNS trigger
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     kinds text[] := '{}';
     kind  text;
     ended boolean := OLD.status = 'leased' AND (NEW.status <> 'leased' OR NEW.lease_no <> OLD.lease_no);
     who   text := concat_ws(' ', session_user, nullif(current_setting('application_name'), ''));
+    how   jsonb := CASE WHEN current_setting('workflow.advance', true) = 'on' THEN '{}' -- the engine itself
+                        ELSE jsonb_build_object('statement', left(current_query(), 1000)) END;
 BEGIN
     IF ended THEN
         kinds := kinds || CASE NEW.status WHEN 'pending' THEN 'released' WHEN 'leased' THEN 'expired' ELSE NEW.status END;
@@ -110,7 +112,7 @@ BEGIN
             WHEN 'failed'    THEN coalesce(NEW.error, jsonb_build_object('message', NEW.last_error))
             WHEN 'cancelled' THEN jsonb_build_object('reason', NEW.last_error, 'was', OLD.status)
             WHEN 'requeued'  THEN jsonb_build_object('max_attempts', NEW.max_attempts)
-            WHEN 'edited'    THEN jsonb_build_object('attempt_was', OLD.attempt) END);
+            WHEN 'edited'    THEN jsonb_build_object('attempt_was', OLD.attempt) ELSE '{}' END || how);
         ended := false; -- the first of them tells of the lease
     END LOOP;
     RETURN NULL;

@@ -130,7 +130,7 @@ RETURN cardinality(types) = 0 OR event_type ^@ ANY (types);
 -- within one aggregate a later id is always a later commit.
 CREATE FUNCTION outbox_emit(aggregate_id uuid, event_type text, payload jsonb, headers jsonb DEFAULT NULL)
 RETURNS bigint
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     new_id bigint;
@@ -150,7 +150,7 @@ COMMENT ON FUNCTION outbox_emit(uuid, text, jsonb, jsonb) IS
 -- in a span of time. Without a sink, every sink that wants them. It returns how many.
 CREATE FUNCTION outbox_replay(since timestamptz, until timestamptz DEFAULT 'infinity', types text[] DEFAULT '{}', sink text DEFAULT NULL)
 RETURNS bigint
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     n bigint;
 BEGIN
@@ -185,7 +185,7 @@ COMMENT ON FUNCTION outbox_replay(timestamptz, timestamptz, text[], text) IS
 
 -- Has what was given up tried again.
 CREATE FUNCTION outbox_replay_parked(sink text DEFAULT NULL, types text[] DEFAULT '{}') RETURNS bigint
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     n bigint;
 BEGIN
@@ -219,7 +219,7 @@ COMMENT ON FUNCTION outbox_replay_parked(text, text[]) IS
 --   ALTER DATABASE app SET workflow.run_events = 'failed'              -- none, failed (the default), all
 --   ALTER DATABASE app SET workflow.run_event_types = 'billing.,email.' -- prefixes; unset: all types
 CREATE FUNCTION outbox_run_event() RETURNS trigger
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     types text[] := string_to_array(replace(coalesce(current_setting('workflow.run_event_types', true), ''), ' ', ''), ',');
     code  text   := NEW.error->>'code';

@@ -20,7 +20,7 @@ CREATE FUNCTION workflow_enqueue_once(
     OUT run         uuid,
     OUT existing    boolean
 )
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     given uuid := coalesce(workflow_enqueue_once.id, workflow_uuid());
@@ -88,11 +88,12 @@ COMMENT ON FUNCTION workflow_enqueue(text, jsonb, timestamptz, interval, integer
 -- Final: the lease token goes with the same statement, so nothing a worker reports
 -- afterwards is recorded.
 CREATE FUNCTION workflow_cancel(id uuid, reason text DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     seen text;
 BEGIN
+    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
     LOOP
         UPDATE workflow_run r
         SET status = 'cancelled', finished_at = now(), updated_at = clock_timestamp(), suspect = false,
@@ -117,13 +118,14 @@ COMMENT ON FUNCTION workflow_cancel(uuid, text) IS
 
 -- Raises max_attempts where needed and never lowers attempt: history stays true.
 CREATE FUNCTION workflow_retry(id uuid, attempts integer DEFAULT 1) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     before  text := coalesce(current_setting('workflow.retry', true), '');
     retried boolean;
     seen    text;
 BEGIN
+    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
     IF workflow_retry.attempts NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'workflow_retry: attempts % is outside 1 to 1000', workflow_retry.attempts
             USING ERRCODE = 'check_violation', HINT = 'Say how many further starts the run may have.';
@@ -156,9 +158,10 @@ COMMENT ON FUNCTION workflow_retry(uuid, integer) IS
     'Gives a failed run further attempts, now. Answers pending, not failed: <status>, or not found.';
 
 CREATE FUNCTION workflow_delete(id uuid, reason text) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 BEGIN
+    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
     -- A leased run is cancelled by the same statement, or its worker could still settle it.
     UPDATE workflow_run r
     SET deleted_at = now(), delete_reason = left(workflow_delete.reason, 4096), updated_at = clock_timestamp(),

@@ -204,7 +204,7 @@ COMMENT ON COLUMN join_arrival.surplus IS 'Over this edge one had come before: t
 
 -- Somebody other than the engine has cancelled or deleted a step: its process is told, by a run.
 CREATE FUNCTION process_step_cut_off() RETURNS trigger
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
     INSERT INTO workflow_run (type, payload, priority)
     SELECT 'graph.cut_off.v1', jsonb_build_object('token', t.id, 'visit', t.version, 'reason', coalesce(nullif(NEW.delete_reason, ''), NEW.last_error, 'cancelled')),
@@ -288,7 +288,7 @@ COMMENT ON COLUMN user_task.version IS 'Grows with each change; say which one yo
 
 -- SELECT process_task_assign('…', 'anna');  NULL releases it.
 CREATE FUNCTION process_task_assign(task uuid, assignee text, version bigint DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
     UPDATE user_task t SET assignee = process_task_assign.assignee, version = t.version + 1
     WHERE t.id = task AND t.state = 'open' AND t.version = coalesce(process_task_assign.version, t.version)
@@ -425,7 +425,7 @@ CREATE INDEX process_correction_node_idx ON process_correction (instance_id, nod
 COMMENT ON TABLE process_correction IS 'Facts that operators have corrected: steps.<node> is the value, until the node is visited again. See process_correct().';
 
 CREATE FUNCTION process_correct(instance uuid, node text, value jsonb, reason text) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     i process_instance;
 BEGIN
@@ -687,7 +687,7 @@ CREATE VIEW process_duration AS
 -- Pausing: nothing of the instance is leased until it is resumed. What is leased goes on, and is
 -- accepted; what it leads to waits. Timers that fall due meanwhile fire when it is resumed.
 CREATE FUNCTION process_pause(id uuid) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
     UPDATE process_instance i SET paused_at = now(), version = version + 1, updated_at = now()
     WHERE i.id = process_pause.id AND i.completed_at IS NULL AND i.paused_at IS NULL;
@@ -699,13 +699,16 @@ BEGIN
     WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
                    WHERE t.instance_id = process_pause.id AND h.status IN ('pending', 'leased') AND h.held_at IS NULL
                    ORDER BY h.id FOR NO KEY UPDATE OF h);
+    INSERT INTO process_event (instance_id, event_type, version, data)
+    SELECT i.id, 'instance.paused', i.version, jsonb_build_object('actor', concat_ws(' ', session_user, nullif(current_setting('application_name'), '')))
+    FROM process_instance i WHERE i.id = process_pause.id;
     RETURN 'paused';
 END
 $fn$;
 COMMENT ON FUNCTION process_pause(uuid) IS 'Pauses an instance. Answers paused, already paused, too late: …, or not found.';
 
 CREATE FUNCTION process_resume(id uuid) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
     UPDATE process_instance i SET paused_at = NULL, version = version + 1, updated_at = now()
     WHERE i.id = process_resume.id AND i.paused_at IS NOT NULL AND i.completed_at IS NULL;
@@ -717,6 +720,9 @@ BEGIN
     WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
                    WHERE t.instance_id = process_resume.id AND h.status IN ('pending', 'leased') AND h.held_at IS NOT NULL
                    ORDER BY h.id FOR NO KEY UPDATE OF h);
+    INSERT INTO process_event (instance_id, event_type, version, data)
+    SELECT i.id, 'instance.resumed', i.version, jsonb_build_object('actor', concat_ws(' ', session_user, nullif(current_setting('application_name'), '')))
+    FROM process_instance i WHERE i.id = process_resume.id;
     RETURN 'resumed';
 END
 $fn$;

@@ -160,7 +160,8 @@ CREATE VIEW workflow_working AS
 COMMENT ON VIEW workflow_working IS 'Runs that are leased, the longest first. Use LIMIT.';
 
 CREATE VIEW workflow_failing AS
-    SELECT f.type, f.code, count(*) AS failed, max(f.finished_at) AS latest, (array_agg(f.last_error ORDER BY f.finished_at DESC))[1] AS last_error,
+    SELECT f.type, f.code, count(*) AS failed, max(f.finished_at) AS latest, CASE WHEN has_table_privilege('workflow_run'::regclass, 'SELECT') -- it may quote a payload
+                THEN (array_agg(f.last_error ORDER BY f.finished_at DESC))[1] ELSE '(hidden)' END AS last_error,
            (array_agg(f.id ORDER BY f.finished_at DESC))[1] AS last_run
     FROM (SELECT r.id, r.type, coalesce(r.error->>'code', 'unknown') AS code, r.finished_at, r.last_error
           FROM workflow_run r
@@ -168,6 +169,20 @@ CREATE VIEW workflow_failing AS
           ORDER BY r.finished_at DESC LIMIT 1000) f
     GROUP BY f.type, f.code;
 COMMENT ON VIEW workflow_failing IS 'The last thousand runs that have failed for good, by type and code.';
+
+-- For those who must not see what runs and processes are about: see roles/create.sql.
+CREATE VIEW workflow_overview AS
+    SELECT r.id, r.type, r.status, r.priority, r.attempt, r.max_attempts, r.postponed, r.suspect, r.error->>'code' AS error_code,
+           r.run_at, r.started_at, r.deadline_at, r.finished_at, r.held_at, r.lease_until, r.lease_no, r.leased_by, r.settled_by, r.token_id,
+           r.created_at, r.created_by, r.updated_at, r.deleted_at
+    FROM workflow_run r;
+COMMENT ON VIEW workflow_overview IS 'Runs without what they are about: no payload, result, key, metadata, or text of an error.';
+
+CREATE VIEW process_overview AS
+    SELECT i.id, d.name, d.version, i.status, i.priority, i.parent_process_instance_id, i.live_tokens, i.ready_tokens, i.joining_tokens, i.open_incidents,
+           i.ending, i.created_at, i.updated_at, i.started_at, i.completed_at, i.paused_at, i.deleted_at
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id;
+COMMENT ON VIEW process_overview IS 'Instances without what they are about.';
 
 CREATE VIEW workflow_rate AS
     SELECT s.status, round(count(r.finished_at) / greatest(extract(epoch FROM now() - min(r.finished_at)), 1), 1) AS per_second,
@@ -410,7 +425,7 @@ COMMENT ON FUNCTION process_why(uuid) IS 'Says in one line what an instance wait
 -- ---------------------------------------------------------------------------------
 
 CREATE FUNCTION workflow_pause(prefix text, reason text) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
     IF workflow_pause.prefix !~ '^([a-z0-9_-]+\.)+([a-z0-9_-]+)?$' THEN
         RAISE EXCEPTION 'workflow_pause: % is neither a type nor a prefix that ends with a dot', quote_literal(left(workflow_pause.prefix, 120))
@@ -427,7 +442,7 @@ COMMENT ON FUNCTION workflow_pause(text, text) IS
     'Has no run of a type, or of a prefix that ends with a dot, be leased any more; what runs goes on. Answers paused or already paused.';
 
 CREATE FUNCTION workflow_resume(prefix text) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
     UPDATE workflow_pause p
     SET resumed_at = now(), resumed_by = concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))
@@ -451,11 +466,12 @@ CREATE FUNCTION workflow_redrive(
     attempts   integer     DEFAULT 1,
     dry_run    boolean     DEFAULT true
 ) RETURNS TABLE (id uuid, type text, code_was text, error_was text, failed_at timestamptz, run_at timestamptz)
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     before text := coalesce(current_setting('workflow.retry', true), '');
 BEGIN
+    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
     IF most IS NULL OR attempts IS NULL OR dry_run IS NULL OR most NOT BETWEEN 1 AND 100000 OR attempts NOT BETWEEN 1 AND 1000 OR per_second <= 0 THEN
         RAISE EXCEPTION 'workflow_redrive: most is 1 to 100000, attempts 1 to 1000, per_second above 0'
             USING ERRCODE = 'check_violation', HINT = 'Redrive more than 100000 runs in several calls.';
@@ -496,10 +512,11 @@ COMMENT ON FUNCTION workflow_redrive(text, text, timestamptz, timestamptz, integ
     'Gives failed runs of a type or prefix further attempts, the oldest first: nothing but shows them unless dry_run is false; at most so many; spread over time with per_second.';
 
 CREATE FUNCTION workflow_release(worker text, reason text) RETURNS bigint
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     n bigint;
 BEGIN
+    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
     IF reason !~ '\S' OR reason IS NULL THEN
         RAISE EXCEPTION 'workflow_release: reason is missing' USING ERRCODE = 'check_violation', HINT = 'Say why the leases are taken away.';
     END IF;
@@ -517,11 +534,12 @@ COMMENT ON FUNCTION workflow_release(text, text) IS
 -- Another time or priority is no change of status, which a trigger would record: this does. It
 -- answers what the run is instead, if it is not pending.
 CREATE FUNCTION workflow_edit(id uuid, run_at timestamptz, priority integer) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     was workflow_run;
 BEGIN
+    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
     IF workflow_edit.run_at IS NULL AND workflow_edit.priority IS NULL THEN
         RAISE EXCEPTION 'workflow_run: neither a time nor a priority is given' USING ERRCODE = 'check_violation', HINT = 'Say when the run is to be due, or with which priority.';
     END IF;
@@ -536,8 +554,7 @@ BEGIN
     WHERE r.id = was.id;
     INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, data)
     SELECT was.id, 'edited', concat_ws(' ', session_user, nullif(current_setting('application_name'), '')), was.attempt, was.lease_no,
-           jsonb_build_object('run_at_was', was.run_at, 'priority_was', was.priority)
-    WHERE coalesce(current_setting('workflow.audit', true), '') <> 'off';
+           jsonb_build_object('run_at_was', was.run_at, 'priority_was', was.priority, 'statement', left(current_query(), 1000));
     RETURN NULL;
 END
 $fn$;
@@ -554,3 +571,17 @@ LANGUAGE sql SET search_path FROM CURRENT AS $fn$
     SELECT coalesce(workflow_edit(workflow_prioritize.id, NULL, workflow_prioritize.priority), 'priority ' || workflow_prioritize.priority)
 $fn$;
 COMMENT ON FUNCTION workflow_prioritize(uuid, integer) IS 'Has a pending run go first, or last: -100 to 100. It lines up behind those of that priority which are due. Answers priority …, too late: <status>, or not found.';
+
+-- ---------------------------------------------------------------------------------
+-- Nobody but the owner may call what is here until it is granted: see roles/create.sql.
+-- ---------------------------------------------------------------------------------
+
+DO $do$
+DECLARE
+    f regprocedure;
+BEGIN
+    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname ~ '^(workflow|process|outbox)_' LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
+END
+$do$;

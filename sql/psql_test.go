@@ -61,6 +61,15 @@ func (s *session) do(statements string) string {
 	return value
 }
 
+// codeOf returns the SQLSTATE of an error; "" of any other.
+func codeOf(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
 func hintOf(err error) string {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {

@@ -38,6 +38,12 @@ var examinations = []string{
 	`SELECT false, 'trigger ' || t.tgname || ' on ' || t.tgrelid::regclass || ' is disabled: wrong rows are not refused', format('ALTER TABLE %s ENABLE TRIGGER %I', t.tgrelid::regclass, t.tgname)
 	 FROM pg_trigger t JOIN pg_class r ON r.oid = t.tgrelid
 	 WHERE t.tgenabled = 'D' AND NOT t.tgisinternal AND r.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)`,
+	`SELECT false, 'the tables belong to ' || r.rolname || ', a superuser, and functions run with his rights', 'workflowctl roles has a role without a login own them'
+	 FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = 'workflow_run'::regclass AND r.rolsuper`,
+	`SELECT true, 'everybody may call ' || count(*) || ' functions, ' || min(f.name) || ' for one', 'workflowctl roles takes that back, and grants what each role needs'
+	 FROM (SELECT p.oid::regprocedure::text AS name FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+	       WHERE a.grantee = 0 AND p.proname ~ '^(workflow|process|outbox)_' AND p.pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)) f
+	 HAVING count(*) > 0`,
 	`SELECT false, table_name || ': ' || dead || ' dead rows, ' || dead_percent || ' %', 'SELECT * FROM workflow_blocker says who keeps them; else VACUUM ' || table_name
 	 FROM workflow_bloat WHERE dead > 50000 AND dead_percent > 30`,
 	`SELECT problem LIKE 'holds %Lock on %', 'session ' || coalesce(pid::text, '') || ' of ' || coalesce(role, '') || ' ' || problem || coalesce(', for ' || workflow_span(since), ''), way_out FROM workflow_blocker`,

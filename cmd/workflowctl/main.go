@@ -51,7 +51,7 @@ or the environment is wrong.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newMigrate(), newDefine(), newGraph(), newShow(), newTop(), newWhy(), newRedrive(), newDoctor(), newVersion())
+	root.AddCommand(newMigrate(), newDefine(), newGraph(), newShow(), newTop(), newWhy(), newRedrive(), newDoctor(), newRoles(), newVersion())
 	root.AddCommand(newActions()...)
 	return root
 }

@@ -115,6 +115,8 @@ func TestDoctor(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	env := []string{"DATABASE_URL=" + url}
+	want(t, cmdtest.Start(t, env, "doctor"), 1, "note   the tables belong to ", ", a superuser, ", "→ workflowctl roles")
+	want(t, cmdtest.Start(t, env, "roles", "--named", pgtest.RolesName(t, url)), 0)
 	healthy, _ := cmdtest.Run(t, env, "doctor", "--thorough")
 	// The server of the tests is not durable, and says so.
 	for _, line := range strings.Split(strings.TrimSpace(healthy.Stdout.String()), "\n") {
@@ -127,6 +129,7 @@ func TestDoctor(t *testing.T) {
 		`SELECT workflow_pause('media.', 'why not')`,
 		`ALTER TABLE workflow_run DISABLE TRIGGER workflow_run_update_guard`,
 		`DROP INDEX workflow_run_leased_idx`,
+		`GRANT EXECUTE ON FUNCTION workflow_cancel TO PUBLIC`,
 		`INSERT INTO outbox_sink (name, seen_at) VALUES ('kafka', now() - interval '1 hour')`,
 	} {
 		if _, err := connect(t, url).Exec(t.Context(), statement); err != nil {
@@ -138,6 +141,7 @@ func TestDoctor(t *testing.T) {
 		"note   prefix media. is paused for ", " by postgres", "→ workflowctl resume media.",
 		"note   trigger workflow_run_update_guard on workflow_run is disabled", "→ ALTER TABLE workflow_run ENABLE TRIGGER workflow_run_update_guard",
 		"GRAVE  index workflow_run_leased_idx is missing",
+		"GRAVE  everybody may call 1 functions, workflow_cancel(uuid,text) for one", "→ workflowctl roles takes that back",
 		"GRAVE  sink kafka is not served for 60 min, 0 events wait")
 	other := connect(t, url)
 	if _, err := other.Exec(t.Context(), `BEGIN; LOCK TABLE outbox_event IN SHARE MODE; SELECT pg_sleep(1.1)`, pgx.QueryExecModeSimpleProtocol); err != nil {

@@ -9,6 +9,7 @@ package pgtest
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +29,8 @@ const setUpLimit = time.Minute
 // connection pooler and never lets the server settle for a generic plan.
 //
 // With PGTEST_BOUNCER=1 in the environment the pool connects through a pgbouncer
-// in transaction mode, through which notifications do not arrive either.
+// in transaction mode, through which notifications do not arrive either. With
+// PGTEST_ROLES, such as engine,enqueue, it is that of somebody who has these roles alone.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	url := URL(t)
@@ -45,6 +47,9 @@ func New(t testing.TB) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
+	if roles := os.Getenv("PGTEST_ROLES"); roles != "" {
+		return As(t, pool, Roles(t, pool), strings.Split(roles, ",")...)
+	}
 	return pool
 }
 

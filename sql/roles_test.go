@@ -1,0 +1,230 @@
+package sql_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/sql"
+)
+
+// guarded is a database with roles; the session is the owner's.
+type guarded struct {
+	*session
+	pool  *pgxpool.Pool
+	named string
+}
+
+func withRoles(t *testing.T) guarded {
+	t.Helper()
+	s, pool := psql(t)
+	g := guarded{s, pool, pgtest.Roles(t, pool)}
+	for kind, prefixes := range map[string][]string{"media": {"media.", "email."}, "billing": {"billing."}} {
+		if err := sql.BindWorker(t.Context(), s.conn, g.named, g.named+"_"+kind, prefixes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return g
+}
+
+// as opens a session of somebody who has been granted roles.
+func (g guarded) as(roles ...string) *session {
+	g.t.Helper()
+	return connectAs(g.t, pgtest.As(g.t, g.pool, g.named, roles...))
+}
+
+func connectAs(t testing.TB, pool *pgxpool.Pool) *session {
+	t.Helper()
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Release)
+	return &session{t, conn.Conn()}
+}
+
+// denied has every statement refused for want of a privilege.
+func (s *session) denied(statements ...string) {
+	s.t.Helper()
+	for _, statement := range statements {
+		if value, err := s.try(statement); codeOf(err) != "42501" {
+			s.t.Errorf("%s: %q, %v; want insufficient_privilege", statement, value, err)
+		}
+	}
+}
+
+// What nobody but the owner may do, whatever role he has.
+var forbidden = []string{
+	`TRUNCATE workflow_run`, `TRUNCATE workflow_history CASCADE`, `DROP TABLE workflow_run CASCADE`, `ALTER TABLE workflow_run DISABLE TRIGGER ALL`,
+	`ALTER TABLE workflow_run DISABLE ROW LEVEL SECURITY`, `CREATE TABLE mine (a int)`, `CREATE FUNCTION workflow_uuid(a int) RETURNS int LANGUAGE sql AS 'SELECT 1'`,
+	`CREATE POLICY mine ON workflow_run USING (true)`, `UPDATE workflow_history SET actor = 'nobody'`, `UPDATE process_event SET data = NULL`,
+	`UPDATE process_state_history SET reason = ''`, `UPDATE workflow_schema SET name = 'x'`, `INSERT INTO workflow_schema (version, name, sha256) VALUES (99, 'x', 'x')`,
+	`SET session_replication_role = replica`, `UPDATE workflow_run SET payload = '{}'`, `UPDATE workflow_run SET type = 'media.y'`,
+}
+
+// Whoever only enqueues can read nothing, and change nothing that is there.
+func TestRoleEnqueue(t *testing.T) {
+	g := withRoles(t)
+	s := g.as("enqueue")
+	id := s.do(`INSERT INTO workflow_run (type, payload) VALUES ('billing.x', '{"card": 1}') RETURNING id`)
+	s.do(`INSERT INTO workflow_run (type) VALUES ('media.x')`)
+	key := s.do(`SELECT workflow_enqueue('billing.x', '{"card": 1}', idempotency_key => 'k')`)
+	s.expect("the same again", s.do(`SELECT workflow_enqueue('billing.x', '{"card": 1}', idempotency_key => 'k')`), key)
+	s.do(`SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`)
+	s.expect("who", g.do(`SELECT created_by FROM workflow_run WHERE id = '`+key+`'`), g.named+"_login_enqueue")
+	s.expect("sees", s.do(`SELECT count(id) FROM workflow_run`), "0")
+	s.refused(`INSERT INTO workflow_run (type) VALUES ('Bad Type')`, "23514", "Use segments", "dotted")
+	s.denied(forbidden...)
+	s.denied(`SELECT * FROM workflow_run`, `SELECT payload FROM workflow_run`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`, `SELECT * FROM outbox_event`,
+		`SELECT * FROM workflow_overview`, `SELECT * FROM process_instance`, `SELECT * FROM workflow_lane`, `UPDATE workflow_run SET priority = 1`, `DELETE FROM workflow_run`,
+		`INSERT INTO workflow_run (type, status) VALUES ('a.b', 'pending')`, `INSERT INTO workflow_history (workflow_id, event_type) VALUES (gen_random_uuid(), 'x')`,
+		`SELECT workflow_cancel('`+id+`')`, `SELECT workflow_retry('`+id+`')`, `SELECT workflow_delete('`+id+`', 'why')`, `SELECT workflow_why('`+id+`')`,
+		`SELECT workflow_pause('billing.', 'why')`, `SELECT process_pause('`+id+`')`, `SELECT outbox_replay(now(), now())`, `SELECT * FROM workflow_redrive('billing.')`)
+}
+
+// settleRun is what somebody would try who wants to settle a run that is not his.
+const settleRun = `WITH u AS (UPDATE workflow_run SET status = 'succeeded', result = '{}', lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL,
+	finished_at = now() WHERE id = '%s' RETURNING 1) SELECT count(*) FROM u`
+
+// A worker that is bound to prefixes sees, leases and settles runs of these, and no others.
+func TestRoleWorker(t *testing.T) {
+	g := withRoles(t)
+	s := g.as("media")
+	own, other := g.do(`INSERT INTO workflow_run (type) VALUES ('media.x') RETURNING id`), g.do(`INSERT INTO workflow_run (type, payload) VALUES ('billing.x', '{"card": 1}') RETURNING id`)
+	lease := func(s *session, id string) string {
+		return s.do(`WITH u AS (UPDATE workflow_run SET status = 'leased', lease_no = lease_no + 1, lease_token = gen_random_uuid(), lease_until = now() + interval '1 minute', leased_by = 'w', started_at = now(),
+			attempt = attempt + 1, updated_at = clock_timestamp() WHERE id = '` + id + `' RETURNING 1) SELECT count(*) FROM u`)
+	}
+	s.expect("sees", s.do(`SELECT string_agg(type, ' ') FROM workflow_run`), "media.x")
+	s.expect("leases its own", lease(s, own), "1")
+	s.expect("settles its own", s.do(fmt.Sprintf(settleRun, own)), "1")
+	s.expect("leases another's", lease(s, other), "0")
+	lease(g.session, other)
+	s.expect("settles another's", s.do(fmt.Sprintf(settleRun, other)), "0")
+	s.expect("locks another's", s.do(`SELECT count(*) FROM (SELECT FROM workflow_run WHERE id = '`+other+`' FOR UPDATE) x`), "0")
+	s.do(`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('` + own + `', 'retried')`)
+	s.do(`INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES ('` + own + `', 'a.b', '{}')`)
+	s.denied(forbidden...)
+	s.denied(`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+other+`', 'retried')`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`,
+		`INSERT INTO workflow_run (type) VALUES ('media.x')`, `DELETE FROM workflow_run`, `SELECT * FROM outbox_event`, `SELECT * FROM workflow_overview`, `SELECT * FROM workflow_failing`,
+		`SELECT workflow_cancel('`+other+`')`, `SELECT workflow_retry('`+other+`')`, `SELECT workflow_why('`+other+`')`, `SELECT workflow_edit('`+other+`', now(), 1)`,
+		`SELECT * FROM process_instance`, `UPDATE workflow_pause SET resumed_at = now()`, `UPDATE workflow_run SET deleted_at = now()`)
+
+	both := g.as("media", "enqueue") // a worker whose handlers enqueue
+	both.do(`SELECT workflow_enqueue('billing.y')`)
+	both.expect("sees", both.do(`SELECT string_agg(type, ' ') FROM workflow_run`), "media.x")
+	nobody := g.as("worker") // bound to nothing
+	nobody.expect("sees", nobody.do(`SELECT count(*) FROM workflow_run`), "0")
+	if err := sql.BindWorker(t.Context(), g.conn, g.named, g.named+"_media", []string{"email."}); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("sees after it was bound anew", s.do(`SELECT count(*) FROM workflow_run`), "0")
+	for _, bad := range [][]string{nil, {"media"}, {""}, {"media.", "m'; DROP TABLE workflow_run; --"}} {
+		if err := sql.BindWorker(t.Context(), g.conn, g.named, g.named+"_media", bad); err == nil {
+			t.Errorf("bound to %q", bad)
+		}
+	}
+}
+
+// An engine may do all that the programs do, to all runs; it cannot rewrite history.
+func TestRoleEngine(t *testing.T) {
+	g := withRoles(t)
+	s := g.as("engine")
+	s.do(`INSERT INTO workflow_run (type) VALUES ('billing.x')`)
+	s.expect("sees", s.do(`SELECT string_agg(type, ' ') FROM workflow_run`), "billing.x")
+	s.do(`SELECT * FROM workflow_event; SELECT * FROM process_without_mover; DELETE FROM workflow_history; DELETE FROM workflow_run`)
+	s.denied(forbidden[:len(forbidden)-2]...) // and a payload never changes, whoever writes it
+}
+
+// A dispatcher has to do with events alone.
+func TestRoleDispatcher(t *testing.T) {
+	g := withRoles(t)
+	g.do(`SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`)
+	s := g.as("dispatcher")
+	s.do(`INSERT INTO outbox_sink (name) VALUES ('s'); INSERT INTO outbox_lane (sink, lane) VALUES ('s', 1); UPDATE outbox_event SET published_at = now()`)
+	s.denied(forbidden...)
+	s.denied(`UPDATE outbox_event SET payload = '{}'`, `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'a.b', '{}')`, `DELETE FROM outbox_event`,
+		`SELECT * FROM workflow_run`, `SELECT * FROM process_instance`, `SELECT * FROM workflow_history`, `SELECT outbox_replay(now(), now())`)
+}
+
+// An operator sees all and acts by functions, which record who it was and how. Nothing else.
+func TestRoleOperator(t *testing.T) {
+	g := withRoles(t)
+	id := g.do(`INSERT INTO workflow_run (type, payload) VALUES ('billing.x', '{"card": 1}') RETURNING id`)
+	s := g.as("operator")
+	s.do(`SET application_name = 'psql'`)
+	s.expect("sees", s.do(`SELECT payload FROM workflow_run`), `{"card": 1}`)
+	s.do(`SELECT workflow_prioritize('` + id + `', 5); SELECT workflow_reschedule('` + id + `', now()); SELECT workflow_why('` + id + `'); SELECT workflow_pause('billing.', 'why'); SELECT workflow_resume('billing.');
+		UPDATE workflow_run SET held_at = now(); SELECT * FROM workflow_redrive('billing.', dry_run => false); SELECT workflow_release('w', 'why')`)
+	s.do(`SELECT workflow_cancel('` + id + `', 'because')`)
+	s.do(`INSERT INTO workflow_run (type, payload) VALUES ('graph.cancel.v1', '{"instance": "01890a5d-ac96-774b-bcce-b302099a8057"}')`)
+	s.do(`SELECT process_pause('` + id + `'); SELECT process_why('` + id + `'); SELECT outbox_replay_parked()`)
+	s.expect("recorded", s.do(`SELECT actor || ': ' || (data->>'statement') FROM workflow_event WHERE event_type = 'cancelled'`),
+		g.named+`_login_operator psql: SELECT workflow_cancel('`+id+`', 'because')`)
+	for _, view := range strings.Fields(s.do(`SELECT string_agg(c.relname, ' ') FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'v'`)) {
+		s.do(`SELECT * FROM ` + view)
+	}
+	s.denied(forbidden...)
+	s.denied(`UPDATE workflow_run SET status = 'pending'`, `UPDATE workflow_run SET attempt = 0`, `DELETE FROM workflow_run`, `DELETE FROM workflow_history`,
+		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+id+`', 'x')`, `UPDATE process_instance SET status = 'FAILED'`, `DELETE FROM outbox_event`, `UPDATE outbox_sink SET types = '{}'`)
+}
+
+// A viewer sees how things stand, and nothing of what they are about.
+func TestRoleViewer(t *testing.T) {
+	g := withRoles(t)
+	g.do(`INSERT INTO workflow_run (type, payload, idempotency_key, metadata) VALUES ('billing.x', '{"card": "4711"}', '4711', '{"a": "4711"}')`)
+	g.failed("billing.x", "timeout", 1)
+	g.do(`UPDATE workflow_run SET last_error = 'card 4711', error = error || '{"message": "card 4711"}' WHERE status = 'failed'`)
+	s := g.as("viewer")
+	s.expect("runs", s.do(`SELECT string_agg(concat_ws(' ', type, status, error_code), ', ' ORDER BY status) FROM workflow_overview`), "billing.x failed timeout, billing.x pending")
+	s.expect("failing", s.do(`SELECT concat_ws(' ', type, code, last_error) FROM workflow_failing`), "billing.x timeout (hidden)")
+	readable := 0
+	for _, name := range strings.Fields(g.do(`SELECT string_agg(c.relname, ' ') FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('v', 'r')`)) {
+		all, err := s.try(`SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM ` + name + ` x`)
+		switch {
+		case err != nil && codeOf(err) != "42501":
+			t.Errorf("%s: %v", name, err)
+		case err == nil:
+			readable++
+			if strings.Contains(all, "4711") {
+				t.Errorf("%s shows what is secret: %s", name, all)
+			}
+		}
+	}
+	if readable != 15 {
+		t.Errorf("%d views and tables can be read, want 15", readable)
+	}
+	s.denied(forbidden...)
+	s.denied(`SELECT payload FROM workflow_run`, `SELECT * FROM workflow_event`, `SELECT workflow_cancel(gen_random_uuid())`, `SELECT workflow_pause('a.', 'why')`,
+		`INSERT INTO workflow_run (type) VALUES ('a.b')`)
+}
+
+// Nothing of ours can be called by somebody to whom nothing was granted, from the migrations on;
+// and whatever runs with its owner's rights looks things up where it was made.
+func TestNobody(t *testing.T) {
+	s, _ := psql(t)
+	s.expect("executable by everybody", s.do(`
+		SELECT string_agg(p.oid::regprocedure::text, ', ')
+		FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+		WHERE p.pronamespace = current_schema()::regnamespace AND a.grantee = 0`), "")
+	s.expect("without a search_path", s.do(`
+		SELECT string_agg(p.oid::regprocedure::text, ', ')
+		FROM pg_proc p
+		WHERE p.pronamespace = current_schema()::regnamespace AND p.prosecdef
+		  AND NOT EXISTS (SELECT FROM unnest(p.proconfig) c WHERE c ~ '^search_path=.*, pg_temp$')`), "")
+	g := withRoles(t)
+	g.expect("owned by others", g.do(`
+		SELECT string_agg(x.name, ', ') FROM (
+			SELECT c.relname::text, c.relowner FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'v')
+			UNION ALL SELECT p.proname::text, p.proowner FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace) x (name, owner)
+		WHERE owner <> (SELECT oid FROM pg_roles WHERE rolname = '`+g.named+`_owner')`), "")
+	stranger := g.as("viewer") // with a schema of his own first in the path
+	g.do(fmt.Sprintf(`CREATE SCHEMA trap AUTHORIZATION %s_login_viewer; GRANT USAGE ON SCHEMA trap TO PUBLIC; GRANT %[1]s_operator TO %[1]s_login_viewer`, g.named))
+	stranger.do(`CREATE TABLE trap.workflow_run (LIKE workflow_run); CREATE FUNCTION trap.now() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''trapped''; END'`)
+	id := g.do(`INSERT INTO workflow_run (type) VALUES ('a.b') RETURNING id`)
+	schema := g.do(`SELECT current_schema()`)
+	stranger.expect("not trapped", stranger.do(`SET search_path = trap, `+schema+`; SELECT workflow_cancel('`+id+`')`), "cancelled")
+}
