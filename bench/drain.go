@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ const (
 	noHistory    = "history off"
 	noWakeUp     = "wake-up off"
 	shippedSlots = "Concurrency as shipped"
+	boundRole    = "role bound to its prefix"
 )
 
 // A drained row is a way to drain a table that was filled before.
@@ -40,6 +42,7 @@ func drain(ctx context.Context, b *bench) error {
 			drained{ours{}, noHistory, work, 1, "workflow.audit = off"},
 			drained{ours{}, noWakeUp, task{Do: "work", NoWakeUp: true}, 1, "workflow.wakeup = off"},
 			drained{ours{}, shippedSlots, task{Do: "work", Slots: -1}, 1, ""},
+			drained{ours{}, boundRole, work, 1, ""},
 		)
 	}
 	for rep := range b.sizes.reps {
@@ -48,6 +51,12 @@ func drain(ctx context.Context, b *bench) error {
 			err := b.onFresh(ctx, w.engine, func(db *database) error {
 				if w.alter != "" {
 					if err := db.set(ctx, w.alter); err != nil {
+						return err
+					}
+				}
+				if w.variant == boundRole {
+					var err error
+					if w.task.URL, err = bind(ctx, db); err != nil {
 						return err
 					}
 				}
@@ -76,7 +85,7 @@ func (b *bench) drainOnce(ctx context.Context, db *database, w drained, s *sampl
 // drainLoaded is timed from the word go until no foreground run is unfinished. What handlers
 // did beyond the foreground shares the costs.
 func (b *bench) drainLoaded(ctx context.Context, db *database, w drained, s *sample) error {
-	w.task.URL = db.url
+	w.task.URL = cmp.Or(w.task.URL, db.url)
 	err := b.timed(ctx, w.engine, w.task, w.processes, s, func(ps processes) (int, error) {
 		err := awaitDrained(ctx, db, w.engine, ps, int64(s.Runs))
 		foreground, all := ps.handled()

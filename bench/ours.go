@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"os/exec"
 
 	"github.com/jackc/pgx/v5"
@@ -117,4 +118,28 @@ func (p oursProducer) many(ctx context.Context, ns []int) error {
 	}
 	_, err := run.EnqueueMany(ctx, p.pool, news)
 	return err
+}
+
+// bind returns the address of a login whose role is bound to the bench's prefix, by row-level
+// security.
+func bind(ctx context.Context, db *database) (string, error) {
+	err := db.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		if err := sql.Roles(ctx, c.Conn(), "bench"); err != nil {
+			return err
+		}
+		if err := sql.BindWorker(ctx, c.Conn(), "bench", "bench_bound", []string{"bench."}); err != nil {
+			return err
+		}
+		_, err := c.Exec(ctx, `ALTER ROLE bench_bound LOGIN PASSWORD 'bench'`)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	u, err := url.Parse(db.url)
+	if err != nil {
+		return "", err
+	}
+	u.User = url.UserPassword("bench_bound", "bench")
+	return u.String(), nil
 }

@@ -98,23 +98,46 @@ func TestPlans(t *testing.T) {
 		return pool
 	}
 	c := func(t *testing.T) *pgxpool.Pool { return pgtest.New(t) }
+	owner := func(_ *testing.T, owner *pgxpool.Pool) *pgxpool.Pool { return owner }
 	for _, test := range []struct {
 		name  string
 		start func(*testing.T) *pgxpool.Pool
 		known string // of the table, to the planner
 		crowd int    // rows of each kind
+		as    func(*testing.T, *pgxpool.Pool) *pgxpool.Pool
 	}{
-		{"never analysed", c, "nothing", 40_000},
-		{"analysed when empty", c, "empty", 40_000},
-		{"analysed when all was finished", c, "finished", 40_000},
-		{"analysed, a million rows", c, "all", 200_000},
-		{"analysed, ICU", icu, "all", 40_000},
+		{"never analysed", c, "nothing", 40_000, owner},
+		{"analysed when empty", c, "empty", 40_000, owner},
+		{"analysed when all was finished", c, "finished", 40_000, owner},
+		{"analysed, a million rows", c, "all", 200_000, owner},
+		{"analysed, ICU", icu, "all", 40_000, owner},
+		{"never analysed, bound", c, "nothing", 40_000, bound},
+		{"analysed, bound", c, "all", 40_000, bound},
 	} {
-		t.Run(test.name, func(t *testing.T) { testPlans(t, test.start(t), test.known, test.crowd) })
+		t.Run(test.name, func(t *testing.T) {
+			pool := test.start(t)
+			testPlans(t, pool, test.as(t, pool), test.known, test.crowd)
+		})
 	}
 }
 
-func testPlans(t *testing.T, pool *pgxpool.Pool, known string, crowdSize int) {
+// bound is a worker whose role is bound to q., by row-level security.
+func bound(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
+	named := pgtest.Roles(t, owner)
+	conn, err := owner.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if err := sql.BindWorker(t.Context(), conn.Conn(), named, named+"_bound", []string{"q."}); err != nil {
+		t.Fatal(err)
+	}
+	return pgtest.As(t, owner, named, "bound")
+}
+
+// testPlans fills the table as its owner, and works as somebody else.
+func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int) {
 	const n = 500
 	exec(t, pool, "ALTER TABLE workflow_run SET (autovacuum_enabled = off)")
 	switch known {
@@ -135,7 +158,7 @@ func testPlans(t *testing.T, pool *pgxpool.Pool, known string, crowdSize int) {
 		if known == "all" {
 			exec(t, pool, "ANALYZE workflow_run")
 		}
-		for _, h := range hotStatements(t, pool, n) {
+		for _, h := range hotStatements(t, as, n) {
 			limit := 0
 			if base[h.name] > 0 {
 				limit = base[h.name]*3/2 + 1000 // indexes grow a level
@@ -144,7 +167,7 @@ func testPlans(t *testing.T, pool *pgxpool.Pool, known string, crowdSize int) {
 			if what == "leased by others" && (h.name == "reclaim" || h.name == "give back") {
 				size, limit = crowdSize, 0 // each of them has to be looked at
 			}
-			p := explain(t, pool, h.statement)
+			p := explain(t, as, h.statement)
 			p.check(t, what+": "+h.name, size, limit)
 			if base[h.name] == 0 {
 				base[h.name] = p.buffers()

@@ -152,7 +152,7 @@ CREATE INDEX workflow_run_lane_idx ON workflow_run (suspect, type, priority DESC
 
 -- What that index holds, for whoever asks for it by (suspect, type, ...).
 CREATE VIEW workflow_open AS
-    SELECT id, suspect, type, priority, run_at, payload
+    SELECT id, suspect, type, priority, run_at, token_id, payload
     FROM workflow_run
     WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
       AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000;

@@ -83,22 +83,22 @@ CREATE VIEW workflow_lane AS
         SELECT f.*
         FROM unnest('{f,t}'::boolean[]) AS s (suspect)
         CROSS JOIN LATERAL (
-            SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_open r
+            SELECT r.suspect, r.type, r.priority, r.run_at, r.token_id IS NOT NULL AS steps FROM workflow_open r
             WHERE r.suspect = s.suspect
             ORDER BY r.type, r.priority DESC, r.run_at, r.id LIMIT 1) AS f
         UNION ALL
         SELECT n.*
         FROM lane l CROSS JOIN LATERAL (
-            (SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_open r
+            (SELECT r.suspect, r.type, r.priority, r.run_at, r.token_id IS NOT NULL AS steps FROM workflow_open r
              WHERE r.suspect = l.suspect AND r.type = l.type AND r.priority < l.priority
              ORDER BY r.priority DESC, r.run_at, r.id LIMIT 1)
             UNION ALL
-            (SELECT r.suspect, r.type, r.priority, r.run_at FROM workflow_open r
+            (SELECT r.suspect, r.type, r.priority, r.run_at, r.token_id IS NOT NULL AS steps FROM workflow_open r
              WHERE r.suspect = l.suspect AND r.type > l.type
              ORDER BY r.type, r.priority DESC, r.run_at, r.id LIMIT 1)
             LIMIT 1) AS n
     )
-    SELECT l.type, l.priority, l.suspect, l.run_at AS first_run_at,
+    SELECT l.type, l.priority, l.suspect, l.steps, l.run_at AS first_run_at,
            (SELECT count(*)
             FROM (SELECT FROM workflow_open r
                   WHERE r.suspect = l.suspect AND r.type = l.type AND r.priority = l.priority AND r.run_at <= now()
@@ -107,21 +107,23 @@ CREATE VIEW workflow_lane AS
 COMMENT ON VIEW   workflow_lane IS 'What waits, by type and priority.';
 COMMENT ON COLUMN workflow_lane.first_run_at IS 'When the first of them is, or was, due.';
 COMMENT ON COLUMN workflow_lane.due IS 'How many are due; 1000 means that many or more.';
+COMMENT ON COLUMN workflow_lane.steps IS 'The first of them is a step of a process, for workers that take such.';
 COMMENT ON COLUMN workflow_lane.suspect IS 'Those whose last lease expired; they are leased one at a time.';
 
 CREATE VIEW workflow_waiting AS
     SELECT l.type, sum(l.due)::bigint AS due, bool_or(l.due >= 1000) AS or_more,
            now() - min(l.first_run_at) FILTER (WHERE l.due > 0) AS oldest,
            min(l.first_run_at) FILTER (WHERE l.due = 0) AS next_run_at,
-           count(*) AS lanes,
+           count(*) AS lanes, bool_or(l.steps) AS steps,
            (SELECT string_agg(w.name, ', ' ORDER BY w.name)
             FROM workflow_live_worker w
-            WHERE EXISTS (SELECT FROM unnest(w.prefixes) AS p WHERE workflow_covers(p, l.type))) AS covered_by,
+            WHERE EXISTS (SELECT FROM unnest(w.prefixes) AS p WHERE workflow_covers(p, l.type)) AND (w.steps OR NOT bool_or(l.steps))) AS covered_by,
            (SELECT p.prefix FROM workflow_pause p WHERE p.resumed_at IS NULL AND workflow_covers(p.prefix, l.type) LIMIT 1) AS paused_by
     FROM workflow_lane l
     GROUP BY l.type;
 COMMENT ON VIEW   workflow_waiting IS 'What waits, by type: how much is due, since when, and who covers it.';
 COMMENT ON COLUMN workflow_waiting.or_more IS 'A priority of it has a thousand or more due; they are not counted further.';
+COMMENT ON COLUMN workflow_waiting.steps IS 'Steps of processes are among the first of them.';
 COMMENT ON COLUMN workflow_waiting.next_run_at IS 'When the first is due of the priorities that have nothing due now.';
 COMMENT ON COLUMN workflow_waiting.covered_by IS 'Live workers whose prefixes cover it; null: nobody will take it.';
 COMMENT ON COLUMN workflow_waiting.paused_by IS 'The prefix in workflow_pause that keeps it from being leased.';
@@ -129,13 +131,13 @@ COMMENT ON COLUMN workflow_waiting.paused_by IS 'The prefix in workflow_pause th
 -- What is wrong with who covers what.
 CREATE VIEW workflow_coverage AS
     SELECT w.type AS subject,
-           CASE WHEN w.covered_by IS NULL THEN 'no live worker covers this type: ' || w.due || CASE WHEN w.or_more THEN ' or more' ELSE '' END
+           CASE WHEN w.covered_by IS NULL THEN 'no live worker covers this type' || CASE WHEN w.steps THEN ', whose runs are steps of processes: ' ELSE ': ' END || w.due || CASE WHEN w.or_more THEN ' or more' ELSE '' END
                                                || ' due, for ' || workflow_span(w.oldest)
                 ELSE 'no worker that covers this type has a handler for it: its runs fail as no_handler_registered' END AS problem
     FROM workflow_waiting w
     WHERE w.due > 0
       AND NOT EXISTS (SELECT FROM workflow_live_worker l
-                      WHERE EXISTS (SELECT FROM unnest(l.prefixes) AS p WHERE workflow_covers(p, w.type))
+                      WHERE EXISTS (SELECT FROM unnest(l.prefixes) AS p WHERE workflow_covers(p, w.type)) AND (l.steps OR NOT w.steps)
                         AND EXISTS (SELECT FROM unnest(l.handlers) AS h WHERE workflow_covers(h, w.type)))
     UNION ALL
     SELECT l.name, 'this worker has no handler for its prefix ' || p

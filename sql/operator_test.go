@@ -186,6 +186,10 @@ func TestViews(t *testing.T) {
 	s.expect("coverage", s.do(`SELECT string_agg(subject || ': ' || problem, '; ' ORDER BY subject, problem) FROM workflow_coverage`),
 		"a.y: no worker that covers this type has a handler for it: its runs fail as no_handler_registered; "+
 			"c.z: no live worker covers this type: 1 due, for 10 min; w1: prefixes overlap: a. and a.x. of w2; w1: this worker has no handler for its prefix lost.")
+	s.do(`UPDATE workflow_worker SET steps = false; BEGIN; SET LOCAL session_replication_role = replica; UPDATE workflow_run SET token_id = gen_random_uuid() WHERE type = 'a.x'; COMMIT`)
+	s.expect("steps", s.do(`SELECT problem FROM workflow_coverage WHERE subject = 'a.x'`), "no live worker covers this type, whose runs are steps of processes: 3 due, for 5 min")
+	s.do(`UPDATE workflow_worker SET steps = true`)
+	s.expect("steps that are covered", s.do(`SELECT count(*) FROM workflow_coverage WHERE subject = 'a.x'`), "0")
 	s.do(`SELECT workflow_pause('a.', 'why')`)
 	s.expect("paused", s.do(`SELECT string_agg(type || ' ' || paused_by, ', ' ORDER BY type) FROM workflow_waiting`), "a.x a., a.y a.")
 	s.failed("b.x", "timeout", 3)
