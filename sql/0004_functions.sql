@@ -26,6 +26,12 @@ DECLARE
     given uuid := coalesce(workflow_enqueue_once.id, workflow_uuid());
     other workflow_run;
 BEGIN
+    -- It runs with the owner's rights. What acts on processes is for those who may hold runs.
+    IF workflow_enqueue_once.type ^@ 'graph.' AND workflow_enqueue_once.type NOT IN ('graph.start.v1', 'graph.message.v1', 'graph.signal.v1', 'graph.complete_task.v1')
+       AND NOT has_column_privilege(session_user, 'workflow_run'::regclass, 'held_at', 'UPDATE') THEN
+        RAISE EXCEPTION 'workflow_enqueue: % may not enqueue %', session_user, quote_literal(left(workflow_enqueue_once.type, 120))
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Commands to processes are for operators: see docs/roles.md.';
+    END IF;
     FOR round IN 1..10 LOOP
         INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata)
         VALUES (given, workflow_enqueue_once.type, workflow_enqueue_once.payload,
@@ -55,7 +61,6 @@ BEGIN
                     ELSE format('idempotency key %L, with another type or payload', workflow_enqueue_once.idempotency_key) END
                 USING ERRCODE = 'unique_violation', TABLE = 'workflow_run',
                       CONSTRAINT = CASE WHEN other.id = given THEN 'workflow_run_pkey' ELSE 'workflow_run_idempotency_idx' END,
-                      DETAIL = format('The existing run is of type %s and was created at %s.', other.type, other.created_at),
                       HINT = CASE WHEN other.id = given THEN 'Use another id for other work, or leave it out.'
                              ELSE format('Use another key for other work, or free it with SELECT workflow_delete(%L, ''reason'').', other.id) END;
         END IF;
@@ -93,7 +98,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     seen text;
 BEGIN
-    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     LOOP
         UPDATE workflow_run r
         SET status = 'cancelled', finished_at = now(), updated_at = clock_timestamp(), suspect = false,
@@ -125,7 +130,7 @@ DECLARE
     retried boolean;
     seen    text;
 BEGIN
-    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     IF workflow_retry.attempts NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'workflow_retry: attempts % is outside 1 to 1000', workflow_retry.attempts
             USING ERRCODE = 'check_violation', HINT = 'Say how many further starts the run may have.';
@@ -161,7 +166,7 @@ CREATE FUNCTION workflow_delete(id uuid, reason text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 BEGIN
-    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     -- A leased run is cancelled by the same statement, or its worker could still settle it.
     UPDATE workflow_run r
     SET deleted_at = now(), delete_reason = left(workflow_delete.reason, 4096), updated_at = clock_timestamp(),

@@ -162,7 +162,7 @@ CREATE VIEW workflow_working AS
 COMMENT ON VIEW workflow_working IS 'Runs that are leased, the longest first. Use LIMIT.';
 
 CREATE VIEW workflow_failing AS
-    SELECT f.type, f.code, count(*) AS failed, max(f.finished_at) AS latest, CASE WHEN has_table_privilege('workflow_run'::regclass, 'SELECT') -- it may quote a payload
+    SELECT f.type, f.code, count(*) AS failed, max(f.finished_at) AS latest, CASE WHEN has_table_privilege('workflow_history'::regclass, 'SELECT') -- it may quote a payload
                 THEN (array_agg(f.last_error ORDER BY f.finished_at DESC))[1] ELSE '(hidden)' END AS last_error,
            (array_agg(f.id ORDER BY f.finished_at DESC))[1] AS last_run
     FROM (SELECT r.id, r.type, coalesce(r.error->>'code', 'unknown') AS code, r.finished_at, r.last_error
@@ -210,7 +210,8 @@ CREATE VIEW outbox_lag AS
             WHERE l.sink = s.name) AS oldest,
            (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NULL LIMIT 1000) AS x) AS failing,
            (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NOT NULL LIMIT 1000) AS x) AS parked,
-           CASE WHEN s.paused_until > now() THEN s.paused_until END AS paused_until, s.last_error, now() - s.seen_at AS unserved
+           CASE WHEN s.paused_until > now() THEN s.paused_until END AS paused_until,
+           CASE WHEN s.last_error IS NULL OR has_table_privilege('workflow_history'::regclass, 'SELECT') THEN s.last_error ELSE '(hidden)' END AS last_error, now() - s.seen_at AS unserved
     FROM outbox_sink s
     CROSS JOIN LATERAL (
         SELECT count(*) AS open
@@ -473,7 +474,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     before text := coalesce(current_setting('workflow.retry', true), '');
 BEGIN
-    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     IF most IS NULL OR attempts IS NULL OR dry_run IS NULL OR most NOT BETWEEN 1 AND 100000 OR attempts NOT BETWEEN 1 AND 1000 OR per_second <= 0 THEN
         RAISE EXCEPTION 'workflow_redrive: most is 1 to 100000, attempts 1 to 1000, per_second above 0'
             USING ERRCODE = 'check_violation', HINT = 'Redrive more than 100000 runs in several calls.';
@@ -518,7 +519,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     n bigint;
 BEGIN
-    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     IF reason !~ '\S' OR reason IS NULL THEN
         RAISE EXCEPTION 'workflow_release: reason is missing' USING ERRCODE = 'check_violation', HINT = 'Say why the leases are taken away.';
     END IF;
@@ -541,7 +542,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     was workflow_run;
 BEGIN
-    PERFORM set_config('workflow.audit', 'on', true); -- recorded whatever the caller has set
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     IF workflow_edit.run_at IS NULL AND workflow_edit.priority IS NULL THEN
         RAISE EXCEPTION 'workflow_run: neither a time nor a priority is given' USING ERRCODE = 'check_violation', HINT = 'Say when the run is to be due, or with which priority.';
     END IF;
@@ -575,14 +576,45 @@ $fn$;
 COMMENT ON FUNCTION workflow_prioritize(uuid, integer) IS 'Has a pending run go first, or last: -100 to 100. It lines up behind those of that priority which are due. Answers priority …, too late: <status>, or not found.';
 
 -- ---------------------------------------------------------------------------------
--- Nobody but the owner may call what is here until it is granted: see roles/create.sql.
+-- What is ours. Nobody but the owner may use it until it is granted: see roles/create.sql.
 -- ---------------------------------------------------------------------------------
+
+CREATE FUNCTION workflow_relations() RETURNS SETOF regclass
+LANGUAGE sql STABLE SET search_path FROM CURRENT
+BEGIN ATOMIC
+    SELECT to_regclass(n) FROM unnest('{workflow_schema, workflow_run, workflow_history, workflow_worker, workflow_pause,
+    workflow_open, workflow_event, workflow_live_worker, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
+    workflow_overview, workflow_rate, workflow_blocker, workflow_bloat,
+    outbox_event, outbox_sink, outbox_lane, outbox_delivery, outbox_lag,
+    process_definition, process_instance, process_token, process_state_history, process_event, process_correction,
+    parallel_group, parallel_join, join_arrival, each_progress, message, message_wait, user_task, incident, compensation_record,
+    token, activity_instance, timer, process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_misjoined,
+    process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_overview}'::text[]) AS n
+    WHERE to_regclass(n) IS NOT NULL;
+END;
+COMMENT ON FUNCTION workflow_relations() IS 'The tables and views of simple-workflow.';
+
+CREATE FUNCTION workflow_functions() RETURNS SETOF regprocedure
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT p.oid::regprocedure
+    FROM pg_proc p
+    WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.prokind = 'f'
+      AND p.proname = ANY ('{workflow_uuid, workflow_run_refuse_insert, workflow_run_refuse_update, workflow_run_refuse_input, workflow_run_refuse_delete,
+        workflow_run_tidy_row, workflow_run_refuse_undelete, workflow_event_id, workflow_run_audit_row, workflow_enqueue_once, workflow_enqueue,
+        workflow_cancel, workflow_retry, workflow_delete, workflow_run_wake, workflow_covers, workflow_span, workflow_why, workflow_pause, workflow_resume,
+        workflow_redrive, workflow_release, workflow_edit, workflow_reschedule, workflow_prioritize, workflow_relations, workflow_functions,
+        outbox_event_keep, outbox_wants, outbox_emit, outbox_replay, outbox_replay_parked, outbox_run_event,
+        process_definition_guard, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
+        process_guard, process_instance_guard, process_pause, process_resume, process_why}'::text[]);
+END;
+COMMENT ON FUNCTION workflow_functions() IS 'The functions of simple-workflow.';
 
 DO $do$
 DECLARE
     f regprocedure;
 BEGIN
-    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname ~ '^(workflow|process|outbox)_' LOOP
+    FOR f IN SELECT workflow_functions() LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
     END LOOP;
 END

@@ -20,9 +20,14 @@ var (
 // DefaultRoles is how roles are named if nobody says otherwise: workflow_worker, and so on.
 const DefaultRoles = "workflow"
 
-// RolesScript returns what Roles executes, to be read, or run with psql by somebody who may create roles.
-func RolesScript(named string) string {
-	return "BEGIN;\n" + setting("roles", named) + "\n" + rolesScript + "COMMIT;\n"
+// RolesScript returns what Roles executes, to be read, or run with psql by somebody who may create
+// roles. An empty schema is the first one of search_path.
+func RolesScript(named, schema string) string {
+	path := ""
+	if schema != "" {
+		path = "SET LOCAL search_path = " + pgx.Identifier{schema}.Sanitize() + ";\n"
+	}
+	return "BEGIN;\n" + path + setting("roles", named) + "\n" + rolesScript + "COMMIT;\n"
 }
 
 // Roles creates the roles named_owner, _enqueue, _worker, _engine, _dispatcher, _operator and

@@ -1,10 +1,12 @@
 package sql_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -78,7 +80,11 @@ func TestRoleEnqueue(t *testing.T) {
 	s.expect("sees", s.do(`SELECT count(id) FROM workflow_run`), "0")
 	s.refused(`INSERT INTO workflow_run (type) VALUES ('Bad Type')`, "23514", "Use segments", "dotted")
 	s.denied(forbidden...)
-	s.denied(`SELECT * FROM workflow_run`, `SELECT payload FROM workflow_run`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`, `SELECT * FROM outbox_event`,
+	for _, typ := range []string{"graph.start.v1", "graph.message.v1", "graph.signal.v1", "graph.complete_task.v1"} {
+		s.do(`SELECT workflow_enqueue('` + typ + `'); INSERT INTO workflow_run (type) VALUES ('` + typ + `')`)
+	}
+	s.denied(`SELECT workflow_enqueue('graph.cancel.v1')`, `INSERT INTO workflow_run (type) VALUES ('graph.cancel.v1')`, `SELECT workflow_enqueue('graph.cut_off.v1')`,
+		`SELECT * FROM workflow_run`, `SELECT payload FROM workflow_run`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`, `SELECT * FROM outbox_event`,
 		`SELECT * FROM workflow_overview`, `SELECT * FROM process_instance`, `SELECT * FROM workflow_lane`, `UPDATE workflow_run SET priority = 1`, `DELETE FROM workflow_run`,
 		`INSERT INTO workflow_run (type, status) VALUES ('a.b', 'pending')`, `INSERT INTO workflow_history (workflow_id, event_type) VALUES (gen_random_uuid(), 'x')`,
 		`SELECT workflow_cancel('`+id+`')`, `SELECT workflow_retry('`+id+`')`, `SELECT workflow_delete('`+id+`', 'why')`, `SELECT workflow_why('`+id+`')`,
@@ -98,6 +104,7 @@ func TestRoleWorker(t *testing.T) {
 		return s.do(`WITH u AS (UPDATE workflow_run SET status = 'leased', lease_no = lease_no + 1, lease_token = gen_random_uuid(), lease_until = now() + interval '1 minute', leased_by = 'w', started_at = now(),
 			attempt = attempt + 1, updated_at = clock_timestamp() WHERE id = '` + id + `' RETURNING 1) SELECT count(*) FROM u`)
 	}
+	g.do(`BEGIN; SET LOCAL session_replication_role = replica; INSERT INTO workflow_run (type, token_id) VALUES ('media.step', gen_random_uuid()); COMMIT`)
 	s.expect("sees", s.do(`SELECT string_agg(type, ' ') FROM workflow_run`), "media.x")
 	s.expect("leases its own", lease(s, own), "1")
 	s.expect("settles its own", s.do(fmt.Sprintf(settleRun, own)), "1")
@@ -181,6 +188,7 @@ func TestRoleViewer(t *testing.T) {
 	s := g.as("viewer")
 	s.expect("runs", s.do(`SELECT string_agg(concat_ws(' ', type, status, error_code), ', ' ORDER BY status) FROM workflow_overview`), "billing.x failed timeout, billing.x pending")
 	s.expect("failing", s.do(`SELECT concat_ws(' ', type, code, last_error) FROM workflow_failing`), "billing.x timeout (hidden)")
+	g.do(`INSERT INTO outbox_sink (name, last_error) VALUES ('s', '4711')`)
 	readable := 0
 	for _, name := range strings.Fields(g.do(`SELECT string_agg(c.relname, ' ') FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('v', 'r')`)) {
 		all, err := s.try(`SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM ` + name + ` x`)
@@ -197,6 +205,8 @@ func TestRoleViewer(t *testing.T) {
 	if readable != 15 {
 		t.Errorf("%d views and tables can be read, want 15", readable)
 	}
+	both := g.as("viewer", "media") // a worker of something else
+	both.expect("failing", both.do(`SELECT concat_ws(' ', type, code, last_error) FROM workflow_failing`), "billing.x timeout (hidden)")
 	s.denied(forbidden...)
 	s.denied(`SELECT payload FROM workflow_run`, `SELECT * FROM workflow_event`, `SELECT workflow_cancel(gen_random_uuid())`, `SELECT workflow_pause('a.', 'why')`,
 		`INSERT INTO workflow_run (type) VALUES ('a.b')`)
@@ -221,10 +231,51 @@ func TestNobody(t *testing.T) {
 			SELECT c.relname::text, c.relowner FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'v')
 			UNION ALL SELECT p.proname::text, p.proowner FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace) x (name, owner)
 		WHERE owner <> (SELECT oid FROM pg_roles WHERE rolname = '`+g.named+`_owner')`), "")
-	stranger := g.as("viewer") // with a schema of his own first in the path
-	g.do(fmt.Sprintf(`CREATE SCHEMA trap AUTHORIZATION %s_login_viewer; GRANT USAGE ON SCHEMA trap TO PUBLIC; GRANT %[1]s_operator TO %[1]s_login_viewer`, g.named))
-	stranger.do(`CREATE TABLE trap.workflow_run (LIKE workflow_run); CREATE FUNCTION trap.now() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''trapped''; END'`)
-	id := g.do(`INSERT INTO workflow_run (type) VALUES ('a.b') RETURNING id`)
-	schema := g.do(`SELECT current_schema()`)
-	stranger.expect("not trapped", stranger.do(`SET search_path = trap, `+schema+`; SELECT workflow_cancel('`+id+`')`), "cancelled")
+	s.expect("which of ours are not listed", s.do(`
+		SELECT string_agg(x.name, ', ') FROM (
+			SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'v') AND c.oid NOT IN (SELECT workflow_relations())
+			UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace AND p.oid NOT IN (SELECT workflow_functions())) x (name)`), "")
+}
+
+// What an application has beside ours stays its own, whatever it is called.
+func TestRolesLeaveOthersAlone(t *testing.T) {
+	s, pool := psql(t)
+	s.do(`CREATE TABLE process_steps (a int); CREATE PROCEDURE process_batch() LANGUAGE sql AS 'SELECT 1'; CREATE FUNCTION process_x() RETURNS int LANGUAGE sql AS 'SELECT 1'`)
+	named := pgtest.Roles(t, pool)
+	s.expect("owner", s.do(`SELECT relowner::regrole::text FROM pg_class WHERE relname = 'process_steps'`), s.do(`SELECT current_user`))
+	s.expect("theirs", s.do(`SELECT has_table_privilege('`+named+`_engine', 'process_steps', 'SELECT')::text || has_function_privilege('`+named+`_viewer', 'process_x()', 'EXECUTE')`), "falsetrue")
+}
+
+// Whoever could create functions in the schema could have the owner's functions call them: that is
+// refused. Who owned the tables before goes on to be able to; no superuser is needed.
+func TestRolesOfAnOrdinaryOwner(t *testing.T) {
+	g, pool := psql(t)
+	named := pgtest.RolesName(t, pool.Config().ConnString())
+	g.do(fmt.Sprintf(`CREATE ROLE %[1]s_dba LOGIN PASSWORD 'secret' CREATEROLE; CREATE ROLE %[1]s_app LOGIN PASSWORD 'secret'; CREATE ROLE %[1]s_evil;
+		CREATE SCHEMA flows AUTHORIZATION %[1]s_dba; GRANT CREATE, USAGE ON SCHEMA flows TO %[1]s_evil`, named))
+	config := pool.Config().ConnConfig.Copy()
+	config.User, config.Password = named+"_dba", "secret"
+	config.RuntimeParams["search_path"] = "flows"
+	dba, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dba.Close(context.Background())
+	if err := sql.Up(t.Context(), dba); err != nil {
+		t.Fatal(err)
+	}
+	if err := sql.Roles(t.Context(), dba, named); err == nil || !strings.Contains(hintOf(err), "REVOKE CREATE ON SCHEMA flows FROM "+named+"_evil") {
+		t.Errorf("roles in a schema where others can create functions: %v, %s", err, hintOf(err))
+	}
+	s := &session{t, dba}
+	s.do(`REVOKE CREATE ON SCHEMA flows FROM ` + named + `_evil`)
+	for range 2 {
+		if err := sql.Roles(t.Context(), dba, named); err != nil {
+			t.Fatal(err, hintOf(err))
+		}
+	}
+	s.expect("owner", s.do(`SELECT relowner::regrole::text FROM pg_class WHERE oid = 'workflow_run'::regclass`), named+"_owner")
+	id := s.do(`INSERT INTO workflow_run (type) VALUES ('a.b') RETURNING id`) // as before
+	s.expect("as before", s.do(`SELECT workflow_cancel('`+id+`')`), "cancelled")
+	s.do(`ALTER TABLE workflow_run ADD COLUMN later int; DROP FUNCTION workflow_why(uuid)`) // as a migration would
 }

@@ -131,10 +131,12 @@ func (l *lab) prepare(ctx context.Context) (err error) {
 	if err := onServer(ctx, l.server, "postgres", `CREATE DATABASE `+database); err != nil {
 		return err
 	}
-	migrate := exec.CommandContext(ctx, filepath.Join(l.bin, "workflowctl"), "migrate", "up")
-	migrate.Env = append(os.Environ(), "DATABASE_URL="+l.server.URL(database))
-	if out, err := migrate.CombinedOutput(); err != nil {
-		return fmt.Errorf("workflowctl migrate up: %w\n%s", err, out)
+	for _, args := range [][]string{{"migrate", "up"}, {"roles"}} {
+		command := exec.CommandContext(ctx, filepath.Join(l.bin, "workflowctl"), args...)
+		command.Env = append(os.Environ(), "DATABASE_URL="+l.server.URL(database))
+		if out, err := command.CombinedOutput(); err != nil {
+			return fmt.Errorf("workflowctl %v: %w\n%s", args, err, out)
+		}
 	}
 	if l.back, err = newLink("torture", l.address(), l.ledger); err != nil {
 		return err

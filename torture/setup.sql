@@ -1,14 +1,14 @@
 -- What the torture needs in the database under test: the roles of its clients, a log of every
 -- change of a run that does not depend on the product's own history, and storms of errors.
 
-CREATE ROLE torture_worker LOGIN;
-CREATE ROLE torture_client LOGIN;
-GRANT USAGE, CREATE ON SCHEMA public TO torture_worker, torture_client;
-GRANT ALL ON ALL TABLES IN SCHEMA public TO torture_worker, torture_client;
-GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO torture_worker, torture_client;
+-- As workflowctl roles has it; the workers have a table of their own beside it, and the client edits by hand.
+CREATE ROLE torture_worker LOGIN IN ROLE workflow_engine, workflow_dispatcher;
+CREATE ROLE torture_client LOGIN IN ROLE workflow_operator;
+GRANT CREATE ON SCHEMA public TO torture_worker;
+GRANT UPDATE (priority) ON workflow_run TO torture_client;
 
 CREATE SCHEMA t;
-GRANT USAGE ON SCHEMA t TO torture_worker, torture_client;
+GRANT USAGE ON SCHEMA t TO torture_worker, torture_client, workflow_owner;
 
 -- One row for each change of a run. The rows of one run follow the order of their commits: its
 -- row is locked meanwhile.
@@ -60,7 +60,7 @@ CREATE TRIGGER t_log_update AFTER UPDATE ON workflow_run FOR EACH ROW
 -- A storm makes statements fail with a SQLSTATE, by chance. No row: fair weather. Arguments of the
 -- trigger are the only classes with which its statements fail.
 CREATE TABLE t.storm (state text NOT NULL, chance float8 NOT NULL);
-GRANT SELECT ON t.storm TO torture_worker, torture_client;
+GRANT SELECT ON t.storm TO torture_worker, torture_client, workflow_owner;
 
 CREATE FUNCTION t.blow() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE

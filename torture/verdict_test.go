@@ -113,7 +113,8 @@ func judged(t *testing.T) *pgx.Conn {
 		t.Fatalf("migrations %v, error %v", migrations, err)
 	}
 	s := &stage{t: t, conn: conn, db: conn}
-	for _, name := range migrations {
+	s.simple("versions", `CREATE TABLE workflow_schema (version integer)`) // which workflowctl keeps
+	for _, name := range append(migrations, "../sql/roles/create.sql") {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)

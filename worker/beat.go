@@ -66,7 +66,13 @@ func (w *Worker) dueForBeat(every time.Duration) []*job {
 func (w *Worker) prolong(ctx context.Context, batch []*job) {
 	for range 3 {
 		due := w.ageing(batch)
-		if len(due) == 0 || w.extend(ctx, due) != nil || len(w.ageing(due)) == 0 {
+		if len(due) == 0 {
+			return
+		}
+		call, done := context.WithTimeout(ctx, settleTimeout)
+		err := w.extend(call, due)
+		done()
+		if err != nil || len(w.ageing(due)) == 0 {
 			return
 		}
 		sleep(ctx, 20*time.Millisecond) // the server may be about to end the last try
@@ -78,8 +84,7 @@ func (w *Worker) ageing(batch []*job) (due []*job) {
 	w.jobs.mu.Lock()
 	defer w.jobs.mu.Unlock()
 	for _, j := range batch {
-		cause := context.Cause(j.ctx)
-		if !j.Exhausted && time.Since(j.extended) > j.Length/2 && !errors.Is(cause, run.ErrLost) && !errors.Is(cause, run.ErrCancelled) {
+		if !j.Exhausted && !j.gone && j.outcome.Verdict != run.Release && time.Since(j.extended) > j.Length/2 {
 			due = append(due, j)
 		}
 	}
@@ -124,6 +129,9 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 		if j := w.jobs.byID[id]; j != nil {
 			j.extended, j.confirmed = start, start
 		}
+	}
+	for _, j := range due {
+		j.gone = j.gone || gone[j.ID] != nil
 	}
 	w.jobs.mu.Unlock()
 	for _, j := range due {

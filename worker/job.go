@@ -34,6 +34,7 @@ type job struct {
 	extended  time.Time // the same, or when it was last believed to be ours without asking
 	ended     time.Time // when ctx was made to end; zero: not yet
 	done      bool      // the handler has returned
+	gone      bool      // the lease is somebody else's, or nobody's
 	left      bool      // the slot was taken away from the running handler
 	parked    bool      // done, but its outcome is refused: it needs no slot
 	begun     bool      // the handler of a suspect was called

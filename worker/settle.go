@@ -76,6 +76,7 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 // alone, which then keeps nobody else waiting.
 func (w *Worker) settle(ctx context.Context, batch []*job) {
 	for pause := retries(); len(batch) > 0; sleep(ctx, pause.NextBackOff()) {
+		w.prolong(ctx, batch)
 		err := w.try(ctx, batch)
 		switch {
 		case err == nil || ctx.Err() != nil:
@@ -178,6 +179,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 			return
 		case turns <- struct{}{}:
 		}
+		w.prolong(ctx, []*job{j})
 		begun := time.Now()
 		err := w.try(ctx, []*job{j})
 		<-turns
@@ -232,7 +234,6 @@ func (w *Worker) blame(j *job, err error) bool {
 
 // try records the outcomes of a batch once, and then frees their slots.
 func (w *Worker) try(ctx context.Context, batch []*job) error {
-	w.prolong(ctx, batch)
 	start := time.Now()
 	lost, err := w.commit(ctx, batch)
 	if w.config.Observe.SettleRun != nil {

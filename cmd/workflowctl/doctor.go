@@ -40,6 +40,8 @@ var examinations = []string{
 	 WHERE t.tgenabled = 'D' AND NOT t.tgisinternal AND r.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)`,
 	`SELECT false, 'the tables belong to ' || r.rolname || ', a superuser, and functions run with his rights', 'workflowctl roles has a role without a login own them'
 	 FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = 'workflow_run'::regclass AND r.rolsuper`,
+	`SELECT false, 'sessions of other roles cannot be looked at: locks and old snapshots may be there', 'GRANT pg_read_all_stats TO ' || quote_ident(current_user) || '; and pg_signal_backend, to end them'
+	 WHERE NOT pg_has_role('pg_read_all_stats', 'USAGE')`,
 	`SELECT true, 'everybody may call ' || count(*) || ' functions, ' || min(f.name) || ' for one', 'workflowctl roles takes that back, and grants what each role needs'
 	 FROM (SELECT p.oid::regprocedure::text AS name FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
 	       WHERE a.grantee = 0 AND p.proname ~ '^(workflow|process|outbox)_' AND p.pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)) f

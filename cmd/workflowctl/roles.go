@@ -29,15 +29,19 @@ grant them to those that can.
   workflow_operator    sees everything, acts by the functions
   workflow_viewer      sees how things stand, without payloads
 
-Repeat it after migrations. It takes the right to create roles, and to own what is there. Roles belong
-to the whole cluster: a second installation in it needs another name.`,
+Repeat it after migrations. It takes the right to create roles, and to own what is there; who has owned
+it so far is granted workflow_owner. Nobody else may be able to create anything in the schema. Roles
+belong to the whole cluster: a second installation in it needs another name.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkNamed(named); err != nil {
 				return err
 			}
 			if show {
-				fmt.Fprint(cmd.OutOrStdout(), sql.RolesScript(named))
+				if err := checkSchema(t.schema); err != nil {
+					return err
+				}
+				fmt.Fprint(cmd.OutOrStdout(), sql.RolesScript(named, t.schema))
 				return nil
 			}
 			return t.with(cmd.Context(), func(conn *pgx.Conn) error {

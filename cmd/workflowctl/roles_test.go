@@ -18,9 +18,10 @@ func TestRolesCommand(t *testing.T) {
 		want(t, cmdtest.Start(t, env, "roles", "--named", named), 0, "roles "+named+"_owner")
 		want(t, cmdtest.Start(t, env, "roles", "worker", named+"_media", "--prefixes", "media.,email.", "--named", named), 0, "role "+named+"_media works on media., email.")
 	}
-	if got := value[string](t, url, `SELECT pg_get_expr(polqual, polrelid) FROM pg_policy WHERE polname = 'worker `+named+`_media' AND polqual IS NOT NULL`); got != `((type ^@ 'email.'::text) OR (type ^@ 'media.'::text))` {
+	if got := value[string](t, url, `SELECT pg_get_expr(polqual, polrelid) FROM pg_policy WHERE '`+named+`_media'::regrole = ANY (polroles) AND polqual IS NOT NULL`); got != `((token_id IS NULL) AND ((type ^@ 'email.'::text) OR (type ^@ 'media.'::text)))` {
 		t.Errorf("bound by %s", got)
 	}
+	want(t, cmdtest.Start(t, nil, "roles", "--print", "--schema", "My flows"), 0, `SET LOCAL search_path = "My flows";`)
 	want(t, cmdtest.Start(t, nil, "roles", "--print", "--named", named), 0, "SET LOCAL workflow.roles = E'"+named+"';", "COMMIT;")
 	want(t, cmdtest.Start(t, env, "roles", "--named", "a-b"), 2, `--named="a-b": use up to 40 of a-z`)
 	want(t, cmdtest.Start(t, env, "roles", "worker"), 2, "use: workflowctl roles worker ROLE")

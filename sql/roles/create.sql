@@ -17,60 +17,77 @@
 DO $do$
 DECLARE
     named  text := coalesce(nullif(current_setting('workflow.roles', true), ''), 'workflow');
-    here   text := current_schema();
+    here   regnamespace := quote_ident(current_schema())::regnamespace;
     own    text := named || '_owner';
+    engine text := named || '_engine';
+    others text;
     thing  record;
     kind   text;
 BEGIN
-    PERFORM set_config('search_path', quote_ident(here) || ', pg_temp', true);
-    IF to_regclass('workflow_run') IS NULL THEN
-        RAISE EXCEPTION 'schema % has no table workflow_run', quote_literal(here) USING HINT = 'Run workflowctl migrate up first.';
+    PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
+    IF to_regproc('workflow_functions') IS NULL THEN
+        RAISE EXCEPTION 'schema % has not got the tables of this version', here USING HINT = 'Run workflowctl migrate up first.';
     END IF;
     FOREACH kind IN ARRAY ARRAY['owner', 'enqueue', 'worker', 'engine', 'dispatcher', 'operator', 'viewer'] LOOP
         BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', named || '_' || kind);
         EXCEPTION WHEN duplicate_object OR unique_violation THEN -- it is there
         END;
-        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', here, named || '_' || kind);
     END LOOP;
-    EXECUTE format('GRANT CREATE ON SCHEMA %I TO %I', here, own);
-    EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', here);
 
-    -- Who migrates goes on to be able to.
-    IF NOT pg_has_role(session_user, own, 'MEMBER') THEN
-        EXECUTE format('GRANT %I TO %I', own, session_user);
+    -- Who migrates, and who has owned it so far, goes on to be able to.
+    FOR thing IN
+        SELECT r.rolname AS name FROM pg_roles r
+        WHERE NOT r.rolsuper AND r.rolname <> own
+          AND (r.rolname = current_user OR r.oid IN (SELECT c.relowner FROM pg_class c WHERE c.oid IN (SELECT workflow_relations())))
+    LOOP
+        IF current_setting('server_version_num')::int >= 160000 THEN -- whoever has created a role has not got what it may
+            EXECUTE format('GRANT %I TO %I WITH INHERIT TRUE, SET TRUE', own, thing.name);
+        ELSIF NOT pg_has_role(thing.name, own, 'USAGE') THEN
+            EXECUTE format('GRANT %I TO %I', own, thing.name);
+        END IF;
+    END LOOP;
+
+    -- Functions that run with the owner's rights look names up here: nobody else may create any.
+    EXECUTE format('GRANT CREATE, USAGE ON SCHEMA %s TO %I', here, own);
+    IF (SELECT bool_or(a.grantee = 0 AND a.privilege_type = 'CREATE') FROM pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a WHERE n.oid = here) THEN
+        EXECUTE format('REVOKE CREATE ON SCHEMA %s FROM PUBLIC', here);
     END IF;
+    SELECT string_agg(quote_ident(r.rolname), ', ') INTO others FROM pg_roles r
+    WHERE has_schema_privilege(r.oid, here, 'CREATE') AND NOT r.rolsuper AND NOT pg_has_role(r.oid, own, 'USAGE') AND r.rolname <> 'pg_database_owner';
+    IF others IS NOT NULL THEN
+        RAISE EXCEPTION '% may create objects in schema %, and could take over what runs with the owner''s rights', others, here
+            USING HINT = format('REVOKE CREATE ON SCHEMA %s FROM %s (who owns a schema, or the database of schema public, may create there); or use a schema of its own: workflowctl migrate up --schema workflow.', here, others);
+    END IF;
+    EXECUTE (SELECT string_agg(format('GRANT USAGE ON SCHEMA %s TO %I', here, named || '_' || k), '; ')
+             FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer}'::text[]) AS k);
+
     FOR thing IN
         SELECT c.oid::regclass::text AS name, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS what, c.relowner <> o.oid AS foreign_owned
-        FROM pg_class c JOIN pg_roles o ON o.rolname = own
-        WHERE c.relnamespace = quote_ident(here)::regnamespace AND c.relkind IN ('r', 'p', 'v')
-          AND (c.relname ~ '^(workflow|process|outbox|parallel)_' OR c.relname IN ('message', 'message_wait', 'user_task', 'incident', 'compensation_record',
-               'join_arrival', 'each_progress', 'activity_instance', 'timer', 'token'))
+        FROM workflow_relations() AS ours JOIN pg_class c ON c.oid = ours JOIN pg_roles o ON o.rolname = own
     LOOP
         IF thing.foreign_owned THEN
             EXECUTE format('ALTER %s %s OWNER TO %I', thing.what, thing.name, own);
         END IF;
         EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', thing.name);
-        EXECUTE format('GRANT SELECT ON %s TO %I', thing.name, named || '_operator');
-        EXECUTE format('GRANT SELECT ON %s TO %I', thing.name, named || '_engine');
+        EXECUTE format('GRANT SELECT ON %s TO %I, %I', thing.name, named || '_operator', engine);
         IF thing.what = 'TABLE' AND thing.name <> 'workflow_schema' THEN
-            EXECUTE format('GRANT INSERT, DELETE ON %s TO %I', thing.name, named || '_engine');
+            EXECUTE format('GRANT INSERT, DELETE ON %s TO %I', thing.name, engine);
             IF thing.name NOT IN ('workflow_history', 'process_event', 'process_state_history', 'process_correction') THEN
-                EXECUTE format('GRANT UPDATE ON %s TO %I', thing.name, named || '_engine'); -- history is not rewritten
+                EXECUTE format('GRANT UPDATE ON %s TO %I', thing.name, engine); -- what has happened is not changed
             END IF;
         END IF;
     END LOOP;
     FOR thing IN
         SELECT p.oid::regprocedure::text AS name, p.prorettype = 'trigger'::regtype AS on_trigger, p.proowner <> o.oid AS foreign_owned
-        FROM pg_proc p JOIN pg_roles o ON o.rolname = own
-        WHERE p.pronamespace = quote_ident(here)::regnamespace AND p.proname ~ '^(workflow|process|outbox)_'
+        FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours JOIN pg_roles o ON o.rolname = own
     LOOP
         IF thing.foreign_owned THEN
             EXECUTE format('ALTER FUNCTION %s OWNER TO %I', thing.name, own);
         END IF;
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', thing.name);
         IF NOT thing.on_trigger THEN
-            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_operator', named || '_engine');
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_operator', engine);
         END IF;
     END LOOP;
 
@@ -80,11 +97,11 @@ BEGIN
     EXECUTE format('GRANT INSERT (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata), SELECT (id) ON workflow_run TO %I', named || '_enqueue');
     EXECUTE format('GRANT INSERT (event_uuid, aggregate_id, event_type, payload, headers) ON outbox_event TO %I, %I', named || '_enqueue', named || '_worker');
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_uuid() TO %I, %I', named || '_enqueue', named || '_worker');
-    FOR thing IN SELECT p.oid::regprocedure::text AS name FROM pg_proc p
-                 WHERE p.pronamespace = quote_ident(here)::regnamespace AND p.proname IN ('workflow_enqueue', 'workflow_enqueue_once', 'outbox_emit') LOOP
+    FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
+                 WHERE p.proname IN ('workflow_enqueue', 'workflow_enqueue_once', 'outbox_emit') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', thing.name, named || '_enqueue');
     END LOOP;
-    EXECUTE format('GRANT %I TO %I, %I', named || '_enqueue', named || '_engine', named || '_operator');
+    EXECUTE format('GRANT %I TO %I, %I', named || '_enqueue', engine, named || '_operator');
 
     EXECUTE format('GRANT SELECT, UPDATE (status, result, error, last_error, attempt, max_attempts, postponed, suspect, run_at, started_at, deadline_at, finished_at,
                         lease_until, lease_token, lease_no, leased_by, settled_token, settled_by, updated_at) ON workflow_run TO %I', named || '_worker');
@@ -97,26 +114,32 @@ BEGIN
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text) TO %I', named || '_dispatcher');
 
     EXECUTE format('GRANT UPDATE (held_at) ON workflow_run TO %I', named || '_operator');
+    EXECUTE format('GRANT INSERT ON process_definition TO %I', named || '_operator'); -- workflowctl define
 
     EXECUTE format('GRANT SELECT ON workflow_overview, process_overview, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
                         workflow_rate, workflow_live_worker, workflow_blocker, workflow_bloat, outbox_lag, process_stuck, process_duration TO %I', named || '_viewer');
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), outbox_wants(text[], text) TO %I', named || '_viewer');
 
     -- Who sees which runs. The owner, and functions that run with its rights, see all.
-    ALTER TABLE workflow_run ENABLE ROW LEVEL SECURITY;
-    ALTER TABLE workflow_history ENABLE ROW LEVEL SECURITY;
-    DROP POLICY IF EXISTS engine ON workflow_run;
-    DROP POLICY IF EXISTS engine ON workflow_history;
-    DROP POLICY IF EXISTS operator ON workflow_run;
-    DROP POLICY IF EXISTS operator ON workflow_history;
-    DROP POLICY IF EXISTS enqueue ON workflow_run;
-    DROP POLICY IF EXISTS enqueued ON workflow_run;
-    EXECUTE format('CREATE POLICY engine ON workflow_run TO %I USING (true)', named || '_engine');
-    EXECUTE format('CREATE POLICY engine ON workflow_history TO %I USING (true)', named || '_engine');
-    EXECUTE format('CREATE POLICY operator ON workflow_run TO %I USING (true)', named || '_operator');
-    EXECUTE format('CREATE POLICY operator ON workflow_history TO %I USING (true)', named || '_operator');
-    EXECUTE format('CREATE POLICY enqueue ON workflow_run FOR INSERT TO %I WITH CHECK (true)', named || '_enqueue');
-    -- For INSERT … RETURNING id. Who is a worker, too, must not see more by it.
-    EXECUTE format('CREATE POLICY enqueued ON workflow_run FOR SELECT TO %I USING (created_at = now())', named || '_enqueue');
+    FOR thing IN SELECT c.oid::regclass AS name FROM pg_class c
+                 WHERE c.oid IN ('workflow_run'::regclass, 'workflow_history'::regclass) AND NOT c.relrowsecurity LOOP
+        EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', thing.name);
+    END LOOP;
+    FOR thing IN
+        SELECT * FROM (VALUES
+            ('workflow_run', 'engine', format('TO %I USING (true)', engine)),
+            ('workflow_run', 'operator', format('TO %I USING (true)', named || '_operator')),
+            ('workflow_history', 'engine', format('TO %I USING (true)', engine)),
+            ('workflow_history', 'operator', format('TO %I USING (true)', named || '_operator')),
+            -- What acts on processes is for others: see workflow_enqueue_once.
+            ('workflow_run', 'enqueue', format($policy$FOR INSERT TO %I WITH CHECK (NOT type ^@ 'graph.'
+                OR type IN ('graph.start.v1', 'graph.message.v1', 'graph.signal.v1', 'graph.complete_task.v1'))$policy$, named || '_enqueue')),
+            -- For INSERT … RETURNING id. Who is a worker, too, must not see more by it.
+            ('workflow_run', 'enqueued', format('FOR SELECT TO %I USING (created_at = now() AND starts_with(created_by, session_user))', named || '_enqueue'))
+        ) AS p (on_table, name, rest)
+        WHERE NOT EXISTS (SELECT FROM pg_policy x WHERE x.polrelid = p.on_table::regclass AND x.polname = p.name)
+    LOOP
+        EXECUTE format('CREATE POLICY %I ON %I %s', thing.name, thing.on_table, thing.rest);
+    END LOOP;
 END
 $do$;
