@@ -130,7 +130,7 @@ func bound(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if err := sql.BindWorker(t.Context(), conn.Conn(), named, named+"_bound", []string{"q."}); err != nil {
+	if err := sql.BindWorker(t.Context(), conn.Conn(), named, named+"_bound", []string{"q.", "z."}); err != nil {
 		t.Fatal(err)
 	}
 	return pgtest.As(t, owner, named, "bound")
