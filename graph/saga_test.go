@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -216,6 +217,28 @@ func TestUndoOfWhatWasCalled(t *testing.T) {
 	if got := query[string](t, s.pool, `SELECT node_id FROM compensation_record c JOIN workflow_run r ON r.id = c.run_id
 		WHERE c.instance_id = $1 AND r.payload->>'name' = 'G'`, id); got != "call/call/G" {
 		t.Errorf("the record of G is of node %q, want call/call/G", got)
+	}
+	s.healthy()
+}
+
+// A step of a called process that was cut off when that ended may still be at work: its caller
+// does not undo it before its lease is over.
+func TestUndoOfWhatWasCutOffInACall(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("F", `"F": {"fork": ["X", "U"]}, "U": {"human": {}, "to": "T"}, "T": {"terminate": true},`+undoable("X", "", `"ms": "'10000'"`))
+	p := s.deploy("call", fmt.Sprintf(`"call": {"call": {"process": %q, "undo": "propagate"}, "to": "D"},`, child)+step("D", "", `"fail": "'no'"`))
+	id := s.start(p, `{}`)
+	pgtest.Await(t, "X to run, and somebody to be asked", func() bool {
+		return s.count("X") == 1 && query[int](t, s.pool, `SELECT count(*) FROM user_task WHERE state = 'open'`) == 1
+	})
+	until := query[time.Time](t, s.pool, `SELECT lease_until FROM workflow_run WHERE payload->>'name' = 'X'`)
+	s.finish("U")
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "X" {
+		t.Errorf("undone %q, want X", got)
+	}
+	if begun := query[time.Time](t, s.pool, `SELECT started_at FROM workflow_run WHERE type = 'test.undo.v1'`); begun.Before(until) {
+		t.Errorf("X is undone %s before its lease was over", until.Sub(begun))
 	}
 	s.healthy()
 }

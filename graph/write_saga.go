@@ -45,8 +45,8 @@ func (w *writer) records(all []*instance) {
 	}
 	if len(again) > 0 { // a new record for each that has failed: the old one stays as it is
 		w.queue(`
-			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, retry_of)
-			SELECT r.instance_id, r.token_id, r.run_id, r.node_id, r.handler_ref, r.certain, r.id
+			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before, retry_of)
+			SELECT r.instance_id, r.token_id, r.run_id, r.node_id, r.handler_ref, r.certain, r.not_before, r.id
 			FROM compensation_record r
 			WHERE r.instance_id = ANY ($1) AND r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
 			ORDER BY r."order"`, again)
@@ -63,8 +63,8 @@ func (w *writer) records(all []*instance) {
 				JOIN process_instance p ON p.id = h.id AND p.status = 'COMPLETED' AND p.undone_with_parent
 				JOIN process_token t ON t.id = p.parent_token_id
 			)
-			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain)
-			SELECT h.id, h.token, r.run_id, h.path || '/' || r.node_id, r.handler_ref, r.certain
+			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
+			SELECT h.id, h.token, r.run_id, h.path || '/' || r.node_id, r.handler_ref, r.certain, r.not_before
 			FROM heir h
 			JOIN process_instance p ON p.id = h.id AND NOT (p.status = 'COMPLETED' AND p.undone_with_parent)
 			JOIN compensation_record r ON r.instance_id = h.lender
@@ -84,8 +84,8 @@ func (w *writer) unknown(i *instance) {
 	}
 	w.queue(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
 	w.queue(`
-		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain)
-		SELECT t.instance_id, t.id, r.id, u.node, u.undo, false
+		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
+		SELECT t.instance_id, t.id, r.id, u.node, u.undo, false, r.lease_until
 		FROM process_token t
 		JOIN workflow_run r ON r.token_id = t.id
 		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node

@@ -74,9 +74,9 @@ func (w *writer) undos(all []*instance) {
 		UPDATE compensation_record c SET undo_run_id = workflow_uuid()
 		WHERE id = ANY ($1)`, records)
 	w.queue(`
-		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, held_at)
+		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, held_at, run_at)
 		SELECT c.undo_run_id, n.token, c.handler_ref, c.node_id || '/undo',
-		       jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain), r.max_attempts, i.priority, i.paused_at
+		       jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain), r.max_attempts, i.priority, i.paused_at, greatest(now(), c.not_before)
 		FROM unnest($1::uuid[], $2::uuid[]) AS n (token, record)
 		JOIN compensation_record c ON c.id = n.record
 		JOIN workflow_run r ON r.id = c.run_id

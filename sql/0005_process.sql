@@ -331,6 +331,7 @@ CREATE TABLE compensation_record (
     node_id     text COLLATE "C" NOT NULL,
     handler_ref text COLLATE "C" NOT NULL,
     certain     boolean     NOT NULL DEFAULT true,
+    not_before  timestamptz,
     status      text COLLATE "C" NOT NULL DEFAULT 'Pending',
     undo_run_id uuid,
     retry_of    uuid        REFERENCES compensation_record,
@@ -342,6 +343,7 @@ CREATE INDEX compensation_record_run_idx ON compensation_record (undo_run_id) WH
 COMMENT ON TABLE  compensation_record IS 'Steps that may have to be undone, in the order of their completion. Only status and undo_run_id ever change.';
 COMMENT ON COLUMN compensation_record.run_id IS 'The run that is to be undone: a step of the instance, or of one that it has called.';
 COMMENT ON COLUMN compensation_record.certain IS 'False: an attempt may have taken effect, nobody knows.';
+COMMENT ON COLUMN compensation_record.not_before IS 'When the lease of the run that was cut off ends: somebody may be at it until then.';
 
 -- The executions of scopes that a token lies in, the innermost first.
 CREATE FUNCTION process_scopes(token uuid) RETURNS uuid[]
