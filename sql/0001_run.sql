@@ -167,6 +167,9 @@ CREATE INDEX workflow_run_leased_idx ON workflow_run (started_at)
 -- their process.
 CREATE INDEX workflow_run_finished_idx ON workflow_run (status, finished_at)
     WHERE finished_at IS NOT NULL AND token_id IS NULL;
+-- What has failed, by type: for those who have it tried again.
+CREATE INDEX workflow_run_failed_idx ON workflow_run (type, finished_at)
+    WHERE status = 'failed' AND finished_at IS NOT NULL AND token_id IS NULL AND deleted_at IS NULL;
 CREATE INDEX workflow_run_deleted_idx ON workflow_run (deleted_at)
     WHERE deleted_at IS NOT NULL;
 

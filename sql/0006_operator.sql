@@ -485,6 +485,7 @@ BEGIN
         FROM workflow_run f
         WHERE f.status = 'failed' AND f.finished_at IS NOT NULL AND f.token_id IS NULL AND f.deleted_at IS NULL AND f.attempt < 1000
           AND f.finished_at >= since AND f.finished_at < until
+          AND f.type BETWEEN workflow_redrive.prefix AND CASE WHEN right(workflow_redrive.prefix, 1) = '.' THEN left(workflow_redrive.prefix, -1) || '/' ELSE workflow_redrive.prefix END
           AND workflow_covers(workflow_redrive.prefix, f.type) AND (workflow_redrive.code IS NULL OR f.error->>'code' = workflow_redrive.code)
         ORDER BY f.finished_at, f.id
         LIMIT most;

@@ -146,9 +146,16 @@ func TestViewsAmongMany(t *testing.T) {
 			COMMIT`, n))
 		s.do(`VACUUM ANALYZE workflow_run, outbox_event`)
 	}
+	one := s.do(`INSERT INTO workflow_run (type) VALUES ('b.y') RETURNING id`)
 	looks := map[string]string{
-		"workflow_why": `SELECT workflow_why('` + s.do(`INSERT INTO workflow_run (type) VALUES ('b.y') RETURNING id`) + `')`,
+		"workflow_why": `SELECT workflow_why('` + one + `')`,
+		"event":        `SELECT * FROM workflow_event WHERE workflow_id = '` + one + `' ORDER BY id`,
+		"overview":     `SELECT * FROM workflow_overview WHERE id = '` + one + `'`,
+		"prioritize":   `SELECT workflow_prioritize('` + one + `', 1)`,
+		"release":      `SELECT workflow_release('nobody', 'why')`,
+		"replay":       `SELECT outbox_replay(now() - interval '10 s', now() - interval '9 s')`,
 		"redrive":      `SELECT * FROM workflow_redrive('a.', 'timeout', most => 10)`,
+		"redrive few":  `SELECT * FROM workflow_redrive('d.')`,
 		"working":      `SELECT * FROM workflow_working LIMIT 20`,
 	}
 	for _, view := range []string{"workflow_lane", "workflow_waiting", "workflow_coverage", "workflow_failing", "workflow_rate", "workflow_live_worker", "outbox_lag",
