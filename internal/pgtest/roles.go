@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -75,6 +76,11 @@ func As(t testing.TB, pool *pgxpool.Pool, named string, roles ...string) *pgxpoo
 	}
 	config := pool.Config()
 	config.ConnConfig.User, config.ConnConfig.Password = login, "secret"
+	if os.Getenv("PGTEST_BOUNCER") != "" { // which knows one user: straight to the server
+		if err := owner.QueryRow(t.Context(), `SELECT host(inet_server_addr()), inet_server_port()`).Scan(&config.ConnConfig.Host, &config.ConnConfig.Port); err != nil {
+			t.Fatal(err)
+		}
+	}
 	theirs, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
