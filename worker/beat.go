@@ -189,7 +189,6 @@ func (w *Worker) stallLimit() time.Duration {
 	return 3*w.config.Lease + 2*callTimeout + w.config.PollInterval
 }
 
-// expiring returns the running jobs whose leases are about to run out unextended.
 // standstill is how long this process may do nothing, ticks of watch aside, before that counts
 // as having stood still: frozen, or without a processor.
 const standstill = time.Second
@@ -199,6 +198,7 @@ func (w *Worker) stoodStill(since time.Time) bool {
 	return w.lastTick.ago() > standstill || w.stood.time().After(since)
 }
 
+// expiring returns the running jobs whose leases are about to run out unextended.
 func (w *Worker) expiring() (list []*job) {
 	now := time.Now()
 	w.jobs.mu.Lock()
