@@ -37,7 +37,7 @@ test-pooler: postgres ## the engine's tests again, through pgbouncer in transact
 	PGTEST_BOUNCER=1 $(GO) test ./worker ./lease ./internal/cleanup
 
 test-roles: postgres ## some of the tests again, with the roles that `workflowctl roles` makes instead of the owner
-	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestHuman|TestMessages)' ./graph
+	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)' ./graph
 	PGTEST_ROLES=engine $(GO) test -run '^(TestHooks|TestHeartbeats|TestEvents|TestSuspects|TestCancel|TestShutdownReleases)' ./worker
 	PGTEST_ROLES=dispatcher,enqueue $(GO) test -run '^(TestAttributes|TestShared|TestRetry|TestSinkDown|TestRouting|TestLateCommit|TestLostClaim|TestAbandon)' ./dispatcher
 
