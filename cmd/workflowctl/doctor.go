@@ -43,8 +43,8 @@ var examinations = []string{
 	`SELECT false, 'sessions of other roles cannot be looked at: locks and old snapshots may be there', 'GRANT pg_read_all_stats TO ' || quote_ident(current_user) || '; and pg_signal_backend, to end them'
 	 WHERE NOT pg_has_role('pg_read_all_stats', 'USAGE')`,
 	`SELECT true, 'everybody may call ' || count(*) || ' functions, ' || min(f.name) || ' for one', 'workflowctl roles takes that back, and grants what each role needs'
-	 FROM (SELECT p.oid::regprocedure::text AS name FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
-	       WHERE a.grantee = 0 AND p.proname ~ '^(workflow|process|outbox)_' AND p.pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)) f
+	 FROM (SELECT ours::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+	       WHERE a.grantee = 0) f
 	 HAVING count(*) > 0`,
 	`SELECT false, table_name || ': ' || dead || ' dead rows, ' || dead_percent || ' %', 'SELECT * FROM workflow_blocker says who keeps them; else VACUUM ' || table_name
 	 FROM workflow_bloat WHERE dead > 50000 AND dead_percent > 30`,
