@@ -15,6 +15,22 @@ BEGIN
 END
 $do$;
 
+-- What is ours: later migrations that add to it replace this.
+CREATE FUNCTION workflow_relations() RETURNS SETOF regclass
+LANGUAGE sql STABLE SET search_path FROM CURRENT
+BEGIN ATOMIC
+    SELECT to_regclass(n) FROM unnest('{workflow_schema, workflow_run, workflow_history, workflow_worker, workflow_pause,
+    workflow_open, workflow_event, workflow_live_worker, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
+    workflow_overview, workflow_rate, workflow_blocker, workflow_bloat,
+    outbox_event, outbox_sink, outbox_lane, outbox_delivery, outbox_lag,
+    process_definition, process_instance, process_token, process_state_history, process_event, process_correction,
+    parallel_group, parallel_join, join_arrival, each_progress, message, message_wait, user_task, incident, compensation_record,
+    token, activity_instance, timer, process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_misjoined,
+    process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_overview}'::text[]) AS n
+    WHERE to_regclass(n) IS NOT NULL;
+END;
+COMMENT ON FUNCTION workflow_relations() IS 'The tables and views of simple-workflow.';
+
 -- ---------------------------------------------------------------------------------
 -- Who is there.
 -- ---------------------------------------------------------------------------------
@@ -238,8 +254,7 @@ CREATE VIEW workflow_blocker AS
     JOIN pg_class c ON c.oid = l.relation
     WHERE l.granted AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)
-      AND (c.relname ^@ 'workflow_' OR c.relname ^@ 'process_' OR c.relname ^@ 'outbox_' OR c.relname IN ('message', 'message_wait', 'user_task'))
+      AND c.oid IN (SELECT workflow_relations())
       AND a.xact_start < now() - interval '1 second'
     UNION ALL
     SELECT NULL, s.slot_type::text, s.slot_name, 'a replication slot holds a snapshot, or WAL', NULL, CASE WHEN s.active THEN 'active' ELSE 'inactive' END,
@@ -258,9 +273,7 @@ CREATE VIEW workflow_bloat AS
            pg_size_pretty(pg_table_size(s.relid)) AS table_size, pg_size_pretty(pg_indexes_size(s.relid)) AS index_size,
            greatest(s.last_vacuum, s.last_autovacuum) AS last_vacuum, greatest(s.last_analyze, s.last_autoanalyze) AS last_analyze
     FROM pg_stat_user_tables s
-    WHERE s.schemaname = (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'workflow_run'::regclass)
-      AND (s.relname ^@ 'workflow_' OR s.relname ^@ 'process_' OR s.relname ^@ 'outbox_' OR s.relname ^@ 'parallel_'
-           OR s.relname IN ('message', 'message_wait', 'user_task', 'incident', 'compensation_record', 'join_arrival', 'each_progress'))
+    WHERE s.relid IN (SELECT workflow_relations())
     ORDER BY pg_total_relation_size(s.relid) DESC;
 COMMENT ON VIEW workflow_bloat IS 'Dead rows and sizes of our tables, the largest first, by the server''s statistics.';
 
@@ -577,23 +590,8 @@ $fn$;
 COMMENT ON FUNCTION workflow_prioritize(uuid, integer) IS 'Has a pending run go first, or last: -100 to 100. It lines up behind those of that priority which are due. Answers priority …, too late: <status>, or not found.';
 
 -- ---------------------------------------------------------------------------------
--- What is ours. Nobody but the owner may use it until it is granted: see roles/create.sql.
+-- Nobody but the owner may call what is here until it is granted: see roles/create.sql.
 -- ---------------------------------------------------------------------------------
-
-CREATE FUNCTION workflow_relations() RETURNS SETOF regclass
-LANGUAGE sql STABLE SET search_path FROM CURRENT
-BEGIN ATOMIC
-    SELECT to_regclass(n) FROM unnest('{workflow_schema, workflow_run, workflow_history, workflow_worker, workflow_pause,
-    workflow_open, workflow_event, workflow_live_worker, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
-    workflow_overview, workflow_rate, workflow_blocker, workflow_bloat,
-    outbox_event, outbox_sink, outbox_lane, outbox_delivery, outbox_lag,
-    process_definition, process_instance, process_token, process_state_history, process_event, process_correction,
-    parallel_group, parallel_join, join_arrival, each_progress, message, message_wait, user_task, incident, compensation_record,
-    token, activity_instance, timer, process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_misjoined,
-    process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_overview}'::text[]) AS n
-    WHERE to_regclass(n) IS NOT NULL;
-END;
-COMMENT ON FUNCTION workflow_relations() IS 'The tables and views of simple-workflow.';
 
 CREATE FUNCTION workflow_functions() RETURNS SETOF regprocedure
 LANGUAGE sql STABLE
