@@ -65,14 +65,17 @@ var moods = []mood{
 		}
 		return true
 	}},
-	{"moody", func(w http.ResponseWriter, _ *http.Request, _ string) bool {
-		if rand.IntN(2) == 0 {
-			w.WriteHeader(http.StatusBadGateway)
-			return false
-		}
-		return true
-	}},
 }
+
+// everyOther is a mood of its own: only while some events are taken and others are not can one
+// overtake another.
+var everyOther = mood{"moody", func(w http.ResponseWriter, _ *http.Request, _ string) bool {
+	if rand.IntN(2) == 0 {
+		w.WriteHeader(http.StatusBadGateway)
+		return false
+	}
+	return true
+}}
 
 // hangUp ends the connection after some last bytes.
 func hangUp(w http.ResponseWriter, last string) {
@@ -121,10 +124,19 @@ func (c *consumer) close() { c.server.Close() }
 
 // upset has the consumer answer badly for a while.
 func upset(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
-	m := moods[r.IntN(len(moods))]
-	l.events.mood.Store(&m)
-	sleep(ctx, l.plan.hold(r, 2*time.Second, 6*time.Second))
-	l.events.mood.CompareAndSwap(&m, &fine)
+	return l.events.be(ctx, moods[r.IntN(len(moods))], l.plan.hold(r, 2*time.Second, 6*time.Second))
+}
+
+// moody has it take about every other event for a while.
+func moody(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	return l.events.be(ctx, everyOther, l.plan.hold(r, 2*time.Second, 6*time.Second))
+}
+
+// be puts the consumer into a mood that lasts as long, unless another comes over it.
+func (c *consumer) be(ctx context.Context, m mood, long time.Duration) (string, error) {
+	c.mood.Store(&m)
+	sleep(ctx, long)
+	c.mood.CompareAndSwap(&m, &fine)
 	return nobody, nil
 }
 

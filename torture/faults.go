@@ -52,7 +52,8 @@ func init() { // the schedule refers to them, and they to the lab
 		{"read-only", "server read-only", true, 3, 1, readOnly},
 		{"dispatcher-kill", "dispatcher killed, or one in four told to stop", false, 20, 3, killDispatcher},
 		{"dispatcher-freeze", "dispatcher frozen beyond its claim", false, 10, 1, freezeDispatcher},
-		{"sink", "consumer of events that errs, stalls or hangs up", false, 30, 4, upset},
+		{"sink", "consumer of events that errs, stalls or hangs up", false, 26, 3, upset},
+		{"sink-moody", "consumer that takes every other event", false, 4, 1, moody},
 		{"failover", "primary lost, standby promoted", true, 0, 0, failOver},
 	}
 }

@@ -80,6 +80,9 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 	p.Name, p.Strikes = "mutant", nil
 	p.Warm, p.Chaos, p.Calm, p.Drain = time.Second, 18*time.Second, time.Second, 40*time.Second
 	p.Rate = 200 // so that batches are more than one
+	// Each process lets suspects through one by one at first. Runs that end it would keep those of
+	// frozen workers from being leased again before these thaw, and no outcome would be stale.
+	p.Pills, p.Gentle, p.Hold = 0, true, 1
 	if m.instances {
 		p.Rate, p.Instances, p.Halts = 20, 9, 1
 	}
@@ -152,7 +155,7 @@ var mutants = []mutant{
 		zombies, []string{"I05", "I05b", "I06"}, false},
 	{"retry-fence", []edit{{"run/settle.go",
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased' AND (w.lease_token = o.token OR o.verdict = 'retried')`}},
-		zombies, []string{"I05b"}, false},
+		map[string]int{"freeze": 6, "network": 20}, []string{"I05b"}, false},
 	{"heartbeat-fence", []edit{{"lease/extend.go",
 		`AND w.lease_token = h.token`, `AND w.status = 'leased'`}},
 		zombies, []string{"I07b"}, false},
@@ -238,7 +241,7 @@ var mutants = []mutant{
 		map[string]int{"sink": 8}, []string{"I18"}, false},
 	{"aggregate-overtaken", []edit{{"outbox/claim.go",
 		`d.parked_at IS NULL AND d.next_attempt_at > now())`, `d.event_id = e.id AND d.parked_at IS NULL AND d.next_attempt_at > now())`}},
-		map[string]int{"sink": 8, "dispatcher-kill": 2}, []string{"I19"}, false},
+		map[string]int{"sink-moody": 6, "dispatcher-kill": 2}, []string{"I19"}, false},
 	{"marked-before-sent", []edit{{"dispatcher/feed.go",
 		`	if len(wanted) > 0 {
 		errs :=`, `	if len(wanted) > 0 {

@@ -34,6 +34,7 @@ type plan struct {
 
 	Narrowed bool // to some faults
 	Pills    int  // runs that end their process, beside those of the workload
+	Gentle   bool // none of those in the workload
 }
 
 // A strike is one fault at its time.

@@ -27,6 +27,7 @@ func (s *siege) run(ctx context.Context) error {
 	p := s.lab.plan
 	working, stopWork := context.WithCancel(ctx)
 	defer stopWork()
+	s.load.gentle.Store(p.Gentle)
 	ended := make(chan struct{})
 	go func() { defer close(ended); s.load.run(working) }()
 
