@@ -2,11 +2,16 @@ package pgserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver/child"
 )
 
@@ -25,19 +30,103 @@ func (s *Server) Standby(ctx context.Context, name string) (*Server, error) {
 		copied.Stop()
 		return nil, err
 	}
-	if err := copied.follow(ctx, s.URL("postgres")+"&application_name="+url.QueryEscape(name)); err != nil {
+	if err := copied.follow(ctx, s, name); err != nil {
 		copied.Stop()
 		return nil, fmt.Errorf("start a standby of PostgreSQL: %w", err)
 	}
 	return copied, nil
 }
 
-func (s *Server) follow(ctx context.Context, primary string) error {
-	if err := s.finish(ctx, "pg_basebackup", "-D", s.data(), "-d", primary, "-R", "-X", "stream", "-c", "fast"); err != nil {
+// follow makes the server a copy of primary that replays what it writes.
+func (s *Server) follow(ctx context.Context, primary *Server, name string) error {
+	if err := s.backUp(ctx, primary); err != nil {
+		return err
+	}
+	source := primary.URL("postgres") + "&application_name=" + url.QueryEscape(name) // nothing in it needs to be quoted
+	if err := s.write("standby.signal", ""); err != nil {
+		return err
+	}
+	if err := appendFile(filepath.Join(s.data(), "postgresql.auto.conf"), "primary_conninfo = '"+source+"'\n"); err != nil {
 		return err
 	}
 	return s.launch(ctx, func() (err error) {
 		s.port, err = child.Port()
 		return err
 	})
+}
+
+// backUp copies the files of primary while it is at work, by PostgreSQL's own rules for that
+// (Making a Base Backup Using the Low Level API). Not pg_basebackup, since the private server
+// binaries that npm has come without it.
+func (s *Server) backUp(ctx context.Context, primary *Server) error {
+	conn, err := pgx.Connect(ctx, primary.URL("postgres"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) // and with it a backup that has not been stopped
+	if _, err := conn.Exec(ctx, "SELECT pg_backup_start('standby', true)"); err != nil {
+		return err
+	}
+	if err := s.copyTree(primary.data(), func(path string) bool { return !slices.Contains(notBackedUp, path) }); err != nil {
+		return err
+	}
+	var label string
+	if err := conn.QueryRow(ctx, "SELECT labelfile FROM pg_backup_stop(false)").Scan(&label); err != nil {
+		return err
+	}
+	// The log last: all that was written since the start has to be in it.
+	if err := s.copyTree(primary.data(), func(path string) bool { return path == "." || strings.HasPrefix(path, "pg_wal") }); err != nil {
+		return err
+	}
+	return s.write("backup_label", label)
+}
+
+// notBackedUp is what belongs to the running server alone, or to others that follow it.
+var notBackedUp = []string{"postmaster.pid", "postmaster.opts", "pg_wal", "pg_replslot", "pg_dynshmem", "standby.signal", "postgresql.auto.conf.tmp"}
+
+// copyTree copies into the server's data what is in another's. A directory that is not wanted is made, and
+// left empty. What vanishes meanwhile was not wanted.
+func (s *Server) copyTree(from string, wanted func(path string) bool) error {
+	return filepath.WalkDir(from, func(name string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		path, err := filepath.Rel(from, name)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(s.data(), path)
+		switch {
+		case entry.IsDir():
+			if err := os.Mkdir(to, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			if err := child.Own(to); err != nil || wanted(path) {
+				return err
+			}
+			return fs.SkipDir
+		case !wanted(path):
+			return nil
+		}
+		content, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return s.write(path, string(content))
+	})
+}
+
+// write makes a file of the server's data.
+func (s *Server) write(path, content string) error {
+	name := filepath.Join(s.data(), path)
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		return err
+	}
+	return child.Own(name)
 }
