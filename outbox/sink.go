@@ -124,7 +124,10 @@ type Lag struct {
 func LagOf(ctx context.Context, db DB, sink string) (l Lag, err error) {
 	var seconds float64
 	err = db.QueryRow(ctx, `
-		SELECT (SELECT count(*) FROM (SELECT FROM outbox_lane l JOIN outbox_event e ON `+openInLane+` WHERE l.sink = s.name LIMIT 100000) AS counted),
+		SELECT (SELECT count(*)
+		        FROM (SELECT
+		              FROM outbox_lane l CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 100000) AS o
+		              WHERE l.sink = s.name LIMIT 100000) AS counted),
 		       coalesce(extract(epoch FROM now() - (
 		           SELECT min(o.created_at)
 		           FROM outbox_lane l CROSS JOIN LATERAL (SELECT e.created_at FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 1) AS o

@@ -231,9 +231,14 @@ CREATE VIEW outbox_lag AS
     FROM outbox_sink s
     CROSS JOIN LATERAL (
         SELECT count(*) AS open
-        FROM (SELECT FROM outbox_lane l JOIN outbox_event e ON e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
-                    AND outbox_wants(s.types, e.event_type)
-                    AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
+        FROM (SELECT
+              FROM outbox_lane l
+              CROSS JOIN LATERAL (
+                  SELECT FROM outbox_event e
+                  WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
+                      AND outbox_wants(s.types, e.event_type)
+                      AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
+                  ORDER BY e.lane, e.id LIMIT 1000) o
               WHERE l.sink = s.name LIMIT 1000) AS x) n;
 COMMENT ON VIEW   outbox_lag IS 'How far behind each sink is.';
 COMMENT ON COLUMN outbox_lag.open IS 'Events that it has still to get; 1000 means that many or more.';
