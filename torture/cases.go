@@ -47,7 +47,7 @@ var cases = []kase{
 	}},
 	{"fail", 10, func(r *rand.Rand, o *order, _ world) map[string]any {
 		o.typ = "chaos.fail"
-		return map[string]any{"times": 1 + r.IntN(3), "ms": r.IntN(2) * r.IntN(3000)}
+		return map[string]any{"times": 1 + r.IntN(3), "ms": r.IntN(2) * r.IntN(6000)}
 	}},
 	{"permanent", 5, func(_ *rand.Rand, o *order, _ world) map[string]any {
 		o.typ = "chaos.fail"
