@@ -72,6 +72,11 @@ Sinks:
     allow=10.0.0.0/8          private addresses that a webhook may have
     env=NAME,OTHER            variables that a program gets of ours, besides PATH and the like
     exchange=NAME             where AMQP events go; it has to be there
+    sasl=scram-sha-512        how Kafka learns user and password; also scram-sha-256, plain
+    creds=PATH                credentials file for NATS
+    ca=PATH                   authority of the server, with TLS; otherwise those of the system
+    cert=PATH                 our certificate, with TLS, read at each handshake
+    key=PATH                  its private key
 
   DISPATCHER_SINKS="audit=stdout: crm=https://crm.example/events#types=invoice."
 

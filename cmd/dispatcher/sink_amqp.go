@@ -10,7 +10,7 @@ import (
 func init() {
 	options := []string{"mode", "exchange"}
 	kinds["amqp"] = scheme{"amqp://HOST/VHOST", "RabbitMQ; amqps:// with TLS", options, openAMQP}
-	kinds["amqps"] = scheme{"amqps://HOST/VHOST", "", options, openAMQP}
+	kinds["amqps"] = scheme{"amqps://HOST/VHOST", "", append(options, tlsOptions...), openAMQP}
 }
 
 func openAMQP(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
@@ -18,5 +18,9 @@ func openAMQP(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return amqp.New(amqp.Config{URL: spec.url.String(), Exchange: spec.options.Get("exchange"), Binary: binary})
+	secure, err := spec.tls()
+	if err != nil {
+		return nil, err
+	}
+	return amqp.New(amqp.Config{URL: spec.url.String(), Exchange: spec.options.Get("exchange"), Binary: binary, TLS: secure})
 }

@@ -8,8 +8,8 @@ import (
 )
 
 func init() {
-	kinds["kafka"] = scheme{"kafka://HOST,HOST/TOPIC", "Kafka; kafkas:// with TLS", []string{"mode"}, openKafka}
-	kinds["kafkas"] = scheme{"kafkas://HOST,HOST/TOPIC", "", []string{"mode"}, openKafka}
+	kinds["kafka"] = scheme{"kafka://HOST,HOST/TOPIC", "Kafka; kafkas:// with TLS", []string{"mode", "sasl"}, openKafka}
+	kinds["kafkas"] = scheme{"kafkas://HOST,HOST/TOPIC", "", append([]string{"mode", "sasl"}, tlsOptions...), openKafka}
 }
 
 func openKafka(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
@@ -17,5 +17,9 @@ func openKafka(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return kafka.New(kafka.Config{URL: spec.url.String(), Binary: binary})
+	secure, err := spec.tls()
+	if err != nil {
+		return nil, err
+	}
+	return kafka.New(kafka.Config{URL: spec.url.String(), SASL: spec.options.Get("sasl"), Binary: binary, TLS: secure})
 }

@@ -8,8 +8,8 @@ import (
 )
 
 func init() {
-	kinds["nats"] = scheme{"nats://HOST/SUBJECT", "NATS JetStream; tls:// with TLS", []string{"mode"}, openJetStream}
-	kinds["tls"] = scheme{"tls://HOST/SUBJECT", "", []string{"mode"}, openJetStream}
+	kinds["nats"] = scheme{"nats://HOST/SUBJECT", "NATS JetStream; tls:// with TLS", []string{"mode", "creds"}, openJetStream}
+	kinds["tls"] = scheme{"tls://HOST/SUBJECT", "", append([]string{"mode", "creds"}, tlsOptions...), openJetStream}
 }
 
 func openJetStream(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
@@ -17,5 +17,9 @@ func openJetStream(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return jetstream.New(jetstream.Config{URL: spec.url.String(), Binary: binary})
+	secure, err := spec.tls()
+	if err != nil {
+		return nil, err
+	}
+	return jetstream.New(jetstream.Config{URL: spec.url.String(), Binary: binary, TLS: secure, Credentials: spec.options.Get("creds")})
 }

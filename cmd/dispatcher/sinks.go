@@ -42,7 +42,7 @@ var kinds = map[string]scheme{
 		return lines.New(os.Stdout), nil
 	}},
 	"http":  {"http://…", "a request each; see DISPATCHER_WEBHOOK_SECRET", webhookOptions, openWebhook},
-	"https": {"https://…", "", webhookOptions, openWebhook},
+	"https": {"https://…", "", append(webhookOptions, tlsOptions...), openWebhook},
 	"exec":  {"exec:PROGRAM", "a program: a line in, an answer out", []string{"env"}, openProgram},
 }
 
@@ -52,7 +52,7 @@ var quiet = map[string]time.Duration{
 	"stdout": 0, "http": webhook.DefaultTimeout, "https": webhook.DefaultTimeout, "exec": program.DefaultPatience,
 }
 
-var webhookOptions = []string{"mode", "allow"}
+var webhookOptions = slices.Clip([]string{"mode", "allow"})
 
 // schemes describes the kinds for --help.
 func schemes() string {
@@ -170,12 +170,16 @@ func openWebhook(s *settings, spec sinkSpec) (dispatcher.Sink, error) {
 			allow = append(allow, prefix)
 		}
 	}
+	secure, err := spec.tls()
+	if err != nil {
+		return nil, err
+	}
 	secret := s.WebhookSecret.Value
 	if !s.WebhookSecret.Good() {
 		secret = "" // told already
 	}
 	return webhook.New(webhook.Config{
-		URL: spec.url.String(), Binary: binary, Secret: secret, KeyID: s.WebhookKeyID.Value, Allow: allow,
+		URL: spec.url.String(), Binary: binary, Secret: secret, KeyID: s.WebhookKeyID.Value, Allow: allow, TLS: secure,
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -39,6 +40,10 @@ type Config struct {
 	URL    string
 	Binary bool        // attributes as headers, the payload as the body
 	TLS    *tls.Config // for tls://; nil: the system's certificates
+
+	// Credentials is the path of a credentials file, as nsc writes it: a user's JWT and seed. It is read
+	// at each connect. Empty: none.
+	Credentials string
 }
 
 // A Sink publishes events to NATS JetStream.
@@ -63,6 +68,14 @@ func New(c Config) (*Sink, error) {
 	subject := strings.TrimPrefix(u.Path, "/")
 	if subject == "" || subject != clean(subject) {
 		return nil, fmt.Errorf("jetstream: URL: the subject %.80q is none; use words with dots between them, without blanks, * and >, as in nats://host/events", subject)
+	}
+	if c.Credentials != "" {
+		if u.User != nil {
+			return nil, errors.New("jetstream: Credentials: the URL has a user already; use one of both")
+		}
+		if _, err := os.ReadFile(c.Credentials); err != nil {
+			return nil, fmt.Errorf("jetstream: Credentials: %w", err)
+		}
 	}
 	var servers []string
 	for _, host := range strings.Split(u.Host, ",") {
@@ -135,6 +148,9 @@ func (s *Sink) options() []nats.Option {
 	}
 	if s.config.TLS != nil {
 		options = append(options, nats.Secure(s.config.TLS))
+	}
+	if s.config.Credentials != "" {
+		options = append(options, nats.UserCredentials(s.config.Credentials))
 	}
 	return options
 }

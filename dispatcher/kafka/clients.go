@@ -12,7 +12,9 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/sasl"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 // clients are connections to a Kafka.
@@ -23,7 +25,7 @@ type clients struct {
 }
 
 // options are those that both clients have.
-func (c Config) options(u *url.URL) []kgo.Opt {
+func (c Config) options(u *url.URL) ([]kgo.Opt, error) {
 	options := []kgo.Opt{
 		kgo.ClientID("simple-workflow"), kgo.SeedBrokers(strings.Split(u.Host, ",")...),
 		kgo.RequiredAcks(kgo.AllISRAcks()), kgo.ProducerLinger(0), kgo.UnknownTopicRetries(1),
@@ -37,11 +39,32 @@ func (c Config) options(u *url.URL) []kgo.Opt {
 		}
 		options = append(options, kgo.DialTLSConfig(c.TLS))
 	}
-	if u.User != nil {
-		password, _ := u.User.Password()
-		options = append(options, kgo.SASL(plain.Auth{User: u.User.Username(), Pass: password}.AsMechanism()))
+	mechanism, err := c.mechanism(u.User)
+	if mechanism != nil {
+		options = append(options, kgo.SASL(mechanism))
 	}
-	return options
+	return options, err
+}
+
+// mechanism returns how a user is to be authenticated; nil if there is none.
+func (c Config) mechanism(user *url.Userinfo) (sasl.Mechanism, error) {
+	if user == nil {
+		if c.SASL != "" {
+			return nil, fmt.Errorf("kafka: SASL: %.40q needs a user; write user:password@ before the first host", c.SASL)
+		}
+		return nil, nil
+	}
+	name := user.Username()
+	password, _ := user.Password()
+	switch c.SASL {
+	case "", "plain":
+		return plain.Auth{User: name, Pass: password}.AsMechanism(), nil
+	case "scram-sha-256":
+		return scram.Auth{User: name, Pass: password}.AsSha256Mechanism(), nil
+	case "scram-sha-512":
+		return scram.Auth{User: name, Pass: password}.AsSha512Mechanism(), nil
+	}
+	return nil, fmt.Errorf("kafka: SASL: %.40q; use plain, scram-sha-256 or scram-sha-512", c.SASL)
 }
 
 // connection returns clients that have reached a broker.

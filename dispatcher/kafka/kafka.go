@@ -36,8 +36,9 @@ const (
 // A Config says where events go.
 type Config struct {
 	// URL is kafka://host:port,host:port/TOPIC, or kafkas:// for the same with TLS; user:password@
-	// before the first host is for SASL/PLAIN.
+	// before the first host is for SASL.
 	URL    string
+	SASL   string      // how user and password are shown: plain, scram-sha-256 or scram-sha-512; empty: plain
 	Binary bool        // attributes as headers, the payload as the value
 	TLS    *tls.Config // for kafkas://; nil: the system's certificates
 }
@@ -67,7 +68,11 @@ func New(c Config) (*Sink, error) {
 	if !topicName.MatchString(topic) || topic == "." || topic == ".." {
 		return nil, fmt.Errorf("kafka: URL: %.80q is no topic; use letters, digits, dots, _ and -, as in kafka://host:9092/events", topic)
 	}
-	return &Sink{binary: c.Binary, topic: topic, options: c.options(u)}, nil
+	options, err := c.options(u)
+	if err != nil {
+		return nil, err
+	}
+	return &Sink{binary: c.Binary, topic: topic, options: options}, nil
 }
 
 // Publish produces each event after its predecessor in the subject was acknowledged.

@@ -296,6 +296,21 @@ func TestNotThere(t *testing.T) {
 	}
 }
 
+// A user can be authenticated by SCRAM, which does not show the password to the broker; a wrong one is
+// trouble of the sink.
+func TestSCRAM(t *testing.T) {
+	for _, method := range []string{"SCRAM-SHA-256", "SCRAM-SHA-512"} {
+		c := serve(t, kfake.SeedTopics(1, "events"), kfake.EnableSASL(), kfake.Superuser(method, "u", "right"))
+		way := strings.ToLower(method)
+		sink := open(t, kafka.Config{URL: "kafka://u:right@" + address(c) + "/events", SASL: way})
+		sinktest.Delivered(t, sink.Publish(t.Context(), orders()[:1]), 1)
+		for _, config := range []kafka.Config{{URL: "kafka://u:hunter2@" + address(c) + "/events", SASL: way}, {URL: "kafka://u:right@" + address(c) + "/events"}} {
+			err := open(t, config).Publish(t.Context(), orders()[:1])[0]
+			sinktest.Failed(t, err, sinktest.Unavailable)
+		}
+	}
+}
+
 // When there is no time left, what was sent is of unknown fate and what was not is not tried. Later
 // all is delivered, in order: the client that may still hold something was given up.
 func TestNoTime(t *testing.T) {

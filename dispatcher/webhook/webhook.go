@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -58,7 +59,8 @@ type Config struct {
 	// after the name was resolved: loopback, private and link-local ones, those of carriers'
 	// networks, multicast, and whatever leads to them.
 	Allow []netip.Prefix
-	// Client replaces the HTTP client, for certificates of one's own say. Then Allow means nothing.
+	TLS   *tls.Config // for https://; nil: the system's certificates
+	// Client replaces the HTTP client. Then Allow and TLS mean nothing.
 	Client *http.Client
 }
 
@@ -125,7 +127,7 @@ func (c Config) newClient() *http.Client {
 	return &http.Client{
 		Timeout: c.Timeout,
 		Transport: &http.Transport{ // no proxy from the environment: it would dial for us, unchecked
-			DialContext: dialer.DialContext, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 5 * time.Second,
+			DialContext: dialer.DialContext, TLSClientConfig: c.TLS, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 5 * time.Second,
 			MaxIdleConnsPerHost: c.AtOnce, IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: maxAnswer,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
