@@ -10,6 +10,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -29,7 +31,9 @@ const (
 
 // A Config says where events go.
 type Config struct {
-	URL      string // amqp://user:password@host:port/vhost, or amqps:// for the same with TLS; no vhost: /
+	// URL is amqp://user:password@host:port/vhost, or amqps:// for the same with TLS; no vhost: /. Several
+	// hosts, with commas between them, are tried in turn.
+	URL      string
 	Exchange string
 	Binary   bool        // attributes as headers, the payload as the body
 	TLS      *tls.Config // for amqps://; nil: the system's certificates
@@ -37,8 +41,8 @@ type Config struct {
 
 // A Sink publishes events to an exchange.
 type Sink struct {
-	config Config
-	host   string
+	config  Config
+	brokers []broker
 
 	lock   chan struct{} // holds one: who waits for it sees the end of a context
 	link   *link         // nil: none yet
@@ -48,14 +52,34 @@ type Sink struct {
 // New returns a sink, or an error that says what is wrong with the configuration. It connects when
 // there is something to publish.
 func New(c Config) (*Sink, error) {
-	u, err := amqp.ParseURI(c.URL)
+	brokers, err := c.brokers()
 	if err != nil {
-		return nil, errors.New("amqp: URL: use amqp://user:password@host:port/vhost or amqps://host/vhost")
+		return nil, errors.New("amqp: URL: use amqp://user:password@host:port/vhost or amqps://host/vhost; host:port,host:port for several brokers")
 	}
 	if c.Exchange == "" || len(c.Exchange) > longestKey {
 		return nil, errors.New("amqp: exchange: name one, as in #exchange=events")
 	}
-	return &Sink{config: c, host: fmt.Sprintf("%s:%d", u.Host, u.Port), lock: make(chan struct{}, 1)}, nil
+	return &Sink{config: c, brokers: brokers, lock: make(chan struct{}, 1)}, nil
+}
+
+// A broker is one of those of a URL.
+type broker struct{ host, url string }
+
+func (c Config) brokers() (brokers []broker, err error) {
+	u, err := url.Parse(c.URL)
+	if err != nil {
+		return nil, err
+	}
+	for _, host := range strings.Split(u.Host, ",") {
+		one := *u
+		one.Host = host
+		parsed, err := amqp.ParseURI(one.String())
+		if err != nil {
+			return nil, err
+		}
+		brokers = append(brokers, broker{fmt.Sprintf("%s:%d", parsed.Host, parsed.Port), one.String()})
+	}
+	return brokers, nil
 }
 
 // Publish sends each event after its predecessor in the subject was acknowledged.
@@ -100,12 +124,16 @@ func (s *Sink) connection(ctx context.Context) (*link, error) {
 		s.link.close()
 		s.link = nil
 	}
-	l, err := connect(ctx, s.config)
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", s.host, err)
+	var errs []error
+	for _, b := range s.brokers {
+		l, err := connect(ctx, b, s.config.TLS)
+		if err == nil {
+			s.link = l
+			return l, nil
+		}
+		errs = append(errs, fmt.Errorf("connect to %s: %w", b.host, err))
 	}
-	s.link = l
-	return l, nil
+	return nil, errors.Join(errs...)
 }
 
 func (s *Sink) send(ctx context.Context, l *link, e event.Event) error {

@@ -37,6 +37,13 @@ func TestNotThere(t *testing.T) {
 	}
 }
 
+// Several brokers are tried in turn, and the error tells of each.
+func TestSeveral(t *testing.T) {
+	one, other := sinktest.Refused(t), sinktest.Refused(t)
+	sink := open(t, amqp.Config{URL: "amqp://u:hunter2@" + one + "," + other + "/v", Exchange: "events"})
+	sinktest.Failed(t, sink.Publish(t.Context(), []event.Event{sinktest.Event(1, "o", "a", "1")})[0], sinktest.Unavailable, one, other)
+}
+
 // A broker that accepts and says nothing does not outlast the time there is, nor that for connecting.
 func TestSilent(t *testing.T) {
 	sink := open(t, amqp.Config{URL: "amqp://" + sinktest.Silent(t), Exchange: "events"})
@@ -52,7 +59,7 @@ func TestSilent(t *testing.T) {
 
 // What is wrong with a configuration is said at once, without its password.
 func TestConfig(t *testing.T) {
-	for _, url := range []string{"", "http://h/v", "amqp://u:hunter2@h:port/v", "amqp://u:hunt er2@h"} {
+	for _, url := range []string{"", "http://h/v", "amqp://u:hunter2@h:port/v", "amqp://u:hunt er2@h", "amqp://u:hunter2@h:1,h:port/v"} {
 		_, err := amqp.New(amqp.Config{URL: url, Exchange: "events"})
 		if err == nil || strings.Contains(err.Error(), "hunt") {
 			t.Errorf("%s: %v", url, err)

@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +17,7 @@ import (
 
 // A link is a connection with a channel that confirms. If one of them ends, so does the link.
 type link struct {
+	host    string
 	conn    *amqp.Connection
 	channel *amqp.Channel
 	ended   chan *amqp.Error // why the channel has ended, once
@@ -34,14 +36,14 @@ type block struct {
 }
 
 // connect makes a link, or gives up with ctx.
-func connect(ctx context.Context, c Config) (*link, error) {
+func connect(ctx context.Context, b broker, secure *tls.Config) (*link, error) {
 	ctx, done := context.WithTimeout(ctx, dialWithin)
 	defer done()
 	giveUp := func() bool { return true }
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName("simple-workflow")
-	conn, err := amqp.DialConfig(c.URL, amqp.Config{
-		Heartbeat: heartbeat, TLSClientConfig: c.TLS.Clone(), Properties: properties, Locale: "en_US",
+	conn, err := amqp.DialConfig(b.url, amqp.Config{
+		Heartbeat: heartbeat, TLSClientConfig: secure.Clone(), Properties: properties, Locale: "en_US",
 		Dial: func(network, address string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, network, address)
 			if err != nil {
@@ -55,7 +57,7 @@ func connect(ctx context.Context, c Config) (*link, error) {
 		giveUp()
 		return nil, cause(ctx, err)
 	}
-	l := &link{conn: conn, ended: make(chan *amqp.Error, 1), came: map[string]string{}, block: &block{begun: make(chan struct{})}}
+	l := &link{host: b.host, conn: conn, ended: make(chan *amqp.Error, 1), came: map[string]string{}, block: &block{begun: make(chan struct{})}}
 	if err := l.open(); err != nil || !giveUp() {
 		conn.Close()
 		return nil, cause(ctx, err)
@@ -176,5 +178,5 @@ func (s *Sink) lost(l *link, m amqp.Publishing) error {
 	case e.Code == amqp.NotFound:
 		return dispatcher.Unavailable(fmt.Errorf("there is no exchange %s; create it, or correct the sink's options: %s", s.config.Exchange, e.Reason), 0)
 	}
-	return dispatcher.Unavailable(fmt.Errorf("connection to %s lost: %w", s.host, why), 0)
+	return dispatcher.Unavailable(fmt.Errorf("connection to %s lost: %w", l.host, why), 0)
 }

@@ -168,6 +168,13 @@ func TestRabbitMQ(t *testing.T) {
 			t.Errorf("%+v", m)
 		}
 	})
+	// The second of several brokers is taken if the first one is not there.
+	t.Run("second host", func(t *testing.T) {
+		queue(t, b.channel(t), "second", "#", nil)
+		both := strings.Replace(b.url(), "@", "@"+sinktest.Refused(t)+",", 1)
+		e := sinktest.Event(1, "order-1", "invoice.created", `{"total":5}`)
+		sinktest.Delivered(t, open(t, amqp.Config{URL: both, Exchange: "second"}).Publish(t.Context(), []event.Event{e}), 1)
+	})
 	// In binary mode the attributes are headers and the payload is the body.
 	t.Run("binary", func(t *testing.T) {
 		c := b.channel(t)
