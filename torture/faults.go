@@ -35,7 +35,8 @@ func init() { // the schedule refers to them, and they to the lab
 		{"stop", "worker told to stop, one in five twice", false, 24, 5, stopWorker},
 		{"memory", "worker out of memory", false, 3, 0, starveMemory},
 		{"cpu", "processors busy with something else", false, 3, 0, starveCPU},
-		{"network", "network slow, narrow, cut or silent", false, 72, 9, poisonNetwork},
+		{"network", "network slow, narrow, cut or silent", false, 66, 8, poisonNetwork},
+		{"silence", "worker cut off beyond its lease", false, 6, 1, silence},
 		{"answer-lost", "commit done, answer lost", false, 70, 14, cutAnswer},
 		{"never-sent", "commit never sent", false, 36, 8, cutCommit},
 		{"sessions", "sessions ended", false, 90, 10, endSessions},
@@ -112,6 +113,17 @@ func stopWorker(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		s.terminate()
 	}
 	return hit(s.name, ok), nil
+}
+
+// silence has nothing that a worker asks arrive for longer than its leases last: what its handlers have
+// done by then it tells too late.
+func silence(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	k := l.links[r.IntN(len(l.links))]
+	err := k.poison(ctx, "timeout", "upstream", map[string]int{"timeout": 0}, between(r, leaseLength*13/10, leaseLength*25/10))
+	if errors.Is(err, toxiproxy.ErrToxicAlreadyExists) {
+		return noOne, nil
+	}
+	return k.name, err
 }
 
 // starveMemory restarts a worker with little memory and gives all of them, one after the other,

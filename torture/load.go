@@ -38,6 +38,9 @@ const callLimit = 5 * time.Second
 func (g *load) run(ctx context.Context) {
 	g.every(ctx, g.lab.plan.Rate, "enqueue", func(r *rand.Rand) func(context.Context) {
 		o := draw(r, world{g.lab.outside.server.URL}, g.lab.plan.Hold)
+		if most := g.lab.plan.Mostly; most != "" && r.IntN(2) == 0 {
+			o = drawCase(r, findCase(most), world{g.lab.outside.server.URL}, g.lab.plan.Hold)
+		}
 		return func(ctx context.Context) {
 			if !o.pill() || !g.gentle.Load() {
 				g.enqueue(ctx, o)

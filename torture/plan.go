@@ -32,9 +32,10 @@ type plan struct {
 	Singles []strike
 	Single  time.Duration // for all of them
 
-	Narrowed bool // to some faults
-	Pills    int  // runs that end their process, beside those of the workload
-	Gentle   bool // none of those in the workload
+	Narrowed bool   // to some faults
+	Pills    int    // runs that end their process, beside those of the workload
+	Gentle   bool   // none of those in the workload
+	Mostly   string // the case of which half of the workload is; empty: none
 }
 
 // A strike is one fault at its time.
