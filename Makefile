@@ -117,7 +117,7 @@ torture-short: postgres $(BIN)/torture ## a minute of the same
 torture-failover: postgres $(BIN)/torture ## the primary is lost under load, the standby promoted
 	cd torture && $(BIN)/torture -failover -seed $(or $(SEED),0)
 
-torture-mutants: postgres $(BIN)/torture ## one rule of the product broken at a time: each must be caught; a quarter of an hour
+torture-mutants: postgres $(BIN)/torture ## one rule of the product broken at a time: each must be caught; forty minutes
 	cd torture && $(BIN)/torture -mutants -seed $(or $(SEED),0)
 
 .PHONY: $(BIN)/torture

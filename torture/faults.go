@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"time"
-
-	toxiproxy "github.com/Shopify/toxiproxy/v2"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
@@ -119,11 +116,7 @@ func stopWorker(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 // done by then it tells too late.
 func silence(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	k := l.links[r.IntN(len(l.links))]
-	err := k.poison(ctx, "timeout", "upstream", map[string]int{"timeout": 0}, between(r, leaseLength*13/10, leaseLength*25/10))
-	if errors.Is(err, toxiproxy.ErrToxicAlreadyExists) {
-		return noOne, nil
-	}
-	return k.name, err
+	return k.name, k.poison(ctx, "timeout", "upstream", map[string]int{"timeout": 0}, between(r, leaseLength*13/10, leaseLength*25/10))
 }
 
 // starveMemory restarts a worker with little memory and gives all of them, one after the other,
@@ -190,9 +183,5 @@ func poisonNetwork(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		{"limit_data", "downstream", map[string]int{"bytes": 500 + r.IntN(20_000)}},
 	}[r.IntN(8)]
 	k := l.anyLink(r)
-	err := k.poison(ctx, p.kind, p.stream, p.attributes, l.plan.hold(r, 2*time.Second, 10*time.Second))
-	if errors.Is(err, toxiproxy.ErrToxicAlreadyExists) {
-		return noOne, nil
-	}
-	return k.name, err
+	return k.name, k.poison(ctx, p.kind, p.stream, p.attributes, l.plan.hold(r, 2*time.Second, 10*time.Second))
 }

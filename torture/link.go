@@ -9,6 +9,7 @@ import (
 	"time"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
+	"github.com/google/uuid"
 	"github.com/rs/zerolog"
 
 	"github.com/simple-workflow/simple-workflow/torture/wire"
@@ -49,7 +50,8 @@ func newLink(name, upstream string, l *ledger) (*link, error) {
 
 // poison makes the network bad in one way, until the context ends or the time is over.
 func (l *link) poison(ctx context.Context, kind, stream string, attributes map[string]int, d time.Duration) error {
-	body, err := json.Marshal(map[string]any{"name": kind + stream, "type": kind, "stream": stream, "attributes": attributes})
+	name := uuid.NewString() // it may be there already, from another strike
+	body, err := json.Marshal(map[string]any{"name": name, "type": kind, "stream": stream, "attributes": attributes})
 	if err != nil {
 		return err
 	}
@@ -58,7 +60,7 @@ func (l *link) poison(ctx context.Context, kind, stream string, attributes map[s
 		return fmt.Errorf("%s on the link of %s: %w", kind, l.name, err)
 	}
 	sleep(ctx, d)
-	return toxics.RemoveToxic(context.WithoutCancel(ctx), kind+stream)
+	return toxics.RemoveToxic(context.WithoutCancel(ctx), name)
 }
 
 // heal takes away everything that is bad.
