@@ -48,6 +48,7 @@ func (s *scene) start(ctx context.Context, tx pgx.Tx, e *Engine, batch []lease.S
 		i.id, i.process, i.status, i.priority, i.input = b.started.Instance, processes[b.started.Definition], Created, b.asked.Priority, b.asked.Input
 		if p := b.asked.Parent; p != nil {
 			i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
+			i.paused = s.owners[p.Token].paused
 		}
 		if err := json.Unmarshal(b.asked.Input, &i.facts.input); err != nil {
 			return err
@@ -102,8 +103,9 @@ func insertInstances(ctx context.Context, tx pgx.Tx, births []birth) (fresh map[
 	}
 	rows, _ := query(ctx, tx, `
 		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata,
-		                              parent_process_instance_id, parent_token_id, parent_visit, depth, undone_with_parent)
-		SELECT id, definition, nullif(key, ''), nullif(tenant, ''), priority, input, coalesce(metadata, '{}'), parent, token, visit, depth, lends
+		                              parent_process_instance_id, parent_token_id, parent_visit, depth, undone_with_parent, paused_at)
+		SELECT id, definition, nullif(key, ''), nullif(tenant, ''), priority, input, coalesce(metadata, '{}'), parent, token, visit, depth, lends,
+		       (SELECT p.paused_at FROM process_instance p WHERE p.id = n.parent) -- which is locked
 		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::jsonb[], $8::uuid[], $9::uuid[], $10::bigint[], $11::int[], $12::boolean[])
 		  WITH ORDINALITY AS n (id, definition, key, tenant, priority, input, metadata, parent, token, visit, depth, lends, place)
 		ORDER BY place

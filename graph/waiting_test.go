@@ -2,6 +2,7 @@ package graph_test
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -231,6 +232,118 @@ func TestPause(t *testing.T) {
 	}
 	s.status(id, graph.Completed)
 	s.want(map[string]int{"B": 1, "C": 0})
+	s.healthy()
+}
+
+// What an instance has called is paused and resumed with it, however deep, and so is what it calls while it is
+// paused. One that was paused before stays so.
+func TestPauseReachesCalls(t *testing.T) {
+	s := newSite(t)
+	calls := func(process string) string {
+		return fmt.Sprintf(`"call": {"call": {"process": %q, "undo": "none"}}`, process)
+	}
+	last := s.deploy("W", `"W": {"wait": "PT1M", "to": "X"},`+step("X", ""))
+	middle := s.deploy("call", calls(last))
+	p := s.deploy("A", `"A": {"wait": "PT1M", "to": "call"},`+calls(middle))
+	act := func(function string, id uuid.UUID, want string) {
+		t.Helper()
+		if got := query[string](t, s.pool, `SELECT `+function+`($1)`, id); got != want {
+			t.Fatalf("%s: %s, want %s", function, got, want)
+		}
+	}
+	called := func(id uuid.UUID) (child uuid.UUID) {
+		t.Helper()
+		pgtest.Await(t, "an instance to be called", func() bool {
+			child = query[uuid.UUID](t, s.pool, `SELECT coalesce((SELECT id FROM process_instance WHERE parent_process_instance_id = $1), $2)`, id, uuid.Nil)
+			return child != uuid.Nil
+		})
+		return child
+	}
+	still := func() {
+		t.Helper()
+		pgtest.Elapse(t, s.pool, 5*time.Minute)
+		time.Sleep(300 * time.Millisecond)
+	}
+	id := s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	pgtest.Elapse(t, s.pool, 2*time.Minute)
+	child := called(id)
+	s.status(called(child), graph.Waiting)
+	act("process_pause", id, "paused")
+	act("process_pause", called(child), "already paused")
+	still()
+	s.want(map[string]int{"X": 0})
+	act("process_resume", id, "resumed")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"X": 1})
+
+	// It calls while it is paused: the start was on its way.
+	id = s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	query[string](t, s.pool, `SELECT workflow_pause('graph.start.', 'test')`)
+	time.Sleep(500 * time.Millisecond)
+	pgtest.Elapse(t, s.pool, 2*time.Minute)
+	pgtest.Await(t, "the call", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_starting WHERE instance_id = $1`, id) == 1
+	})
+	act("process_pause", id, "paused")
+	query[string](t, s.pool, `SELECT workflow_resume('graph.start.')`)
+	called(called(id))
+	still()
+	s.want(map[string]int{"X": 1})
+	act("process_resume", id, "resumed")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"X": 2})
+
+	// One that was paused before stays so.
+	id = s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	pgtest.Elapse(t, s.pool, 2*time.Minute)
+	grandchild := called(called(id))
+	s.status(grandchild, graph.Waiting)
+	act("process_pause", grandchild, "paused")
+	act("process_pause", id, "paused")
+	act("process_resume", id, "resumed")
+	still()
+	s.want(map[string]int{"X": 2})
+	act("process_resume", grandchild, "resumed")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"X": 3})
+	s.healthy()
+}
+
+// An instance may end while it is paused: what it has called, and has to undo, is resumed with it all the same.
+func TestResumeAfterTheEnd(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("X", undoable("X", "W")+`, "W": {"wait": "PT1H"}`)
+	id := s.start(s.deploy("F", fmt.Sprintf(`"F": {"fork": ["call", "U"]}, "call": {"call": {"process": %q, "undo": "propagate"}}, "U": {"human": {}, "to": "T"}, "T": {"terminate": true}`, child)), `{}`)
+	var called uuid.UUID
+	pgtest.Await(t, "the child to wait", func() bool {
+		called = query[uuid.UUID](t, s.pool, `SELECT coalesce((SELECT id FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'WAITING'), $2)`, id, uuid.Nil)
+		return called != uuid.Nil
+	})
+	if got := query[string](t, s.pool, `SELECT process_pause($1)`, id); got != "paused" {
+		t.Fatal(got)
+	}
+	if got := query[string](t, s.pool, `SELECT process_why($1)`, called); !strings.Contains(got, "process_resume('"+id.String()) {
+		t.Errorf("the child: %s; want the pause of %s", got, id)
+	}
+	task := query[uuid.UUID](t, s.pool, `SELECT id FROM user_task WHERE instance_id = $1`, id)
+	s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "anna"}`, task))
+	pgtest.Await(t, "the task to be completed", func() bool {
+		return query[string](t, s.pool, `SELECT state FROM user_task WHERE id = $1`, task) == "completed"
+	})
+	pgtest.Await(t, "what it leads to, if anything, to be held or over", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE finished_at IS NULL AND held_at IS NULL`) == 0
+	})
+	if got := query[string](t, s.pool, `SELECT process_resume($1)`, id); got != "resumed" {
+		t.Fatal(got)
+	}
+	s.status(id, graph.Completed)
+	s.status(called, graph.Cancelled)
+	if got := s.undone(called); got != "X" {
+		t.Errorf("%q of what was called is undone, want X", got)
+	}
 	s.healthy()
 }
 

@@ -682,52 +682,92 @@ CREATE VIEW process_stuck AS
 COMMENT ON VIEW process_stuck IS 'Instances that somebody should look at, and why. One that waits for a person, a message or a time is not among them. It looks at all that are open: see incident for a quick look.';
 CREATE VIEW process_duration AS
     SELECT d.name, d.version, count(*) AS completed, avg(i.completed_at - i.started_at) AS average
-    FROM (SELECT * FROM process_instance WHERE completed_at IS NOT NULL ORDER BY completed_at DESC LIMIT 10000) i
+    FROM (SELECT * FROM process_instance WHERE completed_at IS NOT NULL ORDER BY completed_at DESC LIMIT 1000) i
     JOIN process_definition d ON d.id = i.process_definition_id
     WHERE i.status = 'COMPLETED'
     GROUP BY d.name, d.version;
-COMMENT ON VIEW process_duration IS 'How long instances take from their start to their completion: by the latest 10,000 that have ended, of all processes.';
+COMMENT ON VIEW process_duration IS 'How long instances take from their start to their completion: by the latest thousand that have ended, of all processes.';
 
 -- Pausing: nothing of the instance is leased until it is resumed. What is leased goes on, and is
 -- accepted; what it leads to waits. Timers that fall due meanwhile fire when it is resumed.
+-- What it has called is paused and resumed with it. Those who start instances hold the row of the one that calls:
+-- what is called later is paused from its start.
+
+-- Locks an instance and, unless they are over, all that it has called, in order of id. One that is called meanwhile
+-- comes after that: hence another look.
+CREATE FUNCTION process_lock_called(id uuid) RETURNS uuid[]
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    held uuid[] := '{}';
+    tree uuid[];
+BEGIN
+    LOOP
+        WITH RECURSIVE called AS (
+            SELECT i.id, i.completed_at FROM process_instance i WHERE i.id = process_lock_called.id
+            UNION ALL
+            SELECT c.id, c.completed_at FROM called p JOIN process_instance c ON c.parent_process_instance_id = p.id
+        )
+        SELECT coalesce(array_agg(c.id), '{}') INTO tree FROM called c WHERE c.completed_at IS NULL OR c.id = process_lock_called.id;
+        EXIT WHEN tree <@ held;
+        PERFORM i.id FROM process_instance i WHERE i.id = ANY (tree) ORDER BY i.id FOR NO KEY UPDATE;
+        held := tree;
+    END LOOP;
+    RETURN held;
+END
+$fn$;
+
 CREATE FUNCTION process_pause(id uuid) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    ids uuid[] := process_lock_called(process_pause.id);
 BEGIN
-    UPDATE process_instance i SET paused_at = now(), version = version + 1, updated_at = now()
-    WHERE i.id = process_pause.id AND i.completed_at IS NULL AND i.paused_at IS NULL;
-    IF NOT FOUND THEN
+    IF NOT EXISTS (SELECT FROM process_instance i WHERE i.id = process_pause.id AND i.completed_at IS NULL AND i.paused_at IS NULL) THEN
         RETURN coalesce((SELECT CASE WHEN i.completed_at IS NULL THEN 'already paused' ELSE 'too late: ' || i.status END
                          FROM process_instance i WHERE i.id = process_pause.id), 'not found');
     END IF;
+    WITH paused AS (
+        UPDATE process_instance i SET paused_at = now(), version = version + 1, updated_at = now()
+        WHERE i.id = ANY (ids) AND i.completed_at IS NULL AND i.paused_at IS NULL RETURNING i.id
+    )
+    SELECT array_agg(p.id) INTO ids FROM paused p;
     UPDATE workflow_run r SET held_at = now(), updated_at = clock_timestamp()
     WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
-                   WHERE t.instance_id = process_pause.id AND h.status IN ('pending', 'leased') AND h.held_at IS NULL
+                   WHERE t.instance_id = ANY (ids) AND h.status IN ('pending', 'leased') AND h.held_at IS NULL
                    ORDER BY h.id FOR NO KEY UPDATE OF h);
     INSERT INTO process_event (instance_id, event_type, version, data)
     SELECT i.id, 'instance.paused', i.version, jsonb_build_object('actor', concat_ws(' ', session_user, nullif(current_setting('application_name'), '')))
-    FROM process_instance i WHERE i.id = process_pause.id;
+    FROM process_instance i WHERE i.id = ANY (ids);
     RETURN 'paused';
 END
 $fn$;
-COMMENT ON FUNCTION process_pause(uuid) IS 'Pauses an instance. Answers paused, already paused, too late: …, or not found.';
+COMMENT ON FUNCTION process_pause(uuid) IS 'Pauses an instance, and what it has called. Answers paused, already paused, too late: …, or not found.';
 
+-- What was paused with it has its time. An instance may end while it is paused, by a task that is completed, say:
+-- what it has called still waits to be resumed.
 CREATE FUNCTION process_resume(id uuid) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    ids uuid[] := process_lock_called(process_resume.id);
 BEGIN
-    UPDATE process_instance i SET paused_at = NULL, version = version + 1, updated_at = now()
-    WHERE i.id = process_resume.id AND i.paused_at IS NOT NULL AND i.completed_at IS NULL;
-    IF NOT FOUND THEN
+    WITH resumed AS (
+        UPDATE process_instance i SET paused_at = NULL, version = version + 1, updated_at = now()
+        WHERE i.id = ANY (ids) AND i.completed_at IS NULL
+          AND i.paused_at = (SELECT p.paused_at FROM process_instance p WHERE p.id = process_resume.id)
+        RETURNING i.id
+    )
+    SELECT array_agg(r.id) INTO ids FROM resumed r;
+    IF ids IS NULL THEN
         RETURN coalesce((SELECT CASE WHEN i.completed_at IS NULL THEN 'not paused' ELSE 'too late: ' || i.status END
                          FROM process_instance i WHERE i.id = process_resume.id), 'not found');
     END IF;
     UPDATE workflow_run r SET held_at = NULL, run_at = greatest(r.run_at, now()), updated_at = clock_timestamp()
     WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
-                   WHERE t.instance_id = process_resume.id AND h.status IN ('pending', 'leased') AND h.held_at IS NOT NULL
+                   WHERE t.instance_id = ANY (ids) AND h.status IN ('pending', 'leased') AND h.held_at IS NOT NULL
                    ORDER BY h.id FOR NO KEY UPDATE OF h);
     INSERT INTO process_event (instance_id, event_type, version, data)
     SELECT i.id, 'instance.resumed', i.version, jsonb_build_object('actor', concat_ws(' ', session_user, nullif(current_setting('application_name'), '')))
-    FROM process_instance i WHERE i.id = process_resume.id;
+    FROM process_instance i WHERE i.id = ANY (ids);
     RETURN 'resumed';
 END
 $fn$;
-COMMENT ON FUNCTION process_resume(uuid) IS 'Resumes a paused instance. Answers resumed, not paused, too late: …, or not found.';
+COMMENT ON FUNCTION process_resume(uuid) IS 'Resumes a paused instance, and what was paused with it. Answers resumed, not paused, too late: …, or not found.';

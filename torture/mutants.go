@@ -286,4 +286,7 @@ var mutants = []mutant{
 	graph("wait-cut-short", []edit{{"graph/write_steps.go",
 		`delays = append(delays, s.due.after.Seconds())`, `delays = append(delays, s.due.after.Seconds()/2)`}},
 		nothing, "I32c"),
+	graph("pause-stops-at-calls", []edit{{"sql/0005_process.sql",
+		`ids uuid[] := process_lock_called(process_pause.id);`, `ids uuid[] := ARRAY[process_pause.id];`}},
+		nothing, "I46"),
 }

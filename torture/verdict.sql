@@ -103,6 +103,12 @@ CREATE TABLE t.instance AS
             UNION ALL SELECT n.key, n.value FROM jsonb_each(d.definition->'nodes') o, jsonb_each(o.value->'scope'->'nodes') n) n) AS nodes
     FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id;
 CREATE UNIQUE INDEX ON t.instance (instance);
+-- Those that have called it, and itself.
+CREATE TABLE t.kin AS
+    WITH RECURSIVE up AS (SELECT instance, instance AS elder FROM t.instance
+                          UNION ALL SELECT up.instance, i.parent FROM up JOIN t.instance i ON i.instance = up.elder WHERE i.parent IS NOT NULL)
+    SELECT * FROM up;
+CREATE INDEX ON t.kin (instance);
 CREATE TABLE t.final AS SELECT instance, min(at) AS at, min(begun) AS begun FROM t.turn WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED') GROUP BY 1;
 CREATE TABLE t.step AS
     SELECT r.id AS run, r.token_id AS token, k.instance_id AS instance, r.node, r.type, r.status, r.payload
@@ -420,9 +426,11 @@ UNION ALL
     -- answered may still wait for a lock on their runs; one whose answer was lost, for a while longer.
     SELECT 'I46 step leased while its instance was paused', s.run
     FROM (SELECT instance, paused, at, coalesce(lead(at) OVER (PARTITION BY instance ORDER BY seq), 'infinity') AS until FROM t.turn) p
-    JOIN t.step s USING (instance) JOIN t.lease l USING (run)
+    JOIN t.kin e ON e.elder = p.instance JOIN t.step s ON s.instance = e.instance JOIN t.lease l USING (run)
     WHERE p.paused AND l.at > p.at + interval '1 s' AND l.at < p.until
-      AND NOT EXISTS (SELECT FROM t.call c WHERE c.kind = 'pause' AND c.run = s.instance AND c.sent <= p.at
+      AND NOT EXISTS (SELECT FROM t.ledger u JOIN t.kin k ON k.elder = (u.line->>'run')::uuid -- or was resumed by itself
+                      WHERE k.instance = s.instance AND k.elder <> p.instance AND u.kind = 'unpause' AND (u.line->>'sent')::timestamptz < l.at AND u.at > p.at)
+      AND NOT EXISTS (SELECT FROM t.call c JOIN t.kin k ON k.elder = c.run WHERE k.instance = s.instance AND c.kind = 'pause' AND c.sent <= p.at
                       AND l.at <= c.at + CASE WHEN c.answer = 'unknown' THEN interval '10 s' ELSE '0' END);
 
 CREATE TABLE t.invariant AS
