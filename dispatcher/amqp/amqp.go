@@ -46,6 +46,7 @@ type Sink struct {
 
 	lock   chan struct{} // holds one: who waits for it sees the end of a context
 	link   *link         // nil: none yet
+	next   int           // of the brokers, to be connected to
 	closed bool
 }
 
@@ -63,7 +64,7 @@ func New(c Config) (*Sink, error) {
 }
 
 // A broker is one of those of a URL.
-type broker struct{ host, url string }
+type broker struct{ host, url, name string } // name: in its certificate, if the URL says it
 
 func (c Config) brokers() (brokers []broker, err error) {
 	u, err := url.Parse(c.URL)
@@ -77,7 +78,7 @@ func (c Config) brokers() (brokers []broker, err error) {
 		if err != nil {
 			return nil, err
 		}
-		brokers = append(brokers, broker{fmt.Sprintf("%s:%d", parsed.Host, parsed.Port), one.String()})
+		brokers = append(brokers, broker{fmt.Sprintf("%s:%d", parsed.Host, parsed.Port), one.String(), parsed.ServerName})
 	}
 	return brokers, nil
 }
@@ -124,16 +125,18 @@ func (s *Sink) connection(ctx context.Context) (*link, error) {
 		s.link.close()
 		s.link = nil
 	}
-	var errs []error
-	for _, b := range s.brokers {
+	var reasons []string
+	for range s.brokers {
+		b := s.brokers[s.next]
 		l, err := connect(ctx, b, s.config.TLS)
 		if err == nil {
 			s.link = l
 			return l, nil
 		}
-		errs = append(errs, fmt.Errorf("connect to %s: %w", b.host, err))
+		reasons = append(reasons, fmt.Sprintf("connect to %s: %s", b.host, err))
+		s.next = (s.next + 1) % len(s.brokers) // also if there is no time for it now
 	}
-	return nil, errors.Join(errs...)
+	return nil, errors.New(strings.Join(reasons, "; ")) // in one line, which is what is shown
 }
 
 func (s *Sink) send(ctx context.Context, l *link, e event.Event) error {

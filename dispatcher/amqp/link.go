@@ -1,6 +1,7 @@
 package amqp
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -40,10 +41,13 @@ func connect(ctx context.Context, b broker, secure *tls.Config) (*link, error) {
 	ctx, done := context.WithTimeout(ctx, dialWithin)
 	defer done()
 	giveUp := func() bool { return true }
+	if secure = secure.Clone(); secure != nil {
+		secure.ServerName = cmp.Or(secure.ServerName, b.name)
+	}
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName("simple-workflow")
 	conn, err := amqp.DialConfig(b.url, amqp.Config{
-		Heartbeat: heartbeat, TLSClientConfig: secure.Clone(), Properties: properties, Locale: "en_US",
+		Heartbeat: heartbeat, TLSClientConfig: secure, Properties: properties, Locale: "en_US",
 		Dial: func(network, address string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, network, address)
 			if err != nil {

@@ -127,7 +127,7 @@ func (c Config) newClient() *http.Client {
 	return &http.Client{
 		Timeout: c.Timeout,
 		Transport: &http.Transport{ // no proxy from the environment: it would dial for us, unchecked
-			DialContext: dialer.DialContext, TLSClientConfig: c.TLS, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 5 * time.Second,
+			DialContext: dialer.DialContext, TLSClientConfig: c.TLS.Clone(), ForceAttemptHTTP2: true, TLSHandshakeTimeout: 5 * time.Second,
 			MaxIdleConnsPerHost: c.AtOnce, IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: maxAnswer,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

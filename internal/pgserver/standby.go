@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/url"
 	"os"
@@ -64,6 +65,10 @@ func (s *Server) backUp(ctx context.Context, primary *Server) error {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) // and with it a backup that has not been stopped
+	// Until the connection ends the server keeps what it writes to its log from now on.
+	if _, err := conn.Exec(ctx, "SELECT pg_create_physical_replication_slot('backup_' || pg_backend_pid(), true, true)"); err != nil {
+		return err
+	}
 	if _, err := conn.Exec(ctx, "SELECT pg_backup_start('standby', true)"); err != nil {
 		return err
 	}
@@ -111,15 +116,26 @@ func (s *Server) copyTree(from string, wanted func(path string) bool) error {
 		case !wanted(path):
 			return nil
 		}
-		content, err := os.ReadFile(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		return s.write(path, string(content))
+		return s.copyFile(name, to)
 	})
+}
+
+// copyFile copies a file, if it is still there.
+func (s *Server) copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close(), child.Own(to))
 }
 
 // write makes a file of the server's data.
