@@ -278,7 +278,7 @@ func TestPauseReachesCalls(t *testing.T) {
 	s.want(map[string]int{"X": 1})
 
 	// It calls while it is paused: the start was on its way.
-	id = s.start(p, `{}`)
+	id = s.start(s.deploy("A", `"A": {"wait": "PT1M", "to": "call"},`+calls(s.deploy("X", step("X", "")))), `{}`)
 	s.status(id, graph.Waiting)
 	query[string](t, s.pool, `SELECT workflow_pause('graph.start.', 'test')`)
 	time.Sleep(500 * time.Millisecond)
@@ -288,7 +288,7 @@ func TestPauseReachesCalls(t *testing.T) {
 	})
 	act("process_pause", id, "paused")
 	query[string](t, s.pool, `SELECT workflow_resume('graph.start.')`)
-	called(called(id))
+	called(id)
 	still()
 	s.want(map[string]int{"X": 1})
 	act("process_resume", id, "resumed")
