@@ -318,8 +318,8 @@ BEGIN
                 (WITH RECURSIVE up AS (
                SELECT (SELECT t.instance_id FROM process_token t WHERE t.id = r.token_id) AS id, 0 AS place
                UNION ALL
-               SELECT p.id, up.place + 1 FROM up JOIN process_instance c ON c.id = up.id
-               JOIN process_instance p ON p.id = c.parent_process_instance_id AND p.paused_at = c.paused_at)
+               SELECT elder.id, up.place + 1 FROM up JOIN process_instance own ON own.id = up.id
+               JOIN process_instance elder ON elder.id = own.parent_process_instance_id AND elder.paused_at = own.paused_at)
            SELECT quote_literal(up.id) FROM up ORDER BY up.place DESC LIMIT 1), 'instance') || ')'
             ELSE '; SELECT workflow_retry(' || quote_literal(r.id) || ') tries again' END;
     WHEN 'leased' THEN
@@ -348,8 +348,8 @@ BEGIN
                     ELSE ': SELECT process_resume(' || (WITH RECURSIVE up AS (
                SELECT (SELECT t.instance_id FROM process_token t WHERE t.id = r.token_id) AS id, 0 AS place
                UNION ALL
-               SELECT p.id, up.place + 1 FROM up JOIN process_instance c ON c.id = up.id
-               JOIN process_instance p ON p.id = c.parent_process_instance_id AND p.paused_at = c.paused_at)
+               SELECT elder.id, up.place + 1 FROM up JOIN process_instance own ON own.id = up.id
+               JOIN process_instance elder ON elder.id = own.parent_process_instance_id AND elder.paused_at = own.paused_at)
            SELECT quote_literal(up.id) FROM up ORDER BY up.place DESC LIMIT 1) || ')' END;
     END IF;
     SELECT * INTO p FROM workflow_pause x WHERE x.resumed_at IS NULL AND workflow_covers(x.prefix, r.type) ORDER BY x.paused_at LIMIT 1;
@@ -409,8 +409,8 @@ BEGIN
            (WITH RECURSIVE up AS (
                SELECT i.id AS id, 0 AS place
                UNION ALL
-               SELECT p.id, up.place + 1 FROM up JOIN process_instance c ON c.id = up.id
-               JOIN process_instance p ON p.id = c.parent_process_instance_id AND p.paused_at = c.paused_at)
+               SELECT elder.id, up.place + 1 FROM up JOIN process_instance own ON own.id = up.id
+               JOIN process_instance elder ON elder.id = own.parent_process_instance_id AND elder.paused_at = own.paused_at)
            SELECT quote_literal(up.id) FROM up ORDER BY up.place DESC LIMIT 1) || ')';
     END IF;
 

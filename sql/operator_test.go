@@ -147,10 +147,21 @@ func TestViewsAmongMany(t *testing.T) {
 		s.do(`VACUUM ANALYZE workflow_run, outbox_event`)
 	}
 	one := s.do(`INSERT INTO workflow_run (type) VALUES ('b.y') RETURNING id`)
+	other := s.do(`INSERT INTO workflow_run (type) VALUES ('b.y') RETURNING id`)
 	looks := map[string]string{
 		"workflow_why": `SELECT workflow_why('` + one + `')`,
 		"event":        `SELECT * FROM workflow_event WHERE workflow_id = '` + one + `' ORDER BY id`,
 		"overview":     `SELECT * FROM workflow_overview WHERE id = '` + one + `'`,
+		"enqueue":      `SELECT workflow_enqueue('b.y', '{}')`,
+		"once":         `SELECT workflow_enqueue_once('b.y', idempotency_key => 'key')`,
+		"cancel":       `SELECT workflow_cancel('` + other + `')`,
+		"retry":        `SELECT workflow_retry('` + other + `')`,
+		"delete":       `SELECT workflow_delete('` + other + `', 'why')`,
+		"reschedule":   `SELECT workflow_reschedule('` + one + `', now())`,
+		"pause":        `SELECT workflow_pause('z.', 'why')`,
+		"resume":       `SELECT workflow_resume('z.')`,
+		"parked":       `SELECT outbox_replay_parked('sink')`,
+		"emit":         `SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`,
 		"prioritize":   `SELECT workflow_prioritize('` + one + `', 1)`,
 		"release":      `SELECT workflow_release('nobody', 'why')`,
 		"replay":       `SELECT outbox_replay(now() - interval '10 s', now() - interval '9 s')`,
