@@ -771,3 +771,17 @@ BEGIN
 END
 $fn$;
 COMMENT ON FUNCTION process_resume(uuid) IS 'Resumes a paused instance, and what was paused with it. Answers resumed, not paused, too late: …, or not found.';
+
+CREATE FUNCTION process_paused_with(id uuid) RETURNS uuid
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
+    WITH RECURSIVE up AS (
+        SELECT process_paused_with.id, 0 AS place
+        UNION ALL
+        SELECT elder.id, up.place + 1
+        FROM up
+        JOIN process_instance own ON own.id = up.id
+        JOIN process_instance elder ON elder.id = own.parent_process_instance_id AND elder.paused_at = own.paused_at
+    )
+    SELECT up.id FROM up ORDER BY up.place DESC LIMIT 1
+$fn$;
+COMMENT ON FUNCTION process_paused_with(uuid) IS 'The instance that was paused, if this one was paused because that one has called it; otherwise this one.';

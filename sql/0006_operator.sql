@@ -315,12 +315,7 @@ BEGIN
     WHEN 'failed' THEN
         RETURN 'failed ' || workflow_span(now() - r.finished_at) || ' ago, at attempt ' || tries || error || CASE
             WHEN r.token_id IS NOT NULL THEN '; it is a step of a process, see SELECT process_why(' || coalesce(
-                (WITH RECURSIVE up AS (
-               SELECT (SELECT t.instance_id FROM process_token t WHERE t.id = r.token_id) AS id, 0 AS place
-               UNION ALL
-               SELECT elder.id, up.place + 1 FROM up JOIN process_instance own ON own.id = up.id
-               JOIN process_instance elder ON elder.id = own.parent_process_instance_id AND elder.paused_at = own.paused_at)
-           SELECT quote_literal(up.id) FROM up ORDER BY up.place DESC LIMIT 1), 'instance') || ')'
+                (SELECT quote_literal(t.instance_id) FROM process_token t WHERE t.id = r.token_id), 'instance') || ')'
             ELSE '; SELECT workflow_retry(' || quote_literal(r.id) || ') tries again' END;
     WHEN 'leased' THEN
         IF r.lease_until > clock_timestamp() THEN
@@ -345,12 +340,7 @@ BEGIN
     IF r.held_at IS NOT NULL THEN
         RETURN CASE WHEN r.token_id IS NULL THEN 'held' ELSE 'its process is paused' END || ' since ' || to_char(r.held_at, 'YYYY-MM-DD HH24:MI')
             || CASE WHEN r.token_id IS NULL THEN ': UPDATE workflow_run SET held_at = NULL WHERE id = ' || quote_literal(r.id)
-                    ELSE ': SELECT process_resume(' || (WITH RECURSIVE up AS (
-               SELECT (SELECT t.instance_id FROM process_token t WHERE t.id = r.token_id) AS id, 0 AS place
-               UNION ALL
-               SELECT elder.id, up.place + 1 FROM up JOIN process_instance own ON own.id = up.id
-               JOIN process_instance elder ON elder.id = own.parent_process_instance_id AND elder.paused_at = own.paused_at)
-           SELECT quote_literal(up.id) FROM up ORDER BY up.place DESC LIMIT 1) || ')' END;
+                    ELSE ': SELECT process_resume(' || (SELECT quote_literal(process_paused_with(t.instance_id)) FROM process_token t WHERE t.id = r.token_id) || ')' END;
     END IF;
     SELECT * INTO p FROM workflow_pause x WHERE x.resumed_at IS NULL AND workflow_covers(x.prefix, r.type) ORDER BY x.paused_at LIMIT 1;
     IF FOUND THEN
@@ -404,14 +394,7 @@ BEGIN
             || '; then INSERT INTO workflow_run (type, payload) VALUES (''graph.retry.v1'', ''{"incident": "' || x.id || '"}'')';
     END IF;
     IF i.paused_at IS NOT NULL THEN
-        RETURN 'paused since ' || to_char(i.paused_at, 'YYYY-MM-DD HH24:MI') || '; SELECT process_resume(' ||
-           -- the one that was paused, if it was paused with it
-           (WITH RECURSIVE up AS (
-               SELECT i.id AS id, 0 AS place
-               UNION ALL
-               SELECT elder.id, up.place + 1 FROM up JOIN process_instance own ON own.id = up.id
-               JOIN process_instance elder ON elder.id = own.parent_process_instance_id AND elder.paused_at = own.paused_at)
-           SELECT quote_literal(up.id) FROM up ORDER BY up.place DESC LIMIT 1) || ')';
+        RETURN 'paused since ' || to_char(i.paused_at, 'YYYY-MM-DD HH24:MI') || '; SELECT process_resume(' || quote_literal(process_paused_with(i.id)) || ')';
     END IF;
 
     -- What moves it, the most urgent first: what is undone within what it has called, a step, an instance
@@ -627,7 +610,7 @@ BEGIN ATOMIC
         workflow_redrive, workflow_release, workflow_edit, workflow_reschedule, workflow_prioritize, workflow_relations, workflow_functions,
         outbox_event_keep, outbox_wants, outbox_emit, outbox_replay, outbox_replay_parked, outbox_run_event,
         process_definition_guard, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
-        process_guard, process_instance_guard, process_lock_called, process_pause, process_resume, process_why}'::text[]);
+        process_guard, process_instance_guard, process_lock_called, process_pause, process_paused_with, process_resume, process_why}'::text[]);
 END;
 COMMENT ON FUNCTION workflow_functions() IS 'The functions of simple-workflow.';
 
