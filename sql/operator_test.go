@@ -164,7 +164,7 @@ func TestViewsAmongMany(t *testing.T) {
 		"emit":         `SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`,
 		"prioritize":   `SELECT workflow_prioritize('` + one + `', 1)`,
 		"release":      `SELECT workflow_release('nobody', 'why')`,
-		"replay":       `SELECT outbox_replay(now() - interval '10 s', now() - interval '9 s')`,
+		"replay":       `SELECT outbox_replay(now() - interval '10 days', now() - interval '9 days')`,
 		"redrive":      `SELECT * FROM workflow_redrive('a.', 'timeout', most => 10)`,
 		"redrive few":  `SELECT * FROM workflow_redrive('d.')`,
 		"working":      `SELECT * FROM workflow_working LIMIT 20`,
