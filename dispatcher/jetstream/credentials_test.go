@@ -92,16 +92,7 @@ func TestCredentials(t *testing.T) {
 	r := newRealm(t)
 	file := filepath.Join(t.TempDir(), "user.creds")
 	r.credentials(file)
-	conn, err := nats.Connect(r.server.ClientURL(), nats.UserCredentials(file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	js, err := natsjs.New(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream(t, js, natsjs.StreamConfig{Subjects: []string{"shop.>"}})
+	stream(t, reader(t, r.server.ClientURL(), nats.UserCredentials(file)), natsjs.StreamConfig{Subjects: []string{"shop.>"}})
 
 	url := r.server.ClientURL() + "/shop"
 	events := []event.Event{sinktest.Event(1, "order-1", "invoice.created", `{"total":5}`)}

@@ -41,9 +41,9 @@ func stop(s *server.Server) {
 }
 
 // reader connects to the server as somebody else would.
-func reader(t *testing.T, address string) natsjs.JetStream {
+func reader(t *testing.T, address string, options ...nats.Option) natsjs.JetStream {
 	t.Helper()
-	conn, err := nats.Connect(address)
+	conn, err := nats.Connect(address, options...)
 	if err != nil {
 		t.Fatal(err)
 	}
