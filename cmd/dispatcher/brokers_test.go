@@ -42,6 +42,9 @@ func TestBrokersRefused(t *testing.T) {
 		"nats://u:hunter2@h/s#mode=avro":       "structured or binary",
 		"kafka://u:hunter2@h/t#mode=avro":      "structured or binary",
 		"amqp://u:hunter2@h#exchange=&mode=ce": "structured or binary",
+		"kafka://u:hunter2@h/t#sasl=gssapi":    "plain, scram-sha-256 or scram-sha-512",
+		"kafka://h/t#sasl=scram-sha-512":       "needs a user",
+		"nats://h/s#creds=/none/user.creds":    "/none/user.creds",
 	} {
 		specs, problems := parseSinks(text)
 		if len(problems) > 0 {
