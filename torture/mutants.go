@@ -21,13 +21,14 @@ type mutant struct {
 	faults  map[string]int // those that bring it to light
 	noticed []string       // rules, by their beginning
 
-	instances bool   // it is about processes: there are more of these, and fewer plain runs
-	mostly    string // the case that it is about: half of the plain runs are of it
+	mostly string // what half of the workload is, and more: a case of the plain runs, or processes; empty: neither
 }
+
+const processes = "processes" // for mutant.mostly
 
 // graph is a mutant of what moves processes on.
 func graph(name string, edits []edit, faults map[string]int, noticed ...string) mutant {
-	return mutant{name, edits, faults, noticed, true, ""}
+	return mutant{name, edits, faults, noticed, processes}
 }
 
 // An edit replaces a text that occurs once in a file.
@@ -84,11 +85,12 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 	// Each process lets suspects through one by one at first. Runs that end it would keep those of
 	// frozen workers from being leased again before these thaw, and no outcome would be stale.
 	p.Pills, p.Gentle, p.Hold = 0, true, 1
-	if p.Mostly = m.mostly; p.Mostly != "" {
-		p.Rate = 60 // few suspects: they are leased again before the outcomes of their last leases arrive
-	}
-	if m.instances {
+	switch m.mostly {
+	case "":
+	case processes:
 		p.Rate, p.Instances, p.Halts = 20, 9, 1
+	default:
+		p.Rate, p.Mostly = 60, m.mostly // few suspects: they are leased again before the outcomes of their last leases arrive
 	}
 	p.schedule(func(f fault) int { return m.faults[f.key] })
 	v, err := torture(ctx, p, dir, bin, o)
@@ -153,25 +155,25 @@ var (
 
 var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
-	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3}, nil, false, ""},
+	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3}, nil, ""},
 	{"settle-fence", []edit{{"run/settle.go",
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased'`}},
-		zombies, []string{"I05", "I05b", "I06"}, false, ""},
+		zombies, []string{"I05", "I05b", "I06"}, ""},
 	{"retry-fence", []edit{{"run/settle.go",
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased' AND (w.lease_token = o.token OR o.verdict = 'retried')`}},
-		map[string]int{"silence": 8}, []string{"I05b"}, false, "fail"},
+		map[string]int{"silence": 8}, []string{"I05b"}, "fail"},
 	{"heartbeat-fence", []edit{{"lease/extend.go",
 		`AND w.lease_token = h.token`, `AND w.status = 'leased'`}},
-		zombies, []string{"I07b"}, false, ""},
+		zombies, []string{"I07b"}, ""},
 	{"row-count-ignored", []edit{{"run/settle.go",
 		`if len(settled) == len(outcomes) {`, `if len(settled) >= 0 {`}},
-		zombies, []string{"I03", "I04", "I05", "I15"}, false, ""},
+		zombies, []string{"I03", "I04", "I05", "I15"}, ""},
 	{"lease-not-charged", []edit{{"lease/acquire.go",
 		`attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END`, `attempt = w.attempt`}},
-		nothing, []string{"I09"}, false, ""},
+		nothing, []string{"I09"}, ""},
 	{"expiry-not-charged", []edit{{"lease/reclaim.go",
 		`suspect = true, updated_at`, `attempt = greatest(w.attempt - 1, 0), suspect = true, updated_at`}},
-		crashes, []string{"I09b"}, false, ""},
+		crashes, []string{"I09b"}, ""},
 	{"exhausted-started", []edit{
 		{"lease/acquire.go", `w.deadline_at IS NOT DISTINCT FROM w.started_at AS exhausted`, `false AS exhausted`},
 		{"lease/reclaim.go", `SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END`, `SET status = 'pending'`},
@@ -181,33 +183,33 @@ var mutants = []mutant{
 		{"lease/reclaim.go", `lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + $7 * interval '1 second' END`, `lease_until = CASE WHEN $7::float8 IS NULL THEN now() END`},
 		{"lease/reclaim.go", `started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END`, `started_at = w.started_at`},
 		{"lease/reclaim.go", `deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END`, `deadline_at = NULL`},
-	}, map[string]int{"kill": 14}, []string{"I10"}, false, ""},
+	}, map[string]int{"kill": 14}, []string{"I10"}, ""},
 	{"valid-lease-taken", []edit{{"lease/reclaim.go",
 		`AND lease_until < clock_timestamp()`, `AND lease_until < clock_timestamp() + interval '2 seconds'`}},
-		crashes, []string{"I07"}, false, ""},
+		crashes, []string{"I07"}, ""},
 	{"reset-on-start", []edit{{"worker/worker.go",
 		`	log.Info("worker starts",`, `	_, _ = w.db.Exec(context.Background(), "UPDATE workflow_run SET status = 'pending' WHERE status = 'leased'")
 	log.Info("worker starts",`}},
-		crashes, []string{"I07"}, false, ""},
+		crashes, []string{"I07"}, ""},
 	{"deadline-not-capped", []edit{{"lease/extend.go",
 		`CASE WHEN w.deadline_at > w.started_at THEN w.deadline_at END`, `NULL::timestamptz`}},
-		nothing, []string{"I38"}, false, ""},
+		nothing, []string{"I38"}, ""},
 	{"cancel-does-not-revoke", []edit{{"sql/0004_functions.sql",
 		`WHERE r.id = workflow_cancel.id AND r.status IN ('pending', 'leased');`, `WHERE r.id = workflow_cancel.id AND r.status = 'pending';
         IF NOT FOUND THEN
             UPDATE workflow_run r SET last_error = 'cancelled' WHERE r.id = workflow_cancel.id AND r.status = 'leased';
         END IF;`}},
-		nothing, []string{"I14"}, false, ""},
+		nothing, []string{"I14"}, ""},
 	{"outcome-lost-with-batch", []edit{{"worker/settle.go",
 		`		w.settle(ctx, batch[len(batch)/2:])
 `, ``}},
-		map[string]int{"storm": 5}, []string{"I16", "I16b"}, false, ""},
+		map[string]int{"storm": 5}, []string{"I16", "I16b"}, ""},
 	{"events-outside", []edit{{"worker/commit.go",
 		`return lost, outbox.Append(ctx, tx, events...)`, `return lost, pgx.BeginFunc(ctx, w.db, func(own pgx.Tx) error { return outbox.Append(ctx, own, events...) })`}},
-		cuts, []string{"I15"}, false, ""},
+		cuts, []string{"I15"}, ""},
 	{"effects-outside", []edit{{"worker/commit.go",
 		`if err := w.applyAll(ctx, tx, j); err != nil {`, `if err := pgx.BeginFunc(ctx, w.db, func(own pgx.Tx) error { return w.applyAll(ctx, own, j) }); err != nil {`}},
-		cuts, []string{"I03", "I04"}, false, ""},
+		cuts, []string{"I03", "I04"}, ""},
 	{"unknown-taken-for-done", []edit{{"worker/settle.go",
 		`	if err != nil {
 		for _, j := range batch {
@@ -220,32 +222,32 @@ var mutants = []mutant{
 		for _, j := range batch {
 			j.unsure = true
 		}`}},
-		cuts, []string{"I16"}, false, ""},
+		cuts, []string{"I16"}, ""},
 	{"history-of-settle-lost", []edit{{"run/settle.go",
 		`WHERE audit.writer = 'self' AND s.verdict <> 'succeeded'`, `WHERE audit.writer = 'self' AND s.verdict = 'failed'`}},
-		nothing, []string{"I13"}, false, ""},
+		nothing, []string{"I13"}, ""},
 	{"history-of-expiry-lost", []edit{{"lease/reclaim.go",
 		`			WHERE audit.writer = 'self'
 `, `			WHERE audit.writer = 'self' AND t.attempt = 0
 `}},
-		crashes, []string{"I13"}, false, ""},
+		crashes, []string{"I13"}, ""},
 	{"key-not-unique", []edit{{"sql/0001_run.sql",
 		`CREATE UNIQUE INDEX workflow_run_idempotency_idx`, `CREATE INDEX workflow_run_idempotency_idx`}},
-		nothing, []string{"I30", "I30b"}, false, ""},
+		nothing, []string{"I30", "I30b"}, ""},
 	{"started-too-early", []edit{{"lease/acquire.go",
 		`AND run_at <= statement_timestamp() - l.grace * interval '1 second'`, `AND run_at <= statement_timestamp() + interval '3 seconds'`}},
-		nothing, []string{"I32"}, false, ""},
+		nothing, []string{"I32"}, ""},
 	{"trouble-charged", []edit{{"worker/effect.go",
 		`	case err != nil && pg != nil && passing(pg.Code):
 		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
 `, ``}},
-		map[string]int{"storm": 4, "deadlock": 6}, []string{"I34"}, false, ""},
+		map[string]int{"storm": 4, "deadlock": 6}, []string{"I34"}, ""},
 	{"acknowledged-anyway", []edit{{"dispatcher/feed.go",
 		`Delivered: err == nil, Attempt`, `Delivered: row.Attempt >= 0, Attempt`}},
-		map[string]int{"sink": 4, "sink-moody": 4}, []string{"I18"}, false, ""},
+		map[string]int{"sink": 4, "sink-moody": 4}, []string{"I18"}, ""},
 	{"aggregate-overtaken", []edit{{"outbox/claim.go",
 		`d.parked_at IS NULL AND d.next_attempt_at > now())`, `d.event_id = e.id AND d.parked_at IS NULL AND d.next_attempt_at > now())`}},
-		map[string]int{"sink-moody": 6, "dispatcher-kill": 2}, []string{"I19"}, false, ""},
+		map[string]int{"sink-moody": 6, "dispatcher-kill": 2}, []string{"I19"}, ""},
 	{"marked-before-sent", []edit{{"dispatcher/feed.go",
 		`	if len(wanted) > 0 {
 		errs :=`, `	if len(wanted) > 0 {
@@ -255,7 +257,7 @@ var mutants = []mutant{
 		}
 		f.mark(ctx, claim, early)
 		errs :=`}},
-		map[string]int{"dispatcher-kill": 10, "sink": 4}, []string{"I18"}, false, ""},
+		map[string]int{"dispatcher-kill": 10, "sink": 4}, []string{"I18"}, ""},
 	graph("control-of-processes", nil, map[string]int{"freeze": 4, "kill": 5, "answer-lost": 8, "sessions": 5, "deadlock": 2}),
 	graph("join-without-counting", []edit{{"graph/join.go",
 		`if !n.Join.Taken && j.joined >= j.expected {
