@@ -46,3 +46,29 @@ func TestCore(t *testing.T) {
 		t.Error("no instance came to its end")
 	}
 }
+
+// A branch that has been ended while its siblings set out does not set out any more.
+func TestEndedBranchStaysEnded(t *testing.T) {
+	for name, nodes := range map[string]string{
+		"the scope is terminated": `"S": {"scope": {"start": "F", "nodes": {
+				"F": {"fork": ["T", "X"]}, "T": {"terminate": true}, "X": {"do": "t.x"}}}, "to": "After"}, "After": {"do": "t.after"}`,
+		"an error leaves the scope": `"S": {"scope": {"start": "F", "nodes": {
+				"F": {"fork": ["T", "X"]}, "T": {"throw": {"error": "e"}}, "X": {"do": "t.x"}}}, "to": "After", "on": [{"error": "e", "to": "After"}]}, "After": {"do": "t.after"}`,
+		"all is undone":     `"S": {"fork": ["T", "X"]}, "T": {"throw": {"error": "e"}}, "X": {"do": "t.x", "undo": "t.y"}`,
+		"a join has enough": `"S": {"fork": ["J", "X"]}, "J": {"join": {"need": 1, "rest": "cancel"}, "to": "After"}, "X": {"do": "t.x", "to": "J"}, "After": {"do": "t.after"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, err := graph.Parse([]byte(`{"process": "p", "version": 1, "start": "S", "nodes": {` + nodes + `}}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := graph.NewPlay(d, map[string]any{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(p.Story[0], " t.x ") {
+				t.Errorf("a step begins on a branch that is over:\n%s", p.Story[0])
+			}
+		})
+	}
+}

@@ -12,19 +12,24 @@ const maxMoves = maxNodes + 2_000
 // maxPureSteps is how many gateways and joins a token may pass in one decision.
 const maxPureSteps = 1000
 
-// follow leads a token over an edge.
+// follow leads a token over an edge, unless another one has ended it in this decision: of the
+// branches of a fork that set out together the first may end the others.
 func (i *instance) follow(t *token, e *edge) {
+	if alive(t.state) == 0 {
+		return
+	}
 	t.node, t.edge = e.to, e.id
 	i.enter(t)
 }
 
 // leave leads a token on, or ends it where there is no edge.
 func (i *instance) leave(t *token, e *edge) {
-	if e == nil {
+	switch {
+	case e != nil:
+		i.follow(t, e)
+	case alive(t.state) > 0:
 		i.complete(t)
-		return
 	}
-	i.follow(t, e)
 }
 
 // enter is what happens when a token comes to a node.

@@ -269,13 +269,23 @@ func (p *planner) fork(j *graph.Join, all ...block) block {
 	}}
 }
 
-// stopped is a block that is terminated after a while.
+// stopped is a block that is terminated after a while, or when it is about to begin.
 func (p *planner) stopped(b block) block {
-	name, stop := p.name("fork"), p.sequence(p.wait(100), p.node("stop", &graph.Node{Terminate: true}))
+	name, stop, atOnce := p.name("fork"), p.node("stop", &graph.Node{Terminate: true}), p.IntN(3) == 0
+	if !atOnce {
+		stop = p.sequence(p.wait(100), stop)
+	}
+	first := p.IntN(2)
 	return block{func(in map[string]*graph.Node, to string) string {
-		in[name] = &graph.Node{Fork: []string{b.build(in, to), stop.build(in, to)}}
+		ways := []string{b.build(in, to), stop.build(in, to)}
+		in[name] = &graph.Node{Fork: []string{ways[first], ways[1-first]}}
 		return name
-	}, b.walk}
+	}, func(s span) {
+		if atOnce {
+			s = span{}
+		}
+		b.walk(s)
+	}}
 }
 
 func (p *planner) any(all ...block) block {
@@ -303,11 +313,22 @@ func (p *planner) any(all ...block) block {
 	}}
 }
 
+// need is a fork whose join needs only some; one of the branches may lead straight there.
 func (p *planner) need(cancel bool, all []block) block {
-	b := p.fork(&graph.Join{Need: 1 + p.IntN(len(all)), Cancel: cancel}, all...)
+	n, straight := 1+p.IntN(len(all)), p.IntN(3) == 0
+	if straight {
+		all = slices.Insert(all, p.IntN(len(all)+1), p.sequence())
+	}
+	b := p.fork(&graph.Join{Need: n, Cancel: cancel}, all...)
 	walk := b.walk
-	if cancel {
-		b.walk = func(s span) { walk(s.maybe()) }
+	b.walk = func(s span) {
+		switch {
+		case cancel && straight && n == 1: // the others do not even begin
+			s = span{}
+		case cancel:
+			s = s.maybe()
+		}
+		walk(s)
 	}
 	return b
 }
