@@ -189,6 +189,9 @@ func torture(ctx context.Context, p *plan, dir, bin string, o options) (v verdic
 		v.Troubles = append(v.Troubles, err.Error())
 	}
 	if o.hold {
+		for _, b := range v.Broken {
+			fmt.Printf("BROKEN %s, such as %v\n", b.Rule, b.Examples)
+		}
 		fmt.Printf("psql '%s'\n", l.server.URL(database))
 		<-ctx.Done()
 	}
