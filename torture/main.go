@@ -190,7 +190,7 @@ func torture(ctx context.Context, p *plan, dir, bin string, o options) (v verdic
 	}
 	if o.hold {
 		for _, b := range v.Broken {
-			fmt.Printf("BROKEN %s, such as %v\n", b.Rule, b.Examples)
+			fmt.Printf("BROKEN %s, such as %v\n%s\n", b.Rule, b.Examples, strings.Join(b.Story, "\n"))
 		}
 		fmt.Printf("psql '%s'\n", l.server.URL(database))
 		<-ctx.Done()

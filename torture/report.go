@@ -137,6 +137,12 @@ func (r *report) print(w io.Writer) {
 			fmt.Fprintf(w, "  BROKEN, such as %v\n", b.Examples)
 		}
 	}
+	for _, b := range r.Broken {
+		fmt.Fprintf(w, "\n  BROKEN %s, by %v\n", b.Rule, b.Examples[0])
+		for _, line := range b.Story {
+			fmt.Fprintf(w, "    %s\n", line)
+		}
+	}
 	for _, e := range r.Exits {
 		fmt.Fprintf(w, "  BROKEN  %s\n", e)
 	}

@@ -38,6 +38,7 @@ type broken struct {
 	Rule     string      `json:"rule"`
 	N        int         `json:"n"`
 	Examples []uuid.UUID `json:"examples"`
+	Story    []string    `json:"story"` // of the first of them
 }
 
 type figure struct {
@@ -80,8 +81,14 @@ func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 		return v, err
 	}
 	rows, _ := l.admin.Query(ctx, `SELECT rule, n, examples FROM t.invariant ORDER BY rule`)
-	if v.Broken, err = pgx.CollectRows(rows, pgx.RowToStructByPos[broken]); err != nil {
+	v.Broken, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (b broken, err error) { return b, row.Scan(&b.Rule, &b.N, &b.Examples) })
+	if err != nil {
 		return v, err
+	}
+	for i := range v.Broken {
+		if v.Broken[i].Story, err = story(ctx, l.admin, v.Broken[i].Examples[0]); err != nil {
+			return v, err
+		}
 	}
 	rows, _ = l.admin.Query(ctx, `SELECT name, value, unit, goal, name = 'the same before the first fault' AS strict FROM t.figure`)
 	if v.Figures, err = pgx.CollectRows(rows, pgx.RowToStructByPos[figure]); err != nil {
@@ -93,6 +100,18 @@ func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 	}
 	v.Index = l.checkIndexes(ctx)
 	return v, nil
+}
+
+// story tells what happened to a run or an instance.
+func story(ctx context.Context, db interface {
+	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
+}, id uuid.UUID) ([]string, error) {
+	text, err := scripts.ReadFile("story.sql")
+	if err != nil {
+		return nil, err
+	}
+	rows, _ := db.Query(ctx, string(text), id)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // eachLine calls f with each line of the files that a pattern matches.
