@@ -36,15 +36,15 @@ func (g *load) conduct(ctx context.Context) {
 	g.every(ctx, g.lab.plan.Halts, "halts", func(r *rand.Rand) func(context.Context) {
 		at, undo, id := r.Float64(), r.IntN(2) == 0, newID(r)
 		return func(ctx context.Context) {
-			if i, ok := g.choose(ctx, at, true); ok {
+			if i, ok := g.choose(ctx, at, false, true); ok {
 				g.enqueueOne(ctx, graphOrder(id, "halt", "graph.cancel.v1", map[string]any{"instance": i, "reason": "torture", "compensate": undo}))
 			}
 		}
 	})
-	g.every(ctx, g.lab.plan.Halts, "pauses", func(r *rand.Rand) func(context.Context) {
-		at, long := r.Float64(), between(r, 0, 4*time.Second)
+	g.every(ctx, g.lab.plan.Pauses, "pauses", func(r *rand.Rand) func(context.Context) {
+		at, long, caller := r.Float64(), between(r, 0, 4*time.Second), r.IntN(2) == 0
 		return func(ctx context.Context) {
-			if i, ok := g.choose(ctx, at, false); ok {
+			if i, ok := g.choose(ctx, at, caller, false); ok {
 				g.record(ctx, "pause", `SELECT process_pause($1)`, i)
 				sleep(ctx, long)
 				g.record(ctx, "unpause", `SELECT process_resume($1)`, i)
@@ -81,14 +81,17 @@ func (g *load) begin(ctx context.Context, x *instance, starts, letters []order) 
 	}
 }
 
-// choose returns an instance that is not over, whichever at says. What is for good is done to it
-// once.
-func (g *load) choose(ctx context.Context, at float64, once bool) (id uuid.UUID, ok bool) {
+// choose returns an instance that is not over, whichever at says; with caller rather one that goes on, and has
+// called another. What is for good is done to it once.
+func (g *load) choose(ctx context.Context, at float64, caller, once bool) (id uuid.UUID, ok bool) {
 	limited, stop := context.WithTimeout(ctx, callLimit)
 	defer stop()
 	if err := g.lab.client.QueryRow(limited, `
-		SELECT id FROM process_instance WHERE completed_at IS NULL AND parent_process_instance_id IS NULL
-		ORDER BY md5(id::text || $1::text) LIMIT 1`, fmt.Sprint(at)).Scan(&id); err != nil {
+		SELECT i.id
+		FROM process_instance i
+		WHERE i.completed_at IS NULL AND i.parent_process_instance_id IS NULL
+		ORDER BY $2 AND i.paused_at IS NULL AND EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id AND c.completed_at IS NULL) DESC, md5(i.id::text || $1::text)
+		LIMIT 1`, fmt.Sprint(at), caller).Scan(&id); err != nil {
 		return id, false
 	}
 	g.mu.Lock()

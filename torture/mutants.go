@@ -88,7 +88,7 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 	switch m.mostly {
 	case "":
 	case processes:
-		p.Rate, p.Instances, p.Halts = 20, 9, 1
+		p.Rate, p.Instances, p.Halts, p.Pauses = 20, 9, 1, 5
 	default:
 		p.Rate, p.Mostly = 60, m.mostly // few suspects: they are leased again before the outcomes of their last leases arrive
 	}

@@ -18,7 +18,8 @@ type plan struct {
 	Foreign float64 // transactions of others that enqueue, a second
 
 	Instances float64 // of processes, started a second
-	Halts     float64 // of them cancelled, and as many paused, a second
+	Halts     float64 // of them cancelled, a second
+	Pauses    float64 // of them paused for a while, a second
 
 	Warm, Chaos, Calm time.Duration // with workload; no faults in the first and the last
 	Operator          time.Duration // between two interventions of an operator
@@ -56,7 +57,7 @@ const (
 func longPlan(seed uint64) *plan {
 	p := &plan{
 		// No more than two processors carry with some to spare: a queue says nothing about recovery.
-		Seed: seed, Name: "long", Workers: 4, Rate: 57, Cancels: 3, Foreign: 5, Instances: 2, Halts: 0.2,
+		Seed: seed, Name: "long", Workers: 4, Rate: 57, Cancels: 3, Foreign: 5, Instances: 2, Halts: 0.2, Pauses: 0.2,
 		Warm: 30 * time.Second, Chaos: 480 * time.Second, Calm: 20 * time.Second,
 		Operator: 20 * time.Second, Drain: 2 * time.Minute, Hold: 1,
 	}
@@ -68,7 +69,7 @@ func longPlan(seed uint64) *plan {
 
 func shortPlan(seed uint64) *plan {
 	p := &plan{
-		Seed: seed, Name: "short", Workers: 4, Rate: 60, Cancels: 4, Foreign: 5, Instances: 3, Halts: 0.4,
+		Seed: seed, Name: "short", Workers: 4, Rate: 60, Cancels: 4, Foreign: 5, Instances: 3, Halts: 0.4, Pauses: 0.4,
 		Warm: 4 * time.Second, Chaos: 34 * time.Second, Calm: 2 * time.Second,
 		Operator: 4 * time.Second, Drain: time.Minute, Hold: 0.4, Pills: 2,
 	}

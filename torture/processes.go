@@ -19,7 +19,7 @@ type process struct {
 	definition json.RawMessage
 	facts      json.RawMessage // for verdict.sql: joins and waits
 	play       func(x *instance)
-	plain      bool // whoever is called by others is not started by itself
+	called     bool // by others; then it is not started by itself
 }
 
 // An instance is one execution as its client wants it, and what must become of it.
@@ -378,13 +378,20 @@ var fixed = map[string]func(d *drawer) part{
 	"child": func(d *drawer) part {
 		return d.fork(d.step(), d.step())
 	},
+	"naps": func(d *drawer) part { // so long that it is paused with its caller, and would go on before that is resumed
+		all := []part{d.step()}
+		for range 5 {
+			all = append(all, d.wait(300*time.Millisecond, 700*time.Millisecond), d.step())
+		}
+		return d.seq(all...)
+	},
 	"parent": func(d *drawer) part {
-		call := func() part {
+		call := func(process string) part {
 			name := d.add("K", nil)
-			d.nodes[name] = node{"call": node{"process": "child", "undo": "none"}, "in": map[string]string{"tag": "input.tag + '/" + name + "'"}}
+			d.nodes[name] = node{"call": node{"process": process, "undo": "none"}, "in": map[string]string{"tag": "input.tag + '/" + name + "'"}}
 			return part{name, name, func(*instance, int) {}}
 		}
-		return d.seq(d.step(), d.fork(call(), call()), d.step())
+		return d.seq(d.step(), d.fork(call("child"), call("naps")), d.step())
 	},
 }
 
@@ -413,7 +420,7 @@ func drawProcesses(r *rand.Rand) (all []process) {
 	for _, name := range slices.Sorted(maps.Keys(fixed)) {
 		d := newDrawer(r, name)
 		p := d.done(fixed[name](d))
-		p.plain = name == "child"
+		p.called = name == "child" || name == "naps"
 		all = append(all, p)
 	}
 	for i := range 10 {
@@ -431,7 +438,7 @@ func drawProcesses(r *rand.Rand) (all []process) {
 func drawInstance(r *rand.Rand, all []process) *instance {
 	id := newID(r)
 	p := all[r.IntN(len(all))]
-	for p.plain {
+	for p.called {
 		p = all[r.IntN(len(all))]
 	}
 	x := &instance{tag: id.String(), process: p.name, random: r, ends: "COMPLETED", input: map[string]any{"tag": id.String()}, expect: map[string][2]int{}}
