@@ -34,6 +34,7 @@ func TestInvariants(t *testing.T) {
 		{"process_miscounted", fmt.Sprintf(`UPDATE process_instance SET open_incidents = 1 WHERE id = '%s'`, open)},
 		{"process_miscounted", fmt.Sprintf(`UPDATE parallel_group SET live = 1 WHERE instance_id = '%s'`, open)},
 		{"process_undead", fmt.Sprintf(`UPDATE process_token SET state = 'Waiting' WHERE instance_id = '%s' AND node = 'C'`, done)},
+		{"process_undead", fmt.Sprintf(`UPDATE process_instance SET completed_at = completed_at - interval '1 hour' WHERE id = '%s'`, done)},
 		{"process_undead", fmt.Sprintf(`INSERT INTO workflow_run (type, token_id) SELECT 'test.step.v1', id FROM process_token WHERE instance_id = '%s' LIMIT 1`, done)},
 		{"process_undead", fmt.Sprintf(`INSERT INTO user_task (instance_id, token_id, node, payload) SELECT instance_id, id, node, '{}' FROM process_token WHERE instance_id = '%s' LIMIT 1`, done)},
 		{"process_undead", fmt.Sprintf(`UPDATE message_wait SET token_id = (SELECT id FROM process_token WHERE instance_id = '%s' LIMIT 1)`, done)},

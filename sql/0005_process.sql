@@ -557,12 +557,12 @@ CREATE VIEW process_undead AS
     SELECT i.id AS instance_id, t.id AS token_id, t.state, r.id AS run_id, r.status, w.place AS waits_at, k.id AS task_id
     FROM process_instance i
     JOIN process_token t ON t.instance_id = i.id
-    LEFT JOIN workflow_run r ON r.token_id = t.id AND r.finished_at IS NULL
+    LEFT JOIN workflow_run r ON r.token_id = t.id AND (r.finished_at IS NULL OR r.status <> 'cancelled' AND r.finished_at > i.completed_at)
     LEFT JOIN message_wait w ON w.token_id = t.id
     LEFT JOIN user_task k ON k.token_id = t.id AND k.state = 'open'
     WHERE (i.completed_at IS NOT NULL OR t.state IN ('Completed', 'Failed', 'Terminated'))
       AND (i.completed_at IS NOT NULL AND t.state IN ('Created', 'Ready', 'Waiting') OR coalesce(r.id, w.token_id, k.id) IS NOT NULL);
-COMMENT ON VIEW process_undead IS 'Instances or tokens that are over, with something that still lives: a token, run, timer, wait or task. Empty, or there is a bug.';
+COMMENT ON VIEW process_undead IS 'Instances or tokens that are over, with something that still lives, or did so for a while: a token, run, timer, wait or task. Empty, or there is a bug.';
 
 -- What definitions say of their nodes, those in scopes included.
 CREATE VIEW process_node AS
