@@ -207,7 +207,7 @@ type incident struct {
 }
 
 type event struct {
-	token *token
+	token *token // nil: of the instance as a whole
 	name  string
 	node  string
 	data  map[string]any

@@ -48,7 +48,9 @@ func (s *scene) start(ctx context.Context, tx pgx.Tx, e *Engine, batch []lease.S
 		i.id, i.process, i.status, i.priority, i.input = b.started.Instance, processes[b.started.Definition], Created, b.asked.Priority, b.asked.Input
 		if p := b.asked.Parent; p != nil {
 			i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
-			i.paused = s.owners[p.Token].paused
+			if i.paused = s.owners[p.Token].paused; i.paused {
+				i.changes.events = append(i.changes.events, event{name: "instance.paused", data: map[string]any{"with": p.Instance}})
+			}
 		}
 		if err := json.Unmarshal(b.asked.Input, &i.facts.input); err != nil {
 			return err

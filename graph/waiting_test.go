@@ -288,7 +288,9 @@ func TestPauseReachesCalls(t *testing.T) {
 	})
 	act("process_pause", id, "paused")
 	query[string](t, s.pool, `SELECT workflow_resume('graph.start.')`)
-	called(id)
+	if with := query[string](t, s.pool, `SELECT data->>'with' FROM process_event WHERE instance_id = $1 AND event_type = 'instance.paused'`, called(id)); with != id.String() {
+		t.Errorf("it is told to have been paused with %s, want %s", with, id)
+	}
 	still()
 	s.want(map[string]int{"X": 1})
 	act("process_resume", id, "resumed")
