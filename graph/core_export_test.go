@@ -153,6 +153,7 @@ func (p *Play) commit() error {
 			}
 			p.lists[e] = all
 		}
+		e.group.over = e.over
 		e.items, e.from, e.all, e.changed = p.lists[e][e.next:], e.next, nil, false
 	}
 	i.changes, i.drains, i.moves = changes{}, nil, 0

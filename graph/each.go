@@ -120,6 +120,7 @@ func (i *instance) eachDone(p *progress) {
 	if p.group.live > 0 && t.node.Each.Rest == "cancel" {
 		i.endInside(t)
 	}
+	p.group.over = true
 	for _, o := range slices.Concat(i.others, i.changes.tokens) {
 		if o.group == p.group && o.stopped && alive(o.state) > 0 {
 			i.setState(o, tokenTerminated) // nobody needs to see to it any more

@@ -106,6 +106,7 @@ type group struct {
 	live   int    // its live tokens, and groups in it that have any
 	host   *token // the token that stands for it at a scope or each; nil: it is of a fork
 	ended  bool   // its end leads nobody on
+	over   bool   // a visit of a list of which enough is done; the rest is under way
 	fresh  bool
 	listed bool
 }

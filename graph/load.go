@@ -108,12 +108,12 @@ func (s *scene) loadGroups(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 			SELECT g.id, g.parent_group_id, g.node, g.live, g.host_token_id
 			FROM parallel_group g JOIN chain c ON g.id = c.parent_group_id
 		)
-		SELECT id, parent_group_id, node, live, host_token_id FROM chain`, ids)
+		SELECT id, parent_group_id, node, live, host_token_id, EXISTS (SELECT FROM each_progress e WHERE e.group_id = c.id AND e.over_at IS NOT NULL) FROM chain c`, ids)
 	parents := map[*group]uuid.UUID{}
 	var g group
 	var parent *uuid.UUID
 	var host uuid.NullUUID
-	_, err := pgx.ForEachRow(rows, []any{&g.id, &parent, &g.node, &g.live, &host}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&g.id, &parent, &g.node, &g.live, &host, &g.over}, func() error {
 		if s.groups[g.id] != nil {
 			return nil
 		}

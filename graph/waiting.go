@@ -305,7 +305,7 @@ func filter[T any](all []T, keep func(T) bool) (kept []T) {
 	return kept
 }
 
-// endInside ends the tokens for which a host stands.
+// endInside ends the tokens for which a host stands; not what an earlier visit of a list has left.
 func (i *instance) endInside(t *token) {
 	if !t.node.hosts() {
 		return
@@ -313,7 +313,7 @@ func (i *instance) endInside(t *token) {
 	for _, o := range slices.Concat(i.others, i.changes.tokens) {
 		if g := o.group; alive(o.state) > 0 && o != t {
 			for ; g != nil; g = g.parent {
-				if g.host == t && g.node == t.node.name {
+				if g.host == t && g.node == t.node.name && !g.over {
 					g.ended = true
 					i.setState(o, tokenTerminated)
 					break

@@ -412,6 +412,23 @@ func TestEach(t *testing.T) {
 	s.healthy()
 }
 
+// What a first visit of a list has left under way goes on when a second visit is interrupted.
+func TestListVisitedTwice(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("E", `"E": {"each": {"list": "'N' in steps ? [60000, 60000] : [1, 3000]", "do": "test.step.v1", "need": 1}, "in": {"name": "'item'", "ms": "item"},
+			"to": "N", "on": [{"message": "stop", "key": "'k'", "to": "B"}]},`+step("N", "E")+","+step("B", ""))
+	id := s.start(p, `{}`)
+	pgtest.Await(t, "the second visit", func() bool { return s.count("item") == 4 })
+	s.enqueue("graph.message.v1", `{"name": "stop", "key": "k"}`)
+	s.status(id, graph.Completed)
+	got := query[string](t, s.pool, `SELECT string_agg(concat(input->>'ms', ' ', status), ', ' ORDER BY input->>'ms', status) FROM activity_instance WHERE node_id = 'E/item'`)
+	if want := "1 succeeded, 3000 succeeded, 60000 cancelled, 60000 cancelled"; got != want {
+		t.Errorf("elements: %s, want %s", got, want)
+	}
+	s.want(map[string]int{"B": 1})
+	s.healthy()
+}
+
 // Where some results of a list are enough, the other elements go on unless they are cancelled: what
 // becomes of them, a failure included, changes nothing any more.
 func TestEachGoesOn(t *testing.T) {
