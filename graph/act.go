@@ -20,6 +20,9 @@ func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlemen
 	if err != nil {
 		return err
 	}
+	if tx, err = last(ctx, tx); err != nil {
+		return err
+	}
 	s := newScene()
 	if len(tokens)+len(instances) > 0 {
 		if err := s.load(ctx, tx, e, tokens, instances); err != nil {

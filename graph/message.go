@@ -158,7 +158,7 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 	if batch.Len() == 0 {
 		return nil
 	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+	if err := send(ctx, tx, &batch); err != nil {
 		return fmt.Errorf("bring messages to tokens: %w", err)
 	}
 	return nil

@@ -47,7 +47,7 @@ func (r *reaper) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData
 func (r *reaper) reach(conn *pgx.Conn, when, sql string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if sql == "begin" {
+	if strings.HasPrefix(sql, "begin") {
 		r.inside[conn] = true
 	}
 	place := when + " " + strings.Join(strings.Fields(sql), " ")

@@ -60,7 +60,7 @@ func (w *writer) write(ctx context.Context, tx pgx.Tx) error {
 	w.children(changed)
 	w.incidents(changed)
 	w.history(changed)
-	if err := tx.SendBatch(ctx, &w.batch).Close(); err != nil {
+	if err := send(ctx, tx, &w.batch); err != nil {
 		return fmt.Errorf("move process instances: %w", err)
 	}
 	if err := w.meet(ctx, tx, changed); err != nil {

@@ -3,7 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
-	"strconv"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -48,10 +48,7 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 		return run.Settle(ctx, w.db, w.name, outcomes)
 	}
 	recorded := false
-	err = pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error {
-		if err := bound(ctx, tx, limit, idle); err != nil {
-			return err
-		}
+	err = pgx.BeginTxFunc(ctx, w.db, bounded(limit, idle), func(tx pgx.Tx) error {
 		lost, err = w.record(ctx, tx, batch, outcomes)
 		recorded = err == nil
 		return err
@@ -74,18 +71,12 @@ func (w *Worker) concerned(batch []*job) bool {
 	return false
 }
 
-// bound has the server end the transaction if this process no longer can: frozen in the
+// bounded has the server end the transaction if this process no longer can: frozen in the
 // middle of it, it would keep its rows locked, and nobody could take its leases back.
-func bound(ctx context.Context, tx pgx.Tx, statement, idle time.Duration) error {
-	_, err := tx.Exec(ctx, `
-		SELECT set_config('statement_timeout', $1, true),
-		       set_config('idle_in_transaction_session_timeout', $2, true),
-		       set_config('lock_timeout', $3, true)`,
-		milliseconds(statement), milliseconds(idle), milliseconds(lockTimeout))
-	return err
+func bounded(statement, idle time.Duration) pgx.TxOptions {
+	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d`,
+		statement.Milliseconds(), idle.Milliseconds(), lockTimeout.Milliseconds())}
 }
-
-func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // record is what a settle transaction consists of: lock, settle, effects, act, announce.
 func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []run.Outcome) (lost []run.Outcome, err error) {

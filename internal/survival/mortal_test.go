@@ -205,12 +205,11 @@ var names = map[string]string{
 	"look":     "SELECT id, lease_token, status",
 	"reclaim":  "expired AS MATERIALIZED",
 	"settle":   "outcome AS MATERIALIZED",
-	"bound":    "set_config('statement_timeout'",
 	"unbound":  "SET LOCAL lock_timeout TO DEFAULT",
 	"effect":   "INSERT INTO chaos_effect",
 	"append":   "INSERT INTO outbox_event",
 	"cancel":   "workflow_cancel",
-	"begin":    "begin",
+	"begin":    "begin; SET LOCAL",
 	"commit":   "commit",
 }
 

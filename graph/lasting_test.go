@@ -1,0 +1,95 @@
+package graph_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// In a session that is ours the engine's statements are prepared and their plans kept, but no
+// longer than for a few seconds: a plan for an empty table does not outlive that for long.
+func TestPlansAreKeptForAWhile(t *testing.T) {
+	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	do := func(sql string) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(`CREATE TABLE growing (id int PRIMARY KEY) WITH (autovacuum_enabled = off)`)
+	do(`INSERT INTO growing SELECT generate_series(1, 10)`)
+	do(`ANALYZE growing`)
+	// look executes the statement, and returns its plan.
+	look := func() (plan string) {
+		t.Helper()
+		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+			tx, lasts, err := graph.Last(t.Context(), tx)
+			if err != nil || !lasts {
+				t.Fatalf("the transaction lasts: %v, %v", lasts, err)
+			}
+			if _, err := tx.Exec(t.Context(), `SELECT FROM growing JOIN unnest($1::int[]) AS n (id) USING (id)`, []int{1}); err != nil {
+				return err
+			}
+			var name string
+			if err := conn.QueryRow(t.Context(), `SELECT name FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM growing%'`).Scan(&name); err != nil {
+				return err
+			}
+			rows, _ := conn.Query(t.Context(), `EXPLAIN EXECUTE `+pgx.Identifier{name}.Sanitize()+` ('{1}')`, pgx.QueryExecModeSimpleProtocol)
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			plan = strings.Join(lines, "\n")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return plan
+	}
+	if plan := look(); !strings.Contains(plan, "Seq Scan") {
+		t.Fatalf("the plan for a table of one page:\n%s", plan)
+	}
+	do(`INSERT INTO growing SELECT generate_series(11, 100000)`)
+	graph.Outlive(conn)
+	if plan := look(); !strings.Contains(plan, "Index") {
+		t.Errorf("the plan is still that for a small table:\n%s", plan)
+	}
+	var kept, custom int
+	if err := conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM growing%'`).Scan(&kept, &custom); err != nil {
+		t.Fatal(err)
+	}
+	if kept < 2 || custom != 0 {
+		t.Errorf("%d executions kept their plan, and %d had one of their own", kept, custom)
+	}
+}
+
+// Behind a pooler nothing is prepared: the next transaction may be in another session.
+func TestNothingLastsBehindAPooler(t *testing.T) {
+	config, err := pgx.ParseConfig(pgtest.Bouncer(t, pgtest.URL(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	for range 2 {
+		if err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+			_, lasts, err := graph.Last(t.Context(), tx)
+			if lasts {
+				t.Error("the transaction lasts")
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
