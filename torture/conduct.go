@@ -29,7 +29,7 @@ func (g *load) deploy(ctx context.Context) error {
 // conduct has instances started, told what they wait for, cancelled, paused and resumed.
 func (g *load) conduct(ctx context.Context) {
 	g.every(ctx, g.lab.plan.Instances, "instances", func(r *rand.Rand) func(context.Context) {
-		x := drawInstance(r, g.processes)
+		x := drawInstance(r, g.processes, g.lab.plan.Favoured)
 		starts, letters := x.starts(), x.letters()
 		return func(ctx context.Context) { g.begin(ctx, x, starts, letters) }
 	})

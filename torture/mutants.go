@@ -21,7 +21,7 @@ type mutant struct {
 	faults  map[string]int // those that bring it to light
 	noticed []string       // rules, by their beginning
 
-	mostly string // what half of the workload is, and more: a case of the plain runs, or processes; empty: neither
+	mostly string // what half of the workload is, and more: a case of the plain runs, processes, or one of these; empty: none of that
 }
 
 const processes = "processes" // for mutant.mostly
@@ -29,6 +29,12 @@ const processes = "processes" // for mutant.mostly
 // graph is a mutant of what moves processes on.
 func graph(name string, edits []edit, faults map[string]int, noticed ...string) mutant {
 	return mutant{name, edits, faults, noticed, processes}
+}
+
+// of has half of the instances be of one process.
+func (m mutant) of(process string) mutant {
+	m.mostly = process
+	return m
 }
 
 // An edit replaces a text that occurs once in a file.
@@ -87,8 +93,8 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 	p.Pills, p.Gentle, p.Hold = 0, true, 1
 	switch m.mostly {
 	case "":
-	case processes:
-		p.Rate, p.Instances, p.Halts, p.Pauses = 20, 9, 1, 5
+	case processes, "post", "parent":
+		p.Rate, p.Instances, p.Halts, p.Pauses, p.Favoured = 20, 9, 1, 5, m.mostly
 	default:
 		p.Rate, p.Mostly = 60, m.mostly // few suspects: they are leased again before the outcomes of their last leases arrive
 	}
@@ -281,7 +287,7 @@ var mutants = []mutant{
 		nothing, "I21b", "I24", "I29"),
 	graph("message-without-lock", []edit{{"graph/message.go",
 		`SELECT count(pg_advisory_xact_lock(hash))`, `SELECT count(hash)`}},
-		nothing, "I22"),
+		nothing, "I22").of("post"),
 	graph("key-ignored", []edit{{"graph/handler.go",
 		`if p.Key != "" {`, `if len(p.Key) > 200 {`}},
 		nothing, "I30c"),
@@ -290,5 +296,5 @@ var mutants = []mutant{
 		nothing, "I32c"),
 	graph("pause-stops-at-calls", []edit{{"sql/0005_process.sql",
 		`ids uuid[] := process_lock_called(process_pause.id);`, `ids uuid[] := ARRAY[process_pause.id];`}},
-		nothing, "I46"),
+		nothing, "I46").of("parent"),
 }

@@ -18,6 +18,7 @@ type plan struct {
 	Foreign float64 // transactions of others that enqueue, a second
 
 	Instances float64 // of processes, started a second
+	Favoured  string  // the process that half of them are of; any other: none
 	Halts     float64 // of them cancelled, a second
 	Pauses    float64 // of them paused for a while, a second
 

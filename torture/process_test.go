@@ -19,7 +19,7 @@ func TestProcesses(t *testing.T) {
 		processes := drawProcesses(p.random("processes"))
 		r := p.random("instances")
 		for range 500 {
-			x := drawInstance(r, processes)
+			x := drawInstance(r, processes, "")
 			all = append(all, x.tag, x.process, x.expect, x.ends, x.starts(), x.letters())
 		}
 		for _, p := range processes {

@@ -435,11 +435,14 @@ func drawProcesses(r *rand.Rand) (all []process) {
 }
 
 // drawInstance draws an instance of one of the processes.
-func drawInstance(r *rand.Rand, all []process) *instance {
+func drawInstance(r *rand.Rand, all []process, favoured string) *instance {
 	id := newID(r)
 	p := all[r.IntN(len(all))]
 	for p.called {
 		p = all[r.IntN(len(all))]
+	}
+	if i := slices.IndexFunc(all, func(p process) bool { return p.name == favoured }); i >= 0 && r.IntN(2) == 0 {
+		p = all[i]
 	}
 	x := &instance{tag: id.String(), process: p.name, random: r, ends: "COMPLETED", input: map[string]any{"tag": id.String()}, expect: map[string][2]int{}}
 	if r.IntN(5) == 0 {
@@ -470,8 +473,12 @@ func (x *instance) letters() (all []order) {
 	for _, name := range x.messages {
 		o := graphOrder(newID(x.random), "message", "graph.message.v1", map[string]any{
 			"name": name, "key": x.tag, "id": name + " " + x.tag, "payload": map[string]any{"text": "\u00e4"}})
+		longest := 4 * time.Second
+		if x.process == "post" {
+			longest = 400 * time.Millisecond
+		}
 		if o.delay = 0; x.random.IntN(2) == 0 {
-			o.delay = between(x.random, 0, 4*time.Second)
+			o.delay = between(x.random, 0, longest)
 		}
 		all = append(all, o)
 		if x.random.IntN(8) == 0 { // the sender is not sure
