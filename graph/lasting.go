@@ -10,21 +10,26 @@ import (
 )
 
 // A lasting transaction is one in a session that is ours: there the engine's statements are
-// prepared once, and their plans kept for a while. An advance is a dozen short statements, of
-// which parsing and planning is most of the work.
+// prepared once, and their plans kept until a table has doubled. An advance is a dozen short
+// statements, of which parsing and planning is most of the work.
 type lasting struct{ pgx.Tx }
 
 // A session is what is known about a connection.
 type session struct {
-	ours    bool
-	planned time.Time // when plans were last made anew
+	ours   bool
+	looked time.Time // at the sizes of tables
+	sizes  []int64   // in bytes, when plans were last made anew
 }
 
-const sessionKey = "simple-workflow session" // among a connection's custom data
+const (
+	sessionKey = "simple-workflow session" // among a connection's custom data
+	lookPause  = 100 * time.Millisecond
+	aFewRows   = 64 << 10 // bytes of a table: so little is no reason to plan anew
+)
 
-// keptFor is how long plans are kept. One that was made while tables were empty stays bad until
-// they are analyzed; made anew it goes by the tables' sizes as they are then.
-const keptFor = 5 * time.Second
+// growing are the tables whose sizes decide how statements are executed.
+var growing = []string{"process_instance", "process_token", "workflow_run", "parallel_group", "parallel_join", "join_arrival", "each_progress",
+	"compensation_record", "incident", "message", "message_wait", "user_task"}
 
 // last returns the transaction as a lasting one, if its session is ours, and otherwise as it is.
 // Behind a pooler in transaction mode the next one may have another session: there the number of
@@ -39,21 +44,40 @@ func last(ctx context.Context, tx pgx.Tx) (pgx.Tx, error) {
 		if err := tx.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
 			return nil, fmt.Errorf("look whose session it is: %w", err)
 		}
-		s = &session{ours: pid == conn.PID(), planned: time.Now()}
+		s = &session{ours: pid == conn.PID()}
 		conn.CustomData()[sessionKey] = s
 	}
 	if !s.ours {
 		return tx, nil
 	}
 	l := lasting{tx}
-	if time.Since(s.planned) > keptFor {
-		if _, err := tx.Exec(ctx, `DISCARD PLANS`); err != nil {
-			return nil, fmt.Errorf("have plans made anew: %w", err)
-		}
-		s.planned = time.Now()
+	if err := s.outgrow(ctx, l); err != nil {
+		return nil, fmt.Errorf("look whether plans are still good: %w", err)
 	}
 	_, err := l.Exec(ctx, `SELECT set_config('plan_cache_mode', 'force_generic_plan', true)`)
 	return l, err
+}
+
+// outgrow has plans made anew if a table has more than doubled since they were made: one that was
+// made for an empty table reads all of it, and would do so until somebody analyzes it.
+func (s *session) outgrow(ctx context.Context, l lasting) error {
+	if time.Since(s.looked) < lookPause {
+		return nil
+	}
+	rows, _ := l.Query(ctx, `SELECT pg_relation_size(t::regclass) FROM unnest($1::text[]) WITH ORDINALITY AS g (t, place) ORDER BY place`, growing)
+	sizes, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return err
+	}
+	s.looked = time.Now()
+	for k, size := range sizes {
+		if s.sizes == nil || size > 2*s.sizes[k]+aFewRows {
+			s.sizes = sizes
+			_, err = l.Tx.Exec(ctx, `DISCARD PLANS`)
+			return err
+		}
+	}
+	return nil
 }
 
 func (l lasting) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
