@@ -16,11 +16,16 @@ import (
 // Advance decides what a batch of settled runs means for their instances, and writes it, in the
 // transaction in which the instances were locked and the runs settled.
 func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
-	tokens, instances, err := concerned(batch)
+	tx, err := e.last(ctx, tx)
 	if err != nil {
 		return err
 	}
-	if tx, err = last(ctx, tx); err != nil {
+	return e.forgotten(ctx, tx, e.advance(ctx, tx, batch))
+}
+
+func (e *Engine) advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+	tokens, instances, err := concerned(batch)
+	if err != nil {
 		return err
 	}
 	s := newScene()

@@ -164,6 +164,8 @@ func (i *instance) settle() {
 		i.fireTaken()
 		again = again || len(i.drains) > 0
 	}
+	// One that was about to undo something, and has been ended since: it is owed still.
+	i.changes.undo = filter(i.changes.undo, func(u undo) bool { return alive(u.token.state) > 0 })
 	switch {
 	case i.status.Final():
 	case i.live == 0:

@@ -53,14 +53,23 @@ func NewPlay(d *Definition, input map[string]any) (*Play, error) {
 	return p, p.commit()
 }
 
-// Next has something happen, which choose draws. It reports whether there was anything.
+// Next has something happen, which choose draws, or several things in one decision. It reports
+// whether there was anything.
 func (p *Play) Next(choose func(n int) int) (bool, error) {
 	if p.i.status.Final() || len(p.open) == 0 {
 		return false, nil
 	}
-	if p.i.ending == "" && choose(200) == 0 {
+	p.happen(choose)
+	for len(p.open) > 0 && choose(3) == 0 {
+		p.happen(choose)
+	}
+	return true, p.commit()
+}
+
+func (p *Play) happen(choose func(n int) int) {
+	if !p.i.status.Final() && p.i.ending == "" && choose(200) == 0 {
 		p.i.cancel("no more", choose(2) == 0)
-		return true, p.commit()
+		return
 	}
 	k := choose(len(p.open))
 	o := p.open[k]
@@ -68,11 +77,12 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 	p.runs++
 	run := uuid.UUID{byte(p.runs >> 8), byte(p.runs)}
 	at := position{At: o.place, Tick: 1}
+	if o.owed != nil {
+		o.owed.undone = true
+	}
 	switch {
+	case p.i.passed(o.token): // it comes too late
 	case o.kind == "undo":
-		if o.owed != nil {
-			o.owed.undone = true
-		}
 		p.debt(o.token)
 		p.i.undone(o.token, run, 0)
 	case o.place != mainPlace:
@@ -82,7 +92,6 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 	default:
 		p.i.done(o.token, run, json.RawMessage(`{"n": 1}`))
 	}
-	return true, p.commit()
 }
 
 // debt looks for what a token undoes next.
@@ -133,7 +142,9 @@ func (p *Play) commit() error {
 			}
 		}
 	}
-	p.attached()
+	if err := p.attached(); err != nil {
+		return err
+	}
 	i.others = nil
 	for _, t := range p.tokens {
 		t.listed, t.gone, t.purePath, t.from = false, false, 0, t.node
@@ -161,7 +172,7 @@ func (p *Play) commit() error {
 }
 
 // attached is what may happen now: what was begun, less what belongs to tokens that have left.
-func (p *Play) attached() {
+func (p *Play) attached() error {
 	c := p.i.changes
 	gone := map[*token]bool{}
 	for _, t := range c.left {
@@ -197,6 +208,9 @@ func (p *Play) attached() {
 		add(s.token, at.At, kind, nil)
 	}
 	for _, u := range c.undo {
+		if alive(u.token.state) == 0 {
+			return fmt.Errorf("a token that is %s undoes %s", u.token.state, p.records[u.record[1]].node.name)
+		}
 		o := p.records[u.record[1]]
 		o.given = true
 		add(u.token, mainPlace, "undo", o)
@@ -210,6 +224,7 @@ func (p *Play) attached() {
 	for _, k := range c.children {
 		add(k.token, mainPlace, "child", nil)
 	}
+	return nil
 }
 
 // tell adds to the story everything that is to be written, with tokens by their numbers.

@@ -114,7 +114,7 @@ func (i *instance) fire(j *joining) {
 	if n.Join.Need == 0 {
 		i.nextRound(j)
 	}
-	if t.purePath > maxPureSteps {
+	if t.purePath > maxPureSteps && alive(t.state) > 0 {
 		i.stop(t, "loop_limit", fmt.Sprintf("passed %d gateways and joins without a step in between", maxPureSteps))
 		return
 	}

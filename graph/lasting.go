@@ -2,6 +2,7 @@ package graph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -27,16 +28,25 @@ const (
 	aFewRows   = 64 << 10 // bytes of a table: so little is no reason to plan anew
 )
 
-// growing are the tables whose sizes decide how statements are executed.
+// growing are the tables of which the sizes decide how statements with kept plans are executed.
 var growing = []string{"process_instance", "process_token", "workflow_run", "parallel_group", "parallel_join", "join_arrival", "each_progress",
-	"compensation_record", "incident", "message", "message_wait", "user_task"}
+	"compensation_record", "incident"}
 
-// last returns the transaction as a lasting one, if its session is ours, and otherwise as it is.
-// Behind a pooler in transaction mode the next one may have another session: there the number of
-// the session is not the one that was told when the connection was opened.
-//
-// For the rest of the transaction statements are planned without their values.
-func last(ctx context.Context, tx pgx.Tx) (pgx.Tx, error) {
+// In a lasting transaction what finds its rows by their keys has keptPlans; what looks for all of
+// an instance, or brings two lists together, has ownPlans: without the values nobody can tell how
+// much that is. In between the first of them that is needed decides.
+const (
+	keptPlans = `SELECT set_config('plan_cache_mode', 'force_generic_plan', true)`
+	ownPlans  = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true)`
+)
+
+// last returns the transaction as a lasting one with kept plans, if its session is ours, and
+// otherwise as it is. Behind a pooler in transaction mode the next one may have another session:
+// there the number of the session is not the one that was told when the connection was opened.
+func (e *Engine) last(ctx context.Context, tx pgx.Tx) (pgx.Tx, error) {
+	if e.fleeting.Load() {
+		return tx, nil
+	}
 	conn := tx.Conn().PgConn()
 	s, known := conn.CustomData()[sessionKey].(*session)
 	if !known {
@@ -44,7 +54,7 @@ func last(ctx context.Context, tx pgx.Tx) (pgx.Tx, error) {
 		if err := tx.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
 			return nil, fmt.Errorf("look whose session it is: %w", err)
 		}
-		s = &session{ours: pid == conn.PID()}
+		s = &session{ours: pid == conn.PID() && tx.Conn().Config().StatementCacheCapacity > 0}
 		conn.CustomData()[sessionKey] = s
 	}
 	if !s.ours {
@@ -54,8 +64,33 @@ func last(ctx context.Context, tx pgx.Tx) (pgx.Tx, error) {
 	if err := s.outgrow(ctx, l); err != nil {
 		return nil, fmt.Errorf("look whether plans are still good: %w", err)
 	}
-	_, err := l.Exec(ctx, `SELECT set_config('plan_cache_mode', 'force_generic_plan', true)`)
+	_, err := l.Exec(ctx, keptPlans)
 	return l, err
+}
+
+// forgotten notes that a session has lost what was prepared in it, by a DISCARD ALL say: then none
+// lasts here. The connection is of no use any more.
+func (e *Engine) forgotten(ctx context.Context, tx pgx.Tx, err error) error {
+	var refused *pgconn.PgError
+	if isLasting(tx) && errors.As(err, &refused) && refused.Code == "26000" {
+		e.fleeting.Store(true)
+		_ = tx.Conn().Close(ctx)
+	}
+	return err
+}
+
+func isLasting(tx pgx.Tx) bool {
+	_, lasts := tx.(lasting)
+	return lasts
+}
+
+// ownPlan has what follows planned with its values.
+func ownPlan(ctx context.Context, tx pgx.Tx) error {
+	if !isLasting(tx) {
+		return nil
+	}
+	_, err := tx.Exec(ctx, ownPlans)
+	return err
 }
 
 // outgrow has plans made anew if a table has more than doubled since they were made: one that was

@@ -7,8 +7,8 @@ import (
 )
 
 // Last is last, and reports whether the transaction lasts.
-func Last(ctx context.Context, tx pgx.Tx) (pgx.Tx, bool, error) {
-	tx, err := last(ctx, tx)
+func (e *Engine) Last(ctx context.Context, tx pgx.Tx) (pgx.Tx, bool, error) {
+	tx, err := e.last(ctx, tx)
 	_, lasts := tx.(lasting)
 	return tx, lasts, err
 }

@@ -27,24 +27,26 @@ func TestPlansAreKept(t *testing.T) {
 		}
 	}
 	fill := func(from, to int) {
-		do(fmt.Sprintf(`INSERT INTO message (id, message_id, name, key, payload, expires_at) SELECT gen_random_uuid(), n, 'm', n, '{}', now() + interval '1 hour' FROM generate_series(%d, %d) AS n`, from, to))
+		do(fmt.Sprintf(`SET session_replication_role = replica; SET workflow.advance = 'on';
+			INSERT INTO each_progress (group_id, instance_id, node, items, next, done, total) SELECT gen_random_uuid(), gen_random_uuid(), 'n', '[]', 0, 0, 0 FROM generate_series(%d, %d)`, from, to))
 	}
-	do(`ALTER TABLE message SET (autovacuum_enabled = off)`)
+	do(`ALTER TABLE each_progress SET (autovacuum_enabled = off)`)
 	fill(1, 10)
-	do(`ANALYZE message`)
+	do(`ANALYZE each_progress`)
+	engine := graph.New(nil)
 	// look executes the statement, and returns its plan.
 	look := func() (plan string) {
 		t.Helper()
 		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			tx, lasts, err := graph.Last(t.Context(), tx)
+			tx, lasts, err := engine.Last(t.Context(), tx)
 			if err != nil || !lasts {
 				t.Fatalf("the transaction lasts: %v, %v", lasts, err)
 			}
-			if _, err := tx.Exec(t.Context(), `SELECT FROM message JOIN unnest($1::uuid[]) AS n (id) USING (id)`, [][16]byte{{1}}); err != nil {
+			if _, err := tx.Exec(t.Context(), `SELECT FROM each_progress JOIN unnest($1::uuid[]) AS n (group_id) USING (group_id)`, [][16]byte{{1}}); err != nil {
 				return err
 			}
 			var name string
-			if err := conn.QueryRow(t.Context(), `SELECT name FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM message%'`).Scan(&name); err != nil {
+			if err := conn.QueryRow(t.Context(), `SELECT name FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM each_progress%'`).Scan(&name); err != nil {
 				return err
 			}
 			rows, _ := conn.Query(t.Context(), `EXPLAIN EXECUTE `+pgx.Identifier{name}.Sanitize()+` ('{}')`, pgx.QueryExecModeSimpleProtocol)
@@ -66,7 +68,7 @@ func TestPlansAreKept(t *testing.T) {
 		t.Errorf("the plan is still that for a small table:\n%s", plan)
 	}
 	var kept, custom int
-	if err := conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM message%'`).Scan(&kept, &custom); err != nil {
+	if err := conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM each_progress%'`).Scan(&kept, &custom); err != nil {
 		t.Fatal(err)
 	}
 	if kept < 2 || custom != 0 {
@@ -86,9 +88,10 @@ func TestNothingLastsBehindAPooler(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
+	engine := graph.New(nil)
 	for range 2 {
 		if err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			_, lasts, err := graph.Last(t.Context(), tx)
+			_, lasts, err := engine.Last(t.Context(), tx)
 			if lasts {
 				t.Error("the transaction lasts")
 			}

@@ -135,14 +135,21 @@ func (s *scene) loadGroups(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 
 // loadTokens reads the tokens, and all live ones of instances that are surveyed.
 func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) error {
+	which, args := `t.id = ANY ($1)`, []any{ids}
+	if surveyed := s.surveyed(); len(surveyed) > 0 {
+		if err := ownPlan(ctx, tx); err != nil {
+			return err
+		}
+		which, args = `t.id = ANY ($1) OR t.instance_id = ANY ($2) AND t.state IN ('Created', 'Ready', 'Waiting')`, append(args, surveyed)
+	}
 	rows, _ := query(ctx, tx, `
 		SELECT t.id, t.instance_id, t.node, coalesce(t.edge, ''), t.state, t.mode, coalesce(t.item, -1), t.parallel_group_id, t.version,
 		       t.id = ANY ($1) AS wanted,
 		       EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id) AND t.state = 'Waiting' AS joining,
 		       EXISTS (SELECT FROM incident x WHERE x.token_id = t.id AND x.resolved_at IS NULL) AS stopped
 		FROM process_token t
-		WHERE t.id = ANY ($1) OR t.instance_id = ANY ($2) AND t.state IN ('Created', 'Ready', 'Waiting')
-		ORDER BY t.id`, ids, s.surveyed())
+		WHERE `+which+`
+		ORDER BY t.id`, args...)
 	var t token
 	var owner uuid.UUID
 	var node string
@@ -264,6 +271,9 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 	}
 	if len(tokens) == 0 {
 		return nil
+	}
+	if err := ownPlan(ctx, tx); err != nil {
+		return err
 	}
 	// This first: what a called instance that has just ended has lent is then seen below.
 	rows, _ := query(ctx, tx, `

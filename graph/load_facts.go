@@ -47,6 +47,9 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 	if len(owners) == 0 {
 		return nil
 	}
+	if err := ownPlan(ctx, tx); err != nil {
+		return err
+	}
 	if err := s.loadTaskFacts(ctx, tx, owners, nodes); err != nil {
 		return err
 	}

@@ -104,6 +104,7 @@ func (i *instance) endOthers(but *token) {
 	c := &i.changes
 	c.endedBut = but
 	c.steps, c.waits, c.tasks, c.children = nil, nil, nil, nil
+	i.drains = nil
 	i.live, i.ready, i.joining = 1, count(but.state == tokenReady), 0
 	i.incidents, but.stopped = 0, false
 	for g := but.group; g != nil; g = g.parent {

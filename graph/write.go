@@ -24,6 +24,7 @@ type writer struct {
 	signalNames []string
 	slots       []slot // where messages and waits have to be brought together
 
+	lasts  bool // the transaction does
 	batch  pgx.Batch
 	events []outbox.Event
 }
@@ -46,20 +47,25 @@ func (w *writer) write(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
+	w.lasts = isLasting(tx)
+	w.plans(keptPlans)
 	w.queue(`SELECT set_config('workflow.advance', 'on', true)`) // what anybody else changes is refused, or told to the process
 	w.instances(changed)
 	w.groups(changed)
 	w.tokens(changed)
 	w.joins(changed)
 	w.eaches(changed)
+	w.plans(ownPlans)
 	w.records(changed)
 	w.ends(changed)
+	w.plans(keptPlans)
 	w.steps(changed, after)
 	w.undos(changed)
 	w.tasks(changed)
 	w.children(changed)
 	w.incidents(changed)
 	w.history(changed)
+	w.plans(ownPlans)
 	if err := send(ctx, tx, &w.batch); err != nil {
 		return fmt.Errorf("move process instances: %w", err)
 	}
@@ -91,6 +97,19 @@ func (i *instance) name() (err error) {
 }
 
 func (w *writer) queue(sql string, args ...any) { w.batch.Queue(sql, plain(args)...) }
+
+// plans has what follows planned in one way, if anything does: another way instead of it.
+func (w *writer) plans(how string) {
+	if !w.lasts {
+		return
+	}
+	if n := w.batch.Len(); n > 0 {
+		if before := w.batch.QueuedQueries[n-1].SQL; before == keptPlans || before == ownPlans {
+			w.batch.QueuedQueries = w.batch.QueuedQueries[:n-1]
+		}
+	}
+	w.queue(how)
+}
 
 func (w *writer) instances(all []*instance) {
 	n := len(all)

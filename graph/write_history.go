@@ -44,7 +44,7 @@ func (w *writer) history(all []*instance) {
 	var owners, eventOwners []uuid.UUID
 	var from []*string
 	var to, reasons, names, nodes []string
-	var tokens []uuid.NullUUID
+	var tokens []uuid.UUID // zero: none
 	var data []json.RawMessage
 	for _, i := range all {
 		for _, h := range i.changes.history {
@@ -60,9 +60,9 @@ func (w *writer) history(all []*instance) {
 			if e.data != nil {
 				text, _ = json.Marshal(e.data) // words and numbers
 			}
-			token := uuid.NullUUID{}
+			token := uuid.Nil
 			if e.token != nil {
-				token = uuid.NullUUID{UUID: e.token.id, Valid: true}
+				token = e.token.id
 			}
 			eventOwners, tokens = append(eventOwners, i.id), append(tokens, token)
 			names, nodes, data = append(names, e.name), append(nodes, e.node), append(data, text)
@@ -79,7 +79,7 @@ func (w *writer) history(all []*instance) {
 	if len(eventOwners) > 0 {
 		w.queue(`
 			INSERT INTO process_event (instance_id, token_id, event_type, node, version, data)
-			SELECT n.instance, n.token, n.event, nullif(n.node, ''), i.version, n.data
+			SELECT n.instance, nullif(n.token, '00000000-0000-0000-0000-000000000000'), n.event, nullif(n.node, ''), i.version, n.data
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::jsonb[]) WITH ORDINALITY AS n (instance, token, event, node, data, place)
 			JOIN process_instance i ON i.id = n.instance
 			ORDER BY n.place`, eventOwners, tokens, names, nodes, data)

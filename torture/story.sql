@@ -18,4 +18,5 @@ WITH subject AS (
     UNION ALL
     SELECT c.at, c.sent, concat_ws(' ', 'call', c.kind, c.answer) FROM subject s JOIN t.call c ON c.run IN (s.id, s.instance)
 )
-SELECT concat_ws(' ', to_char(at, 'HH24:MI:SS.US') || coalesce('/' || to_char(begun, 'SS.US'), ''), what) FROM all_of_it ORDER BY at LIMIT 100
+SELECT concat_ws(' ', to_char(at, 'HH24:MI:SS.US') || coalesce('/' || to_char(begun, 'SS.US'), ''), what)
+FROM (SELECT * FROM all_of_it ORDER BY at DESC LIMIT 100) latest ORDER BY at

@@ -87,7 +87,7 @@ func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 	}
 	for i := range v.Broken {
 		if v.Broken[i].Story, err = story(ctx, l.admin, v.Broken[i].Examples[0]); err != nil {
-			return v, err
+			v.Broken[i].Story = []string{"it could not be told: " + err.Error()}
 		}
 	}
 	rows, _ = l.admin.Query(ctx, `SELECT name, value, unit, goal, name = 'the same before the first fault' AS strict FROM t.figure`)
