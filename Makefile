@@ -35,6 +35,7 @@ test: postgres ## all tests, with the race detector, against a real PostgreSQL
 
 test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives
 	PGTEST_BOUNCER=1 $(GO) test ./worker ./lease ./internal/cleanup
+	PGTEST_BOUNCER=1 $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestEach|TestLastArrivals|TestMessageAndWaitAtOnce)' ./graph
 
 test-roles: postgres ## some of the tests again, with the roles that `workflowctl roles` makes instead of the owner
 	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)' ./graph
