@@ -16,11 +16,11 @@ import (
 // Advance decides what a batch of settled runs means for their instances, and writes it, in the
 // transaction in which the instances were locked and the runs settled.
 func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
-	tx, err := e.last(ctx, tx)
-	if err != nil {
-		return err
+	kept, err := e.last(ctx, tx)
+	if err == nil {
+		err = e.advance(ctx, kept, batch)
 	}
-	return e.forgotten(ctx, tx, e.advance(ctx, tx, batch))
+	return e.forgotten(ctx, tx, err)
 }
 
 func (e *Engine) advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {

@@ -72,7 +72,7 @@ func (e *Engine) last(ctx context.Context, tx pgx.Tx) (pgx.Tx, error) {
 // lasts here. The connection is of no use any more.
 func (e *Engine) forgotten(ctx context.Context, tx pgx.Tx, err error) error {
 	var refused *pgconn.PgError
-	if isLasting(tx) && errors.As(err, &refused) && refused.Code == "26000" {
+	if errors.As(err, &refused) && refused.Code == "26000" {
 		e.fleeting.Store(true)
 		_ = tx.Conn().Close(ctx)
 	}

@@ -1,12 +1,14 @@
 package graph_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -100,4 +102,27 @@ func TestNothingLastsBehindAPooler(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// Where sessions lose what is prepared in them, processes go on all the same.
+func TestSessionsThatForget(t *testing.T) {
+	t.Parallel()
+	s := newEmptySite(t)
+	config := s.pool.Config()
+	config.AfterRelease = func(conn *pgx.Conn) bool {
+		_, err := conn.Exec(context.Background(), `DISCARD ALL`)
+		return err == nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	s.pool = pool
+	s.worker = s.hire()
+	p := s.deploy("A", step("A", "B")+","+step("B", "C")+","+step("C", ""))
+	for range 5 {
+		s.status(s.start(p, `{}`), graph.Completed)
+	}
+	s.healthy()
 }
