@@ -34,7 +34,8 @@ var growing = []string{"process_instance", "process_token", "workflow_run", "par
 
 // In a lasting transaction what finds its rows by their keys has keptPlans; what looks for all of
 // an instance, or brings two lists together, has ownPlans: without the values nobody can tell how
-// much that is. In between the first of them that is needed decides.
+// much that is. While a scene is loaded, the first that needs a plan of its own has the rest
+// planned so, too.
 const (
 	keptPlans = `SELECT set_config('plan_cache_mode', 'force_generic_plan', true)`
 	ownPlans  = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true)`
