@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/worker"
 )
 
 // In a session that is ours the engine's statements are prepared and their plans kept, until a
@@ -125,4 +128,32 @@ func TestSessionsThatForget(t *testing.T) {
 		s.status(s.start(p, `{}`), graph.Completed)
 	}
 	s.healthy()
+}
+
+// What comes after the engine in a settle transaction is planned with its values, as it was before.
+func TestPlansOfOthers(t *testing.T) {
+	s := newEmptySite(t)
+	var mu sync.Mutex
+	modes := map[string]int{}
+	s.hooks = append(s.hooks, worker.Hook{Act: func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
+		var mode string
+		if err := tx.QueryRow(ctx, `SHOW plan_cache_mode`).Scan(&mode); err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		modes[mode]++
+		return nil
+	}})
+	s.worker = s.hire()
+	p := s.deploy("A", step("A", "M")+`, "M": {"await": {"message": "paid", "key": "'1'"}, "to": "B"},`+step("B", ""))
+	id := s.start(p, `{}`)
+	s.enqueue("graph.message.v1", `{"name": "other", "key": "2"}`) // moves nobody
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
+	s.status(id, graph.Completed)
+	mu.Lock()
+	defer mu.Unlock()
+	if modes["force_generic_plan"] > 0 || len(modes) == 0 {
+		t.Errorf("plans are made as %v", modes)
+	}
 }

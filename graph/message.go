@@ -158,9 +158,6 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 	if batch.Len() == 0 {
 		return nil
 	}
-	if err := ownPlan(ctx, tx); err != nil {
-		return err
-	}
 	if err := send(ctx, tx, &batch); err != nil {
 		return fmt.Errorf("bring messages to tokens: %w", err)
 	}

@@ -41,6 +41,9 @@ func (w *writer) write(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if len(changed) == 0 {
+		if err := ownPlan(ctx, tx); err != nil {
+			return err
+		}
 		return w.meet(ctx, tx, nil)
 	}
 	after, err := w.leasesEnd(ctx, tx, changed)
@@ -65,7 +68,7 @@ func (w *writer) write(ctx context.Context, tx pgx.Tx) error {
 	w.children(changed)
 	w.incidents(changed)
 	w.history(changed)
-	w.plans(ownPlans)
+	w.plans(ownPlans) // for meet, and for whoever comes after us
 	if err := send(ctx, tx, &w.batch); err != nil {
 		return fmt.Errorf("move process instances: %w", err)
 	}
