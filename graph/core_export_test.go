@@ -67,7 +67,7 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 }
 
 func (p *Play) happen(choose func(n int) int) {
-	if !p.i.status.Final() && p.i.ending == "" && choose(200) == 0 {
+	if !p.i.status.Final() && p.i.ending == "" && choose(40) == 0 {
 		p.i.cancel("no more", choose(2) == 0)
 		return
 	}
@@ -317,4 +317,18 @@ func (p *Play) balanced() error {
 		return fmt.Errorf("nothing can move, and no incident says why")
 	}
 	return nil
+}
+
+// ChooseAndCancel has a token choose what to undo next, and the instance be cancelled, in one
+// decision. It reports whether the undo step is begun all the same.
+func (p *Play) ChooseAndCancel(compensate bool) (begun bool) {
+	for _, o := range p.open {
+		if o.kind == "undo" {
+			p.debt(o.token)
+			p.i.undone(o.token, uuid.UUID{1}, 0)
+			p.i.cancel("no more", compensate)
+			return len(p.i.changes.undo) > 0
+		}
+	}
+	panic("nobody is about to undo anything")
 }

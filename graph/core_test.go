@@ -72,3 +72,24 @@ func TestEndedBranchStaysEnded(t *testing.T) {
 		})
 	}
 }
+
+// An undo step that was chosen in the decision that ends its token is not begun.
+func TestUndoOfWhatEnds(t *testing.T) {
+	for _, compensate := range []bool{false, true} {
+		d, err := graph.Parse([]byte(`{"process": "p", "version": 1, "start": "A", "nodes": {
+			"A": {"do": "t.a", "undo": "t.b", "to": "T"}, "T": {"throw": {"compensate": true}, "to": "B"}, "B": {"do": "t.c"}}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := graph.NewPlay(d, map[string]any{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Next(func(n int) int { return n - 1 }); err != nil { // A is done
+			t.Fatal(err)
+		}
+		if p.ChooseAndCancel(compensate) {
+			t.Errorf("cancelled, to be undone %v: a step is undone by a token that has ended", compensate)
+		}
+	}
+}

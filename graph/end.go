@@ -97,6 +97,11 @@ func (i *instance) endAll() {
 		}
 	}
 	i.changes.ended = i.changes.ended || i.live > 0
-	i.changes.steps, i.changes.waits, i.changes.tasks, i.changes.children = nil, nil, nil, nil
+	i.changes.forget()
 	i.live, i.ready, i.joining = 0, 0, 0
+}
+
+// forget drops all that was about to begin: of tokens, too, that are not known one by one.
+func (c *changes) forget() {
+	c.steps, c.waits, c.tasks, c.children, c.undo = nil, nil, nil, nil, nil
 }

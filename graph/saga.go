@@ -101,9 +101,8 @@ func (i *instance) endOthers(but *token) {
 			i.setState(t, tokenTerminated)
 		}
 	}
-	c := &i.changes
-	c.endedBut = but
-	c.steps, c.waits, c.tasks, c.children = nil, nil, nil, nil
+	i.changes.endedBut = but
+	i.changes.forget()
 	i.drains = nil
 	i.live, i.ready, i.joining = 1, count(but.state == tokenReady), 0
 	i.incidents, but.stopped = 0, false
