@@ -161,7 +161,7 @@ func (w *nowhere) Publish(_ context.Context, events []event.Event) []error {
 	at := clock()
 	errs := make([]error, len(events))
 	numbers, refused := make([]int, 0, len(events)), poisoned.String()
-	var refusal error = errPoisoned
+	refusal := errPoisoned
 	for k, e := range events {
 		if e.Subject() == refused {
 			errs[k], refusal = refusal, dispatcher.ErrNotTried

@@ -4,8 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
 const (
@@ -77,7 +78,7 @@ func (b *bench) outOfOrder(ctx context.Context) (n int, err error) {
 			return err
 		}
 		config := db.Config()
-		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // as the worker has it
+		session.Prepare(config) // as the worker does
 		pool, err := pgxpool.NewWithConfig(ctx, config)
 		if err != nil {
 			return err

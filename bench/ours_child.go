@@ -9,11 +9,11 @@ import (
 	"os"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
+	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -138,7 +138,7 @@ func (ours) floor(ctx context.Context, t task, c *conversation) error {
 	if err != nil {
 		return err
 	}
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // as the worker has it
+	session.Prepare(config) // as the worker does
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
 // A lasting transaction is one in a session that is ours: there the engine's statements are
@@ -15,17 +17,17 @@ import (
 // statements, of which parsing and planning is most of the work.
 type lasting struct{ pgx.Tx }
 
-// A session is what is known about a connection.
-type session struct {
-	ours   bool
+// plans are what is known about those of a connection.
+type plans struct {
+	kept   bool
 	looked time.Time // at the sizes of tables
 	sizes  []int64   // in bytes, when plans were last made anew
 }
 
 const (
-	sessionKey = "simple-workflow session" // among a connection's custom data
-	lookPause  = 100 * time.Millisecond
-	aFewRows   = 64 << 10 // bytes of a table: so little is no reason to plan anew
+	plansKey  = "simple-workflow: plans" // among a connection's custom data
+	lookPause = 100 * time.Millisecond
+	aFewRows  = 64 << 10 // bytes of a table: so little is no reason to plan anew
 )
 
 // growing are the tables of which the sizes decide how statements with kept plans are executed.
@@ -42,27 +44,26 @@ const (
 )
 
 // last returns the transaction as a lasting one with kept plans, if its session is ours, and
-// otherwise as it is. Behind a pooler in transaction mode the next one may have another session:
-// there the number of the session is not the one that was told when the connection was opened.
+// otherwise as it is.
 func (e *Engine) last(ctx context.Context, tx pgx.Tx) (pgx.Tx, error) {
 	if e.fleeting.Load() {
 		return tx, nil
 	}
 	conn := tx.Conn().PgConn()
-	s, known := conn.CustomData()[sessionKey].(*session)
+	p, known := conn.CustomData()[plansKey].(*plans)
 	if !known {
-		var pid uint32
-		if err := tx.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+		own, err := session.Own(ctx, tx.Conn())
+		if err != nil {
 			return nil, fmt.Errorf("look whose session it is: %w", err)
 		}
-		s = &session{ours: pid == conn.PID() && tx.Conn().Config().StatementCacheCapacity > 0}
-		conn.CustomData()[sessionKey] = s
+		p = &plans{kept: own && tx.Conn().Config().StatementCacheCapacity > 0}
+		conn.CustomData()[plansKey] = p
 	}
-	if !s.ours {
+	if !p.kept {
 		return tx, nil
 	}
 	l := lasting{tx}
-	if err := s.outgrow(ctx, l); err != nil {
+	if err := p.outgrow(ctx, l); err != nil {
 		return nil, fmt.Errorf("look whether plans are still good: %w", err)
 	}
 	_, err := l.Exec(ctx, keptPlans)
@@ -96,8 +97,8 @@ func ownPlan(ctx context.Context, tx pgx.Tx) error {
 
 // outgrow has plans made anew if a table has more than doubled since they were made: one that was
 // made for an empty table reads all of it, and would do so until somebody analyzes it.
-func (s *session) outgrow(ctx context.Context, l lasting) error {
-	if time.Since(s.looked) < lookPause {
+func (p *plans) outgrow(ctx context.Context, l lasting) error {
+	if time.Since(p.looked) < lookPause {
 		return nil
 	}
 	rows, _ := l.Query(ctx, `SELECT pg_relation_size(t::regclass) FROM unnest($1::text[]) WITH ORDINALITY AS g (t, place) ORDER BY place`, growing)
@@ -105,10 +106,10 @@ func (s *session) outgrow(ctx context.Context, l lasting) error {
 	if err != nil {
 		return err
 	}
-	s.looked = time.Now()
+	p.looked = time.Now()
 	for k, size := range sizes {
-		if s.sizes == nil || size > 2*s.sizes[k]+aFewRows {
-			s.sizes = sizes
+		if p.sizes == nil || size > 2*p.sizes[k]+aFewRows {
+			p.sizes = sizes
 			_, err = l.Tx.Exec(ctx, `DISCARD PLANS`)
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -48,7 +49,11 @@ func record(t *testing.T, pool *pgxpool.Pool, do func(run.DB)) []statement {
 	return r.sent
 }
 
-func undo(t *testing.T, pool *pgxpool.Pool, do func(pgx.Tx)) {
+type beginner interface {
+	Begin(context.Context) (pgx.Tx, error)
+}
+
+func undo(t *testing.T, pool beginner, do func(pgx.Tx)) {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
@@ -80,13 +85,46 @@ type plan struct {
 	jit  bool
 }
 
-// explain executes the statement, undoes it, and returns the plan that was used.
+const explaining = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
+
+// explain executes the statement, planned with its values, undoes it, and returns the plan.
 func explain(t *testing.T, pool *pgxpool.Pool, s statement) plan {
 	t.Helper()
 	var text string
 	undo(t, pool, func(tx pgx.Tx) {
-		text = query[string](t, tx, "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+s.sql, s.args...)
+		exec(t, tx, session.Planned, pgx.QueryExecModeSimpleProtocol)
+		text = query[string](t, tx, explaining+s.sql, s.args...)
 	})
+	return parsePlan(t, text)
+}
+
+// explainKept does the same with the plan that the session keeps of the statement.
+func explainKept(t *testing.T, conn *pgxpool.Conn, s statement) plan {
+	t.Helper()
+	prepared, err := conn.Conn().Prepare(t.Context(), s.sql, s.sql)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make([]string, len(s.args))
+	for i, arg := range s.args {
+		text, err := conn.Conn().TypeMap().Encode(prepared.ParamOIDs[i], pgx.TextFormatCode, arg, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		values[i] = "'" + strings.ReplaceAll(string(text), "'", "''") + "'"
+		if text == nil {
+			values[i] = "NULL"
+		}
+	}
+	var text string
+	undo(t, conn, func(tx pgx.Tx) {
+		text = query[string](t, tx, fmt.Sprintf("%s EXECUTE %s (%s)", explaining, prepared.Name, strings.Join(values, ", ")), pgx.QueryExecModeSimpleProtocol)
+	})
+	return parsePlan(t, text)
+}
+
+func parsePlan(t *testing.T, text string) plan {
+	t.Helper()
 	var parsed []struct {
 		Plan node
 		JIT  json.RawMessage

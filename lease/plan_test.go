@@ -9,6 +9,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -78,7 +79,8 @@ func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 }
 
 // The hot statements have the same plans and touch as much whatever else is in the table,
-// whatever its statistics say, and whatever the database's language is.
+// whatever its statistics say, and whatever the database's language is: planned with their values,
+// and with plans that are kept from when there was nothing.
 func TestPlans(t *testing.T) {
 	icu := func(t *testing.T) *pgxpool.Pool {
 		server := pgtest.Server(t, pgserver.Options{ICU: true})
@@ -136,10 +138,22 @@ func bound(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 	return pgtest.As(t, owner, named, "bound")
 }
 
+// stock stores the runs to be leased: 10 types at 5 priorities, and some with little room in the batch.
+func stock(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	exec(t, pool, `
+		INSERT INTO workflow_run (type, priority, run_at)
+		SELECT 'q.t' || g % 10, g / 10 % 5, now() - interval '1 hour' + g * interval '1 ms'
+		FROM generate_series(1, 4000) AS g`)
+}
+
 // testPlans fills the table as its owner, and works as somebody else.
 func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int) {
 	const n = 500
 	exec(t, pool, "ALTER TABLE workflow_run SET (autovacuum_enabled = off)")
+	stock(t, pool)
+	early := hotStatements(t, as, n)
+	exec(t, pool, "TRUNCATE workflow_run CASCADE")
 	switch known {
 	case "finished":
 		fill(t, pool, crowdSize, "'q.t' || g % 10, 0, now() - interval '1 day', 'finished'")
@@ -147,11 +161,22 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 	case "empty":
 		exec(t, pool, "VACUUM ANALYZE workflow_run")
 	}
-	// The runs to be leased: 10 types at 5 priorities, and some with little room in the batch.
-	exec(t, pool, `
-		INSERT INTO workflow_run (type, priority, run_at)
-		SELECT 'q.t' || g % 10, g / 10 % 5, now() - interval '1 hour' + g * interval '1 ms'
-		FROM generate_series(1, 4000) AS g`)
+	config := as.Config()
+	session.Prepare(config)
+	keeping, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keeping.Close()
+	keeper, err := keeping.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keeper.Release()
+	for _, h := range early {
+		explainKept(t, keeper, h.statement)
+	}
+	stock(t, pool)
 	base := map[string]int{}
 	measure := func(what string) {
 		t.Helper()
@@ -172,6 +197,7 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 			if base[h.name] == 0 {
 				base[h.name] = p.buffers()
 			}
+			explainKept(t, keeper, h.statement).check(t, what+": "+h.name+", its plan kept", size, limit)
 		}
 	}
 	measure("nothing else")

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -72,10 +73,11 @@ func (w *Worker) concerned(batch []*job) bool {
 }
 
 // bounded has the server end the transaction if this process no longer can: frozen in the
-// middle of it, it would keep its rows locked, and nobody could take its leases back.
+// middle of it, it would keep its rows locked, and nobody could take its leases back. Nothing is
+// known of the statements of hooks and effects, so they are planned with their values.
 func bounded(statement, idle time.Duration) pgx.TxOptions {
-	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d`,
-		statement.Milliseconds(), idle.Milliseconds(), lockTimeout.Milliseconds())}
+	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d; %s`,
+		statement.Milliseconds(), idle.Milliseconds(), lockTimeout.Milliseconds(), session.Planned)}
 }
 
 // record is what a settle transaction consists of: lock, settle, effects, act, announce.

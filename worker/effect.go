@@ -32,12 +32,13 @@ func (e *brokenError) Unwrap() error { return e.err }
 // left behind.
 const afterthought = time.Second
 
-// applyAll calls a job's effects. They may wait for locks as long as they like.
+// applyAll calls a job's effects. They may wait for locks as long as they like, and plans are made
+// as the user has it.
 func (w *Worker) applyAll(ctx context.Context, tx pgx.Tx, j *job) error {
 	if len(j.extras.effects) == 0 {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout TO DEFAULT`); err != nil {
+	if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout TO DEFAULT; SET LOCAL plan_cache_mode TO DEFAULT`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return err
 	}
 	for _, effect := range j.extras.effects {

@@ -264,3 +264,37 @@ func TestSettleTransactionIsBounded(t *testing.T) {
 		t.Errorf("statements and pauses are limited to %s, want 1min, and 2s: the lease", got)
 	}
 }
+
+// An effect's statements are planned as the user has it, not as the worker's own; and what it does to
+// prepared statements keeps nobody from going on.
+func TestSessionOfEffects(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	modes := make(chan string, 100)
+	effects(mux, "test.one", func(ctx context.Context) []func(pgx.Tx) error {
+		return []func(pgx.Tx) error{func(tx pgx.Tx) error {
+			var mode string
+			if err := tx.QueryRow(ctx, `SHOW plan_cache_mode`, pgx.QueryExecModeSimpleProtocol).Scan(&mode); err != nil {
+				return err
+			}
+			modes <- mode
+			_, err := tx.Exec(ctx, `DEALLOCATE ALL`, pgx.QueryExecModeSimpleProtocol)
+			return err
+		}}
+	})
+	_, stop := work(t, pool, mux, nil)
+	for range 10 {
+		id := enqueue(t, pool, "test.one", empty{})
+		if r := finished(t, pool, id); r.Status != run.Succeeded {
+			t.Errorf("%s: %+v", r.Status, r)
+		}
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	for len(modes) > 0 {
+		if mode := <-modes; mode != "auto" {
+			t.Errorf("plan_cache_mode is %s", mode)
+		}
+	}
+}

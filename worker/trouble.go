@@ -14,8 +14,10 @@ import (
 )
 
 // note remembers that the database could not be reached: leases are not taken back until
-// their owners have had time to reconnect and extend them.
+// their owners have had time to reconnect and extend them. Nor is anything prepared any more in
+// sessions that lose it.
 func (w *Worker) note(err error) {
+	w.sessions.Note(err)
 	var connect *pgconn.ConnectError
 	if errors.As(err, &connect) || unreachable(err) {
 		w.trouble.now()

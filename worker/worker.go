@@ -22,8 +22,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 )
 
@@ -32,6 +32,7 @@ type Worker struct {
 	config   Config
 	name     string        // with its random suffix
 	db       *pgxpool.Pool // the worker's own connections
+	sessions *session.Sessions
 	jobs     jobs
 	settles  chan *job     // outcomes that may share a transaction
 	solos    chan *job     // outcomes that need a transaction of their own
@@ -161,9 +162,7 @@ func (w *Worker) connect(ctx context.Context) (*pgxpool.Pool, error) {
 	config := w.config.Pool.Config()
 	config.MaxConns = Connections - 1 // the wake-up has its own
 	config.MinConns = 0
-	// Statements are planned with their values each time, and nothing is left behind in the
-	// session: good plans at any table size, and transaction-mode poolers work.
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	w.sessions = session.Prepare(config)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("worker: open connections: %w", err)

@@ -169,7 +169,8 @@ type reaper struct {
 type nameKey struct{}
 
 func (r *reaper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, "workflow_worker") { // that it lives: no run's business, and at a time of its own
+	// That it lives, and how its sessions are set up, is no run's business, and comes at times of its own.
+	if strings.Contains(data.SQL, "workflow_worker") || strings.Contains(data.SQL, "pg_backend_pid") || strings.HasPrefix(data.SQL, "SET plan_cache_mode") {
 		return ctx
 	}
 	name := nameOf(data.SQL)

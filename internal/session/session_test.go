@@ -1,0 +1,168 @@
+package session_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/session"
+)
+
+func prepared(t *testing.T, url string, change func(*pgxpool.Config)) (*pgxpool.Pool, *session.Sessions) {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(config)
+	}
+	sessions := session.Prepare(config)
+	config.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool, sessions
+}
+
+const sum = `SELECT $1::int + count(*) FROM workflow_run WHERE priority = $2`
+
+func repeat(t *testing.T, pool *pgxpool.Pool, times int) {
+	t.Helper()
+	for range times {
+		if _, err := pool.Exec(t.Context(), sum, 1, 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func scan[T any](t *testing.T, pool *pgxpool.Pool, query string, args ...any) (v T) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), query, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...).Scan(&v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// In a session of its own a statement is prepared once, and its plan kept; in a transaction that
+// wants it so it is planned with its values.
+func TestOwnSession(t *testing.T) {
+	t.Parallel()
+	pool, _ := prepared(t, pgtest.URL(t), nil)
+	executed := func(how string) int {
+		return scan[int](t, pool, `SELECT `+how+` FROM pg_prepared_statements WHERE statement = $1`, sum)
+	}
+	repeat(t, pool, 20)
+	if kept := executed("generic_plans"); kept != 20 {
+		t.Errorf("executed with the plan that is kept %d times, want 20", kept)
+	}
+	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{BeginQuery: "begin; " + session.Planned}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), sum, 1, 2)
+		return err
+	})
+	if own := executed("custom_plans"); err != nil || own != 1 {
+		t.Errorf("planned with its values %d times, want 1: %v", own, err)
+	}
+}
+
+// The plan that is kept reads no table, also when it was made for an empty one.
+func TestKeptPlans(t *testing.T) {
+	t.Parallel()
+	pool, _ := prepared(t, pgtest.URL(t), nil)
+	do := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(`VACUUM ANALYZE workflow_run`)
+	const find = `SELECT type FROM workflow_run WHERE id = ANY ($1)`
+	look := func() {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), find, []string{"00000000-0000-0000-0000-000000000000"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look()
+	do(`INSERT INTO workflow_run (type) SELECT 'test.x' FROM generate_series(1, 1000)`)
+	look()
+	do(`SELECT pg_stat_force_next_flush()`)
+	if read := scan[int](t, pool, `SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'workflow_run'`); read > 0 {
+		t.Errorf("%d rows were read to find none", read)
+	}
+}
+
+// Behind a pooler nothing is left in a session: no statement, and no setting.
+func TestSharedSession(t *testing.T) {
+	t.Parallel()
+	pool, _ := prepared(t, pgtest.Bouncer(t, pgtest.URL(t)), nil)
+	repeat(t, pool, 20)
+	if got := scan[int](t, pool, `SELECT count(*) FROM pg_prepared_statements`); got != 0 {
+		t.Errorf("%d statements are prepared", got)
+	}
+	if got := scan[string](t, pool, `SHOW plan_cache_mode`); got != "auto" {
+		t.Errorf("plan_cache_mode is %s", got)
+	}
+	if got := pool.Stat().NewConnsCount(); got != 2 {
+		t.Errorf("%d connections were opened: want one to find out and one that is used", got)
+	}
+}
+
+// Who has pgx remember no statements gets along, too.
+func TestNoStatementCache(t *testing.T) {
+	t.Parallel()
+	pool, _ := prepared(t, pgtest.URL(t), func(c *pgxpool.Config) { c.ConnConfig.StatementCacheCapacity = 0 })
+	repeat(t, pool, 2)
+	if got := scan[int](t, pool, `SELECT count(*) FROM pg_prepared_statements`); got != 0 {
+		t.Errorf("%d statements are prepared", got)
+	}
+}
+
+// Where sessions lose what was prepared in them, it costs a statement that fails, and nothing is
+// prepared any more.
+func TestForgottenStatements(t *testing.T) {
+	t.Parallel()
+	pool, sessions := prepared(t, pgtest.URL(t), nil)
+	forget := func() {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), `DISCARD ALL`, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	repeat(t, pool, 1)
+	forget()
+	_, err := pool.Exec(t.Context(), sum, 1, 2)
+	if err == nil {
+		t.Fatal("what was prepared is still there")
+	}
+	sessions.Note(err)
+	for range 3 {
+		repeat(t, pool, 1)
+		forget()
+	}
+}
+
+// The hooks that the config had are called once for each connection that is used.
+func TestHooks(t *testing.T) {
+	t.Parallel()
+	for name, url := range map[string]string{"own": pgtest.URL(t), "shared": pgtest.Bouncer(t, pgtest.URL(t))} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var before, after, acquire int
+			pool, _ := prepared(t, url, func(c *pgxpool.Config) {
+				c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { before++; return nil }
+				c.AfterConnect = func(context.Context, *pgx.Conn) error { after++; return nil }
+				c.BeforeAcquire = func(context.Context, *pgx.Conn) bool { acquire++; return true } //nolint:staticcheck // deprecated, and used
+			})
+			repeat(t, pool, 3)
+			if before == 0 || after != 1 || acquire != 3 {
+				t.Errorf("called %d times before and %d times after connections were opened, %d times before they were used", before, after, acquire)
+			}
+		})
+	}
+}
