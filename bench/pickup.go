@@ -32,7 +32,7 @@ type waiting struct {
 // pickUp measures the time from an insert's commit to the start of its handler while nothing
 // else happens, and what a worker costs that has nothing to do.
 func pickUp(ctx context.Context, b *bench) error {
-	frequent, rare := 100*time.Millisecond, 3*pollInterval
+	frequent, rare := 60*time.Millisecond, 3*pollInterval
 	ways := []waiting{
 		{ours{}, wakeUpVariant, task{}, "", b.sizes.pickUps, frequent},
 		{ours{}, pollingVariant, task{NoWakeUp: true, Poll: int(pollInterval.Milliseconds())}, "workflow.wakeup = off", b.sizes.rarePickUp, rare},

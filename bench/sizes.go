@@ -55,7 +55,7 @@ var fullSize = sizes{
 	reps: 3, crowdReps: 5, rivalCrowdReps: 3, mixedReps: 5,
 	wal: 7, calm: 8, warmUp: 2 * time.Second,
 	bulk: 100_000, single: 16_000, drain: 100_000,
-	pickUps: 100, rarePickUp: 40, idle: 20 * time.Second,
+	pickUps: 100, rarePickUp: 40, idle: 10 * time.Second,
 	crowd: 60_000, extra: 1_000_000, leased: 100_000,
 	held: 120 * time.Second, heldRival: 60 * time.Second, edge: 10 * time.Second,
 	lates:  []time.Duration{2 * time.Second, 10 * time.Second, 30 * time.Second, 60 * time.Second},
