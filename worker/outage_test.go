@@ -3,14 +3,17 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/sql"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -156,4 +159,37 @@ func ownServer(t *testing.T) *pgserver.Server {
 		t.Fatal(err)
 	}
 	return server
+}
+
+// A batch that needs more locks than the server has room for is settled in parts.
+func TestTooManyLocks(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Server(t, pgserver.Options{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "20"}})
+	pool := open(t, server.URL("postgres"))
+	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return sql.Up(t.Context(), tx.Conn()) }); err != nil {
+		t.Fatal(err)
+	}
+	const runs, events = 200, 100
+	mux := worker.NewMux()
+	var together sync.WaitGroup // so that they are one batch
+	together.Add(runs)
+	handle(mux, "test.tell.v1", func(ctx context.Context) error {
+		for range events {
+			if err := worker.Emit(ctx, outbox.Event{Aggregate: uuid.New(), Type: "test.told"}); err != nil {
+				return err
+			}
+		}
+		together.Done()
+		together.Wait()
+		return nil
+	})
+	addMany(t, pool, "test.tell.v1", runs)
+	work(t, pool, mux, func(c *worker.Config) { c.Concurrency = runs })
+	drained(t, pool, quick)
+	if n := query[int](t, pool, `SELECT count(*) FROM outbox_event`); n != runs*events {
+		t.Errorf("%d events, want %d", n, runs*events)
+	}
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`); n != runs {
+		t.Errorf("%d runs succeeded at once, want %d", n, runs)
+	}
 }

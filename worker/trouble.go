@@ -68,8 +68,10 @@ func refusesValue(err error) bool {
 // connection, no room, going down or coming up.
 func unreachable(err error) bool {
 	switch class(err) {
-	case "08", "53", "58":
+	case "08", "58":
 		return true
+	case "53":
+		return code(err) != "53200" // no memory, or no room for so many locks: fewer at a time may do
 	case "25":
 		return code(err) == "25006" // read-only: a standby, or a primary that was told so
 	case "57":
@@ -100,7 +102,7 @@ func unreachable(err error) bool {
 // out of reach, a deadlock, a lock that is held, an answer that took too long.
 func transient(err error) bool {
 	switch class(err) {
-	case "40", "55", "57":
+	case "40", "53", "55", "57":
 		return true
 	}
 	return unreachable(err) || errors.Is(err, context.DeadlineExceeded)
