@@ -91,7 +91,7 @@ func TestParkedNoMore(t *testing.T) {
 			count(t, pool, `SELECT outbox_replay('-infinity', sink => 'crm')`)
 		},
 		"sink removed": func(t *testing.T, pool *pgxpool.Pool, _ *memory) {
-			if _, err := outbox.Abandon(t.Context(), pool, "crm"); err != nil {
+			if _, err := outbox.Abandon(t.Context(), pool, "crm", 0); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -145,9 +145,11 @@ func TestAppendIsSeen(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{}')`); err != nil {
 		t.Error(err)
 	}
-	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		return outbox.Append(t.Context(), tx, outbox.Event{Aggregate: uuid.New(), Type: "test.told"})
-	}); err != nil {
-		t.Error(err)
+	for _, held := range []bool{false, true} {
+		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			return outbox.Append(t.Context(), tx, outbox.Event{Aggregate: uuid.New(), Type: "test.told", Held: held})
+		}); err != nil {
+			t.Errorf("held %t: %v", held, err)
+		}
 	}
 }

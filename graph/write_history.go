@@ -90,5 +90,5 @@ func (w *writer) history(all []*instance) {
 func (w *writer) emit(i *instance, name string, data map[string]any) {
 	d := i.process.Definition
 	data["instance"], data["process"], data["version"] = i.id, d.Process, d.Version
-	w.events = append(w.events, outbox.Event{Aggregate: i.id, Type: name, Payload: data})
+	w.events = append(w.events, outbox.Event{Aggregate: i.id, Type: name, Payload: data, Held: true})
 }

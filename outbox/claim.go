@@ -30,6 +30,7 @@ type Claim struct {
 	Sink  string
 	Token uuid.UUID // drawn for this claim
 	Lanes int       // claimed; 0: nothing is due
+	Now   time.Time // when that was, by the database's clock
 	Rows  []Row     // in order of id
 }
 
@@ -85,22 +86,26 @@ func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 // What is claimed is published, then marked: that gives the lanes back.
 func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits) (*Claim, error) {
 	c := &Claim{Sink: sink, Token: uuid.New()}
-	tag, err := db.Exec(ctx, `
-		UPDATE outbox_lane
-		SET claim_token = $2, claimed_by = $3, claim_until = clock_timestamp() + $4 * interval '1 second', served_at = clock_timestamp()
-		WHERE (sink, lane) IN (
-			SELECT l.sink, l.lane
-			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
-			  CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+dueInLane+` ORDER BY e.id LIMIT 1) AS first
-			WHERE l.sink = $1 AND (l.claim_until IS NULL OR l.claim_until < clock_timestamp())
-			  AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
-			ORDER BY l.served_at
-			LIMIT $5
-			FOR NO KEY UPDATE OF l SKIP LOCKED)`, planned, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes)
+	err := db.QueryRow(ctx, `
+		WITH claimed AS (
+			UPDATE outbox_lane
+			SET claim_token = $2, claimed_by = $3, claim_until = clock_timestamp() + $4 * interval '1 second', served_at = clock_timestamp()
+			WHERE (sink, lane) IN (
+				SELECT l.sink, l.lane
+				FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
+				  CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+dueInLane+` ORDER BY e.id LIMIT 1) AS first
+				WHERE l.sink = $1 AND (l.claim_until IS NULL OR l.claim_until < clock_timestamp())
+				  AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
+				ORDER BY l.served_at
+				LIMIT $5
+				FOR NO KEY UPDATE OF l SKIP LOCKED)
+			RETURNING lane
+		)
+		SELECT count(*), clock_timestamp() FROM claimed`, planned, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes).Scan(&c.Lanes, &c.Now)
 	if err != nil {
 		return nil, fmt.Errorf("claim lanes of sink %q: %w", sink, err)
 	}
-	if c.Lanes = int(tag.RowsAffected()); c.Lanes == 0 {
+	if c.Lanes == 0 {
 		return c, nil
 	}
 	// A statement of its own: it sees what was marked before the lanes were free. The first of all

@@ -19,10 +19,15 @@ type Event struct {
 	Type      string            // such as invoice.charged.v1: letters, digits and _ . : / -
 	Payload   any               // encoded with encoding/json; json.RawMessage is taken as it is
 	Headers   map[string]string // travel with the event, such as traceparent; nil: none
+
+	// Held says that the transaction has the aggregate locked already, by a row that everybody locks
+	// who appends events of it. Append then takes no lock, of which the server has some thousands for all.
+	Held bool
 }
 
 // Append stores events in the caller's transaction. Until it ends, each event's aggregate is
-// locked against other Appends, so that within one aggregate ids follow the order of commits.
+// locked against other Appends, unless it is Held, so that within one aggregate ids follow the order of
+// commits.
 // Nothing is stored if one of them is refused.
 func Append(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	rows, err := rowsOf(events)
@@ -31,11 +36,12 @@ func Append(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	}
 	n := len(rows)
 	ids, aggregates := make([][16]byte, n), make([][16]byte, n) // pgx encodes uuid.UUID twenty times slower
-	types, payloads, headers := make([]string, n), make([]json.RawMessage, n), make([]json.RawMessage, n)
+	types, payloads, headers, held := make([]string, n), make([]json.RawMessage, n), make([]json.RawMessage, n), make([]bool, n)
 	for k, r := range rows {
-		ids[k], aggregates[k], types[k], payloads[k], headers[k] = r.ID, r.Aggregate, r.Type, r.Payload, r.Headers
+		ids[k], aggregates[k], types[k], payloads[k], headers[k], held[k] = r.ID, r.Aggregate, r.Type, r.Payload, r.Headers, r.Held
 	}
-	_, err = tx.Exec(ctx, appendRows(`unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[])`), ids, aggregates, types, payloads, headers)
+	_, err = tx.Exec(ctx, appendRows(`unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::boolean[])`),
+		ids, aggregates, types, payloads, headers, held)
 	if err != nil {
 		return fmt.Errorf("append %d events: %w", n, err)
 	}
@@ -58,7 +64,7 @@ func AppendSQL(ctx context.Context, tx SQLTx, events ...Event) error {
 		return fmt.Errorf("encode %d events: %w", len(rows), err)
 	}
 	// One argument, which every driver can pass.
-	_, err = tx.ExecContext(ctx, appendRows(`ROWS FROM (jsonb_to_recordset($1::text::jsonb) AS (id uuid, aggregate uuid, type text, payload jsonb, headers jsonb))`),
+	_, err = tx.ExecContext(ctx, appendRows(`ROWS FROM (jsonb_to_recordset($1::text::jsonb) AS (id uuid, aggregate uuid, type text, payload jsonb, headers jsonb, held boolean))`),
 		string(document))
 	if err != nil {
 		return fmt.Errorf("append %d events: %w", len(rows), err)
@@ -73,12 +79,13 @@ type row struct {
 	Type      string          `json:"type"`
 	Payload   json.RawMessage `json:"payload"`
 	Headers   json.RawMessage `json:"headers,omitempty"`
+	Held      bool            `json:"held"`
 }
 
 func rowsOf(events []Event) ([]row, error) {
 	rows := make([]row, len(events))
 	for k, e := range events {
-		r := row{ID: e.ID, Aggregate: e.Aggregate, Type: e.Type}
+		r := row{ID: e.ID, Aggregate: e.Aggregate, Type: e.Type, Held: e.Held}
 		var err error
 		if r.ID == uuid.Nil {
 			if r.ID, err = uuid.NewV7(); err != nil {
@@ -103,11 +110,12 @@ func rowsOf(events []Event) ([]row, error) {
 func appendRows(source string) string {
 	return `
 		WITH e AS MATERIALIZED (
-			SELECT * FROM ` + source + ` WITH ORDINALITY AS e (id, aggregate, type, payload, headers, place)
+			SELECT * FROM ` + source + ` WITH ORDINALITY AS e (id, aggregate, type, payload, headers, held, place)
 		), locked AS MATERIALIZED (
-			SELECT pg_advisory_xact_lock(hashtextextended(aggregate::text, 0)),
-			       pg_current_xact_id() -- who has drawn an id can be seen to be under way
-			FROM (SELECT DISTINCT aggregate FROM e ORDER BY aggregate) AS sorted
+			SELECT pg_current_xact_id()::text -- who has drawn an id can be seen to be under way
+			UNION ALL
+			SELECT pg_advisory_xact_lock(hashtextextended(aggregate::text, 0))::text
+			FROM (SELECT DISTINCT aggregate FROM e WHERE NOT held ORDER BY aggregate) AS sorted
 		)
 		INSERT INTO outbox_event (event_uuid, aggregate_id, event_type, payload, headers)
 		SELECT e.id, e.aggregate, e.type, coalesce(e.payload, 'null'), e.headers

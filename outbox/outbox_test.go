@@ -240,3 +240,21 @@ func TestRefused(t *testing.T) {
 		t.Errorf("events %v, want none", got)
 	}
 }
+
+// An aggregate that is held costs no lock, of which the server has few; any other costs one.
+func TestHeld(t *testing.T) {
+	pool := pgtest.New(t)
+	for held, want := range map[bool]int{true: 0, false: 100} {
+		tx := begin(t, pool)
+		events := make([]outbox.Event, 100)
+		for k := range events {
+			events[k] = outbox.Event{Aggregate: uuid.New(), Type: "test.told", Held: held}
+		}
+		add(t, tx, events...)
+		var locks int
+		err := tx.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()`).Scan(&locks)
+		if err != nil || locks != want {
+			t.Errorf("held %t: %d locks, want %d: %v", held, locks, want, err)
+		}
+	}
+}

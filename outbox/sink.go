@@ -70,19 +70,24 @@ func Pause(ctx context.Context, db DB, sink string, d time.Duration, reason stri
 	return nil
 }
 
-// ErrNoSink means that there is no sink of the name.
-var ErrNoSink = errors.New("no such sink")
+// ErrNoSink means that there is no sink of the name, ErrServed that somebody serves it.
+var (
+	ErrNoSink = errors.New("no such sink")
+	ErrServed = errors.New("the sink is served")
+)
 
-// Abandon removes a sink, and returns how many events it has not got, counted up to a million.
-// They are published as far as the other sinks are concerned. It returns ErrNoSink.
-func Abandon(ctx context.Context, db DB, sink string) (open int64, err error) {
+// Abandon removes a sink that nobody has said to serve for a while, and returns how many events it has
+// not got, counted up to a million. They are published as far as the other sinks are concerned. It returns
+// ErrNoSink or ErrServed.
+func Abandon(ctx context.Context, db DB, sink string, idle time.Duration) (open int64, err error) {
+	var gone bool
 	err = db.QueryRow(ctx, `
 		WITH open AS (
 			SELECT count(*) AS n
 			FROM (SELECT FROM outbox_event e JOIN outbox_sink s ON s.name = $1 AND `+isOpen("s")+`
 			      WHERE e.published_at IS NULL AND e.parked_at IS NULL LIMIT 1000000) AS counted
 		), gone AS (
-			DELETE FROM outbox_sink WHERE name = $1 RETURNING name
+			DELETE FROM outbox_sink WHERE name = $1 AND seen_at <= now() - $2 * interval '1 second' RETURNING name
 		), lowered AS (
 			UPDATE outbox_lane l SET floor = 0, next_floor = NULL FROM gone WHERE l.sink <> gone.name
 		), forgiven AS ( -- what only this one has given up is not parked any more
@@ -90,12 +95,14 @@ func Abandon(ctx context.Context, db DB, sink string) (open int64, err error) {
 			FROM gone
 			WHERE gone.name = ANY (e.parked_by)
 		)
-		SELECT n FROM open, gone`, sink).Scan(&open)
-	if errors.Is(err, pgx.ErrNoRows) {
+		SELECT n, EXISTS (SELECT FROM gone) FROM open JOIN outbox_sink ON name = $1`, sink, idle.Seconds()).Scan(&open, &gone)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
 		return 0, fmt.Errorf("%w: %q", ErrNoSink, sink)
-	}
-	if err != nil {
+	case err != nil:
 		return 0, fmt.Errorf("abandon sink %q: %w", sink, err)
+	case !gone:
+		return 0, fmt.Errorf("%w: %q, within the last %v", ErrServed, sink, idle)
 	}
 	return open, nil
 }
