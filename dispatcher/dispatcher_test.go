@@ -196,7 +196,10 @@ func TestPoisonAtTheHead(t *testing.T) {
 	pgtest.Await(t, "the others to be published", func() bool {
 		return count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL`) == 900
 	})
-	drained(t, pool)
+	pgtest.Await(t, "the rest to be parked", func() bool {
+		emit(t, pool, "test.told", 1, 1) // a sink that takes nothing at all would be to blame itself
+		return count(t, pool, openEvents+` AND event_type = 'test.poison'`) == 0
+	})
 	if n := count(t, pool, `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL AND rejected = 3 AND last_error = 'no, thank you'`); n != 100 {
 		t.Errorf("%d are parked with the reason, want 100", n)
 	}
@@ -205,8 +208,33 @@ func TestPoisonAtTheHead(t *testing.T) {
 		t.Errorf("%d are to be tried again, want 100", n)
 	}
 	drained(t, pool)
-	if n := count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL`); n != 1000 {
-		t.Errorf("%d are published, want 1000", n)
+	if n := count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NULL`); n != 0 {
+		t.Errorf("%d are not published", n)
+	}
+}
+
+// A sink that rejects all there is, for many times as often as one event may be, has something wrong
+// itself: nothing is parked but what can never be taken, and once it is mended it gets everything.
+func TestRejectionOfAll(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	sink.set(func(e event.Event) error {
+		if e.Type() == "test.huge" {
+			return dispatcher.RejectForGood(errors.New("too large"))
+		}
+		return dispatcher.Reject(errors.New("I have lost my memory"))
+	})
+	emit(t, pool, "test.told", 50, 3)
+	emit(t, pool, "test.huge", 1, 1)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	pgtest.Await(t, "many tries", func() bool { return len(sink.got()) > 50*10 })
+	if n := count(t, pool, `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL`); n != 1 {
+		t.Errorf("%d are parked, want 1", n)
+	}
+	sink.set(nil)
+	drained(t, pool)
+	inOrder(t, sink.got())
+	if n := count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL`); n != 150 {
+		t.Errorf("%d are published, want 150", n)
 	}
 }
 
@@ -426,14 +454,17 @@ func TestAbandon(t *testing.T) {
 	if n := count(t, pool, openEvents); n != 15 {
 		t.Errorf("%d are open, want 15", n)
 	}
-	if n, err := outbox.Abandon(t.Context(), pool, "gone"); n != 15 || err != nil {
+	if _, err := outbox.Abandon(t.Context(), pool, "gone", time.Minute); !errors.Is(err, outbox.ErrServed) {
+		t.Errorf("a sink that somebody has just served: %v", err)
+	}
+	if n, err := outbox.Abandon(t.Context(), pool, "gone", 0); n != 15 || err != nil {
 		t.Errorf("%d were open for it, %v; want 15", n, err)
 	}
 	drained(t, pool)
 	if len(sink.got()) != 15 {
 		t.Errorf("%d came, want 15", len(sink.got()))
 	}
-	if _, err := outbox.Abandon(t.Context(), pool, "gone"); !errors.Is(err, outbox.ErrNoSink) {
+	if _, err := outbox.Abandon(t.Context(), pool, "gone", 0); !errors.Is(err, outbox.ErrNoSink) {
 		t.Errorf("a sink that is not there: %v", err)
 	}
 }
@@ -502,4 +533,38 @@ func TestDatabaseAwayAtStart(t *testing.T) {
 	}
 	other.Reset() // as a server does that becomes the primary
 	pgtest.Await(t, "the event", func() bool { return len(sink.got()) == 1 && sink.got()[0].Subject() == ids[0].String() })
+}
+
+// A clock is a sink that looks at the time.
+type clock struct{ ahead chan time.Duration }
+
+func (c clock) Publish(ctx context.Context, events []event.Event) []error {
+	c.ahead <- time.Until(dispatcher.Now(ctx))
+	return make([]error, len(events))
+}
+
+func (clock) Close() error { return nil }
+
+// The time that sinks tell is the database's, however wrong this machine's may be.
+func TestTimeOfDatabase(t *testing.T) {
+	pool := pgtest.New(t)
+	for _, create := range []string{`CREATE SCHEMA skewed`,
+		`CREATE FUNCTION skewed.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.clock_timestamp() + interval '1 hour' $$`} {
+		if _, err := pool.Exec(t.Context(), create); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := pool.Config()
+	config.ConnConfig.RuntimeParams["search_path"] = "skewed, pg_catalog, public"
+	skewed, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(skewed.Close)
+	emit(t, skewed, "test.told", 1, 1)
+	sink := clock{make(chan time.Duration, 1)}
+	dispatch(t, skewed, nil, dispatcher.Target{Name: "clock", Sink: sink})
+	if ahead := <-sink.ahead; (ahead - time.Hour).Abs() > 10*time.Second {
+		t.Errorf("the time is %v ahead, want an hour", ahead)
+	}
 }

@@ -23,6 +23,7 @@ const (
 	lanesAtOnce   = 16 // of 64: four claims share the work, of one dispatcher or of several
 	maxRejections = 3  // an event that was refused so often is parked
 	suspicious    = 3  // aggregates that fail one after the other: the sink is to blame, not they
+	refusing      = 10 // aggregates that are rejected one after the other: likewise
 	probe         = 10 // events tried of a sink that is to blame
 
 	floorEvery = 500 * time.Millisecond // what is done above a floor is passed over by each look
@@ -40,14 +41,15 @@ type feed struct {
 	target Target
 	limit  *rate.Limiter // nil: none
 
-	mu      sync.Mutex
-	failing map[uuid.UUID]bool // aggregates that have failed since something was acknowledged
-	downs   int                // pauses since then
-	told    time.Time
+	mu       sync.Mutex
+	failing  map[uuid.UUID]bool // aggregates that have failed since something was acknowledged
+	rejected map[uuid.UUID]bool // likewise
+	downs    int                // pauses since then
+	told     time.Time
 }
 
 func newFeed(d *Dispatcher, t Target) *feed {
-	f := &feed{Dispatcher: d, target: t, failing: map[uuid.UUID]bool{}}
+	f := &feed{Dispatcher: d, target: t, failing: map[uuid.UUID]bool{}, rejected: map[uuid.UUID]bool{}}
 	if t.Rate > 0 {
 		f.limit = rate.NewLimiter(rate.Limit(t.Rate), max(1, min(d.config.Batch, int(t.Rate))))
 	}
@@ -141,6 +143,7 @@ func (f *feed) publish(ctx context.Context, claim *outbox.Claim, claimed time.Ti
 	// A claim that has run out is somebody else's: nothing is sent in its last third.
 	sending, done := context.WithDeadline(ctx, claimed.Add(f.config.Claim*2/3))
 	defer done()
+	sending = context.WithValue(sending, clockKey{}, claim.Now.Sub(claimed))
 	var wanted []outbox.Row
 	var outcomes []outbox.Outcome
 	for _, row := range claim.Rows {
@@ -192,7 +195,7 @@ func all(n int, err error) []error {
 // judge turns the sink's answers into outcomes, and leaves the sink alone for a while if it takes
 // nothing.
 func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outcomes []outbox.Outcome) {
-	suspect := f.note(rows, errs)
+	suspect, refuses := f.note(rows, errs)
 	var down *unavailable
 	delivered, failed, parked := 0, 0, 0
 	for k, err := range errs {
@@ -204,7 +207,7 @@ func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outco
 		default:
 			failed++
 		}
-		o := f.outcome(rows[k], err, suspect)
+		o := f.outcome(rows[k], err, suspect, refuses)
 		if o.Park {
 			parked++
 		}
@@ -231,40 +234,51 @@ func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outco
 	return outcomes
 }
 
-// note keeps count of the aggregates that have failed since something was acknowledged, and reports
-// whether they are so many that the sink must be to blame. Rejections tell nothing of that.
-func (f *feed) note(rows []outbox.Row, errs []error) (suspect bool) {
+// note keeps count of the aggregates that have failed, and of those that were rejected, since
+// something was acknowledged, and reports whether they are so many that the sink must be to blame. One
+// that refuses is not left alone: what it takes may be behind what it does not.
+func (f *feed) note(rows []outbox.Row, errs []error) (suspect, refuses bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if slices.Contains(errs, nil) {
 		clear(f.failing)
+		clear(f.rejected)
 		f.downs = 0
-		return false
+		return false, false
 	}
 	for k, err := range errs {
 		var r *rejection
 		var u *unavailable
-		if !errors.Is(err, ErrNotTried) && !errors.As(err, &r) && !errors.As(err, &u) {
+		switch {
+		case errors.Is(err, ErrNotTried), errors.As(err, &u):
+		case errors.As(err, &r):
+			if len(f.rejected) < refusing {
+				f.rejected[rows[k].Aggregate] = true
+			}
+		case len(f.failing) < suspicious:
 			f.failing[rows[k].Aggregate] = true
 		}
 	}
-	return len(f.failing) >= suspicious
+	return len(f.failing) >= suspicious, len(f.rejected) >= refusing
 }
 
 // outcome is what an answer means for an event that was tried.
-func (f *feed) outcome(row outbox.Row, err error, suspect bool) outbox.Outcome {
+func (f *feed) outcome(row outbox.Row, err error, suspect, refuses bool) outbox.Outcome {
 	o := outbox.Outcome{ID: row.ID, Delivered: err == nil, Attempt: row.Attempt + 1, Rejected: row.Rejected}
 	if err == nil {
 		return o
 	}
 	o.Reason, o.Again = firstLine(err.Error()), f.config.Backoff.Delay(row.Attempt)
 	var r *rejection
-	if errors.As(err, &r) {
+	switch {
+	case errors.As(err, &r) && (r.final || !refuses):
 		o.Rejected++
 		o.Park = r.final || o.Rejected >= maxRejections
-	} else if suspect {
+	case r != nil: // the sink's fault, but it is tried ever less often
+		o.Attempt = min(o.Attempt, f.config.MaxAttempts-1)
+	case suspect:
 		o.Attempt = row.Attempt // it is the sink's fault
-	} else {
+	default:
 		o.Park = o.Attempt >= f.config.MaxAttempts
 	}
 	return o

@@ -25,7 +25,8 @@ type Sink interface {
 
 // What an error of Publish means for its event:
 //
-//   - Reject: the sink does not want this event. After three times it is parked.
+//   - Reject: the sink does not want this event. After three times it is parked, unless it wants
+//     none at all.
 //   - RejectForGood: it never will. The event is parked at once.
 //   - Unavailable: the sink takes nothing now. It is left alone for a while, and no event is
 //     charged with the try.
@@ -36,6 +37,15 @@ type Sink interface {
 // ErrNotTried means that an event was not sent, because one of its subject before it has failed,
 // or there was no time left.
 var ErrNotTried = errors.New("not tried")
+
+type clockKey struct{}
+
+// Now is the time for those to whom a sink has to tell it, as a signature does: with the context that
+// Publish got, the database's, which all dispatchers share. With any other it is this machine's.
+func Now(ctx context.Context) time.Time {
+	ahead, _ := ctx.Value(clockKey{}).(time.Duration) // the database's clock, of ours
+	return time.Now().Add(ahead)
+}
 
 type rejection struct {
 	error

@@ -331,7 +331,13 @@ func TestOrphans(t *testing.T) {
 	p.Signal(syscall.SIGTERM)
 	p.Wait()
 
+	execute(t, url, `UPDATE outbox_sink SET seen_at = now()`)
 	p, code := cmdtest.Run(t, []string{"DATABASE_URL=" + url}, "--abandon", "old")
+	if code != 2 || !strings.Contains(p.Stderr.String(), `the sink is served: "old", within the last 20s; stop its dispatchers`) {
+		t.Errorf("exit code %d: %s%s", code, p.Stdout.String(), p.Stderr.String())
+	}
+	execute(t, url, `UPDATE outbox_sink SET seen_at = now() - interval '20 seconds'`)
+	p, code = cmdtest.Run(t, []string{"DATABASE_URL=" + url}, "--abandon", "old")
 	if code != 0 || p.Stdout.String() != "sink old is gone; 2 events were open for it\n" {
 		t.Errorf("exit code %d: %s%s", code, p.Stdout.String(), p.Stderr.String())
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -57,7 +58,11 @@ func answer(args []string) int {
 	return exitStopped
 }
 
-// abandon removes a sink.
+// unserved is how long ago the last sign must be of who serves a sink that is abandoned: they give
+// one every five seconds.
+const unserved = 20 * time.Second
+
+// abandon removes a sink that nobody serves.
 func abandon(sink string) int {
 	variable := "DISPATCHER_DATABASE_URL"
 	if os.Getenv(variable) == "" {
@@ -75,7 +80,11 @@ func abandon(sink string) int {
 		return exitDatabase
 	}
 	defer conn.Close(ctx)
-	open, err := outbox.Abandon(ctx, conn, sink)
+	open, err := outbox.Abandon(ctx, conn, sink, unserved)
+	if errors.Is(err, outbox.ErrServed) {
+		fmt.Fprintf(os.Stderr, "dispatcher: %v; stop its dispatchers, or take it out of their DISPATCHER_SINKS, and try again\n", err)
+		return exitConfig
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "dispatcher:", err)
 		return exitDatabase

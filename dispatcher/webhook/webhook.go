@@ -175,7 +175,7 @@ func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error
 		header.Set("Content-Type", event.ApplicationCloudEventsJSON+"; charset=UTF-8")
 	}
 	if s.key != nil {
-		stamp := strconv.FormatInt(time.Now().Unix(), 10)
+		stamp := strconv.FormatInt(dispatcher.Now(ctx).Unix(), 10)
 		header.Set("webhook-id", e.ID())
 		header.Set("webhook-timestamp", stamp)
 		header.Set("webhook-signature", sign(s.key, e.ID(), stamp, body.Bytes()))
