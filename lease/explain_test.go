@@ -74,6 +74,7 @@ type node struct {
 	Rows      float64 `json:"Actual Rows"`
 	Loops     float64 `json:"Actual Loops"`
 	Removed   float64 `json:"Rows Removed by Filter"`
+	Unjoined  float64 `json:"Rows Removed by Join Filter"`
 	Hit       int     `json:"Shared Hit Blocks"`
 	Read      int     `json:"Shared Read Blocks"`
 	Plans     []node
@@ -155,6 +156,9 @@ func (p plan) bad(n int) (list []string) {
 		}
 		if x.Relation == "workflow_run" && x.Operation == "" && (total > 2*n || int(x.Removed*x.Loops) > 2*n) {
 			list = append(list, fmt.Sprintf("%s on %s brings %d rows and drops %.0f", x.Type, x.Relation, total, x.Removed*x.Loops))
+		}
+		if pairs := int(x.Unjoined * x.Loops); pairs > 20*n {
+			list = append(list, fmt.Sprintf("%s looks at %d pairs in vain", x.Type, pairs))
 		}
 		for _, child := range x.Plans {
 			walk(child)

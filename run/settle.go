@@ -196,7 +196,8 @@ func Recorded(ctx context.Context, db DB, outcomes []Outcome) (recorded []Outcom
 	rows, _ := db.Query(ctx, `
 		SELECT o.place
 		FROM unnest($1::uuid[], $2::uuid[]) WITH ORDINALITY AS o (id, token, place)
-		JOIN workflow_run w ON w.id = o.id AND w.settled_token = o.token`,
+		JOIN workflow_run w ON w.id = o.id AND w.settled_token = o.token
+		WHERE w.id = ANY ($1)`,
 		column(outcomes, func(o Outcome) [16]byte { return o.ID }), column(outcomes, func(o Outcome) [16]byte { return o.Token }))
 	places, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -38,7 +39,7 @@ func (w *Worker) applyAll(ctx context.Context, tx pgx.Tx, j *job) error {
 	if len(j.extras.effects) == 0 {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout TO DEFAULT; SET LOCAL plan_cache_mode TO DEFAULT`, pgx.QueryExecModeSimpleProtocol); err != nil {
+	if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout TO DEFAULT; `+session.Unset, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return err
 	}
 	for _, effect := range j.extras.effects {
@@ -62,7 +63,7 @@ func (w *Worker) apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error
 	switch {
 	case limited && !time.Now().Before(deadline), errors.As(err, &pg) && pg.Code == "25P03":
 		return &effectError{errors.New("effect: the settle transaction took too long, or was left idle for longer than the lease")}
-	case err != nil && pg != nil && passing(pg.Code):
+	case err != nil && pg != nil && (passing(pg.Code) || outdated(pg)):
 		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
 	case conn.IsClosed() && !pgconn.Timeout(err):
 		return &brokenError{err} // likewise
@@ -132,6 +133,11 @@ func (t *openTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows
 		return nil, pgx.ErrTxClosed
 	}
 	return t.Tx.Query(ctx, query, args...)
+}
+
+// outdated reports whether a statement that was prepared is of no use any more; it is prepared anew.
+func outdated(err *pgconn.PgError) bool {
+	return err.Code == "26000" || err.Code == "0A000" && err.Routine == "RevalidateCachedQuery" // its table was altered
 }
 
 // passing reports whether an error code in an effect is trouble of the database's that has

@@ -274,7 +274,7 @@ func TestSessionOfEffects(t *testing.T) {
 	effects(mux, "test.one", func(ctx context.Context) []func(pgx.Tx) error {
 		return []func(pgx.Tx) error{func(tx pgx.Tx) error {
 			var mode string
-			if err := tx.QueryRow(ctx, `SHOW plan_cache_mode`, pgx.QueryExecModeSimpleProtocol).Scan(&mode); err != nil {
+			if err := tx.QueryRow(ctx, `SELECT current_setting('plan_cache_mode') || current_setting('enable_seqscan')`, pgx.QueryExecModeSimpleProtocol).Scan(&mode); err != nil {
 				return err
 			}
 			modes <- mode
@@ -293,8 +293,8 @@ func TestSessionOfEffects(t *testing.T) {
 		t.Fatal(err)
 	}
 	for len(modes) > 0 {
-		if mode := <-modes; mode != "auto" {
-			t.Errorf("plan_cache_mode is %s", mode)
+		if mode := <-modes; mode != "autoon" {
+			t.Errorf("plan_cache_mode and enable_seqscan are %s", mode)
 		}
 	}
 }

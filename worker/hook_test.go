@@ -236,3 +236,31 @@ func TestSlowSettling(t *testing.T) {
 		t.Errorf("8 runs were started %d times, and leased %d times", n, took)
 	}
 }
+
+// What a hook enqueues is executed at once, also where no wake-up arrives and polls are rare.
+func TestNextStepsDoNotWait(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	var returned, begun atomic.Int64
+	handle(mux, "test.first.v1", func(context.Context) error {
+		time.Sleep(3 * time.Second) // by now a poll comes every few seconds
+		returned.Store(time.Now().UnixNano())
+		return nil
+	})
+	handle(mux, "test.next.v1", func(context.Context) error { begun.Store(time.Now().UnixNano()); return nil })
+	work(t, pool, mux, func(c *worker.Config) {
+		c.NoWakeUp, c.PollInterval, c.Lease = true, time.Minute, time.Minute
+		c.Hooks = []worker.Hook{{
+			Concerns: func(l *lease.Lease) bool { return l.Type == "test.first.v1" },
+			Act: func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
+				_, err := run.Enqueue(ctx, tx, run.New{Type: "test.next.v1"})
+				return err
+			},
+		}}
+	})
+	enqueue(t, pool, "test.first.v1", empty{})
+	pgtest.AwaitFor(t, quick, "the next one", func() bool { return begun.Load() > 0 })
+	if waited := time.Duration(begun.Load() - returned.Load()); waited > time.Second {
+		t.Errorf("it waited %v", waited)
+	}
+}

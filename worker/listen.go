@@ -36,9 +36,14 @@ func (w *Worker) listenOnce(ctx context.Context, connected func()) error {
 		if _, err := conn.WaitForNotification(ctx); err != nil {
 			return err
 		}
-		select {
-		case w.wake <- struct{}{}:
-		default: // a wake-up is waiting already
-		}
+		w.rouse()
+	}
+}
+
+// rouse has the poll look for work at once.
+func (w *Worker) rouse() {
+	select {
+	case w.wake <- struct{}{}:
+	default: // a wake-up is waiting already
 	}
 }

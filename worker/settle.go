@@ -87,6 +87,8 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 		case len(batch) == 1:
 			w.setAside(ctx, batch[0])
 			return
+		case crowded(err):
+			sleep(ctx, pause.NextBackOff())
 		case errors.Is(err, context.DeadlineExceeded):
 			if rest := w.withoutLocked(ctx, batch); len(rest) < len(batch) {
 				batch = rest
@@ -312,6 +314,9 @@ func (w *Worker) settled(batch []*job, lost []run.Outcome) {
 		if w.config.Observe.Settled != nil {
 			w.config.Observe.Settled(j.Type, j.outcome.Verdict)
 		}
+	}
+	if w.concerned(batch) {
+		w.rouse() // what a hook has enqueued, most likely the next steps, does not wait for word of it
 	}
 }
 

@@ -17,9 +17,11 @@ import (
 // their owners have had time to reconnect and extend them. Nor is anything prepared any more in
 // sessions that lose it.
 func (w *Worker) note(err error) {
-	w.sessions.Note(err)
+	if w.sessions.Note(err) {
+		w.config.Logger.Warn("a session has lost its prepared statements; from now on none is prepared, and each costs more", "err", loggable(err))
+	}
 	var connect *pgconn.ConnectError
-	if errors.As(err, &connect) || unreachable(err) {
+	if errors.As(err, &connect) || unreachable(err) || crowded(err) {
 		w.trouble.now()
 	}
 }
@@ -71,7 +73,7 @@ func unreachable(err error) bool {
 	case "08", "58":
 		return true
 	case "53":
-		return code(err) != "53200" // no memory, or no room for so many locks: fewer at a time may do
+		return !crowded(err)
 	case "25":
 		return code(err) == "25006" // read-only: a standby, or a primary that was told so
 	case "57":
@@ -97,6 +99,9 @@ func unreachable(err error) bool {
 	return pgconn.SafeToRetry(err) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
+
+// crowded reports whether the server has no memory, or no room for so many locks: fewer at a time may do.
+func crowded(err error) bool { return code(err) == "53200" }
 
 // transient reports whether err says that the database cannot do it now, but might soon:
 // out of reach, a deadlock, a lock that is held, an answer that took too long.

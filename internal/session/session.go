@@ -5,6 +5,7 @@ package session
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -12,10 +13,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-const kept = `SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off`
+const kept = `SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_nestloop = off; SET jit = off`
 
-// Planned has the statements of a transaction planned with their values, as the planner likes best.
-const Planned = `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT`
+// Planned has the statements of a transaction planned with their values, as the planner likes best;
+// Unset as the server, role or address has it.
+const Planned = `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT; SET LOCAL jit TO DEFAULT`
+const Unset = `SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT; SET LOCAL jit TO DEFAULT`
 
 const ( // among a connection's custom data
 	ownKey      = "simple-workflow: own session"
@@ -30,11 +33,11 @@ func Own(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	if own, known := data[ownKey].(bool); known {
 		return own, nil
 	}
-	var pid uint32
-	if err := conn.QueryRow(ctx, `SELECT pg_backend_pid()`, pgx.QueryExecModeSimpleProtocol).Scan(&pid); err != nil {
+	answers, err := conn.PgConn().Exec(ctx, `SELECT pg_backend_pid()`).ReadAll() // leaves nothing behind, wherever it goes
+	if err != nil {
 		return false, err
 	}
-	own := pid == conn.PgConn().PID()
+	own := string(answers[0].Rows[0][0]) == strconv.FormatUint(uint64(conn.PgConn().PID()), 10)
 	data[ownKey] = own
 	return own, nil
 }
@@ -45,14 +48,16 @@ type Sessions struct {
 }
 
 // Prepare has the pool's statements prepared in sessions of their own, and their plans kept, which
-// saves most of what a short statement costs. So that a plan made while a table was empty does not
-// read all of it later on, rows are found through indexes, one after the other, whatever the planner
-// thinks of the table: such plans have the same shape at any size. What is not made for that, in a
+// saves most of what a short statement costs. So that a plan made while a table was empty is
+// good later on, it never reads all of a table, finds rows through indexes one after the other, and brings
+// lists together by hashing, whatever the planner thinks of their sizes. Compilation would be the answer to costs
+// that are only there to keep it from other ways. What is not made for that, in a
 // transaction, is Planned. Behind a pooler statements are planned with their values each time, and
-// nothing is left in a session. The config's hooks are called as before.
+// nothing is left in a session; so it is with a config that remembers no statements, or does something to
+// sessions after each use. The config's hooks are called as before.
 func Prepare(config *pgxpool.Config) *Sessions {
 	s := &Sessions{}
-	s.shared.Store(config.ConnConfig.StatementCacheCapacity == 0)
+	s.shared.Store(config.ConnConfig.StatementCacheCapacity == 0 || config.AfterRelease != nil)
 	beforeConnect, afterConnect, prepareConn := config.BeforeConnect, config.AfterConnect, config.PrepareConn
 	beforeAcquire := config.BeforeAcquire //nolint:staticcheck // deprecated, and used
 	config.BeforeConnect = func(ctx context.Context, c *pgx.ConnConfig) error {
@@ -72,9 +77,15 @@ func Prepare(config *pgxpool.Config) *Sessions {
 			return err
 		}
 		if afterConnect != nil {
-			return afterConnect(ctx, conn)
+			if err := afterConnect(ctx, conn); err != nil {
+				return err
+			}
 		}
-		return nil
+		if !prepares(conn) {
+			return nil
+		}
+		_, err := conn.PgConn().Exec(ctx, kept).ReadAll()
+		return err
 	}
 	config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
 		switch {
@@ -90,31 +101,28 @@ func Prepare(config *pgxpool.Config) *Sessions {
 	return s
 }
 
-// look finds out whether a new connection has a session of its own, and sets that up.
+// look finds out whether a new connection has a session of its own.
 func (s *Sessions) look(ctx context.Context, conn *pgx.Conn) error {
-	prepares := conn.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
-	conn.PgConn().CustomData()[preparesKey] = prepares
-	if !prepares {
+	if conn.Config().DefaultQueryExecMode != pgx.QueryExecModeCacheStatement {
 		return nil
 	}
+	conn.PgConn().CustomData()[preparesKey] = true
 	own, err := Own(ctx, conn)
-	if err == nil && own {
-		_, err = conn.Exec(ctx, kept, pgx.QueryExecModeSimpleProtocol)
-	}
 	if err == nil && !own {
 		s.shared.Store(true)
 	}
 	return err
 }
 
-func (s *Sessions) refuses(conn *pgx.Conn) bool {
-	return s.shared.Load() && conn.PgConn().CustomData()[preparesKey] == true
-}
+func prepares(conn *pgx.Conn) bool { return conn.PgConn().CustomData()[preparesKey] == true }
 
-// Note has nothing prepared any more if err says that a session has lost what was.
-func (s *Sessions) Note(err error) {
+// refuses reports whether the connection prepares statements, and none must any more.
+func (s *Sessions) refuses(conn *pgx.Conn) bool { return s.shared.Load() && prepares(conn) }
+
+// Note has nothing prepared any more if err says that a session has lost what was, or has what it
+// should not. It reports whether that is news.
+func (s *Sessions) Note(err error) bool {
 	var refused *pgconn.PgError
-	if errors.As(err, &refused) && refused.Code == "26000" { // invalid_sql_statement_name
-		s.shared.Store(true)
-	}
+	lost := errors.As(err, &refused) && (refused.Code == "26000" || refused.Code == "42P05") // invalid_sql_statement_name, duplicate_prepared_statement
+	return lost && !s.shared.Swap(true)
 }

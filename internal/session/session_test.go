@@ -61,12 +61,24 @@ func TestOwnSession(t *testing.T) {
 	if kept := executed("generic_plans"); kept != 20 {
 		t.Errorf("executed with the plan that is kept %d times, want 20", kept)
 	}
-	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{BeginQuery: "begin; " + session.Planned}, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), sum, 1, 2)
-		return err
-	})
-	if own := executed("custom_plans"); err != nil || own != 1 {
-		t.Errorf("planned with its values %d times, want 1: %v", own, err)
+	const settings = `SELECT concat_ws(' ', current_setting('plan_cache_mode'), current_setting('enable_seqscan'), current_setting('enable_bitmapscan'), current_setting('jit'))`
+	if got, want := scan[string](t, pool, settings), "force_generic_plan off off off"; got != want {
+		t.Errorf("settings are %s, want %s", got, want)
+	}
+	for begin, want := range map[string]string{session.Planned: "force_custom_plan on on on", session.Unset: "auto on on on"} {
+		var got string
+		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{BeginQuery: "begin; " + begin}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), sum, 1, 2); err != nil {
+				return err
+			}
+			return tx.QueryRow(t.Context(), settings, pgx.QueryExecModeSimpleProtocol).Scan(&got)
+		})
+		if err != nil || got != want {
+			t.Errorf("after %q settings are %s, want %s: %v", begin, got, want, err)
+		}
+	}
+	if own := executed("custom_plans"); own != 2 { // auto begins with it
+		t.Errorf("planned with its values %d times, want 2", own)
 	}
 }
 
@@ -113,13 +125,30 @@ func TestSharedSession(t *testing.T) {
 	}
 }
 
-// Who has pgx remember no statements gets along, too.
-func TestNoStatementCache(t *testing.T) {
+// Who has pgx remember no statements gets along, and so does who does something to each session after
+// its use: nothing is prepared.
+func TestNothingPrepared(t *testing.T) {
 	t.Parallel()
-	pool, _ := prepared(t, pgtest.URL(t), func(c *pgxpool.Config) { c.ConnConfig.StatementCacheCapacity = 0 })
-	repeat(t, pool, 2)
-	if got := scan[int](t, pool, `SELECT count(*) FROM pg_prepared_statements`); got != 0 {
-		t.Errorf("%d statements are prepared", got)
+	for name, change := range map[string]func(*pgxpool.Config){
+		"no cache": func(c *pgxpool.Config) { c.ConnConfig.StatementCacheCapacity = 0 },
+		"reset": func(c *pgxpool.Config) {
+			c.AfterRelease = func(conn *pgx.Conn) bool {
+				_, err := conn.Exec(context.Background(), `DISCARD ALL`)
+				return err == nil
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, _ := prepared(t, pgtest.URL(t), change)
+			repeat(t, pool, 2)
+			if got := scan[int](t, pool, `SELECT count(*) FROM pg_prepared_statements`); got != 0 {
+				t.Errorf("%d statements are prepared", got)
+			}
+			if got := scan[string](t, pool, `SHOW enable_seqscan`); got != "on" {
+				t.Errorf("enable_seqscan is %s", got)
+			}
+		})
 	}
 }
 
@@ -140,7 +169,9 @@ func TestForgottenStatements(t *testing.T) {
 	if err == nil {
 		t.Fatal("what was prepared is still there")
 	}
-	sessions.Note(err)
+	if !sessions.Note(err) || sessions.Note(err) {
+		t.Error("it is not news, or twice")
+	}
 	for range 3 {
 		repeat(t, pool, 1)
 		forget()
