@@ -170,6 +170,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		f := newFeed(d, t)
 		all.Go(func() { f.run(ctx, sending) })
 		all.Go(func() { f.keep(ctx) })
+		all.Go(func() { f.appear(ctx) })
 	}
 	d.log.Info("dispatcher starts", "dispatcher", d.name, "sinks", d.names())
 	<-ctx.Done()

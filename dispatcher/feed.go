@@ -143,7 +143,7 @@ func (f *feed) publish(ctx context.Context, claim *outbox.Claim, claimed time.Ti
 	// A claim that has run out is somebody else's: nothing is sent in its last third.
 	sending, done := context.WithDeadline(ctx, claimed.Add(f.config.Claim*2/3))
 	defer done()
-	sending = context.WithValue(sending, clockKey{}, claim.Now.Sub(claimed))
+	sending = context.WithValue(sending, clockKey{}, claim.Ahead)
 	var wanted []outbox.Row
 	var outcomes []outbox.Outcome
 	for _, row := range claim.Rows {
@@ -226,6 +226,8 @@ func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outco
 	switch {
 	case down != nil:
 		f.leaveAlone(down, down.after)
+	case refuses:
+		f.complain("sink rejects whatever it is sent; trying again; why: SELECT last_error FROM outbox_delivery")
 	case suspect && delivered == 0:
 		f.leaveAlone(first(errs), 0)
 	case delivered > 0:
@@ -252,7 +254,7 @@ func (f *feed) note(rows []outbox.Row, errs []error) (suspect, refuses bool) {
 		switch {
 		case errors.Is(err, ErrNotTried), errors.As(err, &u):
 		case errors.As(err, &r):
-			if len(f.rejected) < refusing {
+			if !r.final && len(f.rejected) < refusing {
 				f.rejected[rows[k].Aggregate] = true
 			}
 		case len(f.failing) < suspicious:
@@ -275,7 +277,7 @@ func (f *feed) outcome(row outbox.Row, err error, suspect, refuses bool) outbox.
 		o.Rejected++
 		o.Park = r.final || o.Rejected >= maxRejections
 	case r != nil: // the sink's fault, but it is tried ever less often
-		o.Attempt = min(o.Attempt, f.config.MaxAttempts-1)
+		o.Attempt = max(row.Attempt, min(o.Attempt, f.config.MaxAttempts/2))
 	case suspect:
 		o.Attempt = row.Attempt // it is the sink's fault
 	default:
@@ -337,7 +339,14 @@ func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.
 	}
 }
 
-// keep raises floors, says that the sink is served, and measures, until ctx ends.
+// appear says that the sink is served, until ctx ends.
+func (f *feed) appear(ctx context.Context) {
+	for ; ctx.Err() == nil; sleep(ctx, keepEvery) {
+		f.order(ctx, outbox.Seen)
+	}
+}
+
+// keep raises floors and measures, until ctx ends.
 func (f *feed) keep(ctx context.Context) {
 	var kept, swept time.Time
 	for ; ctx.Err() == nil; sleep(ctx, floorEvery) {
@@ -345,7 +354,6 @@ func (f *feed) keep(ctx context.Context) {
 		f.order(ctx, outbox.RaiseFloors)
 		if time.Since(kept) > keepEvery {
 			kept = time.Now()
-			f.order(ctx, outbox.Seen)
 			if lag, err := outbox.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
 				f.config.Observe.Lag(f.target.Name, lag)
 			}

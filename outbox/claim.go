@@ -28,10 +28,10 @@ type Row struct {
 // A Claim is the right to publish the events of some lanes to a sink.
 type Claim struct {
 	Sink  string
-	Token uuid.UUID // drawn for this claim
-	Lanes int       // claimed; 0: nothing is due
-	Now   time.Time // when that was, by the database's clock
-	Rows  []Row     // in order of id
+	Token uuid.UUID     // drawn for this claim
+	Lanes int           // claimed; 0: nothing is due
+	Ahead time.Duration // how far the database's clock is ahead of this machine's
+	Rows  []Row         // in order of id
 }
 
 // Limits bound a claim.
@@ -86,6 +86,7 @@ func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 // What is claimed is published, then marked: that gives the lanes back.
 func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits) (*Claim, error) {
 	c := &Claim{Sink: sink, Token: uuid.New()}
+	var now time.Time
 	err := db.QueryRow(ctx, `
 		WITH claimed AS (
 			UPDATE outbox_lane
@@ -101,13 +102,14 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 				FOR NO KEY UPDATE OF l SKIP LOCKED)
 			RETURNING lane
 		)
-		SELECT count(*), clock_timestamp() FROM claimed`, planned, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes).Scan(&c.Lanes, &c.Now)
+		SELECT count(*), clock_timestamp() FROM claimed`, planned, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes).Scan(&c.Lanes, &now)
 	if err != nil {
 		return nil, fmt.Errorf("claim lanes of sink %q: %w", sink, err)
 	}
 	if c.Lanes == 0 {
 		return c, nil
 	}
+	c.Ahead = time.Until(now)
 	// A statement of its own: it sees what was marked before the lanes were free. The first of all
 	// lanes come before the second of any, so none waits for a long one.
 	perLane := max(1, limits.Events/c.Lanes)

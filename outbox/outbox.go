@@ -21,7 +21,8 @@ type Event struct {
 	Headers   map[string]string // travel with the event, such as traceparent; nil: none
 
 	// Held says that the transaction has the aggregate locked already, by a row that everybody locks
-	// who appends events of it. Append then takes no lock, of which the server has some thousands for all.
+	// who appends events of it: process instances are held so by the engine. Append then takes no lock, of
+	// which the server has some thousands for all. Between who holds and who does not there is no order.
 	Held bool
 }
 
