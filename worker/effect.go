@@ -137,7 +137,7 @@ func (t *openTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows
 
 // outdated reports whether a statement that was prepared is of no use any more; it is prepared anew.
 func outdated(err *pgconn.PgError) bool {
-	return err.Code == "26000" || err.Code == "0A000" && err.Routine == "RevalidateCachedQuery" // its table was altered
+	return session.Lost(err) || err.Code == "0A000" && err.Routine == "RevalidateCachedQuery" // its table was altered
 }
 
 // passing reports whether an error code in an effect is trouble of the database's that has

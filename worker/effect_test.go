@@ -298,3 +298,34 @@ func TestSessionOfEffects(t *testing.T) {
 		}
 	}
 }
+
+// A statement of an effect that is prepared, and of no use because its table was altered meanwhile, is
+// repeated and charged to nobody. One that the user has not prepared is the user's mistake.
+func TestOutdatedStatements(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	execute(t, pool, `CREATE TABLE wide (a int)`)
+	effects(mux, "test.altered", func(ctx context.Context) []func(pgx.Tx) error {
+		return []func(pgx.Tx) error{func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT * FROM wide WHERE a = $1`, 1)
+			return err
+		}}
+	})
+	effects(mux, "test.mistake", func(ctx context.Context) []func(pgx.Tx) error {
+		return []func(pgx.Tx) error{func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `EXECUTE nosuch`, pgx.QueryExecModeSimpleProtocol)
+			return err
+		}}
+	})
+	work(t, pool, mux, nil)
+	for n := range 20 {
+		id := add(t, pool, run.New{Type: "test.altered", MaxAttempts: 1})
+		if r := finished(t, pool, id); r.Status != run.Succeeded {
+			t.Errorf("after %d columns more: %s", n, r.Status)
+		}
+		execute(t, pool, fmt.Sprintf(`ALTER TABLE wide ADD COLUMN c%d int`, n))
+	}
+	if r := finished(t, pool, add(t, pool, run.New{Type: "test.mistake", MaxAttempts: 1})); r.Status != run.Failed {
+		t.Errorf("a mistake: %s", r.Status)
+	}
+}

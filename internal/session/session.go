@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -15,9 +16,10 @@ import (
 
 const kept = `SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_nestloop = off; SET jit = off`
 
-// Planned has the statements of a transaction planned with their values, as the planner likes best;
-// Unset as the server, role or address has it.
+// Planned has the statements of a transaction planned with their values, as the planner likes best.
 const Planned = `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT; SET LOCAL jit TO DEFAULT`
+
+// Unset has them planned as the server, the role or the address has it.
 const Unset = `SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT; SET LOCAL jit TO DEFAULT`
 
 const ( // among a connection's custom data
@@ -50,8 +52,8 @@ type Sessions struct {
 // Prepare has the pool's statements prepared in sessions of their own, and their plans kept, which
 // saves most of what a short statement costs. So that a plan made while a table was empty is
 // good later on, it never reads all of a table, finds rows through indexes one after the other, and brings
-// lists together by hashing, whatever the planner thinks of their sizes. Compilation would be the answer to costs
-// that are only there to keep it from other ways. What is not made for that, in a
+// lists together by hashing, whatever the planner thinks of their sizes. JIT compilation would answer to costs
+// that are only there to keep the planner from other ways. What is not made for that, in a
 // transaction, is Planned. Behind a pooler statements are planned with their values each time, and
 // nothing is left in a session; so it is with a config that remembers no statements, or does something to
 // sessions after each use. The config's hooks are called as before.
@@ -119,10 +121,13 @@ func prepares(conn *pgx.Conn) bool { return conn.PgConn().CustomData()[preparesK
 // refuses reports whether the connection prepares statements, and none must any more.
 func (s *Sessions) refuses(conn *pgx.Conn) bool { return s.shared.Load() && prepares(conn) }
 
-// Note has nothing prepared any more if err says that a session has lost what was, or has what it
-// should not. It reports whether that is news.
-func (s *Sessions) Note(err error) bool {
+// Note has nothing prepared any more if err is Lost. It reports whether that is news.
+func (s *Sessions) Note(err error) bool { return Lost(err) && !s.shared.Swap(true) }
+
+// Lost reports whether err says that a session does not have what was prepared in it, or has it
+// although it should not. It goes by the names that pgx gives: other statements are the user's own business.
+func Lost(err error) bool {
 	var refused *pgconn.PgError
-	lost := errors.As(err, &refused) && (refused.Code == "26000" || refused.Code == "42P05") // invalid_sql_statement_name, duplicate_prepared_statement
-	return lost && !s.shared.Swap(true)
+	return errors.As(err, &refused) && strings.Contains(refused.Message, "stmtcache_") &&
+		(refused.Code == "26000" || refused.Code == "42P05") // invalid_sql_statement_name, duplicate_prepared_statement
 }
