@@ -349,7 +349,9 @@ func (f *feed) appear(ctx context.Context) {
 // keep raises floors and measures, until ctx ends.
 func (f *feed) keep(ctx context.Context) {
 	var kept, swept time.Time
-	for ; ctx.Err() == nil; sleep(ctx, floorEvery) {
+	// Not at once: the first look would pass over lanes that are locked for it, and see too little to tell
+	// whether the sink is to blame.
+	for sleep(ctx, floorEvery); ctx.Err() == nil; sleep(ctx, floorEvery) {
 		begun := time.Now()
 		f.order(ctx, outbox.RaiseFloors)
 		if time.Since(kept) > keepEvery {
