@@ -103,7 +103,7 @@ func TestSilentNetworkInAnEffect(t *testing.T) {
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	const runs, length = 30, 2 * time.Second
-	server := ownServer(t)
+	server := ownServer(t, nil)
 	pool := open(t, server.URL("postgres"))
 	execute(t, pool, `CREATE TABLE ledger (run_id uuid)`)
 	mux := worker.NewMux()
@@ -148,9 +148,9 @@ func TestServerRestart(t *testing.T) {
 }
 
 // ownServer starts a server that only t uses, with our schema in its one database.
-func ownServer(t *testing.T) *pgserver.Server {
+func ownServer(t *testing.T, settings map[string]string) *pgserver.Server {
 	t.Helper()
-	server := pgtest.Server(t, pgserver.Options{})
+	server := pgtest.Server(t, pgserver.Options{Settings: settings})
 	conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
 	if err != nil {
 		t.Fatal(err)
@@ -164,11 +164,8 @@ func ownServer(t *testing.T) *pgserver.Server {
 // A batch that needs more locks than the server has room for is settled in parts.
 func TestTooManyLocks(t *testing.T) {
 	t.Parallel()
-	server := pgtest.Server(t, pgserver.Options{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "20"}})
+	server := ownServer(t, map[string]string{"max_locks_per_transaction": "10", "max_connections": "20"})
 	pool := open(t, server.URL("postgres"))
-	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return sql.Up(t.Context(), tx.Conn()) }); err != nil {
-		t.Fatal(err)
-	}
 	const runs, events = 200, 100
 	mux := worker.NewMux()
 	var together sync.WaitGroup // so that they are one batch

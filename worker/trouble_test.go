@@ -107,7 +107,7 @@ func TestEffectWithEndedContext(t *testing.T) {
 func TestReadOnlyServer(t *testing.T) {
 	t.Parallel()
 	const runs = 20
-	s := ownServer(t)
+	s := ownServer(t, nil)
 	pool := open(t, s.URL("postgres"))
 	mux := worker.NewMux()
 	var starts atomic.Int32
