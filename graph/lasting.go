@@ -2,7 +2,6 @@ package graph
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -73,8 +72,7 @@ func (e *Engine) last(ctx context.Context, tx pgx.Tx) (pgx.Tx, error) {
 // forgotten notes that a session has lost what was prepared in it, by a DISCARD ALL say: then none
 // lasts here. The connection is of no use any more.
 func (e *Engine) forgotten(ctx context.Context, tx pgx.Tx, err error) error {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) && refused.Code == "26000" {
+	if session.Lost(err) {
 		e.fleeting.Store(true)
 		_ = tx.Conn().Close(ctx)
 	}

@@ -16,11 +16,11 @@ import (
 
 const kept = `SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_nestloop = off; SET jit = off`
 
-// Planned has the statements of a transaction planned with their values, as the planner likes best.
-const Planned = `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT; SET LOCAL jit TO DEFAULT`
-
-// Unset has them planned as the server, the role or the address has it.
+// Unset has the statements of a transaction planned as the server, the role or the address has it.
 const Unset = `SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT; SET LOCAL jit TO DEFAULT`
+
+// Planned has them planned with their values, as the planner likes best.
+const Planned = Unset + `; SET LOCAL plan_cache_mode = force_custom_plan`
 
 const ( // among a connection's custom data
 	ownKey      = "simple-workflow: own session"
@@ -128,6 +128,6 @@ func (s *Sessions) Note(err error) bool { return Lost(err) && !s.shared.Swap(tru
 // although it should not. It goes by the names that pgx gives: other statements are the user's own business.
 func Lost(err error) bool {
 	var refused *pgconn.PgError
-	return errors.As(err, &refused) && strings.Contains(refused.Message, "stmtcache_") &&
+	return errors.As(err, &refused) && (strings.Contains(refused.Message, "stmtcache_") || strings.Contains(refused.Message, "stmt_")) &&
 		(refused.Code == "26000" || refused.Code == "42P05") // invalid_sql_statement_name, duplicate_prepared_statement
 }
