@@ -13,29 +13,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Advance decides what a batch of settled runs means for their instances, and writes it, in the
+// advance decides what a batch of settled runs means for their instances, and writes it, in the
 // transaction in which the instances were locked and the runs settled.
-func (e *Engine) Advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
-	kept, err := e.last(ctx, tx)
-	if err == nil {
-		err = e.advance(ctx, kept, batch)
-	}
-	return e.forgotten(ctx, tx, err)
-}
-
-func (e *Engine) advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
-	tokens, instances, err := concerned(batch)
-	if err != nil {
+func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []lease.Settlement) error {
+	if err := s.load(ctx, tx, e); err != nil {
 		return err
 	}
-	s := newScene()
-	if len(tokens)+len(instances) > 0 {
-		if err := s.load(ctx, tx, e, tokens, instances); err != nil {
-			return err
-		}
-	}
-	w := &writer{scene: s}
+	w := &writer{scene: s, statements: tx.statements()}
 	var starts []lease.Settlement
+	var err error
 	for _, settled := range batch {
 		if settled.Verdict != run.Succeed && settled.Verdict != run.Fail {
 			continue // it will be tried again: its token stays where it is
@@ -70,7 +56,7 @@ func (e *Engine) advance(ctx context.Context, tx pgx.Tx, batch []lease.Settlemen
 	if err := s.start(ctx, tx, e, starts); err != nil {
 		return err
 	}
-	return w.write(ctx, tx)
+	return w.write(ctx)
 }
 
 // move moves the token of a step.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -17,14 +16,12 @@ import (
 )
 
 // An Engine moves process instances on. It keeps definitions in memory, which never change,
-// whether sessions last, and nothing else.
+// and nothing else.
 type Engine struct {
 	pool *pgxpool.Pool
 
 	mu    sync.Mutex
 	known map[uuid.UUID]*Process
-
-	fleeting atomic.Bool // sessions lose what is prepared in them
 }
 
 // New returns an engine that reads definitions from the pool's database.

@@ -91,7 +91,7 @@ func join(engine *graph.Engine, mux *worker.Mux) []worker.Hook {
 	for typ, handler := range engine.Handlers() {
 		mux.HandleRaw(typ, handler)
 	}
-	return []worker.Hook{{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}}
+	return []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin}}
 }
 
 // hire starts another worker.

@@ -17,7 +17,7 @@ import (
 
 // Handlers returns the handlers of the engine's own run types, to be registered with a worker.
 // They only look and answer; what they decide takes effect when their run is settled, in Advance.
-// Besides them the worker needs Concerns, Lock and Advance as a hook, and to lease steps.
+// Besides them the worker needs Concerns and Begin as a hook, and to lease steps.
 func (e *Engine) Handlers() map[string]func(context.Context, json.RawMessage) (json.RawMessage, error) {
 	return map[string]func(context.Context, json.RawMessage) (json.RawMessage, error){
 		StartType:        typed(e.start),

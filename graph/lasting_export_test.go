@@ -6,9 +6,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Last is last, and reports whether the transaction lasts.
-func (e *Engine) Last(ctx context.Context, tx pgx.Tx) (pgx.Tx, bool, error) {
-	tx, err := e.last(ctx, tx)
-	_, lasts := tx.(lasting)
-	return tx, lasts, err
+// Do executes a statement as the engine does those that keep their plans.
+func Do(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+	t, err := in(ctx, tx)
+	if err != nil {
+		return err
+	}
+	s := t.statements()
+	s.do(sql, args...)
+	return s.send(ctx)
 }

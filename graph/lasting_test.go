@@ -8,53 +8,69 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// In a session that is ours the engine's statements are prepared and their plans kept, until a
-// table has grown: a plan for a small table does not outlive that.
-func TestPlansAreKept(t *testing.T) {
-	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
+// prepared is a pool of connections as a worker has them.
+func prepared(t *testing.T, url string) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(t.Context())
+	config.MaxConns = 1
+	session.Prepare(config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// In a session of the worker's own the engine's statements are prepared and their plans kept, until a
+// table has grown: a plan for a small table does not outlive that.
+func TestPlansAreKept(t *testing.T) {
+	pool := prepared(t, pgtest.URL(t))
 	do := func(sql string) {
 		t.Helper()
-		if _, err := conn.Exec(t.Context(), sql); err != nil {
+		if _, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 			t.Fatal(err)
 		}
 	}
 	fill := func(from, to int) {
-		do(fmt.Sprintf(`SET session_replication_role = replica; SET workflow.advance = 'on';
-			INSERT INTO each_progress (group_id, instance_id, node, items, next, done, total) SELECT gen_random_uuid(), gen_random_uuid(), 'n', '[]', 0, 0, 0 FROM generate_series(%d, %d)`, from, to))
+		do(fmt.Sprintf(`BEGIN; SET LOCAL session_replication_role = replica; SET LOCAL workflow.advance = 'on';
+			INSERT INTO each_progress (group_id, instance_id, node, items, next, done, total) SELECT gen_random_uuid(), gen_random_uuid(), 'n', '[]', 0, 0, 0 FROM generate_series(%d, %d); COMMIT`, from, to))
 	}
 	do(`ALTER TABLE each_progress SET (autovacuum_enabled = off)`)
 	fill(1, 10)
 	do(`ANALYZE each_progress`)
-	engine := graph.New(nil)
-	// look executes the statement, and returns its plan.
+	// look executes the statement as the engine does, and returns its plan.
 	look := func() (plan string) {
 		t.Helper()
-		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			tx, lasts, err := engine.Last(t.Context(), tx)
-			if err != nil || !lasts {
-				t.Fatalf("the transaction lasts: %v, %v", lasts, err)
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			planned := &pgx.Batch{}
+			session.Planned(tx.Conn(), planned)
+			if err := tx.SendBatch(t.Context(), planned).Close(); err != nil {
+				return err
 			}
-			if _, err := tx.Exec(t.Context(), `SELECT FROM each_progress JOIN unnest($1::uuid[]) AS n (group_id) USING (group_id)`, [][16]byte{{1}}); err != nil {
+			if err := graph.Do(t.Context(), tx, `SELECT FROM each_progress JOIN unnest($1::uuid[]) AS n (group_id) USING (group_id)`, [][16]byte{{1}}); err != nil {
 				return err
 			}
 			var name string
-			if err := conn.QueryRow(t.Context(), `SELECT name FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM each_progress%'`).Scan(&name); err != nil {
+			if err := tx.QueryRow(t.Context(), `SELECT name FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM each_progress%'`).Scan(&name); err != nil {
 				return err
 			}
-			rows, _ := conn.Query(t.Context(), `EXPLAIN EXECUTE `+pgx.Identifier{name}.Sanitize()+` ('{}')`, pgx.QueryExecModeSimpleProtocol)
+			rows, _ := tx.Query(t.Context(), `EXPLAIN EXECUTE `+pgx.Identifier{name}.Sanitize()+` ('{}')`, pgx.QueryExecModeSimpleProtocol)
 			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			plan = strings.Join(lines, "\n")
 			return err
@@ -73,7 +89,7 @@ func TestPlansAreKept(t *testing.T) {
 		t.Errorf("the plan is still that for a small table:\n%s", plan)
 	}
 	var kept, custom int
-	if err := conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM each_progress%'`).Scan(&kept, &custom); err != nil {
+	if err := pool.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'SELECT FROM each_progress%'`).Scan(&kept, &custom); err != nil {
 		t.Fatal(err)
 	}
 	if kept < 2 || custom != 0 {
@@ -81,29 +97,48 @@ func TestPlansAreKept(t *testing.T) {
 	}
 }
 
-// Behind a pooler nothing is prepared: the next transaction may be in another session.
-func TestNothingLastsBehindAPooler(t *testing.T) {
-	config, err := pgx.ParseConfig(pgtest.Bouncer(t, pgtest.URL(t)))
-	if err != nil {
+// What locks and reads the instances of a batch finds them by their keys, also with plans that were made
+// when there were none.
+func TestPlansOfLocks(t *testing.T) {
+	pool := prepared(t, pgtest.URL(t))
+	if _, err := pool.Exec(t.Context(), `VACUUM ANALYZE`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
 	}
-	config.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
+	first := &pgx.Batch{}
+	if _, err := graph.New(pool).Begin(first, []lease.Settlement{{Lease: lease.Lease{Step: uuid.New()}, Outcome: run.Outcome{Verdict: run.Succeed}}}); err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(t.Context())
-	engine := graph.New(nil)
-	for range 2 {
-		if err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			_, lasts, err := engine.Last(t.Context(), tx)
-			if lasts {
-				t.Error("the transaction lasts")
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
+	queued := len(first.QueuedQueries)
+	if err := pool.SendBatch(t.Context(), first).Close(); err != nil {
+		t.Fatal(err)
+	}
+	rows, _ := pool.Query(t.Context(), `SELECT name FROM pg_prepared_statements WHERE statement LIKE '%FROM process_%' OR statement LIKE '%FROM parallel_group%'`)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || queued != 3 {
+		t.Fatalf("%d statements, %v", queued, err)
+	}
+	seen := 0
+	for _, name := range names {
+		if !strings.HasPrefix(name, "stmtcache") {
+			continue
 		}
+		arguments := "('{}')"
+		if query[int](t, pool, `SELECT cardinality(parameter_types) FROM pg_prepared_statements WHERE name = $1`, name) == 2 {
+			arguments = "('{}', '{}')"
+		}
+		rows, _ := pool.Query(t.Context(), `EXPLAIN EXECUTE `+pgx.Identifier{name}.Sanitize()+arguments, pgx.QueryExecModeSimpleProtocol)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			continue // the question about statements itself
+		}
+		seen++
+		plan := strings.Join(lines, "\n")
+		if strings.Contains(plan, "Seq Scan") || strings.Contains(plan, "Join") || strings.Contains(plan, "Nested") {
+			t.Errorf("it reads more than what it looks for:\n%s", plan)
+		}
+	}
+	if seen < queued {
+		t.Errorf("%d plans of %d statements", seen, queued)
 	}
 }
 
@@ -135,7 +170,7 @@ func TestPlansOfOthers(t *testing.T) {
 	s := newEmptySite(t)
 	var mu sync.Mutex
 	modes := map[string]int{}
-	s.hooks = append(s.hooks, worker.Hook{Act: func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
+	look := func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
 		var mode string
 		if err := tx.QueryRow(ctx, `SELECT current_setting('plan_cache_mode') || current_setting('enable_seqscan')`).Scan(&mode); err != nil {
 			return err
@@ -144,7 +179,8 @@ func TestPlansOfOthers(t *testing.T) {
 		defer mu.Unlock()
 		modes[mode]++
 		return nil
-	}})
+	}
+	s.hooks = append(s.hooks, worker.Hook{Begin: func(*pgx.Batch, []lease.Settlement) (worker.Act, error) { return look, nil }})
 	s.worker = s.hire()
 	p := s.deploy("A", step("A", "M")+`, "M": {"await": {"message": "paid", "key": "'1'"}, "to": "B"},`+step("B", ""))
 	id := s.start(p, `{}`)

@@ -18,24 +18,62 @@ type scene struct {
 	owners    map[uuid.UUID]*instance // of tokens
 	groups    map[uuid.UUID]*group
 	hosts     map[*group]uuid.UUID // tokens that stand for groups
+
+	definitions map[*instance]uuid.UUID // of instances that are not tied to theirs yet
+	untied      []untied
+	parents     map[*group]uuid.UUID // of groups that are not tied to theirs yet
+}
+
+// An untied token is not tied yet to its instance, its node and its group.
+type untied struct {
+	*token
+	owner  uuid.UUID
+	at     string
+	group  uuid.NullUUID
+	wanted bool // it is of the batch
 }
 
 func newScene() *scene {
 	return &scene{
 		instances: map[uuid.UUID]*instance{}, tokens: map[uuid.UUID]*token{}, owners: map[uuid.UUID]*instance{},
 		groups: map[uuid.UUID]*group{}, hosts: map[*group]uuid.UUID{},
+		definitions: map[*instance]uuid.UUID{}, parents: map[*group]uuid.UUID{},
 	}
 }
 
-// load reads the scene for tokens and instances, which are locked.
-func (s *scene) load(ctx context.Context, tx pgx.Tx, e *Engine, tokens, instances []uuid.UUID) error {
+// lock queues what locks the instances of tokens, and others, and reads them, the tokens and their groups.
+func (s *scene) lock(first *pgx.Batch, tokens, instances []uuid.UUID) {
+	ask(first, s.takeInstances, `
+		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents,
+		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected
+		FROM process_instance
+		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])
+		ORDER BY id
+		FOR NO KEY UPDATE`, tokens, instances)
+	if len(tokens) == 0 {
+		return
+	}
+	ask(first, func(rows pgx.Rows) error { return s.takeTokens(rows, true) }, `
+		SELECT `+tokenColumns+`
+		FROM process_token t
+		WHERE t.id = ANY ($1)`, tokens)
+	ask(first, s.takeGroups, `
+		SELECT `+groupColumns+`
+		FROM parallel_group g
+		WHERE id = ANY (ARRAY(SELECT parallel_group_id FROM process_token WHERE id = ANY ($1)))`, tokens)
+}
+
+// load ties together what was read when the instances were locked, and reads what else is needed
+// of their definitions.
+func (s *scene) load(ctx context.Context, tx *transaction, e *Engine) error {
+	if len(s.instances) == 0 {
+		return nil
+	}
 	for _, step := range []func() error{
-		func() error { return s.loadInstances(ctx, tx, e, tokens, instances) },
-		func() error { return s.loadTokens(ctx, tx, tokens) },
-		func() error { return s.loadEaches(ctx, tx, len(tokens)) },
-		func() error { return s.loadDebts(ctx, tx) },
-		func() error { return s.loadJoins(ctx, tx, len(tokens)) },
-		func() error { return s.loadFacts(ctx, tx) },
+		func() error { return s.define(ctx, tx, e) },
+		func() error { return s.survey(ctx, tx) },
+		func() error { return s.tie(ctx, tx) },
+		func() error { return s.ask(ctx, tx) },
 	} {
 		if err := step(); err != nil {
 			return fmt.Errorf("load process instances: %w", err)
@@ -44,14 +82,23 @@ func (s *scene) load(ctx context.Context, tx pgx.Tx, e *Engine, tokens, instance
 	return nil
 }
 
-func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens, ids []uuid.UUID) error {
-	rows, _ := query(ctx, tx, `
-		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents,
-		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected
-		FROM process_instance
-		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])`, tokens, ids)
-	definitions := map[*instance]uuid.UUID{}
-	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*instance, error) {
+// ask reads how far lists and joins have come, what is to be undone, and facts.
+func (s *scene) ask(ctx context.Context, tx *transaction) error {
+	asked := tx.statements()
+	s.askEaches(asked)
+	waiting := s.askJoins(asked)
+	s.askDebts(asked)
+	if err := s.askFacts(asked); err != nil {
+		return err
+	}
+	if err := asked.send(ctx); err != nil {
+		return err
+	}
+	return s.enterJoins(ctx, tx, waiting)
+}
+
+func (s *scene) takeInstances(rows pgx.Rows) error {
+	_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*instance, error) {
 		i := newInstance()
 		var definition uuid.UUID
 		var parent uuid.NullUUID
@@ -61,24 +108,20 @@ func (s *scene) loadInstances(ctx context.Context, tx pgx.Tx, e *Engine, tokens,
 		if parent.Valid && visit != nil {
 			i.parent = &parentRef{parent.UUID, *visit}
 		}
-		definitions[i] = definition
+		s.instances[i.id], s.definitions[i] = i, definition
 		return i, err
 	})
+	return err
+}
+
+// define ties instances to their definitions.
+func (s *scene) define(ctx context.Context, tx *transaction, e *Engine) error {
+	processes, err := e.processes(ctx, tx, slices.Collect(maps.Values(s.definitions)))
 	if err != nil {
 		return err
 	}
-	var wanted []uuid.UUID
-	for _, i := range all {
-		wanted = append(wanted, definitions[i])
-	}
-	slices.SortFunc(wanted, func(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) })
-	processes, err := e.processes(ctx, tx, slices.Compact(wanted))
-	if err != nil {
-		return err
-	}
-	for _, i := range all {
-		i.process = processes[definitions[i]]
-		s.instances[i.id] = i
+	for i, id := range s.definitions {
+		i.process = processes[id]
 	}
 	return nil
 }
@@ -93,23 +136,9 @@ func (s *scene) surveyed() (ids []uuid.UUID) {
 	return ids
 }
 
-// loadGroups reads groups and all that they lie within, as far as they are not there.
-func (s *scene) loadGroups(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) error {
-	ids = slices.DeleteFunc(ids, func(id uuid.UUID) bool { return s.groups[id] != nil })
-	if len(ids) == 0 {
-		return nil
-	}
-	rows, _ := query(ctx, tx, `
-		WITH RECURSIVE chain AS (
-			SELECT id, parent_group_id, node, live, host_token_id
-			FROM parallel_group
-			WHERE id = ANY ($1)
-			UNION
-			SELECT g.id, g.parent_group_id, g.node, g.live, g.host_token_id
-			FROM parallel_group g JOIN chain c ON g.id = c.parent_group_id
-		)
-		SELECT id, parent_group_id, node, live, host_token_id, EXISTS (SELECT FROM each_progress e WHERE e.group_id = c.id AND e.over_at IS NOT NULL) FROM chain c`, ids)
-	parents := map[*group]uuid.UUID{}
+const groupColumns = `g.id, g.parent_group_id, g.node, g.live, g.host_token_id, EXISTS (SELECT FROM each_progress e WHERE e.group_id = g.id AND e.over_at IS NOT NULL)`
+
+func (s *scene) takeGroups(rows pgx.Rows) error {
 	var g group
 	var parent *uuid.UUID
 	var host uuid.NullUUID
@@ -123,68 +152,99 @@ func (s *scene) loadGroups(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 			s.hosts[&known] = host.UUID
 		}
 		if parent != nil {
-			parents[&known] = *parent
+			s.parents[&known] = *parent
 		}
 		return nil
 	})
-	for g, id := range parents {
-		g.parent = s.groups[id]
-	}
 	return err
 }
 
-// loadTokens reads the tokens, and all live ones of instances that are surveyed.
-func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) error {
-	which, args := `t.id = ANY ($1)`, []any{ids}
-	if surveyed := s.surveyed(); len(surveyed) > 0 {
-		if err := ownPlan(ctx, tx); err != nil {
+// loadGroups reads groups and all that they, and those that are there, lie within, as far as they are not there.
+func (s *scene) loadGroups(ctx context.Context, tx *transaction, ids []uuid.UUID) error {
+	ids = slices.DeleteFunc(slices.AppendSeq(ids, maps.Values(s.parents)), func(id uuid.UUID) bool { return s.groups[id] != nil })
+	if len(ids) > 0 {
+		asked := tx.statements()
+		asked.plan(keptPlans)
+		asked.ask(s.takeGroups, `
+			WITH RECURSIVE g AS (
+				SELECT id, parent_group_id, node, live, host_token_id
+				FROM parallel_group
+				WHERE id = ANY ($1)
+				UNION
+				SELECT o.id, o.parent_group_id, o.node, o.live, o.host_token_id
+				FROM parallel_group o JOIN g ON o.id = g.parent_group_id
+			)
+			SELECT `+groupColumns+` FROM g`, ids)
+		if err := asked.send(ctx); err != nil {
 			return err
 		}
-		which, args = `t.id = ANY ($1) OR t.instance_id = ANY ($2) AND t.state IN ('Created', 'Ready', 'Waiting')`, append(args, surveyed)
 	}
-	rows, _ := query(ctx, tx, `
-		SELECT t.id, t.instance_id, t.node, coalesce(t.edge, ''), t.state, t.mode, coalesce(t.item, -1), t.parallel_group_id, t.version,
-		       t.id = ANY ($1) AS wanted,
+	for g, id := range s.parents {
+		g.parent = s.groups[id]
+	}
+	clear(s.parents)
+	return nil
+}
+
+const tokenColumns = `t.id, t.instance_id, t.node, coalesce(t.edge, ''), t.state, t.mode, coalesce(t.item, -1), t.parallel_group_id, t.version,
 		       EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id) AND t.state = 'Waiting' AS joining,
-		       EXISTS (SELECT FROM incident x WHERE x.token_id = t.id AND x.resolved_at IS NULL) AS stopped
-		FROM process_token t
-		WHERE `+which+`
-		ORDER BY t.id`, args...)
+		       EXISTS (SELECT FROM incident x WHERE x.token_id = t.id AND x.resolved_at IS NULL) AS stopped`
+
+func (s *scene) takeTokens(rows pgx.Rows, wanted bool) error {
 	var t token
-	var owner uuid.UUID
-	var node string
-	var inGroup uuid.NullUUID
-	var wanted bool
-	known := map[uuid.UUID]*token{}
-	in := map[*token]uuid.UUID{}
-	_, err := pgx.ForEachRow(rows, []any{&t.id, &owner, &node, &t.edge, &t.state, &t.mode, &t.item, &inGroup, &t.version, &wanted, &t.joining, &t.stopped}, func() error {
-		one, i := t, s.instances[owner]
-		if i == nil {
-			return nil // it was deleted meanwhile
-		}
+	u := untied{wanted: wanted}
+	_, err := pgx.ForEachRow(rows, []any{&t.id, &u.owner, &u.at, &t.edge, &t.state, &t.mode, &t.item, &u.group, &t.version, &t.joining, &t.stopped}, func() error {
+		one := t
 		one.hasItem = one.item >= 0
-		known[one.id] = &one
-		if one.node = i.process.nodes[node]; one.node == nil {
-			return fmt.Errorf("token %s is at node %q, which process %q version %d does not have",
-				t.id, node, i.process.Definition.Process, i.process.Definition.Version)
-		}
-		if inGroup.Valid {
-			in[&one] = inGroup.UUID
-		}
-		s.owners[t.id] = i
-		one.from = one.node
-		if wanted {
-			s.tokens[t.id] = &one
-		}
-		if i.process.survey {
-			i.others = append(i.others, &one)
-		}
+		u.token = &one
+		s.untied = append(s.untied, u)
 		return nil
 	})
-	if err != nil {
-		return err
+	return err
+}
+
+// survey reads all live tokens of instances that are surveyed.
+func (s *scene) survey(ctx context.Context, tx *transaction) error {
+	surveyed := s.surveyed()
+	if len(surveyed) == 0 {
+		return nil
 	}
-	if err := s.enterGroups(ctx, tx, in); err != nil {
+	asked := tx.statements()
+	asked.plan(ownPlans)
+	asked.ask(func(rows pgx.Rows) error { return s.takeTokens(rows, false) }, `
+		SELECT `+tokenColumns+`
+		FROM process_token t
+		WHERE t.instance_id = ANY ($1) AND t.state IN ('Created', 'Ready', 'Waiting')`, surveyed)
+	return asked.send(ctx)
+}
+
+// tie ties tokens to their instances, nodes and groups.
+func (s *scene) tie(ctx context.Context, tx *transaction) error {
+	slices.SortStableFunc(s.untied, func(a, b untied) int { return compareIDs(a.id, b.id) }) // those of the batch stay first
+	s.untied = slices.CompactFunc(s.untied, func(a, b untied) bool { return a.id == b.id })
+	known := map[uuid.UUID]*token{}
+	within := map[*token]uuid.UUID{}
+	for _, u := range s.untied {
+		t, i := u.token, s.instances[u.owner]
+		if i == nil {
+			continue // it was deleted meanwhile
+		}
+		if t.node = i.process.nodes[u.at]; t.node == nil {
+			return fmt.Errorf("token %s is at node %q, which process %q version %d does not have",
+				t.id, u.at, i.process.Definition.Process, i.process.Definition.Version)
+		}
+		known[t.id], s.owners[t.id], t.from = t, i, t.node
+		if u.group.Valid {
+			within[t] = u.group.UUID
+		}
+		if u.wanted {
+			s.tokens[t.id] = t
+		}
+		if i.process.survey {
+			i.others = append(i.others, t)
+		}
+	}
+	if err := s.enterGroups(ctx, tx, within); err != nil {
 		return err
 	}
 	for g, id := range s.hosts {
@@ -194,18 +254,18 @@ func (s *scene) loadTokens(ctx context.Context, tx pgx.Tx, ids []uuid.UUID) erro
 }
 
 // enterGroups puts tokens into their groups, which are read as far as they are not there.
-func (s *scene) enterGroups(ctx context.Context, tx pgx.Tx, in map[*token]uuid.UUID) error {
-	if err := s.loadGroups(ctx, tx, slices.Collect(maps.Values(in))); err != nil {
+func (s *scene) enterGroups(ctx context.Context, tx *transaction, within map[*token]uuid.UUID) error {
+	if err := s.loadGroups(ctx, tx, slices.Collect(maps.Values(within))); err != nil {
 		return err
 	}
-	for t, g := range in {
+	for t, g := range within {
 		t.group = s.groups[g]
 	}
 	return nil
 }
 
-// loadEaches reads how far the lists have come whose elements are in the batch.
-func (s *scene) loadEaches(ctx context.Context, tx pgx.Tx, batch int) error {
+// askEaches asks how far the lists have come whose elements are in the batch.
+func (s *scene) askEaches(asked *statements) {
 	var ids, stopped []uuid.UUID
 	for _, t := range s.tokens {
 		if t.hasItem && t.group != nil {
@@ -216,16 +276,18 @@ func (s *scene) loadEaches(ctx context.Context, tx pgx.Tx, batch int) error {
 		}
 	}
 	if len(ids) == 0 {
-		return nil
+		return
 	}
-	if err := s.loadElements(ctx, tx, stopped); err != nil {
-		return err
-	}
-	rows, _ := query(ctx, tx, `
+	s.askElements(asked, stopped)
+	asked.plan(keptPlans)
+	asked.ask(s.takeEaches, `
 		SELECT e.group_id, e.instance_id, e.next, e.done, e.total, e.over_at IS NOT NULL,
 		       coalesce((SELECT jsonb_agg(e.items->k ORDER BY k) FROM generate_series(e.next, least(e.next + $2, e.total) - 1) AS k), '[]')
 		FROM each_progress e
-		WHERE e.group_id = ANY ($1)`, ids, batch)
+		WHERE e.group_id = ANY ($1)`, ids, len(s.tokens))
+}
+
+func (s *scene) takeEaches(rows pgx.Rows) error {
 	var id, owner uuid.UUID
 	var p progress
 	var items []byte
@@ -241,15 +303,19 @@ func (s *scene) loadEaches(ctx context.Context, tx pgx.Tx, batch int) error {
 	return err
 }
 
-// loadElements reads the elements of tokens that are tried again.
-func (s *scene) loadElements(ctx context.Context, tx pgx.Tx, tokens []uuid.UUID) error {
+// askElements asks for the elements of tokens that are tried again.
+func (s *scene) askElements(asked *statements, tokens []uuid.UUID) {
 	if len(tokens) == 0 {
-		return nil
+		return
 	}
-	rows, _ := query(ctx, tx, `
+	asked.plan(keptPlans)
+	asked.ask(s.takeElements, `
 		SELECT t.id, e.items->t.item
 		FROM process_token t JOIN each_progress e ON e.group_id = t.parallel_group_id
 		WHERE t.id = ANY ($1)`, tokens)
+}
+
+func (s *scene) takeElements(rows pgx.Rows) error {
 	var id uuid.UUID
 	var element []byte
 	_, err := pgx.ForEachRow(rows, []any{&id, &element}, func() error {
@@ -259,10 +325,10 @@ func (s *scene) loadElements(ctx context.Context, tx pgx.Tx, tokens []uuid.UUID)
 	return err
 }
 
-// loadDebts reads what is undone next, where something is being undone. When an instance ends that
+// askDebts asks what is undone next, where something is being undone. When an instance ends that
 // is all it has done; what is thrown undoes what was done in its own scope, and in scopes within
 // that are over.
-func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
+func (s *scene) askDebts(asked *statements) {
 	var tokens, owners []uuid.UUID
 	for id, t := range s.tokens {
 		if t.mode == compensation {
@@ -270,13 +336,18 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if len(tokens) == 0 {
-		return nil
+		return
 	}
-	if err := ownPlan(ctx, tx); err != nil {
-		return err
-	}
+	asked.plan(ownPlans)
 	// This first: what a called instance that has just ended has lent is then seen below.
-	rows, _ := query(ctx, tx, `
+	asked.ask(func(rows pgx.Rows) error {
+		var owner uuid.UUID
+		_, err := pgx.ForEachRow(rows, []any{&owner}, func() error {
+			s.instances[owner].undoing = true
+			return nil
+		})
+		return err
+	}, `
 		SELECT c.instance_id
 		FROM compensation_record c JOIN workflow_run r ON r.id = c.undo_run_id
 		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.finished_at IS NULL
@@ -284,14 +355,14 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 		SELECT c.parent_process_instance_id -- it undoes what it has done itself, or lends it when it is over
 		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
 		WHERE p.id = ANY ($1) AND p.ending IS NOT NULL AND c.undone_with_parent AND c.completed_at IS NULL`, owners)
-	var id, owner, record uuid.UUID
-	if _, err := pgx.ForEachRow(rows, []any{&owner}, func() error {
-		s.instances[owner].undoing = true
-		return nil
-	}); err != nil {
+	asked.ask(func(rows pgx.Rows) error {
+		var id, record uuid.UUID
+		_, err := pgx.ForEachRow(rows, []any{&id, &record}, func() error {
+			s.owners[id].debts[s.tokens[id]] = record
+			return nil
+		})
 		return err
-	}
-	rows, _ = query(ctx, tx, `
+	}, `
 		SELECT t.id, d.id
 		FROM process_token t
 		JOIN process_instance i ON i.id = t.instance_id
@@ -303,9 +374,4 @@ func (s *scene) loadDebts(ctx context.Context, tx pgx.Tx) error {
 			ORDER BY c."order" DESC
 			LIMIT 1) d
 		WHERE t.id = ANY ($1)`, tokens)
-	_, err := pgx.ForEachRow(rows, []any{&id, &record}, func() error {
-		s.owners[id].debts[s.tokens[id]] = record
-		return nil
-	})
-	return err
 }

@@ -1,7 +1,6 @@
 package graph
 
 import (
-	"context"
 	"encoding/json"
 
 	"github.com/google/uuid"
@@ -10,8 +9,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// loadFacts reads the latest results of the nodes that expressions on the way may read.
-func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
+// askFacts asks for the latest results of the nodes that expressions on the way may read. Of a node's
+// facts the one taken last counts.
+func (s *scene) askFacts(asked *statements) error {
 	var owners []uuid.UUID
 	var nodes []string
 	wanted := map[*instance]map[string]bool{}
@@ -47,21 +47,21 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 	if len(owners) == 0 {
 		return nil
 	}
-	if err := ownPlan(ctx, tx); err != nil {
-		return err
-	}
-	if err := s.loadTaskFacts(ctx, tx, owners, nodes); err != nil {
-		return err
-	}
-	if err := s.loadEachFacts(ctx, tx, owners, nodes); err != nil {
-		return err
-	}
-	rows, _ := query(ctx, tx, `
+	asked.plan(ownPlans)
+	s.askTaskFacts(asked, owners, nodes)
+	s.askEachFacts(asked, owners, nodes)
+	asked.ask(s.takeRuns, `
 		SELECT DISTINCT ON (t.instance_id, r.node) t.instance_id, r.node, r.status, r.result, r.error
 		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node)
 		JOIN process_token t USING (instance_id)
 		JOIN workflow_run r ON r.token_id = t.id AND r.node = w.node COLLATE "C" AND r.status IN ('succeeded', 'failed')
 		ORDER BY t.instance_id, r.node, r.finished_at DESC, r.id DESC`, owners, nodes)
+	s.askCorrections(asked, owners, nodes)
+	return nil
+}
+
+// takeRuns takes what steps have returned, or failed with.
+func (s *scene) takeRuns(rows pgx.Rows) error {
 	var owner uuid.UUID
 	var node, status string
 	var result, problem []byte
@@ -83,15 +83,12 @@ func (s *scene) loadFacts(ctx context.Context, tx pgx.Tx) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	return s.loadCorrections(ctx, tx, owners, nodes)
+	return err
 }
 
-// loadCorrections reads facts as an operator has corrected them, unless the node was visited again
+// askCorrections asks for facts as an operator has corrected them, unless the node was visited again
 // since.
-func (s *scene) loadCorrections(ctx context.Context, tx pgx.Tx, owners []uuid.UUID, nodes []string) error {
+func (s *scene) askCorrections(asked *statements, owners []uuid.UUID, nodes []string) {
 	var in []uuid.UUID
 	var at []string
 	for n, id := range owners {
@@ -100,9 +97,9 @@ func (s *scene) loadCorrections(ctx context.Context, tx pgx.Tx, owners []uuid.UU
 		}
 	}
 	if len(in) == 0 {
-		return nil
+		return
 	}
-	rows, _ := query(ctx, tx, `
+	asked.ask(s.takeCorrections, `
 		SELECT DISTINCT ON (c.instance_id, c.node) c.instance_id, c.node, c.value
 		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN process_correction c USING (instance_id, node)
 		WHERE NOT EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
@@ -112,6 +109,9 @@ func (s *scene) loadCorrections(ctx context.Context, tx pgx.Tx, owners []uuid.UU
 		                             SELECT FROM each_progress e WHERE e.group_id = t.parallel_group_id AND e.over_at < r.finished_at)))
 		  AND NOT EXISTS (SELECT FROM user_task k WHERE k.instance_id = c.instance_id AND k.node = c.node AND k.completed_at > c.created_at)
 		ORDER BY c.instance_id, c.node, c.id DESC`, in, at)
+}
+
+func (s *scene) takeCorrections(rows pgx.Rows) error {
 	var owner uuid.UUID
 	var node string
 	var value []byte
@@ -126,27 +126,26 @@ func (s *scene) loadCorrections(ctx context.Context, tx pgx.Tx, owners []uuid.UU
 	return err
 }
 
-// loadTaskFacts reads what people have answered.
-func (s *scene) loadTaskFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID, nodes []string) error {
+// askTaskFacts asks for what people have answered.
+func (s *scene) askTaskFacts(asked *statements, owners []uuid.UUID, nodes []string) {
 	owners, nodes = s.ofKind(human, owners, nodes)
 	if len(owners) == 0 {
-		return nil
+		return
 	}
-	rows, _ := query(ctx, tx, `
+	asked.ask(s.takeFacts, `
 		SELECT DISTINCT ON (k.instance_id, k.node) k.instance_id, k.node, k.output
 		FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN user_task k USING (instance_id, node)
 		WHERE k.state = 'completed'
 		ORDER BY k.instance_id, k.node, k.completed_at DESC, k.id DESC`, owners, nodes)
-	return s.takeFacts(rows)
 }
 
-// loadEachFacts reads the results for the elements of lists, in the order of the elements.
-func (s *scene) loadEachFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID, nodes []string) error {
+// askEachFacts asks for the results for the elements of lists, in the order of the elements.
+func (s *scene) askEachFacts(asked *statements, owners []uuid.UUID, nodes []string) {
 	owners, nodes = s.ofKind(each, owners, nodes)
 	if len(owners) == 0 {
-		return nil
+		return
 	}
-	rows, _ := query(ctx, tx, `
+	asked.ask(s.takeFacts, `
 		SELECT e.instance_id, e.node, coalesce((
 			SELECT jsonb_agg(CASE r.status WHEN 'succeeded' THEN r.result END ORDER BY k)
 			FROM generate_series(0, e.total - 1) AS k
@@ -155,7 +154,6 @@ func (s *scene) loadEachFacts(ctx context.Context, tx pgx.Tx, owners []uuid.UUID
 		FROM (SELECT DISTINCT ON (instance_id, node) *
 		      FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN each_progress USING (instance_id, node)
 		      ORDER BY instance_id, node, group_id DESC) AS e`, owners, nodes)
-	return s.takeFacts(rows)
 }
 
 // ofKind returns those nodes that are of a kind.

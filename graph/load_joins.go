@@ -7,15 +7,33 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// loadJoins reads the activations that tokens may arrive at.
-func (s *scene) loadJoins(ctx context.Context, tx pgx.Tx, batch int) error {
-	var owners []uuid.UUID
-	var nodes []string
+// waitingTokens are those that wait at joins, as they are read.
+type waitingTokens struct {
+	joins   map[uuid.UUID]*joining // by their ids, which have not fired
+	counted []counted
+	surplus map[*token]uuid.UUID // those that do not count, with their groups
+}
+
+// counted are tokens of a group that wait at a join.
+type counted struct {
+	join  uuid.UUID
+	group uuid.NullUUID
+	n     int
+}
+
+// askJoins asks for the activations that tokens may arrive at; over which edges tokens have come to
+// them, as far as others may come over them; and, of joins that the batch may fire, how many wait in
+// which group. Of a join of a thousand branches that is not read for each that arrives.
+func (s *scene) askJoins(asked *statements) *waitingTokens {
+	type at struct {
+		owner uuid.UUID
+		node  *node
+	}
+	near := map[at]bool{}
 	edges := map[string]bool{}
 	for id, t := range s.tokens {
-		i := s.owners[id]
 		for _, j := range t.node.ahead.joins {
-			owners, nodes = append(owners, i.id), append(nodes, j.name)
+			near[at{s.owners[id].id, j}] = true
 		}
 		for _, e := range t.node.ahead.edges {
 			edges[e] = true
@@ -23,28 +41,67 @@ func (s *scene) loadJoins(ctx context.Context, tx pgx.Tx, batch int) error {
 	}
 	for _, i := range s.instances {
 		if i.process.survey {
-			for name, n := range i.process.nodes {
+			for _, n := range i.process.nodes {
 				if n.kind == join {
-					owners, nodes = append(owners, i.id), append(nodes, name)
+					near[at{i.id, n}] = true
 				}
 			}
 		}
 	}
-	if len(owners) == 0 {
-		return nil
+	w := &waitingTokens{joins: map[uuid.UUID]*joining{}, surplus: map[*token]uuid.UUID{}}
+	if len(near) == 0 {
+		return w
 	}
-	var groups []uuid.UUID
+	var owners, groups []uuid.UUID
+	var nodes, over []string
+	var coming []int // how many tokens of the batch may arrive there
+	for a := range near {
+		n := 0 // each may come over an edge more than once if it forks
+		for _, e := range a.node.incoming {
+			n += len(s.tokens) * count(edges[e.id])
+		}
+		if a.node.Join.Taken || s.waitsAt(a.node) {
+			n = maxMoves // it may fire without any
+		}
+		owners, nodes, coming = append(owners, a.owner), append(nodes, a.node.name), append(coming, n)
+	}
 	for id := range s.groups {
 		groups = append(groups, id)
 	}
-	rows, _ := query(ctx, tx, `
-		SELECT DISTINCT ON (j.instance_id, j.node, j.parallel_group_id)
-		       j.id, j.instance_id, j.node, j.parallel_group_id, j.round, j.expected, j.joined, j.fired
-		FROM parallel_join j JOIN unnest($1::uuid[], $2::text[]) AS w (instance_id, node) USING (instance_id, node)
-		WHERE j.parallel_group_id IS NULL OR j.parallel_group_id = ANY ($3)
-		ORDER BY j.instance_id, j.node, j.parallel_group_id, j.round DESC`, owners, nodes, groups)
-	found := map[uuid.UUID]*joining{}
-	ids := []uuid.UUID{}
+	for e := range edges {
+		over = append(over, e)
+	}
+	asked.plan(keptPlans)
+	asked.ask(func(rows pgx.Rows) error { return s.takeJoins(rows, w) }, nearJoins+`
+		SELECT id, instance_id, node, parallel_group_id, round, expected, joined, fired FROM j ORDER BY instance_id, node, parallel_group_id`, owners, nodes, groups, coming)
+	asked.ask(w.takeArrivals, nearJoins+`
+		SELECT a.join_id, a.edge
+		FROM j JOIN join_arrival a ON a.join_id = j.id
+		WHERE NOT j.fired AND a.edge = ANY ($5) AND NOT a.surplus`, owners, nodes, groups, coming, over)
+	asked.ask(w.takeCounts, nearJoins+`
+		SELECT a.join_id, t.parallel_group_id, count(*)
+		FROM j JOIN join_arrival a ON a.join_id = j.id JOIN process_token t ON t.id = a.token_id
+		WHERE NOT j.fired AND j.joined + j.coming >= j.expected AND NOT a.surplus AND t.state = 'Waiting'
+		GROUP BY a.join_id, t.parallel_group_id`, owners, nodes, groups, coming)
+	asked.ask(w.takeSurplus, nearJoins+`
+		SELECT a.join_id, a.edge, t.id, t.parallel_group_id, t.version
+		FROM j JOIN join_arrival a ON a.join_id = j.id JOIN process_token t ON t.id = a.token_id
+		WHERE NOT j.fired AND j.joined + j.coming >= j.expected AND a.surplus AND t.state = 'Waiting'
+		ORDER BY t.id`, owners, nodes, groups, coming)
+	return w
+}
+
+// nearJoins are the latest rounds of the joins at given nodes, in given groups.
+const nearJoins = `
+		WITH j AS MATERIALIZED (
+			SELECT DISTINCT ON (j.instance_id, j.node, j.parallel_group_id)
+			       j.id, j.instance_id, j.node, j.parallel_group_id, j.round, j.expected, j.joined, j.fired, w.coming
+			FROM unnest($1::uuid[], $2::text[], $4::int[]) AS w (instance_id, node, coming) JOIN parallel_join j USING (instance_id, node)
+			WHERE j.parallel_group_id IS NULL OR j.parallel_group_id = ANY ($3)
+			ORDER BY j.instance_id, j.node, j.parallel_group_id, j.round DESC
+		)`
+
+func (s *scene) takeJoins(rows pgx.Rows, w *waitingTokens) error {
 	var j joining
 	var owner uuid.UUID
 	var node string
@@ -62,50 +119,46 @@ func (s *scene) loadJoins(ctx context.Context, tx pgx.Tx, batch int) error {
 		known.place = i.activations
 		i.joins[joinKey{node, known.group}] = &known
 		if !known.fired && known.id != uuid.Nil {
-			found[known.id] = &known
-			ids = append(ids, known.id)
+			w.joins[known.id] = &known
 		}
 		return nil
 	})
-	if err != nil || len(found) == 0 {
-		return err
-	}
-	return s.loadArrivals(ctx, tx, found, ids, edges, batch)
+	return err
 }
 
-// loadArrivals reads over which edges tokens have come, as far as others may come over them,
-// and, of joins that a batch of so many may fire, how many wait in which group.
-func (s *scene) loadArrivals(ctx context.Context, tx pgx.Tx, joins map[uuid.UUID]*joining, ids []uuid.UUID, edges map[string]bool, batch int) error {
-	var names []string
-	for e := range edges {
-		names = append(names, e)
-	}
-	rows, _ := query(ctx, tx, `
-		SELECT join_id, edge FROM join_arrival
-		WHERE join_id = ANY ($1) AND edge = ANY ($2) AND NOT surplus`, ids, names)
+func (w *waitingTokens) takeArrivals(rows pgx.Rows) error {
 	var id uuid.UUID
 	var edge string
-	if _, err := pgx.ForEachRow(rows, []any{&id, &edge}, func() error {
-		joins[id].has[edge] = true
+	_, err := pgx.ForEachRow(rows, []any{&id, &edge}, func() error {
+		w.joins[id].has[edge] = true
 		return nil
-	}); err != nil {
-		return err
-	}
-	var close []uuid.UUID
-	for _, id := range ids {
-		j := joins[id]
-		over := 0 // edges that a token of the batch may come over, each more than once if it forks
-		for _, e := range j.node.incoming {
-			over += count(edges[e.id])
-		}
-		if j.node.Join.Taken || j.joined+batch*over >= j.expected || s.waitsAt(j.node) {
-			close = append(close, id)
-		}
-	}
-	if len(close) == 0 {
+	})
+	return err
+}
+
+func (w *waitingTokens) takeCounts(rows pgx.Rows) error {
+	var c counted
+	_, err := pgx.ForEachRow(rows, []any{&c.join, &c.group, &c.n}, func() error {
+		w.counted = append(w.counted, c)
 		return nil
-	}
-	return s.loadWaiting(ctx, tx, joins, close)
+	})
+	return err
+}
+
+func (w *waitingTokens) takeSurplus(rows pgx.Rows) error {
+	var id uuid.UUID
+	var inGroup uuid.NullUUID
+	var t token
+	_, err := pgx.ForEachRow(rows, []any{&id, &t.edge, &t.id, &inGroup, &t.version}, func() error {
+		known := t
+		known.node, known.state, known.joining = w.joins[id].node, tokenWaiting, true
+		w.joins[id].surplus = append(w.joins[id].surplus, &known)
+		if inGroup.Valid {
+			w.surplus[&known] = inGroup.UUID
+		}
+		return nil
+	})
+	return err
 }
 
 // waitsAt reports whether a token of the batch waits at a join: it is tried again.
@@ -118,55 +171,19 @@ func (s *scene) waitsAt(n *node) bool {
 	return false
 }
 
-// loadWaiting reads who waits at joins: those that count by their groups, the others one by one.
-func (s *scene) loadWaiting(ctx context.Context, tx pgx.Tx, joins map[uuid.UUID]*joining, ids []uuid.UUID) error {
-	type waiting struct {
-		join  uuid.UUID
-		group uuid.NullUUID
-		n     int
-	}
-	rows, _ := query(ctx, tx, `
-		SELECT a.join_id, t.parallel_group_id, count(*)
-		FROM join_arrival a JOIN process_token t ON t.id = a.token_id
-		WHERE a.join_id = ANY ($1) AND NOT a.surplus AND t.state = 'Waiting'
-		GROUP BY a.join_id, t.parallel_group_id`, ids)
-	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (w waiting, err error) {
-		return w, row.Scan(&w.join, &w.group, &w.n)
-	})
-	if err != nil {
-		return err
-	}
+// enterJoins tells the joins who waits there, by their groups, which are read as far as they are not there.
+func (s *scene) enterJoins(ctx context.Context, tx *transaction, w *waitingTokens) error {
 	var groups []uuid.UUID
-	for _, w := range all {
-		if w.group.Valid {
-			groups = append(groups, w.group.UUID)
+	for _, c := range w.counted {
+		if c.group.Valid {
+			groups = append(groups, c.group.UUID)
 		}
 	}
 	if err := s.loadGroups(ctx, tx, groups); err != nil {
 		return err
 	}
-	for _, w := range all {
-		joins[w.join].waiting[s.groups[w.group.UUID]] += w.n // none: nil
+	for _, c := range w.counted {
+		w.joins[c.join].waiting[s.groups[c.group.UUID]] += c.n // none: nil
 	}
-	rows, _ = query(ctx, tx, `
-		SELECT a.join_id, a.edge, t.id, t.parallel_group_id, t.version
-		FROM join_arrival a JOIN process_token t ON t.id = a.token_id
-		WHERE a.join_id = ANY ($1) AND a.surplus AND t.state = 'Waiting'
-		ORDER BY t.id`, ids)
-	var id uuid.UUID
-	var inGroup uuid.NullUUID
-	var t token
-	in := map[*token]uuid.UUID{}
-	if _, err := pgx.ForEachRow(rows, []any{&id, &t.edge, &t.id, &inGroup, &t.version}, func() error {
-		known := t
-		known.node, known.state, known.joining = joins[id].node, tokenWaiting, true
-		joins[id].surplus = append(joins[id].surplus, &known)
-		if inGroup.Valid {
-			in[&known] = inGroup.UUID
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
-	return s.enterGroups(ctx, tx, in)
+	return s.enterGroups(ctx, tx, w.surplus)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -13,22 +12,25 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Lock locks the instances that a batch moves, in order of id: whoever advances an instance
-// holds its row. It comes first in a settle transaction, before any run is touched.
-func (e *Engine) Lock(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+// Begin locks the instances that a batch moves, in order of id: whoever advances an instance
+// holds its row. That comes first in a settle transaction, before any run is touched. With it is read
+// what is needed of every instance and token; Begin returns what advances them.
+func (e *Engine) Begin(first *pgx.Batch, batch []lease.Settlement) (func(context.Context, pgx.Tx, []lease.Settlement) error, error) {
 	tokens, instances, err := concerned(batch)
-	if err != nil || len(tokens)+len(instances) == 0 {
-		return err
-	}
-	_, err = tx.Exec(ctx, `
-		SELECT FROM process_instance
-		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])
-		ORDER BY id
-		FOR NO KEY UPDATE`, plain([]any{tokens, instances})...)
 	if err != nil {
-		return fmt.Errorf("lock process instances: %w", err)
+		return nil, err
 	}
-	return nil
+	s := newScene()
+	if len(tokens)+len(instances) > 0 {
+		s.lock(first, tokens, instances)
+	}
+	return func(ctx context.Context, tx pgx.Tx, settled []lease.Settlement) error {
+		t, err := in(ctx, tx)
+		if err != nil {
+			return err
+		}
+		return e.advance(ctx, t, s, settled)
+	}, nil
 }
 
 // concerned lists the tokens and instances that a batch is about.

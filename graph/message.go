@@ -2,14 +2,11 @@ package graph
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/lease"
 )
@@ -66,7 +63,7 @@ func (w *writer) match(settled lease.Settlement) error {
 // meet stores messages and waits, and brings together who belong together. A message that has
 // found its token is on its way as a run of that token: if the token leaves before, the run goes,
 // and the message is free again.
-func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
+func (w *writer) meet(all []*instance) {
 	var tokens, owners []uuid.UUID
 	var places, nodes, names []string
 	var keys []*string
@@ -91,16 +88,14 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 	for k, s := range w.slots {
 		slotNames[k], slotKeys[k] = s.Name, s.Key
 	}
-	var batch pgx.Batch
-	queue := func(sql string, args ...any) { batch.Queue(sql, plain(args)...) }
 	if len(w.slots) > 0 {
-		queue(`
+		w.do(`
 			SELECT count(pg_advisory_xact_lock(hash))
 			FROM (SELECT DISTINCT hashtextextended(name || chr(1) || key, 5) AS hash
 			      FROM unnest($1::text[], $2::text[]) AS s (name, key) ORDER BY 1) AS sorted`, slotNames, slotKeys)
 	}
 	if len(tokens) > 0 {
-		queue(`
+		w.do(`
 			INSERT INTO message_wait (token_id, instance_id, place, node, name, key)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])`,
 			tokens, owners, places, nodes, names, keys)
@@ -113,14 +108,14 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 			ids[k], senders[k], ttls[k] = m.id, m.sender, m.ttl.Seconds()
 			names[k], keys[k], payloads[k] = m.slot.Name, m.slot.Key, m.payload
 		}
-		queue(`
+		w.do(`
 			INSERT INTO message (id, message_id, name, key, payload, expires_at)
 			SELECT id, sender, name, key, payload, now() + ttl * interval '1 second'
 			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::jsonb[], $6::float8[]) AS m (id, sender, name, key, payload, ttl)
 			ON CONFLICT (name, key, message_id) DO NOTHING`, ids, senders, names, keys, payloads, ttls)
 	}
 	if len(w.slots) > 0 {
-		queue(`
+		w.do(`
 			WITH free AS (
 				SELECT m.id, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.received_at, m.id) AS place
 				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message m USING (name, key)
@@ -143,7 +138,7 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 			slotNames, slotKeys, arriveType)
 	}
 	if len(w.signals) > 0 {
-		queue(`
+		w.do(`
 			WITH served AS (
 				DELETE FROM message_wait w
 				USING unnest($1::uuid[], $2::text[]) AS s (signal, name)
@@ -155,11 +150,4 @@ func (w *writer) meet(ctx context.Context, tx pgx.Tx, all []*instance) error {
 			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
 			w.signals, w.signalNames, arriveType)
 	}
-	if batch.Len() == 0 {
-		return nil
-	}
-	if err := send(ctx, tx, &batch); err != nil {
-		return fmt.Errorf("bring messages to tokens: %w", err)
-	}
-	return nil
 }

@@ -22,7 +22,7 @@ type birth struct {
 
 // start inserts the instances of a batch and places their first tokens. One that is there already
 // is left as it is.
-func (s *scene) start(ctx context.Context, tx pgx.Tx, e *Engine, batch []lease.Settlement) error {
+func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch []lease.Settlement) error {
 	births, err := s.births(batch)
 	if err != nil || len(births) == 0 {
 		return err
@@ -87,7 +87,7 @@ func (s *scene) calls(b birth) bool {
 }
 
 // insertInstances returns those that were not there.
-func insertInstances(ctx context.Context, tx pgx.Tx, births []birth) (fresh map[uuid.UUID]bool, err error) {
+func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[uuid.UUID]bool, error) {
 	n := len(births)
 	ids, definitions := make([]uuid.UUID, n), make([]uuid.UUID, n)
 	keys, tenants := make([]string, n), make([]string, n)
@@ -103,7 +103,13 @@ func insertInstances(ctx context.Context, tx pgx.Tx, births []birth) (fresh map[
 			visits[k], depths[k], lends[k] = &p.Visit, p.Depth, p.Undo
 		}
 	}
-	rows, _ := query(ctx, tx, `
+	fresh := map[uuid.UUID]bool{}
+	inserting := tx.statements()
+	inserting.ask(func(rows pgx.Rows) error {
+		var id uuid.UUID
+		_, err := pgx.ForEachRow(rows, []any{&id}, func() error { fresh[id] = true; return nil })
+		return err
+	}, `
 		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata,
 		                              parent_process_instance_id, parent_token_id, parent_visit, depth, undone_with_parent, paused_at)
 		SELECT id, definition, nullif(key, ''), nullif(tenant, ''), priority, input, coalesce(metadata, '{}'), parent, token, visit, depth, lends,
@@ -113,10 +119,5 @@ func insertInstances(ctx context.Context, tx pgx.Tx, births []birth) (fresh map[
 		ORDER BY place
 		ON CONFLICT (id) DO NOTHING
 		RETURNING id`, ids, definitions, keys, tenants, priorities, inputs, metadata, parents, tokens, visits, depths, lends)
-	inserted, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-	fresh = make(map[uuid.UUID]bool, len(inserted))
-	for _, id := range inserted {
-		fresh[id] = true
-	}
-	return fresh, err
+	return fresh, inserting.send(ctx)
 }

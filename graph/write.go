@@ -8,14 +8,14 @@ import (
 	"slices"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
 // A writer writes what was decided: a few statements for a whole batch, sent together.
 type writer struct {
-	scene    *scene
+	scene *scene
+	*statements
 	resolved []uuid.UUID // incidents
 	consumed []uuid.UUID // messages
 
@@ -24,13 +24,11 @@ type writer struct {
 	signalNames []string
 	slots       []slot // where messages and waits have to be brought together
 
-	lasts  bool // the transaction does
-	batch  pgx.Batch
 	events []outbox.Event
 }
 
 // write sends everything in the order of the locks: instance → join → token → run → outbox.
-func (w *writer) write(ctx context.Context, tx pgx.Tx) error {
+func (w *writer) write(ctx context.Context) error {
 	var changed []*instance
 	for _, id := range slices.SortedFunc(maps.Keys(w.scene.instances), compareIDs) {
 		if i := w.scene.instances[id]; i.changes.touched {
@@ -40,42 +38,53 @@ func (w *writer) write(ctx context.Context, tx pgx.Tx) error {
 			}
 		}
 	}
-	if len(changed) == 0 {
-		if err := ownPlan(ctx, tx); err != nil {
+	if len(changed) > 0 {
+		if err := w.changes(ctx, changed); err != nil {
 			return err
 		}
-		return w.meet(ctx, tx, nil)
 	}
-	after, err := w.leasesEnd(ctx, tx, changed)
+	w.plan(ownPlans)
+	w.meet(changed)
+	if len(w.events) > 0 {
+		w.plan(w.tx.mode) // it makes no difference
+		if err := outbox.Queue(w.ready(), w.events...); err != nil {
+			return err
+		}
+	}
+	if w.tx.mode == keptPlans {
+		w.plan(ownPlans) // for whoever comes after us
+		w.ready()
+	}
+	if err := w.send(ctx); err != nil {
+		return fmt.Errorf("move process instances: %w", err)
+	}
+	return nil
+}
+
+// changes writes what was decided about instances.
+func (w *writer) changes(ctx context.Context, changed []*instance) error {
+	after, err := w.leasesEnd(ctx, w.tx, changed)
 	if err != nil {
 		return err
 	}
-	w.lasts = isLasting(tx)
-	w.plans(keptPlans)
-	w.queue(`SELECT set_config('workflow.advance', 'on', true)`) // what anybody else changes is refused, or told to the process
+	w.plan(keptPlans)
+	w.do(`SELECT set_config('workflow.advance', 'on', true)`) // what anybody else changes is refused, or told to the process
 	w.instances(changed)
 	w.groups(changed)
 	w.tokens(changed)
 	w.joins(changed)
 	w.eaches(changed)
-	w.plans(ownPlans)
+	w.plan(ownPlans)
 	w.records(changed)
 	w.ends(changed)
-	w.plans(keptPlans)
+	w.plan(keptPlans)
 	w.steps(changed, after)
 	w.undos(changed)
 	w.tasks(changed)
 	w.children(changed)
 	w.incidents(changed)
 	w.history(changed)
-	w.plans(ownPlans) // for meet, and for whoever comes after us
-	if err := send(ctx, tx, &w.batch); err != nil {
-		return fmt.Errorf("move process instances: %w", err)
-	}
-	if err := w.meet(ctx, tx, changed); err != nil {
-		return err
-	}
-	return outbox.Append(ctx, tx, w.events...)
+	return nil
 }
 
 func compareIDs(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
@@ -99,21 +108,6 @@ func (i *instance) name() (err error) {
 	return err
 }
 
-func (w *writer) queue(sql string, args ...any) { w.batch.Queue(sql, plain(args)...) }
-
-// plans has what follows planned in one way, if anything does: another way instead of it.
-func (w *writer) plans(how string) {
-	if !w.lasts {
-		return
-	}
-	if n := w.batch.Len(); n > 0 {
-		if before := w.batch.QueuedQueries[n-1].SQL; before == keptPlans || before == ownPlans {
-			w.batch.QueuedQueries = w.batch.QueuedQueries[:n-1]
-		}
-	}
-	w.queue(how)
-}
-
 func (w *writer) instances(all []*instance) {
 	n := len(all)
 	ids, status := make([]uuid.UUID, n), make([]string, n)
@@ -134,7 +128,7 @@ func (w *writer) instances(all []*instance) {
 			outputs[k] = i.output
 		}
 	}
-	w.queue(`
+	w.do(`
 		UPDATE process_instance i
 		SET status = n.status, live_tokens = n.live, ready_tokens = n.ready, joining_tokens = n.joining, open_incidents = n.incidents,
 		    version = i.version + 1, updated_at = statement_timestamp(),
@@ -167,12 +161,12 @@ func (w *writer) groups(all []*instance) {
 		}
 	}
 	if len(fresh) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO parallel_group (id, instance_id, parent_group_id, node, live, host_token_id)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::int[], $6::uuid[])`, fresh, owners, parents, nodes, lives, hosts)
 	}
 	if len(old) > 0 {
-		w.queue(`
+		w.do(`
 			UPDATE parallel_group g SET live = n.live
 			FROM unnest($1::uuid[], $2::int[]) AS n (id, live)
 			WHERE g.id = n.id`, old, oldLives)
@@ -225,13 +219,13 @@ func (w *writer) tokens(all []*instance) {
 		}
 	}
 	if len(fresh.ids) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO process_token (id, instance_id, node, edge, state, parallel_group_id, mode, item)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::int[])`,
 			fresh.ids, fresh.owners, fresh.nodes, fresh.edges, fresh.state, fresh.groups, fresh.modes, fresh.items)
 	}
 	if len(old.ids) > 0 {
-		w.queue(`
+		w.do(`
 			UPDATE process_token t
 			SET node = n.node, edge = n.edge, state = n.state, parallel_group_id = n.group_id, mode = n.mode, version = t.version + 1, updated_at = statement_timestamp()
 			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::text[]) AS n (id, node, edge, state, group_id, mode)
@@ -263,19 +257,19 @@ func (w *writer) joins(all []*instance) {
 		}
 	}
 	if len(ids) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO parallel_join (id, instance_id, node, parallel_group_id, round, expected, joined, fired)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[], $5::int[], $6::int[], $7::int[], $8::boolean[])
 			ON CONFLICT (id) DO UPDATE SET expected = excluded.expected, joined = excluded.joined, fired = excluded.fired`,
 			ids, owners, nodes, groups, rounds, expected, joined, done)
 	}
 	if len(at) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO join_arrival (join_id, token_id, edge, surplus)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::boolean[])`, at, tokens, edges, surplus)
 	}
 	if len(fired) > 0 {
-		w.queue(`
+		w.do(`
 			UPDATE process_token
 			SET state = 'Completed', version = version + 1, updated_at = statement_timestamp()
 			WHERE state = 'Waiting' AND id = ANY (ARRAY(SELECT token_id FROM join_arrival WHERE join_id = ANY ($1) AND NOT surplus))`, fired)
@@ -301,7 +295,7 @@ func (w *writer) eaches(all []*instance) {
 		}
 	}
 	if len(fresh) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO each_progress (group_id, instance_id, node, items, next, done, total, over_at)
 			SELECT n.id, n.owner, n.node, n.items, n.next, n.done, n.total, CASE WHEN n.over THEN statement_timestamp() END
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::int[], $8::boolean[])
@@ -309,7 +303,7 @@ func (w *writer) eaches(all []*instance) {
 			fresh, owners, nodes, lists, next, done, total, over)
 	}
 	if len(old) > 0 {
-		w.queue(`
+		w.do(`
 			UPDATE each_progress e SET next = n.next, done = n.done, over_at = CASE WHEN n.over THEN statement_timestamp() END
 			FROM unnest($1::uuid[], $2::int[], $3::int[], $4::boolean[]) AS n (id, next, done, over)
 			WHERE e.group_id = n.id`, old, oldNext, oldDone, oldOver)

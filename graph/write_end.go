@@ -30,32 +30,32 @@ func (w *writer) ends(all []*instance) {
 		return
 	}
 	if len(instances) > 0 {
-		w.queue(`
+		w.do(`
 			UPDATE process_token
 			SET state = 'Terminated', version = version + 1, updated_at = statement_timestamp()
 			WHERE instance_id = ANY ($1) AND state IN ('Created', 'Ready', 'Waiting') AND id <> ALL ($2)`, instances, stays)
-		w.queue(`
+		w.do(`
 			UPDATE incident SET resolved_at = now(), resolved_by = 'the end of the instance'
 			WHERE instance_id = ANY ($1) AND resolved_at IS NULL`, instances)
 	}
 	if len(tokens) > 0 {
-		w.queue(`
+		w.do(`
 			UPDATE incident SET resolved_at = now(), resolved_by = 'its token has moved on'
 			WHERE token_id = ANY ($1) AND resolved_at IS NULL`, tokens)
 	}
 	gone := `(SELECT id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2))`
-	w.queue(`DELETE FROM message_wait WHERE instance_id = ANY ($1) OR token_id = ANY ($2)`, instances, tokens)
-	w.queue(`
+	w.do(`DELETE FROM message_wait WHERE instance_id = ANY ($1) OR token_id = ANY ($2)`, instances, tokens)
+	w.do(`
 		UPDATE workflow_run
 		SET status = 'cancelled', finished_at = statement_timestamp(), updated_at = clock_timestamp(), suspect = false,
 		    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL, last_error = 'cancelled: its token has moved on'
 		WHERE id = ANY (ARRAY(SELECT id FROM workflow_run WHERE token_id IN `+gone+` AND status IN ('pending', 'leased') ORDER BY id))
 		  AND status IN ('pending', 'leased')`, instances, tokens)
-	w.queue(`
+	w.do(`
 		UPDATE compensation_record c SET undo_run_id = NULL
 		FROM workflow_run r
 		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.id = c.undo_run_id AND r.status = 'cancelled'`, instances)
-	w.queue(`
+	w.do(`
 		WITH freed AS (
 			UPDATE message SET token_id = NULL
 			WHERE token_id IN `+gone+` AND consumed_at IS NULL AND id <> ALL ($3)
@@ -63,8 +63,8 @@ func (w *writer) ends(all []*instance) {
 		)
 		INSERT INTO workflow_run (type, payload, max_attempts) SELECT DISTINCT $4, jsonb_build_object('name', name, 'key', key), 1000 FROM freed`,
 		instances, tokens, append([]uuid.UUID{}, w.consumed...), matchType)
-	w.queue(`UPDATE user_task SET state = 'cancelled', version = version + 1 WHERE token_id IN `+gone+` AND state = 'open'`, instances, tokens)
-	w.queue(`
+	w.do(`UPDATE user_task SET state = 'cancelled', version = version + 1 WHERE token_id IN `+gone+` AND state = 'open'`, instances, tokens)
+	w.do(`
 		INSERT INTO workflow_run (type, payload, max_attempts)
 		SELECT $3, jsonb_build_object('instance', c.id, 'reason', 'nobody waits for it any more')
 		           || CASE WHEN c.undone_with_parent AND p.status <> 'CANCELLED' THEN '{"compensate": true}' ELSE '{}' END::jsonb, 1000

@@ -24,12 +24,12 @@ func (w *writer) incidents(all []*instance) {
 		}
 	}
 	if len(owners) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO incident (instance_id, token_id, node, code, message)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[])`, owners, tokens, nodes, codes, messages)
 	}
 	if len(w.resolved) > 0 {
-		w.queue(`
+		w.do(`
 			UPDATE incident SET resolved_at = now(), resolved_by = concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))
 			WHERE id = ANY ($1) AND resolved_at IS NULL`, w.resolved)
 	}
@@ -69,7 +69,7 @@ func (w *writer) history(all []*instance) {
 		}
 	}
 	if len(owners) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO process_state_history (instance_id, from_status, to_status, version, reason, actor)
 			SELECT n.instance, n.was, n.is, i.version, nullif(n.reason, ''), concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))
 			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS n (instance, was, "is", reason, place)
@@ -77,7 +77,7 @@ func (w *writer) history(all []*instance) {
 			ORDER BY n.place`, owners, from, to, reasons)
 	}
 	if len(eventOwners) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO process_event (instance_id, token_id, event_type, node, version, data)
 			SELECT n.instance, nullif(n.token, '00000000-0000-0000-0000-000000000000'), n.event, nullif(n.node, ''), i.version, n.data
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::jsonb[]) WITH ORDINALITY AS n (instance, token, event, node, data, place)

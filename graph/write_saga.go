@@ -31,20 +31,20 @@ func (w *writer) records(all []*instance) {
 		}
 	}
 	if len(owners) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref)
 			SELECT n.instance, n.token, n.run, n.node, n.undo
 			FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[]) WITH ORDINALITY AS n (instance, token, run, node, undo, place)
 			ORDER BY n.place`, owners, tokens, runs, nodes, undos)
 	}
 	if len(undone) > 0 {
-		w.queue(`UPDATE compensation_record SET status = 'Completed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, undone)
+		w.do(`UPDATE compensation_record SET status = 'Completed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, undone)
 	}
 	if len(failed) > 0 {
-		w.queue(`UPDATE compensation_record SET status = 'Failed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, failed)
+		w.do(`UPDATE compensation_record SET status = 'Failed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, failed)
 	}
 	if len(again) > 0 { // a new record for each that has failed: the old one stays as it is
-		w.queue(`
+		w.do(`
 			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before, retry_of)
 			SELECT r.instance_id, r.token_id, r.run_id, r.node_id, r.handler_ref, r.certain, r.not_before, r.id
 			FROM compensation_record r
@@ -52,7 +52,7 @@ func (w *writer) records(all []*instance) {
 			ORDER BY r."order"`, again)
 	}
 	if len(lenders) > 0 { // to their callers, or, where these have just ended, to the next that goes on
-		w.queue(`
+		w.do(`
 			WITH RECURSIVE heir AS (
 				SELECT i.id AS lender, i.parent_process_instance_id AS id, i.parent_token_id AS token, t.node AS path
 				FROM process_instance i JOIN process_token t ON t.id = i.parent_token_id
@@ -82,8 +82,8 @@ func (w *writer) unknown(i *instance) {
 			nodes, undos = append(nodes, name), append(undos, n.Undo)
 		}
 	}
-	w.queue(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
-	w.queue(`
+	w.do(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
+	w.do(`
 		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
 		SELECT t.instance_id, t.id, r.id, u.node, u.undo, false, r.lease_until
 		FROM process_token t

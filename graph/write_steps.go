@@ -9,7 +9,7 @@ import (
 
 func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	if len(w.consumed) > 0 {
-		w.queue(`UPDATE message SET consumed_at = now() WHERE id = ANY ($1)`, w.consumed)
+		w.do(`UPDATE message SET consumed_at = now() WHERE id = ANY ($1)`, w.consumed)
 	}
 	var tokens []uuid.UUID
 	var types, nodes, payloads []string
@@ -46,7 +46,7 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	}
 	// A tick is due by the schedule, not by when the one before was noticed; those that were
 	// missed meanwhile are passed over.
-	w.queue(`
+	w.do(`
 		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at, run_at)
 		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority, CASE WHEN n.held THEN now() END,
 		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, now()), now() + interval '9 years')
@@ -70,10 +70,10 @@ func (w *writer) undos(all []*instance) {
 	if len(tokens) == 0 {
 		return
 	}
-	w.queue(`
+	w.do(`
 		UPDATE compensation_record c SET undo_run_id = workflow_uuid()
 		WHERE id = ANY ($1)`, records)
-	w.queue(`
+	w.do(`
 		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, held_at, run_at)
 		SELECT c.undo_run_id, n.token, c.handler_ref, c.node_id || '/undo',
 		       jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain), r.max_attempts, i.priority, i.paused_at, greatest(now(), c.not_before)
@@ -103,7 +103,7 @@ func (w *writer) tasks(all []*instance) {
 	if len(owners) == 0 {
 		return
 	}
-	w.queue(`
+	w.do(`
 		INSERT INTO user_task (instance_id, token_id, node, assignee, groups, payload, due_at)
 		SELECT instance, token, node, nullif(assignee, ''), ARRAY(SELECT jsonb_array_elements_text(groups)), payload,
 		       now() + nullif(due, 0) * interval '1 second'
@@ -140,12 +140,12 @@ func (w *writer) children(all []*instance) {
 		}
 	}
 	if len(starts) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO workflow_run (type, payload, priority, max_attempts)
 			SELECT $1, payload, priority, 1000 FROM unnest($2::jsonb[], $3::int[]) AS n (payload, priority)`, StartType, starts, priorities)
 	}
 	if len(tokens) > 0 {
-		w.queue(`
+		w.do(`
 			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
 			SELECT t.id, $1, t.node, n.payload, 1000, p.priority, p.paused_at
 			FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS n (token, visit, payload)

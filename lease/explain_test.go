@@ -93,7 +93,7 @@ func explain(t *testing.T, pool *pgxpool.Pool, s statement) plan {
 	t.Helper()
 	var text string
 	undo(t, pool, func(tx pgx.Tx) {
-		exec(t, tx, session.Planned, pgx.QueryExecModeSimpleProtocol)
+		exec(t, tx, session.Unset+`; SET LOCAL plan_cache_mode = force_custom_plan`, pgx.QueryExecModeSimpleProtocol)
 		text = query[string](t, tx, explaining+s.sql, s.args...)
 	})
 	return parsePlan(t, text)

@@ -31,6 +31,20 @@ type Event struct {
 // commits.
 // Nothing is stored if one of them is refused.
 func Append(ctx context.Context, tx pgx.Tx, events ...Event) error {
+	statement := &pgx.Batch{}
+	if err := Queue(statement, events...); err != nil || statement.Len() == 0 {
+		return err
+	}
+	q := statement.QueuedQueries[0]
+	if _, err := tx.Exec(ctx, q.SQL, q.Arguments...); err != nil {
+		return fmt.Errorf("append %d events: %w", len(events), err)
+	}
+	return nil
+}
+
+// Queue has what Append does sent with other statements of the transaction. Nothing is queued if an
+// event is refused, or if there is none.
+func Queue(batch *pgx.Batch, events ...Event) error {
 	rows, err := rowsOf(events)
 	if err != nil || len(rows) == 0 {
 		return err
@@ -41,11 +55,8 @@ func Append(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	for k, r := range rows {
 		ids[k], aggregates[k], types[k], payloads[k], headers[k], held[k] = r.ID, r.Aggregate, r.Type, r.Payload, r.Headers, r.Held
 	}
-	_, err = tx.Exec(ctx, appendRows(`unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::boolean[])`),
+	batch.Queue(appendRows(`unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::boolean[])`),
 		ids, aggregates, types, payloads, headers, held)
-	if err != nil {
-		return fmt.Errorf("append %d events: %w", n, err)
-	}
 	return nil
 }
 

@@ -101,10 +101,37 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 	if len(outcomes) == 0 {
 		return nil, nil
 	}
+	sql, args, err := settlement(worker, outcomes)
+	if err != nil {
+		return nil, err
+	}
+	rows, _ := db.Query(ctx, sql, args...)
+	return refusedOf(rows, outcomes)
+}
+
+// QueueSettle has what Settle does sent with other statements of a transaction. What was refused is
+// in refused once they have been answered.
+func QueueSettle(batch *pgx.Batch, worker string, outcomes []Outcome, refused *[]Outcome) error {
+	if len(outcomes) == 0 {
+		return nil
+	}
+	sql, args, err := settlement(worker, outcomes)
+	if err != nil {
+		return err
+	}
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
+		*refused, err = refusedOf(rows, outcomes)
+		return err
+	})
+	return nil
+}
+
+// settlement is the statement that settles, and its arguments. It sorts outcomes.
+func settlement(worker string, outcomes []Outcome) (sql string, args []any, err error) {
 	slices.SortFunc(outcomes, func(a, b Outcome) int { return bytes.Compare(a.ID[:], b.ID[:]) })
 	columns, err := outcomeColumns(outcomes)
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	// No condition on status: the token says it all, and the planner would be tempted into
 	// the index of leased rows, which is full of dead entries while a snapshot is held. The
@@ -112,8 +139,8 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 	// thinks of the table: reading all of a small one costs more than everything else here.
 	// done must be read even if nothing was settled, hence the array.
 	audit, done := Audit("settled")
-	rows, _ := db.Query(ctx, `
-		WITH `+audit+`, outcome AS MATERIALIZED (
+	return `
+		WITH ` + audit + `, outcome AS MATERIALIZED (
 			SELECT *
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::text[], $7::float8[])
 			  WITH ORDINALITY AS o (id, token, verdict, result, error, last_error, delay, place)
@@ -143,9 +170,13 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 			           ELSE jsonb_build_object('delay_seconds', s.delay) END
 			FROM settled s, audit
 			WHERE audit.writer = 'self' AND s.verdict <> 'succeeded'
-		), `+done+`
+		), ` + done + `
 		SELECT ARRAY(SELECT place FROM settled)
-		FROM done`, append(columns, worker)...)
+		FROM done`, append(columns, worker), nil
+}
+
+// refusedOf reads the answer: the places of those that were settled.
+func refusedOf(rows pgx.Rows, outcomes []Outcome) (refused []Outcome, err error) {
 	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]int64])
 	if err != nil {
 		return nil, fmt.Errorf("settle %d runs: %w", len(outcomes), err)

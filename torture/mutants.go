@@ -244,7 +244,7 @@ var mutants = []mutant{
 		`AND run_at <= statement_timestamp() - l.grace * interval '1 second'`, `AND run_at <= statement_timestamp() + interval '3 seconds'`}},
 		nothing, []string{"I32"}, ""},
 	{"trouble-charged", []edit{{"worker/effect.go",
-		`	case err != nil && pg != nil && passing(pg.Code):
+		`	case err != nil && pg != nil && (passing(pg.Code) || outdated(pg)):
 		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
 `, ``}},
 		map[string]int{"storm": 4, "deadlock": 6}, []string{"I34"}, ""},
@@ -270,7 +270,7 @@ var mutants = []mutant{
 		i.fire(j)`, `if !n.Join.Taken && j.joined >= 1 {
 		i.fire(j)`}},
 		nothing, "I20", "I39"),
-	graph("instance-not-locked", []edit{{"graph/lock.go",
+	graph("instance-not-locked", []edit{{"graph/load.go",
 		`		ORDER BY id
 		FOR NO KEY UPDATE`, `		ORDER BY id`}},
 		nothing, "I22", "I42", "I20b"),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -73,11 +74,10 @@ func (w *Worker) concerned(batch []*job) bool {
 }
 
 // bounded has the server end the transaction if this process no longer can: frozen in the
-// middle of it, it would keep its rows locked, and nobody could take its leases back. Nothing is
-// known of the statements of hooks and effects, so they are planned with their values.
+// middle of it, it would keep its rows locked, and nobody could take its leases back.
 func bounded(statement, idle time.Duration) pgx.TxOptions {
-	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d; %s`,
-		statement.Milliseconds(), idle.Milliseconds(), lockTimeout.Milliseconds(), session.Planned)}
+	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d`,
+		statement.Milliseconds(), idle.Milliseconds(), lockTimeout.Milliseconds())}
 }
 
 // record is what a settle transaction consists of: lock, settle, effects, act, announce.
@@ -86,12 +86,20 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 	for i, j := range batch {
 		settlements[i] = lease.Settlement{Lease: j.Lease, Outcome: j.outcome}
 	}
-	for _, h := range w.config.Hooks {
-		if err := h.call(ctx, h.Lock, tx, h.of(settlements)); err != nil {
+	first := &pgx.Batch{}
+	acts := make([]Act, len(w.config.Hooks))
+	for i, h := range w.config.Hooks {
+		if acts[i], err = h.begin(tx, first, h.of(settlements)); err != nil {
 			return nil, err
 		}
 	}
-	if lost, err = run.Settle(ctx, tx, w.name, outcomes); err != nil {
+	if err := run.QueueSettle(first, w.name, outcomes, &lost); err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(acts, func(a Act) bool { return a != nil }) {
+		session.Planned(tx.Conn(), first) // nothing is known of their statements
+	}
+	if err := tx.SendBatch(ctx, first).Close(); err != nil {
 		return nil, err
 	}
 	gone := fences(lost)
@@ -107,8 +115,8 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 			return nil, err
 		}
 	}
-	for _, h := range w.config.Hooks {
-		if err := h.call(ctx, h.Act, tx, h.of(kept)); err != nil {
+	for i, h := range w.config.Hooks {
+		if err := act(ctx, tx, acts[i], h.of(kept)); err != nil {
 			return nil, err
 		}
 	}

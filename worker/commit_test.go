@@ -64,7 +64,7 @@ func TestUnknownCommit(t *testing.T) {
 				s.observe(config)
 				config.Concurrency = 1
 				if c.hook {
-					config.Hooks = []worker.Hook{{Act: func(context.Context, pgx.Tx, []lease.Settlement) error { return nil }}}
+					config.Hooks = []worker.Hook{{Begin: acting(func(context.Context, pgx.Tx, []lease.Settlement) error { return nil })}}
 				}
 			})
 			r := finished(t, pool, id)

@@ -21,13 +21,19 @@ type Hook struct {
 	// Concerns tells which runs the hook is about; the other functions see no others, and
 	// batches without any are settled as if there were no hook. Nil: all.
 	Concerns func(*lease.Lease) bool
-	// Lock is called before the runs are settled, to lock what comes before runs in the lock
-	// order: instance → join → token → run → outbox.
-	Lock func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error
-	// Act is called after the runs are settled, with those that were: a lease that was lost
-	// does not reach it.
-	Act func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error
+	// Begin is called at the beginning of a settle transaction, with what is about to be settled.
+	// What it queues is sent before, in one round trip with the settling: it locks what comes
+	// before runs in the lock order, instance → join → token → run → outbox, and may read what is
+	// needed later. Such statements find rows by their keys: where the worker's own are prepared, so are
+	// they, with plans that are kept.
+	//
+	// The function that it returns is called after the runs are settled, with those that were:
+	// a lease that was lost does not reach it. Nil: nothing is left to be done.
+	Begin func(first *pgx.Batch, batch []lease.Settlement) (Act, error)
 }
+
+// Act is what a hook does in a settle transaction once the runs are settled.
+type Act = func(ctx context.Context, tx pgx.Tx, settled []lease.Settlement) error
 
 func (h Hook) concerns(l *lease.Lease) bool { return h.Concerns == nil || h.Concerns(l) }
 
@@ -47,24 +53,51 @@ type hookError struct{ err error }
 func (e *hookError) Error() string { return "hook: " + e.err.Error() }
 func (e *hookError) Unwrap() error { return e.err }
 
-// call calls one step of the hook, which must not leave the transaction aborted.
-func (h Hook) call(ctx context.Context, step func(context.Context, pgx.Tx, []lease.Settlement) error, tx pgx.Tx, batch []lease.Settlement) (err error) {
-	if step == nil || len(batch) == 0 {
+// begin calls the hook's Begin.
+func (h Hook) begin(tx pgx.Tx, first *pgx.Batch, batch []lease.Settlement) (act Act, err error) {
+	if h.Begin == nil || len(batch) == 0 {
+		return nil, nil
+	}
+	queued := first.Len()
+	err = inHook(tx, func() (err error) {
+		act, err = h.Begin(first, batch)
+		return err
+	})
+	for _, q := range first.QueuedQueries[queued:] {
+		if answered := q.Fn; answered != nil {
+			q.Fn = func(results pgx.BatchResults) error { return inHook(tx, func() error { return answered(results) }) }
+		}
+	}
+	return act, err
+}
+
+// act calls what a hook's Begin has returned, which must not leave the transaction aborted.
+func act(ctx context.Context, tx pgx.Tx, do Act, settled []lease.Settlement) error {
+	if do == nil || len(settled) == 0 {
 		return nil
 	}
+	return inHook(tx, func() error {
+		if err := do(ctx, tx, settled); err != nil {
+			return err
+		}
+		if tx.Conn().PgConn().TxStatus() == 'E' {
+			return errors.New("it left the transaction aborted")
+		}
+		return nil
+	})
+}
+
+// inHook calls a hook's code: what goes wrong there is its trouble, unless the connection is gone.
+func inHook(tx pgx.Tx, do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = &hookError{fmt.Errorf("%w\n%s", &run.PanicError{Value: p}, debug.Stack())}
 		}
 	}()
-	switch err := step(ctx, tx, batch); {
-	case err == nil && tx.Conn().PgConn().TxStatus() == 'E':
-		return &hookError{errors.New("it left the transaction aborted")}
-	case err == nil || tx.Conn().IsClosed():
+	if err = do(); err == nil || tx.Conn().IsClosed() {
 		return err
-	default:
-		return &hookError{err}
 	}
+	return &hookError{err}
 }
 
 // An Observer is told what a worker does. Nil functions are skipped. They are called from

@@ -19,7 +19,12 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Lock sees runs before they are settled, Act after, and only those whose lease still held.
+// acting is a hook that does something once runs are settled, and nothing before.
+func acting(act worker.Act) func(*pgx.Batch, []lease.Settlement) (worker.Act, error) {
+	return func(*pgx.Batch, []lease.Settlement) (worker.Act, error) { return act, nil }
+}
+
+// What Begin queues sees runs before they are settled, what it returns after, and only those whose lease still held.
 func TestHooks(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -32,7 +37,7 @@ func TestHooks(t *testing.T) {
 	fine, lost := enqueue(t, pool, "test.fine.v1", empty{}), enqueue(t, pool, "test.lost.v1", empty{})
 	var mu sync.Mutex
 	log := map[uuid.UUID]string{}
-	step := func(name string) func(context.Context, pgx.Tx, []lease.Settlement) error {
+	step := func(name string) worker.Act {
 		return func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -46,19 +51,32 @@ func TestHooks(t *testing.T) {
 			return nil
 		}
 	}
+	begin := func(first *pgx.Batch, batch []lease.Settlement) (worker.Act, error) {
+		for _, s := range batch {
+			first.Queue(`SELECT status FROM workflow_run WHERE id = $1`, s.Lease.ID).QueryRow(func(row pgx.Row) error {
+				mu.Lock()
+				defer mu.Unlock()
+				var status string
+				err := row.Scan(&status)
+				log[s.Lease.ID] += " begin:" + status + ":" + string(s.Verdict)
+				return err
+			})
+		}
+		return step("act"), nil
+	}
 	var s seen
 	work(t, pool, mux, func(c *worker.Config) {
 		s.observe(c)
-		c.Hooks = []worker.Hook{{Lock: step("lock"), Act: step("act")}, {Act: step("second")}, {}}
+		c.Hooks = []worker.Hook{{Begin: begin}, {Begin: acting(step("second"))}, {}, {Begin: acting(nil)}}
 	})
 	finished(t, pool, fine)
 	pgtest.Await(t, "the other to be refused", func() bool { return s.get(&s.refused) == 1 })
 	mu.Lock()
 	defer mu.Unlock()
-	if got, want := log[fine], " lock:leased:succeeded act:succeeded:succeeded second:succeeded:succeeded"; got != want {
+	if got, want := log[fine], " begin:leased:succeeded act:succeeded:succeeded second:succeeded:succeeded"; got != want {
 		t.Errorf("settled run:%s, want%s", got, want)
 	}
-	if got, want := log[lost], " lock:pending:succeeded"; got != want {
+	if got, want := log[lost], " begin:pending:succeeded"; got != want {
 		t.Errorf("lost run:%s, want%s", got, want)
 	}
 }
@@ -96,7 +114,7 @@ func TestFailingHook(t *testing.T) {
 			addMany(t, pool, "test.many.v1", 19)
 			work(t, pool, mux, func(c *worker.Config) {
 				c.Concurrency = 20
-				c.Hooks = []worker.Hook{{Act: func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+				c.Hooks = []worker.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 					for _, s := range batch {
 						if s.Lease.ID == guilty && !healed.Load() {
 							tries.Add(1)
@@ -104,7 +122,7 @@ func TestFailingHook(t *testing.T) {
 						}
 					}
 					return nil
-				}}}
+				})}}
 			})
 			pgtest.Await(t, "the others to succeed", func() bool {
 				return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 19
@@ -140,7 +158,7 @@ func TestHookRefusal(t *testing.T) {
 	addMany(t, pool, "test.fact.v1", 8)
 	var failures atomic.Int32
 	work(t, pool, mux, func(c *worker.Config) {
-		c.Hooks = []worker.Hook{{Act: func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+		c.Hooks = []worker.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 			for _, s := range batch {
 				if s.Verdict == run.Fail {
 					failures.Add(1)
@@ -151,7 +169,7 @@ func TestHookRefusal(t *testing.T) {
 				}
 			}
 			return nil
-		}}}
+		})}}
 	})
 	drained(t, pool, quick)
 	good := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND (result)::int < 5`)
@@ -221,13 +239,13 @@ func TestSlowSettling(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 8)
 	begun := time.Now()
 	work(t, pool, mux, func(c *worker.Config) {
-		c.Hooks = []worker.Hook{{Act: func(ctx context.Context, _ pgx.Tx, _ []lease.Settlement) error {
+		c.Hooks = []worker.Hook{{Begin: acting(func(ctx context.Context, _ pgx.Tx, _ []lease.Settlement) error {
 			if time.Since(begun) > 8*time.Second {
 				return nil
 			}
 			<-ctx.Done()
 			return ctx.Err()
-		}}}
+		})}}
 	})
 	pgtest.Await(t, "all to succeed", func() bool {
 		return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 8
@@ -252,10 +270,10 @@ func TestNextStepsDoNotWait(t *testing.T) {
 		c.NoWakeUp, c.PollInterval, c.Lease = true, time.Minute, time.Minute
 		c.Hooks = []worker.Hook{{
 			Concerns: func(l *lease.Lease) bool { return l.Type == "test.first.v1" },
-			Act: func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
+			Begin: acting(func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
 				_, err := run.Enqueue(ctx, tx, run.New{Type: "test.next.v1"})
 				return err
-			},
+			}),
 		}}
 	})
 	enqueue(t, pool, "test.first.v1", empty{})

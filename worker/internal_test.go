@@ -156,7 +156,7 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 		}
 		return nil
 	}
-	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Hooks: []Hook{{Act: act}}, Logger: slog.New(slog.DiscardHandler)})
+	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Hooks: []Hook{{Begin: func(*pgx.Batch, []lease.Settlement) (Act, error) { return act, nil }}}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,9 +29,9 @@ func TestShutdownGivesNothingToExhausted(t *testing.T) {
 	tried := make(chan bool, 1000)
 	_, stop := work(t, pool, mux, func(c *worker.Config) {
 		c.ShutdownGrace = -1
-		c.Hooks = []worker.Hook{{Lock: func(context.Context, pgx.Tx, []lease.Settlement) error {
+		c.Hooks = []worker.Hook{{Begin: func(*pgx.Batch, []lease.Settlement) (worker.Act, error) {
 			tried <- true
-			return errors.New("not now")
+			return nil, errors.New("not now")
 		}}}
 	})
 	<-tried

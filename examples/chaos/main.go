@@ -92,7 +92,7 @@ func (s settings) config(pool *pgxpool.Pool, mux *worker.Mux, engine *graph.Engi
 		Mux:           mux,
 		Prefixes:      s.Prefixes,
 		Steps:         true,
-		Hooks:         []worker.Hook{{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}},
+		Hooks:         []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin}},
 		Name:          s.Name,
 		Concurrency:   s.Concurrency,
 		Lease:         s.Lease,

@@ -33,7 +33,7 @@ func withProcesses(config worker.Config) worker.Config {
 		config.Mux.HandleRaw(typ, handler)
 	}
 	config.Steps = true
-	config.Hooks = []worker.Hook{{Concerns: engine.Concerns, Lock: engine.Lock, Act: engine.Advance}}
+	config.Hooks = []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin}}
 	config.Prefixes = append(config.Prefixes, graph.Prefix)
 	return config
 }

@@ -19,8 +19,8 @@ const kept = `SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off
 // Unset has the statements of a transaction planned as the server, the role or the address has it.
 const Unset = `SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT; SET LOCAL jit TO DEFAULT`
 
-// Planned has them planned with their values, as the planner likes best.
-const Planned = Unset + `; SET LOCAL plan_cache_mode = force_custom_plan`
+// planned has them planned with their values, as the planner likes best.
+var planned = append(strings.Split(Unset, "; "), `SET LOCAL plan_cache_mode = force_custom_plan`)
 
 const ( // among a connection's custom data
 	ownKey      = "simple-workflow: own session"
@@ -83,7 +83,7 @@ func Prepare(config *pgxpool.Config) *Sessions {
 				return err
 			}
 		}
-		if !prepares(conn) {
+		if !Prepares(conn) {
 			return nil
 		}
 		_, err := conn.PgConn().Exec(ctx, kept).ReadAll()
@@ -116,10 +116,22 @@ func (s *Sessions) look(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-func prepares(conn *pgx.Conn) bool { return conn.PgConn().CustomData()[preparesKey] == true }
+// Planned queues what has the rest of a transaction planned with its values, as the planner likes best, if
+// the connection Prepares its statements.
+func Planned(conn *pgx.Conn, batch *pgx.Batch) {
+	if !Prepares(conn) {
+		return
+	}
+	for _, set := range planned {
+		batch.Queue(set)
+	}
+}
+
+// Prepares reports whether a connection's statements are prepared, in a session of its own.
+func Prepares(conn *pgx.Conn) bool { return conn.PgConn().CustomData()[preparesKey] == true }
 
 // refuses reports whether the connection prepares statements, and none must any more.
-func (s *Sessions) refuses(conn *pgx.Conn) bool { return s.shared.Load() && prepares(conn) }
+func (s *Sessions) refuses(conn *pgx.Conn) bool { return s.shared.Load() && Prepares(conn) }
 
 // Note has nothing prepared any more if err is Lost. It reports whether that is news.
 func (s *Sessions) Note(err error) bool { return Lost(err) && !s.shared.Swap(true) }

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -65,16 +66,26 @@ func TestOwnSession(t *testing.T) {
 	if got, want := scan[string](t, pool, settings), "force_generic_plan off off off"; got != want {
 		t.Errorf("settings are %s, want %s", got, want)
 	}
-	for begin, want := range map[string]string{session.Planned: "force_custom_plan on on on", session.Unset: "auto on on on"} {
+	unset := func(_ *pgx.Conn, batch *pgx.Batch) {
+		for _, set := range strings.Split(session.Unset, "; ") {
+			batch.Queue(set)
+		}
+	}
+	for want, plan := range map[string]func(*pgx.Conn, *pgx.Batch){"force_custom_plan on on on": session.Planned, "auto on on on": unset} {
 		var got string
-		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{BeginQuery: "begin; " + begin}, func(tx pgx.Tx) error {
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			batch := &pgx.Batch{}
+			plan(tx.Conn(), batch)
+			if err := tx.SendBatch(t.Context(), batch).Close(); err != nil {
+				return err
+			}
 			if _, err := tx.Exec(t.Context(), sum, 1, 2); err != nil {
 				return err
 			}
 			return tx.QueryRow(t.Context(), settings, pgx.QueryExecModeSimpleProtocol).Scan(&got)
 		})
 		if err != nil || got != want {
-			t.Errorf("after %q settings are %s, want %s: %v", begin, got, want, err)
+			t.Errorf("settings are %s, want %s: %v", got, want, err)
 		}
 	}
 	if own := executed("custom_plans"); own != 2 { // auto begins with it
