@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -96,6 +97,9 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	case succeeded:
 		i.done(t, settled.Outcome.ID, settled.Result)
 	default:
+		if f.Code == run.CodeResult && !t.hasItem && settled.Type == t.node.Do {
+			i.owes(t, t.node, settled.Outcome.ID) // it is done, only its result is lost
+		}
 		i.failed(t, f.Code, firstLine(f.Message))
 	}
 	if p.Message != uuid.Nil {
@@ -147,7 +151,7 @@ func (s *scene) cutOff(settled lease.Settlement) error {
 		i.undoFailed(t, uuid.Nil, firstLine(c.Reason))
 		return nil
 	}
-	i.failed(t, "cancelled", firstLine(c.Reason))
+	i.failed(t, cmp.Or(c.Code, "cancelled"), firstLine(c.Reason))
 	return nil
 }
 

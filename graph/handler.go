@@ -56,7 +56,7 @@ func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.
 	}
 }
 
-// keys makes an instance's id of its process and business key, so that two starts with one key
+// keys makes an instance's id of its process, business key and tenant, so that two starts with one key
 // mean one instance, whichever comes first.
 var keys = uuid.MustParse("6f1f0d1e-4f0a-5b52-9c8e-3d2d6a3c7a10")
 
@@ -67,6 +67,14 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 	}
 	if len(p.Input) > 0 && p.Input[0] != '{' {
 		return Started{}, run.Permanent(errors.New("input: use a JSON object"))
+	}
+	if p.ID != uuid.Nil && p.Key != "" {
+		return Started{}, run.Permanent(errors.New("id, key: give one of them; with a key the id is made of it, so that there is one instance of it"))
+	}
+	if len(p.Input) > 0 {
+		if err := run.CheckPayload(p.Input); err != nil {
+			return Started{}, run.Permanent(fmt.Errorf("input: %w", err))
+		}
 	}
 	if p.Priority < -100 || p.Priority > 100 {
 		return Started{}, run.Permanent(fmt.Errorf("priority: %d is outside -100 to 100", p.Priority))
@@ -79,7 +87,11 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 	if s.Instance == uuid.Nil {
 		s.Instance = run.FromContext(ctx).ID
 		if p.Key != "" {
-			s.Instance = uuid.NewSHA1(keys, []byte(p.Process+"\x00"+p.Key))
+			name := p.Process + "\x00" + p.Key
+			if p.Tenant != "" {
+				name += "\x00" + p.Tenant
+			}
+			s.Instance = uuid.NewSHA1(keys, []byte(name))
 		}
 	}
 	return s, nil

@@ -84,9 +84,10 @@ type changes struct {
 	incidents []incident
 	events    []event
 	history   []transition
-	ended     bool   // all live tokens that are not among tokens end, and their runs
-	endedBut  *token // the same, but this one stays
-	unknown   bool   // steps whose outcome nobody knows are to be undone, too
+	ended     bool     // all live tokens that are not among tokens end, and their runs
+	endedBut  *token   // the same, but this one stays
+	throws    []*token // have what was done undone, without an end; steps that were cut off are, too
+	unknown   bool     // steps whose outcome nobody knows are to be undone, too
 }
 
 // runRef refers to a run.

@@ -352,9 +352,12 @@ func (s *scene) askDebts(asked *statements) {
 		FROM compensation_record c JOIN workflow_run r ON r.id = c.undo_run_id
 		WHERE c.instance_id = ANY ($1) AND c.status = 'Pending' AND r.finished_at IS NULL
 		UNION
-		SELECT c.parent_process_instance_id -- it undoes what it has done itself, or lends it when it is over
+		SELECT p.id -- a called instance undoes what it has done itself, or lends it when it is over
 		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
-		WHERE p.id = ANY ($1) AND p.ending IS NOT NULL AND c.undone_with_parent AND c.completed_at IS NULL`, owners)
+		WHERE p.id = ANY ($1) AND c.undone_with_parent AND c.completed_at IS NULL
+		  AND (p.ending IS NOT NULL
+		       OR NOT EXISTS (SELECT FROM process_token w WHERE w.id = c.parent_token_id AND w.state = 'Waiting' AND w.version = c.parent_visit) -- nobody waits for it any more
+		          AND EXISTS (SELECT FROM process_token t WHERE t.id = ANY ($2) AND t.instance_id = p.id AND process_undoes(t.id, c.parent_token_id)))`, owners, tokens)
 	asked.ask(func(rows pgx.Rows) error {
 		var id, record uuid.UUID
 		_, err := pgx.ForEachRow(rows, []any{&id, &record}, func() error {

@@ -112,7 +112,9 @@ func (w *writer) meet(all []*instance) {
 			INSERT INTO message (id, message_id, name, key, payload, expires_at)
 			SELECT id, sender, name, key, payload, now() + ttl * interval '1 second'
 			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::jsonb[], $6::float8[]) AS m (id, sender, name, key, payload, ttl)
-			ON CONFLICT (name, key, message_id) DO NOTHING`, ids, senders, names, keys, payloads, ttls)
+			ON CONFLICT (name, key, message_id) DO UPDATE -- the one before came too early, and nobody wanted it
+			SET id = excluded.id, payload = excluded.payload, received_at = now(), expires_at = excluded.expires_at
+			WHERE message.expires_at <= now() AND message.consumed_at IS NULL AND message.token_id IS NULL`, ids, senders, names, keys, payloads, ttls)
 	}
 	if len(w.slots) > 0 {
 		w.do(`

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+
+	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // maxMoves is how many nodes the tokens of an instance may enter in one decision.
@@ -98,22 +100,19 @@ func (i *instance) startStep(t *token) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.Attempts})
 }
 
-// fits returns a payload unless it is too large.
+// fits returns a payload if a run can be given it.
 func (i *instance) fits(t *token, payload json.RawMessage) json.RawMessage {
 	// Postgres counts the document with a blank after each colon and comma.
-	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > maxPayload {
-		i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, maxPayload))
+	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > run.MaxPayload {
+		i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, run.MaxPayload))
 		return nil
 	}
-	if bytes.Contains(payload, []byte(`\u0000`)) {
-		i.stop(t, "expression_failed", "the payload holds the character \\u0000, which Postgres cannot store")
+	if err := run.CheckPayload(payload); err != nil {
+		i.stop(t, "expression_failed", err.Error())
 		return nil
 	}
 	return payload
 }
-
-// maxPayload is the limit of a run's payload in bytes.
-const maxPayload = 256 << 10
 
 func (i *instance) choose(t *token) {
 	for _, w := range t.node.ways {

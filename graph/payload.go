@@ -35,8 +35,8 @@ type StartPayload struct {
 	Process  string          `json:"process"`
 	Version  int             `json:"version,omitzero"`  // 0: the highest there is
 	Input    json.RawMessage `json:"input,omitzero"`    // an object; none: {}
-	Key      string          `json:"key,omitzero"`      // at most one instance of the process has it, for as long as that is kept
-	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process and key, or the run's own
+	Key      string          `json:"key,omitzero"`      // at most one instance of the process and tenant has it, until that is purged; not together with ID
+	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process, key and tenant, or the run's own
 	Priority int             `json:"priority,omitzero"` // of all its steps
 	Tenant   string          `json:"tenant,omitzero"`
 
@@ -76,7 +76,7 @@ type MessagePayload struct {
 	Key     string          `json:"key"`
 	Payload json.RawMessage `json:"payload,omitzero"` // none: {}
 	ID      string          `json:"id,omitzero"`      // the sender's: the same again changes nothing; none: the run's
-	TTL     Duration        `json:"ttl,omitzero"`     // none: a day
+	TTL     Duration        `json:"ttl,omitzero"`     // zero: a day
 }
 
 // SignalPayload is a signal to all tokens that wait for it now.
@@ -93,11 +93,12 @@ type CompleteTaskPayload struct {
 	Version int64           `json:"version,omitzero"` // the one that was seen; 0: any
 }
 
-// A cutOff tells that the step of a token was cancelled or deleted, at a visit of the token's.
+// A cutOff tells that the step of a token, or the start of what it calls, was cancelled or deleted, at a visit of the token's.
 type cutOff struct {
 	Token  uuid.UUID `json:"token"`
 	Visit  int64     `json:"visit"`
 	Reason string    `json:"reason,omitzero"`
+	Code   string    `json:"code,omitzero"` // none: cancelled
 }
 
 // taskRef is the result of a run that completes a task.

@@ -45,6 +45,8 @@ func (i *instance) compensate(t *token, to Status, reason string) {
 	i.setState(t, tokenReady)
 	if to != "" { // nothing that was begun, or has failed, is skipped
 		i.changes.unknown, i.changes.undoAgain = true, true
+	} else {
+		i.changes.throws = append(i.changes.throws, t)
 	}
 	i.event(t, "compensation.started", nil)
 	i.askDebt(t, 0, 0)

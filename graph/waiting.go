@@ -3,7 +3,9 @@ package graph
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -88,16 +90,25 @@ func (i *instance) timer(t *token, place, node string, d due) {
 	})
 }
 
+// maxExact is the largest number up to which a float64 holds every whole one.
+const maxExact = 1 << 53
+
 func (i *instance) subscribe(t *token, place, node, name string, key *expression) bool {
 	s := subscription{token: t, place: place, node: node, name: name}
 	if key != nil {
 		value, err := key.value(i.facts)
 		text := string(value)
-		if err == nil && strings.HasPrefix(text, `"`) {
+		switch number, no := strconv.ParseFloat(text, 64); {
+		case err != nil:
+		case strings.HasPrefix(text, `"`):
 			err = json.Unmarshal(value, &text)
-		}
-		if err == nil && (text == "null" || text == "" || strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[")) {
+		case no != nil:
 			err = fmt.Errorf("%s: gives %.40s; a key is a text or a number", key.text, text)
+		case math.Abs(number) > maxExact:
+			err = fmt.Errorf("%s: gives a number beyond ±2^53, of which not every digit is kept; use a text as key", key.text)
+		}
+		if err == nil && text == "" {
+			err = fmt.Errorf("%s: gives an empty text; a key says which instance is meant", key.text)
 		}
 		if err == nil && (len(text) > 200 || strings.ContainsRune(text, 0)) {
 			err = fmt.Errorf("%s: gives a key of %d bytes; use at most 200, and no NUL", key.text, len(text))

@@ -22,11 +22,7 @@ func (w *writer) records(all []*instance) {
 		if i.changes.undoAgain {
 			again = append(again, i.id)
 		}
-		lends := i.lends && i.status == Completed
-		if i.changes.unknown || lends {
-			w.unknown(i)
-		}
-		if lends {
+		if i.lends && i.status == Completed {
 			lenders = append(lenders, i.id)
 		}
 	}
@@ -36,6 +32,14 @@ func (w *writer) records(all []*instance) {
 			SELECT n.instance, n.token, n.run, n.node, n.undo
 			FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[]) WITH ORDINALITY AS n (instance, token, run, node, undo, place)
 			ORDER BY n.place`, owners, tokens, runs, nodes, undos)
+	}
+	for _, i := range all {
+		if i.changes.unknown || i.lends && i.status == Completed {
+			w.unknown(i)
+		}
+		for _, t := range i.changes.throws {
+			w.cutOff(i, t)
+		}
 	}
 	if len(undone) > 0 {
 		w.do(`UPDATE compensation_record SET status = 'Completed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, undone)
@@ -73,15 +77,46 @@ func (w *writer) records(all []*instance) {
 	}
 }
 
-// unknown records the steps that may have taken effect without anybody knowing: those that run
-// now, and those of which an attempt was cut off or never heard of again.
-func (w *writer) unknown(i *instance) {
-	var nodes, undos []string
-	for name, n := range i.process.nodes {
+// undoable lists the nodes that can be undone, and by what.
+func (p *Process) undoable() (nodes, undos []string) {
+	for name, n := range p.nodes {
 		if n.Undo != "" {
 			nodes, undos = append(nodes, name), append(undos, n.Undo)
 		}
 	}
+	return nodes, undos
+}
+
+// unheard is true of a run of which an attempt was cut off or never heard of again.
+const unheard = `(r.error->>'code' = 'lease_expired'
+		            OR EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id
+		                       AND (h.event_type = 'expired' OR h.event_type = 'cancelled' AND h.data->>'was' = 'leased')))
+		  AND NOT EXISTS (SELECT FROM compensation_record c WHERE c.instance_id = t.instance_id AND c.run_id = r.id)`
+
+// cutOff records the steps that may have taken effect without anybody knowing, and whose tokens have
+// left them, as far as the thrower undoes what is done there.
+func (w *writer) cutOff(i *instance, thrower *token) {
+	left := []uuid.UUID{} // in this batch: their runs are cancelled only below
+	for _, t := range i.changes.left {
+		left = append(left, t.id)
+	}
+	nodes, undos := i.process.undoable()
+	w.do(`
+		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
+		SELECT t.instance_id, t.id, r.id, u.node, u.undo, false, r.lease_until
+		FROM process_token t
+		JOIN workflow_run r ON r.token_id = t.id
+		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node
+		WHERE t.instance_id = $1 AND process_undoes($4, t.id)
+		  AND (r.status IN ('failed', 'cancelled') OR t.id = ANY ($5) AND r.status IN ('pending', 'leased'))
+		  AND (r.status = 'leased' OR `+unheard+`)
+		ORDER BY r.started_at, r.id`, i.id, nodes, undos, thrower.id, left)
+}
+
+// unknown records the steps that may have taken effect without anybody knowing: those that run
+// now, and those of which an attempt was cut off or never heard of again.
+func (w *writer) unknown(i *instance) {
+	nodes, undos := i.process.undoable()
 	w.do(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
 	w.do(`
 		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
@@ -90,10 +125,7 @@ func (w *writer) unknown(i *instance) {
 		JOIN workflow_run r ON r.token_id = t.id
 		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node
 		WHERE t.instance_id = $1
-		  AND (r.status = 'leased' OR r.status IN ('pending', 'failed', 'cancelled')
-		       AND (r.error->>'code' = 'lease_expired'
-		            OR EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id
-		                       AND (h.event_type = 'expired' OR h.event_type = 'cancelled' AND h.data->>'was' = 'leased'))))
+		  AND (r.status = 'leased' OR r.status IN ('pending', 'failed', 'cancelled') AND `+unheard+`)
 		ORDER BY r.started_at, r.id`, i.id, nodes, undos)
 }
 

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/run"
 )
 
 func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
@@ -59,7 +61,8 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, held)
 }
 
-// undos enqueues undo steps: each gets what the step had been given, and what it had returned.
+// undos enqueues undo steps: each gets what the step had been given, and what it had returned, unless
+// that is more than a run can be given.
 func (w *writer) undos(all []*instance) {
 	var tokens, records []uuid.UUID
 	for _, i := range all {
@@ -76,11 +79,14 @@ func (w *writer) undos(all []*instance) {
 	w.do(`
 		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, held_at, run_at)
 		SELECT c.undo_run_id, n.token, c.handler_ref, c.node_id || '/undo',
-		       jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain), r.max_attempts, i.priority, i.paused_at, greatest(now(), c.not_before)
+		       CASE WHEN octet_length(p.payload::text) <= $3 AND NOT jsonb_path_exists(p.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
+		            THEN p.payload ELSE p.payload - 'input' - 'output' END, r.max_attempts, i.priority, i.paused_at, greatest(now(), c.not_before)
 		FROM unnest($1::uuid[], $2::uuid[]) AS n (token, record)
 		JOIN compensation_record c ON c.id = n.record
 		JOIN workflow_run r ON r.id = c.run_id
-		JOIN process_instance i ON i.id = c.instance_id`, tokens, records)
+		JOIN process_instance i ON i.id = c.instance_id
+		CROSS JOIN LATERAL (SELECT jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain) AS payload) AS p`,
+		tokens, records, run.MaxPayload)
 }
 
 func (w *writer) tasks(all []*instance) {

@@ -41,6 +41,12 @@ func CheckResult(data []byte) error {
 	return check("result", data, MaxResult, false)
 }
 
+// CheckPayload reports whether a run can be given this payload, as a *DocumentError if not: the
+// limits are those of results, but it is an object of at most MaxPayload bytes.
+func CheckPayload(data []byte) error {
+	return check("payload", data, MaxPayload, true)
+}
+
 // check names the document in its errors as given. With object, the outermost value must be
 // one. It never changes or keeps data.
 func check(document string, data []byte, limit int, object bool) error {

@@ -202,19 +202,25 @@ CREATE INDEX join_arrival_token_idx ON join_arrival (token_id);
 CREATE INDEX join_arrival_edge_idx ON join_arrival (join_id, edge);
 COMMENT ON COLUMN join_arrival.surplus IS 'Over this edge one had come before: this one is for the next activation.';
 
--- Somebody other than the engine has cancelled or deleted a step: its process is told, by a run.
+-- Somebody other than the engine has cancelled or deleted a step, or the start of an instance that a token
+-- waits for: its process is told, by a run. Without a boundary timer a token goes on as if it had none.
 CREATE FUNCTION process_step_cut_off() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
     INSERT INTO workflow_run (type, payload, priority)
-    SELECT 'graph.cut_off.v1', jsonb_build_object('token', t.id, 'visit', t.version, 'reason', coalesce(nullif(NEW.delete_reason, ''), NEW.last_error, 'cancelled')),
+    SELECT 'graph.cut_off.v1', jsonb_build_object('token', t.id, 'visit', t.version, 'reason', coalesce(nullif(NEW.delete_reason, ''), NEW.last_error, 'cancelled'))
+               || CASE WHEN NEW.token_id IS NULL THEN '{"code": "child_not_started"}' ELSE '{}' END::jsonb,
            NEW.priority
-    FROM process_token t WHERE t.id = NEW.token_id AND t.state IN ('Created', 'Ready', 'Waiting');
+    FROM process_token t
+    WHERE t.id = coalesce(NEW.token_id, CASE WHEN NEW.payload->'parent'->>'token' ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+                                             THEN (NEW.payload->'parent'->>'token')::uuid END)
+      AND (NEW.token_id IS NOT NULL OR t.version::text = NEW.payload->'parent'->>'visit')
+      AND t.state IN ('Created', 'Ready', 'Waiting');
     RETURN NULL;
 END
 $fn$;
 CREATE TRIGGER process_step_cut_off AFTER UPDATE ON workflow_run
-    FOR EACH ROW WHEN (NEW.token_id IS NOT NULL
+    FOR EACH ROW WHEN ((NEW.token_id IS NOT NULL AND NOT (NEW.type = 'graph.timer.v1' AND NEW.node LIKE '%/on/%') OR NEW.type = 'graph.start.v1' AND NEW.payload ? 'parent')
         AND (OLD.status IN ('pending', 'leased') AND NEW.status = 'cancelled' AND coalesce(current_setting('workflow.advance', true), '') <> 'on'
              OR OLD.status IN ('pending', 'leased') AND OLD.deleted_at IS NULL AND NEW.deleted_at IS NOT NULL AND NEW.status <> 'cancelled'))
     EXECUTE FUNCTION process_step_cut_off();
@@ -442,6 +448,10 @@ BEGIN
         RAISE EXCEPTION 'process_correct: node % has no result in this process', quote_literal(process_correct.node)
             USING ERRCODE = 'check_violation', HINT = 'Name a step, task, call, list or message of it: SELECT node FROM process_node.';
     END IF;
+    IF jsonb_path_exists(process_correct.value, 'strict $.** ? (@.type() == "number" && (@ > 1e308 || @ < -1e308))') THEN
+        RAISE EXCEPTION 'process_correct: a number of the value is beyond ±1e308'
+            USING ERRCODE = 'check_violation', HINT = 'Round it, or give it as a text.';
+    END IF;
     INSERT INTO process_correction (instance_id, node, value, reason)
     VALUES (process_correct.instance, process_correct.node, coalesce(process_correct.value, 'null'), coalesce(process_correct.reason, ''));
     UPDATE process_instance p SET corrected = true, version = p.version + 1, updated_at = now() WHERE p.id = i.id;
@@ -635,7 +645,8 @@ CREATE VIEW process_mismatched AS
     FROM message m
     WHERE CASE
         WHEN m.consumed_at IS NOT NULL THEN
-            NOT EXISTS (SELECT FROM workflow_run r WHERE r.token_id = m.token_id AND r.payload->>'message' = m.id::text AND r.status = 'succeeded')
+            EXISTS (SELECT FROM process_token t WHERE t.id = m.token_id) -- it may be gone with its instance
+            AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.token_id = m.token_id AND r.payload->>'message' = m.id::text AND r.status IN ('succeeded', 'failed'))
         WHEN m.token_id IS NOT NULL THEN
             (SELECT count(*) FROM workflow_run r WHERE r.token_id = m.token_id AND r.payload->>'message' = m.id::text AND r.finished_at IS NULL) <> 1
         ELSE m.expires_at > now() AND EXISTS (SELECT FROM message_wait w WHERE w.name = m.name AND w.key = m.key)

@@ -1,0 +1,215 @@
+package graph_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// What was running when a boundary timer cut it off is undone by a throw, too: it may have taken effect.
+func TestThrowUndoesWhatWasCutOff(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", undoable("A", "B")+`,
+		"B": {"do": "test.step.v1", "in": {"name": "'B'", "ms": "10000"}, "undo": "test.undo.v1", "on": [{"after": "PT1S", "to": "X"}], "to": "Z"},
+		"X": {"throw": {"compensate": true}, "to": "Z"}, "Z": {"end": true}`)
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	if got := s.undone(id); got != "B A" {
+		t.Errorf("undone: %s; want B A", got)
+	}
+	if certain := query[string](t, s.pool, `SELECT string_agg(node_id || certain, ',' ORDER BY "order") FROM compensation_record`); certain != "Atrue,Bfalse" {
+		t.Errorf("recorded %s", certain)
+	}
+	s.healthy()
+}
+
+// A step of which only the result was refused has done its work: it is undone.
+func TestRefusedResultIsUndone(t *testing.T) {
+	s := newSite(t)
+	worker.Handle(s.mux, "test.big.v1", func(context.Context, map[string]any) (string, error) {
+		return strings.Repeat("x", run.MaxResult+1), nil
+	})
+	p := s.deploy("A", `"A": {"do": "test.big.v1", "in": {"name": "'A'"}, "undo": "test.undo.v1"}`)
+	s.status(s.start(p, `{}`), graph.Failed)
+	if n := s.count("undo A"); n != 1 {
+		t.Errorf("undone %d times, want once", n)
+	}
+	s.healthy()
+}
+
+// What was given and returned may be more than a run can be given: the undo step then finds it by the run.
+func TestUndoOfLargeResult(t *testing.T) {
+	s := newSite(t)
+	worker.Handle(s.mux, "test.large.v1", func(context.Context, map[string]any) (string, error) { return strings.Repeat("x", run.MaxPayload), nil })
+	var given map[string]json.RawMessage
+	worker.Handle(s.mux, "test.unlarge.v1", func(_ context.Context, in map[string]json.RawMessage) (struct{}, error) {
+		given = in
+		return struct{}{}, nil
+	})
+	p := s.deploy("A", `"A": {"do": "test.large.v1", "undo": "test.unlarge.v1", "to": "T"}, "T": {"throw": {"error": "no"}}`)
+	s.status(s.start(p, `{}`), graph.Failed)
+	if _, has := given["input"]; has || len(given["run"]) == 0 || string(given["certain"]) != "true" {
+		t.Errorf("the undo step was given %d keys, %s, certain %s", len(given), given["run"], given["certain"])
+	}
+	s.healthy()
+}
+
+// A payload that no run can be given stops its own step, not the one before.
+func TestDeepPayload(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "B")+`, "B": {"do": "test.step.v1", "in": {"name": "'B'", "x": "{'a': {'a': {'a': {'a': {'a': input}}}}}"}}`)
+	id := s.start(p, strings.Repeat(`{"a":`, 59)+`1`+strings.Repeat("}", 59))
+	pgtest.Await(t, "the incident", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND node = 'B' AND code = 'expression_failed' AND message LIKE '%nested deeper than 64%'`, id) == 1
+	})
+	if status := query[string](t, s.pool, `SELECT status FROM workflow_run WHERE node = 'A'`); status != "succeeded" {
+		t.Errorf("A is %s", status)
+	}
+}
+
+// An input that nobody could read later is refused when an instance is started, and so is a correction.
+func TestHugeNumbers(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", "", `"fails": "9"`))
+	refused := s.start(p, `{"x": 1e400}`)
+	pgtest.Await(t, "the start to fail", func() bool {
+		return query[string](t, s.pool, `SELECT status || coalesce(last_error, '') FROM workflow_run WHERE id = $1`, refused) ==
+			`failedinput: payload: $.x: number 1`+strings.Repeat("0", 119)+`… is beyond ±1e308; round it, or send it as a string`
+	})
+	id := s.start(p, `{}`)
+	s.status(id, graph.Failed)
+	id = s.start(s.deploy("H", `"H": {"human": {}, "to": "A"}, `+step("A", "")), `{}`)
+	s.status(id, graph.Waiting)
+	if _, err := s.pool.Exec(t.Context(), `SELECT process_correct($1, 'H', '{"x": [1e400]}', 'oops')`, id); err == nil || !strings.Contains(err.Error(), "beyond ±1e308") {
+		t.Errorf("a correction to 1e400: %v", err)
+	}
+}
+
+// What is thrown waits until an instance that was called, and is cut off, has undone what it did: it was done last.
+func TestThrowWaitsForCalled(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("C", undoable("C", "D")+","+step("D", "", `"ms": "10000"`))
+	p := s.deploy("A", undoable("A", "B")+`,
+		"B": {"call": {"process": "`+child+`", "undo": "propagate"}, "on": [{"after": "PT1S", "to": "X"}], "to": "Z"},
+		"X": {"throw": {"compensate": true}, "to": "Z"}, "Z": {"end": true}`)
+	s.status(s.start(p, `{}`), graph.Completed)
+	if late := query[bool](t, s.pool, `
+		SELECT min(started_at) FILTER (WHERE payload->'input'->>'name' = 'A') < max(finished_at) FILTER (WHERE payload->'input'->>'name' = 'C')
+		FROM workflow_run WHERE type = 'test.undo.v1'`); late {
+		t.Error("A was undone before C was")
+	}
+	s.healthy()
+}
+
+// A caller is told when the start of what it calls is cancelled or deleted by hand.
+func TestCancelledStart(t *testing.T) {
+	s := newSite(t)
+	child := s.deploy("C", step("C", ""))
+	p := s.deploy("H", `"H": {"human": {}, "to": "A"}, "A": {"call": {"process": "`+child+`", "undo": "none"}, "on": [{"error": "child_not_started", "to": "B"}]}, `+step("B", ""))
+	for _, how := range []string{"workflow_cancel", "workflow_delete"} {
+		id := s.start(p, `{}`)
+		s.status(id, graph.Waiting)
+		query[string](t, s.pool, `SELECT workflow_pause('graph.start.v1', 'a test')::text`)
+		s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": "%s", "by": "anna"}`, query[uuid.UUID](t, s.pool, `SELECT id FROM user_task WHERE instance_id = $1`, id)))
+		var start uuid.UUID
+		pgtest.Await(t, "the child's start", func() bool {
+			return s.pool.QueryRow(t.Context(), `SELECT id FROM workflow_run WHERE payload->'parent'->>'instance' = $1`, id.String()).Scan(&start) == nil
+		})
+		query[string](t, s.pool, `SELECT `+how+`($1, 'not today')::text`, start)
+		s.status(id, graph.Completed)
+		query[string](t, s.pool, `SELECT workflow_resume('graph.start.v1')::text`)
+	}
+	if n := s.count("B"); n != 2 {
+		t.Errorf("B was done %d times, want twice", n)
+	}
+	s.healthy()
+}
+
+// A reminder that is cancelled by hand does not come; its task goes on.
+func TestCancelledReminder(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("H", `"H": {"human": {}, "on": [{"after": "PT1H", "keep": true, "to": "R"}], "to": "A"}, `+step("R", "")+","+step("A", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	if got := query[string](t, s.pool, `SELECT workflow_cancel(id, 'no reminder') FROM workflow_run WHERE type = 'graph.timer.v1'`); got != "cancelled" {
+		t.Fatal(got)
+	}
+	s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": "%s", "by": "anna"}`, query[uuid.UUID](t, s.pool, `SELECT id FROM user_task`)))
+	s.status(id, graph.Completed)
+	if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.cut_off.v1'`); n != 0 {
+		t.Errorf("%d runs tell of a step that was cut off", n)
+	}
+	s.healthy()
+}
+
+// Instances of two tenants may have the same key.
+func TestKeysOfTenants(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", ""))
+	for _, tenant := range []string{"", "a", "b", "a"} {
+		s.enqueue("graph.start.v1", fmt.Sprintf(`{"process": %q, "key": "1", "tenant": %q}`, p, tenant))
+	}
+	pgtest.Await(t, "the starts", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.start.v1' AND status = 'succeeded'`) == 4
+	})
+	if got := query[string](t, s.pool, `SELECT string_agg(coalesce(tenant_id, '-'), ',' ORDER BY tenant_id) FROM process_instance`); got != "a,b,-" {
+		t.Errorf("instances of %s", got)
+	}
+}
+
+// An id is remembered for as long as its message may be taken: sent again later, it is a new one.
+func TestMessageAgainAfterItsTime(t *testing.T) {
+	s := newSite(t)
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1", "id": "m1", "ttl": "PT1S", "payload": {"n": 1}}`)
+	pgtest.Await(t, "the message", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM message WHERE expires_at <= now()`) == 1
+	})
+	id := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "'1'"}, "to": "A"}, `+step("A", "", `"n": "steps.M.n"`)), `{}`)
+	s.status(id, graph.Waiting)
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1", "id": "m1", "payload": {"n": 2}}`)
+	s.status(id, graph.Completed)
+	if n := query[string](t, s.pool, `SELECT result->>'n' FROM workflow_run WHERE node = 'A'`); n != "2" {
+		t.Errorf("the message was that of %s", n)
+	}
+	s.healthy()
+}
+
+// A number as a message's key is not rounded to that of another instance.
+func TestInexactKey(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "input.k"}}`), `{"k": 9007199254740995}`)
+	pgtest.Await(t, "the incident", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND message LIKE '%use a text as key'`, id) == 1
+	})
+}
+
+// A message that was taken outlives the instance that took it, and nobody misses anything.
+func TestMessageOutlivesInstance(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "'1'"}}`), `{}`)
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
+	s.status(id, graph.Completed)
+	if _, err := s.pool.Exec(t.Context(), `WITH gone AS (DELETE FROM workflow_run WHERE token_id IS NOT NULL) DELETE FROM process_instance`); err != nil {
+		t.Fatal(err)
+	}
+	s.healthy()
+}
+
+// A start names its instance in one way.
+func TestStartWithTwoNames(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("A", step("A", ""))
+	s.enqueue("graph.start.v1", fmt.Sprintf(`{"process": %q, "key": "1", "id": %q}`, p, uuid.NewString()))
+	pgtest.Await(t, "the start to fail", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE status = 'failed' AND last_error LIKE 'id, key: give one of them%'`) == 1
+	})
+}
