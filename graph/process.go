@@ -15,8 +15,9 @@ type Process struct {
 	start  *node
 	nodes  map[string]*node
 	output *expression
-	survey bool // it has nodes that have to know of every live token
-	undoes bool // it has steps that can be undone
+	taken  []*node // its joins that wait for those that can still come
+	survey bool    // it has nodes that have to know of every live token
+	undoes bool    // it has steps that can be undone
 }
 
 type kind string
@@ -146,8 +147,9 @@ func (n *node) edges() (all []*edge) {
 	return all
 }
 
-// lookAhead finds what may be decided when a token leaves n. Beyond a join a decision goes on:
-// it may fire.
+// lookAhead finds what may be decided when a token leaves n. Beyond a join a decision goes on: it
+// may fire. One that waits for those that can still come may fire wherever it is, because this one
+// cannot any more.
 func (n *node) lookAhead(p *Process) *ahead {
 	a, reads, seen := &ahead{}, map[string]bool{}, map[*node]bool{n: true}
 	read := func(all ...*expression) {
@@ -176,6 +178,9 @@ func (n *node) lookAhead(p *Process) *ahead {
 	if n.kind == join || n.kind == choose || n.kind == anyOf { // an incident that is tried again starts here
 		seen[n] = false
 		queue = append(queue, &edge{to: n})
+	}
+	for _, j := range p.taken {
+		queue = append(queue, &edge{to: j})
 	}
 	for len(queue) > 0 {
 		e := queue[0]

@@ -32,6 +32,9 @@ func (c *compiler) shape(names []string) {
 func (c *compiler) checkJoin(path string, n *node) {
 	c.p.survey = c.p.survey || n.Join.Taken || n.Join.Cancel
 	n.fork, n.sources = c.p.forkOf(n), c.p.sources(n)
+	if n.Join.Taken {
+		c.p.taken = append(c.p.taken, n)
+	}
 	switch {
 	case len(n.incoming) < 2 && n.Join.Need == 0:
 		c.bad("JOIN_OF_ONE", path, fmt.Sprintf("%d edges lead to this join", len(n.incoming)), "lead two or more here, or leave the join out")

@@ -1,0 +1,34 @@
+package graph_test
+
+import (
+	"testing"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+)
+
+// Where two things meet that are right by themselves: a join that fires far from the token that
+// let it, a token that two joins could end, an undo step that somebody takes away.
+
+// A join that waits for those that can still come fires because a token went elsewhere, however far
+// away that was: what lies behind it knows its facts.
+func TestFactsBehindATakenJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["a", "b"]}, "c": {"choose": [{"if": "steps.a.go == true", "to": "x"}], "else": "E"}, "E": {"end": true},
+		"T": {"join": "taken", "to": "y"},`+step("a", "c", `"ms": "'300'"`, `"go": "false"`)+","+step("b", "T", `"v": "'7'"`)+","+step("x", "T")+","+step("y", "", `"v": "steps.b.v"`))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"y": 1})
+	s.healthy()
+}
+
+// And so does a join behind it know who waits there.
+func TestJoinBehindATakenJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["a", "b", "q"]}, "c": {"choose": [{"if": "steps.a.go == true", "to": "x"}], "else": "E"}, "E": {"end": true},
+		"T": {"join": "taken", "to": "J"}, "J": {"join": "all", "to": "z"},`+
+		step("a", "c", `"ms": "'300'"`, `"go": "false"`)+","+step("b", "T")+","+step("x", "T")+","+step("q", "J")+","+step("z", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"z": 1})
+	s.healthy()
+}
