@@ -3,7 +3,6 @@ package graph
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 )
 
 // The core: what an instance is, as far as it has to be known, and how one event changes it.
@@ -132,9 +131,12 @@ func (i *instance) retry(t *token, code string, force bool) {
 	switch {
 	case t.joining && force:
 		j := i.activation(t.node, t.node.home(t.group))
+		waits := j.holds(t)
 		j.forced, j.expected = true, j.joined
 		i.fire(j)
-		t.state, t.joining = tokenCompleted, false // as one of those that waited there
+		if waits { // as one of those that did
+			t.state, t.joining = tokenCompleted, false
+		}
 	case t.joining: // whether the others can come now is found out below
 	case t.mode == compensation:
 		i.setState(t, tokenReady)
@@ -186,10 +188,8 @@ func (i *instance) hosts() (n int) {
 	if !i.process.survey {
 		return 0
 	}
-	seen := map[*token]bool{}
-	for _, t := range slices.Concat(i.others, i.changes.tokens) {
-		if t.node.kind == scope && alive(t.state) > 0 && !t.stopped && t.mode == forward && !seen[t] && len(t.node.handlers) == 0 {
-			seen[t] = true
+	for _, t := range i.known() {
+		if t.node.kind == scope && alive(t.state) > 0 && !t.stopped && t.mode == forward && len(t.node.handlers) == 0 {
 			n++
 		}
 	}

@@ -132,7 +132,7 @@ func (p *Play) commit() error {
 				t.state, t.joining = tokenCompleted, false
 			}
 		}
-		j.listed, j.fires, j.came = false, false, nil
+		j.listed, j.fires = false, false
 	}
 	for _, j := range i.joins {
 		j.waiting = map[*group]int{}

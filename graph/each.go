@@ -3,7 +3,6 @@ package graph
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 )
 
 // defaultLimit is how many elements are worked on at once unless the definition says otherwise.
@@ -121,7 +120,7 @@ func (i *instance) eachDone(p *progress) {
 		i.endInside(t)
 	}
 	p.group.over = true
-	for _, o := range slices.Concat(i.others, i.changes.tokens) {
+	for _, o := range i.known() {
 		if o.group == p.group && o.stopped && alive(o.state) > 0 {
 			i.setState(o, tokenTerminated) // nobody needs to see to it any more
 		}

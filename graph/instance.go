@@ -137,9 +137,8 @@ type joining struct {
 	joined   int
 	fired    bool
 	has      map[string]bool // edges over which one has come, as far as they matter now
-	waiting  map[*group]int  // arrivals that count, by their tokens' groups
+	waiting  map[*group]int  // arrivals of before that count, by their tokens' groups: where these are not known one by one
 	surplus  []*token        // for the next round
-	came     []*token        // arrivals that count, of this decision
 	fires    bool            // in this decision
 	forced   bool            // by an operator, with those that have come
 	listed   bool

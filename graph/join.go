@@ -28,7 +28,6 @@ func (i *instance) arrive(t *token) {
 	}
 	j.has[t.edge] = true
 	j.joined++
-	j.came = append(j.came, t)
 	i.listJoin(j)
 	i.changes.arrivals = append(i.changes.arrivals, arrival{j, t, t.edge, false})
 	if !n.Join.Taken && j.joined >= j.expected {
@@ -82,21 +81,20 @@ func (i *instance) fire(j *joining) {
 	n := j.node
 	t := i.place(j.group) // before the others end
 	path := 0
-	for _, came := range j.came {
-		path = max(path, came.purePath)
-		i.setState(came, tokenCompleted)
-	}
-	for g, k := range j.waiting { // those that are not known one by one
-		i.live -= k
-		i.joining -= k
-		i.addTo(g, -k)
-	}
-	j.waiting = nil
-	for _, o := range i.others { // and who is known one by one all the same
-		if o.joining && o.node == n && n.home(o.group) == j.group && !o.listed {
-			o.state, o.joining = tokenCompleted, false
+	for _, o := range i.known() {
+		if j.holds(o) {
+			path = max(path, o.purePath)
+			i.setState(o, tokenCompleted)
 		}
 	}
+	if !i.process.survey { // those of before are not known one by one
+		for g, k := range j.waiting {
+			i.live -= k
+			i.joining -= k
+			i.addTo(g, -k)
+		}
+	}
+	j.waiting = nil
 	if n.Join.Need > 0 && n.Join.Cancel {
 		i.endWithin(j.group, t)
 	}
@@ -127,6 +125,9 @@ func (i *instance) nextRound(j *joining) {
 	next := i.activation(j.node, j.group)
 	next.round = j.round + 1
 	for _, t := range j.surplus {
+		if alive(t.state) == 0 {
+			continue // it has been ended meanwhile
+		}
 		again := next.has[t.edge]
 		i.changes.arrivals = append(i.changes.arrivals, arrival{next, t, t.edge, again})
 		i.listJoin(next)
@@ -136,9 +137,7 @@ func (i *instance) nextRound(j *joining) {
 		}
 		next.has[t.edge] = true
 		next.joined++
-		if t.listed { // of this decision
-			next.came = append(next.came, t)
-		} else {
+		if !t.listed { // by itself it is known no more
 			next.waiting[t.group]++
 		}
 	}
@@ -149,7 +148,7 @@ func (i *instance) nextRound(j *joining) {
 
 // endWithin ends the live tokens of a group and of groups within it, but one.
 func (i *instance) endWithin(g *group, but *token) {
-	for _, t := range slices.Concat(i.others, i.changes.tokens) {
+	for _, t := range i.known() {
 		if t != but && alive(t.state) > 0 && t.group.within(g) {
 			i.setState(t, tokenTerminated)
 		}
@@ -186,15 +185,16 @@ func (i *instance) pendingTaken() (all []*joining) {
 }
 
 // waitsAt reports whether a token waits at the activation: those that came may have been ended.
-func (i *instance) waitsAt(j *joining) bool {
-	return slices.ContainsFunc(slices.Concat(i.others, i.changes.tokens), func(t *token) bool {
-		return t.joining && t.node == j.node && j.node.home(t.group) == j.group
-	})
+func (i *instance) waitsAt(j *joining) bool { return slices.ContainsFunc(i.known(), j.holds) }
+
+// holds reports whether a token waits at the activation, and not for its next round.
+func (j *joining) holds(t *token) bool {
+	return t.joining && t.node == j.node && j.node.home(t.group) == j.group && !slices.Contains(j.surplus, t)
 }
 
 // comes reports whether a live token can still come to the activation.
 func (i *instance) comes(j *joining) bool {
-	for _, t := range slices.Concat(i.others, i.changes.tokens) {
+	for _, t := range i.known() {
 		switch {
 		case alive(t.state) == 0 || !t.group.within(j.group):
 		case t.joining && t.node == j.node:
@@ -208,7 +208,7 @@ func (i *instance) comes(j *joining) bool {
 
 // unsatisfiable opens an incident: everything that lives waits at joins for what cannot come.
 func (i *instance) unsatisfiable() {
-	for _, t := range slices.Concat(i.changes.tokens, i.others) {
+	for _, t := range i.known() {
 		if t.joining {
 			i.incident(t)
 			return

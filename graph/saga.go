@@ -1,7 +1,6 @@
 package graph
 
 import (
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -98,7 +97,7 @@ type undo struct {
 
 // endOthers ends every token but one.
 func (i *instance) endOthers(but *token) {
-	for _, t := range slices.Concat(i.changes.tokens, i.others) {
+	for _, t := range i.known() {
 		if t != but && alive(t.state) > 0 {
 			i.setState(t, tokenTerminated)
 		}

@@ -32,3 +32,17 @@ func TestJoinBehindATakenJoin(t *testing.T) {
 	s.want(map[string]int{"z": 1})
 	s.healthy()
 }
+
+// A token that a join has ended while it waited at another one is not counted off when that fires,
+// even in the same decision.
+func TestEndedAtAnOuterJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F1", `"F1": {"fork": ["c", "F2"]}, "F2": {"fork": ["x", "y"]}, "J": {"join": {"need": 1, "rest": "cancel"}, "to": "J2"}, "J2": {"join": "all", "to": "z"},`+
+		step("c", "J2")+","+step("y", "J2")+`,"x": {"human": {}, "to": "J"},`+step("z", ""))
+	id := s.start(p, `{}`)
+	s.at("J2", 2)
+	s.finish("x")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"z": 1})
+	s.healthy()
+}

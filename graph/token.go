@@ -41,6 +41,12 @@ type token struct {
 	purePath int
 }
 
+// known returns the tokens that are known one by one, each once: all live ones, if the process needs
+// them, and all that this decision has changed.
+func (i *instance) known() []*token {
+	return append(filter(i.others, func(t *token) bool { return !t.listed }), i.changes.tokens...)
+}
+
 // passed reports whether what is settled now comes too late for a token: it, or its instance, has
 // gone on, or come to its end, in this batch or before.
 func (i *instance) passed(t *token) bool {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -321,7 +320,7 @@ func (i *instance) endInside(t *token) {
 	if !t.node.hosts() {
 		return
 	}
-	for _, o := range slices.Concat(i.others, i.changes.tokens) {
+	for _, o := range i.known() {
 		if g := o.group; alive(o.state) > 0 && o != t {
 			for ; g != nil; g = g.parent {
 				if g.host == t && g.node == t.node.name && !g.over {
