@@ -83,7 +83,7 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 		FROM j JOIN join_arrival a ON a.join_id = j.id JOIN process_token t ON t.id = a.token_id
 		WHERE NOT j.fired AND j.joined + j.coming >= j.expected AND NOT a.surplus AND t.state = 'Waiting'
 		GROUP BY a.join_id, t.parallel_group_id`, owners, nodes, groups, coming)
-	asked.ask(w.takeSurplus, nearJoins+`
+	asked.ask(func(rows pgx.Rows) error { return s.takeSurplus(rows, w) }, nearJoins+`
 		SELECT a.join_id, a.edge, t.id, t.parallel_group_id, t.version
 		FROM j JOIN join_arrival a ON a.join_id = j.id JOIN process_token t ON t.id = a.token_id
 		WHERE NOT j.fired AND j.joined + j.coming >= j.expected AND a.surplus AND t.state = 'Waiting'
@@ -145,11 +145,15 @@ func (w *waitingTokens) takeCounts(rows pgx.Rows) error {
 	return err
 }
 
-func (w *waitingTokens) takeSurplus(rows pgx.Rows) error {
+func (s *scene) takeSurplus(rows pgx.Rows, w *waitingTokens) error {
 	var id uuid.UUID
 	var inGroup uuid.NullUUID
 	var t token
 	_, err := pgx.ForEachRow(rows, []any{&id, &t.edge, &t.id, &inGroup, &t.version}, func() error {
+		if there := s.token(t.id); there != nil {
+			w.joins[id].surplus = append(w.joins[id].surplus, there)
+			return nil
+		}
 		known := t
 		known.node, known.state, known.joining = w.joins[id].node, tokenWaiting, true
 		w.joins[id].surplus = append(w.joins[id].surplus, &known)
@@ -186,4 +190,17 @@ func (s *scene) enterJoins(ctx context.Context, tx *transaction, w *waitingToken
 		w.joins[c.join].waiting[s.groups[c.group.UUID]] += c.n // none: nil
 	}
 	return s.enterGroups(ctx, tx, w.surplus)
+}
+
+// token returns a token that is known one by one already; nil: it is not.
+func (s *scene) token(id uuid.UUID) *token {
+	if t := s.tokens[id]; t != nil || s.owners[id] == nil {
+		return t
+	}
+	for _, t := range s.owners[id].others {
+		if t.id == id {
+			return t
+		}
+	}
+	return nil
 }

@@ -2,8 +2,10 @@ package graph_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
 // Where two things meet that are right by themselves: a join that fires far from the token that
@@ -44,5 +46,23 @@ func TestEndedAtAnOuterJoin(t *testing.T) {
 	s.finish("x")
 	s.status(id, graph.Completed)
 	s.want(map[string]int{"z": 1})
+	s.healthy()
+}
+
+// Whoever comes first over an edge for the next time of a join in a scope is ended with the scope.
+func TestSurplusInAScope(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["P", "Q"]}, "Q": {"human": {}, "to": "J"},
+		"P": {"human": {}, "to": "m", "on": [{"after": "PT1M", "keep": true, "to": "m"}]}, "J": {"join": "all", "to": "E"}, "E": {"terminate": true},`+
+		step("m", "J")+`}}, "to": "Z"},`+step("Z", ""))
+	id := s.start(p, `{}`)
+	s.at("Q", 1)
+	pgtest.Elapse(t, s.pool, time.Minute)
+	s.at("J", 1)
+	s.finish("P")
+	s.at("J", 2)
+	s.finish("Q")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"Z": 1})
 	s.healthy()
 }
