@@ -91,7 +91,7 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	case t.mode == compensation && succeeded:
 		i.undone(t, settled.Outcome.ID, p.Tick)
 	case t.mode == compensation:
-		i.undoFailed(t, settled.Outcome.ID, f.Code+": "+firstLine(f.Message))
+		i.undoFailed(t, f.Code+": "+firstLine(f.Message))
 	case p.At != mainPlace && succeeded:
 		i.happens(t, p, settled.Outcome.ID, settled.Result)
 	case succeeded:
@@ -148,7 +148,7 @@ func (s *scene) cutOff(settled lease.Settlement) error {
 		return nil // it has moved on by something else
 	}
 	if t.mode == compensation {
-		i.undoFailed(t, uuid.Nil, firstLine(c.Reason))
+		i.undoFailed(t, firstLine(c.Reason))
 		return nil
 	}
 	i.failed(t, cmp.Or(c.Code, "cancelled"), firstLine(c.Reason))

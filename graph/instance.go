@@ -79,8 +79,8 @@ type changes struct {
 	records   []record
 	undo      []undo
 	undone    []runRef
-	notUndone []runRef
-	undoAgain bool // records of undo steps that have failed are renewed
+	notUndone []*token // whose undo steps have failed
+	undoAgain bool     // records of undo steps that have failed are renewed
 	incidents []incident
 	events    []event
 	history   []transition

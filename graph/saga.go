@@ -80,11 +80,12 @@ func (i *instance) undone(t *token, run runRef, waited int) {
 	i.settle()
 }
 
-// undoFailed is what happens when an undo step has failed for good: it is never skipped, an
-// operator has it tried again.
-func (i *instance) undoFailed(t *token, run runRef, reason string) {
+// undoFailed is what happens when an undo step has failed for good, or was taken away: it is never
+// skipped, an operator has it tried again.
+func (i *instance) undoFailed(t *token, reason string) {
 	i.changes.touched = true
-	i.changes.notUndone = append(i.changes.notUndone, run)
+	i.changes.notUndone = append(i.changes.notUndone, t)
+	i.left(t) // one that was deleted ends now, not with the instance
 	i.stop(t, "compensation_failed", reason)
 	i.settle()
 }

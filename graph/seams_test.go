@@ -1,11 +1,16 @@
 package graph_test
 
 import (
+	"context"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/worker"
 )
 
 // Where two things meet that are right by themselves: a join that fires far from the token that
@@ -47,6 +52,34 @@ func TestEndedAtAnOuterJoin(t *testing.T) {
 	s.status(id, graph.Completed)
 	s.want(map[string]int{"z": 1})
 	s.healthy()
+}
+
+// An undo step that somebody cancels, or deletes before it starts, has failed like any other: it is
+// tried again with its incident, and what was done before is undone after it.
+func TestUndoStepCutOff(t *testing.T) {
+	for _, takeAway := range []string{`SELECT workflow_cancel($1)`, `SELECT workflow_delete($1, 'a mistake')`} {
+		t.Run(takeAway, func(t *testing.T) {
+			s := newSite(t)
+			late := strings.Replace(step("B", "C"), `"in"`, `"undo": "late.undo.v1", "in"`, 1)
+			id := s.start(s.deploy("A", undoable("A", "B")+","+late+","+step("C", "", `"fail": "'no'"`)), `{}`)
+			pgtest.Await(t, "the undo step", func() bool {
+				return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'late.undo.v1'`) == 1
+			})
+			query[string](t, s.pool, strings.Replace(takeAway, "$1", `(SELECT id FROM workflow_run WHERE type = 'late.undo.v1')`, 1))
+			s.retry(s.stopped(id, "compensation_failed", 1), "")
+			employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
+				mux := worker.NewMux()
+				worker.Handle(mux, "late.undo.v1", func(context.Context, map[string]any) (struct{}, error) {
+					s.called("undo B")
+					return struct{}{}, nil
+				})
+				return worker.Config{Pool: pool, Mux: mux, Prefixes: []string{"late."}, Steps: true, Hooks: s.hooks, PollInterval: 20 * time.Millisecond}
+			})
+			s.status(id, graph.Failed)
+			s.want(map[string]int{"undo B": 1, "undo A": 1})
+			s.healthy()
+		})
+	}
 }
 
 // Whoever comes first over an edge for the next time of a join in a scope is ended with the scope.

@@ -18,7 +18,10 @@ func (w *writer) records(all []*instance) {
 			owners, tokens, runs = append(owners, i.id), append(tokens, r.token.id), append(runs, r.run)
 			nodes, undos = append(nodes, r.node.name), append(undos, r.node.Undo)
 		}
-		undone, failed = append(undone, i.changes.undone...), append(failed, i.changes.notUndone...)
+		undone = append(undone, i.changes.undone...)
+		for _, t := range i.changes.notUndone {
+			failed = append(failed, t.id)
+		}
 		if i.changes.undoAgain {
 			again = append(again, i.id)
 		}
@@ -44,8 +47,10 @@ func (w *writer) records(all []*instance) {
 	if len(undone) > 0 {
 		w.do(`UPDATE compensation_record SET status = 'Completed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, undone)
 	}
-	if len(failed) > 0 {
-		w.do(`UPDATE compensation_record SET status = 'Failed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, failed)
+	if len(failed) > 0 { // a token undoes one at a time
+		w.do(`
+			UPDATE compensation_record SET status = 'Failed'
+			WHERE undo_run_id = ANY (ARRAY(SELECT id FROM workflow_run WHERE token_id = ANY ($1))) AND status = 'Pending'`, failed)
 	}
 	if len(again) > 0 { // a new record for each that has failed: the old one stays as it is
 		w.do(`
