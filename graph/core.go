@@ -142,8 +142,8 @@ func (i *instance) retry(t *token, code string, force bool) {
 		i.setState(t, tokenReady)
 		i.changes.undoAgain = true
 		i.askDebt(t, 0, 0)
-	case code == outputFailed: // all is done but this
-		i.complete(t)
+	case code == outputFailed: // all is done but this, or is to end with it
+		i.finish(t)
 	case t.hasItem:
 		i.startItem(t, t.element)
 	case code == mappingFailed: // the step is done, and is not done again

@@ -99,3 +99,26 @@ func TestSurplusInAScope(t *testing.T) {
 	s.want(map[string]int{"Z": 1})
 	s.healthy()
 }
+
+// An instance that was to be terminated, and whose output could not be told then, is terminated
+// once it can.
+func TestOutputOfATerminated(t *testing.T) {
+	s := newSite(t)
+	d, err := graph.Parse([]byte(`{"process": "p", "version": 1, "start": "F", "output": "{'n': steps.A.n}", "nodes": {
+		"F": {"fork": ["A", "U"]}, "T": {"terminate": true}, "U": {"human": {}},` + step("A", "T") + `}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
+		t.Fatal(err)
+	}
+	id := s.start("p", `{}`)
+	incident := s.stopped(id, "output_failed", 1)
+	s.correct(id, "A", `{"n": 3}`)
+	s.retry(incident, "")
+	s.status(id, graph.Completed)
+	if got := query[string](t, s.pool, `SELECT output_payload->>'n' FROM process_instance WHERE id = $1`, id); got != "3" {
+		t.Errorf("its output is %s, want 3", got)
+	}
+	s.healthy()
+}
