@@ -8,10 +8,9 @@ import (
 func (i *instance) terminate(t *token) {
 	for g := t.group; g != nil; g = g.parent {
 		if g.host != nil {
-			i.endInside(g.host)
 			i.setState(t, tokenCompleted)
-			i.drains = append(i.drains, g)
-			g.ended = false
+			i.endInside(g.host)
+			g.ended = false // it leads on
 			return
 		}
 	}
