@@ -319,6 +319,38 @@ func (p *Play) balanced() error {
 	return nil
 }
 
+// Stopped names the nodes where live tokens are that an incident stops.
+func (p *Play) Stopped() (nodes []string) {
+	for _, t := range p.tokens {
+		if t.stopped && alive(t.state) > 0 {
+			nodes = append(nodes, t.node.name)
+		}
+	}
+	return nodes
+}
+
+// Retry retries the incident of the token at a node.
+func (p *Play) Retry(node, code string) error {
+	for _, t := range p.tokens {
+		if t.stopped && t.node.name == node {
+			p.i.retry(t, code, false)
+		}
+	}
+	return p.commit()
+}
+
+// FailAndCancel has the step at a node fail, and the instance be cancelled, in one decision. It
+// returns how many incidents are left open.
+func (p *Play) FailAndCancel(node string) (incidents int, err error) {
+	for _, t := range p.tokens {
+		if t.node.name == node && alive(t.state) > 0 {
+			p.i.failed(t, "no", "it was told to fail")
+		}
+	}
+	p.i.cancel("no more", false)
+	return p.i.incidents + len(p.i.changes.incidents), p.commit()
+}
+
 // ChooseAndCancel has a token choose what to undo next, and the instance be cancelled, in one
 // decision. It reports whether the undo step is begun all the same.
 func (p *Play) ChooseAndCancel(compensate bool) (begun bool) {

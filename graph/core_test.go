@@ -93,3 +93,33 @@ func TestUndoOfWhatEnds(t *testing.T) {
 		}
 	}
 }
+
+// A token that a join has led on may be one too many for a loop: when it is tried again it goes on
+// from where it stands, and does not arrive at the join once more.
+func TestLoopLimitBehindAJoin(t *testing.T) {
+	p := played(t, `{"process": "p", "version": 1, "start": "A", "nodes": {
+		"A": {"choose": [{"if": "false", "to": "E"}], "else": "B"}, "B": {"choose": [{"if": "false", "to": "E"}], "else": "F"}, "E": {"end": true},
+		"F": {"fork": ["J", "J"]}, "J": {"join": "all", "to": "C"}, "C": {"choose": [{"if": "false", "to": "E"}], "else": "F"}}}`, map[string]any{})
+	for range 2 {
+		if stopped := p.Stopped(); !slices.Equal(stopped, []string{"C"}) {
+			t.Fatalf("tokens are stopped at %v, want C", stopped)
+		}
+		if err := p.Retry("C", "loop_limit"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// played is an instance of a process, as far as it goes by itself.
+func played(t *testing.T, text string, input map[string]any) *graph.Play {
+	t.Helper()
+	d, err := graph.Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := graph.NewPlay(d, input)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}

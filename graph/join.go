@@ -2,7 +2,6 @@ package graph
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 )
 
@@ -111,10 +110,6 @@ func (i *instance) fire(j *joining) {
 	i.event(t, "join.fired", how)
 	if n.Join.Need == 0 {
 		i.nextRound(j)
-	}
-	if t.purePath > maxPureSteps && alive(t.state) > 0 {
-		i.stop(t, "loop_limit", fmt.Sprintf("passed %d gateways and joins without a step in between", maxPureSteps))
-		return
 	}
 	i.leave(t, n.next)
 }
