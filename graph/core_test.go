@@ -123,3 +123,16 @@ func played(t *testing.T, text string, input map[string]any) *graph.Play {
 	}
 	return p
 }
+
+// An incident that was opened in the decision that ends its instance is not left open.
+func TestIncidentOfWhatEnds(t *testing.T) {
+	p := played(t, `{"process": "p", "version": 1, "start": "F", "nodes": {"F": {"fork": ["a", "J"]}, "J": {"join": "all"}, "E": {"end": true},
+		"a": {"do": "t.a", "to": "J", "on": [{"error": "no", "to": "E"}]}}}`, map[string]any{})
+	open, err := p.FailAndCancel("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if open > 0 {
+		t.Errorf("incidents are open: %d", open)
+	}
+}

@@ -36,11 +36,10 @@ func (i *instance) drain() (any bool) {
 func (i *instance) explode(t *token) {
 	reason := fmt.Sprintf("%s: tokens enter more than %d nodes without a step in between", t.node.name, maxMoves)
 	c := &i.changes
-	c.incidents = nil // there may be thousands, and each that is resolved would be looked for
 	i.endAs(Failed, reason)
 	c.tokens = filter(c.tokens, func(t *token) bool { return t.version > 0 })
 	c.groups = filter(c.groups, func(g *group) bool { return !g.fresh })
-	c.joins, c.arrivals, c.events, c.incidents, c.left, i.eaches = nil, nil, nil, nil, nil, nil
+	c.joins, c.arrivals, c.events, c.left, i.eaches = nil, nil, nil, nil, nil
 	c.ended = true
 }
 
@@ -90,17 +89,20 @@ func (i *instance) endAs(to Status, reason string) {
 
 // endAll ends every token that is still alive, and its run.
 func (i *instance) endAll() {
+	i.forget() // first: there may be thousands of incidents, and each that is resolved would be looked for
 	for _, t := range i.changes.tokens {
 		if t.state == tokenReady || t.state == tokenWaiting {
 			i.setState(t, tokenTerminated)
 		}
 	}
 	i.changes.ended = i.changes.ended || i.live > 0
-	i.changes.forget()
-	i.live, i.ready, i.joining = 0, 0, 0
+	i.live, i.ready, i.joining, i.incidents = 0, 0, 0, 0
 }
 
-// forget drops all that was about to begin: of tokens, too, that are not known one by one.
-func (c *changes) forget() {
-	c.steps, c.waits, c.tasks, c.children, c.undo = nil, nil, nil, nil, nil
+// forget drops all that was about to begin, and every incident: of tokens, too, that are not known
+// one by one.
+func (i *instance) forget() {
+	c := &i.changes
+	c.steps, c.waits, c.tasks, c.children, c.undo, c.incidents = nil, nil, nil, nil, nil, nil
+	i.incidents = 0
 }

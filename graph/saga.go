@@ -98,13 +98,13 @@ type undo struct {
 
 // endOthers ends every token but one.
 func (i *instance) endOthers(but *token) {
+	i.forget()
 	for _, t := range i.known() {
 		if t != but && alive(t.state) > 0 {
 			i.setState(t, tokenTerminated)
 		}
 	}
 	i.changes.endedBut = but
-	i.changes.forget()
 	i.drains = nil
 	i.live, i.ready, i.joining = 1, count(but.state == tokenReady), 0
 	i.incidents, but.stopped = 0, false

@@ -117,9 +117,6 @@ func (w *writer) instances(all []*instance) {
 	for k, i := range all {
 		ids[k], status[k] = i.id, string(i.status)
 		live[k], ready[k], joining[k], incidents[k] = i.live, i.ready, i.joining, i.incidents
-		if i.status.Final() {
-			incidents[k] = 0
-		}
 		endings[k], reasons[k] = string(i.ending), i.endingReason
 		if i.failure != "" {
 			failures[k] = &i.failure
