@@ -151,7 +151,7 @@ func (s *scene) cutOff(settled lease.Settlement) error {
 		i.undoFailed(t, firstLine(c.Reason))
 		return nil
 	}
-	i.failed(t, cmp.Or(c.Code, "cancelled"), firstLine(c.Reason))
+	i.failedUnheard(t, cmp.Or(c.Code, "cancelled"), firstLine(c.Reason))
 	return nil
 }
 
@@ -206,6 +206,6 @@ func (s *scene) notStarted(settled lease.Settlement) {
 	}
 	i, t := s.instances[p.Parent.Instance], s.tokens[p.Parent.Token]
 	if i != nil && t != nil && t.version == p.Parent.Visit && !i.passed(t) && settled.Failure != nil {
-		i.failed(t, "child_not_started", firstLine(settled.Failure.Message))
+		i.failedUnheard(t, "child_not_started", firstLine(settled.Failure.Message))
 	}
 }

@@ -73,6 +73,14 @@ func (i *instance) failed(t *token, code, message string) {
 	i.settle()
 }
 
+// failedUnheard is the same, where it is no run of the token's that tells of the failure.
+func (i *instance) failedUnheard(t *token, code, message string) {
+	if !t.hasItem {
+		i.changes.failures = append(i.changes.failures, failed{t.node.name, code, message})
+	}
+	i.failed(t, code, message)
+}
+
 // raise has an error taken by the innermost edge for it: of the node, of what it lies within, and
 // so on; if there is none, the instance fails.
 func (i *instance) raise(t *token, code, reason string) {

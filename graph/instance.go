@@ -82,6 +82,7 @@ type changes struct {
 	notUndone []*token // whose undo steps have failed
 	undoAgain bool     // records of undo steps that have failed are renewed
 	incidents []incident
+	failures  []failed // that are in no run
 	events    []event
 	history   []transition
 	ended     bool     // all live tokens that are not among tokens end, and their runs
@@ -205,6 +206,13 @@ type incident struct {
 	token         *token
 	node          string
 	code, message string
+}
+
+// A failed is what expressions read of a failure that no run tells of.
+type failed struct {
+	node    string
+	code    string
+	message string
 }
 
 type event struct {

@@ -122,3 +122,29 @@ func TestOutputOfATerminated(t *testing.T) {
 	}
 	s.healthy()
 }
+
+// The failure of a step that was cut off, and of a call of what there is not, can be read for as
+// long as any other result: until the node is visited again.
+func TestFailureThatIsNoRun(t *testing.T) {
+	for name, story := range map[string]struct{ a, code string }{
+		"a step that is cut off": {`"do": "nobody.step.v1"`, "cancelled"},
+		"a call of nothing":      {`"call": {"process": "nowhere"}`, "child_not_started"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			id := s.start(s.deploy("A", `"A": {`+story.a+`, "on": [{"error": "*", "to": "B"}]},`+
+				step("B", "C", `"code": "steps.A.error.code"`)+","+step("C", "", `"code": "steps.A.error.code"`)), `{}`)
+			if story.code == "cancelled" {
+				s.at("A", 1)
+				query[string](t, s.pool, `SELECT workflow_cancel(id, 'not now') FROM activity_instance WHERE node_id = 'A'`)
+			}
+			s.status(id, graph.Completed)
+			for _, node := range []string{"B", "C"} {
+				if got := query[string](t, s.pool, `SELECT input->>'code' FROM activity_instance WHERE instance_id = $1 AND node_id = $2`, id, node); got != story.code {
+					t.Errorf("%s is told %q, want %q", node, got, story.code)
+				}
+			}
+			s.healthy()
+		})
+	}
+}

@@ -83,6 +83,7 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	w.tasks(changed)
 	w.children(changed)
 	w.incidents(changed)
+	w.failures(changed)
 	w.history(changed)
 	return nil
 }

@@ -1,0 +1,32 @@
+package graph
+
+import (
+	"encoding/json"
+
+	"github.com/google/uuid"
+)
+
+// failures writes what expressions will read of failures that are in no run: as the engine's
+// correction of what the node's latest run says, it holds until the node is visited again.
+func (w *writer) failures(all []*instance) {
+	var owners []uuid.UUID
+	var nodes, reasons []string
+	var values []json.RawMessage
+	for _, i := range all {
+		for _, f := range i.changes.failures {
+			value, err := json.Marshal(failure(f.code, f.message))
+			if err != nil {
+				panic(err) // texts
+			}
+			owners, nodes = append(owners, i.id), append(nodes, f.node)
+			values, reasons = append(values, value), append(reasons, f.code)
+		}
+	}
+	if len(owners) == 0 {
+		return
+	}
+	w.do(`UPDATE process_instance SET corrected = true WHERE id = ANY ($1) AND NOT corrected`, owners)
+	w.do(`
+		INSERT INTO process_correction (instance_id, node, value, reason)
+		SELECT * FROM unnest($1::uuid[], $2::text[], $3::jsonb[], $4::text[])`, owners, nodes, values, reasons)
+}
