@@ -25,14 +25,10 @@ func (i *instance) done(t *token, run runRef, result json.RawMessage) {
 		return
 	}
 	i.owes(t, t.node, run)
-	f, err := fact(t.node, result)
-	if err != nil {
-		i.stop(t, mappingFailed, err.Error())
-		i.settle()
-		return
+	i.learn(t.node, result)
+	if i.told(t) {
+		i.goOn(t)
 	}
-	i.facts.steps[t.node.name] = f
-	i.goOn(t)
 	i.settle()
 }
 
@@ -57,7 +53,7 @@ func (i *instance) goOn(t *token) {
 func (i *instance) failed(t *token, code, message string) {
 	i.changes.touched = true
 	if !t.hasItem {
-		i.facts.steps[t.node.name] = failure(code, message)
+		i.know(t.node.name, failure(code, message))
 	}
 	i.event(t, "node.failed", map[string]any{"code": code})
 	if p := i.progressOf(t.group); t.hasItem && p != nil && p.over { // nobody waits for it any more

@@ -44,7 +44,7 @@ func (i *instance) enterEach(t *token) {
 		return
 	}
 	if len(items) == 0 {
-		i.facts.steps[n.name] = []any{}
+		i.learn(n, json.RawMessage("[]"))
 		i.eachDone(p)
 		return
 	}
@@ -125,7 +125,7 @@ func (i *instance) eachDone(p *progress) {
 			i.setState(o, tokenTerminated) // nobody needs to see to it any more
 		}
 	}
-	i.left(t)
-	i.event(t, "node.completed", nil)
-	i.leave(t, t.node.next)
+	if i.told(t) {
+		i.goOn(t)
+	}
 }

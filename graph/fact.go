@@ -9,6 +9,33 @@ func failure(code, message string) any {
 	return map[string]any{"error": map[string]any{"code": code, "message": message}}
 }
 
+// learn takes note of the latest result of a node.
+func (i *instance) learn(n *node, result json.RawMessage) {
+	value, err := fact(n, result)
+	if err != nil {
+		delete(i.facts.steps, n.name)
+		i.unfit[n.name] = err
+		return
+	}
+	i.know(n.name, value)
+}
+
+// know takes note of what a node has to tell.
+func (i *instance) know(name string, value any) {
+	i.facts.steps[name] = value
+	delete(i.unfit, name)
+}
+
+// told reports whether it could be told what the result of a token's node means. Otherwise the
+// token, which is done there, stops.
+func (i *instance) told(t *token) bool {
+	err := i.unfit[t.node.name]
+	if err != nil {
+		i.stop(t, mappingFailed, err.Error())
+	}
+	return err == nil
+}
+
 // fact is what expressions read of a step that has succeeded with a result.
 func fact(n *node, result json.RawMessage) (any, error) {
 	var value any

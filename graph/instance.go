@@ -31,7 +31,8 @@ type instance struct {
 	priority int
 	paused   bool
 	input    json.RawMessage
-	facts    facts // of the nodes that may be read
+	facts    facts            // of the nodes that may be read
+	unfit    map[string]error // nodes whose latest results are not what their mappings expect, and why
 
 	depth  int // of calls: 0 for one that nobody has called
 	parent *parentRef
@@ -61,7 +62,7 @@ type instance struct {
 }
 
 func newInstance() *instance {
-	return &instance{facts: facts{steps: map[string]any{}}, joins: map[joinKey]*joining{}, debts: map[*token]uuid.UUID{}}
+	return &instance{facts: facts{steps: map[string]any{}}, unfit: map[string]error{}, joins: map[joinKey]*joining{}, debts: map[*token]uuid.UUID{}}
 }
 
 // changes are what is to be written.

@@ -74,13 +74,10 @@ func (s *scene) takeRuns(rows pgx.Rows) error {
 					return err
 				}
 			}
-			i.facts.steps[node] = failure(f.Code, f.Message)
+			i.know(node, failure(f.Code, f.Message))
 			return nil
 		}
-		// A mapping that fails has stopped its token, or does so now: there is no fact then.
-		if value, err := fact(i.process.nodes[node], result); err == nil {
-			i.facts.steps[node] = value
-		}
+		i.learn(i.process.nodes[node], result)
 		return nil
 	})
 	return err
@@ -120,7 +117,7 @@ func (s *scene) takeCorrections(rows pgx.Rows) error {
 		if err := json.Unmarshal(value, &known); err != nil {
 			return err
 		}
-		s.instances[owner].facts.steps[node] = known
+		s.instances[owner].know(node, known)
 		return nil
 	})
 	return err
@@ -172,9 +169,7 @@ func (s *scene) takeFacts(rows pgx.Rows) error {
 	var output []byte
 	_, err := pgx.ForEachRow(rows, []any{&owner, &node, &output}, func() error {
 		i := s.instances[owner]
-		if value, err := fact(i.process.nodes[node], output); err == nil {
-			i.facts.steps[node] = value
-		}
+		i.learn(i.process.nodes[node], output)
 		return nil
 	})
 	return err

@@ -171,6 +171,9 @@ func (n *node) lookAhead(p *Process) *ahead {
 	for _, h := range n.handlers {
 		read(h.key)
 	}
+	if n.kind == each && n.out != nil {
+		reads[n.name] = true // of all elements; is it what the mapping expects?
+	}
 	queue := n.edges()
 	for s := n.parent; s != nil; s = s.parent { // its last token leads on from it
 		queue = append(queue, s.edges()...)

@@ -262,13 +262,13 @@ func (i *instance) happens(t *token, p position, run runRef, result json.RawMess
 		i.boundary(t, k, &tick{number: p.Tick, after: run})
 	default:
 		if k, ok := numbered(p.At, "race"); ok && k < len(t.node.options) {
-			n := t.node.options[k].to
+			o := t.node.options[k]
 			i.left(t)
-			i.event(t, "node.completed", map[string]any{"option": n.name})
-			if f, err := fact(n, result); err == nil {
-				i.facts.steps[n.name] = f
+			i.event(t, "node.completed", map[string]any{"option": o.to.name})
+			t.node, t.edge = o.to, o.id
+			if i.learn(o.to, result); i.told(t) {
+				i.leave(t, o.to.next)
 			}
-			i.leave(t, n.next)
 		}
 	}
 	i.settle()
