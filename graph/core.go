@@ -3,6 +3,7 @@ package graph
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 )
 
 // The core: what an instance is, as far as it has to be known, and how one event changes it.
@@ -193,11 +194,18 @@ func (i *instance) hosts() (n int) {
 		return 0
 	}
 	for _, t := range i.known() {
-		if t.node.kind == scope && alive(t.state) > 0 && !t.stopped && t.mode == forward && len(t.node.handlers) == 0 {
+		if t.node.kind == scope && alive(t.state) > 0 && !t.stopped && t.mode == forward && !i.movable(t) {
 			n++
 		}
 	}
 	return n
+}
+
+// movable reports whether something else than the tokens within may move a token on from a scope, or
+// send another one on from it.
+func (i *instance) movable(t *token) bool {
+	return t.ticks || slices.ContainsFunc(t.node.handlers, handler.endless) ||
+		slices.ContainsFunc(i.changes.steps, func(s step) bool { return s.token == t })
 }
 
 func (i *instance) become(to Status, reason string) {

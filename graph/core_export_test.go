@@ -147,6 +147,7 @@ func (p *Play) commit() error {
 	}
 	i.others = nil
 	for _, t := range p.tokens {
+		t.ticks = slices.ContainsFunc(p.open, func(o open) bool { return o.token == t && o.kind == "timer" })
 		t.listed, t.gone, t.purePath, t.from = false, false, 0, t.node
 		t.version++
 		if i.process.survey && alive(t.state) > 0 {

@@ -82,9 +82,10 @@ func (s *scene) load(ctx context.Context, tx *transaction, e *Engine) error {
 	return nil
 }
 
-// ask reads how far lists and joins have come, what is to be undone, and facts.
+// ask reads which timers are still to fire, how far lists and joins have come, what is to be undone, and facts.
 func (s *scene) ask(ctx context.Context, tx *transaction) error {
 	asked := tx.statements()
+	s.askTimers(asked)
 	s.askEaches(asked)
 	waiting := s.askJoins(asked)
 	s.askDebts(asked)

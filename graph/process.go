@@ -78,6 +78,11 @@ type handler struct {
 	edge *edge
 }
 
+// endless reports whether it may happen for as long as a token is there.
+func (h handler) endless() bool {
+	return h.Message != "" || h.After > 0 && !h.Keep || h.Every > 0 && h.Times == 0
+}
+
 type mapping struct {
 	key   string
 	value *expression

@@ -36,6 +36,7 @@ type token struct {
 	element  []byte // its element, once more; only if it is stopped
 	joining  bool   // it waits at a join
 	stopped  bool   // it has an open incident
+	ticks    bool   // a timer of its node's edges is still to fire
 	gone     bool   // it has left its node in this batch: what was on its way there comes too late
 	listed   bool   // it is among the changes
 	purePath int
