@@ -181,7 +181,7 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int, t
 			        + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
 			FROM unnest($15::text[], $16::float8[], $17::float8[]) AS t (type, length, timeout)
 			WHERE w.id = ANY (ARRAY(SELECT id FROM chosen)) AND w.type = t.type COLLATE "C"
-			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
+			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
 			          w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at AS exhausted, w.run_at, w.token_id
 		)
 		SELECT (SELECT count(*) FROM due), leased.*
@@ -238,14 +238,17 @@ func (p *Poller) withinRoom(chosen []request, n int) string {
 // scanLease reads the columns of a leased run, which follow those of first.
 func scanLease(row pgx.CollectableRow, first ...any) (Lease, error) {
 	var l Lease
-	var key *string
+	var key, tenant *string
 	var metadata, payload []byte
 	var step *uuid.UUID
 	id := (*[16]byte)(&l.ID) // without its Scan method, which pgx would go a long way round to call
-	err := row.Scan(append(first, id, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &key, &metadata,
+	err := row.Scan(append(first, id, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &key, &tenant, &metadata,
 		&l.StartedAt, &payload, &l.Priority, &l.Postponed, &l.Suspect, &l.Exhausted, &l.runAt, &step)...)
 	if key != nil {
 		l.IdempotencyKey = *key
+	}
+	if tenant != nil {
+		l.Tenant = *tenant
 	}
 	if step != nil {
 		l.Step = *step

@@ -177,7 +177,7 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 			    deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
 			FROM audit
 			WHERE w.id = ANY (ARRAY(SELECT id FROM expired))
-			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.metadata, w.started_at,
+			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
 			          w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS exhausted, w.run_at, w.token_id,
 			          w.error->>'worker' AS loser
 		), history AS (
@@ -187,7 +187,7 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 			WHERE audit.writer = 'self'
 		), `+done+`
 		SELECT coalesce(alive.oldest, statement_timestamp()), alive.oldest IS NOT NULL, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
-		       t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.exhausted, t.run_at, t.token_id
+		       t.tenant_id, t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.exhausted, t.run_at, t.token_id
 		FROM (SELECT (SELECT started_at FROM first) AS oldest) AS alive
 		LEFT JOIN (SELECT taken.* FROM taken, done) AS t ON true`,
 		from, r.Steps, n, r.delays(), token, r.Worker, r.Length.Seconds(), skip)

@@ -16,6 +16,7 @@ type Info struct {
 	MaxAttempts    int             // the last attempt that will be made
 	LeaseNo        int64           // grows with every lease: a fencing number for systems outside
 	IdempotencyKey string          // empty: none was given
+	Tenant         string          // whose it is; steps have that of their process; empty: nobody's in particular
 	Metadata       json.RawMessage // nil: none was given
 	StartedAt      time.Time       // when the lease was taken, by the database's clock
 	Worker         string          // name of the worker process

@@ -25,17 +25,18 @@ type New struct {
 	Priority       int           // -100 to 100, higher first
 	MaxAttempts    int           // 1 to 1000; 0: 3
 	IdempotencyKey string        // 1 to 200 characters; empty: none
+	Tenant         string        // whose it is, at most 200 characters; empty: nobody's in particular
 	Metadata       any           // a JSON object, encoded like Payload; nil: none
 }
 
 // Enqueued is what became of a New.
 type Enqueued struct {
 	ID       uuid.UUID
-	Existing bool // a run with this id or key, the same type and payload was there already
+	Existing bool // a run with this id or key, the same type, payload and tenant was there already
 }
 
 // A ConflictError means that an idempotency key, or an id, already belongs to a run with
-// another type or payload. Nothing of the statement that met it is stored, and a
+// another type, payload or tenant. Nothing of the statement that met it is stored, and a
 // transaction around it can only be rolled back.
 type ConflictError struct {
 	Key      string    // the idempotency key; empty if the id was in the way
@@ -45,15 +46,15 @@ type ConflictError struct {
 
 func (e *ConflictError) Error() string {
 	if e.Key == "" {
-		return fmt.Sprintf("run: id %s already belongs to a run with another type, payload or key", e.Existing)
+		return fmt.Sprintf("run: id %s already belongs to a run with another type, payload, key or tenant", e.Existing)
 	}
-	return fmt.Sprintf("run: idempotency key %q of new run %s already belongs to run %s, which has another type or payload",
+	return fmt.Sprintf("run: idempotency key %q of new run %s already belongs to run %s, which has another type, payload or tenant",
 		e.Key, e.Wanted, e.Existing)
 }
 
 // Enqueue stores a run. In a transaction it becomes visible to workers when that commits,
 // together with everything else in it. With an idempotency key that is taken it returns the
-// existing run if type and payload are equal as JSON values, and a *ConflictError if not.
+// existing run if type, tenant and, as JSON values, payload are equal, and a *ConflictError if not.
 // Bad payloads are a *DocumentError; other refusals come from the database in words.
 func Enqueue(ctx context.Context, db DB, n New) (Enqueued, error) {
 	all, err := EnqueueMany(ctx, db, []New{n})
@@ -79,8 +80,8 @@ func EnqueueMany(ctx context.Context, db DB, runs []New) ([]Enqueued, error) {
 		c := b.columns()
 		if !b.unique() {
 			_, err := db.Exec(ctx, `
-				INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata)
-				SELECT id, type, payload, coalesce(run_at, now()) + delay * interval '1 second', priority, max_attempts, key, metadata
+				INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata, tenant_id)
+				SELECT id, type, payload, coalesce(run_at, now()) + delay * interval '1 second', priority, max_attempts, key, metadata, nullif(tenant, '')
 				`+fromColumns, c...)
 			return b.stored(), err
 		}
@@ -90,8 +91,8 @@ func EnqueueMany(ctx context.Context, db DB, runs []New) ([]Enqueued, error) {
 }
 
 const fromColumns = `
-	FROM unnest($1::uuid[], $2::text[], $3::jsonb[], $4::timestamptz[], $5::float8[], $6::int[], $7::int[], $8::text[], $9::jsonb[])
-	  WITH ORDINALITY AS n (id, type, payload, run_at, delay, priority, max_attempts, key, metadata, place)`
+	FROM unnest($1::uuid[], $2::text[], $3::jsonb[], $4::timestamptz[], $5::float8[], $6::int[], $7::int[], $8::text[], $9::jsonb[], $10::text[])
+	  WITH ORDINALITY AS n (id, type, payload, run_at, delay, priority, max_attempts, key, metadata, tenant, place)`
 
 // enqueueEach returns a statement that stores rows n which may be there already. It goes
 // through them by key and id, so that two of its kind seldom deadlock.
@@ -100,7 +101,7 @@ func enqueueEach(from string) string {
 		SELECT e.run, e.existing
 		FROM (SELECT n.* ` + from + ` ORDER BY n.key, n.id, n.place OFFSET 0) AS n,
 		     workflow_enqueue_once(n.type, n.payload, n.run_at, n.delay * interval '1 second',
-		                           n.priority, n.max_attempts, n.key, n.metadata, n.id) AS e
+		                           n.priority, n.max_attempts, n.key, n.metadata, n.id, nullif(n.tenant, '')) AS e
 		ORDER BY n.place`
 }
 
@@ -136,16 +137,17 @@ type row struct {
 	MaxAttempts int             `json:"max_attempts"`
 	Key         *string         `json:"key"`
 	Metadata    json.RawMessage `json:"metadata,omitempty"`
+	Tenant      string          `json:"tenant,omitzero"`
 	named       bool            // its id was given, so it may be there already
 }
 
 func newRow(n New) (row, error) {
 	r := row{
 		ID: n.ID, Type: n.Type, Payload: json.RawMessage(`{}`), Delay: max(n.Delay, 0).Seconds(),
-		Priority: n.Priority, MaxAttempts: n.MaxAttempts, named: n.ID != uuid.Nil,
+		Priority: n.Priority, MaxAttempts: n.MaxAttempts, Tenant: n.Tenant, named: n.ID != uuid.Nil,
 	}
-	if !utf8.ValidString(n.Type) || !utf8.ValidString(n.IdempotencyKey) {
-		return row{}, errors.New("type and idempotency key must be valid UTF-8")
+	if !utf8.ValidString(n.Type) || !utf8.ValidString(n.IdempotencyKey) || !utf8.ValidString(n.Tenant) {
+		return row{}, errors.New("type, idempotency key and tenant must be valid UTF-8")
 	}
 	payload, err := document("payload", n.Payload, MaxPayload)
 	if err != nil {
@@ -233,6 +235,7 @@ func (b batch) columns() []any {
 		column(b, func(r row) int { return r.MaxAttempts }),
 		column(b, func(r row) *string { return r.Key }),
 		column(b, func(r row) json.RawMessage { return r.Metadata }),
+		column(b, func(r row) string { return r.Tenant }),
 	}
 }
 

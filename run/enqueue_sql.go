@@ -41,5 +41,5 @@ func EnqueueSQL(ctx context.Context, db SQLDB, runs []New) ([]Enqueued, error) {
 const fromDocument = `
 	FROM ROWS FROM (jsonb_to_recordset($1::text::jsonb)
 	     AS (id uuid, type text, payload jsonb, run_at timestamptz, delay float8,
-	         priority int, max_attempts int, key text, metadata jsonb))
-	  WITH ORDINALITY AS n (id, type, payload, run_at, delay, priority, max_attempts, key, metadata, place)`
+	         priority int, max_attempts int, key text, metadata jsonb, tenant text))
+	  WITH ORDINALITY AS n (id, type, payload, run_at, delay, priority, max_attempts, key, metadata, tenant, place)`

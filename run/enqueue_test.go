@@ -62,7 +62,7 @@ func TestEnqueueDefaults(t *testing.T) {
 		}
 		r := read(t, pool, done[0].ID)
 		if done[0].Existing || r.ID.Version() != 7 || r.Status != run.Pending || string(r.Payload) != "{}" || r.MaxAttempts != 3 ||
-			r.Priority != 0 || r.IdempotencyKey != nil || r.Metadata != nil || !r.RunAt.Equal(r.CreatedAt) {
+			r.Priority != 0 || r.IdempotencyKey != nil || r.Tenant != nil || r.Metadata != nil || !r.RunAt.Equal(r.CreatedAt) {
 			t.Errorf("%+v, %+v", done, r)
 		}
 		if done, err := enqueue(); err != nil || len(done) != 0 {
@@ -78,7 +78,7 @@ func TestEnqueueStoresAll(t *testing.T) {
 		at := time.Date(2031, 2, 3, 4, 5, 6, 789000, time.FixedZone("", 3600))
 		n := run.New{
 			Type: "a.b", Payload: json.RawMessage(numbers), ID: uuid.Must(uuid.NewV7()), RunAt: at, Delay: 90 * time.Second,
-			Priority: -7, MaxAttempts: 9, IdempotencyKey: "it's \"é\"", Metadata: map[string]string{"tag": "x"},
+			Priority: -7, MaxAttempts: 9, IdempotencyKey: "it's \"é\"", Tenant: "acme", Metadata: map[string]string{"tag": "x"},
 		}
 		if _, err := enqueue(n); err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestEnqueueStoresAll(t *testing.T) {
 		if string(r.Payload) != numbers {
 			t.Errorf("payload = %s", r.Payload)
 		}
-		if !r.RunAt.Equal(at.Add(n.Delay)) || r.Priority != -7 || r.MaxAttempts != 9 || *r.IdempotencyKey != n.IdempotencyKey || string(r.Metadata) != `{"tag": "x"}` {
+		if !r.RunAt.Equal(at.Add(n.Delay)) || r.Priority != -7 || r.MaxAttempts != 9 || *r.IdempotencyKey != n.IdempotencyKey || *r.Tenant != "acme" || string(r.Metadata) != `{"tag": "x"}` {
 			t.Errorf("%+v", r)
 		}
 		done, err := enqueue(run.New{Type: "a.b", Delay: time.Hour}, run.New{Type: "a.b", Delay: -time.Hour}, run.New{Type: "a.b", Payload: struct{ N int }{1}})
@@ -117,6 +117,7 @@ func TestKeys(t *testing.T) {
 		for name, n := range map[string]run.New{
 			"payload": {Type: "a.b", Payload: json.RawMessage(`{"a":1}`)},
 			"type":    {Type: "a.c", Payload: json.RawMessage(`{"a":1,"b":[2]}`)},
+			"tenant":  {Type: "a.b", Payload: json.RawMessage(`{"a":1,"b":[2]}`), Tenant: "acme"},
 		} {
 			n.IdempotencyKey, n.ID = "k", uuid.Must(uuid.NewV7())
 			_, err := enqueue(run.New{Type: "a.b", IdempotencyKey: "before " + name}, n, run.New{Type: "a.b"})

@@ -42,6 +42,7 @@ type Run struct {
 	Status         Status
 	Priority       int
 	IdempotencyKey *string
+	Tenant         *string
 	Payload        json.RawMessage
 	Result         json.RawMessage // of a succeeded run; nil also when the handler returned nothing
 	Error          json.RawMessage // the last failure as an object
@@ -76,7 +77,7 @@ var ErrNotFound = errors.New("run: not found")
 // Read returns the run with the given id, soft-deleted or not, or ErrNotFound.
 func Read(ctx context.Context, db DB, id uuid.UUID) (*Run, error) {
 	rows, _ := db.Query(ctx, `
-		SELECT id, type, status, priority, idempotency_key, payload, result, error, last_error, metadata,
+		SELECT id, type, status, priority, idempotency_key, tenant_id, payload, result, error, last_error, metadata,
 		       attempt, max_attempts, postponed, run_at, started_at, deadline_at, finished_at, held_at,
 		       lease_until, lease_no, leased_by, created_at, updated_at, deleted_at, delete_reason
 		FROM workflow_run

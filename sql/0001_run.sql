@@ -52,6 +52,7 @@ CREATE TABLE workflow_run (
     status          text COLLATE "C" NOT NULL DEFAULT 'pending',
     priority        integer     NOT NULL DEFAULT 0,
     idempotency_key text,
+    tenant_id       text,
 
     payload         jsonb       NOT NULL DEFAULT '{}',
     result          jsonb,
@@ -113,6 +114,7 @@ COMMENT ON COLUMN workflow_run.type IS 'Dotted lower-case name; workers lease by
 COMMENT ON COLUMN workflow_run.status IS 'pending, leased, succeeded, failed or cancelled.';
 COMMENT ON COLUMN workflow_run.priority IS '-100 to 100; higher is leased first.';
 COMMENT ON COLUMN workflow_run.idempotency_key IS 'At most one row that is not soft-deleted has a given key.';
+COMMENT ON COLUMN workflow_run.tenant_id IS 'Whose it is, for those who serve many: 1 to 200 characters; handlers may read it. Steps have that of their process; never changes.';
 COMMENT ON COLUMN workflow_run.payload IS 'The input: a JSON object of at most 256 kB and 64 levels; never changes.';
 COMMENT ON COLUMN workflow_run.result IS 'What the handler returned, once succeeded.';
 COMMENT ON COLUMN workflow_run.error IS 'The last failure as an object: code, message and more.';
@@ -218,6 +220,9 @@ BEGIN
     ELSIF NEW.idempotency_key IS NOT NULL AND length(NEW.idempotency_key) NOT BETWEEN 1 AND 200 THEN
         problem := format('idempotency_key has %s characters, allowed are 1 to 200', length(NEW.idempotency_key));
         fix := 'Use a shorter key, a hash for example, or leave it out.';
+    ELSIF NEW.tenant_id IS NOT NULL AND length(NEW.tenant_id) NOT BETWEEN 1 AND 200 THEN
+        problem := format('tenant_id has %s characters, allowed are 1 to 200', length(NEW.tenant_id));
+        fix := 'Use a shorter id, or leave it out.';
     ELSIF jsonb_typeof(NEW.payload) <> 'object' THEN
         problem := format('payload is a JSON %s, an object is required', jsonb_typeof(NEW.payload));
         fix := 'Wrap the value: {"value": …}.';
@@ -250,6 +255,7 @@ CREATE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
         AND NEW.result IS NULL AND NEW.error IS NULL AND NEW.last_error IS NULL
         AND isfinite(NEW.run_at) AND NEW.run_at >= '2000-01-01' AND NEW.run_at <= now() + interval '10 years'
         AND (NEW.idempotency_key IS NULL OR length(NEW.idempotency_key) BETWEEN 1 AND 200)
+        AND (NEW.tenant_id IS NULL OR length(NEW.tenant_id) BETWEEN 1 AND 200)
         AND jsonb_typeof(NEW.payload) = 'object' AND octet_length(NEW.payload::text) <= 262144
         -- Nothing that could hold more lies 64 levels below the top.
         AND NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
@@ -356,6 +362,9 @@ BEGIN
     IF NEW.payload <> OLD.payload THEN
         problem := 'payload never changes';
         fix := 'Cancel this run with SELECT workflow_cancel(id) and enqueue a new one.';
+    ELSIF NEW.tenant_id IS DISTINCT FROM OLD.tenant_id THEN
+        problem := 'tenant_id never changes';
+        fix := 'Cancel this run with SELECT workflow_cancel(id) and enqueue a new one.';
     ELSIF length(NEW.idempotency_key) NOT BETWEEN 1 AND 200 THEN
         problem := format('idempotency_key has %s characters, allowed are 1 to 200', length(NEW.idempotency_key));
         fix := 'Use a shorter key, a hash for example, or null for none.';
@@ -368,8 +377,8 @@ BEGIN
 END
 $fn$;
 
-CREATE TRIGGER workflow_run_input_guard AFTER UPDATE OF payload, idempotency_key, metadata ON workflow_run
-    FOR EACH ROW WHEN (NEW.payload <> OLD.payload
+CREATE TRIGGER workflow_run_input_guard AFTER UPDATE OF payload, idempotency_key, metadata, tenant_id ON workflow_run
+    FOR EACH ROW WHEN (NEW.payload <> OLD.payload OR NEW.tenant_id IS DISTINCT FROM OLD.tenant_id
         OR length(NEW.idempotency_key) NOT BETWEEN 1 AND 200
         OR jsonb_typeof(NEW.metadata) <> 'object' OR octet_length(NEW.metadata::text) > 16384
         OR jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")'))

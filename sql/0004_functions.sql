@@ -17,6 +17,7 @@ CREATE FUNCTION workflow_enqueue_once(
     idempotency_key text        DEFAULT NULL,
     metadata        jsonb       DEFAULT NULL,
     id              uuid        DEFAULT NULL,
+    tenant          text        DEFAULT NULL,
     OUT run         uuid,
     OUT existing    boolean
 )
@@ -33,11 +34,11 @@ BEGIN
             USING ERRCODE = 'insufficient_privilege', HINT = 'Commands to processes are for operators: see docs/roles.md.';
     END IF;
     FOR round IN 1..10 LOOP
-        INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata)
+        INSERT INTO workflow_run (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata, tenant_id)
         VALUES (given, workflow_enqueue_once.type, workflow_enqueue_once.payload,
                 coalesce(workflow_enqueue_once.run_at, now()) + coalesce(workflow_enqueue_once.delay, '0'),
                 workflow_enqueue_once.priority, workflow_enqueue_once.max_attempts,
-                workflow_enqueue_once.idempotency_key, workflow_enqueue_once.metadata)
+                workflow_enqueue_once.idempotency_key, workflow_enqueue_once.metadata, workflow_enqueue_once.tenant)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             run := given;
@@ -50,15 +51,16 @@ BEGIN
         ORDER BY r.id = given DESC
         LIMIT 1;
         IF FOUND AND other.type = workflow_enqueue_once.type AND other.payload = workflow_enqueue_once.payload
-           AND other.idempotency_key IS NOT DISTINCT FROM workflow_enqueue_once.idempotency_key THEN
+           AND other.idempotency_key IS NOT DISTINCT FROM workflow_enqueue_once.idempotency_key
+           AND other.tenant_id IS NOT DISTINCT FROM workflow_enqueue_once.tenant THEN
             run := other.id;
             existing := true;
             RETURN;
         ELSIF FOUND THEN
             -- Both ids come first, so that programs can tell them from what users wrote.
             RAISE EXCEPTION 'workflow_enqueue: new run % is refused: run % has the same %',
-                given, other.id, CASE WHEN other.id = given THEN 'id, with another type, payload or key'
-                    ELSE format('idempotency key %L, with another type or payload', workflow_enqueue_once.idempotency_key) END
+                given, other.id, CASE WHEN other.id = given THEN 'id, with another type, payload, key or tenant'
+                    ELSE format('idempotency key %L, with another type, payload or tenant', workflow_enqueue_once.idempotency_key) END
                 USING ERRCODE = 'unique_violation', TABLE = 'workflow_run',
                       CONSTRAINT = CASE WHEN other.id = given THEN 'workflow_run_pkey' ELSE 'workflow_run_idempotency_idx' END,
                       HINT = CASE WHEN other.id = given THEN 'Use another id for other work, or leave it out.'
@@ -70,7 +72,7 @@ BEGIN
         USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
 END
 $fn$;
-COMMENT ON FUNCTION workflow_enqueue_once(text, jsonb, timestamptz, interval, integer, integer, text, jsonb, uuid) IS
+COMMENT ON FUNCTION workflow_enqueue_once(text, jsonb, timestamptz, interval, integer, integer, text, jsonb, uuid, text) IS
     'workflow_enqueue for programs: returns the run and whether it existed already.';
 
 -- SELECT workflow_enqueue('billing.invoice_charge.v1', '{"invoice": 7}', delay => '5 minutes');
@@ -83,12 +85,13 @@ CREATE FUNCTION workflow_enqueue(
     max_attempts    integer     DEFAULT 3,
     idempotency_key text        DEFAULT NULL,
     metadata        jsonb       DEFAULT NULL,
-    id              uuid        DEFAULT NULL
+    id              uuid        DEFAULT NULL,
+    tenant          text        DEFAULT NULL
 ) RETURNS uuid
 LANGUAGE sql
-RETURN (workflow_enqueue_once(type, payload, run_at, delay, priority, max_attempts, idempotency_key, metadata, id)).run;
-COMMENT ON FUNCTION workflow_enqueue(text, jsonb, timestamptz, interval, integer, integer, text, jsonb, uuid) IS
-    'Enqueues a run and returns its id. The same idempotency key with the same type and payload returns the run that exists; with others it is an error that names both.';
+RETURN (workflow_enqueue_once(type, payload, run_at, delay, priority, max_attempts, idempotency_key, metadata, id, tenant)).run;
+COMMENT ON FUNCTION workflow_enqueue(text, jsonb, timestamptz, interval, integer, integer, text, jsonb, uuid, text) IS
+    'Enqueues a run and returns its id. The same idempotency key with the same type, payload and tenant returns the run that exists; with others it is an error that names both.';
 
 -- Final: the lease token goes with the same statement, so nothing a worker reports
 -- afterwards is recorded.

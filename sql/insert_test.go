@@ -64,6 +64,8 @@ func TestRefusedInserts(t *testing.T) {
 		{"S24 id", with("id", "'abc'"), "22P02", "", []string{"uuid", "abc"}},
 		{"S27 empty key", with("idempotency_key", "''"), "23514", "leave it out", []string{"idempotency_key has 0 characters", "1 to 200"}},
 		{"S27 long key", with("idempotency_key", "repeat('k', 5000)"), "23514", "hash", []string{"idempotency_key has 5000 characters", "1 to 200"}},
+		{"empty tenant", with("tenant_id", "''"), "23514", "leave it out", []string{"tenant_id has 0 characters", "1 to 200"}},
+		{"long tenant", with("tenant_id", "repeat('t', 201)"), "23514", "shorter", []string{"tenant_id has 201 characters", "1 to 200"}},
 		{"metadata", with("metadata", "'[]'"), "23514", "an object such as", []string{"metadata is a JSON array"}},
 		{"large metadata", with("metadata", "jsonb_build_object('a', repeat('x', 20000))"), "23514", "tags", []string{"metadata has 20009 bytes", "16384"}},
 		{"lease token", with("lease_token", "gen_random_uuid()"), "23514", "Leave out", []string{"lease"}},
@@ -101,6 +103,7 @@ func TestAcceptedInserts(t *testing.T) {
 		`(type, payload) VALUES ('a.b', jsonb_build_object('a', repeat('[{', 1000)))`,
 		`(type, run_at) VALUES ('a.b', '2000-01-02'), ('a.b', now() + interval '9 years')`,
 		`(type, idempotency_key) VALUES ('a.b', repeat('k', 200))`,
+		`(type, tenant_id) VALUES ('a.b', repeat('t', 200))`,
 		`(type, metadata) VALUES ('a.b', '{"tag": "nightly"}')`,
 		`(type, held_at) VALUES ('a.b', now())`,
 	} {

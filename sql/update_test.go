@@ -31,6 +31,7 @@ func TestRefusedUpdates(t *testing.T) {
 		{"run_at", pending, `run_at = '1999-01-01'`, "from the year 2000", []string{"run_at 1999-01-01"}},
 		{"lease_no", leased, `lease_no = 0`, "Leave lease_no", []string{"lease_no never goes down"}},
 		{"empty key", pending, `idempotency_key = ''`, "null for none", []string{"idempotency_key has 0 characters"}},
+		{"tenant", pending, `tenant_id = 'other'`, "enqueue a new one", []string{"tenant_id never changes"}},
 		{"long key", pending, `idempotency_key = repeat('k', 201)`, "hash", []string{"idempotency_key has 201 characters"}},
 		{"metadata", pending, `metadata = '[]'`, "tags", []string{"metadata", "16384 bytes and 64 levels"}},
 		{"deep metadata", pending, `metadata = ` + nested(65), "tags", []string{"metadata", "16384 bytes and 64 levels"}},

@@ -47,6 +47,7 @@ var info = run.Info{
 	MaxAttempts:    5,
 	LeaseNo:        7,
 	IdempotencyKey: "order 17",
+	Tenant:         "acme",
 	Metadata:       json.RawMessage(`{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01","x":1}`),
 }
 

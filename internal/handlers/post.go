@@ -82,6 +82,9 @@ func (w *web) request(ctx context.Context, payload json.RawMessage) (*http.Reque
 	req.Header.Set("Workflow-Attempt", strconv.Itoa(info.Attempt))
 	req.Header.Set("Workflow-Lease-No", strconv.FormatInt(info.LeaseNo, 10))
 	req.Header.Set("Idempotency-Key", idempotencyKey(info))
+	if info.Tenant != "" && headerSafe(info.Tenant) {
+		req.Header.Set("Workflow-Tenant", info.Tenant)
+	}
 	if parent := traceparent(info); parent != "" {
 		req.Header.Set("Traceparent", parent)
 	}

@@ -56,6 +56,7 @@ func TestPost(t *testing.T) {
 			"Workflow-Type":     "media.thumb.v1",
 			"Workflow-Attempt":  "2",
 			"Workflow-Lease-No": "7",
+			"Workflow-Tenant":   "acme",
 			"Idempotency-Key":   "order 17",
 			"Traceparent":       "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 			"Authorization":     "Bearer s3cret-token",

@@ -135,6 +135,9 @@ func (p *program) environment(info run.Info) []string {
 		key = info.ID.String()
 	}
 	env = append(env, "WORKFLOW_IDEMPOTENCY_KEY="+key)
+	if info.Tenant != "" {
+		env = append(env, "WORKFLOW_TENANT="+info.Tenant)
+	}
 	if parent := traceparent(info); parent != "" {
 		env = append(env, "TRACEPARENT="+parent)
 	}

@@ -179,7 +179,7 @@ func TestProgramEnvironment(t *testing.T) {
 		"A=b=c", "ACT=environment", "EMPTY=", "LISTED=from the worker", "PATH=/usr/local/bin:/usr/bin:/bin",
 		"TRACEPARENT=00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "WORKFLOW_ATTEMPT=2",
 		"WORKFLOW_IDEMPOTENCY_KEY=order 17", "WORKFLOW_LEASE_NO=7", "WORKFLOW_MAX_ATTEMPTS=5",
-		"WORKFLOW_RUN_ID=" + info.ID.String(), "WORKFLOW_TYPE=media.thumb.v1",
+		"WORKFLOW_RUN_ID=" + info.ID.String(), "WORKFLOW_TENANT=acme", "WORKFLOW_TYPE=media.thumb.v1",
 	}
 	if !slices.Equal(child.Env, wantEnv) {
 		t.Errorf("environment = %q, want %q", child.Env, wantEnv)

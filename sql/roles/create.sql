@@ -94,7 +94,7 @@ BEGIN
     -- What the programs look at when they start.
     EXECUTE format('GRANT SELECT ON workflow_schema TO %I, %I, %I, %I', named || '_enqueue', named || '_worker', named || '_dispatcher', named || '_viewer');
 
-    EXECUTE format('GRANT INSERT (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata), SELECT (id) ON workflow_run TO %I', named || '_enqueue');
+    EXECUTE format('GRANT INSERT (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata, tenant_id), SELECT (id) ON workflow_run TO %I', named || '_enqueue');
     EXECUTE format('GRANT INSERT (event_uuid, aggregate_id, event_type, payload, headers) ON outbox_event TO %I, %I', named || '_enqueue', named || '_worker');
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_uuid() TO %I, %I', named || '_enqueue', named || '_worker');
     FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
