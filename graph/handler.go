@@ -1,12 +1,14 @@
 package graph
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
@@ -79,6 +81,9 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 	if p.Priority < -100 || p.Priority > 100 {
 		return Started{}, run.Permanent(fmt.Errorf("priority: %d is outside -100 to 100", p.Priority))
 	}
+	if utf8.RuneCountInString(p.Tenant) > 200 {
+		return Started{}, run.Permanent(errors.New("tenant: use at most 200 characters"))
+	}
 	process, err := e.find(ctx, p.Process, p.Version)
 	if err != nil {
 		return Started{}, err
@@ -88,8 +93,8 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 		s.Instance = run.FromContext(ctx).ID
 		if p.Key != "" {
 			name := p.Process + "\x00" + p.Key
-			if p.Tenant != "" {
-				name += "\x00" + p.Tenant
+			if tenant := cmp.Or(p.Tenant, run.FromContext(ctx).Tenant); tenant != "" {
+				name += "\x00" + tenant
 			}
 			s.Instance = uuid.NewSHA1(keys, []byte(name))
 		}

@@ -29,6 +29,7 @@ type instance struct {
 	process  *Process
 	status   Status
 	priority int
+	tenant   string // empty: none
 	paused   bool
 	input    json.RawMessage
 	facts    facts            // of the nodes that may be read

@@ -133,9 +133,9 @@ func (w *writer) meet(all []*instance) {
 			), taken AS (
 				UPDATE message m SET token_id = p.token_id FROM served p WHERE m.id = p.id
 			)
-			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at)
 			SELECT p.token_id, $3, p.node || CASE WHEN p.at LIKE 'on/%' THEN '/' || p.at ELSE '' END,
-			       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id, 'visit', t.version)), 1000, i.priority, i.paused_at
+			       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id, 'visit', t.version)), 1000, i.priority, i.tenant_id, i.paused_at
 			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
 			slotNames, slotKeys, arriveType)
 	}
@@ -147,8 +147,8 @@ func (w *writer) meet(all []*instance) {
 				WHERE w.name = s.name COLLATE "C" AND w.key IS NULL
 				RETURNING w.token_id, w.place, w.node, s.signal
 			)
-			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
-			SELECT p.token_id, $3, p.node, jsonb_strip_nulls(jsonb_build_object('at', nullif(p.place, ''), 'signal', p.signal, 'visit', t.version)), 1000, i.priority, i.paused_at
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at)
+			SELECT p.token_id, $3, p.node, jsonb_strip_nulls(jsonb_build_object('at', nullif(p.place, ''), 'signal', p.signal, 'visit', t.version)), 1000, i.priority, i.tenant_id, i.paused_at
 			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
 			w.signals, w.signalNames, arriveType)
 	}

@@ -38,7 +38,7 @@ type StartPayload struct {
 	Key      string          `json:"key,omitzero"`      // at most one instance of the process and tenant has it, until that is purged; not together with ID
 	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process, key and tenant, or the run's own
 	Priority int             `json:"priority,omitzero"` // of all its steps
-	Tenant   string          `json:"tenant,omitzero"`
+	Tenant   string          `json:"tenant,omitzero"`   // of all its steps, and of what it calls; none: the run's own
 
 	Parent *parentPayload `json:"parent,omitzero"` // set by call nodes only
 }

@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,7 +46,7 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch []l
 		}
 		delete(fresh, b.started.Instance) // of two in one batch the first
 		i := newInstance()
-		i.id, i.process, i.status, i.priority, i.input = b.started.Instance, processes[b.started.Definition], Created, b.asked.Priority, b.asked.Input
+		i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, processes[b.started.Definition], Created, b.asked.Priority, b.asked.Tenant, b.asked.Input
 		if p := b.asked.Parent; p != nil {
 			i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
 			if i.paused = s.owners[p.Token].paused; i.paused {
@@ -69,6 +70,7 @@ func (s *scene) births(batch []lease.Settlement) (all []birth, err error) {
 		if err := errors.Join(json.Unmarshal(settled.Payload, &b.asked), json.Unmarshal(settled.Result, &b.started)); err != nil {
 			return nil, err
 		}
+		b.asked.Tenant = cmp.Or(b.asked.Tenant, settled.Tenant) // a called one has that of its caller's row
 		if len(b.asked.Input) == 0 {
 			b.asked.Input = json.RawMessage("{}")
 		}

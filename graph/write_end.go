@@ -65,9 +65,9 @@ func (w *writer) ends(all []*instance) {
 		instances, tokens, append([]uuid.UUID{}, w.consumed...), matchType)
 	w.do(`UPDATE user_task SET state = 'cancelled', version = version + 1 WHERE token_id IN `+gone+` AND state = 'open'`, instances, tokens)
 	w.do(`
-		INSERT INTO workflow_run (type, payload, max_attempts)
+		INSERT INTO workflow_run (type, payload, tenant_id, max_attempts)
 		SELECT $3, jsonb_build_object('instance', c.id, 'reason', 'nobody waits for it any more')
-		           || CASE WHEN c.undone_with_parent AND p.status <> 'CANCELLED' THEN '{"compensate": true}' ELSE '{}' END::jsonb, 1000
+		           || CASE WHEN c.undone_with_parent AND p.status <> 'CANCELLED' THEN '{"compensate": true}' ELSE '{}' END::jsonb, c.tenant_id, 1000
 		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
 		WHERE c.parent_token_id IN `+gone+` AND c.completed_at IS NULL`, instances, tokens, CancelType)
 }

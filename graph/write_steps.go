@@ -14,7 +14,7 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 		w.do(`UPDATE message SET consumed_at = now() WHERE id = ANY ($1)`, w.consumed)
 	}
 	var tokens []uuid.UUID
-	var types, nodes, payloads []string
+	var types, nodes, payloads, tenants []string
 	var attempts, priorities []int
 	var delays []float64
 	var until []*time.Time
@@ -25,7 +25,7 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 			if alive(s.token.state) == 0 {
 				continue
 			}
-			tokens, types, nodes = append(tokens, s.token.id), append(types, s.typ), append(nodes, s.node)
+			tokens, tenants, types, nodes = append(tokens, s.token.id), append(tenants, i.tenant), append(types, s.typ), append(nodes, s.node)
 			payloads, held = append(payloads, string(s.payload)), append(held, i.paused)
 			attempts, priorities = append(attempts, s.attempts), append(priorities, i.priority)
 			delays = append(delays, s.due.after.Seconds())
@@ -49,16 +49,17 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	// A tick is due by the schedule, not by when the one before was noticed; those that were
 	// missed meanwhile are passed over.
 	w.do(`
-		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at, run_at)
-		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority, CASE WHEN n.held THEN now() END,
+		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at, run_at)
+		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority,
+		       nullif(n.tenant, ''), CASE WHEN n.held THEN now() END,
 		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, now()), now() + interval '9 years')
 		            WHEN b.run_at IS NOT NULL THEN b.run_at + n.delay * interval '1 second'
 		                * greatest(1, ceil(extract(epoch FROM now() - b.run_at) / n.delay::numeric))::float8
 		            ELSE now() + n.delay * interval '1 second' END
-		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::float8[], $8::timestamptz[], $9::uuid[], $10::boolean[])
-		  AS n (token, type, node, payload, attempts, priority, delay, until, previous, held)
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::float8[], $8::timestamptz[], $9::uuid[], $10::boolean[], $11::text[])
+		  AS n (token, type, node, payload, attempts, priority, delay, until, previous, held, tenant)
 		LEFT JOIN workflow_run b ON b.id = n.previous`,
-		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, held)
+		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, held, tenants)
 }
 
 // undos enqueues undo steps: each gets what the step had been given, and what it had returned, unless
@@ -77,10 +78,10 @@ func (w *writer) undos(all []*instance) {
 		UPDATE compensation_record c SET undo_run_id = workflow_uuid()
 		WHERE id = ANY ($1)`, records)
 	w.do(`
-		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, held_at, run_at)
+		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, tenant_id, held_at, run_at)
 		SELECT c.undo_run_id, n.token, c.handler_ref, c.node_id || '/undo',
 		       CASE WHEN octet_length(p.payload::text) <= $3 AND NOT jsonb_path_exists(p.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
-		            THEN p.payload ELSE p.payload - 'input' - 'output' END, r.max_attempts, i.priority, i.paused_at, greatest(now(), c.not_before)
+		            THEN p.payload ELSE p.payload - 'input' - 'output' END, r.max_attempts, i.priority, i.tenant_id, i.paused_at, greatest(now(), c.not_before)
 		FROM unnest($1::uuid[], $2::uuid[]) AS n (token, record)
 		JOIN compensation_record c ON c.id = n.record
 		JOIN workflow_run r ON r.id = c.run_id
@@ -122,6 +123,7 @@ func (w *writer) tasks(all []*instance) {
 func (w *writer) children(all []*instance) {
 	var starts, news []json.RawMessage
 	var priorities []int
+	var tenants []string
 	var tokens []uuid.UUID
 	var visits []int64
 	for _, i := range all {
@@ -138,7 +140,7 @@ func (w *writer) children(all []*instance) {
 			if err != nil {
 				panic(err) // it was JSON before
 			}
-			starts, priorities = append(starts, text), append(priorities, i.priority)
+			starts, priorities, tenants = append(starts, text), append(priorities, i.priority), append(tenants, i.tenant)
 		}
 		if i.parent != nil && i.status.Final() {
 			tokens, visits = append(tokens, i.parent.token), append(visits, i.parent.visit)
@@ -147,13 +149,14 @@ func (w *writer) children(all []*instance) {
 	}
 	if len(starts) > 0 {
 		w.do(`
-			INSERT INTO workflow_run (type, payload, priority, max_attempts)
-			SELECT $1, payload, priority, 1000 FROM unnest($2::jsonb[], $3::int[]) AS n (payload, priority)`, StartType, starts, priorities)
+			INSERT INTO workflow_run (type, payload, priority, tenant_id, max_attempts)
+			SELECT $1, n.payload, n.priority, nullif(n.tenant, ''), 1000
+			FROM unnest($2::jsonb[], $3::int[], $4::text[]) AS n (payload, priority, tenant)`, StartType, starts, priorities, tenants)
 	}
 	if len(tokens) > 0 {
 		w.do(`
-			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, held_at)
-			SELECT t.id, $1, t.node, n.payload, 1000, p.priority, p.paused_at
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at)
+			SELECT t.id, $1, t.node, n.payload, 1000, p.priority, p.tenant_id, p.paused_at
 			FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS n (token, visit, payload)
 			JOIN process_token t ON t.id = n.token AND t.version = n.visit AND t.state = 'Waiting'
 			JOIN process_instance p ON p.id = t.instance_id

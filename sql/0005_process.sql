@@ -90,6 +90,7 @@ CREATE TABLE process_instance (
     CONSTRAINT process_instance_status_check
         CHECK (status IN ('CREATED', 'IN_PROGRESS', 'WAITING', 'COMPLETED', 'FAILED', 'CANCELLED')),
     CONSTRAINT process_instance_version_check CHECK (version > 0),
+    CONSTRAINT process_instance_tenant_check CHECK (length(tenant_id) BETWEEN 1 AND 200),
     CONSTRAINT process_instance_count_check
         CHECK (live_tokens >= 0 AND ready_tokens >= 0 AND joining_tokens >= 0 AND ready_tokens + joining_tokens <= live_tokens),
     CONSTRAINT process_instance_completed_check
@@ -109,6 +110,7 @@ CREATE INDEX process_instance_key_idx ON process_instance (business_key) WHERE b
 
 COMMENT ON TABLE  process_instance IS 'One execution of a process.';
 COMMENT ON COLUMN process_instance.status IS 'CREATED, IN_PROGRESS, WAITING, COMPLETED, FAILED or CANCELLED.';
+COMMENT ON COLUMN process_instance.tenant_id IS 'Whose it is: its steps, timers and undo steps have it, and the instances that it calls; never changes.';
 COMMENT ON COLUMN process_instance.input_payload IS 'What it was started with; never changes.';
 COMMENT ON COLUMN process_instance.version IS 'Grows by one with each transaction that changes the instance.';
 COMMENT ON COLUMN process_instance.live_tokens IS 'Tokens that are not Completed, Failed or Terminated; at zero the instance is over.';
@@ -207,10 +209,10 @@ COMMENT ON COLUMN join_arrival.surplus IS 'Over this edge one had come before: t
 CREATE FUNCTION process_step_cut_off() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
-    INSERT INTO workflow_run (type, payload, priority)
+    INSERT INTO workflow_run (type, payload, priority, tenant_id)
     SELECT 'graph.cut_off.v1', jsonb_build_object('token', t.id, 'visit', t.version, 'reason', coalesce(nullif(NEW.delete_reason, ''), NEW.last_error, 'cancelled'))
                || CASE WHEN NEW.token_id IS NULL THEN '{"code": "child_not_started"}' ELSE '{}' END::jsonb,
-           NEW.priority
+           NEW.priority, NEW.tenant_id
     FROM process_token t
     WHERE t.id = coalesce(NEW.token_id, CASE WHEN NEW.payload->'parent'->>'token' ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
                                              THEN (NEW.payload->'parent'->>'token')::uuid END)
@@ -505,11 +507,11 @@ BEGIN
         RAISE EXCEPTION 'process_instance %: % is final', OLD.id, OLD.status
             USING ERRCODE = 'integrity_constraint_violation', HINT = 'Start another instance.';
     END IF;
-    RAISE EXCEPTION 'process_instance %: id, definition, input, parent and the time of its creation never change', OLD.id
+    RAISE EXCEPTION 'process_instance %: id, definition, tenant, input, parent and the time of its creation never change', OLD.id
         USING ERRCODE = 'integrity_constraint_violation', HINT = 'Cancel it, and start another instance.';
 END
 $fn$;
-CREATE TRIGGER process_instance_kept AFTER UPDATE OF id, process_definition_id, input_payload, parent_process_instance_id, parent_token_id, parent_visit,
+CREATE TRIGGER process_instance_kept AFTER UPDATE OF id, process_definition_id, tenant_id, input_payload, parent_process_instance_id, parent_token_id, parent_visit,
         undone_with_parent, created_at ON process_instance
     FOR EACH ROW WHEN (current_setting('workflow.advance', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION process_instance_guard();
 CREATE TRIGGER process_instance_final AFTER UPDATE OF status ON process_instance
