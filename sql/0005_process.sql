@@ -295,23 +295,41 @@ COMMENT ON TABLE user_task IS 'Tasks for people.';
 COMMENT ON COLUMN user_task.version IS 'Grows with each change; say which one you saw, and nobody''s change is overwritten.';
 
 -- SELECT process_task_assign('…', 'anna');  NULL releases it.
-CREATE FUNCTION process_task_assign(task uuid, assignee text, version bigint DEFAULT NULL) RETURNS text
+-- Without a version nobody loses a task to somebody else: it is only taken or given away by whom it is assigned to.
+CREATE FUNCTION process_task_assign(task uuid, assignee text, version bigint DEFAULT NULL, by text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    who  text := coalesce(process_task_assign.by, concat_ws(' ', session_user, nullif(current_setting('application_name'), '')));
+    was  user_task;
+    t    user_task;
+    last bigint;
 BEGIN
-    UPDATE user_task t SET assignee = process_task_assign.assignee, version = t.version + 1
-    WHERE t.id = task AND t.state = 'open' AND t.version = coalesce(process_task_assign.version, t.version)
-      AND (process_task_assign.version IS NOT NULL OR process_task_assign.assignee IS NULL
-           OR t.assignee IS NULL OR t.assignee = process_task_assign.assignee);
-    IF FOUND THEN
-        RETURN coalesce('assigned to ' || assignee, 'released');
+    IF process_task_assign.assignee !~ '\S' OR process_task_assign.by !~ '\S' THEN
+        RAISE EXCEPTION 'process_task_assign: a name is empty'
+            USING ERRCODE = 'check_violation', HINT = 'Name a person; NULL as assignee releases the task.';
     END IF;
-    RETURN coalesce((SELECT CASE WHEN t.state <> 'open' THEN 'too late: ' || t.state
-                                 ELSE format('conflict: assigned to %s, version %s', coalesce(t.assignee, 'nobody'), t.version) END
-                     FROM user_task t WHERE t.id = task), 'not found');
+    PERFORM FROM process_instance i WHERE i.id = (SELECT u.instance_id FROM user_task u WHERE u.id = task) FOR NO KEY UPDATE; -- before the task, as all do
+    SELECT * INTO was FROM user_task u WHERE u.id = task FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'not found';
+    ELSIF was.state <> 'open' THEN
+        RETURN 'too late: ' || was.state;
+    ELSIF process_task_assign.version <> was.version
+       OR process_task_assign.version IS NULL AND was.assignee NOT IN (coalesce(process_task_assign.assignee, ''), coalesce(process_task_assign.by, '')) THEN
+        RETURN format('conflict: assigned to %s, version %s', coalesce(was.assignee, 'nobody'), was.version);
+    ELSIF was.assignee IS NOT DISTINCT FROM process_task_assign.assignee THEN
+        RETURN coalesce('assigned to ' || was.assignee, 'released'); -- as it was
+    END IF;
+    UPDATE user_task u SET assignee = process_task_assign.assignee, version = u.version + 1 WHERE u.id = task RETURNING u.* INTO t;
+    UPDATE process_instance i SET version = i.version + 1, updated_at = now() WHERE i.id = t.instance_id RETURNING i.version INTO last;
+    INSERT INTO process_event (instance_id, token_id, event_type, node, version, data)
+    VALUES (t.instance_id, t.token_id, CASE WHEN t.assignee IS NULL THEN 'task.released' WHEN was.assignee IS NULL THEN 'task.claimed' ELSE 'task.assigned' END, t.node, last,
+            jsonb_build_object('by', who, 'assignee', t.assignee, 'version', t.version));
+    RETURN coalesce('assigned to ' || t.assignee, 'released');
 END
 $fn$;
-COMMENT ON FUNCTION process_task_assign(uuid, text, bigint) IS
-    'Claims or releases a task; with the version that was seen, also takes it from somebody. Answers assigned to …, released, conflict: …, too late: …, or not found.';
+COMMENT ON FUNCTION process_task_assign(uuid, text, bigint, text) IS
+    'Claims a task, or releases it; with the version that was seen, also takes it from somebody. by says who does that; without, it is the role and application. Answers assigned to …, released, conflict: …, too late: …, or not found.';
 
 -- Used by the engine: the one place where a task is completed.
 CREATE FUNCTION process_task_finish(task uuid, who text, output jsonb, version bigint) RETURNS void
@@ -321,12 +339,16 @@ DECLARE
 BEGIN
     UPDATE user_task u
     SET state = 'completed', completed_at = clock_timestamp(), completed_by = who, output = process_task_finish.output, version = u.version + 1
-    WHERE u.id = task AND u.state = 'open' AND coalesce(u.assignee, who) = who AND u.version = coalesce(process_task_finish.version, u.version);
+    WHERE u.id = task AND u.state = 'open' AND coalesce(u.assignee, who) = who AND u.version = coalesce(process_task_finish.version, u.version)
+    RETURNING u.* INTO t;
     IF NOT FOUND THEN
         SELECT * INTO t FROM user_task u WHERE u.id = task;
         RAISE EXCEPTION 'task % cannot be completed by %: it is %, assigned to %, version %', task, who, t.state, coalesce(t.assignee, 'nobody'), t.version
             USING ERRCODE = 'check_violation', HINT = 'Look at the task again.';
     END IF;
+    INSERT INTO process_event (instance_id, token_id, event_type, node, version, data)
+    VALUES (t.instance_id, t.token_id, 'task.completed', t.node, (SELECT i.version + 1 FROM process_instance i WHERE i.id = t.instance_id),
+            jsonb_build_object('by', who, 'assignee', t.assignee, 'version', t.version));
 END
 $fn$;
 
