@@ -103,6 +103,7 @@ func (i *instance) endAll() {
 // one by one.
 func (i *instance) forget() {
 	c := &i.changes
-	c.steps, c.waits, c.tasks, c.children, c.undo, c.incidents = nil, nil, nil, nil, nil, nil
+	c.steps, c.waits, c.tasks, c.children, c.undo = nil, nil, nil, nil, nil
+	c.unopen(func(*token) bool { return true })
 	i.incidents = 0
 }

@@ -64,6 +64,7 @@ type Started struct {
 type CancelPayload struct {
 	Instance uuid.UUID `json:"instance"`
 	Reason   string    `json:"reason,omitzero"`
+	By       string    `json:"by,omitzero"` // who asks for it; none: the role that has enqueued the run
 
 	// Compensate undoes what was done before the instance is cancelled.
 	Compensate bool `json:"compensate,omitzero"`
@@ -113,6 +114,8 @@ type taskRef struct {
 type RetryPayload struct {
 	Incident uuid.UUID `json:"incident,omitzero"`
 	Instance uuid.UUID `json:"instance,omitzero"`
+
+	By string `json:"by,omitzero"` // who asks for it; none: the role that has enqueued the run
 
 	// Force has a join that cannot be satisfied go on with the tokens that have come.
 	Force bool `json:"force,omitzero"`

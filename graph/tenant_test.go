@@ -35,7 +35,9 @@ func TestTenantAndPriority(t *testing.T) {
 		id := query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run `+start+` RETURNING id`, p)
 		s.waitsFor(1)
 		s.enqueue("graph.signal.v1", `{"name": "open"}`)
-		pgtest.Await(t, "the message to be waited for", func() bool { return query[int](t, s.pool, `SELECT count(*) FROM message_wait WHERE name = 'paid'`) == 1 })
+		pgtest.Await(t, "the message to be waited for", func() bool {
+			return query[int](t, s.pool, `SELECT count(*) FROM message_wait WHERE name = 'paid'`) == 1
+		})
 		s.enqueue("graph.message.v1", fmt.Sprintf(`{"name": "paid", "key": "k", "id": %q}`, id))
 		s.status(id, graph.Failed)
 		const tree = `WITH RECURSIVE tree AS (SELECT id FROM process_instance WHERE id = $1

@@ -70,11 +70,13 @@ func (i *instance) stop(t *token, code, message string) {
 func (i *instance) open(x incident) {
 	i.incidents++
 	i.changes.incidents = append(i.changes.incidents, x)
+	i.changes.events = append(i.changes.events, event{token: x.token, name: incidentOpened, node: x.node, data: map[string]any{"code": x.code}})
 	if x.token != nil {
 		x.token.stopped = true
-		i.event(x.token, "incident.opened", map[string]any{"code": x.code})
 	}
 }
+
+const incidentOpened = "incident.opened"
 
 // resolve ends the incident of a token, if it has one.
 func (i *instance) resolve(t *token) {
@@ -83,7 +85,13 @@ func (i *instance) resolve(t *token) {
 	}
 	t.stopped = false
 	i.incidents--
-	i.changes.incidents = filter(i.changes.incidents, func(x incident) bool { return x.token != t })
+	i.changes.unopen(func(of *token) bool { return of == t })
+}
+
+// unopen drops incidents of this decision that are over already: nobody is told of them.
+func (c *changes) unopen(over func(*token) bool) {
+	c.incidents = filter(c.incidents, func(x incident) bool { return !over(x.token) })
+	c.events = filter(c.events, func(e event) bool { return e.name != incidentOpened || !over(e.token) })
 }
 
 // setState changes a token's state, and counts.

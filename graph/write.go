@@ -50,6 +50,7 @@ func (w *writer) write(ctx context.Context) error {
 		if err := outbox.Queue(w.ready(), w.events...); err != nil {
 			return err
 		}
+		w.events = nil
 	}
 	if w.tx.mode == keptPlans {
 		w.plan(ownPlans) // for whoever comes after us
@@ -58,7 +59,7 @@ func (w *writer) write(ctx context.Context) error {
 	if err := w.send(ctx); err != nil {
 		return fmt.Errorf("move process instances: %w", err)
 	}
-	return nil
+	return outbox.Append(ctx, w.tx, w.events...) // those that the answers have brought
 }
 
 // changes writes what was decided about instances.

@@ -26,6 +26,9 @@ func (w *writer) ends(all []*instance) {
 			tokens = append(tokens, t.id)
 		}
 	}
+	if len(w.resolved) > 0 { // first: the token that is tried again leaves its node, too
+		w.resolve(`x.id = ANY ($1)`, asker(RetryType, `r.result->>'incident' = x.id::text`), w.resolved)
+	}
 	if len(instances)+len(tokens) == 0 {
 		return
 	}
@@ -34,14 +37,10 @@ func (w *writer) ends(all []*instance) {
 			UPDATE process_token
 			SET state = 'Terminated', version = version + 1, updated_at = statement_timestamp()
 			WHERE instance_id = ANY ($1) AND state IN ('Created', 'Ready', 'Waiting') AND id <> ALL ($2)`, instances, stays)
-		w.do(`
-			UPDATE incident SET resolved_at = now(), resolved_by = 'the end of the instance'
-			WHERE instance_id = ANY ($1) AND resolved_at IS NULL`, instances)
+		w.resolve(`x.instance_id = ANY ($1)`, `'the end of the instance'`, instances)
 	}
 	if len(tokens) > 0 {
-		w.do(`
-			UPDATE incident SET resolved_at = now(), resolved_by = 'its token has moved on'
-			WHERE token_id = ANY ($1) AND resolved_at IS NULL`, tokens)
+		w.resolve(`x.token_id = ANY ($1)`, `'its token has moved on'`, tokens)
 	}
 	gone := `(SELECT id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2))`
 	w.do(`DELETE FROM message_wait WHERE instance_id = ANY ($1) OR token_id = ANY ($2)`, instances, tokens)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
@@ -20,19 +21,59 @@ func (w *writer) incidents(all []*instance) {
 			}
 			owners, tokens = append(owners, i.id), append(tokens, token)
 			nodes, codes, messages = append(nodes, x.node), append(codes, x.code), append(messages, firstLine(x.message))
-			w.emit(i, "incident.opened", map[string]any{"code": x.code, "node": x.node})
 		}
 	}
 	if len(owners) > 0 {
-		w.do(`
+		w.tells("incident.opened", `
 			INSERT INTO incident (instance_id, token_id, node, code, message)
-			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[])`, owners, tokens, nodes, codes, messages)
+			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[])
+			RETURNING id, instance_id, node, code, resolved_by`, owners, tokens, nodes, codes, messages)
 	}
-	if len(w.resolved) > 0 {
-		w.do(`
-			UPDATE incident SET resolved_at = now(), resolved_by = concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))
-			WHERE id = ANY ($1) AND resolved_at IS NULL`, w.resolved)
-	}
+}
+
+// resolve ends the incidents that are meant, and tells of it. by is an expression: what has ended them.
+func (w *writer) resolve(which, by string, ids []uuid.UUID) {
+	w.tells("incident.resolved", `
+		WITH over AS (
+			UPDATE incident x SET resolved_at = now(), resolved_by = `+by+`
+			WHERE `+which+` AND x.resolved_at IS NULL
+			RETURNING x.id, x.instance_id, x.token_id, x.node, x.code, x.resolved_by
+		), told AS (
+			INSERT INTO process_event (instance_id, token_id, event_type, node, version, data)
+			SELECT o.instance_id, o.token_id, 'incident.resolved', nullif(o.node, ''), (SELECT i.version FROM process_instance i WHERE i.id = o.instance_id),
+			       jsonb_build_object('incident', o.id, 'code', o.code, 'by', o.resolved_by)
+			FROM over o
+		)
+		SELECT id, instance_id, node, code, resolved_by FROM over`, ids)
+}
+
+// tells has an event leave the database for each incident that a statement returns.
+func (w *writer) tells(name, sql string, args ...any) {
+	w.ask(func(rows pgx.Rows) error {
+		var id, owner uuid.UUID
+		var node, code string
+		var by *string
+		_, err := pgx.ForEachRow(rows, []any{&id, &owner, &node, &code, &by}, func() error {
+			data := map[string]any{"incident": id, "code": code, "node": node}
+			if by != nil {
+				data["by"] = *by
+			}
+			w.emit(w.scene.instances[owner], name, data)
+			return nil
+		})
+		return err
+	}, sql, args...)
+}
+
+// role is who is connected.
+const role = `concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))`
+
+// asker is an expression for who has asked for what is written: it stands in the run r of a type, which
+// this transaction has settled.
+func asker(typ, which string) string {
+	return `coalesce((SELECT coalesce(nullif(r.payload->>'by', ''), r.created_by) FROM workflow_run r
+			WHERE r.status = 'succeeded' AND r.token_id IS NULL AND r.finished_at >= now() AND r.type = '` + typ + `' AND ` + which + `
+			ORDER BY r.finished_at DESC LIMIT 1), ` + role + `)`
 }
 
 // statusEvents are the outbox events that tell of a new status.
@@ -71,7 +112,8 @@ func (w *writer) history(all []*instance) {
 	if len(owners) > 0 {
 		w.do(`
 			INSERT INTO process_state_history (instance_id, from_status, to_status, version, reason, actor)
-			SELECT n.instance, n.was, n.is, i.version, nullif(n.reason, ''), concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))
+			SELECT n.instance, n.was, n.is, i.version, nullif(n.reason, ''),
+			       CASE n.is WHEN 'CANCELLED' THEN `+asker(CancelType, `r.payload->>'instance' = i.id::text`)+` ELSE `+role+` END
 			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS n (instance, was, "is", reason, place)
 			JOIN process_instance i ON i.id = n.instance
 			ORDER BY n.place`, owners, from, to, reasons)
