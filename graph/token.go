@@ -90,7 +90,10 @@ func (i *instance) resolve(t *token) {
 
 // unopen drops incidents of this decision that are over already: nobody is told of them.
 func (c *changes) unopen(over func(*token) bool) {
-	c.incidents = filter(c.incidents, func(x incident) bool { return !over(x.token) })
+	opened := len(c.incidents)
+	if c.incidents = filter(c.incidents, func(x incident) bool { return !over(x.token) }); len(c.incidents) == opened {
+		return
+	}
 	c.events = filter(c.events, func(e event) bool { return e.name != incidentOpened || !over(e.token) })
 }
 
