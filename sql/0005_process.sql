@@ -155,6 +155,21 @@ ALTER TABLE workflow_run ADD COLUMN node text COLLATE "C";
 COMMENT ON COLUMN workflow_run.node IS 'The node of a process whose visit this run is; null for plain runs.';
 CREATE INDEX workflow_run_token_idx ON workflow_run (token_id) WHERE token_id IS NOT NULL;
 
+-- The runs of a token, and their history, go with it; it goes with its instance alone. By the instance's own
+-- deletion, so that a trigger of yours before that still finds all of it.
+CREATE FUNCTION process_steps_go() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    WITH steps AS (
+        DELETE FROM workflow_run WHERE token_id = ANY (ARRAY(SELECT id FROM gone)) RETURNING id
+    )
+    DELETE FROM workflow_history WHERE workflow_id = ANY (ARRAY(SELECT id FROM steps));
+    RETURN NULL;
+END
+$fn$;
+CREATE TRIGGER process_steps_go AFTER DELETE ON process_token
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION process_steps_go();
+
 CREATE VIEW token AS
     SELECT t.id, t.instance_id, t.node AS node_id,
            CASE WHEN t.state = 'Ready' AND r.status = 'leased' THEN 'Executing' ELSE t.state END AS state,

@@ -5,11 +5,15 @@ package cleanup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -40,8 +44,8 @@ type Removed struct {
 }
 
 // Handler returns the handler of Type. It works in batches and stops between two of them
-// when its context ends; what is left is for the next time. Steps of process graphs are not
-// touched: they go with their process.
+// when its context ends; what is left is for the next time. Steps of process graphs go with
+// their process.
 func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Removed, error) {
 	return func(ctx context.Context, _ struct{}) (Removed, error) {
 		var r Removed
@@ -55,7 +59,6 @@ func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Rem
 			{keep.Failed, &r.Failed, finishedRuns("failed")},
 			{keep.Deleted, &r.Deleted, deletedRuns},
 			{keep.Published, &r.Published, publishedEvents},
-			{keep.Processes, &r.Processes, finishedProcesses},
 			{keep.Processes, &r.Messages, oldMessages},
 		} {
 			if job.keep <= 0 {
@@ -64,6 +67,12 @@ func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Rem
 			removed, err := inBatches(ctx, pool, job.query, job.keep)
 			*job.count += removed
 			if err != nil {
+				return r, fmt.Errorf("clean up: %w", err)
+			}
+		}
+		if keep.Processes > 0 { // last: an error may mean that all went which could
+			var err error
+			if r.Processes, err = removeProcesses(ctx, pool, keep.Processes); err != nil {
 				return r, fmt.Errorf("clean up: %w", err)
 			}
 		}
@@ -120,37 +129,80 @@ const deletedRuns = `
 		FOR UPDATE SKIP LOCKED
 	)` + removeOld
 
-// finishedProcesses removes instances with everything that belongs to them, children first: an
-// instance stays for as long as one that it has called, and for as long as one that has called it,
-// directly or not, goes on: that may still undo it.
+// removeProcesses removes finished instances with everything that belongs to them, by their own
+// deletion alone, so that a trigger of the user's before it still finds all of that. A batch of
+// which it refuses one is halved until that one stands alone: it stays, and the others go. All
+// that were refused are in the error.
+func removeProcesses(ctx context.Context, pool *pgxpool.Pool, keep time.Duration) (total int, err error) {
+	type old struct {
+		ID uuid.UUID
+		At time.Time
+	}
+	var last old
+	var refused []error
+	for {
+		rows, _ := pool.Query(ctx, finishedProcesses, keep.Seconds(), last.At, last.ID, batch)
+		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[old])
+		if err != nil {
+			return total, errors.Join(append(refused, err)...)
+		}
+		ids := make([]uuid.UUID, len(found))
+		for i, o := range found {
+			ids[i], last = o.ID, o
+		}
+		gone, problems, err := removeInstances(ctx, pool, ids)
+		total += gone
+		refused = append(refused, problems...)
+		if err != nil || len(found) < batch {
+			return total, errors.Join(append(refused, err)...)
+		}
+	}
+}
+
+// removeInstances returns how many went, and why others were refused; err: nothing more can be done.
+func removeInstances(ctx context.Context, pool *pgxpool.Pool, ids []uuid.UUID) (gone int, refused []error, err error) {
+	if len(ids) == 0 {
+		return 0, nil, nil
+	}
+	tag, err := pool.Exec(ctx, `
+		DELETE FROM process_instance
+		WHERE id = ANY (ARRAY(SELECT id FROM process_instance WHERE id = ANY ($1) ORDER BY id FOR UPDATE SKIP LOCKED))`, ids)
+	var problem *pgconn.PgError
+	switch {
+	case err == nil:
+		return int(tag.RowsAffected()), nil, nil
+	case ctx.Err() != nil || !errors.As(err, &problem) || strings.HasPrefix(problem.Code, "57"):
+		return 0, nil, err
+	case len(ids) == 1:
+		return 0, []error{fmt.Errorf("process instance %s stays: %w", ids[0], err)}, nil
+	}
+	for _, half := range [][]uuid.UUID{ids[:len(ids)/2], ids[len(ids)/2:]} {
+		n, problems, err := removeInstances(ctx, pool, half)
+		gone, refused = gone+n, append(refused, problems...)
+		if err != nil {
+			return gone, refused, err
+		}
+	}
+	return gone, refused, nil
+}
+
+// finishedProcesses finds instances, children first: an instance stays for as long as one that it
+// has called, and for as long as one that has called it, directly or not, goes on: that may still
+// undo it.
 const finishedProcesses = `
-	WITH old AS MATERIALIZED (
-		SELECT i.id, i.completed_at AS at
-		FROM process_instance i
-		WHERE i.completed_at < now() - $1 * interval '1 second' AND i.completed_at >= $2
-		  AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
-		  AND NOT EXISTS (
-			WITH RECURSIVE up AS (
-				SELECT i.parent_process_instance_id AS id
-				UNION ALL
-				SELECT p.parent_process_instance_id FROM up JOIN process_instance p ON p.id = up.id
-			)
-			SELECT FROM up JOIN process_instance p ON p.id = up.id WHERE p.completed_at IS NULL)
-		ORDER BY i.completed_at
-		LIMIT $3
-		FOR UPDATE SKIP LOCKED
-	), steps AS MATERIALIZED (
-		SELECT r.id
-		FROM process_token t JOIN workflow_run r ON r.token_id = t.id
-		WHERE t.instance_id IN (SELECT id FROM old)
-	), history AS (
-		DELETE FROM workflow_history WHERE workflow_id IN (SELECT id FROM steps)
-	), runs AS (
-		DELETE FROM workflow_run WHERE id IN (SELECT id FROM steps)
-	), gone AS (
-		DELETE FROM process_instance WHERE id IN (SELECT id FROM old) RETURNING id
-	)
-	SELECT (SELECT count(*)::int FROM old), (SELECT count(*)::int FROM gone), (SELECT max(at) FROM old)`
+	SELECT i.id, i.completed_at
+	FROM process_instance i
+	WHERE i.completed_at < now() - $1 * interval '1 second' AND i.completed_at >= $2 AND (i.completed_at, i.id) > ($2, $3)
+	  AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
+	  AND NOT EXISTS (
+		WITH RECURSIVE up AS (
+			SELECT i.parent_process_instance_id AS id
+			UNION ALL
+			SELECT p.parent_process_instance_id FROM up JOIN process_instance p ON p.id = up.id
+		)
+		SELECT FROM up JOIN process_instance p ON p.id = up.id WHERE p.completed_at IS NULL)
+	ORDER BY i.completed_at, i.id
+	LIMIT $4`
 
 // oldMessages removes messages, consumed or not, whose ids need not be remembered any more.
 const oldMessages = `

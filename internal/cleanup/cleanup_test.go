@@ -2,7 +2,10 @@ package cleanup
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -154,5 +157,81 @@ func TestOncePerInterval(t *testing.T) {
 	}
 	if n := count(t, pool, `SELECT count(*) FROM workflow_run`); n != 2 {
 		t.Errorf("%d cleanups, want 2: another interval has its own", n)
+	}
+}
+
+// plant plants finished instances p0, p1, … with a step, its history, and a row of all that is theirs.
+func plant(t *testing.T, pool *pgxpool.Pool, n int) {
+	exec(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
+	exec(t, pool, `
+		INSERT INTO process_instance (id, process_definition_id, status, completed_at, business_key)
+		SELECT md5('p' || n)::uuid, (SELECT id FROM process_definition), 'COMPLETED', now(), 'p' || n FROM generate_series(0, `+strconv.Itoa(n-1)+`) AS n`)
+	exec(t, pool, `INSERT INTO parallel_group (id, instance_id, node, live) SELECT id, id, 'f', 0 FROM process_instance`)
+	exec(t, pool, `INSERT INTO process_token (id, instance_id, node, state, parallel_group_id) SELECT md5(id || k::text)::uuid, id, 'a', 'Completed', id FROM process_instance, generate_series(1, 2) AS k`)
+	exec(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
+	exec(t, pool, `INSERT INTO process_event (instance_id, event_type, version) SELECT id, 'x', 1 FROM process_instance`)
+	exec(t, pool, `INSERT INTO process_state_history (instance_id, to_status, version, actor) SELECT id, 'COMPLETED', 1, 'x' FROM process_instance`)
+	exec(t, pool, `INSERT INTO user_task (instance_id, token_id, node, state, payload) SELECT instance_id, id, 'a', 'completed', '{}' FROM process_token`)
+	exec(t, pool, `INSERT INTO incident (instance_id, token_id, node, code, message, resolved_at) SELECT instance_id, id, 'a', 'x', 'x', now() FROM process_token`)
+	exec(t, pool, `INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref) SELECT instance_id, id, id, 'a', 'x.y' FROM process_token`)
+}
+
+// rest counts all that is of instances, in the order of plant.
+const rest = `SELECT (SELECT count(*) FROM process_instance) + (SELECT count(*) FROM parallel_group) + (SELECT count(*) FROM process_token) + (SELECT count(*) FROM workflow_run)
+	+ (SELECT count(*) FROM workflow_history) + (SELECT count(*) FROM process_event) + (SELECT count(*) FROM process_state_history) + (SELECT count(*) FROM user_task)
+	+ (SELECT count(*) FROM incident) + (SELECT count(*) FROM compensation_record)`
+
+// A finished instance that somebody deletes by hand takes along all that is its own, and nothing else.
+func TestDeletedByHand(t *testing.T) {
+	pool := pgtest.New(t)
+	plant(t, pool, 2)
+	exec(t, pool, `INSERT INTO workflow_run (type) VALUES ('test.plain.v1')`)
+	exec(t, pool, `DELETE FROM process_instance WHERE business_key = 'p0'`)
+	if n := count(t, pool, rest); n != 17 {
+		t.Errorf("%d rows are left, want the 16 of the other instance and the plain run", n)
+	}
+	exec(t, pool, `DELETE FROM process_instance`)
+	if n := count(t, pool, rest); n != 1 {
+		t.Errorf("%d rows are left, want the plain run", n)
+	}
+}
+
+// A trigger before the deletion of an instance is the hook for archives: it finds all that is the
+// instance's, whatever else the cleanup removes with it. What it refuses or skips stays, all of it;
+// the others go, in this cleanup, and the error names those that were refused.
+func TestArchive(t *testing.T) {
+	pool := pgtest.New(t)
+	plant(t, pool, 2*batch+10)
+	exec(t, pool, `CREATE TABLE archive (instance jsonb, activities jsonb, rows int)`)
+	exec(t, pool, `CREATE FUNCTION archive_instance() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			IF OLD.business_key IN ('p3', 'p1500') THEN
+				RAISE EXCEPTION 'the archive does not want %', OLD.business_key;
+			ELSIF OLD.business_key = 'p7' THEN
+				RETURN NULL;
+			END IF;
+			INSERT INTO archive VALUES (to_jsonb(OLD), (SELECT jsonb_agg(a) FROM activity_instance a WHERE a.instance_id = OLD.id),
+				(SELECT count(*) FROM parallel_group x WHERE x.instance_id = OLD.id) + (SELECT count(*) FROM process_event x WHERE x.instance_id = OLD.id)
+				+ (SELECT count(*) FROM process_state_history x WHERE x.instance_id = OLD.id) + (SELECT count(*) FROM user_task x WHERE x.instance_id = OLD.id)
+				+ (SELECT count(*) FROM incident x WHERE x.instance_id = OLD.id) + (SELECT count(*) FROM compensation_record x WHERE x.instance_id = OLD.id)
+				+ (SELECT count(*) FROM process_token x JOIN workflow_run r ON r.token_id = x.id JOIN workflow_history h ON h.workflow_id = r.id WHERE x.instance_id = OLD.id));
+			RETURN OLD;
+		END $$`)
+	exec(t, pool, `CREATE TRIGGER archive BEFORE DELETE ON process_instance FOR EACH ROW EXECUTE FUNCTION archive_instance()`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	r, err := Handler(pool, Keep{Processes: time.Hour, Finished: time.Hour})(t.Context(), struct{}{})
+	if text := fmt.Sprint(err); r.Processes != 2*batch+7 || strings.Count(text, "stays") != 2 || !strings.Contains(text, "does not want p3") || !strings.Contains(text, "does not want p1500") {
+		t.Errorf("removed %d, want %d; %v", r.Processes, 2*batch+7, err)
+	}
+	if n := count(t, pool, rest); n != 3*16 {
+		t.Errorf("%d rows are left, want all 48 of those that stay", n)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM archive WHERE rows = 11 AND jsonb_array_length(activities) = 2`); n != 2*batch+7 {
+		t.Errorf("%d instances were archived with all that is theirs, want %d", n, 2*batch+7)
+	}
+	exec(t, pool, `DROP TRIGGER archive ON process_instance`)
+	if r, err := Handler(pool, Keep{Processes: time.Hour})(t.Context(), struct{}{}); err != nil || r.Processes != 3 {
+		t.Errorf("removed %d, %v; want those that had stayed", r.Processes, err)
 	}
 }
