@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Deploy stores a definition and returns its id. The same text again changes nothing; another
-// text under the same version is refused. It returns an *InvalidError if the definition cannot
+// Deploy stores a definition and returns its id. The same again changes nothing, in whatever way it
+// was written and whoever has stored it; another one under the same version is refused. It returns an *InvalidError if the definition cannot
 // be used.
 func Deploy(ctx context.Context, db run.DB, d *Definition) (uuid.UUID, error) {
 	if _, _, err := Compile(d); err != nil {
@@ -32,13 +33,23 @@ func Deploy(ctx context.Context, db run.DB, d *Definition) (uuid.UUID, error) {
 		return id, err
 	}
 	rows, _ = db.Query(ctx, `
-		SELECT id, definition = $3::jsonb
+		SELECT id, definition
 		FROM process_definition
-		WHERE name = $1 AND version = $2`, d.Process, d.Version, text)
-	var same bool
-	_, err = pgx.ForEachRow(rows, []any{&id, &same}, func() error { return nil })
-	if err == nil && !same {
+		WHERE name = $1 AND version = $2`, d.Process, d.Version)
+	var stored []byte
+	_, err = pgx.ForEachRow(rows, []any{&id, &stored}, func() error { return nil })
+	if err == nil && !same(stored, text) {
 		err = fmt.Errorf("graph: process %q version %d is deployed with another text; give the edited one a higher version", d.Process, d.Version)
 	}
 	return id, err
+}
+
+// same reports whether a definition, as somebody has stored it, has this canonical text.
+func same(stored, text []byte) bool {
+	d, err := Parse(stored)
+	if err != nil {
+		return false
+	}
+	canonical, err := d.JSON()
+	return err == nil && bytes.Equal(canonical, text)
 }

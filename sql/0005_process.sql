@@ -19,7 +19,8 @@ $do$;
 
 CREATE TABLE process_definition (
     id         uuid        NOT NULL DEFAULT workflow_uuid() PRIMARY KEY,
-    -- jsonb has one text for equal documents: keys in one order, no blanks.
+    -- jsonb has one text for equal documents, keys in one order. One process may still be written in several ways
+    -- ("90m", "PT1H30M"): graph.Deploy compares what they mean.
     definition jsonb       NOT NULL,
     name       text COLLATE "C" NOT NULL GENERATED ALWAYS AS (definition->>'process') STORED,
     version    integer     NOT NULL GENERATED ALWAYS AS ((definition->>'version')::integer) STORED,
@@ -30,12 +31,22 @@ CREATE TABLE process_definition (
     CONSTRAINT process_definition_version_check CHECK (version > 0)
 );
 COMMENT ON TABLE  process_definition IS 'Processes as their authors wrote them. A row never changes; an edited process is another version.';
-COMMENT ON COLUMN process_definition.hash IS 'SHA-256 of the definition''s text, in hex: set when it is inserted.';
+COMMENT ON COLUMN process_definition.hash IS 'SHA-256 of the definition''s text as it stands here, in hex: set when it is inserted. One process written in another way has another one.';
 
 CREATE FUNCTION process_definition_guard() RETURNS trigger
-LANGUAGE plpgsql AS $fn$
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    used bigint;
 BEGIN
-    IF TG_OP = 'UPDATE' THEN
+    IF TG_OP = 'DELETE' THEN
+        used := (SELECT count(*) FROM (SELECT FROM process_instance i WHERE i.process_definition_id = OLD.id LIMIT 1000) AS x);
+        IF used > 0 THEN
+            RAISE EXCEPTION 'process_definition: % version % cannot be deleted: % instances are of it', OLD.name, OLD.version, used || CASE WHEN used = 1000 THEN ' or more' ELSE '' END
+                USING ERRCODE = 'foreign_key_violation', TABLE = 'process_definition',
+                      HINT = format('Retention removes those that are over. Look at them: SELECT id, status FROM process_instance WHERE process_definition_id = %L.', OLD.id);
+        END IF;
+        RETURN OLD;
+    ELSIF TG_OP = 'UPDATE' THEN
         RAISE EXCEPTION 'process_definition: % version % cannot be changed', OLD.name, OLD.version
             USING ERRCODE = 'check_violation', HINT = 'Deploy the edited process with a higher version.';
     END IF;
@@ -48,7 +59,7 @@ BEGIN
     RETURN NEW;
 END
 $fn$;
-CREATE TRIGGER process_definition_guard BEFORE INSERT OR UPDATE ON process_definition
+CREATE TRIGGER process_definition_guard BEFORE INSERT OR UPDATE OR DELETE ON process_definition
     FOR EACH ROW EXECUTE FUNCTION process_definition_guard();
 
 CREATE TABLE process_instance (
