@@ -749,6 +749,35 @@ CREATE VIEW process_duration AS
     GROUP BY d.name, d.version;
 COMMENT ON VIEW process_duration IS 'How long instances take from their start to their completion: by the latest thousand that have ended, of all processes.';
 
+-- Since when all are known: what was created since then is open, and among the latest that are, or has ended since.
+CREATE VIEW process_rate AS
+    WITH ended AS MATERIALIZED (
+        SELECT process_definition_id, status, created_at, completed_at FROM process_instance
+        WHERE completed_at > now() - interval '1 hour' ORDER BY completed_at DESC LIMIT 1000
+    ), open AS MATERIALIZED (
+        SELECT process_definition_id, status, created_at, completed_at FROM process_instance
+        WHERE completed_at IS NULL ORDER BY created_at DESC LIMIT 1000
+    ), known AS (
+        SELECT o.many, least(now() - interval '1 second', greatest(now() - interval '1 hour', CASE WHEN o.many THEN o.first END, CASE WHEN e.many THEN e.first END)) AS since
+        FROM (SELECT count(*) = 1000 AS many, min(created_at) AS first FROM open) o, (SELECT count(*) = 1000 AS many, min(completed_at) AS first FROM ended) e
+    )
+    SELECT d.name, d.version, round(3600 * x.created / x.seconds, 1) AS created_per_hour, round(3600 * x.completed / x.seconds, 1) AS completed_per_hour,
+           round(3600 * x.failed / x.seconds, 1) AS failed_per_hour, round(3600 * x.cancelled / x.seconds, 1) AS cancelled_per_hour,
+           x.active, x.or_more, x.seconds * interval '1 second' AS over
+    FROM (SELECT i.process_definition_id, extract(epoch FROM now() - k.since) AS seconds, k.many AS or_more,
+                 count(*) FILTER (WHERE i.created_at >= k.since) AS created,
+                 count(*) FILTER (WHERE i.status = 'COMPLETED' AND i.completed_at >= k.since) AS completed,
+                 count(*) FILTER (WHERE i.status = 'FAILED' AND i.completed_at >= k.since) AS failed,
+                 count(*) FILTER (WHERE i.status = 'CANCELLED' AND i.completed_at >= k.since) AS cancelled,
+                 count(*) FILTER (WHERE i.completed_at IS NULL) AS active
+          FROM (SELECT * FROM ended UNION ALL SELECT * FROM open) i, known k
+          GROUP BY i.process_definition_id, k.since, k.many) x
+    JOIN process_definition d ON d.id = x.process_definition_id;
+COMMENT ON VIEW   process_rate IS 'How many instances are started and end in an hour, and how many are open: by the last hour, or by the latest thousand that are open and that have ended.';
+COMMENT ON COLUMN process_rate.active IS 'Instances that are open, waiting or not; they are looked at up to a thousand, the latest first.';
+COMMENT ON COLUMN process_rate.or_more IS 'A thousand are open, of all processes: there may be more.';
+COMMENT ON COLUMN process_rate.over IS 'The time by which the rates were told.';
+
 -- Pausing: nothing of the instance is leased until it is resumed. What is leased goes on, and is
 -- accepted; what it leads to waits. Timers that fall due meanwhile fire when it is resumed.
 -- What it has called is paused and resumed with it. Those who start instances hold the row of the one that calls:

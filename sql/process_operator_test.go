@@ -66,6 +66,7 @@ func TestProcessesAmongMany(t *testing.T) {
 		{"incidents", `SELECT * FROM incident WHERE resolved_at IS NULL`},
 		{"scopes", `SELECT process_scopes('` + token + `'), process_undoes('` + token + `', '` + token + `')`},
 		{"duration", `SELECT * FROM process_duration`},
+		{"rate", `SELECT * FROM process_rate`},
 		{"starting", `SELECT * FROM process_starting`},
 		{"without mover", `SELECT * FROM process_without_mover`},
 		{"stuck", `SELECT * FROM process_stuck`},

@@ -117,7 +117,7 @@ BEGIN
     EXECUTE format('GRANT INSERT ON process_definition TO %I', named || '_operator'); -- workflowctl define
 
     EXECUTE format('GRANT SELECT ON workflow_overview, process_overview, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
-                        workflow_rate, workflow_live_worker, workflow_blocker, workflow_bloat, outbox_lag, process_stuck, process_duration TO %I', named || '_viewer');
+                        workflow_rate, workflow_live_worker, workflow_blocker, workflow_bloat, outbox_lag, process_stuck, process_duration, process_rate TO %I', named || '_viewer');
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), workflow_relations(), outbox_wants(text[], text) TO %I', named || '_viewer');
 
     -- Who sees which runs. The owner, and functions that run with its rights, see all.
