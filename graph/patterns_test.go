@@ -227,6 +227,6 @@ func (s *site) steps(i uuid.UUID) string {
 		SELECT coalesce(string_agg(word, ' ' ORDER BY word), '')
 		FROM (SELECT node_id || CASE status WHEN 'cancelled' THEN '-' ELSE '' END || count(*) AS word
 		      FROM activity_instance
-		      WHERE instance_id = $1 AND (run_type = 'test.step.v1' OR status = 'cancelled')
+		      WHERE instance_id = $1 AND (run_type = 'test.step.v1' OR status = 'cancelled' AND run_type IS NOT NULL)
 		      GROUP BY node_id, status) AS w`, i))
 }

@@ -191,12 +191,6 @@ CREATE VIEW token AS
         WHERE token_id = t.id AND finished_at IS NULL AND t.state IN ('Ready', 'Waiting') LIMIT 1) r ON true;
 COMMENT ON VIEW token IS 'Where instances are. A token whose run is leased is Executing.';
 
-CREATE VIEW activity_instance AS
-    SELECT r.id, t.instance_id, r.token_id, r.node AS node_id, r.type AS run_type, r.status, r.attempt AS attempts,
-           r.payload AS input, r.result AS output, r.last_error, r.created_at, r.started_at, r.finished_at AS completed_at
-    FROM workflow_run r JOIN process_token t ON t.id = r.token_id;
-COMMENT ON VIEW activity_instance IS 'One row per visit of a node that takes time: its run.';
-
 CREATE VIEW timer AS
     SELECT r.id, r.token_id, r.run_at AS due_at,
            CASE r.status WHEN 'succeeded' THEN 'Fired' WHEN 'cancelled' THEN 'Cancelled' ELSE 'Scheduled' END AS status, r.created_at
@@ -466,6 +460,40 @@ CREATE TABLE process_event (
 );
 CREATE INDEX process_event_instance_idx ON process_event (instance_id, id);
 COMMENT ON TABLE  process_event IS 'What happened within instances. Rows of one transaction carry one version.';
+
+-- A run is the visit that it was enqueued for. Tasks, scopes, lists and races have none of their own, nor has what waits
+-- for a message or for an instance until that has come: such visits are told by their events, from the one of their
+-- beginning to the next of that token.
+CREATE VIEW activity_instance AS
+    SELECT r.id, t.instance_id, r.token_id, r.node AS node_id, r.type AS run_type, r.status, r.attempt AS attempts,
+           r.payload AS input, r.result AS output, r.last_error, r.created_at, r.started_at, r.finished_at AS completed_at
+    FROM workflow_run r JOIN process_token t ON t.id = r.token_id
+    UNION ALL
+    SELECT k.id, v.instance_id, v.token_id, v.node, NULL,
+           CASE WHEN v.next_type = 'node.completed' AND v.next_node = v.node THEN 'succeeded'
+                WHEN v.next_type = 'node.failed' AND v.next_node = v.node THEN 'failed'
+                WHEN v.until IS NULL AND t.state IN ('Created', 'Ready', 'Waiting') AND t.node = v.node THEN 'waiting'
+                ELSE 'cancelled' END,
+           0, k.payload, k.output, NULL, v.created_at, v.created_at,
+           coalesce(v.until, CASE WHEN t.node <> v.node OR t.state NOT IN ('Created', 'Ready', 'Waiting') THEN t.updated_at END)
+    FROM (SELECT e.instance_id, e.token_id, e.event_type, e.node, e.created_at,
+                 lead(e.event_type) OVER line AS next_type, lead(e.node) OVER line AS next_node, lead(e.created_at) OVER line AS until
+          FROM process_event e
+          WHERE e.event_type IN ('node.entered', 'node.completed', 'node.failed') AND e.token_id IS NOT NULL
+          WINDOW line AS (PARTITION BY e.instance_id, e.token_id ORDER BY e.id)) v
+    JOIN process_token t ON t.id = v.token_id
+    LEFT JOIN LATERAL (
+        SELECT u.id, u.payload, u.output FROM user_task u
+        WHERE u.token_id = v.token_id AND u.node = v.node AND u.created_at <= v.created_at
+        ORDER BY u.created_at DESC LIMIT 1) k ON true
+    WHERE v.event_type = 'node.entered'
+      AND NOT EXISTS (SELECT FROM workflow_run r
+                      WHERE r.token_id = v.token_id AND r.node = v.node
+                        AND CASE WHEN r.finished_at IS NULL THEN v.until IS NULL
+                                 ELSE r.finished_at > v.created_at AND (v.until IS NULL OR r.finished_at < v.until) END);
+COMMENT ON VIEW   activity_instance IS 'One row per visit of a node that takes time. Ask by instance_id.';
+COMMENT ON COLUMN activity_instance.id IS 'Its run; of a task the task; null for scopes, lists, races, and what waits for a message or for an instance until that has come.';
+COMMENT ON COLUMN activity_instance.status IS 'That of the run; of visits without one waiting, succeeded, failed, or cancelled: left by another way.';
 
 -- What operators say that the result of a node is.
 CREATE TABLE process_correction (
