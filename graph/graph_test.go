@@ -200,7 +200,7 @@ func (s *site) status(id uuid.UUID, want graph.Status) {
 
 // invariants are views that are empty unless there is a bug.
 var invariants = []string{
-	"process_without_mover", "process_miscounted", "process_undead", "process_misjoined", "process_misundone", "process_unearned",
+	"process_without_mover", "process_miscounted", "process_undead", "process_untimed", "process_misjoined", "process_misundone", "process_unearned",
 	"process_mismatched", "process_misrecorded",
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/graph"
@@ -19,16 +20,25 @@ func TestInvariants(t *testing.T) {
 	done := s.start(p, `{"order": 1, "fail": false}`)
 	failed := s.start(p, `{"order": 2, "fail": true}`)
 	open := s.start(p, `{"order": 3, "fail": false}`)
+	timed := s.start(s.deploy("F", `"F": {"fork": ["R", "W", "U"]}, "R": {"race": ["T", "G"]}, "T": {"wait": "P1D", "to": "E"}, "G": {"await": {"signal": "go"}, "to": "E"},
+		"W": {"wait": "P1D", "to": "E"}, "U": {"human": {}, "on": [{"after": "P1D", "to": "E"}], "to": "E"}, "E": {"end": true}`), `{}`)
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "2"}`)
 	s.status(done, graph.Completed)
 	s.status(failed, graph.Failed)
-	s.waitsFor(1)
+	s.waitsFor(2)
+	s.status(timed, graph.Waiting)
 	s.worker.release()
 	s.healthy()
 	seen := map[string]bool{}
 	for _, c := range []struct{ view, plant string }{
 		{"process_without_mover", fmt.Sprintf(`DELETE FROM message_wait WHERE instance_id = '%s'`, open)},
+		{"process_without_mover", fmt.Sprintf(`DELETE FROM message_wait WHERE instance_id = '%s'`, timed) + `; ` + untimed("R", timed)},
+		{"process_without_mover", untimed("W", timed)},
+		{"process_without_mover", fmt.Sprintf(`UPDATE process_token SET state = 'Ready' WHERE instance_id = '%s'`, open)},
+		{"process_untimed", untimed("R", timed)},
+		{"process_untimed", untimed("W", timed)},
+		{"process_untimed", untimed("U", timed)},
 		{"process_miscounted", fmt.Sprintf(`UPDATE process_instance SET live_tokens = 2 WHERE id = '%s'`, open)},
 		{"process_miscounted", fmt.Sprintf(`UPDATE process_instance SET ready_tokens = 1 WHERE id = '%s'`, open)},
 		{"process_miscounted", fmt.Sprintf(`UPDATE process_instance SET open_incidents = 1 WHERE id = '%s'`, open)},
@@ -56,6 +66,9 @@ func TestInvariants(t *testing.T) {
 		{"process_misrecorded", fmt.Sprintf(`DELETE FROM process_state_history WHERE instance_id = '%s' AND to_status = 'COMPLETED'`, done)},
 		{"process_misrecorded", fmt.Sprintf(`DELETE FROM process_state_history WHERE instance_id = '%s'`, open)},
 		{"process_misrecorded", fmt.Sprintf(`UPDATE process_state_history SET from_status = 'FAILED' WHERE instance_id = '%s' AND to_status = 'COMPLETED'`, done)},
+		{"process_misrecorded", fmt.Sprintf(`UPDATE process_token SET version = 0 WHERE instance_id = '%s'`, open)},
+		{"process_misrecorded", fmt.Sprintf(`UPDATE process_event SET version = 1000 WHERE instance_id = '%s' AND event_type = 'node.entered'`, open)},
+		{"process_misrecorded", fmt.Sprintf(`UPDATE process_event SET version = 1 WHERE id = (SELECT max(id) FROM process_event WHERE instance_id = '%s')`, done)},
 		{"process_misrecorded", fmt.Sprintf(`UPDATE process_state_history SET version = 1000 WHERE instance_id = '%s'`, done)},
 	} {
 		seen[c.view] = true
@@ -85,4 +98,10 @@ func TestInvariants(t *testing.T) {
 			t.Errorf("nothing is planted for %s", view)
 		}
 	}
+}
+
+// untimed takes away the timer of a node's token.
+func untimed(node string, instance uuid.UUID) string {
+	return fmt.Sprintf(`UPDATE workflow_run SET status = 'cancelled'
+		WHERE type = 'graph.timer.v1' AND token_id = (SELECT id FROM process_token WHERE instance_id = '%s' AND node = '%s')`, instance, node)
 }

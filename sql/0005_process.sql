@@ -608,6 +608,8 @@ CREATE VIEW process_starting AS -- by index: those that wait, and those that run
 COMMENT ON VIEW process_starting IS 'Instances that are about to be started by others that call them.';
 
 -- Empty on a healthy system. Each view names what is wrong with an instance.
+
+-- An instance as a whole, or one of its tokens, that lives, and has nothing that will ever move it.
 CREATE VIEW process_without_mover AS
     SELECT i.id AS instance_id, i.status, i.updated_at
     FROM process_instance i
@@ -620,8 +622,22 @@ CREATE VIEW process_without_mover AS
                       WHERE t.instance_id = i.id AND t.state = 'Waiting' AND c.completed_at IS NULL)
       AND NOT EXISTS (SELECT FROM process_token t JOIN process_starting s ON s.token_id = t.id
                       WHERE t.instance_id = i.id AND t.state = 'Waiting')
-      AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL);
-COMMENT ON VIEW process_without_mover IS 'Unfinished instances that nothing will ever move, and no incident says why. Empty, or there is a bug.';
+      AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL)
+    UNION
+    SELECT i.id, i.status, i.updated_at
+    FROM process_instance i
+    JOIN process_token t ON t.instance_id = i.id AND t.state IN ('Created', 'Ready', 'Waiting')
+    WHERE i.completed_at IS NULL AND i.deleted_at IS NULL
+      AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.token_id = t.id AND r.finished_at IS NULL AND r.deleted_at IS NULL)
+      AND (t.state = 'Ready'
+           OR NOT EXISTS (SELECT FROM message_wait w WHERE w.token_id = t.id)
+          AND NOT EXISTS (SELECT FROM user_task k WHERE k.token_id = t.id AND k.state = 'open')
+          AND NOT EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id)
+          AND NOT EXISTS (SELECT FROM parallel_group g WHERE g.instance_id = i.id AND g.host_token_id = t.id AND g.live > 0)
+          AND NOT EXISTS (SELECT FROM incident x WHERE x.token_id = t.id AND x.resolved_at IS NULL)
+          AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_token_id = t.id AND c.completed_at IS NULL)
+          AND NOT EXISTS (SELECT FROM process_starting s WHERE s.token_id = t.id));
+COMMENT ON VIEW process_without_mover IS 'Unfinished instances that nothing will ever move, or a token of which nothing will, and no incident says why. Empty, or there is a bug.';
 
 CREATE VIEW process_miscounted AS
     SELECT i.id AS instance_id, i.live_tokens, t.live, i.ready_tokens, t.ready, i.joining_tokens, t.joining, i.open_incidents, x.open, g.groups
@@ -658,6 +674,24 @@ CREATE VIEW process_node AS
     FROM process_definition d
     CROSS JOIN LATERAL jsonb_path_query(d.definition, '$.**.nodes ? (@.type() == "object").keyvalue()') AS n;
 COMMENT ON VIEW process_node IS 'The nodes of all processes.';
+
+CREATE VIEW process_untimed AS
+    SELECT t.instance_id, t.id AS token_id, t.node, x.timer
+    FROM process_node n
+    CROSS JOIN LATERAL (
+        SELECT n.node || '/on/' || h.place - 1 AS timer
+        FROM jsonb_path_query(n.definition, 'lax $.on[*]') WITH ORDINALITY AS h (handler, place) WHERE h.handler ?| '{after,every}'
+        UNION ALL
+        SELECT n.node WHERE n.definition ? 'wait'
+        UNION ALL
+        SELECT o.node
+        FROM jsonb_path_query(n.definition, 'lax $.race[*]') AS r (option)
+        JOIN process_node o ON o.process_definition_id = n.process_definition_id AND o.node = r.option #>> '{}' AND o.definition ? 'wait') x
+    JOIN process_instance i ON i.process_definition_id = n.process_definition_id AND i.completed_at IS NULL
+    JOIN process_token t ON t.instance_id = i.id AND t.node = n.node COLLATE "C" AND t.state IN ('Ready', 'Waiting') AND t.mode = 'Forward' AND t.item IS NULL
+    WHERE NOT EXISTS (SELECT FROM incident y WHERE y.token_id = t.id AND y.resolved_at IS NULL)
+      AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.token_id = t.id AND r.node = x.timer COLLATE "C" AND r.type = 'graph.timer.v1' AND r.status <> 'cancelled');
+COMMENT ON VIEW process_untimed IS 'Tokens at a node that has a timer, without that timer. Empty, or there is a bug.';
 
 CREATE VIEW process_misjoined AS
     SELECT j.instance_id, j.id AS join_id, j.node, j.round, j.expected, j.joined, j.fired, a.arrivals, a.edges
@@ -744,8 +778,19 @@ CREATE VIEW process_misrecorded AS
     UNION ALL
     SELECT i.id, NULL, i.status, i.version
     FROM process_instance i
-    WHERE i.status <> 'CREATED' AND NOT EXISTS (SELECT FROM process_state_history h WHERE h.instance_id = i.id);
-COMMENT ON VIEW process_misrecorded IS 'Instances whose history does not lead to what they are, step by step. Empty, or there is a bug.';
+    WHERE i.status <> 'CREATED' AND NOT EXISTS (SELECT FROM process_state_history h WHERE h.instance_id = i.id)
+    UNION -- versions only grow: of instances with each event, and of tokens with each node
+    SELECT i.id, NULL, i.status, i.version
+    FROM process_instance i
+    JOIN (SELECT instance_id, version, lag(version) OVER (PARTITION BY instance_id ORDER BY id) AS before FROM process_event) e ON e.instance_id = i.id
+    WHERE e.version < e.before OR e.version > i.version
+    UNION
+    SELECT i.id, NULL, i.status, i.version
+    FROM process_instance i
+    JOIN process_token t ON t.instance_id = i.id
+    JOIN (SELECT token_id, count(DISTINCT version) AS entered FROM process_event WHERE event_type = 'node.entered' GROUP BY token_id) e ON e.token_id = t.id
+    WHERE t.version < e.entered;
+COMMENT ON VIEW process_misrecorded IS 'Instances whose history does not lead to what they are, step by step, or whose versions, or those of their tokens, have not grown with it. Empty, or there is a bug.';
 
 -- What people look for.
 CREATE VIEW process_stuck AS

@@ -25,7 +25,7 @@ BEGIN ATOMIC
     outbox_event, outbox_sink, outbox_lane, outbox_delivery, outbox_lag,
     process_definition, process_instance, process_token, process_state_history, process_event, process_correction,
     parallel_group, parallel_join, join_arrival, each_progress, message, message_wait, user_task, incident, compensation_record,
-    token, activity_instance, timer, process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_misjoined,
+    token, activity_instance, timer, process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
     process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate, process_overview}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;

@@ -63,7 +63,7 @@ var examinations = []string{
 }
 
 // invariants are views that are empty unless there is a bug.
-var invariants = []string{"process_miscounted", "process_undead", "process_misjoined", "process_misundone", "process_unearned", "process_mismatched", "process_misrecorded"}
+var invariants = []string{"process_miscounted", "process_undead", "process_untimed", "process_misjoined", "process_misundone", "process_unearned", "process_mismatched", "process_misrecorded"}
 
 func newDoctor() *cobra.Command {
 	var t target

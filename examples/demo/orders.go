@@ -20,7 +20,7 @@ var ordersSQL string
 const orderCount = 100
 
 // The views that must be empty.
-var invariants = []string{"process_without_mover", "process_miscounted", "process_undead", "process_misjoined", "process_misundone",
+var invariants = []string{"process_without_mover", "process_miscounted", "process_undead", "process_untimed", "process_misjoined", "process_misundone",
 	"process_unearned", "process_mismatched", "process_misrecorded"}
 
 // What people and other programs say to the orders, as they would in psql.

@@ -151,7 +151,7 @@ func (f *firm) complete(task uuid.UUID, ok bool) {
 // healthy checks that nothing is stuck, and that the stock is what it was but for what was sold.
 func (f *firm) healthy() {
 	f.t.Helper()
-	for _, view := range []string{"process_without_mover", "process_miscounted", "process_undead", "process_misjoined",
+	for _, view := range []string{"process_without_mover", "process_miscounted", "process_undead", "process_untimed", "process_misjoined",
 		"process_misundone", "process_unearned", "process_mismatched", "process_misrecorded"} {
 		if n := value[int](f, "SELECT count(*) FROM "+view); n != 0 {
 			f.t.Errorf("%s has %d rows", view, n)
