@@ -594,6 +594,20 @@ CREATE TRIGGER process_instance_final AFTER UPDATE OF status ON process_instance
     FOR EACH ROW WHEN (OLD.completed_at IS NOT NULL AND NEW.status <> OLD.status) EXECUTE FUNCTION process_instance_guard();
 CREATE TRIGGER process_instance_deleted AFTER UPDATE OF deleted_at ON process_instance
     FOR EACH ROW WHEN (NEW.deleted_at IS NOT NULL AND OLD.deleted_at IS NULL AND OLD.completed_at IS NULL) EXECUTE FUNCTION process_instance_guard();
+-- The mark is a change like others.
+CREATE FUNCTION process_instance_marked() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    NEW.version := OLD.version + 1;
+    NEW.updated_at := now();
+    INSERT INTO process_event (instance_id, event_type, version, data)
+    VALUES (NEW.id, CASE WHEN NEW.deleted_at IS NULL THEN 'instance.undeleted' ELSE 'instance.deleted' END, NEW.version,
+            jsonb_build_object('actor', concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))));
+    RETURN NEW;
+END
+$fn$;
+CREATE TRIGGER process_instance_marked BEFORE UPDATE OF deleted_at ON process_instance
+    FOR EACH ROW WHEN ((NEW.deleted_at IS NULL) <> (OLD.deleted_at IS NULL)) EXECUTE FUNCTION process_instance_marked();
 CREATE TRIGGER process_instance_removed AFTER DELETE ON process_instance
     FOR EACH ROW WHEN (OLD.completed_at IS NULL) EXECUTE FUNCTION process_instance_guard();
 
