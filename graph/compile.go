@@ -27,23 +27,30 @@ func Compile(d *Definition) (*Process, []Finding, error) {
 	c := &compiler{p: &Process{Definition: d, nodes: map[string]*node{}}, paths: map[*node]string{}}
 	c.header()
 	c.nodes("/nodes", d.Nodes, nil)
-	names := slices.Sorted(maps.Keys(c.p.nodes))
-	for _, name := range names {
-		c.tie(c.p.nodes[name])
+	for k, name := range slices.Sorted(maps.Keys(c.p.nodes)) {
+		n := c.p.nodes[name]
+		n.index = k
+		c.p.list = append(c.p.list, n)
+	}
+	for _, n := range c.p.list {
+		c.tie(n)
+	}
+	for _, n := range c.p.list {
+		n.outgoing = n.edges()
 	}
 	c.knownSteps()
 	if c.p.start = c.p.nodes[d.Start]; len(d.Nodes) > 0 && (c.p.start == nil || c.p.start.parent != nil) {
 		c.bad("NO_START", "/start", fmt.Sprintf("there is no node %q", d.Start), "name the node where instances start")
 	}
 	if c.valid() {
-		c.shape(names)
+		c.shape()
 	}
 	slices.SortStableFunc(c.found, func(a, b Finding) int { return cmp.Compare(a.Path, b.Path) })
 	if !c.valid() {
 		errs := slices.DeleteFunc(slices.Clone(c.found), func(f Finding) bool { return f.Note })
 		return nil, c.found, &InvalidError{Process: d.Process, Version: d.Version, Findings: errs}
 	}
-	for _, n := range c.p.nodes {
+	for _, n := range c.p.list {
 		n.ahead = n.lookAhead(c.p)
 	}
 	return c.p, c.found, nil

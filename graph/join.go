@@ -194,7 +194,7 @@ func (i *instance) comes(j *joining) bool {
 		case alive(t.state) == 0 || !t.group.within(j.group):
 		case t.joining && t.node == j.node:
 		case t.hasItem: // its host may come, not it
-		case j.node.sources[t.node]:
+		case j.node.sources[t.node.index]:
 			return true
 		}
 	}

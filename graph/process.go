@@ -14,6 +14,7 @@ type Process struct {
 
 	start  *node
 	nodes  map[string]*node
+	list   []*node // the same, in order of their names
 	output *expression
 	taken  []*node // its joins that wait for those that can still come
 	survey bool    // it has nodes that have to know of every live token
@@ -44,6 +45,7 @@ const (
 type node struct {
 	*Node
 	name     string
+	index    int // among the nodes, in order of their names
 	kind     kind
 	ways     []way // of choose and any
 	branches []*edge
@@ -54,6 +56,7 @@ type node struct {
 	other    *edge   // else
 	next     *edge   // to
 	incoming []*edge
+	outgoing []*edge // all that lead on, whatever makes a token take them
 
 	in, out  []mapping
 	until    *expression
@@ -61,8 +64,8 @@ type node struct {
 	assignee *expression // of human
 	list     *expression // of each
 
-	fork    *node          // of a join: the innermost fork that all of its edges come from
-	sources map[*node]bool // of a join: where a token can still come here from
+	fork    *node  // of a join: the innermost fork that all of its edges come from
+	sources []bool // of a join, by index: where a token can still come here from
 
 	ahead *ahead // what may be decided when a token leaves here
 }
@@ -126,7 +129,7 @@ func (n *node) attached() bool {
 // hosts reports whether a token here stands for others within.
 func (n *node) hosts() bool { return n.kind == scope || n.kind == each }
 
-// edges are those that lead on from the node, whatever makes a token take them.
+// edges lists what is outgoing, once all nodes are tied.
 func (n *node) edges() (all []*edge) {
 	for _, w := range n.ways {
 		all = append(all, w.edge)
@@ -156,7 +159,8 @@ func (n *node) edges() (all []*edge) {
 // may fire. One that waits for those that can still come may fire wherever it is, because this one
 // cannot any more.
 func (n *node) lookAhead(p *Process) *ahead {
-	a, reads, seen := &ahead{}, map[string]bool{}, map[*node]bool{n: true}
+	a, reads, seen := &ahead{}, map[string]bool{}, make([]bool, len(p.list))
+	seen[n.index] = true
 	read := func(all ...*expression) {
 		for _, e := range all {
 			if e == nil {
@@ -179,12 +183,12 @@ func (n *node) lookAhead(p *Process) *ahead {
 	if n.kind == each && n.out != nil {
 		reads[n.name] = true // of all elements; is it what the mapping expects?
 	}
-	queue := n.edges()
+	queue := slices.Clone(n.outgoing)
 	for s := n.parent; s != nil; s = s.parent { // its last token leads on from it
-		queue = append(queue, s.edges()...)
+		queue = append(queue, s.outgoing...)
 	}
 	if n.kind == join || n.kind == choose || n.kind == anyOf { // an incident that is tried again starts here
-		seen[n] = false
+		seen[n.index] = false
 		queue = append(queue, &edge{to: n})
 	}
 	for _, j := range p.taken {
@@ -197,10 +201,10 @@ func (n *node) lookAhead(p *Process) *ahead {
 		if to.kind == join && e.id != "" {
 			a.edges = append(a.edges, e.id)
 		}
-		if seen[to] {
+		if seen[to.index] {
 			continue
 		}
-		seen[to] = true
+		seen[to.index] = true
 		for _, m := range to.in {
 			read(m.value)
 		}
@@ -215,7 +219,7 @@ func (n *node) lookAhead(p *Process) *ahead {
 			a.joins = append(a.joins, to)
 		}
 		if to.pure() || to.kind == scope || to.kind == each || to.kind == race { // these may be over at once
-			queue = append(queue, to.edges()...)
+			queue = append(queue, to.outgoing...)
 		}
 	}
 	a.reads = slices.Sorted(maps.Keys(reads))

@@ -2,24 +2,19 @@ package graph
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 )
 
 // shape finds what is wrong with a graph whose nodes and edges are right by themselves.
-func (c *compiler) shape(names []string) {
+func (c *compiler) shape() {
 	reached := c.p.reach(c.p.start, nil)
-	for _, name := range names {
-		n := c.p.nodes[name]
+	for _, n := range c.p.list {
 		path := c.paths[n]
-		if !reached[n] {
+		if !reached[n.index] {
 			c.bad("UNREACHABLE", path, "no path leads here from the start", "lead an edge here, or remove it")
 		}
 		if (n.kind == choose || n.kind == anyOf) && n.other == nil {
 			c.note("NO_ELSE", path, "if no condition is true, an incident is opened", "say where to go then with else")
-		}
-		if n.kind == join {
-			c.checkJoin(path, n)
 		}
 		c.p.survey = c.p.survey || n.hosts()
 		c.p.undoes = c.p.undoes || n.Undo != "" || n.kind == call && n.Call.Undo == propagate
@@ -27,76 +22,105 @@ func (c *compiler) shape(names []string) {
 			c.note("LOOP_WITHOUT_STEP", path, "a token can come back here without a step in between", "put a step or a wait into the loop")
 		}
 	}
+	c.joins()
 }
 
-func (c *compiler) checkJoin(path string, n *node) {
-	c.p.survey = c.p.survey || n.Join.Taken || n.Join.Cancel
-	n.fork, n.sources = c.p.forkOf(n), c.p.sources(n)
-	if n.Join.Taken {
-		c.p.taken = append(c.p.taken, n)
+// joins finds what the joins belong to, and those that wait for what cannot come.
+func (c *compiler) joins() {
+	var all []*node
+	forks := c.p.forks()
+	for _, n := range c.p.list {
+		if n.kind != join {
+			continue
+		}
+		c.p.survey = c.p.survey || n.Join.Taken || n.Join.Cancel
+		n.fork = forks.of(n)
+		if n.Join.Taken {
+			n.sources = c.p.sources(n)
+			c.p.taken = append(c.p.taken, n)
+		}
+		path := c.paths[n]
+		switch {
+		case len(n.incoming) < 2 && n.Join.Need == 0:
+			c.bad("JOIN_OF_ONE", path, fmt.Sprintf("%d edges lead to this join", len(n.incoming)), "lead two or more here, or leave the join out")
+		case n.Join.Need > 0 && (n.fork == nil || n.fork.kind == scope):
+			c.bad("NEED_WITHOUT_FORK", path, "no fork lies on every path to it, so nobody knows which tokens belong together", "put it behind a fork of its own")
+		case n.Join.Need == 0 && !n.Join.Taken:
+			all = append(all, n)
+		}
 	}
-	switch {
-	case len(n.incoming) < 2 && n.Join.Need == 0:
-		c.bad("JOIN_OF_ONE", path, fmt.Sprintf("%d edges lead to this join", len(n.incoming)), "lead two or more here, or leave the join out")
-	case n.Join.Need > 0 && (n.fork == nil || n.fork.kind == scope):
-		c.bad("NEED_WITHOUT_FORK", path, "no fork lies on every path to it, so nobody knows which tokens belong together", "put it behind a fork of its own")
-	case n.Join.Need == 0 && !n.Join.Taken:
-		for _, name := range slices.Sorted(maps.Keys(c.p.nodes)) {
-			if x := c.p.nodes[name]; x.kind == choose && c.excludes(x, n) {
-				c.bad("JOIN_AFTER_EXCLUSIVE", path, fmt.Sprintf("choose %q lets a token come over one of its edges only, so it would wait for ever", name),
+	if len(all) == 0 {
+		return
+	}
+	for _, x := range c.p.list {
+		if x.kind != choose {
+			continue
+		}
+		w := c.p.waysOf(x)
+		for _, j := range all {
+			if w.exclude(j) {
+				c.bad("JOIN_AFTER_EXCLUSIVE", c.paths[j], fmt.Sprintf("choose %q lets a token come over one of its edges only, so it would wait for ever", x.name),
 					`let the edges meet at an ordinary node, or use "taken" after any`)
 			}
 		}
 	}
 }
 
-// excludes reports whether two edges of the join are reached by different ways of x only.
-func (c *compiler) excludes(x, j *node) bool {
-	without := c.p.reach(c.p.start, x)
-	var exclusive []map[*edge]bool // for each way of x, the edges of j it leads to
-	for _, e := range x.edges() {
-		from := c.p.reach(e.to, x)
-		here := map[*edge]bool{}
-		for _, in := range j.incoming {
-			if !without[in.from] && (from[in.from] || in == e) {
-				here[in] = true
-			}
-		}
-		exclusive = append(exclusive, here)
-	}
-	only := func(i int) (edges []*edge) { // reached by this way and no other
-		for e := range exclusive[i] {
-			n := 0
-			for _, other := range exclusive {
-				if other[e] {
-					n++
-				}
-			}
-			if n == 1 {
-				edges = append(edges, e)
-			}
-		}
-		return edges
-	}
-	ways := 0
-	for i := range exclusive {
-		if len(only(i)) > 0 {
-			ways++
-		}
-	}
-	return ways > 1
+// ways are those that lead on from a choose.
+type ways struct {
+	without []bool // what is reached without the choose
+	edges   []*edge
+	from    [][]bool // what each of the edges leads to
 }
 
-// reach returns the nodes that can be reached from one, itself included, without passing another.
-func (p *Process) reach(from, without *node) map[*node]bool {
-	seen := map[*node]bool{}
-	for queue := []*node{from}; len(queue) > 0; queue = queue[1:] {
-		n := queue[0]
-		if n == nil || n == without || seen[n] {
+func (p *Process) waysOf(x *node) *ways {
+	w, known := &ways{without: p.reach(p.start, x), edges: x.outgoing}, map[*node][]bool{}
+	for _, e := range w.edges {
+		if known[e.to] == nil {
+			known[e.to] = p.reach(e.to, x)
+		}
+		w.from = append(w.from, known[e.to])
+	}
+	return w
+}
+
+// exclude reports whether two edges of a join are reached by different ways only.
+func (w *ways) exclude(j *node) bool {
+	first := -1
+	for _, in := range j.incoming {
+		if w.without[in.from.index] {
 			continue
 		}
-		seen[n] = true
-		for _, e := range n.edges() {
+		only, n := -1, 0
+		for k, e := range w.edges {
+			if w.from[k][in.from.index] || in == e {
+				if only, n = k, n+1; n > 1 {
+					break
+				}
+			}
+		}
+		if n == 1 && first >= 0 && only != first {
+			return true
+		}
+		if n == 1 {
+			first = only
+		}
+	}
+	return false
+}
+
+// reach tells, by index, which nodes can be reached from one, itself included, without passing
+// another.
+func (p *Process) reach(from, without *node) []bool {
+	seen := make([]bool, len(p.list))
+	for queue := []*node{from}; len(queue) > 0; {
+		n := queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
+		if n == nil || n == without || seen[n.index] {
+			continue
+		}
+		seen[n.index] = true
+		for _, e := range n.outgoing {
 			queue = append(queue, e.to)
 		}
 	}
@@ -105,31 +129,44 @@ func (p *Process) reach(from, without *node) map[*node]bool {
 
 // loops reports whether a token can come from n back to n through pure nodes alone.
 func (c *compiler) loops(n *node) bool {
-	seen := map[*node]bool{}
-	for queue := n.edges(); len(queue) > 0; queue = queue[1:] {
+	seen := make([]bool, len(c.p.list))
+	for queue := slices.Clone(n.outgoing); len(queue) > 0; queue = queue[1:] {
 		to := queue[0].to
 		if to == n {
 			return true
 		}
-		if to.pure() && !seen[to] {
-			seen[to] = true
-			queue = append(queue, to.edges()...)
+		if to.pure() && !seen[to.index] {
+			seen[to.index] = true
+			queue = append(queue, to.outgoing...)
 		}
 	}
 	return false
 }
 
-// forkOf returns the innermost fork that every path to the join passes.
-func (p *Process) forkOf(j *node) (inner *node) {
-	var withoutInner map[*node]bool
-	for _, name := range slices.Sorted(maps.Keys(p.nodes)) {
-		f := p.nodes[name]
-		if f.kind != fork && f.kind != anyOf {
-			continue
+// forks are those of a process, each with what is reached without it.
+type forks []struct {
+	*node
+	without []bool
+}
+
+func (p *Process) forks() (all forks) {
+	for _, f := range p.list {
+		if f.kind == fork || f.kind == anyOf {
+			all = append(all, struct {
+				*node
+				without []bool
+			}{f, p.reach(p.start, f)})
 		}
-		without := p.reach(p.start, f)
-		if !without[j] && (inner == nil || !withoutInner[f]) {
-			inner, withoutInner = f, without
+	}
+	return all
+}
+
+// of returns the innermost fork that every path to the join passes.
+func (all forks) of(j *node) (inner *node) {
+	var withoutInner []bool
+	for _, f := range all {
+		if !f.without[j.index] && (inner == nil || !withoutInner[f.index]) {
+			inner, withoutInner = f.node, f.without
 		}
 	}
 	if j.parent != nil && (inner == nil || inner.parent != j.parent) {
@@ -138,16 +175,16 @@ func (p *Process) forkOf(j *node) (inner *node) {
 	return inner
 }
 
-// sources are the nodes from which a token can come to the join, without passing it.
-func (p *Process) sources(j *node) map[*node]bool {
-	seen := map[*node]bool{}
+// sources tells, by index, from which nodes a token can come to the join, without passing it.
+func (p *Process) sources(j *node) []bool {
+	seen := make([]bool, len(p.list))
 	queue := slices.Clone(j.incoming)
 	for ; len(queue) > 0; queue = queue[1:] {
 		from := queue[0].from
-		if from == j || seen[from] {
+		if from == j || seen[from.index] {
 			continue
 		}
-		seen[from] = true
+		seen[from.index] = true
 		queue = append(queue, from.incoming...)
 	}
 	return seen
