@@ -11,8 +11,12 @@ import (
 
 // Limits of a definition.
 const (
-	maxNodes = 10_000
-	maxName  = 100
+	maxText     = 1 << 20
+	maxNodes    = 2_000
+	maxEdges    = 10_000
+	maxBranches = 1_000 // of a fork
+	maxEach     = 1_000 // elements at once
+	maxName     = 100
 )
 
 var (
@@ -26,6 +30,9 @@ var (
 func Compile(d *Definition) (*Process, []Finding, error) {
 	c := &compiler{p: &Process{Definition: d, nodes: map[string]*node{}}, paths: map[*node]string{}}
 	c.header()
+	if !c.small() {
+		return nil, c.found, c.invalid()
+	}
 	c.nodes("/nodes", d.Nodes, nil)
 	for k, name := range slices.Sorted(maps.Keys(c.p.nodes)) {
 		n := c.p.nodes[name]
@@ -47,8 +54,7 @@ func Compile(d *Definition) (*Process, []Finding, error) {
 	}
 	slices.SortStableFunc(c.found, func(a, b Finding) int { return cmp.Compare(a.Path, b.Path) })
 	if !c.valid() {
-		errs := slices.DeleteFunc(slices.Clone(c.found), func(f Finding) bool { return f.Note })
-		return nil, c.found, &InvalidError{Process: d.Process, Version: d.Version, Findings: errs}
+		return nil, c.found, c.invalid()
 	}
 	for _, n := range c.p.list {
 		n.ahead = n.lookAhead(c.p)
@@ -106,6 +112,38 @@ func (c *compiler) note(code, path, reason, fix string) {
 	c.found = append(c.found, Finding{Code: code, Path: path, Reason: reason, Fix: fix, Note: true})
 }
 
+func (c *compiler) invalid() error {
+	errs := slices.DeleteFunc(slices.Clone(c.found), func(f Finding) bool { return f.Note })
+	return &InvalidError{Process: c.p.Definition.Process, Version: c.p.Definition.Version, Findings: errs}
+}
+
+// small finds what is too large to be looked at any further.
+func (c *compiler) small() bool {
+	nodes, edges := size(c.p.Definition.Nodes)
+	if nodes == 0 || nodes > maxNodes {
+		c.bad("NODE_COUNT", "/nodes", fmt.Sprintf("there are %d nodes", nodes), fmt.Sprintf("use 1 to %d; what is a process of its own can be called", maxNodes))
+	}
+	if edges > maxEdges {
+		c.bad("EDGE_COUNT", "/nodes", fmt.Sprintf("there are %d edges", edges), fmt.Sprintf("use at most %d", maxEdges))
+	}
+	return nodes <= maxNodes && edges <= maxEdges
+}
+
+// size counts nodes and the edges that leave them, those within scopes as well.
+func size(all map[string]*Node) (nodes, edges int) {
+	for _, n := range all {
+		if nodes++; n == nil {
+			continue
+		}
+		edges += len(n.links())
+		if n.Scope != nil {
+			within, leaving := size(n.Scope.Nodes)
+			nodes, edges = nodes+within, edges+leaving
+		}
+	}
+	return nodes, edges
+}
+
 func (c *compiler) valid() bool {
 	return !slices.ContainsFunc(c.found, func(f Finding) bool { return !f.Note })
 }
@@ -120,9 +158,6 @@ func (c *compiler) header() {
 	}
 	if d.Lang != "" && d.Lang != "cel" {
 		c.bad("LANG", "/lang", fmt.Sprintf("%.40q is not known", d.Lang), "use cel, or leave it out")
-	}
-	if len(d.Nodes) == 0 || len(d.Nodes) > maxNodes {
-		c.bad("NODE_COUNT", "/nodes", fmt.Sprintf("there are %d nodes", len(d.Nodes)), fmt.Sprintf("use 1 to %d", maxNodes))
 	}
 	c.p.output = c.expression("/output", d.Output)
 }
@@ -227,8 +262,8 @@ func (c *compiler) verb(path string, n *node) {
 		if e.List == "" {
 			c.bad("NO_LIST", path+"/each/list", "it needs a list", "say which, such as input.items")
 		}
-		if e.Limit < 0 || e.Limit > 10_000 || e.Need < 0 {
-			c.bad("EACH", path+"/each", "limit is 1 to 10000 and need at least 1", "leave out what is not needed")
+		if e.Limit < 0 || e.Limit > maxEach || e.Need < 0 {
+			c.bad("EACH", path+"/each", fmt.Sprintf("limit is 1 to %d and need at least 1", maxEach), "leave out what is not needed")
 		}
 		if e.Rest != "" && (e.Rest != "cancel" || e.Need == 0) {
 			c.bad("EACH", path+"/each/rest", fmt.Sprintf("%.40q means nothing here", e.Rest), `use {"need": 2, "rest": "cancel"}, or leave it out`)
@@ -267,6 +302,9 @@ func (c *compiler) misplaced(path string, n *node) {
 	}
 	if n.kind == fork && len(n.Fork) < 2 {
 		c.bad("NO_FORK", path+"/fork", fmt.Sprintf("it has %d branches", len(n.Fork)), "use two or more, or an edge")
+	}
+	if ways := max(len(n.Fork), len(n.Any)); ways > maxBranches {
+		c.bad("BRANCHES", path+"/"+string(n.kind), fmt.Sprintf("it has %d branches", ways), fmt.Sprintf("use at most %d; each does a step for each element of a list", maxBranches))
 	}
 }
 

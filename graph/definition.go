@@ -128,10 +128,18 @@ type Wait struct {
 	Until string // an expression: a time in RFC 3339
 }
 
-// Parse reads a definition from JSON. Keys that do not exist or come twice, and shapes that
+// Parse reads a definition from JSON of at most 1 MiB. Keys that do not exist or come twice, and shapes that
 // cannot be, are errors that name the place. Whether the process makes sense is for Compile to
 // say.
 func Parse(text []byte) (*Definition, error) {
+	if len(text) > maxText {
+		return nil, fmt.Errorf("graph: the definition has more than %d bytes; have it call processes of its own for parts of it", maxText)
+	}
+	return parse(text)
+}
+
+// parse reads one that is deployed, too: Postgres writes blanks that nobody has asked for.
+func parse(text []byte) (*Definition, error) {
 	var d Definition
 	if err := json.Unmarshal(text, &d, json.RejectUnknownMembers(true)); err != nil {
 		return nil, fmt.Errorf("graph: %s", inWords(err))

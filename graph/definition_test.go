@@ -59,6 +59,7 @@ func TestParseRefuses(t *testing.T) {
 		{node(`{"on": [{"every": "P4000D"}]}`), `/nodes/pay/on/0/every: duration "P4000D"`},
 		{node(`{"human": {"due": 5}}`), "/nodes/pay/human/due: "},
 
+		{strings.Repeat(" ", 1<<20+1), "more than 1048576 bytes"},
 		{``, "EOF"},
 		{`{"process": "a"`, "EOF"},
 		{`{} {}`, "after top-level value"},
@@ -251,6 +252,7 @@ type found struct {
 
 var allFindings = []found{
 	{code: "NODE_NAME", path: "/nodes/1st", start: "1st", nodes: `"1st": {"end": true}`},
+	{code: "NODE_NAME", path: "/nodes/" + strings.Repeat("a", 101), start: "a", nodes: `"` + strings.Repeat("a", 101) + `": {"end": true}`},
 	{code: "DUPLICATE_NAME", path: "/nodes/s/scope/nodes/a", start: "a",
 		nodes: `"a": {"do": "x.y", "to": "s"}, "s": {"scope": {"start": "a", "nodes": {"a": {"end": true}}}}`},
 	{code: "VERB", path: "/nodes/a", start: "a", nodes: `"a": {"to": "b"}, "b": {"end": true}`},
@@ -272,6 +274,7 @@ var allFindings = []found{
 	{code: "EACH", path: "/nodes/a/each/rest", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "rest": "cancel"}}`},
 	{code: "EACH", path: "/nodes/a/each/rest", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "need": 1, "rest": "keep"}}`},
 	{code: "EACH", path: "/nodes/a/each", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "limit": -1}}`},
+	{code: "EACH", path: "/nodes/a/each", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "limit": 1001}}`},
 	{code: "EMPTY_SCOPE", path: "/nodes/a/scope/nodes", start: "a", nodes: `"a": {"scope": {"start": "b", "nodes": {}}}`},
 	{code: "NO_START", path: "/start", start: "b", nodes: `"a": {"end": true}`},
 	{code: "NO_START", path: "/nodes/a/scope/start", start: "a", nodes: `"a": {"scope": {"start": "c", "nodes": {"b": {"end": true}}}}`},
@@ -290,6 +293,8 @@ var allFindings = []found{
 	{code: "NO_WAY", path: "/nodes/a/choose", start: "a", nodes: `"a": {"choose": []}`},
 	{code: "NO_WAY", path: "/nodes/a/any", start: "a", nodes: `"a": {"any": []}`},
 	{code: "NO_FORK", path: "/nodes/a/fork", start: "a", nodes: `"a": {"fork": ["b"]}, "b": {"end": true}`},
+	{code: "BRANCHES", path: "/nodes/a/fork", start: "a", nodes: `"a": {"fork": ["b"` + strings.Repeat(`, "b"`, 1000) + `]}, "b": {"end": true}`},
+	{code: "BRANCHES", path: "/nodes/a/any", start: "a", nodes: `"a": {"any": [{"if": "true", "to": "b"}` + strings.Repeat(`, {"if": "true", "to": "b"}`, 1000) + `]}, "b": {"end": true}`},
 	{code: "NO_CONDITION", path: "/nodes/a/choose/0/if", start: "a", nodes: `"a": {"choose": [{"if": "", "to": "b"}]}, "b": {"end": true}`},
 	{code: "NOT_A_CONDITION", path: "/nodes/a/any/0/if", start: "a", nodes: `"a": {"any": [{"if": "1 + 1", "to": "b"}]}, "b": {"end": true}`},
 	{code: "EXPRESSION", path: "/nodes/a/choose/0/if", start: "a", nodes: `"a": {"choose": [{"if": "input.x >", "to": "b"}]}, "b": {"end": true}`},
@@ -307,6 +312,10 @@ var allFindings = []found{
 	{code: "EDGE_ACROSS_SCOPES", path: "/nodes/s/scope/nodes/in/to", start: "s",
 		nodes: `"a": {"end": true}, "s": {"to": "a", "scope": {"start": "in", "nodes": {"in": {"do": "x.y", "to": "a"}}}}`},
 	{code: "RACE", path: "/nodes/a/race/1", start: "a", nodes: `"a": {"race": ["b", "c"]}, "b": {"wait": "1m"}, "c": {"do": "x.y"}`},
+	{code: "RACE", path: "/nodes/a/race", start: "a", nodes: `"a": {"race": ["b"]}, "b": {"wait": "1m"}`},
+	{code: "RACE", path: "/nodes/a/race/0", start: "a",
+		nodes: `"a": {"race": ["b", "c"]}, "b": {"wait": "1m", "on": [{"after": "1s", "to": "c"}]}, "c": {"wait": "2m"}`},
+	{code: "HANDLER", path: "/nodes/a/on/0", start: "a", nodes: `"a": {"do": "x.y", "on": [{"error": "E", "after": "1m", "to": "b"}]}, "b": {"end": true}`},
 	{code: "HANDLER", path: "/nodes/a/on/0", start: "a", nodes: `"a": {"do": "x.y", "on": [{"to": "b"}]}, "b": {"end": true}`},
 	{code: "HANDLER", path: "/nodes/a/on/0/every", start: "a", nodes: `"a": {"do": "x.y", "on": [{"every": "1ms", "to": "b"}]}, "b": {"end": true}`},
 	{code: "DUPLICATE_HANDLER", path: "/nodes/a/on/1/error", start: "a",
@@ -335,9 +344,41 @@ func TestFindings(t *testing.T) {
 		{`{"process": "p", "version": 0, ` + node + `}`, "VERSION", "/version"},
 		{`{"process": "p", "version": 1, "lang": "lua", ` + node + `}`, "LANG", "/lang"},
 		{`{"process": "p", "version": 1, "start": "a", "nodes": {}}`, "NODE_COUNT", "/nodes"},
+		{`{"process": "p", "version": 1, "start": "n1", "nodes": {` + inRow(2_001) + `}}`, "NODE_COUNT", "/nodes"},
+		{`{"process": "p", "version": 1, "start": "s", "nodes": {"s": {"scope": {"start": "n1", "nodes": {` + inRow(2_000) + `}}}}}`, "NODE_COUNT", "/nodes"},
+		{`{"process": "p", "version": 1, "start": "n1", "nodes": {` + inRow(1) + `, "a": {"race": ["b"` + strings.Repeat(`, "b"`, 10_000) + `]}}}`, "EDGE_COUNT", "/nodes"},
 		{`{"process": "p", "version": 1, "output": "input.", ` + node + `}`, "EXPRESSION", "/output"},
 	} {
 		checkFinding(t, row.text, found{code: row.code, path: row.path})
+	}
+}
+
+// inRow are so many nodes in a row, from n1 on.
+func inRow(n int) string {
+	var nodes []string
+	for k := 1; k < n; k++ {
+		nodes = append(nodes, fmt.Sprintf(`"n%d": {"do": "x.y", "to": "n%d"}`, k, k+1))
+	}
+	return strings.Join(append(nodes, fmt.Sprintf(`"n%d": {"end": true}`, n)), ",")
+}
+
+// What is as large as it may be is no finding.
+func TestLargeEnough(t *testing.T) {
+	branches := `"n1"` + strings.Repeat(`, "n1"`, 999)
+	small := `{"process": "p", "version": 1, "start": "n1", "nodes": {` + inRow(1) + `}}`
+	for _, text := range []string{
+		`{"process": "p", "version": 1, "start": "n1", "nodes": {` + inRow(2_000) + `}}`,
+		`{"process": "p", "version": 1, "start": "f", "nodes": {"f": {"fork": [` + branches + `]}, ` + inRow(1) + `}}`,
+		`{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"each": {"list": "input.l", "do": "x.y", "limit": 1000}}}}`,
+		small + strings.Repeat(" ", 1<<20-len(small)),
+	} {
+		d, err := graph.Parse([]byte(text))
+		if err != nil {
+			t.Fatalf("%.100s: %v", text, err)
+		}
+		if _, all, err := graph.Compile(d); err != nil || len(all) > 0 {
+			t.Errorf("%.100s: %v", text, all)
+		}
 	}
 }
 

@@ -20,6 +20,9 @@ func Deploy(ctx context.Context, db run.DB, d *Definition) (uuid.UUID, error) {
 		return uuid.Nil, err
 	}
 	text, err := d.JSON()
+	if err == nil {
+		_, err = Parse(text) // of what was made in Go nobody has asked yet whether it can be read again
+	}
 	if err != nil {
 		return uuid.Nil, err
 	}

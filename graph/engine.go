@@ -85,7 +85,7 @@ func (e *Engine) processes(ctx context.Context, db querier, ids []uuid.UUID) (ma
 	var id uuid.UUID
 	var text []byte
 	_, err := pgx.ForEachRow(rows, []any{&id, &text}, func() error {
-		d, err := Parse(text)
+		d, err := parse(text)
 		if err != nil {
 			return run.Permanent(err)
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// maxMoves is how many nodes the tokens of an instance may enter in one decision.
+// maxMoves is how many nodes the tokens of an instance may enter in one decision: by one event.
 const maxMoves = maxNodes + 2_000
 
 // maxPureSteps is how many gateways and joins a token may pass in one decision.

@@ -22,8 +22,8 @@ func TestEndlessTokens(t *testing.T) {
 	} {
 		id := s.start(s.deploy("S", nodes), `{}`)
 		s.status(id, graph.Failed)
-		if why := query[string](t, s.pool, `SELECT failure_reason FROM process_instance WHERE id = $1`, id); why != "S: tokens enter more than 12000 nodes without a step in between" &&
-			why != "e: tokens enter more than 12000 nodes without a step in between" {
+		if why := query[string](t, s.pool, `SELECT failure_reason FROM process_instance WHERE id = $1`, id); why != "S: tokens enter more than 4000 nodes without a step in between" &&
+			why != "e: tokens enter more than 4000 nodes without a step in between" {
 			t.Errorf("%s: failure_reason = %q", name, why)
 		}
 		s.status(s.start(good, `{}`), graph.Completed)

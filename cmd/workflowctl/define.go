@@ -89,16 +89,24 @@ func readAll(stdin io.Reader, names []string) ([]*file, error) {
 	return all, nil
 }
 
+// enough is more than a definition may have. What lies beyond is not read into memory.
+const enough = 2 << 20
+
 // read reads a file, or standard input if its name is -.
 func read(stdin io.Reader, name string) ([]byte, error) {
 	if name == "-" {
-		text, err := io.ReadAll(stdin)
+		text, err := io.ReadAll(io.LimitReader(stdin, enough))
 		if err != nil {
 			return nil, fmt.Errorf("read standard input: %w", err)
 		}
 		return text, nil
 	}
-	return os.ReadFile(name)
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, enough))
 }
 
 // inspect prints what there is to say about each of the files. It returns an error if one of

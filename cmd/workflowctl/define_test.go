@@ -81,6 +81,18 @@ func TestDefineFindings(t *testing.T) {
 	want(t, cmdtest.Start(t, nil, "define", good, "--check"), 0, "good.json: note: ")
 }
 
+// A file that is too large is refused in words, and not even read to its end.
+func TestDefineLargeFile(t *testing.T) {
+	t.Parallel()
+	huge := save(t, "huge.json", orderJSON)
+	if err := os.Truncate(huge, 1<<40); err != nil { // it takes no room on the disk
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"define", "--check", huge}, {"graph", huge}} {
+		want(t, cmdtest.Start(t, nil, args...), 1, "more than 1048576 bytes")
+	}
+}
+
 // What a file says does not steer the terminal.
 func TestDefineIsPrintable(t *testing.T) {
 	t.Parallel()

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -83,7 +85,11 @@ func draw(ctx context.Context, conn *pgx.Conn, id uuid.UUID) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the definition of instance %s: %w", id, err)
 	}
-	d, err := graph.Parse(text)
+	var compact bytes.Buffer // without the blanks that Postgres writes, which count as well
+	if err := json.Compact(&compact, text); err != nil {
+		return "", err
+	}
+	d, err := graph.Parse(compact.Bytes())
 	if err != nil {
 		return "", err
 	}
