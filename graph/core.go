@@ -185,7 +185,7 @@ func (i *instance) settle() {
 	default:
 		i.become(Waiting, "")
 	}
-	i.moves = 0 // one of many events in a batch is not charged for the others
+	i.moves, *i.facts.spent = 0, 0 // one of many events in a batch is not charged for the others
 }
 
 // hosts counts the tokens that stand for others in a scope: they move when these do. With scopes

@@ -262,7 +262,7 @@ func (p *Play) tell() {
 		say("undo %s", p.records[u.record[1]].node.name)
 	}
 	for _, x := range c.incidents {
-		say("incident %s %s", x.node, x.code)
+		say("incident %s %s %s", x.node, x.code, x.message)
 	}
 	for _, e := range c.events {
 		say("event %d %s %s %v", p.numbers[e.token], e.name, e.node, e.data)

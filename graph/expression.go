@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -10,15 +11,27 @@ import (
 	"cel.dev/cel-go/cel"
 	"cel.dev/cel-go/common/ast"
 	"cel.dev/cel-go/common/operators"
+	"cel.dev/cel-go/common/overloads"
 	"cel.dev/cel-go/common/types"
 	"cel.dev/cel-go/common/types/ref"
+	"cel.dev/cel-go/common/types/traits"
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// costLimit bounds what one evaluation may do, in CEL's own units. Definitions are data, and
-// expressions are evaluated while an instance is locked: the bound holds where a deadline
-// would come too late.
-const costLimit = 100_000
+// Definitions are data, and expressions are evaluated while an instance is locked. So what they do
+// is bounded where a deadline would come too late, and in CEL's own units: they are the same for
+// the same facts, whatever the machine. A millisecond is about 25,000 of them.
+const (
+	costLimit  = 100_000 // of one evaluation
+	costBudget = 500_000 // of all that one event sets off
+)
+
+// errCost is what an expression fails with that would cost more than costLimit.
+var errCost = fmt.Errorf("it costs more than %d units: have it look at fewer elements, or have a step work it out", costLimit)
+
+// errBudget is what those fail with that come after costBudget is used up.
+var errBudget = fmt.Errorf("the expressions before it, in this decision, have cost more than %d units together: "+
+	"have them look at fewer elements, have a step work it out once, or put a step between the gateways", costBudget)
 
 // An expression is a CEL expression that has been compiled.
 type expression struct {
@@ -35,6 +48,15 @@ type facts struct {
 	steps  map[string]any // the latest result of each node
 	result any            // of a step, in its own mapping
 	item   any            // of a list, in the mapping of an each
+
+	spent *uint64 // what was evaluated in this decision has cost; nil: nobody counts
+}
+
+// charge counts what an evaluation has cost.
+func (f facts) charge(cost uint64) {
+	if f.spent != nil {
+		*f.spent += cost
+	}
 }
 
 var environment = sync.OnceValues(func() (*cel.Env, error) {
@@ -56,7 +78,7 @@ func compile(text string) (*expression, error) {
 	if issues.Err() != nil {
 		return nil, fmt.Errorf("%s", strings.TrimPrefix(issues.String(), "ERROR: "))
 	}
-	program, err := env.Program(compiled, cel.CostLimit(costLimit), cel.EvalOptions(cel.OptOptimize))
+	program, err := env.Program(compiled, cel.CostTracking(prices{}), cel.CostLimit(costLimit), cel.EvalOptions(cel.OptOptimize))
 	if err != nil {
 		return nil, err
 	}
@@ -113,8 +135,62 @@ func (e *expression) canBeTrue() bool {
 	return e.gives.IsExactType(cel.BoolType) || e.gives.IsExactType(cel.DynType)
 }
 
+// prices are those of calls that are dear where values are large, and cost next to nothing by CEL's
+// own: of facts it does not know the types beforehand.
+type prices struct{}
+
+// CallCost returns what a call costs; nil: as much as CEL says.
+func (prices) CallCost(function, _ string, args []ref.Val, result ref.Val) *uint64 {
+	size := 0
+	switch function {
+	case operators.Add:
+		size = length(result)
+	case operators.Equals, operators.NotEquals:
+		size = min(extent(args[0]), extent(args[1]))
+	case operators.Less, operators.LessEquals, operators.Greater, operators.GreaterEquals:
+		size = min(length(args[0]), length(args[1]))
+	case overloads.Size, overloads.TypeConvertString, overloads.TypeConvertBytes:
+		size = length(args[0])
+	default:
+		return nil
+	}
+	cost := 1 + uint64(size)/10
+	return &cost
+}
+
+// length is how many bytes a text has.
+func length(v ref.Val) int {
+	switch v := v.(type) {
+	case types.String:
+		return len(v)
+	case types.Bytes:
+		return len(v)
+	}
+	return 0
+}
+
+// extent is the length of a text, or about that of a list or map.
+func extent(v ref.Val) int {
+	if all, ok := v.(traits.Sizer); ok && length(v) == 0 {
+		if n, ok := all.Size().(types.Int); ok {
+			return 100 * int(n)
+		}
+	}
+	return length(v)
+}
+
 func (e *expression) eval(f facts) (ref.Val, error) {
-	value, _, err := e.program.Eval(map[string]any{"input": f.input, "steps": f.steps, "result": f.result, "item": f.item})
+	if f.spent != nil && *f.spent > costBudget {
+		return nil, fmt.Errorf("%s: %w", e.text, errBudget)
+	}
+	value, details, err := e.program.Eval(map[string]any{"input": f.input, "steps": f.steps, "result": f.result, "item": f.item})
+	cost := details.ActualCost()
+	if cost != nil {
+		f.charge(*cost)
+	}
+	if err != nil && cost != nil && *cost > costLimit {
+		err = errCost
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.text, err)
 	}
@@ -144,7 +220,10 @@ func (e *expression) value(f facts) (json.RawMessage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: gives what is no JSON value: %w", e.text, err)
 	}
-	return native.(*structpb.Value).MarshalJSON()
+	text, err := native.(*structpb.Value).MarshalJSON()
+	// Blanks are not counted: how many there are differs from build to build.
+	f.charge(uint64(10*(bytes.Count(text, []byte{','})+bytes.Count(text, []byte{':'})) + (len(text)-bytes.Count(text, []byte{' '}))/100))
+	return text, err
 }
 
 var jsonValue = reflect.TypeFor[*structpb.Value]()

@@ -9,9 +9,14 @@ func failure(code, message string) any {
 	return map[string]any{"error": map[string]any{"code": code, "message": message}}
 }
 
-// learn takes note of the latest result of a node.
-func (i *instance) learn(n *node, result json.RawMessage) {
-	value, err := fact(n, result)
+// learn takes note of the latest result of a node, as part of a decision.
+func (i *instance) learn(n *node, result json.RawMessage) { i.note(n, result, i.facts.spent) }
+
+// remember does the same where nothing is decided.
+func (i *instance) remember(n *node, result json.RawMessage) { i.note(n, result, nil) }
+
+func (i *instance) note(n *node, result json.RawMessage, spent *uint64) {
+	value, err := fact(n, result, spent)
 	if err != nil {
 		delete(i.facts.steps, n.name)
 		i.unfit[n.name] = err
@@ -37,7 +42,7 @@ func (i *instance) told(t *token) bool {
 }
 
 // fact is what expressions read of a step that has succeeded with a result.
-func fact(n *node, result json.RawMessage) (any, error) {
+func fact(n *node, result json.RawMessage, spent *uint64) (any, error) {
 	var value any
 	if len(result) > 0 {
 		if err := json.Unmarshal(result, &value); err != nil {
@@ -47,7 +52,7 @@ func fact(n *node, result json.RawMessage) (any, error) {
 	if n.out == nil {
 		return value, nil
 	}
-	text, err := object(n.out, facts{result: value})
+	text, err := object(n.out, facts{result: value, spent: spent})
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ type instance struct {
 }
 
 func newInstance() *instance {
-	return &instance{facts: facts{steps: map[string]any{}}, unfit: map[string]error{}, joins: map[joinKey]*joining{}, debts: map[*token]uuid.UUID{}}
+	return &instance{facts: facts{steps: map[string]any{}, spent: new(uint64)}, unfit: map[string]error{}, joins: map[joinKey]*joining{}, debts: map[*token]uuid.UUID{}}
 }
 
 // changes are what is to be written.

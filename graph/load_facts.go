@@ -77,7 +77,7 @@ func (s *scene) takeRuns(rows pgx.Rows) error {
 			i.know(node, failure(f.Code, f.Message))
 			return nil
 		}
-		i.learn(i.process.nodes[node], result)
+		i.remember(i.process.nodes[node], result)
 		return nil
 	})
 	return err
@@ -169,7 +169,7 @@ func (s *scene) takeFacts(rows pgx.Rows) error {
 	var output []byte
 	_, err := pgx.ForEachRow(rows, []any{&owner, &node, &output}, func() error {
 		i := s.instances[owner]
-		i.learn(i.process.nodes[node], output)
+		i.remember(i.process.nodes[node], output)
 		return nil
 	})
 	return err
