@@ -49,7 +49,7 @@ func (b *Builder) Definition() (*Definition, error) {
 	}
 	_, more, _ := Compile(d)
 	for _, f := range more {
-		follows := mistaken[f.Path] || len(mistaken) > 0 && f.Code == "UNREACHABLE" // from a mistake
+		follows := mistaken[f.Path] || len(mistaken) > 0 && (f.Code == "UNREACHABLE" || f.Code == "NO_END") // from a mistake
 		if !f.Note && !follows {
 			found = append(found, f)
 		}

@@ -27,8 +27,11 @@ var (
 
 // Compile checks a definition and makes it ready to be walked. The findings are all there are,
 // in order of their paths; the error is an *InvalidError if one of them is more than a note.
-func Compile(d *Definition) (*Process, []Finding, error) {
-	c := &compiler{p: &Process{Definition: d, nodes: map[string]*node{}}, paths: map[*node]string{}}
+func Compile(d *Definition) (*Process, []Finding, error) { return compileAll(d, true) }
+
+// compileAll leaves out the notes that take long to find, unless somebody is there to read them.
+func compileAll(d *Definition, advise bool) (*Process, []Finding, error) {
+	c := &compiler{advise: advise, p: &Process{Definition: d, nodes: map[string]*node{}}, paths: map[*node]string{}}
 	c.header()
 	if !c.small() {
 		return nil, c.found, c.invalid()
@@ -63,10 +66,11 @@ func Compile(d *Definition) (*Process, []Finding, error) {
 }
 
 type compiler struct {
-	p     *Process
-	found []Finding
-	texts []located
-	paths map[*node]string
+	p      *Process
+	advise bool
+	found  []Finding
+	texts  []located
+	paths  map[*node]string
 }
 
 // A located expression is to be checked once all nodes are known.

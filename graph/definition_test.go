@@ -321,6 +321,29 @@ var allFindings = []found{
 	{code: "DUPLICATE_HANDLER", path: "/nodes/a/on/1/error", start: "a",
 		nodes: `"a": {"do": "x.y", "on": [{"error": "*", "to": "b"}, {"error": "E", "to": "b"}]}, "b": {"end": true}`},
 	{code: "UNREACHABLE", path: "/nodes/b", start: "a", nodes: `"a": {"end": true}, "b": {"end": true}`},
+	{code: "NO_END", path: "/nodes/b", start: "a", nodes: `"a": {"do": "x.y", "to": "b"}, "b": {"do": "x.y", "to": "a"}`},
+	{code: "NO_END", path: "/nodes/c", start: "a", nodes: `"a": {"choose": [{"if": "input.n", "to": "b"}], "else": "c"}, "b": {"end": true}, "c": {"wait": "P1D", "to": "c"}`},
+	{code: "NO_END", path: "/nodes/s/scope/nodes/a", start: "s", nodes: `"s": {"scope": {"start": "a", "nodes": {"a": {"do": "x.y", "to": "a"}}},
+		"on": [{"every": "1m", "to": "b"}]}, "b": {"end": true}`},
+	{code: "NO_END", path: "/nodes/a", start: "a", nodes: `"a": {"race": ["b", "c"]}, "b": {"wait": "1m", "to": "a"}, "c": {"wait": "2m", "to": "a"}`},
+	{code: "NO_END", path: "/nodes/s", start: "s", nodes: `"s": {"scope": {"start": "e", "nodes": {"e": {"end": true}}}, "to": "s"}`},
+	{code: "UNSTRUCTURED_JOIN", path: "/nodes/j", note: true, start: "a",
+		nodes: `"a": {"choose": [{"if": "input.n", "to": "f"}], "else": "g"}, "f": {"fork": ["b", "c"]}, "g": {"fork": ["b", "c"]}, "b": {"do": "x.y", "to": "j"},
+			"c": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`},
+	{code: "JOIN_MAY_WAIT", path: "/nodes/j", note: true, start: "f",
+		nodes: `"f": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "x"}, "x": {"choose": [{"if": "input.n", "to": "j"}], "else": "e"}, "b": {"do": "x.y", "to": "j"},
+			"j": {"join": "all"}, "e": {"end": true}`},
+	{code: "JOIN_MAY_WAIT", path: "/nodes/j", note: true, start: "f", // past the join
+		nodes: `"f": {"fork": ["a", "b"]}, "a": {"choose": [{"if": "input.n", "to": "j"}], "else": "e"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all", "to": "e"}, "e": {"do": "x.y"}`},
+	{code: "JOIN_MAY_WAIT", path: "/nodes/j", note: true, start: "f",
+		nodes: `"f": {"any": [{"if": "input.n", "to": "a"}, {"if": "input.m", "to": "b"}], "else": "a"}, "a": {"do": "x.y", "to": "j"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`},
+	{code: "JOIN_MAY_WAIT", path: "/nodes/j", note: true, start: "f",
+		nodes: `"f": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "j", "on": [{"error": "*", "to": "e"}]}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all"}, "e": {"end": true}`},
+	{code: "JOIN_MAY_WAIT", path: "/nodes/s/scope/nodes/j", note: true, start: "s",
+		nodes: `"s": {"scope": {"start": "f", "nodes": {"f": {"fork": ["a", "j"]}, "a": {"race": ["b", "c"]}, "b": {"wait": "1m", "to": "j"}, "c": {"wait": "2m"}, "j": {"join": "all"}}}}`},
+	{code: "ENDLESS_CALL", path: "/nodes/a", note: true, start: "a", nodes: `"a": {"call": {"process": "p", "undo": "none"}}`},
+	{code: "ENDLESS_CALL", path: "/nodes/s/scope/nodes/a", note: true, start: "f",
+		nodes: `"f": {"fork": ["s", "b"]}, "b": {"end": true}, "s": {"scope": {"start": "c", "nodes": {"c": {"do": "x.y", "to": "a"}, "a": {"call": {"process": "p", "undo": "none"}}}}}`},
 	{code: "NO_ELSE", path: "/nodes/a", note: true, start: "a", nodes: `"a": {"choose": [{"if": "true", "to": "b"}]}, "b": {"end": true}`},
 	{code: "LOOP_WITHOUT_STEP", path: "/nodes/a", note: true, start: "a",
 		nodes: `"a": {"choose": [{"if": "true", "to": "a"}], "else": "b"}, "b": {"end": true}`},
@@ -350,6 +373,41 @@ func TestFindings(t *testing.T) {
 		{`{"process": "p", "version": 1, "output": "input.", ` + node + `}`, "EXPRESSION", "/output"},
 	} {
 		checkFinding(t, row.text, found{code: row.code, path: row.path})
+	}
+}
+
+// What is right gives no finding: loops that something else ends, joins to which all that sets out
+// comes, recursion that may end.
+func TestNoFindings(t *testing.T) {
+	for _, nodes := range []string{
+		`"S": {"scope": {"start": "a", "nodes": {"a": {"do": "x.y", "to": "b"}, "b": {"wait": "1m", "to": "a"}}}, "on": [{"message": "stop", "key": "input.n", "to": "e"}]}, "e": {"end": true}`,
+		`"S": {"scope": {"start": "s", "nodes": {"s": {"scope": {"start": "a", "nodes": {"a": {"do": "x.y", "to": "a"}}}}}}, "on": [{"after": "P1D", "to": "e"}]}, "e": {"end": true}`,
+		`"S": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "a"}, "b": {"wait": "P1D", "to": "t"}, "t": {"terminate": true}`,
+		`"S": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "a"}, "b": {"wait": "P1D", "to": "t"}, "t": {"throw": {"error": "LATE"}}`,
+		`"S": {"fork": ["a", "b"]}, "a": {"choose": [{"if": "input.n", "to": "j"}], "else": "w"}, "w": {"wait": "1m", "to": "w"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": {"need": 1, "rest": "cancel"}}`,
+
+		`"S": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "x"}, "x": {"choose": [{"if": "input.n", "to": "a"}], "else": "j"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`,
+		`"S": {"fork": ["a", "b"]}, "a": {"fork": ["c", "d"]}, "c": {"end": true}, "d": {"do": "x.y", "to": "j"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`,
+		`"S": {"fork": ["a", "b"]}, "a": {"choose": [{"if": "input.n", "to": "j"}], "else": "t"}, "t": {"terminate": true}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`,
+		`"S": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "j", "on": [{"error": "*", "to": "t"}]}, "t": {"throw": {"error": "LOST"}}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`,
+		`"S": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "j", "on": [{"every": "1m", "to": "r"}, {"after": "1m", "keep": true, "to": "r"}]}, "r": {"do": "x.y"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`,
+		`"S": {"fork": ["a", "b", "c"]}, "a": {"do": "x.y", "to": "j"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all", "to": "k"}, "c": {"do": "x.y", "to": "k"}, "k": {"join": "all", "to": "x"},
+			"x": {"choose": [{"if": "input.n", "to": "S"}], "else": "e"}, "e": {"end": true}`,
+		`"S": {"choose": [{"if": "input.n", "to": "f"}], "else": "e"}, "e": {"end": true}, "f": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "j"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all", "to": "S"}`,
+		`"S": {"fork": ["a", "b"]}, "a": {"race": ["c", "d"]}, "c": {"wait": "1m", "to": "j"}, "d": {"await": {"signal": "go"}, "to": "j"}, "b": {"do": "x.y", "to": "m"}, "m": {"do": "x.y", "to": "k"},
+			"j": {"do": "x.y", "to": "k"}, "k": {"join": "all"}`,
+
+		`"S": {"choose": [{"if": "input.n", "to": "a"}], "else": "e"}, "a": {"call": {"process": "p", "undo": "none"}}, "e": {"end": true}`,
+		`"S": {"choose": [{"if": "input.n", "to": "s"}], "else": "e"}, "s": {"scope": {"start": "a", "nodes": {"a": {"call": {"process": "p", "undo": "none"}}}}}, "e": {"end": true}`,
+		`"S": {"do": "x.y", "to": "a", "on": [{"error": "LAST", "to": "e"}]}, "a": {"call": {"process": "p", "undo": "none"}}, "e": {"end": true}`,
+	} {
+		d, err := graph.Parse([]byte(`{"process": "p", "version": 1, "start": "S", "nodes": {` + nodes + `}}`))
+		if err != nil {
+			t.Fatalf("%s: %v", nodes, err)
+		}
+		if _, all, err := graph.Compile(d); err != nil || len(all) > 0 {
+			t.Errorf("%s: %v", nodes, all)
+		}
 	}
 }
 

@@ -89,7 +89,7 @@ func (e *Engine) processes(ctx context.Context, db querier, ids []uuid.UUID) (ma
 		if err != nil {
 			return run.Permanent(err)
 		}
-		p, _, err := Compile(d)
+		p, _, err := compileAll(d, false)
 		if err != nil {
 			return run.Permanent(err)
 		}

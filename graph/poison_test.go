@@ -16,9 +16,9 @@ func TestEndlessTokens(t *testing.T) {
 	s := newSite(t)
 	good := s.deploy("A", step("A", ""))
 	for name, nodes := range map[string]string{
-		"a fork into itself":  `"S": {"fork": ["S", "S"]}`,
-		"an empty list":       `"S": {"each": {"list": "[]", "do": "test.step.v1"}, "to": "S"}`,
-		"a scope without end": `"S": {"scope": {"start": "e", "nodes": {"e": {"end": true}}}, "to": "S"}`,
+		"a fork into itself":  `"S": {"fork": ["S", "S", "e"]}, "e": {"end": true}`,
+		"an empty list":       `"S": {"each": {"list": "[]", "do": "test.step.v1"}, "to": "S", "on": [{"error": "*", "to": "e"}]}, "e": {"end": true}`,
+		"a scope without end": `"S": {"scope": {"start": "e", "nodes": {"e": {"end": true}}}, "to": "S", "on": [{"error": "*", "to": "f"}]}, "f": {"end": true}`,
 	} {
 		id := s.start(s.deploy("S", nodes), `{}`)
 		s.status(id, graph.Failed)

@@ -7,12 +7,17 @@ import (
 
 // shape finds what is wrong with a graph whose nodes and edges are right by themselves.
 func (c *compiler) shape() {
-	reached := c.p.reach(c.p.start, nil)
+	reached, over, recurs := c.p.reach(c.p.start, nil), c.p.over(), false
 	for _, n := range c.p.list {
 		path := c.paths[n]
-		if !reached[n.index] {
+		switch {
+		case !reached[n.index]:
 			c.bad("UNREACHABLE", path, "no path leads here from the start", "lead an edge here, or remove it")
+		case !over[n.index]:
+			c.bad("NO_END", path, "no path leads from here to an end, and nothing ends it from outside",
+				`lead a way out of the loop, or have it in a scope that "after" or "message" leaves`)
 		}
+		recurs = recurs || n.kind == call && n.Call.Process == c.p.Definition.Process
 		if (n.kind == choose || n.kind == anyOf) && n.other == nil {
 			c.note("NO_ELSE", path, "if no condition is true, an incident is opened", "say where to go then with else")
 		}
@@ -23,6 +28,9 @@ func (c *compiler) shape() {
 		}
 	}
 	c.joins()
+	if recurs && c.advise {
+		c.recursion()
+	}
 }
 
 // joins finds what the joins belong to, and those that wait for what cannot come.
@@ -45,7 +53,11 @@ func (c *compiler) joins() {
 			c.bad("JOIN_OF_ONE", path, fmt.Sprintf("%d edges lead to this join", len(n.incoming)), "lead two or more here, or leave the join out")
 		case n.Join.Need > 0 && (n.fork == nil || n.fork.kind == scope):
 			c.bad("NEED_WITHOUT_FORK", path, "no fork lies on every path to it, so nobody knows which tokens belong together", "put it behind a fork of its own")
-		case n.Join.Need == 0 && !n.Join.Taken:
+		case n.Join.Need == 0 && (n.fork == nil || n.fork.kind == scope):
+			c.note("UNSTRUCTURED_JOIN", path, "no fork lies on every path to it, so tokens that belong to different forks may meet here",
+				"put it behind a fork of its own, unless that is meant")
+		}
+		if n.Join.Need == 0 && !n.Join.Taken {
 			all = append(all, n)
 		}
 	}
@@ -62,6 +74,47 @@ func (c *compiler) joins() {
 				c.bad("JOIN_AFTER_EXCLUSIVE", c.paths[j], fmt.Sprintf("choose %q lets a token come over one of its edges only, so it would wait for ever", x.name),
 					`let the edges meet at an ordinary node, or use "taken" after any`)
 			}
+		}
+	}
+	if !c.advise || !c.valid() {
+		return // what follows are notes, or would say it again
+	}
+	flow := c.p.flow()
+	for _, j := range all {
+		if fork, in := flow.missed(j); in != nil {
+			c.note("JOIN_MAY_WAIT", c.paths[j], fmt.Sprintf("a branch of %q may end, or lead elsewhere, without coming over %s: the others would wait for ever", fork.name, in.id),
+				`lead all its ways here, let it fail with "throw", or use "taken"`)
+		}
+	}
+}
+
+// recursion finds calls of the process itself that every instance comes to.
+func (c *compiler) recursion() {
+	flow := c.p.flow()
+	for _, n := range c.p.list {
+		if n.kind != call || n.Call.Process != c.p.Definition.Process {
+			continue
+		}
+		passed, always := n, true
+		for always {
+			start := c.p.start
+			if passed.parent != nil {
+				start = passed.parent.inner.to
+			}
+			may := flow.avoid(c.p.list, func(e *edge) miss {
+				if e.to == passed {
+					return never
+				}
+				return goesOn
+			})
+			always = start == passed || !may[start.index]
+			if passed.parent == nil {
+				break
+			}
+			passed = passed.parent
+		}
+		if always {
+			c.note("ENDLESS_CALL", c.paths[n], "each instance calls another one: the hundredth stops with an incident", "choose before it whether to call")
 		}
 	}
 }

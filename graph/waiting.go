@@ -278,7 +278,7 @@ func (i *instance) happens(t *token, p position, run runRef, result json.RawMess
 func (i *instance) boundary(t *token, k int, fired *tick) {
 	h := t.node.handlers[k]
 	i.event(t, "handler.taken", map[string]any{"edge": h.edge.id})
-	if h.Keep || h.Every > 0 {
+	if h.stays() {
 		if h.Every == 0 && h.Message == "" || h.Times > 0 && fired.number >= h.Times {
 			// it happens no more
 		} else if !i.arm(t, k, h, fired) {
