@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -50,7 +51,7 @@ func compileAll(d *Definition, advise bool) (*Process, []Finding, error) {
 	}
 	c.knownSteps()
 	if c.p.start = c.p.nodes[d.Start]; len(d.Nodes) > 0 && (c.p.start == nil || c.p.start.parent != nil) {
-		c.bad("NO_START", "/start", fmt.Sprintf("there is no node %q", d.Start), "name the node where instances start")
+		c.bad("NO_START", "/start", fmt.Sprintf("there is no node %.120q", d.Start), c.nearest(d.Start, "name the node where instances start"))
 	}
 	if c.valid() {
 		c.shape()
@@ -68,6 +69,7 @@ func compileAll(d *Definition, advise bool) (*Process, []Finding, error) {
 type compiler struct {
 	p      *Process
 	advise bool
+	asked  int // for the nearest name
 	found  []Finding
 	texts  []located
 	paths  map[*node]string
@@ -84,7 +86,7 @@ func (c *compiler) knownSteps() {
 	for _, e := range c.texts {
 		for _, name := range e.steps {
 			if c.p.nodes[name] == nil && !c.there(name) {
-				c.bad("UNKNOWN_STEP", e.path, fmt.Sprintf("there is no node %.120q whose result could be read", name), "name a node of this process")
+				c.bad("UNKNOWN_STEP", e.path, fmt.Sprintf("there is no node %.120q whose result could be read", name), c.nearest(name, "name a node of this process"))
 			}
 		}
 	}
@@ -162,6 +164,9 @@ func (c *compiler) header() {
 	}
 	if d.Lang != "" && d.Lang != "cel" {
 		c.bad("LANG", "/lang", fmt.Sprintf("%.40q is not known", d.Lang), "use cel, or leave it out")
+	}
+	for _, path := range d.zeros {
+		c.bad("ZERO", path, "0 would mean the same as nothing here", "leave it out, or say how many")
 	}
 	c.p.output = c.expression("/output", d.Output)
 }
@@ -347,7 +352,7 @@ func (c *compiler) tie(n *node) {
 		target := c.p.nodes[name]
 		if target == nil {
 			if !c.there(name) {
-				c.bad("UNKNOWN_NODE", path+at, fmt.Sprintf("there is no node %.120q", name), "name a node, or leave to out for an end")
+				c.bad("UNKNOWN_NODE", path+at, fmt.Sprintf("there is no node %.120q", name), c.nearest(name, "name a node, or leave to out for an end"))
 			}
 			return nil
 		}
@@ -398,6 +403,45 @@ func (c *compiler) tie(n *node) {
 	}
 }
 
+// nearest asks whether the node with the most similar name is meant, or says what to do if there is
+// none.
+func (c *compiler) nearest(name, otherwise string) string {
+	if c.asked++; c.asked > 100 || len(name) > maxName { // looking is dear, and who has mistyped so much needs other help
+		return otherwise
+	}
+	best, least := "", 1+len(name)/3
+	for _, n := range c.p.list {
+		if d := distance(strings.ToLower(name), strings.ToLower(n.name)); d <= least && (best == "" || d < least) {
+			best, least = n.name, d
+		}
+	}
+	if best == "" {
+		return otherwise
+	}
+	return fmt.Sprintf("did you mean %q?", best)
+}
+
+// distance is how many letters have to be put in, left out or changed to make one word the other.
+func distance(a, b string) int {
+	if len(a)-len(b) > maxName/2 || len(b)-len(a) > maxName/2 {
+		return maxName
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		corner := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			next := min(row[j+1], row[j]) + 1
+			next = min(next, corner+count(a[i] != b[j]))
+			corner, row[j+1] = row[j+1], next
+		}
+	}
+	return row[len(b)]
+}
+
 // there reports whether a name was given to a node, usable or not.
 func (c *compiler) there(name string) bool {
 	var in func(all map[string]*Node) bool
@@ -410,6 +454,21 @@ func (c *compiler) there(name string) bool {
 		return false
 	}
 	return in(c.p.Definition.Nodes)
+}
+
+// event is what happens when the handler's edge is taken.
+func (h *Handler) event() string {
+	return fmt.Sprintf("%s %s %s %q %q, stays: %v", h.kind(), h.After, h.Every, h.Message, h.Key, h.Keep)
+}
+
+func (h *Handler) kind() string {
+	switch {
+	case h.Message != "":
+		return "message"
+	case h.Every > 0:
+		return "interval"
+	}
+	return "time"
 }
 
 // handlers checks and ties what else may happen at a node.
@@ -428,14 +487,21 @@ func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge
 			if h.Keep {
 				c.bad("MISPLACED", path+at+"/keep", "a token cannot stay where it has failed", "remove it")
 			}
-			if seen[h.Error] || seen["*"] {
+			if seen["error "+h.Error] || seen["error *"] {
 				c.bad("DUPLICATE_HANDLER", path+at+"/error", fmt.Sprintf("an earlier edge takes %q", h.Error), "remove one of them, or put * last")
 			}
-			seen[h.Error] = true
+			seen["error "+h.Error] = true
 		case h.Message != "" && h.Key == "":
 			c.bad("NO_KEY", path+at+"/key", "a message needs a key", "say what it is correlated by, such as input.order")
 		case h.Every > 0 && h.Every < Duration(time.Second):
 			c.bad("HANDLER", path+at+"/every", fmt.Sprintf("%s is too short", h.Every), "use a second or more")
+		}
+		if h.Error == "" && kinds == 1 {
+			what := h.event()
+			if seen[what] {
+				c.bad("DUPLICATE_HANDLER", path+at, "an earlier edge is taken at the same "+h.kind(), "remove one of them, or lead one edge to a fork")
+			}
+			seen[what] = true
 		}
 		if h.Times < 0 || h.Times > 0 && h.Every == 0 || h.Key != "" && h.Message == "" {
 			c.bad("MISPLACED", path+at, "times goes with every, and key with message", "remove what does not belong there")

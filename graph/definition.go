@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -18,6 +19,8 @@ type Definition struct {
 	Start   string           `json:"start"`           // the node where an instance starts
 	Output  string           `json:"output,omitzero"` // of an instance that completes: an expression; none: null
 	Nodes   map[string]*Node `json:"nodes"`
+
+	zeros []string // places where the text has a number that is 0, which would be lost
 }
 
 // A Node has exactly one verb, which says what it is.
@@ -144,7 +147,26 @@ func parse(text []byte) (*Definition, error) {
 	if err := json.Unmarshal(text, &d, json.RejectUnknownMembers(true)); err != nil {
 		return nil, fmt.Errorf("graph: %s", inWords(err))
 	}
+	d.zeros = zeros(text)
 	return &d, nil
+}
+
+// zeros finds numbers that are 0, but for the version, which is checked by itself: how often, how
+// many at once and so on are left out where nothing is to be said.
+func zeros(text []byte) (paths []string) {
+	in := jsontext.NewDecoder(bytes.NewReader(text))
+	for {
+		token, err := in.ReadToken()
+		if err != nil {
+			return paths // at the end: it has been read before
+		}
+		if token.Kind() != '0' || in.StackPointer() == "/version" {
+			continue
+		}
+		if n, err := token.Float(); err == nil && n == 0 {
+			paths = append(paths, string(in.StackPointer()))
+		}
+	}
 }
 
 func inWords(err error) string {

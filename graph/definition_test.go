@@ -320,6 +320,13 @@ var allFindings = []found{
 	{code: "HANDLER", path: "/nodes/a/on/0/every", start: "a", nodes: `"a": {"do": "x.y", "on": [{"every": "1ms", "to": "b"}]}, "b": {"end": true}`},
 	{code: "DUPLICATE_HANDLER", path: "/nodes/a/on/1/error", start: "a",
 		nodes: `"a": {"do": "x.y", "on": [{"error": "*", "to": "b"}, {"error": "E", "to": "b"}]}, "b": {"end": true}`},
+	{code: "DUPLICATE_HANDLER", path: "/nodes/a/on/1", start: "a",
+		nodes: `"a": {"do": "x.y", "on": [{"after": "60s", "to": "b"}, {"after": "1m", "to": "c"}]}, "b": {"end": true}, "c": {"end": true}`},
+	{code: "DUPLICATE_HANDLER", path: "/nodes/a/on/1", start: "a",
+		nodes: `"a": {"do": "x.y", "on": [{"message": "m", "key": "input.n", "to": "b"}, {"message": "m", "key": "input.n", "to": "c"}]}, "b": {"end": true}, "c": {"end": true}`},
+	{code: "ZERO", path: "/nodes/a/attempts", start: "a", nodes: `"a": {"do": "x.y", "attempts": 0}`},
+	{code: "ZERO", path: "/nodes/a/on/0/times", start: "a", nodes: `"a": {"do": "x.y", "on": [{"every": "1m", "times": 0, "to": "b"}]}, "b": {"end": true}`},
+	{code: "ZERO", path: "/nodes/a/each/limit", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": "x.y", "limit": 0}}`},
 	{code: "UNREACHABLE", path: "/nodes/b", start: "a", nodes: `"a": {"end": true}, "b": {"end": true}`},
 	{code: "NO_END", path: "/nodes/b", start: "a", nodes: `"a": {"do": "x.y", "to": "b"}, "b": {"do": "x.y", "to": "a"}`},
 	{code: "NO_END", path: "/nodes/c", start: "a", nodes: `"a": {"choose": [{"if": "input.n", "to": "b"}], "else": "c"}, "b": {"end": true}, "c": {"wait": "P1D", "to": "c"}`},
@@ -397,6 +404,8 @@ func TestNoFindings(t *testing.T) {
 		`"S": {"fork": ["a", "b"]}, "a": {"race": ["c", "d"]}, "c": {"wait": "1m", "to": "j"}, "d": {"await": {"signal": "go"}, "to": "j"}, "b": {"do": "x.y", "to": "m"}, "m": {"do": "x.y", "to": "k"},
 			"j": {"do": "x.y", "to": "k"}, "k": {"join": "all"}`,
 
+		`"S": {"do": "x.y", "on": [{"after": "1m", "to": "e"}, {"after": "2m", "to": "e"}, {"after": "1m", "keep": true, "to": "r"}, {"every": "1m", "to": "r"},
+			{"message": "m", "key": "input.n", "to": "e"}, {"message": "m", "key": "input.m", "to": "e"}]}, "e": {"end": true}, "r": {"do": "x.y"}`,
 		`"S": {"choose": [{"if": "input.n", "to": "a"}], "else": "e"}, "a": {"call": {"process": "p", "undo": "none"}}, "e": {"end": true}`,
 		`"S": {"choose": [{"if": "input.n", "to": "s"}], "else": "e"}, "s": {"scope": {"start": "a", "nodes": {"a": {"call": {"process": "p", "undo": "none"}}}}}, "e": {"end": true}`,
 		`"S": {"do": "x.y", "to": "a", "on": [{"error": "LAST", "to": "e"}]}, "a": {"call": {"process": "p", "undo": "none"}}, "e": {"end": true}`,
@@ -407,6 +416,25 @@ func TestNoFindings(t *testing.T) {
 		}
 		if _, all, err := graph.Compile(d); err != nil || len(all) > 0 {
 			t.Errorf("%s: %v", nodes, all)
+		}
+	}
+}
+
+// Where a name is mistyped, the nearest one is asked for.
+func TestNearestName(t *testing.T) {
+	for _, row := range []struct{ nodes, want string }{
+		{`"charge": {"do": "x.y", "to": "colect"}, "collect": {"end": true}`, `/nodes/charge/to: UNKNOWN_NODE: there is no node "colect"; did you mean "collect"?`},
+		{`"charge": {"do": "x.y", "to": "Collect"}, "collect": {"end": true}`, `did you mean "collect"?`},
+		{`"charge": {"do": "x.y", "in": {"a": "steps.chrage.id"}}`, `/nodes/charge/in/a: UNKNOWN_STEP: there is no node "chrage" whose result could be read; did you mean "charge"?`},
+		{`"charges": {"do": "x.y"}`, `/start: NO_START: there is no node "charge"; did you mean "charges"?`},
+		{`"charge": {"do": "x.y", "to": "refund"}, "collect": {"end": true}`, `there is no node "refund"; name a node, or leave to out for an end`},
+	} {
+		d, err := graph.Parse([]byte(`{"process": "p", "version": 1, "start": "charge", "nodes": {` + row.nodes + `}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, all, _ := graph.Compile(d); !strings.Contains(fmt.Sprint(all), row.want) {
+			t.Errorf("%s: %v, want %s", row.nodes, all, row.want)
 		}
 	}
 }
