@@ -142,3 +142,30 @@ func TestExpressionBudgetIncident(t *testing.T) {
 	s.status(s.start(p, `{"items": []}`), graph.Completed)
 	s.healthy()
 }
+
+// W75: tokens that multiply from step to step are stopped with an incident where too many live, and
+// what lives goes on.
+func TestTooManyTokens(t *testing.T) {
+	grow := `"S": {"fork": ["A"` + strings.Repeat(`, "A"`, 499) + `]}, "A": {"do": "t.a", "to": "S", "on": [{"error": "*", "to": "e"}]}, "e": {"end": true}`
+	keep := `"S": {"fork": ["A"` + strings.Repeat(`, "A"`, 499) + `]}, "A": {"wait": "1h", "on": [{"message": "m", "key": "'k'", "keep": true, "to": "S"}]}`
+	for name, nodes := range map[string]string{"a fork in a loop": grow, "a handler that keeps its token": keep} {
+		p, most := playOf(t, nodes, map[string]any{}), 0
+		for k := 0; k < 60; k++ {
+			if _, err := p.Next(func(n int) int { return n - 1 }); err != nil {
+				t.Fatal(err)
+			}
+			var status string
+			var live int
+			if _, err := fmt.Sscanf(p.Story[len(p.Story)-1], "%s live %d", &status, &live); err != nil {
+				t.Fatal(err)
+			}
+			most = max(most, live)
+		}
+		if most < 9_000 || most > 10_100 {
+			t.Errorf("%s: %d tokens lived at once, want close to 10000 at most", name, most)
+		}
+		if last := strings.Join(p.Story[len(p.Story)-5:], ""); !strings.Contains(last, "too_many_tokens") {
+			t.Errorf("%s: no incident: %.300s", name, last)
+		}
+	}
+}

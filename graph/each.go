@@ -59,7 +59,7 @@ func (i *instance) startItems(p *progress) {
 		limit = defaultLimit
 	}
 	p.changed = true
-	for p.next < p.total && p.group.live < limit && p.next-p.from < len(p.items) {
+	for p.next < p.total && p.group.live < limit && (p.group.live == 0 || i.live < maxLive) && p.next-p.from < len(p.items) {
 		item := p.items[p.next-p.from]
 		t := i.place(p.group)
 		t.node, t.item = n, p.next

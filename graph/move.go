@@ -160,8 +160,24 @@ func (i *instance) orElse(t *token) {
 	i.follow(t, t.node.other)
 }
 
+// maxLive is how many tokens of an instance may live at once. Forks in loops multiply them.
+const maxLive = 10_000
+
+// room reports whether so many more tokens may live; if not, the token stays where it is with an
+// incident.
+func (i *instance) room(t *token, more int) bool {
+	if i.live+more <= maxLive {
+		return true
+	}
+	i.stop(t, "too_many_tokens", fmt.Sprintf("%d tokens of the instance live, the limit is %d: a fork in a loop, or a handler that keeps its token, makes more than end", i.live, maxLive))
+	return false
+}
+
 // fork opens a group with a token for each branch; the one that came is done.
 func (i *instance) fork(t *token, branches []*edge) {
+	if !i.room(t, len(branches)-1) {
+		return
+	}
 	g := &group{parent: t.group, node: t.node.name, fresh: true}
 	tokens := make([]*token, len(branches))
 	for k := range branches {

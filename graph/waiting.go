@@ -284,7 +284,11 @@ func (i *instance) boundary(t *token, k int, fired *tick) {
 		} else if !i.arm(t, k, h, fired) {
 			return
 		}
-		i.follow(i.place(t.group), h.edge)
+		aside := i.place(t.group)
+		aside.node, aside.edge = h.edge.to, h.edge.id
+		if i.room(aside, 0) {
+			i.follow(aside, h.edge)
+		}
 		return
 	}
 	i.left(t)
