@@ -179,17 +179,22 @@ func deployOne(ctx context.Context, tx pgx.Tx, d *graph.Definition) (string, err
 		return "", err
 	}
 	var ours bool
+	var highest int
 	if err := tx.QueryRow(ctx, `
-		SELECT xmin = pg_current_xact_id()::xid
-		FROM process_definition
-		WHERE id = $1`, id).Scan(&ours); err != nil {
+		SELECT xmin = pg_current_xact_id()::xid, (SELECT max(h.version) FROM process_definition h WHERE h.name = d.name)
+		FROM process_definition d
+		WHERE id = $1`, id).Scan(&ours, &highest); err != nil {
 		return "", err
 	}
 	what := "is deployed"
 	if !ours {
 		what = "was there already"
 	}
-	return fmt.Sprintf("%s version %d %s: %s", d.Process, d.Version, what, id), nil
+	line := fmt.Sprintf("%s version %d %s: %s", d.Process, d.Version, what, id)
+	if highest > d.Version {
+		line += fmt.Sprintf("\n%s: note: version %d is the highest, and new instances take it", d.Process, highest)
+	}
+	return line, nil
 }
 
 // printable keeps a line one line, and what a file says from steering the terminal.

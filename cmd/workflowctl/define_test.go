@@ -14,7 +14,7 @@ import (
 
 const orderJSON = `{"process": "order", "version": 3, "start": "pay", "nodes": {
 	"pay": {"do": "billing.charge.v1", "to": "size"},
-	"size": {"choose": [{"if": "input.n > 1", "to": "pay"}]}}}`
+	"size": {"choose": [{"if": "input.n > 1", "to": "pay"}, {"if": "input.n == 1", "to": "paid"}]}, "paid": {"end": true}}}`
 
 func save(t *testing.T, name, text string) string {
 	t.Helper()
@@ -52,12 +52,19 @@ func TestDefine(t *testing.T) {
 	again := save(t, "again.json", strings.ReplaceAll(orderJSON, "\n", " "))
 	want(t, cmdtest.Start(t, nil, "define", "--database-url", url, again), 0, "order version 3 was there already: "+id+"\n")
 
+	older := save(t, "older.json", strings.Replace(orderJSON, `"version": 3`, `"version": 2`, 1))
+	newest, _ := cmdtest.Run(t, env, "define", save(t, "newest.json", strings.Replace(orderJSON, `"version": 3`, `"version": 4`, 1)))
+	if text := newest.Stdout.String(); strings.Contains(text, "is the highest") {
+		t.Errorf("of the highest version it says %q", text)
+	}
+	want(t, cmdtest.Start(t, env, "define", older), 0, "order version 2 is deployed: ", "order: note: version 4 is the highest, and new instances take it")
+
 	refund := save(t, "refund.json", strings.Replace(orderJSON, `"order"`, `"a_refund"`, 1))
 	edited := save(t, "edited.json", strings.Replace(orderJSON, "n > 1", "n > 2", 1))
 	want(t, cmdtest.Start(t, env, "define", refund, edited), 1,
 		"nothing was deployed: "+edited, `process "order" version 3 is deployed with another text`)
-	if n := deployed(t, url); n != 1 {
-		t.Errorf("%d definitions, want one", n)
+	if n := deployed(t, url); n != 3 {
+		t.Errorf("%d definitions, want three", n)
 	}
 	want(t, cmdtest.Start(t, env, "define", order, refund), 0, "order version 3 was there already: "+id, "a_refund version 3 is deployed: ")
 }

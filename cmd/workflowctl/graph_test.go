@@ -16,9 +16,11 @@ func TestGraphFile(t *testing.T) {
   n1(( ))
   n2["pay<br/>billing.charge.v1"]
   n3{"size<br/>choose"}
+  n4(("paid<br/>end"))
   n1 --> n2
   n2 --> n3
   n3 -->|"input.n #62; 1"| n2
+  n3 -->|"input.n == 1"| n4
 `
 	if got := p.Stdout.String(); code != 0 || got != picture {
 		t.Errorf("exit code %d, picture\n%s", code, got)
