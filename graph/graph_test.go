@@ -26,7 +26,8 @@ type site struct {
 	mux  *worker.Mux
 
 	mu    sync.Mutex
-	calls []string // names of steps, in the order of their starts
+	calls []string                      // names of steps, in the order of their starts
+	runs  map[string]map[uuid.UUID]bool // by name
 
 	undoWorks bool // even where it was told to fail
 
@@ -34,6 +35,8 @@ type site struct {
 
 	hooks  []worker.Hook
 	worker *mortal
+	fate   *fate // nil: its workers are not cut off
+	log    *testWriter
 }
 
 // newSite starts a worker that knows the engine and test.step.v1: it notes payload.name and
@@ -50,9 +53,10 @@ func newSite(t *testing.T) *site {
 // newEmptySite is one without a worker.
 func newEmptySite(t *testing.T) *site {
 	t.Helper()
-	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux()}
+	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux(), runs: map[string]map[uuid.UUID]bool{}, fate: newFate(t), log: &testWriter{t: t}}
+	t.Cleanup(s.log.close)
 	worker.Handle(s.mux, "test.step.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
-		call := s.called(fmt.Sprint(in["name"]))
+		call := s.called(ctx, fmt.Sprint(in["name"]))
 		if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
 			if ms >= 10_000 { // it is to be cut off; others report, however late that is
 				<-ctx.Done()
@@ -68,13 +72,13 @@ func newEmptySite(t *testing.T) *site {
 		}
 		return in, nil
 	})
-	worker.Handle(s.mux, "test.undo.v1", func(_ context.Context, in struct {
+	worker.Handle(s.mux, "test.undo.v1", func(ctx context.Context, in struct {
 		Input   map[string]any `json:"input"`
 		Output  any            `json:"output"`
 		Run     uuid.UUID      `json:"run"`
 		Certain bool           `json:"certain"`
 	}) (struct{}, error) {
-		s.called("undo " + fmt.Sprint(in.Input["name"]))
+		s.called(ctx, "undo "+fmt.Sprint(in.Input["name"]))
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if in.Input["undo_fails"] == true && !s.undoWorks {
@@ -95,39 +99,71 @@ func join(engine *graph.Engine, mux *worker.Mux) []worker.Hook {
 }
 
 // hire starts another worker.
-func (s *site) hire(tracers ...func(*mortal) pgx.QueryTracer) *mortal {
+func (s *site) hire(look ...func(*mortal, *pgxpool.Config)) *mortal {
 	s.t.Helper()
+	if s.fate != nil {
+		look = append(look, s.doom)
+	}
 	return employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		return worker.Config{
 			Pool: pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: s.hooks,
-			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{s.t}, nil)),
+			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
 			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
 		}
-	}, tracers...)
+	}, look...)
 }
 
-type testWriter struct{ t *testing.T }
+// A testWriter logs what workers say, for as long as their test goes on.
+type testWriter struct {
+	t *testing.T
 
-func (w testWriter) Write(p []byte) (int, error) {
-	w.t.Logf("%s", p[:len(p)-1])
+	mu   sync.Mutex
+	over bool
+}
+
+func (w *testWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.over {
+		w.t.Logf("%s", p[:len(p)-1])
+	}
 	return len(p), nil
 }
 
+func (w *testWriter) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+}
+
 // called notes a call, and returns how many there have been.
-func (s *site) called(name string) int {
+func (s *site) called(ctx context.Context, name string) (n int) {
 	s.mu.Lock()
 	s.calls = append(s.calls, name)
+	if s.runs[name] == nil {
+		s.runs[name] = map[uuid.UUID]bool{}
+	}
+	s.runs[name][run.FromContext(ctx).ID] = true
+	for _, c := range s.calls {
+		if c == name {
+			n++
+		}
+	}
 	s.mu.Unlock()
-	n := s.count(name)
 	if s.happens != nil {
 		s.happens(name, n)
 	}
 	return n
 }
 
+// count tells how often a step was called. One that is called again because its worker was cut off
+// counts once.
 func (s *site) count(name string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.fate != nil {
+		return len(s.runs[name])
+	}
 	for _, c := range s.calls {
 		if c == name {
 			n++
@@ -193,7 +229,7 @@ func (s *site) status(id uuid.UUID, want graph.Status) {
 			s.t.Logf("instance %s: %s", id, query[string](s.t, s.pool, `SELECT coalesce(jsonb_agg(to_jsonb(x))::text, 'no incident') FROM incident x WHERE instance_id = $1`, id))
 		}
 	})
-	pgtest.Await(s.t, fmt.Sprintf("instance %s to be %s", id, want), func() bool {
+	await(s.t, fmt.Sprintf("instance %s to be %s", id, want), func() bool {
 		return query[string](s.t, s.pool, `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), '')`, id) == string(want)
 	})
 }
@@ -266,7 +302,7 @@ func TestLastArrivalsAtOnce(t *testing.T) {
 		INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text) FROM generate_series(1, $2)`, p, n); err != nil {
 		t.Fatal(err)
 	}
-	pgtest.Await(t, "all instances to complete", func() bool {
+	await(t, "all instances to complete", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
 	})
 	s.want(map[string]int{"A": n, "D": n, "E": n})
@@ -301,7 +337,7 @@ func TestBranchEndsBeforeJoin(t *testing.T) {
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "X": {"choose": [{"if": "input.ok", "to": "J"}], "else": "over"}, "over": {"end": true},
 		"J": {"join": "all", "to": "C"},`+step("A", "X")+","+step("B", "J")+","+step("C", ""))
 	id := s.start(p, `{"ok": false}`)
-	pgtest.Await(t, "an incident", func() bool {
+	await(t, "an incident", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'join_unsatisfiable'`, id) == 1
 	})
 	s.status(id, graph.Waiting)
@@ -329,7 +365,7 @@ func TestNoBranch(t *testing.T) {
 	p := s.deploy("X", `"X": {"choose": [{"if": "input.a > 1", "to": "A"}]},`+step("A", ""))
 	for input, code := range map[string]string{`{"a": 1}`: "no_branch_taken", `{}`: "expression_failed"} {
 		id := s.start(p, input)
-		pgtest.Await(t, code, func() bool {
+		await(t, code, func() bool {
 			return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = $2`, id, code) == 1
 		})
 	}
@@ -365,7 +401,7 @@ func TestTerminate(t *testing.T) {
 		step("A", "over", `"ms": "100"`)+","+step("B", "never", `"ms": "700"`)+","+step("never", ""))
 	id := s.start(p, `{}`)
 	s.status(id, graph.Completed)
-	pgtest.Await(t, "the worker to report late", func() bool { return s.count("B") == 1 })
+	await(t, "the worker to report late", func() bool { return s.count("B") == 1 })
 	time.Sleep(time.Second)
 	s.want(map[string]int{"never": 0})
 	if got := query[string](t, s.pool, `SELECT string_agg(concat(node_id, ' ', status), ', ' ORDER BY node_id) FROM activity_instance WHERE instance_id = $1`, id); got != "A succeeded, B cancelled, T cancelled" {
@@ -379,7 +415,7 @@ func TestCancel(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "B", `"ms": "500"`)+","+step("B", ""))
 	id := s.start(p, `{}`)
-	pgtest.Await(t, "A to start", func() bool { return s.count("A") == 1 })
+	await(t, "A to start", func() bool { return s.count("A") == 1 })
 	for range 2 {
 		query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) VALUES ('graph.cancel.v1', jsonb_build_object('instance', $1::text, 'reason', 'no more')) RETURNING id`, id.String())
 	}
@@ -428,7 +464,7 @@ func TestKey(t *testing.T) {
 	for range 20 {
 		query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) VALUES ('graph.start.v1', jsonb_build_object('process', $1::text, 'key', 'order-7')) RETURNING id`, p)
 	}
-	pgtest.Await(t, "all starts", func() bool {
+	await(t, "all starts", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.start.v1' AND status = 'succeeded'`) == 20
 	})
 	id := query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance`)
@@ -440,7 +476,7 @@ func TestKey(t *testing.T) {
 func TestUnknownProcess(t *testing.T) {
 	s := newSite(t)
 	id := s.start("missing", `{}`)
-	pgtest.Await(t, "the start to fail", func() bool {
+	await(t, "the start to fail", func() bool {
 		return query[string](t, s.pool, `SELECT coalesce(last_error, '') FROM workflow_run WHERE id = $1`, id) == `process: "missing" is not deployed; deploy it with: workflowctl define FILE`
 	})
 }
@@ -450,7 +486,7 @@ func TestEndlessGateways(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("X", `"X": {"choose": [{"if": "input.go", "to": "Y"}], "else": "E"}, "Y": {"choose": [{"if": "input.go", "to": "X"}], "else": "E"}, "E": {"end": true}`)
 	id := s.start(p, `{"go": true}`)
-	pgtest.Await(t, "an incident", func() bool {
+	await(t, "an incident", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'loop_limit'`, id) == 1
 	})
 	s.healthy()

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -18,10 +17,12 @@ type mortal struct {
 	worker *worker.Worker
 	stop   context.CancelFunc
 	ended  chan struct{}
+	died   chan struct{}
 
 	mu    sync.Mutex
 	dead  bool
 	conns map[net.Conn]bool
+	heir  *mortal // that was hired when it died by itself
 }
 
 func (m *mortal) dial(ctx context.Context, network, address string) (net.Conn, error) {
@@ -44,9 +45,20 @@ func (m *mortal) dial(ctx context.Context, network, address string) (net.Conn, e
 	return conn, err
 }
 
+// kill cuts it off, and whoever has taken its place.
 func (m *mortal) kill() {
+	m.die()
+	if heir := m.successor(); heir != nil {
+		heir.kill()
+	}
+}
+
+func (m *mortal) die() {
 	m.mu.Lock()
-	m.dead = true
+	if !m.dead {
+		m.dead = true
+		close(m.died)
+	}
 	for conn := range m.conns {
 		_ = conn.Close()
 	}
@@ -55,22 +67,47 @@ func (m *mortal) kill() {
 	m.worker.StopNow()
 }
 
-// release has it end by itself, and waits.
+// leave has it die, and another one take its place. If it has been killed, there is none.
+func (m *mortal) leave(heir *mortal) {
+	m.mu.Lock()
+	dead := m.dead
+	m.heir = heir
+	m.mu.Unlock()
+	if dead {
+		heir.kill()
+	}
+	m.die()
+}
+
+func (m *mortal) successor() *mortal {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.heir
+}
+
+// release has it end by itself, and waits; so does whoever has taken its place. One that is dead goes
+// on in vain for a while.
 func (m *mortal) release() {
 	m.stop()
 	m.worker.StopNow()
-	<-m.ended
+	select {
+	case <-m.ended:
+	case <-m.died:
+	}
+	if heir := m.successor(); heir != nil {
+		heir.release()
+	}
 }
 
-// employ starts a worker, which ends with the test at the latest. A tracer sees its statements.
-func employ(t *testing.T, base *pgxpool.Pool, config func(*pgxpool.Pool) worker.Config, tracers ...func(*mortal) pgx.QueryTracer) *mortal {
+// employ starts a worker, which ends with the test at the latest. Those who look see its statements.
+func employ(t *testing.T, base *pgxpool.Pool, config func(*pgxpool.Pool) worker.Config, look ...func(*mortal, *pgxpool.Config)) *mortal {
 	t.Helper()
-	m := &mortal{conns: map[net.Conn]bool{}, ended: make(chan struct{})}
+	m := &mortal{conns: map[net.Conn]bool{}, ended: make(chan struct{}), died: make(chan struct{})}
 	c := base.Config()
 	c.ConnConfig.DialFunc = m.dial
 	c.ConnConfig.RuntimeParams["application_name"] = "mortal"
-	for _, tracer := range tracers {
-		c.ConnConfig.Tracer = tracer(m)
+	for _, l := range look {
+		l(m, c)
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), c)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // stopped waits until an instance has so many open incidents with a code, and returns one of them.
 func (s *site) stopped(id uuid.UUID, code string, n int) (incident uuid.UUID) {
 	s.t.Helper()
-	pgtest.Await(s.t, fmt.Sprintf("%d incidents %s", n, code), func() bool {
+	await(s.t, fmt.Sprintf("%d incidents %s", n, code), func() bool {
 		return query[int](s.t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = $2 AND resolved_at IS NULL`, id, code) == n
 	})
 	return query[uuid.UUID](s.t, s.pool, `SELECT id FROM incident WHERE instance_id = $1 AND code = $2 AND resolved_at IS NULL LIMIT 1`, id, code)
@@ -274,7 +274,7 @@ func TestProcessWhy(t *testing.T) {
 		t.Helper()
 		got := ""
 		defer func() { t.Log(got) }()
-		pgtest.Await(t, strings.Join(words, " … "), func() bool {
+		await(t, strings.Join(words, " … "), func() bool {
 			got = query[string](t, s.pool, `SELECT process_why($1)`, id)
 			for _, w := range words {
 				if !strings.Contains(got, w) {

@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/simple-workflow/simple-workflow/graph"
-	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
 // done waits until a run has succeeded.
@@ -29,14 +28,14 @@ func (s *site) message(name string) {
 // begun waits until so many runs of a node have started.
 func (s *site) begun(node string, n int) {
 	s.t.Helper()
-	pgtest.Await(s.t, node+" to begin", func() bool {
+	await(s.t, node+" to begin", func() bool {
 		return query[int](s.t, s.pool, `SELECT count(*) FROM activity_instance WHERE node_id = $1 AND started_at IS NOT NULL`, node) == n
 	})
 }
 
 func (s *site) waiting(what string) {
 	s.t.Helper()
-	pgtest.Await(s.t, "somebody to wait for "+what, func() bool {
+	await(s.t, "somebody to wait for "+what, func() bool {
 		return query[int](s.t, s.pool, `SELECT count(*) FROM message_wait WHERE name = $1`, what) > 0
 	})
 }
@@ -206,7 +205,7 @@ func (s *site) deployShort(nodes string) string {
 // last waits for a run of a node, and returns the latest.
 func (s *site) last(node string) (id uuid.UUID) {
 	s.t.Helper()
-	pgtest.Await(s.t, "a run of "+node, func() bool {
+	await(s.t, "a run of "+node, func() bool {
 		return s.pool.QueryRow(s.t.Context(), `SELECT id FROM activity_instance WHERE node_id = $1 ORDER BY created_at DESC LIMIT 1`, node).Scan(&id) == nil
 	})
 	return id
@@ -215,7 +214,7 @@ func (s *site) last(node string) (id uuid.UUID) {
 // succeeded waits until so many runs of a node have succeeded.
 func (s *site) succeeded(node string, n int) {
 	s.t.Helper()
-	pgtest.Await(s.t, node+" to succeed", func() bool {
+	await(s.t, node+" to succeed", func() bool {
 		return query[int](s.t, s.pool, `SELECT count(*) FROM activity_instance WHERE node_id = $1 AND status = 'succeeded'`, node) == n
 	})
 }

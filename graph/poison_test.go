@@ -49,7 +49,7 @@ func TestStepCutOffByHand(t *testing.T) {
 	for _, cut := range []string{`SELECT workflow_cancel($1, 'not now')`, `SELECT workflow_delete($1, 'not at all')`} {
 		id := s.start(p, `{}`)
 		var runID uuid.UUID
-		pgtest.Await(t, "the step", func() bool {
+		await(t, "the step", func() bool {
 			return s.pool.QueryRow(t.Context(), `SELECT id FROM activity_instance WHERE instance_id = $1 AND node_id = 'A'`, id).Scan(&runID) == nil
 		})
 		query[string](t, s.pool, cut, runID)

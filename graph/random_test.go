@@ -688,7 +688,7 @@ func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 	})
 	t.Cleanup(func() { stop(); others.Wait() })
 	started := c.start(plans)
-	pgtest.Await(t, "steps to be leased", func() bool {
+	await(t, "steps to be leased", func() bool {
 		return query[int](t, c.pool, `SELECT count(*) FROM workflow_run WHERE status = 'leased'`) > 4
 	})
 	for range 2 { // whoever has them

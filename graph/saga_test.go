@@ -11,7 +11,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/simple-workflow/simple-workflow/graph"
-	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
@@ -75,7 +74,7 @@ func TestUndoFails(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "C", `"undo_fails": "true"`)+","+step("C", "", `"fail": "'no'"`))
 	id := s.start(p, `{}`)
-	pgtest.Await(t, "an incident", func() bool {
+	await(t, "an incident", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'compensation_failed'`, id) == 1
 	})
 	if got := s.undone(id); got != "" {
@@ -149,7 +148,7 @@ func TestCancelOfWhatUndoes(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B", `"undo_fails": "true"`)+","+step("B", "", `"fail": "'no'"`))
 	id := s.start(p, `{}`)
-	pgtest.Await(t, "an incident", func() bool {
+	await(t, "an incident", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'compensation_failed'`, id) == 1
 	})
 	s.worker.release()
@@ -158,7 +157,7 @@ func TestCancelOfWhatUndoes(t *testing.T) {
 	s.hire()
 	cancel := query[uuid.UUID](t, s.pool, `
 		INSERT INTO workflow_run (type, payload, max_attempts) VALUES ('graph.cancel.v1', jsonb_build_object('instance', $1::text, 'compensate', true), 1) RETURNING id`, id.String())
-	pgtest.Await(t, "the cancel to fail", func() bool {
+	await(t, "the cancel to fail", func() bool {
 		return query[string](t, s.pool, `SELECT status FROM workflow_run WHERE id = $1`, cancel) == "failed"
 	})
 	if why := query[string](t, s.pool, `SELECT last_error FROM workflow_run WHERE id = $1`, cancel); !strings.Contains(why, "undoes what it has done") {
@@ -228,7 +227,7 @@ func TestUndoOfWhatWasCutOffInACall(t *testing.T) {
 	child := s.deploy("F", `"F": {"fork": ["X", "U"]}, "U": {"human": {}, "to": "T"}, "T": {"terminate": true},`+undoable("X", "", `"ms": "'10000'"`))
 	p := s.deploy("call", fmt.Sprintf(`"call": {"call": {"process": %q, "undo": "propagate"}, "to": "D"},`, child)+step("D", "", `"fail": "'no'"`))
 	id := s.start(p, `{}`)
-	pgtest.Await(t, "X to run, and somebody to be asked", func() bool {
+	await(t, "X to run, and somebody to be asked", func() bool {
 		return s.count("X") == 1 && query[int](t, s.pool, `SELECT count(*) FROM user_task WHERE state = 'open'`) == 1
 	})
 	until := query[time.Time](t, s.pool, `SELECT lease_until FROM workflow_run WHERE payload->>'name' = 'X'`)
@@ -251,15 +250,15 @@ func TestUndoWhileACallGoesOn(t *testing.T) {
 	p := s.deploy("A", undoable("A", "F")+fmt.Sprintf(`, "F": {"fork": ["call", "U"]}, "call": {"call": {"process": %q, "undo": "propagate"}}, "U": {"human": {}, "to": "D"},`, child)+
 		step("D", "", `"fail": "'no'"`))
 	id := s.start(p, `{}`)
-	pgtest.Await(t, "the child to wait", func() bool {
+	await(t, "the child to wait", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'WAITING'`, id) == 1
 	})
 	s.finish("U")
 	stopped := func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE code = 'compensation_failed' AND resolved_at IS NULL`) == 1
 	}
-	pgtest.Await(t, "the child's undoing to fail", stopped)
-	pgtest.Await(t, "its caller to ask again", func() bool {
+	await(t, "the child's undoing to fail", stopped)
+	await(t, "its caller to ask again", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.undo.v1' AND node = 'D/undo' AND status = 'succeeded'`) > 2
 	})
 	if got := s.undone(id); got != "" {
@@ -283,7 +282,7 @@ func TestTerminateUndoesACall(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", undoable("X", "W")+`, "W": {"wait": "PT1H"}`)
 	id := s.start(s.deploy("F", fmt.Sprintf(`"F": {"fork": ["call", "U"]}, "call": {"call": {"process": %q, "undo": "propagate"}}, "U": {"human": {}, "to": "T"}, "T": {"terminate": true}`, child)), `{}`)
-	pgtest.Await(t, "the child to wait", func() bool {
+	await(t, "the child to wait", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'WAITING'`, id) == 1
 	})
 	s.finish("U")

@@ -115,7 +115,7 @@ func TestTwoTokensOnOneEdge(t *testing.T) {
 	s.at("J", 2)
 	s.want(map[string]int{"m": 2, "E": 0})
 	s.finish("Q")
-	pgtest.Await(t, "an incident", func() bool {
+	await(t, "an incident", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'join_unsatisfiable'`, id) == 1
 	})
 	s.status(id, graph.Waiting)
@@ -219,7 +219,7 @@ func TestRepeatedTimerAfterDowntime(t *testing.T) {
 	s.at("U", 1)
 	reminded := func(n int) {
 		t.Helper()
-		pgtest.Await(t, fmt.Sprintf("reminder %d", n), func() bool { return s.count("remind") == n })
+		await(t, fmt.Sprintf("reminder %d", n), func() bool { return s.count("remind") == n })
 	}
 	pgtest.Elapse(t, s.pool, 10*time.Minute)
 	reminded(1)
@@ -227,7 +227,7 @@ func TestRepeatedTimerAfterDowntime(t *testing.T) {
 	pgtest.Elapse(t, s.pool, 35*time.Minute)
 	s.hire()
 	reminded(2)
-	pgtest.Await(t, "the next timer", func() bool {
+	await(t, "the next timer", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM timer WHERE status = 'Scheduled' AND due_at - now() BETWEEN '4 minutes' AND '5 minutes'`) == 1
 	})
 	pgtest.Elapse(t, s.pool, 5*time.Minute)
@@ -316,7 +316,7 @@ func TestEachKeepsItsList(t *testing.T) {
 		"E": {"each": {"list": "steps.A.items", "do": "test.step.v1", "limit": 1}, "in": {"name": "'E'", "ms": "500", "n": "item"}},`+
 		step("A", "E", `"items": "'A' in steps ? [4, 5] : [1, 2, 3]"`))
 	id := s.start(p, `{}`)
-	pgtest.Await(t, "the first element", func() bool { return s.count("E") == 1 })
+	await(t, "the first element", func() bool { return s.count("E") == 1 })
 	s.finish("W")
 	s.status(id, graph.Completed)
 	got := query[string](t, s.pool, `SELECT string_agg(input->>'n', ' ' ORDER BY input->>'n') FROM activity_instance WHERE instance_id = $1 AND node_id = 'E/item'`, id)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -100,20 +101,20 @@ func story(t *testing.T, at string) (end string, places []string) {
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
 	id := s.start(p, `{}`)
 	r := &reaper{at: at, inside: map[*pgx.Conn]bool{}, seen: map[string]bool{}}
-	first := s.hire(func(m *mortal) pgx.QueryTracer { r.worker = m; return r })
+	first := s.hire(func(m *mortal, c *pgxpool.Config) { r.worker, c.ConnConfig.Tracer = m, r })
 	over := func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE completed_at IS NOT NULL`) == 2 &&
 			query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE finished_at IS NULL`) == 0
 	}
 	if at != "" {
 		select {
-		case <-first.ended:
+		case <-first.died:
 		case <-t.Context().Done():
 		}
 		pgtest.Elapse(t, s.pool, 2*worker.MinLease)
 		s.hire()
 	}
-	pgtest.Await(t, "the end", over)
+	await(t, "the end", over)
 	s.healthy()
 	r.mu.Lock()
 	defer r.mu.Unlock()

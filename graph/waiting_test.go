@@ -22,7 +22,7 @@ func (s *site) enqueue(typ, payload string) uuid.UUID {
 // finished waits until a run has finished, and returns its status.
 func (s *site) finished(id uuid.UUID) (status string) {
 	s.t.Helper()
-	pgtest.Await(s.t, "run "+id.String()+" to finish", func() bool {
+	await(s.t, "run "+id.String()+" to finish", func() bool {
 		status = query[string](s.t, s.pool, `SELECT status FROM workflow_run WHERE id = $1`, id)
 		return status != "pending" && status != "leased"
 	})
@@ -32,7 +32,7 @@ func (s *site) finished(id uuid.UUID) (status string) {
 // waitsFor waits until so many tokens wait for messages.
 func (s *site) waitsFor(n int) {
 	s.t.Helper()
-	pgtest.Await(s.t, "tokens to wait for messages", func() bool { return query[int](s.t, s.pool, `SELECT count(*) FROM message_wait`) == n })
+	await(s.t, "tokens to wait for messages", func() bool { return query[int](s.t, s.pool, `SELECT count(*) FROM message_wait`) == n })
 }
 
 const awaitPaid = `"M": {"await": {"message": "paid", "key": "input.order"}, "to": "B"},`
@@ -65,7 +65,7 @@ func TestMessageTwice(t *testing.T) {
 	send()
 	send()
 	id := s.start(p, `{"order": "o-1"}`)
-	pgtest.Await(t, "B to run", func() bool { return s.count("B") == 1 })
+	await(t, "B to run", func() bool { return s.count("B") == 1 })
 	send()
 	s.waitsFor(1)
 	time.Sleep(200 * time.Millisecond)
@@ -106,12 +106,12 @@ func TestTwoWaits(t *testing.T) {
 	second := s.start(p, `{"order": 1}`)
 	s.waitsFor(2)
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
-	pgtest.Await(t, "one to move on", func() bool { return s.count("B") == 1 })
+	await(t, "one to move on", func() bool { return s.count("B") == 1 })
 	if node := query[string](t, s.pool, `SELECT node_id FROM token WHERE instance_id = $1`, second); node != "M" {
 		t.Errorf("the later one is at %s", node)
 	}
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
-	pgtest.Await(t, "both to wait for the signal", func() bool {
+	await(t, "both to wait for the signal", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM message_wait WHERE name = 'go'`) == 2
 	})
 	s.enqueue("graph.signal.v1", `{"name": "go"}`)
@@ -172,11 +172,11 @@ func TestRepeatedTimer(t *testing.T) {
 	id := s.start(p, `{}`)
 	s.status(id, graph.Waiting)
 	for k := 1; k <= 3; k++ {
-		pgtest.Await(t, "the timer", func() bool {
+		await(t, "the timer", func() bool {
 			return query[int](t, s.pool, `SELECT count(*) FROM timer WHERE status = 'Scheduled'`) == 1
 		})
 		pgtest.Elapse(t, s.pool, 10*time.Minute)
-		pgtest.Await(t, "a reminder", func() bool { return s.count("remind") == k })
+		await(t, "a reminder", func() bool { return s.count("remind") == k })
 	}
 	pgtest.Elapse(t, s.pool, time.Hour)
 	time.Sleep(300 * time.Millisecond)
@@ -253,7 +253,7 @@ func TestPauseReachesCalls(t *testing.T) {
 	}
 	called := func(id uuid.UUID) (child uuid.UUID) {
 		t.Helper()
-		pgtest.Await(t, "an instance to be called", func() bool {
+		await(t, "an instance to be called", func() bool {
 			child = query[uuid.UUID](t, s.pool, `SELECT coalesce((SELECT id FROM process_instance WHERE parent_process_instance_id = $1), $2)`, id, uuid.Nil)
 			return child != uuid.Nil
 		})
@@ -283,7 +283,7 @@ func TestPauseReachesCalls(t *testing.T) {
 	query[string](t, s.pool, `SELECT workflow_pause('graph.start.', 'test')`)
 	time.Sleep(500 * time.Millisecond)
 	pgtest.Elapse(t, s.pool, 2*time.Minute)
-	pgtest.Await(t, "the call", func() bool {
+	await(t, "the call", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_starting WHERE instance_id = $1`, id) == 1
 	})
 	act("process_pause", id, "paused")
@@ -320,7 +320,7 @@ func TestResumeAfterTheEnd(t *testing.T) {
 	child := s.deploy("X", undoable("X", "W")+`, "W": {"wait": "PT1H"}`)
 	id := s.start(s.deploy("F", fmt.Sprintf(`"F": {"fork": ["call", "U"]}, "call": {"call": {"process": %q, "undo": "propagate"}}, "U": {"human": {}, "to": "T"}, "T": {"terminate": true}`, child)), `{}`)
 	var called uuid.UUID
-	pgtest.Await(t, "the child to wait", func() bool {
+	await(t, "the child to wait", func() bool {
 		called = query[uuid.UUID](t, s.pool, `SELECT coalesce((SELECT id FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'WAITING'), $2)`, id, uuid.Nil)
 		return called != uuid.Nil
 	})
@@ -332,10 +332,10 @@ func TestResumeAfterTheEnd(t *testing.T) {
 	}
 	task := query[uuid.UUID](t, s.pool, `SELECT id FROM user_task WHERE instance_id = $1`, id)
 	s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "anna"}`, task))
-	pgtest.Await(t, "the task to be completed", func() bool {
+	await(t, "the task to be completed", func() bool {
 		return query[string](t, s.pool, `SELECT state FROM user_task WHERE id = $1`, task) == "completed"
 	})
-	pgtest.Await(t, "what it leads to, if anything, to be held or over", func() bool {
+	await(t, "what it leads to, if anything, to be held or over", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE finished_at IS NULL AND held_at IS NULL`) == 0
 	})
 	if got := query[string](t, s.pool, `SELECT process_resume($1)`, id); got != "resumed" {
@@ -369,12 +369,12 @@ func TestCancelChildren(t *testing.T) {
 	child := s.deploy("W", `"W": {"wait": "PT1H"}`)
 	p := s.deploy("call", fmt.Sprintf(`"call": {"call": {"process": %q, "undo": "none"}}`, child))
 	id := s.start(p, `{}`)
-	pgtest.Await(t, "the child to wait", func() bool {
+	await(t, "the child to wait", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'WAITING'`, id) == 1
 	})
 	s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, id))
 	s.status(id, graph.Cancelled)
-	pgtest.Await(t, "the child to be cancelled", func() bool {
+	await(t, "the child to be cancelled", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND status = 'CANCELLED'`, id) == 1
 	})
 	s.healthy()
@@ -398,7 +398,7 @@ func TestEach(t *testing.T) {
 	}
 	s.status(s.start(each(""), `{"items": []}`), graph.Completed)
 	bad := s.start(each(""), `{"items": null}`)
-	pgtest.Await(t, "an incident", func() bool {
+	await(t, "an incident", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1`, bad) == 1
 	})
 	failed := s.start(each(""), `{"items": [{"n": 1, "ms": 500}, {"n": 2, "ms": 1, "fail": "bad"}]}`)
@@ -418,7 +418,7 @@ func TestListVisitedTwice(t *testing.T) {
 	p := s.deploy("E", `"E": {"each": {"list": "'N' in steps ? [60000, 60000] : [1, 3000]", "do": "test.step.v1", "need": 1}, "in": {"name": "'item'", "ms": "item"},
 			"to": "N", "on": [{"message": "stop", "key": "'k'", "to": "B"}]},`+step("N", "E")+","+step("B", ""))
 	id := s.start(p, `{}`)
-	pgtest.Await(t, "the second visit", func() bool { return s.count("item") == 4 })
+	await(t, "the second visit", func() bool { return s.count("item") == 4 })
 	s.enqueue("graph.message.v1", `{"name": "stop", "key": "k"}`)
 	s.status(id, graph.Completed)
 	got := query[string](t, s.pool, `SELECT string_agg(concat(input->>'ms', ' ', status), ', ' ORDER BY input->>'ms', status) FROM activity_instance WHERE node_id = 'E/item'`)
@@ -440,7 +440,7 @@ func TestEachGoesOn(t *testing.T) {
 	id := s.start(p, `{}`)
 	s.at("W", 1)
 	s.want(map[string]int{"A": 1})
-	pgtest.Await(t, "the other elements to end", func() bool {
+	await(t, "the other elements to end", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM activity_instance WHERE node_id = 'E/item' AND status IN ('succeeded', 'failed')`) == 4
 	})
 	if n := query[int](t, s.pool, `SELECT count(*) FROM process_token WHERE node = 'S' AND state = 'Waiting'`); n != 1 {
@@ -488,7 +488,7 @@ func TestScope(t *testing.T) {
 	s.status(s.start(p, `{"all": true, "fail": "bad"}`), graph.Completed)
 	s.want(map[string]int{"B": 1, "E": 1})
 	late := s.start(p, `{"all": false, "fail": null}`)
-	pgtest.Await(t, "A", func() bool { return s.count("A") == 3 })
+	await(t, "A", func() bool { return s.count("A") == 3 })
 	s.status(late, graph.Waiting)
 	pgtest.Elapse(t, s.pool, 40*time.Minute)
 	s.status(late, graph.Completed)
@@ -502,7 +502,7 @@ func TestChildEndsWhileItsCallerDoes(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("A", step("A", "", `"ms": "500"`))
 	id := s.start(s.deploy("call", fmt.Sprintf(`"call": {"call": {"process": %q, "undo": "none"}}`, child)), `{}`)
-	pgtest.Await(t, "the child to begin", func() bool { return s.count("A") == 1 })
+	await(t, "the child to begin", func() bool { return s.count("A") == 1 })
 	tx, err := s.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,168 @@
+package graph_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"hash/fnv"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// With GRAPH_MORTAL=seed the workers of all sites are cut off while they move instances: their
+// connections break between two statements of a transaction, or the answer to one is lost, to a
+// commit perhaps; and one worker in each site dies there, with all that it has leased. What the
+// tests claim holds all the same.
+
+// undisturbed says of which tests the claim is about what such a cut changes.
+var undisturbed = map[string]string{
+	"TestBranchDoneAgain":       "it kills its worker itself, and counts the attempts",
+	"TestZombieArrival":         "it kills its worker itself, and counts the attempts",
+	"TestUndoWhatNobodyHeardOf": "it kills its worker itself, and counts the attempts",
+	"TestUndoAfterCrash":        "it kills its worker itself, and counts the attempts",
+	"TestTriedAgain":            "it counts the attempts",
+	"TestEachKeepsItsList":      "what it is about has to happen within half a second",
+	"TestUndoInReverseOrder":    "a step that is done again is done later: the order is another one",
+}
+
+const (
+	cutsOfSite = 5  // so that it comes to an end
+	cutsApart  = 24 // places, at most
+)
+
+// A fate says when the workers of a site are cut off.
+type fate struct {
+	mu     sync.Mutex
+	rand   *rand.Rand
+	next   int // places until the next cut
+	cuts   int
+	dies   int // the cut at which the worker dies
+	broken int
+	died   int
+}
+
+// newFate draws one, if the environment asks for it.
+func newFate(t *testing.T) *fate {
+	text := os.Getenv("GRAPH_MORTAL")
+	if text == "" {
+		return nil
+	}
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("GRAPH_MORTAL: %v", err)
+	}
+	if why := undisturbed[t.Name()]; why != "" {
+		t.Logf("its workers are not cut off: %s", why)
+		return nil
+	}
+	name := fnv.New64()
+	_, _ = name.Write([]byte(t.Name()))
+	f := &fate{rand: rand.New(rand.NewPCG(seed, name.Sum64()))}
+	f.next, f.dies = 1+f.rand.IntN(cutsApart), f.rand.IntN(3)
+	t.Cleanup(func() { t.Logf("make graph-mortal SEED=%d: %d connections broke, and %d workers died", seed, f.broken, f.died) })
+	return f
+}
+
+type end int
+
+const (
+	lives end = iota
+	breaks
+	dies
+)
+
+// strikes says what happens at a place.
+func (f *fate) strikes() end {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cuts == cutsOfSite {
+		return lives
+	}
+	if f.next--; f.next > 0 {
+		return lives
+	}
+	f.next = 1 + f.rand.IntN(cutsApart)
+	f.cuts++
+	if f.cuts-1 == f.dies {
+		f.died++
+		return dies
+	}
+	f.broken++
+	return breaks
+}
+
+// doom has the connections of a worker of the site break as its fate says.
+func (s *site) doom(m *mortal, c *pgxpool.Config) {
+	dial := c.ConnConfig.DialFunc
+	strikes := func() bool {
+		switch s.fate.strikes() {
+		case breaks:
+			return true
+		case dies:
+			if s.t.Context().Err() == nil {
+				m.leave(s.hire())
+			}
+			return true
+		}
+		return false
+	}
+	c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &doomed{Conn: conn, strikes: strikes}, nil
+	}
+}
+
+// A doomed connection breaks in a transaction, before a statement is sent, or after it was executed.
+type doomed struct {
+	net.Conn
+	strikes func() bool
+
+	inside, last, asked bool
+}
+
+var errCut = errors.New("the connection was cut")
+
+func (d *doomed) Write(p []byte) (int, error) {
+	d.inside = d.inside || bytes.Contains(p, []byte("begin"))
+	d.last, d.asked = bytes.Contains(p, []byte("commit\x00")) || bytes.Contains(p, []byte("rollback\x00")), true
+	if d.inside && d.strikes() {
+		_ = d.Close()
+		return 0, errCut
+	}
+	return d.Conn.Write(p)
+}
+
+func (d *doomed) Read(p []byte) (int, error) {
+	n, err := d.Conn.Read(p)
+	if err != nil || !d.asked || !d.inside {
+		return n, err
+	}
+	d.asked, d.inside = false, !d.last
+	if d.strikes() {
+		_ = d.Close()
+		return 0, errCut
+	}
+	return n, nil
+}
+
+// await is pgtest.Await, with more patience where workers are cut off.
+func await(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	patience := 10 * time.Second
+	if os.Getenv("GRAPH_MORTAL") != "" {
+		patience = time.Minute
+	}
+	pgtest.AwaitFor(t, patience, what, cond)
+}
