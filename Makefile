@@ -22,7 +22,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-random fuzz build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
+.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random fuzz build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package
 
 graph-mortal: postgres ## the tests of processes again, with workers that are cut off while they move them; SEED=n repeats; a minute and a half
 	GRAPH_MORTAL=$(or $(SEED),$(shell date +%s)) $(GO) test ./graph -count=1 -parallel 8 -skip '^(TestRandom|TestCore|TestCutOffAtEachStatement)$$'
+
+graph-statements: postgres ## a worker is cut off at each statement that moves a process, one after the other; ten minutes
+	GRAPH_STATEMENTS=all $(GO) test ./graph -count=1 -parallel 24 -run '^TestCutOffAtEachStatement$$' -timeout 60m
 
 graph-random: postgres ## 10000 random processes under workers that die; GRAPH_SEED=n repeats them; a quarter of an hour
 	GRAPH_SEED=$${GRAPH_SEED:-$$(date +%s)} GRAPH_RANDOM=10000 $(GO) test ./graph -run '^TestRandom$$' -v -timeout 60m

@@ -68,7 +68,9 @@ func newFate(t *testing.T) *fate {
 	_, _ = name.Write([]byte(t.Name()))
 	f := &fate{rand: rand.New(rand.NewPCG(seed, name.Sum64()))}
 	f.next, f.dies = 1+f.rand.IntN(cutsApart), f.rand.IntN(3)
-	t.Cleanup(func() { t.Logf("make graph-mortal SEED=%d: %d connections broke, and %d workers died", seed, f.broken, f.died) })
+	t.Cleanup(func() {
+		t.Logf("make graph-mortal SEED=%d: %d connections broke, and %d workers died", seed, f.broken, f.died)
+	})
 	return f
 }
 

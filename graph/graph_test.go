@@ -35,7 +35,8 @@ type site struct {
 
 	hooks  []worker.Hook
 	worker *mortal
-	fate   *fate // nil: its workers are not cut off
+	change func(*worker.Config) // of those that are hired from now on
+	fate   *fate                // nil: its workers are not cut off
 	log    *testWriter
 }
 
@@ -105,11 +106,15 @@ func (s *site) hire(look ...func(*mortal, *pgxpool.Config)) *mortal {
 		look = append(look, s.doom)
 	}
 	return employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
-		return worker.Config{
+		c := worker.Config{
 			Pool: pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: s.hooks,
 			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
 			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
 		}
+		if s.change != nil {
+			s.change(&c)
+		}
+		return c
 	}, look...)
 }
 
