@@ -478,7 +478,7 @@ func (p *planner) call(depth int) block {
 		return p.step(nil)
 	}
 	child := p.called[p.IntN(len(p.called))]
-	n := &graph.Node{Call: &graph.Call{Process: child.definition.Process, Undo: "none"}, In: map[string]string{}}
+	n := &graph.Node{Call: &graph.Call{Process: child.definition.Process, Undo: []string{"none", "propagate"}[p.IntN(2)]}, In: map[string]string{}}
 	for key, value := range child.input {
 		n.In[key] = fmt.Sprint(value)
 		if key == "id" {
@@ -515,7 +515,7 @@ func (p *planner) each(depth int) block {
 	switch p.IntN(4) {
 	case 0:
 		if items > 1 {
-			e.Need = 1 + p.IntN(items)
+			e.Need, e.Rest = 1+p.IntN(items), []string{"", "cancel"}[p.IntN(2)]
 			counts = func(s span) span { return span{s.least * e.Need, s.most * items} }
 		}
 	case 1:
@@ -698,7 +698,7 @@ func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 		time.Sleep(time.Duration(50+c.IntN(250)) * time.Millisecond)
 		c.disturb(ctx)
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for c.open(t) > 0 {
 		if time.Now().After(deadline) {
 			break
