@@ -34,12 +34,13 @@ func TestCore(t *testing.T) {
 			return p
 		}
 		one, two := play(), play()
-		if !slices.Equal(one.Story, two.Story) {
-			for k := range one.Story {
-				if k >= len(two.Story) || one.Story[k] != two.Story[k] {
-					t.Fatalf("two ways to decide:\n%s\n\n%s", one.Story[k], two.Story[min(k, len(two.Story)-1)])
-				}
+		for k := range min(len(one.Story), len(two.Story)) {
+			if one.Story[k] != two.Story[k] {
+				t.Fatalf("two ways to decide:\n%s\n\n%s", one.Story[k], two.Story[k])
 			}
+		}
+		if len(one.Story) != len(two.Story) {
+			t.Fatalf("one way ends after %d decisions, the other after %d", len(one.Story), len(two.Story))
 		}
 	})
 	if finished == 0 {

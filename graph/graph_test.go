@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -35,6 +36,7 @@ type site struct {
 
 	hooks  []worker.Hook
 	worker *mortal
+	hired  []*mortal
 	change func(*worker.Config) // of those that are hired from now on
 	fate   *fate                // nil: its workers are not cut off
 	log    *testWriter
@@ -105,7 +107,7 @@ func (s *site) hire(look ...func(*mortal, *pgxpool.Config)) *mortal {
 	if s.fate != nil {
 		look = append(look, s.doom)
 	}
-	return employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
+	m := employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		c := worker.Config{
 			Pool: pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: s.hooks,
 			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
@@ -116,6 +118,20 @@ func (s *site) hire(look ...func(*mortal, *pgxpool.Config)) *mortal {
 		}
 		return c
 	}, look...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hired = append(s.hired, m)
+	return m
+}
+
+// releaseAll has all workers end by themselves.
+func (s *site) releaseAll() {
+	s.mu.Lock()
+	hired := slices.Clone(s.hired)
+	s.mu.Unlock()
+	for _, m := range hired {
+		m.release()
+	}
 }
 
 // A testWriter logs what workers say, for as long as their test goes on.
@@ -294,23 +310,6 @@ func TestNestedForks(t *testing.T) {
 	if n := query[int](t, s.pool, `SELECT count(*) FROM process_token WHERE instance_id = $1 AND node = 'C' AND parallel_group_id IS NULL`, id); n != 1 {
 		t.Error("the token at C is in a group")
 	}
-	s.healthy()
-}
-
-// S02: the last arrivals come at once, and every join fires once.
-func TestLastArrivalsAtOnce(t *testing.T) {
-	s := newSite(t)
-	p := s.deploy("F", `"F": {"fork": ["A", "B", "C", "D"]}, "J": {"join": "all", "to": "E"},`+
-		step("A", "J")+","+step("B", "J")+","+step("C", "J")+","+step("D", "J")+","+step("E", ""))
-	const n = 300
-	if _, err := s.pool.Exec(t.Context(), `
-		INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text) FROM generate_series(1, $2)`, p, n); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "all instances to complete", func() bool {
-		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
-	})
-	s.want(map[string]int{"A": n, "D": n, "E": n})
 	s.healthy()
 }
 

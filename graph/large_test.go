@@ -22,7 +22,7 @@ func large(n int) int {
 	return n / 10
 }
 
-// A fork of many branches joins, in a time that does not grow with their square.
+// A fork of many branches joins once. How long that takes is told, and not judged.
 func TestLargeFork(t *testing.T) {
 	s, n := newSite(t), large(1000)
 	var names, nodes []string
@@ -41,8 +41,8 @@ func TestLargeFork(t *testing.T) {
 	s.healthy()
 }
 
-// S44 (g): of a long list only a few elements are worked on at once, by a worker that keeps little
-// of it in memory.
+// S44 (g): of a long list only a few elements are worked on at once. How much memory that takes is
+// told, and not judged.
 func TestLargeEach(t *testing.T) {
 	s, n := newSite(t), large(10_000)
 	p := s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1", "limit": 50}}`)

@@ -142,16 +142,6 @@ func TestInclusiveJoinWithLoop(t *testing.T) {
 	s.healthy()
 }
 
-// S17: where the last tokens of many instances end at once, each instance is completed.
-func TestLastTokensEndAtOnce(t *testing.T) {
-	s := newSite(t)
-	s.hire()
-	p := s.deploy("F", `"F": {"fork": ["A", "B"]},`+step("A", "")+","+step("B", ""))
-	s.startMany(p, 300)
-	s.completed(300)
-	s.healthy()
-}
-
 // S19: a step that took effect, was never heard of again, and then failed for good is undone as
 // uncertain, before what was done earlier.
 func TestUndoWhatNobodyHeardOf(t *testing.T) {
@@ -192,21 +182,6 @@ func TestTimersFireOnce(t *testing.T) {
 	s.startMany(p, 100)
 	s.completed(100)
 	s.want(map[string]int{"B": 100})
-	s.healthy()
-}
-
-// S32: timers that fell due while nobody worked all fire, once each.
-func TestOverdueTimers(t *testing.T) {
-	const n = 1000
-	s := newSite(t)
-	p := s.deploy("T", `"T": {"wait": "PT1H", "to": "B"},`+step("B", ""))
-	s.startMany(p, n)
-	s.at("T", n)
-	s.worker.release()
-	pgtest.Elapse(t, s.pool, 2*time.Hour)
-	s.hire()
-	s.completed(n)
-	s.want(map[string]int{"B": n})
 	s.healthy()
 }
 

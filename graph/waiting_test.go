@@ -3,7 +3,6 @@ package graph_test
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -74,29 +73,6 @@ func TestMessageTwice(t *testing.T) {
 	s.healthy()
 }
 
-// S38: whoever comes first, a message and its wait never miss each other.
-func TestMessageAndWaitAtOnce(t *testing.T) {
-	s := newSite(t)
-	p := s.deploy("M", awaitPaid+step("B", ""))
-	const n = 300
-	var both sync.WaitGroup
-	both.Go(func() {
-		for k := range n {
-			s.enqueue("graph.message.v1", fmt.Sprintf(`{"name": "paid", "key": "o-%d"}`, k))
-		}
-	})
-	both.Go(func() {
-		for k := range n {
-			s.start(p, fmt.Sprintf(`{"order": "o-%d"}`, k))
-		}
-	})
-	both.Wait()
-	pgtest.AwaitFor(t, 30*time.Second, "all instances to complete", func() bool {
-		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
-	})
-	s.healthy()
-}
-
 // S39: of two that wait for one message, the one that has waited longer gets it; a signal goes to both.
 func TestTwoWaits(t *testing.T) {
 	s := newSite(t)
@@ -139,28 +115,6 @@ func TestRace(t *testing.T) {
 	s.finished(s.enqueue("graph.message.v1", `{"name": "paid", "key": "o-2"}`))
 	if n := query[int](t, s.pool, `SELECT count(*) FROM message WHERE key = 'o-2' AND token_id IS NULL`); n != 1 {
 		t.Error("the message was consumed, though the timer had won")
-	}
-	s.healthy()
-}
-
-// S30: a boundary timer and the completion of its step: one of them wins.
-func TestBoundaryTimer(t *testing.T) {
-	s := newSite(t)
-	p := s.deploy("A", `"A": {"do": "test.step.v1", "in": {"name": "'A'", "ms": "input.ms"}, "to": "C", "on": [{"after": "100ms", "to": "B"}]},`+step("B", "")+","+step("C", ""))
-	const n = 60
-	if _, err := s.pool.Exec(t.Context(), `
-		INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text, 'input', jsonb_build_object('ms', to_jsonb((g * 4)::text)))
-		FROM generate_series(1, $2) g`, p, n); err != nil {
-		t.Fatal(err)
-	}
-	pgtest.AwaitFor(t, 30*time.Second, "all instances to complete", func() bool {
-		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
-	})
-	if b, c := s.count("B"), s.count("C"); b+c != n {
-		t.Errorf("B ran %d times and C %d times, want %d together", b, c, n)
-	}
-	if n := query[int](t, s.pool, `SELECT count(*) FROM timer WHERE status = 'Scheduled'`); n != 0 {
-		t.Errorf("%d timers are left", n)
 	}
 	s.healthy()
 }
