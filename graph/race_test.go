@@ -82,7 +82,7 @@ func TestBoundaryTimer(t *testing.T) {
 	s := newCrowdedSite(t)
 	p := s.deploy("A", `"A": {"do": "test.step.v1", "in": {"name": "'A'", "ms": "input.ms"}, "to": "C", "on": [{"after": "1500ms", "to": "B"}]},`+step("B", "")+","+step("C", ""))
 	if _, err := s.pool.Exec(t.Context(), `
-		INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text, 'input', jsonb_build_object('ms', (1000 + g % 500)::text))
+		INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text, 'input', jsonb_build_object('ms', (1200 + g % 500)::text))
 		FROM generate_series(1, $2) g`, p, races); err != nil {
 		t.Fatal(err)
 	}
