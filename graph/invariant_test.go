@@ -102,6 +102,6 @@ func TestInvariants(t *testing.T) {
 
 // untimed takes away the timer of a node's token.
 func untimed(node string, instance uuid.UUID) string {
-	return fmt.Sprintf(`UPDATE workflow_run SET status = 'cancelled'
+	return fmt.Sprintf(`UPDATE workflow_run SET status = 'cancelled', last_error = 'cancelled: its token has moved on'
 		WHERE type = 'graph.timer.v1' AND token_id = (SELECT id FROM process_token WHERE instance_id = '%s' AND node = '%s')`, instance, node)
 }

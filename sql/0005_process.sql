@@ -704,7 +704,8 @@ CREATE VIEW process_untimed AS
     JOIN process_instance i ON i.process_definition_id = n.process_definition_id AND i.completed_at IS NULL
     JOIN process_token t ON t.instance_id = i.id AND t.node = n.node COLLATE "C" AND t.state IN ('Ready', 'Waiting') AND t.mode = 'Forward' AND t.item IS NULL
     WHERE NOT EXISTS (SELECT FROM incident y WHERE y.token_id = t.id AND y.resolved_at IS NULL)
-      AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.token_id = t.id AND r.node = x.timer COLLATE "C" AND r.type = 'graph.timer.v1' AND r.status <> 'cancelled');
+      AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.token_id = t.id AND r.node = x.timer COLLATE "C" AND r.type = 'graph.timer.v1'
+                        AND (r.status <> 'cancelled' OR r.last_error IS DISTINCT FROM 'cancelled: its token has moved on')); -- but by somebody
 COMMENT ON VIEW process_untimed IS 'Tokens at a node that has a timer, without that timer. Empty, or there is a bug.';
 
 CREATE VIEW process_misjoined AS
