@@ -456,21 +456,6 @@ func (c *compiler) there(name string) bool {
 	return in(c.p.Definition.Nodes)
 }
 
-// event is what happens when the handler's edge is taken.
-func (h *Handler) event() string {
-	return fmt.Sprintf("%s %s %s %q %q, stays: %v", h.kind(), h.After, h.Every, h.Message, h.Key, h.Keep)
-}
-
-func (h *Handler) kind() string {
-	switch {
-	case h.Message != "":
-		return "message"
-	case h.Every > 0:
-		return "interval"
-	}
-	return "time"
-}
-
 // handlers checks and ties what else may happen at a node.
 func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge) {
 	seen := map[string]bool{}
@@ -496,10 +481,13 @@ func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge
 		case h.Every > 0 && h.Every < Duration(time.Second):
 			c.bad("HANDLER", path+at+"/every", fmt.Sprintf("%s is too short", h.Every), "use a second or more")
 		}
-		if h.Error == "" && kinds == 1 {
-			what := h.event()
+		if kinds == 1 && (h.Message != "" || h.After > 0 && !h.Keep) { // of two that stay each is taken
+			what, kind := "after "+h.After.String(), "time"
+			if h.Message != "" {
+				what, kind = fmt.Sprintf("message %q %q", h.Message, h.Key), "message"
+			}
 			if seen[what] {
-				c.bad("DUPLICATE_HANDLER", path+at, "an earlier edge is taken at the same "+h.kind(), "remove one of them, or lead one edge to a fork")
+				c.bad("DUPLICATE_HANDLER", path+at, "an earlier edge is taken at the same "+kind, "remove one of them, or lead one edge to a fork")
 			}
 			seen[what] = true
 		}

@@ -405,7 +405,7 @@ func TestNoFindings(t *testing.T) {
 			"j": {"do": "x.y", "to": "k"}, "k": {"join": "all"}`,
 
 		`"S": {"do": "x.y", "on": [{"after": "1m", "to": "e"}, {"after": "2m", "to": "e"}, {"after": "1m", "keep": true, "to": "r"}, {"every": "1m", "to": "r"},
-			{"message": "m", "key": "input.n", "to": "e"}, {"message": "m", "key": "input.m", "to": "e"}]}, "e": {"end": true}, "r": {"do": "x.y"}`,
+			{"every": "1m", "to": "r"}, {"message": "m", "key": "input.n", "to": "e"}, {"message": "m", "key": "input.m", "to": "e"}]}, "e": {"end": true}, "r": {"do": "x.y"}`,
 		`"S": {"choose": [{"if": "input.n", "to": "a"}], "else": "e"}, "a": {"call": {"process": "p", "undo": "none"}}, "e": {"end": true}`,
 		`"S": {"choose": [{"if": "input.n", "to": "s"}], "else": "e"}, "s": {"scope": {"start": "a", "nodes": {"a": {"call": {"process": "p", "undo": "none"}}}}}, "e": {"end": true}`,
 		`"S": {"do": "x.y", "to": "a", "on": [{"error": "LAST", "to": "e"}]}, "a": {"call": {"process": "p", "undo": "none"}}, "e": {"end": true}`,

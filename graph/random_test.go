@@ -384,11 +384,11 @@ func (p *planner) host(depth int, n *graph.Node) block {
 // handlers draws timers and messages at a node, and tells how often it is completed by itself.
 func (p *planner) handlers(depth int, name string, n *graph.Node) (all []block, counts func(span) span) {
 	counts = func(s span) span { return s }
-	for range p.IntN(3) {
+	for k := range p.IntN(3) {
 		h, then := graph.Handler{}, p.once(max(depth-1, 0))
 		switch p.IntN(5) {
 		case 0, 1:
-			h.After = ms(1 + p.IntN(80))
+			h.After = ms(1 + 2*p.IntN(40) + k) // two that leave at the same time are refused
 		case 2:
 			h.After, h.Keep = ms(1+p.IntN(80)), true
 		case 3:
