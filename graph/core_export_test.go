@@ -23,6 +23,11 @@ type Play struct {
 	open     []open // what may happen next
 	records  []*owed
 	runs     int
+
+	narrow bool // it knows no more than would be loaded
+	facts  map[string]any
+	joins  map[joinKey]*joining
+	has    map[*joining]map[string]bool
 }
 
 // open is something that waits to happen: a run, a message, a task, or a child's end.
@@ -36,6 +41,16 @@ type open struct {
 type owed struct {
 	record
 	undone, given bool
+}
+
+// NewNarrowPlay begins an instance that in each decision knows no more than is loaded for the tokens
+// that are settled.
+func NewNarrowPlay(d *Definition, input map[string]any) (*Play, error) {
+	p, err := NewPlay(d, input)
+	if err == nil {
+		p.narrow = true
+	}
+	return p, err
 }
 
 // NewPlay begins an instance.
@@ -53,27 +68,80 @@ func NewPlay(d *Definition, input map[string]any) (*Play, error) {
 	return p, p.commit()
 }
 
+// Tokens counts those that there have been.
+func (p *Play) Tokens() int { return len(p.tokens) }
+
 // Next has something happen, which choose draws, or several things in one decision. It reports
 // whether there was anything.
 func (p *Play) Next(choose func(n int) int) (bool, error) {
 	if p.i.status.Final() || len(p.open) == 0 {
 		return false, nil
 	}
-	p.happen(choose)
-	for len(p.open) > 0 && choose(3) == 0 {
-		p.happen(choose)
+	var batch []open
+	for len(p.open) > 0 && (len(batch) == 0 || choose(3) == 0) {
+		k := choose(len(p.open))
+		batch = append(batch, p.open[k])
+		p.open = slices.Delete(p.open, k, k+1)
+	}
+	if p.narrow {
+		p.forget(batch)
+	}
+	for _, o := range batch {
+		if !p.i.status.Final() && p.i.ending == "" && choose(40) == 0 {
+			p.i.cancel("no more", choose(2) == 0)
+		}
+		p.happen(choose, o)
+	}
+	if p.narrow {
+		p.remember()
 	}
 	return true, p.commit()
 }
 
-func (p *Play) happen(choose func(n int) int) {
-	if !p.i.status.Final() && p.i.ending == "" && choose(40) == 0 {
-		p.i.cancel("no more", choose(2) == 0)
-		return
+// forget leaves of what is known what would be loaded for a batch.
+func (p *Play) forget(batch []open) {
+	edges, reads, joins, all := map[string]bool{}, map[string]bool{}, map[string]bool{}, p.i.process.survey
+	for _, o := range batch {
+		a := o.token.node.ahead
+		for _, e := range a.edges {
+			edges[e] = true
+		}
+		for _, name := range a.reads {
+			reads[name] = true
+		}
+		for _, j := range a.joins {
+			joins[j.name] = true
+		}
 	}
-	k := choose(len(p.open))
-	o := p.open[k]
-	p.open = slices.Delete(p.open, k, k+1)
+	p.facts, p.joins, p.has = maps.Clone(p.i.facts.steps), maps.Clone(p.i.joins), map[*joining]map[string]bool{}
+	maps.DeleteFunc(p.i.facts.steps, func(name string, _ any) bool { return !reads[name] })
+	for key, j := range p.i.joins {
+		if !all && !joins[key.node] {
+			delete(p.i.joins, key)
+		}
+		p.has[j] = maps.Clone(j.has)
+		maps.DeleteFunc(j.has, func(edge string, _ bool) bool { return !edges[edge] })
+		if !slices.ContainsFunc(j.node.incoming, func(e *edge) bool { return edges[e.id] }) && !j.node.Join.Taken {
+			clear(j.waiting) // nobody can come
+		}
+	}
+}
+
+// remember brings back what forget has left out.
+func (p *Play) remember() {
+	maps.Copy(p.facts, p.i.facts.steps)
+	p.i.facts.steps = p.facts
+	for key, j := range p.joins {
+		if p.i.joins[key] == nil {
+			p.i.joins[key] = j
+		}
+	}
+	for j, had := range p.has {
+		maps.Copy(j.has, had)
+	}
+}
+
+func (p *Play) happen(choose func(n int) int, o open) {
 	p.runs++
 	run := uuid.UUID{byte(p.runs >> 8), byte(p.runs)}
 	at := position{At: o.place, Tick: 1}
