@@ -213,13 +213,13 @@ func (p *Play) commit() error {
 	if err := p.attached(); err != nil {
 		return err
 	}
-	i.others = nil
+	i.loaded = nil
 	for _, t := range p.tokens {
 		t.ticks = slices.ContainsFunc(p.open, func(o open) bool { return o.token == t && o.kind == "timer" })
 		t.listed, t.gone, t.purePath, t.from = false, false, 0, t.node
 		t.version++
 		if i.process.survey && alive(t.state) > 0 {
-			i.others = append(i.others, t)
+			i.loaded = append(i.loaded, t)
 		}
 	}
 	for _, g := range c.groups {

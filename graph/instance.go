@@ -7,7 +7,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Status of an instance.
+// A Status is what has become of an instance so far.
 type Status string
 
 // The states of an instance. WAITING means that nothing of it is due or runs.
@@ -54,7 +54,7 @@ type instance struct {
 
 	joins       map[joinKey]*joining // those that may be arrived at
 	activations int                  // how many of them there have been
-	others      []*token             // all live tokens not in the batch; only if the process needs them
+	loaded      []*token             // all tokens that were live before, and those of the batch; only if the process needs them
 
 	failure string
 	output  json.RawMessage
@@ -154,7 +154,7 @@ type arrival struct {
 	surplus bool
 }
 
-// A step is a run to be enqueued.
+// A step is a run of a token, to be enqueued.
 type step struct {
 	token       *token
 	node        string

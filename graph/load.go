@@ -242,7 +242,7 @@ func (s *scene) tie(ctx context.Context, tx *transaction) error {
 			s.tokens[t.id] = t
 		}
 		if i.process.survey {
-			i.others = append(i.others, t)
+			i.loaded = append(i.loaded, t)
 		}
 	}
 	if err := s.enterGroups(ctx, tx, within); err != nil {

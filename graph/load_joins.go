@@ -197,7 +197,7 @@ func (s *scene) token(id uuid.UUID) *token {
 	if t := s.tokens[id]; t != nil || s.owners[id] == nil {
 		return t
 	}
-	for _, t := range s.owners[id].others {
+	for _, t := range s.owners[id].loaded {
 		if t.id == id {
 			return t
 		}

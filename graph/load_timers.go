@@ -12,7 +12,7 @@ func (s *scene) askTimers(asked *statements) {
 	scopes := map[uuid.UUID]*token{}
 	var ids []uuid.UUID
 	for _, i := range s.instances {
-		for _, t := range i.others {
+		for _, t := range i.loaded {
 			if t.node.kind == scope && slices.ContainsFunc(t.node.handlers, func(h handler) bool { return h.Error == "" && !h.endless() }) {
 				scopes[t.id], ids = t, append(ids, t.id)
 			}

@@ -37,7 +37,7 @@ type StartPayload struct {
 	Input    json.RawMessage `json:"input,omitzero"`    // an object; none: {}
 	Key      string          `json:"key,omitzero"`      // at most one instance of the process and tenant has it, until that is purged; not together with ID
 	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process, key and tenant, or the run's own
-	Priority int             `json:"priority,omitzero"` // of all its steps
+	Priority int             `json:"priority,omitzero"` // of all its steps: -100 to 100, 0 is usual
 	Tenant   string          `json:"tenant,omitzero"`   // of all its steps, and of what it calls; none: the run's own
 
 	Parent *parentPayload `json:"parent,omitzero"` // set by call nodes only
@@ -143,7 +143,7 @@ func (p MessagePayload) check() error {
 
 func named(name string) error {
 	if name == "" || len(name) > 200 {
-		return run.Permanent(errors.New("name: use 1 to 200 characters"))
+		return run.Permanent(errors.New("name: use 1 to 200 bytes"))
 	}
 	return nil
 }

@@ -119,8 +119,8 @@ func (n *node) pure() bool {
 	return false
 }
 
-// attached reports whether more than one thing may move a token on from here, so that the others
-// have to go when one does.
+// attached reports whether anything but a run of its own must go when a token leaves: a wait, a
+// task, a child, a timer, tokens within.
 func (n *node) attached() bool {
 	return n.kind == race || n.kind == await || n.kind == human || n.kind == call || n.kind == each || n.kind == scope ||
 		slices.ContainsFunc(n.handlers, func(h handler) bool { return h.Error == "" })

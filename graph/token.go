@@ -45,7 +45,7 @@ type token struct {
 // known returns the tokens that are known one by one, each once: all live ones, if the process needs
 // them, and all that this decision has changed.
 func (i *instance) known() []*token {
-	return append(filter(i.others, func(t *token) bool { return !t.listed }), i.changes.tokens...)
+	return append(filter(i.loaded, func(t *token) bool { return !t.listed }), i.changes.tokens...)
 }
 
 // passed reports whether what is settled now comes too late for a token: it, or its instance, has
