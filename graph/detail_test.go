@@ -272,7 +272,7 @@ func TestDefinitionsStay(t *testing.T) {
 	for sql, says := range map[string]string{
 		`UPDATE process_definition SET definition = jsonb_set(definition, '{start}', '"B"')`: "version 1 cannot be changed",
 		`UPDATE process_definition SET hash = ''`:                                            "version 1 cannot be changed",
-		`DELETE FROM process_definition`:                                                     "process_instance_process_definition_id_fkey",
+		`DELETE FROM process_definition`:                                                     "version 1 cannot be deleted: 1 instances are of it",
 	} {
 		if _, err := s.pool.Exec(t.Context(), sql); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v; want %q", sql, err, says)

@@ -162,10 +162,10 @@ func (d *doomed) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// await is pgtest.Await, with more patience where workers are cut off.
+// await is pgtest.Await with more patience: a worker that dies is noticed after seconds.
 func await(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	patience := 10 * time.Second
+	patience := 30 * time.Second
 	if os.Getenv("GRAPH_MORTAL") != "" {
 		patience = time.Minute
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -229,7 +230,7 @@ func (tale tale) play(t *testing.T, n int) (end string, places []string, killed 
 	if tale.act != nil {
 		tale.act(s, id)
 	}
-	await(t, "the end", func() bool {
+	pgtest.AwaitFor(t, time.Minute, "the end", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE completed_at IS NOT NULL`) == cmp.Or(tale.instances, 1) &&
 			query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE finished_at IS NULL`) == 0
 	})
