@@ -51,7 +51,7 @@ test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package
 	$(GO) test -race -count=1 -tags rabbitmq ./dispatcher/amqp
 
 graph-mortal: postgres ## the tests of processes again, with workers that are cut off while they move them; SEED=n repeats; a minute and a half
-	GRAPH_MORTAL=$(or $(SEED),$(shell date +%s)) $(GO) test ./graph -count=1 -parallel 8 -skip '^(TestRandom|TestCore|TestCutOffAtEachStatement)$$'
+	GRAPH_MORTAL=$(or $(SEED),$(shell date +%s)) $(GO) test ./graph -count=1 -parallel 6 -skip '^(TestRandom|TestCore|TestCutOffAtEachStatement)$$'
 
 graph-statements: postgres ## a worker is cut off at each statement that moves a process, one after the other; ten minutes
 	GRAPH_STATEMENTS=all $(GO) test ./graph -count=1 -parallel 24 -run '^TestCutOffAtEachStatement$$' -timeout 60m
