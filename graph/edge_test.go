@@ -213,3 +213,14 @@ func TestStartWithTwoNames(t *testing.T) {
 		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE status = 'failed' AND last_error LIKE 'id, key: give one of them%'`) == 1
 	})
 }
+
+// Two tokens that one forks into may come over the same edge, and fire a join for which others wait.
+func TestForkOntoOneEdge(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "G": {"fork": ["X", "X"]}, "X": {"choose": [{"if": "input == {}", "to": "J"}], "else": "Z"},
+		"J": {"join": {"need": 3}, "to": "D"}, "Z": {"end": true},`+step("A", "G", `"ms": "300"`)+","+step("B", "J")+","+step("D", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1, "D": 1})
+	s.healthy()
+}

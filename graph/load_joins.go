@@ -29,11 +29,12 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 		owner uuid.UUID
 		node  *node
 	}
-	near := map[at]bool{}
+	near := map[at]bool{} // whether more than one may arrive there over an edge for each token
 	edges := map[string]bool{}
 	for id, t := range s.tokens {
 		for _, j := range t.node.ahead.joins {
-			near[at{s.owners[id].id, j}] = true
+			a := at{s.owners[id].id, j}
+			near[a] = near[a] || t.node.ahead.many[j]
 		}
 		for _, e := range t.node.ahead.edges {
 			edges[e] = true
@@ -43,7 +44,7 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 		if i.process.survey {
 			for _, n := range i.process.nodes {
 				if n.kind == join {
-					near[at{i.id, n}] = true
+					near[at{i.id, n}] = near[at{i.id, n}]
 				}
 			}
 		}
@@ -55,13 +56,13 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 	var owners, groups []uuid.UUID
 	var nodes, over []string
 	var coming []int // how many tokens of the batch may arrive there
-	for a := range near {
-		n := 0 // each may come over an edge more than once if it forks
+	for a, many := range near {
+		n := 0
 		for _, e := range a.node.incoming {
 			n += len(s.tokens) * count(edges[e.id])
 		}
-		if a.node.Join.Taken || s.waitsAt(a.node) {
-			n = maxMoves // it may fire without any
+		if many || a.node.Join.Taken || s.waitsAt(a.node) {
+			n = maxMoves // or it may fire without any
 		}
 		owners, nodes, coming = append(owners, a.owner), append(nodes, a.node.name), append(coming, n)
 	}

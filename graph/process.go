@@ -101,9 +101,10 @@ type edge struct {
 // ahead is what lies between a node and the next steps, gateways and joins: all that one
 // decision may touch.
 type ahead struct {
-	joins []*node  // joins it may arrive at
-	edges []string // the edges it may arrive over
-	reads []string // nodes whose facts are read on the way; nil with all: any
+	joins []*node        // joins it may arrive at
+	edges []string       // the edges it may arrive over
+	many  map[*node]bool // joins that more than one may arrive at over an edge: it may fork before
+	reads []string       // nodes whose facts are read on the way; nil with all: any
 	all   bool
 	input bool // the instance's input may be read, or anything else by an expression
 }
@@ -159,7 +160,8 @@ func (n *node) edges() (all []*edge) {
 // may fire. One that waits for those that can still come may fire wherever it is, because this one
 // cannot any more.
 func (n *node) lookAhead(p *Process) *ahead {
-	a, reads, seen := &ahead{}, map[string]bool{}, make([]bool, len(p.list))
+	a, reads, seen := &ahead{many: map[*node]bool{}}, map[string]bool{}, make([]bool, len(p.list))
+	forked := make([]bool, len(p.list)) // behind a fork, once more
 	seen[n.index] = true
 	read := func(all ...*expression) {
 		for _, e := range all {
@@ -198,13 +200,22 @@ func (n *node) lookAhead(p *Process) *ahead {
 		e := queue[0]
 		queue = queue[1:]
 		to := e.to
+		split := e.from != nil && (e.from.kind == fork || e.from.kind == anyOf || forked[e.from.index])
 		if to.kind == join && e.id != "" {
 			a.edges = append(a.edges, e.id)
+			a.many[to] = a.many[to] || split
 		}
-		if seen[to.index] {
+		if seen[to.index] && (!split || forked[to.index]) {
 			continue
 		}
-		seen[to.index] = true
+		again := seen[to.index]
+		seen[to.index], forked[to.index] = true, split
+		if to.pure() || to.kind == scope || to.kind == each || to.kind == race { // these may be over at once
+			queue = append(queue, to.outgoing...)
+		}
+		if again {
+			continue
+		}
 		for _, m := range to.in {
 			read(m.value)
 		}
@@ -217,9 +228,6 @@ func (n *node) lookAhead(p *Process) *ahead {
 		}
 		if to.kind == join {
 			a.joins = append(a.joins, to)
-		}
-		if to.pure() || to.kind == scope || to.kind == each || to.kind == race { // these may be over at once
-			queue = append(queue, to.outgoing...)
 		}
 	}
 	a.reads = slices.Sorted(maps.Keys(reads))

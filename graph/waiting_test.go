@@ -57,7 +57,7 @@ func TestMessageBeforeTheWait(t *testing.T) {
 // S37: the same message again, before it is consumed and after, changes nothing.
 func TestMessageTwice(t *testing.T) {
 	s := newSite(t)
-	p := s.deploy("M", awaitPaid+step("B", "M"))
+	p := s.deploy("M", awaitPaid+step("B", "X")+`, "X": {"choose": [{"if": "'once' in input", "to": "Z"}], "else": "M"}, "Z": {"end": true}`)
 	send := func() {
 		s.finished(s.enqueue("graph.message.v1", `{"name": "paid", "key": "o-1", "id": "m1"}`))
 	}
