@@ -30,6 +30,9 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 		switch {
 		case settled.Step != uuid.Nil:
 			err = s.move(w, settled)
+			if err == nil && settled.Verdict == run.Succeed {
+				err = w.sent(settled)
+			}
 		case settled.Type == StartType && settled.Verdict == run.Fail:
 			s.notStarted(settled)
 		case settled.Verdict == run.Fail:

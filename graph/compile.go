@@ -168,7 +168,7 @@ func (c *compiler) header() {
 	for _, path := range d.zeros {
 		c.bad("ZERO", path, "0 would mean the same as nothing here", "leave it out, or say how many")
 	}
-	c.p.output = c.expression("/output", d.Output)
+	c.p.output = c.expression("/output", d.Output, ofInstance)
 }
 
 // verbs are the kinds whose keys are set.
@@ -206,22 +206,26 @@ func (c *compiler) node(path, name string, def *Node) *node {
 	n := &node{Node: def, name: name, kind: verbs[0]}
 	c.p.nodes[name] = n
 	c.misplaced(path, n)
-	c.runType(path+"/do", def.Do, n.kind == do)
+	c.runType(path+"/do", def.Do, n.kind == do, MessageType, SignalType)
 	c.runType(path+"/undo", def.Undo, false)
 	if n.kind == each {
-		c.runType(path+"/each/do", def.Each.Do, true)
+		c.runType(path+"/each/do", def.Each.Do, true, MessageType, SignalType)
 	}
 	c.verb(path, n)
 	if def.Attempts < 0 || def.Attempts > 1000 {
 		c.bad("ATTEMPTS", path+"/attempts", fmt.Sprintf("%d is outside 1 to 1000", def.Attempts), "say how often the step may be started")
 	}
-	n.in, n.out = c.mappings(path+"/in", def.In), c.mappings(path+"/out", def.Out)
+	given := ofInstance
+	if n.kind == each {
+		given = ofElement
+	}
+	n.in, n.out = c.mappings(path+"/in", def.In, given), c.mappings(path+"/out", def.Out, ofResult)
 	if n.kind == wait {
-		n.until = c.expression(path+"/wait/until", def.Wait.Until)
+		n.until = c.expression(path+"/wait/until", def.Wait.Until, ofInstance)
 	}
 	for i, w := range slices.Concat(def.Choose, def.Any) {
 		at := fmt.Sprintf("%s/%s/%d/if", path, n.kind, i)
-		condition := c.expression(at, w.If)
+		condition := c.expression(at, w.If, ofInstance)
 		if w.If == "" {
 			c.bad("NO_CONDITION", at, "a way needs a condition", "say when it is taken, or make it the else")
 		} else if condition != nil && !condition.canBeTrue() {
@@ -232,9 +236,21 @@ func (c *compiler) node(path, name string, def *Node) *node {
 	return n
 }
 
-func (c *compiler) runType(path, typ string, required bool) {
-	if (typ != "" || required) && (!typeForm.MatchString(typ) || len(typ) > 200) {
+// runType checks the type of a run. Of the engine's own some may be steps.
+func (c *compiler) runType(path, typ string, required bool, own ...string) {
+	switch {
+	case (typ != "" || required) && (!typeForm.MatchString(typ) || len(typ) > 200):
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%.120q is not the type of a run", typ), "use a dotted lower-case name such as billing.charge.v1")
+	case strings.HasPrefix(typ, Prefix) && !slices.Contains(own, typ):
+		c.bad("RUN_TYPE", path, fmt.Sprintf("%q is the engine's own and no step", typ),
+			fmt.Sprintf("to start a process use call; the steps there are of this kind are %q and %q", MessageType, SignalType))
+	}
+}
+
+// name checks the name of a message or signal.
+func (c *compiler) name(path, name string) {
+	if len(name) > maxSubject {
+		c.bad("NAME", path, fmt.Sprintf("a name of %d bytes", len(name)), fmt.Sprintf("use at most %d", maxSubject))
 	}
 }
 
@@ -250,12 +266,16 @@ func (c *compiler) verb(path string, n *node) {
 		if (a.Message != "") == (a.Signal != "") {
 			c.bad("AWAIT", path+"/await", "it waits for a message or for a signal", "name one of them")
 		}
+		c.name(path+"/await", a.Message+a.Signal)
+		if a.Signal != "" && a.Key != "" {
+			c.bad("AWAIT", path+"/await/key", "a signal goes to all that wait for its name", "remove the key, or await a message")
+		}
 		if a.Message != "" && a.Key == "" {
 			c.bad("NO_KEY", path+"/await/key", "a message needs a key", "say what it is correlated by, such as input.order")
 		}
-		n.key = c.expression(path+"/await/key", a.Key)
+		n.key = c.expression(path+"/await/key", a.Key, ofInstance)
 	case human:
-		n.assignee = c.expression(path+"/human/assignee", n.Human.Assignee)
+		n.assignee = c.expression(path+"/human/assignee", n.Human.Assignee, ofInstance)
 	case call:
 		if !kindForm.MatchString(n.Call.Process) || n.Call.Version < 0 {
 			c.bad("CALL", path+"/call/process", fmt.Sprintf("%.120q is no process", n.Call.Process), "name a process")
@@ -277,7 +297,7 @@ func (c *compiler) verb(path string, n *node) {
 		if e.Rest != "" && (e.Rest != "cancel" || e.Need == 0) {
 			c.bad("EACH", path+"/each/rest", fmt.Sprintf("%.40q means nothing here", e.Rest), `use {"need": 2, "rest": "cancel"}, or leave it out`)
 		}
-		n.list = c.expression(path+"/each/list", e.List)
+		n.list = c.expression(path+"/each/list", e.List, ofInstance)
 	case scope:
 		if len(n.Scope.Nodes) == 0 {
 			c.bad("EMPTY_SCOPE", path+"/scope/nodes", "it has no nodes", "put nodes into it, or remove it")
@@ -317,7 +337,7 @@ func (c *compiler) misplaced(path string, n *node) {
 	}
 }
 
-func (c *compiler) expression(path, text string) *expression {
+func (c *compiler) expression(path, text string, in use) *expression {
 	if text == "" {
 		return nil
 	}
@@ -325,22 +345,22 @@ func (c *compiler) expression(path, text string) *expression {
 		c.bad("EXPRESSION", path, fmt.Sprintf("it has %d bytes", len(text)), "use at most 10000")
 		return nil
 	}
-	e, err := compile(text)
+	e, err := compile(text, in)
 	if err != nil {
-		c.bad("EXPRESSION", path, err.Error(), "read input, steps.<node>, in out result, or in the in of an each item")
+		c.bad("EXPRESSION", path, err.Error(), "mend it; "+in.String())
 		return nil
 	}
 	c.texts = append(c.texts, located{path, e})
 	return e
 }
 
-func (c *compiler) mappings(path string, from map[string]string) (all []mapping) {
+func (c *compiler) mappings(path string, from map[string]string, in use) (all []mapping) {
 	for _, key := range slices.Sorted(maps.Keys(from)) {
 		if from[key] == "" {
 			c.bad("EXPRESSION", path+"/"+key, "it is empty", "say what the value is, or remove the key")
 			continue
 		}
-		all = append(all, mapping{key, c.expression(path+"/"+key, from[key])})
+		all = append(all, mapping{key, c.expression(path+"/"+key, from[key], in)})
 	}
 	return all
 }
@@ -491,9 +511,10 @@ func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge
 			}
 			seen[what] = true
 		}
+		c.name(path+at+"/message", h.Message)
 		if h.Times < 0 || h.Times > 0 && h.Every == 0 || h.Key != "" && h.Message == "" {
 			c.bad("MISPLACED", path+at, "times goes with every, and key with message", "remove what does not belong there")
 		}
-		n.handlers = append(n.handlers, handler{Handler: h, key: c.expression(path+at+"/key", h.Key), edge: to(at+"/to", h.To)})
+		n.handlers = append(n.handlers, handler{Handler: h, key: c.expression(path+at+"/key", h.Key, ofInstance), edge: to(at+"/to", h.To)})
 	}
 }

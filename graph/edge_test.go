@@ -224,3 +224,26 @@ func TestForkOntoOneEdge(t *testing.T) {
 	s.want(map[string]int{"A": 1, "B": 1, "D": 1})
 	s.healthy()
 }
+
+// A step may send a message, or a signal: it is sent when the step is settled.
+func TestStepsSend(t *testing.T) {
+	s := newSite(t)
+	wait := s.deploy("F", `"F": {"fork": ["M", "S"]}, "M": {"await": {"message": "paid", "key": "input.k"}}, "S": {"await": {"signal": "go"}}`)
+	id := s.start(wait, `{"k": "7"}`)
+	s.waitsFor(2)
+	send := s.deploy("M", `"M": {"do": "graph.message.v1", "in": {"name": "'paid'", "key": "input.k"}, "to": "S"}, "S": {"do": "graph.signal.v1", "in": {"name": "'go'"}}`)
+	s.status(s.start(send, `{"k": "7"}`), graph.Completed)
+	s.status(id, graph.Completed)
+	s.healthy()
+}
+
+// An instance whose tokens multiply without end undoes what it has done before it fails.
+func TestExplosionIsUndone(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("A", undoable("A", "X")+`, "X": {"fork": ["X", "X", "E"]}, "E": {"end": true}`), `{}`)
+	s.status(id, graph.Failed)
+	if got := s.undone(id); got != "A" {
+		t.Errorf("undone %q, want A", got)
+	}
+	s.healthy()
+}

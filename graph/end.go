@@ -31,16 +31,20 @@ func (i *instance) drain() (any bool) {
 	return any
 }
 
-// explode fails an instance whose tokens multiply, or go round, without end. None of the new ones
-// is ever written.
+// explode fails an instance whose tokens multiply, or go round, without end. Of the new ones none is
+// ever written but t, if there may be something to be undone.
 func (i *instance) explode(t *token) {
+	if i.ending != "" {
+		return // it has just done so
+	}
 	reason := fmt.Sprintf("%s: tokens enter more than %d nodes without a step in between", t.node.name, maxMoves)
 	c := &i.changes
-	i.endAs(Failed, reason)
-	c.tokens = filter(c.tokens, func(t *token) bool { return t.version > 0 })
+	c.events = nil
+	i.fail(t, reason)
+	c.tokens = filter(c.tokens, func(x *token) bool { return x.version > 0 || x == c.endedBut })
 	c.groups = filter(c.groups, func(g *group) bool { return !g.fresh })
-	c.joins, c.arrivals, c.events, c.left, i.eaches = nil, nil, nil, nil, nil
-	c.ended = true
+	c.joins, c.arrivals, c.left, i.eaches = nil, nil, nil, nil
+	c.ended = i.status.Final()
 }
 
 // complete ends a token; the last one of the instance completes it.

@@ -59,18 +59,39 @@ func (f facts) charge(cost uint64) {
 	}
 }
 
-var environment = sync.OnceValues(func() (*cel.Env, error) {
-	return cel.NewEnv(
-		cel.Variable("input", cel.DynType),
-		cel.Variable("steps", cel.MapType(cel.StringType, cel.DynType)),
-		cel.Variable("result", cel.DynType),
-		cel.Variable("item", cel.DynType),
-		cel.CrossTypeNumericComparisons(true), // numbers of JSON are doubles
-	)
-})
+// A use is where an expression stands, which says what it can read.
+type use int
 
-func compile(text string) (*expression, error) {
-	env, err := environment()
+const (
+	ofInstance use = iota // input and steps
+	ofElement             // item, too
+	ofResult              // result alone
+)
+
+func (u use) String() string {
+	return [...]string{"it reads input and steps.<node>", "it reads item, input and steps.<node>", "it reads result, and nothing else"}[u]
+}
+
+var environments = [...]func() (*cel.Env, error){
+	ofInstance: environment("input", "steps"), ofElement: environment("input", "steps", "item"), ofResult: environment("result"),
+}
+
+func environment(names ...string) func() (*cel.Env, error) {
+	return sync.OnceValues(func() (*cel.Env, error) {
+		options := []cel.EnvOption{cel.CrossTypeNumericComparisons(true)} // numbers of JSON are doubles
+		for _, name := range names {
+			kind := cel.DynType
+			if name == "steps" {
+				kind = cel.MapType(cel.StringType, cel.DynType)
+			}
+			options = append(options, cel.Variable(name, kind))
+		}
+		return cel.NewEnv(options...)
+	})
+}
+
+func compile(text string, in use) (*expression, error) {
+	env, err := environments[in]()
 	if err != nil {
 		return nil, err
 	}

@@ -45,6 +45,17 @@ func (w *writer) message(settled lease.Settlement) error {
 	return nil
 }
 
+// sent has the message or signal go out that a step was to send.
+func (w *writer) sent(step lease.Settlement) error {
+	switch step.Type {
+	case MessageType:
+		return w.message(step)
+	case SignalType:
+		return w.signal(step)
+	}
+	return nil
+}
+
 func (w *writer) signal(settled lease.Settlement) error {
 	var p SignalPayload
 	err := json.Unmarshal(settled.Payload, &p)

@@ -141,8 +141,11 @@ func (p MessagePayload) check() error {
 	return named(p.Name)
 }
 
+// maxSubject is the most bytes of the name of a message or signal.
+const maxSubject = 200
+
 func named(name string) error {
-	if name == "" || len(name) > 200 {
+	if name == "" || len(name) > maxSubject {
 		return run.Permanent(errors.New("name: use 1 to 200 bytes"))
 	}
 	return nil

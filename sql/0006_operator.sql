@@ -609,7 +609,7 @@ BEGIN ATOMIC
         workflow_cancel, workflow_retry, workflow_delete, workflow_run_wake, workflow_covers, workflow_span, workflow_why, workflow_pause, workflow_resume,
         workflow_redrive, workflow_release, workflow_edit, workflow_reschedule, workflow_prioritize, workflow_relations, workflow_functions,
         outbox_event_keep, outbox_wants, outbox_emit, outbox_replay, outbox_replay_parked, outbox_run_event,
-        process_definition_guard, process_steps_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
+        process_definition_guard, process_steps_go, process_facts_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
         process_guard, process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why}'::text[]);
 END;
 COMMENT ON FUNCTION workflow_functions() IS 'The functions of simple-workflow.';
