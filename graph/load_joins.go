@@ -43,8 +43,8 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 	for _, i := range s.instances {
 		if i.process.survey {
 			for _, n := range i.process.nodes {
-				if n.kind == join {
-					near[at{i.id, n}] = near[at{i.id, n}]
+				if a := (at{i.id, n}); n.kind == join && !near[a] {
+					near[a] = false // near all the same
 				}
 			}
 		}
