@@ -6,9 +6,17 @@
 // of their own.
 //
 // The way through the package: [Definition] is what an author writes, [Compile] checks it and
-// makes a [Process], which the core walks: it takes an instance as far as it is known (instance.go)
-// and one event (core.go), and decides what changes, without a database, a clock or new ids.
-// [Engine] is the shell: as a hook in the worker's settle transaction it locks (lock.go), loads
-// (load.go), has the core decide (act.go) and writes (write.go); the runs that ask for something
-// have their handlers in handler.go.
+// makes a [Process], which the core walks: it takes an instance as far as it is known, and one event,
+// and decides what changes, without a database, a clock or new ids. [Engine] is the shell: as a hook
+// in the worker's settle transaction it locks, loads, has the core decide, and writes.
+//
+//   - authors: definition, builder, place, duration; compile, shape, flow and expression check
+//   - the core: process is what is walked, instance what is known of one and changed; core has its
+//     events; token, move, join, each, waiting, saga, end and fact say how tokens move
+//   - the shell: lock and load* read, act and start tell the core what was settled, write* and
+//     message write; lasting says how statements are planned; answer has the handlers of runs that
+//     ask for something
+//
+// A method of Engine answers a run, one of scene reads how it was settled, one of instance decides,
+// one of writer writes.
 package graph

@@ -288,7 +288,7 @@ var mutants = []mutant{
 	graph("message-without-lock", []edit{{"graph/message.go",
 		`SELECT count(pg_advisory_xact_lock(hash))`, `SELECT count(hash)`}},
 		nothing, "I22").of("post"),
-	graph("key-ignored", []edit{{"graph/handler.go",
+	graph("key-ignored", []edit{{"graph/answer.go",
 		`if p.Key != "" {`, `if len(p.Key) > 200 {`}},
 		nothing, "I30c"),
 	graph("wait-cut-short", []edit{{"graph/write_steps.go",

@@ -13,6 +13,7 @@ import (
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -51,11 +52,18 @@ func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.
 		switch {
 		case err == nil:
 			return json.Marshal(out)
-		case run.IsPermanent(err):
+		case run.IsPermanent(err), refused(err):
 			return nil, err
 		}
 		return nil, run.Again(time.Second)
 	}
+}
+
+// refused reports whether the database understood, and refuses, for want of a right, say: to try
+// again for ever would hide why.
+func refused(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "42")
 }
 
 // keys makes an instance's id of its process, business key and tenant, so that two starts with one key
@@ -170,6 +178,9 @@ func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error
 		if err == nil && status != Completed {
 			err = run.Permanent(run.WithCode("child_"+strings.ToLower(string(status)), fmt.Errorf("instance %s: %s %s", p.Child, status, reason)))
 		}
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = run.Permanent(run.WithCode("gone", errors.New("what had come was deleted before it was taken")))
 	}
 	return payload, err
 }
