@@ -277,8 +277,11 @@ func (c *compiler) verb(path string, n *node) {
 	case human:
 		n.assignee = c.expression(path+"/human/assignee", n.Human.Assignee, ofInstance)
 	case call:
-		if !kindForm.MatchString(n.Call.Process) || n.Call.Version < 0 {
+		if !kindForm.MatchString(n.Call.Process) {
 			c.bad("CALL", path+"/call/process", fmt.Sprintf("%.120q is no process", n.Call.Process), "name a process")
+		}
+		if n.Call.Version < 0 {
+			c.bad("CALL", path+"/call/version", fmt.Sprintf("%d is no version", n.Call.Version), "use one from 1 up, or leave it out for the highest")
 		}
 		if u := n.Call.Undo; u != "" && u != "none" && u != propagate {
 			c.bad("CALL", path+"/call/undo", fmt.Sprintf("%.40q is neither none nor propagate", u), "use one of them")
@@ -292,7 +295,7 @@ func (c *compiler) verb(path string, n *node) {
 			c.bad("NO_LIST", path+"/each/list", "it needs a list", "say which, such as input.items")
 		}
 		if e.Limit < 0 || e.Limit > maxEach || e.Need < 0 {
-			c.bad("EACH", path+"/each", fmt.Sprintf("limit is 1 to %d and need at least 1", maxEach), "leave out what is not needed")
+			c.bad("EACH", path+"/each", fmt.Sprintf("limit %d, need %d: limit is 1 to %d and need at least 1", e.Limit, e.Need, maxEach), "leave out what is not needed")
 		}
 		if e.Rest != "" && (e.Rest != "cancel" || e.Need == 0) {
 			c.bad("EACH", path+"/each/rest", fmt.Sprintf("%.40q means nothing here", e.Rest), `use {"need": 2, "rest": "cancel"}, or leave it out`)
@@ -484,7 +487,7 @@ func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge
 		kinds := count(h.Error != "") + count(h.After > 0) + count(h.Every > 0) + count(h.Message != "")
 		switch {
 		case kinds != 1:
-			c.bad("HANDLER", path+at, "it needs one of error, after, every and message", "say when this edge is taken")
+			c.bad("HANDLER", path+at, "it needs one of error, after, every and message, and times are more than 0", "say when this edge is taken")
 		case h.Error != "":
 			if n.kind != do && n.kind != call && n.kind != each && n.kind != scope {
 				c.bad("MISPLACED", path+at+"/error", fmt.Sprintf("a %s does not fail", n.kind), "remove it")

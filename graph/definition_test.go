@@ -365,6 +365,13 @@ var allFindings = []found{
 	{code: "UNKNOWN_STEP", path: "/nodes/a/in/x", start: "a", nodes: `"a": {"do": "x.y", "in": {"x": "steps.b"}}`},
 	{code: "NEED_WITHOUT_FORK", path: "/nodes/b", start: "a", nodes: `"a": {"do": "x.y", "to": "b"}, "b": {"join": {"need": 1}}`},
 	{code: "JOIN_OF_ONE", path: "/nodes/b", start: "a", nodes: `"a": {"do": "x.y", "to": "b"}, "b": {"join": "all"}`},
+	{code: "JOIN_AFTER_EXCLUSIVE", path: "/nodes/j", start: "r",
+		nodes: `"r": {"race": ["t", "m"]}, "t": {"wait": "PT1S", "to": "j"}, "m": {"await": {"message": "x", "key": "'1'"}, "to": "j"}, "j": {"join": "all"}`},
+	{code: "JOIN_MAY_WAIT", path: "/nodes/j", note: true, start: "a", // either it fails or not
+		nodes: `"a": {"do": "x.y", "on": [{"error": "*", "to": "b"}], "to": "j"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`},
+	{code: "JOIN_MAY_WAIT", path: "/nodes/j", note: true, start: "f",
+		nodes: `"f": {"fork": ["a", "b"]}, "a": {"do": "x.y", "to": "j"}, "b": {"do": "x.y", "to": "j"}, "j": {"join": {"need": 3}}`},
+	{code: "CALL", path: "/nodes/a/call/version", start: "a", nodes: `"a": {"call": {"process": "p", "version": -1, "undo": "none"}}`},
 	{code: "JOIN_AFTER_EXCLUSIVE", path: "/nodes/j", start: "a",
 		nodes: `"a": {"choose": [{"if": "true", "to": "b"}], "else": "c"}, "b": {"do": "x.y", "to": "j"}, "c": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`},
 }

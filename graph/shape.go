@@ -60,19 +60,29 @@ func (c *compiler) joins() {
 		if n.Join.Need == 0 && !n.Join.Taken {
 			all = append(all, n)
 		}
+		if n.Join.Need > len(n.incoming) {
+			c.note("JOIN_MAY_WAIT", path, fmt.Sprintf("it needs %d, and %d edges lead here: some would have to be come over more than once", n.Join.Need, len(n.incoming)),
+				"need no more than there are branches, unless that is meant")
+		}
 	}
 	if len(all) == 0 {
 		return
 	}
 	for _, x := range c.p.list {
-		if x.kind != choose {
+		edges, others := x.exclusive()
+		if len(edges) < 2 || x.kind != choose && x.kind != race && !c.advise {
 			continue
 		}
-		w := c.p.waysOf(x)
+		w := c.p.waysOf(x, edges, others)
 		for _, j := range all {
-			if w.exclude(j) {
-				c.bad("JOIN_AFTER_EXCLUSIVE", c.paths[j], fmt.Sprintf("choose %q lets a token come over one of its edges only, so it would wait for ever", x.name),
+			switch {
+			case !w.exclude(j):
+			case x.kind == choose || x.kind == race:
+				c.bad("JOIN_AFTER_EXCLUSIVE", c.paths[j], fmt.Sprintf("%s %q lets a token come over one of its edges only, so it would wait for ever", x.kind, x.name),
 					`let the edges meet at an ordinary node, or use "taken" after any`)
+			default:
+				c.note("JOIN_MAY_WAIT", c.paths[j], fmt.Sprintf("a token leaves %q over one of its edges only: it would wait for ever for one over another", x.name),
+					"let the edges meet at an ordinary node")
 			}
 		}
 	}
@@ -119,15 +129,47 @@ func (c *compiler) recursion() {
 	}
 }
 
-// ways are those that lead on from a choose.
+// exclusive are edges of a node of which a token takes one; others can be taken besides.
+func (n *node) exclusive() (edges, others []*edge) {
+	switch n.kind {
+	case choose:
+		return n.outgoing, nil
+	case race:
+		edges = n.options
+	case fork, anyOf, join, end, terminate, throw:
+		return nil, nil
+	default:
+		if n.next != nil {
+			edges = append(edges, n.next)
+		}
+	}
+	for _, h := range n.handlers {
+		if h.Keep || h.Every > 0 {
+			others = append(others, h.edge)
+		} else {
+			edges = append(edges, h.edge)
+		}
+	}
+	if n.inner != nil {
+		others = append(others, n.inner)
+	}
+	return slices.DeleteFunc(slices.Clone(edges), func(e *edge) bool { return e == nil }), slices.DeleteFunc(others, func(e *edge) bool { return e == nil })
+}
+
+// ways are those that lead on from a node where a token takes one of them.
 type ways struct {
-	without []bool // what is reached without the choose
+	without []bool // what is reached without them
 	edges   []*edge
 	from    [][]bool // what each of the edges leads to
 }
 
-func (p *Process) waysOf(x *node) *ways {
-	w, known := &ways{without: p.reach(p.start, x), edges: x.outgoing}, map[*node][]bool{}
+func (p *Process) waysOf(x *node, edges, others []*edge) *ways {
+	w, known := &ways{without: p.reach(p.start, x), edges: edges}, map[*node][]bool{}
+	for _, e := range others {
+		for k, reached := range p.reach(e.to, x) {
+			w.without[k] = w.without[k] || reached
+		}
+	}
 	for _, e := range w.edges {
 		if known[e.to] == nil {
 			known[e.to] = p.reach(e.to, x)
