@@ -12,7 +12,7 @@ import (
 // begin places the first token.
 func (i *instance) begin() {
 	i.changes.touched = true
-	t := i.place(nil)
+	t := i.newToken(nil)
 	i.follow(t, &edge{id: ">" + i.process.start.name, to: i.process.start})
 	i.settle()
 }
@@ -44,7 +44,7 @@ const outputFailed = "output_failed"
 func (i *instance) goOn(t *token) {
 	i.event(t, "node.completed", nil)
 	if t.node.attached() {
-		i.left(t)
+		i.detach(t)
 	}
 	i.leave(t, t.node.next)
 }
@@ -82,7 +82,7 @@ func (i *instance) failedUnheard(t *token, code, message string) {
 // so on; if there is none, the instance fails.
 func (i *instance) raise(t *token, code, reason string) {
 	if e := t.node.errorEdge(code); e != nil && !t.hasItem {
-		i.left(t)
+		i.detach(t)
 		i.follow(t, e)
 		return
 	}
@@ -91,9 +91,9 @@ func (i *instance) raise(t *token, code, reason string) {
 			continue
 		}
 		if e := g.host.node.errorEdge(code); e != nil {
-			g.ended = true // t may be the last in it
+			g.leadsNobody = true // t may be the last in it
 			i.setState(t, tokenFailed)
-			i.left(g.host)
+			i.detach(g.host)
 			i.endInside(g.host)
 			i.follow(g.host, e)
 			return
@@ -115,7 +115,7 @@ func (n *node) errorEdge(code string) *edge {
 func (i *instance) cancel(reason string, undo bool) {
 	i.changes.touched = true
 	if undo && i.process.undoes {
-		t := i.place(nil)
+		t := i.newToken(nil)
 		t.node = i.process.start
 		i.compensate(t, Cancelled, reason)
 	} else {
@@ -158,7 +158,7 @@ func (i *instance) retry(t *token, code string, force bool) {
 			i.stop(t, mappingFailed, "its result is what it was; correct it with SELECT process_correct(…), then retry")
 		}
 	default:
-		i.left(t)
+		i.detach(t)
 		i.enter(t)
 	}
 	i.settle()

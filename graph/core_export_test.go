@@ -233,7 +233,7 @@ func (p *Play) commit() error {
 			}
 			p.lists[e] = all
 		}
-		e.group.over = e.over
+		e.group.restOfList = e.over
 		e.items, e.from, e.all, e.changed = p.lists[e][e.next:], e.next, nil, false
 	}
 	i.changes, i.drains, i.moves = changes{}, nil, 0
@@ -244,7 +244,7 @@ func (p *Play) commit() error {
 func (p *Play) attached() error {
 	c := p.i.changes
 	gone := map[*token]bool{}
-	for _, t := range c.left {
+	for _, t := range c.detached {
 		gone[t] = true
 	}
 	p.open = filter(p.open, func(o open) bool {
@@ -320,7 +320,7 @@ func (p *Play) tell() {
 	for _, s := range c.waits {
 		say("wait %d %s %s", p.numbers[s.token], s.place, s.name)
 	}
-	for _, t := range c.left {
+	for _, t := range c.detached {
 		say("left %d", p.numbers[t])
 	}
 	for _, r := range c.records {

@@ -61,7 +61,7 @@ func (i *instance) startItems(p *progress) {
 	p.changed = true
 	for p.next < p.total && p.group.live < limit && (p.group.live == 0 || i.live < maxLive) && p.next-p.from < len(p.items) {
 		item := p.items[p.next-p.from]
-		t := i.place(p.group)
+		t := i.newToken(p.group)
 		t.node, t.item = n, p.next
 		t.hasItem = true
 		p.next++
@@ -115,11 +115,11 @@ func (i *instance) progressOf(g *group) *progress {
 
 func (i *instance) eachDone(p *progress) {
 	t := p.group.host
-	p.changed, p.over, p.group.ended = true, true, true
+	p.changed, p.over, p.group.leadsNobody = true, true, true
 	if p.group.live > 0 && t.node.Each.Rest == "cancel" {
 		i.endInside(t)
 	}
-	p.group.over = true
+	p.group.restOfList = true
 	for _, o := range i.known() {
 		if o.group == p.group && o.stopped && alive(o.state) > 0 {
 			i.setState(o, tokenTerminated) // nobody needs to see to it any more

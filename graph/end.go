@@ -10,7 +10,7 @@ func (i *instance) terminate(t *token) {
 		if g.host != nil {
 			i.setState(t, tokenCompleted)
 			i.endInside(g.host)
-			g.ended = false // it leads on
+			g.leadsNobody = false // it leads on
 			return
 		}
 	}
@@ -43,7 +43,7 @@ func (i *instance) explode(t *token) {
 	i.fail(t, reason)
 	c.tokens = filter(c.tokens, func(x *token) bool { return x.version > 0 || x == c.endedBut })
 	c.groups = filter(c.groups, func(g *group) bool { return !g.fresh })
-	c.joins, c.arrivals, c.left, i.eaches = nil, nil, nil, nil
+	c.joins, c.arrivals, c.detached, i.eaches = nil, nil, nil, nil
 	c.ended = i.status.Final()
 }
 

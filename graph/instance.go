@@ -77,7 +77,7 @@ type changes struct {
 	waits     []subscription
 	tasks     []task
 	children  []child
-	left      []*token // whose attached runs, waits, tasks and children go
+	detached  []*token // whose attached runs, waits, tasks and children go
 	records   []record
 	undo      []undo
 	undone    []runRef
@@ -104,15 +104,15 @@ type parentRef struct {
 
 // A group is what one execution of a fork opened.
 type group struct {
-	id     uuid.UUID // zero: new
-	parent *group
-	node   string
-	live   int    // its live tokens, and groups in it that have any
-	host   *token // the token that stands for it at a scope or each; nil: it is of a fork
-	ended  bool   // its end leads nobody on
-	over   bool   // a visit of a list of which enough is done; the rest is under way
-	fresh  bool
-	listed bool
+	id          uuid.UUID // zero: new
+	parent      *group
+	node        string
+	live        int    // its live tokens, and groups in it that have any
+	host        *token // the token that stands for it at a scope or each; nil: it is of a fork
+	leadsNobody bool   // its end leads nobody on
+	restOfList  bool   // a visit of a list of which enough is done; the rest is under way
+	fresh       bool
+	listed      bool
 }
 
 func (g *group) within(outer *group) bool {
@@ -132,7 +132,7 @@ type joinKey struct {
 // A joining is one activation of a join.
 type joining struct {
 	id       uuid.UUID // zero: new
-	place    int       // among the activations of the instance, as far as they are known
+	nth      int       // among the activations of the instance, as far as they are known
 	node     *node
 	group    *group
 	round    int

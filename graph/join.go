@@ -50,7 +50,7 @@ func (i *instance) activation(n *node, home *group) *joining {
 	j := i.joins[key]
 	if j == nil {
 		i.activations++
-		j = &joining{place: i.activations, node: n, group: home, round: 1, expected: n.expects(), has: map[string]bool{}, waiting: map[*group]int{}}
+		j = &joining{nth: i.activations, node: n, group: home, round: 1, expected: n.expects(), has: map[string]bool{}, waiting: map[*group]int{}}
 		i.joins[key] = j
 	}
 	return j
@@ -78,7 +78,7 @@ func (i *instance) fire(j *joining) {
 	j.fired, j.fires = true, true
 	i.listJoin(j)
 	n := j.node
-	t := i.place(j.group) // before the others end
+	t := i.newToken(j.group) // before the others end
 	path := 0
 	for _, o := range i.known() {
 		if j.holds(o) {
@@ -174,7 +174,7 @@ func (i *instance) pendingTaken() (all []*joining) {
 		}
 	}
 	slices.SortFunc(all, func(a, b *joining) int {
-		return cmp.Or(cmp.Compare(a.node.name, b.node.name), cmp.Compare(a.place, b.place))
+		return cmp.Or(cmp.Compare(a.node.name, b.node.name), cmp.Compare(a.nth, b.nth))
 	})
 	return all
 }

@@ -143,7 +143,7 @@ func (s *scene) takeGroups(rows pgx.Rows) error {
 	var g group
 	var parent *uuid.UUID
 	var host uuid.NullUUID
-	_, err := pgx.ForEachRow(rows, []any{&g.id, &parent, &g.node, &g.live, &host, &g.over}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&g.id, &parent, &g.node, &g.live, &host, &g.restOfList}, func() error {
 		if s.groups[g.id] != nil {
 			return nil
 		}

@@ -117,7 +117,7 @@ func (s *scene) takeJoins(rows pgx.Rows, w *waitingTokens) error {
 			known = joining{node: known.node, group: known.group, round: known.round + 1, expected: known.node.expects(), has: known.has, waiting: known.waiting}
 		}
 		i.activations++
-		known.place = i.activations
+		known.nth = i.activations
 		i.joins[joinKey{node, known.group}] = &known
 		if !known.fired && known.id != uuid.Nil {
 			w.joins[known.id] = &known

@@ -181,7 +181,7 @@ func (i *instance) fork(t *token, branches []*edge) {
 	g := &group{parent: t.group, node: t.node.name, fresh: true}
 	tokens := make([]*token, len(branches))
 	for k := range branches {
-		tokens[k] = i.place(g)
+		tokens[k] = i.newToken(g)
 		tokens[k].purePath = t.purePath
 	}
 	i.setState(t, tokenCompleted) // after its children are there: nothing looks finished in between

@@ -38,7 +38,7 @@ func (i *instance) compensate(t *token, to Status, reason string) {
 	if to != "" {
 		i.ending, i.endingReason = to, reason
 		i.endOthers(t)
-		i.left(t)
+		i.detach(t)
 	}
 	t.mode = compensation
 	i.setState(t, tokenReady)
@@ -85,7 +85,7 @@ func (i *instance) undone(t *token, run runRef, waited int) {
 func (i *instance) undoFailed(t *token, reason string) {
 	i.changes.touched = true
 	i.changes.notUndone = append(i.changes.notUndone, t)
-	i.left(t) // one that was deleted ends now, not with the instance
+	i.detach(t) // one that was deleted ends now, not with the instance
 	i.stop(t, "compensation_failed", reason)
 	i.settle()
 }
@@ -109,7 +109,7 @@ func (i *instance) endOthers(but *token) {
 	i.live, i.ready, i.joining = 1, count(but.state == tokenReady), 0
 	i.incidents, but.stopped = 0, false
 	for g := but.group; g != nil; g = g.parent {
-		g.ended = true
+		g.leadsNobody = true
 	}
 	but.group = nil
 }

@@ -54,8 +54,8 @@ func (i *instance) passed(t *token) bool {
 	return t.gone || alive(t.state) == 0 || i.status.Final() || i.changes.endedBut != nil && i.changes.endedBut != t
 }
 
-// place makes a new token.
-func (i *instance) place(g *group) *token {
+// newToken makes a new token.
+func (i *instance) newToken(g *group) *token {
 	t := &token{group: g, state: tokenCompleted, mode: forward, node: i.process.start}
 	i.setState(t, tokenWaiting)
 	return t

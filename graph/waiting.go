@@ -235,7 +235,7 @@ func (i *instance) given(t *token, f facts, anyway json.RawMessage) json.RawMess
 func (i *instance) enterScope(t *token) {
 	i.waits(t)
 	g := &group{parent: t.group, node: t.node.name, host: t, fresh: true}
-	inner := i.place(g)
+	inner := i.newToken(g)
 	inner.purePath = t.purePath
 	if i.attach(t) {
 		i.follow(inner, t.node.inner)
@@ -245,11 +245,11 @@ func (i *instance) enterScope(t *token) {
 // drained is what happens when no token lives within any more: the host goes on.
 func (i *instance) drained(g *group) {
 	t := g.host
-	if t == nil || alive(t.state) == 0 || i.status.Final() || g.ended {
+	if t == nil || alive(t.state) == 0 || i.status.Final() || g.leadsNobody {
 		return
 	}
-	g.ended = true
-	i.left(t)
+	g.leadsNobody = true
+	i.detach(t)
 	i.event(t, "node.completed", nil)
 	i.leave(t, t.node.next)
 }
@@ -263,7 +263,7 @@ func (i *instance) happens(t *token, p position, run runRef, result json.RawMess
 	default:
 		if k, ok := numbered(p.At, "race"); ok && k < len(t.node.options) {
 			o := t.node.options[k]
-			i.left(t)
+			i.detach(t)
 			i.event(t, "node.completed", map[string]any{"option": o.to.name})
 			t.node, t.edge = o.to, o.id
 			if i.learn(o.to, result); i.told(t) {
@@ -284,24 +284,24 @@ func (i *instance) boundary(t *token, k int, fired *tick) {
 		} else if !i.arm(t, k, h, fired) {
 			return
 		}
-		aside := i.place(t.group)
+		aside := i.newToken(t.group)
 		aside.node, aside.edge = h.edge.to, h.edge.id
 		if i.room(aside, 0) {
 			i.follow(aside, h.edge)
 		}
 		return
 	}
-	i.left(t)
+	i.detach(t)
 	i.endInside(t)
 	i.follow(t, h.edge)
 }
 
-// left removes what is attached to a token: it is about to leave its node.
-func (i *instance) left(t *token) {
+// detach removes what is attached to a token: it is about to leave its node.
+func (i *instance) detach(t *token) {
 	i.resolve(t)
 	t.gone = true
 	if t.version > 0 {
-		i.changes.left = append(i.changes.left, t)
+		i.changes.detached = append(i.changes.detached, t)
 	}
 	keep := func(of *token) bool { return of != t }
 	i.changes.steps = filter(i.changes.steps, func(s step) bool { return keep(s.token) })
@@ -327,8 +327,8 @@ func (i *instance) endInside(t *token) {
 	for _, o := range i.known() {
 		if g := o.group; alive(o.state) > 0 && o != t {
 			for ; g != nil; g = g.parent {
-				if g.host == t && g.node == t.node.name && !g.over {
-					g.ended = true
+				if g.host == t && g.node == t.node.name && !g.restOfList {
+					g.leadsNobody = true
 					i.setState(o, tokenTerminated)
 					break
 				}

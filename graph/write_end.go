@@ -22,7 +22,7 @@ func (w *writer) ends(all []*instance) {
 				tokens = append(tokens, t.id)
 			}
 		}
-		for _, t := range i.changes.left {
+		for _, t := range i.changes.detached {
 			tokens = append(tokens, t.id)
 		}
 	}

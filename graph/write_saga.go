@@ -102,7 +102,7 @@ const unheard = `(r.error->>'code' = 'lease_expired'
 // left them, as far as the thrower undoes what is done there.
 func (w *writer) cutOff(i *instance, thrower *token) {
 	left := []uuid.UUID{} // in this batch: their runs are cancelled only below
-	for _, t := range i.changes.left {
+	for _, t := range i.changes.detached {
 		left = append(left, t.id)
 	}
 	nodes, undos := i.process.undoable()
