@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -34,10 +35,11 @@ func TestThrowUndoesWhatWasCutOff(t *testing.T) {
 
 // A step of which only the result was refused has done its work: it is undone.
 func TestRefusedResultIsUndone(t *testing.T) {
-	s := newSite(t)
+	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.big.v1", func(context.Context, map[string]any) (string, error) {
 		return strings.Repeat("x", run.MaxResult+1), nil
 	})
+	s.worker = s.hire()
 	p := s.deploy("A", `"A": {"do": "test.big.v1", "in": {"name": "'A'"}, "undo": "test.undo.v1"}`)
 	s.status(s.start(p, `{}`), graph.Failed)
 	if n := s.count("undo A"); n != 1 {
@@ -48,15 +50,17 @@ func TestRefusedResultIsUndone(t *testing.T) {
 
 // What was given and returned may be more than a run can be given: the undo step then finds it by the run.
 func TestUndoOfLargeResult(t *testing.T) {
-	s := newSite(t)
+	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.large.v1", func(context.Context, map[string]any) (string, error) { return strings.Repeat("x", run.MaxPayload), nil })
-	var given map[string]json.RawMessage
+	var told atomic.Pointer[map[string]json.RawMessage]
 	worker.Handle(s.mux, "test.unlarge.v1", func(_ context.Context, in map[string]json.RawMessage) (struct{}, error) {
-		given = in
+		told.Store(&in)
 		return struct{}{}, nil
 	})
+	s.worker = s.hire()
 	p := s.deploy("A", `"A": {"do": "test.large.v1", "undo": "test.unlarge.v1", "to": "T"}, "T": {"throw": {"error": "no"}}`)
 	s.status(s.start(p, `{}`), graph.Failed)
+	given := *told.Load()
 	if _, has := given["input"]; has || len(given["run"]) == 0 || string(given["certain"]) != "true" {
 		t.Errorf("the undo step was given %d keys, %s, certain %s", len(given), given["run"], given["certain"])
 	}
