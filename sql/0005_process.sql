@@ -465,9 +465,9 @@ COMMENT ON TABLE  process_event IS 'What happened within instances. Rows of one 
 -- for a message or for an instance until that has come: such visits are told by their events, from the one of their
 -- beginning to the next of that token.
 
--- What happened goes with the instance.
+-- What happened goes with the instance, as by a foreign key: whoever may delete that.
 CREATE FUNCTION process_facts_go() RETURNS trigger
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
     DELETE FROM process_state_history WHERE instance_id = ANY (ARRAY(SELECT id FROM gone));
     DELETE FROM process_event WHERE instance_id = ANY (ARRAY(SELECT id FROM gone));
