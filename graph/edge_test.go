@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -248,6 +249,66 @@ func TestExplosionIsUndone(t *testing.T) {
 	s.status(id, graph.Failed)
 	if got := s.undone(id); got != "A" {
 		t.Errorf("undone %q, want A", got)
+	}
+	s.healthy()
+}
+
+// What is ended with a scope, or by a join, while it runs may have taken effect: a throw behind it undoes that, once.
+func TestThrowUndoesWhatWasEnded(t *testing.T) {
+	const slow = `"B": {"do": "test.step.v1", "in": {"name": "'B'", "ms": "10000"}, "undo": "test.undo.v1"`
+	const after = `, "X": {"throw": {"compensate": true}, "to": "Z"}, "Z": {"end": true}`
+	for name, nodes := range map[string]string{
+		"a timer of its scope": `"S": {"scope": {"start": "B", "nodes": {` + slow + `}}}, "on": [{"after": "PT1S", "to": "X"}], "to": "Z"}` + after,
+		"an error beside it": `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["B", "C"]}, ` + slow + `},` + step("C", "", `"ms": "500"`, `"fail": "'no'"`) + `}},
+			"on": [{"error": "*", "to": "X"}], "to": "Z"}` + after,
+		"a join that is done": `"S": {"fork": ["B", "C"]}, ` + slow + `, "to": "J"}, "J": {"join": {"need": 1, "rest": "cancel"}, "to": "X"},` + step("C", "J", `"ms": "500"`) + after,
+		"two throws": `"S": {"fork": ["B", "C"]}, ` + slow + `, "on": [{"after": "PT1S", "to": "X"}], "to": "Z"},
+			"C": {"wait": "PT1S", "to": "X"}` + after,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			id := s.start(s.deploy("A", undoable("A", "S")+","+nodes), `{}`)
+			s.status(id, graph.Completed)
+			if got := s.undone(id); got != "B A" {
+				t.Errorf("undone: %s; want B A", got)
+			}
+			s.healthy()
+		})
+	}
+}
+
+// What an effect of a step changes about its instance is known when the step is settled.
+func TestEffectPausesInstance(t *testing.T) {
+	s := newEmptySite(t)
+	worker.Handle(s.mux, "test.pause.v1", func(ctx context.Context, in struct{ Instance uuid.UUID }) (struct{}, error) {
+		return struct{}{}, worker.InSettle(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT process_pause(t.instance_id) FROM workflow_run r JOIN process_token t ON t.id = r.token_id WHERE r.id = $1`, run.FromContext(ctx).ID)
+			return err
+		})
+	})
+	s.worker = s.hire()
+	id := s.start(s.deploy("A", `"A": {"do": "test.pause.v1", "to": "B"},`+step("B", "")), `{}`)
+	pgtest.Await(t, "A to be done", func() bool { return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE node = 'B'`) == 1 })
+	if held := query[bool](t, s.pool, `SELECT held_at IS NOT NULL FROM workflow_run WHERE node = 'B'`); !held {
+		t.Error("B is not held")
+	}
+	query[string](t, s.pool, `SELECT process_resume($1)::text`, id)
+	s.status(id, graph.Completed)
+	s.healthy()
+}
+
+// The same message twice in one batch is one.
+func TestMessageTwiceAtOnce(t *testing.T) {
+	s := newEmptySite(t)
+	if _, err := s.pool.Exec(t.Context(), `INSERT INTO workflow_run (type, payload) SELECT 'graph.message.v1', '{"name": "paid", "key": "1", "id": "m1"}' FROM generate_series(1, 20)`); err != nil {
+		t.Fatal(err)
+	}
+	s.worker = s.hire()
+	pgtest.Await(t, "the messages", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 20
+	})
+	if n := query[int](t, s.pool, `SELECT count(*) FROM message`); n != 1 {
+		t.Errorf("%d messages", n)
 	}
 	s.healthy()
 }

@@ -39,9 +39,11 @@ func (w *writer) message(settled lease.Settlement) error {
 		p.Payload = json.RawMessage("{}")
 	}
 	id := settled.Outcome.ID
-	w.messages = append(w.messages, arrived{
-		id: id, sender: cmp.Or(p.ID, id.String()), slot: slot{p.Name, p.Key}, payload: p.Payload, ttl: cmp.Or(time.Duration(p.TTL), defaultTTL),
-	})
+	m := arrived{id: id, sender: cmp.Or(p.ID, id.String()), slot: slot{p.Name, p.Key}, payload: p.Payload, ttl: cmp.Or(time.Duration(p.TTL), defaultTTL)}
+	if slices.ContainsFunc(w.messages, func(o arrived) bool { return o.slot == m.slot && o.sender == m.sender }) {
+		return nil // the same again, in one batch
+	}
+	w.messages = append(w.messages, m)
 	return nil
 }
 

@@ -1,19 +1,202 @@
 package graph_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/worker"
 )
 
 // Where two things meet that are right by themselves: a join that fires far from the token that
 // let it, a token that two joins could end, an undo step that somebody takes away.
 
-// A scope in which all wait for each other is not moved by edges that nothing leads over any more:
-// the incident says so.
+// A join that waits for those that can still come fires because a token went elsewhere, however far
+// away that was: what lies behind it knows its facts.
+func TestFactsBehindATakenJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["a", "b"]}, "c": {"choose": [{"if": "steps.a.go == true", "to": "x"}], "else": "E"}, "E": {"end": true},
+		"T": {"join": "taken", "to": "y"},`+step("a", "c", `"ms": "'300'"`, `"go": "false"`)+","+step("b", "T", `"v": "'7'"`)+","+step("x", "T")+","+step("y", "", `"v": "steps.b.v"`))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"y": 1})
+	s.healthy()
+}
+
+// And so does a join behind it know who waits there.
+func TestJoinBehindATakenJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["a", "b", "q"]}, "c": {"choose": [{"if": "steps.a.go == true", "to": "x"}], "else": "E"}, "E": {"end": true},
+		"T": {"join": "taken", "to": "J"}, "J": {"join": "all", "to": "z"},`+
+		step("a", "c", `"ms": "'300'"`, `"go": "false"`)+","+step("b", "T")+","+step("x", "T")+","+step("q", "J")+","+step("z", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"z": 1})
+	s.healthy()
+}
+
+// A token that a join has ended while it waited at another one is not counted off when that fires,
+// even in the same decision.
+func TestEndedAtAnOuterJoin(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F1", `"F1": {"fork": ["c", "F2"]}, "F2": {"fork": ["x", "y"]}, "J": {"join": {"need": 1, "rest": "cancel"}, "to": "J2"}, "J2": {"join": "all", "to": "z"},`+
+		step("c", "J2")+","+step("y", "J2")+`,"x": {"human": {}, "to": "J"},`+step("z", ""))
+	id := s.start(p, `{}`)
+	s.at("J2", 2)
+	s.finish("x")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"z": 1})
+	s.healthy()
+}
+
+// An undo step that somebody cancels, or deletes before it starts, has failed like any other: it is
+// tried again with its incident, and what was done before is undone after it.
+func TestUndoStepCutOff(t *testing.T) {
+	for _, takeAway := range []string{`SELECT workflow_cancel($1)`, `SELECT workflow_delete($1, 'a mistake')`} {
+		t.Run(takeAway, func(t *testing.T) {
+			s := newSite(t)
+			late := strings.Replace(step("B", "C"), `"in"`, `"undo": "late.undo.v1", "in"`, 1)
+			id := s.start(s.deploy("A", undoable("A", "B")+","+late+","+step("C", "", `"fail": "'no'"`)), `{}`)
+			pgtest.Await(t, "the undo step", func() bool {
+				return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'late.undo.v1'`) == 1
+			})
+			query[string](t, s.pool, strings.Replace(takeAway, "$1", `(SELECT id FROM workflow_run WHERE type = 'late.undo.v1')`, 1))
+			s.retry(s.stopped(id, "compensation_failed", 1), "")
+			employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
+				mux := worker.NewMux()
+				worker.Handle(mux, "late.undo.v1", func(ctx context.Context, _ map[string]any) (struct{}, error) {
+					s.called(ctx, "undo B")
+					return struct{}{}, nil
+				})
+				return worker.Config{Pool: pool, Mux: mux, Prefixes: []string{"late."}, Steps: true, Hooks: s.hooks, PollInterval: 20 * time.Millisecond}
+			})
+			s.status(id, graph.Failed)
+			s.want(map[string]int{"undo B": 1, "undo A": 1})
+			s.healthy()
+		})
+	}
+}
+
+// Whoever comes first over an edge for the next time of a join in a scope is ended with the scope.
+func TestSurplusInAScope(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["P", "Q"]}, "Q": {"human": {}, "to": "J"},
+		"P": {"human": {}, "to": "m", "on": [{"after": "PT1M", "keep": true, "to": "m"}]}, "J": {"join": "all", "to": "E"}, "E": {"terminate": true},`+
+		step("m", "J")+`}}, "to": "Z"},`+step("Z", ""))
+	id := s.start(p, `{}`)
+	s.at("Q", 1)
+	pgtest.Elapse(t, s.pool, time.Minute)
+	s.at("J", 1)
+	s.finish("P")
+	s.at("J", 2)
+	s.finish("Q")
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"Z": 1})
+	s.healthy()
+}
+
+// An instance that was to be terminated, and whose output could not be told then, is terminated
+// once it can.
+func TestOutputOfATerminated(t *testing.T) {
+	s := newSite(t)
+	d, err := graph.Parse([]byte(`{"process": "p", "version": 1, "start": "F", "output": "{'n': steps.A.n}", "nodes": {
+		"F": {"fork": ["A", "U"]}, "T": {"terminate": true}, "U": {"human": {}},` + step("A", "T") + `}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
+		t.Fatal(err)
+	}
+	id := s.start("p", `{}`)
+	incident := s.stopped(id, "output_failed", 1)
+	s.correct(id, "A", `{"n": 3}`)
+	s.retry(incident, "")
+	s.status(id, graph.Completed)
+	if got := query[string](t, s.pool, `SELECT output_payload->>'n' FROM process_instance WHERE id = $1`, id); got != "3" {
+		t.Errorf("its output is %s, want 3", got)
+	}
+	s.healthy()
+}
+
+// The failure of a step that was cut off, and of a call of what there is not, can be read for as
+// long as any other result: until the node is visited again.
+func TestFailureThatIsNoRun(t *testing.T) {
+	for name, story := range map[string]struct{ a, code string }{
+		"a step that is cut off": {`"do": "nobody.step.v1"`, "cancelled"},
+		"a call of nothing":      {`"call": {"process": "nowhere"}`, "child_not_started"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			id := s.start(s.deploy("A", `"A": {`+story.a+`, "on": [{"error": "*", "to": "B"}]},`+
+				step("B", "C", `"code": "steps.A.error.code"`)+","+step("C", "", `"code": "steps.A.error.code"`)), `{}`)
+			if story.code == "cancelled" {
+				s.at("A", 1)
+				query[string](t, s.pool, `SELECT workflow_cancel(id, 'not now') FROM activity_instance WHERE node_id = 'A'`)
+			}
+			s.status(id, graph.Completed)
+			for _, node := range []string{"B", "C"} {
+				if got := query[string](t, s.pool, `SELECT input->>'code' FROM activity_instance WHERE instance_id = $1 AND node_id = $2`, id, node); got != story.code {
+					t.Errorf("%s is told %q, want %q", node, got, story.code)
+				}
+			}
+			s.healthy()
+		})
+	}
+}
+
+func TestMappingOfAnEmptyList(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("E", `"E": {"each": {"list": "input.l", "do": "test.step.v1"}, "in": {"name": "'item'"}, "out": {"count": "size(result)"}, "to": "Z"},`+
+		step("Z", "", `"count": "steps.E.count"`))
+	for list, count := range map[string]string{"[1, 2]": "2", "[]": "0"} {
+		id := s.start(p, `{"l": `+list+`}`)
+		s.status(id, graph.Completed)
+		if got := query[string](t, s.pool, `SELECT input->>'count' FROM activity_instance WHERE instance_id = $1 AND node_id = 'Z'`, id); got != count {
+			t.Errorf("the list %s has %s elements", list, got)
+		}
+	}
+	s.healthy()
+}
+
+func TestMappingsThatFail(t *testing.T) {
+	out := `"out": {"x": "result.nope"}, "to": "B"`
+	for name, story := range map[string]struct{ nodes, at string }{
+		"a list":          {`"A": {"each": {"list": "[1, 2]", "do": "test.step.v1", "limit": 1}, "in": {"name": "'item'"}, ` + out + `}`, "A"},
+		"an empty list":   {`"A": {"each": {"list": "[]", "do": "test.step.v1"}, ` + out + `}`, "A"},
+		"a message":       {`"A": {"await": {"message": "paid", "key": "'k'"}, ` + out + `}`, "A"},
+		"one of a race":   {`"A": {"race": ["M", "W"]}, "M": {"await": {"message": "paid", "key": "'k'"}, ` + out + `}, "W": {"wait": "PT1H"}`, "M"},
+		"a person's task": {`"A": {"human": {}, ` + out + `}`, "A"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			id := s.start(s.deploy("A", story.nodes+","+step("B", "C", `"x": "steps.`+story.at+`.x"`)+","+step("C", "")), `{}`)
+			switch {
+			case strings.Contains(story.nodes, "paid"):
+				s.waitsFor(1)
+				s.enqueue("graph.message.v1", `{"name": "paid", "key": "k"}`)
+			case strings.Contains(story.nodes, "human"):
+				s.at("A", 1)
+				s.finish("A")
+			}
+			s.retry(s.stopped(id, "mapping_failed", 1), "") // it is what it was
+			incident := s.stopped(id, "mapping_failed", 1)
+			if got := query[string](t, s.pool, `SELECT node FROM incident WHERE id = $1`, incident); got != story.at {
+				t.Errorf("the incident is at %s, want %s", got, story.at)
+			}
+			s.want(map[string]int{"B": 0})
+			s.correct(id, story.at, `{"x": 5}`)
+			s.retry(incident, "")
+			s.status(id, graph.Completed)
+			s.want(map[string]int{"B": 1, "C": 1})
+			s.healthy()
+		})
+	}
+}
+
 func TestStuckScope(t *testing.T) {
 	for name, on := range map[string]string{
 		"an error edge":            `{"error": "other", "to": "Z"}`,
@@ -39,7 +222,6 @@ func TestStuckScope(t *testing.T) {
 	}
 }
 
-// While a timer of the scope is still to fire, nothing is stuck.
 func TestScopeThatATimerMoves(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["a", "b"]}, "J": {"join": "all"}, "E": {"end": true},

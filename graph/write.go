@@ -25,6 +25,8 @@ type writer struct {
 	slots       []slot // where messages and waits have to be brought together
 
 	events []outbox.Event
+	finals []outbox.Event // that tell of ends: the last of their instances
+	told   bool           // answers bring events, too
 }
 
 // write sends everything in the order of the locks: instance → join → token → run → outbox.
@@ -45,12 +47,12 @@ func (w *writer) write(ctx context.Context) error {
 	}
 	w.plan(ownPlans)
 	w.meet(changed)
-	if len(w.events) > 0 {
+	if events := append(w.events, w.finals...); len(events) > 0 && !w.told {
 		w.plan(w.tx.mode) // it makes no difference
-		if err := outbox.Queue(w.ready(), w.events...); err != nil {
+		if err := outbox.Queue(w.ready(), events...); err != nil {
 			return err
 		}
-		w.events = nil
+		w.events, w.finals = nil, nil
 	}
 	if w.tx.mode == keptPlans {
 		w.plan(ownPlans) // for whoever comes after us
@@ -59,7 +61,7 @@ func (w *writer) write(ctx context.Context) error {
 	if err := w.send(ctx); err != nil {
 		return fmt.Errorf("move process instances: %w", err)
 	}
-	return outbox.Append(ctx, w.tx, w.events...) // those that the answers have brought
+	return outbox.Append(ctx, w.tx, append(w.events, w.finals...)...)
 }
 
 // changes writes what was decided about instances.

@@ -17,14 +17,7 @@ func (w *writer) ends(all []*instance) {
 		if t := i.changes.endedBut; t != nil && !i.changes.ended {
 			stays = append(stays, t.id)
 		}
-		for _, t := range i.changes.tokens {
-			if (t.state == tokenTerminated || t.state == tokenFailed) && t.version > 0 {
-				tokens = append(tokens, t.id)
-			}
-		}
-		for _, t := range i.changes.detached {
-			tokens = append(tokens, t.id)
-		}
+		tokens = append(tokens, i.changes.gone()...)
 	}
 	if len(w.resolved) > 0 { // first: the token that is tried again leaves its node, too
 		w.resolve(`x.id = ANY ($1)`, asker(RetryType, `r.result->>'incident' = x.id::text`), w.resolved)
@@ -69,4 +62,17 @@ func (w *writer) ends(all []*instance) {
 		           || CASE WHEN c.undone_with_parent AND p.status <> 'CANCELLED' THEN '{"compensate": true}' ELSE '{}' END::jsonb, c.tenant_id, 1000
 		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
 		WHERE c.parent_token_id IN `+gone+` AND c.completed_at IS NULL`, instances, tokens, CancelType)
+}
+
+// gone are tokens that were ended before they were done, or have left their node: what belongs to them there ends.
+func (c *changes) gone() (ids []uuid.UUID) {
+	for _, t := range c.tokens {
+		if (t.state == tokenTerminated || t.state == tokenFailed) && t.version > 0 {
+			ids = append(ids, t.id)
+		}
+	}
+	for _, t := range c.detached {
+		ids = append(ids, t.id)
+	}
+	return ids
 }

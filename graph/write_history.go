@@ -2,6 +2,7 @@ package graph
 
 import (
 	"encoding/json"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -49,6 +50,7 @@ func (w *writer) resolve(which, by string, ids []uuid.UUID) {
 
 // tells has an event leave the database for each incident that a statement returns.
 func (w *writer) tells(name, sql string, args ...any) {
+	w.told = true
 	w.ask(func(rows pgx.Rows) error {
 		var id, owner uuid.UUID
 		var node, code string
@@ -132,5 +134,10 @@ func (w *writer) history(all []*instance) {
 func (w *writer) emit(i *instance, name string, data map[string]any) {
 	d := i.process.Definition
 	data["instance"], data["process"], data["version"] = i.id, d.Process, d.Version
-	w.events = append(w.events, outbox.Event{Aggregate: i.id, Type: name, Payload: data, Held: true})
+	e := outbox.Event{Aggregate: i.id, Type: name, Payload: data, Held: true}
+	if i.status.Final() && strings.HasPrefix(name, "process.") {
+		w.finals = append(w.finals, e)
+		return
+	}
+	w.events = append(w.events, e)
 }

@@ -95,16 +95,15 @@ func (p *Process) undoable() (nodes, undos []string) {
 // unheard is true of a run of which an attempt was cut off or never heard of again.
 const unheard = `(r.error->>'code' = 'lease_expired'
 		            OR EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id
-		                       AND (h.event_type = 'expired' OR h.event_type = 'cancelled' AND h.data->>'was' = 'leased')))
-		  AND NOT EXISTS (SELECT FROM compensation_record c WHERE c.instance_id = t.instance_id AND c.run_id = r.id)`
+		                       AND (h.event_type = 'expired' OR h.event_type = 'cancelled' AND h.data->>'was' = 'leased')))`
+
+// unrecorded is true of a run that no record asks to be undone.
+const unrecorded = `NOT EXISTS (SELECT FROM compensation_record c WHERE c.instance_id = t.instance_id AND c.run_id = r.id)`
 
 // cutOff records the steps that may have taken effect without anybody knowing, and whose tokens have
 // left them, as far as the thrower undoes what is done there.
 func (w *writer) cutOff(i *instance, thrower *token) {
-	left := []uuid.UUID{} // in this batch: their runs are cancelled only below
-	for _, t := range i.changes.detached {
-		left = append(left, t.id)
-	}
+	left := append([]uuid.UUID{}, i.changes.gone()...) // their runs are cancelled only below
 	nodes, undos := i.process.undoable()
 	w.do(`
 		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
@@ -115,6 +114,7 @@ func (w *writer) cutOff(i *instance, thrower *token) {
 		WHERE t.instance_id = $1 AND process_undoes($4, t.id)
 		  AND (r.status IN ('failed', 'cancelled') OR t.id = ANY ($5) AND r.status IN ('pending', 'leased'))
 		  AND (r.status = 'leased' OR `+unheard+`)
+		  AND `+unrecorded+`
 		ORDER BY r.started_at, r.id`, i.id, nodes, undos, thrower.id, left)
 }
 
@@ -131,6 +131,7 @@ func (w *writer) unknown(i *instance) {
 		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node
 		WHERE t.instance_id = $1
 		  AND (r.status = 'leased' OR r.status IN ('pending', 'failed', 'cancelled') AND `+unheard+`)
+		  AND `+unrecorded+`
 		ORDER BY r.started_at, r.id`, i.id, nodes, undos)
 }
 

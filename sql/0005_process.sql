@@ -469,6 +469,10 @@ COMMENT ON TABLE  process_event IS 'What happened within instances. Rows of one 
 CREATE FUNCTION process_facts_go() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        TRUNCATE process_state_history, process_event, join_arrival;
+        RETURN NULL;
+    END IF;
     DELETE FROM process_state_history WHERE instance_id = ANY (ARRAY(SELECT id FROM gone));
     DELETE FROM process_event WHERE instance_id = ANY (ARRAY(SELECT id FROM gone));
     RETURN NULL;
@@ -476,6 +480,8 @@ END
 $fn$;
 CREATE TRIGGER process_facts_go AFTER DELETE ON process_instance
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION process_facts_go();
+CREATE TRIGGER process_facts_go_all AFTER TRUNCATE ON process_instance
+    FOR EACH STATEMENT EXECUTE FUNCTION process_facts_go();
 
 CREATE VIEW activity_instance AS
     SELECT r.id, t.instance_id, r.token_id, r.node AS node_id, r.type AS run_type, r.status, r.attempt AS attempts,

@@ -87,11 +87,9 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 		settlements[i] = lease.Settlement{Lease: j.Lease, Outcome: j.outcome}
 	}
 	first := &pgx.Batch{}
-	acts := make([]Act, len(w.config.Hooks))
-	for i, h := range w.config.Hooks {
-		if acts[i], err = h.begin(tx, first, h.of(settlements)); err != nil {
-			return nil, err
-		}
+	acts, err := w.begin(tx, first, settlements)
+	if err != nil {
+		return nil, err
 	}
 	if err := run.QueueSettle(first, w.name, outcomes, &lost); err != nil {
 		return nil, err
@@ -105,13 +103,24 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 	gone := fences(lost)
 	kept := settlements[:0:0]
 	var events []outbox.Event
+	effects := false
 	for i, j := range batch {
 		if gone[fenceOf(j.outcome)] {
 			continue
 		}
 		kept = append(kept, settlements[i])
 		events = append(events, j.extras.events...)
+		effects = effects || len(j.extras.effects) > 0
 		if err := w.applyAll(ctx, tx, j); err != nil {
+			return nil, err
+		}
+	}
+	if effects { // what hooks have read, effects may have changed: they begin again
+		again := &pgx.Batch{}
+		if acts, err = w.begin(tx, again, kept); err != nil {
+			return nil, err
+		}
+		if err := tx.SendBatch(ctx, again).Close(); err != nil {
 			return nil, err
 		}
 	}
@@ -121,4 +130,16 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 		}
 	}
 	return lost, outbox.Append(ctx, tx, events...)
+}
+
+// begin has hooks queue what comes first, and returns what each does afterwards.
+func (w *Worker) begin(tx pgx.Tx, first *pgx.Batch, settlements []lease.Settlement) ([]Act, error) {
+	acts := make([]Act, len(w.config.Hooks))
+	for i, h := range w.config.Hooks {
+		var err error
+		if acts[i], err = h.begin(tx, first, h.of(settlements)); err != nil {
+			return nil, err
+		}
+	}
+	return acts, nil
 }

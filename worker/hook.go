@@ -28,7 +28,8 @@ type Hook struct {
 	// they, with plans that are kept.
 	//
 	// The function that it returns is called after the runs are settled, with those that were:
-	// a lease that was lost does not reach it. Nil: nothing is left to be done.
+	// a lease that was lost does not reach it. Nil: nothing is left to be done. After effects, which
+	// may have changed what was read, Begin is called again before it.
 	Begin func(first *pgx.Batch, batch []lease.Settlement) (Act, error)
 }
 
@@ -64,9 +65,11 @@ func (h Hook) begin(tx pgx.Tx, first *pgx.Batch, batch []lease.Settlement) (act 
 		return err
 	})
 	for _, q := range first.QueuedQueries[queued:] {
-		if answered := q.Fn; answered != nil {
-			q.Fn = func(results pgx.BatchResults) error { return inHook(tx, func() error { return answered(results) }) }
+		answered := q.Fn
+		if answered == nil {
+			answered = func(results pgx.BatchResults) error { _, err := results.Exec(); return err }
 		}
+		q.Fn = func(results pgx.BatchResults) error { return inHook(tx, func() error { return answered(results) }) }
 	}
 	return act, err
 }
