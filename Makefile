@@ -50,7 +50,7 @@ test-newest: ## the tests of what asks the database, again, with PostgreSQL 18 f
 test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package rabbitmq-server; half a minute
 	$(GO) test -race -count=1 -tags rabbitmq ./dispatcher/amqp
 
-graph-mortal: postgres ## the tests of processes again, with workers that are cut off while they move them; SEED=n repeats; a minute and a half
+graph-mortal: postgres ## the tests of processes again, with workers that are cut off while they move them; SEED=n repeats; three minutes
 	GRAPH_MORTAL=$(or $(SEED),$(shell date +%s)) $(GO) test ./graph -count=1 -parallel 6 -skip '^(TestRandom|TestCore|TestCutOffAtEachStatement)$$'
 
 graph-statements: postgres ## a worker is cut off at each statement that moves a process, one after the other; ten minutes
