@@ -7,9 +7,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -301,18 +303,31 @@ func TestEffectPausesInstance(t *testing.T) {
 	s.healthy()
 }
 
-// The same message twice in one batch is one.
+// The same message many times in one batch is one, and nobody who is settled with it notices.
 func TestMessageTwiceAtOnce(t *testing.T) {
 	s := newEmptySite(t)
 	if _, err := s.pool.Exec(t.Context(), `INSERT INTO workflow_run (type, payload) SELECT 'graph.message.v1', '{"name": "paid", "key": "1", "id": "m1"}' FROM generate_series(1, 20)`); err != nil {
 		t.Fatal(err)
 	}
-	s.worker = s.hire()
+	var refused atomic.Int32
+	employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
+		return worker.Config{
+			Pool: pool, Mux: s.mux, Prefixes: []string{graph.Prefix}, Steps: true, Hooks: s.hooks, PollInterval: 20 * time.Millisecond,
+			Observe: worker.Observer{SettleRun: func(_ int, _ time.Duration, err error) {
+				if err != nil {
+					refused.Add(1)
+				}
+			}},
+		}
+	})
 	pgtest.Await(t, "the messages", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 20
 	})
 	if n := query[int](t, s.pool, `SELECT count(*) FROM message`); n != 1 {
 		t.Errorf("%d messages", n)
+	}
+	if n := refused.Load(); n > 0 {
+		t.Errorf("%d batches were refused", n)
 	}
 	s.healthy()
 }
