@@ -137,7 +137,8 @@ func (s *scene) surveyed() (ids []uuid.UUID) {
 	return ids
 }
 
-const groupColumns = `g.id, g.parent_group_id, g.node, g.live, g.host_token_id, EXISTS (SELECT FROM each_progress e WHERE e.group_id = g.id AND e.over_at IS NOT NULL)`
+// No EXISTS: for that a plan may read all of a table once, and hash it.
+const groupColumns = `g.id, g.parent_group_id, g.node, g.live, g.host_token_id, (SELECT e.over_at FROM each_progress e WHERE e.group_id = g.id) IS NOT NULL`
 
 func (s *scene) takeGroups(rows pgx.Rows) error {
 	var g group
@@ -188,8 +189,8 @@ func (s *scene) loadGroups(ctx context.Context, tx *transaction, ids []uuid.UUID
 }
 
 const tokenColumns = `t.id, t.instance_id, t.node, coalesce(t.edge, ''), t.state, t.mode, coalesce(t.item, -1), t.parallel_group_id, t.version,
-		       EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id) AND t.state = 'Waiting' AS joining,
-		       EXISTS (SELECT FROM incident x WHERE x.token_id = t.id AND x.resolved_at IS NULL) AS stopped`
+		       (SELECT true FROM join_arrival a WHERE a.token_id = t.id LIMIT 1) IS NOT NULL AND t.state = 'Waiting' AS joining,
+		       (SELECT true FROM incident x WHERE x.token_id = t.id AND x.resolved_at IS NULL LIMIT 1) IS NOT NULL AS stopped`
 
 func (s *scene) takeTokens(rows pgx.Rows, wanted bool) error {
 	var t token
