@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/simple-workflow/simple-workflow/internal/spelling"
 )
 
 // Limits of a definition.
@@ -434,7 +436,10 @@ func (c *compiler) nearest(name, otherwise string) string {
 	}
 	best, least := "", 1+len(name)/3
 	for _, n := range c.p.list {
-		if d := distance(strings.ToLower(name), strings.ToLower(n.name)); d <= least && (best == "" || d < least) {
+		if len(n.name) > len(name)+least || len(n.name)+least < len(name) {
+			continue // further than that
+		}
+		if d := spelling.Distance(strings.ToLower(name), strings.ToLower(n.name)); d <= least && (best == "" || d < least) {
 			best, least = n.name, d
 		}
 	}
@@ -442,27 +447,6 @@ func (c *compiler) nearest(name, otherwise string) string {
 		return otherwise
 	}
 	return fmt.Sprintf("did you mean %q?", best)
-}
-
-// distance is how many letters have to be put in, left out or changed to make one word the other.
-func distance(a, b string) int {
-	if len(a)-len(b) > maxName/2 || len(b)-len(a) > maxName/2 {
-		return maxName
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		corner := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			next := min(row[j+1], row[j]) + 1
-			next = min(next, corner+count(a[i] != b[j]))
-			corner, row[j+1] = row[j+1], next
-		}
-	}
-	return row[len(b)]
 }
 
 // there reports whether a name was given to a node, usable or not.

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/simple-workflow/simple-workflow/internal/spelling"
 )
 
 // Kubernetes gives every container variables of this form for each service.
@@ -46,7 +48,7 @@ func nearest(name string, known map[string]bool) string {
 	near, fewest := "", len(name)/4+1
 	stem := ""
 	for _, k := range slices.Sorted(maps.Keys(known)) {
-		if d := distance(name, k); d < fewest {
+		if d := spelling.Distance(name, k); d < fewest {
 			near, fewest = k, d
 		}
 		if strings.HasPrefix(name, k+"_") {
@@ -54,25 +56,4 @@ func nearest(name string, known map[string]bool) string {
 		}
 	}
 	return cmp.Or(near, stem)
-}
-
-// distance returns how many letters must be put in, left out or changed to make b of a.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		corner := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := corner
-			if a[i] != b[j] {
-				change++
-			}
-			corner = row[j+1]
-			row[j+1] = min(change, row[j]+1, corner+1)
-		}
-	}
-	return row[len(b)]
 }
