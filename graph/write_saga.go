@@ -82,57 +82,45 @@ func (w *writer) records(all []*instance) {
 	}
 }
 
-// undoable lists the nodes that can be undone, and by what.
-func (p *Process) undoable() (nodes, undos []string) {
-	for name, n := range p.nodes {
-		if n.Undo != "" {
-			nodes, undos = append(nodes, name), append(undos, n.Undo)
-		}
-	}
-	return nodes, undos
-}
-
 // unheard is true of a run of which an attempt was cut off or never heard of again.
 const unheard = `(r.error->>'code' = 'lease_expired'
 		            OR EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id
 		                       AND (h.event_type = 'expired' OR h.event_type = 'cancelled' AND h.data->>'was' = 'leased')))`
 
-// unrecorded is true of a run that no record asks to be undone.
-const unrecorded = `NOT EXISTS (SELECT FROM compensation_record c WHERE c.instance_id = t.instance_id AND c.run_id = r.id)`
-
 // cutOff records the steps that may have taken effect without anybody knowing, and whose tokens have
-// left them, as far as the thrower undoes what is done there.
+// left them, as far as the thrower undoes what is done there. The runs of tokens that leave in this
+// batch are cancelled only below.
 func (w *writer) cutOff(i *instance, thrower *token) {
-	left := append([]uuid.UUID{}, i.changes.gone()...) // their runs are cancelled only below
-	nodes, undos := i.process.undoable()
-	w.do(`
-		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
-		SELECT t.instance_id, t.id, r.id, u.node, u.undo, false, r.lease_until
-		FROM process_token t
-		JOIN workflow_run r ON r.token_id = t.id
-		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node
-		WHERE t.instance_id = $1 AND process_undoes($4, t.id)
+	w.uncertain(i, `process_undoes($4, t.id)
 		  AND (r.status IN ('failed', 'cancelled') OR t.id = ANY ($5) AND r.status IN ('pending', 'leased'))
-		  AND (r.status = 'leased' OR `+unheard+`)
-		  AND `+unrecorded+`
-		ORDER BY r.started_at, r.id`, i.id, nodes, undos, thrower.id, left)
+		  AND (r.status = 'leased' OR `+unheard+`)`, thrower.id, append([]uuid.UUID{}, i.changes.gone()...))
 }
 
 // unknown records the steps that may have taken effect without anybody knowing: those that run
 // now, and those of which an attempt was cut off or never heard of again.
 func (w *writer) unknown(i *instance) {
-	nodes, undos := i.process.undoable()
 	w.do(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
+	w.uncertain(i, `(r.status = 'leased' OR r.status IN ('pending', 'failed', 'cancelled') AND `+unheard+`)`)
+}
+
+// uncertain records the runs r of tokens t, of steps that can be undone, for which a condition holds,
+// unless a record asks for it already.
+func (w *writer) uncertain(i *instance, condition string, args ...any) {
+	var nodes, undos []string
+	for name, n := range i.process.nodes {
+		if n.Undo != "" {
+			nodes, undos = append(nodes, name), append(undos, n.Undo)
+		}
+	}
 	w.do(`
 		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
 		SELECT t.instance_id, t.id, r.id, u.node, u.undo, false, r.lease_until
 		FROM process_token t
 		JOIN workflow_run r ON r.token_id = t.id
 		JOIN unnest($2::text[], $3::text[]) AS u (node, undo) ON u.node = r.node
-		WHERE t.instance_id = $1
-		  AND (r.status = 'leased' OR r.status IN ('pending', 'failed', 'cancelled') AND `+unheard+`)
-		  AND `+unrecorded+`
-		ORDER BY r.started_at, r.id`, i.id, nodes, undos)
+		WHERE t.instance_id = $1 AND `+condition+`
+		  AND NOT EXISTS (SELECT FROM compensation_record c WHERE c.instance_id = t.instance_id AND c.run_id = r.id)
+		ORDER BY r.started_at, r.id`, append([]any{i.id, nodes, undos}, args...)...)
 }
 
 // leasesEnd returns, for instances that begin to undo, when the leases of the runs that are cut
