@@ -334,3 +334,24 @@ func TestMessageTwiceAtOnce(t *testing.T) {
 	}
 	s.healthy()
 }
+
+// What happened, and who arrived where, goes with an instance, although no foreign key says so.
+func TestWhatHappenedGoesAlong(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "J": {"join": "all"},`+step("A", "J")+","+step("B", "J"))
+	for _, how := range []string{`DELETE FROM process_instance`, `TRUNCATE process_instance CASCADE`} {
+		s.status(s.start(p, `{}`), graph.Completed)
+		left := func() int {
+			return query[int](t, s.pool, `SELECT (SELECT count(*) FROM process_event) + (SELECT count(*) FROM process_state_history) + (SELECT count(*) FROM join_arrival)`)
+		}
+		if n := left(); n < 8 {
+			t.Fatalf("only %d rows tell of it", n)
+		}
+		if _, err := s.pool.Exec(t.Context(), how); err != nil {
+			t.Fatal(err)
+		}
+		if n := left(); n != 0 {
+			t.Errorf("%s leaves %d rows", how, n)
+		}
+	}
+}
