@@ -29,7 +29,14 @@ func TestVisits(t *testing.T) {
 			return got == want
 		})
 	}
-	child := s.deploy("M", `"M": {"await": {"signal": "over"}}`)
+	const child = "child"
+	d, err := graph.Parse([]byte(`{"process": "child", "version": 1, "start": "M", "output": "{'gives': 'the end'}", "nodes": {"M": {"await": {"signal": "over"}}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
+		t.Fatal(err)
+	}
 	p := s.deploy("S", `"S": {"scope": {"start": "U", "nodes": {"U": {"human": {}, "in": {"n": "1"}, "to": "X"}, "X": {"choose": [{"if": "steps.U.again", "to": "U"}], "else": "R"},
 		"R": {"race": ["RM", "RT"]}, "RM": {"await": {"message": "go", "key": "'k'"}, "to": "end"}, "RT": {"wait": "P1D", "to": "end"}, "end": {"end": true}}}, "to": "E"},
 		"E": {"each": {"list": "['x']", "do": "test.step.v1"}, "to": "C"}, "C": {"call": {"process": "`+child+`", "undo": "none"}, "to": "M"},
@@ -57,5 +64,10 @@ func TestVisits(t *testing.T) {
 	s.finished(s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, id)))
 	s.status(id, graph.Cancelled)
 	visits(id, "C succeeded, E succeeded, E/item succeeded, M cancelled, M/on/0 succeeded, "+before+", W cancelled")
+	if got := query[string](t, s.pool, `
+		SELECT string_agg(concat_ws(' ', a.node_id, a.output->>'gives', CASE WHEN a.created_at < r.created_at AND a.started_at = a.created_at THEN 'waited' END), ', ' ORDER BY a.node_id)
+		FROM activity_instance a JOIN workflow_run r ON r.id = a.id WHERE a.node_id IN ('C', 'M') AND a.status = 'succeeded'`); got != "C the end waited, M waited" {
+		t.Errorf("what came is %s", got)
+	}
 	s.healthy()
 }

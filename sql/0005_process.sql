@@ -484,9 +484,18 @@ CREATE TRIGGER process_facts_go_all AFTER TRUNCATE ON process_instance
     FOR EACH STATEMENT EXECUTE FUNCTION process_facts_go();
 
 CREATE VIEW activity_instance AS
+    WITH visit AS NOT MATERIALIZED (
+        SELECT e.instance_id, e.token_id, e.event_type, e.node, e.created_at,
+               lead(e.event_type) OVER line AS next_type, lead(e.node) OVER line AS next_node, lead(e.created_at) OVER line AS until
+        FROM process_event e
+        WHERE e.event_type IN ('node.entered', 'node.completed', 'node.failed') AND e.token_id IS NOT NULL
+        WINDOW line AS (PARTITION BY e.instance_id, e.token_id ORDER BY e.id))
     SELECT r.id, t.instance_id, r.token_id, r.node AS node_id, r.type AS run_type, r.status, r.attempt AS attempts,
-           r.payload AS input, r.result AS output, r.last_error, r.created_at, r.started_at, r.finished_at AS completed_at
+           r.payload AS input, r.result AS output, r.last_error,
+           coalesce(v.created_at, r.created_at) AS created_at, coalesce(v.created_at, r.started_at) AS started_at, r.finished_at AS completed_at
     FROM workflow_run r JOIN process_token t ON t.id = r.token_id
+    LEFT JOIN visit v ON r.type = 'graph.arrive.v1' AND v.event_type = 'node.entered' AND v.instance_id = t.instance_id -- it came, and ended the waiting
+        AND v.token_id = r.token_id AND v.node = r.node AND r.created_at > v.created_at AND (v.until IS NULL OR r.created_at < v.until)
     UNION ALL
     SELECT k.id, v.instance_id, v.token_id, v.node, NULL,
            CASE WHEN v.next_type = 'node.completed' AND v.next_node = v.node THEN 'succeeded'
@@ -495,11 +504,7 @@ CREATE VIEW activity_instance AS
                 ELSE 'cancelled' END,
            0, k.payload, k.output, NULL, v.created_at, v.created_at,
            coalesce(v.until, CASE WHEN t.node <> v.node OR t.state NOT IN ('Created', 'Ready', 'Waiting') THEN t.updated_at END)
-    FROM (SELECT e.instance_id, e.token_id, e.event_type, e.node, e.created_at,
-                 lead(e.event_type) OVER line AS next_type, lead(e.node) OVER line AS next_node, lead(e.created_at) OVER line AS until
-          FROM process_event e
-          WHERE e.event_type IN ('node.entered', 'node.completed', 'node.failed') AND e.token_id IS NOT NULL
-          WINDOW line AS (PARTITION BY e.instance_id, e.token_id ORDER BY e.id)) v
+    FROM visit v
     JOIN process_token t ON t.id = v.token_id
     LEFT JOIN LATERAL (
         SELECT u.id, u.payload, u.output FROM user_task u
@@ -510,7 +515,7 @@ CREATE VIEW activity_instance AS
                       WHERE r.token_id = v.token_id AND r.node = v.node
                         AND CASE WHEN r.finished_at IS NULL THEN v.until IS NULL
                                  ELSE r.finished_at > v.created_at AND (v.until IS NULL OR r.finished_at < v.until) END);
-COMMENT ON VIEW   activity_instance IS 'One row per visit of a node that takes time. Ask by instance_id.';
+COMMENT ON VIEW   activity_instance IS 'One row per visit of a node that takes time, from when it began. Ask by instance_id.';
 COMMENT ON COLUMN activity_instance.id IS 'Its run; of a task the task; null for scopes, lists, races, and what waits for a message or for an instance until that has come.';
 COMMENT ON COLUMN activity_instance.status IS 'That of the run; of visits without one waiting, succeeded, failed, or cancelled: left by another way.';
 
