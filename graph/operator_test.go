@@ -158,6 +158,27 @@ func TestCorrectionRefused(t *testing.T) {
 	}
 }
 
+// A step that somebody holds is not set free by the end of a pause of its process.
+func TestHeldByHand(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("F", `"F": {"fork": ["W", "V"]}, "W": {"wait": "PT1M", "to": "J"}, "V": {"wait": "PT1M", "to": "J"}, "J": {"join": "all"}`), `{}`)
+	s.status(id, graph.Waiting)
+	held := query[uuid.UUID](t, s.pool, `UPDATE workflow_run SET held_at = now() WHERE node = 'W' RETURNING id`)
+	if got := query[string](t, s.pool, `SELECT workflow_why($1)`, held); !strings.HasPrefix(got, "held since ") || !strings.Contains(got, "SET held_at = NULL") {
+		t.Error(got)
+	}
+	for _, function := range []string{"process_pause", "process_resume"} {
+		query[string](t, s.pool, `SELECT `+function+`($1)`, id)
+		if got, want := query[string](t, s.pool, `SELECT string_agg(node, ' ' ORDER BY node) FROM workflow_run WHERE held_at IS NOT NULL`), map[string]string{"process_pause": "V W", "process_resume": "W"}[function]; got != want {
+			t.Errorf("after %s %s are held, want %s", function, got, want)
+		}
+	}
+	pgtest.Elapse(t, s.pool, 2*time.Minute)
+	query[uuid.UUID](t, s.pool, `UPDATE workflow_run SET held_at = NULL WHERE id = $1 RETURNING id`, held)
+	s.status(id, graph.Completed)
+	s.healthy()
+}
+
 // What people write by hand into what the engine keeps is refused, in words.
 func TestProcessGuards(t *testing.T) {
 	s := newSite(t)

@@ -19,14 +19,14 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	var delays []float64
 	var until []*time.Time
 	var previous []uuid.NullUUID
-	var held []bool
+	var paused []uuid.NullUUID
 	for _, i := range all {
 		for _, s := range i.changes.steps {
 			if alive(s.token.state) == 0 {
 				continue
 			}
 			tokens, tenants, types, nodes = append(tokens, s.token.id), append(tenants, i.tenant), append(types, s.typ), append(nodes, s.node)
-			payloads, held = append(payloads, string(s.payload)), append(held, i.paused)
+			payloads, paused = append(payloads, string(s.payload)), append(paused, uuid.NullUUID{UUID: i.id, Valid: i.paused})
 			attempts, priorities = append(attempts, s.attempts), append(priorities, i.priority)
 			delays = append(delays, s.due.after.Seconds())
 			var at *time.Time
@@ -46,20 +46,21 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	if len(tokens) == 0 {
 		return
 	}
+	// What a paused instance holds has the time of its pause, by which process_resume knows it.
 	// A tick is due by the schedule, not by when the one before was noticed; those that were
 	// missed meanwhile are passed over.
 	w.do(`
 		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at, run_at)
 		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority,
-		       nullif(n.tenant, ''), CASE WHEN n.held THEN now() END,
+		       nullif(n.tenant, ''), CASE WHEN n.paused IS NOT NULL THEN (SELECT i.paused_at FROM process_instance i WHERE i.id = n.paused) END,
 		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, now()), now() + interval '9 years')
 		            WHEN b.run_at IS NOT NULL THEN b.run_at + n.delay * interval '1 second'
 		                * greatest(1, ceil(extract(epoch FROM now() - b.run_at) / n.delay::numeric))::float8
 		            ELSE now() + n.delay * interval '1 second' END
-		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::float8[], $8::timestamptz[], $9::uuid[], $10::boolean[], $11::text[])
-		  AS n (token, type, node, payload, attempts, priority, delay, until, previous, held, tenant)
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::float8[], $8::timestamptz[], $9::uuid[], $10::uuid[], $11::text[])
+		  AS n (token, type, node, payload, attempts, priority, delay, until, previous, paused, tenant)
 		LEFT JOIN workflow_run b ON b.id = n.previous`,
-		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, held, tenants)
+		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, paused, tenants)
 }
 
 // undos enqueues undo steps: each gets what the step had been given, and what it had returned, unless

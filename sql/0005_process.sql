@@ -944,17 +944,17 @@ END
 $fn$;
 COMMENT ON FUNCTION process_pause(uuid) IS 'Pauses an instance, and what it has called. Answers paused, already paused, too late: …, or not found.';
 
--- What was paused with it has its time. An instance may end while it is paused, by a task that is completed, say:
--- what it has called still waits to be resumed.
+-- What was paused with it has its time, runs as well: one that somebody holds by hand has another, and stays held.
+-- An instance may end while it is paused, by a task that is completed, say: what it has called still waits to be resumed.
 CREATE FUNCTION process_resume(id uuid) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
-    ids uuid[] := process_lock_called(process_resume.id);
+    ids   uuid[] := process_lock_called(process_resume.id);
+    since timestamptz := (SELECT i.paused_at FROM process_instance i WHERE i.id = process_resume.id);
 BEGIN
     WITH resumed AS (
         UPDATE process_instance i SET paused_at = NULL, version = version + 1, updated_at = now()
-        WHERE i.id = ANY (ids) AND i.completed_at IS NULL
-          AND i.paused_at = (SELECT p.paused_at FROM process_instance p WHERE p.id = process_resume.id)
+        WHERE i.id = ANY (ids) AND i.completed_at IS NULL AND i.paused_at = since
         RETURNING i.id
     )
     SELECT array_agg(r.id) INTO ids FROM resumed r;
@@ -964,7 +964,7 @@ BEGIN
     END IF;
     UPDATE workflow_run r SET held_at = NULL, run_at = greatest(r.run_at, now()), updated_at = clock_timestamp()
     WHERE r.id IN (SELECT h.id FROM workflow_run h JOIN process_token t ON t.id = h.token_id
-                   WHERE t.instance_id = ANY (ids) AND h.status IN ('pending', 'leased') AND h.held_at IS NOT NULL
+                   WHERE t.instance_id = ANY (ids) AND h.status IN ('pending', 'leased') AND h.held_at = since
                    ORDER BY h.id FOR NO KEY UPDATE OF h);
     INSERT INTO process_event (instance_id, event_type, version, data)
     SELECT i.id, 'instance.resumed', i.version, jsonb_build_object('actor', concat_ws(' ', session_user, nullif(current_setting('application_name'), '')))

@@ -338,9 +338,9 @@ BEGIN
                     ELSE 'it will be taken back, for ' || names END;
     END IF;
     IF r.held_at IS NOT NULL THEN
-        RETURN CASE WHEN r.token_id IS NULL THEN 'held' ELSE 'its process is paused' END || ' since ' || to_char(r.held_at, 'YYYY-MM-DD HH24:MI')
-            || CASE WHEN r.token_id IS NULL THEN ': UPDATE workflow_run SET held_at = NULL WHERE id = ' || quote_literal(r.id)
-                    ELSE ': SELECT process_resume(' || (SELECT quote_literal(process_paused_with(t.instance_id)) FROM process_token t WHERE t.id = r.token_id) || ')' END;
+        RETURN coalesce((SELECT 'its process is paused since ' || to_char(r.held_at, 'YYYY-MM-DD HH24:MI') || ': SELECT process_resume(' || quote_literal(process_paused_with(i.id)) || ')'
+                         FROM process_token t JOIN process_instance i ON i.id = t.instance_id WHERE t.id = r.token_id AND i.paused_at = r.held_at),
+                        'held since ' || to_char(r.held_at, 'YYYY-MM-DD HH24:MI') || ': UPDATE workflow_run SET held_at = NULL WHERE id = ' || quote_literal(r.id));
     END IF;
     SELECT * INTO p FROM workflow_pause x WHERE x.resumed_at IS NULL AND workflow_covers(x.prefix, r.type) ORDER BY x.paused_at LIMIT 1;
     IF FOUND THEN
