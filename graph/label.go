@@ -10,7 +10,7 @@ import (
 type Mark struct {
 	Visits int    // how often a token came, as far as that is known
 	Live   int    // tokens that are here now
-	State  string // of those, such as Waiting; Failed and Incident stand out
+	State  string // of those, such as Waiting, or how the last visit ended: succeeded, failed, cancelled, undone
 }
 
 // String is what the node's label says.
@@ -34,10 +34,12 @@ func (m Mark) String() string {
 // class is how the node is painted.
 func (m Mark) class() string {
 	switch {
-	case m.State == string(tokenFailed) || m.State == "Incident":
+	case m.State == string(tokenFailed) || m.State == "failed" || m.State == "Incident":
 		return "failed"
 	case m.Live > 0:
 		return "live"
+	case m.State == "cancelled" || m.State == "undone":
+		return "undone"
 	case m.Visits > 0:
 		return "visited"
 	}

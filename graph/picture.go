@@ -19,6 +19,7 @@ func Mermaid(d *Definition, marks map[string]Mark) string {
 	for _, c := range []struct{ name, style string }{
 		{"missing", "stroke-dasharray: 4 4,color:#a00"},
 		{"visited", "fill:#e8f3e8,stroke:#2e7d32"},
+		{"undone", "fill:#eee,stroke:#757575,stroke-dasharray: 4 4"},
 		{"live", "fill:#fff3c4,stroke:#b26a00,stroke-width:3px"},
 		{"failed", "fill:#fbe0e0,stroke:#b00020,stroke-width:3px"},
 	} {

@@ -112,32 +112,36 @@ func TestMermaid(t *testing.T) {
 func TestMermaidWithMarks(t *testing.T) {
 	const want = `flowchart TD
   n1(( ))
-  n2["a<br/>x.a<br/>1 visit"]
+  n2["a<br/>x.a<br/>1 visit, succeeded"]
   n3[/"f<br/>fork"\]
   n4["b<br/>x.b<br/>12 visits, 1 live, Executing"]
   subgraph n5["s<br/>2 live"]
-    n7(( ))
-    n8("c<br/>wait PT1H<br/>2 visits, 2 live, Waiting")
+    n8(( ))
+    n9("c<br/>wait PT1H<br/>2 visits, 2 live, Waiting")
   end
   n6["d<br/>x.d<br/>1 visit, Failed"]
-  n7 --> n8
+  n7["e<br/>x.e<br/>1 visit, undone"]
+  n8 --> n9
   n1 --> n2
   n2 --> n3
   n3 --> n4
   n3 --> n5
   n3 --> n6
+  n6 --> n7
   classDef visited fill:#e8f3e8,stroke:#2e7d32
   class n2 visited
+  classDef undone fill:#eee,stroke:#757575,stroke-dasharray: 4 4
+  class n7 undone
   classDef live fill:#fff3c4,stroke:#b26a00,stroke-width:3px
-  class n4,n5,n8 live
+  class n4,n5,n9 live
   classDef failed fill:#fbe0e0,stroke:#b00020,stroke-width:3px
   class n6 failed
 `
 	picture(t, `{"process": "p", "version": 1, "start": "a", "nodes": {
 		"a": {"do": "x.a", "to": "f"}, "f": {"fork": ["b", "s", "d"]}, "b": {"do": "x.b"},
-		"s": {"scope": {"start": "c", "nodes": {"c": {"wait": "1h"}}}}, "d": {"do": "x.d"}}}`,
+		"s": {"scope": {"start": "c", "nodes": {"c": {"wait": "1h"}}}}, "d": {"do": "x.d", "to": "e"}, "e": {"do": "x.e"}}}`,
 		map[string]graph.Mark{
-			"a": {Visits: 1}, "b": {Visits: 12, Live: 1, State: "Executing"}, "s": {Live: 2}, "c": {Visits: 2, Live: 2, State: "Waiting"},
+			"a": {Visits: 1, State: "succeeded"}, "e": {Visits: 1, State: "undone"}, "b": {Visits: 12, Live: 1, State: "Executing"}, "s": {Live: 2}, "c": {Visits: 2, Live: 2, State: "Waiting"},
 			"d": {Visits: 1, State: "Failed"}, "gone": {Visits: 1, Live: 1}, "f": {},
 		}, want)
 }

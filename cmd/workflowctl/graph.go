@@ -104,8 +104,13 @@ func draw(ctx context.Context, conn *pgx.Conn, id uuid.UUID) (string, error) {
 func readMarks(ctx context.Context, conn *pgx.Conn, id uuid.UUID) (map[string]graph.Mark, error) {
 	rows, _ := conn.Query(ctx, `
 		WITH visited AS (
-			SELECT node_id AS node, count(*) AS visits
+			SELECT node_id AS node, count(*) AS visits, (array_agg(status ORDER BY created_at DESC))[1] AS ended
 			FROM activity_instance
+			WHERE instance_id = $1
+			GROUP BY node_id
+		), undone AS (
+			SELECT node_id AS node, (array_agg(status ORDER BY "order" DESC))[1] = 'Completed' AS undone
+			FROM compensation_record
 			WHERE instance_id = $1
 			GROUP BY node_id
 		), here AS (
@@ -121,9 +126,10 @@ func readMarks(ctx context.Context, conn *pgx.Conn, id uuid.UUID) (map[string]gr
 			FROM incident
 			WHERE instance_id = $1 AND resolved_at IS NULL
 		)
-		SELECT node, coalesce(visits, 0), coalesce(live, 0), CASE WHEN stopped IS NULL THEN coalesce(state, '') ELSE 'Incident' END
+		SELECT node, coalesce(visits, 0), coalesce(live, 0), CASE WHEN stopped IS NOT NULL THEN 'Incident' ELSE coalesce(state, CASE WHEN undone THEN 'undone' END, ended, '') END
 		FROM visited
 		FULL JOIN here USING (node)
+		LEFT JOIN undone USING (node)
 		LEFT JOIN stopped USING (node)
 		WHERE node IS NOT NULL`, id)
 	marks := map[string]graph.Mark{}

@@ -32,7 +32,7 @@ func TestGraphOfTasks(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, code := cmdtest.Run(t, env, "graph", "--instance", instance)
-	for _, line := range []string{`ask<br/>human<br/>1 visit"`, `"in<br/>1 visit, 1 live, Waiting"`, `"wait<br/>signal go<br/>1 visit, 1 live, Waiting"`} {
+	for _, line := range []string{`ask<br/>human<br/>1 visit, succeeded"`, `"in<br/>1 visit, 1 live, Waiting"`, `"wait<br/>signal go<br/>1 visit, 1 live, Waiting"`} {
 		if got := p.Stdout.String(); code != 0 || !strings.Contains(got, line) {
 			t.Errorf("exit code %d, no line with %s in\n%s", code, line, got)
 		}

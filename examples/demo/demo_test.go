@@ -113,7 +113,7 @@ func TestDemo(t *testing.T) {
 		t.Errorf("last line: %s", lines[len(lines)-1])
 	}
 	for _, row := range []string{`recovered from killed media-1 +[1-3]`, `retried after an error +[1-9]`, `arrived as CloudEvents +[1-9]`,
-		`collected +80`, `recovered from killed parcel-1 +[1-9]`, `process_without_mover +0`, `process_misrecorded +0`} {
+		`collected +80`, `recovered from killed parcel-1 +[1-9]`, `process_without_mover +0`, `process_misrecorded +0`, `(?m)^flowchart TD$`, `(?m)^  class n.* undone$`} {
 		if !regexp.MustCompile(row).MatchString(p.output()) {
 			t.Errorf("no row like %s", row)
 		}
