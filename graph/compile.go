@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/spelling"
@@ -63,15 +64,15 @@ func compileAll(d *Definition, advise bool) (*Process, []Finding, error) {
 		return nil, c.found, c.invalid()
 	}
 	for _, n := range c.p.list {
-		n.ahead = n.lookAhead(c.p)
+		n.ahead = sync.OnceValue(func() *ahead { return n.lookAhead(c.p) }) // of those alone that are left: of all it takes long
 	}
 	return c.p, c.found, nil
 }
 
 type compiler struct {
 	p      *Process
-	advise bool
-	asked  int // for the nearest name
+	advise bool // the notes as well that take long to find
+	asked  int  // for the nearest name
 	found  []Finding
 	texts  []located
 	paths  map[*node]string

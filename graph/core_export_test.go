@@ -102,7 +102,7 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 func (p *Play) forget(batch []open) {
 	edges, reads, joins, all := map[string]bool{}, map[string]bool{}, map[string]bool{}, p.i.process.survey
 	for _, o := range batch {
-		a := o.token.node.ahead
+		a := o.token.node.ahead()
 		for _, e := range a.edges {
 			edges[e] = true
 		}

@@ -20,11 +20,11 @@ func (s *scene) askFacts(asked *statements) error {
 		if wanted[i] == nil {
 			wanted[i] = map[string]bool{}
 		}
-		names := t.node.ahead.reads
+		names := t.node.ahead().reads
 		if t.stopped {
 			names = append([]string{t.node.name}, names...) // what it waits for may have been corrected
 		}
-		if t.node.ahead.all {
+		if t.node.ahead().all {
 			names = nil
 			for name := range i.process.nodes {
 				names = append(names, name)
@@ -38,7 +38,7 @@ func (s *scene) askFacts(asked *statements) error {
 		}
 	}
 	for id, t := range s.tokens {
-		if i := s.owners[id]; t.node.ahead.input && i.facts.input == nil {
+		if i := s.owners[id]; t.node.ahead().input && i.facts.input == nil {
 			if err := json.Unmarshal(i.input, &i.facts.input); err != nil {
 				return err
 			}

@@ -32,11 +32,11 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 	near := map[at]bool{} // whether more than one may arrive there over an edge for each token
 	edges := map[string]bool{}
 	for id, t := range s.tokens {
-		for _, j := range t.node.ahead.joins {
+		for _, j := range t.node.ahead().joins {
 			a := at{s.owners[id].id, j}
-			near[a] = near[a] || t.node.ahead.many[j]
+			near[a] = near[a] || t.node.ahead().many[j]
 		}
-		for _, e := range t.node.ahead.edges {
+		for _, e := range t.node.ahead().edges {
 			edges[e] = true
 		}
 	}

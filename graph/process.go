@@ -67,7 +67,7 @@ type node struct {
 	fork    *node  // of a join: the innermost fork that all of its edges come from
 	sources []bool // of a join, by index: where a token can still come here from
 
-	ahead *ahead // what may be decided when a token leaves here
+	ahead func() *ahead // what may be decided when a token leaves here
 }
 
 type way struct {

@@ -23,7 +23,7 @@ func (c *compiler) shape() {
 		}
 		c.p.survey = c.p.survey || n.hosts()
 		c.p.undoes = c.p.undoes || n.Undo != "" || n.kind == call && n.Call.Undo == propagate
-		if n.pure() && c.loops(n) {
+		if c.advise && n.pure() && c.loops(n) {
 			c.note("LOOP_WITHOUT_STEP", path, "a token can come back here without a step in between", "put a step or a wait into the loop")
 		}
 	}
