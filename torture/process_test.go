@@ -614,6 +614,19 @@ var processPlants = []plant{
 		x.end(f.token, "D", "Terminated", "FAILED")
 		return x.id
 	}},
+	{only("I27"), "one step of what it had called left over", func(s *stage) uuid.UUID {
+		x := s.begin("saga", sagaFails)
+		c := s.child(x, "IN_PROGRESS")
+		s.do("w1", `UPDATE process_instance SET undone_with_parent = true WHERE id = $1`, c.id)
+		token, b := c.begun("B", owes)
+		c.done(b, "B", nil)
+		c.end(token, "B", "Completed", "COMPLETED")
+		f := x.walkSaga()
+		x.undo(f.token, f.owesB, f.b, "B")
+		x.undo(f.token, f.owesA, f.a, "A")
+		x.end(f.token, "D", "Terminated", "FAILED")
+		return c.id
+	}},
 	{only("I28"), "first step undone first", func(s *stage) uuid.UUID {
 		x := s.begin("saga", sagaFails)
 		f := x.walkSaga()

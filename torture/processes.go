@@ -361,6 +361,47 @@ var fixed = map[string]func(d *drawer) part{
 				after.play(x, passes)
 			}}
 	},
+	"thrown": func(d *drawer) part { // an error that no run has
+		inner := newDrawer(d.random, d.name)
+		inner.nodes["end"] = nil // names of its own
+		for len(inner.nodes) < 20 {
+			inner.nodes[fmt.Sprint("i", len(inner.nodes))] = nil
+		}
+		before := inner.step()
+		inner.nodes[before.exit]["to"] = inner.add("T", node{"throw": node{"error": "sour"}})
+		slow := inner.step("ms", "900")
+		body := inner.add("F", node{"fork": []string{before.entry, slow.entry}})
+		maps.DeleteFunc(inner.nodes, func(_ string, n node) bool { return n == nil })
+		after, never := d.step(), d.step()
+		return part{d.add("C", node{"scope": node{"start": body, "nodes": inner.nodes}, "on": []node{{"error": "sour", "to": after.entry}}, "to": never.entry}),
+			after.exit, func(x *instance, passes int) {
+				before.play(x, passes)
+				x.add(slow.entry, 0, passes)
+				after.play(x, passes)
+			}}
+	},
+	"over": func(d *drawer) part { // one branch ends all
+		first, slow := d.step("ms", "300"), d.step("ms", "300")
+		d.nodes[first.exit]["to"] = d.add("T", node{"terminate": true})
+		later := d.step()
+		d.nodes[slow.exit]["to"] = later.entry
+		return part{d.add("F", node{"fork": []string{first.entry, slow.entry}}), later.exit, func(x *instance, passes int) {
+			first.play(x, passes)
+			x.add(slow.entry, 0, passes)
+			x.add(later.entry, 0, passes)
+		}}
+	},
+	"reminded": func(d *drawer) part { // timers that leave the waiting as it is
+		waiting, every, once, after := d.await(), d.step(), d.step(), d.step()
+		d.nodes[waiting.exit]["to"] = after.entry
+		d.nodes[waiting.exit]["on"] = []node{{"every": "400ms", "times": 4, "to": every.entry}, {"after": "700ms", "keep": true, "to": once.entry}}
+		return part{waiting.entry, after.exit, func(x *instance, passes int) {
+			waiting.play(x, passes)
+			x.add(every.entry, 0, 4*passes)
+			x.add(once.entry, 0, passes)
+			after.play(x, passes)
+		}}
+	},
 	"list": func(d *drawer) part {
 		name := d.add("E", nil)
 		d.nodes[name] = node{"each": node{"list": "input.items", "do": "chaos.step", "limit": 3}, "attempts": 100,
@@ -386,14 +427,27 @@ var fixed = map[string]func(d *drawer) part{
 		return d.seq(all...)
 	},
 	"parent": func(d *drawer) part {
-		call := func(process string) part {
-			name := d.add("K", nil)
-			d.nodes[name] = node{"call": node{"process": process, "undo": "none"}, "in": map[string]string{"tag": "input.tag + '/" + name + "'"}}
-			return part{name, name, func(*instance, int) {}}
-		}
-		return d.seq(d.step(), d.fork(call("child"), call("naps")), d.step())
+		return d.seq(d.step(), d.fork(d.call("child", "none"), d.call("naps", "none")), d.step())
+	},
+	"lent": func(d *drawer) part { // its steps are undone when its caller fails
+		d.undoes = true
+		return d.seq(d.step(), d.fork(d.step(), d.step()), d.step())
+	},
+	"lender": func(d *drawer) part {
+		d.undoes = true
+		return d.seq(d.step(), d.call("lent", "propagate"), d.step(), d.call("lent", "propagate"), d.failing())
 	},
 }
+
+// call draws a call of a process that is called alone.
+func (d *drawer) call(process, undo string) part {
+	name := d.add("K", nil)
+	d.nodes[name] = node{"call": node{"process": process, "undo": undo}, "in": map[string]string{"tag": "input.tag + '/" + name + "'"}}
+	return part{name, name, func(*instance, int) {}}
+}
+
+// called are the processes that others call.
+var called = []string{"child", "naps", "lent"}
 
 // failing draws a step that fails for good if the input wants it.
 func (d *drawer) failing() part {
@@ -420,7 +474,7 @@ func drawProcesses(r *rand.Rand) (all []process) {
 	for _, name := range slices.Sorted(maps.Keys(fixed)) {
 		d := newDrawer(r, name)
 		p := d.done(fixed[name](d))
-		p.called = name == "child" || name == "naps"
+		p.called = slices.Contains(called, name)
 		all = append(all, p)
 	}
 	for i := range 10 {

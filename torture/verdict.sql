@@ -97,7 +97,7 @@ CREATE TABLE t.pause AS
     SELECT line->>'process' AS process, w.key AS node, w.value::float8 * interval '1 ms' AS long FROM t.ledger, jsonb_each_text(line->'payload'->'waits') w WHERE kind = 'define';
 
 CREATE TABLE t.instance AS
-    SELECT i.id AS instance, i.status, i.ending, i.parent_process_instance_id AS parent, i.input_payload->>'tag' AS tag, i.business_key AS key, d.name AS process,
+    SELECT i.id AS instance, i.status, i.ending, i.parent_process_instance_id AS parent, i.undone_with_parent AS lent, i.input_payload->>'tag' AS tag, i.business_key AS key, d.name AS process,
         (SELECT jsonb_object_agg(n.key, n.value) FROM (
             SELECT key, value FROM jsonb_each(d.definition->'nodes')
             UNION ALL SELECT n.key, n.value FROM jsonb_each(d.definition->'nodes') o, jsonb_each(o.value->'scope'->'nodes') n) n) AS nodes
@@ -347,7 +347,9 @@ UNION ALL
 UNION ALL
     SELECT 'I27 step left over by an instance that has undone its steps', d.instance
     FROM t.instance i JOIN t.deed d USING (instance) JOIN t.step s USING (run)
-    WHERE (i.status = 'FAILED' OR i.status = i.ending) AND s.payload->>'owes' = 'true' AND d.undoes IS NULL AND NOT EXISTS (SELECT FROM t.deed u WHERE u.undoes = d.run)
+    WHERE (i.status = 'FAILED' OR i.status = i.ending
+       OR i.lent AND i.status = 'COMPLETED' AND EXISTS (SELECT FROM t.instance p WHERE p.instance = i.parent AND (p.status = 'FAILED' OR p.status = p.ending)))
+      AND s.payload->>'owes' = 'true' AND d.undoes IS NULL AND NOT EXISTS (SELECT FROM t.deed u WHERE u.undoes = d.run)
 UNION ALL
     SELECT 'I28 undone in another order than the reverse', a.instance
     FROM t.deed a JOIN t.deed b USING (instance) JOIN t.ending ua ON ua.run = a.run JOIN t.ending ub ON ub.run = b.run
