@@ -97,17 +97,33 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 		return Started{}, err
 	}
 	s := Started{Instance: p.ID, Definition: process.ID, Version: process.Definition.Version}
-	if s.Instance == uuid.Nil {
-		s.Instance = run.FromContext(ctx).ID
-		if p.Key != "" {
-			name := p.Process + "\x00" + p.Key
-			if tenant := cmp.Or(p.Tenant, run.FromContext(ctx).Tenant); tenant != "" {
-				name += "\x00" + tenant
-			}
-			s.Instance = uuid.NewSHA1(keys, []byte(name))
+	if p.ID != uuid.Nil {
+		return s, e.unused(ctx, p.ID, p.Process)
+	}
+	s.Instance = run.FromContext(ctx).ID
+	if p.Key != "" {
+		name := p.Process + "\x00" + p.Key
+		if tenant := cmp.Or(p.Tenant, run.FromContext(ctx).Tenant); tenant != "" {
+			name += "\x00" + tenant
 		}
+		s.Instance = uuid.NewSHA1(keys, []byte(name))
 	}
 	return s, nil
+}
+
+// unused returns an error if an instance of another process has the id. One of this process was started twice.
+func (e *Engine) unused(ctx context.Context, id uuid.UUID, process string) error {
+	var other string
+	err := e.pool.QueryRow(ctx, `
+		SELECT d.name FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
+		WHERE i.id = $1 AND d.name <> $2`, id, process).Scan(&other)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err == nil:
+		return run.Permanent(run.WithCode("conflict", fmt.Errorf("id: %s is an instance of %s; choose another id, or leave it out", id, other)))
+	}
+	return fmt.Errorf("look for instance %s: %w", id, err)
 }
 
 func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) { // the hook does it

@@ -179,6 +179,24 @@ func TestKeysOfTenants(t *testing.T) {
 	}
 }
 
+// A start with the id of an instance of another process does not pretend to have started it.
+func TestIDOfAnotherProcess(t *testing.T) {
+	s := newSite(t)
+	p, q := s.deploy("A", step("A", "")), s.deploy("A", step("A", ""))
+	for _, c := range []struct{ process, want string }{
+		{p, "succeeded"}, {p, "succeeded"}, {q, "failed conflict id: 01890a5d-ac96-774b-bcce-b302099a8057 is an instance of " + p},
+	} {
+		id := s.enqueue("graph.start.v1", fmt.Sprintf(`{"process": %q, "id": "01890a5d-ac96-774b-bcce-b302099a8057"}`, c.process))
+		pgtest.Await(t, "the start", func() bool {
+			return query[bool](t, s.pool, `SELECT finished_at IS NOT NULL FROM workflow_run WHERE id = $1`, id)
+		})
+		if got := query[string](t, s.pool, `SELECT concat_ws(' ', status, error->>'code', last_error) FROM workflow_run WHERE id = $1`, id); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s, want %s", got, c.want)
+		}
+	}
+	s.healthy()
+}
+
 // An id is remembered for as long as its message may be taken: sent again later, it is a new one.
 func TestMessageAgainAfterItsTime(t *testing.T) {
 	s := newSite(t)
