@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -60,10 +61,10 @@ func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.
 }
 
 // refused reports whether the database understood, and refuses, for want of a right, say: to try
-// again for ever would hide why.
+// again for ever would hide why. That a session behind a pooler is another's is none of the run's doing.
 func refused(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "42")
+	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "42") && !session.Lost(err)
 }
 
 // keys makes an instance's id of its process, business key and tenant, so that two starts with one key

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	engine "github.com/simple-workflow/simple-workflow/graph"
 )
 
 // A seed fixes the schedule and the workload; another seed makes others.
@@ -20,6 +22,21 @@ func TestSeed(t *testing.T) {
 	}
 	if !reflect.DeepEqual(orders(7), orders(7)) || reflect.DeepEqual(orders(7), orders(8)) {
 		t.Error("the workload does not depend on the seed, and on it alone")
+	}
+}
+
+// Every process that is drawn can be used: one with an error would never start, and show nothing.
+func TestProcessesAreValid(t *testing.T) {
+	for seed := range uint64(20) {
+		for _, p := range drawProcesses(longPlan(seed).random("processes")) {
+			d, err := engine.Parse(p.definition)
+			if err == nil {
+				_, _, err = engine.Compile(d)
+			}
+			if err != nil {
+				t.Errorf("seed %d, %s: %v", seed, p.name, err)
+			}
+		}
 	}
 }
 

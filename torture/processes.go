@@ -394,10 +394,10 @@ var fixed = map[string]func(d *drawer) part{
 	"reminded": func(d *drawer) part { // timers that leave the waiting as it is
 		waiting, every, once, after := d.await(), d.step(), d.step(), d.step()
 		d.nodes[waiting.exit]["to"] = after.entry
-		d.nodes[waiting.exit]["on"] = []node{{"every": "400ms", "times": 4, "to": every.entry}, {"after": "700ms", "keep": true, "to": once.entry}}
+		d.nodes[waiting.exit]["on"] = []node{{"every": "1s", "times": 3, "to": every.entry}, {"after": "700ms", "keep": true, "to": once.entry}}
 		return part{waiting.entry, after.exit, func(x *instance, passes int) {
 			waiting.play(x, passes)
-			x.add(every.entry, 0, 4*passes)
+			x.add(every.entry, 0, 3*passes)
 			x.add(once.entry, 0, passes)
 			after.play(x, passes)
 		}}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
 )
 
@@ -105,6 +107,22 @@ func TestPlaintext(t *testing.T) {
 		}
 		if got := database.Plaintext(config); got != want {
 			t.Errorf("%s: %t, want %t", address, got, want)
+		}
+	}
+}
+
+// Nothing is left behind in sessions that a pooler may give to others, unless the address wants it.
+func TestNothingPrepared(t *testing.T) {
+	for query, want := range map[string]pgx.QueryExecMode{
+		"": pgx.QueryExecModeCacheDescribe, "?default_query_exec_mode=cache_statement": pgx.QueryExecModeCacheStatement,
+		"?default_query_exec_mode=exec": pgx.QueryExecModeExec,
+	} {
+		config, err := database.Parse("postgres://u@127.0.0.1:1/d" + query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := config.ConnConfig.DefaultQueryExecMode; got != want {
+			t.Errorf("%q: %v, want %v", query, got, want)
 		}
 	}
 }

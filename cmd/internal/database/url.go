@@ -14,6 +14,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -28,7 +29,8 @@ var sslModes = []string{"disable", "allow", "prefer", "require", "verify-ca", "v
 // connectTimeout is for addresses that name none.
 const connectTimeout = 10 * time.Second
 
-// Parse checks an address without connecting. Its error says what to change.
+// Parse checks an address without connecting. Its error says what to change. Sessions keep no prepared statements,
+// unless the address says so: a pooler may be between, which gives each transaction another session.
 func Parse(address string) (*pgxpool.Config, error) {
 	if err := check(address); err != nil {
 		return nil, err
@@ -39,6 +41,9 @@ func Parse(address string) (*pgxpool.Config, error) {
 	}
 	if !strings.Contains(address, "connect_timeout") {
 		config.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	if !strings.Contains(address, "default_query_exec_mode") {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	}
 	return config, nil
 }
