@@ -24,7 +24,9 @@ type Engine struct {
 	known map[uuid.UUID]*Process
 }
 
-// New returns an engine that reads definitions from the pool's database.
+// New returns an engine whose handlers read from the pool's database. Behind a pooler that gives each transaction
+// another session, the pool must prepare no statements (pgx.QueryExecModeCacheDescribe): what is refused because
+// of them is charged to no run, but waits a second.
 func New(pool *pgxpool.Pool) *Engine {
 	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}}
 }
