@@ -36,7 +36,7 @@ type StartPayload struct {
 	Version  int             `json:"version,omitzero"`  // 0: the highest there is
 	Input    json.RawMessage `json:"input,omitzero"`    // an object; none: {}
 	Key      string          `json:"key,omitzero"`      // at most one instance of the process and tenant has it, until that is purged; not together with ID
-	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process, key and tenant, or the run's own
+	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process, key and tenant, or the run's own; one of another process is a conflict
 	Priority int             `json:"priority,omitzero"` // of all its steps: -100 to 100, 0 is usual
 	Tenant   string          `json:"tenant,omitzero"`   // of all its steps, and of what it calls; none: the run's own
 
