@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -61,10 +60,10 @@ func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.
 }
 
 // refused reports whether the database understood, and refuses, for want of a right, say: to try
-// again for ever would hide why. That a session behind a pooler is another's is none of the run's doing.
+// again for ever would hide why.
 func refused(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "42") && !session.Lost(err)
+	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "42")
 }
 
 // keys makes an instance's id of its process, business key and tenant, so that two starts with one key
@@ -117,7 +116,7 @@ func (e *Engine) unused(ctx context.Context, id uuid.UUID, process string) error
 	var other string
 	err := e.pool.QueryRow(ctx, `
 		SELECT d.name FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
-		WHERE i.id = $1 AND d.name <> $2`, id, process).Scan(&other)
+		WHERE i.id = $1 AND d.name <> $2`, unprepared, id, process).Scan(&other)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
@@ -129,7 +128,7 @@ func (e *Engine) unused(ctx context.Context, id uuid.UUID, process string) error
 
 func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) { // the hook does it
 	var undoing bool
-	err := e.pool.QueryRow(ctx, `SELECT ending IS NOT NULL AND completed_at IS NULL FROM process_instance WHERE id = $1`, p.Instance).Scan(&undoing)
+	err := e.pool.QueryRow(ctx, `SELECT ending IS NOT NULL AND completed_at IS NULL FROM process_instance WHERE id = $1`, unprepared, p.Instance).Scan(&undoing)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		err = run.Permanent(fmt.Errorf("instance: there is no instance %s", p.Instance))
@@ -151,7 +150,7 @@ func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 		FROM incident x
 		WHERE (x.id = $1 OR x.instance_id = $2) AND x.resolved_at IS NULL
 		ORDER BY x.created_at, x.id
-		LIMIT 1`, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token)
+		LIMIT 1`, unprepared, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = run.Permanent(errors.New("incident, instance: there is no such open incident; see SELECT * FROM incident WHERE resolved_at IS NULL"))
 	}
@@ -165,7 +164,7 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 	r := taskRef{Task: p.Task}
 	var state, assignee string
 	var version int64
-	err := e.pool.QueryRow(ctx, `SELECT instance_id, token_id, state, coalesce(assignee, $2), version FROM user_task WHERE id = $1`, p.Task, p.By).
+	err := e.pool.QueryRow(ctx, `SELECT instance_id, token_id, state, coalesce(assignee, $2), version FROM user_task WHERE id = $1`, unprepared, p.Task, p.By).
 		Scan(&r.Instance, &r.Token, &state, &assignee, &version)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -184,14 +183,14 @@ func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error
 	var err error
 	switch {
 	case p.Message != uuid.Nil:
-		err = e.pool.QueryRow(ctx, `SELECT payload FROM message WHERE id = $1`, p.Message).Scan(&payload)
+		err = e.pool.QueryRow(ctx, `SELECT payload FROM message WHERE id = $1`, unprepared, p.Message).Scan(&payload)
 	case p.Signal != uuid.Nil:
-		err = e.pool.QueryRow(ctx, `SELECT coalesce(payload->'payload', '{}') FROM workflow_run WHERE id = $1`, p.Signal).Scan(&payload)
+		err = e.pool.QueryRow(ctx, `SELECT coalesce(payload->'payload', '{}') FROM workflow_run WHERE id = $1`, unprepared, p.Signal).Scan(&payload)
 	case p.Child != uuid.Nil:
 		var status Status
 		var reason string
 		err = e.pool.QueryRow(ctx, `SELECT status, coalesce(output_payload, 'null'), coalesce(failure_reason, '') FROM process_instance WHERE id = $1`,
-			p.Child).Scan(&status, &payload, &reason)
+			unprepared, p.Child).Scan(&status, &payload, &reason)
 		if err == nil && status != Completed {
 			err = run.Permanent(run.WithCode("child_"+strings.ToLower(string(status)), fmt.Errorf("instance %s: %s %s", p.Child, status, reason)))
 		}

@@ -24,9 +24,11 @@ type Engine struct {
 	known map[uuid.UUID]*Process
 }
 
-// New returns an engine whose handlers read from the pool's database. Behind a pooler that gives each transaction
-// another session, the pool must prepare no statements (pgx.QueryExecModeCacheDescribe): what is refused because
-// of them is charged to no run, but waits a second.
+// unprepared is how handlers ask: what a statement left behind in a session, a pooler would give to others.
+const unprepared = pgx.QueryExecModeCacheDescribe
+
+// New returns an engine whose handlers read from the pool's database. A pooler may be between, whatever
+// the pool's config says of prepared statements.
 func New(pool *pgxpool.Pool) *Engine {
 	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}}
 }
@@ -45,7 +47,7 @@ func (e *Engine) find(ctx context.Context, name string, version int) (*Process, 
 		FROM process_definition
 		WHERE name = $1 AND ($2 = 0 OR version = $2)
 		ORDER BY version DESC
-		LIMIT 1`, name, version).Scan(&id)
+		LIMIT 1`, unprepared, name, version).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		what := fmt.Sprintf("%.100q", name)
 		if version != 0 {
@@ -83,7 +85,7 @@ func (e *Engine) processes(ctx context.Context, db querier, ids []uuid.UUID) (ma
 	if len(missing) == 0 {
 		return found, nil
 	}
-	rows, _ := db.Query(ctx, `SELECT id, definition FROM process_definition WHERE id = ANY ($1)`, missing)
+	rows, _ := db.Query(ctx, `SELECT id, definition FROM process_definition WHERE id = ANY ($1)`, unprepared, missing)
 	var id uuid.UUID
 	var text []byte
 	_, err := pgx.ForEachRow(rows, []any{&id, &text}, func() error {

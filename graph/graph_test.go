@@ -214,14 +214,20 @@ func (s *site) deploy(start string, nodes string) string {
 
 func (s *site) deployAs(name, start, nodes string) string {
 	s.t.Helper()
-	d, err := graph.Parse(fmt.Appendf(nil, `{"process": %q, "version": 1, "start": %q, "nodes": {%s}}`, name, start, nodes))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if _, err := graph.Deploy(s.t.Context(), s.pool, d); err != nil {
-		s.t.Fatal(err)
-	}
+	define(s.t, s.pool, fmt.Sprintf(`{"process": %q, "version": 1, "start": %q, "nodes": {%s}}`, name, start, nodes))
 	return name
+}
+
+// define deploys a whole definition.
+func define(t *testing.T, pool *pgxpool.Pool, text string) {
+	t.Helper()
+	d, err := graph.Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := graph.Deploy(t.Context(), pool, d); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // start starts an instance as psql does, and returns its id.
