@@ -30,13 +30,7 @@ func TestVisits(t *testing.T) {
 		})
 	}
 	const child = "child"
-	d, err := graph.Parse([]byte(`{"process": "child", "version": 1, "start": "M", "output": "{'gives': 'the end'}", "nodes": {"M": {"await": {"signal": "over"}}}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
-		t.Fatal(err)
-	}
+	define(t, s.pool, `{"process": "child", "version": 1, "start": "M", "output": "{'gives': 'the end'}", "nodes": {"M": {"await": {"signal": "over"}}}}`)
 	p := s.deploy("S", `"S": {"scope": {"start": "U", "nodes": {"U": {"human": {}, "in": {"n": "1"}, "to": "X"}, "X": {"choose": [{"if": "steps.U.again", "to": "U"}], "else": "R"},
 		"R": {"race": ["RM", "RT"]}, "RM": {"await": {"message": "go", "key": "'k'"}, "to": "end"}, "RT": {"wait": "P1D", "to": "end"}, "end": {"end": true}}}, "to": "E"},
 		"E": {"each": {"list": "['x']", "do": "test.step.v1"}, "to": "C"}, "C": {"call": {"process": "`+child+`", "undo": "none"}, "to": "M"},

@@ -343,13 +343,7 @@ func TestProcessWhy(t *testing.T) {
 func TestRetryOfAnOutput(t *testing.T) {
 	s := newSite(t)
 	name := "p" + uuid.NewString()[:8]
-	d, err := graph.Parse(fmt.Appendf(nil, `{"process": %q, "version": 1, "start": "A", "output": "{'n': steps.A.n}", "nodes": {%s}}`, name, undoable("A", "")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
-		t.Fatal(err)
-	}
+	define(t, s.pool, fmt.Sprintf(`{"process": %q, "version": 1, "start": "A", "output": "{'n': steps.A.n}", "nodes": {%s}}`, name, undoable("A", "")))
 	id := s.start(name, `{}`)
 	s.retry(s.stopped(id, "output_failed", 1), "")
 	incident := s.stopped(id, "output_failed", 1)
@@ -368,15 +362,9 @@ func TestRetryOfAnOutput(t *testing.T) {
 func TestRestOfAList(t *testing.T) {
 	s := newSite(t)
 	name := "p" + uuid.NewString()[:8]
-	d, err := graph.Parse(fmt.Appendf(nil, `{"process": %q, "version": 1, "start": "E", "output": "{'n': steps.E}", "nodes": {
+	define(t, s.pool, fmt.Sprintf(`{"process": %q, "version": 1, "start": "E", "output": "{'n': steps.E}", "nodes": {
 		"E": {"each": {"list": "[1, 1500, 2]", "do": "test.step.v1", "need": 1}, "in": {"name": "'item'", "ms": "item", "x": "item == 2 ? input.missing : 0.0"}, "to": "U"},
 		"U": {"human": {}}}}`, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
-		t.Fatal(err)
-	}
 	id := s.start(name, `{}`)
 	s.at("U", 1)
 	if n := query[int](t, s.pool, `SELECT open_incidents FROM process_instance WHERE id = $1`, id); n != 0 {

@@ -103,14 +103,8 @@ func TestSurplusInAScope(t *testing.T) {
 // once it can.
 func TestOutputOfATerminated(t *testing.T) {
 	s := newSite(t)
-	d, err := graph.Parse([]byte(`{"process": "p", "version": 1, "start": "F", "output": "{'n': steps.A.n}", "nodes": {
-		"F": {"fork": ["A", "U"]}, "T": {"terminate": true}, "U": {"human": {}},` + step("A", "T") + `}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := graph.Deploy(t.Context(), s.pool, d); err != nil {
-		t.Fatal(err)
-	}
+	define(t, s.pool, `{"process": "p", "version": 1, "start": "F", "output": "{'n': steps.A.n}", "nodes": {
+		"F": {"fork": ["A", "U"]}, "T": {"terminate": true}, "U": {"human": {}},`+step("A", "T")+`}}`)
 	id := s.start("p", `{}`)
 	incident := s.stopped(id, "output_failed", 1)
 	s.correct(id, "A", `{"n": 3}`)
@@ -148,6 +142,7 @@ func TestFailureThatIsNoRun(t *testing.T) {
 	}
 }
 
+// A list of which nothing is to be done has a result like any other, as its mapping makes it.
 func TestMappingOfAnEmptyList(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "input.l", "do": "test.step.v1"}, "in": {"name": "'item'"}, "out": {"count": "size(result)"}, "to": "Z"},`+
@@ -162,6 +157,8 @@ func TestMappingOfAnEmptyList(t *testing.T) {
 	s.healthy()
 }
 
+// Whatever a result is of, if it is not what its mapping expects the token stops where it is done;
+// with the fact corrected it goes on from there.
 func TestMappingsThatFail(t *testing.T) {
 	out := `"out": {"x": "result.nope"}, "to": "B"`
 	for name, story := range map[string]struct{ nodes, at string }{
@@ -197,6 +194,8 @@ func TestMappingsThatFail(t *testing.T) {
 	}
 }
 
+// A scope in which all wait for each other is not moved by edges that nothing leads over any more:
+// the incident says so.
 func TestStuckScope(t *testing.T) {
 	for name, on := range map[string]string{
 		"an error edge":            `{"error": "other", "to": "Z"}`,
@@ -222,6 +221,7 @@ func TestStuckScope(t *testing.T) {
 	}
 }
 
+// While a timer of the scope is still to fire, nothing is stuck.
 func TestScopeThatATimerMoves(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["a", "b"]}, "J": {"join": "all"}, "E": {"end": true},
