@@ -59,6 +59,7 @@ type node = map[string]any
 type drawer struct {
 	random *rand.Rand
 	name   string
+	first  int // the nodes' numbers begin after it
 	nodes  map[string]node
 	joins  []joint
 	waits  map[string]int64 // milliseconds
@@ -77,9 +78,16 @@ func newDrawer(r *rand.Rand, name string) *drawer {
 	return &drawer{random: r, name: name, nodes: map[string]node{}, waits: map[string]int64{}}
 }
 
+// within draws what lies in a scope of the graph, with names of its own.
+func (d *drawer) within() *drawer {
+	inner := newDrawer(d.random, d.name)
+	inner.first = 20
+	return inner
+}
+
 // add adds a node under a new name.
 func (d *drawer) add(prefix string, n node) string {
-	name := fmt.Sprintf("%s%d", prefix, len(d.nodes)+1)
+	name := fmt.Sprintf("%s%d", prefix, d.first+len(d.nodes)+1)
 	d.nodes[name] = n
 	return name
 }
@@ -342,13 +350,8 @@ var fixed = map[string]func(d *drawer) part{
 		}}
 	},
 	"scope": func(d *drawer) part { // what fails within ends all that moves there
-		inner := newDrawer(d.random, d.name)
-		inner.nodes["i0"] = nil // names of its own
-		for len(inner.nodes) < 20 {
-			inner.nodes[fmt.Sprint("i", len(inner.nodes))] = nil
-		}
+		inner := d.within()
 		body := inner.fork(inner.step(), inner.seq(inner.step(), inner.step("fail", "'declined'", "ms", "30")), inner.step("ms", "1200"))
-		maps.DeleteFunc(inner.nodes, func(_ string, n node) bool { return n == nil })
 		d.joins = append(d.joins, inner.joins...)
 		after := d.step()
 		return part{d.add("C", node{"scope": node{"start": body.entry, "nodes": inner.nodes}, "on": []node{{"error": "declined", "to": after.entry}}, "to": after.entry}),
@@ -362,16 +365,11 @@ var fixed = map[string]func(d *drawer) part{
 			}}
 	},
 	"thrown": func(d *drawer) part { // an error that no run has
-		inner := newDrawer(d.random, d.name)
-		inner.nodes["end"] = nil // names of its own
-		for len(inner.nodes) < 20 {
-			inner.nodes[fmt.Sprint("i", len(inner.nodes))] = nil
-		}
+		inner := d.within()
 		before := inner.step()
 		inner.nodes[before.exit]["to"] = inner.add("T", node{"throw": node{"error": "sour"}})
 		slow := inner.step("ms", "900")
 		body := inner.add("F", node{"fork": []string{before.entry, slow.entry}})
-		maps.DeleteFunc(inner.nodes, func(_ string, n node) bool { return n == nil })
 		after, never := d.step(), d.step()
 		return part{d.add("C", node{"scope": node{"start": body, "nodes": inner.nodes}, "on": []node{{"error": "sour", "to": after.entry}}, "to": never.entry}),
 			after.exit, func(x *instance, passes int) {
