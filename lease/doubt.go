@@ -35,33 +35,9 @@ func (p *Poller) settleDoubts(ctx context.Context) error {
 }
 
 // giveBack returns the leases in doubt, if there are any, with no attempt charged: their
-// handlers were never started. Exhausted ones, whose deadline is their start, were not
-// charged in the first place. A row that someone else has locked is left out.
+// handlers were never started.
 func giveBack(ctx context.Context, db run.DB, d doubt, worker string) error {
-	audit, done := run.Audit("returned")
-	_, err := db.Exec(ctx, `
-		WITH `+audit+`, mine AS MATERIALIZED (
-			SELECT id
-			FROM workflow_run
-			WHERE status = 'leased' AND started_at > now() - $1 * interval '1 second' AND lease_token = $2
-			FOR UPDATE SKIP LOCKED
-		), returned AS (
-			UPDATE workflow_run w
-			SET status = 'pending', run_at = now(), updated_at = now(),
-			    attempt = w.attempt - CASE WHEN w.deadline_at = w.started_at THEN 0 ELSE 1 END,
-			    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
-			FROM audit
-			WHERE w.id = ANY (ARRAY(SELECT id FROM mine))
-			RETURNING w.id, least(w.attempt + 1, w.max_attempts) AS attempt, w.lease_no, w.started_at
-		), history AS (
-			INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
-			SELECT r.id, 'released', r.attempt, r.lease_no, r.started_at, $3, '{"reason": "the answer to the lease was lost"}'
-			FROM returned r, audit
-			WHERE audit.writer = 'self'
-		), `+done+`
-		SELECT FROM done`,
-		(time.Since(d.sent) + time.Hour).Seconds(), d.token, worker)
-	if err != nil {
+	if _, err := db.Exec(ctx, `SELECT workflow_give_back_v1($1, $2, $3)`, d.token, (time.Since(d.sent) + time.Hour).Seconds(), worker); err != nil {
 		return fmt.Errorf("give back leases in doubt: %w", err)
 	}
 	return nil

@@ -26,7 +26,7 @@ type deaf struct {
 }
 
 func (d *deaf) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if d.mode == "" || !strings.Contains(sql, "'leased'") {
+	if d.mode == "" || !strings.Contains(sql, "workflow_lease_v1(") {
 		return d.DB.Query(ctx, sql, args...)
 	}
 	execute := func(db run.DB) error {
@@ -234,7 +234,7 @@ type blind struct {
 }
 
 func (b *blind) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if !b.on || !strings.Contains(sql, "RECURSIVE") {
+	if !b.on || !strings.Contains(sql, "workflow_lanes_v1") {
 		return b.DB.Query(ctx, sql, args...)
 	}
 	_, _ = b.Exec(ctx, "SELECT pg_sleep(0.2)")

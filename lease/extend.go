@@ -24,26 +24,7 @@ type Held struct {
 // left out, not waited for. gone maps the runs whose lease is no longer ours to
 // run.ErrCancelled or run.ErrLost; kept lists those that were extended.
 func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone map[uuid.UUID]error, err error) {
-	// The ids go through arrays so that rows are found by primary key at any table size. An
-	// exhausted run has its start as its deadline, which is no limit for who is to fail it.
-	rows, _ := db.Query(ctx, `
-		WITH held AS MATERIALIZED (
-			SELECT id, token, length
-			FROM unnest($1::uuid[], $2::uuid[], $3::float8[]) AS h (id, token, length)
-		), mine AS MATERIALIZED (
-			SELECT w.id
-			FROM workflow_run w JOIN held h ON w.id = h.id AND w.lease_token = h.token
-			WHERE w.id = ANY (ARRAY(SELECT id FROM held))
-			ORDER BY w.id
-			FOR UPDATE OF w SKIP LOCKED
-		)
-		UPDATE workflow_run w
-		SET lease_until = least(clock_timestamp() + h.length * interval '1 second',
-		                        CASE WHEN w.deadline_at > w.started_at THEN w.deadline_at END),
-		    updated_at = statement_timestamp()
-		FROM held h
-		WHERE w.id = ANY (ARRAY(SELECT id FROM mine)) AND w.id = h.id
-		RETURNING w.id`,
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_extend_v1($1, $2, $3)`,
 		column(held, func(h Held) [16]byte { return h.ID }),
 		column(held, func(h Held) [16]byte { return h.Token }),
 		column(held, func(h Held) float64 { return h.Length.Seconds() }))
@@ -75,26 +56,25 @@ func missing(held []Held, kept []uuid.UUID) map[uuid.UUID]uuid.UUID {
 func look(ctx context.Context, db run.DB, tokens map[uuid.UUID]uuid.UUID) (map[uuid.UUID]error, error) {
 	type state struct {
 		ID     uuid.UUID
-		Token  *uuid.UUID
-		Status run.Status
+		Held   bool
+		Status *run.Status
 	}
-	rows, _ := db.Query(ctx, `
-		SELECT id, lease_token, status
-		FROM workflow_run
-		WHERE id = ANY ($1)`, slices.Collect(maps.Keys(tokens)))
+	ids := slices.Collect(maps.Keys(tokens))
+	rows, _ := db.Query(ctx, `SELECT id, held, status FROM workflow_held_v1($1, $2)`,
+		ids, column(ids, func(id uuid.UUID) [16]byte { return tokens[id] }))
 	states, err := pgx.CollectRows(rows, pgx.RowToStructByPos[state])
 	if err != nil {
 		return nil, fmt.Errorf("look at %d leases: %w", len(tokens), err)
 	}
 	gone := make(map[uuid.UUID]error, len(tokens))
-	for id := range tokens {
+	for _, id := range ids {
 		gone[id] = run.ErrLost // also when the row itself is gone
 	}
 	for _, s := range states {
 		switch {
-		case s.Token != nil && *s.Token == tokens[s.ID]:
+		case s.Held:
 			delete(gone, s.ID) // still ours, only locked
-		case s.Status == run.Cancelled:
+		case s.Status != nil && *s.Status == run.Cancelled:
 			gone[s.ID] = run.ErrCancelled
 		}
 	}

@@ -45,8 +45,3 @@ type Terms struct {
 	Group   string        // types with the same Group share their Room
 	Grace   time.Duration // leave runs alone until they have been due this long
 }
-
-// open is the condition under which a run can be leased at all. It is the predicate of
-// workflow_run_lane_idx, to the letter, so that the planner can use the index.
-const open = `status = 'pending' AND deleted_at IS NULL AND held_at IS NULL
-				  AND finished_at IS NULL AND priority BETWEEN -100 AND 100 AND attempt >= 0 AND max_attempts BETWEEN 1 AND 1000`

@@ -9,7 +9,6 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -79,7 +78,7 @@ func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 }
 
 // The hot statements have the same plans and touch as much whatever else is in the table,
-// whatever its statistics say, and whatever the database's language is: planned with their values,
+// whatever its statistics say, and whatever the database's language is: in a session that has just been opened,
 // and with plans that are kept from when there was nothing.
 func TestPlans(t *testing.T) {
 	icu := func(t *testing.T) *pgxpool.Pool {
@@ -151,6 +150,7 @@ func stock(t *testing.T, pool *pgxpool.Pool) {
 func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int) {
 	const n = 500
 	exec(t, pool, "ALTER TABLE workflow_run SET (autovacuum_enabled = off)")
+	watch(t, pool)
 	stock(t, pool)
 	early := hotStatements(t, as, n)
 	exec(t, pool, "TRUNCATE workflow_run CASCADE")
@@ -161,20 +161,9 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 	case "empty":
 		exec(t, pool, "VACUUM ANALYZE workflow_run")
 	}
-	config := as.Config()
-	session.Prepare(config)
-	keeping, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer keeping.Close()
-	keeper, err := keeping.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer keeper.Release()
+	keeper := newWatched(t, as)
 	for _, h := range early {
-		explainKept(t, keeper, h.statement)
+		keeper.explain(t, h.statement)
 	}
 	stock(t, pool)
 	base := map[string]int{}
@@ -192,12 +181,12 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 			if what == "leased by others" && (h.name == "reclaim" || h.name == "give back") {
 				size, limit = crowdSize, 0 // each of them has to be looked at
 			}
-			p := explain(t, as, h.statement)
+			p := newWatched(t, as).explain(t, h.statement)
 			p.check(t, what+": "+h.name, size, limit)
 			if base[h.name] == 0 {
 				base[h.name] = p.buffers()
 			}
-			explainKept(t, keeper, h.statement).check(t, what+": "+h.name+", its plan kept", size, limit)
+			keeper.explain(t, h.statement).check(t, what+": "+h.name+", its plan kept", size, limit)
 		}
 	}
 	measure("nothing else")

@@ -31,6 +31,8 @@ type Poller struct {
 	// not kill it. Meanwhile none is leased whose last attempt it would be.
 	Watched bool
 
+	SetAside func([]Aside) // told of runs that are set aside; may be nil
+
 	paused    []string // prefixes and types, as discovery found them
 	lanes     map[lane]*position
 	hurry     bool // try the known lanes before discovery
@@ -141,19 +143,19 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	if len(chosen) == 0 {
 		return nil, min(wait, p.nextDue()), nil
 	}
-	leases, found, err := p.take(ctx, chosen, n, suspects)
+	leases, due, err := p.take(ctx, chosen, n, suspects)
 	if err != nil {
 		return nil, 0, err
 	}
 	p.remember(leases)
-	p.busy = found == n
+	p.busy = due == n
 	switch {
-	case found > 0 && len(leases) == 0: // they wait for those that are watched, and must not keep others from being found
+	case due > 0 && len(leases) == 0: // they wait for those that are watched, and must not keep others from being found
 		p.busy, p.waiting = false, time.Now().Add(watchPause)
 		return nil, 0, nil
-	case p.busy || found > len(leases):
+	case p.busy || due > len(leases):
 		return leases, 0, nil
-	case discovered && found == 0:
+	case discovered && due == 0:
 		p.discovery = spent(start) // what it found was not there to be leased: count both
 	}
 	return leases, min(wait, p.nextDue()), nil

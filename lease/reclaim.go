@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -26,6 +24,8 @@ type Reclaimer struct {
 	Backoff run.Backoff
 	Length  time.Duration // of the leases on exhausted runs
 	Steps   bool          // also lease exhausted steps of process graphs
+
+	SetAside func([]Aside) // told of runs that are set aside; may be nil
 
 	idle  bool
 	looks [len(reach)]glance // the last look with each reach; that with the shortest is the last of all
@@ -81,9 +81,17 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	}
 	start := time.Now()
 	from, reaching := r.next(start)
-	found, first, err := r.takeBack(ctx, from, n, 0, token)
-	if refused(err) {
-		found, first, err = r.takeEach(ctx, from, n, token)
+	found, first, err := r.takeBack(ctx, from, n, token)
+	for refused(err) {
+		aside, problem := r.setAside(ctx, from)
+		if problem != nil || len(aside) == 0 {
+			err = errors.Join(err, problem)
+			break
+		}
+		if r.SetAside != nil {
+			r.SetAside(aside)
+		}
+		found, first, err = r.takeBack(ctx, from, n, token)
 	}
 	if reaching < 0 { // also when it failed, or one that takes too long would be tried again and again
 		r.whole = spent(start)
@@ -103,31 +111,11 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	return again, exhausted, nil
 }
 
-// takeEach takes leases back one by one, past rows whose update is refused, by a trigger of
-// the user's perhaps: these are nobody else's trouble.
-func (r *Reclaimer) takeEach(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, first oldest, err error) {
-	for skip := 0; len(taken)+skip < n; {
-		one, next, err := r.takeBack(ctx, from, 1, skip, token)
-		switch {
-		case refused(err):
-			skip++
-			continue
-		case err != nil && len(taken) == 0:
-			return nil, first, err
-		case err != nil:
-			return taken, first, nil
-		case len(one) == 0:
-			return taken, next, nil
-		}
-		taken, first = append(taken, one...), next
-	}
-	return taken, first, nil
-}
-
-// refused reports whether the database objects to what is to be stored.
-func refused(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23") || strings.HasPrefix(pg.Code, "P0"))
+// setAside finds the expired leases that the database refuses to have taken back, and sets their runs
+// aside. None means that it was not the fault of a row.
+func (r *Reclaimer) setAside(ctx context.Context, from time.Time) ([]Aside, error) {
+	rows, _ := r.DB.Query(ctx, `SELECT * FROM workflow_take_back_refused_v1($1, $2)`, from, r.Steps)
+	return collectAside(rows)
 }
 
 // oldest is since when the oldest lease is held; if there is none, since when that is so. Both
@@ -137,60 +125,14 @@ type oldest struct {
 	held  bool
 }
 
-// takeBack is the one statement of Reclaim; skip is how many expired leases it passes over.
-// Entries of leases long settled, up to the first that is held, are walked over but once.
+// takeBack is the one statement of Reclaim. Entries of leases long settled, up to the first that is held,
+// are walked over but once.
 //
 // A server that has just come up is left alone for two seconds: living owners use them to
 // reconnect and extend their leases.
-func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, token uuid.UUID) (taken []Lease, first oldest, err error) {
-	audit, done := run.Audit("taken")
-	rows, _ := r.DB.Query(ctx, `
-		WITH `+audit+`, first AS MATERIALIZED (
-			SELECT started_at
-			FROM workflow_run
-			WHERE status = 'leased' AND started_at >= $1
-			ORDER BY started_at
-			LIMIT 1
-		), expired AS MATERIALIZED (
-			SELECT id, started_at
-			FROM workflow_run
-			WHERE status = 'leased' AND started_at >= (SELECT started_at FROM first) AND lease_until < clock_timestamp()
-			  AND pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'
-			  AND (attempt < max_attempts OR $2 OR token_id IS NULL)
-			ORDER BY started_at
-			LIMIT $3 OFFSET $8
-			FOR UPDATE SKIP LOCKED
-		), taken AS (
-			UPDATE workflow_run w
-			SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END,
-			    suspect = true, updated_at = statement_timestamp(),
-			    error = jsonb_build_object('code', 'lease_expired', 'message', 'no sign of life from ' || w.leased_by,
-			                               'attempt', w.attempt, 'worker', w.leased_by, 'lease_no', w.lease_no),
-			    last_error = 'lease_expired: no sign of life from ' || w.leased_by,
-			    run_at = CASE WHEN w.attempt < w.max_attempts THEN statement_timestamp() + interval '1 second' * (1 + random() / 2)
-			                  * ($4::float8[])[least(greatest(w.attempt, 1), cardinality($4::float8[]))] ELSE w.run_at END,
-			    lease_token = CASE WHEN w.attempt >= w.max_attempts THEN $5::uuid END,
-			    lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END,
-			    leased_by = CASE WHEN w.attempt >= w.max_attempts THEN $6 END,
-			    lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + $7 * interval '1 second' END,
-			    started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
-			    deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
-			FROM audit
-			WHERE w.id = ANY (ARRAY(SELECT id FROM expired))
-			RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
-			          w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS exhausted, w.run_at, w.token_id,
-			          w.error->>'worker' AS loser
-		), history AS (
-			INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by)
-			SELECT t.id, statement_timestamp(), 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END, e.started_at, $6, t.loser
-			FROM taken t JOIN expired e ON e.id = t.id, audit
-			WHERE audit.writer = 'self'
-		), `+done+`
-		SELECT coalesce(alive.oldest, statement_timestamp()), alive.oldest IS NOT NULL, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
-		       t.tenant_id, t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.exhausted, t.run_at, t.token_id
-		FROM (SELECT (SELECT started_at FROM first) AS oldest) AS alive
-		LEFT JOIN (SELECT taken.* FROM taken, done) AS t ON true`,
-		from, r.Steps, n, r.delays(), token, r.Worker, r.Length.Seconds(), skip)
+func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, first oldest, err error) {
+	rows, _ := r.DB.Query(ctx, `SELECT * FROM workflow_take_back_v1($1, $2, $3, $4, $5, $6, $7)`,
+		from, r.Steps, n, r.delays(), token, r.Worker, r.Length.Seconds())
 	return scanReclaimed(rows)
 }
 

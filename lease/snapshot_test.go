@@ -1,6 +1,7 @@
 package lease_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -30,6 +31,8 @@ func TestOldSnapshot(t *testing.T) {
 	}
 	exec(t, tx, "SELECT FROM workflow_run LIMIT 1")
 
+	watch(t, pool)
+	session := newWatched(t, pool)
 	p := newPoller(pool, "a.")
 	take := func() plan {
 		t.Helper()
@@ -42,7 +45,7 @@ func TestOldSnapshot(t *testing.T) {
 			}
 		})
 		p.Discover()
-		return explain(t, pool, sent[len(sent)-1])
+		return session.explain(t, sent[len(sent)-1])
 	}
 	p.Discover()
 	settle(t, pool, acquire(t, p, n)...)
@@ -56,7 +59,7 @@ func TestOldSnapshot(t *testing.T) {
 	}
 	last := take()
 	if last.buffers() > first+100 {
-		t.Errorf("leasing one run touches %d buffers, at first %d\n%s", last.buffers(), first, last.text)
+		t.Errorf("leasing one run touches %d buffers, at first %d\n%s", last.buffers(), first, strings.Join(last.texts, "\n"))
 	}
 	// The rule is worth something: from the start it is a multiple.
 	fresh := newPoller(nil, "a.")
@@ -64,7 +67,7 @@ func TestOldSnapshot(t *testing.T) {
 		fresh.DB = db
 		acquire(t, fresh, 1)
 	})
-	if walk := explain(t, pool, sent[0]).buffers(); walk < 10*first {
+	if walk := session.explain(t, sent[0]).buffers(); walk < 10*first {
 		t.Errorf("discovery touches %d buffers: no dead entries, so this shows nothing", walk)
 	}
 	t.Logf("first %d, last %d buffers", first, last.buffers())

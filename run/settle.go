@@ -93,7 +93,7 @@ func cleanCode(code string) string {
 // success: the run's own row says all of that, for good.
 //
 // A release gives the attempt back, unless the lease was that of an exhausted run, which is
-// not charged: its deadline_at is its started_at.
+// not charged.
 //
 // Any error means that nothing was recorded, unless the connection broke while the answer
 // was under way. Settle sorts outcomes in place.
@@ -133,51 +133,12 @@ func settlement(worker string, outcomes []Outcome) (sql string, args []any, err 
 	if err != nil {
 		return "", nil, err
 	}
-	// No condition on status: the token says it all, and the planner would be tempted into
-	// the index of leased rows, which is full of dead entries while a snapshot is held. The
-	// ids go through an array so that rows are found by primary key, whatever the planner
-	// thinks of the table: reading all of a small one costs more than everything else here.
-	// done must be read even if nothing was settled, hence the array.
-	audit, done := Audit("settled")
-	return `
-		WITH ` + audit + `, outcome AS MATERIALIZED (
-			SELECT *
-			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::text[], $7::float8[])
-			  WITH ORDINALITY AS o (id, token, verdict, result, error, last_error, delay, place)
-		), settled AS (
-			UPDATE workflow_run w
-			SET status = CASE o.verdict WHEN 'succeeded' THEN 'succeeded' WHEN 'failed' THEN 'failed' ELSE 'pending' END,
-			    result = CASE o.verdict WHEN 'succeeded' THEN o.result ELSE w.result END,
-			    error = coalesce(o.error, w.error),
-			    last_error = coalesce(o.last_error, w.last_error),
-			    attempt = w.attempt - CASE WHEN o.verdict IN ('postponed', 'released') AND w.attempt > 0
-			                               AND w.deadline_at IS DISTINCT FROM w.started_at THEN 1 ELSE 0 END,
-			    postponed = w.postponed + CASE o.verdict WHEN 'postponed' THEN 1 ELSE 0 END,
-			    suspect = w.suspect AND o.verdict = 'released',
-			    run_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN w.run_at
-			                  ELSE statement_timestamp() + o.delay * interval '1 second' END,
-			    finished_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN statement_timestamp() END,
-			    settled_token = w.lease_token, settled_by = $8, updated_at = statement_timestamp(),
-			    lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
-			FROM audit, outcome o
-			WHERE w.id = ANY (ARRAY(SELECT id FROM outcome)) AND w.id = o.id AND w.lease_token = o.token
-			RETURNING w.id, o.place, o.verdict, w.lease_no, w.started_at, o.error, o.delay,
-			          CASE WHEN o.verdict IN ('postponed', 'released') THEN least(w.attempt + 1, w.max_attempts) ELSE w.attempt END AS attempt
-		), history AS (
-			INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
-			SELECT s.id, s.verdict, s.attempt, s.lease_no, s.started_at, $8,
-			       coalesce(s.error - 'stack', '{}') || CASE WHEN s.verdict = 'failed' THEN '{}'
-			           ELSE jsonb_build_object('delay_seconds', s.delay) END
-			FROM settled s, audit
-			WHERE audit.writer = 'self' AND s.verdict <> 'succeeded'
-		), ` + done + `
-		SELECT ARRAY(SELECT place FROM settled)
-		FROM done`, append(columns, worker), nil
+	return `SELECT workflow_settle_v1($1, $2, $3, $4, $5, $6, $7, $8)`, append(columns, worker), nil
 }
 
 // refusedOf reads the answer: the places of those that were settled.
 func refusedOf(rows pgx.Rows, outcomes []Outcome) (refused []Outcome, err error) {
-	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]int64])
+	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]int32])
 	if err != nil {
 		return nil, fmt.Errorf("settle %d runs: %w", len(outcomes), err)
 	}
@@ -224,13 +185,9 @@ func outcomeColumns(outcomes []Outcome) ([]any, error) {
 // Recorded returns those of the outcomes that are the last which their runs have recorded. A
 // worker that lost the answer to Settle calls Settle again and then asks this about the refused.
 func Recorded(ctx context.Context, db DB, outcomes []Outcome) (recorded []Outcome, err error) {
-	rows, _ := db.Query(ctx, `
-		SELECT o.place
-		FROM unnest($1::uuid[], $2::uuid[]) WITH ORDINALITY AS o (id, token, place)
-		JOIN workflow_run w ON w.id = o.id AND w.settled_token = o.token
-		WHERE w.id = ANY ($1)`,
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_recorded_v1($1, $2)`,
 		column(outcomes, func(o Outcome) [16]byte { return o.ID }), column(outcomes, func(o Outcome) [16]byte { return o.Token }))
-	places, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	places, err := pgx.CollectRows(rows, pgx.RowTo[int32])
 	if err != nil {
 		return nil, fmt.Errorf("look up %d outcomes: %w", len(outcomes), err)
 	}

@@ -17,19 +17,13 @@ const reportTimeout = 2 * time.Second
 // report keeps the worker's row in workflow_worker until ctx ends, and takes it away then. Nothing
 // is decided by it, so what goes wrong here is only noted.
 func (w *Worker) report(ctx context.Context) {
-	id := uuid.New()
+	id, secret := uuid.New(), uuid.New()
 	host, _ := os.Hostname() // for people; empty is fine
 	started := time.Now()
 	for ctx.Err() == nil {
 		call, done := context.WithTimeout(ctx, reportTimeout)
-		_, err := w.db.Exec(call, `
-			WITH gone AS ( -- those that died long ago
-				DELETE FROM workflow_worker WHERE seen_at < now() - interval '1 day' AND id <> $1
-			)
-			INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, started_at)
-			VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, now() - $11 * interval '1 second')
-			ON CONFLICT (id) DO UPDATE SET seen_at = now(), running = excluded.running`,
-			id, w.name, w.config.Prefixes, w.config.Mux.patterns(), w.config.Steps, w.config.Concurrency, w.jobs.count(),
+		_, err := w.db.Exec(call, `SELECT workflow_present_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
+			id, secret, w.name, w.config.Prefixes, w.config.Mux.patterns(), w.config.Steps, w.config.Concurrency, w.jobs.count(),
 			w.config.Version, host, os.Getpid(), time.Since(started).Seconds())
 		done()
 		if err != nil && ctx.Err() == nil {
@@ -39,7 +33,7 @@ func (w *Worker) report(ctx context.Context) {
 	}
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer done()
-	if _, err := w.db.Exec(call, `DELETE FROM workflow_worker WHERE id = $1`, id); err != nil {
+	if _, err := w.db.Exec(call, `SELECT workflow_absent_v1($1, $2)`, id, secret); err != nil {
 		w.config.Logger.Debug("cannot take this worker out of workflow_worker", "err", err)
 	}
 }

@@ -131,16 +131,7 @@ func (w *Worker) locked(ctx context.Context, batch []*job) map[uuid.UUID]bool {
 	}
 	call, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
-	rows, _ := w.db.Query(call, `
-		WITH free AS MATERIALIZED (
-			SELECT id
-			FROM workflow_run
-			WHERE id = ANY ($1)
-			FOR NO KEY UPDATE SKIP LOCKED
-		)
-		SELECT id
-		FROM workflow_run
-		WHERE id = ANY ($1) AND id NOT IN (SELECT id FROM free)`, all)
+	rows, _ := w.db.Query(call, `SELECT * FROM workflow_locked_v1($1)`, all)
 	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return nil

@@ -25,7 +25,8 @@ BEGIN
     EXECUTE format('DROP POLICY IF EXISTS %I ON workflow_run', policy);
     EXECUTE format('DROP POLICY IF EXISTS %I ON workflow_history', policy);
     -- Constants, so that it costs no look at another table for each row. Steps of processes need the engine.
-    EXECUTE format('CREATE POLICY %I ON workflow_run TO %I USING (token_id IS NULL AND (%s))', policy, bound, mine);
-    EXECUTE format('CREATE POLICY %I ON workflow_history FOR INSERT TO %I WITH CHECK (EXISTS (SELECT FROM workflow_run r WHERE r.id = workflow_id))', policy, bound);
+    EXECUTE format('CREATE POLICY %I ON workflow_run FOR SELECT TO %I USING (token_id IS NULL AND (%s))', policy, bound, mine);
+    INSERT INTO workflow_binding (role, prefixes) VALUES (quote_ident(bound)::regrole, prefixes)
+    ON CONFLICT (role) DO UPDATE SET prefixes = excluded.prefixes;
 END
 $do$;

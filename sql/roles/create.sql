@@ -23,6 +23,9 @@ DECLARE
     others text;
     thing  record;
     kind   text;
+    -- Only functions that run with the owner's rights call these.
+    internal text[] := '{workflow_behalf, workflow_overrides, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_due, workflow_expired,
+        workflow_as_worker, workflow_unrecorded, workflow_passing, workflow_is_set_aside}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
     IF to_regproc('workflow_functions') IS NULL THEN
@@ -79,14 +82,17 @@ BEGIN
         END IF;
     END LOOP;
     FOR thing IN
-        SELECT p.oid::regprocedure::text AS name, p.prorettype = 'trigger'::regtype AS on_trigger, p.proowner <> o.oid AS foreign_owned
+        SELECT p.oid::regprocedure::text AS name, p.prorettype = 'trigger'::regtype AS on_trigger, p.proname ~ '^workflow_.*_v\d+$' AS for_workers, p.proowner <> o.oid AS foreign_owned,
+               p.proname = ANY (internal) AS internal
         FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours JOIN pg_roles o ON o.rolname = own
     LOOP
         IF thing.foreign_owned THEN
             EXECUTE format('ALTER FUNCTION %s OWNER TO %I', thing.name, own);
         END IF;
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', thing.name);
-        IF NOT thing.on_trigger AND thing.name !~ '\mworkflow_(behalf|overrides)\(' THEN
+        IF thing.for_workers THEN
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_worker', engine);
+        ELSIF NOT thing.on_trigger AND NOT thing.internal THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_operator', engine);
         END IF;
     END LOOP;
@@ -107,10 +113,11 @@ BEGIN
     END LOOP;
     EXECUTE format('GRANT %I TO %I, %I', named || '_enqueue', engine, named || '_operator');
 
-    EXECUTE format('GRANT SELECT, UPDATE (status, result, error, last_error, attempt, max_attempts, postponed, suspect, run_at, started_at, deadline_at, finished_at,
-                        lease_until, lease_token, lease_no, leased_by, settled_token, settled_by, updated_at) ON workflow_run TO %I', named || '_worker');
-    EXECUTE format('GRANT INSERT (workflow_id, created_at, started_at, lease_no, attempt, event_type, actor, leased_by, data) ON workflow_history TO %I', named || '_worker');
-    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON workflow_worker TO %I', named || '_worker');
+    -- Workers act by functions; of what they see, tokens are no part: with these they could act for others.
+    EXECUTE format('GRANT SELECT (%s) ON workflow_run TO %I', (
+        SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute a
+        WHERE a.attrelid = 'workflow_run'::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attname NOT IN ('lease_token', 'settled_token')), named || '_worker');
+    EXECUTE format('GRANT SELECT ON workflow_worker, workflow_binding TO %I', named || '_worker');
     EXECUTE format('GRANT SELECT ON workflow_pause TO %I', named || '_worker');
 
     EXECUTE format('GRANT SELECT, UPDATE (published_at, parked_at, delivered_to, parked_by) ON outbox_event TO %I', named || '_dispatcher');

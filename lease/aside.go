@@ -1,0 +1,70 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Aside is a run that the database refuses to have leased or taken back. It stands in
+// workflow_set_aside, with the database's words, which may quote what it holds.
+type Aside struct {
+	ID         uuid.UUID
+	Type       string
+	SQLState   string
+	Constraint string // that refuses it; empty: none has a name
+}
+
+// refused reports whether the database's answer may be about a single row. What has nothing to do with
+// rows is the business of the caller, who tries again: workflow_passing lists the same codes.
+func refused(err error) bool {
+	var answer *pgconn.PgError
+	if !errors.As(err, &answer) || len(answer.Code) != 5 {
+		return false
+	}
+	switch answer.Code {
+	case "55P03", "26000", "42P05": // lock_not_available, a statement that is not prepared, or is already
+		return false
+	}
+	switch answer.Code[:2] {
+	case "08", "25", "28", "2D", "3B", "3D", "3F", "40", "53", "57", "58":
+		return false
+	}
+	return true
+}
+
+// setAside finds the runs at the head of the chosen lanes that the database refuses to have leased,
+// and sets them aside. None means that it was not the fault of a row.
+func (p *Poller) setAside(ctx context.Context, chosen []request) ([]Aside, error) {
+	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7)`,
+		append(laneColumns(chosen, 0)[:6], p.Steps)...)
+	return collectAside(rows)
+}
+
+func collectAside(rows pgx.Rows) ([]Aside, error) {
+	aside, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Aside])
+	if err != nil {
+		return nil, fmt.Errorf("find the runs that are refused: %w", err)
+	}
+	return aside, nil
+}
+
+// TryAgain has runs that are set aside be tried again when it is time: each after ten minutes, and after ten
+// seconds one for all that were refused for the same reason. Call it every ten seconds.
+func TryAgain(ctx context.Context, db run.DB) error {
+	if _, err := db.Exec(ctx, `SELECT workflow_try_again_v1()`); err != nil {
+		return fmt.Errorf("have what is set aside tried again: %w", err)
+	}
+	return nil
+}
+
+// String says which run it is and why, and quotes nothing of what it holds.
+func (a Aside) String() string {
+	return strings.TrimSuffix(fmt.Sprintf("run %s of type %s: SQLSTATE %s %s", a.ID, a.Type, a.SQLState, a.Constraint), " ")
+}
