@@ -91,11 +91,6 @@ COMMENT ON COLUMN workflow_set_aside.statement IS 'What was refused: lease or ta
 COMMENT ON COLUMN workflow_set_aside.due IS 'It is to be tried again.';
 COMMENT ON COLUMN workflow_set_aside.row_version IS 'The xmin of the row that was refused. With another one it is tried again.';
 
--- Whether a run is set aside, as it is. The functions below ask only if anything is.
-CREATE FUNCTION workflow_is_set_aside(id uuid, row_version xid) RETURNS boolean
-LANGUAGE sql STABLE
-RETURN EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = workflow_is_set_aside.id AND a.row_version = workflow_is_set_aside.row_version AND NOT a.due);
-
 -- Trouble that has nothing to do with rows: the server is out of reach, out of room or going down, the session or
 -- the transaction is at fault, somebody holds a lock. Of all other codes no class tells whose error it is.
 CREATE FUNCTION workflow_passing(sqlstate text) RETURNS boolean
@@ -122,9 +117,9 @@ BEGIN
         WHERE w.id = ANY (ids);
     END IF;
     PERFORM octet_length(w.payload::text), octet_length(w.metadata::text) FROM workflow_run w WHERE w.id = ANY (ids); -- what a worker would read
-    RAISE EXCEPTION 'tried' USING ERRCODE = 'WF000';
+    RAISE EXCEPTION 'tried' USING ERRCODE = 'WF001';
 EXCEPTION
-    WHEN SQLSTATE 'WF000' THEN
+    WHEN SQLSTATE 'WF001' THEN
         RETURN NULL;
     WHEN OTHERS THEN
         GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, words = MESSAGE_TEXT, rule = CONSTRAINT_NAME;
@@ -148,18 +143,18 @@ BEGIN
         WHERE w.id = control;
     END IF;
     IF workflow_try(ARRAY[control], statement) IS NULL THEN
-        RAISE EXCEPTION 'it works' USING ERRCODE = 'WF000';
+        RAISE EXCEPTION 'it works' USING ERRCODE = 'WF001';
     END IF;
-    RAISE EXCEPTION 'it does not' USING ERRCODE = 'WF001';
+    RAISE EXCEPTION 'it does not' USING ERRCODE = 'WF002';
 EXCEPTION
-    WHEN SQLSTATE 'WF000' THEN RETURN true;
+    WHEN SQLSTATE 'WF001' THEN RETURN true;
     WHEN OTHERS THEN RETURN false;
 END
 $fn$;
 
 -- Finds the runs among some, which the caller has locked, for which a statement is refused, and sets them aside. What is refused is
 -- halved until a row stands alone. That row is at fault if the statement goes through for another one; if it goes
--- through for none, it is the statement's fault, and nothing is set aside. After half a second the rest is left for the next time.
+-- through for none, it is the statement's fault, and nothing is set aside. After half a second, and one at least, the rest is left for the next time.
 CREATE FUNCTION workflow_isolate(ids uuid[], statement text) RETURNS SETOF workflow_set_aside
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
@@ -169,8 +164,9 @@ DECLARE
     answer text[];
     works  boolean := false;
     bad    workflow_set_aside[] := '{}';
+    until  timestamptz := clock_timestamp() + interval '500 ms';
 BEGIN
-    WHILE cardinality(heaps) > 0 AND clock_timestamp() < statement_timestamp() + interval '500 ms' LOOP
+    WHILE cardinality(heaps) > 0 AND (clock_timestamp() < until OR cardinality(bad) = 0) LOOP
         heap  := ARRAY(SELECT value::uuid FROM jsonb_array_elements_text(heaps[cardinality(heaps)]));
         heaps := trim_array(heaps, 1);
         answer := workflow_try(heap, statement);
@@ -206,7 +202,7 @@ LANGUAGE sql SET search_path FROM CURRENT AS $fn$
     UPDATE workflow_set_aside a
     SET due = true
     FROM (SELECT DISTINCT type, statement, sqlstate, "constraint" FROM back) b
-    WHERE a.kind = 'run' AND a.id <> ALL (ids) AND NOT a.due
+    WHERE a.kind = 'run' AND a.id NOT IN (SELECT id FROM back) AND NOT a.due
       AND (a.type, a.statement, a.sqlstate, a."constraint") = (b.type, b.statement, b.sqlstate, b."constraint")
 $fn$;
 
@@ -225,12 +221,10 @@ BEGIN
     UPDATE workflow_set_aside a
     SET due = true, last_tried_at = clock_timestamp()
     FROM (
-        (SELECT DISTINCT ON (x.kind, x.type, x.statement, x.sqlstate, x."constraint") x.kind, x.id
+        (SELECT x.kind, (array_agg(x.id ORDER BY x.last_tried_at))[1] AS id
          FROM workflow_set_aside x
-         WHERE NOT EXISTS (SELECT FROM workflow_set_aside y
-                           WHERE (y.kind, y.type, y.statement, y.sqlstate, y."constraint") = (x.kind, x.type, x.statement, x.sqlstate, x."constraint")
-                             AND y.last_tried_at > clock_timestamp() - interval '9 seconds')
-         ORDER BY x.kind, x.type, x.statement, x.sqlstate, x."constraint", x.last_tried_at)
+         GROUP BY x.kind, x.type, x.statement, x.sqlstate, x."constraint"
+         HAVING max(x.last_tried_at) < clock_timestamp() - interval '9 seconds')
         UNION
         (SELECT x.kind, x.id FROM workflow_set_aside x WHERE x.last_tried_at < clock_timestamp() - interval '10 minutes' ORDER BY x.last_tried_at LIMIT 100)) t
     WHERE a.kind = t.kind AND a.id = t.id;
@@ -270,7 +264,7 @@ BEGIN
             SELECT r.suspect, r.type, r.priority, r.run_at, r.id FROM workflow_run r
             WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL
               AND r.suspect = s.suspect AND r.type >= p.low COLLATE "C" AND r.type < p.high COLLATE "C"
-              AND (NOT passing OR NOT workflow_is_set_aside(r.id, r.xmin))
+              AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin AND NOT a.due))
             ORDER BY r.type, r.priority DESC, r.run_at, r.id LIMIT 1) AS f
         UNION ALL
         SELECT n.*, l.high
@@ -278,13 +272,13 @@ BEGIN
             (SELECT r.suspect, r.type, r.priority, r.run_at, r.id FROM workflow_run r
              WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL
                AND r.suspect = l.suspect AND r.type = l.type AND r.priority < l.priority
-               AND (NOT passing OR NOT workflow_is_set_aside(r.id, r.xmin))
+               AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin AND NOT a.due))
              ORDER BY r.priority DESC, r.run_at, r.id LIMIT 1)
             UNION ALL
             (SELECT r.suspect, r.type, r.priority, r.run_at, r.id FROM workflow_run r
              WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL
                AND r.suspect = l.suspect AND r.type > l.type AND r.type < l.high COLLATE "C"
-               AND (NOT passing OR NOT workflow_is_set_aside(r.id, r.xmin))
+               AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin AND NOT a.due))
              ORDER BY r.type, r.priority DESC, r.run_at, r.id LIMIT 1)
             LIMIT 1) AS n
     )
@@ -325,7 +319,7 @@ BEGIN
                   AND w.run_at <= statement_timestamp() - l.grace * interval '1 second'
                   AND (w.run_at, w.id) >= (CASE WHEN l.from_at < '1901-01-01' THEN '-infinity' ELSE l.from_at END, l.from_id)
                   AND (NOT plain OR w.token_id IS NULL) AND (own OR w.type ^@ ANY (bound))
-                  AND (NOT passing OR NOT workflow_is_set_aside(w.id, w.xmin))
+                  AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = w.id AND a.row_version = w.xmin AND NOT a.due))
                 ORDER BY w.run_at, w.id
                 LIMIT l.room
                 FOR UPDATE SKIP LOCKED) r
@@ -343,7 +337,7 @@ BEGIN
               AND w.run_at <= statement_timestamp() - l.grace * interval '1 second'
               AND (w.run_at, w.id) >= (CASE WHEN l.from_at < '1901-01-01' THEN '-infinity' ELSE l.from_at END, l.from_id)
               AND (NOT plain OR w.token_id IS NULL) AND (own OR w.type ^@ ANY (bound))
-              AND (NOT passing OR NOT workflow_is_set_aside(w.id, w.xmin))
+              AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = w.id AND a.row_version = w.xmin AND NOT a.due))
             ORDER BY w.run_at, w.id
             LIMIT CASE WHEN l.suspect THEN least(l.room, most_suspects + 20) ELSE l.room END
             FOR UPDATE SKIP LOCKED) r
@@ -596,7 +590,7 @@ BEGIN
         WHERE w.status = 'leased' AND w.started_at >= oldest AND (w.lease_until < clock_timestamp() OR w.lease_until > clock_timestamp() + interval '25 hours')
           AND (w.attempt < w.max_attempts OR steps OR w.token_id IS NULL)
           AND (own OR w.type ^@ ANY (bound)) AND (NOT plain OR w.token_id IS NULL)
-          AND (NOT passing OR NOT workflow_is_set_aside(w.id, w.xmin))
+          AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = w.id AND a.row_version = w.xmin AND NOT a.due))
         ORDER BY w.started_at
         LIMIT most
         FOR UPDATE SKIP LOCKED) e;
@@ -607,7 +601,7 @@ BEGIN
             WHERE w.status = 'leased' AND w.started_at IS NULL AND (w.lease_until IS NULL OR w.lease_until < clock_timestamp() OR w.lease_until > clock_timestamp() + interval '25 hours')
               AND (w.attempt < w.max_attempts OR steps OR w.token_id IS NULL)
               AND (own OR w.type ^@ ANY (bound)) AND (NOT plain OR w.token_id IS NULL)
-              AND (NOT passing OR NOT workflow_is_set_aside(w.id, w.xmin))
+              AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = w.id AND a.row_version = w.xmin AND NOT a.due))
             LIMIT most - coalesce(cardinality(ids), 0)
             FOR UPDATE SKIP LOCKED);
     END IF;
@@ -774,11 +768,64 @@ LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 $fn$;
 COMMENT ON FUNCTION workflow_absent_v1(uuid, uuid) IS 'For workers: takes away the row of one that stops.';
 
+-- ---------------------------------------------------------------------------------
+-- What should move, and does not.
+-- ---------------------------------------------------------------------------------
+
+-- Due for half a minute, not paused, and no suspect; a live worker has a handler for it, and had a slot free; and yet nothing that
+-- this handler takes is leased, or was a moment ago. Whether a handler has a limit of its own only its worker knows: hence «nothing».
+CREATE FUNCTION workflow_stalled_v1(prefixes text[]) RETURNS TABLE (type text, due_for interval, covered_by text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+    SELECT l.type, max(-l.due_in) * interval '1 second', string_agg(DISTINCT w.name, ', ')
+    FROM workflow_lanes_v1(prefixes) AS l
+    JOIN workflow_run r ON r.id = l.id
+    JOIN workflow_worker w ON w.seen_at > now() - interval '45 seconds' AND w.started_at < now() - interval '30 seconds' AND w.running < w.concurrency
+        AND (w.steps OR r.token_id IS NULL) AND EXISTS (SELECT FROM unnest(w.prefixes) AS p WHERE workflow_covers(p, l.type))
+    CROSS JOIN unnest(w.handlers) AS h (pattern)
+    WHERE NOT l.suspect AND l.due_in < -30 AND workflow_covers(h.pattern, l.type)
+      AND NOT EXISTS (SELECT FROM unnest(l.paused) AS p WHERE workflow_covers(p, l.type))
+      AND NOT EXISTS (SELECT FROM workflow_run x WHERE x.status = 'leased' AND workflow_covers(h.pattern, x.type))
+      AND NOT EXISTS (SELECT FROM unnest('{succeeded,failed}'::text[]) AS s (status) CROSS JOIN LATERAL (
+              SELECT x.type, x.finished_at FROM workflow_run x
+              WHERE x.status = s.status COLLATE "C" AND x.finished_at IS NOT NULL AND x.token_id IS NULL ORDER BY x.finished_at DESC LIMIT 1000) f
+          WHERE f.finished_at > now() - interval '30 seconds' AND workflow_covers(h.pattern, f.type))
+    GROUP BY l.type
+$fn$;
+COMMENT ON FUNCTION workflow_stalled_v1(text[]) IS 'For workers: types under some prefixes of which nothing is leased, although they are due, and a live worker could take them.';
+
+CREATE VIEW workflow_stalled AS
+    SELECT s.type, s.due_for, s.covered_by
+    FROM workflow_stalled_v1(ARRAY(SELECT DISTINCT p FROM workflow_live_worker w CROSS JOIN unnest(w.prefixes) AS p)) AS s;
+COMMENT ON VIEW workflow_stalled IS 'Types of which nothing is leased although they have been due for half a minute, and a live worker with a free slot could take them. Empty, or something is badly wrong: workers'' logs tell what.';
+
+-- Runs that wait, and that no worker will ever lease as they are: which column it is, and what to do.
+CREATE VIEW workflow_unleasable AS
+    SELECT a.id, a.type, a.statement, a.sqlstate, CASE WHEN has_table_privilege('workflow_history'::regclass, 'SELECT') THEN a.message ELSE '(hidden)' END AS message, -- it may quote a payload
+           a.since, a.last_tried_at, x.problem, x.fix
+    FROM workflow_set_aside a
+    LEFT JOIN workflow_run r ON a.kind = 'run' AND r.id = a.id
+    CROSS JOIN LATERAL (
+        SELECT p.problem, p.fix FROM (VALUES
+            (1, r.priority NOT BETWEEN -100 AND 100, 'priority is ' || r.priority, 'priority = 0'),
+            (2, r.attempt < 0 OR r.attempt > 1000, 'attempt is ' || r.attempt, 'attempt = 0'),
+            (3, r.max_attempts NOT BETWEEN 1 AND 1000, 'max_attempts is ' || r.max_attempts, 'max_attempts = 3'),
+            (4, r.lease_no < 0 OR r.lease_no > 9223372036854775000, 'lease_no is ' || r.lease_no, 'lease_no = 0'),
+            (5, NOT isfinite(r.run_at) OR r.run_at < '2000-01-01', 'run_at is ' || r.run_at, 'run_at = now()'),
+            (6, r.postponed < 0 OR r.postponed = 2147483647, 'postponed is ' || r.postponed, 'postponed = 0'),
+            (7, r.finished_at IS NOT NULL, 'finished_at is set, though it has not finished', 'finished_at = NULL'),
+            (8, true, 'the database refuses ' || CASE a.statement WHEN 'lease' THEN 'its lease' ELSE 'to take its lease back' END || coalesce(' by ' || nullif(a."constraint", ''), ''), NULL)
+        ) AS p (place, holds, problem, fix)
+        WHERE p.holds
+        ORDER BY p.place LIMIT 1) AS x;
+COMMENT ON VIEW   workflow_unleasable IS 'Runs that are set aside: the database refuses to have them leased, or taken back.';
+COMMENT ON COLUMN workflow_unleasable.problem IS 'What is wrong with the row, if that can be told, or else what refuses it.';
+COMMENT ON COLUMN workflow_unleasable.fix IS 'What an UPDATE of the row should set, past the guards if need be; null: see message.';
+
 -- What is ours, as in 0006.
 CREATE OR REPLACE FUNCTION workflow_relations() RETURNS SETOF regclass
 LANGUAGE sql STABLE SET search_path FROM CURRENT
 BEGIN ATOMIC
-    SELECT to_regclass(n) FROM unnest('{workflow_schema, workflow_run, workflow_history, workflow_worker, workflow_pause, workflow_override, workflow_binding, workflow_set_aside,
+    SELECT to_regclass(n) FROM unnest('{workflow_schema, workflow_run, workflow_history, workflow_worker, workflow_pause, workflow_override, workflow_binding, workflow_set_aside, workflow_stalled, workflow_unleasable,
     workflow_open, workflow_event, workflow_live_worker, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
     workflow_overview, workflow_rate, workflow_blocker, workflow_bloat,
     outbox_event, outbox_sink, outbox_lane, outbox_delivery, outbox_lag,
@@ -803,19 +850,31 @@ BEGIN ATOMIC
         process_definition_guard, process_steps_go, process_facts_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
         process_guard, process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why,
         workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard,
-        workflow_bound_prefixes, workflow_is_set_aside, workflow_passing, workflow_try, workflow_works, workflow_isolate,
+        workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate,
         workflow_put_back, workflow_try_again_v1, workflow_lanes_v1, workflow_due, workflow_lease_v1, workflow_lease_refused_v1,
         workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_settle_v1,
-        workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_give_back_v1, workflow_present_v1,
+        workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1}'::text[]);
 END;
 
 DO $do$
 DECLARE
     f regprocedure;
+    r regrole;
 BEGIN
     FOR f IN SELECT workflow_functions() LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
+    -- Roles of workers have been granted updates so far, and keep them until `workflowctl roles` is run again: so
+    -- workers of the version before go on, beside those that execute functions.
+    FOR r IN SELECT DISTINCT x.grantee FROM pg_attribute a CROSS JOIN LATERAL aclexplode(a.attacl) x
+             WHERE a.attrelid = 'workflow_run'::regclass AND a.attname = 'lease_token' AND x.privilege_type = 'UPDATE' AND x.grantee <> 0
+             UNION
+             SELECT x.grantee FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) x
+             WHERE c.oid = 'process_token'::regclass AND x.privilege_type = 'UPDATE' AND x.grantee <> 0 LOOP
+        FOR f IN SELECT p.oid::regprocedure FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours WHERE p.proname ~ '^workflow_.*_v\d+$' LOOP
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', f, r);
+        END LOOP;
     END LOOP;
 END
 $do$;

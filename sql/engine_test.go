@@ -33,9 +33,9 @@ func TestHeartbeatsAreHOT(t *testing.T) {
 }
 
 // S40: rows that break our rules, written while a CHECK was missing, are not leased and keep
-// nobody else from it: a state that does not exist, a pending row that seems finished or has
-// an owner's name, one with an impossible priority or number of attempts, a lease without a
-// token or an end. They can be removed.
+// nobody else from it: a state that does not exist, a pending row that seems finished, one with an impossible
+// priority or number of attempts. What waits among them is set aside, and told. A lease without a token or an end is taken back. They
+// can be removed.
 func TestForbiddenRows(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`
@@ -45,7 +45,7 @@ func TestForbiddenRows(t *testing.T) {
 		INSERT INTO workflow_run (type, status) VALUES ('a.b', 'garbage'), ('a.b', 'PENDING'), ('a.b', 'leased');
 		INSERT INTO workflow_run (type, status, lease_until) VALUES ('a.b', 'leased', 'infinity');
 		INSERT INTO workflow_run (type, priority, max_attempts, attempt, finished_at)
-		VALUES ('a.b', 500, 3, 0, NULL), ('a.b', 0, 0, 0, NULL), ('a.b', 0, 3, -1, NULL), ('a.b', 0, 3, 0, now());
+		VALUES ('a.b', 500, 3, 0, NULL), ('a.b', 0, 0, 0, NULL), ('a.b', 0, 3, -2, NULL), ('a.b', 0, 3, 0, now());
 		SET session_replication_role = origin;
 		ALTER TABLE workflow_run
 			ADD CONSTRAINT workflow_run_finished_check CHECK ((status IN ('succeeded', 'failed', 'cancelled')) = (finished_at IS NOT NULL)) NOT VALID,
@@ -56,13 +56,15 @@ func TestForbiddenRows(t *testing.T) {
 	l := acquire(t, pool, 1)
 	s.expect("leased", l[0].ID.String(), good)
 	r := &lease.Reclaimer{DB: pool, Worker: "engine", Length: time.Minute}
-	if again, exhausted, err := r.Reclaim(t.Context(), 10); err != nil || again != 0 || len(exhausted) != 0 {
-		t.Errorf("reclaimed %d, %d exhausted: %v", again, len(exhausted), err)
+	if again, exhausted, err := r.Reclaim(t.Context(), 10); err != nil || again != 2 || len(exhausted) != 0 {
+		t.Errorf("took %d back, %d exhausted: %v; want the two that no worker has leased", again, len(exhausted), err)
 	}
 	settle(t, pool, run.Succeed, l...)
 	s.expect("answer", s.do(`SELECT workflow_cancel((SELECT id FROM workflow_run WHERE status = 'garbage'))`), "too late: garbage")
 	s.do(`DELETE FROM workflow_run WHERE status IN ('garbage', 'PENDING')`)
-	s.expect("answers", s.do(`SELECT string_agg(workflow_cancel(id), ' ') FROM workflow_run WHERE status = 'leased'`), "cancelled cancelled")
+	s.expect("set aside", s.do(`SELECT string_agg(problem, '; ' ORDER BY problem) FROM workflow_unleasable`),
+		"attempt is -2; finished_at is set, though it has not finished; max_attempts is 0; priority is 500")
+	s.expect("answers", s.do(`SELECT string_agg(workflow_cancel(id), ' ') FROM workflow_run WHERE suspect`), "cancelled cancelled")
 }
 
 // S47: a column that somebody else adds, or an index, changes nothing for anyone.

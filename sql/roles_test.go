@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
@@ -86,31 +89,86 @@ func TestRoleEnqueue(t *testing.T) {
 		`SELECT workflow_pause('billing.', 'why')`, `SELECT process_pause('`+id+`')`, `SELECT outbox_replay(now(), now())`, `SELECT * FROM workflow_redrive('billing.')`)
 }
 
+// A worker's row is written with the secret that it drew, and by nobody else; it tells of no prefix that its role may not lease.
+func TestPresenceIsItsOwn(t *testing.T) {
+	g := withRoles(t)
+	media, billing := g.as("media"), g.as("billing")
+	present := func(s *session, secret string, prefixes string) string {
+		return s.do(`SELECT workflow_present_v1('7d1f0f0e-0000-4000-8000-000000000001', '` + secret + `', 'w', '` + prefixes + `', '{media.}', true, 10, 1, 'v', 'h', 1, 0)`)
+	}
+	const secret, guess = "7d1f0f0e-0000-4000-8000-0000000000aa", "7d1f0f0e-0000-4000-8000-0000000000bb"
+	media.expect("its own", present(media, secret, "{media.,billing.}"), "t")
+	media.expect("prefixes", g.do(`SELECT prefixes || steps::text FROM workflow_worker`), "{media.,false}")
+	billing.expect("another's", present(billing, guess, "{billing.}"), "f")
+	billing.do(`SELECT workflow_absent_v1('7d1f0f0e-0000-4000-8000-000000000001', '` + guess + `')`)
+	media.expect("rows", g.do(`SELECT count(*) FROM workflow_worker`), "1")
+	media.do(`SELECT workflow_absent_v1('7d1f0f0e-0000-4000-8000-000000000001', '` + secret + `')`)
+	media.expect("rows", g.do(`SELECT count(*) FROM workflow_worker`), "0")
+}
+
 // settleRun is what somebody would try who wants to settle a run that is not his.
 const settleRun = `WITH u AS (UPDATE workflow_run SET status = 'succeeded', result = '{}', lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL,
 	finished_at = now() WHERE id = '%s' RETURNING 1) SELECT count(*) FROM u`
 
-// A worker that is bound to prefixes sees, leases and settles runs of these, and no others.
+// A worker that is bound to prefixes sees, leases and settles runs of these, and no others, whatever prefixes it asks for and
+// whatever tokens it presents. It updates nothing by hand, and reads no token.
 func TestRoleWorker(t *testing.T) {
 	g := withRoles(t)
 	s := g.as("media")
 	own, other := g.do(`INSERT INTO workflow_run (type) VALUES ('media.x') RETURNING id`), g.do(`INSERT INTO workflow_run (type, payload) VALUES ('billing.x', '{"card": 1}') RETURNING id`)
-	lease := func(s *session, id string) string {
-		return s.do(`WITH u AS (UPDATE workflow_run SET status = 'leased', lease_no = lease_no + 1, lease_token = gen_random_uuid(), lease_until = now() + interval '1 minute', leased_by = 'w', started_at = now(),
-			attempt = attempt + 1, updated_at = clock_timestamp() WHERE id = '` + id + `' RETURNING 1) SELECT count(*) FROM u`)
-	}
 	g.do(`BEGIN; SET LOCAL session_replication_role = replica; INSERT INTO workflow_run (type, token_id) VALUES ('media.step', gen_random_uuid()); COMMIT`)
 	s.expect("sees", s.do(`SELECT string_agg(type, ' ') FROM workflow_run`), "media.x")
-	s.expect("leases its own", lease(s, own), "1")
-	s.expect("settles its own", s.do(fmt.Sprintf(settleRun, own)), "1")
-	s.expect("leases another's", lease(s, other), "0")
-	lease(g.session, other)
-	s.expect("settles another's", s.do(fmt.Sprintf(settleRun, other)), "0")
-	s.expect("locks another's", s.do(`SELECT count(*) FROM (SELECT FROM workflow_run WHERE id = '`+other+`' FOR UPDATE) x`), "0")
-	s.do(`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('` + own + `', 'retried')`)
+	leaseAll := func(s *session, steps bool) []lease.Lease {
+		t.Helper()
+		p := &lease.Poller{DB: s.conn, Prefixes: []string{"media.", "billing."}, Worker: "w", Steps: steps, Terms: func(string) lease.Terms { return lease.Terms{Length: time.Minute, Room: -1} }}
+		leases, _, err := p.Acquire(t.Context(), 10, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return leases
+	}
+	mine := leaseAll(s, true)
+	if len(mine) != 1 || mine[0].ID.String() != own {
+		t.Fatalf("leased %d", len(mine))
+	}
+	theirs := leaseAll(g.session, false) // the owner's
+	if len(theirs) != 1 || theirs[0].ID.String() != other {
+		t.Fatalf("the owner leased %d", len(theirs))
+	}
+	stolen := lease.Held{ID: theirs[0].ID, Token: theirs[0].Token, Length: time.Hour}
+	if kept, gone, err := lease.Extend(t.Context(), s.conn, []lease.Held{stolen}); err != nil || len(kept) != 0 || len(gone) != 0 {
+		t.Errorf("extends another's: %v, %v, %v", kept, gone, err)
+	}
+	for _, l := range []lease.Lease{mine[0], theirs[0]} {
+		refused, err := run.Settle(t.Context(), s.conn, "w", []run.Outcome{{ID: l.ID, Token: l.Token, Verdict: run.TryAgain}})
+		if err != nil || (len(refused) == 1) == (l.Type == "media.x") {
+			t.Errorf("settles %s: %d refused, %v", l.Type, len(refused), err)
+		}
+	}
+	g.do(`UPDATE workflow_run SET run_at = now() WHERE type = 'media.x'`)
+	g.do(`SET session_replication_role = replica; UPDATE workflow_run SET lease_until = now() WHERE type = 'billing.x'; SET session_replication_role = origin`)
+	r := &lease.Reclaimer{DB: s.conn, Worker: "w", Length: time.Minute}
+	if again, exhausted, err := r.Reclaim(t.Context(), 10); err != nil || again+len(exhausted) != 0 {
+		t.Errorf("takes back %d of others: %v", again+len(exhausted), err)
+	}
+	for _, setting := range []string{"workflow.audit = off", "workflow.advance = on", "workflow.retry = on"} { // what it sets for itself spares it nothing
+		s.do("SET " + setting)
+	}
+	for _, l := range leaseAll(s, false) {
+		if _, err := run.Settle(t.Context(), s.conn, "w", []run.Outcome{{ID: l.ID, Token: l.Token, Verdict: run.Fail}}); err != nil {
+			t.Error(err)
+		}
+	}
+	s.expect("its history", g.do(`SELECT string_agg(event_type, ' ' ORDER BY id) FROM workflow_history WHERE workflow_id = '`+own+`'`), "retried failed")
+	s.do(`RESET ALL`)
 	s.do(`INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES ('` + own + `', 'a.b', '{}')`)
 	s.denied(forbidden...)
-	s.denied(`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+other+`', 'retried')`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`,
+	s.denied(fmt.Sprintf(settleRun, own), fmt.Sprintf(settleRun, other), `SELECT lease_token FROM workflow_run`, `SELECT settled_token FROM workflow_run`, `SELECT * FROM workflow_run`,
+		`UPDATE workflow_run SET run_at = '-infinity'`, `UPDATE workflow_run SET attempt = 2147483647`, `SELECT FROM workflow_run FOR UPDATE`,
+		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+own+`', 'retried')`, `UPDATE workflow_worker SET seen_at = 'infinity'`, `DELETE FROM workflow_worker`,
+		`INSERT INTO workflow_set_aside VALUES ('run', '`+other+`', 'billing.x', 'lease', 'P0001', '', '', now(), now(), false, '1')`, `SELECT * FROM workflow_set_aside`,
+		`INSERT INTO workflow_binding VALUES ('`+g.named+`_media', '{billing.}')`, `SELECT workflow_isolate('{}', 'lease')`, `SELECT workflow_put_back('{}')`,
+		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+other+`', 'retried')`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`,
 		`INSERT INTO workflow_run (type) VALUES ('media.x')`, `DELETE FROM workflow_run`, `SELECT * FROM outbox_event`, `SELECT * FROM workflow_overview`, `SELECT * FROM workflow_failing`,
 		`SELECT workflow_cancel('`+other+`')`, `SELECT workflow_retry('`+other+`')`, `SELECT workflow_why('`+other+`')`, `SELECT workflow_edit('`+other+`', now(), 1)`,
 		`SELECT * FROM process_instance`, `UPDATE workflow_pause SET resumed_at = now()`, `UPDATE workflow_run SET deleted_at = now()`)

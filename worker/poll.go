@@ -20,7 +20,7 @@ const (
 
 // poll leases due runs and starts their handlers until ctx ends.
 func (w *Worker) poll(ctx context.Context) {
-	poller := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.config.Steps}
+	poller := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.config.Steps, SetAside: w.tellAside}
 	failures := retries()
 	pause := firstPause
 	for w.awaitRoom(ctx) {

@@ -137,6 +137,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	keepers.Go(func() { w.beat(keeping) })
 	keepers.Go(func() { w.watch(keeping, stopSeeking) })
 	keepers.Go(func() { w.report(keeping) })
+	keepers.Go(func() { w.tend(keeping) })
 
 	var seekers sync.WaitGroup
 	seekers.Go(func() { w.poll(seeking) })

@@ -24,7 +24,8 @@ type metrics struct {
 	failures                  *prometheus.CounterVec
 	lease, settle, rows, beat prometheus.Histogram
 	handler                   *prometheus.HistogramVec
-	stuck                     prometheus.Gauge
+	stuck, stalled            prometheus.Gauge
+	aside                     prometheus.Counter
 }
 
 var (
@@ -52,10 +53,13 @@ func newMetrics(patterns []string) *metrics {
 		Name: "workflow_handler_seconds", Help: "Time taken by handlers.", Buckets: durations}, []string{"type"})
 	m.stuck = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "workflow_stuck_handlers", Help: "Handlers that go on although their context has ended."})
+	m.stalled = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "workflow_stalled_types", Help: "Types of which nothing is leased although they are due and a worker has a slot free. Not 0: call somebody."})
+	m.aside = m.counter("set_aside_total", "Runs that the database refuses to have leased or taken back.")
 	version := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "workflow_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": build.Name()}})
 	version.Set(1)
-	m.registry.MustRegister(m.handler, m.stuck, version, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.handler, m.stuck, m.stalled, version, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.zero()
 	return m
@@ -120,7 +124,9 @@ func (m *metrics) observer() worker.Observer {
 			m.reclaimed.WithLabelValues("again").Add(float64(again))
 			m.reclaimed.WithLabelValues("exhausted").Add(float64(exhausted))
 		},
-		Stuck: func(handlers int) { m.stuck.Set(float64(handlers)) },
+		Stuck:    func(handlers int) { m.stuck.Set(float64(handlers)) },
+		SetAside: func(string) { m.aside.Inc() },
+		Stalled:  func(types int) { m.stalled.Set(float64(types)) },
 	}
 }
 

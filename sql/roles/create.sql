@@ -25,7 +25,7 @@ DECLARE
     kind   text;
     -- Only functions that run with the owner's rights call these.
     internal text[] := '{workflow_behalf, workflow_overrides, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_due, workflow_expired,
-        workflow_as_worker, workflow_unrecorded, workflow_passing, workflow_is_set_aside}';
+        workflow_as_worker, workflow_unrecorded, workflow_passing}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
     IF to_regproc('workflow_functions') IS NULL THEN
@@ -113,7 +113,11 @@ BEGIN
     END LOOP;
     EXECUTE format('GRANT %I TO %I, %I', named || '_enqueue', engine, named || '_operator');
 
-    -- Workers act by functions; of what they see, tokens are no part: with these they could act for others.
+    -- Workers act by functions, and may update nothing (they might, before); of what they see, tokens are no part: with these they could act for others.
+    EXECUTE format('REVOKE ALL ON workflow_run, workflow_history, workflow_worker FROM %I', named || '_worker');
+    EXECUTE format('REVOKE SELECT (lease_token, settled_token), UPDATE (status, result, error, last_error, attempt, max_attempts, postponed, suspect, run_at, started_at, deadline_at, finished_at,
+                        lease_until, lease_token, lease_no, leased_by, settled_token, settled_by, updated_at) ON workflow_run FROM %I', named || '_worker');
+    EXECUTE format('REVOKE INSERT (workflow_id, created_at, started_at, lease_no, attempt, event_type, actor, leased_by, data) ON workflow_history FROM %I', named || '_worker');
     EXECUTE format('GRANT SELECT (%s) ON workflow_run TO %I', (
         SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute a
         WHERE a.attrelid = 'workflow_run'::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attname NOT IN ('lease_token', 'settled_token')), named || '_worker');

@@ -1,0 +1,248 @@
+package lease_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+)
+
+// unchecked changes a row as somebody could while our rules were off: they are on again afterwards, and say
+// nothing of rows that are there.
+func unchecked(t *testing.T, pool *pgxpool.Pool, id uuid.UUID, change string) {
+	t.Helper()
+	tx := begin(t, pool)
+	exec(t, tx, `SET LOCAL session_replication_role = replica`)
+	exec(t, tx, `
+		DO $do$
+		DECLARE c record;
+		BEGIN
+			CREATE TEMP TABLE checks ON COMMIT DROP AS
+				SELECT conname, pg_get_constraintdef(oid) AS def FROM pg_constraint WHERE conrelid = 'workflow_run'::regclass AND contype = 'c';
+			FOR c IN SELECT * FROM checks LOOP EXECUTE format('ALTER TABLE workflow_run DROP CONSTRAINT %I', c.conname); END LOOP;
+		END $do$`)
+	exec(t, tx, `UPDATE workflow_run SET `+change+` WHERE id = $1`, id)
+	exec(t, tx, `
+		DO $do$
+		DECLARE c record;
+		BEGIN
+			FOR c IN SELECT * FROM checks LOOP EXECUTE format('ALTER TABLE workflow_run ADD CONSTRAINT %I %s NOT VALID', c.conname, replace(c.def, ' NOT VALID', '')); END LOOP;
+		END $do$`)
+	commit(t, tx)
+}
+
+// refuse has a user's trigger refuse every update of some runs.
+func refuse(t *testing.T, pool *pgxpool.Pool, when string) {
+	t.Helper()
+	exec(t, pool, `CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one: %', OLD.payload; END $$`)
+	exec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION refuse()`)
+}
+
+// A run that cannot be leased keeps no other from being leased, in the same look for work. It is set aside, with the column
+// that is wrong and the fix where that can be told; once the fix is made, it is leased.
+func TestRunThatCannotBeLeased(t *testing.T) {
+	for _, test := range []struct{ change, sqlstate, problem, fix string }{
+		{`lease_no = 9223372036854775807`, "22003", "lease_no is 9223372036854775807", "lease_no = 0"},
+		{`attempt = -2`, "23514", "attempt is -2", "attempt = 0"},
+		{`attempt = -2147483648`, "23514", "attempt is -2147483648", "attempt = 0"},
+		{`priority = 2147483647`, "23514", "priority is 2147483647", "priority = 0"},
+		{`priority = -101`, "23514", "priority is -101", "priority = 0"},
+		{`max_attempts = 0`, "23514", "max_attempts is 0", "max_attempts = 3"},
+		{`max_attempts = -2147483648, suspect = true`, "23514", "max_attempts is -2147483648", "max_attempts = 3"},
+		{`run_at = '-infinity'`, "23514", "run_at is -infinity", "run_at = now()"},
+		{`finished_at = now()`, "23514", "finished_at is set, though it has not finished", "finished_at = NULL"},
+	} {
+		t.Run(test.change, func(t *testing.T) {
+			pool := pgtest.New(t)
+			addMany(t, pool, 3, "a.x", 0)
+			bad := add(t, pool, "a.x", 0, time.Hour)
+			addMany(t, pool, 3, "a.y", 0)
+			unchecked(t, pool, bad, test.change)
+			var told []lease.Aside
+			p := newPoller(pool, "a.")
+			p.SetAside = func(a []lease.Aside) { told = append(told, a...) }
+			leases := acquire(t, p, 10)
+			if len(leases) != 6 || slices.ContainsFunc(leases, func(l lease.Lease) bool { return l.ID == bad }) {
+				t.Errorf("leased %d", len(leases))
+			}
+			if len(told) != 1 || told[0].ID != bad || told[0].SQLState != test.sqlstate {
+				t.Errorf("told of %v", told)
+			}
+			got := query[string](t, pool, `SELECT concat_ws(' | ', id, sqlstate, problem, fix) FROM workflow_unleasable`)
+			if want := fmt.Sprintf("%s | %s | %s | %s", bad, test.sqlstate, test.problem, test.fix); got != want {
+				t.Errorf("workflow_unleasable has\n%s, want\n%s", got, want)
+			}
+			unchecked(t, pool, bad, test.fix)
+			p.Discover()
+			if again := acquire(t, p, 10); len(again) != 1 || again[0].ID != bad {
+				t.Errorf("leased %d after the fix", len(again))
+			}
+			if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside`); n != 0 {
+				t.Errorf("%d are still set aside", n)
+			}
+		})
+	}
+}
+
+// What is wrong with a row and does not keep it from being leased keeps no other either: it is leased and can be settled.
+func TestOddRunsAreLeased(t *testing.T) {
+	for _, change := range []string{`attempt = 2147483647`, `run_at = '1999-12-31'`, `postponed = 2147483647`, `created_at = '-infinity'`, `updated_at = 'infinity'`} {
+		t.Run(change, func(t *testing.T) {
+			pool := pgtest.New(t)
+			addMany(t, pool, 3, "a.x", 0)
+			odd := add(t, pool, "a.x", 0, time.Hour)
+			unchecked(t, pool, odd, change)
+			p := newPoller(pool, "a.")
+			leases := acquire(t, p, 10)
+			if len(leases) != 4 {
+				t.Fatalf("leased %d: %v", len(leases), query[[]string](t, pool, `SELECT array_agg(sqlstate || message) FROM workflow_set_aside`))
+			}
+			settle(t, pool, leases...)
+		})
+	}
+}
+
+// A run that is due at the end of all time is never due, and nobody else waits for it.
+func TestNeverDue(t *testing.T) {
+	pool := pgtest.New(t)
+	never := add(t, pool, "a.x", 50, 0)
+	add(t, pool, "a.x", 0, 0)
+	unchecked(t, pool, never, `run_at = 'infinity'`)
+	p := newPoller(pool, "a.")
+	for _, want := range []int{1, 0} {
+		p.Discover()
+		if leases := acquire(t, p, 10); len(leases) != want {
+			t.Errorf("leased %d, want %d", len(leases), want)
+		}
+	}
+}
+
+// A trigger of the user's that refuses runs sets these aside, all of a type, and in steps of half a second; a minute later the
+// trigger is gone, one is tried, and all come back together.
+func TestRefusedByTrigger(t *testing.T) {
+	pool := pgtest.New(t)
+	addMany(t, pool, 3000, "a.bad", 0)
+	addMany(t, pool, 5, "a.good", 0)
+	refuse(t, pool, `OLD.type = 'a.bad'`)
+	p := newPoller(pool, "a.")
+	leased := acquire(t, p, 10)
+	if len(leased) != 5 {
+		t.Fatalf("leased %v", types(leased))
+	}
+	tryAgain := func() {
+		t.Helper()
+		if err := lease.TryAgain(t.Context(), pool); err != nil {
+			t.Fatal(err)
+		}
+		p.Discover()
+	}
+	tryAgain()
+	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside WHERE due`); n != 0 {
+		t.Errorf("%d are tried again at once", n)
+	}
+	exec(t, pool, `UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'`)
+	tryAgain()
+	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside WHERE due`); n != 1 {
+		t.Errorf("%d of one kind are tried again", n)
+	}
+	if leases := acquire(t, p, 10); len(leases) != 0 {
+		t.Errorf("leased %v", types(leases))
+	}
+	exec(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	exec(t, pool, `UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'`)
+	tryAgain()
+	if leases := acquire(t, p, 10); len(leases) != 1 {
+		t.Errorf("leased %d, want the one that is tried", len(leases))
+	}
+	p.Discover()
+	if leases := acquire(t, p, 10000); len(leases) != 2999 {
+		t.Errorf("leased %d, want all others of the kind", len(leases))
+	}
+	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside`); n != 0 {
+		t.Errorf("%d are still set aside", n)
+	}
+}
+
+// What is refused for each and every run is not the fault of any: nothing is set aside, the call fails, and as soon as it
+// is mended everything is leased.
+func TestStatementAtFault(t *testing.T) {
+	pool := pgtest.New(t)
+	addMany(t, pool, 20, "a.x", 0)
+	for name, fault := range map[string]struct{ break_, mend string }{
+		"a trigger for all": {`CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never'; END $$;
+			CREATE TRIGGER never BEFORE UPDATE ON workflow_run FOR EACH ROW EXECUTE FUNCTION never()`, `DROP TRIGGER never ON workflow_run`},
+		"a check for all":       {`ALTER TABLE workflow_run ADD CONSTRAINT never CHECK (status <> 'leased') NOT VALID`, `ALTER TABLE workflow_run DROP CONSTRAINT never`},
+		"a column is missing":   {`ALTER TABLE workflow_run RENAME lease_no TO lease_number`, `ALTER TABLE workflow_run RENAME lease_number TO lease_no`},
+		"a table is missing":    {`ALTER TABLE workflow_run RENAME TO moved`, `ALTER TABLE moved RENAME TO workflow_run`},
+		"a function is missing": {`ALTER FUNCTION workflow_due RENAME TO moved`, `ALTER FUNCTION moved RENAME TO workflow_due`},
+	} {
+		exec(t, pool, fault.break_)
+		p := newPoller(pool, "a.")
+		if leases, _, err := p.Acquire(t.Context(), 10, 1); err == nil {
+			t.Errorf("%s: leased %d", name, len(leases))
+		}
+		exec(t, pool, fault.mend)
+		if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside`); n != 0 {
+			t.Errorf("%s: %d are set aside", name, n)
+		}
+	}
+	if leases := acquire(t, newPoller(pool, "a."), 30); len(leases) != 20 {
+		t.Errorf("leased %d of 20", len(leases))
+	}
+}
+
+// Expired leases that cannot be taken back keep no others from it, whatever refuses them. Those without a beginning or
+// an end, which no worker has made, are taken back as well.
+func TestTakeBackPastRefusal(t *testing.T) {
+	pool := settledServer(t)
+	refused := map[int]string{0: `lease_no = -1`, 1: `postponed = -1`, 2: `priority = 101`}
+	odd := map[int]string{3: `started_at = NULL`, 4: `started_at = '-infinity'`, 5: `lease_until = 'infinity'`, 6: `started_at = 'infinity'`, 7: `started_at = NULL, lease_until = 'infinity'`}
+	addMany(t, pool, 12, "a.x", 0)
+	leases := acquire(t, newPoller(pool, "a."), 12)
+	for i, l := range leases {
+		expire(t, pool, l.ID)
+		if change := refused[i] + odd[i]; change != "" {
+			unchecked(t, pool, l.ID, change)
+		}
+	}
+	r := newReclaimer(pool)
+	if again, exhausted := reclaim(t, r, 20); again != 9 || len(exhausted) != 0 {
+		t.Errorf("%d due again, %d exhausted; want 9", again, len(exhausted))
+	}
+	got := query[string](t, pool, `SELECT string_agg(split_part(problem, ' is', 1), ' ' ORDER BY problem) FROM workflow_unleasable WHERE statement = 'take back'`)
+	if got != "lease_no postponed priority" {
+		t.Errorf("set aside: %s: %s", got, strings.Join(query[[]string](t, pool, `SELECT array_agg(status || id::text) FROM workflow_run WHERE status = 'leased'`), ", "))
+	}
+}
+
+// Ten thousand runs that cannot be leased at the head of a lane are set aside in steps, and then cost the others next to nothing: a look for work
+// touches them no more.
+func TestManySetAside(t *testing.T) {
+	pool := pgtest.New(t)
+	addMany(t, pool, 10_000, "a.x", 0)
+	exec(t, pool, `UPDATE workflow_run SET tenant_id = tenant_id, run_at = run_at - interval '1 hour'`)
+	exec(t, pool, `ALTER TABLE workflow_run ADD COLUMN bad boolean`)
+	exec(t, pool, `UPDATE workflow_run SET bad = true`)
+	refuse(t, pool, `OLD.bad`)
+	addMany(t, pool, 100, "a.x", 0)
+	p := newPoller(pool, "a.")
+	start := time.Now()
+	if leases := acquire(t, p, 100); len(leases) != 100 {
+		t.Fatalf("leased %d", len(leases))
+	}
+	t.Logf("set 10,000 aside in %v", time.Since(start))
+	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside`); n != 10_000 {
+		t.Errorf("%d are set aside", n)
+	}
+	addMany(t, pool, 100, "a.x", 0)
+	if leases := acquire(t, p, 100); len(leases) != 100 {
+		t.Errorf("leased %d afterwards", len(leases))
+	}
+}
