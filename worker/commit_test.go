@@ -19,7 +19,7 @@ import (
 // attempt is lost.
 func TestUnknownCommit(t *testing.T) {
 	t.Parallel()
-	const settle, take = "settled AS (", "leased AS ("
+	const settle, take = "workflow_settle_v1(", "workflow_lease_v1("
 	cases := []struct {
 		name, cutAt  string
 		answered     bool
@@ -113,7 +113,7 @@ func TestKilledWhileSettling(t *testing.T) {
 	pgtest.Blocked(t, pool, 1)
 	killed := query[int](t, pool, `
 		SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-		WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%settled AS (%'`)
+		WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%workflow_settle_v1(%'`)
 	pgtest.Await(t, "the worker to notice", func() bool { return s.get(&s.failedTry) > 0 })
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)

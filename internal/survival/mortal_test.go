@@ -168,9 +168,11 @@ type reaper struct {
 
 type nameKey struct{}
 
+var unrelated = regexp.MustCompile(`workflow_(present|absent|try_again|stalled)_v1`)
+
 func (r *reaper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
 	// That it lives, and how its sessions are set up, is no run's business, and comes at times of its own.
-	if strings.Contains(data.SQL, "workflow_worker") || strings.Contains(data.SQL, "pg_backend_pid") || strings.HasPrefix(data.SQL, "SET plan_cache_mode") {
+	if unrelated.MatchString(data.SQL) || strings.Contains(data.SQL, "pg_backend_pid") || strings.HasPrefix(data.SQL, "SET plan_cache_mode") {
 		return ctx
 	}
 	name := nameOf(data.SQL)
@@ -200,12 +202,12 @@ func (r *reaper) reach(place string) {
 
 // names has something of each statement's text by which it is known.
 var names = map[string]string{
-	"discover": "WITH RECURSIVE lane",
-	"lease":    "due AS MATERIALIZED",
-	"extend":   "held AS MATERIALIZED",
-	"look":     "SELECT id, lease_token, status",
-	"reclaim":  "expired AS MATERIALIZED",
-	"settle":   "outcome AS MATERIALIZED",
+	"discover": "workflow_lanes_v1",
+	"lease":    "workflow_lease_v1",
+	"extend":   "workflow_extend_v1",
+	"look":     "workflow_held_v1",
+	"reclaim":  "workflow_take_back_v1",
+	"settle":   "workflow_settle_v1",
 	"unbound":  "SET LOCAL lock_timeout TO DEFAULT",
 	"effect":   "INSERT INTO chaos_effect",
 	"append":   "INSERT INTO outbox_event",

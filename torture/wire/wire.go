@@ -254,11 +254,11 @@ func nameOf(text string) string {
 		return ""
 	case strings.HasPrefix(text, "commit"):
 		return "commit"
-	case strings.Contains(text, "SET lease_until = "):
+	case strings.Contains(text, "workflow_extend_v"):
 		return "heartbeat"
-	case strings.Contains(text, "settled_token = w.lease_token"):
+	case strings.Contains(text, "workflow_settle_v"):
 		return "settle"
-	case strings.Contains(text, "SET status = 'leased'"):
+	case strings.Contains(text, "workflow_lease_v"):
 		return "lease"
 	case strings.Contains(text, "INSERT INTO workflow_run") || strings.Contains(text, "workflow_enqueue("):
 		return "enqueue"
