@@ -159,45 +159,50 @@ var (
 	nothing = map[string]int{}
 )
 
+// leases is the file with the functions that lease, extend, settle and take back.
+const leases = "sql/0008_lease.sql"
+
 var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
 	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3}, nil, ""},
-	{"settle-fence", []edit{{"run/settle.go",
+	{"settle-fence", []edit{{leases,
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased'`}},
 		zombies, []string{"I05", "I05b", "I06"}, ""},
-	{"retry-fence", []edit{{"run/settle.go",
+	{"retry-fence", []edit{{leases,
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased' AND (w.lease_token = o.token OR o.verdict = 'retried')`}},
 		map[string]int{"silence": 8}, []string{"I05b"}, "fail"},
-	{"heartbeat-fence", []edit{{"lease/extend.go",
-		`AND w.lease_token = h.token`, `AND w.status = 'leased'`}},
+	{"heartbeat-fence", []edit{{leases,
+		`ON w.id = h.id AND w.lease_token = h.token`, `ON w.id = h.id AND w.status = 'leased'`}},
 		zombies, []string{"I07b"}, ""},
 	{"row-count-ignored", []edit{{"run/settle.go",
 		`if len(settled) == len(outcomes) {`, `if len(settled) >= 0 {`}},
 		zombies, []string{"I03", "I04", "I05", "I15"}, ""},
-	{"lease-not-charged", []edit{{"lease/acquire.go",
-		`attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END`, `attempt = w.attempt`}},
+	{"lease-not-charged", []edit{{leases,
+		`lease_no = w.lease_no + 1,
+        attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END`, `lease_no = w.lease_no + 1,
+        attempt = w.attempt`}},
 		nothing, []string{"I09"}, ""},
-	{"expiry-not-charged", []edit{{"lease/reclaim.go",
+	{"expiry-not-charged", []edit{{leases,
 		`suspect = true, updated_at`, `attempt = greatest(w.attempt - 1, 0), suspect = true, updated_at`}},
 		crashes, []string{"I09b"}, ""},
 	{"exhausted-started", []edit{
-		{"lease/acquire.go", `w.deadline_at IS NOT DISTINCT FROM w.started_at AS exhausted`, `false AS exhausted`},
-		{"lease/reclaim.go", `SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END`, `SET status = 'pending'`},
-		{"lease/reclaim.go", `lease_token = CASE WHEN w.attempt >= w.max_attempts THEN $5::uuid END`, `lease_token = CASE WHEN $5::uuid IS NULL THEN $5::uuid END`},
-		{"lease/reclaim.go", `lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END`, `lease_no = w.lease_no`},
-		{"lease/reclaim.go", `leased_by = CASE WHEN w.attempt >= w.max_attempts THEN $6 END`, `leased_by = CASE WHEN $6::text IS NULL THEN $6 END`},
-		{"lease/reclaim.go", `lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + $7 * interval '1 second' END`, `lease_until = CASE WHEN $7::float8 IS NULL THEN now() END`},
-		{"lease/reclaim.go", `started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END`, `started_at = w.started_at`},
-		{"lease/reclaim.go", `deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END`, `deadline_at = NULL`},
+		{leases, `w.deadline_at IS NOT DISTINCT FROM w.started_at,`, `false,`},
+		{leases, `SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END`, `SET status = 'pending'`},
+		{leases, `lease_token = CASE WHEN w.attempt >= w.max_attempts THEN workflow_take_back_v1.token END`, `lease_token = NULL`},
+		{leases, `lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END`, `lease_no = w.lease_no`},
+		{leases, `leased_by = CASE WHEN w.attempt >= w.max_attempts THEN workflow_take_back_v1.worker END`, `leased_by = NULL`},
+		{leases, `lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + workflow_take_back_v1.length * interval '1 second' END`, `lease_until = NULL`},
+		{leases, `started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END`, `started_at = w.started_at`},
+		{leases, `deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END`, `deadline_at = NULL`},
 	}, map[string]int{"kill": 14}, []string{"I10"}, ""},
-	{"valid-lease-taken", []edit{{"lease/reclaim.go",
-		`AND lease_until < clock_timestamp()`, `AND lease_until < clock_timestamp() + interval '2 seconds'`}},
+	{"valid-lease-taken", []edit{{leases,
+		`w.started_at >= oldest AND (w.lease_until < clock_timestamp()`, `w.started_at >= oldest AND (w.lease_until < clock_timestamp() + interval '2 seconds'`}},
 		crashes, []string{"I07"}, ""},
 	{"reset-on-start", []edit{{"worker/worker.go",
 		`	log.Info("worker starts",`, `	_, _ = w.db.Exec(context.Background(), "UPDATE workflow_run SET status = 'pending' WHERE status = 'leased'")
 	log.Info("worker starts",`}},
 		crashes, []string{"I07"}, ""},
-	{"deadline-not-capped", []edit{{"lease/extend.go",
+	{"deadline-not-capped", []edit{{leases,
 		`CASE WHEN w.deadline_at > w.started_at THEN w.deadline_at END`, `NULL::timestamptz`}},
 		nothing, []string{"I38"}, ""},
 	{"cancel-does-not-revoke", []edit{{"sql/0004_functions.sql",
@@ -229,19 +234,25 @@ var mutants = []mutant{
 			j.unsure = true
 		}`}},
 		cuts, []string{"I16"}, ""},
-	{"history-of-settle-lost", []edit{{"run/settle.go",
-		`WHERE audit.writer = 'self' AND s.verdict <> 'succeeded'`, `WHERE audit.writer = 'self' AND s.verdict = 'failed'`}},
+	{"history-of-settle-lost", []edit{{leases,
+		`WHERE NOT silent AND s.verdict <> 'succeeded'`, `WHERE NOT silent AND s.verdict = 'failed'`}},
 		nothing, []string{"I13"}, ""},
-	{"history-of-expiry-lost", []edit{{"lease/reclaim.go",
-		`			WHERE audit.writer = 'self'
-`, `			WHERE audit.writer = 'self' AND t.attempt = 0
-`}},
+	{"history-of-expiry-lost", []edit{{leases,
+		`FROM taken t JOIN expired e ON e.id = t.id
+        WHERE NOT silent`, `FROM taken t JOIN expired e ON e.id = t.id
+        WHERE NOT silent AND t.attempt = 0`}},
 		crashes, []string{"I13"}, ""},
 	{"key-not-unique", []edit{{"sql/0001_run.sql",
 		`CREATE UNIQUE INDEX workflow_run_idempotency_idx`, `CREATE INDEX workflow_run_idempotency_idx`}},
 		nothing, []string{"I30", "I30b"}, ""},
-	{"started-too-early", []edit{{"lease/acquire.go",
-		`AND run_at <= statement_timestamp() - l.grace * interval '1 second'`, `AND run_at <= statement_timestamp() + interval '3 seconds'`}},
+	{"started-too-early", []edit{{leases,
+		`SELECT w.id FROM workflow_run w
+                WHERE w.status = 'pending' AND w.deleted_at IS NULL AND w.held_at IS NULL
+                  AND w.suspect = l.suspect AND w.type = l.type AND w.priority = l.priority
+                  AND w.run_at <= statement_timestamp() - l.grace * interval '1 second'`, `SELECT w.id FROM workflow_run w
+                WHERE w.status = 'pending' AND w.deleted_at IS NULL AND w.held_at IS NULL
+                  AND w.suspect = l.suspect AND w.type = l.type AND w.priority = l.priority
+                  AND w.run_at <= statement_timestamp() + interval '3 seconds'`}},
 		nothing, []string{"I32"}, ""},
 	{"trouble-charged", []edit{{"worker/effect.go",
 		`	case err != nil && pg != nil && (passing(pg.Code) || outdated(pg)):
