@@ -33,9 +33,10 @@ demo: postgres ## real work and a hundred processes by eight workers, two of the
 test: postgres ## all tests, with the race detector, against a real PostgreSQL
 	$(GO) test -race ./...
 
-test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives
-	PGTEST_BOUNCER=1 $(GO) test ./worker ./lease ./internal/cleanup
-	PGTEST_BOUNCER=1 $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestEach|TestLastArrivals|TestMessageAndWaitAtOnce)' ./graph
+test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
+	$(GO) test -tags pooler ./internal/pgtest ./internal/session
+	PGTEST_BOUNCER=1 $(GO) test -tags pooler ./worker ./lease ./internal/cleanup
+	PGTEST_BOUNCER=1 $(GO) test -tags pooler -run '^(TestEngineBehindAPooler|TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestEach|TestLastArrivals|TestMessageAndWaitAtOnce)' ./graph
 
 test-roles: postgres ## some of the tests again, with the roles that `workflowctl roles` makes instead of the owner
 	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)' ./graph
@@ -72,11 +73,13 @@ build: ## the binaries, into bin/
 
 check: fmt vet lint tidy test ## what has to be green before a merge
 
-fmt: ## fails if a file is not formatted
+fmt: ## fails if a file is not formatted, or is one that no repository should have
 	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
+	@./scripts/tracked
 
 vet:
 	$(GO) vet ./...
+	$(GO) vet -tags pooler,rabbitmq ./...
 	cd bench && $(GO) vet ./...
 	cd torture && $(GO) vet ./...
 
