@@ -161,7 +161,7 @@ var (
 
 var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
-	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3}, nil, ""},
+	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5}, nil, ""},
 	{"settle-fence", []edit{{"run/settle.go",
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased'`}},
 		zombies, []string{"I05", "I05b", "I06"}, ""},
