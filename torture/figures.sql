@@ -109,5 +109,6 @@ CREATE TABLE t.must AS
         ('second start with a key', (SELECT count(*) FROM (SELECT result->>'instance' FROM t.order WHERE kase = 'start' AND status = 'succeeded' GROUP BY 1 HAVING count(*) > 1) k)),
         ('event came twice', (SELECT count(*) FROM (SELECT event FROM t.arrival WHERE ok GROUP BY event HAVING count(*) > 1) e)),
         ('event was refused, and came later', (SELECT count(*) FROM t.sent s WHERE s.first_ok IS NOT NULL AND EXISTS (SELECT FROM t.arrival a WHERE a.event = s.event AND NOT a.ok AND a.ended < s.first_ok))),
+        ('run that cannot be leased was set aside', (SELECT count(*) FROM t.aside a JOIN t.known k ON k.run::text = a.id WHERE k.kase = 'unleasable')),
         ('task completed too late', (SELECT count(*) FROM t.order WHERE kase = 'task' AND status = 'failed'))
     ) m (what, n);

@@ -56,6 +56,7 @@ type lab struct {
 	strikes sync.Mutex    // held by a fault of the server: one at a time
 	storms  atomic.Int32  // so far
 	cuts    atomic.Int32  // likewise
+	spoilt  atomic.Int32  // likewise
 
 	troubled atomic.Int64 // until when the server was away or refused everything, in Unix nanoseconds
 }
@@ -151,6 +152,21 @@ func (l *lab) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	return l.script(ctx, "setup.sql")
+}
+
+// leaveOut takes those strikes out of the plan that need something which this product has not got.
+func (l *lab) leaveOut(ctx context.Context) error {
+	for key, relation := range needs {
+		var there bool
+		if err := l.admin.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, relation).Scan(&there); err != nil {
+			return fmt.Errorf("look for %s: %w", relation, err)
+		}
+		if !there && l.plan.count(key) > 0 {
+			l.plan.Strikes = slices.DeleteFunc(l.plan.Strikes, func(s strike) bool { return s.Fault == key })
+			fmt.Printf("left out, since there is no %s: %s\n", relation, findFault(key).name)
+		}
+	}
+	return nil
 }
 
 // script runs one of the scripts beside this file.

@@ -151,6 +151,9 @@ func torture(ctx context.Context, p *plan, dir, bin string, o options) (v verdic
 		return v, err
 	}
 	defer l.close()
+	if err := l.leaveOut(ctx); err != nil {
+		return v, err
+	}
 	s := &siege{lab: l, load: newLoad(l), struck: map[string]int{}}
 	if o.failover {
 		if err := l.addStandby(ctx); err != nil {

@@ -164,7 +164,10 @@ const leases = "sql/0008_lease.sql"
 
 var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
-	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3}, nil, ""},
+	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5}, nil, ""},
+	{"lease-without-isolation", []edit{{"lease/acquire.go",
+		`if !refused(err) {`, `if err != nil || p.DB != nil {`}},
+		map[string]int{"unleasable": 3}, []string{"I01", "I02", "I16", "I47", "I47c"}, ""},
 	{"settle-fence", []edit{{leases,
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased'`}},
 		zombies, []string{"I05", "I05b", "I06"}, ""},

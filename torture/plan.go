@@ -150,6 +150,8 @@ func (p *plan) demands(what string) bool {
 		return false
 	case what == "worker ended because its memory was gone":
 		return p.count("memory") > 0
+	case what == "run that cannot be leased was set aside":
+		return p.count("unleasable") > 0
 	}
 	return true
 }

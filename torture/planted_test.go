@@ -492,4 +492,23 @@ var plants = []plant{
 		s.settle(id, w1, "failed", "lease_expired")
 		return id
 	}},
+	{only("I47"), "nobody is told", func(s *stage) uuid.UUID { return s.enqueue("unleasable", wish{}) }},
+	{only("I47b"), "set aside for nothing", func(s *stage) uuid.UUID {
+		id := s.enqueue("sleep", wish{})
+		s.aside(id)
+		s.work(id, w1)
+		s.finish(id, w1)
+		return id
+	}},
+	{only("I47c"), "kept waiting", func(s *stage) uuid.UUID {
+		first := s.enqueue("unleasable", wish{})
+		s.aside(first)
+		s.wait(first, 60*seconds)
+		id := s.enqueue("sleep", wish{})
+		s.wait(id, 6*seconds)
+		s.exit(w2, 7*seconds) // but not w1
+		s.work(id, w1)
+		s.finish(id, w1)
+		return id
+	}},
 }

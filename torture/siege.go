@@ -116,7 +116,7 @@ func (s *siege) recover(ctx context.Context) {
 			SELECT count(*) FILTER (WHERE suspect OR status = 'leased' AND lease_until < now() OR type IN ('chaos.exit', 'chaos.gopanic', 'chaos.leak'))
 			     + greatest(0, count(*) FILTER (WHERE status = 'pending' AND held_at IS NULL AND run_at < now() - interval '2 s') - 20)
 			FROM workflow_run
-			WHERE status IN ('pending', 'leased') AND deleted_at IS NULL`).Scan(&left)
+			WHERE status IN ('pending', 'leased') AND deleted_at IS NULL AND payload->'unleasable' IS NULL`).Scan(&left)
 		if err == nil && left == 0 {
 			return
 		}
@@ -142,7 +142,7 @@ func (s *siege) drain(ctx context.Context) error {
 		s.load.running.Wait()
 		var open int
 		if err := s.lab.admin.QueryRow(ctx, `
-			SELECT (SELECT count(*) FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL)
+			SELECT (SELECT count(*) FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL AND payload->'unleasable' IS NULL)
 			     + (SELECT count(*) FROM process_instance WHERE completed_at IS NULL)
 			     + (SELECT count(*) FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL)`).Scan(&open); err != nil {
 			return fmt.Errorf("count what is open: %w", err)

@@ -46,6 +46,16 @@ CREATE TABLE t.hindrance AS
     SELECT line->>'fault' AS fault, line->>'worker' AS whom, at AS began, (line->>'until')::timestamptz AS ended
     FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot');
 
+-- What the product says that it has set aside, because the database refuses to have it leased.
+CREATE TABLE IF NOT EXISTS t.aside (kind text, id text, sqlstate text, message text);
+DO $$
+BEGIN
+    IF to_regclass('workflow_set_aside') IS NOT NULL THEN
+        INSERT INTO t.aside SELECT kind, id::text, sqlstate, message FROM workflow_set_aside;
+    END IF;
+END
+$$;
+
 -- Leases and how they ended, as the log of transitions tells it.
 CREATE TABLE t.lease AS
     SELECT run, lease_no, at, split_part(leased_by, '-', 1) AS slot, attempt, attempt_was, max_attempts, run_at, seq
@@ -146,7 +156,7 @@ CREATE TABLE t.kase (kase text PRIMARY KEY, blameless boolean NOT NULL, may_succ
 INSERT INTO t.kase VALUES
     ('effect', true, true), ('sleep', true, true), ('delayed', true, true), ('deaf', true, true), ('rival', true, true), ('leak', true, true),
     ('fail', false, true), ('external', false, true), ('permanent', false, false), ('overdue', false, true), ('panic', false, false),
-    ('badresult', false, false), ('exit', true, false), ('gopanic', true, false),
+    ('badresult', false, false), ('unleasable', false, true), ('exit', true, false), ('gopanic', true, false),
     ('step', true, true), ('declined', false, false), ('undo', true, true), ('reluctant', false, true), ('engine', true, true), ('child', false, true),
     ('start', true, true), ('message', true, true), ('signal', true, true), ('task', false, true), ('halt', false, true), ('again', false, true);
 
@@ -158,7 +168,8 @@ UNION ALL
     SELECT 'I01b run that nobody has enqueued, or that was rolled back', r.id
     FROM workflow_run r WHERE NOT EXISTS (SELECT FROM t.known k WHERE k.run = r.id)
 UNION ALL
-    SELECT 'I02 stuck: not finished after the drain', id FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL
+    SELECT 'I02 stuck: not finished after the drain', r.id FROM workflow_run r
+    WHERE r.status IN ('pending', 'leased') AND r.deleted_at IS NULL AND NOT EXISTS (SELECT FROM t.known k WHERE k.run = r.id AND k.kase = 'unleasable')
 UNION ALL
     SELECT 'I03 succeeded without exactly one effect', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id
     WHERE r.status = 'succeeded' AND r.type IN ('chaos.effect', 'chaos.step', 'chaos.undo') AND (SELECT count(*) FROM chaos_effect e WHERE e.run_id = r.id) <> 1
@@ -290,6 +301,24 @@ UNION ALL
 UNION ALL
     SELECT 'I38 lease that reaches beyond its deadline', x.run FROM t.transition x JOIN t.lease l USING (run, lease_no)
     WHERE x.status = 'leased' AND (x.deadline_at IS NULL OR x.deadline_at > l.at + interval '500 ms' AND x.lease_until > x.deadline_at)
+UNION ALL
+    SELECT 'I47 run that cannot be leased, and nobody is told', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id
+    WHERE k.kase = 'unleasable' AND r.status IN ('pending', 'leased') AND r.deleted_at IS NULL
+      AND NOT EXISTS (SELECT FROM t.aside a WHERE a.id = r.id::text AND a.message <> '')
+UNION ALL
+    SELECT 'I47b run that was set aside, and can be leased', r.id FROM t.aside a JOIN workflow_run r ON r.id::text = a.id
+    WHERE NOT EXISTS (SELECT FROM t.known k WHERE k.run = r.id AND k.kase = 'unleasable')
+UNION ALL
+    -- All the while, from before it was due, there was a worker in whose way nothing was.
+    SELECT 'I47c run kept waiting since there was one that cannot be leased', k.run
+    FROM t.known k JOIN t.lease l ON l.run = k.run AND l.lease_no = 1
+    CROSS JOIN LATERAL (SELECT greatest(k.at, l.run_at, (SELECT min(at) FROM t.enqueue WHERE kase = 'unleasable')) AS at) due
+    WHERE k.answer = 'done' AND k.kase <> 'unleasable' AND EXISTS (SELECT FROM t.enqueue WHERE kase = 'unleasable') AND l.at > due.at + interval '5 seconds'
+      AND NOT EXISTS (SELECT FROM t.call c WHERE c.run = k.run AND c.kind = 'hold')
+      AND EXISTS (SELECT FROM (SELECT DISTINCT slot FROM t.lease) s
+                  WHERE NOT EXISTS (SELECT FROM t.hindrance h WHERE h.whom IN ('all', s.slot) AND h.began < due.at + interval '5 seconds' AND h.ended > due.at - interval '3 seconds')
+                    AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind IN ('start', 'exit') AND x.line->>'worker' = s.slot
+                                    AND x.at BETWEEN due.at - interval '5 seconds' AND due.at + interval '5 seconds'))
 
 -- Processes. What is returned is the instance, unless the rule is about one run.
 UNION ALL

@@ -139,6 +139,7 @@ func judged(t *testing.T) *pgx.Conn {
 		CREATE TABLE t.ledger (kind text NOT NULL, at timestamptz NOT NULL, line jsonb NOT NULL);
 		CREATE TABLE t.exec_log (event text, run uuid, lease_no bigint, worker text, at timestamptz, outcome text);
 		CREATE TABLE t.said (worker text NOT NULL, what text NOT NULL, n bigint NOT NULL);
+		CREATE TABLE t.aside (kind text, id text, sqlstate text, message text);
 		INSERT INTO t.said VALUES ('w1', 'stale settle refused', 1), ('w1', 'lease is gone', 1), ('w2', 'deadlock', 2);
 
 		-- Lets time pass for one run: all that has happened to it did so longer ago. (run, by)
@@ -511,6 +512,12 @@ func (s *stage) ask(kind string, id uuid.UUID) string {
 	return answer
 }
 
+// aside has the product say that it cannot lease a run.
+func (s *stage) aside(id uuid.UUID) {
+	s.t.Helper()
+	s.do("torture", `INSERT INTO t.aside VALUES ('run', $1::uuid::text, '22003', 'integer out of range')`, id)
+}
+
 // exit is the end of a worker's process some time ago.
 func (s *stage) exit(worker string, ago time.Duration) {
 	s.t.Helper()
@@ -705,6 +712,18 @@ var stories = []func(*stage){
 		s.tell(s.order("sleep", wish{answer: "unknown"}))
 		s.tell(s.order("sleep", wish{answer: "rolled back"}))
 		s.tell(s.order("sleep", wish{answer: "refused"}))
+	},
+	func(s *stage) { // one cannot be leased and is set aside; the next does not wait for it, or for as long as nobody can work
+		s.aside(s.enqueue("unleasable", wish{}))
+		id := s.enqueue("sleep", wish{})
+		s.wait(id, 4*seconds)
+		s.work(id, w1)
+		s.finish(id, w1)
+		id = s.enqueue("sleep", wish{})
+		s.wait(id, 20*seconds)
+		s.strike("table", "all", 18*seconds, seconds)
+		s.work(id, w1)
+		s.finish(id, w1)
 	},
 	func(s *stage) { // a handler that is deaf to its deadline
 		id := s.enqueue("overdue", wish{max: 2})

@@ -16,26 +16,22 @@ import (
 )
 
 // Runs are executed, retried, taken back, cancelled and settled with effects and events in
-// the same way over a plain connection, without wake-ups, and through a transaction pooler.
+// the same way over a plain connection and without wake-ups.
 func TestTransports(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		bouncer bool
-		change  func(*worker.Config)
-	}{
-		"plain":               {false, nil},
-		"no wake-up":          {false, func(c *worker.Config) { c.NoWakeUp = true }},
-		"bouncer":             {true, nil},
-		"bouncer, no wake-up": {true, func(c *worker.Config) { c.NoWakeUp = true }},
+	transports(t, func(url string) string { return url })
+}
+
+// transports plays the suite with and without wake-ups, over what through makes of an address.
+func transports(t *testing.T, through func(url string) string) {
+	for name, change := range map[string]func(*worker.Config){
+		"wake-up":    nil,
+		"no wake-up": func(c *worker.Config) { c.NoWakeUp = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			direct := pgtest.URL(t)
-			through := direct
-			if c.bouncer {
-				through = pgtest.Bouncer(t, direct)
-			}
-			suite(t, open(t, direct), open(t, through), c.change)
+			suite(t, open(t, direct), open(t, through(direct)), change)
 		})
 	}
 }

@@ -2,6 +2,7 @@
 package arrows
 
 import (
+	"errors"
 	"os/exec"
 	"slices"
 	"strings"
@@ -27,7 +28,7 @@ var allowed = map[string][]string{
 	"internal/sinktest":  {"dispatcher"},
 	"internal/pgserver/": {"internal/pgserver/"},
 	"internal/pgbouncer": {"internal/pgserver/child"},
-	"internal/pgtest":    {"internal/pgbouncer", "internal/pgserver", "sql"},
+	"internal/pgtest":    {"internal/pgserver", "sql"},
 	"internal/arrows":    {},
 	"internal/model":     {},
 	"internal/session":   {},
@@ -140,5 +141,27 @@ func TestTortureStandsOutside(t *testing.T) {
 		if ours && !slices.ContainsFunc(equipment, func(e string) bool { return name == e || strings.HasPrefix(name, e+"/") }) {
 			t.Errorf("torture depends on %s", name)
 		}
+	}
+}
+
+// `make test` starts no pgbouncer, which only root can install: whoever imports what does is built by
+// the tag pooler alone. Without it the list has none.
+func TestNothingToInstall(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}`, module+"/...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if words := strings.Fields(line); slices.Contains(words[1:], module+"/internal/pgbouncer") {
+			t.Errorf("%s starts pgbouncer: have the file built by the tag pooler, and make test-pooler run it", words[0])
+		}
+	}
+}
+
+// A test that lacks what it needs fails. One that were skipped would prove nothing, and nobody would see.
+func TestNoTestIsSkipped(t *testing.T) {
+	out, err := exec.Command("grep", "-rnE", `\b(t|b|f|tb)\.Skip(f|Now)?\(|testing\.Short\(`, "--include=*_test.go", "../..").Output()
+	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 { // grep's for nothing found
+		t.Errorf("grep: %v\n%s", err, out)
 	}
 }

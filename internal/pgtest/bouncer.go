@@ -1,3 +1,5 @@
+//go:build pooler
+
 package pgtest
 
 import (
@@ -6,12 +8,16 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgbouncer"
 )
 
+func init() { through = Bouncer }
+
 // Bouncer starts a pgbouncer in front of a database and returns the connection
 // string that leads through it. It pools transactions over ten connections, as
 // production setups do: nothing of a session outlives a transaction, and
 // prepared statements with names do not work. It ends with t.
 //
-// Root on Debian has pgbouncer installed if it is missing.
+// Only tests that are built with the tag pooler have it: pgbouncer is a package
+// that root installs, and `make test` needs none. Root on Debian has it installed
+// if it is missing.
 func Bouncer(t testing.TB, databaseURL string) string {
 	t.Helper()
 	b, err := pgbouncer.Start(t.Context(), databaseURL)

@@ -28,14 +28,14 @@ const setUpLimit = time.Minute
 // Its queries run in the mode the whole project uses, which works through a
 // connection pooler and never lets the server settle for a generic plan.
 //
-// With PGTEST_BOUNCER=1 in the environment the pool connects through a pgbouncer
-// in transaction mode, through which notifications do not arrive either. With
+// With PGTEST_BOUNCER=1 in the environment, and the tag pooler, the pool connects through
+// a pgbouncer in transaction mode, through which notifications do not arrive either. With
 // PGTEST_ROLES, such as engine,enqueue, it is that of somebody who has these roles alone.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	url := URL(t)
 	if os.Getenv("PGTEST_BOUNCER") != "" {
-		url = Bouncer(t, url)
+		url = through(t, url)
 	}
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -51,6 +51,13 @@ func New(t testing.TB) *pgxpool.Pool {
 		return As(t, pool, Roles(t, pool), strings.Split(roles, ",")...)
 	}
 	return pool
+}
+
+// through is Bouncer in tests that are built with the tag pooler.
+var through = func(t testing.TB, _ string) string {
+	t.Helper()
+	t.Fatal("PGTEST_BOUNCER is set, and these tests were built without the tag pooler: make test-pooler")
+	return ""
 }
 
 // URL returns the connection string of a fresh, migrated database, for tests

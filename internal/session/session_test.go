@@ -120,22 +120,6 @@ func TestKeptPlans(t *testing.T) {
 	}
 }
 
-// Behind a pooler nothing is left in a session: no statement, and no setting.
-func TestSharedSession(t *testing.T) {
-	t.Parallel()
-	pool, _ := prepared(t, pgtest.Bouncer(t, pgtest.URL(t)), nil)
-	repeat(t, pool, 20)
-	if got := scan[int](t, pool, `SELECT count(*) FROM pg_prepared_statements`); got != 0 {
-		t.Errorf("%d statements are prepared", got)
-	}
-	if got := scan[string](t, pool, `SHOW plan_cache_mode`); got != "auto" {
-		t.Errorf("plan_cache_mode is %s", got)
-	}
-	if got := pool.Stat().NewConnsCount(); got != 2 {
-		t.Errorf("%d connections were opened: want one to find out and one that is used", got)
-	}
-}
-
 // Who has pgx remember no statements gets along, and so does who does something to each session after
 // its use: nothing is prepared.
 func TestNothingPrepared(t *testing.T) {
@@ -192,19 +176,19 @@ func TestForgottenStatements(t *testing.T) {
 // The hooks that the config had are called once for each connection that is used.
 func TestHooks(t *testing.T) {
 	t.Parallel()
-	for name, url := range map[string]string{"own": pgtest.URL(t), "shared": pgtest.Bouncer(t, pgtest.URL(t))} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var before, after, acquire int
-			pool, _ := prepared(t, url, func(c *pgxpool.Config) {
-				c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { before++; return nil }
-				c.AfterConnect = func(context.Context, *pgx.Conn) error { after++; return nil }
-				c.BeforeAcquire = func(context.Context, *pgx.Conn) bool { acquire++; return true } //nolint:staticcheck // deprecated, and used
-			})
-			repeat(t, pool, 3)
-			if before == 0 || after != 1 || acquire != 3 {
-				t.Errorf("called %d times before and %d times after connections were opened, %d times before they were used", before, after, acquire)
-			}
-		})
+	hooks(t, pgtest.URL(t))
+}
+
+func hooks(t *testing.T, url string) {
+	t.Helper()
+	var before, after, acquire int
+	pool, _ := prepared(t, url, func(c *pgxpool.Config) {
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { before++; return nil }
+		c.AfterConnect = func(context.Context, *pgx.Conn) error { after++; return nil }
+		c.BeforeAcquire = func(context.Context, *pgx.Conn) bool { acquire++; return true } //nolint:staticcheck // deprecated, and used
+	})
+	repeat(t, pool, 3)
+	if before == 0 || after != 1 || acquire != 3 {
+		t.Errorf("called %d times before and %d times after connections were opened, %d times before they were used", before, after, acquire)
 	}
 }

@@ -1,0 +1,15 @@
+//go:build pooler
+
+package worker_test
+
+import (
+	"testing"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// The same is true through a transaction pooler.
+func TestTransportsThroughAPooler(t *testing.T) {
+	t.Parallel()
+	transports(t, func(url string) string { return pgtest.Bouncer(t, url) })
+}
