@@ -58,6 +58,7 @@ func giveBack(ctx context.Context, db run.DB, d doubt, worker string) error {
 			SELECT r.id, 'released', r.attempt, r.lease_no, r.started_at, $3, '{"reason": "the answer to the lease was lost"}'
 			FROM returned r, audit
 			WHERE audit.writer = 'self'
+			RETURNING 1
 		), `+done+`
 		SELECT FROM done`,
 		(time.Since(d.sent) + time.Hour).Seconds(), d.token, worker)

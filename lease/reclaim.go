@@ -185,6 +185,7 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n, skip int, t
 			SELECT t.id, statement_timestamp(), 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END, e.started_at, $6, t.loser
 			FROM taken t JOIN expired e ON e.id = t.id, audit
 			WHERE audit.writer = 'self'
+			RETURNING 1
 		), `+done+`
 		SELECT coalesce(alive.oldest, statement_timestamp()), alive.oldest IS NOT NULL, t.id, t.type, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
 		       t.tenant_id, t.metadata, t.started_at, t.payload, t.priority, t.postponed, t.suspect, t.exhausted, t.run_at, t.token_id

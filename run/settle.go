@@ -170,6 +170,7 @@ func settlement(worker string, outcomes []Outcome) (sql string, args []any, err 
 			           ELSE jsonb_build_object('delay_seconds', s.delay) END
 			FROM settled s, audit
 			WHERE audit.writer = 'self' AND s.verdict <> 'succeeded'
+			RETURNING 1
 		), ` + done + `
 		SELECT ARRAY(SELECT place FROM settled)
 		FROM done`, append(columns, worker), nil

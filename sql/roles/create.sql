@@ -86,14 +86,15 @@ BEGIN
             EXECUTE format('ALTER FUNCTION %s OWNER TO %I', thing.name, own);
         END IF;
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', thing.name);
-        IF NOT thing.on_trigger AND thing.name !~ '\mworkflow_(behalf|overrides)\(' THEN
+        IF NOT thing.on_trigger AND thing.name !~ '\mworkflow_(behalf|earlier)\(' THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_operator', engine);
         END IF;
     END LOOP;
 
     -- What guards and defaults ask, whoever makes the statement.
-    EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION workflow_role(), workflow_actor(), workflow_at_work() TO %I', named || '_' || k), '; ')
+    EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION workflow_role(), workflow_actor(), workflow_at_work(), workflow_overrides(text, text, jsonb) TO %I', named || '_' || k), '; ')
              FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer}'::text[]) AS k);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_earlier(text, jsonb) TO %I, %I', engine, named || '_worker'); -- for guards
 
     -- What the programs look at when they start.
     EXECUTE format('GRANT SELECT ON workflow_schema TO %I, %I, %I, %I', named || '_enqueue', named || '_worker', named || '_dispatcher', named || '_viewer');
