@@ -16,6 +16,7 @@ import (
 type transaction struct {
 	pgx.Tx
 	prepares bool
+	working  bool   // whether it has said that the engine is at work
 	mode     string // how the next statement is planned, as far as is known
 }
 
@@ -107,6 +108,15 @@ func (s *statements) ready() *pgx.Batch {
 
 // do queues a statement that returns nothing.
 func (s *statements) do(sql string, args ...any) { s.ready().Queue(sql, plain(args)...) }
+
+// work has the transaction say that the engine is at work: what anybody else changes of a process is
+// refused, or told to the process.
+func (s *statements) work() {
+	if !s.tx.working {
+		s.tx.working = true
+		s.do(`SELECT set_config('workflow.advance', 'on', true)`)
+	}
+}
 
 // ask queues a statement, and has its answer taken.
 func (s *statements) ask(take func(pgx.Rows) error, sql string, args ...any) {

@@ -101,6 +101,9 @@ func (w *writer) meet(all []*instance) {
 	for k, s := range w.slots {
 		slotNames[k], slotKeys[k] = s.Name, s.Key
 	}
+	if len(w.slots)+len(tokens)+len(w.signals) > 0 {
+		w.work()
+	}
 	if len(w.slots) > 0 {
 		w.do(`
 			SELECT count(pg_advisory_xact_lock(hash))

@@ -107,6 +107,7 @@ func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[
 	}
 	fresh := map[uuid.UUID]bool{}
 	inserting := tx.statements()
+	inserting.work()
 	inserting.ask(func(rows pgx.Rows) error {
 		var id uuid.UUID
 		_, err := pgx.ForEachRow(rows, []any{&id}, func() error { fresh[id] = true; return nil })

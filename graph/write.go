@@ -71,7 +71,7 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 		return err
 	}
 	w.plan(keptPlans)
-	w.do(`SELECT set_config('workflow.advance', 'on', true)`) // what anybody else changes is refused, or told to the process
+	w.work()
 	w.instances(changed)
 	w.groups(changed)
 	w.tokens(changed)

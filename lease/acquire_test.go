@@ -129,7 +129,7 @@ func TestNotOpen(t *testing.T) {
 		"step": "token_id = gen_random_uuid()",
 	} {
 		id := add(t, pool, "a."+name, 50, time.Hour)
-		exec(t, pool, "UPDATE workflow_run SET "+sql+" WHERE id = $1", id)
+		pgtest.ByHand(t, pool, "UPDATE workflow_run SET "+sql+" WHERE id = $1", id)
 	}
 	for _, status := range []run.Status{run.Succeeded, run.Failed} {
 		id := add(t, pool, "a."+string(status), 50, time.Hour)

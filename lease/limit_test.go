@@ -247,7 +247,7 @@ func TestSuspectsBehindOthers(t *testing.T) {
 	suspect(t, pool, "a.step", 9)
 	suspect(t, pool, "a.locked", 8)
 	suspect(t, pool, "a.x", 1)
-	exec(t, pool, "UPDATE workflow_run SET token_id = gen_random_uuid() WHERE type = 'a.step'")
+	pgtest.ByHand(t, pool, "UPDATE workflow_run SET token_id = gen_random_uuid() WHERE type = 'a.step'")
 	tx := begin(t, pool)
 	exec(t, tx, "SELECT FROM workflow_run WHERE type = 'a.locked' FOR UPDATE")
 	p := newPoller(pool, "a.")

@@ -153,7 +153,7 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 	watch(t, pool)
 	stock(t, pool)
 	early := hotStatements(t, as, n)
-	exec(t, pool, "TRUNCATE workflow_run CASCADE")
+	pgtest.ByHand(t, pool, "TRUNCATE workflow_run CASCADE")
 	switch known {
 	case "finished":
 		fill(t, pool, crowdSize, "'q.t' || g % 10, 0, now() - interval '1 day', 'finished'")

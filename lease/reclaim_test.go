@@ -89,7 +89,7 @@ func TestReclaimLeavesAlone(t *testing.T) {
 	pool := settledServer(t)
 	add(t, pool, "a.long", 0, time.Minute)
 	step := add(t, pool, "a.step", 0, time.Minute)
-	exec(t, pool, "UPDATE workflow_run SET token_id = gen_random_uuid(), max_attempts = 1 WHERE id = $1", step)
+	pgtest.ByHand(t, pool, "UPDATE workflow_run SET token_id = gen_random_uuid(), max_attempts = 1 WHERE id = $1", step)
 	p, r := newPoller(pool, "a."), newReclaimer(pool)
 	p.Steps = true
 	leases := acquire(t, p, 10)
@@ -214,7 +214,7 @@ func TestReclaimPastRefusal(t *testing.T) {
 	for _, l := range leases {
 		expire(t, pool, l.ID)
 	}
-	exec(t, pool, "UPDATE workflow_run SET started_at = started_at - interval '1 hour' WHERE id = $1", leases[2].ID)
+	pgtest.ByHand(t, pool, "UPDATE workflow_run SET started_at = started_at - interval '1 hour' WHERE id = $1", leases[2].ID)
 	exec(t, pool, `
 		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never'; END $$`)
 	exec(t, pool, `

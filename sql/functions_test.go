@@ -95,7 +95,7 @@ func TestRetryFunction(t *testing.T) {
 	s.expect("no run", s.do(`SELECT workflow_retry('`+nobody+`')`), "not found")
 
 	id := s.in("failed")
-	s.do(`UPDATE workflow_run SET attempt = 3, run_at = '2020-01-01', error = '{"code": "x"}', last_error = 'x' WHERE id = '` + id + `'`)
+	s.byHand(`UPDATE workflow_run SET attempt = 3, run_at = '2020-01-01', error = '{"code": "x"}', last_error = 'x' WHERE id = '` + id + `'`)
 	s.expect("answer", s.do(`SELECT workflow_retry('`+id+`', 2)`), "pending")
 	s.expect("run", s.of(id, `concat_ws(' ', status, attempt, max_attempts, last_error, run_at = updated_at OR run_at > '2020-01-02', finished_at)`), "pending 3 5 x t")
 
@@ -107,7 +107,7 @@ func TestRetryFunction(t *testing.T) {
 		s.refused(`SELECT workflow_retry('`+id+`', `+n+`)`, "23514", "how many", "attempts "+n, "1 to 1000")
 	}
 	id = s.in("failed")
-	s.do(`UPDATE workflow_run SET max_attempts = 1000, attempt = 1000 WHERE id = '` + id + `'`)
+	s.byHand(`UPDATE workflow_run SET max_attempts = 1000, attempt = 1000 WHERE id = '` + id + `'`)
 	s.expect("used up", s.do(`SELECT workflow_retry('`+id+`')`), "not failed: failed, 1000 attempts used")
 	id = s.in("failed")
 	s.do(`SELECT workflow_delete('` + id + `', 'test')`)

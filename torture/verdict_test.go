@@ -230,7 +230,7 @@ func (s *stage) do(app, sql string, args ...any) {
 		sql = strings.Replace(sql, s.edited.old, s.edited.new, 1)
 		s.edited = edit{}
 	}
-	if _, err := s.db.Exec(s.t.Context(), `SELECT set_config('application_name', $1, false), set_config('workflow.advance', 'on', false)`, app); err != nil {
+	if _, err := s.db.Exec(s.t.Context(), `SELECT set_config('application_name', $1, false), set_config('workflow.advance', 'on', false), set_config('workflow.override', 'a fault is planted', false)`, app); err != nil {
 		s.t.Fatal(err)
 	}
 	switch tag, err := s.db.Exec(s.t.Context(), sql, args...); {

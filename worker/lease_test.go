@@ -115,7 +115,7 @@ func TestRowDeleted(t *testing.T) {
 	id := enqueue(t, pool, "test.deleted.v1", empty{})
 	<-started
 	execute(t, pool, `ALTER TABLE workflow_run DISABLE TRIGGER workflow_run_delete_guard`)
-	execute(t, pool, `DELETE FROM workflow_run WHERE id = $1`, id)
+	pgtest.ByHand(t, pool, `DELETE FROM workflow_run WHERE id = $1`, id)
 	close(gate)
 	pgtest.Await(t, "the outcome to be refused", func() bool { return s.get(&s.refused) == 1 })
 	if r := finished(t, pool, enqueue(t, pool, "test.next.v1", empty{})); r.Status != run.Succeeded {

@@ -176,7 +176,7 @@ func TestExhaustedRunFails(t *testing.T) {
 	pool := pgtest.New(t)
 	id := enqueue(t, pool, "test.ok.v1", empty{})
 	if _, err := pool.Exec(t.Context(), `
-		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_no = 3, attempt = 3, leased_by = 'dead',
+		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_no = 1, attempt = 3, leased_by = 'dead',
 		       started_at = now(), lease_until = now() - interval '1 second'`); err != nil {
 		t.Fatal(err)
 	}

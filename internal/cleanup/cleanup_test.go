@@ -41,7 +41,7 @@ func TestRetention(t *testing.T) {
 	exec(t, pool, `
 		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_until = now() + interval '1 minute', leased_by = 'w', lease_no = 1
 		WHERE metadata->>'kind' IN ('succeeded', 'failed', 'leased', 'step')`)
-	exec(t, pool, `UPDATE workflow_run SET token_id = id WHERE metadata->>'kind' = 'step'`)
+	pgtest.ByHand(t, pool, `UPDATE workflow_run SET token_id = id WHERE metadata->>'kind' = 'step'`)
 	exec(t, pool, `UPDATE workflow_run SET status = 'succeeded' WHERE metadata->>'kind' IN ('succeeded', 'step')`)
 	exec(t, pool, `UPDATE workflow_run SET status = 'failed' WHERE metadata->>'kind' = 'failed'`)
 	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled' WHERE metadata->>'kind' = 'cancelled'`)
@@ -79,14 +79,14 @@ func TestRetention(t *testing.T) {
 func TestFinishedProcesses(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
-	exec(t, pool, `
+	pgtest.ByHand(t, pool, `
 		INSERT INTO process_instance (id, process_definition_id, status, live_tokens, completed_at, parent_process_instance_id, business_key)
 		SELECT md5(tree || depth)::uuid, (SELECT id FROM process_definition), CASE WHEN depth = 1 AND tree = 'open' THEN 'WAITING' ELSE 'COMPLETED' END,
 		       CASE WHEN depth = 1 AND tree = 'open' THEN 1 ELSE 0 END, CASE WHEN depth > 1 OR tree <> 'open' THEN now() - depth * interval '1 s' END,
 		       CASE WHEN depth > 1 THEN md5(tree || depth - 1)::uuid END, tree || depth
 		FROM unnest('{open,over}'::text[]) AS tree, generate_series(1, 3) AS depth`)
-	exec(t, pool, `INSERT INTO process_token (id, instance_id, node, state) SELECT id, id, 'a', CASE WHEN completed_at IS NULL THEN 'Waiting' ELSE 'Completed' END FROM process_instance`)
-	exec(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
+	pgtest.ByHand(t, pool, `INSERT INTO process_token (id, instance_id, node, state) SELECT id, id, 'a', CASE WHEN completed_at IS NULL THEN 'Waiting' ELSE 'Completed' END FROM process_instance`)
+	pgtest.ByHand(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
 	clean := Handler(pool, Keep{Processes: time.Hour})
 	removed := 0
@@ -163,18 +163,18 @@ func TestOncePerInterval(t *testing.T) {
 // plant plants finished instances p0, p1, … with a step, its history, and a row of all that is theirs.
 func plant(t *testing.T, pool *pgxpool.Pool, n int) {
 	exec(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
-	exec(t, pool, `
+	pgtest.ByHand(t, pool, `
 		INSERT INTO process_instance (id, process_definition_id, status, completed_at, business_key)
 		SELECT md5('p' || n)::uuid, (SELECT id FROM process_definition), 'COMPLETED', now(), 'p' || n FROM generate_series(0, `+strconv.Itoa(n-1)+`) AS n`)
-	exec(t, pool, `INSERT INTO parallel_group (id, instance_id, node, live) SELECT id, id, 'f', 0 FROM process_instance`)
-	exec(t, pool, `INSERT INTO process_token (id, instance_id, node, state, parallel_group_id) SELECT md5(id || k::text)::uuid, id, 'a', 'Completed', id FROM process_instance, generate_series(1, 2) AS k`)
-	exec(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
+	pgtest.ByHand(t, pool, `INSERT INTO parallel_group (id, instance_id, node, live) SELECT id, id, 'f', 0 FROM process_instance`)
+	pgtest.ByHand(t, pool, `INSERT INTO process_token (id, instance_id, node, state, parallel_group_id) SELECT md5(id || k::text)::uuid, id, 'a', 'Completed', id FROM process_instance, generate_series(1, 2) AS k`)
+	pgtest.ByHand(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
 	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
-	exec(t, pool, `INSERT INTO process_event (instance_id, event_type, version) SELECT id, 'x', 1 FROM process_instance`)
-	exec(t, pool, `INSERT INTO process_state_history (instance_id, to_status, version, actor) SELECT id, 'COMPLETED', 1, 'x' FROM process_instance`)
-	exec(t, pool, `INSERT INTO user_task (instance_id, token_id, node, state, payload) SELECT instance_id, id, 'a', 'completed', '{}' FROM process_token`)
-	exec(t, pool, `INSERT INTO incident (instance_id, token_id, node, code, message, resolved_at) SELECT instance_id, id, 'a', 'x', 'x', now() FROM process_token`)
-	exec(t, pool, `INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref) SELECT instance_id, id, id, 'a', 'x.y' FROM process_token`)
+	pgtest.ByHand(t, pool, `INSERT INTO process_event (instance_id, event_type, version) SELECT id, 'x', 1 FROM process_instance`)
+	pgtest.ByHand(t, pool, `INSERT INTO process_state_history (instance_id, to_status, version, actor) SELECT id, 'COMPLETED', 1, 'x' FROM process_instance`)
+	pgtest.ByHand(t, pool, `INSERT INTO user_task (instance_id, token_id, node, state, payload) SELECT instance_id, id, 'a', 'completed', '{}' FROM process_token`)
+	pgtest.ByHand(t, pool, `INSERT INTO incident (instance_id, token_id, node, code, message, resolved_at) SELECT instance_id, id, 'a', 'x', 'x', now() FROM process_token`)
+	pgtest.ByHand(t, pool, `INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref) SELECT instance_id, id, id, 'a', 'x.y' FROM process_token`)
 }
 
 // rest counts all that is of instances, in the order of plant.
@@ -182,16 +182,19 @@ const rest = `SELECT (SELECT count(*) FROM process_instance) + (SELECT count(*) 
 	+ (SELECT count(*) FROM workflow_history) + (SELECT count(*) FROM process_event) + (SELECT count(*) FROM process_state_history) + (SELECT count(*) FROM user_task)
 	+ (SELECT count(*) FROM incident) + (SELECT count(*) FROM compensation_record)`
 
-// A finished instance that somebody deletes by hand takes along all that is its own, and nothing else.
+// A finished instance that its owner deletes by hand, on record, takes along all that is its own, and nothing else.
 func TestDeletedByHand(t *testing.T) {
 	pool := pgtest.New(t)
 	plant(t, pool, 2)
 	exec(t, pool, `INSERT INTO workflow_run (type) VALUES ('test.plain.v1')`)
-	exec(t, pool, `DELETE FROM process_instance WHERE business_key = 'p0'`)
+	if _, err := pool.Exec(t.Context(), `DELETE FROM process_instance`); err == nil || !strings.Contains(err.Error(), "deleted by the engine alone") {
+		t.Errorf("without a word: %v", err)
+	}
+	pgtest.ByHand(t, pool, `DELETE FROM process_instance WHERE business_key = 'p0'`)
 	if n := count(t, pool, rest); n != 17 {
 		t.Errorf("%d rows are left, want the 16 of the other instance and the plain run", n)
 	}
-	exec(t, pool, `DELETE FROM process_instance`)
+	pgtest.ByHand(t, pool, `DELETE FROM process_instance`)
 	if n := count(t, pool, rest); n != 1 {
 		t.Errorf("%d rows are left, want the plain run", n)
 	}

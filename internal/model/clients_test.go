@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -61,7 +62,7 @@ func prefix(i int) string { return fmt.Sprintf("model.%d.", i) }
 func newCrowd(t *testing.T, quiet, pool *pgxpool.Pool) *crowd {
 	t.Helper()
 	c := &crowd{pool: pool, ids: [runsEach]uuid.UUID{uuid.New(), uuid.New()}, start: time.Now()}
-	exec(t, quiet, `TRUNCATE workflow_run, workflow_history`)
+	pgtest.ByHand(t, quiet, `TRUNCATE workflow_run, workflow_history`)
 	for i, id := range c.ids {
 		exec(t, quiet, `INSERT INTO workflow_run (id, type, max_attempts) VALUES ($1, $2, 2)`, id, prefix(i)+"x")
 	}

@@ -53,7 +53,7 @@ func hours(h int) time.Duration { return max(time.Duration(h)*time.Hour-30*time.
 // newWorld starts with one to three pending runs.
 func newWorld(test *testing.T, t *rapid.T, pool *pgxpool.Pool) *world {
 	w := &world{T: t, test: test, pool: pool, claims: map[string][]claim{}}
-	w.exec(`TRUNCATE workflow_run, workflow_history`)
+	pgtest.ByHand(test, pool, `TRUNCATE workflow_run, workflow_history`)
 	for i := range rapid.IntRange(1, 3).Draw(t, "runs") {
 		s := &subject{
 			state: state{Status: run.Pending, Max: rapid.IntRange(1, 3).Draw(t, "max_attempts"), Timeout: rapid.SampledFrom([]int{0, 0, 0, 1, 3}).Draw(t, "timeout")},

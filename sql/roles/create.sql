@@ -24,7 +24,7 @@ DECLARE
     thing  record;
     kind   text;
     -- Only functions that run with the owner's rights call these.
-    internal text[] := '{workflow_behalf, workflow_overrides, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_due, workflow_expired,
+    internal text[] := '{workflow_behalf, workflow_earlier, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_due, workflow_expired,
         workflow_as_worker, workflow_unrecorded, workflow_passing}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
@@ -74,7 +74,7 @@ BEGIN
         END IF;
         EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', thing.name);
         EXECUTE format('GRANT SELECT ON %s TO %I, %I', thing.name, named || '_operator', engine);
-        IF thing.what = 'TABLE' AND thing.name <> 'workflow_schema' THEN
+        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding') THEN
             EXECUTE format('GRANT INSERT, DELETE ON %s TO %I', thing.name, engine);
             IF thing.name NOT IN ('workflow_history', 'process_event', 'process_state_history', 'process_correction') THEN
                 EXECUTE format('GRANT UPDATE ON %s TO %I', thing.name, engine); -- what has happened is not changed
@@ -98,7 +98,7 @@ BEGIN
     END LOOP;
 
     -- What guards and defaults ask, whoever makes the statement.
-    EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION workflow_role(), workflow_actor(), workflow_at_work() TO %I', named || '_' || k), '; ')
+    EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION workflow_role(), workflow_actor(), workflow_at_work(), workflow_overrides(text, text, jsonb) TO %I', named || '_' || k), '; ')
              FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer}'::text[]) AS k);
 
     -- What the programs look at when they start.
