@@ -84,6 +84,10 @@ CREATE TABLE workflow_set_aside (
     row_version   xid         NOT NULL,
     PRIMARY KEY (kind, id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.1);
+CREATE TRIGGER workflow_set_aside_kept BEFORE TRUNCATE ON workflow_set_aside
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('DELETE forgets a row: it is found again if it is still refused.');
+CREATE TRIGGER workflow_binding_kept BEFORE TRUNCATE ON workflow_binding
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('workflowctl roles worker binds a role to other prefixes.');
 CREATE INDEX workflow_set_aside_reason_idx ON workflow_set_aside (kind, type, statement, sqlstate, "constraint", last_tried_at);
 COMMENT ON TABLE  workflow_set_aside IS 'What the database refuses to change, so that no worker can take it: which, since when, and why in the database''s words. It is tried again when its row changes, every ten minutes, and every ten seconds one for all with the same reason.';
 COMMENT ON COLUMN workflow_set_aside.kind IS 'run.';
@@ -236,21 +240,27 @@ COMMENT ON FUNCTION workflow_try_again_v1() IS 'Has runs that are set aside be t
 -- Lease.
 -- ---------------------------------------------------------------------------------
 
-CREATE FUNCTION workflow_lanes_v1(prefixes text[])
+-- Those of some prefixes that the caller's role may lease.
+CREATE FUNCTION workflow_narrow(prefixes text[]) RETURNS text[]
+LANGUAGE plpgsql STABLE AS $fn$
+DECLARE
+    bound text[] := workflow_bound_prefixes();
+BEGIN
+    IF bound IS NULL THEN
+        RETURN prefixes;
+    END IF;
+    RETURN ARRAY(SELECT p FROM unnest(prefixes) AS p WHERE p ^@ ANY (bound) UNION SELECT b FROM unnest(bound) AS b WHERE b ^@ ANY (prefixes));
+END
+$fn$;
+
+CREATE FUNCTION workflow_lanes(lows text[])
 RETURNS TABLE (paused text[], suspect boolean, type text, priority integer, run_at timestamptz, id uuid, due_in float8)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
 DECLARE
-    bound   text[]  := workflow_bound_prefixes();
-    lows    text[]  := prefixes;
     passing boolean := EXISTS (SELECT FROM workflow_set_aside);
     highs   text[];
 BEGIN
-    IF bound IS NOT NULL THEN
-        lows := ARRAY(SELECT p FROM unnest(prefixes) AS p WHERE p ^@ ANY (bound)
-                      UNION SELECT b FROM unnest(bound) AS b WHERE b ^@ ANY (prefixes));
-    END IF;
     -- Bytes are compared: everything that starts with "billing." lies below "billing/".
     highs := ARRAY(SELECT left(p, -1) || '/' FROM unnest(lows) WITH ORDINALITY AS u (p, place) ORDER BY place);
     -- From each lane on to the next: of the same type, or else the first of the next type. It
@@ -285,6 +295,13 @@ BEGIN
     SELECT p.paused, l.suspect, l.type::text, l.priority, CASE WHEN isfinite(l.run_at) THEN l.run_at WHEN l.run_at < now() THEN '1900-01-01' ELSE '9999-01-01' END, l.id,
            CASE WHEN isfinite(l.run_at) THEN extract(epoch FROM l.run_at - clock_timestamp())::float8 WHEN l.run_at < now() THEN -1e9 ELSE 1e9 END
     FROM (SELECT array_agg(x.prefix)::text[] AS paused FROM workflow_pause x WHERE x.resumed_at IS NULL) AS p LEFT JOIN lane l ON true;
+END
+$fn$;
+CREATE FUNCTION workflow_lanes_v1(prefixes text[])
+RETURNS TABLE (paused text[], suspect boolean, type text, priority integer, run_at timestamptz, id uuid, due_in float8)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+BEGIN
+    RETURN QUERY SELECT * FROM workflow_lanes(workflow_narrow(prefixes));
 END
 $fn$;
 COMMENT ON FUNCTION workflow_lanes_v1(text[]) IS
@@ -774,10 +791,10 @@ COMMENT ON FUNCTION workflow_absent_v1(uuid, uuid) IS 'For workers: takes away t
 
 -- Due for half a minute, not paused, and no suspect; a live worker has a handler for it, and had a slot free; and yet nothing that
 -- this handler takes is leased, or was a moment ago. Whether a handler has a limit of its own only its worker knows: hence «nothing».
-CREATE FUNCTION workflow_stalled_v1(prefixes text[]) RETURNS TABLE (type text, due_for interval, covered_by text)
+CREATE FUNCTION workflow_stalled_types(prefixes text[]) RETURNS TABLE (type text, due_for interval, covered_by text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
     SELECT l.type, max(-l.due_in) * interval '1 second', string_agg(DISTINCT w.name, ', ')
-    FROM workflow_lanes_v1(prefixes) AS l
+    FROM workflow_lanes(prefixes) AS l
     JOIN workflow_run r ON r.id = l.id
     JOIN workflow_worker w ON w.seen_at > now() - interval '45 seconds' AND w.started_at < now() - interval '30 seconds' AND w.running < w.concurrency
         AND (w.steps OR r.token_id IS NULL) AND EXISTS (SELECT FROM unnest(w.prefixes) AS p WHERE workflow_covers(p, l.type))
@@ -791,11 +808,17 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
           WHERE f.finished_at > now() - interval '30 seconds' AND workflow_covers(h.pattern, f.type))
     GROUP BY l.type
 $fn$;
-COMMENT ON FUNCTION workflow_stalled_v1(text[]) IS 'For workers: types under some prefixes of which nothing is leased, although they are due, and a live worker could take them.';
+COMMENT ON FUNCTION workflow_stalled_types(text[]) IS 'Types under some prefixes of which nothing is leased, although they are due, and a live worker could take them.';
+
+CREATE FUNCTION workflow_stalled_v1(prefixes text[]) RETURNS TABLE (type text, due_for interval, covered_by text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+    SELECT * FROM workflow_stalled_types(workflow_narrow(prefixes))
+$fn$;
+COMMENT ON FUNCTION workflow_stalled_v1(text[]) IS 'For workers: workflow_stalled, of some prefixes.';
 
 CREATE VIEW workflow_stalled AS
     SELECT s.type, s.due_for, s.covered_by
-    FROM workflow_stalled_v1(ARRAY(SELECT DISTINCT p FROM workflow_live_worker w CROSS JOIN unnest(w.prefixes) AS p)) AS s;
+    FROM workflow_stalled_types(ARRAY(SELECT DISTINCT p FROM workflow_live_worker w CROSS JOIN unnest(w.prefixes) AS p)) AS s;
 COMMENT ON VIEW workflow_stalled IS 'Types of which nothing is leased although they have been due for half a minute, and a live worker with a free slot could take them. Empty, or something is badly wrong: workers'' logs tell what.';
 
 -- Runs that wait, and that no worker will ever lease as they are: which column it is, and what to do.
@@ -851,7 +874,7 @@ BEGIN ATOMIC
         process_guard, process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why,
         workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard,
         workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate,
-        workflow_put_back, workflow_try_again_v1, workflow_lanes_v1, workflow_due, workflow_lease_v1, workflow_lease_refused_v1,
+        workflow_put_back, workflow_try_again_v1, workflow_lanes_v1, workflow_narrow, workflow_lanes, workflow_stalled_types, workflow_due, workflow_lease_v1, workflow_lease_refused_v1,
         workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_settle_v1,
         workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1}'::text[]);

@@ -40,6 +40,8 @@ const planted = `
 	INSERT INTO outbox_lane (sink, lane) VALUES ('s', 1);
 	INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, last_error) SELECT id, 's', '$', 1, 'x' FROM outbox_event;
 	INSERT INTO workflow_override (actor, reason, table_name, operation, statement) VALUES ('x', 'x', 'x', 'x', 'x');
+	INSERT INTO workflow_binding (role, prefixes) VALUES ('pg_monitor', '{a.}');
+	INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) VALUES ('run', '$', 'a.b', 'lease', 'P0001', 'x', '', '1');
 	INSERT INTO workflow_schema (version, name, sha256) VALUES (9999, 'x', 'x');`
 
 // byHand is what the owner may do to tables without a word, and why. The key is a table and INSERT, DELETE,
@@ -72,6 +74,12 @@ var byHand = map[string]string{
 	"outbox_event delivered_to":     "likewise",
 	"outbox_event parked_by":        "likewise",
 	"workflow_schema INSERT":        "migrations note themselves",
+	"workflow_binding INSERT":       "that is how workflowctl roles worker binds a role",
+	"workflow_binding role":         "likewise",
+	"workflow_binding prefixes":     "likewise",
+	"workflow_binding DELETE":       "a role is bound no more",
+	"workflow_set_aside INSERT":     "functions of the owner write it; what is set aside is tried again within ten minutes, whoever did it",
+	"workflow_set_aside DELETE":     "what is forgotten is found again",
 	"workflow_worker INSERT":        "workers say themselves that they live; nothing is decided by it",
 	"workflow_worker DELETE":        "likewise",
 	"outbox_sink INSERT":            "dispatchers keep their sinks, lanes and deliveries; it is no record of what has happened",
@@ -83,10 +91,11 @@ var byHand = map[string]string{
 
 func init() {
 	for table, columns := range map[string]string{
-		"workflow_worker": "id name prefixes handlers steps concurrency running version host pid started_at seen_at",
-		"outbox_sink":     "name types created_at seen_at paused_until last_error",
-		"outbox_lane":     "sink lane claim_token claimed_by claim_until served_at floor next_floor next_xid",
-		"outbox_delivery": "event_id sink aggregate_id attempt rejected next_attempt_at last_error updated_at parked_at",
+		"workflow_worker":    "id name prefixes handlers steps concurrency running version host pid started_at seen_at secret_hash",
+		"workflow_set_aside": "kind id type statement sqlstate message constraint since last_tried_at due row_version",
+		"outbox_sink":        "name types created_at seen_at paused_until last_error",
+		"outbox_lane":        "sink lane claim_token claimed_by claim_until served_at floor next_floor next_xid",
+		"outbox_delivery":    "event_id sink aggregate_id attempt rejected next_attempt_at last_error updated_at parked_at",
 	} {
 		for column := range strings.FieldsSeq(columns) {
 			byHand[table+" "+column] = "the programs' own book-keeping"
@@ -125,6 +134,12 @@ func another(table, column, typ, identity string) string {
 		return `'{"forged": true}'`
 	case "text[]":
 		return `'{x}'`
+	case "bytea":
+		return `'\x00'`
+	case "regrole":
+		return `'pg_read_all_data'`
+	case "xid":
+		return `'2'`
 	case "xid8":
 		return `pg_current_xact_id()`
 	}
@@ -174,10 +189,10 @@ func TestEveryTableIsGuarded(t *testing.T) {
 		columns = slices.DeleteFunc(columns, func(c column) bool { return c.Generated != "" }) // PostgreSQL keeps these
 		for _, c := range columns {
 			name := c.Name
-			if name == "order" {
-				name = `"order"`
+			if name == "order" || name == "constraint" {
+				name = `"` + name + `"`
 			}
-			try(table+" "+c.Name, table, fmt.Sprintf(`UPDATE %s SET %s = %s`, table, name, another(table, c.Name, c.Type, c.Identity)))
+			try(table+" "+c.Name, table, fmt.Sprintf(`UPDATE %s SET %s = %s`, table, name, another(table, name, c.Type, c.Identity)))
 		}
 		try(table+" DELETE", table, `DELETE FROM `+table)
 		try(table+" TRUNCATE", table, `TRUNCATE `+table)
@@ -187,7 +202,7 @@ func TestEveryTableIsGuarded(t *testing.T) {
 			insert = `INSERT INTO workflow_run (type) VALUES ('a.b')`
 		}
 		insert = strings.ReplaceAll(strings.ReplaceAll(insert, "9999", "9998"), "'a.', 'x'", "'c.', 'x'")
-		if table == "outbox_sink" || table == "outbox_lane" || table == "outbox_delivery" || table == "process_definition" || table == "workflow_worker" {
+		if table == "outbox_sink" || table == "outbox_lane" || table == "outbox_delivery" || table == "process_definition" || table == "workflow_worker" || table == "workflow_binding" || table == "workflow_set_aside" {
 			insert += ` ON CONFLICT DO NOTHING` // but the triggers before that have been asked
 		}
 		try(table+" INSERT", table, strings.ReplaceAll(insert, "$", id))

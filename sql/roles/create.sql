@@ -24,7 +24,7 @@ DECLARE
     thing  record;
     kind   text;
     -- Only functions that run with the owner's rights call these.
-    internal text[] := '{workflow_behalf, workflow_earlier, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_due, workflow_expired,
+    internal text[] := '{workflow_behalf, workflow_earlier, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
         workflow_as_worker, workflow_unrecorded, workflow_passing}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
@@ -128,6 +128,8 @@ BEGIN
     EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_sink, outbox_lane, outbox_delivery TO %I', named || '_dispatcher');
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text) TO %I', named || '_dispatcher');
 
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_stalled_types(text[]) TO %I, %I', named || '_operator', named || '_viewer'); -- for views
+    EXECUTE format('GRANT SELECT ON workflow_stalled, workflow_unleasable TO %I', named || '_viewer');
     EXECUTE format('GRANT UPDATE (held_at) ON workflow_run TO %I', named || '_operator');
     EXECUTE format('GRANT INSERT ON process_definition TO %I', named || '_operator'); -- workflowctl define
 
