@@ -185,6 +185,23 @@ func (s *scene) loadGroups(ctx context.Context, tx *transaction, ids []uuid.UUID
 		g.parent = s.groups[id]
 	}
 	clear(s.parents)
+	return s.ringless()
+}
+
+// ringless returns an error if a group lies within itself: all that follows parents goes on until there is
+// none.
+func (s *scene) ringless() error {
+	known := map[*group]bool{}
+	for _, g := range s.groups {
+		path := map[*group]bool{}
+		for ; g != nil && !known[g]; g = g.parent {
+			if path[g] {
+				return fmt.Errorf("parallel_group %s lies within itself", g.id)
+			}
+			path[g] = true
+		}
+		maps.Copy(known, path)
+	}
 	return nil
 }
 
