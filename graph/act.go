@@ -84,8 +84,8 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	var p position
 	switch settled.Type {
 	case timerType, arriveType, undoType:
-		if err := json.Unmarshal(settled.Payload, &p); err != nil {
-			return err
+		if err := json.Unmarshal(settled.Payload, &p); err != nil || !succeeded && f.Code == codeForeign {
+			return nil // the engine has not enqueued it
 		}
 	}
 	switch {

@@ -32,7 +32,7 @@ func (e *Engine) Handlers() map[string]func(context.Context, json.RawMessage) (j
 		arriveType:       typed(e.arrive),
 		timerType:        typed(nothing[position]),
 		undoType:         typed(nothing[position]),
-		cutOffType:       typed(nothing[cutOff]),
+		cutOffType:       typed(e.cutOff),
 		matchType:        typed(nothing[slot]),
 	}
 }
@@ -197,7 +197,7 @@ func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 			ORDER BY a.surplus, t.id
 			LIMIT 1), '00000000-0000-0000-0000-000000000000')
 		FROM incident x
-		WHERE ($1 = '00000000-0000-0000-0000-000000000000' OR x.id = $1) AND ($2 = '00000000-0000-0000-0000-000000000000' OR x.instance_id = $2)
+		WHERE ($1::uuid = '00000000-0000-0000-0000-000000000000' OR x.id = $1) AND ($2::uuid = '00000000-0000-0000-0000-000000000000' OR x.instance_id = $2)
 		  AND x.resolved_at IS NULL
 		ORDER BY x.created_at, x.id
 		LIMIT 1`, unprepared, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token)
@@ -227,33 +227,51 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 	return r, err
 }
 
+// cutOff finds out whether a token was cut off: whether somebody has cancelled or deleted a run of its, or it
+// waits for an instance that has not been started.
+func (e *Engine) cutOff(ctx context.Context, c cutOff) (struct{}, error) {
+	var is bool
+	err := e.pool.QueryRow(ctx, `
+		SELECT CASE WHEN $3 THEN NOT EXISTS (SELECT FROM process_instance i WHERE i.parent_token_id = $1 AND i.parent_visit = $2)
+		            ELSE EXISTS (SELECT FROM workflow_run r WHERE r.token_id = $1 AND (r.status = 'cancelled' OR r.deleted_at IS NOT NULL)) END`,
+		unprepared, c.Token, c.Visit, c.Code == childNotStarted).Scan(&is)
+	if err == nil && !is {
+		err = foreign("token: nothing of %s was cut off", c.Token)
+	}
+	return struct{}{}, err
+}
+
 // arrive returns what has come, or fails with what has failed. It was brought to the token of this run:
 // what was brought to another one is not taken.
 func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error) {
 	var payload []byte
 	var err error
+	var its bool
 	own := run.FromContext(ctx).ID
 	switch {
 	case p.Message != uuid.Nil:
 		err = e.pool.QueryRow(ctx, `
-			SELECT m.payload FROM message m JOIN workflow_run r ON r.token_id = m.token_id WHERE m.id = $1 AND r.id = $2`, unprepared, p.Message, own).Scan(&payload)
+			SELECT m.payload, m.token_id IS NOT DISTINCT FROM r.token_id FROM message m, workflow_run r WHERE m.id = $1 AND r.id = $2`, unprepared, p.Message, own).Scan(&payload, &its)
 	case p.Signal != uuid.Nil:
 		err = e.pool.QueryRow(ctx, `
-			SELECT coalesce(payload->'payload', '{}') FROM workflow_run WHERE id = $1 AND type = $2 AND status = 'succeeded'`, unprepared, p.Signal, SignalType).Scan(&payload)
+			SELECT coalesce(payload->'payload', '{}'), type = $2 AND status = 'succeeded' FROM workflow_run WHERE id = $1`, unprepared, p.Signal, SignalType).Scan(&payload, &its)
 	case p.Child != uuid.Nil:
 		var status Status
 		var reason string
 		err = e.pool.QueryRow(ctx, `
-			SELECT c.status, coalesce(c.output_payload, 'null'), coalesce(c.failure_reason, '')
-			FROM process_instance c JOIN workflow_run r ON r.token_id = c.parent_token_id JOIN process_token t ON t.id = r.token_id
-			WHERE c.id = $1 AND c.completed_at IS NOT NULL AND c.parent_visit = $2 AND c.parent_process_instance_id = t.instance_id AND r.id = $3`,
-			unprepared, p.Child, p.Visit, own).Scan(&status, &payload, &reason)
-		if err == nil && status != Completed {
+			SELECT c.status, coalesce(c.output_payload, 'null'), coalesce(c.failure_reason, ''),
+			       (c.parent_token_id, c.parent_process_instance_id, c.parent_visit) IS NOT DISTINCT FROM (t.id, t.instance_id, $2::bigint) AND c.completed_at IS NOT NULL
+			FROM process_instance c, workflow_run r JOIN process_token t ON t.id = r.token_id
+			WHERE c.id = $1 AND r.id = $3`, unprepared, p.Child, p.Visit, own).Scan(&status, &payload, &reason, &its)
+		if err == nil && its && status != Completed {
 			err = run.Permanent(run.WithCode("child_"+strings.ToLower(string(status)), fmt.Errorf("instance %s: %s %s", p.Child, status, reason)))
 		}
 	}
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = run.Permanent(run.WithCode("gone", errors.New("what had come was deleted before it was taken, or is another token's")))
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		err = run.Permanent(run.WithCode("gone", errors.New("what had come was deleted before it was taken")))
+	case err == nil && !its:
+		err = foreign("message, signal, child: none of them has come to this token")
 	}
 	return payload, err
 }

@@ -86,7 +86,7 @@ func TestFinishedProcesses(t *testing.T) {
 		       CASE WHEN depth > 1 THEN md5(tree || depth - 1)::uuid END, tree || depth
 		FROM unnest('{open,over}'::text[]) AS tree, generate_series(1, 3) AS depth`)
 	exec(t, pool, `INSERT INTO process_token (id, instance_id, node, state) SELECT id, id, 'a', CASE WHEN completed_at IS NULL THEN 'Waiting' ELSE 'Completed' END FROM process_instance`)
-	exec(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
+	exec(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM set_config('workflow.advance', 'on', true), process_token`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
 	clean := Handler(pool, Keep{Processes: time.Hour})
 	removed := 0
@@ -168,7 +168,7 @@ func plant(t *testing.T, pool *pgxpool.Pool, n int) {
 		SELECT md5('p' || n)::uuid, (SELECT id FROM process_definition), 'COMPLETED', now(), 'p' || n FROM generate_series(0, `+strconv.Itoa(n-1)+`) AS n`)
 	exec(t, pool, `INSERT INTO parallel_group (id, instance_id, node, live) SELECT id, id, 'f', 0 FROM process_instance`)
 	exec(t, pool, `INSERT INTO process_token (id, instance_id, node, state, parallel_group_id) SELECT md5(id || k::text)::uuid, id, 'a', 'Completed', id FROM process_instance, generate_series(1, 2) AS k`)
-	exec(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
+	exec(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM set_config('workflow.advance', 'on', true), process_token`)
 	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
 	exec(t, pool, `INSERT INTO process_event (instance_id, event_type, version) SELECT id, 'x', 1 FROM process_instance`)
 	exec(t, pool, `INSERT INTO process_state_history (instance_id, to_status, version, actor) SELECT id, 'COMPLETED', 1, 'x' FROM process_instance`)
