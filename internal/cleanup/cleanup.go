@@ -64,7 +64,7 @@ type kind struct {
 	name   string // for errors
 	keep   time.Duration
 	count  *int
-	find   string // id and time of at most $4 that are older than $1 seconds, behind the position $2, $3
+	find   string // the first $4 that are older than $1 seconds, behind the position $2, $3: id, time, and whether nobody reads it
 	remove string // those of the ids $1 that are still older than $2 seconds, and that nobody has locked; returns how many
 }
 
@@ -114,8 +114,9 @@ const told = 100
 // removeAll removes what there is of a kind. It returns why some were refused; err: no more can be done.
 func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused []error, err error) {
 	type old struct {
-		ID string
-		At time.Time
+		ID   string
+		At   time.Time
+		Free bool
 	}
 	var last old
 	var n int
@@ -130,9 +131,11 @@ func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused []erro
 		if err != nil {
 			return refused, err
 		}
-		ids := make([]string, len(found))
-		for i, o := range found {
-			ids[i], last = o.ID, o
+		var ids []string
+		for _, o := range found {
+			if last = o; o.Free {
+				ids = append(ids, o.ID)
+			}
 		}
 		problems, err := k.removeBatch(ctx, pool, ids)
 		n += len(problems)
@@ -174,26 +177,41 @@ func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string)
 	return refused, nil
 }
 
-// finishedRuns finds runs of one status by the time they finished.
-func finishedRuns(status run.Status) string {
+// first selects the first rows behind the position, by index, before anything is asked about them.
+func first(table, at, which string) string {
+	zero, typ := "00000000-0000-0000-0000-000000000000", "uuid"
+	columns := "id, " + at // and no payload
+	switch table {
+	case "workflow_run":
+		columns += ", type"
+	case "process_instance":
+		columns += ", parent_process_instance_id, process_definition_id"
+	case "message":
+		columns += ", token_id"
+	case "outbox_event":
+		zero, typ = "-1", "bigint"
+	}
 	return `
-	SELECT id::text, finished_at
-	FROM workflow_run
-	WHERE status = '` + string(status) + `' AND token_id IS NULL
-	  AND finished_at < now() - $1 * interval '1 second' AND finished_at >= $2 AND (finished_at, id::text) > ($2, $3)
-	  AND (type <> 'graph.signal.v1' OR id::text NOT IN (` + arriving + `))
-	ORDER BY finished_at, id::text
-	LIMIT $4`
+	WITH old AS MATERIALIZED (
+		SELECT ` + columns + `
+		FROM ` + table + `
+		WHERE ` + at + ` < now() - $1 * interval '1 second' AND ` + at + ` >= $2
+		  AND (` + at + `, id) > ($2, coalesce(nullif($3::text, ''), '` + zero + `')::` + typ + `) AND ` + which + `
+		ORDER BY ` + at + `, id
+		LIMIT $4
+	)
+	SELECT i.id::text, i.` + at + `, `
 }
 
-const deletedRuns = `
-	SELECT id::text, deleted_at
-	FROM workflow_run
-	WHERE deleted_at < now() - $1 * interval '1 second' AND deleted_at >= $2 AND (deleted_at, id::text) > ($2, $3)
-	  AND status <> 'leased' AND token_id IS NULL
-	  AND (type <> 'graph.signal.v1' OR id::text NOT IN (` + arriving + `))
-	ORDER BY deleted_at, id::text
-	LIMIT $4`
+// unheard selects the runs that nobody reads: all but those of signals that are on the way.
+const unheard = `i.type <> 'graph.signal.v1' OR i.id::text NOT IN (` + arriving + `) FROM old i ORDER BY 2, i.id`
+
+// finishedRuns finds runs of one status by the time they finished.
+func finishedRuns(status run.Status) string {
+	return first("workflow_run", "finished_at", `status = '`+string(status)+`' AND token_id IS NULL`) + unheard
+}
+
+var deletedRuns = first("workflow_run", "deleted_at", `status <> 'leased' AND token_id IS NULL`) + unheard
 
 // removeRuns removes runs with their history. Locked rows are left for next time.
 func removeRuns(since string) string {
@@ -222,33 +240,27 @@ const removeProcesses = `
 // finishedProcesses finds instances, children first: an instance stays for as long as one that it
 // has called, and for as long as one that has called it, directly or not, goes on: that may still
 // undo it. A ring of callers, if somebody has made one, has no end: hence UNION.
-const finishedProcesses = `
-	SELECT i.id::text, i.completed_at
-	FROM process_instance i
-	WHERE i.completed_at < now() - $1 * interval '1 second' AND i.completed_at >= $2 AND (i.completed_at, i.id::text) > ($2, $3)
-	  AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
-	  AND NOT EXISTS (
+var finishedProcesses = first("process_instance", "completed_at", "true") + `
+	NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
+	AND NOT EXISTS (
 		WITH RECURSIVE up AS (
 			SELECT i.parent_process_instance_id AS id
 			UNION
 			SELECT p.parent_process_instance_id FROM up JOIN process_instance p ON p.id = up.id
 		)
 		SELECT FROM up JOIN process_instance p ON p.id = up.id WHERE p.completed_at IS NULL)
-	  AND NOT (i.process_definition_id IN (SELECT d.id FROM process_definition d WHERE d.definition @? '$.**.do ? (@ == "graph.signal.v1")')
-	           AND EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
-	                       WHERE t.instance_id = i.id AND r.type = 'graph.signal.v1' AND r.id::text IN (` + arriving + `)))
-	ORDER BY i.completed_at, i.id::text
-	LIMIT $4`
+	AND NOT (i.process_definition_id IN (SELECT d.id FROM process_definition d WHERE d.definition @? '$.**.do ? (@ == "graph.signal.v1")')
+	         AND EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
+	                     WHERE t.instance_id = i.id AND r.type = 'graph.signal.v1' AND r.id::text IN (` + arriving + `)))
+	FROM old i
+	ORDER BY 2, i.id`
 
 // oldMessages finds messages, consumed or not, whose ids need not be remembered any more.
-const oldMessages = `
-	SELECT m.id::text, m.expires_at
-	FROM message m
-	WHERE m.expires_at < now() - $1 * interval '1 second' AND m.expires_at >= $2 AND (m.expires_at, m.id::text) > ($2, $3)
-	  AND NOT EXISTS (SELECT FROM workflow_run a
-	                  WHERE a.token_id = m.token_id AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'message' = m.id::text)
-	ORDER BY m.expires_at, m.id::text
-	LIMIT $4`
+var oldMessages = first("message", "expires_at", "true") + `
+	NOT EXISTS (SELECT FROM workflow_run a
+	            WHERE a.token_id = i.token_id AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'message' = i.id::text)
+	FROM old i
+	ORDER BY 2, i.id`
 
 const removeMessages = `
 	WITH gone AS (
@@ -257,12 +269,7 @@ const removeMessages = `
 	)
 	SELECT count(*) FROM gone`
 
-const publishedEvents = `
-	SELECT id::text, published_at
-	FROM outbox_event
-	WHERE published_at < now() - $1 * interval '1 second' AND published_at >= $2 AND (published_at, id::text) > ($2, $3)
-	ORDER BY published_at, id::text
-	LIMIT $4`
+var publishedEvents = first("outbox_event", "published_at", "true") + `true FROM old i ORDER BY 2, i.id`
 
 const removeEvents = `
 	WITH gone AS (
