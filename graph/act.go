@@ -84,13 +84,15 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	var p position
 	switch settled.Type {
 	case timerType, arriveType, undoType:
-		if err := json.Unmarshal(settled.Payload, &p); err != nil {
-			return err
+		if err := json.Unmarshal(settled.Payload, &p); err != nil || !succeeded && f.Code == codeForeign {
+			return nil // the engine has not enqueued it
 		}
 	}
 	switch {
 	case p.Visit > 0 && p.Visit != t.version:
 		return nil // the token has moved on meanwhile
+	case !t.expects(settled.Type, p):
+		return nil // it waits for something else
 	case t.mode == compensation && succeeded:
 		i.undone(t, settled.Outcome.ID, p.Tick)
 	case t.mode == compensation:
@@ -109,6 +111,46 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 		w.consumed = append(w.consumed, p.Message)
 	}
 	return nil
+}
+
+// childNotStarted is the code of a call whose instance could not be started.
+const childNotStarted = "child_not_started"
+
+// expects reports whether a token waits for what one of the engine's own runs says has happened to it.
+func (t *token) expects(typ string, p position) bool {
+	if typ == undoType {
+		return t.mode == compensation
+	}
+	if typ != timerType && typ != arriveType {
+		return true
+	}
+	n, h := t.node, (*Handler)(nil)
+	if k, ok := numbered(p.At, "on"); ok {
+		if k >= len(n.handlers) {
+			return false
+		}
+		h = n.handlers[k].Handler
+	} else if k, ok := numbered(p.At, "race"); ok {
+		if n.kind != race || k >= len(n.options) {
+			return false
+		}
+		n = n.options[k].to
+	} else if p.At != mainPlace {
+		return false
+	}
+	switch {
+	case h != nil && typ == timerType:
+		return h.After > 0 || h.Every > 0
+	case h != nil:
+		return h.Message != "" && p.Message != uuid.Nil
+	case typ == timerType:
+		return n.kind == wait
+	case p.Message != uuid.Nil:
+		return n.kind == await && n.Await.Message != ""
+	case p.Signal != uuid.Nil:
+		return n.kind == await && n.Await.Signal != ""
+	}
+	return n.kind == call && p.Child != uuid.Nil
 }
 
 // completeTask completes a person's task, and moves its token with it. If somebody else has been
@@ -130,7 +172,7 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settl
 		return err
 	}
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if i == nil || t == nil {
+	if i == nil || t == nil || s.owners[r.Token] != i || t.node.kind != human {
 		return nil // the instance was deleted
 	}
 	if i.passed(t) { // the task was open, so it was in this batch: by itself it is refused
@@ -149,6 +191,9 @@ func (s *scene) cutOff(settled lease.Settlement) error {
 	t, i := s.tokens[c.Token], s.owners[c.Token]
 	if t == nil || t.version != c.Visit || i.passed(t) {
 		return nil // it has moved on by something else
+	}
+	if c.Code == childNotStarted && t.node.kind != call {
+		return nil // it waits for no instance
 	}
 	if t.mode == compensation {
 		i.undoFailed(t, firstLine(c.Reason))
@@ -185,11 +230,11 @@ func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled lease.S
 		return err
 	}
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if i == nil || i.status.Final() || t == nil || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
+	if i == nil || i.status.Final() || t == nil || s.owners[r.Token] != i || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
 		return nil
 	}
 	var code string
-	err := tx.QueryRow(ctx, `SELECT code FROM incident WHERE id = $1 AND resolved_at IS NULL`, r.Incident).Scan(&code)
+	err := tx.QueryRow(ctx, `SELECT code FROM incident WHERE id = $1 AND instance_id = $2 AND resolved_at IS NULL`, r.Incident, r.Instance).Scan(&code)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil // others have been faster since the handler looked
 	}
@@ -207,8 +252,8 @@ func (s *scene) notStarted(settled lease.Settlement) {
 	if err := json.Unmarshal(settled.Payload, &p); err != nil || p.Parent == nil {
 		return // whoever asked for it sees the run
 	}
-	i, t := s.instances[p.Parent.Instance], s.tokens[p.Parent.Token]
-	if i != nil && t != nil && t.version == p.Parent.Visit && !i.passed(t) && settled.Failure != nil {
-		i.failedUnheard(t, "child_not_started", firstLine(settled.Failure.Message))
+	if s.calls(p, settled.Tenant) && settled.Failure != nil && settled.Failure.Code != codeForeign {
+		i, t := s.owners[p.Parent.Token], s.tokens[p.Parent.Token]
+		i.failedUnheard(t, childNotStarted, firstLine(settled.Failure.Message))
 	}
 }

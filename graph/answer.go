@@ -32,7 +32,7 @@ func (e *Engine) Handlers() map[string]func(context.Context, json.RawMessage) (j
 		arriveType:       typed(e.arrive),
 		timerType:        typed(nothing[position]),
 		undoType:         typed(nothing[position]),
-		cutOffType:       typed(nothing[cutOff]),
+		cutOffType:       typed(e.cutOff),
 		matchType:        typed(nothing[slot]),
 	}
 }
@@ -72,6 +72,11 @@ var keys = uuid.MustParse("6f1f0d1e-4f0a-5b52-9c8e-3d2d6a3c7a10")
 
 // start finds the definition and says what is to be started. Nothing is started yet.
 func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
+	if p.Parent != nil {
+		if err := e.called(ctx, p); err != nil {
+			return Started{}, err
+		}
+	}
 	if p.Process == "" {
 		return Started{}, run.Permanent(errors.New("process: it is missing; name the process to start"))
 	}
@@ -111,6 +116,47 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 	return s, nil
 }
 
+// called returns an error unless the token that is said to wait for the instance does, or has done so: a
+// token that has left since is no mistake. What counts is asked once more when the run is settled.
+func (e *Engine) called(ctx context.Context, p StartPayload) error {
+	var owner, definition uuid.UUID
+	var visit int64
+	var depth int
+	var at, tenant string
+	var waits, has bool
+	err := e.pool.QueryRow(ctx, `
+		SELECT i.id, i.process_definition_id, t.version, i.depth, t.node, coalesce(i.tenant_id, ''), t.state = 'Waiting',
+		       EXISTS (SELECT FROM process_instance c WHERE c.parent_token_id = t.id AND c.parent_visit = t.version AND c.id <> $2)
+		FROM process_token t JOIN process_instance i ON i.id = t.instance_id
+		WHERE t.id = $1`, unprepared, p.Parent.Token, run.FromContext(ctx).ID).Scan(&owner, &definition, &visit, &depth, &at, &tenant, &waits, &has)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return foreign("parent: there is no token %s", p.Parent.Token)
+	case err != nil:
+		return fmt.Errorf("look for token %s: %w", p.Parent.Token, err)
+	case owner != p.Parent.Instance || depth+1 != p.Parent.Depth || visit < p.Parent.Visit:
+		return foreign("parent: instance, visit or depth are not those of token %s", p.Parent.Token)
+	case p.Key != "" || p.ID != uuid.Nil || p.Tenant != "" || run.FromContext(ctx).Tenant != tenant:
+		return foreign("parent: an instance that is called has the tenant of its caller, and no key or id of its own")
+	case visit > p.Parent.Visit:
+		return nil // it has left
+	}
+	processes, err := e.processes(ctx, e.pool, []uuid.UUID{definition})
+	if err != nil {
+		return err
+	}
+	caller := processes[definition]
+	if caller == nil || caller.nodes[at] == nil || !caller.nodes[at].starts(p) || !waits || has {
+		return foreign("parent: token %s does not wait for process %.100q to be started", p.Parent.Token, p.Process)
+	}
+	return nil
+}
+
+// starts reports whether a node calls what a run is to start.
+func (n *node) starts(p StartPayload) bool {
+	return n.kind == call && n.Call.Process == p.Process && n.Call.Version == p.Version && (n.Call.Undo == propagate) == p.Parent.Undo
+}
+
 // unused returns an error if an instance of another process has the id. One of this process was started twice.
 func (e *Engine) unused(ctx context.Context, id uuid.UUID, process string) error {
 	var other string
@@ -140,6 +186,9 @@ func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) 
 
 func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 	var r retried
+	if p.Incident == uuid.Nil && p.Instance == uuid.Nil {
+		return r, run.Permanent(errors.New("incident, instance: name one of them"))
+	}
 	err := e.pool.QueryRow(ctx, `
 		SELECT x.id, x.instance_id, coalesce(x.token_id, ( -- of an instance in which all wait at joins: one of them
 			SELECT t.id
@@ -148,7 +197,8 @@ func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 			ORDER BY a.surplus, t.id
 			LIMIT 1), '00000000-0000-0000-0000-000000000000')
 		FROM incident x
-		WHERE (x.id = $1 OR x.instance_id = $2) AND x.resolved_at IS NULL
+		WHERE ($1::uuid = '00000000-0000-0000-0000-000000000000' OR x.id = $1) AND ($2::uuid = '00000000-0000-0000-0000-000000000000' OR x.instance_id = $2)
+		  AND x.resolved_at IS NULL
 		ORDER BY x.created_at, x.id
 		LIMIT 1`, unprepared, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -177,26 +227,51 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 	return r, err
 }
 
-// arrive returns what has come, or fails with what has failed.
+// cutOff finds out whether a token was cut off: whether somebody has cancelled or deleted a run of its, or it
+// waits for an instance that has not been started.
+func (e *Engine) cutOff(ctx context.Context, c cutOff) (struct{}, error) {
+	var is bool
+	err := e.pool.QueryRow(ctx, `
+		SELECT CASE WHEN $3 THEN NOT EXISTS (SELECT FROM process_instance i WHERE i.parent_token_id = $1 AND i.parent_visit = $2)
+		            ELSE EXISTS (SELECT FROM workflow_run r WHERE r.token_id = $1 AND (r.status = 'cancelled' OR r.deleted_at IS NOT NULL)) END`,
+		unprepared, c.Token, c.Visit, c.Code == childNotStarted).Scan(&is)
+	if err == nil && !is {
+		err = foreign("token: nothing of %s was cut off", c.Token)
+	}
+	return struct{}{}, err
+}
+
+// arrive returns what has come, or fails with what has failed. It was brought to the token of this run:
+// what was brought to another one is not taken.
 func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error) {
 	var payload []byte
 	var err error
+	var its bool
+	own := run.FromContext(ctx).ID
 	switch {
 	case p.Message != uuid.Nil:
-		err = e.pool.QueryRow(ctx, `SELECT payload FROM message WHERE id = $1`, unprepared, p.Message).Scan(&payload)
+		err = e.pool.QueryRow(ctx, `
+			SELECT m.payload, m.token_id IS NOT DISTINCT FROM r.token_id FROM message m, workflow_run r WHERE m.id = $1 AND r.id = $2`, unprepared, p.Message, own).Scan(&payload, &its)
 	case p.Signal != uuid.Nil:
-		err = e.pool.QueryRow(ctx, `SELECT coalesce(payload->'payload', '{}') FROM workflow_run WHERE id = $1`, unprepared, p.Signal).Scan(&payload)
+		err = e.pool.QueryRow(ctx, `
+			SELECT coalesce(payload->'payload', '{}'), type = $2 AND status = 'succeeded' FROM workflow_run WHERE id = $1`, unprepared, p.Signal, SignalType).Scan(&payload, &its)
 	case p.Child != uuid.Nil:
 		var status Status
 		var reason string
-		err = e.pool.QueryRow(ctx, `SELECT status, coalesce(output_payload, 'null'), coalesce(failure_reason, '') FROM process_instance WHERE id = $1`,
-			unprepared, p.Child).Scan(&status, &payload, &reason)
-		if err == nil && status != Completed {
+		err = e.pool.QueryRow(ctx, `
+			SELECT c.status, coalesce(c.output_payload, 'null'), coalesce(c.failure_reason, ''),
+			       (c.parent_token_id, c.parent_process_instance_id, c.parent_visit) IS NOT DISTINCT FROM (t.id, t.instance_id, $2::bigint) AND c.completed_at IS NOT NULL
+			FROM process_instance c, workflow_run r JOIN process_token t ON t.id = r.token_id
+			WHERE c.id = $1 AND r.id = $3`, unprepared, p.Child, p.Visit, own).Scan(&status, &payload, &reason, &its)
+		if err == nil && its && status != Completed {
 			err = run.Permanent(run.WithCode("child_"+strings.ToLower(string(status)), fmt.Errorf("instance %s: %s %s", p.Child, status, reason)))
 		}
 	}
-	if errors.Is(err, pgx.ErrNoRows) {
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
 		err = run.Permanent(run.WithCode("gone", errors.New("what had come was deleted before it was taken")))
+	case err == nil && !its:
+		err = foreign("message, signal, child: none of them has come to this token")
 	}
 	return payload, err
 }

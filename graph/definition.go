@@ -132,11 +132,11 @@ type Wait struct {
 }
 
 // Parse reads a definition from JSON of at most 1 MiB. Keys that do not exist or come twice, and shapes that
-// cannot be, are errors that name the place. Whether the process makes sense is for Compile to
-// say.
+// cannot be, make an *InvalidError, which then has all else that Compile would find, too. Whether a process
+// that can be read makes sense is for Compile to say.
 func Parse(text []byte) (*Definition, error) {
 	if len(text) > maxText {
-		return nil, fmt.Errorf("graph: the definition has more than %d bytes; have it call processes of its own for parts of it", maxText)
+		return nil, &InvalidError{Findings: []Finding{{Code: "SIZE", Reason: fmt.Sprintf("the definition has more than %d bytes", maxText), Fix: "have it call processes of its own for parts of it"}}}
 	}
 	return parse(text)
 }
@@ -145,7 +145,7 @@ func Parse(text []byte) (*Definition, error) {
 func parse(text []byte) (*Definition, error) {
 	var d Definition
 	if err := json.Unmarshal(text, &d, json.RejectUnknownMembers(true)); err != nil {
-		return nil, fmt.Errorf("graph: %s", inWords(err))
+		return nil, mistakes(text)
 	}
 	d.zeros = zeros(text)
 	return &d, nil
@@ -211,7 +211,7 @@ func (j *Join) UnmarshalJSONFrom(in *jsontext.Decoder) error {
 			return err
 		}
 		if form.Need < 1 || form.Rest != "" && form.Rest != "cancel" {
-			return errors.New(`a join is "all", "taken", {"need": 1} or {"need": 1, "rest": "cancel"}`)
+			return &misfit{"JOIN", "it is no join", `use "all", "taken", {"need": 1} or {"need": 1, "rest": "cancel"}`}
 		}
 		*j = Join{Need: form.Need, Cancel: form.Rest == "cancel"}
 		return nil
@@ -221,7 +221,7 @@ func (j *Join) UnmarshalJSONFrom(in *jsontext.Decoder) error {
 		return err
 	}
 	if word != "all" && word != "taken" {
-		return fmt.Errorf(`join %q: use "all", "taken" or {"need": 1}`, word)
+		return &misfit{"JOIN", fmt.Sprintf("%.40q is no join", word), `use "all", "taken" or {"need": 1}`}
 	}
 	*j = Join{Taken: word == "taken"}
 	return nil
@@ -245,7 +245,7 @@ func (w *Wait) UnmarshalJSONFrom(in *jsontext.Decoder) error {
 			return err
 		}
 		if form.Until == "" {
-			return errors.New(`a wait is a duration, or {"until": expression}`)
+			return &misfit{"WAIT", "it is no wait", `use a duration, or {"until": expression}`}
 		}
 		*w = Wait{Until: form.Until}
 		return nil

@@ -21,24 +21,24 @@ import (
 func TestParseRefuses(t *testing.T) {
 	node := func(text string) string { return `{"nodes": {"pay": ` + text + `}}` }
 	for _, row := range []struct{ text, want string }{
-		{`{"process": "a", "proces": 1}`, "/proces: there is no such key"},
-		{`{"Process": "a"}`, "/Process: there is no such key"},
-		{node(`{"do": "x", "too": "b"}`), "/nodes/pay/too: there is no such key"},
-		{node(`{"choose": [{"if": "true", "then": "b"}]}`), "/nodes/pay/choose/0/then: there is no such key"},
-		{node(`{"on": [{"error": "*", "to": "b"}, {"errors": "*"}]}`), "/nodes/pay/on/1/errors: there is no such key"},
-		{node(`{"join": {"need": 1, "of": 2}}`), "/nodes/pay/join/of: there is no such key"},
-		{node(`{"wait": {"untill": "x"}}`), "/nodes/pay/wait/untill: there is no such key"},
-		{node(`{"await": {"message": "m", "ttl": "P7D"}}`), "/nodes/pay/await/ttl: there is no such key"},
-		{node(`{"scope": {"start": "a", "nodes": {"a": {"ned": true}}}}`), "/nodes/pay/scope/nodes/a/ned: there is no such key"},
+		{`{"process": "a", "proces": 1}`, "/proces: UNKNOWN_KEY: there is no such key"},
+		{`{"Process": "a"}`, "/Process: UNKNOWN_KEY: there is no such key"},
+		{node(`{"do": "x", "too": "b"}`), "/nodes/pay/too: UNKNOWN_KEY: there is no such key"},
+		{node(`{"choose": [{"if": "true", "then": "b"}]}`), "/nodes/pay/choose/0/then: UNKNOWN_KEY: there is no such key"},
+		{node(`{"on": [{"error": "*", "to": "b"}, {"errors": "*"}]}`), "/nodes/pay/on/1/errors: UNKNOWN_KEY: there is no such key"},
+		{node(`{"join": {"need": 1, "of": 2}}`), "/nodes/pay/join/of: UNKNOWN_KEY: there is no such key"},
+		{node(`{"wait": {"untill": "x"}}`), "/nodes/pay/wait/untill: UNKNOWN_KEY: there is no such key"},
+		{node(`{"await": {"message": "m", "ttl": "P7D"}}`), "/nodes/pay/await/ttl: UNKNOWN_KEY: there is no such key"},
+		{node(`{"scope": {"start": "a", "nodes": {"a": {"ned": true}}}}`), "/nodes/pay/scope/nodes/a/ned: UNKNOWN_KEY: there is no such key"},
 
-		{`{"process": "a", "process": "b"}`, `duplicate object member name "process"`},
-		{node(`{"do": "x", "do": "y"}`), `duplicate object member name "do" within "/nodes/pay"`},
-		{node(`{"end": true}, "pay": {"end": true}`), `duplicate object member name "pay" within "/nodes"`},
-		{node(`{"in": {"a": "1", "a": "2"}}`), `duplicate object member name "a" within "/nodes/pay/in"`},
-		{node(`{"join": {"need": 1, "need": 2}}`), `duplicate object member name "need" within "/nodes/pay/join"`},
-		{node(`{"scope": {"nodes": {"a": {}, "a": {}}}}`), `duplicate object member name "a" within "/nodes/pay/scope/nodes"`},
+		{`{"process": "a", "process": "b"}`, `/process: DUPLICATE_KEY: "process" comes twice`},
+		{node(`{"do": "x", "do": "y"}`), `/nodes/pay/do: DUPLICATE_KEY: `},
+		{node(`{"end": true}, "pay": {"end": true}`), `/nodes/pay: DUPLICATE_KEY: `},
+		{node(`{"in": {"a": "1", "a": "2"}}`), `/nodes/pay/in/a: DUPLICATE_KEY: `},
+		{node(`{"join": {"need": 1, "need": 2}}`), `/nodes/pay/join/need: DUPLICATE_KEY: `},
+		{node(`{"scope": {"nodes": {"a": {}, "a": {}}}}`), `/nodes/pay/scope/nodes/a: DUPLICATE_KEY: `},
 
-		{`[]`, "the definition: "},
+		{`[]`, ": TYPE: "},
 		{`{"version": "1"}`, "/version: "},
 		{`{"version": 1.5}`, "/version: "},
 		{`{"nodes": []}`, "/nodes: "},
@@ -48,27 +48,65 @@ func TestParseRefuses(t *testing.T) {
 		{node(`{"fork": ["a", 2]}`), "/nodes/pay/fork/1: "},
 		{node(`{"attempts": 99999999999999999999}`), "/nodes/pay/attempts: "},
 		{node(`{"join": 2}`), "/nodes/pay/join: "},
-		{node(`{"join": "some"}`), `/nodes/pay/join: join "some": use "all", "taken" or {"need": 1}`},
-		{node(`{"join": {"need": 0}}`), "/nodes/pay/join: a join is"},
-		{node(`{"join": {"need": 1, "rest": "keep"}}`), "/nodes/pay/join: a join is"},
-		{node(`{"wait": {}}`), "/nodes/pay/wait: a wait is"},
-		{node(`{"wait": "soon"}`), `/nodes/pay/wait: duration "soon": use a form such as`},
-		{node(`{"wait": "P1M"}`), `/nodes/pay/wait: duration "P1M": use a form such as`},
-		{node(`{"wait": "-5m"}`), `/nodes/pay/wait: duration "-5m": use 0 to ten years`},
-		{node(`{"on": [{"after": "P11Y"}]}`), `/nodes/pay/on/0/after: duration "P11Y"`},
-		{node(`{"on": [{"every": "P4000D"}]}`), `/nodes/pay/on/0/every: duration "P4000D"`},
+		{node(`{"join": "some"}`), `/nodes/pay/join: JOIN: "some" is no join; use "all", "taken" or {"need": 1}`},
+		{node(`{"join": {"need": 0}}`), "/nodes/pay/join: JOIN: it is no join; use"},
+		{node(`{"join": {"need": 1, "rest": "keep"}}`), "/nodes/pay/join: JOIN: it is no join; use"},
+		{node(`{"wait": {}}`), "/nodes/pay/wait: WAIT: it is no wait; use"},
+		{node(`{"wait": "soon"}`), `/nodes/pay/wait: DURATION: duration "soon"; use a form such as`},
+		{node(`{"wait": "P1M"}`), `/nodes/pay/wait: DURATION: duration "P1M"; use a form such as`},
+		{node(`{"wait": "-5m"}`), `/nodes/pay/wait: DURATION: duration "-5m"; use 0 to ten years`},
+		{node(`{"on": [{"after": "P11Y"}]}`), `/nodes/pay/on/0/after: DURATION: duration "P11Y"`},
+		{node(`{"on": [{"every": "P4000D"}]}`), `/nodes/pay/on/0/every: DURATION: duration "P4000D"`},
 		{node(`{"human": {"due": 5}}`), "/nodes/pay/human/due: "},
 
 		{strings.Repeat(" ", 1<<20+1), "more than 1048576 bytes"},
 		{``, "EOF"},
 		{`{"process": "a"`, "EOF"},
-		{`{} {}`, "after top-level value"},
+		{`{} {}`, "after the definition"},
 		{"{\"process\": \"\xff\"}", `invalid UTF-8 within "/process"`},
 	} {
 		d, err := graph.Parse([]byte(row.text))
 		if err == nil || d != nil || !strings.Contains(err.Error(), row.want) || !strings.HasPrefix(err.Error(), "graph: ") {
 			t.Errorf("%s: error %v, want %q", row.text, err, row.want)
 		}
+	}
+}
+
+// A definition with mistakes of all kinds tells all of them at once, each with its code and place, and nothing
+// that only follows from one of them.
+func TestAllMistakesAtOnce(t *testing.T) {
+	_, err := graph.Parse([]byte(`{"process": "p q", "version": "1", "start": "A", "lang": "js", "extra": {"a": 1}, "nodes": {
+		"A": {"do": "Bad Type", "too": "B", "to": "nowhere", "attempts": 0},
+		"B": {"wait": "soon", "to": "C"},
+		"C": {"doo": "test.step.v1", "to": "D"},
+		"D": {"fork": ["A", 7, "C"]},
+		"E": {"human": {"due": "P1M", "groups": "anna"}, "on": [{"after": "x", "to": "F"}, {"errors": "*"}], "to": "F"},
+		"F": {"await": {"mesage": "paid", "key": "input.("}},
+		"G": {"join": "some", "join": {"need": 0}, "to": "F"},
+		"H": "end",
+		"I": {"scope": {"start": "J", "nodes": {"J": {"call": {"process": "x", "version": "two"}, "on": [{"every": "P4000D", "to": "J"}]}}}, "to": "H"},
+		"K": {"each": {"list": "input.l", "do": "test.step.v1", "limit": 5000, "rest": "maybe"}, "to": 5}
+	}}`))
+	var invalid *graph.InvalidError
+	if !errors.As(err, &invalid) {
+		t.Fatalf("error %v, want an InvalidError", err)
+	}
+	var got []string
+	for _, f := range invalid.Findings {
+		if f.Reason == "" || f.Fix == "" || f.Note {
+			t.Errorf("%+v", f)
+		}
+		got = append(got, f.Code+" "+f.Path)
+	}
+	want := []string{
+		"UNKNOWN_KEY /extra", "LANG /lang", "ZERO /nodes/A/attempts", "RUN_TYPE /nodes/A/do", "UNKNOWN_NODE /nodes/A/to", "UNKNOWN_KEY /nodes/A/too",
+		"DURATION /nodes/B/wait", "UNKNOWN_KEY /nodes/C/doo", "TYPE /nodes/D/fork/1", "DURATION /nodes/E/human/due", "TYPE /nodes/E/human/groups", "DURATION /nodes/E/on/0/after",
+		"UNKNOWN_KEY /nodes/E/on/1/errors", "UNKNOWN_NODE /nodes/E/on/1/to", "EXPRESSION /nodes/F/await/key", "UNKNOWN_KEY /nodes/F/await/mesage", "DUPLICATE_KEY /nodes/G/join", "JOIN /nodes/G/join", "TYPE /nodes/H",
+		"TYPE /nodes/I/scope/nodes/J/call/version", "DURATION /nodes/I/scope/nodes/J/on/0/every", "EACH /nodes/K/each", "EACH /nodes/K/each/rest", "TYPE /nodes/K/to",
+		"PROCESS_NAME /process", "TYPE /version",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("findings\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -202,7 +202,7 @@ func TestChildFailsItsCaller(t *testing.T) {
 	s.at("U", 1)
 	again := query[uuid.UUID](t, s.pool, `
 		INSERT INTO workflow_run (type, payload, token_id, node)
-		SELECT type, payload, token_id, node FROM workflow_run r
+		SELECT type, payload, token_id, node FROM set_config('workflow.advance', 'on', true), workflow_run r
 		WHERE type = 'graph.arrive.v1' AND token_id IN (SELECT id FROM process_token WHERE instance_id = $1)
 		RETURNING id`, loop)
 	s.done(again)

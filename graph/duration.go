@@ -40,18 +40,22 @@ func parseDuration(text string) (time.Duration, error) {
 			}
 			n, parseErr := strconv.ParseFloat(part[i+1], 64)
 			if parseErr != nil || n > float64(maxDuration/unit) {
-				return 0, fmt.Errorf("duration %.40q: use at most ten years", text)
+				return 0, noDuration(text, "use at most ten years")
 			}
 			d += time.Duration(math.Round(n * float64(unit)))
 		}
 	}
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("duration %.40q: use a form such as PT5M, P1DT12H or 5m", text)
+		return 0, noDuration(text, "use a form such as PT5M, P1DT12H or 5m")
 	case d < 0 || d > maxDuration:
-		return 0, fmt.Errorf("duration %.40q: use 0 to ten years", text)
+		return 0, noDuration(text, "use 0 to ten years")
 	}
 	return d.Truncate(time.Microsecond), nil
+}
+
+func noDuration(text, fix string) error {
+	return &misfit{"DURATION", fmt.Sprintf("duration %.40q", text), fix}
 }
 
 // isoDuration writes a duration in its one canonical form: PT90M is PT1H30M.

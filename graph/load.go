@@ -185,6 +185,24 @@ func (s *scene) loadGroups(ctx context.Context, tx *transaction, ids []uuid.UUID
 		g.parent = s.groups[id]
 	}
 	clear(s.parents)
+	return s.ringless(ctx, tx)
+}
+
+// ringless has the database refuse the batch if a group lies within itself: all that follows parents goes on
+// until there is none.
+func (s *scene) ringless(ctx context.Context, tx *transaction) error {
+	known := map[*group]bool{}
+	for _, g := range s.groups {
+		path := map[*group]bool{}
+		for ; g != nil && !known[g]; g = g.parent {
+			if path[g] {
+				_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'parallel_group `+g.id.String()+` lies within itself'; END $$`)
+				return err
+			}
+			path[g] = true
+		}
+		maps.Copy(known, path)
+	}
 	return nil
 }
 

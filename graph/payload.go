@@ -3,6 +3,7 @@ package graph
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 
 	"github.com/google/uuid"
 
@@ -12,18 +13,22 @@ import (
 // Prefix is that of the engine's own run types.
 const Prefix = "graph."
 
-// The engine's run types, with their payloads. Anybody may enqueue them, by SQL or from Go.
+// The engine's run types, with their payloads. Whoever may enqueue may enqueue these, by SQL or from Go.
 const (
-	StartType  = "graph.start.v1"  // StartPayload
-	CancelType = "graph.cancel.v1" // CancelPayload
-	RetryType  = "graph.retry.v1"  // RetryPayload
-
+	StartType        = "graph.start.v1"         // StartPayload
 	MessageType      = "graph.message.v1"       // MessagePayload
 	SignalType       = "graph.signal.v1"        // SignalPayload
 	CompleteTaskType = "graph.complete_task.v1" // CompleteTaskPayload
 )
 
-// Runs that the engine enqueues for itself.
+// These are for operators.
+const (
+	CancelType = "graph.cancel.v1" // CancelPayload
+	RetryType  = "graph.retry.v1"  // RetryPayload
+)
+
+// Runs that the engine enqueues for itself. The database refuses them from anybody else, and so it does
+// runs with a token or a node, and StartPayload.Parent.
 const (
 	arriveType = "graph.arrive.v1"  // something that a token waits for has come
 	matchType  = "graph.match.v1"   // a message is free again
@@ -40,7 +45,7 @@ type StartPayload struct {
 	Priority int             `json:"priority,omitzero"` // of all its steps: -100 to 100, 0 is usual
 	Tenant   string          `json:"tenant,omitzero"`   // of all its steps, and of what it calls; none: the run's own
 
-	Parent *parentPayload `json:"parent,omitzero"` // set by call nodes only
+	Parent *parentPayload `json:"parent,omitzero"` // set by call nodes only: the database refuses it from anybody else
 }
 
 // A parentPayload says which token waits for the instance, and at which of its visits.
@@ -102,6 +107,14 @@ type cutOff struct {
 	Code   string    `json:"code,omitzero"` // none: cancelled
 }
 
+// codeForeign is the code of a run that names something which is not its own: another's token, say.
+const codeForeign = "not_its_own"
+
+// foreign is the failure of such a run.
+func foreign(format string, args ...any) error {
+	return run.Permanent(run.WithCode(codeForeign, fmt.Errorf(format, args...)))
+}
+
 // taskRef is the result of a run that completes a task.
 type taskRef struct {
 	Task     uuid.UUID `json:"task"`
@@ -110,7 +123,7 @@ type taskRef struct {
 }
 
 // RetryPayload has what an incident stopped tried again: this one, or the oldest open one of an
-// instance.
+// instance. If both are given, the incident is one of the instance.
 type RetryPayload struct {
 	Incident uuid.UUID `json:"incident,omitzero"`
 	Instance uuid.UUID `json:"instance,omitzero"`

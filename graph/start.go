@@ -70,11 +70,11 @@ func (s *scene) births(batch []lease.Settlement) (all []birth, err error) {
 		if err := errors.Join(json.Unmarshal(settled.Payload, &b.asked), json.Unmarshal(settled.Result, &b.started)); err != nil {
 			return nil, err
 		}
-		b.asked.Tenant = cmp.Or(b.asked.Tenant, settled.Tenant) // a called one has that of its caller's row
 		if len(b.asked.Input) == 0 {
 			b.asked.Input = json.RawMessage("{}")
 		}
-		if b.asked.Parent == nil || s.calls(b) {
+		if b.asked.Parent == nil || s.calls(b.asked, settled.Tenant) && !slices.ContainsFunc(all, b.sameCall) {
+			b.asked.Tenant = cmp.Or(b.asked.Tenant, settled.Tenant) // a called one has that of its caller's row
 			all = append(all, b)
 		}
 	}
@@ -82,10 +82,18 @@ func (s *scene) births(batch []lease.Settlement) (all []birth, err error) {
 	return all, nil
 }
 
-// calls reports whether the token that is said to wait for an instance does.
-func (s *scene) calls(b birth) bool {
-	t, i := s.tokens[b.asked.Parent.Token], s.owners[b.asked.Parent.Token]
-	return t != nil && t.version == b.asked.Parent.Visit && !i.passed(t) && t.node.kind == call && t.node.Call.Process == b.asked.Process
+// calls reports whether the token that is said to wait for an instance does: all that the payload says
+// of it is what its call node would say. tenant is that of the run.
+func (s *scene) calls(p StartPayload, tenant string) bool {
+	t, i := s.tokens[p.Parent.Token], s.owners[p.Parent.Token]
+	return t != nil && i.id == p.Parent.Instance && t.version == p.Parent.Visit && !i.passed(t) && t.state == tokenWaiting &&
+		t.node.starts(p) && p.Parent.Depth == i.depth+1 && p.ID == uuid.Nil && p.Key == "" && p.Tenant == "" && tenant == i.tenant
+}
+
+// sameCall reports whether another instance is for the same visit of a call node.
+func (b birth) sameCall(other birth) bool {
+	return b.asked.Parent != nil && other.asked.Parent != nil &&
+		b.asked.Parent.Token == other.asked.Parent.Token && b.asked.Parent.Visit == other.asked.Parent.Visit
 }
 
 // insertInstances returns those that were not there.
@@ -119,6 +127,7 @@ func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[
 		       (SELECT p.paused_at FROM process_instance p WHERE p.id = n.parent) -- which is locked
 		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::jsonb[], $8::uuid[], $9::uuid[], $10::bigint[], $11::int[], $12::boolean[])
 		  WITH ORDINALITY AS n (id, definition, key, tenant, priority, input, metadata, parent, token, visit, depth, lends, place)
+		WHERE NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_token_id = n.token AND c.parent_visit = n.visit AND c.id <> n.id)
 		ORDER BY place
 		ON CONFLICT (id) DO NOTHING
 		RETURNING id`, ids, definitions, keys, tenants, priorities, inputs, metadata, parents, tokens, visits, depths, lends)

@@ -46,6 +46,9 @@ func (w *writer) write(ctx context.Context) error {
 		}
 	}
 	w.plan(ownPlans)
+	if len(changed) == 0 && len(w.messages)+len(w.signals)+len(w.slots) > 0 {
+		w.do(atWork)
+	}
 	w.meet(changed)
 	if events := append(w.events, w.finals...); len(events) > 0 && !w.told {
 		w.plan(w.tx.mode) // it makes no difference
@@ -71,7 +74,7 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 		return err
 	}
 	w.plan(keptPlans)
-	w.work()
+	w.do(atWork)
 	w.instances(changed)
 	w.groups(changed)
 	w.tokens(changed)
@@ -90,6 +93,9 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	w.history(changed)
 	return nil
 }
+
+// atWork says that what follows is the engine's: what anybody else changes is refused, or told to the process.
+const atWork = `SELECT set_config('workflow.advance', 'on', true)`
 
 func compareIDs(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
 

@@ -63,14 +63,15 @@ func (w *writer) records(all []*instance) {
 	if len(lenders) > 0 { // to their callers, or, where these have just ended, to the next that goes on
 		w.do(`
 			WITH RECURSIVE heir AS (
-				SELECT i.id AS lender, i.parent_process_instance_id AS id, i.parent_token_id AS token, t.node AS path
+				SELECT i.id AS lender, i.parent_process_instance_id AS id, i.parent_token_id AS token, t.node AS path, 1 AS steps
 				FROM process_instance i JOIN process_token t ON t.id = i.parent_token_id
 				WHERE i.id = ANY ($1)
 				UNION ALL
-				SELECT h.lender, p.parent_process_instance_id, p.parent_token_id, t.node || '/' || h.path
+				SELECT h.lender, p.parent_process_instance_id, p.parent_token_id, t.node || '/' || h.path, h.steps + 1
 				FROM heir h
 				JOIN process_instance p ON p.id = h.id AND p.status = 'COMPLETED' AND p.undone_with_parent
 				JOIN process_token t ON t.id = p.parent_token_id
+				WHERE h.steps <= $2 -- so deep is no call: a ring would have no end
 			)
 			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
 			SELECT h.id, h.token, r.run_id, h.path || '/' || r.node_id, r.handler_ref, r.certain, r.not_before
@@ -78,7 +79,7 @@ func (w *writer) records(all []*instance) {
 			JOIN process_instance p ON p.id = h.id AND NOT (p.status = 'COMPLETED' AND p.undone_with_parent)
 			JOIN compensation_record r ON r.instance_id = h.lender
 			WHERE r.status = 'Pending' OR r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
-			ORDER BY r."order"`, lenders)
+			ORDER BY r."order"`, lenders, maxDepth)
 	}
 }
 

@@ -161,6 +161,8 @@ func (w *writer) children(all []*instance) {
 			FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS n (token, visit, payload)
 			JOIN process_token t ON t.id = n.token AND t.version = n.visit AND t.state = 'Waiting'
 			JOIN process_instance p ON p.id = t.instance_id
+			JOIN process_instance c ON c.id = (n.payload->>'child')::uuid AND c.parent_process_instance_id = p.id AND c.parent_token_id = t.id
+			     AND c.parent_visit = t.version AND c.tenant_id IS NOT DISTINCT FROM p.tenant_id -- both ends agree
 			FOR SHARE OF t -- we do not hold its instance: if it ends at this moment, one of us sees the other`, arriveType, tokens, visits, news)
 	}
 }

@@ -357,10 +357,6 @@ BEGIN
     ELSIF NEW.tenant_id IS NOT NULL AND length(NEW.tenant_id) NOT BETWEEN 1 AND 200 THEN
         problem := format('tenant_id has %s characters, allowed are 1 to 200', length(NEW.tenant_id));
         fix := 'Use a shorter id, or leave it out.';
-    ELSIF (NEW.token_id IS NOT NULL OR NEW.node IS NOT NULL)
-      AND NOT (coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE') OR workflow_earlier(TG_TABLE_NAME, NULL)) THEN
-        problem := 'steps of processes, with token_id and node, are enqueued by the engine alone';
-        fix := 'Leave token_id and node out.';
     ELSIF jsonb_typeof(NEW.payload) <> 'object' THEN
         problem := format('payload is a JSON %s, an object is required', jsonb_typeof(NEW.payload));
         fix := 'Wrap the value: {"value": …}.';
@@ -406,8 +402,6 @@ CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_ru
         AND isfinite(NEW.run_at) AND NEW.run_at >= '2000-01-01' AND NEW.run_at <= now() + interval '10 years'
         AND (NEW.idempotency_key IS NULL OR length(NEW.idempotency_key) BETWEEN 1 AND 200)
         AND (NEW.tenant_id IS NULL OR length(NEW.tenant_id) BETWEEN 1 AND 200)
-        AND (NEW.token_id IS NULL AND NEW.node IS NULL
-             OR coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'))
         AND jsonb_typeof(NEW.payload) = 'object'
         -- 64 levels take 130 bytes, a number beyond 1e308 takes 309, 10,000 members take 80,000: see workflow_document_problem.
         -- Nothing that could hold more lies 64 levels below the top. What is large here is looked at there, in one go.
@@ -462,7 +456,7 @@ BEGIN ATOMIC
     SELECT CASE
         WHEN workflow_earlier.table_name = 'workflow_history' THEN has_column_privilege(workflow_role(), 'workflow_run'::regclass, 'lease_token', 'UPDATE')
             AND EXISTS (SELECT FROM workflow_run r WHERE r.id = (row_key->>'workflow_id')::uuid AND r.xmin = pg_current_xact_id()::xid)
-        WHEN workflow_earlier.table_name IN ('process_instance', 'message', 'message_wait', 'workflow_run') THEN has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE')
+        WHEN workflow_earlier.table_name IN ('process_instance', 'message', 'message_wait') THEN has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE')
             AND EXISTS (SELECT FROM workflow_run r
                         WHERE r.status = 'succeeded' AND r.token_id IS NULL AND r.finished_at >= now() AND r.type ^@ 'graph.' AND r.settled_by IS NOT NULL
                           AND r.xmin = pg_current_xact_id()::xid)

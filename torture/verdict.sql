@@ -116,7 +116,7 @@ CREATE UNIQUE INDEX ON t.instance (instance);
 -- Those that have called it, and itself.
 CREATE TABLE t.kin AS
     WITH RECURSIVE up AS (SELECT instance, instance AS elder FROM t.instance
-                          UNION ALL SELECT up.instance, i.parent FROM up JOIN t.instance i ON i.instance = up.elder WHERE i.parent IS NOT NULL)
+                          UNION SELECT up.instance, i.parent FROM up JOIN t.instance i ON i.instance = up.elder WHERE i.parent IS NOT NULL)
     SELECT * FROM up;
 CREATE INDEX ON t.kin (instance);
 CREATE TABLE t.final AS SELECT instance, min(at) AS at, min(begun) AS begun FROM t.turn WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED') GROUP BY 1;

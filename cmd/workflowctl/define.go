@@ -138,7 +138,11 @@ func inspect(out io.Writer, all []*file) ([]*file, error) {
 
 func (f *file) check() (findings []graph.Finding, err error) {
 	if f.Definition, err = graph.Parse(f.text); err != nil {
-		return nil, err
+		var invalid *graph.InvalidError
+		if errors.As(err, &invalid) {
+			findings = invalid.Findings
+		}
+		return findings, err
 	}
 	_, findings, err = graph.Compile(f.Definition)
 	return findings, err

@@ -78,7 +78,7 @@ func TestDefineFindings(t *testing.T) {
 	typo := save(t, "typo.json", `{"proces": "typo"}`)
 	parts := []string{
 		"good.json: note: /nodes/size: NO_ELSE: ", "bad.json: error: /nodes/a/to: UNKNOWN_NODE: ", "bad.json: error: /version: VERSION: ",
-		"typo.json: error: /proces: there is no such key", "workflowctl: 2 of 3 definitions cannot be used",
+		"typo.json: error: /proces: UNKNOWN_KEY: there is no such key", "workflowctl: 2 of 3 definitions cannot be used",
 	}
 	want(t, cmdtest.Start(t, []string{"DATABASE_URL=" + url}, "define", good, bad, typo), 1, parts...)
 	want(t, cmdtest.Start(t, nil, "define", "--check", good, bad, typo), 1, parts...)

@@ -25,7 +25,7 @@ func TestGraphFile(t *testing.T) {
 	if got := p.Stdout.String(); code != 0 || got != picture {
 		t.Errorf("exit code %d, picture\n%s", code, got)
 	}
-	want(t, cmdtest.Start(t, nil, "graph", save(t, "typo.json", `{"proces": "typo"}`)), 1, "typo.json: /proces: there is no such key")
+	want(t, cmdtest.Start(t, nil, "graph", save(t, "typo.json", `{"proces": "typo"}`)), 1, "/proces: UNKNOWN_KEY: there is no such key")
 }
 
 // Of an instance, graph shows visits, live tokens with their state, and open incidents.

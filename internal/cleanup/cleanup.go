@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -47,205 +46,242 @@ type Removed struct {
 	Messages  int `json:"messages"`
 }
 
+// The rule, for all that follows: retention keeps whatever something alive may still read. Alive are runs that
+// are pending or leased, and instances that are not over, paused or not. What is read later by its id is:
+//
+//   - the run of a signal, by tokens that it is on the way to: steps that send one keep their whole instance
+//   - a message, by the token that it is on the way to, however long its time has been over
+//   - an instance, by the one that has called it, directly or not: for its output, and to undo what it has done
+//   - of an instance that is not over, all that is its own: its runs are its facts
+//
+// What refers to it is written in the transaction that makes it old, or before: so who finds it without a reader
+// will find it without one for ever.
+
+// arriving are the runs of signals that are on the way to tokens, as texts.
+const arriving = `
+	SELECT a.payload->>'signal'
+	FROM process_token t JOIN workflow_run a ON a.token_id = t.id
+	WHERE t.state IN ('Created', 'Ready', 'Waiting') AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'signal' IS NOT NULL`
+
+// A kind is something that retention removes. Positions are pairs of a time and an id, which is a text here.
+type kind struct {
+	name   string // for errors
+	keep   time.Duration
+	count  *int
+	find   string // the first $4 that are older than $1 seconds, behind the position $2, $3: id, time, and whether nobody reads it
+	remove string // those of the ids $1 that are still older than $2 seconds, and that nobody has locked; returns how many
+}
+
 // Handler returns the handler of Type. It works in batches and stops between two of them
 // when its context ends; what is left is for the next time. Steps of process graphs go with
-// their process.
+// their process. What a trigger refuses to have removed stays, and all else goes: the error, if any, names
+// what has stayed.
 func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Removed, error) {
 	return func(ctx context.Context, _ struct{}) (Removed, error) {
 		var r Removed
-		for _, job := range []struct {
-			keep  time.Duration
-			count *int
-			query string
-		}{
-			{keep.Finished, &r.Finished, finishedRuns("succeeded")},
-			{keep.Finished, &r.Finished, finishedRuns("cancelled")},
-			{keep.Failed, &r.Failed, finishedRuns("failed")},
-			{keep.Deleted, &r.Deleted, deletedRuns},
-			{keep.Published, &r.Published, publishedEvents},
-			{keep.Processes, &r.Messages, oldMessages},
+		var problems []error
+		for _, k := range []kind{
+			{"run", keep.Finished, &r.Finished, finishedRuns(run.Succeeded), removeRuns(`status = 'succeeded' AND finished_at`)},
+			{"run", keep.Finished, &r.Finished, finishedRuns(run.Cancelled), removeRuns(`status = 'cancelled' AND finished_at`)},
+			{"run", keep.Failed, &r.Failed, finishedRuns(run.Failed), removeRuns(`status = 'failed' AND finished_at`)},
+			{"run", keep.Deleted, &r.Deleted, deletedRuns, removeRuns(`status <> 'leased' AND deleted_at`)},
+			{"outbox event", keep.Published, &r.Published, publishedEvents, removeEvents},
+			{"message", keep.Processes, &r.Messages, oldMessages, removeMessages},
+			{"process instance", keep.Processes, &r.Processes, finishedProcesses, removeProcesses},
 		} {
-			if job.keep <= 0 {
+			if k.keep <= 0 {
 				continue
 			}
-			removed, err := inBatches(ctx, pool, job.query, job.keep)
-			*job.count += removed
+			refused, err := k.removeAll(ctx, pool)
+			problems = append(problems, refused...)
 			if err != nil {
-				return r, fmt.Errorf("clean up: %w", err)
+				problems = append(problems, fmt.Errorf("%ss: %w", k.name, err))
+			}
+			if ctx.Err() != nil {
+				break
 			}
 		}
-		if keep.Processes > 0 { // last: an error may mean that all went which could
-			var err error
-			if r.Processes, err = removeProcesses(ctx, pool, keep.Processes); err != nil {
-				return r, fmt.Errorf("clean up: %w", err)
-			}
+		if err := errors.Join(problems...); err != nil {
+			return r, fmt.Errorf("clean up: %w", err)
 		}
 		return r, nil
 	}
 }
 
-// inBatches repeats query, which removes a batch of what is older than keep and lies at or
-// behind a position, until nothing is left.
-func inBatches(ctx context.Context, pool *pgxpool.Pool, query string, keep time.Duration) (total int, err error) {
-	type progress struct {
-		Seen int
-		Gone int
-		Last *time.Time
-	}
-	var from time.Time
-	for {
-		rows, _ := pool.Query(ctx, query, keep.Seconds(), from, batch)
-		p, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[progress])
-		if err != nil {
-			return total, err
-		}
-		total += p.Gone
-		if p.Seen < batch {
-			return total, nil
-		}
-		from = *p.Last
-	}
-}
+// tooMany is how many of a kind may be refused: each costs some statements of its own. Then the rest of the
+// kind waits for the next time.
+const tooMany = 1000
 
-// finishedRuns removes runs of one status by the time they finished. Locked rows are left for
-// next time.
-func finishedRuns(status run.Status) string {
-	return `
-	WITH old AS MATERIALIZED (
-		SELECT id, finished_at AS at
-		FROM workflow_run
-		WHERE status = '` + string(status) + `' AND token_id IS NULL
-		  AND finished_at < now() - $1 * interval '1 second' AND finished_at >= $2
-		ORDER BY finished_at
-		LIMIT $3
-		FOR UPDATE SKIP LOCKED
-	)` + removeOld
-}
+// told is how many of those the error names.
+const told = 100
 
-const deletedRuns = `
-	WITH old AS MATERIALIZED (
-		SELECT id, deleted_at AS at
-		FROM workflow_run
-		WHERE deleted_at < now() - $1 * interval '1 second' AND deleted_at >= $2
-		  AND status <> 'leased' AND token_id IS NULL
-		ORDER BY deleted_at
-		LIMIT $3
-		FOR UPDATE SKIP LOCKED
-	)` + removeOld
-
-// removeProcesses removes finished instances with everything that belongs to them, by their own
-// deletion alone, so that a trigger of the user's before it still finds all of that. A batch of
-// which it refuses one is halved until that one stands alone: it stays, and the others go. All
-// that were refused are in the error.
-func removeProcesses(ctx context.Context, pool *pgxpool.Pool, keep time.Duration) (total int, err error) {
+// removeAll removes what there is of a kind. It returns why some were refused; err: no more can be done.
+func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused []error, err error) {
 	type old struct {
-		ID uuid.UUID
-		At time.Time
+		ID   string
+		At   time.Time
+		Free bool
 	}
 	var last old
-	var refused []error
+	var n int
+	defer func() {
+		if n > len(refused) {
+			refused = append(refused, fmt.Errorf("%d more of %ss stay", n-len(refused), k.name))
+		}
+	}()
 	for {
-		rows, _ := pool.Query(ctx, finishedProcesses, keep.Seconds(), last.At, last.ID, batch)
+		rows, _ := pool.Query(ctx, k.find, k.keep.Seconds(), last.At, last.ID, batch)
 		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[old])
 		if err != nil {
-			return total, errors.Join(append(refused, err)...)
+			return refused, err
 		}
-		ids := make([]uuid.UUID, len(found))
-		for i, o := range found {
-			ids[i], last = o.ID, o
+		var ids []string
+		for _, o := range found {
+			if last = o; o.Free {
+				ids = append(ids, o.ID)
+			}
 		}
-		gone, problems, err := removeInstances(ctx, pool, ids)
-		total += gone
-		refused = append(refused, problems...)
-		if err != nil || len(found) < batch {
-			return total, errors.Join(append(refused, err)...)
+		problems, err := k.removeBatch(ctx, pool, ids)
+		n += len(problems)
+		refused = append(refused, problems[:min(len(problems), told-min(told, len(refused)))]...)
+		switch {
+		case err != nil || len(found) < batch:
+			return refused, err
+		case n > tooMany:
+			return refused, errors.New("too many are refused; the others are for the next time")
 		}
 	}
 }
 
-// removeInstances returns how many went, and why others were refused; err: nothing more can be done.
-func removeInstances(ctx context.Context, pool *pgxpool.Pool, ids []uuid.UUID) (gone int, refused []error, err error) {
+// removeBatch removes a batch; one of which a row is refused is halved until that one stands alone: it stays,
+// and the others go.
+func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string) (refused []error, err error) {
 	if len(ids) == 0 {
-		return 0, nil, nil
+		return nil, nil
 	}
-	tag, err := pool.Exec(ctx, `
-		DELETE FROM process_instance
-		WHERE `+atWork+` AND id = ANY (ARRAY(SELECT id FROM process_instance WHERE id = ANY ($1) ORDER BY id FOR UPDATE SKIP LOCKED))`, ids)
+	var gone int
+	err = pool.QueryRow(ctx, k.remove, ids, k.keep.Seconds()).Scan(&gone)
+	*k.count += gone
 	var problem *pgconn.PgError
 	switch {
 	case err == nil:
-		return int(tag.RowsAffected()), nil, nil
+		return nil, nil
 	case ctx.Err() != nil || !errors.As(err, &problem) || strings.HasPrefix(problem.Code, "57"):
-		return 0, nil, err
+		return nil, err
 	case len(ids) == 1:
-		return 0, []error{fmt.Errorf("process instance %s stays: %w", ids[0], err)}, nil
+		return []error{fmt.Errorf("%s %s stays: %w", k.name, ids[0], err)}, nil
 	}
-	for _, half := range [][]uuid.UUID{ids[:len(ids)/2], ids[len(ids)/2:]} {
-		n, problems, err := removeInstances(ctx, pool, half)
-		gone, refused = gone+n, append(refused, problems...)
+	for _, half := range [][]string{ids[:len(ids)/2], ids[len(ids)/2:]} {
+		problems, err := k.removeBatch(ctx, pool, half)
+		refused = append(refused, problems...)
 		if err != nil {
-			return gone, refused, err
+			return refused, err
 		}
 	}
-	return gone, refused, nil
+	return refused, nil
 }
 
-// finishedProcesses finds instances, children first: an instance stays for as long as one that it
-// has called, and for as long as one that has called it, directly or not, goes on: that may still
-// undo it.
-const finishedProcesses = `
-	SELECT i.id, i.completed_at
-	FROM process_instance i
-	WHERE i.completed_at < now() - $1 * interval '1 second' AND i.completed_at >= $2 AND (i.completed_at, i.id) > ($2, $3)
-	  AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
-	  AND NOT EXISTS (
-		WITH RECURSIVE up AS (
-			SELECT i.parent_process_instance_id AS id
-			UNION ALL
-			SELECT p.parent_process_instance_id FROM up JOIN process_instance p ON p.id = up.id
-		)
-		SELECT FROM up JOIN process_instance p ON p.id = up.id WHERE p.completed_at IS NULL)
-	ORDER BY i.completed_at, i.id
-	LIMIT $4`
-
-// oldMessages removes messages, consumed or not, whose ids need not be remembered any more.
-const oldMessages = `
+// first selects the first rows behind the position, by index, before anything is asked about them.
+func first(table, at, which string) string {
+	zero, typ := "00000000-0000-0000-0000-000000000000", "uuid"
+	columns := "id, " + at // and no payload
+	switch table {
+	case "workflow_run":
+		columns += ", type"
+	case "process_instance":
+		columns += ", parent_process_instance_id, process_definition_id"
+	case "message":
+		columns += ", token_id"
+	case "outbox_event":
+		zero, typ = "-1", "bigint"
+	}
+	return `
 	WITH old AS MATERIALIZED (
-		SELECT id, expires_at AS at
-		FROM message
-		WHERE expires_at < now() - $1 * interval '1 second' AND expires_at >= $2
-		ORDER BY expires_at
-		LIMIT $3
-		FOR UPDATE SKIP LOCKED
-	), gone AS (
-		DELETE FROM message WHERE ` + atWork + ` AND id IN (SELECT id FROM old) RETURNING id
+		SELECT ` + columns + `
+		FROM ` + table + `
+		WHERE ` + at + ` < now() - $1 * interval '1 second' AND ` + at + ` >= $2
+		  AND (` + at + `, id) > ($2, coalesce(nullif($3::text, ''), '` + zero + `')::` + typ + `) AND ` + which + `
+		ORDER BY ` + at + `, id
+		LIMIT $4
 	)
-	SELECT (SELECT count(*)::int FROM old), (SELECT count(*)::int FROM gone), (SELECT max(at) FROM old)`
+	SELECT i.id::text, i.` + at + `, `
+}
 
-const removeOld = `, gone AS (
+// unheard selects the runs that nobody reads: all but those of signals that are on the way.
+const unheard = `i.type <> 'graph.signal.v1' OR i.id::text NOT IN (` + arriving + `) FROM old i ORDER BY 2, i.id`
+
+// finishedRuns finds runs of one status by the time they finished.
+func finishedRuns(status run.Status) string {
+	return first("workflow_run", "finished_at", `status = '`+string(status)+`' AND token_id IS NULL`) + unheard
+}
+
+var deletedRuns = first("workflow_run", "deleted_at", `status <> 'leased' AND token_id IS NULL`) + unheard
+
+// removeRuns removes runs with their history. Locked rows are left for next time.
+func removeRuns(since string) string {
+	return `
+	WITH gone AS (
 		DELETE FROM workflow_run
-		WHERE ` + atWork + ` AND id = ANY (ARRAY(SELECT id FROM old))
+		WHERE ` + atWork + ` AND id = ANY (ARRAY(SELECT id FROM workflow_run WHERE id = ANY ($1::text[]::uuid[]) AND token_id IS NULL AND ` + since + ` < now() - $2 * interval '1 second' ORDER BY id FOR UPDATE SKIP LOCKED))
 		RETURNING id
 	), history AS (
 		DELETE FROM workflow_history
 		WHERE ` + atWork + ` AND workflow_id = ANY (ARRAY(SELECT id FROM gone))
 	)
-	SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM gone), (SELECT max(at) FROM old)`
+	SELECT count(*) FROM gone`
+}
 
-const publishedEvents = `
-	WITH old AS MATERIALIZED (
-		SELECT id, published_at AS at
-		FROM outbox_event
-		WHERE published_at < now() - $1 * interval '1 second' AND published_at >= $2
-		ORDER BY published_at
-		LIMIT $3
-		FOR UPDATE SKIP LOCKED
-	), gone AS (
-		DELETE FROM outbox_event
-		WHERE ` + atWork + ` AND id = ANY (ARRAY(SELECT id FROM old))
+// removeProcesses removes finished instances with everything that belongs to them, by their own
+// deletion alone, so that a trigger of the user's before it still finds all of that.
+const removeProcesses = `
+	WITH gone AS (
+		DELETE FROM process_instance
+		WHERE ` + atWork + ` AND id = ANY (ARRAY(SELECT id FROM process_instance WHERE id = ANY ($1::text[]::uuid[]) AND completed_at < now() - $2 * interval '1 second' ORDER BY id FOR UPDATE SKIP LOCKED))
 		RETURNING id
 	)
-	SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM gone), (SELECT max(at) FROM old)`
+	SELECT count(*) FROM gone`
+
+// finishedProcesses finds instances, children first: an instance stays for as long as one that it
+// has called, and for as long as one that has called it, directly or not, goes on: that may still
+// undo it. A ring of callers, if somebody has made one, has no end: hence UNION.
+var finishedProcesses = first("process_instance", "completed_at", "true") + `
+	NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
+	AND NOT EXISTS (
+		WITH RECURSIVE up AS (
+			SELECT i.parent_process_instance_id AS id
+			UNION
+			SELECT p.parent_process_instance_id FROM up JOIN process_instance p ON p.id = up.id
+		)
+		SELECT FROM up JOIN process_instance p ON p.id = up.id WHERE p.completed_at IS NULL)
+	AND NOT (i.process_definition_id IN (SELECT d.id FROM process_definition d WHERE d.definition @? '$.**.do ? (@ == "graph.signal.v1")')
+	         AND EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
+	                     WHERE t.instance_id = i.id AND r.type = 'graph.signal.v1' AND r.id::text IN (` + arriving + `)))
+	FROM old i
+	ORDER BY 2, i.id`
+
+// oldMessages finds messages, consumed or not, whose ids need not be remembered any more.
+var oldMessages = first("message", "expires_at", "true") + `
+	NOT EXISTS (SELECT FROM workflow_run a
+	            WHERE a.token_id = i.token_id AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'message' = i.id::text)
+	FROM old i
+	ORDER BY 2, i.id`
+
+const removeMessages = `
+	WITH gone AS (
+		DELETE FROM message WHERE ` + atWork + ` AND id = ANY (ARRAY(SELECT id FROM message WHERE id = ANY ($1::text[]::uuid[]) AND expires_at < now() - $2 * interval '1 second' ORDER BY id FOR UPDATE SKIP LOCKED))
+		RETURNING id
+	)
+	SELECT count(*) FROM gone`
+
+var publishedEvents = first("outbox_event", "published_at", "true") + `true FROM old i ORDER BY 2, i.id`
+
+const removeEvents = `
+	WITH gone AS (
+		DELETE FROM outbox_event
+		WHERE ` + atWork + ` AND id = ANY (ARRAY(SELECT id FROM outbox_event WHERE id = ANY ($1::text[]::bigint[]) AND published_at < now() - $2 * interval '1 second' ORDER BY id FOR UPDATE SKIP LOCKED))
+		RETURNING id
+	)
+	SELECT count(*) FROM gone`
 
 // Schedule enqueues one cleanup per interval until ctx ends. All workers do; the idempotency
 // key, made of the interval's number by the database's clock, lets one of them through.

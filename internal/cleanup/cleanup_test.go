@@ -238,3 +238,39 @@ func TestArchive(t *testing.T) {
 		t.Errorf("removed %d, %v; want those that had stayed", r.Processes, err)
 	}
 }
+
+// A row whose deletion a trigger of the user's refuses stays, of whatever kind; all else goes, in this
+// cleanup, and the error names what has stayed. Of a kind of which too much is refused the rest stays as
+// well, and other kinds go.
+func TestRefusedRows(t *testing.T) {
+	pool := pgtest.New(t)
+	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'kept by law' USING ERRCODE = 'insufficient_privilege'; END $$`)
+	exec(t, pool, `INSERT INTO workflow_run (type, priority) SELECT 'test.a.v1', CASE WHEN n % 700 = 0 THEN 1 ELSE 0 END FROM generate_series(1, 2500) n`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
+	exec(t, pool, `SELECT outbox_emit(gen_random_uuid(), CASE WHEN n = 7 THEN 'test.kept' ELSE 'test.event' END, '{}') FROM generate_series(1, 20) n`)
+	exec(t, pool, `UPDATE outbox_event SET published_at = now()`)
+	exec(t, pool, `INSERT INTO message (id, message_id, name, key, payload, expires_at) SELECT gen_random_uuid(), n::text, 'm', n::text, '{}', now() FROM generate_series(1, 20) n`)
+	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON workflow_run FOR EACH ROW WHEN (OLD.priority = 1) EXECUTE FUNCTION refuse()`)
+	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'test.kept') EXECUTE FUNCTION refuse()`)
+	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON message FOR EACH ROW WHEN (OLD.key = '7') EXECUTE FUNCTION refuse()`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	clean := Handler(pool, Keep{Finished: time.Hour, Published: time.Hour, Processes: time.Hour})
+	r, err := clean(t.Context(), struct{}{})
+	if want := (Removed{Finished: 2497, Published: 19, Messages: 19}); r != want {
+		t.Errorf("removed %+v, want %+v", r, want)
+	}
+	kept := `SELECT count(*) FROM (SELECT id::text FROM workflow_run UNION ALL SELECT id::text FROM outbox_event UNION ALL SELECT id::text FROM message) x WHERE $$` +
+		fmt.Sprint(err) + `$$ LIKE '% ' || id || ' stays: %kept by law%'`
+	if n := count(t, pool, kept); n != 5 {
+		t.Errorf("the error names %d of those that stay, want 5: %v", n, err)
+	}
+
+	exec(t, pool, `DROP TRIGGER keep ON message`)
+	exec(t, pool, `INSERT INTO workflow_run (type, priority) SELECT 'test.a.v1', 1 FROM generate_series(1, 2500) n`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled' WHERE status = 'pending'`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	r, err = clean(t.Context(), struct{}{})
+	if text := fmt.Sprint(err); r.Messages != 1 || strings.Count(text, " stays: ") > told+1 || !strings.Contains(text, "too many are refused") {
+		t.Errorf("removed %+v with an error of %d bytes: %.300s", r, len(text), text)
+	}
+}

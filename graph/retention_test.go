@@ -1,0 +1,195 @@
+package graph_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/cleanup"
+)
+
+// clean removes all that retention ever may.
+func (s *site) clean() {
+	s.t.Helper()
+	if err := s.cleanIn(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) cleanIn(ctx context.Context) error {
+	const little = time.Millisecond
+	keep := cleanup.Keep{Finished: little, Failed: little, Deleted: little, Published: little, Processes: little}
+	for range 3 { // what was called goes first, then who has called it
+		if _, err := cleanup.Handler(s.pool, keep)(ctx, struct{}{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A life is a process that waits time and again, and what goes on in it until its end.
+type life struct {
+	name  string
+	nodes func(s *site) string // the first is named A; Z follows when all is over
+	moves []move
+	end   graph.Status
+}
+
+// idle waits until nothing but what is held, or due in a minute, is to be done.
+func (s *site) idle() {
+	s.t.Helper()
+	await(s.t, "all to wait", func() bool {
+		return query[int](s.t, s.pool, `SELECT count(*) FROM workflow_run WHERE status = 'leased' OR status = 'pending' AND held_at IS NULL AND deleted_at IS NULL AND run_at < now() + interval '1 minute'`) == 0
+	})
+}
+
+// A move has a process go on.
+type move func(*site, uuid.UUID)
+
+// then has something done by hand once the move has been.
+func (m move) then(sql string) move {
+	return func(s *site, id uuid.UUID) {
+		s.t.Helper()
+		m(s, id)
+		s.idle()
+		byHand(sql)(s, id)
+	}
+}
+
+func say(typ, payload string) move {
+	return func(s *site, id uuid.UUID) { s.enqueue(typ, strings.ReplaceAll(payload, "$id", id.String())) }
+}
+
+// byHand does what the time, or an operator, does.
+func byHand(sql string) move {
+	return func(s *site, id uuid.UUID) {
+		s.t.Helper()
+		if _, err := s.pool.Exec(s.t.Context(), sql, id); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+func completeTask(s *site, id uuid.UUID) {
+	s.t.Helper()
+	s.enqueue(graph.CompleteTaskType, fmt.Sprintf(`{"task": %q, "by": "anna", "output": {"ok": true}}`, query[uuid.UUID](s.t, s.pool, `
+		WITH RECURSIVE tree AS (SELECT id FROM process_instance WHERE id = $1 UNION SELECT c.id FROM process_instance c JOIN tree ON c.parent_process_instance_id = tree.id)
+		SELECT u.id FROM user_task u JOIN tree ON tree.id = u.instance_id WHERE u.state = 'open'`, id)))
+}
+
+const (
+	due     = `UPDATE workflow_run SET run_at = now() WHERE token_id IN (SELECT id FROM process_token WHERE instance_id = $1) AND status = 'pending' AND type = 'graph.timer.v1'`
+	expired = `UPDATE message SET expires_at = now() WHERE $1 <> '00000000-0000-0000-0000-000000000000'::uuid`
+	deleted = `SELECT workflow_delete(id, 'no') FROM workflow_run WHERE type = 'graph.signal.v1' AND token_id IS NULL AND $1 <> '00000000-0000-0000-0000-000000000000'::uuid`
+)
+
+var lifetimes = []life{
+	{"signal", func(*site) string {
+		return `"A": {"await": {"signal": "news"}, "to": "Z"},` + step("Z", "", `"v": "steps.A.n"`)
+	}, []move{say(graph.SignalType, `{"name": "news", "payload": {"n": 1}}`)}, graph.Completed},
+	{"deleted signal", func(*site) string {
+		return `"A": {"await": {"signal": "news"}, "to": "Z"},` + step("Z", "", `"v": "steps.A.n"`)
+	}, []move{say(graph.SignalType, `{"name": "news", "payload": {"n": 1}}`).then(deleted)}, graph.Completed},
+	{"signal of a process", func(*site) string {
+		return `"A": {"await": {"signal": "news"}, "to": "Z"},` + step("Z", "", `"v": "steps.A.n"`)
+	}, []move{func(s *site, _ uuid.UUID) {
+		s.status(s.start(s.deploy("S", `"S": {"do": "graph.signal.v1", "in": {"name": "'news'", "payload": "{'n': 1}"}}`), `{}`), graph.Completed)
+	}}, graph.Completed},
+	{"message", func(*site) string {
+		return `"A": {"await": {"message": "paid", "key": "input.key"}, "to": "B"}, "B": {"await": {"message": "sent", "key": "input.key"}, "to": "Z"},` + step("Z", "", `"v": "steps.A.n + steps.B.n"`)
+	}, []move{say(graph.MessageType, `{"name": "paid", "key": "k", "payload": {"n": 1}}`).then(expired),
+		say(graph.MessageType, `{"name": "sent", "key": "k", "payload": {"n": 1}}`).then(expired)}, graph.Completed},
+	{"message before it is awaited", func(*site) string {
+		return `"A": {"wait": "P1D", "to": "B"}, "B": {"await": {"message": "paid", "key": "input.key"}, "to": "Z"},` + step("Z", "", `"v": "steps.B.n"`)
+	}, []move{say(graph.MessageType, `{"name": "paid", "key": "k", "payload": {"n": 1}}`), byHand(due)}, graph.Completed},
+	{"race", func(*site) string {
+		return `"A": {"race": ["M", "S", "W"]}, "M": {"await": {"message": "never", "key": "'k'"}, "to": "Z"}, "S": {"await": {"signal": "news"}, "to": "Z"}, "W": {"wait": "P1D", "to": "Z"},` +
+			step("Z", "", `"v": "steps.S.n"`)
+	}, []move{say(graph.SignalType, `{"name": "news", "payload": {"n": 1}}`)}, graph.Completed},
+	{"timer and message beside a task", func(*site) string {
+		return `"A": {"human": {}, "on": [{"message": "hint", "key": "'k'", "keep": true, "to": "H"}, {"every": "P1D", "to": "T"}], "to": "Z"},` +
+			step("H", "") + "," + step("T", "") + "," + step("Z", "", `"v": "steps.A.ok"`)
+	}, []move{say(graph.MessageType, `{"name": "hint", "key": "k"}`).then(expired), byHand(due), byHand(due), completeTask}, graph.Completed},
+	{"call", func(s *site) string {
+		return fmt.Sprintf(`"A": {"call": {"process": %q, "undo": "none"}, "to": "Z"},`, s.deployOut("U", `"U": {"human": {}}`, "{'ok': steps.U.ok}")) + step("Z", "", `"v": "steps.A.ok"`)
+	}, []move{completeTask}, graph.Completed},
+	{"call within a call, undone", func(s *site) string {
+		inner := s.deploy("I", `"I": {"do": "test.step.v1", "in": {"name": "'I'"}, "undo": "test.undo.v1"}`)
+		outer := s.deploy("O", fmt.Sprintf(`"O": {"call": {"process": %q, "undo": "propagate"}, "to": "P"}, "P": {"do": "test.step.v1", "in": {"name": "'P'"}, "undo": "test.undo.v1"}`, inner))
+		return fmt.Sprintf(`"A": {"call": {"process": %q, "undo": "propagate"}, "to": "U"}, "U": {"human": {}, "to": "F"},`, outer) + step("F", "", `"fail": "'no'"`)
+	}, []move{completeTask}, graph.Failed},
+	{"list", func(*site) string {
+		return `"A": {"each": {"list": "[1, 2, 3]", "do": "test.step.v1", "limit": 1}, "in": {"name": "'each'", "n": "item"}, "to": "U"}, "U": {"human": {}, "to": "Z"},` + step("Z", "", `"v": "steps.A[2].n"`)
+	}, []move{completeTask}, graph.Completed},
+	{"scope and throw", func(*site) string {
+		return `"A": {"scope": {"start": "I", "nodes": {"I": {"do": "test.step.v1", "in": {"name": "'I'"}, "undo": "test.undo.v1", "to": "J"}, "J": {"human": {}, "to": "K"}, "K": {"throw": {"compensate": true}}}}, "to": "U"},
+			"U": {"human": {}, "to": "Z"},` + step("Z", "", `"v": "steps.J.ok"`)
+	}, []move{completeTask, completeTask}, graph.Completed},
+	{"fork and join", func(*site) string {
+		return `"A": {"fork": ["B", "C"]}, "B": {"human": {}, "to": "J"}, "C": {"await": {"signal": "news"}, "to": "J"}, "J": {"join": "all", "to": "Z"},` + step("Z", "", `"v": "[steps.B.ok, steps.C.n]"`)
+	}, []move{say(graph.SignalType, `{"name": "news", "payload": {"n": 1}}`), completeTask}, graph.Completed},
+	{"cancelled with compensation", func(*site) string {
+		return `"A": {"do": "test.step.v1", "in": {"name": "'A'"}, "undo": "test.undo.v1", "to": "U"}, "U": {"human": {}}`
+	}, []move{say(graph.CancelType, `{"instance": "$id", "compensate": true}`)}, graph.Cancelled},
+}
+
+// deployOut deploys a process with an output.
+func (s *site) deployOut(start, nodes, output string) string {
+	s.t.Helper()
+	name := "p" + uuid.NewString()[:8]
+	define(s.t, s.pool, fmt.Sprintf(`{"process": %q, "version": 1, "start": %q, "output": %q, "nodes": {%s}}`, name, start, output, nodes))
+	return name
+}
+
+// Retention keeps whatever something alive may still read: a process of any kind, paused at any of its
+// stages while all that can be removed is removed after a millisecond, ends as it would have without.
+func TestRetentionKeepsWhatIsRead(t *testing.T) {
+	for _, l := range lifetimes {
+		t.Run(l.name, func(t *testing.T) {
+			s := newSite(t)
+			p := s.deploy("A", l.nodes(s))
+			id := s.start(p, `{"key": "k"}`)
+			s.idle()
+			for _, move := range l.moves {
+				s.pause(id)
+				s.clean()
+				move(s, id) // what it leads to is held
+				s.idle()
+				s.clean()
+				s.resume(id)
+				s.idle()
+				s.clean()
+			}
+			if got := query[string](t, s.pool, `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), 'gone with its end')`, id); got != "gone with its end" {
+				t.Errorf("it is %s, %s", got, query[string](t, s.pool, `SELECT coalesce(string_agg(data::text, ' '), '') FROM process_event WHERE instance_id = $1`, id))
+			}
+			last := query[string](t, s.pool, `SELECT string_agg(event_type, ' ' ORDER BY id) FROM outbox_event WHERE aggregate_id = $1`, id)
+			if !strings.HasSuffix(last, "process."+strings.ToLower(string(l.end))) {
+				t.Errorf("its events are %s; want its end as %s", last, l.end)
+			}
+			if n := s.count("Z"); n != 1 && l.end == graph.Completed {
+				t.Errorf("the last step was done %d times", n)
+			}
+			s.healthy()
+			s.clean()
+			if n := query[int](t, s.pool, `SELECT (SELECT count(*) FROM workflow_run) + (SELECT count(*) FROM process_instance) + (SELECT count(*) FROM process_token)`); n > 0 {
+				t.Errorf("%d rows are left although nothing lives", n)
+			}
+		})
+	}
+}
+
+func (s *site) pause(id uuid.UUID)  { s.ask(`SELECT process_pause($1)`, id, "paused") }
+func (s *site) resume(id uuid.UUID) { s.ask(`SELECT process_resume($1)`, id, "resumed") }
+
+func (s *site) ask(sql string, id uuid.UUID, want string) {
+	s.t.Helper()
+	if got := query[string](s.t, s.pool, sql, id); got != want && !strings.HasPrefix(got, "too late") {
+		s.t.Fatalf("%s: %s", sql, got)
+	}
+}
