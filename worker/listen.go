@@ -23,7 +23,7 @@ func (w *Worker) listen(ctx context.Context) {
 func (w *Worker) listenOnce(ctx context.Context, connected func()) error {
 	call, done := context.WithTimeout(ctx, callTimeout)
 	defer done()
-	conn, err := pgx.ConnectConfig(call, w.config.Pool.Config().ConnConfig)
+	conn, err := pgx.ConnectConfig(call, w.db.Config().ConnConfig)
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ var allowed = map[string][]string{
 	"internal/session":   {},
 	"internal/spelling":  {},
 	"internal/survival":  {},
-	"cmd/internal/":      {"cmd/internal/", "internal/spelling", "sql"},
+	"cmd/internal/":      {"cmd/internal/", "internal/session", "internal/spelling", "sql"},
 	"cmd/worker":         {"cmd/internal/", "graph", "internal/cleanup", "internal/handlers", "run", "worker"},
 	"cmd/dispatcher":     {"cmd/internal/", "dispatcher", "dispatcher/", "outbox", "run"},
 	"cmd/workflowctl":    {"cmd/internal/", "graph", "sql"},
