@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -11,12 +12,21 @@ import (
 func (w *Worker) listen(ctx context.Context) {
 	failures := retries()
 	for ctx.Err() == nil {
+		w.awaitPoll(ctx)
 		err := w.listenOnce(ctx, failures.Reset)
 		if ctx.Err() != nil {
 			return
 		}
 		w.config.Logger.Debug("wake-ups interrupted; polling goes on", "err", err)
 		sleep(ctx, failures.NextBackOff())
+	}
+}
+
+// awaitPoll waits for a look for work to succeed: where there is no room for all connections, the wake-up
+// must not take the place of one that works.
+func (w *Worker) awaitPoll(ctx context.Context) {
+	for begun := time.Now(); ctx.Err() == nil && !w.lastPoll.time().After(begun); {
+		sleep(ctx, 10*time.Millisecond)
 	}
 }
 
