@@ -52,7 +52,9 @@ func TestReadyMeansWritable(t *testing.T) {
 		published++
 		pgtest.AwaitFor(t, 10*time.Second, "an event to be published, after: "+what, func() bool { return r.ids() == published })
 	}
-	cut := func() { execute(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'`) }
+	cut := func() {
+		execute(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'`)
+	}
 	hurt("no server", func() { server.StopMode(pgserver.Fast) }, func() {
 		if err := server.Restart(t.Context()); err != nil {
 			t.Fatal(err)

@@ -26,7 +26,7 @@ func TestShow(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	env := []string{"DATABASE_URL=" + url}
-	for _, what := range []string{"bloat", "blockers", "coverage", "failing", "incidents", "lag", "parked", "pauses", "rate", "stuck", "tasks", "waiting", "workers", "working"} {
+	for _, what := range []string{"bloat", "blockers", "coverage", "failing", "incidents", "lag", "parked", "pauses", "prefix", "rate", "stuck", "tasks", "waiting", "workers", "working"} {
 		want(t, cmdtest.Start(t, env, "show", what), 0)
 	}
 	want(t, cmdtest.Start(t, env, "show", "waiting"), 0, "nothing\n")

@@ -36,7 +36,7 @@ var allowed = map[string][]string{
 	"cmd/internal/":      {"cmd/internal/", "internal/session", "internal/spelling", "sql"},
 	"cmd/worker":         {"cmd/internal/", "graph", "internal/cleanup", "internal/handlers", "run", "worker"},
 	"cmd/dispatcher":     {"cmd/internal/", "dispatcher", "dispatcher/", "outbox", "run"},
-	"cmd/workflowctl":    {"cmd/internal/", "graph", "sql"},
+	"cmd/workflowctl":    {"cmd/internal/", "graph", "internal/session", "sql"},
 	"examples/order":     {"graph", "run", "worker"},
 	"examples/chaos":     {"graph", "outbox", "run", "worker"},
 	"examples/demo":      {"examples/shop/", "internal/pgserver", "sql"},
