@@ -66,6 +66,7 @@ func Infinite(t testing.TB, conn *pgx.Conn, look func(what string)) {
 		GROUP BY a.attrelid`) {
 		do(insert)
 	}
+	do(`UPDATE outbox_lane SET lane = (SELECT e.lane FROM outbox_event e)`)
 	do(`INSERT INTO workflow_run (type, token_id, node) VALUES ('x.y.v1', '` + ID + `', 'x')`) // a step
 	columns := list(`
 		SELECT a.attrelid::regclass || ' ' || quote_ident(a.attname)
