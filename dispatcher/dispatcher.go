@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -77,6 +78,16 @@ type Dispatcher struct {
 	config Config
 	name   string
 	log    *slog.Logger
+	wrote  atomic.Pointer[time.Time] // when the database last took a change
+}
+
+// LastWrite returns when the database last took a change by this dispatcher, which says every two and a half
+// seconds that its sinks are served. It is zero before the first.
+func (d *Dispatcher) LastWrite() time.Time {
+	if at := d.wrote.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
 }
 
 // New returns a Dispatcher, or an error that lists all that is wrong with the configuration, a line

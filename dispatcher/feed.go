@@ -26,10 +26,13 @@ const (
 	refusing      = 10 // aggregates that are rejected one after the other: likewise
 	probe         = 10 // events tried of a sink that is to blame
 
-	floorEvery = 500 * time.Millisecond // what is done above a floor is passed over by each look
-	keepEvery  = 5 * time.Second
-	sweepEvery = 10 * time.Minute
-	quietFor   = time.Minute // between two log lines about the same trouble
+	floorEvery  = 500 * time.Millisecond // what is done above a floor is passed over by each look
+	keepEvery   = 5 * time.Second
+	seenEvery   = 2500 * time.Millisecond
+	seenAgain   = time.Second // after a try that has failed
+	seenTimeout = 3 * time.Second
+	sweepEvery  = 10 * time.Minute
+	quietFor    = time.Minute // between two log lines about the same trouble
 )
 
 // pauses are how long a sink that takes nothing is left alone.
@@ -341,8 +344,17 @@ func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.
 
 // appear says that the sink is served, until ctx ends.
 func (f *feed) appear(ctx context.Context) {
-	for ; ctx.Err() == nil; sleep(ctx, keepEvery) {
-		f.order(ctx, outbox.Seen)
+	for ctx.Err() == nil {
+		call, done := context.WithTimeout(ctx, seenTimeout)
+		good := f.order(call, outbox.Seen)
+		done()
+		if !good {
+			sleep(ctx, seenAgain)
+			continue
+		}
+		now := time.Now()
+		f.wrote.Store(&now)
+		sleep(ctx, seenEvery)
 	}
 }
 
@@ -368,10 +380,12 @@ func (f *feed) keep(ctx context.Context) {
 	}
 }
 
-func (f *feed) order(ctx context.Context, keep func(context.Context, outbox.DB, string) error) {
-	if err := keep(ctx, f.config.Pool, f.target.Name); err != nil && ctx.Err() == nil {
+func (f *feed) order(ctx context.Context, keep func(context.Context, outbox.DB, string) error) bool {
+	err := keep(ctx, f.config.Pool, f.target.Name)
+	if err != nil && ctx.Err() == nil {
 		f.complain("cannot keep order in the outbox; trying again", "err", err)
 	}
+	return err == nil
 }
 
 // complain logs trouble, but not each time.

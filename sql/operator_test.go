@@ -169,7 +169,7 @@ func TestViewsAmongMany(t *testing.T) {
 		"redrive few":  `SELECT * FROM workflow_redrive('d.')`,
 		"working":      `SELECT * FROM workflow_working LIMIT 20`,
 	}
-	for _, view := range []string{"workflow_lane", "workflow_waiting", "workflow_coverage", "workflow_failing", "workflow_rate", "workflow_live_worker", "outbox_lag",
+	for _, view := range []string{"workflow_lane", "workflow_waiting", "workflow_coverage", "workflow_failing", "workflow_rate", "workflow_prefix", "workflow_live_worker", "outbox_lag",
 		"workflow_blocker", "workflow_bloat"} {
 		looks[view] = "SELECT * FROM " + view
 	}
@@ -186,6 +186,26 @@ func TestViewsAmongMany(t *testing.T) {
 			t.Errorf("%s touches %d buffers beside a million rows, %d without; %v\n%.6000s", name, n, before[name], whole, plan)
 		}
 	}
+}
+
+// Who is bound to a prefix sees how all of it stands in one row: what is due, runs, fails and ends, what is paused, and who covers it.
+func TestPrefixes(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid)
+		SELECT gen_random_uuid(), 'w' || g, CASE g WHEN 1 THEN '{a.}'::text[] ELSE '{a.,a.x.}' END, '{a.}', true, 10, 0, '', '', 1 FROM generate_series(1, 2) g`)
+	s.do(`INSERT INTO workflow_run (type, run_at) SELECT t, now() - interval '1 hour' FROM unnest('{a.x.one,a.x.two,a.y,b.y}'::text[]) t, generate_series(1, 3)`)
+	s.failed("a.y", "timeout", 2)
+	s.do(`SET session_replication_role = replica; UPDATE workflow_run SET status = 'succeeded', attempt = 1, finished_at = now() - interval '10 s', settled_by = 'w1', updated_at = now() WHERE id IN (SELECT id FROM workflow_run WHERE type = 'a.x.one' LIMIT 2);
+		RESET session_replication_role`)
+	s.do(`SELECT workflow_pause('a.x.two', 'why'); SELECT workflow_pause('b.', 'why')`)
+	s.expect("by prefix", s.do(`
+		SELECT string_agg(concat_ws(' ', prefix, types, due, or_more, oldest >= '1 hour', running, failed, succeeded_per_second, workers, coalesce(slots, 0), covered_by, 'by', paused_by, 'within', paused_within), '; ' ORDER BY prefix)
+		FROM workflow_prefix`),
+		"a. 3 7 f t 0 2 0.2 2 20 w1, w2 by within a.x.two; "+
+			"a.x. 2 4 f t 0 0 0.2 2 20 w1, w2 by within a.x.two; "+
+			"a.x.two 1 3 f t 0 0 0 2 20 w1, w2 by a.x.two within; "+
+			"b. 1 3 f t 0 0 0 0 0 by b. within")
+	s.expect("by type", s.do(`SELECT string_agg(concat_ws(' ', status, type, of_runs), ', ' ORDER BY status, type) FROM workflow_rate`), "cancelled 0, failed a.y 2, succeeded a.x.one 2")
 }
 
 // The views say what is there.

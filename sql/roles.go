@@ -30,8 +30,8 @@ func RolesScript(named, schema string) string {
 	return "BEGIN;\n" + path + setting("roles", named) + "\n" + rolesScript + "COMMIT;\n"
 }
 
-// Roles creates the roles named_owner, _enqueue, _worker, _engine, _dispatcher, _operator and
-// _viewer, unless they are there, hands what is ours in the first schema of the connection's
+// Roles creates the roles named_owner, _enqueue, _worker, _engine, _dispatcher, _operator, _viewer
+// and _console, unless they are there, hands what is ours in the first schema of the connection's
 // search_path over to the owner, and grants each of the others what it needs: see roles/create.sql. It
 // may be repeated, and has to be after migrations. Whoever calls it needs CREATEROLE, and must own
 // what is there. Roles belong to the whole cluster: two installations in one need two names.

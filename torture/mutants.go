@@ -208,7 +208,7 @@ var mutants = []mutant{
 	{"deadline-not-capped", []edit{{leases,
 		`CASE WHEN w.deadline_at > w.started_at THEN w.deadline_at END`, `NULL::timestamptz`}},
 		nothing, []string{"I38"}, ""},
-	{"cancel-does-not-revoke", []edit{{"sql/0004_functions.sql",
+	{"cancel-does-not-revoke", []edit{{"sql/0012_operator.sql",
 		`WHERE r.id = workflow_cancel.id AND r.status IN ('pending', 'leased');`, `WHERE r.id = workflow_cancel.id AND r.status = 'pending';
         IF NOT FOUND THEN
             UPDATE workflow_run r SET last_error = 'cancelled' WHERE r.id = workflow_cancel.id AND r.status = 'leased';
@@ -308,7 +308,7 @@ var mutants = []mutant{
 	graph("wait-cut-short", []edit{{"graph/write_steps.go",
 		`delays = append(delays, s.due.after.Seconds())`, `delays = append(delays, s.due.after.Seconds()/2)`}},
 		nothing, "I32c"),
-	graph("pause-stops-at-calls", []edit{{"sql/0005_process.sql",
-		`ids uuid[] := process_lock_called(process_pause.id);`, `ids uuid[] := ARRAY[process_pause.id];`}},
+	graph("pause-stops-at-calls", []edit{{"sql/0012_operator.sql",
+		`ids := process_lock_called(process_pause.id);`, `ids := ARRAY[process_pause.id];`}},
 		nothing, "I46").of("parent"),
 }

@@ -102,6 +102,9 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 	defer done()
 	start := time.Now()
 	kept, gone, err := lease.Extend(call, w.db, held)
+	if len(kept) > 0 {
+		w.wrote.now()
+	}
 	if w.config.Observe.Extended != nil {
 		w.config.Observe.Extended(len(kept), time.Since(start), err)
 	}

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -11,6 +12,7 @@ import (
 func (w *Worker) listen(ctx context.Context) {
 	failures := retries()
 	for ctx.Err() == nil {
+		w.awaitPoll(ctx)
 		err := w.listenOnce(ctx, failures.Reset)
 		if ctx.Err() != nil {
 			return
@@ -20,10 +22,18 @@ func (w *Worker) listen(ctx context.Context) {
 	}
 }
 
+// awaitPoll waits for a look for work to succeed: where there is no room for all connections, the wake-up
+// must not take the place of one that works.
+func (w *Worker) awaitPoll(ctx context.Context) {
+	for begun := time.Now(); ctx.Err() == nil && !w.lastPoll.time().After(begun); {
+		sleep(ctx, 10*time.Millisecond)
+	}
+}
+
 func (w *Worker) listenOnce(ctx context.Context, connected func()) error {
 	call, done := context.WithTimeout(ctx, callTimeout)
 	defer done()
-	conn, err := pgx.ConnectConfig(call, w.config.Pool.Config().ConnConfig)
+	conn, err := pgx.ConnectConfig(call, w.db.Config().ConnConfig)
 	if err != nil {
 		return err
 	}

@@ -71,6 +71,9 @@ func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects in
 	leases, wait, err := poller.Acquire(call, n, suspects)
 	if err == nil {
 		w.lastPoll.now()
+		if len(leases) > 0 {
+			w.wrote.now()
+		}
 	}
 	if w.config.Observe.Polled != nil {
 		w.config.Observe.Polled(len(leases), time.Since(start), err)

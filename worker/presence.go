@@ -8,11 +8,17 @@ import (
 	"github.com/google/uuid"
 )
 
-// reportEvery is how often a worker says that it is alive, for people to read.
-const reportEvery = 10 * time.Second
-
-// reportTimeout is short: meanwhile a connection that settles could need is taken.
-const reportTimeout = 2 * time.Second
+const (
+	// reportEvery is how often a worker says that it is alive, for people to read.
+	reportEvery = 10 * time.Second
+	// writeEvery is how often it writes at the least, be it only that: whoever asks LastWrite learns from it
+	// that the database takes changes.
+	writeEvery = 2500 * time.Millisecond
+	// reportAgain is the pause after a report that has failed.
+	reportAgain = time.Second
+	// reportTimeout is short: meanwhile a connection that settles could need is taken.
+	reportTimeout = 2 * time.Second
+)
 
 // report keeps the worker's row in workflow_worker until ctx ends, and takes it away then. Nothing
 // is decided by it, so what goes wrong here is only noted.
@@ -20,16 +26,27 @@ func (w *Worker) report(ctx context.Context) {
 	id, secret := uuid.New(), uuid.New()
 	host, _ := os.Hostname() // for people; empty is fine
 	started := time.Now()
+	var reported moment
 	for ctx.Err() == nil {
+		if w.wrote.ago() < writeEvery && reported.ago() < reportEvery {
+			sleep(ctx, writeEvery-w.wrote.ago())
+			continue
+		}
 		call, done := context.WithTimeout(ctx, reportTimeout)
 		_, err := w.db.Exec(call, `SELECT workflow_present_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
 			id, secret, w.name, w.config.Prefixes, w.config.Mux.patterns(), w.config.Steps, w.config.Concurrency, w.jobs.count(),
 			w.config.Version, host, os.Getpid(), time.Since(started).Seconds())
 		done()
-		if err != nil && ctx.Err() == nil {
-			w.config.Logger.Debug("cannot say in workflow_worker that this worker is alive", "err", err)
+		if err != nil {
+			if ctx.Err() == nil {
+				w.config.Logger.Debug("cannot say in workflow_worker that this worker is alive", "err", err)
+			}
+			sleep(ctx, reportAgain)
+			continue
 		}
-		sleep(ctx, reportEvery)
+		w.wrote.now()
+		reported.now()
+		sleep(ctx, writeEvery)
 	}
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer done()

@@ -46,6 +46,7 @@ type Worker struct {
 
 	trouble  moment // when the database could last not be reached
 	lastPoll moment // when a poll last succeeded
+	wrote    moment // when the database last took a change
 	lastTurn moment // when the poll loop last turned
 	lastTick moment // when watch last looked
 	stood    moment // when this process was last found to have stood still
@@ -99,6 +100,11 @@ func (w *Worker) Name() string { return w.name }
 
 // LastPoll returns when a look for work last succeeded; zero before the first.
 func (w *Worker) LastPoll() time.Time { return w.lastPoll.time() }
+
+// LastWrite returns when the database last took a change by this worker: leases, a heartbeat, outcomes, or
+// its row in workflow_worker, which it writes every two and a half seconds if there is nothing else to write. It is
+// zero before the first.
+func (w *Worker) LastWrite() time.Time { return w.wrote.time() }
 
 // InFlight returns how many leases the worker holds.
 func (w *Worker) InFlight() int { return w.jobs.count() }
@@ -164,6 +170,7 @@ func (w *Worker) connect(ctx context.Context) (*pgxpool.Pool, error) {
 	config.MaxConns = Connections - 1 // the wake-up has its own
 	config.MinConns = 0
 	w.sessions = session.Prepare(config)
+	session.Pace(config.ConnConfig)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("worker: open connections: %w", err)

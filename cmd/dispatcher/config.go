@@ -29,8 +29,9 @@ type config struct {
 	BackoffCap    env.Duration `envconfig:"DISPATCHER_BACKOFF_CAP" default:"5m" min:"1ms" max:"8760h" help:"Longest pause between tries, jitter of up to half of it aside."`
 	ShutdownGrace env.Duration `envconfig:"DISPATCHER_SHUTDOWN_GRACE" default:"10s" min:"1ms" max:"24h" help:"Time that what is being published gets after SIGTERM."`
 
-	HTTPAddr  env.String `envconfig:"DISPATCHER_HTTP_ADDR" otherwise:"off" bounds:"host:port" help:"Serve /healthz, /readyz and /metrics there."`
-	HTTPToken env.String `envconfig:"DISPATCHER_HTTP_TOKEN" otherwise:"none" bounds:"at least 16 characters" secret:"true" help:"Bearer token for /metrics and for reasons in /readyz; required unless on loopback."`
+	HTTPAddr    env.String   `envconfig:"DISPATCHER_HTTP_ADDR" otherwise:"off" bounds:"host:port" help:"Serve /healthz, /readyz and /metrics there."`
+	HTTPToken   env.String   `envconfig:"DISPATCHER_HTTP_TOKEN" otherwise:"none" bounds:"at least 16 characters" secret:"true" help:"Bearer token for /metrics and for reasons in /readyz; required unless on loopback."`
+	ReadyWithin env.Duration `envconfig:"DISPATCHER_READY_WITHIN" default:"10s" min:"5s" max:"1h" help:"Time within which the database must have taken a change for /readyz to be 200."`
 
 	LogLevel  env.String `envconfig:"DISPATCHER_LOG_LEVEL" default:"info" oneof:"debug|info|warn|error" help:"The least important lines to log, to stderr."`
 	LogFormat env.String `envconfig:"DISPATCHER_LOG_FORMAT" default:"auto" oneof:"auto|text|json" help:"auto: text on a terminal, JSON elsewhere."`

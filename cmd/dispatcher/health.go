@@ -1,83 +1,50 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"sync"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// patience is how long a dispatcher may be without a look at the outbox before it counts as not
-// ready. A sink that is down is no reason: another dispatcher would not reach it either.
-const patience = 15 * time.Second
-
-// A health knows whether the dispatcher looks for events.
-type health struct {
-	claim time.Duration
-
-	mu       sync.Mutex
-	obstacle error // why nothing can be expected; nil: it can
-	ending   bool
-	looked   map[string]time.Time // by sink
+// looks remembers when the outbox was last looked at for each sink. A sink that is down is no reason for
+// a dispatcher not to be ready: another would not reach it either.
+type looks struct {
+	mu   sync.Mutex
+	last map[string]time.Time
 }
 
-func newHealth(s *settings) *health {
-	h := &health{claim: s.Claim.Value, obstacle: errors.New("starting"), looked: map[string]time.Time{}}
-	for _, t := range s.targets {
-		h.looked[t.Name] = time.Now()
-	}
-	return h
+func (l *looks) note(sink string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last[sink] = time.Now()
 }
 
-// waiting notes what the program waits for before it can work; nil for nothing.
-func (h *health) waiting(err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.obstacle = err; err != nil {
-		h.obstacle = fmt.Errorf("waiting for the database: %w", err)
-		return
-	}
-	for sink := range h.looked {
-		h.looked[sink] = time.Now()
-	}
-}
-
-// stopping notes that the program is told to end.
-func (h *health) stopping() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.ending = true
-}
-
-func (h *health) ready() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ending {
-		return errors.New("stopping")
-	}
-	if h.obstacle != nil {
-		return h.obstacle
-	}
-	for sink, at := range h.looked {
-		if d := time.Since(at); d > patience+h.claim { // what is being published may take as long as a claim
-			return fmt.Errorf("no look for events of sink %s has succeeded for %s", sink, d.Round(time.Second))
-		}
-	}
-	return nil
+func (l *looks) at(sink string) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last[sink]
 }
 
 // observe returns o, extended to note looks that succeed.
-func (h *health) observe(o dispatcher.Observer) dispatcher.Observer {
+func (l *looks) observe(o dispatcher.Observer) dispatcher.Observer {
 	polled := o.Polled
 	o.Polled = func(sink string, events int, took time.Duration, err error) {
 		if err == nil {
-			h.mu.Lock()
-			h.looked[sink] = time.Now()
-			h.mu.Unlock()
+			l.note(sink)
 		}
 		polled(sink, events, took, err)
 	}
 	return o
+}
+
+// newHealth returns what tells whether the dispatcher does its work.
+func newHealth(s *settings, lastWrite func() time.Time, looks *looks) *probe.Health {
+	h := probe.NewHealth(s.ReadyWithin.Value, lastWrite)
+	for _, t := range s.targets {
+		// What is being published may take as long as a claim.
+		h.Watch("look for events of sink "+t.Name, s.ReadyWithin.Value+s.Claim.Value, func() time.Time { return looks.at(t.Name) })
+	}
+	return h
 }

@@ -29,7 +29,7 @@ type process struct {
 	log        *slog.Logger
 	pool       *pgxpool.Pool
 	dispatcher *dispatcher.Dispatcher
-	health     *health
+	health     *probe.Health
 	probe      *probe.Server
 	listener   net.Listener // nil: no HTTP
 }
@@ -37,22 +37,23 @@ type process struct {
 // newProcess puts the parts together. It listens for HTTP, but does not connect to the database
 // yet.
 func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
-	p = &process{settings: s, log: log, health: newHealth(s)}
+	p = &process{settings: s, log: log}
 	bad := func(err error) (*process, []string) { return nil, strings.Split(err.Error(), "\n") }
 	var err error
 	if p.pool, err = pgxpool.NewWithConfig(context.Background(), s.pool); err != nil {
 		return bad(err)
 	}
-	metrics := newMetrics()
+	metrics, looks := newMetrics(), &looks{last: map[string]time.Time{}}
 	if p.dispatcher, err = dispatcher.New(dispatcher.Config{
 		Pool: p.pool, Source: s.Source.Value, Sinks: s.targets, Name: s.ID.Value,
 		Batch: s.Batch.Value, BatchBytes: s.BatchBytes.Value, PollInterval: s.PollInterval.Value, Claim: s.Claim.Value,
 		MaxAttempts: s.MaxAttempts.Value, Backoff: run.Backoff{Base: s.BackoffBase.Value, Cap: s.BackoffCap.Value},
-		Grace: s.ShutdownGrace.Value, Observe: p.health.observe(metrics.observer()), Logger: log,
+		Grace: s.ShutdownGrace.Value, Observe: looks.observe(metrics.observer()), Logger: log,
 	}); err != nil {
 		return bad(err)
 	}
-	p.probe = &probe.Server{Ready: p.health.ready, Metrics: metrics.registry, Token: s.HTTPToken.Value, Log: log}
+	p.health = newHealth(s, p.dispatcher.LastWrite, looks)
+	p.probe = &probe.Server{Ready: p.health.Ready, Metrics: metrics.registry, Token: s.HTTPToken.Value, Log: log}
 	if address := s.HTTPAddr.Value; address != "" {
 		if p.listener, err = net.Listen("tcp", address); err != nil {
 			return bad(fmt.Errorf("DISPATCHER_HTTP_ADDR=%q: %w; choose another address, or stop what uses it", address, err))
@@ -67,7 +68,7 @@ func (p *process) run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	context.AfterFunc(ctx, stop) // the second signal kills
-	context.AfterFunc(ctx, p.health.stopping)
+	context.AfterFunc(ctx, p.health.Stop)
 	// A sink that writes to a closed pipe is down, the others are not. Ignored it would be in children, too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
@@ -83,7 +84,7 @@ func (p *process) run() int {
 			}
 		})
 	}
-	waiter := database.Waiter{Config: p.settings.pool.ConnConfig, Log: p.log, FailFast: p.settings.FailFast.Value, Waiting: p.health.waiting}
+	waiter := database.Waiter{Config: p.settings.pool.ConnConfig, Log: p.log, FailFast: p.settings.FailFast.Value, Waiting: p.health.Waiting}
 	if _, err := waiter.Await(ctx); err != nil {
 		if ctx.Err() != nil {
 			p.log.Info("dispatcher stopped before the database could be used")
@@ -92,7 +93,7 @@ func (p *process) run() int {
 		p.log.Error("the database cannot be used", "err", err)
 		return exitDatabase
 	}
-	p.health.waiting(nil)
+	p.health.Waiting(nil)
 	if err := p.orphans(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "dispatcher:", err)
 		return exitConfig

@@ -37,8 +37,9 @@ type config struct {
 	KeepProcesses env.Duration `envconfig:"WORKER_KEEP_PROCESSES" default:"2160h" min:"1m" max:"876000h" none:"for ever" help:"Age at which finished process instances are deleted, with their steps and history."`
 	KeepPublished env.Duration `envconfig:"WORKER_KEEP_PUBLISHED" default:"168h" min:"1m" max:"876000h" none:"for ever" help:"Age at which published outbox events are deleted."`
 
-	HTTPAddr  env.String `envconfig:"WORKER_HTTP_ADDR" otherwise:"off" bounds:"host:port" help:"Serve /healthz, /readyz and /metrics there."`
-	HTTPToken env.String `envconfig:"WORKER_HTTP_TOKEN" otherwise:"none" bounds:"at least 16 characters" secret:"true" help:"Bearer token for /metrics and for reasons in /readyz; required unless on loopback."`
+	HTTPAddr    env.String   `envconfig:"WORKER_HTTP_ADDR" otherwise:"off" bounds:"host:port" help:"Serve /healthz, /readyz and /metrics there."`
+	HTTPToken   env.String   `envconfig:"WORKER_HTTP_TOKEN" otherwise:"none" bounds:"at least 16 characters" secret:"true" help:"Bearer token for /metrics and for reasons in /readyz; required unless on loopback."`
+	ReadyWithin env.Duration `envconfig:"WORKER_READY_WITHIN" default:"10s" min:"5s" max:"1h" help:"Time within which the database must have taken a change for /readyz to be 200."`
 
 	LogLevel  env.String `envconfig:"WORKER_LOG_LEVEL" default:"info" oneof:"debug|info|warn|error" help:"The least important lines to log, to stderr."`
 	LogFormat env.String `envconfig:"WORKER_LOG_FORMAT" default:"auto" oneof:"auto|text|json" help:"auto: text on a terminal, JSON elsewhere."`

@@ -90,7 +90,7 @@ func TestDatabaseDown(t *testing.T) {
 	awaitStatus(t, p, "/readyz", 200)
 
 	server.StopMode(pgserver.Immediate)
-	if body := awaitStatus(t, p, "/readyz", 503); !strings.Contains(body, "no look for work has succeeded for") {
+	if body := awaitStatus(t, p, "/readyz", 503); !strings.Contains(body, "no change of the database has succeeded for") {
 		t.Errorf("readyz: %s", body)
 	}
 	if status, _ := get(t, p, "/healthz"); status != 200 {

@@ -39,7 +39,7 @@ type process struct {
 	log      *slog.Logger
 	pool     *pgxpool.Pool // for what is not the worker's
 	worker   *worker.Worker
-	health   *health
+	health   *probe.Health
 	probe    *probe.Server
 	listener net.Listener // nil: no HTTP
 }
@@ -47,7 +47,7 @@ type process struct {
 // newProcess puts the parts together. It listens for HTTP, but does not connect to the
 // database yet.
 func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
-	p = &process{settings: s, log: log, health: newHealth(s.config)}
+	p = &process{settings: s, log: log}
 	bad := func(err error) (*process, []string) { return nil, []string{err.Error()} }
 	var err error
 	if p.pool, err = pgxpool.NewWithConfig(context.Background(), s.pool); err != nil {
@@ -62,9 +62,10 @@ func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 	if p.worker, err = worker.New(p.config(mux, metrics, engine)); err != nil {
 		return nil, strings.Split(err.Error(), "\n")
 	}
-	p.health.worker = p.worker
+	p.health = probe.NewHealth(s.ReadyWithin.Value, p.worker.LastWrite)
+	p.health.Watch("look for work", max(s.ReadyWithin.Value, 3*s.PollInterval.Value), p.lastLook)
 	metrics.watch(p.worker)
-	p.probe = &probe.Server{Ready: p.health.ready, Metrics: metrics.registry, Token: s.HTTPToken.Value, Log: log}
+	p.probe = &probe.Server{Ready: p.health.Ready, Metrics: metrics.registry, Token: s.HTTPToken.Value, Log: log}
 	if address := s.HTTPAddr.Value; address != "" {
 		if p.listener, err = net.Listen("tcp", address); err != nil {
 			return bad(fmt.Errorf("WORKER_HTTP_ADDR=%q: %w; choose another address, or stop what uses it", address, err))
@@ -114,7 +115,7 @@ func (p *process) config(mux *worker.Mux, m *metrics, engine *graph.Engine) work
 		MaxPostponed:     s.MaxPostponed.Value,
 		Batch:            s.Batch.Value,
 		NoWakeUp:         !s.Wakeup.Value,
-		Observe:          p.health.observe(m.observer()),
+		Observe:          m.observer(),
 		Logger:           p.log,
 	}
 	if s.Processes.Value { // whoever settles a step moves its process on
@@ -127,6 +128,14 @@ func (p *process) config(mux *worker.Mux, m *metrics, engine *graph.Engine) work
 		c.ShutdownGrace = -1 // none; 0 is the default
 	}
 	return c
+}
+
+// lastLook returns when the worker last looked for work. One all of whose slots are taken need not.
+func (p *process) lastLook() time.Time {
+	if p.worker.InFlight() >= p.settings.Concurrency.Value {
+		return time.Now()
+	}
+	return p.worker.LastPoll()
 }
 
 // run works until a signal ends it, and returns the exit code.
@@ -173,7 +182,7 @@ func (p *process) await(ctx context.Context) (code int, usable bool) {
 		Config:   p.settings.pool.ConnConfig,
 		Log:      p.log,
 		FailFast: p.settings.FailFast.Value,
-		Waiting:  p.health.waiting,
+		Waiting:  p.health.Waiting,
 	}
 	facts, err := waiter.Await(ctx)
 	if ctx.Err() != nil {
@@ -191,7 +200,7 @@ func (p *process) await(ctx context.Context) (code int, usable bool) {
 			return exitDatabase, false
 		}
 	}
-	p.health.waiting(nil)
+	p.health.Waiting(nil)
 	return exitStopped, true
 }
 
@@ -221,7 +230,7 @@ func (p *process) obeySignals(stop func()) {
 	go func() {
 		s := <-signals
 		p.log.Info("stopping", "signal", s.String())
-		p.health.stop()
+		p.health.Stop()
 		stop()
 		s = <-signals
 		p.log.Warn("stopping at once; one more signal kills the process", "signal", s.String())

@@ -51,14 +51,14 @@ var examinations = []string{
 	`SELECT problem LIKE 'holds %Lock on %', 'session ' || coalesce(pid::text, '') || ' of ' || coalesce(role, '') || ' ' || problem || coalesce(', for ' || workflow_span(since), ''), way_out FROM workflow_blocker`,
 	`SELECT problem LIKE 'no%', subject || ': ' || problem, 'start a worker with WORKER_TYPE_PREFIXES that cover it, or a handler for it; see workflowctl show workers' FROM workflow_coverage WHERE problem NOT LIKE 'prefixes overlap%'`,
 	`SELECT false, subject || ': ' || problem, 'that is fine if it is meant: both groups take these runs' FROM workflow_coverage WHERE problem LIKE 'prefixes overlap%'`,
-	`SELECT false, 'prefix ' || prefix || ' is paused for ' || workflow_span(now() - paused_at) || ' by ' || paused_by || ': ' || reason, 'workflowctl resume ' || prefix
+	`SELECT false, 'prefix ' || prefix || ' is paused for ' || workflow_span(workflow_age(paused_at)) || ' by ' || paused_by || ': ' || reason, 'workflowctl resume ' || prefix
 	 FROM workflow_pause WHERE resumed_at IS NULL`,
-	`SELECT true, count(*) || ' leases have run out, the oldest ' || workflow_span(now() - min(lease_until)) || ' ago: no worker takes them back', 'start a worker that covers ' || min(type)
+	`SELECT true, count(*) || ' leases have run out, the oldest ' || workflow_span(workflow_age(min(lease_until))) || ' ago: no worker takes them back', 'start a worker that covers ' || min(type)
 	 FROM workflow_run WHERE status = 'leased' AND lease_until < now() - interval '1 minute' HAVING count(*) > 0`,
 	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
 	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
 	`SELECT false, 'sink ' || sink || ' has parked ' || parked || ' events', 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,
-	`SELECT true, 'instance ' || instance_id || ': incident ' || code || ' at ' || node || ' for ' || workflow_span(now() - created_at), 'workflowctl why ' || instance_id
+	`SELECT true, 'instance ' || instance_id || ': incident ' || code || ' at ' || node || ' for ' || workflow_span(workflow_age(created_at)), 'workflowctl why ' || instance_id
 	 FROM incident WHERE resolved_at IS NULL ORDER BY created_at LIMIT 20`,
 }
 
@@ -99,6 +99,13 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 	}
 	if skew.Abs() > time.Second {
 		found = append(found, finding{false, fmt.Sprintf("this machine's clock is %v off the server's; leases go by the server's alone", skew.Round(time.Millisecond)), "have both synchronized, for logs that can be compared"})
+	}
+	if pooler, err := between(ctx, conn); err != nil {
+		return nil, inWords(err)
+	} else if pooler != nil {
+		if found = append(found, *pooler); conn.IsClosed() { // it has refused a transaction
+			return found, nil
+		}
 	}
 	queries := examinations
 	if thorough {

@@ -26,7 +26,7 @@ func TestShow(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	env := []string{"DATABASE_URL=" + url}
-	for _, what := range []string{"bloat", "blockers", "coverage", "failing", "incidents", "lag", "parked", "pauses", "rate", "stuck", "tasks", "waiting", "workers", "working"} {
+	for _, what := range []string{"bloat", "blockers", "coverage", "failing", "incidents", "lag", "parked", "pauses", "prefix", "rate", "stuck", "tasks", "waiting", "workers", "working"} {
 		want(t, cmdtest.Start(t, env, "show", what), 0)
 	}
 	want(t, cmdtest.Start(t, env, "show", "waiting"), 0, "nothing\n")
@@ -141,7 +141,7 @@ func TestDoctor(t *testing.T) {
 		"note   prefix media. is paused for ", " by postgres", "→ workflowctl resume media.",
 		"note   trigger workflow_run_update_guard on workflow_run is disabled", "→ ALTER TABLE workflow_run ENABLE TRIGGER workflow_run_update_guard",
 		"GRAVE  index workflow_run_leased_idx is missing",
-		"GRAVE  everybody may call 1 functions, workflow_cancel(uuid,text) for one", "→ workflowctl roles takes that back",
+		"GRAVE  everybody may call 1 functions, workflow_cancel(uuid,text,text) for one", "→ workflowctl roles takes that back",
 		"GRAVE  sink kafka is not served for 60 min, 0 events wait")
 	other := connect(t, url)
 	if _, err := other.Exec(t.Context(), `BEGIN; LOCK TABLE outbox_event IN SHARE MODE; SELECT pg_sleep(1.1)`, pgx.QueryExecModeSimpleProtocol); err != nil {

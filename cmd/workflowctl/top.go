@@ -15,14 +15,14 @@ import (
 
 // pieces are what top shows, one below the other.
 var pieces = []struct{ title, query string }{
-	{"ends, by the second", `SELECT * FROM workflow_rate ORDER BY status DESC`},
+	{"ends, by the second", `SELECT status, sum(per_second) AS per_second, sum(of_runs) AS of_runs, min(latest) AS latest FROM workflow_rate GROUP BY status ORDER BY status DESC`},
 	{"waits", `SELECT type, due || CASE WHEN or_more THEN '+' ELSE '' END AS due, workflow_span(oldest) AS oldest, coalesce(covered_by, 'NOBODY') AS covered_by, paused_by
 	           FROM workflow_waiting WHERE due > 0 ORDER BY workflow_waiting.oldest DESC LIMIT 10`},
 	{"works, the longest first", `SELECT id, type, leased_by, workflow_span(since) AS since, attempt || ' of ' || max_attempts AS attempt FROM workflow_working LIMIT 8`},
-	{"fails", `SELECT type, code, failed, workflow_span(now() - latest) AS ago, left(last_error, 60) AS last_error FROM workflow_failing ORDER BY latest DESC LIMIT 5`},
+	{"fails", `SELECT type, code, failed, workflow_span(workflow_age(latest)) AS ago, left(last_error, 60) AS last_error FROM workflow_failing ORDER BY latest DESC LIMIT 5`},
 	{"workers", `SELECT name, array_to_string(prefixes, ',') AS prefixes, running || ' of ' || concurrency AS running, host, workflow_span(unseen) AS unseen FROM workflow_live_worker ORDER BY name LIMIT 12`},
 	{"outbox", `SELECT sink, open, workflow_span(oldest) AS oldest, failing, parked FROM outbox_lag ORDER BY sink LIMIT 6`},
-	{"needs you", `SELECT instance_id, code, node, workflow_span(now() - created_at) AS since FROM incident WHERE resolved_at IS NULL ORDER BY created_at LIMIT 5`},
+	{"needs you", `SELECT instance_id, code, node, workflow_span(workflow_age(created_at)) AS since FROM incident WHERE resolved_at IS NULL ORDER BY created_at LIMIT 5`},
 }
 
 func newTop() *cobra.Command {

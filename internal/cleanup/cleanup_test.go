@@ -249,7 +249,7 @@ func TestRefusedRows(t *testing.T) {
 	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
 	exec(t, pool, `SELECT outbox_emit(gen_random_uuid(), CASE WHEN n = 7 THEN 'test.kept' ELSE 'test.event' END, '{}') FROM generate_series(1, 20) n`)
 	exec(t, pool, `UPDATE outbox_event SET published_at = now()`)
-	exec(t, pool, `INSERT INTO message (id, message_id, name, key, payload, expires_at) SELECT gen_random_uuid(), n::text, 'm', n::text, '{}', now() FROM generate_series(1, 20) n`)
+	pgtest.ByHand(t, pool, `INSERT INTO message (id, message_id, name, key, payload, expires_at) SELECT gen_random_uuid(), n::text, 'm', n::text, '{}', now() FROM generate_series(1, 20) n`)
 	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON workflow_run FOR EACH ROW WHEN (OLD.priority = 1) EXECUTE FUNCTION refuse()`)
 	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'test.kept') EXECUTE FUNCTION refuse()`)
 	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON message FOR EACH ROW WHEN (OLD.key = '7') EXECUTE FUNCTION refuse()`)

@@ -13,6 +13,8 @@
 --   _operator    sees everything and acts by the functions, which record who did. Enqueues, too,
 --                for the commands of processes.
 --   _viewer      sees what there is without what it is about: no payload, result, or text of an error.
+--   _console     for programs that people act through: sees what _viewer sees, and calls the functions that
+--                act for a person, on_behalf_of, with that person's rights. Without one it can do nothing.
 
 DO $do$
 DECLARE
@@ -31,7 +33,7 @@ BEGIN
     IF to_regproc('workflow_functions') IS NULL THEN
         RAISE EXCEPTION 'schema % has not got the tables of this version', here USING HINT = 'Run workflowctl migrate up first.';
     END IF;
-    FOREACH kind IN ARRAY ARRAY['owner', 'enqueue', 'worker', 'engine', 'dispatcher', 'operator', 'viewer'] LOOP
+    FOREACH kind IN ARRAY ARRAY['owner', 'enqueue', 'worker', 'engine', 'dispatcher', 'operator', 'viewer', 'console'] LOOP
         BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', named || '_' || kind);
         EXCEPTION WHEN duplicate_object OR unique_violation THEN -- it is there
@@ -63,7 +65,7 @@ BEGIN
             USING HINT = format('REVOKE CREATE ON SCHEMA %s FROM %s (who owns a schema, or the database of schema public, may create there); or use a schema of its own: workflowctl migrate up --schema workflow.', here, others);
     END IF;
     EXECUTE (SELECT string_agg(format('GRANT USAGE ON SCHEMA %s TO %I', here, named || '_' || k), '; ')
-             FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer}'::text[]) AS k);
+             FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer,console}'::text[]) AS k);
 
     FOR thing IN
         SELECT c.oid::regclass::text AS name, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS what, c.relowner <> o.oid AS foreign_owned
@@ -99,7 +101,7 @@ BEGIN
 
     -- What guards and defaults ask, whoever makes the statement.
     EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION workflow_role(), workflow_actor(), workflow_at_work(), workflow_overrides(text, text, jsonb) TO %I', named || '_' || k), '; ')
-             FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer}'::text[]) AS k);
+             FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer,console}'::text[]) AS k);
 
     -- What the programs look at when they start.
     EXECUTE format('GRANT SELECT ON workflow_schema TO %I, %I, %I, %I', named || '_enqueue', named || '_worker', named || '_dispatcher', named || '_viewer');
@@ -134,8 +136,16 @@ BEGIN
     EXECUTE format('GRANT INSERT ON process_definition TO %I', named || '_operator'); -- workflowctl define
 
     EXECUTE format('GRANT SELECT ON workflow_overview, process_overview, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
-                        workflow_rate, workflow_live_worker, workflow_blocker, workflow_bloat, outbox_lag, process_stuck, process_duration, process_rate TO %I', named || '_viewer');
-    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), workflow_relations(), outbox_wants(text[], text) TO %I', named || '_viewer');
+                        workflow_rate, workflow_prefix, workflow_live_worker, workflow_blocker, workflow_bloat, outbox_lag, process_stuck, process_duration, process_rate TO %I', named || '_viewer');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), workflow_age(timestamptz, timestamptz), workflow_relations(), outbox_wants(text[], text) TO %I', named || '_viewer');
+
+    -- A console is told for whom it acts by each call: see workflow_behalf.
+    EXECUTE format('GRANT %I TO %I', named || '_viewer', named || '_console');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_behalf(text, regprocedure) TO %I', named || '_console');
+    FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
+                 WHERE p.proargnames && '{on_behalf_of}' LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', thing.name, named || '_console');
+    END LOOP;
 
     -- Who sees which runs. The owner, and functions that run with its rights, see all.
     FOR thing IN SELECT c.oid::regclass AS name FROM pg_class c

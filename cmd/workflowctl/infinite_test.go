@@ -1,0 +1,52 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// Whatever time of whatever row is infinite, show, top and doctor say what they have to say.
+func TestInfiniteTimes(t *testing.T) {
+	t.Parallel()
+	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	do := func(statements string) error {
+		_, err := conn.PgConn().Exec(t.Context(), statements).ReadAll()
+		return err
+	}
+	all := append([]string{}, examinations...)
+	for _, l := range looks {
+		all = append(all, l.query)
+	}
+	for _, p := range pieces {
+		all = append(all, p.query)
+	}
+	once := make([]string, len(all)) // planned once, or planning would be most of it
+	for n, query := range all {
+		if err := do(fmt.Sprintf(`PREPARE q%d AS %s`, n, query)); err != nil {
+			t.Fatalf("%s: %v", query, err)
+		}
+		once[n] = fmt.Sprintf(`EXECUTE q%d`, n)
+	}
+	pgtest.Infinite(t, conn, func(what string) {
+		if do(`SAVEPOINT here; `+strings.Join(once, "; ")) == nil {
+			return
+		}
+		for _, query := range all { // which is it
+			if err := do(`ROLLBACK TO here; ` + query); err != nil {
+				t.Errorf("%s: %s: %v", what, query, err)
+			}
+		}
+		if err := do(`ROLLBACK TO here`); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

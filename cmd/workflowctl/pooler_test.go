@@ -1,0 +1,22 @@
+package main_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// The doctor says that a pooler in transaction mode is between, and what follows; and nothing of the kind where none is.
+func TestDoctorSeesThePooler(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	for address, want := range map[string]bool{url: false, pgtest.Bouncer(t, url): true} {
+		p, _ := cmdtest.Run(t, []string{"DATABASE_URL=" + address}, "doctor")
+		said := p.Stdout.String()
+		if strings.Contains(said, "a pooler is between, in transaction mode") != want || !want && strings.Contains(said, "pooler") {
+			t.Errorf("through a pooler: %t; it says %s", want, said)
+		}
+	}
+}

@@ -1,0 +1,159 @@
+package sql_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/sql"
+)
+
+// person creates a role that cannot log in, and is granted roles.
+func (g guarded) person(name string, roles ...string) string {
+	g.t.Helper()
+	name = g.named + "_" + name
+	g.do(`CREATE ROLE ` + name + ` NOLOGIN`)
+	for _, role := range roles {
+		g.do(`GRANT ` + g.named + `_` + role + ` TO ` + name)
+	}
+	return name
+}
+
+// Rights and histories go by the role in effect: who has chosen one of fewer rights has no more than these,
+// and what is done as somebody tells of both.
+func TestActorIsTheRoleInEffect(t *testing.T) {
+	g := withRoles(t)
+	anna := g.person("anna", "operator")
+	id := g.do(`SELECT workflow_enqueue('billing.x')`)
+	s := g.as("operator")
+	login := g.named + "_login_operator"
+	g.do(`GRANT ` + anna + ` TO ` + login)
+
+	s.do(`SET application_name = 'psql'; SET ROLE ` + g.named + `_enqueue`)
+	s.refused(`SELECT workflow_enqueue('graph.cancel.v1')`, "42501", "operators", g.named+"_enqueue may not enqueue")
+	s.denied(`SELECT workflow_cancel('` + id + `')`)
+	s.do(`SET ROLE ` + anna)
+	s.do(`SELECT workflow_prioritize('` + id + `', 3); SELECT workflow_pause('billing.', 'why'); UPDATE workflow_run SET held_at = now(); UPDATE workflow_run SET held_at = NULL;
+		SELECT workflow_cancel('` + id + `', 'because'); SELECT workflow_resume('billing.')`)
+	both := anna + " by " + login + " psql"
+	g.expect("recorded", g.do(`SELECT string_agg(DISTINCT actor, ', ') FROM workflow_history WHERE workflow_id = '`+id+`'`), both)
+	g.expect("how much", g.do(`SELECT string_agg(event_type, ' ' ORDER BY id) FROM workflow_history WHERE workflow_id = '`+id+`'`), "edited held resumed cancelled")
+	g.expect("paused", g.do(`SELECT concat_ws(', ', paused_by, resumed_by) FROM workflow_pause`), both+", "+both)
+	s.do(`RESET ROLE`)
+	s.do(`SELECT workflow_enqueue('graph.cancel.v1')`)
+}
+
+// A console acts for people, with their rights and under their names: each call says for whom. It can do nothing for
+// nobody, for somebody without rights, for a console, and nothing that an operator could do without a function.
+func TestConsole(t *testing.T) {
+	g := withRoles(t)
+	anna, carl := g.person("anna", "operator"), g.person("carl", "viewer")
+	eve := g.person("eve", "enqueue")
+	s := g.as("console")
+	login := g.named + "_login_console"
+	s.do(`SET application_name = 'page'`)
+	id := g.do(`SELECT workflow_enqueue('billing.x', '{"card": 1}')`)
+	cancel := func(rest string) string { return `SELECT workflow_cancel('` + id + `', 'why'` + rest + `)` }
+
+	s.refused(cancel(``), "42501", "Say for whom", "names nobody")
+	s.refused(cancel(`, '`+carl+`'`), "42501", "operator", carl+" may not execute")
+	s.refused(cancel(`, on_behalf_of => 'nobody at all'`), "42704", "Name the database role", "no role")
+	s.refused(cancel(`, '`+login+`'`), "42501", "Name the database role", "is a console")
+	s.refused(cancel(`, '`+g.named+`_console'`), "42501", "Name the database role", "is a console")
+	// What it has said before counts for nothing.
+	s.refused(`BEGIN; SELECT workflow_prioritize('`+id+`', 1, '`+anna+`'); `+cancel(``), "42501", "Say for whom", "names nobody")
+	s.do(`ROLLBACK`)
+	s.refused(`SET workflow.on_behalf_of = '`+anna+`'; `+cancel(``), "42501", "Say for whom", "names nobody")
+	s.refused(`SELECT workflow_enqueue('graph.cancel.v1', on_behalf_of => '`+eve+`')`, "42501", "operators", eve+" may not enqueue")
+	s.denied(`SELECT payload FROM workflow_run`, `UPDATE workflow_run SET held_at = now()`, `INSERT INTO workflow_run (type) VALUES ('a.b')`,
+		`INSERT INTO process_definition (definition) VALUES ('{}')`, `SELECT * FROM workflow_history`, `SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`)
+	s.denied(forbidden...)
+	g.expect("as it was", g.do(`SELECT status || priority FROM workflow_run`), "pending0")
+
+	s.expect("sees", s.do(`SELECT status FROM workflow_overview`), "pending")
+	s.do(`BEGIN; SELECT workflow_prioritize('` + id + `', 1, '` + anna + `'); SELECT workflow_pause('billing.', 'why', on_behalf_of => '` + anna + `'); SELECT workflow_resume('billing.', '` + anna + `')`)
+	s.do(cancel(`, '`+anna+`'`) + `; COMMIT`)
+	who := anna + " by " + login + " page"
+	g.expect("recorded", g.do(`SELECT string_agg(event_type || ': ' || actor, ', ' ORDER BY id) FROM workflow_history`), "edited: "+who+", cancelled: "+who)
+	g.expect("paused", g.do(`SELECT concat_ws(', ', paused_by, resumed_by) FROM workflow_pause`), who+", "+who)
+	g.failed("billing.x", "timeout", 3)
+	s.expect("looks first", s.do(`SELECT count(*) FROM workflow_redrive('billing.', on_behalf_of => '`+anna+`')`), "3")
+	s.expect("redrives", s.do(`SELECT count(*) FROM workflow_redrive('billing.', dry_run => false, on_behalf_of => '`+anna+`')`), "3")
+	g.expect("recorded, too", g.do(`SELECT count(*) FROM workflow_history WHERE event_type = 'requeued' AND actor = '`+who+`'`), "3")
+	enqueued := s.do(`SELECT workflow_enqueue('graph.cancel.v1', on_behalf_of => '` + anna + `')`)
+	g.expect("by whom", g.do(`SELECT created_by FROM workflow_run WHERE id = '`+enqueued+`'`), login+" page for "+anna)
+	s.do(`SELECT workflow_enqueue('billing.x', on_behalf_of => '` + eve + `')`)
+}
+
+// Nobody else is believed: neither the parameter nor the setting makes an operator anybody else.
+func TestOnBehalfOfOthers(t *testing.T) {
+	g := withRoles(t)
+	anna := g.person("anna", "operator")
+	s := g.as("operator")
+	id := g.do(`SELECT workflow_enqueue('billing.x')`)
+	s.refused(`SELECT workflow_cancel('`+id+`', 'why', '`+anna+`')`, "42501", "docs/roles.md", "may not act for others")
+	s.do(`SET workflow.on_behalf_of = '` + anna + `'; UPDATE workflow_run SET held_at = now(); SELECT workflow_prioritize('` + id + `', 1); SELECT workflow_cancel('` + id + `')`)
+	g.expect("recorded", g.do(`SELECT string_agg(DISTINCT actor, ', ') FROM workflow_history`), g.named+"_login_operator")
+	s.do(`BEGIN; SET LOCAL workflow.on_behalf_of = '` + anna + `'; SELECT workflow_pause('billing.', 'why'); COMMIT`)
+	g.expect("paused", g.do(`SELECT paused_by FROM workflow_pause`), g.named+"_login_operator")
+
+	// The owner may act for others; the next call is its own again.
+	g.do(`BEGIN; SELECT workflow_resume('billing.', '` + anna + `'); SELECT workflow_pause('media.', 'why'); COMMIT`)
+	me := g.do(`SELECT session_user`)
+	g.expect("resumed", g.do(`SELECT resumed_by FROM workflow_pause WHERE resumed_at IS NOT NULL`), anna+" by "+me)
+	g.expect("paused by the owner", g.do(`SELECT paused_by FROM workflow_pause WHERE resumed_at IS NULL`), me)
+}
+
+// Every function that runs with the owner's rights for whoever calls it says for whom that is: it has the parameter
+// on_behalf_of as its last, asks workflow_behalf before all else, and refuses a console that names nobody.
+func TestEveryFunctionThatActs(t *testing.T) {
+	g := withRoles(t)
+	s := g.as("console")
+	g.expect("without on_behalf_of", g.do(`
+		SELECT string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_proc p
+		WHERE p.oid IN (SELECT workflow_functions()) AND p.prosecdef AND p.prorettype <> 'trigger'::regtype
+		  AND p.proargnames[p.pronargs] IS DISTINCT FROM 'on_behalf_of'`),
+		"outbox_emit, workflow_overrides") // an event is its writer's; guards ask, nobody calls
+	calls := strings.Split(g.do(`
+		SELECT string_agg(format('SELECT %s(%s)', p.oid::regproc, (SELECT string_agg('NULL::' || format_type(a, NULL), ', ') FROM unnest(p.proargtypes) a)), ';')
+		FROM pg_proc p WHERE p.oid IN (SELECT workflow_functions()) AND 'on_behalf_of' = ANY (p.proargnames)`), ";")
+	if len(calls) < 18 {
+		t.Errorf("%d functions act, want 18 or more", len(calls))
+	}
+	for _, call := range calls {
+		s.refused(call, "42501", "Say for whom", "names nobody")
+	}
+}
+
+// An upgrade takes nothing away: who could act before it can act at once, before the roles are made again, and so
+// can those whose changes are recorded, and who look.
+func TestUpgradeKeepsRights(t *testing.T) {
+	s := connect(t, pgtest.Empty(t))
+	s.do(`CREATE TABLE workflow_schema (version integer PRIMARY KEY, name text NOT NULL, sha256 text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())`)
+	for _, m := range sql.Migrations() {
+		if strings.Contains(m.Name, "_operator.sql") && m.Version > 6 {
+			break
+		}
+		s.do(`BEGIN; ` + m.SQL + `; COMMIT`)
+		s.do(fmt.Sprintf(`INSERT INTO workflow_schema (version, name, sha256) VALUES (%d, '%s', '%s')`, m.Version, m.Name, m.SHA256))
+	}
+	named := pgtest.RolesName(t, s.conn.Config().ConnString())
+	s.do(fmt.Sprintf(`CREATE ROLE %[1]s_owner; CREATE ROLE %[1]s_op; CREATE ROLE %[1]s_hand; GRANT USAGE, CREATE ON SCHEMA public TO %[1]s_owner; GRANT USAGE ON SCHEMA public TO %[1]s_op, %[1]s_hand;
+		DO $$ DECLARE f text; BEGIN
+			FOR f IN SELECT workflow_functions()::text LOOP EXECUTE format('ALTER FUNCTION %%s OWNER TO %[1]s_owner', f); END LOOP;
+			FOR f IN SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) LOOP EXECUTE format('ALTER TABLE %%s OWNER TO %[1]s_owner', f); END LOOP;
+			FOR f IN SELECT workflow_functions()::text LOOP CONTINUE WHEN f LIKE 'workflow_behalf%%'; EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_op', f); END LOOP;
+		END $$;
+		GRANT SELECT ON ALL TABLES IN SCHEMA public TO %[1]s_op; GRANT SELECT, UPDATE (held_at) ON workflow_run TO %[1]s_hand`, named))
+	up(t, s)
+	id := s.do(`SELECT workflow_enqueue('billing.x')`)
+	s.expect("owner", s.do(`SELECT DISTINCT p.proowner::regrole::text FROM pg_proc p WHERE p.proname IN ('workflow_cancel', 'process_pause', 'outbox_replay', 'workflow_enqueue')`), named+"_owner")
+	s.expect("everybody", s.do(`SELECT count(*) FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+		WHERE p.oid IN (SELECT workflow_functions()) AND a.grantee = 0`), "0")
+	s.do(`SET ROLE ` + named + `_hand; UPDATE workflow_run SET held_at = now(); UPDATE workflow_run SET held_at = NULL; RESET ROLE`)
+	s.do(`SET ROLE ` + named + `_op; SELECT * FROM workflow_waiting; SELECT * FROM workflow_working; SELECT workflow_why('` + id + `')`)
+	s.expect("can act", s.do(`SELECT workflow_cancel('`+id+`', 'why')`), "cancelled")
+	s.do(`SELECT process_pause('` + id + `'); SELECT outbox_replay_parked(); SELECT * FROM workflow_redrive('billing.'); SELECT workflow_enqueue('a.b')`)
+	s.do(`RESET ROLE`)
+}

@@ -1,0 +1,62 @@
+package sql_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// Whatever time of whatever row is infinite, every view can be read, and every function that only reads
+// answers: nobody who has written one by hand, with triggers off, keeps operators from seeing all the rest.
+func TestInfiniteTimes(t *testing.T) {
+	s, _ := psql(t)
+	names := func(query string) []string {
+		rows, _ := s.conn.Query(t.Context(), query)
+		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	views := names(`SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) AND c.relkind = 'v'`)
+	// Arguments by their types: ids of what is there, and times.
+	calls := names(`
+		SELECT format('SELECT %s(%s)%s', p.oid::regproc,
+		              (SELECT string_agg(CASE format_type(a, NULL) WHEN 'uuid' THEN 'x.id' WHEN 'timestamp with time zone' THEN CASE n WHEN 1 THEN 'y.at' ELSE 'now()' END
+		                                 WHEN 'interval' THEN '''1 s''' WHEN 'integer' THEN '1' WHEN 'regprocedure' THEN 'NULL' WHEN 'text[]' THEN '''{x}''' ELSE 'current_user::text' END, ', ' ORDER BY n)
+		               FROM unnest(p.proargtypes) WITH ORDINALITY AS a (a, n)),
+		              ' FROM (SELECT id FROM workflow_run UNION ALL SELECT id FROM process_instance) x, unnest(''{infinity,-infinity,2026-01-01}''::timestamptz[]) AS y (at)')
+		FROM pg_proc p
+		WHERE p.oid IN (SELECT workflow_functions()) AND p.provolatile <> 'v' AND p.prorettype <> 'trigger'::regtype`)
+	calls = append(calls, `SELECT * FROM workflow_redrive('x.')`, `SELECT * FROM workflow_redrive('x.', since => 'infinity', until => '-infinity')`)
+	if len(views) < 30 || len(calls) < 14 {
+		t.Fatalf("%d views and %d functions, want 30 and 14 or more", len(views), len(calls))
+	}
+	all := append(calls, `SELECT 1 / (SELECT CASE WHEN count(workflow_why(id)) = count(*) THEN 1 ELSE 0 END FROM workflow_run)`,
+		`SELECT 1 / (SELECT CASE WHEN count(process_why(id)) = count(*) THEN 1 ELSE 0 END FROM process_instance)`)
+	for _, view := range views {
+		all = append(all, `SELECT jsonb_agg(to_jsonb(v)) FROM `+view+` v`)
+	}
+	once := make([]string, len(all)) // planned once, or planning would be most of it
+	for n, query := range all {
+		s.do(fmt.Sprintf(`PREPARE q%d AS %s`, n, query))
+		once[n] = fmt.Sprintf(`EXECUTE q%d`, n)
+	}
+	pgtest.Infinite(t, s.conn, func(what string) {
+		s.do(`SAVEPOINT here`)
+		if _, err := s.try(strings.Join(once, "; ")); err == nil {
+			return
+		}
+		for _, query := range all { // which is it
+			s.do(`ROLLBACK TO here`)
+			if _, err := s.try(query); err != nil {
+				t.Errorf("%s: %s: %v", what, query, err)
+			}
+		}
+		s.do(`ROLLBACK TO here`)
+	})
+}
