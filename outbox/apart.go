@@ -117,13 +117,13 @@ func (a *apart) halve(outcomes []Outcome, patience time.Duration) error {
 // split marks the halves of what has failed. If the first does not fail the second will, unless it is one event.
 func (a *apart) split(outcomes []Outcome) error {
 	half, before := len(outcomes)/2, len(a.guilty)+len(a.rest.Open)
-	if err := a.halve(outcomes[:half], a.patience/4); err != nil {
+	if err := a.halve(outcomes[:half], a.patience/2); err != nil {
 		return err
 	}
 	if rest := outcomes[half:]; len(rest) > 1 && len(a.guilty)+len(a.rest.Open) == before && !a.away {
 		return a.split(rest)
 	}
-	return a.halve(outcomes[half:], a.patience/4)
+	return a.halve(outcomes[half:], a.patience/2)
 }
 
 // try marks outcomes in one statement and returns those whose rows are locked.
