@@ -76,3 +76,244 @@ BEGIN
     RETURN n;
 END
 $fn$;
+
+-- Whose rights a bound worker has: see sql/roles/bind.sql.
+CREATE TABLE workflow_binding (
+    role     regrole PRIMARY KEY,
+    prefixes text[]  NOT NULL
+);
+COMMENT ON TABLE  workflow_binding IS 'Which roles of workers are bound to which prefixes, as workflowctl roles worker has bound them: for functions that run with the owner''s rights, which no policy binds.';
+INSERT INTO workflow_binding (role, prefixes) -- those bound before
+SELECT p.polroles[1]::regrole, ARRAY(SELECT m[1] FROM regexp_matches(pg_get_expr(p.polqual, p.polrelid), '\^@ ''([^'']+)''', 'g') AS m)
+FROM pg_policy p
+WHERE p.polrelid = 'workflow_run'::regclass AND p.polname ~ '^worker_[0-9]+$' AND p.polroles[1] <> 0
+ON CONFLICT DO NOTHING;
+
+CREATE FUNCTION workflow_bound_prefixes() RETURNS text[]
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+RETURN CASE WHEN NOT has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE') THEN
+    (SELECT array_agg(DISTINCT p ORDER BY p) FROM workflow_binding b CROSS JOIN unnest(b.prefixes) AS p WHERE pg_has_role(workflow_role(), b.role, 'USAGE')) END;
+COMMENT ON FUNCTION workflow_bound_prefixes() IS 'The prefixes that the role in effect is bound to as a worker; null: it is not bound.';
+
+-- Who appends an event holds its aggregate until his transaction ends: he has inserted a row here, and
+-- deleted it again. Whoever inserts the same key meanwhile waits for him, as unique indexes have it. So this
+-- table is always empty to everybody else, takes no room in the lock table and none in the log, and nobody can hold
+-- an aggregate but who may append.
+CREATE UNLOGGED TABLE outbox_aggregate (id uuid PRIMARY KEY)
+    WITH (autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_threshold = 1000000000);
+COMMENT ON TABLE outbox_aggregate IS 'The aggregates of which a transaction that is under way appends events. To all others it is empty.';
+
+-- Ids are drawn while the aggregate is held for the rest of the transaction, so that within one
+-- aggregate a later id is always a later commit; and after the transaction has got its number, so that who has
+-- drawn one can be seen to be under way: outbox_lane.next_xid.
+--
+-- Its name has a number because programs of several versions call it: what it takes and does stays as it is.
+CREATE FUNCTION outbox_append_v1(ids uuid[], aggregates uuid[], types text[], payloads jsonb[], headers jsonb[] DEFAULT NULL, held boolean[] DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+DECLARE
+    engine boolean := has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE');
+    one    boolean := cardinality(aggregates) = 1; -- the usual case, which costs half of what many cost
+    wanted uuid[]  := aggregates;
+    before tid[]   := nullif(current_setting('workflow.appended', true), '')::tid[];
+    here   tid;
+    all_of_them tid[];
+    last   bigint;
+    done   text;
+BEGIN
+    IF NOT engine THEN
+        IF array_to_string(types, ' ') ~ '(^| )(run\.|process\.|incident\.|no_handler_registered( |$))' THEN
+            RAISE EXCEPTION 'outbox_append: role % may not tell run.…, process.…, incident.… or no_handler_registered: the engine does', workflow_role()
+                USING ERRCODE = 'insufficient_privilege', HINT = 'Use another type.';
+        -- Whoever may enqueue may append events of anything; a worker, of its own runs.
+        ELSIF NOT has_function_privilege(workflow_role(), 'outbox_emit(uuid, text, jsonb, jsonb)', 'EXECUTE') AND EXISTS (
+            SELECT FROM unnest(aggregates) AS a
+            WHERE NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = a AND r.token_id IS NULL AND r.type ^@ ANY (workflow_bound_prefixes())))
+        THEN
+            RAISE EXCEPTION 'outbox_append: role % may append events of its own runs alone: the aggregate is the id of one', workflow_role()
+                USING ERRCODE = 'insufficient_privilege', HINT = 'Grant workflow_enqueue, too, if it shall append others: see docs/roles.md.';
+        END IF;
+    ELSIF true = ANY (held) THEN
+        SELECT array_agg(u.a) INTO wanted FROM unnest(aggregates, held) AS u (a, h) WHERE h IS NOT TRUE;
+    END IF;
+
+    IF one AND wanted IS NOT NULL THEN
+        -- What this transaction has appended shows what it holds. Else the key of one aggregate would come
+        -- a thousand times, and each time be compared with all before.
+        IF before IS NOT NULL AND EXISTS (
+            SELECT FROM outbox_event e WHERE e.ctid = ANY (before) AND e.aggregate_id = wanted[1] AND e.xmin = pg_current_xact_id_if_assigned()::xid)
+        THEN
+            wanted := NULL;
+        ELSE
+            INSERT INTO outbox_aggregate VALUES (wanted[1]) RETURNING ctid INTO here;
+            DELETE FROM outbox_aggregate WHERE ctid = here;
+        END IF;
+    ELSIF wanted IS NOT NULL THEN -- in one order, that of all who do this
+        WITH mine AS (INSERT INTO outbox_aggregate SELECT DISTINCT a FROM unnest(wanted) AS a ORDER BY a RETURNING ctid)
+        SELECT array_agg(mine.ctid) INTO all_of_them FROM mine;
+        DELETE FROM outbox_aggregate WHERE ctid = ANY (all_of_them);
+    END IF;
+
+    done := pg_current_xact_id()::text;
+    done := set_config('workflow.append', 'on', true); -- for outbox_event_door
+    IF one THEN
+        INSERT INTO outbox_event (event_uuid, aggregate_id, event_type, payload, headers)
+        VALUES (coalesce(ids[1], workflow_uuid()), aggregates[1], types[1], coalesce(payloads[1], 'null'), outbox_append_v1.headers[1])
+        RETURNING id, ctid INTO last, here;
+    ELSE
+        WITH new AS (
+            INSERT INTO outbox_event (event_uuid, aggregate_id, event_type, payload, headers)
+            SELECT coalesce(e.id, workflow_uuid()), e.aggregate, e.type, coalesce(e.payload, 'null'), e.header
+            FROM unnest(ids, aggregates, types, payloads, outbox_append_v1.headers) WITH ORDINALITY AS e (id, aggregate, type, payload, header, place)
+            ORDER BY e.place
+            RETURNING id
+        )
+        SELECT max(new.id) INTO last FROM new;
+    END IF;
+    done := set_config('workflow.append', '', true);
+    IF one AND wanted IS NOT NULL THEN
+        done := set_config('workflow.appended', (CASE WHEN cardinality(before) < 64 THEN before || here ELSE ARRAY[here] END)::text, true);
+    END IF;
+    RETURN last;
+END
+$fn$;
+COMMENT ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]) IS
+    'For programs: appends events to the outbox in the caller''s transaction, in the order given, and returns the last id. An id that is null is drawn. held: the caller has locked a row that all lock who append events of that aggregate; believed of the engine.';
+
+CREATE OR REPLACE FUNCTION outbox_emit(aggregate_id uuid, event_type text, payload jsonb, headers jsonb DEFAULT NULL)
+RETURNS bigint
+LANGUAGE sql SECURITY INVOKER
+RETURN outbox_append_v1(ARRAY[NULL::uuid], ARRAY[aggregate_id], ARRAY[event_type], ARRAY[payload], ARRAY[headers]);
+DO $do$
+DECLARE
+    caller record;
+BEGIN
+    FOR caller IN SELECT a.grantee::regrole AS name FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) a
+                  WHERE p.oid = 'outbox_emit(uuid, text, jsonb, jsonb)'::regprocedure AND a.grantee <> 0 AND a.grantee <> p.proowner LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]) TO %s', caller.name);
+    END LOOP;
+END
+$do$;
+
+-- A plain INSERT does by this what outbox_append_v1 does, row by row. Only the owner can pass it by, by the
+-- setting, or with ids of his own, which is recorded.
+CREATE FUNCTION outbox_event_door() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+DECLARE
+    ids   text := pg_get_serial_sequence('outbox_event', 'id');
+    drawn bigint;
+    here  tid;
+    holds text;
+BEGIN
+    BEGIN
+        drawn := currval(ids);
+    EXCEPTION WHEN object_not_in_prerequisite_state THEN -- this session has drawn none
+    END;
+    IF NEW.id IS DISTINCT FROM drawn THEN
+        IF workflow_overrides('outbox_event', 'INSERT', jsonb_build_object('id', NEW.id)) THEN
+            RETURN NEW;
+        END IF;
+        RAISE EXCEPTION 'outbox_event: id % was given by hand; ids are drawn, so that they are in the order of commits', NEW.id
+            USING ERRCODE = 'integrity_constraint_violation', TABLE = 'outbox_event', CONSTRAINT = TG_NAME,
+                  HINT = 'Leave it out, or call outbox_emit(…). The owner can restore events, on record: SET workflow.override = ''why''.';
+    END IF;
+    holds := pg_current_xact_id()::text || ' ' || NEW.aggregate_id;
+    IF current_setting('workflow.inserted', true) IS DISTINCT FROM holds THEN
+        INSERT INTO outbox_aggregate VALUES (NEW.aggregate_id) RETURNING ctid INTO here;
+        DELETE FROM outbox_aggregate WHERE ctid = here;
+        PERFORM set_config('workflow.inserted', holds, true);
+    END IF;
+    NEW.id := nextval(ids);
+    RETURN NEW;
+END
+$fn$;
+CREATE TRIGGER outbox_event_door BEFORE INSERT ON outbox_event
+    FOR EACH ROW WHEN (coalesce(current_setting('workflow.append', true), '') <> 'on' OR NOT has_table_privilege('outbox_aggregate'::regclass, 'INSERT'))
+    EXECUTE FUNCTION outbox_event_door();
+
+-- As in 0003, but the run's row, which is locked, is all that needs to be.
+CREATE OR REPLACE FUNCTION outbox_run_event() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    types text[] := string_to_array(replace(coalesce(current_setting('workflow.run_event_types', true), ''), ' ', ''), ',');
+    code  text   := NEW.error->>'code';
+    fact  jsonb  := jsonb_build_object('run', NEW.id, 'type', NEW.type, 'status', NEW.status, 'attempt', NEW.attempt)
+                    || CASE WHEN NEW.status = 'failed' AND code IS NOT NULL THEN jsonb_build_object('code', code) ELSE '{}' END;
+    heads jsonb  := CASE WHEN NEW.metadata ? 'traceparent' THEN jsonb_build_object('traceparent', NEW.metadata->>'traceparent') END;
+BEGIN
+    IF NOT EXISTS (SELECT FROM outbox_sink) OR NOT outbox_wants(types, NEW.type) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM set_config('workflow.append', 'on', true);
+    INSERT INTO outbox_event (aggregate_id, event_type, payload, headers) VALUES (NEW.id, 'run.' || NEW.status, fact, heads);
+    IF NEW.status = 'failed' AND code = 'no_handler_registered' THEN
+        INSERT INTO outbox_event (aggregate_id, event_type, payload, headers) VALUES (NEW.id, code, fact, heads);
+    END IF;
+    PERFORM set_config('workflow.append', '', true);
+    RETURN NULL;
+END
+$fn$;
+
+-- As in 0006, without what was parked in outbox_delivery alone.
+CREATE OR REPLACE VIEW outbox_lag AS
+    SELECT s.name AS sink, n.open,
+           (SELECT now() - min(o.created_at)
+            FROM outbox_lane l
+            CROSS JOIN LATERAL (
+                SELECT e.created_at FROM outbox_event e
+                WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
+                    AND outbox_wants(s.types, e.event_type)
+                    AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
+                    AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
+                ORDER BY e.lane, e.id LIMIT 1) o
+            WHERE l.sink = s.name) AS oldest,
+           (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NULL LIMIT 1000) AS x) AS failing,
+           (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NOT NULL LIMIT 1000) AS x) AS parked,
+           CASE WHEN s.paused_until > now() THEN s.paused_until END AS paused_until,
+           CASE WHEN s.last_error IS NULL OR has_table_privilege('workflow_history'::regclass, 'SELECT') THEN s.last_error ELSE '(hidden)' END AS last_error, now() - s.seen_at AS unserved
+    FROM outbox_sink s
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS open
+        FROM (SELECT
+              FROM outbox_lane l
+              CROSS JOIN LATERAL (
+                  SELECT FROM outbox_event e
+                  WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
+                      AND outbox_wants(s.types, e.event_type)
+                      AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
+                      AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
+                  ORDER BY e.lane, e.id LIMIT 1000) o
+              WHERE l.sink = s.name LIMIT 1000) AS x) n;
+
+REVOKE ALL ON FUNCTION workflow_bound_prefixes(), outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]), outbox_event_door() FROM PUBLIC;
+
+-- What is ours, as in 0007.
+CREATE OR REPLACE FUNCTION workflow_relations() RETURNS SETOF regclass
+LANGUAGE sql STABLE SET search_path FROM CURRENT
+BEGIN ATOMIC
+    SELECT to_regclass(n) FROM unnest('{workflow_schema, workflow_run, workflow_history, workflow_worker, workflow_pause, workflow_override, workflow_binding,
+    workflow_open, workflow_event, workflow_live_worker, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
+    workflow_overview, workflow_rate, workflow_blocker, workflow_bloat,
+    outbox_event, outbox_sink, outbox_lane, outbox_delivery, outbox_aggregate, outbox_lag,
+    process_definition, process_instance, process_token, process_state_history, process_event, process_correction,
+    parallel_group, parallel_join, join_arrival, each_progress, message, message_wait, user_task, incident, compensation_record,
+    token, activity_instance, timer, process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
+    process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate, process_overview}'::text[]) AS n
+    WHERE to_regclass(n) IS NOT NULL;
+END;
+
+CREATE OR REPLACE FUNCTION workflow_functions() RETURNS SETOF regprocedure
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT p.oid::regprocedure
+    FROM pg_proc p
+    WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.prokind = 'f'
+      AND p.proname = ANY ('{workflow_uuid, workflow_run_refuse_insert, workflow_run_refuse_update, workflow_run_refuse_input, workflow_run_refuse_delete,
+        workflow_run_tidy_row, workflow_run_refuse_undelete, workflow_event_id, workflow_run_audit_row, workflow_enqueue_once, workflow_enqueue,
+        workflow_cancel, workflow_retry, workflow_delete, workflow_run_wake, workflow_covers, workflow_span, workflow_why, workflow_pause, workflow_resume,
+        workflow_redrive, workflow_release, workflow_edit, workflow_reschedule, workflow_prioritize, workflow_relations, workflow_functions,
+        outbox_event_keep, outbox_event_door, outbox_wants, outbox_append_v1, outbox_emit, outbox_replay, outbox_replay_parked, outbox_run_event,
+        process_definition_guard, process_steps_go, process_facts_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
+        process_guard, process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why,
+        workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard, workflow_bound_prefixes}'::text[]);
+END;

@@ -208,7 +208,7 @@ var names = map[string]string{
 	"settle":   "outcome AS MATERIALIZED",
 	"unbound":  "SET LOCAL lock_timeout TO DEFAULT",
 	"effect":   "INSERT INTO chaos_effect",
-	"append":   "INSERT INTO outbox_event",
+	"append":   "outbox_append_v1",
 	"cancel":   "workflow_cancel",
 	"begin":    "begin; SET LOCAL",
 	"commit":   "commit",
