@@ -361,7 +361,7 @@ func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []ou
 		f.unmarked.forget(slices.DeleteFunc(outcomes, func(o outbox.Outcome) bool {
 			return slices.ContainsFunc(open, func(other outbox.Outcome) bool { return other.ID == o.ID })
 		}))
-		if outcomes = rest.Lanes; len(outcomes) == 0 {
+		if outcomes = rest.Lanes; !rest.Claimed {
 			return
 		}
 		if ctx.Err() != nil {

@@ -17,6 +17,7 @@ type Rest struct {
 	Lanes   []Outcome // their lanes are locked, or an error has kept MarkApart from them: they are still claimed
 	Open    []Outcome // their rows are locked, or are refused together with all others: their lanes are given back
 	Refused []Refusal // refused while others are not: they are parked
+	Claimed bool      // a lane could not be given back: call MarkApart again, with what is in Lanes
 	State   string    // the SQLSTATE of the last error, if it had one
 }
 
@@ -56,6 +57,7 @@ func MarkApart(ctx context.Context, db DB, c *Claim, outcomes []Outcome, patienc
 		}
 	}
 	if err != nil {
+		a.rest.Claimed = true
 		return a.rest, fmt.Errorf("mark %d events of sink %q apart: %w", len(outcomes), c.Sink, err)
 	}
 	return a.rest, nil
@@ -243,22 +245,26 @@ func (a *apart) lost(outcomes []Outcome) error {
 	case err != nil:
 		return err
 	case ours:
-		a.rest.Lanes = append(a.rest.Lanes, outcomes...)
+		a.rest.Lanes, a.rest.Claimed = append(a.rest.Lanes, outcomes...), true
 	default:
 		a.rest.Open = append(a.rest.Open, outcomes...)
 	}
 	return nil
 }
 
-// giveBack gives back those of the claim's lanes that are meant, but for what somebody has locked:
-// that is free when the claim runs out.
+// giveBack gives back those of the claim's lanes that are meant. Those that somebody has locked for long
+// are given back by the next call.
 func (a *apart) giveBack(which string, lanes []int16) error {
 	ctx, done := context.WithTimeout(a.ctx, a.patience)
 	defer done()
 	_, err := a.db.Exec(ctx, `
 		UPDATE outbox_lane SET claim_token = NULL, claimed_by = NULL, claim_until = NULL
-		WHERE (sink, lane) IN (SELECT sink, lane FROM outbox_lane WHERE sink = $1 AND claim_token = $2 AND `+which+` FOR NO KEY UPDATE SKIP LOCKED)`,
+		WHERE sink = $1 AND claim_token = $2 AND (SELECT set_config('lock_timeout', '200ms', true)) <> '' AND `+which,
 		planned, a.claim.Sink, a.claim.Token, lanes)
+	if err != nil && a.kind(err) == stuck {
+		a.rest.Claimed = true
+		return nil
+	}
 	return err
 }
 

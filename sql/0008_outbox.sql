@@ -188,8 +188,14 @@ DO $do$
 DECLARE
     caller record;
 BEGIN
-    FOR caller IN SELECT a.grantee::regrole AS name FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) a
-                  WHERE p.oid = 'outbox_emit(uuid, text, jsonb, jsonb)'::regprocedure AND a.grantee <> 0 AND a.grantee <> p.proowner LOOP
+    -- Who could append until now can go on, before roles are made anew.
+    FOR caller IN
+        SELECT a.grantee::regrole AS name FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) a
+        WHERE p.oid = 'outbox_emit(uuid, text, jsonb, jsonb)'::regprocedure AND a.grantee <> 0 AND a.grantee <> p.proowner
+        UNION
+        SELECT a.grantee::regrole FROM pg_attribute t CROSS JOIN LATERAL aclexplode(t.attacl) a
+        WHERE t.attrelid = 'outbox_event'::regclass AND t.attname = 'aggregate_id' AND a.privilege_type = 'INSERT' AND a.grantee <> 0
+    LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]) TO %s', caller.name);
     END LOOP;
 END
