@@ -33,6 +33,8 @@ const (
 	seenTimeout = 3 * time.Second
 	sweepEvery  = 10 * time.Minute
 	quietFor    = time.Minute // between two log lines about the same trouble
+
+	patience = time.Second // with a statement that marks
 )
 
 // pauses are how long a sink that takes nothing is left alone.
@@ -49,10 +51,13 @@ type feed struct {
 	rejected map[uuid.UUID]bool // likewise
 	downs    int                // pauses since then
 	told     time.Time
+
+	apart    sync.WaitGroup // marking what could not be marked in one statement
+	unmarked unmarked
 }
 
 func newFeed(d *Dispatcher, t Target) *feed {
-	f := &feed{Dispatcher: d, target: t, failing: map[uuid.UUID]bool{}, rejected: map[uuid.UUID]bool{}}
+	f := &feed{Dispatcher: d, target: t, failing: map[uuid.UUID]bool{}, rejected: map[uuid.UUID]bool{}, unmarked: unmarked{events: map[int64]*dealtWith{}}}
 	if t.Rate > 0 {
 		f.limit = rate.NewLimiter(rate.Limit(t.Rate), max(1, min(d.config.Batch, int(t.Rate))))
 	}
@@ -63,6 +68,7 @@ func newFeed(d *Dispatcher, t Target) *feed {
 // ends.
 func (f *feed) run(ctx, sending context.Context) {
 	var publishing sync.WaitGroup
+	defer f.apart.Wait()
 	defer publishing.Wait()
 	slots := make(chan struct{}, batchesAtOnce)
 	quiet := false // the last look has found nothing
@@ -129,6 +135,7 @@ func (f *feed) limits() outbox.Limits {
 		l.Events, l.Lanes = probe, min(lanesAtOnce, probe)
 	}
 	l.Lanes = min(l.Lanes, l.Events)
+	l.Except, l.Apart = f.unmarked.waiting()
 	return l
 }
 
@@ -149,12 +156,18 @@ func (f *feed) publish(ctx context.Context, claim *outbox.Claim, claimed time.Ti
 	sending = context.WithValue(sending, clockKey{}, claim.Ahead)
 	var wanted []outbox.Row
 	var outcomes []outbox.Outcome
+	full := f.unmarked.full()
 	for _, row := range claim.Rows {
-		if row.Wanted {
-			wanted = append(wanted, row)
-		} else {
+		if o, ok := f.unmarked.known(row); ok {
+			outcomes = append(outcomes, o)
+		} else if !row.Wanted {
 			outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Unwanted: true})
+		} else if !full {
+			wanted = append(wanted, row)
 		}
+	}
+	if full {
+		defer sleep(ctx, time.Second)
 	}
 	if len(wanted) > 0 {
 		errs := f.send(sending, wanted)
@@ -318,27 +331,60 @@ func (f *feed) leaveAlone(reason error, after time.Duration) {
 	}
 }
 
-// mark records what was found out. If the database is away it tries again until the claim runs
-// out; after that others publish the same again.
+// mark records what was found out, and gives the lanes back. What it takes longer with holds up nobody
+// else: the next batch is published meanwhile.
 func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.Outcome) {
+	soon, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer done()
+	recorded, err := outbox.Mark(soon, f.config.Pool, claim, outcomes)
+	if err != nil {
+		f.apart.Go(func() { f.markApart(ctx, claim, outcomes) })
+		return
+	}
+	if recorded < len(outcomes) {
+		f.complain("a claim was lost; its events are published again", "recorded", recorded, "of", len(outcomes))
+		return
+	}
+	f.unmarked.forget(outcomes)
+}
+
+// markApart records what can be recorded, and remembers the rest. If the database is away it tries
+// again until the claim runs out.
+func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []outbox.Outcome) {
 	stopping := ctx
 	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), f.config.Claim)
 	defer done()
 	// Who is to stop does not wait for a database for as long as a claim lasts.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(5*time.Second, done) })()
 	for n := 0; ; n++ {
-		recorded, err := outbox.Mark(ctx, f.config.Pool, claim, outcomes)
-		if err == nil {
-			if recorded < len(outcomes) {
-				f.complain("a claim was lost; its events are published again", "recorded", recorded, "of", len(outcomes))
-			}
+		f.unmarked.remember(claim.Rows, outcomes)
+		rest, err := outbox.MarkApart(ctx, f.config.Pool, claim, outcomes, patience<<min(n, 4))
+		f.tell(rest)
+		open := slices.Concat(rest.Lanes, rest.Open)
+		f.unmarked.forget(slices.DeleteFunc(outcomes, func(o outbox.Outcome) bool {
+			return slices.ContainsFunc(open, func(other outbox.Outcome) bool { return other.ID == o.ID })
+		}))
+		if outcomes = rest.Lanes; !rest.Claimed {
 			return
 		}
 		if ctx.Err() != nil {
-			f.complain("cannot mark events; they are published again", "err", err)
+			f.complain("cannot mark events; who has their lanes next may publish them again", "events", len(outcomes), "state", rest.State, "err", err)
 			return
 		}
 		sleep(ctx, run.Backoff{Base: 50 * time.Millisecond, Cap: 2 * time.Second}.Delay(n))
+	}
+}
+
+// tell says in the log what could not be marked, and never why: that may quote a payload.
+func (f *feed) tell(rest outbox.Rest) {
+	for _, r := range rest.Refused {
+		f.log.Warn("the database refuses to mark an event; it is parked; why: SELECT last_error FROM outbox_delivery", "event", r.ID, "state", r.State, "sink", f.target.Name)
+	}
+	if n := len(rest.Refused); n > 0 {
+		f.config.Observe.Parked(f.target.Name, n)
+	}
+	if open := slices.Concat(rest.Open, rest.Lanes); len(open) > 0 {
+		f.complain("some events cannot be marked now: locked, or the database refuses; trying again", "events", len(open), "event", open[0].ID, "state", rest.State)
 	}
 }
 

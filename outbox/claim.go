@@ -23,6 +23,8 @@ type Row struct {
 	Attempt   int  // how often this sink was tried with it before
 	Rejected  int  // how often it said that it does not want it
 	Wanted    bool // false: no sink wants it; it is only to be marked
+	Lane      int16
+	Round     int64 // of its lane: grows with each replay, after which what was delivered before counts no more
 }
 
 // A Claim is the right to publish the events of some lanes to a sink.
@@ -40,6 +42,22 @@ type Limits struct {
 	Bytes  int           // of payloads at most, but one event always
 	Lanes  int           // at most, so that others find some, too
 	Length time.Duration // how long the claim lasts; after that it is anybody's
+
+	Except []int64     // events that are not read
+	Apart  []uuid.UUID // aggregates of which none is read
+}
+
+// readable says which events e are not excepted, as a condition to be added, and what its two
+// parameters are, the first of which has the number n.
+func (l Limits) readable(n int) (condition string, args []any) {
+	if len(l.Except)+len(l.Apart) == 0 {
+		return "", nil
+	}
+	aggregates := make([][16]byte, len(l.Apart))
+	for k, id := range l.Apart {
+		aggregates[k] = id
+	}
+	return fmt.Sprintf(` AND e.id <> ALL ($%d::bigint[]) AND e.aggregate_id <> ALL ($%d::uuid[])`, n, n+1), []any{l.Except, aggregates}
 }
 
 // isOpen says whether a sink still has to do something about the event e. It is no function of the
@@ -54,10 +72,14 @@ func isOpen(sink string) string {
 // empty, and kept, reads all of it for each lane until the next ANALYZE.
 const planned = pgx.QueryExecModeCacheDescribe
 
+// notParked says that the sink s has not given up the event e. A row that refuses every change still says open
+// when its delivery was parked. It is no anti-join: that would be one more way to plan for.
+const notParked = `(SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL`
+
 // openInLane are the events e that the sink s has to get, or that nobody has to get any more, from
 // the floor of a lane l on. To the letter it holds what outbox_event_open_idx is about.
 var openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
-	AND (` + isOpen("s") + ` OR NOT EXISTS (SELECT FROM outbox_sink o WHERE ` + isOpen("o") + `))`
+	AND (` + isOpen("s") + ` OR NOT EXISTS (SELECT FROM outbox_sink o WHERE ` + isOpen("o") + `)) AND ` + notParked
 
 // dueInLane are those of them whose aggregates do not wait for another try.
 var dueInLane = openInLane + `
@@ -87,6 +109,7 @@ func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits) (*Claim, error) {
 	c := &Claim{Sink: sink, Token: uuid.New()}
 	var now time.Time
+	readable, excepted := limits.readable(6)
 	err := db.QueryRow(ctx, `
 		WITH claimed AS (
 			UPDATE outbox_lane
@@ -94,7 +117,7 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 			WHERE (sink, lane) IN (
 				SELECT l.sink, l.lane
 				FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
-				  CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+dueInLane+` ORDER BY e.id LIMIT 1) AS first
+				  CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+dueInLane+readable+` ORDER BY e.id LIMIT 1) AS first
 				WHERE l.sink = $1 AND (l.claim_until IS NULL OR l.claim_until < clock_timestamp())
 				  AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
 				ORDER BY l.served_at
@@ -102,7 +125,7 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 				FOR NO KEY UPDATE OF l SKIP LOCKED)
 			RETURNING lane
 		)
-		SELECT count(*), clock_timestamp() FROM claimed`, planned, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes).Scan(&c.Lanes, &now)
+		SELECT count(*), clock_timestamp() FROM claimed`, append([]any{planned, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes}, excepted...)...).Scan(&c.Lanes, &now)
 	if err != nil {
 		return nil, fmt.Errorf("claim lanes of sink %q: %w", sink, err)
 	}
@@ -113,13 +136,14 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 	// A statement of its own: it sees what was marked before the lanes were free. The first of all
 	// lanes come before the second of any, so none waits for a long one.
 	perLane := max(1, limits.Events/c.Lanes)
+	readable, excepted = limits.readable(5)
 	rows, _ := db.Query(ctx, `
 		WITH due AS (
-			SELECT e.id, e.place, e.wanted, sum(e.bytes) OVER upto AS bytes, row_number() OVER upto AS n
+			SELECT e.id, e.place, e.wanted, l.replays, sum(e.bytes) OVER upto AS bytes, row_number() OVER upto AS n
 			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink CROSS JOIN LATERAL (
 				SELECT e.id, e.bytes, `+isOpen("s")+` AS wanted, row_number() OVER (ORDER BY e.id) AS place
 				FROM outbox_event e
-				WHERE `+dueInLane+`
+				WHERE `+dueInLane+readable+`
 				ORDER BY e.id
 				LIMIT $3) AS e
 			WHERE l.sink = $1 AND l.claim_token = $2
@@ -127,13 +151,13 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		)
 		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type, e.payload, e.headers,
 		       CASE WHEN e.created_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.created_at ELSE 'epoch' END, -- RFC 3339 has no other years
-		       coalesce(d.attempt, 0), coalesce(d.rejected, 0), due.wanted
+		       coalesce(d.attempt, 0), coalesce(d.rejected, 0), due.wanted, e.lane, due.replays
 		FROM due JOIN outbox_event e USING (id) LEFT JOIN outbox_delivery d ON d.event_id = e.id AND d.sink = $1
 		WHERE due.bytes <= $4 OR due.n = 1
-		ORDER BY e.id`, planned, sink, c.Token, perLane, limits.Bytes)
+		ORDER BY e.id`, append([]any{planned, sink, c.Token, perLane, limits.Bytes}, excepted...)...)
 	c.Rows, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Row, err error) {
 		var payload, headers []byte
-		if err = row.Scan(&r.ID, &r.UUID, &r.Aggregate, &r.Type, &payload, &headers, &r.Created, &r.Attempt, &r.Rejected, &r.Wanted); err != nil {
+		if err = row.Scan(&r.ID, &r.UUID, &r.Aggregate, &r.Type, &payload, &headers, &r.Created, &r.Attempt, &r.Rejected, &r.Wanted, &r.Lane, &r.Round); err != nil {
 			return r, err
 		}
 		r.Payload = payload

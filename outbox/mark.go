@@ -18,29 +18,65 @@ type Outcome struct {
 	Rejected int           // how often the sink has said that it does not want it
 	Again    time.Duration // until the next try
 	Park     bool          // there is none
+
+	refused bool // the database refuses to mark it; Reason has its words
 }
 
-// Mark records outcomes and gives the claim's lanes back, in one statement. It reports how many
-// were recorded: none if the claim was lost, which leaves the events to whoever has it now.
+// Mark records outcomes and gives the claim's lanes back, in one statement, which waits for nobody's
+// lock for long. It reports how many were recorded: none if the claim was lost, which
+// leaves the events to whoever has it now. If it fails nothing is recorded, and the lanes are still
+// claimed: see MarkApart.
 func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded int, err error) {
+	_, ids, err := mark(ctx, db, c, outcomes, together, nil)
+	if err != nil {
+		return 0, fmt.Errorf("mark %d events of sink %q: %w", len(outcomes), c.Sink, err)
+	}
+	return len(ids), nil
+}
+
+// A locking says how the statement that marks comes to the lanes and events that it marks.
+type locking struct{ mine, among string }
+
+var (
+	// All at once, after a short wait: another sink marks the same events, which takes milliseconds.
+	together = locking{
+		mine: `UPDATE outbox_lane SET claim_token = NULL, claimed_by = NULL, claim_until = NULL
+			WHERE sink = $1 AND claim_token = $2 AND ($12::smallint IS NULL OR lane = $12) AND (SELECT set_config('lock_timeout', '200ms', true)) <> ''
+			RETURNING lane`,
+		among: `e.lane IN (SELECT lane FROM mine)`,
+	}
+	// What nobody has locked, and without giving lanes back.
+	passingOver = locking{
+		mine: `SELECT lane FROM outbox_lane
+			WHERE sink = $1 AND claim_token = $2 AND ($12::smallint IS NULL OR lane = $12) AND (SELECT set_config('lock_timeout', '200ms', true)) <> ''
+			ORDER BY lane FOR NO KEY UPDATE SKIP LOCKED
+		), free AS MATERIALIZED (
+			SELECT e.id FROM outbox_event e
+			WHERE e.id = ANY ($3) AND e.lane IN (SELECT lane FROM mine)
+			ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED`,
+		among: `e.id IN (SELECT id FROM free)`,
+	}
+)
+
+// mark marks outcomes of one lane, or of all; nil: all. It returns the lanes that it has found claimed, and the events that it has recorded.
+func mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome, l locking, lane *int16) (lanes []int16, recorded []int64, err error) {
 	n := len(outcomes)
-	ids, delivered, parks, unwanted := make([]int64, n), make([]bool, n), make([]bool, n), make([]bool, n)
+	ids, delivered, parks, unwanted, refused := make([]int64, n), make([]bool, n), make([]bool, n), make([]bool, n), make([]bool, n)
 	attempts, rejected := make([]int, n), make([]int, n)
 	again, reasons := make([]float64, n), make([]string, n)
 	for k, o := range outcomes {
 		ids[k], delivered[k], parks[k], attempts[k], rejected[k] = o.ID, o.Delivered, o.Park, o.Attempt, o.Rejected
-		again[k], reasons[k], unwanted[k] = o.Again.Seconds(), o.Reason, o.Unwanted
+		again[k], reasons[k], unwanted[k], refused[k] = o.Again.Seconds(), o.Reason, o.Unwanted, o.refused
 	}
 	// Another sink may mark the same event at the same time. Whoever comes second sees what the
-	// first has written to the row, and so one of them finds that nobody is left.
+	// first has written to the row, and so one of them finds that nobody is left. Of an event whose row
+	// is refused nothing is written but that it is parked.
 	err = db.QueryRow(ctx, `
 		WITH mine AS MATERIALIZED (
-			UPDATE outbox_lane SET claim_token = NULL, claimed_by = NULL, claim_until = NULL
-			WHERE sink = $1 AND claim_token = $2
-			RETURNING lane
+			`+l.mine+`
 		), outcome AS (
-			SELECT o.* FROM unnest($3::bigint[], $4::boolean[], $5::boolean[], $6::int[], $7::int[], $8::float8[], $9::text[], $10::boolean[])
-			  AS o (id, delivered, park, attempt, rejected, again, reason, unwanted)
+			SELECT o.* FROM unnest($3::bigint[], $4::boolean[], $5::boolean[], $6::int[], $7::int[], $8::float8[], $9::text[], $10::boolean[], $11::boolean[])
+			  AS o (id, delivered, park, attempt, rejected, again, reason, unwanted, refused)
 		), marked AS (
 			UPDATE outbox_event e
 			SET delivered_to = CASE WHEN o.delivered AND `+isOpen("s")+` THEN array_append(e.delivered_to, $1) ELSE e.delivered_to END,
@@ -50,28 +86,25 @@ func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded in
 			    parked_at    = CASE WHEN (o.park OR e.parked_by IS NOT NULL) AND NOT EXISTS (SELECT FROM outbox_sink x WHERE (o.unwanted OR x.name <> $1) AND `+isOpen("x")+`)
 			                        THEN clock_timestamp() END
 			FROM outcome o, outbox_sink s
-			WHERE e.id = o.id AND (o.delivered OR o.park OR o.unwanted) AND e.lane IN (SELECT lane FROM mine) AND s.name = $1
+			WHERE e.id = o.id AND (o.delivered OR o.park OR o.unwanted) AND NOT o.refused AND `+l.among+` AND s.name = $1
 			RETURNING e.id
 		), settled AS (
 			DELETE FROM outbox_delivery d USING outcome o, outbox_event e
-			WHERE o.delivered AND d.event_id = o.id AND d.sink = $1 AND e.id = o.id AND e.lane IN (SELECT lane FROM mine)
+			WHERE o.delivered AND NOT o.refused AND d.event_id = o.id AND d.sink = $1 AND e.id = o.id AND `+l.among+`
 		), failed AS (
 			INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, rejected, next_attempt_at, last_error, parked_at)
-			SELECT o.id, $1, e.aggregate_id, o.attempt, o.rejected, CASE WHEN NOT o.park THEN now() + o.again * interval '1 second' END, left(o.reason, 4096),
-			       CASE WHEN o.park THEN now() END
+			SELECT o.id, $1, e.aggregate_id, o.attempt, o.rejected, CASE WHEN NOT (o.park OR o.refused) THEN now() + o.again * interval '1 second' END, left(o.reason, 4096),
+			       CASE WHEN o.park OR o.refused THEN now() END
 			FROM outcome o JOIN outbox_event e ON e.id = o.id
-			WHERE NOT o.delivered AND NOT o.unwanted AND e.lane IN (SELECT lane FROM mine)
+			WHERE (NOT o.delivered AND NOT o.unwanted OR o.refused) AND `+l.among+`
 			ON CONFLICT (event_id, sink) DO UPDATE
 			SET attempt = excluded.attempt, rejected = excluded.rejected, next_attempt_at = excluded.next_attempt_at,
 			    last_error = excluded.last_error, parked_at = excluded.parked_at, updated_at = now()
 			RETURNING event_id
 		)
-		SELECT (SELECT count(*) FROM marked) + (SELECT count(*) FROM failed) - count(*) FROM outcome o WHERE o.park AND EXISTS (SELECT FROM mine)`,
-		planned, c.Sink, c.Token, ids, delivered, parks, attempts, rejected, again, reasons, unwanted).Scan(&recorded)
-	if err != nil {
-		return 0, fmt.Errorf("mark %d events of sink %q: %w", n, c.Sink, err)
-	}
-	return recorded, nil
+		SELECT ARRAY(SELECT lane FROM mine), ARRAY(SELECT id FROM marked UNION SELECT event_id FROM failed)`,
+		planned, c.Sink, c.Token, ids, delivered, parks, attempts, rejected, again, reasons, unwanted, refused, lane).Scan(&lanes, &recorded)
+	return lanes, recorded, err
 }
 
 // RaiseFloors lets reading start later, past what the sink is done with. Without it reading passes
@@ -79,23 +112,30 @@ func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded in
 //
 // An id is drawn before its transaction ends, so below the first open event one may still appear.
 // What is the floor's next place is therefore noted with the transactions that are under way, and
-// becomes the floor when all of them have ended. One that was noted in another cluster, from which the
-// database was restored, is noted anew.
+// becomes the floor when all of them have ended: all that have a lower number than this one. (The xmax of a
+// snapshot is no such number: it is that of the newest one under way, if nobody has ended since.) One that was noted in another cluster, from which the
+// database was restored, is noted anew. Lanes that somebody has locked keep their floors until the next time.
 func RaiseFloors(ctx context.Context, db DB, sink string) error {
 	_, err := db.Exec(ctx, `
-		UPDATE outbox_lane l
-		SET floor = CASE WHEN l.next_floor IS NOT NULL AND l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()) THEN greatest(l.floor, least(l.next_floor, n.free)) ELSE l.floor END,
-		    next_floor = n.free, next_xid = pg_snapshot_xmax(pg_current_snapshot())
-		FROM (
+		WITH n AS MATERIALIZED (
 			SELECT l.lane, coalesce(
 				(SELECT e.id - 1 FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 1),
 				(SELECT id FROM outbox_event ORDER BY id DESC LIMIT 1), 0) AS free
 			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
 			WHERE l.sink = $1
-		) AS n
-		WHERE l.sink = $1 AND l.lane = n.lane AND n.free > l.floor
-		  AND (l.next_floor IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot())
-		       OR l.next_xid > pg_snapshot_xmax(pg_current_snapshot()))`, planned, sink)
+		), rising AS MATERIALIZED (
+			SELECT l.lane, n.free
+			FROM outbox_lane l JOIN n USING (lane)
+			WHERE l.sink = $1 AND n.free > l.floor
+			  AND (l.next_floor IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot())
+			       OR l.next_xid > pg_snapshot_xmax(pg_current_snapshot()))
+			FOR NO KEY UPDATE OF l SKIP LOCKED
+		)
+		UPDATE outbox_lane l
+		SET floor = CASE WHEN l.next_floor IS NOT NULL AND l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()) THEN greatest(l.floor, least(l.next_floor, n.free)) ELSE l.floor END,
+		    next_floor = n.free, next_xid = pg_current_xact_id()
+		FROM rising n
+		WHERE l.sink = $1 AND l.lane = n.lane`, planned, sink)
 	if err != nil {
 		return fmt.Errorf("raise the floors of sink %q: %w", sink, err)
 	}
@@ -113,14 +153,16 @@ func Sweep(ctx context.Context, db DB, sink string) error {
 			SELECT l.lane, e.id AS first
 			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink CROSS JOIN LATERAL (
 				SELECT e.id FROM outbox_event e
-				WHERE e.lane = l.lane AND e.id <= l.floor AND e.published_at IS NULL AND e.parked_at IS NULL AND `+isOpen("s")+`
+				WHERE e.lane = l.lane AND e.id <= l.floor AND e.published_at IS NULL AND e.parked_at IS NULL AND `+isOpen("s")+` AND `+notParked+`
 				ORDER BY e.id
 				LIMIT 1) AS e
 			WHERE l.sink = $1
+		), free AS MATERIALIZED (
+			SELECT l.lane FROM outbox_lane l WHERE l.sink = $1 AND l.lane IN (SELECT lane FROM low) FOR NO KEY UPDATE SKIP LOCKED
 		)
 		UPDATE outbox_lane l
 		SET floor = low.first - 1, next_floor = NULL
-		FROM low
+		FROM low JOIN free USING (lane)
 		WHERE l.sink = $1 AND l.lane = low.lane`, planned, sink)
 	if err != nil {
 		return fmt.Errorf("sweep the outbox for sink %q: %w", sink, err)

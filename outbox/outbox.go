@@ -21,8 +21,8 @@ type Event struct {
 	Headers   map[string]string // travel with the event, such as traceparent; nil: none
 
 	// Held says that the transaction has the aggregate locked already, by a row that everybody locks
-	// who appends events of it: process instances are held so by the engine. Append then takes no lock, of
-	// which the server has some thousands for all. Between who holds and who does not there is no order.
+	// who appends events of it: process instances are held so by the engine. Append then does not hold it
+	// itself. Between who holds and who does not there is no order. Roles that only enqueue or work are not believed.
 	Held bool
 }
 
@@ -55,8 +55,7 @@ func Queue(batch *pgx.Batch, events ...Event) error {
 	for k, r := range rows {
 		ids[k], aggregates[k], types[k], payloads[k], headers[k], held[k] = r.ID, r.Aggregate, r.Type, r.Payload, r.Headers, r.Held
 	}
-	batch.Queue(appendRows(`unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::jsonb[], $6::boolean[])`),
-		ids, aggregates, types, payloads, headers, held)
+	batch.Queue(`SELECT outbox_append_v1($1, $2, $3, $4, $5, $6)`, ids, aggregates, types, payloads, headers, held)
 	return nil
 }
 
@@ -76,8 +75,11 @@ func AppendSQL(ctx context.Context, tx SQLTx, events ...Event) error {
 		return fmt.Errorf("encode %d events: %w", len(rows), err)
 	}
 	// One argument, which every driver can pass.
-	_, err = tx.ExecContext(ctx, appendRows(`ROWS FROM (jsonb_to_recordset($1::text::jsonb) AS (id uuid, aggregate uuid, type text, payload jsonb, headers jsonb, held boolean))`),
-		string(document))
+	_, err = tx.ExecContext(ctx, `
+		SELECT outbox_append_v1(array_agg(id ORDER BY place), array_agg(aggregate ORDER BY place), array_agg(type ORDER BY place),
+		                        array_agg(payload ORDER BY place), array_agg(headers ORDER BY place), array_agg(held ORDER BY place))
+		FROM ROWS FROM (jsonb_to_recordset($1::text::jsonb) AS (id uuid, aggregate uuid, type text, payload jsonb, headers jsonb, held boolean))
+		  WITH ORDINALITY AS e (id, aggregate, type, payload, headers, held, place)`, string(document))
 	if err != nil {
 		return fmt.Errorf("append %d events: %w", len(rows), err)
 	}
@@ -115,22 +117,4 @@ func rowsOf(events []Event) ([]row, error) {
 		rows[k] = r
 	}
 	return rows, nil
-}
-
-// appendRows is the statement that appends what source gives; a payload of null may come as NULL.
-// Locks are taken in one order by everybody, and ids drawn after them, in the order given.
-func appendRows(source string) string {
-	return `
-		WITH e AS MATERIALIZED (
-			SELECT * FROM ` + source + ` WITH ORDINALITY AS e (id, aggregate, type, payload, headers, held, place)
-		), locked AS MATERIALIZED (
-			SELECT pg_current_xact_id()::text -- who has drawn an id can be seen to be under way
-			UNION ALL
-			SELECT pg_advisory_xact_lock(hashtextextended(aggregate::text, 0))::text
-			FROM (SELECT DISTINCT aggregate FROM e WHERE NOT held ORDER BY aggregate) AS sorted
-		)
-		INSERT INTO outbox_event (event_uuid, aggregate_id, event_type, payload, headers)
-		SELECT e.id, e.aggregate, e.type, coalesce(e.payload, 'null'), e.headers
-		FROM (SELECT count(*) FROM locked) AS all_of_them, e
-		ORDER BY e.place`
 }

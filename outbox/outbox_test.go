@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
@@ -241,20 +242,138 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// An aggregate that is held costs no lock, of which the server has few; any other costs one.
+// Appending takes no room in the lock table of the server, however many aggregates it is about.
+func TestManyAggregates(t *testing.T) {
+	pool := pgtest.New(t)
+	tx := begin(t, pool)
+	events := make([]outbox.Event, 100_000)
+	for k := range events {
+		events[k] = outbox.Event{Aggregate: uuid.New(), Type: "test.told", Payload: k}
+	}
+	add(t, tx, events...)
+	var locks int
+	err := tx.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()`).Scan(&locks)
+	if err != nil || locks > 100 {
+		t.Errorf("%d locks: %v", locks, err)
+	}
+	commit(t, tx)
+}
+
+// One call an event takes about as long whether they are all of one aggregate, or each of another: what
+// a transaction holds already it does not hold again.
+func TestOneByOne(t *testing.T) {
+	pool := pgtest.New(t)
+	took := func(aggregates int) (seconds float64) {
+		if err := pool.QueryRow(t.Context(), `
+			WITH begun AS MATERIALIZED (SELECT clock_timestamp() AS at),
+			emitted AS MATERIALIZED (SELECT outbox_emit(uuid_in(md5((n % $1)::text)::cstring), 'test.told', '1') FROM begun, generate_series(1, 10000) AS n)
+			SELECT extract(epoch FROM clock_timestamp() - at)::float8 FROM begun WHERE (SELECT count(*) FROM emitted) = 10000`, aggregates).Scan(&seconds); err != nil {
+			t.Fatal(err)
+		}
+		return seconds
+	}
+	if many, one := took(10_000), took(1); one > 3*many+1 {
+		t.Errorf("10000 events of one aggregate took %.1f s, of as many aggregates %.1f s", one, many)
+	}
+}
+
+// What is held by a row that all lock is not held a second time.
 func TestHeld(t *testing.T) {
 	pool := pgtest.New(t)
-	for held, want := range map[bool]int{true: 0, false: 100} {
+	aggregate := uuid.New()
+	add(t, begin(t, pool), outbox.Event{Aggregate: aggregate, Type: "test.told"})
+	for held, want := range map[bool]string{true: "", false: "55P03"} {
 		tx := begin(t, pool)
-		events := make([]outbox.Event, 100)
-		for k := range events {
-			events[k] = outbox.Event{Aggregate: uuid.New(), Type: "test.told", Held: held}
+		if _, err := tx.Exec(t.Context(), `SET LOCAL lock_timeout = '100ms'`); err != nil {
+			t.Fatal(err)
 		}
-		add(t, tx, events...)
-		var locks int
-		err := tx.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()`).Scan(&locks)
-		if err != nil || locks != want {
-			t.Errorf("held %t: %d locks, want %d: %v", held, locks, want, err)
+		err := outbox.Append(t.Context(), tx, outbox.Event{Aggregate: aggregate, Type: "test.told", Held: held})
+		if codeOf(err) != want {
+			t.Errorf("held %t: %v", held, err)
 		}
+	}
+}
+
+func codeOf(err error) string {
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) {
+		return refused.Code
+	}
+	return ""
+}
+
+// Nobody who may not append can hold an aggregate, whatever locks he takes.
+func TestNobodyHoldsAnAggregate(t *testing.T) {
+	pool := pgtest.New(t)
+	named := pgtest.Roles(t, pool)
+	stranger, program, aggregate := pgtest.As(t, pool, named), pgtest.As(t, pool, named, "enqueue"), uuid.New()
+	lock := begin(t, stranger)
+	if _, err := lock.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended($1::uuid::text, 0))`, aggregate); err != nil {
+		t.Fatal(err)
+	}
+	tx := begin(t, program)
+	if _, err := tx.Exec(t.Context(), `SET LOCAL lock_timeout = '1s'`); err != nil {
+		t.Fatal(err)
+	}
+	add(t, tx, outbox.Event{Aggregate: aggregate, Type: "test.told"})
+	commit(t, tx)
+	for _, pool := range []*pgxpool.Pool{stranger, program, pgtest.As(t, pool, named, "dispatcher"), pgtest.As(t, pool, named, "engine"), pgtest.As(t, pool, named, "operator")} {
+		for _, try := range []string{`INSERT INTO outbox_aggregate VALUES (gen_random_uuid())`, `DELETE FROM outbox_aggregate`, `SELECT FROM outbox_aggregate FOR KEY SHARE`} {
+			if _, err := pool.Exec(t.Context(), try); codeOf(err) != "42501" {
+				t.Errorf("%s: %v", try, err)
+			}
+		}
+	}
+}
+
+// Ids are drawn by the table, whoever inserts: with a number of the transaction by then, and in the
+// order of commits for each aggregate. An id that is given is refused in words; the owner can give it, on record.
+func TestIdsByHand(t *testing.T) {
+	pool := pgtest.New(t)
+	const plain = `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES ($1, 'test.told', '1') RETURNING id`
+	for _, by := range []string{`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) VALUES (7, gen_random_uuid(), 'test.told', '1')`,
+		`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE SELECT n, gen_random_uuid(), 'test.told', '1' FROM generate_series(-3, 3) AS n`,
+		`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) VALUES (currval(pg_get_serial_sequence('outbox_event', 'id')) + 1, gen_random_uuid(), 'test.told', '1')`,
+	} {
+		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), plain, uuid.New()); err != nil {
+				t.Error(err)
+			}
+			_, err := tx.Exec(t.Context(), by)
+			return err
+		}); codeOf(err) != "23000" || !strings.Contains(err.Error(), "by hand") {
+			t.Errorf("%s: %v", by, err)
+		}
+	}
+	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `SET LOCAL workflow.override = 'restored';
+			INSERT INTO outbox_event (id, aggregate_id, event_type, payload) VALUES (1000000, gen_random_uuid(), 'test.told', '1')`)
+		return err
+	}); err != nil {
+		t.Errorf("the owner: %v", err)
+	}
+	var recorded string
+	if err := pool.QueryRow(t.Context(), `SELECT reason || ' ' || row_key FROM workflow_override`).Scan(&recorded); err != nil || recorded != `restored {"id": 1000000}` {
+		t.Errorf("recorded: %s, %v", recorded, err)
+	}
+
+	aggregate, ended := uuid.New(), make(chan int64, 1)
+	first, second := begin(t, pool), begin(t, pool)
+	add(t, first, outbox.Event{Aggregate: aggregate, Type: "test.told"})
+	go func() {
+		var id int64
+		if err := second.QueryRow(t.Context(), plain, aggregate).Scan(&id); err != nil {
+			t.Error(err)
+		}
+		ended <- id
+	}()
+	pgtest.Blocked(t, pool, 1)
+	var last int64
+	if err := first.QueryRow(t.Context(), `SELECT outbox_emit($1, 'test.told', '1')`, aggregate).Scan(&last); err != nil {
+		t.Fatal(err)
+	}
+	commit(t, first)
+	if id := <-ended; id <= last {
+		t.Errorf("a plain INSERT has drawn %d before its turn: %d was drawn by who held the aggregate", id, last)
 	}
 }

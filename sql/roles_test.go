@@ -74,6 +74,8 @@ func TestRoleEnqueue(t *testing.T) {
 	key := s.do(`SELECT workflow_enqueue('billing.x', '{"card": 1}', idempotency_key => 'k')`)
 	s.expect("the same again", s.do(`SELECT workflow_enqueue('billing.x', '{"card": 1}', idempotency_key => 'k')`), key)
 	s.do(`SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`)
+	s.denied(`SELECT outbox_emit(gen_random_uuid(), 'run.failed', '{}')`, `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'a.b', '{}')`,
+		`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) VALUES (1, gen_random_uuid(), 'a.b', '{}')`)
 	s.expect("who", g.do(`SELECT created_by FROM workflow_run WHERE id = '`+key+`'`), g.named+"_login_enqueue")
 	s.expect("sees", s.do(`SELECT count(id) FROM workflow_run`), "0")
 	s.refused(`INSERT INTO workflow_run (type) VALUES ('Bad Type')`, "23514", "Use segments", "dotted")
@@ -161,7 +163,13 @@ func TestRoleWorker(t *testing.T) {
 	}
 	s.expect("its history", g.do(`SELECT string_agg(event_type, ' ' ORDER BY id) FROM workflow_history WHERE workflow_id = '`+own+`'`), "retried failed")
 	s.do(`RESET ALL`)
-	s.do(`INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES ('` + own + `', 'a.b', '{}')`)
+	tell := func(aggregate, typ string) string {
+		return `SELECT outbox_append_v1(ARRAY[NULL::uuid], '{` + aggregate + `}', '{` + typ + `}', ARRAY['{}'::jsonb])`
+	}
+	s.do(tell(own, "a.b"))
+	s.denied(tell(other, "a.b"), tell("01890a5d-ac96-774b-bcce-b302099a8057", "a.b"), tell(own+","+other, "a.b,a.b"), tell(own, "run.failed"), tell(own, "process.completed"),
+		`SELECT outbox_emit('`+own+`', 'a.b', '{}')`, `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES ('`+own+`', 'a.b', '{}')`,
+		`SELECT outbox_append_v1(ARRAY[NULL::uuid], ARRAY[id], '{a.b}', ARRAY['{}'::jsonb]) FROM unnest(ARRAY(SELECT '`+other+`'::uuid)) AS id`)
 	s.denied(forbidden...)
 	s.denied(fmt.Sprintf(settleRun, own), fmt.Sprintf(settleRun, other), `SELECT lease_token FROM workflow_run`, `SELECT settled_token FROM workflow_run`, `SELECT * FROM workflow_run`,
 		`UPDATE workflow_run SET run_at = '-infinity'`, `UPDATE workflow_run SET attempt = 2147483647`, `SELECT FROM workflow_run FOR UPDATE`,
@@ -176,12 +184,15 @@ func TestRoleWorker(t *testing.T) {
 	both := g.as("media", "enqueue") // a worker whose handlers enqueue
 	both.do(`SELECT workflow_enqueue('billing.y')`)
 	both.expect("sees", both.do(`SELECT string_agg(type, ' ') FROM workflow_run`), "media.x")
+	both.do(tell(other, "a.b"))
 	nobody := g.as("worker") // bound to nothing
+	nobody.denied(tell(own, "a.b"))
 	nobody.expect("sees", nobody.do(`SELECT count(*) FROM workflow_run`), "0")
 	if err := sql.BindWorker(t.Context(), g.conn, g.named, g.named+"_media", []string{"email."}); err != nil {
 		t.Fatal(err)
 	}
 	s.expect("sees after it was bound anew", s.do(`SELECT count(*) FROM workflow_run`), "0")
+	s.denied(tell(own, "a.b"))
 	for _, bad := range [][]string{nil, {"media"}, {""}, {"media.", "m'; DROP TABLE workflow_run; --"}} {
 		if err := sql.BindWorker(t.Context(), g.conn, g.named, g.named+"_media", bad); err == nil {
 			t.Errorf("bound to %q", bad)

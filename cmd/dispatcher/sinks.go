@@ -17,6 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher/lines"
 	"github.com/simple-workflow/simple-workflow/dispatcher/program"
 	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
+	"github.com/simple-workflow/simple-workflow/internal/address"
 )
 
 // A sinkSpec is one element of DISPATCHER_SINKS.
@@ -163,9 +164,9 @@ func openWebhook(s *settings, spec sinkSpec) (dispatcher.Sink, error) {
 	var allow []netip.Prefix
 	if text := spec.options.Get("allow"); text != "" {
 		for _, part := range strings.Split(text, ",") {
-			prefix, err := netip.ParsePrefix(part)
-			if err != nil {
-				return nil, fmt.Errorf("allow: %.60q is no range of addresses such as 10.0.0.0/8", part)
+			prefix, why := address.Network(part)
+			if why != "" {
+				return nil, fmt.Errorf("allow: %.60q is %s", part, why)
 			}
 			allow = append(allow, prefix)
 		}

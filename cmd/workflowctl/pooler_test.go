@@ -1,3 +1,5 @@
+//go:build pooler
+
 package main_test
 
 import (

@@ -1,62 +1,35 @@
 package webhook
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
-	"regexp"
+	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/simple-workflow/simple-workflow/internal/address"
 )
 
-// internal are ranges that netip takes for public ones.
-var internal = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"),      // this network
-	netip.MustParsePrefix("100.64.0.0/10"),  // shared by a carrier's customers
-	netip.MustParsePrefix("192.0.0.0/24"),   // protocols
-	netip.MustParsePrefix("198.18.0.0/15"),  // laboratories
-	netip.MustParsePrefix("240.0.0.0/4"),    // reserved, and used
-	netip.MustParsePrefix("::/96"),          // IPv4, long ago
-	netip.MustParsePrefix("64:ff9b:1::/48"), // translated locally
-	netip.MustParsePrefix("fec0::/10"),      // site-local
-}
-
-// public reports whether an address is meant to be reached by anybody.
-func public(ip netip.Addr) bool {
-	if !ip.IsGlobalUnicast() || ip.IsPrivate() || slices.ContainsFunc(internal, func(p netip.Prefix) bool { return p.Contains(ip) }) {
-		return false
+// admitURL refuses early what would be refused later anyhow: hosts and ports that are none, and addresses that
+// may not be dialled.
+func (c Config) admitURL(u *url.URL) error {
+	host, why := address.Host(u.Hostname())
+	if why != "" {
+		return fmt.Errorf("the host %.60s is %s", u.Hostname(), why)
 	}
-	if ip.Is4() {
-		return true
+	if u.Port() != "" || strings.HasSuffix(u.Host, ":") {
+		if _, why := address.Port(u.Port()); why != "" {
+			return fmt.Errorf("the port %.20s is %s", u.Port(), why)
+		}
 	}
-	at := ip.As16()
-	switch {
-	case nat64.Contains(ip):
-		return public(netip.AddrFrom4([4]byte(at[12:16])))
-	case sixToFour.Contains(ip):
-		return public(netip.AddrFrom4([4]byte(at[2:6])))
+	if u.Opaque != "" || u.Fragment != "" {
+		return errors.New("use http://host/path or https://host/path")
 	}
-	return true
-}
-
-// Addresses that hold one of IPv4.
-var (
-	nat64     = netip.MustParsePrefix("64:ff9b::/96")
-	sixToFour = netip.MustParsePrefix("2002::/16")
-)
-
-// number is a host that resolvers take for an address, though it does not look like one.
-var number = regexp.MustCompile(`^(0[xX][0-9a-fA-F]*|[0-9]+)(\.(0[xX][0-9a-fA-F]*|[0-9]+))*\.?$`)
-
-// admitHost refuses early what admit would refuse later anyhow.
-func (c Config) admitHost(host string) error {
-	name := strings.TrimSuffix(strings.ToLower(host), ".")
-	ip, err := netip.ParseAddr(name)
-	switch {
-	case err == nil:
+	if ip, err := netip.ParseAddr(host); err == nil {
 		return c.admit(ip)
-	case number.MatchString(host):
-		return fmt.Errorf("the host %.60s is an address in an unusual form; write it like 203.0.113.7", host)
-	case name == "localhost" || strings.HasSuffix(name, ".localhost"):
+	}
+	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
 		if c.admit(netip.IPv6Loopback()) != nil {
 			return c.admit(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 		}
@@ -67,7 +40,7 @@ func (c Config) admitHost(host string) error {
 // admit returns an error for an address that is not public, unless it is allowed.
 func (c Config) admit(ip netip.Addr) error {
 	ip = ip.Unmap().WithZone("")
-	if public(ip) || slices.ContainsFunc(c.Allow, func(p netip.Prefix) bool { return p.Contains(ip) }) {
+	if address.Public(ip) || slices.ContainsFunc(c.Allow, func(p netip.Prefix) bool { return p.Contains(ip) }) {
 		return nil
 	}
 	return fmt.Errorf("address %s is not public; if it is meant, allow it, as in allow=%s", ip, netip.PrefixFrom(ip, ip.BitLen()))

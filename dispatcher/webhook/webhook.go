@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,6 +28,8 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/address"
+	"github.com/simple-workflow/simple-workflow/internal/secret"
 )
 
 const (
@@ -48,9 +51,10 @@ type Config struct {
 	// Timeout is for a request, its answer included; 0: DefaultTimeout.
 	Timeout time.Duration
 
-	// Secret signs each request as Standard Webhooks 1.0 has it: the header webhook-signature is
-	// "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). After whsec_ it is the base64
-	// of the secret, otherwise the secret itself. Empty: no signature.
+	// Secret signs each request. In the structured mode it does so as Standard Webhooks 1.0 has it: the
+	// header webhook-signature is "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). In the binary
+	// mode, where the body is not all, it is "v2," and that of id.timestamp.attributes.body, as docs/sinks/webhook.md has it. After
+	// whsec_ it is the base64 of the secret, otherwise the secret itself. Empty: no signature.
 	Secret string
 	// KeyID names the secret in the header webhook-key-id, so that it can be changed.
 	KeyID string
@@ -90,7 +94,12 @@ func New(c Config) (*Sink, error) {
 	}
 	s := &Sink{config: c, client: c.Client, key: key, masked: mask(u)}
 	if s.client == nil {
-		if err := c.admitHost(u.Hostname()); err != nil {
+		for _, network := range c.Allow {
+			if why := address.Meant(network); why != "" {
+				return nil, fmt.Errorf("webhook: Allow: %s is %s", network, why)
+			}
+		}
+		if err := c.admitURL(u); err != nil {
 			return nil, fmt.Errorf("webhook: URL: %w", err)
 		}
 		s.client = c.newClient()
@@ -99,12 +108,12 @@ func New(c Config) (*Sink, error) {
 }
 
 // Key returns the bytes that a secret signs with; nil for none.
-func Key(secret string) ([]byte, error) {
-	if secret == "" {
+func Key(text string) ([]byte, error) {
+	if text == "" {
 		return nil, nil
 	}
-	key := []byte(secret)
-	if coded, ok := strings.CutPrefix(secret, "whsec_"); ok {
+	key := []byte(text)
+	if coded, ok := strings.CutPrefix(text, "whsec_"); ok {
 		var err error
 		if key, err = base64.StdEncoding.DecodeString(coded); err != nil {
 			return nil, errors.New("what follows whsec_ is not base64; see: echo whsec_$(openssl rand -base64 24)")
@@ -113,12 +122,15 @@ func Key(secret string) ([]byte, error) {
 	if len(key) < MinSecret {
 		return nil, fmt.Errorf("it has %d bytes; use at least %d, for example from: openssl rand -hex 24", len(key), MinSecret)
 	}
+	if why := secret.Weak(key); why != "" {
+		return nil, errors.New(why)
+	}
 	return key, nil
 }
 
 func (c Config) newClient() *http.Client {
-	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
-		at, err := netip.ParseAddrPort(address)
+	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: func(_, to string, _ syscall.RawConn) error {
+		at, err := netip.ParseAddrPort(to)
 		if err != nil {
 			return err
 		}
@@ -178,7 +190,7 @@ func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error
 		stamp := strconv.FormatInt(dispatcher.Now(ctx).Unix(), 10)
 		header.Set("webhook-id", e.ID())
 		header.Set("webhook-timestamp", stamp)
-		header.Set("webhook-signature", sign(s.key, e.ID(), stamp, body.Bytes()))
+		header.Set("webhook-signature", s.sign(header, e.ID(), stamp, body.Bytes()))
 		if s.config.KeyID != "" {
 			header.Set("webhook-key-id", s.config.KeyID)
 		}
@@ -192,12 +204,32 @@ func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error
 	return request, nil
 }
 
-// sign returns the signature of Standard Webhooks 1.0.
-func sign(key []byte, id, stamp string, body []byte) string {
-	mac := hmac.New(sha256.New, key)
+// sign returns the signature: of version 1 is that of Standard Webhooks 1.0, of the body alone. Where
+// attributes are headers, version 2 covers these, too, and no other is sent: who takes either could be given an
+// event with another type.
+func (s *Sink) sign(header http.Header, id, stamp string, body []byte) string {
+	mac := hmac.New(sha256.New, s.key)
 	fmt.Fprintf(mac, "%s.%s.", id, stamp)
+	version := "v1,"
+	if s.config.Binary {
+		version = "v2,"
+		fmt.Fprintf(mac, "%s.", attributesOf(header))
+	}
 	mac.Write(body)
-	return "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	return version + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// attributesOf is what the second version of the signature covers of the headers: each that begins
+// with ce-, and content-type, as name:value and a line feed, names in lower case, in order of name.
+func attributesOf(header http.Header) string {
+	var lines []string
+	for name, values := range header {
+		if name = strings.ToLower(name); strings.HasPrefix(name, "ce-") || name == "content-type" {
+			lines = append(lines, name+":"+values[0]+"\n")
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "")
 }
 
 // binaryHeaders sets an event's attributes as the binary mode of the CloudEvents HTTP binding 1.0

@@ -167,9 +167,7 @@ func TestSignature(t *testing.T) {
 					t.Fatal(err)
 				}
 				r, body := <-requests, <-bodies
-				mac := hmac.New(sha256.New, raw)
-				mac.Write([]byte("evt-1." + r.Header.Get("webhook-timestamp") + "." + string(body)))
-				if got, want := r.Header.Get("webhook-signature"), "v1,"+base64.StdEncoding.EncodeToString(mac.Sum(nil)); got != want {
+				if got, want := r.Header.Get("webhook-signature"), signatureOf(raw, r.Header, body, binary); got != want {
 					t.Errorf("signature %s, want %s", got, want)
 				}
 				var seconds int64
@@ -196,12 +194,66 @@ func TestSignature(t *testing.T) {
 	})
 }
 
+// signatureOf is what a receiver computes, written down a second time.
+func signatureOf(key []byte, header http.Header, body []byte, binary bool) string {
+	signed, version := header.Get("webhook-id")+"."+header.Get("webhook-timestamp")+".", "v1,"
+	if binary {
+		version = "v2,"
+		for _, name := range []string{"ce-id", "ce-partitionkey", "ce-source", "ce-specversion", "ce-subject", "ce-time", "ce-type", "content-type"} {
+			signed += name + ":" + header.Get(name) + "\n"
+		}
+		signed += "."
+	}
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte(signed + string(body)))
+	return version + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// Whatever a receiver acts on is signed: no header of the event, and nothing of the body, can be changed, added
+// or taken away under way.
+func TestSignatureCoversAll(t *testing.T) {
+	raw := []byte("0123456789abcdef01234567")
+	requests, bodies := make(chan *http.Request, 1), make(chan []byte, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		requests <- r
+		bodies <- body
+	}))
+	defer server.Close()
+	if err := publish(t, sink(t, webhook.Config{URL: server.URL, Binary: true, Secret: string(raw)}), newEvent("evt-1", "a")); err != nil {
+		t.Fatal(err)
+	}
+	r, body := <-requests, <-bodies
+	signed := r.Header.Get("webhook-signature")
+	if strings.Contains(signed, "v1,") {
+		t.Errorf("signature %s: one that covers the body alone can be had, too", signed)
+	}
+	covered := 0
+	for name := range r.Header {
+		if name = strings.ToLower(name); !strings.HasPrefix(name, "ce-") && name != "content-type" {
+			continue
+		}
+		covered++
+		forged := r.Header.Clone()
+		forged.Set(name, "forged")
+		if signatureOf(raw, forged, body, true) == signed {
+			t.Errorf("%s can be forged", name)
+		}
+	}
+	if covered != 8 {
+		t.Errorf("%d headers are covered, want 8: %v", covered, r.Header)
+	}
+}
+
 // K41: a secret that is too short, or no base64 where it should be, is refused and not shown.
 func TestBadSecrets(t *testing.T) {
 	for secret, want := range map[string]string{
-		"short":                     "5 bytes; use at least 24",
-		"whsec_c2hvcnQ=":            "5 bytes; use at least 24",
-		"whsec_not base64 at all!!": "base64",
+		"short":                            "5 bytes; use at least 24",
+		"whsec_c2hvcnQ=":                   "5 bytes; use at least 24",
+		"whsec_not base64 at all!!":        "base64",
+		"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa": "only 1 different",
+		"abcdabcdabcdabcdabcdabcdabcd":     "only 4 different",
+		"whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=": "only 1 different",
 	} {
 		_, err := webhook.New(webhook.Config{URL: "https://crm.example", Secret: secret})
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), secret) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/address"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -108,8 +109,8 @@ func (s *section) url(w *web) {
 		s.bad("url", "%s cannot be parsed; write https://host/path, special characters percent-encoded", quote(maskURL(raw)))
 		return
 	}
-	host, why := parseHost(u.Hostname())
-	port, portErr := strconv.ParseUint(u.Port(), 10, 16)
+	host, why := address.Host(u.Hostname())
+	_, notPort := address.Port(u.Port())
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https":
 		s.bad("url", "%s begins with neither http:// nor https://; use one of the two", quote(maskURL(raw)))
@@ -117,7 +118,7 @@ func (s *section) url(w *web) {
 		s.bad("url", "%s has no host; write https://host/path", quote(maskURL(raw)))
 	case why != "":
 		s.bad("url", "%s: its host is %s", quote(maskURL(raw)), why)
-	case u.Port() != "" && (portErr != nil || port == 0), strings.HasSuffix(u.Host, ":"):
+	case u.Port() != "" && notPort != "", strings.HasSuffix(u.Host, ":"):
 		s.bad("url", "%s: its port is not a number from 1 to 65535; correct or remove it", quote(maskURL(raw)))
 	case u.Fragment != "":
 		s.bad("url", "%s has a fragment, which is never sent; remove it from the # on", quote(maskURL(raw)))

@@ -210,7 +210,7 @@ var names = map[string]string{
 	"settle":   "workflow_settle_v1",
 	"unbound":  "SET LOCAL lock_timeout TO DEFAULT",
 	"effect":   "INSERT INTO chaos_effect",
-	"append":   "INSERT INTO outbox_event",
+	"append":   "outbox_append_v1",
 	"cancel":   "workflow_cancel",
 	"begin":    "begin; SET LOCAL",
 	"commit":   "commit",

@@ -76,7 +76,7 @@ BEGIN
         END IF;
         EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', thing.name);
         EXECUTE format('GRANT SELECT ON %s TO %I, %I', thing.name, named || '_operator', engine);
-        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding') THEN
+        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'outbox_aggregate') THEN
             EXECUTE format('GRANT INSERT, DELETE ON %s TO %I', thing.name, engine);
             IF thing.name NOT IN ('workflow_history', 'process_event', 'process_state_history', 'process_correction') THEN
                 EXECUTE format('GRANT UPDATE ON %s TO %I', thing.name, engine); -- what has happened is not changed
@@ -107,11 +107,14 @@ BEGIN
     EXECUTE format('GRANT SELECT ON workflow_schema TO %I, %I, %I, %I', named || '_enqueue', named || '_worker', named || '_dispatcher', named || '_viewer');
 
     EXECUTE format('GRANT INSERT (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata, tenant_id), SELECT (id) ON workflow_run TO %I', named || '_enqueue');
-    EXECUTE format('GRANT INSERT (event_uuid, aggregate_id, event_type, payload, headers) ON outbox_event TO %I, %I', named || '_enqueue', named || '_worker');
+    EXECUTE format('REVOKE INSERT ON outbox_event FROM %I, %I, %I', named || '_enqueue', named || '_worker', engine); -- they have outbox_append_v1
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_uuid() TO %I, %I', named || '_enqueue', named || '_worker');
     FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
                  WHERE p.proname IN ('workflow_enqueue', 'workflow_enqueue_once', 'outbox_emit') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', thing.name, named || '_enqueue');
+    END LOOP;
+    FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours WHERE p.proname = 'outbox_append_v1' LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_enqueue', named || '_worker'); -- which judges who calls
     END LOOP;
     EXECUTE format('GRANT %I TO %I, %I', named || '_enqueue', engine, named || '_operator');
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
 	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
+	"github.com/simple-workflow/simple-workflow/internal/secret"
 )
 
 // minToken is the length of the shortest token that is accepted.
@@ -77,6 +78,9 @@ func checkToken(token string) error {
 		return errors.New("everybody knows that one; use a random one, for example from: openssl rand -hex 24")
 	case len(token) < minToken:
 		return fmt.Errorf("it has %d characters; use at least %d, for example from: openssl rand -hex 24", len(token), minToken)
+	}
+	if why := secret.Weak(token); why != "" {
+		return errors.New(why)
 	}
 	return nil
 }

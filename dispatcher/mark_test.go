@@ -1,0 +1,351 @@
+package dispatcher_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/outbox"
+)
+
+// A journal keeps what is logged.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(p)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.String()
+}
+
+// within fails the test unless done is true in time.
+func within(t *testing.T, limit time.Duration, what string, done func() bool) {
+	t.Helper()
+	for begun := time.Now(); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(begun) > limit {
+			t.Fatalf("%s took more than %s", what, limit)
+		}
+	}
+}
+
+// repeated counts the events that came more than once.
+func repeated(events []event.Event) (n int) {
+	times := map[string]int{}
+	for _, e := range events {
+		if times[e.ID()]++; times[e.ID()] == 2 {
+			n++
+		}
+	}
+	return n
+}
+
+const (
+	published = `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL`
+	parked    = `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL`
+)
+
+// refusals are what makes the database refuse to mark events of the type test.bad, and what ends it.
+var refusals = []struct{ name, begin, end, state, words string }{
+	{"trigger", `
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one: %', NEW.payload; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (NEW.event_type = 'test.bad') EXECUTE FUNCTION refuse()`,
+		`DROP TRIGGER refuse ON outbox_event`, "P0001", "not this one"},
+	{"check", `ALTER TABLE outbox_event ADD CONSTRAINT fine CHECK (event_type <> 'test.bad') NOT VALID`,
+		`ALTER TABLE outbox_event DROP CONSTRAINT fine`, "23514", "fine"},
+}
+
+// An event that the database refuses to mark is parked with the database's words; later ones of its
+// aggregate go on. All others are marked, within five seconds where it is one, and sent once, however many it is. Once
+// the cause is gone, outbox_replay_parked brings it back.
+func TestEventThatCannotBeMarked(t *testing.T) {
+	for _, bad := range []int{1, 150} {
+		for _, r := range refusals {
+			t.Run(fmt.Sprint(bad, " by ", r.name), func(t *testing.T) {
+				pool, sink, log := pgtest.New(t), &memory{}, &journal{}
+				emit(t, pool, "test.told", 925-bad/2, 1)
+				ids := emit(t, pool, "test.bad", bad, 1)
+				emit(t, pool, "test.told", 925-bad/2, 1)
+				later(t, pool, ids[0].String())
+				if _, err := pool.Exec(t.Context(), r.begin); err != nil {
+					t.Fatal(err)
+				}
+				good := count(t, pool, `SELECT count(*) FROM outbox_event WHERE event_type <> 'test.bad'`)
+				dispatch(t, pool, func(c *dispatcher.Config) {
+					c.Claim, c.Logger = time.Minute, slog.New(slog.NewTextHandler(log, nil))
+				}, dispatcher.Target{Name: "memory", Sink: sink})
+				limit := time.Duration(bad/10)*time.Second + 5*time.Second // each takes some statements, on a machine with much to do
+				within(t, limit, "marking the others", func() bool { return count(t, pool, published) == good })
+				within(t, limit, "parking", func() bool { return count(t, pool, parked) == bad })
+				if n := count(t, pool, parked+` AND last_error LIKE $1`, r.state+"%"+r.words+"%"); n != bad {
+					t.Errorf("%d are parked with the database's words, want %d", n, bad)
+				}
+				if n := repeated(sink.got()); n > 0 {
+					t.Errorf("%d came more than once", n)
+				}
+				id := count(t, pool, `SELECT min(event_id) FROM outbox_delivery`)
+				pgtest.Await(t, "the log to name the event", func() bool {
+					return strings.Contains(log.String(), fmt.Sprintf("event=%d state=%s sink=memory", id, r.state))
+				})
+				if said := log.String(); strings.Contains(said, `"n"`) || strings.Contains(said, `\"n\"`) || strings.Contains(said, r.words) {
+					t.Errorf("the log says %s", said)
+				}
+				emit(t, pool, "test.told", 100, 1)
+				within(t, limit, "the next ones", func() bool { return count(t, pool, published) == good+100 })
+				if n := len(sink.got()); n != good+bad+100 {
+					t.Errorf("%d came, want %d", n, good+bad+100)
+				}
+				if n := count(t, pool, `SELECT outbox_replay_parked('memory')`); n != bad { // too early
+					t.Errorf("%d are replayed, want %d", n, bad)
+				}
+				within(t, limit, "parking again", func() bool { return count(t, pool, parked) == bad && len(sink.got()) == good+2*bad+100 })
+				if _, err := pool.Exec(t.Context(), r.end); err != nil {
+					t.Fatal(err)
+				}
+				count(t, pool, `SELECT outbox_replay_parked('memory')`)
+				drained(t, pool)
+				if n := count(t, pool, `SELECT count(*) FROM outbox_delivery`); n > 0 || len(sink.got()) != good+3*bad+100 {
+					t.Errorf("%d deliveries are left; %d came", n, len(sink.got()))
+				}
+			})
+		}
+	}
+}
+
+// later appends a good event to the aggregate of a bad one.
+func later(t *testing.T, pool *pgxpool.Pool, aggregate string) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), `SELECT outbox_emit($1, 'test.told', '{"n": 2}')`, aggregate); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Where no event can be marked, it is no event's fault: nothing is parked, nothing is sent again, and
+// as soon as it is over all is marked.
+func TestNothingCanBeMarked(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	emit(t, pool, "test.told", 10, 1)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	drained(t, pool) // events that could be marked once
+	if _, err := pool.Exec(t.Context(), strings.ReplaceAll(refusals[0].begin, "test.bad", "test.told")); err != nil {
+		t.Fatal(err)
+	}
+	emit(t, pool, "test.told", 200, 1)
+	pgtest.Await(t, "them to come", func() bool { return len(sink.got()) == 210 })
+	time.Sleep(4 * time.Second) // two claims
+	if n := count(t, pool, parked); n > 0 {
+		t.Errorf("%d are parked", n)
+	}
+	if _, err := pool.Exec(t.Context(), refusals[0].end); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 15*time.Second, "marking", func() bool { return count(t, pool, openEvents) == 0 })
+	if n := repeated(sink.got()); n > 0 {
+		t.Errorf("%d came more than once", n)
+	}
+}
+
+// An event that somebody has locked is passed over: others, those of its lane included, are marked
+// within five seconds, and sent once. It is marked when it is free, and not sent again for that.
+func TestLockedEvent(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	ids := emit(t, pool, "test.told", 500, 1)
+	for _, id := range ids[:100] {
+		later(t, pool, id.String())
+	}
+	lock, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(context.Background())
+	if _, err := lock.Exec(t.Context(), `SELECT FROM outbox_event WHERE aggregate_id = $1 ORDER BY id LIMIT 1 FOR UPDATE`, ids[7]); err != nil {
+		t.Fatal(err)
+	}
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink}) // with claims of two seconds
+	for round := range 4 {
+		want := 599 + round*500
+		within(t, 5*time.Second, "the others", func() bool { return count(t, pool, published) == want })
+		emit(t, pool, "test.told", 500, 1)
+	}
+	within(t, 5*time.Second, "the last of them", func() bool { return count(t, pool, published) == 2599 })
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 10*time.Second, "marking the event that was locked", func() bool { return count(t, pool, openEvents) == 0 })
+	if n := repeated(sink.got()); n > 0 {
+		t.Errorf("%d came more than once", n)
+	}
+}
+
+// What was acknowledged and could not be marked is sent again all the same when it is replayed.
+func TestReplayOfWhatWasLocked(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	emit(t, pool, "test.told", 1, 1)
+	lock, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(context.Background())
+	if _, err := lock.Exec(t.Context(), `SELECT FROM outbox_event FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	pgtest.Await(t, "it to come", func() bool { return len(sink.got()) == 1 })
+	pgtest.Await(t, "its lane to be given back", func() bool {
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE claim_token IS NOT NULL`) == 0
+	})
+	if _, err := lock.Exec(t.Context(), `SELECT outbox_replay('-infinity')`); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Await(t, "it to come again", func() bool { return len(sink.got()) == 2 })
+	drained(t, pool)
+}
+
+// A failure that cannot be noted, since the event is locked, holds up its aggregate and nothing else;
+// the event is tried again, and its later ones keep their place.
+func TestLockedFailure(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	ids := emit(t, pool, "test.told", 50, 3)
+	lock, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(context.Background())
+	if _, err := lock.Exec(t.Context(), `SELECT FROM outbox_event WHERE aggregate_id = $1 FOR UPDATE`, ids[7]); err != nil {
+		t.Fatal(err)
+	}
+	sink.set(func(e event.Event) error {
+		if e.Subject() == ids[7].String() {
+			return fmt.Errorf("not now")
+		}
+		return nil
+	})
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	within(t, 5*time.Second, "the others", func() bool { return count(t, pool, published) == 147 })
+	pgtest.Await(t, "it to be tried again", func() bool { return len(sink.got()) > 150 })
+	sink.set(nil)
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 10*time.Second, "the rest", func() bool { return count(t, pool, published) == 150 })
+	inOrder(t, sink.got())
+}
+
+// A lane that somebody has locked holds up itself: others are published.
+func TestLockedLane(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	register(t, pool, "memory")
+	lock, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(context.Background())
+	taken := make(chan struct{})
+	first := sync.OnceFunc(func() { // when its claim is made
+		defer close(taken)
+		if _, err := lock.Exec(context.Background(), `SELECT FROM outbox_lane WHERE lane = 7 FOR UPDATE`); err != nil {
+			t.Error(err)
+		}
+	})
+	sink.set(func(event.Event) error { first(); return nil })
+	emit(t, pool, "test.told", 1000, 1)
+	elsewhere := count(t, pool, `SELECT count(*) FROM outbox_event WHERE lane <> 7`)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	<-taken
+	within(t, 5*time.Second, "the other lanes", func() bool { return count(t, pool, published+` AND lane <> 7`) == elsewhere })
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	drained(t, pool)
+}
+
+// Raising floors waits for nobody who holds a lane or an event.
+func TestFloorsDoNotWait(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.told", 300, 1)
+	delivered(t, pool, claim(t, pool, "a"))
+	emit(t, pool, "test.told", 1, 1)
+	if err := outbox.RaiseFloors(t.Context(), pool, "a"); err != nil { // notes who is under way
+		t.Fatal(err)
+	}
+	if err := pgx.BeginFunc(t.Context(), pool, func(lock pgx.Tx) error {
+		if _, err := lock.Exec(t.Context(), `SELECT FROM outbox_lane WHERE lane = 7 FOR UPDATE`); err != nil {
+			return err
+		}
+		if _, err := lock.Exec(t.Context(), `SELECT FROM outbox_event FOR UPDATE`); err != nil {
+			return err
+		}
+		within(t, 5*time.Second, "raising floors", func() bool {
+			ctx, done := context.WithTimeout(t.Context(), time.Second)
+			defer done()
+			for _, keep := range []func(context.Context, outbox.DB, string) error{outbox.RaiseFloors, outbox.Sweep} {
+				if err := keep(ctx, pool, "a"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) >= outbox.Lanes-1
+		})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// No floor passes an id that was drawn by the newest transaction of all, which nobody has followed yet.
+func TestFloorOfTheNewest(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	older, newest := begin(t, pool), begin(t, pool)
+	if _, err := older.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	for _, tx := range []pgx.Tx{newest, older} { // so the older one draws the higher id
+		if _, err := tx.Exec(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{}')`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := older.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := outbox.RaiseFloors(t.Context(), pool, "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`); n > 0 {
+		t.Errorf("%d floors have passed an id that may still be committed", n)
+	}
+}
+
+// begin starts a transaction, rolled back when t ends.
+func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}

@@ -1,0 +1,276 @@
+-- simple-workflow 0011: what nobody can do to the outbox.
+
+DO $do$
+BEGIN
+    PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true); -- as in 0001
+END
+$do$;
+
+ALTER TABLE outbox_lane ADD COLUMN replays bigint NOT NULL DEFAULT 0;
+COMMENT ON COLUMN outbox_lane.replays IS 'Grows with each replay of its events: what a sink had acknowledged before, and could not be marked, is published again.';
+
+-- As in 0003, but an event that needs no change is not changed: its row may refuse that. And what
+-- was acknowledged, and is not marked yet, counts no more.
+CREATE OR REPLACE FUNCTION outbox_replay(since timestamptz, until timestamptz DEFAULT 'infinity', types text[] DEFAULT '{}', sink text DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    n bigint;
+BEGIN
+    IF sink IS NOT NULL AND NOT EXISTS (SELECT FROM outbox_sink s WHERE s.name = outbox_replay.sink) THEN
+        RAISE EXCEPTION 'outbox_replay: there is no sink %', quote_literal(sink) USING HINT = 'See SELECT name FROM outbox_sink.';
+    END IF;
+    WITH lanes AS MATERIALIZED ( -- the lock order: lane, event
+        SELECT l.sink, l.lane FROM outbox_lane l WHERE outbox_replay.sink IS NULL OR l.sink = outbox_replay.sink ORDER BY l.sink, l.lane FOR NO KEY UPDATE
+    ), again AS MATERIALIZED (
+        SELECT e.id, e.lane FROM outbox_event e
+        WHERE (SELECT count(*) FROM lanes) >= 0
+          AND e.created_at >= since AND e.created_at < until AND outbox_wants(outbox_replay.types, e.event_type)
+    ), opened AS (
+        UPDATE outbox_event e
+        SET published_at = NULL, parked_at = NULL,
+            delivered_to = CASE WHEN outbox_replay.sink IS NOT NULL THEN nullif(array_remove(e.delivered_to, outbox_replay.sink), '{}') END,
+            parked_by    = CASE WHEN outbox_replay.sink IS NOT NULL THEN nullif(array_remove(e.parked_by, outbox_replay.sink), '{}') END
+        FROM again a
+        WHERE e.id = a.id
+          AND (e.published_at IS NOT NULL OR e.parked_at IS NOT NULL OR e.delivered_to IS NOT NULL OR e.parked_by IS NOT NULL)
+    ), forgotten AS (
+        DELETE FROM outbox_delivery d USING again a WHERE d.event_id = a.id AND (outbox_replay.sink IS NULL OR d.sink = outbox_replay.sink)
+    ), lowered AS (
+        UPDATE outbox_lane l
+        SET floor = least(l.floor, a.first - 1), next_floor = NULL, replays = l.replays + 1,
+            claim_token = CASE WHEN l.claim_token IS NOT NULL THEN gen_random_uuid() END -- what is on its way counts no more
+        FROM (SELECT lane, min(id) AS first FROM again GROUP BY lane) a
+        WHERE l.lane = a.lane AND (outbox_replay.sink IS NULL OR l.sink = outbox_replay.sink)
+    )
+    SELECT count(*) INTO n FROM again;
+    RETURN n;
+END
+$fn$;
+
+-- As in 0003, likewise. What was parked because its row refuses every change says so only in
+-- outbox_delivery.
+CREATE OR REPLACE FUNCTION outbox_replay_parked(sink text DEFAULT NULL, types text[] DEFAULT '{}') RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    n bigint;
+BEGIN
+    WITH lanes AS MATERIALIZED (
+        SELECT l.sink, l.lane FROM outbox_lane l WHERE outbox_replay_parked.sink IS NULL OR l.sink = outbox_replay_parked.sink ORDER BY l.sink, l.lane FOR NO KEY UPDATE
+    ), forgotten AS (
+        DELETE FROM outbox_delivery d USING outbox_event e
+        WHERE (SELECT count(*) FROM lanes) >= 0 AND d.parked_at IS NOT NULL AND e.id = d.event_id
+          AND (outbox_replay_parked.sink IS NULL OR d.sink = outbox_replay_parked.sink) AND outbox_wants(outbox_replay_parked.types, e.event_type)
+        RETURNING d.event_id, d.sink, e.lane
+    ), again AS (
+        UPDATE outbox_event e
+        SET parked_at = NULL, parked_by = nullif(ARRAY(SELECT unnest(e.parked_by) EXCEPT SELECT unnest(f.sinks)), '{}')
+        FROM (SELECT event_id, array_agg(forgotten.sink) AS sinks FROM forgotten GROUP BY event_id) f
+        WHERE e.id = f.event_id AND (e.parked_at IS NOT NULL OR e.parked_by IS NOT NULL)
+    ), lowered AS (
+        UPDATE outbox_lane l SET floor = least(l.floor, f.first - 1), next_floor = NULL, replays = l.replays + 1
+        FROM (SELECT forgotten.sink, lane, min(event_id) AS first FROM forgotten GROUP BY 1, 2) f
+        WHERE l.sink = f.sink AND l.lane = f.lane
+    )
+    SELECT count(DISTINCT event_id) INTO n FROM forgotten;
+    RETURN n;
+END
+$fn$;
+
+-- Who appends an event holds its aggregate until his transaction ends: he has inserted a row here, and
+-- deleted it again. Whoever inserts the same key meanwhile waits for him, as unique indexes have it. So this
+-- table is always empty to everybody else, takes no room in the lock table and none in the log, and nobody can hold
+-- an aggregate but who may append.
+CREATE UNLOGGED TABLE outbox_aggregate (id uuid PRIMARY KEY)
+    WITH (autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_threshold = 1000000000);
+COMMENT ON TABLE outbox_aggregate IS 'The aggregates of which a transaction that is under way appends events. To all others it is empty.';
+
+-- Ids are drawn while the aggregate is held for the rest of the transaction, so that within one
+-- aggregate a later id is always a later commit; and after the transaction has got its number, so that who has
+-- drawn one can be seen to be under way: outbox_lane.next_xid.
+--
+-- Its name has a number because programs of several versions call it: what it takes and does stays as it is.
+CREATE FUNCTION outbox_append_v1(ids uuid[], aggregates uuid[], types text[], payloads jsonb[], headers jsonb[] DEFAULT NULL, held boolean[] DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+DECLARE
+    engine boolean := has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE');
+    one    boolean := cardinality(aggregates) = 1; -- the usual case, which costs half of what many cost
+    wanted uuid[]  := aggregates;
+    before tid[]   := nullif(current_setting('workflow.appended', true), '')::tid[];
+    here   tid;
+    all_of_them tid[];
+    last   bigint;
+    done   text;
+BEGIN
+    IF NOT engine THEN
+        IF array_to_string(types, ' ') ~ '(^| )(run\.|process\.|incident\.|no_handler_registered( |$))' THEN
+            RAISE EXCEPTION 'outbox_append: role % may not tell run.…, process.…, incident.… or no_handler_registered: the engine does', workflow_role()
+                USING ERRCODE = 'insufficient_privilege', HINT = 'Use another type.';
+        -- Whoever may enqueue may append events of anything; a worker, of its own runs.
+        ELSIF NOT has_function_privilege(workflow_role(), 'outbox_emit(uuid, text, jsonb, jsonb)', 'EXECUTE') AND EXISTS (
+            SELECT FROM unnest(aggregates) AS a
+            WHERE NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = a AND r.token_id IS NULL AND r.type ^@ ANY (workflow_bound_prefixes())))
+        THEN
+            RAISE EXCEPTION 'outbox_append: role % may append events of its own runs alone: the aggregate is the id of one', workflow_role()
+                USING ERRCODE = 'insufficient_privilege', HINT = 'Grant workflow_enqueue, too, if it shall append others: see docs/roles.md.';
+        END IF;
+    ELSIF true = ANY (held) THEN
+        SELECT array_agg(u.a) INTO wanted FROM unnest(aggregates, held) AS u (a, h) WHERE h IS NOT TRUE;
+    END IF;
+
+    IF one AND wanted IS NOT NULL THEN
+        -- What this transaction has appended shows what it holds. Else the key of one aggregate would come
+        -- a thousand times, and each time be compared with all before.
+        IF before IS NOT NULL AND EXISTS (
+            SELECT FROM outbox_event e WHERE e.ctid = ANY (before) AND e.aggregate_id = wanted[1] AND e.xmin = pg_current_xact_id_if_assigned()::xid)
+        THEN
+            wanted := NULL;
+        ELSE
+            INSERT INTO outbox_aggregate VALUES (wanted[1]) RETURNING ctid INTO here;
+            DELETE FROM outbox_aggregate WHERE ctid = here;
+        END IF;
+    ELSIF wanted IS NOT NULL THEN -- in one order, that of all who do this
+        WITH mine AS (INSERT INTO outbox_aggregate SELECT DISTINCT a FROM unnest(wanted) AS a ORDER BY a RETURNING ctid)
+        SELECT array_agg(mine.ctid) INTO all_of_them FROM mine;
+        DELETE FROM outbox_aggregate WHERE ctid = ANY (all_of_them);
+    END IF;
+
+    done := pg_current_xact_id()::text;
+    done := set_config('workflow.append', 'on', true); -- for outbox_event_door
+    IF one THEN
+        INSERT INTO outbox_event (event_uuid, aggregate_id, event_type, payload, headers)
+        VALUES (coalesce(ids[1], workflow_uuid()), aggregates[1], types[1], coalesce(payloads[1], 'null'), outbox_append_v1.headers[1])
+        RETURNING id, ctid INTO last, here;
+    ELSE
+        WITH new AS (
+            INSERT INTO outbox_event (event_uuid, aggregate_id, event_type, payload, headers)
+            SELECT coalesce(e.id, workflow_uuid()), e.aggregate, e.type, coalesce(e.payload, 'null'), e.header
+            FROM unnest(ids, aggregates, types, payloads, outbox_append_v1.headers) WITH ORDINALITY AS e (id, aggregate, type, payload, header, place)
+            ORDER BY e.place
+            RETURNING id
+        )
+        SELECT max(new.id) INTO last FROM new;
+    END IF;
+    done := set_config('workflow.append', '', true);
+    IF one AND wanted IS NOT NULL THEN
+        done := set_config('workflow.appended', (CASE WHEN cardinality(before) < 64 THEN before || here ELSE ARRAY[here] END)::text, true);
+    END IF;
+    RETURN last;
+END
+$fn$;
+COMMENT ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]) IS
+    'For programs: appends events to the outbox in the caller''s transaction, in the order given, and returns the last id. An id that is null is drawn. held: the caller has locked a row that all lock who append events of that aggregate; believed of the engine.';
+
+CREATE OR REPLACE FUNCTION outbox_emit(aggregate_id uuid, event_type text, payload jsonb, headers jsonb DEFAULT NULL)
+RETURNS bigint
+LANGUAGE sql SECURITY INVOKER
+RETURN outbox_append_v1(ARRAY[NULL::uuid], ARRAY[aggregate_id], ARRAY[event_type], ARRAY[payload], ARRAY[headers]);
+DO $do$
+DECLARE
+    caller record;
+BEGIN
+    -- Who could append until now can go on, before roles are made anew.
+    FOR caller IN
+        SELECT a.grantee::regrole AS name FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) a
+        WHERE p.oid = 'outbox_emit(uuid, text, jsonb, jsonb)'::regprocedure AND a.grantee <> 0 AND a.grantee <> p.proowner
+        UNION
+        SELECT a.grantee::regrole FROM pg_attribute t CROSS JOIN LATERAL aclexplode(t.attacl) a
+        WHERE t.attrelid = 'outbox_event'::regclass AND t.attname = 'aggregate_id' AND a.privilege_type = 'INSERT' AND a.grantee <> 0
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]) TO %s', caller.name);
+    END LOOP;
+END
+$do$;
+
+-- A plain INSERT does by this what outbox_append_v1 does, row by row. Only the owner can pass it by, by the
+-- setting, or with ids of his own, which is recorded.
+CREATE FUNCTION outbox_event_door() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+DECLARE
+    ids   text := pg_get_serial_sequence('outbox_event', 'id');
+    drawn bigint;
+    here  tid;
+    holds text;
+BEGIN
+    BEGIN
+        drawn := currval(ids);
+    EXCEPTION WHEN object_not_in_prerequisite_state THEN -- this session has drawn none
+    END;
+    IF NEW.id IS DISTINCT FROM drawn THEN
+        IF workflow_overrides('outbox_event', 'INSERT', jsonb_build_object('id', NEW.id)) THEN
+            RETURN NEW;
+        END IF;
+        RAISE EXCEPTION 'outbox_event: id % was given by hand; ids are drawn, so that they are in the order of commits', NEW.id
+            USING ERRCODE = 'integrity_constraint_violation', TABLE = 'outbox_event', CONSTRAINT = TG_NAME,
+                  HINT = 'Leave it out, or call outbox_emit(…). The owner can restore events, on record: SET workflow.override = ''why''.';
+    END IF;
+    holds := pg_current_xact_id()::text || ' ' || NEW.aggregate_id;
+    IF current_setting('workflow.inserted', true) IS DISTINCT FROM holds THEN
+        INSERT INTO outbox_aggregate VALUES (NEW.aggregate_id) RETURNING ctid INTO here;
+        DELETE FROM outbox_aggregate WHERE ctid = here;
+        PERFORM set_config('workflow.inserted', holds, true);
+    END IF;
+    NEW.id := nextval(ids);
+    RETURN NEW;
+END
+$fn$;
+CREATE TRIGGER outbox_event_door BEFORE INSERT ON outbox_event
+    FOR EACH ROW WHEN (coalesce(current_setting('workflow.append', true), '') <> 'on' OR NOT has_table_privilege('outbox_aggregate'::regclass, 'INSERT'))
+    EXECUTE FUNCTION outbox_event_door();
+
+-- As in 0003, but the run's row, which is locked, is all that needs to be.
+CREATE OR REPLACE FUNCTION outbox_run_event() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    types text[] := string_to_array(replace(coalesce(current_setting('workflow.run_event_types', true), ''), ' ', ''), ',');
+    code  text   := NEW.error->>'code';
+    fact  jsonb  := jsonb_build_object('run', NEW.id, 'type', NEW.type, 'status', NEW.status, 'attempt', NEW.attempt)
+                    || CASE WHEN NEW.status = 'failed' AND code IS NOT NULL THEN jsonb_build_object('code', code) ELSE '{}' END;
+    heads jsonb  := CASE WHEN NEW.metadata ? 'traceparent' THEN jsonb_build_object('traceparent', NEW.metadata->>'traceparent') END;
+BEGIN
+    IF NOT EXISTS (SELECT FROM outbox_sink) OR NOT outbox_wants(types, NEW.type) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM set_config('workflow.append', 'on', true);
+    INSERT INTO outbox_event (aggregate_id, event_type, payload, headers) VALUES (NEW.id, 'run.' || NEW.status, fact, heads);
+    IF NEW.status = 'failed' AND code = 'no_handler_registered' THEN
+        INSERT INTO outbox_event (aggregate_id, event_type, payload, headers) VALUES (NEW.id, code, fact, heads);
+    END IF;
+    PERFORM set_config('workflow.append', '', true);
+    RETURN NULL;
+END
+$fn$;
+
+-- As in 0006, without what was parked in outbox_delivery alone.
+CREATE OR REPLACE VIEW outbox_lag AS
+    SELECT s.name AS sink, n.open,
+           (SELECT now() - min(o.created_at)
+            FROM outbox_lane l
+            CROSS JOIN LATERAL (
+                SELECT e.created_at FROM outbox_event e
+                WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
+                    AND outbox_wants(s.types, e.event_type)
+                    AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
+                    AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
+                ORDER BY e.lane, e.id LIMIT 1) o
+            WHERE l.sink = s.name) AS oldest,
+           (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NULL LIMIT 1000) AS x) AS failing,
+           (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NOT NULL LIMIT 1000) AS x) AS parked,
+           CASE WHEN s.paused_until > now() THEN s.paused_until END AS paused_until,
+           CASE WHEN s.last_error IS NULL OR has_table_privilege('workflow_history'::regclass, 'SELECT') THEN s.last_error ELSE '(hidden)' END AS last_error, now() - s.seen_at AS unserved
+    FROM outbox_sink s
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS open
+        FROM (SELECT
+              FROM outbox_lane l
+              CROSS JOIN LATERAL (
+                  SELECT FROM outbox_event e
+                  WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
+                      AND outbox_wants(s.types, e.event_type)
+                      AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
+                      AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
+                  ORDER BY e.lane, e.id LIMIT 1000) o
+              WHERE l.sink = s.name LIMIT 1000) AS x) n;
+
+REVOKE ALL ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]), outbox_event_door() FROM PUBLIC;
