@@ -537,7 +537,8 @@ BEGIN
 
         EXECUTE format('CREATE TRIGGER %I BEFORE INSERT ON %I FOR EACH ROW WHEN (NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard(%L)', t || '_insert_guard', t,
                        CASE WHEN t = 'process_instance' THEN start WHEN t IN ('process_state_history', 'process_event') THEN 'The engine writes what happens.' ELSE act END);
-        EXECUTE format('CREATE TRIGGER %I BEFORE DELETE ON %I FOR EACH ROW WHEN (pg_trigger_depth() = 0 AND NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard(%L)', t || '_delete_guard', t,
+        EXECUTE format('CREATE TRIGGER %I BEFORE DELETE ON %I FOR EACH ROW WHEN (%s pg_trigger_depth() = 0 AND NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard(%L)', t || '_delete_guard', t,
+                       CASE WHEN t = 'process_instance' THEN 'OLD.completed_at IS NOT NULL AND' ELSE '' END, -- the others: process_instance_removed
                        CASE WHEN t IN ('process_instance', 'message') THEN ended ELSE goes END);
         what := CASE t
             WHEN 'process_instance' THEN 'OF status, output_payload, failure_reason, live_tokens, ready_tokens, joining_tokens, open_incidents, ending, ending_reason,
