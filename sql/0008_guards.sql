@@ -409,21 +409,25 @@ CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_ru
         AND (NEW.token_id IS NULL AND NEW.node IS NULL
              OR coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'))
         AND jsonb_typeof(NEW.payload) = 'object'
-        -- 64 levels take 130 bytes, a number beyond 1e308 takes 309, 10,000 members take 80,000: see workflow_document_problem.
+        -- 64 levels take 130 bytes, a number beyond 1e308 takes 309, a name of more than 512 takes 515, 10,000 members take 80,000: see workflow_document_problem.
         -- Nothing that could hold more lies 64 levels below the top. What is large here is looked at there, in one go.
         AND pg_column_size(NEW.payload) < 65536
-        AND CASE width_bucket(octet_length(NEW.payload::text), '{130, 309, 80000}'::integer[])
+        AND CASE width_bucket(octet_length(NEW.payload::text), '{130, 309, 515, 80000}'::integer[])
             WHEN 0 THEN true
             WHEN 1 THEN NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
             WHEN 2 THEN NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
+                        AND NOT jsonb_path_exists(NEW.payload, 'strict $.** ? (@ > 1e308 || @ < -1e308)')
+            WHEN 3 THEN NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
                         AND NEW.payload::text !~ '[0-9]{155}[0-9]{154}|[^"]{129}":|\\"'
             ELSE false END
         AND (NEW.metadata IS NULL
              OR jsonb_typeof(NEW.metadata) = 'object'
-                AND CASE width_bucket(octet_length(NEW.metadata::text), '{130, 309, 16385}'::integer[])
+                AND CASE width_bucket(octet_length(NEW.metadata::text), '{130, 309, 515, 16385}'::integer[])
                     WHEN 0 THEN true
                     WHEN 1 THEN NOT jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
                     WHEN 2 THEN NOT jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
+                                AND NOT jsonb_path_exists(NEW.metadata, 'strict $.** ? (@ > 1e308 || @ < -1e308)')
+                    WHEN 3 THEN NOT jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
                                 AND NEW.metadata::text !~ '[0-9]{155}[0-9]{154}|[^"]{129}":|\\"'
                     ELSE false END)
     ) IS FALSE)
