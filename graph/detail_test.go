@@ -200,11 +200,11 @@ func TestChildFailsItsCaller(t *testing.T) {
 	good := s.deploy("Y", step("Y", ""))
 	loop := s.start(s.deploy("C", fmt.Sprintf(`"C": {"call": {"process": %q, "undo": "none"}, "to": "U"}, "U": {"human": {}, "to": "B"},`, good)+step("B", "")), `{}`)
 	s.at("U", 1)
-	again := query[uuid.UUID](t, s.pool, `
-		INSERT INTO workflow_run (type, payload, token_id, node)
-		SELECT type, payload, token_id, node FROM set_config('workflow.advance', 'on', true), workflow_run r
-		WHERE type = 'graph.arrive.v1' AND token_id IN (SELECT id FROM process_token WHERE instance_id = $1)
-		RETURNING id`, loop)
+	again := uuid.New()
+	pgtest.ByHand(t, s.pool, `
+		INSERT INTO workflow_run (id, type, payload, token_id, node)
+		SELECT $1, type, payload, token_id, node FROM workflow_run r
+		WHERE type = 'graph.arrive.v1' AND token_id IN (SELECT id FROM process_token WHERE instance_id = $2)`, again, loop)
 	s.done(again)
 	s.at("U", 1)
 	s.want(map[string]int{"B": 0})

@@ -229,9 +229,7 @@ func TestMessageOutlivesInstance(t *testing.T) {
 	id := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "'1'"}}`), `{}`)
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
 	s.status(id, graph.Completed)
-	if _, err := s.pool.Exec(t.Context(), `WITH gone AS (DELETE FROM workflow_run WHERE token_id IS NOT NULL) DELETE FROM process_instance`); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.ByHand(t, s.pool, `WITH gone AS (DELETE FROM workflow_run WHERE token_id IS NOT NULL) DELETE FROM process_instance`)
 	s.healthy()
 }
 
@@ -371,9 +369,7 @@ func TestWhatHappenedGoesAlong(t *testing.T) {
 		if n := left(); n < 8 {
 			t.Fatalf("only %d rows tell of it", n)
 		}
-		if _, err := s.pool.Exec(t.Context(), how); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.ByHand(t, s.pool, how)
 		if n := left(); n != 0 {
 			t.Errorf("%s leaves %d rows", how, n)
 		}

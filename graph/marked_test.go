@@ -9,9 +9,9 @@ import (
 // The mark that hides an instance which is over is a change like others: it is told, and counts.
 func TestMarkedAsDeleted(t *testing.T) {
 	pool := pgtest.New(t)
+	pgtest.ByHand(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "e", "nodes": {"e": {"end": true}}}')`)
+	pgtest.ByHand(t, pool, `INSERT INTO process_instance (process_definition_id, status, completed_at, updated_at, version) SELECT id, 'COMPLETED', now(), now() - interval '1 day', 5 FROM process_definition`)
 	for _, sql := range []string{
-		`INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "e", "nodes": {"e": {"end": true}}}')`,
-		`INSERT INTO process_instance (process_definition_id, status, completed_at, updated_at, version) SELECT id, 'COMPLETED', now(), now() - interval '1 day', 5 FROM process_definition`,
 		`UPDATE process_instance SET deleted_at = now()`,
 		`UPDATE process_instance SET deleted_at = now() - interval '1 hour'`, // it is marked already
 	} {

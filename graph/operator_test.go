@@ -210,6 +210,13 @@ func TestProcessGuards(t *testing.T) {
 		{stuck, `UPDATE incident SET resolved_at = now() WHERE instance_id = $1`, "changed by the engine alone"},
 		{over, `UPDATE process_state_history SET actor = 'nobody' WHERE instance_id = $1`, "changed by the engine alone"},
 		{over, `UPDATE process_event SET node = 'B' WHERE instance_id = $1`, "changed by the engine alone"},
+		{over, `DELETE FROM process_instance WHERE id = $1`, "deleted by the engine alone"},
+		{open, `DELETE FROM process_token WHERE instance_id = $1`, "deleted by the engine alone"},
+		{open, `DELETE FROM workflow_run WHERE token_id IN (SELECT id FROM process_token WHERE instance_id = $1)`, "deleted by retention alone"},
+		{open, `INSERT INTO process_instance (process_definition_id) SELECT process_definition_id FROM process_instance WHERE id = $1`, "inserted by the engine alone"},
+		{open, `INSERT INTO process_token (id, instance_id, node, state) VALUES (gen_random_uuid(), $1, 'B', 'Ready')`, "inserted by the engine alone"},
+		{open, `INSERT INTO process_event (instance_id, event_type, version) VALUES ($1, 'node.completed', 1)`, "inserted by the engine alone"},
+		{open, `INSERT INTO workflow_run (type, token_id, node) SELECT 'forged.step', id, 'B' FROM process_token WHERE instance_id = $1`, "enqueued by the engine alone"},
 	} {
 		if _, err := s.pool.Exec(t.Context(), c.sql, c.of); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %q", c.sql, err, c.says)
@@ -246,13 +253,8 @@ func TestStuck(t *testing.T) {
 	s.stopped(fails, "expression_failed", 1)
 	idle := s.start(s.deploy("N", `"N": {"do": "nobody.has.this"}`), `{}`)
 	s.at("N", 1)
-	if _, err := s.pool.Exec(t.Context(), `DELETE FROM message_wait WHERE instance_id = $1`, lost); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.pool.Exec(t.Context(), `
-		UPDATE process_instance SET updated_at = now() - interval '2 minutes' WHERE id = $1`, lost); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.ByHand(t, s.pool, `DELETE FROM message_wait WHERE instance_id = $1`, lost)
+	pgtest.ByHand(t, s.pool, `UPDATE process_instance SET updated_at = now() - interval '2 minutes' WHERE id = $1`, lost)
 	pgtest.Elapse(t, s.pool, 2*time.Hour)
 	rows, _ := s.pool.Query(t.Context(), `SELECT instance_id, why FROM process_stuck WHERE since < now()`)
 	got := map[uuid.UUID]string{}
@@ -332,9 +334,7 @@ func TestProcessWhy(t *testing.T) {
 	says(p, "paused since ", "SELECT process_resume('"+p.String()+"')")
 	lost := s.start(s.deploy("L", `"L": {"await": {"message": "lost", "key": "'k'"}}`), `{}`)
 	says(lost, "waits at L")
-	if _, err := s.pool.Exec(t.Context(), `DELETE FROM message_wait WHERE instance_id = $1`, lost); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.ByHand(t, s.pool, `DELETE FROM message_wait WHERE instance_id = $1`, lost)
 	says(lost, "nothing will ever move it: that is a bug")
 }
 

@@ -29,6 +29,7 @@ func TestProcessRate(t *testing.T) {
 		}
 		return all
 	}
+	do(`SET LOCAL workflow.override = 'a test needs it'`)
 	do(`INSERT INTO process_definition (definition)
 		SELECT jsonb_build_object('process', p, 'version', v, 'start', 'e', 'nodes', '{"e": {"end": true}}'::jsonb) FROM unnest('{p,q}'::text[]) AS p, generate_series(1, 2) AS v WHERE (p, v) <> ('q', 2)`)
 	// ended and open instances of a process, created and completed so many minutes ago.

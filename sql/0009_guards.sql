@@ -254,7 +254,7 @@ BEGIN
         problem := 'metadata is not an object of at most 16384 bytes and 64 levels';
         fix := 'Keep metadata to tags and trace context.';
     ELSE
-        SELECT 'metadata: ' || p.problem, p.fix INTO problem, fix FROM workflow_document_problem(NEW.metadata) AS p;
+        SELECT 'metadata: ' || p.problem, p.fix INTO problem, fix FROM workflow_document_problem(NEW.metadata, NEW.metadata::text) AS p;
         IF problem IS NULL THEN
             RETURN NULL;
         END IF;
@@ -282,19 +282,18 @@ CREATE OR REPLACE TRIGGER workflow_run_input_guard AFTER UPDATE OF payload, idem
 -- triggers below let pass what cannot have any, and this looks closely. A number or a name is seen
 -- in the text: by as many digits, or a long text before a colon. A quote within a text hides that, so such
 -- documents are looked at, too.
-CREATE FUNCTION workflow_document_problem(document jsonb, OUT problem text, OUT fix text)
+CREATE FUNCTION workflow_document_problem(document jsonb, written text, OUT problem text, OUT fix text)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $fn$
 DECLARE
-    written text := document::text;
-    name    text;
-    path    text;
+    name   text;
+    odd    boolean := written ~ '[0-9]{155}[0-9]{154}|[^"]{129}":|\\"';
 BEGIN
-    IF written ~ '[0-9]{155}[0-9]{154}' AND jsonb_path_exists(document, 'strict $.** ? (@.type() == "number" && (@ > 1e308 || @ < -1e308))') THEN
+    IF odd AND jsonb_path_exists(document, 'strict $.** ? (@.type() == "number" && (@ > 1e308 || @ < -1e308))') THEN
         problem := 'a number is beyond ±1e308';
         fix := 'Round it, or give it as a text.';
         RETURN;
     END IF;
-    IF written ~ '[^"]{129}":|\\"' THEN
+    IF odd THEN
         SELECT k INTO name FROM jsonb_path_query(document, 'strict $.** ? (@.type() == "object")') AS o CROSS JOIN LATERAL jsonb_object_keys(o) AS k
         WHERE octet_length(k) > 512 LIMIT 1;
         IF FOUND THEN
@@ -311,7 +310,7 @@ BEGIN
     END IF;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_document_problem(jsonb) IS 'What keeps a document from being stored, beside size and depth: numbers beyond 1e308, names above 512 bytes, objects of more than 10,000 members; null: nothing.';
+COMMENT ON FUNCTION workflow_document_problem(jsonb, text) IS 'What keeps a document from being stored, beside size and depth: numbers beyond 1e308, names above 512 bytes, objects of more than 10,000 members; null: nothing. written is its text.';
 
 -- It is called for what may be wrong, and for large documents, which it looks through.
 CREATE OR REPLACE FUNCTION workflow_run_refuse_insert() RETURNS trigger
@@ -319,6 +318,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     problem text;
     fix     text;
+    written text := NEW.payload; -- once: it may be large
 BEGIN
     IF NEW.type IS NULL OR NEW.payload IS NULL THEN
         RETURN NEW; -- the column's own NOT NULL names it
@@ -360,8 +360,8 @@ BEGIN
     ELSIF jsonb_typeof(NEW.payload) <> 'object' THEN
         problem := format('payload is a JSON %s, an object is required', jsonb_typeof(NEW.payload));
         fix := 'Wrap the value: {"value": …}.';
-    ELSIF octet_length(NEW.payload::text) > 262144 THEN
-        problem := format('payload has %s bytes, the limit is 262144', octet_length(NEW.payload::text));
+    ELSIF octet_length(written) > 262144 THEN
+        problem := format('payload has %s bytes, the limit is 262144', octet_length(written));
         fix := 'Store large data elsewhere and put a reference into the payload.';
     ELSIF NEW.metadata IS NOT NULL AND jsonb_typeof(NEW.metadata) <> 'object' THEN
         problem := format('metadata is a JSON %s, an object is required', jsonb_typeof(NEW.metadata));
@@ -374,9 +374,9 @@ BEGIN
         problem := 'payload or metadata is nested deeper than 64 levels';
         fix := 'Flatten the document.';
     ELSE
-        SELECT 'payload: ' || p.problem, p.fix INTO problem, fix FROM workflow_document_problem(NEW.payload) AS p;
+        SELECT 'payload: ' || p.problem, p.fix INTO problem, fix FROM workflow_document_problem(NEW.payload, written) AS p;
         IF problem IS NULL AND NEW.metadata IS NOT NULL THEN
-            SELECT 'metadata: ' || p.problem, p.fix INTO problem, fix FROM workflow_document_problem(NEW.metadata) AS p;
+            SELECT 'metadata: ' || p.problem, p.fix INTO problem, fix FROM workflow_document_problem(NEW.metadata, NEW.metadata::text) AS p;
         END IF;
         IF problem IS NULL THEN
             RETURN NEW;
@@ -403,21 +403,25 @@ CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_ru
         AND (NEW.idempotency_key IS NULL OR length(NEW.idempotency_key) BETWEEN 1 AND 200)
         AND (NEW.tenant_id IS NULL OR length(NEW.tenant_id) BETWEEN 1 AND 200)
         AND jsonb_typeof(NEW.payload) = 'object'
-        -- 64 levels take 130 bytes, a number beyond 1e308 takes 309, 10,000 members take 80,000: see workflow_document_problem.
+        -- 64 levels take 130 bytes, a number beyond 1e308 takes 309, a name of more than 512 takes 515, 10,000 members take 80,000: see workflow_document_problem.
         -- Nothing that could hold more lies 64 levels below the top. What is large here is looked at there, in one go.
         AND pg_column_size(NEW.payload) < 65536
-        AND CASE width_bucket(octet_length(NEW.payload::text), '{130, 309, 80000}'::integer[])
+        AND CASE width_bucket(octet_length(NEW.payload::text), '{130, 309, 515, 80000}'::integer[])
             WHEN 0 THEN true
             WHEN 1 THEN NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
             WHEN 2 THEN NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
+                        AND NOT jsonb_path_exists(NEW.payload, 'strict $.** ? (@ > 1e308 || @ < -1e308)')
+            WHEN 3 THEN NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
                         AND NEW.payload::text !~ '[0-9]{155}[0-9]{154}|[^"]{129}":|\\"'
             ELSE false END
         AND (NEW.metadata IS NULL
              OR jsonb_typeof(NEW.metadata) = 'object'
-                AND CASE width_bucket(octet_length(NEW.metadata::text), '{130, 309, 16385}'::integer[])
+                AND CASE width_bucket(octet_length(NEW.metadata::text), '{130, 309, 515, 16385}'::integer[])
                     WHEN 0 THEN true
                     WHEN 1 THEN NOT jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
                     WHEN 2 THEN NOT jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
+                                AND NOT jsonb_path_exists(NEW.metadata, 'strict $.** ? (@ > 1e308 || @ < -1e308)')
+                    WHEN 3 THEN NOT jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
                                 AND NEW.metadata::text !~ '[0-9]{155}[0-9]{154}|[^"]{129}":|\\"'
                     ELSE false END)
     ) IS FALSE)
@@ -429,7 +433,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     p record;
 BEGIN
-    SELECT * INTO p FROM workflow_document_problem(to_jsonb(NEW)->(TG_ARGV[0])) AS x;
+    SELECT * INTO p FROM workflow_document_problem(to_jsonb(NEW)->(TG_ARGV[0]), (to_jsonb(NEW)->(TG_ARGV[0]))::text) AS x;
     IF p.problem IS NOT NULL AND NOT workflow_overrides(TG_TABLE_NAME, TG_OP, jsonb_build_object('id', NEW.id)) THEN
         RAISE EXCEPTION '%: %: %', TG_TABLE_NAME, TG_ARGV[0], p.problem
             USING ERRCODE = 'check_violation', HINT = p.fix, TABLE = TG_TABLE_NAME, CONSTRAINT = TG_NAME;
@@ -531,7 +535,8 @@ BEGIN
 
         EXECUTE format('CREATE TRIGGER %I BEFORE INSERT ON %I FOR EACH ROW WHEN (NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard(%L)', t || '_insert_guard', t,
                        CASE WHEN t = 'process_instance' THEN start WHEN t IN ('process_state_history', 'process_event') THEN 'The engine writes what happens.' ELSE act END);
-        EXECUTE format('CREATE TRIGGER %I BEFORE DELETE ON %I FOR EACH ROW WHEN (pg_trigger_depth() = 0 AND NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard(%L)', t || '_delete_guard', t,
+        EXECUTE format('CREATE TRIGGER %I BEFORE DELETE ON %I FOR EACH ROW WHEN (%s pg_trigger_depth() = 0 AND NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard(%L)', t || '_delete_guard', t,
+                       CASE WHEN t = 'process_instance' THEN 'OLD.completed_at IS NOT NULL AND' ELSE '' END, -- the others: process_instance_removed
                        CASE WHEN t IN ('process_instance', 'message') THEN ended ELSE goes END);
         what := CASE t
             WHEN 'process_instance' THEN 'OF status, output_payload, failure_reason, live_tokens, ready_tokens, joining_tokens, open_incidents, ending, ending_reason,
@@ -888,7 +893,7 @@ BEGIN
 END
 $do$;
 
-REVOKE ALL ON FUNCTION workflow_run_refuse_outcome(), workflow_document_problem(jsonb), workflow_refuse_document(), workflow_earlier(text, jsonb), workflow_advance(text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION workflow_run_refuse_outcome(), workflow_document_problem(jsonb, text), workflow_refuse_document(), workflow_earlier(text, jsonb), workflow_advance(text) FROM PUBLIC;
 
 -- What is ours, as in 0007.
 CREATE OR REPLACE FUNCTION workflow_relations() RETURNS SETOF regclass

@@ -120,7 +120,7 @@ func TestSchemaOfOtherVersion(t *testing.T) {
 	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + newer}), 3, "newer", "version 999")
 
 	older := pgtest.URL(t)
-	exec(t, older, `DELETE FROM workflow_schema WHERE version = (SELECT max(version) FROM workflow_schema)`)
+	pgtest.ByHand(t, connect(t, older), `DELETE FROM workflow_schema WHERE version = (SELECT max(version) FROM workflow_schema)`)
 	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + older}), 3, "older", "workflowctl migrate up")
 }
 
@@ -128,7 +128,7 @@ func TestSchemaOfOtherVersion(t *testing.T) {
 func TestSchemaEdited(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
-	exec(t, url, `UPDATE workflow_schema SET sha256 = 'other' WHERE version = 1`)
+	pgtest.ByHand(t, connect(t, url), `UPDATE workflow_schema SET sha256 = 'other' WHERE version = 1`)
 	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + url}), 3, "other text")
 }
 

@@ -1,0 +1,41 @@
+package sql_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// A worker of an earlier version goes on beside new ones: it does not say that it is at work when it starts an instance, takes a message
+// down, or has written history in the statement that settles. What belongs to nothing that it has settled is refused.
+func TestEarlierWorkers(t *testing.T) {
+	g := withRoles(t)
+	g.do(`INSERT INTO process_definition (id, definition) VALUES ('` + nobody + `', '{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
+	const settle = `UPDATE workflow_run SET status = 'succeeded', result = '{}', finished_at = statement_timestamp(), settled_token = lease_token, settled_by = 'w', updated_at = statement_timestamp(),
+		lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL WHERE id = '$'`
+	writes := []string{
+		`INSERT INTO process_instance (process_definition_id) VALUES ('` + nobody + `')`,
+		`INSERT INTO message (id, message_id, name, key, payload, expires_at) VALUES ('` + nobody + `', 'm', 'm', 'k', '{}', now())`,
+		`INSERT INTO workflow_run (type, token_id, node) VALUES ('graph.arrive.v1', '` + nobody + `', 'a')`,
+	}
+	for _, s := range []*session{g.session, g.as("engine")} {
+		for _, write := range writes {
+			if err := s.undone(write); err == nil {
+				t.Errorf("done although nothing was settled: %s", write)
+			}
+			id := s.do(`INSERT INTO workflow_run (type) VALUES ('graph.start.v1') RETURNING id`)
+			s.lease(id)
+			if err := s.undone(strings.ReplaceAll(settle, "$", id) + `; ` + write); err != nil {
+				t.Errorf("%s: %v", write, err)
+			}
+		}
+		id := s.do(`INSERT INTO workflow_run (type) VALUES ('a.b') RETURNING id`)
+		s.lease(id)
+		for set, want := range map[string]bool{`WHERE id = '` + id + `'`: true, `WHERE false`: false} {
+			err := s.undone(`WITH u AS (UPDATE workflow_run SET status = 'pending', run_at = now(), lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL, updated_at = statement_timestamp() ` + set + ` RETURNING id)
+				INSERT INTO workflow_history (workflow_id, event_type) SELECT '` + id + `', 'retried' FROM (SELECT count(*) FROM u) AS x`)
+			if (err == nil) != want {
+				t.Errorf("history of what was changed %s: %v", set, err)
+			}
+		}
+	}
+}
