@@ -93,12 +93,13 @@ func (r *report) failed(d deed, v verdict) {
 	r.mu.Lock()
 	r.seen["trial "+d.place()] = true
 	r.mu.Unlock()
-	for kind, words := range map[string][]string{"harm to others": v.harm, "silence": v.silence, "a tool fails": v.tools} {
-		if len(words) > 0 {
-			r.add(finding{kind, d.by.name, d.place(), d.name(), d.script(), verdict{harm: words}.String()})
-			return
-		}
+	kind := "a tool fails"
+	if len(v.harm) > 0 {
+		kind = "harm to others"
+	} else if len(v.silence) > 0 {
+		kind = "silence"
 	}
+	r.add(finding{kind, d.by.name, d.place(), d.name(), d.script(), v.String()})
 }
 
 // script is what psql needs to do the deed.
