@@ -2,6 +2,7 @@ package attack
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"slices"
@@ -78,7 +79,7 @@ var extremes = map[string]map[string]string{
 
 // A mutation is something that is tried on one row of a class, or on nothing in particular.
 type mutation struct {
-	op     string // update, insert, delete, truncate, call or command
+	op     string // update, insert, delete, truncate, obstacle, call or command
 	class  string // of the row; empty: of none
 	on     string // table, or function, or type of command
 	column string // or argument, or key of the payload
@@ -139,7 +140,25 @@ func (w *world) generate() (all []*mutation) {
 			&mutation{"insert", "", name, "", "minimal", func(row) string { return t.minimal() }},
 			&mutation{"truncate", "", name, "", "", func(row) string { return "TRUNCATE " + name + " CASCADE" }})
 	}
-	return slices.Concat(all, w.calls(), w.commands())
+	return slices.Concat(all, w.obstacles(sorted(first)), w.calls(), w.commands())
+}
+
+// obstacles are triggers, such as users write, that refuse every UPDATE of one row, for reasons foreseen or not.
+func (w *world) obstacles(classes []string) (all []*mutation) {
+	for _, class := range classes {
+		name, _, _ := strings.Cut(class, " ")
+		if !slices.Contains([]string{"workflow_run", "outbox_event", "process_instance", "process_token"}, name) {
+			continue
+		}
+		for _, code := range []string{"22003", "23514", "P0001", "54000", "55000", "XX001"} {
+			all = append(all, &mutation{"obstacle", class, name, "trigger", code, func(r row) string {
+				called := fmt.Sprintf("refuse_%x", sha256.Sum256([]byte(r.key+code)))[:30]
+				return fmt.Sprintf("CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'it is refused' USING ERRCODE = '%s'; END $$; "+
+					"CREATE TRIGGER %[1]s BEFORE UPDATE ON %s FOR EACH ROW WHEN (OLD.%s) EXECUTE FUNCTION %[1]s()", called, code, name, r.key)
+			}})
+		}
+	}
+	return all
 }
 
 // values are what a column may be set to: the extremes of its type, and what another row has.
