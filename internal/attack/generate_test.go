@@ -153,8 +153,8 @@ func (w *world) obstacles(classes []string) (all []*mutation) {
 		for _, code := range []string{"22003", "23514", "P0001", "54000", "55000", "XX001"} {
 			all = append(all, &mutation{"obstacle", class, name, "trigger", code, func(r row) string {
 				called := fmt.Sprintf("refuse_%x", sha256.Sum256([]byte(r.key+code)))[:30]
-				return fmt.Sprintf("CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'it is refused' USING ERRCODE = '%s'; END $$; "+
-					"CREATE TRIGGER %[1]s BEFORE UPDATE ON %s FOR EACH ROW WHEN (OLD.%s) EXECUTE FUNCTION %[1]s()", called, code, name, r.key)
+				return fmt.Sprintf("CREATE FUNCTION %[1]s() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'it is refused' USING ERRCODE = '%[2]s'; END $$; "+
+					"CREATE TRIGGER %[1]s BEFORE UPDATE ON %[3]s FOR EACH ROW WHEN (OLD.%[4]s) EXECUTE FUNCTION %[1]s()", called, code, name, r.key)
 			}})
 		}
 	}

@@ -58,6 +58,8 @@ func (p *probe) try(ctx context.Context, a *actor, m *mutation, tools bool) (ans
 		switch {
 		case strings.HasPrefix(refusal.Code, "XX") || strings.HasPrefix(refusal.Code, "54001"):
 			reply.problem = "the server is at its wits' end: " + refusal.Message
+		case refusal.Code == "42601":
+			return reply, fmt.Errorf("%s: %w", statement, err) // the mistake is ours
 		case refusal.Code == "57014":
 			reply.problem = "it goes on without end"
 		case strings.TrimSpace(refusal.Message) == "":

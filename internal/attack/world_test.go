@@ -94,7 +94,7 @@ type row struct {
 // ours reports whether the row may be changed: the others show what becomes of those nobody has touched.
 func (r row) ours() bool {
 	kind, number, _ := strings.Cut(r.specimen, "/")
-	return kind != "" && number < fmt.Sprint(victims)
+	return kind != "" && number != "" && number < fmt.Sprint(victims)
 }
 
 func newWorld(t *testing.T) *world {
