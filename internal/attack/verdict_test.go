@@ -435,7 +435,8 @@ func (t *trial) silent(ctx context.Context, baseline end) (untold []string, err 
 	}
 	doctor, _ := t.tool(ctx, "doctor", "--json", "--thorough")
 	for _, name := range sorted(waiting) {
-		if why := waiting[name]; complacent.MatchString(why) && !strings.Contains(doctor, strings.TrimPrefix(strings.TrimPrefix(name, "run "), "instance ")) {
+		_, id, named := strings.Cut(name, " ")
+		if why := waiting[name]; complacent.MatchString(why) && !(named && strings.Contains(doctor, id)) {
 			untold = append(untold, fmt.Sprintf("%s %s, of which is said %q", t.w.specimenOf(name), name, why))
 		}
 	}
@@ -461,6 +462,16 @@ func (t *trial) waiting(ctx context.Context, baseline end) (map[string]string, e
 		return nil, err
 	}
 	whys := map[string]string{}
+	// Of a sink: whether the view that tells how far behind it is knows what it has not got.
+	rows, _ = t.pool.Query(ctx, `
+		SELECT 'sink/' || substr(s.name, 5), CASE WHEN coalesce(l.open, 0) > 0 THEN l.open || ' events are open' ELSE '' END
+		FROM outbox_sink s LEFT JOIN outbox_lag l ON l.sink = s.name
+		WHERE s.name ^@ 'sink' AND EXISTS (SELECT FROM outbox_event e WHERE e.published_at IS NULL AND e.parked_at IS NULL AND outbox_wants(s.types, e.event_type)
+		                                   AND s.name <> ALL (coalesce(e.delivered_to, '{}') || coalesce(e.parked_by, '{}')))`)
+	var why string
+	if _, err := pgx.ForEachRow(rows, []any{&name, &why}, func() error { whys[name] = why; return nil }); err != nil {
+		return map[string]string{"a sink": ""}, nil // an error is no finding
+	}
 	for name, question := range questions {
 		var why *string
 		err := t.pool.QueryRow(ctx, question).Scan(&why)
