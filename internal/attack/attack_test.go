@@ -62,7 +62,7 @@ func TestAttack(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv("ATTACK")); err == nil {
 		all = all[:min(n, len(all))]
 	} else if !whole { // with the world, and the last trials, less than a minute
-		all, probing, hunting = all[:min(300, len(all))], 12*time.Second, 15*time.Second
+		all, probing, hunting = all[:min(300, len(all))], 10*time.Second, 12*time.Second
 	}
 	report := newReport(t)
 	tried, deeds := w.probe(ctx, all, report, time.Now().Add(probing))

@@ -63,6 +63,17 @@ type verdict struct {
 
 func (v verdict) bad() bool { return len(v.harm)+len(v.silence)+len(v.tools) > 0 }
 
+// kind is the worst of what was wrong.
+func (v verdict) kind() string {
+	switch {
+	case len(v.harm) > 0:
+		return "harm to others"
+	case len(v.silence) > 0:
+		return "silence"
+	}
+	return "a tool fails"
+}
+
 func (v verdict) String() string {
 	var b strings.Builder
 	for _, part := range []struct {
