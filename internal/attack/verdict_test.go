@@ -74,21 +74,27 @@ func (v verdict) kind() string {
 	return "a tool fails"
 }
 
+// String names of each kind of thing the first, a few kinds of them.
 func (v verdict) String() string {
-	var b strings.Builder
+	var parts []string
 	for _, part := range []struct {
 		what string
 		all  []string
 	}{{"harms others", v.harm}, {"waits untold", v.silence}, {"tools fail", v.tools}} {
-		if len(part.all) > 0 {
-			fmt.Fprintf(&b, "%s: %s", part.what, strings.Join(part.all[:min(3, len(part.all))], "; "))
-			if len(part.all) > 3 {
-				fmt.Fprintf(&b, "; and %d more", len(part.all)-3)
+		var few []string
+		seen := map[string]bool{}
+		for _, words := range part.all {
+			kind, _, _ := strings.Cut(words, "/")
+			if !seen[kind] && len(few) < 8 {
+				few = append(few, words)
 			}
-			b.WriteString(". ")
+			seen[kind] = true
+		}
+		if len(few) > 0 {
+			parts = append(parts, fmt.Sprintf("%s, %d in all: %s", part.what, len(part.all), strings.Join(few, "; ")))
 		}
 	}
-	return strings.TrimSpace(b.String())
+	return strings.Join(parts, ". ")
 }
 
 var trials atomic.Int64
