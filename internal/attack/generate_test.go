@@ -323,7 +323,12 @@ func (w *world) ids() map[string]string {
 // commands are runs of the engine's own types, with payloads that name what belongs to others: plain
 // ones, and those that only the engine may enqueue.
 func (w *world) commands() (all []*mutation) {
-	ids := w.ids()
+	ids, visits := w.ids(), map[string]string{}
+	for _, r := range w.rows {
+		if r.table == "process_token" {
+			visits[quoted(fmt.Sprint(r.data["id"]))] = fmt.Sprint(r.data["version"])
+		}
+	}
 	for _, name := range []string{"start", "cancel", "retry", "message", "signal", "complete_task", "arrive", "match", "cut_off", "timer", "undo"} {
 		command := func(key, value, payload string) {
 			text := fmt.Sprintf("INSERT INTO workflow_run (type, payload) VALUES ('graph.%s.v1', %s)", name, payload)
@@ -339,7 +344,7 @@ func (w *world) commands() (all []*mutation) {
 				foreign = ids["call"]
 			}
 			parent := func(instance string) string {
-				return fmt.Sprintf("'parent', jsonb_build_object('instance', %s, 'token', %s, 'visit', (1), 'depth', 1)", instance, token)
+				return fmt.Sprintf("'parent', jsonb_build_object('instance', %s, 'token', %s, 'visit', %s, 'depth', 1)", instance, token, visits[token])
 			}
 			switch name {
 			case "start":
@@ -348,7 +353,7 @@ func (w *world) commands() (all []*mutation) {
 				command("parent", kind+", with another's instance", "jsonb_build_object('process', 'step', "+parent(foreign)+")")
 				command("parent", kind+", itself", "jsonb_build_object('process', 'step', 'id', "+instance+", "+parent(instance)+")")
 			case "arrive", "timer", "undo", "cut_off":
-				for _, visit := range []string{"1", "2", "9223372036854775807"} {
+				for _, visit := range []string{visits[token], "9223372036854775807"} {
 					command("token", kind+", visit "+visit, fmt.Sprintf("jsonb_build_object('token', %s, 'visit', %s)", token, visit))
 				}
 			}

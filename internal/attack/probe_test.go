@@ -90,7 +90,7 @@ func (p *probe) try(ctx context.Context, a *actor, m *mutation, tools bool) (ans
 // a CHECK refuses gets past it.
 func execute(ctx context.Context, conn *pgconn.PgConn, a *actor, statement string) error {
 	script := a.begin() + statement + "; SET CONSTRAINTS ALL IMMEDIATE; RESET SESSION AUTHORIZATION; SET LOCAL session_replication_role = origin"
-	_, err := conn.Exec(ctx, "SET statement_timeout = '5s';"+script).ReadAll()
+	_, err := conn.Exec(ctx, "SET statement_timeout = '10s';"+script).ReadAll()
 	var dropped []string
 	for problem := (*pgconn.PgError)(nil); a.role == "" && len(dropped) < 5 && errors.As(err, &problem) && problem.Code == "23514" && problem.ConstraintName != ""; {
 		_, _ = conn.Exec(ctx, "ROLLBACK").ReadAll()
