@@ -75,7 +75,12 @@ func (p *probe) try(ctx context.Context, a *actor, m *mutation, tools bool) (ans
 		return answer{}, err
 	}
 	for _, c := range reply.changes {
-		if why := a.forbids(m, c); why != "" {
+		why := a.forbids(m, c)
+		if run, _ := c.after["workflow_id"].(string); why == "" && c.table == "workflow_history" && (a.name == "media" || a.name == "billing") &&
+			!strings.HasPrefix(p.w.of["workflow_run id = "+quoted(run)], a.name+"-") {
+			why = "it tells of a run that is not of its prefix"
+		}
+		if why != "" {
 			reply.problem = fmt.Sprintf("%s of %s (%s): %s", c.op(), c.table, strings.Join(c.columns[:min(len(c.columns), 6)], ", "), why)
 			break
 		}
