@@ -92,7 +92,7 @@ const atOnce = 3
 
 // quiet tells how all things end if nobody does anything to them, and how long a trial may take at most.
 func (w *world) quiet(ctx context.Context) (end, time.Duration) {
-	const enough = 20 * time.Second
+	const enough = time.Minute
 	var ends [2]end
 	if err := concurrently(2, 2, func(k int) (err error) {
 		_, ends[k], err = w.try(ctx, nil, nil, enough)

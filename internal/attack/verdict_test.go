@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
+	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
@@ -122,12 +124,6 @@ func (w *world) try(ctx context.Context, deeds []deed, baseline end, limit time.
 	}
 	poked, still, before := false, time.Now(), end{}
 	for {
-		if !poked && time.Since(begun) > time.Second {
-			poked = true
-			if err := t.poke(ctx, 1); err != nil {
-				v.harm = append(v.harm, "nothing can be enqueued later: "+err.Error())
-			}
-		}
 		if final, err = t.state(ctx); err != nil {
 			return v, nil, err
 		}
@@ -135,7 +131,18 @@ func (w *world) try(ctx context.Context, deeds []deed, baseline end, limit time.
 			still, before = time.Now(), final
 		}
 		late := t.late(final, baseline)
-		if poked && (baseline != nil && len(late) == 0 || baseline == nil && time.Since(still) > 3*time.Second || time.Since(begun) > limit) {
+		// What is there is over, or ought to be: what comes now meets what dispatchers believe to be done with.
+		over := baseline != nil && !slices.ContainsFunc(late, func(words string) bool { return !comesLater.MatchString(words) })
+		if !poked && (over || baseline == nil && time.Since(still) > time.Second || time.Since(begun) > limit/3) {
+			poked, still = true, time.Now()
+			for range 3 {
+				_ = outbox.RaiseFloors(ctx, t.pool, "control")
+			}
+			if err := t.poke(ctx, 1); err != nil {
+				v.harm = append(v.harm, "nothing can be enqueued later: "+err.Error())
+			}
+		}
+		if poked && (baseline != nil && len(late) == 0 || baseline == nil && time.Since(still) > 4*time.Second || time.Since(begun) > limit) {
 			v.harm = append(v.harm, late...)
 			break
 		}
@@ -319,6 +326,9 @@ func (r *receiver) Publish(_ context.Context, events []event.Event) []error {
 }
 
 func (r *receiver) Close() error { return nil }
+
+// comesLater matches what late says of things of the second round.
+var comesLater = regexp.MustCompile(`(^poke-\S+| poke/\S.*|^event \d+)/1 is `)
 
 // poke does what the world outside does: work comes, people complete tasks, messages arrive, what was paused
 // is resumed. The second time only new work and events come.
