@@ -48,6 +48,9 @@ func TestAttack(t *testing.T) {
 		seed = rand.Uint64N(1e6)
 	}
 	whole := os.Getenv("ATTACK") == "all"
+	if os.Getenv("ATTACK") == "" {
+		victims = 4
+	}
 	begun := time.Now()
 	ctx := t.Context()
 	w := newWorld(t)
@@ -88,7 +91,7 @@ func TestAttack(t *testing.T) {
 }
 
 // atOnce is how many trials there are at a time: mostly they wait.
-const atOnce = 3
+const atOnce = 2
 
 // quiet tells how all things end if nobody does anything to them, and how long a trial may take at most.
 func (w *world) quiet(ctx context.Context) (end, time.Duration) {
@@ -118,7 +121,7 @@ func (w *world) quiet(ctx context.Context) (end, time.Duration) {
 // by the weakest who can. After until no more are tried.
 func (w *world) probe(ctx context.Context, all []*mutation, r *report, until time.Time) (tried int, deeds []deed) {
 	done := make([]*deed, len(all))
-	const probes = 3
+	const probes = 2
 	var next atomic.Int64
 	err := concurrently(probes, probes, func(int) error {
 		name := "probe" + strconv.FormatInt(trials.Add(1), 10)

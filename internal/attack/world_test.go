@@ -20,11 +20,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Of each kind of thing there are several: some to be changed, one each, and some that are left alone.
-const (
-	victims  = 8
-	controls = 2
-)
+// Of each kind of thing there are several: some to be changed, one each, and some that are left alone. With
+// more victims fewer trials are needed, and each is longer.
+var victims, controls = 8, 2
 
 // plainKinds are runs in all states, and how each comes to be: an UPDATE without guards.
 var plainKinds = map[string]string{
