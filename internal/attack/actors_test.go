@@ -129,8 +129,6 @@ func (a *actor) forbids(m *mutation, c change) string {
 	case "owner":
 		switch {
 		case !direct:
-		case m.op == "truncate":
-			return "no table is emptied"
 		case slices.Contains(engines, c.table) && m.on == c.table:
 			return "the engine alone writes this"
 		case c.table == "process_instance" && m.on == c.table && op == "insert":
