@@ -33,6 +33,7 @@ var allowed = map[string][]string{
 	"internal/pgbouncer": {"internal/pgserver/child"},
 	"internal/pgtest":    {"internal/pgserver", "sql"},
 	"internal/arrows":    {},
+	"internal/attack":    {},
 	"internal/model":     {},
 	"internal/session":   {},
 	"internal/spelling":  {},

@@ -1,0 +1,143 @@
+package attack
+
+import (
+	"slices"
+	"strings"
+)
+
+// An actor is a role, or the owner with guards off: so rows come about that are from before a guard.
+type actor struct {
+	name string
+	role string // empty: a superuser, guards off
+	// settings are what anybody can set. They must give no right to whom they are not meant for.
+	settings string
+}
+
+const liar = "SET LOCAL workflow.advance = 'on'; SET LOCAL workflow.retry = 'on'; SET LOCAL workflow.audit = 'off';\n"
+
+// actors, the weakest first.
+var actors = []*actor{
+	{"viewer", "workflow_viewer", liar},
+	{"enqueue", "workflow_enqueue", liar},
+	{"dispatcher", "workflow_dispatcher", liar},
+	{"media", "media", liar},
+	{"billing", "billing", liar},
+	{"operator", "workflow_operator", liar},
+	{"engine", "workflow_engine", ""},
+	{"owner", "workflow_owner", ""},
+	{"before", "", ""},
+}
+
+// begin starts a transaction as the actor.
+func (a *actor) begin() string {
+	if a.role == "" {
+		return "BEGIN; " + unguarded
+	}
+	return "BEGIN; SET LOCAL SESSION AUTHORIZATION " + a.role + "; " + a.settings
+}
+
+// A change of one row, seen afterwards.
+type change struct {
+	table, key    string
+	before, after map[string]any // nil: the row was inserted, or deleted
+	columns       []string       // those that differ
+}
+
+func (c change) op() string {
+	switch {
+	case c.before == nil:
+		return "insert"
+	case c.after == nil:
+		return "delete"
+	}
+	return "update"
+}
+
+func (c change) only(columns ...string) bool {
+	return !slices.ContainsFunc(c.columns, func(name string) bool { return !slices.Contains(columns, name) })
+}
+
+// of reports whether a run was, and is, a plain one of a type with the prefix.
+func (c change) of(prefix string) bool {
+	for _, data := range []map[string]any{c.before, c.after} {
+		typ, _ := data["type"].(string)
+		if data != nil && (!strings.HasPrefix(typ, prefix) || data["token_id"] != nil) {
+			return false
+		}
+	}
+	return true
+}
+
+// engines are the tables that the engine alone writes, whoever owns them.
+var engines = []string{"process_token", "parallel_group", "parallel_join", "join_arrival", "each_progress", "message", "message_wait", "user_task", "incident",
+	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override"}
+
+// histories are appended to, and go with what they tell of.
+var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override"}
+
+// fixed are columns of a run that never change; outcome, those of one that has succeeded.
+var (
+	fixed   = []string{"id", "type", "payload", "tenant_id", "token_id", "node", "created_at", "created_by"}
+	outcome = []string{"result", "error", "last_error", "settled_token", "settled_by", "started_at", "finished_at", "attempt", "lease_no"}
+)
+
+// forbids is the table of rights: why an actor must not have made a change, by the statement's kind; empty:
+// it may. It is docs/roles.md, and what is said there of what nobody may.
+func (a *actor) forbids(m *mutation, c change) string {
+	if a.role == "" {
+		return ""
+	}
+	op, direct := c.op(), m.op != "call" && m.op != "command"
+	if op == "update" {
+		switch {
+		case slices.Contains(histories, c.table):
+			return "history is not changed"
+		case c.table == "workflow_run" && slices.ContainsFunc(c.columns, func(n string) bool { return slices.Contains(fixed, n) }):
+			return "what a run was given never changes"
+		case c.table == "workflow_run" && c.before["status"] == "succeeded" && slices.ContainsFunc(c.columns, func(n string) bool { return slices.Contains(outcome, n) }):
+			return "a success is not rewritten"
+		}
+	}
+	if op == "delete" && slices.Contains(histories, c.table) && a.name != "engine" {
+		return "history is not removed"
+	}
+	switch a.name {
+	case "viewer":
+		return "it only looks"
+	case "enqueue":
+		if op != "insert" || !slices.Contains([]string{"workflow_run", "outbox_event"}, c.table) {
+			return "it only inserts runs and events"
+		}
+	case "dispatcher":
+		if !strings.HasPrefix(c.table, "outbox_") || c.table == "outbox_event" && (op != "update" || !c.only("published_at", "parked_at", "delivered_to", "parked_by")) {
+			return "it only marks events"
+		}
+	case "media", "billing":
+		switch {
+		case c.table == "workflow_run" && op == "update" && c.of(a.name+"."), c.table == "workflow_history" && op == "insert", c.table == "workflow_worker" && op == "insert":
+		case c.table == "outbox_event" && op == "insert":
+		default:
+			return "it only works on runs of its prefix"
+		}
+	case "operator":
+		switch {
+		case !direct, op == "insert" && slices.Contains([]string{"workflow_run", "outbox_event", "process_definition"}, c.table):
+		case c.table == "workflow_run" && op == "update" && c.only("held_at", "updated_at", "run_at"), c.table == "workflow_history" && op == "insert":
+		default:
+			return "it acts by functions"
+		}
+	case "owner":
+		switch {
+		case !direct:
+		case slices.Contains(engines, c.table) && m.on == c.table:
+			return "the engine alone writes this"
+		case c.table == "process_instance" && m.on == c.table && op == "insert":
+			return "an instance is not started by an INSERT"
+		case c.table == "process_instance" && m.on == c.table && op == "delete" && c.before["completed_at"] == nil:
+			return "an instance that is open is not deleted"
+		case c.table == "workflow_run" && m.on == c.table && op == "delete" && c.before["token_id"] != nil:
+			return "a step goes with its instance"
+		}
+	}
+	return ""
+}

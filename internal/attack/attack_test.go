@@ -1,0 +1,215 @@
+package attack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "attack")
+	if err != nil {
+		panic(err)
+	}
+	workflowctl = filepath.Join(dir, "workflowctl")
+	_, here, _, _ := runtime.Caller(0)
+	build := exec.Command("go", "build", "-o", workflowctl, "./cmd/workflowctl")
+	build.Dir = filepath.Join(filepath.Dir(here), "..", "..")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// Whatever any role sets any column of any row to, deletes, inserts or calls: it is refused in words, or it is
+// within the role's rights; everything else goes on all the same; what does not go on is told; and no tool
+// fails. By default some hundreds of mutations are tried, chosen by SEED; ATTACK=all tries all, ATTACK=n so
+// many, and ATTACK_ONLY those whose name, as a finding tells it, a regular expression matches.
+func TestAttack(t *testing.T) {
+	seed, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64)
+	if err != nil {
+		seed = rand.Uint64N(1e6)
+	}
+	whole := os.Getenv("ATTACK") == "all"
+	if os.Getenv("ATTACK") == "" {
+		victims = 4
+	}
+	begun := time.Now()
+	ctx := t.Context()
+	w := newWorld(t)
+	baseline, limit := w.quiet(ctx)
+	t.Logf("SEED=%d: the world was made in %.0f s; left alone, all is over in time; a trial may take %.0f s", seed, time.Since(begun).Seconds(), limit.Seconds())
+
+	all := w.generate()
+	only := regexp.MustCompile(os.Getenv("ATTACK_ONLY"))
+	all = slices.DeleteFunc(all, func(m *mutation) bool { return !only.MatchString(m.name()) })
+	chance := rand.New(rand.NewPCG(seed, 1))
+	chance.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	probing, hunting := 24*time.Hour, 24*time.Hour
+	if n, err := strconv.Atoi(os.Getenv("ATTACK")); err == nil {
+		all = all[:min(n, len(all))]
+	} else if !whole { // with the world, and the last trials, less than a minute
+		all, probing, hunting = all[:min(300, len(all))], 10*time.Second, 12*time.Second
+	}
+	report := newReport(t)
+	tried, deeds := w.probe(ctx, all, report, time.Now().Add(probing))
+	t.Logf("%d mutations were tried as %d actors, %d of them are done in earnest; %.0f s", tried, len(actors), len(deeds), time.Since(begun).Seconds())
+
+	h := &hunt{w, report, baseline, limit, time.Now().Add(hunting)}
+	batches := w.batches(deeds, 200)
+	if err := concurrently(atOnce, len(batches), func(k int) error { return h.narrow(ctx, batches[k]) }); err != nil {
+		t.Fatal(err)
+	}
+
+	for _, a := range actors {
+		t.Logf("%-10s %6d accepted, %6d refused", a.name, report.accepted[a.name], report.refused[a.name])
+	}
+	t.Logf("%d trials; %d deeds not done, because one like them has failed; %d for want of time", report.trials, report.behind, report.unsplit)
+	if len(report.found) > 0 {
+		t.Errorf("SEED=%d: %d findings:", seed, len(report.found))
+		for _, f := range report.found {
+			t.Errorf("%s", f)
+		}
+	}
+}
+
+// atOnce is how many trials there are at a time: mostly they wait.
+const atOnce = 2
+
+// quiet tells how all things end if nobody does anything to them, and how long a trial may take at most.
+func (w *world) quiet(ctx context.Context) (end, time.Duration) {
+	const enough = time.Minute
+	var ends [2]end
+	if err := concurrently(2, 2, func(k int) (err error) {
+		_, ends[k], err = w.try(ctx, nil, nil, enough)
+		return err
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	baseline := ends[0].without(ends[1])
+	took := make([]time.Duration, atOnce)
+	if err := concurrently(atOnce, atOnce, func(k int) error {
+		v, _, err := w.try(ctx, nil, baseline, enough)
+		if took[k] = v.took; err == nil && v.bad() {
+			err = fmt.Errorf("left alone, not all is well: %v", v)
+		}
+		return err
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	return baseline, max(8*time.Second, 2*slices.Max(took)+3*time.Second)
+}
+
+// probe tries mutations as all actors, and returns as deeds those that were accepted and changed something: each
+// by the weakest who can. After until no more are tried.
+func (w *world) probe(ctx context.Context, all []*mutation, r *report, until time.Time) (tried int, deeds []deed) {
+	done := make([]*deed, len(all))
+	const probes = 2
+	var next atomic.Int64
+	err := concurrently(probes, probes, func(int) error {
+		name := "probe" + strconv.FormatInt(trials.Add(1), 10)
+		if err := w.copy(ctx, name); err != nil {
+			return err
+		}
+		defer w.drop(name)
+		conn, err := pgx.Connect(ctx, w.server.URL(name))
+		if err != nil {
+			return err
+		}
+		defer conn.Close(context.WithoutCancel(ctx))
+		p := w.newProbe(conn)
+		for {
+			k := int(next.Add(1)) - 1
+			if k >= len(all) || time.Now().After(until) {
+				return nil
+			}
+			if k%1000 == 999 {
+				r.log("%d of %d mutations tried", k+1, len(all))
+			}
+			if done[k], err = p.all(ctx, all[k], r); err != nil {
+				return errors.Join(errors.New(all[k].name()), err)
+			}
+		}
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, d := range done {
+		if d != nil {
+			deeds = append(deeds, *d)
+		}
+	}
+	slices.SortStableFunc(deeds, func(a, b deed) int { return slices.Index(actors, a.by) - slices.Index(actors, b.by) }) // what the weak can do is worse
+	return min(int(next.Load()), len(all)), deeds
+}
+
+// all tries a mutation as all actors.
+func (p *probe) all(ctx context.Context, m *mutation, r *report) (weakest *deed, err error) {
+	for _, a := range actors {
+		if a.role != "" && m.op == "obstacle" {
+			continue // it is the owner of the database who makes triggers
+		}
+		if a.role == "" && (m.op == "truncate" || m.op == "call" || m.op == "command") {
+			continue // what guards would keep from happening is no row from before
+		}
+		reply, err := p.try(ctx, a, m, weakest == nil)
+		if err != nil {
+			return nil, err
+		}
+		r.mu.Lock()
+		if reply.refused != "" {
+			r.refused[a.name]++
+		} else {
+			r.accepted[a.name]++
+		}
+		r.mu.Unlock()
+		d := &deed{m, a, p.first[m.class]}
+		if reply.problem != "" {
+			kind := "rights"
+			if reply.refused != "" {
+				kind = "a bad refusal"
+			} else if len(reply.problem) > 6 && reply.problem[:6] == "a tool" {
+				kind = "a tool fails"
+			}
+			r.add(finding{kind, a.name, m.place(), m.name(), d.script(), reply.problem})
+		}
+		forged := m.op == "command" && (a.name == "engine" || a.name == "owner")
+		if weakest == nil && (len(reply.changes) > 0 || m.op == "obstacle" && reply.refused == "") && m.op != "truncate" && !forged {
+			weakest = d
+		}
+	}
+	return weakest, nil
+}
+
+// concurrently calls do for 0 to n-1, some at once, and returns the first error.
+func concurrently(atOnce, n int, do func(int) error) error {
+	var group sync.WaitGroup
+	var next atomic.Int64
+	errs := make([]error, n)
+	for range atOnce {
+		group.Go(func() {
+			for k := int(next.Add(1)) - 1; k < n; k = int(next.Add(1)) - 1 {
+				errs[k] = do(k)
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
