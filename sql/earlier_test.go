@@ -15,7 +15,6 @@ func TestEarlierWorkers(t *testing.T) {
 	writes := []string{
 		`INSERT INTO process_instance (process_definition_id) VALUES ('` + nobody + `')`,
 		`INSERT INTO message (id, message_id, name, key, payload, expires_at) VALUES ('` + nobody + `', 'm', 'm', 'k', '{}', now())`,
-		`INSERT INTO workflow_run (type, token_id, node) VALUES ('graph.arrive.v1', '` + nobody + `', 'a')`,
 	}
 	for _, s := range []*session{g.session, g.as("engine")} {
 		for _, write := range writes {

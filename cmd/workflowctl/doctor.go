@@ -55,6 +55,17 @@ var examinations = []string{
 	 FROM workflow_pause WHERE resumed_at IS NULL`,
 	`SELECT true, count(*) || ' leases have run out, the oldest ' || workflow_span(workflow_age(min(lease_until))) || ' ago: no worker takes them back', 'start a worker that covers ' || min(type)
 	 FROM workflow_run WHERE status = 'leased' AND lease_until < now() - interval '1 minute' HAVING count(*) > 0`,
+	`SELECT true, 'nothing of type ' || type || ' is leased, though it has been due for ' || workflow_span(due_for) || ', and ' || covered_by || ' could take it', 'the logs of these workers tell why'
+	 FROM workflow_stalled`,
+	`SELECT true, 'run ' || id || ' of type ' || type || ' is set aside for ' || workflow_span(workflow_age(since)) || ': ' || problem || ' (SQLSTATE ' || sqlstate || ')',
+	        coalesce(format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id),
+	                 format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id))
+	 FROM workflow_unleasable ORDER BY since LIMIT 20`,
+	`SELECT true, 'run ' || r.id || ' of type ' || r.type || ' is due at ' || r.run_at || ': never', 'SELECT workflow_reschedule(' || quote_literal(r.id) || ', now())'
+	 FROM workflow_lane l CROSS JOIN LATERAL (SELECT o.id, o.type, o.run_at FROM workflow_open o WHERE o.suspect = l.suspect AND o.type = l.type AND o.priority = l.priority
+	       AND o.run_at > now() + interval '11 years' ORDER BY o.run_at DESC, o.id LIMIT 5) r LIMIT 20`,
+	`SELECT false, 'constraint ' || c.conname || ' of ' || c.conrelid::regclass || ' is not valid: rows from before may break it', format('ALTER TABLE %s VALIDATE CONSTRAINT %I', c.conrelid::regclass, c.conname)
+	 FROM pg_constraint c WHERE NOT c.convalidated AND c.conrelid IN (SELECT workflow_relations())`,
 	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
 	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
 	`SELECT false, 'sink ' || sink || ' has parked ' || parked || ' events', 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,

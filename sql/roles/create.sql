@@ -103,6 +103,8 @@ BEGIN
     EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION workflow_role(), workflow_actor(), workflow_at_work(), workflow_overrides(text, text, jsonb) TO %I', named || '_' || k), '; ')
              FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer,console}'::text[]) AS k);
 
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_earlier(text, jsonb) TO %I', engine); -- for guards
+
     -- What the programs look at when they start.
     EXECUTE format('GRANT SELECT ON workflow_schema TO %I, %I, %I, %I', named || '_enqueue', named || '_worker', named || '_dispatcher', named || '_viewer');
 
