@@ -15,7 +15,11 @@ type Finding struct {
 }
 
 func (f Finding) String() string {
-	return fmt.Sprintf("%s: %s: %s; %s", f.Path, f.Code, f.Reason, f.Fix)
+	text := fmt.Sprintf("%s: %s; %s", f.Code, f.Reason, f.Fix)
+	if f.Path == "" { // the whole document
+		return text
+	}
+	return f.Path + ": " + text
 }
 
 // An InvalidError lists everything that makes a definition unusable.

@@ -16,18 +16,32 @@ $do$;
 -- Who acts.
 -- ---------------------------------------------------------------------------------
 
--- Whoever may act for others, the owner aside, who may do anything.
+-- A role is made a console by its name here, and not by a grant: whoever has been granted everything is none.
+CREATE TABLE workflow_console_role (
+    role regrole NOT NULL PRIMARY KEY
+);
+COMMENT ON TABLE workflow_console_role IS 'The roles of consoles, which act for people: see workflow_behalf. workflowctl roles writes it.';
+CREATE TRIGGER workflow_console_role_kept BEFORE TRUNCATE ON workflow_console_role
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('DELETE takes a role out.');
+
 CREATE FUNCTION workflow_console(role text) RETURNS boolean
-LANGUAGE sql STABLE
-RETURN has_function_privilege(role, 'workflow_behalf(text, regprocedure)'::regprocedure, 'EXECUTE')
-       AND NOT pg_has_role(role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE');
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+    SELECT EXISTS (SELECT FROM workflow_console_role c WHERE pg_has_role(workflow_console.role, c.role, 'USAGE'))
+       AND NOT pg_has_role(workflow_console.role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE')
+$fn$;
 COMMENT ON FUNCTION workflow_console(text) IS 'Whether a role is a console''s: it acts for others, and never for itself.';
+
+CREATE FUNCTION workflow_for_others(role text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
+    SELECT workflow_console(workflow_for_others.role) OR pg_has_role(workflow_for_others.role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE')
+$fn$;
+COMMENT ON FUNCTION workflow_for_others(text) IS 'Whether a role is believed when it says for whom it acts: a console''s, or the owner''s.';
 
 -- As before, without cutting off what is longer than a name.
 CREATE OR REPLACE FUNCTION workflow_actor() RETURNS text
 LANGUAGE sql STABLE
 RETURN concat_ws(' ',
-    CASE WHEN current_setting('workflow.on_behalf_of', true) <> '' AND has_function_privilege(workflow_role(), 'workflow_behalf(text, regprocedure)'::regprocedure, 'EXECUTE')
+    CASE WHEN current_setting('workflow.on_behalf_of', true) <> '' AND workflow_for_others(workflow_role())
          THEN current_setting('workflow.on_behalf_of') || ' by ' || session_user
          WHEN workflow_role() <> session_user THEN workflow_role() || ' by ' || session_user
          ELSE session_user::text END,
@@ -46,7 +60,7 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    IF NOT has_function_privilege(workflow_role(), 'workflow_behalf(text, regprocedure)', 'EXECUTE') THEN
+    IF NOT workflow_for_others(workflow_role()) THEN
         RAISE EXCEPTION 'on_behalf_of: role % may not act for others', workflow_role()
             USING ERRCODE = 'insufficient_privilege', HINT = 'Leave on_behalf_of out, or grant the console''s role: see docs/roles.md.';
     ELSIF to_regrole(quote_ident(person)) IS NULL THEN
@@ -1025,7 +1039,7 @@ BEGIN ATOMIC
     message_wait, user_task, incident, compensation_record, token, activity_instance, timer,
     process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
     process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate,
-    process_overview, workflow_binding, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate}'::text[]) AS n
+    process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;
 
@@ -1042,7 +1056,7 @@ BEGIN ATOMIC
         outbox_wants, outbox_emit, outbox_replay, outbox_replay_parked, outbox_run_event, process_definition_guard, process_steps_go,
         process_facts_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
         process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why,
-        workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard, workflow_console,
+        workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard, workflow_console, workflow_for_others,
         workflow_age, workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
         workflow_try_again_v1, workflow_lanes_v1, workflow_narrow, workflow_lanes, workflow_stalled_types, workflow_due, workflow_lease_v1,
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_settle_v1,
@@ -1051,7 +1065,7 @@ BEGIN ATOMIC
         outbox_event_door, outbox_append_v1}'::text[]);
 END;
 
-REVOKE ALL ON FUNCTION workflow_console(text), workflow_age(timestamptz, timestamptz) FROM PUBLIC;
+REVOKE ALL ON FUNCTION workflow_console(text), workflow_for_others(text), workflow_age(timestamptz, timestamptz) FROM PUBLIC;
 
 -- Whoever owns what was there owns what is new: functions with the owner's rights need it.
 DO $do$

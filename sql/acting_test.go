@@ -115,7 +115,7 @@ func TestEveryFunctionThatActs(t *testing.T) {
 		WHERE p.oid IN (SELECT workflow_functions()) AND p.prosecdef AND p.prorettype <> 'trigger'::regtype
 		  AND p.proname !~ '_v[0-9]+$' -- programs' own, which act for nobody
 		  AND p.proargnames[p.pronargs] IS DISTINCT FROM 'on_behalf_of'`),
-		"workflow_bound_prefixes, workflow_earlier, workflow_overrides, workflow_stalled_types") // guards and views ask, nobody calls
+		"workflow_bound_prefixes, workflow_console, workflow_earlier, workflow_overrides, workflow_stalled_types") // guards and views ask, nobody calls
 	calls := strings.Split(g.do(`
 		SELECT string_agg(format('SELECT %s(%s)', p.oid::regproc, (SELECT string_agg('NULL::' || format_type(a, NULL), ', ') FROM unnest(p.proargtypes) a)), ';')
 		FROM pg_proc p WHERE p.oid IN (SELECT workflow_functions()) AND 'on_behalf_of' = ANY (p.proargnames)`), ";")
@@ -144,7 +144,7 @@ func TestUpgradeKeepsRights(t *testing.T) {
 		DO $$ DECLARE f text; BEGIN
 			FOR f IN SELECT workflow_functions()::text LOOP EXECUTE format('ALTER FUNCTION %%s OWNER TO %[1]s_owner', f); END LOOP;
 			FOR f IN SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) LOOP EXECUTE format('ALTER TABLE %%s OWNER TO %[1]s_owner', f); END LOOP;
-			FOR f IN SELECT workflow_functions()::text LOOP CONTINUE WHEN f LIKE 'workflow_behalf%%'; EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_op', f); END LOOP;
+			FOR f IN SELECT workflow_functions()::text LOOP EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_op', f); END LOOP;
 		END $$;
 		GRANT SELECT ON ALL TABLES IN SCHEMA public TO %[1]s_op; GRANT SELECT, UPDATE (held_at) ON workflow_run TO %[1]s_hand`, named))
 	up(t, s)

@@ -73,7 +73,7 @@ func TestReadyMeansWritable(t *testing.T) {
 		statements(`ALTER SYSTEM RESET default_transaction_read_only`, `SELECT pg_reload_conf()`))
 	// Sessions that were opened meanwhile stay read-only for ever.
 	hurt("read-only sessions", statements(`ALTER ROLE app SET default_transaction_read_only = on`, cut), statements(`ALTER ROLE app RESET default_transaction_read_only`))
-	hurt("a missing right", statements(`REVOKE UPDATE ON workflow_worker FROM app`), statements(`GRANT UPDATE ON workflow_worker TO app`))
+	hurt("a missing right", statements(`REVOKE EXECUTE ON FUNCTION workflow_present_v1 FROM app`), statements(`GRANT EXECUTE ON FUNCTION workflow_present_v1 TO app`))
 	hurt("no connection", statements(`ALTER ROLE app CONNECTION LIMIT 0`, cut), statements(`ALTER ROLE app CONNECTION LIMIT -1`))
 }
 

@@ -9,7 +9,7 @@ import (
 func TestStandardInput(t *testing.T) {
 	for _, row := range []struct{ command, text, want string }{
 		{"define --check", `{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"fork": []}}}`, "-: error: /nodes/a/fork: NO_FORK"},
-		{"define --check", `{`, "-: error: unexpected EOF"},
+		{"define --check", `{`, "-: error: JSON: unexpected EOF"},
 		{"graph", `{"start": "a", "nodes": {"a": {"do": "x.y"}}}`, `n2["a<br/>x.y"]`},
 	} {
 		var out strings.Builder

@@ -26,7 +26,7 @@ DECLARE
     thing  record;
     kind   text;
     -- Only functions that run with the owner's rights call these.
-    internal text[] := '{workflow_behalf, workflow_earlier, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
+    internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
         workflow_as_worker, workflow_unrecorded, workflow_passing}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
@@ -76,7 +76,7 @@ BEGIN
         END IF;
         EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', thing.name);
         EXECUTE format('GRANT SELECT ON %s TO %I, %I', thing.name, named || '_operator', engine);
-        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'outbox_aggregate') THEN
+        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'workflow_console_role', 'outbox_aggregate') THEN
             EXECUTE format('GRANT INSERT, DELETE ON %s TO %I', thing.name, engine);
             IF thing.name NOT IN ('workflow_history', 'process_event', 'process_state_history', 'process_correction') THEN
                 EXECUTE format('GRANT UPDATE ON %s TO %I', thing.name, engine); -- what has happened is not changed
@@ -100,7 +100,7 @@ BEGIN
     END LOOP;
 
     -- What guards and defaults ask, whoever makes the statement.
-    EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION workflow_role(), workflow_actor(), workflow_at_work(), workflow_overrides(text, text, jsonb) TO %I', named || '_' || k), '; ')
+    EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION workflow_role(), workflow_actor(), workflow_for_others(text), workflow_console(text), workflow_at_work(), workflow_overrides(text, text, jsonb) TO %I', named || '_' || k), '; ')
              FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer,console}'::text[]) AS k);
 
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_earlier(text, jsonb) TO %I', engine); -- for guards
@@ -146,7 +146,7 @@ BEGIN
 
     -- A console is told for whom it acts by each call: see workflow_behalf.
     EXECUTE format('GRANT %I TO %I', named || '_viewer', named || '_console');
-    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_behalf(text, regprocedure) TO %I', named || '_console');
+    INSERT INTO workflow_console_role SELECT to_regrole(quote_ident(named || '_console')) ON CONFLICT DO NOTHING;
     FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
                  WHERE p.proargnames && '{on_behalf_of}' LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', thing.name, named || '_console');
