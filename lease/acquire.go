@@ -88,21 +88,37 @@ func (p *Poller) merge(heads []head, start time.Time) {
 
 // take leases up to n runs from the chosen lanes, in their order. due is how many were
 // due; where lanes share their room, more than could be leased. Runs that the database refuses to have
-// leased are set aside, and keep nobody else waiting.
+// leased are set aside. That takes a quarter of a second at most: if the rest of their lanes is refused as well, it
+// waits for the next call, and the other lanes are leased from.
 func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
-	for {
-		leases, due, err = p.lease(ctx, chosen, n, suspects)
-		if !refused(err) {
-			return leases, due, err
-		}
-		aside, problem := p.setAside(ctx, chosen)
-		if problem != nil || len(aside) == 0 {
-			return nil, 0, errors.Join(err, problem)
-		}
-		if p.SetAside != nil {
-			p.SetAside(aside)
-		}
+	leases, due, err = p.lease(ctx, chosen, n, suspects)
+	row, anyCode := p.blame.of(err)
+	if !row {
+		return leases, due, err
 	}
+	aside, problem := p.setAside(ctx, chosen, anyCode)
+	if problem != nil || len(aside) == 0 {
+		return nil, 0, errors.Join(err, problem)
+	}
+	if p.SetAside != nil {
+		p.SetAside(aside)
+	}
+	leases, due, err = p.lease(ctx, chosen, n, suspects)
+	if row, _ := p.blame.of(err); !row {
+		return leases, due, err
+	}
+	types := make(map[string]bool, len(aside))
+	for _, a := range aside {
+		types[a.Type] = true
+	}
+	others := slices.DeleteFunc(slices.Clone(chosen), func(r request) bool { return types[r.typ] })
+	if len(others) > 0 {
+		leases, _, err = p.lease(ctx, others, n, suspects)
+	}
+	if row, _ := p.blame.of(err); row {
+		return nil, n, nil // some were set aside: go on at once
+	}
+	return leases, n, err // as if there were more: there is
 }
 
 // lease is the one statement of take.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -39,11 +40,34 @@ func refused(err error) bool {
 	return true
 }
 
+// A blame says how long statements have failed, each and every one, with an answer from the database.
+type blame struct{ since time.Time }
+
+// patience is after how long a code that tells of passing trouble is taken for a row's all the same: a
+// trigger of a user's may raise any.
+const patience = time.Minute
+
+// of reports whether err may be about a row, and whether any code is to be taken for an answer.
+func (b *blame) of(err error) (row, anyCode bool) {
+	var answer *pgconn.PgError
+	switch {
+	case !errors.As(err, &answer):
+		if err == nil {
+			b.since = time.Time{}
+		}
+		return false, false
+	case b.since.IsZero():
+		b.since = time.Now()
+	}
+	anyCode = time.Since(b.since) > patience
+	return refused(err) || anyCode, anyCode
+}
+
 // setAside finds the runs at the head of the chosen lanes that the database refuses to have leased,
 // and sets them aside. None means that it was not the fault of a row.
-func (p *Poller) setAside(ctx context.Context, chosen []request) ([]Aside, error) {
-	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7)`,
-		append(laneColumns(chosen, 0)[:6], p.Steps)...)
+func (p *Poller) setAside(ctx context.Context, chosen []request, anyCode bool) ([]Aside, error) {
+	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7, $8)`,
+		append(laneColumns(chosen, 0)[:6], p.Steps, anyCode)...)
 	return collectAside(rows)
 }
 

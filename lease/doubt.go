@@ -19,19 +19,23 @@ type doubt struct {
 }
 
 // settleDoubts gives back leases whose answer was lost: at once, and then each second until
-// the server is sure to be done with the request.
+// the server is sure to be done with the request. What the database refuses to have given back is left to expire.
 func (p *Poller) settleDoubts(ctx context.Context) error {
+	var problem error
 	for i := range p.doubts {
 		d := &p.doubts[i]
-		if now := time.Now(); !now.Before(d.next) {
-			if err := giveBack(ctx, p.DB, *d, p.Worker); err != nil {
-				return err
-			}
-			d.next = now.Add(time.Second)
+		now := time.Now()
+		if now.Before(d.next) || problem != nil {
+			continue
 		}
+		if err := giveBack(ctx, p.DB, *d, p.Worker); err != nil && !refused(err) {
+			problem = err
+			continue
+		}
+		d.next = now.Add(time.Second)
 	}
 	p.doubts = slices.DeleteFunc(p.doubts, func(d doubt) bool { return d.next.Sub(d.sent) > 2*lag })
-	return nil
+	return problem
 }
 
 // giveBack returns the leases in doubt, if there are any, with no attempt charged: their

@@ -33,3 +33,6 @@ func (p *Poller) DoubtAgain() {
 
 // StopWaiting makes the next Acquire look for suspects again.
 func (p *Poller) StopWaiting() { p.waiting = time.Time{} }
+
+// RefusedForLong makes the last refusal the last of many.
+func (p *Poller) RefusedForLong() { p.blame.since = p.blame.since.Add(-2 * patience) }

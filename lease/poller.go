@@ -35,6 +35,7 @@ type Poller struct {
 
 	paused    []string // prefixes and types, as discovery found them
 	lanes     map[lane]*position
+	blame     blame
 	hurry     bool // try the known lanes before discovery
 	discovery budget
 	busy      bool      // the last poll brought as many as were asked for

@@ -27,6 +27,8 @@ type Reclaimer struct {
 
 	SetAside func([]Aside) // told of runs that are set aside; may be nil
 
+	blame blame
+
 	idle  bool
 	looks [len(reach)]glance // the last look with each reach; that with the shortest is the last of all
 	whole budget             // of looks from the beginning
@@ -82,8 +84,8 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	start := time.Now()
 	from, reaching := r.next(start)
 	found, first, err := r.takeBack(ctx, from, n, token)
-	for refused(err) {
-		aside, problem := r.setAside(ctx, from)
+	for row, anyCode := r.blame.of(err); row; row, anyCode = r.blame.of(err) {
+		aside, problem := r.setAside(ctx, from, anyCode)
 		if problem != nil || len(aside) == 0 {
 			err = errors.Join(err, problem)
 			break
@@ -113,8 +115,8 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 
 // setAside finds the expired leases that the database refuses to have taken back, and sets their runs
 // aside. None means that it was not the fault of a row.
-func (r *Reclaimer) setAside(ctx context.Context, from time.Time) ([]Aside, error) {
-	rows, _ := r.DB.Query(ctx, `SELECT * FROM workflow_take_back_refused_v1($1, $2)`, from, r.Steps)
+func (r *Reclaimer) setAside(ctx context.Context, from time.Time, anyCode bool) ([]Aside, error) {
+	rows, _ := r.DB.Query(ctx, `SELECT * FROM workflow_take_back_refused_v1($1, $2, $3)`, from, r.Steps, anyCode)
 	return collectAside(rows)
 }
 

@@ -105,90 +105,114 @@ CREATE FUNCTION workflow_passing(sqlstate text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN sqlstate ~ '^(08|25|28|2D|3B|3D|3F|40|53|57|58)' OR sqlstate IN ('55P03', '26000', '42P05');
 
--- What a statement would do to runs, tried and undone. It answers with SQLSTATE, message and constraint; null: it goes through.
-CREATE FUNCTION workflow_try(ids uuid[], statement text) RETURNS text[]
+-- What a statement would do to runs, tried and undone. It answers with SQLSTATE, message and constraint; null: it goes
+-- through. What passes by itself is raised, unless any code is to be taken for an answer.
+CREATE FUNCTION workflow_try(ids uuid[], statement text, any_code boolean) RETURNS text[]
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     state text;
     words text;
     rule  text;
 BEGIN
-    IF statement = 'take back' THEN
+    IF statement = 'take back' THEN -- as workflow_take_back_v1
         UPDATE workflow_run w
-        SET status = 'pending', suspect = true, error = '{}', last_error = 'tried', run_at = statement_timestamp(), updated_at = clock_timestamp(),
-            lease_token = NULL, leased_by = NULL, lease_until = NULL, deadline_at = NULL
+        SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END, suspect = true, updated_at = clock_timestamp(),
+            error = '{}', last_error = 'tried', run_at = CASE WHEN w.attempt < w.max_attempts THEN statement_timestamp() ELSE w.run_at END,
+            lease_token = CASE WHEN w.attempt >= w.max_attempts THEN gen_random_uuid() END,
+            lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END,
+            leased_by = CASE WHEN w.attempt >= w.max_attempts THEN 'tried' END,
+            lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + interval '1 second' END,
+            started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
+            deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
         WHERE w.id = ANY (ids);
-    ELSE
+    ELSE -- as workflow_lease_v1
         UPDATE workflow_run w
         SET status = 'leased', lease_token = w.id, leased_by = 'tried', lease_no = w.lease_no + 1, attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
             started_at = statement_timestamp(), updated_at = clock_timestamp(), lease_until = statement_timestamp() + interval '1 second', deadline_at = statement_timestamp()
         WHERE w.id = ANY (ids);
     END IF;
+    SET CONSTRAINTS ALL IMMEDIATE; -- what is deferred is refused at the commit
     PERFORM octet_length(w.payload::text), octet_length(w.metadata::text) FROM workflow_run w WHERE w.id = ANY (ids); -- what a worker would read
     RAISE EXCEPTION 'tried' USING ERRCODE = 'WF001';
 EXCEPTION
     WHEN SQLSTATE 'WF001' THEN
         RETURN NULL;
-    WHEN OTHERS THEN
+    WHEN OTHERS OR assert_failure THEN
         GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, words = MESSAGE_TEXT, rule = CONSTRAINT_NAME;
-        IF workflow_passing(state) THEN
+        IF workflow_passing(state) AND NOT any_code THEN
             RAISE;
         END IF;
         RETURN ARRAY[state, words, rule];
 END
 $fn$;
 
--- Whether a statement goes through for a run that is made for this, and undone.
+-- Whether a statement goes through for a run that is made for this, and undone; null: it cannot be made.
 CREATE FUNCTION workflow_works(statement text) RETURNS boolean
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     control uuid := workflow_uuid();
+    made    boolean := false;
 BEGIN
     INSERT INTO workflow_run (id, type) VALUES (control, 'workflow.control.v1');
+    made := true;
     IF statement = 'take back' THEN
         UPDATE workflow_run w
         SET status = 'leased', lease_token = control, leased_by = 'control', lease_no = 1, started_at = now(), lease_until = now(), updated_at = clock_timestamp()
         WHERE w.id = control;
     END IF;
-    IF workflow_try(ARRAY[control], statement) IS NULL THEN
+    IF workflow_try(ARRAY[control], statement, true) IS NULL THEN
         RAISE EXCEPTION 'it works' USING ERRCODE = 'WF001';
     END IF;
     RAISE EXCEPTION 'it does not' USING ERRCODE = 'WF002';
 EXCEPTION
     WHEN SQLSTATE 'WF001' THEN RETURN true;
-    WHEN OTHERS THEN RETURN false;
+    WHEN OTHERS THEN RETURN CASE WHEN made THEN false END;
 END
 $fn$;
 
 -- Finds the runs among some, which the caller has locked, for which a statement is refused, and sets them aside. What is refused is
--- halved until a row stands alone. That row is at fault if the statement goes through for another one; if it goes
--- through for none, it is the statement's fault, and nothing is set aside. After half a second, and one at least, the rest is left for the next time.
-CREATE FUNCTION workflow_isolate(ids uuid[], statement text) RETURNS SETOF workflow_set_aside
+-- halved until a row stands alone. That row is at fault if the statement goes through for another one, one of the others if need be; if
+-- it goes through for none, and not for a run made for this either, it is the statement's fault, and nothing is set aside. After a
+-- quarter of a second, and one at least, the rest is left for the next time.
+CREATE FUNCTION workflow_isolate(ids uuid[], others uuid[], statement text, any_code boolean) RETURNS SETOF workflow_set_aside
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
-    heaps  jsonb[] := ARRAY[to_jsonb(ids)];
-    heap   uuid[];
-    half   integer;
+    firsts integer[] := ARRAY[1]; -- heaps still to be tried
+    lasts  integer[] := ARRAY[cardinality(ids)];
+    first  integer;
+    last   integer;
+    middle integer;
     answer text[];
     works  boolean := false;
+    other  uuid;
     bad    workflow_set_aside[] := '{}';
-    until  timestamptz := clock_timestamp() + interval '500 ms';
+    until  timestamptz := clock_timestamp() + interval '250 ms';
 BEGIN
-    WHILE cardinality(heaps) > 0 AND (clock_timestamp() < until OR cardinality(bad) = 0) LOOP
-        heap  := ARRAY(SELECT value::uuid FROM jsonb_array_elements_text(heaps[cardinality(heaps)]));
-        heaps := trim_array(heaps, 1);
-        answer := workflow_try(heap, statement);
+    WHILE cardinality(firsts) > 0 AND (clock_timestamp() < until OR cardinality(bad) = 0) LOOP
+        first  := firsts[cardinality(firsts)];
+        last   := lasts[cardinality(lasts)];
+        firsts := trim_array(firsts, 1);
+        lasts  := trim_array(lasts, 1);
+        answer := workflow_try(ids[first:last], statement, any_code);
         IF answer IS NULL THEN
             works := true;
-        ELSIF cardinality(heap) > 1 THEN
-            half  := cardinality(heap) / 2;
-            heaps := heaps || to_jsonb(heap[half + 1:]) || to_jsonb(heap[:half]);
+        ELSIF first < last THEN
+            middle := (first + last) / 2;
+            firsts := firsts || ARRAY[middle + 1, first];
+            lasts  := lasts || ARRAY[last, middle];
         ELSE
             bad := bad || (SELECT ROW('run', r.id, r.type, statement, answer[1], left(answer[2], 4096), left(answer[3], 200), clock_timestamp(), clock_timestamp(), false, r.xmin)::workflow_set_aside
-                               FROM workflow_run r WHERE r.id = heap[1]);
+                           FROM workflow_run r WHERE r.id = ids[first]);
         END IF;
     END LOOP;
-    IF cardinality(bad) = 0 OR NOT works AND NOT workflow_works(statement) THEN
+    IF cardinality(bad) > 0 AND NOT works THEN
+        FOREACH other IN ARRAY coalesce(others, '{}') LOOP
+            works := workflow_try(ARRAY[other], statement, any_code) IS NULL;
+            EXIT WHEN works;
+        END LOOP;
+        works := works OR coalesce(workflow_works(statement), true);
+    END IF;
+    IF cardinality(bad) = 0 OR NOT works THEN
         RETURN;
     END IF;
     RETURN QUERY
@@ -201,22 +225,32 @@ BEGIN
 END
 $fn$;
 
--- What went through at last comes back, and with it all that was set aside for the same reason.
+-- What went through at last comes back, and with it some of what was set aside for the same reason: more each time, so that
+-- one row which somebody has mended does not bring back all that are as bad as before.
 CREATE FUNCTION workflow_put_back(ids uuid[]) RETURNS void
 LANGUAGE sql SET search_path FROM CURRENT AS $fn$
     WITH back AS (
         DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = ANY (ids) RETURNING a.*
+    ), others AS (
+        SELECT o.kind, o.id
+        FROM (SELECT type, statement, sqlstate, "constraint", count(*) AS many FROM back GROUP BY 1, 2, 3, 4) b
+        CROSS JOIN LATERAL (
+            SELECT a.kind, a.id FROM workflow_set_aside a
+            WHERE a.kind = 'run' AND NOT a.due AND (a.type, a.statement, a.sqlstate, a."constraint") = (b.type, b.statement, b.sqlstate, b."constraint")
+              AND a.id NOT IN (SELECT x.id FROM back x)
+            ORDER BY a.last_tried_at
+            LIMIT 10 + 2 * b.many
+            FOR UPDATE SKIP LOCKED) o
     )
-    UPDATE workflow_set_aside a
-    SET due = true
-    FROM (SELECT DISTINCT type, statement, sqlstate, "constraint" FROM back) b
-    WHERE a.kind = 'run' AND a.id NOT IN (SELECT id FROM back) AND NOT a.due
-      AND (a.type, a.statement, a.sqlstate, a."constraint") = (b.type, b.statement, b.sqlstate, b."constraint")
+    UPDATE workflow_set_aside a SET due = true FROM others o WHERE a.kind = o.kind AND a.id = o.id
 $fn$;
 
--- Every ten seconds, whoever calls it: one for each reason, and those that have waited for ten minutes, a hundred at a time. What is over is forgotten.
+-- Every ten seconds, whoever calls it: one for each reason, and those that have waited for ten minutes, a hundred at a time, as far as the caller
+-- may lease them. What is over is forgotten.
 CREATE FUNCTION workflow_try_again_v1() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    bound text[] := workflow_bound_prefixes();
 BEGIN
     IF NOT EXISTS (SELECT FROM workflow_set_aside) THEN
         RETURN;
@@ -224,21 +258,27 @@ BEGIN
     DELETE FROM workflow_set_aside a
     WHERE a.kind = 'run' AND a.id IN (
         SELECT x.id FROM workflow_set_aside x LEFT JOIN workflow_run r ON r.id = x.id
-        WHERE x.kind = 'run' AND (r.id IS NULL OR r.status NOT IN ('pending', 'leased') OR r.deleted_at IS NOT NULL)
-        LIMIT 1000);
+        WHERE x.kind = 'run' AND (r.id IS NULL OR r.status NOT IN ('pending', 'leased') OR r.deleted_at IS NOT NULL) AND (bound IS NULL OR x.type ^@ ANY (bound))
+        LIMIT 1000 FOR UPDATE OF x SKIP LOCKED);
     UPDATE workflow_set_aside a
     SET due = true, last_tried_at = clock_timestamp()
-    FROM (
-        (SELECT x.kind, (array_agg(x.id ORDER BY x.last_tried_at))[1] AS id
-         FROM workflow_set_aside x
-         GROUP BY x.kind, x.type, x.statement, x.sqlstate, x."constraint"
-         HAVING max(x.last_tried_at) < clock_timestamp() - interval '9 seconds')
-        UNION
-        (SELECT x.kind, x.id FROM workflow_set_aside x WHERE x.last_tried_at < clock_timestamp() - interval '10 minutes' ORDER BY x.last_tried_at LIMIT 100)) t
-    WHERE a.kind = t.kind AND a.id = t.id;
+    WHERE (a.kind, a.id) IN (
+        SELECT x.kind, x.id
+        FROM workflow_set_aside x
+        WHERE (x.kind, x.id) IN (
+            (SELECT y.kind, (array_agg(y.id ORDER BY y.last_tried_at))[1]
+             FROM workflow_set_aside y
+             WHERE bound IS NULL OR y.type ^@ ANY (bound)
+             GROUP BY y.kind, y.type, y.statement, y.sqlstate, y."constraint"
+             HAVING max(y.last_tried_at) < clock_timestamp() - interval '9 seconds')
+            UNION
+            (SELECT y.kind, y.id FROM workflow_set_aside y
+             WHERE y.last_tried_at < clock_timestamp() - interval '10 minutes' AND (bound IS NULL OR y.type ^@ ANY (bound))
+             ORDER BY y.last_tried_at LIMIT 100))
+        FOR UPDATE SKIP LOCKED);
 END
 $fn$;
-COMMENT ON FUNCTION workflow_try_again_v1() IS 'Has runs that are set aside be tried again, when it is time: workers call it every ten seconds.';
+COMMENT ON FUNCTION workflow_try_again_v1() IS 'For workers: has runs that are set aside be tried again, when it is time. They call it every ten seconds.';
 
 -- ---------------------------------------------------------------------------------
 -- Lease.
@@ -397,8 +437,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
 DECLARE
-    ids  uuid[];
-    many integer;
+    called text := workflow_worker_name(workflow_bound_prefixes(), worker);
+    ids    uuid[];
+    many   integer;
 BEGIN
     SELECT d.ids, d.many INTO ids, many
     FROM workflow_due(suspects, types, priorities, from_at, from_id, graces, rooms, teams, mosts, steps, most_suspects, most, shared, watched, alone) AS d;
@@ -407,7 +448,7 @@ BEGIN
     END IF;
     RETURN QUERY
     UPDATE workflow_run w
-    SET status = 'leased', lease_token = workflow_lease_v1.token, leased_by = workflow_lease_v1.worker, lease_no = w.lease_no + 1,
+    SET status = 'leased', lease_token = workflow_lease_v1.token, leased_by = called, lease_no = w.lease_no + 1,
         attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
         started_at = statement_timestamp(), updated_at = statement_timestamp(),
         lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
@@ -426,7 +467,7 @@ COMMENT ON FUNCTION workflow_lease_v1(boolean[], text[], integer[], timestamptz[
     'For workers: leases due runs of some lanes, in their order.';
 
 -- After workflow_lease_v1 was refused: which runs it was. They are set aside.
-CREATE FUNCTION workflow_lease_refused_v1(suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], steps boolean)
+CREATE FUNCTION workflow_lease_refused_v1(suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], steps boolean, any_code boolean)
 RETURNS TABLE (id uuid, type text, sqlstate text, "constraint" text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
@@ -434,14 +475,23 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bit
 DECLARE
     ids uuid[] := (SELECT d.ids FROM workflow_due(suspects, types, priorities, from_at, from_id, graces, array_fill(2000, ARRAY[cardinality(types)]), NULL, NULL,
                                                   steps, 0, 2000, false, false, false) AS d);
+    others uuid[];
 BEGIN
     IF ids IS NOT NULL THEN
-        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, 'lease') AS s;
+        others := ARRAY( -- the last of each lane: those behind many that are refused
+            SELECT o.id
+            FROM unnest(suspects, types, priorities) AS l (suspect, type, priority)
+            CROSS JOIN LATERAL (
+                SELECT w.id FROM workflow_run w
+                WHERE w.status = 'pending' AND w.deleted_at IS NULL AND w.held_at IS NULL AND w.suspect = l.suspect AND w.type = l.type AND w.priority = l.priority
+                ORDER BY w.run_at DESC, w.id DESC LIMIT 3 FOR UPDATE SKIP LOCKED) o
+            LIMIT 30);
+        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, others, 'lease', any_code) AS s;
     END IF;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_lease_refused_v1(boolean[], text[], integer[], timestamptz[], uuid[], float8[], boolean) IS
-    'For workers: finds the runs at the head of some lanes that the database refuses to have leased, and sets them aside. None: it is not the rows'' fault.';
+COMMENT ON FUNCTION workflow_lease_refused_v1(boolean[], text[], integer[], timestamptz[], uuid[], float8[], boolean, boolean) IS
+    'For workers: finds the runs at the head of some lanes that the database refuses to have leased, and sets them aside. None: it is not the rows'' fault. any_code: whatever the SQLSTATE is.';
 
 -- ---------------------------------------------------------------------------------
 -- While it is leased, and afterwards.
@@ -462,7 +512,7 @@ BEGIN
     ), mine AS MATERIALIZED (
         SELECT w.id
         FROM workflow_run w JOIN held h ON w.id = h.id AND w.lease_token = h.token
-        WHERE w.id = ANY (ids) AND (own OR w.type ^@ ANY (bound))
+        WHERE w.id = ANY (ids) AND (own OR w.token_id IS NULL AND w.type ^@ ANY (bound))
         ORDER BY w.id
         FOR UPDATE OF w SKIP LOCKED
     )
@@ -477,11 +527,17 @@ $fn$;
 COMMENT ON FUNCTION workflow_extend_v1(uuid[], uuid[], float8[]) IS 'For workers: the heartbeat. Extends leases by their tokens, and returns the runs of which it did.';
 
 CREATE FUNCTION workflow_held_v1(ids uuid[], tokens uuid[]) RETURNS TABLE (id uuid, held boolean, status text)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
-    SELECT h.id, w.lease_token IS NOT DISTINCT FROM h.token, CASE WHEN workflow_bound_prefixes() IS NULL OR w.type ^@ ANY (workflow_bound_prefixes()) THEN w.status::text END
+#variable_conflict use_column
+DECLARE
+    bound text[] := workflow_bound_prefixes();
+BEGIN
+    RETURN QUERY
+    SELECT h.id, w.lease_token IS NOT DISTINCT FROM h.token, w.status::text
     FROM unnest(ids, tokens) AS h (id, token) JOIN workflow_run w ON w.id = h.id
-    WHERE w.id = ANY (ids)
+    WHERE w.id = ANY (ids) AND (bound IS NULL OR w.type ^@ ANY (bound));
+END
 $fn$;
 COMMENT ON FUNCTION workflow_held_v1(uuid[], uuid[]) IS 'For workers: which runs are still leased with these tokens, and the status of the others. No lock is waited for.';
 
@@ -493,10 +549,10 @@ DECLARE
 BEGIN
     RETURN QUERY
     WITH free AS MATERIALIZED (
-        SELECT w.id FROM workflow_run w WHERE w.id = ANY (ids) FOR NO KEY UPDATE SKIP LOCKED
+        SELECT w.id FROM workflow_run w WHERE w.id = ANY (ids) AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound)) FOR NO KEY UPDATE SKIP LOCKED
     )
     SELECT w.id FROM workflow_run w
-    WHERE w.id = ANY (ids) AND (bound IS NULL OR w.type ^@ ANY (bound)) AND w.id NOT IN (SELECT f.id FROM free f);
+    WHERE w.id = ANY (ids) AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound)) AND w.id NOT IN (SELECT f.id FROM free f);
 END
 $fn$;
 COMMENT ON FUNCTION workflow_locked_v1(uuid[]) IS 'For workers: which of these runs somebody has locked. It does not wait.';
@@ -511,7 +567,12 @@ LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
                        AND 'workflow.audit=off' = ANY (s.setconfig)))
 $fn$;
 
--- A settings guard: the engine's settings are not for those who are bound.
+-- What a worker calls itself. One that is bound says its role before: under another's name it tells nothing.
+CREATE FUNCTION workflow_worker_name(bound text[], name text) RETURNS text
+LANGUAGE sql STABLE
+RETURN CASE WHEN bound IS NULL THEN left(name, 200) ELSE left(workflow_role() || '/' || regexp_replace(name, '\s', '_', 'g'), 200) END;
+
+-- The engine's settings are not for those who are bound.
 CREATE FUNCTION workflow_as_worker(bound text[]) RETURNS void
 LANGUAGE plpgsql AS $fn$
 BEGIN
@@ -533,8 +594,12 @@ DECLARE
     own    boolean := bound IS NULL;
     before text    := coalesce(current_setting('workflow.audit', true), '');
     silent boolean := before = 'off' AND workflow_unrecorded();
+    called text    := workflow_worker_name(bound, worker);
     places integer[];
 BEGIN
+    IF EXISTS (SELECT FROM unnest(ids, verdicts) AS v (id, verdict) WHERE (v.verdict IN ('succeeded', 'failed', 'retried', 'postponed', 'released')) IS NOT TRUE) THEN
+        RAISE EXCEPTION 'workflow_settle: a verdict is none of succeeded, failed, retried, postponed and released' USING ERRCODE = 'check_violation';
+    END IF;
     PERFORM workflow_as_worker(bound), set_config('workflow.audit', CASE WHEN silent THEN 'off' ELSE 'self' END, true);
     WITH outcome AS MATERIALIZED (
         SELECT *
@@ -552,15 +617,15 @@ BEGIN
             run_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN w.run_at
                           ELSE statement_timestamp() + o.delay * interval '1 second' END,
             finished_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN statement_timestamp() END,
-            settled_token = w.lease_token, settled_by = worker, updated_at = statement_timestamp(),
+            settled_token = w.lease_token, settled_by = called, updated_at = statement_timestamp(),
             lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
         FROM outcome o
-        WHERE w.id = ANY (ids) AND w.id = o.id AND w.lease_token = o.token AND (own OR w.type ^@ ANY (bound))
+        WHERE w.id = ANY (ids) AND w.id = o.id AND w.lease_token = o.token AND (own OR w.token_id IS NULL AND w.type ^@ ANY (bound))
         RETURNING w.id, o.place, o.verdict, w.lease_no, w.started_at, o.error, o.delay,
                   CASE WHEN o.verdict IN ('postponed', 'released') THEN least(w.attempt + 1, w.max_attempts) ELSE w.attempt END AS attempt
     ), history AS (
         INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
-        SELECT s.id, s.verdict, s.attempt, s.lease_no, s.started_at, worker,
+        SELECT s.id, s.verdict, s.attempt, s.lease_no, s.started_at, called,
                coalesce(s.error - 'stack', '{}') || CASE WHEN s.verdict = 'failed' THEN '{}' ELSE jsonb_build_object('delay_seconds', s.delay) END
         FROM settled s
         WHERE NOT silent AND s.verdict <> 'succeeded'
@@ -638,6 +703,7 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bit
 DECLARE
     before text    := coalesce(current_setting('workflow.audit', true), '');
     silent boolean := before = 'off' AND workflow_unrecorded();
+    called text    := workflow_worker_name(workflow_bound_prefixes(), worker);
     ids    uuid[];
     first  timestamptz;
     since  timestamptz;
@@ -667,7 +733,7 @@ BEGIN
                           * delays[least(greatest(w.attempt, 1), cardinality(delays))] ELSE w.run_at END,
             lease_token = CASE WHEN w.attempt >= w.max_attempts THEN workflow_take_back_v1.token END,
             lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END,
-            leased_by = CASE WHEN w.attempt >= w.max_attempts THEN workflow_take_back_v1.worker END,
+            leased_by = CASE WHEN w.attempt >= w.max_attempts THEN called END,
             lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + workflow_take_back_v1.length * interval '1 second' END,
             started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
             deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
@@ -677,7 +743,7 @@ BEGIN
     ), history AS (
         INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by)
         SELECT t.id, statement_timestamp(), 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END,
-               CASE WHEN isfinite(e.started_at) THEN e.started_at END, workflow_take_back_v1.worker, t.loser
+               CASE WHEN isfinite(e.started_at) THEN e.started_at END, called, t.loser
         FROM taken t JOIN expired e ON e.id = t.id
         WHERE NOT silent
     )
@@ -695,7 +761,7 @@ COMMENT ON FUNCTION workflow_take_back_v1(timestamptz, boolean, integer, float8[
     'For workers: takes back expired leases. Runs with attempts left are due again; the others are leased by the caller, who is to fail them. One row at least: since when the oldest lease is held.';
 
 -- After workflow_take_back_v1 was refused: which runs it was. They are set aside.
-CREATE FUNCTION workflow_take_back_refused_v1(from_at timestamptz, steps boolean) RETURNS TABLE (id uuid, type text, sqlstate text, "constraint" text)
+CREATE FUNCTION workflow_take_back_refused_v1(from_at timestamptz, steps boolean, any_code boolean) RETURNS TABLE (id uuid, type text, sqlstate text, "constraint" text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
@@ -703,11 +769,11 @@ DECLARE
     ids uuid[] := (SELECT e.ids FROM workflow_expired(from_at, steps, 2000) AS e);
 BEGIN
     IF cardinality(ids) > 0 THEN
-        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, 'take back') AS s;
+        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, NULL, 'take back', any_code) AS s;
     END IF;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_take_back_refused_v1(timestamptz, boolean) IS
+COMMENT ON FUNCTION workflow_take_back_refused_v1(timestamptz, boolean, boolean) IS
     'For workers: finds the expired leases that the database refuses to have taken back, and sets their runs aside. None: it is not the rows'' fault.';
 
 -- No attempt is charged: the handlers were never started. Exhausted runs, whose deadline is their start, were not
@@ -739,7 +805,7 @@ BEGIN
         RETURNING w.id, least(w.attempt + 1, w.max_attempts) AS attempt, w.lease_no, w.started_at
     ), history AS (
         INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
-        SELECT r.id, 'released', r.attempt, r.lease_no, r.started_at, worker, '{"reason": "the answer to the lease was lost"}'
+        SELECT r.id, 'released', r.attempt, r.lease_no, r.started_at, workflow_worker_name(bound, worker), '{"reason": "the answer to the lease was lost"}'
         FROM returned r
         WHERE NOT silent
     )
@@ -769,9 +835,9 @@ BEGIN
     DELETE FROM workflow_worker w
     WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.seen_at < now() - interval '1 day' AND o.id <> workflow_present_v1.id LIMIT 100 FOR UPDATE SKIP LOCKED); -- those that died long ago
     INSERT INTO workflow_worker AS w (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, started_at, secret_hash)
-    VALUES (workflow_present_v1.id, left(workflow_present_v1.name, 200),
+    VALUES (workflow_present_v1.id, workflow_worker_name(bound, workflow_present_v1.name),
             ARRAY(SELECT left(p, 200) FROM unnest(workflow_present_v1.prefixes) AS p WHERE bound IS NULL OR p ^@ ANY (bound) LIMIT 1000),
-            ARRAY(SELECT left(h, 200) FROM unnest(workflow_present_v1.handlers) AS h LIMIT 10000),
+            ARRAY(SELECT left(h, 200) FROM unnest(workflow_present_v1.handlers) AS h WHERE bound IS NULL OR h ^@ ANY (bound) LIMIT 10000),
             workflow_present_v1.steps AND bound IS NULL, greatest(workflow_present_v1.concurrency, 0), greatest(workflow_present_v1.running, 0),
             left(workflow_present_v1.version, 200), left(workflow_present_v1.host, 200), workflow_present_v1.pid,
             now() - least(greatest(uptime, 0), 1e9) * interval '1 second', hash)
@@ -879,7 +945,7 @@ BEGIN ATOMIC
         workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard,
         workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate,
         workflow_put_back, workflow_try_again_v1, workflow_lanes_v1, workflow_narrow, workflow_lanes, workflow_stalled_types, workflow_due, workflow_lease_v1, workflow_lease_refused_v1,
-        workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_settle_v1,
+        workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
         workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1}'::text[]);
 END;

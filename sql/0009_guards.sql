@@ -112,7 +112,7 @@ CREATE OR REPLACE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_ru
                                 AND NEW.lease_until IS NOT NULL AND NEW.leased_by IS NOT NULL
             WHEN 'leased'  THEN NEW.status IN ('pending', 'succeeded', 'failed', 'cancelled')
                              OR NEW.status = 'leased' AND (NEW.lease_token = OLD.lease_token AND NEW.lease_no = OLD.lease_no
-                                 OR OLD.lease_until < clock_timestamp() AND NEW.lease_no > OLD.lease_no)
+                                 OR NEW.lease_no > OLD.lease_no AND (OLD.lease_until < clock_timestamp() OR OLD.lease_until > clock_timestamp() + interval '25 hours'))
             ELSE NEW.status = OLD.status AND (NEW.attempt, NEW.postponed, NEW.suspect, NEW.lease_no) = (OLD.attempt, OLD.postponed, OLD.suspect, OLD.lease_no)
                                 AND NEW.finished_at IS NOT DISTINCT FROM OLD.finished_at
               OR OLD.status = 'failed' AND NEW.status = 'pending' AND coalesce(current_setting('workflow.retry', true), '') = 'on'

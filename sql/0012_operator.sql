@@ -1059,7 +1059,7 @@ BEGIN ATOMIC
         workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard, workflow_console, workflow_for_others,
         workflow_age, workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
         workflow_try_again_v1, workflow_lanes_v1, workflow_narrow, workflow_lanes, workflow_stalled_types, workflow_due, workflow_lease_v1,
-        workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_settle_v1,
+        workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
         workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
         outbox_event_door, outbox_append_v1}'::text[]);

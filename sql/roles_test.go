@@ -91,6 +91,35 @@ func TestRoleEnqueue(t *testing.T) {
 		`SELECT workflow_pause('billing.', 'why')`, `SELECT process_pause('`+id+`')`, `SELECT outbox_replay(now(), now())`, `SELECT * FROM workflow_redrive('billing.')`)
 }
 
+// A bound worker forges nothing by the functions that it may execute: no event of a kind that is not an outcome, no other's name. It locks
+// no run of another prefix, holds up nobody's retries, and learns nothing of ids.
+func TestBoundWorkerForgesNothing(t *testing.T) {
+	g := withRoles(t)
+	media, billing := g.as("media"), g.as("billing")
+	own, other := g.do(`INSERT INTO workflow_run (type) VALUES ('media.x') RETURNING id`), g.do(`INSERT INTO workflow_run (type) VALUES ('billing.x') RETURNING id`)
+	const lease = `SELECT id FROM workflow_lease_v1('{f}', '{media.x}', '{0}', '{1901-01-01}', '{00000000-0000-0000-0000-000000000000}', '{0}', '{1}', '{NULL}', '{NULL}',
+		false, 0, 1, false, false, false, '7d1f0f0e-0000-4000-8000-000000000001', 'anna by con psql', '{media.x}', '{60}', '{NULL}')`
+	media.expect("leases", media.do(lease), own)
+	settle := func(verdict string) string {
+		return `SELECT workflow_settle_v1('{` + own + `}', '{7d1f0f0e-0000-4000-8000-000000000001}', '{` + verdict + `}', '{NULL}', '{NULL}', '{NULL}', '{0}', 'anna by con psql')`
+	}
+	for _, verdict := range []string{"cancelled", "deleted", "NULL", ""} {
+		media.refused(settle(verdict), "23514", "", "a verdict is none of")
+	}
+	media.do(settle("retried"))
+	g.expect("told as", g.do(`SELECT actor FROM workflow_history`), g.named+"_login_media/anna_by_con_psql")
+
+	media.do(`BEGIN; SELECT workflow_locked_v1('{` + own + `,` + other + `}')`)
+	g.expect("cancelled meanwhile", g.do(`SET lock_timeout = '1s'; SELECT workflow_cancel('`+other+`')`), "cancelled")
+	media.do(`ROLLBACK`)
+	media.expect("what there is", media.do(`SELECT count(*) FROM workflow_held_v1('{`+other+`}', '{`+other+`}')`), "0")
+	g.do(`INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version, last_tried_at)
+		SELECT 'run', id, type, 'lease', 'P0001', 'x', '', xmin, now() - interval '1 hour' FROM workflow_run`)
+	media.do(`BEGIN; SELECT workflow_try_again_v1()`)
+	billing.do(`SET lock_timeout = '1s'; SELECT workflow_try_again_v1()`)
+	media.do(`COMMIT`)
+}
+
 // A worker's row is written with the secret that it drew, and by nobody else; it tells of no prefix that its role may not lease.
 func TestPresenceIsItsOwn(t *testing.T) {
 	g := withRoles(t)
@@ -138,8 +167,8 @@ func TestRoleWorker(t *testing.T) {
 		t.Fatalf("the owner leased %d", len(theirs))
 	}
 	stolen := lease.Held{ID: theirs[0].ID, Token: theirs[0].Token, Length: time.Hour}
-	if kept, gone, err := lease.Extend(t.Context(), s.conn, []lease.Held{stolen}); err != nil || len(kept) != 0 || len(gone) != 0 {
-		t.Errorf("extends another's: %v, %v, %v", kept, gone, err)
+	if kept, _, err := lease.Extend(t.Context(), s.conn, []lease.Held{stolen}); err != nil || len(kept) != 0 {
+		t.Errorf("extends another's: %v, %v", kept, err)
 	}
 	for _, l := range []lease.Lease{mine[0], theirs[0]} {
 		refused, err := run.Settle(t.Context(), s.conn, "w", []run.Outcome{{ID: l.ID, Token: l.Token, Verdict: run.TryAgain}})
@@ -175,7 +204,7 @@ func TestRoleWorker(t *testing.T) {
 		`UPDATE workflow_run SET run_at = '-infinity'`, `UPDATE workflow_run SET attempt = 2147483647`, `SELECT FROM workflow_run FOR UPDATE`,
 		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+own+`', 'retried')`, `UPDATE workflow_worker SET seen_at = 'infinity'`, `DELETE FROM workflow_worker`,
 		`INSERT INTO workflow_set_aside VALUES ('run', '`+other+`', 'billing.x', 'lease', 'P0001', '', '', now(), now(), false, '1')`, `SELECT * FROM workflow_set_aside`,
-		`INSERT INTO workflow_binding VALUES ('`+g.named+`_media', '{billing.}')`, `SELECT workflow_isolate('{}', 'lease')`, `SELECT workflow_put_back('{}')`,
+		`INSERT INTO workflow_binding VALUES ('`+g.named+`_media', '{billing.}')`, `SELECT workflow_isolate('{}', '{}', 'lease', true)`, `SELECT workflow_put_back('{}')`,
 		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+other+`', 'retried')`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`,
 		`INSERT INTO workflow_run (type) VALUES ('media.x')`, `DELETE FROM workflow_run`, `SELECT * FROM outbox_event`, `SELECT * FROM workflow_overview`, `SELECT * FROM workflow_failing`,
 		`SELECT workflow_cancel('`+other+`')`, `SELECT workflow_retry('`+other+`')`, `SELECT workflow_why('`+other+`')`, `SELECT workflow_edit('`+other+`', now(), 1)`,
