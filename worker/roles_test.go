@@ -62,7 +62,7 @@ func TestBoundWorker(t *testing.T) {
 	for what, is := range map[string]string{
 		`SELECT string_agg(DISTINCT event_type, ' ' ORDER BY event_type) FROM workflow_history`: "expired failed retried",
 		`SELECT string_agg(event_type, ' ') FROM outbox_event`:                                  "test.done",
-		`SELECT name FROM workflow_live_worker`:                                                 w.Name(),
+		`SELECT name FROM workflow_live_worker`:                                                 named + "_login_bound/" + w.Name(),
 	} {
 		if got := query[string](t, owner, what); got != is {
 			t.Errorf("%s: %q, want %q", what, got, is)
