@@ -2,7 +2,7 @@
 --
 --   workflow_run         a bound is asked of what changes alone; what has ended stays as it is
 --   all tables           INSERT, UPDATE, DELETE and TRUNCATE by hand are refused in words, but for what people do
---   documents            have the limits by SQL that results have: numbers, names and members
+--   documents            have the limits by SQL that results have: numbers, names and members; payloads what can be asked at no cost
 --
 -- No guard rests on a setting alone: it asks what the role in effect may do, too.
 
