@@ -67,8 +67,8 @@ func (w *writer) tells(name, sql string, args ...any) {
 	}, sql, args...)
 }
 
-// role is who is connected.
-const role = `concat_ws(' ', session_user, nullif(current_setting('application_name'), ''))`
+// role is who is connected, as created_by has it: an application that names itself stands in brackets.
+const role = `session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '')`
 
 // asker is an expression for who has asked for what is written: it stands in the run r of a type, which
 // this transaction has settled.

@@ -160,7 +160,7 @@ BEGIN
     IF NEW.status = 'cancelled' AND OLD.status IN ('pending', 'leased') AND NEW.last_error IS NOT DISTINCT FROM OLD.last_error THEN
         NEW.last_error := left('cancelled: ' || CASE
             WHEN NEW.deleted_at IS NOT NULL AND OLD.deleted_at IS NULL THEN concat_ws(': ', 'deleted', NEW.delete_reason)
-            ELSE 'by ' || concat_ws(' ', session_user, nullif(current_setting('application_name'), '')) END, 4096);
+            ELSE 'by ' || session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '') END, 4096);
     END IF;
     IF OLD.status = 'leased' AND NEW.status = 'succeeded' AND NEW.settled_token IS DISTINCT FROM OLD.lease_token THEN
         NEW.settled_token := NULL; -- it was no worker that said so
@@ -340,6 +340,7 @@ DECLARE
     problem text;
     fix     text;
     written text := NEW.payload; -- once: it may be large
+    me      text := session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '');
 BEGIN
     IF NEW.type IS NULL OR NEW.payload IS NULL THEN
         RETURN NEW; -- the column's own NOT NULL names it
@@ -350,8 +351,8 @@ BEGIN
     ELSIF length(NEW.type) > 200 THEN
         problem := format('type has %s characters, the limit is 200', length(NEW.type));
         fix := 'Shorten the type.';
-    ELSIF NOT starts_with(NEW.created_by, session_user) THEN
-        problem := format('created_by %L is not you, %s', left(NEW.created_by, 120), session_user);
+    ELSIF NEW.created_by <> me AND NOT (workflow_for_others(workflow_role()) AND NEW.created_by = me || ' for ' || coalesce(nullif(current_setting('workflow.on_behalf_of', true), ''), '-')) THEN
+        problem := format('created_by %L is not you, %s', left(NEW.created_by, 120), me);
         fix := 'Leave created_by out.';
     ELSIF NEW.status <> 'pending' THEN
         problem := format('status %L cannot be inserted: a new run is pending', left(NEW.status, 120));
@@ -418,10 +419,14 @@ BEGIN
 END
 $fn$;
 
+-- An application names itself: brackets tell it from the roles, and it can have none in its name. What the guard
+-- asks for is what stands here.
+ALTER TABLE workflow_run ALTER COLUMN created_by SET DEFAULT session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '');
+COMMENT ON COLUMN workflow_run.created_by IS 'The database role that logged in and enqueued it, [its application_name], and for whom a console did.';
 CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
     FOR EACH ROW WHEN ((
         NEW.type ~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)+$' AND length(NEW.type) <= 200
-        AND NEW.status = 'pending' AND starts_with(NEW.created_by, session_user)
+        AND NEW.status = 'pending' AND NEW.created_by = session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '')
         AND NEW.priority BETWEEN -100 AND 100 AND NEW.max_attempts BETWEEN 1 AND 1000
         AND NEW.attempt = 0 AND NEW.postponed = 0 AND NOT NEW.suspect AND NEW.lease_no = 0
         AND coalesce(NEW.lease_token, NEW.settled_token) IS NULL AND coalesce(NEW.leased_by, NEW.settled_by) IS NULL
@@ -484,13 +489,13 @@ END;
 COMMENT ON FUNCTION workflow_earlier(text, jsonb) IS 'For guards: whether a worker of an earlier version, which does not always say that it is at work, writes what belongs to what it has just settled.';
 
 -- For triggers, before or after, of rows or statements, with WHEN (NOT workflow_at_work()). Its first argument is what to do
--- instead. With a second one there is no way around it but to disable triggers.
+-- instead. A second one, always, leaves no way around it but to disable triggers; recorded, only the owner's, which is on record.
 CREATE OR REPLACE FUNCTION workflow_guard() RETURNS trigger
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     thing   jsonb := CASE WHEN TG_LEVEL = 'ROW' THEN CASE TG_OP WHEN 'INSERT' THEN to_jsonb(NEW) ELSE to_jsonb(OLD) END END;
     names   jsonb := (SELECT jsonb_object_agg(k, thing->k)
-                      FROM unnest('{id, version, workflow_id, instance_id, token_id, place, group_id, join_id, edge, sink, lane, name, event_id, prefix}'::text[]) AS k
+                      FROM unnest('{id, version, workflow_id, instance_id, token_id, place, group_id, join_id, edge, sink, lane, name, event_id, prefix, role}'::text[]) AS k
                       WHERE thing ? k);
     allowed boolean := false;
 BEGIN
@@ -501,9 +506,9 @@ BEGIN
         IF NOT allowed AND has_column_privilege('workflow_run'::regclass, 'lease_token', 'UPDATE') THEN
             allowed := workflow_earlier(TG_TABLE_NAME, names);
         END IF;
-        IF NOT allowed AND current_setting('workflow.override', true) <> '' THEN
-            allowed := workflow_overrides(TG_TABLE_NAME, TG_OP, names);
-        END IF;
+    END IF;
+    IF NOT allowed AND TG_ARGV[1] IS DISTINCT FROM 'always' AND current_setting('workflow.override', true) <> '' THEN
+        allowed := workflow_overrides(TG_TABLE_NAME, TG_OP, names);
     END IF;
     IF NOT allowed THEN
         RAISE EXCEPTION '%: %', TG_TABLE_NAME, CASE TG_OP
@@ -512,7 +517,7 @@ BEGIN
                 WHEN 'DELETE'   THEN 'a row is deleted by the engine alone'
                 ELSE 'it is never emptied' END
             USING ERRCODE = 'integrity_constraint_violation', TABLE = TG_TABLE_NAME, CONSTRAINT = TG_NAME,
-                  HINT = concat_ws(' ', TG_ARGV[0], CASE WHEN TG_NARGS < 2 THEN 'The owner can, on record: SET LOCAL workflow.override = ''why''.' END);
+                  HINT = concat_ws(' ', TG_ARGV[0], CASE WHEN TG_ARGV[1] IS DISTINCT FROM 'always' THEN 'The owner can, on record: SET LOCAL workflow.override = ''why''.' END);
     END IF;
     IF TG_OP = 'DELETE' THEN
         RETURN OLD;
@@ -585,6 +590,7 @@ CREATE OR REPLACE TRIGGER process_instance_kept AFTER UPDATE OF id, process_defi
         undone_with_parent, created_at ON process_instance
     FOR EACH ROW WHEN (NOT workflow_at_work()) EXECUTE FUNCTION process_instance_guard();
 
+ALTER TABLE process_definition ALTER COLUMN created_by SET DEFAULT session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', ''); -- as of runs
 CREATE OR REPLACE FUNCTION process_definition_guard() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
@@ -609,6 +615,11 @@ BEGIN
        OR jsonb_typeof(NEW.definition->'process') IS DISTINCT FROM 'string' OR jsonb_typeof(NEW.definition->'version') IS DISTINCT FROM 'number' THEN
         RAISE EXCEPTION 'process_definition: definition is not an object with process, version and nodes'
             USING ERRCODE = 'check_violation', HINT = 'Check it with: workflowctl define --check FILE.';
+    END IF;
+    IF NEW.created_by <> session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '')
+       AND NOT workflow_overrides(TG_TABLE_NAME, TG_OP, jsonb_build_object('id', NEW.id)) THEN
+        RAISE EXCEPTION 'process_definition: created_by % is not you', quote_literal(left(NEW.created_by, 120))
+            USING ERRCODE = 'check_violation', HINT = 'Leave created_by out.';
     END IF;
     NEW.hash := encode(sha256(convert_to(NEW.definition::text, 'UTF8')), 'hex');
     RETURN NEW;

@@ -219,17 +219,36 @@ CREATE TRIGGER outbox_event_door BEFORE INSERT ON outbox_event
     FOR EACH ROW WHEN (coalesce(current_setting('workflow.append', true), '') <> 'on' OR NOT has_table_privilege('outbox_aggregate'::regclass, 'INSERT'))
     EXECUTE FUNCTION outbox_event_door();
 
+-- What is set for the database, or what the session says instead, which is believed of the owner and the engine alone: nobody else keeps quiet
+-- about what he does. Not set at all: null.
+CREATE FUNCTION outbox_setting(name text) RETURNS text
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
+    SELECT CASE
+        WHEN current_setting(outbox_setting.name, true) IS NULL OR has_table_privilege(workflow_role(), 'process_token', 'UPDATE') THEN current_setting(outbox_setting.name, true)
+        ELSE (SELECT substr(c, strpos(c, '=') + 1)
+              FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) AS c
+              WHERE s.setrole = 0 AND s.setdatabase IN (0, (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+                AND lower(split_part(c, '=', 1)) = outbox_setting.name
+              ORDER BY s.setdatabase = 0 LIMIT 1) END
+$fn$;
+COMMENT ON FUNCTION outbox_setting(text) IS 'What a setting that tells which events of runs are told says: by ALTER DATABASE; or by the session, of the owner and the engine.';
+
 -- As in 0003, but the run's row, which is locked, is all that needs to be.
 CREATE OR REPLACE FUNCTION outbox_run_event() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
-    types text[] := string_to_array(replace(coalesce(current_setting('workflow.run_event_types', true), ''), ' ', ''), ',');
+    types text[];
     code  text   := NEW.error->>'code';
     fact  jsonb  := jsonb_build_object('run', NEW.id, 'type', NEW.type, 'status', NEW.status, 'attempt', NEW.attempt)
                     || CASE WHEN NEW.status = 'failed' AND code IS NOT NULL THEN jsonb_build_object('code', code) ELSE '{}' END;
     heads jsonb  := CASE WHEN NEW.metadata ? 'traceparent' THEN jsonb_build_object('traceparent', NEW.metadata->>'traceparent') END;
 BEGIN
-    IF NOT EXISTS (SELECT FROM outbox_sink) OR NOT outbox_wants(types, NEW.type) THEN
+    IF NOT EXISTS (SELECT FROM outbox_sink)
+       OR NOT (CASE outbox_setting('workflow.run_events') WHEN 'all' THEN true WHEN 'none' THEN false ELSE NEW.status = 'failed' END) THEN
+        RETURN NULL;
+    END IF;
+    types := string_to_array(replace(coalesce(outbox_setting('workflow.run_event_types'), ''), ' ', ''), ',');
+    IF NOT outbox_wants(types, NEW.type) THEN
         RETURN NULL;
     END IF;
     PERFORM set_config('workflow.append', 'on', true);
@@ -241,6 +260,15 @@ BEGIN
     RETURN NULL;
 END
 $fn$;
+
+-- Nothing is set, or the role is believed: then this says it all. The others are looked at.
+CREATE OR REPLACE TRIGGER outbox_run_event AFTER UPDATE ON workflow_run
+    FOR EACH ROW WHEN (NEW.status <> OLD.status AND NEW.status IN ('failed', 'succeeded', 'cancelled')
+        AND CASE WHEN NEW.status = 'failed' AND coalesce(current_setting('workflow.run_events', true), '') <> 'none' THEN true
+                 WHEN current_setting('workflow.run_events', true) IS NULL THEN false
+                 WHEN current_setting('workflow.run_events', true) = 'all' THEN true
+                 ELSE NOT has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user), 'process_token'::regclass, 'UPDATE') END)
+    EXECUTE FUNCTION outbox_run_event();
 
 -- As in 0006, without what was parked in outbox_delivery alone.
 CREATE OR REPLACE VIEW outbox_lag AS
@@ -273,4 +301,4 @@ CREATE OR REPLACE VIEW outbox_lag AS
                   ORDER BY e.lane, e.id LIMIT 1000) o
               WHERE l.sink = s.name LIMIT 1000) AS x) n;
 
-REVOKE ALL ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]), outbox_event_door() FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]), outbox_event_door(), outbox_setting(text) FROM PUBLIC;

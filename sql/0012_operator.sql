@@ -21,8 +21,16 @@ CREATE TABLE workflow_console_role (
     role regrole NOT NULL PRIMARY KEY
 );
 COMMENT ON TABLE workflow_console_role IS 'The roles of consoles, which act for people: see workflow_behalf. workflowctl roles writes it.';
+CREATE TRIGGER workflow_console_role_guard BEFORE INSERT OR UPDATE OR DELETE ON workflow_console_role
+    FOR EACH ROW EXECUTE FUNCTION workflow_guard('workflowctl roles makes a console.', 'recorded');
 CREATE TRIGGER workflow_console_role_kept BEFORE TRUNCATE ON workflow_console_role
-    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('DELETE takes a role out.');
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('DELETE takes a role out.', 'recorded');
+
+-- Who leases what is on record, too.
+CREATE TRIGGER workflow_binding_guard BEFORE INSERT OR UPDATE OR DELETE ON workflow_binding
+    FOR EACH ROW EXECUTE FUNCTION workflow_guard('workflowctl roles worker binds a role to prefixes.', 'recorded');
+CREATE OR REPLACE TRIGGER workflow_binding_kept BEFORE TRUNCATE ON workflow_binding
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('workflowctl roles worker binds a role to other prefixes.', 'recorded');
 
 CREATE FUNCTION workflow_console(role text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
@@ -37,15 +45,16 @@ LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
 $fn$;
 COMMENT ON FUNCTION workflow_for_others(text) IS 'Whether a role is believed when it says for whom it acts: a console''s, or the owner''s.';
 
--- As before, without cutting off what is longer than a name.
+-- As before, without cutting off what is longer than a name. An application names itself: brackets tell it from the
+-- roles, and it can have none in its name.
 CREATE OR REPLACE FUNCTION workflow_actor() RETURNS text
 LANGUAGE sql STABLE
-RETURN concat_ws(' ',
-    CASE WHEN current_setting('workflow.on_behalf_of', true) <> '' AND workflow_for_others(workflow_role())
+RETURN CASE WHEN current_setting('workflow.on_behalf_of', true) <> '' AND workflow_for_others(workflow_role())
          THEN current_setting('workflow.on_behalf_of') || ' by ' || session_user
          WHEN workflow_role() <> session_user THEN workflow_role() || ' by ' || session_user
-         ELSE session_user::text END,
-    nullif(current_setting('application_name'), ''));
+         ELSE session_user::text END || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '');
+COMMENT ON FUNCTION workflow_actor() IS
+    'Who acts, as histories tell it: the role and [the application_name]; where the rights are those of another role than the one that logged in, that role, by the login.';
 
 -- What an earlier call in the transaction has set is not believed: each call says anew for whom it is.
 CREATE OR REPLACE FUNCTION workflow_behalf(person text, act regprocedure) RETURNS void
@@ -84,7 +93,7 @@ DECLARE
     kind  text;
     ended boolean := OLD.status = 'leased' AND (NEW.status <> 'leased' OR NEW.lease_no <> OLD.lease_no);
     who   text := workflow_actor();
-    how   jsonb := CASE WHEN current_setting('workflow.advance', true) = 'on' THEN '{}' -- the engine itself
+    how   jsonb := CASE WHEN current_setting('workflow.advance', true) = 'on' AND has_table_privilege(workflow_role(), 'process_token', 'UPDATE') THEN '{}' -- the engine itself
                         ELSE jsonb_build_object('statement', left(current_query(), 1000)) END;
 BEGIN
     IF ended THEN
@@ -137,6 +146,13 @@ END
 $fn$;
 
 ALTER TABLE workflow_pause ALTER COLUMN paused_by SET DEFAULT workflow_actor();
+CREATE OR REPLACE TRIGGER workflow_pause_insert_guard BEFORE INSERT ON workflow_pause
+    FOR EACH ROW WHEN (NEW.paused_at <> now() OR NEW.resumed_at IS NOT NULL OR NEW.resumed_by IS NOT NULL OR NEW.paused_by <> workflow_actor())
+    EXECUTE FUNCTION workflow_guard('SELECT workflow_pause(prefix, reason); or give prefix and reason alone.');
+CREATE OR REPLACE TRIGGER workflow_pause_update_guard BEFORE UPDATE ON workflow_pause
+    FOR EACH ROW WHEN (OLD.resumed_at IS NOT NULL OR (NEW.id, NEW.prefix, NEW.reason, NEW.paused_at, NEW.paused_by) IS DISTINCT FROM (OLD.id, OLD.prefix, OLD.reason, OLD.paused_at, OLD.paused_by)
+                       OR NEW.resumed_at <> now() OR NEW.resumed_by <> workflow_actor())
+    EXECUTE FUNCTION workflow_guard('SELECT workflow_resume(prefix) ends a pause; SELECT workflow_pause(prefix, reason) begins another.');
 ALTER TABLE process_correction ALTER COLUMN actor SET DEFAULT workflow_actor();
 
 -- A parameter more is another function: the old ones go, and who could call them can call these.
@@ -219,7 +235,7 @@ BEGIN
                 coalesce(workflow_enqueue_once.run_at, now()) + coalesce(workflow_enqueue_once.delay, '0'),
                 workflow_enqueue_once.priority, workflow_enqueue_once.max_attempts,
                 workflow_enqueue_once.idempotency_key, workflow_enqueue_once.metadata, workflow_enqueue_once.tenant,
-                concat_ws(' ', session_user, nullif(current_setting('application_name'), ''), 'for ' || workflow_enqueue_once.on_behalf_of))
+                session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '') || coalesce(' for ' || workflow_enqueue_once.on_behalf_of, ''))
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             run := given;
@@ -523,7 +539,6 @@ COMMENT ON FUNCTION workflow_prioritize(uuid, integer, text) IS 'Has a pending r
 CREATE FUNCTION process_task_assign(task uuid, assignee text, version bigint DEFAULT NULL, by text DEFAULT NULL, on_behalf_of text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
-    who  text := coalesce(process_task_assign.by, workflow_actor());
     was  user_task;
     t    user_task;
     last bigint;
@@ -551,13 +566,13 @@ BEGIN
     UPDATE process_instance i SET version = i.version + 1, updated_at = now() WHERE i.id = t.instance_id RETURNING i.version INTO last;
     INSERT INTO process_event (instance_id, token_id, event_type, node, version, data)
     VALUES (t.instance_id, t.token_id, CASE WHEN t.assignee IS NULL THEN 'task.released' WHEN was.assignee IS NULL THEN 'task.claimed' ELSE 'task.assigned' END, t.node, last,
-            jsonb_build_object('by', who, 'assignee', t.assignee, 'version', t.version));
+            jsonb_build_object('by', coalesce(process_task_assign.by, workflow_actor()), 'actor', workflow_actor(), 'assignee', t.assignee, 'version', t.version));
     PERFORM workflow_advance(before);
     RETURN coalesce('assigned to ' || t.assignee, 'released');
 END
 $fn$;
 COMMENT ON FUNCTION process_task_assign(uuid, text, bigint, text, text) IS
-    'Claims a task, or releases it; with the version that was seen, also takes it from somebody. by says who does that; without, it is the role and application. Answers assigned to …, released, conflict: …, too late: …, or not found.';
+    'Claims a task, or releases it; with the version that was seen, also takes it from somebody. by says who does that, in the caller''s words; without, it is the role and application, which is recorded in any case. Answers assigned to …, released, conflict: …, too late: …, or not found.';
 
 CREATE FUNCTION process_correct(instance uuid, node text, value jsonb, reason text, on_behalf_of text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
@@ -602,6 +617,7 @@ DECLARE
     before text;
 BEGIN
     PERFORM workflow_behalf(process_pause.on_behalf_of, 'process_pause(uuid, text)'::regprocedure);
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     IF NOT EXISTS (SELECT FROM process_instance i WHERE i.id = process_pause.id AND i.completed_at IS NULL AND i.paused_at IS NULL) THEN
         RETURN coalesce((SELECT CASE WHEN i.completed_at IS NULL THEN 'already paused' ELSE 'too late: ' || i.status END
                          FROM process_instance i WHERE i.id = process_pause.id), 'not found');
@@ -630,9 +646,11 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     ids   uuid[] := process_lock_called(process_resume.id);
     since timestamptz := (SELECT i.paused_at FROM process_instance i WHERE i.id = process_resume.id);
-    before text := workflow_advance('on');
+    before text;
 BEGIN
     PERFORM workflow_behalf(process_resume.on_behalf_of, 'process_resume(uuid, text)'::regprocedure);
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
+    before := workflow_advance('on');
     WITH resumed AS (
         UPDATE process_instance i SET paused_at = NULL, version = version + 1, updated_at = now()
         WHERE i.id = ANY (ids) AND i.completed_at IS NULL AND i.paused_at = since
@@ -657,11 +675,35 @@ END
 $fn$;
 COMMENT ON FUNCTION process_resume(uuid, text) IS 'Resumes a paused instance, and what was paused with it. Answers resumed, not paused, too late: …, or not found.';
 
+-- What goes out once more does so because somebody wanted it.
+CREATE TABLE outbox_replayed (
+    id         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    actor      text        NOT NULL DEFAULT workflow_actor(),
+    sink       text,
+    since      timestamptz,
+    until      timestamptz,
+    types      text[],
+    events     bigint      NOT NULL
+);
+COMMENT ON TABLE  outbox_replayed IS 'The calls of outbox_replay and outbox_replay_parked, one row each: who had which events published again.';
+COMMENT ON COLUMN outbox_replayed.sink IS 'To which sink; null: to all.';
+COMMENT ON COLUMN outbox_replayed.since IS 'The span of time in which the events were appended, to until; null: it was what was parked.';
+COMMENT ON COLUMN outbox_replayed.types IS 'As the caller gave them: types, or prefixes; none: all.';
+COMMENT ON COLUMN outbox_replayed.events IS 'How many events it was.';
+CREATE TRIGGER outbox_replayed_insert_guard BEFORE INSERT ON outbox_replayed
+    FOR EACH ROW WHEN (NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard('SELECT outbox_replay(…) or outbox_replay_parked(…) notes itself.');
+CREATE TRIGGER outbox_replayed_guard BEFORE UPDATE OR DELETE ON outbox_replayed
+    FOR EACH ROW EXECUTE FUNCTION workflow_guard('What has happened stays as it was told.', 'recorded');
+CREATE TRIGGER outbox_replayed_kept BEFORE TRUNCATE ON outbox_replayed
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('What has happened stays as it was told.', 'recorded');
+
 CREATE FUNCTION outbox_replay(since timestamptz, until timestamptz DEFAULT 'infinity', types text[] DEFAULT '{}', sink text DEFAULT NULL, on_behalf_of text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
-    n bigint;
+    n      bigint;
+    before text;
 BEGIN
     PERFORM workflow_behalf(outbox_replay.on_behalf_of, 'outbox_replay(timestamptz, timestamptz, text[], text, text)'::regprocedure);
     IF sink IS NOT NULL AND NOT EXISTS (SELECT FROM outbox_sink s WHERE s.name = outbox_replay.sink) THEN
@@ -691,6 +733,9 @@ BEGIN
         WHERE l.lane = a.lane AND (outbox_replay.sink IS NULL OR l.sink = outbox_replay.sink)
     )
     SELECT count(*) INTO n FROM again;
+    before := workflow_advance('on');
+    INSERT INTO outbox_replayed (sink, since, until, types, events) VALUES (outbox_replay.sink, outbox_replay.since, outbox_replay.until, outbox_replay.types, n);
+    PERFORM workflow_advance(before);
     RETURN n;
 END
 $fn$;
@@ -700,7 +745,8 @@ COMMENT ON FUNCTION outbox_replay(timestamptz, timestamptz, text[], text, text) 
 CREATE FUNCTION outbox_replay_parked(sink text DEFAULT NULL, types text[] DEFAULT '{}', on_behalf_of text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
-    n bigint;
+    n      bigint;
+    before text;
 BEGIN
     PERFORM workflow_behalf(outbox_replay_parked.on_behalf_of, 'outbox_replay_parked(text, text[], text)'::regprocedure);
     WITH lanes AS MATERIALIZED (
@@ -721,6 +767,9 @@ BEGIN
         WHERE l.sink = f.sink AND l.lane = f.lane
     )
     SELECT count(DISTINCT event_id) INTO n FROM forgotten;
+    before := workflow_advance('on');
+    INSERT INTO outbox_replayed (sink, types, events) VALUES (outbox_replay_parked.sink, outbox_replay_parked.types, n);
+    PERFORM workflow_advance(before);
     RETURN n;
 END
 $fn$;
@@ -1044,7 +1093,7 @@ BEGIN ATOMIC
     message_wait, user_task, incident, compensation_record, token, activity_instance, timer,
     process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
     process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate,
-    process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate}'::text[]) AS n
+    process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, outbox_replayed}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;
 
@@ -1067,7 +1116,7 @@ BEGIN ATOMIC
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
         workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
-        outbox_event_door, outbox_append_v1}'::text[]);
+        outbox_event_door, outbox_append_v1, outbox_setting}'::text[]);
 END;
 
 REVOKE ALL ON FUNCTION workflow_console(text), workflow_for_others(text), workflow_age(timestamptz, timestamptz) FROM PUBLIC;

@@ -36,7 +36,7 @@ func TestActorIsTheRoleInEffect(t *testing.T) {
 	s.do(`SET ROLE ` + anna)
 	s.do(`SELECT workflow_prioritize('` + id + `', 3); SELECT workflow_pause('billing.', 'why'); UPDATE workflow_run SET held_at = now(); UPDATE workflow_run SET held_at = NULL;
 		SELECT workflow_cancel('` + id + `', 'because'); SELECT workflow_resume('billing.')`)
-	both := anna + " by " + login + " psql"
+	both := anna + " by " + login + " [psql]"
 	g.expect("recorded", g.do(`SELECT string_agg(DISTINCT actor, ', ') FROM workflow_history WHERE workflow_id = '`+id+`'`), both)
 	g.expect("how much", g.do(`SELECT string_agg(event_type, ' ' ORDER BY id) FROM workflow_history WHERE workflow_id = '`+id+`'`), "edited held resumed cancelled")
 	g.expect("paused", g.do(`SELECT concat_ws(', ', paused_by, resumed_by) FROM workflow_pause`), both+", "+both)
@@ -74,7 +74,7 @@ func TestConsole(t *testing.T) {
 	s.expect("sees", s.do(`SELECT status FROM workflow_overview`), "pending")
 	s.do(`BEGIN; SELECT workflow_prioritize('` + id + `', 1, '` + anna + `'); SELECT workflow_pause('billing.', 'why', on_behalf_of => '` + anna + `'); SELECT workflow_resume('billing.', '` + anna + `')`)
 	s.do(cancel(`, '`+anna+`'`) + `; COMMIT`)
-	who := anna + " by " + login + " page"
+	who := anna + " by " + login + " [page]"
 	g.expect("recorded", g.do(`SELECT string_agg(event_type || ': ' || actor, ', ' ORDER BY id) FROM workflow_history`), "edited: "+who+", cancelled: "+who)
 	g.expect("paused", g.do(`SELECT concat_ws(', ', paused_by, resumed_by) FROM workflow_pause`), who+", "+who)
 	g.failed("billing.x", "timeout", 3)
@@ -82,7 +82,7 @@ func TestConsole(t *testing.T) {
 	s.expect("redrives", s.do(`SELECT count(*) FROM workflow_redrive('billing.', dry_run => false, on_behalf_of => '`+anna+`')`), "3")
 	g.expect("recorded, too", g.do(`SELECT count(*) FROM workflow_history WHERE event_type = 'requeued' AND actor = '`+who+`'`), "3")
 	enqueued := s.do(`SELECT workflow_enqueue('graph.cancel.v1', on_behalf_of => '` + anna + `')`)
-	g.expect("by whom", g.do(`SELECT created_by FROM workflow_run WHERE id = '`+enqueued+`'`), login+" page for "+anna)
+	g.expect("by whom", g.do(`SELECT created_by FROM workflow_run WHERE id = '`+enqueued+`'`), login+" [page] for "+anna)
 	s.do(`SELECT workflow_enqueue('billing.x', on_behalf_of => '` + eve + `')`)
 }
 

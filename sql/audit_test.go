@@ -70,7 +70,7 @@ func TestEventsOfPeople(t *testing.T) {
 			id := s.in(test.from)
 			s.do(`UPDATE workflow_run SET ` + test.set + ` WHERE id = '` + id + `'`)
 			s.expect("events", s.events(id), test.events)
-			s.expect("anonymous", s.do(`SELECT count(*) FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type <> 'leased' AND actor NOT LIKE '% ops'`), "0")
+			s.expect("anonymous", s.do(`SELECT count(*) FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type <> 'leased' AND actor NOT LIKE '% [ops]'`), "0")
 		})
 	}
 	id := s.enqueue()
@@ -118,10 +118,10 @@ func TestEventsOfLeases(t *testing.T) {
 		lease_until = now() + interval '1 minute' WHERE id = '` + taken + `'`)
 	settle(t, pool, run.Succeed, leases...)
 	for id, want := range map[string]string{
-		cancelled: "created - ops, leased 1 worker 7, cancelled 1 ops",
-		taken:     "created - ops, leased 1 worker 7, expired 1 ops, leased 2 worker 8",
-		settled:   "created - ops, leased 1 engine, succeeded 1 engine",
-		held:      "created - ops, leased 1 worker 7",
+		cancelled: "created - [ops], leased 1 worker 7, cancelled 1 [ops]",
+		taken:     "created - [ops], leased 1 worker 7, expired 1 [ops], leased 2 worker 8",
+		settled:   "created - [ops], leased 1 engine, succeeded 1 engine",
+		held:      "created - [ops], leased 1 worker 7",
 	} {
 		s.expect("events", s.do(`
 			SELECT string_agg(concat_ws(' ', event_type, coalesce(lease_no::text, '-'), replace(actor, session_user || ' ', '')), ', ' ORDER BY id)
@@ -129,7 +129,7 @@ func TestEventsOfLeases(t *testing.T) {
 	}
 	s.expect("first leases", s.do(`
 		SELECT string_agg(created_at::text, ' ' ORDER BY workflow_id) FROM workflow_event WHERE event_type = 'leased' AND lease_no = 1`), started)
-	s.expect("who enqueued", s.of(settled, `created_by = session_user || ' ops'`), "t")
+	s.expect("who enqueued", s.of(settled, `created_by = session_user || ' [ops]'`), "t")
 }
 
 // A success that a person declares is a person's, whatever else the statement sets, and
@@ -148,7 +148,7 @@ func TestEventsOfDeclaredSuccess(t *testing.T) {
 		acquire(t, pool, 1)
 		s.do(`UPDATE workflow_run SET ` + set + ` WHERE id = '` + id + `'`)
 		s.expect("events", s.events(id), "created leased released leased succeeded")
-		s.expect("by ops", s.do(`SELECT actor LIKE '% ops' FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type = 'succeeded'`), "t")
+		s.expect("by ops", s.do(`SELECT actor LIKE '% [ops]' FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type = 'succeeded'`), "t")
 	}
 }
 

@@ -65,7 +65,7 @@ func TestCancelHasWordsOfItsOwn(t *testing.T) {
 		return id
 	}
 	s.do(`SET application_name = 'psql'`)
-	by := "cancelled: by " + s.do(`SELECT session_user`) + " psql"
+	by := "cancelled: by " + s.do(`SELECT session_user`) + " [psql]"
 	for set, want := range map[string]string{
 		`status = 'cancelled'`:                              by,
 		`status = 'cancelled', updated_at = now()`:          by,

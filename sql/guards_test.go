@@ -42,6 +42,7 @@ const planted = `
 	INSERT INTO workflow_override (actor, reason, table_name, operation, statement) VALUES ('x', 'x', 'x', 'x', 'x');
 	INSERT INTO workflow_binding (role, prefixes) VALUES ('pg_monitor', '{a.}');
 	INSERT INTO workflow_console_role (role) VALUES ('pg_monitor');
+	INSERT INTO outbox_replayed (actor, events) VALUES ('x', 1);
 	INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) VALUES ('run', '$', 'a.b', 'lease', 'P0001', 'x', '', '1');
 	INSERT INTO workflow_schema (version, name, sha256) VALUES (9999, 'x', 'x');`
 
@@ -75,13 +76,6 @@ var byHand = map[string]string{
 	"outbox_event delivered_to":     "likewise",
 	"outbox_event parked_by":        "likewise",
 	"workflow_schema INSERT":        "migrations note themselves",
-	"workflow_binding INSERT":       "that is how workflowctl roles worker binds a role",
-	"workflow_binding role":         "likewise",
-	"workflow_binding prefixes":     "likewise",
-	"workflow_binding DELETE":       "a role is bound no more",
-	"workflow_console_role INSERT":  "that is how workflowctl roles makes a console",
-	"workflow_console_role role":    "likewise",
-	"workflow_console_role DELETE":  "a role is a console no more",
 	"workflow_set_aside INSERT":     "functions of the owner write it; what is set aside is tried again within ten minutes, whoever did it",
 	"workflow_set_aside DELETE":     "what is forgotten is found again",
 	"workflow_worker INSERT":        "workers say themselves that they live; nothing is decided by it",

@@ -37,7 +37,7 @@ func TestRedrive(t *testing.T) {
 	s.expect("all of them", s.do(pending), "20")
 	s.expect("none is left", s.do(`SELECT count(*) FROM workflow_redrive('billing.', 'timeout')`), "0")
 	s.expect("by type, and in a span of time", s.do(`SELECT count(*) FROM workflow_redrive('billing.charge', since => now() - interval '2500 ms', until => now() - interval '500 ms')`), "2")
-	s.expect("history", s.do(`SELECT string_agg(DISTINCT event_type || ' ' || actor, ', ') FROM workflow_history`), "requeued postgres ops")
+	s.expect("history", s.do(`SELECT string_agg(DISTINCT event_type || ' ' || actor, ', ') FROM workflow_history`), "requeued postgres [ops]")
 	s.refused(`SELECT * FROM workflow_redrive('billing.', per_second => 0)`, "23514", "several calls", "per_second above 0")
 	s.refused(`SELECT * FROM workflow_redrive('billing.', most => NULL)`, "23514", "several calls", "most is 1 to 100000")
 	s.refused(`SELECT * FROM workflow_redrive('billing.', most => 1000000)`, "23514", "several calls", "most is 1 to 100000")

@@ -12,8 +12,8 @@ func TestOverride(t *testing.T) {
 	g.refused(forge, "23514", "Leave them as they are", "has succeeded")
 	g.refused(`SET LOCAL workflow.override = ' '; `+forge, "23514", "", "has succeeded") // no reason is none
 	g.do(`SET application_name = 'psql'; BEGIN; SET LOCAL workflow.override = 'ticket 7'; ` + forge + `; COMMIT`)
-	g.expect("record", g.do(`SELECT string_agg(concat_ws(' ', actor, reason, table_name, operation, row_key->>'id', statement LIKE '%`+"forged"+`%'), '; ' ORDER BY row_key->>'id') FROM workflow_override`),
-		g.do(`SELECT format('%1$s psql ticket 7 workflow_run UPDATE %2$s t; %1$s psql ticket 7 workflow_run UPDATE %3$s t', session_user, least('`+one+`', '`+two+`'), greatest('`+one+`', '`+two+`'))`))
+	g.expect("record", g.do(`SELECT string_agg(concat_ws(' ', actor, reason, table_name, operation, row_key->>'id', statement LIKE '%`+"forged"+`%'), '; ' ORDER BY row_key->>'id') FROM workflow_override WHERE table_name = 'workflow_run'`),
+		g.do(`SELECT format('%1$s [psql] ticket 7 workflow_run UPDATE %2$s t; %1$s [psql] ticket 7 workflow_run UPDATE %3$s t', session_user, least('`+one+`', '`+two+`'), greatest('`+one+`', '`+two+`'))`))
 	g.do(forge) // nothing changes, so nothing is refused
 	g.refused(`UPDATE workflow_run SET result = '{}' WHERE status = 'succeeded'`, "23514", "", "has succeeded")
 

@@ -263,7 +263,7 @@ func TestRoleOperator(t *testing.T) {
 	s.do(`INSERT INTO workflow_run (type, payload) VALUES ('graph.cancel.v1', '{"instance": "01890a5d-ac96-774b-bcce-b302099a8057"}')`)
 	s.do(`SELECT process_pause('` + id + `'); SELECT process_why('` + id + `'); SELECT outbox_replay_parked()`)
 	s.expect("recorded", s.do(`SELECT actor || ': ' || (data->>'statement') FROM workflow_event WHERE event_type = 'cancelled'`),
-		g.named+`_login_operator psql: SELECT workflow_cancel('`+id+`', 'because')`)
+		g.named+`_login_operator [psql]: SELECT workflow_cancel('`+id+`', 'because')`)
 	for _, view := range strings.Fields(s.do(`SELECT string_agg(c.relname, ' ') FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'v'`)) {
 		s.do(`SELECT * FROM ` + view)
 	}

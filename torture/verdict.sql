@@ -30,7 +30,7 @@ INSERT INTO t.known
                               ELSE 'engine' END,
            r.payload, NULL, 0, NULL, 'by the engine', r.created_at
     FROM workflow_run r
-    WHERE r.created_by ~ ' w\d+$'
+    WHERE r.created_by ~ ' \[w\d+\]$'
       AND (r.token_id IS NOT NULL OR r.type IN ('graph.match.v1', 'graph.cancel.v1') OR r.type = 'graph.start.v1' AND r.payload ? 'parent');
 
 CREATE TABLE t.call AS

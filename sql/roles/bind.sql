@@ -2,6 +2,7 @@
 -- create.sql; `workflowctl roles worker` runs this. Settings: workflow.roles, workflow.bind_role,
 -- workflow.bind_prefixes (comma-separated).
 DO $do$
+<<workflow_bind>>
 DECLARE
     named    text := coalesce(nullif(current_setting('workflow.roles', true), ''), 'workflow');
     bound    text := current_setting('workflow.bind_role');
@@ -24,10 +25,14 @@ BEGIN
     SELECT string_agg(format('type ^@ %L', p), ' OR ' ORDER BY p) INTO mine FROM unnest(prefixes) AS p;
     EXECUTE format('DROP POLICY IF EXISTS %I ON workflow_run', policy);
     EXECUTE format('DROP POLICY IF EXISTS %I ON workflow_history', policy);
-    INSERT INTO workflow_binding VALUES (to_regrole(quote_ident(bound)), prefixes) ON CONFLICT (role) DO UPDATE SET prefixes = excluded.prefixes; -- for functions
     -- Constants, so that it costs no look at another table for each row. Steps of processes need the engine.
     EXECUTE format('CREATE POLICY %I ON workflow_run FOR SELECT TO %I USING (token_id IS NULL AND (%s))', policy, bound, mine);
-    INSERT INTO workflow_binding (role, prefixes) VALUES (quote_ident(bound)::regrole, prefixes)
-    ON CONFLICT (role) DO UPDATE SET prefixes = excluded.prefixes;
+    -- For functions. What changes is on record.
+    PERFORM set_config('workflow.override', format('workflowctl roles: %s is bound to %s', bound, prefixes), true);
+    UPDATE workflow_binding b SET prefixes = workflow_bind.prefixes
+    WHERE b.role = quote_ident(bound)::regrole AND b.prefixes <> workflow_bind.prefixes;
+    INSERT INTO workflow_binding (role, prefixes) SELECT quote_ident(bound)::regrole, workflow_bind.prefixes
+    WHERE NOT EXISTS (SELECT FROM workflow_binding b WHERE b.role = quote_ident(bound)::regrole);
+    PERFORM set_config('workflow.override', '', true);
 END
 $do$;

@@ -27,7 +27,7 @@ DECLARE
     kind   text;
     -- Only functions that run with the owner's rights call these.
     internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_works, workflow_isolate, workflow_put_back, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
-        workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_passing}';
+        workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_passing, outbox_setting}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
     IF to_regproc('workflow_functions') IS NULL THEN
@@ -76,7 +76,7 @@ BEGIN
         END IF;
         EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', thing.name);
         EXECUTE format('GRANT SELECT ON %s TO %I, %I', thing.name, named || '_operator', engine);
-        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'workflow_console_role', 'outbox_aggregate') THEN
+        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'workflow_console_role', 'outbox_aggregate', 'outbox_replayed') THEN
             EXECUTE format('GRANT INSERT, DELETE ON %s TO %I', thing.name, engine);
             IF thing.name NOT IN ('workflow_history', 'process_event', 'process_state_history', 'process_correction') THEN
                 EXECUTE format('GRANT UPDATE ON %s TO %I', thing.name, engine); -- what has happened is not changed
@@ -146,7 +146,11 @@ BEGIN
 
     -- A console is told for whom it acts by each call: see workflow_behalf.
     EXECUTE format('GRANT %I TO %I', named || '_viewer', named || '_console');
-    INSERT INTO workflow_console_role SELECT to_regrole(quote_ident(named || '_console')) ON CONFLICT DO NOTHING;
+    IF NOT EXISTS (SELECT FROM workflow_console_role c WHERE c.role = to_regrole(quote_ident(named || '_console'))) THEN
+        PERFORM set_config('workflow.override', format('workflowctl roles: %s is a console', named || '_console'), true);
+        INSERT INTO workflow_console_role SELECT to_regrole(quote_ident(named || '_console')) ON CONFLICT DO NOTHING;
+        PERFORM set_config('workflow.override', '', true);
+    END IF;
     FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
                  WHERE p.proargnames && '{on_behalf_of}' LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', thing.name, named || '_console');
