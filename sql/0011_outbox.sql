@@ -242,35 +242,4 @@ BEGIN
 END
 $fn$;
 
--- As in 0006, without what was parked in outbox_delivery alone.
-CREATE OR REPLACE VIEW outbox_lag AS
-    SELECT s.name AS sink, n.open,
-           (SELECT now() - min(o.created_at)
-            FROM outbox_lane l
-            CROSS JOIN LATERAL (
-                SELECT e.created_at FROM outbox_event e
-                WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
-                    AND outbox_wants(s.types, e.event_type)
-                    AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
-                    AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
-                ORDER BY e.lane, e.id LIMIT 1) o
-            WHERE l.sink = s.name) AS oldest,
-           (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NULL LIMIT 1000) AS x) AS failing,
-           (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NOT NULL LIMIT 1000) AS x) AS parked,
-           CASE WHEN s.paused_until > now() THEN s.paused_until END AS paused_until,
-           CASE WHEN s.last_error IS NULL OR has_table_privilege('workflow_history'::regclass, 'SELECT') THEN s.last_error ELSE '(hidden)' END AS last_error, now() - s.seen_at AS unserved
-    FROM outbox_sink s
-    CROSS JOIN LATERAL (
-        SELECT count(*) AS open
-        FROM (SELECT
-              FROM outbox_lane l
-              CROSS JOIN LATERAL (
-                  SELECT FROM outbox_event e
-                  WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
-                      AND outbox_wants(s.types, e.event_type)
-                      AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
-                      AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
-                  ORDER BY e.lane, e.id LIMIT 1000) o
-              WHERE l.sink = s.name LIMIT 1000) AS x) n;
-
 REVOKE ALL ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], boolean[]), outbox_event_door() FROM PUBLIC;

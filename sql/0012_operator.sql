@@ -762,6 +762,8 @@ CREATE OR REPLACE VIEW workflow_working AS
     WHERE r.status = 'leased'
     ORDER BY r.started_at;
 
+-- Without what was parked in outbox_delivery alone, too. (IS NOT TRUE, not IS NULL: of that the planner
+-- believes that hardly any row is so, and sorts all there are to get the first.)
 CREATE OR REPLACE VIEW outbox_lag AS
     SELECT s.name AS sink, n.open,
            (SELECT workflow_age(min(o.created_at))
@@ -771,7 +773,7 @@ CREATE OR REPLACE VIEW outbox_lag AS
                 WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
                     AND outbox_wants(s.types, e.event_type)
                     AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
-                    AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
+                    AND (SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NOT TRUE
                 ORDER BY e.lane, e.id LIMIT 1) o
             WHERE l.sink = s.name) AS oldest,
            (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NULL LIMIT 1000) AS x) AS failing,
@@ -788,7 +790,7 @@ CREATE OR REPLACE VIEW outbox_lag AS
                   WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
                       AND outbox_wants(s.types, e.event_type)
                       AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
-                      AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
+                      AND (SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NOT TRUE
                   ORDER BY e.lane, e.id LIMIT 1000) o
               WHERE l.sink = s.name LIMIT 1000) AS x) n;
 
