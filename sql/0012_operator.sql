@@ -1027,7 +1027,7 @@ BEGIN ATOMIC
     message_wait, user_task, incident, compensation_record, token, activity_instance, timer,
     process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
     process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate,
-    process_overview, workflow_binding, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate}'::text[]) AS n
+    process_overview, workflow_binding, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, message_key}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;
 
@@ -1050,7 +1050,7 @@ BEGIN ATOMIC
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_settle_v1,
         workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
-        outbox_event_door, outbox_append_v1}'::text[]);
+        outbox_event_door, outbox_append_v1, process_hold_v1}'::text[]);
 END;
 
 REVOKE ALL ON FUNCTION workflow_console(text), workflow_age(timestamptz, timestamptz) FROM PUBLIC;
