@@ -12,7 +12,7 @@ import (
 )
 
 // A message and those who wait for one of its name and key meet in a slot. Whoever brings either
-// locks the slot first, so that two who come at once cannot miss each other.
+// holds the slot first, so that two who come at once cannot miss each other.
 
 type slot struct {
 	Name string `json:"name"`
@@ -105,10 +105,7 @@ func (w *writer) meet(all []*instance) {
 		w.work()
 	}
 	if len(w.slots) > 0 {
-		w.do(`
-			SELECT count(pg_advisory_xact_lock(hash))
-			FROM (SELECT DISTINCT hashtextextended(name || chr(1) || key, 5) AS hash
-			      FROM unnest($1::text[], $2::text[]) AS s (name, key) ORDER BY 1) AS sorted`, slotNames, slotKeys)
+		w.do(`SELECT process_hold_v1($1::text[], $2::text[])`, slotNames, slotKeys)
 	}
 	if len(tokens) > 0 {
 		w.do(`

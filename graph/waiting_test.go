@@ -1,12 +1,15 @@
 package graph_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -70,6 +73,40 @@ func TestMessageTwice(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	s.want(map[string]int{"B": 1})
 	s.status(id, graph.Waiting)
+	s.healthy()
+}
+
+// Nobody but the engine can keep a message from those who wait for it, whatever locks he takes; and a key that
+// was left by hand keeps nobody.
+func TestNobodyHoldsAMessage(t *testing.T) {
+	s := newSite(t)
+	named := pgtest.Roles(t, s.pool)
+	p := s.deploy("M", awaitPaid+step("B", ""))
+	stranger := pgtest.As(t, s.pool, named)
+	lock, err := stranger.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Rollback(t.Context()) }()
+	if _, err := lock.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended('paid' || chr(1) || 'o-1', 5))`); err != nil {
+		t.Fatal(err)
+	}
+	query[int64](t, s.pool, `INSERT INTO message_key VALUES (hashtextextended('paid' || chr(1) || 'o-1', 5)) RETURNING hash`)
+	id := s.start(p, `{"order": "o-1"}`)
+	s.waitsFor(1)
+	s.done(s.enqueue("graph.message.v1", `{"name": "paid", "key": "o-1"}`))
+	s.status(id, graph.Completed)
+	if n := query[int](t, s.pool, `SELECT count(*) FROM message_key`); n != 0 {
+		t.Errorf("%d keys are left", n)
+	}
+	for _, pool := range []*pgxpool.Pool{stranger, pgtest.As(t, s.pool, named, "enqueue"), pgtest.As(t, s.pool, named, "worker"), pgtest.As(t, s.pool, named, "dispatcher"), pgtest.As(t, s.pool, named, "operator")} {
+		for _, try := range []string{`INSERT INTO message_key VALUES (1)`, `DELETE FROM message_key`, `SELECT FROM message_key FOR KEY SHARE`, `SELECT process_hold_v1('{paid}', '{o-1}')`} {
+			var refused *pgconn.PgError
+			if _, err := pool.Exec(t.Context(), try); !errors.As(err, &refused) || refused.Code != "42501" {
+				t.Errorf("%s: %v", try, err)
+			}
+		}
+	}
 	s.healthy()
 }
 

@@ -236,6 +236,49 @@ BEGIN
 END
 $fn$;
 
+-- A message and those who wait for it meet where their name and key are held: whoever brings either has inserted
+-- the key here, and deleted it again. Whoever inserts the same key meanwhile waits for the end of that
+-- transaction, as unique indexes have it. So this table is always empty to everybody else, and nobody can hold a key
+-- but the engine. (Anybody who can log in can take an advisory lock.)
+CREATE UNLOGGED TABLE message_key (hash bigint PRIMARY KEY)
+    WITH (autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_threshold = 1000000000);
+COMMENT ON TABLE message_key IS 'The names and keys, hashed, at which a transaction that is under way brings a message or a wait. To all others it is empty.';
+
+-- A key that somebody has left here by hand stops nobody: it is taken over, and goes.
+--
+-- Its name has a number because programs of several versions call it: what it takes and does stays as it is.
+CREATE FUNCTION process_hold_v1(names text[], keys text[]) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+DECLARE
+    mine tid[];
+BEGIN
+    WITH held AS ( -- in one order, that of all who do this
+        INSERT INTO message_key
+        SELECT DISTINCT hashtextextended(s.name || chr(1) || s.key, 5) AS hash FROM unnest(names, keys) AS s (name, key) ORDER BY hash
+        ON CONFLICT ON CONSTRAINT message_key_pkey DO UPDATE SET hash = excluded.hash
+        RETURNING message_key.ctid
+    )
+    SELECT array_agg(held.ctid) INTO mine FROM held;
+    DELETE FROM message_key WHERE ctid = ANY (mine);
+END
+$fn$;
+COMMENT ON FUNCTION process_hold_v1(text[], text[]) IS
+    'For the engine: until the transaction ends, nobody else brings messages of these names and keys, or waits for them.';
+REVOKE ALL ON FUNCTION process_hold_v1(text[], text[]) FROM PUBLIC;
+DO $do$
+DECLARE
+    caller record;
+BEGIN
+    -- Who brings messages until now can go on, before roles are made anew.
+    FOR caller IN
+        SELECT a.grantee::regrole AS name FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+        WHERE c.oid = 'message'::regclass AND a.privilege_type = 'INSERT' AND a.grantee NOT IN (0, c.relowner)
+    LOOP
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON message_key TO %s; GRANT EXECUTE ON FUNCTION process_hold_v1(text[], text[]) TO %1$s', caller.name);
+    END LOOP;
+END
+$do$;
+
 -- What is ours, as in 0006.
 CREATE OR REPLACE FUNCTION workflow_functions() RETURNS SETOF regprocedure
 LANGUAGE sql STABLE

@@ -830,6 +830,8 @@ CREATE OR REPLACE VIEW workflow_working AS
     WHERE r.status = 'leased'
     ORDER BY r.started_at;
 
+-- Without what was parked in outbox_delivery alone, too. (IS NOT TRUE, not IS NULL: of that the planner
+-- believes that hardly any row is so, and sorts all there are to get the first.)
 CREATE OR REPLACE VIEW outbox_lag AS
     SELECT s.name AS sink, n.open,
            (SELECT workflow_age(min(o.created_at))
@@ -839,7 +841,7 @@ CREATE OR REPLACE VIEW outbox_lag AS
                 WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
                     AND outbox_wants(s.types, e.event_type)
                     AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
-                    AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
+                    AND (SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NOT TRUE
                 ORDER BY e.lane, e.id LIMIT 1) o
             WHERE l.sink = s.name) AS oldest,
            (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NULL LIMIT 1000) AS x) AS failing,
@@ -856,7 +858,7 @@ CREATE OR REPLACE VIEW outbox_lag AS
                   WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = l.lane AND e.id > l.floor
                       AND outbox_wants(s.types, e.event_type)
                       AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
-                      AND (SELECT p.parked_at FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NULL
+                      AND (SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NOT TRUE
                   ORDER BY e.lane, e.id LIMIT 1000) o
               WHERE l.sink = s.name LIMIT 1000) AS x) n;
 
@@ -1093,7 +1095,7 @@ BEGIN ATOMIC
     message_wait, user_task, incident, compensation_record, token, activity_instance, timer,
     process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
     process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate,
-    process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, outbox_replayed}'::text[]) AS n
+    process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, outbox_replayed, message_key}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;
 
@@ -1116,7 +1118,7 @@ BEGIN ATOMIC
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
         workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
-        outbox_event_door, outbox_append_v1, outbox_setting}'::text[]);
+        outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1}'::text[]);
 END;
 
 REVOKE ALL ON FUNCTION workflow_console(text), workflow_for_others(text), workflow_age(timestamptz, timestamptz) FROM PUBLIC;

@@ -188,6 +188,22 @@ func TestViewsAmongMany(t *testing.T) {
 	}
 }
 
+// How far behind a sink is costs about the same beside a hundred thousand events, whether anybody has analyzed them or not: each
+// lane is walked from its floor on, and left after the first.
+func TestLagAmongMany(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`ALTER TABLE outbox_event SET (autovacuum_enabled = off)`)
+	s.do(`INSERT INTO outbox_sink (name) VALUES ('sink'); INSERT INTO outbox_lane (sink, lane) SELECT 'sink', g FROM generate_series(0, 63) g`)
+	s.do(`BEGIN; SET LOCAL session_replication_role = replica;
+		INSERT INTO outbox_event (aggregate_id, event_type, payload) SELECT gen_random_uuid(), 'a.b', '{}' FROM generate_series(1, 100000); COMMIT`)
+	for _, then := range []string{`SELECT 1`, `VACUUM ANALYZE outbox_event`} {
+		s.do(then)
+		if n, whole, plan := s.buffers(`SELECT * FROM outbox_lag`); n > 10_000 || len(whole) > 0 {
+			t.Errorf("outbox_lag touches %d buffers after %s; %v\n%.6000s", n, then, whole, plan)
+		}
+	}
+}
+
 // Who is bound to a prefix sees how all of it stands in one row: what is due, runs, fails and ends, what is paused, and who covers it.
 func TestPrefixes(t *testing.T) {
 	s, _ := psql(t)

@@ -300,7 +300,7 @@ var mutants = []mutant{
 		  AND status = 'pending' AND type LIKE 'graph.%'`}},
 		nothing, "I21b", "I24", "I29"),
 	graph("message-without-lock", []edit{{"graph/message.go",
-		`SELECT count(pg_advisory_xact_lock(hash))`, `SELECT count(hash)`}},
+		`SELECT process_hold_v1($1::text[], $2::text[])`, `SELECT cardinality($1::text[]) + cardinality($2::text[])`}},
 		nothing, "I22").of("post"),
 	graph("key-ignored", []edit{{"graph/answer.go",
 		`if p.Key != "" {`, `if len(p.Key) > 200 {`}},
