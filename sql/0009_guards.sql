@@ -203,7 +203,7 @@ BEGIN
        AND (OLD.finished_at IS NULL OR (NEW.settled_token, NEW.settled_by, NEW.last_error, NEW.error, NEW.result)
             IS NOT DISTINCT FROM (OLD.settled_token, OLD.settled_by, OLD.last_error, OLD.error, OLD.result))
        AND (octet_length(NEW.last_error) > 16384 AND NEW.last_error IS DISTINCT FROM OLD.last_error) IS NOT TRUE
-       AND (pg_column_size(NEW.error) > 65536 AND NEW.error IS DISTINCT FROM OLD.error) IS NOT TRUE THEN
+       AND (octet_length(NEW.error::text) > 65536 AND NEW.error IS DISTINCT FROM OLD.error) IS NOT TRUE THEN -- here it is compressed
         RETURN NULL;
     ELSIF workflow_overrides(TG_TABLE_NAME, TG_OP, jsonb_build_object('id', OLD.id)) THEN
         RETURN NULL;
@@ -218,7 +218,7 @@ BEGIN
         problem := format('last_error has %s bytes, the limit is 16384', octet_length(NEW.last_error));
         fix := 'Keep it to a line.';
     ELSE
-        problem := format('error has %s bytes, the limit is 65536', pg_column_size(NEW.error));
+        problem := format('error has %s bytes, the limit is 65536', octet_length(NEW.error::text));
         fix := 'Keep it to a code and a message.';
     END IF;
     RAISE EXCEPTION 'workflow_run: run %: %', OLD.id, problem

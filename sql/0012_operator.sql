@@ -211,7 +211,7 @@ BEGIN
     -- As everywhere, but called only where it has something to do: for somebody, after somebody, or for a console. The current user
     -- here is the owner. Most work comes in this way.
     IF workflow_enqueue_once.on_behalf_of IS NOT NULL OR current_setting('workflow.on_behalf_of', true) <> ''
-       OR has_function_privilege(whose, 'workflow_behalf(text, regprocedure)'::regprocedure, 'EXECUTE') AND NOT pg_has_role(whose, current_user, 'USAGE') THEN
+       OR workflow_role() <> current_user AND workflow_console(workflow_role()) THEN
         PERFORM workflow_behalf(workflow_enqueue_once.on_behalf_of, 'workflow_enqueue_once(text, jsonb, timestamptz, interval, integer, integer, text, jsonb, uuid, text, text)'::regprocedure);
     END IF;
     -- It runs with the owner's rights. What acts on processes is for those who may hold runs; what only the
