@@ -107,6 +107,7 @@ func TestNobodyHoldsAMessage(t *testing.T) {
 			}
 		}
 	}
+	query[string](t, pgtest.As(t, s.pool, named, "engine"), `SELECT process_hold_v1('{paid}', '{o-1}')::text`)
 	s.healthy()
 }
 

@@ -317,6 +317,33 @@ func TestNobodyHoldsAnAggregate(t *testing.T) {
 	}
 	add(t, tx, outbox.Event{Aggregate: aggregate, Type: "test.told"})
 	commit(t, tx)
+	// Nor does a key that somebody has left by hand.
+	for _, by := range []func(){
+		func() {
+			tx := begin(t, program)
+			add(t, tx, outbox.Event{Aggregate: aggregate, Type: "test.told"})
+			commit(t, tx)
+		},
+		func() {
+			tx := begin(t, program)
+			add(t, tx, outbox.Event{Aggregate: aggregate, Type: "test.told"}, outbox.Event{Aggregate: uuid.New(), Type: "test.told"})
+			commit(t, tx)
+		},
+		func() {
+			if _, err := program.Exec(t.Context(), `SELECT outbox_emit($1, 'test.told', '1')`, aggregate); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_aggregate VALUES ($1)`, aggregate); err != nil {
+			t.Fatal(err)
+		}
+		by()
+		var left int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_aggregate`).Scan(&left); err != nil || left != 0 {
+			t.Errorf("%d keys are left, %v", left, err)
+		}
+	}
 	for _, pool := range []*pgxpool.Pool{stranger, program, pgtest.As(t, pool, named, "dispatcher"), pgtest.As(t, pool, named, "engine"), pgtest.As(t, pool, named, "operator")} {
 		for _, try := range []string{`INSERT INTO outbox_aggregate VALUES (gen_random_uuid())`, `DELETE FROM outbox_aggregate`, `SELECT FROM outbox_aggregate FOR KEY SHARE`} {
 			if _, err := pool.Exec(t.Context(), try); codeOf(err) != "42501" {

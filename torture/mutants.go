@@ -309,6 +309,6 @@ var mutants = []mutant{
 		`delays = append(delays, s.due.after.Seconds())`, `delays = append(delays, s.due.after.Seconds()/2)`}},
 		nothing, "I32c"),
 	graph("pause-stops-at-calls", []edit{{"sql/0012_operator.sql",
-		`ids := process_lock_called(process_pause.id);`, `ids := ARRAY[process_pause.id];`}},
+		`ids    uuid[] := process_lock_called(process_pause.id);`, `ids    uuid[] := ARRAY[process_pause.id];`}},
 		nothing, "I46").of("parent"),
 }
