@@ -74,7 +74,7 @@ func TestActions(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "cancel", "17", "x"), 2, `RUN="17": use the id of a run, a uuid`)
 	want(t, cmdtest.Start(t, env, "release", "w1", "it hangs"), 0, "0 leases taken away\n")
 	want(t, cmdtest.Start(t, env, "delete", id, "by mistake"), 0, "deleted\n")
-	if got := value[string](t, url, `SELECT string_agg(event_type || ' ' || coalesce(actor, ''), ', ' ORDER BY id) FROM workflow_history`); !strings.Contains(got, "cancelled postgres workflowctl") {
+	if got := value[string](t, url, `SELECT string_agg(event_type || ' ' || coalesce(actor, ''), ', ' ORDER BY id) FROM workflow_history`); !strings.Contains(got, "cancelled postgres [workflowctl]") {
 		t.Errorf("history: %s", got)
 	}
 }
