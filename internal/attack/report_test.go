@@ -1,3 +1,5 @@
+//go:build attack
+
 package attack
 
 import (
@@ -206,7 +208,7 @@ func specimen(words string) string {
 func (w *world) batches(deeds []deed, most int) (all [][]deed) {
 	rows := map[string][]row{}
 	for _, r := range w.rows {
-		if r.ours() && (!strings.HasSuffix(r.specimen, "/0") || strings.HasPrefix(r.class, "workflow_pause")) {
+		if r.ours() && (!strings.HasSuffix(r.specimen, "/0") || r.table == "workflow_pause" || r.table == "workflow_binding") {
 			rows[r.class] = append(rows[r.class], r)
 		}
 	}
