@@ -147,7 +147,7 @@ func TestRefusedByTrigger(t *testing.T) {
 	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside WHERE due`); n != 0 {
 		t.Errorf("%d are tried again at once", n)
 	}
-	exec(t, pool, `UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'`)
+	exec(t, pool, `BEGIN; SET LOCAL workflow.override = 'ten seconds later'; UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'; COMMIT`)
 	tryAgain()
 	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside WHERE due`); n != 1 {
 		t.Errorf("%d of one kind are tried again", n)
@@ -156,7 +156,7 @@ func TestRefusedByTrigger(t *testing.T) {
 		t.Errorf("leased %v", types(leases))
 	}
 	exec(t, pool, `DROP TRIGGER refuse ON workflow_run`)
-	exec(t, pool, `UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'`)
+	exec(t, pool, `BEGIN; SET LOCAL workflow.override = 'ten seconds later'; UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'; COMMIT`)
 	tryAgain()
 	if leases := acquire(t, p, 10); len(leases) != 1 {
 		t.Errorf("leased %d, want the one that is tried", len(leases))

@@ -169,6 +169,7 @@ DECLARE
     works  boolean := false;
     bad    workflow_set_aside[] := '{}';
     until  timestamptz := clock_timestamp() + interval '500 ms';
+    before text        := coalesce(current_setting('workflow.advance', true), '');
 BEGIN
     WHILE cardinality(heaps) > 0 AND (clock_timestamp() < until OR cardinality(bad) = 0) LOOP
         heap  := ARRAY(SELECT value::uuid FROM jsonb_array_elements_text(heaps[cardinality(heaps)]));
@@ -187,6 +188,7 @@ BEGIN
     IF cardinality(bad) = 0 OR NOT works AND NOT workflow_works(statement) THEN
         RETURN;
     END IF;
+    PERFORM set_config('workflow.advance', 'on', true); -- for the guard, as below
     RETURN QUERY
     INSERT INTO workflow_set_aside AS a
     SELECT (f).* FROM unnest(bad) AS f
@@ -194,12 +196,17 @@ BEGIN
     SET type = excluded.type, statement = excluded.statement, sqlstate = excluded.sqlstate, message = excluded.message, "constraint" = excluded."constraint",
         last_tried_at = excluded.last_tried_at, due = false, row_version = excluded.row_version
     RETURNING a.*;
+    PERFORM set_config('workflow.advance', before, true);
 END
 $fn$;
 
 -- What went through at last comes back, and with it all that was set aside for the same reason.
 CREATE FUNCTION workflow_put_back(ids uuid[]) RETURNS void
-LANGUAGE sql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    before text := coalesce(current_setting('workflow.advance', true), '');
+BEGIN
+    PERFORM set_config('workflow.advance', 'on', true);
     WITH back AS (
         DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = ANY (ids) RETURNING a.*
     )
@@ -207,16 +214,21 @@ LANGUAGE sql SET search_path FROM CURRENT AS $fn$
     SET due = true
     FROM (SELECT DISTINCT type, statement, sqlstate, "constraint" FROM back) b
     WHERE a.kind = 'run' AND a.id NOT IN (SELECT id FROM back) AND NOT a.due
-      AND (a.type, a.statement, a.sqlstate, a."constraint") = (b.type, b.statement, b.sqlstate, b."constraint")
+      AND (a.type, a.statement, a.sqlstate, a."constraint") = (b.type, b.statement, b.sqlstate, b."constraint");
+    PERFORM set_config('workflow.advance', before, true);
+END
 $fn$;
 
 -- Every ten seconds, whoever calls it: one for each reason, and those that have waited for ten minutes, a hundred at a time. What is over is forgotten.
 CREATE FUNCTION workflow_try_again_v1() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    before text := coalesce(current_setting('workflow.advance', true), '');
 BEGIN
     IF NOT EXISTS (SELECT FROM workflow_set_aside) THEN
         RETURN;
     END IF;
+    PERFORM set_config('workflow.advance', 'on', true);
     DELETE FROM workflow_set_aside a
     WHERE a.kind = 'run' AND a.id IN (
         SELECT x.id FROM workflow_set_aside x LEFT JOIN workflow_run r ON r.id = x.id
@@ -232,6 +244,7 @@ BEGIN
         UNION
         (SELECT x.kind, x.id FROM workflow_set_aside x WHERE x.last_tried_at < clock_timestamp() - interval '10 minutes' ORDER BY x.last_tried_at LIMIT 100)) t
     WHERE a.kind = t.kind AND a.id = t.id;
+    PERFORM set_config('workflow.advance', before, true);
 END
 $fn$;
 COMMENT ON FUNCTION workflow_try_again_v1() IS 'Has runs that are set aside be tried again, when it is time: workers call it every ten seconds.';

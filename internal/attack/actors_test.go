@@ -139,6 +139,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 	case "owner":
 		switch {
 		case !direct:
+		case op == "delete" && (c.table == "workflow_set_aside" || c.table == "workflow_binding"): // it is found again; a role is bound no more
 		case slices.Contains(engines, c.table) && m.on == c.table:
 			return "the engine alone writes this"
 		case c.table == "process_instance" && m.on == c.table && op == "insert":

@@ -24,10 +24,11 @@ BEGIN
     SELECT string_agg(format('type ^@ %L', p), ' OR ' ORDER BY p) INTO mine FROM unnest(prefixes) AS p;
     EXECUTE format('DROP POLICY IF EXISTS %I ON workflow_run', policy);
     EXECUTE format('DROP POLICY IF EXISTS %I ON workflow_history', policy);
-    INSERT INTO workflow_binding VALUES (to_regrole(quote_ident(bound)), prefixes) ON CONFLICT (role) DO UPDATE SET prefixes = excluded.prefixes; -- for functions
     -- Constants, so that it costs no look at another table for each row. Steps of processes need the engine.
     EXECUTE format('CREATE POLICY %I ON workflow_run FOR SELECT TO %I USING (token_id IS NULL AND (%s))', policy, bound, mine);
-    INSERT INTO workflow_binding (role, prefixes) VALUES (quote_ident(bound)::regrole, prefixes)
+    PERFORM set_config('workflow.advance', 'on', true); -- for the guard
+    INSERT INTO workflow_binding (role, prefixes) VALUES (quote_ident(bound)::regrole, prefixes) -- for functions
     ON CONFLICT (role) DO UPDATE SET prefixes = excluded.prefixes;
+    PERFORM set_config('workflow.advance', '', true);
 END
 $do$;
