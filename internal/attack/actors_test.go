@@ -121,7 +121,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 			return "it acts by functions"
 		case c.table == "workflow_run" && op == "update" && c.of(a.name+"."), c.table == "workflow_history" && op == "insert":
 		case c.table == "workflow_worker" && op == "insert", c.table == "outbox_event" && op == "insert":
-		case c.table == "workflow_set_aside" && c.of(a.name+"."):
+		case c.table == "workflow_set_aside" && (c.of(a.name+".") || m.on == "workflow_try_again_v1"): // which has all tried again when it is time
 		default:
 			return "it only works on runs of its prefix"
 		}

@@ -330,7 +330,7 @@ func (r *receiver) Publish(_ context.Context, events []event.Event) []error {
 func (r *receiver) Close() error { return nil }
 
 // comesLater matches what late says of things of the second round.
-var comesLater = regexp.MustCompile(`(^poke-\S+| poke/\S.*|^event \d+)/1 is `)
+var comesLater = regexp.MustCompile(` (poke-\S+|poke/\S.*|event \d+)/1 is `)
 
 // poke does what the world outside does: work comes, people complete tasks, messages arrive, what was paused
 // is resumed. The second time only new work and events come.
