@@ -234,7 +234,8 @@ func (t *table) copyOf(r row, column, value string) string {
 
 // minimal inserts what has to be there, and nothing else.
 func (t *table) minimal() string {
-	usual := map[string]string{"timestamp with time zone": "now()", "smallint": "1", "integer": "1", "bigint": "1", "text": "'media.made.v1'", "jsonb": "'{}'", "uuid": "gen_random_uuid()", "text[]": "'{}'", "boolean": "false"}
+	usual := map[string]string{"timestamp with time zone": "now()", "smallint": "1", "integer": "1", "bigint": "1", "text": "'media.made.v1'", "jsonb": "'{}'", "uuid": "gen_random_uuid()", "text[]": "'{}'", "boolean": "false",
+		"bytea": "''", "xid": "'1'", "regrole": "'pg_monitor'"}
 	var names, values []string
 	for _, c := range t.columns {
 		if c.required && !c.computed {
