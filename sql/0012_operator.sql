@@ -892,7 +892,9 @@ BEGIN
             RETURN 'runs at ' || coalesce(r.leased_by, 'nobody') || ' for ' || workflow_span(workflow_age(r.started_at)) || ', attempt ' || tries
                 || '; its lease goes until ' || coalesce(to_char(r.lease_until, 'HH24:MI:SS'), r.lease_until::text) || ', and is extended while that worker lives';
         END IF;
+    WHEN 'pending' THEN
     ELSE
+        RETURN 'status ' || quote_literal(left(r.status, 40)) || ' does not exist, so nobody takes it: set status = ''pending'', past the guards if need be';
     END CASE;
     SELECT 'set aside for ' || workflow_span(workflow_age(u.since)) || ': ' || u.problem || ' (SQLSTATE ' || u.sqlstate || ', «' || left(u.message, 200) || '»); '
         || coalesce('set ' || u.fix || ', then it is tried again at once', 'it is tried again when its row changes, and every ten minutes')

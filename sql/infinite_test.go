@@ -26,7 +26,7 @@ func TestInfiniteTimes(t *testing.T) {
 	// Arguments by their types: ids of what is there, and times.
 	calls := names(`
 		SELECT format('SELECT %s(%s)%s', p.oid::regproc,
-		              (SELECT string_agg(CASE format_type(a, NULL) WHEN 'uuid' THEN 'x.id' WHEN 'timestamp with time zone' THEN CASE n WHEN 1 THEN 'y.at' ELSE 'now()' END
+		              (SELECT string_agg(CASE format_type(a, NULL) WHEN 'uuid' THEN 'x.id' WHEN 'uuid[]' THEN 'ARRAY[x.id]' WHEN 'timestamp with time zone' THEN CASE n WHEN 1 THEN 'y.at' ELSE 'now()' END
 		                                 WHEN 'interval' THEN '''1 s''' WHEN 'integer' THEN '1' WHEN 'regprocedure' THEN 'NULL' WHEN 'text[]' THEN '''{x}''' ELSE 'current_user::text' END, ', ' ORDER BY n)
 		               FROM unnest(p.proargtypes) WITH ORDINALITY AS a (a, n)),
 		              ' FROM (SELECT id FROM workflow_run UNION ALL SELECT id FROM process_instance) x, unnest(''{infinity,-infinity,2026-01-01}''::timestamptz[]) AS y (at)')
