@@ -202,7 +202,7 @@ func TestStatementAtFault(t *testing.T) {
 // an end, which no worker has made, are taken back as well.
 func TestTakeBackPastRefusal(t *testing.T) {
 	pool := settledServer(t)
-	refused := map[int]string{0: `lease_no = -1`, 1: `postponed = -1`, 2: `priority = 101`}
+	refused := map[int]string{0: `lease_no = -1`, 1: `postponed = -1`, 2: `priority = 101`, 8: `type = repeat('x', 1000000)`} // no index takes that
 	odd := map[int]string{3: `started_at = NULL`, 4: `started_at = '-infinity'`, 5: `lease_until = 'infinity'`, 6: `started_at = 'infinity'`, 7: `started_at = NULL, lease_until = 'infinity'`}
 	addMany(t, pool, 12, "a.x", 0)
 	leases := acquire(t, newPoller(pool, "a."), 12)
@@ -213,11 +213,11 @@ func TestTakeBackPastRefusal(t *testing.T) {
 		}
 	}
 	r := newReclaimer(pool)
-	if again, exhausted := reclaim(t, r, 20); again != 9 || len(exhausted) != 0 {
-		t.Errorf("%d due again, %d exhausted; want 9", again, len(exhausted))
+	if again, exhausted := reclaim(t, r, 20); again != 8 || len(exhausted) != 0 {
+		t.Errorf("%d due again, %d exhausted; want 8", again, len(exhausted))
 	}
 	got := query[string](t, pool, `SELECT string_agg(split_part(problem, ' is', 1), ' ' ORDER BY problem) FROM workflow_unleasable WHERE statement = 'take back'`)
-	if got != "lease_no postponed priority" {
+	if got != "lease_no postponed priority the database refuses to take its lease back" {
 		t.Errorf("set aside: %s: %s", got, strings.Join(query[[]string](t, pool, `SELECT array_agg(status || id::text) FROM workflow_run WHERE status = 'leased'`), ", "))
 	}
 }

@@ -181,7 +181,7 @@ BEGIN
             half  := cardinality(heap) / 2;
             heaps := heaps || to_jsonb(heap[half + 1:]) || to_jsonb(heap[:half]);
         ELSE
-            bad := bad || (SELECT ROW('run', r.id, r.type, statement, answer[1], left(answer[2], 4096), left(answer[3], 200), clock_timestamp(), clock_timestamp(), false, r.xmin)::workflow_set_aside
+            bad := bad || (SELECT ROW('run', r.id, left(r.type, 200), statement, answer[1], left(answer[2], 4096), left(answer[3], 200), clock_timestamp(), clock_timestamp(), false, r.xmin)::workflow_set_aside
                                FROM workflow_run r WHERE r.id = heap[1]);
         END IF;
     END LOOP;
