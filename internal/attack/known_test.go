@@ -41,6 +41,9 @@ var known = []open{
 	// Lanes.
 	{"before", "delete", "sink", "outbox_lane", "", "", "the lane delivers nothing any more, and outbox_lag does not count it"},
 	{"dispatcher|owner|before", "update", "sink", "outbox_lane", "lane|claim_until", "greatest|least|-1|infinity", "likewise"},
+	{"before", "update", "sink", "outbox_lane", "sink", "empty|control|huge|another's", "likewise"},
+	// Marks of events.
+	{"dispatcher|owner|before", "update", "event-", "outbox_event", "delivered_to|parked_by", "null element", "it is never open to a sink and never over: no later event of its lane is delivered"},
 	// Ids of events.
 	{"before", "insert", "*", "outbox_event", "id", "greatest", "floors rise to an id that was not drawn: later events are not delivered"},
 	{"before", "update", "*", "outbox_event", "id", "greatest", "likewise"},
