@@ -103,7 +103,7 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     thing jsonb := CASE WHEN TG_LEVEL = 'ROW' THEN CASE TG_OP WHEN 'INSERT' THEN to_jsonb(NEW) ELSE to_jsonb(OLD) END END;
     names jsonb := (SELECT jsonb_object_agg(k, thing->k)
-                    FROM unnest('{id, version, workflow_id, instance_id, token_id, place, group_id, join_id, edge, sink, lane, name, event_id, prefix}'::text[]) AS k
+                    FROM unnest('{id, version, workflow_id, instance_id, token_id, place, group_id, join_id, edge, sink, lane, name, event_id, prefix, role}'::text[]) AS k
                     WHERE thing ? k);
 BEGIN
     IF NOT workflow_at_work() AND NOT workflow_overrides(TG_TABLE_NAME, TG_OP, names) THEN

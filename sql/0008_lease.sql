@@ -187,6 +187,7 @@ DECLARE
     other  uuid;
     bad    workflow_set_aside[] := '{}';
     until  timestamptz := clock_timestamp() + interval '250 ms';
+    before text        := coalesce(current_setting('workflow.advance', true), '');
 BEGIN
     WHILE cardinality(firsts) > 0 AND (clock_timestamp() < until OR cardinality(bad) = 0) LOOP
         first  := firsts[cardinality(firsts)];
@@ -201,7 +202,7 @@ BEGIN
             firsts := firsts || ARRAY[middle + 1, first];
             lasts  := lasts || ARRAY[last, middle];
         ELSE
-            bad := bad || (SELECT ROW('run', r.id, r.type, statement, answer[1], left(answer[2], 4096), left(answer[3], 200), clock_timestamp(), clock_timestamp(), false, r.xmin)::workflow_set_aside
+            bad := bad || (SELECT ROW('run', r.id, left(r.type, 200), statement, answer[1], left(answer[2], 4096), left(answer[3], 200), clock_timestamp(), clock_timestamp(), false, r.xmin)::workflow_set_aside
                            FROM workflow_run r WHERE r.id = ids[first]);
         END IF;
     END LOOP;
@@ -215,6 +216,7 @@ BEGIN
     IF cardinality(bad) = 0 OR NOT works THEN
         RETURN;
     END IF;
+    PERFORM set_config('workflow.advance', 'on', true); -- for the guard, as below
     RETURN QUERY
     INSERT INTO workflow_set_aside AS a
     SELECT (f).* FROM unnest(bad) AS f
@@ -222,13 +224,18 @@ BEGIN
     SET type = excluded.type, statement = excluded.statement, sqlstate = excluded.sqlstate, message = excluded.message, "constraint" = excluded."constraint",
         last_tried_at = excluded.last_tried_at, due = false, row_version = excluded.row_version
     RETURNING a.*;
+    PERFORM set_config('workflow.advance', before, true);
 END
 $fn$;
 
 -- What went through at last comes back, and with it some of what was set aside for the same reason: more each time, so that
 -- one row which somebody has mended does not bring back all that are as bad as before.
 CREATE FUNCTION workflow_put_back(ids uuid[]) RETURNS void
-LANGUAGE sql SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    before text := coalesce(current_setting('workflow.advance', true), '');
+BEGIN
+    PERFORM set_config('workflow.advance', 'on', true);
     WITH back AS (
         DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = ANY (ids) RETURNING a.*
     ), others AS (
@@ -242,7 +249,9 @@ LANGUAGE sql SET search_path FROM CURRENT AS $fn$
             LIMIT 10 + 2 * b.many
             FOR UPDATE SKIP LOCKED) o
     )
-    UPDATE workflow_set_aside a SET due = true FROM others o WHERE a.kind = o.kind AND a.id = o.id
+    UPDATE workflow_set_aside a SET due = true FROM others o WHERE a.kind = o.kind AND a.id = o.id;
+    PERFORM set_config('workflow.advance', before, true);
+END
 $fn$;
 
 -- Every ten seconds, whoever calls it: one for each reason, and those that have waited for ten minutes, a hundred at a time, as far as the caller
@@ -251,10 +260,12 @@ CREATE FUNCTION workflow_try_again_v1() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     bound text[] := workflow_bound_prefixes();
+    before text := coalesce(current_setting('workflow.advance', true), '');
 BEGIN
     IF NOT EXISTS (SELECT FROM workflow_set_aside) THEN
         RETURN;
     END IF;
+    PERFORM set_config('workflow.advance', 'on', true);
     DELETE FROM workflow_set_aside a
     WHERE a.kind = 'run' AND a.id IN (
         SELECT x.id FROM workflow_set_aside x LEFT JOIN workflow_run r ON r.id = x.id
@@ -276,6 +287,7 @@ BEGIN
              WHERE y.last_tried_at < clock_timestamp() - interval '10 minutes' AND (bound IS NULL OR y.type ^@ ANY (bound))
              ORDER BY y.last_tried_at LIMIT 100))
         FOR UPDATE SKIP LOCKED);
+    PERFORM set_config('workflow.advance', before, true);
 END
 $fn$;
 COMMENT ON FUNCTION workflow_try_again_v1() IS 'For workers: has runs that are set aside be tried again, when it is time. They call it every ten seconds.';

@@ -670,6 +670,10 @@ CREATE TRIGGER workflow_history_update_guard BEFORE UPDATE ON workflow_history
 CREATE TRIGGER workflow_history_delete_guard BEFORE DELETE ON workflow_history
     FOR EACH ROW WHEN (NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard('It goes with its run, by retention (WORKER_KEEP_…).');
 
+-- Whoever could write here could hide runs. Workers' functions say that it is they.
+CREATE TRIGGER workflow_set_aside_guard BEFORE INSERT OR UPDATE ON workflow_set_aside
+    FOR EACH ROW WHEN (NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard('Workers'' functions set aside what the database refuses. DELETE forgets a row: it is found again if it is still refused.');
+
 -- A pause begins now, and ends once; the rest is its history.
 CREATE TRIGGER workflow_pause_insert_guard BEFORE INSERT ON workflow_pause
     FOR EACH ROW WHEN (NEW.paused_at <> now() OR NEW.resumed_at IS NOT NULL OR NEW.resumed_by IS NOT NULL

@@ -956,11 +956,15 @@ BEGIN
                 (SELECT quote_literal(t.instance_id) FROM process_token t WHERE t.id = r.token_id), 'instance') || ')'
             ELSE '; SELECT workflow_retry(' || quote_literal(r.id) || ') tries again' END;
     WHEN 'leased' THEN
-        IF r.lease_until > clock_timestamp() THEN
-            RETURN 'runs at ' || r.leased_by || ' for ' || workflow_span(workflow_age(r.started_at)) || ', attempt ' || tries
+        IF r.lease_until IS NULL THEN
+            RETURN 'leased by ' || coalesce(r.leased_by, 'nobody') || ' without an end, so it is never taken back: lease_until is null; set lease_until = now(), past the guards if need be';
+        ELSIF r.lease_until > clock_timestamp() THEN
+            RETURN 'runs at ' || coalesce(r.leased_by, 'nobody') || ' for ' || workflow_span(workflow_age(r.started_at)) || ', attempt ' || tries
                 || '; its lease goes until ' || coalesce(to_char(r.lease_until, 'HH24:MI:SS'), r.lease_until::text) || ', and is extended while that worker lives';
         END IF;
+    WHEN 'pending' THEN
     ELSE
+        RETURN 'status ' || quote_literal(left(r.status, 40)) || ' does not exist, so nobody takes it: set status = ''pending'', past the guards if need be';
     END CASE;
     SELECT 'set aside for ' || workflow_span(workflow_age(u.since)) || ': ' || u.problem || ' (SQLSTATE ' || u.sqlstate || ', «' || left(u.message, 200) || '»); '
         || coalesce('set ' || u.fix || ', then it is tried again at once', 'it is tried again when its row changes, and every ten minutes')
@@ -976,7 +980,7 @@ BEGIN
     WHERE EXISTS (SELECT FROM unnest(w.prefixes) AS x WHERE workflow_covers(x, r.type)) AND (w.steps OR r.token_id IS NULL);
 
     IF r.status = 'leased' THEN
-        RETURN 'its lease at ' || r.leased_by || ' ran out ' || workflow_span(workflow_age(r.lease_until, clock_timestamp())) || ' ago: '
+        RETURN 'its lease at ' || coalesce(r.leased_by, 'nobody') || ' ran out ' || workflow_span(workflow_age(r.lease_until, clock_timestamp())) || ' ago: '
             || CASE WHEN NOT EXISTS (SELECT FROM workflow_live_worker) THEN 'no worker lives to take it back; start one that covers ' || r.type
                     WHEN names IS NULL THEN 'it will be taken back, but no live worker covers ' || r.type
                     ELSE 'it will be taken back, for ' || names END;

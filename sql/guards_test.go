@@ -78,7 +78,6 @@ var byHand = map[string]string{
 	"outbox_event delivered_to":     "likewise",
 	"outbox_event parked_by":        "likewise",
 	"workflow_schema INSERT":        "migrations note themselves",
-	"workflow_set_aside INSERT":     "functions of the owner write it; what is set aside is tried again within ten minutes, whoever did it",
 	"workflow_set_aside DELETE":     "what is forgotten is found again",
 	"workflow_worker INSERT":        "workers say themselves that they live; nothing is decided by it",
 	"workflow_worker DELETE":        "likewise",
@@ -99,11 +98,10 @@ var byHand = map[string]string{
 
 func init() {
 	for table, columns := range map[string]string{
-		"workflow_worker":    "id name prefixes handlers steps concurrency running version host pid started_at seen_at secret_hash",
-		"workflow_set_aside": "kind id type statement sqlstate message constraint since last_tried_at due row_version",
-		"outbox_sink":        "name types created_at seen_at paused_until last_error",
-		"outbox_lane":        "sink lane claim_token claimed_by claim_until served_at floor next_floor next_xid replays",
-		"outbox_delivery":    "event_id sink aggregate_id attempt rejected next_attempt_at last_error updated_at parked_at",
+		"workflow_worker": "id name prefixes handlers steps concurrency running version host pid started_at seen_at secret_hash",
+		"outbox_sink":     "name types created_at seen_at paused_until last_error",
+		"outbox_lane":     "sink lane claim_token claimed_by claim_until served_at floor next_floor next_xid replays",
+		"outbox_delivery": "event_id sink aggregate_id attempt rejected next_attempt_at last_error updated_at parked_at",
 	} {
 		for column := range strings.FieldsSeq(columns) {
 			byHand[table+" "+column] = "the programs' own book-keeping"

@@ -267,3 +267,19 @@ func TestBlockers(t *testing.T) {
 	s.expect("a lock", s.do(`SELECT concat_ws(' ', pid, problem, way_out) FROM workflow_blocker WHERE problem LIKE 'holds ShareLock%'`),
 		pid+" holds ShareLock on workflow_run SELECT pg_terminate_backend("+pid+")")
 }
+
+// Of a run that no worker ever takes, nor takes back, because of what stands in its row, workflow_why says so: it is
+// not said to be next in turn, and the answer is never nothing.
+func TestWhyOfRowsThatNobodyTakes(t *testing.T) {
+	s, _ := psql(t)
+	for set, want := range map[string]string{
+		`status = 'odd'`:                        `status 'odd' does not exist, so nobody takes it: set status = 'pending', past the guards if need be`,
+		`status = 'leased', lease_until = NULL`: `leased by nobody without an end, so it is never taken back: lease_until is null; set lease_until = now(), past the guards if need be`,
+	} {
+		id := s.enqueue()
+		s.do(`BEGIN; SET LOCAL session_replication_role = replica;
+			ALTER TABLE workflow_run DROP CONSTRAINT IF EXISTS workflow_run_status_check, DROP CONSTRAINT IF EXISTS workflow_run_lease_check, DROP CONSTRAINT IF EXISTS workflow_run_finished_check;
+			UPDATE workflow_run SET ` + set + ` WHERE id = '` + id + `'; COMMIT`)
+		s.expect(set, s.do(`SELECT workflow_why('`+id+`')`), want)
+	}
+}

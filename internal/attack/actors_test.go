@@ -1,3 +1,5 @@
+//go:build attack
+
 package attack
 
 import (
@@ -13,7 +15,7 @@ type actor struct {
 	settings string
 }
 
-const liar = "SET LOCAL workflow.advance = 'on'; SET LOCAL workflow.retry = 'on'; SET LOCAL workflow.audit = 'off';\n"
+const liar = "SET LOCAL workflow.advance = 'on'; SET LOCAL workflow.retry = 'on'; SET LOCAL workflow.audit = 'off'; SET LOCAL workflow.append = 'on'; SET LOCAL workflow.override = 'a lie';\n"
 
 // actors, the weakest first.
 var actors = []*actor{
@@ -22,7 +24,8 @@ var actors = []*actor{
 	{"dispatcher", "workflow_dispatcher", liar},
 	{"media", "media", liar},
 	{"billing", "billing", liar},
-	{"operator", "workflow_operator", liar},
+	{"console", "desk", liar + "SET LOCAL attack.person = 'anna'; SET LOCAL workflow.on_behalf_of = 'anna';\n"},
+	{"operator", "workflow_operator", liar + "SET LOCAL workflow.on_behalf_of = 'somebody else';\n"},
 	{"engine", "workflow_engine", ""},
 	{"owner", "workflow_owner", ""},
 	{"before", "", ""},
@@ -70,7 +73,7 @@ func (c change) of(prefix string) bool {
 
 // engines are the tables that the engine alone writes, whoever owns them.
 var engines = []string{"process_token", "parallel_group", "parallel_join", "join_arrival", "each_progress", "message", "message_wait", "user_task", "incident",
-	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override"}
+	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_binding", "outbox_aggregate"}
 
 // histories are appended to, and go with what they tell of.
 var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override"}
@@ -105,8 +108,8 @@ func (a *actor) forbids(m *mutation, c change) string {
 	case "viewer":
 		return "it only looks"
 	case "enqueue":
-		if op != "insert" || !slices.Contains([]string{"workflow_run", "outbox_event"}, c.table) {
-			return "it only inserts runs and events"
+		if op != "insert" || c.table != "workflow_run" && (direct || c.table != "outbox_event") {
+			return "it only inserts runs, and appends events by functions"
 		}
 	case "dispatcher":
 		if !strings.HasPrefix(c.table, "outbox_") || c.table == "outbox_event" && (op != "update" || !c.only("published_at", "parked_at", "delivered_to", "parked_by")) {
@@ -114,21 +117,29 @@ func (a *actor) forbids(m *mutation, c change) string {
 		}
 	case "media", "billing":
 		switch {
-		case c.table == "workflow_run" && op == "update" && c.of(a.name+"."), c.table == "workflow_history" && op == "insert", c.table == "workflow_worker" && op == "insert":
-		case c.table == "outbox_event" && op == "insert":
+		case direct:
+			return "it acts by functions"
+		case c.table == "workflow_run" && op == "update" && c.of(a.name+"."), c.table == "workflow_history" && op == "insert":
+		case c.table == "workflow_worker" && op == "insert", c.table == "outbox_event" && op == "insert":
+		case c.table == "workflow_set_aside" && (c.of(a.name+".") || m.on == "workflow_try_again_v1"): // which has all tried again when it is time
 		default:
 			return "it only works on runs of its prefix"
 		}
+	case "console":
+		if direct {
+			return "it acts by functions"
+		}
 	case "operator":
 		switch {
-		case !direct, op == "insert" && slices.Contains([]string{"workflow_run", "outbox_event", "process_definition"}, c.table):
-		case c.table == "workflow_run" && op == "update" && c.only("held_at", "updated_at", "run_at"), c.table == "workflow_history" && op == "insert":
+		case !direct, op == "insert" && slices.Contains([]string{"workflow_run", "process_definition"}, c.table):
+		case c.table == "workflow_run" && op == "update" && c.only("held_at", "updated_at", "run_at"), c.table == "workflow_history" && op == "insert" && m.on == "workflow_run":
 		default:
 			return "it acts by functions"
 		}
 	case "owner":
 		switch {
 		case !direct:
+		case op == "delete" && (c.table == "workflow_set_aside" || c.table == "workflow_binding"): // it is found again; a role is bound no more
 		case slices.Contains(engines, c.table) && m.on == c.table:
 			return "the engine alone writes this"
 		case c.table == "process_instance" && m.on == c.table && op == "insert":

@@ -1,6 +1,9 @@
+//go:build attack
+
 package attack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,15 +43,20 @@ func TestMain(m *testing.M) {
 
 // Whatever any role sets any column of any row to, deletes, inserts or calls: it is refused in words, or it is
 // within the role's rights; everything else goes on all the same; what does not go on is told; and no tool
-// fails. By default some hundreds of mutations are tried, chosen by SEED; ATTACK=all tries all, ATTACK=n so
-// many, and ATTACK_ONLY those whose name, as a finding tells it, a regular expression matches.
+// fails. What is known and waits to be mended is listed in known. Some hundreds of mutations are tried, chosen by SEED;
+// ATTACK=n tries so many; ATTACK=all tries all, and what is known again. ATTACK_ONLY chooses those whose name, as a
+// finding tells it, a regular expression matches.
 func TestAttack(t *testing.T) {
 	seed, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64)
 	if err != nil {
-		seed = rand.Uint64N(1e6)
+		seed = 1
 	}
 	whole := os.Getenv("ATTACK") == "all"
-	if os.Getenv("ATTACK") == "" {
+	many, err := strconv.Atoi(cmp.Or(os.Getenv("ATTACK"), strconv.Itoa(few)))
+	if err != nil && !whole {
+		t.Fatalf("ATTACK=%s: say all, or how many", os.Getenv("ATTACK"))
+	}
+	if !whole && many <= few {
 		victims = 4
 	}
 	begun := time.Now()
@@ -62,26 +70,43 @@ func TestAttack(t *testing.T) {
 	all = slices.DeleteFunc(all, func(m *mutation) bool { return !only.MatchString(m.name()) })
 	chance := rand.New(rand.NewPCG(seed, 1))
 	chance.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	probing, hunting := 24*time.Hour, 24*time.Hour
-	if n, err := strconv.Atoi(os.Getenv("ATTACK")); err == nil {
-		all = all[:min(n, len(all))]
-	} else if !whole { // with the world, and the last trials, less than a minute
-		all, probing, hunting = all[:min(300, len(all))], 10*time.Second, 12*time.Second
+	if !whole {
+		all = all[:min(many, len(all))]
 	}
 	report := newReport(t)
-	tried, deeds := w.probe(ctx, all, report, time.Now().Add(probing))
-	t.Logf("%d mutations were tried as %d actors, %d of them are done in earnest; %.0f s", tried, len(actors), len(deeds), time.Since(begun).Seconds())
+	deeds := w.probe(ctx, all, report)
+	var waiting []deed // for a mend
+	deeds = slices.DeleteFunc(deeds, func(d deed) bool {
+		listed := knownOf(d.by.name, d.mutation) >= 0
+		if listed {
+			waiting = append(waiting, d)
+		}
+		return listed
+	})
+	t.Logf("%d mutations were tried as %d actors, %d of them are done in earnest, %d more are known to fail; %.0f s", len(all), len(actors), len(deeds), len(waiting), time.Since(begun).Seconds())
 
-	h := &hunt{w, report, baseline, limit, time.Now().Add(hunting)}
+	h := &hunt{w, report, baseline, limit}
 	batches := w.batches(deeds, 200)
 	if err := concurrently(atOnce, len(batches), func(k int) error { return h.narrow(ctx, batches[k]) }); err != nil {
 		t.Fatal(err)
+	}
+	if whole {
+		if err := h.again(ctx, waiting); err != nil {
+			t.Fatal(err)
+		}
 	}
 
 	for _, a := range actors {
 		t.Logf("%-10s %6d accepted, %6d refused", a.name, report.accepted[a.name], report.refused[a.name])
 	}
-	t.Logf("%d trials; %d deeds not done, because one like them has failed; %d for want of time", report.trials, report.behind, report.unsplit)
+	t.Logf("%d trials; %d deeds not done, because one like them has failed; %.0f s", report.trials, report.behind, time.Since(begun).Seconds())
+	for k, o := range known {
+		if _, failed := report.open[k]; failed {
+			t.Logf("known, open: %s", o)
+		} else if whole && report.touched[k] {
+			t.Errorf("it is known as open, and does not fail any more: take it out of the list. %s", o)
+		}
+	}
 	if len(report.found) > 0 {
 		t.Errorf("SEED=%d: %d findings:", seed, len(report.found))
 		for _, f := range report.found {
@@ -117,9 +142,12 @@ func (w *world) quiet(ctx context.Context) (end, time.Duration) {
 	return baseline, max(8*time.Second, 2*slices.Max(took)+3*time.Second)
 }
 
+// few are tried by default.
+const few = 400
+
 // probe tries mutations as all actors, and returns as deeds those that were accepted and changed something: each
-// by the weakest who can. After until no more are tried.
-func (w *world) probe(ctx context.Context, all []*mutation, r *report, until time.Time) (tried int, deeds []deed) {
+// by the weakest who can.
+func (w *world) probe(ctx context.Context, all []*mutation, r *report) (deeds []deed) {
 	done := make([]*deed, len(all))
 	const probes = 2
 	var next atomic.Int64
@@ -137,8 +165,13 @@ func (w *world) probe(ctx context.Context, all []*mutation, r *report, until tim
 		p := w.newProbe(conn)
 		for {
 			k := int(next.Add(1)) - 1
-			if k >= len(all) || time.Now().After(until) {
+			if k >= len(all) {
 				return nil
+			}
+			if k%100 == 99 { // what was taken back lies about, and is looked through each time
+				if _, err := conn.Exec(ctx, "VACUUM"); err != nil {
+					return err
+				}
 			}
 			if k%1000 == 999 {
 				r.log("%d of %d mutations tried", k+1, len(all))
@@ -157,7 +190,7 @@ func (w *world) probe(ctx context.Context, all []*mutation, r *report, until tim
 		}
 	}
 	slices.SortStableFunc(deeds, func(a, b deed) int { return slices.Index(actors, a.by) - slices.Index(actors, b.by) }) // what the weak can do is worse
-	return min(int(next.Load()), len(all)), deeds
+	return deeds
 }
 
 // all tries a mutation as all actors.
@@ -173,7 +206,11 @@ func (p *probe) all(ctx context.Context, m *mutation, r *report) (weakest *deed,
 		if err != nil {
 			return nil, err
 		}
+		entry := knownOf(a.name, m)
 		r.mu.Lock()
+		if entry >= 0 {
+			r.touched[entry] = true
+		}
 		if reply.refused != "" {
 			r.refused[a.name]++
 		} else {
@@ -188,7 +225,7 @@ func (p *probe) all(ctx context.Context, m *mutation, r *report) (weakest *deed,
 			} else if len(reply.problem) > 6 && reply.problem[:6] == "a tool" {
 				kind = "a tool fails"
 			}
-			r.add(finding{kind, a.name, m.place(), m.name(), d.script(), reply.problem})
+			r.add(finding{kind, a.name, m.place(), m.name(), d.script(), reply.problem, entry})
 		}
 		forged := m.op == "command" && (a.name == "engine" || a.name == "owner")
 		if weakest == nil && (len(reply.changes) > 0 || m.op == "obstacle" && reply.refused == "") && m.op != "truncate" && !forged {

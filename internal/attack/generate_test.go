@@ -1,3 +1,5 @@
+//go:build attack
+
 package attack
 
 import (
@@ -5,6 +7,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -75,6 +78,12 @@ var extremes = map[string]map[string]string{
 	"uuid":    {"NULL": "NULL", "random": "gen_random_uuid()"},
 	"text[]":  {"NULL": "NULL", "empty": "'{}'", "null element": "'{NULL}'", "huge": "array_fill('x'::text, ARRAY[100000])", "two dimensions": "'{{a,b},{c,d}}'"},
 	"boolean": {"NULL": "NULL", "true": "true", "false": "false"},
+	"bytea":   {"NULL": "NULL", "empty": "''", "huge": "convert_to(repeat('x', 1000000), 'UTF8')"},
+	"xid":     {"NULL": "NULL", "0": "'0'", "greatest": "'4294967295'"},
+	"regrole": {"NULL": "NULL", "nobody": "'4294967295'", "operator": "'workflow_operator'", "desk": "'desk'"},
+
+	"double precision": {"NULL": "NULL", "NaN": "'NaN'", "infinity": "'infinity'", "-infinity": "'-infinity'", "-1": "-1", "greatest": "1e300"},
+	"interval":         {"NULL": "NULL", "huge": "'10000 years'", "negative": "'-10000 years'"},
 }
 
 // A mutation is something that is tried on one row of a class, or on nothing in particular.
@@ -139,6 +148,11 @@ func (w *world) generate() (all []*mutation) {
 		all = append(all,
 			&mutation{"insert", "", name, "", "minimal", func(row) string { return t.minimal() }},
 			&mutation{"truncate", "", name, "", "", func(row) string { return "TRUNCATE " + name + " CASCADE" }})
+	}
+	if w.tables["outbox_aggregate"] != nil { // it is empty: a row would hold up whoever appends
+		all = append(all, &mutation{"insert", "", "outbox_aggregate", "id", "another's", func(row) string {
+			return "INSERT INTO outbox_aggregate SELECT aggregate_id FROM outbox_event"
+		}})
 	}
 	return slices.Concat(all, w.obstacles(sorted(first)), w.calls(), w.commands())
 }
@@ -220,7 +234,8 @@ func (t *table) copyOf(r row, column, value string) string {
 
 // minimal inserts what has to be there, and nothing else.
 func (t *table) minimal() string {
-	usual := map[string]string{"timestamp with time zone": "now()", "smallint": "1", "integer": "1", "bigint": "1", "text": "'media.made.v1'", "jsonb": "'{}'", "uuid": "gen_random_uuid()", "text[]": "'{}'", "boolean": "false"}
+	usual := map[string]string{"timestamp with time zone": "now()", "smallint": "1", "integer": "1", "bigint": "1", "text": "'media.made.v1'", "jsonb": "'{}'", "uuid": "gen_random_uuid()", "text[]": "'{}'", "boolean": "false",
+		"bytea": "''", "xid": "'1'", "regrole": "'pg_monitor'"}
 	var names, values []string
 	for _, c := range t.columns {
 		if c.required && !c.computed {
@@ -230,12 +245,16 @@ func (t *table) minimal() string {
 	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s)", t.name, strings.Join(names, ", "), strings.Join(values, ", "))
 }
 
-// calls are calls of all functions, with one argument at a time at its extremes. What others have are ids
-// that mean something, and billing's among them; of prefixes one that nobody else has: who pauses media. is right to stop it.
+// calls are calls of all functions, with one argument at a time at its extremes. What others have are ids that mean
+// something, and billing's among them; of prefixes one that nobody else has: who pauses media. is right to stop it.
+// Workers' functions are called for a lease of media's, with its token.
 func (w *world) calls() (all []*mutation) {
-	ids := w.ids()
+	ids, tokens := w.ids(), w.leases()
 	usual := map[string]string{"uuid": ids["billing-due"], "text": "'never.work.v1'", "jsonb": "'{}'", "timestamp with time zone": "now()", "interval": "'1 second'", "integer": "1", "bigint": "1",
-		"double precision": "1", "boolean": "false", "text[]": "'{never.}'", "uuid[]": "ARRAY[" + ids["billing-due"] + "]", "regprocedure": "'workflow_cancel'::regproc::regprocedure"}
+		"double precision": "1", "boolean": "false", "text[]": "'{never.}'", "regprocedure": "'workflow_cancel'::regproc::regprocedure"}
+	working := maps.Clone(usual) // by the argument's name, too
+	maps.Copy(working, map[string]string{"text[]": "'{media.work.v1}'", "timestamp with time zone": "'2001-01-01'", "ids": "ARRAY[" + ids["media-leased"] + "]", "tokens": "ARRAY[" + tokens["media-leased"] + "]",
+		"verdicts": "'{succeeded}'", "token": tokens["media-leased"], "id": "gen_random_uuid()", "aggregates": "ARRAY[" + ids["media-leased"] + "]", "prefixes": "'{media.}'", "handlers": "'{media.}'"})
 	w.with("world", func(conn *pgx.Conn) error {
 		rows, _ := conn.Query(w.t.Context(), `
 			SELECT p.proname, coalesce(p.proargnames[1:p.pronargs], '{}'), ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes) AS t)
@@ -243,48 +262,74 @@ func (w *world) calls() (all []*mutation) {
 		var name string
 		var names, types []string
 		_, err := pgx.ForEachRow(rows, []any{&name, &names, &types}, func() error {
-			call := func(at int, value, expression string) {
-				var arguments []string
+			defaults := usual
+			if forWorkers.MatchString(name) {
+				defaults = working
+			}
+			call := func(value string, set map[string]string) {
+				var arguments, columns []string
 				for k, typ := range types {
-					use, ok := usual[typ]
-					if !ok && strings.HasSuffix(typ, "[]") {
-						use, ok = "ARRAY["+usual[strings.TrimSuffix(typ, "[]")]+"]", true
+					argument := ""
+					if k < len(names) {
+						argument = names[k]
 					}
-					if k == at {
-						use = expression
-					} else if !ok {
-						use = "NULL"
+					elem, many := strings.CutSuffix(typ, "[]")
+					use, ok := set[argument]
+					if ok {
+						columns = append(columns, argument)
+					} else if argument == "on_behalf_of" { // who may act for others does, and nobody else
+						use = "nullif(current_setting('attack.person', true), '')"
+					} else if use, ok = defaults[argument]; !ok {
+						if use, ok = defaults[typ]; !ok && many {
+							use, ok = "ARRAY["+defaults[elem]+"]", true
+						}
+						if !ok {
+							use = "NULL"
+						}
 					}
 					arguments = append(arguments, fmt.Sprintf("CAST(%s AS %s)", use, typ))
 				}
-				argument := ""
-				if at >= 0 && at < len(names) {
-					argument = names[at]
-				}
 				text := fmt.Sprintf("SELECT * FROM %s(%s)", name, strings.Join(arguments, ", "))
-				all = append(all, &mutation{"call", "", name, argument, value, func(row) string { return text }})
+				all = append(all, &mutation{"call", "", name, strings.Join(columns, ", "), value, func(row) string { return text }})
 			}
-			call(-1, "usual", "")
+			call("usual", nil)
 			for k, typ := range types {
-				values := maps.Clone(extremes[strings.TrimSuffix(typ, "[]")])
+				if k >= len(names) || names[k] == "" {
+					continue
+				}
+				elem, many := strings.CutSuffix(typ, "[]")
+				values := maps.Clone(extremes[elem])
 				switch {
-				case typ == "uuid" || typ == "uuid[]":
-					for kind, id := range ids {
-						values[kind] = id
-					}
-				case typ == "interval":
-					values = map[string]string{"NULL": "NULL", "huge": "'10000 years'", "negative": "'-10000 years'"}
-				case typ == "double precision":
-					values = map[string]string{"NULL": "NULL", "NaN": "'NaN'", "infinity": "'infinity'", "-1": "-1"}
+				case elem == "uuid":
+					maps.Copy(values, ids)
+				case names[k] == "on_behalf_of":
+					maps.Copy(values, map[string]string{"operator": "'anna'", "owner": "'workflow_owner'", "console": "'desk'", "nobody": "'nobody'"})
+				case names[k] == "verdicts":
+					maps.Copy(values, map[string]string{"failed": "'failed'", "postponed": "'postponed'", "released": "'released'", "cancelled": "'cancelled'", "retried": "'retried'"})
+				case elem == "text":
+					maps.Copy(values, map[string]string{"of the engine": "'graph.start.v1'", "another's": "'billing.work.v1'", "told by the engine": "'run.failed'"})
 				}
 				for _, value := range sorted(values) {
 					expression := values[value]
-					if strings.HasSuffix(typ, "[]") && typ != "text[]" {
+					if many {
 						expression = fmt.Sprintf("ARRAY[%s]::%s", expression, typ)
-					} else if typ == "text[]" {
-						expression = extremes["text[]"]["huge"]
 					}
-					call(k, value, expression)
+					call(value, map[string]string{names[k]: expression})
+				}
+				if many {
+					for _, value := range sorted(extremes["text[]"]) {
+						if expression := extremes["text[]"][value]; elem == "text" || value == "NULL" || value == "empty" {
+							call("array "+value, map[string]string{names[k]: expression})
+						}
+					}
+					call("array many", map[string]string{names[k]: fmt.Sprintf("array_fill(CAST(%s AS %s), ARRAY[10000])", extremes[elem][sorted(extremes[elem])[0]], elem)})
+				}
+			}
+			if slices.Contains(names, "ids") && slices.Contains(names, "tokens") {
+				for _, kind := range []string{"media-leased", "media-expired", "media-exhausted", "billing-leased", "billing-expired", "step run"} {
+					if tokens[kind] != "" {
+						call("lease of "+kind, map[string]string{"ids": "ARRAY[" + ids[kind] + "]", "tokens": "ARRAY[" + tokens[kind] + "]"})
+					}
 				}
 			}
 			return nil
@@ -292,6 +337,19 @@ func (w *world) calls() (all []*mutation) {
 		return err
 	})
 	return all
+}
+
+var forWorkers = regexp.MustCompile(`_v\d+$`)
+
+// leases are the tokens of one lease of each kind, as SQL.
+func (w *world) leases() map[string]string {
+	tokens := map[string]string{}
+	for _, r := range w.rows {
+		if kind, number, _ := strings.Cut(r.specimen, "/"); r.table == "workflow_run" && number == "0" && r.data["lease_token"] != nil {
+			tokens[kind] = quoted(fmt.Sprint(r.data["lease_token"]))
+		}
+	}
+	return tokens
 }
 
 // ids are of one thing of each kind that may be changed, as SQL.

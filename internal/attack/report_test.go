@@ -1,10 +1,14 @@
+//go:build attack
+
 package attack
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +23,7 @@ type finding struct {
 	name  string
 	sql   string // that reproduces it
 	words string
+	open  int // the entry of known; -1: none
 }
 
 // A report collects findings, one for each place, kind and actor, and counts.
@@ -28,16 +33,17 @@ type report struct {
 	progress *os.File // nil: none
 	found    []finding
 	seen     map[string]bool
+	open     map[int]finding // what has failed of known
+	touched  map[int]bool    // what of known has been tried
 	accepted map[string]int
 	refused  map[string]int
 	trials   int
 	behind   int // deeds that were not done, because something of their place has failed before
-	unsplit  int // batches that failed when time was up
 }
 
 // newReport tells its progress to those who watch. ATTACK_OUT names a file for what is found as it is found.
 func newReport(t *testing.T) *report {
-	r := &report{seen: map[string]bool{}, accepted: map[string]int{}, refused: map[string]int{}}
+	r := &report{seen: map[string]bool{}, open: map[int]finding{}, touched: map[int]bool{}, accepted: map[string]int{}, refused: map[string]int{}}
 	if path := os.Getenv("ATTACK_OUT"); path != "" {
 		var err error
 		if r.out, err = os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
@@ -59,6 +65,12 @@ func (r *report) log(format string, args ...any) {
 func (r *report) add(f finding) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if f.open >= 0 {
+		if _, ok := r.open[f.open]; !ok {
+			r.open[f.open] = f
+		}
+		return
+	}
 	key := f.kind + " " + f.by + " " + f.place
 	if r.seen[key] {
 		return
@@ -90,10 +102,13 @@ func (r *report) number() int {
 }
 
 func (r *report) failed(d deed, v verdict) {
-	r.mu.Lock()
-	r.seen["trial "+d.place()] = true
-	r.mu.Unlock()
-	r.add(finding{v.kind(), d.by.name, d.place(), d.name(), d.script(), v.String()})
+	entry := knownOf(d.by.name, d.mutation)
+	if entry < 0 {
+		r.mu.Lock()
+		r.seen["trial "+d.place()] = true
+		r.mu.Unlock()
+	}
+	r.add(finding{v.kind(), d.by.name, d.place(), d.name(), d.script(), v.String(), entry})
 }
 
 // script is what psql needs to do the deed.
@@ -105,12 +120,11 @@ type hunt struct {
 	report   *report
 	baseline end
 	limit    time.Duration // for a trial
-	until    time.Time     // no more are begun then
 }
 
 // narrow finds the guilty ones among deeds, by halves.
 func (h *hunt) narrow(ctx context.Context, batch []deed) error {
-	batch = h.open(batch)
+	batch = h.fresh(batch)
 	if len(batch) == 0 {
 		return nil
 	}
@@ -124,10 +138,6 @@ func (h *hunt) narrow(ctx context.Context, batch []deed) error {
 	if h.tellsWhose(v, batch) {
 		return nil
 	}
-	if time.Now().After(h.until) {
-		h.report.add(finding{v.kind(), "one of several", fmt.Sprint(len(batch)), fmt.Sprintf("%s, or one of %d others", batch[0].name(), len(batch)-1), batch[0].script(), v.String()})
-		return nil
-	}
 	before := h.report.number()
 	half := len(batch) / 2
 	if err := errors.Join(h.narrow(ctx, batch[:half]), h.narrow(ctx, batch[half:])); err != nil || h.report.number() > before {
@@ -136,17 +146,14 @@ func (h *hunt) narrow(ctx context.Context, batch []deed) error {
 	return h.confirm(ctx, batch) // none by itself: together?
 }
 
-// open leaves out deeds of places that have failed before, and all when time is up.
-func (h *hunt) open(batch []deed) (rest []deed) {
+// fresh leaves out deeds of places that have failed before.
+func (h *hunt) fresh(batch []deed) (rest []deed) {
 	h.report.mu.Lock()
 	defer h.report.mu.Unlock()
 	for _, d := range batch {
-		switch {
-		case h.report.seen["trial "+d.place()]:
+		if h.report.seen["trial "+d.place()] {
 			h.report.behind++
-		case time.Now().After(h.until):
-			h.report.unsplit++
-		default:
+		} else {
 			rest = append(rest, d)
 		}
 	}
@@ -174,6 +181,31 @@ func (h *hunt) confirm(ctx context.Context, batch []deed) error {
 		}
 	}
 	return err
+}
+
+// again tries what is known to fail, each deed by itself, a few of each entry until one fails.
+func (h *hunt) again(ctx context.Context, deeds []deed) error {
+	of := map[int][]deed{}
+	for _, d := range deeds {
+		if k := knownOf(d.by.name, d.mutation); len(of[k]) < 3 {
+			of[k] = append(of[k], d)
+		}
+	}
+	entries := slices.Sorted(maps.Keys(of))
+	return concurrently(atOnce, len(entries), func(k int) error {
+		for _, batch := range h.w.batches(of[entries[k]], 1) {
+			h.report.mu.Lock()
+			_, failed := h.report.open[entries[k]]
+			h.report.mu.Unlock()
+			if failed {
+				return nil
+			}
+			if err := h.confirm(ctx, batch); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // tellsWhose reports whether all that is wrong are things that wait untold, of which each is of one deed: those are guilty.
@@ -206,7 +238,7 @@ func specimen(words string) string {
 func (w *world) batches(deeds []deed, most int) (all [][]deed) {
 	rows := map[string][]row{}
 	for _, r := range w.rows {
-		if r.ours() && (!strings.HasSuffix(r.specimen, "/0") || strings.HasPrefix(r.class, "workflow_pause")) {
+		if r.ours() && (!strings.HasSuffix(r.specimen, "/0") || r.table == "workflow_pause" || r.table == "workflow_binding") {
 			rows[r.class] = append(rows[r.class], r)
 		}
 	}

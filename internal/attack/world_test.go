@@ -1,3 +1,5 @@
+//go:build attack
+
 package attack
 
 import (
@@ -38,6 +40,7 @@ var plainKinds = map[string]string{
 	"cancelled": `status = 'cancelled', finished_at = now(), last_error = 'cancelled'`,
 	"held":      `held_at = now()`,
 	"deleted":   `deleted_at = now(), delete_reason = 'unwanted'`,
+	"aside":     ``,
 }
 
 // processKinds are processes whose instances stop at a stage: runs of test. wait for the workers of the
@@ -115,7 +118,9 @@ func newWorld(t *testing.T) *world {
 	w.must("world", `
 		ALTER ROLE media LOGIN;
 		CREATE ROLE engine LOGIN IN ROLE workflow_engine;
-		CREATE ROLE dispatcher LOGIN IN ROLE workflow_dispatcher`)
+		CREATE ROLE dispatcher LOGIN IN ROLE workflow_dispatcher;
+		CREATE ROLE desk LOGIN IN ROLE workflow_console;
+		CREATE ROLE anna IN ROLE workflow_operator`)
 	w.fill()
 	w.with("world", w.read)
 	return w
@@ -176,10 +181,7 @@ func (w *world) fill() {
 	b.WriteString(`
 		SELECT process_pause(id) FROM process_instance WHERE business_key ^@ 'paused/';
 		INSERT INTO workflow_run (type, payload) SELECT 'graph.cancel.v1', jsonb_build_object('instance', id) FROM process_instance WHERE business_key ^@ 'revoked/';
-		INSERT INTO workflow_pause (prefix, reason) VALUES ('never.', 'a test');
-		INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid)
-		SELECT gen_random_uuid(), 'presence/' || n, '{media.}', '{media.}', false, 10, 0, '', 'here', 1 FROM generate_series(0, 9) AS n;
-		INSERT INTO message (id, message_id, name, key, payload, expires_at) SELECT gen_random_uuid(), 'm' || n, 'kept', 'kept/' || n, '{}', now() + interval '1 day' FROM generate_series(0, 9) AS n;` + "\n")
+		SELECT workflow_pause('never.', 'a test');` + "\n")
 	each(plainKinds, func(_, specimen, _ string) {
 		for _, prefix := range []string{"media", "billing"} {
 			kind, number, _ := strings.Cut(specimen, "/")
@@ -209,6 +211,12 @@ func (w *world) fill() {
 		INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, last_error, parked_at)
 		SELECT id, 'control', aggregate_id, 3, 'never', now() FROM outbox_event WHERE payload->>'specimen' ^@ 'event-parked/';
 		UPDATE outbox_lane SET claim_token = gen_random_uuid(), claimed_by = 'somebody', claim_until = now() + interval '1 second' WHERE sink <> 'control' AND lane % 8 = 1;
+		INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, secret_hash)
+		SELECT gen_random_uuid(), 'presence/' || n, '{media.}', '{media.}', false, 10, 0, '', 'here', 1, '\x5ec3e7' FROM generate_series(0, 9) AS n;
+		INSERT INTO message (id, message_id, name, key, payload, expires_at) SELECT gen_random_uuid(), 'm' || n, 'kept', 'kept/' || n, '{}', now() + interval '1 day' FROM generate_series(0, 9) AS n;
+		INSERT INTO workflow_override (actor, reason, table_name, operation, statement) SELECT 'somebody', 'override/' || n, 'workflow_run', 'UPDATE', 'a test' FROM generate_series(0, 9) AS n;
+		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version)
+		SELECT 'run', id, type, 'lease', '23514', 'it is refused', '', xmin FROM workflow_run WHERE payload->>'specimen' ~ '-aside/';
 		INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, started_at)
 		SELECT id, 'failed', 'somebody', 1, 1, now() FROM workflow_run WHERE payload->>'specimen' ~ '-(failed|retried)/'`)
 	w.must("world", "BEGIN;"+unguarded+b.String()+";COMMIT; ANALYZE")
@@ -290,7 +298,10 @@ var belongs = map[string]string{
 	"message":            `x.key`,
 	"workflow_worker":    `x.name`,
 	"workflow_pause":     `'pause/0'`,
-	"workflow_override":  `'override/0'`,
+	"workflow_override":  `x.reason`,
+	"workflow_binding":   `'binding/' || CASE x.role::text WHEN 'media' THEN 0 ELSE 9 END`,
+	"workflow_set_aside": `(SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.id)`,
+	"outbox_aggregate":   `NULL::text`,
 }
 
 // unchanged are tables that are nobody's business but the migrations'.
