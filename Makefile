@@ -33,7 +33,7 @@ demo: postgres ## real work and a hundred processes by eight workers, two of the
 	$(GO) build -o $(BIN)/demo ./examples/demo && exec $(BIN)/demo
 
 test: postgres ## the tests, with the race detector, against a real PostgreSQL; no root needed
-	@[ -n "$(RACE)" ] || echo "There is no C compiler: the tests go without the race detector."
+	@[ -n "$(RACE)" ] || echo "The tests go without the race detector, which needs a C compiler."
 	$(GO) test $(RACE) ./...
 
 test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
