@@ -65,7 +65,7 @@ func (l Limits) readable(n int) (condition string, args []any) {
 // payloads to keep them.
 func isOpen(sink string) string {
 	return strings.ReplaceAll(`((cardinality(S.types) = 0 OR e.event_type ^@ ANY (S.types))
-		AND S.name <> ALL (coalesce(e.delivered_to, '{}') || coalesce(e.parked_by, '{}')))`, "S.", sink+".")
+		AND (S.name = ANY (coalesce(e.delivered_to, '{}') || coalesce(e.parked_by, '{}'))) IS NOT TRUE)`, "S.", sink+".")
 }
 
 // planned has the database plan a statement each time. A plan that was made while the outbox was
