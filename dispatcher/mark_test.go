@@ -157,7 +157,7 @@ func TestNothingCanBeMarked(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), refusals[0].end); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 15*time.Second, "marking", func() bool { return count(t, pool, openEvents) == 0 })
+	within(t, 30*time.Second, "marking", func() bool { return count(t, pool, openEvents) == 0 })
 	if n := repeated(sink.got()); n > 0 {
 		t.Errorf("%d came more than once", n)
 	}
