@@ -34,7 +34,7 @@ demo: postgres ## real work and a hundred processes by eight workers, two of the
 
 test: postgres ## the tests, with the race detector, against a real PostgreSQL; no root needed
 	@[ -n "$(RACE)" ] || echo "The tests go without the race detector, which needs a C compiler."
-	$(GO) test $(RACE) ./...
+	$(GO) test $(RACE) -timeout 30m ./...
 
 test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
 	$(GO) test -tags pooler ./internal/pgtest ./internal/session

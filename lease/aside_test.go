@@ -179,7 +179,7 @@ func TestRefusedByTrigger(t *testing.T) {
 func TestStatementAtFault(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 20, "a.x", 0)
-	for name, fault := range map[string]struct{ break_, mend string }{
+	for name, fault := range map[string]struct{ harm, mend string }{
 		"a trigger for all": {`CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never'; END $$;
 			CREATE TRIGGER never BEFORE UPDATE ON workflow_run FOR EACH ROW EXECUTE FUNCTION never()`, `DROP TRIGGER never ON workflow_run`},
 		"a check for all":       {`ALTER TABLE workflow_run ADD CONSTRAINT never CHECK (status <> 'leased') NOT VALID`, `ALTER TABLE workflow_run DROP CONSTRAINT never`},
@@ -187,7 +187,7 @@ func TestStatementAtFault(t *testing.T) {
 		"a table is missing":    {`ALTER TABLE workflow_run RENAME TO moved`, `ALTER TABLE moved RENAME TO workflow_run`},
 		"a function is missing": {`ALTER FUNCTION workflow_due RENAME TO moved`, `ALTER FUNCTION moved RENAME TO workflow_due`},
 	} {
-		exec(t, pool, fault.break_)
+		exec(t, pool, fault.harm)
 		p := newPoller(pool, "a.")
 		if leases, _, err := p.Acquire(t.Context(), 10, 1); err == nil {
 			t.Errorf("%s: leased %d", name, len(leases))
