@@ -113,7 +113,7 @@ func TestBoundWorkerForgesNothing(t *testing.T) {
 	g.expect("cancelled meanwhile", g.do(`SET lock_timeout = '1s'; SELECT workflow_cancel('`+other+`')`), "cancelled")
 	media.do(`ROLLBACK`)
 	media.expect("what there is", media.do(`SELECT count(*) FROM workflow_held_v1('{`+other+`}', '{`+other+`}')`), "0")
-	g.do(`INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version, last_tried_at)
+	g.byHand(`INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version, last_tried_at)
 		SELECT 'run', id, type, 'lease', 'P0001', 'x', '', xmin, now() - interval '1 hour' FROM workflow_run`)
 	media.do(`BEGIN; SELECT workflow_try_again_v1()`)
 	billing.do(`SET lock_timeout = '1s'; SELECT workflow_try_again_v1()`)
