@@ -93,8 +93,8 @@ func emit(t *testing.T, pool *pgxpool.Pool, typ string, aggregates, n int) (ids 
 		ids = append(ids, uuid.New())
 	}
 	_, err := pool.Exec(t.Context(), `
-		INSERT INTO outbox_event (aggregate_id, event_type, payload)
-		SELECT a, $2, jsonb_build_object('n', n) FROM generate_series(1, $3) AS n, unnest($1::uuid[]) AS a ORDER BY n`, ids, typ, n)
+		SELECT outbox_append_v1(array_agg(NULL::uuid), array_agg(a ORDER BY n), array_agg($2::text), array_agg(jsonb_build_object('n', n) ORDER BY n))
+		FROM generate_series(1, $3) AS n, unnest($1::uuid[]) AS a`, ids, typ, n)
 	if err != nil {
 		t.Fatal(err)
 	}
