@@ -96,7 +96,7 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	if !row {
 		return leases, due, err
 	}
-	aside, problem := p.setAside(ctx, chosen, anyCode)
+	aside, problem := p.setAside(ctx, chosen, n, anyCode)
 	if problem != nil || len(aside) == 0 {
 		return nil, 0, errors.Join(err, problem)
 	}

@@ -63,11 +63,11 @@ func (b *blame) of(err error) (row, anyCode bool) {
 	return refused(err) || anyCode, anyCode
 }
 
-// setAside finds the runs at the head of the chosen lanes that the database refuses to have leased,
+// setAside finds the runs among the first n of the chosen lanes that the database refuses to have leased,
 // and sets them aside. None means that it was not the fault of a row.
-func (p *Poller) setAside(ctx context.Context, chosen []request, anyCode bool) ([]Aside, error) {
-	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7, $8)`,
-		append(laneColumns(chosen, 0)[:6], p.Steps, anyCode)...)
+func (p *Poller) setAside(ctx context.Context, chosen []request, n int, anyCode bool) ([]Aside, error) {
+	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
+		append(laneColumns(chosen, 0)[:6], p.Steps, n, anyCode)...)
 	return collectAside(rows)
 }
 

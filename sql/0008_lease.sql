@@ -479,14 +479,14 @@ COMMENT ON FUNCTION workflow_lease_v1(boolean[], text[], integer[], timestamptz[
     'For workers: leases due runs of some lanes, in their order.';
 
 -- After workflow_lease_v1 was refused: which runs it was. They are set aside.
-CREATE FUNCTION workflow_lease_refused_v1(suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], steps boolean, any_code boolean)
+CREATE FUNCTION workflow_lease_refused_v1(suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], steps boolean, most integer, any_code boolean)
 RETURNS TABLE (id uuid, type text, sqlstate text, "constraint" text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
 DECLARE
-    ids uuid[] := (SELECT d.ids FROM workflow_due(suspects, types, priorities, from_at, from_id, graces, array_fill(2000, ARRAY[cardinality(types)]), NULL, NULL,
-                                                  steps, 0, 2000, false, false, false) AS d);
+    ids uuid[] := (SELECT d.ids FROM workflow_due(suspects, types, priorities, from_at, from_id, graces, array_fill(most, ARRAY[cardinality(types)]), NULL, NULL,
+                                                  steps, 0, most, false, false, false) AS d);
     others uuid[];
 BEGIN
     IF ids IS NOT NULL THEN
@@ -502,7 +502,7 @@ BEGIN
     END IF;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_lease_refused_v1(boolean[], text[], integer[], timestamptz[], uuid[], float8[], boolean, boolean) IS
+COMMENT ON FUNCTION workflow_lease_refused_v1(boolean[], text[], integer[], timestamptz[], uuid[], float8[], boolean, integer, boolean) IS
     'For workers: finds the runs at the head of some lanes that the database refuses to have leased, and sets them aside. None: it is not the rows'' fault. any_code: whatever the SQLSTATE is.';
 
 -- ---------------------------------------------------------------------------------
@@ -778,7 +778,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
 DECLARE
-    ids uuid[] := (SELECT e.ids FROM workflow_expired(from_at, steps, 2000) AS e);
+    ids uuid[] := (SELECT e.ids FROM workflow_expired(from_at, steps, 500) AS e);
 BEGIN
     IF cardinality(ids) > 0 THEN
         RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, NULL, 'take back', any_code) AS s;
