@@ -52,7 +52,7 @@ func init() { // the schedule refers to them, and they to the lab
 		{"dispatcher-freeze", "dispatcher frozen beyond its claim", false, 10, 1, freezeDispatcher},
 		{"sink", "consumer of events that errs, stalls or hangs up", false, 26, 3, upset},
 		{"sink-moody", "consumer that takes every other event", false, 4, 1, moody},
-		{"unleasable", "rows that cannot be leased, at the head of a lane", false, 15, 0, spoil},
+		{"unleasable", "rows that cannot be leased, at the head of a lane", false, 15, 5, spoil},
 		{"failover", "primary lost, standby promoted", true, 0, 0, failOver},
 	}
 }

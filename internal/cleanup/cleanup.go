@@ -285,10 +285,11 @@ const removeEvents = `
 
 // Schedule enqueues one cleanup per interval until ctx ends. All workers do; the idempotency
 // key, made of the interval's number by the database's clock, lets one of them through.
-// While the database is out of reach it waits and tries again.
+// While the database is out of reach it waits and tries again. It keeps no connection from one time to the
+// next: a role that may have few has them for its work.
 func Schedule(ctx context.Context, pool *pgxpool.Pool, every time.Duration, log *slog.Logger) {
 	for {
-		wait, err := enqueue(ctx, pool, every)
+		wait, err := schedule(ctx, pool.Config().ConnConfig, every)
 		if ctx.Err() != nil {
 			return
 		}
@@ -302,6 +303,17 @@ func Schedule(ctx context.Context, pool *pgxpool.Pool, every time.Duration, log 
 		case <-time.After(wait):
 		}
 	}
+}
+
+func schedule(ctx context.Context, config *pgx.ConnConfig, every time.Duration) (rest time.Duration, err error) {
+	ctx, done := context.WithTimeout(ctx, 10*time.Second)
+	defer done()
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	return enqueue(ctx, conn, every)
 }
 
 // enqueue enqueues the cleanup of the current interval and returns how long that lasts.

@@ -16,22 +16,26 @@ import (
 
 const (
 	firstPause = 50 * time.Millisecond
-	// awayPause is the longest pause while no server answers, or one that takes no changes: when it is
-	// back, leases are taken back two seconds later, and their owners have to be there before.
-	awayPause = time.Second
+	// readOnlyPause is the longest pause while the server takes no changes: when it does again, leases are
+	// taken back two seconds later, and their owners have to be there before.
+	readOnlyPause = time.Second
 	// refusedPause is the longest pause where a server is there and lets nobody in: somebody has to act.
 	refusedPause = 5 * time.Second
-	// forgetAfter is how long nothing must have failed for the pauses to begin anew.
+	// forgetAfter is how long nothing must have been refused for the pauses to begin anew.
 	forgetAfter = 2 * refusedPause
 )
 
-// Pace has attempts at connecting be made ever less often while they fail: after 50 ms at first, then
-// after pauses that double, with jitter, up to 1 s while no server answers and up to 5 s where one refuses.
-// An attempt that comes too early fails at once, with the reason of the last one. A success lets
-// everybody through. All copies of the config are paced together: pools, and connections beside them.
+// Pace has attempts at connecting be made ever less often while the server refuses them: after 50 ms at
+// first, then after pauses that double, with jitter, up to 5 s. An attempt that comes too early fails at
+// once, with the reason of the last one. A success lets everybody through. All copies of the config are
+// paced together: pools, and connections beside them.
+//
+// An attempt that gets no answer says nothing about the next one, and holds nobody up: a network that drops
+// one connection would otherwise cost a worker the leases that it has to extend meanwhile.
 //
 // A session in which a change was refused because it is read-only is closed: it may have been opened
-// while the role or the server was, and would be so for ever. That counts as a failed attempt.
+// while the role or the server was, and would be so for ever. That counts as an attempt that was refused,
+// with pauses of at most 1 s.
 //
 // Tracers of the config are called as before. To pace a config twice is to pace it once.
 func Pace(config *pgx.ConnConfig) {
@@ -54,7 +58,7 @@ func Pace(config *pgx.ConnConfig) {
 	onError := config.OnPgError
 	config.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
 		if err.Code == readOnly {
-			p.failed(time.Now(), err)
+			p.refused(time.Now(), err, readOnlyPause)
 			return false
 		}
 		return onError == nil || onError(conn, err)
@@ -63,12 +67,12 @@ func Pace(config *pgx.ConnConfig) {
 
 const readOnly = "25006" // read_only_sql_transaction
 
-// A pacer remembers how attempts at connecting have ended.
+// A pacer remembers whether attempts at connecting are refused.
 type pacer struct {
 	mu    sync.Mutex
-	err   error         // why the last attempt has failed; nil: it has not
-	at    time.Time     // when an attempt last failed
-	pause time.Duration // after the last failure, jitter aside
+	err   error         // why the last attempt was refused; nil: it was not
+	at    time.Time     // when an attempt was last refused
+	pause time.Duration // after the last refusal, jitter aside
 	next  time.Time     // no attempt is made before
 }
 
@@ -91,7 +95,7 @@ func (e *errTooSoon) Error() string {
 }
 func (e *errTooSoon) Unwrap() error { return e.cause }
 
-// begin lets an attempt through, or says why not. While attempts fail, one at a time is let through.
+// begin lets an attempt through, or says why not. While attempts are refused, one at a time is let through.
 func (p *pacer) begin() attempt {
 	now := time.Now()
 	p.mu.Lock()
@@ -106,14 +110,15 @@ func (p *pacer) begin() attempt {
 	return attempt{begun: now}
 }
 
-func (p *pacer) succeeded() {
+// lift lets everybody through.
+func (p *pacer) lift() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.err = nil
 }
 
-// failed notes that an attempt which was begun then has failed. Those that were under way together count once.
-func (p *pacer) failed(begun time.Time, err error) {
+// refused notes that an attempt which was begun then was refused. Those that were under way together count once.
+func (p *pacer) refused(begun time.Time, err error, longest time.Duration) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,22 +126,22 @@ func (p *pacer) failed(begun time.Time, err error) {
 		if p.pause *= 2; p.pause == 0 || now.Sub(p.at) > forgetAfter {
 			p.pause = firstPause
 		}
-		p.pause = min(p.pause, longest(err))
+		p.pause = min(p.pause, longest)
 		p.at, p.next = now, now.Add(jittered(p.pause))
 	}
 	p.err = err
 }
 
-// longest returns how long a pause after such an error may be.
-func longest(err error) time.Duration {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) && len(refused.Code) == 5 {
-		switch refused.Code[:2] {
+// refusal returns what a server that lets nobody in has said, or nil.
+func refusal(err error) *pgconn.PgError {
+	var said *pgconn.PgError
+	if errors.As(err, &said) && len(said.Code) == 5 {
+		switch said.Code[:2] {
 		case "28", "3D", "42", "53", "55": // authorization, no such database, no right, no room, not accepting connections
-			return refusedPause
+			return said
 		}
 	}
-	return awayPause
+	return nil
 }
 
 func jittered(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
@@ -149,16 +154,12 @@ func (p *pacer) TraceConnectStart(ctx context.Context, _ pgx.TraceConnectStartDa
 // TraceConnectEnd is called by pgx when it has connected, or has not.
 func (p *pacer) TraceConnectEnd(ctx context.Context, data pgx.TraceConnectEndData) {
 	a, _ := ctx.Value(attemptKey{}).(attempt)
-	switch {
-	case a.refused != nil:
-	case data.Err == nil:
-		p.succeeded()
-	case !errors.Is(data.Err, context.Canceled): // else nobody wants it any more
-		cause := data.Err
-		if connect := (*pgconn.ConnectError)(nil); errors.As(cause, &connect) { // whose words are said again around it
-			cause = connect.Unwrap()
-		}
-		p.failed(a.begun, cause)
+	switch said := refusal(data.Err); {
+	case a.refused != nil, errors.Is(data.Err, context.Canceled): // it was not made, or nobody wants it any more
+	case said != nil:
+		p.refused(a.begun, said, refusedPause)
+	default:
+		p.lift()
 	}
 }
 
