@@ -248,7 +248,7 @@ COMMENT ON TABLE message_key IS 'The names and keys, hashed, at which a transact
 --
 -- Its name has a number because programs of several versions call it: what it takes and does stays as it is.
 CREATE FUNCTION process_hold_v1(names text[], keys text[]) RETURNS void
-LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $fn$
 DECLARE
     mine tid[];
 BEGIN

@@ -92,7 +92,7 @@ COMMENT ON TABLE outbox_aggregate IS 'The aggregates of which a transaction that
 -- Its name has a number because programs of several versions call it: what it takes and does stays as it is.
 CREATE FUNCTION outbox_append_v1(ids uuid[], aggregates uuid[], types text[], payloads jsonb[], headers jsonb[] DEFAULT NULL, held boolean[] DEFAULT NULL)
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $fn$
 DECLARE
     engine boolean := has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE');
     one    boolean := cardinality(aggregates) = 1; -- the usual case, which costs half of what many cost
@@ -169,7 +169,7 @@ COMMENT ON FUNCTION outbox_append_v1(uuid[], uuid[], text[], jsonb[], jsonb[], b
 -- of what it costs.
 CREATE OR REPLACE FUNCTION outbox_emit(aggregate_id uuid, event_type text, payload jsonb, headers jsonb DEFAULT NULL)
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $fn$
 #variable_conflict use_variable
 DECLARE
     held  text    := current_setting('workflow.emitted', true); -- some of what this transaction holds: each the aggregate, and where an event of it is
@@ -221,7 +221,7 @@ $do$;
 -- A plain INSERT does by this what outbox_append_v1 does, row by row. Only the owner can pass it by, by the
 -- setting, or with ids of his own, which is recorded.
 CREATE FUNCTION outbox_event_door() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $fn$
 DECLARE
     ids   text := pg_get_serial_sequence('outbox_event', 'id');
     drawn bigint;

@@ -156,3 +156,12 @@ func TestFunctionsKeepTheirSchema(t *testing.T) {
 		t.Errorf("events = %q", got)
 	}
 }
+
+// A function that keeps the planner from some ways has no plans compiled: what it costs them by the planner's
+// reckoning is beyond any limit for that, and to compile one takes longer than a lease has.
+func TestUnusualPlansAreNotCompiled(t *testing.T) {
+	s, _ := psql(t)
+	s.expect("functions whose plans may be compiled", s.do(`
+		SELECT coalesce(string_agg(p.oid::regprocedure::text, ' '), 'none') FROM pg_proc p
+		WHERE p.oid IN (SELECT workflow_functions()) AND p.proconfig::text LIKE '%enable\_%=off%' AND NOT 'jit=off' = ANY (p.proconfig)`), "none")
+}

@@ -16,17 +16,15 @@ import (
 
 const (
 	firstPause = 50 * time.Millisecond
-	// readOnlyPause is the longest pause while the server takes no changes: when it does again, leases are
-	// taken back two seconds later, and their owners have to be there before.
-	readOnlyPause = time.Second
-	// refusedPause is the longest pause where a server is there and lets nobody in: somebody has to act.
-	refusedPause = 5 * time.Second
+	// longestPause is short, as a shortage of connections may be over at any time, and leases cannot be
+	// extended before a connection is there.
+	longestPause = time.Second
 	// forgetAfter is how long nothing must have been refused for the pauses to begin anew.
-	forgetAfter = 2 * refusedPause
+	forgetAfter = 10 * time.Second
 )
 
 // Pace has attempts at connecting be made ever less often while the server refuses them: after 50 ms at
-// first, then after pauses that double, with jitter, up to 5 s. An attempt that comes too early fails at
+// first, then after pauses that double, with jitter, up to 1 s. An attempt that comes too early fails at
 // once, with the reason of the last one. A success lets everybody through. All copies of the config are
 // paced together: pools, and connections beside them.
 //
@@ -34,8 +32,7 @@ const (
 // one connection would otherwise cost a worker the leases that it has to extend meanwhile.
 //
 // A session in which a change was refused because it is read-only is closed: it may have been opened
-// while the role or the server was, and would be so for ever. That counts as an attempt that was refused,
-// with pauses of at most 1 s.
+// while the role or the server was, and would be so for ever. That counts as an attempt that was refused.
 //
 // Tracers of the config are called as before. To pace a config twice is to pace it once.
 func Pace(config *pgx.ConnConfig) {
@@ -58,7 +55,7 @@ func Pace(config *pgx.ConnConfig) {
 	onError := config.OnPgError
 	config.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
 		if err.Code == readOnly {
-			p.refused(time.Now(), err, readOnlyPause)
+			p.refused(time.Now(), err)
 			return false
 		}
 		return onError == nil || onError(conn, err)
@@ -118,7 +115,7 @@ func (p *pacer) lift() {
 }
 
 // refused notes that an attempt which was begun then was refused. Those that were under way together count once.
-func (p *pacer) refused(begun time.Time, err error, longest time.Duration) {
+func (p *pacer) refused(begun time.Time, err error) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,7 +123,7 @@ func (p *pacer) refused(begun time.Time, err error, longest time.Duration) {
 		if p.pause *= 2; p.pause == 0 || now.Sub(p.at) > forgetAfter {
 			p.pause = firstPause
 		}
-		p.pause = min(p.pause, longest)
+		p.pause = min(p.pause, longestPause)
 		p.at, p.next = now, now.Add(jittered(p.pause))
 	}
 	p.err = err
@@ -157,7 +154,7 @@ func (p *pacer) TraceConnectEnd(ctx context.Context, data pgx.TraceConnectEndDat
 	switch said := refusal(data.Err); {
 	case a.refused != nil, errors.Is(data.Err, context.Canceled): // it was not made, or nobody wants it any more
 	case said != nil:
-		p.refused(a.begun, said, refusedPause)
+		p.refused(a.begun, said)
 	default:
 		p.lift()
 	}
