@@ -38,7 +38,7 @@ func TestParseRefuses(t *testing.T) {
 		{node(`{"join": {"need": 1, "need": 2}}`), `/nodes/pay/join/need: DUPLICATE_KEY: `},
 		{node(`{"scope": {"nodes": {"a": {}, "a": {}}}}`), `/nodes/pay/scope/nodes/a: DUPLICATE_KEY: `},
 
-		{`[]`, ": TYPE: "},
+		{`[]`, "TYPE: a JSON [ does not fit here"},
 		{`{"version": "1"}`, "/version: "},
 		{`{"version": 1.5}`, "/version: "},
 		{`{"nodes": []}`, "/nodes: "},

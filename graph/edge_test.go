@@ -83,11 +83,25 @@ func TestDeepPayload(t *testing.T) {
 	}
 }
 
-// An input that nobody could read later is refused when an instance is started, and so is a correction.
+// An input that nobody could read later is refused when the start is enqueued; in a row from before, when the
+// instance is started. So is a correction.
 func TestHugeNumbers(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "", `"fails": "9"`))
-	refused := s.start(p, `{"x": 1e400}`)
+	const start = `INSERT INTO workflow_run (id, type, payload) VALUES ($1, 'graph.start.v1', $2)`
+	refused, payload := uuid.New(), fmt.Sprintf(`{"process": %q, "input": {"x": 1e400}}`, p)
+	if _, err := s.pool.Exec(t.Context(), start, refused, payload); err == nil || !strings.Contains(err.Error(), "payload: a number is beyond ±1e308") {
+		t.Errorf("enqueued with 1e400: %v", err)
+	}
+	if err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `SET LOCAL session_replication_role = replica`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(t.Context(), start, refused, payload)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
 	pgtest.Await(t, "the start to fail", func() bool {
 		return query[string](t, s.pool, `SELECT status || coalesce(last_error, '') FROM workflow_run WHERE id = $1`, refused) ==
 			`failedinput: payload: $.x: number 1`+strings.Repeat("0", 119)+`… is beyond ±1e308; round it, or send it as a string`

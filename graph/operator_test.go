@@ -216,7 +216,7 @@ func TestProcessGuards(t *testing.T) {
 		{open, `INSERT INTO process_instance (process_definition_id) SELECT process_definition_id FROM process_instance WHERE id = $1`, "inserted by the engine alone"},
 		{open, `INSERT INTO process_token (id, instance_id, node, state) VALUES (gen_random_uuid(), $1, 'B', 'Ready')`, "inserted by the engine alone"},
 		{open, `INSERT INTO process_event (instance_id, event_type, version) VALUES ($1, 'node.completed', 1)`, "inserted by the engine alone"},
-		{open, `INSERT INTO workflow_run (type, token_id, node) SELECT 'forged.step', id, 'B' FROM process_token WHERE instance_id = $1`, "enqueued by the engine alone"},
+		{open, `INSERT INTO workflow_run (type, token_id, node) SELECT 'forged.step', id, 'B' FROM process_token WHERE instance_id = $1`, "inserted by the engine alone"},
 	} {
 		if _, err := s.pool.Exec(t.Context(), c.sql, c.of); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %q", c.sql, err, c.says)

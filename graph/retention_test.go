@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
@@ -69,7 +70,13 @@ func say(typ, payload string) move {
 func byHand(sql string) move {
 	return func(s *site, id uuid.UUID) {
 		s.t.Helper()
-		if _, err := s.pool.Exec(s.t.Context(), sql, id); err != nil {
+		if err := pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(s.t.Context(), `SET LOCAL workflow.override = 'time goes by'`); err != nil {
+				return err
+			}
+			_, err := tx.Exec(s.t.Context(), sql, id)
+			return err
+		}); err != nil {
 			s.t.Fatal(err)
 		}
 	}

@@ -86,6 +86,13 @@ func (p *Poller) merge(heads []head, start time.Time) {
 	}
 }
 
+// How many runs at the head of some lanes are tried after a lease was refused: not many at first, as what
+// is tried and undone is written all the same; twice as many each time that the next one is refused, too.
+const (
+	leastTried = 100
+	mostTried  = 2000
+)
+
 // take leases up to n runs from the chosen lanes, in their order. due is how many were
 // due; where lanes share their room, more than could be leased. Runs that the database refuses to have
 // leased are set aside. That takes a quarter of a second at most: if the rest of their lanes is refused as well, it
@@ -94,9 +101,11 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	leases, due, err = p.lease(ctx, chosen, n, suspects)
 	row, anyCode := p.blame.of(err)
 	if !row {
+		p.tried = 0
 		return leases, due, err
 	}
-	aside, problem := p.setAside(ctx, chosen, n, anyCode)
+	p.tried = min(max(n, leastTried, 2*p.tried), mostTried)
+	aside, problem := p.setAside(ctx, chosen, p.tried, anyCode)
 	if problem != nil || len(aside) == 0 {
 		return nil, 0, errors.Join(err, problem)
 	}

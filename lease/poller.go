@@ -36,6 +36,7 @@ type Poller struct {
 	paused    []string // prefixes and types, as discovery found them
 	lanes     map[lane]*position
 	blame     blame
+	tried     int  // how many runs were tried after the last lease, which was refused; 0: it was not
 	hurry     bool // try the known lanes before discovery
 	discovery budget
 	busy      bool      // the last poll brought as many as were asked for

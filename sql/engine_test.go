@@ -55,6 +55,9 @@ func TestForbiddenRows(t *testing.T) {
 	good := s.enqueue()
 	l := acquire(t, pool, 1)
 	s.expect("leased", l[0].ID.String(), good)
+	pgtest.Await(t, "the server has been up for two seconds", func() bool {
+		return s.do(`SELECT pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'`) == "t"
+	})
 	r := &lease.Reclaimer{DB: pool, Worker: "engine", Length: time.Minute}
 	if again, exhausted, err := r.Reclaim(t.Context(), 10); err != nil || again != 2 || len(exhausted) != 0 {
 		t.Errorf("took %d back, %d exhausted: %v; want the two that no worker has leased", again, len(exhausted), err)
