@@ -19,21 +19,57 @@ LANGUAGE sql STABLE PARALLEL SAFE
 RETURN coalesce(nullif(current_setting('role'), 'none'), session_user);
 COMMENT ON FUNCTION workflow_role() IS 'The role in effect: the one of SET ROLE, or else the one that logged in. It is the same inside of functions that run with their owner''s rights.';
 
--- Functions that act call this first, with their parameter on_behalf_of and themselves. Whoever may
--- execute it is a console: nobody else is believed.
+-- A role is made a console by its name here, and not by a grant: whoever has been granted everything is none.
+CREATE TABLE workflow_console_role (
+    role regrole NOT NULL PRIMARY KEY
+);
+COMMENT ON TABLE workflow_console_role IS 'The roles of consoles, which act for people: see workflow_behalf. workflowctl roles writes it.';
+
+CREATE FUNCTION workflow_console(role text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+    SELECT EXISTS (SELECT FROM workflow_console_role c WHERE pg_has_role(workflow_console.role, c.role, 'USAGE'))
+       AND NOT pg_has_role(workflow_console.role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE')
+$fn$;
+COMMENT ON FUNCTION workflow_console(text) IS 'Whether a role is a console''s: it acts for others, and never for itself.';
+
+CREATE FUNCTION workflow_for_others(role text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
+    SELECT workflow_console(workflow_for_others.role) OR pg_has_role(workflow_for_others.role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE')
+$fn$;
+COMMENT ON FUNCTION workflow_for_others(text) IS 'Whether a role is believed when it says for whom it acts: a console''s, or the owner''s.';
+
+-- An application names itself: brackets tell it from the roles, and it can have none in its name.
+CREATE FUNCTION workflow_actor() RETURNS text
+LANGUAGE sql STABLE
+RETURN CASE WHEN current_setting('workflow.on_behalf_of', true) <> '' AND workflow_for_others(workflow_role())
+         THEN current_setting('workflow.on_behalf_of') || ' by ' || session_user
+         WHEN workflow_role() <> session_user THEN workflow_role() || ' by ' || session_user
+         ELSE session_user::text END || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '');
+COMMENT ON FUNCTION workflow_actor() IS
+    'Who acts, as histories tell it: the role and [the application_name]; where the rights are those of another role than the one that logged in, that role, by the login.';
+
+-- What an earlier call in the transaction has set is not believed: each call says anew for whom it is.
 CREATE FUNCTION workflow_behalf(person text, act regprocedure) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 BEGIN
     IF person IS NULL THEN
-        PERFORM set_config('workflow.on_behalf_of', '', true);
+        IF workflow_console(workflow_role()) THEN
+            RAISE EXCEPTION 'on_behalf_of: role % acts for people, and names nobody', workflow_role()
+                USING ERRCODE = 'insufficient_privilege', HINT = 'Say for whom: on_behalf_of => ''anna'', the database role of that person.';
+        ELSIF current_setting('workflow.on_behalf_of', true) <> '' THEN
+            PERFORM set_config('workflow.on_behalf_of', '', true);
+        END IF;
         RETURN;
     END IF;
-    IF NOT has_function_privilege(workflow_role(), 'workflow_behalf(text, regprocedure)', 'EXECUTE') THEN
+    IF NOT workflow_for_others(workflow_role()) THEN
         RAISE EXCEPTION 'on_behalf_of: role % may not act for others', workflow_role()
             USING ERRCODE = 'insufficient_privilege', HINT = 'Leave on_behalf_of out, or grant the console''s role: see docs/roles.md.';
     ELSIF to_regrole(quote_ident(person)) IS NULL THEN
         RAISE EXCEPTION 'on_behalf_of: there is no role %', quote_literal(left(person, 120))
             USING ERRCODE = 'undefined_object', HINT = 'Name the database role of the person who acts.';
+    ELSIF workflow_console(person) THEN -- it may execute all this, and must not act for itself by naming itself
+        RAISE EXCEPTION 'on_behalf_of: role % is a console, and no person', person
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Name the database role of the person who acts.';
     ELSIF NOT has_function_privilege(person, act, 'EXECUTE') THEN
         RAISE EXCEPTION 'on_behalf_of: role % may not execute %', person, act
             USING ERRCODE = 'insufficient_privilege', HINT = format('GRANT workflow_operator TO %I, if that person is an operator.', person);
@@ -43,17 +79,6 @@ END
 $fn$;
 COMMENT ON FUNCTION workflow_behalf(text, regprocedure) IS
     'Has what follows in a function that acts be done for a person: with the rights of that person''s role, under its name. For roles of consoles alone.';
-
-CREATE FUNCTION workflow_actor() RETURNS text
-LANGUAGE sql STABLE
-RETURN concat_ws(' ',
-    CASE WHEN current_setting('workflow.on_behalf_of', true) <> '' AND has_function_privilege(workflow_role(), 'workflow_behalf(text, regprocedure)'::regprocedure, 'EXECUTE')
-         THEN current_setting('workflow.on_behalf_of') || ' by ' || session_user
-         WHEN workflow_role() <> session_user THEN workflow_role() || ' by ' || session_user
-         ELSE session_user END,
-    nullif(current_setting('application_name'), ''));
-COMMENT ON FUNCTION workflow_actor() IS
-    'Who acts, as histories tell it: the role and the application_name; where the rights are those of another role than the one that logged in, that role, by the login.';
 
 -- The engine sets workflow.advance for its transactions. Anybody can set it; but only who may
 -- update tokens is believed: the owner, functions with the owner's rights, and the engine's role.
@@ -97,23 +122,52 @@ END
 $fn$;
 COMMENT ON FUNCTION workflow_overrides(text, text, jsonb) IS 'For guards: whether the owner wants a change all the same, by the setting workflow.override, which is recorded.';
 
--- For triggers, before or after, of rows or statements. Its argument is what to do instead.
+-- Workers of an earlier version do not always say that they are at work. What they write then belongs to a command that
+-- the same transaction has settled, or to a run that it has changed. Guards ask this last, before they refuse.
+CREATE FUNCTION workflow_earlier(table_name text, row_key jsonb) RETURNS boolean
+LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT
+BEGIN ATOMIC
+    SELECT CASE
+        WHEN workflow_earlier.table_name = 'workflow_history' THEN has_column_privilege(workflow_role(), 'workflow_run'::regclass, 'lease_token', 'UPDATE')
+            AND EXISTS (SELECT FROM workflow_run r WHERE r.id = (row_key->>'workflow_id')::uuid AND r.xmin = pg_current_xact_id()::xid)
+        WHEN workflow_earlier.table_name IN ('process_instance', 'message', 'message_wait') THEN has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE')
+            AND EXISTS (SELECT FROM workflow_run r
+                        WHERE r.status = 'succeeded' AND r.token_id IS NULL AND r.finished_at >= now() AND r.type ^@ 'graph.' AND r.settled_by IS NOT NULL
+                          AND r.xmin = pg_current_xact_id()::xid)
+        ELSE false END;
+END;
+COMMENT ON FUNCTION workflow_earlier(text, jsonb) IS 'For guards: whether a worker of an earlier version, which does not always say that it is at work, writes what belongs to what it has just settled.';
+
+-- For triggers, before or after, of rows or statements, with WHEN (NOT workflow_at_work()). Its first argument is what to do
+-- instead. A second one, always, leaves no way around it but to disable triggers; recorded, only the owner's, which is on record.
 CREATE FUNCTION workflow_guard() RETURNS trigger
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
-    thing jsonb := CASE WHEN TG_LEVEL = 'ROW' THEN CASE TG_OP WHEN 'INSERT' THEN to_jsonb(NEW) ELSE to_jsonb(OLD) END END;
-    names jsonb := (SELECT jsonb_object_agg(k, thing->k)
-                    FROM unnest('{id, version, workflow_id, instance_id, token_id, place, group_id, join_id, edge, sink, lane, name, event_id, prefix, role}'::text[]) AS k
-                    WHERE thing ? k);
+    thing   jsonb := CASE WHEN TG_LEVEL = 'ROW' THEN CASE TG_OP WHEN 'INSERT' THEN to_jsonb(NEW) ELSE to_jsonb(OLD) END END;
+    names   jsonb := (SELECT jsonb_object_agg(k, thing->k)
+                      FROM unnest('{id, version, workflow_id, instance_id, token_id, place, group_id, join_id, edge, sink, lane, name, event_id, prefix, role}'::text[]) AS k
+                      WHERE thing ? k);
+    allowed boolean := false;
 BEGIN
-    IF NOT workflow_at_work() AND NOT workflow_overrides(TG_TABLE_NAME, TG_OP, names) THEN
+    IF TG_NARGS < 2 THEN -- one after the other: what is not called need not be granted
+        IF current_setting('workflow.advance', true) = 'on' THEN
+            allowed := workflow_at_work();
+        END IF;
+        IF NOT allowed AND has_column_privilege('workflow_run'::regclass, 'lease_token', 'UPDATE') THEN
+            allowed := workflow_earlier(TG_TABLE_NAME, names);
+        END IF;
+    END IF;
+    IF NOT allowed AND TG_ARGV[1] IS DISTINCT FROM 'always' AND current_setting('workflow.override', true) <> '' THEN
+        allowed := workflow_overrides(TG_TABLE_NAME, TG_OP, names);
+    END IF;
+    IF NOT allowed THEN
         RAISE EXCEPTION '%: %', TG_TABLE_NAME, CASE TG_OP
                 WHEN 'INSERT'   THEN 'a row is inserted by the engine alone'
                 WHEN 'UPDATE'   THEN 'this is changed by the engine alone'
                 WHEN 'DELETE'   THEN 'a row is deleted by the engine alone'
                 ELSE 'it is never emptied' END
             USING ERRCODE = 'integrity_constraint_violation', TABLE = TG_TABLE_NAME, CONSTRAINT = TG_NAME,
-                  HINT = concat_ws(' ', TG_ARGV[0], 'The owner can, on record: SET LOCAL workflow.override = ''why''.');
+                  HINT = concat_ws(' ', TG_ARGV[0], CASE WHEN TG_ARGV[1] IS DISTINCT FROM 'always' THEN 'The owner can, on record: SET LOCAL workflow.override = ''why''.' END);
     END IF;
     IF TG_OP = 'DELETE' THEN
         RETURN OLD;
@@ -122,41 +176,18 @@ BEGIN
 END
 $fn$;
 
-CREATE TRIGGER workflow_override_guard BEFORE INSERT OR UPDATE OR DELETE ON workflow_override
-    FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION workflow_guard('What was done past a guard stays on record.');
+-- What was done past a guard stays on record, whoever is at work.
+CREATE TRIGGER workflow_override_guard BEFORE UPDATE OR DELETE ON workflow_override
+    FOR EACH ROW EXECUTE FUNCTION workflow_guard('What was done past a guard stays on record.', 'always');
+CREATE TRIGGER workflow_override_insert_guard BEFORE INSERT ON workflow_override
+    FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION workflow_guard('Guards append to it: SET LOCAL workflow.override = ''why'' and make the change.', 'always');
 CREATE TRIGGER workflow_override_kept BEFORE TRUNCATE ON workflow_override
-    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('What was done past a guard stays on record.');
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('What was done past a guard stays on record.', 'always');
 
-REVOKE ALL ON FUNCTION workflow_role(), workflow_behalf(text, regprocedure), workflow_actor(), workflow_at_work(),
-    workflow_overrides(text, text, jsonb), workflow_guard() FROM PUBLIC;
+CREATE TRIGGER workflow_console_role_guard BEFORE INSERT OR UPDATE OR DELETE ON workflow_console_role
+    FOR EACH ROW EXECUTE FUNCTION workflow_guard('workflowctl roles makes a console.', 'recorded');
+CREATE TRIGGER workflow_console_role_kept BEFORE TRUNCATE ON workflow_console_role
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('DELETE takes a role out.', 'recorded');
 
--- What is ours, as in 0006.
-CREATE OR REPLACE FUNCTION workflow_relations() RETURNS SETOF regclass
-LANGUAGE sql STABLE SET search_path FROM CURRENT
-BEGIN ATOMIC
-    SELECT to_regclass(n) FROM unnest('{workflow_schema, workflow_run, workflow_history, workflow_worker, workflow_pause, workflow_override,
-    workflow_open, workflow_event, workflow_live_worker, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
-    workflow_overview, workflow_rate, workflow_blocker, workflow_bloat,
-    outbox_event, outbox_sink, outbox_lane, outbox_delivery, outbox_lag,
-    process_definition, process_instance, process_token, process_state_history, process_event, process_correction,
-    parallel_group, parallel_join, join_arrival, each_progress, message, message_wait, user_task, incident, compensation_record,
-    token, activity_instance, timer, process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
-    process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate, process_overview}'::text[]) AS n
-    WHERE to_regclass(n) IS NOT NULL;
-END;
-
-CREATE OR REPLACE FUNCTION workflow_functions() RETURNS SETOF regprocedure
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT p.oid::regprocedure
-    FROM pg_proc p
-    WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.prokind = 'f'
-      AND p.proname = ANY ('{workflow_uuid, workflow_run_refuse_insert, workflow_run_refuse_update, workflow_run_refuse_input, workflow_run_refuse_delete,
-        workflow_run_tidy_row, workflow_run_refuse_undelete, workflow_event_id, workflow_run_audit_row, workflow_enqueue_once, workflow_enqueue,
-        workflow_cancel, workflow_retry, workflow_delete, workflow_run_wake, workflow_covers, workflow_span, workflow_why, workflow_pause, workflow_resume,
-        workflow_redrive, workflow_release, workflow_edit, workflow_reschedule, workflow_prioritize, workflow_relations, workflow_functions,
-        outbox_event_keep, outbox_wants, outbox_emit, outbox_replay, outbox_replay_parked, outbox_run_event,
-        process_definition_guard, process_steps_go, process_facts_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
-        process_guard, process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why,
-        workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard}'::text[]);
-END;
+REVOKE ALL ON FUNCTION workflow_role(), workflow_behalf(text, regprocedure), workflow_actor(), workflow_console(text), workflow_for_others(text), workflow_at_work(),
+    workflow_overrides(text, text, jsonb), workflow_earlier(text, jsonb), workflow_guard() FROM PUBLIC;

@@ -32,11 +32,16 @@ CREATE TABLE workflow_binding (
 );
 COMMENT ON TABLE workflow_binding IS 'Which prefixes the roles of worker groups are bound to: see workflowctl roles worker.';
 
--- Who may update tokens is the engine, or the owner: all runs are theirs.
+-- Who may update tokens is the engine, or the owner: all runs are theirs. (In PL/pgSQL, which keeps the plan: a function
+-- in SQL that is not inlined is planned anew in each transaction.)
 CREATE FUNCTION workflow_bound_prefixes() RETURNS text[]
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
-    SELECT CASE WHEN NOT has_table_privilege(workflow_role(), 'process_token', 'UPDATE')
-                THEN (SELECT coalesce(array_agg(p), '{}') FROM workflow_binding b CROSS JOIN unnest(b.prefixes) AS p WHERE pg_has_role(workflow_role(), b.role, 'USAGE')) END
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+BEGIN
+    IF has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE') THEN
+        RETURN NULL;
+    END IF;
+    RETURN (SELECT coalesce(array_agg(p), '{}') FROM workflow_binding b CROSS JOIN unnest(b.prefixes) AS p WHERE pg_has_role(workflow_role(), b.role, 'USAGE'));
+END
 $fn$;
 COMMENT ON FUNCTION workflow_bound_prefixes() IS 'The prefixes of the runs that the role in effect may lease; null: all of them, and steps of processes, too.';
 
@@ -53,6 +58,12 @@ BEGIN
     END LOOP;
 END
 $do$;
+
+-- Who leases what is on record, too.
+CREATE TRIGGER workflow_binding_guard BEFORE INSERT OR UPDATE OR DELETE ON workflow_binding
+    FOR EACH ROW EXECUTE FUNCTION workflow_guard('workflowctl roles worker binds a role to prefixes.', 'recorded');
+CREATE TRIGGER workflow_binding_kept BEFORE TRUNCATE ON workflow_binding
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('workflowctl roles worker binds a role to other prefixes.', 'recorded');
 
 -- ---------------------------------------------------------------------------------
 -- Which runs can be leased: this is the one definition.
@@ -82,8 +93,6 @@ CREATE TABLE workflow_set_aside (
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.1);
 CREATE TRIGGER workflow_set_aside_kept BEFORE TRUNCATE ON workflow_set_aside
     FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('DELETE forgets a row: it is found again if it is still refused.');
-CREATE TRIGGER workflow_binding_kept BEFORE TRUNCATE ON workflow_binding
-    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('workflowctl roles worker binds a role to other prefixes.');
 CREATE INDEX workflow_set_aside_reason_idx ON workflow_set_aside (kind, type, statement, sqlstate, "constraint", last_tried_at);
 COMMENT ON TABLE  workflow_set_aside IS 'What the database refuses to change, so that no worker can take it: which, since when, and why in the database''s words. It is tried again when its row changes, every ten minutes, and every ten seconds one for all with the same reason.';
 COMMENT ON COLUMN workflow_set_aside.kind IS 'run.';
@@ -572,11 +581,13 @@ COMMENT ON FUNCTION workflow_locked_v1(uuid[]) IS 'For workers: which of these r
 -- Whether nobody records: the owner or the engine have said so, or it is set for the whole database. Who may not do what the engine
 -- does cannot spare himself the history.
 CREATE FUNCTION workflow_unrecorded() RETURNS boolean
-LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
-    SELECT coalesce(current_setting('workflow.audit', true), '') = 'off'
-       AND (has_table_privilege(workflow_role(), 'process_token', 'UPDATE')
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $fn$
+BEGIN
+    RETURN coalesce(current_setting('workflow.audit', true), '') = 'off'
+       AND (has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE')
             OR EXISTS (SELECT FROM pg_db_role_setting s WHERE s.setrole = 0 AND s.setdatabase IN (0, (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
-                       AND 'workflow.audit=off' = ANY (s.setconfig)))
+                       AND 'workflow.audit=off' = ANY (s.setconfig)));
+END
 $fn$;
 
 -- What a worker calls itself. One that is bound says its role before: under another's name it tells nothing.
@@ -926,48 +937,20 @@ COMMENT ON VIEW   workflow_unleasable IS 'Runs that are set aside: the database 
 COMMENT ON COLUMN workflow_unleasable.problem IS 'What is wrong with the row, if that can be told, or else what refuses it.';
 COMMENT ON COLUMN workflow_unleasable.fix IS 'What an UPDATE of the row should set, past the guards if need be; null: see message.';
 
--- What is ours, as in 0006.
-CREATE OR REPLACE FUNCTION workflow_relations() RETURNS SETOF regclass
-LANGUAGE sql STABLE SET search_path FROM CURRENT
-BEGIN ATOMIC
-    SELECT to_regclass(n) FROM unnest('{workflow_schema, workflow_run, workflow_history, workflow_worker, workflow_pause, workflow_override, workflow_binding, workflow_set_aside, workflow_stalled, workflow_unleasable,
-    workflow_open, workflow_event, workflow_live_worker, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
-    workflow_overview, workflow_rate, workflow_blocker, workflow_bloat,
-    outbox_event, outbox_sink, outbox_lane, outbox_delivery, outbox_lag,
-    process_definition, process_instance, process_token, process_state_history, process_event, process_correction,
-    parallel_group, parallel_join, join_arrival, each_progress, message, message_wait, user_task, incident, compensation_record,
-    token, activity_instance, timer, process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
-    process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate, process_overview}'::text[]) AS n
-    WHERE to_regclass(n) IS NOT NULL;
-END;
-
-CREATE OR REPLACE FUNCTION workflow_functions() RETURNS SETOF regprocedure
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT p.oid::regprocedure
-    FROM pg_proc p
-    WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.prokind = 'f'
-      AND p.proname = ANY ('{workflow_uuid, workflow_run_refuse_insert, workflow_run_refuse_update, workflow_run_refuse_input, workflow_run_refuse_delete,
-        workflow_run_tidy_row, workflow_run_refuse_undelete, workflow_event_id, workflow_run_audit_row, workflow_enqueue_once, workflow_enqueue,
-        workflow_cancel, workflow_retry, workflow_delete, workflow_run_wake, workflow_covers, workflow_span, workflow_why, workflow_pause, workflow_resume,
-        workflow_redrive, workflow_release, workflow_edit, workflow_reschedule, workflow_prioritize, workflow_relations, workflow_functions,
-        outbox_event_keep, outbox_wants, outbox_emit, outbox_replay, outbox_replay_parked, outbox_run_event,
-        process_definition_guard, process_steps_go, process_facts_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
-        process_guard, process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why,
-        workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard,
-        workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate,
-        workflow_put_back, workflow_try_again_v1, workflow_lanes_v1, workflow_narrow, workflow_lanes, workflow_stalled_types, workflow_due, workflow_lease_v1, workflow_lease_refused_v1,
-        workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
-        workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
-        workflow_absent_v1}'::text[]);
-END;
-
 DO $do$
 DECLARE
+    new regprocedure[] := ARRAY(
+        SELECT p.oid::regprocedure FROM pg_proc p
+        WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.proname = ANY ('{workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
+        workflow_try_again_v1, workflow_narrow, workflow_lanes, workflow_lanes_v1, workflow_due, workflow_lease_v1,
+        workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded,
+        workflow_worker_name, workflow_as_worker, workflow_settle_v1, workflow_recorded_v1, workflow_expired,
+        workflow_take_back_v1, workflow_take_back_refused_v1, workflow_give_back_v1, workflow_present_v1, workflow_absent_v1,
+        workflow_stalled_types, workflow_stalled_v1}'::text[]));
     f regprocedure;
     r regrole;
 BEGIN
-    FOR f IN SELECT workflow_functions() LOOP
+    FOREACH f IN ARRAY new LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
     END LOOP;
     -- Roles of workers have been granted updates so far, and keep them until `workflowctl roles` is run again: so
@@ -977,7 +960,7 @@ BEGIN
              UNION
              SELECT x.grantee FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) x
              WHERE c.oid = 'process_token'::regclass AND x.privilege_type = 'UPDATE' AND x.grantee <> 0 LOOP
-        FOR f IN SELECT p.oid::regprocedure FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours WHERE p.proname ~ '^workflow_.*_v\d+$' LOOP
+        FOR f IN SELECT p.oid::regprocedure FROM pg_proc p WHERE p.oid = ANY (new) AND p.proname ~ '_v\d+$' LOOP
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', f, r);
         END LOOP;
     END LOOP;

@@ -16,76 +16,6 @@ $do$;
 -- Who acts.
 -- ---------------------------------------------------------------------------------
 
--- A role is made a console by its name here, and not by a grant: whoever has been granted everything is none.
-CREATE TABLE workflow_console_role (
-    role regrole NOT NULL PRIMARY KEY
-);
-COMMENT ON TABLE workflow_console_role IS 'The roles of consoles, which act for people: see workflow_behalf. workflowctl roles writes it.';
-CREATE TRIGGER workflow_console_role_guard BEFORE INSERT OR UPDATE OR DELETE ON workflow_console_role
-    FOR EACH ROW EXECUTE FUNCTION workflow_guard('workflowctl roles makes a console.', 'recorded');
-CREATE TRIGGER workflow_console_role_kept BEFORE TRUNCATE ON workflow_console_role
-    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('DELETE takes a role out.', 'recorded');
-
--- Who leases what is on record, too.
-CREATE TRIGGER workflow_binding_guard BEFORE INSERT OR UPDATE OR DELETE ON workflow_binding
-    FOR EACH ROW EXECUTE FUNCTION workflow_guard('workflowctl roles worker binds a role to prefixes.', 'recorded');
-CREATE OR REPLACE TRIGGER workflow_binding_kept BEFORE TRUNCATE ON workflow_binding
-    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('workflowctl roles worker binds a role to other prefixes.', 'recorded');
-
-CREATE FUNCTION workflow_console(role text) RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
-    SELECT EXISTS (SELECT FROM workflow_console_role c WHERE pg_has_role(workflow_console.role, c.role, 'USAGE'))
-       AND NOT pg_has_role(workflow_console.role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE')
-$fn$;
-COMMENT ON FUNCTION workflow_console(text) IS 'Whether a role is a console''s: it acts for others, and never for itself.';
-
-CREATE FUNCTION workflow_for_others(role text) RETURNS boolean
-LANGUAGE sql STABLE SET search_path FROM CURRENT AS $fn$
-    SELECT workflow_console(workflow_for_others.role) OR pg_has_role(workflow_for_others.role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE')
-$fn$;
-COMMENT ON FUNCTION workflow_for_others(text) IS 'Whether a role is believed when it says for whom it acts: a console''s, or the owner''s.';
-
--- As before, without cutting off what is longer than a name. An application names itself: brackets tell it from the
--- roles, and it can have none in its name.
-CREATE OR REPLACE FUNCTION workflow_actor() RETURNS text
-LANGUAGE sql STABLE
-RETURN CASE WHEN current_setting('workflow.on_behalf_of', true) <> '' AND workflow_for_others(workflow_role())
-         THEN current_setting('workflow.on_behalf_of') || ' by ' || session_user
-         WHEN workflow_role() <> session_user THEN workflow_role() || ' by ' || session_user
-         ELSE session_user::text END || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '');
-COMMENT ON FUNCTION workflow_actor() IS
-    'Who acts, as histories tell it: the role and [the application_name]; where the rights are those of another role than the one that logged in, that role, by the login.';
-
--- What an earlier call in the transaction has set is not believed: each call says anew for whom it is.
-CREATE OR REPLACE FUNCTION workflow_behalf(person text, act regprocedure) RETURNS void
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
-BEGIN
-    IF person IS NULL THEN
-        IF workflow_console(workflow_role()) THEN
-            RAISE EXCEPTION 'on_behalf_of: role % acts for people, and names nobody', workflow_role()
-                USING ERRCODE = 'insufficient_privilege', HINT = 'Say for whom: on_behalf_of => ''anna'', the database role of that person.';
-        ELSIF current_setting('workflow.on_behalf_of', true) <> '' THEN
-            PERFORM set_config('workflow.on_behalf_of', '', true);
-        END IF;
-        RETURN;
-    END IF;
-    IF NOT workflow_for_others(workflow_role()) THEN
-        RAISE EXCEPTION 'on_behalf_of: role % may not act for others', workflow_role()
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Leave on_behalf_of out, or grant the console''s role: see docs/roles.md.';
-    ELSIF to_regrole(quote_ident(person)) IS NULL THEN
-        RAISE EXCEPTION 'on_behalf_of: there is no role %', quote_literal(left(person, 120))
-            USING ERRCODE = 'undefined_object', HINT = 'Name the database role of the person who acts.';
-    ELSIF workflow_console(person) THEN -- it may execute all this, and must not act for itself by naming itself
-        RAISE EXCEPTION 'on_behalf_of: role % is a console, and no person', person
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Name the database role of the person who acts.';
-    ELSIF NOT has_function_privilege(person, act, 'EXECUTE') THEN
-        RAISE EXCEPTION 'on_behalf_of: role % may not execute %', person, act
-            USING ERRCODE = 'insufficient_privilege', HINT = format('GRANT workflow_operator TO %I, if that person is an operator.', person);
-    END IF;
-    PERFORM set_config('workflow.on_behalf_of', person, true);
-END
-$fn$;
-
 CREATE OR REPLACE FUNCTION workflow_run_audit_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
@@ -146,10 +76,10 @@ END
 $fn$;
 
 ALTER TABLE workflow_pause ALTER COLUMN paused_by SET DEFAULT workflow_actor();
-CREATE OR REPLACE TRIGGER workflow_pause_insert_guard BEFORE INSERT ON workflow_pause
+CREATE TRIGGER workflow_pause_insert_guard BEFORE INSERT ON workflow_pause
     FOR EACH ROW WHEN (NEW.paused_at <> now() OR NEW.resumed_at IS NOT NULL OR NEW.resumed_by IS NOT NULL OR NEW.paused_by <> workflow_actor())
     EXECUTE FUNCTION workflow_guard('SELECT workflow_pause(prefix, reason); or give prefix and reason alone.');
-CREATE OR REPLACE TRIGGER workflow_pause_update_guard BEFORE UPDATE ON workflow_pause
+CREATE TRIGGER workflow_pause_update_guard BEFORE UPDATE ON workflow_pause
     FOR EACH ROW WHEN (OLD.resumed_at IS NOT NULL OR (NEW.id, NEW.prefix, NEW.reason, NEW.paused_at, NEW.paused_by) IS DISTINCT FROM (OLD.id, OLD.prefix, OLD.reason, OLD.paused_at, OLD.paused_by)
                        OR NEW.resumed_at <> now() OR NEW.resumed_by <> workflow_actor())
     EXECUTE FUNCTION workflow_guard('SELECT workflow_resume(prefix) ends a pause; SELECT workflow_pause(prefix, reason) begins another.');
@@ -1125,7 +1055,7 @@ BEGIN ATOMIC
         outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1}'::text[]);
 END;
 
-REVOKE ALL ON FUNCTION workflow_console(text), workflow_for_others(text), workflow_age(timestamptz, timestamptz) FROM PUBLIC;
+REVOKE ALL ON FUNCTION workflow_age(timestamptz, timestamptz) FROM PUBLIC;
 
 -- Whoever owns what was there owns what is new: functions with the owner's rights need it.
 DO $do$

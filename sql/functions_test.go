@@ -165,3 +165,32 @@ func TestUnusualPlansAreNotCompiled(t *testing.T) {
 		SELECT coalesce(string_agg(p.oid::regprocedure::text, ' '), 'none') FROM pg_proc p
 		WHERE p.oid IN (SELECT workflow_functions()) AND p.proconfig::text LIKE '%enable\_%=off%' AND NOT 'jit=off' = ANY (p.proconfig)`), "none")
 }
+
+// seldom are functions in SQL that are not inlined, and why that costs nothing that counts: before PostgreSQL 18
+// such a function is planned anew in each transaction, which takes longer than most of what ours do.
+var seldom = map[string]string{
+	"process_paused_with":    "people ask why",
+	"process_undoes":         "a process is undone",
+	"workflow_absent_v1":     "a worker ends",
+	"workflow_console":       "somebody acts for others",
+	"workflow_earlier":       "what is refused next, but for workers of an earlier version",
+	"workflow_for_others":    "somebody acts for others",
+	"workflow_prioritize":    "a person does it",
+	"workflow_recorded_v1":   "the answer to a settle was lost",
+	"workflow_relations":     "doctor and migrations",
+	"workflow_reschedule":    "a person does it",
+	"workflow_stalled_types": "every ten seconds",
+	"workflow_stalled_v1":    "every ten seconds",
+}
+
+// What workers call all the time, and what they run into, keeps its plans.
+func TestPlansAreKept(t *testing.T) {
+	s, _ := psql(t)
+	for _, f := range s.list(`
+		SELECT p.proname FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+		WHERE p.oid IN (SELECT workflow_functions()) AND l.lanname = 'sql' AND (p.prosecdef OR p.proconfig IS NOT NULL) ORDER BY 1`) {
+		if _, ok := seldom[f]; !ok {
+			t.Errorf("%s is in SQL, and cannot be inlined: write it in PL/pgSQL, or say why it is seldom called", f)
+		}
+	}
+}
