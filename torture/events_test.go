@@ -12,8 +12,8 @@ func (s *stage) dispatched() {
 		`INSERT INTO t.ledger
 		 SELECT 'event', clock_timestamp(), jsonb_build_object('kind', 'event', 'run', event_uuid, 'type', event_type, 'key', aggregate_id, 'payload', payload,
 		                                                      'answer', 'ok', 'sent', clock_timestamp())
-		 FROM outbox_event WHERE published_at IS NULL ORDER BY id`,
-		`UPDATE outbox_event SET published_at = clock_timestamp(), delivered_to = '{events}' WHERE published_at IS NULL`,
+		 FROM outbox_event WHERE published_at IS NULL AND event_type <> 'torture.unmarkable' ORDER BY id`,
+		`UPDATE outbox_event SET published_at = clock_timestamp(), delivered_to = '{events}' WHERE published_at IS NULL AND event_type <> 'torture.unmarkable'`,
 	} {
 		if _, err := s.db.Exec(s.t.Context(), sql); err != nil {
 			s.t.Fatalf("%v\n%s", err, sql)
@@ -33,6 +33,23 @@ func (s *stage) told() (event uuid.UUID) {
 		s.t.Fatal(err)
 	}
 	return event
+}
+
+// unmarkable is an event that refuses to be marked.
+func (s *stage) unmarkable() (event uuid.UUID) {
+	s.t.Helper()
+	if err := s.row(&event, `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'torture.unmarkable', '{}') RETURNING event_uuid`); err != nil {
+		s.t.Fatal(err)
+	}
+	return event
+}
+
+// parked has it parked, beside its row.
+func (s *stage) parked(event uuid.UUID) {
+	s.t.Helper()
+	s.do("torture", `INSERT INTO outbox_sink (name, created_at) VALUES ('events', now() - interval '10 minutes') ON CONFLICT (name) DO UPDATE SET seen_at = now()`)
+	s.do("torture", `INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, last_error, parked_at)
+		SELECT id, 'events', aggregate_id, 1, 'torture: this row is not for you', now() FROM outbox_event WHERE event_uuid = $1`, event)
 }
 
 var eventPlants = []plant{
@@ -68,6 +85,17 @@ var eventPlants = []plant{
 	{only("I18b"), "left in the outbox", func(s *stage) uuid.UUID {
 		id := s.told()
 		s.do("torture", `UPDATE outbox_event SET published_at = NULL, delivered_to = NULL WHERE event_uuid = $1`, id)
+		return id
+	}},
+	{only("I48"), "nobody is told of one that cannot be marked", func(s *stage) uuid.UUID {
+		id := s.unmarkable()
+		s.dispatched()
+		return id
+	}},
+	{only("I48b"), "kept waiting by one that cannot be marked", func(s *stage) uuid.UUID {
+		s.parked(s.unmarkable())
+		id := s.told()
+		s.do("torture", `UPDATE t.ledger SET at = at + interval '6 seconds', line = jsonb_set(line, '{sent}', to_jsonb((line->>'sent')::timestamptz + interval '6 seconds')) WHERE kind = 'event' AND line->>'run' = $1::text`, id)
 		return id
 	}},
 	{only("I19"), "second before the first", func(s *stage) uuid.UUID {

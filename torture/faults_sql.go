@@ -300,3 +300,28 @@ func spoil(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	}
 	return whom, l.excuse(err)
 }
+
+// spoilEvents appends some events that cannot be marked: a trigger of the user's, which setup.sql has, refuses
+// each change of them. They are there to stay.
+func spoilEvents(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	_, err := l.admin.Exec(ctx, `
+		INSERT INTO outbox_event (aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'torture.unmarkable', '{}' FROM generate_series(1, $1)`, 1+r.IntN(4))
+	if err != nil && slices.Contains(storms, code(err)) {
+		return noOne, nil
+	}
+	return hit(nobody, err == nil), l.excuse(err)
+}
+
+// lockEvents keeps events from being marked for a while, as a transaction of the user's would.
+func lockEvents(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	rows, _ := l.admin.Query(ctx, `
+		SELECT id FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL AND event_type <> 'torture.unmarkable'
+		ORDER BY id DESC LIMIT $1`, 1+r.IntN(6))
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil || len(ids) == 0 {
+		return noOne, l.excuse(err)
+	}
+	return l.locking(ctx, nobody, l.plan.hold(r, 5*time.Second, 20*time.Second),
+		`SELECT FROM outbox_event WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids)
+}

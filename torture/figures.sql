@@ -110,5 +110,6 @@ CREATE TABLE t.must AS
         ('event came twice', (SELECT count(*) FROM (SELECT event FROM t.arrival WHERE ok GROUP BY event HAVING count(*) > 1) e)),
         ('event was refused, and came later', (SELECT count(*) FROM t.sent s WHERE s.first_ok IS NOT NULL AND EXISTS (SELECT FROM t.arrival a WHERE a.event = s.event AND NOT a.ok AND a.ended < s.first_ok))),
         ('run that cannot be leased was set aside', (SELECT count(*) FROM t.aside a JOIN t.known k ON k.run::text = a.id WHERE k.kase = 'unleasable')),
+        ('event that cannot be marked was parked', (SELECT count(*) FROM outbox_delivery d JOIN outbox_event o ON o.id = d.event_id WHERE o.event_type = 'torture.unmarkable' AND d.parked_at IS NOT NULL)),
         ('task completed too late', (SELECT count(*) FROM t.order WHERE kase = 'task' AND status = 'failed'))
     ) m (what, n);

@@ -164,12 +164,16 @@ const leases = "sql/0008_lease.sql"
 
 var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
-	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5}, nil, ""},
+	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5, "unmarkable": 3, "events": 3}, nil, ""},
 	{"lease-without-isolation", []edit{{"lease/acquire.go",
 		`	if !row {
-		return leases, due, err`, `	if row || !row {
-		return leases, due, err`}},
+		p.tried = 0`, `	if row || !row {
+		p.tried = 0`}},
 		map[string]int{"unleasable": 3}, []string{"I01", "I02", "I16", "I47", "I47c"}, ""},
+	{"mark-without-isolation", []edit{{"dispatcher/feed.go",
+		`		f.apart.Go(func() { f.markApart(ctx, claim, outcomes) })
+`, ``}},
+		map[string]int{"unmarkable": 3}, []string{"I18b", "I48", "I48b"}, ""},
 	{"settle-fence", []edit{{leases,
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased'`}},
 		zombies, []string{"I05", "I05b", "I06"}, ""},

@@ -152,6 +152,8 @@ func (p *plan) demands(what string) bool {
 		return p.count("memory") > 0
 	case what == "run that cannot be leased was set aside":
 		return p.count("unleasable") > 0
+	case what == "event that cannot be marked was parked":
+		return p.count("unmarkable") > 0
 	}
 	return true
 }

@@ -143,3 +143,4 @@ BEGIN
 END
 $$;
 CREATE TRIGGER t_refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.tenant_id = 'refused') EXECUTE FUNCTION t.refuse();
+CREATE TRIGGER t_refuse BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'torture.unmarkable') EXECUTE FUNCTION t.refuse();

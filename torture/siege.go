@@ -144,7 +144,8 @@ func (s *siege) drain(ctx context.Context) error {
 		if err := s.lab.admin.QueryRow(ctx, `
 			SELECT (SELECT count(*) FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL AND payload->'unleasable' IS NULL)
 			     + (SELECT count(*) FROM process_instance WHERE completed_at IS NULL)
-			     + (SELECT count(*) FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL)`).Scan(&open); err != nil {
+			     + (SELECT count(*) FROM outbox_event e WHERE published_at IS NULL AND parked_at IS NULL
+			        AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id AND d.parked_at IS NOT NULL))`).Scan(&open); err != nil {
 			return fmt.Errorf("count what is open: %w", err)
 		}
 		if open == 0 {

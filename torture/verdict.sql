@@ -238,7 +238,7 @@ UNION ALL
     SELECT 'I15 events that do not match the success', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id
     WHERE (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id AND o.event_type = 'chaos.effect'
            AND (o.payload->>'lease_no')::bigint = r.lease_no) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
-       OR (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id AND o.event_type NOT LIKE ALL ('{process.%,incident.%,run.%}')) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
+       OR (SELECT count(*) FROM outbox_event o WHERE o.aggregate_id = r.id AND o.event_type NOT LIKE ALL ('{process.%,incident.%,run.%,torture.%}')) <> CASE r.status WHEN 'succeeded' THEN k.emit ELSE 0 END
 UNION ALL
     SELECT 'I15c runs that failed, and events of it: not as many', coalesce(f.run, o.run)
     FROM (SELECT run, count(*) AS n FROM t.transition WHERE status = 'failed' AND was <> 'failed' AND begun >= (SELECT since FROM t.dispatching) GROUP BY run) f
@@ -252,7 +252,7 @@ UNION ALL
     WHERE (o.published_at IS NOT NULL OR 'events' = ANY (o.delivered_to)) AND s.first_ok IS NULL
 UNION ALL
     SELECT 'I18b event neither published nor parked', o.event_uuid FROM outbox_event o
-    WHERE o.published_at IS NULL AND o.parked_at IS NULL AND (SELECT since FROM t.dispatching) IS NOT NULL
+    WHERE o.published_at IS NULL AND o.parked_at IS NULL AND (SELECT since FROM t.dispatching) IS NOT NULL AND o.event_type <> 'torture.unmarkable'
 UNION ALL
     SELECT 'I19 event that came before the one before it of its aggregate', event
     FROM (SELECT event, first_seen, row_number() OVER w > 1 AS second, lag(first_ok) OVER w AS before FROM t.sent WHERE NOT parked WINDOW w AS (PARTITION BY aggregate ORDER BY id)) x
@@ -261,6 +261,7 @@ UNION ALL
     SELECT 'I15b event of a run or an instance that is not there', o.aggregate_id FROM outbox_event o
     WHERE CASE WHEN o.event_type LIKE ANY ('{process.%,incident.%}') THEN NOT EXISTS (SELECT FROM process_instance i WHERE i.id = o.aggregate_id)
                ELSE NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = o.aggregate_id) END
+      AND o.event_type <> 'torture.unmarkable'
 UNION ALL
     -- The worker lived, it had time, nothing was in its way, and yet what the handler had done was not recorded.
     SELECT 'I16 outcome that its worker has forgotten', f.run
@@ -319,6 +320,22 @@ UNION ALL
                   WHERE NOT EXISTS (SELECT FROM t.hindrance h WHERE h.whom IN ('all', s.slot) AND h.began < due.at + interval '5 seconds' AND h.ended > due.at - interval '3 seconds')
                     AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind IN ('start', 'exit') AND x.line->>'worker' = s.slot
                                     AND x.at BETWEEN due.at - interval '5 seconds' AND due.at + interval '5 seconds'))
+
+UNION ALL
+    -- Its row takes nothing: where it is parked, and why, stands in outbox_delivery.
+    SELECT 'I48 event that cannot be marked, and nobody is told', o.event_uuid FROM outbox_event o
+    WHERE o.event_type = 'torture.unmarkable' AND (SELECT since FROM t.dispatching) IS NOT NULL
+      AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id AND d.parked_at IS NOT NULL AND d.last_error LIKE '%this row is not for you%')
+UNION ALL
+    -- Nothing else was in anybody's way.
+    SELECT 'I48b event kept waiting since there was one that cannot be marked', s.event
+    FROM t.sent s JOIN outbox_event o USING (id)
+    WHERE o.event_type <> 'torture.unmarkable' AND NOT s.parked AND coalesce(s.first_ok, 'infinity') > o.created_at + interval '5 seconds'
+      AND EXISTS (SELECT FROM outbox_event u WHERE u.event_type = 'torture.unmarkable' AND u.created_at < o.created_at)
+      AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind = 'strike' AND x.line->>'fault' NOT IN ('unmarkable', 'events', 'unleasable')
+                      AND x.at < o.created_at + interval '5 seconds' AND coalesce((x.line->>'until')::timestamptz, x.at) > o.created_at - interval '10 seconds')
+      AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind IN ('start', 'exit') AND x.line->>'worker' LIKE 'd%'
+                      AND x.at BETWEEN o.created_at - interval '10 seconds' AND o.created_at + interval '5 seconds')
 
 -- Processes. What is returned is the instance, unless the rule is about one run.
 UNION ALL
