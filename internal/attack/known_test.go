@@ -27,6 +27,7 @@ var known = []open{
 	{"before", "obstacle", "*", "process_token", "trigger", "*", "its steps are tried to be settled for ever, untold"},
 	{"before", "update", "*", "process_instance", "tenant_id", "huge|empty|control", "likewise"},
 	{"engine|owner|before", "update", "*", "process_instance", "version", "greatest|one more", "likewise"},
+	{"before", "update", "*", "process_instance", "input_payload|process_definition_id|status", "*", "likewise"},
 	{"before", "update", "*", "process_token", "node", "empty|control|huge|another's", "likewise"},
 	{"before", "update", "*", "process_token", "mode", "empty|control|huge", "likewise"},
 	{"before", "update", "*", "process_token", "version", "least|-1|0|greatest|one more", "likewise"},
@@ -47,7 +48,6 @@ var known = []open{
 	// Ids of events.
 	{"before", "insert", "*", "outbox_event", "id", "greatest", "floors rise to an id that was not drawn: later events are not delivered"},
 	{"before", "update", "*", "outbox_event", "id", "greatest", "likewise"},
-	{"owner", "insert", "*", "outbox_aggregate", "*", "*", "a row that stays holds up whoever appends events of this aggregate"},
 }
 
 func among(list, name string) bool {

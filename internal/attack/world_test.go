@@ -302,6 +302,10 @@ var belongs = map[string]string{
 	"workflow_binding":   `'binding/' || CASE x.role::text WHEN 'media' THEN 0 ELSE 9 END`,
 	"workflow_set_aside": `(SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.id)`,
 	"outbox_aggregate":   `NULL::text`,
+	"outbox_replayed":    `NULL::text`,
+	"message_key":        `NULL::text`,
+
+	"workflow_console_role": `NULL::text`,
 }
 
 // unchanged are tables that are nobody's business but the migrations'.
