@@ -30,6 +30,7 @@ var known = []open{
 	{"before", "update", "*", "process_instance", "input_payload|process_definition_id|status", "*", "likewise"},
 	{"before", "update", "*", "process_token", "node", "empty|control|huge|another's", "likewise"},
 	{"before", "update", "*", "process_token", "mode", "empty|control|huge", "likewise"},
+	{"before", "update", "*", "process_token", "id", "*", "likewise"},
 	{"before", "update", "*", "process_token", "version", "least|-1|0|greatest|one more", "likewise"},
 	{"before", "update", "*", "process_token", "state", "empty|control|huge", "likewise"},
 	{"before", "update", "boundary/A/on", "workflow_run", "max_attempts|attempt|priority|lease_no|postponed|type|status|run_at", "*", "the step beside this timer cannot be settled, as above: its settle would cancel the timer"},
