@@ -25,10 +25,13 @@ CREATE TABLE workflow_console_role (
 );
 COMMENT ON TABLE workflow_console_role IS 'The roles of consoles, which act for people: see workflow_behalf. workflowctl roles writes it.';
 
+-- In PL/pgSQL, which keeps the plan: every function that acts asks this.
 CREATE FUNCTION workflow_console(role text) RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
-    SELECT EXISTS (SELECT FROM workflow_console_role c WHERE pg_has_role(workflow_console.role, c.role, 'USAGE'))
-       AND NOT pg_has_role(workflow_console.role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE')
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+BEGIN
+    RETURN EXISTS (SELECT FROM workflow_console_role c WHERE pg_has_role(workflow_console.role, c.role, 'USAGE'))
+       AND NOT pg_has_role(workflow_console.role, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass), 'USAGE');
+END
 $fn$;
 COMMENT ON FUNCTION workflow_console(text) IS 'Whether a role is a console''s: it acts for others, and never for itself.';
 
