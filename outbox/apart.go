@@ -73,14 +73,13 @@ type apart struct {
 
 	// Of the lane that is being marked:
 	lane    int16
-	away    bool // it is locked, or claimed no more
-	checked bool // other events can be marked, or none is there to tell
-	guilty  []Outcome
-	states  []string
+	away    bool      // it is locked, or claimed no more
+	checked bool      // other events can be marked, or none is there to tell
+	guilty  []Outcome // refused alone
 }
 
 func (a *apart) markLane(lane int16, outcomes []Outcome) error {
-	a.lane, a.away, a.checked, a.guilty, a.states = lane, false, false, nil, nil
+	a.lane, a.away, a.checked, a.guilty = lane, false, false, nil
 	if err := a.halve(outcomes, a.patience/2); err != nil {
 		return err
 	}
@@ -111,7 +110,7 @@ func (a *apart) halve(outcomes []Outcome, patience time.Duration) error {
 	case kind == stuck:
 		a.rest.Open = append(a.rest.Open, outcomes...)
 	default:
-		a.guilty, a.states = append(a.guilty, blamed(outcomes[0], err)), append(a.states, a.rest.State)
+		a.guilty = append(a.guilty, outcomes[0])
 	}
 	return nil
 }
@@ -162,7 +161,8 @@ func blamed(o Outcome, err error) Outcome {
 	return o
 }
 
-// park parks the guilty of a lane, if others can be marked still.
+// park parks the guilty of a lane, if others can be marked still and they are refused even then: what has
+// refused them may have ended meanwhile.
 func (a *apart) park() error {
 	if len(a.guilty) == 0 {
 		return nil
@@ -175,17 +175,32 @@ func (a *apart) park() error {
 		a.rest.Open = append(a.rest.Open, a.guilty...)
 		return nil
 	}
-	missing, err := a.try(a.guilty, a.patience/2)
+	var blame []Outcome
+	var states []string
+	for _, o := range a.guilty {
+		missing, err := a.try([]Outcome{o}, a.patience/2)
+		switch kind := a.kind(err); {
+		case err == nil && !a.away:
+			a.rest.Open = append(a.rest.Open, missing...)
+		case err == nil, kind == stuck:
+			a.rest.Open = append(a.rest.Open, o)
+		case kind == passing:
+			return err
+		default:
+			blame, states = append(blame, blamed(o, err)), append(states, a.rest.State)
+		}
+	}
+	missing, err := a.try(blame, a.patience/2)
 	switch {
 	case err != nil && a.kind(err) == passing:
 		return err
 	case err != nil || a.away:
-		missing = a.guilty
+		missing = blame
 	}
 	a.rest.Open = append(a.rest.Open, missing...)
-	for k, o := range a.guilty {
+	for k, o := range blame {
 		if !slices.ContainsFunc(missing, func(m Outcome) bool { return m.ID == o.ID }) {
-			a.rest.Refused = append(a.rest.Refused, Refusal{o.ID, a.states[k]})
+			a.rest.Refused = append(a.rest.Refused, Refusal{o.ID, states[k]})
 		}
 	}
 	return nil
