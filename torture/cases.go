@@ -22,6 +22,7 @@ type order struct {
 	copies      int  // sessions that enqueue it at the same time
 	rival       bool // one of the copies has another payload
 	quiet       bool // not for clients to choose from when they intervene: an instance waits for it
+	once        bool // not sent again by who does not know whether it has come: by then retention may have removed it
 }
 
 // A kase is one part of the workload. What may become of its runs is written in verdict.sql.

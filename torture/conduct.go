@@ -28,6 +28,7 @@ func (g *load) deploy(ctx context.Context) error {
 
 // conduct has instances started, told what they wait for, cancelled, paused and resumed.
 func (g *load) conduct(ctx context.Context) {
+	working := ctx
 	g.every(ctx, g.lab.plan.Instances, "instances", func(r *rand.Rand) func(context.Context) {
 		x := drawInstance(r, g.processes, g.lab.plan.Favoured)
 		starts, letters := x.starts(), x.letters()
@@ -43,16 +44,20 @@ func (g *load) conduct(ctx context.Context) {
 	})
 	g.every(ctx, g.lab.plan.Pauses, "pauses", func(r *rand.Rand) func(context.Context) {
 		at, long, caller := r.Float64(), between(r, 0, 4*time.Second), r.IntN(2) == 0
+		if r.IntN(4) == 0 {
+			long = between(r, g.lab.plan.Keep*3/2, g.lab.plan.Keep*2)
+		}
 		return func(ctx context.Context) {
 			if i, ok := g.choose(ctx, at, caller, false); ok {
 				g.record(ctx, "pause", `SELECT process_pause($1)`, i)
-				sleep(ctx, long)
+				sleep(working, long)
 				g.record(ctx, "unpause", `SELECT process_resume($1)`, i)
 			}
 		}
 	})
 	g.every(ctx, 0.5, "signals", func(r *rand.Rand) func(context.Context) {
 		o := graphOrder(newID(r), "signal", "graph.signal.v1", map[string]any{"name": "chaos.bell"})
+		o.once = true
 		return func(ctx context.Context) { g.enqueueOne(ctx, o) }
 	})
 	g.running.Go(func() {

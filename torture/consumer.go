@@ -178,16 +178,23 @@ func (l *lab) addDispatchers() (err error) {
 	return nil
 }
 
-func killDispatcher(_ context.Context, l *lab, r *rand.Rand) (string, error) {
+// anyDispatcher returns one of them, as soon as it runs.
+func (l *lab) anyDispatcher(ctx context.Context, r *rand.Rand) *slot {
 	s := l.dispatchers[r.IntN(len(l.dispatchers))]
+	_, _ = soon(ctx, func() (bool, error) { return s.pid() != 0, nil })
+	return s
+}
+
+func killDispatcher(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	s := l.anyDispatcher(ctx, r)
 	if r.IntN(4) == 0 {
 		return hit(s.name, s.signal(syscall.SIGTERM, "terminate")), nil
 	}
 	return hit(s.name, s.kill()), nil
 }
 
-func freezeDispatcher(_ context.Context, l *lab, r *rand.Rand) (string, error) {
-	s := l.dispatchers[r.IntN(len(l.dispatchers))]
+func freezeDispatcher(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	s := l.anyDispatcher(ctx, r)
 	longest := time.Duration(float64(3*claimLength) * max(l.plan.Hold, 0.5))
 	return hit(s.name, s.freeze(between(r, claimLength*11/10, longest))), nil
 }

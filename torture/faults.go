@@ -55,13 +55,14 @@ func init() { // the schedule refers to them, and they to the lab
 		{"unleasable", "rows that cannot be leased, at the head of a lane", false, 15, 5, spoil},
 		{"unmarkable", "events that cannot be marked", false, 15, 3, spoilEvents},
 		{"events", "events locked for longer than a claim", false, 12, 2, lockEvents},
+		{"forge", "start forged in the name of a token", false, 15, 3, forge},
 		{"failover", "primary lost, standby promoted", true, 0, 0, failOver},
 	}
 }
 
 // needs are relations of the product without which a fault never strikes: what it shows there has not been
 // promised yet.
-var needs = map[string]string{"unleasable": "workflow_set_aside", "unmarkable": "outbox_aggregate", "events": "outbox_aggregate"}
+var needs = map[string]string{"unleasable": "workflow_set_aside", "unmarkable": "outbox_aggregate", "events": "outbox_aggregate", "forge": "outbox_aggregate"}
 
 // Whom a strike may have hit.
 const (

@@ -96,6 +96,17 @@ func (l *lab) locking(ctx context.Context, whom string, d time.Duration, lock st
 	return whom, nil
 }
 
+// soon waits a while for there to be something to strike at.
+func soon(ctx context.Context, find func() (found bool, err error)) (found bool, err error) {
+	for range 50 {
+		if found, err = find(); found || err != nil {
+			break
+		}
+		sleep(ctx, 100*time.Millisecond)
+	}
+	return found, err
+}
+
 // deadlock locks leased rows one after the other in descending order: settles go the other way.
 func deadlock(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	ids, err := l.leased(ctx, 12)
@@ -315,11 +326,17 @@ func spoilEvents(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 
 // lockEvents keeps events from being marked for a while, as a transaction of the user's would.
 func lockEvents(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
-	rows, _ := l.admin.Query(ctx, `
-		SELECT id FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL AND event_type <> 'torture.unmarkable'
-		ORDER BY id DESC LIMIT $1`, 1+r.IntN(6))
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil || len(ids) == 0 {
+	var ids []int64
+	most := 1 + r.IntN(6)
+	found, err := soon(ctx, func() (bool, error) {
+		rows, _ := l.admin.Query(ctx, `
+			SELECT id FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL AND event_type <> 'torture.unmarkable'
+			ORDER BY id DESC LIMIT $1`, most)
+		var err error
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+		return len(ids) > 0, err
+	})
+	if !found {
 		return noOne, l.excuse(err)
 	}
 	return l.locking(ctx, nobody, l.plan.hold(r, 5*time.Second, 20*time.Second),

@@ -45,7 +45,8 @@ func (l *lab) countGoroutines(ctx context.Context) (fresh, leaked float64, err e
 }
 
 // dump has the process print its goroutines, as Go does on SIGQUIT, and counts those that the
-// product has anything to do with: the runtime and idle HTTP connections have some of their own.
+// product has anything to do with: the runtime and idle HTTP connections have some of their own. Retention is never
+// done, and may be at work just then.
 func (s *slot) dump(ctx context.Context) (n int, err error) {
 	for start := time.Now(); s.pid() == 0; sleep(ctx, 100*time.Millisecond) {
 		if time.Since(start) > 10*time.Second {
@@ -71,7 +72,7 @@ func (s *slot) dump(ctx context.Context) (n int, err error) {
 		return 0, err
 	}
 	for _, stack := range strings.Split(string(text[before:]), "\n\n") {
-		if strings.HasPrefix(stack, "goroutine ") && strings.Contains(stack, "github.com/simple-workflow/simple-workflow/") {
+		if strings.HasPrefix(stack, "goroutine ") && strings.Contains(stack, "github.com/simple-workflow/simple-workflow/") && !strings.Contains(stack, "/internal/cleanup.") {
 			n++
 		}
 	}

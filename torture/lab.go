@@ -245,6 +245,7 @@ func (l *lab) addSlots(ctx context.Context) error {
 			"WORKER_BACKOFF_BASE=200ms",
 			"WORKER_BACKOFF_CAP=3s",
 			"WORKER_LOG_FORMAT=json",
+			"KEEP=" + l.plan.Keep.String(),
 			"GOTRACEBACK=all",
 			"PATH=" + os.Getenv("PATH"),
 		}

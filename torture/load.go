@@ -154,6 +154,8 @@ func (g *load) enqueueOne(ctx context.Context, o order) {
 			e.Answer = "done" // that call, or an earlier one, did
 		case pg == "23505":
 			e.Answer = "conflict" // with a run of the same key and another payload
+		case judge(err) == unknown && o.once:
+			e.Answer = "unknown"
 		case judge(err) == unknown:
 			maybe = true
 			fallthrough
@@ -168,7 +170,7 @@ func (g *load) enqueueOne(ctx context.Context, o order) {
 	}
 	g.lab.ledger.add(e)
 	if o.quiet {
-		if e.Answer != "done" {
+		if e.Answer != "done" && !o.once {
 			g.owe(o)
 		}
 		return

@@ -330,6 +330,14 @@ var mutants = []mutant{
 	graph("key-ignored", []edit{{"graph/answer.go",
 		`if p.Key != "" {`, `if len(p.Key) > 200 {`}},
 		nothing, "I30c"),
+	graph("parent-unchecked", []edit{
+		{"graph/answer.go", `if err := e.called(ctx, p); err != nil {`, `if err := e.called(ctx, p); err != nil && p.Process == "" {`},
+		{"graph/start.go", `return t != nil && i.id == p.Parent.Instance`, `return t != nil && !i.passed(t) || t != nil && i.id == p.Parent.Instance`}},
+		map[string]int{"forge": 20}, "I36", "I40"),
+	graph("retention-without-the-rule", []edit{
+		{"internal/cleanup/cleanup.go", `i.type <> 'graph.signal.v1' OR i.id::text NOT IN`, `true OR i.id::text NOT IN`},
+		{"internal/cleanup/cleanup.go", `WHERE p.completed_at IS NULL)`, `WHERE false)`}},
+		nothing, "I49", "I49b").of("parent"),
 	graph("wait-cut-short", []edit{{"graph/write_steps.go",
 		`delays = append(delays, s.due.after.Seconds())`, `delays = append(delays, s.due.after.Seconds()/2)`}},
 		nothing, "I32c"),

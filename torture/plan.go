@@ -22,6 +22,8 @@ type plan struct {
 	Halts     float64 // of them cancelled, a second
 	Pauses    float64 // of them paused for a while, a second
 
+	Keep time.Duration // what is over is removed at this age, or some time later; one pause in four is longer than that
+
 	Warm, Chaos, Calm time.Duration // with workload; no faults in the first and the last
 	Operator          time.Duration // between two interventions of an operator
 	Drain             time.Duration // at most, after all of that
@@ -60,7 +62,7 @@ func longPlan(seed uint64) *plan {
 		// No more than two processors carry with some to spare: a queue says nothing about recovery.
 		Seed: seed, Name: "long", Workers: 4, Rate: 57, Cancels: 3, Foreign: 5, Instances: 2, Halts: 0.2, Pauses: 0.2,
 		Warm: 30 * time.Second, Chaos: 480 * time.Second, Calm: 20 * time.Second,
-		Operator: 20 * time.Second, Drain: 2 * time.Minute, Hold: 1,
+		Operator: 20 * time.Second, Drain: 2 * time.Minute, Hold: 1, Keep: time.Minute,
 	}
 	p.schedule(func(f fault) int { return f.long })
 	p.oneByOne(6*time.Second, "kill", "stop", "kill", "stop", "kill", "kill", "stop", "kill", "kill", "stop", "kill", "kill",
@@ -72,7 +74,7 @@ func shortPlan(seed uint64) *plan {
 	p := &plan{
 		Seed: seed, Name: "short", Workers: 4, Rate: 60, Cancels: 4, Foreign: 5, Instances: 3, Halts: 0.4, Pauses: 0.4,
 		Warm: 4 * time.Second, Chaos: 34 * time.Second, Calm: 2 * time.Second,
-		Operator: 4 * time.Second, Drain: time.Minute, Hold: 0.4, Pills: 2,
+		Operator: 4 * time.Second, Drain: time.Minute, Hold: 0.4, Pills: 2, Keep: 4 * time.Second,
 	}
 	p.schedule(func(f fault) int { return f.short })
 	return p

@@ -492,6 +492,12 @@ var plants = []plant{
 		s.settle(id, w1, "failed", "lease_expired")
 		return id
 	}},
+	{only("I50"), "forged by a client", func(s *stage) uuid.UUID {
+		e := s.order("effect", wish{answer: "refused"})
+		s.tell(e)
+		s.tell(entry{Kind: "forged", Run: e.Run})
+		return uuid.MustParse(e.Run)
+	}},
 	{only("I47"), "nobody is told", func(s *stage) uuid.UUID { return s.enqueue("unleasable", wish{}) }},
 	{only("I47b"), "set aside for nothing", func(s *stage) uuid.UUID {
 		id := s.enqueue("sleep", wish{})

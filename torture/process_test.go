@@ -751,6 +751,25 @@ var processPlants = []plant{
 		s.command("task", "graph.complete_task.v1", map[string]any{"task": task, "by": "bert"}, true)
 		return first
 	}},
+	{[]string{"I49", "I34", "I35"}, "signal removed before it was taken", func(s *stage) uuid.UUID {
+		x := s.begin("line", birth{expect: `{}`})
+		token := x.place("M", "Waiting")
+		r := x.visit(token, "M", "graph.arrive.v1", `{}`, 0)
+		s.work(r, w1)
+		s.fail(r, w1, "failed")
+		s.do("torture", `UPDATE workflow_run SET error = jsonb_set(error, '{code}', '"gone"') WHERE id = $1`, r)
+		x.halt(token, "M")
+		return r
+	}},
+	{only("I49b"), "called instance removed too early", func(s *stage) uuid.UUID {
+		x := s.begin("line", birth{})
+		token := x.walkLine("B")
+		c := s.child(x, "COMPLETED")
+		s.do("w1", `DELETE FROM process_instance WHERE id = $1`, c.id)
+		s.do("torture", `UPDATE t.removed_process_instance SET completed_at = completed_at - interval '1 minute' WHERE id = $1`, c.id)
+		x.end(token, "B", "Completed", "COMPLETED")
+		return c.id
+	}},
 	{only("I46"), "leased though paused", func(s *stage) uuid.UUID {
 		x := s.begin("line", birth{expect: `{"A": [1, 1]}`})
 		token, a := x.begun("A", "")

@@ -144,3 +144,55 @@ END
 $$;
 CREATE TRIGGER t_refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.tenant_id = 'refused') EXECUTE FUNCTION t.refuse();
 CREATE TRIGGER t_refuse BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'torture.unmarkable') EXECUTE FUNCTION t.refuse();
+
+-- What retention removes is kept aside, and put back before the verdict, which asks about all there was.
+CREATE FUNCTION t.keep_aside() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE format('INSERT INTO t.%I SELECT ($1).*', 'removed_' || TG_TABLE_NAME) USING OLD; -- and when: by default
+    RETURN NULL;
+END
+$$;
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['workflow_run', 'workflow_history', 'outbox_event', 'process_instance', 'process_token', 'parallel_group', 'parallel_join',
+                                'join_arrival', 'each_progress', 'message', 'user_task', 'compensation_record', 'incident', 'process_state_history',
+                                'process_event', 'process_correction'] LOOP
+        EXECUTE format('CREATE TABLE t.%I (LIKE public.%I)', 'removed_' || name, name);
+        EXECUTE format('ALTER TABLE t.%I ADD COLUMN t_at timestamptz DEFAULT clock_timestamp()', 'removed_' || name);
+        EXECUTE format('CREATE TRIGGER t_keep_aside AFTER DELETE ON %I FOR EACH ROW EXECUTE FUNCTION t.keep_aside()', name);
+    END LOOP;
+END
+$$;
+
+-- Only what may go: by itself what is over, the rest with what it belongs to. What went otherwise is lost.
+CREATE FUNCTION t.put_back() RETURNS void LANGUAGE plpgsql SET session_replication_role = replica AS $$
+DECLARE
+    kept record;
+BEGIN
+    FOR kept IN
+        SELECT substr(c.relname, 9) AS name, string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) AS columns,
+               CASE WHEN c.relname = 'removed_workflow_run' THEN 'token_id IN (SELECT id FROM t.removed_process_token) OR token_id IS NULL AND (finished_at < t_at OR deleted_at < t_at)'
+                    WHEN c.relname = 'removed_process_instance' THEN 'completed_at < t_at'
+                    WHEN c.relname = 'removed_outbox_event' THEN 'published_at < t_at'
+                    WHEN c.relname = 'removed_message' THEN 'expires_at < t_at'
+                    WHEN bool_or(a.attname = 'instance_id') THEN 'instance_id IN (SELECT id FROM t.removed_process_instance)'
+                    WHEN bool_or(a.attname = 'workflow_id') THEN 'workflow_id IN (SELECT id FROM t.removed_workflow_run)'
+                    WHEN bool_or(a.attname = 'token_id') THEN 'token_id IN (SELECT id FROM t.removed_process_token)' END AS rightly
+        FROM pg_class c JOIN pg_attribute a ON a.attrelid = format('public.%I', substr(c.relname, 9))::regclass
+        WHERE c.relnamespace = 't'::regnamespace AND c.relkind = 'r' AND c.relname LIKE 'removed\_%' AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+        GROUP BY c.relname
+    LOOP
+        EXECUTE format('INSERT INTO public.%1$I (%2$s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM t.%3$I WHERE %4$s', kept.name, kept.columns, 'removed_' || kept.name, kept.rightly);
+    END LOOP;
+END
+$$;
+
+-- A key is free when its run, or its instance, is removed; what is enqueued again under it, or under the same id by a client who has got no
+-- answer yet, is new work then. So these stay: a trigger of the user's may keep what it likes.
+CREATE FUNCTION t.stay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE TRIGGER t_stay BEFORE DELETE ON workflow_run FOR EACH ROW
+    WHEN (OLD.token_id IS NULL AND (OLD.idempotency_key IS NOT NULL OR OLD.type <> 'graph.signal.v1' AND OLD.finished_at > now() - interval '75 seconds'))
+    EXECUTE FUNCTION t.stay();
+CREATE TRIGGER t_stay BEFORE DELETE ON process_instance FOR EACH ROW WHEN (OLD.business_key IS NOT NULL) EXECUTE FUNCTION t.stay();

@@ -142,7 +142,7 @@ func (s *siege) drain(ctx context.Context) error {
 		s.load.running.Wait()
 		var open int
 		if err := s.lab.admin.QueryRow(ctx, `
-			SELECT (SELECT count(*) FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL AND payload->'unleasable' IS NULL)
+			SELECT (SELECT count(*) FROM workflow_run WHERE status IN ('pending', 'leased') AND deleted_at IS NULL AND payload->'unleasable' IS NULL AND type <> 'default.cleanup.v1')
 			     + (SELECT count(*) FROM process_instance WHERE completed_at IS NULL)
 			     + (SELECT count(*) FROM outbox_event e WHERE published_at IS NULL AND parked_at IS NULL
 			        AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id AND d.parked_at IS NOT NULL))`).Scan(&open); err != nil {

@@ -2,6 +2,7 @@
 -- it. t.ledger and t.exec_log have been filled from the files. This file alone knows the
 -- product's tables; t.invariant below has one row for each rule, and n must be 0.
 
+SELECT t.put_back(); -- what retention has removed
 CREATE INDEX ON chaos_effect (run_id);
 CREATE INDEX ON outbox_event (aggregate_id);
 CREATE INDEX ON t.ledger (kind, at);
@@ -27,11 +28,12 @@ INSERT INTO t.known
                               WHEN r.type = 'chaos.undo' AND r.payload->'input'->>'reluctant' = 'true' THEN 'reluctant'
                               WHEN r.type = 'chaos.undo' THEN 'undo'
                               WHEN r.type = 'graph.arrive.v1' AND r.payload ? 'child' THEN 'child'
+                              WHEN r.type = 'default.cleanup.v1' THEN 'cleanup'
                               ELSE 'engine' END,
            r.payload, NULL, 0, NULL, 'by the engine', r.created_at
     FROM workflow_run r
     WHERE r.created_by ~ ' \[w\d+\]$'
-      AND (r.token_id IS NOT NULL OR r.type IN ('graph.match.v1', 'graph.cancel.v1') OR r.type = 'graph.start.v1' AND r.payload ? 'parent');
+      AND (r.token_id IS NOT NULL OR r.type IN ('graph.match.v1', 'graph.cancel.v1', 'default.cleanup.v1') OR r.type = 'graph.start.v1' AND r.payload ? 'parent');
 
 CREATE TABLE t.call AS
     SELECT kind, (line->>'run')::uuid AS run, line->>'answer' AS answer, (line->>'sent')::timestamptz AS sent, at
@@ -44,7 +46,7 @@ CREATE TABLE t.outage AS SELECT at AS started, (line->>'until')::timestamptz AS 
 -- What keeps a worker from settling for a while, and whom: all, one worker, or some runs.
 CREATE TABLE t.hindrance AS
     SELECT line->>'fault' AS fault, line->>'worker' AS whom, at AS began, (line->>'until')::timestamptz AS ended
-    FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot');
+    FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot', 'forge');
 
 -- What the product says that it has set aside, because the database refuses to have it leased.
 CREATE TABLE IF NOT EXISTS t.aside (kind text, id text, sqlstate text, message text);
@@ -156,7 +158,7 @@ CREATE TABLE t.kase (kase text PRIMARY KEY, blameless boolean NOT NULL, may_succ
 INSERT INTO t.kase VALUES
     ('effect', true, true), ('sleep', true, true), ('delayed', true, true), ('deaf', true, true), ('rival', true, true), ('leak', true, true),
     ('fail', false, true), ('external', false, true), ('permanent', false, false), ('overdue', false, true), ('panic', false, false),
-    ('badresult', false, false), ('unleasable', false, true), ('exit', true, false), ('gopanic', true, false),
+    ('badresult', false, false), ('unleasable', false, true), ('cleanup', false, true), ('forged', false, false), ('exit', true, false), ('gopanic', true, false),
     ('step', true, true), ('declined', false, false), ('undo', true, true), ('reluctant', false, true), ('engine', true, true), ('child', false, true),
     ('start', true, true), ('message', true, true), ('signal', true, true), ('task', false, true), ('halt', false, true), ('again', false, true);
 
@@ -169,7 +171,7 @@ UNION ALL
     FROM workflow_run r WHERE NOT EXISTS (SELECT FROM t.known k WHERE k.run = r.id)
 UNION ALL
     SELECT 'I02 stuck: not finished after the drain', r.id FROM workflow_run r
-    WHERE r.status IN ('pending', 'leased') AND r.deleted_at IS NULL AND NOT EXISTS (SELECT FROM t.known k WHERE k.run = r.id AND k.kase = 'unleasable')
+    WHERE r.status IN ('pending', 'leased') AND r.deleted_at IS NULL AND NOT EXISTS (SELECT FROM t.known k WHERE k.run = r.id AND k.kase IN ('unleasable', 'cleanup'))
 UNION ALL
     SELECT 'I03 succeeded without exactly one effect', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id
     WHERE r.status = 'succeeded' AND r.type IN ('chaos.effect', 'chaos.step', 'chaos.undo') AND (SELECT count(*) FROM chaos_effect e WHERE e.run_id = r.id) <> 1
@@ -295,7 +297,7 @@ UNION ALL
       AND (s.status = 'failed' OR s.status = 'pending' AND s.attempt = s.attempt_was)
 UNION ALL
     SELECT 'I35 given up with attempts left', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id JOIN t.kase c USING (kase)
-    WHERE r.status = 'failed' AND r.attempt < r.max_attempts AND k.kase NOT IN ('permanent', 'badresult', 'declined', 'reluctant', 'child', 'task', 'halt', 'again')
+    WHERE r.status = 'failed' AND r.attempt < r.max_attempts AND k.kase NOT IN ('permanent', 'badresult', 'declined', 'reluctant', 'child', 'task', 'halt', 'again', 'forged')
 UNION ALL
     SELECT 'I36 succeeded though it cannot', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id JOIN t.kase c USING (kase)
     WHERE r.status = 'succeeded' AND NOT c.may_succeed
@@ -332,10 +334,18 @@ UNION ALL
     FROM t.sent s JOIN outbox_event o USING (id)
     WHERE o.event_type <> 'torture.unmarkable' AND NOT s.parked AND coalesce(s.first_ok, 'infinity') > o.created_at + interval '5 seconds'
       AND EXISTS (SELECT FROM outbox_event u WHERE u.event_type = 'torture.unmarkable' AND u.created_at < o.created_at)
-      AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind = 'strike' AND x.line->>'fault' NOT IN ('unmarkable', 'events', 'unleasable')
+      AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind = 'strike' AND x.line->>'fault' NOT IN ('unmarkable', 'events', 'unleasable', 'forge')
                       AND x.at < o.created_at + interval '5 seconds' AND coalesce((x.line->>'until')::timestamptz, x.at) > o.created_at - interval '10 seconds')
       AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind IN ('start', 'exit') AND x.line->>'worker' LIKE 'd%'
                       AND x.at BETWEEN o.created_at - interval '10 seconds' AND o.created_at + interval '5 seconds')
+UNION ALL
+    -- Retention keeps what something alive may still read.
+    SELECT 'I49 what had come to an instance was removed before it took it', r.id FROM workflow_run r WHERE r.type = 'graph.arrive.v1' AND r.error->>'code' = 'gone'
+UNION ALL
+    SELECT 'I49b instance removed before one that has called it was over', x.id
+    FROM t.removed_process_instance x JOIN t.kin k ON k.instance = x.id LEFT JOIN t.final f ON f.instance = k.elder WHERE coalesce(f.at, 'infinity') > x.t_at
+UNION ALL
+    SELECT 'I50 command that only the engine may enqueue was taken from a client', (line->>'run')::uuid FROM t.ledger WHERE kind = 'forged'
 
 -- Processes. What is returned is the instance, unless the rule is about one run.
 UNION ALL

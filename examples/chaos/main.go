@@ -2,7 +2,8 @@
 // kill the process, ignore cancels and return what cannot be stored. It is for testing the
 // engine, and for seeing what it does when yours go wrong.
 //
-// It is configured by the environment, as cmd/worker is, and as that it moves processes on. With EXECLOG=file, each start and
+// It is configured by the environment, as cmd/worker is, and as that it moves processes on. With KEEP=duration
+// it removes all that has been over for so long, which cmd/worker does not do within a minute. With EXECLOG=file, each start and
 // end of a handler is a line of that file.
 package main
 
@@ -19,6 +20,7 @@ import (
 	"github.com/kelseyhightower/envconfig"
 
 	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -37,6 +39,7 @@ type settings struct {
 	BackoffBase   time.Duration `envconfig:"WORKER_BACKOFF_BASE"`
 	BackoffCap    time.Duration `envconfig:"WORKER_BACKOFF_CAP"`
 	LogFormat     string        `envconfig:"WORKER_LOG_FORMAT" default:"auto"`
+	Keep          time.Duration `envconfig:"KEEP"` // what is over is removed at this age; 0: never
 }
 
 func main() {
@@ -65,6 +68,11 @@ func serve() error {
 	if err != nil {
 		return err
 	}
+	if s.Keep > 0 {
+		s.Prefixes = append(s.Prefixes, "default.") // cleanup.Type
+		worker.Handle(mux, cleanup.Type, cleanup.Handler(pool, cleanup.Keep{
+			Finished: s.Keep, Failed: s.Keep, Deleted: s.Keep, Published: s.Keep, Processes: s.Keep}))
+	}
 	w, err := worker.New(s.config(pool, mux, engine, log))
 	if err != nil {
 		return err
@@ -72,6 +80,9 @@ func serve() error {
 	ctx := untilSignal(w)
 	if err := createTable(ctx, pool, log); err != nil {
 		return err
+	}
+	if s.Keep > 0 {
+		go cleanup.Schedule(ctx, pool, max(s.Keep/4, time.Second), log)
 	}
 	return w.Run(ctx)
 }

@@ -43,7 +43,7 @@ var allowed = map[string][]string{
 	"cmd/dispatcher":     {"cmd/internal/", "dispatcher", "dispatcher/", "internal/address", "outbox", "run"},
 	"cmd/workflowctl":    {"cmd/internal/", "graph", "internal/session", "sql"},
 	"examples/order":     {"graph", "run", "worker"},
-	"examples/chaos":     {"graph", "outbox", "run", "worker"},
+	"examples/chaos":     {"graph", "internal/cleanup", "outbox", "run", "worker"},
 	"examples/demo":      {"examples/shop/", "internal/pgserver", "sql"},
 	"examples/shop/":     {"examples/shop/", "outbox", "run", "worker"},
 }
