@@ -130,9 +130,12 @@ func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused []erro
 		}
 	}()
 	for {
-		rows, _ := pool.Query(ctx, k.find, k.keep.Seconds(), last.At, last.ID, batch)
-		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[old])
-		if err != nil {
+		var found []old
+		if err := uncompiled(ctx, pool, func(tx pgx.Tx) (err error) {
+			rows, _ := tx.Query(ctx, k.find, k.keep.Seconds(), last.At, last.ID, batch)
+			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[old])
+			return err
+		}); err != nil {
 			return refused, err
 		}
 		var ids []string
@@ -160,8 +163,9 @@ func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string)
 		return nil, nil
 	}
 	var gone int
-	err = pool.QueryRow(ctx, k.remove, ids, k.keep.Seconds()).Scan(&gone)
-	*k.count += gone
+	if err = uncompiled(ctx, pool, func(tx pgx.Tx) error { return tx.QueryRow(ctx, k.remove, ids, k.keep.Seconds()).Scan(&gone) }); err == nil {
+		*k.count += gone
+	}
 	var problem *pgconn.PgError
 	switch {
 	case err == nil:
@@ -179,6 +183,12 @@ func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string)
 		}
 	}
 	return refused, nil
+}
+
+// uncompiled calls f in a transaction whose statements the server does not compile. For some hundred rows it takes
+// them for dear ones, and compiling takes it seconds, time and again: what was compiled is not kept.
+func uncompiled(ctx context.Context, pool *pgxpool.Pool, f func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: `begin; SET LOCAL jit = off`}, f)
 }
 
 // first selects the first rows behind the position, by index, before anything is asked about them.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -272,5 +273,51 @@ func TestRefusedRows(t *testing.T) {
 	r, err = clean(t.Context(), struct{}{})
 	if text := fmt.Sprint(err); r.Messages != 1 || strings.Count(text, " stays: ") > told+1 || !strings.Contains(text, "too many are refused") {
 		t.Errorf("removed %+v with an error of %d bytes: %.300s", r, len(text), text)
+	}
+}
+
+// settings notes what jit is in the sessions whose statements it sees.
+type settings struct {
+	mu  sync.Mutex
+	sql []string
+}
+
+func (s *settings) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sql = append(s.sql, data.SQL)
+	return ctx
+}
+
+func (s *settings) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// Each statement of the cleanup is in a transaction of its own, for which the server compiles nothing: of
+// what it takes for dear the compiling takes seconds.
+func TestNothingIsCompiled(t *testing.T) {
+	config := pgtest.New(t).Config()
+	seen := &settings{}
+	config.ConnConfig.Tracer = seen
+	config.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	plant(t, pool, 10)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	seen.sql = nil
+	if _, err := Handler(pool, Keep{time.Hour, time.Hour, time.Hour, time.Hour, time.Hour})(t.Context(), struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for i, sql := range seen.sql {
+		if strings.Contains(sql, "WITH ") {
+			if n++; i == 0 || seen.sql[i-1] != "begin; SET LOCAL jit = off" {
+				t.Errorf("%s may be compiled", sql)
+			}
+		}
+	}
+	if n < 8 {
+		t.Errorf("%d statements were seen", n)
 	}
 }
