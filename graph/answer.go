@@ -131,7 +131,7 @@ func (e *Engine) called(ctx context.Context, p StartPayload) error {
 		WHERE t.id = $1`, unprepared, p.Parent.Token, run.FromContext(ctx).ID).Scan(&owner, &definition, &visit, &depth, &at, &tenant, &waits, &has)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return foreign("parent: there is no token %s", p.Parent.Token)
+		return nil // its instance was over, and retention has removed it
 	case err != nil:
 		return fmt.Errorf("look for token %s: %w", p.Parent.Token, err)
 	case owner != p.Parent.Instance || depth+1 != p.Parent.Depth || visit < p.Parent.Visit:
@@ -232,7 +232,8 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 func (e *Engine) cutOff(ctx context.Context, c cutOff) (struct{}, error) {
 	var is bool
 	err := e.pool.QueryRow(ctx, `
-		SELECT CASE WHEN $3 THEN NOT EXISTS (SELECT FROM process_instance i WHERE i.parent_token_id = $1 AND i.parent_visit = $2)
+		SELECT CASE WHEN NOT EXISTS (SELECT FROM process_token t WHERE t.id = $1) THEN true -- retention has removed it with its instance
+		            WHEN $3 THEN NOT EXISTS (SELECT FROM process_instance i WHERE i.parent_token_id = $1 AND i.parent_visit = $2)
 		            ELSE EXISTS (SELECT FROM workflow_run r WHERE r.token_id = $1 AND (r.status = 'cancelled' OR r.deleted_at IS NOT NULL)) END`,
 		unprepared, c.Token, c.Visit, c.Code == childNotStarted).Scan(&is)
 	if err == nil && !is {

@@ -200,3 +200,22 @@ func (s *site) ask(sql string, id uuid.UUID, want string) {
 		s.t.Fatalf("%s: %s", sql, got)
 	}
 }
+
+// What a token was to be told, or had called, comes to nothing once retention has removed it: that is no failure.
+func TestTokenThatIsGone(t *testing.T) {
+	s := newSite(t)
+	called := s.deploy("A", step("A", ""))
+	for typ, payload := range map[string]string{
+		"graph.start.v1":   fmt.Sprintf(`{"process": %q, "parent": {"instance": %q, "token": %q, "visit": 2, "depth": 1}}`, called, uuid.New(), uuid.New()),
+		"graph.cut_off.v1": fmt.Sprintf(`{"token": %q, "visit": 2}`, uuid.New()),
+	} {
+		id := query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) SELECT $1, $2::jsonb FROM set_config('workflow.advance', 'on', true) RETURNING id`, typ, payload)
+		s.idle()
+		if got := query[string](t, s.pool, `SELECT concat_ws(' ', status, last_error) FROM workflow_run WHERE id = $1`, id); got != "succeeded" {
+			t.Errorf("%s: %s", typ, got)
+		}
+	}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM process_instance`); n > 0 {
+		t.Errorf("%d instances were started", n)
+	}
+}
