@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // discover finds the lanes that have open runs, and the first of each: nothing before it is
@@ -153,11 +152,8 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 		leases = append(leases, l)
 	}
 	if err := rows.Err(); err != nil {
-		var answer *pgconn.PgError // not that of a server on its way down
-		// pgx calls it safe, too, when a connection broke under a simple query that was sent.
-		unsent := pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
-		if !unsent && !(errors.As(err, &answer) && !strings.HasPrefix(answer.Code, "57")) {
-			p.doubts = append(p.doubts, doubt{token: token, sent: sent})
+		if lost(err) {
+			p.Doubts.add(token, sent)
 		}
 		return nil, 0, fmt.Errorf("lease runs: %w", err)
 	}

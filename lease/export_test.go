@@ -26,8 +26,8 @@ func (r *Reclaimer) LookBack() { r.whole = budget{} }
 
 // DoubtAgain makes the next Acquire look at once for leases whose answers were lost.
 func (p *Poller) DoubtAgain() {
-	for i := range p.doubts {
-		p.doubts[i].next = time.Time{}
+	for _, one := range p.Doubts.all {
+		one.next = time.Time{}
 	}
 }
 

@@ -32,6 +32,7 @@ type Poller struct {
 	Watched bool
 
 	SetAside func([]Aside) // told of runs that are set aside; may be nil
+	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
 
 	paused    []string // prefixes and types, as discovery found them
 	lanes     map[lane]*position
@@ -40,7 +41,6 @@ type Poller struct {
 	hurry     bool // try the known lanes before discovery
 	discovery budget
 	busy      bool      // the last poll brought as many as were asked for
-	doubts    []doubt   // leases whose answer was lost
 	alone     bool      // the last suspect that was leased was alone
 	waiting   time.Time // until when suspects are left alone: none of those that are due could be leased
 }
@@ -111,7 +111,10 @@ const Never = time.Duration(1<<63 - 1)
 // 0 at once, Never if nothing is known. An error means that no lease was taken, or that its
 // answer was lost: then later calls give these leases back, with no attempt charged.
 func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, wait time.Duration, err error) {
-	if err := p.settleDoubts(ctx); err != nil {
+	if p.Doubts == nil {
+		p.Doubts = &Doubts{}
+	}
+	if err := p.Doubts.Settle(ctx, p.DB, p.Worker); err != nil {
 		return nil, 0, err
 	}
 	if time.Now().Before(p.waiting) {

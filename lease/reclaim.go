@@ -26,6 +26,7 @@ type Reclaimer struct {
 	Steps   bool          // also lease exhausted steps of process graphs
 
 	SetAside func([]Aside) // told of runs that are set aside; may be nil
+	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
 
 	blame blame
 
@@ -77,6 +78,12 @@ func (r *Reclaimer) looked(start time.Time, reaching int, found oldest) {
 // Reclaim takes back up to n expired leases. It returns how many runs became due again, and
 // the exhausted runs as leases of the caller.
 func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []Lease, err error) {
+	if r.Doubts == nil {
+		r.Doubts = &Doubts{}
+	}
+	if err := r.Doubts.Settle(ctx, r.DB, r.Worker); err != nil {
+		return 0, nil, err
+	}
 	token, err := uuid.NewRandom()
 	if err != nil {
 		return 0, nil, fmt.Errorf("draw a lease token: %w", err)
@@ -99,6 +106,9 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 		r.whole = spent(start)
 	}
 	if err != nil {
+		if lost(err) {
+			r.Doubts.add(token, start)
+		}
 		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
 	}
 	r.looked(start, reaching, first)

@@ -801,7 +801,7 @@ COMMENT ON FUNCTION workflow_take_back_refused_v1(timestamptz, boolean, boolean)
 
 -- No attempt is charged: the handlers were never started. Exhausted runs, whose deadline is their start, were not
 -- charged in the first place. A row that somebody else has locked is left out.
-CREATE FUNCTION workflow_give_back_v1(token uuid, within float8, worker text) RETURNS integer
+CREATE FUNCTION workflow_give_back_v1(token uuid, within float8, worker text, OUT given integer, OUT locked integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
@@ -810,14 +810,17 @@ DECLARE
     own    boolean := bound IS NULL;
     before text    := coalesce(current_setting('workflow.audit', true), '');
     silent boolean := before = 'off' AND workflow_unrecorded();
-    many   integer;
 BEGIN
     PERFORM workflow_as_worker(bound), set_config('workflow.audit', CASE WHEN silent THEN 'off' ELSE 'self' END, true);
-    WITH mine AS MATERIALIZED (
+    WITH held AS MATERIALIZED (
         SELECT w.id
         FROM workflow_run w
         WHERE w.status = 'leased' AND w.started_at > now() - within * interval '1 second' AND w.lease_token = workflow_give_back_v1.token
           AND (own OR w.type ^@ ANY (bound))
+    ), mine AS MATERIALIZED (
+        SELECT w.id
+        FROM workflow_run w
+        WHERE w.id = ANY (ARRAY(SELECT h.id FROM held h)) AND w.status = 'leased' AND w.lease_token = workflow_give_back_v1.token
         FOR UPDATE SKIP LOCKED
     ), returned AS (
         UPDATE workflow_run w
@@ -832,12 +835,11 @@ BEGIN
         FROM returned r
         WHERE NOT silent
     )
-    SELECT count(*) INTO many FROM returned;
+    SELECT count(*), (SELECT count(*) FROM held) - count(*) INTO given, locked FROM returned;
     PERFORM set_config('workflow.audit', before, true);
-    RETURN many;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_give_back_v1(uuid, float8, text) IS 'For workers: gives back the leases that were taken with a token and whose answer was lost. Returns how many.';
+COMMENT ON FUNCTION workflow_give_back_v1(uuid, float8, text) IS 'For workers: gives back the leases that were taken with a token and whose answer was lost. Returns how many, and how many somebody has locked.';
 
 -- ---------------------------------------------------------------------------------
 -- Who is there.

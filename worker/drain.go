@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/simple-workflow/simple-workflow/run"
@@ -12,10 +13,15 @@ const (
 	obey = time.Second
 	// lastCalls is how long the last outcomes may take to be recorded.
 	lastCalls = 10 * time.Second
+	// doubtPause is the time between two looks for leases in doubt.
+	doubtPause = 100 * time.Millisecond
 )
 
-// drain lets handlers finish, then ends their contexts, then hands back what is left.
+// drain lets handlers finish, then ends their contexts, then hands back what is left. Meanwhile it gives back
+// leases in doubt.
 func (w *Worker) drain() {
+	var doubts sync.WaitGroup
+	doubts.Go(w.settleDoubts)
 	if n := w.jobs.count(); n > 0 {
 		w.config.Logger.Info("worker stops: waiting for handlers", "running", n, "grace", w.config.ShutdownGrace)
 	}
@@ -28,7 +34,33 @@ func (w *Worker) drain() {
 		}
 		w.empty(lastCalls, nil)
 	}
+	doubts.Wait()
 	w.config.Logger.Info("worker stopped", "worker", w.name)
+}
+
+// settleDoubts gives back leases in doubt until none are, or the grace period is over.
+func (w *Worker) settleDoubts() {
+	ctx, done := context.WithTimeout(context.Background(), w.config.ShutdownGrace+obey)
+	defer done()
+	go func() {
+		select {
+		case <-w.hurry:
+			sleep(ctx, obey)
+			done()
+		case <-ctx.Done():
+		}
+	}()
+	for w.doubts.Left() > 0 && ctx.Err() == nil {
+		if err := w.doubts.Settle(ctx, w.db, w.name); err != nil {
+			w.note(err)
+		}
+		if w.doubts.Left() > 0 {
+			sleep(ctx, doubtPause)
+		}
+	}
+	if n := w.doubts.Left(); n > 0 {
+		w.config.Logger.Warn("answers to requests for leases are lost, and whether they took any could not be found out; if so these expire", "requests", n)
+	}
 }
 
 // handBack releases the leases of handlers that are still running. Whatever these return

@@ -20,7 +20,7 @@ const (
 
 // poll leases due runs and starts their handlers until ctx ends.
 func (w *Worker) poll(ctx context.Context) {
-	poller := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.config.Steps, SetAside: w.tellAside}
+	poller := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.config.Steps, SetAside: w.tellAside, Doubts: &w.doubts}
 	failures := retries()
 	pause := firstPause
 	for w.awaitRoom(ctx) {
@@ -62,10 +62,18 @@ func (w *Worker) poll(ctx context.Context) {
 	}
 }
 
-// lease is one poll. An answer that comes back after ctx has ended is still ours to handle.
+// lingering returns a context for a call that leases: an answer that comes a moment after ctx has ended is
+// still ours to handle. What comes later is in doubt.
+func lingering(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	call, done := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(obey, done) })
+	return call, func() { stop(); done() }
+}
+
+// lease is one poll.
 func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects int) ([]lease.Lease, time.Duration, error) {
 	// Not longer than leases last: what an answer that comes late brings would be lost already.
-	call, done := context.WithTimeout(context.WithoutCancel(ctx), min(callTimeout, w.shortestLease()/2))
+	call, done := lingering(ctx, min(callTimeout, w.shortestLease()/2))
 	defer done()
 	start := time.Now()
 	leases, wait, err := poller.Acquire(call, n, suspects)

@@ -34,6 +34,7 @@ type Worker struct {
 	db       *pgxpool.Pool // the worker's own connections
 	sessions *session.Sessions
 	jobs     jobs
+	doubts   lease.Doubts
 	settles  chan *job     // outcomes that may share a transaction
 	solos    chan *job     // outcomes that need a transaction of their own
 	settling chan struct{} // holds a token while a batch is being settled
@@ -122,7 +123,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer hangUp(pool)
 	w.db = pool
 	w.lastTurn.now()
 	w.lastTick.now()
@@ -176,6 +177,19 @@ func (w *Worker) connect(ctx context.Context) (*pgxpool.Pool, error) {
 		return nil, fmt.Errorf("worker: open connections: %w", err)
 	}
 	return pool, nil
+}
+
+// hangUp closes the connections. One to a server that does not answer takes a quarter of a minute: nobody waits for that.
+func hangUp(pool *pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(obey):
+	}
 }
 
 // announce logs what the worker covers, and what looks like a mistake.
