@@ -12,7 +12,7 @@ import (
 )
 
 // forge has an instance started as if a token had called it that waits for something else: by a client, whom the
-// database has to refuse, and then by somebody with the engine's rights, whose run has to fail and to change nothing.
+// database has to refuse, and then by somebody with the engine's rights, whose run must change nothing.
 func forge(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	id, at := newID(r), r.Float64()
 	process := []string{"nobody", "post"}[r.IntN(2)] // one is not deployed, and nothing calls the other

@@ -333,7 +333,7 @@ var mutants = []mutant{
 	graph("parent-unchecked", []edit{
 		{"graph/answer.go", `if err := e.called(ctx, p); err != nil {`, `if err := e.called(ctx, p); err != nil && p.Process == "" {`},
 		{"graph/start.go", `return t != nil && i.id == p.Parent.Instance`, `return t != nil && !i.passed(t) || t != nil && i.id == p.Parent.Instance`}},
-		map[string]int{"forge": 20}, "I36", "I40"),
+		map[string]int{"forge": 20}, "I40", "I50b"),
 	graph("retention-without-the-rule", []edit{
 		{"internal/cleanup/cleanup.go", `i.type <> 'graph.signal.v1' OR i.id::text NOT IN`, `true OR i.id::text NOT IN`},
 		{"internal/cleanup/cleanup.go", `WHERE p.completed_at IS NULL)`, `WHERE false)`}},

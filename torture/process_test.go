@@ -770,6 +770,14 @@ var processPlants = []plant{
 		x.end(token, "B", "Completed", "COMPLETED")
 		return c.id
 	}},
+	{only("I50b"), "forged start carried out", func(s *stage) uuid.UUID {
+		x := s.begin("line", birth{})
+		token := x.walkLine("B")
+		c := s.child(x, "COMPLETED")
+		s.tell(entry{Kind: "enqueue", Run: c.id.String(), Type: "graph.start.v1", Case: "forged", Answer: "unknown"})
+		x.end(token, "B", "Completed", "COMPLETED")
+		return c.id
+	}},
 	{only("I46"), "leased though paused", func(s *stage) uuid.UUID {
 		x := s.begin("line", birth{expect: `{"A": [1, 1]}`})
 		token, a := x.begun("A", "")

@@ -113,7 +113,7 @@ func (s *siege) recover(ctx context.Context) {
 	for start := time.Now(); time.Since(start) < 2*time.Minute && ctx.Err() == nil; sleep(ctx, time.Second) {
 		var left int
 		err := s.lab.admin.QueryRow(ctx, `
-			SELECT count(*) FILTER (WHERE suspect OR status = 'leased' AND lease_until < now() OR type IN ('chaos.exit', 'chaos.gopanic', 'chaos.leak'))
+			SELECT count(*) FILTER (WHERE suspect AND held_at IS NULL OR status = 'leased' AND lease_until < now() OR type IN ('chaos.exit', 'chaos.gopanic', 'chaos.leak'))
 			     + greatest(0, count(*) FILTER (WHERE status = 'pending' AND held_at IS NULL AND run_at < now() - interval '2 s') - 20)
 			FROM workflow_run
 			WHERE status IN ('pending', 'leased') AND deleted_at IS NULL AND payload->'unleasable' IS NULL`).Scan(&left)

@@ -158,7 +158,7 @@ CREATE TABLE t.kase (kase text PRIMARY KEY, blameless boolean NOT NULL, may_succ
 INSERT INTO t.kase VALUES
     ('effect', true, true), ('sleep', true, true), ('delayed', true, true), ('deaf', true, true), ('rival', true, true), ('leak', true, true),
     ('fail', false, true), ('external', false, true), ('permanent', false, false), ('overdue', false, true), ('panic', false, false),
-    ('badresult', false, false), ('unleasable', false, true), ('cleanup', false, true), ('forged', false, false), ('exit', true, false), ('gopanic', true, false),
+    ('badresult', false, false), ('unleasable', false, true), ('cleanup', false, true), ('forged', false, true), ('exit', true, false), ('gopanic', true, false),
     ('step', true, true), ('declined', false, false), ('undo', true, true), ('reluctant', false, true), ('engine', true, true), ('child', false, true),
     ('start', true, true), ('message', true, true), ('signal', true, true), ('task', false, true), ('halt', false, true), ('again', false, true);
 
@@ -346,6 +346,9 @@ UNION ALL
     FROM t.removed_process_instance x JOIN t.kin k ON k.instance = x.id LEFT JOIN t.final f ON f.instance = k.elder WHERE coalesce(f.at, 'infinity') > x.t_at
 UNION ALL
     SELECT 'I50 command that only the engine may enqueue was taken from a client', (line->>'run')::uuid FROM t.ledger WHERE kind = 'forged'
+UNION ALL
+    SELECT 'I50b instance started in the name of a token that has not called it', i.id
+    FROM process_instance i JOIN t.known k ON k.run = i.id AND k.kase = 'forged'
 
 -- Processes. What is returned is the instance, unless the rule is about one run.
 UNION ALL

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kelseyhightower/envconfig"
 
@@ -58,7 +59,12 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	pool, err := pgxpool.New(context.Background(), s.DatabaseURL)
+	config, err := pgxpool.ParseConfig(s.DatabaseURL)
+	if err != nil {
+		return err
+	}
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // there may be a pooler
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		return err
 	}
