@@ -144,6 +144,7 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 		l, err := scanLease(rows, &due)
 		if err != nil {
 			rows.Close()
+			p.Doubts.add(token, sent, longestOf(chosen)) // they are taken, and nobody knows which
 			return nil, 0, err
 		}
 		if leases == nil {
@@ -153,12 +154,20 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 	}
 	if err := rows.Err(); err != nil {
 		if lost(err) {
-			p.Doubts.add(token, sent)
+			p.Doubts.add(token, sent, longestOf(chosen))
 		}
 		return nil, 0, fmt.Errorf("lease runs: %w", err)
 	}
 	p.granted(leases, chosen, token, sent)
 	return leases, due, nil
+}
+
+// longestOf returns how long the longest of the leases lasts.
+func longestOf(chosen []request) (longest time.Duration) {
+	for _, r := range chosen {
+		longest = max(longest, r.Length)
+	}
+	return longest
 }
 
 // granted completes leases with their terms, and puts them in order.

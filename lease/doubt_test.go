@@ -3,6 +3,7 @@ package lease_test
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -71,7 +72,8 @@ func lose(t *testing.T, p *lease.Poller, d *deaf, mode string) {
 }
 
 // Leases whose answer was lost are given back by the next call, with no attempt charged,
-// and can be taken at once; exhausted runs stay exhausted.
+// and can be taken at once. Those of exhausted runs expire at once, so that whoever takes leases back
+// fails them, whatever types he polls for.
 func TestLostAnswer(t *testing.T) {
 	for _, err := range []error{io.ErrUnexpectedEOF, brokenOff{}} {
 		t.Run(err.Error(), func(t *testing.T) { testLostAnswer(t, err) })
@@ -79,7 +81,7 @@ func TestLostAnswer(t *testing.T) {
 }
 
 func testLostAnswer(t *testing.T, err error) {
-	pool := pgtest.New(t)
+	pool := settledServer(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
 	spent := add(t, pool, "a.x", 0, time.Minute)
 	exec(t, pool, "UPDATE workflow_run SET attempt = 3 WHERE id = $1", spent)
@@ -91,13 +93,12 @@ func testLostAnswer(t *testing.T, err error) {
 	}
 	p.Discover()
 	leases := acquire(t, p, 10)
-	if len(leases) != 2 {
-		t.Fatalf("leased %v, want both", leases)
+	if len(leases) != 1 || leases[0].ID != id || leases[0].LeaseNo != 2 || leases[0].Attempt != 1 || leases[0].Exhausted {
+		t.Fatalf("leased %+v, want run %s once more", leases, id)
 	}
-	for _, l := range leases {
-		if l.LeaseNo != 2 || l.ID == id && (l.Attempt != 1 || l.Exhausted) || l.ID == spent && (l.Attempt != 3 || !l.Exhausted) {
-			t.Errorf("lease: %+v", l)
-		}
+	again, exhausted := reclaim(t, newReclaimer(pool), 10)
+	if again != 0 || len(exhausted) != 1 || exhausted[0].ID != spent || exhausted[0].LeaseNo != 2 || exhausted[0].Attempt != 3 {
+		t.Errorf("taken back: %d and %+v, want run %s, which is exhausted", again, exhausted, spent)
 	}
 	events := query[string](t, pool, `
 		SELECT string_agg(event_type || ' ' || attempt || ' ' || lease_no, ', ' ORDER BY e.id)
@@ -239,4 +240,49 @@ func (b *blind) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, e
 	}
 	_, _ = b.Exec(ctx, "SELECT pg_sleep(0.2)")
 	return lost{err: io.ErrUnexpectedEOF}, io.ErrUnexpectedEOF
+}
+
+// A request is in doubt if its answer is lost, and only then: not if it was refused, or never sent.
+func TestLost(t *testing.T) {
+	pool := pgtest.New(t)
+	_, away := pgx.Connect(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable")
+	short, done := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer done()
+	_, late := pool.Exec(short, `SELECT pg_sleep(10)`)
+	_, over := pool.Exec(short, `SELECT 1`)
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{away, false}, {late, true}, {over, false}, {context.DeadlineExceeded, false}, {context.Canceled, true},
+		{io.ErrUnexpectedEOF, true}, {brokenOff{}, true},
+		{&pgconn.PgError{Code: "57P01"}, true}, {&pgconn.PgError{Code: "57P02"}, true}, {&pgconn.PgError{Code: "08P01"}, true}, {&pgconn.PgError{Code: "58000"}, true},
+		{&pgconn.PgError{Code: "57P03"}, false}, {&pgconn.PgError{Code: "57014"}, false}, {&pgconn.PgError{Code: "23514"}, false}, {&pgconn.PgError{Code: "40001"}, false},
+	} {
+		if got := lease.Lost(fmt.Errorf("lease runs: %w", c.err)); got != c.want {
+			t.Errorf("%v: lost is %t", c.err, got)
+		}
+	}
+}
+
+// What is in doubt is asked for until its leases have expired, and no longer: with the database away for all
+// that time nothing is left to ask for.
+func TestDoubtEnds(t *testing.T) {
+	pool := pgtest.New(t)
+	d := &deaf{DB: pool}
+	p := newPoller(d, "a.")
+	add(t, pool, "a.x", 0, time.Minute)
+	lose(t, p, d, "lost")
+	closed := pgtest.New(t)
+	closed.Close()
+	for _, later := range []time.Duration{0, lease.Sure + time.Minute - 5*time.Second} {
+		p.Doubts.Age(later)
+		if err := p.Doubts.Settle(t.Context(), closed, "w"); err == nil || p.Doubts.Left() != 1 {
+			t.Fatalf("%s later: error %v, %d are left", later, err, p.Doubts.Left())
+		}
+	}
+	p.Doubts.Age(10 * time.Second)
+	if err := p.Doubts.Settle(t.Context(), closed, "w"); err == nil || p.Doubts.Left() != 0 {
+		t.Errorf("error %v, %d are left", err, p.Doubts.Left())
+	}
 }

@@ -24,6 +24,19 @@ func (r *Reclaimer) Later(d time.Duration) {
 // LookBack makes the next Reclaim start from the oldest lease.
 func (r *Reclaimer) LookBack() { r.whole = budget{} }
 
+// Lost is what tells doubts.
+var Lost = lost
+
+// Sure is how long a request is in doubt at least.
+const Sure = sure
+
+// Age makes all doubts so much older.
+func (d *Doubts) Age(by time.Duration) {
+	for _, one := range d.all {
+		one.sent, one.until = one.sent.Add(-by), one.until.Add(-by)
+	}
+}
+
 // DoubtAgain makes the next Acquire look at once for leases whose answers were lost.
 func (p *Poller) DoubtAgain() {
 	for _, one := range p.Doubts.all {

@@ -107,7 +107,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	}
 	if err != nil {
 		if lost(err) {
-			r.Doubts.add(token, start)
+			r.Doubts.add(token, start, r.Length)
 		}
 		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
 	}

@@ -29,7 +29,7 @@ type Refusal struct {
 
 // MarkApart records outcomes that Mark has failed on, lane by lane, and gives each lane back as soon as it is
 // done with it. It passes over what somebody has locked. What fails is halved until it stands alone. An
-// event that is refused alone, while one that was marked before can be marked again, is parked with the
+// event that is refused alone, and again after one that was marked before could be marked again, is parked with the
 // database's words: in outbox_delivery, as its row takes none. No statement takes longer than patience.
 //
 // An error means that something is wrong with the database as a whole. Nothing is parked for that.
@@ -189,6 +189,9 @@ func (a *apart) park() error {
 		default:
 			blame, states = append(blame, blamed(o, err)), append(states, a.rest.State)
 		}
+	}
+	if len(blame) == 0 {
+		return nil
 	}
 	missing, err := a.try(blame, a.patience/2)
 	switch {

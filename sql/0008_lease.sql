@@ -822,12 +822,15 @@ BEGIN
         FROM workflow_run w
         WHERE w.id = ANY (ARRAY(SELECT h.id FROM held h)) AND w.status = 'leased' AND w.lease_token = workflow_give_back_v1.token
         FOR UPDATE SKIP LOCKED
+    ), ended AS ( -- whoever looks for expired leases next fails these: the caller may poll for other types
+        UPDATE workflow_run w SET lease_until = clock_timestamp(), updated_at = now()
+        WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) AND w.deadline_at = w.started_at
+        RETURNING w.id
     ), returned AS (
         UPDATE workflow_run w
-        SET status = 'pending', run_at = now(), updated_at = now(),
-            attempt = w.attempt - CASE WHEN w.deadline_at = w.started_at THEN 0 ELSE 1 END,
+        SET status = 'pending', run_at = now(), updated_at = now(), attempt = w.attempt - 1,
             lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
-        WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m))
+        WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) AND w.deadline_at IS DISTINCT FROM w.started_at
         RETURNING w.id, least(w.attempt + 1, w.max_attempts) AS attempt, w.lease_no, w.started_at
     ), history AS (
         INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
@@ -835,7 +838,7 @@ BEGIN
         FROM returned r
         WHERE NOT silent
     )
-    SELECT count(*), (SELECT count(*) FROM held) - count(*) INTO given, locked FROM returned;
+    SELECT count(*), (SELECT count(*) FROM held) - count(*) INTO given, locked FROM (SELECT FROM returned UNION ALL SELECT FROM ended) AS done;
     PERFORM set_config('workflow.audit', before, true);
 END
 $fn$;

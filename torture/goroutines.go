@@ -72,7 +72,7 @@ func (s *slot) dump(ctx context.Context) (n int, err error) {
 		return 0, err
 	}
 	for _, stack := range strings.Split(string(text[before:]), "\n\n") {
-		if strings.HasPrefix(stack, "goroutine ") && strings.Contains(stack, "github.com/simple-workflow/simple-workflow/") && !strings.Contains(stack, "/internal/cleanup.") {
+		if strings.HasPrefix(stack, "goroutine ") && strings.Contains(stack, "github.com/simple-workflow/simple-workflow/") && !strings.Contains(stack, "/internal/cleanup.Handler.") {
 			n++
 		}
 	}

@@ -13,19 +13,21 @@ const (
 	obey = time.Second
 	// lastCalls is how long the last outcomes may take to be recorded.
 	lastCalls = 10 * time.Second
-	// doubtPause is the time between two looks for leases in doubt.
+	// doubtPause is the pause before leases in doubt are looked for again, where it is time.
 	doubtPause = 100 * time.Millisecond
+	// doubtTimeout bounds one look: another connection may do better.
+	doubtTimeout = 2 * time.Second
 )
 
 // drain lets handlers finish, then ends their contexts, then hands back what is left. Meanwhile it gives back
-// leases in doubt.
-func (w *Worker) drain() {
+// leases in doubt. grace is what is left of the grace period.
+func (w *Worker) drain(grace time.Duration) {
 	var doubts sync.WaitGroup
-	doubts.Go(w.settleDoubts)
+	doubts.Go(func() { w.settleDoubts(grace) })
 	if n := w.jobs.count(); n > 0 {
-		w.config.Logger.Info("worker stops: waiting for handlers", "running", n, "grace", w.config.ShutdownGrace)
+		w.config.Logger.Info("worker stops: waiting for handlers", "running", n, "grace", grace)
 	}
-	if !w.empty(w.config.ShutdownGrace, w.hurry) {
+	if !w.empty(grace, w.hurry) {
 		for _, j := range w.jobs.all() {
 			w.jobs.end(j, run.ErrShutdown)
 		}
@@ -38,9 +40,9 @@ func (w *Worker) drain() {
 	w.config.Logger.Info("worker stopped", "worker", w.name)
 }
 
-// settleDoubts gives back leases in doubt until none are, or the grace period is over.
-func (w *Worker) settleDoubts() {
-	ctx, done := context.WithTimeout(context.Background(), w.config.ShutdownGrace+obey)
+// settleDoubts gives back leases in doubt until none are, or a moment after the grace period.
+func (w *Worker) settleDoubts(grace time.Duration) {
+	ctx, done := context.WithTimeout(context.Background(), grace+obey)
 	defer done()
 	go func() {
 		select {
@@ -51,9 +53,11 @@ func (w *Worker) settleDoubts() {
 		}
 	}()
 	for w.doubts.Left() > 0 && ctx.Err() == nil {
-		if err := w.doubts.Settle(ctx, w.db, w.name); err != nil {
+		call, over := context.WithTimeout(ctx, doubtTimeout)
+		if err := w.doubts.Settle(call, w.db, w.name); err != nil {
 			w.note(err)
 		}
+		over()
 		if w.doubts.Left() > 0 {
 			sleep(ctx, doubtPause)
 		}

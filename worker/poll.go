@@ -62,18 +62,18 @@ func (w *Worker) poll(ctx context.Context) {
 	}
 }
 
-// lingering returns a context for a call that leases: an answer that comes a moment after ctx has ended is
-// still ours to handle. What comes later is in doubt.
-func lingering(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+// lingering returns a context for a call that leases: an answer that comes within the grace period after ctx
+// has ended is still ours to handle. What comes later is in doubt.
+func (w *Worker) lingering(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(obey, done) })
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(w.config.ShutdownGrace, done) })
 	return call, func() { stop(); done() }
 }
 
 // lease is one poll.
 func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects int) ([]lease.Lease, time.Duration, error) {
 	// Not longer than leases last: what an answer that comes late brings would be lost already.
-	call, done := lingering(ctx, min(callTimeout, w.shortestLease()/2))
+	call, done := w.lingering(ctx, min(callTimeout, w.shortestLease()/2))
 	defer done()
 	start := time.Now()
 	leases, wait, err := poller.Acquire(call, n, suspects)

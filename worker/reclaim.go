@@ -28,7 +28,7 @@ func (w *Worker) reclaim(ctx context.Context) {
 			continue
 		}
 		start := time.Now()
-		call, done := lingering(ctx, callTimeout)
+		call, done := w.lingering(ctx, callTimeout)
 		again, exhausted, err := r.Reclaim(call, reclaimBatch)
 		done()
 		took := time.Since(start)

@@ -153,9 +153,10 @@ func (w *Worker) Run(ctx context.Context) error {
 		seekers.Go(func() { w.listen(seeking) })
 	}
 	<-seeking.Done()
+	stopped := time.Now()
 	seekers.Wait()
 
-	w.drain()
+	w.drain(max(w.config.ShutdownGrace-time.Since(stopped), 0))
 	stopKeeping()
 	keepers.Wait()
 	w.letGo(ctx)
