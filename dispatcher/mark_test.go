@@ -201,6 +201,26 @@ func TestRefusalThatEnds(t *testing.T) {
 	}
 }
 
+// What became of an event that can neither be marked nor parked is remembered as it was: it is marked, and not parked,
+// once that works again.
+func TestNeitherMarkedNorParked(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.told", 1, 1)
+	delivered(t, pool, claim(t, pool, "a"))
+	emit(t, pool, "test.bad", 1, 1)
+	if _, err := pool.Exec(t.Context(), refusals[0].begin+`;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`); err != nil {
+		t.Fatal(err)
+	}
+	c := claim(t, pool, "a")
+	was := outbox.Outcome{ID: c.Rows[0].ID, Delivered: true}
+	rest, err := outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{was}, 2*time.Second)
+	if err != nil || len(rest.Refused) > 0 || len(rest.Open) != 1 || rest.Open[0] != was {
+		t.Errorf("%+v, %v; want %+v open", rest, err, was)
+	}
+}
+
 // An event that somebody has locked is passed over: others, those of its lane included, are marked
 // within five seconds, and sent once. It is marked when it is free, and not sent again for that.
 func TestLockedEvent(t *testing.T) {

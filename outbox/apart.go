@@ -73,21 +73,22 @@ type apart struct {
 
 	// Of the lane that is being marked:
 	lane    int16
-	away    bool      // it is locked, or claimed no more
-	checked bool      // other events can be marked, or none is there to tell
-	guilty  []Outcome // refused alone
+	away    bool // it is locked, or claimed no more
+	checked bool // other events can be marked, or none is there to tell
+	guilty  []guilty
 }
 
 func (a *apart) markLane(lane int16, outcomes []Outcome) error {
 	a.lane, a.away, a.checked, a.guilty = lane, false, false, nil
-	if err := a.halve(outcomes, a.patience/2); err != nil {
-		return err
+	err := a.halve(outcomes, a.patience/2)
+	if err == nil && !a.away {
+		err = a.park()
 	}
-	if a.away {
+	switch {
+	case err != nil:
+		return err
+	case a.away:
 		return a.lost(outcomes)
-	}
-	if err := a.park(); err != nil {
-		return err
 	}
 	return a.giveBack(`lane = ANY ($3)`, []int16{lane})
 }
@@ -109,8 +110,10 @@ func (a *apart) halve(outcomes []Outcome, patience time.Duration) error {
 		return a.split(outcomes)
 	case kind == stuck:
 		a.rest.Open = append(a.rest.Open, outcomes...)
-	default:
-		a.guilty = append(a.guilty, outcomes[0])
+	default: // refused, so there is an answer
+		var said *pgconn.PgError
+		errors.As(err, &said)
+		a.guilty = append(a.guilty, guilty{outcomes[0], said})
 	}
 	return nil
 }
@@ -146,11 +149,15 @@ func (a *apart) try(outcomes []Outcome, patience time.Duration) (missing []Outco
 	return missing, nil
 }
 
-// blamed is what becomes of an event that the database refuses to mark.
-func blamed(o Outcome, err error) Outcome {
-	var said *pgconn.PgError
-	errors.As(err, &said)
-	words := said.Code + ": " + said.Message
+// guilty is an outcome that was refused alone, and with which words.
+type guilty struct {
+	outcome Outcome
+	said    *pgconn.PgError
+}
+
+// blamed is what becomes of it instead.
+func (g guilty) blamed() Outcome {
+	o, words := g.outcome, g.said.Code+": "+g.said.Message
 	switch {
 	case o.Delivered:
 		words += " (the sink has acknowledged it; it cannot be marked)"
@@ -172,38 +179,44 @@ func (a *apart) park() error {
 		return err
 	}
 	if !works || !known {
-		a.rest.Open = append(a.rest.Open, a.guilty...)
+		for _, g := range a.guilty {
+			a.rest.Open = append(a.rest.Open, g.outcome)
+		}
 		return nil
 	}
-	var blame []Outcome
-	var states []string
-	for _, o := range a.guilty {
-		missing, err := a.try([]Outcome{o}, a.patience/2)
-		switch kind := a.kind(err); {
-		case err == nil && !a.away:
-			a.rest.Open = append(a.rest.Open, missing...)
-		case err == nil, kind == stuck:
-			a.rest.Open = append(a.rest.Open, o)
-		case kind == passing:
+	again := a.guilty
+	a.guilty = nil
+	for _, g := range again {
+		if err := a.halve([]Outcome{g.outcome}, a.patience/2); err != nil {
 			return err
-		default:
-			blame, states = append(blame, blamed(o, err)), append(states, a.rest.State)
 		}
 	}
-	if len(blame) == 0 {
+	return a.blame()
+}
+
+// blame records that the guilty are refused.
+func (a *apart) blame() error {
+	if len(a.guilty) == 0 || a.away {
 		return nil
 	}
-	missing, err := a.try(blame, a.patience/2)
+	blamed := make([]Outcome, len(a.guilty))
+	for k, g := range a.guilty {
+		blamed[k] = g.blamed()
+	}
+	missing, err := a.try(blamed, a.patience/2)
 	switch {
+	case a.away:
+		return nil
 	case err != nil && a.kind(err) == passing:
 		return err
-	case err != nil || a.away:
-		missing = blame
+	case err != nil:
+		missing = blamed
 	}
-	a.rest.Open = append(a.rest.Open, missing...)
-	for k, o := range blame {
-		if !slices.ContainsFunc(missing, func(m Outcome) bool { return m.ID == o.ID }) {
-			a.rest.Refused = append(a.rest.Refused, Refusal{o.ID, states[k]})
+	for _, g := range a.guilty {
+		if slices.ContainsFunc(missing, func(m Outcome) bool { return m.ID == g.outcome.ID }) {
+			a.rest.Open = append(a.rest.Open, g.outcome)
+		} else {
+			a.rest.Refused = append(a.rest.Refused, Refusal{g.outcome.ID, g.said.Code})
 		}
 	}
 	return nil
