@@ -21,6 +21,11 @@ func (r *Reclaimer) Later(d time.Duration) {
 	}
 }
 
+// LookedBack makes the last look from the beginning one that ended so long ago and took so long.
+func (r *Reclaimer) LookedBack(ago, took time.Duration) {
+	r.whole = budget{cost: took, end: time.Now().Add(-ago)}
+}
+
 // LookBack makes the next Reclaim start from the oldest lease.
 func (r *Reclaimer) LookBack() { r.whole = budget{} }
 

@@ -127,13 +127,14 @@ func TestCutSecrets(t *testing.T) {
 	}
 }
 
-// H4: ten megabytes cost no more than the first few kilobytes of them, whatever they are.
+// H4: ten megabytes cost no more than the first few kilobytes of them, whatever they are: what looks at all
+// of them again and again takes hours.
 func TestCleanTextIsBounded(t *testing.T) {
 	for _, unit := range []string{"x", "\x00\xff", "\x1b", "\x1b]", "token ", "://", "://u:", "password=\\\\", `password="\`, "Bearer \n", "é"} {
 		text := "\x00\xff" + strings.Repeat(unit, 10<<20/len(unit))
 		start := time.Now()
 		got := cleanText(text, 4096)
-		if took := time.Since(start); took > time.Second {
+		if took := time.Since(start); took > 10*time.Second {
 			t.Errorf("%q: took %s", unit, took)
 		}
 		if len(got) > 4096 || !utf8.ValidString(got) {

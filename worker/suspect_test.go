@@ -2,10 +2,13 @@ package worker_test
 
 import (
 	"context"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -55,22 +58,24 @@ func TestSuspectsInDoublingSteps(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
-	started, gate := make(chan time.Time, 7), make(chan bool)
-	handle(mux, "test.suspect.v1", func(context.Context) error { started <- time.Now(); <-gate; return nil })
+	var started atomic.Int32
+	gate := make(chan bool)
+	handle(mux, "test.suspect.v1", func(context.Context) error { started.Add(1); <-gate; return nil })
 	for range 7 {
 		expire(t, pool, enqueue(t, pool, "test.suspect.v1", empty{}))
 	}
 	var s seen
 	work(t, pool, mux, s.observe)
-	first := <-started
-	pgtest.Await(t, "all leases to be taken back", func() bool { return s.get(&s.again) == 7 })
-	var after []time.Duration // since the first
-	for range 6 {
-		after = append(after, (<-started).Sub(first))
+	pgtest.AwaitFor(t, quick, "all to be taken back and started", func() bool { return s.get(&s.again) == 7 && started.Load() == 7 })
+	var steps, second []int
+	rows, _ := pool.Query(t.Context(), `SELECT count(*), extract(epoch FROM started_at - min(started_at) OVER ())::int
+		FROM workflow_run GROUP BY started_at ORDER BY started_at`)
+	var n, at int
+	if _, err := pgx.ForEachRow(rows, []any{&n, &at}, func() error { steps, second = append(steps, n), append(second, at); return nil }); err != nil {
+		t.Fatal(err)
 	}
-	if after[0] < 1500*time.Millisecond || after[1]-after[0] > time.Second ||
-		after[2]-after[1] < 1500*time.Millisecond || after[5]-after[2] > time.Second {
-		t.Errorf("six suspects started %s after the first; want two after 2 s and four after another 2 s", after)
+	if !slices.Equal(steps, []int{1, 2, 4}) || second[1] < 2 || second[2]-second[1] < 2 {
+		t.Errorf("%d suspects started, %d s after the first; want 1, 2 and 4, two seconds between them", steps, second)
 	}
 	close(gate)
 	drained(t, pool, quick)

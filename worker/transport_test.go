@@ -91,19 +91,19 @@ func TestWakeUp(t *testing.T) {
 	mux := worker.NewMux()
 	handle(mux, "test.woken.v1", func(context.Context) error { return nil })
 	w, _ := work(t, pool, mux, func(c *worker.Config) { c.PollInterval = 30 * time.Second })
-	// Its pauses double: one of more than 2.7 s lasts 5 s, and so 2 s more.
+	// Its pauses double: one of more than 5.2 s lasts 10 s, and so 4 s more.
 	pgtest.AwaitFor(t, quick, "the worker to listen, and to be idle for a while", func() bool {
 		listening := query[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%')`)
-		return listening && !w.LastPoll().IsZero() && time.Since(w.LastPoll()) > 2700*time.Millisecond
+		return listening && !w.LastPoll().IsZero() && time.Since(w.LastPoll()) > 5200*time.Millisecond
 	})
 	r := finished(t, pool, enqueue(t, pool, "test.woken.v1", empty{}))
-	if late := r.StartedAt.Sub(r.CreatedAt); late > 2*time.Second {
+	if late := r.StartedAt.Sub(r.CreatedAt); late > 4*time.Second {
 		t.Errorf("started %s after it was enqueued", late)
 	}
 }
 
 // Polling alone finds everything: with a poll interval and no wake-up, nothing waits longer
-// than that.
+// than that and what a busy machine adds.
 func TestPollingAlone(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -114,11 +114,11 @@ func TestPollingAlone(t *testing.T) {
 		return !w.LastPoll().IsZero() && time.Since(w.LastPoll()) > 500*time.Millisecond
 	})
 	r := finished(t, pool, enqueue(t, pool, "test.polled.v1", empty{}))
-	if late := r.StartedAt.Sub(r.CreatedAt); late > 2*time.Second {
+	if late := r.StartedAt.Sub(r.CreatedAt); late > 5*time.Second {
 		t.Errorf("started %s after it was enqueued", late)
 	}
 	due := finished(t, pool, add(t, pool, run.New{Type: "test.polled.v1", Delay: 300 * time.Millisecond}))
-	if late := due.StartedAt.Sub(due.RunAt); late < 0 || late > 2*time.Second {
+	if late := due.StartedAt.Sub(due.RunAt); late < 0 || late > 5*time.Second {
 		t.Errorf("started %s after it became due", late)
 	}
 }
