@@ -25,7 +25,7 @@ func (w *Worker) drain(grace time.Duration) {
 	var doubts sync.WaitGroup
 	doubts.Go(func() { w.settleDoubts(grace) })
 	if n := w.jobs.count(); n > 0 {
-		w.config.Logger.Info("worker stops: waiting for handlers", "running", n, "grace", grace)
+		w.config.Logger.Info("worker stops: waiting for handlers", "running", n, "grace", w.config.ShutdownGrace)
 	}
 	if !w.empty(grace, w.hurry) {
 		for _, j := range w.jobs.all() {
@@ -40,26 +40,24 @@ func (w *Worker) drain(grace time.Duration) {
 	w.config.Logger.Info("worker stopped", "worker", w.name)
 }
 
-// settleDoubts gives back leases in doubt until none are, or a moment after the grace period.
+// settleDoubts gives back leases in doubt until none are, or a moment after the grace period. Once the worker is to
+// hurry it looks once more.
 func (w *Worker) settleDoubts(grace time.Duration) {
 	ctx, done := context.WithTimeout(context.Background(), grace+obey)
 	defer done()
-	go func() {
-		select {
-		case <-w.hurry:
-			sleep(ctx, obey)
-			done()
-		case <-ctx.Done():
-		}
-	}()
-	for w.doubts.Left() > 0 && ctx.Err() == nil {
+	for last := false; w.doubts.Left() > 0 && ctx.Err() == nil; {
 		call, over := context.WithTimeout(ctx, doubtTimeout)
 		if err := w.doubts.Settle(call, w.db, w.name); err != nil {
 			w.note(err)
 		}
 		over()
-		if w.doubts.Left() > 0 {
-			sleep(ctx, doubtPause)
+		if last || w.doubts.Left() == 0 {
+			break
+		}
+		select {
+		case <-w.hurry:
+			last = true
+		case <-time.After(doubtPause):
 		}
 	}
 	if n := w.doubts.Left(); n > 0 {
