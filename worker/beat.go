@@ -62,9 +62,10 @@ func (w *Worker) dueForBeat(every time.Duration) []*job {
 
 // prolong extends those leases of a batch of which half has gone by. A try to settle keeps
 // heartbeats out of the rows that it has locked, and the next one will: without this, a few that
-// take too long cost leases of runs whose handlers have returned.
+// take too long cost leases of runs whose handlers have returned. The server may be about to end the last
+// try: for a third of a second that is waited for.
 func (w *Worker) prolong(ctx context.Context, batch []*job) {
-	for range 3 {
+	for range 15 {
 		due := w.ageing(batch)
 		if len(due) == 0 {
 			return
@@ -75,7 +76,7 @@ func (w *Worker) prolong(ctx context.Context, batch []*job) {
 		if err != nil || len(w.ageing(due)) == 0 {
 			return
 		}
-		sleep(ctx, 20*time.Millisecond) // the server may be about to end the last try
+		sleep(ctx, 20*time.Millisecond)
 	}
 }
 

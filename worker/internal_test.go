@@ -169,12 +169,7 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `UPDATE workflow_run SET status = 'pending'`); err != nil {
 			t.Fatal(err)
 		}
-		p := &lease.Poller{DB: pool, Prefixes: []string{"test."}, Worker: w.name, Terms: func(string) lease.Terms { return lease.Terms{Length: time.Minute, Room: -1} }}
-		leases, _, err := p.Acquire(t.Context(), 1, 1)
-		if err != nil || len(leases) != 1 {
-			t.Fatalf("leased %d, %v", len(leases), err)
-		}
-		j := &job{Lease: leases[0], outcome: run.Outcome{ID: leases[0].ID, Token: leases[0].Token, Verdict: run.Succeed, Result: json.RawMessage(result)}}
+		j := take(t, w, run.Outcome{Verdict: run.Succeed, Result: json.RawMessage(result)})
 		j.extras.events = []outbox.Event{{Aggregate: j.ID, Type: "test.told", Payload: json.RawMessage(result)}}
 		batch = append(batch, j)
 	}
@@ -186,5 +181,56 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 	events, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || !slices.Equal(events, []string{`"new"`}) || !slices.Equal(seen, events) {
 		t.Errorf("events %v, %v; hooks have seen %v; want those of the new lease", events, err, seen)
+	}
+}
+
+// take leases the one run that is due, which has the outcome already.
+func take(t *testing.T, w *Worker, outcome run.Outcome) *job {
+	t.Helper()
+	p := &lease.Poller{DB: w.db, Prefixes: []string{"test."}, Worker: w.name, Terms: func(string) lease.Terms { return lease.Terms{Length: time.Minute, Room: -1} }}
+	leases, _, err := p.Acquire(t.Context(), 1, 1)
+	if err != nil || len(leases) != 1 {
+		t.Fatalf("leased %d, %v", len(leases), err)
+	}
+	outcome.ID, outcome.Token = leases[0].ID, leases[0].Token
+	return &job{Lease: leases[0], outcome: outcome}
+}
+
+// A lease of which half has gone by is extended before its outcome is settled, although the server holds its row
+// for the last try still when that begins.
+func TestProlong(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	tries := 0
+	var before pgx.Tx
+	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Logger: slog.New(slog.DiscardHandler), Observe: Observer{
+		Extended: func(int, time.Duration, error) {
+			if tries++; tries == 6 {
+				if err := before.Rollback(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.db = pool
+	if _, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.slow.v1"}); err != nil {
+		t.Fatal(err)
+	}
+	j := take(t, w, run.Outcome{Verdict: run.Succeed})
+	j.extended = time.Now().Add(-40 * time.Second)
+	w.jobs.add(j)
+	if before, err = pool.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = before.Rollback(context.Background()) }()
+	if _, err := before.Exec(t.Context(), `SELECT FROM workflow_run FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	w.prolong(t.Context(), []*job{j})
+	if time.Since(j.extended) > 20*time.Second {
+		t.Errorf("after %d tries the lease was not extended", tries)
 	}
 }
