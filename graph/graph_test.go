@@ -423,7 +423,7 @@ func TestTerminate(t *testing.T) {
 // S16: a cancelled instance stays so; the second cancel changes nothing.
 func TestCancel(t *testing.T) {
 	s := newSite(t)
-	p := s.deploy("A", step("A", "B", `"ms": "500"`)+","+step("B", ""))
+	p := s.deploy("A", step("A", "B", `"ms": "10000"`)+","+step("B", ""))
 	id := s.start(p, `{}`)
 	await(t, "A to start", func() bool { return s.count("A") == 1 })
 	for range 2 {

@@ -78,7 +78,7 @@ func TestPatterns(t *testing.T) {
 				"X": {"choose": [{"if": "steps.C.n == 1.0", "to": "B"}, {"if": "steps.C.n == 2.0", "to": "A"}], "else": "D"}, D>`, want: "A2 B3 C3 D1"},
 		{number: "11", name: "implicit termination", nodes: `"F": {"fork": ["A", "B"]}, A> B(200)>`, want: "A1 B1"},
 		{number: "12", name: "multiple instances without synchronization",
-			nodes: `"F": {"fork": ["E", "A"]}, "E": {"each": {"list": "[300, 300]", "do": "test.step.v1"}, "in": {"ms": "item"}}, A>B B>`, want: "A1 B1 E/item2",
+			nodes: `"F": {"fork": ["E", "A"]}, "E": {"each": {"list": "[3000, 3000]", "do": "test.step.v1"}, "in": {"ms": "item"}}, A>B B>`, want: "A1 B1 E/item2",
 			act: func(s *site, i uuid.UUID) { s.status(i, graph.Completed); s.before("B", "E/item") }},
 		{number: "13", name: "multiple instances, number known when designed",
 			nodes: `"E": {"each": {"list": "['a', 'b', 'c']", "do": "test.step.v1"}, "in": {"n": "item"}, "to": "A"}, A>`, want: "A1 E/item3"},
