@@ -28,7 +28,6 @@ func (g *load) deploy(ctx context.Context) error {
 
 // conduct has instances started, told what they wait for, cancelled, paused and resumed.
 func (g *load) conduct(ctx context.Context) {
-	working := ctx
 	g.every(ctx, g.lab.plan.Instances, "instances", func(r *rand.Rand) func(context.Context) {
 		x := drawInstance(r, g.processes, g.lab.plan.Favoured)
 		starts, letters := x.starts(), x.letters()
@@ -42,6 +41,7 @@ func (g *load) conduct(ctx context.Context) {
 			}
 		}
 	})
+	working := ctx // ends when no more work is made: a pause that would go on then ends, too
 	g.every(ctx, g.lab.plan.Pauses, "pauses", func(r *rand.Rand) func(context.Context) {
 		at, long, caller := r.Float64(), between(r, 0, 4*time.Second), r.IntN(2) == 0
 		if r.IntN(4) == 0 {

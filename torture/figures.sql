@@ -112,7 +112,8 @@ CREATE TABLE t.must AS
         ('run that cannot be leased was set aside', (SELECT count(*) FROM t.aside a JOIN t.known k ON k.run::text = a.id WHERE k.kase = 'unleasable')),
         ('event that cannot be marked was parked', (SELECT count(*) FROM outbox_delivery d JOIN outbox_event o ON o.id = d.event_id WHERE o.event_type = 'torture.unmarkable' AND d.parked_at IS NOT NULL)),
         ('instance removed by retention', (SELECT count(*) FROM t.removed_process_instance)),
-        ('instance paused for longer than retention keeps what is over', (SELECT count(*) FROM t.turn p JOIN t.turn n ON n.instance = p.instance AND n.seq > p.seq AND NOT n.paused
-             WHERE p.paused AND n.at > p.at + (SELECT min(x.t_at - i.at) FROM t.removed_process_instance x JOIN t.final i ON i.instance = x.id))),
+        ('instance paused for longer than retention keeps what is over', (SELECT count(*)
+             FROM (SELECT paused, at, lead(at) OVER (PARTITION BY instance ORDER BY seq) AS until FROM t.turn) p
+             WHERE p.paused AND p.until > p.at + (SELECT min(x.t_at - i.at) FROM t.removed_process_instance x JOIN t.final i ON i.instance = x.id))),
         ('task completed too late', (SELECT count(*) FROM t.order WHERE kase = 'task' AND status = 'failed'))
     ) m (what, n);

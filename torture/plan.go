@@ -164,6 +164,6 @@ func (p *plan) demands(what string) bool {
 // have seen it.
 var seldom = []string{
 	"enqueue unknown, and done", "event came twice", "event was refused, and came later", "incident tried again",
-	"instance cancelled while a step was at work", "join fired after a branch's worker was killed", "loop re-entered a fork",
+	"instance cancelled while a step was at work", "instance paused for longer than retention keeps what is over", "join fired after a branch's worker was killed", "loop re-entered a fork",
 	"task completed too late", "undo of a step that nobody knows to have been done", "worker handed its runs back",
 }
