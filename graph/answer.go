@@ -116,8 +116,8 @@ func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
 	return s, nil
 }
 
-// called returns an error unless the token that is said to wait for the instance does, or has done so: a
-// token that has left since is no mistake. What counts is asked once more when the run is settled.
+// called returns an error unless the token that is said to wait for the instance does, or has done so: one
+// that has left since is no mistake, nor one that retention has removed. What counts is asked once more when the run is settled.
 func (e *Engine) called(ctx context.Context, p StartPayload) error {
 	var owner, definition uuid.UUID
 	var visit int64
@@ -228,7 +228,7 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 }
 
 // cutOff finds out whether a token was cut off: whether somebody has cancelled or deleted a run of its, or it
-// waits for an instance that has not been started.
+// waits for an instance that has not been started. One that retention has removed needs nothing, and is no mistake.
 func (e *Engine) cutOff(ctx context.Context, c cutOff) (struct{}, error) {
 	var is bool
 	err := e.pool.QueryRow(ctx, `

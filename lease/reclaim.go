@@ -76,7 +76,9 @@ func (r *Reclaimer) looked(start time.Time, reaching int, found oldest) {
 }
 
 // Reclaim takes back up to n expired leases. It returns how many runs became due again, and
-// the exhausted runs as leases of the caller.
+// the exhausted runs as leases of the caller. After an error it may have leased some all the same, when it was the
+// answer that was lost: these are in doubt, and later calls, those of a Poller with the same Doubts, and Doubts.Settle look
+// for them.
 func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []Lease, err error) {
 	if r.Doubts == nil {
 		r.Doubts = &Doubts{}

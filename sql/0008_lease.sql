@@ -799,8 +799,8 @@ $fn$;
 COMMENT ON FUNCTION workflow_take_back_refused_v1(timestamptz, boolean, boolean) IS
     'For workers: finds the expired leases that the database refuses to have taken back, and sets their runs aside. None: it is not the rows'' fault.';
 
--- No attempt is charged: the handlers were never started. Exhausted runs, whose deadline is their start, were not
--- charged in the first place. A row that somebody else has locked is left out.
+-- No attempt is charged: the handlers were never started. Exhausted runs, whose deadline is their start, have no attempt to be
+-- given back: their leases expire at once, and whoever takes those back fails them. A row that somebody else has locked is left out.
 CREATE FUNCTION workflow_give_back_v1(token uuid, within float8, worker text, OUT given integer, OUT locked integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
@@ -822,7 +822,7 @@ BEGIN
         FROM workflow_run w
         WHERE w.id = ANY (ARRAY(SELECT h.id FROM held h)) AND w.status = 'leased' AND w.lease_token = workflow_give_back_v1.token
         FOR UPDATE SKIP LOCKED
-    ), ended AS ( -- whoever looks for expired leases next fails these: the caller may poll for other types
+    ), ended AS ( -- not leased again here: the caller may have no handler for them
         UPDATE workflow_run w SET lease_until = clock_timestamp(), updated_at = now()
         WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) AND w.deadline_at = w.started_at
         RETURNING w.id

@@ -54,6 +54,8 @@ type Removed struct {
 //   - an instance, by the one that has called it, directly or not: for its output, and to undo what it has done
 //   - of an instance that is not over, all that is its own: its runs are its facts
 //
+// But a command may come after what it names is over and removed: it is as one that comes too late, and no failure.
+//
 // What refers to it is written in the transaction that makes it old, or before: so who finds it without a reader
 // will find it without one for ever.
 

@@ -276,26 +276,26 @@ func TestRefusedRows(t *testing.T) {
 	}
 }
 
-// settings notes what jit is in the sessions whose statements it sees.
-type settings struct {
+// statements notes what a pool asks.
+type statements struct {
 	mu  sync.Mutex
 	sql []string
 }
 
-func (s *settings) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sql = append(s.sql, data.SQL)
 	return ctx
 }
 
-func (s *settings) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // Each statement of the cleanup is in a transaction of its own, for which the server compiles nothing: of
 // what it takes for dear the compiling takes seconds.
 func TestNothingIsCompiled(t *testing.T) {
 	config := pgtest.New(t).Config()
-	seen := &settings{}
+	seen := &statements{}
 	config.ConnConfig.Tracer = seen
 	config.MaxConns = 1
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
