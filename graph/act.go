@@ -54,7 +54,7 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 			err = s.retry(ctx, tx, w, settled)
 		}
 		if err != nil {
-			return err
+			return &lease.SettleError{Run: settled.Outcome.ID, Err: err}
 		}
 	}
 	if err := s.start(ctx, tx, e, starts); err != nil {

@@ -36,6 +36,16 @@ type Settlement struct {
 	run.Outcome
 }
 
+// A SettleError is trouble that one run of a batch is the cause of. A hook that returns one has it settled by itself,
+// and the others without it.
+type SettleError struct {
+	Run uuid.UUID
+	Err error
+}
+
+func (e *SettleError) Error() string { return e.Err.Error() }
+func (e *SettleError) Unwrap() error { return e.Err }
+
 // Terms are the conditions under which runs of a type are leased.
 type Terms struct {
 	Length  time.Duration // of the lease

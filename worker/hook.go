@@ -27,6 +27,9 @@ type Hook struct {
 	// needed later. Such statements find rows by their keys: where the worker's own are prepared, so are
 	// they, with plans that are kept.
 	//
+	// An error with a lease.SettleError in it names the run that is the cause, so that the others
+	// are settled without it at once; after any other they are found by halving the batch.
+	//
 	// The function that it returns is called after the runs are settled, with those that were:
 	// a lease that was lost does not reach it. Nil: nothing is left to be done. After effects, which
 	// may have changed what was read, Begin is called again before it.

@@ -180,6 +180,43 @@ func TestHookRefusal(t *testing.T) {
 	}
 }
 
+// A hook that names the run which it cannot do has it settled by itself, and the others at once: the batch
+// is not halved.
+func TestHookNames(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	var begun, refused atomic.Int32
+	gate := make(chan bool)
+	handle(mux, "test.many.v1", func(context.Context) error {
+		if begun.Add(1) == 64 {
+			close(gate)
+		}
+		<-gate
+		return nil
+	})
+	addMany(t, pool, "test.many.v1", 64)
+	guilty := query[uuid.UUID](t, pool, `SELECT id FROM workflow_run ORDER BY id OFFSET 40 LIMIT 1`)
+	work(t, pool, mux, func(c *worker.Config) {
+		c.Hooks = []worker.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
+			for _, s := range batch {
+				if s.Outcome.ID == guilty && len(batch) > 1 {
+					refused.Add(1)
+					return &lease.SettleError{Run: guilty, Err: errors.New("no")}
+				}
+			}
+			return nil
+		})}}
+	})
+	drained(t, pool, quick)
+	if n := refused.Load(); n > 1 {
+		t.Errorf("batches with the guilty one were refused %d times, want once", n)
+	}
+	if r := read(t, pool, guilty); r.Status != run.Succeeded || r.Attempt != 1 {
+		t.Errorf("the guilty one is %s, attempt %d", r.Status, r.Attempt)
+	}
+}
+
 // Events are appended in the order in which they were emitted, about the run itself unless
 // told otherwise, and with their headers.
 func TestEvents(t *testing.T) {

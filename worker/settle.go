@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -73,7 +74,7 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 
 // settle records the outcomes of a batch. While the database is out of reach it tries again.
 // If the database or a hook refuses the batch, it is halved until the guilty outcome stands
-// alone, which then keeps nobody else waiting.
+// alone, which then keeps nobody else waiting. One that a hook names is taken out at once.
 func (w *Worker) settle(ctx context.Context, batch []*job) {
 	for pause := retries(); len(batch) > 0; sleep(ctx, pause.NextBackOff()) {
 		w.prolong(ctx, batch)
@@ -89,6 +90,11 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 			return
 		case crowded(err):
 			sleep(ctx, pause.NextBackOff())
+		case !transient(err):
+			if rest := w.withoutNamed(ctx, batch, err); len(rest) < len(batch) {
+				batch = rest
+				continue
+			}
 		case errors.Is(err, context.DeadlineExceeded):
 			if rest := w.withoutLocked(ctx, batch); len(rest) < len(batch) {
 				batch = rest
@@ -107,6 +113,22 @@ func (w *Worker) setAside(ctx context.Context, j *job) {
 	case w.solos <- j:
 	case <-ctx.Done():
 	}
+}
+
+// withoutNamed sets the outcome aside that a hook calls the cause of an error, and returns the rest.
+func (w *Worker) withoutNamed(ctx context.Context, batch []*job, err error) (rest []*job) {
+	var named *lease.SettleError
+	if !errors.As(err, &named) {
+		return batch
+	}
+	for _, j := range batch {
+		if j.ID == named.Run {
+			w.setAside(ctx, j)
+		} else {
+			rest = append(rest, j)
+		}
+	}
+	return rest
 }
 
 // withoutLocked sets those aside whose rows somebody has locked, and returns the rest.
