@@ -67,39 +67,50 @@ func (l *lab) trouble() (over func()) {
 	return func() { l.troubled.Store(time.Now().UnixNano()) }
 }
 
-// leased returns runs that are leased now.
-func (l *lab) leased(ctx context.Context, n int) ([]uuid.UUID, error) {
-	rows, _ := l.admin.Query(ctx, `SELECT id FROM workflow_run WHERE status = 'leased' ORDER BY random() LIMIT $1`, n)
-	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+// leased returns some runs that are leased now, two at least. It waits a while for there to be so many.
+func (l *lab) leased(ctx context.Context, most int) (ids []uuid.UUID, err error) {
+	_, err = soon(ctx, func() (bool, error) {
+		rows, _ := l.admin.Query(ctx, `SELECT id FROM workflow_run WHERE status = 'leased' ORDER BY random() LIMIT $1`, most)
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		return len(ids) > 1, err
+	})
+	return ids, err
 }
 
 // locking locks something in a transaction for a while. Whatever becomes of the transaction then,
 // it has been locked; and where the lock did not come in time, others have queued up behind it.
 func (l *lab) locking(ctx context.Context, whom string, d time.Duration, lock string, args ...any) (string, error) {
-	tx, err := l.admin.Begin(ctx)
-	if err != nil {
+	var tx pgx.Tx
+	locked, err := soon(ctx, func() (locked bool, err error) {
+		if tx, err = l.admin.Begin(ctx); err != nil {
+			return false, err
+		}
+		if _, err = tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`); err == nil {
+			_, err = tx.Exec(ctx, lock, args...)
+		}
+		if err != nil {
+			_ = tx.Rollback(context.WithoutCancel(ctx))
+		}
+		switch code(err) {
+		case "40P01", "55P03":
+			return true, err
+		}
+		return err == nil, err
+	})
+	if !locked {
 		return noOne, l.excuse(err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx))
-	_, err = tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`)
 	if err == nil {
-		_, err = tx.Exec(ctx, lock, args...)
+		sleep(ctx, d)
+		_ = tx.Rollback(context.WithoutCancel(ctx))
 	}
-	switch code(err) {
-	case "40P01", "55P03":
-		return whom, nil
-	}
-	if err != nil {
-		return noOne, l.excuse(err)
-	}
-	sleep(ctx, d)
 	return whom, nil
 }
 
-// soon waits a while for there to be something to strike at.
+// soon waits a while for there to be something to strike at, and for a server to ask.
 func soon(ctx context.Context, find func() (found bool, err error)) (found bool, err error) {
 	for range 50 {
-		if found, err = find(); found || err != nil {
+		if found, err = find(); found {
 			break
 		}
 		sleep(ctx, 100*time.Millisecond)
@@ -138,7 +149,7 @@ func arrayOf(ids []uuid.UUID) string {
 
 // lockRows keeps leased rows locked for two or three leases.
 func lockRows(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
-	ids, err := l.leased(ctx, 1+r.IntN(6))
+	ids, err := l.leased(ctx, 2+r.IntN(6))
 	if err != nil || len(ids) == 0 {
 		return noOne, l.excuse(err)
 	}

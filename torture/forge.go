@@ -55,9 +55,13 @@ func forge(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		return nobody, nil
 	}
 	e := entry{Kind: "enqueue", Run: id.String(), Type: "graph.start.v1", Case: "forged", Payload: payload, Answer: "done"}
-	switch err = insert(`SET LOCAL workflow.advance = on`); {
-	case judge(err) == refused:
-		return noOne, nil // by a storm
+	found, err = soon(ctx, func() (bool, error) { // through storms
+		err := insert(`SET LOCAL workflow.advance = on`)
+		return judge(err) != refused, err
+	})
+	switch {
+	case !found:
+		return noOne, nil
 	case err != nil:
 		e.Answer = "unknown"
 	}
