@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Aside is a run that the database refuses to have leased or taken back. It stands in
+// Aside is a run that the database refuses to have leased, settled or taken back. It stands in
 // workflow_set_aside, with the database's words, which may quote what it holds.
 type Aside struct {
 	ID         uuid.UUID
@@ -77,6 +77,25 @@ func collectAside(rows pgx.Rows) ([]Aside, error) {
 		return nil, fmt.Errorf("find the runs that are refused: %w", err)
 	}
 	return aside, nil
+}
+
+// TellUnsettled says in workflow_set_aside that the outcome of a lease is refused, and by what: a database's error, or
+// any other of who records it with the run. It reports false if the lease is lost, or no outcome at all can be recorded.
+func TellUnsettled(ctx context.Context, db run.DB, id, token uuid.UUID, cause error) (told bool, err error) {
+	var answer pgconn.PgError
+	var pg *pgconn.PgError
+	if errors.As(cause, &pg) {
+		answer = *pg
+	} else {
+		answer.Message = cause.Error()
+	}
+	words := strings.ToValidUTF8(strings.ReplaceAll(answer.Message, "\x00", ""), "")
+	rows, _ := db.Query(ctx, `SELECT workflow_unsettled_v1($1, $2, $3, $4, $5)`, id, token, answer.Code, words, answer.ConstraintName)
+	told, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+	if err != nil {
+		return false, fmt.Errorf("tell that run %s cannot be settled: %w", id, err)
+	}
+	return told, nil
 }
 
 // TryAgain has runs that are set aside be tried again when it is time: each after ten minutes, and after ten

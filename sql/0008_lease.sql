@@ -10,6 +10,7 @@
 --   workflow_settle_v1      record outcomes
 --   workflow_take_back_v1   expired leases
 --   workflow_give_back_v1   leases whose answer was lost
+--   workflow_unsettled_v1   an outcome that is refused, for people to see
 --   workflow_held_v1, workflow_recorded_v1, workflow_locked_v1   what became of leases and outcomes
 --
 -- Their plans are kept: made of index scans and hash joins, which are right whatever else is in the
@@ -75,7 +76,7 @@ DROP INDEX workflow_run_lane_idx;
 CREATE INDEX workflow_run_lane_idx ON workflow_run (suspect, type, priority DESC, run_at, id)
     WHERE status = 'pending' AND deleted_at IS NULL AND held_at IS NULL;
 
--- What the database refuses to have leased, or taken back, although others in its place are
+-- What the database refuses to have leased, settled or taken back, although others in its place are
 -- not refused. It stands here and not in the row itself, which may refuse every update.
 CREATE TABLE workflow_set_aside (
     kind          text COLLATE "C" NOT NULL,
@@ -96,7 +97,7 @@ CREATE TRIGGER workflow_set_aside_kept BEFORE TRUNCATE ON workflow_set_aside
 CREATE INDEX workflow_set_aside_reason_idx ON workflow_set_aside (kind, type, statement, sqlstate, "constraint", last_tried_at);
 COMMENT ON TABLE  workflow_set_aside IS 'What the database refuses to change, so that no worker can take it: which, since when, and why in the database''s words. It is tried again when its row changes, every ten minutes, and every ten seconds one for all with the same reason.';
 COMMENT ON COLUMN workflow_set_aside.kind IS 'run.';
-COMMENT ON COLUMN workflow_set_aside.statement IS 'What was refused: lease or take back.';
+COMMENT ON COLUMN workflow_set_aside.statement IS 'What was refused: lease, settle or take back. What is refused to be settled is tried again by the worker that has its lease.';
 COMMENT ON COLUMN workflow_set_aside.due IS 'It is to be tried again.';
 COMMENT ON COLUMN workflow_set_aside.row_version IS 'The xmin of the row that was refused. With another one it is tried again.';
 
@@ -134,6 +135,11 @@ BEGIN
             started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
             deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
         WHERE w.id = ANY (ids);
+    ELSIF statement = 'settle' THEN -- as workflow_settle_v1
+        UPDATE workflow_run w
+        SET status = 'succeeded', result = 'null', finished_at = statement_timestamp(), settled_token = w.lease_token, settled_by = 'tried',
+            updated_at = statement_timestamp(), lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
+        WHERE w.id = ANY (ids);
     ELSE -- as workflow_lease_v1
         UPDATE workflow_run w
         SET status = 'leased', lease_token = w.id, leased_by = 'tried', lease_no = w.lease_no + 1, attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
@@ -164,7 +170,7 @@ DECLARE
 BEGIN
     INSERT INTO workflow_run (id, type) VALUES (control, 'workflow.control.v1');
     made := true;
-    IF statement = 'take back' THEN
+    IF statement <> 'lease' THEN
         UPDATE workflow_run w
         SET status = 'leased', lease_token = control, leased_by = 'control', lease_no = 1, started_at = now(), lease_until = now(), updated_at = clock_timestamp()
         WHERE w.id = control;
@@ -299,6 +305,35 @@ BEGIN
     PERFORM set_config('workflow.advance', before, true);
 END
 $fn$;
+-- The worker goes on trying, and nobody passes over the run: due is true. With the error of an effect or of the engine itself there is no
+-- SQLSTATE. If no run's outcome can be recorded it is not this one that is at fault.
+CREATE FUNCTION workflow_unsettled_v1(id uuid, token uuid, sqlstate text, message text, "constraint" text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    bound  text[] := workflow_bound_prefixes();
+    before text   := coalesce(current_setting('workflow.advance', true), '');
+    noted  bigint;
+BEGIN
+    IF NOT coalesce(workflow_works('settle'), true) THEN
+        RETURN false;
+    END IF;
+    PERFORM set_config('workflow.advance', 'on', true); -- for the guard
+    INSERT INTO workflow_set_aside AS a (kind, id, type, statement, sqlstate, message, "constraint", due, row_version)
+    SELECT 'run', w.id, left(w.type, 200), 'settle', left(workflow_unsettled_v1.sqlstate, 5), left(workflow_unsettled_v1.message, 4096), left(workflow_unsettled_v1."constraint", 200), true, w.xmin
+    FROM workflow_run w
+    WHERE w.id = workflow_unsettled_v1.id AND w.status = 'leased' AND w.lease_token = workflow_unsettled_v1.token AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound))
+    ON CONFLICT (kind, id) DO UPDATE
+    SET type = excluded.type, statement = excluded.statement, sqlstate = excluded.sqlstate, message = excluded.message, "constraint" = excluded."constraint",
+        last_tried_at = excluded.last_tried_at, due = true, row_version = excluded.row_version;
+    GET DIAGNOSTICS noted = ROW_COUNT;
+    PERFORM set_config('workflow.advance', before, true);
+    RETURN noted > 0;
+END
+$fn$;
+COMMENT ON FUNCTION workflow_unsettled_v1(uuid, uuid, text, text, text) IS
+    'For workers: says that an outcome is refused, and why, in the words of who refuses it. False: the lease is not theirs any more, or nothing can be settled.';
+
 COMMENT ON FUNCTION workflow_try_again_v1() IS 'For workers: has runs that are set aside be tried again, when it is time. They call it every ten seconds.';
 
 -- ---------------------------------------------------------------------------------
@@ -934,11 +969,13 @@ CREATE VIEW workflow_unleasable AS
             (5, NOT isfinite(r.run_at) OR r.run_at < '2000-01-01', 'run_at is ' || r.run_at, 'run_at = now()'),
             (6, r.postponed < 0 OR r.postponed = 2147483647, 'postponed is ' || r.postponed, 'postponed = 0'),
             (7, r.finished_at IS NOT NULL, 'finished_at is set, though it has not finished', 'finished_at = NULL'),
-            (8, true, 'the database refuses ' || CASE a.statement WHEN 'lease' THEN 'its lease' ELSE 'to take its lease back' END || coalesce(' by ' || nullif(a."constraint", ''), ''), NULL)
+            (8, a.statement = 'settle' AND a.sqlstate = '', 'what its handler returned cannot be recorded', NULL),
+            (9, true, 'the database refuses ' || CASE a.statement WHEN 'lease' THEN 'its lease' WHEN 'settle' THEN 'what its handler returned' ELSE 'to take its lease back' END || coalesce(' by ' || nullif(a."constraint", ''), ''), NULL)
         ) AS p (place, holds, problem, fix)
         WHERE p.holds
-        ORDER BY p.place LIMIT 1) AS x;
-COMMENT ON VIEW   workflow_unleasable IS 'Runs that are set aside: the database refuses to have them leased, or taken back.';
+        ORDER BY p.place LIMIT 1) AS x
+    WHERE a.statement <> 'settle' OR r.status = 'leased'; -- it has been settled at last
+COMMENT ON VIEW   workflow_unleasable IS 'Runs that are set aside: the database refuses to have them leased, settled or taken back.';
 COMMENT ON COLUMN workflow_unleasable.problem IS 'What is wrong with the row, if that can be told, or else what refuses it.';
 COMMENT ON COLUMN workflow_unleasable.fix IS 'What an UPDATE of the row should set, past the guards if need be; null: see message.';
 
@@ -949,7 +986,7 @@ DECLARE
         WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.proname = ANY ('{workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
         workflow_try_again_v1, workflow_narrow, workflow_lanes, workflow_lanes_v1, workflow_due, workflow_lease_v1,
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded,
-        workflow_worker_name, workflow_as_worker, workflow_settle_v1, workflow_recorded_v1, workflow_expired,
+        workflow_worker_name, workflow_as_worker, workflow_settle_v1, workflow_unsettled_v1, workflow_recorded_v1, workflow_expired,
         workflow_take_back_v1, workflow_take_back_refused_v1, workflow_give_back_v1, workflow_present_v1, workflow_absent_v1,
         workflow_stalled_types, workflow_stalled_v1}'::text[]));
     f regprocedure;

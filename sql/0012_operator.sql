@@ -889,6 +889,12 @@ BEGIN
         IF r.lease_until IS NULL THEN
             RETURN 'leased by ' || coalesce(r.leased_by, 'nobody') || ' without an end, so it is never taken back: lease_until is null; set lease_until = now(), past the guards if need be';
         ELSIF r.lease_until > clock_timestamp() THEN
+            SELECT u.problem || ' for ' || workflow_span(workflow_age(u.since)) || ' (' || coalesce('SQLSTATE ' || nullif(u.sqlstate, '') || ', ', '') || '«' || left(u.message, 200) || '»); '
+                || r.leased_by || ' keeps it, and tries again every half a minute: mend what refuses it, or cancel the run'
+            INTO aside FROM workflow_unleasable u WHERE u.id = r.id AND u.statement = 'settle';
+            IF FOUND THEN
+                RETURN aside;
+            END IF;
             RETURN 'runs at ' || coalesce(r.leased_by, 'nobody') || ' for ' || workflow_span(workflow_age(r.started_at)) || ', attempt ' || tries
                 || '; its lease goes until ' || coalesce(to_char(r.lease_until, 'HH24:MI:SS'), r.lease_until::text) || ', and is extended while that worker lives';
         END IF;
@@ -1003,7 +1009,7 @@ BEGIN
         WHERE k.instance_id = i.id AND k.state = 'Waiting' AND r.finished_at IS NULL) m
     ORDER BY m.place, m.at
     LIMIT 1;
-    SELECT 'waits for ' || (j.expected - j.joined) || ' of ' || j.expected || ' branches at join ' || j.node || ': ' INTO join_waits
+    SELECT 'waits for ' || (j.expected::bigint - j.joined) || ' of ' || j.expected || ' branches at join ' || j.node || ': ' INTO join_waits
     FROM parallel_join j
     WHERE j.instance_id = i.id AND NOT j.fired AND j.expected > j.joined
       AND EXISTS (SELECT FROM join_arrival a JOIN process_token k ON k.id = a.token_id WHERE a.join_id = j.id AND k.state = 'Waiting')
@@ -1050,7 +1056,7 @@ BEGIN ATOMIC
         workflow_age, workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
         workflow_try_again_v1, workflow_lanes_v1, workflow_narrow, workflow_lanes, workflow_stalled_types, workflow_due, workflow_lease_v1,
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
-        workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
+        workflow_unsettled_v1, workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
         outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1}'::text[]);
 END;

@@ -115,6 +115,9 @@ func TestBoundWorkerForgesNothing(t *testing.T) {
 	media.expect("what there is", media.do(`SELECT count(*) FROM workflow_held_v1('{`+other+`}', '{`+other+`}')`), "0")
 	g.byHand(`INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version, last_tried_at)
 		SELECT 'run', id, type, 'lease', 'P0001', 'x', '', xmin, now() - interval '1 hour' FROM workflow_run`)
+	for _, id := range []string{own, other} {
+		media.expect("told of", media.do(`SELECT workflow_unsettled_v1('`+id+`', '7d1f0f0e-0000-4000-8000-000000000001', 'P0001', 'forged', '')`), "f")
+	}
 	media.do(`BEGIN; SELECT workflow_try_again_v1()`)
 	billing.do(`SET lock_timeout = '1s'; SELECT workflow_try_again_v1()`)
 	media.do(`COMMIT`)

@@ -118,6 +118,6 @@ type Observer struct {
 	Extended  func(leases int, took time.Duration, err error)           // each heartbeat
 	Reclaimed func(again, exhausted int)                                // expired leases taken back
 	Stuck     func(handlers int)                                        // handlers that ignore the end of their context
-	SetAside  func(typ string)                                          // each run that the database refuses to have leased or taken back
+	SetAside  func(typ string)                                          // each run that the database refuses to have leased, settled or taken back
 	Stalled   func(types int)                                           // every ten seconds: types that are due, could be leased, and are not
 }

@@ -20,6 +20,7 @@ const (
 	soloSettlers   = 4                     // settle one outcome at a time
 	quickRetry     = time.Second           // the longest pause while the database is in trouble
 	slowRetry      = 30 * time.Second      // the longest pause while one outcome is refused
+	enoughRefusals = 5                     // of one outcome, before people are told
 )
 
 // settleBatches settles outcomes, many at a time, until ctx ends.
@@ -184,6 +185,7 @@ func (w *Worker) settleSolos(ctx context.Context) {
 // settleAlone records one outcome, however often that has to be tried. What is the handler's
 // fault becomes its failure; all other trouble is charged to nobody.
 func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
+	refusals := 0
 	for pause, again := retries(), false; ; again = true {
 		// Who waits for a row that is locked does so without a turn, or others would have none.
 		for (again || len(j.extras.effects) == 0) && len(w.locked(ctx, []*job{j})) > 0 {
@@ -217,6 +219,9 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 		if !frozen && !transient(err) {
 			pause.MaxInterval = slowRetry
 			w.jobs.park(j)
+			if refusals++; refusals >= enoughRefusals {
+				w.tellUnsettled(ctx, j, err, refusals == enoughRefusals)
+			}
 		}
 		w.complain("cannot settle; trying again", "runs", 1, "err", loggable(err))
 		sleep(ctx, pause.NextBackOff())

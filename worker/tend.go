@@ -64,3 +64,20 @@ func (w *Worker) tellAside(aside []lease.Aside) {
 		w.config.Logger.Error("more runs set aside; see workflow_unleasable", "runs", more)
 	}
 }
+
+// tellUnsettled says where people look that the outcome of a job is refused, and the first time in the log, too.
+func (w *Worker) tellUnsettled(ctx context.Context, j *job, cause error, first bool) {
+	call, done := context.WithTimeout(ctx, tendTimeout)
+	defer done()
+	told, err := lease.TellUnsettled(call, w.db, j.ID, j.Token, cause)
+	switch {
+	case err != nil && ctx.Err() == nil:
+		w.note(err)
+		w.complain("cannot tell that an outcome is refused; trying again", "err", loggable(err))
+	case told && first:
+		w.logger(&j.Lease).Error("outcome refused time and again; it is kept, and tried again: see workflow_unleasable", "sqlstate", code(cause))
+		if w.config.Observe.SetAside != nil {
+			w.config.Observe.SetAside(j.Type)
+		}
+	}
+}
