@@ -93,8 +93,8 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 			sleep(ctx, pause.NextBackOff())
 		case !transient(err):
 			if rest := w.withoutNamed(ctx, batch, err); len(rest) < len(batch) {
-				batch = rest
-				continue
+				w.settle(ctx, rest) // at once
+				return
 			}
 		case errors.Is(err, context.DeadlineExceeded):
 			if rest := w.withoutLocked(ctx, batch); len(rest) < len(batch) {
@@ -185,7 +185,7 @@ func (w *Worker) settleSolos(ctx context.Context) {
 // settleAlone records one outcome, however often that has to be tried. What is the handler's
 // fault becomes its failure; all other trouble is charged to nobody.
 func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
-	refusals := 0
+	refusals, told := 0, false
 	for pause, again := retries(), false; ; again = true {
 		// Who waits for a row that is locked does so without a turn, or others would have none.
 		for (again || len(j.extras.effects) == 0) && len(w.locked(ctx, []*job{j})) > 0 {
@@ -220,7 +220,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 			pause.MaxInterval = slowRetry
 			w.jobs.park(j)
 			if refusals++; refusals >= enoughRefusals {
-				w.tellUnsettled(ctx, j, err, refusals == enoughRefusals)
+				told = w.tellUnsettled(ctx, j, err, told)
 			}
 		}
 		w.complain("cannot settle; trying again", "runs", 1, "err", loggable(err))

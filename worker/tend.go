@@ -65,8 +65,9 @@ func (w *Worker) tellAside(aside []lease.Aside) {
 	}
 }
 
-// tellUnsettled says where people look that the outcome of a job is refused, and the first time in the log, too.
-func (w *Worker) tellUnsettled(ctx context.Context, j *job, cause error, first bool) {
+// tellUnsettled says where people look that the outcome of a job is refused, and the first time in the log, too. It reports
+// whether it has been told.
+func (w *Worker) tellUnsettled(ctx context.Context, j *job, cause error, before bool) bool {
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
 	told, err := lease.TellUnsettled(call, w.db, j.ID, j.Token, cause)
@@ -74,10 +75,11 @@ func (w *Worker) tellUnsettled(ctx context.Context, j *job, cause error, first b
 	case err != nil && ctx.Err() == nil:
 		w.note(err)
 		w.complain("cannot tell that an outcome is refused; trying again", "err", loggable(err))
-	case told && first:
+	case told && !before:
 		w.logger(&j.Lease).Error("outcome refused time and again; it is kept, and tried again: see workflow_unleasable", "sqlstate", code(cause))
 		if w.config.Observe.SetAside != nil {
 			w.config.Observe.SetAside(j.Type)
 		}
 	}
+	return told || before
 }
