@@ -1,9 +1,7 @@
 package worker_test
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -28,8 +26,8 @@ func loser(t *testing.T, mux *worker.Mux, grace time.Duration, lost func(*proxy)
 	p.cutAt("workflow_lease_v1(", true, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	var log bytes.Buffer
-	cfg := worker.Config{Pool: open(t, through), Mux: mux, Prefixes: []string{"test."}, Lease: time.Minute, ShutdownGrace: grace, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	var log journal
+	cfg := worker.Config{Pool: open(t, through), Mux: mux, Prefixes: []string{"test."}, Lease: time.Minute, ShutdownGrace: grace, Logger: log.logger()}
 	var begun time.Time
 	cfg.Observe.Polled = func(_ int, _ time.Duration, err error) {
 		if err != nil && begun.IsZero() {

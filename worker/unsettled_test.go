@@ -3,10 +3,8 @@ package worker_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"regexp"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,24 +16,6 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
-
-// lines is a log that a test reads while it is written.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // An outcome that is refused time and again is told of where people look: which run, for how long, and why. It is
 // kept all the same, and recorded once nothing refuses it; then nothing is told any more.
@@ -67,9 +47,9 @@ func TestUnsettledIsTold(t *testing.T) {
 				execute(t, pool, c.refuse)
 			}
 			id := enqueue(t, pool, "test.odd.v1", empty{})
-			var log lines
+			var log journal
 			w, _ := work(t, pool, mux, func(cfg *worker.Config) {
-				cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+				cfg.Logger = log.logger()
 				cfg.Hooks = []worker.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
 					for _, s := range batch {
 						if s.Type == "test.odd.v1" && !mended.Load() {
