@@ -40,7 +40,7 @@ type Settlement struct {
 // and the others without it.
 type SettleError struct {
 	Run uuid.UUID
-	Err error
+	Err error // never nil
 }
 
 func (e *SettleError) Error() string { return e.Err.Error() }
