@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	patience = 10 * time.Second
+	patience = 20 * time.Second
 	interval = 3 * time.Millisecond
 )
 
-// Await returns when cond is true, and fails t if that takes more than ten
+// Await returns when cond is true, and fails t if that takes more than twenty
 // seconds. The text says what was waited for, as in "the run succeeds".
 func Await(t testing.TB, what string, cond func() bool) {
 	t.Helper()
@@ -31,7 +31,7 @@ func AwaitFor(t testing.TB, limit time.Duration, what string, cond func() bool) 
 }
 
 // Blocked returns when at least n sessions of the pool's database wait for a
-// lock, and fails t if that takes more than ten seconds. It looks through a
+// lock, and fails t if that takes more than twenty seconds. It looks through a
 // connection of its own, so the pool may be exhausted.
 func Blocked(t testing.TB, pool *pgxpool.Pool, n int) {
 	t.Helper()
