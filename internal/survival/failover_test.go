@@ -54,7 +54,9 @@ func failover(t *testing.T, synchronous bool) {
 	}
 	succeed(50)
 	if !synchronous { // the standby falls behind, and nobody notices
-		pgtest.Await(t, "the standby to follow", func() bool { return number(t, pool, `SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'`) == 1 })
+		pgtest.Await(t, "the standby to follow", func() bool {
+			return number(t, pool, `SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'`) == 1
+		})
 		do(t, there, `ALTER SYSTEM SET primary_conninfo = ''`, `SELECT pg_reload_conf()`)
 		pgtest.Await(t, "the standby to fall behind", func() bool { return number(t, pool, `SELECT count(*) FROM pg_stat_replication`) == 0 })
 		effects(t, pool, 20, 20)
