@@ -452,6 +452,9 @@ func (t *trial) repeated() (often []string) {
 // complacent are answers to «why» that say that all is well.
 var complacent = regexp.MustCompile(`will take it in its turn$|runs of higher priority go first|have no slot free|: such runs are started one at a time|^(\S+: )?runs at .* is extended while|it will be taken back|the instance that it calls is about to be started$|^$`)
 
+// patience is how long it may take until people are told why something waits.
+const patience = 5 * time.Second
+
 // silent lists what was touched, does not go on, and has no finding. Nothing has changed for a while when it asks.
 func (t *trial) silent(ctx context.Context, baseline end) (untold []string, err error) {
 	var waiting map[string]string
@@ -459,8 +462,11 @@ func (t *trial) silent(ctx context.Context, baseline end) (untold []string, err 
 		if waiting, err = t.waiting(ctx, baseline); err != nil || len(waiting) == 0 {
 			return nil, err
 		}
-		if time.Since(begun) > 2*time.Second {
+		if time.Since(begun) > patience {
 			break
+		}
+		if !slices.ContainsFunc(slices.Collect(maps.Values(waiting)), complacent.MatchString) {
+			return nil, nil
 		}
 	}
 	doctor, _ := t.tool(ctx, "doctor", "--json", "--thorough")
