@@ -107,8 +107,10 @@ func crowded(err error) bool { return code(err) == "53200" }
 // out of reach, a deadlock, a lock that is held, an answer that took too long.
 func transient(err error) bool {
 	switch class(err) {
-	case "40", "53", "55", "57":
+	case "40", "53", "57":
 		return true
+	case "55":
+		return code(err) == "55P03" // lock_not_available; others do not pass, or a trigger has raised them
 	}
 	return unreachable(err) || errors.Is(err, context.DeadlineExceeded)
 }

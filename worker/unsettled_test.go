@@ -23,10 +23,10 @@ func TestUnsettledIsTold(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ refuse, mend, says, why string }{
 		"by the database": {
-			refuse: `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX001', CONSTRAINT = 'mine'; END $$;
+			refuse: `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = '55000', CONSTRAINT = 'mine'; END $$;
 			         CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.type = 'test.odd.v1' AND OLD.status = 'leased' AND NEW.status <> 'leased') EXECUTE FUNCTION refuse()`,
 			mend: `DROP TRIGGER refuse ON workflow_run`,
-			says: "settle|XX001|never|the database refuses what its handler returned by mine",
+			says: "settle|55000|never|the database refuses what its handler returned by mine",
 			why:  "the database refuses what its handler returned by mine for ",
 		},
 		"by a hook": {

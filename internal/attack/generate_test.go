@@ -5,6 +5,7 @@ package attack
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"regexp"
@@ -99,6 +100,12 @@ type mutation struct {
 // name is the same in each world.
 func (m *mutation) name() string {
 	return strings.Join(slices.DeleteFunc([]string{m.op, m.class, m.on, m.column, m.value}, func(s string) bool { return s == "" }), " | ")
+}
+
+// lot is a number that a mutation draws for a seed.
+func (m *mutation) lot(seed uint64) uint64 {
+	sum := sha256.Sum256([]byte(fmt.Sprint(seed, m.name())))
+	return binary.BigEndian.Uint64(sum[:])
 }
 
 // place is what a finding is about: further mutations of it say hardly anything new.
