@@ -71,10 +71,12 @@ func (c change) of(prefix string) bool {
 	return true
 }
 
-// engines are the tables that the engine alone writes, whoever owns them. A row that the owner leaves in outbox_aggregate
-// or message_key is none's harm: whoever needs it takes it over.
+// keys are tables whose rows are held, and never stay. One that the owner leaves there is nobody's harm: whoever needs it takes it over.
+var keys = []string{"outbox_aggregate", "message_key"}
+
+// engines are the tables that the engine alone writes, whoever owns them.
 var engines = []string{"process_token", "parallel_group", "parallel_join", "join_arrival", "each_progress", "message", "message_wait", "user_task", "incident",
-	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_binding", "workflow_console_role", "outbox_replayed"}
+	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed"}
 
 // histories are appended to, and go with what they tell of.
 var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override", "outbox_replayed"}
@@ -141,7 +143,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 		switch {
 		case !direct:
 		case op == "delete" && (c.table == "workflow_set_aside" || c.table == "workflow_binding"): // it is found again; a role is bound no more
-		case slices.Contains(engines, c.table) && m.on == c.table:
+		case slices.Contains(engines, c.table) && !slices.Contains(keys, c.table) && m.on == c.table:
 			return "the engine alone writes this"
 		case c.table == "process_instance" && m.on == c.table && op == "insert":
 			return "an instance is not started by an INSERT"
