@@ -33,17 +33,18 @@ CREATE TABLE workflow_binding (
 );
 COMMENT ON TABLE workflow_binding IS 'Which prefixes the roles of worker groups are bound to: see workflowctl roles worker.';
 
--- Who may update tokens is the engine, or the owner: all runs are theirs. (In PL/pgSQL, which keeps the plan: a function
--- in SQL that is not inlined is planned anew in each transaction.)
-CREATE FUNCTION workflow_bound_prefixes() RETURNS text[]
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+-- In PL/pgSQL, which keeps the plan: a function in SQL that is not inlined is planned anew in each transaction.
+CREATE FUNCTION workflow_binding_of(role text) RETURNS text[]
+LANGUAGE plpgsql STABLE AS $fn$
 BEGIN
-    IF has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE') THEN
-        RETURN NULL;
-    END IF;
-    RETURN (SELECT coalesce(array_agg(p), '{}') FROM workflow_binding b CROSS JOIN unnest(b.prefixes) AS p WHERE pg_has_role(workflow_role(), b.role, 'USAGE'));
+    RETURN (SELECT coalesce(array_agg(p), '{}') FROM workflow_binding b CROSS JOIN unnest(b.prefixes) AS p WHERE pg_has_role(workflow_binding_of.role, b.role, 'USAGE'));
 END
 $fn$;
+
+-- Who may update tokens is the engine, or the owner: all runs are theirs. This is inlined: each statement of a worker asks it.
+CREATE FUNCTION workflow_bound_prefixes() RETURNS text[]
+LANGUAGE sql STABLE
+RETURN CASE WHEN has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE') THEN NULL ELSE workflow_binding_of(workflow_role()) END;
 COMMENT ON FUNCTION workflow_bound_prefixes() IS 'The prefixes of the runs that the role in effect may lease; null: all of them, and steps of processes, too.';
 
 -- Those bound before this migration have policies made of constants.
@@ -357,24 +358,21 @@ CREATE FUNCTION workflow_lanes(lows text[])
 RETURNS TABLE (paused text[], suspect boolean, type text, priority integer, run_at timestamptz, id uuid, due_in float8)
 LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
-DECLARE
-    passing boolean := EXISTS (SELECT FROM workflow_set_aside);
-    highs   text[];
 BEGIN
     -- Bytes are compared: everything that starts with "billing." lies below "billing/".
-    highs := ARRAY(SELECT left(p, -1) || '/' FROM unnest(lows) WITH ORDINALITY AS u (p, place) ORDER BY place);
+    --
     -- From each lane on to the next: of the same type, or else the first of the next type. It
     -- is one recursion because the planner takes two, one in the other, for so much work that
     -- it would have them compiled.
     RETURN QUERY
     WITH RECURSIVE lane AS (
         SELECT f.*, p.high
-        FROM unnest(lows, highs) AS p (low, high) CROSS JOIN unnest('{f,t}'::boolean[]) AS s (suspect)
+        FROM (SELECT u, left(u, -1) || '/' FROM unnest(lows) AS u) AS p (low, high) CROSS JOIN unnest('{f,t}'::boolean[]) AS s (suspect)
         CROSS JOIN LATERAL (
             SELECT r.suspect, r.type, r.priority, r.run_at, r.id FROM workflow_run r
             WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL
               AND r.suspect = s.suspect AND r.type >= p.low COLLATE "C" AND r.type < p.high COLLATE "C"
-              AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin AND NOT a.due))
+              AND (SELECT a.due FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin) IS NOT false
             ORDER BY r.type, r.priority DESC, r.run_at, r.id LIMIT 1) AS f
         UNION ALL
         SELECT n.*, l.high
@@ -382,13 +380,13 @@ BEGIN
             (SELECT r.suspect, r.type, r.priority, r.run_at, r.id FROM workflow_run r
              WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL
                AND r.suspect = l.suspect AND r.type = l.type AND r.priority < l.priority
-               AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin AND NOT a.due))
+               AND (SELECT a.due FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin) IS NOT false
              ORDER BY r.priority DESC, r.run_at, r.id LIMIT 1)
             UNION ALL
             (SELECT r.suspect, r.type, r.priority, r.run_at, r.id FROM workflow_run r
              WHERE r.status = 'pending' AND r.deleted_at IS NULL AND r.held_at IS NULL
                AND r.suspect = l.suspect AND r.type > l.type AND r.type < l.high COLLATE "C"
-               AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin AND NOT a.due))
+               AND (SELECT a.due FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id AND a.row_version = r.xmin) IS NOT false
              ORDER BY r.type, r.priority DESC, r.run_at, r.id LIMIT 1)
             LIMIT 1) AS n
     )
@@ -416,14 +414,14 @@ COMMENT ON FUNCTION workflow_lanes_v1(text[]) IS
 -- then they go first, so that neither kind waits for long.
 CREATE FUNCTION workflow_due(
     suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], rooms integer[], teams text[], mosts integer[],
-    steps boolean, most_suspects integer, most integer, shared boolean, watched boolean, alone boolean, OUT ids uuid[], OUT many integer)
+    steps boolean, most_suspects integer, most integer, shared boolean, watched boolean, alone boolean, OUT ids uuid[], OUT many integer, OUT passing boolean)
 LANGUAGE plpgsql AS $fn$
 DECLARE
-    bound   text[]  := workflow_bound_prefixes();
-    own     boolean := bound IS NULL;
-    plain   boolean := bound IS NOT NULL OR NOT steps;
-    passing boolean := EXISTS (SELECT FROM workflow_set_aside);
+    bound text[]  := workflow_bound_prefixes();
+    own   boolean := bound IS NULL;
+    plain boolean := bound IS NOT NULL OR NOT steps;
 BEGIN
+    passing := EXISTS (SELECT FROM workflow_set_aside);
     IF NOT shared THEN
         SELECT array_agg(d.id), count(*) INTO ids, many
         FROM (
@@ -493,15 +491,13 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
 DECLARE
-    called text := workflow_worker_name(workflow_bound_prefixes(), worker);
-    ids    uuid[];
-    many   integer;
+    called text;
+    ripe   record := workflow_due(suspects, types, priorities, from_at, from_id, graces, rooms, teams, mosts, steps, most_suspects, most, shared, watched, alone);
 BEGIN
-    SELECT d.ids, d.many INTO ids, many
-    FROM workflow_due(suspects, types, priorities, from_at, from_id, graces, rooms, teams, mosts, steps, most_suspects, most, shared, watched, alone) AS d;
-    IF ids IS NULL THEN
+    IF ripe.ids IS NULL THEN
         RETURN;
     END IF;
+    called := workflow_worker_name(workflow_bound_prefixes(), worker);
     RETURN QUERY
     UPDATE workflow_run w
     SET status = 'leased', lease_token = workflow_lease_v1.token, leased_by = called, lease_no = w.lease_no + 1,
@@ -510,12 +506,12 @@ BEGIN
         lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
         deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
     FROM unnest(term_types, lengths, timeouts) AS t (type, length, timeout)
-    WHERE w.id = ANY (ids) AND w.type = t.type COLLATE "C"
-    RETURNING many, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
+    WHERE w.id = ANY (ripe.ids) AND w.type = t.type COLLATE "C"
+    RETURNING ripe.many, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
               w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at,
               CASE WHEN isfinite(w.run_at) THEN w.run_at ELSE '1900-01-01' END, w.token_id;
-    IF EXISTS (SELECT FROM workflow_set_aside) THEN
-        PERFORM workflow_put_back(ids);
+    IF ripe.passing THEN
+        PERFORM workflow_put_back(ripe.ids);
     END IF;
 END
 $fn$;
@@ -631,14 +627,10 @@ LANGUAGE sql STABLE
 RETURN CASE WHEN bound IS NULL THEN left(name, 200) ELSE left(workflow_role() || '/' || regexp_replace(name, '\s', '_', 'g'), 200) END;
 
 -- The engine's settings are not for those who are bound.
-CREATE FUNCTION workflow_as_worker(bound text[]) RETURNS void
-LANGUAGE plpgsql AS $fn$
-BEGIN
-    IF bound IS NOT NULL THEN
-        PERFORM set_config('workflow.advance', '', true), set_config('workflow.retry', '', true);
-    END IF;
-END
-$fn$;
+CREATE FUNCTION workflow_as_worker(bound text[], silent boolean) RETURNS text
+LANGUAGE sql
+RETURN set_config('workflow.audit', CASE WHEN silent THEN 'off' ELSE 'self' END, true)
+    || CASE WHEN bound IS NULL THEN '' ELSE set_config('workflow.advance', '', true) || set_config('workflow.retry', '', true) END;
 
 -- No condition on status: the token says it all, and the planner would be tempted into the index
 -- of leased rows, which is full of dead entries while a snapshot is held. A release gives the attempt back, unless
@@ -654,11 +646,12 @@ DECLARE
     silent boolean := before = 'off' AND workflow_unrecorded();
     called text    := workflow_worker_name(bound, worker);
     places integer[];
+    done   text;
 BEGIN
-    IF EXISTS (SELECT FROM unnest(ids, verdicts) AS v (id, verdict) WHERE (v.verdict IN ('succeeded', 'failed', 'retried', 'postponed', 'released')) IS NOT TRUE) THEN
-        RAISE EXCEPTION 'workflow_settle: a verdict is none of succeeded, failed, retried, postponed and released' USING ERRCODE = 'check_violation';
+    IF (verdicts <@ '{succeeded,failed,retried,postponed,released}' AND cardinality(verdicts) = cardinality(ids)) IS NOT TRUE THEN
+        RAISE EXCEPTION 'workflow_settle: each run needs one verdict, which is succeeded, failed, retried, postponed or released' USING ERRCODE = 'check_violation';
     END IF;
-    PERFORM workflow_as_worker(bound), set_config('workflow.audit', CASE WHEN silent THEN 'off' ELSE 'self' END, true);
+    done := workflow_as_worker(bound, silent);
     WITH outcome AS MATERIALIZED (
         SELECT *
         FROM unnest(ids, tokens, verdicts, results, errors, last_errors, delays) WITH ORDINALITY AS o (id, token, verdict, result, error, last_error, delay, place)
@@ -689,7 +682,7 @@ BEGIN
         WHERE NOT silent AND s.verdict <> 'succeeded'
     )
     SELECT array_agg(s.place::integer) INTO places FROM settled s;
-    PERFORM set_config('workflow.audit', before, true); -- the transaction may be the caller's, and go on
+    done := set_config('workflow.audit', before, true); -- the transaction may be the caller's, and go on
     RETURN coalesce(places, '{}');
 END
 $fn$;
@@ -710,15 +703,15 @@ COMMENT ON FUNCTION workflow_recorded_v1(uuid[], uuid[]) IS 'For workers: the pl
 -- ---------------------------------------------------------------------------------
 
 -- A lease of more than a day is none that a worker takes: it counts as expired, as one without an end does.
-CREATE FUNCTION workflow_expired(from_at timestamptz, steps boolean, most integer, OUT ids uuid[], OUT oldest timestamptz)
+CREATE FUNCTION workflow_expired(from_at timestamptz, steps boolean, most integer, OUT ids uuid[], OUT oldest timestamptz, OUT passing boolean)
 LANGUAGE plpgsql AS $fn$
 DECLARE
-    bound   text[]      := workflow_bound_prefixes();
-    own     boolean     := bound IS NULL;
-    plain   boolean     := bound IS NOT NULL;
-    passing boolean     := EXISTS (SELECT FROM workflow_set_aside);
-    since   timestamptz := CASE WHEN from_at < '1901-01-01' THEN '-infinity' ELSE from_at END;
+    bound text[]      := workflow_bound_prefixes();
+    own   boolean     := bound IS NULL;
+    plain boolean     := bound IS NOT NULL;
+    since timestamptz := CASE WHEN from_at < '1901-01-01' THEN '-infinity' ELSE from_at END;
 BEGIN
+    passing := EXISTS (SELECT FROM workflow_set_aside);
     SELECT w.started_at INTO oldest
     FROM workflow_run w
     WHERE w.status = 'leased' AND w.started_at >= since AND (own OR w.type ^@ ANY (bound))
@@ -762,21 +755,19 @@ DECLARE
     before text    := coalesce(current_setting('workflow.audit', true), '');
     silent boolean := before = 'off' AND workflow_unrecorded();
     called text    := workflow_worker_name(workflow_bound_prefixes(), worker);
-    ids    uuid[];
-    first  timestamptz;
-    since  timestamptz;
-    alive  boolean;
+    over   record  := workflow_expired(from_at, steps, most);
+    ids    uuid[]  := over.ids;
+    alive  boolean := over.oldest IS NOT NULL;
+    since  timestamptz := CASE WHEN over.oldest < '1900-01-01' THEN '1900-01-01' ELSE least(over.oldest, statement_timestamp()) END;
+    done   text;
 BEGIN
-    SELECT e.ids, e.oldest INTO ids, first FROM workflow_expired(from_at, steps, most) AS e;
-    alive := first IS NOT NULL;
-    since := CASE WHEN first < '1900-01-01' THEN '1900-01-01' ELSE least(first, statement_timestamp()) END;
     IF coalesce(cardinality(ids), 0) = 0 THEN
         oldest := coalesce(since, statement_timestamp());
         held   := alive;
         RETURN NEXT;
         RETURN;
     END IF;
-    PERFORM workflow_as_worker(workflow_bound_prefixes()), set_config('workflow.audit', CASE WHEN silent THEN 'off' ELSE 'self' END, true);
+    done := workflow_as_worker(workflow_bound_prefixes(), silent);
     RETURN QUERY
     WITH expired AS MATERIALIZED (
         SELECT w.id, w.started_at FROM workflow_run w WHERE w.id = ANY (ids)
@@ -809,8 +800,8 @@ BEGIN
            t.tenant_id, t.metadata, CASE WHEN isfinite(t.started_at) THEN t.started_at ELSE statement_timestamp() END, t.payload, t.priority, t.postponed, t.suspect, t.exhausted,
            CASE WHEN isfinite(t.run_at) THEN t.run_at ELSE statement_timestamp() END, t.token_id
     FROM taken t;
-    PERFORM set_config('workflow.audit', before, true);
-    IF EXISTS (SELECT FROM workflow_set_aside) THEN
+    done := set_config('workflow.audit', before, true);
+    IF over.passing THEN
         PERFORM workflow_put_back(ids);
     END IF;
 END
@@ -845,8 +836,9 @@ DECLARE
     own    boolean := bound IS NULL;
     before text    := coalesce(current_setting('workflow.audit', true), '');
     silent boolean := before = 'off' AND workflow_unrecorded();
+    done   text;
 BEGIN
-    PERFORM workflow_as_worker(bound), set_config('workflow.audit', CASE WHEN silent THEN 'off' ELSE 'self' END, true);
+    done := workflow_as_worker(bound, silent);
     WITH held AS MATERIALIZED (
         SELECT w.id
         FROM workflow_run w
@@ -874,7 +866,7 @@ BEGIN
         WHERE NOT silent
     )
     SELECT count(*), (SELECT count(*) FROM held) - count(*) INTO given, locked FROM (SELECT FROM returned UNION ALL SELECT FROM ended) AS done;
-    PERFORM set_config('workflow.audit', before, true);
+    done := set_config('workflow.audit', before, true);
 END
 $fn$;
 COMMENT ON FUNCTION workflow_give_back_v1(uuid, float8, text) IS 'For workers: gives back the leases that were taken with a token and whose answer was lost. Returns how many, and how many somebody has locked.';
@@ -983,7 +975,7 @@ DO $do$
 DECLARE
     new regprocedure[] := ARRAY(
         SELECT p.oid::regprocedure FROM pg_proc p
-        WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.proname = ANY ('{workflow_bound_prefixes, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
+        WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.proname = ANY ('{workflow_bound_prefixes, workflow_binding_of, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
         workflow_try_again_v1, workflow_narrow, workflow_lanes, workflow_lanes_v1, workflow_due, workflow_lease_v1,
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded,
         workflow_worker_name, workflow_as_worker, workflow_settle_v1, workflow_unsettled_v1, workflow_recorded_v1, workflow_expired,

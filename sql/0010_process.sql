@@ -20,7 +20,14 @@ $do$;
 CREATE FUNCTION workflow_run_refuse_reserved() RETURNS trigger
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 BEGIN
-    IF coalesce(current_setting('workflow.override', true), '') ~ '\S' THEN
+    IF NEW.token_id IS NULL AND NEW.node IS NULL AND NEW.type = ANY ('{graph.start.v1, graph.message.v1, graph.signal.v1, graph.complete_task.v1, graph.cancel.v1, graph.retry.v1}')
+       AND NOT (NEW.type = 'graph.start.v1' AND NEW.payload ? 'parent') THEN
+        RETURN NEW;
+    -- Workers from before this migration bring messages and signals without saying that they are the engine: there its
+    -- role is enough, and what such a run names is checked when it is carried out.
+    ELSIF NEW.type = 'graph.arrive.v1' AND NEW.token_id IS NOT NULL AND NEW.payload ?| '{message,signal}' AND has_table_privilege('process_token'::regclass, 'UPDATE') THEN
+        RETURN NEW;
+    ELSIF coalesce(current_setting('workflow.override', true), '') ~ '\S' THEN
         IF workflow_overrides('workflow_run', 'INSERT', jsonb_build_object('id', NEW.id)) THEN
             RETURN NEW;
         END IF;
@@ -38,18 +45,11 @@ END
 $fn$;
 REVOKE ALL ON FUNCTION workflow_run_refuse_reserved() FROM PUBLIC;
 
--- Its condition is workflow_at_work(), written out: so that a row which is fine calls no function, and
--- who inserts one needs no right to execute any. Workers from before this migration bring messages and
--- signals without saying that they are the engine: there its role is enough, and what such a run names
--- is checked when it is carried out.
+-- Its condition is short, as each insert has to read it: a start, which is the usual command, and what the engine
+-- enqueues (workflow_at_work(), written out) call no function.
 CREATE TRIGGER workflow_run_reserved_guard BEFORE INSERT ON workflow_run
-    FOR EACH ROW WHEN ((
-        NEW.token_id IS NOT NULL OR NEW.node IS NOT NULL
-        OR NEW.type ^@ 'graph.' AND (NEW.type <> ALL ('{graph.start.v1, graph.message.v1, graph.signal.v1, graph.complete_task.v1, graph.cancel.v1, graph.retry.v1}'::text[])
-                                     OR NEW.type = 'graph.start.v1' AND NEW.payload ? 'parent'))
-        AND NOT (has_table_privilege('process_token'::regclass, 'UPDATE')
-                 AND (coalesce(current_setting('workflow.advance', true), '') = 'on'
-                      OR NEW.type = 'graph.arrive.v1' AND NEW.token_id IS NOT NULL AND NEW.payload ?| '{message,signal}')))
+    FOR EACH ROW WHEN ((NEW.token_id IS NOT NULL OR NEW.node IS NOT NULL OR NEW.type ^@ 'graph.' AND (NEW.type <> 'graph.start.v1' OR NEW.payload ? 'parent'))
+        AND NOT (coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE')))
     EXECUTE FUNCTION workflow_run_refuse_reserved();
 
 -- Somebody other than the engine has cancelled or deleted a step, or the start of an instance that a token
@@ -61,6 +61,9 @@ DECLARE
     before text := coalesce(current_setting('workflow.advance', true), '');
     parent jsonb := NEW.payload->'parent';
 BEGIN
+    IF NEW.token_id IS NULL AND parent IS NULL OR NEW.type = 'graph.timer.v1' AND NEW.node LIKE '%/on/%' THEN
+        RETURN NULL;
+    END IF;
     PERFORM set_config('workflow.advance', 'on', true); -- for the guard of what is inserted here
     INSERT INTO workflow_run (type, payload, priority, tenant_id)
     SELECT 'graph.cut_off.v1', jsonb_build_object('token', t.id, 'visit', t.version, 'reason', coalesce(nullif(NEW.delete_reason, ''), NEW.last_error, 'cancelled'))

@@ -104,7 +104,7 @@ func TestBoundWorkerForgesNothing(t *testing.T) {
 		return `SELECT workflow_settle_v1('{` + own + `}', '{7d1f0f0e-0000-4000-8000-000000000001}', '{` + verdict + `}', '{NULL}', '{NULL}', '{NULL}', '{0}', 'anna by con psql')`
 	}
 	for _, verdict := range []string{"cancelled", "deleted", "NULL", ""} {
-		media.refused(settle(verdict), "23514", "", "a verdict is none of")
+		media.refused(settle(verdict), "23514", "", "each run needs one verdict")
 	}
 	media.do(settle("retried"))
 	g.expect("told as", g.do(`SELECT actor FROM workflow_history`), g.named+"_login_media/anna_by_con_psql")
