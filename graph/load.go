@@ -284,7 +284,8 @@ func (s *scene) enterGroups(ctx context.Context, tx *transaction, within map[*to
 	return nil
 }
 
-// askEaches asks how far the lists have come whose elements are in the batch.
+// askEaches asks how far the lists have come whose elements are in the batch. One call takes the next elements:
+// each use of a long list decompresses all of it.
 func (s *scene) askEaches(asked *statements) {
 	var ids, stopped []uuid.UUID
 	for _, t := range s.tokens {
@@ -302,7 +303,7 @@ func (s *scene) askEaches(asked *statements) {
 	asked.plan(keptPlans)
 	asked.ask(s.takeEaches, `
 		SELECT e.group_id, e.instance_id, e.next, e.done, e.total, e.over_at IS NOT NULL,
-		       coalesce((SELECT jsonb_agg(e.items->k ORDER BY k) FROM generate_series(e.next, least(e.next + $2, e.total) - 1) AS k), '[]')
+		       jsonb_path_query_array(e.items, '$[$from to $to]', jsonb_build_object('from', e.next, 'to', least(e.next + $2, e.total) - 1))
 		FROM each_progress e
 		WHERE e.group_id = ANY ($1)`, ids, len(s.tokens))
 }
