@@ -125,17 +125,8 @@ DECLARE
     words text;
     rule  text;
 BEGIN
-    IF statement = 'take back' THEN -- as workflow_take_back_v1
-        UPDATE workflow_run w
-        SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END, suspect = true, updated_at = clock_timestamp(),
-            error = '{}', last_error = 'tried', run_at = CASE WHEN w.attempt < w.max_attempts THEN statement_timestamp() ELSE w.run_at END,
-            lease_token = CASE WHEN w.attempt >= w.max_attempts THEN gen_random_uuid() END,
-            lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END,
-            leased_by = CASE WHEN w.attempt >= w.max_attempts THEN 'tried' END,
-            lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + interval '1 second' END,
-            started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
-            deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
-        WHERE w.id = ANY (ids);
+    IF statement = 'take back' THEN
+        PERFORM FROM workflow_take_back(ids, '{1}', gen_random_uuid(), 'tried', 1);
     ELSIF statement = 'settle' THEN -- as workflow_settle_v1
         UPDATE workflow_run w
         SET status = 'succeeded', result = 'null', finished_at = statement_timestamp(), settled_token = w.lease_token, settled_by = 'tried',
@@ -745,6 +736,54 @@ BEGIN
 END
 $fn$;
 
+-- One statement, so that what workflow_isolate tries is what is done.
+CREATE FUNCTION workflow_take_back(ids uuid[], delays float8[], token uuid, worker text, length float8)
+RETURNS TABLE (id uuid, type text, attempt integer, max_attempts integer, lease_no bigint, idempotency_key text, tenant_id text, metadata jsonb,
+    started_at timestamptz, payload jsonb, priority integer, postponed integer, suspect boolean, exhausted boolean, run_at timestamptz, token_id uuid)
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    before text    := coalesce(current_setting('workflow.audit', true), '');
+    silent boolean := before = 'off' AND workflow_unrecorded();
+    called text    := workflow_worker_name(workflow_bound_prefixes(), worker);
+    done   text    := workflow_as_worker(workflow_bound_prefixes(), silent);
+BEGIN
+    RETURN QUERY
+    WITH expired AS MATERIALIZED (
+        SELECT w.id, w.started_at, left(w.leased_by, 200) AS loser FROM workflow_run w WHERE w.id = ANY (ids)
+    ), taken AS (
+        UPDATE workflow_run w
+        SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END,
+            suspect = true, updated_at = statement_timestamp(),
+            error = jsonb_build_object('code', 'lease_expired', 'message', 'no sign of life from ' || left(w.leased_by, 200),
+                                       'attempt', w.attempt, 'worker', left(w.leased_by, 200), 'lease_no', w.lease_no),
+            last_error = 'lease_expired: no sign of life from ' || left(w.leased_by, 200),
+            run_at = CASE WHEN w.attempt < w.max_attempts THEN statement_timestamp() + interval '1 second' * (1 + random() / 2)
+                          * delays[least(greatest(w.attempt, 1), cardinality(delays))] ELSE w.run_at END,
+            lease_token = CASE WHEN w.attempt >= w.max_attempts THEN workflow_take_back.token END,
+            lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END,
+            leased_by = CASE WHEN w.attempt >= w.max_attempts THEN called END,
+            lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + workflow_take_back.length * interval '1 second' END,
+            started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
+            deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
+        WHERE w.id = ANY (ids)
+        RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
+                  w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS exhausted, w.run_at, w.token_id
+    ), history AS (
+        INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by)
+        SELECT t.id, statement_timestamp(), 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END,
+               CASE WHEN isfinite(e.started_at) THEN e.started_at END, called, e.loser
+        FROM taken t JOIN expired e ON e.id = t.id
+        WHERE NOT silent
+    )
+    SELECT t.id, t.type::text, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
+           t.tenant_id, t.metadata, CASE WHEN isfinite(t.started_at) THEN t.started_at ELSE statement_timestamp() END, t.payload, t.priority, t.postponed, t.suspect, t.exhausted,
+           CASE WHEN isfinite(t.run_at) THEN t.run_at ELSE statement_timestamp() END, t.token_id
+    FROM taken t;
+    done := set_config('workflow.audit', before, true);
+END
+$fn$;
+
 CREATE FUNCTION workflow_take_back_v1(from_at timestamptz, steps boolean, most integer, delays float8[], token uuid, worker text, length float8)
 RETURNS TABLE (oldest timestamptz, held boolean, id uuid, type text, attempt integer, max_attempts integer, lease_no bigint, idempotency_key text, tenant_id text, metadata jsonb,
     started_at timestamptz, payload jsonb, priority integer, postponed integer, suspect boolean, exhausted boolean, run_at timestamptz, token_id uuid)
@@ -752,14 +791,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
 DECLARE
-    before text    := coalesce(current_setting('workflow.audit', true), '');
-    silent boolean := before = 'off' AND workflow_unrecorded();
-    called text    := workflow_worker_name(workflow_bound_prefixes(), worker);
     over   record  := workflow_expired(from_at, steps, most);
     ids    uuid[]  := over.ids;
     alive  boolean := over.oldest IS NOT NULL;
     since  timestamptz := CASE WHEN over.oldest < '1900-01-01' THEN '1900-01-01' ELSE least(over.oldest, statement_timestamp()) END;
-    done   text;
 BEGIN
     IF coalesce(cardinality(ids), 0) = 0 THEN
         oldest := coalesce(since, statement_timestamp());
@@ -767,40 +802,9 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    done := workflow_as_worker(workflow_bound_prefixes(), silent);
     RETURN QUERY
-    WITH expired AS MATERIALIZED (
-        SELECT w.id, w.started_at FROM workflow_run w WHERE w.id = ANY (ids)
-    ), taken AS (
-        UPDATE workflow_run w
-        SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END,
-            suspect = true, updated_at = statement_timestamp(),
-            error = jsonb_build_object('code', 'lease_expired', 'message', 'no sign of life from ' || w.leased_by,
-                                       'attempt', w.attempt, 'worker', w.leased_by, 'lease_no', w.lease_no),
-            last_error = 'lease_expired: no sign of life from ' || w.leased_by,
-            run_at = CASE WHEN w.attempt < w.max_attempts THEN statement_timestamp() + interval '1 second' * (1 + random() / 2)
-                          * delays[least(greatest(w.attempt, 1), cardinality(delays))] ELSE w.run_at END,
-            lease_token = CASE WHEN w.attempt >= w.max_attempts THEN workflow_take_back_v1.token END,
-            lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END,
-            leased_by = CASE WHEN w.attempt >= w.max_attempts THEN called END,
-            lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + workflow_take_back_v1.length * interval '1 second' END,
-            started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
-            deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END
-        WHERE w.id = ANY (ids)
-        RETURNING w.id, w.type, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
-                  w.payload, w.priority, w.postponed, w.suspect, w.status = 'leased' AS exhausted, w.run_at, w.token_id, w.error->>'worker' AS loser
-    ), history AS (
-        INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by)
-        SELECT t.id, statement_timestamp(), 'expired', t.attempt, t.lease_no - CASE WHEN t.exhausted THEN 1 ELSE 0 END,
-               CASE WHEN isfinite(e.started_at) THEN e.started_at END, called, t.loser
-        FROM taken t JOIN expired e ON e.id = t.id
-        WHERE NOT silent
-    )
-    SELECT coalesce(since, statement_timestamp()), alive, t.id, t.type::text, t.attempt, t.max_attempts, t.lease_no, t.idempotency_key,
-           t.tenant_id, t.metadata, CASE WHEN isfinite(t.started_at) THEN t.started_at ELSE statement_timestamp() END, t.payload, t.priority, t.postponed, t.suspect, t.exhausted,
-           CASE WHEN isfinite(t.run_at) THEN t.run_at ELSE statement_timestamp() END, t.token_id
-    FROM taken t;
-    done := set_config('workflow.audit', before, true);
+    SELECT coalesce(since, statement_timestamp()), alive, t.*
+    FROM workflow_take_back(ids, delays, workflow_take_back_v1.token, workflow_take_back_v1.worker, workflow_take_back_v1.length) AS t;
     IF over.passing THEN
         PERFORM workflow_put_back(ids);
     END IF;
@@ -975,7 +979,7 @@ DO $do$
 DECLARE
     new regprocedure[] := ARRAY(
         SELECT p.oid::regprocedure FROM pg_proc p
-        WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.proname = ANY ('{workflow_bound_prefixes, workflow_binding_of, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
+        WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass) AND p.proname = ANY ('{workflow_bound_prefixes, workflow_binding_of, workflow_passing, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back,
         workflow_try_again_v1, workflow_narrow, workflow_lanes, workflow_lanes_v1, workflow_due, workflow_lease_v1,
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded,
         workflow_worker_name, workflow_as_worker, workflow_settle_v1, workflow_unsettled_v1, workflow_recorded_v1, workflow_expired,

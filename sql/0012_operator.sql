@@ -1056,7 +1056,7 @@ BEGIN ATOMIC
         process_facts_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
         process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why,
         workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard, workflow_console, workflow_for_others,
-        workflow_age, workflow_bound_prefixes, workflow_binding_of, workflow_passing, workflow_try, workflow_works, workflow_isolate, workflow_put_back,
+        workflow_age, workflow_bound_prefixes, workflow_binding_of, workflow_passing, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back,
         workflow_try_again_v1, workflow_lanes_v1, workflow_narrow, workflow_lanes, workflow_stalled_types, workflow_due, workflow_lease_v1,
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
         workflow_unsettled_v1, workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
