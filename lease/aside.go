@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -66,8 +67,8 @@ func (b *blame) of(err error) (row, anyCode bool) {
 // setAside finds the runs among the first n of the chosen lanes that the database refuses to have leased,
 // and sets them aside. None means that it was not the fault of a row.
 func (p *Poller) setAside(ctx context.Context, chosen []request, n int, anyCode bool) ([]Aside, error) {
-	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
-		append(laneColumns(chosen, 0)[:6], p.Steps, n, anyCode)...)
+	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
+		slices.Concat(laneColumns(chosen, 0)[:6], []any{p.Steps, n, anyCode, p.Worker}, termColumns(chosen))...)
 	return collectAside(rows)
 }
 

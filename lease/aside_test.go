@@ -350,3 +350,32 @@ func TestManySetAside(t *testing.T) {
 		t.Errorf("%d are tried again since one was mended", n)
 	}
 }
+
+// What is tried, to find the runs that are refused, is the statement that was refused: a rule of a user's may look at whatever it writes.
+func TestTriedAsDone(t *testing.T) {
+	pool := settledServer(t)
+	update := func(function string) string {
+		body := query[string](t, pool, `SELECT prosrc FROM pg_proc WHERE proname = '`+function+`'`)
+		_, body, _ = strings.Cut(body, "SET status = 'leased'")
+		body, _, ok := strings.Cut(body, "WHERE w.id = ANY")
+		if !ok {
+			t.Fatalf("%s leases nothing", function)
+		}
+		return strings.Join(strings.Fields(body), " ")
+	}
+	if tried, done := update("workflow_try"), update("workflow_lease_v1"); tried != done {
+		t.Errorf("tried is\n%s\nand done\n%s", tried, done)
+	}
+
+	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not by this one'; END $$`)
+	exec(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW
+		WHEN (NEW.leased_by = 'blue' AND NEW.tenant_id = 'picky' AND NEW.lease_until > now() + interval '20 seconds') EXECUTE FUNCTION refuse()`)
+	addMany(t, pool, 3, "a.x", 0)
+	exec(t, pool, `INSERT INTO workflow_run (type, tenant_id) VALUES ('a.x', 'picky')`)
+	addMany(t, pool, 3, "a.x", 0)
+	blue := newPoller(pool, "a.")
+	blue.Worker = "blue"
+	if leases := acquire(t, blue, 10); len(leases) != 6 {
+		t.Errorf("leased %d, want 6", len(leases))
+	}
+}

@@ -128,7 +128,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 // setAside finds the expired leases that the database refuses to have taken back, and sets their runs
 // aside. None means that it was not the fault of a row.
 func (r *Reclaimer) setAside(ctx context.Context, from time.Time, anyCode bool) ([]Aside, error) {
-	rows, _ := r.DB.Query(ctx, `SELECT * FROM workflow_take_back_refused_v1($1, $2, $3)`, from, r.Steps, anyCode)
+	rows, _ := r.DB.Query(ctx, `SELECT * FROM workflow_take_back_refused_v1($1, $2, $3, $4, $5)`, from, r.Steps, anyCode, r.Worker, r.Length.Seconds())
 	return collectAside(rows)
 }
 

@@ -116,27 +116,33 @@ CREATE FUNCTION workflow_passing(sqlstate text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN sqlstate ~ '^(08|25|28|2D|3B|3D|3F|40|53|57|58)' OR sqlstate IN ('55P03', '26000', '42P05');
 
--- What a statement would do to runs, tried and undone. It answers with SQLSTATE, message and constraint; null: it goes
--- through. What passes by itself is raised, unless any code is to be taken for an answer.
-CREATE FUNCTION workflow_try(ids uuid[], statement text, any_code boolean) RETURNS text[]
+-- What a worker's statement would do to runs, tried and undone, as that worker and with the lengths of its leases. It answers with
+-- SQLSTATE, message and constraint; null: it goes through. What passes by itself is raised, unless any code is to be taken for an answer.
+CREATE FUNCTION workflow_try(ids uuid[], statement text, any_code boolean, worker text, term_types text[], lengths float8[], timeouts float8[]) RETURNS text[]
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
-    state text;
-    words text;
-    rule  text;
+    token  uuid := gen_random_uuid();
+    called text := workflow_worker_name(workflow_bound_prefixes(), worker);
+    state  text;
+    words  text;
+    rule   text;
 BEGIN
     IF statement = 'take back' THEN
-        PERFORM FROM workflow_take_back(ids, '{1}', gen_random_uuid(), 'tried', 1);
+        PERFORM FROM workflow_take_back(ids, '{1}', token, worker, lengths[1]);
     ELSIF statement = 'settle' THEN -- as workflow_settle_v1
         UPDATE workflow_run w
         SET status = 'succeeded', result = 'null', finished_at = statement_timestamp(), settled_token = w.lease_token, settled_by = 'tried',
             updated_at = statement_timestamp(), lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
         WHERE w.id = ANY (ids);
-    ELSE -- as workflow_lease_v1
+    ELSE -- word for word as in workflow_lease_v1, of which a call would copy all runs once more (TestTriedAsDone)
         UPDATE workflow_run w
-        SET status = 'leased', lease_token = w.id, leased_by = 'tried', lease_no = w.lease_no + 1, attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
-            started_at = statement_timestamp(), updated_at = clock_timestamp(), lease_until = statement_timestamp() + interval '1 second', deadline_at = statement_timestamp()
-        WHERE w.id = ANY (ids);
+        SET status = 'leased', lease_token = token, leased_by = called, lease_no = w.lease_no + 1,
+            attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
+            started_at = statement_timestamp(), updated_at = statement_timestamp(),
+            lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
+            deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
+        FROM unnest(term_types, lengths, timeouts) AS t (type, length, timeout)
+        WHERE w.id = ANY (ids) AND w.type = t.type COLLATE "C";
     END IF;
     SET CONSTRAINTS ALL IMMEDIATE; -- what is deferred is refused at the commit
     PERFORM octet_length(w.payload::text), octet_length(w.metadata::text) FROM workflow_run w WHERE w.id = ANY (ids); -- what a worker would read
@@ -167,7 +173,7 @@ BEGIN
         SET status = 'leased', lease_token = control, leased_by = 'control', lease_no = 1, started_at = now(), lease_until = now(), updated_at = clock_timestamp()
         WHERE w.id = control;
     END IF;
-    IF workflow_try(ARRAY[control], statement, true) IS NULL THEN
+    IF workflow_try(ARRAY[control], statement, true, 'control', '{workflow.control.v1}', '{1}', '{1}') IS NULL THEN
         RAISE EXCEPTION 'it works' USING ERRCODE = 'WF001';
     END IF;
     RAISE EXCEPTION 'it does not' USING ERRCODE = 'WF002';
@@ -181,7 +187,8 @@ $fn$;
 -- halved until a row stands alone. That row is at fault if the statement goes through for another one, one of the others if need be; if
 -- it goes through for none, and not for a run made for this either, it is the statement's fault, and nothing is set aside. After a
 -- quarter of a second, and one at least, the rest is left for the next time.
-CREATE FUNCTION workflow_isolate(ids uuid[], others uuid[], statement text, any_code boolean) RETURNS SETOF workflow_set_aside
+CREATE FUNCTION workflow_isolate(ids uuid[], others uuid[], statement text, any_code boolean, worker text, term_types text[], lengths float8[], timeouts float8[])
+RETURNS SETOF workflow_set_aside
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     firsts integer[] := ARRAY[1]; -- heaps still to be tried
@@ -201,7 +208,7 @@ BEGIN
         last   := lasts[cardinality(lasts)];
         firsts := trim_array(firsts, 1);
         lasts  := trim_array(lasts, 1);
-        answer := workflow_try(ids[first:last], statement, any_code);
+        answer := workflow_try(ids[first:last], statement, any_code, worker, term_types, lengths, timeouts);
         IF answer IS NULL THEN
             works := true;
         ELSIF first < last THEN
@@ -215,7 +222,7 @@ BEGIN
     END LOOP;
     IF cardinality(bad) > 0 AND NOT works THEN
         FOREACH other IN ARRAY coalesce(others, '{}') LOOP
-            works := workflow_try(ARRAY[other], statement, any_code) IS NULL;
+            works := workflow_try(ARRAY[other], statement, any_code, worker, term_types, lengths, timeouts) IS NULL;
             EXIT WHEN works;
         END LOOP;
         works := works OR coalesce(workflow_works(statement), true);
@@ -491,7 +498,7 @@ BEGIN
     called := workflow_worker_name(workflow_bound_prefixes(), worker);
     RETURN QUERY
     UPDATE workflow_run w
-    SET status = 'leased', lease_token = workflow_lease_v1.token, leased_by = called, lease_no = w.lease_no + 1,
+    SET status = 'leased', lease_token = token, leased_by = called, lease_no = w.lease_no + 1,
         attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
         started_at = statement_timestamp(), updated_at = statement_timestamp(),
         lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
@@ -510,7 +517,8 @@ COMMENT ON FUNCTION workflow_lease_v1(boolean[], text[], integer[], timestamptz[
     'For workers: leases due runs of some lanes, in their order.';
 
 -- After workflow_lease_v1 was refused: which runs it was. They are set aside.
-CREATE FUNCTION workflow_lease_refused_v1(suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], steps boolean, most integer, any_code boolean)
+CREATE FUNCTION workflow_lease_refused_v1(suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], steps boolean, most integer, any_code boolean,
+    worker text, term_types text[], lengths float8[], timeouts float8[])
 RETURNS TABLE (id uuid, type text, sqlstate text, "constraint" text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
@@ -529,11 +537,11 @@ BEGIN
                 WHERE w.status = 'pending' AND w.deleted_at IS NULL AND w.held_at IS NULL AND w.suspect = l.suspect AND w.type = l.type AND w.priority = l.priority
                 ORDER BY w.run_at DESC, w.id DESC LIMIT 3 FOR UPDATE SKIP LOCKED) o
             LIMIT 30);
-        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, others, 'lease', any_code) AS s;
+        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, others, 'lease', any_code, worker, term_types, lengths, timeouts) AS s;
     END IF;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_lease_refused_v1(boolean[], text[], integer[], timestamptz[], uuid[], float8[], boolean, integer, boolean) IS
+COMMENT ON FUNCTION workflow_lease_refused_v1(boolean[], text[], integer[], timestamptz[], uuid[], float8[], boolean, integer, boolean, text, text[], float8[], float8[]) IS
     'For workers: finds the runs at the head of some lanes that the database refuses to have leased, and sets them aside. None: it is not the rows'' fault. any_code: whatever the SQLSTATE is.';
 
 -- ---------------------------------------------------------------------------------
@@ -814,7 +822,7 @@ COMMENT ON FUNCTION workflow_take_back_v1(timestamptz, boolean, integer, float8[
     'For workers: takes back expired leases. Runs with attempts left are due again; the others are leased by the caller, who is to fail them. One row at least: since when the oldest lease is held.';
 
 -- After workflow_take_back_v1 was refused: which runs it was. They are set aside.
-CREATE FUNCTION workflow_take_back_refused_v1(from_at timestamptz, steps boolean, any_code boolean) RETURNS TABLE (id uuid, type text, sqlstate text, "constraint" text)
+CREATE FUNCTION workflow_take_back_refused_v1(from_at timestamptz, steps boolean, any_code boolean, worker text, length float8) RETURNS TABLE (id uuid, type text, sqlstate text, "constraint" text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
@@ -822,11 +830,11 @@ DECLARE
     ids uuid[] := (SELECT e.ids FROM workflow_expired(from_at, steps, 500) AS e);
 BEGIN
     IF cardinality(ids) > 0 THEN
-        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, NULL, 'take back', any_code) AS s;
+        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, NULL, 'take back', any_code, worker, NULL, ARRAY[length], NULL) AS s;
     END IF;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_take_back_refused_v1(timestamptz, boolean, boolean) IS
+COMMENT ON FUNCTION workflow_take_back_refused_v1(timestamptz, boolean, boolean, text, float8) IS
     'For workers: finds the expired leases that the database refuses to have taken back, and sets their runs aside. None: it is not the rows'' fault.';
 
 -- No attempt is charged: the handlers were never started. Exhausted runs, whose deadline is their start, have no attempt to be

@@ -207,7 +207,7 @@ func TestRoleWorker(t *testing.T) {
 		`UPDATE workflow_run SET run_at = '-infinity'`, `UPDATE workflow_run SET attempt = 2147483647`, `SELECT FROM workflow_run FOR UPDATE`,
 		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+own+`', 'retried')`, `UPDATE workflow_worker SET seen_at = 'infinity'`, `DELETE FROM workflow_worker`,
 		`INSERT INTO workflow_set_aside VALUES ('run', '`+other+`', 'billing.x', 'lease', 'P0001', '', '', now(), now(), false, '1')`, `SELECT * FROM workflow_set_aside`,
-		`INSERT INTO workflow_binding VALUES ('`+g.named+`_media', '{billing.}')`, `SELECT workflow_isolate('{}', '{}', 'lease', true)`, `SELECT workflow_put_back('{}')`,
+		`INSERT INTO workflow_binding VALUES ('`+g.named+`_media', '{billing.}')`, `SELECT workflow_isolate('{}', '{}', 'lease', true, 'x', '{}', '{}', '{}')`, `SELECT workflow_put_back('{}')`,
 		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+other+`', 'retried')`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`,
 		`INSERT INTO workflow_run (type) VALUES ('media.x')`, `DELETE FROM workflow_run`, `SELECT * FROM outbox_event`, `SELECT * FROM workflow_overview`, `SELECT * FROM workflow_failing`,
 		`SELECT workflow_cancel('`+other+`')`, `SELECT workflow_retry('`+other+`')`, `SELECT workflow_why('`+other+`')`, `SELECT workflow_edit('`+other+`', now(), 1)`,
