@@ -227,7 +227,8 @@ func (p *probe) all(ctx context.Context, m *mutation, r *report) (weakest *deed,
 			r.add(finding{kind, a.name, m.place(), m.name(), d.script(), reply.problem, entry})
 		}
 		forged := m.op == "command" && (a.name == "engine" || a.name == "owner")
-		if weakest == nil && (len(reply.changes) > 0 || m.op == "obstacle" && reply.refused == "") && m.op != "truncate" && !forged {
+		pauses := m.on == "workflow_pause" && m.op == "call" // who may pause stops what is paused, others' and the engine's too
+		if weakest == nil && (len(reply.changes) > 0 || m.op == "obstacle" && reply.refused == "") && m.op != "truncate" && !forged && !pauses {
 			weakest = d
 		}
 	}

@@ -35,6 +35,7 @@ var known = []open{
 	// Ids of events.
 	{"before", "insert", "*", "outbox_event", "id", "greatest", "floors rise to an id that was not drawn: later events are not delivered"},
 	{"before", "update", "*", "outbox_event", "id", "greatest", "likewise"},
+	{"before", "update|insert", "*", "outbox_event", "id", "least|-1|0", "it is below every floor, and is not delivered, untold"},
 }
 
 func among(list, name string) bool {

@@ -143,6 +143,9 @@ func (h *hunt) narrow(ctx context.Context, batch []deed) error {
 	if err := errors.Join(h.narrow(ctx, batch[:half]), h.narrow(ctx, batch[half:])); err != nil || h.report.number() > before {
 		return err
 	}
+	if rest := h.fresh(batch); len(rest) < len(batch) { // something like one of them has failed elsewhere meanwhile
+		return h.narrow(ctx, rest)
+	}
 	return h.confirm(ctx, batch) // none by itself: together?
 }
 
