@@ -242,6 +242,44 @@ func TestUndoOfWhatWasCutOffInACall(t *testing.T) {
 	s.healthy()
 }
 
+// What a called process lends its caller while that undoes what was thrown comes too late for what is undone then: it is undone next,
+// and no check of the order objects.
+func TestLentWhileItIsUndone(t *testing.T) {
+	s := newSite(t)
+	s.hire()
+	child := s.deploy("X", undoable("X", ""))
+	p := s.deploy("A", undoable("A", "F")+fmt.Sprintf(`, "F": {"fork": ["call", "U"]}, "call": {"call": {"process": %q, "undo": "propagate"}, "to": "J"},
+		"U": {"human": {}, "to": "T"}, "T": {"throw": {"compensate": true}, "to": "J"}, "J": {"join": "all"}`, child))
+	// The child has lent, and does not commit before A is undone.
+	if _, err := s.pool.Exec(t.Context(), `
+		CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;
+		CREATE TRIGGER linger AFTER INSERT ON compensation_record FOR EACH ROW WHEN (NEW.node_id = 'call/X') EXECUTE FUNCTION linger()`); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Release()
+	if _, err := lock.Exec(t.Context(), `SELECT pg_advisory_lock(7)`); err != nil {
+		t.Fatal(err)
+	}
+	id := s.start(p, `{}`)
+	await(t, "the child to be about to commit", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`) == 1
+	})
+	s.finish("U")
+	await(t, "A to be undone", func() bool { return s.count("undo A") == 1 })
+	if _, err := lock.Exec(t.Context(), `SELECT pg_advisory_unlock(7)`); err != nil {
+		t.Fatal(err)
+	}
+	s.status(id, graph.Completed)
+	if got := s.undone(id); got != "A X" && got != "A" {
+		t.Errorf("undone %q, want A, and X if it was lent in time", got)
+	}
+	s.healthy()
+}
+
 // A called process that is still at it when its caller begins to undo undoes what it has done
 // first; nothing of its caller's is undone before.
 func TestUndoWhileACallGoesOn(t *testing.T) {

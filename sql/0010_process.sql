@@ -4,6 +4,7 @@
 --   workflow_enqueue_once         the same for its callers, whatever they have set
 --   process_step_cut_off          tells a process only of what is its own
 --   process_lock_called, process_paused_with, process_scopes   end on any data
+--   process_misundone             knows that what is lent may come late
 
 DO $do$
 BEGIN
@@ -206,3 +207,44 @@ BEGIN
     END LOOP;
 END
 $do$;
+
+-- The later of two is undone first, if it was there already: by its transaction's begin, and by its id, which is drawn in it.
+CREATE OR REPLACE VIEW process_misundone AS
+    SELECT t.instance_id, r.id AS run_id, 'has ' || count(c.id) || ' records' AS problem
+    FROM process_token t
+    JOIN process_instance i ON i.id = t.instance_id
+    JOIN workflow_run r ON r.token_id = t.id AND r.status = 'succeeded'
+    JOIN process_node n ON n.process_definition_id = i.process_definition_id AND n.node = r.node COLLATE "C" AND n.definition ? 'undo' AND n.definition ? 'do'
+    LEFT JOIN compensation_record c ON c.run_id = r.id AND c.instance_id = t.instance_id AND c.retry_of IS NULL
+    WHERE i.completed_at IS NULL OR i.status = 'COMPLETED' OR i.ending IS NOT NULL
+    GROUP BY t.instance_id, r.id
+    HAVING count(c.id) <> 1
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is undone ' || count(*) || ' times'
+    FROM compensation_record c
+    WHERE c.status = 'Completed'
+    GROUP BY c.instance_id, c.run_id
+    HAVING count(*) > 1
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is not undone: ' || c.status
+    FROM compensation_record c JOIN process_instance i ON i.id = c.instance_id
+    WHERE i.completed_at IS NOT NULL AND i.ending IS NOT NULL AND c.status <> 'Completed'
+      AND NOT EXISTS (SELECT FROM compensation_record o WHERE o.retry_of = c.id)
+    UNION ALL
+    SELECT c.instance_id, c.run_id, 'is undone before ' || later.run_id
+    FROM compensation_record c
+    JOIN process_instance i ON i.id = c.instance_id
+    JOIN workflow_run u ON u.id = c.undo_run_id
+    JOIN compensation_record later ON later.instance_id = c.instance_id AND later."order" > c."order"
+    LEFT JOIN workflow_run v ON v.id = later.undo_run_id
+    WHERE c.status = 'Completed' AND later.id < u.id AND later.created_at < u.created_at AND (later.status = 'Pending' OR v.finished_at > u.started_at)
+      AND (process_scopes(c.token_id) = process_scopes(later.token_id) -- what is thrown undoes its own scope alone, what ends all
+           OR i.ending IS NOT NULL AND u.created_at >= (SELECT max(e.created_at) FROM process_event e
+                                                        WHERE e.instance_id = i.id AND e.event_type = 'compensation.started'))
+      -- What an instance that was called lends is written while the caller is not held: it was there for certain once the caller had heard of the end,
+      -- or, where the caller ends, because that waits for all that it has called.
+      AND ((SELECT r.token_id FROM workflow_run r WHERE r.id = later.run_id) = later.token_id
+           OR i.ending IS NOT NULL AND u.created_at >= (SELECT max(e.created_at) FROM process_event e
+                                                        WHERE e.instance_id = i.id AND e.event_type = 'compensation.started')
+           OR EXISTS (SELECT FROM workflow_run r
+                      WHERE r.token_id = later.token_id AND r.type = 'graph.arrive.v1' AND r.created_at >= later.created_at AND r.started_at < u.created_at));
