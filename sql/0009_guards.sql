@@ -487,8 +487,10 @@ DECLARE
     start text := 'Start an instance by a run: INSERT INTO workflow_run (type, payload) VALUES (''graph.start.v1'', ''{"process": "order", "input": {}}'').';
     goes  text := 'It goes with its instance, by retention (WORKER_KEEP_PROCESSES).';
     ended text := 'Retention deletes what is over (WORKER_KEEP_…).';
-    -- workflow_at_work(), written out: the engine's statements would have to read that function each time.
-    idle  text := 'current_setting(''workflow.advance'', true) IS DISTINCT FROM ''on'' OR NOT has_table_privilege(''process_token''::regclass, ''UPDATE'')';
+    -- workflow_at_work() in two: what the engine says is asked for each row, and whether it is believed once for a statement.
+    idle  text := 'current_setting(''workflow.advance'', true) IS DISTINCT FROM ''on''';
+    lies  text := 'NOT has_table_privilege(''process_token''::regclass, ''UPDATE'')';
+    hint  text;
     t     text;
     what  text;
 BEGIN
@@ -499,8 +501,8 @@ BEGIN
                        CASE WHEN t ^@ 'workflow_worker' THEN 'Workers that are gone are taken out by those that live.' ELSE ended END);
         CONTINUE WHEN t ^@ 'workflow_' OR t ^@ 'outbox_' OR t = 'process_definition';
 
-        EXECUTE format('CREATE TRIGGER %I BEFORE INSERT ON %I FOR EACH ROW WHEN (%s) EXECUTE FUNCTION workflow_guard(%L)', t || '_insert_guard', t, idle,
-                       CASE WHEN t = 'process_instance' THEN start WHEN t IN ('process_state_history', 'process_event') THEN 'The engine writes what happens.' ELSE act END);
+        hint := CASE WHEN t = 'process_instance' THEN start WHEN t IN ('process_state_history', 'process_event') THEN 'The engine writes what happens.' ELSE act END;
+        EXECUTE format('CREATE TRIGGER %I BEFORE INSERT ON %I FOR EACH ROW WHEN (%s) EXECUTE FUNCTION workflow_guard(%L)', t || '_insert_guard', t, idle, hint);
         EXECUTE format('CREATE TRIGGER %I BEFORE DELETE ON %I FOR EACH ROW WHEN (%s pg_trigger_depth() = 0 AND NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard(%L)', t || '_delete_guard', t,
                        CASE WHEN t = 'process_instance' THEN 'OLD.completed_at IS NOT NULL AND' ELSE '' END, -- the others: process_instance_removed
                        CASE WHEN t IN ('process_instance', 'message') THEN ended ELSE goes END);
@@ -510,6 +512,7 @@ BEGIN
             ELSE '' END;
         EXECUTE format('CREATE OR REPLACE TRIGGER process_guard AFTER UPDATE %s ON %I FOR EACH ROW WHEN (%s) EXECUTE FUNCTION workflow_guard(%L)', what, t, idle,
                        CASE WHEN t IN ('process_state_history', 'process_event', 'process_correction') THEN told ELSE act END);
+        EXECUTE format('CREATE TRIGGER %I BEFORE INSERT OR UPDATE %s ON %I FOR EACH STATEMENT WHEN (%s) EXECUTE FUNCTION workflow_guard(%L)', t || '_engine_guard', what, t, lies, hint);
     END LOOP;
 END
 $do$;
