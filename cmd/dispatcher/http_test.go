@@ -99,6 +99,7 @@ func TestStopping(t *testing.T) {
 	p := cmdtest.Start(t, settings(url, r.sink(), "DISPATCHER_HTTP_ADDR=127.0.0.1:0"))
 	emit(t, url, 1, 1)
 	pgtest.Await(t, "the event to come", func() bool { return r.ids() == 1 })
+	awaitStatus(t, p, "/readyz", 200)
 	p.Signal(syscall.SIGTERM)
 	if body := awaitStatus(t, p, "/readyz", 503); !strings.Contains(body, "stopping") {
 		t.Errorf("readyz: %s", body)
