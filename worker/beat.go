@@ -110,8 +110,8 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 		w.config.Observe.Extended(len(kept), time.Since(start), err)
 	}
 	switch {
-	case refusesValue(err) && len(due) > 1: // one row's, by a trigger of the user's perhaps
-		return errors.Join(w.extend(ctx, due[:len(due)/2]), w.extend(ctx, due[len(due)/2:]))
+	case ofOneRow(err) && len(due) > 1:
+		return errors.Join(w.extend(call, due[:len(due)/2]), w.extend(call, due[len(due)/2:]))
 	case err != nil && !down(err):
 		w.unheard.now()
 		return err

@@ -41,6 +41,44 @@ func TestHeartbeats(t *testing.T) {
 	}
 }
 
+// A row whose lease the database refuses to extend, with whatever SQLSTATE, costs no other run its lease: of all that a worker
+// extends at once only this one is lost.
+func TestHeartbeatPastRefusal(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{"22003", "23514", "P0001", "54000", "55000", "XX001", "42P01", "ZZ999"} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			mux := worker.NewMux()
+			var started atomic.Int64
+			gate := make(chan bool)
+			handle(mux, "test.long.v1", func(ctx context.Context) error {
+				started.Add(1)
+				select {
+				case <-gate:
+				case <-ctx.Done():
+				}
+				return nil
+			})
+			work(t, pool, mux, nil)
+			addMany(t, pool, "test.long.v1", 10)
+			bad := add(t, pool, run.New{Type: "test.long.v1", Payload: empty{}, Tenant: "picky"})
+			addMany(t, pool, "test.long.v1", 10)
+			pgtest.Await(t, "all to run", func() bool { return started.Load() == 21 })
+			execute(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '`+code+`'; END $$`)
+			execute(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.tenant_id = 'picky') EXECUTE FUNCTION refuse()`)
+			time.Sleep(5 * time.Second) // two leases, and more
+			close(gate)
+			pgtest.Await(t, "the others to be done", func() bool {
+				return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND lease_no = 1`) == 20
+			})
+			if r := read(t, pool, bad); r.Status != run.Leased {
+				t.Errorf("the one that is refused is %s", r.Status)
+			}
+		})
+	}
+}
+
 // When the lease is taken away, by a person or by another worker, the handler's context ends
 // with ErrLost, and whatever it returns is dropped.
 func TestLostLease(t *testing.T) {

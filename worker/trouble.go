@@ -66,6 +66,10 @@ func refusesValue(err error) bool {
 	return false
 }
 
+// ofOneRow reports whether a refusal may be about one row of many, a trigger of the user's perhaps, which can have any
+// code: whatever does not pass by itself.
+func ofOneRow(err error) bool { return code(err) != "" && !transient(err) }
+
 // unreachable reports whether the database can do nothing at all for the moment: no
 // connection, no room, going down or coming up.
 func unreachable(err error) bool {
