@@ -32,6 +32,7 @@ var known = []open{
 	{"before", "update", "sink", "outbox_lane", "sink", "empty|control|huge|another's", "likewise"},
 	// Marks of events.
 	{"dispatcher|owner|before", "update", "event-", "outbox_event", "delivered_to|parked_by", "null element", "it is never open to a sink and never over: no later event of its lane is delivered"},
+	{"dispatcher|owner|before", "update", "event-", "outbox_event", "delivered_to|parked_by", "two dimensions", "arrays that do not match cannot be joined: nothing of its lanes is read any more"},
 	// Ids of events.
 	{"before", "insert", "*", "outbox_event", "id", "greatest", "floors rise to an id that was not drawn: later events are not delivered"},
 	{"before", "update", "*", "outbox_event", "id", "greatest", "likewise"},
