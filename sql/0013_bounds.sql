@@ -1,0 +1,7 @@
+-- simple-workflow 0013: every column has bounds.
+
+DO $do$
+BEGIN
+    PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true); -- as in 0001
+END
+$do$;
