@@ -75,27 +75,34 @@ func migrations(files fs.FS) []Migration {
 
 // Up brings the database to this build's schema. Tables go into the first schema of the
 // connection's search_path. Any number of processes may call it at once: one does the
-// work, the others wait for it. Each migration is a transaction of its own. A migration
-// that was applied with other text is an error.
+// work, the others wait for it. Each migration is a transaction of its own; what has to look at all
+// rows is done before it, in many. A migration that was applied with other text is an error, and so are rows
+// that no CHECK would let anybody change any more: the error names them, and what to do.
 func Up(ctx context.Context, conn *pgx.Conn) error {
+	prepared := ""
 	for {
-		more, err := upOne(ctx, conn)
-		if err != nil || !more {
+		next, err := upOne(ctx, conn, prepared)
+		if err != nil || next == "" {
 			return err
 		}
+		if before := prepare[next]; before != nil && next != prepared {
+			if err := before(ctx, conn); err != nil {
+				return fmt.Errorf("before migration %s: %w", next, err)
+			}
+		}
+		prepared = next
 	}
 }
 
-// upOne applies the first migration that is missing and reports whether to go on.
-func upOne(ctx context.Context, conn *pgx.Conn) (more bool, err error) {
-	// Who has waited for the lock must see what was done meanwhile, whatever the default is.
-	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
-	err = pgx.BeginTxFunc(ctx, conn, options, func(tx pgx.Tx) error {
-		// Held to the end of the transaction. The key includes the schema, so that two
-		// schemas of one database do not wait for each other.
-		if _, err := tx.Exec(ctx, `
-			SELECT pg_advisory_xact_lock(hashtextextended('simple-workflow migrate ' || current_schema(), 0))`); err != nil {
-			return fmt.Errorf("wait for the migration lock: %w", err)
+// Who has waited for a lock must see what was done meanwhile, whatever the default is.
+var upOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+
+// upOne applies the first migration that is missing, unless something has to come before it that has not.
+// It returns the migration's name; empty: nothing is missing.
+func upOne(ctx context.Context, conn *pgx.Conn, prepared string) (next string, err error) {
+	err = pgx.BeginTxFunc(ctx, conn, upOptions, func(tx pgx.Tx) error {
+		if err := lockMigrations(ctx, tx); err != nil {
+			return err
 		}
 		if _, err := tx.Exec(ctx, `
 			CREATE TABLE IF NOT EXISTS workflow_schema (
@@ -114,12 +121,25 @@ func upOne(ctx context.Context, conn *pgx.Conn) (more bool, err error) {
 			if !s.AppliedAt.IsZero() {
 				continue
 			}
-			more = true
+			next = s.Name
+			if prepare[next] != nil && next != prepared {
+				return nil
+			}
 			return apply(ctx, tx, s.Migration)
 		}
 		return nil
 	})
-	return more, err
+	return next, err
+}
+
+// lockMigrations waits until nobody else applies migrations, and keeps others from it until the transaction
+// ends. The key includes the schema, so that two schemas of one database do not wait for each other.
+func lockMigrations(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `
+		SELECT pg_advisory_xact_lock(hashtextextended('simple-workflow migrate ' || current_schema(), 0))`); err != nil {
+		return fmt.Errorf("wait for the migration lock: %w", err)
+	}
+	return nil
 }
 
 func apply(ctx context.Context, tx pgx.Tx, m Migration) error {

@@ -1,0 +1,118 @@
+package sql_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// unboundedColumns have no bounds, for the reason that is given.
+var unboundedColumns = map[string]string{
+	"message_key.hash":               "any number may be a hash",
+	"outbox_lane.next_xid":           "a transaction's number, which the server counts",
+	"outbox_replayed.since":          "as it was asked for: -infinity is from the beginning",
+	"outbox_replayed.until":          "as it was asked for: infinity is without an end",
+	"outbox_event.lane":              "computed: 0 to 63",
+	"workflow_schema.version":        "written by migrations alone, which read nothing of it but what they have written",
+	"workflow_schema.name":           "likewise",
+	"workflow_schema.sha256":         "likewise",
+	"workflow_schema.applied_at":     "likewise",
+	"workflow_set_aside.row_version": "a transaction's number, which the server counts",
+}
+
+// boundless types have no extreme values: each value is as good as another.
+const boundless = `('uuid'::regtype, 'boolean'::regtype, 'regrole'::regtype)`
+
+// Every column of every table has bounds that a CHECK holds, or stands in the list above with the reason.
+// Nothing in the list, and no bound, is of a column that is not there.
+func TestEveryColumnIsBounded(t *testing.T) {
+	s, _ := psql(t)
+	columns := s.list(`
+		SELECT c.relname || '.' || a.attname || CASE WHEN k.name IS NOT NULL AND k.valid AND a.attnum = ANY (x.conkey) THEN ' bounded' ELSE '' END
+		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+		LEFT JOIN workflow_bound b ON b.relation = c.relname AND b."column" = a.attname
+		LEFT JOIN workflow_bound_check k ON k.relation = b.relation AND k.kind = b.kind
+		LEFT JOIN pg_constraint x ON x.conrelid = c.oid AND x.conname = k.name
+		WHERE c.oid IN (SELECT workflow_relations()) AND c.relkind = 'r' AND a.atttypid NOT IN ` + boundless + ` ORDER BY 1`)
+	seen := map[string]bool{}
+	for _, c := range columns {
+		name, bounded := strings.CutSuffix(c, " bounded")
+		seen[name] = true
+		if why := unboundedColumns[name]; bounded == (why != "") {
+			t.Errorf("%s: bounded %v, and in the list of those that are not: %q", name, bounded, why)
+		}
+	}
+	for name := range unboundedColumns {
+		if !seen[name] {
+			t.Errorf("%s is in the list, and no column", name)
+		}
+	}
+	s.expect("bounds of what is not there", s.do(`
+		SELECT coalesce(string_agg(relation || '.' || "column", ', '), 'none') FROM workflow_bound b
+		WHERE NOT EXISTS (SELECT FROM workflow_bound_rule r WHERE r.relation = b.relation AND r."column" = b."column")`), "none")
+}
+
+// extremes are values beyond any bound, by type.
+var extremes = map[string][]string{
+	"timestamp with time zone": {`'infinity'`, `'-infinity'`, `'4713-01-01 BC'`, `'294000-01-01'`},
+	"smallint":                 {`-32768`, `32767`},
+	"integer":                  {`-2147483648`, `2147483647`},
+	"bigint":                   {`-9223372036854775808`, `9223372036854775807`},
+	"text":                     {`repeat('x', 1000000)`},
+	"text[]":                   {`array_fill('x'::text, ARRAY[100000])`, `'{NULL}'`, `'{{a,b},{c,d}}'`, `ARRAY[repeat('x', 3000000)]`},
+	"jsonb":                    {`jsonb_build_object('process', 'p', 'version', 1, 'x', repeat('x', 70000000))`},
+	"bytea":                    {`convert_to(repeat('x', 1000), 'UTF8')`},
+}
+
+// Without any trigger, no row takes a value beyond the bounds of a column: it is tried with each column that has bounds. A value
+// within them is taken.
+func TestExtremesAreRefused(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`SET session_replication_role = replica`)
+	tables := s.list(`SELECT DISTINCT relation FROM workflow_bound ORDER BY 1`)
+	tried := 0
+	for _, table := range tables {
+		names, values := []string{}, []string{}
+		for _, c := range s.list(`
+			SELECT format('%I=%s', a.attname, CASE
+				WHEN a.attname = 'status' AND a.attrelid = 'workflow_run'::regclass THEN '''pending'''
+				WHEN a.attname = 'status' AND a.attrelid = 'process_instance'::regclass THEN '''IN_PROGRESS'''
+				WHEN a.attname = 'status' THEN '''Pending''' WHEN a.attname = 'state' AND a.attrelid = 'user_task'::regclass THEN '''open''' WHEN a.attname = 'state' THEN '''Ready'''
+				WHEN a.attname = 'mode' THEN '''Forward''' WHEN a.attname = 'prefix' THEN '''a.''' WHEN a.attname = 'definition' THEN '''{"process": "p", "version": 1}'''
+				WHEN a.atttypid = 'text[]'::regtype THEN '''{}''' WHEN a.atttypid = 'text'::regtype THEN '''x'''
+				WHEN a.atttypid = 'uuid'::regtype THEN 'gen_random_uuid()' WHEN a.atttypid = 'jsonb'::regtype THEN '''{}''' WHEN a.atttypid = 'boolean'::regtype THEN 'false' WHEN a.atttypid = 'xid'::regtype THEN '''1'''
+				WHEN a.atttypid = 'timestamptz'::regtype THEN 'now()' WHEN a.atttypid = 'regrole'::regtype THEN 'current_role::regrole' ELSE '1' END)
+			FROM pg_attribute a
+			WHERE a.attrelid = '` + table + `'::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' ORDER BY a.attnum`) {
+			name, value, _ := strings.Cut(c, "=")
+			names, values = append(names, name), append(values, value)
+		}
+		s.do(`DELETE FROM ` + table)
+		if len(names) == 0 {
+			s.do(`INSERT INTO ` + table + ` DEFAULT VALUES`)
+		} else {
+			s.do(`INSERT INTO ` + table + ` (` + strings.Join(names, ", ") + `) VALUES (` + strings.Join(values, ", ") + `)`)
+		}
+		for _, c := range s.list(`
+			SELECT format('%I=%s', b."column", format_type(a.atttypid, NULL)) FROM workflow_bound b JOIN pg_attribute a ON a.attrelid = to_regclass(b.relation) AND a.attname = b."column"
+			WHERE b.relation = '` + table + `' AND a.attgenerated = '' AND a.attidentity <> 'a'`) {
+			name, typ, _ := strings.Cut(c, "=")
+			if len(extremes[typ]) == 0 {
+				t.Errorf("%s.%s: no extremes of type %s", table, name, typ)
+			}
+			s.do(fmt.Sprintf(`UPDATE %s SET %s = %[2]s`, table, name))
+			for _, value := range extremes[typ] {
+				err := s.undone(fmt.Sprintf(`UPDATE %s SET %s = %s`, table, name, value))
+				if err == nil {
+					t.Errorf("%s.%s = %s was taken", table, name, value)
+				} else if !strings.Contains(err.Error(), "23514") {
+					t.Errorf("%s.%s = %s: %v", table, name, value, err)
+				}
+				tried++
+			}
+		}
+	}
+	if tried < 400 {
+		t.Errorf("%d values tried, want at least 400", tried)
+	}
+}
