@@ -14,6 +14,15 @@ BEGIN
 END
 $do$;
 
+-- Lanes that nobody serves: dispatchers make those anew that are missing.
+DO $do$
+DECLARE
+    before text := workflow_advance('on');
+BEGIN
+    DELETE FROM outbox_lane WHERE lane NOT BETWEEN 0 AND 63;
+    PERFORM workflow_advance(before);
+END
+$do$;
 -- Never served: long ago.
 ALTER TABLE outbox_lane ALTER COLUMN served_at SET DEFAULT '1970-01-01 00:00:00+00';
 
@@ -189,10 +198,13 @@ RETURN CASE
     ELSE 'true' END;
 
 CREATE FUNCTION workflow_key_of(relation text) RETURNS text[]
-LANGUAGE sql STABLE SET search_path FROM CURRENT
-RETURN (SELECT array_agg(a.attname::text ORDER BY k.place)
-        FROM pg_index x CROSS JOIN unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, place) JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
-        WHERE x.indrelid = to_regclass(relation) AND x.indisprimary);
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $fn$
+BEGIN
+    RETURN (SELECT array_agg(a.attname::text ORDER BY k.place)
+            FROM pg_index x CROSS JOIN unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, place) JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
+            WHERE x.indrelid = to_regclass(relation) AND x.indisprimary);
+END
+$fn$;
 
 -- Among the next so many rows of a table after a key, those that are beyond a bound, and in which columns. The last row
 -- has the key after which to go on, and no columns; it is null at the end of the table.
@@ -254,11 +266,11 @@ BEGIN
             CONTINUE;
         END IF;
         found := true;
-        SELECT string_agg(format('%I = %s', r."column", r.nearest), ', '), string_agg(format('%L, left(%I::text, 1000)', r."column", r."column"), ', ') INTO sets, was
+        SELECT string_agg(format('%I = %s', r."column", CASE WHEN a.attidentity <> '' THEN 'DEFAULT' ELSE r.nearest END), ', '), string_agg(format('%L, left(%I::text, 1000)', r."column", r."column"), ', ') INTO sets, was
         FROM workflow_bound_rule r
         JOIN pg_attribute a ON a.attrelid = to_regclass(workflow_mend_v1.relation) AND a.attname = r."column"
-        WHERE r.relation = workflow_mend_v1.relation AND r."column" = ANY (b.columns) AND r.nearest IS NOT NULL AND a.attgenerated = '' AND a.attidentity = ''
-          AND r."column" <> ALL (workflow_key_of(workflow_mend_v1.relation));
+        WHERE r.relation = workflow_mend_v1.relation AND r."column" = ANY (b.columns) AND r.nearest IS NOT NULL AND a.attgenerated = ''
+          AND (a.attidentity <> '' OR r."column" <> ALL (workflow_key_of(workflow_mend_v1.relation)));
         CONTINUE WHEN sets IS NULL;
         BEGIN
             EXECUTE format('
@@ -287,7 +299,7 @@ COMMENT ON FUNCTION workflow_mend_v1(text, jsonb, integer) IS
 -- SELECT * FROM workflow_out_of_bounds();
 CREATE FUNCTION workflow_out_of_bounds(relation text DEFAULT NULL, most integer DEFAULT 100)
 RETURNS TABLE ("table" text, key jsonb, "column" text, value text, allowed text, open boolean, fix text)
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     t     text;
     place jsonb;
@@ -305,10 +317,12 @@ BEGIN
             FOR b IN SELECT * FROM workflow_beyond(t, place, 10000) LOOP
                 place := b.key;
                 CONTINUE WHEN b.columns IS NULL;
-                FOR c IN SELECT r.* FROM workflow_bound_rule r WHERE r.relation = t AND r."column" = ANY (b.columns) LOOP
+                FOR c IN SELECT r.kind, r."column", r.allowed, CASE WHEN a.attidentity <> '' THEN 'DEFAULT' ELSE r.nearest END AS nearest
+                         FROM workflow_bound_rule r JOIN pg_attribute a ON a.attrelid = to_regclass(t) AND a.attname = r."column"
+                         WHERE r.relation = t AND r."column" = ANY (b.columns) LOOP
                     EXECUTE format('SELECT left(%I::text, 100) FROM %I WHERE %s', c."column", t, workflow_row_is(b.key)) INTO given;
                     "table" := t; key := b.key; "column" := c."column"; allowed := c.allowed; open := b.open;
-                    value := CASE WHEN c.kind IN ('documents', 'bytes') OR c.kind = 'texts' THEN 'too large' ELSE given END;
+                    value := CASE WHEN c.kind IN ('times', 'numbers') THEN given ELSE 'too large' END; -- and nothing of a payload
                     fix := CASE WHEN t = 'workflow_run' AND c.nearest IS NULL AND b.open THEN format('SELECT workflow_cancel(%L, ''too large'')', b.key->>'id')
                                 WHEN t = 'process_instance' AND c.nearest IS NULL AND b.open
                                     THEN format('INSERT INTO workflow_run (type, payload) VALUES (''graph.cancel.v1'', ''{"instance": "%s"}'')', b.key->>'id')

@@ -298,8 +298,8 @@ func TestRoleViewer(t *testing.T) {
 			}
 		}
 	}
-	if readable != 19 {
-		t.Errorf("%d views and tables can be read, want 19", readable)
+	if readable != 22 {
+		t.Errorf("%d views and tables can be read, want 22", readable)
 	}
 	both := g.as("viewer", "media") // a worker of something else
 	both.expect("failing", both.do(`SELECT concat_ws(' ', type, code, last_error) FROM workflow_failing`), "billing.x timeout (hidden)")

@@ -66,6 +66,9 @@ var examinations = []string{
 	       AND o.run_at > now() + interval '11 years' ORDER BY o.run_at DESC, o.id LIMIT 5) r LIMIT 20`,
 	`SELECT false, 'constraint ' || c.conname || ' of ' || c.conrelid::regclass || ' is not valid: rows from before may break it', format('ALTER TABLE %s VALIDATE CONSTRAINT %I', c.conrelid::regclass, c.conname)
 	 FROM pg_constraint c WHERE NOT c.convalidated AND c.conrelid IN (SELECT workflow_relations())`,
+	`SELECT true, 'CHECK ' || name || ' is missing: nothing keeps values of ' || relation || ' within their bounds', format('SELECT workflow_add_bounds_v1(%L); SELECT workflow_validate_bounds_v1(%1$L)', relation)
+	 FROM workflow_bound_check WHERE valid IS NULL`,
+	`SELECT open, 'row ' || key::text || ' of ' || "table" || ': ' || "column" || ' is ' || value || ', allowed is ' || allowed, fix FROM workflow_out_of_bounds(NULL, 20)`,
 	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
 	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
 	`SELECT false, 'sink ' || sink || ' has parked ' || parked || ' events', 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,

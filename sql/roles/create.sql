@@ -136,7 +136,8 @@ BEGIN
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text) TO %I', named || '_dispatcher');
 
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_stalled_types(text[]) TO %I, %I', named || '_operator', named || '_viewer'); -- for views
-    EXECUTE format('GRANT SELECT ON workflow_stalled, workflow_unleasable TO %I', named || '_viewer');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_out_of_bounds(text, integer) TO %I, %I', named || '_operator', named || '_viewer'); -- it tells no payload
+    EXECUTE format('GRANT SELECT ON workflow_stalled, workflow_unleasable, workflow_bound, workflow_bound_rule, workflow_bound_check TO %I', named || '_viewer');
     EXECUTE format('GRANT UPDATE (held_at) ON workflow_run TO %I', named || '_operator');
     EXECUTE format('GRANT INSERT ON process_definition TO %I', named || '_operator'); -- workflowctl define
 

@@ -1,0 +1,142 @@
+package sql_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/sql"
+)
+
+// bounded is the last version before columns had bounds.
+const beforeBounds = 12
+
+// An oldWorker leases, settles and takes back as a worker of the version before does: by the first form of each function.
+type oldWorker struct{ conn *pgx.Conn }
+
+func (w oldWorker) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		w.turn(ctx)
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (w oldWorker) turn(ctx context.Context) {
+	const none = `'00000000-0000-0000-0000-000000000000'::uuid`
+	rows, _ := w.conn.Query(ctx, `SELECT suspect, type, priority FROM workflow_lanes_v1('{up.}') WHERE type IS NOT NULL`)
+	type lane struct {
+		Suspect  bool
+		Type     string
+		Priority int
+	}
+	lanes, _ := pgx.CollectRows(rows, pgx.RowToStructByPos[lane])
+	for _, l := range lanes {
+		token := uuid.New()
+		rows, _ := w.conn.Query(ctx, `SELECT id FROM workflow_lease_v1(ARRAY[$1::boolean], ARRAY[$2::text], ARRAY[$3::int], '{-infinity}', ARRAY[`+none+`], '{0}', '{100}', NULL, NULL,
+			true, 100, 100, false, false, false, $4, 'old', ARRAY[$2::text], '{60}', '{3600}')`, l.Suspect, l.Type, l.Priority, token)
+		ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		if err != nil {
+			_, _ = w.conn.Exec(ctx, `SELECT FROM workflow_lease_refused_v1(ARRAY[$1::boolean], ARRAY[$2::text], ARRAY[$3::int], '{-infinity}', ARRAY[`+none+`], '{0}', true, 100, true, 'old', ARRAY[$2::text], '{60}', '{3600}')`,
+				l.Suspect, l.Type, l.Priority)
+			continue
+		}
+		w.settle(ctx, "succeeded", token, ids...)
+	}
+	token := uuid.New()
+	rows, _ = w.conn.Query(ctx, `SELECT id FROM workflow_take_back_v1('-infinity', true, 100, '{0.01}', $1, 'old', 60) WHERE exhausted`, token)
+	exhausted, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		_, _ = w.conn.Exec(ctx, `SELECT FROM workflow_take_back_refused_v1('-infinity', true, true, 'old', 60)`)
+	}
+	w.settle(ctx, "failed", token, exhausted...)
+}
+
+func (w oldWorker) settle(ctx context.Context, verdict string, token uuid.UUID, ids ...uuid.UUID) {
+	for _, id := range ids {
+		_, err := w.conn.Exec(ctx, `SELECT workflow_settle_v1(ARRAY[$1::uuid], ARRAY[$2::uuid], ARRAY[$3::text], '{null}', '{null}', '{null}', '{0}', 'old')`, id, token, verdict)
+		if err != nil {
+			_, _ = w.conn.Exec(ctx, `SELECT workflow_unsettled_v1($1, $2, '23514', $3, '')`, id, token, err.Error())
+		}
+	}
+}
+
+// Rows that are beyond a bound, written under the schema before there were any, in each state: a worker of that version goes on while the
+// schema is upgraded, and each of them ends, or is told of. What has no nearest value stops the upgrade with the row and what to do; done as told, it
+// goes on. What is over and cannot be mended is listed, and the CHECK stays not valid.
+func TestUpgradeOfRowsBeyondBounds(t *testing.T) {
+	url := pgtest.Empty(t)
+	s := connect(t, url)
+	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
+		t.Fatal(err)
+	}
+	s.do(`SET session_replication_role = replica`)
+	written := 0
+	for _, column := range s.list(`
+		SELECT a.attname || '=' || format_type(a.atttypid, NULL) FROM pg_attribute a
+		WHERE a.attrelid = 'workflow_run'::regclass AND a.attnum > 0 AND a.attname NOT IN ('id', 'lease_until') ORDER BY a.attnum`) {
+		name, typ, _ := strings.Cut(column, "=")
+		if typ == "jsonb" {
+			continue
+		}
+		for k, value := range extremes[typ] {
+			for state, with := range map[string]string{
+				"pending": `status = 'pending'`,
+				"leased":  `status = 'leased', attempt = 1, lease_no = 1, lease_token = gen_random_uuid(), lease_until = now(), leased_by = 'dead', started_at = now() - interval '1 minute'`,
+				"done":    `status = 'succeeded', finished_at = now()`,
+			} {
+				id := s.do(fmt.Sprintf(`INSERT INTO workflow_run (type, idempotency_key) VALUES ('up.a', 'key %s %d %s') RETURNING id`, name, k, state))
+				s.do(`UPDATE workflow_run SET ` + with + ` WHERE id = '` + id + `'`)
+				if _, err := s.try(`UPDATE workflow_run SET ` + name + ` = ` + value + ` WHERE id = '` + id + `'`); err == nil {
+					written++
+				}
+			}
+		}
+	}
+	if written < 90 {
+		t.Errorf("%d rows are beyond a bound, want at least 90", written)
+	}
+	large := `(SELECT jsonb_object_agg(g, x) FROM (SELECT g, string_agg(md5(random()::text || g || h), '') AS x FROM generate_series(1, 600) AS g, generate_series(1, 1000) AS h GROUP BY g) AS y)`
+	held := s.do(`INSERT INTO workflow_run (type, held_at, payload) VALUES ('up.a', now(), ` + large + `) RETURNING id`)
+	over := s.do(`INSERT INTO workflow_run (type, status, finished_at, result) VALUES ('up.a', 'succeeded', now(), ` + large + `) RETURNING id`)
+	s.do(`SET session_replication_role = origin`)
+
+	working, stop := context.WithCancel(t.Context())
+	worked := make(chan struct{})
+	go func() {
+		defer close(worked)
+		oldWorker{connect(t, url).conn}.run(working)
+	}()
+	defer func() { stop(); <-worked }()
+
+	err := sql.Up(t.Context(), s.conn)
+	if err == nil || !strings.Contains(err.Error(), held) || !strings.Contains(err.Error(), "payload") || !strings.Contains(err.Error(), "workflow_cancel(") {
+		t.Fatalf("upgrade beside an open row that is too large: %v", err)
+	}
+	s.do(`SELECT workflow_cancel('` + held + `', 'too large')`)
+	up(t, s)
+
+	pgtest.Await(t, "each row has ended, or is told of", func() bool {
+		return s.do(`
+			SELECT count(*) FROM workflow_run r
+			WHERE r.type = 'up.a' AND r.finished_at IS NULL AND r.held_at IS NULL AND r.run_at < now() + interval '1 day' AND r.deleted_at IS NULL
+			  AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.id = r.id)`) == "0"
+	})
+	s.expect("values kept in the audit", s.do(`SELECT count(DISTINCT row_key->>'id') >= `+fmt.Sprint(written/3)+` FROM workflow_override WHERE table_name = 'workflow_run' AND row_key ? 'was'`), "t")
+	rest := s.list(`SELECT (key->>'id') || ' ' || "column" || ' ' || open FROM workflow_out_of_bounds() ORDER BY 1`)
+	want := []string{held + " payload false", over + " result false"}
+	slices.Sort(want)
+	if !slices.Equal(rest, want) {
+		t.Errorf("beyond bounds = %v, want %v", rest, want)
+	}
+	s.expect("CHECKs that are not valid", s.do(`SELECT string_agg(name, ' ') FROM workflow_bound_check WHERE valid IS NOT TRUE`), "workflow_run_documents_bound")
+	s.byHand(`DELETE FROM workflow_run WHERE id IN ('` + held + `', '` + over + `')`)
+	s.expect("after they are gone", s.do(`SELECT cardinality(workflow_validate_bounds_v1('workflow_run'))`), "0")
+	s.expect("all valid", s.do(`SELECT bool_and(valid) FROM workflow_bound_check`), "t")
+}
