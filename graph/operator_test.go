@@ -198,7 +198,7 @@ func TestProcessGuards(t *testing.T) {
 	}{
 		{open, `UPDATE process_instance SET status = 'COMPLETED', completed_at = now(), live_tokens = 0, ready_tokens = 0, joining_tokens = 0 WHERE id = $1`, "changed by the engine alone"},
 		{open, `UPDATE process_instance SET live_tokens = 9 WHERE id = $1`, "changed by the engine alone"},
-		{open, `UPDATE process_instance SET input_payload = '{"n": 1}' WHERE id = $1`, "input, parent and the time of its creation never change"},
+		{open, `UPDATE process_instance SET input_payload = '{"n": 1}' WHERE id = $1`, "input_payload goes from {} to"},
 		{open, `UPDATE process_instance SET deleted_at = now() WHERE id = $1`, "it is not over"},
 		{open, `DELETE FROM process_instance WHERE id = $1`, "it is not over"},
 		{over, `UPDATE process_instance SET status = 'IN_PROGRESS', completed_at = NULL WHERE id = $1`, "changed by the engine alone"},

@@ -17,7 +17,7 @@ import (
 func TestCharge(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 3, time.Minute)
-	exec(t, pool, `UPDATE workflow_run SET idempotency_key = 'k', metadata = '{"m": 1}', suspect = true, postponed = 4 WHERE id = $1`, id)
+	byHand(t, pool, `UPDATE workflow_run SET idempotency_key = 'k', metadata = '{"m": 1}', suspect = true, postponed = 4 WHERE id = $1`, id)
 	p := newPoller(pool, "a.")
 	tokens := map[uuid.UUID]bool{}
 	for i := 1; i <= 3; i++ {
@@ -58,7 +58,7 @@ func TestCharge(t *testing.T) {
 func TestExhausted(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
-	exec(t, pool, "UPDATE workflow_run SET attempt = 3 WHERE id = $1", id)
+	byHand(t, pool, "UPDATE workflow_run SET attempt = 3 WHERE id = $1", id)
 	p := newPoller(pool, "a.")
 	p.Terms = func(typ string) lease.Terms { return lease.Terms{Length: time.Minute, Timeout: time.Hour, Room: -1} }
 	l := one(t, p)

@@ -84,7 +84,7 @@ func testLostAnswer(t *testing.T, err error) {
 	pool := settledServer(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
 	spent := add(t, pool, "a.x", 0, time.Minute)
-	exec(t, pool, "UPDATE workflow_run SET attempt = 3 WHERE id = $1", spent)
+	byHand(t, pool, "UPDATE workflow_run SET attempt = 3 WHERE id = $1", spent)
 	d := &deaf{DB: pool, err: err}
 	p := newPoller(d, "a.")
 	lose(t, p, d, "lost")

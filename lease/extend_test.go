@@ -66,7 +66,7 @@ func TestExtend(t *testing.T) {
 func TestExtendExhausted(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
-	exec(t, pool, "UPDATE workflow_run SET attempt = 3 WHERE id = $1", id)
+	byHand(t, pool, "UPDATE workflow_run SET attempt = 3 WHERE id = $1", id)
 	l := one(t, newPoller(pool, "a."))
 	extend(t, pool, held([]lease.Lease{l}, time.Hour))
 	if got := left(t, pool, id); !near(got, time.Hour) {

@@ -168,8 +168,8 @@ func TestLastAttemptAlone(t *testing.T) {
 		suspect(t, pool, "a.x", priority)
 	}
 	suspect(t, pool, "a.limited", 4)
-	exec(t, pool, "UPDATE workflow_run SET attempt = 1, run_at = now()")
-	exec(t, pool, "UPDATE workflow_run SET attempt = 2 WHERE priority IN (8, 7)")
+	byHand(t, pool, "UPDATE workflow_run SET attempt = 1, run_at = now()")
+	byHand(t, pool, "UPDATE workflow_run SET attempt = 2 WHERE priority IN (8, 7)")
 	p := newPoller(pool, "a.")
 	p.Terms = func(typ string) lease.Terms {
 		terms := unlimited(typ)
@@ -213,7 +213,7 @@ func TestLastAttemptAlone(t *testing.T) {
 	// One that has been due for ten seconds, and others behind it: since one was alone just now,
 	// they go first once. Then they wait until it has had its turn.
 	suspect(t, pool, "a.y", 3)
-	exec(t, pool, "UPDATE workflow_run SET attempt = 2, run_at = now() - interval '10 seconds' WHERE priority = 3")
+	byHand(t, pool, "UPDATE workflow_run SET attempt = 2, run_at = now() - interval '10 seconds' WHERE priority = 3")
 	for i, step := range []struct {
 		add     int // priority of another
 		watched bool

@@ -292,7 +292,7 @@ BEGIN
         ('parallel_join', '{id, instance_id, node, parallel_group_id, round}'),
         ('join_arrival', '{join_id, token_id, edge, surplus}'),
         ('each_progress', '{group_id, instance_id, node, items, total}'),
-        ('message', '{id, message_id, name, key, payload, received_at, expires_at}'),
+        ('message', '{message_id, name, key}'), -- one that came too early is replaced when it comes again
         ('message_wait', '{token_id, place, instance_id, node, name, key, created_at}'),
         ('user_task', '{id, instance_id, token_id, node, groups, payload, due_at, created_at}'),
         ('compensation_record', '{id, instance_id, order, token_id, run_id, node_id, handler_ref, certain, not_before, retry_of, created_at}'),
