@@ -129,9 +129,9 @@ $fn$;
 -- Ranges are those of the CHECKs, so they are not asked here. In place of the range of attempt its steps are.
 CREATE OR REPLACE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_run
     FOR EACH ROW WHEN (( -- what is unknown is no reason: null passes
-        isfinite(NEW.lease_until) AND NEW.lease_until <= clock_timestamp() + interval '25 hours'
+        NEW.lease_until <= clock_timestamp() + interval '25 hours'
         AND CASE WHEN NEW.lease_no = OLD.lease_no THEN NEW.started_at IS NOT DISTINCT FROM OLD.started_at
-            ELSE NEW.status = 'leased' AND NEW.lease_no > OLD.lease_no AND NEW.lease_no - OLD.lease_no = 1 AND isfinite(NEW.started_at) IS TRUE END
+            ELSE NEW.status = 'leased' AND NEW.lease_no > OLD.lease_no AND NEW.lease_no - OLD.lease_no = 1 AND NEW.started_at IS NOT NULL END
         AND CASE OLD.status
             WHEN 'pending' THEN CASE WHEN NEW.lease_no > OLD.lease_no THEN NEW.attempt - OLD.attempt = ANY ('{0,1}') AND num_nulls(NEW.lease_token, NEW.lease_until, NEW.leased_by) = 0
                                      ELSE NEW.attempt = OLD.attempt AND NEW.status = ANY ('{pending,cancelled}') END
@@ -142,10 +142,168 @@ CREATE OR REPLACE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_ru
                  AND has_table_privilege('process_token'::regclass, 'UPDATE') END
     ) IS FALSE)
     EXECUTE FUNCTION workflow_run_refuse_update();
-CREATE OR REPLACE TRIGGER workflow_run_update_guard_due BEFORE UPDATE OF postponed, run_at, finished_at ON workflow_run
+CREATE OR REPLACE TRIGGER workflow_run_update_guard_due BEFORE UPDATE OF postponed, run_at ON workflow_run
     FOR EACH ROW WHEN (((NEW.postponed = OLD.postponed OR OLD.status = 'leased' AND NEW.postponed - OLD.postponed = 1 OR OLD.status = 'failed' AND NEW.postponed = 0)
-        AND NEW.run_at BETWEEN '2000-01-01' AND now() + interval '10 years 1 day' AND isfinite(NEW.finished_at)) IS FALSE)
+        AND NEW.run_at BETWEEN '2000-01-01' AND now() + interval '10 years 1 day') IS FALSE)
     EXECUTE FUNCTION workflow_run_refuse_update();
+
+-- As in 0009, and a result has a limit of size, which its worker has checked before.
+CREATE OR REPLACE FUNCTION workflow_run_refuse_outcome() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    problem text;
+    fix     text;
+BEGIN
+    IF (NEW.token_id, NEW.node) IS NOT DISTINCT FROM (OLD.token_id, OLD.node)
+       AND (OLD.finished_at IS NULL OR (NEW.settled_token, NEW.settled_by, NEW.last_error, NEW.error, NEW.result)
+            IS NOT DISTINCT FROM (OLD.settled_token, OLD.settled_by, OLD.last_error, OLD.error, OLD.result))
+       AND (octet_length(NEW.last_error) > 16384 AND NEW.last_error IS DISTINCT FROM OLD.last_error) IS NOT TRUE
+       AND (octet_length(NEW.error::text) > 65536 AND NEW.error IS DISTINCT FROM OLD.error) IS NOT TRUE -- here it is compressed
+       AND (pg_column_size(NEW.result) > 16777216 AND NEW.result IS DISTINCT FROM OLD.result) IS NOT TRUE THEN
+        RETURN NULL;
+    ELSIF workflow_overrides(TG_TABLE_NAME, TG_OP, jsonb_build_object('id', OLD.id)) THEN
+        RETURN NULL;
+    ELSIF (NEW.token_id, NEW.node) IS DISTINCT FROM (OLD.token_id, OLD.node) THEN
+        problem := 'token_id and node never change: they say whose step it is';
+        fix := 'Cancel it with SELECT workflow_cancel(id); its process goes on by its rules.';
+    ELSIF OLD.finished_at IS NOT NULL THEN
+        problem := format('it has %s: result, error, last_error, settled_token and settled_by are its history',
+                          CASE OLD.status WHEN 'cancelled' THEN 'been cancelled' ELSE OLD.status END);
+        fix := 'Leave them as they are; metadata may be changed.';
+    ELSIF octet_length(NEW.last_error) > 16384 THEN
+        problem := format('last_error has %s bytes, the limit is 16384', octet_length(NEW.last_error));
+        fix := 'Keep it to a line.';
+    ELSIF pg_column_size(NEW.result) > 16777216 THEN
+        problem := format('result has %s bytes as it is stored, the limit is 16777216', pg_column_size(NEW.result));
+        fix := 'Store large data elsewhere and return a reference.';
+    ELSE
+        problem := format('error has %s bytes, the limit is 65536', octet_length(NEW.error::text));
+        fix := 'Keep it to a code and a message.';
+    END IF;
+    RAISE EXCEPTION 'workflow_run: run %: %', OLD.id, problem
+        USING ERRCODE = 'check_violation', HINT = fix, TABLE = 'workflow_run', CONSTRAINT = TG_NAME;
+END
+$fn$;
+
+CREATE OR REPLACE TRIGGER workflow_run_outcome_guard AFTER UPDATE OF result, error, last_error, settled_token, settled_by ON workflow_run
+    FOR EACH ROW WHEN (OLD.finished_at IS NOT NULL OR octet_length(NEW.last_error) > 16384 OR pg_column_size(NEW.error) > 65536 OR pg_column_size(NEW.result) > 16777216)
+    EXECUTE FUNCTION workflow_run_refuse_outcome();
+
+-- As in 0009, and the times and the reason that only people give have bounds.
+CREATE OR REPLACE FUNCTION workflow_run_refuse_insert() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    problem text;
+    fix     text;
+    written text := NEW.payload; -- once: it may be large
+    me      text := session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '');
+BEGIN
+    IF NEW.type IS NULL OR NEW.payload IS NULL THEN
+        RETURN NEW; -- the column's own NOT NULL names it
+    END IF;
+    IF NEW.type !~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)+$' THEN
+        problem := format('type %L is not a dotted lower-case name', left(NEW.type, 120));
+        fix := 'Use segments of a-z, 0-9, _ and - joined by dots, such as billing.invoice_charge.v1.';
+    ELSIF length(NEW.type) > 200 THEN
+        problem := format('type has %s characters, the limit is 200', length(NEW.type));
+        fix := 'Shorten the type.';
+    ELSIF NEW.created_by <> me AND NOT (workflow_for_others(workflow_role()) AND NEW.created_by = me || ' for ' || coalesce(nullif(current_setting('workflow.on_behalf_of', true), ''), '-')) THEN
+        problem := format('created_by %L is not you, %s', left(NEW.created_by, 120), me);
+        fix := 'Leave created_by out.';
+    ELSIF NEW.status <> 'pending' THEN
+        problem := format('status %L cannot be inserted: a new run is pending', left(NEW.status, 120));
+        fix := 'Leave status out. The states are pending, leased, succeeded, failed and cancelled.';
+    ELSIF NEW.priority NOT BETWEEN -100 AND 100 THEN
+        problem := format('priority %s is outside -100 to 100', NEW.priority);
+        fix := 'Use a priority from -100 (last) to 100 (first).';
+    ELSIF NEW.max_attempts NOT BETWEEN 1 AND 1000 THEN
+        problem := format('max_attempts %s is outside 1 to 1000', NEW.max_attempts);
+        fix := 'Use 1 for a single start, or leave it out for 3.';
+    ELSIF NEW.attempt <> 0 OR NEW.postponed <> 0 OR NEW.suspect OR NEW.lease_no <> 0
+       OR NEW.lease_token IS NOT NULL OR NEW.lease_until IS NOT NULL OR NEW.leased_by IS NOT NULL
+       OR NEW.settled_token IS NOT NULL OR NEW.settled_by IS NOT NULL OR NEW.started_at IS NOT NULL OR NEW.deadline_at IS NOT NULL
+       OR NEW.finished_at IS NOT NULL OR NEW.result IS NOT NULL OR NEW.error IS NOT NULL
+       OR NEW.last_error IS NOT NULL THEN
+        problem := 'a new run carries no attempts, lease, result or error';
+        fix := 'Leave out attempt, postponed, suspect, lease_*, leased_by, settled_*, started_at, deadline_at, finished_at, result, error and last_error.';
+    ELSIF NOT isfinite(NEW.run_at) OR NEW.run_at < '2000-01-01' OR NEW.run_at > now() + interval '10 years' THEN
+        problem := format('run_at %s is not a usable time', NEW.run_at);
+        fix := 'Use a time from the year 2000 to ten years ahead, or leave it out for now.';
+    ELSIF least(NEW.created_at, NEW.held_at, NEW.deleted_at) < '1900-01-01 00:00:00+00' OR greatest(NEW.created_at, NEW.held_at, NEW.deleted_at) > '9999-01-01 00:00:00+00' THEN
+        problem := format('created_at %s, held_at %s or deleted_at %s is not a time from 1900 to 9999', NEW.created_at, coalesce(NEW.held_at::text, 'null'), coalesce(NEW.deleted_at::text, 'null'));
+        fix := 'Leave them out.';
+    ELSIF octet_length(NEW.delete_reason) > 16384 THEN
+        problem := format('delete_reason has %s bytes, the limit is 16384', octet_length(NEW.delete_reason));
+        fix := 'Leave it out.';
+    ELSIF NEW.idempotency_key IS NOT NULL AND length(NEW.idempotency_key) NOT BETWEEN 1 AND 200 THEN
+        problem := format('idempotency_key has %s characters, allowed are 1 to 200', length(NEW.idempotency_key));
+        fix := 'Use a shorter key, a hash for example, or leave it out.';
+    ELSIF NEW.tenant_id IS NOT NULL AND length(NEW.tenant_id) NOT BETWEEN 1 AND 200 THEN
+        problem := format('tenant_id has %s characters, allowed are 1 to 200', length(NEW.tenant_id));
+        fix := 'Use a shorter id, or leave it out.';
+    ELSIF jsonb_typeof(NEW.payload) <> 'object' THEN
+        problem := format('payload is a JSON %s, an object is required', jsonb_typeof(NEW.payload));
+        fix := 'Wrap the value: {"value": …}.';
+    ELSIF octet_length(written) > 262144 THEN
+        problem := format('payload has %s bytes, the limit is 262144', octet_length(written));
+        fix := 'Store large data elsewhere and put a reference into the payload.';
+    ELSIF NEW.metadata IS NOT NULL AND jsonb_typeof(NEW.metadata) <> 'object' THEN
+        problem := format('metadata is a JSON %s, an object is required', jsonb_typeof(NEW.metadata));
+        fix := 'Use an object such as {"tag": "nightly"}.';
+    ELSIF octet_length(NEW.metadata::text) > 16384 THEN
+        problem := format('metadata has %s bytes, the limit is 16384', octet_length(NEW.metadata::text));
+        fix := 'Keep metadata to tags and trace context.';
+    ELSIF jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
+       OR jsonb_path_exists(NEW.metadata, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")') THEN
+        problem := 'payload or metadata is nested deeper than 64 levels';
+        fix := 'Flatten the document.';
+    ELSE
+        -- Enqueueing has to be cheap. Numbers by exponent are found, and what the payload's own members show; long names and members further
+        -- inside, and numbers of 309 digits spelled out, are run.Enqueue's to refuse.
+        IF strpos(written, '00000000000000000000000000000000') > 0 THEN
+            SELECT 'payload: ' || p.problem, p.fix INTO problem, fix FROM workflow_document_problem(NEW.payload, written) AS p;
+        ELSIF octet_length(written) >= 80000 AND (SELECT count(*) FROM jsonb_object_keys(NEW.payload)) > 10000 THEN
+            problem := 'payload: more than 10000 members are in one object';
+            fix := 'Use an array, or several objects.';
+        END IF;
+        IF problem IS NULL AND NEW.metadata IS NOT NULL THEN
+            SELECT 'metadata: ' || p.problem, p.fix INTO problem, fix FROM workflow_document_problem(NEW.metadata, NEW.metadata::text) AS p;
+        END IF;
+        IF problem IS NULL THEN
+            RETURN NEW;
+        END IF;
+    END IF;
+    IF workflow_overrides(TG_TABLE_NAME, TG_OP, jsonb_build_object('id', NEW.id)) THEN
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION 'workflow_run: %', problem
+        USING ERRCODE = 'check_violation', HINT = fix, TABLE = 'workflow_run', CONSTRAINT = 'workflow_run_insert_guard';
+END
+$fn$;
+CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
+    FOR EACH ROW WHEN ((
+        NEW.type ~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)+$' AND length(NEW.type) <= 200
+        AND NEW.status = 'pending' AND NEW.created_by = session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '')
+        AND NEW.priority BETWEEN -100 AND 100 AND NEW.max_attempts BETWEEN 1 AND 1000
+        AND NEW.attempt = 0 AND NEW.postponed = 0 AND NOT NEW.suspect AND NEW.lease_no = 0
+        AND coalesce(NEW.lease_token, NEW.settled_token) IS NULL AND coalesce(NEW.leased_by, NEW.settled_by) IS NULL
+        AND coalesce(NEW.lease_until, NEW.started_at, NEW.deadline_at, NEW.finished_at) IS NULL
+        AND NEW.result IS NULL AND NEW.error IS NULL AND NEW.last_error IS NULL
+        AND coalesce(NEW.held_at, NEW.deleted_at) IS NULL AND NEW.delete_reason IS NULL AND NEW.created_at = now()
+        AND NEW.run_at BETWEEN '2000-01-01' AND now() + interval '10 years'
+        AND length(NEW.idempotency_key) BETWEEN 1 AND 200 -- null passes
+        AND length(NEW.tenant_id) BETWEEN 1 AND 200
+        AND jsonb_typeof(NEW.payload) = 'object'
+        -- The text is the dear part: it is made once. Without 32 zeros in a row it has at most six times the bytes that are stored, so that
+        -- it is within its limit; and an exponent above 308 spells out more of them. What has them, is large or comes compressed is looked at there.
+        AND pg_column_size(NEW.payload) < 40000 AND pg_column_compression(NEW.payload) IS NULL
+        AND strpos(NEW.payload::text, '00000000000000000000000000000000') = 0
+        -- 64 levels and one more are stored in 520 bytes, or written in 130. Nothing that could hold more lies 64 levels below the top.
+        AND (pg_column_size(NEW.payload) < 512
+             OR NOT jsonb_path_exists(NEW.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")'))
+        AND jsonb_typeof(NEW.metadata) = 'object' AND octet_length(NEW.metadata::text) < 130
+    ) IS FALSE)
+    EXECUTE FUNCTION workflow_run_refuse_insert();
 
 -- ---------------------------------------------------------------------------------
 -- What people write. The columns are named by no statement of the engine, so these cost it nothing.
