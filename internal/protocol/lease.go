@@ -75,7 +75,7 @@ type aDesign struct {
 	long              bool // handlers may run for longer than suspects are watched
 
 	// Planted faults of processes.
-	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate bool
+	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny bool
 
 	replayed bool   // a trace is being replayed: what makes no difference to be seen is left out
 	granted  uint16 // attempts that a retry grants; 0: one
@@ -266,8 +266,11 @@ func (d aDesign) mayLease(s *aState, p *aProcess, set int) bool {
 func (d aDesign) grant(s *aState, p, i int) {
 	r := &s.run[i]
 	row, _ := d.Lease(r.Row)
-	if r.Hidden {
+	switch {
+	case r.Hidden:
 		s.fault = "a run that is held or deleted was leased"
+	case r.Status == Cancelled:
+		s.fault = "a cancelled run was leased"
 	}
 	last := r.Attempt+1 == r.Most
 	r.Row, r.started, r.company, r.holder = row, false, false, int8(p)
@@ -398,6 +401,8 @@ func (d aDesign) polls(s aState, p int, do func(step, aState)) {
 	}
 	if granted {
 		d.answer(s, p, do)
+	} else if d.doubtsAny {
+		d.lose(s, p, do)
 	}
 	if (waiting || w.late != 0) && !w.stopping {
 		t := s
@@ -435,17 +440,23 @@ func (d aDesign) answer(s aState, p int, do func(step, aState)) {
 		late.freezes--
 		do(step{"", p, "gets the answer when the leases have run out: it starts nothing", 0}, late)
 	}
-	if s.losses > 0 {
-		t := s
-		t.losses--
-		for i, j := range w.job {
-			if j.at == 'g' {
-				t.process[p].remember(i, j.lease)
-				t.process[p].job[i] = aJob{}
-			}
-		}
-		do(step{"", p, "loses the answer to its poll", 0}, t)
+	d.lose(s, p, do)
+}
+
+// lose is the answer to a poll that never comes. What it may have brought is in doubt.
+func (d aDesign) lose(s aState, p int, do func(step, aState)) {
+	if s.losses == 0 {
+		return
 	}
+	s.losses--
+	w := &s.process[p]
+	for i, j := range w.job {
+		if j.at == 'g' || j.at == 'r' && d.doubtsAny {
+			w.remember(i, j.lease)
+			w.job[i] = aJob{}
+		}
+	}
+	do(step{"", p, "loses the answer to its poll", 0}, s)
 }
 
 // remember keeps a lease in doubt. An older one of the same run is over by then.
@@ -522,7 +533,7 @@ func (d aDesign) handler(s aState, p, i int, do func(step, aState)) {
 		for _, verdict := range []Verdict{Succeed, Retry, Fail, Postpone} {
 			switch { // a permanent error may come at any attempt, but it makes the model no better to try it
 			case verdict != Succeed && !d.failing,
-				verdict == Retry && j.last,
+				verdict == Retry && j.last && !d.retriesTheLast,
 				verdict == Fail && !j.last && !d.replayed,
 				verdict == Postpone && !d.replayed:
 				continue
@@ -564,6 +575,9 @@ func (d aDesign) takeBack(s aState, p, i int, do func(step, aState)) {
 		}
 		t := s
 		t.run[i].Row, t.run[i].company = row, false
+		if !r.Expired {
+			t.fault = "a lease that had not expired was taken back"
+		}
 		if row.Status == Pending {
 			t.run[i].holder = -1
 			do(step{"take back", p, "takes run %d back", i}, t)

@@ -49,6 +49,7 @@ type Rules struct {
 	LeasesFree   bool // lease: nothing is charged
 	LeasesMore   bool // lease: a run that has no attempt left is started all the same
 
+	ExtendsAny bool // extend: what is not leased, too
 	NoFence    bool // extend, settle and give back: the token is not looked at
 	TokenStays bool // settle: the token stays, and settles once more
 	PaysBack   bool // settle: every verdict but success gives the attempt back
@@ -63,6 +64,7 @@ type Rules struct {
 	CancelKeepsToken bool // cancel: the lease stays
 	RetriesAny       bool // retry: what has not failed, too
 	RetriesFree      bool // retry: the charged starts are forgotten
+	DeleteLeaves     bool // delete: what is leased stays leased
 	ReleasesAny      bool // release: what is not leased, too
 	RemovesLeased    bool // remove: what is leased, too
 }
@@ -91,7 +93,7 @@ func (g Rules) held(r Row, lease uint16) bool {
 
 // Extend is workflow_extend, the heartbeat. It may come after the lease has expired, if nobody has taken it back.
 func (g Rules) Extend(r Row, lease uint16) (Row, bool) {
-	if !g.held(r, lease) {
+	if !g.held(r, lease) && !g.ExtendsAny {
 		return r, false
 	}
 	r.Expired = false
@@ -203,7 +205,7 @@ func (g Rules) Hide(r Row, hidden bool) (Row, bool) {
 
 // Delete is workflow_delete: what is leased is cancelled with it.
 func (g Rules) Delete(r Row) (Row, bool) {
-	if r.Status == Leased {
+	if r.Status == Leased && !g.DeleteLeaves {
 		r, _ = g.Cancel(r)
 	}
 	return g.Hide(r, true)

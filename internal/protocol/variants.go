@@ -60,6 +60,13 @@ func leases() []Variant {
 		v("A fault: what is held is leased", "a run that is held or deleted was leased", with(func(d *aDesign) { d.holds, d.LeasesHidden = 1, true })),
 		v("A fault: a lost answer is forgotten after one look", unknown, with(func(d *aDesign) { d.losses, d.forgetful = 1, true })),
 		v("A fault: a lost answer to a take-back is forgotten", unknown, with(func(d *aDesign) { d.kills, d.losses, d.takeBackForgets = 2, 1, true })),
+		v("A fault: leases whose handlers run are given back as in doubt", tooManyStarts, with(func(d *aDesign) { d.losses, d.doubtsAny = 2, true })),
+		v("A fault: tried again although it was the last attempt", tooManyStarts, with(func(d *aDesign) { d.retriesTheLast, d.LeasesMore = true, true })),
+		v("A fault: a failure is not charged", tooManyStarts, with(func(d *aDesign) { d.PaysBack = true })),
+		v("A fault: a lease is not charged", tooManyStarts, with(func(d *aDesign) { d.LeasesFree = true })),
+		v("A fault: a retry forgets the charged starts", tooManyStarts, with(func(d *aDesign) { d.retries, d.RetriesFree = 1, true })),
+		v("A fault: a living worker's lease is taken back", "a lease that had not expired was taken back", with(func(d *aDesign) { d.TakesLiving = true })),
+		v("A fault: what is cancelled is leased", "a cancelled run was leased", with(func(d *aDesign) { d.cancels, d.LeasesAny = 1, true })),
 		v("A fault: a stop forgets what is in doubt", leftAtStop, with(func(d *aDesign) { d.stops, d.losses, d.stopForgets = 1, 1, true })),
 		v("A fault: a crash is not charged", tooManyStarts, poison(func(d *aDesign) { d.FreeCrash = true })),
 		v("A fault: exhausted runs are due again", tooManyStarts, poison(func(d *aDesign) { d.TakesForever, d.LeasesMore = true, true })),
@@ -236,7 +243,25 @@ func breakers() (all []Variant) {
 
 // deeper are the same protocols within wider bounds.
 func deeper() (all []Variant) {
-	a := func(name, want string, d aDesign) { all = append(all, of[aState]("deep "+name, want, d)) }
-	a("A 2 runs: kill, freeze, 2 lost answers, failures", "", aDesign{care: once, runs: 2, most: 2, slots: 2, processes: 2, failing: true, aBudget: aBudget{kills: 1, freezes: 1, losses: 2}})
+	a := func(name string, d aDesign) {
+		d.care, d.processes = once, 2
+		all = append(all, of[aState]("deep A "+name, "", d))
+	}
+	a("kill, freeze, lost answer, failures", aDesign{runs: 2, most: 2, slots: 2, failing: true, aBudget: aBudget{kills: 1, freezes: 1, losses: 1}})
+	a("3 runs: kill, freeze, failures", aDesign{runs: 3, most: 2, slots: 3, failing: true, aBudget: aBudget{kills: 1, freezes: 1}})
+	a("stop, kill, freeze, lost answer", aDesign{runs: 2, most: 2, slots: 2, aBudget: aBudget{stops: 1, kills: 1, freezes: 1, losses: 1}})
+	a("3 attempts: 2 kills, 2 freezes, 2 lost answers", aDesign{runs: 1, most: 3, slots: 2, aBudget: aBudget{kills: 2, freezes: 2, losses: 2}})
+	a("suspects: poison that waits, freeze", aDesign{runs: 3, most: 2, slots: 3, poisons: 1, long: true, slow: true, aBudget: aBudget{freezes: 1}})
+	a("suspects: poison that waits, 4 attempts", aDesign{runs: 3, most: 4, slots: 3, poisons: 1, long: true, slow: true})
+	b := func(name string, d bDesign) {
+		d.mark, d.fence = "token", "first"
+		all = append(all, of[bState]("deep B mark by token first: "+name, "", d))
+	}
+	b("2 runs, poison, kill, freeze, 2 lost answers", bDesign{most: 2, slots: 1, runs: 2, poison: true, kills: 1, freezes: 1, losses: 2})
+	b("3 runs, poison, kill, freeze, lost answer", bDesign{most: 1, slots: 1, runs: 3, poison: true, kills: 1, freezes: 1, losses: 1})
+	c := func(name string, d cDesign) { all = append(all, of[cState]("deep C "+name, "", d)) }
+	c("in a row: kill, freeze, 3 lost answers, pause, stop", cDesign{doubt: "release", slots: 1, kills: 1, freezes: 1, losses: 3, pauses: 1, stops: 1})
+	c("fork, 2 slots: kill, freeze, 2 lost answers, pause", cDesign{doubt: "start", fork: true, slots: 2, kills: 1, freezes: 1, losses: 2, pauses: 1})
+	all = append(all, of[dState]("deep D two limits: 2 kills, 2 freezes, cancel", "", dDesign{count: "after the lock", carry: "obeys", twoLimits: true, most: 1, kills: 2, freezes: 2, cancels: 1}))
 	return all
 }

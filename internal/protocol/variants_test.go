@@ -7,7 +7,7 @@ import "testing"
 func TestVerdicts(t *testing.T) {
 	broken := 0
 	for _, v := range Variants(true) {
-		f := v.Explore(20_000)
+		f := v.Explore(10_000)
 		switch {
 		case f.Full: // what is wrong with it lies further away
 		case f.Wrong != v.Want:
