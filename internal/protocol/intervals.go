@@ -9,18 +9,29 @@ import (
 	"github.com/google/uuid"
 )
 
+// An interval is a lease.
+type interval struct {
+	run           uuid.UUID
+	from, to      time.Time // to: it ended, or expired
+	known         time.Time // when its holder last did something with it; zero: never
+	suspect, last bool
+}
+
 // lease takes an event for what it tells of who holds what, and for how long.
 func (r *Replay) lease(e Event) {
 	h := &r.run.held
 	began := e.Became.Status == "leased" && (e.Was.Status != "leased" || e.Became.LeaseNo != e.Was.LeaseNo)
 	ended := e.Was.Status == "leased" && (e.Became.Status != "leased" || began)
+	if e.Op == "extend" || e.Op == "settle" && e.Became.SettledBy == e.Was.LeasedBy {
+		h.known = e.At
+	}
 	if ended && !h.from.IsZero() {
 		h.to = e.At
 		if !e.Was.LeaseUntil.IsZero() && e.Was.LeaseUntil.Before(h.to) {
-			h.to = e.Was.LeaseUntil // its holder has let it go by then
+			h.to = e.Was.LeaseUntil
 		}
-		// One whose answer was lost took no slot, and its handler was never started. Nor was that of an exhausted run.
-		if e.Op != "give back" && !e.Was.Uncharged && h.to.After(h.from) {
+		// The handler of one whose answer was lost was never started. Nor was that of an exhausted run, which takes no slot.
+		if e.Op != "give back" && !e.Was.Uncharged {
 			if r.workers == nil {
 				r.workers = map[string][]interval{}
 			}
@@ -49,11 +60,13 @@ func (r *Replay) Verdicts() Verdicts {
 	return r.verdict
 }
 
-// tooMany finds the moment when a worker holds more leases than it has slots, if there is one.
+// tooMany finds the moment when a worker held more leases than it has slots, if there is one. What counts is from the lease to the last time
+// that the worker did something with it: when an answer was lost, or a lease was given up, the database does not know.
 func (r *Replay) tooMany(worker string, leases []interval) {
+	leases = slices.DeleteFunc(slices.Clone(leases), func(l interval) bool { return !l.known.After(l.from) })
 	ends := make([]time.Time, 0, len(leases))
 	for _, l := range leases {
-		ends = append(ends, l.to)
+		ends = append(ends, l.known)
 	}
 	slices.SortFunc(ends, time.Time.Compare)
 	over := 0
@@ -62,7 +75,7 @@ func (r *Replay) tooMany(worker string, leases []interval) {
 			over++
 		}
 		if held := i + 1 - over; held > r.Slots {
-			r.refuse(l.run, fmt.Sprintf("with it %s held %d leases, and has %d slots", worker, held, r.Slots))
+			r.refuse(Crowded, l.run, fmt.Sprintf("with it %s held %d leases, and has %d slots", worker, held, r.Slots))
 			return
 		}
 	}
@@ -78,13 +91,13 @@ func (r *Replay) together(worker string, leases []interval) {
 				break
 			}
 			if l.to.After(m.from) && (l.last || m.last) {
-				r.refuse(m.run, fmt.Sprintf("a suspect, it was leased by %s %s after suspect %s, and one of them was at its last attempt", worker, apart, l.run))
+				r.refuse(Together, m.run, fmt.Sprintf("a suspect, it was leased by %s %s after suspect %s, and one of them was at its last attempt", worker, apart, l.run))
 				break
 			}
 		}
 	}
 }
 
-func (r *Replay) refuse(run uuid.UUID, what string) {
-	r.verdict.Wrong = append(r.verdict.Wrong, Wrong{Run: run, What: what})
+func (r *Replay) refuse(kind Kind, run uuid.UUID, what string) {
+	r.verdict.Wrong = append(r.verdict.Wrong, Wrong{Kind: kind, Run: run, What: what})
 }

@@ -38,10 +38,21 @@ type Verdicts struct {
 
 // Wrong is a run, or a worker, whose history the model does not allow.
 type Wrong struct {
+	Kind   Kind
 	Run    uuid.UUID
 	What   string
 	Events []Event // of the run, up to the one that was refused
 }
+
+// A Kind is what is asked of a history.
+type Kind byte
+
+// What may be wrong.
+const (
+	Step     Kind = iota // a change that is no step of the model
+	Crowded              // a worker held more leases than it has slots
+	Together             // suspects were leased that must not be together
+)
 
 // A replayed is the run under replay.
 type replayed struct {
@@ -54,13 +65,6 @@ type replayed struct {
 	leaves bool                 // it is left out
 	over   bool                 // its history was refused: the rest is passed over
 	held   interval             // its current lease
-}
-
-// An interval is a lease.
-type interval struct {
-	run           uuid.UUID
-	from, to      time.Time
-	suspect, last bool
 }
 
 // Add takes the next event. Those of one run follow each other, in their order.
@@ -89,7 +93,7 @@ func (r *Replay) Add(e Event) {
 	}
 	if problem != "" {
 		run.over = true
-		r.verdict.Wrong = append(r.verdict.Wrong, Wrong{run.id, problem, run.events})
+		r.verdict.Wrong = append(r.verdict.Wrong, Wrong{Step, run.id, problem, run.events})
 	}
 	if e.Op == "remove" {
 		r.verdict.Removed++
