@@ -80,6 +80,7 @@ fuzz: postgres ## each fuzz target for FUZZTIME (default 30s); what it finds bec
 
 model: ## the models of the protocols, explored: every design and every planted fault has its verdict; two minutes, 3 GB, two cores
 	$(GO) run ./internal/protocol/explore
+	GUARDS=all $(GO) test ./internal/protocol -count=1 -run '^TestGuards$$'
 
 model-deep: ## the same with wider bounds, too; a quarter of an hour, 12 GB
 	$(GO) run ./internal/protocol/explore -deep -most 20000000 -memory 12
