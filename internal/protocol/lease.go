@@ -18,9 +18,10 @@ type aRun struct {
 	Row
 	// What the model knows and the database does not.
 	starts, back, results uint8
-	started               bool // under the current lease
-	holder                int8 // whose lease it is; -1: of nobody, or of a process that has died
-	company               bool // when its process died, other suspects were held there
+	started               bool  // under the current lease
+	holder                int8  // whose lease it is; -1: of nobody, or of a process that has died
+	company               bool  // when its process died, other suspects were held there
+	spared                uint8 // how often its last attempt was given back
 }
 
 type aJob struct {
@@ -77,6 +78,7 @@ type aDesign struct {
 	// Planted faults of processes.
 	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny bool
 
+	company  *bool  // in a replay, that it was not alone at its last attempt, if that is known
 	replayed bool   // a trace is being replayed: what makes no difference to be seen is left out
 	granted  uint16 // attempts that a retry grants; 0: one
 }
@@ -135,9 +137,9 @@ func (d aDesign) wrong(s aState) string {
 	quiet := d.aBudget == aBudget{}
 	for i, r := range s.run {
 		poison := i < d.poisons
-		most := uint8(r.Most) + r.back
-		if r.Spared {
-			most++
+		most := uint8(r.Most) + r.back + r.spared
+		if poison {
+			most = min(most, uint8(r.Most)+r.back+1)
 		}
 		switch {
 		case r.results > 1:
@@ -557,16 +559,20 @@ func (d aDesign) handler(s aState, p, i int, do func(step, aState)) {
 
 func (d aDesign) takeBack(s aState, p, i int, do func(step, aState)) {
 	r := s.run[i]
-	spare := d.care == once && !d.chargedInCompany && (d.replayed || r.company || r.holder >= 0 && s.process[r.holder].othersThan(i))
+	last := r.Attempt == r.Most
+	spare := d.care == once && last && !d.chargedInCompany && (r.company || r.holder >= 0 && s.process[r.holder].othersThan(i))
 	if d.looksTooLate { // only at what is still leased
 		spare = false
 		for k, other := range s.run {
-			spare = spare || k != i && other.Status == Leased && other.Suspect && other.holder == r.holder && other.company
+			spare = spare || last && k != i && other.Status == Leased && other.Suspect && other.holder == r.holder && other.company
 		}
 	}
 	spares := []bool{spare}
-	if d.replayed {
-		spares = []bool{false, true} // whether it was alone is no run's own affair
+	switch { // whether it was alone is no run's own affair
+	case d.replayed && d.company == nil:
+		spares = []bool{false, last}
+	case d.replayed:
+		spares = []bool{*d.company && !d.chargedInCompany}
 	}
 	for _, spare := range spares {
 		row, ok := d.TakeBack(r.Row, spare)
@@ -575,6 +581,9 @@ func (d aDesign) takeBack(s aState, p, i int, do func(step, aState)) {
 		}
 		t := s
 		t.run[i].Row, t.run[i].company = row, false
+		if spare && row.Attempt < r.Attempt && !d.FreeCrash {
+			t.run[i].spared = min(r.spared+1, 9)
+		}
 		if !r.Expired {
 			t.fault = "a lease that had not expired was taken back"
 		}

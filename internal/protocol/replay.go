@@ -130,6 +130,9 @@ func (r *Replay) follow(run *replayed, e Event) string {
 		o.by, o.fresh = run.process(e.Was, e.Became.SettledBy)
 	case "take back": // the trace does not tell whose it was, unless the taker has it now
 		o.by, o.fresh = run.process(e.Was, cmp.Or(e.Became.LeasedBy, "somebody"))
+		if e.Was.Company != nil {
+			o.alone = map[bool]byte{true: 'n', false: 'y'}[*e.Was.Company]
+		}
 	case "extend", "give back":
 		o.by, o.fresh = run.process(e.Was, run.holder)
 	case "retry":
@@ -154,7 +157,7 @@ func (r *Replay) follow(run *replayed, e Event) string {
 
 // same reports whether two are the same row as far as the model knows it, times aside.
 func (t Traced) same(u Traced) bool {
-	t.LeaseUntil, u.LeaseUntil = time.Time{}, time.Time{}
+	t.LeaseUntil, u.LeaseUntil, t.Company, u.Company = time.Time{}, time.Time{}, nil, nil
 	return t == u
 }
 
@@ -210,6 +213,7 @@ type observation struct {
 	over    bool // the lease that it had had expired
 	row     Row  // afterwards, as far as it is to be seen
 	granted uint16
+	alone   byte // 'y', 'n'; 0: unknown
 }
 
 // An automaton has the states in which model A may be after what was seen, and remembers where each observation leads from
@@ -288,6 +292,10 @@ func (a *automaton) move(broken func(*aDesign), from int, o observation) int {
 	}
 	// What concerns several runs is not asked here, and so everything may happen often.
 	d := aDesign{care: once, runs: 1, slots: 2, processes: 2, failing: true, noWatch: true, replayed: true, granted: o.granted}
+	if o.alone != 0 {
+		company := o.alone == 'n'
+		d.company = &company
+	}
 	if broken != nil {
 		broken(&d)
 	}
@@ -338,7 +346,7 @@ func (r Row) looks(seen Row) bool {
 // plain leaves out what tells one story from another, and makes no difference to what can happen.
 func (s aState) plain() aState {
 	r := &s.run[0]
-	r.starts, r.back, r.results, r.started, r.company = 0, 0, 0, false, false
+	r.starts, r.back, r.results, r.spared, r.started, r.company = 0, 0, 0, 0, false, false
 	for i := range s.process {
 		s.process[i].proven = 0
 	}

@@ -170,6 +170,12 @@ var right = map[string]func(*script) *script{
 	},
 }
 
+// beside has the database know whether there is another suspect beside it.
+func (h *script) beside(company bool) *script {
+	h.now.Company = &company
+	return h
+}
+
 func (h *script) spare() *script {
 	return h.wait(4*time.Second).do("take back", func(t *Traced) { t.Attempt--; free(t, "pending") })
 }
@@ -255,6 +261,12 @@ var wrong = []struct {
 	{"take back: the last attempt of one that was no suspect given back", func(h *script) *script {
 		return h.lease("a").settle("pending").lease("a").settle("pending").lease("a").wait(4*time.Second).do("take back", func(t *Traced) { t.Suspect = true; t.Attempt--; free(t, "pending") })
 	}, func(d *aDesign) { d.FreeCrash = true }},
+	{"take back: charged at the last attempt, although it was not alone", func(h *script) *script {
+		return h.lease("a").takeBack().lease("a").takeBack().lease("a").beside(true).takeBack()
+	}, func(d *aDesign) { d.chargedInCompany = true }},
+	{"take back: given back, although it was alone", func(h *script) *script {
+		return h.lease("a").takeBack().lease("a").takeBack().lease("a").beside(false).spare()
+	}, func(d *aDesign) { d.company = nil }},
 	{"give back: after the handler was started", func(h *script) *script { return h.lease("a").extend().giveBack() }, func(d *aDesign) { d.doubtsAny = true }},
 	{"give back: an exhausted run is due again", func(h *script) *script {
 		return h.lease("a").takeBack().lease("b").takeBack().lease("c").takeBack().do("give back", func(t *Traced) { t.Attempt--; free(t, "pending") })

@@ -8,7 +8,7 @@ type Row struct {
 	Hidden         bool   // held or soft-deleted: never leased
 	Uncharged      bool   // the lease is that of an exhausted run: nothing is started, it is to be failed
 	Expired        bool   // no column: what the clock makes of lease_until
-	Spared         bool   // it was given its last attempt back
+	Spared         bool   // a suspect that was given its last attempt back
 	Attempt, Most  uint16 // charged starts so far, and max_attempts
 	Lease, Settled uint16 // the number of the current or last lease, and of the one that settled; 0: none
 }
@@ -111,6 +111,7 @@ func (g Rules) Settle(r Row, lease uint16, v Verdict) (Row, bool) {
 		r.Attempt--
 	}
 	r.Suspect = r.Suspect && v == GiveBack
+	r.Spared = r.Spared && r.Suspect
 	switch v {
 	case Succeed:
 		return r.ended(Succeeded), true
@@ -127,16 +128,16 @@ func (r Row) ended(s Status) Row {
 }
 
 // TakeBack is workflow_take_back: an expired lease is ended by anybody. The run is due again, as a suspect;
-// one that has no attempt left is leased once more by the taker, who is to fail it. With spare, a suspect
-// at its last attempt that was not alone in its process is given that attempt back, once.
+// one that has no attempt left is leased once more by the taker, who is to fail it. With spare, which says that it was at
+// its last attempt and not alone in its process, a suspect is given that attempt back: once, as long as it is one.
 func (g Rules) TakeBack(r Row, spare bool) (Row, bool) {
 	if r.Status != Leased || !r.Expired && !g.TakesLiving {
 		return r, false
 	}
-	last := r.Suspect && !r.Uncharged && r.Attempt == r.Most
+	spare = spare && r.Suspect && !r.Uncharged && r.Attempt > 0 && !r.Spared
 	r.Suspect, r.Expired = !g.ForgetsCrash, false
 	switch {
-	case spare && last && !r.Spared:
+	case spare:
 		r.Spared = !g.SparesAgain
 		r.Attempt--
 		return r.ended(Pending), true
@@ -189,7 +190,7 @@ func (g Rules) Retry(r Row, attempts uint16) (Row, bool) {
 	if r.Hidden || r.Status != Failed && !(g.RetriesAny && r.Status.Over()) {
 		return r, false
 	}
-	r.Suspect = false
+	r.Suspect, r.Spared = false, false
 	r.Most = min(max(r.Most, r.Attempt+attempts), 1000)
 	if g.RetriesFree {
 		r.Attempt = 0
