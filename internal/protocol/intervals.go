@@ -15,6 +15,7 @@ type interval struct {
 	from, to      time.Time // to: it ended, or expired
 	known         time.Time // when its holder last did something with it; zero: never
 	suspect, last bool
+	solo          bool // its last attempt was given back once
 }
 
 // lease takes an event for what it tells of who holds what, and for how long.
@@ -39,8 +40,14 @@ func (r *Replay) lease(e Event) {
 		}
 		*h = interval{}
 	}
+	switch { // as long as it is a suspect
+	case !e.Became.Suspect:
+		r.run.spared = false
+	case e.Op == "take back" && e.Became.Attempt < e.Was.Attempt:
+		r.run.spared = true
+	}
 	if began {
-		*h = interval{run: e.Run, from: e.At, suspect: e.Became.Suspect, last: e.Became.Attempt == e.Became.Most}
+		*h = interval{run: e.Run, from: e.At, suspect: e.Became.Suspect, last: e.Became.Attempt == e.Became.Most, solo: r.run.spared}
 	}
 }
 
@@ -81,7 +88,8 @@ func (r *Replay) tooMany(worker string, leases []interval) {
 	}
 }
 
-// together finds suspects that were leased beside one at its last attempt, while the first of the two was watched.
+// together finds suspects that were leased beside one at its last attempt, while the first of the two was watched; and
+// those that were beside one that is kept alone until it ends, at any time when the worker is sure to have had both.
 func (r *Replay) together(worker string, leases []interval) {
 	leases = slices.DeleteFunc(slices.Clone(leases), func(l interval) bool { return !l.suspect })
 	for i, l := range leases {
@@ -92,6 +100,15 @@ func (r *Replay) together(worker string, leases []interval) {
 			}
 			if l.to.After(m.from) && (l.last || m.last) {
 				r.refuse(Together, m.run, fmt.Sprintf("a suspect, it was leased by %s %s after suspect %s, and one of them was at its last attempt", worker, apart, l.run))
+				break
+			}
+		}
+		if !l.solo || !l.last {
+			continue
+		}
+		for k, m := range leases {
+			if k != i && m.known.After(l.from) && l.known.After(m.from) {
+				r.refuse(Together, l.run, fmt.Sprintf("its last attempt had been given back to it, and %s had suspect %s beside it", worker, m.run))
 				break
 			}
 		}

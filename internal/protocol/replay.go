@@ -64,6 +64,7 @@ type replayed struct {
 	holder string               // who leased it last
 	leaves bool                 // it is left out
 	over   bool                 // its history was refused: the rest is passed over
+	spared bool                 // a suspect, its last attempt was given back
 	held   interval             // its current lease
 }
 

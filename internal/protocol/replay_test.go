@@ -337,6 +337,7 @@ func TestIntervals(t *testing.T) {
 			return h.lease("x").takeBack()
 		}
 	}
+	kept := func(h *script) *script { return suspect(2)(h).lease("x").spare() }
 	// Each is told by what comes before its lease by a, and by how long it is held.
 	for name, test := range map[string]struct {
 		second func(*script) *script
@@ -344,15 +345,18 @@ func TestIntervals(t *testing.T) {
 		after  time.Duration // between their leases
 		slots  int
 		wrong  int
+		long   bool // they are held for three seconds
 	}{
-		"two with a slot each":                    {slots: 2, after: 200 * time.Millisecond},
-		"two with one slot":                       {slots: 1, after: 200 * time.Millisecond, wrong: 1},
-		"one after the other, with one slot":      {slots: 1, after: 2 * time.Second},
-		"two suspects":                            {first: suspect(3), second: suspect(3), slots: 2, after: 200 * time.Millisecond},
-		"one at its last attempt, with another":   {first: suspect(2), second: suspect(3), slots: 2, after: 200 * time.Millisecond, wrong: 1},
-		"another, with one at its last attempt":   {first: suspect(3), second: suspect(2), slots: 2, after: 200 * time.Millisecond, wrong: 1},
-		"one at its last attempt, no longer held": {first: suspect(2), second: suspect(3), slots: 2, after: 1100 * time.Millisecond},
-		"one at its last attempt, with others":    {first: suspect(2), slots: 2, after: 200 * time.Millisecond},
+		"two with a slot each":                       {slots: 2, after: 200 * time.Millisecond},
+		"two with one slot":                          {slots: 1, after: 200 * time.Millisecond, wrong: 1},
+		"one after the other, with one slot":         {slots: 1, after: 2 * time.Second},
+		"two suspects":                               {first: suspect(3), second: suspect(3), slots: 2, after: 200 * time.Millisecond},
+		"one at its last attempt, with another":      {first: suspect(2), second: suspect(3), slots: 2, after: 200 * time.Millisecond, wrong: 1},
+		"another, with one at its last attempt":      {first: suspect(3), second: suspect(2), slots: 2, after: 200 * time.Millisecond, wrong: 1},
+		"one at its last attempt, no longer held":    {first: suspect(2), second: suspect(3), slots: 2, after: 1100 * time.Millisecond},
+		"one that is kept alone, and another later":  {first: kept, second: suspect(3), slots: 2, after: 1600 * time.Millisecond, wrong: 1, long: true},
+		"one at its last attempt, and another later": {first: suspect(2), second: suspect(3), slots: 2, after: 1600 * time.Millisecond, long: true},
+		"one at its last attempt, with others":       {first: suspect(2), slots: 2, after: 200 * time.Millisecond},
 	} {
 		r := Replay{Slots: test.slots, Watch: 1500 * time.Millisecond}
 		random := rand.New(rand.NewPCG(7, 7))
@@ -363,7 +367,11 @@ func TestIntervals(t *testing.T) {
 				before(h)
 			}
 			h.at = begin.Add(time.Duration(i) * test.after)
-			h.lease("a").wait(800 * time.Millisecond).settle("succeeded")
+			h.lease("a").wait(800 * time.Millisecond)
+			if test.long {
+				h.extend().wait(2 * time.Second)
+			}
+			h.settle("succeeded")
 			for _, e := range h.events {
 				r.Add(e)
 			}
