@@ -24,7 +24,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random attack attack-short fuzz build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
+.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random attack attack-short fuzz model model-deep build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,13 @@ fuzz: postgres ## each fuzz target for FUZZTIME (default 30s); what it finds bec
 	        $(GO) test $$(dirname $$file) -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) || exit 1; \
 	    done; \
 	done
+
+model: ## the models of the protocols, explored: every design and every planted fault has its verdict; two minutes, 3 GB, two cores
+	$(GO) run ./internal/protocol/explore
+	GUARDS=all $(GO) test ./internal/protocol -count=1 -run '^TestGuards$$'
+
+model-deep: ## the same with wider bounds, too; a quarter of an hour, 12 GB
+	$(GO) run ./internal/protocol/explore -deep -most 20000000 -memory 12
 
 build: ## the binaries, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...

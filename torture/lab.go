@@ -20,6 +20,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/pgbouncer"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
+	"github.com/simple-workflow/simple-workflow/internal/protocol"
 )
 
 //go:embed *.sql
@@ -151,7 +152,10 @@ func (l *lab) prepare(ctx context.Context) (err error) {
 	if l.admin, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return err
 	}
-	return l.script(ctx, "setup.sql")
+	if err := l.script(ctx, "setup.sql"); err != nil {
+		return err
+	}
+	return protocol.Install(ctx, l.admin)
 }
 
 // leaveOut takes those strikes out of the plan that need something which this product has not got.
@@ -236,7 +240,7 @@ func (l *lab) addSlots(ctx context.Context) error {
 			"DATABASE_URL=" + clientURL(k.wire.Addr(), workerRole, name, 12),
 			"EXECLOG=" + filepath.Join(l.dir, name+".exec"),
 			"WORKER_ID=" + name,
-			"WORKER_CONCURRENCY=128",
+			"WORKER_CONCURRENCY=" + strconv.Itoa(slots),
 			"WORKER_LEASE=" + leaseLength.String(),
 			"WORKER_HEARTBEAT=" + heartbeat.String(),
 			"WORKER_TIMEOUT=" + runLimit.String(),

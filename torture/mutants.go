@@ -190,10 +190,10 @@ var mutants = []mutant{
 		`lease_no = w.lease_no + 1,
         attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END`, `lease_no = w.lease_no + 1,
         attempt = w.attempt`}},
-		nothing, []string{"I09"}, ""},
+		nothing, []string{"I09", "I51"}, ""},
 	{"expiry-not-charged", []edit{{leases,
 		`suspect = true, updated_at = statement_timestamp(),`, `attempt = greatest(w.attempt - 1, 0), suspect = true, updated_at = statement_timestamp(),`}},
-		crashes, []string{"I09b"}, ""},
+		crashes, []string{"I09b", "I51"}, ""},
 	{"exhausted-started", []edit{
 		{leases, `w.deadline_at IS NOT DISTINCT FROM w.started_at,`, `false,`},
 		{leases, `SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END,
@@ -225,7 +225,7 @@ var mutants = []mutant{
 	}, map[string]int{"kill": 14}, []string{"I10"}, ""},
 	{"valid-lease-taken", []edit{{leases,
 		`w.started_at >= oldest AND (w.lease_until < clock_timestamp()`, `w.started_at >= oldest AND (w.lease_until < clock_timestamp() + interval '2 seconds'`}},
-		crashes, []string{"I07"}, ""},
+		crashes, []string{"I07", "I51"}, ""},
 	{"reset-on-start", []edit{{"worker/worker.go",
 		`	log.Info("worker starts",`, `	_, _ = w.db.Exec(context.Background(), "UPDATE workflow_run SET status = 'pending' WHERE status = 'leased'")
 	log.Info("worker starts",`}},

@@ -57,6 +57,9 @@ const (
 	grace       = 300 * time.Millisecond
 )
 
+// slots is how many runs a worker may hold at once.
+const slots = 128
+
 func longPlan(seed uint64) *plan {
 	p := &plan{
 		// No more than two processors carry with some to spare: a queue says nothing about recovery.

@@ -98,6 +98,9 @@ func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 	if v.Must, err = pgx.CollectRows(rows, pgx.RowToStructByPos[happens]); err != nil {
 		return v, err
 	}
+	if err := l.replay(ctx, &v); err != nil {
+		return v, err
+	}
 	v.Index = l.checkIndexes(ctx)
 	return v, nil
 }

@@ -35,6 +35,8 @@ var allowed = map[string][]string{
 	"internal/arrows":    {},
 	"internal/attack":    {},
 	"internal/model":     {},
+	"internal/protocol":  {},
+	"internal/protocol/": {"internal/protocol"},
 	"internal/session":   {},
 	"internal/spelling":  {},
 	"internal/survival":  {},

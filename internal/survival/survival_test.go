@@ -2,6 +2,7 @@ package survival
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,11 +15,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/protocol"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // lease is the lease of the processes under test, the shortest that is allowed.
 const lease = 2 * time.Second
+
+// slots is how many runs each of them may hold at once.
+const slots = 8
 
 // patience is how long what takes far less than a second may take on a busy machine; the torture measures it.
 const patience = 5 * time.Second
@@ -62,7 +67,7 @@ type process struct {
 func start(t *testing.T, url, name string) *process {
 	t.Helper()
 	return launch(t, chaos, name, "DATABASE_URL="+url, "WORKER_TYPE_PREFIXES=chaos.", "WORKER_ID="+name, "WORKER_LEASE="+lease.String(),
-		"WORKER_CONCURRENCY=8", "WORKER_POLL_INTERVAL=100ms", "WORKER_SHUTDOWN_GRACE=1ms",
+		"WORKER_CONCURRENCY="+fmt.Sprint(slots), "WORKER_POLL_INTERVAL=100ms", "WORKER_SHUTDOWN_GRACE=1ms",
 		"WORKER_BACKOFF_BASE=200ms", "WORKER_BACKOFF_CAP=1s", "WORKER_LOG_FORMAT=json")
 }
 
@@ -106,6 +111,9 @@ func connect(t *testing.T, url string) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	pgtest.LogTransitions(t, pool)
+	if err := protocol.Install(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
 	return pool
 }
 
@@ -180,9 +188,35 @@ var invariants = map[string]string{
 
 func check(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
+	invariant(t, pool)
+	replay(t, pool, slots)
+}
+
+func invariant(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
 	for what, query := range invariants {
 		if n := number(t, pool, query); n != 0 {
 			t.Errorf("%d %s", n, what)
 		}
+	}
+}
+
+// replay holds what the database did to each run against the model of internal/protocol. A worker holds at
+// most so many leases at once; 0: any number.
+func replay(t *testing.T, pool *pgxpool.Pool, slots int) {
+	t.Helper()
+	r := protocol.Replay{Slots: slots, Watch: 1500 * time.Millisecond}
+	if err := protocol.Read(t.Context(), pool, r.Add); err != nil {
+		t.Fatal(err)
+	}
+	v := r.Verdicts()
+	if v.Edits > 1 { // a lease of a worker that died long ago
+		t.Errorf("%d changes were none of the engine's functions", v.Edits)
+	}
+	if v.Runs != number(t, pool, `SELECT count(*) FROM workflow_run`) {
+		t.Errorf("the trace has %d runs, and the table others", v.Runs)
+	}
+	for _, w := range v.Wrong {
+		t.Errorf("the protocol does not allow this: %s", w)
 	}
 }

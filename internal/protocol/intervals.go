@@ -1,0 +1,120 @@
+package protocol
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// An interval is a lease.
+type interval struct {
+	run           uuid.UUID
+	from, to      time.Time // to: it ended, or expired
+	known         time.Time // when its holder last did something with it; zero: never
+	suspect, last bool
+	solo          bool // its last attempt was given back once
+}
+
+// lease takes an event for what it tells of who holds what, and for how long.
+func (r *Replay) lease(e Event) {
+	h := &r.run.held
+	began := e.Became.Status == "leased" && (e.Was.Status != "leased" || e.Became.LeaseNo != e.Was.LeaseNo)
+	ended := e.Was.Status == "leased" && (e.Became.Status != "leased" || began)
+	if e.Op == "extend" || e.Op == "settle" && e.Became.SettledBy == e.Was.LeasedBy {
+		h.known = e.At
+	}
+	if ended && !h.from.IsZero() {
+		h.to = e.At
+		if !e.Was.LeaseUntil.IsZero() && e.Was.LeaseUntil.Before(h.to) {
+			h.to = e.Was.LeaseUntil
+		}
+		// The handler of one whose answer was lost was never started. Nor was that of an exhausted run, which takes no slot.
+		if e.Op != "give back" && !e.Was.Uncharged {
+			if r.workers == nil {
+				r.workers = map[string][]interval{}
+			}
+			r.workers[e.Was.LeasedBy] = append(r.workers[e.Was.LeasedBy], *h)
+		}
+		*h = interval{}
+	}
+	switch { // as long as it is a suspect
+	case !e.Became.Suspect:
+		r.run.spared = false
+	case e.Op == "take back" && e.Became.Attempt < e.Was.Attempt:
+		r.run.spared = true
+	}
+	if began {
+		*h = interval{run: e.Run, from: e.At, suspect: e.Became.Suspect, last: e.Became.Attempt == e.Became.Most, solo: r.run.spared}
+	}
+}
+
+// Verdicts ends the replay, and returns what it has come to.
+func (r *Replay) Verdicts() Verdicts {
+	for _, worker := range slices.Sorted(maps.Keys(r.workers)) {
+		leases := r.workers[worker]
+		slices.SortFunc(leases, func(a, b interval) int { return a.from.Compare(b.from) })
+		if r.Slots > 0 {
+			r.tooMany(worker, leases)
+		}
+		if r.Watch > 0 {
+			r.together(worker, leases)
+		}
+	}
+	r.workers = nil
+	return r.verdict
+}
+
+// tooMany finds the moment when a worker held more leases than it has slots, if there is one. What counts is from the lease to the last time
+// that the worker did something with it: when an answer was lost, or a lease was given up, the database does not know.
+func (r *Replay) tooMany(worker string, leases []interval) {
+	leases = slices.DeleteFunc(slices.Clone(leases), func(l interval) bool { return !l.known.After(l.from) })
+	ends := make([]time.Time, 0, len(leases))
+	for _, l := range leases {
+		ends = append(ends, l.known)
+	}
+	slices.SortFunc(ends, time.Time.Compare)
+	over := 0
+	for i, l := range leases {
+		for !ends[over].After(l.from) {
+			over++
+		}
+		if held := i + 1 - over; held > r.Slots {
+			r.refuse(Crowded, l.run, fmt.Sprintf("with it %s held %d leases, and has %d slots", worker, held, r.Slots))
+			return
+		}
+	}
+}
+
+// together finds suspects that were leased beside one at its last attempt, while the first of the two was watched; and
+// those that were beside one that is kept alone until it ends, at any time when the worker is sure to have had both.
+func (r *Replay) together(worker string, leases []interval) {
+	leases = slices.DeleteFunc(slices.Clone(leases), func(l interval) bool { return !l.suspect })
+	for i, l := range leases {
+		for _, m := range leases[i+1:] {
+			apart := m.from.Sub(l.from)
+			if apart >= r.Watch {
+				break
+			}
+			if l.to.After(m.from) && (l.last || m.last) {
+				r.refuse(Together, m.run, fmt.Sprintf("a suspect, it was leased by %s %s after suspect %s, and one of them was at its last attempt", worker, apart, l.run))
+				break
+			}
+		}
+		if !l.solo || !l.last {
+			continue
+		}
+		for k, m := range leases {
+			if k != i && m.known.After(l.from) && l.known.After(m.from) {
+				r.refuse(Together, l.run, fmt.Sprintf("its last attempt had been given back to it, and %s had suspect %s beside it", worker, m.run))
+				break
+			}
+		}
+	}
+}
+
+func (r *Replay) refuse(kind Kind, run uuid.UUID, what string) {
+	r.verdict.Wrong = append(r.verdict.Wrong, Wrong{Kind: kind, Run: run, What: what})
+}

@@ -1,0 +1,644 @@
+package protocol
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Model A, leases: the protocol as it is. A lease is charged when it is taken; a token fences every later
+// statement; expired leases are taken back; suspects are watched; answers may be lost.
+//
+// Each statement is one step: under READ COMMITTED a statement that locks a row sees its newest version,
+// and no statement here decides by two rows. What a statement does to a row is in row.go; here is who
+// sends it, and what may go wrong on the way. The replay of a trace goes through these same steps.
+
+const aMost = 3 // runs
+
+type aRun struct {
+	Row
+	// What the model knows and the database does not.
+	starts, back, results uint8
+	started               bool  // under the current lease
+	holder                int8  // whose lease it is; -1: of nobody, or of a process that has died
+	company               bool  // when its process died, other suspects were held there
+	spared                uint8 // how often its last attempt was given back
+}
+
+type aJob struct {
+	at      byte   // 0, 'g': granted, answer under way, 'r': handler runs, 'o': has an outcome
+	lease   uint16 // its token
+	verdict Verdict
+	unsure  bool // an earlier try to settle may have been recorded
+
+	suspect, last, spared, exhausted bool
+	proven                           bool
+}
+
+type aProcess struct {
+	up, stopping bool
+	job          [aMost]aJob
+	proven       uint8
+	doubt        [aMost]uint16 // leases whose answer was lost
+	late         byte          // a request for leases given up for lost: 'k' it may still be executed, and is remembered, 'f' forgotten
+	lateSettle   [aMost]aJob   // the same for outcomes
+}
+
+type aState struct {
+	run     [aMost]aRun
+	process [2]aProcess
+	aBudget // what may still happen
+	fault   string
+}
+
+// aBudget is how often each thing may happen.
+type aBudget struct {
+	kills, freezes, losses, cancels, retries, stops, holds, releases uint8
+}
+
+// A care is what is done so that no suspect makes another fail.
+type care byte
+
+const (
+	watched  care = iota // at its last attempt it is alone among suspects while it is watched
+	toTheEnd             // it is alone until it ends
+	once                 // as watched; if its process dies and it was not alone, it gets its attempt back, once, and is then alone until it ends
+)
+
+type aDesign struct {
+	Rules
+	care
+	aBudget
+	runs, most, slots uint16
+	processes         int
+	poisons           int  // so many runs, from run 0 on, kill their process when their handlers run
+	slow              bool // poison may kill later than suspects are watched
+	failing           bool // handlers may fail, too
+	long              bool // handlers may run for longer than suspects are watched
+
+	// Planted faults of processes.
+	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny bool
+
+	company  *bool  // in a replay, that it was not alone at its last attempt, if that is known
+	replayed bool   // a trace is being replayed: what makes no difference to be seen is left out
+	granted  uint16 // attempts that a retry grants; 0: one
+}
+
+func (d aDesign) design() design[aState] {
+	var s aState
+	for i := range s.run {
+		s.run[i].holder = -1
+		if i < int(d.runs) {
+			s.run[i].Row = Enqueued(d.most)
+		}
+	}
+	for p := range d.processes {
+		s.process[p].up = true
+	}
+	s.aBudget = d.aBudget
+	return design[aState]{
+		start: s,
+		next:  func(s aState, do func(string, aState)) { d.steps(s, func(_ step, t aState) { do("", t) }) },
+		told:  func(s aState, do func(string, aState)) { d.steps(s, func(w step, t aState) { do(w.String(), t) }) },
+		wrong: d.wrong,
+		done: func(s aState) bool {
+			for _, r := range s.run {
+				if r.Status != 0 && !r.Status.Over() && !(r.Hidden && r.Status == Pending) {
+					return false
+				}
+			}
+			return true
+		},
+	}
+}
+
+// A step is one thing that happens. seen names the statement as the trace does; "": nothing of it is to be seen.
+type step struct {
+	seen string
+	by   int // the process that does it; -1: somebody else
+	what string
+	n    int // for what
+}
+
+func (w step) String() string {
+	text := w.what
+	if strings.Contains(text, "%") {
+		text = fmt.Sprintf(text, w.n)
+	}
+	if w.by >= 0 {
+		text = fmt.Sprintf("W%d %s", w.by+1, text)
+	}
+	return text
+}
+
+func (d aDesign) wrong(s aState) string {
+	if s.fault != "" {
+		return s.fault
+	}
+	quiet := d.aBudget == aBudget{}
+	for i, r := range s.run {
+		poison := i < d.poisons
+		most := uint8(r.Most) + r.back + r.spared
+		if poison {
+			most = min(most, uint8(r.Most)+r.back+1)
+		}
+		switch {
+		case r.results > 1:
+			return twoResults
+		case r.starts > most:
+			return tooManyStarts
+		case poison && quiet && r.Status == Failed && r.starts < uint8(r.Most):
+			return "the poison run failed before max_attempts starts"
+		case d.poisons > 0 && !poison && quiet && r.Status == Failed:
+			return innocent
+		}
+		if r.Status == Leased && r.holder >= 0 && d.processes > int(r.holder) {
+			p := s.process[r.holder]
+			known := p.late != 0 && p.late != 'f' || p.doubt[i] == r.Lease || p.job[i].at != 0 && p.job[i].lease == r.Lease
+			if !known && !r.Expired {
+				return unknown
+			}
+		}
+	}
+	return ""
+}
+
+// settle is the statement for one run.
+func (d aDesign) settle(s *aState, i int, j aJob) {
+	r := &s.run[i]
+	row, ok := d.Settle(r.Row, j.lease, j.verdict)
+	switch {
+	case !ok:
+		return
+	case r.Lease != j.lease:
+		s.fault = lostLease
+	case r.Status == Cancelled:
+		s.fault = "a cancelled run was changed"
+	}
+	if (j.verdict == GiveBack || j.verdict == Postpone) && row.Attempt < r.Attempt && r.started {
+		r.back++
+	}
+	if j.verdict == Succeed {
+		r.results++
+	}
+	r.Row, r.holder = row, -1
+}
+
+// die ends a process without a word.
+func (s *aState) die(p int) {
+	for i := range s.run {
+		if r := &s.run[i]; r.holder == int8(p) {
+			r.company = s.process[p].othersThan(i)
+			r.holder = -1
+		}
+	}
+	s.process[p] = aProcess{}
+}
+
+// othersThan reports whether the process has leases on suspects beside that of run i.
+func (p *aProcess) othersThan(i int) bool {
+	for k, j := range p.job {
+		if k != i && j.at != 0 && j.suspect && !j.exhausted {
+			return true
+		}
+	}
+	return false
+}
+
+// prove counts a suspect that its process has outlived.
+func (p *aProcess) prove(i int) {
+	if j := &p.job[i]; j.suspect && !j.exhausted && !j.proven {
+		j.proven = true
+		p.proven = min(p.proven+1, 2)
+	}
+}
+
+// mayLease says whether the poll of p may take these runs together.
+func (d aDesign) mayLease(s *aState, p *aProcess, set int) bool {
+	held, watching, suspicious, alone := 0, 0, 0, false
+	for _, j := range p.job {
+		if j.at == 0 {
+			continue
+		}
+		held++
+		if !j.suspect || j.exhausted {
+			continue
+		}
+		suspicious++
+		if !j.proven {
+			watching++
+			alone = alone || j.last
+		}
+		alone = alone || j.last && (d.care == toTheEnd || d.care == once && j.spared)
+	}
+	n, suspects, last, spared := 0, 0, 0, 0
+	for i, r := range s.run {
+		if set&(1<<i) == 0 {
+			continue
+		}
+		if _, ok := d.Lease(r.Row); !ok {
+			return false
+		}
+		n++
+		if r.Suspect && r.Attempt < r.Most {
+			suspects++
+			if r.Attempt+1 == r.Most {
+				last++
+			}
+			if r.Attempt+1 == r.Most && (d.care == toTheEnd || r.Spared) {
+				spared++
+			}
+		}
+	}
+	if held+n > int(d.slots) || n == 0 {
+		return false
+	}
+	switch {
+	case d.noWatch || suspects == 0:
+		return true
+	case d.notAlone:
+	case alone || spared > 0 && suspicious > 0:
+		return false
+	case last > 0:
+		return suspects == 1 && watching == 0
+	}
+	return watching+suspects <= min(1+int(p.proven), int(d.slots))
+}
+
+// grant is the lease statement for one run.
+func (d aDesign) grant(s *aState, p, i int) {
+	r := &s.run[i]
+	row, _ := d.Lease(r.Row)
+	switch {
+	case r.Hidden:
+		s.fault = "a run that is held or deleted was leased"
+	case r.Status == Cancelled:
+		s.fault = "a cancelled run was leased"
+	}
+	last := r.Attempt+1 == r.Most
+	r.Row, r.started, r.company, r.holder = row, false, false, int8(p)
+	s.process[p].job[i] = aJob{at: 'g', lease: r.Lease, suspect: r.Suspect, last: last, spared: r.Spared, exhausted: r.Uncharged}
+}
+
+func (d aDesign) steps(s aState, do func(step, aState)) {
+	for p := range d.processes {
+		w := &s.process[p]
+		if !w.up {
+			if !d.replayed { // there, each process has a name of its own
+				t := s
+				t.process[p].up = true
+				do(step{"", p, "starts anew", 0}, t)
+			}
+			continue
+		}
+		d.polls(s, p, do)
+		d.work(s, p, do)
+		if s.kills > 0 {
+			t := s
+			t.kills--
+			t.die(p)
+			do(step{"", p, "is killed", 0}, t)
+		}
+		if s.stops > 0 && !w.stopping {
+			t := s
+			t.stops--
+			t.process[p].stopping = true
+			do(step{"", p, "is told to stop", 0}, t)
+		}
+		if w.stopping {
+			d.stop(s, p, do)
+		}
+	}
+	for i := range s.run {
+		d.others(s, i, do)
+	}
+}
+
+// others are the clock, and people.
+func (d aDesign) others(s aState, i int, do func(step, aState)) {
+	r := s.run[i]
+	if r.Status == 0 {
+		return
+	}
+	if r.Status == Leased && !r.Expired {
+		t := s
+		t.run[i].Expired = true
+		if r.holder < 0 {
+			do(step{"", -1, "the lease of run %d expires", i}, t)
+		} else if s.freezes > 0 {
+			t.freezes--
+			do(step{"", -1, "the holder of run %d is frozen, and the lease expires", i}, t)
+		}
+	}
+	person := func(budget func(*aState) *uint8, seen, what string, row Row, ok bool) {
+		t := s
+		if left := budget(&t); *left > 0 && ok {
+			*left--
+			t.run[i].Row = row
+			if row.Status != Leased {
+				t.run[i].holder = -1
+			}
+			do(step{seen, -1, what, i}, t)
+		}
+	}
+	row, ok := d.Cancel(r.Row)
+	person(func(t *aState) *uint8 { return &t.cancels }, "cancel", "somebody cancels run %d", row, ok)
+	row, ok = d.Retry(r.Row, max(d.granted, 1))
+	person(func(t *aState) *uint8 { return &t.retries }, "retry", "somebody retries run %d", row, ok)
+	row, ok = d.Rules.Release(r.Row)
+	person(func(t *aState) *uint8 { return &t.releases }, "release", "somebody takes the lease of run %d away", row, ok)
+	row, ok = d.Hide(r.Row, !r.Hidden)
+	person(func(t *aState) *uint8 { return &t.holds }, "hold", "somebody holds run %d, or resumes it", row, ok)
+	if d.replayed { // as far as leases go, a mixture of the others
+		row, ok = d.Delete(r.Row)
+		person(func(t *aState) *uint8 { return &t.holds }, "delete", "somebody deletes run %d", row, ok)
+		row, ok = d.Remove(r.Row)
+		person(func(t *aState) *uint8 { return &t.holds }, "remove", "run %d is removed", row, ok)
+	}
+}
+
+// polls are what a process does to get leases.
+func (d aDesign) polls(s aState, p int, do func(step, aState)) {
+	w := &s.process[p]
+	waiting, granted := false, false
+	for i := range w.job {
+		granted = granted || w.job[i].at == 'g'
+		waiting = waiting || w.doubt[i] != 0
+	}
+	if !w.stopping && !granted && w.late == 0 {
+		for set := 1; set < 1<<d.runs; set++ {
+			if !d.mayLease(&s, w, set) {
+				continue
+			}
+			t := s
+			for i := range t.run {
+				if set&(1<<i) != 0 {
+					d.grant(&t, p, i)
+				}
+			}
+			do(step{"lease", p, "leases runs %03b", set}, t)
+		}
+		if s.losses > 0 && !d.replayed {
+			t := s
+			t.losses--
+			t.process[p].late = 'k'
+			do(step{"", p, "asks for leases and gives up; the request is still under way", 0}, t)
+		}
+	}
+	if w.late != 0 { // one run, to keep it small
+		for i := range s.run[:d.runs] {
+			if d.mayLease(&s, w, 1<<i) {
+				t := s
+				d.grant(&t, p, i)
+				t.process[p].job[i] = w.job[i]
+				if w.late == 'k' {
+					t.process[p].remember(i, t.run[i].Lease)
+				}
+				t.process[p].late = 0
+				do(step{"lease", p, "has a late request executed by the server: run %d", i}, t)
+			}
+		}
+		t := s
+		t.process[p].late = 0
+		do(step{"", p, "has a late request dropped by the server", 0}, t)
+	}
+	if granted {
+		d.answer(s, p, do)
+	} else if d.doubtsAny {
+		d.lose(s, p, do)
+	}
+	if (waiting || w.late != 0) && !w.stopping {
+		t := s
+		d.giveBack(&t, p)
+		if d.forgetful && w.late == 'k' {
+			t.process[p].late = 'f'
+		}
+		do(step{"give back", p, "gives back leases in doubt", 0}, t)
+	}
+}
+
+// answer is what a process makes of the answer to its poll.
+func (d aDesign) answer(s aState, p int, do func(step, aState)) {
+	w := &s.process[p]
+	t, late := s, s
+	for i := range w.job {
+		j := &t.process[p].job[i]
+		if j.at != 'g' {
+			continue
+		}
+		if j.exhausted {
+			j.at, j.verdict = 'o', Fail
+			late.process[p].job[i] = *j
+			continue
+		}
+		j.at = 'r'
+		t.run[i].starts++
+		if t.run[i].Lease == j.lease {
+			t.run[i].started = true
+		}
+		late.process[p].job[i].at, late.process[p].job[i].verdict = 'o', GiveBack
+	}
+	do(step{"", p, "gets the answer and starts the handlers", 0}, t)
+	if s.freezes > 0 {
+		late.freezes--
+		do(step{"", p, "gets the answer when the leases have run out: it starts nothing", 0}, late)
+	}
+	d.lose(s, p, do)
+}
+
+// lose is the answer to a poll that never comes. What it may have brought is in doubt.
+func (d aDesign) lose(s aState, p int, do func(step, aState)) {
+	if s.losses == 0 {
+		return
+	}
+	s.losses--
+	w := &s.process[p]
+	for i, j := range w.job {
+		if j.at == 'g' || j.at == 'r' && d.doubtsAny {
+			w.remember(i, j.lease)
+			w.job[i] = aJob{}
+		}
+	}
+	do(step{"", p, "loses the answer to its poll", 0}, s)
+}
+
+// remember keeps a lease in doubt. An older one of the same run is over by then.
+func (p *aProcess) remember(i int, lease uint16) { p.doubt[i] = max(p.doubt[i], lease) }
+
+func (d aDesign) giveBack(s *aState, p int) {
+	w := &s.process[p]
+	for i, lease := range w.doubt {
+		if r := &s.run[i]; lease != 0 {
+			if row, ok := d.Rules.GiveBack(r.Row, lease); ok {
+				r.Row = row
+				if row.Status != Leased {
+					r.holder = -1
+				}
+			}
+		}
+		w.doubt[i] = 0
+	}
+}
+
+// work is what a process does with its leases, and with those of others that have expired.
+func (d aDesign) work(s aState, p int, do func(step, aState)) {
+	w := &s.process[p]
+	for i := range s.run[:d.runs] {
+		j, r := w.job[i], s.run[i]
+		switch j.at {
+		case 'r':
+			d.handler(s, p, i, do)
+		case 'o':
+			t := s
+			t.process[p].prove(i)
+			t.process[p].job[i] = aJob{} // recorded, refused, or recorded by an earlier try: settled_token tells
+			d.settle(&t, i, j)
+			do(step{"settle", p, "settles run %d", i}, t)
+			if s.losses > 0 && !d.replayed {
+				t := s
+				t.losses--
+				t.process[p].job[i].unsure = true
+				do(step{"", p, "tries to settle run %d; nothing arrives", i}, t)
+				t.process[p].lateSettle[i] = j
+				do(step{"", p, "tries to settle run %d; it is still under way", i}, t)
+				t.process[p].lateSettle[i] = aJob{}
+				d.settle(&t, i, j)
+				do(step{"settle", p, "settles run %d and loses the answer", i}, t)
+			}
+		}
+		if j.at == 'r' || j.at == 'o' {
+			if row, ok := d.Extend(r.Row, j.lease); ok {
+				t := s
+				t.run[i].Row = row
+				do(step{"extend", p, "extends its lease of run %d", i}, t)
+			}
+		}
+		if late := w.lateSettle[i]; late.at != 0 {
+			t := s
+			t.process[p].lateSettle[i] = aJob{}
+			d.settle(&t, i, late)
+			do(step{"settle", p, "has a late settling executed by the server: run %d", i}, t)
+		}
+		if !w.stopping {
+			d.takeBack(s, p, i, do)
+		}
+	}
+}
+
+// handler is what may become of a handler that runs.
+func (d aDesign) handler(s aState, p, i int, do func(step, aState)) {
+	j, r := s.process[p].job[i], s.run[i]
+	if i < d.poisons {
+		t := s
+		t.die(p)
+		do(step{"", p, "is killed by run %d", i}, t)
+	} else {
+		for _, verdict := range []Verdict{Succeed, Retry, Fail, Postpone} {
+			switch { // a permanent error may come at any attempt, but it makes the model no better to try it
+			case verdict != Succeed && !d.failing,
+				verdict == Retry && j.last && !d.retriesTheLast,
+				verdict == Fail && !j.last && !d.replayed,
+				verdict == Postpone && !d.replayed:
+				continue
+			}
+			t := s
+			t.process[p].job[i].at, t.process[p].job[i].verdict = 'o', verdict
+			do(step{"", p, "has a handler that returns: run %d", i}, t)
+		}
+	}
+	if r.Lease != j.lease || r.Status != Leased {
+		t := s
+		t.process[p].job[i] = aJob{}
+		do(step{"", p, "hears that its lease of run %d is gone", i}, t)
+	}
+	if j.suspect && !j.proven && d.long && (i >= d.poisons || d.slow) {
+		t := s
+		t.process[p].prove(i)
+		do(step{"", p, "has watched run %d for two seconds", i}, t)
+	}
+}
+
+func (d aDesign) takeBack(s aState, p, i int, do func(step, aState)) {
+	r := s.run[i]
+	last := r.Attempt == r.Most
+	spare := d.care == once && last && !d.chargedInCompany && (r.company || r.holder >= 0 && s.process[r.holder].othersThan(i))
+	if d.looksTooLate { // only at what is still leased
+		spare = false
+		for k, other := range s.run {
+			spare = spare || last && k != i && other.Status == Leased && other.Suspect && other.holder == r.holder && other.company
+		}
+	}
+	spares := []bool{spare}
+	switch { // whether it was alone is no run's own affair
+	case d.replayed && d.company == nil:
+		spares = []bool{false, last}
+	case d.replayed:
+		spares = []bool{*d.company && !d.chargedInCompany}
+	}
+	for _, spare := range spares {
+		row, ok := d.TakeBack(r.Row, spare)
+		if !ok {
+			return
+		}
+		t := s
+		t.run[i].Row, t.run[i].company = row, false
+		if spare && row.Attempt < r.Attempt && !d.FreeCrash {
+			t.run[i].spared = min(r.spared+1, 9)
+		}
+		if !r.Expired {
+			t.fault = "a lease that had not expired was taken back"
+		}
+		if row.Status == Pending {
+			t.run[i].holder = -1
+			do(step{"take back", p, "takes run %d back", i}, t)
+			continue
+		}
+		t.run[i].started, t.run[i].holder = false, int8(p)
+		if s.losses > 0 {
+			t := t
+			t.losses--
+			if !d.takeBackForgets {
+				t.process[p].remember(i, row.Lease)
+			}
+			do(step{"take back", p, "takes exhausted run %d over and loses the answer", i}, t)
+		}
+		t.process[p].job[i] = aJob{at: 'o', verdict: Fail, lease: row.Lease, suspect: true, exhausted: true}
+		do(step{"take back", p, "takes exhausted run %d over", i}, t)
+	}
+}
+
+// stop: handlers are released, outcomes settled, doubts as well, and then the process ends.
+func (d aDesign) stop(s aState, p int, do func(step, aState)) {
+	w := &s.process[p]
+	busy := false
+	for i, j := range w.job {
+		if j.at == 'r' && i >= d.poisons || j.at == 'o' && j.verdict == Succeed && d.replayed {
+			t := s
+			t.process[p].job[i].at, t.process[p].job[i].verdict = 'o', GiveBack
+			do(step{"", p, "hands run %d back", i}, t)
+		}
+		busy = busy || j.at != 0
+	}
+	if d.replayed { // which comes first, makes no difference to be seen
+		t := s
+		d.giveBack(&t, p)
+		do(step{"give back", p, "gives back leases in doubt", 0}, t)
+		return
+	}
+	if busy || !d.stopForgets && w.late == 'k' {
+		return // the doubts stay until the server is sure to be done with the request
+	}
+	t := s
+	if !d.stopForgets {
+		d.giveBack(&t, p)
+	}
+	for i := range t.run {
+		if r := &t.run[i]; r.Status == Leased && r.holder == int8(p) && !r.Expired {
+			t.fault = leftAtStop
+		}
+	}
+	if w.late != 0 {
+		return
+	}
+	t.die(p)
+	do(step{"give back", p, "has stopped", 0}, t)
+}

@@ -1,0 +1,365 @@
+package protocol
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// hiddenSteps is how many steps that nobody can see may lie between two that are seen.
+const hiddenSteps = 3
+
+// A Replay takes a trace, run by run, and holds it against model A. Its zero value is ready for use.
+type Replay struct {
+	Slots int           // the most leases that a worker may hold at once; 0: not asked
+	Watch time.Duration // how long a suspect at its last attempt has to be alone at least; 0: not asked
+	// LeaveOut names runs that were changed where the trace does not look. They are counted; nil: none.
+	LeaveOut func(run uuid.UUID) bool
+
+	broken  func(*aDesign) // for tests: a fault is planted; nil: none
+	seen    automaton
+	run     *replayed
+	workers map[string][]interval
+	verdict Verdicts
+}
+
+// Verdicts are what a replay has come to.
+type Verdicts struct {
+	Runs, Events int
+	Edits        int // changes by hand, and what else is none of the engine's functions
+	LeftOut      int // runs
+	Removed      int // runs
+	Wrong        []Wrong
+}
+
+// Wrong is a run, or a worker, whose history the model does not allow.
+type Wrong struct {
+	Kind   Kind
+	Run    uuid.UUID
+	What   string
+	Events []Event // of the run, up to the one that was refused
+}
+
+// A Kind is what is asked of a history.
+type Kind byte
+
+// What may be wrong.
+const (
+	Step     Kind = iota // a change that is no step of the model
+	Crowded              // a worker held more leases than it has slots
+	Together             // suspects were leased that must not be together
+)
+
+// A replayed is the run under replay.
+type replayed struct {
+	id     uuid.UUID
+	states int // the set of states in which the model may be
+	events []Event
+	token  map[uuid.UUID]uint16 // the lease that each token was that of
+	names  [2]string            // the workers behind the model's two processes
+	holder string               // who leased it last
+	leaves bool                 // it is left out
+	over   bool                 // its history was refused: the rest is passed over
+	spared bool                 // a suspect, its last attempt was given back
+	held   interval             // its current lease
+}
+
+// Add takes the next event. Those of one run follow each other, in their order.
+func (r *Replay) Add(e Event) {
+	if r.run == nil || r.run.id != e.Run {
+		r.run = &replayed{id: e.Run, token: map[uuid.UUID]uint16{}}
+		r.verdict.Runs++
+		if r.LeaveOut != nil && r.LeaveOut(e.Run) {
+			r.run.leaves = true
+			r.verdict.LeftOut++
+		}
+	}
+	run := r.run
+	r.verdict.Events++
+	if e.Op == "edit" {
+		r.verdict.Edits++
+	}
+	r.lease(e)
+	if run.leaves || run.over {
+		return
+	}
+	problem := r.follow(run, e)
+	run.events = append(run.events, e)
+	if e.Became.LeasedBy != "" {
+		run.holder = e.Became.LeasedBy
+	}
+	if problem != "" {
+		run.over = true
+		r.verdict.Wrong = append(r.verdict.Wrong, Wrong{Step, run.id, problem, run.events})
+	}
+	if e.Op == "remove" {
+		r.verdict.Removed++
+	}
+}
+
+// follow takes the model along with an event, and says why it cannot; "": it could.
+func (r *Replay) follow(run *replayed, e Event) string {
+	if len(run.events) == 0 {
+		if e.Op != "enqueue" {
+			return "the trace does not begin with its enqueuing"
+		}
+		row, problem := run.row(e)
+		want := Enqueued(row.Most)
+		want.Hidden = row.Hidden
+		if problem == "" && row != want {
+			problem = "it was not enqueued as a new run"
+		}
+		run.states = r.seen.begin(row)
+		return problem
+	}
+	if last := run.events[len(run.events)-1].Became; !e.Was.same(last) {
+		return fmt.Sprintf("before the %s it is not as it was left, but %s: something changed it where the trace does not look", e.Op, e.Was)
+	}
+	row, problem := run.row(e)
+	if problem != "" {
+		return problem
+	}
+	o := observation{op: e.Op, over: e.Over, row: row, by: -1}
+	switch e.Op {
+	case "lease":
+		o.by, o.fresh = run.process(e.Was, e.Became.LeasedBy)
+	case "settle":
+		o.by, o.fresh = run.process(e.Was, e.Became.SettledBy)
+	case "take back": // the trace does not tell whose it was, unless the taker has it now
+		o.by, o.fresh = run.process(e.Was, cmp.Or(e.Became.LeasedBy, "somebody"))
+		if e.Was.Company != nil {
+			o.alone = map[bool]byte{true: 'n', false: 'y'}[*e.Was.Company]
+		}
+	case "extend", "give back":
+		o.by, o.fresh = run.process(e.Was, run.holder)
+	case "retry":
+		o.granted = uint16(min(max(e.Became.Most-e.Was.Attempt, 1), 1000))
+	case "edit":
+		o.granted = uint16(min(max(e.Became.Most-e.Was.Attempt, 1), 1000))
+		if e.Was.Status == e.Became.Status && e.Was.LeaseNo == e.Became.LeaseNo && e.Was.Token == e.Became.Token {
+			run.states = r.seen.set(run.states, row)
+			return ""
+		}
+		if e.Became.LeaseNo > e.Was.LeaseNo {
+			o.by, o.fresh = run.process(e.Was, e.Became.LeasedBy)
+		}
+	}
+	next := r.seen.move(r.broken, run.states, o)
+	if next == none {
+		return fmt.Sprintf("the model has no %s by which it, having been %s, becomes %s", e.Op, e.Was, e.Became)
+	}
+	run.states = next
+	return ""
+}
+
+// same reports whether two are the same row as far as the model knows it, times aside.
+func (t Traced) same(u Traced) bool {
+	t.LeaseUntil, u.LeaseUntil, t.Company, u.Company = time.Time{}, time.Time{}, nil, nil
+	return t == u
+}
+
+// row is what became of the run, with leases for tokens.
+func (run *replayed) row(e Event) (Row, string) {
+	t := e.Became
+	if t.Status == "" {
+		return Row{}, ""
+	}
+	if t.LeaseNo < 0 || t.LeaseNo > 60_000 || t.Attempt < 0 || t.Attempt > 1000 || t.Most < 1 || t.Most > 1000 {
+		return Row{}, fmt.Sprintf("lease %d, attempt %d of %d: the model has no such numbers", t.LeaseNo, t.Attempt, t.Most)
+	}
+	row := Row{Status: Status(t.Status[0]), Suspect: t.Suspect, Hidden: t.Hidden, Uncharged: t.Uncharged && t.Status == "leased",
+		Attempt: uint16(t.Attempt), Most: uint16(t.Most), Lease: uint16(t.LeaseNo)}
+	if row.Status == Leased {
+		of, known := run.token[t.Token]
+		if !known && t.LeaseNo > e.Was.LeaseNo {
+			run.token[t.Token] = row.Lease
+		} else if of != row.Lease {
+			return row, fmt.Sprintf("lease %d has the token of lease %d", row.Lease, of)
+		}
+	}
+	if t.Settled != uuid.Nil {
+		of, known := run.token[t.Settled]
+		if !known {
+			return row, "it was settled with a token that it never had"
+		}
+		row.Settled = of
+	}
+	return row, ""
+}
+
+// process returns which of the model's two processes a worker is. One that is new takes the place of the
+// one that does not hold the lease: what that one still believes in can change nothing.
+func (run *replayed) process(was Traced, name string) (by int8, fresh bool) {
+	for i, known := range run.names {
+		if known == name && name != "somebody" {
+			return int8(i), false
+		}
+	}
+	if run.names[0] == was.LeasedBy && was.LeasedBy != "" || run.names[0] != "" && (run.names[1] == "" || run.names[1] == "somebody") && run.names[1] != was.LeasedBy {
+		by = 1
+	}
+	run.names[by] = name
+	return by, true
+}
+
+// An observation is what the automaton reads of an event.
+type observation struct {
+	op      string
+	by      int8 // the process that did it; -1: nobody's
+	fresh   bool // it has just come
+	over    bool // the lease that it had had expired
+	row     Row  // afterwards, as far as it is to be seen
+	granted uint16
+	alone   byte // 'y', 'n'; 0: unknown
+}
+
+// An automaton has the states in which model A may be after what was seen, and remembers where each observation leads from
+// there: runs differ little.
+type automaton struct {
+	ids   map[aState]int32
+	sets  [][]aState
+	known map[string]int // sets by the ids of their states
+	moves map[move]int
+}
+
+type move struct {
+	from int
+	observation
+}
+
+const none = -1
+
+// begin returns the set of states of a new run.
+func (a *automaton) begin(r Row) int {
+	s := aState{}
+	for i := range s.run {
+		s.run[i].holder = -1
+	}
+	s.run[0].Row = r
+	return a.add(map[aState]bool{s: true})
+}
+
+// add returns the place of a set of states.
+func (a *automaton) add(states map[aState]bool) int {
+	if a.ids == nil {
+		a.ids, a.known, a.moves = map[aState]int32{}, map[string]int{}, map[move]int{}
+	}
+	ids := make([]int32, 0, len(states))
+	for s := range states {
+		id, ok := a.ids[s]
+		if !ok {
+			id = int32(len(a.ids))
+			a.ids[s] = id
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	key := fmt.Sprint(ids)
+	at, ok := a.known[key]
+	if !ok {
+		at = len(a.sets)
+		a.known[key] = at
+		a.sets = append(a.sets, slices.Collect(maps.Keys(states)))
+	}
+	return at
+}
+
+// set returns the states in which the row is as somebody has made it.
+func (a *automaton) set(from int, row Row) int {
+	key := move{from, observation{op: "set", row: row}}
+	if to, ok := a.moves[key]; ok {
+		return to
+	}
+	next := map[aState]bool{}
+	for _, s := range a.sets[from] {
+		was := s.run[0].Row
+		s.run[0].Row = row
+		s.run[0].Expired, s.run[0].Spared, s.run[0].Uncharged = was.Expired, was.Spared, was.Uncharged
+		next[s] = true
+	}
+	a.moves[key] = a.add(next)
+	return a.moves[key]
+}
+
+// move returns where an observation leads from a set of states: none, if nowhere.
+func (a *automaton) move(broken func(*aDesign), from int, o observation) int {
+	key := move{from, o}
+	if to, ok := a.moves[key]; ok {
+		return to
+	}
+	// What concerns several runs is not asked here, and so everything may happen often.
+	d := aDesign{care: once, runs: 1, slots: 2, processes: 2, failing: true, noWatch: true, replayed: true, granted: o.granted}
+	if o.alone != 0 {
+		company := o.alone == 'n'
+		d.company = &company
+	}
+	if broken != nil {
+		broken(&d)
+	}
+	often := aBudget{kills: 3, freezes: 3, losses: 3, cancels: 1, retries: 1, stops: 1, holds: 1, releases: 1}
+	here, next := map[aState]bool{}, map[aState]bool{}
+	for _, s := range a.sets[from] {
+		if o.fresh {
+			s.process[o.by] = aProcess{up: true}
+		}
+		here[s.plain()] = true
+	}
+	known := maps.Clone(here)
+	for hidden := 0; hidden <= hiddenSteps; hidden++ {
+		after := map[aState]bool{}
+		for s := range here {
+			s.aBudget = often
+			d.steps(s, func(w step, t aState) {
+				t = t.plain()
+				switch r := t.run[0].Row; {
+				case w.seen == "" && r.Status == Leased && r.Expired && !o.over: // its time was not over
+				case w.seen == "" && !known[t]:
+					known[t], after[t] = true, true
+				case w.seen != "" && (w.seen == o.op || o.op == "edit") && (w.by == int(o.by) || w.by < 0) && r.looks(o.row):
+					next[t] = true
+				}
+			})
+		}
+		here = after
+	}
+	to := none
+	if len(next) > 0 {
+		to = a.add(next)
+	}
+	a.moves[key] = to
+	return to
+}
+
+// looks reports whether a row of the model looks like one that was seen. Whether a lease has expired is asked of
+// the clock, and whether an attempt was given back of the next take-back.
+func (r Row) looks(seen Row) bool {
+	r.Expired, r.Spared = false, false
+	if r.Status == Cancelled { // whoever does it by hand may leave that as it was
+		r.Suspect = seen.Suspect
+	}
+	return r == seen
+}
+
+// plain leaves out what tells one story from another, and makes no difference to what can happen.
+func (s aState) plain() aState {
+	r := &s.run[0]
+	r.starts, r.back, r.results, r.spared, r.started, r.company = 0, 0, 0, 0, false, false
+	for i := range s.process {
+		s.process[i].proven = 0
+	}
+	s.aBudget, s.fault = aBudget{}, ""
+	return s
+}
+
+// String tells the story.
+func (w Wrong) String() string {
+	text := fmt.Sprintf("run %s: %s", w.Run, w.What)
+	for _, e := range w.Events {
+		text += "\n    " + e.String()
+	}
+	return text
+}

@@ -1,0 +1,424 @@
+package protocol
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// A script writes the history of one run.
+type script struct {
+	id     uuid.UUID
+	now    Traced
+	at     time.Time
+	events []Event
+}
+
+func scripted(r *rand.Rand, most int) *script {
+	h := &script{at: time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)}
+	for i := range h.id {
+		h.id[i] = byte(r.Uint32())
+	}
+	return h.do("enqueue", func(t *Traced) { t.Status, t.Most = "pending", most })
+}
+
+// do appends an event a tenth of a second after the last.
+func (h *script) do(op string, change func(*Traced)) *script {
+	was := h.now
+	change(&h.now)
+	h.at = h.at.Add(100 * time.Millisecond)
+	h.events = append(h.events, Event{Seq: int64(len(h.events) + 1), At: h.at, Run: h.id, Op: op, Was: was, Became: h.now,
+		Over: !was.LeaseUntil.IsZero() && was.LeaseUntil.Before(h.at)})
+	return h
+}
+
+func (h *script) wait(d time.Duration) *script { h.at = h.at.Add(d); return h }
+
+// token draws the token of a lease.
+func (h *script) token(no int64) (token uuid.UUID) {
+	token = h.id
+	token[0], token[1] = byte(no), byte(no>>8)
+	return token
+}
+
+func (h *script) lease(worker string) *script {
+	return h.do("lease", func(t *Traced) { h.leased(t, worker, t.Attempt >= t.Most) })
+}
+
+// leased has the row leased for three seconds.
+func (h *script) leased(t *Traced, worker string, uncharged bool) {
+	t.Status, t.LeasedBy, t.LeaseUntil, t.Uncharged = "leased", worker, h.at.Add(3*time.Second), uncharged
+	t.LeaseNo++
+	t.Token = h.token(t.LeaseNo)
+	if !uncharged {
+		t.Attempt++
+	}
+}
+
+// free is the row without a lease.
+func free(t *Traced, status string) {
+	t.Status, t.LeasedBy, t.LeaseUntil, t.Token, t.Uncharged = status, "", time.Time{}, uuid.Nil, false
+}
+
+func (h *script) extend() *script {
+	return h.do("extend", func(t *Traced) { t.LeaseUntil = h.at.Add(3 * time.Second) })
+}
+
+func (h *script) settle(status string) *script { return h.settleAs(status, 0) }
+
+// settleAs has the attempt changed, too.
+func (h *script) settleAs(status string, attempts int) *script {
+	return h.do("settle", func(t *Traced) {
+		t.Settled, t.SettledBy = t.Token, t.LeasedBy
+		t.Attempt += attempts
+		t.Suspect = t.Suspect && attempts < 0
+		free(t, status)
+	})
+}
+
+// takeBack is that of a lease that has expired.
+func (h *script) takeBack() *script {
+	return h.wait(4*time.Second).do("take back", func(t *Traced) {
+		t.Suspect = true
+		if t.Attempt >= t.Most {
+			h.leased(t, "taker", true)
+			return
+		}
+		free(t, "pending")
+	})
+}
+
+func (h *script) giveBack() *script {
+	return h.do("give back", func(t *Traced) {
+		if t.Uncharged {
+			t.LeaseUntil = h.at
+			return
+		}
+		t.Attempt--
+		free(t, "pending")
+	})
+}
+
+func (h *script) cancel() *script {
+	return h.do("cancel", func(t *Traced) { t.Suspect = false; free(t, "cancelled") })
+}
+
+func (h *script) fail() *script {
+	return h.do("settle", func(t *Traced) {
+		t.Settled, t.SettledBy, t.Suspect = t.Token, t.LeasedBy, false
+		free(t, "failed")
+	})
+}
+
+func (h *script) retry() *script {
+	return h.do("retry", func(t *Traced) { t.Status, t.Suspect, t.Most = "pending", false, max(t.Most, t.Attempt+1) })
+}
+
+func (h *script) hold() *script { return h.do("edit", func(t *Traced) { t.Hidden = !t.Hidden }) }
+
+// right are histories that the model allows, each with what nobody can see between.
+var right = map[string]func(*script) *script{
+	"success":      func(h *script) *script { return h.lease("a").extend().settle("succeeded") },
+	"late success": func(h *script) *script { return h.lease("a").wait(9 * time.Second).settle("succeeded") },
+	"failures": func(h *script) *script {
+		return h.lease("a").settle("pending").lease("b").settle("pending").lease("a").settle("failed")
+	},
+	"failed for good": func(h *script) *script { return h.lease("a").settle("failed") },
+	"put off, and handed back": func(h *script) *script {
+		return h.lease("a").settleAs("pending", -1).lease("a").settleAs("pending", -1).lease("a").settle("succeeded")
+	},
+	"killed twice, and exhausted": func(h *script) *script {
+		return h.lease("a").takeBack().lease("b").takeBack().lease("c").takeBack().fail()
+	},
+	"the taker is killed, too": func(h *script) *script {
+		return h.lease("a").takeBack().lease("b").takeBack().lease("c").takeBack().takeBack().fail()
+	},
+	"the answer to a take-back lost": func(h *script) *script {
+		return h.lease("a").takeBack().lease("b").takeBack().lease("c").takeBack().giveBack().takeBack().fail()
+	},
+	"frozen, taken back, leased again": func(h *script) *script { return h.lease("a").takeBack().lease("a").extend().settle("succeeded") },
+	"answer lost": func(h *script) *script {
+		return h.lease("a").giveBack().lease("a").giveBack().lease("b").settle("succeeded")
+	},
+	"its last attempt given back": func(h *script) *script {
+		return h.lease("a").takeBack().lease("b").takeBack().lease("c").spare().lease("d").takeBack().fail()
+	},
+	"cancelled":             func(h *script) *script { return h.lease("a").cancel() },
+	"failed, retried, done": func(h *script) *script { return h.lease("a").fail().retry().lease("b").settle("succeeded") },
+	"held, resumed":         func(h *script) *script { return h.hold().hold().lease("b").settle("succeeded") },
+	"held while it runs":    func(h *script) *script { return h.lease("b").hold().settle("succeeded") },
+	"taken away by a person": func(h *script) *script {
+		return h.lease("a").do("release", func(t *Traced) { free(t, "pending") }).lease("b").settle("succeeded")
+	},
+	"taken away at the last attempt": func(h *script) *script {
+		h.lease("a").settle("pending").lease("a").settle("pending").lease("a").do("release", func(t *Traced) { free(t, "pending") })
+		return h.lease("b").fail()
+	},
+	"deleted while it runs": func(h *script) *script {
+		return h.lease("a").do("delete", func(t *Traced) { t.Hidden = true; free(t, "cancelled") })
+	},
+	"removed": func(h *script) *script {
+		return h.lease("a").settle("succeeded").do("remove", func(t *Traced) { *t = Traced{} })
+	},
+	"edited": func(h *script) *script {
+		return h.do("edit", func(t *Traced) { t.Most = 9 }).do("edit", func(t *Traced) { h.leased(t, "by hand", false) }).takeBack()
+	},
+}
+
+// beside has the database know whether there is another suspect beside it.
+func (h *script) beside(company bool) *script {
+	h.now.Company = &company
+	return h
+}
+
+func (h *script) spare() *script {
+	return h.wait(4*time.Second).do("take back", func(t *Traced) { t.Attempt--; free(t, "pending") })
+}
+
+// What can happen is accepted, in any mixture of runs.
+func TestRightHistories(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	var all Replay
+	for name, tell := range right {
+		h := tell(scripted(r, 3))
+		var alone Replay
+		for _, e := range h.events {
+			alone.Add(e)
+			all.Add(e)
+		}
+		for _, w := range alone.Verdicts().Wrong {
+			t.Errorf("%s: %s", name, w)
+		}
+	}
+	if v := all.Verdicts(); v.Runs != len(right) || len(v.Wrong) > 0 {
+		t.Errorf("all of them together: %+v", v)
+	}
+}
+
+// wrong are histories that the model must refuse at their last event, and what is taken away or broken in it
+// for each to pass; nil: it is no guard of the model that refuses it.
+var wrong = []struct {
+	name   string
+	tell   func(*script) *script
+	passes func(*aDesign)
+}{
+	{"lease: of a cancelled run", func(h *script) *script { return h.cancel().lease("a") }, func(d *aDesign) { d.LeasesAny = true }},
+	{"lease: of one that is held", func(h *script) *script { return h.hold().lease("a") }, func(d *aDesign) { d.LeasesHidden = true }},
+	{"lease: not charged", func(h *script) *script {
+		return h.do("lease", func(t *Traced) { h.leased(t, "a", false); t.Attempt-- })
+	}, func(d *aDesign) { d.LeasesFree = true }},
+	{"lease: charged beyond max_attempts", func(h *script) *script {
+		h.lease("a").settle("pending").lease("a").settle("pending").lease("a").do("release", func(t *Traced) { free(t, "pending") })
+		return h.do("lease", func(t *Traced) { h.leased(t, "a", false) })
+	}, func(d *aDesign) { d.LeasesMore = true }},
+	{"lease: of a run that another holds", func(h *script) *script { return h.lease("a").lease("b") }, func(d *aDesign) { d.LeasesAny = true }},
+	{"lease: with the token of the one before", func(h *script) *script {
+		return h.lease("a").giveBack().do("lease", func(t *Traced) { h.leased(t, "a", false); t.Token = h.token(1) })
+	}, nil},
+	{"lease: with a number left out", func(h *script) *script {
+		return h.do("lease", func(t *Traced) { t.LeaseNo++; h.leased(t, "a", false) })
+	}, nil},
+	{"extend: after it was taken back", func(h *script) *script { return h.lease("a").extend().takeBack().extend() }, func(d *aDesign) { d.ExtendsAny = true }},
+	{"settle: by a lease that was lost to another", func(h *script) *script {
+		return h.lease("a").takeBack().lease("b").do("settle", func(t *Traced) {
+			t.Settled, t.SettledBy, t.Suspect = h.token(1), "a", false
+			free(t, "succeeded")
+		})
+	}, func(d *aDesign) { d.NoFence = true }},
+	{"settle: by somebody who never had a lease", func(h *script) *script {
+		return h.lease("a").do("settle", func(t *Traced) { t.Settled, t.SettledBy = t.Token, "b"; free(t, "succeeded") })
+	}, nil},
+	{"settle: of a run that was cancelled", func(h *script) *script {
+		return h.lease("a").cancel().do("settle", func(t *Traced) { t.Settled, t.SettledBy, t.Status = h.token(1), "a", "succeeded" })
+	}, func(d *aDesign) { d.CancelKeepsToken = true }},
+	{"settle: a failure that is not charged", func(h *script) *script { return h.lease("a").settleAs("failed", -1) }, func(d *aDesign) { d.PaysBack = true }},
+	{"settle: tried again after the last attempt", func(h *script) *script {
+		return h.lease("a").settle("pending").lease("a").settle("pending").lease("a").settle("pending")
+	}, func(d *aDesign) { d.retriesTheLast = true }},
+	{"settle: the handler of an exhausted run", func(h *script) *script {
+		return h.lease("a").takeBack().lease("b").takeBack().lease("c").takeBack().settle("succeeded")
+	}, nil},
+	{"take back: of a lease that has not expired", func(h *script) *script {
+		return h.lease("a").do("take back", func(t *Traced) { t.Suspect = true; free(t, "pending") })
+	}, func(d *aDesign) { d.TakesLiving = true }},
+	{"take back: not charged", func(h *script) *script {
+		return h.lease("a").wait(4*time.Second).do("take back", func(t *Traced) { t.Suspect = true; t.Attempt--; free(t, "pending") })
+	}, func(d *aDesign) { d.FreeCrash = true }},
+	{"take back: no suspect", func(h *script) *script {
+		return h.lease("a").wait(4*time.Second).do("take back", func(t *Traced) { free(t, "pending") })
+	}, func(d *aDesign) { d.ForgetsCrash = true }},
+	{"take back: an exhausted run is due again", func(h *script) *script {
+		return h.lease("a").takeBack().lease("a").takeBack().lease("a").wait(4*time.Second).do("take back", func(t *Traced) { free(t, "pending") })
+	}, func(d *aDesign) { d.TakesForever = true }},
+	{"take back: the last attempt given back twice", func(h *script) *script {
+		return h.lease("a").takeBack().lease("a").takeBack().lease("a").spare().lease("a").spare()
+	}, func(d *aDesign) { d.SparesAgain = true }},
+	{"take back: the last attempt of one that was no suspect given back", func(h *script) *script {
+		return h.lease("a").settle("pending").lease("a").settle("pending").lease("a").wait(4*time.Second).do("take back", func(t *Traced) { t.Suspect = true; t.Attempt--; free(t, "pending") })
+	}, func(d *aDesign) { d.FreeCrash = true }},
+	{"take back: charged at the last attempt, although it was not alone", func(h *script) *script {
+		return h.lease("a").takeBack().lease("a").takeBack().lease("a").beside(true).takeBack()
+	}, func(d *aDesign) { d.chargedInCompany = true }},
+	{"take back: given back, although it was alone", func(h *script) *script {
+		return h.lease("a").takeBack().lease("a").takeBack().lease("a").beside(false).spare()
+	}, func(d *aDesign) { d.company = nil }},
+	{"give back: after the handler was started", func(h *script) *script { return h.lease("a").extend().giveBack() }, func(d *aDesign) { d.doubtsAny = true }},
+	{"give back: an exhausted run is due again", func(h *script) *script {
+		return h.lease("a").takeBack().lease("b").takeBack().lease("c").takeBack().do("give back", func(t *Traced) { t.Attempt--; free(t, "pending") })
+	}, nil},
+	{"release: of a run that has succeeded", func(h *script) *script {
+		return h.lease("a").settle("succeeded").do("release", func(t *Traced) { free(t, "pending") })
+	}, func(d *aDesign) { d.ReleasesAny = true }},
+	{"cancel: of a run that has succeeded", func(h *script) *script { return h.lease("a").settle("succeeded").cancel() }, func(d *aDesign) { d.CancelsAny = true }},
+	{"retry: of a run that was cancelled", func(h *script) *script { return h.cancel().retry() }, func(d *aDesign) { d.RetriesAny = true }},
+	{"retry: the charged starts are forgotten", func(h *script) *script {
+		return h.lease("a").fail().do("retry", func(t *Traced) { t.Status, t.Attempt = "pending", 0 })
+	}, func(d *aDesign) { d.RetriesFree = true }},
+	{"delete: what is leased stays leased", func(h *script) *script { return h.lease("a").do("delete", func(t *Traced) { t.Hidden = true }) }, func(d *aDesign) { d.DeleteLeaves = true }},
+	{"remove: of a run that is leased", func(h *script) *script { return h.lease("a").do("remove", func(t *Traced) { *t = Traced{} }) }, func(d *aDesign) { d.RemovesLeased = true }},
+	{"edit: a run that has succeeded is pending", func(h *script) *script {
+		return h.lease("a").settle("succeeded").do("edit", func(t *Traced) { free(t, "pending") })
+	}, func(d *aDesign) { d.ReleasesAny = true }},
+	{"changed where the trace does not look", func(h *script) *script {
+		h.lease("a")
+		h.now.Attempt = 2
+		return h.extend()
+	}, nil},
+}
+
+// Wrong histories are refused, at the event that is wrong. Without the guard that is named they pass, so
+// it is that guard which refuses them: there is no second copy of it in the replay.
+func TestWrongHistories(t *testing.T) {
+	kinds := map[string]bool{}
+	for _, w := range wrong {
+		h := w.tell(scripted(rand.New(rand.NewPCG(1, 2)), 3))
+		kind, _, _ := strings.Cut(w.name, ":")
+		kinds[kind] = true
+		var r Replay
+		for _, e := range h.events {
+			r.Add(e)
+		}
+		switch got := r.Verdicts().Wrong; {
+		case len(got) == 0:
+			t.Errorf("%s: not refused", w.name)
+		case len(got[0].Events) != len(h.events):
+			t.Errorf("%s: refused at event %d of %d: %s", w.name, len(got[0].Events), len(h.events), got[0])
+		}
+		if w.passes == nil {
+			continue
+		}
+		without := Replay{broken: w.passes}
+		for _, e := range h.events {
+			without.Add(e)
+		}
+		if got := without.Verdicts().Wrong; len(got) > 0 {
+			t.Errorf("%s: refused although its guard is gone: %s", w.name, got[0])
+		}
+	}
+	for _, kind := range []string{"lease", "extend", "settle", "take back", "give back", "release", "cancel", "retry", "delete", "remove", "edit"} {
+		if !kinds[kind] {
+			t.Errorf("no wrong history of a %s", kind)
+		}
+	}
+}
+
+// A worker that holds more than it has slots is found, and one that leases suspects beside one at its last attempt. What
+// was given back, or has expired, takes no slot.
+func TestIntervals(t *testing.T) {
+	suspect := func(most int) func(*script) *script {
+		return func(h *script) *script {
+			h.now.Most = most
+			h.events[0].Became.Most = most
+			return h.lease("x").takeBack()
+		}
+	}
+	kept := func(h *script) *script { return suspect(2)(h).lease("x").spare() }
+	// Each is told by what comes before its lease by a, and by how long it is held.
+	for name, test := range map[string]struct {
+		second func(*script) *script
+		first  func(*script) *script
+		after  time.Duration // between their leases
+		slots  int
+		wrong  int
+		long   bool // they are held for three seconds
+	}{
+		"two with a slot each":                       {slots: 2, after: 200 * time.Millisecond},
+		"two with one slot":                          {slots: 1, after: 200 * time.Millisecond, wrong: 1},
+		"one after the other, with one slot":         {slots: 1, after: 2 * time.Second},
+		"two suspects":                               {first: suspect(3), second: suspect(3), slots: 2, after: 200 * time.Millisecond},
+		"one at its last attempt, with another":      {first: suspect(2), second: suspect(3), slots: 2, after: 200 * time.Millisecond, wrong: 1},
+		"another, with one at its last attempt":      {first: suspect(3), second: suspect(2), slots: 2, after: 200 * time.Millisecond, wrong: 1},
+		"one at its last attempt, no longer held":    {first: suspect(2), second: suspect(3), slots: 2, after: 1100 * time.Millisecond},
+		"one that is kept alone, and another later":  {first: kept, second: suspect(3), slots: 2, after: 1600 * time.Millisecond, wrong: 1, long: true},
+		"one at its last attempt, and another later": {first: suspect(2), second: suspect(3), slots: 2, after: 1600 * time.Millisecond, long: true},
+		"one at its last attempt, with others":       {first: suspect(2), slots: 2, after: 200 * time.Millisecond},
+	} {
+		r := Replay{Slots: test.slots, Watch: 1500 * time.Millisecond}
+		random := rand.New(rand.NewPCG(7, 7))
+		begin := time.Date(2026, 1, 1, 13, 0, 0, 0, time.UTC)
+		for i, before := range []func(*script) *script{test.first, test.second} {
+			h := scripted(random, 3)
+			if before != nil {
+				before(h)
+			}
+			h.at = begin.Add(time.Duration(i) * test.after)
+			h.lease("a").wait(800 * time.Millisecond)
+			if test.long {
+				h.extend().wait(2 * time.Second)
+			}
+			h.settle("succeeded")
+			for _, e := range h.events {
+				r.Add(e)
+			}
+		}
+		if got := r.Verdicts().Wrong; len(got) != test.wrong {
+			t.Errorf("%s: %v, want %d", name, got, test.wrong)
+		}
+	}
+}
+
+// A hundred thousand runs are replayed in well under a minute.
+func TestManyRuns(t *testing.T) {
+	runs := 100_000
+	if testing.Short() {
+		runs = 10_000
+	}
+	r := rand.New(rand.NewPCG(3, 3))
+	names := slices.Sorted(maps.Keys(right))
+	replay := Replay{Slots: 100, Watch: time.Millisecond}
+	start := time.Now()
+	for i := range runs {
+		for _, e := range right[names[i%len(names)]](scripted(r, 3)).events {
+			e.At = e.At.Add(time.Duration(i) * time.Second)
+			for _, t := range []*Traced{&e.Was, &e.Became} {
+				if !t.LeaseUntil.IsZero() {
+					t.LeaseUntil = t.LeaseUntil.Add(time.Duration(i) * time.Second)
+				}
+			}
+			replay.Add(e)
+		}
+	}
+	v := replay.Verdicts()
+	took := time.Since(start)
+	t.Logf("%d runs, %d events: %s", v.Runs, v.Events, took)
+	if v.Runs != runs || len(v.Wrong) > 0 || took > time.Minute {
+		t.Errorf("%d runs took %s, want %d within a minute", v.Runs, took, runs)
+	}
+}
+
+// What is left out is counted, and asked for nothing.
+func TestLeftOut(t *testing.T) {
+	h := scripted(rand.New(rand.NewPCG(1, 2)), 3).cancel().lease("a")
+	r := Replay{LeaveOut: func(run uuid.UUID) bool { return run == h.id }}
+	for _, e := range h.events {
+		r.Add(e)
+	}
+	if v := r.Verdicts(); v.LeftOut != 1 || len(v.Wrong) > 0 {
+		t.Errorf("%+v", v)
+	}
+}

@@ -1,0 +1,221 @@
+package protocol
+
+// A Row is what the protocol knows of one workflow_run. The token of a lease is written as the number of
+// that lease: the fence is (id, token), and both are as unique.
+type Row struct {
+	Status         Status
+	Suspect        bool   // its last lease expired
+	Hidden         bool   // held or soft-deleted: never leased
+	Uncharged      bool   // the lease is that of an exhausted run: nothing is started, it is to be failed
+	Expired        bool   // no column: what the clock makes of lease_until
+	Spared         bool   // a suspect that was given its last attempt back
+	Attempt, Most  uint16 // charged starts so far, and max_attempts
+	Lease, Settled uint16 // the number of the current or last lease, and of the one that settled; 0: none
+}
+
+// Status is the first letter of a status; 0: there is no such row.
+type Status byte
+
+// The states of a run.
+const (
+	Pending   Status = 'p'
+	Leased    Status = 'l'
+	Succeeded Status = 's'
+	Failed    Status = 'f'
+	Cancelled Status = 'c'
+)
+
+// Over reports whether the run has ended.
+func (s Status) Over() bool { return s == Succeeded || s == Failed || s == Cancelled }
+
+// A Verdict is what settling makes of a run.
+type Verdict byte
+
+// The verdicts of workflow_settle.
+const (
+	Succeed  Verdict = 's'
+	Fail     Verdict = 'f'
+	Retry    Verdict = 't'
+	Postpone Verdict = 'a' // the handler asked for it: the attempt is given back
+	GiveBack Verdict = 'b' // a release: the attempt is given back
+)
+
+// Rules are the transitions of a row. Each method is one statement of sql/, for one row: it returns the row
+// afterwards, and false if the statement passes over the row. The zero value is today's protocol. Each
+// field takes one guard away, or breaks one effect: a planted fault, which the models and the replay must catch.
+type Rules struct {
+	LeasesAny    bool // lease: what is not pending, too
+	LeasesHidden bool // lease: what is held or deleted, too
+	LeasesFree   bool // lease: nothing is charged
+	LeasesMore   bool // lease: a run that has no attempt left is started all the same
+
+	ExtendsAny bool // extend: what is not leased, too
+	NoFence    bool // extend, settle and give back: the token is not looked at
+	TokenStays bool // settle: the token stays, and settles once more
+	PaysBack   bool // settle: every verdict but success gives the attempt back
+
+	TakesLiving  bool // take-back: leases that have not expired, too
+	FreeCrash    bool // take-back: the attempt is given back
+	ForgetsCrash bool // take-back: the run is no suspect
+	TakesForever bool // take-back: exhausted runs are due again
+	SparesAgain  bool // take-back: that the last attempt was given back is not remembered
+
+	CancelsAny       bool // cancel: what has ended, too
+	CancelKeepsToken bool // cancel: the lease stays
+	RetriesAny       bool // retry: what has not failed, too
+	RetriesFree      bool // retry: the charged starts are forgotten
+	DeleteLeaves     bool // delete: what is leased stays leased
+	ReleasesAny      bool // release: what is not leased, too
+	RemovesLeased    bool // remove: what is leased, too
+}
+
+// Enqueued returns a new row.
+func Enqueued(most uint16) Row { return Row{Status: Pending, Most: most} }
+
+// Lease is workflow_lease: it charges an attempt, if there is one left.
+func (g Rules) Lease(r Row) (Row, bool) {
+	if r.Status != Pending && !g.LeasesAny || r.Hidden && !g.LeasesHidden {
+		return r, false
+	}
+	r.Uncharged = r.Attempt >= r.Most && !g.LeasesMore
+	if !r.Uncharged && !g.LeasesFree {
+		r.Attempt++
+	}
+	r.Status, r.Expired = Leased, false
+	r.Lease++
+	return r, true
+}
+
+// held is the fence: whether the lease with this number is the one that is held.
+func (g Rules) held(r Row, lease uint16) bool {
+	return r.Status == Leased && (r.Lease == lease || g.NoFence)
+}
+
+// Extend is workflow_extend, the heartbeat. It may come after the lease has expired, if nobody has taken it back.
+func (g Rules) Extend(r Row, lease uint16) (Row, bool) {
+	if !g.held(r, lease) && !g.ExtendsAny {
+		return r, false
+	}
+	r.Expired = false
+	return r, true
+}
+
+// Settle is workflow_settle: it records an outcome and ends the lease.
+func (g Rules) Settle(r Row, lease uint16, v Verdict) (Row, bool) {
+	again := g.TokenStays && r.Status == Succeeded && r.Settled == lease || g.CancelKeepsToken && r.Status == Cancelled && r.Lease == lease
+	if !g.held(r, lease) && !again {
+		return r, false
+	}
+	r.Settled = lease
+	if back := v == Postpone || v == GiveBack || g.PaysBack && v != Succeed; back && !r.Uncharged && r.Attempt > 0 {
+		r.Attempt--
+	}
+	r.Suspect = r.Suspect && v == GiveBack
+	r.Spared = r.Spared && r.Suspect
+	switch v {
+	case Succeed:
+		return r.ended(Succeeded), true
+	case Fail:
+		return r.ended(Failed), true
+	}
+	return r.ended(Pending), true
+}
+
+// ended is a row whose lease is over.
+func (r Row) ended(s Status) Row {
+	r.Status, r.Expired, r.Uncharged = s, false, false
+	return r
+}
+
+// TakeBack is workflow_take_back: an expired lease is ended by anybody. The run is due again, as a suspect;
+// one that has no attempt left is leased once more by the taker, who is to fail it. With spare, which says that it was at
+// its last attempt and not alone in its process, a suspect is given that attempt back: once, as long as it is one.
+func (g Rules) TakeBack(r Row, spare bool) (Row, bool) {
+	if r.Status != Leased || !r.Expired && !g.TakesLiving {
+		return r, false
+	}
+	spare = spare && r.Suspect && !r.Uncharged && r.Attempt > 0 && !r.Spared
+	r.Suspect, r.Expired = !g.ForgetsCrash, false
+	switch {
+	case spare:
+		r.Spared = !g.SparesAgain
+		r.Attempt--
+		return r.ended(Pending), true
+	case r.Attempt < r.Most || g.FreeCrash || g.TakesForever:
+		if g.FreeCrash {
+			r.Attempt--
+		}
+		return r.ended(Pending), true
+	}
+	r.Uncharged = true
+	r.Lease++
+	return r, true
+}
+
+// GiveBack is workflow_give_back: a lease whose answer was lost. Its handler was never started, so the attempt
+// is given back. The lease on an exhausted run expires at once instead, and is taken back.
+func (g Rules) GiveBack(r Row, lease uint16) (Row, bool) {
+	if !g.held(r, lease) {
+		return r, false
+	}
+	if r.Uncharged {
+		r.Expired = true
+		return r, true
+	}
+	if r.Attempt > 0 {
+		r.Attempt--
+	}
+	return r.ended(Pending), true
+}
+
+// Release is workflow_release: a person takes a worker's leases away. The attempt stays charged.
+func (g Rules) Release(r Row) (Row, bool) {
+	if r.Status != Leased && !g.ReleasesAny {
+		return r, false
+	}
+	return r.ended(Pending), true
+}
+
+// Cancel is workflow_cancel, or whatever else ends a run that nobody wants any more.
+func (g Rules) Cancel(r Row) (Row, bool) {
+	if r.Status != Pending && r.Status != Leased && !g.CancelsAny {
+		return r, false
+	}
+	r.Suspect = false
+	return r.ended(Cancelled), true
+}
+
+// Retry is workflow_retry: a failed run gets so many further attempts.
+func (g Rules) Retry(r Row, attempts uint16) (Row, bool) {
+	if r.Hidden || r.Status != Failed && !(g.RetriesAny && r.Status.Over()) {
+		return r, false
+	}
+	r.Suspect, r.Spared = false, false
+	r.Most = min(max(r.Most, r.Attempt+attempts), 1000)
+	if g.RetriesFree {
+		r.Attempt = 0
+	}
+	return r.ended(Pending), true
+}
+
+// Hide holds or soft-deletes a run, or undoes it. What is hidden while it is leased goes on.
+func (g Rules) Hide(r Row, hidden bool) (Row, bool) {
+	r.Hidden = hidden
+	return r, r.Status != 0
+}
+
+// Delete is workflow_delete: what is leased is cancelled with it.
+func (g Rules) Delete(r Row) (Row, bool) {
+	if r.Status == Leased && !g.DeleteLeaves {
+		r, _ = g.Cancel(r)
+	}
+	return g.Hide(r, true)
+}
+
+// Remove is retention, or a person's DELETE: what is leased stays.
+func (g Rules) Remove(r Row) (Row, bool) {
+	if r.Status == 0 || r.Status == Leased && !g.RemovesLeased {
+		return r, false
+	}
+	return Row{}, true
+}

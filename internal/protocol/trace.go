@@ -1,0 +1,109 @@
+package protocol
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// An Event is one change of a run, as the database made it.
+type Event struct {
+	Seq  int64     // in the order of the commits of a run
+	At   time.Time // by the database's clock
+	Run  uuid.UUID
+	Op   string // lease, extend, settle, take back, give back, cancel, retry, release or delete: the function that did it; enqueue, remove; edit: any other statement
+	Over bool   // the lease that it had had expired
+
+	Was, Became Traced
+}
+
+// Traced is what a trace has of a row. The zero value is that of none.
+type Traced struct {
+	Status              string
+	Attempt, Most       int
+	LeaseNo             int64
+	Token, Settled      uuid.UUID // Nil: null
+	LeasedBy, SettledBy string    // empty: null
+	LeaseUntil          time.Time // zero: null
+	Suspect             bool
+	Hidden              bool  // held or soft-deleted
+	Uncharged           bool  // the lease is that of an exhausted run
+	Company             *bool // under its lease, at its last attempt, there was another suspect beside it; nil: the database does not tell
+}
+
+// String tells what matters of it.
+func (t Traced) String() string {
+	if t.Status == "" {
+		return "not there"
+	}
+	text := fmt.Sprintf("%s, attempt %d of %d, lease %d", t.Status, t.Attempt, t.Most, t.LeaseNo)
+	for _, flag := range []struct {
+		is   bool
+		what string
+	}{{t.Suspect, ", suspect"}, {t.Hidden, ", hidden"}, {t.Uncharged, ", not charged"}} {
+		if flag.is {
+			text += flag.what
+		}
+	}
+	if t.LeasedBy != "" {
+		text += ", held by " + t.LeasedBy
+	}
+	return text
+}
+
+// String tells what happened.
+func (e Event) String() string {
+	return fmt.Sprintf("%s %s: %s", e.At.UTC().Format("15:04:05.000"), e.Op, e.Became)
+}
+
+// DB is a pool, a connection or a transaction.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+//go:embed trace.sql
+var traceSQL string
+
+// Install has every change of a run written into the table workflow_trace from now on, in the schema of the
+// caller's search_path, where workflow_run is. It is for tests.
+func Install(ctx context.Context, db DB) error {
+	if _, err := db.Exec(ctx, traceSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("install the trace of runs: %w", err)
+	}
+	return nil
+}
+
+// Read calls each with what the trace has, run by run.
+func Read(ctx context.Context, db DB, each func(Event)) error {
+	const traced = `coalesce((x).status, ''), coalesce((x).attempt, 0), coalesce((x).most, 0), coalesce((x).lease_no, 0), (x).token, (x).settled,
+		coalesce((x).leased_by, ''), coalesce((x).settled_by, ''), CASE WHEN isfinite((x).lease_until) THEN (x).lease_until END,
+		coalesce((x).suspect, false), coalesce((x).hidden, false), coalesce((x).uncharged, false), (x).company`
+	rows, _ := db.Query(ctx, `SELECT seq, at, run, op, over, `+strings.ReplaceAll(traced, "(x)", "(was)")+`, `+strings.ReplaceAll(traced, "(x)", "(became)")+` FROM workflow_trace ORDER BY run, seq`)
+	var e Event
+	var until [2]*time.Time
+	var token, settled [2]uuid.NullUUID
+	fields := []any{&e.Seq, &e.At, &e.Run, &e.Op, &e.Over}
+	for i, t := range []*Traced{&e.Was, &e.Became} {
+		fields = append(fields, &t.Status, &t.Attempt, &t.Most, &t.LeaseNo, &token[i], &settled[i], &t.LeasedBy, &t.SettledBy, &until[i], &t.Suspect, &t.Hidden, &t.Uncharged, &t.Company)
+	}
+	if _, err := pgx.ForEachRow(rows, fields, func() error {
+		for i, t := range []*Traced{&e.Was, &e.Became} {
+			t.Token, t.Settled, t.LeaseUntil = token[i].UUID, settled[i].UUID, time.Time{}
+			if until[i] != nil {
+				t.LeaseUntil = *until[i]
+			}
+		}
+		each(e)
+		return nil
+	}); err != nil {
+		return fmt.Errorf("read the trace of runs: %w", err)
+	}
+	return nil
+}

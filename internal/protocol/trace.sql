@@ -1,0 +1,50 @@
+-- What tests install to have every change of a run written down as the database made it. Nothing that ships has it.
+-- The rows of one run follow the order of their commits: its row is locked meanwhile. What is rolled back leaves none.
+
+CREATE TYPE workflow_traced AS (
+    status text, attempt integer, most integer, lease_no bigint, token uuid, settled uuid, leased_by text, settled_by text,
+    lease_until timestamptz, suspect boolean, hidden boolean, uncharged boolean, company boolean);
+
+CREATE TABLE workflow_trace (
+    seq    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    run    uuid        NOT NULL,
+    op     text        NOT NULL, -- which of the engine's functions did it; enqueue, remove, or edit: a statement that is none of them
+    over   boolean     NOT NULL, -- the lease had expired
+    was    workflow_traced,
+    became workflow_traced
+);
+
+CREATE FUNCTION workflow_trace() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    stack  text;
+    was    workflow_traced;
+    became workflow_traced;
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        was := ROW(OLD.status, OLD.attempt, OLD.max_attempts, OLD.lease_no, OLD.lease_token, OLD.settled_token, OLD.leased_by, OLD.settled_by,
+                   OLD.lease_until, OLD.suspect, OLD.held_at IS NOT NULL OR OLD.deleted_at IS NOT NULL, OLD.status = 'leased' AND OLD.deadline_at IS NOT DISTINCT FROM OLD.started_at,
+                   CASE WHEN OLD.suspect AND to_jsonb(OLD) ? 'alone' THEN (to_jsonb(OLD)->>'alone')::boolean IS FALSE END);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        became := ROW(NEW.status, NEW.attempt, NEW.max_attempts, NEW.lease_no, NEW.lease_token, NEW.settled_token, NEW.leased_by, NEW.settled_by,
+                      NEW.lease_until, NEW.suspect, NEW.held_at IS NOT NULL OR NEW.deleted_at IS NOT NULL, NEW.status = 'leased' AND NEW.deadline_at IS NOT DISTINCT FROM NEW.started_at,
+                   CASE WHEN NEW.suspect AND to_jsonb(NEW) ? 'alone' THEN (to_jsonb(NEW)->>'alone')::boolean IS FALSE END);
+    END IF;
+    GET DIAGNOSTICS stack = PG_CONTEXT;
+    INSERT INTO workflow_trace (run, op, over, was, became)
+    VALUES (coalesce(NEW.id, OLD.id),
+            CASE TG_OP WHEN 'INSERT' THEN 'enqueue' WHEN 'DELETE' THEN 'remove'
+            ELSE coalesce(replace(substring(stack FROM 'PL/pgSQL function (?:\w+\.)?workflow_(lease|extend|settle|take_back|give_back|cancel|retry|release|delete)(?:_v\d+)?\('), '_', ' '), 'edit') END,
+            coalesce(TG_OP <> 'INSERT' AND (OLD.lease_until < clock_timestamp() OR OLD.lease_until > clock_timestamp() + interval '25 hours'), false),
+            was, became);
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER workflow_trace_rows AFTER INSERT OR DELETE ON workflow_run FOR EACH ROW EXECUTE FUNCTION workflow_trace();
+CREATE TRIGGER workflow_trace_changes AFTER UPDATE ON workflow_run
+    FOR EACH ROW WHEN ((OLD.status, OLD.attempt, OLD.max_attempts, OLD.lease_no, OLD.suspect) <> (NEW.status, NEW.attempt, NEW.max_attempts, NEW.lease_no, NEW.suspect)
+        OR (OLD.lease_token, OLD.settled_token, OLD.leased_by, OLD.lease_until) IS DISTINCT FROM (NEW.lease_token, NEW.settled_token, NEW.leased_by, NEW.lease_until)
+        OR (OLD.held_at IS NULL AND OLD.deleted_at IS NULL) <> (NEW.held_at IS NULL AND NEW.deleted_at IS NULL))
+    EXECUTE FUNCTION workflow_trace();

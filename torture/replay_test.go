@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/internal/protocol"
+)
+
+// What the database did by the engine's functions breaks no rule of the replay; a lease that is taken back before it has
+// expired breaks I51. What was spoilt where no trigger looks is left out, and counted.
+func TestReplay(t *testing.T) {
+	conn := judged(t)
+	pool, err := pgxpool.New(t.Context(), conn.Config().ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	do := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	if err := protocol.Install(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	do(`CREATE TABLE IF NOT EXISTS t.enqueue (run uuid, kase text)`)
+	l := &lab{plan: &plan{Strikes: []strike{{Fault: "unleasable"}}}, admin: pool}
+	look := func() (broken []string, left float64) {
+		t.Helper()
+		var v verdict
+		if err := l.replay(context.Background(), &v); err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range v.Broken {
+			broken = append(broken, b.Rule)
+		}
+		return broken, v.value("runs left out, which were spoilt where no trigger looks")
+	}
+	one := uuid.New()
+	do(`INSERT INTO workflow_run (id, type) VALUES ($1, 'chaos.effect')`, one)
+	do(`UPDATE workflow_run SET status = 'leased', attempt = 1, lease_no = 1, lease_token = gen_random_uuid(), leased_by = 'w1-x', started_at = now(), lease_until = now() + interval '1 minute' WHERE id = $1`, one)
+	do(`SELECT workflow_cancel($1)`, one)
+	if broken, _ := look(); len(broken) > 0 {
+		t.Errorf("broken: %v, want nothing", broken)
+	}
+	bad := uuid.New()
+	do(`INSERT INTO workflow_run (id, type) VALUES ($1, 'chaos.effect')`, bad)
+	do(`SET session_replication_role = replica; UPDATE workflow_run SET lease_no = 7 WHERE id = '`+bad.String()+`'; RESET session_replication_role`, pgx.QueryExecModeSimpleProtocol)
+	do(`SELECT workflow_cancel($1)`, bad)
+	if broken, _ := look(); !slices.Equal(broken, []string{ruleStep}) {
+		t.Errorf("broken: %v, want %s: it was spoilt", broken, ruleStep)
+	}
+	do(`INSERT INTO t.enqueue (run, kase) VALUES ($1, 'unleasable')`, bad)
+	if broken, left := look(); len(broken) > 0 || left != 1 {
+		t.Errorf("broken: %v, %v left out, want one", broken, left)
+	}
+	// A function of the engine's that is broken: nothing tells that the lease had expired.
+	do(`CREATE OR REPLACE FUNCTION workflow_take_back_v9(run uuid) RETURNS void LANGUAGE plpgsql AS $$
+		BEGIN UPDATE workflow_run SET status = 'pending', suspect = true, lease_token = NULL, lease_until = NULL, leased_by = NULL WHERE id = run; END $$`)
+	early := uuid.New()
+	do(`INSERT INTO workflow_run (id, type) VALUES ($1, 'chaos.effect')`, early)
+	do(`UPDATE workflow_run SET status = 'leased', attempt = 1, lease_no = 1, lease_token = gen_random_uuid(), leased_by = 'w1-x', started_at = now(), lease_until = now() + interval '1 minute' WHERE id = $1`, early)
+	do(`SELECT workflow_take_back_v9($1)`, early)
+	if broken, _ := look(); !slices.Equal(broken, []string{ruleStep}) {
+		t.Errorf("broken: %v, want %s: its lease was valid", broken, ruleStep)
+	}
+	var v verdict
+	for _, kind := range []protocol.Kind{protocol.Step, protocol.Crowded, protocol.Crowded, protocol.Together} {
+		v.wrong(protocol.Wrong{Kind: kind, Run: early})
+	}
+	if len(v.Broken) != 3 || v.Broken[1].Rule != ruleSlots || v.Broken[1].N != 2 || len(v.Broken[0].Story) == 0 {
+		t.Errorf("they are told as %+v", v.Broken)
+	}
+}
