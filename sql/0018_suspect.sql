@@ -80,17 +80,17 @@ BEGIN
         SELECT d.*,
                row_number() OVER (PARTITION BY d.team ORDER BY d.place, d.run_at, d.id) AS in_team,
                row_number() OVER kind AS in_kind,
-               row_number() OVER (PARTITION BY d.suspect, d.solo, d.last ORDER BY d.place, d.run_at, d.id) AS in_group,
+               row_number() OVER (PARTITION BY d.suspect, d.last ORDER BY d.place, d.run_at, d.id) AS in_group,
                first_value(d.last) OVER kind AS first,
-               count(*) FILTER (WHERE NOT d.last) OVER (PARTITION BY d.suspect, d.solo) AS groups,
-               count(*) FILTER (WHERE d.last AND d.run_at < statement_timestamp() - interval '5 seconds') OVER kind AS late,
+               count(*) FILTER (WHERE NOT d.last) OVER (PARTITION BY d.suspect) AS groups,
+               count(*) FILTER (WHERE d.last AND NOT d.solo AND d.run_at < statement_timestamp() - interval '5 seconds') OVER kind AS late,
                count(*) FILTER (WHERE NOT d.solo) OVER (PARTITION BY d.suspect) AS others,
-               count(*) FILTER (WHERE d.solo AND d.run_at < statement_timestamp() - interval '1 minute') OVER (PARTITION BY d.suspect) > 0 AND NOT patient AS urgent
+               count(*) FILTER (WHERE d.solo AND NOT patient AND d.run_at < statement_timestamp() - interval '1 minute') OVER (PARTITION BY d.suspect) > 0 AS urgent
         FROM due d
-        WINDOW kind AS (PARTITION BY d.suspect, d.solo ORDER BY d.place, d.run_at, d.id)
+        WINDOW kind AS (PARTITION BY d.suspect ORDER BY d.solo, d.place, d.run_at, d.id)
     ), chosen AS (
         SELECT p.id, p.suspect, p.last AND NOT p.solo AS last, p.in_team <= p.room AND (NOT p.suspect OR CASE
-                   WHEN p.solo            THEN p.in_kind = 1 AND NOT accompanied AND (p.others = 0 OR p.urgent)
+                   WHEN p.solo            THEN NOT accompanied AND (p.in_kind = 1 OR p.urgent AND p.in_kind = p.others + 1)
                    WHEN p.urgent          THEN false
                    WHEN watched AND alone THEN NOT p.last AND p.in_group <= most_suspects
                    WHEN watched           THEN NOT p.last AND p.in_group <= most_suspects AND p.late = 0
