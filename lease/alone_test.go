@@ -229,6 +229,12 @@ func TestMarkCannotBeMade(t *testing.T) {
 	exec(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.type = 'a.x' AND OLD.status = NEW.status) EXECUTE FUNCTION refuse()`)
 	fine()
 	exec(t, pool, `DROP TRIGGER picky ON workflow_run`)
+	// That it is alone again need not be told.
+	exec(t, pool, "UPDATE workflow_run SET alone = false WHERE id = $1", lastAttempt(t, pool, "a.w", 10))
+	exec(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.type = 'a.w' AND OLD.status = NEW.status) EXECUTE FUNCTION refuse()`)
+	beside(p)
+	settle(t, pool, one(t, p))
+	beside(p, l)
 	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside`); n > 0 {
 		t.Errorf("%d runs are set aside", n)
 	}

@@ -105,36 +105,40 @@ END
 $fn$;
 
 -- Before suspects are leased: notes which runs are not alone because of it, of those that the caller holds (held, by their tokens) and of
--- those that are to be leased (joined); the other ones are alone. False: somebody has one locked, or the database refuses
--- it. Then none of the suspects may be leased. It waits for nobody.
+-- those that are to be leased (joined). False: somebody has one locked, or the database refuses it. Then none of the suspects may be
+-- leased. It waits for nobody. That the others are alone is noted if it can be: without it, one is given back an attempt too many at worst.
 CREATE FUNCTION workflow_beside(held uuid[], held_tokens uuid[], suspected uuid[], joined uuid[]) RETURNS boolean
 LANGUAGE plpgsql AS $fn$
 DECLARE
     missed boolean := false;
 BEGIN
-    IF cardinality(held) > 0 THEN
-        WITH theirs AS MATERIALIZED (
-            SELECT h.id, h.token FROM unnest(held, held_tokens) AS h (id, token) JOIN workflow_run w ON w.id = h.id AND w.lease_token = h.token
-            WHERE w.id = ANY (held) AND w.alone IS DISTINCT FROM false
-        ), mine AS MATERIALIZED (
-            SELECT w.id
-            FROM workflow_run w JOIN theirs t ON w.id = t.id AND w.lease_token = t.token
-            WHERE w.id = ANY (held)
-            ORDER BY w.id
-            FOR UPDATE OF w SKIP LOCKED
-        ), noted AS (
-            UPDATE workflow_run w SET alone = false, updated_at = clock_timestamp() WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) RETURNING w.id
-        )
-        SELECT count(*) < (SELECT count(*) FROM theirs) INTO missed FROM noted;
-    END IF;
-    IF missed THEN
+    BEGIN
+        IF cardinality(held) > 0 THEN
+            WITH theirs AS MATERIALIZED (
+                SELECT h.id, h.token FROM unnest(held, held_tokens) AS h (id, token) JOIN workflow_run w ON w.id = h.id AND w.lease_token = h.token
+                WHERE w.id = ANY (held) AND w.alone IS DISTINCT FROM false
+            ), mine AS MATERIALIZED (
+                SELECT w.id
+                FROM workflow_run w JOIN theirs t ON w.id = t.id AND w.lease_token = t.token
+                WHERE w.id = ANY (held)
+                ORDER BY w.id
+                FOR UPDATE OF w SKIP LOCKED
+            ), noted AS (
+                UPDATE workflow_run w SET alone = false, updated_at = clock_timestamp() WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) RETURNING w.id
+            )
+            SELECT count(*) < (SELECT count(*) FROM theirs) INTO missed FROM noted;
+        END IF;
+        UPDATE workflow_run w SET alone = false, updated_at = clock_timestamp() WHERE w.id = ANY (joined) AND w.alone IS NULL;
+    EXCEPTION WHEN OTHERS OR assert_failure THEN
         RETURN false;
-    END IF;
-    UPDATE workflow_run w SET alone = CASE WHEN w.id = ANY (joined) THEN false END, updated_at = clock_timestamp()
-    WHERE w.id = ANY (suspected) AND w.alone IS NOT TRUE AND (w.alone IS NULL) = coalesce(w.id = ANY (joined), false);
-    RETURN true;
-EXCEPTION WHEN OTHERS OR assert_failure THEN
-    RETURN false;
+    END;
+    BEGIN
+        UPDATE workflow_run w SET alone = NULL, updated_at = clock_timestamp()
+        WHERE w.id = ANY (suspected) AND w.alone IS FALSE AND (w.id = ANY (joined)) IS NOT TRUE;
+    EXCEPTION WHEN OTHERS OR assert_failure THEN
+        NULL;
+    END;
+    RETURN NOT missed;
 END
 $fn$;
 
