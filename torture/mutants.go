@@ -206,6 +206,9 @@ var mutants = []mutant{
 	{"expiry-not-charged", []edit{{taking,
 		`attempt = w.attempt - CASE WHEN e.spared THEN 1 ELSE 0 END,`, `attempt = greatest(w.attempt - 1, 0),`}},
 		crashes, []string{"I09b"}, ""},
+	{"company-not-asked", []edit{{taking,
+		`w.suspect AND w.alone IS FALSE AND w.attempt > 0`, `w.suspect AND w.attempt > 0`}},
+		crashes, []string{"I09b"}, ""},
 	{"exhausted-started", []edit{
 		{taking, `RETURNING ripe.many, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
               w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at,`,
