@@ -46,7 +46,7 @@ BEGIN
             -- back without having settled anything; of the exhausted it gives back no attempt.
             NEW.settled_token = OLD.lease_token AND NEW.settled_by = OLD.leased_by
                 OR OLD.status = 'leased' AND NEW.status = 'pending' AND current_setting('application_name') = split_part(OLD.leased_by, '-', 1)
-                   AND (NEW.attempt < OLD.attempt OR OLD.deadline_at = OLD.started_at),
+                   AND (NEW.attempt < OLD.attempt OR OLD.deadline_at = OLD.started_at) AND (OLD.suspect AND NOT OLD.alone AND NEW.alone) IS NOT TRUE,
             OLD.suspect AND NOT OLD.alone AND NEW.alone,
             NEW.run_at, NEW.attempt, OLD.attempt, NEW.max_attempts,
             NEW.error->>'code', NEW.deleted_at IS NOT NULL);

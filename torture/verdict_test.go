@@ -668,7 +668,7 @@ var stories = []func(*stage){
 		s.expire(id, w2)
 		s.work(id, w1)
 		s.wait(id, 4*seconds)
-		s.spare(id, w2)
+		s.spare(id, w1) // which has the dead one's place
 		s.work(id, w2)
 		s.finish(id, w2)
 	},

@@ -161,7 +161,7 @@ func TestSlowSuspectChild(t *testing.T) {
 		return ctx.Err()
 	})
 	handle(mux, "test.pill.v1", func(context.Context) error { os.Exit(137); return nil })
-	_ = worker.Run(context.Background(), worker.Config{Pool: open(t, url), Mux: mux, Prefixes: []string{"test."}, Lease: 2 * time.Second, PollInterval: 50 * time.Millisecond,
+	_ = worker.Run(context.Background(), worker.Config{Pool: open(t, url), Mux: mux, Prefixes: []string{"test."}, Lease: 4 * time.Second, PollInterval: 50 * time.Millisecond,
 		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}})
 }
 
@@ -176,7 +176,7 @@ func TestSlowSuspect(t *testing.T) {
 	pill := add(t, pool, run.New{Type: "test.pill.v1", Payload: empty{}, MaxAttempts: 2})
 	over := func() bool { return read(t, pool, slow).Status.Finished() && read(t, pool, pill).Status.Finished() }
 	deaths := 0
-	for limit := time.Now().Add(time.Minute); !over() && time.Now().Before(limit); {
+	for limit := time.Now().Add(2 * time.Minute); !over() && time.Now().Before(limit); {
 		child := exec.Command(os.Args[0], "-test.run=^TestSlowSuspectChild$")
 		child.Env = append(os.Environ(), "SLOW_SUSPECT_CHILD="+url)
 		if err := child.Start(); err != nil {
