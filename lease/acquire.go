@@ -144,7 +144,7 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 	if slices.ContainsFunc(chosen, func(r request) bool { return r.suspect }) {
 		first = append(first, &givenBack)
 		rows, _ = p.DB.Query(ctx, `
-		SELECT * FROM workflow_lease_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)`,
+		SELECT * FROM workflow_lease_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)`,
 			append(args, p.besideColumns()...)...)
 	} else {
 		rows, _ = p.DB.Query(ctx, `

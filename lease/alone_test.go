@@ -187,6 +187,23 @@ func TestRetriedIsGivenBackAnew(t *testing.T) {
 	}
 }
 
+// Beside the handler of a suspect that goes on without a lease nobody is alone. Who is to be kept alone does not wait for it: it may never end.
+func TestBesideStrays(t *testing.T) {
+	pool := settledServer(t)
+	id := lastAttempt(t, pool, "a.x", 9)
+	p := newPoller(pool, "a.")
+	p.Suspects.Strays = true
+	l := one(t, p)
+	wantState(t, pool, id, "2 leased alone false")
+	died(t, pool, l)
+	if l = one(t, p); !l.Alone {
+		t.Errorf("%+v is not kept alone", l)
+	}
+	if died(t, pool, l) != 1 {
+		t.Error("it has been given back a second attempt")
+	}
+}
+
 // The limit of a type counts as the run's own.
 func TestGivenBackBelowTheTypesLimit(t *testing.T) {
 	pool := settledServer(t)

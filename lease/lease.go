@@ -60,7 +60,8 @@ type Terms struct {
 // Suspects are those that a process holds, exhausted runs left out.
 type Suspects struct {
 	Watched bool   // some have yet to show that they do not kill the process; meanwhile none is leased whose last attempt it would be
-	Running bool   // some run, or the handler of one whose lease was lost: whoever is leased is not alone
+	Running bool   // some run, watched or not: whoever is leased is not alone
+	Strays  bool   // handlers of some go on although their leases are over: likewise, but who is to be kept alone is not kept waiting for them
 	Alone   bool   // one is kept alone: no other is leased
 	Last    []Held // those at their last attempt, which are not alone any more when another is leased
 }

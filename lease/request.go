@@ -95,6 +95,7 @@ func (p *Poller) besideColumns() []any {
 		column(p.Suspects.Last, func(h Held) [16]byte { return h.ID }),
 		column(p.Suspects.Last, func(h Held) [16]byte { return h.Token }),
 		p.Suspects.Running,
+		p.Suspects.Strays,
 		time.Since(p.kept) < othersTurn,
 	}
 }

@@ -194,7 +194,7 @@ CREATE FUNCTION workflow_lease_v2(
     suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], rooms integer[], teams text[], mosts integer[],
     steps boolean, most_suspects integer, most integer, shared boolean, watched boolean, alone boolean,
     token uuid, worker text, term_types text[], lengths float8[], timeouts float8[],
-    held uuid[], held_tokens uuid[], accompanied boolean, patient boolean)
+    held uuid[], held_tokens uuid[], accompanied boolean, strays boolean, patient boolean)
 RETURNS TABLE (due integer, given_back boolean, id uuid, type text, attempt integer, max_attempts integer, lease_no bigint, idempotency_key text, tenant_id text, metadata jsonb,
     started_at timestamptz, payload jsonb, priority integer, postponed integer, suspect boolean, exhausted boolean, run_at timestamptz, token_id uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
@@ -204,7 +204,7 @@ DECLARE
     called text;
     ripe   record := workflow_due(suspects, types, priorities, from_at, from_id, graces, rooms, teams, mosts, steps, most_suspects, most, shared, watched, alone, accompanied, patient);
 BEGIN
-    IF ripe.suspected IS NOT NULL AND NOT workflow_beside(held, held_tokens, ripe.suspected, CASE WHEN accompanied THEN ripe.lasts END) THEN
+    IF ripe.suspected IS NOT NULL AND NOT workflow_beside(held, held_tokens, ripe.suspected, CASE WHEN accompanied OR strays THEN ripe.lasts END) THEN
         ripe.ids := ARRAY(SELECT i FROM unnest(ripe.ids) AS i WHERE i <> ALL (ripe.suspected));
     END IF;
     IF ripe.ids IS NULL OR ripe.ids = '{}' THEN
@@ -228,8 +228,8 @@ BEGIN
     END IF;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_lease_v2(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean, uuid, text, text[], float8[], float8[], uuid[], uuid[], boolean, boolean) IS
-    'For workers: leases due runs of some lanes, suspects among them, in their order. held: its leases on suspects at their last attempt, which are not alone any more once another is leased. accompanied: it holds suspects, or runs one whose lease it has lost. patient: one that is kept alone ran here within the last minute. given_back: it has been given its last attempt back, and at that no other suspect may be leased until it has ended.';
+COMMENT ON FUNCTION workflow_lease_v2(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean, uuid, text, text[], float8[], float8[], uuid[], uuid[], boolean, boolean, boolean) IS
+    'For workers: leases due runs of some lanes, suspects among them, in their order. held: its leases on suspects at their last attempt, which are not alone any more once another is leased. accompanied: it holds suspects. strays: handlers of some go on there although their leases are over. patient: one that is kept alone ran here within the last minute. given_back: it has been given its last attempt back, and at that no other suspect may be leased until it has ended.';
 
 -- One statement, so that what workflow_isolate tries is what is done. A suspect that was not alone at its last attempt is due again, as if that had not been.
 CREATE OR REPLACE FUNCTION workflow_take_back(ids uuid[], delays float8[], token uuid, worker text, length float8)
@@ -287,7 +287,7 @@ $fn$;
 
 REVOKE ALL ON FUNCTION workflow_due(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean, boolean, boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION workflow_beside(uuid[], uuid[], uuid[], uuid[]) FROM PUBLIC;
-REVOKE ALL ON FUNCTION workflow_lease_v2(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean, uuid, text, text[], float8[], float8[], uuid[], uuid[], boolean, boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION workflow_lease_v2(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean, uuid, text, text[], float8[], float8[], uuid[], uuid[], boolean, boolean, boolean) FROM PUBLIC;
 
 -- Whoever may lease goes on to.
 DO $do$

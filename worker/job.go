@@ -117,7 +117,7 @@ func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	parked, watched, alone := 0, 0, false
-	held.Running = s.strays > 0
+	held.Strays = s.strays > 0
 	for _, j := range s.byID {
 		last := j.Attempt >= j.MaxAttempts
 		if j.suspicious() && time.Since(j.Taken) < suspectHold {

@@ -10,7 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// What the poll is told of suspects: those that run, past their watch too, and also one whose lease is lost while its handler goes on; those at
+// What the poll is told of suspects: those that run, past their watch too; handlers of those that go on although their leases are over; those at
 // their last attempt; one that is to be kept alone. A run that is no suspect, or is only to be failed, is none of them.
 func TestSuspectsHeld(t *testing.T) {
 	held := func(change func(*job)) *job {
@@ -46,11 +46,11 @@ func TestSuspectsHeld(t *testing.T) {
 	j := held(func(*job) {})
 	s.add(j)
 	s.leave(j)
-	if _, _, got := s.room(10); !got.Running || len(got.Last) > 0 {
+	if _, _, got := s.room(10); !got.Strays || got.Running || len(got.Last) > 0 {
 		t.Errorf("a handler that goes on without its lease: %+v", got)
 	}
 	s.returned(j)
-	if _, _, got := s.room(10); got.Running {
+	if _, _, got := s.room(10); got.Strays {
 		t.Errorf("after it has returned: %+v", got)
 	}
 	again := held(func(n *job) { n.ID = j.ID })
@@ -58,7 +58,7 @@ func TestSuspectsHeld(t *testing.T) {
 	j.done, j.left = false, false
 	s.add(again)
 	s.remove(again)
-	if _, _, got := s.room(10); !got.Running {
+	if _, _, got := s.room(10); !got.Strays {
 		t.Error("the handler of an earlier lease of the same run is forgotten")
 	}
 }
