@@ -204,6 +204,33 @@ func TestBesideStrays(t *testing.T) {
 	}
 }
 
+// Who was not alone, but went on after its time limit, as its worker's heartbeat tells, is given nothing back.
+func TestPastItsTimeLimit(t *testing.T) {
+	pool := settledServer(t)
+	for _, after := range []bool{false, true} {
+		pgtest.ByHand(t, pool, "TRUNCATE workflow_run, workflow_history")
+		id := lastAttempt(t, pool, "a.x", 9)
+		p := newPoller(pool, "a.")
+		p.Terms = func(typ string) lease.Terms { terms := unlimited(typ); terms.Timeout = 30 * time.Second; return terms }
+		p.Suspects.Running = true
+		l := one(t, p)
+		wantState(t, pool, id, "2 leased alone false")
+		pgtest.Elapse(t, pool, 29500*time.Millisecond)
+		if after {
+			extend(t, pool, held([]lease.Lease{l}, time.Minute))
+		}
+		pgtest.Elapse(t, pool, 2*time.Second)
+		want := 0
+		if after {
+			want = 1
+		}
+		r := newReclaimer(pool)
+		if _, exhausted := reclaim(t, r, 10); len(exhausted) != want {
+			t.Errorf("heartbeat after the limit %v: %d exhausted, want %d", after, len(exhausted), want)
+		}
+	}
+}
+
 // The limit of a type counts as the run's own.
 func TestGivenBackBelowTheTypesLimit(t *testing.T) {
 	pool := settledServer(t)

@@ -231,7 +231,8 @@ $fn$;
 COMMENT ON FUNCTION workflow_lease_v2(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean, uuid, text, text[], float8[], float8[], uuid[], uuid[], boolean, boolean, boolean) IS
     'For workers: leases due runs of some lanes, suspects among them, in their order. held: its leases on suspects at their last attempt, which are not alone any more once another is leased. accompanied: it holds suspects. strays: handlers of some go on there although their leases are over. patient: one that is kept alone ran here within the last minute. given_back: it has been given its last attempt back, and at that no other suspect may be leased until it has ended.';
 
--- One statement, so that what workflow_isolate tries is what is done. A suspect that was not alone at its last attempt is due again, as if that had not been.
+-- One statement, so that what workflow_isolate tries is what is done. A suspect that was not alone at its last attempt is due again, as if that had
+-- not been; unless its worker said after its time limit, which ends a second before the deadline, that it goes on: then it is its own doing.
 CREATE OR REPLACE FUNCTION workflow_take_back(ids uuid[], delays float8[], token uuid, worker text, length float8)
 RETURNS TABLE (id uuid, type text, attempt integer, max_attempts integer, lease_no bigint, idempotency_key text, tenant_id text, metadata jsonb,
     started_at timestamptz, payload jsonb, priority integer, postponed integer, suspect boolean, exhausted boolean, run_at timestamptz, token_id uuid)
@@ -247,7 +248,8 @@ BEGIN
     WITH expired AS MATERIALIZED (
         SELECT e.*, e.attempt >= e.max_attempts AND NOT e.spared AS over
         FROM (SELECT w.id, w.started_at, left(w.leased_by, 200) AS loser, w.attempt, w.max_attempts,
-                     w.suspect AND w.alone IS FALSE AND w.attempt > 0 AND w.deadline_at IS DISTINCT FROM w.started_at AS spared
+                     w.suspect AND w.alone IS FALSE AND w.attempt > 0 AND w.deadline_at IS DISTINCT FROM w.started_at
+                     AND (w.deadline_at IS NULL OR w.updated_at <= w.deadline_at - interval '1 second') AS spared
               FROM workflow_run w WHERE w.id = ANY (ids)) e
     ), taken AS (
         UPDATE workflow_run w
