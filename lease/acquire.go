@@ -137,11 +137,22 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 	}
 	sent := time.Now()
 	shared := slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n })
-	rows, _ := p.DB.Query(ctx, `
-		SELECT * FROM workflow_lease_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)`,
-		slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, shared, p.Watched, p.alone, token, p.Worker}, termColumns(chosen))...)
+	args := slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, shared, p.Suspects.Watched, p.alone, token, p.Worker}, termColumns(chosen))
+	var rows pgx.Rows
+	var givenBack bool
+	first := []any{&due}
+	if slices.ContainsFunc(chosen, func(r request) bool { return r.suspect }) {
+		first = append(first, &givenBack)
+		rows, _ = p.DB.Query(ctx, `
+		SELECT * FROM workflow_lease_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)`,
+			append(args, p.besideColumns()...)...)
+	} else {
+		rows, _ = p.DB.Query(ctx, `
+		SELECT * FROM workflow_lease_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)`, args...)
+	}
 	for rows.Next() {
-		l, err := scanLease(rows, &due)
+		l, err := scanLease(rows, first...)
+		l.Alone = givenBack
 		if err != nil {
 			rows.Close()
 			p.Doubts.add(token, sent, longestOf(chosen)) // they are taken, and nobody knows which
@@ -180,8 +191,12 @@ func (p *Poller) granted(leases []Lease, chosen []request, token uuid.UUID, sent
 		l := &leases[i]
 		l.Token, l.Taken, l.Worker = token, sent, p.Worker
 		l.Length, l.Timeout = terms[l.Type].Length, terms[l.Type].Timeout
+		last := l.Suspect && !l.Exhausted && (l.Attempt >= l.MaxAttempts || terms[l.Type].Limit > 0 && l.Attempt >= terms[l.Type].Limit)
 		if l.Suspect && !l.Exhausted {
-			p.alone = l.Attempt >= l.MaxAttempts || terms[l.Type].Limit > 0 && l.Attempt >= terms[l.Type].Limit
+			p.alone = last
+		}
+		if l.Alone = l.Alone && last; l.Alone {
+			p.kept = sent
 		}
 	}
 	slices.SortFunc(leases, func(a, b Lease) int {

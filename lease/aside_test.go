@@ -366,8 +366,10 @@ func TestTriedAsDone(t *testing.T) {
 		}
 		return strings.Join(strings.Fields(body), " ")
 	}
-	if tried, done := update("workflow_try"), update("workflow_lease_v1"); tried != done {
-		t.Errorf("tried is\n%s\nand done\n%s", tried, done)
+	for _, lease := range []string{"workflow_lease_v1", "workflow_lease_v2"} {
+		if tried, done := update("workflow_try"), update(lease); tried != done {
+			t.Errorf("tried is\n%s\nand done by %s\n%s", tried, lease, done)
+		}
 	}
 
 	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not by this one'; END $$`)

@@ -23,6 +23,7 @@ type Lease struct {
 	Postponed int           // how often the handler has put it off
 	Suspect   bool          // its last lease expired: its process may have died of it
 	Exhausted bool          // no attempt is left: to be failed, not to be started
+	Alone     bool          // a suspect at its last attempt, which it has been given back once: no other suspect is leased until it has ended
 	Length    time.Duration // how long the lease lasts from Taken
 	Timeout   time.Duration // the most this attempt may take from Taken; 0: no limit
 	Taken     time.Time     // by this process's clock, before the request was sent
@@ -54,4 +55,13 @@ type Terms struct {
 	Room    int           // how many more of the Group may be leased; negative: any number
 	Group   string        // types with the same Group share their Room
 	Grace   time.Duration // leave runs alone until they have been due this long
+}
+
+// Suspects are those that a process holds, exhausted runs left out.
+type Suspects struct {
+	Watched bool   // some have yet to show that they do not kill the process; meanwhile none is leased whose last attempt it would be
+	Running bool   // some run, watched or not: whoever is leased is not alone
+	Strays  bool   // handlers of some go on although their leases are over: likewise, but who is to be kept alone is not kept waiting for them
+	Alone   bool   // one is kept alone: no other is leased
+	Last    []Held // those at their last attempt, which are not alone any more when another is leased
 }

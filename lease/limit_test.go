@@ -193,7 +193,7 @@ func TestLastAttemptAlone(t *testing.T) {
 		if step.before != "" {
 			exec(t, pool, step.before)
 		}
-		p.Watched = step.watched
+		p.Suspects.Watched = step.watched
 		p.Discover()
 		leases, wait, err := p.Acquire(t.Context(), 100, 10)
 		if err != nil {
@@ -220,7 +220,7 @@ func TestLastAttemptAlone(t *testing.T) {
 		want    []int
 	}{{2, true, []int{2}}, {1, true, nil}, {0, false, []int{3}}, {-1, false, []int{1, 0, -1}}} {
 		suspect(t, pool, "a.y", step.add)
-		p.Watched = step.watched
+		p.Suspects.Watched = step.watched
 		p.StopWaiting()
 		p.Discover()
 		leases, _, err := p.Acquire(t.Context(), 100, 10)

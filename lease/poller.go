@@ -27,9 +27,7 @@ type Poller struct {
 	Terms    func(typ string) Terms // consulted for each lane of each poll
 	Steps    bool                   // also lease steps of process graphs
 
-	// Watched says that suspects which this process has leased have yet to show that they do
-	// not kill it. Meanwhile none is leased whose last attempt it would be.
-	Watched bool
+	Suspects Suspects // that this process holds; to be set before each Acquire
 
 	SetAside func([]Aside) // told of runs that are set aside; may be nil
 	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
@@ -42,6 +40,7 @@ type Poller struct {
 	discovery budget
 	busy      bool      // the last poll brought as many as were asked for
 	alone     bool      // the last suspect that was leased was alone
+	kept      time.Time // when one was last held that is kept alone
 	waiting   time.Time // until when suspects are left alone: none of those that are due could be leased
 }
 
@@ -81,6 +80,9 @@ const (
 	longest   = 10 * time.Second // a stalled look must not stop the next for long
 
 	watchPause = 500 * time.Millisecond // while suspects wait for those that are watched
+
+	// othersTurn is how long, after a suspect was kept alone, the others are not made to wait for the next such one.
+	othersTurn = time.Minute
 )
 
 // wait returns how long until the next look is allowed.
@@ -106,7 +108,7 @@ const Never = time.Duration(1<<63 - 1)
 // Acquire leases up to n due runs, of those at most suspects that are suspect, in order of
 // priority, then of the time they became due; among lanes of equal priority, the one with
 // the oldest due run is emptied first. A suspect that has but one attempt left is leased alone
-// among its kind. That goes for the lanes it knows: a new one is found by
+// among its kind, and one that was given it back, because it was not alone when its process died, only while no other is held. That goes for the lanes it knows: a new one is found by
 // discovery, which after Hurry, or while there is plenty, comes later. wait is after how long the next call may find more:
 // 0 at once, Never if nothing is known. An error means that no lease was taken, or that its
 // answer was lost: then later calls give these leases back, with no attempt charged.
@@ -116,6 +118,9 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	}
 	if err := p.Doubts.Settle(ctx, p.DB, p.Worker); err != nil {
 		return nil, 0, err
+	}
+	if p.Suspects.Alone {
+		p.kept, suspects = time.Now(), 0
 	}
 	if time.Now().Before(p.waiting) {
 		suspects = 0

@@ -89,6 +89,17 @@ func termColumns(chosen []request) []any {
 	}
 }
 
+// besideColumns returns who is beside the suspects that are leased, as further arguments.
+func (p *Poller) besideColumns() []any {
+	return []any{
+		column(p.Suspects.Last, func(h Held) [16]byte { return h.ID }),
+		column(p.Suspects.Last, func(h Held) [16]byte { return h.Token }),
+		p.Suspects.Running,
+		p.Suspects.Strays,
+		time.Since(p.kept) < othersTurn,
+	}
+}
+
 // eachType returns the first request of each type: its terms go for the type.
 func eachType(chosen []request) (types []request) {
 	known := make(map[string]bool, len(chosen))

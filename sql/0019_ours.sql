@@ -43,5 +43,6 @@ BEGIN ATOMIC
         workflow_unsettled_v1, workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
         outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1, workflow_refuse_bound, process_instance_refuse_words, workflow_run_refuse_mark, workflow_refuse_step, process_refuse_list,
-        workflow_open_rows, workflow_key_of, workflow_beyond, workflow_row_is, workflow_mend_v1, workflow_out_of_bounds, workflow_add_bounds_v1, workflow_validate_bounds_v1}'::text[]);
+        workflow_open_rows, workflow_key_of, workflow_beyond, workflow_row_is, workflow_mend_v1, workflow_out_of_bounds, workflow_add_bounds_v1, workflow_validate_bounds_v1,
+        workflow_beside, workflow_lease_v2}'::text[]);
 END;

@@ -145,10 +145,12 @@ func TestUpgradeKeepsRights(t *testing.T) {
 			FOR f IN SELECT workflow_functions()::text LOOP EXECUTE format('ALTER FUNCTION %%s OWNER TO %[1]s_owner', f); END LOOP;
 			FOR f IN SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) LOOP EXECUTE format('ALTER TABLE %%s OWNER TO %[1]s_owner', f); END LOOP;
 			FOR f IN SELECT workflow_functions()::text LOOP EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_op', f); END LOOP;
+			EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_hand', (SELECT p.oid::regprocedure FROM pg_proc p WHERE p.proname = 'workflow_lease_v1'));
 		END $$;
 		GRANT SELECT ON ALL TABLES IN SCHEMA public TO %[1]s_op; GRANT SELECT, UPDATE (held_at) ON workflow_run TO %[1]s_hand`, named))
 	up(t, s)
 	id := s.do(`SELECT workflow_enqueue('billing.x')`)
+	s.expect("may lease suspects", s.do(`SELECT has_function_privilege('`+named+`_hand', p.oid, 'EXECUTE') FROM pg_proc p WHERE p.proname = 'workflow_lease_v2'`), "t")
 	s.expect("owner", s.do(`SELECT DISTINCT p.proowner::regrole::text FROM pg_proc p WHERE p.proname IN ('workflow_cancel', 'process_pause', 'outbox_replay', 'workflow_enqueue')`), named+"_owner")
 	s.expect("everybody", s.do(`SELECT count(*) FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
 		WHERE p.oid IN (SELECT workflow_functions()) AND a.grantee = 0`), "0")

@@ -65,6 +65,7 @@ var byHand = map[string]string{
 	"workflow_run lease_token":      "likewise",
 	"workflow_run leased_by":        "likewise",
 	"workflow_run deadline_at":      "likewise",
+	"workflow_run alone":            "it says something of a suspect, which is not over",
 	"process_definition INSERT":     "that is how a process is deployed",
 	"process_instance business_key": "people name instances",
 	"process_instance priority":     "that of the steps that are to come",

@@ -162,6 +162,9 @@ var (
 // leases is the file with the functions that lease, extend, settle and take back.
 const leases = "sql/0008_lease.sql"
 
+// taking is the file with the newest of those that lease and take back.
+const taking = "sql/0018_suspect.sql"
+
 var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
 	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5, "unmarkable": 3, "events": 3}, nil, ""},
@@ -186,42 +189,36 @@ var mutants = []mutant{
 	{"row-count-ignored", []edit{{"run/settle.go",
 		`if len(settled) == len(outcomes) {`, `if len(settled) >= 0 {`}},
 		zombies, []string{"I03", "I04", "I05", "I15"}, ""},
-	{"lease-not-charged", []edit{{leases,
-		`lease_no = w.lease_no + 1,
-        attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END`, `lease_no = w.lease_no + 1,
-        attempt = w.attempt`}},
+	{"lease-not-charged", []edit{{taking, // of those that are no suspects
+		`attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
+        started_at = statement_timestamp(), updated_at = statement_timestamp(),
+        lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
+        deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
+    FROM unnest(term_types, lengths, timeouts) AS t (type, length, timeout)
+    WHERE w.id = ANY (ripe.ids) AND w.type = t.type COLLATE "C"
+    RETURNING ripe.many, w.id,`, `started_at = statement_timestamp(), updated_at = statement_timestamp(),
+        lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
+        deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
+    FROM unnest(term_types, lengths, timeouts) AS t (type, length, timeout)
+    WHERE w.id = ANY (ripe.ids) AND w.type = t.type COLLATE "C"
+    RETURNING ripe.many, w.id,`}},
 		nothing, []string{"I09", "I51"}, ""},
-	{"expiry-not-charged", []edit{{leases,
-		`suspect = true, updated_at = statement_timestamp(),`, `attempt = greatest(w.attempt - 1, 0), suspect = true, updated_at = statement_timestamp(),`}},
+	{"expiry-not-charged", []edit{{taking,
+		`attempt = w.attempt - CASE WHEN e.spared THEN 1 ELSE 0 END,`, `attempt = greatest(w.attempt - 1, 0),`}},
 		crashes, []string{"I09b", "I51"}, ""},
+	{"company-not-asked", []edit{{taking,
+		`w.suspect AND w.alone IS FALSE AND w.attempt > 0`, `w.suspect AND w.attempt > 0`}},
+		crashes, []string{"I09b"}, ""},
 	{"exhausted-started", []edit{
-		{leases, `w.deadline_at IS NOT DISTINCT FROM w.started_at,`, `false,`},
-		{leases, `SET status = CASE WHEN w.attempt < w.max_attempts THEN 'pending' ELSE 'leased' END,
-            suspect = true, updated_at = statement_timestamp(),
-            error = jsonb_build_object('code', 'lease_expired', 'message', 'no sign of life from ' || left(w.leased_by, 200),
-                                       'attempt', w.attempt, 'worker', left(w.leased_by, 200), 'lease_no', w.lease_no),
-            last_error = 'lease_expired: no sign of life from ' || left(w.leased_by, 200),
-            run_at = CASE WHEN w.attempt < w.max_attempts THEN statement_timestamp() + interval '1 second' * (1 + random() / 2)
-                          * delays[least(greatest(w.attempt, 1), cardinality(delays))] ELSE w.run_at END,
-            lease_token = CASE WHEN w.attempt >= w.max_attempts THEN workflow_take_back.token END,
-            lease_no = w.lease_no + CASE WHEN w.attempt >= w.max_attempts THEN 1 ELSE 0 END,
-            leased_by = CASE WHEN w.attempt >= w.max_attempts THEN called END,
-            lease_until = CASE WHEN w.attempt >= w.max_attempts THEN clock_timestamp() + workflow_take_back.length * interval '1 second' END,
-            started_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() ELSE w.started_at END,
-            deadline_at = CASE WHEN w.attempt >= w.max_attempts THEN statement_timestamp() END`,
-			`SET status = 'pending',
-            suspect = true, updated_at = statement_timestamp(),
-            error = jsonb_build_object('code', 'lease_expired', 'message', 'no sign of life from ' || left(w.leased_by, 200),
-                                       'attempt', w.attempt, 'worker', left(w.leased_by, 200), 'lease_no', w.lease_no),
-            last_error = 'lease_expired: no sign of life from ' || left(w.leased_by, 200),
-            run_at = CASE WHEN w.attempt < w.max_attempts THEN statement_timestamp() + interval '1 second' * (1 + random() / 2)
-                          * delays[least(greatest(w.attempt, 1), cardinality(delays))] ELSE w.run_at END,
-            lease_token = NULL,
-            lease_no = w.lease_no,
-            leased_by = NULL,
-            lease_until = NULL,
-            started_at = w.started_at,
-            deadline_at = NULL`},
+		{taking, `RETURNING ripe.many, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
+              w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at,`,
+			`RETURNING ripe.many, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
+              w.payload, w.priority, w.postponed, w.suspect, false,`},
+		{taking, `RETURNING ripe.many, w.suspect AND w.alone IS TRUE, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
+              w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at,`,
+			`RETURNING ripe.many, w.suspect AND w.alone IS TRUE, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
+              w.payload, w.priority, w.postponed, w.suspect, false,`},
+		{taking, `SELECT e.*, e.attempt >= e.max_attempts AND NOT e.spared AS over`, `SELECT e.*, false AS over`},
 	}, map[string]int{"kill": 14}, []string{"I10"}, ""},
 	{"valid-lease-taken", []edit{{leases,
 		`w.started_at >= oldest AND (w.lease_until < clock_timestamp()`, `w.started_at >= oldest AND (w.lease_until < clock_timestamp() + interval '2 seconds'`}},
@@ -265,7 +262,7 @@ var mutants = []mutant{
 	{"history-of-settle-lost", []edit{{leases,
 		`WHERE NOT silent AND s.verdict <> 'succeeded'`, `WHERE NOT silent AND s.verdict = 'failed'`}},
 		nothing, []string{"I13"}, ""},
-	{"history-of-expiry-lost", []edit{{leases,
+	{"history-of-expiry-lost", []edit{{taking,
 		`FROM taken t JOIN expired e ON e.id = t.id
         WHERE NOT silent`, `FROM taken t JOIN expired e ON e.id = t.id
         WHERE NOT silent AND t.attempt = 0`}},
@@ -273,7 +270,7 @@ var mutants = []mutant{
 	{"key-not-unique", []edit{{"sql/0001_run.sql",
 		`CREATE UNIQUE INDEX workflow_run_idempotency_idx`, `CREATE INDEX workflow_run_idempotency_idx`}},
 		nothing, []string{"I30", "I30b"}, ""},
-	{"started-too-early", []edit{{leases,
+	{"started-too-early", []edit{{taking,
 		`SELECT w.id FROM workflow_run w
                 WHERE w.status = 'pending' AND w.deleted_at IS NULL AND w.held_at IS NULL
                   AND w.suspect = l.suspect AND w.type = l.type AND w.priority = l.priority

@@ -65,7 +65,7 @@ CREATE TABLE t.lease AS
 CREATE UNIQUE INDEX ON t.lease (run, lease_no);
 
 CREATE TABLE t.ending AS
-    SELECT run, lease_no_was AS lease_no, at, begun, run_at, status, coalesce(by_holder, false) AS by_holder, code, app,
+    SELECT run, lease_no_was AS lease_no, at, begun, run_at, status, coalesce(by_holder, false) AS by_holder, coalesce(joined, false) AS joined, code, app,
            lease_until_was, attempt, attempt_was, seq
     FROM t.transition WHERE was = 'leased' AND (status IS DISTINCT FROM 'leased' OR lease_no > lease_no_was);
 CREATE INDEX ON t.ending (run, lease_no);
@@ -204,7 +204,7 @@ UNION ALL
     SELECT 'I09 lease that was not charged', run FROM t.lease WHERE attempt <> attempt_was + CASE WHEN attempt_was < max_attempts THEN 1 ELSE 0 END
 UNION ALL
     SELECT 'I09b attempt given back by other than a hand-over', run FROM t.ending
-    WHERE attempt <> attempt_was AND NOT (attempt = attempt_was - 1 AND status = 'pending' AND by_holder)
+    WHERE attempt <> attempt_was AND NOT (attempt = attempt_was - 1 AND status = 'pending' AND (by_holder OR joined))
 UNION ALL
     SELECT 'I10 more charged starts than max_attempts', s.run
     FROM t.start s JOIN workflow_run r ON r.id = s.run

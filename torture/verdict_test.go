@@ -471,6 +471,22 @@ func (s *stage) expire(id uuid.UUID, worker string) {
 	s.wait(id, seconds)
 }
 
+// spare takes back the lease of a suspect that was not alone at its last attempt, as lease.Reclaimer does.
+func (s *stage) spare(id uuid.UUID, worker string) {
+	s.t.Helper()
+	s.self(worker, `UPDATE workflow_run SET alone = false, updated_at = statement_timestamp() WHERE id = $1`, id)
+	s.do(app(worker), `
+		INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by)
+		SELECT id, statement_timestamp(), 'expired', attempt, lease_no, started_at, $2, leased_by
+		FROM workflow_run WHERE id = $1`, id, worker)
+	s.self(worker, `
+		UPDATE workflow_run
+		SET status = 'pending', attempt = attempt - 1, alone = true, updated_at = statement_timestamp(), run_at = statement_timestamp() + interval '250 ms',
+		    lease_token = NULL, leased_by = NULL, lease_until = NULL, deadline_at = NULL
+		WHERE id = $1`, id)
+	s.wait(id, seconds)
+}
+
 // doubt gives a lease back whose answer was lost, as lease.Poller does.
 func (s *stage) doubt(id uuid.UUID, worker string) {
 	s.t.Helper()
@@ -644,6 +660,17 @@ var stories = []func(*stage){
 		s.settle(id, w2, "released", "") // it stops, and has done nothing yet
 		s.lease(id, w1)
 		s.settle(id, w1, "failed", "lease_expired")
+	},
+	func(s *stage) { // one beside which another ended the process at its last attempt
+		id := s.enqueue("sleep", wish{max: 2})
+		s.work(id, w1)
+		s.wait(id, 4*seconds)
+		s.expire(id, w2)
+		s.work(id, w1)
+		s.wait(id, 4*seconds)
+		s.spare(id, w1) // which has the dead one's place
+		s.work(id, w2)
+		s.finish(id, w2)
 	},
 	func(s *stage) { // the one that was to fail it is gone, too
 		id := s.enqueue("sleep", wish{max: 1})

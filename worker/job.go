@@ -47,6 +47,7 @@ type jobs struct {
 	byID   map[uuid.UUID]*job
 	byType map[*entry]int
 	stuck  int           // handlers still running whose slots were taken away
+	strays int           // those of them that are suspects
 	proven int           // suspects that this process has outlived
 	freed  chan struct{} // signalled when a slot becomes free
 }
@@ -62,8 +63,7 @@ func (s *jobs) add(j *job) {
 	if old := s.byID[j.ID]; old != nil {
 		s.endLocked(old, run.ErrLost)
 		if !old.done {
-			old.left = true
-			s.stuck++
+			s.stray(old)
 		}
 		s.drop(old)
 	}
@@ -108,33 +108,43 @@ func (s *jobs) countOf(e *entry) int {
 	return s.byType[e]
 }
 
-// room returns how many more runs may be leased, and how many of these may be suspects; watched
-// are those that are held and not proven.
+// room returns how many more runs may be leased, how many of these may be suspects, and which are held.
 //
 // A process begins with one suspect at a time, and may watch one more for each that it has
 // outlived: after a crash that was nobody's fault the many runs of the dead worker get through
 // in doubling steps. No other is added while one at its last attempt is watched.
-func (s *jobs) room(concurrency int) (n, suspects, watched int) {
+func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	parked, alone := 0, false
+	parked, watched, alone := 0, 0, false
+	held.Strays = s.strays > 0
 	for _, j := range s.byID {
+		last := j.Attempt >= j.MaxAttempts
 		if j.suspicious() && time.Since(j.Taken) < suspectHold {
 			watched++
-			alone = alone || j.Attempt >= j.MaxAttempts
+			alone = alone || last
 		} else {
 			s.prove(j)
+		}
+		if j.Suspect && !j.Exhausted {
+			// The handler of one that is parked has returned: it does no harm any more, but is harmed.
+			held.Running = held.Running || !j.parked
+			held.Alone = held.Alone || j.Alone && !j.parked
+			if last {
+				held.Last = append(held.Last, lease.Held{ID: j.ID, Token: j.Token})
+			}
 		}
 		if j.parked {
 			parked++
 		}
 	}
+	held.Watched = watched > 0
 	if !alone {
 		suspects = max(min(1+s.proven, concurrency)-watched, 0)
 	}
 	// The outcomes that wait are bounded too.
 	taken := len(s.byID) - min(parked, concurrency)
-	return max(concurrency-taken, 0), suspects, watched
+	return max(concurrency-taken, 0), suspects, held
 }
 
 func (j *job) suspicious() bool { return j.Suspect && !j.Exhausted && !j.proven }
@@ -182,6 +192,9 @@ func (s *jobs) returned(j *job) (left bool) {
 	j.done = true
 	if j.left {
 		s.stuck--
+		if j.Suspect {
+			s.strays--
+		}
 	}
 	return j.left
 }
@@ -207,12 +220,20 @@ func (s *jobs) leave(j *job) bool {
 	if j.done || j.left {
 		return false
 	}
-	j.left = true
-	s.stuck++
+	s.stray(j)
 	if s.byID[j.ID] == j {
 		s.drop(j)
 	}
 	return true
+}
+
+// stray counts a handler that goes on without a slot until it has returned.
+func (s *jobs) stray(j *job) {
+	j.left = true
+	s.stuck++
+	if j.Suspect {
+		s.strays++
+	}
 }
 
 func (s *jobs) stuckCount() int {

@@ -25,8 +25,8 @@ func (w *Worker) poll(ctx context.Context) {
 	pause := firstPause
 	for w.awaitRoom(ctx) {
 		w.lastTurn.now()
-		free, suspects, watched := w.jobs.room(w.config.Concurrency)
-		poller.Watched = watched > 0
+		free, suspects, held := w.jobs.room(w.config.Concurrency)
+		poller.Suspects = held
 		leases, wait, err := w.lease(ctx, poller, min(free, w.config.Batch), suspects)
 		if ctx.Err() != nil && len(leases) == 0 {
 			return
@@ -53,7 +53,7 @@ func (w *Worker) poll(ctx context.Context) {
 		// What is due may belong to types that have no room, or be suspects that wait for their
 		// turn: then it can be leased as soon as a slot is free.
 		var freed <-chan struct{}
-		if watched > 0 || w.config.Mux.limited() {
+		if held.Watched || w.config.Mux.limited() {
 			freed = w.jobs.freed
 		}
 		if w.idle(ctx, min(wait, pause), freed) {

@@ -2,6 +2,8 @@ package worker_test
 
 import (
 	"context"
+	"os"
+	"os/exec"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -141,5 +143,66 @@ func TestMaxAttemptsAfterCrash(t *testing.T) {
 	}
 	if r := finished(t, pool, id); r.Status != run.Succeeded {
 		t.Errorf("run is %s after a retry by hand, want succeeded", r.Status)
+	}
+}
+
+// The child of TestSlowSuspect: a process with a worker that one of its runs kills.
+func TestSlowSuspectChild(t *testing.T) {
+	url := os.Getenv("SLOW_SUSPECT_CHILD")
+	if url == "" {
+		t.Skip("not a child")
+	}
+	mux := worker.NewMux()
+	handle(mux, "test.slow.v1", func(ctx context.Context) error {
+		select {
+		case <-time.After(6 * time.Second):
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	})
+	handle(mux, "test.pill.v1", func(context.Context) error { os.Exit(137); return nil })
+	_ = worker.Run(context.Background(), worker.Config{Pool: open(t, url), Mux: mux, Prefixes: []string{"test."}, Lease: 4 * time.Second, PollInterval: 50 * time.Millisecond,
+		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}})
+}
+
+// An innocent run that takes longer than suspects are watched does not fail with a guilty one that is
+// started beside it: it is given back the attempt that its process died under, and is alone when it is started again. The guilty one fails
+// all the same, after its attempts and at most one more.
+func TestSlowSuspect(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	pool := open(t, url)
+	slow := add(t, pool, run.New{Type: "test.slow.v1", Payload: empty{}, MaxAttempts: 2, Priority: 5})
+	pill := add(t, pool, run.New{Type: "test.pill.v1", Payload: empty{}, MaxAttempts: 2})
+	over := func() bool { return read(t, pool, slow).Status.Finished() && read(t, pool, pill).Status.Finished() }
+	deaths := 0
+	for limit := time.Now().Add(2 * time.Minute); !over() && time.Now().Before(limit); {
+		child := exec.Command(os.Args[0], "-test.run=^TestSlowSuspectChild$")
+		child.Env = append(os.Environ(), "SLOW_SUSPECT_CHILD="+url)
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		died := make(chan error, 1)
+		go func() { died <- child.Wait() }()
+		for running := true; running; {
+			select {
+			case <-died:
+				deaths++
+				running = false
+			case <-time.After(100 * time.Millisecond):
+				if over() || time.Now().After(limit) {
+					_ = child.Process.Kill()
+					<-died
+					running = false
+				}
+			}
+		}
+	}
+	if r := read(t, pool, slow); r.Status != run.Succeeded {
+		t.Errorf("the innocent run is %s at attempt %d of %d, %v; want succeeded", r.Status, r.Attempt, r.MaxAttempts, *r.LastError)
+	}
+	r := read(t, pool, pill)
+	if r.Status != run.Failed || failureOf(t, r).Code != run.CodeExpired || r.Attempt != 2 || deaths < 2 || deaths > 3 {
+		t.Errorf("the guilty run is %s at attempt %d and has killed %d processes; want failed at attempt 2, and 2 or 3 processes", r.Status, r.Attempt, deaths)
 	}
 }

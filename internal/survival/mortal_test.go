@@ -204,6 +204,7 @@ func (r *reaper) reach(place string) {
 var names = map[string]string{
 	"discover": "workflow_lanes_v1",
 	"lease":    "workflow_lease_v1",
+	"suspects": "workflow_lease_v2",
 	"extend":   "workflow_extend_v1",
 	"look":     "workflow_held_v1",
 	"reclaim":  "workflow_take_back_v1",

@@ -86,7 +86,7 @@ func awaitServer(t *testing.T) {
 
 // looks are statements that find out whether there is something to do. How many of them there
 // are is up to the clock, so only the first of each kind counts.
-var looks = []string{"discover", "lease", "extend", "look", "reclaim"}
+var looks = []string{"discover", "lease", "suspects", "extend", "look", "reclaim"}
 
 // places returns where to die: before and after each of the statements, up to that which ends
 // the run.

@@ -1,0 +1,64 @@
+package worker
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// What the poll is told of suspects: those that run, past their watch too; handlers of those that go on although their leases are over; those at
+// their last attempt; one that is to be kept alone. A run that is no suspect, or is only to be failed, is none of them.
+func TestSuspectsHeld(t *testing.T) {
+	held := func(change func(*job)) *job {
+		j := &job{Lease: lease.Lease{Info: run.Info{ID: uuid.New(), Attempt: 2, MaxAttempts: 2}, Token: uuid.New(), Suspect: true, Taken: time.Now().Add(-time.Minute)}, begun: true}
+		j.cancel = func(error) {}
+		change(j)
+		return j
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*job)
+		want   lease.Suspects // Last with what the job has
+		last   bool
+	}{
+		{"at its last attempt", func(*job) {}, lease.Suspects{Running: true}, true},
+		{"watched", func(j *job) { j.Taken = time.Now() }, lease.Suspects{Running: true, Watched: true}, true},
+		{"with attempts left", func(j *job) { j.Attempt = 1 }, lease.Suspects{Running: true}, false},
+		{"kept alone", func(j *job) { j.Alone = true }, lease.Suspects{Running: true, Alone: true}, true},
+		{"parked, with its handler over", func(j *job) { j.Alone, j.parked, j.done = true, true, true }, lease.Suspects{}, true},
+		{"no suspect", func(j *job) { j.Suspect = false }, lease.Suspects{}, false},
+		{"exhausted", func(j *job) { j.Exhausted = true }, lease.Suspects{}, false},
+	} {
+		s := &jobs{freed: make(chan struct{}, 1)}
+		j := held(c.change)
+		s.add(j)
+		_, _, got := s.room(10)
+		if got.Running != c.want.Running || got.Watched != c.want.Watched || got.Alone != c.want.Alone || (len(got.Last) == 1 && got.Last[0].Token == j.Token) != c.last {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+
+	s := &jobs{freed: make(chan struct{}, 1)}
+	j := held(func(*job) {})
+	s.add(j)
+	s.leave(j)
+	if _, _, got := s.room(10); !got.Strays || got.Running || len(got.Last) > 0 {
+		t.Errorf("a handler that goes on without its lease: %+v", got)
+	}
+	s.returned(j)
+	if _, _, got := s.room(10); got.Strays {
+		t.Errorf("after it has returned: %+v", got)
+	}
+	again := held(func(n *job) { n.ID = j.ID })
+	s.add(j)
+	j.done, j.left = false, false
+	s.add(again)
+	s.remove(again)
+	if _, _, got := s.room(10); !got.Strays {
+		t.Error("the handler of an earlier lease of the same run is forgotten")
+	}
+}
