@@ -44,6 +44,7 @@ type Worker struct {
 
 	complaints sync.Mutex
 	complained map[string]time.Time // when each problem was last warned of
+	faults     map[string]*failing  // statements that fail for every row
 
 	trouble  moment // when the database could last not be reached
 	lastPoll moment // when a poll last succeeded
@@ -51,6 +52,7 @@ type Worker struct {
 	lastTurn moment // when the poll loop last turned
 	lastTick moment // when watch last looked
 	stood    moment // when this process was last found to have stood still
+	hooked   moment // when an outcome was last recorded with hooks
 	unheard  moment // when a heartbeat last got no answer
 
 	effectTimeout time.Duration // shorter in tests
@@ -89,6 +91,7 @@ func New(config Config) (*Worker, error) {
 		hurry:    make(chan struct{}),
 
 		complained: map[string]time.Time{},
+		faults:     map[string]*failing{},
 
 		effectTimeout: effectTimeout,
 	}
