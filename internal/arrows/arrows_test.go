@@ -21,7 +21,7 @@ var allowed = map[string][]string{
 	"lease":              {"internal/fault", "run"},
 	"worker":             {"internal/fault", "internal/session", "lease", "outbox", "run"},
 	"graph":              {"internal/session", "internal/spelling", "lease", "outbox", "run"},
-	"dispatcher":         {"outbox", "run"},
+	"dispatcher":         {"internal/fault", "outbox", "run"},
 	"dispatcher/":        {"dispatcher"},
 	"dispatcher/webhook": {"dispatcher", "internal/address", "internal/secret"},
 	"internal/cleanup":   {"internal/fault", "run"},
