@@ -302,6 +302,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     before text := coalesce(current_setting('workflow.advance', true), '');
+    same   text := CASE from_table WHEN 'outbox_event' THEN $q$r.id = CASE a.type WHEN 'outbox_event' THEN replace(a.id::text, '-', '')::bigint END$q$ ELSE 'r.id = a.id' END;
     many   bigint;
 BEGIN
     IF workflow_bound_prefixes() IS NOT NULL OR from_table <> ALL ('{workflow_run, outbox_event, message, process_instance}') THEN
@@ -329,8 +330,7 @@ BEGIN
             DELETE FROM workflow_set_aside a
             WHERE a.kind = 'retention' AND a.type = %L AND (a.sqlstate, a."constraint") IN (SELECT g.sqlstate, g."constraint" FROM gone g WHERE g.due)
               AND EXISTS (SELECT FROM %I r WHERE %s)$sql$,
-            from_table, from_table, CASE from_table WHEN 'outbox_event' THEN 'r.id = replace(a.id::text, ''-'', '''')::numeric' ELSE 'r.id = a.id' END,
-            from_table, from_table, CASE from_table WHEN 'outbox_event' THEN 'r.id = replace(a.id::text, ''-'', '''')::numeric' ELSE 'r.id = a.id' END);
+            from_table, from_table, same, from_table, from_table, same);
         GET DIAGNOSTICS many = ROW_COUNT;
     END IF;
     PERFORM set_config('workflow.advance', before, true);
