@@ -72,6 +72,16 @@ func Works(ctx context.Context, db run.DB, statement string) (bool, error) {
 	return works, nil
 }
 
+// Faults returns which statements fail for every row, as workers of the same role have told lately by TellFault.
+func Faults(ctx context.Context, db run.DB) ([]string, error) {
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_faults_v1()`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("look which statements fail: %w", err)
+	}
+	return all, nil
+}
+
 // TellFault says in workflow_fault that a statement fails for every row, and how; nil: it works again.
 func TellFault(ctx context.Context, db run.DB, statement string, f *fault.Error) error {
 	var state, words *string

@@ -111,10 +111,14 @@ EXCEPTION
 END
 $fn$;
 
+-- This runs with the owner's rights: that the caller may not call the statement's function is looked up.
 CREATE FUNCTION workflow_works_v1(statement text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 BEGIN
-    RETURN workflow_works(statement);
+    RETURN workflow_works(statement)
+       AND EXISTS (SELECT FROM pg_proc p
+                   WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass)
+                     AND p.proname = 'workflow_' || replace(statement, ' ', '_') || '_v1' AND has_function_privilege(workflow_role(), p.oid, 'EXECUTE'));
 END
 $fn$;
 COMMENT ON FUNCTION workflow_works_v1(text) IS 'For workers: whether a statement (lease, extend, settle, take back) goes through for runs that are made for this, and undone.';
@@ -283,6 +287,12 @@ $fn$;
 COMMENT ON FUNCTION workflow_fault_v1(text, text, text) IS
     'For workers and dispatchers: says that a statement (lease, extend, settle, take back, mark, retention) fails for every row, and how; SQLSTATE null: it works again.';
 
+CREATE FUNCTION workflow_faults_v1() RETURNS SETOF text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+    SELECT f.statement FROM workflow_fault f WHERE f.role = workflow_role() AND f.seen_at > clock_timestamp() - interval '15 seconds'
+$fn$;
+COMMENT ON FUNCTION workflow_faults_v1() IS 'For workers: their statements that fail for every row, as others of the same role have found out. While leases cannot be extended, none is taken back.';
+
 -- ---------------------------------------------------------------------------------
 -- What retention may not remove.
 -- ---------------------------------------------------------------------------------
@@ -345,7 +355,7 @@ DECLARE
     new regprocedure[] := ARRAY(
         SELECT p.oid::regprocedure FROM pg_proc p
         WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass)
-          AND p.proname = ANY ('{workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_kept_id, workflow_kept_v1}'::text[]));
+          AND p.proname = ANY ('{workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_kept_id, workflow_kept_v1}'::text[]));
     f regprocedure;
     r regrole;
 BEGIN

@@ -42,7 +42,7 @@ BEGIN ATOMIC
         workflow_unsettled_v1, workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
         outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1,
-        workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_kept_id, workflow_kept_v1}'::text[]);
+        workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_kept_id, workflow_kept_v1}'::text[]);
 END;
 
 -- Whoever owns what was there owns what is new: functions with the owner's rights need it.

@@ -205,6 +205,7 @@ func (w *Worker) extendOnce(ctx context.Context, due []*job) error {
 		}
 		return err
 	}
+	w.goesThrough("extend")
 	w.jobs.mu.Lock()
 	for _, id := range kept {
 		if j := w.jobs.byID[id]; j != nil {

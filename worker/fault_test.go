@@ -94,7 +94,7 @@ func TestUnforeseenState(t *testing.T) {
 func outage(t *testing.T) time.Duration {
 	text := os.Getenv("TEST_OUTAGE")
 	if text == "" {
-		return 4 * time.Second
+		return 8 * time.Second
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil {
@@ -152,7 +152,7 @@ func TestStatementsThatFail(t *testing.T) {
 			var log journal
 			for range 2 {
 				work(t, pool, mux, func(c *worker.Config) {
-					c.Concurrency, c.Logger, c.Lease = 50, log.logger(), max(2*time.Second, hold/2)
+					c.Concurrency, c.Logger, c.Lease = 50, log.logger(), hold/2
 					c.Hooks = []worker.Hook{{
 						Concerns: func(l *lease.Lease) bool { return l.Type == "test.hooked.v1" },
 						Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {

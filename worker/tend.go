@@ -22,7 +22,15 @@ const (
 // still although they need not, until ctx ends.
 func (w *Worker) tend(ctx context.Context) {
 	looked := time.Now()
-	for sleep(ctx, tendEvery); ctx.Err() == nil; sleep(ctx, tendEvery) {
+	tick := time.NewTicker(tendEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-w.tending:
+		}
 		call, done := context.WithTimeout(ctx, tendTimeout)
 		err := errors.Join(lease.TryAgain(call, w.db), w.tellFaults(call))
 		if err == nil && time.Since(looked) >= stalledEvery {

@@ -43,6 +43,7 @@ type failing struct {
 	since, last time.Time
 	logged      time.Time // when it was last told in the log
 	noted       time.Time // and in workflow_fault
+	over        bool      // it has gone through since
 }
 
 const (
@@ -51,6 +52,10 @@ const (
 	faultOver  = 10 * time.Second // it has not failed for so long: it is tried more often than that
 	faultSure  = time.Second      // it has to fail for so long to be told of: another worker may be looking for the row at fault
 )
+
+// sure reports whether a statement has failed for long enough to be told of. That leases cannot be extended others have to know at
+// once: they must not take them back.
+func (f *failing) sure() bool { return f.err.Statement == "extend" || f.last.Sub(f.since) >= faultSure }
 
 // faulty notes that a statement fails for every row, and logs it once a minute.
 func (w *Worker) faulty(err *fault.Error) {
@@ -61,31 +66,57 @@ func (w *Worker) faulty(err *fault.Error) {
 		f = &failing{since: now}
 		w.faults[err.Statement] = f
 	}
-	f.err, f.last = err, now
-	tell := now.Sub(f.since) >= faultSure && now.Sub(f.logged) >= faultTold
+	f.err, f.last, f.over = err, now, false
+	tell := f.sure() && now.Sub(f.logged) >= faultTold
 	if tell {
 		f.logged = now
 	}
+	hurry := err.Statement == "extend" && f.noted.IsZero()
 	w.complaints.Unlock()
+	if hurry {
+		w.tendNow()
+	}
 	if tell {
 		w.config.Logger.Error("a statement fails for every row; no run is blamed for it, and it is tried again: see workflowctl doctor",
 			"statement", err.Statement, "sqlstate", code(err), "since", f.since.Round(time.Second), "err", loggable(err.Err))
 	}
 }
 
-// tellFaults says in workflow_fault which statements fail for every row, and which do so no more.
+// goesThrough notes that a statement goes through again, which others are to know at once.
+func (w *Worker) goesThrough(statement string) {
+	w.complaints.Lock()
+	f := w.faults[statement]
+	again := f != nil && !f.over
+	if again {
+		f.over = true
+	}
+	w.complaints.Unlock()
+	if again {
+		w.tendNow()
+	}
+}
+
+func (w *Worker) tendNow() {
+	select {
+	case w.tending <- struct{}{}:
+	default:
+	}
+}
+
+// tellFaults says in workflow_fault which statements fail for every row, and which do so no more; and looks what others say: while leases
+// cannot be extended, none is taken back.
 func (w *Worker) tellFaults(ctx context.Context) error {
 	now := time.Now()
 	told := map[string]*fault.Error{}
 	w.complaints.Lock()
 	for statement, f := range w.faults {
 		switch {
-		case now.Sub(f.last) > faultOver:
+		case f.over || now.Sub(f.last) > faultOver:
 			delete(w.faults, statement)
 			if !f.noted.IsZero() {
 				told[statement] = nil
 			}
-		case f.last.Sub(f.since) >= faultSure && now.Sub(f.noted) >= faultNoted:
+		case f.sure() && now.Sub(f.noted) >= faultNoted:
 			f.noted = now
 			told[statement] = f.err
 		}
@@ -98,7 +129,11 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 		}
 		problem = errors.Join(problem, lease.TellFault(ctx, w.db, statement, f))
 	}
-	return problem
+	others, err := lease.Faults(ctx, w.db)
+	if slices.Contains(others, "extend") {
+		w.trouble.now()
+	}
+	return errors.Join(problem, err)
 }
 
 // complain logs a problem that will be met again and again while it lasts: as a warning

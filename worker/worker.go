@@ -39,6 +39,7 @@ type Worker struct {
 	solos    chan *job     // outcomes that need a transaction of their own
 	settling chan struct{} // holds a token while a batch is being settled
 	wake     chan struct{}
+	tending  chan struct{} // tend has something to do at once
 	hurry    chan struct{} // closed by StopNow
 	hurryUp  sync.Once
 
@@ -88,6 +89,7 @@ func New(config Config) (*Worker, error) {
 		solos:    make(chan *job, config.Concurrency),
 		settling: make(chan struct{}, 1),
 		wake:     make(chan struct{}, 1),
+		tending:  make(chan struct{}, 1),
 		hurry:    make(chan struct{}),
 
 		complained: map[string]time.Time{},
