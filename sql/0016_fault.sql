@@ -196,26 +196,22 @@ CREATE OR REPLACE FUNCTION workflow_put_back(ids uuid[]) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     before text := coalesce(current_setting('workflow.advance', true), '');
+    reason record;
+    others uuid[];
 BEGIN
     PERFORM set_config('workflow.advance', 'on', true);
-    WITH back AS (
-        DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = ANY (ids) RETURNING a.*
-    ), reason AS (
-        SELECT DISTINCT type, statement, sqlstate, "constraint" FROM back WHERE due
-    ), others AS MATERIALIZED (
-        SELECT o.kind, o.id, o.place
-        FROM reason b
-        CROSS JOIN LATERAL (
-            SELECT a.kind, a.id, row_number() OVER () AS place
-            FROM (SELECT x.kind, x.id FROM workflow_set_aside x
-                  WHERE x.kind = 'run' AND (x.type, x.statement, x.sqlstate, x."constraint") = (b.type, b.statement, b.sqlstate, b."constraint")
-                    AND x.id <> ALL (ids)
-                  LIMIT 10001
-                  FOR UPDATE SKIP LOCKED) a) o
-    ), next AS (
-        UPDATE workflow_set_aside a SET due = true FROM others o WHERE o.place = 10001 AND a.kind = o.kind AND a.id = o.id
-    )
-    DELETE FROM workflow_set_aside a USING others o WHERE o.place <= 10000 AND a.kind = o.kind AND a.id = o.id;
+    FOR reason IN
+        WITH back AS (
+            DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = ANY (ids) RETURNING a.*
+        )
+        SELECT DISTINCT b.type, b.statement, b.sqlstate, b."constraint" FROM back b WHERE b.due
+    LOOP
+        others := ARRAY(SELECT a.id FROM workflow_set_aside a
+                        WHERE a.kind = 'run' AND a.type = reason.type AND a.statement = reason.statement AND a.sqlstate = reason.sqlstate AND a."constraint" = reason."constraint"
+                        LIMIT 10001 FOR UPDATE SKIP LOCKED);
+        DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = ANY (others[1:10000]);
+        UPDATE workflow_set_aside a SET due = true WHERE a.kind = 'run' AND a.id = others[10001];
+    END LOOP;
     PERFORM set_config('workflow.advance', before, true);
 END
 $fn$;
