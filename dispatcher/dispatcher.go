@@ -71,6 +71,7 @@ type Observer struct {
 	Down      func(sink string, down bool)                               // a sink is, or is no longer, left alone
 	Lag       func(sink string, lag outbox.Lag)                          // every few seconds
 	Polled    func(sink string, events int, took time.Duration, e error) // a look at the outbox
+	Fault     func(sink string, failing bool)                            // no event can be marked, or they can again
 }
 
 // A Dispatcher publishes events until it is told to stop.
@@ -159,6 +160,9 @@ func (o Observer) filled() Observer {
 	}
 	if o.Polled == nil {
 		o.Polled = func(string, int, time.Duration, error) {}
+	}
+	if o.Fault == nil {
+		o.Fault = func(string, bool) {}
 	}
 	return o
 }

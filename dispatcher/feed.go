@@ -51,6 +51,7 @@ type feed struct {
 	rejected map[uuid.UUID]bool // likewise
 	downs    int                // pauses since then
 	told     time.Time
+	marking  marking
 
 	apart    sync.WaitGroup // marking what could not be marked in one statement
 	unmarked unmarked
@@ -337,6 +338,7 @@ func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.
 	soon, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer done()
 	recorded, err := outbox.Mark(soon, f.config.Pool, claim, outcomes)
+	f.markedWith(ctx, claim, err)
 	if err != nil {
 		f.apart.Go(func() { f.markApart(ctx, claim, outcomes) })
 		return
@@ -360,6 +362,9 @@ func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []ou
 		f.unmarked.remember(claim.Rows, outcomes)
 		rest, err := outbox.MarkApart(ctx, f.config.Pool, claim, outcomes, patience<<min(n, 4))
 		f.tell(rest)
+		if rest.Fault != nil {
+			f.faulty(ctx, rest.Fault)
+		}
 		open := slices.Concat(rest.Lanes, rest.Open)
 		f.unmarked.forget(slices.DeleteFunc(outcomes, func(o outbox.Outcome) bool {
 			return slices.ContainsFunc(open, func(other outbox.Outcome) bool { return other.ID == o.ID })
@@ -383,7 +388,7 @@ func (f *feed) tell(rest outbox.Rest) {
 	if n := len(rest.Refused); n > 0 {
 		f.config.Observe.Parked(f.target.Name, n)
 	}
-	if open := slices.Concat(rest.Open, rest.Lanes); len(open) > 0 {
+	if open := slices.Concat(rest.Open, rest.Lanes); len(open) > 0 && rest.Fault == nil {
 		f.complain("some events cannot be marked now: locked, or the database refuses; trying again", "events", len(open), "event", open[0].ID, "state", rest.State)
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,9 +68,9 @@ const (
 // refusals are what makes the database refuse to mark events of the type test.bad, and what ends it.
 var refusals = []struct{ name, begin, end, state, words string }{
 	{"trigger", `
-		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one: %', NEW.payload; END $$;
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one: %', NEW.payload USING ERRCODE = 'XX777'; END $$;
 		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (NEW.event_type = 'test.bad') EXECUTE FUNCTION refuse()`,
-		`DROP TRIGGER refuse ON outbox_event`, "P0001", "not this one"},
+		`DROP TRIGGER refuse ON outbox_event`, "XX777", "not this one"},
 	{"check", `ALTER TABLE outbox_event ADD CONSTRAINT fine CHECK (event_type <> 'test.bad') NOT VALID`,
 		`ALTER TABLE outbox_event DROP CONSTRAINT fine`, "23514", "fine"},
 }
@@ -139,11 +141,15 @@ func later(t *testing.T, pool *pgxpool.Pool, aggregate string) {
 }
 
 // Where no event can be marked, it is no event's fault: nothing is parked, nothing is sent again, and
-// as soon as it is over all is marked.
+// as soon as it is over all is marked. Meanwhile workflow_fault says so, the observer is told, and the log has one line.
 func TestNothingCanBeMarked(t *testing.T) {
-	pool, sink := pgtest.New(t), &memory{}
+	pool, sink, log := pgtest.New(t), &memory{}, &journal{}
 	emit(t, pool, "test.told", 10, 1)
-	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	var failing atomic.Bool
+	dispatch(t, pool, func(c *dispatcher.Config) {
+		c.Logger = slog.New(slog.NewTextHandler(log, nil))
+		c.Observe.Fault = func(_ string, fails bool) { failing.Store(fails) }
+	}, dispatcher.Target{Name: "memory", Sink: sink})
 	drained(t, pool) // events that could be marked once
 	if _, err := pool.Exec(t.Context(), strings.ReplaceAll(refusals[0].begin, "test.bad", "test.told")); err != nil {
 		t.Fatal(err)
@@ -154,12 +160,45 @@ func TestNothingCanBeMarked(t *testing.T) {
 	if n := count(t, pool, parked); n > 0 {
 		t.Errorf("%d are parked", n)
 	}
+	const fault = `SELECT count(*) FROM workflow_fault WHERE statement = 'mark' AND sqlstate = 'XX777'`
+	pgtest.Await(t, "it to be told", func() bool {
+		return count(t, pool, fault) == 1 && failing.Load() && strings.Count(log.String(), "no event can be marked; none is parked") == 1
+	})
 	if _, err := pool.Exec(t.Context(), refusals[0].end); err != nil {
 		t.Fatal(err)
 	}
+	emit(t, pool, "test.told", 1, 1)
+	pgtest.Await(t, "it to be told that it is over", func() bool { return count(t, pool, fault) == 0 && !failing.Load() })
 	within(t, 30*time.Second, "marking", func() bool { return count(t, pool, openEvents) == 0 })
 	if n := repeated(sink.got()); n > 0 {
 		t.Errorf("%d came more than once", n)
+	}
+}
+
+// An event that is refused is parked although none has been marked yet: an open one is marked as the control, and that is undone. Where the
+// table of deliveries is missing that fails for it, too, and nothing is parked.
+func TestOpenControl(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.bad", 1, 1)
+	c := claim(t, pool, "a")
+	emit(t, pool, "test.told", 1, 1)
+	if _, err := pool.Exec(t.Context(), refusals[0].begin+`; ALTER TABLE outbox_delivery RENAME TO moved`); err != nil {
+		t.Fatal(err)
+	}
+	was := outbox.Outcome{ID: c.Rows[0].ID, Delivered: true}
+	rest, err := outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{was}, 2*time.Second)
+	if err != nil || rest.Fault == nil || len(rest.Refused) > 0 || len(rest.Open) != 1 {
+		t.Errorf("without a table: %+v, %v", rest, err)
+	}
+	if _, err := pool.Exec(t.Context(), `ALTER TABLE moved RENAME TO outbox_delivery; UPDATE outbox_lane SET claim_until = now() WHERE claim_until > now()`); err != nil {
+		t.Fatal(err)
+	}
+	c = claim(t, pool, "a")
+	c.Rows = slices.DeleteFunc(c.Rows, func(r outbox.Row) bool { return r.ID != was.ID })
+	rest, err = outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{was}, 2*time.Second)
+	if err != nil || rest.Fault != nil || len(rest.Refused) != 1 || count(t, pool, parked) != 1 || count(t, pool, published) != 0 {
+		t.Errorf("%+v, %v; want it parked, and the other one open", rest, err)
 	}
 }
 

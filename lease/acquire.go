@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 )
 
 // discover finds the lanes that have open runs, and the first of each: nothing before it is
@@ -95,24 +95,41 @@ const (
 // take leases up to n runs from the chosen lanes, in their order. due is how many were
 // due; where lanes share their room, more than could be leased. Runs that the database refuses to have
 // leased are set aside. That takes a quarter of a second at most: if the rest of their lanes is refused as well, it
-// waits for the next call, and the other lanes are leased from.
+// waits for the next call, and the other lanes are leased from. A fault.Error means that no run can be leased.
 func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
+	if p.most > 0 {
+		n = min(n, p.most)
+	}
 	leases, due, err = p.lease(ctx, chosen, n, suspects)
-	row, anyCode := p.blame.of(err)
-	if !row {
-		p.tried = 0
-		return leases, due, err
+	first, anyCode := p.failures.Of(err)
+	switch {
+	case first == fault.None:
+		p.tried, p.most = 0, 2*p.most
+		if p.most > mostTried {
+			p.most = 0
+		}
+		return leases, due, nil
+	case first == fault.Again, first == fault.Anew:
+		return nil, 0, err
+	case first == fault.Fewer && n > 1:
+		p.most = n / 2
+		return nil, 0, err
+	case first == fault.Fewer:
+		p.tried, anyCode = 1, true
+	default:
+		p.tried = min(max(n, leastTried, 2*p.tried), mostTried)
 	}
-	p.tried = min(max(n, leastTried, 2*p.tried), mostTried)
 	aside, problem := p.setAside(ctx, chosen, p.tried, anyCode)
-	if problem != nil || len(aside) == 0 {
-		return nil, 0, errors.Join(err, problem)
-	}
-	if p.SetAside != nil {
+	switch {
+	case problem != nil:
+		return nil, 0, fault.OfStatement("lease", problem)
+	case len(aside) == 0:
+		return nil, 0, fault.OfStatement("lease", err)
+	case p.SetAside != nil:
 		p.SetAside(aside)
 	}
 	leases, due, err = p.lease(ctx, chosen, n, suspects)
-	if row, _ := p.blame.of(err); !row {
+	if !p.refused(err) {
 		return leases, due, err
 	}
 	types := make(map[string]bool, len(aside))
@@ -123,10 +140,16 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	if len(others) > 0 {
 		leases, _, err = p.lease(ctx, others, n, suspects)
 	}
-	if row, _ := p.blame.of(err); row {
+	if p.refused(err) {
 		return nil, n, nil // some were set aside: go on at once
 	}
 	return leases, n, err // as if there were more: there is
+}
+
+// refused reports whether err may be about a row.
+func (p *Poller) refused(err error) bool {
+	first, _ := p.failures.Of(err)
+	return first == fault.Halve || first == fault.PassOver || first == fault.Fewer
 }
 
 // lease is the one statement of take.

@@ -6,15 +6,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Aside is a run that the database refuses to have leased, settled or taken back. It stands in
+// Aside is a run that the database refuses to have leased, extended, settled or taken back. It stands in
 // workflow_set_aside, with the database's words, which may quote what it holds.
 type Aside struct {
 	ID         uuid.UUID
@@ -23,49 +23,8 @@ type Aside struct {
 	Constraint string // that refuses it; empty: none has a name
 }
 
-// refused reports whether the database's answer may be about a single row. What has nothing to do with
-// rows is the business of the caller, who tries again: workflow_passing lists the same codes.
-func refused(err error) bool {
-	var answer *pgconn.PgError
-	if !errors.As(err, &answer) || len(answer.Code) != 5 {
-		return false
-	}
-	switch answer.Code {
-	case "55P03", "26000", "42P05": // lock_not_available, a statement that is not prepared, or is already
-		return false
-	}
-	switch answer.Code[:2] {
-	case "08", "25", "28", "2D", "3B", "3D", "3F", "40", "53", "57", "58":
-		return false
-	}
-	return true
-}
-
-// A blame says how long statements have failed, each and every one, with an answer from the database.
-type blame struct{ since time.Time }
-
-// patience is after how long a code that tells of passing trouble is taken for a row's all the same: a
-// trigger of a user's may raise any.
-const patience = time.Minute
-
-// of reports whether err may be about a row, and whether any code is to be taken for an answer.
-func (b *blame) of(err error) (row, anyCode bool) {
-	var answer *pgconn.PgError
-	switch {
-	case !errors.As(err, &answer):
-		if err == nil {
-			b.since = time.Time{}
-		}
-		return false, false
-	case b.since.IsZero():
-		b.since = time.Now()
-	}
-	anyCode = time.Since(b.since) > patience
-	return refused(err) || anyCode, anyCode
-}
-
 // setAside finds the runs among the first n of the chosen lanes that the database refuses to have leased,
-// and sets them aside. None means that it was not the fault of a row.
+// and sets them aside. None means that it was not the fault of a row. With anyCode any SQLSTATE is taken for an answer about rows.
 func (p *Poller) setAside(ctx context.Context, chosen []request, n int, anyCode bool) ([]Aside, error) {
 	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
 		slices.Concat(laneColumns(chosen, 0)[:6], []any{p.Steps, n, anyCode, p.Worker}, termColumns(chosen))...)
@@ -99,6 +58,41 @@ func TellUnsettled(ctx context.Context, db run.DB, id, token uuid.UUID, cause er
 func TryAgain(ctx context.Context, db run.DB) error {
 	if _, err := db.Exec(ctx, `SELECT workflow_try_again_v1()`); err != nil {
 		return fmt.Errorf("have what is set aside tried again: %w", err)
+	}
+	return nil
+}
+
+// Works reports whether a statement (lease, extend, settle, take back) goes through for runs that are made for this, and undone.
+func Works(ctx context.Context, db run.DB, statement string) (bool, error) {
+	rows, _ := db.Query(ctx, `SELECT workflow_works_v1($1)`, statement)
+	works, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+	if err != nil {
+		return false, fmt.Errorf("try to %s runs that are made for this: %w", statement, err)
+	}
+	return works, nil
+}
+
+// Faults returns which statements fail for every row, as workers of the same role have told lately by TellFault.
+func Faults(ctx context.Context, db run.DB) ([]string, error) {
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_faults_v1()`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("look which statements fail: %w", err)
+	}
+	return all, nil
+}
+
+// TellFault says in workflow_fault that a statement fails for every row, and how; nil: it works again.
+func TellFault(ctx context.Context, db run.DB, statement string, f *fault.Error) error {
+	var state, words *string
+	if f != nil {
+		answer := &pgconn.PgError{Message: f.Error()}
+		errors.As(f.Err, &answer) // or it stays as it is
+		said := strings.ToValidUTF8(strings.ReplaceAll(answer.Message, "\x00", ""), "")
+		state, words = &answer.Code, &said
+	}
+	if _, err := db.Exec(ctx, `SELECT workflow_fault_v1($1, $2, $3)`, statement, state, words); err != nil {
+		return fmt.Errorf("note that %s fails for every row, or works again: %w", statement, err)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -99,7 +100,7 @@ func (d *Doubts) Settle(ctx context.Context, db run.DB, worker string) error {
 		began := time.Now()
 		given, locked, err := one.giveBack(ctx, db, worker)
 		next := began.Add(time.Second)
-		if err != nil && !refused(err) {
+		if first := fault.Of(err); first == fault.Again || first == fault.Anew {
 			problem = errors.Join(problem, err)
 			next = time.Time{}
 		}

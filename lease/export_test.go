@@ -1,6 +1,10 @@
 package lease
 
-import "time"
+import (
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/internal/fault"
+)
 
 // never is a budget that is used up for the rest of the test.
 func never() budget { return budget{cost: time.Hour, end: time.Now()} }
@@ -53,4 +57,4 @@ func (p *Poller) DoubtAgain() {
 func (p *Poller) StopWaiting() { p.waiting = time.Time{} }
 
 // RefusedForLong makes the last refusal the last of many.
-func (p *Poller) RefusedForLong() { p.blame.since = p.blame.since.Add(-2 * patience) }
+func (p *Poller) RefusedForLong() { p.failures.Age(2 * fault.Patience) }

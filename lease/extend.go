@@ -39,6 +39,16 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 	return kept, gone, err
 }
 
+// ExtendRefused finds the leases that the database refuses to have extended, after Extend has failed, and notes them in
+// workflow_set_aside. None means that it was not the fault of a row. With anyCode any SQLSTATE is taken for an answer about rows.
+func ExtendRefused(ctx context.Context, db run.DB, held []Held, anyCode bool) ([]Aside, error) {
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_extend_refused_v1($1, $2, $3, $4)`,
+		column(held, func(h Held) [16]byte { return h.ID }),
+		column(held, func(h Held) [16]byte { return h.Token }),
+		column(held, func(h Held) float64 { return h.Length.Seconds() }), anyCode)
+	return collectAside(rows)
+}
+
 // missing returns the tokens of those that were not kept, by id.
 func missing(held []Held, kept []uuid.UUID) map[uuid.UUID]uuid.UUID {
 	tokens := make(map[uuid.UUID]uuid.UUID, len(held))

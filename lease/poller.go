@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -34,7 +35,8 @@ type Poller struct {
 
 	paused    []string // prefixes and types, as discovery found them
 	lanes     map[lane]*position
-	blame     blame
+	failures  fault.Series
+	most      int  // as many are leased at a time, as it fails with more; 0: any number
 	tried     int  // how many runs were tried after the last lease, which was refused; 0: it was not
 	hurry     bool // try the known lanes before discovery
 	discovery budget

@@ -2,12 +2,12 @@ package lease
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -28,7 +28,8 @@ type Reclaimer struct {
 	SetAside func([]Aside) // told of runs that are set aside; may be nil
 	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
 
-	blame blame
+	failures fault.Series
+	most     int // as many are taken back at a time, as it fails with more; 0: any number
 
 	idle  bool
 	looks [len(reach)]glance // the last look with each reach; that with the shortest is the last of all
@@ -92,18 +93,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	}
 	start := time.Now()
 	from, reaching := r.next(start)
-	found, first, err := r.takeBack(ctx, from, n, token)
-	for row, anyCode := r.blame.of(err); row; row, anyCode = r.blame.of(err) {
-		aside, problem := r.setAside(ctx, from, anyCode)
-		if problem != nil || len(aside) == 0 {
-			err = errors.Join(err, problem)
-			break
-		}
-		if r.SetAside != nil {
-			r.SetAside(aside)
-		}
-		found, first, err = r.takeBack(ctx, from, n, token)
-	}
+	found, first, err := r.takeBackMost(ctx, from, n, token)
 	if reaching < 0 { // also when it failed, or one that takes too long would be tried again and again
 		r.whole = spent(start)
 	}
@@ -123,6 +113,39 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 		exhausted = append(exhausted, l)
 	}
 	return again, exhausted, nil
+}
+
+// takeBackMost takes expired leases back, and sets those aside that the database refuses to have taken back. A
+// fault.Error means that none can be.
+func (r *Reclaimer) takeBackMost(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, held oldest, err error) {
+	for {
+		if r.most > 0 {
+			n = min(n, r.most)
+		}
+		taken, held, err = r.takeBack(ctx, from, n, token)
+		first, anyCode := r.failures.Of(err)
+		switch {
+		case first == fault.None:
+			if r.most *= 2; r.most > mostTried {
+				r.most = 0
+			}
+			return taken, held, nil
+		case first == fault.Again, first == fault.Anew:
+			return nil, held, err
+		case first == fault.Fewer && n > 1:
+			r.most = n / 2
+			return nil, held, err
+		}
+		aside, problem := r.setAside(ctx, from, anyCode || first == fault.Fewer)
+		switch {
+		case problem != nil:
+			return nil, held, fault.OfStatement("take back", problem)
+		case len(aside) == 0:
+			return nil, held, fault.OfStatement("take back", err)
+		case r.SetAside != nil:
+			r.SetAside(aside)
+		}
+	}
 }
 
 // setAside finds the expired leases that the database refuses to have taken back, and sets their runs

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 )
 
 // A Rest is what MarkApart could not record, and what the database says about it.
@@ -19,6 +19,7 @@ type Rest struct {
 	Refused []Refusal // refused while others are not: they are parked
 	Claimed bool      // a lane could not be given back: call MarkApart again, with what is in Lanes
 	State   string    // the SQLSTATE of the last error, if it had one
+	Fault   error     // no event can be marked, and none is blamed for it: what the database says; nil: others can
 }
 
 // A Refusal is an event that the database refuses to mark.
@@ -105,6 +106,7 @@ func (a *apart) halve(outcomes []Outcome, patience time.Duration) error {
 	case kind == passing:
 		return err
 	case !a.othersWork():
+		a.rest.Fault = err
 		a.rest.Open = append(a.rest.Open, outcomes...)
 	case len(outcomes) > 1:
 		return a.split(outcomes)
@@ -179,6 +181,9 @@ func (a *apart) park() error {
 		return err
 	}
 	if !works || !known {
+		if known {
+			a.rest.Fault = a.guilty[0].said
+		}
 		for _, g := range a.guilty {
 			a.rest.Open = append(a.rest.Open, g.outcome)
 		}
@@ -232,8 +237,8 @@ func (a *apart) othersWork() bool {
 	return !a.broken
 }
 
-// control marks an event again that was marked before, as if it had not been, and takes that back. It
-// reports whether that works; it is not known if there is none.
+// control does to another event what marking does, as if it was open, and takes that back: it notes a failure, and that the sink has
+// got it. It is one that was marked before, or else one that is open. It reports whether that works; it is not known if there is no other event.
 func (a *apart) control() (works, known bool, err error) {
 	ctx, done := context.WithTimeout(a.ctx, a.patience/2)
 	defer done()
@@ -242,19 +247,31 @@ func (a *apart) control() (works, known bool, err error) {
 		return false, false, err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	claimed := make([]int64, len(a.claim.Rows))
+	for k, row := range a.claim.Rows {
+		claimed[k] = row.ID
+	}
 	var id int64
 	err = tx.QueryRow(ctx, `
-		WITH other AS MATERIALIZED (
+		WITH marked AS MATERIALIZED (
 			SELECT id FROM outbox_event
 			WHERE published_at IS NOT NULL AND (SELECT set_config('lock_timeout', '200ms', true)) <> ''
 			ORDER BY published_at DESC
 			LIMIT 1
+			FOR NO KEY UPDATE SKIP LOCKED
+		), open AS MATERIALIZED (
+			SELECT id FROM outbox_event
+			WHERE NOT EXISTS (SELECT FROM marked) AND id <> ALL ($1::bigint[])
+			ORDER BY id
+			LIMIT 1
 			FOR NO KEY UPDATE SKIP LOCKED)
 		UPDATE outbox_event e SET published_at = NULL, delivered_to = NULL
-		FROM other WHERE e.id = other.id
-		RETURNING e.id`, planned).Scan(&id)
-	if err == nil {
-		_, err = tx.Exec(ctx, `UPDATE outbox_event SET published_at = clock_timestamp(), delivered_to = ARRAY[$1] WHERE id = $2`, planned, a.claim.Sink, id)
+		WHERE e.id = ANY (ARRAY(SELECT id FROM marked UNION ALL SELECT id FROM open))
+		RETURNING e.id`, planned, claimed).Scan(&id)
+	for _, outcome := range []Outcome{{ID: id, Reason: "tried", Attempt: 1, Again: time.Second}, {ID: id, Delivered: true}} {
+		if err == nil {
+			_, _, err = mark(ctx, tx, a.claim, []Outcome{outcome}, ofControl, nil)
+		}
 	}
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -307,22 +324,17 @@ const (
 )
 
 func (a *apart) kind(err error) int {
-	var said *pgconn.PgError
-	switch {
-	case err == nil || a.ctx.Err() != nil:
+	if err == nil || a.ctx.Err() != nil {
 		return passing
-	case errors.As(err, &said):
-		a.rest.State = said.Code
-		if said.Code == "55P03" || said.Code == "57014" {
-			return stuck
-		}
-		if said.Code == "25006" || len(said.Code) < 5 || slices.ContainsFunc([]string{"08", "28", "3D", "3F", "40", "53", "57P", "58"},
-			func(class string) bool { return strings.HasPrefix(said.Code, class) }) {
-			return passing
-		}
-		return refused
-	case errors.Is(err, context.DeadlineExceeded):
+	}
+	if state := fault.State(err); state != "" {
+		a.rest.State = state
+	}
+	switch first := fault.Of(err); {
+	case first == fault.PassOver, errors.Is(err, context.DeadlineExceeded):
 		return stuck
+	case first == fault.Halve, first == fault.Fewer, a.claim.AnyState && fault.State(err) != "":
+		return refused
 	}
 	return passing
 }

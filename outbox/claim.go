@@ -34,6 +34,10 @@ type Claim struct {
 	Lanes int           // claimed; 0: nothing is due
 	Ahead time.Duration // how far the database's clock is ahead of this machine's
 	Rows  []Row         // in order of id
+
+	// AnyState has MarkApart take any SQLSTATE for an answer about an event. Set it when marking has failed for a minute, whatever
+	// it failed with: a trigger of the user's may raise any.
+	AnyState bool
 }
 
 // Limits bound a claim.

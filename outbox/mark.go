@@ -2,8 +2,11 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // An Outcome is what became of one event of a claim. One that is not marked stays as it was.
@@ -56,6 +59,11 @@ var (
 			ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED`,
 		among: `e.id IN (SELECT id FROM free)`,
 	}
+	// One event of any lane, which the transaction has locked, in a transaction that is undone.
+	ofControl = locking{
+		mine:  `SELECT lane FROM outbox_lane WHERE sink = $1 AND ($2::uuid IS NOT NULL OR lane = $12::smallint) LIMIT 1`,
+		among: `e.id = ANY ($3)`,
+	}
 )
 
 // mark marks outcomes of one lane, or of all; nil: all. It returns the lanes that it has found claimed, and the events that it has recorded.
@@ -105,6 +113,21 @@ func mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome, l locking, l
 		SELECT ARRAY(SELECT lane FROM mine), ARRAY(SELECT id FROM marked UNION SELECT event_id FROM failed)`,
 		planned, c.Sink, c.Token, ids, delivered, parks, attempts, rejected, again, reasons, unwanted, refused, lane).Scan(&lanes, &recorded)
 	return lanes, recorded, err
+}
+
+// TellFault says in workflow_fault that no event can be marked, and what the database says to that; nil: they can again.
+func TellFault(ctx context.Context, db DB, fails error) error {
+	var state, words *string
+	if said := (*pgconn.PgError)(nil); errors.As(fails, &said) {
+		state, words = &said.Code, &said.Message
+	} else if fails != nil {
+		none, text := "", fails.Error()
+		state, words = &none, &text
+	}
+	if _, err := db.Exec(ctx, `SELECT workflow_fault_v1('mark', $1, $2)`, state, words); err != nil {
+		return fmt.Errorf("note whether events can be marked: %w", err)
+	}
+	return nil
 }
 
 // RaiseFloors lets reading start later, past what the sink is done with. Without it reading passes

@@ -19,7 +19,8 @@ BEGIN ATOMIC
     process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
     process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate,
     process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, outbox_replayed, message_key, workflow_bound,
-    workflow_bound_rule, workflow_bound_check}'::text[]) AS n
+    workflow_bound_rule, workflow_bound_check,
+    workflow_fault}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;
 
@@ -37,12 +38,13 @@ BEGIN ATOMIC
         process_facts_go, process_step_cut_off, process_task_assign, process_task_finish, process_scopes, process_undoes, process_correct,
         process_instance_guard, process_instance_marked, process_lock_called, process_pause, process_paused_with, process_resume, process_why,
         workflow_role, workflow_behalf, workflow_actor, workflow_at_work, workflow_overrides, workflow_guard, workflow_console, workflow_for_others,
-        workflow_age, workflow_bound_prefixes, workflow_binding_of, workflow_passing, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back,
+        workflow_age, workflow_bound_prefixes, workflow_binding_of, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back,
         workflow_try_again_v1, workflow_lanes_v1, workflow_narrow, workflow_lanes, workflow_stalled_types, workflow_due, workflow_lease_v1,
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
         workflow_unsettled_v1, workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
         outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1, workflow_refuse_bound, process_instance_refuse_words, workflow_run_refuse_mark, workflow_refuse_step, process_refuse_list,
         workflow_open_rows, workflow_key_of, workflow_beyond, workflow_row_is, workflow_mend_v1, workflow_out_of_bounds, workflow_add_bounds_v1, workflow_validate_bounds_v1,
-        workflow_beside, workflow_lease_v2}'::text[]);
+        workflow_beside, workflow_lease_v2,
+        workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_unremoved_id, workflow_unremoved_v1}'::text[]);
 END;

@@ -44,6 +44,7 @@ const planted = `
 	INSERT INTO workflow_console_role (role) VALUES ('pg_monitor');
 	INSERT INTO outbox_replayed (actor, events) VALUES ('x', 1);
 	INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) VALUES ('run', '$', 'a.b', 'lease', 'P0001', 'x', '', '1');
+	INSERT INTO workflow_fault VALUES ('lease', 'x', '42P01', 'x', now(), now());
 	INSERT INTO outbox_aggregate (id) VALUES ('$');
 	INSERT INTO message_key (hash) VALUES (1);
 	INSERT INTO workflow_schema (version, name, sha256) VALUES (9999, 'x', 'x');`
@@ -80,6 +81,7 @@ var byHand = map[string]string{
 	"outbox_event parked_by":        "likewise",
 	"workflow_schema INSERT":        "migrations note themselves",
 	"workflow_set_aside DELETE":     "what is forgotten is found again",
+	"workflow_fault DELETE":         "what is forgotten is noted again",
 	"workflow_worker INSERT":        "workers say themselves that they live; nothing is decided by it",
 	"workflow_worker DELETE":        "likewise",
 	"outbox_sink INSERT":            "dispatchers keep their sinks, lanes and deliveries; it is no record of what has happened",
@@ -114,7 +116,7 @@ func init() {
 var otherwise = map[string]string{
 	"workflow_run.status": `'pending'`, "workflow_run.lease_until": `now()`, "workflow_run.type": `'a.c'`, "process_instance.status": `'WAITING'`, "process_instance.tenant_id": `'t'`,
 	"process_instance.completed_at": `now()`, "process_token.state": `'Waiting'`, "process_token.mode": `'Compensation'`, "user_task.state": `'cancelled'`,
-	"compensation_record.status": `'Failed'`, "outbox_event.event_type": `'a.c'`, "workflow_pause.prefix": `'b.'`, "outbox_sink.name": `'t'`,
+	"compensation_record.status": `'Failed'`, "outbox_event.event_type": `'a.c'`, "workflow_fault.statement": `'settle'`, "workflow_fault.sqlstate": `'P0001'`, "workflow_pause.prefix": `'b.'`, "outbox_sink.name": `'t'`,
 	"workflow_pause.resumed_by": `session_user`, "workflow_pause.resumed_at": `now()`, "process_instance.failure_reason": `'x'`, "process_instance.output_payload": `'{}'`,
 }
 
@@ -209,7 +211,7 @@ func TestEveryTableIsGuarded(t *testing.T) {
 			insert = `INSERT INTO workflow_run (type) VALUES ('a.b')`
 		}
 		insert = strings.ReplaceAll(strings.ReplaceAll(insert, "9999", "9998"), "'a.', 'x'", "'c.', 'x'")
-		if table == "outbox_sink" || table == "outbox_lane" || table == "outbox_delivery" || table == "process_definition" || table == "workflow_worker" || table == "workflow_binding" || table == "workflow_console_role" || table == "workflow_set_aside" ||
+		if table == "outbox_sink" || table == "outbox_lane" || table == "outbox_delivery" || table == "process_definition" || table == "workflow_worker" || table == "workflow_binding" || table == "workflow_console_role" || table == "workflow_set_aside" || table == "workflow_fault" ||
 			table == "outbox_aggregate" || table == "message_key" {
 			insert += ` ON CONFLICT DO NOTHING` // but the triggers before that have been asked
 		}

@@ -3,8 +3,11 @@ package worker
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -92,43 +95,118 @@ func (w *Worker) ageing(batch []*job) (due []*job) {
 	return due
 }
 
+// extend extends leases. Those whose rows refuse it keep no other from being extended, and are tried by themselves from then on.
 func (w *Worker) extend(ctx context.Context, due []*job) error {
-	held := make([]lease.Held, len(due))
 	shortest := callTimeout
-	for i, j := range due {
-		held[i] = lease.Held{ID: j.ID, Token: j.Token, Length: j.Length}
+	var together, alone []*job
+	w.jobs.mu.Lock()
+	for _, j := range due {
 		shortest = min(shortest, max(j.Length/3, 500*time.Millisecond))
+		if j.beatRefused {
+			alone = append(alone, j)
+		} else {
+			together = append(together, j)
+		}
 	}
+	w.jobs.mu.Unlock()
 	call, done := context.WithTimeout(ctx, shortest)
 	defer done()
+	err := w.extendAll(call, together)
+	for _, j := range alone {
+		if w.extendOnce(call, []*job{j}) == nil {
+			w.jobs.refuseBeat(j, false)
+		}
+	}
+	return err
+}
+
+// extendAll extends leases, but for those whose rows refuse it, which it finds and tells of. What is about the server or chance is returned at
+// once, unless half of a lease has gone by: any answer may be one row's, and leases do not wait for a minute.
+func (w *Worker) extendAll(ctx context.Context, due []*job) error {
+	if len(due) == 0 {
+		return nil
+	}
+	err := w.extendOnce(ctx, due)
+	first, anyCode := fault.Of(err), false
+	switch {
+	case first == fault.None, down(err):
+		return err
+	case first == fault.Again && code(err) != "" && len(w.ageing(due)) > 0:
+		anyCode = true
+	case first == fault.Again, first == fault.Anew:
+		return err
+	case first == fault.Fewer && len(due) > 1:
+		return errors.Join(w.extendAll(ctx, due[:len(due)/2]), w.extendAll(ctx, due[len(due)/2:]))
+	case first == fault.Fewer:
+		anyCode = true
+	}
+	aside, problem := lease.ExtendRefused(ctx, w.db, heldOf(due), anyCode)
+	switch {
+	case problem != nil:
+		err = fault.OfStatement("extend", problem)
+	case len(aside) == 0:
+		err = fault.OfStatement("extend", err)
+	default:
+		w.tellAside(slices.Clone(aside))
+		bad := map[uuid.UUID]bool{}
+		for _, a := range aside {
+			bad[a.ID] = true
+		}
+		var rest []*job
+		for _, j := range due {
+			if bad[j.ID] {
+				w.jobs.refuseBeat(j, true)
+			} else {
+				rest = append(rest, j)
+			}
+		}
+		return w.extendAll(ctx, rest)
+	}
+	if errors.As(err, new(*fault.Error)) {
+		w.believe(due, time.Now())
+	}
+	return err
+}
+
+// believe takes leases for ours although nobody could be asked: the server is away, or no lease at all can be extended, so most likely
+// nobody else has them. The handlers may go on for some leases' time. The first heartbeat afterwards tells for sure.
+func (w *Worker) believe(due []*job, start time.Time) {
+	w.jobs.mu.Lock()
+	defer w.jobs.mu.Unlock()
+	for _, j := range due {
+		if start.Sub(j.confirmed) < patience*j.Length {
+			j.extended = start
+		}
+	}
+}
+
+func heldOf(due []*job) []lease.Held {
+	held := make([]lease.Held, len(due))
+	for i, j := range due {
+		held[i] = lease.Held{ID: j.ID, Token: j.Token, Length: j.Length}
+	}
+	return held
+}
+
+// extendOnce is one heartbeat.
+func (w *Worker) extendOnce(ctx context.Context, due []*job) error {
 	start := time.Now()
-	kept, gone, err := lease.Extend(call, w.db, held)
+	kept, gone, err := lease.Extend(ctx, w.db, heldOf(due))
 	if len(kept) > 0 {
 		w.wrote.now()
 	}
 	if w.config.Observe.Extended != nil {
 		w.config.Observe.Extended(len(kept), time.Since(start), err)
 	}
-	switch {
-	case ofOneRow(err) && len(due) > 1:
-		return errors.Join(w.extend(call, due[:len(due)/2]), w.extend(call, due[len(due)/2:]))
-	case err != nil && !down(err):
-		w.unheard.now()
-		return err
-	}
-	w.jobs.mu.Lock()
 	if err != nil {
 		w.unheard.now()
-		// No server, so most likely nobody else has these leases: the handlers may go on for
-		// some leases' time. The first heartbeat after it is back tells for sure.
-		for _, j := range due {
-			if start.Sub(j.confirmed) < patience*j.Length {
-				j.extended = start
-			}
+		if down(err) {
+			w.believe(due, start)
 		}
-		w.jobs.mu.Unlock()
 		return err
 	}
+	w.goesThrough("extend")
+	w.jobs.mu.Lock()
 	for _, id := range kept {
 		if j := w.jobs.byID[id]; j != nil {
 			j.extended, j.confirmed = start, start

@@ -55,7 +55,7 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 		recorded = err == nil
 		return err
 	})
-	if recorded && effects && (refusesValue(err) || errors.Is(err, pgx.ErrTxCommitRollback)) {
+	if recorded && effects && (refused(err) || errors.Is(err, pgx.ErrTxCommitRollback)) {
 		err = &effectError{err} // a deferred constraint, say
 	}
 	return lost, err

@@ -119,5 +119,6 @@ type Observer struct {
 	Reclaimed func(again, exhausted int)                                // expired leases taken back
 	Stuck     func(handlers int)                                        // handlers that ignore the end of their context
 	SetAside  func(typ string)                                          // each run that the database refuses to have leased, settled or taken back
+	Fault     func(statement string, failing bool)                      // every ten seconds: a statement fails for every row, or does so no more
 	Stalled   func(types int)                                           // every ten seconds: types that are due, could be leased, and are not
 }

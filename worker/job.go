@@ -27,18 +27,20 @@ type job struct {
 	extras  extras
 	outcome run.Outcome // once the handler has returned
 	unsure  bool        // an earlier try to settle may have been recorded
+	failing time.Time   // since when no try to settle it has succeeded
 	plainly bool        // its failure is told in words of our own
 
 	// Guarded by jobs.mu.
-	confirmed time.Time // start of the last request that is known to have extended the lease
-	extended  time.Time // the same, or when it was last believed to be ours without asking
-	ended     time.Time // when ctx was made to end; zero: not yet
-	done      bool      // the handler has returned
-	gone      bool      // the lease is somebody else's, or nobody's
-	left      bool      // the slot was taken away from the running handler
-	parked    bool      // done, but its outcome is refused: it needs no slot
-	begun     bool      // the handler of a suspect was called
-	proven    bool      // a suspect that has not killed this process
+	confirmed   time.Time // start of the last request that is known to have extended the lease
+	extended    time.Time // the same, or when it was last believed to be ours without asking
+	ended       time.Time // when ctx was made to end; zero: not yet
+	done        bool      // the handler has returned
+	gone        bool      // the lease is somebody else's, or nobody's
+	left        bool      // the slot was taken away from the running handler
+	beatRefused bool      // its row refuses to have the lease extended
+	parked      bool      // done, but its outcome is refused: it needs no slot
+	begun       bool      // the handler of a suspect was called
+	proven      bool      // a suspect that has not killed this process
 }
 
 // jobs are the leases that this process holds.
@@ -172,6 +174,13 @@ func (s *jobs) park(j *job) {
 		j.parked = true
 		s.signal()
 	}
+}
+
+// refuseBeat notes whether the job's row refuses to have its lease extended.
+func (s *jobs) refuseBeat(j *job, refused bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.beatRefused = refused
 }
 
 func (s *jobs) all() []*job {

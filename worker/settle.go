@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -73,7 +74,7 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 	}
 }
 
-// settle records the outcomes of a batch. While the database is out of reach it tries again.
+// settle records the outcomes of a batch. While the database is out of reach, or two were in each other's way, it tries again.
 // If the database or a hook refuses the batch, it is halved until the guilty outcome stands
 // alone, which then keeps nobody else waiting. One that a hook names is taken out at once.
 func (w *Worker) settle(ctx context.Context, batch []*job) {
@@ -83,7 +84,7 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 		switch {
 		case err == nil || ctx.Err() != nil:
 			return // at the end of ctx leases expire, and others take over
-		case unreachable(err):
+		case whole(err, batch[0].failing) && (len(batch) > 1 || unreachable(err)):
 			w.complain("cannot settle; trying again", "runs", len(batch), "err", loggable(err))
 			continue
 		case len(batch) == 1:
@@ -186,6 +187,7 @@ func (w *Worker) settleSolos(ctx context.Context) {
 // fault becomes its failure; all other trouble is charged to nobody.
 func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 	refusals, told := 0, false
+	var sure sureness
 	for pause, again := retries(), false; ; again = true {
 		// Who waits for a row that is locked does so without a turn, or others would have none.
 		for (again || len(j.extras.effects) == 0) && len(w.locked(ctx, []*job{j})) > 0 {
@@ -212,7 +214,20 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 		// In the middle of an effect the server may have ended a transaction of a process that stood
 		// still, or that it did not hear: that is not the effect's fault.
 		frozen := effect != nil && (w.stoodStill(begun) || w.unheard.time().After(begun))
-		if !frozen && w.blame(j, err) {
+		if !frozen && effect == nil && code(err) != "" && refused(err) {
+			switch w.whose(ctx, j, err, &sure) {
+			case ofStatement:
+				w.jobs.park(j)
+				w.note(&fault.Error{Statement: "settle", Err: err})
+				pause.MaxInterval = quickRetry
+				sleep(ctx, pause.NextBackOff())
+				continue
+			case unsure:
+				continue
+			}
+		}
+		if !frozen && (effect != nil || refused(err) && w.failable(ctx, j)) && w.blame(j, err) { // or it is not what the handler returned that is refused
+			sure = sureness{}
 			continue
 		}
 		pause.MaxInterval = quickRetry
@@ -234,7 +249,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 func (w *Worker) blame(j *job, err error) bool {
 	var effect *effectError
 	switch {
-	case j.outcome.Failure != nil && refusesValue(err) && !j.plainly:
+	case j.outcome.Failure != nil && refused(err) && !j.plainly:
 		j.plainly = true
 		j.outcome.Failure = run.NewFailure(rejected(errors.New("the description of the failure could not be stored")), j.Info)
 		return true
@@ -242,7 +257,7 @@ func (w *Worker) blame(j *job, err error) bool {
 		return false
 	case errors.As(err, &effect):
 		err = effect.err
-	case refusesValue(err):
+	case refused(err):
 		err = rejected(fmt.Errorf("the database refuses the result: %w", sanitized(err)))
 	default:
 		return false
@@ -268,6 +283,9 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 	if err != nil {
 		for _, j := range batch {
 			j.unsure = true
+			if j.failing.IsZero() {
+				j.failing = start
+			}
 		}
 		w.note(err)
 		return err
@@ -337,6 +355,7 @@ func (w *Worker) settled(batch []*job, lost []run.Outcome) {
 		}
 	}
 	if w.concerned(batch) {
+		w.hooked.now()
 		w.rouse() // what a hook has enqueued, most likely the next steps, does not wait for word of it
 	}
 }

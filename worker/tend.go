@@ -2,25 +2,39 @@ package worker
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/lease"
 )
 
 const (
-	tendEvery   = 10 * time.Second
-	tendTimeout = 5 * time.Second
-	mostToldOf  = 10 // runs set aside at once; the table has all
+	tendEvery    = time.Second // what is set aside is tried every ten seconds: it asks in time for that
+	tendTimeout  = 5 * time.Second
+	stalledEvery = 10 * time.Second
+	mostToldOf   = 10 // runs set aside at once; the table has all
 )
 
-// tend has runs that are set aside tried again when it is time, and looks for types that stand
+// tend has runs that are set aside tried again when it is time, tells of statements that fail, and looks for types that stand
 // still although they need not, until ctx ends.
 func (w *Worker) tend(ctx context.Context) {
-	for sleep(ctx, tendEvery); ctx.Err() == nil; sleep(ctx, tendEvery) {
+	looked := time.Now()
+	tick := time.NewTicker(tendEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-w.tending:
+		}
 		call, done := context.WithTimeout(ctx, tendTimeout)
-		err := lease.TryAgain(call, w.db)
-		if err == nil {
+		err := errors.Join(lease.TryAgain(call, w.db), w.tellFaults(call))
+		if err == nil && time.Since(looked) >= stalledEvery {
+			looked = time.Now()
 			err = w.lookForStalled(call)
 		}
 		done()
@@ -51,9 +65,10 @@ func (w *Worker) lookForStalled(ctx context.Context) error {
 // tellAside tells of runs that were set aside. The database's words may quote what they hold: these stand
 // in workflow_set_aside alone.
 func (w *Worker) tellAside(aside []lease.Aside) {
+	aside = slices.DeleteFunc(aside, func(a lease.Aside) bool { return fault.OfState(a.SQLState) == fault.PassOver }) // that is nobody's fault
 	for i, a := range aside {
 		if i < mostToldOf {
-			w.config.Logger.Error("run set aside: the database refuses to have it leased or taken back; see workflow_unleasable",
+			w.config.Logger.Error("run set aside: the database refuses to have it leased, extended or taken back; see workflow_unleasable",
 				"run", a.ID, "type", a.Type, "sqlstate", a.SQLState, "constraint", a.Constraint)
 		}
 		if w.config.Observe.SetAside != nil {

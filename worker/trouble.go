@@ -7,10 +7,14 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
+	"github.com/simple-workflow/simple-workflow/lease"
 )
 
 // note remembers that the database could not be reached: leases are not taken back until
@@ -21,17 +25,127 @@ func (w *Worker) note(err error) {
 		w.config.Logger.Warn("a session has lost its prepared statements; from now on none is prepared, and each costs more", "err", loggable(err))
 	}
 	var connect *pgconn.ConnectError
-	if errors.As(err, &connect) || unreachable(err) || crowded(err) {
+	var statement *fault.Error
+	switch {
+	case errors.As(err, &statement): // whoever holds leases cannot extend them either, perhaps
+		if statement.Statement == "extend" || statement.Statement == "take back" {
+			w.trouble.now()
+		}
+		w.faulty(statement)
+	case errors.As(err, &connect), unreachable(err), code(err) == "53200":
 		w.trouble.now()
 	}
 }
 
+// A failing statement fails for every row.
+type failing struct {
+	err         *fault.Error
+	since, last time.Time
+	logged      time.Time // when it was last told in the log
+	noted       time.Time // and in workflow_fault
+	over        bool      // it has gone through since
+}
+
+const (
+	faultTold  = time.Minute      // between two lines about it in the log
+	faultNoted = 10 * time.Second // and two notes about it in the database
+	faultOver  = 10 * time.Second // it has not failed for so long: it is tried more often than that
+	faultSure  = time.Second      // it has to fail for so long to be told of: another worker may be looking for the row at fault
+)
+
+// sure reports whether a statement has failed for long enough to be told of. That leases cannot be extended others have to know at
+// once: they must not take them back.
+func (f *failing) sure() bool { return f.err.Statement == "extend" || f.last.Sub(f.since) >= faultSure }
+
+// faulty notes that a statement fails for every row, and logs it once a minute.
+func (w *Worker) faulty(err *fault.Error) {
+	now := time.Now()
+	w.complaints.Lock()
+	f := w.faults[err.Statement]
+	if f == nil {
+		f = &failing{since: now}
+		w.faults[err.Statement] = f
+	}
+	f.err, f.last, f.over = err, now, false
+	tell := f.sure() && now.Sub(f.logged) >= faultTold
+	if tell {
+		f.logged = now
+	}
+	hurry := err.Statement == "extend" && f.noted.IsZero()
+	w.complaints.Unlock()
+	if hurry {
+		w.tendNow()
+	}
+	if tell {
+		w.config.Logger.Error("a statement fails for every row; no run is blamed for it, and it is tried again: see workflowctl doctor",
+			"statement", err.Statement, "sqlstate", code(err), "since", f.since.Round(time.Second), "err", loggable(err.Err))
+	}
+}
+
+// goesThrough notes that a statement goes through again, which others are to know at once.
+func (w *Worker) goesThrough(statement string) {
+	w.complaints.Lock()
+	f := w.faults[statement]
+	again := f != nil && !f.over
+	if again {
+		f.over = true
+	}
+	w.complaints.Unlock()
+	if again {
+		w.tendNow()
+	}
+}
+
+func (w *Worker) tendNow() {
+	select {
+	case w.tending <- struct{}{}:
+	default:
+	}
+}
+
+// tellFaults says in workflow_fault which statements fail for every row, and which do so no more; and looks what others say: while leases
+// cannot be extended, none is taken back.
+func (w *Worker) tellFaults(ctx context.Context) error {
+	now := time.Now()
+	told := map[string]*fault.Error{}
+	w.complaints.Lock()
+	for statement, f := range w.faults {
+		switch {
+		case f.over || now.Sub(f.last) > faultOver:
+			delete(w.faults, statement)
+			if !f.noted.IsZero() {
+				told[statement] = nil
+			}
+		case f.sure() && now.Sub(f.noted) >= faultNoted:
+			f.noted = now
+			told[statement] = f.err
+		}
+	}
+	w.complaints.Unlock()
+	var problem error
+	for statement, f := range told {
+		if w.config.Observe.Fault != nil {
+			w.config.Observe.Fault(statement, f != nil)
+		}
+		problem = errors.Join(problem, lease.TellFault(ctx, w.db, statement, f))
+	}
+	others, err := lease.Faults(ctx, w.db)
+	if slices.Contains(others, "extend") {
+		w.trouble.now()
+	}
+	return errors.Join(problem, err)
+}
+
 // complain logs a problem that will be met again and again while it lasts: as a warning
-// every few seconds, in between for debugging only.
+// every few seconds, in between for debugging only; so what faulty tells of.
 func (w *Worker) complain(msg string, args ...any) {
 	level := slog.LevelDebug
+	statement := slices.ContainsFunc(args, func(a any) bool {
+		err, _ := a.(error)
+		return errors.As(err, new(*fault.Error))
+	})
 	w.complaints.Lock()
-	if now := time.Now(); now.Sub(w.complained[msg]) >= complaintPause {
+	if now := time.Now(); !statement && now.Sub(w.complained[msg]) >= complaintPause {
 		w.complained[msg], level = now, slog.LevelWarn
 	}
 	w.complaints.Unlock()
@@ -56,35 +170,15 @@ func down(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
 
-// refusesValue reports whether the database objects to what is to be stored, so that
-// storing it again cannot help.
-func refusesValue(err error) bool {
-	switch class(err) {
-	case "22", "23", "54", "P0": // data exception, constraint, program limit, raised by a trigger
-		return true
-	}
-	return false
-}
-
-// ofOneRow reports whether a refusal may be about one row of many, a trigger of the user's perhaps, which can have any
-// code: whatever does not pass by itself.
-func ofOneRow(err error) bool { return code(err) != "" && !transient(err) }
+// refused reports whether err is the database's answer to what is to be stored: storing it again cannot help, if it is no error of
+// the statement's.
+func refused(err error) bool { return code(err) != "" && fault.Of(err) == fault.Halve }
 
 // unreachable reports whether the database can do nothing at all for the moment: no
 // connection, no room, going down or coming up.
 func unreachable(err error) bool {
-	switch class(err) {
-	case "08", "58":
-		return true
-	case "53":
-		return !crowded(err)
-	case "25":
-		return code(err) == "25006" // read-only: a standby, or a primary that was told so
-	case "57":
-		return code(err) != "57014" // query_canceled, for a statement_timeout perhaps
-	case "":
-	default:
-		return false
+	if code(err) != "" {
+		return fault.Of(err) == fault.Again && !strings.HasPrefix(code(err), "40")
 	}
 	var hook *hookError
 	var effect *effectError
@@ -92,10 +186,9 @@ func unreachable(err error) bool {
 		return false
 	}
 	var broken *brokenError
-	var connect *pgconn.ConnectError
 	var network net.Error
 	switch {
-	case errors.As(err, &broken), errors.As(err, &connect):
+	case errors.As(err, &broken), fault.Unreached(err):
 		return true
 	case errors.Is(err, context.DeadlineExceeded):
 		return false // it may have waited for a lock
@@ -104,34 +197,29 @@ func unreachable(err error) bool {
 		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// crowded reports whether the server has no memory, or no room for so many locks: fewer at a time may do.
-func crowded(err error) bool { return code(err) == "53200" }
+// crowded reports whether fewer at a time may do: there is no memory, no room for so many locks, or too little time.
+func crowded(err error) bool { return fault.Of(err) == fault.Fewer }
 
 // transient reports whether err says that the database cannot do it now, but might soon:
 // out of reach, a deadlock, a lock that is held, an answer that took too long.
 func transient(err error) bool {
-	switch class(err) {
-	case "40", "53", "57":
-		return true
-	case "55":
-		return code(err) == "55P03" // lock_not_available; others do not pass, or a trigger has raised them
+	return code(err) != "" && !refused(err) || unreachable(err) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// whole reports whether a batch that has failed with err is to be tried as a whole again, however large it is. failing is since when it
+// fails: after a minute any answer may be one row's.
+func whole(err error, failing time.Time) bool {
+	switch first := fault.Of(err); {
+	case code(err) == "":
+		return unreachable(err) && (fault.Unreached(err) || time.Since(failing) < fault.Patience)
+	case first == fault.Again, first == fault.Anew:
+		return time.Since(failing) < fault.Patience
 	}
-	return unreachable(err) || errors.Is(err, context.DeadlineExceeded)
+	return false
 }
 
 // code returns the SQLSTATE of a database error, and "" of any other.
-func code(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && len(pg.Code) == 5 {
-		return pg.Code
-	}
-	return ""
-}
-
-func class(err error) string {
-	c := code(err)
-	return c[:min(2, len(c))]
-}
+func code(err error) string { return fault.State(err) }
 
 // sanitized drops the parts of a database error that may quote a row.
 func sanitized(err error) error {
@@ -145,10 +233,10 @@ func sanitized(err error) error {
 // loggable is err without anything that may quote a payload or a result: where the
 // database objects to a value, its message often does.
 func loggable(err error) error {
-	if refusesValue(err) {
+	if refused(err) {
 		var pg *pgconn.PgError
 		errors.As(err, &pg)
-		return fmt.Errorf("the database refuses a value: SQLSTATE %s, constraint %q", pg.Code, pg.ConstraintName)
+		return fmt.Errorf("the database refuses it: SQLSTATE %s, constraint %q", pg.Code, pg.ConstraintName)
 	}
 	return sanitized(err)
 }

@@ -39,11 +39,13 @@ type Worker struct {
 	solos    chan *job     // outcomes that need a transaction of their own
 	settling chan struct{} // holds a token while a batch is being settled
 	wake     chan struct{}
+	tending  chan struct{} // tend has something to do at once
 	hurry    chan struct{} // closed by StopNow
 	hurryUp  sync.Once
 
 	complaints sync.Mutex
 	complained map[string]time.Time // when each problem was last warned of
+	faults     map[string]*failing  // statements that fail for every row
 
 	trouble  moment // when the database could last not be reached
 	lastPoll moment // when a poll last succeeded
@@ -51,6 +53,7 @@ type Worker struct {
 	lastTurn moment // when the poll loop last turned
 	lastTick moment // when watch last looked
 	stood    moment // when this process was last found to have stood still
+	hooked   moment // when an outcome was last recorded with hooks
 	unheard  moment // when a heartbeat last got no answer
 
 	effectTimeout time.Duration // shorter in tests
@@ -86,9 +89,11 @@ func New(config Config) (*Worker, error) {
 		solos:    make(chan *job, config.Concurrency),
 		settling: make(chan struct{}, 1),
 		wake:     make(chan struct{}, 1),
+		tending:  make(chan struct{}, 1),
 		hurry:    make(chan struct{}),
 
 		complained: map[string]time.Time{},
+		faults:     map[string]*failing{},
 
 		effectTimeout: effectTimeout,
 	}

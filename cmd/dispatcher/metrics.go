@@ -17,6 +17,7 @@ type metrics struct {
 
 	published, failed, parked    *prometheus.CounterVec
 	down, open, oldest, parkedIn *prometheus.GaugeVec
+	fault                        *prometheus.GaugeVec
 	poll, publish                *prometheus.HistogramVec
 	errors                       *prometheus.CounterVec
 }
@@ -47,6 +48,7 @@ func newMetrics() *metrics {
 	m.open = gauge("lag_events", "Events that the sink has to get, counted up to 100000.")
 	m.oldest = gauge("oldest_seconds", "Age of the oldest of them.")
 	m.parkedIn = gauge("parked_events", "Events that were given up and not tried again.")
+	m.fault = gauge("mark_fault", "1 while no event can be marked, whichever it is: the database refuses the statement. Not 0: call somebody.")
 	m.poll = histogram("poll_seconds", "Time taken by looks for events.")
 	m.publish = histogram("publish_seconds", "Time taken by publishing a batch.")
 	version := prometheus.NewGauge(prometheus.GaugeOpts{
@@ -70,6 +72,13 @@ func (m *metrics) observer() dispatcher.Observer {
 				value = 1
 			}
 			m.down.WithLabelValues(sink).Set(value)
+		},
+		Fault: func(sink string, failing bool) {
+			value := 0.0
+			if failing {
+				value = 1
+			}
+			m.fault.WithLabelValues(sink).Set(value)
 		},
 		Lag: func(sink string, lag outbox.Lag) {
 			m.open.WithLabelValues(sink).Set(float64(lag.Open))

@@ -26,6 +26,7 @@ type metrics struct {
 	handler                   *prometheus.HistogramVec
 	stuck, stalled            prometheus.Gauge
 	aside                     prometheus.Counter
+	fault                     *prometheus.GaugeVec
 }
 
 var (
@@ -55,11 +56,13 @@ func newMetrics(patterns []string) *metrics {
 		Name: "workflow_stuck_handlers", Help: "Handlers that go on although their context has ended."})
 	m.stalled = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "workflow_stalled_types", Help: "Types of which nothing is leased although they are due and a worker has a slot free. Not 0: call somebody."})
-	m.aside = m.counter("set_aside_total", "Runs that the database refuses to have leased or taken back.")
+	m.aside = m.counter("set_aside_total", "Runs that the database refuses to have leased, extended, settled or taken back.")
+	m.fault = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "workflow_statement_fault", Help: "1 while a statement fails for every row: no run is blamed for it. Not 0: call somebody."}, []string{"statement"})
 	version := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "workflow_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": build.Name()}})
 	version.Set(1)
-	m.registry.MustRegister(m.handler, m.stuck, m.stalled, version, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.handler, m.stuck, m.stalled, m.fault, version, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.zero()
 	return m
@@ -75,6 +78,9 @@ func (m *metrics) zero() {
 	}
 	for _, kind := range []string{"again", "exhausted"} {
 		m.reclaimed.WithLabelValues(kind)
+	}
+	for _, statement := range []string{"lease", "extend", "settle", "take back"} {
+		m.fault.WithLabelValues(statement)
 	}
 	for _, statement := range []string{"lease", "settle", "heartbeat"} {
 		m.failures.WithLabelValues(statement)
@@ -126,7 +132,14 @@ func (m *metrics) observer() worker.Observer {
 		},
 		Stuck:    func(handlers int) { m.stuck.Set(float64(handlers)) },
 		SetAside: func(string) { m.aside.Inc() },
-		Stalled:  func(types int) { m.stalled.Set(float64(types)) },
+		Fault: func(statement string, failing bool) {
+			value := 0.0
+			if failing {
+				value = 1
+			}
+			m.fault.WithLabelValues(statement).Set(value)
+		},
+		Stalled: func(types int) { m.stalled.Set(float64(types)) },
 	}
 }
 

@@ -57,10 +57,17 @@ var examinations = []string{
 	 FROM workflow_run WHERE status = 'leased' AND lease_until < now() - interval '1 minute' HAVING count(*) > 0`,
 	`SELECT true, 'nothing of type ' || type || ' is leased, though it has been due for ' || workflow_span(due_for) || ', and ' || covered_by || ' could take it', 'the logs of these workers tell why'
 	 FROM workflow_stalled`,
-	`SELECT true, 'run ' || id || ' of type ' || type || ' is set aside for ' || workflow_span(workflow_age(since)) || ': ' || problem || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
+	`SELECT true, 'the statement «' || statement || '» fails for every row, for ' || workflow_span(workflow_age(since)) || ', as role ' || role || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', '') || ': no row is blamed for it, and none goes on',
+	        format('SELECT message FROM workflow_fault WHERE statement = %L says what is wrong: a table, right, function or sequence, or a trigger that refuses all. Once that is mended it goes on by itself', statement)
+	 FROM workflow_fault WHERE seen_at > clock_timestamp() - interval '1 minute' ORDER BY since`,
+	`SELECT sqlstate <> '55P03', 'run ' || id || ' of type ' || type || ' is set aside for ' || workflow_span(workflow_age(since)) || ': '
+	        || CASE WHEN sqlstate = '55P03' THEN 'it waits for a lock' WHEN statement = 'extend' THEN 'the database refuses its heartbeat, and its lease runs out' ELSE problem END || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
 	        coalesce(format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id),
 	                 format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id))
-	 FROM workflow_unleasable ORDER BY since LIMIT 20`,
+	 FROM workflow_unleasable WHERE statement <> 'retention' ORDER BY since LIMIT 20`,
+	`SELECT false, 'retention: ' || count(*) || ' rows of ' || type || ' are refused their removal, for ' || workflow_span(workflow_age(min(since))) || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
+	        format('SELECT id, message FROM workflow_set_aside WHERE kind = ''retention'' AND type = %L says by what; once that is gone the next cleanup removes them', type)
+	 FROM workflow_unleasable WHERE statement = 'retention' GROUP BY type, sqlstate`,
 	`SELECT true, 'run ' || r.id || ' of type ' || r.type || ' is due at ' || r.run_at || ': never', 'SELECT workflow_reschedule(' || quote_literal(r.id) || ', now())'
 	 FROM workflow_lane l CROSS JOIN LATERAL (SELECT o.id, o.type, o.run_at FROM workflow_open o WHERE o.suspect = l.suspect AND o.type = l.type AND o.priority = l.priority
 	       AND o.run_at > now() + interval '11 years' ORDER BY o.run_at DESC, o.id LIMIT 5) r LIMIT 20`,

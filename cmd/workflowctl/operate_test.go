@@ -131,6 +131,8 @@ func TestDoctor(t *testing.T) {
 		`DROP INDEX workflow_run_leased_idx`,
 		`GRANT EXECUTE ON FUNCTION workflow_cancel TO PUBLIC`,
 		`INSERT INTO outbox_sink (name, seen_at) VALUES ('kafka', now() - interval '1 hour')`,
+		`SELECT workflow_fault_v1('settle', '42P01', 'relation "workflow_history" does not exist')`,
+		`SELECT workflow_unremoved_v1('workflow_run', ARRAY[(SELECT id::text FROM workflow_run)], '{XX777}', '{kept by law}', '{law}')`,
 	} {
 		if _, err := connect(t, url).Exec(t.Context(), statement); err != nil {
 			t.Fatal(err)
@@ -142,7 +144,9 @@ func TestDoctor(t *testing.T) {
 		"note   trigger workflow_run_update_guard on workflow_run is disabled", "→ ALTER TABLE workflow_run ENABLE TRIGGER workflow_run_update_guard",
 		"GRAVE  index workflow_run_leased_idx is missing",
 		"GRAVE  everybody may call 1 functions, workflow_cancel(uuid,text,text) for one", "→ workflowctl roles takes that back",
-		"GRAVE  sink kafka is not served for 60 min, 0 events wait")
+		"GRAVE  sink kafka is not served for 60 min, 0 events wait",
+		"GRAVE  the statement «settle» fails for every row, for ", " as role postgres (SQLSTATE 42P01): no row is blamed", "→ SELECT message FROM workflow_fault WHERE statement = 'settle'",
+		"note   retention: 1 rows of workflow_run are refused their removal, for ", " (SQLSTATE XX777)", "→ SELECT id, message FROM workflow_set_aside WHERE kind = 'retention' AND type = 'workflow_run'")
 	other := connect(t, url)
 	if _, err := other.Exec(t.Context(), `BEGIN; LOCK TABLE outbox_event IN SHARE MODE; SELECT pg_sleep(1.1)`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)

@@ -76,7 +76,7 @@ var keys = []string{"outbox_aggregate", "message_key"}
 
 // engines are the tables that the engine alone writes, whoever owns them.
 var engines = []string{"process_token", "parallel_group", "parallel_join", "join_arrival", "each_progress", "message", "message_wait", "user_task", "incident",
-	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed"}
+	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed"}
 
 // histories are appended to, and go with what they tell of.
 var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override", "outbox_replayed"}
@@ -115,6 +115,9 @@ func (a *actor) forbids(m *mutation, c change) string {
 			return "it only inserts runs, and appends events by functions"
 		}
 	case "dispatcher":
+		if c.table == "workflow_fault" && !direct { // its own
+			break
+		}
 		if !strings.HasPrefix(c.table, "outbox_") || c.table == "outbox_event" && (op != "update" || !c.only("published_at", "parked_at", "delivered_to", "parked_by")) {
 			return "it only marks events"
 		}
@@ -124,6 +127,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 			return "it acts by functions"
 		case c.table == "workflow_run" && op == "update" && c.of(a.name+"."), c.table == "workflow_history" && op == "insert":
 		case c.table == "workflow_worker" && op == "insert", c.table == "outbox_event" && op == "insert":
+		case c.table == "workflow_fault": // its own
 		case c.table == "workflow_set_aside" && (c.of(a.name+".") || m.on == "workflow_try_again_v1"): // which has all tried again when it is time
 		default:
 			return "it only works on runs of its prefix"
@@ -142,7 +146,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 	case "owner":
 		switch {
 		case !direct:
-		case op == "delete" && (c.table == "workflow_set_aside" || c.table == "workflow_binding"): // it is found again; a role is bound no more
+		case op == "delete" && (c.table == "workflow_set_aside" || c.table == "workflow_fault" || c.table == "workflow_binding"): // it is found again; a role is bound no more
 		case slices.Contains(engines, c.table) && !slices.Contains(keys, c.table) && m.on == c.table:
 			return "the engine alone writes this"
 		case c.table == "process_instance" && m.on == c.table && op == "insert":

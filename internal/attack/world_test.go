@@ -307,6 +307,7 @@ var belongs = map[string]string{
 	"message_key":        `NULL::text`,
 
 	"workflow_console_role": `NULL::text`,
+	"workflow_fault":        `NULL::text`,
 }
 
 // unchanged are tables that are nobody's business but the migrations'.

@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -34,6 +36,8 @@ type Keep struct {
 	Deleted   time.Duration // soft-deleted runs, with their history, counted from the deletion
 	Published time.Duration // published outbox events
 	Processes time.Duration // finished process instances, with their steps and history, and messages whose time is over
+
+	Logger *slog.Logger // told of what is refused, and never why: that may quote a row. Nil: slog.Default()
 }
 
 // Removed is how many rows a cleanup has removed; it becomes the run's result.
@@ -44,6 +48,7 @@ type Removed struct {
 	Published int `json:"published"`
 	Processes int `json:"processes"`
 	Messages  int `json:"messages"`
+	Refused   int `json:"refused,omitempty"` // rows that the database refuses to have removed; they stand in workflow_set_aside
 }
 
 // The rule, for all that follows: retention keeps whatever something alive may still read. Alive are runs that
@@ -68,34 +73,43 @@ const arriving = `
 // A kind is something that retention removes. Positions are pairs of a time and an id, which is a text here.
 type kind struct {
 	name   string // for errors
+	table  string
 	keep   time.Duration
 	count  *int
-	find   string // the first $4 that are older than $1 seconds, behind the position $2, $3: id, time, and whether nobody reads it
-	remove string // those of the ids $1 that are still older than $2 seconds, and that nobody has locked; returns how many
+	find   string   // the first $4 that are older than $1 seconds, behind the position $2, $3: id, time, and whether nobody reads it, nor is it set aside
+	remove string   // those of the ids $1 that are still older than $2 seconds, and that nobody has locked; returns how many
+	make   []string // make one that is old now; the first returns its id, which is $1 of the others
 }
 
 // Handler returns the handler of Type. It works in batches and stops between two of them
 // when its context ends; what is left is for the next time. Steps of process graphs go with
-// their process. What a trigger refuses to have removed stays, and all else goes: the error, if any, names
-// what has stayed.
+// their process. What the database refuses to have removed is set aside, and all else goes. If nothing of a kind
+// can be removed that is no row's fault, and the run is tried again after five seconds, uncharged.
 func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Removed, error) {
+	log := keep.Logger
+	if log == nil {
+		log = slog.Default()
+	}
+	faults := &faults{log: log}
 	return func(ctx context.Context, _ struct{}) (Removed, error) {
 		var r Removed
 		var problems []error
 		for _, k := range []kind{
-			{"run", keep.Finished, &r.Finished, finishedRuns(run.Succeeded), removeRuns(`status = 'succeeded' AND finished_at`)},
-			{"run", keep.Finished, &r.Finished, finishedRuns(run.Cancelled), removeRuns(`status = 'cancelled' AND finished_at`)},
-			{"run", keep.Failed, &r.Failed, finishedRuns(run.Failed), removeRuns(`status = 'failed' AND finished_at`)},
-			{"run", keep.Deleted, &r.Deleted, deletedRuns, removeRuns(`status <> 'leased' AND deleted_at`)},
-			{"outbox event", keep.Published, &r.Published, publishedEvents, removeEvents},
-			{"message", keep.Processes, &r.Messages, oldMessages, removeMessages},
-			{"process instance", keep.Processes, &r.Processes, finishedProcesses, removeProcesses},
+			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Succeeded), removeRuns(`status = 'succeeded' AND finished_at`), makeRun(`status = 'succeeded'`)},
+			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Cancelled), removeRuns(`status = 'cancelled' AND finished_at`), makeRun(`status = 'cancelled'`)},
+			{"run", "workflow_run", keep.Failed, &r.Failed, finishedRuns(run.Failed), removeRuns(`status = 'failed' AND finished_at`), makeRun(`status = 'failed'`)},
+			{"run", "workflow_run", keep.Deleted, &r.Deleted, deletedRuns, removeRuns(`status <> 'leased' AND deleted_at`), makeRun(`status = 'pending', deleted_at = now()`)},
+			{"outbox event", "outbox_event", keep.Published, &r.Published, publishedEvents, removeEvents, makeEvent},
+			{"message", "message", keep.Processes, &r.Messages, oldMessages, removeMessages, makeMessage},
+			{"process instance", "process_instance", keep.Processes, &r.Processes, finishedProcesses, removeProcesses, makeProcess},
 		} {
 			if k.keep <= 0 {
 				continue
 			}
 			refused, err := k.removeAll(ctx, pool)
-			problems = append(problems, refused...)
+			if r.Refused += refused; refused > 0 {
+				log.Warn("the database refuses to have rows removed; they are set aside: see workflow_set_aside", "kind", k.name, "rows", refused)
+			}
 			if err != nil {
 				problems = append(problems, fmt.Errorf("%ss: %w", k.name, err))
 			}
@@ -103,34 +117,89 @@ func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Rem
 				break
 			}
 		}
-		if err := errors.Join(problems...); err != nil {
-			return r, fmt.Errorf("clean up: %w", err)
+		err := errors.Join(problems...)
+		switch fault, is := statementOf(problems); {
+		case err == nil:
+			faults.over(ctx, pool)
+			return r, nil
+		case is:
+			faults.tell(ctx, pool, fault)
+			return r, run.Again(pause)
 		}
-		return r, nil
+		return r, fmt.Errorf("clean up: %w", err)
 	}
 }
 
-// tooMany is how many of a kind may be refused: each costs some statements of its own. Then the rest of the
-// kind waits for the next time.
+// pause is what comes before a cleanup is tried again that could remove nothing of a kind.
+const pause = 5 * time.Second
+
+// statementOf returns the first error that is a statement's, if all are.
+func statementOf(problems []error) (first *fault.Error, all bool) {
+	for _, problem := range problems {
+		if !errors.As(problem, &first) {
+			return nil, false
+		}
+	}
+	return first, len(problems) > 0
+}
+
+// faults tells of cleanups that can remove nothing of a kind.
+type faults struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	told  time.Time // in the log
+	noted bool      // in workflow_fault
+}
+
+func (f *faults) tell(ctx context.Context, pool *pgxpool.Pool, err *fault.Error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.told) >= time.Minute {
+		f.told = time.Now()
+		f.log.Error("retention can remove nothing of a kind; no row is blamed for it, and it is tried again: see workflowctl doctor", "sqlstate", fault.State(err))
+	}
+	f.noted = true
+	_, _ = pool.Exec(ctx, `SELECT workflow_fault_v1('retention', $1, $2)`, fault.State(err), strings.ToValidUTF8(err.Error(), "")) // the log has it, if this fails, too
+}
+
+func (f *faults) over(ctx context.Context, pool *pgxpool.Pool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.noted {
+		return
+	}
+	_, err := pool.Exec(ctx, `SELECT workflow_fault_v1('retention', NULL, NULL)`)
+	f.noted = err != nil
+}
+
+// tooMany is how many of a kind may be refused that were not before: each costs some statements of its own. Then the rest of the
+// kind waits for the next time, when these are passed over.
 const tooMany = 1000
 
-// told is how many of those the error names.
-const told = 100
+// removeAll removes what there is of a kind, and returns how many were refused. If one goes that was tried for all that are refused for
+// the same reason, these are tried once more.
+func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused int, err error) {
+	for range 10 {
+		n, err := k.removeOnce(ctx, pool)
+		if refused += n; err != nil {
+			return refused, err
+		}
+		var released int
+		if err := pool.QueryRow(ctx, `SELECT workflow_unremoved_v1($1, '{}', '{}', '{}', '{}')`, k.table).Scan(&released); err != nil || released == 0 {
+			return refused, err
+		}
+	}
+	return refused, nil
+}
 
-// removeAll removes what there is of a kind. It returns why some were refused; err: no more can be done.
-func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused []error, err error) {
+func (k kind) removeOnce(ctx context.Context, pool *pgxpool.Pool) (refused int, err error) {
 	type old struct {
 		ID   string
 		At   time.Time
 		Free bool
 	}
 	var last old
-	var n int
-	defer func() {
-		if n > len(refused) {
-			refused = append(refused, fmt.Errorf("%d more of %ss stay", n-len(refused), k.name))
-		}
-	}()
 	for {
 		var found []old
 		if err := uncompiled(ctx, pool, func(tx pgx.Tx) (err error) {
@@ -138,7 +207,7 @@ func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused []erro
 			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[old])
 			return err
 		}); err != nil {
-			return refused, err
+			return refused, fault.OfStatement("retention", err)
 		}
 		var ids []string
 		for _, o := range found {
@@ -146,46 +215,115 @@ func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused []erro
 				ids = append(ids, o.ID)
 			}
 		}
-		problems, err := k.removeBatch(ctx, pool, ids)
-		n += len(problems)
-		refused = append(refused, problems[:min(len(problems), told-min(told, len(refused)))]...)
-		switch {
-		case err != nil || len(found) < batch:
+		n, err := k.removeBatch(ctx, pool, ids)
+		refused += n
+		if err != nil || len(found) < batch || refused > tooMany {
 			return refused, err
-		case n > tooMany:
-			return refused, errors.New("too many are refused; the others are for the next time")
 		}
 	}
 }
 
-// removeBatch removes a batch; one of which a row is refused is halved until that one stands alone: it stays,
-// and the others go.
-func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string) (refused []error, err error) {
+// removeBatch removes a batch. Those of which the database refuses it are set aside, and the others go.
+func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string) (refused int, err error) {
 	if len(ids) == 0 {
-		return nil, nil
+		return 0, nil
 	}
-	var gone int
-	if err = uncompiled(ctx, pool, func(tx pgx.Tx) error { return tx.QueryRow(ctx, k.remove, ids, k.keep.Seconds()).Scan(&gone) }); err == nil {
-		*k.count += gone
+	removal := fault.Statement[string]{
+		Name: "retention",
+		Do: func(ctx context.Context, ids []string) error {
+			var gone int
+			err := uncompiled(ctx, pool, func(tx pgx.Tx) error { return tx.QueryRow(ctx, k.remove, ids, k.keep.Seconds()).Scan(&gone) })
+			if err == nil {
+				*k.count += gone
+			}
+			return err
+		},
+		Control: func(ctx context.Context) error { return k.control(ctx, pool) },
 	}
-	var problem *pgconn.PgError
-	switch {
-	case err == nil:
-		return nil, nil
-	case ctx.Err() != nil || !errors.As(err, &problem) || strings.HasPrefix(problem.Code, "57"):
-		return nil, err
-	case len(ids) == 1:
-		return []error{fmt.Errorf("%s %s stays: %w", k.name, ids[0], err)}, nil
+	err = removal.Do(ctx, ids)
+	for n := 0; n < 5 && (fault.Of(err) == fault.Again || fault.Of(err) == fault.Anew) && ctx.Err() == nil; n++ { // a deadlock, perhaps
+		select {
+		case <-ctx.Done():
+		case <-time.After(run.Backoff{Base: 50 * time.Millisecond, Cap: time.Second}.Delay(n)):
+		}
+		err = removal.Do(ctx, ids)
 	}
-	for _, half := range [][]string{ids[:len(ids)/2], ids[len(ids)/2:]} {
-		problems, err := k.removeBatch(ctx, pool, half)
-		refused = append(refused, problems...)
-		if err != nil {
-			return refused, err
+	if err == nil {
+		return 0, nil
+	}
+	blamed, err := removal.Apart(ctx, ids, err)
+	if len(blamed) == 0 {
+		return 0, err
+	}
+	columns := make([][]string, 4)
+	for _, b := range blamed {
+		said := &pgconn.PgError{Message: b.Err.Error()}
+		errors.As(b.Err, &said) // or it stays as it is
+		for i, text := range []string{b.Row, said.Code, said.Message, said.ConstraintName} {
+			columns[i] = append(columns[i], strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), ""))
 		}
 	}
-	return refused, nil
+	_, problem := pool.Exec(ctx, `SELECT workflow_unremoved_v1($1, $2, $3, $4, $5)`, k.table, columns[0], columns[1], columns[2], columns[3])
+	return len(blamed), errors.Join(err, problem)
 }
+
+// errUndo undoes a transaction that went well.
+var errUndo = errors.New("undone")
+
+// control removes a row that is made for this, and undoes it.
+func (k kind) control(ctx context.Context, pool *pgxpool.Pool) error {
+	err := uncompiled(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT set_config('workflow.advance', 'on', true)`); err != nil {
+			return err
+		}
+		var id string
+		if err := tx.QueryRow(ctx, k.make[0]).Scan(&id); err != nil {
+			return err
+		}
+		for _, more := range k.make[1:] {
+			if _, err := tx.Exec(ctx, more, id); err != nil {
+				return err
+			}
+		}
+		var gone int
+		if err := tx.QueryRow(ctx, k.remove, []string{id}, -time.Hour.Seconds()).Scan(&gone); err != nil {
+			return err
+		}
+		if gone == 0 {
+			return &pgconn.PgError{Code: "P0002", Message: "a row that was made to be removed is not removed"}
+		}
+		if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
+			return err
+		}
+		return errUndo
+	})
+	if errors.Is(err, errUndo) {
+		return nil
+	}
+	return err
+}
+
+// What makes rows that are removed as a control.
+func makeRun(old string) []string {
+	return []string{
+		`INSERT INTO workflow_run (type) VALUES ('default.control.v1') RETURNING id::text`,
+		`UPDATE workflow_run SET status = 'leased', lease_token = id, lease_until = now(), leased_by = 'control', lease_no = 1, started_at = now() WHERE id = $1::text::uuid`,
+		`UPDATE workflow_run SET ` + old + ` WHERE id = $1::text::uuid`,
+	}
+}
+
+var (
+	makeEvent = []string{
+		`SELECT outbox_emit(gen_random_uuid(), 'workflow.control', '{}')::text`,
+		`UPDATE outbox_event SET published_at = now() WHERE id = $1::text::bigint`,
+	}
+	makeMessage = []string{`
+		INSERT INTO message (id, message_id, name, key, payload, expires_at)
+		SELECT id, id::text, 'control', id::text, '{}', now() FROM gen_random_uuid() AS id RETURNING id::text`}
+	makeProcess = []string{`
+		INSERT INTO process_instance (id, process_definition_id, status, completed_at)
+		SELECT gen_random_uuid(), (SELECT id FROM process_definition LIMIT 1), 'COMPLETED', now() RETURNING id::text`}
+)
 
 // uncompiled calls f in a transaction whose statements the server does not compile. For some hundred rows it takes
 // them for dear ones, and compiling takes it seconds, time and again: what was compiled is not kept.
@@ -193,10 +331,10 @@ func uncompiled(ctx context.Context, pool *pgxpool.Pool, f func(pgx.Tx) error) e
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: `begin; SET LOCAL jit = off`}, f)
 }
 
-// first selects the first rows behind the position, by index, before anything is asked about them.
-func first(table, at, which string) string {
+// first selects the first rows behind the position, by index, before anything is asked about them: whether free holds, and it is not set aside.
+func first(table, at, which, free string) string {
 	zero, typ := "00000000-0000-0000-0000-000000000000", "uuid"
-	columns := "id, " + at // and no payload
+	columns := "xmin AS row_version, id, " + at // and no payload
 	switch table {
 	case "workflow_run":
 		columns += ", type"
@@ -216,18 +354,21 @@ func first(table, at, which string) string {
 		ORDER BY ` + at + `, id
 		LIMIT $4
 	)
-	SELECT i.id::text, i.` + at + `, `
+	SELECT i.id::text, i.` + at + `, (` + free + `)
+	       AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'retention' AND a.id = workflow_unremoved_id(i.id::text) AND a.row_version = i.row_version AND NOT a.due)
+	FROM old i
+	ORDER BY 2, i.id`
 }
 
-// unheard selects the runs that nobody reads: all but those of signals that are on the way.
-const unheard = `i.type <> 'graph.signal.v1' OR i.id::text NOT IN (` + arriving + `) FROM old i ORDER BY 2, i.id`
+// unheard are the runs that nobody reads: all but those of signals that are on the way.
+const unheard = `i.type <> 'graph.signal.v1' OR i.id::text NOT IN (` + arriving + `)`
 
 // finishedRuns finds runs of one status by the time they finished.
 func finishedRuns(status run.Status) string {
-	return first("workflow_run", "finished_at", `status = '`+string(status)+`' AND token_id IS NULL`) + unheard
+	return first("workflow_run", "finished_at", `status = '`+string(status)+`' AND token_id IS NULL`, unheard)
 }
 
-var deletedRuns = first("workflow_run", "deleted_at", `status <> 'leased' AND token_id IS NULL`) + unheard
+var deletedRuns = first("workflow_run", "deleted_at", `status <> 'leased' AND token_id IS NULL`, unheard)
 
 // removeRuns removes runs with their history. Locked rows are left for next time.
 func removeRuns(since string) string {
@@ -256,7 +397,7 @@ const removeProcesses = `
 // finishedProcesses finds instances, children first: an instance stays for as long as one that it
 // has called, and for as long as one that has called it, directly or not, goes on: that may still
 // undo it. A ring of callers, if somebody has made one, has no end: hence UNION.
-var finishedProcesses = first("process_instance", "completed_at", "true") + `
+var finishedProcesses = first("process_instance", "completed_at", "true", `
 	NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
 	AND NOT EXISTS (
 		WITH RECURSIVE up AS (
@@ -267,16 +408,12 @@ var finishedProcesses = first("process_instance", "completed_at", "true") + `
 		SELECT FROM up JOIN process_instance p ON p.id = up.id WHERE p.completed_at IS NULL)
 	AND NOT (i.process_definition_id IN (SELECT d.id FROM process_definition d WHERE d.definition @? '$.**.do ? (@ == "graph.signal.v1")')
 	         AND EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
-	                     WHERE t.instance_id = i.id AND r.type = 'graph.signal.v1' AND r.id::text IN (` + arriving + `)))
-	FROM old i
-	ORDER BY 2, i.id`
+	                     WHERE t.instance_id = i.id AND r.type = 'graph.signal.v1' AND r.id::text IN (`+arriving+`)))`)
 
 // oldMessages finds messages, consumed or not, whose ids need not be remembered any more.
-var oldMessages = first("message", "expires_at", "true") + `
+var oldMessages = first("message", "expires_at", "true", `
 	NOT EXISTS (SELECT FROM workflow_run a
-	            WHERE a.token_id = i.token_id AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'message' = i.id::text)
-	FROM old i
-	ORDER BY 2, i.id`
+	            WHERE a.token_id = i.token_id AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'message' = i.id::text)`)
 
 const removeMessages = `
 	WITH gone AS (
@@ -285,7 +422,7 @@ const removeMessages = `
 	)
 	SELECT count(*) FROM gone`
 
-var publishedEvents = first("outbox_event", "published_at", "true") + `true FROM old i ORDER BY 2, i.id`
+var publishedEvents = first("outbox_event", "published_at", "true", "true")
 
 const removeEvents = `
 	WITH gone AS (

@@ -27,7 +27,7 @@ DECLARE
     kind   text;
     -- Only functions that run with the owner's rights call these.
     internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back, workflow_bound_prefixes, workflow_binding_of, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
-        workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_passing, outbox_setting, workflow_beside}';
+        workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_remedy, outbox_setting, workflow_beside}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
     IF to_regproc('workflow_functions') IS NULL THEN
@@ -76,7 +76,7 @@ BEGIN
         END IF;
         EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', thing.name);
         EXECUTE format('GRANT SELECT ON %s TO %I, %I', thing.name, named || '_operator', engine);
-        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'workflow_console_role', 'outbox_aggregate', 'outbox_replayed') THEN
+        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'workflow_console_role', 'outbox_aggregate', 'outbox_replayed', 'workflow_fault') THEN
             EXECUTE format('GRANT INSERT, DELETE ON %s TO %I', thing.name, engine);
             IF thing.name NOT IN ('workflow_history', 'process_event', 'process_state_history', 'process_correction') THEN
                 EXECUTE format('GRANT UPDATE ON %s TO %I', thing.name, engine); -- what has happened is not changed
@@ -133,11 +133,12 @@ BEGIN
 
     EXECUTE format('GRANT SELECT, UPDATE (published_at, parked_at, delivered_to, parked_by) ON outbox_event TO %I', named || '_dispatcher');
     EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_sink, outbox_lane, outbox_delivery TO %I', named || '_dispatcher');
-    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text) TO %I', named || '_dispatcher');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text), workflow_fault_v1(text, text, text) TO %I', named || '_dispatcher');
 
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_stalled_types(text[]) TO %I, %I', named || '_operator', named || '_viewer'); -- for views
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_out_of_bounds(text, integer) TO %I, %I', named || '_operator', named || '_viewer'); -- it tells no payload
     EXECUTE format('GRANT SELECT ON workflow_stalled, workflow_unleasable, workflow_bound, workflow_bound_rule, workflow_bound_check TO %I', named || '_viewer');
+    EXECUTE format('GRANT SELECT (statement, role, sqlstate, since, seen_at) ON workflow_fault TO %I', named || '_viewer'); -- and not the words, which may quote a row
     EXECUTE format('GRANT UPDATE (held_at) ON workflow_run TO %I', named || '_operator');
     EXECUTE format('GRANT INSERT ON process_definition TO %I', named || '_operator'); -- workflowctl define
 
