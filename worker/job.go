@@ -28,6 +28,7 @@ type job struct {
 	outcome run.Outcome // once the handler has returned
 	unsure  bool        // an earlier try to settle may have been recorded
 	plainly bool        // its failure is told in words of our own
+	offered *offer      // what it was before that, or before the database refused its result
 
 	// Guarded by jobs.mu.
 	confirmed time.Time // start of the last request that is known to have extended the lease

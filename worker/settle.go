@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -19,8 +20,10 @@ const (
 	settleBytes    = 4 << 20               // of results, after which a batch is full: it has settleTimeout
 	soloSettlers   = 4                     // settle one outcome at a time
 	quickRetry     = time.Second           // the longest pause while the database is in trouble
-	slowRetry      = 30 * time.Second      // the longest pause while one outcome is refused
-	enoughRefusals = 5                     // of one outcome, before people are told
+	slowRetry      = 5 * time.Second       // the longest pause while no outcome at all can be recorded
+	enoughRefusals = 5                     // of one outcome, before it is kept
+	refusalSpan    = time.Minute           // the longest time between two that are counted together
+	believed       = time.Minute           // how long a code that tells of passing trouble is not taken for a run's own: a trigger may raise any
 )
 
 // settleBatches settles outcomes, many at a time, until ctx ends.
@@ -77,13 +80,21 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 // If the database or a hook refuses the batch, it is halved until the guilty outcome stands
 // alone, which then keeps nobody else waiting. One that a hook names is taken out at once.
 func (w *Worker) settle(ctx context.Context, batch []*job) {
+	w.settleSince(ctx, batch, time.Now())
+}
+
+// settleSince is settle for a batch that an answer of the database has kept from being recorded since a time, if any has.
+func (w *Worker) settleSince(ctx context.Context, batch []*job, since time.Time) {
 	for pause := retries(); len(batch) > 0; sleep(ctx, pause.NextBackOff()) {
 		w.prolong(ctx, batch)
 		err := w.try(ctx, batch)
+		if code(err) == "" {
+			since = time.Now()
+		}
 		switch {
 		case err == nil || ctx.Err() != nil:
 			return // at the end of ctx leases expire, and others take over
-		case unreachable(err):
+		case unreachable(err) && time.Since(since) < believed:
 			w.complain("cannot settle; trying again", "runs", len(batch), "err", loggable(err))
 			continue
 		case len(batch) == 1:
@@ -93,7 +104,7 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 			sleep(ctx, pause.NextBackOff())
 		case !transient(err):
 			if rest := w.withoutNamed(ctx, batch, err); len(rest) < len(batch) {
-				w.settle(ctx, rest) // at once
+				w.settleSince(ctx, rest, since) // at once
 				return
 			}
 		case errors.Is(err, context.DeadlineExceeded):
@@ -102,8 +113,8 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 				continue
 			}
 		}
-		w.settle(ctx, batch[:len(batch)/2])
-		w.settle(ctx, batch[len(batch)/2:])
+		w.settleSince(ctx, batch[:len(batch)/2], since)
+		w.settleSince(ctx, batch[len(batch)/2:], since)
 		return
 	}
 }
@@ -182,10 +193,10 @@ func (w *Worker) settleSolos(ctx context.Context) {
 	}
 }
 
-// settleAlone records one outcome, however often that has to be tried. What is the handler's
-// fault becomes its failure; all other trouble is charged to nobody.
+// settleAlone records one outcome. What is the handler's fault becomes its failure; all other trouble is charged to
+// nobody, and tried again; but an outcome that is refused time and again, while others are not, is kept for later.
 func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
-	refusals, told := 0, false
+	r := refusals{since: time.Now()}
 	for pause, again := retries(), false; ; again = true {
 		// Who waits for a row that is locked does so without a turn, or others would have none.
 		for (again || len(j.extras.effects) == 0) && len(w.locked(ctx, []*job{j})) > 0 {
@@ -216,11 +227,14 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 			continue
 		}
 		pause.MaxInterval = quickRetry
-		if !frozen && !transient(err) {
-			pause.MaxInterval = slowRetry
+		if !frozen && r.count(err) {
 			w.jobs.park(j)
-			if refusals++; refusals >= enoughRefusals {
-				told = w.tellUnsettled(ctx, j, err, told)
+			j.unblame()
+			if r.n >= enoughRefusals {
+				if w.keep(ctx, j, err) {
+					return
+				}
+				pause.MaxInterval = slowRetry
 			}
 		}
 		w.complain("cannot settle; trying again", "runs", 1, "err", loggable(err))
@@ -228,13 +242,44 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 	}
 }
 
+// refusals counts the tries of one outcome in which the error was its own. Time in outages and behind locks does not count.
+type refusals struct {
+	n     int
+	last  time.Time
+	since time.Time // since when each try was answered by the database
+}
+
+// count reports whether an error counts.
+func (r *refusals) count(err error) bool {
+	switch code(err) {
+	case "":
+		r.since = time.Now()
+		if transient(err) {
+			return false
+		}
+	case "55P03": // lock_not_available
+		return false
+	default:
+		if transient(err) && time.Since(r.since) < believed {
+			return false
+		}
+	}
+	if time.Since(r.last) > refusalSpan {
+		r.n = 0
+	}
+	r.n, r.last = r.n+1, time.Now()
+	return true
+}
+
 // blame turns a success that cannot be recorded for the handler's own fault into a failure,
 // and a failure whose description cannot be stored into one that says so. It reports whether
 // there is something new to be tried.
 func (w *Worker) blame(j *job, err error) bool {
 	var effect *effectError
+	value := refusesValue(err) && (j.offered == nil || !j.offered.refused)
 	switch {
-	case j.outcome.Failure != nil && refusesValue(err) && !j.plainly:
+	case j.outcome.Failure != nil && value && !j.plainly:
+		j.offer()
 		j.plainly = true
 		j.outcome.Failure = run.NewFailure(rejected(errors.New("the description of the failure could not be stored")), j.Info)
 		return true
@@ -242,7 +287,8 @@ func (w *Worker) blame(j *job, err error) bool {
 		return false
 	case errors.As(err, &effect):
 		err = effect.err
-	case refusesValue(err):
+	case value:
+		j.offer()
 		err = rejected(fmt.Errorf("the database refuses the result: %w", sanitized(err)))
 	default:
 		return false
@@ -250,6 +296,29 @@ func (w *Worker) blame(j *job, err error) bool {
 	j.outcome = w.judge(j, nil, err, context.Cause(j.ctx))
 	j.extras.drop()
 	return true
+}
+
+// An offer is an outcome before it was changed because the database seemed to object to what is to be stored.
+type offer struct {
+	outcome run.Outcome
+	effects []func(pgx.Tx) error
+	events  []outbox.Event
+	refused bool // the changed one was refused as well: it was not for that
+}
+
+// offer remembers the outcome as it is, if it has not been changed yet.
+func (j *job) offer() {
+	if j.offered == nil {
+		j.offered = &offer{outcome: j.outcome, effects: j.extras.effects, events: j.extras.events}
+	}
+}
+
+// unblame makes the outcome again what it was, once what was made of it is refused, too: then what is stored does not matter.
+func (j *job) unblame() {
+	if o := j.offered; o != nil && !o.refused {
+		o.refused = true
+		j.outcome, j.extras.effects, j.extras.events = o.outcome, o.effects, o.events
+	}
 }
 
 // try records the outcomes of a batch once, and then frees their slots.

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,9 +15,12 @@ const (
 	mostToldOf  = 10 // runs set aside at once; the table has all
 )
 
-// tend has runs that are set aside tried again when it is time, and looks for types that stand
+// tend has runs that are set aside tried again when it is time, settles what is kept, and looks for types that stand
 // still although they need not, until ctx ends.
 func (w *Worker) tend(ctx context.Context) {
+	var kept sync.WaitGroup
+	defer kept.Wait()
+	kept.Go(func() { w.settleKept(ctx) })
 	for sleep(ctx, tendEvery); ctx.Err() == nil; sleep(ctx, tendEvery) {
 		call, done := context.WithTimeout(ctx, tendTimeout)
 		err := lease.TryAgain(call, w.db)
@@ -63,23 +67,4 @@ func (w *Worker) tellAside(aside []lease.Aside) {
 	if more := len(aside) - mostToldOf; more > 0 {
 		w.config.Logger.Error("more runs set aside; see workflow_unleasable", "runs", more)
 	}
-}
-
-// tellUnsettled says where people look that the outcome of a job is refused, and the first time in the log, too. It reports
-// whether it has been told.
-func (w *Worker) tellUnsettled(ctx context.Context, j *job, cause error, before bool) bool {
-	call, done := context.WithTimeout(ctx, tendTimeout)
-	defer done()
-	told, err := lease.TellUnsettled(call, w.db, j.ID, j.Token, cause)
-	switch {
-	case err != nil && ctx.Err() == nil:
-		w.note(err)
-		w.complain("cannot tell that an outcome is refused; trying again", "err", loggable(err))
-	case told && !before:
-		w.logger(&j.Lease).Error("outcome refused time and again; it is kept, and tried again: see workflow_unleasable", "sqlstate", code(cause))
-		if w.config.Observe.SetAside != nil {
-			w.config.Observe.SetAside(j.Type)
-		}
-	}
-	return told || before
 }

@@ -1,0 +1,207 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+const (
+	firstKeptLook = time.Second // after the worker's start: somebody may have mended what refused, and started it for that
+	keptEvery     = time.Second // while some are kept; else tendEvery
+	keptBatch     = 100
+)
+
+// keep stores the outcome of a job that is refused alone, time and again, so that any worker may settle it later. Then it is
+// this one's business no more: its slot is free, its lease is not extended. It reports false if no outcome at all could be
+// recorded, which is no fault of this run's, or if it is not known.
+func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
+	call, done := context.WithTimeout(ctx, tendTimeout)
+	defer done()
+	events, err := packed(j.extras.events)
+	if err == nil {
+		err = w.works(call, &j.Lease)
+	}
+	kept := false
+	if err == nil {
+		k := lease.Kept{Settlement: lease.Settlement{Lease: j.Lease, Outcome: j.outcome}, Events: events, Effects: len(j.extras.effects) > 0}
+		k.Worker = w.name
+		kept, err = lease.Keep(call, w.db, k, cause)
+	}
+	if err != nil && ctx.Err() == nil {
+		w.note(err)
+		w.complain("cannot find out whose fault it is that outcomes are refused; trying again", "err", loggable(err))
+	}
+	if !kept {
+		return false
+	}
+	w.logger(&j.Lease).Error("outcome refused time and again; it is kept, and settled once nothing refuses it: see workflow_unleasable", "sqlstate", code(cause))
+	if w.config.Observe.SetAside != nil {
+		w.config.Observe.SetAside(j.Type)
+	}
+	j.cancel(nil)
+	w.jobs.remove(j)
+	return true
+}
+
+// errTried rolls a transaction back that was only to be tried.
+var errTried = errors.New("tried")
+
+// works returns an error if nothing like the outcome of a lease could be settled: this worker may not settle at all, or
+// no step of a process. lease.Keep looks whether the database lets any run be settled.
+func (w *Worker) works(ctx context.Context, l *lease.Lease) error {
+	if err := lease.CanSettle(ctx, w.db, w.name); err != nil || l.Step == uuid.Nil {
+		return err
+	}
+	err := pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+		control, err := lease.Control(ctx, tx)
+		if err != nil {
+			return err
+		}
+		j := &job{Lease: control, outcome: run.Outcome{ID: control.ID, Token: control.Token, Verdict: run.Succeed}}
+		if _, err := w.record(ctx, tx, []*job{j}, []run.Outcome{j.outcome}); err != nil {
+			return err
+		}
+		return tried(ctx, tx)
+	})
+	if errors.Is(err, errTried) {
+		return nil
+	}
+	return fmt.Errorf("settle a step that was made for this: %w", err)
+}
+
+// tried ends a transaction that is to be undone: what is deferred would be refused at its commit.
+func tried(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
+		return err
+	}
+	return errTried
+}
+
+// settleKept settles what is kept once it is time to try it again, until ctx ends. Whose handlers it was does not matter.
+func (w *Worker) settleKept(ctx context.Context) {
+	for sleep(ctx, firstKeptLook); ctx.Err() == nil; {
+		due, any, err := lease.ToSettle(ctx, w.db, w.config.Prefixes, w.config.Steps, keptBatch)
+		if err != nil && ctx.Err() == nil {
+			w.note(err)
+			w.complain("cannot look for outcomes that are kept; trying again", "err", loggable(err))
+		}
+		settled := 0
+		for _, k := range due {
+			if w.settleOneKept(ctx, k) {
+				settled++
+			}
+		}
+		switch {
+		case settled > 0: // more are due, if they were refused for the same reason
+		case any:
+			sleep(ctx, keptEvery)
+		default:
+			sleep(ctx, tendEvery)
+		}
+	}
+}
+
+// settleOneKept tries to settle an outcome that is kept, and reports whether that is done.
+func (w *Worker) settleOneKept(ctx context.Context, k lease.Kept) bool {
+	j := &job{Lease: k.Lease, entry: w.config.Mux.lookup(k.Type), outcome: k.Outcome, done: true}
+	j.ctx, j.cancel = context.WithCancelCause(context.Background())
+	defer j.cancel(nil)
+	err := unpack(k.Events, &j.extras.events)
+	for err == nil {
+		var lost []run.Outcome
+		start := time.Now()
+		if lost, err = w.recordKept(ctx, j, k); w.config.Observe.SettleRun != nil {
+			w.config.Observe.SettleRun(1, time.Since(start), err)
+		}
+		switch {
+		case err == nil && k.Effects:
+			w.logger(&j.Lease).Info("an outcome could be recorded; as its effects are lost, its lease is taken back")
+			return true
+		case err == nil:
+			w.settled([]*job{j}, lost)
+			return true
+		case ctx.Err() != nil:
+			return false
+		case w.blame(j, err):
+			err = nil
+		}
+	}
+	w.complain("an outcome that is kept is refused still", "run", k.Outcome.ID, "err", loggable(err))
+	call, done := context.WithTimeout(ctx, tendTimeout)
+	defer done()
+	if transient(err) || w.works(call, &j.Lease) != nil {
+		w.note(err)
+	} else if err := lease.RefusedAgain(call, w.db, k, err); err != nil {
+		w.complain("cannot tell that an outcome is refused", "err", loggable(err))
+	}
+	return false
+}
+
+// recordKept records an outcome that is kept as any other, hooks included. With effects, which are lost, it only tries whether that
+// goes through: then the lease is left to those who take leases back.
+func (w *Worker) recordKept(ctx context.Context, j *job, k lease.Kept) (lost []run.Outcome, err error) {
+	ctx, done := context.WithTimeout(ctx, settleTimeout)
+	defer done()
+	err = pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+		outcomes := []run.Outcome{j.outcome}
+		if was, err := lease.Over(ctx, tx, k); err != nil || !was {
+			lost = outcomes
+			return err
+		}
+		if lost, err = w.record(ctx, tx, []*job{j}, outcomes); err == nil && k.Effects {
+			return tried(ctx, tx)
+		}
+		return err
+	})
+	if errors.Is(err, errTried) {
+		_, err = lease.Over(ctx, w.db, k)
+	}
+	return lost, err
+}
+
+// A packedEvent is an event as it is kept.
+type packedEvent struct {
+	ID        uuid.UUID         `json:"id"`
+	Aggregate uuid.UUID         `json:"aggregate"`
+	Type      string            `json:"type"`
+	Payload   json.RawMessage   `json:"payload"`
+	Headers   map[string]string `json:"headers,omitempty"`
+}
+
+func packed(events []outbox.Event) (json.RawMessage, error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	all := make([]packedEvent, len(events))
+	for i, e := range events {
+		payload, err := json.Marshal(e.Payload)
+		if err != nil {
+			return nil, fmt.Errorf("encode payload of event %q: %w", e.Type, err)
+		}
+		all[i] = packedEvent{e.ID, e.Aggregate, e.Type, payload, e.Headers}
+	}
+	return json.Marshal(all)
+}
+
+func unpack(text json.RawMessage, events *[]outbox.Event) error {
+	if text == nil {
+		return nil
+	}
+	var all []packedEvent
+	if err := json.Unmarshal(text, &all); err != nil {
+		return fmt.Errorf("read events that are kept: %w", err)
+	}
+	for _, e := range all {
+		*events = append(*events, outbox.Event{ID: e.ID, Aggregate: e.Aggregate, Type: e.Type, Payload: e.Payload, Headers: e.Headers})
+	}
+	return nil
+}
