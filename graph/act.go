@@ -84,7 +84,12 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	var p position
 	switch settled.Type {
 	case timerType, arriveType, undoType:
-		if err := json.Unmarshal(settled.Payload, &p); err != nil || !succeeded && f.Code == codeForeign {
+		err := json.Unmarshal(settled.Payload, &p)
+		if err != nil && !succeeded && settled.Type == timerType && t.node.kind == wait && t.mode != compensation && !t.stopped {
+			i.strand(t, f.Code, firstLine(f.Message)) // nothing else would move it
+			return nil
+		}
+		if err != nil || !succeeded && f.Code == codeForeign {
 			return nil // the engine has not enqueued it
 		}
 	}

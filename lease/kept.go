@@ -103,16 +103,20 @@ func Over(ctx context.Context, db run.DB, k Kept) (was bool, err error) {
 	return was, nil
 }
 
-// Control makes a leased step of a process in the caller's transaction, which is to be rolled back: if a hook moves it, hooks can
+// Controls makes leased steps of processes in the caller's transaction, which is to be rolled back: if hooks move these, they can
 // move processes.
-func Control(ctx context.Context, tx pgx.Tx) (Lease, error) {
-	var l Lease
-	err := tx.QueryRow(ctx, `SELECT id, token FROM workflow_control_v1()`).Scan(&l.ID, &l.Token)
+func Controls(ctx context.Context, tx pgx.Tx) ([]Lease, error) {
+	rows, _ := tx.Query(ctx, `SELECT id, token FROM workflow_control_v1()`)
+	made, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Lease, err error) {
+		err = row.Scan(&l.ID, &l.Token)
+		l.Step, l.Type, l.Attempt, l.MaxAttempts, l.LeaseNo = l.ID, "workflow.control.v1", 1, 1, 1
+		l.Payload, l.Taken, l.Length = json.RawMessage("{}"), time.Now(), time.Minute
+		return l, err
+	})
 	if err != nil {
-		return l, fmt.Errorf("make a step to be settled: %w", err)
+		return nil, fmt.Errorf("make steps to be settled: %w", err)
 	}
-	l.Step, l.Type, l.Attempt, l.MaxAttempts, l.LeaseNo, l.Payload, l.Taken, l.Length = l.ID, "workflow.control.v1", 1, 1, 1, json.RawMessage("{}"), time.Now(), time.Minute
-	return l, nil
+	return made, nil
 }
 
 // CanSettle reports, by an error, whether the caller may settle at all: it settles nothing.

@@ -265,32 +265,37 @@ END
 $fn$;
 COMMENT ON FUNCTION workflow_kept_over_v1(uuid, uuid) IS 'For workers: an outcome is kept no more, as the caller''s transaction records it, or as it had effects and could be recorded. False: it is not kept under this token.';
 
--- A process of two steps, and one that is at the first. It is the same definition each time: engines remember what they have read.
-CREATE FUNCTION workflow_control_v1(OUT id uuid, OUT token uuid)
+-- A process of two steps, and two of it: one at the first, which goes on, and one at the last, which ends. It is the same definition each time: engines
+-- remember what they have read.
+CREATE FUNCTION workflow_control_v1() RETURNS TABLE (id uuid, token uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_variable
 DECLARE
     definition uuid := '6d0c2f0a-6b1e-4b43-9d0f-5a7e2f1c9b11';
     before     text;
+    place      text;
 BEGIN
     IF workflow_bound_prefixes() IS NOT NULL THEN
         RAISE EXCEPTION 'workflow_control: role % may not settle steps of processes', workflow_role() USING ERRCODE = 'insufficient_privilege';
     END IF;
-    id := workflow_uuid();
-    token := workflow_uuid();
     before := workflow_advance('on');
     INSERT INTO process_definition (id, definition)
     VALUES (definition, '{"process": "workflow-control", "version": 1, "start": "a", "nodes": {"a": {"do": "workflow.control.v1", "to": "b"}, "b": {"do": "workflow.control.v1"}}}');
-    INSERT INTO process_instance (id, process_definition_id, status, live_tokens, ready_tokens, started_at) VALUES (id, definition, 'IN_PROGRESS', 1, 1, now());
-    INSERT INTO process_token (id, instance_id, node, state) VALUES (id, id, 'a', 'Ready');
-    INSERT INTO workflow_run (id, type, token_id, node) VALUES (id, 'workflow.control.v1', id, 'a');
-    UPDATE workflow_run w
-    SET status = 'leased', lease_token = token, leased_by = 'control', lease_no = 1, started_at = now(), lease_until = now(), updated_at = clock_timestamp()
-    WHERE w.id = workflow_control_v1.id;
+    FOREACH place IN ARRAY '{a,b}'::text[] LOOP
+        id := workflow_uuid();
+        token := workflow_uuid();
+        INSERT INTO process_instance (id, process_definition_id, status, live_tokens, ready_tokens, started_at) VALUES (id, definition, 'IN_PROGRESS', 1, 1, now());
+        INSERT INTO process_token (id, instance_id, node, state) VALUES (id, id, place, 'Ready');
+        INSERT INTO workflow_run (id, type, token_id, node) VALUES (id, 'workflow.control.v1', id, place);
+        UPDATE workflow_run w
+        SET status = 'leased', lease_token = token, leased_by = 'control', lease_no = 1, started_at = now(), lease_until = now(), updated_at = clock_timestamp()
+        WHERE w.id = workflow_control_v1.id;
+        RETURN NEXT;
+    END LOOP;
     PERFORM workflow_advance(before);
 END
 $fn$;
-COMMENT ON FUNCTION workflow_control_v1() IS 'For workers: makes a leased step of a process, to see whether settling works at all. The caller''s transaction is to be rolled back.';
+COMMENT ON FUNCTION workflow_control_v1() IS 'For workers: makes leased steps of a process, to see whether settling such works at all. The caller''s transaction is to be rolled back.';
 
 -- ---------------------------------------------------------------------------------
 -- What is kept is passed over, tried again, and forgotten.

@@ -62,12 +62,16 @@ func (w *Worker) works(ctx context.Context, l *lease.Lease) error {
 		return err
 	}
 	err := pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
-		control, err := lease.Control(ctx, tx)
+		controls, err := lease.Controls(ctx, tx)
 		if err != nil {
 			return err
 		}
-		j := &job{Lease: control, outcome: run.Outcome{ID: control.ID, Token: control.Token, Verdict: run.Succeed}}
-		if _, err := w.record(ctx, tx, []*job{j}, []run.Outcome{j.outcome}); err != nil {
+		batch, outcomes := make([]*job, len(controls)), make([]run.Outcome, len(controls))
+		for i, l := range controls {
+			outcomes[i] = run.Outcome{ID: l.ID, Token: l.Token, Verdict: run.Succeed}
+			batch[i] = &job{Lease: l, outcome: outcomes[i]}
+		}
+		if _, err := w.record(ctx, tx, batch, outcomes); err != nil {
 			return err
 		}
 		return tried(ctx, tx)
@@ -75,7 +79,7 @@ func (w *Worker) works(ctx context.Context, l *lease.Lease) error {
 	if errors.Is(err, errTried) {
 		return nil
 	}
-	return fmt.Errorf("settle a step that was made for this: %w", err)
+	return fmt.Errorf("settle steps that were made for this: %w", err)
 }
 
 // tried ends a transaction that is to be undone: what is deferred would be refused at its commit.
