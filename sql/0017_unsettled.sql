@@ -364,7 +364,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED);
     END IF;
     -- Once more, now that they are locked: an outcome may have been kept since the statement above began to look.
-    IF cardinality(ids) > 0 AND EXISTS (SELECT FROM workflow_kept k JOIN workflow_run w ON w.id = k.run AND w.lease_token = k.token WHERE k.run = ANY (ids)) THEN
+    IF cardinality(ids) > 0 AND EXISTS (SELECT FROM workflow_kept) THEN
         ids := ARRAY(SELECT i FROM unnest(ids) AS i WHERE NOT EXISTS (SELECT FROM workflow_kept k JOIN workflow_run w ON w.id = k.run AND w.lease_token = k.token WHERE k.run = i));
     END IF;
 END

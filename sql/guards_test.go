@@ -131,7 +131,7 @@ func another(table, column, typ, identity string) string {
 		return `gen_random_uuid()`
 	case "text":
 		return `coalesce(` + column + `, '') || 'x'`
-	case "integer", "bigint", "smallint":
+	case "integer", "bigint", "smallint", "double precision":
 		return `coalesce(` + column + `, 0) + 1`
 	case "boolean":
 		return `NOT ` + column

@@ -54,12 +54,15 @@ var examinations = []string{
 	`SELECT false, 'prefix ' || prefix || ' is paused for ' || workflow_span(workflow_age(paused_at)) || ' by ' || paused_by || ': ' || reason, 'workflowctl resume ' || prefix
 	 FROM workflow_pause WHERE resumed_at IS NULL`,
 	`SELECT true, count(*) || ' leases have run out, the oldest ' || workflow_span(workflow_age(min(lease_until))) || ' ago: no worker takes them back', 'start a worker that covers ' || min(type)
-	 FROM workflow_run WHERE status = 'leased' AND lease_until < now() - interval '1 minute' HAVING count(*) > 0`,
+	 FROM workflow_run r WHERE status = 'leased' AND lease_until < now() - interval '1 minute'
+	   AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id) AND NOT EXISTS (SELECT FROM workflow_kept k WHERE k.run = r.id AND k.token = r.lease_token)
+	 HAVING count(*) > 0`,
 	`SELECT true, 'nothing of type ' || type || ' is leased, though it has been due for ' || workflow_span(due_for) || ', and ' || covered_by || ' could take it', 'the logs of these workers tell why'
 	 FROM workflow_stalled`,
 	`SELECT true, 'run ' || id || ' of type ' || type || ' is set aside for ' || workflow_span(workflow_age(since)) || ': ' || problem || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
 	        coalesce(format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id),
-	                 format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id))
+	                 format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id)
+	                 || CASE WHEN kept IS NOT NULL THEN format(', or at once: SELECT workflow_settle_again(%L)', id) ELSE '' END)
 	 FROM workflow_unleasable ORDER BY since LIMIT 20`,
 	`SELECT true, 'run ' || r.id || ' of type ' || r.type || ' is due at ' || r.run_at || ': never', 'SELECT workflow_reschedule(' || quote_literal(r.id) || ', now())'
 	 FROM workflow_lane l CROSS JOIN LATERAL (SELECT o.id, o.type, o.run_at FROM workflow_open o WHERE o.suspect = l.suspect AND o.type = l.type AND o.priority = l.priority
