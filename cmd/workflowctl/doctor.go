@@ -60,9 +60,9 @@ var examinations = []string{
 	`SELECT true, 'nothing of type ' || type || ' is leased, though it has been due for ' || workflow_span(due_for) || ', and ' || covered_by || ' could take it', 'the logs of these workers tell why'
 	 FROM workflow_stalled`,
 	`SELECT true, 'run ' || id || ' of type ' || type || ' is set aside for ' || workflow_span(workflow_age(since)) || ': ' || problem || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
-	        coalesce(format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id),
-	                 format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id)
-	                 || CASE WHEN kept IS NOT NULL THEN format(', or at once: SELECT workflow_settle_again(%L)', id) ELSE '' END)
+	        CASE WHEN fix IS NOT NULL THEN format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id)
+	             ELSE format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id)
+	                  || CASE WHEN kept IS NOT NULL THEN format(', or at once: SELECT workflow_settle_again(%L)', id) ELSE '' END END
 	 FROM workflow_unleasable ORDER BY since LIMIT 20`,
 	`SELECT true, 'run ' || r.id || ' of type ' || r.type || ' is due at ' || r.run_at || ': never', 'SELECT workflow_reschedule(' || quote_literal(r.id) || ', now())'
 	 FROM workflow_lane l CROSS JOIN LATERAL (SELECT o.id, o.type, o.run_at FROM workflow_open o WHERE o.suspect = l.suspect AND o.type = l.type AND o.priority = l.priority
