@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -92,15 +94,21 @@ func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
 	return nil
 }
 
-// Over says that an outcome is kept no more, because the transaction records it, before that does anything else; or because
-// it had effects, and could be recorded: then its lease is taken back as after a crash. It reports false if it is not kept.
-func Over(ctx context.Context, db run.DB, k Kept) (was bool, err error) {
-	rows, _ := db.Query(ctx, `SELECT workflow_kept_over_v1($1, $2)`, k.Outcome.ID, k.Outcome.Token)
-	was, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+// Over says that outcomes are kept no more, because the transaction records them, before that does anything else; or because
+// they had effects, and could be recorded: then their leases are taken back as after a crash. It returns those that were kept.
+func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2)`,
+		column(all, func(k Kept) [16]byte { return k.Outcome.ID }), column(all, func(k Kept) [16]byte { return k.Outcome.Token }))
+	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
-		return false, fmt.Errorf("forget what is kept of run %s: %w", k.Outcome.ID, err)
+		return nil, fmt.Errorf("forget outcomes of %d runs: %w", len(all), err)
 	}
-	return was, nil
+	for _, k := range all {
+		if slices.Contains(found, k.Outcome.ID) {
+			were = append(were, k)
+		}
+	}
+	return were, nil
 }
 
 // Controls makes leased steps of processes in the caller's transaction, which is to be rolled back: if hooks move these, they can

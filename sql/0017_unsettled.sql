@@ -6,7 +6,7 @@
 --   workflow_unsettled_v2     keeps an outcome that is refused
 --   workflow_kept_v1          those that are to be tried again
 --   workflow_kept_refused_v1  one was refused once more
---   workflow_kept_over_v1     one is settled: the first statement of the transaction that does it
+--   workflow_kept_over_v1     some are settled: the first statement of the transaction that does it
 --   workflow_control_v1       a step of a process that is made to see whether settling works at all, and undone
 --   workflow_settle_again, workflow_fail   for operators
 
@@ -186,11 +186,11 @@ BEGIN
         LEFT JOIN workflow_set_aside a ON a.kind = 'run' AND a.id = k.run
         WHERE (a.id IS NULL OR a.due OR a.row_version <> w.xmin)
           AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound)) AND (steps OR w.token_id IS NULL) AND w.type ^@ ANY (prefixes)
-        ORDER BY k.since
+        ORDER BY a.last_tried_at NULLS FIRST, k.since -- who was refused just now comes last
         LIMIT most
         FOR UPDATE OF k SKIP LOCKED);
     before := workflow_advance('on');
-    UPDATE workflow_set_aside a SET due = false, row_version = w.xmin -- last_tried_at is when it became due: so one of each reason is tried every ten seconds
+    UPDATE workflow_set_aside a SET due = false, row_version = w.xmin
     FROM workflow_run w
     WHERE a.kind = 'run' AND a.id = ANY (runs) AND w.id = a.id;
     PERFORM workflow_advance(before);
@@ -223,7 +223,7 @@ BEGIN
     WHERE k.run = workflow_kept_refused_v1.run AND k.token = workflow_kept_refused_v1.token AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound))
     ON CONFLICT (kind, id) DO UPDATE
     SET type = excluded.type, statement = excluded.statement, sqlstate = excluded.sqlstate, message = excluded.message, "constraint" = excluded."constraint",
-        due = false, row_version = excluded.row_version;
+        last_tried_at = excluded.last_tried_at, due = false, row_version = excluded.row_version;
     GET DIAGNOSTICS noted = ROW_COUNT;
     PERFORM workflow_advance(before);
     RETURN noted > 0;
@@ -231,39 +231,37 @@ END
 $fn$;
 COMMENT ON FUNCTION workflow_kept_refused_v1(uuid, uuid, text, text, text) IS 'For workers: says that an outcome which is kept was refused once more, and why. False: it is not kept under this token.';
 
--- Called before anything else is locked. What was refused for the same reason is due, too. Where the transaction is rolled back, it is kept as before.
-CREATE FUNCTION workflow_kept_over_v1(run uuid, token uuid) RETURNS boolean
+-- Called before anything else is locked. What was refused for the same reasons is due, too. Where the transaction is rolled back, all is kept as before.
+CREATE FUNCTION workflow_kept_over_v1(runs uuid[], tokens uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
-#variable_conflict use_column
 DECLARE
     bound  text[] := workflow_bound_prefixes();
-    before text;
-    k      workflow_kept;
-    a      workflow_set_aside;
+    before text   := workflow_advance('on');
+    mine   uuid[];
+    open   uuid;
 BEGIN
-    SELECT x.* INTO k FROM workflow_kept x JOIN workflow_run w ON w.id = x.run
-    WHERE x.run = workflow_kept_over_v1.run AND x.token = workflow_kept_over_v1.token AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound));
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    before := workflow_advance('on');
-    IF k.incident IS NOT NULL THEN
-        PERFORM workflow_incident_over(k.incident, 'its outcome could be recorded');
-    END IF;
-    DELETE FROM workflow_kept x WHERE x.run = k.run AND x.token = k.token;
-    DELETE FROM workflow_set_aside x WHERE x.kind = 'run' AND x.id = k.run RETURNING x.* INTO a;
-    IF FOUND THEN
-        UPDATE workflow_set_aside x SET due = true
-        FROM (SELECT y.kind, y.id FROM workflow_set_aside y
-              WHERE y.kind = 'run' AND NOT y.due AND (y.type, y.statement, y.sqlstate, y."constraint") = (a.type, a.statement, a.sqlstate, a."constraint")
-              LIMIT 10000 FOR UPDATE SKIP LOCKED) o
-        WHERE x.kind = o.kind AND x.id = o.id;
-    END IF;
+    mine := ARRAY(
+        SELECT k.run FROM unnest(runs, tokens) AS g (run, token) JOIN workflow_kept k ON k.run = g.run AND k.token = g.token JOIN workflow_run w ON w.id = k.run
+        WHERE bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound));
+    FOR open IN SELECT x.id FROM workflow_kept k JOIN incident x ON x.id = k.incident WHERE k.run = ANY (mine) ORDER BY x.instance_id LOOP
+        PERFORM workflow_incident_over(open, 'its outcome could be recorded');
+    END LOOP;
+    WITH gone AS (
+        DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = ANY (mine) RETURNING a.*
+    ), others AS (
+        SELECT y.kind, y.id
+        FROM workflow_set_aside y
+        WHERE y.kind = 'run' AND NOT y.due AND y.id <> ALL (mine)
+          AND (y.type, y.statement, y.sqlstate, y."constraint") IN (SELECT g.type, g.statement, g.sqlstate, g."constraint" FROM gone g)
+        LIMIT 10000
+        FOR UPDATE SKIP LOCKED
+    )
+    UPDATE workflow_set_aside a SET due = true FROM others o WHERE a.kind = o.kind AND a.id = o.id;
+    RETURN QUERY DELETE FROM workflow_kept k USING unnest(runs, tokens) AS g (run, token) WHERE k.run = ANY (mine) AND k.run = g.run AND k.token = g.token RETURNING k.run;
     PERFORM workflow_advance(before);
-    RETURN true;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_kept_over_v1(uuid, uuid) IS 'For workers: an outcome is kept no more, as the caller''s transaction records it, or as it had effects and could be recorded. False: it is not kept under this token.';
+COMMENT ON FUNCTION workflow_kept_over_v1(uuid[], uuid[]) IS 'For workers: outcomes are kept no more, as the caller''s transaction records them, or as they had effects and could be recorded. Returns the runs of which one was kept under these tokens.';
 
 -- A process of two steps, and two of it: one at the first, which goes on, and one at the last, which ends. It is the same definition each time: engines
 -- remember what they have read.
@@ -407,7 +405,7 @@ BEGIN
              FROM workflow_set_aside y
              WHERE bound IS NULL OR y.type ^@ ANY (bound)
              GROUP BY y.kind, y.type, y.statement, y.sqlstate, y."constraint"
-             HAVING max(y.last_tried_at) < clock_timestamp() - interval '9 seconds')
+             HAVING max(y.last_tried_at) < clock_timestamp() - interval '8 seconds') -- a try may come two seconds after it is due
             UNION
             (SELECT y.kind, y.id FROM workflow_set_aside y
              WHERE y.last_tried_at < clock_timestamp() - interval '10 minutes' AND (bound IS NULL OR y.type ^@ ANY (bound))

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -93,83 +94,119 @@ func tried(ctx context.Context, tx pgx.Tx) error {
 // settleKept settles what is kept once it is time to try it again, until ctx ends. Whose handlers it was does not matter.
 func (w *Worker) settleKept(ctx context.Context) {
 	for sleep(ctx, firstKeptLook); ctx.Err() == nil; {
+		start := time.Now()
 		due, any, err := lease.ToSettle(ctx, w.db, w.config.Prefixes, w.config.Steps, keptBatch)
+		took := time.Since(start)
 		if err != nil && ctx.Err() == nil {
 			w.note(err)
 			w.complain("cannot look for outcomes that are kept; trying again", "err", loggable(err))
 		}
-		settled := 0
-		for _, k := range due {
-			if w.settleOneKept(ctx, k) {
-				settled++
-			}
-		}
 		switch {
-		case settled > 0: // more are due, if they were refused for the same reason
+		case w.settleAllKept(ctx, due): // more are due, if they were refused for the same reason
 		case any:
-			sleep(ctx, keptEvery)
+			sleep(ctx, max(keptEvery, 20*took))
 		default:
 			sleep(ctx, tendEvery)
 		}
 	}
 }
 
-// settleOneKept tries to settle an outcome that is kept, and reports whether that is done.
-func (w *Worker) settleOneKept(ctx context.Context, k lease.Kept) bool {
-	j := &job{Lease: k.Lease, entry: w.config.Mux.lookup(k.Type), outcome: k.Outcome, done: true}
-	j.ctx, j.cancel = context.WithCancelCause(context.Background())
-	defer j.cancel(nil)
-	err := unpack(k.Events, &j.extras.events)
-	for err == nil {
-		var lost []run.Outcome
-		start := time.Now()
-		if lost, err = w.recordKept(ctx, j, k); w.config.Observe.SettleRun != nil {
-			w.config.Observe.SettleRun(1, time.Since(start), err)
-		}
-		switch {
-		case err == nil && k.Effects:
-			w.logger(&j.Lease).Info("an outcome could be recorded; as its effects are lost, its lease is taken back")
-			return true
-		case err == nil:
-			w.settled([]*job{j}, lost)
-			return true
-		case ctx.Err() != nil:
-			return false
-		case w.blame(j, err):
-			err = nil
+// settleAllKept settles outcomes that are kept, and reports whether any is settled.
+func (w *Worker) settleAllKept(ctx context.Context, due []lease.Kept) (any bool) {
+	var jobs []*job
+	for _, k := range due {
+		j := &job{Lease: k.Lease, entry: w.config.Mux.lookup(k.Type), outcome: k.Outcome, done: true, kept: &k}
+		j.ctx, j.cancel = context.WithCancelCause(context.Background())
+		defer j.cancel(nil)
+		switch err := unpack(k.Events, &j.extras.events); {
+		case err != nil:
+			w.complain("cannot settle what is kept", "run", j.ID, "err", err)
+		case k.Effects:
+			any = w.settleOneKept(ctx, j) || any
+		default:
+			jobs = append(jobs, j)
 		}
 	}
-	w.complain("an outcome that is kept is refused still", "run", k.Outcome.ID, "err", loggable(err))
+	return w.settleManyKept(ctx, jobs) || any
+}
+
+// settleManyKept settles a batch without effects. If that is refused, it is halved until the guilty outcome stands alone.
+func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
+	switch {
+	case len(batch) == 0 || ctx.Err() != nil:
+		return false
+	case len(batch) == 1:
+		return w.settleOneKept(ctx, batch[0])
+	case w.recordKept(ctx, batch) == nil:
+		return true
+	}
+	first := w.settleManyKept(ctx, batch[:len(batch)/2])
+	return w.settleManyKept(ctx, batch[len(batch)/2:]) || first
+}
+
+// settleOneKept tries to settle an outcome that is kept, and reports whether that is done.
+func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
+	err := w.recordKept(ctx, []*job{j})
+	for err != nil && ctx.Err() == nil && w.blame(j, err) {
+		err = w.recordKept(ctx, []*job{j})
+	}
+	if err == nil || ctx.Err() != nil {
+		return err == nil
+	}
+	w.complain("an outcome that is kept is refused still", "run", j.ID, "err", loggable(err))
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
 	if transient(err) || w.works(call, &j.Lease) != nil {
 		w.note(err)
-	} else if err := lease.RefusedAgain(call, w.db, k, err); err != nil {
+	} else if err := lease.RefusedAgain(call, w.db, *j.kept, err); err != nil {
 		w.complain("cannot tell that an outcome is refused", "err", loggable(err))
 	}
 	return false
 }
 
-// recordKept records an outcome that is kept as any other, hooks included. With effects, which are lost, it only tries whether that
-// goes through: then the lease is left to those who take leases back.
-func (w *Worker) recordKept(ctx context.Context, j *job, k lease.Kept) (lost []run.Outcome, err error) {
+// recordKept records outcomes that are kept as any others, hooks included. One with effects, which are lost, comes alone, and is only
+// tried: if that goes through, the lease is left to those who take leases back.
+func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	ctx, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
+	start := time.Now()
+	all := make([]lease.Kept, len(batch))
+	for i, j := range batch {
+		all[i] = *j.kept
+	}
+	var still []*job // those that nobody has settled meanwhile
+	var lost []run.Outcome
 	err = pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
-		outcomes := []run.Outcome{j.outcome}
-		if was, err := lease.Over(ctx, tx, k); err != nil || !was {
-			lost = outcomes
+		were, err := lease.Over(ctx, tx, all)
+		if err != nil {
 			return err
 		}
-		if lost, err = w.record(ctx, tx, []*job{j}, outcomes); err == nil && k.Effects {
+		still = slices.DeleteFunc(slices.Clone(batch), func(j *job) bool {
+			return !slices.ContainsFunc(were, func(k lease.Kept) bool { return k.Outcome.ID == j.ID })
+		})
+		outcomes := make([]run.Outcome, len(still))
+		for i, j := range still {
+			outcomes[i] = j.outcome
+		}
+		if len(still) == 0 {
+			return nil
+		}
+		if lost, err = w.record(ctx, tx, still, outcomes); err == nil && still[0].kept.Effects {
 			return tried(ctx, tx)
 		}
 		return err
 	})
-	if errors.Is(err, errTried) {
-		_, err = lease.Over(ctx, w.db, k)
+	if w.config.Observe.SettleRun != nil && !errors.Is(err, errTried) {
+		w.config.Observe.SettleRun(len(batch), time.Since(start), err)
 	}
-	return lost, err
+	switch {
+	case errors.Is(err, errTried):
+		w.logger(&batch[0].Lease).Info("an outcome could be recorded; as its effects are lost, its lease is taken back")
+		_, err = lease.Over(ctx, w.db, all)
+	case err == nil:
+		w.settled(still, lost)
+	}
+	return err
 }
 
 // A packedEvent is an event as it is kept.

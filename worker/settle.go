@@ -80,21 +80,13 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 // If the database or a hook refuses the batch, it is halved until the guilty outcome stands
 // alone, which then keeps nobody else waiting. One that a hook names is taken out at once.
 func (w *Worker) settle(ctx context.Context, batch []*job) {
-	w.settleSince(ctx, batch, time.Now())
-}
-
-// settleSince is settle for a batch that an answer of the database has kept from being recorded since a time, if any has.
-func (w *Worker) settleSince(ctx context.Context, batch []*job, since time.Time) {
 	for pause := retries(); len(batch) > 0; sleep(ctx, pause.NextBackOff()) {
 		w.prolong(ctx, batch)
 		err := w.try(ctx, batch)
-		if code(err) == "" {
-			since = time.Now()
-		}
 		switch {
 		case err == nil || ctx.Err() != nil:
 			return // at the end of ctx leases expire, and others take over
-		case unreachable(err) && time.Since(since) < believed:
+		case unreachable(err) && !doubtful(batch):
 			w.complain("cannot settle; trying again", "runs", len(batch), "err", loggable(err))
 			continue
 		case len(batch) == 1:
@@ -104,7 +96,7 @@ func (w *Worker) settleSince(ctx context.Context, batch []*job, since time.Time)
 			sleep(ctx, pause.NextBackOff())
 		case !transient(err):
 			if rest := w.withoutNamed(ctx, batch, err); len(rest) < len(batch) {
-				w.settleSince(ctx, rest, since) // at once
+				w.settle(ctx, rest) // at once
 				return
 			}
 		case errors.Is(err, context.DeadlineExceeded):
@@ -113,10 +105,21 @@ func (w *Worker) settleSince(ctx context.Context, batch []*job, since time.Time)
 				continue
 			}
 		}
-		w.settleSince(ctx, batch[:len(batch)/2], since)
-		w.settleSince(ctx, batch[len(batch)/2:], since)
+		w.settle(ctx, batch[:len(batch)/2])
+		w.settle(ctx, batch[len(batch)/2:])
 		return
 	}
+}
+
+// doubtful reports whether a batch has been answered, and not recorded, for so long that a code which tells of passing
+// trouble may be one run's own.
+func doubtful(batch []*job) bool {
+	for _, j := range batch {
+		if !j.answered.IsZero() && time.Since(j.answered) > believed {
+			return true
+		}
+	}
+	return false
 }
 
 // setAside leaves one outcome to settleAlone.
@@ -196,7 +199,7 @@ func (w *Worker) settleSolos(ctx context.Context) {
 // settleAlone records one outcome. What is the handler's fault becomes its failure; all other trouble is charged to
 // nobody, and tried again; but an outcome that is refused time and again, while others are not, is kept for later.
 func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
-	r := refusals{since: time.Now()}
+	var r refusals
 	for pause, again := retries(), false; ; again = true {
 		// Who waits for a row that is locked does so without a turn, or others would have none.
 		for (again || len(j.extras.effects) == 0) && len(w.locked(ctx, []*job{j})) > 0 {
@@ -227,7 +230,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 			continue
 		}
 		pause.MaxInterval = quickRetry
-		if !frozen && r.count(err) {
+		if !frozen && r.count(j, err) {
 			w.jobs.park(j)
 			j.unblame()
 			if r.n >= enoughRefusals {
@@ -244,25 +247,14 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 
 // refusals counts the tries of one outcome in which the error was its own. Time in outages and behind locks does not count.
 type refusals struct {
-	n     int
-	last  time.Time
-	since time.Time // since when each try was answered by the database
+	n    int
+	last time.Time
 }
 
-// count reports whether an error counts.
-func (r *refusals) count(err error) bool {
-	switch code(err) {
-	case "":
-		r.since = time.Now()
-		if transient(err) {
-			return false
-		}
-	case "55P03": // lock_not_available
+// count reports whether an error of a try counts.
+func (r *refusals) count(j *job, err error) bool {
+	if code(err) == "55P03" || transient(err) && !doubtful([]*job{j}) { // 55P03: lock_not_available
 		return false
-	default:
-		if transient(err) && time.Since(r.since) < believed {
-			return false
-		}
 	}
 	if time.Since(r.last) > refusalSpan {
 		r.n = 0
@@ -337,6 +329,11 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 	if err != nil {
 		for _, j := range batch {
 			j.unsure = true
+			if code(err) == "" {
+				j.answered = time.Time{}
+			} else if j.answered.IsZero() {
+				j.answered = start
+			}
 		}
 		w.note(err)
 		return err

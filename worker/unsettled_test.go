@@ -344,3 +344,65 @@ func TestNobodyMaySettle(t *testing.T) {
 		t.Errorf("%d have succeeded at once, want 5", n)
 	}
 }
+
+// Of many that are refused for the same reason one is tried; once it goes through, all are settled, and none is started again. What
+// can be recorded is not kept up by one that cannot.
+func TestManyAreKept(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	var starts, tries atomic.Int32
+	var dropped atomic.Bool
+	handle(mux, "test.odd.v1", func(context.Context) error { starts.Add(1); return nil })
+	refuse(t, pool, "test.odd.v1", "XX123", leaves)
+	addMany(t, pool, "test.odd.v1", 500)
+	work(t, pool, mux, func(c *worker.Config) {
+		c.Observe.SettleRun = func(int, time.Duration, error) {
+			if dropped.Load() {
+				tries.Add(1)
+			}
+		}
+	})
+	pgtest.AwaitFor(t, 2*quick, "all to be kept", func() bool { return query[int](t, pool, `SELECT count(*) FROM workflow_kept`) == 500 })
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run;`)
+	execute(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.payload->>'N' = '7' AND OLD.status = 'leased' AND NEW.status <> 'leased') EXECUTE FUNCTION refuse()`)
+	dropped.Store(true)
+	pgtest.AwaitFor(t, quick, "all but one to end", func() bool {
+		return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status <> 'succeeded'`) == 1
+	})
+	if n := tries.Load(); n > 150 {
+		t.Errorf("%d transactions were needed", n)
+	}
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	drained(t, pool, quick)
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`); n != 500 || starts.Load() != 500 {
+		t.Errorf("%d have succeeded at once, and handlers were started %d times", n, starts.Load())
+	}
+}
+
+// A trigger may raise what otherwise tells that the server is going down. It is believed for a minute, and then the run is found.
+func TestRefusedWithACodeOfPassingTrouble(t *testing.T) {
+	t.Parallel()
+	for _, sqlstate := range []string{"57P03", "40001", "53300"} {
+		t.Run(sqlstate, func(t *testing.T) {
+			t.Parallel()
+			pool, mux := pgtest.New(t), worker.NewMux()
+			var starts atomic.Int32
+			handle(mux, "test.odd.v1", func(context.Context) error { starts.Add(1); return nil })
+			handle(mux, "test.even.v1", func(context.Context) error { return nil })
+			refuse(t, pool, "test.odd.v1", sqlstate, leaves)
+			id := enqueue(t, pool, "test.odd.v1", empty{})
+			addMany(t, pool, "test.even.v1", 5)
+			work(t, pool, mux, nil)
+			time.Sleep(30 * time.Second)
+			if n := query[int](t, pool, `SELECT count(*) FROM workflow_set_aside`); n != 0 {
+				t.Error("it is not believed")
+			}
+			pgtest.AwaitFor(t, 90*time.Second, "it to be told", func() bool { return query[int](t, pool, `SELECT count(*) FROM workflow_kept`) == 1 })
+			execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+			drained(t, pool, quick)
+			if r := finished(t, pool, id); r.Status != run.Succeeded || starts.Load() != 1 {
+				t.Errorf("it is %s, and was started %d times", r.Status, starts.Load())
+			}
+		})
+	}
+}
