@@ -234,6 +234,10 @@ func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled lease.S
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
 		return err
 	}
+	if r.Kept { // any worker tries it, and resolves it
+		_, err := tx.Exec(ctx, `SELECT workflow_settle_again($1)`, r.Incident)
+		return err
+	}
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
 	if i == nil || i.status.Final() || t == nil || s.owners[r.Token] != i || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
 		return nil

@@ -52,10 +52,11 @@ func TestInstanceThatRefuses(t *testing.T) {
 			if (incidents == 1) != c.incident {
 				t.Errorf("%d incidents are open", incidents)
 			}
-			for _, why := range []string{`SELECT process_why($1)`, `SELECT workflow_why((SELECT run FROM workflow_kept)) WHERE $1::uuid IS NOT NULL`} {
-				if got := query[string](t, s.pool, why, id); !strings.Contains(got, c.says) || !strings.Contains(got, "it has succeeded: that is kept") {
-					t.Errorf("%s: %s", why, got)
-				}
+			if why := query[string](t, s.pool, `SELECT workflow_why(run) FROM workflow_kept`); !strings.Contains(why, c.says) || !strings.Contains(why, "it has succeeded: that is kept") {
+				t.Errorf("why: %s", why)
+			}
+			if why := query[string](t, s.pool, `SELECT process_why($1)`, id); strings.HasPrefix(why, "incident not_settled at ") != c.incident || !strings.Contains(why, "kept") || !strings.Contains(why, "refuse") {
+				t.Errorf("why the process: %s", why)
 			}
 			s.status(s.start("mine", `{}`), graph.Completed)
 			pgtest.Await(t, "its lease to run out, and to be left alone", func() bool {
@@ -90,6 +91,27 @@ func spoil(s *site, statement string) {
 	for _, one := range strings.SplitAfter(statement, "$$;") {
 		pgtest.ByHand(s.t, s.pool, one)
 	}
+}
+
+// To retry the incident of an outcome that is refused has the outcome tried at once, and does nothing else: the step is not done again.
+func TestRetryOfWhatIsKept(t *testing.T) {
+	s := newSite(t)
+	spoil(s, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.type = 'test.step.v1' AND OLD.node = 'A' AND NEW.status <> 'leased') EXECUTE FUNCTION refuse()`)
+	id := s.start(s.deploy("A", step("A", "B")+","+step("B", "")), `{}`)
+	incident := s.stopped(id, "not_settled", 1)
+	s.retry(incident, `, "force": true`)
+	pgtest.AwaitFor(t, 30*time.Second, "it to be tried", func() bool {
+		return query[bool](t, s.pool, `SELECT NOT due FROM workflow_set_aside WHERE EXISTS (SELECT FROM workflow_history WHERE data ? 'tried_again')`)
+	})
+	if s.stopped(id, "not_settled", 1) != incident {
+		t.Error("it is another incident")
+	}
+	spoil(s, `DROP TRIGGER refuse ON workflow_run`)
+	s.retry(incident, ``)
+	s.status(id, graph.Completed)
+	s.want(map[string]int{"A": 1, "B": 1})
+	s.healthy()
 }
 
 // If no instance can be moved, none is at fault: nothing is kept, and all go on once that is over.

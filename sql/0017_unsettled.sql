@@ -72,7 +72,7 @@ BEGIN
     END IF;
     INSERT INTO incident (id, instance_id, node, code, message)
     VALUES (opened, workflow_kept_incident.instance, coalesce(workflow_kept_incident.node, ''), 'not_settled',
-            left(format('the outcome of run %s is refused: %s', workflow_kept_incident.run, workflow_kept_incident.message), 2000));
+            left(format('what run %s has come to is kept, and refused: %s', workflow_kept_incident.run, workflow_kept_incident.message), 2000));
     INSERT INTO process_event (instance_id, event_type, node, version, data)
     VALUES (workflow_kept_incident.instance, 'incident.opened', workflow_kept_incident.node, seen, jsonb_build_object('code', 'not_settled', 'run', workflow_kept_incident.run));
     PERFORM outbox_append_v1(ARRAY[NULL::uuid], ARRAY[i.id], '{incident.opened}',
@@ -427,7 +427,7 @@ DECLARE
     seen   workflow_run;
 BEGIN
     PERFORM workflow_behalf(workflow_settle_again.on_behalf_of, 'workflow_settle_again(uuid, text)'::regprocedure);
-    SELECT * INTO seen FROM workflow_run r WHERE r.id = workflow_settle_again.id;
+    SELECT * INTO seen FROM workflow_run r WHERE r.id = coalesce((SELECT k.run FROM workflow_kept k WHERE k.incident = workflow_settle_again.id), workflow_settle_again.id);
     IF NOT FOUND THEN
         RETURN 'not found';
     END IF;
@@ -444,7 +444,7 @@ BEGIN
 END
 $fn$;
 COMMENT ON FUNCTION workflow_settle_again(uuid, text) IS
-    'Has a run that is set aside be tried again within seconds, by any worker: its outcome, or its lease. Answers tried again, not set aside: <status>, or not found.';
+    'Has a run that is set aside be tried again within seconds, by any worker: its outcome, or its lease. It is named by its id, or by that of its incident. Answers tried again, not set aside: <status>, or not found.';
 
 CREATE FUNCTION workflow_fail(id uuid, reason text, on_behalf_of text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
@@ -680,76 +680,14 @@ BEGIN
 END
 $fn$;
 
-CREATE OR REPLACE FUNCTION process_why(id uuid) RETURNS text
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $fn$
-DECLARE
-    i    process_instance;
-    x    incident;
-    why  text;
-    join_waits text;
-BEGIN
-    SELECT * INTO i FROM process_instance p WHERE p.id = process_why.id;
-    IF NOT FOUND THEN
-        RETURN 'there is no such instance, or retention has removed it';
-    ELSIF i.completed_at IS NOT NULL THEN
-        RETURN i.status || ' ' || workflow_span(workflow_age(i.completed_at)) || ' ago' || coalesce(': ' || i.failure_reason, ': ' || (
-            SELECT h.reason FROM process_state_history h WHERE h.instance_id = i.id AND h.to_status = i.status ORDER BY h.id DESC LIMIT 1), '');
-    END IF;
-    SELECT * INTO x FROM incident c WHERE c.instance_id = i.id AND c.resolved_at IS NULL ORDER BY c.created_at, c.id LIMIT 1;
-    IF x.code = 'not_settled' THEN
-        SELECT x.node || ': ' || workflow_why(k.run) INTO why FROM workflow_kept k WHERE k.incident = x.id;
-        RETURN coalesce(why, 'incident not_settled at ' || x.node || ' is about to be resolved');
-    ELSIF FOUND THEN
-        RETURN 'incident ' || x.code || ' at ' || x.node || ' for ' || workflow_span(workflow_age(x.created_at)) || ': ' || left(x.message, 300)
-            || '; then INSERT INTO workflow_run (type, payload) VALUES (''graph.retry.v1'', ''{"incident": "' || x.id || '"}'')';
-    END IF;
-    IF i.paused_at IS NOT NULL THEN
-        RETURN 'paused since ' || coalesce(to_char(i.paused_at, 'YYYY-MM-DD HH24:MI'), i.paused_at::text) || '; SELECT process_resume(' || quote_literal(process_paused_with(i.id)) || ')';
-    END IF;
-
-    -- What moves it, the most urgent first: what is undone within what it has called, a step, an instance
-    -- that it has called, a person, a message, the time.
-    SELECT coalesce(m.why, m.node || ': ' || workflow_why(m.run)) INTO why FROM (
-        SELECT 0 AS place, c.created_at AS at, NULL::uuid AS run, NULL AS node,
-               'waits until ' || c.id || ', which it has called, has undone what it did; SELECT process_why(' || quote_literal(c.id) || ')' AS why
-        FROM process_instance c
-        WHERE i.ending IS NOT NULL AND c.parent_process_instance_id = i.id AND c.undone_with_parent AND c.completed_at IS NULL
-        UNION ALL
-        SELECT 1, r.run_at, r.id, r.node, NULL
-        FROM process_token k JOIN workflow_run r ON r.token_id = k.id
-        WHERE k.instance_id = i.id AND k.state = 'Ready' AND r.finished_at IS NULL
-        UNION ALL
-        SELECT 2, c.created_at, NULL, NULL, 'waits at ' || k.node || ' for the instance it has called: ' || c.id || ', ' || c.status || '; SELECT process_why(' || quote_literal(c.id) || ')'
-        FROM process_token k JOIN process_instance c ON c.parent_token_id = k.id
-        WHERE k.instance_id = i.id AND k.state = 'Waiting' AND c.completed_at IS NULL
-        UNION ALL
-        SELECT 3, u.created_at, NULL, NULL, 'waits at ' || u.node || ' for ' || coalesce(u.assignee, 'somebody' || coalesce(' of ' || nullif(array_to_string(u.groups, ', '), ''), ''))
-               || ' to complete task ' || u.id || ', for ' || workflow_span(workflow_age(u.created_at))
-        FROM user_task u WHERE u.instance_id = i.id AND u.state = 'open'
-        UNION ALL
-        SELECT 4, w.created_at, NULL, NULL, 'waits at ' || k.node || ' for ' || CASE WHEN w.key IS NULL THEN 'signal ' || w.name ELSE 'message ' || w.name || ' with key ' || w.key END
-               || ', for ' || workflow_span(workflow_age(w.created_at))
-        FROM message_wait w JOIN process_token k ON k.id = w.token_id WHERE w.instance_id = i.id
-        UNION ALL
-        SELECT 5, r.run_at, r.id, r.node, NULL
-        FROM process_token k JOIN workflow_run r ON r.token_id = k.id
-        WHERE k.instance_id = i.id AND k.state = 'Waiting' AND r.finished_at IS NULL) m
-    ORDER BY m.place, m.at
-    LIMIT 1;
-    SELECT 'waits for ' || (j.expected::bigint - j.joined) || ' of ' || j.expected || ' branches at join ' || j.node || ': ' INTO join_waits
-    FROM parallel_join j
-    WHERE j.instance_id = i.id AND NOT j.fired AND j.expected > j.joined
-      AND EXISTS (SELECT FROM join_arrival a JOIN process_token k ON k.id = a.token_id WHERE a.join_id = j.id AND k.state = 'Waiting')
-    ORDER BY j.id
-    LIMIT 1;
-    RETURN CASE WHEN i.ending IS NOT NULL THEN 'undoes what it has done, to be ' || i.ending || ' then: ' ELSE '' END
-        || coalesce(join_waits, '')
-        || coalesce(why, CASE WHEN EXISTS (SELECT FROM process_starting s WHERE s.instance_id = i.id)
-                              THEN 'the instance that it calls is about to be started'
-                              ELSE 'nothing will ever move it: that is a bug; SELECT * FROM process_event WHERE instance_id = ' || quote_literal(i.id) END);
-END
-$fn$;
-
+CREATE OR REPLACE VIEW workflow_working AS
+    SELECT r.id, r.type, r.leased_by, workflow_age(r.started_at) AS since, r.attempt, r.max_attempts, r.lease_until, r.deadline_at,
+           r.lease_until < now() AND k.run IS NULL AS expired, r.token_id IS NOT NULL AS step, k.verdict AS kept
+    FROM workflow_run r
+    LEFT JOIN workflow_kept k ON k.run = r.id AND k.token = r.lease_token
+    WHERE r.status = 'leased'
+    ORDER BY r.started_at;
+COMMENT ON COLUMN workflow_working.kept IS 'It does not run any more: this is what it has come to, which the database refuses to record. Null: it runs.';
 
 -- Who works goes on to work, and who may cancel may do this, until `workflowctl roles` is run again.
 DO $do$

@@ -27,10 +27,11 @@ const (
 func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
-	events, err := packed(j.extras.events)
-	if err == nil {
-		err = w.works(call, &j.Lease)
+	if err := w.othersGoThrough(call, &j.Lease); err != nil {
+		w.complain("no outcome of its kind can be settled; trying again", "type", j.Type, "err", loggable(err))
+		return false
 	}
+	events, err := packed(j.extras.events)
 	kept := false
 	if err == nil {
 		k := lease.Kept{Settlement: lease.Settlement{Lease: j.Lease, Outcome: j.outcome}, Events: events, Effects: len(j.extras.effects) > 0}
@@ -39,7 +40,7 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	}
 	if err != nil && ctx.Err() == nil {
 		w.note(err)
-		w.complain("cannot find out whose fault it is that outcomes are refused; trying again", "err", loggable(err))
+		w.complain("cannot keep an outcome that is refused; trying again", "err", loggable(err))
 	}
 	if !kept {
 		return false
@@ -53,12 +54,12 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	return true
 }
 
-// errTried rolls a transaction back that was only to be tried.
-var errTried = errors.New("tried")
+// errUndone rolls a transaction back that was only to be tried.
+var errUndone = errors.New("tried, and undone")
 
-// works returns an error if nothing like the outcome of a lease could be settled: this worker may not settle at all, or
+// othersGoThrough returns an error if nothing like the outcome of a lease could be settled: this worker may not settle at all, or
 // no step of a process. lease.Keep looks whether the database lets any run be settled.
-func (w *Worker) works(ctx context.Context, l *lease.Lease) error {
+func (w *Worker) othersGoThrough(ctx context.Context, l *lease.Lease) error {
 	if err := lease.CanSettle(ctx, w.db, w.name); err != nil || l.Step == uuid.Nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func (w *Worker) works(ctx context.Context, l *lease.Lease) error {
 		}
 		return tried(ctx, tx)
 	})
-	if errors.Is(err, errTried) {
+	if errors.Is(err, errUndone) {
 		return nil
 	}
 	return fmt.Errorf("settle steps that were made for this: %w", err)
@@ -88,7 +89,7 @@ func tried(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
 		return err
 	}
-	return errTried
+	return errUndone
 }
 
 // settleKept settles what is kept once it is time to try it again, until ctx ends. Whose handlers it was does not matter.
@@ -156,7 +157,7 @@ func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	w.complain("an outcome that is kept is refused still", "run", j.ID, "err", loggable(err))
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
-	if transient(err) || w.works(call, &j.Lease) != nil {
+	if transient(err) || w.othersGoThrough(call, &j.Lease) != nil {
 		w.note(err)
 	} else if err := lease.RefusedAgain(call, w.db, *j.kept, err); err != nil {
 		w.complain("cannot tell that an outcome is refused", "err", loggable(err))
@@ -196,11 +197,11 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 		}
 		return err
 	})
-	if w.config.Observe.SettleRun != nil && !errors.Is(err, errTried) {
+	if w.config.Observe.SettleRun != nil && !errors.Is(err, errUndone) {
 		w.config.Observe.SettleRun(len(batch), time.Since(start), err)
 	}
 	switch {
-	case errors.Is(err, errTried):
+	case errors.Is(err, errUndone):
 		w.logger(&batch[0].Lease).Info("an outcome could be recorded; as its effects are lost, its lease is taken back")
 		_, err = lease.Over(ctx, w.db, all)
 	case err == nil:
