@@ -84,7 +84,12 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	var p position
 	switch settled.Type {
 	case timerType, arriveType, undoType:
-		if err := json.Unmarshal(settled.Payload, &p); err != nil || !succeeded && f.Code == codeForeign {
+		err := json.Unmarshal(settled.Payload, &p)
+		if err != nil && !succeeded && settled.Type == timerType && t.node.kind == wait && t.mode != compensation && !t.stopped {
+			i.strand(t, f.Code, firstLine(f.Message)) // nothing else would move it
+			return nil
+		}
+		if err != nil || !succeeded && f.Code == codeForeign {
 			return nil // the engine has not enqueued it
 		}
 	}
@@ -227,6 +232,10 @@ func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled lease.S
 	var p RetryPayload
 	var r retried
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
+		return err
+	}
+	if r.Kept { // any worker tries it, and resolves it
+		_, err := tx.Exec(ctx, `SELECT workflow_settle_again($1)`, r.Incident)
 		return err
 	}
 	i, t := s.instances[r.Instance], s.tokens[r.Token]

@@ -195,12 +195,12 @@ func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 			FROM process_token t JOIN join_arrival a ON a.token_id = t.id
 			WHERE t.instance_id = x.instance_id AND t.state = 'Waiting'
 			ORDER BY a.surplus, t.id
-			LIMIT 1), '00000000-0000-0000-0000-000000000000')
+			LIMIT 1), '00000000-0000-0000-0000-000000000000'), x.code = 'not_settled'
 		FROM incident x
 		WHERE ($1::uuid = '00000000-0000-0000-0000-000000000000' OR x.id = $1) AND ($2::uuid = '00000000-0000-0000-0000-000000000000' OR x.instance_id = $2)
 		  AND x.resolved_at IS NULL
 		ORDER BY x.created_at, x.id
-		LIMIT 1`, unprepared, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token)
+		LIMIT 1`, unprepared, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token, &r.Kept)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = run.Permanent(errors.New("incident, instance: there is no such open incident; see SELECT * FROM incident WHERE resolved_at IS NULL"))
 	}

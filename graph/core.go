@@ -124,6 +124,13 @@ func (i *instance) cancel(reason string, undo bool) {
 	i.settle()
 }
 
+// strand opens an incident where what would have moved a token is not what the engine made: to try again is to enter the node again.
+func (i *instance) strand(t *token, code, message string) {
+	i.changes.touched = true
+	i.stop(t, code, message)
+	i.settle()
+}
+
 // retry lets a token that an incident with this code stopped try again. With force a join goes on
 // with those that have come.
 func (i *instance) retry(t *token, code string, force bool) {

@@ -139,6 +139,7 @@ type retried struct {
 	Instance uuid.UUID `json:"instance"`
 	Incident uuid.UUID `json:"incident"`
 	Token    uuid.UUID `json:"token"`
+	Kept     bool      `json:"kept,omitzero"` // an outcome that is refused: it is tried again, and nothing else
 }
 
 func (p MessagePayload) check() error {

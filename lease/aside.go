@@ -39,20 +39,6 @@ func collectAside(rows pgx.Rows) ([]Aside, error) {
 	return aside, nil
 }
 
-// TellUnsettled says in workflow_set_aside that the outcome of a lease is refused, and by what: a database's error, or
-// any other of who records it with the run. It reports false if the lease is lost, or no outcome at all can be recorded.
-func TellUnsettled(ctx context.Context, db run.DB, id, token uuid.UUID, cause error) (told bool, err error) {
-	answer := &pgconn.PgError{Message: cause.Error()}
-	errors.As(cause, &answer) // or it stays as it is
-	words := strings.ToValidUTF8(strings.ReplaceAll(answer.Message, "\x00", ""), "")
-	rows, _ := db.Query(ctx, `SELECT workflow_unsettled_v1($1, $2, $3, $4, $5)`, id, token, answer.Code, words, answer.ConstraintName)
-	told, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
-	if err != nil {
-		return false, fmt.Errorf("tell that run %s cannot be settled: %w", id, err)
-	}
-	return told, nil
-}
-
 // TryAgain has runs that are set aside be tried again when it is time: each after ten minutes, and after ten
 // seconds one for all that were refused for the same reason. Call it every ten seconds.
 func TryAgain(ctx context.Context, db run.DB) error {

@@ -1,7 +1,716 @@
 -- simple-workflow 0017: what cannot be settled is kept, and told of.
+--
+-- An outcome that the database refuses, for one run alone, is no worker's business any more: it is kept here, under the token of its
+-- lease, and settled by any worker once nothing refuses it. The lease is not extended; whoever takes leases back passes it over.
+--
+--   workflow_unsettled_v2     keeps an outcome that is refused
+--   workflow_kept_v1          those that are to be tried again
+--   workflow_kept_refused_v1  one was refused once more
+--   workflow_kept_over_v1     some are settled: the first statement of the transaction that does it
+--   workflow_control_v1       a step of a process that is made to see whether settling works at all, and undone
+--   workflow_settle_again, workflow_fail   for operators
 
 DO $do$
 BEGIN
     PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true); -- as in 0001
+END
+$do$;
+
+-- What counts is that the run is leased with this token: everything else is a leftover, which the next look forgets. No foreign
+-- key: each run that retention deletes would be looked up here. Whoever writes a row locks its run before, so that
+-- who has locked an expired lease sees whether its outcome is kept.
+CREATE TABLE workflow_kept (
+    run        uuid        NOT NULL PRIMARY KEY,
+    token      uuid        NOT NULL,
+    verdict    text COLLATE "C" NOT NULL,
+    result     jsonb,
+    error      jsonb,
+    last_error text,
+    delay      float8      NOT NULL,
+    events     jsonb,
+    effects    boolean     NOT NULL,
+    worker     text        NOT NULL,
+    incident   uuid,
+    since      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT workflow_kept_verdict_check CHECK (verdict IN ('succeeded', 'failed', 'retried', 'postponed', 'released')),
+    CONSTRAINT workflow_kept_delay_check CHECK (delay BETWEEN 0 AND 3153600000),
+    CONSTRAINT workflow_kept_size_check CHECK (pg_column_size(result) <= 4194304 AND pg_column_size(error) <= 262144 AND octet_length(last_error) <= 16384
+        AND pg_column_size(events) <= 67108864 AND octet_length(worker) <= 1000),
+    CONSTRAINT workflow_kept_since_check CHECK (since BETWEEN '2000-01-01' AND '2200-01-01')
+);
+COMMENT ON TABLE  workflow_kept IS 'Outcomes that the database refuses to record for their runs. They are kept under the tokens of their leases, and settled by any worker once nothing refuses them: see workflow_unleasable.';
+COMMENT ON COLUMN workflow_kept.run IS 'Its row is leased with token: what is kept under another one is forgotten.';
+COMMENT ON COLUMN workflow_kept.verdict IS 'What becomes of the run: succeeded, failed, retried, postponed or released.';
+COMMENT ON COLUMN workflow_kept.delay IS 'In seconds: after which it is due again.';
+COMMENT ON COLUMN workflow_kept.events IS 'What the handler has said with worker.Emit; null: nothing.';
+COMMENT ON COLUMN workflow_kept.effects IS 'The outcome had effects, which a worker''s memory alone held. Once it could be recorded, it is not: its lease is taken back as after a crash.';
+COMMENT ON COLUMN workflow_kept.worker IS 'Whose handler it was.';
+COMMENT ON COLUMN workflow_kept.incident IS 'Of the instance whose step it is; null: it is none, or the instance takes none.';
+
+CREATE TRIGGER workflow_kept_guard BEFORE INSERT OR UPDATE OR DELETE ON workflow_kept
+    FOR EACH ROW WHEN (NOT workflow_at_work()) EXECUTE FUNCTION workflow_guard('SELECT workflow_settle_again(id), workflow_fail(id, reason) or workflow_cancel(id, reason): what a handler has done is not thrown away.');
+CREATE TRIGGER workflow_kept_kept BEFORE TRUNCATE ON workflow_kept
+    FOR EACH STATEMENT EXECUTE FUNCTION workflow_guard('SELECT workflow_cancel(id, reason) for each run: what a handler has done is not thrown away.');
+
+-- ---------------------------------------------------------------------------------
+-- Incidents: where the row of the instance takes one.
+-- ---------------------------------------------------------------------------------
+
+-- It is of no token: one of a token would say that its step is to be done again. The instance is locked.
+CREATE FUNCTION workflow_kept_incident(instance uuid, node text, run uuid, message text) RETURNS uuid
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    opened uuid := workflow_uuid();
+    seen   bigint;
+BEGIN
+    UPDATE process_instance i SET open_incidents = i.open_incidents + 1, version = i.version + 1, updated_at = clock_timestamp()
+    WHERE i.id = workflow_kept_incident.instance AND i.completed_at IS NULL
+    RETURNING i.version INTO seen;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO incident (id, instance_id, node, code, message)
+    VALUES (opened, workflow_kept_incident.instance, coalesce(workflow_kept_incident.node, ''), 'not_settled',
+            left(format('what run %s has come to is kept, and refused: %s', workflow_kept_incident.run, workflow_kept_incident.message), 2000));
+    INSERT INTO process_event (instance_id, event_type, node, version, data)
+    VALUES (workflow_kept_incident.instance, 'incident.opened', workflow_kept_incident.node, seen, jsonb_build_object('code', 'not_settled', 'run', workflow_kept_incident.run));
+    PERFORM outbox_append_v1(ARRAY[NULL::uuid], ARRAY[i.id], '{incident.opened}',
+        ARRAY[jsonb_build_object('incident', opened, 'code', 'not_settled', 'node', workflow_kept_incident.node, 'instance', i.id, 'process', d.name, 'version', d.version)], NULL, '{t}')
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id WHERE i.id = workflow_kept_incident.instance;
+    RETURN opened;
+EXCEPTION WHEN OTHERS OR assert_failure THEN
+    RETURN NULL; -- the row takes none: workflow_set_aside tells enough
+END
+$fn$;
+
+CREATE FUNCTION workflow_incident_over(id uuid, "by" text) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    x    incident;
+    seen bigint;
+BEGIN
+    PERFORM FROM process_instance i WHERE i.id = (SELECT c.instance_id FROM incident c WHERE c.id = workflow_incident_over.id) FOR NO KEY UPDATE;
+    UPDATE incident c SET resolved_at = clock_timestamp(), resolved_by = workflow_incident_over."by"
+    WHERE c.id = workflow_incident_over.id AND c.resolved_at IS NULL
+    RETURNING c.* INTO x;
+    IF NOT FOUND THEN
+        RETURN; -- with the end of the instance, or by a person
+    END IF;
+    UPDATE process_instance i SET open_incidents = i.open_incidents - 1, version = i.version + 1, updated_at = clock_timestamp()
+    WHERE i.id = x.instance_id
+    RETURNING i.version INTO seen;
+    INSERT INTO process_event (instance_id, event_type, node, version, data)
+    VALUES (x.instance_id, 'incident.resolved', nullif(x.node, ''), seen, jsonb_build_object('incident', x.id, 'code', x.code, 'by', x.resolved_by));
+    PERFORM outbox_append_v1(ARRAY[NULL::uuid], ARRAY[i.id], '{incident.resolved}',
+        ARRAY[jsonb_build_object('incident', x.id, 'code', x.code, 'node', x.node, 'by', x.resolved_by, 'instance', i.id, 'process', d.name, 'version', d.version)], NULL, '{t}')
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id WHERE i.id = x.instance_id;
+END
+$fn$;
+
+-- ---------------------------------------------------------------------------------
+-- For workers.
+-- ---------------------------------------------------------------------------------
+
+-- Fenced by the token of the lease, as all is. With the error of an effect or of the engine itself there is no SQLSTATE. If no run's
+-- outcome can be recorded it is not this one that is at fault.
+CREATE FUNCTION workflow_unsettled_v2(run uuid, token uuid, verdict text, result jsonb, error jsonb, last_error text, delay float8, events jsonb, effects boolean, worker text,
+    sqlstate text, message text, "constraint" text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    bound  text[] := workflow_bound_prefixes();
+    before text;
+    r      record;
+    t      record;
+    open   uuid;
+BEGIN
+    IF NOT coalesce(workflow_works('settle'), true) THEN
+        RETURN false;
+    END IF;
+    SELECT k.instance_id, k.node INTO t FROM workflow_run w JOIN process_token k ON k.id = w.token_id WHERE w.id = workflow_unsettled_v2.run;
+    IF FOUND THEN
+        PERFORM FROM process_instance i WHERE i.id = t.instance_id FOR NO KEY UPDATE;
+    END IF;
+    SELECT w.type, w.xmin AS row_version, w.node INTO r
+    FROM workflow_run w
+    WHERE w.id = workflow_unsettled_v2.run AND w.status = 'leased' AND w.lease_token = workflow_unsettled_v2.token AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound))
+    FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    before := workflow_advance('on'); -- for the guards
+    INSERT INTO workflow_set_aside AS a (kind, id, type, statement, sqlstate, message, "constraint", row_version)
+    VALUES ('run', workflow_unsettled_v2.run, left(r.type, 200), 'settle', left(workflow_unsettled_v2.sqlstate, 5), left(workflow_unsettled_v2.message, 4096), left(workflow_unsettled_v2."constraint", 200), r.row_version)
+    ON CONFLICT (kind, id) DO UPDATE
+    SET type = excluded.type, statement = excluded.statement, sqlstate = excluded.sqlstate, message = excluded.message, "constraint" = excluded."constraint",
+        last_tried_at = excluded.last_tried_at, due = false, row_version = excluded.row_version;
+    IF t.instance_id IS NOT NULL AND NOT EXISTS (SELECT FROM workflow_kept k JOIN incident x ON x.id = k.incident WHERE k.run = workflow_unsettled_v2.run AND x.resolved_at IS NULL) THEN
+        open := workflow_kept_incident(t.instance_id, t.node, workflow_unsettled_v2.run, concat_ws(' ', 'SQLSTATE ' || nullif(workflow_unsettled_v2.sqlstate, ''), left(workflow_unsettled_v2.message, 1000)));
+    END IF;
+    INSERT INTO workflow_kept AS k (run, token, verdict, result, error, last_error, delay, events, effects, worker, incident)
+    VALUES (workflow_unsettled_v2.run, workflow_unsettled_v2.token, workflow_unsettled_v2.verdict, workflow_unsettled_v2.result, workflow_unsettled_v2.error, workflow_unsettled_v2.last_error,
+            least(greatest(workflow_unsettled_v2.delay, 0), 3153600000), workflow_unsettled_v2.events, workflow_unsettled_v2.effects, workflow_worker_name(bound, workflow_unsettled_v2.worker), open)
+    ON CONFLICT (run) DO UPDATE
+    SET token = excluded.token, verdict = excluded.verdict, result = excluded.result, error = excluded.error, last_error = excluded.last_error, delay = excluded.delay,
+        events = excluded.events, effects = excluded.effects, worker = excluded.worker, incident = coalesce(excluded.incident, k.incident), since = excluded.since
+    WHERE k.token <> excluded.token; -- kept already, by a call whose answer was lost; somebody may have had it fail since
+    PERFORM workflow_advance(before);
+    RETURN true;
+END
+$fn$;
+COMMENT ON FUNCTION workflow_unsettled_v2(uuid, uuid, text, jsonb, jsonb, text, float8, jsonb, boolean, text, text, text, text) IS
+    'For workers: keeps the outcome of a leased run that is refused, and says why, in the words of who refuses it. The lease is nobody''s from then on: it is not to be extended. False: it is not the caller''s any more, or nothing can be settled.';
+
+-- Due is what somebody has said so of (workflow_try_again_v1, workflow_settle_again), whose row has changed, or of which nothing is noted. What is returned is due
+-- no more. steps: the caller moves processes.
+CREATE FUNCTION workflow_kept_v1(prefixes text[], steps boolean, most integer)
+RETURNS TABLE (token uuid, verdict text, result jsonb, error jsonb, delay float8, events jsonb, effects boolean, worker text,
+    id uuid, type text, attempt integer, max_attempts integer, lease_no bigint, idempotency_key text, tenant_id text, metadata jsonb,
+    started_at timestamptz, payload jsonb, priority integer, postponed integer, suspect boolean, exhausted boolean, run_at timestamptz, token_id uuid)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    bound  text[] := workflow_bound_prefixes();
+    before text;
+    runs   uuid[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM workflow_kept) THEN
+        RETURN;
+    END IF;
+    runs := ARRAY(
+        SELECT k.run
+        FROM workflow_kept k
+        JOIN workflow_run w ON w.id = k.run AND w.status = 'leased' AND w.lease_token = k.token
+        LEFT JOIN workflow_set_aside a ON a.kind = 'run' AND a.id = k.run
+        WHERE (a.id IS NULL OR a.due OR a.row_version <> w.xmin)
+          AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound)) AND (steps OR w.token_id IS NULL) AND w.type ^@ ANY (prefixes)
+        ORDER BY a.last_tried_at NULLS FIRST, k.since -- who was refused just now comes last
+        LIMIT most
+        FOR UPDATE OF k SKIP LOCKED);
+    before := workflow_advance('on');
+    UPDATE workflow_set_aside a SET due = false, row_version = w.xmin
+    FROM workflow_run w
+    WHERE a.kind = 'run' AND a.id = ANY (runs) AND w.id = a.id;
+    PERFORM workflow_advance(before);
+    RETURN QUERY
+    SELECT k.token, k.verdict::text, k.result, k.error, k.delay, k.events, k.effects, k.worker,
+           w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata,
+           CASE WHEN isfinite(w.started_at) THEN w.started_at ELSE statement_timestamp() END, w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at,
+           CASE WHEN isfinite(w.run_at) THEN w.run_at ELSE '1900-01-01' END, w.token_id
+    FROM workflow_kept k JOIN workflow_run w ON w.id = k.run AND w.lease_token = k.token
+    WHERE k.run = ANY (runs);
+    IF NOT FOUND THEN
+        RETURN NEXT; -- some are kept
+    END IF;
+END
+$fn$;
+COMMENT ON FUNCTION workflow_kept_v1(text[], boolean, integer) IS
+    'For workers: the outcomes kept for runs of some prefixes whose settling is to be tried again now, with what a lease of these runs brings. Nothing: none is kept at all. One row without an id: none is to be tried.';
+
+CREATE FUNCTION workflow_kept_refused_v1(run uuid, token uuid, sqlstate text, message text, "constraint" text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    bound  text[] := workflow_bound_prefixes();
+    before text   := workflow_advance('on');
+    noted  bigint;
+BEGIN
+    INSERT INTO workflow_set_aside AS a (kind, id, type, statement, sqlstate, message, "constraint", row_version)
+    SELECT 'run', w.id, left(w.type, 200), 'settle', left(workflow_kept_refused_v1.sqlstate, 5), left(workflow_kept_refused_v1.message, 4096), left(workflow_kept_refused_v1."constraint", 200), w.xmin
+    FROM workflow_kept k JOIN workflow_run w ON w.id = k.run AND w.status = 'leased' AND w.lease_token = k.token
+    WHERE k.run = workflow_kept_refused_v1.run AND k.token = workflow_kept_refused_v1.token AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound))
+    ON CONFLICT (kind, id) DO UPDATE
+    SET type = excluded.type, statement = excluded.statement, sqlstate = excluded.sqlstate, message = excluded.message, "constraint" = excluded."constraint",
+        last_tried_at = excluded.last_tried_at, due = false, row_version = excluded.row_version;
+    GET DIAGNOSTICS noted = ROW_COUNT;
+    PERFORM workflow_advance(before);
+    RETURN noted > 0;
+END
+$fn$;
+COMMENT ON FUNCTION workflow_kept_refused_v1(uuid, uuid, text, text, text) IS 'For workers: says that an outcome which is kept was refused once more, and why. False: it is not kept under this token.';
+
+-- Called before anything else is locked. What was refused for the same reasons is due, too. Where the transaction is rolled back, all is kept as before.
+CREATE FUNCTION workflow_kept_over_v1(runs uuid[], tokens uuid[]) RETURNS SETOF uuid
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    bound  text[] := workflow_bound_prefixes();
+    before text   := workflow_advance('on');
+    mine   uuid[];
+    open   uuid;
+BEGIN
+    mine := ARRAY(
+        SELECT k.run FROM unnest(runs, tokens) AS g (run, token) JOIN workflow_kept k ON k.run = g.run AND k.token = g.token JOIN workflow_run w ON w.id = k.run
+        WHERE bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound));
+    FOR open IN SELECT x.id FROM workflow_kept k JOIN incident x ON x.id = k.incident WHERE k.run = ANY (mine) ORDER BY x.instance_id LOOP
+        PERFORM workflow_incident_over(open, 'its outcome could be recorded');
+    END LOOP;
+    WITH gone AS (
+        DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = ANY (mine) RETURNING a.*
+    ), others AS (
+        SELECT y.kind, y.id
+        FROM workflow_set_aside y
+        WHERE y.kind = 'run' AND NOT y.due AND y.id <> ALL (mine)
+          AND (y.type, y.statement, y.sqlstate, y."constraint") IN (SELECT g.type, g.statement, g.sqlstate, g."constraint" FROM gone g)
+        LIMIT 10000
+        FOR UPDATE SKIP LOCKED
+    )
+    UPDATE workflow_set_aside a SET due = true FROM others o WHERE a.kind = o.kind AND a.id = o.id;
+    RETURN QUERY DELETE FROM workflow_kept k USING unnest(runs, tokens) AS g (run, token) WHERE k.run = ANY (mine) AND k.run = g.run AND k.token = g.token RETURNING k.run;
+    PERFORM workflow_advance(before);
+END
+$fn$;
+COMMENT ON FUNCTION workflow_kept_over_v1(uuid[], uuid[]) IS 'For workers: outcomes are kept no more, as the caller''s transaction records them, or as they had effects and could be recorded. Returns the runs of which one was kept under these tokens.';
+
+-- A process of two steps, and two of it: one at the first, which goes on, and one at the last, which ends. It is the same definition each time: engines
+-- remember what they have read.
+CREATE FUNCTION workflow_control_v1() RETURNS TABLE (id uuid, token uuid)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_variable
+DECLARE
+    definition uuid := '6d0c2f0a-6b1e-4b43-9d0f-5a7e2f1c9b11';
+    before     text;
+    place      text;
+BEGIN
+    IF workflow_bound_prefixes() IS NOT NULL THEN
+        RAISE EXCEPTION 'workflow_control: role % may not settle steps of processes', workflow_role() USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    before := workflow_advance('on');
+    INSERT INTO process_definition (id, definition)
+    VALUES (definition, '{"process": "workflow-control", "version": 1, "start": "a", "nodes": {"a": {"do": "workflow.control.v1", "to": "b"}, "b": {"do": "workflow.control.v1"}}}');
+    FOREACH place IN ARRAY '{a,b}'::text[] LOOP
+        id := workflow_uuid();
+        token := workflow_uuid();
+        INSERT INTO process_instance (id, process_definition_id, status, live_tokens, ready_tokens, started_at) VALUES (id, definition, 'IN_PROGRESS', 1, 1, now());
+        INSERT INTO process_token (id, instance_id, node, state) VALUES (id, id, place, 'Ready');
+        INSERT INTO workflow_run (id, type, token_id, node) VALUES (id, 'workflow.control.v1', id, place);
+        UPDATE workflow_run w
+        SET status = 'leased', lease_token = token, leased_by = 'control', lease_no = 1, started_at = now(), lease_until = now(), updated_at = clock_timestamp()
+        WHERE w.id = workflow_control_v1.id;
+        RETURN NEXT;
+    END LOOP;
+    PERFORM workflow_advance(before);
+END
+$fn$;
+COMMENT ON FUNCTION workflow_control_v1() IS 'For workers: makes leased steps of a process, to see whether settling such works at all. The caller''s transaction is to be rolled back.';
+
+-- ---------------------------------------------------------------------------------
+-- What is kept is passed over, tried again, and forgotten.
+-- ---------------------------------------------------------------------------------
+
+-- What was kept counts no more. Where the row of the instance refuses that its incident is over, it stays.
+CREATE FUNCTION workflow_kept_forget(gone workflow_kept[], "by" text) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+DECLARE
+    k workflow_kept;
+BEGIN
+    FOREACH k IN ARRAY coalesce(gone, '{}') LOOP
+        DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = k.run AND a.statement = 'settle';
+        IF k.incident IS NOT NULL THEN
+            BEGIN
+                PERFORM workflow_incident_over(k.incident, workflow_kept_forget."by");
+            EXCEPTION WHEN OTHERS OR assert_failure THEN
+                RAISE LOG 'incident % stays open: %', k.incident, SQLERRM;
+            END;
+        END IF;
+    END LOOP;
+END
+$fn$;
+
+-- A lease of more than a day is none that a worker takes: it counts as expired, as one without an end does.
+CREATE OR REPLACE FUNCTION workflow_expired(from_at timestamptz, steps boolean, most integer, OUT ids uuid[], OUT oldest timestamptz, OUT passing boolean)
+LANGUAGE plpgsql AS $fn$
+DECLARE
+    bound text[]      := workflow_bound_prefixes();
+    own   boolean     := bound IS NULL;
+    plain boolean     := bound IS NOT NULL;
+    keeps boolean     := EXISTS (SELECT FROM workflow_kept);
+    since timestamptz := CASE WHEN from_at < '1901-01-01' THEN '-infinity' ELSE from_at END;
+BEGIN
+    passing := EXISTS (SELECT FROM workflow_set_aside);
+    SELECT w.started_at INTO oldest
+    FROM workflow_run w
+    WHERE w.status = 'leased' AND w.started_at >= since AND (own OR w.type ^@ ANY (bound))
+    ORDER BY w.started_at
+    LIMIT 1;
+    IF pg_postmaster_start_time() >= clock_timestamp() - interval '2 seconds' THEN
+        RETURN; -- living owners use the time to reconnect and extend their leases
+    END IF;
+    SELECT array_agg(e.id) INTO ids
+    FROM (
+        SELECT w.id
+        FROM workflow_run w
+        WHERE w.status = 'leased' AND w.started_at >= oldest AND (w.lease_until < clock_timestamp() OR w.lease_until > clock_timestamp() + interval '25 hours')
+          AND (w.attempt < w.max_attempts OR steps OR w.token_id IS NULL)
+          AND (own OR w.type ^@ ANY (bound)) AND (NOT plain OR w.token_id IS NULL)
+          AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = w.id AND a.row_version = w.xmin AND NOT a.due))
+          AND (NOT keeps OR NOT EXISTS (SELECT FROM workflow_kept k WHERE k.run = w.id AND k.token = w.lease_token))
+        ORDER BY w.started_at
+        LIMIT most
+        FOR UPDATE SKIP LOCKED) e;
+    IF since = '-infinity' AND coalesce(cardinality(ids), 0) < most THEN -- those without a beginning, which no worker has made
+        ids := ids || ARRAY(
+            SELECT w.id
+            FROM workflow_run w
+            WHERE w.status = 'leased' AND w.started_at IS NULL AND (w.lease_until IS NULL OR w.lease_until < clock_timestamp() OR w.lease_until > clock_timestamp() + interval '25 hours')
+              AND (w.attempt < w.max_attempts OR steps OR w.token_id IS NULL)
+              AND (own OR w.type ^@ ANY (bound)) AND (NOT plain OR w.token_id IS NULL)
+              AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = w.id AND a.row_version = w.xmin AND NOT a.due))
+              AND (NOT keeps OR NOT EXISTS (SELECT FROM workflow_kept k WHERE k.run = w.id AND k.token = w.lease_token))
+            LIMIT most - coalesce(cardinality(ids), 0)
+            FOR UPDATE SKIP LOCKED);
+    END IF;
+    -- Once more, now that they are locked: an outcome may have been kept since the statement above began to look.
+    IF cardinality(ids) > 0 AND EXISTS (SELECT FROM workflow_kept) THEN
+        ids := ARRAY(SELECT i FROM unnest(ids) AS i WHERE NOT EXISTS (SELECT FROM workflow_kept k JOIN workflow_run w ON w.id = k.run AND w.lease_token = k.token WHERE k.run = i));
+    END IF;
+END
+$fn$;
+
+-- Every ten seconds, whoever calls it: one for each reason, and those that have waited for ten minutes, a hundred at a time, as far as the caller
+-- may lease them. What is over is forgotten.
+CREATE OR REPLACE FUNCTION workflow_try_again_v1() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    bound text[] := workflow_bound_prefixes();
+    before text := coalesce(current_setting('workflow.advance', true), '');
+    gone   workflow_kept[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM workflow_set_aside) AND NOT EXISTS (SELECT FROM workflow_kept) THEN
+        RETURN;
+    END IF;
+    PERFORM set_config('workflow.advance', 'on', true);
+    WITH over AS ( -- settled by who had it still, cancelled, released: the run goes on without what is kept
+        DELETE FROM workflow_kept x
+        WHERE x.run IN (SELECT k.run FROM workflow_kept k LEFT JOIN workflow_run r ON r.id = k.run
+                        WHERE (r.status = 'leased' AND r.lease_token = k.token) IS NOT TRUE AND (bound IS NULL OR r.token_id IS NULL AND r.type ^@ ANY (bound))
+                        LIMIT 1000 FOR UPDATE OF k SKIP LOCKED)
+        RETURNING x.*
+    )
+    SELECT array_agg(o) INTO gone FROM over o;
+    PERFORM workflow_kept_forget(gone, 'its run has gone on');
+    DELETE FROM workflow_set_aside a
+    WHERE a.kind = 'run' AND a.id IN (
+        SELECT x.id FROM workflow_set_aside x LEFT JOIN workflow_run r ON r.id = x.id
+        WHERE x.kind = 'run' AND (r.id IS NULL OR r.status NOT IN ('pending', 'leased') OR r.deleted_at IS NOT NULL) AND (bound IS NULL OR x.type ^@ ANY (bound))
+        LIMIT 1000 FOR UPDATE OF x SKIP LOCKED);
+    UPDATE workflow_set_aside a
+    SET due = true, last_tried_at = clock_timestamp()
+    WHERE (a.kind, a.id) IN (
+        SELECT x.kind, x.id
+        FROM workflow_set_aside x
+        WHERE (x.kind, x.id) IN (
+            (SELECT y.kind, (array_agg(y.id ORDER BY y.last_tried_at))[1]
+             FROM workflow_set_aside y
+             WHERE bound IS NULL OR y.type ^@ ANY (bound)
+             GROUP BY y.kind, y.type, y.statement, y.sqlstate, y."constraint"
+             HAVING max(y.last_tried_at) < clock_timestamp() - interval '8 seconds') -- a try may come two seconds after it is due
+            UNION
+            (SELECT y.kind, y.id FROM workflow_set_aside y
+             WHERE y.last_tried_at < clock_timestamp() - interval '10 minutes' AND (bound IS NULL OR y.type ^@ ANY (bound))
+             ORDER BY y.last_tried_at LIMIT 100))
+        FOR UPDATE SKIP LOCKED);
+    PERFORM set_config('workflow.advance', before, true);
+END
+$fn$;
+
+-- ---------------------------------------------------------------------------------
+-- For people.
+-- ---------------------------------------------------------------------------------
+
+CREATE FUNCTION workflow_settle_again(id uuid, on_behalf_of text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    before text;
+    seen   workflow_run;
+BEGIN
+    PERFORM workflow_behalf(workflow_settle_again.on_behalf_of, 'workflow_settle_again(uuid, text)'::regprocedure);
+    SELECT * INTO seen FROM workflow_run r WHERE r.id = coalesce((SELECT k.run FROM workflow_kept k WHERE k.incident = workflow_settle_again.id), workflow_settle_again.id);
+    IF NOT FOUND THEN
+        RETURN 'not found';
+    END IF;
+    before := workflow_advance('on');
+    UPDATE workflow_set_aside a SET due = true, last_tried_at = clock_timestamp() WHERE a.kind = 'run' AND a.id = seen.id;
+    IF NOT FOUND THEN
+        PERFORM workflow_advance(before);
+        RETURN 'not set aside: ' || seen.status;
+    END IF;
+    INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, data)
+    VALUES (seen.id, 'edited', workflow_actor(), seen.attempt, seen.lease_no, jsonb_build_object('tried_again', true, 'statement', left(current_query(), 1000)));
+    PERFORM workflow_advance(before);
+    RETURN 'tried again';
+END
+$fn$;
+COMMENT ON FUNCTION workflow_settle_again(uuid, text) IS
+    'Has a run that is set aside be tried again within seconds, by any worker: its outcome, or its lease. It is named by its id, or by that of its incident. Answers tried again, not set aside: <status>, or not found.';
+
+CREATE FUNCTION workflow_fail(id uuid, reason text, on_behalf_of text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    before text;
+    seen   workflow_run;
+    was    text;
+BEGIN
+    PERFORM workflow_behalf(workflow_fail.on_behalf_of, 'workflow_fail(uuid, text, text)'::regprocedure);
+    IF workflow_fail.reason IS NULL OR workflow_fail.reason !~ '\S' THEN
+        RAISE EXCEPTION 'workflow_fail: reason is missing' USING ERRCODE = 'check_violation', HINT = 'Say why it fails.';
+    END IF;
+    SELECT * INTO seen FROM workflow_run r WHERE r.id = workflow_fail.id FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'not found';
+    END IF;
+    SELECT k.verdict INTO was FROM workflow_kept k WHERE k.run = seen.id AND k.token = seen.lease_token FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'not kept: ' || seen.status;
+    END IF;
+    before := workflow_advance('on');
+    UPDATE workflow_kept k
+    SET verdict = 'failed', result = NULL, events = NULL, effects = false, delay = 0,
+        error = jsonb_build_object('code', 'failed_by_hand', 'message', left(workflow_actor() || ': ' || workflow_fail.reason, 4096), 'attempt', seen.attempt, 'lease_no', seen.lease_no, 'permanent', true),
+        last_error = left(workflow_actor() || ': ' || workflow_fail.reason, 4096)
+    WHERE k.run = seen.id;
+    UPDATE workflow_set_aside a SET due = true WHERE a.kind = 'run' AND a.id = seen.id;
+    INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, data)
+    VALUES (seen.id, 'edited', workflow_actor(), seen.attempt, seen.lease_no, jsonb_build_object('outcome_was', was, 'reason', workflow_fail.reason, 'statement', left(current_query(), 1000)));
+    PERFORM workflow_advance(before);
+    RETURN 'to be failed';
+END
+$fn$;
+COMMENT ON FUNCTION workflow_fail(uuid, text, text) IS
+    'Has a run fail whose outcome is refused and kept: what its handler returned is dropped, and a worker records the failure, with all that follows for its process. Answers to be failed, not kept: <status>, or not found.';
+
+CREATE OR REPLACE FUNCTION workflow_cancel(id uuid, reason text DEFAULT NULL, on_behalf_of text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    seen text;
+    kept workflow_kept;
+BEGIN
+    PERFORM workflow_behalf(workflow_cancel.on_behalf_of, 'workflow_cancel(uuid, text, text)'::regprocedure);
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
+    IF EXISTS (SELECT FROM workflow_kept k WHERE k.run = workflow_cancel.id) THEN
+        PERFORM FROM process_instance i -- before the run, as all do
+        WHERE i.id = (SELECT t.instance_id FROM workflow_run r JOIN process_token t ON t.id = r.token_id WHERE r.id = workflow_cancel.id) FOR NO KEY UPDATE;
+    END IF;
+    LOOP
+        UPDATE workflow_run r
+        SET status = 'cancelled', finished_at = now(), updated_at = clock_timestamp(), suspect = false,
+            lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL,
+            last_error = left(concat_ws(': ', 'cancelled', workflow_cancel.reason), 4096)
+        WHERE r.id = workflow_cancel.id AND r.status IN ('pending', 'leased');
+        IF FOUND THEN
+            PERFORM set_config('workflow.advance', 'on', true);
+            DELETE FROM workflow_kept k WHERE k.run = workflow_cancel.id RETURNING k.* INTO kept; -- what its handler has done is dropped
+            IF FOUND THEN
+                PERFORM workflow_kept_forget(ARRAY[kept], 'its step was cancelled');
+            END IF;
+            PERFORM set_config('workflow.advance', '', true);
+            RETURN 'cancelled';
+        END IF;
+        SELECT r.status INTO seen FROM workflow_run r WHERE r.id = workflow_cancel.id;
+        IF NOT FOUND THEN
+            RETURN 'not found';
+        ELSIF seen NOT IN ('pending', 'leased') THEN
+            RETURN 'too late: ' || seen;
+        END IF;
+        -- It was finished a moment ago and has been retried since: cancel it now.
+    END LOOP;
+END
+$fn$;
+
+CREATE OR REPLACE FUNCTION workflow_release(worker text, reason text, on_behalf_of text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+DECLARE
+    n bigint;
+BEGIN
+    PERFORM workflow_behalf(workflow_release.on_behalf_of, 'workflow_release(text, text, text)'::regprocedure);
+    PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
+    IF reason !~ '\S' OR reason IS NULL THEN
+        RAISE EXCEPTION 'workflow_release: reason is missing' USING ERRCODE = 'check_violation', HINT = 'Say why the leases are taken away.';
+    END IF;
+    UPDATE workflow_run r
+    SET status = 'pending', lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL, run_at = now(), updated_at = clock_timestamp(),
+        last_error = left('released by ' || workflow_actor() || ': ' || workflow_release.reason, 4096)
+    WHERE r.id IN (SELECT h.id FROM workflow_run h WHERE h.status = 'leased' AND h.leased_by = workflow_release.worker
+                     AND NOT EXISTS (SELECT FROM workflow_kept k WHERE k.run = h.id AND k.token = h.lease_token) -- no worker has that one
+                   ORDER BY h.id FOR NO KEY UPDATE);
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END
+$fn$;
+
+-- Runs that wait, and that no worker will ever lease as they are: which column it is, and what to do.
+CREATE OR REPLACE VIEW workflow_unleasable AS
+    SELECT a.id, a.type, a.statement, a.sqlstate, CASE WHEN has_table_privilege('workflow_history'::regclass, 'SELECT') THEN a.message ELSE '(hidden)' END AS message, -- it may quote a payload
+           a.since, a.last_tried_at, x.problem, x.fix, k.verdict AS kept, k.effects
+    FROM workflow_set_aside a
+    LEFT JOIN workflow_run r ON a.kind = 'run' AND r.id = a.id
+    LEFT JOIN workflow_kept k ON k.run = r.id AND k.token = r.lease_token
+    CROSS JOIN LATERAL (
+        SELECT p.problem, p.fix FROM (VALUES
+            (1, r.priority NOT BETWEEN -100 AND 100, 'priority is ' || r.priority, 'priority = 0'),
+            (2, r.attempt < 0 OR r.attempt > 1000, 'attempt is ' || r.attempt, 'attempt = 0'),
+            (3, r.max_attempts NOT BETWEEN 1 AND 1000, 'max_attempts is ' || r.max_attempts, 'max_attempts = 3'),
+            (4, r.lease_no < 0 OR r.lease_no > 9223372036854775000, 'lease_no is ' || r.lease_no, 'lease_no = 0'),
+            (5, NOT isfinite(r.run_at) OR r.run_at < '2000-01-01', 'run_at is ' || r.run_at, 'run_at = now()'),
+            (6, r.postponed < 0 OR r.postponed = 2147483647, 'postponed is ' || r.postponed, 'postponed = 0'),
+            (7, r.finished_at IS NOT NULL, 'finished_at is set, though it has not finished', 'finished_at = NULL'),
+            (8, a.statement = 'settle' AND a.sqlstate = '', 'what its handler returned cannot be recorded', NULL),
+            (9, true, 'the database refuses ' || CASE a.statement WHEN 'lease' THEN 'its lease' WHEN 'settle' THEN 'what its handler returned' ELSE 'to take its lease back' END || coalesce(' by ' || nullif(a."constraint", ''), ''), NULL)
+        ) AS p (place, holds, problem, fix)
+        WHERE p.holds
+        ORDER BY p.place LIMIT 1) AS x
+    WHERE a.statement <> 'settle' OR r.status = 'leased'; -- it has been settled at last
+COMMENT ON COLUMN workflow_unleasable.kept IS 'What becomes of the run once nothing refuses it: the verdict of the outcome that is kept. Null: none is kept.';
+COMMENT ON COLUMN workflow_unleasable.effects IS 'The outcome that is kept had effects, which are lost: its handler is started again once an outcome could be recorded.';
+
+CREATE OR REPLACE FUNCTION workflow_why(id uuid) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $fn$
+DECLARE
+    r      workflow_run;
+    p      workflow_pause;
+    tries  text;
+    error  text;
+    names  text;
+    able   boolean;
+    busy   boolean;
+    ahead  bigint;
+    aside  text;
+    k      workflow_kept;
+BEGIN
+    SELECT * INTO r FROM workflow_run w WHERE w.id = workflow_why.id;
+    IF NOT FOUND THEN
+        RETURN 'there is no such run, or retention has removed it';
+    END IF;
+    tries := r.attempt || ' of ' || r.max_attempts;
+    error := coalesce(' after «' || left(r.last_error, 200) || '»', '');
+    IF r.deleted_at IS NOT NULL THEN
+        RETURN 'deleted ' || workflow_span(workflow_age(r.deleted_at)) || ' ago' || coalesce(': ' || r.delete_reason, '');
+    END IF;
+    CASE r.status
+    WHEN 'succeeded' THEN
+        RETURN 'succeeded ' || workflow_span(workflow_age(r.finished_at)) || ' ago, at attempt ' || tries || coalesce(', by ' || r.settled_by, '');
+    WHEN 'cancelled' THEN
+        RETURN 'cancelled ' || workflow_span(workflow_age(r.finished_at)) || ' ago: ' || coalesce(r.last_error, '');
+    WHEN 'failed' THEN
+        RETURN 'failed ' || workflow_span(workflow_age(r.finished_at)) || ' ago, at attempt ' || tries || error || CASE
+            WHEN r.token_id IS NOT NULL THEN '; it is a step of a process, see SELECT process_why(' || coalesce(
+                (SELECT quote_literal(t.instance_id) FROM process_token t WHERE t.id = r.token_id), 'instance') || ')'
+            ELSE '; SELECT workflow_retry(' || quote_literal(r.id) || ') tries again' END;
+    WHEN 'leased' THEN
+        SELECT * INTO k FROM workflow_kept x WHERE x.run = r.id AND x.token = r.lease_token;
+        IF FOUND THEN
+            SELECT coalesce(u.problem || ' for ' || workflow_span(workflow_age(u.since)) || coalesce(' (' || coalesce('SQLSTATE ' || nullif(u.sqlstate, '') || ', ', '') || '«' || left(u.message, 200) || '»)', ''),
+                            'what its handler returned is about to be recorded') INTO aside
+            FROM (SELECT) AS one LEFT JOIN workflow_unleasable u ON u.id = r.id;
+            RETURN aside || CASE WHEN k.effects THEN '; its effects are lost, and its handler is started again once an outcome could be recorded'
+                                 ELSE '; it has ' || k.verdict || ': that is kept, and recorded once nothing refuses it' END
+                || ': mend what refuses it, SELECT workflow_settle_again(' || quote_literal(r.id) || ') has it tried at once; or workflow_fail, workflow_cancel';
+        END IF;
+        IF r.lease_until IS NULL THEN
+            RETURN 'leased by ' || coalesce(r.leased_by, 'nobody') || ' without an end, so it is never taken back: lease_until is null; set lease_until = now(), past the guards if need be';
+        ELSIF r.lease_until > clock_timestamp() THEN
+            SELECT u.problem || ' for ' || workflow_span(workflow_age(u.since)) || ' (' || coalesce('SQLSTATE ' || nullif(u.sqlstate, '') || ', ', '') || '«' || left(u.message, 200) || '»); '
+                || r.leased_by || ' keeps it, and tries again every half a minute: mend what refuses it, or cancel the run'
+            INTO aside FROM workflow_unleasable u WHERE u.id = r.id AND u.statement = 'settle';
+            IF FOUND THEN
+                RETURN aside;
+            END IF;
+            RETURN 'runs at ' || coalesce(r.leased_by, 'nobody') || ' for ' || workflow_span(workflow_age(r.started_at)) || ', attempt ' || tries
+                || '; its lease goes until ' || coalesce(to_char(r.lease_until, 'HH24:MI:SS'), r.lease_until::text) || ', and is extended while that worker lives';
+        END IF;
+    WHEN 'pending' THEN
+    ELSE
+        RETURN 'status ' || quote_literal(left(r.status, 40)) || ' does not exist, so nobody takes it: set status = ''pending'', past the guards if need be';
+    END CASE;
+    SELECT 'set aside for ' || workflow_span(workflow_age(u.since)) || ': ' || u.problem || ' (SQLSTATE ' || u.sqlstate || ', «' || left(u.message, 200) || '»); '
+        || coalesce('set ' || u.fix || ', then it is tried again at once', 'it is tried again when its row changes, and every ten minutes')
+    INTO aside FROM workflow_unleasable u WHERE u.id = r.id;
+    IF FOUND THEN
+        RETURN aside;
+    END IF;
+
+    SELECT string_agg(w.name, ', ' ORDER BY w.name), bool_or(EXISTS (SELECT FROM unnest(w.handlers) AS h WHERE workflow_covers(h, r.type))),
+           bool_and(w.running >= w.concurrency)
+    INTO names, able, busy
+    FROM workflow_live_worker w
+    WHERE EXISTS (SELECT FROM unnest(w.prefixes) AS x WHERE workflow_covers(x, r.type)) AND (w.steps OR r.token_id IS NULL);
+
+    IF r.status = 'leased' THEN
+        RETURN 'its lease at ' || coalesce(r.leased_by, 'nobody') || ' ran out ' || workflow_span(workflow_age(r.lease_until, clock_timestamp())) || ' ago: '
+            || CASE WHEN NOT EXISTS (SELECT FROM workflow_live_worker) THEN 'no worker lives to take it back; start one that covers ' || r.type
+                    WHEN names IS NULL THEN 'it will be taken back, but no live worker covers ' || r.type
+                    ELSE 'it will be taken back, for ' || names END;
+    END IF;
+    IF r.held_at IS NOT NULL THEN
+        RETURN coalesce((SELECT 'its process is paused since ' || coalesce(to_char(r.held_at, 'YYYY-MM-DD HH24:MI'), r.held_at::text) || ': SELECT process_resume(' || quote_literal(process_paused_with(i.id)) || ')'
+                         FROM process_token t JOIN process_instance i ON i.id = t.instance_id WHERE t.id = r.token_id AND i.paused_at = r.held_at),
+                        'held since ' || coalesce(to_char(r.held_at, 'YYYY-MM-DD HH24:MI'), r.held_at::text) || ': UPDATE workflow_run SET held_at = NULL WHERE id = ' || quote_literal(r.id));
+    END IF;
+    SELECT * INTO p FROM workflow_pause x WHERE x.resumed_at IS NULL AND workflow_covers(x.prefix, r.type) ORDER BY x.paused_at LIMIT 1;
+    IF FOUND THEN
+        RETURN 'prefix ' || p.prefix || ' is paused since ' || coalesce(to_char(p.paused_at, 'YYYY-MM-DD HH24:MI'), p.paused_at::text) || ' by ' || p.paused_by || ': ' || p.reason
+            || '; SELECT workflow_resume(' || quote_literal(p.prefix) || ')';
+    END IF;
+    IF r.run_at > clock_timestamp() THEN
+        RETURN 'due in ' || workflow_span(-workflow_age(r.run_at, clock_timestamp())) || CASE
+            WHEN r.attempt > 0 THEN ': attempt ' || r.attempt::bigint + 1 || ' of ' || r.max_attempts || error
+            WHEN r.postponed > 0 THEN ': its handler has put it off, ' || r.postponed || ' times so far'
+            ELSE '' END;
+    END IF;
+    IF names IS NULL THEN
+        RETURN 'no live worker covers ' || r.type || '; ' || coalesce(
+            'those that live cover ' || (SELECT string_agg(DISTINCT x, ', ') FROM workflow_live_worker w CROSS JOIN unnest(w.prefixes) AS x), 'none lives at all');
+    ELSIF NOT able THEN
+        RETURN names || ' will take it and fail it: no handler for ' || r.type || ' is registered there';
+    END IF;
+    ahead := (SELECT sum(l.due) FROM workflow_lane l
+              WHERE l.priority > r.priority AND NOT l.suspect
+                AND EXISTS (SELECT FROM workflow_live_worker w
+                            WHERE EXISTS (SELECT FROM unnest(w.prefixes) AS x WHERE workflow_covers(x, r.type))
+                              AND EXISTS (SELECT FROM unnest(w.prefixes) AS x WHERE workflow_covers(x, l.type))));
+    RETURN 'due for ' || workflow_span(workflow_age(r.run_at, clock_timestamp())) || ': ' || CASE
+        WHEN r.suspect THEN 'its last lease ran out, so it is watched: such runs are started one at a time by ' || names
+        WHEN ahead > 0 THEN ahead || ' runs of higher priority go first at ' || names
+        WHEN busy THEN names || ' cover it, and have no slot free'
+        ELSE names || ' cover it, and will take it in its turn' END;
+END
+$fn$;
+
+CREATE OR REPLACE VIEW workflow_working AS
+    SELECT r.id, r.type, r.leased_by, workflow_age(r.started_at) AS since, r.attempt, r.max_attempts, r.lease_until, r.deadline_at,
+           r.lease_until < now() AND k.run IS NULL AS expired, r.token_id IS NOT NULL AS step, k.verdict AS kept
+    FROM workflow_run r
+    LEFT JOIN workflow_kept k ON k.run = r.id AND k.token = r.lease_token
+    WHERE r.status = 'leased'
+    ORDER BY r.started_at;
+COMMENT ON COLUMN workflow_working.kept IS 'It does not run any more: this is what it has come to, which the database refuses to record. Null: it runs.';
+
+-- Who works goes on to work, and who may cancel may do this, until `workflowctl roles` is run again.
+DO $do$
+DECLARE
+    own constant regnamespace := (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass);
+    f   regprocedure;
+    g   record;
+BEGIN
+    FOR f IN SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = own
+             AND p.proname = ANY ('{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_kept_incident, workflow_incident_over,
+                 workflow_kept_forget, workflow_settle_again, workflow_fail}'::text[]) LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
+    FOR g IN
+        SELECT f.name, a.grantee::regrole AS holder
+        FROM (VALUES ('workflow_unsettled_v1', '{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1}'::text[]), ('workflow_cancel', '{workflow_settle_again, workflow_fail}')) AS x (as_before, names)
+        JOIN pg_proc p ON p.pronamespace = own AND p.proname = x.as_before
+        CROSS JOIN LATERAL aclexplode(p.proacl) AS a
+        JOIN pg_proc n ON n.pronamespace = own AND n.proname = ANY (x.names)
+        CROSS JOIN LATERAL (SELECT n.oid::regprocedure AS name) AS f
+        WHERE a.privilege_type = 'EXECUTE' AND a.grantee NOT IN (0, p.proowner)
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', g.name, g.holder);
+    END LOOP;
 END
 $do$;

@@ -20,7 +20,8 @@ BEGIN ATOMIC
     process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate,
     process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, outbox_replayed, message_key, workflow_bound,
     workflow_bound_rule, workflow_bound_check,
-    workflow_fault}'::text[]) AS n
+    workflow_fault,
+    workflow_kept}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;
 
@@ -46,5 +47,6 @@ BEGIN ATOMIC
         outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1, workflow_refuse_bound, process_instance_refuse_words, workflow_run_refuse_mark, workflow_refuse_step, process_refuse_list,
         workflow_open_rows, workflow_key_of, workflow_beyond, workflow_row_is, workflow_mend_v1, workflow_out_of_bounds, workflow_add_bounds_v1, workflow_validate_bounds_v1,
         workflow_beside, workflow_lease_v2,
-        workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_unremoved_id, workflow_unremoved_v1}'::text[]);
+        workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_unremoved_id, workflow_unremoved_v1,
+        workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_kept_incident, workflow_incident_over, workflow_kept_forget, workflow_settle_again, workflow_fail}'::text[]);
 END;

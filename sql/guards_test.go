@@ -45,6 +45,7 @@ const planted = `
 	INSERT INTO outbox_replayed (actor, events) VALUES ('x', 1);
 	INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) VALUES ('run', '$', 'a.b', 'lease', 'P0001', 'x', '', '1');
 	INSERT INTO workflow_fault VALUES ('lease', 'x', '42P01', 'x', now(), now());
+	INSERT INTO workflow_kept (run, token, verdict, delay, effects, worker) VALUES ('$', '$', 'succeeded', 0, false, 'w');
 	INSERT INTO outbox_aggregate (id) VALUES ('$');
 	INSERT INTO message_key (hash) VALUES (1);
 	INSERT INTO workflow_schema (version, name, sha256) VALUES (9999, 'x', 'x');`
@@ -133,7 +134,7 @@ func another(table, column, typ, identity string) string {
 		return `gen_random_uuid()`
 	case "text":
 		return `coalesce(` + column + `, '') || 'x'`
-	case "integer", "bigint", "smallint":
+	case "integer", "bigint", "smallint", "double precision":
 		return `coalesce(` + column + `, 0) + 1`
 	case "boolean":
 		return `NOT ` + column

@@ -26,7 +26,7 @@ const (
 )
 
 // commit records a batch in one statement, or in one transaction where hooks, effects or
-// events take part. It is the one place in which a worker opens a transaction. lost are
+// events take part. Transactions are opened here, and for what is kept (kept.go). lost are
 // those whose lease is no longer ours.
 func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, err error) {
 	outcomes := make([]run.Outcome, len(batch))

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -103,6 +104,13 @@ func (w *Worker) letGo(ctx context.Context) {
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), obey)
 	defer done()
 	_, err := run.Settle(call, w.db, w.name, outcomes)
+	if err != nil && code(err) != "" && len(outcomes) > 1 { // one of them, perhaps
+		err = nil
+		for i := range outcomes {
+			_, problem := run.Settle(call, w.db, w.name, outcomes[i:i+1])
+			err = errors.Join(err, problem)
+		}
+	}
 	w.config.Logger.Warn("runs could not be settled before the worker stopped", "runs", len(outcomes), "handed_back", err == nil)
 }
 

@@ -15,8 +15,10 @@ import (
 // A Hook takes part in settle transactions, a batch at a time. It is how process graphs
 // advance when their steps are settled. What a hook is about is settled in a transaction; a
 // batch that fails is split until the guilty settlement stands alone. Then a success that
-// the database refuses for its data becomes a failure (code result_rejected), and after any
-// other error the same settlement is tried again, ever more slowly, while its lease lasts.
+// the database refuses for its data becomes a failure (code result_rejected); after any
+// other error the same settlement is tried again, and in the end kept for later, with any worker's hooks.
+// Before that, hooks that are about steps of processes are tried with steps of type workflow.control.v1,
+// in a transaction that is rolled back.
 type Hook struct {
 	// Concerns tells which runs the hook is about; the other functions see no others, and
 	// batches without any are settled as if there were no hook. Nil: all.

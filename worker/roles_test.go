@@ -17,7 +17,7 @@ import (
 )
 
 // A worker whose role is bound to a prefix does all that workers do with the runs of it: lease, extend,
-// settle, try again, append events, take back what has expired, honour a pause, and say that it is
+// settle, try again, append events, take back what has expired, keep what is refused, honour a pause, and say that it is
 // there. Of other runs it knows nothing, whatever prefixes it is configured for.
 func TestBoundWorker(t *testing.T) {
 	t.Parallel()
@@ -31,7 +31,7 @@ func TestBoundWorker(t *testing.T) {
 	if err := sql.BindWorker(t.Context(), conn, named, named+"_bound", []string{"test."}); err != nil {
 		t.Fatal(err)
 	}
-	var twice, others atomic.Int32
+	var twice, odd, others atomic.Int32
 	handle(mux, "test.fine", func(context.Context) error { return nil })
 	handle(mux, "test.long", func(ctx context.Context) error { time.Sleep(3 * time.Second); return ctx.Err() }) // needs heartbeats
 	handle(mux, "test.twice", func(ctx context.Context) error {
@@ -41,6 +41,7 @@ func TestBoundWorker(t *testing.T) {
 		return worker.Emit(ctx, outbox.Event{Aggregate: run.FromContext(ctx).ID, Type: "test.done", Payload: empty{}})
 	})
 	handle(mux, "test.never", func(context.Context) error { return run.Permanent(errors.New("no")) })
+	handle(mux, "test.odd", func(context.Context) error { odd.Add(1); return nil })
 	handle(mux, "other.x", func(context.Context) error { others.Add(1); return nil })
 
 	expired := enqueue(t, owner, "test.fine", empty{})
@@ -52,6 +53,13 @@ func TestBoundWorker(t *testing.T) {
 		if r := finished(t, owner, enqueue(t, owner, typ, empty{})); r.Status != want {
 			t.Errorf("%s is %s, want %s", typ, r.Status, want)
 		}
+	}
+	refuse(t, owner, "test.odd", "XX123", leaves)
+	refused := enqueue(t, owner, "test.odd", empty{})
+	told(t, owner, refused)
+	execute(t, owner, `DROP TRIGGER refuse ON workflow_run`)
+	if r := finished(t, owner, refused); r.Status != run.Succeeded || odd.Load() != 1 {
+		t.Errorf("what was refused is %s, and was started %d times", r.Status, odd.Load())
 	}
 	if r := finished(t, owner, expired); r.Status != run.Succeeded || r.Attempt != 2 {
 		t.Errorf("what had expired is %s at attempt %d, want succeeded at 2", r.Status, r.Attempt)

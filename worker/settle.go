@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -20,8 +21,10 @@ const (
 	settleBytes    = 4 << 20               // of results, after which a batch is full: it has settleTimeout
 	soloSettlers   = 4                     // settle one outcome at a time
 	quickRetry     = time.Second           // the longest pause while the database is in trouble
-	slowRetry      = 30 * time.Second      // the longest pause while one outcome is refused
-	enoughRefusals = 5                     // of one outcome, before people are told
+	slowRetry      = 5 * time.Second       // the longest pause while no outcome at all can be recorded
+	enoughRefusals = 5                     // of one outcome, before it is kept
+	refusalSpan    = time.Minute           // the longest time between two that are counted together
+	believed       = time.Minute           // how long a code that tells of passing trouble is not taken for a run's own: a trigger may raise any
 )
 
 // settleBatches settles outcomes, many at a time, until ctx ends.
@@ -109,6 +112,17 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 	}
 }
 
+// doubtful reports whether a batch has been answered, and not recorded, for so long that a code which tells of passing
+// trouble may be one run's own.
+func doubtful(batch []*job) bool {
+	for _, j := range batch {
+		if !j.answered.IsZero() && time.Since(j.answered) > believed {
+			return true
+		}
+	}
+	return false
+}
+
 // setAside leaves one outcome to settleAlone.
 func (w *Worker) setAside(ctx context.Context, j *job) {
 	select {
@@ -183,10 +197,10 @@ func (w *Worker) settleSolos(ctx context.Context) {
 	}
 }
 
-// settleAlone records one outcome, however often that has to be tried. What is the handler's
-// fault becomes its failure; all other trouble is charged to nobody.
+// settleAlone records one outcome. What is the handler's fault becomes its failure; all other trouble is charged to
+// nobody, and tried again; but an outcome that is refused time and again, while others are not, is kept for later.
 func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
-	refusals, told := 0, false
+	var r refusals
 	var sure sureness
 	for pause, again := retries(), false; ; again = true {
 		// Who waits for a row that is locked does so without a turn, or others would have none.
@@ -226,16 +240,19 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 				continue
 			}
 		}
-		if !frozen && (effect != nil || refused(err) && w.failable(ctx, j)) && w.blame(j, err) { // or it is not what the handler returned that is refused
+		if !frozen && (effect != nil || refusesValue(err) && w.failable(ctx, j)) && w.blame(j, err) { // or it is not what the handler returned that is refused
 			sure = sureness{}
 			continue
 		}
 		pause.MaxInterval = quickRetry
-		if !frozen && !transient(err) {
-			pause.MaxInterval = slowRetry
+		if !frozen && r.count(j, err) {
 			w.jobs.park(j)
-			if refusals++; refusals >= enoughRefusals {
-				told = w.tellUnsettled(ctx, j, err, told)
+			j.unblame()
+			if r.n >= enoughRefusals {
+				if w.keep(ctx, j, err) {
+					return
+				}
+				pause.MaxInterval = slowRetry
 			}
 		}
 		w.complain("cannot settle; trying again", "runs", 1, "err", loggable(err))
@@ -243,13 +260,33 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 	}
 }
 
+// refusals counts the tries of one outcome in which the error was its own. Time in outages and behind locks does not count.
+type refusals struct {
+	n    int
+	last time.Time
+}
+
+// count reports whether an error of a try counts.
+func (r *refusals) count(j *job, err error) bool {
+	if code(err) == "55P03" || transient(err) && !doubtful([]*job{j}) { // 55P03: lock_not_available
+		return false
+	}
+	if time.Since(r.last) > refusalSpan {
+		r.n = 0
+	}
+	r.n, r.last = r.n+1, time.Now()
+	return true
+}
+
 // blame turns a success that cannot be recorded for the handler's own fault into a failure,
 // and a failure whose description cannot be stored into one that says so. It reports whether
 // there is something new to be tried.
 func (w *Worker) blame(j *job, err error) bool {
 	var effect *effectError
+	value := refusesValue(err) && (j.offered == nil || !j.offered.refused)
 	switch {
-	case j.outcome.Failure != nil && refused(err) && !j.plainly:
+	case j.outcome.Failure != nil && value && !j.plainly:
+		j.offer()
 		j.plainly = true
 		j.outcome.Failure = run.NewFailure(rejected(errors.New("the description of the failure could not be stored")), j.Info)
 		return true
@@ -257,7 +294,8 @@ func (w *Worker) blame(j *job, err error) bool {
 		return false
 	case errors.As(err, &effect):
 		err = effect.err
-	case refused(err):
+	case value:
+		j.offer()
 		err = rejected(fmt.Errorf("the database refuses the result: %w", sanitized(err)))
 	default:
 		return false
@@ -265,6 +303,29 @@ func (w *Worker) blame(j *job, err error) bool {
 	j.outcome = w.judge(j, nil, err, context.Cause(j.ctx))
 	j.extras.drop()
 	return true
+}
+
+// An offer is an outcome before it was changed because the database seemed to object to what is to be stored.
+type offer struct {
+	outcome run.Outcome
+	effects []func(pgx.Tx) error
+	events  []outbox.Event
+	refused bool // the changed one was refused as well: it was not for that
+}
+
+// offer remembers the outcome as it is, if it has not been changed yet.
+func (j *job) offer() {
+	if j.offered == nil {
+		j.offered = &offer{outcome: j.outcome, effects: j.extras.effects, events: j.extras.events}
+	}
+}
+
+// unblame makes the outcome again what it was, once what was made of it is refused, too: then what is stored does not matter.
+func (j *job) unblame() {
+	if o := j.offered; o != nil && !o.refused {
+		o.refused = true
+		j.outcome, j.extras.effects, j.extras.events = o.outcome, o.effects, o.events
+	}
 }
 
 // try records the outcomes of a batch once, and then frees their slots.
@@ -285,6 +346,11 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 			j.unsure = true
 			if j.failing.IsZero() {
 				j.failing = start
+			}
+			if code(err) == "" {
+				j.answered = time.Time{}
+			} else if j.answered.IsZero() {
+				j.answered = start
 			}
 		}
 		w.note(err)

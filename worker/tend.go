@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,9 +19,12 @@ const (
 	mostToldOf   = 10 // runs set aside at once; the table has all
 )
 
-// tend has runs that are set aside tried again when it is time, tells of statements that fail, and looks for types that stand
-// still although they need not, until ctx ends.
+// tend has runs that are set aside tried again when it is time, settles what is kept, tells of statements that fail, and looks
+// for types that stand still although they need not, until ctx ends.
 func (w *Worker) tend(ctx context.Context) {
+	var kept sync.WaitGroup
+	defer kept.Wait()
+	kept.Go(func() { w.settleKept(ctx) })
 	looked := time.Now()
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
@@ -78,23 +82,4 @@ func (w *Worker) tellAside(aside []lease.Aside) {
 	if more := len(aside) - mostToldOf; more > 0 {
 		w.config.Logger.Error("more runs set aside; see workflow_unleasable", "runs", more)
 	}
-}
-
-// tellUnsettled says where people look that the outcome of a job is refused, and the first time in the log, too. It reports
-// whether it has been told.
-func (w *Worker) tellUnsettled(ctx context.Context, j *job, cause error, before bool) bool {
-	call, done := context.WithTimeout(ctx, tendTimeout)
-	defer done()
-	told, err := lease.TellUnsettled(call, w.db, j.ID, j.Token, cause)
-	switch {
-	case err != nil && ctx.Err() == nil:
-		w.note(err)
-		w.complain("cannot tell that an outcome is refused; trying again", "err", loggable(err))
-	case told && !before:
-		w.logger(&j.Lease).Error("outcome refused time and again; it is kept, and tried again: see workflow_unleasable", "sqlstate", code(cause))
-		if w.config.Observe.SetAside != nil {
-			w.config.Observe.SetAside(j.Type)
-		}
-	}
-	return told || before
 }

@@ -174,6 +174,12 @@ func down(err error) bool {
 // the statement's.
 func refused(err error) bool { return code(err) != "" && fault.Of(err) == fault.Halve }
 
+// refusesValue reports whether the database seems to object to what is to be stored: a data exception, a constraint, a program limit, or
+// what a trigger raised.
+func refusesValue(err error) bool {
+	return refused(err) && slices.Contains([]string{"22", "23", "54", "P0"}, code(err)[:2])
+}
+
 // unreachable reports whether the database can do nothing at all for the moment: no
 // connection, no room, going down or coming up.
 func unreachable(err error) bool {

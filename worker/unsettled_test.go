@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"regexp"
 	"strings"
@@ -9,10 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -48,7 +52,7 @@ func TestUnsettledIsTold(t *testing.T) {
 			}
 			id := enqueue(t, pool, "test.odd.v1", empty{})
 			var log journal
-			w, _ := work(t, pool, mux, func(cfg *worker.Config) {
+			work(t, pool, mux, func(cfg *worker.Config) {
 				cfg.Logger = log.logger()
 				cfg.Hooks = []worker.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
 					for _, s := range batch {
@@ -59,13 +63,11 @@ func TestUnsettledIsTold(t *testing.T) {
 					return nil
 				})}}
 			})
-			pgtest.AwaitFor(t, quick, "it to be told", func() bool {
-				return query[int](t, pool, `SELECT count(*) FROM workflow_unleasable WHERE id = $1`, id) == 1
-			})
-			if got := query[string](t, pool, `SELECT concat_ws('|', statement, sqlstate, message, problem) FROM workflow_unleasable`); got != c.says {
+			told(t, pool, id)
+			if got := query[string](t, pool, `SELECT concat_ws('|', statement, sqlstate, message, problem, kept) FROM workflow_unleasable`); got != c.says+"|succeeded" {
 				t.Errorf("workflow_unleasable says\n%s, want\n%s", got, c.says)
 			}
-			if why := query[string](t, pool, `SELECT workflow_why($1)`, id); !strings.HasPrefix(why, c.why) || !strings.Contains(why, w.Name()+" keeps it, and tries again every half a minute") {
+			if why := query[string](t, pool, `SELECT workflow_why($1)`, id); !strings.HasPrefix(why, c.why) || !strings.Contains(why, "it has succeeded: that is kept, and recorded once nothing refuses it") {
 				t.Errorf("why: %s", why)
 			}
 			finished(t, pool, enqueue(t, pool, "test.even.v1", empty{}))
@@ -104,4 +106,303 @@ func TestNothingCanBeSettled(t *testing.T) {
 	}
 	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
 	drained(t, pool, 2*quick)
+}
+
+// told waits until the outcome of a run is kept, and people can see it.
+func told(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
+	t.Helper()
+	pgtest.AwaitFor(t, quick, "it to be told", func() bool {
+		return query[int](t, pool, `SELECT count(*) FROM workflow_unleasable WHERE id = $1 AND statement = 'settle' AND kept IS NOT NULL`, id) == 1
+	})
+}
+
+// refuse has a trigger of a user's refuse that runs of a type leave a lease for some of the states.
+func refuse(t *testing.T, pool *pgxpool.Pool, typ, sqlstate, states string) {
+	t.Helper()
+	execute(t, pool, `
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = '`+sqlstate+`'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW
+		WHEN (OLD.type = '`+typ+`' AND OLD.status = 'leased' AND NEW.status IN (`+states+`)) EXECUTE FUNCTION refuse()`)
+}
+
+const leaves = `'succeeded', 'failed', 'pending'`
+
+type answer struct{ Start int32 }
+
+// A run whose outcome is refused costs its worker nothing: the slot is free, the lease is not extended. It is not taken back, its handler is not
+// started again, whoever dies; what the handler returned is recorded by another worker once nothing refuses it.
+func TestOutcomeIsKept(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	var starts atomic.Int32
+	worker.Handle(mux, "test.odd.v1", func(context.Context, empty) (answer, error) { return answer{starts.Add(1)}, nil })
+	handle(mux, "test.even.v1", func(context.Context) error { return nil })
+	refuse(t, pool, "test.odd.v1", "XX123", `'succeeded', 'failed'`) // it may be taken back
+	id := enqueue(t, pool, "test.odd.v1", empty{})
+	_, stop := work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 1 })
+	told(t, pool, id)
+	until := query[time.Time](t, pool, `SELECT lease_until FROM workflow_run WHERE id = $1`, id)
+	addMany(t, pool, "test.even.v1", 20)
+	pgtest.AwaitFor(t, quick, "the others to end, and the lease, too", func() bool {
+		return query[bool](t, pool, `SELECT count(*) = 1 AND min(lease_until) < now() - interval '2 seconds' FROM workflow_run WHERE status IN ('pending', 'leased')`)
+	})
+	if now := query[time.Time](t, pool, `SELECT lease_until FROM workflow_run WHERE id = $1`, id); !now.Equal(until) {
+		t.Errorf("the lease was extended from %v to %v", until, now)
+	}
+	began := time.Now()
+	if err := stop(); err != nil || time.Since(began) > 3*time.Second {
+		t.Errorf("the worker stopped after %v: %v", time.Since(began), err)
+	}
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	var s seen
+	work(t, pool, mux, s.observe)
+	r := finished(t, pool, id)
+	if r.Status != run.Succeeded || r.Attempt != 1 || string(r.Result) != `{"Start": 1}` || starts.Load() != 1 {
+		t.Errorf("it is %s at attempt %d with %s, and was started %d times", r.Status, r.Attempt, r.Result, starts.Load())
+	}
+	if n := query[int](t, pool, `SELECT (SELECT count(*) FROM workflow_set_aside) + (SELECT count(*) FROM workflow_kept)`); n != 0 || s.get(&s.again) != 0 {
+		t.Errorf("%d are noted still, and %d were taken back", n, s.again)
+	}
+}
+
+// Who looks for expired leases sees an outcome that was kept meanwhile, and passes it over.
+func TestKeptWhileTakenBack(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	release := make(chan struct{})
+	handle(mux, "test.odd.v1", func(context.Context) error { <-release; return nil })
+	refuse(t, pool, "test.odd.v1", "XX123", `'succeeded', 'failed'`) // it may be taken back
+	id := enqueue(t, pool, "test.odd.v1", empty{})
+	work(t, pool, mux, nil)
+	pgtest.Await(t, "it to run", func() bool { return read(t, pool, id).Status == run.Leased })
+	close(release)
+	told(t, pool, id)
+	for range 3 { // with the note gone, too, or due: what is kept decides
+		execute(t, pool, `UPDATE workflow_run SET lease_until = now() - interval '1 minute' WHERE id = $1`, id)
+		execute(t, pool, `DELETE FROM workflow_set_aside`)
+		time.Sleep(time.Second)
+	}
+	if r := read(t, pool, id); r.Status != run.Leased || r.Attempt != 1 {
+		t.Errorf("it is %s at attempt %d", r.Status, r.Attempt)
+	}
+	told(t, pool, id)
+}
+
+// What an outcome emits is kept with it.
+func TestEventsAreKept(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	handle(mux, "test.odd.v1", func(ctx context.Context) error {
+		return worker.Emit(ctx, outbox.Event{Type: "odd.done", Payload: json.RawMessage(`{"n": 12345678901234567890}`), Headers: map[string]string{"a": "b"}})
+	})
+	refuse(t, pool, "test.odd.v1", "XX123", leaves)
+	id := enqueue(t, pool, "test.odd.v1", empty{})
+	work(t, pool, mux, nil)
+	told(t, pool, id)
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	finished(t, pool, id)
+	if got := query[string](t, pool, `SELECT string_agg(concat_ws(' ', aggregate_id = $1, event_type, payload, headers), '; ') FROM outbox_event`, id); got != `t odd.done {"n": 12345678901234567890} {"a": "b"}` {
+		t.Errorf("events: %s", got)
+	}
+}
+
+// An outcome with effects cannot be kept whole. Its lease is left to be taken back, as after a crash, but not before an outcome could be
+// recorded: until then its handler is not started again.
+func TestEffectsAreLost(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	execute(t, pool, `CREATE TABLE done (run uuid)`)
+	var starts atomic.Int32
+	handle(mux, "test.odd.v1", func(ctx context.Context) error {
+		starts.Add(1)
+		return worker.InSettle(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO done VALUES ($1)`, run.FromContext(ctx).ID)
+			return err
+		})
+	})
+	refuse(t, pool, "test.odd.v1", "XX123", `'succeeded'`)
+	id := enqueue(t, pool, "test.odd.v1", empty{})
+	work(t, pool, mux, nil)
+	told(t, pool, id)
+	if why := query[string](t, pool, `SELECT workflow_why($1)`, id); !strings.Contains(why, "its effects are lost, and its handler is started again once an outcome could be recorded") {
+		t.Errorf("why: %s", why)
+	}
+	pgtest.AwaitFor(t, quick, "its lease to run out", func() bool {
+		return query[bool](t, pool, `SELECT lease_until < now() - interval '2 seconds' FROM workflow_run WHERE id = $1`, id)
+	})
+	if query[string](t, pool, `SELECT workflow_settle_again($1)`, id) != "tried again" {
+		t.Error("it is not tried again")
+	}
+	pgtest.AwaitFor(t, quick, "it to be tried", func() bool { return query[bool](t, pool, `SELECT NOT due FROM workflow_set_aside`) })
+	time.Sleep(time.Second)
+	if r := read(t, pool, id); starts.Load() != 1 || r.Status != run.Leased {
+		t.Errorf("it is %s, and was started %d times", r.Status, starts.Load())
+	}
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	if r := finished(t, pool, id); r.Status != run.Succeeded || r.Attempt != 2 || starts.Load() != 2 || query[int](t, pool, `SELECT count(*) FROM done`) != 1 {
+		t.Errorf("it is %s at attempt %d, was started %d times, and has done %d", r.Status, r.Attempt, starts.Load(), query[int](t, pool, `SELECT count(*) FROM done`))
+	}
+}
+
+// A trigger that raises what otherwise tells of a bad value is told from one: if the failure is refused as well, the outcome is kept as it was.
+func TestRefusalIsNotOfTheValue(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	worker.Handle(mux, "test.odd.v1", func(context.Context, empty) (answer, error) { return answer{7}, nil })
+	refuse(t, pool, "test.odd.v1", "P0001", leaves)
+	id := enqueue(t, pool, "test.odd.v1", empty{})
+	work(t, pool, mux, nil)
+	told(t, pool, id)
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	if r := finished(t, pool, id); r.Status != run.Succeeded || string(r.Result) != `{"Start": 7}` {
+		t.Errorf("it is %s with %s: %s", r.Status, r.Result, r.Error)
+	}
+}
+
+// People can cancel what is kept, have it fail, or have it tried at once; what they do is on record, and the handler is not started again.
+func TestActingOnWhatIsKept(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	var starts atomic.Int32
+	handle(mux, "test.odd.v1", func(context.Context) error { starts.Add(1); return nil })
+	refuse(t, pool, "test.odd.v1", "XX123", `'succeeded', 'pending'`)
+	cancelled, failed, again := enqueue(t, pool, "test.odd.v1", empty{}), enqueue(t, pool, "test.odd.v1", empty{}), enqueue(t, pool, "test.odd.v1", empty{})
+	w, _ := work(t, pool, mux, nil)
+	for _, id := range []uuid.UUID{cancelled, failed, again} {
+		told(t, pool, id)
+	}
+	answers := func(want, sql string, args ...any) {
+		t.Helper()
+		if got := query[string](t, pool, sql, args...); got != want {
+			t.Errorf("%s answers %q, want %q", sql, got, want)
+		}
+	}
+	answers("0", `SELECT workflow_release($1, 'test')::text`, w.Name())
+	answers("cancelled", `SELECT workflow_cancel($1, 'enough')`, cancelled)
+	answers("to be failed", `SELECT workflow_fail($1, 'it is no use')`, failed)
+	answers("tried again", `SELECT workflow_settle_again($1)`, again)
+	answers("not set aside: cancelled", `SELECT workflow_settle_again($1)`, cancelled)
+	answers("not kept: cancelled", `SELECT workflow_fail($1, 'too late')`, cancelled)
+	answers("not found", `SELECT workflow_fail(gen_random_uuid(), 'none')`)
+	answers("not found", `SELECT workflow_settle_again(gen_random_uuid())`)
+	if r := finished(t, pool, failed); r.Status != run.Failed || failureOf(t, r).Code != "failed_by_hand" || !strings.HasSuffix(failureOf(t, r).Message, ": it is no use") {
+		t.Errorf("it is %s: %s", r.Status, r.Error)
+	}
+	answers("cancelled", `SELECT status FROM workflow_run WHERE id = $1`, cancelled)
+	pgtest.AwaitFor(t, quick, "it to be tried again", func() bool {
+		return query[bool](t, pool, `SELECT NOT due FROM workflow_set_aside WHERE id = $1`, again)
+	})
+	answers("1", `SELECT count(*)::text FROM workflow_kept`)
+	answers("true", `SELECT (count(*) = 2 AND bool_and(data ? 'statement' AND actor <> ''))::text FROM workflow_history WHERE event_type = 'edited'`)
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	if r := finished(t, pool, again); r.Status != run.Succeeded || starts.Load() != 3 {
+		t.Errorf("it is %s, and handlers were started %d times", r.Status, starts.Load())
+	}
+}
+
+// A worker that is told to stop while outcomes are refused ends in time, and what its handlers returned is not lost.
+func TestStopWhileRefused(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	var starts atomic.Int32
+	handle(mux, "test.odd.v1", func(context.Context) error { starts.Add(1); return nil })
+	refuse(t, pool, "test.odd.v1", "XX123", leaves)
+	addMany(t, pool, "test.odd.v1", 20)
+	_, stop := work(t, pool, mux, nil)
+	pgtest.AwaitFor(t, quick, "all to be started", func() bool { return starts.Load() == 20 })
+	began := time.Now()
+	if err := stop(); err != nil || time.Since(began) > 8*time.Second {
+		t.Errorf("it stopped after %v: %v", time.Since(began), err)
+	}
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_kept`); n != 20 {
+		t.Errorf("%d outcomes are kept, want 20", n)
+	}
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	work(t, pool, mux, nil)
+	drained(t, pool, quick)
+	if starts.Load() != 20 || query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`) != 20 {
+		t.Errorf("handlers were started %d times", starts.Load())
+	}
+}
+
+// If workers may not settle at all, no run is at fault.
+func TestNobodyMaySettle(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	handle(mux, "test.any.v1", func(context.Context) error { return nil })
+	addMany(t, pool, "test.any.v1", 5)
+	execute(t, pool, `ALTER FUNCTION workflow_settle_v1 RENAME TO elsewhere`)
+	var tries atomic.Int32
+	work(t, pool, mux, func(c *worker.Config) { c.Observe.SettleRun = func(int, time.Duration, error) { tries.Add(1) } })
+	pgtest.AwaitFor(t, quick, "each to be tried often enough", func() bool { return tries.Load() > 40 })
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_set_aside`); n != 0 {
+		t.Errorf("%d are set aside", n)
+	}
+	execute(t, pool, `ALTER FUNCTION elsewhere RENAME TO workflow_settle_v1`)
+	drained(t, pool, quick)
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`); n != 5 {
+		t.Errorf("%d have succeeded at once, want 5", n)
+	}
+}
+
+// Of many that are refused for the same reason one is tried; once it goes through, all are settled, and none is started again. What
+// can be recorded is not kept up by one that cannot.
+func TestManyAreKept(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	var starts, tries atomic.Int32
+	var dropped atomic.Bool
+	handle(mux, "test.odd.v1", func(context.Context) error { starts.Add(1); return nil })
+	refuse(t, pool, "test.odd.v1", "XX123", leaves)
+	addMany(t, pool, "test.odd.v1", 500)
+	work(t, pool, mux, func(c *worker.Config) {
+		c.Observe.SettleRun = func(int, time.Duration, error) {
+			if dropped.Load() {
+				tries.Add(1)
+			}
+		}
+	})
+	pgtest.AwaitFor(t, 2*quick, "all to be kept", func() bool { return query[int](t, pool, `SELECT count(*) FROM workflow_kept`) == 500 })
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run;`)
+	execute(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.payload->>'N' = '7' AND OLD.status = 'leased' AND NEW.status <> 'leased') EXECUTE FUNCTION refuse()`)
+	dropped.Store(true)
+	pgtest.AwaitFor(t, quick, "all but one to end", func() bool {
+		return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status <> 'succeeded'`) == 1
+	})
+	if n := tries.Load(); n > 150 {
+		t.Errorf("%d transactions were needed", n)
+	}
+	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+	drained(t, pool, quick)
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`); n != 500 || starts.Load() != 500 {
+		t.Errorf("%d have succeeded at once, and handlers were started %d times", n, starts.Load())
+	}
+}
+
+// A trigger may raise what otherwise tells that the server is going down. It is believed for a minute, and then the run is found.
+func TestRefusedWithACodeOfPassingTrouble(t *testing.T) {
+	t.Parallel()
+	for _, sqlstate := range []string{"57P03", "40001", "53300"} {
+		t.Run(sqlstate, func(t *testing.T) {
+			t.Parallel()
+			pool, mux := pgtest.New(t), worker.NewMux()
+			var starts atomic.Int32
+			handle(mux, "test.odd.v1", func(context.Context) error { starts.Add(1); return nil })
+			handle(mux, "test.even.v1", func(context.Context) error { return nil })
+			refuse(t, pool, "test.odd.v1", sqlstate, leaves)
+			id := enqueue(t, pool, "test.odd.v1", empty{})
+			addMany(t, pool, "test.even.v1", 5)
+			work(t, pool, mux, nil)
+			time.Sleep(30 * time.Second)
+			if n := query[int](t, pool, `SELECT count(*) FROM workflow_set_aside`); n != 0 {
+				t.Error("it is not believed")
+			}
+			pgtest.AwaitFor(t, 90*time.Second, "it to be told", func() bool { return query[int](t, pool, `SELECT count(*) FROM workflow_kept`) == 1 })
+			execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+			drained(t, pool, quick)
+			if r := finished(t, pool, id); r.Status != run.Succeeded || starts.Load() != 1 {
+				t.Errorf("it is %s, and was started %d times", r.Status, starts.Load())
+			}
+		})
+	}
 }

@@ -38,7 +38,7 @@ func (w *Worker) whose(ctx context.Context, j *job, err error, s *sureness) int 
 }
 
 // works reports whether what an outcome is refused by goes through for a control. For the statement that settles, that is a run which is made for
-// this, and for its events another one. For a hook's statements it is another outcome that was recorded with hooks since failed, or a plain failure of this run.
+// this, and for its events another one. For a hook's statements it is another outcome that was recorded with hooks since failed, or steps that are made for this.
 func (w *Worker) works(ctx context.Context, j *job, err error, failed time.Time) bool {
 	if errors.As(err, new(*lease.SettleError)) {
 		return true // the hook says itself that it is this one
@@ -52,10 +52,8 @@ func (w *Worker) works(ctx context.Context, j *job, err error, failed time.Time)
 	if !failed.IsZero() && w.hooked.time().After(failed) {
 		return true
 	}
-	return w.failable(call, j)
+	return w.othersGoThrough(call, &j.Lease) == nil
 }
-
-var errTried = errors.New("tried") // and undone
 
 // appends reports whether another event could be appended with the run's outcome. It is tried, and undone.
 func (w *Worker) appends(ctx context.Context, j *job) bool {
@@ -63,25 +61,22 @@ func (w *Worker) appends(ctx context.Context, j *job) bool {
 		if err := outbox.Append(ctx, tx, outbox.Event{Aggregate: j.ID, Type: "workflow.control", Payload: struct{}{}}); err != nil {
 			return err
 		}
-		return errTried
+		return errUndone
 	})
-	return errors.Is(problem, errTried)
+	return errors.Is(problem, errUndone)
 }
 
 // failable reports whether a plain failure of the run could be recorded instead of its outcome. It is tried, and undone.
 func (w *Worker) failable(ctx context.Context, j *job) bool {
 	call, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
-	failure := run.NewFailure(rejected(errTried), j.Info)
+	failure := run.NewFailure(rejected(errUndone), j.Info)
 	other := &job{Lease: j.Lease, outcome: run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Fail, Failure: failure}}
 	problem := pgx.BeginTxFunc(call, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		if _, err := w.record(call, tx, []*job{other}, []run.Outcome{other.outcome}); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(call, "SET CONSTRAINTS ALL IMMEDIATE"); err != nil {
-			return err
-		}
-		return errTried
+		return tried(call, tx)
 	})
-	return errors.Is(problem, errTried)
+	return errors.Is(problem, errUndone)
 }

@@ -54,7 +54,9 @@ var examinations = []string{
 	`SELECT false, 'prefix ' || prefix || ' is paused for ' || workflow_span(workflow_age(paused_at)) || ' by ' || paused_by || ': ' || reason, 'workflowctl resume ' || prefix
 	 FROM workflow_pause WHERE resumed_at IS NULL`,
 	`SELECT true, count(*) || ' leases have run out, the oldest ' || workflow_span(workflow_age(min(lease_until))) || ' ago: no worker takes them back', 'start a worker that covers ' || min(type)
-	 FROM workflow_run WHERE status = 'leased' AND lease_until < now() - interval '1 minute' HAVING count(*) > 0`,
+	 FROM workflow_run r WHERE status = 'leased' AND lease_until < now() - interval '1 minute'
+	   AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id) AND NOT EXISTS (SELECT FROM workflow_kept k WHERE k.run = r.id AND k.token = r.lease_token)
+	 HAVING count(*) > 0`,
 	`SELECT true, 'nothing of type ' || type || ' is leased, though it has been due for ' || workflow_span(due_for) || ', and ' || covered_by || ' could take it', 'the logs of these workers tell why'
 	 FROM workflow_stalled`,
 	`SELECT true, 'the statement «' || statement || '» fails for every row, for ' || workflow_span(workflow_age(since)) || ', as role ' || role || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', '') || ': no row is blamed for it, and none goes on',
@@ -62,8 +64,9 @@ var examinations = []string{
 	 FROM workflow_fault WHERE seen_at > clock_timestamp() - interval '1 minute' ORDER BY since`,
 	`SELECT sqlstate <> '55P03', 'run ' || id || ' of type ' || type || ' is set aside for ' || workflow_span(workflow_age(since)) || ': '
 	        || CASE WHEN sqlstate = '55P03' THEN 'it waits for a lock' WHEN statement = 'extend' THEN 'the database refuses its heartbeat, and its lease runs out' ELSE problem END || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
-	        coalesce(format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id),
-	                 format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id))
+	        CASE WHEN fix IS NOT NULL THEN format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id)
+	             ELSE format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id)
+	                  || CASE WHEN kept IS NOT NULL THEN format(', or at once: SELECT workflow_settle_again(%L)', id) ELSE '' END END
 	 FROM workflow_unleasable WHERE statement <> 'retention' ORDER BY since LIMIT 20`,
 	`SELECT false, 'retention: ' || count(*) || ' rows of ' || type || ' are refused their removal, for ' || workflow_span(workflow_age(min(since))) || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
 	        format('SELECT id, message FROM workflow_set_aside WHERE kind = ''retention'' AND type = %L says by what; once that is gone the next cleanup removes them', type)

@@ -164,6 +164,27 @@ func TestDoctor(t *testing.T) {
 	want(t, cmdtest.Start(t, []string{"DATABASE_URL=" + bare}, "doctor"), 1, "GRAVE", "workflowctl migrate up")
 }
 
+// A lease whose outcome is kept is told of as that, with what to do, and not as one that nobody takes back.
+func TestDoctorOfKept(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	conn := connect(t, url)
+	if _, err := conn.Exec(t.Context(), `
+		BEGIN; SET LOCAL workflow.override = 'a test'; SET LOCAL workflow.advance = 'on';
+		INSERT INTO workflow_run (id, type) VALUES ('00000000-0000-4000-8000-000000000001', 'billing.charge');
+		UPDATE workflow_run SET status = 'leased', lease_token = id, leased_by = 'w', lease_no = 1, started_at = now(), lease_until = now() - interval '5 minutes', updated_at = clock_timestamp();
+		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) SELECT 'run', id, type, 'settle', 'XX123', 'never', '', xmin FROM workflow_run;
+		INSERT INTO workflow_kept (run, token, verdict, delay, effects, worker) SELECT id, id, 'succeeded', 0, false, 'w' FROM workflow_run;
+		COMMIT`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	p, _ := cmdtest.Run(t, []string{"DATABASE_URL=" + url}, "doctor")
+	if said := p.Stdout.String(); strings.Contains(said, "leases have run out") || !strings.Contains(said, "GRAVE  run 00000000-0000-4000-8000-000000000001 of type billing.charge is set aside for ") ||
+		!strings.Contains(said, "SELECT workflow_settle_again('00000000-0000-4000-8000-000000000001')") {
+		t.Errorf("doctor says\n%s", said)
+	}
+}
+
 func TestTop(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

@@ -76,7 +76,7 @@ var keys = []string{"outbox_aggregate", "message_key"}
 
 // engines are the tables that the engine alone writes, whoever owns them.
 var engines = []string{"process_token", "parallel_group", "parallel_join", "join_arrival", "each_progress", "message", "message_wait", "user_task", "incident",
-	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed"}
+	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_kept", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed"}
 
 // histories are appended to, and go with what they tell of.
 var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override", "outbox_replayed"}
@@ -129,6 +129,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 		case c.table == "workflow_worker" && op == "insert", c.table == "outbox_event" && op == "insert":
 		case c.table == "workflow_fault": // its own
 		case c.table == "workflow_set_aside" && (c.of(a.name+".") || m.on == "workflow_try_again_v1"): // which has all tried again when it is time
+		case c.table == "workflow_kept" && (m.on == "workflow_try_again_v1" || m.on == "workflow_unsettled_v2" || m.on == "workflow_kept_over_v1"): // fenced by the token
 		default:
 			return "it only works on runs of its prefix"
 		}

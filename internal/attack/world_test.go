@@ -302,6 +302,7 @@ var belongs = map[string]string{
 	"workflow_override":  `x.reason`,
 	"workflow_binding":   `'binding/' || CASE x.role::text WHEN 'media' THEN 0 ELSE 9 END`,
 	"workflow_set_aside": `(SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.id)`,
+	"workflow_kept":      `(SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.run)`,
 	"outbox_aggregate":   `NULL::text`,
 	"outbox_replayed":    `NULL::text`,
 	"message_key":        `NULL::text`,

@@ -1,0 +1,136 @@
+package lease
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Kept is an outcome that the database refuses to record. It stands in workflow_kept under the token of its lease, which
+// nobody extends and nobody takes back: any worker settles it once nothing refuses it.
+type Kept struct {
+	Settlement
+	Events  json.RawMessage // that the handler has emitted, as the worker wrote them; nil: none
+	Effects bool            // it had effects, which are lost: it is only found out whether it could be recorded
+}
+
+// Keep stores an outcome that is refused, and why: a database's error, or any other of who records it with the run. It
+// reports false if the lease is lost, or no outcome at all can be recorded.
+func Keep(ctx context.Context, db run.DB, k Kept, cause error) (kept bool, err error) {
+	var failure json.RawMessage
+	var message *string
+	if f := k.Failure; f != nil {
+		if failure, err = json.Marshal(f); err != nil {
+			return false, fmt.Errorf("encode failure of run %s: %w", k.Outcome.ID, err)
+		}
+		message = &f.Message
+	}
+	code, words, rule := inWords(cause)
+	rows, _ := db.Query(ctx, `SELECT workflow_unsettled_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
+		k.Outcome.ID, k.Outcome.Token, string(k.Verdict), k.Result, failure, message, max(k.Delay, 0).Seconds(), k.Events, k.Effects, k.Worker, code, words, rule)
+	kept, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+	if err != nil {
+		return false, fmt.Errorf("keep the outcome of run %s: %w", k.Outcome.ID, err)
+	}
+	return kept, nil
+}
+
+// inWords is what workflow_set_aside says of an error: nothing that a column of text cannot hold.
+func inWords(cause error) (code, words, constraint string) {
+	answer := &pgconn.PgError{Message: cause.Error()}
+	errors.As(cause, &answer) // or it stays as it is
+	return answer.Code, strings.ToValidUTF8(strings.ReplaceAll(answer.Message, "\x00", ""), ""), answer.ConstraintName
+}
+
+// ToSettle returns up to n outcomes kept for runs of some prefixes that are to be tried again now; they count as tried. steps: steps of
+// processes, too. any reports whether some are kept at all.
+func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n int) (due []Kept, any bool, err error) {
+	sent := time.Now()
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_v1($1, $2, $3)`, prefixes, steps, n)
+	for rows.Next() {
+		any = true
+		if rows.RawValues()[8] == nil { // id
+			continue
+		}
+		var k Kept
+		var failure []byte
+		var seconds float64
+		var worker string
+		if k.Lease, err = scanLease(rows, (*[16]byte)(&k.Outcome.Token), &k.Verdict, (*[]byte)(&k.Result), &failure, &seconds, (*[]byte)(&k.Events), &k.Effects, &worker); err != nil {
+			rows.Close()
+			return nil, true, fmt.Errorf("read what is kept: %w", err)
+		}
+		if failure != nil {
+			k.Failure = new(run.Failure)
+			if err := json.Unmarshal(failure, k.Failure); err != nil {
+				k.Failure = &run.Failure{Code: run.CodeHandler, Message: "its description cannot be read", Attempt: k.Attempt}
+			}
+		}
+		k.Outcome.ID, k.Lease.Token, k.Lease.Worker, k.Taken = k.Lease.ID, k.Outcome.Token, worker, sent
+		k.Delay = time.Duration(seconds * float64(time.Second))
+		due = append(due, k)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, any, fmt.Errorf("look for what is kept: %w", err)
+	}
+	return due, any, nil
+}
+
+// RefusedAgain says that what is kept was refused once more, and why.
+func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
+	code, words, rule := inWords(cause)
+	if _, err := db.Exec(ctx, `SELECT workflow_kept_refused_v1($1, $2, $3, $4, $5)`, k.Outcome.ID, k.Outcome.Token, code, words, rule); err != nil {
+		return fmt.Errorf("tell that run %s cannot be settled: %w", k.Outcome.ID, err)
+	}
+	return nil
+}
+
+// Over says that outcomes are kept no more, because the transaction records them, before that does anything else; or because
+// they had effects, and could be recorded: then their leases are taken back as after a crash. It returns those that were kept.
+func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2)`,
+		column(all, func(k Kept) [16]byte { return k.Outcome.ID }), column(all, func(k Kept) [16]byte { return k.Outcome.Token }))
+	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("forget outcomes of %d runs: %w", len(all), err)
+	}
+	for _, k := range all {
+		if slices.Contains(found, k.Outcome.ID) {
+			were = append(were, k)
+		}
+	}
+	return were, nil
+}
+
+// Controls makes leased steps of processes in the caller's transaction, which is to be rolled back: if hooks move these, they can
+// move processes.
+func Controls(ctx context.Context, tx pgx.Tx) ([]Lease, error) {
+	rows, _ := tx.Query(ctx, `SELECT id, token FROM workflow_control_v1()`)
+	made, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Lease, err error) {
+		err = row.Scan(&l.ID, &l.Token)
+		l.Step, l.Type, l.Attempt, l.MaxAttempts, l.LeaseNo = l.ID, "workflow.control.v1", 1, 1, 1
+		l.Payload, l.Taken, l.Length = json.RawMessage("{}"), time.Now(), time.Minute
+		return l, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make steps to be settled: %w", err)
+	}
+	return made, nil
+}
+
+// CanSettle reports, by an error, whether the caller may settle at all: it settles nothing.
+func CanSettle(ctx context.Context, db run.DB, worker string) error {
+	if _, err := db.Exec(ctx, `SELECT workflow_settle_v1('{}', '{}', '{}', '{}', '{}', '{}', '{}', $1)`, worker); err != nil {
+		return fmt.Errorf("settle nothing: %w", err)
+	}
+	return nil
+}

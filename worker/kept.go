@@ -1,0 +1,250 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+const (
+	firstKeptLook = time.Second // after the worker's start: somebody may have mended what refused, and started it for that
+	keptEvery     = time.Second // while some are kept
+	keptIdle      = 10 * time.Second
+	keptBatch     = 100
+)
+
+// keep stores the outcome of a job that is refused alone, time and again, so that any worker may settle it later. Then it is
+// this one's business no more: its slot is free, its lease is not extended. It reports false if no outcome at all could be
+// recorded, which is no fault of this run's, or if it is not known.
+func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
+	call, done := context.WithTimeout(ctx, tendTimeout)
+	defer done()
+	if err := w.othersGoThrough(call, &j.Lease); err != nil {
+		w.complain("no outcome of its kind can be settled; trying again", "type", j.Type, "err", loggable(err))
+		return false
+	}
+	events, err := packed(j.extras.events)
+	kept := false
+	if err == nil {
+		k := lease.Kept{Settlement: lease.Settlement{Lease: j.Lease, Outcome: j.outcome}, Events: events, Effects: len(j.extras.effects) > 0}
+		k.Worker = w.name
+		kept, err = lease.Keep(call, w.db, k, cause)
+	}
+	if err != nil && ctx.Err() == nil {
+		w.note(err)
+		w.complain("cannot keep an outcome that is refused; trying again", "err", loggable(err))
+	}
+	if !kept {
+		return false
+	}
+	w.logger(&j.Lease).Error("outcome refused time and again; it is kept, and settled once nothing refuses it: see workflow_unleasable", "sqlstate", code(cause))
+	if w.config.Observe.SetAside != nil {
+		w.config.Observe.SetAside(j.Type)
+	}
+	j.cancel(nil)
+	w.jobs.remove(j)
+	return true
+}
+
+// errUndone rolls a transaction back that was only to be tried.
+var errUndone = errors.New("tried, and undone")
+
+// othersGoThrough returns an error if nothing like the outcome of a lease could be settled: this worker may not settle at all, or
+// no step of a process. lease.Keep looks whether the database lets any run be settled.
+func (w *Worker) othersGoThrough(ctx context.Context, l *lease.Lease) error {
+	if err := lease.CanSettle(ctx, w.db, w.name); err != nil || l.Step == uuid.Nil {
+		return err
+	}
+	err := pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+		controls, err := lease.Controls(ctx, tx)
+		if err != nil {
+			return err
+		}
+		batch, outcomes := make([]*job, len(controls)), make([]run.Outcome, len(controls))
+		for i, l := range controls {
+			outcomes[i] = run.Outcome{ID: l.ID, Token: l.Token, Verdict: run.Succeed}
+			batch[i] = &job{Lease: l, outcome: outcomes[i]}
+		}
+		if _, err := w.record(ctx, tx, batch, outcomes); err != nil {
+			return err
+		}
+		return tried(ctx, tx)
+	})
+	if errors.Is(err, errUndone) {
+		return nil
+	}
+	return fmt.Errorf("settle steps that were made for this: %w", err)
+}
+
+// tried ends a transaction that is to be undone: what is deferred would be refused at its commit.
+func tried(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
+		return err
+	}
+	return errUndone
+}
+
+// settleKept settles what is kept once it is time to try it again, until ctx ends. Whose handlers it was does not matter.
+func (w *Worker) settleKept(ctx context.Context) {
+	for sleep(ctx, firstKeptLook); ctx.Err() == nil; {
+		start := time.Now()
+		due, any, err := lease.ToSettle(ctx, w.db, w.config.Prefixes, w.config.Steps, keptBatch)
+		took := time.Since(start)
+		if err != nil && ctx.Err() == nil {
+			w.note(err)
+			w.complain("cannot look for outcomes that are kept; trying again", "err", loggable(err))
+		}
+		switch {
+		case w.settleAllKept(ctx, due): // more are due, if they were refused for the same reason
+		case any:
+			sleep(ctx, max(keptEvery, 20*took))
+		default:
+			sleep(ctx, keptIdle)
+		}
+	}
+}
+
+// settleAllKept settles outcomes that are kept, and reports whether any is settled.
+func (w *Worker) settleAllKept(ctx context.Context, due []lease.Kept) (any bool) {
+	var jobs []*job
+	for _, k := range due {
+		j := &job{Lease: k.Lease, entry: w.config.Mux.lookup(k.Type), outcome: k.Outcome, done: true, kept: &k}
+		j.ctx, j.cancel = context.WithCancelCause(context.Background())
+		defer j.cancel(nil)
+		switch err := unpack(k.Events, &j.extras.events); {
+		case err != nil:
+			w.complain("cannot settle what is kept", "run", j.ID, "err", err)
+		case k.Effects:
+			any = w.settleOneKept(ctx, j) || any
+		default:
+			jobs = append(jobs, j)
+		}
+	}
+	return w.settleManyKept(ctx, jobs) || any
+}
+
+// settleManyKept settles a batch without effects. If that is refused, it is halved until the guilty outcome stands alone.
+func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
+	switch {
+	case len(batch) == 0 || ctx.Err() != nil:
+		return false
+	case len(batch) == 1:
+		return w.settleOneKept(ctx, batch[0])
+	case w.recordKept(ctx, batch) == nil:
+		return true
+	}
+	first := w.settleManyKept(ctx, batch[:len(batch)/2])
+	return w.settleManyKept(ctx, batch[len(batch)/2:]) || first
+}
+
+// settleOneKept tries to settle an outcome that is kept, and reports whether that is done.
+func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
+	err := w.recordKept(ctx, []*job{j})
+	for err != nil && ctx.Err() == nil && w.blame(j, err) {
+		err = w.recordKept(ctx, []*job{j})
+	}
+	if err == nil || ctx.Err() != nil {
+		return err == nil
+	}
+	w.complain("an outcome that is kept is refused still", "run", j.ID, "err", loggable(err))
+	call, done := context.WithTimeout(ctx, tendTimeout)
+	defer done()
+	if transient(err) || w.othersGoThrough(call, &j.Lease) != nil {
+		w.note(err)
+	} else if err := lease.RefusedAgain(call, w.db, *j.kept, err); err != nil {
+		w.complain("cannot tell that an outcome is refused", "err", loggable(err))
+	}
+	return false
+}
+
+// recordKept records outcomes that are kept as any others, hooks included. One with effects, which are lost, comes alone, and is only
+// tried: if that goes through, the lease is left to those who take leases back.
+func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
+	ctx, done := context.WithTimeout(ctx, settleTimeout)
+	defer done()
+	start := time.Now()
+	all := make([]lease.Kept, len(batch))
+	for i, j := range batch {
+		all[i] = *j.kept
+	}
+	var still []*job // those that nobody has settled meanwhile
+	var lost []run.Outcome
+	err = pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+		were, err := lease.Over(ctx, tx, all)
+		if err != nil {
+			return err
+		}
+		still = slices.DeleteFunc(slices.Clone(batch), func(j *job) bool {
+			return !slices.ContainsFunc(were, func(k lease.Kept) bool { return k.Outcome.ID == j.ID })
+		})
+		outcomes := make([]run.Outcome, len(still))
+		for i, j := range still {
+			outcomes[i] = j.outcome
+		}
+		if len(still) == 0 {
+			return nil
+		}
+		if lost, err = w.record(ctx, tx, still, outcomes); err == nil && still[0].kept.Effects {
+			return tried(ctx, tx)
+		}
+		return err
+	})
+	if w.config.Observe.SettleRun != nil && !errors.Is(err, errUndone) {
+		w.config.Observe.SettleRun(len(batch), time.Since(start), err)
+	}
+	switch {
+	case errors.Is(err, errUndone):
+		w.logger(&batch[0].Lease).Info("an outcome could be recorded; as its effects are lost, its lease is taken back")
+		_, err = lease.Over(ctx, w.db, all)
+	case err == nil:
+		w.settled(still, lost)
+	}
+	return err
+}
+
+// A packedEvent is an event as it is kept.
+type packedEvent struct {
+	ID        uuid.UUID         `json:"id"`
+	Aggregate uuid.UUID         `json:"aggregate"`
+	Type      string            `json:"type"`
+	Payload   json.RawMessage   `json:"payload"`
+	Headers   map[string]string `json:"headers,omitempty"`
+}
+
+func packed(events []outbox.Event) (json.RawMessage, error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	all := make([]packedEvent, len(events))
+	for i, e := range events {
+		payload, err := json.Marshal(e.Payload)
+		if err != nil {
+			return nil, fmt.Errorf("encode payload of event %q: %w", e.Type, err)
+		}
+		all[i] = packedEvent{e.ID, e.Aggregate, e.Type, payload, e.Headers}
+	}
+	return json.Marshal(all)
+}
+
+func unpack(text json.RawMessage, events *[]outbox.Event) error {
+	if text == nil {
+		return nil
+	}
+	var all []packedEvent
+	if err := json.Unmarshal(text, &all); err != nil {
+		return fmt.Errorf("read events that are kept: %w", err)
+	}
+	for _, e := range all {
+		*events = append(*events, outbox.Event{ID: e.ID, Aggregate: e.Aggregate, Type: e.Type, Payload: e.Payload, Headers: e.Headers})
+	}
+	return nil
+}
