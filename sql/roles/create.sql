@@ -27,7 +27,7 @@ DECLARE
     kind   text;
     -- Only functions that run with the owner's rights call these.
     internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back, workflow_bound_prefixes, workflow_binding_of, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
-        workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_passing, outbox_setting}';
+        workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_passing, outbox_setting, outbox_mend_lanes}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
     IF to_regproc('workflow_functions') IS NULL THEN
@@ -133,7 +133,7 @@ BEGIN
 
     EXECUTE format('GRANT SELECT, UPDATE (published_at, parked_at, delivered_to, parked_by) ON outbox_event TO %I', named || '_dispatcher');
     EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_sink, outbox_lane, outbox_delivery TO %I', named || '_dispatcher');
-    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text) TO %I', named || '_dispatcher');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text), outbox_last_id_v1(), outbox_set_right_v1(text) TO %I', named || '_dispatcher');
 
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_stalled_types(text[]) TO %I, %I', named || '_operator', named || '_viewer'); -- for views
     EXECUTE format('GRANT SELECT ON workflow_stalled, workflow_unleasable TO %I', named || '_viewer');
