@@ -30,7 +30,7 @@ $fn$;
 COMMENT ON FUNCTION outbox_last_id_v1() IS 'The last id that was drawn for an event, whether its transaction has committed or not. No floor passes it.';
 
 -- A plain INSERT does by this what outbox_append_v1 does, row by row: its id is drawn anew while its aggregate is held. An id
--- that was given stays.
+-- that was given stays; it is told by not being what this session has drawn last, and restores have sessions of their own.
 CREATE OR REPLACE FUNCTION outbox_event_door() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $fn$
 DECLARE
