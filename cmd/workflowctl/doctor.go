@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -66,7 +67,7 @@ var examinations = []string{
 	       AND o.run_at > now() + interval '11 years' ORDER BY o.run_at DESC, o.id LIMIT 5) r LIMIT 20`,
 	`SELECT false, 'constraint ' || c.conname || ' of ' || c.conrelid::regclass || ' is not valid: rows from before may break it', format('ALTER TABLE %s VALIDATE CONSTRAINT %I', c.conrelid::regclass, c.conname)
 	 FROM pg_constraint c WHERE NOT c.convalidated AND c.conrelid IN (SELECT workflow_relations())`,
-	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
+	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || CASE WHEN at_least THEN 'at least ' ELSE '' END || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
 	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
 	`SELECT false, 'sink ' || sink || ' has parked ' || parked || ' events', 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,
 	`SELECT true, 'instance ' || instance_id || ': incident ' || code || ' at ' || node || ' for ' || workflow_span(workflow_age(created_at)), 'workflowctl why ' || instance_id
@@ -118,7 +119,7 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 			return found, nil
 		}
 	}
-	queries := examinations
+	queries := slices.Concat(examinations, outboxExaminations)
 	if thorough {
 		queries = append(queries, `SELECT true, 'process ' || name || ', instance ' || instance_id || ': ' || why, 'workflowctl why ' || instance_id FROM process_stuck WHERE why NOT LIKE 'incident%' LIMIT 20`)
 		for _, view := range invariants {
