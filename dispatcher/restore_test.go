@@ -133,6 +133,10 @@ func TestRestoreOfDataAlone(t *testing.T) {
 			dump := program(t, nil, "", "pg_dump", "--data-only", "--exclude-table=workflow_schema", "--disable-triggers", server.URL("old"))
 			program(t, dump, "", "psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--single-transaction", url)
 		},
+		"everything, past the guards": func(t *testing.T, url string) {
+			dump := program(t, nil, "", "pg_dump", "--data-only", "--exclude-table=workflow_schema", "--exclude-table=workflow_override", "--exclude-table=outbox_replayed", server.URL("old"))
+			program(t, dump, "PGOPTIONS=-c workflow.override=restored", "psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--single-transaction", url)
+		},
 		"the outbox": func(t *testing.T, url string) {
 			dump := program(t, nil, "", "pg_dump", "--data-only", "--table=outbox_event", "--table=outbox_sink", "--table=outbox_lane", "--table=outbox_delivery", server.URL("old"))
 			program(t, dump, "", "psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--single-transaction", url)
@@ -149,7 +153,7 @@ func TestRestoreOfDataAlone(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			called := "new_" + strings.ReplaceAll(strings.ToLower(name), " ", "_")
+			called := "new_" + strings.NewReplacer(" ", "_", ",", "").Replace(strings.ToLower(name))
 			pool := site(t, server, called, true)
 			restore(t, server.URL(called))
 			if n := count(t, pool, `SELECT count(*) FROM outbox_event`); n != 450 {
