@@ -336,4 +336,3 @@ func TestLargePayload(t *testing.T) {
 		return count(t, pool, parked+` AND last_error LIKE '%payload has 9000002 bytes, the limit is 8388608%'`) == 1
 	})
 }
-

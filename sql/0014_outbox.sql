@@ -276,56 +276,54 @@ END
 $fn$;
 
 -- Of each lane, whether it has a row or not, up to 500 open events are looked at from the floor on, and 500 from the beginning: what
--- is below the floor is not read by the dispatcher until it has swept. (IS NOT TRUE, not IS NULL: of that the
--- planner believes that hardly any row is so, and sorts all there are to get the first.)
+-- is below the floor is not read by the dispatcher until it has set that right. Once a thousand are found, 10 each: for the oldest. It is a
+-- function, since whatever the statistics say it must walk the index.
+CREATE FUNCTION outbox_behind(sink text, OUT open bigint, OUT oldest timestamptz, OUT at_least boolean)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $fn$
+#variable_conflict use_variable
+DECLARE
+    its  text[] := (SELECT s.types FROM outbox_sink s WHERE s.name = sink);
+    here bigint;
+    most integer := 500;
+    x    record;
+BEGIN
+    open := 0;
+    at_least := false;
+    FOR lane IN 0..63 LOOP
+        here := coalesce((SELECT l.floor FROM outbox_lane l WHERE l.sink = outbox_behind.sink AND l.lane = lane), -9223372036854775808);
+        SELECT count(*) FILTER (WHERE o.wanted) AS n, min(o.created_at) FILTER (WHERE o.wanted) AS first, count(*) FILTER (WHERE o.above) = most OR count(*) FILTER (WHERE NOT o.above) = most AS more INTO x
+        FROM (SELECT e.above, e.created_at, outbox_wants(its, e.event_type) AND (sink = ANY (e.delivered_to)) IS NOT TRUE AND (sink = ANY (e.parked_by)) IS NOT TRUE
+                  AND (SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = outbox_behind.sink) IS NOT TRUE AS wanted
+              FROM ((SELECT e.id, e.created_at, e.event_type, e.delivered_to, e.parked_by, true AS above FROM outbox_event e
+                     WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = lane AND e.id > here ORDER BY e.lane, e.id LIMIT most)
+                    UNION ALL
+                    (SELECT e.id, e.created_at, e.event_type, e.delivered_to, e.parked_by, false FROM outbox_event e
+                     WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = lane AND e.id <= here ORDER BY e.lane, e.id LIMIT most)) e) o;
+        open := open + x.n;
+        oldest := least(oldest, x.first);
+        at_least := at_least OR x.more;
+        IF open >= 1000 THEN
+            at_least := true;
+            most := 10;
+        END IF;
+    END LOOP;
+    open := least(open, 1000);
+END
+$fn$;
+COMMENT ON FUNCTION outbox_behind(text) IS 'How many events a sink has still to get, counted up to 1,000, when the oldest was appended, and whether there may be more: at most 1,000 events of a lane are looked at. Read it as outbox_lag.';
+
 CREATE OR REPLACE VIEW outbox_lag AS
-    SELECT s.name AS sink, n.open,
-           (SELECT workflow_age(min(o.created_at))
-            FROM generate_series(0, 63) AS g (lane) LEFT JOIN outbox_lane l ON l.sink = s.name AND l.lane = g.lane
-            CROSS JOIN LATERAL (
-                (SELECT e.created_at
-                 FROM (SELECT e.id, e.created_at, e.event_type, e.delivered_to, e.parked_by FROM outbox_event e WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = g.lane AND e.id > coalesce(l.floor, -9223372036854775808)
-                       ORDER BY e.lane, e.id LIMIT 500) e
-                 WHERE outbox_wants(s.types, e.event_type) AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
-                   AND (SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NOT TRUE
-                 LIMIT 1)
-                UNION ALL
-                (SELECT e.created_at
-                 FROM (SELECT e.id, e.created_at, e.event_type, e.delivered_to, e.parked_by FROM outbox_event e WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = g.lane AND e.id <= coalesce(l.floor, -9223372036854775808)
-                       ORDER BY e.lane, e.id LIMIT 500) e
-                 WHERE outbox_wants(s.types, e.event_type) AND (s.name = ANY (e.delivered_to)) IS NOT TRUE AND (s.name = ANY (e.parked_by)) IS NOT TRUE
-                   AND (SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NOT TRUE
-                 LIMIT 1)) o) AS oldest,
+    SELECT s.name AS sink, n.open, workflow_age(n.oldest) AS oldest,
            (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NULL LIMIT 1000) AS x) AS failing,
            (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NOT NULL LIMIT 1000) AS x) AS parked,
            CASE WHEN s.paused_until > now() THEN s.paused_until END AS paused_until,
            CASE WHEN s.last_error IS NULL OR has_table_privilege('workflow_history'::regclass, 'SELECT') THEN s.last_error ELSE '(hidden)' END AS last_error, workflow_age(s.seen_at) AS unserved,
-           n.open >= 1000 OR EXISTS (
-               SELECT FROM generate_series(0, 63) AS g (lane) LEFT JOIN outbox_lane l ON l.sink = s.name AND l.lane = g.lane
-               WHERE EXISTS (SELECT FROM outbox_event e WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = g.lane AND e.id > coalesce(l.floor, -9223372036854775808)
-                             ORDER BY e.lane, e.id LIMIT 1 OFFSET 500)
-                  OR EXISTS (SELECT FROM outbox_event e WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = g.lane AND e.id <= coalesce(l.floor, -9223372036854775808)
-                             ORDER BY e.lane, e.id LIMIT 1 OFFSET 500)) AS at_least
-    FROM outbox_sink s
-    CROSS JOIN LATERAL (
-        SELECT count(*) AS open
-        FROM (SELECT
-              FROM generate_series(0, 63) AS g (lane) LEFT JOIN outbox_lane l ON l.sink = s.name AND l.lane = g.lane
-              CROSS JOIN LATERAL (
-                  (SELECT e.id, e.event_type, e.delivered_to, e.parked_by FROM outbox_event e
-                   WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = g.lane AND e.id > coalesce(l.floor, -9223372036854775808)
-                   ORDER BY e.lane, e.id LIMIT 500)
-                  UNION ALL
-                  (SELECT e.id, e.event_type, e.delivered_to, e.parked_by FROM outbox_event e
-                   WHERE e.published_at IS NULL AND e.parked_at IS NULL AND e.lane = g.lane AND e.id <= coalesce(l.floor, -9223372036854775808)
-                   ORDER BY e.lane, e.id LIMIT 500)) o
-              WHERE outbox_wants(s.types, o.event_type) AND (s.name = ANY (o.delivered_to)) IS NOT TRUE AND (s.name = ANY (o.parked_by)) IS NOT TRUE
-                AND (SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = o.id AND p.sink = s.name) IS NOT TRUE
-              LIMIT 1000) AS x) n;
+           n.at_least
+    FROM outbox_sink s CROSS JOIN LATERAL outbox_behind(s.name) AS n;
 COMMENT ON COLUMN outbox_lag.open IS 'Events that it has still to get, of those that were looked at: 1,000 of a lane at most. Counted up to 1,000.';
 COMMENT ON COLUMN outbox_lag.at_least IS 'Whether there may be more than open.';
 
-REVOKE ALL ON FUNCTION outbox_last_id_v1(), outbox_event_refuse(), outbox_mend_lanes(text), outbox_set_right_v1(text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_behind(text), outbox_last_id_v1(), outbox_event_refuse(), outbox_mend_lanes(text), outbox_set_right_v1(text) FROM PUBLIC;
 
 -- Who could mark events until now can go on, before roles are made anew.
 DO $do$

@@ -41,7 +41,7 @@ BEGIN ATOMIC
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
         workflow_unsettled_v1, workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
-        outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1, outbox_last_id_v1, outbox_event_refuse, outbox_mend_lanes, outbox_set_right_v1}'::text[]);
+        outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1, outbox_last_id_v1, outbox_event_refuse, outbox_mend_lanes, outbox_set_right_v1, outbox_behind}'::text[]);
 END;
 
 -- Whoever owns what was there owns what is new: functions with the owner's rights need it.

@@ -31,7 +31,9 @@ func TestDoctorOfTheOutbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.DeleteFunc(all, func(f finding) bool { return strings.Contains(f.What, " is off: ") || strings.Contains(f.What, "a superuser") || strings.Contains(f.What, "snapshot") })
+		return slices.DeleteFunc(all, func(f finding) bool {
+			return strings.Contains(f.What, " is off: ") || strings.Contains(f.What, "a superuser") || strings.Contains(f.What, "snapshot")
+		})
 	}
 	do(`INSERT INTO outbox_sink (name) VALUES ('crm'); SELECT outbox_set_right_v1();
 		SELECT outbox_emit(gen_random_uuid(), 'test.told', '{}') FROM generate_series(1, 200);

@@ -142,7 +142,7 @@ BEGIN
 
     EXECUTE format('GRANT SELECT ON workflow_overview, process_overview, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
                         workflow_rate, workflow_prefix, workflow_live_worker, workflow_blocker, workflow_bloat, outbox_lag, process_stuck, process_duration, process_rate TO %I', named || '_viewer');
-    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), workflow_age(timestamptz, timestamptz), workflow_relations(), outbox_wants(text[], text) TO %I', named || '_viewer');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), workflow_age(timestamptz, timestamptz), workflow_relations(), outbox_wants(text[], text), outbox_behind(text) TO %I', named || '_viewer');
 
     -- A console is told for whom it acts by each call: see workflow_behalf.
     EXECUTE format('GRANT %I TO %I', named || '_viewer', named || '_console');
