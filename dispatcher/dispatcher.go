@@ -128,6 +128,9 @@ func (c *Config) check() error {
 			bad("Sinks: two have the name %q", t.Name)
 		}
 		names[t.Name] = true
+		if len(t.Types) > 1000 {
+			bad("Sinks: %q wants %d prefixes of types, the limit is 1000", t.Name, len(t.Types))
+		}
 		if t.Rate < 0 {
 			bad("Sinks: %q has a rate of %g", t.Name, t.Rate)
 		}

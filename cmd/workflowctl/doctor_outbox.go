@@ -66,6 +66,9 @@ var outboxExaminations = []string{
 	 FROM outbox_sink s WHERE s.seen_at > now() + interval '1 minute'`,
 	`SELECT true, 'outbox_sink.paused_until of sink ' || s.name || ' is ' || s.paused_until || ': it gets nothing before', format('UPDATE outbox_sink SET paused_until = NULL WHERE name = %L', s.name)
 	 FROM outbox_sink s WHERE s.paused_until > now() + interval '61 minutes'`,
+	`SELECT true, 'outbox_sink.types of sink ' || s.name || CASE WHEN cardinality(s.types) > 1000 THEN ' has ' || cardinality(s.types) || ' prefixes' ELSE ' holds NULL, or has several dimensions' END || ': no dispatcher has registered it so',
+	        format('UPDATE outbox_sink SET types = ''{}'' WHERE name = %L', s.name) || '; -- then all, until its dispatcher is started again'
+	 FROM outbox_sink s WHERE cardinality(s.types) > 1000 OR CASE WHEN array_ndims(s.types) > 1 THEN true ELSE array_position(s.types, NULL) IS NOT NULL END`,
 	`SELECT false, 'outbox_delivery.' || v.name || ' of event ' || d.event_id || ', sink ' || d.sink || ' is ' || v.value || ': ' || v.what, format('DELETE FROM outbox_delivery WHERE event_id = %s AND sink = %L', d.event_id, d.sink)
 	 FROM (SELECT d.*, e.aggregate_id AS aggregate FROM outbox_delivery d LEFT JOIN outbox_event e ON e.id = d.event_id WHERE d.parked_at IS NULL LIMIT 1000) d CROSS JOIN LATERAL (VALUES
 	     ('next_attempt_at', d.next_attempt_at::text, 'no pause is so long; it is over', d.next_attempt_at > now() + interval '2 years'),

@@ -63,6 +63,8 @@ func TestDoctorOfTheOutbox(t *testing.T) {
 		{`UPDATE outbox_lane SET floor = 9223372036854775807 WHERE lane = 5`, "outbox_lane.floor of sink crm, lane 5 is 9223372036854775807", ""},
 		{`UPDATE outbox_lane SET next_floor = 1000000, next_xid = '1' WHERE lane = 5`, "outbox_lane.next_floor of sink crm, lane 5 is 1000000", ""},
 		{`UPDATE outbox_lane SET replays = -1 WHERE lane = 5`, "outbox_lane.replays of sink crm, lane 5 is -1", ""},
+		{`UPDATE outbox_sink SET types = array_fill('x'::text, ARRAY[100000])`, "outbox_sink.types of sink crm has 100000 prefixes", ""},
+		{`UPDATE outbox_sink SET types = '{{a,b},{c,d}}'`, "outbox_sink.types of sink crm holds NULL, or has several dimensions", ""},
 		{`UPDATE outbox_sink SET seen_at = 'infinity'`, "outbox_sink.seen_at of sink crm is infinity", ""},
 		{`UPDATE outbox_sink SET paused_until = 'infinity'`, "outbox_sink.paused_until of sink crm is infinity", ""},
 		{`INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, next_attempt_at, last_error) SELECT id, 'crm', aggregate_id, 1, 'infinity', 'x' FROM outbox_event WHERE id = 200`, "outbox_delivery.next_attempt_at of event 200, sink crm is infinity", ""},
