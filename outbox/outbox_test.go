@@ -254,6 +254,7 @@ func TestRefusedHeaders(t *testing.T) {
 		{`{"x": "` + strings.Repeat(`\u0001`, 11000) + `"}`, "headers: they have 66009 bytes, the limit is 65536"},
 		{deep(64), ""},
 		{deep(65), "headers: they are nested deeper than 64 levels"},
+		{`{"a":` + strings.Repeat("[", 64) + strings.Repeat("]", 64) + "}", "headers: they are nested deeper than 64 levels"},
 		{`{"x": 1e308}`, ""},
 		{`{"x": 1e309}`, "headers: a number is beyond ±1e308"},
 		{`{"x": 1e70000}`, "headers: they have 70008 bytes, the limit is 65536"},

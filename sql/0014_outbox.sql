@@ -61,7 +61,7 @@ $fn$;
 -- Documents.
 -- ---------------------------------------------------------------------------------
 
--- Headers have limits, too. What is shorter than 130 bytes cannot break one.
+-- Headers have limits, too. Beyond one of them are only such as have 309 bytes or more as text, or 520 as they are stored, as 65 levels take.
 CREATE FUNCTION outbox_event_refuse() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
@@ -94,7 +94,7 @@ BEGIN
 END
 $fn$;
 CREATE OR REPLACE TRIGGER outbox_event_document AFTER INSERT ON outbox_event
-    FOR EACH ROW WHEN (NEW.bytes >= 309 OR octet_length(NEW.headers::text) >= 130)
+    FOR EACH ROW WHEN (NEW.bytes >= 309 OR octet_length(NEW.headers::text) >= 309 OR pg_column_size(NEW.headers) >= 512)
     EXECUTE FUNCTION outbox_event_refuse();
 COMMENT ON COLUMN outbox_event.headers IS 'Attributes that travel with the event, such as traceparent: an object of texts, of 64 kB at most.';
 
