@@ -325,16 +325,22 @@ COMMENT ON COLUMN outbox_lag.at_least IS 'Whether there may be more than open.';
 
 REVOKE ALL ON FUNCTION outbox_behind(text), outbox_last_id_v1(), outbox_event_refuse(), outbox_mend_lanes(text), outbox_set_right_v1(text) FROM PUBLIC;
 
--- Who could mark events until now can go on, before roles are made anew.
+-- Who could mark events, look at outbox_lag or have events replayed can go on, before roles are made anew.
 DO $do$
 DECLARE
-    marks record;
+    may record;
 BEGIN
-    FOR marks IN
-        SELECT DISTINCT a.grantee::regrole AS name FROM pg_attribute t CROSS JOIN LATERAL aclexplode(t.attacl) a
+    FOR may IN
+        SELECT 'outbox_last_id_v1(), outbox_set_right_v1(text)' AS functions, a.grantee::regrole AS name FROM pg_attribute t CROSS JOIN LATERAL aclexplode(t.attacl) a
         WHERE t.attrelid = 'outbox_event'::regclass AND t.attname = 'delivered_to' AND a.privilege_type = 'UPDATE' AND a.grantee <> 0
+        UNION
+        SELECT 'outbox_behind(text)', a.grantee::regrole FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+        WHERE c.oid = 'outbox_lag'::regclass AND a.privilege_type = 'SELECT' AND a.grantee NOT IN (0, c.relowner)
+        UNION
+        SELECT 'outbox_last_id_v1(), outbox_set_right_v1(text)', a.grantee::regrole FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) a
+        WHERE p.oid = 'outbox_replay_parked(text, text[], text)'::regprocedure AND a.grantee NOT IN (0, p.proowner)
     LOOP
-        EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_last_id_v1(), outbox_set_right_v1(text) TO %s', marks.name);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', may.functions, may.name);
     END LOOP;
 END
 $do$;
