@@ -44,9 +44,9 @@ type Config struct {
 	Name   string // shown in outbox_lane.claimed_by, with a random suffix; empty: dispatcher
 
 	Batch        int           // events published at once, for each sink; 0: DefaultBatch
-	BatchBytes   int           // of payloads in a batch, in bytes; an event that is larger goes by itself; 0: DefaultBatchBytes
+	BatchBytes   int           // of payloads and headers in a batch, in bytes; an event that is larger goes by itself; 0: DefaultBatchBytes
 	PollInterval time.Duration // between two looks at an outbox without anything due; 0: DefaultPollInterval
-	Claim        time.Duration // how long lanes are claimed for: a crash goes unnoticed for as long; 0: DefaultClaim
+	Claim        time.Duration // how long lanes are claimed for, an hour at most: a crash goes unnoticed for as long; 0: DefaultClaim
 	MaxAttempts  int           // after so many failures an event is parked; 0: DefaultMaxAttempts
 	Backoff      run.Backoff   // between the tries of an event
 	Grace        time.Duration // for what is being published when Run is to end; 0: DefaultGrace
@@ -129,6 +129,9 @@ func (c *Config) check() error {
 			bad("Sinks: two have the name %q", t.Name)
 		}
 		names[t.Name] = true
+		if len(t.Types) > 1000 {
+			bad("Sinks: %q wants %d prefixes of types, the limit is 1000", t.Name, len(t.Types))
+		}
 		if t.Rate < 0 {
 			bad("Sinks: %q has a rate of %g", t.Name, t.Rate)
 		}
@@ -138,6 +141,12 @@ func (c *Config) check() error {
 	}
 	if c.Claim != 0 && c.Claim < time.Second {
 		bad("Claim: %s is less than a second", c.Claim)
+	}
+	if c.Claim > outbox.LongestClaim {
+		bad("Claim: %s is more than %s; a crash would hold up what was claimed for as long", c.Claim, outbox.LongestClaim)
+	}
+	if len(c.Name) > 200 {
+		bad("Name: it has %d bytes, the limit is 200", len(c.Name))
 	}
 	return errors.Join(errs...)
 }
@@ -183,6 +192,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	for _, t := range d.config.Sinks {
 		f := newFeed(d, t)
+		f.setRight(ctx)
 		all.Go(func() { f.run(ctx, sending) })
 		all.Go(func() { f.keep(ctx) })
 		all.Go(func() { f.appear(ctx) })

@@ -31,7 +31,8 @@ const (
 	seenEvery   = 2500 * time.Millisecond
 	seenAgain   = time.Second // after a try that has failed
 	seenTimeout = 3 * time.Second
-	sweepEvery  = 10 * time.Minute
+	sweepEvery  = 30 * time.Second // and the more rarely, the longer it takes:
+	sweepRarely = 10 * time.Minute
 	quietFor    = time.Minute // between two log lines about the same trouble
 
 	patience = time.Second // with a statement that marks
@@ -163,6 +164,10 @@ func (f *feed) publish(ctx context.Context, claim *outbox.Claim, claimed time.Ti
 			outcomes = append(outcomes, o)
 		} else if !row.Wanted {
 			outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Unwanted: true})
+		} else if row.Refused != "" {
+			outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Attempt: row.Attempt + 1, Rejected: row.Rejected, Park: true, Reason: row.Refused})
+			f.config.Observe.Parked(f.target.Name, 1)
+			f.log.Warn("an event is larger than any may be; it is parked", "event", row.ID, "reason", row.Refused, "sink", f.target.Name)
 		} else if !full {
 			wanted = append(wanted, row)
 		}
@@ -397,7 +402,7 @@ func (f *feed) tell(rest outbox.Rest) {
 func (f *feed) appear(ctx context.Context) {
 	for ctx.Err() == nil {
 		call, done := context.WithTimeout(ctx, seenTimeout)
-		good := f.order(call, outbox.Seen)
+		good := f.order(call, outbox.Seen(call, f.config.Pool, f.target.Name, f.target.Types))
 		done()
 		if !good {
 			sleep(ctx, seenAgain)
@@ -409,30 +414,37 @@ func (f *feed) appear(ctx context.Context) {
 	}
 }
 
-// keep raises floors and measures, until ctx ends.
+// keep raises floors, sets right what is wrong with lanes and ids, and measures, until ctx ends.
 func (f *feed) keep(ctx context.Context) {
-	var kept, swept time.Time
+	var kept, sweep time.Time
 	// Not at once: the first look would pass over lanes that are locked for it, and see too little to tell
 	// whether the sink is to blame.
 	for sleep(ctx, floorEvery); ctx.Err() == nil; sleep(ctx, floorEvery) {
 		begun := time.Now()
-		f.order(ctx, outbox.RaiseFloors)
+		if good := f.order(ctx, outbox.RaiseFloors(ctx, f.config.Pool, f.target.Name)); !good || begun.After(sweep) { // a damaged lane may refuse to be raised
+			swept := time.Now()
+			f.setRight(ctx)
+			sweep = time.Now().Add(min(max(sweepEvery, 300*time.Since(swept)), sweepRarely))
+		}
 		if time.Since(kept) > keepEvery {
 			kept = time.Now()
 			if lag, err := outbox.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
 				f.config.Observe.Lag(f.target.Name, lag)
 			}
 		}
-		if time.Since(swept) > sweepEvery {
-			swept = time.Now()
-			f.order(ctx, outbox.Sweep)
-		}
 		sleep(ctx, 10*time.Since(begun)) // what takes long is not repeated at once
 	}
 }
 
-func (f *feed) order(ctx context.Context, keep func(context.Context, outbox.DB, string) error) bool {
-	err := keep(ctx, f.config.Pool, f.target.Name)
+func (f *feed) setRight(ctx context.Context) {
+	did, err := outbox.SetRight(ctx, f.config.Pool, f.target.Name)
+	if f.order(ctx, err); did != "" {
+		f.log.Warn("the outbox is set right", "did", did, "sink", f.target.Name)
+	}
+}
+
+// order complains of an error of what keeps order, and reports whether there was none.
+func (f *feed) order(ctx context.Context, err error) bool {
 	if err != nil && ctx.Err() == nil {
 		f.complain("cannot keep order in the outbox; trying again", "err", err)
 	}

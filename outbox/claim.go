@@ -20,9 +20,10 @@ type Row struct {
 	Payload   json.RawMessage
 	Headers   map[string]string // nil: none
 	Created   time.Time
-	Attempt   int  // how often this sink was tried with it before
-	Rejected  int  // how often it said that it does not want it
-	Wanted    bool // false: no sink wants it; it is only to be marked
+	Refused   string // why it cannot be sent: it is larger than any event may be. Payload and Headers are nil then
+	Attempt   int    // how often this sink was tried with it before
+	Rejected  int    // how often it said that it does not want it
+	Wanted    bool   // false: no sink wants it; it is only to be marked
 	Lane      int16
 	Round     int64 // of its lane: grows with each replay, after which what was delivered before counts no more
 }
@@ -40,12 +41,21 @@ type Claim struct {
 	AnyState bool
 }
 
+// LongestClaim is how long a claim may last. One that is to last longer was not made by a dispatcher, and is over.
+const LongestClaim = time.Hour
+
+// What an event may have at most, as text, in bytes. One from before there was a limit is not sent.
+const (
+	mostPayload = 8 << 20
+	mostHeaders = 64 << 10
+)
+
 // Limits bound a claim.
 type Limits struct {
 	Events int           // at most
-	Bytes  int           // of payloads at most, but one event always
+	Bytes  int           // of payloads and headers at most, but one event always
 	Lanes  int           // at most, so that others find some, too
-	Length time.Duration // how long the claim lasts; after that it is anybody's
+	Length time.Duration // how long the claim lasts, LongestClaim at most; after that it is anybody's
 
 	Except []int64     // events that are not read
 	Apart  []uuid.UUID // aggregates of which none is read
@@ -69,7 +79,7 @@ func (l Limits) readable(n int) (condition string, args []any) {
 // payloads to keep them.
 func isOpen(sink string) string {
 	return strings.ReplaceAll(`((cardinality(S.types) = 0 OR e.event_type ^@ ANY (S.types))
-		AND (S.name = ANY (coalesce(e.delivered_to, '{}') || coalesce(e.parked_by, '{}'))) IS NOT TRUE)`, "S.", sink+".")
+		AND (S.name = ANY (e.delivered_to)) IS NOT TRUE AND (S.name = ANY (e.parked_by)) IS NOT TRUE)`, "S.", sink+".")
 }
 
 // planned has the database plan a statement each time. A plan that was made while the outbox was
@@ -86,10 +96,18 @@ const notParked = `(SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE 
 var openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
 	AND (` + isOpen("s") + ` OR NOT EXISTS (SELECT FROM outbox_sink o WHERE ` + isOpen("o") + `)) AND ` + notParked
 
-// dueInLane are those of them whose aggregates do not wait for another try.
+// dueInLane are those of them whose aggregates do not wait for another try. Nothing waits longer than the longest
+// backoff there can be.
 var dueInLane = openInLane + `
 	AND NOT EXISTS (SELECT FROM outbox_delivery d
-	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL AND d.next_attempt_at > now())`
+	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL
+	                  AND d.next_attempt_at > now() AND d.next_attempt_at < now() + interval '2 years')`
+
+// sizeOfHeaders is the size of an event's headers as text. What is stored may be compressed to a hundredth of that. Only what is
+// small, and not compressed, is not read for it: of that the text is hardly larger.
+const sizeOfHeaders = `CASE WHEN e.headers IS NULL THEN 0
+		WHEN pg_column_size(e.headers) <= 300 AND pg_column_compression(e.headers) IS NULL THEN pg_column_size(e.headers)
+		ELSE octet_length(e.headers::text) END`
 
 // Open reports whether there is anything above the sink's floors that anybody still has to get: a look
 // that costs little where there is nothing.
@@ -123,9 +141,10 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 				SELECT l.sink, l.lane
 				FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
 				  CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+dueInLane+readable+` ORDER BY e.id LIMIT 1) AS first
-				WHERE l.sink = $1 AND (l.claim_until IS NULL OR l.claim_until < clock_timestamp())
+				WHERE l.sink = $1 AND l.lane BETWEEN 0 AND 63
+				  AND (l.claim_until IS NULL OR l.claim_until < clock_timestamp() OR l.claim_until > clock_timestamp() + interval '61 minutes') -- LongestClaim, and a little for clocks
 				  AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
-				ORDER BY l.served_at
+				ORDER BY CASE WHEN l.served_at <= clock_timestamp() THEN l.served_at ELSE '-infinity' END
 				LIMIT $5
 				FOR NO KEY UPDATE OF l SKIP LOCKED)
 			RETURNING lane
@@ -141,12 +160,13 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 	// A statement of its own: it sees what was marked before the lanes were free. The first of all
 	// lanes come before the second of any, so none waits for a long one.
 	perLane := max(1, limits.Events/c.Lanes)
-	readable, excepted = limits.readable(5)
+	readable, excepted = limits.readable(7)
 	rows, _ := db.Query(ctx, `
 		WITH due AS (
-			SELECT e.id, e.place, e.wanted, l.replays, sum(e.bytes) OVER upto AS bytes, row_number() OVER upto AS n
+			SELECT e.id, e.place, e.payload, e.headers, e.wanted, l.replays, row_number() OVER upto AS n,
+			       sum(CASE WHEN e.payload <= $5 AND e.headers <= $6 THEN e.payload + e.headers ELSE 0 END) OVER upto AS bytes
 			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink CROSS JOIN LATERAL (
-				SELECT e.id, e.bytes, `+isOpen("s")+` AS wanted, row_number() OVER (ORDER BY e.id) AS place
+				SELECT e.id, e.bytes AS payload, `+sizeOfHeaders+` AS headers, `+isOpen("s")+` AS wanted, row_number() OVER (ORDER BY e.id) AS place
 				FROM outbox_event e
 				WHERE `+dueInLane+readable+`
 				ORDER BY e.id
@@ -154,15 +174,18 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 			WHERE l.sink = $1 AND l.claim_token = $2
 			WINDOW upto AS (ORDER BY e.place, e.id)
 		)
-		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type, e.payload, e.headers,
+		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type,
+		       CASE WHEN due.payload <= $5 AND due.headers <= $6 THEN e.payload END, CASE WHEN due.payload <= $5 AND due.headers <= $6 THEN e.headers END,
+		       CASE WHEN due.payload > $5 THEN format('payload has %s bytes, the limit is %s', due.payload, $5)
+		            WHEN due.headers > $6 THEN format('headers have %s bytes, the limit is %s', due.headers, $6) ELSE '' END,
 		       CASE WHEN e.created_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.created_at ELSE 'epoch' END, -- RFC 3339 has no other years
-		       coalesce(d.attempt, 0), coalesce(d.rejected, 0), due.wanted, e.lane, due.replays
+		       least(greatest(coalesce(d.attempt, 0), 0), 1000000000), least(greatest(coalesce(d.rejected, 0), 0), 1000000000), due.wanted, e.lane, due.replays
 		FROM due JOIN outbox_event e USING (id) LEFT JOIN outbox_delivery d ON d.event_id = e.id AND d.sink = $1
 		WHERE due.bytes <= $4 OR due.n = 1
-		ORDER BY e.id`, append([]any{planned, sink, c.Token, perLane, limits.Bytes}, excepted...)...)
+		ORDER BY e.id`, append([]any{planned, sink, c.Token, perLane, limits.Bytes, mostPayload, mostHeaders}, excepted...)...)
 	c.Rows, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Row, err error) {
 		var payload, headers []byte
-		if err = row.Scan(&r.ID, &r.UUID, &r.Aggregate, &r.Type, &payload, &headers, &r.Created, &r.Attempt, &r.Rejected, &r.Wanted, &r.Lane, &r.Round); err != nil {
+		if err = row.Scan(&r.ID, &r.UUID, &r.Aggregate, &r.Type, &payload, &headers, &r.Refused, &r.Created, &r.Attempt, &r.Rejected, &r.Wanted, &r.Lane, &r.Round); err != nil {
 			return r, err
 		}
 		r.Payload = payload

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -87,8 +88,8 @@ func mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome, l locking, l
 			  AS o (id, delivered, park, attempt, rejected, again, reason, unwanted, refused)
 		), marked AS (
 			UPDATE outbox_event e
-			SET delivered_to = CASE WHEN o.delivered AND `+isOpen("s")+` THEN array_append(e.delivered_to, $1) ELSE e.delivered_to END,
-			    parked_by    = CASE WHEN o.park THEN array_append(e.parked_by, $1) ELSE e.parked_by END,
+			SET delivered_to = CASE WHEN o.delivered AND `+isOpen("s")+` THEN `+appended("e.delivered_to")+` ELSE e.delivered_to END,
+			    parked_by    = CASE WHEN o.park THEN `+appended("e.parked_by")+` ELSE e.parked_by END,
 			    published_at = CASE WHEN NOT o.park AND e.parked_by IS NULL AND NOT EXISTS (SELECT FROM outbox_sink x WHERE (o.unwanted OR x.name <> $1) AND `+isOpen("x")+`)
 			                        THEN clock_timestamp() END,
 			    parked_at    = CASE WHEN (o.park OR e.parked_by IS NOT NULL) AND NOT EXISTS (SELECT FROM outbox_sink x WHERE (o.unwanted OR x.name <> $1) AND `+isOpen("x")+`)
@@ -130,65 +131,11 @@ func TellFault(ctx context.Context, db DB, fails error) error {
 	return nil
 }
 
-// RaiseFloors lets reading start later, past what the sink is done with. Without it reading passes
-// over everything that other sinks have not got, and over what was published since the last vacuum.
-//
-// An id is drawn before its transaction ends, so below the first open event one may still appear.
-// What is the floor's next place is therefore noted with the transactions that are under way, and
-// becomes the floor when all of them have ended: all that have a lower number than this one. (The xmax of a
-// snapshot is no such number: it is that of the newest one under way, if nobody has ended since.) One that was noted in another cluster, from which the
-// database was restored, is noted anew. Lanes that somebody has locked keep their floors until the next time.
-func RaiseFloors(ctx context.Context, db DB, sink string) error {
-	_, err := db.Exec(ctx, `
-		WITH n AS MATERIALIZED (
-			SELECT l.lane, coalesce(
-				(SELECT e.id - 1 FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 1),
-				(SELECT id FROM outbox_event ORDER BY id DESC LIMIT 1), 0) AS free
-			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
-			WHERE l.sink = $1
-		), rising AS MATERIALIZED (
-			SELECT l.lane, n.free
-			FROM outbox_lane l JOIN n USING (lane)
-			WHERE l.sink = $1 AND n.free > l.floor
-			  AND (l.next_floor IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot())
-			       OR l.next_xid > pg_snapshot_xmax(pg_current_snapshot()))
-			FOR NO KEY UPDATE OF l SKIP LOCKED
-		)
-		UPDATE outbox_lane l
-		SET floor = CASE WHEN l.next_floor IS NOT NULL AND l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()) THEN greatest(l.floor, least(l.next_floor, n.free)) ELSE l.floor END,
-		    next_floor = n.free, next_xid = pg_current_xact_id()
-		FROM rising n
-		WHERE l.sink = $1 AND l.lane = n.lane`, planned, sink)
-	if err != nil {
-		return fmt.Errorf("raise the floors of sink %q: %w", sink, err)
-	}
-	return nil
-}
-
-// Sweep lowers floors below events that should not be there: of ids that were not drawn from the
-// sequence, or drawn by a transaction that was slow to begin writing. It reads everything that is
-// open, so it is for every few minutes.
-func Sweep(ctx context.Context, db DB, sink string) error {
-	// Lane by lane, once: as a join, a plan made before the first ANALYZE reads all that is open once for
-	// each lane, and that again for each row to be updated.
-	_, err := db.Exec(ctx, `
-		WITH low AS MATERIALIZED (
-			SELECT l.lane, e.id AS first
-			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink CROSS JOIN LATERAL (
-				SELECT e.id FROM outbox_event e
-				WHERE e.lane = l.lane AND e.id <= l.floor AND e.published_at IS NULL AND e.parked_at IS NULL AND `+isOpen("s")+` AND `+notParked+`
-				ORDER BY e.id
-				LIMIT 1) AS e
-			WHERE l.sink = $1
-		), free AS MATERIALIZED (
-			SELECT l.lane FROM outbox_lane l WHERE l.sink = $1 AND l.lane IN (SELECT lane FROM low) FOR NO KEY UPDATE SKIP LOCKED
-		)
-		UPDATE outbox_lane l
-		SET floor = low.first - 1, next_floor = NULL
-		FROM low JOIN free USING (lane)
-		WHERE l.sink = $1 AND l.lane = low.lane`, planned, sink)
-	if err != nil {
-		return fmt.Errorf("sweep the outbox for sink %q: %w", sink, err)
-	}
-	return nil
+// appended is a column of marks with the sink $1 added. Marks of another form than ours, of two dimensions or with NULL, take none
+// as they are, and become a list.
+func appended(marks string) string {
+	return strings.ReplaceAll(`CASE
+		WHEN CASE WHEN array_ndims(MARKS) > 1 THEN true ELSE array_position(MARKS, NULL) IS NOT NULL END
+		THEN array_append(ARRAY(SELECT DISTINCT m FROM unnest(MARKS) AS m WHERE m IS NOT NULL), $1)
+		ELSE array_append(MARKS, $1) END`, "MARKS", marks)
 }

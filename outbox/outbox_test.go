@@ -242,6 +242,53 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// Headers have limits, and whoever breaks one hears which, and what to do, however the event is appended.
+func TestRefusedHeaders(t *testing.T) {
+	pool := pgtest.New(t)
+	named := pgtest.Roles(t, pool)
+	program := pgtest.As(t, pool, named, "enqueue")
+	deep := func(levels int) string { return strings.Repeat(`{"a":`, levels) + "1" + strings.Repeat("}", levels) }
+	for _, c := range []struct{ headers, problem string }{
+		{`{"x": "` + strings.Repeat("x", 65536-9) + `"}`, ""},
+		{`{"x": "` + strings.Repeat("x", 65536-8) + `"}`, "headers: they have 65537 bytes, the limit is 65536"},
+		{`{"x": "` + strings.Repeat(`\u0001`, 11000) + `"}`, "headers: they have 66009 bytes, the limit is 65536"},
+		{deep(64), ""},
+		{deep(65), "headers: they are nested deeper than 64 levels"},
+		{`{"a":` + strings.Repeat("[", 64) + strings.Repeat("]", 64) + "}", "headers: they are nested deeper than 64 levels"},
+		{`{"x": 1e308}`, ""},
+		{`{"x": 1e309}`, "headers: a number is beyond ±1e308"},
+		{`{"x": 1e70000}`, "headers: they have 70008 bytes, the limit is 65536"},
+		{`{"` + strings.Repeat("x", 512) + `": "x"}`, ""},
+		{`{"` + strings.Repeat("x", 513) + `": "x"}`, "headers: key '" + strings.Repeat("x", 40) + "…' has 513 bytes, the limit is 512"},
+		{`{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}`, ""},
+	} {
+		for how, append := range map[string]func() error{
+			"outbox_emit": func() error {
+				_, err := program.Exec(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}', $1)`, c.headers)
+				return err
+			},
+			"outbox_append_v1": func() error {
+				_, err := program.Exec(t.Context(), `SELECT outbox_append_v1('{NULL,NULL}', ARRAY[gen_random_uuid(), gen_random_uuid()], '{a.b,a.b}', '{1,2}', ARRAY[NULL, $1::text::jsonb])`, c.headers)
+				return err
+			},
+			"INSERT": func() error {
+				_, err := pool.Exec(t.Context(), `INSERT INTO outbox_event (aggregate_id, event_type, payload, headers) VALUES (gen_random_uuid(), 'a.b', '{}', $1)`, c.headers)
+				return err
+			},
+		} {
+			err := append()
+			var refused *pgconn.PgError
+			errors.As(err, &refused)
+			switch {
+			case c.problem == "" && err != nil:
+				t.Errorf("%s of %.40s: %v", how, c.headers, err)
+			case c.problem != "" && (refused == nil || refused.Code != "23514" || !strings.Contains(refused.Message, c.problem) || refused.Hint == "" || refused.ColumnName != "headers"):
+				t.Errorf("%s of %.40s: %v, want %s", how, c.headers, err, c.problem)
+			}
+		}
+	}
+}
+
 // Appending takes no room in the lock table of the server, however many aggregates it is about.
 func TestManyAggregates(t *testing.T) {
 	pool := pgtest.New(t)
@@ -354,34 +401,50 @@ func TestNobodyHoldsAnAggregate(t *testing.T) {
 }
 
 // Ids are drawn by the table, whoever inserts: with a number of the transaction by then, and in the
-// order of commits for each aggregate. An id that is given is refused in words; the owner can give it, on record.
+// order of commits for each aggregate. The owner alone can give ids, as restores do, and they stay.
 func TestIdsByHand(t *testing.T) {
 	pool := pgtest.New(t)
 	const plain = `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES ($1, 'test.told', '1') RETURNING id`
-	for _, by := range []string{`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) VALUES (7, gen_random_uuid(), 'test.told', '1')`,
-		`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE SELECT n, gen_random_uuid(), 'test.told', '1' FROM generate_series(-3, 3) AS n`,
-		`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) VALUES (currval(pg_get_serial_sequence('outbox_event', 'id')) + 1, gen_random_uuid(), 'test.told', '1')`,
-	} {
-		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(t.Context(), plain, uuid.New()); err != nil {
-				t.Error(err)
-			}
-			_, err := tx.Exec(t.Context(), by)
-			return err
-		}); codeOf(err) != "23000" || !strings.Contains(err.Error(), "by hand") {
-			t.Errorf("%s: %v", by, err)
+	const given = `INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE SELECT n, gen_random_uuid(), 'test.told', '1' FROM generate_series(-3, 3) AS n`
+	if _, err := pool.Exec(t.Context(), strings.Replace(given, "OVERRIDING SYSTEM VALUE", "", 1)); codeOf(err) != "428C9" {
+		t.Errorf("an id is given as if it were any column: %v", err)
+	}
+	named := pgtest.Roles(t, pool)
+	for _, role := range []string{"enqueue", "worker", "engine", "dispatcher", "operator", "viewer", "console"} {
+		conn, err := pgtest.As(t, pool, named, role).Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
 		}
+		if _, err := conn.Exec(t.Context(), given); codeOf(err) != "42501" {
+			t.Errorf("%s gives ids: %v", role, err)
+		}
+		if _, err := conn.Conn().PgConn().CopyFrom(t.Context(), strings.NewReader("1\t"+uuid.NewString()+"\ta.b\t1\n"), `COPY outbox_event (id, aggregate_id, event_type, payload) FROM STDIN`); codeOf(err) != "42501" {
+			t.Errorf("%s copies: %v", role, err)
+		}
+		conn.Release()
 	}
-	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `SET LOCAL workflow.override = 'restored';
-			INSERT INTO outbox_event (id, aggregate_id, event_type, payload) VALUES (1000000, gen_random_uuid(), 'test.told', '1')`)
-		return err
-	}); err != nil {
-		t.Errorf("the owner: %v", err)
+	if _, err := pool.Exec(t.Context(), given); err != nil {
+		t.Fatal(err)
 	}
-	var recorded string
-	if err := pool.QueryRow(t.Context(), `SELECT reason || ' ' || row_key FROM workflow_override`).Scan(&recorded); err != nil || recorded != `restored {"id": 1000000}` {
-		t.Errorf("recorded: %s, %v", recorded, err)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Conn().PgConn().CopyFrom(t.Context(), strings.NewReader("1000000\t"+uuid.NewString()+"\ta.b\t1\n"), `COPY outbox_event (id, aggregate_id, event_type, payload) FROM STDIN`); err != nil {
+		t.Fatal(err)
+	}
+	var ids []int64
+	if err := pool.QueryRow(t.Context(), `SELECT array_agg(id ORDER BY id) FROM outbox_event`).Scan(&ids); err != nil || !slices.Equal(ids, []int64{-3, -2, -1, 0, 1, 2, 3, 1_000_000}) {
+		t.Errorf("ids %v, %v", ids, err)
+	}
+	// The sequence, which is at some of these, is set right.
+	var said string
+	if err := pool.QueryRow(t.Context(), `SELECT outbox_set_right_v1()`).Scan(&said); err != nil || said != "ids go on after 1000000, not 0" {
+		t.Errorf("set right: %q, %v", said, err)
+	}
+	if err := pool.QueryRow(t.Context(), `SELECT outbox_set_right_v1()`).Scan(&said); err != nil || said != "nothing was wrong" {
+		t.Errorf("set right again: %q, %v", said, err)
 	}
 
 	aggregate, ended := uuid.New(), make(chan int64, 1)

@@ -36,25 +36,36 @@ func Register(ctx context.Context, db DB, sink string, types []string) error {
 			INSERT INTO outbox_sink (name, types) VALUES ($1, $2)
 			ON CONFLICT (name) DO UPDATE SET types = excluded.types, seen_at = now()
 			RETURNING name
-		), lanes AS (
-			INSERT INTO outbox_lane (sink, lane)
-			SELECT sink.name, lane FROM sink, generate_series(0, $3 - 1) AS lane
-			WHERE NOT EXISTS (SELECT FROM before)
-			ON CONFLICT DO NOTHING
-		)
-		UPDATE outbox_lane l SET floor = 0, next_floor = NULL
+		), lanes AS (`+missingLanes+`)
+		UPDATE outbox_lane l SET floor = least(l.floor, 0), next_floor = NULL, next_xid = NULL
 		FROM before
-		WHERE before.types IS DISTINCT FROM $2`, sink, types, Lanes)
+		WHERE l.sink = $1 AND l.lane BETWEEN 0 AND 63 AND before.types IS DISTINCT FROM $2`, sink, types)
 	if err != nil {
 		return fmt.Errorf("register sink %q: %w", sink, err)
 	}
 	return nil
 }
 
-// Seen notes that a dispatcher serves the sink.
-func Seen(ctx context.Context, db DB, sink string) error {
-	if _, err := db.Exec(ctx, `UPDATE outbox_sink SET seen_at = now() WHERE name = $1`, sink); err != nil {
+// missingLanes makes the rows of lanes that a sink has not got.
+const missingLanes = `
+	INSERT INTO outbox_lane (sink, lane)
+	SELECT sink.name, n FROM sink, generate_series(0, 63) AS n
+	WHERE NOT EXISTS (SELECT FROM outbox_lane l WHERE l.sink = sink.name AND l.lane = n)
+	ON CONFLICT DO NOTHING`
+
+// Seen notes that a dispatcher serves the sink, and makes it and its lanes anew where they are not there.
+func Seen(ctx context.Context, db DB, sink string, types []string) error {
+	var there bool
+	err := db.QueryRow(ctx, `
+		WITH sink AS (
+			UPDATE outbox_sink SET seen_at = now() WHERE name = $1 RETURNING name
+		), lanes AS (`+missingLanes+`)
+		SELECT EXISTS (SELECT FROM sink)`, sink).Scan(&there)
+	if err != nil {
 		return fmt.Errorf("note that sink %q is served: %w", sink, err)
+	}
+	if !there {
+		return Register(ctx, db, sink, types)
 	}
 	return nil
 }
@@ -77,10 +88,19 @@ var (
 	ErrServed = errors.New("the sink is served")
 )
 
+// seenWithin says whether a dispatcher has said within so many seconds that it serves a sink. A time that is still to come
+// nobody has said.
+func seenWithin(seconds string) string {
+	return `(seen_at > now() - ` + seconds + ` * interval '1 second' AND seen_at < now() + interval '1 minute')`
+}
+
 // Abandon removes a sink that nobody has said to serve for a while, and returns how many events it has
 // not got, counted up to a million. They are published as far as the other sinks are concerned. It returns
 // ErrNoSink or ErrServed.
 func Abandon(ctx context.Context, db DB, sink string, idle time.Duration) (open int64, err error) {
+	if _, err := SetRight(ctx, db, ""); err != nil { // a damaged lane may refuse that its floor is lowered
+		return 0, err
+	}
 	var gone bool
 	err = db.QueryRow(ctx, `
 		WITH open AS (
@@ -88,11 +108,11 @@ func Abandon(ctx context.Context, db DB, sink string, idle time.Duration) (open 
 			FROM (SELECT FROM outbox_event e JOIN outbox_sink s ON s.name = $1 AND `+isOpen("s")+`
 			      WHERE e.published_at IS NULL AND e.parked_at IS NULL LIMIT 1000000) AS counted
 		), gone AS (
-			DELETE FROM outbox_sink WHERE name = $1 AND seen_at <= now() - $2 * interval '1 second' RETURNING name
+			DELETE FROM outbox_sink WHERE name = $1 AND NOT `+seenWithin("$2")+` RETURNING name
 		), lowered AS (
-			UPDATE outbox_lane l SET floor = 0, next_floor = NULL FROM gone WHERE l.sink <> gone.name
+			UPDATE outbox_lane l SET floor = least(l.floor, 0), next_floor = NULL, next_xid = NULL FROM gone WHERE l.sink <> gone.name AND l.lane BETWEEN 0 AND 63
 		), forgiven AS ( -- what only this one has given up is not parked any more
-			UPDATE outbox_event e SET parked_by = nullif(array_remove(e.parked_by, gone.name), '{}'), parked_at = NULL
+			UPDATE outbox_event e SET parked_by = nullif(ARRAY(SELECT p FROM unnest(e.parked_by) AS p WHERE p <> gone.name), '{}'), parked_at = NULL
 			FROM gone
 			WHERE gone.name = ANY (e.parked_by)
 		)
@@ -112,7 +132,7 @@ func Abandon(ctx context.Context, db DB, sink string, idle time.Duration) (open 
 func Unserved(ctx context.Context, db DB, served []string, since time.Duration) ([]string, error) {
 	rows, _ := db.Query(ctx, `
 		SELECT name FROM outbox_sink
-		WHERE name <> ALL ($1) AND seen_at < now() - $2 * interval '1 second'
+		WHERE name <> ALL ($1) AND NOT `+seenWithin("$2")+`
 		ORDER BY name`, served, since.Seconds())
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -131,15 +151,18 @@ type Lag struct {
 // LagOf returns how far a sink is behind.
 func LagOf(ctx context.Context, db DB, sink string) (l Lag, err error) {
 	var seconds float64
+	// Lanes whose row is missing count, too.
+	const lanes = `generate_series(0, 63) AS g (lane) LEFT JOIN outbox_lane r ON r.sink = s.name AND r.lane = g.lane
+		              CROSS JOIN LATERAL (SELECT g.lane, coalesce(r.floor, -9223372036854775808) AS floor) AS l`
 	err = db.QueryRow(ctx, `
 		SELECT (SELECT count(*)
 		        FROM (SELECT
-		              FROM outbox_lane l CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 100000) AS o
-		              WHERE l.sink = s.name LIMIT 100000) AS counted),
+		              FROM `+lanes+` CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 100000) AS o
+		              LIMIT 100000) AS counted),
 		       coalesce(extract(epoch FROM now() - (
-		           SELECT min(o.created_at)
-		           FROM outbox_lane l CROSS JOIN LATERAL (SELECT e.created_at FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 1) AS o
-		           WHERE l.sink = s.name))::float8, 0),
+		           SELECT greatest(least(min(o.created_at), now()), now() - interval '1000000 days')
+		           FROM `+lanes+` CROSS JOIN LATERAL (SELECT e.created_at FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 1) AS o
+		           HAVING count(*) > 0))::float8, 0),
 		       (SELECT count(*) FROM outbox_delivery d WHERE d.sink = s.name AND d.parked_at IS NOT NULL)
 		FROM outbox_sink s
 		WHERE s.name = $1`, planned, sink).Scan(&l.Open, &seconds, &l.Parked)

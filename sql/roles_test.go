@@ -75,7 +75,7 @@ func TestRoleEnqueue(t *testing.T) {
 	s.expect("the same again", s.do(`SELECT workflow_enqueue('billing.x', '{"card": 1}', idempotency_key => 'k')`), key)
 	s.do(`SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`)
 	s.denied(`SELECT outbox_emit(gen_random_uuid(), 'run.failed', '{}')`, `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'a.b', '{}')`,
-		`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) VALUES (1, gen_random_uuid(), 'a.b', '{}')`)
+		`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE VALUES (1, gen_random_uuid(), 'a.b', '{}')`)
 	s.expect("who", g.do(`SELECT created_by FROM workflow_run WHERE id = '`+key+`'`), g.named+"_login_enqueue")
 	s.expect("sees", s.do(`SELECT count(id) FROM workflow_run`), "0")
 	s.refused(`INSERT INTO workflow_run (type) VALUES ('Bad Type')`, "23514", "Use segments", "dotted")
@@ -256,7 +256,7 @@ func TestRoleDispatcher(t *testing.T) {
 	g := withRoles(t)
 	g.do(`SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`)
 	s := g.as("dispatcher")
-	s.do(`INSERT INTO outbox_sink (name) VALUES ('s'); INSERT INTO outbox_lane (sink, lane) VALUES ('s', 1); UPDATE outbox_event SET published_at = now()`)
+	s.do(`INSERT INTO outbox_sink (name) VALUES ('s'); INSERT INTO outbox_lane (sink, lane) VALUES ('s', 1); UPDATE outbox_event SET published_at = now(); SELECT outbox_last_id_v1(), outbox_set_right_v1('s')`)
 	s.denied(forbidden...)
 	s.denied(`UPDATE outbox_event SET payload = '{}'`, `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'a.b', '{}')`, `DELETE FROM outbox_event`,
 		`SELECT * FROM workflow_run`, `SELECT * FROM process_instance`, `SELECT * FROM workflow_history`, `SELECT outbox_replay(now(), now())`)

@@ -21,7 +21,7 @@ type config struct {
 	Elsewhere     env.List   `envconfig:"DISPATCHER_ELSEWHERE" otherwise:"none" bounds:"names, comma separated" help:"Sinks that dispatchers of another configuration serve."`
 
 	Batch         env.Int      `envconfig:"DISPATCHER_BATCH" default:"1000" min:"1" max:"10000" help:"Events published at once at most, for each sink."`
-	BatchBytes    env.Int      `envconfig:"DISPATCHER_BATCH_BYTES" default:"8388608" min:"1024" max:"268435456" help:"Bytes of payloads in a batch; a larger event goes by itself."`
+	BatchBytes    env.Int      `envconfig:"DISPATCHER_BATCH_BYTES" default:"8388608" min:"1024" max:"268435456" help:"Bytes of payloads and headers in a batch; a larger event goes by itself."`
 	PollInterval  env.Duration `envconfig:"DISPATCHER_POLL_INTERVAL" default:"20ms" min:"1ms" max:"1m" help:"Pause between two looks at an outbox without anything due."`
 	Claim         env.Duration `envconfig:"DISPATCHER_CLAIM" default:"1m" min:"1s" max:"1h" because:"; a crash holds up what was claimed for as long" help:"How long lanes are claimed for: a crash holds them up for as long."`
 	MaxAttempts   env.Int      `envconfig:"DISPATCHER_MAX_ATTEMPTS" default:"20" min:"1" max:"1000000" help:"Failures after which an event is parked."`

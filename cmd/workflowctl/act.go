@@ -29,6 +29,7 @@ var actions = []action{
 	{"pause PREFIX REASON", "Have no run of a type, or of a prefix that ends with a dot, be leased any more", `SELECT workflow_pause($1, $2)`, arguments(aText, aText), "paused"},
 	{"resume PREFIX", "End a pause", `SELECT workflow_resume($1)`, arguments(aText), "resumed"},
 	{"release WORKER REASON", "Take a worker's leases away at once", `SELECT workflow_release($1, $2) || ' leases taken away'`, arguments(aText, aText), ""},
+	{"set-right", "Set right what dispatchers go by, after a restore of data alone: lanes, floors, the sequence of ids", `SELECT outbox_set_right_v1()`, arguments(), ""},
 }
 
 func arguments(all ...func(string) (any, error)) []func(string) (any, error) { return all }

@@ -79,7 +79,7 @@ var examinations = []string{
 	`SELECT true, 'CHECK ' || name || ' is missing: nothing keeps values of ' || relation || ' within their bounds', format('SELECT workflow_add_bounds_v1(%L); SELECT workflow_validate_bounds_v1(%1$L)', relation)
 	 FROM workflow_bound_check WHERE valid IS NULL`,
 	`SELECT open, 'row ' || key::text || ' of ' || "table" || ': ' || "column" || ' is ' || value || ', allowed is ' || allowed, fix FROM workflow_out_of_bounds(NULL, 20)`,
-	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
+	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || CASE WHEN at_least THEN 'at least ' ELSE '' END || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
 	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
 	`SELECT false, 'sink ' || sink || ' has parked ' || parked || ' events', 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,
 	`SELECT true, 'instance ' || instance_id || ': incident ' || code || ' at ' || node || ' for ' || workflow_span(workflow_age(created_at)), 'workflowctl why ' || instance_id
@@ -139,12 +139,39 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 		}
 	}
 	for _, query := range queries {
-		rows, _ := conn.Query(ctx, query)
-		more, err := pgx.CollectRows(rows, pgx.RowToStructByPos[finding])
+		more, err := collect(ctx, conn, query)
 		if err != nil {
-			return nil, inWords(err)
+			return nil, err
 		}
 		found = append(found, more...)
+	}
+	// What is looked at of a lane is a piece of its index, whatever the statistics say.
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off; SET LOCAL jit = off`, pgx.QueryExecModeSimpleProtocol); err != nil {
+			return inWords(err)
+		}
+		for _, query := range outboxExaminations {
+			more, err := collect(ctx, tx, query)
+			if err != nil {
+				return err
+			}
+			found = append(found, more...)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+func collect(ctx context.Context, db interface {
+	Query(context.Context, string, ...any) (pgx.Rows, error)
+}, query string) ([]finding, error) {
+	rows, _ := db.Query(ctx, query)
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[finding])
+	if err != nil {
+		return nil, inWords(err)
 	}
 	return found, nil
 }

@@ -22,7 +22,7 @@ func TestInfiniteTimes(t *testing.T) {
 		_, err := conn.PgConn().Exec(t.Context(), statements).ReadAll()
 		return err
 	}
-	all := append([]string{}, examinations...)
+	all := append(append([]string{}, examinations...), outboxExaminations...)
 	for _, l := range looks {
 		all = append(all, l.query)
 	}

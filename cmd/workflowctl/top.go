@@ -21,7 +21,7 @@ var pieces = []struct{ title, query string }{
 	{"works, the longest first", `SELECT id, type, leased_by, workflow_span(since) AS since, attempt || ' of ' || max_attempts AS attempt FROM workflow_working LIMIT 8`},
 	{"fails", `SELECT type, code, failed, workflow_span(workflow_age(latest)) AS ago, left(last_error, 60) AS last_error FROM workflow_failing ORDER BY latest DESC LIMIT 5`},
 	{"workers", `SELECT name, array_to_string(prefixes, ',') AS prefixes, running || ' of ' || concurrency AS running, host, workflow_span(unseen) AS unseen FROM workflow_live_worker ORDER BY name LIMIT 12`},
-	{"outbox", `SELECT sink, open, workflow_span(oldest) AS oldest, failing, parked FROM outbox_lag ORDER BY sink LIMIT 6`},
+	{"outbox", `SELECT sink, CASE WHEN at_least THEN 'at least ' ELSE '' END || open AS open, workflow_span(oldest) AS oldest, failing, parked FROM outbox_lag ORDER BY sink LIMIT 6`},
 	{"needs you", `SELECT instance_id, code, node, workflow_span(workflow_age(created_at)) AS since FROM incident WHERE resolved_at IS NULL ORDER BY created_at LIMIT 5`},
 }
 

@@ -26,6 +26,7 @@ type column struct {
 	name, typ string
 	computed  bool // generated: nobody writes it
 	required  bool // NOT NULL without a default
+	drawn     bool // GENERATED ALWAYS AS IDENTITY: who gives it has to say so
 }
 
 func (t *table) has(name string) bool {
@@ -44,7 +45,7 @@ func (t *table) keyText() string {
 func readTables(ctx context.Context, conn *pgx.Conn) (map[string]*table, error) {
 	tables := map[string]*table{}
 	rows, _ := conn.Query(ctx, `
-		SELECT c.relname, a.attname, format_type(a.atttypid, NULL), a.attgenerated <> '', a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
+		SELECT c.relname, a.attname, format_type(a.atttypid, NULL), a.attgenerated <> '', a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attidentity = 'a',
 		       coalesce(a.attnum = ANY (x.indkey), false)
 		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 		LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indisprimary
@@ -53,7 +54,7 @@ func readTables(ctx context.Context, conn *pgx.Conn) (map[string]*table, error) 
 	var name string
 	var c column
 	var isKey bool
-	_, err := pgx.ForEachRow(rows, []any{&name, &c.name, &c.typ, &c.computed, &c.required, &isKey}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&name, &c.name, &c.typ, &c.computed, &c.required, &c.drawn, &isKey}, func() error {
 		if tables[name] == nil {
 			tables[name] = &table{name: name}
 		}
@@ -218,12 +219,16 @@ func (w *world) literal(c column, r row) string {
 // copyOf inserts a row like another one, with a key of its own, or with one column set.
 func (t *table) copyOf(r row, column, value string) string {
 	var names, values []string
+	overriding := ""
 	for _, c := range t.columns {
 		expression := "x." + fmt.Sprintf("%q", c.name)
 		switch {
 		case c.computed:
 			continue
 		case c.name == column:
+			if c.drawn {
+				overriding = "OVERRIDING SYSTEM VALUE "
+			}
 			expression = fmt.Sprintf("CAST(%s AS %s)", strings.ReplaceAll(value, fmt.Sprintf("%q + 1", c.name), fmt.Sprintf("x.%q + 1", c.name)), c.typ)
 		case len(t.key) == 1 && c.name == t.key[0] && c.typ == "uuid":
 			expression = "gen_random_uuid()"
@@ -236,7 +241,7 @@ func (t *table) copyOf(r row, column, value string) string {
 		}
 		names, values = append(names, fmt.Sprintf("%q", c.name)), append(values, expression)
 	}
-	return fmt.Sprintf("INSERT INTO %s (%s) SELECT %s FROM jsonb_populate_record(NULL::%s, %s) AS x", t.name, strings.Join(names, ", "), strings.Join(values, ", "), t.name, quoted(r.text))
+	return fmt.Sprintf("INSERT INTO %s (%s) %sSELECT %s FROM jsonb_populate_record(NULL::%s, %s) AS x", t.name, strings.Join(names, ", "), overriding, strings.Join(values, ", "), t.name, quoted(r.text))
 }
 
 // minimal inserts what has to be there, and nothing else.

@@ -24,16 +24,6 @@ var known = []open{
 	// Bounds of columns.
 	{"engine|owner|before", "update", "signal", "process_instance", "priority", "least|greatest", "the signal fails for all who wait"},
 	{"before", "update", "signal", "process_instance", "tenant_id", "huge|empty|control", "likewise"},
-	// Lanes.
-	{"before", "delete", "sink", "outbox_lane", "", "", "the lane delivers nothing any more, and outbox_lag does not count it"},
-	{"dispatcher|owner|before", "update", "sink", "outbox_lane", "lane|claim_until", "greatest|least|-1|infinity", "likewise"},
-	{"before", "update", "sink", "outbox_lane", "sink", "empty|control|huge|another's", "likewise"},
-	// Marks of events.
-	{"dispatcher|owner|before", "update", "event-", "outbox_event", "delivered_to|parked_by", "two dimensions", "arrays that do not match cannot be joined: nothing of its lanes is read any more"},
-	// Ids of events.
-	{"before", "insert", "*", "outbox_event", "id", "greatest", "floors rise to an id that was not drawn: later events are not delivered"},
-	{"before", "update", "*", "outbox_event", "id", "greatest", "likewise"},
-	{"before", "update|insert", "*", "outbox_event", "id", "least|-1|0", "it is below every floor, and is not delivered, untold"},
 }
 
 func among(list, name string) bool {

@@ -28,7 +28,7 @@ DECLARE
     -- Only functions that run with the owner's rights call these.
     internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back, workflow_bound_prefixes, workflow_binding_of, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
         workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_remedy, outbox_setting, workflow_beside,
-        workflow_kept_incident, workflow_incident_over, workflow_kept_forget}';
+        workflow_kept_incident, workflow_incident_over, workflow_kept_forget, outbox_mend_lanes}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
     IF to_regproc('workflow_functions') IS NULL THEN
@@ -134,7 +134,7 @@ BEGIN
 
     EXECUTE format('GRANT SELECT, UPDATE (published_at, parked_at, delivered_to, parked_by) ON outbox_event TO %I', named || '_dispatcher');
     EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_sink, outbox_lane, outbox_delivery TO %I', named || '_dispatcher');
-    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text), workflow_fault_v1(text, text, text) TO %I', named || '_dispatcher');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_wants(text[], text), outbox_last_id_v1(), outbox_set_right_v1(text), workflow_fault_v1(text, text, text) TO %I', named || '_dispatcher');
 
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_stalled_types(text[]) TO %I, %I', named || '_operator', named || '_viewer'); -- for views
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_out_of_bounds(text, integer) TO %I, %I', named || '_operator', named || '_viewer'); -- it tells no payload
@@ -145,7 +145,7 @@ BEGIN
 
     EXECUTE format('GRANT SELECT ON workflow_overview, process_overview, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
                         workflow_rate, workflow_prefix, workflow_live_worker, workflow_blocker, workflow_bloat, outbox_lag, process_stuck, process_duration, process_rate TO %I', named || '_viewer');
-    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), workflow_age(timestamptz, timestamptz), workflow_relations(), outbox_wants(text[], text) TO %I', named || '_viewer');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), workflow_age(timestamptz, timestamptz), workflow_relations(), outbox_wants(text[], text), outbox_behind(text) TO %I', named || '_viewer');
 
     -- A console is told for whom it acts by each call: see workflow_behalf.
     EXECUTE format('GRANT %I TO %I', named || '_viewer', named || '_console');

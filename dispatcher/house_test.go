@@ -1,0 +1,342 @@
+package dispatcher_test
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/outbox"
+)
+
+// unguarded executes a script as rows from before came about: without triggers and foreign keys.
+func unguarded(t *testing.T, pool *pgxpool.Pool, script string) {
+	t.Helper()
+	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica;"+script)
+		return err
+	}); err != nil {
+		t.Fatalf("%.200s: %v", script, err)
+	}
+}
+
+// damages are what may be wrong with the lanes of the sink memory.
+var damages = map[string]string{
+	"deleted":           `DELETE FROM outbox_lane WHERE sink = 'memory' AND lane % 2 = 0`,
+	"all deleted":       `DELETE FROM outbox_lane WHERE sink = 'memory'`,
+	"other numbers":     `UPDATE outbox_lane SET lane = CASE lane WHEN 5 THEN 32767 WHEN 6 THEN -32768 WHEN 7 THEN -1 ELSE 64 END WHERE sink = 'memory' AND lane BETWEEN 5 AND 8`,
+	"another's":         `UPDATE outbox_lane SET sink = '' WHERE sink = 'memory' AND lane < 8`,
+	"sink renamed":      `UPDATE outbox_sink SET name = 'other' WHERE name = 'memory'`,
+	"sink deleted":      `DELETE FROM outbox_sink WHERE name = 'memory'; DELETE FROM outbox_lane WHERE sink = 'memory'`,
+	"claimed for ever":  `UPDATE outbox_lane SET claim_token = gen_random_uuid(), claim_until = 'infinity' WHERE sink = 'memory' AND lane < 32`,
+	"claimed for years": `UPDATE outbox_lane SET claim_token = NULL, claim_until = '9999-12-31' WHERE sink = 'memory' AND lane < 32`,
+	"served later":      `UPDATE outbox_lane SET served_at = 'infinity' WHERE sink = 'memory' AND lane < 62`,
+	"floor too high":    `UPDATE outbox_lane SET floor = 9223372036854775807 WHERE sink = 'memory'`,
+	"floor too low":     `UPDATE outbox_lane SET floor = -9223372036854775808 WHERE sink = 'memory'`,
+	"next floor":        `UPDATE outbox_lane SET next_floor = 9223372036854775807, next_xid = '0' WHERE sink = 'memory'`,
+	"next transaction":  `UPDATE outbox_lane SET next_floor = 1, next_xid = '18446744073709551615' WHERE sink = 'memory'`,
+	"no transaction":    `UPDATE outbox_lane SET next_floor = 1, next_xid = NULL WHERE sink = 'memory'`,
+	"replays":           `UPDATE outbox_lane SET replays = 9223372036854775807 WHERE sink = 'memory'`,
+}
+
+// Whatever is wrong with the rows of outbox_lane: a dispatcher that is running, and one that is started
+// afresh, deliver all events, floors rise, and events can be replayed.
+func TestLanesAreMadeAnew(t *testing.T) {
+	for name, damage := range damages {
+		for _, running := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, running %t", name, running), func(t *testing.T) {
+				t.Parallel()
+				pool, sink := pgtest.New(t), &memory{}
+				start := func() func() {
+					return dispatch(t, pool, func(c *dispatcher.Config) { c.Claim = time.Minute }, dispatcher.Target{Name: "memory", Sink: sink})
+				}
+				emit(t, pool, "test.told", 300, 1)
+				stop := start()
+				drained(t, pool)
+				if !running {
+					stop()
+				}
+				unguarded(t, pool, damage)
+				emit(t, pool, "test.told", 300, 1)
+				if !running {
+					start()
+				}
+				within(t, 20*time.Second, "delivery", func() bool {
+					return count(t, pool, `SELECT count(*) FROM outbox_event WHERE 'memory' = ANY (delivered_to)`) == 600
+				})
+				inOrder(t, sink.got())
+				within(t, 20*time.Second, "floors to rise", func() bool {
+					return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE sink = 'memory' AND lane BETWEEN 0 AND 63 AND floor BETWEEN 1 AND (SELECT max(id) FROM outbox_event)`) == outbox.Lanes
+				})
+				before := len(sink.got())
+				if n := count(t, pool, `SELECT outbox_replay('-infinity', sink => 'memory')`); n != 600 {
+					t.Errorf("%d are replayed, want 600", n)
+				}
+				within(t, 20*time.Second, "the replay", func() bool { return len(sink.got()) >= before+600 })
+			})
+		}
+	}
+}
+
+// A claim that another dispatcher may have taken stands until it is over.
+func TestClaimsStand(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.told", 10, 1)
+	long := outbox.Limits{Events: 1000, Bytes: 1 << 20, Lanes: 64, Length: outbox.LongestClaim}
+	c, err := outbox.Acquire(t.Context(), pool, "a", "test", long)
+	if err != nil || len(c.Rows) != 10 {
+		t.Fatalf("%d rows, %v", len(c.Rows), err)
+	}
+	if did, err := outbox.SetRight(t.Context(), pool, "a"); err != nil || did != "" {
+		t.Fatal(did, err)
+	}
+	if again := claim(t, pool, "a"); again.Lanes > 0 {
+		t.Errorf("%d lanes were claimed twice", again.Lanes)
+	}
+	if n := delivered(t, pool, c); n != 10 {
+		t.Errorf("%d were marked, want 10", n)
+	}
+	if _, err := dispatcher.New(dispatcher.Config{Pool: pool, Source: "/", Claim: outbox.LongestClaim + time.Second, Sinks: []dispatcher.Target{{Name: "a", Sink: &memory{}}}}); err == nil ||
+		!strings.Contains(err.Error(), "Claim: 1h0m1s") {
+		t.Errorf("a claim that is longer: %v", err)
+	}
+}
+
+const byHand = `INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE
+	SELECT id, gen_random_uuid(), 'test.told', '{"n": 1}' FROM `
+
+// Events whose ids were not drawn are delivered as any other, below the floor and above the sequence, and
+// raise no floor beyond what was drawn: what is appended afterwards is delivered, too.
+func TestIdsThatWereNotDrawn(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	emit(t, pool, "test.told", 300, 1)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	drained(t, pool)
+	if _, err := pool.Exec(t.Context(), byHand+`unnest('{-9223372036854775807,-5,0,9223372036854775806,9223372036854775807}'::bigint[]) AS id`); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 20*time.Second, "those above", func() bool { return count(t, pool, openEvents+` AND id > 1000`) == 0 })
+	for range 5 {
+		if err := outbox.RaiseFloors(t.Context(), pool, "memory"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 300`); n > 0 {
+		t.Errorf("%d floors have passed what was drawn", n)
+	}
+	emit(t, pool, "test.told", 300, 1)
+	within(t, 10*time.Second, "those that were drawn", func() bool { return count(t, pool, openEvents+` AND id BETWEEN 1 AND 1000`) == 0 })
+	within(t, time.Minute, "all", func() bool { return count(t, pool, openEvents) == 0 })
+	if n := count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 600`); n > 0 {
+		t.Errorf("%d floors have passed what was drawn", n)
+	}
+	if last := count(t, pool, `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{"n": 1}')`); last != 601 {
+		t.Errorf("the next id is %d, want 601: what is too far away is not followed", last)
+	}
+	drained(t, pool)
+}
+
+// A sequence that is behind the ids is set right by a dispatcher that runs, within seconds; ids more than 2^40
+// above it are not followed. Floors that were ahead of it hide nothing.
+func TestSequenceBehind(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	emit(t, pool, "test.told", 300, 1)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	drained(t, pool)
+	pgtest.Await(t, "floors to rise", func() bool { return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == outbox.Lanes })
+	// The ids from 1 to 100 are free, as retention leaves them.
+	unguarded(t, pool, `DELETE FROM outbox_event WHERE id <= 100; SELECT setval(pg_get_serial_sequence('outbox_event', 'id'), 10)`)
+	emit(t, pool, "test.told", 50, 1) // below the floors
+	within(t, 20*time.Second, "those below the floors", func() bool { return count(t, pool, openEvents) == 0 })
+	within(t, 20*time.Second, "the sequence", func() bool {
+		return count(t, pool, `SELECT last_value FROM outbox_event_id_seq`) >= 300
+	})
+	if _, err := pool.Exec(t.Context(), byHand+`unnest(ARRAY[5000, 4000000, 2000000000000]) AS id`); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 20*time.Second, "the sequence", func() bool {
+		return count(t, pool, `SELECT last_value FROM outbox_event_id_seq`) == 4_000_000
+	})
+	emit(t, pool, "test.told", 300, 1)
+	within(t, 20*time.Second, "the rest", func() bool { return count(t, pool, openEvents) == 0 })
+	if n := count(t, pool, `SELECT max(id) FROM outbox_event WHERE id < 2000000000000`); n != 4_000_300 {
+		t.Errorf("the last id is %d, want 4000300", n)
+	}
+}
+
+// Who sets the sequence right draws ids as everybody does: it never goes back, so that of an aggregate a later id is a
+// later commit, whoever appends meanwhile. What is refused is only what draws an id that was given before.
+func TestSequenceIsSetRightUnderLoad(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "memory")
+	var failed atomic.Int64
+	ended, stop := make(chan bool, 4), make(chan bool)
+	for range cap(ended) {
+		go func() {
+			defer func() { ended <- true }()
+			for last, id := int64(0), int64(0); ; last = id {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				err := pool.QueryRow(t.Context(), `SELECT outbox_emit('00000000-0000-4000-8000-000000000001', 'test.told', '{}')`).Scan(&id)
+				var refused *pgconn.PgError
+				switch {
+				case errors.As(err, &refused) && refused.Code == "23505":
+					failed.Add(1)
+				case err != nil:
+					t.Error(err)
+					return
+				case id <= last:
+					t.Errorf("%d was drawn after %d", id, last)
+				}
+			}
+		}()
+	}
+	const times = 40
+	for n := range times {
+		if _, err := pool.Exec(t.Context(), byHand+`(SELECT last_value + $1 FROM outbox_event_id_seq) AS s (id)`, []int{200, 1000, 200_000}[n%3]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := outbox.SetRight(t.Context(), pool, "memory"); err != nil {
+			t.Fatal(err)
+		}
+		if n := count(t, pool, `SELECT count(*) FROM outbox_event WHERE id > (SELECT last_value FROM outbox_event_id_seq)`); n > 0 {
+			t.Errorf("%d are above the sequence", n)
+		}
+	}
+	close(stop)
+	for range cap(ended) {
+		<-ended
+	}
+	if n := failed.Load(); n > times {
+		t.Errorf("%d were refused, of %d ids that were given", n, times)
+	}
+}
+
+// A row whose marks are arrays of two dimensions, or hold NULL, is delivered as any other, and so are those
+// beside it; it can be replayed, and its sink can be abandoned.
+func TestStrangeMarks(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	ids := emit(t, pool, "test.told", 6, 2)
+	for k, marks := range []string{`delivered_to = '{{a,b},{c,d}}'`, `parked_by = '{{a,b},{c,d}}'`, `delivered_to = '{{a,b},{c,d}}', parked_by = '{e}'`,
+		`delivered_to = '{NULL}'`, `parked_by = '{NULL}', delivered_to = '{{NULL}}'`} {
+		unguarded(t, pool, fmt.Sprintf(`UPDATE outbox_event SET %s WHERE aggregate_id = '%s' AND payload->>'n' = '1'`, marks, ids[k]))
+	}
+	register(t, pool, "gone")
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	pgtest.Await(t, "all to come", func() bool { return len(sink.got()) == 12 })
+	pgtest.Await(t, "all to be marked", func() bool {
+		return count(t, pool, `SELECT count(*) FROM outbox_event WHERE 'memory' = ANY (delivered_to) AND array_ndims(delivered_to) = 1 AND NOT EXISTS (SELECT FROM unnest(delivered_to) AS m WHERE m IS NULL)`) == 12
+	})
+	unguarded(t, pool, `UPDATE outbox_event SET delivered_to = '{{memory,b},{c,NULL}}', parked_by = '{{memory,b},{c,gone}}' WHERE payload->>'n' = '2'`)
+	if n := count(t, pool, `SELECT outbox_replay('-infinity', sink => 'memory')`); n != 12 {
+		t.Errorf("%d are replayed, want 12", n)
+	}
+	if _, err := outbox.Abandon(t.Context(), pool, "gone", 0); err != nil {
+		t.Error(err)
+	}
+	pgtest.Await(t, "all to come again", func() bool { return len(sink.got()) == 24 })
+	inOrder(t, sink.got())
+	drained(t, pool)
+}
+
+// A delivery whose numbers are at their ends is tried and marked as any other; one that waits for longer than
+// any may is due.
+func TestStrangeDeliveries(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	register(t, pool, "memory")
+	ids := emit(t, pool, "test.told", 5, 2)
+	for k, values := range []string{`2147483647, 0, now()`, `-2147483648, 0, now()`, `0, 2147483647, now()`, `0, -2147483648, now()`, `1, 0, 'infinity'`} {
+		unguarded(t, pool, fmt.Sprintf(`INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, rejected, next_attempt_at, last_error)
+			SELECT min(id), 'memory', aggregate_id, %s, 'x' FROM outbox_event WHERE aggregate_id = '%s' GROUP BY aggregate_id`, values, ids[k]))
+	}
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	drained(t, pool)
+	inOrder(t, sink.got())
+}
+
+// Headers of any size, written while guards were off, do not bring a dispatcher above a bounded memory: they are
+// parked unread, with the reason, and all others are delivered.
+func TestLargeHeaders(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	register(t, pool, "memory")
+	unguarded(t, pool, `INSERT INTO outbox_event (aggregate_id, event_type, payload, headers)
+		SELECT gen_random_uuid(), 'test.huge', '{"n": 1}', jsonb_build_object('x', repeat('x', 40000000)) FROM generate_series(1, 12)`)
+	emit(t, pool, "test.told", 300, 1)
+	runtime.GC()
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var most uint64
+	dispatch(t, pool, func(c *dispatcher.Config) { c.Claim = time.Minute }, dispatcher.Target{Name: "memory", Sink: sink})
+	within(t, time.Minute, "all", func() bool {
+		runtime.ReadMemStats(&now)
+		most = max(most, now.HeapAlloc)
+		return count(t, pool, openEvents) == 0
+	})
+	if more := int64(most-before.HeapAlloc) >> 20; more > 64 {
+		t.Errorf("it took %d MB", more)
+	}
+	if n := count(t, pool, parked+` AND last_error LIKE 'headers have 40000009 bytes, the limit is 65536%'`); n != 12 {
+		t.Errorf("%d are parked with the reason, want 12", n)
+	}
+	if n := len(sink.got()); n != 300 {
+		t.Errorf("%d came, want 300", n)
+	}
+}
+
+// A batch is bounded by the sum of payloads and headers, as they are sent: what is stored may be a hundredth of that.
+func TestBytesOfHeaders(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "memory")
+	for _, headers := range []string{`jsonb_build_object('x', repeat('x', 50000))`, `jsonb_build_object('x', (SELECT string_agg(md5(n::text || m), '') FROM generate_series(1, 1560) AS m))`,
+		`jsonb_build_object('x', repeat(E'\x01', 10000))`} {
+		unguarded(t, pool, `DELETE FROM outbox_event;
+			INSERT INTO outbox_event (aggregate_id, event_type, payload, headers) SELECT gen_random_uuid(), 'test.told', '1', `+headers+` FROM generate_series(1, 100) AS n`)
+		c, err := outbox.Acquire(t.Context(), pool, "memory", "test", outbox.Limits{Events: 1000, Bytes: 1_000_000, Lanes: 64, Length: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := 0
+		for _, row := range c.Rows {
+			if row.Refused != "" {
+				t.Errorf("%s: refused: %s", headers, row.Refused)
+			}
+			for name, value := range row.Headers {
+				sum += len(name) + len(value)
+			}
+		}
+		if most := 1_000_000 / 50_000; len(c.Rows) < 10 || len(c.Rows) > most {
+			t.Errorf("%s: %d rows with %d bytes of headers, want about %d rows", headers, len(c.Rows), sum, most)
+		}
+		if _, err := outbox.Mark(t.Context(), pool, c, nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A payload beyond its limit, from before there was one, is parked unread, too.
+func TestLargePayload(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	register(t, pool, "memory")
+	unguarded(t, pool, `ALTER TABLE outbox_event DROP CONSTRAINT outbox_event_payload_check;
+		INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'test.huge', to_jsonb(repeat('x', 9000000)));
+		ALTER TABLE outbox_event ADD CONSTRAINT outbox_event_payload_check CHECK (bytes <= 8 * 1024 * 1024) NOT VALID`)
+	other := emit(t, pool, "test.told", 50, 1)
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	within(t, 20*time.Second, "the others", func() bool { return count(t, pool, published) == len(other) })
+	within(t, 20*time.Second, "parking", func() bool {
+		return count(t, pool, parked+` AND last_error LIKE '%payload has 9000002 bytes, the limit is 8388608%'`) == 1
+	})
+}

@@ -1,0 +1,37 @@
+package sql_test
+
+import "testing"
+
+// How far behind a sink is, is looked at from the floor and from the beginning, in lanes that have no row, too; where there
+// may be more than was looked at, it says so; and it costs about the same beside events that only another sink has not got.
+func TestLagLooksBothWays(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`ALTER TABLE outbox_event SET (autovacuum_enabled = off);
+		INSERT INTO outbox_sink (name) VALUES ('crm'), ('down'); SELECT outbox_set_right_v1();
+		SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}') FROM generate_series(1, 640)`)
+	lag := func(of string) string {
+		return s.do(`SELECT concat_ws(' ', open, CASE WHEN at_least THEN 'at least' END, oldest < interval '1 minute') FROM outbox_lag WHERE sink = '` + of + `'`)
+	}
+	s.expect("from the floor", lag("crm"), "640 t")
+	s.do(`UPDATE outbox_lane SET floor = 1000 WHERE sink = 'crm'`)
+	s.expect("below the floor", lag("crm"), "640 t")
+	s.do(`UPDATE outbox_lane SET floor = 320 WHERE sink = 'crm' AND lane < 32;
+		BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM outbox_lane WHERE sink = 'crm' AND lane > 40; UPDATE outbox_lane SET lane = 32767 WHERE sink = 'crm' AND lane = 40; COMMIT`)
+	s.expect("without a row", lag("crm"), "640 t")
+	s.do(`UPDATE outbox_event SET delivered_to = '{crm}' WHERE id <= 639`)
+	s.expect("one", lag("crm"), "1 t")
+	s.do(`BEGIN; SET LOCAL session_replication_role = replica; UPDATE outbox_event SET id = DEFAULT WHERE id = 640; COMMIT`)
+	s.do(`BEGIN; SET LOCAL session_replication_role = replica;
+		INSERT INTO outbox_event (aggregate_id, event_type, payload, delivered_to) SELECT gen_random_uuid(), 'a.b', '{}', '{crm}' FROM generate_series(1, 100000); COMMIT;
+		SELECT outbox_set_right_v1('crm'); UPDATE outbox_lane SET floor = 100000 WHERE sink = 'crm'`)
+	for _, then := range []string{`SELECT 1`, `VACUUM ANALYZE outbox_event`} {
+		s.do(then)
+		s.expect("there may be more", lag("crm"), "1 at least t")
+		s.expect("there is more", lag("down"), "1000 at least t")
+		if n, whole, plan := s.buffers(`SELECT * FROM outbox_lag WHERE sink = 'crm'`); n > 64*500*4 || len(whole) > 0 {
+			t.Errorf("outbox_lag touches %d buffers after %s; %v\n%.6000s", n, then, whole, plan)
+		} else {
+			t.Logf("%d buffers", n)
+		}
+	}
+}
