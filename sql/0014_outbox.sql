@@ -122,7 +122,7 @@ BEGIN
             SELECT l.floor > outbox_last_id_v1() AS floor,
                    l.next_floor > outbox_last_id_v1() OR (l.next_floor IS NULL) <> (l.next_xid IS NULL) AS next,
                    NOT coalesce(l.claim_until BETWEEN '2000-01-01' AND clock_timestamp() + interval '61 minutes', l.claim_token IS NULL) OR octet_length(l.claimed_by) > 400 AS claim,
-                   l.served_at NOT BETWEEN '2000-01-01' AND clock_timestamp() + interval '1 minute' AND l.served_at <> '-infinity' AS served,
+                   l.served_at NOT BETWEEN '2000-01-01' AND clock_timestamp() + interval '1 minute' AND l.served_at <> '1970-01-01 00:00:00+00' AS served,
                    l.replays NOT BETWEEN 0 AND 1000000000000000 AS replays) AS w
         WHERE (only_sink IS NULL OR l.sink = only_sink) AND l.lane BETWEEN 0 AND 63 AND (w.floor OR w.next OR w.claim OR w.served OR w.replays)
         FOR NO KEY UPDATE OF l SKIP LOCKED
@@ -130,7 +130,7 @@ BEGIN
     UPDATE outbox_lane l
     SET floor = CASE WHEN w.floor THEN 0 ELSE l.floor END, next_floor = CASE WHEN (w.floor OR w.next) IS NOT TRUE THEN l.next_floor END, next_xid = CASE WHEN (w.floor OR w.next) IS NOT TRUE THEN l.next_xid END,
         claim_token = CASE WHEN w.claim IS NOT TRUE THEN l.claim_token END, claimed_by = CASE WHEN w.claim IS NOT TRUE THEN l.claimed_by END, claim_until = CASE WHEN w.claim IS NOT TRUE THEN l.claim_until END,
-        served_at = CASE WHEN w.served THEN '-infinity' ELSE l.served_at END, replays = CASE WHEN w.replays THEN 0 ELSE l.replays END
+        served_at = CASE WHEN w.served THEN '1970-01-01 00:00:00+00' ELSE l.served_at END, replays = CASE WHEN w.replays THEN 0 ELSE l.replays END
     FROM wrong w
     WHERE w.sink = l.sink AND w.lane = l.lane;
     GET DIAGNOSTICS mended = ROW_COUNT;

@@ -49,5 +49,5 @@ BEGIN ATOMIC
         workflow_beside, workflow_lease_v2,
         workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_unremoved_id, workflow_unremoved_v1,
         workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_kept_incident, workflow_incident_over, workflow_kept_forget, workflow_settle_again, workflow_fail,
-        workflow_passing, outbox_last_id_v1, outbox_event_refuse, outbox_mend_lanes, outbox_set_right_v1, outbox_behind}'::text[]);
+        outbox_last_id_v1, outbox_event_refuse, outbox_mend_lanes, outbox_set_right_v1, outbox_behind}'::text[]);
 END;
