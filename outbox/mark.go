@@ -134,7 +134,7 @@ func TellFault(ctx context.Context, db DB, fails error) error {
 // appended is a column of marks with the sink $1 added. Marks of another form than ours, of two dimensions or with NULL, take none
 // as they are, and become a list.
 func appended(marks string) string {
-	return strings.ReplaceAll(`CASE
+	return strings.ReplaceAll(`CASE WHEN MARKS IS NULL THEN ARRAY[$1::text]
 		WHEN CASE WHEN array_ndims(MARKS) > 1 THEN true ELSE array_position(MARKS, NULL) IS NOT NULL END
 		THEN array_append(ARRAY(SELECT DISTINCT m FROM unnest(MARKS) AS m WHERE m IS NOT NULL), $1)
 		ELSE array_append(MARKS, $1) END`, "MARKS", marks)
