@@ -42,6 +42,11 @@ func TestControlThatIsMade(t *testing.T) {
 	}
 	bound := pgtest.As(t, pool, named, "bound")
 	for name, db := range map[string]*pgxpool.Pool{"the owner": pool, "a bound worker": bound} {
+		for _, statement := range []string{"lease", "extend", "settle", "take back"} {
+			if works, err := lease.Works(t.Context(), db, statement); err != nil || !works {
+				t.Errorf("%s: %s works: %v, %v", name, statement, works, err)
+			}
+		}
 		bad := add(t, pool, "a.x", 0, 0)
 		raises(t, pool, `OLD.type = 'a.x'`, "XX777")
 		exec(t, pool, `CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX777'; END $$`)
