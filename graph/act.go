@@ -45,7 +45,7 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 		case settled.Type == MessageType:
 			err = w.message(settled)
 		case settled.Type == SignalType:
-			err = w.signal(settled)
+			err = w.sent(settled)
 		case settled.Type == matchType:
 			err = w.match(settled)
 		case settled.Type == CancelType:

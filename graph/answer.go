@@ -27,13 +27,14 @@ func (e *Engine) Handlers() map[string]func(context.Context, json.RawMessage) (j
 		CancelType:       typed(e.cancel),
 		RetryType:        typed(e.retry),
 		MessageType:      typed(func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() }),
-		SignalType:       typed(func(_ context.Context, p SignalPayload) (struct{}, error) { return struct{}{}, named(p.Name) }),
+		SignalType:       typed(e.signal),
 		CompleteTaskType: typed(e.completeTask),
 		arriveType:       typed(e.arrive),
 		timerType:        typed(nothing[position]),
 		undoType:         typed(nothing[position]),
 		cutOffType:       typed(e.cutOff),
 		matchType:        typed(nothing[slot]),
+		broadcastType:    typed(nothing[struct{}]),
 	}
 }
 
@@ -255,7 +256,9 @@ func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error
 			SELECT m.payload, m.token_id IS NOT DISTINCT FROM r.token_id FROM message m, workflow_run r WHERE m.id = $1 AND r.id = $2`, unprepared, p.Message, own).Scan(&payload, &its)
 	case p.Signal != uuid.Nil:
 		err = e.pool.QueryRow(ctx, `
-			SELECT coalesce(payload->'payload', '{}'), type = $2 AND status = 'succeeded' FROM workflow_run WHERE id = $1`, unprepared, p.Signal, SignalType).Scan(&payload, &its)
+			SELECT coalesce(r.payload->'payload', '{}'),
+			       r.type = $2 AND (r.status = 'succeeded' OR EXISTS (SELECT FROM process_broadcast b WHERE b.signal_id = r.id))
+			FROM workflow_run r WHERE r.id = $1`, unprepared, p.Signal, SignalType).Scan(&payload, &its)
 	case p.Child != uuid.Nil:
 		var status Status
 		var reason string

@@ -18,7 +18,7 @@ BEGIN ATOMIC
     message_wait, user_task, incident, compensation_record, token, activity_instance, timer,
     process_node, process_starting, process_without_mover, process_miscounted, process_undead, process_untimed, process_misjoined,
     process_misundone, process_unearned, process_mismatched, process_misrecorded, process_stuck, process_duration, process_rate,
-    process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, outbox_replayed, message_key}'::text[]) AS n
+    process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, outbox_replayed, message_key, process_broadcast, process_unreached, process_unreachable, process_fault}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;
 
@@ -41,7 +41,8 @@ BEGIN ATOMIC
         workflow_lease_refused_v1, workflow_extend_v1, workflow_held_v1, workflow_locked_v1, workflow_unrecorded, workflow_as_worker, workflow_worker_name, workflow_settle_v1,
         workflow_unsettled_v1, workflow_recorded_v1, workflow_expired, workflow_take_back_v1, workflow_take_back_refused_v1, workflow_stalled_v1, workflow_give_back_v1, workflow_present_v1,
         workflow_absent_v1, workflow_run_refuse_outcome, workflow_document_problem, workflow_refuse_document, workflow_earlier, workflow_advance, workflow_run_refuse_reserved,
-        outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1}'::text[]);
+        outbox_event_door, outbox_append_v1, outbox_setting, process_hold_v1,
+        process_give, process_give_all, process_waited, process_gives, process_wait_version, process_wait_problem, process_try_give, process_owe, process_signal_v1, process_try_again_v1}'::text[]);
 END;
 
 -- Whoever owns what was there owns what is new: functions with the owner's rights need it.

@@ -44,6 +44,8 @@ const planted = `
 	INSERT INTO workflow_console_role (role) VALUES ('pg_monitor');
 	INSERT INTO outbox_replayed (actor, events) VALUES ('x', 1);
 	INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) VALUES ('run', '$', 'a.b', 'lease', 'P0001', 'x', '', '1');
+	INSERT INTO process_broadcast (signal_id, name) VALUES ('$', 'a');
+	INSERT INTO process_unreached (token_id, place, signal_id, visit) VALUES ('$', '', '$', 1);
 	INSERT INTO outbox_aggregate (id) VALUES ('$');
 	INSERT INTO message_key (hash) VALUES (1);
 	INSERT INTO workflow_schema (version, name, sha256) VALUES (9999, 'x', 'x');`

@@ -14,14 +14,19 @@ const (
 	mostToldOf  = 10 // runs set aside at once; the table has all
 )
 
-// tend has runs that are set aside tried again when it is time, and looks for types that stand
-// still although they need not, until ctx ends.
+// tend has runs that are set aside tried again when it is time, looks for types that stand
+// still although they need not, and has hooks do the like, until ctx ends.
 func (w *Worker) tend(ctx context.Context) {
 	for sleep(ctx, tendEvery); ctx.Err() == nil; sleep(ctx, tendEvery) {
 		call, done := context.WithTimeout(ctx, tendTimeout)
 		err := lease.TryAgain(call, w.db)
 		if err == nil {
 			err = w.lookForStalled(call)
+		}
+		for _, h := range w.config.Hooks {
+			if err == nil && h.Tend != nil {
+				err = h.Tend(call)
+			}
 		}
 		done()
 		if err != nil && ctx.Err() == nil {
