@@ -215,13 +215,19 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 	r := taskRef{Task: p.Task}
 	var state, assignee string
 	var version int64
-	err := e.pool.QueryRow(ctx, `SELECT instance_id, token_id, state, coalesce(assignee, $2), version FROM user_task WHERE id = $1`, unprepared, p.Task, p.By).
-		Scan(&r.Instance, &r.Token, &state, &assignee, &version)
+	var its bool
+	err := e.pool.QueryRow(ctx, `
+		SELECT k.instance_id, k.token_id, k.state, coalesce(k.assignee, $2), k.version,
+		       (SELECT (t.instance_id, t.node) = (k.instance_id, k.node) FROM process_token t WHERE t.id = k.token_id) IS TRUE
+		FROM user_task k WHERE k.id = $1`, unprepared, p.Task, p.By).
+		Scan(&r.Instance, &r.Token, &state, &assignee, &version, &its)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return r, run.Permanent(fmt.Errorf("task: there is no task %s", p.Task))
 	case err == nil && state != "open":
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is %s", p.Task, state)))
+	case err == nil && !its:
+		return r, foreign("task: %s is not of the token and instance that it names; see process_fault", p.Task)
 	case err == nil && (assignee != p.By || p.Version != 0 && p.Version != version):
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is assigned to %s, version %d", p.Task, assignee, version)))
 	}

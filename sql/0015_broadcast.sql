@@ -212,7 +212,7 @@ END
 $fn$;
 
 -- What is wrong with the references of a wait, in words; null: nothing.
-CREATE FUNCTION process_wait_problem(w message_wait) RETURNS text
+CREATE FUNCTION process_wait_problem(token uuid, place text) RETURNS text
 LANGUAGE plpgsql STABLE AS $fn$
 BEGIN
     RETURN (
@@ -220,9 +220,10 @@ BEGIN
                     WHEN t.instance_id <> w.instance_id THEN 'message_wait.instance_id is not that of its token'
                     WHEN i.id IS NULL THEN 'message_wait.instance_id names no instance'
                     WHEN t.state <> 'Waiting' THEN 'its token does not wait, it is ' || left(t.state, 40) END
-        FROM (SELECT 1) AS one
+        FROM message_wait w
         LEFT JOIN process_token t ON t.id = w.token_id
-        LEFT JOIN process_instance i ON i.id = w.instance_id);
+        LEFT JOIN process_instance i ON i.id = w.instance_id
+        WHERE w.token_id = token AND w.place = process_wait_problem.place);
 END
 $fn$;
 
@@ -378,7 +379,7 @@ BEGIN
                     b.failed := 0; -- the next stretch may go as a whole
                 END IF;
                 IF tried.given < j - i + 1 THEN -- the references of some do not agree, or they have gone
-                    FOR w IN SELECT m.token_id, m.place, process_wait_problem(m) AS problem
+                    FOR w IN SELECT m.token_id, m.place, process_wait_problem(m.token_id, m.place) AS problem
                              FROM unnest(tokens[i:j], places[i:j], began[i:j]) AS a (token, at, began)
                              JOIN message_wait m ON m.token_id = a.token AND m.place = a.at AND m.created_at = a.began LOOP
                         PERFORM process_owe(signal, w.token_id, w.place, ARRAY['', coalesce(w.problem, 'it was passed over'), '']);
@@ -472,7 +473,7 @@ BEGIN
         of_them := 0;
         FOR a IN SELECT x.* FROM workflow_set_aside x WHERE x.kind = 'wait' AND x.due ORDER BY x.last_tried_at LIMIT 1000 FOR UPDATE SKIP LOCKED LOOP
             EXIT WHEN clock_timestamp() > until;
-            FOR w IN SELECT DISTINCT ON (u.place) u.place, u.signal_id, m.created_at, process_wait_problem(m) AS problem -- of each place the oldest
+            FOR w IN SELECT DISTINCT ON (u.place) u.place, u.signal_id, m.created_at, process_wait_problem(m.token_id, m.place) AS problem -- of each place the oldest
                      FROM process_unreached u JOIN message_wait m ON m.token_id = u.token_id AND m.place = u.place
                      WHERE u.token_id = a.id ORDER BY u.place, u.since, u.signal_id LOOP
                 BEGIN
@@ -547,12 +548,12 @@ CREATE VIEW process_fault AS
     SELECT u.instance_id, 'signal ' || u.signal || ' cannot be brought to ' || u.node || ' for ' || workflow_span(workflow_age(u.since)) || ': ' || u.problem
                || coalesce(' (SQLSTATE ' || nullif(u.sqlstate, '') || ')', '') AS problem, u.fix
     FROM process_unreachable u
-    UNION ALL -- both ends of a wait
-    SELECT x.instance_id, 'message_wait.' || CASE WHEN t.node = w.node THEN 'instance_id' ELSE 'token_id' END || ' of token ' || w.token_id || ' is not that of ' || CASE WHEN t.node = w.node THEN 'its token' ELSE 'its instance' END,
-           CASE WHEN t.node = w.node THEN format('UPDATE message_wait SET instance_id = %L WHERE token_id = %L AND place = %L', t.instance_id, w.token_id, w.place)
-                ELSE format('UPDATE message_wait SET token_id = %L WHERE token_id = %L AND place = %L',
-                            (SELECT o.id FROM process_token o WHERE o.instance_id = w.instance_id AND o.node = w.node AND o.state = 'Waiting' LIMIT 1), w.token_id, w.place) END
+    UNION ALL -- both ends of a wait: the token is wrong where one of the instance waits there without
+    SELECT x.instance_id, 'message_wait.' || CASE WHEN o.id IS NULL THEN 'instance_id of token ' || w.token_id || ' is not that of its token' ELSE 'token_id ' || w.token_id || ' is not a token of instance ' || w.instance_id END,
+           format(CASE WHEN o.id IS NULL THEN 'UPDATE message_wait SET instance_id = %L' ELSE 'UPDATE message_wait SET token_id = %L' END || ' WHERE token_id = %L AND place = %L', coalesce(o.id, t.instance_id), w.token_id, w.place)
     FROM message_wait w JOIN process_token t ON t.id = w.token_id AND t.instance_id <> w.instance_id
+    LEFT JOIN LATERAL (SELECT o.id FROM process_token o WHERE o.instance_id = w.instance_id AND o.node = w.node AND o.state = 'Waiting'
+                         AND NOT EXISTS (SELECT FROM message_wait m WHERE m.token_id = o.id) LIMIT 1) o ON true
     CROSS JOIN LATERAL (VALUES (w.instance_id), (t.instance_id)) AS x (instance_id)
     UNION ALL
     SELECT i.id, 'process_instance.' || x.problem, format('UPDATE process_instance SET %s WHERE id = %L', x.fix, i.id)
@@ -569,18 +570,19 @@ CREATE VIEW process_fault AS
     SELECT i.id, 'process_token.version of ' || t.id || ' is ' || t.version, format('UPDATE process_token SET version = 1000000 WHERE id = %L', t.id)
     FROM process_token t JOIN process_instance i ON i.id = t.instance_id
     WHERE i.completed_at IS NULL AND t.state IN ('Created', 'Ready', 'Waiting') AND t.version > 4611686018427387904
-    UNION ALL -- the definition is another one if no node of it is known
+    UNION ALL -- the definition is another one if it does not have the node that was entered last
+    (WITH known AS MATERIALIZED (SELECT n.process_definition_id, n.node COLLATE "C" AS node FROM process_node n)
     SELECT i.id, CASE WHEN k.known THEN 'process_token.node of ' || t.id || ' is ' || left(t.node, 100) || ', which the process does not have'
                       ELSE 'process_instance.process_definition_id is that of another process, which does not have node ' || left(t.node, 100) END,
            CASE WHEN k.known THEN format('UPDATE process_token SET node = %L WHERE id = %L', k.last, t.id)
                 ELSE format('UPDATE process_instance SET process_definition_id = %L WHERE id = %L',
                             (SELECT d.id FROM process_definition d WHERE d.definition->'nodes' ? t.node ORDER BY d.version DESC, d.id LIMIT 1), i.id) END
     FROM process_token t JOIN process_instance i ON i.id = t.instance_id
+    LEFT JOIN known n ON n.process_definition_id = i.process_definition_id AND n.node = t.node
     CROSS JOIN LATERAL (
-        SELECT e.node AS last, EXISTS (SELECT FROM process_node n WHERE n.process_definition_id = i.process_definition_id AND n.node = e.node COLLATE "C") AS known
-        FROM (SELECT (SELECT v.node FROM process_event v WHERE v.instance_id = i.id AND v.token_id = t.id AND v.event_type = 'node.entered' ORDER BY v.id DESC LIMIT 1) AS node) e) k
-    WHERE i.completed_at IS NULL AND t.state IN ('Created', 'Ready', 'Waiting')
-      AND NOT EXISTS (SELECT FROM process_node n WHERE n.process_definition_id = i.process_definition_id AND n.node = t.node COLLATE "C")
+        SELECT e.node AS last, EXISTS (SELECT FROM known o WHERE o.process_definition_id = i.process_definition_id AND o.node = e.node) AS known
+        FROM (SELECT (SELECT v.node FROM process_event v WHERE v.instance_id = i.id AND v.token_id = t.id AND v.event_type = 'node.entered' ORDER BY v.id DESC LIMIT 1) AS node OFFSET 0) e) k
+    WHERE i.completed_at IS NULL AND t.state IN ('Created', 'Ready', 'Waiting') AND n.node IS NULL)
     UNION ALL
     SELECT g.instance_id, 'each_progress.' || x.problem || ', group ' || e.group_id, format('UPDATE each_progress SET %s WHERE group_id = %L', x.fix, e.group_id)
     FROM each_progress e JOIN parallel_group g ON g.id = e.group_id JOIN process_instance i ON i.id = g.instance_id
@@ -594,10 +596,11 @@ CREATE VIEW process_fault AS
     ) AS x (holds, problem, fix)
     WHERE i.completed_at IS NULL AND e.over_at IS NULL AND x.holds
     UNION ALL -- both ends of a task
-    SELECT x.instance_id, 'user_task.' || CASE WHEN t.node = k.node THEN 'instance_id' ELSE 'token_id' END || ' of ' || k.id || ' is not that of ' || CASE WHEN t.node = k.node THEN 'its token' ELSE 'its instance' END,
-           CASE WHEN t.node = k.node THEN format('UPDATE user_task SET instance_id = %L WHERE id = %L', t.instance_id, k.id)
-                ELSE format('UPDATE user_task SET token_id = %L WHERE id = %L', (SELECT o.id FROM process_token o WHERE o.instance_id = k.instance_id AND o.node = k.node AND o.state = 'Waiting' LIMIT 1), k.id) END
+    SELECT x.instance_id, 'user_task.' || CASE WHEN o.id IS NULL THEN 'instance_id of ' || k.id || ' is not that of its token' ELSE 'token_id of ' || k.id || ' is not a token of its instance at ' || k.node END,
+           format(CASE WHEN o.id IS NULL THEN 'UPDATE user_task SET instance_id = %L' ELSE 'UPDATE user_task SET token_id = %L' END || ' WHERE id = %L', coalesce(o.id, t.instance_id), k.id)
     FROM user_task k JOIN process_token t ON t.id = k.token_id AND (t.instance_id <> k.instance_id OR t.node <> k.node)
+    LEFT JOIN LATERAL (SELECT o.id FROM process_token o WHERE o.instance_id = k.instance_id AND o.node = k.node AND o.state = 'Waiting'
+                         AND NOT EXISTS (SELECT FROM user_task m WHERE m.token_id = o.id AND m.state = 'open') LIMIT 1) o ON true
     CROSS JOIN LATERAL (SELECT k.instance_id UNION SELECT t.instance_id) AS x (instance_id)
     WHERE k.state = 'open'
     UNION ALL -- both ends of a call
@@ -635,14 +638,15 @@ BEGIN
         RETURN i.status || ' ' || workflow_span(workflow_age(i.completed_at)) || ' ago' || coalesce(': ' || i.failure_reason, ': ' || (
             SELECT h.reason FROM process_state_history h WHERE h.instance_id = i.id AND h.to_status = i.status ORDER BY h.id DESC LIMIT 1), '');
     END IF;
+    SELECT f.problem || coalesce('; ' || f.fix, '; it goes on by itself once that is gone') INTO why FROM process_fault f WHERE f.instance_id = i.id LIMIT 1;
+    IF FOUND THEN
+        RETURN why || CASE WHEN EXISTS (SELECT FROM incident c WHERE c.instance_id = i.id AND c.resolved_at IS NULL)
+                           THEN '; then, for each of its incidents, INSERT INTO workflow_run (type, payload) VALUES (''graph.retry.v1'', ''{"instance": "' || i.id || '"}'')' ELSE '' END;
+    END IF;
     SELECT * INTO x FROM incident c WHERE c.instance_id = i.id AND c.resolved_at IS NULL ORDER BY c.created_at, c.id LIMIT 1;
     IF FOUND THEN
         RETURN 'incident ' || x.code || ' at ' || x.node || ' for ' || workflow_span(workflow_age(x.created_at)) || ': ' || left(x.message, 300)
             || '; then INSERT INTO workflow_run (type, payload) VALUES (''graph.retry.v1'', ''{"incident": "' || x.id || '"}'')';
-    END IF;
-    SELECT f.problem || coalesce('; ' || f.fix, '; it goes on by itself once that is gone') INTO why FROM process_fault f WHERE f.instance_id = i.id LIMIT 1;
-    IF FOUND THEN
-        RETURN why;
     END IF;
     IF i.paused_at IS NOT NULL THEN
         RETURN 'paused since ' || coalesce(to_char(i.paused_at, 'YYYY-MM-DD HH24:MI'), i.paused_at::text) || '; SELECT process_resume(' || quote_literal(process_paused_with(i.id)) || ')';
@@ -691,7 +695,7 @@ BEGIN
 END
 $fn$;
 
-REVOKE ALL ON FUNCTION process_give(uuid, uuid[], text[], timestamptz[], interval), process_gives(uuid, uuid[], uuid), process_wait_version(uuid), process_wait_problem(message_wait),
+REVOKE ALL ON FUNCTION process_give(uuid, uuid[], text[], timestamptz[], interval), process_gives(uuid, uuid[], uuid), process_wait_version(uuid), process_wait_problem(uuid, text),
     process_waited(timestamptz, xid, timestamptz, pg_snapshot), process_give_all(process_broadcast, timestamptz, interval),
     process_try_give(process_broadcast, timestamptz, uuid, uuid[], text[], timestamptz[], interval, boolean), process_owe(uuid, uuid, text, text[]), process_signal_v1(uuid, integer, boolean), process_try_again_v1() FROM PUBLIC;
 DO $do$

@@ -116,6 +116,7 @@ var otherwise = map[string]string{
 	"workflow_run.status": `'pending'`, "workflow_run.lease_until": `now()`, "workflow_run.type": `'a.c'`, "process_instance.status": `'WAITING'`, "process_instance.tenant_id": `'t'`,
 	"process_instance.completed_at": `now()`, "process_token.state": `'Waiting'`, "process_token.mode": `'Compensation'`, "user_task.state": `'cancelled'`,
 	"compensation_record.status": `'Failed'`, "outbox_event.event_type": `'a.c'`, "workflow_pause.prefix": `'b.'`, "outbox_sink.name": `'t'`,
+	"process_broadcast.snapshot": `'1:1:'`, "process_broadcast.tokens": `'{}'`, "process_broadcast.began": `'{}'`, "process_broadcast.places": `'{}'`,
 	"workflow_pause.resumed_by": `session_user`, "workflow_pause.resumed_at": `now()`, "process_instance.failure_reason": `'x'`, "process_instance.output_payload": `'{}'`,
 }
 

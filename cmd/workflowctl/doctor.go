@@ -60,7 +60,13 @@ var examinations = []string{
 	`SELECT true, 'run ' || id || ' of type ' || type || ' is set aside for ' || workflow_span(workflow_age(since)) || ': ' || problem || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
 	        coalesce(format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id),
 	                 format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id))
-	 FROM workflow_unleasable ORDER BY since LIMIT 20`,
+	 FROM workflow_unleasable u WHERE NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.id = u.id AND a.kind = 'wait') ORDER BY since LIMIT 20`,
+	`SELECT true, 'instance ' || instance_id || ': ' || problem,
+	        coalesce('BEGIN; SET LOCAL workflow.override = ''why''; ' || fix || '; COMMIT', 'SELECT message FROM process_unreachable WHERE instance_id = ' || quote_literal(instance_id) || ' says what refuses it; once that is gone it goes on by itself')
+	 FROM process_fault LIMIT 20`,
+	`SELECT true, 'signal ' || b.signal_id || ' is refused to all who wait for it, for ' || workflow_span(workflow_age(b.refused_at)) || ' (SQLSTATE ' || b.sqlstate || ')',
+	        'SELECT message FROM process_broadcast WHERE signal_id = ' || quote_literal(b.signal_id) || ' says what refuses it: a trigger or a constraint of workflow_run; it is tried again every few seconds'
+	 FROM process_broadcast b WHERE b.refused_at IS NOT NULL LIMIT 20`,
 	`SELECT true, 'run ' || r.id || ' of type ' || r.type || ' is due at ' || r.run_at || ': never', 'SELECT workflow_reschedule(' || quote_literal(r.id) || ', now())'
 	 FROM workflow_lane l CROSS JOIN LATERAL (SELECT o.id, o.type, o.run_at FROM workflow_open o WHERE o.suspect = l.suspect AND o.type = l.type AND o.priority = l.priority
 	       AND o.run_at > now() + interval '11 years' ORDER BY o.run_at DESC, o.id LIMIT 5) r LIMIT 20`,
