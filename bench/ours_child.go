@@ -92,7 +92,7 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 		for typ, handler := range engine.Handlers() {
 			mux.HandleRaw(typ, handler)
 		}
-		hooks, prefixes = append(hooks, worker.Hook{Concerns: engine.Concerns, Begin: engine.Begin}), append(prefixes, graph.Prefix)
+		hooks, prefixes = append(hooks, worker.Hook{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}), append(prefixes, graph.Prefix)
 		worker.Handle(mux, clocked, func(_ context.Context, p payload) (stamp, error) {
 			at := time.Now().UnixNano()
 			c.handle(p.N)

@@ -18,7 +18,7 @@ import (
 // transaction in which the instances were locked and the runs settled.
 func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []lease.Settlement) error {
 	if err := s.load(ctx, tx, e); err != nil {
-		return err
+		return s.blame(err, batch)
 	}
 	w := &writer{scene: s, statements: tx.statements()}
 	var starts []lease.Settlement
@@ -45,7 +45,7 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 		case settled.Type == MessageType:
 			err = w.message(settled)
 		case settled.Type == SignalType:
-			err = w.signal(settled)
+			err = w.sent(settled)
 		case settled.Type == matchType:
 			err = w.match(settled)
 		case settled.Type == CancelType:
@@ -177,8 +177,11 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settl
 		return err
 	}
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if i == nil || t == nil || s.owners[r.Token] != i || t.node.kind != human {
+	if i == nil || t == nil {
 		return nil // the instance was deleted
+	}
+	if s.owners[r.Token] != i || t.node.kind != human { // the handler has looked: somebody has changed it since
+		return errors.New("graph: the task is not of the token and instance that it names; see process_fault")
 	}
 	if i.passed(t) { // the task was open, so it was in this batch: by itself it is refused
 		return errors.New("graph: something else has just moved the task's token; the task is to be looked at once more")

@@ -27,13 +27,14 @@ func (e *Engine) Handlers() map[string]func(context.Context, json.RawMessage) (j
 		CancelType:       typed(e.cancel),
 		RetryType:        typed(e.retry),
 		MessageType:      typed(func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() }),
-		SignalType:       typed(func(_ context.Context, p SignalPayload) (struct{}, error) { return struct{}{}, named(p.Name) }),
+		SignalType:       typed(e.signal),
 		CompleteTaskType: typed(e.completeTask),
 		arriveType:       typed(e.arrive),
 		timerType:        typed(nothing[position]),
 		undoType:         typed(nothing[position]),
 		cutOffType:       typed(e.cutOff),
 		matchType:        typed(nothing[slot]),
+		broadcastType:    typed(nothing[struct{}]),
 	}
 }
 
@@ -214,13 +215,19 @@ func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskR
 	r := taskRef{Task: p.Task}
 	var state, assignee string
 	var version int64
-	err := e.pool.QueryRow(ctx, `SELECT instance_id, token_id, state, coalesce(assignee, $2), version FROM user_task WHERE id = $1`, unprepared, p.Task, p.By).
-		Scan(&r.Instance, &r.Token, &state, &assignee, &version)
+	var its bool
+	err := e.pool.QueryRow(ctx, `
+		SELECT k.instance_id, k.token_id, k.state, coalesce(k.assignee, $2), k.version,
+		       (SELECT (t.instance_id, t.node) = (k.instance_id, k.node) FROM process_token t WHERE t.id = k.token_id) IS TRUE
+		FROM user_task k WHERE k.id = $1`, unprepared, p.Task, p.By).
+		Scan(&r.Instance, &r.Token, &state, &assignee, &version, &its)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return r, run.Permanent(fmt.Errorf("task: there is no task %s", p.Task))
 	case err == nil && state != "open":
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is %s", p.Task, state)))
+	case err == nil && !its:
+		return r, foreign("task: %s is not of the token and instance that it names; see process_fault", p.Task)
 	case err == nil && (assignee != p.By || p.Version != 0 && p.Version != version):
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is assigned to %s, version %d", p.Task, assignee, version)))
 	}
@@ -255,7 +262,9 @@ func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error
 			SELECT m.payload, m.token_id IS NOT DISTINCT FROM r.token_id FROM message m, workflow_run r WHERE m.id = $1 AND r.id = $2`, unprepared, p.Message, own).Scan(&payload, &its)
 	case p.Signal != uuid.Nil:
 		err = e.pool.QueryRow(ctx, `
-			SELECT coalesce(payload->'payload', '{}'), type = $2 AND status = 'succeeded' FROM workflow_run WHERE id = $1`, unprepared, p.Signal, SignalType).Scan(&payload, &its)
+			SELECT coalesce(r.payload->'payload', '{}'),
+			       r.type = $2 AND (r.status = 'succeeded' OR EXISTS (SELECT FROM process_broadcast b WHERE b.signal_id = r.id))
+			FROM workflow_run r WHERE r.id = $1`, unprepared, p.Signal, SignalType).Scan(&payload, &its)
 	case p.Child != uuid.Nil:
 		var status Status
 		var reason string

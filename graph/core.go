@@ -156,6 +156,8 @@ func (i *instance) retry(t *token, code string, force bool) {
 		i.askDebt(t, 0, 0)
 	case code == outputFailed: // all is done but this, or is to end with it
 		i.finish(t)
+	case t.hasItem && code == listBroken: // it is done, and is not done again
+		i.itemDone(t)
 	case t.hasItem:
 		i.startItem(t, t.element)
 	case code == mappingFailed: // the step is done, and is not done again

@@ -18,6 +18,7 @@ type progress struct {
 	total   int
 	all     json.RawMessage // the whole list; only of one that begins
 	over    bool            // the host has gone on; elements may still be under way
+	problem string          // its numbers do not agree; empty: they do
 	changed bool
 }
 
@@ -87,11 +88,18 @@ func (i *instance) startItem(t *token, item json.RawMessage) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name + "/item", typ: n.Each.Do, payload: payload, attempts: n.Attempts})
 }
 
+// listBroken is the incident of an element that is done, and that cannot be counted.
+const listBroken = "list_broken"
+
 // itemDone counts an element, and starts the next or leads the host on.
 func (i *instance) itemDone(t *token) {
 	p := i.progressOf(t.group)
 	if p == nil || p.over {
 		i.complete(t) // it may be the last of the instance
+		return
+	}
+	if p.problem != "" {
+		i.stop(t, listBroken, p.problem+"; the element is done: see process_fault, then retry")
 		return
 	}
 	i.setState(t, tokenCompleted)

@@ -98,7 +98,7 @@ func join(engine *graph.Engine, mux *worker.Mux) []worker.Hook {
 	for typ, handler := range engine.Handlers() {
 		mux.HandleRaw(typ, handler)
 	}
-	return []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin}}
+	return []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}}
 }
 
 // hire starts another worker.

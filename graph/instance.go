@@ -30,6 +30,7 @@ type instance struct {
 	status   Status
 	priority int
 	tenant   string // empty: none
+	version  int64  // when it was read
 	paused   bool
 	input    json.RawMessage
 	facts    facts            // of the nodes that may be read

@@ -3,12 +3,15 @@ package graph
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/lease"
 )
 
 // A scene is all that the decisions about a batch need to know.
@@ -45,7 +48,7 @@ func newScene() *scene {
 func (s *scene) lock(first *pgx.Batch, tokens, instances []uuid.UUID) {
 	ask(first, s.takeInstances, `
 		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents,
-		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected, coalesce(tenant_id, '')
+		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected, coalesce(tenant_id, ''), version
 		FROM process_instance
 		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])
 		ORDER BY id
@@ -105,7 +108,7 @@ func (s *scene) takeInstances(rows pgx.Rows) error {
 		var parent uuid.NullUUID
 		var visit *int64
 		err := row.Scan(&i.id, &definition, &i.status, &i.priority, &i.input, &i.live, &i.ready, &i.joining, &i.incidents,
-			&i.depth, &parent, &visit, &i.lends, &i.ending, &i.endingReason, &i.paused, &i.corrected, &i.tenant)
+			&i.depth, &parent, &visit, &i.lends, &i.ending, &i.endingReason, &i.paused, &i.corrected, &i.tenant, &i.version)
 		if parent.Valid && visit != nil {
 			i.parent = &parentRef{parent.UUID, *visit}
 		}
@@ -123,6 +126,9 @@ func (s *scene) define(ctx context.Context, tx *transaction, e *Engine) error {
 	}
 	for i, id := range s.definitions {
 		i.process = processes[id]
+		if i.version > maxVersion { // one more, and the database would refuse it: that is no fault of what is settled
+			return &misplaced{i.id, fmt.Errorf("process_instance.version of %s is %d; see process_fault", i.id, i.version)}
+		}
 	}
 	return nil
 }
@@ -250,8 +256,11 @@ func (s *scene) tie(ctx context.Context, tx *transaction) error {
 			continue // it was deleted meanwhile
 		}
 		if t.node = i.process.nodes[u.at]; t.node == nil {
-			return fmt.Errorf("token %s is at node %q, which process %q version %d does not have",
-				t.id, u.at, i.process.Definition.Process, i.process.Definition.Version)
+			return &misplaced{i.id, fmt.Errorf("token %s is at node %.100q, which process %q version %d does not have; see process_fault",
+				t.id, u.at, i.process.Definition.Process, i.process.Definition.Version)}
+		}
+		if t.version > maxVersion {
+			return &misplaced{i.id, fmt.Errorf("process_token.version of %s is %d; see process_fault", t.id, t.version)}
 		}
 		known[t.id], s.owners[t.id], t.from = t, i, t.node
 		if u.group.Valid {
@@ -271,6 +280,32 @@ func (s *scene) tie(ctx context.Context, tx *transaction) error {
 		g.host = known[id] // with scopes and eaches, every live token is known
 	}
 	return nil
+}
+
+// maxVersion is more than the engine ever counts up to.
+const maxVersion = 1 << 62
+
+// A misplaced error is about one instance, whose rows do not agree.
+type misplaced struct {
+	instance uuid.UUID
+	error
+}
+
+func (e *misplaced) Unwrap() error { return e.error }
+
+// blame names a run of the instance that an error is about, so that the others are settled without it.
+func (s *scene) blame(err error, batch []lease.Settlement) error {
+	var m *misplaced
+	if !errors.As(err, &m) {
+		return err
+	}
+	for _, settled := range batch {
+		tokens, instances, _ := concerned([]lease.Settlement{settled})
+		if slices.Contains(instances, m.instance) || slices.ContainsFunc(s.untied, func(u untied) bool { return u.owner == m.instance && slices.Contains(tokens, u.id) }) {
+			return &lease.SettleError{Run: settled.Outcome.ID, Err: err}
+		}
+	}
+	return err
 }
 
 // enterGroups puts tokens into their groups, which are read as far as they are not there.
@@ -302,26 +337,46 @@ func (s *scene) askEaches(asked *statements) {
 	s.askElements(asked, stopped)
 	asked.plan(keptPlans)
 	asked.ask(s.takeEaches, `
-		SELECT e.group_id, e.instance_id, e.next, e.done, e.total, e.over_at IS NOT NULL,
-		       jsonb_path_query_array(e.items, '$[$from to $to]', jsonb_build_object('from', e.next, 'to', least(e.next + $2, e.total) - 1))
-		FROM each_progress e
-		WHERE e.group_id = ANY ($1)`, ids, len(s.tokens))
+		SELECT e.group_id, e.instance_id, e.next, e.done, e.total, e.over_at IS NOT NULL, jsonb_array_length(e.list),
+		       jsonb_path_query_array(e.list, '$[$from to $to]', jsonb_build_object('from', greatest(e.next, 0), 'to', least(e.next::bigint + $2, e.total) - 1))
+		FROM (SELECT p.*, p.items #> '{}' AS list FROM each_progress p WHERE p.group_id = ANY ($1) OFFSET 0) e`, ids, len(s.tokens))
 }
 
 func (s *scene) takeEaches(rows pgx.Rows) error {
 	var id, owner uuid.UUID
 	var p progress
+	var length int
 	var items []byte
-	_, err := pgx.ForEachRow(rows, []any{&id, &owner, &p.next, &p.done, &p.total, &p.over, &items}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&id, &owner, &p.next, &p.done, &p.total, &p.over, &length, &items}, func() error {
 		known := p
 		known.group, known.from = s.groups[id], p.next
 		if err := json.Unmarshal(items, &known.items); err != nil {
 			return err
 		}
-		s.instances[owner].eaches = append(s.instances[owner].eaches, &known)
+		of := s.ofGroup(known.group)
+		switch {
+		case of.id != owner:
+			known.problem = "each_progress.instance_id is not that of its group"
+		case p.over:
+		case p.total != length:
+			known.problem = fmt.Sprintf("each_progress.total is %d, and the list has %d elements", p.total, length)
+		case p.next != p.done+known.group.live || p.done < 0 || p.next > p.total:
+			known.problem = fmt.Sprintf("each_progress.next is %d and done is %d, of %d elements, with %d under way", p.next, p.done, p.total, known.group.live)
+		}
+		of.eaches = append(of.eaches, &known)
 		return nil
 	})
 	return err
+}
+
+// ofGroup returns the instance of a group that a token of the batch lies in.
+func (s *scene) ofGroup(g *group) *instance {
+	for id, t := range s.tokens {
+		if t.group == g {
+			return s.owners[id]
+		}
+	}
+	return nil
 }
 
 // askElements asks for the elements of tokens that are tried again.

@@ -47,23 +47,15 @@ func (w *writer) message(settled lease.Settlement) error {
 	return nil
 }
 
-// sent has the message or signal go out that a step was to send.
+// sent has the message go out that a step was to send. A signal has gone out already, from its handler.
 func (w *writer) sent(step lease.Settlement) error {
 	switch step.Type {
 	case MessageType:
 		return w.message(step)
 	case SignalType:
-		return w.signal(step)
+		w.signals = append(w.signals, step.Outcome.ID)
 	}
 	return nil
-}
-
-func (w *writer) signal(settled lease.Settlement) error {
-	var p SignalPayload
-	err := json.Unmarshal(settled.Payload, &p)
-	w.signals = append(w.signals, settled.Outcome.ID)
-	w.signalNames = append(w.signalNames, p.Name)
-	return err
 }
 
 func (w *writer) match(settled lease.Settlement) error {
@@ -138,6 +130,7 @@ func (w *writer) meet(all []*instance) {
 			), waiting AS (
 				SELECT w.token_id, w.place AS at, w.node, w.name, w.key, row_number() OVER (PARTITION BY w.name, w.key ORDER BY w.created_at, w.token_id) AS place
 				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message_wait w USING (name, key)
+				JOIN process_token t ON t.id = w.token_id AND t.instance_id = w.instance_id AND t.state = 'Waiting' -- both ends agree
 			), pairs AS (
 				SELECT f.id, w.token_id, w.at, w.node FROM free f JOIN waiting w USING (name, key, place)
 			), served AS ( -- a token that leaves at this moment has taken its wait along: then nothing is taken
@@ -152,17 +145,7 @@ func (w *writer) meet(all []*instance) {
 			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
 			slotNames, slotKeys, arriveType)
 	}
-	if len(w.signals) > 0 {
-		w.do(`
-			WITH served AS (
-				DELETE FROM message_wait w
-				USING unnest($1::uuid[], $2::text[]) AS s (signal, name)
-				WHERE w.name = s.name COLLATE "C" AND w.key IS NULL
-				RETURNING w.token_id, w.place, w.node, s.signal
-			)
-			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at)
-			SELECT p.token_id, $3, p.node, jsonb_strip_nulls(jsonb_build_object('at', nullif(p.place, ''), 'signal', p.signal, 'visit', t.version)), 1000, i.priority, i.tenant_id, i.paused_at
-			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
-			w.signals, w.signalNames, arriveType)
+	if len(w.signals) > 0 { // all who waited have had their turn: what is said of that is over with the run
+		w.do(`DELETE FROM process_broadcast WHERE signal_id = ANY ($1)`, w.signals)
 	}
 }

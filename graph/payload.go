@@ -33,6 +33,10 @@ const (
 	arriveType = "graph.arrive.v1"  // something that a token waits for has come
 	matchType  = "graph.match.v1"   // a message is free again
 	cutOffType = "graph.cut_off.v1" // somebody has cancelled or deleted a step
+
+	// Nobody enqueues this: that a worker has a handler for it, which its row says, tells that it takes a signal whose
+	// run is not over yet.
+	broadcastType = "graph.broadcast.v1"
 )
 
 // StartPayload starts an instance of a process.
@@ -85,7 +89,7 @@ type MessagePayload struct {
 	TTL     Duration        `json:"ttl,omitzero"`     // zero: a day
 }
 
-// SignalPayload is a signal to all tokens that wait for it now.
+// SignalPayload is a signal to all tokens that wait for it when it is taken up.
 type SignalPayload struct {
 	Name    string          `json:"name"`
 	Payload json.RawMessage `json:"payload,omitzero"` // none: {}

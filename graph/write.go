@@ -19,10 +19,9 @@ type writer struct {
 	resolved []uuid.UUID // incidents
 	consumed []uuid.UUID // messages
 
-	messages    []arrived
-	signals     []uuid.UUID // runs
-	signalNames []string
-	slots       []slot // where messages and waits have to be brought together
+	messages []arrived
+	signals  []uuid.UUID // runs of signals that are over
+	slots    []slot      // where messages and waits have to be brought together
 
 	events []outbox.Event
 	finals []outbox.Event // that tell of ends: the last of their instances

@@ -36,7 +36,9 @@ func (w *writer) ends(all []*instance) {
 		w.resolve(`x.token_id = ANY ($1)`, `'its token has moved on'`, tokens)
 	}
 	gone := `(SELECT id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2))`
-	w.do(`DELETE FROM message_wait WHERE instance_id = ANY ($1) OR token_id = ANY ($2)`, instances, tokens)
+	w.do(`
+		DELETE FROM message_wait w USING process_token t
+		WHERE (w.instance_id = ANY ($1) OR w.token_id = ANY ($2)) AND t.id = w.token_id AND t.instance_id = w.instance_id -- both ends agree`, instances, tokens)
 	w.do(`
 		UPDATE workflow_run
 		SET status = 'cancelled', finished_at = statement_timestamp(), updated_at = clock_timestamp(), suspect = false,
@@ -55,7 +57,9 @@ func (w *writer) ends(all []*instance) {
 		)
 		INSERT INTO workflow_run (type, payload, max_attempts) SELECT DISTINCT $4, jsonb_build_object('name', name, 'key', key), 1000 FROM freed`,
 		instances, tokens, append([]uuid.UUID{}, w.consumed...), matchType)
-	w.do(`UPDATE user_task SET state = 'cancelled', version = version + 1 WHERE token_id IN `+gone+` AND state = 'open'`, instances, tokens)
+	w.do(`
+		UPDATE user_task SET state = 'cancelled', version = version + 1
+		WHERE (token_id, instance_id) IN (SELECT id, instance_id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2)) AND state = 'open'`, instances, tokens)
 	w.do(`
 		INSERT INTO workflow_run (type, payload, tenant_id, max_attempts)
 		SELECT $3, jsonb_build_object('instance', c.id, 'reason', 'nobody waits for it any more')

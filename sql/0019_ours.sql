@@ -21,7 +21,8 @@ BEGIN ATOMIC
     process_overview, workflow_binding, workflow_console_role, workflow_set_aside, workflow_stalled, workflow_unleasable, outbox_aggregate, outbox_replayed, message_key, workflow_bound,
     workflow_bound_rule, workflow_bound_check,
     workflow_fault,
-    workflow_kept}'::text[]) AS n
+    workflow_kept,
+    process_broadcast, process_unreached, process_unreachable, process_fault}'::text[]) AS n
     WHERE to_regclass(n) IS NOT NULL;
 END;
 
@@ -49,5 +50,6 @@ BEGIN ATOMIC
         workflow_beside, workflow_lease_v2,
         workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_unremoved_id, workflow_unremoved_v1,
         workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_kept_incident, workflow_incident_over, workflow_kept_forget, workflow_settle_again, workflow_fail,
-        outbox_last_id_v1, outbox_event_refuse, outbox_mend_lanes, outbox_set_right_v1, outbox_behind}'::text[]);
+        outbox_last_id_v1, outbox_event_refuse, outbox_mend_lanes, outbox_set_right_v1, outbox_behind,
+        process_give, process_give_all, process_waited, process_gives, process_wait_version, process_wait_problem, process_try_give, process_owe, process_signal_v1, process_try_again_v1}'::text[]);
 END;

@@ -46,6 +46,8 @@ const planted = `
 	INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) VALUES ('run', '$', 'a.b', 'lease', 'P0001', 'x', '', '1');
 	INSERT INTO workflow_fault VALUES ('lease', 'x', '42P01', 'x', now(), now());
 	INSERT INTO workflow_kept (run, token, verdict, delay, effects, worker) VALUES ('$', '$', 'succeeded', 0, false, 'w');
+	INSERT INTO process_broadcast (signal_id, name) VALUES ('$', 'a');
+	INSERT INTO process_unreached (token_id, place, signal_id, visit) VALUES ('$', '', '$', 1);
 	INSERT INTO outbox_aggregate (id) VALUES ('$');
 	INSERT INTO message_key (hash) VALUES (1);
 	INSERT INTO workflow_schema (version, name, sha256) VALUES (9999, 'x', 'x');`
@@ -118,6 +120,7 @@ var otherwise = map[string]string{
 	"workflow_run.status": `'pending'`, "workflow_run.lease_until": `now()`, "workflow_run.type": `'a.c'`, "process_instance.status": `'WAITING'`, "process_instance.tenant_id": `'t'`,
 	"process_instance.completed_at": `now()`, "process_token.state": `'Waiting'`, "process_token.mode": `'Compensation'`, "user_task.state": `'cancelled'`,
 	"compensation_record.status": `'Failed'`, "outbox_event.event_type": `'a.c'`, "workflow_fault.statement": `'settle'`, "workflow_fault.sqlstate": `'P0001'`, "workflow_pause.prefix": `'b.'`, "outbox_sink.name": `'t'`,
+	"process_broadcast.snapshot": `'1:1:'`, "process_broadcast.tokens": `'{}'`, "process_broadcast.began": `'{}'`, "process_broadcast.places": `'{}'`,
 	"workflow_pause.resumed_by": `session_user`, "workflow_pause.resumed_at": `now()`, "process_instance.failure_reason": `'x'`, "process_instance.output_payload": `'{}'`,
 }
 

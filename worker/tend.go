@@ -19,8 +19,8 @@ const (
 	mostToldOf   = 10 // runs set aside at once; the table has all
 )
 
-// tend has runs that are set aside tried again when it is time, settles what is kept, tells of statements that fail, and looks
-// for types that stand still although they need not, until ctx ends.
+// tend has runs that are set aside tried again when it is time, settles what is kept, tells of statements that fail, looks
+// for types that stand still although they need not, and has hooks do the like, until ctx ends.
 func (w *Worker) tend(ctx context.Context) {
 	var kept sync.WaitGroup
 	defer kept.Wait()
@@ -40,6 +40,11 @@ func (w *Worker) tend(ctx context.Context) {
 		if err == nil && time.Since(looked) >= stalledEvery {
 			looked = time.Now()
 			err = w.lookForStalled(call)
+		}
+		for _, h := range w.config.Hooks {
+			if err == nil && h.Tend != nil {
+				err = h.Tend(call)
+			}
 		}
 		done()
 		if err != nil && ctx.Err() == nil {

@@ -119,7 +119,7 @@ func (p *process) config(mux *worker.Mux, m *metrics, engine *graph.Engine) work
 		Logger:           p.log,
 	}
 	if s.Processes.Value { // whoever settles a step moves its process on
-		c.Steps, c.Hooks = true, []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin}}
+		c.Steps, c.Hooks = true, []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}}
 		if !s.covers(graph.Prefix) {
 			c.Prefixes = append(slices.Clone(c.Prefixes), graph.Prefix)
 		}

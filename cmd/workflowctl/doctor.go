@@ -67,10 +67,16 @@ var examinations = []string{
 	        CASE WHEN fix IS NOT NULL THEN format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id)
 	             ELSE format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id)
 	                  || CASE WHEN kept IS NOT NULL THEN format(', or at once: SELECT workflow_settle_again(%L)', id) ELSE '' END END
-	 FROM workflow_unleasable WHERE statement <> 'retention' ORDER BY since LIMIT 20`,
+	 FROM workflow_unleasable u WHERE statement <> 'retention' AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.id = u.id AND a.kind = 'wait') ORDER BY since LIMIT 20`,
 	`SELECT false, 'retention: ' || count(*) || ' rows of ' || type || ' are refused their removal, for ' || workflow_span(workflow_age(min(since))) || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
 	        format('SELECT id, message FROM workflow_set_aside WHERE kind = ''retention'' AND type = %L says by what; once that is gone the next cleanup removes them', type)
 	 FROM workflow_unleasable WHERE statement = 'retention' GROUP BY type, sqlstate`,
+	`SELECT true, 'instance ' || instance_id || ': ' || problem,
+	        coalesce('BEGIN; SET LOCAL workflow.override = ''why''; ' || fix || '; COMMIT', 'SELECT message FROM process_unreachable WHERE instance_id = ' || quote_literal(instance_id) || ' says what refuses it; once that is gone it goes on by itself')
+	 FROM process_fault LIMIT 20`,
+	`SELECT true, 'signal ' || b.signal_id || ' is refused to all who wait for it, for ' || workflow_span(workflow_age(b.refused_at)) || ' (SQLSTATE ' || b.sqlstate || ')',
+	        'SELECT message FROM process_broadcast WHERE signal_id = ' || quote_literal(b.signal_id) || ' says what refuses it: a trigger or a constraint of workflow_run; it is tried again every few seconds'
+	 FROM process_broadcast b WHERE b.refused_at IS NOT NULL LIMIT 20`,
 	`SELECT true, 'run ' || r.id || ' of type ' || r.type || ' is due at ' || r.run_at || ': never', 'SELECT workflow_reschedule(' || quote_literal(r.id) || ', now())'
 	 FROM workflow_lane l CROSS JOIN LATERAL (SELECT o.id, o.type, o.run_at FROM workflow_open o WHERE o.suspect = l.suspect AND o.type = l.type AND o.priority = l.priority
 	       AND o.run_at > now() + interval '11 years' ORDER BY o.run_at DESC, o.id LIMIT 5) r LIMIT 20`,

@@ -109,7 +109,7 @@ func (s settings) config(pool *pgxpool.Pool, mux *worker.Mux, engine *graph.Engi
 		Mux:           mux,
 		Prefixes:      s.Prefixes,
 		Steps:         true,
-		Hooks:         []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin}},
+		Hooks:         []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}},
 		Name:          s.Name,
 		Concurrency:   s.Concurrency,
 		Lease:         s.Lease,

@@ -33,7 +33,7 @@ func withProcesses(config worker.Config) worker.Config {
 		config.Mux.HandleRaw(typ, handler)
 	}
 	config.Steps = true
-	config.Hooks = []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin}}
+	config.Hooks = []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}}
 	config.Prefixes = append(config.Prefixes, graph.Prefix)
 	return config
 }

@@ -76,7 +76,8 @@ var keys = []string{"outbox_aggregate", "message_key"}
 
 // engines are the tables that the engine alone writes, whoever owns them.
 var engines = []string{"process_token", "parallel_group", "parallel_join", "join_arrival", "each_progress", "message", "message_wait", "user_task", "incident",
-	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_kept", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed"}
+	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_kept", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed",
+	"process_broadcast", "process_unreached"}
 
 // histories are appended to, and go with what they tell of.
 var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override", "outbox_replayed"}

@@ -21,9 +21,6 @@ type open struct {
 
 // known has a line for each: only what is listed here may go wrong.
 var known = []open{
-	// Bounds of columns.
-	{"engine|owner|before", "update", "signal", "process_instance", "priority", "least|greatest", "the signal fails for all who wait"},
-	{"before", "update", "signal", "process_instance", "tenant_id", "huge|empty|control", "likewise"},
 }
 
 func among(list, name string) bool {

@@ -270,7 +270,7 @@ func config(pool *pgxpool.Pool, mux *worker.Mux, prefixes ...string) worker.Conf
 			for typ, handler := range engine.Handlers() {
 				mux.HandleRaw(typ, handler)
 			}
-			c.Steps, c.Hooks = true, []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin}}
+			c.Steps, c.Hooks = true, []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}}
 		}
 	}
 	return c
@@ -306,6 +306,8 @@ var belongs = map[string]string{
 	"outbox_aggregate":   `NULL::text`,
 	"outbox_replayed":    `NULL::text`,
 	"message_key":        `NULL::text`,
+	"process_broadcast":  `NULL::text`,
+	"process_unreached":  `NULL::text`,
 
 	"workflow_console_role": `NULL::text`,
 	"workflow_fault":        `NULL::text`,

@@ -54,7 +54,7 @@ type Removed struct {
 // The rule, for all that follows: retention keeps whatever something alive may still read. Alive are runs that
 // are pending or leased, and instances that are not over, paused or not. What is read later by its id is:
 //
-//   - the run of a signal, by tokens that it is on the way to: steps that send one keep their whole instance
+//   - the run of a signal, by tokens that it is on the way to, or owed to: steps that send one keep their whole instance
 //   - a message, by the token that it is on the way to, however long its time has been over
 //   - an instance, by the one that has called it, directly or not: for its output, and to undo what it has done
 //   - of an instance that is not over, all that is its own: its runs are its facts
@@ -64,11 +64,13 @@ type Removed struct {
 // What refers to it is written in the transaction that makes it old, or before: so who finds it without a reader
 // will find it without one for ever.
 
-// arriving are the runs of signals that are on the way to tokens, as texts.
+// arriving are the runs of signals that are on the way to tokens, or owed to them, as texts.
 const arriving = `
 	SELECT a.payload->>'signal'
 	FROM process_token t JOIN workflow_run a ON a.token_id = t.id
-	WHERE t.state IN ('Created', 'Ready', 'Waiting') AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'signal' IS NOT NULL`
+	WHERE t.state IN ('Created', 'Ready', 'Waiting') AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'signal' IS NOT NULL
+	UNION ALL
+	SELECT u.signal_id::text FROM process_unreached u`
 
 // A kind is something that retention removes. Positions are pairs of a time and an id, which is a text here.
 type kind struct {

@@ -1,0 +1,259 @@
+package graph_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/cleanup"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// listeners starts n instances that wait for signal go, and then do A.
+func listeners(s *site, n int) (ids []uuid.UUID) {
+	s.t.Helper()
+	p := s.deploy("S", `"S": {"await": {"signal": "go"}, "to": "A"},`+step("A", "", `"v": "steps.S.v"`))
+	for range n {
+		ids = append(ids, s.start(p, `{}`))
+	}
+	await(s.t, "all to wait", func() bool { return query[int](s.t, s.pool, `SELECT count(*) FROM message_wait`) == n })
+	return ids
+}
+
+const picky = `CREATE FUNCTION picky() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'XX999'; END $$;
+	CREATE TRIGGER picky BEFORE INSERT ON workflow_run FOR EACH ROW WHEN (%s) EXECUTE FUNCTION picky()`
+
+// One of five who wait cannot take a signal, whatever the reason is: the other four get it, its run succeeds and tells how many, and the one is
+// told with the row, the column and the fix. Retention keeps the signal. Once that is done as told the one gets it, too, once.
+func TestSignalPassesOverOne(t *testing.T) {
+	for _, c := range []struct {
+		name, role, change, problem, mend string
+	}{
+		{"priority, by the owner", "", `UPDATE process_instance SET priority = -2147483648 WHERE id = '%s'`, "process_instance.priority is -2147483648", ""},
+		{"priority, by the engine's role", "engine", `UPDATE process_instance SET priority = -2147483648 WHERE id = '%s'`, "process_instance.priority is -2147483648", ""},
+		{"priority, from before", "before", `UPDATE process_instance SET priority = 2147483647 WHERE id = '%s'`, "process_instance.priority is 2147483647", ""},
+		{"huge tenant, from before", "before", `ALTER TABLE process_instance DROP CONSTRAINT process_instance_tenant_check; UPDATE process_instance SET tenant_id = repeat('x', 100000) WHERE id = '%s'`, "process_instance.tenant_id has 100000 characters", ""},
+		{"empty tenant, from before", "before", `ALTER TABLE process_instance DROP CONSTRAINT process_instance_tenant_check; UPDATE process_instance SET tenant_id = '' WHERE id = '%s'`, "process_instance.tenant_id has 0 characters", ""},
+		{"another's instance, from before", "before", `UPDATE message_wait SET instance_id = (SELECT id FROM process_instance WHERE id <> '%[1]s' LIMIT 1) WHERE instance_id = '%[1]s'`, "message_wait.instance_id is not that of its token", ""},
+		{"a trigger of the user's", "", fmt.Sprintf(picky, `NEW.token_id = '$token'`), "the database refuses the run that would bring it", `DROP FUNCTION picky() CASCADE`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSite(t)
+			ids := listeners(s, 5)
+			token := query[uuid.UUID](t, s.pool, `SELECT id FROM process_token WHERE instance_id = $1`, ids[2])
+			switch c.role {
+			case "before":
+				unguarded(t, s.pool, fmt.Sprintf(c.change, ids[2]))
+			case "engine":
+				execute(t, pgtest.As(t, s.pool, pgtest.Roles(t, s.pool), "engine"), fmt.Sprintf(c.change, ids[2]))
+			default:
+				execute(t, s.pool, strings.NewReplacer(`%s`, ids[2].String(), `$token`, token.String()).Replace(c.change))
+			}
+			signal := s.enqueue("graph.signal.v1", `{"name": "go", "payload": {"v": 7}}`)
+			for k, id := range ids {
+				if k != 2 {
+					s.status(id, graph.Completed)
+				}
+			}
+			s.done(signal)
+			if got := query[string](t, s.pool, `SELECT status || result FROM workflow_run WHERE id = $1`, signal); got != `succeeded{"reached": 4, "set_aside": 1}` {
+				t.Errorf("the signal: %s", got)
+			}
+			if got := query[string](t, s.pool, `SELECT concat_ws(' ', signal, signal_id, problem) FROM process_unreachable WHERE token_id = $1`, token); got != "go "+signal.String()+" "+c.problem {
+				t.Errorf("process_unreachable says %s, want %s", got, c.problem)
+			}
+			if got := query[string](t, s.pool, `SELECT process_why($1)`, ids[2]); !strings.Contains(got, c.problem) {
+				t.Errorf("process_why says %s, want %s", got, c.problem)
+			}
+			time.Sleep(10 * time.Millisecond)
+			if _, err := cleanup.Handler(s.pool, cleanup.Keep{Finished: time.Millisecond})(t.Context(), struct{}{}); err != nil {
+				t.Fatal(err)
+			}
+			if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE id = $1`, signal); n != 1 {
+				t.Error("retention has removed a signal that is owed to somebody")
+			}
+			if fix := query[*string](t, s.pool, `SELECT fix FROM process_unreachable WHERE token_id = $1`, token); c.mend == "" && fix == nil {
+				t.Fatal("there is no fix")
+			} else if c.mend == "" {
+				execute(t, s.pool, `BEGIN; SET LOCAL workflow.override = 'as doctor tells'; `+*fix+`; COMMIT`)
+			} else {
+				execute(t, s.pool, c.mend)
+				elapseAside(t, s)
+			}
+			if err := graph.New(s.pool).Tend(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.status(ids[2], graph.Completed)
+			if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.arrive.v1'`); n != 5 {
+				t.Errorf("%d got it, want 5", n)
+			}
+			if got := query[string](t, s.pool, `SELECT string_agg(DISTINCT input->>'v', ' ') FROM activity_instance WHERE node_id = 'A'`); got != "7" {
+				t.Errorf("what it brought is %s, want 7", got)
+			}
+			if n := query[int](t, s.pool, `SELECT (SELECT count(*) FROM process_unreached) + (SELECT count(*) FROM workflow_set_aside) + (SELECT count(*) FROM process_broadcast) + (SELECT count(*) FROM message_wait)`); n != 0 {
+				t.Errorf("%d rows are left of it", n)
+			}
+			s.healthy()
+		})
+	}
+}
+
+// elapseAside has ten seconds pass for what is set aside.
+func elapseAside(t *testing.T, s *site) {
+	t.Helper()
+	execute(t, s.pool, `BEGIN; SET LOCAL workflow.override = 'ten seconds later'; UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'; COMMIT`)
+}
+
+// A signal that the database refuses to bring to anybody, those included that are made to try it, is nobody's fault: nobody is set aside, its run is neither
+// failed nor charged, and once what refuses it is gone all get it.
+func TestSignalRefusedToAll(t *testing.T) {
+	s := newSite(t)
+	ids := listeners(s, 3)
+	execute(t, s.pool, fmt.Sprintf(picky, `NEW.type = 'graph.arrive.v1'`))
+	signal := s.enqueue("graph.signal.v1", `{"name": "go", "payload": {"v": 7}}`)
+	await(t, "it to be refused", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_broadcast WHERE sqlstate = 'XX999'`) == 1
+	})
+	await(t, "it to be put off", func() bool {
+		return query[int](t, s.pool, `SELECT postponed FROM workflow_run WHERE id = $1`, signal) > 1
+	})
+	if got := query[string](t, s.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM workflow_set_aside), (SELECT count(*) FROM process_unreached), (SELECT count(*) FROM message_wait))`); got != "0 0 3" {
+		t.Errorf("set aside, owed and waiting are %s, want 0 0 3", got)
+	}
+	execute(t, s.pool, `DROP FUNCTION picky() CASCADE`)
+	for _, id := range ids {
+		s.status(id, graph.Completed)
+	}
+	s.done(signal)
+	if got := query[string](t, s.pool, `SELECT status || result || ' ' || attempt FROM workflow_run WHERE id = $1`, signal); got != `succeeded{"reached": 3, "set_aside": 0} 1` {
+		t.Errorf("the signal: %s", got)
+	}
+	s.healthy()
+}
+
+// Workers that are cut off in the middle of a broadcast to ten thousand, again and again, before or after a batch is committed: each who waited gets it
+// once, and waits that have begun since do not, not even one that was written before and committed since.
+func TestBroadcastGoesOn(t *testing.T) {
+	const n = 10_000
+	s := newEmptySite(t)
+	t.Parallel()
+	p := s.deploy("S", `"S": {"await": {"signal": "go"}}`)
+	audience(t, s.pool, p, n)
+	late, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Rollback(t.Context())
+	begin := func(tx pgx.Tx) {
+		if _, err := tx.Exec(t.Context(), `SET LOCAL session_replication_role = replica;
+			WITH i AS (INSERT INTO process_instance (process_definition_id, status, live_tokens) SELECT id, 'WAITING', 1 FROM process_definition LIMIT 1 RETURNING id),
+			     t AS (INSERT INTO process_token (id, instance_id, node, state) SELECT gen_random_uuid(), id, 'S', 'Waiting' FROM i RETURNING id, instance_id)
+			INSERT INTO message_wait (token_id, place, instance_id, node, name) SELECT id, '', instance_id, 'S', 'go' FROM t`, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin(late)
+	signal := leased(t, s.pool)
+	reached, aside := broadcast(t, s.pool, signal, 700, func(batch int) {
+		switch batch {
+		case 3:
+			if err := late.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		case 4:
+			if err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error { begin(tx); return nil }); err != nil {
+				t.Fatal(err)
+			}
+		case 5, 9: // one that is cut off before its commit
+			tx, err := s.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), `SELECT process_signal_v1($1, 1000, false)`, signal); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	if reached != n || aside != 0 {
+		t.Errorf("%d are reached, %d set aside; want %d, 0", reached, aside, n)
+	}
+	if got := query[string](t, s.pool, `SELECT concat_ws(' ', count(*), count(DISTINCT token_id), (SELECT count(*) FROM message_wait)) FROM workflow_run WHERE type = 'graph.arrive.v1'`); got != "10000 10000 2" {
+		t.Errorf("runs, tokens and waits are %s, want 10000 10000 2", got)
+	}
+	if reached, _ = broadcast(t, s.pool, signal, 700, nil); reached != n {
+		t.Errorf("after all was done once more, %d are reached", reached)
+	}
+	if got := query[int](t, s.pool, `SELECT count(*) FROM message_wait`); got != 2 {
+		t.Errorf("%d wait, want 2", got)
+	}
+}
+
+// Whoever has locked a wait keeps nobody else from getting a signal, and is not set aside: that one gets it as soon as the lock is gone.
+func TestSignalAndLock(t *testing.T) {
+	s := newSite(t)
+	ids := listeners(s, 5)
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), `SELECT FROM message_wait WHERE instance_id = $1 FOR UPDATE`, ids[2]); err != nil {
+		t.Fatal(err)
+	}
+	signal := s.enqueue("graph.signal.v1", `{"name": "go", "payload": {"v": 7}}`)
+	for k, id := range ids {
+		if k != 2 {
+			s.status(id, graph.Completed)
+		}
+	}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_set_aside`); n != 0 {
+		t.Error("one that was locked is set aside")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.status(ids[2], graph.Completed)
+	s.done(signal)
+	if got := query[string](t, s.pool, `SELECT result::text FROM workflow_run WHERE id = $1`, signal); got != `{"reached": 5, "set_aside": 0}` {
+		t.Errorf("the signal: %s", got)
+	}
+	s.healthy()
+}
+
+// A thousand that a trigger refuses come back within seconds after the trigger is gone: one is tried, and then more each time.
+func TestOwedComeBack(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), 2000)
+	execute(t, s.pool, fmt.Sprintf(picky, `hashtext(NEW.token_id::text) % 2 = 0`))
+	reached, aside := broadcast(t, s.pool, leased(t, s.pool), 1000, nil)
+	if reached+aside != 2000 || aside < 800 {
+		t.Fatalf("%d are reached, %d set aside", reached, aside)
+	}
+	for range 2 {
+		elapseAside(t, s)
+		if got := query[int](t, s.pool, `SELECT process_try_again_v1()`); got != 0 {
+			t.Fatalf("%d are given it, though it is refused", got)
+		}
+		if got := query[int](t, s.pool, `SELECT count(*) FROM workflow_set_aside WHERE last_tried_at > now() - interval '9 seconds'`); got != 1 {
+			t.Errorf("%d were tried, want one for all with the same reason", got)
+		}
+	}
+	execute(t, s.pool, `DROP FUNCTION picky() CASCADE`)
+	elapseAside(t, s)
+	await(t, "all to get it", func() bool {
+		query[int](t, s.pool, `SELECT process_try_again_v1()`)
+		return query[int](t, s.pool, `SELECT count(DISTINCT token_id) FROM workflow_run WHERE type = 'graph.arrive.v1'`) == 2000
+	})
+	if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.arrive.v1'`); n != 2000 {
+		t.Errorf("%d runs bring it, want 2000", n)
+	}
+}
