@@ -202,6 +202,28 @@ func TestOpenControl(t *testing.T) {
 	}
 }
 
+// A code that tells of passing trouble, raised for one event, is taken for that at first, and for the event's once marking has failed for a
+// minute.
+func TestPassingStateOfAnEvent(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.told", 1, 1)
+	delivered(t, pool, claim(t, pool, "a"))
+	emit(t, pool, "test.bad", 1, 1)
+	if _, err := pool.Exec(t.Context(), strings.ReplaceAll(refusals[0].begin, "XX777", "40001")); err != nil {
+		t.Fatal(err)
+	}
+	c := claim(t, pool, "a")
+	was := []outbox.Outcome{{ID: c.Rows[0].ID, Delivered: true}}
+	if rest, err := outbox.MarkApart(t.Context(), pool, c, was, 2*time.Second); err == nil || len(rest.Refused) > 0 || !rest.Claimed {
+		t.Errorf("at first %+v, %v", rest, err)
+	}
+	c.AnyState = true
+	if rest, err := outbox.MarkApart(t.Context(), pool, c, was, 2*time.Second); err != nil || len(rest.Refused) != 1 || rest.Refused[0].State != "40001" {
+		t.Errorf("after a minute %+v, %v", rest, err)
+	}
+}
+
 // mended ends a refusal before the first transaction begins.
 type mended struct {
 	*pgxpool.Pool
