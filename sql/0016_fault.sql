@@ -284,8 +284,10 @@ COMMENT ON FUNCTION workflow_fault_v1(text, text, text) IS
     'For workers and dispatchers: says that a statement (lease, extend, settle, take back, mark, retention) fails for every row, and how; SQLSTATE null: it works again.';
 
 CREATE FUNCTION workflow_faults_v1() RETURNS SETOF text
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
-    SELECT f.statement FROM workflow_fault f WHERE f.role = workflow_role() AND f.seen_at > clock_timestamp() - interval '15 seconds'
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+BEGIN
+    RETURN QUERY SELECT f.statement::text FROM workflow_fault f WHERE f.role = workflow_role() AND f.seen_at > clock_timestamp() - interval '15 seconds';
+END
 $fn$;
 COMMENT ON FUNCTION workflow_faults_v1() IS 'For workers: their statements that fail for every row, as others of the same role have found out. While leases cannot be extended, none is taken back.';
 

@@ -554,12 +554,16 @@ CREATE OR REPLACE VIEW workflow_unleasable AS
             (1, r.priority NOT BETWEEN -100 AND 100, 'priority is ' || r.priority, 'priority = 0'),
             (2, r.attempt < 0 OR r.attempt > 1000, 'attempt is ' || r.attempt, 'attempt = 0'),
             (3, r.max_attempts NOT BETWEEN 1 AND 1000, 'max_attempts is ' || r.max_attempts, 'max_attempts = 3'),
-            (4, r.lease_no < 0 OR r.lease_no > 9223372036854775000, 'lease_no is ' || r.lease_no, 'lease_no = 0'),
+            (4, r.lease_no < 0 OR r.lease_no >= 1000000000000000, 'lease_no is ' || r.lease_no, 'lease_no = 0'),
             (5, NOT isfinite(r.run_at) OR r.run_at < '2000-01-01', 'run_at is ' || r.run_at, 'run_at = now()'),
-            (6, r.postponed < 0 OR r.postponed = 2147483647, 'postponed is ' || r.postponed, 'postponed = 0'),
+            (6, r.postponed < 0 OR r.postponed >= 1000000000, 'postponed is ' || r.postponed, 'postponed = 0'),
             (7, r.finished_at IS NOT NULL, 'finished_at is set, though it has not finished', 'finished_at = NULL'),
-            (8, a.statement = 'settle' AND a.sqlstate = '', 'what its handler returned cannot be recorded', NULL),
-            (9, true, 'the database refuses ' || CASE a.statement WHEN 'lease' THEN 'its lease' WHEN 'settle' THEN 'what its handler returned' ELSE 'to take its lease back' END || coalesce(' by ' || nullif(a."constraint", ''), ''), NULL)
+            (8, r.created_at NOT BETWEEN '1900-01-01 00:00:00+00' AND '9999-01-01 00:00:00+00', 'created_at is ' || r.created_at, 'created_at = now()'),
+            (9, r.started_at NOT BETWEEN '1900-01-01 00:00:00+00' AND '9999-01-01 00:00:00+00', 'started_at is ' || r.started_at, 'started_at = now()'),
+            (10, r.deadline_at NOT BETWEEN '1900-01-01 00:00:00+00' AND '9999-01-01 00:00:00+00', 'deadline_at is ' || r.deadline_at, 'deadline_at = NULL'),
+            (11, a.statement = 'settle' AND a.sqlstate = '', 'what its handler returned cannot be recorded', NULL),
+            (12, true, 'the database refuses ' || CASE a.statement WHEN 'lease' THEN 'its lease' WHEN 'settle' THEN 'what its handler returned' WHEN 'extend' THEN 'its heartbeat' WHEN 'retention' THEN 'its removal'
+                                                               WHEN 'signal' THEN 'its signal' ELSE 'to take its lease back' END || coalesce(' by ' || nullif(a."constraint", ''), ''), NULL)
         ) AS p (place, holds, problem, fix)
         WHERE p.holds
         ORDER BY p.place LIMIT 1) AS x
@@ -673,6 +677,7 @@ BEGIN
                             WHERE EXISTS (SELECT FROM unnest(w.prefixes) AS x WHERE workflow_covers(x, r.type))
                               AND EXISTS (SELECT FROM unnest(w.prefixes) AS x WHERE workflow_covers(x, l.type))));
     RETURN 'due for ' || workflow_span(workflow_age(r.run_at, clock_timestamp())) || ': ' || CASE
+        WHEN r.suspect AND r.alone THEN 'two runs whose leases ran out were at work together, so it is started alone: when no other such run is at ' || names
         WHEN r.suspect THEN 'its last lease ran out, so it is watched: such runs are started one at a time by ' || names
         WHEN ahead > 0 THEN ahead || ' runs of higher priority go first at ' || names
         WHEN busy THEN names || ' cover it, and have no slot free'

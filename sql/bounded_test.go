@@ -13,6 +13,8 @@ var unboundedColumns = map[string]string{
 	"outbox_replayed.since":          "as it was asked for: -infinity is from the beginning",
 	"outbox_replayed.until":          "as it was asked for: infinity is without an end",
 	"outbox_event.lane":              "computed: 0 to 63",
+	"process_broadcast.next":         "-infinity is the beginning",
+	"process_broadcast.snapshot":     "transactions' numbers, which the server counts",
 	"workflow_schema.version":        "written by migrations alone, which read nothing of it but what they have written",
 	"workflow_schema.name":           "likewise",
 	"workflow_schema.sha256":         "likewise",
@@ -72,7 +74,7 @@ var extremes = map[string][]string{
 func TestExtremesAreRefused(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SET session_replication_role = replica`)
-	tables := s.list(`SELECT DISTINCT relation FROM workflow_bound ORDER BY 1`)
+	tables := s.list(`SELECT DISTINCT relation FROM workflow_bound WHERE guard IS NULL ORDER BY 1`)
 	tried := 0
 	for _, table := range tables {
 		names, values := []string{}, []string{}

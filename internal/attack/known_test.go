@@ -20,8 +20,7 @@ type open struct {
 }
 
 // known has a line for each: only what is listed here may go wrong.
-var known = []open{
-}
+var known = []open{}
 
 func among(list, name string) bool {
 	return list == "*" || slices.Contains(strings.Split(list, "|"), name)
