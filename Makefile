@@ -82,8 +82,8 @@ model: ## the models of the protocols, explored: every design and every planted 
 	$(GO) run ./internal/protocol/explore
 	GUARDS=all $(GO) test ./internal/protocol -count=1 -run '^TestGuards$$'
 
-model-deep: ## the same with wider bounds, too; a quarter of an hour, 12 GB
-	$(GO) run ./internal/protocol/explore -deep -most 20000000 -memory 12
+model-deep: ## the same with wider bounds, too; ten minutes, 12 GB
+	$(GO) run ./internal/protocol/explore -deep -most 12000000 -memory 12
 
 build: ## the binaries, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...

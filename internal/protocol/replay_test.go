@@ -384,10 +384,7 @@ func TestIntervals(t *testing.T) {
 
 // A hundred thousand runs are replayed in well under a minute.
 func TestManyRuns(t *testing.T) {
-	runs := 100_000
-	if testing.Short() {
-		runs = 10_000
-	}
+	const runs = 100_000
 	r := rand.New(rand.NewPCG(3, 3))
 	names := slices.Sorted(maps.Keys(right))
 	replay := Replay{Slots: 100, Watch: time.Millisecond}

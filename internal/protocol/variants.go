@@ -29,7 +29,7 @@ const (
 	unknown       = "a living worker holds a lease that it does not know"
 )
 
-// Variants returns every design and every planted fault. With deep those with wider bounds, too, which take an hour.
+// Variants returns every design and every planted fault. With deep those with wider bounds, too, which take ten minutes.
 func Variants(deep bool) []Variant {
 	all := slices.Concat(leases(), aheads(), chains(), limits(), outcomes(), breakers())
 	if deep {
@@ -260,8 +260,8 @@ func deeper() (all []Variant) {
 	b("2 runs, poison, kill, freeze, 2 lost answers", bDesign{most: 2, slots: 1, runs: 2, poison: true, kills: 1, freezes: 1, losses: 2})
 	b("3 runs, poison, kill, freeze, lost answer", bDesign{most: 1, slots: 1, runs: 3, poison: true, kills: 1, freezes: 1, losses: 1})
 	c := func(name string, d cDesign) { all = append(all, of[cState]("deep C "+name, "", d)) }
-	c("in a row: kill, freeze, 3 lost answers, pause, stop", cDesign{doubt: "release", slots: 1, kills: 1, freezes: 1, losses: 3, pauses: 1, stops: 1})
-	c("fork, 2 slots: kill, freeze, 2 lost answers, pause", cDesign{doubt: "start", fork: true, slots: 2, kills: 1, freezes: 1, losses: 2, pauses: 1})
-	all = append(all, of[dState]("deep D two limits: 2 kills, 2 freezes, cancel", "", dDesign{count: "after the lock", carry: "obeys", twoLimits: true, most: 1, kills: 2, freezes: 2, cancels: 1}))
+	c("in a row: kill, freeze, 2 lost answers, stop", cDesign{doubt: "release", slots: 1, kills: 1, freezes: 1, losses: 2, stops: 1})
+	c("fork, 2 slots: kill, freeze, 2 lost answers", cDesign{doubt: "start", fork: true, slots: 2, kills: 1, freezes: 1, losses: 2})
+	all = append(all, of[dState]("deep D two limits: 2 kills, 2 freezes", "", dDesign{count: "after the lock", carry: "obeys", twoLimits: true, most: 1, kills: 2, freezes: 2}))
 	return all
 }
