@@ -503,6 +503,7 @@ func TestStopLeavesNoClaim(t *testing.T) {
 // K34: a row whose time is no time of our calendar is published, too, at its turn, and does not stop the rest.
 func TestStrangeTimes(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
+	pgtest.Unbound(t, pool.Config().ConnString())
 	if _, err := pool.Exec(t.Context(), `
 		INSERT INTO outbox_event (aggregate_id, event_type, payload, created_at)
 		SELECT gen_random_uuid(), 'test.told', '1', at FROM unnest('{infinity,-infinity,4000-01-01 BC,20000-01-01,2026-01-02}'::timestamptz[]) AS at`); err != nil {

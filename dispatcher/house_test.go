@@ -21,6 +21,7 @@ import (
 // unguarded executes a script as rows from before came about: without triggers and foreign keys.
 func unguarded(t *testing.T, pool *pgxpool.Pool, script string) {
 	t.Helper()
+	pgtest.Unbound(t, pool.Config().ConnString())
 	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica;"+script)
 		return err
@@ -122,6 +123,7 @@ func TestIdsThatWereNotDrawn(t *testing.T) {
 	emit(t, pool, "test.told", 300, 1)
 	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
 	drained(t, pool)
+	pgtest.Unbound(t, pool.Config().ConnString())
 	if _, err := pool.Exec(t.Context(), byHand+`unnest('{-9223372036854775807,-5,0,9223372036854775806,9223372036854775807}'::bigint[]) AS id`); err != nil {
 		t.Fatal(err)
 	}

@@ -301,7 +301,7 @@ COMMENT ON COLUMN workflow_set_aside.id IS 'The row''s. Of an event, whose id is
 -- As the id of something that is set aside. Events have numbers.
 CREATE FUNCTION workflow_unremoved_id(id text) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN id ~ '^\d+$' THEN lpad(id, 32, '0') ELSE id END::uuid;
+RETURN CASE WHEN id ~ '^\d{1,32}$' THEN lpad(id, 32, '0') WHEN id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN id END::uuid;
 
 -- Notes rows of a table that are refused their removal. Without any it forgets those that have been removed at last, and those which were set aside for the
 -- same reason as one that was tried for all of them. Returns how many it has noted or forgotten.

@@ -93,7 +93,7 @@ CREATE VIEW workflow_bound AS
         ('process_unreached', 'texts', '{place}', NULL, 200, 'process_unreached_place_check'),
         ('outbox_event', 'times', '{created_at, published_at, parked_at}', NULL, NULL, NULL),
         ('outbox_event', 'numbers', '{id}', -4611686018427387904, 4611686018427387904, NULL),
-        ('outbox_event', 'numbers', '{bytes}', 0, 8388608, NULL),
+        ('outbox_event', 'numbers', '{bytes}', 0, 8388608, 'outbox_event_payload_check'),
         ('outbox_event', 'texts', '{event_type}', NULL, 800, NULL),
         ('outbox_event', 'documents', '{payload, headers}', NULL, 67108864, NULL),
         ('outbox_event', 'lists', '{delivered_to, parked_by}', NULL, 1000, NULL),

@@ -15,6 +15,7 @@ func TestLagLooksBothWays(t *testing.T) {
 	s.expect("from the floor", lag("crm"), "640 t")
 	s.do(`UPDATE outbox_lane SET floor = 1000 WHERE sink = 'crm'`)
 	s.expect("below the floor", lag("crm"), "640 t")
+	s.unbound()
 	s.do(`UPDATE outbox_lane SET floor = 320 WHERE sink = 'crm' AND lane < 32;
 		BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM outbox_lane WHERE sink = 'crm' AND lane > 40; UPDATE outbox_lane SET lane = 32767 WHERE sink = 'crm' AND lane = 40; COMMIT`)
 	s.expect("without a row", lag("crm"), "640 t")

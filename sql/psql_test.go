@@ -113,10 +113,7 @@ func (s *session) byHand(statements string) string {
 // unbound takes the CHECKs away that hold bounds: so rows come about that are from before them.
 func (s *session) unbound() {
 	s.t.Helper()
-	s.do(`DO $$ DECLARE c record; BEGIN
-		FOR c IN SELECT relation, name FROM workflow_bound_check WHERE valid IS NOT NULL LOOP
-			EXECUTE format('ALTER TABLE %I DROP CONSTRAINT %I', c.relation, c.name);
-		END LOOP; END $$`)
+	pgtest.Unbound(s.t, s.conn.Config().ConnString())
 }
 
 // enqueue inserts a plain run and returns its id.
