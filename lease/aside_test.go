@@ -60,7 +60,6 @@ func TestRunThatCannotBeLeased(t *testing.T) {
 		{`finished_at = now()`, "23514", "finished_at is set, though it has not finished", "finished_at = NULL"},
 		{`attempt = 2147483647`, "23514", "attempt is 2147483647", "attempt = 0"},
 		{`postponed = 2147483647`, "23514", "postponed is 2147483647", "postponed = 0"},
-		{`created_at = '-infinity'`, "23514", "created_at is -infinity", "created_at = now()"},
 	} {
 		t.Run(test.change, func(t *testing.T) {
 			pool := pgtest.New(t)
@@ -96,7 +95,7 @@ func TestRunThatCannotBeLeased(t *testing.T) {
 
 // What is wrong with a row and does not keep it from being leased keeps no other either: it is leased and can be settled.
 func TestOddRunsAreLeased(t *testing.T) {
-	for _, change := range []string{`run_at = '1999-12-31'`, `updated_at = 'infinity'`, `metadata = to_jsonb(repeat('x', 1000))`} {
+	for _, change := range []string{`run_at = '1999-12-31'`, `created_at = '-infinity'`, `updated_at = 'infinity'`, `metadata = to_jsonb(repeat('x', 1000))`} {
 		t.Run(change, func(t *testing.T) {
 			pool := pgtest.New(t)
 			addMany(t, pool, 3, "a.x", 0)
@@ -228,7 +227,7 @@ func TestTakeBackPastRefusal(t *testing.T) {
 		t.Errorf("%d due again, %d exhausted; want 7", again, len(exhausted))
 	}
 	got := query[string](t, pool, `SELECT string_agg(split_part(problem, ' is', 1), ' ' ORDER BY problem) FROM workflow_unleasable WHERE statement = 'take back'`)
-	if got != "lease_no postponed priority started_at started_at the database refuses to take its lease back the database refuses to take its lease back by workflow_run_texts_bound" {
+	if got != "lease_no postponed priority started_at started_at the database refuses to take its lease back the database refuses to take its lease back" {
 		t.Errorf("set aside: %s: %s", got, strings.Join(query[[]string](t, pool, `SELECT array_agg(status || id::text) FROM workflow_run WHERE status = 'leased'`), ", "))
 	}
 }

@@ -150,7 +150,7 @@ func TestMaxAttemptsAfterCrash(t *testing.T) {
 func TestSlowSuspectChild(t *testing.T) {
 	url := os.Getenv("SLOW_SUSPECT_CHILD")
 	if url == "" {
-		t.Skip("not a child")
+		return // it is no child: TestSlowSuspect starts it
 	}
 	mux := worker.NewMux()
 	handle(mux, "test.slow.v1", func(ctx context.Context) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
@@ -38,7 +39,7 @@ func (w *Worker) whose(ctx context.Context, j *job, err error, s *sureness) int 
 }
 
 // works reports whether what an outcome is refused by goes through for a control. For the statement that settles, that is a run which is made for
-// this, and for its events another one. For a hook's statements it is another outcome that was recorded with hooks since failed, or steps that are made for this.
+// this, and for its events another one. For a hook's statements it is another outcome that was recorded with hooks since failed, or a plain failure of this run; for a step, steps that are made for this.
 func (w *Worker) works(ctx context.Context, j *job, err error, failed time.Time) bool {
 	if errors.As(err, new(*lease.SettleError)) {
 		return true // the hook says itself that it is this one
@@ -51,6 +52,9 @@ func (w *Worker) works(ctx context.Context, j *job, err error, failed time.Time)
 	}
 	if !failed.IsZero() && w.hooked.time().After(failed) {
 		return true
+	}
+	if j.Step == uuid.Nil {
+		return w.failable(call, j)
 	}
 	return w.othersGoThrough(call, &j.Lease) == nil
 }

@@ -175,9 +175,9 @@ func TestExhaustedRunFails(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	id := enqueue(t, pool, "test.ok.v1", empty{})
-	if _, err := pool.Exec(t.Context(), `
+	if _, err := pool.Exec(t.Context(), `BEGIN; SET LOCAL workflow.override = 'a test needs it';
 		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_no = 1, attempt = 3, leased_by = 'dead',
-		       started_at = now(), lease_until = now() - interval '1 second'`); err != nil {
+		       started_at = now(), lease_until = now() - interval '1 second'; COMMIT`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
 	}
 	mux := worker.NewMux()
