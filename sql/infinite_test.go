@@ -27,7 +27,7 @@ func TestInfiniteTimes(t *testing.T) {
 	calls := names(`
 		SELECT format('SELECT %s(%s)%s', p.oid::regproc,
 		              (SELECT string_agg(CASE format_type(a, NULL) WHEN 'uuid' THEN 'x.id' WHEN 'timestamp with time zone' THEN CASE n WHEN 1 THEN 'y.at' ELSE 'now()' END
-		                                 WHEN 'interval' THEN '''1 s''' WHEN 'integer' THEN '1' WHEN 'regprocedure' THEN 'NULL' WHEN 'text[]' THEN '''{x}''' WHEN 'uuid[]' THEN 'ARRAY[x.id]' WHEN 'jsonb' THEN '''{}''' ELSE 'current_user::text' END, ', ' ORDER BY n)
+		                                 WHEN 'interval' THEN '''1 s''' WHEN 'integer' THEN '1' WHEN 'regprocedure' THEN 'NULL' WHEN 'text[]' THEN '''{x}''' WHEN 'uuid[]' THEN 'ARRAY[x.id]' WHEN 'jsonb' THEN '''{}''' WHEN 'xid' THEN '''1''::xid' WHEN 'pg_snapshot' THEN 'pg_current_snapshot()' ELSE 'current_user::text' END, ', ' ORDER BY n)
 		               FROM unnest(p.proargtypes) WITH ORDINALITY AS a (a, n)),
 		              ' FROM (SELECT id FROM workflow_run UNION ALL SELECT id FROM process_instance) x, unnest(''{infinity,-infinity,2026-01-01}''::timestamptz[]) AS y (at)')
 		FROM pg_proc p

@@ -56,7 +56,7 @@ func Infinite(t testing.TB, conn *pgx.Conn, look func(what string)) {
 				WHEN a.attname = 'floor' THEN '0'
 				ELSE CASE format_type(a.atttypid, NULL)
 					WHEN 'uuid' THEN '''` + ID + `''' WHEN 'text' THEN '''x''' WHEN 'jsonb' THEN '''{"code": "x"}''' WHEN 'boolean' THEN 'false' WHEN 'timestamp with time zone' THEN 'now()'
-					WHEN 'text[]' THEN '''{x}''' WHEN 'uuid[]' THEN '''{` + ID + `}''' WHEN 'interval' THEN '''1 s''' WHEN 'xid8' THEN '''1''' WHEN 'xid' THEN '''1''' WHEN 'bytea' THEN '''x''' WHEN 'regrole' THEN '''pg_monitor''' ELSE '1' END
+					WHEN 'text[]' THEN '''{x}''' WHEN 'uuid[]' THEN '''{` + ID + `}''' WHEN 'interval' THEN '''1 s''' WHEN 'xid8' THEN '''1''' WHEN 'pg_snapshot' THEN '''1:1:''' WHEN 'timestamp with time zone[]' THEN '''{now}''' WHEN 'xid' THEN '''1''' WHEN 'bytea' THEN '''x''' WHEN 'regrole' THEN '''pg_monitor''' ELSE '1' END
 			END, ', ' ORDER BY a.attnum),
 			CASE WHEN bool_or(a.attname IN ('status', 'state')) THEN CASE a.attrelid::regclass::text
 				WHEN 'workflow_run' THEN '{pending,leased,succeeded,failed,cancelled}' WHEN 'process_instance' THEN '{RUNNING,COMPLETED}' WHEN 'process_token' THEN '{Waiting,Ready,Completed}'
