@@ -337,7 +337,7 @@ func (s *scene) askEaches(asked *statements) {
 	s.askElements(asked, stopped)
 	asked.plan(keptPlans)
 	asked.ask(s.takeEaches, `
-		SELECT e.group_id, e.instance_id, e.next, e.done, e.total, e.over_at IS NOT NULL, jsonb_array_length(e.list),
+		SELECT e.group_id, e.instance_id, e.next, e.done, e.total, e.over_at IS NOT NULL, CASE jsonb_typeof(e.list) WHEN 'array' THEN jsonb_array_length(e.list) ELSE -1 END,
 		       jsonb_path_query_array(e.list, '$[$from to $to]', jsonb_build_object('from', greatest(e.next, 0), 'to', least(e.next::bigint + $2, e.total) - 1))
 		FROM (SELECT p.*, p.items #> '{}' AS list FROM each_progress p WHERE p.group_id = ANY ($1) OFFSET 0) e`, ids, len(s.tokens))
 }
@@ -358,6 +358,8 @@ func (s *scene) takeEaches(rows pgx.Rows) error {
 		case of.id != owner:
 			known.problem = "each_progress.instance_id is not that of its group"
 		case p.over:
+		case length < 0:
+			known.problem = "each_progress.items is no list"
 		case p.total != length:
 			known.problem = fmt.Sprintf("each_progress.total is %d, and the list has %d elements", p.total, length)
 		case p.next != p.done+known.group.live || p.done < 0 || p.next > p.total:

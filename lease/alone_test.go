@@ -19,7 +19,8 @@ import (
 func lastAttempt(t *testing.T, db run.DB, typ string, priority int) uuid.UUID {
 	t.Helper()
 	id := add(t, db, typ, priority, time.Second)
-	exec(t, db, "UPDATE workflow_run SET suspect = true, attempt = 1, max_attempts = 2 WHERE id = $1", id)
+	exec(t, db, `WITH o AS MATERIALIZED (SELECT set_config('workflow.override', 'a test needs it', true))
+		UPDATE workflow_run SET suspect = true, attempt = 1, max_attempts = 2 FROM o WHERE id = $1`, id)
 	return id
 }
 

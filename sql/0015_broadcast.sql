@@ -586,9 +586,11 @@ CREATE VIEW process_fault AS
     UNION ALL
     SELECT g.instance_id, 'each_progress.' || x.problem || ', group ' || e.group_id, format('UPDATE each_progress SET %s WHERE group_id = %L', x.fix, e.group_id)
     FROM each_progress e JOIN parallel_group g ON g.id = e.group_id JOIN process_instance i ON i.id = g.instance_id
+    CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(e.items) WHEN 'array' THEN jsonb_array_length(e.items) END AS length) l
     CROSS JOIN LATERAL (VALUES
         (e.instance_id <> g.instance_id, 'instance_id is not that of its group', format('instance_id = %L', g.instance_id)),
-        (e.total <> jsonb_array_length(e.items), 'total is ' || e.total || ' of ' || jsonb_array_length(e.items), 'total = jsonb_array_length(items)'),
+        (jsonb_typeof(e.items) <> 'array', 'items is no list, but a JSON ' || jsonb_typeof(e.items) || ', and what it was is written nowhere else: cancel the instance', NULL),
+        (e.total <> l.length, 'total is ' || e.total || ' of ' || l.length, 'total = jsonb_array_length(items)'),
         (e.next <> (SELECT coalesce(max(t.item), -1) + 1 FROM process_token t WHERE t.parallel_group_id = e.group_id AND t.item IS NOT NULL), 'next is ' || e.next,
          'next = ' || (SELECT coalesce(max(t.item), -1) + 1 FROM process_token t WHERE t.parallel_group_id = e.group_id AND t.item IS NOT NULL)),
         (e.done <> (SELECT count(*) FROM process_token t WHERE t.parallel_group_id = e.group_id AND t.item IS NOT NULL AND t.state = 'Completed'), 'done is ' || e.done,
