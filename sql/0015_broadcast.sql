@@ -203,7 +203,7 @@ BEGIN
 EXCEPTION
     WHEN OTHERS OR assert_failure THEN
         GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, words = MESSAGE_TEXT, rule = CONSTRAINT_NAME;
-        IF workflow_passing(state) AND state <> '55P03' AND NOT any_code THEN
+        IF workflow_remedy(state) IN ('again', 'anew', 'fewer') AND NOT any_code THEN
             RAISE;
         END IF;
         given  := 0;

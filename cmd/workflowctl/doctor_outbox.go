@@ -53,7 +53,7 @@ var outboxExaminations = []string{
 	     (false, 'claim_until', l.claim_until::text, 'no claim is so long; it is over', l.claim_until NOT BETWEEN '2000-01-01' AND now() + interval '61 minutes'),
 	     (true, 'floor', l.floor::text, 'no id has been drawn up to there, and what is drawn is passed over', l.floor > d.last),
 	     (false, 'next_floor', l.next_floor::text, 'no id has been drawn up to there', l.next_floor > d.last),
-	     (false, 'served_at', l.served_at::text, 'it is no time that has been', l.served_at NOT BETWEEN '2000-01-01' AND now() + interval '1 minute' AND l.served_at <> '-infinity'),
+	     (false, 'served_at', l.served_at::text, 'it is no time that has been', l.served_at NOT BETWEEN '2000-01-01' AND now() + interval '1 minute' AND l.served_at NOT IN ('-infinity', '1970-01-01 00:00:00+00')),
 	     (false, 'replays', l.replays::text, 'so often nobody has replayed', l.replays NOT BETWEEN 0 AND 1000000000000000)) AS v (grave, name, value, what, wrong)
 	 WHERE l.lane BETWEEN 0 AND 63 AND v.wrong
 	 LIMIT 20`,
