@@ -20,7 +20,7 @@ import (
 
 // What each role can change by functions is what docs/rights.md says: which columns of which rows. Functions are called
 // with generated arguments, in transactions that are rolled back, and what differs afterwards is looked for in all
-// tables. RIGHTS=write writes the file instead: make rights.
+// tables. A bound worker reaches nothing but its own. RIGHTS=write writes the file instead: make rights.
 func TestRights(t *testing.T) {
 	begun := time.Now()
 	victims, controls = 1, 1
@@ -43,6 +43,7 @@ func TestRights(t *testing.T) {
 			return err
 		}
 		found += s.told()
+		s.judge()
 		t.Logf("%d calls, %d accepted; %.0f s", s.calls, s.accepted, time.Since(begun).Seconds())
 		return nil
 	})
@@ -64,7 +65,14 @@ const (
 		UPDATE outbox_lane SET claim_until = now() + interval '1 hour' WHERE claim_until IS NOT NULL;
 		UPDATE workflow_worker SET secret_hash = sha256(uuid_send(` + secret + `)) WHERE name = 'presence/0';
 		UPDATE workflow_worker SET seen_at = now() - interval '2 days' WHERE name = 'presence/2';
-		UPDATE workflow_set_aside SET last_tried_at = now() - interval '1 hour', since = now() - interval '1 hour'`
+		UPDATE workflow_set_aside SET last_tried_at = now() - interval '1 hour', since = now() - interval '1 hour';
+		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now()
+		WHERE token_id IN (SELECT t.id FROM process_token t JOIN process_instance i ON i.id = t.instance_id WHERE i.business_key = 'boundary/0') AND type = 'test.step.v1';
+		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_until = now() + interval '1 hour', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now()
+		WHERE token_id IN (SELECT t.id FROM process_token t JOIN process_instance i ON i.id = t.instance_id WHERE i.business_key = 'scope/0') AND type = 'test.step.v1';
+		UPDATE workflow_run SET type = 'media.work.v1' -- steps of a bound worker's prefix, which are not its own
+		WHERE token_id IN (SELECT t.id FROM process_token t JOIN process_instance i ON i.id = t.instance_id WHERE i.business_key IN ('scope/0', 'boundary/0', 'each/0')) AND type = 'test.step.v1';
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'it is refused' USING ERRCODE = '23514'; END $$`
 )
 
 // A survey calls functions as roles.
@@ -80,7 +88,8 @@ type survey struct {
 type function struct {
 	name, signature, source string
 	names, types            []string
-	optional                int // how many of the last arguments have defaults
+	optional                int  // how many of the last arguments have defaults
+	volatile                bool // others can write by what they call alone, and are called with less
 }
 
 // An effect is a kind of change, effects what was seen of it.
@@ -94,11 +103,11 @@ var surveyed = map[string]string{"workflow_enqueue": "enqueue", "media": "media"
 
 func (s *survey) all(ctx context.Context) error {
 	rows, _ := s.conn.Query(ctx, `
-		SELECT p.proname, p.oid::regprocedure::text, p.prosrc, coalesce(p.proargnames[1:p.pronargs], '{}'), ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes) AS t), p.pronargdefaults
+		SELECT p.proname, p.oid::regprocedure::text, p.prosrc, coalesce(p.proargnames[1:p.pronargs], '{}'), ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes) AS t), p.pronargdefaults, p.provolatile = 'v'
 		FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours WHERE p.prorettype <> 'trigger'::regtype ORDER BY 1, 2`)
 	var err error
 	if s.functions, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (f function, err error) {
-		return f, row.Scan(&f.name, &f.signature, &f.source, &f.names, &f.types, &f.optional)
+		return f, row.Scan(&f.name, &f.signature, &f.source, &f.names, &f.types, &f.optional, &f.volatile)
 	}); err != nil {
 		return err
 	}
@@ -136,7 +145,8 @@ func (s *survey) all(ctx context.Context) error {
 func (s *survey) call(ctx context.Context, a *actor, f function, call string) error {
 	s.calls++
 	defer func() { _, _ = s.conn.PgConn().Exec(ctx, "ROLLBACK").ReadAll() }()
-	err := execute(ctx, s.conn.PgConn(), a, call)
+	script := strings.Replace(a.begin(), "BEGIN; ", "BEGIN; "+obstaclesOf[f.name], 1) + call + "; SET CONSTRAINTS ALL IMMEDIATE; RESET SESSION AUTHORIZATION"
+	_, err := s.conn.PgConn().Exec(ctx, script).ReadAll()
 	if refusal := (*pgconn.PgError)(nil); errors.As(err, &refusal) {
 		if refusal.Code == "42601" || refusal.Code == "42883" || refusal.Code == "57014" {
 			return err // the mistake is ours
@@ -154,8 +164,18 @@ func (s *survey) call(ctx context.Context, a *actor, f function, call string) er
 		return err
 	}
 	of := a.role + " " + f.signature
+	if slices.Contains(weak, a.name) {
+		locked, err := s.locked(ctx)
+		if err != nil {
+			return err
+		}
+		changes = append(changes, locked...)
+	}
 	for _, c := range changes {
 		e := effect{c.op(), c.table, s.whose(a, c)}
+		if c.columns != nil && c.after == nil {
+			e.op = "lock"
+		}
 		if s.seen[of] == nil {
 			s.seen[of] = map[effect]*effects{}
 		}
@@ -177,6 +197,26 @@ func (s *survey) call(ctx context.Context, a *actor, f function, call string) er
 		}
 	}
 	return nil
+}
+
+// weak are those who must not even hold up what is not their own: of them it is told what they lock.
+var weak = []string{"viewer", "enqueue", "dispatcher", "media"}
+
+// locked are the rows that the transaction has locked, as changes without a row afterwards, whose columns are none.
+func (s *survey) locked(ctx context.Context) (all []change, err error) {
+	for _, table := range []string{"workflow_run", "process_instance", "process_token", "outbox_event", "outbox_lane", "workflow_set_aside", "workflow_worker", "workflow_binding", "workflow_pause"} {
+		rows, _ := s.conn.Query(ctx, fmt.Sprintf(`SELECT %s FROM %s x WHERE x.xmax <> '0' AND age(x.xmax) <= 0`, s.w.tables[table].keyText(), table))
+		keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return nil, err
+		}
+		for _, key := range keys {
+			if r, ok := s.p.rows[table+" "+key]; ok {
+				all = append(all, change{table: table, key: key, before: r.data, columns: []string{}})
+			}
+		}
+	}
+	return all, nil
 }
 
 // whose says which rows these are, where that makes a difference.
@@ -245,6 +285,8 @@ func (s *survey) callsOf(f function, a *actor) (calls []string) {
 		for k, typ := range f.types {
 			use := choices[k][set[k]]
 			if k == tokens && slices.Index(f.names, "ids") == first && set[k] == 0 {
+				use = "ARRAY[" + s.tokenOf(choices[first][set[first]]) + "]"
+			} else if f.names[k] == "token" && slices.Index(f.names, "id") == first && set[k] == 0 {
 				use = s.tokenOf(choices[first][set[first]])
 			}
 			if use != "" {
@@ -263,7 +305,7 @@ func (s *survey) callsOf(f function, a *actor) (calls []string) {
 	}
 	for n := range many {
 		for k := range choices {
-			if k == first {
+			if k == first || !f.volatile {
 				continue
 			}
 			for v := range choices[k] {
@@ -272,7 +314,21 @@ func (s *survey) callsOf(f function, a *actor) (calls []string) {
 		}
 		call(map[int]int{first: n})
 	}
-	return calls
+	return append(calls, crafted[f.name]...)
+}
+
+// crafted are calls besides: of lanes of others behind one's own.
+var crafted = map[string][]string{
+	"workflow_lease_v1": {`SELECT * FROM workflow_lease_v1('{f,f}', '{media.work.v1,billing.work.v1}', '{0,0}', '{1901-01-01,1901-01-01}', '{00000000-0000-0000-0000-000000000000,00000000-0000-0000-0000-000000000000}', '{0,0}',
+		'{100,100}', '{NULL,NULL}', '{NULL,NULL}', true, 10, 1000, true, false, false, '7d1f0f0e-0000-4000-8000-000000000001', 'somebody', '{media.work.v1,billing.work.v1}', '{60,60}', '{NULL,NULL}')`},
+	"workflow_lease_refused_v1": {`SELECT * FROM workflow_lease_refused_v1('{f,f}', '{media.work.v1,billing.work.v1}', '{0,0}', '{1901-01-01,1901-01-01}', '{00000000-0000-0000-0000-000000000000,00000000-0000-0000-0000-000000000000}', '{0,0}',
+		true, 1000, true, 'somebody', '{media.work.v1,billing.work.v1}', '{60,60}', '{NULL,NULL}')`},
+}
+
+// obstaclesOf are made before a function is called that looks for rows that the database refuses to change.
+var obstaclesOf = map[string]string{
+	"workflow_lease_refused_v1":     "CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.payload->>'specimen' ~ '-retried/') EXECUTE FUNCTION refuse(); ",
+	"workflow_take_back_refused_v1": "CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.payload->>'specimen' ~ '-exhausted/') EXECUTE FUNCTION refuse(); ",
 }
 
 // choices are what an argument may be, the usual first; empty: it is left out.
@@ -300,12 +356,12 @@ func (s *survey) choices(f function, a *actor, name, typ string, optional bool) 
 	}
 	if many {
 		for k, v := range all {
-			if !strings.HasPrefix(v, "ARRAY") && !strings.HasPrefix(v, "'{") {
+			if v != "NULL" && !strings.HasPrefix(v, "ARRAY") && (elem == "jsonb" || !strings.HasPrefix(v, "'{")) {
 				all[k] = "ARRAY[" + v + "]"
 			}
 		}
 	}
-	if optional && !many {
+	if optional {
 		all = append([]string{""}, all...)
 	}
 	return all
@@ -324,9 +380,9 @@ var (
 		"types":        {"'{media.work.v1}'", "'{billing.work.v1}'", "'{test.step.v1}'", "'{graph.timer.v1}'"},
 		"type":         {"'media.new.v1'", "'billing.new.v1'", "'graph.start.v1'", "'graph.cancel.v1'", "'graph.timer.v1'"},
 		"event_type":   {"'media.made.v1'", "'run.failed'", "'process.completed'"},
-		"term_types":   {"'{media.work.v1}'"},
-		"teams":        {"NULL"},
-		"mosts":        {"NULL"},
+		"term_types":   {"'{media.work.v1,billing.work.v1,test.step.v1,graph.timer.v1}'"},
+		"teams":        {"ARRAY[NULL]"},
+		"mosts":        {"ARRAY[NULL]"},
 		"graces":       {"0"},
 		"rooms":        {"100"},
 		"priorities":   {"0"},
@@ -334,10 +390,14 @@ var (
 		"from_at":      {"'1901-01-01'"},
 		"within":       {"3600"},
 		"verdicts":     {"'succeeded'", "'failed'", "'retried'", "'postponed'", "'released'", "'cancelled'"},
-		"results":      {`'{"n": 1}'`, "NULL"},
-		"errors":       {"NULL", `'{"code": "handler_error"}'`},
+		"results":      {`'{"n": 1}'`, "ARRAY[NULL]"},
+		"errors":       {"ARRAY[NULL]", `'{"code": "handler_error"}'`},
+		"last_errors":  {"'not now'", "ARRAY[NULL]"},
+		"timeouts":     {"'{60,60,60,60}'", "'{NULL,NULL,NULL,NULL}'"},
+		"tokens":       {noToken, "'7d1f0f0e-0000-4000-8000-000000000005'"}, // the first is replaced by that of the lease
+		"lengths":      {"60"},
 		"worker":       {"'somebody'", "'nobody'"},
-		"statement":    {"'lease'", "'settle'", "'take_back'", "'extend'"},
+		"statement":    {"'lease'", "'settle'", "'take back'"},
 		"sqlstate":     {"'23514'", "'54000'", "'40001'"},
 		"secret":       {secret, "'7d1f0f0e-0000-4000-8000-0000000000bb'"},
 		"node":         {"'A'", "'B'"},
@@ -361,7 +421,6 @@ var (
 		"outbox_replay_parked types":           {"'{}'"},
 		"outbox_append_v1 types":               {"'media.made.v1'", "'run.failed'", "'process.completed'"},
 		"outbox_append_v1 ids":                 {"NULL"},
-		"workflow_give_back_v1 token":          nil,
 		"workflow_lease_v1 token":              {"'7d1f0f0e-0000-4000-8000-000000000001'"},
 		"workflow_take_back_v1 token":          {"'7d1f0f0e-0000-4000-8000-000000000001'"},
 		"workflow_take_back token":             {"'7d1f0f0e-0000-4000-8000-000000000001'"},
@@ -369,6 +428,10 @@ var (
 		"workflow_enqueue_once id":             {"'7d1f0f0e-0000-4000-8000-000000000002'"},
 		"workflow_lease_v1 most":               {"1000"},
 		"workflow_out_of_bounds most":          {"100"},
+		"workflow_lease_v1 lengths":            {"'{60,60,60,60}'"},
+		"workflow_lease_refused_v1 lengths":    {"'{60,60,60,60}'"},
+		"workflow_isolate lengths":             {"'{60,60,60,60}'"},
+		"workflow_try lengths":                 {"'{60,60,60,60}'"},
 		"workflow_advance setting":             {"'on'"},
 		"workflow_add_bounds_v1 relation":      {"'workflow_run'", "'outbox_event'", "'process_instance'"},
 		"workflow_mend_v1 relation":            {"'workflow_run'", "'outbox_event'", "'process_instance'"},
@@ -426,14 +489,44 @@ func (s *survey) tokenOf(id string) string {
 	return token
 }
 
-var writes = regexp.MustCompile(`(?i)\b(INSERT INTO|UPDATE|DELETE FROM)\s+([a-z_]+)\b`)
+// reachesOthers are the functions by which a bound worker changes or holds up what is not its own, and why that is open.
+var reachesOthers = map[string]string{
+	"workflow_give_back_v1":     "it gives back leases of steps of its prefix, too, whose token it would have to know",
+	"workflow_lease_refused_v1": "it locks the last runs of each lane that it names, until its transaction ends: they are not leased meanwhile",
+	"workflow_present_v1":       "it locks the row of the worker whose id it names, until its transaction ends: that worker's row is not kept meanwhile",
+}
+
+// judge fails for each function by which a bound worker reaches what is not its own, and that is not known.
+func (s *survey) judge() {
+	for _, f := range s.functions {
+		var reached []string
+		for e := range s.seen["media "+f.signature] {
+			if e.rows == "of others" {
+				reached = append(reached, e.op+" "+e.table)
+			}
+		}
+		slices.Sort(reached)
+		switch why, known := reachesOthers[f.name]; {
+		case len(reached) > 0 && !known:
+			s.w.t.Errorf("a worker bound to media. reaches what is not its own by %s: %s", f.name, strings.Join(reached, ", "))
+		case len(reached) == 0 && known:
+			s.w.t.Errorf("by %s a bound worker reaches its own alone: take it out of reachesOthers (%s)", f.name, why)
+		}
+	}
+}
+
+var (
+	literals = regexp.MustCompile(`--[^\n]*|'[^']*'`)
+	writes   = regexp.MustCompile(`(?i)\b(INSERT INTO|UPDATE|DELETE FROM)\s+([a-z_]+)\b`)
+)
 
 // told is the second part of the list.
 func (s *survey) told() string {
 	var b strings.Builder
 	b.WriteString(changedHeading + `
 Seen, not derived: each function is called with generated arguments as each role that may execute it, for one thing of each kind and state, in a transaction that is rolled back, and all tables are compared. Updates are told by column;
-what triggers and what is called write is part of it. In parentheses is in which state rows were.
+what triggers and what is called write is part of it. In parentheses is in which state rows were. A row that is locked and not changed is told of those who may hold up nothing but their own: enqueuers, bound workers, dispatchers and viewers.
+A console acts as a person who is an operator.
 
 `)
 	reached := map[string]bool{}
@@ -454,6 +547,9 @@ what triggers and what is called write is part of it. In parentheses is in which
 				return strings.Compare(x.table+" "+x.op+" "+x.rows, y.table+" "+y.op+" "+y.rows)
 			}) {
 				reached[f.name+" "+e.op+" "+e.table] = true
+				if e.op == "lock" && (seen[effect{"update", e.table, e.rows}] != nil || seen[effect{"delete", e.table, e.rows}] != nil) {
+					continue // what is changed is locked
+				}
 				line := "    " + e.op + " " + e.table
 				if e.rows != "" {
 					line += ", " + e.rows
@@ -472,10 +568,14 @@ what triggers and what is called write is part of it. In parentheses is in which
 		}
 		b.WriteString("```\n\n")
 	}
-	b.WriteString("### What no call has reached\n\nStatements that stand in the text of a function and that no call was seen to have an effect of. What is said above may lack them.\n\n```\n")
+	b.WriteString("### What no call has reached\n\nStatements that stand in the text of a function and that no call was seen to have an effect of. Some undo what they do before they return; what is said above may lack the others.\n\n```\n")
 	for _, f := range s.functions {
 		var missing []string
-		for _, found := range writes.FindAllStringSubmatch(f.source, -1) {
+		source := f.source
+		if !strings.Contains(source, "EXECUTE") {
+			source = literals.ReplaceAllString(source, "")
+		}
+		for _, found := range writes.FindAllStringSubmatch(source, -1) {
 			op := strings.ToLower(strings.Fields(found[1])[0])
 			if what := op + " " + found[2]; s.w.tables[found[2]] != nil && !reached[f.name+" "+what] && !slices.Contains(missing, what) {
 				missing = append(missing, what)

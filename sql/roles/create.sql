@@ -28,6 +28,8 @@ DECLARE
     -- Only functions that run with the owner's rights call these.
     internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back, workflow_bound_prefixes, workflow_binding_of, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
         workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_passing, outbox_setting}';
+    -- Of migrations, and of the owner who repeats a step of one.
+    migrating text[] := '{workflow_mend_v1, workflow_add_bounds_v1, workflow_validate_bounds_v1}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
     IF to_regproc('workflow_functions') IS NULL THEN
@@ -85,14 +87,14 @@ BEGIN
     END LOOP;
     FOR thing IN
         SELECT p.oid::regprocedure::text AS name, p.prorettype = 'trigger'::regtype AS on_trigger, p.proname ~ '^workflow_.*_v\d+$' AS for_workers, p.proowner <> o.oid AS foreign_owned,
-               p.proname = ANY (internal) AS internal
+               p.proname = ANY (internal || migrating) AS internal
         FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours JOIN pg_roles o ON o.rolname = own
     LOOP
         IF thing.foreign_owned THEN
             EXECUTE format('ALTER FUNCTION %s OWNER TO %I', thing.name, own);
         END IF;
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', thing.name);
-        IF thing.for_workers THEN
+        IF thing.for_workers AND NOT thing.internal THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_worker', engine);
         ELSIF NOT thing.on_trigger AND NOT thing.internal THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_operator', engine);
