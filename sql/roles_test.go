@@ -165,7 +165,7 @@ func TestPresenceIsBounded(t *testing.T) {
 		present(`'w'`, `'{media.}'`, `10, 1, 'v', 'h', 1, `+uptime)
 		g.expect("bounded at uptime "+uptime, g.do(within), "t")
 	}
-	present(`repeat('x', 1000000)`, `array_fill('media.' || repeat('x', 1000), ARRAY[20000])`, `-2147483648, -2147483648, repeat('x', 1000000), repeat('x', 1000000), 1, 0`)
+	present(`repeat('x', 1000000)`, `array_fill('media.' || repeat('x', 1000), ARRAY[20])`, `-2147483648, -2147483648, repeat('x', 1000000), repeat('x', 1000000), 1, 0`)
 	g.expect("all that is huge", g.do(within), "t")
 	media.refused(`SELECT workflow_present_v1('7d1f0f0e-0000-4000-8000-000000000002', '`+secret+`', 'w', '{media.}', '{media.}', true, 2147483647, 0, 'v', 'h', 1, 0)`, "23514", "")
 	g.do(`SELECT * FROM workflow_live_worker; SELECT * FROM workflow_coverage; SELECT * FROM workflow_waiting`)
