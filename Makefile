@@ -24,7 +24,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random attack attack-short fuzz model model-deep build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
+.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random attack attack-short rights fuzz model model-deep build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,7 +68,10 @@ attack: postgres ## every column of every table is set to extremes as every role
 	ATTACK=$(or $(ATTACK),all) SEED=$(or $(SEED),$(shell date +%s)) $(GO) test -tags attack ./internal/attack -count=1 -run '^TestAttack$$' -v -timeout 6h
 
 attack-short: postgres ## some hundreds of the same, but for what is known and open; SEED=n draws others; a minute and a half
-	SEED=$(or $(SEED),1) $(GO) test -tags attack ./internal/attack -count=1 -run '^TestAttack$$'
+	SEED=$(or $(SEED),1) $(GO) test -tags attack ./internal/attack -count=1 -run '^(TestAttack|TestRights)$$'
+
+rights: postgres ## writes docs/rights.md: what each role is granted, and what functions change when it calls them; half a minute
+	RIGHTS=write $(GO) test -tags attack ./internal/attack -count=1 -run '^TestRights$$'
 
 fuzz: postgres ## each fuzz target for FUZZTIME (default 30s); what it finds becomes a test in testdata/fuzz
 	@for file in $$(grep -rl '^func Fuzz' --include='*_test.go' . | sort); do \

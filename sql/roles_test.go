@@ -149,6 +149,42 @@ func TestPresenceIsItsOwn(t *testing.T) {
 	media.expect("rows", g.do(`SELECT count(*) FROM workflow_worker`), "0")
 }
 
+// What a bound worker says of itself is bounded, whatever it says: prefixes and handlers are within its binding, numbers and times
+// within what views can show, texts cut off. Its secret stands in no column, and what stands there instead opens nothing.
+func TestPresenceIsBounded(t *testing.T) {
+	g := withRoles(t)
+	media := g.as("media")
+	const secret = "7d1f0f0e-0000-4000-8000-0000000000aa"
+	present := func(name, prefixes, rest string) string {
+		g.byHand(`DELETE FROM workflow_worker`)
+		return media.do(`SELECT workflow_present_v1('7d1f0f0e-0000-4000-8000-000000000001', '` + secret + `', ` + name + `, ` + prefixes + `, ` + prefixes + `, true, ` + rest + `)`)
+	}
+	const usual = `10, 1, 'v', 'h', 1, 0`
+	for prefixes, told := range map[string]string{
+		`'{media.,email.x.}'`: "{media.,email.x.}", `'{media,m,"",billing.,graph.,NULL}'`: "{}", `'{media.,billing.}'`: "{media.}", `'{{media.,billing.},{m,email.}}'`: "{media.,email.}", `NULL`: "{}",
+	} {
+		present(`'w'`, prefixes, usual)
+		g.expect("prefixes of "+prefixes, g.do(`SELECT prefixes FROM workflow_worker`), told)
+		g.expect("handlers of "+prefixes, g.do(`SELECT handlers FROM workflow_worker`), told)
+		g.expect("steps", g.do(`SELECT steps FROM workflow_worker`), "f")
+	}
+	within := `SELECT started_at BETWEEN now() - interval '32 years' AND now() AND seen_at <= now() AND concurrency >= 0 AND running >= 0 AND length(name) <= 400
+		AND octet_length(version) <= 800 AND octet_length(host) <= 800 AND cardinality(prefixes) <= 1000 AND cardinality(handlers) <= 10000 AND pg_column_size(w) < 1000000 FROM workflow_worker w`
+	for _, uptime := range []string{`'NaN'`, `'infinity'`, `'-infinity'`, `1e300`, `-1e300`, `NULL`} {
+		present(`'w'`, `'{media.}'`, `10, 1, 'v', 'h', 1, `+uptime)
+		g.expect("bounded at uptime "+uptime, g.do(within), "t")
+	}
+	present(`repeat('x', 1000000)`, `array_fill('media.' || repeat('x', 1000), ARRAY[20])`, `-2147483648, -2147483648, repeat('x', 1000000), repeat('x', 1000000), 1, 0`)
+	g.expect("all that is huge", g.do(within), "t")
+	media.refused(`SELECT workflow_present_v1('7d1f0f0e-0000-4000-8000-000000000002', '`+secret+`', 'w', '{media.}', '{media.}', true, 2147483647, 0, 'v', 'h', 1, 0)`, "23514", "")
+	g.do(`SELECT * FROM workflow_live_worker; SELECT * FROM workflow_coverage; SELECT * FROM workflow_waiting`)
+
+	present(`'w'`, `'{media.}'`, usual)
+	g.expect("the secret is shown", g.do(`SELECT to_jsonb(w)::text ~ '7d1f0f0e-0000-4000-8000-0000000000aa|0000000000aa"' FROM workflow_worker w`), "f")
+	media.do(`SELECT workflow_absent_v1(id, substr(encode(secret_hash, 'hex'), 1, 32)::uuid) FROM workflow_worker`)
+	g.expect("rows, after the hash was tried", g.do(`SELECT count(*) FROM workflow_worker`), "1")
+}
+
 // settleRun is what somebody would try who wants to settle a run that is not his.
 const settleRun = `WITH u AS (UPDATE workflow_run SET status = 'succeeded', result = '{}', lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL,
 	finished_at = now() WHERE id = '%s' RETURNING 1) SELECT count(*) FROM u`

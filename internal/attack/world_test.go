@@ -18,7 +18,6 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
-	"github.com/simple-workflow/simple-workflow/sql"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
@@ -102,26 +101,7 @@ func newWorld(t *testing.T) *world {
 	// Tables that are changed and rolled back look large to the planner, which would compile each statement of the tools.
 	w := &world{t: t, server: pgtest.Server(t, pgserver.Options{Settings: map[string]string{"max_connections": "400", "jit": "off"}})}
 	w.must("postgres", `CREATE DATABASE world`)
-	w.with("world", func(conn *pgx.Conn) error {
-		if err := sql.Up(t.Context(), conn); err != nil {
-			return err
-		}
-		if err := sql.Roles(t.Context(), conn, sql.DefaultRoles); err != nil {
-			return err
-		}
-		for _, prefix := range []string{"media", "billing"} {
-			if err := sql.BindWorker(t.Context(), conn, sql.DefaultRoles, prefix, []string{prefix + "."}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	w.must("world", `
-		ALTER ROLE media LOGIN;
-		CREATE ROLE engine LOGIN IN ROLE workflow_engine;
-		CREATE ROLE dispatcher LOGIN IN ROLE workflow_dispatcher;
-		CREATE ROLE desk LOGIN IN ROLE workflow_console;
-		CREATE ROLE anna IN ROLE workflow_operator`)
+	w.with("world", func(conn *pgx.Conn) error { return makeRoles(t.Context(), conn) })
 	w.fill()
 	w.with("world", w.read)
 	return w

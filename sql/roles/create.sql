@@ -30,6 +30,8 @@ DECLARE
         workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_remedy, outbox_setting, workflow_beside,
         workflow_kept_incident, workflow_incident_over, workflow_kept_forget, outbox_mend_lanes,
         process_give, process_give_all, process_waited, process_gives, process_wait_version, process_wait_problem, process_try_give, process_owe}';
+    -- Of migrations, and of the owner who repeats a step of one.
+    migrating text[] := '{workflow_mend_v1, workflow_add_bounds_v1, workflow_validate_bounds_v1}';
 BEGIN
     PERFORM set_config('search_path', here::text || ', pg_temp', true), set_config('lock_timeout', '5s', true);
     IF to_regproc('workflow_functions') IS NULL THEN
@@ -87,14 +89,14 @@ BEGIN
     END LOOP;
     FOR thing IN
         SELECT p.oid::regprocedure::text AS name, p.prorettype = 'trigger'::regtype AS on_trigger, p.proname ~ '^workflow_.*_v\d+$' AS for_workers, p.proowner <> o.oid AS foreign_owned,
-               p.proname = ANY (internal) AS internal
+               p.proname = ANY (internal || migrating) AS internal
         FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours JOIN pg_roles o ON o.rolname = own
     LOOP
         IF thing.foreign_owned THEN
             EXECUTE format('ALTER FUNCTION %s OWNER TO %I', thing.name, own);
         END IF;
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', thing.name);
-        IF thing.for_workers THEN
+        IF thing.for_workers AND NOT thing.internal THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_worker', engine);
         ELSIF NOT thing.on_trigger AND NOT thing.internal THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_operator', engine);
