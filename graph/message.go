@@ -130,7 +130,7 @@ func (w *writer) meet(all []*instance) {
 			), waiting AS (
 				SELECT w.token_id, w.place AS at, w.node, w.name, w.key, row_number() OVER (PARTITION BY w.name, w.key ORDER BY w.created_at, w.token_id) AS place
 				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message_wait w USING (name, key)
-				JOIN process_token t ON t.id = w.token_id AND t.instance_id = w.instance_id AND t.state = 'Waiting' -- both ends agree
+				JOIN process_token t ON t.id = w.token_id AND t.instance_id = w.instance_id AND t.state IN ('Created', 'Ready', 'Waiting') -- both ends agree
 			), pairs AS (
 				SELECT f.id, w.token_id, w.at, w.node FROM free f JOIN waiting w USING (name, key, place)
 			), served AS ( -- a token that leaves at this moment has taken its wait along: then nothing is taken

@@ -306,6 +306,107 @@ CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_ru
     EXECUTE FUNCTION workflow_run_refuse_insert();
 
 -- ---------------------------------------------------------------------------------
+-- What a bound worker reaches: as in 0008, but it locks no row of others, gives back no step, and tells of as many prefixes as a
+-- worker can have.
+-- ---------------------------------------------------------------------------------
+
+CREATE OR REPLACE FUNCTION workflow_lease_refused_v1(suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], steps boolean, most integer, any_code boolean,
+    worker text, term_types text[], lengths float8[], timeouts float8[])
+RETURNS TABLE (id uuid, type text, sqlstate text, "constraint" text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
+#variable_conflict use_column
+DECLARE
+    ids uuid[] := (SELECT d.ids FROM workflow_due(suspects, types, priorities, from_at, from_id, graces, array_fill(most, ARRAY[cardinality(types)]), NULL, NULL,
+                                                  steps, 0, most, false, false, false) AS d);
+    others uuid[];
+    bound  text[] := workflow_bound_prefixes();
+BEGIN
+    IF ids IS NOT NULL THEN
+        others := ARRAY( -- the last of each lane: those behind many that are refused
+            SELECT o.id
+            FROM unnest(suspects, types, priorities) AS l (suspect, type, priority)
+            CROSS JOIN LATERAL (
+                SELECT w.id FROM workflow_run w
+                WHERE w.status = 'pending' AND w.deleted_at IS NULL AND w.held_at IS NULL AND w.suspect = l.suspect AND w.type = l.type AND w.priority = l.priority
+                  AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound))
+                ORDER BY w.run_at DESC, w.id DESC LIMIT 3 FOR UPDATE SKIP LOCKED) o
+            LIMIT 30);
+        RETURN QUERY SELECT s.id, s.type::text, s.sqlstate::text, s."constraint"::text FROM workflow_isolate(ids, others, 'lease', any_code, worker, term_types, lengths, timeouts) AS s;
+    END IF;
+END
+$fn$;
+
+CREATE OR REPLACE FUNCTION workflow_present_v1(id uuid, secret uuid, name text, prefixes text[], handlers text[], steps boolean, concurrency integer, running integer,
+    version text, host text, pid integer, uptime float8) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    bound text[] := workflow_bound_prefixes();
+    hash  bytea  := sha256(uuid_send(secret));
+BEGIN
+    IF EXISTS (SELECT FROM workflow_worker o WHERE o.id = workflow_present_v1.id AND o.secret_hash IS DISTINCT FROM hash) THEN
+        RETURN false; -- before its row is locked
+    END IF;
+    DELETE FROM workflow_worker w
+    WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.seen_at < now() - interval '1 day' AND o.id <> workflow_present_v1.id LIMIT 100 FOR UPDATE SKIP LOCKED); -- those that died long ago
+    INSERT INTO workflow_worker AS w (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, started_at, secret_hash)
+    VALUES (workflow_present_v1.id, workflow_worker_name(bound, workflow_present_v1.name),
+            ARRAY(SELECT left(p, 200) FROM unnest(workflow_present_v1.prefixes) AS p WHERE bound IS NULL OR p ^@ ANY (bound) LIMIT 100),
+            ARRAY(SELECT left(h, 200) FROM unnest(workflow_present_v1.handlers) AS h WHERE bound IS NULL OR h ^@ ANY (bound) LIMIT 10000),
+            workflow_present_v1.steps AND bound IS NULL, greatest(workflow_present_v1.concurrency, 0), greatest(workflow_present_v1.running, 0),
+            left(workflow_present_v1.version, 200), left(workflow_present_v1.host, 200), workflow_present_v1.pid,
+            now() - least(greatest(uptime, 0), 1e9) * interval '1 second', hash)
+    ON CONFLICT (id) DO UPDATE SET seen_at = now(), running = excluded.running
+    WHERE w.secret_hash = hash;
+    RETURN FOUND;
+END
+$fn$;
+
+CREATE OR REPLACE FUNCTION workflow_give_back_v1(token uuid, within float8, worker text, OUT given integer, OUT locked integer)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
+#variable_conflict use_column
+DECLARE
+    bound  text[]  := workflow_bound_prefixes();
+    own    boolean := bound IS NULL;
+    before text    := coalesce(current_setting('workflow.audit', true), '');
+    silent boolean := before = 'off' AND workflow_unrecorded();
+    done   text;
+BEGIN
+    done := workflow_as_worker(bound, silent);
+    WITH held AS MATERIALIZED (
+        SELECT w.id
+        FROM workflow_run w
+        WHERE w.status = 'leased' AND w.started_at > now() - within * interval '1 second' AND w.lease_token = workflow_give_back_v1.token
+          AND (own OR w.token_id IS NULL AND w.type ^@ ANY (bound))
+    ), mine AS MATERIALIZED (
+        SELECT w.id
+        FROM workflow_run w
+        WHERE w.id = ANY (ARRAY(SELECT h.id FROM held h)) AND w.status = 'leased' AND w.lease_token = workflow_give_back_v1.token
+        FOR UPDATE SKIP LOCKED
+    ), ended AS ( -- not leased again here: the caller may have no handler for them
+        UPDATE workflow_run w SET lease_until = clock_timestamp(), updated_at = now()
+        WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) AND w.deadline_at = w.started_at
+        RETURNING w.id
+    ), returned AS (
+        UPDATE workflow_run w
+        SET status = 'pending', run_at = now(), updated_at = now(), attempt = w.attempt - 1,
+            lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
+        WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) AND w.deadline_at IS DISTINCT FROM w.started_at
+        RETURNING w.id, least(w.attempt + 1, w.max_attempts) AS attempt, w.lease_no, w.started_at
+    ), history AS (
+        INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
+        SELECT r.id, 'released', r.attempt, r.lease_no, r.started_at, workflow_worker_name(bound, worker), '{"reason": "the answer to the lease was lost"}'
+        FROM returned r
+        WHERE NOT silent
+    )
+    SELECT count(*), (SELECT count(*) FROM held) - count(*) INTO given, locked FROM (SELECT FROM returned UNION ALL SELECT FROM ended) AS done;
+    done := set_config('workflow.audit', before, true);
+END
+$fn$;
+
+-- ---------------------------------------------------------------------------------
 -- What people write. The columns are named by no statement of the engine, so these cost it nothing.
 -- ---------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ BEGIN
         DELETE FROM message_wait w
         USING unnest(tokens, places, began) AS a (token, place, began), process_token t, process_instance i
         WHERE w.token_id = a.token AND w.place = a.place AND w.created_at = a.began AND w.key IS NULL
-          AND t.id = w.token_id AND (t.instance_id = w.instance_id) IS TRUE AND t.state = 'Waiting' AND i.id = w.instance_id
+          AND t.id = w.token_id AND (t.instance_id = w.instance_id) IS TRUE AND t.state IN ('Created', 'Ready', 'Waiting') AND i.id = w.instance_id
         RETURNING w.token_id, w.place, w.node, t.version, i.priority, i.tenant_id, i.paused_at
     )
     INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at, run_at)
@@ -133,7 +133,7 @@ BEGIN
         USING process_token t, process_instance i
         WHERE w.name = b.name AND w.key IS NULL AND w.created_at >= b.next AND w.created_at <= last
           AND (w.created_at <= b.taken_up_at AND age(w.xmin) > running OR process_waited(w.created_at, w.xmin, b.taken_up_at, b.snapshot))
-          AND t.id = w.token_id AND (t.instance_id = w.instance_id) IS TRUE AND t.state = 'Waiting' AND i.id = w.instance_id
+          AND t.id = w.token_id AND (t.instance_id = w.instance_id) IS TRUE AND t.state IN ('Created', 'Ready', 'Waiting') AND i.id = w.instance_id
           AND i.priority BETWEEN -100 AND 100 AND (i.tenant_id IS NULL OR length(i.tenant_id) BETWEEN 1 AND 200) AND isfinite(i.paused_at) IS NOT FALSE
           AND (NOT passing OR NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'wait' AND a.id = w.token_id))
         RETURNING w.token_id, w.place, w.node, t.version, i.priority, i.tenant_id, i.paused_at
@@ -219,7 +219,7 @@ BEGIN
         SELECT CASE WHEN t.id IS NULL THEN 'message_wait.token_id names no token'
                     WHEN t.instance_id <> w.instance_id THEN 'message_wait.instance_id is not that of its token'
                     WHEN i.id IS NULL THEN 'message_wait.instance_id names no instance'
-                    WHEN t.state <> 'Waiting' THEN 'its token does not wait, it is ' || left(t.state, 40) END
+                    WHEN t.state NOT IN ('Created', 'Ready', 'Waiting') THEN 'its token does not wait, it is ' || left(t.state, 40) END
         FROM message_wait w
         LEFT JOIN process_token t ON t.id = w.token_id
         LEFT JOIN process_instance i ON i.id = w.instance_id
@@ -531,7 +531,7 @@ CREATE VIEW process_unreachable AS
             (4, t.id IS NULL, 'message_wait.token_id names no token', format('DELETE FROM message_wait WHERE token_id = %L AND place = %L', m.token_id, m.place)),
             (5, t.instance_id <> m.instance_id, 'message_wait.instance_id is not that of its token', format('UPDATE message_wait SET instance_id = %L WHERE token_id = %L AND place = %L', t.instance_id, m.token_id, m.place)),
             (6, i.id IS NULL, 'message_wait.instance_id names no instance', format('DELETE FROM message_wait WHERE token_id = %L AND place = %L', m.token_id, m.place)),
-            (7, t.state <> 'Waiting', 'its token does not wait, it is ' || left(t.state, 40), format('DELETE FROM message_wait WHERE token_id = %L AND place = %L', m.token_id, m.place)),
+            (7, t.state NOT IN ('Created', 'Ready', 'Waiting'), 'its token does not wait, it is ' || left(t.state, 40), format('DELETE FROM message_wait WHERE token_id = %L AND place = %L', m.token_id, m.place)),
             (8, true, 'the database refuses the run that would bring it' || coalesce(', by ' || nullif(a."constraint", ''), ''), NULL)
         ) AS p (place, holds, problem, fix)
         WHERE p.holds
@@ -552,7 +552,7 @@ CREATE VIEW process_fault AS
     SELECT x.instance_id, 'message_wait.' || CASE WHEN o.id IS NULL THEN 'instance_id of token ' || w.token_id || ' is not that of its token' ELSE 'token_id ' || w.token_id || ' is not a token of instance ' || w.instance_id END,
            format(CASE WHEN o.id IS NULL THEN 'UPDATE message_wait SET instance_id = %L' ELSE 'UPDATE message_wait SET token_id = %L' END || ' WHERE token_id = %L AND place = %L', coalesce(o.id, t.instance_id), w.token_id, w.place)
     FROM message_wait w JOIN process_token t ON t.id = w.token_id AND t.instance_id <> w.instance_id
-    LEFT JOIN LATERAL (SELECT o.id FROM process_token o WHERE o.instance_id = w.instance_id AND o.node = w.node AND o.state = 'Waiting'
+    LEFT JOIN LATERAL (SELECT o.id FROM process_token o WHERE o.instance_id = w.instance_id AND o.node = w.node AND o.state IN ('Created', 'Ready', 'Waiting')
                          AND NOT EXISTS (SELECT FROM message_wait m WHERE m.token_id = o.id) LIMIT 1) o ON true
     CROSS JOIN LATERAL (VALUES (w.instance_id), (t.instance_id)) AS x (instance_id)
     UNION ALL
@@ -561,15 +561,15 @@ CREATE VIEW process_fault AS
     CROSS JOIN LATERAL (VALUES
         (i.priority NOT BETWEEN -100 AND 100, 'priority is ' || i.priority, 'priority = 0'),
         (length(i.tenant_id) NOT BETWEEN 1 AND 200, 'tenant_id has ' || length(i.tenant_id) || ' characters', 'tenant_id = NULL'),
-        (i.version > 4611686018427387904, 'version is ' || i.version, 'version = ' || coalesce((SELECT max(e.version) FROM process_event e WHERE e.instance_id = i.id AND e.version < 4611686018427387904), 1) + 1000)
+        (i.version >= 1000000000000000, 'version is ' || i.version, 'version = ' || coalesce((SELECT max(e.version) FROM process_event e WHERE e.instance_id = i.id AND e.version < 1000000000000000), 1) + 1000)
     ) AS x (holds, problem, fix)
     WHERE i.completed_at IS NULL AND x.holds
-      AND (i.priority NOT BETWEEN -100 AND 100 OR length(i.tenant_id) NOT BETWEEN 1 AND 200 OR i.version > 4611686018427387904)
+      AND (i.priority NOT BETWEEN -100 AND 100 OR length(i.tenant_id) NOT BETWEEN 1 AND 200 OR i.version >= 1000000000000000)
       AND NOT EXISTS (SELECT FROM process_unreachable u WHERE u.instance_id = i.id)
     UNION ALL
     SELECT i.id, 'process_token.version of ' || t.id || ' is ' || t.version, format('UPDATE process_token SET version = 1000000 WHERE id = %L', t.id)
     FROM process_token t JOIN process_instance i ON i.id = t.instance_id
-    WHERE i.completed_at IS NULL AND t.state IN ('Created', 'Ready', 'Waiting') AND t.version > 4611686018427387904
+    WHERE i.completed_at IS NULL AND t.state IN ('Created', 'Ready', 'Waiting') AND t.version >= 1000000000000000
     UNION ALL -- the definition is another one if it does not have the node that was entered last
     (WITH known AS MATERIALIZED (SELECT n.process_definition_id, n.node COLLATE "C" AS node FROM process_node n)
     SELECT i.id, CASE WHEN k.known THEN 'process_token.node of ' || t.id || ' is ' || left(t.node, 100) || ', which the process does not have'
@@ -621,6 +621,7 @@ CREATE VIEW process_fault AS
     FROM process_token t JOIN process_instance i ON i.id = t.instance_id JOIN workflow_run r ON r.token_id = t.id
     CROSS JOIN LATERAL (SELECT CASE WHEN r.node ~ '/(on|race)/\d+$' THEN jsonb_build_object('at', substring(r.node FROM '(?:on|race)/\d+$')) ELSE '{}' END AS payload) x
     WHERE i.completed_at IS NULL AND t.state = 'Waiting' AND r.type = 'graph.timer.v1' AND jsonb_typeof(r.payload) <> 'object' AND r.status <> 'cancelled'
+      AND NOT EXISTS (SELECT FROM incident d WHERE d.token_id = t.id AND d.resolved_at IS NULL) -- to retry that sets the timer anew
       AND NOT EXISTS (SELECT FROM workflow_run o WHERE o.token_id = t.id AND o.id > r.id AND o.type = r.type AND o.node = r.node);
 COMMENT ON VIEW   process_fault IS 'Rows of open instances that keep these from going on, or whose references do not agree: which, and which column. Empty, or somebody has written what only the engine may. Ask by instance_id, or with a limit.';
 COMMENT ON COLUMN process_fault.fix IS 'The statement that mends it, past the guards if need be (SET LOCAL workflow.override); null: what refuses it is no row of the instance.';
