@@ -3,7 +3,7 @@
 -- Such a run is watched alone for two seconds. If it takes longer, other suspects are leased beside it, and
 -- one of them may kill the process. So each run that was not alone is noted, in its row, before its company
 -- begins; and who takes back a lease that ends like that gives the attempt back, once. From then on it is kept alone
--- until it ends, so that what it fails by is its own doing. An innocent run is never failed, and a guilty one has one start more at most.
+-- until it ends, so that what it fails by is its own doing. No run is failed for another suspect, and a guilty one has one start more at most. (One that kills its process at its very first start is no suspect yet.)
 
 DO $do$
 BEGIN

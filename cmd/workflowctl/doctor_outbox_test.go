@@ -14,7 +14,9 @@ import (
 // content again.
 func TestDoctorOfTheOutbox(t *testing.T) {
 	t.Parallel()
-	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
+	url := pgtest.URL(t)
+	pgtest.Unbound(t, url)
+	conn, err := pgx.Connect(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +34,8 @@ func TestDoctorOfTheOutbox(t *testing.T) {
 			t.Fatal(err)
 		}
 		return slices.DeleteFunc(all, func(f finding) bool {
-			return strings.Contains(f.What, " is off: ") || strings.Contains(f.What, "a superuser") || strings.Contains(f.What, "snapshot")
+			return strings.Contains(f.What, " is off: ") || strings.Contains(f.What, "a superuser") || strings.Contains(f.What, "snapshot") ||
+				strings.Contains(f.What, "_bound is missing") || strings.HasPrefix(f.What, "row {") // the damages are from before the bounds
 		})
 	}
 	do(`INSERT INTO outbox_sink (name) VALUES ('crm'); SELECT outbox_set_right_v1();
