@@ -169,9 +169,8 @@ var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
 	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5, "unmarkable": 3, "events": 3}, nil, ""},
 	{"lease-without-isolation", []edit{{"lease/acquire.go",
-		`	if !row {
-		p.tried = 0`, `	if row || !row {
-		p.tried = 0`}},
+		`	aside, problem := p.setAside(ctx, chosen, p.tried, anyCode)`, `	_ = anyCode
+	aside, problem := []Aside(nil), error(nil)`}},
 		map[string]int{"unleasable": 3}, []string{"I01", "I02", "I16", "I47", "I47c"}, ""},
 	{"mark-without-isolation", []edit{{"dispatcher/feed.go",
 		`		f.apart.Go(func() { f.markApart(ctx, claim, outcomes) })
@@ -250,14 +249,14 @@ var mutants = []mutant{
 		`	if err != nil {
 		for _, j := range batch {
 			j.unsure = true
-		}`, `	if err != nil && unreachable(err) {
+			if j.failing`, `	if err != nil && unreachable(err) {
 		w.settled(batch, nil)
 		return nil
 	}
 	if err != nil {
 		for _, j := range batch {
 			j.unsure = true
-		}`}},
+			if j.failing`}},
 		cuts, []string{"I16"}, ""},
 	{"history-of-settle-lost", []edit{{leases,
 		`WHERE NOT silent AND s.verdict <> 'succeeded'`, `WHERE NOT silent AND s.verdict = 'failed'`}},
@@ -288,7 +287,7 @@ var mutants = []mutant{
 		`Delivered: err == nil, Attempt`, `Delivered: row.Attempt >= 0, Attempt`}},
 		map[string]int{"sink": 4, "sink-moody": 4}, []string{"I18"}, ""},
 	{"aggregate-overtaken", []edit{{"outbox/claim.go",
-		`d.parked_at IS NULL AND d.next_attempt_at > now())`, `d.event_id = e.id AND d.parked_at IS NULL AND d.next_attempt_at > now())`}},
+		`AND d.next_attempt_at > now() AND d.next_attempt_at <`, `AND d.event_id = e.id AND d.next_attempt_at > now() AND d.next_attempt_at <`}},
 		map[string]int{"sink-moody": 6, "dispatcher-kill": 2}, []string{"I19"}, ""},
 	{"marked-before-sent", []edit{{"dispatcher/feed.go",
 		`	if len(wanted) > 0 {
