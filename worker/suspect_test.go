@@ -182,8 +182,8 @@ func TestSlowSuspect(t *testing.T) {
 		if err := child.Start(); err != nil {
 			t.Fatal(err)
 		}
-		died := make(chan error, 1)
-		go func() { died <- child.Wait() }()
+		died := make(chan struct{})
+		go func() { _ = child.Wait(); close(died) }() // it dies, or is killed
 		for running := true; running; {
 			select {
 			case <-died:

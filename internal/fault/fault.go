@@ -25,6 +25,7 @@ const Patience = time.Minute
 // A Remedy is what is tried first after a statement on many rows has failed.
 type Remedy int
 
+// What is tried first.
 const (
 	None     Remedy = iota // it has not failed
 	Again                  // the whole again, paced, and halved after Patience: the server is out of reach, or two were in each other's way
