@@ -334,7 +334,9 @@ func (w *world) calls() (all []*mutation) {
 							call("array "+value, map[string]string{names[k]: expression})
 						}
 					}
-					call("array many", map[string]string{names[k]: fmt.Sprintf("array_fill(CAST(%s AS %s), ARRAY[10000])", extremes[elem][sorted(extremes[elem])[0]], elem)})
+					if first := sorted(extremes[elem]); len(first) > 0 {
+						call("array many", map[string]string{names[k]: fmt.Sprintf("array_fill(CAST(%s AS %s), ARRAY[10000])", extremes[elem][first[0]], elem)})
+					}
 				}
 			}
 			if slices.Contains(names, "ids") && slices.Contains(names, "tokens") {
