@@ -44,7 +44,7 @@ test-pooler: postgres ## the engine's tests again, through pgbouncer in transact
 
 test-roles: postgres ## some of the tests again, with the roles that `workflowctl roles` makes instead of the owner
 	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)' ./graph
-	PGTEST_ROLES=engine $(GO) test -run '^(TestHooks|TestHeartbeats|TestEvents|TestSuspects|TestCancel|TestShutdownReleases)' ./worker
+	PGTEST_ROLES=engine $(GO) test -run '^(TestHooks|TestHeartbeats|TestEvents$$|TestSuspects|TestCancel|TestShutdownReleases)' ./worker
 	PGTEST_ROLES=dispatcher,enqueue $(GO) test -run '^(TestAttributes|TestShared|TestRetry|TestSinkDown|TestRouting|TestLateCommit|TestLostClaim|TestAbandon)' ./dispatcher
 
 test-newest: ## the tests of what asks the database, again, with PostgreSQL 18 from npm: plans are not the same

@@ -24,7 +24,8 @@ BEGIN
     IF TG_OP <> 'INSERT' THEN
         was := ROW(OLD.status, OLD.attempt, OLD.max_attempts, OLD.lease_no, OLD.lease_token, OLD.settled_token, OLD.leased_by, OLD.settled_by,
                    OLD.lease_until, OLD.suspect, OLD.held_at IS NOT NULL OR OLD.deleted_at IS NOT NULL, OLD.status = 'leased' AND OLD.deadline_at IS NOT DISTINCT FROM OLD.started_at,
-                   CASE WHEN OLD.suspect AND to_jsonb(OLD) ? 'alone' THEN (to_jsonb(OLD)->>'alone')::boolean IS FALSE END);
+                   CASE WHEN OLD.suspect AND to_jsonb(OLD) ? 'alone' THEN (to_jsonb(OLD)->>'alone')::boolean IS FALSE
+                   AND (OLD.deadline_at IS NULL OR OLD.updated_at <= OLD.deadline_at - interval '1 second') END);
     END IF;
     IF TG_OP <> 'DELETE' THEN
         became := ROW(NEW.status, NEW.attempt, NEW.max_attempts, NEW.lease_no, NEW.lease_token, NEW.settled_token, NEW.leased_by, NEW.settled_by,
