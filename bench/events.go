@@ -192,7 +192,7 @@ func openGate(ctx context.Context, db *database) error {
 }
 
 func closeGate(ctx context.Context, db *database) error {
-	return db.do(ctx, `UPDATE outbox_sink SET paused_until = 'infinity' WHERE name = '`+openSink+`'`)
+	return db.do(ctx, `UPDATE outbox_sink SET paused_until = '9000-01-01' WHERE name = '`+openSink+`'`)
 }
 
 // publishedOnce makes sure that n events were published, each of them once, and that the outbox
