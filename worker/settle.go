@@ -24,7 +24,6 @@ const (
 	slowRetry      = 5 * time.Second       // the longest pause while no outcome at all can be recorded
 	enoughRefusals = 5                     // of one outcome, before it is kept
 	refusalSpan    = time.Minute           // the longest time between two that are counted together
-	believed       = time.Minute           // how long a code that tells of passing trouble is not taken for a run's own: a trigger may raise any
 )
 
 // settleBatches settles outcomes, many at a time, until ctx ends.
@@ -116,7 +115,7 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 // trouble may be one run's own.
 func doubtful(batch []*job) bool {
 	for _, j := range batch {
-		if !j.answered.IsZero() && time.Since(j.answered) > believed {
+		if !j.answered.IsZero() && time.Since(j.answered) > fault.Patience {
 			return true
 		}
 	}
