@@ -83,9 +83,15 @@ func TestFaults(t *testing.T) {
 					t.Errorf("%d elements were started, want 9", n)
 				}
 			}
-			fix := query[string](t, s.pool, `SELECT coalesce((SELECT fix FROM process_fault WHERE instance_id = $1 LIMIT 1), 'SELECT')`, bad)
 			t.Log(why)
-			execute(t, s.pool, `BEGIN; SET LOCAL workflow.override = 'as doctor tells'; `+fix+`; COMMIT`)
+			if c.command == "elapse" { // its incident is told, and to retry that is the fix
+				if !strings.HasPrefix(why, "incident payload_invalid at W ") {
+					t.Errorf("why: %s", why)
+				}
+			} else {
+				fix := query[string](t, s.pool, `SELECT fix FROM process_fault WHERE instance_id = $1 LIMIT 1`, bad)
+				execute(t, s.pool, `BEGIN; SET LOCAL workflow.override = 'as doctor tells'; `+fix+`; COMMIT`)
+			}
 			if strings.HasPrefix(c.name, "task") {
 				send(1)
 			}
