@@ -13,7 +13,7 @@ var unboundedColumns = map[string]string{
 	"outbox_replayed.since":          "as it was asked for: -infinity is from the beginning",
 	"outbox_replayed.until":          "as it was asked for: infinity is without an end",
 	"outbox_event.lane":              "computed: 0 to 63",
-	"process_broadcast.next":         "-infinity is the beginning",
+	"process_broadcast.next":         "-infinity is the beginning, infinity the end",
 	"process_broadcast.snapshot":     "transactions' numbers, which the server counts",
 	"workflow_schema.version":        "written by migrations alone, which read nothing of it but what they have written",
 	"workflow_schema.name":           "likewise",
