@@ -29,7 +29,7 @@ type Reclaimer struct {
 	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
 
 	failures fault.Series
-	most     int // as many are taken back at a time, as it fails with more; 0: any number
+	most     ration // as many are taken back at a time, as it fails with more; 0: any number
 
 	idle  bool
 	looks [len(reach)]glance // the last look with each reach; that with the shortest is the last of all
@@ -119,21 +119,17 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 // fault.Error means that none can be.
 func (r *Reclaimer) takeBackMost(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, held oldest, err error) {
 	for {
-		if r.most > 0 {
-			n = min(n, r.most)
-		}
+		n = r.most.of(n)
 		taken, held, err = r.takeBack(ctx, from, n, token)
 		first, anyCode := r.failures.Of(err)
 		switch {
 		case first == fault.None:
-			if r.most *= 2; r.most > mostTried {
-				r.most = 0
-			}
+			r.most.through()
 			return taken, held, nil
 		case first == fault.Again, first == fault.Anew:
 			return nil, held, err
 		case first == fault.Fewer && n > 1:
-			r.most = n / 2
+			r.most = ration(n / 2)
 			return nil, held, err
 		}
 		aside, problem := r.setAside(ctx, from, anyCode || first == fault.Fewer)
