@@ -111,7 +111,7 @@ func tooMuch(err error) bool {
 	return false
 }
 
-// Tend gives signals to those who could not take them before, when it is time. Call it every ten seconds.
+// Tend gives signals to those who could not take them before, when it is time. Call it every second.
 func (e *Engine) Tend(ctx context.Context) error {
 	_, err := e.pool.Exec(ctx, `SELECT process_try_again_v1()`, unprepared)
 	return err

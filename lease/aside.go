@@ -40,7 +40,7 @@ func collectAside(rows pgx.Rows) ([]Aside, error) {
 }
 
 // TryAgain has runs that are set aside be tried again when it is time: each after ten minutes, and after ten
-// seconds one for all that were refused for the same reason. Call it every ten seconds.
+// seconds one for all that were refused for the same reason. Call it every second.
 func TryAgain(ctx context.Context, db run.DB) error {
 	if _, err := db.Exec(ctx, `SELECT workflow_try_again_v1()`); err != nil {
 		return fmt.Errorf("have what is set aside tried again: %w", err)

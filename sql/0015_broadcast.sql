@@ -227,15 +227,17 @@ BEGIN
 END
 $fn$;
 
--- Notes that a signal is owed to somebody, and why.
-CREATE FUNCTION process_owe(signal uuid, token uuid, place text, answer text[]) RETURNS void
+-- Notes that a signal is owed to some, and why: of each a token and its place.
+CREATE FUNCTION process_owe(signal uuid, tokens uuid[], places text[], answer text[]) RETURNS void
 LANGUAGE plpgsql AS $fn$
 BEGIN
     INSERT INTO process_unreached (token_id, place, signal_id, visit)
-    VALUES (token, process_owe.place, signal, greatest(coalesce((SELECT t.version FROM process_token t WHERE t.id = token), 1), 1))
+    SELECT a.token, a.place, signal, greatest(coalesce((SELECT t.version FROM process_token t WHERE t.id = a.token), 1), 1)
+    FROM unnest(tokens, places) AS a (token, place)
     ON CONFLICT DO NOTHING;
     INSERT INTO workflow_set_aside AS a (kind, id, type, statement, sqlstate, message, "constraint", row_version)
-    VALUES ('wait', token, 'graph.arrive.v1', 'signal', answer[1], answer[2], answer[3], process_wait_version(token))
+    SELECT DISTINCT 'wait', o.token, 'graph.arrive.v1', 'signal', answer[1], answer[2], answer[3], process_wait_version(o.token)
+    FROM unnest(tokens) AS o (token)
     ON CONFLICT (kind, id) DO UPDATE
     SET sqlstate = excluded.sqlstate, message = excluded.message, "constraint" = excluded."constraint",
         last_tried_at = excluded.last_tried_at, due = false, row_version = excluded.row_version;
@@ -266,7 +268,8 @@ DECLARE
     tokens   uuid[];
     places   text[];
     began    timestamptz[];
-    n        integer;
+    odd      text[];            -- what is known of some to be refused: those are last
+    n        integer;           -- the others
     i        integer := 1;
     j        integer;
     hot      integer := 0;      -- among those up to here is one that is refused
@@ -330,25 +333,28 @@ BEGIN
     END IF;
 
     IF tokens <> '{}' THEN
-        -- Those that are set aside stay so, unless they are to be tried. Last, and alone, come those whose run breaks a rule of ours, and those to be tried.
+        -- Those that are set aside stay so, unless they are to be tried. Last come those whose run breaks a rule of ours, and those to be tried, each alone.
         FOR w IN SELECT a.token, a.at, s.sqlstate, s.message, s."constraint"
                  FROM unnest(tokens, places, began) AS a (token, at, began)
                  JOIN workflow_set_aside s ON s.kind = 'wait' AND s.id = a.token AND NOT s.due AND s.row_version = process_wait_version(a.token)
                  JOIN message_wait m ON m.token_id = a.token AND m.place = a.at AND m.created_at = a.began LOOP
-            PERFORM process_owe(signal, w.token, w.at, ARRAY[w.sqlstate, w.message, w."constraint"]);
+            PERFORM process_owe(signal, ARRAY[w.token], ARRAY[w.at], ARRAY[w.sqlstate, w.message, w."constraint"]);
             set_aside := set_aside + 1;
         END LOOP;
         passing := set_aside > 0 OR EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'wait');
-        SELECT coalesce(array_agg(x.token), '{}'), coalesce(array_agg(x.at), '{}'), coalesce(array_agg(x.began), '{}'), count(*) FILTER (WHERE NOT x.odd) INTO tokens, places, began, n
+        SELECT coalesce(array_agg(x.token), '{}'), coalesce(array_agg(x.at), '{}'), coalesce(array_agg(x.began), '{}'), array_agg(x.odd), count(*) FILTER (WHERE x.odd IS NULL)
+        INTO tokens, places, began, odd, n
         FROM (
             SELECT a.token, a.at, a.began,
-                   coalesce(k.priority NOT BETWEEN -100 AND 100 OR length(k.tenant_id) NOT BETWEEN 1 AND 200 OR NOT isfinite(k.paused_at), false)
-                   OR passing AND EXISTS (SELECT FROM workflow_set_aside o WHERE o.kind = 'wait' AND o.id = a.token) AS odd
+                   CASE WHEN passing AND EXISTS (SELECT FROM workflow_set_aside o WHERE o.kind = 'wait' AND o.id = a.token) THEN 'set aside'
+                        WHEN k.priority NOT BETWEEN -100 AND 100 THEN 'priority'
+                        WHEN length(k.tenant_id) NOT BETWEEN 1 AND 200 THEN 'tenant'
+                        WHEN NOT isfinite(k.paused_at) THEN 'paused' END AS odd
             FROM unnest(tokens, places, began) AS a (token, at, began)
             LEFT JOIN process_token t ON t.id = a.token
             LEFT JOIN process_instance k ON k.id = t.instance_id
             WHERE NOT (passing AND EXISTS (SELECT FROM process_unreached u WHERE u.token_id = a.token AND u.place = a.at AND u.signal_id = signal))
-            ORDER BY odd) x;
+            ORDER BY odd NULLS FIRST) x;
         until := clock_timestamp() + interval '1 second';
         size  := CASE WHEN n < cardinality(tokens) THEN 1000 ELSE careful END;
         WHILE i <= cardinality(tokens) LOOP
@@ -358,12 +364,13 @@ BEGIN
             END IF;
             IF locks THEN -- those later
                 SELECT coalesce(array_agg(x.token) FILTER (WHERE x.free), '{}'), coalesce(array_agg(x.at) FILTER (WHERE x.free), '{}'), coalesce(array_agg(x.began) FILTER (WHERE x.free), '{}'),
+                       array_agg(x.odd) FILTER (WHERE x.free), count(*) FILTER (WHERE x.free AND x.odd IS NULL),
                        rest.tokens || array_agg(x.token) FILTER (WHERE NOT x.free), rest.places || array_agg(x.at) FILTER (WHERE NOT x.free), rest.began || array_agg(x.began) FILTER (WHERE NOT x.free)
-                INTO tokens, places, began, rest.tokens, rest.places, rest.began
+                INTO tokens, places, began, odd, n, rest.tokens, rest.places, rest.began
                 FROM (SELECT a.*, EXISTS (SELECT FROM message_wait m WHERE m.token_id = a.token AND m.place = a.at FOR UPDATE SKIP LOCKED) AS free
-                      FROM unnest(tokens[i:], places[i:], began[i:]) AS a (token, at, began)
+                      FROM unnest(tokens[i:], places[i:], began[i:], odd[i:]) AS a (token, at, began, odd)
                       WHERE EXISTS (SELECT FROM message_wait m WHERE m.token_id = a.token AND m.place = a.at)) x;
-                n := n - i + 1; i := 1; hot := 0; size := careful; locks := false;
+                i := 1; hot := 0; size := careful; locks := false;
                 CONTINUE;
             END IF;
             j := CASE WHEN i > n THEN i WHEN i <= hot THEN i + (hot - i) / 2 ELSE least(i + size - 1, n) END;
@@ -382,7 +389,7 @@ BEGIN
                     FOR w IN SELECT m.token_id, m.place, process_wait_problem(m.token_id, m.place) AS problem
                              FROM unnest(tokens[i:j], places[i:j], began[i:j]) AS a (token, at, began)
                              JOIN message_wait m ON m.token_id = a.token AND m.place = a.at AND m.created_at = a.began LOOP
-                        PERFORM process_owe(signal, w.token_id, w.place, ARRAY['', coalesce(w.problem, 'it was passed over'), '']);
+                        PERFORM process_owe(signal, ARRAY[w.token_id], ARRAY[w.place], ARRAY['', coalesce(w.problem, 'it was passed over'), '']);
                         set_aside := set_aside + 1;
                     END LOOP;
                 END IF;
@@ -406,11 +413,14 @@ BEGIN
                     PERFORM workflow_advance(before);
                     RETURN;
                 END IF;
-                PERFORM process_owe(signal, tokens[i], places[i], tried.answer);
-                set_aside := set_aside + 1;
+                WHILE odd[i] <> 'set aside' AND odd[j + 1] = odd[i] LOOP -- what breaks the same rule of ours is refused alike
+                    j := j + 1;
+                END LOOP;
+                PERFORM process_owe(signal, tokens[i:j], places[i:j], tried.answer);
+                set_aside := set_aside + j - i + 1;
                 size := CASE WHEN bad THEN 1 ELSE careful END;
                 bad  := true;
-                i    := i + 1;
+                i    := j + 1;
             END IF;
         END LOOP;
     END IF;
@@ -429,7 +439,7 @@ $fn$;
 COMMENT ON FUNCTION process_signal_v1(uuid, integer, boolean) IS
     'For the engine: gives a signal, whose run is leased, to at most so many of those who waited when it was called first. Call it until it is finished. It returns how many were reached so far, how many are set aside, and how many were passed over, because they are locked. refused: the database refuses it to all; over: the run is not leased any more.';
 
--- Every ten seconds, whoever calls it: those of which something has changed, one for each reason, and those that have waited for ten minutes, a
+-- At most ten seconds apart, whoever calls it every second: those of which something has changed, one for each reason, and those that have waited for ten minutes, a
 -- hundred at a time. What goes through has ten more for the same reason tried, then twice as many each time.
 CREATE FUNCTION process_try_again_v1() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '200ms'
@@ -446,7 +456,7 @@ DECLARE
     state   text;
 BEGIN
     IF NOT has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE') THEN
-        RAISE EXCEPTION 'process_try_again: this is for the engine alone' USING ERRCODE = 'insufficient_privilege', HINT = 'Workers call it every ten seconds.';
+        RAISE EXCEPTION 'process_try_again: this is for the engine alone' USING ERRCODE = 'insufficient_privilege', HINT = 'Workers call it every second.';
     ELSIF NOT EXISTS (SELECT FROM process_unreached) AND NOT EXISTS (SELECT FROM process_broadcast) THEN
         RETURN 0;
     END IF;
@@ -466,7 +476,7 @@ BEGIN
         (SELECT x.id FROM workflow_set_aside x WHERE x.kind = 'wait' AND x.row_version <> process_wait_version(x.id) LIMIT 1000)
         UNION
         (SELECT (array_agg(x.id ORDER BY x.last_tried_at))[1] FROM workflow_set_aside x WHERE x.kind = 'wait'
-         GROUP BY x.statement, x.sqlstate, x."constraint" HAVING max(x.last_tried_at) < clock_timestamp() - interval '9 seconds')
+         GROUP BY x.statement, x.sqlstate, x."constraint" HAVING max(x.last_tried_at) < clock_timestamp() - interval '7 seconds')
         UNION
         (SELECT x.id FROM workflow_set_aside x WHERE x.kind = 'wait' AND x.last_tried_at < clock_timestamp() - interval '10 minutes' ORDER BY x.last_tried_at LIMIT 100));
     LOOP
@@ -508,7 +518,7 @@ BEGIN
     RETURN given;
 END
 $fn$;
-COMMENT ON FUNCTION process_try_again_v1() IS 'For the engine: gives signals to those for whom they were set aside, when it is time. Workers call it every ten seconds. Returns to how many.';
+COMMENT ON FUNCTION process_try_again_v1() IS 'For the engine: gives signals to those for whom they were set aside, when it is time. Workers call it every second. Returns to how many.';
 
 -- ---------------------------------------------------------------------------------
 -- What people see of it.
@@ -700,7 +710,7 @@ $fn$;
 
 REVOKE ALL ON FUNCTION process_give(uuid, uuid[], text[], timestamptz[], interval), process_gives(uuid, uuid[], uuid), process_wait_version(uuid), process_wait_problem(uuid, text),
     process_waited(timestamptz, xid, timestamptz, pg_snapshot), process_give_all(process_broadcast, timestamptz, interval),
-    process_try_give(process_broadcast, timestamptz, uuid, uuid[], text[], timestamptz[], interval, boolean), process_owe(uuid, uuid, text, text[]), process_signal_v1(uuid, integer, boolean), process_try_again_v1() FROM PUBLIC;
+    process_try_give(process_broadcast, timestamptz, uuid, uuid[], text[], timestamptz[], interval, boolean), process_owe(uuid, uuid[], text[], text[]), process_signal_v1(uuid, integer, boolean), process_try_again_v1() FROM PUBLIC;
 DO $do$
 DECLARE
     caller record;

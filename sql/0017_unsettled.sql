@@ -368,7 +368,7 @@ BEGIN
 END
 $fn$;
 
--- Every ten seconds, whoever calls it: one for each reason, and those that have waited for ten minutes, a hundred at a time, as far as the caller
+-- At most ten seconds apart, if it is called every second: one for each reason, and those that have waited for ten minutes, a hundred at a time, as far as the caller
 -- may lease them. What is over is forgotten.
 CREATE OR REPLACE FUNCTION workflow_try_again_v1() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
@@ -405,7 +405,7 @@ BEGIN
              FROM workflow_set_aside y
              WHERE bound IS NULL OR y.type ^@ ANY (bound)
              GROUP BY y.kind, y.type, y.statement, y.sqlstate, y."constraint"
-             HAVING max(y.last_tried_at) < clock_timestamp() - interval '8 seconds') -- a try may come two seconds after it is due
+             HAVING max(y.last_tried_at) < clock_timestamp() - interval '7 seconds') -- a try may come a second after it is due, and what is released is leased a second later
             UNION
             (SELECT y.kind, y.id FROM workflow_set_aside y
              WHERE y.last_tried_at < clock_timestamp() - interval '10 minutes' AND (bound IS NULL OR y.type ^@ ANY (bound))

@@ -36,7 +36,7 @@ type Hook struct {
 	// a lease that was lost does not reach it. Nil: nothing is left to be done. After effects, which
 	// may have changed what was read, Begin is called again before it.
 	Begin func(first *pgx.Batch, batch []lease.Settlement) (Act, error)
-	// Tend is called every ten seconds, beside all else, for what the hook has to look after. Its ctx ends
+	// Tend is called every second, beside all else, for what the hook has to look after. Its ctx ends
 	// after some seconds. Nil: nothing.
 	Tend func(ctx context.Context) error
 }
