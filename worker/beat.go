@@ -88,7 +88,7 @@ func (w *Worker) ageing(batch []*job) (due []*job) {
 	w.jobs.mu.Lock()
 	defer w.jobs.mu.Unlock()
 	for _, j := range batch {
-		if !j.Exhausted && !j.gone && j.outcome.Verdict != run.Release && time.Since(j.extended) > j.Length/2 {
+		if !j.Exhausted && !j.gone && !j.beatRefused && j.outcome.Verdict != run.Release && time.Since(j.extended) > j.Length/2 {
 			due = append(due, j)
 		}
 	}
@@ -113,8 +113,11 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 	defer done()
 	err := w.extendAll(call, together)
 	for _, j := range alone {
-		if w.extendOnce(call, []*job{j}) == nil {
+		switch problem := w.extendOnce(call, []*job{j}); {
+		case problem == nil:
 			w.jobs.refuseBeat(j, false)
+		case !refused(problem):
+			err = errors.Join(err, problem)
 		}
 	}
 	return err

@@ -125,7 +125,7 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 		}
 	}
 	for i, h := range w.config.Hooks {
-		if err := act(ctx, tx, acts[i], h.of(kept)); err != nil {
+		if err := act(ctx, i, tx, acts[i], h.of(kept)); err != nil {
 			return nil, err
 		}
 	}
@@ -137,7 +137,7 @@ func (w *Worker) begin(tx pgx.Tx, first *pgx.Batch, settlements []lease.Settleme
 	acts := make([]Act, len(w.config.Hooks))
 	for i, h := range w.config.Hooks {
 		var err error
-		if acts[i], err = h.begin(tx, first, h.of(settlements)); err != nil {
+		if acts[i], err = h.begin(i, tx, first, h.of(settlements)); err != nil {
 			return nil, err
 		}
 	}

@@ -42,22 +42,24 @@ func (w *Worker) drain(grace time.Duration) {
 }
 
 // settleDoubts gives back leases in doubt until none are, or a moment after the grace period. Once the worker is to
-// hurry it looks once more.
+// hurry it looks for each once more, which it may do a second after the last time.
 func (w *Worker) settleDoubts(grace time.Duration) {
 	ctx, done := context.WithTimeout(context.Background(), grace+obey)
 	defer done()
-	for last := false; w.doubts.Left() > 0 && ctx.Err() == nil; {
+	for hurry := w.hurry; w.doubts.Left() > 0 && ctx.Err() == nil; {
 		call, over := context.WithTimeout(ctx, doubtTimeout)
 		if err := w.doubts.Settle(call, w.db, w.name); err != nil {
 			w.note(err)
 		}
 		over()
-		if last || w.doubts.Left() == 0 {
+		if w.doubts.Left() == 0 {
 			break
 		}
 		select {
-		case <-w.hurry:
-			last = true
+		case <-hurry:
+			hurry = nil
+			ctx, done = context.WithTimeout(ctx, time.Second+doubtPause)
+			defer done()
 		case <-time.After(doubtPause):
 		}
 	}

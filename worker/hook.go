@@ -57,18 +57,21 @@ func (h Hook) of(batch []lease.Settlement) (concerned []lease.Settlement) {
 }
 
 // A hookError is trouble in a hook, and not with the connection.
-type hookError struct{ err error }
+type hookError struct {
+	hook int // its place in Config.Hooks
+	err  error
+}
 
 func (e *hookError) Error() string { return "hook: " + e.err.Error() }
 func (e *hookError) Unwrap() error { return e.err }
 
 // begin calls the hook's Begin.
-func (h Hook) begin(tx pgx.Tx, first *pgx.Batch, batch []lease.Settlement) (act Act, err error) {
+func (h Hook) begin(place int, tx pgx.Tx, first *pgx.Batch, batch []lease.Settlement) (act Act, err error) {
 	if h.Begin == nil || len(batch) == 0 {
 		return nil, nil
 	}
 	queued := first.Len()
-	err = inHook(tx, func() (err error) {
+	err = inHook(place, tx, func() (err error) {
 		act, err = h.Begin(first, batch)
 		return err
 	})
@@ -77,17 +80,19 @@ func (h Hook) begin(tx pgx.Tx, first *pgx.Batch, batch []lease.Settlement) (act 
 		if answered == nil {
 			answered = func(results pgx.BatchResults) error { _, err := results.Exec(); return err }
 		}
-		q.Fn = func(results pgx.BatchResults) error { return inHook(tx, func() error { return answered(results) }) }
+		q.Fn = func(results pgx.BatchResults) error {
+			return inHook(place, tx, func() error { return answered(results) })
+		}
 	}
 	return act, err
 }
 
 // act calls what a hook's Begin has returned, which must not leave the transaction aborted.
-func act(ctx context.Context, tx pgx.Tx, do Act, settled []lease.Settlement) error {
+func act(ctx context.Context, place int, tx pgx.Tx, do Act, settled []lease.Settlement) error {
 	if do == nil || len(settled) == 0 {
 		return nil
 	}
-	return inHook(tx, func() error {
+	return inHook(place, tx, func() error {
 		if err := do(ctx, tx, settled); err != nil {
 			return err
 		}
@@ -99,16 +104,16 @@ func act(ctx context.Context, tx pgx.Tx, do Act, settled []lease.Settlement) err
 }
 
 // inHook calls a hook's code: what goes wrong there is its trouble, unless the connection is gone.
-func inHook(tx pgx.Tx, do func() error) (err error) {
+func inHook(place int, tx pgx.Tx, do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = &hookError{fmt.Errorf("%w\n%s", &run.PanicError{Value: p}, debug.Stack())}
+			err = &hookError{place, fmt.Errorf("%w\n%s", &run.PanicError{Value: p}, debug.Stack())}
 		}
 	}()
 	if err = do(); err == nil || tx.Conn().IsClosed() {
 		return err
 	}
-	return &hookError{err}
+	return &hookError{place, err}
 }
 
 // An Observer is told what a worker does. Nil functions are skipped. They are called from

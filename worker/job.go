@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -21,17 +22,17 @@ const stuckGrace = 5 * time.Second
 // is recorded or it is lost.
 type job struct {
 	lease.Lease
-	entry    *entry // nil: no handler
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	extras   extras
-	kept     *lease.Kept // its outcome is one that is kept; else nil
-	outcome  run.Outcome // once the handler has returned
-	unsure   bool        // an earlier try to settle may have been recorded
-	failing  time.Time   // since when no try to settle it has succeeded
-	answered time.Time   // since when each try to settle was answered by the database with an error; zero: it was not
-	plainly  bool        // its failure is told in words of our own
-	offered  *offer      // what it was before that, or before the database refused its result
+	entry   *entry // nil: no handler
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	extras  extras
+	kept    *lease.Kept  // its outcome is one that is kept; else nil
+	outcome run.Outcome  // once the handler has returned
+	unsure  bool         // an earlier try to settle may have been recorded
+	trouble fault.Series // tries to settle it that have failed
+	lasting bool         // for so long that any error may be its own
+	plainly bool         // its failure is told in words of our own
+	offered *offer       // what it was before that, or before the database refused its result
 
 	// Guarded by jobs.mu.
 	confirmed   time.Time // start of the last request that is known to have extended the lease

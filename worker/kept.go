@@ -28,8 +28,8 @@ const (
 func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
-	if err := w.othersGoThrough(call, &j.Lease); err != nil {
-		w.complain("no outcome of its kind can be settled; trying again", "type", j.Type, "err", loggable(err))
+	if err := w.othersGoThrough(call, j, cause); err != nil {
+		w.complain("no outcome of its kind can be settled; trying again", "type", j.Type, "err", err)
 		return false
 	}
 	events, err := packed(j.extras.events)
@@ -41,7 +41,7 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	}
 	if err != nil && ctx.Err() == nil {
 		w.note(err)
-		w.complain("cannot keep an outcome that is refused; trying again", "err", loggable(err))
+		w.complain("cannot keep an outcome that is refused; trying again", "err", err)
 	}
 	if !kept {
 		return false
@@ -55,16 +55,23 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	return true
 }
 
-// errUndone rolls a transaction back that was only to be tried.
-var errUndone = errors.New("tried, and undone")
-
-// othersGoThrough returns an error if nothing like the outcome of a lease could be settled: this worker may not settle at all, or
-// no step of a process. lease.Keep looks whether the database lets any run be settled.
-func (w *Worker) othersGoThrough(ctx context.Context, l *lease.Lease) error {
-	if err := lease.CanSettle(ctx, w.db, w.name); err != nil || l.Step == uuid.Nil {
+// othersGoThrough returns an error if nothing like the outcome of a job could be settled: this worker may not settle at all, or
+// no step of a process, or the hook that refuses it refuses all. lease.Keep looks whether the database lets any run be settled.
+func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error {
+	var hook *hookError
+	if err := lease.CanSettle(ctx, w.db, w.name); err != nil {
 		return err
+	} else if j.Step != uuid.Nil {
+		return w.stepsWork(ctx)
+	} else if errors.As(cause, &hook) && !errors.As(cause, new(*lease.SettleError)) {
+		return w.hookWorks(ctx, j, hook, time.Now().Add(-refusalSpan))
 	}
-	err := pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+	return nil
+}
+
+// stepsWork returns nil if steps could be settled that are made for this.
+func (w *Worker) stepsWork(ctx context.Context) error {
+	err := undone(pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		controls, err := lease.Controls(ctx, tx)
 		if err != nil {
 			return err
@@ -78,19 +85,11 @@ func (w *Worker) othersGoThrough(ctx context.Context, l *lease.Lease) error {
 			return err
 		}
 		return tried(ctx, tx)
-	})
-	if errors.Is(err, errUndone) {
-		return nil
+	}))
+	if err != nil {
+		return fmt.Errorf("settle steps that were made for this: %w", err)
 	}
-	return fmt.Errorf("settle steps that were made for this: %w", err)
-}
-
-// tried ends a transaction that is to be undone: what is deferred would be refused at its commit.
-func tried(ctx context.Context, tx pgx.Tx) error {
-	if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
-		return err
-	}
-	return errUndone
+	return nil
 }
 
 // settleKept settles what is kept once it is time to try it again, until ctx ends. Whose handlers it was does not matter.
@@ -101,7 +100,7 @@ func (w *Worker) settleKept(ctx context.Context) {
 		took := time.Since(start)
 		if err != nil && ctx.Err() == nil {
 			w.note(err)
-			w.complain("cannot look for outcomes that are kept; trying again", "err", loggable(err))
+			w.complain("cannot look for outcomes that are kept; trying again", "err", err)
 		}
 		switch {
 		case w.settleAllKept(ctx, due): // more are due, if they were refused for the same reason
@@ -139,8 +138,13 @@ func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
 		return false
 	case len(batch) == 1:
 		return w.settleOneKept(ctx, batch[0])
-	case w.recordKept(ctx, batch) == nil:
+	}
+	switch err := w.recordKept(ctx, batch); {
+	case err == nil:
 		return true
+	case unreachable(err): // they stay due
+		w.note(err)
+		return false
 	}
 	first := w.settleManyKept(ctx, batch[:len(batch)/2])
 	return w.settleManyKept(ctx, batch[len(batch)/2:]) || first
@@ -149,19 +153,16 @@ func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
 // settleOneKept tries to settle an outcome that is kept, and reports whether that is done.
 func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	err := w.recordKept(ctx, []*job{j})
-	for err != nil && ctx.Err() == nil && w.blame(j, err) {
-		err = w.recordKept(ctx, []*job{j})
-	}
 	if err == nil || ctx.Err() != nil {
 		return err == nil
 	}
-	w.complain("an outcome that is kept is refused still", "run", j.ID, "err", loggable(err))
+	w.complain("an outcome that is kept is refused still", "run", j.ID, "err", err)
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
-	if transient(err) || w.othersGoThrough(call, &j.Lease) != nil {
+	if transient(err) || w.othersGoThrough(call, j, err) != nil {
 		w.note(err)
 	} else if err := lease.RefusedAgain(call, w.db, *j.kept, err); err != nil {
-		w.complain("cannot tell that an outcome is refused", "err", loggable(err))
+		w.complain("cannot tell that an outcome is refused", "err", err)
 	}
 	return false
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -86,8 +87,8 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 		switch {
 		case err == nil || ctx.Err() != nil:
 			return // at the end of ctx leases expire, and others take over
-		case whole(err, batch[0].failing) && (len(batch) > 1 || unreachable(err)):
-			w.complain("cannot settle; trying again", "runs", len(batch), "err", loggable(err))
+		case whole(err, batch[0].lasting) && (len(batch) > 1 || unreachable(err)):
+			w.complain("cannot settle; trying again", "runs", len(batch), "err", err)
 			continue
 		case len(batch) == 1:
 			w.setAside(ctx, batch[0])
@@ -109,17 +110,6 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 		w.settle(ctx, batch[len(batch)/2:])
 		return
 	}
-}
-
-// doubtful reports whether a batch has been answered, and not recorded, for so long that a code which tells of passing
-// trouble may be one run's own.
-func doubtful(batch []*job) bool {
-	for _, j := range batch {
-		if !j.answered.IsZero() && time.Since(j.answered) > fault.Patience {
-			return true
-		}
-	}
-	return false
 }
 
 // setAside leaves one outcome to settleAlone.
@@ -204,6 +194,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 	for pause, again := retries(), false; ; again = true {
 		// Who waits for a row that is locked does so without a turn, or others would have none.
 		for (again || len(j.extras.effects) == 0) && len(w.locked(ctx, []*job{j})) > 0 {
+			j.trouble, j.lasting = fault.Series{}, false
 			sleep(ctx, pause.NextBackOff())
 		}
 		select {
@@ -235,11 +226,15 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 				pause.MaxInterval = quickRetry
 				sleep(ctx, pause.NextBackOff())
 				continue
+			case unknown:
+				pause.MaxInterval = quickRetry
+				sleep(ctx, pause.NextBackOff())
+				continue
 			case unsure:
 				continue
 			}
 		}
-		if !frozen && (effect != nil || refusesValue(err) && w.failable(ctx, j)) && w.blame(j, err) { // or it is not what the handler returned that is refused
+		if !frozen && (effect != nil || refusesValue(err) && w.fail(ctx, j) == nil) && w.blame(j, err) { // or it is not what the handler returned that is refused
 			sure = sureness{}
 			continue
 		}
@@ -254,7 +249,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 				pause.MaxInterval = slowRetry
 			}
 		}
-		w.complain("cannot settle; trying again", "runs", 1, "err", loggable(err))
+		w.complain("cannot settle; trying again", "runs", 1, "err", err)
 		sleep(ctx, pause.NextBackOff())
 	}
 }
@@ -267,7 +262,7 @@ type refusals struct {
 
 // count reports whether an error of a try counts.
 func (r *refusals) count(j *job, err error) bool {
-	if code(err) == "55P03" || transient(err) && !doubtful([]*job{j}) { // 55P03: lock_not_available
+	if code(err) == "55P03" || transient(err) && !j.lasting { // 55P03: lock_not_available
 		return false
 	}
 	if time.Since(r.last) > refusalSpan {
@@ -343,14 +338,7 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 	if err != nil {
 		for _, j := range batch {
 			j.unsure = true
-			if j.failing.IsZero() {
-				j.failing = start
-			}
-			if code(err) == "" {
-				j.answered = time.Time{}
-			} else if j.answered.IsZero() {
-				j.answered = start
-			}
+			_, j.lasting = j.trouble.Of(err)
 		}
 		w.note(err)
 		return err
@@ -419,9 +407,11 @@ func (w *Worker) settled(batch []*job, lost []run.Outcome) {
 			w.config.Observe.Settled(j.Type, j.outcome.Verdict)
 		}
 	}
-	if w.concerned(batch) {
-		w.hooked.now()
-		w.rouse() // what a hook has enqueued, most likely the next steps, does not wait for word of it
+	for i, h := range w.config.Hooks {
+		if slices.ContainsFunc(batch, func(j *job) bool { return !gone[fenceOf(j.outcome)] && h.concerns(&j.Lease) }) {
+			w.hooked[i].now()
+			w.rouse() // what a hook has enqueued, most likely the next steps, does not wait for word of it
+		}
 	}
 }
 

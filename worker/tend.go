@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -35,21 +34,24 @@ func (w *Worker) tend(ctx context.Context) {
 		case <-tick.C:
 		case <-w.tending:
 		}
-		call, done := context.WithTimeout(ctx, tendTimeout)
-		err := errors.Join(lease.TryAgain(call, w.db), w.tellFaults(call))
-		if err == nil && time.Since(looked) >= stalledEvery {
+		duties := []func(context.Context) error{w.tellFaults, func(ctx context.Context) error { return lease.TryAgain(ctx, w.db) }}
+		if time.Since(looked) >= stalledEvery {
 			looked = time.Now()
-			err = w.lookForStalled(call)
+			duties = append(duties, w.lookForStalled)
 		}
 		for _, h := range w.config.Hooks {
-			if err == nil && h.Tend != nil {
-				err = h.Tend(call)
+			if h.Tend != nil {
+				duties = append(duties, h.Tend)
 			}
 		}
-		done()
-		if err != nil && ctx.Err() == nil {
-			w.note(err)
-			w.complain("cannot look after what is set aside; trying again", "err", loggable(err))
+		for _, duty := range duties { // whatever became of the one before
+			call, done := context.WithTimeout(ctx, tendTimeout)
+			err := duty(call)
+			done()
+			if err != nil && ctx.Err() == nil {
+				w.note(err)
+				w.complain("cannot look after what is set aside; trying again", "err", err)
+			}
 		}
 	}
 }

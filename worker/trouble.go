@@ -110,24 +110,34 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 	told := map[string]*fault.Error{}
 	w.complaints.Lock()
 	for statement, f := range w.faults {
-		switch {
-		case f.over || now.Sub(f.last) > faultOver:
+		switch over := f.over || now.Sub(f.last) > faultOver; {
+		case over && f.noted.IsZero():
 			delete(w.faults, statement)
-			if !f.noted.IsZero() {
-				told[statement] = nil
-			}
+		case over:
+			told[statement] = nil
 		case f.sure() && now.Sub(f.noted) >= faultNoted:
-			f.noted = now
 			told[statement] = f.err
 		}
 	}
 	w.complaints.Unlock()
 	var problem error
-	for statement, f := range told {
+	for statement, err := range told {
 		if w.config.Observe.Fault != nil {
-			w.config.Observe.Fault(statement, f != nil)
+			w.config.Observe.Fault(statement, err != nil)
 		}
-		problem = errors.Join(problem, lease.TellFault(ctx, w.db, statement, f))
+		if err := lease.TellFault(ctx, w.db, statement, err); err != nil {
+			problem = errors.Join(problem, err)
+			continue // it is told the next time
+		}
+		w.complaints.Lock()
+		switch f := w.faults[statement]; {
+		case f == nil:
+		case err != nil:
+			f.noted = now
+		case f.over || now.Sub(f.last) > faultOver: // still
+			delete(w.faults, statement)
+		}
+		w.complaints.Unlock()
 	}
 	others, err := lease.Faults(ctx, w.db)
 	if slices.Contains(others, "extend") {
@@ -137,7 +147,7 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 }
 
 // complain logs a problem that will be met again and again while it lasts: as a warning
-// every few seconds, in between for debugging only; so what faulty tells of.
+// every few seconds, in between for debugging only; so what faulty tells of. Of errors it logs what is loggable.
 func (w *Worker) complain(msg string, args ...any) {
 	level := slog.LevelDebug
 	statement := slices.ContainsFunc(args, func(a any) bool {
@@ -149,6 +159,12 @@ func (w *Worker) complain(msg string, args ...any) {
 		w.complained[msg], level = now, slog.LevelWarn
 	}
 	w.complaints.Unlock()
+	args = slices.Clone(args)
+	for i, a := range args {
+		if err, ok := a.(error); ok {
+			args[i] = loggable(err)
+		}
+	}
 	w.config.Logger.Log(context.Background(), level, msg, args...)
 }
 
@@ -212,16 +228,11 @@ func transient(err error) bool {
 	return code(err) != "" && !refused(err) || unreachable(err) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// whole reports whether a batch that has failed with err is to be tried as a whole again, however large it is. failing is since when it
-// fails: after a minute any answer may be one row's.
-func whole(err error, failing time.Time) bool {
-	switch first := fault.Of(err); {
-	case code(err) == "":
-		return unreachable(err) && (fault.Unreached(err) || time.Since(failing) < fault.Patience)
-	case first == fault.Again, first == fault.Anew:
-		return time.Since(failing) < fault.Patience
-	}
-	return false
+// whole reports whether a batch that has failed with err is to be tried as a whole again, however large it is. lasting says that it has
+// failed for so long that any error may be one row's.
+func whole(err error, lasting bool) bool {
+	first := fault.Of(err)
+	return !lasting && (first == fault.Again || first == fault.Anew) && (code(err) != "" || unreachable(err))
 }
 
 // code returns the SQLSTATE of a database error, and "" of any other.
@@ -236,13 +247,15 @@ func sanitized(err error) error {
 	return err
 }
 
-// loggable is err without anything that may quote a payload or a result: where the
-// database objects to a value, its message often does.
+// loggable is err without anything that may quote a payload or a result. The words of an answer may, whatever its code: triggers
+// choose both. Those of a connection that is refused or ended are the server's.
 func loggable(err error) error {
-	if refused(err) {
-		var pg *pgconn.PgError
-		errors.As(err, &pg)
+	var pg *pgconn.PgError
+	switch {
+	case fault.Unreached(err) || !errors.As(err, &pg) || pg.Severity == "FATAL":
+		return err
+	case refused(err):
 		return fmt.Errorf("the database refuses it: SQLSTATE %s, constraint %q", pg.Code, pg.ConstraintName)
 	}
-	return sanitized(err)
+	return fmt.Errorf("the database cannot do it: SQLSTATE %s", pg.Code)
 }

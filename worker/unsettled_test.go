@@ -165,6 +165,102 @@ func TestOutcomeIsKept(t *testing.T) {
 	}
 }
 
+// What is kept is a success. If the database then refuses every success, by words that blame a value, it stays kept: it fails by no error that is all
+// runs'.
+func TestWhatIsKeptFailsForNobodysError(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	handle(mux, "test.odd.v1", func(context.Context) error { return nil })
+	refuse(t, pool, "test.odd.v1", "XX123", leaves)
+	id := enqueue(t, pool, "test.odd.v1", empty{})
+	var log journal
+	work(t, pool, mux, func(c *worker.Config) { c.Logger = log.logger() })
+	told(t, pool, id)
+	execute(t, pool, `BEGIN; DROP TRIGGER refuse ON workflow_run;
+		CREATE FUNCTION bad() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'a bad migration'; END $$;
+		CREATE TRIGGER bad BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION bad(); COMMIT`)
+	pgtest.AwaitFor(t, quick, "it to be tried again", func() bool { return strings.Contains(log.String(), "an outcome that is kept is refused still") })
+	time.Sleep(2 * time.Second)
+	if r := read(t, pool, id); r.Status != run.Leased {
+		t.Errorf("it is %s with %v", r.Status, r.Error)
+	}
+	execute(t, pool, `DROP TRIGGER bad ON workflow_run; SELECT workflow_settle_again('`+id.String()+`')`)
+	if r := finished(t, pool, id); r.Status != run.Succeeded {
+		t.Errorf("it is %s", r.Status)
+	}
+}
+
+// A hook that fails for all its runs keeps nothing of theirs back, although another hook's go through meanwhile.
+func TestOneHookOfTwoFails(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	handle(mux, "test.good.v1", func(context.Context) error { return nil })
+	handle(mux, "test.bad.v1", func(context.Context) error { return nil })
+	hook := func(typ, statement string) worker.Hook {
+		return worker.Hook{
+			Concerns: func(l *lease.Lease) bool { return l.Type == typ },
+			Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+				_, err := tx.Exec(ctx, statement)
+				return err
+			}),
+		}
+	}
+	execute(t, pool, `CREATE TABLE good (n int); CREATE TABLE bad (n int)`)
+	work(t, pool, mux, func(c *worker.Config) {
+		c.Hooks = []worker.Hook{hook("test.good.v1", `INSERT INTO good VALUES (1)`), hook("test.bad.v1", `INSERT INTO bad VALUES (1)`)}
+	})
+	execute(t, pool, `ALTER TABLE bad RENAME TO moved`)
+	addMany(t, pool, "test.bad.v1", 5)
+	for range 60 {
+		addMany(t, pool, "test.good.v1", 5)
+		time.Sleep(250 * time.Millisecond)
+	}
+	if n := query[int](t, pool, `SELECT (SELECT count(*) FROM workflow_set_aside) + (SELECT count(*) FROM workflow_kept)`); n != 0 {
+		t.Errorf("%d are set aside", n)
+	}
+	execute(t, pool, `ALTER TABLE moved RENAME TO bad`)
+	drained(t, pool, quick)
+	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status <> 'succeeded' OR attempt <> 1`); n != 0 {
+		t.Errorf("%d have not succeeded at once", n)
+	}
+}
+
+// Nothing that a trigger says is in the log, whatever its code, for it may quote a payload.
+func TestWordsOfTriggersStayOutOfTheLog(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	handle(mux, "test.odd.v1", func(context.Context) error { return nil })
+	var log journal
+	for _, sqlstate := range []string{"XX777", "40001", "P0001", "57014"} {
+		execute(t, pool, `CREATE OR REPLACE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not %', NEW.payload USING ERRCODE = '`+sqlstate+`'; END $$;
+			CREATE OR REPLACE TRIGGER tell BEFORE UPDATE ON workflow_run FOR EACH ROW EXECUTE FUNCTION tell()`)
+		add(t, pool, run.New{Type: "test.odd.v1", Payload: map[string]string{"card": "4111"}})
+		_, stop := work(t, pool, mux, func(c *worker.Config) { c.Logger = log.logger() })
+		time.Sleep(3 * time.Second)
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if text := log.String(); strings.Contains(text, "4111") || !strings.Contains(text, "XX777") || !strings.Contains(text, "40001") {
+		t.Errorf("the log:\n%.3000s", text)
+	}
+}
+
+// A hook that fails to look after its things keeps no other from it.
+func TestHooksTendWhoeverFails(t *testing.T) {
+	t.Parallel()
+	pool, mux := pgtest.New(t), worker.NewMux()
+	handle(mux, "test.odd.v1", func(context.Context) error { return nil })
+	var tended atomic.Int32
+	work(t, pool, mux, func(c *worker.Config) {
+		c.Hooks = []worker.Hook{
+			{Tend: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }},
+			{Tend: func(ctx context.Context) error { tended.Add(1); return ctx.Err() }},
+		}
+	})
+	pgtest.AwaitFor(t, quick, "the other hook to be called twice", func() bool { return tended.Load() >= 2 })
+}
+
 // Who looks for expired leases sees an outcome that was kept meanwhile, and passes it over.
 func TestKeptWhileTakenBack(t *testing.T) {
 	t.Parallel()
@@ -379,25 +475,34 @@ func TestManyAreKept(t *testing.T) {
 	}
 }
 
-// A trigger may raise what otherwise tells that the server is going down. It is believed for a minute, and then the run is found.
+// A trigger may raise what otherwise tells that the server is going down, or take longer than a settle may. It is believed to pass for a
+// minute, and then the run is found; that costs no slot.
 func TestRefusedWithACodeOfPassingTrouble(t *testing.T) {
 	t.Parallel()
-	for _, sqlstate := range []string{"57P03", "40001", "53300"} {
+	for _, sqlstate := range []string{"57P03", "40001", "53300", "slow"} {
 		t.Run(sqlstate, func(t *testing.T) {
 			t.Parallel()
 			pool, mux := pgtest.New(t), worker.NewMux()
 			var starts atomic.Int32
 			handle(mux, "test.odd.v1", func(context.Context) error { starts.Add(1); return nil })
 			handle(mux, "test.even.v1", func(context.Context) error { return nil })
-			refuse(t, pool, "test.odd.v1", sqlstate, leaves)
+			if sqlstate == "slow" {
+				refuse(t, pool, "test.odd.v1", "XX123", leaves)
+				execute(t, pool, `CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(8); RETURN NEW; END $$`)
+			} else {
+				refuse(t, pool, "test.odd.v1", sqlstate, leaves)
+			}
 			id := enqueue(t, pool, "test.odd.v1", empty{})
-			addMany(t, pool, "test.even.v1", 5)
-			work(t, pool, mux, nil)
+			work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 1 })
 			time.Sleep(30 * time.Second)
 			if n := query[int](t, pool, `SELECT count(*) FROM workflow_set_aside`); n != 0 {
 				t.Error("it is not believed")
 			}
+			addMany(t, pool, "test.even.v1", 5)
 			pgtest.AwaitFor(t, 90*time.Second, "it to be told", func() bool { return query[int](t, pool, `SELECT count(*) FROM workflow_kept`) == 1 })
+			pgtest.AwaitFor(t, quick, "the others to end", func() bool {
+				return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE type = 'test.even.v1' AND status = 'succeeded'`) == 5
+			})
 			execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
 			drained(t, pool, quick)
 			if r := finished(t, pool, id); r.Status != run.Succeeded || starts.Load() != 1 {

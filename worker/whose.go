@@ -15,6 +15,7 @@ import (
 // Whose error it is that an outcome is refused alone.
 const (
 	ofStatement = iota // the statement's: it goes through for no other either
+	unknown            // nobody could be asked
 	unsure             // it goes through for another, now; whether it is refused for this one still the next try tells
 	ofOutcome
 )
@@ -27,10 +28,13 @@ type sureness struct {
 
 // whose tells whose error err is, which has refused an outcome alone, and notes in s what is known now.
 func (w *Worker) whose(ctx context.Context, j *job, err error, s *sureness) int {
-	works, controlled := w.works(ctx, j, err, s.failed), s.controlled
-	s.failed, s.controlled = time.Now(), works
+	problem, controlled := w.control(ctx, j, err, s.failed), s.controlled
+	s.failed, s.controlled = time.Now(), problem == nil
 	switch {
-	case !works:
+	case problem != nil && transient(problem):
+		w.note(problem)
+		return unknown
+	case problem != nil:
 		return ofStatement
 	case !controlled:
 		return unsure
@@ -38,49 +42,84 @@ func (w *Worker) whose(ctx context.Context, j *job, err error, s *sureness) int 
 	return ofOutcome
 }
 
-// works reports whether what an outcome is refused by goes through for a control. For the statement that settles, that is a run which is made for
-// this, and for its events another one. For a hook's statements it is another outcome that was recorded with hooks since failed, or a plain failure of this run; for a step, steps that are made for this.
-func (w *Worker) works(ctx context.Context, j *job, err error, failed time.Time) bool {
+// control returns nil if what an outcome is refused by goes through for a control. For the statement that settles, that is a run which is made for
+// this, and for its events another one. For a hook's statements see hookWorks.
+func (w *Worker) control(ctx context.Context, j *job, err error, failed time.Time) error {
 	if errors.As(err, new(*lease.SettleError)) {
-		return true // the hook says itself that it is this one
+		return nil // the hook says itself that it is this one
 	}
 	call, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
-	if !errors.As(err, new(*hookError)) {
-		works, problem := lease.Works(call, w.db, "settle")
-		return works && problem == nil && (len(j.extras.events) == 0 || w.appends(call, j))
+	var hook *hookError
+	if errors.As(err, &hook) {
+		return w.hookWorks(call, j, hook, failed)
 	}
-	if !failed.IsZero() && w.hooked.time().After(failed) {
-		return true
+	works, problem := lease.Works(call, w.db, "settle")
+	switch {
+	case problem != nil:
+		return problem
+	case !works:
+		return errors.New("no run that is made for this can be settled")
+	case len(j.extras.events) > 0:
+		return w.append(call, j)
 	}
-	if j.Step == uuid.Nil {
-		return w.failable(call, j)
-	}
-	return w.othersGoThrough(call, &j.Lease) == nil
+	return nil
 }
 
-// appends reports whether another event could be appended with the run's outcome. It is tried, and undone.
-func (w *Worker) appends(ctx context.Context, j *job) bool {
-	problem := pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+// hookWorks returns nil if a hook's statements go through for a control: another outcome that was recorded with the hook since then,
+// a plain failure of this run, or, for a step, steps that are made for this.
+func (w *Worker) hookWorks(ctx context.Context, j *job, hook *hookError, since time.Time) error {
+	switch {
+	case !since.IsZero() && w.hooked[hook.hook].time().After(since):
+		return nil
+	case j.Step != uuid.Nil:
+		return w.stepsWork(ctx)
+	}
+	return w.fail(ctx, j)
+}
+
+// append returns nil if another event could be appended with the run's outcome. It is tried, and undone.
+func (w *Worker) append(ctx context.Context, j *job) error {
+	return undone(pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		if err := outbox.Append(ctx, tx, outbox.Event{Aggregate: j.ID, Type: "workflow.control", Payload: struct{}{}}); err != nil {
 			return err
 		}
 		return errUndone
-	})
-	return errors.Is(problem, errUndone)
+	}))
 }
 
-// failable reports whether a plain failure of the run could be recorded instead of its outcome. It is tried, and undone.
-func (w *Worker) failable(ctx context.Context, j *job) bool {
-	call, done := context.WithTimeout(ctx, settleTimeout)
-	defer done()
+// fail returns nil if a plain failure of the run could be recorded instead of its outcome. It is tried, and undone.
+func (w *Worker) fail(ctx context.Context, j *job) error {
 	failure := run.NewFailure(rejected(errUndone), j.Info)
 	other := &job{Lease: j.Lease, outcome: run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Fail, Failure: failure}}
-	problem := pgx.BeginTxFunc(call, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+	call, done := context.WithTimeout(ctx, settleTimeout)
+	defer done()
+	return undone(pgx.BeginTxFunc(call, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		if _, err := w.record(call, tx, []*job{other}, []run.Outcome{other.outcome}); err != nil {
 			return err
 		}
 		return tried(call, tx)
-	})
-	return errors.Is(problem, errUndone)
+	}))
+}
+
+// errUndone rolls a transaction back that was only to be tried.
+var errUndone = errors.New("tried, and undone")
+
+// tried ends a transaction that is to be undone: what is deferred would be refused at its commit.
+func tried(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
+		return err
+	}
+	return errUndone
+}
+
+// undone returns nil for what has gone through, and was undone.
+func undone(err error) error {
+	switch {
+	case errors.Is(err, errUndone):
+		return nil
+	case err == nil:
+		return errors.New("the transaction was not undone")
+	}
+	return err
 }

@@ -47,14 +47,14 @@ type Worker struct {
 	complained map[string]time.Time // when each problem was last warned of
 	faults     map[string]*failing  // statements that fail for every row
 
-	trouble  moment // when the database could last not be reached
-	lastPoll moment // when a poll last succeeded
-	wrote    moment // when the database last took a change
-	lastTurn moment // when the poll loop last turned
-	lastTick moment // when watch last looked
-	stood    moment // when this process was last found to have stood still
-	hooked   moment // when an outcome was last recorded with hooks
-	unheard  moment // when a heartbeat last got no answer
+	trouble  moment   // when the database could last not be reached
+	lastPoll moment   // when a poll last succeeded
+	wrote    moment   // when the database last took a change
+	lastTurn moment   // when the poll loop last turned
+	lastTick moment   // when watch last looked
+	stood    moment   // when this process was last found to have stood still
+	hooked   []moment // when an outcome was last recorded with each hook
+	unheard  moment   // when a heartbeat last got no answer
 
 	effectTimeout time.Duration // shorter in tests
 }
@@ -94,6 +94,7 @@ func New(config Config) (*Worker, error) {
 
 		complained: map[string]time.Time{},
 		faults:     map[string]*failing{},
+		hooked:     make([]moment, len(config.Hooks)),
 
 		effectTimeout: effectTimeout,
 	}

@@ -82,19 +82,20 @@ func Unreached(err error) bool {
 	return errors.As(err, &connect)
 }
 
-// A Series is of failures of one statement, each and every one since it began. The zero value has none.
+// A Series is of failures of one statement, each and every one since it began. Time in which no server is reached says nothing,
+// and ends it. The zero value has none.
 type Series struct{ since time.Time }
 
 // Of notes what came of the statement and returns what is tried first. lasting says that the series has lasted for longer than
 // Patience: then what would be tried as a whole is halved, and any SQLSTATE taken for an answer about a row.
 func (s *Series) Of(err error) (first Remedy, lasting bool) {
 	switch first = Of(err); {
-	case first == None:
+	case first == None, Unreached(err):
 		s.since = time.Time{}
 	case s.since.IsZero():
 		s.since = time.Now()
 	}
-	lasting = first != None && time.Since(s.since) > Patience && !Unreached(err)
+	lasting = !s.since.IsZero() && time.Since(s.since) > Patience
 	if lasting && (first == Again || first == Anew) {
 		first = Halve
 	}
