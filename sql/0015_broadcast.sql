@@ -56,7 +56,7 @@ CREATE TABLE process_unreached (
     visit     bigint      NOT NULL,
     since     timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (token_id, place, signal_id),
-    CONSTRAINT process_unreached_place_check CHECK (octet_length(place) <= 200),
+    CONSTRAINT process_unreached_place_check CHECK (octet_length(place) <= 4096),
     CONSTRAINT process_unreached_visit_check CHECK (visit BETWEEN 1 AND 9223372036854775807),
     CONSTRAINT process_unreached_since_check CHECK (since BETWEEN '2000-01-01' AND '3000-01-01')
 );
@@ -227,7 +227,7 @@ BEGIN
 END
 $fn$;
 
--- Notes that a signal is owed to some, and why: of each a token and its place.
+-- Notes that a signal is owed to some, and why: of each a token and its place. Null: nothing was tried, what is noted of them stays.
 CREATE FUNCTION process_owe(signal uuid, tokens uuid[], places text[], answer text[]) RETURNS void
 LANGUAGE plpgsql AS $fn$
 BEGIN
@@ -235,6 +235,9 @@ BEGIN
     SELECT a.token, a.place, signal, greatest(coalesce((SELECT t.version FROM process_token t WHERE t.id = a.token), 1), 1)
     FROM unnest(tokens, places) AS a (token, place)
     ON CONFLICT DO NOTHING;
+    IF answer IS NULL THEN
+        RETURN;
+    END IF;
     INSERT INTO workflow_set_aside AS a (kind, id, type, statement, sqlstate, message, "constraint", row_version)
     SELECT DISTINCT 'wait', o.token, 'graph.arrive.v1', 'signal', answer[1], answer[2], answer[3], process_wait_version(o.token)
     FROM unnest(tokens) AS o (token)
@@ -268,6 +271,8 @@ DECLARE
     tokens   uuid[];
     places   text[];
     began    timestamptz[];
+    known    uuid[];            -- those that are set aside, and stay so
+    known_at text[];
     odd      text[];            -- what is known of some to be refused: those are last
     n        integer;           -- the others
     i        integer := 1;
@@ -334,13 +339,11 @@ BEGIN
 
     IF tokens <> '{}' THEN
         -- Those that are set aside stay so, unless they are to be tried. Last come those whose run breaks a rule of ours, and those to be tried, each alone.
-        FOR w IN SELECT a.token, a.at, s.sqlstate, s.message, s."constraint"
-                 FROM unnest(tokens, places, began) AS a (token, at, began)
-                 JOIN workflow_set_aside s ON s.kind = 'wait' AND s.id = a.token AND NOT s.due AND s.row_version = process_wait_version(a.token)
-                 JOIN message_wait m ON m.token_id = a.token AND m.place = a.at AND m.created_at = a.began LOOP
-            PERFORM process_owe(signal, ARRAY[w.token], ARRAY[w.at], ARRAY[w.sqlstate, w.message, w."constraint"]);
-            set_aside := set_aside + 1;
-        END LOOP;
+        SELECT array_agg(a.token), array_agg(a.at), count(*) INTO known, known_at, set_aside
+        FROM unnest(tokens, places, began) AS a (token, at, began)
+        JOIN workflow_set_aside s ON s.kind = 'wait' AND s.id = a.token AND NOT s.due AND s.row_version = process_wait_version(a.token)
+        JOIN message_wait m ON m.token_id = a.token AND m.place = a.at AND m.created_at = a.began;
+        PERFORM process_owe(signal, known, known_at, NULL);
         passing := set_aside > 0 OR EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'wait');
         SELECT coalesce(array_agg(x.token), '{}'), coalesce(array_agg(x.at), '{}'), coalesce(array_agg(x.began), '{}'), array_agg(x.odd), count(*) FILTER (WHERE x.odd IS NULL)
         INTO tokens, places, began, odd, n
@@ -439,8 +442,49 @@ $fn$;
 COMMENT ON FUNCTION process_signal_v1(uuid, integer, boolean) IS
     'For the engine: gives a signal, whose run is leased, to at most so many of those who waited when it was called first. Call it until it is finished. It returns how many were reached so far, how many are set aside, and how many were passed over, because they are locked. refused: the database refuses it to all; over: the run is not leased any more.';
 
--- At most ten seconds apart, whoever calls it every second: those of which something has changed, one for each reason, and those that have waited for ten minutes, a
--- hundred at a time. What goes through has ten more for the same reason tried, then twice as many each time.
+-- Some of what is set aside, from anywhere on: however much there is, calls look at all of it in turns.
+CREATE FUNCTION workflow_aside_some(kind text) RETURNS uuid[]
+LANGUAGE plpgsql AS $fn$
+DECLARE
+    most  constant integer := 1000;
+    spot  uuid := gen_random_uuid();
+    found uuid[];
+BEGIN
+    found := ARRAY(SELECT s.id FROM workflow_set_aside s WHERE s.kind = workflow_aside_some.kind AND s.id >= spot ORDER BY s.kind, s.id LIMIT most);
+    IF cardinality(found) < most THEN
+        found := found || ARRAY(SELECT s.id FROM workflow_set_aside s WHERE s.kind = workflow_aside_some.kind AND s.id < spot ORDER BY s.kind, s.id LIMIT most - cardinality(found));
+    END IF;
+    RETURN found;
+END
+$fn$;
+
+-- One for each reason, if none with it was tried for seven seconds: whoever calls every second tries one at most ten seconds after the last, with what comes
+-- of it. By index, from reason to reason.
+CREATE FUNCTION workflow_aside_turn(kind text, prefixes text[]) RETURNS uuid[]
+LANGUAGE plpgsql AS $fn$
+DECLARE
+    found uuid[] := '{}';
+    x     workflow_set_aside;
+BEGIN
+    SELECT s.* INTO x FROM workflow_set_aside s WHERE s.kind = workflow_aside_turn.kind
+    ORDER BY s.kind, s.type, s.statement, s.sqlstate, s."constraint", s.last_tried_at LIMIT 1;
+    WHILE x.kind = workflow_aside_turn.kind AND cardinality(found) < 1000 LOOP
+        IF (prefixes IS NULL OR x.type ^@ ANY (prefixes))
+           AND (SELECT max(s.last_tried_at) FROM workflow_set_aside s
+                WHERE s.kind = x.kind AND s.type = x.type AND s.statement = x.statement AND s.sqlstate = x.sqlstate AND s."constraint" = x."constraint")
+               < clock_timestamp() - interval '7 seconds' THEN
+            found := found || x.id;
+        END IF;
+        SELECT s.* INTO x FROM workflow_set_aside s
+        WHERE (s.kind, s.type, s.statement, s.sqlstate, s."constraint") > (x.kind, x.type, x.statement, x.sqlstate, x."constraint")
+        ORDER BY s.kind, s.type, s.statement, s.sqlstate, s."constraint", s.last_tried_at LIMIT 1;
+    END LOOP;
+    RETURN found;
+END
+$fn$;
+
+-- At most ten seconds apart, whoever calls it every second: those of which something has changed, one for each reason, and those that have waited for ten
+-- minutes. What goes through has ten more for the same reason tried, then twice as many each time.
 CREATE FUNCTION process_try_again_v1() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '200ms'
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $fn$
@@ -449,6 +493,7 @@ DECLARE
     until   timestamptz := clock_timestamp() + interval '2 seconds';
     before  text;
     given   integer := 0; -- to how many
+    slice   uuid[];
     of_them integer;      -- in this round
     a       workflow_set_aside;
     w       record;
@@ -465,30 +510,33 @@ BEGIN
     DELETE FROM process_broadcast b WHERE b.ctid = ANY (ARRAY(
         SELECT x.ctid FROM process_broadcast x LEFT JOIN workflow_run r ON r.id = x.signal_id
         WHERE r.id IS NULL OR r.status = 'succeeded' LIMIT 1000 FOR UPDATE OF x SKIP LOCKED));
+    slice := workflow_aside_some('wait');
     DELETE FROM process_unreached u WHERE u.ctid = ANY (ARRAY(
         SELECT x.ctid FROM process_unreached x LEFT JOIN process_token t ON t.id = x.token_id
-        WHERE NOT EXISTS (SELECT FROM message_wait m WHERE m.token_id = x.token_id AND m.place = x.place AND m.key IS NULL) OR t.version > x.visit
-           OR NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = x.signal_id)
-        LIMIT 1000 FOR UPDATE OF x SKIP LOCKED));
-    DELETE FROM workflow_set_aside s WHERE s.kind = 'wait' AND NOT EXISTS (SELECT FROM process_unreached u WHERE u.token_id = s.id);
-    UPDATE workflow_set_aside s SET due = true, last_tried_at = clock_timestamp()
-    WHERE s.kind = 'wait' AND NOT s.due AND s.id IN (
-        (SELECT x.id FROM workflow_set_aside x WHERE x.kind = 'wait' AND x.row_version <> process_wait_version(x.id) LIMIT 1000)
-        UNION
-        (SELECT (array_agg(x.id ORDER BY x.last_tried_at))[1] FROM workflow_set_aside x WHERE x.kind = 'wait'
-         GROUP BY x.statement, x.sqlstate, x."constraint" HAVING max(x.last_tried_at) < clock_timestamp() - interval '7 seconds')
-        UNION
-        (SELECT x.id FROM workflow_set_aside x WHERE x.kind = 'wait' AND x.last_tried_at < clock_timestamp() - interval '10 minutes' ORDER BY x.last_tried_at LIMIT 100));
+        WHERE x.token_id = ANY (slice)
+          AND (NOT EXISTS (SELECT FROM message_wait m WHERE m.token_id = x.token_id AND m.place = x.place AND m.key IS NULL) OR t.version > x.visit
+               OR NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = x.signal_id))
+        FOR UPDATE OF x SKIP LOCKED));
+    DELETE FROM workflow_set_aside s WHERE s.kind = 'wait' AND s.id = ANY (slice) AND NOT EXISTS (SELECT FROM process_unreached u WHERE u.token_id = s.id);
+    INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", due, row_version) -- somebody has removed the note
+    SELECT DISTINCT ON (u.token_id) 'wait', u.token_id, 'graph.arrive.v1', 'signal', '', '', '', true, '0'::xid
+    FROM (SELECT x.token_id FROM process_unreached x WHERE x.token_id >= gen_random_uuid() ORDER BY x.token_id LIMIT 100) u
+    WHERE NOT EXISTS (SELECT FROM workflow_set_aside s WHERE s.kind = 'wait' AND s.id = u.token_id)
+    ON CONFLICT DO NOTHING;
+    slice := workflow_aside_turn('wait', NULL) || ARRAY(
+        SELECT s.id FROM workflow_set_aside s
+        WHERE s.kind = 'wait' AND s.id = ANY (slice) AND (s.last_tried_at < clock_timestamp() - interval '10 minutes' OR s.row_version <> process_wait_version(s.id)));
+    UPDATE workflow_set_aside s SET due = true, last_tried_at = clock_timestamp() WHERE s.kind = 'wait' AND s.id = ANY (slice) AND NOT s.due;
     LOOP
         of_them := 0;
         FOR a IN SELECT x.* FROM workflow_set_aside x WHERE x.kind = 'wait' AND x.due ORDER BY x.last_tried_at LIMIT 1000 FOR UPDATE SKIP LOCKED LOOP
             EXIT WHEN clock_timestamp() > until;
             FOR w IN SELECT DISTINCT ON (u.place) u.place, u.signal_id, m.created_at, process_wait_problem(m.token_id, m.place) AS problem -- of each place the oldest
-                     FROM process_unreached u JOIN message_wait m ON m.token_id = u.token_id AND m.place = u.place
-                     WHERE u.token_id = a.id ORDER BY u.place, u.since, u.signal_id LOOP
-                BEGIN
-                    SELECT t.given, t.answer INTO tried FROM process_try_give(NULL, NULL, w.signal_id, ARRAY[a.id], ARRAY[w.place], ARRAY[w.created_at], '0', true) AS t;
-                END;
+                     FROM process_unreached u JOIN message_wait m ON m.token_id = u.token_id AND m.place = u.place AND m.key IS NULL
+                     LEFT JOIN process_token k ON k.id = u.token_id
+                     WHERE u.token_id = a.id AND (k.version > u.visit) IS NOT TRUE -- it waits as it did then, and not for something else
+                     ORDER BY u.place, u.since, u.signal_id LOOP
+                SELECT t.given, t.answer INTO tried FROM process_try_give(NULL, NULL, w.signal_id, ARRAY[a.id], ARRAY[w.place], ARRAY[w.created_at], '0', true) AS t;
                 IF tried.answer IS NULL AND tried.given = 1 THEN
                     DELETE FROM process_unreached u WHERE u.token_id = a.id AND u.place = w.place;
                     of_them := of_them + 1;
@@ -710,7 +758,8 @@ $fn$;
 
 REVOKE ALL ON FUNCTION process_give(uuid, uuid[], text[], timestamptz[], interval), process_gives(uuid, uuid[], uuid), process_wait_version(uuid), process_wait_problem(uuid, text),
     process_waited(timestamptz, xid, timestamptz, pg_snapshot), process_give_all(process_broadcast, timestamptz, interval),
-    process_try_give(process_broadcast, timestamptz, uuid, uuid[], text[], timestamptz[], interval, boolean), process_owe(uuid, uuid[], text[], text[]), process_signal_v1(uuid, integer, boolean), process_try_again_v1() FROM PUBLIC;
+    process_try_give(process_broadcast, timestamptz, uuid, uuid[], text[], timestamptz[], interval, boolean), process_owe(uuid, uuid[], text[], text[]), process_signal_v1(uuid, integer, boolean), process_try_again_v1(),
+    workflow_aside_some(text), workflow_aside_turn(text, text[]) FROM PUBLIC;
 DO $do$
 DECLARE
     caller record;

@@ -90,7 +90,7 @@ CREATE VIEW workflow_bound AS
         ('process_broadcast', 'lists', '{tokens, places, began}', NULL, 10000000, 'process_broadcast_left_check'),
         ('process_unreached', 'times', '{since}', NULL, NULL, 'process_unreached_since_check'),
         ('process_unreached', 'numbers', '{visit}', 1, 9223372036854775807, 'process_unreached_visit_check'),
-        ('process_unreached', 'texts', '{place}', NULL, 200, 'process_unreached_place_check'),
+        ('process_unreached', 'texts', '{place}', NULL, 4096, 'process_unreached_place_check'),
         ('outbox_event', 'times', '{created_at, published_at, parked_at}', NULL, NULL, NULL),
         ('outbox_event', 'numbers', '{id}', -4611686018427387904, 4611686018427387904, NULL),
         ('outbox_event', 'numbers', '{bytes}', 0, 8388608, 'outbox_event_payload_check'),

@@ -129,8 +129,17 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 			return nil, err
 		}
 	}
-	return lost, outbox.Append(ctx, tx, events...)
+	if err := outbox.Append(ctx, tx, events...); err != nil {
+		return lost, &eventError{err}
+	}
+	return lost, nil
 }
+
+// An eventError is the database's answer to events that handlers have emitted.
+type eventError struct{ err error }
+
+func (e *eventError) Error() string { return e.err.Error() }
+func (e *eventError) Unwrap() error { return e.err }
 
 // begin has hooks queue what comes first, and returns what each does afterwards.
 func (w *Worker) begin(tx pgx.Tx, first *pgx.Batch, settlements []lease.Settlement) ([]Act, error) {

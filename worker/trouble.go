@@ -190,10 +190,10 @@ func down(err error) bool {
 // the statement's.
 func refused(err error) bool { return code(err) != "" && fault.Of(err) == fault.Halve }
 
-// refusesValue reports whether the database seems to object to what is to be stored: a data exception, a constraint, a program limit, or
-// what a trigger raised.
+// refusesValue reports whether the database seems to object to what is to be stored: a data exception, a constraint, a program limit,
+// what a trigger raised, or an event that this worker's role may not append.
 func refusesValue(err error) bool {
-	return refused(err) && slices.Contains([]string{"22", "23", "54", "P0"}, code(err)[:2])
+	return refused(err) && (slices.Contains([]string{"22", "23", "54", "P0"}, code(err)[:2]) || code(err) == "42501" && errors.As(err, new(*eventError)))
 }
 
 // unreachable reports whether the database can do nothing at all for the moment: no
