@@ -35,16 +35,17 @@ type job struct {
 	offered *offer       // what it was before that, or before the database refused its result
 
 	// Guarded by jobs.mu.
-	confirmed   time.Time // start of the last request that is known to have extended the lease
-	extended    time.Time // the same, or when it was last believed to be ours without asking
-	ended       time.Time // when ctx was made to end; zero: not yet
-	done        bool      // the handler has returned
-	gone        bool      // the lease is somebody else's, or nobody's
-	left        bool      // the slot was taken away from the running handler
-	beatRefused bool      // its row refuses to have the lease extended
-	parked      bool      // done, but its outcome is refused: it needs no slot
-	begun       bool      // the handler of a suspect was called
-	proven      bool      // a suspect that has not killed this process
+	confirmed   time.Time  // start of the last request that is known to have extended the lease
+	extended    time.Time  // the same, or when it was last believed to be ours without asking
+	ended       time.Time  // when ctx was made to end; zero: not yet
+	done        bool       // the handler has returned
+	gone        bool       // the lease is somebody else's, or nobody's
+	left        bool       // the slot was taken away from the running handler
+	beatRefused bool       // its row refuses to have the lease extended
+	parked      bool       // done, but its outcome is refused: it needs no slot
+	hooked      *hookError // what the last try to settle it was refused by; nil: by no hook
+	begun       bool       // the handler of a suspect was called
+	proven      bool       // a suspect that has not killed this process
 }
 
 // jobs are the leases that this process holds.
@@ -178,6 +179,27 @@ func (s *jobs) park(j *job) {
 		j.parked = true
 		s.signal()
 	}
+}
+
+// refusedBy notes that jobs were refused by a hook; nil: by none.
+func (s *jobs) refusedBy(hook *hookError, batch []*job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, j := range batch {
+		j.hooked = hook
+	}
+}
+
+// othersRefusedBy reports whether a hook refuses another job than this one, too.
+func (s *jobs) othersRefusedBy(hook *hookError, than *job) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, j := range s.byID {
+		if j != than && j.hooked != nil && j.hooked.hook == hook.hook {
+			return true
+		}
+	}
+	return false
 }
 
 // refuseBeat notes whether the job's row refuses to have its lease extended.

@@ -56,14 +56,14 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 }
 
 // othersGoThrough returns an error if nothing like the outcome of a job could be settled: this worker may not settle at all, or
-// no step of a process, or the hook that refuses it refuses all. lease.Keep looks whether the database lets any run be settled.
+// no step of a process, or the hook that refuses it refuses others, too. lease.Keep looks whether the database lets any run be settled.
 func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error {
 	var hook *hookError
 	if err := lease.CanSettle(ctx, w.db, w.name); err != nil {
 		return err
 	} else if j.Step != uuid.Nil {
 		return w.stepsWork(ctx)
-	} else if errors.As(cause, &hook) && !errors.As(cause, new(*lease.SettleError)) {
+	} else if errors.As(cause, &hook) && !errors.As(cause, new(*lease.SettleError)) && w.jobs.othersRefusedBy(hook, j) {
 		return w.hookWorks(ctx, j, hook, time.Now().Add(-refusalSpan))
 	}
 	return nil

@@ -340,6 +340,9 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 			j.unsure = true
 			_, j.lasting = j.trouble.Of(err)
 		}
+		var hook *hookError
+		_ = errors.As(err, &hook)
+		w.jobs.refusedBy(hook, batch)
 		w.note(err)
 		return err
 	}
