@@ -256,6 +256,99 @@ func TestOwedComeBack(t *testing.T) {
 	}
 }
 
+// What is owed is owed to those who wait as they did then: tokens that have moved on since, and wait for something else at the same
+// place, are given nothing, however many they are.
+func TestOwedToNobodyElse(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	const n = 2500
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}, "to": "T"}, "T": {"await": {"signal": "stop"}}`), n)
+	signal := leased(t, s.pool)
+	execute(t, s.pool, fmt.Sprintf(`BEGIN; SET LOCAL workflow.advance = 'on'; INSERT INTO process_unreached (token_id, place, signal_id, visit) SELECT id, '', '%s', version FROM process_token;
+		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) SELECT 'wait', id, 'graph.arrive.v1', 'signal', 'XX999', 'no', '', '1' FROM process_token; COMMIT`, signal))
+	unguarded(t, s.pool, `UPDATE process_token SET node = 'T', version = version + 1; UPDATE message_wait SET node = 'T', name = 'stop'`)
+	for range 10 {
+		elapseAside(t, s)
+		query[int](t, s.pool, `SELECT process_try_again_v1()`)
+	}
+	if got := query[string](t, s.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM workflow_run WHERE type = 'graph.arrive.v1'), (SELECT count(*) FROM message_wait))`); got != "0 2500" {
+		t.Errorf("runs that bring it, and waits, are %s, want 0 2500", got)
+	}
+	await(t, "all that is owed to be forgotten", func() bool {
+		query[int](t, s.pool, `SELECT process_try_again_v1()`)
+		return query[int](t, s.pool, `SELECT (SELECT count(*) FROM process_unreached) + (SELECT count(*) FROM workflow_set_aside)`) == 0
+	})
+}
+
+// Signals that keep coming, and are owed too, keep nothing from being tried again.
+func TestOwedComeBackBetweenSignals(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), 20)
+	execute(t, s.pool, fmt.Sprintf(picky, `NEW.token_id = '`+query[string](t, s.pool, `SELECT min(id::text) FROM process_token`)+`'`))
+	if reached, aside := broadcast(t, s.pool, leased(t, s.pool), 1000, nil); reached != 19 || aside != 1 {
+		t.Fatalf("%d are reached, %d set aside", reached, aside)
+	}
+	execute(t, s.pool, `DROP FUNCTION picky() CASCADE`)
+	for range 2 {
+		execute(t, s.pool, `BEGIN; SET LOCAL workflow.override = 'five seconds later'; UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '5 seconds'; COMMIT`)
+		broadcast(t, s.pool, leased(t, s.pool), 1000, nil)
+		query[int](t, s.pool, `SELECT process_try_again_v1()`)
+	}
+	if got := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.arrive.v1'`); got != 20 {
+		t.Errorf("%d got it, want 20", got)
+	}
+}
+
+// Whatever is wrong with a wait, a signal that passes it over can note so.
+func TestOddWaitsAreNoted(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	for k, change := range []string{`place = repeat('p', 4000)`, `instance_id = gen_random_uuid()`, `node = repeat('n', 4000)`, `created_at = '-infinity'`} {
+		process := s.deploy("S", `"S": {"await": {"signal": "go"}}`)
+		unguarded(t, s.pool, `TRUNCATE process_instance, message_wait, process_token, workflow_set_aside, process_unreached, workflow_run CASCADE`)
+		audience(t, s.pool, process, 5)
+		unguarded(t, s.pool, `UPDATE message_wait SET `+change+` WHERE token_id = (SELECT min(token_id::text)::uuid FROM message_wait);
+			UPDATE process_token SET state = 'Completed' WHERE id = (SELECT min(token_id::text)::uuid FROM message_wait)`)
+		reached, aside := broadcast(t, s.pool, leased(t, s.pool), 1000, nil)
+		if reached != 4 || aside != 1 {
+			t.Errorf("%d, %s: %d are reached, %d set aside; want 4, 1", k, change, reached, aside)
+		}
+	}
+}
+
+// With tens of thousands set aside, a call that finds nothing to do looks at some of them, not at all.
+func TestLookingAgainIsBounded(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	const n = 20_000
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), n)
+	signal := leased(t, s.pool)
+	execute(t, s.pool, fmt.Sprintf(`BEGIN; SET LOCAL workflow.advance = 'on'; INSERT INTO process_unreached (token_id, place, signal_id, visit) SELECT id, '', '%s', version FROM process_token;
+		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) SELECT 'wait', id, 'graph.arrive.v1', 'signal', 'XX999', 'no', '', process_wait_version(id) FROM process_token;
+		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) SELECT 'run', gen_random_uuid(), 'a.b', 'lease', 'XX999', 'no', '', '1' FROM process_token; COMMIT; ANALYZE`, signal))
+	for _, call := range []string{`process_try_again_v1`, `workflow_try_again_v1`} {
+		tx, err := s.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		read := func() (n int) {
+			if err := tx.QueryRow(t.Context(), `SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables WHERE relname ~ '^(workflow_|process_|message_)'`).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		before := read()
+		if _, err := tx.Exec(t.Context(), `SELECT `+call+`()`); err != nil {
+			t.Fatal(err)
+		}
+		if n := read() - before; n > 10_000 {
+			t.Errorf("%s reads %d rows", call, n)
+		}
+		_ = tx.Rollback(t.Context())
+	}
+}
+
 // audience has n instances wait for signal go at S, from before: by SQL, as the owner.
 func audience(t *testing.T, pool *pgxpool.Pool, process string, n int) {
 	t.Helper()

@@ -61,6 +61,7 @@ CREATE TABLE process_unreached (
     CONSTRAINT process_unreached_since_check CHECK (since BETWEEN '2000-01-01' AND '3000-01-01')
 );
 CREATE INDEX process_unreached_signal_idx ON process_unreached (signal_id);
+CREATE INDEX workflow_set_aside_due_idx ON workflow_set_aside (kind, last_tried_at) WHERE due;
 COMMENT ON TABLE  process_unreached IS 'Signals that were not given to somebody who waited, because the database refuses it for that one. The oldest is given when that goes through; why it does not stands in workflow_set_aside, as kind wait.';
 COMMENT ON COLUMN process_unreached.visit IS 'The version of the token: one that has moved on is owed nothing.';
 
@@ -446,7 +447,7 @@ COMMENT ON FUNCTION process_signal_v1(uuid, integer, boolean) IS
 CREATE FUNCTION workflow_aside_some(kind text) RETURNS uuid[]
 LANGUAGE plpgsql AS $fn$
 DECLARE
-    most  constant integer := 1000;
+    most  constant integer := 500;
     spot  uuid := gen_random_uuid();
     found uuid[];
 BEGIN

@@ -395,7 +395,8 @@ $fn$;
 -- At most ten seconds apart, if it is called every second: one for each reason, and those that have waited for ten minutes, as far as the caller
 -- may lease them. What is over is forgotten.
 CREATE OR REPLACE FUNCTION workflow_try_again_v1() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $fn$
 DECLARE
     bound text[] := workflow_bound_prefixes();
     before text := coalesce(current_setting('workflow.advance', true), '');
@@ -417,16 +418,16 @@ BEGIN
     PERFORM workflow_kept_forget(gone, 'its run has gone on');
     slice := workflow_aside_some('run') || workflow_aside_some('retention');
     DELETE FROM workflow_set_aside a
-    WHERE a.kind = 'run' AND a.id IN (
-        SELECT x.id FROM workflow_set_aside x LEFT JOIN workflow_run r ON r.id = x.id AND r.id = ANY (slice)
+    WHERE a.ctid = ANY (ARRAY(
+        SELECT x.ctid FROM workflow_set_aside x LEFT JOIN workflow_run r ON r.id = x.id
         WHERE x.kind = 'run' AND x.id = ANY (slice) AND (r.id IS NULL OR r.status NOT IN ('pending', 'leased') OR r.deleted_at IS NOT NULL) AND (bound IS NULL OR x.type ^@ ANY (bound))
-        FOR UPDATE OF x SKIP LOCKED);
+        FOR UPDATE OF x SKIP LOCKED));
     slice := workflow_aside_turn('run', bound) || workflow_aside_turn('retention', bound) || ARRAY(
         SELECT x.id FROM workflow_set_aside x
         WHERE x.kind IN ('run', 'retention') AND x.id = ANY (slice) AND x.last_tried_at < clock_timestamp() - interval '10 minutes' AND (bound IS NULL OR x.type ^@ ANY (bound)));
     UPDATE workflow_set_aside a
     SET due = true, last_tried_at = clock_timestamp()
-    WHERE (a.kind, a.id) IN (SELECT x.kind, x.id FROM workflow_set_aside x WHERE x.kind IN ('run', 'retention') AND x.id = ANY (slice) FOR UPDATE SKIP LOCKED);
+    WHERE a.ctid = ANY (ARRAY(SELECT x.ctid FROM workflow_set_aside x WHERE x.kind IN ('run', 'retention') AND x.id = ANY (slice) FOR UPDATE SKIP LOCKED));
     PERFORM set_config('workflow.advance', before, true);
 END
 $fn$;
