@@ -130,3 +130,25 @@ func TestExpiredLeasesAreFoundByKey(t *testing.T) {
 	s.expect("read", s.do(`SELECT (`+read+`) - `+before+` < 200`), "t")
 	s.do(`ROLLBACK`)
 }
+
+// An incident of what is kept no more ends with it, though its instance is locked at first.
+func TestIncidentEndsWithWhatIsKept(t *testing.T) {
+	s, pool := psql(t)
+	other := connect(t, pool.Config().ConnString())
+	s.do(`INSERT INTO process_definition (id, definition, hash) VALUES ('` + aToken + `', '{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"do": "a.b"}}}', 'x');
+		BEGIN; SET LOCAL session_replication_role = replica;
+		INSERT INTO process_instance (id, process_definition_id, status, started_at) VALUES ('` + aToken + `', '` + aToken + `', 'IN_PROGRESS', now());
+		INSERT INTO process_token (id, instance_id, node, state) VALUES ('` + aToken + `', '` + aToken + `', 'a', 'Ready');
+		INSERT INTO workflow_run (id, type, token_id, node, status, lease_token, lease_no, attempt, lease_until, leased_by, started_at)
+		VALUES ('` + aToken + `', 'a.b', '` + aToken + `', 'a', 'leased', '` + aToken + `', 1, 1, now() + interval '1 minute', 'w', now()); COMMIT`)
+	s.expect("kept", s.do(fmt.Sprintf(keeps, aToken, `'1'`, "NULL")), "t")
+	s.expect("incidents", s.do(`SELECT open_incidents FROM process_instance`), "1")
+	s.do(`BEGIN; SET LOCAL session_replication_role = replica; UPDATE workflow_run SET lease_token = gen_random_uuid(); COMMIT`)
+	other.do(`BEGIN; SELECT id FROM process_instance FOR UPDATE`)
+	if _, err := s.try(`SET lock_timeout = '200ms'; SELECT workflow_try_again_v1()`); codeOf(err) != "55P03" {
+		t.Errorf("beside a lock: %v", err)
+	}
+	other.do(`ROLLBACK`)
+	s.do(`SELECT workflow_try_again_v1()`)
+	s.expect("left", s.do(`SELECT concat_ws(' ', (SELECT count(*) FROM workflow_kept), (SELECT open_incidents FROM process_instance), (SELECT count(*) FROM incident WHERE resolved_at IS NULL))`), "0 0 0")
+}
