@@ -401,21 +401,22 @@ DECLARE
     bound text[] := workflow_bound_prefixes();
     before text := coalesce(current_setting('workflow.advance', true), '');
     slice  uuid[];
-    gone   workflow_kept[];
+    gone   workflow_kept;
+    home   uuid;
 BEGIN
     IF NOT EXISTS (SELECT FROM workflow_set_aside) AND NOT EXISTS (SELECT FROM workflow_kept) THEN
         RETURN;
     END IF;
     PERFORM set_config('workflow.advance', 'on', true);
-    WITH over AS ( -- settled by who had it still, cancelled, released: the run goes on without what is kept
-        DELETE FROM workflow_kept x
-        WHERE x.run IN (SELECT k.run FROM workflow_kept k LEFT JOIN workflow_run r ON r.id = k.run
-                        WHERE (r.status = 'leased' AND r.lease_token = k.token) IS NOT TRUE AND (bound IS NULL OR r.token_id IS NULL AND r.type ^@ ANY (bound))
-                        LIMIT 1000 FOR UPDATE OF k SKIP LOCKED)
-        RETURNING x.*
-    )
-    SELECT array_agg(o) INTO gone FROM over o;
-    PERFORM workflow_kept_forget(gone, 'its run has gone on');
+    FOR gone IN SELECT k.* FROM workflow_kept k LEFT JOIN workflow_run r ON r.id = k.run -- settled by who had it still, cancelled, released: the run goes on without what is kept
+                WHERE (r.status = 'leased' AND r.lease_token = k.token) IS NOT TRUE AND (bound IS NULL OR r.token_id IS NULL AND r.type ^@ ANY (bound))
+                LIMIT 1000 FOR UPDATE OF k SKIP LOCKED LOOP
+        home := (SELECT c.instance_id FROM incident c WHERE c.id = gone.incident);
+        PERFORM FROM process_instance i WHERE i.id = home FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND AND EXISTS (SELECT FROM process_instance i WHERE i.id = home); -- somebody has locked it: the next time
+        DELETE FROM workflow_kept k WHERE k.run = gone.run;
+        PERFORM workflow_kept_forget(ARRAY[gone], 'its run has gone on');
+    END LOOP;
     slice := workflow_aside_some('run') || workflow_aside_some('retention');
     DELETE FROM workflow_set_aside a
     WHERE a.ctid = ANY (ARRAY(
