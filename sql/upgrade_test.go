@@ -135,3 +135,97 @@ func TestUpgradeOfRowsBeyondBounds(t *testing.T) {
 	s.expect("after they are gone", s.do(`SELECT cardinality(workflow_validate_bounds_v1('process_event'))`), "0")
 	s.expect("all valid", s.do(`SELECT bool_and(valid) FROM workflow_bound_check`), "t")
 }
+
+// Every column of every table that has bounds, written beyond them under the schema before there were any: the upgrade goes through, if need be after
+// what it says is done, and then each row is within its bounds or, if it is over, listed with what mends it.
+func TestUpgradeOfEveryTable(t *testing.T) {
+	url := pgtest.Empty(t)
+	s := connect(t, url)
+	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
+		t.Fatal(err)
+	}
+	bounds, _ := psql(t)
+	s.do(`SET session_replication_role = replica`)
+	written, tables := 0, map[string]bool{}
+	for statement := range strings.SplitSeq(planted, ";") {
+		if strings.Contains(statement, "workflow_schema") {
+			continue
+		}
+		_, rest, is := strings.Cut(statement, "INSERT INTO ")
+		if _, err := s.try(strings.ReplaceAll(statement, "$", "00000000-0000-4000-8000-000000000001")); is && err == nil {
+			table, _, _ := strings.Cut(rest, " ")
+			tables[table] = true
+		}
+	}
+	for table := range tables {
+		if table == "workflow_run" {
+			continue // see above
+		}
+		var all, copied []string // columns, and a copy's values of them: keys are drawn
+		for _, c := range s.list(`
+			SELECT format('%I', a.attname) || '=' || CASE
+				WHEN NOT a.attnum = ANY (coalesce((SELECT array_agg(k) FROM pg_index i, unnest(i.indkey) AS k WHERE i.indrelid = a.attrelid AND i.indisunique), '{}')) THEN format('%I', a.attname)
+				WHEN a.atttypid = 'uuid'::regtype THEN 'gen_random_uuid()' WHEN a.atttypid = 'text'::regtype THEN 'md5(random()::text)'
+				WHEN a.atttypid = 'regrole'::regtype THEN format('%I', a.attname) ELSE '(random() * 30000)::int' END
+			FROM pg_attribute a WHERE a.attrelid = '` + table + `'::regclass AND a.attnum > 0 AND a.attgenerated = '' ORDER BY a.attnum`) {
+			name, value, _ := strings.Cut(c, "=")
+			all, copied = append(all, name), append(copied, value)
+		}
+		for _, c := range bounds.list(`
+			SELECT format('%I=%s', b."column", format_type(a.atttypid, NULL)) FROM workflow_bound b JOIN pg_attribute a ON a.attrelid = to_regclass(b.relation) AND a.attname = b."column"
+			WHERE b.relation = '` + table + `' AND b.guard IS NULL AND a.attgenerated = ''
+			  AND NOT EXISTS (SELECT FROM pg_constraint f WHERE f.contype = 'f' AND f.conrelid = a.attrelid AND a.attnum = ANY (f.conkey)) -- that kept it within bounds`) {
+			name, typ, _ := strings.Cut(c, "=")
+			for _, value := range extremes[typ] {
+				if table == "outbox_event" {
+					value = strings.Replace(value, "17000000", "70000000", 1)
+				}
+				row, err := s.try(`WITH one AS (INSERT INTO ` + table + ` (` + strings.Join(all, ", ") + `) OVERRIDING SYSTEM VALUE SELECT ` + strings.Join(copied, ", ") + ` FROM ` + table + ` LIMIT 1 RETURNING *) SELECT to_jsonb(one) FROM one`)
+				if err != nil {
+					continue // a key that allows one row alone
+				}
+				if _, err := s.try(`UPDATE ` + table + ` SET ` + name + ` = ` + value + ` WHERE to_jsonb(` + table + `) = '` + strings.ReplaceAll(row, "'", "''") + `'`); err == nil {
+					written++
+				}
+			}
+		}
+	}
+	s.do(`SET session_replication_role = origin`)
+	if written < 200 {
+		t.Errorf("%d values are beyond a bound, want at least 200", written)
+	}
+	t.Logf("%d values beyond bounds in %d tables", written, len(tables))
+	for range 100 {
+		err := sql.Up(t.Context(), s.conn)
+		if err == nil {
+			break
+		}
+		if !strings.Contains(err.Error(), "→ ") {
+			t.Fatal(err)
+		}
+		for _, part := range strings.Split(err.Error(), "→ ")[1:] { // as told
+			fix, _, _ := strings.Cut(part, "\n")
+			if _, err := s.try(fix); err != nil {
+				t.Fatalf("%.300s: %v", fix, err)
+			}
+		}
+	}
+	if err := sql.Up(t.Context(), s.conn); err != nil {
+		t.Fatalf("%.1000s", err)
+	}
+	for _, b := range s.list(`SELECT concat_ws(' ', "table", "column", value, key, fix) FROM workflow_out_of_bounds(most => 10000) WHERE open`) {
+		t.Errorf("not over, and beyond its bounds: %.300s", b)
+	}
+	for _, fix := range s.list(`SELECT fix FROM workflow_out_of_bounds(most => 10000)`) {
+		if _, err := s.try(fix); err != nil {
+			_, _ = s.try(`ROLLBACK`)
+			t.Errorf("%.300s: %v", fix, err)
+		}
+	}
+	for _, check := range s.list(`SELECT relation || ' ' || name FROM workflow_bound_check WHERE valid IS NOT TRUE`) {
+		table, _, _ := strings.Cut(check, " ")
+		if left := s.do(`SELECT cardinality(workflow_validate_bounds_v1('` + table + `'))`); left != "0" {
+			t.Errorf("%s is not valid after all is done as told: %s", check, s.do(`SELECT string_agg(concat_ws(' ', "column", value, fix), '; ') FROM workflow_out_of_bounds('`+table+`')`))
+		}
+	}
+}
