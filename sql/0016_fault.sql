@@ -39,6 +39,7 @@ DECLARE
     token  uuid := gen_random_uuid();
     called text := workflow_worker_name(workflow_bound_prefixes(), worker);
     held   uuid[];
+    joined uuid[] := ids; -- a suspect may have to join others
     span   float8[];
     done   bigint := cardinality(ids);
     state  text;
@@ -49,7 +50,7 @@ BEGIN
         PERFORM FROM workflow_take_back(ids, '{1}', token, worker, lengths[1]);
     ELSIF statement IN ('extend', 'settle') THEN
         SELECT array_agg(w.lease_token ORDER BY o.place), array_agg(coalesce(t.length, 1) ORDER BY o.place) INTO held, span
-        FROM unnest(ids) WITH ORDINALITY AS o (id, place) LEFT JOIN workflow_run w ON w.id = o.id LEFT JOIN unnest(term_types, lengths) AS t (id, length) ON t.id = o.id::text;
+        FROM unnest(ids) WITH ORDINALITY AS o (id, place) LEFT JOIN workflow_run w ON w.id = o.id AND w.id = ANY (ids) LEFT JOIN unnest(term_types, lengths) AS t (id, length) ON t.id = o.id::text;
         IF statement = 'extend' THEN
             done := (SELECT count(*) FROM workflow_extend_v1(ids, held, span));
         ELSE -- every other one fails, which has a history and is told of
@@ -61,6 +62,7 @@ BEGIN
         UPDATE workflow_run w
         SET status = 'leased', lease_token = token, leased_by = called, lease_no = w.lease_no + 1,
             attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
+            alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
             started_at = statement_timestamp(), updated_at = statement_timestamp(),
             lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
             deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
