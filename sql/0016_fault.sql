@@ -32,7 +32,7 @@ COMMENT ON FUNCTION workflow_remedy(text) IS 'What is tried first after a statem
 
 -- What a worker's statement would do to runs, tried and undone, as that worker and with its terms: those of leases are by type, those of
 -- heartbeats by run. It answers with SQLSTATE, message and constraint; null: it goes through. What is no answer about rows is raised, unless any code is
--- to be taken for one.
+-- to be taken for one. A cancel that no trigger has raised is none in any case: statement_timeout comes once, and a person must not have to ask twice.
 CREATE OR REPLACE FUNCTION workflow_try(ids uuid[], statement text, any_code boolean, worker text, term_types text[], lengths float8[], timeouts float8[]) RETURNS text[]
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
@@ -45,6 +45,7 @@ DECLARE
     state  text;
     words  text;
     rule   text;
+    place  text;
 BEGIN
     IF statement = 'take back' THEN
         PERFORM FROM workflow_take_back(ids, '{1}', token, worker, lengths[1]);
@@ -79,8 +80,8 @@ EXCEPTION
     WHEN SQLSTATE 'WF001' THEN
         RETURN NULL;
     WHEN OTHERS OR assert_failure OR query_canceled THEN
-        GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, words = MESSAGE_TEXT, rule = CONSTRAINT_NAME;
-        IF NOT any_code AND workflow_remedy(state) IN ('again', 'anew', 'fewer') THEN
+        GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, words = MESSAGE_TEXT, rule = CONSTRAINT_NAME, place = PG_EXCEPTION_CONTEXT;
+        IF NOT any_code AND workflow_remedy(state) IN ('again', 'anew', 'fewer') OR state = '57014' AND place !~ '^[^\n]* RAISE(\n|$)' THEN
             RAISE;
         END IF;
         RETURN ARRAY[state, words, rule];
@@ -96,6 +97,8 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     controls uuid[] := ARRAY[workflow_uuid(), workflow_uuid()];
     kind     text   := coalesce((workflow_bound_prefixes())[1], 'workflow.') || 'control.v1';
+    state    text;
+    place    text;
 BEGIN
     INSERT INTO workflow_run (id, type) SELECT c, kind FROM unnest(controls) AS c;
     IF statement <> 'lease' THEN
@@ -109,7 +112,12 @@ BEGIN
     RAISE EXCEPTION 'it does not' USING ERRCODE = 'WF002';
 EXCEPTION
     WHEN SQLSTATE 'WF001' THEN RETURN true;
-    WHEN OTHERS OR assert_failure OR query_canceled THEN RETURN false;
+    WHEN OTHERS OR assert_failure OR query_canceled THEN
+        GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, place = PG_EXCEPTION_CONTEXT;
+        IF state = '57014' AND place !~ '^[^\n]* RAISE(\n|$)' THEN -- as in workflow_try
+            RAISE;
+        END IF;
+        RETURN false;
 END
 $fn$;
 
