@@ -135,3 +135,22 @@ func TestUpgradeOfRowsBeyondBounds(t *testing.T) {
 	s.expect("after they are gone", s.do(`SELECT cardinality(workflow_validate_bounds_v1('process_event'))`), "0")
 	s.expect("all valid", s.do(`SELECT bool_and(valid) FROM workflow_bound_check`), "t")
 }
+
+// By itself, the migration that adds the CHECKs stops at an open row that is beyond one, and names it and what to do: no CHECK is there that would
+// refuse its cancel. What is over stops nothing, and done as told it goes on.
+func TestBoundsAreNotAddedOverOpenRows(t *testing.T) {
+	s := connect(t, pgtest.Empty(t))
+	const bounded = 21
+	if err := sql.UpTo(t.Context(), s.conn, bounded-1); err != nil {
+		t.Fatal(err)
+	}
+	s.do(`SET session_replication_role = replica`)
+	over, open := s.enqueue(), s.enqueue()
+	s.do(`UPDATE workflow_run SET postponed = 2147483647; UPDATE workflow_run SET status = 'succeeded', finished_at = now() WHERE id = '` + over + `'`)
+	s.do(`SET session_replication_role = origin`)
+	s.refused(`BEGIN; `+sql.Migrations()[bounded-1].SQL, "23514", "workflowctl migrate up", "workflow_run", open, "postponed")
+	s.do(`ROLLBACK`)
+	s.do(`SELECT workflow_cancel('` + open + `')`)
+	s.do(`BEGIN; ` + sql.Migrations()[bounded-1].SQL + `; COMMIT`)
+	s.expect("CHECKs that are missing", s.do(`SELECT count(*) FROM workflow_bound_check WHERE valid IS NULL`), "0")
+}
