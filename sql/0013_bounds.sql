@@ -344,12 +344,24 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     bound text[] := workflow_bound_prefixes();
     hash  bytea  := sha256(uuid_send(secret));
+    mine  text   := CASE WHEN bound IS NOT NULL THEN workflow_role() || '/' END; -- how the names of its workers begin
 BEGIN
+    IF secret IS NULL THEN
+        RAISE EXCEPTION 'workflow_present_v1: secret is null' USING ERRCODE = 'null_value_not_allowed', HINT = 'Draw a uuid when the worker starts, and keep it: with that alone its row is changed or taken away.';
+    END IF;
     IF EXISTS (SELECT FROM workflow_worker o WHERE o.id = workflow_present_v1.id AND o.secret_hash IS DISTINCT FROM hash) THEN
         RETURN false; -- before its row is locked
     END IF;
     DELETE FROM workflow_worker w
     WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.seen_at < now() - interval '1 day' AND o.id <> workflow_present_v1.id LIMIT 100 FOR UPDATE SKIP LOCKED); -- those that died long ago
+    IF mine IS NOT NULL AND NOT EXISTS (SELECT FROM workflow_worker o WHERE o.id = workflow_present_v1.id) THEN -- people and views read them all
+        IF (SELECT count(*) FROM workflow_worker o WHERE o.name ^@ mine AND o.seen_at > now() - interval '45 seconds') >= 300 THEN
+            RAISE EXCEPTION 'workflow_present_v1: role % has 300 live workers, and more are not told of', workflow_role()
+                USING ERRCODE = 'configuration_limit_exceeded', HINT = 'They work all the same. To see all of them, bind them by several roles: workflowctl roles bind.';
+        END IF;
+        DELETE FROM workflow_worker w
+        WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.name ^@ mine ORDER BY o.seen_at DESC OFFSET 299 LIMIT 100 FOR UPDATE SKIP LOCKED);
+    END IF;
     INSERT INTO workflow_worker AS w (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, started_at, secret_hash)
     VALUES (workflow_present_v1.id, workflow_worker_name(bound, workflow_present_v1.name),
             ARRAY(SELECT left(p, 200) FROM unnest(workflow_present_v1.prefixes) AS p WHERE bound IS NULL OR p ^@ ANY (bound) LIMIT 100),
