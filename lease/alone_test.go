@@ -322,12 +322,14 @@ func TestKeptAloneInTurns(t *testing.T) {
 	}
 }
 
+const asBefore = `
+	SELECT coalesce(array_agg(id), '{}') FROM workflow_lease_v1('{t,f}', '{a.x,a.x}', '{0,0}', '{1901-01-01,1901-01-01}', ARRAY[$1, $1]::uuid[], '{0,0}', '{9,9}', '{NULL,NULL}', '{NULL,NULL}',
+		false, 9, 9, true, false, false, $2, $3, '{a.x}', '{60}', '{NULL}')`
+
 // leaseAsBefore is a poll of a worker of the version before, which says nothing of what it holds.
 func leaseAsBefore(t *testing.T, pool *pgxpool.Pool, worker string) []uuid.UUID {
 	t.Helper()
-	return query[[]uuid.UUID](t, pool, `
-		SELECT coalesce(array_agg(id), '{}') FROM workflow_lease_v1('{t,f}', '{a.x,a.x}', '{0,0}', '{1901-01-01,1901-01-01}', ARRAY[$1, $1]::uuid[], '{0,0}', '{9,9}', '{NULL,NULL}', '{NULL,NULL}',
-			false, 9, 9, true, false, false, $2, $3, '{a.x}', '{60}', '{NULL}')`, uuid.Nil, uuid.New(), worker)
+	return query[[]uuid.UUID](t, pool, asBefore, uuid.Nil, uuid.New(), worker)
 }
 
 // Of a worker of the version before nobody knows what it leases beside its suspects: they count as not alone. It keeps those alone that are
@@ -358,6 +360,54 @@ func TestWorkersOfTheVersionBefore(t *testing.T) {
 		t.Errorf("another leased %v, want one", leases)
 	}
 	if died(t, pool, lease.Lease{Info: run.Info{ID: first[0]}}) != 1 {
+		t.Error("it has been given back a second attempt")
+	}
+}
+
+// A suspect at its last attempt that refuses every update is set aside when it would be leased beside another, and so is one that refuses
+// to be noted as not alone, and nothing else; those behind it are leased. Of a worker of the version before, too.
+func TestRefusedBeside(t *testing.T) {
+	pool := settledServer(t)
+	for _, when := range []string{`true`, `NEW.alone = false`} {
+		pgtest.ByHand(t, pool, "TRUNCATE workflow_run, workflow_history, workflow_set_aside")
+		held := newPoller(pool, "a.")
+		lastAttempt(t, pool, "a.held", 0)
+		l := one(t, held)
+		guilty := lastAttempt(t, pool, "a.x", 0)
+		innocent := lastAttempt(t, pool, "a.x", 0)
+		add(t, pool, "a.y", -1, time.Minute)
+		raises(t, pool, `OLD.id = '`+guilty.String()+`' AND `+when, "P0001")
+		p := newPoller(pool, "a.")
+		beside(p, l)
+		p.Discover()
+		if leases := acquire(t, p, 10); len(leases) == 0 || leases[0].ID != innocent {
+			t.Errorf("refused if %s: leased %v, want the innocent suspect first", when, names(leases))
+		}
+		if n := query[string](t, pool, `SELECT coalesce(string_agg(id || ' ' || statement, ', '), 'none') FROM workflow_set_aside`); n != guilty.String()+" lease" {
+			t.Errorf("refused if %s: set aside is %s, want the guilty suspect", when, n)
+		}
+		exec(t, pool, `DELETE FROM workflow_set_aside`)
+		if _, err := pool.Exec(t.Context(), asBefore, uuid.Nil, uuid.New(), "old"); err == nil {
+			t.Errorf("refused if %s: a worker of the version before is told of nothing", when)
+		}
+		exec(t, pool, `DROP FUNCTION refuse CASCADE`)
+	}
+}
+
+// One that has been given its attempt back is not given back another, even if a suspect is leased beside it by a worker that does not
+// say that it is to be kept alone.
+func TestKeptAloneIsChargedBesideOthers(t *testing.T) {
+	pool := settledServer(t)
+	id := lastAttempt(t, pool, "a.x", 9)
+	exec(t, pool, "UPDATE workflow_run SET alone = true")
+	p := newPoller(pool, "a.")
+	l := one(t, p)
+	lastAttempt(t, pool, "a.y", 8)
+	l.Alone = false
+	beside(p, l)
+	one(t, p)
+	wantState(t, pool, id, "2 leased alone true")
+	if died(t, pool, l) != 1 {
 		t.Error("it has been given back a second attempt")
 	}
 }

@@ -157,7 +157,7 @@ func (p plan) bad(n int) (list []string) {
 	walk = func(x node) {
 		total := int(x.Rows * x.Loops)
 		switch {
-		case x.Relation == "workflow_pause", x.Relation == "workflow_binding", x.Relation == "workflow_set_aside", x.Relation == "workflow_kept": // a row or two
+		case x.Relation == "workflow_pause", x.Relation == "workflow_binding", x.Relation == "workflow_set_aside", x.Relation == "workflow_kept", x.Relation == "outbox_sink": // a row or two
 		case strings.HasSuffix(x.Type, "Seq Scan"):
 			list = append(list, x.Type+" on "+x.Relation)
 		case x.Index != "" && !slices.Contains(indexes, x.Index):

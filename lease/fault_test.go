@@ -164,3 +164,36 @@ func TestFewerAtATime(t *testing.T) {
 		t.Errorf("leased %d, set aside %d, failed %d times", leased, n, failed)
 	}
 }
+
+// Who looks for the rows that are refused is ended by a person's cancel, and by statement_timeout, while he takes any SQLSTATE for an answer, too.
+func TestCancelEndsTheSearch(t *testing.T) {
+	pool := pgtest.New(t)
+	addMany(t, pool, 20, "a.x", 0)
+	exec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END $$`)
+	exec(t, pool, `CREATE TRIGGER slow BEFORE UPDATE ON workflow_run FOR EACH ROW EXECUTE FUNCTION slow()`)
+	for _, search := range []string{
+		`SELECT FROM workflow_lease_refused_v1('{f}', '{a.x}', '{0}', '{1901-01-01}', '{00000000-0000-0000-0000-000000000000}', '{0}', false, 20, true, 'w', '{a.x}', '{60}', '{NULL}')`,
+		`SELECT workflow_works_v1('lease')`,
+	} {
+		tx := begin(t, pool)
+		exec(t, tx, `SET LOCAL statement_timeout = '200ms'`)
+		start := time.Now()
+		if _, err := tx.Exec(t.Context(), search); fault.State(err) != "57014" || time.Since(start) > 2*time.Second {
+			t.Errorf("%.30s: %v after %v with statement_timeout", search, err, time.Since(start))
+		}
+		tx = begin(t, pool)
+		pid := query[int](t, tx, `SELECT pg_backend_pid()`)
+		done := make(chan error, 1)
+		go func() {
+			_, err := tx.Exec(t.Context(), search)
+			done <- err
+		}()
+		pgtest.Await(t, "it looks", func() bool {
+			return query[bool](t, pool, `SELECT wait_event IS NOT DISTINCT FROM 'PgSleep' FROM pg_stat_activity WHERE pid = $1`, pid)
+		})
+		exec(t, pool, `SELECT pg_cancel_backend($1)`, pid)
+		if err := <-done; fault.State(err) != "57014" {
+			t.Errorf("%.30s: %v after a cancel", search, err)
+		}
+	}
+}

@@ -1,9 +1,11 @@
 package lease_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -194,4 +196,71 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 		fill(t, pool, crowdSize, c.values)
 		measure(c.name)
 	}
+}
+
+// Finding out which run a statement is refused for, and noting that suspects are not alone, touches the runs that are tried and none besides,
+// whatever else is in the table.
+func TestPlansOfRefusals(t *testing.T) {
+	for _, analysed := range []bool{false, true} {
+		t.Run(fmt.Sprint("analysed ", analysed), func(t *testing.T) { testPlansOfRefusals(t, analysed) })
+	}
+}
+
+func testPlansOfRefusals(t *testing.T, analysed bool) {
+	const n = 200
+	pool := settledServer(t)
+	exec(t, pool, "ALTER TABLE workflow_run SET (autovacuum_enabled = off)")
+	addMany(t, pool, 2*n, "q.t1", 0)
+	leases := acquire(t, newPoller(pool, "q."), n)
+	late := newPoller(pool, "q.")
+	late.Worker = "late"
+	expired := acquire(t, late, n/2)
+	expire(t, pool, column(expired)...)
+	suspects := make([]lease.Held, n)
+	for i, l := range leases {
+		suspects[i] = lease.Held{ID: l.ID, Token: l.Token, Length: time.Hour}
+	}
+	ids := column(leases)
+	byHand(t, pool, `UPDATE workflow_run SET suspect = true, max_attempts = 2 WHERE id = ANY ($1)`, ids)
+	lastAttempt(t, pool, "q.t1", 9)
+	for _, kind := range []string{"'q.t1', 0, now() - interval '1 day', 'finished'", "'p' || g % 50 || '.x', 50, now() - interval '1 day', NULL"} {
+		fill(t, pool, 40_000, kind)
+	}
+	if analysed {
+		exec(t, pool, "VACUUM ANALYZE workflow_run")
+	}
+	raises(t, pool, `OLD.id = ANY (ARRAY['`+ids[n/3].String()+`', '`+expired[3].ID.String()+`']::uuid[]) OR OLD.status = 'pending' AND OLD.suspect IS FALSE AND hashtext(OLD.id::text) % 37 = 0`, "XX777")
+	watch(t, pool)
+
+	find := record(t, pool, func(db run.DB) {
+		if aside, err := lease.ExtendRefused(t.Context(), db, suspects, false); err != nil || len(aside) != 1 {
+			t.Fatalf("extend: %v, %v", aside, err)
+		}
+		for _, by := range []string{
+			`SELECT FROM workflow_lease_refused_v1('{f}', '{q.t1}', '{0}', '{1901-01-01}', '{00000000-0000-0000-0000-000000000000}', '{0}', false, 200, false, 'w', '{q.t1}', '{60}', '{NULL}')`,
+			`SELECT FROM workflow_take_back_refused_v1('-infinity', false, false, 'w', 60)`,
+		} {
+			if rows, err := db.Exec(t.Context(), by); err != nil || rows.RowsAffected() == 0 {
+				t.Fatalf("%s: %d, %v", by, rows.RowsAffected(), err)
+			}
+		}
+		exec(t, db, `WITH off AS MATERIALIZED (SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_nestloop', 'off', true))
+			SELECT workflow_try($1, 'settle', false, 'w', NULL, NULL, NULL) FROM off`, ids[:n/3])
+		p := newPoller(db, "q.")
+		p.Suspects = lease.Suspects{Running: true, Last: suspects[:n/3]}
+		if leases := acquire(t, p, 1); len(leases) != 1 || !leases[0].Suspect {
+			t.Fatalf("leased %v, want a suspect", names(leases))
+		}
+	})
+	for _, s := range find {
+		newWatched(t, pool).explain(t, s).check(t, s.sql, n, 0)
+	}
+}
+
+func column(leases []lease.Lease) []uuid.UUID {
+	ids := make([]uuid.UUID, len(leases))
+	for i, l := range leases {
+		ids[i] = l.ID
+	}
+	return ids
 }

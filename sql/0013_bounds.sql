@@ -36,7 +36,7 @@ BEGIN
             AND (NEW.run_at = OLD.run_at OR isfinite(NEW.run_at) AND NEW.run_at >= '2000-01-01' AND NEW.run_at <= now() + interval '10 years 1 day')
             AND (NEW.lease_until IS NULL OR NEW.lease_until IS NOT DISTINCT FROM OLD.lease_until
                  OR isfinite(NEW.lease_until) AND NEW.lease_until <= clock_timestamp() + interval '25 hours')
-            AND (NEW.lease_no = OLD.lease_no OR NEW.status = 'leased' AND NEW.lease_no > OLD.lease_no AND NEW.lease_no - OLD.lease_no = 1
+            AND (NEW.lease_no = OLD.lease_no OR NEW.status = 'leased' AND NEW.lease_no > OLD.lease_no AND NEW.lease_no = OLD.lease_no + 1
                                                 AND isfinite(NEW.started_at) IS TRUE
                  OR OLD.lease_no NOT BETWEEN 0 AND 1000000000000000 AND NEW.lease_no BETWEEN 0 AND 1000000000000000)
             AND (NEW.started_at IS NOT DISTINCT FROM OLD.started_at OR NEW.lease_no > OLD.lease_no
@@ -105,7 +105,7 @@ BEGIN
     ELSIF NEW.status = 'leased' AND (NEW.lease_token IS NULL OR NEW.lease_until IS NULL OR NEW.leased_by IS NULL) THEN
         problem := format('run %s cannot be leased without lease_token, lease_until and leased_by', OLD.id);
         fix := 'Leave leasing to the workers.';
-    ELSIF (OLD.status = 'pending' AND NEW.status = 'leased' OR NEW.lease_no <> OLD.lease_no) AND (NEW.status <> 'leased' OR NEW.lease_no - OLD.lease_no <> 1) THEN
+    ELSIF (OLD.status = 'pending' AND NEW.status = 'leased' OR NEW.lease_no <> OLD.lease_no) AND (NEW.status <> 'leased' OR NEW.lease_no = OLD.lease_no OR NEW.lease_no <> OLD.lease_no + 1) THEN
         problem := format('run %s: every lease takes the next lease_no, and nothing else changes it', OLD.id);
         fix := 'Leave leasing to the workers.';
     ELSIF NEW.status = 'leased' AND NEW.lease_no <> OLD.lease_no AND NOT coalesce(isfinite(NEW.started_at), false) THEN
@@ -131,7 +131,7 @@ CREATE OR REPLACE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_ru
     FOR EACH ROW WHEN (( -- what is unknown is no reason: null passes
         NEW.lease_until <= clock_timestamp() + interval '25 hours'
         AND CASE WHEN NEW.lease_no = OLD.lease_no THEN NEW.started_at IS NOT DISTINCT FROM OLD.started_at
-            ELSE NEW.status = 'leased' AND NEW.lease_no > OLD.lease_no AND NEW.lease_no - OLD.lease_no = 1 AND NEW.started_at IS NOT NULL END
+            ELSE NEW.status = 'leased' AND NEW.lease_no > OLD.lease_no AND NEW.lease_no = OLD.lease_no + 1 AND NEW.started_at IS NOT NULL END
         AND CASE OLD.status
             WHEN 'pending' THEN CASE WHEN NEW.lease_no > OLD.lease_no THEN NEW.attempt - OLD.attempt = ANY ('{0,1}') AND num_nulls(NEW.lease_token, NEW.lease_until, NEW.leased_by) = 0
                                      ELSE NEW.attempt = OLD.attempt AND NEW.status = ANY ('{pending,cancelled}') END
@@ -143,7 +143,7 @@ CREATE OR REPLACE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_ru
     ) IS FALSE)
     EXECUTE FUNCTION workflow_run_refuse_update();
 CREATE OR REPLACE TRIGGER workflow_run_update_guard_due BEFORE UPDATE OF postponed, run_at ON workflow_run
-    FOR EACH ROW WHEN (((NEW.postponed = OLD.postponed OR OLD.status = 'leased' AND NEW.postponed - OLD.postponed = 1 OR OLD.status = 'failed' AND NEW.postponed = 0)
+    FOR EACH ROW WHEN (((NEW.postponed = OLD.postponed OR OLD.status = 'leased' AND NEW.postponed > OLD.postponed AND NEW.postponed = OLD.postponed + 1 OR OLD.status = 'failed' AND NEW.postponed = 0)
         AND NEW.run_at BETWEEN '2000-01-01' AND now() + interval '10 years 1 day') IS FALSE)
     EXECUTE FUNCTION workflow_run_refuse_update();
 
@@ -344,12 +344,24 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     bound text[] := workflow_bound_prefixes();
     hash  bytea  := sha256(uuid_send(secret));
+    mine  text   := CASE WHEN bound IS NOT NULL THEN workflow_role() || '/' END; -- how the names of its workers begin
 BEGIN
+    IF secret IS NULL THEN
+        RAISE EXCEPTION 'workflow_present_v1: secret is null' USING ERRCODE = 'null_value_not_allowed', HINT = 'Draw a uuid when the worker starts, and keep it: with that alone its row is changed or taken away.';
+    END IF;
     IF EXISTS (SELECT FROM workflow_worker o WHERE o.id = workflow_present_v1.id AND o.secret_hash IS DISTINCT FROM hash) THEN
         RETURN false; -- before its row is locked
     END IF;
     DELETE FROM workflow_worker w
     WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.seen_at < now() - interval '1 day' AND o.id <> workflow_present_v1.id LIMIT 100 FOR UPDATE SKIP LOCKED); -- those that died long ago
+    IF mine IS NOT NULL AND NOT EXISTS (SELECT FROM workflow_worker o WHERE o.id = workflow_present_v1.id) THEN -- people and views read them all
+        IF (SELECT count(*) FROM workflow_worker o WHERE o.name ^@ mine AND o.seen_at > now() - interval '45 seconds') >= 300 THEN
+            RAISE EXCEPTION 'workflow_present_v1: role % has 300 live workers, and more are not told of', workflow_role()
+                USING ERRCODE = 'configuration_limit_exceeded', HINT = 'They work all the same. To see all of them, bind them by several roles: workflowctl roles bind.';
+        END IF;
+        DELETE FROM workflow_worker w
+        WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.name ^@ mine ORDER BY o.seen_at DESC OFFSET 299 LIMIT 100 FOR UPDATE SKIP LOCKED);
+    END IF;
     INSERT INTO workflow_worker AS w (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, started_at, secret_hash)
     VALUES (workflow_present_v1.id, workflow_worker_name(bound, workflow_present_v1.name),
             ARRAY(SELECT left(p, 200) FROM unnest(workflow_present_v1.prefixes) AS p WHERE bound IS NULL OR p ^@ ANY (bound) LIMIT 100),
@@ -523,13 +535,13 @@ END
 $fn$;
 REVOKE ALL ON FUNCTION workflow_refuse_step() FROM PUBLIC;
 
--- Differences do not overflow: the CHECKs keep both ends positive. Rows from before that have not can be changed by nobody, and are told of.
+-- No difference is taken: it overflows where a row is from before the CHECKs.
 CREATE TRIGGER process_instance_version_step AFTER UPDATE OF version ON process_instance
-    FOR EACH ROW WHEN (NEW.version - OLD.version NOT BETWEEN 0 AND 1) EXECUTE FUNCTION workflow_refuse_step('grows by one with each change', 'version');
+    FOR EACH ROW WHEN (NEW.version NOT IN (OLD.version, least(OLD.version, 1000000000000000) + 1)) EXECUTE FUNCTION workflow_refuse_step('grows by one with each change', 'version');
 CREATE TRIGGER process_token_version_step AFTER UPDATE OF version ON process_token
-    FOR EACH ROW WHEN (NEW.version - OLD.version NOT BETWEEN 0 AND 1) EXECUTE FUNCTION workflow_refuse_step('grows by one with each change', 'version');
+    FOR EACH ROW WHEN (NEW.version NOT IN (OLD.version, least(OLD.version, 1000000000000000) + 1)) EXECUTE FUNCTION workflow_refuse_step('grows by one with each change', 'version');
 CREATE TRIGGER user_task_version_step AFTER UPDATE OF version ON user_task
-    FOR EACH ROW WHEN (NEW.version - OLD.version NOT BETWEEN 0 AND 1) EXECUTE FUNCTION workflow_refuse_step('grows by one with each change', 'version');
+    FOR EACH ROW WHEN (NEW.version NOT IN (OLD.version, least(OLD.version, 1000000000000000) + 1)) EXECUTE FUNCTION workflow_refuse_step('grows by one with each change', 'version');
 CREATE TRIGGER each_progress_next_step AFTER UPDATE OF next ON each_progress
     FOR EACH ROW WHEN (NEW.next NOT BETWEEN OLD.next AND NEW.total) EXECUTE FUNCTION workflow_refuse_step('grows up to total', 'next');
 CREATE TRIGGER each_progress_done_step AFTER UPDATE OF done ON each_progress

@@ -32,24 +32,26 @@ COMMENT ON FUNCTION workflow_remedy(text) IS 'What is tried first after a statem
 
 -- What a worker's statement would do to runs, tried and undone, as that worker and with its terms: those of leases are by type, those of
 -- heartbeats by run. It answers with SQLSTATE, message and constraint; null: it goes through. What is no answer about rows is raised, unless any code is
--- to be taken for one.
+-- to be taken for one. A cancel that no trigger has raised is none in any case: statement_timeout comes once, and a person must not have to ask twice.
 CREATE OR REPLACE FUNCTION workflow_try(ids uuid[], statement text, any_code boolean, worker text, term_types text[], lengths float8[], timeouts float8[]) RETURNS text[]
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     token  uuid := gen_random_uuid();
     called text := workflow_worker_name(workflow_bound_prefixes(), worker);
     held   uuid[];
+    joined uuid[] := ids; -- a suspect may have to join others
     span   float8[];
     done   bigint := cardinality(ids);
     state  text;
     words  text;
     rule   text;
+    place  text;
 BEGIN
     IF statement = 'take back' THEN
         PERFORM FROM workflow_take_back(ids, '{1}', token, worker, lengths[1]);
     ELSIF statement IN ('extend', 'settle') THEN
         SELECT array_agg(w.lease_token ORDER BY o.place), array_agg(coalesce(t.length, 1) ORDER BY o.place) INTO held, span
-        FROM unnest(ids) WITH ORDINALITY AS o (id, place) LEFT JOIN workflow_run w ON w.id = o.id LEFT JOIN unnest(term_types, lengths) AS t (id, length) ON t.id = o.id::text;
+        FROM unnest(ids) WITH ORDINALITY AS o (id, place) LEFT JOIN workflow_run w ON w.id = o.id AND w.id = ANY (ids) LEFT JOIN unnest(term_types, lengths) AS t (id, length) ON t.id = o.id::text;
         IF statement = 'extend' THEN
             done := (SELECT count(*) FROM workflow_extend_v1(ids, held, span));
         ELSE -- every other one fails, which has a history and is told of
@@ -61,6 +63,7 @@ BEGIN
         UPDATE workflow_run w
         SET status = 'leased', lease_token = token, leased_by = called, lease_no = w.lease_no + 1,
             attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
+            alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
             started_at = statement_timestamp(), updated_at = statement_timestamp(),
             lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
             deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
@@ -77,8 +80,8 @@ EXCEPTION
     WHEN SQLSTATE 'WF001' THEN
         RETURN NULL;
     WHEN OTHERS OR assert_failure OR query_canceled THEN
-        GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, words = MESSAGE_TEXT, rule = CONSTRAINT_NAME;
-        IF NOT any_code AND workflow_remedy(state) IN ('again', 'anew', 'fewer') THEN
+        GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, words = MESSAGE_TEXT, rule = CONSTRAINT_NAME, place = PG_EXCEPTION_CONTEXT;
+        IF NOT any_code AND workflow_remedy(state) IN ('again', 'anew', 'fewer') OR state = '57014' AND place !~ '^[^\n]* RAISE(\n|$)' THEN
             RAISE;
         END IF;
         RETURN ARRAY[state, words, rule];
@@ -94,6 +97,8 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     controls uuid[] := ARRAY[workflow_uuid(), workflow_uuid()];
     kind     text   := coalesce((workflow_bound_prefixes())[1], 'workflow.') || 'control.v1';
+    state    text;
+    place    text;
 BEGIN
     INSERT INTO workflow_run (id, type) SELECT c, kind FROM unnest(controls) AS c;
     IF statement <> 'lease' THEN
@@ -107,7 +112,12 @@ BEGIN
     RAISE EXCEPTION 'it does not' USING ERRCODE = 'WF002';
 EXCEPTION
     WHEN SQLSTATE 'WF001' THEN RETURN true;
-    WHEN OTHERS OR assert_failure OR query_canceled THEN RETURN false;
+    WHEN OTHERS OR assert_failure OR query_canceled THEN
+        GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, place = PG_EXCEPTION_CONTEXT;
+        IF state = '57014' AND place !~ '^[^\n]* RAISE(\n|$)' THEN -- as in workflow_try
+            RAISE;
+        END IF;
+        RETURN false;
 END
 $fn$;
 

@@ -26,7 +26,7 @@ COMMENT ON COLUMN workflow_run.alone IS 'Of a suspect: false, another suspect is
 -- One that is kept alone (solo) is leased when the caller holds no suspect at all (not accompanied) and no other is due. Once it has been due
 -- for a minute the others wait until it has had its turn; not so for a caller that has just had one (patient).
 --
--- suspected are the suspects among ids, and lasts those of them that are at their last attempt and not solo.
+-- suspected are the suspects among ids, and lasts those of them that are at their last attempt and not solo: the lease notes of these whether they join others (joined).
 DROP FUNCTION workflow_due(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean);
 CREATE FUNCTION workflow_due(
     suspects boolean[], types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], rooms integer[], teams text[], mosts integer[],
@@ -104,41 +104,30 @@ BEGIN
 END
 $fn$;
 
--- Before suspects are leased: notes which runs are not alone because of it, of those that the caller holds (held, by their tokens) and of
--- those that are to be leased (joined). False: somebody has one locked, or the database refuses it. Then none of the suspects may be
--- leased. It waits for nobody. That the others are alone is noted if it can be: without it, one is given back an attempt too many at worst.
-CREATE FUNCTION workflow_beside(held uuid[], held_tokens uuid[], suspected uuid[], joined uuid[]) RETURNS boolean
+-- Before suspects are leased: notes that those which the caller holds (held, by their tokens) are not alone because of it. False: somebody has one
+-- locked, or the database refuses it. Then none of the suspects may be leased. It waits for nobody. What is held ends, so that is not for ever; of
+-- those that are to be leased the lease itself notes it, so that who refuses that is set aside as any other. One that is kept alone stays so: its attempt was given back.
+CREATE FUNCTION workflow_beside(held uuid[], held_tokens uuid[]) RETURNS boolean
 LANGUAGE plpgsql AS $fn$
 DECLARE
-    missed boolean := false;
+    missed boolean;
 BEGIN
-    BEGIN
-        IF cardinality(held) > 0 THEN
-            WITH theirs AS MATERIALIZED (
-                SELECT h.id, h.token FROM unnest(held, held_tokens) AS h (id, token) JOIN workflow_run w ON w.id = h.id AND w.lease_token = h.token
-                WHERE w.id = ANY (held) AND w.alone IS DISTINCT FROM false
-            ), mine AS MATERIALIZED (
-                SELECT w.id
-                FROM workflow_run w JOIN theirs t ON w.id = t.id AND w.lease_token = t.token
-                WHERE w.id = ANY (held)
-                ORDER BY w.id
-                FOR UPDATE OF w SKIP LOCKED
-            ), noted AS (
-                UPDATE workflow_run w SET alone = false, updated_at = clock_timestamp() WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) RETURNING w.id
-            )
-            SELECT count(*) < (SELECT count(*) FROM theirs) INTO missed FROM noted;
-        END IF;
-        UPDATE workflow_run w SET alone = false, updated_at = clock_timestamp() WHERE w.id = ANY (joined) AND w.alone IS NULL;
-    EXCEPTION WHEN OTHERS OR assert_failure THEN
-        RETURN false;
-    END;
-    BEGIN
-        UPDATE workflow_run w SET alone = NULL, updated_at = clock_timestamp()
-        WHERE w.id = ANY (suspected) AND w.alone IS FALSE AND (w.id = ANY (joined)) IS NOT TRUE;
-    EXCEPTION WHEN OTHERS OR assert_failure THEN
-        NULL;
-    END;
+    WITH theirs AS MATERIALIZED (
+        SELECT h.id, h.token FROM unnest(held, held_tokens) AS h (id, token) JOIN workflow_run w ON w.id = h.id AND w.lease_token = h.token
+        WHERE w.id = ANY (held) AND w.alone IS NULL
+    ), mine AS MATERIALIZED (
+        SELECT w.id
+        FROM workflow_run w JOIN theirs t ON w.id = t.id AND w.lease_token = t.token
+        WHERE w.id = ANY (held)
+        ORDER BY w.id
+        FOR UPDATE OF w SKIP LOCKED
+    ), noted AS (
+        UPDATE workflow_run w SET alone = false, updated_at = clock_timestamp() WHERE w.id = ANY (ARRAY(SELECT m.id FROM mine m)) RETURNING w.id
+    )
+    SELECT count(*) < (SELECT count(*) FROM theirs) INTO missed FROM noted;
     RETURN NOT missed;
+EXCEPTION WHEN OTHERS OR assert_failure THEN
+    RETURN false;
 END
 $fn$;
 
@@ -157,6 +146,7 @@ DECLARE
     running boolean := false;
     kept    boolean := false;
     ripe    record;
+    joined  uuid[];
 BEGIN
     IF true = ANY (suspects) THEN -- by a worker of the version before, which does not say what it holds
         called := workflow_worker_name(workflow_bound_prefixes(), worker);
@@ -164,9 +154,10 @@ BEGIN
         FROM workflow_run w WHERE w.status = 'leased' AND w.suspect AND w.leased_by = called AND w.deadline_at IS DISTINCT FROM w.started_at;
     END IF;
     ripe := workflow_due(suspects, types, priorities, from_at, from_id, graces, rooms, teams, mosts, steps, most_suspects, most, shared, watched, alone, running);
-    IF ripe.suspected IS NOT NULL AND (kept OR NOT workflow_beside(NULL, NULL, ripe.suspected, ripe.lasts)) THEN
+    IF kept AND ripe.suspected IS NOT NULL THEN
         ripe.ids := ARRAY(SELECT i FROM unnest(ripe.ids) AS i WHERE i <> ALL (ripe.suspected));
     END IF;
+    joined := ripe.lasts;
     IF ripe.ids IS NULL OR ripe.ids = '{}' THEN
         RETURN;
     END IF;
@@ -175,6 +166,7 @@ BEGIN
     UPDATE workflow_run w
     SET status = 'leased', lease_token = token, leased_by = called, lease_no = w.lease_no + 1,
         attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
+        alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
         started_at = statement_timestamp(), updated_at = statement_timestamp(),
         lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
         deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
@@ -202,11 +194,13 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bit
 #variable_conflict use_column
 DECLARE
     called text;
+    joined uuid[];
     ripe   record := workflow_due(suspects, types, priorities, from_at, from_id, graces, rooms, teams, mosts, steps, most_suspects, most, shared, watched, alone, accompanied, patient);
 BEGIN
-    IF ripe.suspected IS NOT NULL AND NOT workflow_beside(held, held_tokens, ripe.suspected, CASE WHEN accompanied OR strays THEN ripe.lasts END) THEN
+    IF ripe.suspected IS NOT NULL AND cardinality(held) > 0 AND NOT workflow_beside(held, held_tokens) THEN
         ripe.ids := ARRAY(SELECT i FROM unnest(ripe.ids) AS i WHERE i <> ALL (ripe.suspected));
     END IF;
+    joined := CASE WHEN accompanied OR strays THEN ripe.lasts END;
     IF ripe.ids IS NULL OR ripe.ids = '{}' THEN
         RETURN;
     END IF;
@@ -215,6 +209,7 @@ BEGIN
     UPDATE workflow_run w
     SET status = 'leased', lease_token = token, leased_by = called, lease_no = w.lease_no + 1,
         attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
+        alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
         started_at = statement_timestamp(), updated_at = statement_timestamp(),
         lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
         deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
@@ -288,7 +283,7 @@ END
 $fn$;
 
 REVOKE ALL ON FUNCTION workflow_due(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean, boolean, boolean) FROM PUBLIC;
-REVOKE ALL ON FUNCTION workflow_beside(uuid[], uuid[], uuid[], uuid[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION workflow_beside(uuid[], uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION workflow_lease_v2(boolean[], text[], integer[], timestamptz[], uuid[], float8[], integer[], text[], integer[], boolean, integer, integer, boolean, boolean, boolean, uuid, text, text[], float8[], float8[], uuid[], uuid[], boolean, boolean, boolean) FROM PUBLIC;
 
 -- Whoever may lease goes on to.

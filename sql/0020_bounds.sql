@@ -355,7 +355,8 @@ BEGIN
                     EXECUTE format('SELECT left(%I::text, 100) FROM %I WHERE %s', c."column", t, workflow_row_is(b.key)) INTO given;
                     "table" := t; key := b.key; "column" := c."column"; allowed := c.allowed; open := b.open;
                     value := CASE WHEN c.kind IN ('times', 'numbers') THEN given ELSE 'too large' END; -- and nothing of a payload
-                    fix := CASE WHEN t = 'workflow_run' AND c.nearest IS NULL AND b.open THEN format('SELECT workflow_cancel(%L, ''too large'')', b.key->>'id')
+                    fix := CASE WHEN t = 'workflow_override' THEN 'none: it is a record, which nobody changes'
+                                WHEN t = 'workflow_run' AND c.nearest IS NULL AND b.open THEN format('SELECT workflow_cancel(%L, ''too large'')', b.key->>'id')
                                 WHEN t = 'process_instance' AND c.nearest IS NULL AND b.open
                                     THEN format('INSERT INTO workflow_run (type, payload) VALUES (''graph.cancel.v1'', ''{"instance": "%s"}'')', b.key->>'id')
                                 ELSE format('BEGIN; SET LOCAL workflow.override = ''it was beyond its bound''; UPDATE %I SET %I = %s WHERE %s; COMMIT', t, c."column", coalesce(c.nearest, '''{}'''), workflow_row_is(b.key)) END;

@@ -185,6 +185,27 @@ func TestPresenceIsBounded(t *testing.T) {
 	g.expect("rows, after the hash was tried", g.do(`SELECT count(*) FROM workflow_worker`), "1")
 }
 
+// A bound role has three hundred rows at most, however many workers it tells of, and whether they live or not; the next one is told so. A row without
+// a secret, which nobody could change, there is none.
+func TestPresenceIsNoFlood(t *testing.T) {
+	g := withRoles(t)
+	media, billing := g.as("media"), g.as("billing")
+	present := func(n string) string {
+		return `SELECT count(*) FROM generate_series(1, ` + n + `) AS g WHERE workflow_present_v1(gen_random_uuid(), gen_random_uuid(), 'w' || g, '{media.}', '{media.}', true, 10, 1, 'v', 'h', 1, 0)`
+	}
+	media.do(present("300"))
+	media.refused(present("1"), "53400", "bind", "300 live workers")
+	billing.expect("another's", billing.do(present("1")), "1")
+	first := g.do(`SELECT id FROM workflow_worker WHERE name ~ '/w1$' AND name ~ 'media'`)
+	g.do(`BEGIN; SET LOCAL session_replication_role = replica; UPDATE workflow_worker SET seen_at = now() - interval '50 seconds' WHERE id <> '` + first + `'; COMMIT`)
+	media.do(present("250"))
+	g.expect("rows", g.do(`SELECT count(*) FROM workflow_worker WHERE name ~ 'media'`), "300")
+	g.expect("rows of one that lives", g.do(`SELECT count(*) FROM workflow_worker WHERE id = '`+first+`'`), "1")
+	for _, s := range []*session{media, g.session} {
+		s.refused(`SELECT workflow_present_v1(gen_random_uuid(), NULL, 'w', '{media.}', '{media.}', true, 10, 1, 'v', 'h', 1, 0)`, "22004", "uuid", "secret is null")
+	}
+}
+
 // settleRun is what somebody would try who wants to settle a run that is not his.
 const settleRun = `WITH u AS (UPDATE workflow_run SET status = 'succeeded', result = '{}', lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL,
 	finished_at = now() WHERE id = '%s' RETURNING 1) SELECT count(*) FROM u`

@@ -216,16 +216,35 @@ func TestUpgradeOfEveryTable(t *testing.T) {
 	for _, b := range s.list(`SELECT concat_ws(' ', "table", "column", value, key, fix) FROM workflow_out_of_bounds(most => 10000) WHERE open`) {
 		t.Errorf("not over, and beyond its bounds: %.300s", b)
 	}
-	for _, fix := range s.list(`SELECT fix FROM workflow_out_of_bounds(most => 10000)`) {
+	for _, fix := range s.list(`SELECT fix FROM workflow_out_of_bounds(most => 10000) WHERE "table" <> 'workflow_override'`) { // that is a record, which nobody changes
 		if _, err := s.try(fix); err != nil {
 			_, _ = s.try(`ROLLBACK`)
 			t.Errorf("%.300s: %v", fix, err)
 		}
 	}
-	for _, check := range s.list(`SELECT relation || ' ' || name FROM workflow_bound_check WHERE valid IS NOT TRUE`) {
+	for _, check := range s.list(`SELECT relation || ' ' || name FROM workflow_bound_check WHERE valid IS NOT TRUE AND relation <> 'workflow_override'`) {
 		table, _, _ := strings.Cut(check, " ")
 		if left := s.do(`SELECT cardinality(workflow_validate_bounds_v1('` + table + `'))`); left != "0" {
 			t.Errorf("%s is not valid after all is done as told: %s", check, s.do(`SELECT string_agg(concat_ws(' ', "column", value, fix), '; ') FROM workflow_out_of_bounds('`+table+`')`))
 		}
 	}
+	// By itself, the migration that adds the CHECKs stops at an open row that is beyond one, and names it and what to do: no CHECK is there that would
+}
+
+// refuse its cancel. What is over stops nothing, and done as told it goes on.
+func TestBoundsAreNotAddedOverOpenRows(t *testing.T) {
+	s := connect(t, pgtest.Empty(t))
+	const bounded = 21
+	if err := sql.UpTo(t.Context(), s.conn, bounded-1); err != nil {
+		t.Fatal(err)
+	}
+	s.do(`SET session_replication_role = replica`)
+	over, open := s.enqueue(), s.enqueue()
+	s.do(`UPDATE workflow_run SET postponed = 2147483647; UPDATE workflow_run SET status = 'succeeded', finished_at = now() WHERE id = '` + over + `'`)
+	s.do(`SET session_replication_role = origin`)
+	s.refused(`BEGIN; `+sql.Migrations()[bounded-1].SQL, "23514", "workflowctl migrate up", "workflow_run", open, "postponed")
+	s.do(`ROLLBACK`)
+	s.do(`SELECT workflow_cancel('` + open + `')`)
+	s.do(`BEGIN; ` + sql.Migrations()[bounded-1].SQL + `; COMMIT`)
+	s.expect("CHECKs that are missing", s.do(`SELECT count(*) FROM workflow_bound_check WHERE valid IS NULL`), "0")
 }
