@@ -9,10 +9,13 @@ CREATE TABLE workflow_trace (
     seq    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     run    uuid        NOT NULL,
-    op     text        NOT NULL, -- which of the engine's functions did it; enqueue, remove, or edit: a statement that is none of them
+    op     text        NOT NULL, -- which of the engine's functions did it; enqueue, remove, or edit: a statement that is none of them; keep, fail or over
     over   boolean     NOT NULL, -- the lease had expired
     was    workflow_traced,
-    became workflow_traced
+    became workflow_traced,
+    kept   uuid,                 -- of keep, fail and over, which change no run: the token under which an outcome is kept,
+    keeps  text,                 -- its verdict, or effects
+    worker text                  -- and whose it is
 );
 
 CREATE FUNCTION workflow_trace() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -42,6 +45,24 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+-- What is kept. Deferred, so that it comes at the end of its transaction: after what that does to the run, whose row is locked from there on.
+CREATE FUNCTION workflow_trace_kept() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    k workflow_kept := OLD;
+BEGIN
+    IF TG_OP <> 'DELETE' THEN
+        k := NEW;
+    END IF;
+    INSERT INTO workflow_trace (run, op, over, kept, keeps, worker)
+    VALUES (k.run, CASE TG_OP WHEN 'DELETE' THEN 'over' WHEN 'INSERT' THEN 'keep' ELSE CASE WHEN NEW.token = OLD.token THEN 'fail' ELSE 'keep' END END, false,
+            k.token, CASE WHEN k.effects THEN 'effects' ELSE k.verdict END, k.worker);
+    RETURN NULL;
+END
+$$;
+
+CREATE CONSTRAINT TRIGGER workflow_trace_kept AFTER INSERT OR UPDATE OR DELETE ON workflow_kept
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION workflow_trace_kept();
 
 CREATE TRIGGER workflow_trace_rows AFTER INSERT OR DELETE ON workflow_run FOR EACH ROW EXECUTE FUNCTION workflow_trace();
 CREATE TRIGGER workflow_trace_changes AFTER UPDATE ON workflow_run
