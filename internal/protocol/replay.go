@@ -24,6 +24,7 @@ type Replay struct {
 	seen    automaton
 	run     *replayed
 	workers map[string][]interval
+	faults  []span // when settling has failed for each and every run
 	verdict Verdicts
 }
 
@@ -70,9 +71,16 @@ type replayed struct {
 	held   interval // its current lease
 }
 
-// Add takes the next event. Those of one run follow each other, in their order.
+// Add takes the next event. Those of one run follow each other, in their order; faults may come at any time.
 func (r *Replay) Add(e Event) {
+	if e.Op == "fault" {
+		r.faults = append(r.faults, span{e.At.Add(-lately), e.At.Add(lately)})
+		return
+	}
 	if r.run == nil || r.run.id != e.Run {
+		if r.run != nil {
+			r.ended(endless)
+		}
 		r.run = &replayed{id: e.Run, token: map[uuid.UUID]uint16{}}
 		r.verdict.Runs++
 		if r.LeaveOut != nil && r.LeaveOut(e.Run) {

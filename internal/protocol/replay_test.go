@@ -511,3 +511,63 @@ func TestLeftOut(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 }
+
+// overlapping replays leases of one worker which began at the same time, a millisecond apart: each goes on as it is told.
+func overlapping(slots int, faults []time.Duration, tells ...func(*script) *script) Verdicts {
+	r := Replay{Slots: slots, Watch: 1500 * time.Millisecond}
+	random := rand.New(rand.NewPCG(9, 9))
+	begin := time.Date(2026, 1, 1, 14, 0, 0, 0, time.UTC)
+	for _, after := range faults {
+		r.Add(Event{Op: "fault", At: begin.Add(after)})
+	}
+	for i, tell := range tells {
+		h := scripted(random, 3)
+		h.at = begin.Add(time.Duration(i) * time.Millisecond)
+		for _, e := range tell(h.lease("a").wait(time.Second).extend()).events {
+			r.Add(e)
+		}
+	}
+	return r.Verdicts()
+}
+
+// A lease that is still held when the trace ends counts as any other.
+func TestHeldAtTheEnd(t *testing.T) {
+	held := func(h *script) *script { return h }
+	for slots, wrong := range map[int]int{2: 1, 3: 0} {
+		if v := overlapping(slots, nil, held, held, held); len(v.Wrong) != wrong || wrong > 0 && v.Wrong[0].Kind != Crowded {
+			t.Errorf("three leases of a worker with %d slots: %v, want %d", slots, v.Wrong, wrong)
+		}
+	}
+}
+
+// What waits for being settled needs no slot: as much of it as there are slots is beside them. That is what is kept in the end, and may be
+// anything while settling fails for every run.
+func TestParked(t *testing.T) {
+	done := func(h *script) *script { return h.settle("succeeded") }
+	kept := func(h *script) *script {
+		return h.keep("succeeded").wait(9*time.Second).settleBy("b", "succeeded").kept("over")
+	}
+	for name, test := range map[string]struct {
+		slots  int
+		faults []time.Duration
+		tells  []func(*script) *script
+		wrong  int
+	}{
+		"one of two is kept":                      {slots: 1, tells: []func(*script) *script{done, kept}},
+		"the first of two is kept":                {slots: 1, tells: []func(*script) *script{kept, done}},
+		"two of three are kept":                   {slots: 1, tells: []func(*script) *script{done, kept, kept}, wrong: 1},
+		"one of three is kept":                    {slots: 1, tells: []func(*script) *script{done, done, kept}, wrong: 1},
+		"two, while settling fails":               {slots: 1, faults: []time.Duration{3 * time.Second}, tells: []func(*script) *script{done, done}},
+		"three, while settling fails":             {slots: 1, faults: []time.Duration{3 * time.Second}, tells: []func(*script) *script{done, done, done}, wrong: 1},
+		"two, and settling has failed before":     {slots: 1, faults: []time.Duration{-time.Minute}, tells: []func(*script) *script{done, done}, wrong: 1},
+		"two, and settling has failed afterwards": {slots: 1, faults: []time.Duration{time.Minute}, tells: []func(*script) *script{done, done}, wrong: 1},
+	} {
+		v := overlapping(test.slots, test.faults, test.tells...)
+		if len(v.Wrong) != test.wrong || test.wrong > 0 && v.Wrong[0].Kind != Crowded {
+			t.Errorf("%s: %v, want %d", name, v.Wrong, test.wrong)
+		}
+		if v.Runs != len(test.tells) {
+			t.Errorf("%s: %d runs", name, v.Runs)
+		}
+	}
+}

@@ -17,7 +17,7 @@ type Event struct {
 	Seq  int64     // in the order of the commits of a run
 	At   time.Time // by the database's clock
 	Run  uuid.UUID
-	Op   string // lease, extend, settle, take back, give back, cancel, retry, release or delete: the function that did it; enqueue, remove; edit: any other statement; keep, fail, over: what it has come to is kept, is to be a failure, is kept no more
+	Op   string // lease, extend, settle, take back, give back, cancel, retry, release or delete: the function that did it; enqueue, remove; edit: any other statement; keep, fail, over: what it has come to is kept, is to be a failure, is kept no more; fault, of no run: settling fails for each and every one
 	Over bool   // the lease that it had had expired
 
 	Was, Became Traced

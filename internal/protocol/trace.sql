@@ -9,7 +9,7 @@ CREATE TABLE workflow_trace (
     seq    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     run    uuid        NOT NULL,
-    op     text        NOT NULL, -- which of the engine's functions did it; enqueue, remove, or edit: a statement that is none of them; keep, fail or over
+    op     text        NOT NULL, -- which of the engine's functions did it; enqueue, remove, or edit: a statement that is none of them; keep, fail or over; fault
     over   boolean     NOT NULL, -- the lease had expired
     was    workflow_traced,
     became workflow_traced,
@@ -63,6 +63,17 @@ $$;
 
 CREATE CONSTRAINT TRIGGER workflow_trace_kept AFTER INSERT OR UPDATE OR DELETE ON workflow_kept
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION workflow_trace_kept();
+
+-- Workers that find out that they can settle nothing say so, again and again. That is of no run.
+CREATE FUNCTION workflow_trace_fault() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO workflow_trace (run, op, over) VALUES ('00000000-0000-0000-0000-000000000000', 'fault', false);
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER workflow_trace_fault AFTER INSERT OR UPDATE ON workflow_fault
+    FOR EACH ROW WHEN (NEW.statement = 'settle') EXECUTE FUNCTION workflow_trace_fault();
 
 CREATE TRIGGER workflow_trace_rows AFTER INSERT OR DELETE ON workflow_run FOR EACH ROW EXECUTE FUNCTION workflow_trace();
 CREATE TRIGGER workflow_trace_changes AFTER UPDATE ON workflow_run

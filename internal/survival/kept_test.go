@@ -21,7 +21,7 @@ func TestWhatIsKept(t *testing.T) {
 	pool := connect(t, url)
 	first := start(t, url, "first")
 	kept, cancelled, toFail, effect := odd(t, pool, "chaos.sleep"), odd(t, pool, "chaos.sleep"), odd(t, pool, "chaos.sleep"), odd(t, pool, "chaos.effect")
-	refuse(t, pool)
+	refuse(t, pool, "chaos.")
 	areKept(t, pool, 4)
 	execute(t, pool, `SELECT workflow_cancel($1, 'enough')`, cancelled)
 	execute(t, pool, `SELECT workflow_fail($1, 'it is no use')`, toFail)
@@ -61,7 +61,7 @@ func TestKeptAndTakenBack(t *testing.T) {
 	url := pgtest.URL(t)
 	pool := connect(t, url)
 	id := odd(t, pool, "chaos.sleep")
-	refuse(t, pool)
+	refuse(t, pool, "chaos.")
 	start(t, url, "first")
 	areKept(t, pool, 1)
 	execute(t, pool, `CREATE TABLE nothing_kept (LIKE workflow_kept)`)
@@ -76,6 +76,30 @@ func TestKeptAndTakenBack(t *testing.T) {
 	}
 }
 
+// A worker holds more leases than it has slots while outcomes are refused: those of some runs, or of each and every one. The replay knows which.
+func TestParked(t *testing.T) {
+	t.Parallel()
+	for name, of := range map[string]string{"some": "chaos.", "all": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.URL(t)
+			pool := connect(t, url)
+			refuse(t, pool, of)
+			for range 3 * slots {
+				odd(t, pool, "chaos.sleep")
+			}
+			start(t, url, "first")
+			pgtest.AwaitFor(t, 20*time.Second, "it to hold more than it has slots", func() bool {
+				return number(t, pool, `SELECT count(*) FROM workflow_run r WHERE lease_until > now() AND NOT EXISTS (SELECT FROM workflow_kept k WHERE k.run = r.id)`) > slots
+			})
+			time.Sleep(2 * lease)
+			execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
+			settled(t, pool)
+			check(t, pool)
+		})
+	}
+}
+
 func odd(t *testing.T, pool *pgxpool.Pool, typ string) uuid.UUID {
 	t.Helper()
 	added, err := run.Enqueue(t.Context(), pool, run.New{Type: typ, Payload: map[string]any{"ms": 1500, "key": "k"}, MaxAttempts: 3})
@@ -85,12 +109,12 @@ func odd(t *testing.T, pool *pgxpool.Pool, typ string) uuid.UUID {
 	return added.ID
 }
 
-// refuse has the database refuse every outcome of the runs that there are, but not that they are taken back.
-func refuse(t *testing.T, pool *pgxpool.Pool) {
+// refuse has the database refuse every outcome of runs of a prefix, but not that they are taken back.
+func refuse(t *testing.T, pool *pgxpool.Pool, prefix string) {
 	t.Helper()
 	execute(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$`)
 	execute(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW
-		WHEN (OLD.type LIKE 'chaos.%' AND OLD.status = 'leased' AND NEW.status IN ('succeeded', 'failed')) EXECUTE FUNCTION refuse()`)
+		WHEN (OLD.type ^@ '`+prefix+`' AND OLD.status = 'leased' AND NEW.status IN ('succeeded', 'failed')) EXECUTE FUNCTION refuse()`)
 }
 
 func areKept(t *testing.T, pool *pgxpool.Pool, n int) {
