@@ -31,7 +31,8 @@ var guards = []struct{ name, old, new string }{
 	{"take back: the last attempt of a suspect", `spare && r.Suspect && !r.Uncharged`, `spare && !r.Uncharged`},
 	{"release: that it is leased", "if r.Status != Leased && !g.ReleasesAny || r", "if r"},
 	{"cancel: that it is open", `r.Status != Pending && r.Status != Leased && !g.CancelsAny`, `false`},
-	{"retry: that it has failed", `r.Hidden || r.Status != Failed && !(g.RetriesAny && r.Status.Over())`, `r.Hidden`},
+	{"retry: that it has failed", `r.Attempt >= 1000 || r.Status != Failed && !(g.RetriesAny && r.Status.Over())`, `r.Attempt >= 1000`},
+	{"retry: that it is not deleted", `r.Deleted && !g.RetriesDeleted || r.Attempt`, `r.Attempt`},
 	{"delete: that it is cancelled", `if r.Status == Leased && !g.DeleteLeaves {`, `if false {`},
 	{"remove: that it is not leased", ` || r.Status == Leased && !g.RemovesLeased`, ``},
 }

@@ -123,7 +123,7 @@ func (r *Replay) follow(run *replayed, e Event) string {
 		}
 		row, problem := run.row(e)
 		want := Enqueued(row.Most)
-		want.Hidden = row.Hidden
+		want.Hidden, want.Deleted = row.Hidden, row.Deleted
 		if problem == "" && row != want {
 			problem = "it was not enqueued as a new run"
 		}
@@ -219,7 +219,7 @@ func (run *replayed) row(e Event) (Row, string) {
 	if t.LeaseNo < 0 || t.LeaseNo > 60_000 || t.Attempt < 0 || t.Attempt > 1000 || t.Most < 1 || t.Most > 1000 {
 		return Row{}, fmt.Sprintf("lease %d, attempt %d of %d: the model has no such numbers", t.LeaseNo, t.Attempt, t.Most)
 	}
-	row := Row{Status: Status(t.Status[0]), Suspect: t.Suspect, Hidden: t.Hidden, Uncharged: t.Uncharged && t.Status == "leased",
+	row := Row{Status: Status(t.Status[0]), Suspect: t.Suspect, Hidden: t.Hidden, Deleted: t.Deleted, Uncharged: t.Uncharged && t.Status == "leased",
 		Attempt: uint16(t.Attempt), Most: uint16(t.Most), Lease: uint16(t.LeaseNo), Kept: run.kept, Keeps: run.keeps}
 	if row.Status == Leased {
 		of, known := run.token[t.Token]

@@ -149,6 +149,11 @@ func (h *script) release() *script {
 	return h.do("release", func(t *Traced) { free(t, "pending") })
 }
 
+// delete deletes by hand what is not leased, or undoes it.
+func (h *script) delete() *script {
+	return h.do("edit", func(t *Traced) { t.Hidden, t.Deleted = !t.Hidden, !t.Deleted })
+}
+
 func (h *script) hold() *script { return h.do("edit", func(t *Traced) { t.Hidden = !t.Hidden }) }
 
 // right are histories that the model allows, each with what nobody can see between.
@@ -181,7 +186,11 @@ var right = map[string]func(*script) *script{
 	"cancelled":             func(h *script) *script { return h.lease("a").cancel() },
 	"failed, retried, done": func(h *script) *script { return h.lease("a").fail().retry().lease("b").settle("succeeded") },
 	"held, resumed":         func(h *script) *script { return h.hold().hold().lease("b").settle("succeeded") },
-	"held while it runs":    func(h *script) *script { return h.lease("b").hold().settle("succeeded") },
+	"held while it runs, failed, retried, resumed": func(h *script) *script {
+		return h.lease("b").hold().fail().retry().hold().lease("a").settle("succeeded")
+	},
+	"deleted, restored":  func(h *script) *script { return h.delete().delete().lease("b").settle("succeeded") },
+	"held while it runs": func(h *script) *script { return h.lease("b").hold().settle("succeeded") },
 	"taken away by a person": func(h *script) *script {
 		return h.lease("a").do("release", func(t *Traced) { free(t, "pending") }).lease("b").settle("succeeded")
 	},
@@ -190,7 +199,7 @@ var right = map[string]func(*script) *script{
 		return h.lease("b").fail()
 	},
 	"deleted while it runs": func(h *script) *script {
-		return h.lease("a").do("delete", func(t *Traced) { t.Hidden = true; free(t, "cancelled") })
+		return h.lease("a").do("delete", func(t *Traced) { t.Hidden, t.Deleted = true, true; free(t, "cancelled") })
 	},
 	"kept, settled by another": func(h *script) *script {
 		return h.lease("a").extend().keep("succeeded").wait(9*time.Second).settleBy("b", "succeeded").kept("over")
@@ -211,7 +220,7 @@ var right = map[string]func(*script) *script{
 	},
 	"kept, cancelled": func(h *script) *script { return h.lease("a").keep("succeeded").cancel().kept("over") },
 	"kept, deleted": func(h *script) *script {
-		return h.lease("a").keep("succeeded").do("delete", func(t *Traced) { t.Hidden = true; free(t, "cancelled") }).kept("over")
+		return h.lease("a").keep("succeeded").do("delete", func(t *Traced) { t.Hidden, t.Deleted = true, true; free(t, "cancelled") }).kept("over")
 	},
 	"kept, failed by a person": func(h *script) *script {
 		return h.lease("a").keep("effects").kept("fail").settleBy("b", "failed").kept("over").retry().lease("b").settle("succeeded")
@@ -371,7 +380,10 @@ var wrong = []struct {
 	{"retry: the charged starts are forgotten", func(h *script) *script {
 		return h.lease("a").fail().do("retry", func(t *Traced) { t.Status, t.Attempt = "pending", 0 })
 	}, func(d *aDesign) { d.RetriesFree = true }},
-	{"delete: what is leased stays leased", func(h *script) *script { return h.lease("a").do("delete", func(t *Traced) { t.Hidden = true }) }, func(d *aDesign) { d.DeleteLeaves = true }},
+	{"retry: of a run that is deleted", func(h *script) *script { return h.lease("a").fail().delete().retry() }, func(d *aDesign) { d.RetriesDeleted = true }},
+	{"delete: what is leased stays leased", func(h *script) *script {
+		return h.lease("a").do("delete", func(t *Traced) { t.Hidden, t.Deleted = true, true })
+	}, func(d *aDesign) { d.DeleteLeaves = true }},
 	{"remove: of a run that is leased", func(h *script) *script { return h.lease("a").do("remove", func(t *Traced) { *t = Traced{} }) }, func(d *aDesign) { d.RemovesLeased = true }},
 	{"edit: a run that has succeeded is pending", func(h *script) *script {
 		return h.lease("a").settle("succeeded").do("edit", func(t *Traced) { free(t, "pending") })

@@ -6,6 +6,7 @@ type Row struct {
 	Status         Status
 	Suspect        bool   // its last lease expired
 	Hidden         bool   // held or soft-deleted: never leased
+	Deleted        bool   // soft-deleted
 	Uncharged      bool   // the lease is that of an exhausted run: nothing is started, it is to be failed
 	Expired        bool   // no column: what the clock makes of lease_until
 	Spared         bool   // a suspect that was given its last attempt back
@@ -74,6 +75,7 @@ type Rules struct {
 	CancelKeepsToken bool // cancel: the lease stays
 	RetriesAny       bool // retry: what has not failed, too
 	RetriesFree      bool // retry: the charged starts are forgotten
+	RetriesDeleted   bool // retry: what is deleted, too
 	DeleteLeaves     bool // delete: what is leased stays leased
 	ReleasesAny      bool // release: what is not leased, too
 	RemovesLeased    bool // remove: what is leased, too
@@ -235,9 +237,9 @@ func (g Rules) Cancel(r Row) (Row, bool) {
 	return r.ended(Cancelled), true
 }
 
-// Retry is workflow_retry: a failed run gets so many further attempts.
+// Retry is workflow_retry: a failed run gets so many further attempts. One that is held is due once it is resumed.
 func (g Rules) Retry(r Row, attempts uint16) (Row, bool) {
-	if r.Hidden || r.Status != Failed && !(g.RetriesAny && r.Status.Over()) {
+	if r.Deleted && !g.RetriesDeleted || r.Attempt >= 1000 || r.Status != Failed && !(g.RetriesAny && r.Status.Over()) {
 		return r, false
 	}
 	r.Suspect, r.Spared = false, false
@@ -250,15 +252,19 @@ func (g Rules) Retry(r Row, attempts uint16) (Row, bool) {
 
 // Hide holds or soft-deletes a run, or undoes it. What is hidden while it is leased goes on.
 func (g Rules) Hide(r Row, hidden bool) (Row, bool) {
-	r.Hidden = hidden
+	r.Hidden, r.Deleted = hidden, r.Deleted && hidden
 	return r, r.Status != 0
 }
 
 // Delete is workflow_delete: what is leased is cancelled with it.
 func (g Rules) Delete(r Row) (Row, bool) {
+	if r.Deleted {
+		return r, false
+	}
 	if r.Status == Leased && !g.DeleteLeaves {
 		r, _ = g.Cancel(r)
 	}
+	r.Deleted = true
 	return g.Hide(r, true)
 }
 

@@ -37,7 +37,7 @@ type Traced struct {
 	LeasedBy, SettledBy string    // empty: null
 	LeaseUntil          time.Time // zero: null
 	Suspect             bool
-	Hidden              bool  // held or soft-deleted
+	Hidden, Deleted     bool  // held or soft-deleted; soft-deleted
 	Uncharged           bool  // the lease is that of an exhausted run
 	Company             *bool // under its lease, at its last attempt, there was another suspect beside it; nil: the database does not tell
 }
@@ -51,7 +51,7 @@ func (t Traced) String() string {
 	for _, flag := range []struct {
 		is   bool
 		what string
-	}{{t.Suspect, ", suspect"}, {t.Hidden, ", hidden"}, {t.Uncharged, ", not charged"}} {
+	}{{t.Suspect, ", suspect"}, {t.Hidden, ", hidden"}, {t.Deleted, ", deleted"}, {t.Uncharged, ", not charged"}} {
 		if flag.is {
 			text += flag.what
 		}
@@ -96,7 +96,7 @@ func Install(ctx context.Context, db DB) error {
 func Read(ctx context.Context, db DB, each func(Event)) error {
 	const traced = `coalesce((x).status, ''), coalesce((x).attempt, 0), coalesce((x).most, 0), coalesce((x).lease_no, 0), (x).token, (x).settled,
 		coalesce((x).leased_by, ''), coalesce((x).settled_by, ''), CASE WHEN isfinite((x).lease_until) THEN (x).lease_until END,
-		coalesce((x).suspect, false), coalesce((x).hidden, false), coalesce((x).uncharged, false), (x).company`
+		coalesce((x).suspect, false), coalesce((x).hidden, false), coalesce((x).deleted, false), coalesce((x).uncharged, false), (x).company`
 	rows, _ := db.Query(ctx, `SELECT seq, at, run, op, over, `+strings.ReplaceAll(traced, "(x)", "(was)")+`, `+strings.ReplaceAll(traced, "(x)", "(became)")+` , kept, coalesce(keeps, ''), coalesce(worker, '') FROM workflow_trace ORDER BY run, seq`)
 	var e Event
 	var until [2]*time.Time
@@ -104,7 +104,7 @@ func Read(ctx context.Context, db DB, each func(Event)) error {
 	var kept uuid.NullUUID
 	fields := []any{&e.Seq, &e.At, &e.Run, &e.Op, &e.Over}
 	for i, t := range []*Traced{&e.Was, &e.Became} {
-		fields = append(fields, &t.Status, &t.Attempt, &t.Most, &t.LeaseNo, &token[i], &settled[i], &t.LeasedBy, &t.SettledBy, &until[i], &t.Suspect, &t.Hidden, &t.Uncharged, &t.Company)
+		fields = append(fields, &t.Status, &t.Attempt, &t.Most, &t.LeaseNo, &token[i], &settled[i], &t.LeasedBy, &t.SettledBy, &until[i], &t.Suspect, &t.Hidden, &t.Deleted, &t.Uncharged, &t.Company)
 	}
 	fields = append(fields, &kept, &e.Keeps, &e.Worker)
 	if _, err := pgx.ForEachRow(rows, fields, func() error {

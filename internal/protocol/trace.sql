@@ -3,7 +3,7 @@
 
 CREATE TYPE workflow_traced AS (
     status text, attempt integer, most integer, lease_no bigint, token uuid, settled uuid, leased_by text, settled_by text,
-    lease_until timestamptz, suspect boolean, hidden boolean, uncharged boolean, company boolean);
+    lease_until timestamptz, suspect boolean, hidden boolean, deleted boolean, uncharged boolean, company boolean);
 
 CREATE TABLE workflow_trace (
     seq    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -26,13 +26,13 @@ DECLARE
 BEGIN
     IF TG_OP <> 'INSERT' THEN
         was := ROW(OLD.status, OLD.attempt, OLD.max_attempts, OLD.lease_no, OLD.lease_token, OLD.settled_token, OLD.leased_by, OLD.settled_by,
-                   OLD.lease_until, OLD.suspect, OLD.held_at IS NOT NULL OR OLD.deleted_at IS NOT NULL, OLD.status = 'leased' AND OLD.deadline_at IS NOT DISTINCT FROM OLD.started_at,
+                   OLD.lease_until, OLD.suspect, OLD.held_at IS NOT NULL OR OLD.deleted_at IS NOT NULL, OLD.deleted_at IS NOT NULL, OLD.status = 'leased' AND OLD.deadline_at IS NOT DISTINCT FROM OLD.started_at,
                    CASE WHEN OLD.suspect AND to_jsonb(OLD) ? 'alone' THEN (to_jsonb(OLD)->>'alone')::boolean IS FALSE
                    AND (OLD.deadline_at IS NULL OR OLD.updated_at <= OLD.deadline_at - interval '1 second') END);
     END IF;
     IF TG_OP <> 'DELETE' THEN
         became := ROW(NEW.status, NEW.attempt, NEW.max_attempts, NEW.lease_no, NEW.lease_token, NEW.settled_token, NEW.leased_by, NEW.settled_by,
-                      NEW.lease_until, NEW.suspect, NEW.held_at IS NOT NULL OR NEW.deleted_at IS NOT NULL, NEW.status = 'leased' AND NEW.deadline_at IS NOT DISTINCT FROM NEW.started_at,
+                      NEW.lease_until, NEW.suspect, NEW.held_at IS NOT NULL OR NEW.deleted_at IS NOT NULL, NEW.deleted_at IS NOT NULL, NEW.status = 'leased' AND NEW.deadline_at IS NOT DISTINCT FROM NEW.started_at,
                    CASE WHEN NEW.suspect AND to_jsonb(NEW) ? 'alone' THEN (to_jsonb(NEW)->>'alone')::boolean IS FALSE END);
     END IF;
     GET DIAGNOSTICS stack = PG_CONTEXT;
@@ -79,5 +79,5 @@ CREATE TRIGGER workflow_trace_rows AFTER INSERT OR DELETE ON workflow_run FOR EA
 CREATE TRIGGER workflow_trace_changes AFTER UPDATE ON workflow_run
     FOR EACH ROW WHEN ((OLD.status, OLD.attempt, OLD.max_attempts, OLD.lease_no, OLD.suspect) <> (NEW.status, NEW.attempt, NEW.max_attempts, NEW.lease_no, NEW.suspect)
         OR (OLD.lease_token, OLD.settled_token, OLD.leased_by, OLD.lease_until) IS DISTINCT FROM (NEW.lease_token, NEW.settled_token, NEW.leased_by, NEW.lease_until)
-        OR (OLD.held_at IS NULL AND OLD.deleted_at IS NULL) <> (NEW.held_at IS NULL AND NEW.deleted_at IS NULL))
+        OR (OLD.held_at IS NULL AND OLD.deleted_at IS NULL) <> (NEW.held_at IS NULL AND NEW.deleted_at IS NULL) OR (OLD.deleted_at IS NULL) <> (NEW.deleted_at IS NULL))
     EXECUTE FUNCTION workflow_trace();
