@@ -23,6 +23,7 @@ type aRun struct {
 	company               bool  // when its process died, other suspects were held there
 	spared                uint8 // how often its last attempt was given back
 	stored                bool  // the outcome of this lease is kept, and no effects of it are lost
+	byHand                bool  // a person has that fail
 }
 
 type aJob struct {
@@ -35,6 +36,11 @@ type aJob struct {
 	proven                           bool
 }
 
+type aKept struct {
+	lease   uint16
+	verdict Verdict
+}
+
 type aProcess struct {
 	up, stopping bool
 	job          [aMost]aJob
@@ -42,6 +48,7 @@ type aProcess struct {
 	doubt        [aMost]uint16 // leases whose answer was lost
 	late         byte          // a request for leases given up for lost: 'k' it may still be executed, and is remembered, 'f' forgotten
 	lateSettle   [aMost]aJob   // the same for outcomes
+	read         [aMost]aKept  // with readsFirst: what was kept when it read that
 	saw          uint8         // with looksFirst: expired leases of which no outcome was kept when it looked
 }
 
@@ -79,7 +86,7 @@ type aDesign struct {
 	effects           bool // outcomes may have effects
 
 	// Planted faults of processes.
-	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny, looksFirst bool
+	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny, looksFirst, readsFirst bool
 
 	company  *bool  // in a replay, that it was not alone at its last attempt, if that is known
 	replayed bool   // a trace is being replayed: what makes no difference to be seen is left out
@@ -188,7 +195,7 @@ func (r *aRun) settled(row Row, v Verdict) {
 	if v == Succeed {
 		r.results++
 	}
-	r.Row, r.holder, r.stored = row, -1, false
+	r.Row, r.holder, r.stored, r.byHand = row, -1, false, false
 }
 
 // die ends a process without a word.
@@ -324,7 +331,7 @@ func (d aDesign) steps(s aState, do func(step, aState)) {
 // others are the clock, and people.
 func (d aDesign) others(s aState, i int, do func(step, aState)) {
 	r := s.run[i]
-	if row, ok := d.Over(r.Row); ok && !(r.kept() && r.Keeps != Effects && !d.replayed) { // that one is told of by keeping
+	if row, ok := d.Over(r.Row); ok && !(r.kept() && r.Keeps != Effects && !d.replayed) && !(r.kept() && d.readsFirst) { // these are told of by keeping
 		t := s
 		t.run[i].Row = row
 		do(step{"over", -1, "what is kept of run %d is forgotten", i}, t)
@@ -350,6 +357,7 @@ func (d aDesign) others(s aState, i int, do func(step, aState)) {
 				t.fault = againThoughKept
 			}
 			t.run[i].Row, t.run[i].stored = row, row.kept() && row.Keeps != Effects
+			t.run[i].byHand = row.kept() && (r.byHand || seen == "fail")
 			if row.Status != Leased {
 				t.run[i].holder = -1
 			}
@@ -574,6 +582,10 @@ func (d aDesign) keeping(s aState, p, i int, do func(step, aState)) {
 		t.process[p].job[i] = aJob{}
 		do(step{"keep", p, "has the outcome of run %d kept, which is refused", i}, t)
 	}
+	if d.readsFirst {
+		d.readsKept(s, p, i, do)
+		return
+	}
 	if r.Kept == 0 || w.stopping && !d.replayed {
 		return
 	}
@@ -597,6 +609,36 @@ func (d aDesign) keeping(s aState, p, i int, do func(step, aState)) {
 		t.run[i].Row, _ = d.Over(r.Row)
 		t.process[p].job[i] = aJob{at: 'o', lease: r.Lease, verdict: r.Keeps}
 		do(step{"over", p, "forgets what is kept of run %d, and is about to settle it", i}, t)
+	}
+}
+
+// readsKept is how what is kept is settled: it was read before, by a statement of its own, and goes by the token of its lease alone.
+func (d aDesign) readsKept(s aState, p, i int, do func(step, aState)) {
+	r, read := s.run[i], s.process[p].read[i]
+	if now := (aKept{r.Kept, r.Keeps}); r.kept() && now != read {
+		t := s
+		t.process[p].read[i] = now
+		do(step{"", p, "reads what is kept of run %d", i}, t)
+	}
+	if read.lease == 0 || read.lease != r.Kept || !r.kept() {
+		return
+	}
+	t := s
+	t.process[p].read[i] = aKept{}
+	if r.byHand && read.verdict != Fail {
+		t.fault = notFailed
+	}
+	if read.verdict == Effects {
+		d.ForgetsKept = true // that these are not the effects that it has read of, it does not see
+		t.run[i].Row, _ = d.Over(r.Row)
+		do(step{"over", p, "forgets what is kept of run %d, whose effects are lost", i}, t)
+		return
+	}
+	d.SettlesOther = true
+	if row, ok := d.SettleKept(r.Row, read.verdict); ok {
+		t.run[i].settled(row, read.verdict)
+		t.run[i].Row, _ = d.Over(row)
+		do(step{"settle", p, "settles run %d, whose outcome is kept", i}, t)
 	}
 }
 

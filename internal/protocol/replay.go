@@ -395,7 +395,7 @@ func (r Row) looks(seen Row) bool {
 // plain leaves out what tells one story from another, and makes no difference to what can happen.
 func (s aState) plain() aState {
 	r := &s.run[0]
-	r.starts, r.back, r.results, r.spared, r.started, r.company, r.stored = 0, 0, 0, 0, false, false, false
+	r.starts, r.back, r.results, r.spared, r.started, r.company, r.stored, r.byHand = 0, 0, 0, 0, false, false, false, false
 	for i := range s.process {
 		s.process[i].proven = 0
 	}

@@ -28,6 +28,7 @@ const (
 	tooMany         = "a crash has charged more unbegun runs than there are slots"
 	unknown         = "a living worker holds a lease that it does not know"
 	againThoughKept = "a run is started again, or failed, although its outcome is kept"
+	notFailed       = "a run that a person has fail has come to something else"
 )
 
 // Variants returns every design and every planted fault. With deep those with wider bounds, too, which take ten minutes.
@@ -81,6 +82,10 @@ func leases() []Variant {
 		})),
 		v("A kept: stop, kill, lost answer", "", with(func(d *aDesign) { d.runs, d.refusals, d.stops, d.kills, d.losses = 1, 1, 1, 1, 1 })),
 		v("A kept: poison, others run long", "", poison(func(d *aDesign) { d.refusals, d.long = 1, true })),
+		v("A kept: read, and settled later: kill, freeze, lost answer", "", with(func(d *aDesign) {
+			d.runs, d.refusals, d.kills, d.freezes, d.losses, d.effects, d.readsFirst = 1, 1, 1, 1, 1, true, true
+		})),
+		v("A known: what a person has fail was read before", notFailed, with(func(d *aDesign) { d.runs, d.refusals, d.fails, d.readsFirst = 1, 1, 1, true })),
 		v("A fault: what is kept is taken back", againThoughKept, with(func(d *aDesign) { d.refusals, d.TakesKept = 1, true })),
 		v("A fault: a take-back looks for what is kept before it locks", againThoughKept, with(func(d *aDesign) { d.refusals, d.freezes, d.looksFirst = 1, 1, true })),
 		v("A fault: what is kept is released", againThoughKept, with(func(d *aDesign) { d.refusals, d.releases, d.ReleasesKept = 1, 1, true })),
