@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/protocol"
 )
 
-// What the database did by the engine's functions breaks no rule of the replay; a lease that is taken back before it has
-// expired breaks I51. What was spoilt where no trigger looks is left out, and counted.
+// What the database did by the engine's functions breaks no rule of the replay, another worker settling what is kept among it; a lease that is taken back before it has
+// expired, or although its outcome is kept, breaks I51. What was spoilt where no trigger looks is left out, and counted.
 func TestReplay(t *testing.T) {
 	conn := judged(t)
 	pool, err := pgxpool.New(t.Context(), conn.Config().ConnString())
@@ -70,6 +70,22 @@ func TestReplay(t *testing.T) {
 	do(`SELECT workflow_take_back_v9($1)`, early)
 	if broken, _ := look(); !slices.Equal(broken, []string{ruleStep}) {
 		t.Errorf("broken: %v, want %s: its lease was valid", broken, ruleStep)
+	}
+	do(`DELETE FROM workflow_trace WHERE run = $1`, early)
+	settled, taken := uuid.New(), uuid.New()
+	for _, id := range []uuid.UUID{settled, taken} {
+		do(`INSERT INTO workflow_run (id, type) VALUES ($1, 'chaos.effect')`, id)
+		do(`UPDATE workflow_run SET status = 'leased', attempt = 1, lease_no = 1, lease_token = id, leased_by = 'w1-x', started_at = now(), lease_until = now() WHERE id = $1`, id)
+		do(`SELECT workflow_unsettled_v2($1, $1, 'succeeded', NULL, NULL, NULL, 0, NULL, false, 'w1-x', 'XX000', 'no', '')`, id)
+	}
+	do(`BEGIN; SELECT workflow_kept_over_v1('{`+settled.String()+`}', '{`+settled.String()+`}');
+		SELECT workflow_settle_v1('{`+settled.String()+`}', '{`+settled.String()+`}', '{succeeded}', '{null}', '{null}', '{null}', '{0}', 'w2-x'); COMMIT`, pgx.QueryExecModeSimpleProtocol)
+	if broken, _ := look(); len(broken) > 0 {
+		t.Errorf("broken: %v, want nothing: another has settled what is kept", broken)
+	}
+	do(`SELECT workflow_take_back_v9($1)`, taken)
+	if broken, _ := look(); !slices.Equal(broken, []string{ruleStep}) {
+		t.Errorf("broken: %v, want %s: its outcome is kept", broken, ruleStep)
 	}
 	var v verdict
 	for _, kind := range []protocol.Kind{protocol.Step, protocol.Crowded, protocol.Crowded, protocol.Together} {

@@ -22,6 +22,8 @@ type aRun struct {
 	holder                int8  // whose lease it is; -1: of nobody, or of a process that has died
 	company               bool  // when its process died, other suspects were held there
 	spared                uint8 // how often its last attempt was given back
+	stored                bool  // the outcome of this lease is kept, and no effects of it are lost
+	byHand                bool  // a person has that fail
 }
 
 type aJob struct {
@@ -34,6 +36,11 @@ type aJob struct {
 	proven                           bool
 }
 
+type aKept struct {
+	lease   uint16
+	verdict Verdict
+}
+
 type aProcess struct {
 	up, stopping bool
 	job          [aMost]aJob
@@ -41,6 +48,8 @@ type aProcess struct {
 	doubt        [aMost]uint16 // leases whose answer was lost
 	late         byte          // a request for leases given up for lost: 'k' it may still be executed, and is remembered, 'f' forgotten
 	lateSettle   [aMost]aJob   // the same for outcomes
+	read         [aMost]aKept  // with readsFirst: what was kept when it read that
+	saw          uint8         // with looksFirst: expired leases of which no outcome was kept when it looked
 }
 
 type aState struct {
@@ -52,7 +61,7 @@ type aState struct {
 
 // aBudget is how often each thing may happen.
 type aBudget struct {
-	kills, freezes, losses, cancels, retries, stops, holds, releases uint8
+	kills, freezes, losses, cancels, retries, stops, holds, releases, refusals, fails uint8
 }
 
 // A care is what is done so that no suspect makes another fail.
@@ -74,9 +83,10 @@ type aDesign struct {
 	slow              bool // poison may kill later than suspects are watched
 	failing           bool // handlers may fail, too
 	long              bool // handlers may run for longer than suspects are watched
+	effects           bool // outcomes may have effects
 
 	// Planted faults of processes.
-	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny bool
+	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny, looksFirst, readsFirst bool
 
 	company  *bool  // in a replay, that it was not alone at its last attempt, if that is known
 	replayed bool   // a trace is being replayed: what makes no difference to be seen is left out
@@ -174,13 +184,18 @@ func (d aDesign) settle(s *aState, i int, j aJob) {
 	case r.Status == Cancelled:
 		s.fault = "a cancelled run was changed"
 	}
-	if (j.verdict == GiveBack || j.verdict == Postpone) && row.Attempt < r.Attempt && r.started {
+	r.settled(row, j.verdict)
+}
+
+// settled is a run whose outcome was recorded.
+func (r *aRun) settled(row Row, v Verdict) {
+	if (v == GiveBack || v == Postpone) && row.Attempt < r.Attempt && r.started {
 		r.back++
 	}
-	if j.verdict == Succeed {
+	if v == Succeed {
 		r.results++
 	}
-	r.Row, r.holder = row, -1
+	r.Row, r.holder, r.stored, r.byHand = row, -1, false, false
 }
 
 // die ends a process without a word.
@@ -316,6 +331,11 @@ func (d aDesign) steps(s aState, do func(step, aState)) {
 // others are the clock, and people.
 func (d aDesign) others(s aState, i int, do func(step, aState)) {
 	r := s.run[i]
+	if row, ok := d.Over(r.Row); ok && !(r.kept() && r.Keeps != Effects && !d.replayed) && !(r.kept() && d.readsFirst) { // these are told of by keeping
+		t := s
+		t.run[i].Row = row
+		do(step{"over", -1, "what is kept of run %d is forgotten", i}, t)
+	}
 	if r.Status == 0 {
 		return
 	}
@@ -333,7 +353,11 @@ func (d aDesign) others(s aState, i int, do func(step, aState)) {
 		t := s
 		if left := budget(&t); *left > 0 && ok {
 			*left--
-			t.run[i].Row = row
+			if r.stored && row.Status == Pending {
+				t.fault = againThoughKept
+			}
+			t.run[i].Row, t.run[i].stored = row, row.kept() && row.Keeps != Effects
+			t.run[i].byHand = row.kept() && (r.byHand || seen == "fail")
 			if row.Status != Leased {
 				t.run[i].holder = -1
 			}
@@ -346,6 +370,8 @@ func (d aDesign) others(s aState, i int, do func(step, aState)) {
 	person(func(t *aState) *uint8 { return &t.retries }, "retry", "somebody retries run %d", row, ok)
 	row, ok = d.Rules.Release(r.Row)
 	person(func(t *aState) *uint8 { return &t.releases }, "release", "somebody takes the lease of run %d away", row, ok)
+	row, ok = d.FailKept(r.Row)
+	person(func(t *aState) *uint8 { return &t.fails }, "fail", "somebody has run %d fail, whose outcome is kept", row, ok)
 	row, ok = d.Hide(r.Row, !r.Hidden)
 	person(func(t *aState) *uint8 { return &t.holds }, "hold", "somebody holds run %d, or resumes it", row, ok)
 	if d.replayed { // as far as leases go, a mixture of the others
@@ -505,6 +531,7 @@ func (d aDesign) work(s aState, p int, do func(step, aState)) {
 				do(step{"settle", p, "settles run %d and loses the answer", i}, t)
 			}
 		}
+		d.keeping(s, p, i, do)
 		if j.at == 'r' || j.at == 'o' {
 			if row, ok := d.Extend(r.Row, j.lease); ok {
 				t := s
@@ -521,6 +548,97 @@ func (d aDesign) work(s aState, p int, do func(step, aState)) {
 		if !w.stopping {
 			d.takeBack(s, p, i, do)
 		}
+	}
+}
+
+// keeping is what is done with an outcome that is refused alone, time and again: its worker has it kept, and then any worker settles it.
+func (d aDesign) keeping(s aState, p, i int, do func(step, aState)) {
+	w := &s.process[p]
+	j, r := w.job[i], s.run[i]
+	if j.at == 'o' && r.Kept == j.lease && (s.refusals > 0 || r.kept()) {
+		t := s
+		t.process[p].prove(i)
+		t.process[p].job[i] = aJob{}
+		do(step{"", p, "hears that the outcome of run %d is kept", i}, t)
+	}
+	for _, v := range []Verdict{j.verdict, Effects} {
+		row, ok := d.Keep(r.Row, j.lease, v)
+		if j.at != 'o' || s.refusals == 0 || !ok || v == Effects && !d.effects {
+			continue
+		}
+		t := s
+		t.refusals--
+		t.run[i].Row = row
+		if row.kept() {
+			t.run[i].company = w.othersThan(i)
+			t.run[i].holder, t.run[i].stored = -1, v != Effects
+		}
+		if s.losses > 0 {
+			t := t
+			t.losses--
+			do(step{"keep", p, "has the outcome of run %d kept, which is refused, and loses the answer", i}, t)
+		}
+		t.process[p].prove(i)
+		t.process[p].job[i] = aJob{}
+		do(step{"keep", p, "has the outcome of run %d kept, which is refused", i}, t)
+	}
+	if d.readsFirst {
+		d.readsKept(s, p, i, do)
+		return
+	}
+	if r.Kept == 0 || w.stopping && !d.replayed {
+		return
+	}
+	for _, v := range []Verdict{Succeed, Fail, Retry, Postpone, GiveBack} {
+		row, ok := d.SettleKept(r.Row, v)
+		if !ok || v != r.Keeps && !d.replayed {
+			continue
+		}
+		t := s
+		if r.Kept != r.Lease {
+			t.fault = lostLease
+		}
+		t.run[i].settled(row, v)
+		if over, ok := d.Over(row); ok && !d.replayed { // there, it is an event of its own
+			t.run[i].Row = over
+		}
+		do(step{"settle", p, "settles run %d, whose outcome is kept", i}, t)
+	}
+	if d.ForgetsKept && r.kept() && j.at == 0 && !d.replayed {
+		t := s
+		t.run[i].Row, _ = d.Over(r.Row)
+		t.process[p].job[i] = aJob{at: 'o', lease: r.Lease, verdict: r.Keeps}
+		do(step{"over", p, "forgets what is kept of run %d, and is about to settle it", i}, t)
+	}
+}
+
+// readsKept is how what is kept is settled: it was read before, by a statement of its own, and goes by the token of its lease alone.
+func (d aDesign) readsKept(s aState, p, i int, do func(step, aState)) {
+	r, read := s.run[i], s.process[p].read[i]
+	if now := (aKept{r.Kept, r.Keeps}); r.kept() && now != read {
+		t := s
+		t.process[p].read[i] = now
+		do(step{"", p, "reads what is kept of run %d", i}, t)
+	}
+	if read.lease == 0 || read.lease != r.Kept || !r.kept() {
+		return
+	}
+	t := s
+	t.process[p].read[i] = aKept{}
+	if r.byHand && read.verdict != Fail {
+		t.fault = notFailed
+	}
+	if read.verdict == Effects {
+		d.ForgetsKept = true // that these are not the effects that it has read of, it does not see
+		t.run[i].Row, _ = d.Over(r.Row)
+		do(step{"over", p, "forgets what is kept of run %d, whose effects are lost", i}, t)
+		return
+	}
+	d.SettlesOther = true
+	if row, ok := d.SettleKept(r.Row, read.verdict); ok {
+		t.run[i].settled(row, read.verdict)
+		t.run[i].Row, _ = d.Over(row)
+		do(step{"settle", p, "settles run %d, whose outcome is kept", i}, t)
 	}
 }
 
@@ -574,12 +692,27 @@ func (d aDesign) takeBack(s aState, p, i int, do func(step, aState)) {
 	case d.replayed:
 		spares = []bool{*d.company && !d.chargedInCompany}
 	}
+	rules, saw := d.Rules, uint8(1)<<i
+	if d.looksFirst {
+		if s.process[p].saw&saw == 0 {
+			if _, ok := rules.TakeBack(r.Row, false); ok {
+				s.process[p].saw |= saw
+				do(step{"", p, "looks at the lease of run %d, which has expired", i}, s)
+			}
+			return
+		}
+		rules.TakesKept = true
+		s.process[p].saw &^= saw
+	}
 	for _, spare := range spares {
-		row, ok := d.TakeBack(r.Row, spare)
+		row, ok := rules.TakeBack(r.Row, spare)
 		if !ok {
 			return
 		}
 		t := s
+		if r.stored {
+			t.fault = againThoughKept
+		}
 		t.run[i].Row, t.run[i].company = row, false
 		if spare && row.Attempt < r.Attempt && !d.FreeCrash {
 			t.run[i].spared = min(r.spared+1, 9)

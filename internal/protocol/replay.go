@@ -24,6 +24,7 @@ type Replay struct {
 	seen    automaton
 	run     *replayed
 	workers map[string][]interval
+	faults  []span // when settling has failed for each and every run
 	verdict Verdicts
 }
 
@@ -64,13 +65,22 @@ type replayed struct {
 	holder string               // who leased it last
 	leaves bool                 // it is left out
 	over   bool                 // its history was refused: the rest is passed over
-	spared bool                 // a suspect, its last attempt was given back
-	held   interval             // its current lease
+	kept   uint16               // the lease under which an outcome is kept; 0: none
+	keeps  Verdict
+	spared bool     // a suspect, its last attempt was given back
+	held   interval // its current lease
 }
 
-// Add takes the next event. Those of one run follow each other, in their order.
+// Add takes the next event. Those of one run follow each other, in their order; faults may come at any time.
 func (r *Replay) Add(e Event) {
+	if e.Op == "fault" {
+		r.faults = append(r.faults, span{e.At.Add(-lately), e.At.Add(lately)})
+		return
+	}
 	if r.run == nil || r.run.id != e.Run {
+		if r.run != nil {
+			r.ended(endless)
+		}
 		r.run = &replayed{id: e.Run, token: map[uuid.UUID]uint16{}}
 		r.verdict.Runs++
 		if r.LeaveOut != nil && r.LeaveOut(e.Run) {
@@ -79,6 +89,10 @@ func (r *Replay) Add(e Event) {
 		}
 	}
 	run := r.run
+	if e.ofKept() && len(run.events) > 0 { // it says nothing of the run, which it does not change
+		e.Was = run.events[len(run.events)-1].Became
+		e.Became, e.Over = e.Was, !e.Was.LeaseUntil.IsZero() && e.Was.LeaseUntil.Before(e.At)
+	}
 	r.verdict.Events++
 	if e.Op == "edit" {
 		r.verdict.Edits++
@@ -109,7 +123,7 @@ func (r *Replay) follow(run *replayed, e Event) string {
 		}
 		row, problem := run.row(e)
 		want := Enqueued(row.Most)
-		want.Hidden = row.Hidden
+		want.Hidden, want.Deleted = row.Hidden, row.Deleted
 		if problem == "" && row != want {
 			problem = "it was not enqueued as a new run"
 		}
@@ -118,6 +132,9 @@ func (r *Replay) follow(run *replayed, e Event) string {
 	}
 	if last := run.events[len(run.events)-1].Became; !e.Was.same(last) {
 		return fmt.Sprintf("before the %s it is not as it was left, but %s: something changed it where the trace does not look", e.Op, e.Was)
+	}
+	if problem := run.keep(e); problem != "" {
+		return problem
 	}
 	row, problem := run.row(e)
 	if problem != "" {
@@ -134,6 +151,8 @@ func (r *Replay) follow(run *replayed, e Event) string {
 		if e.Was.Company != nil {
 			o.alone = map[bool]byte{true: 'n', false: 'y'}[*e.Was.Company]
 		}
+	case "keep":
+		o.by, o.fresh = run.process(e.Was, e.Worker)
 	case "extend", "give back":
 		o.by, o.fresh = run.process(e.Was, run.holder)
 	case "retry":
@@ -150,10 +169,39 @@ func (r *Replay) follow(run *replayed, e Event) string {
 	}
 	next := r.seen.move(r.broken, run.states, o)
 	if next == none {
-		return fmt.Sprintf("the model has no %s by which it, having been %s, becomes %s", e.Op, e.Was, e.Became)
+		return fmt.Sprintf("the model has no %s by which it, having been %s, becomes %s", e.Op, run.told(e.Was), e.Became)
 	}
 	run.states = next
 	return ""
+}
+
+// keep takes an event for what it tells of what is kept.
+func (run *replayed) keep(e Event) string {
+	lease, known := run.token[e.Kept]
+	switch {
+	case !e.ofKept():
+	case !known:
+		return "an outcome is kept under a token that it never had"
+	case e.Op == "keep":
+		run.kept, run.keeps = lease, keeps[e.Keeps]
+	case lease != run.kept:
+		return fmt.Sprintf("under lease %d nothing is kept", lease)
+	case e.Op == "fail":
+		run.keeps = Fail
+	default:
+		run.kept, run.keeps = 0, 0
+	}
+	return ""
+}
+
+var keeps = map[string]Verdict{"succeeded": Succeed, "failed": Fail, "retried": Retry, "postponed": Postpone, "released": GiveBack, "effects": Effects}
+
+// told says of a row what is kept, too.
+func (run *replayed) told(t Traced) string {
+	if run.kept == 0 {
+		return t.String()
+	}
+	return fmt.Sprintf("%s, and what it has come to under lease %d kept", t, run.kept)
 }
 
 // same reports whether two are the same row as far as the model knows it, times aside.
@@ -166,13 +214,13 @@ func (t Traced) same(u Traced) bool {
 func (run *replayed) row(e Event) (Row, string) {
 	t := e.Became
 	if t.Status == "" {
-		return Row{}, ""
+		return Row{Kept: run.kept, Keeps: run.keeps}, ""
 	}
 	if t.LeaseNo < 0 || t.LeaseNo > 60_000 || t.Attempt < 0 || t.Attempt > 1000 || t.Most < 1 || t.Most > 1000 {
 		return Row{}, fmt.Sprintf("lease %d, attempt %d of %d: the model has no such numbers", t.LeaseNo, t.Attempt, t.Most)
 	}
-	row := Row{Status: Status(t.Status[0]), Suspect: t.Suspect, Hidden: t.Hidden, Uncharged: t.Uncharged && t.Status == "leased",
-		Attempt: uint16(t.Attempt), Most: uint16(t.Most), Lease: uint16(t.LeaseNo)}
+	row := Row{Status: Status(t.Status[0]), Suspect: t.Suspect, Hidden: t.Hidden, Deleted: t.Deleted, Uncharged: t.Uncharged && t.Status == "leased",
+		Attempt: uint16(t.Attempt), Most: uint16(t.Most), Lease: uint16(t.LeaseNo), Kept: run.kept, Keeps: run.keeps}
 	if row.Status == Leased {
 		of, known := run.token[t.Token]
 		if !known && t.LeaseNo > e.Was.LeaseNo {
@@ -292,7 +340,7 @@ func (a *automaton) move(broken func(*aDesign), from int, o observation) int {
 		return to
 	}
 	// What concerns several runs is not asked here, and so everything may happen often.
-	d := aDesign{care: once, runs: 1, slots: 2, processes: 2, failing: true, noWatch: true, replayed: true, granted: o.granted}
+	d := aDesign{care: once, runs: 1, slots: 2, processes: 2, failing: true, effects: true, noWatch: true, replayed: true, granted: o.granted}
 	if o.alone != 0 {
 		company := o.alone == 'n'
 		d.company = &company
@@ -300,7 +348,7 @@ func (a *automaton) move(broken func(*aDesign), from int, o observation) int {
 	if broken != nil {
 		broken(&d)
 	}
-	often := aBudget{kills: 3, freezes: 3, losses: 3, cancels: 1, retries: 1, stops: 1, holds: 1, releases: 1}
+	often := aBudget{kills: 3, freezes: 3, losses: 3, cancels: 1, retries: 1, stops: 1, holds: 1, releases: 1, refusals: 1, fails: 1}
 	here, next := map[aState]bool{}, map[aState]bool{}
 	for _, s := range a.sets[from] {
 		if o.fresh {
@@ -347,7 +395,7 @@ func (r Row) looks(seen Row) bool {
 // plain leaves out what tells one story from another, and makes no difference to what can happen.
 func (s aState) plain() aState {
 	r := &s.run[0]
-	r.starts, r.back, r.results, r.spared, r.started, r.company = 0, 0, 0, 0, false, false
+	r.starts, r.back, r.results, r.spared, r.started, r.company, r.stored, r.byHand = 0, 0, 0, 0, false, false, false, false
 	for i := range s.process {
 		s.process[i].proven = 0
 	}

@@ -17,6 +17,8 @@ type script struct {
 	now    Traced
 	at     time.Time
 	events []Event
+
+	keeping Event // what is kept, and whose
 }
 
 func scripted(r *rand.Rand, most int) *script {
@@ -119,6 +121,39 @@ func (h *script) retry() *script {
 	return h.do("retry", func(t *Traced) { t.Status, t.Suspect, t.Most = "pending", false, max(t.Most, t.Attempt+1) })
 }
 
+// keep has its outcome kept by who holds the lease, under the token of that or of an older one.
+func (h *script) keep(keeps string) *script { return h.keepUnder(h.now.LeaseNo, h.now.LeasedBy, keeps) }
+
+func (h *script) keepUnder(lease int64, worker, keeps string) *script {
+	h.keeping = Event{Op: "keep", Kept: h.token(lease), Keeps: keeps, Worker: worker}
+	return h.kept("keep")
+}
+
+// kept is an event of what is kept, as the trace has it: without the run.
+func (h *script) kept(op string) *script {
+	h.at = h.at.Add(100 * time.Millisecond)
+	e := h.keeping
+	e.Seq, e.At, e.Run, e.Op = int64(len(h.events)+1), h.at, h.id, op
+	h.events = append(h.events, e)
+	return h
+}
+
+func (h *script) settleBy(worker, status string) *script {
+	return h.do("settle", func(t *Traced) {
+		t.Settled, t.SettledBy, t.Suspect = t.Token, worker, false
+		free(t, status)
+	})
+}
+
+func (h *script) release() *script {
+	return h.do("release", func(t *Traced) { free(t, "pending") })
+}
+
+// delete deletes by hand what is not leased, or undoes it.
+func (h *script) delete() *script {
+	return h.do("edit", func(t *Traced) { t.Hidden, t.Deleted = !t.Hidden, !t.Deleted })
+}
+
 func (h *script) hold() *script { return h.do("edit", func(t *Traced) { t.Hidden = !t.Hidden }) }
 
 // right are histories that the model allows, each with what nobody can see between.
@@ -151,7 +186,11 @@ var right = map[string]func(*script) *script{
 	"cancelled":             func(h *script) *script { return h.lease("a").cancel() },
 	"failed, retried, done": func(h *script) *script { return h.lease("a").fail().retry().lease("b").settle("succeeded") },
 	"held, resumed":         func(h *script) *script { return h.hold().hold().lease("b").settle("succeeded") },
-	"held while it runs":    func(h *script) *script { return h.lease("b").hold().settle("succeeded") },
+	"held while it runs, failed, retried, resumed": func(h *script) *script {
+		return h.lease("b").hold().fail().retry().hold().lease("a").settle("succeeded")
+	},
+	"deleted, restored":  func(h *script) *script { return h.delete().delete().lease("b").settle("succeeded") },
+	"held while it runs": func(h *script) *script { return h.lease("b").hold().settle("succeeded") },
 	"taken away by a person": func(h *script) *script {
 		return h.lease("a").do("release", func(t *Traced) { free(t, "pending") }).lease("b").settle("succeeded")
 	},
@@ -160,7 +199,48 @@ var right = map[string]func(*script) *script{
 		return h.lease("b").fail()
 	},
 	"deleted while it runs": func(h *script) *script {
-		return h.lease("a").do("delete", func(t *Traced) { t.Hidden = true; free(t, "cancelled") })
+		return h.lease("a").do("delete", func(t *Traced) { t.Hidden, t.Deleted = true, true; free(t, "cancelled") })
+	},
+	"kept, settled by another": func(h *script) *script {
+		return h.lease("a").extend().keep("succeeded").wait(9*time.Second).settleBy("b", "succeeded").kept("over")
+	},
+	"kept, settled by who kept it": func(h *script) *script { return h.lease("a").keep("failed").settle("failed").kept("over") },
+	"kept after its lease has expired": func(h *script) *script {
+		return h.lease("a").wait(9*time.Second).keep("retried").settleBy("b", "pending").kept("over").lease("c").settle("succeeded")
+	},
+	"kept, cannot be stored": func(h *script) *script { return h.lease("a").keep("succeeded").settleBy("b", "failed").kept("over") },
+	"kept, the answer lost": func(h *script) *script {
+		return h.lease("a").keep("succeeded").extend().settle("succeeded").kept("over")
+	},
+	"kept, settled as before by who has lost the answer, leased again": func(h *script) *script {
+		return h.lease("a").keep("retried").settle("pending").lease("b").kept("over").settle("succeeded")
+	},
+	"kept, its effects lost": func(h *script) *script {
+		return h.lease("a").keep("effects").wait(9 * time.Second).kept("over").takeBack().lease("b").settle("succeeded")
+	},
+	"kept, cancelled": func(h *script) *script { return h.lease("a").keep("succeeded").cancel().kept("over") },
+	"kept, deleted": func(h *script) *script {
+		return h.lease("a").keep("succeeded").do("delete", func(t *Traced) { t.Hidden, t.Deleted = true, true; free(t, "cancelled") }).kept("over")
+	},
+	"kept, failed by a person": func(h *script) *script {
+		return h.lease("a").keep("effects").kept("fail").settleBy("b", "failed").kept("over").retry().lease("b").settle("succeeded")
+	},
+	"kept at a stop": func(h *script) *script {
+		h.lease("a").keep("released")
+		return h.do("settle", func(t *Traced) {
+			t.Settled, t.SettledBy = t.Token, "b"
+			t.Attempt--
+			free(t, "pending")
+		}).kept("over").lease("b").settle("succeeded")
+	},
+	"kept, of an exhausted run": func(h *script) *script {
+		return h.lease("a").takeBack().lease("b").takeBack().lease("c").takeBack().keep("failed").wait(9*time.Second).settleBy("b", "failed").kept("over")
+	},
+	"kept twice": func(h *script) *script {
+		return h.lease("a").keep("retried").settle("pending").lease("a").keep("succeeded").settleBy("b", "succeeded").kept("over")
+	},
+	"removed before it is forgotten": func(h *script) *script {
+		return h.lease("a").keep("succeeded").settle("succeeded").do("remove", func(t *Traced) { *t = Traced{} }).kept("over")
 	},
 	"removed": func(h *script) *script {
 		return h.lease("a").settle("succeeded").do("remove", func(t *Traced) { *t = Traced{} })
@@ -233,6 +313,27 @@ var wrong = []struct {
 	{"settle: by somebody who never had a lease", func(h *script) *script {
 		return h.lease("a").do("settle", func(t *Traced) { t.Settled, t.SettledBy = t.Token, "b"; free(t, "succeeded") })
 	}, nil},
+	{"settle: what an older lease has left over", func(h *script) *script {
+		return h.lease("a").keep("retried").settle("pending").lease("a").settleBy("b", "pending")
+	}, func(d *aDesign) { d.SettlesOlder = true }},
+	{"settle: by another, after what was kept is over", func(h *script) *script {
+		return h.lease("a").keep("effects").kept("over").settleBy("b", "succeeded")
+	}, nil},
+	{"settle: another outcome than the one that is kept", func(h *script) *script { return h.lease("a").keep("failed").settleBy("b", "succeeded") }, func(d *aDesign) { d.SettlesOther = true }},
+	{"settle: what a person has failed, as its handler wanted", func(h *script) *script {
+		return h.lease("a").keep("succeeded").kept("fail").settleBy("b", "succeeded")
+	}, func(d *aDesign) { d.SettlesOther = true }},
+	{"settle: an outcome whose effects are lost", func(h *script) *script { return h.lease("a").keep("effects").settleBy("b", "succeeded") }, func(d *aDesign) { d.SettlesOther = true }},
+	{"keep: of a lease that was lost", func(h *script) *script { return h.lease("a").takeBack().keepUnder(1, "a", "succeeded") }, func(d *aDesign) { d.KeepsAny = true }},
+	{"keep: by somebody who never had a lease", func(h *script) *script { return h.lease("a").keepUnder(1, "b", "succeeded") }, nil},
+	{"keep: under a token that it never had", func(h *script) *script { return h.lease("a").keepUnder(7, "a", "succeeded") }, nil},
+	{"keep: of a run that was cancelled", func(h *script) *script { return h.lease("a").cancel().keepUnder(1, "a", "succeeded") }, func(d *aDesign) { d.KeepsAny = true }},
+	{"fail: of one that is settled", func(h *script) *script { return h.lease("a").keep("succeeded").settle("succeeded").kept("fail") }, nil},
+	{"over: before it is settled", func(h *script) *script { return h.lease("a").keep("succeeded").kept("over") }, func(d *aDesign) { d.ForgetsKept = true }},
+	{"over: twice", func(h *script) *script { return h.lease("a").keep("effects").kept("over").kept("over") }, nil},
+	{"take back: of a lease whose outcome is kept", func(h *script) *script { return h.lease("a").keep("succeeded").takeBack() }, func(d *aDesign) { d.TakesKept = true }},
+	{"take back: of a lease whose outcome is kept, though its effects are lost", func(h *script) *script { return h.lease("a").keep("effects").takeBack() }, func(d *aDesign) { d.TakesKept = true }},
+	{"release: of a lease whose outcome is kept", func(h *script) *script { return h.lease("a").keep("succeeded").release() }, func(d *aDesign) { d.ReleasesKept = true }},
 	{"settle: of a run that was cancelled", func(h *script) *script {
 		return h.lease("a").cancel().do("settle", func(t *Traced) { t.Settled, t.SettledBy, t.Status = h.token(1), "a", "succeeded" })
 	}, func(d *aDesign) { d.CancelKeepsToken = true }},
@@ -279,7 +380,10 @@ var wrong = []struct {
 	{"retry: the charged starts are forgotten", func(h *script) *script {
 		return h.lease("a").fail().do("retry", func(t *Traced) { t.Status, t.Attempt = "pending", 0 })
 	}, func(d *aDesign) { d.RetriesFree = true }},
-	{"delete: what is leased stays leased", func(h *script) *script { return h.lease("a").do("delete", func(t *Traced) { t.Hidden = true }) }, func(d *aDesign) { d.DeleteLeaves = true }},
+	{"retry: of a run that is deleted", func(h *script) *script { return h.lease("a").fail().delete().retry() }, func(d *aDesign) { d.RetriesDeleted = true }},
+	{"delete: what is leased stays leased", func(h *script) *script {
+		return h.lease("a").do("delete", func(t *Traced) { t.Hidden, t.Deleted = true, true })
+	}, func(d *aDesign) { d.DeleteLeaves = true }},
 	{"remove: of a run that is leased", func(h *script) *script { return h.lease("a").do("remove", func(t *Traced) { *t = Traced{} }) }, func(d *aDesign) { d.RemovesLeased = true }},
 	{"edit: a run that has succeeded is pending", func(h *script) *script {
 		return h.lease("a").settle("succeeded").do("edit", func(t *Traced) { free(t, "pending") })
@@ -320,7 +424,7 @@ func TestWrongHistories(t *testing.T) {
 			t.Errorf("%s: refused although its guard is gone: %s", w.name, got[0])
 		}
 	}
-	for _, kind := range []string{"lease", "extend", "settle", "take back", "give back", "release", "cancel", "retry", "delete", "remove", "edit"} {
+	for _, kind := range []string{"lease", "extend", "settle", "keep", "fail", "over", "take back", "give back", "release", "cancel", "retry", "delete", "remove", "edit"} {
 		if !kinds[kind] {
 			t.Errorf("no wrong history of a %s", kind)
 		}
@@ -417,5 +521,65 @@ func TestLeftOut(t *testing.T) {
 	}
 	if v := r.Verdicts(); v.LeftOut != 1 || len(v.Wrong) > 0 {
 		t.Errorf("%+v", v)
+	}
+}
+
+// overlapping replays leases of one worker which began at the same time, a millisecond apart: each goes on as it is told.
+func overlapping(slots int, faults []time.Duration, tells ...func(*script) *script) Verdicts {
+	r := Replay{Slots: slots, Watch: 1500 * time.Millisecond}
+	random := rand.New(rand.NewPCG(9, 9))
+	begin := time.Date(2026, 1, 1, 14, 0, 0, 0, time.UTC)
+	for _, after := range faults {
+		r.Add(Event{Op: "fault", At: begin.Add(after)})
+	}
+	for i, tell := range tells {
+		h := scripted(random, 3)
+		h.at = begin.Add(time.Duration(i) * time.Millisecond)
+		for _, e := range tell(h.lease("a").wait(time.Second).extend()).events {
+			r.Add(e)
+		}
+	}
+	return r.Verdicts()
+}
+
+// A lease that is still held when the trace ends counts as any other.
+func TestHeldAtTheEnd(t *testing.T) {
+	held := func(h *script) *script { return h }
+	for slots, wrong := range map[int]int{2: 1, 3: 0} {
+		if v := overlapping(slots, nil, held, held, held); len(v.Wrong) != wrong || wrong > 0 && v.Wrong[0].Kind != Crowded {
+			t.Errorf("three leases of a worker with %d slots: %v, want %d", slots, v.Wrong, wrong)
+		}
+	}
+}
+
+// What waits for being settled needs no slot: as much of it as there are slots is beside them. That is what is kept in the end, and may be
+// anything while settling fails for every run.
+func TestParked(t *testing.T) {
+	done := func(h *script) *script { return h.settle("succeeded") }
+	kept := func(h *script) *script {
+		return h.keep("succeeded").wait(9*time.Second).settleBy("b", "succeeded").kept("over")
+	}
+	for name, test := range map[string]struct {
+		slots  int
+		faults []time.Duration
+		tells  []func(*script) *script
+		wrong  int
+	}{
+		"one of two is kept":                      {slots: 1, tells: []func(*script) *script{done, kept}},
+		"the first of two is kept":                {slots: 1, tells: []func(*script) *script{kept, done}},
+		"two of three are kept":                   {slots: 1, tells: []func(*script) *script{done, kept, kept}, wrong: 1},
+		"one of three is kept":                    {slots: 1, tells: []func(*script) *script{done, done, kept}, wrong: 1},
+		"two, while settling fails":               {slots: 1, faults: []time.Duration{3 * time.Second}, tells: []func(*script) *script{done, done}},
+		"three, while settling fails":             {slots: 1, faults: []time.Duration{3 * time.Second}, tells: []func(*script) *script{done, done, done}, wrong: 1},
+		"two, and settling has failed before":     {slots: 1, faults: []time.Duration{-time.Minute}, tells: []func(*script) *script{done, done}, wrong: 1},
+		"two, and settling has failed afterwards": {slots: 1, faults: []time.Duration{time.Minute}, tells: []func(*script) *script{done, done}, wrong: 1},
+	} {
+		v := overlapping(test.slots, test.faults, test.tells...)
+		if len(v.Wrong) != test.wrong || test.wrong > 0 && v.Wrong[0].Kind != Crowded {
+			t.Errorf("%s: %v, want %d", name, v.Wrong, test.wrong)
+		}
+		if v.Runs != len(test.tells) {
+			t.Errorf("%s: %d runs", name, v.Runs)
+		}
 	}
 }

@@ -17,10 +17,15 @@ type Event struct {
 	Seq  int64     // in the order of the commits of a run
 	At   time.Time // by the database's clock
 	Run  uuid.UUID
-	Op   string // lease, extend, settle, take back, give back, cancel, retry, release or delete: the function that did it; enqueue, remove; edit: any other statement
+	Op   string // lease, extend, settle, take back, give back, cancel, retry, release or delete: the function that did it; enqueue, remove; edit: any other statement; keep, fail, over: what it has come to is kept, is to be a failure, is kept no more; fault, of no run: settling fails for each and every one
 	Over bool   // the lease that it had had expired
 
 	Was, Became Traced
+
+	// Of keep, fail and over, which change no run.
+	Kept   uuid.UUID // the token of its lease
+	Keeps  string    // the verdict of what is kept; effects, if these are lost
+	Worker string    // whose outcome it is
 }
 
 // Traced is what a trace has of a row. The zero value is that of none.
@@ -32,7 +37,7 @@ type Traced struct {
 	LeasedBy, SettledBy string    // empty: null
 	LeaseUntil          time.Time // zero: null
 	Suspect             bool
-	Hidden              bool  // held or soft-deleted
+	Hidden, Deleted     bool  // held or soft-deleted; soft-deleted
 	Uncharged           bool  // the lease is that of an exhausted run
 	Company             *bool // under its lease, at its last attempt, there was another suspect beside it; nil: the database does not tell
 }
@@ -46,7 +51,7 @@ func (t Traced) String() string {
 	for _, flag := range []struct {
 		is   bool
 		what string
-	}{{t.Suspect, ", suspect"}, {t.Hidden, ", hidden"}, {t.Uncharged, ", not charged"}} {
+	}{{t.Suspect, ", suspect"}, {t.Hidden, ", hidden"}, {t.Deleted, ", deleted"}, {t.Uncharged, ", not charged"}} {
 		if flag.is {
 			text += flag.what
 		}
@@ -59,8 +64,15 @@ func (t Traced) String() string {
 
 // String tells what happened.
 func (e Event) String() string {
-	return fmt.Sprintf("%s %s: %s", e.At.UTC().Format("15:04:05.000"), e.Op, e.Became)
+	text := fmt.Sprintf("%s %s: %s", e.At.UTC().Format("15:04:05.000"), e.Op, e.Became)
+	if e.ofKept() {
+		text += fmt.Sprintf("; kept: %s, by %s", e.Keeps, e.Worker)
+	}
+	return text
 }
+
+// ofKept reports whether it changes what is kept, and not the run.
+func (e Event) ofKept() bool { return e.Op == "keep" || e.Op == "fail" || e.Op == "over" }
 
 // DB is a pool, a connection or a transaction.
 type DB interface {
@@ -84,16 +96,19 @@ func Install(ctx context.Context, db DB) error {
 func Read(ctx context.Context, db DB, each func(Event)) error {
 	const traced = `coalesce((x).status, ''), coalesce((x).attempt, 0), coalesce((x).most, 0), coalesce((x).lease_no, 0), (x).token, (x).settled,
 		coalesce((x).leased_by, ''), coalesce((x).settled_by, ''), CASE WHEN isfinite((x).lease_until) THEN (x).lease_until END,
-		coalesce((x).suspect, false), coalesce((x).hidden, false), coalesce((x).uncharged, false), (x).company`
-	rows, _ := db.Query(ctx, `SELECT seq, at, run, op, over, `+strings.ReplaceAll(traced, "(x)", "(was)")+`, `+strings.ReplaceAll(traced, "(x)", "(became)")+` FROM workflow_trace ORDER BY run, seq`)
+		coalesce((x).suspect, false), coalesce((x).hidden, false), coalesce((x).deleted, false), coalesce((x).uncharged, false), (x).company`
+	rows, _ := db.Query(ctx, `SELECT seq, at, run, op, over, `+strings.ReplaceAll(traced, "(x)", "(was)")+`, `+strings.ReplaceAll(traced, "(x)", "(became)")+` , kept, coalesce(keeps, ''), coalesce(worker, '') FROM workflow_trace ORDER BY run, seq`)
 	var e Event
 	var until [2]*time.Time
 	var token, settled [2]uuid.NullUUID
+	var kept uuid.NullUUID
 	fields := []any{&e.Seq, &e.At, &e.Run, &e.Op, &e.Over}
 	for i, t := range []*Traced{&e.Was, &e.Became} {
-		fields = append(fields, &t.Status, &t.Attempt, &t.Most, &t.LeaseNo, &token[i], &settled[i], &t.LeasedBy, &t.SettledBy, &until[i], &t.Suspect, &t.Hidden, &t.Uncharged, &t.Company)
+		fields = append(fields, &t.Status, &t.Attempt, &t.Most, &t.LeaseNo, &token[i], &settled[i], &t.LeasedBy, &t.SettledBy, &until[i], &t.Suspect, &t.Hidden, &t.Deleted, &t.Uncharged, &t.Company)
 	}
+	fields = append(fields, &kept, &e.Keeps, &e.Worker)
 	if _, err := pgx.ForEachRow(rows, fields, func() error {
+		e.Kept = kept.UUID
 		for i, t := range []*Traced{&e.Was, &e.Became} {
 			t.Token, t.Settled, t.LeaseUntil = token[i].UUID, settled[i].UUID, time.Time{}
 			if until[i] != nil {

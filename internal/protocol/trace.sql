@@ -3,16 +3,19 @@
 
 CREATE TYPE workflow_traced AS (
     status text, attempt integer, most integer, lease_no bigint, token uuid, settled uuid, leased_by text, settled_by text,
-    lease_until timestamptz, suspect boolean, hidden boolean, uncharged boolean, company boolean);
+    lease_until timestamptz, suspect boolean, hidden boolean, deleted boolean, uncharged boolean, company boolean);
 
 CREATE TABLE workflow_trace (
     seq    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     run    uuid        NOT NULL,
-    op     text        NOT NULL, -- which of the engine's functions did it; enqueue, remove, or edit: a statement that is none of them
+    op     text        NOT NULL, -- which of the engine's functions did it; enqueue, remove, or edit: a statement that is none of them; keep, fail or over; fault
     over   boolean     NOT NULL, -- the lease had expired
     was    workflow_traced,
-    became workflow_traced
+    became workflow_traced,
+    kept   uuid,                 -- of keep, fail and over, which change no run: the token under which an outcome is kept,
+    keeps  text,                 -- its verdict, or effects
+    worker text                  -- and whose it is
 );
 
 CREATE FUNCTION workflow_trace() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -23,13 +26,13 @@ DECLARE
 BEGIN
     IF TG_OP <> 'INSERT' THEN
         was := ROW(OLD.status, OLD.attempt, OLD.max_attempts, OLD.lease_no, OLD.lease_token, OLD.settled_token, OLD.leased_by, OLD.settled_by,
-                   OLD.lease_until, OLD.suspect, OLD.held_at IS NOT NULL OR OLD.deleted_at IS NOT NULL, OLD.status = 'leased' AND OLD.deadline_at IS NOT DISTINCT FROM OLD.started_at,
+                   OLD.lease_until, OLD.suspect, OLD.held_at IS NOT NULL OR OLD.deleted_at IS NOT NULL, OLD.deleted_at IS NOT NULL, OLD.status = 'leased' AND OLD.deadline_at IS NOT DISTINCT FROM OLD.started_at,
                    CASE WHEN OLD.suspect AND to_jsonb(OLD) ? 'alone' THEN (to_jsonb(OLD)->>'alone')::boolean IS FALSE
                    AND (OLD.deadline_at IS NULL OR OLD.updated_at <= OLD.deadline_at - interval '1 second') END);
     END IF;
     IF TG_OP <> 'DELETE' THEN
         became := ROW(NEW.status, NEW.attempt, NEW.max_attempts, NEW.lease_no, NEW.lease_token, NEW.settled_token, NEW.leased_by, NEW.settled_by,
-                      NEW.lease_until, NEW.suspect, NEW.held_at IS NOT NULL OR NEW.deleted_at IS NOT NULL, NEW.status = 'leased' AND NEW.deadline_at IS NOT DISTINCT FROM NEW.started_at,
+                      NEW.lease_until, NEW.suspect, NEW.held_at IS NOT NULL OR NEW.deleted_at IS NOT NULL, NEW.deleted_at IS NOT NULL, NEW.status = 'leased' AND NEW.deadline_at IS NOT DISTINCT FROM NEW.started_at,
                    CASE WHEN NEW.suspect AND to_jsonb(NEW) ? 'alone' THEN (to_jsonb(NEW)->>'alone')::boolean IS FALSE END);
     END IF;
     GET DIAGNOSTICS stack = PG_CONTEXT;
@@ -43,9 +46,38 @@ BEGIN
 END
 $$;
 
+-- What is kept. Deferred, so that it comes at the end of its transaction: after what that does to the run, whose row is locked from there on.
+CREATE FUNCTION workflow_trace_kept() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    k workflow_kept := OLD;
+BEGIN
+    IF TG_OP <> 'DELETE' THEN
+        k := NEW;
+    END IF;
+    INSERT INTO workflow_trace (run, op, over, kept, keeps, worker)
+    VALUES (k.run, CASE TG_OP WHEN 'DELETE' THEN 'over' WHEN 'INSERT' THEN 'keep' ELSE CASE WHEN NEW.token = OLD.token THEN 'fail' ELSE 'keep' END END, false,
+            k.token, CASE WHEN k.effects THEN 'effects' ELSE k.verdict END, k.worker);
+    RETURN NULL;
+END
+$$;
+
+CREATE CONSTRAINT TRIGGER workflow_trace_kept AFTER INSERT OR UPDATE OR DELETE ON workflow_kept
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION workflow_trace_kept();
+
+-- Workers that find out that they can settle nothing say so, again and again. That is of no run.
+CREATE FUNCTION workflow_trace_fault() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO workflow_trace (run, op, over) VALUES ('00000000-0000-0000-0000-000000000000', 'fault', false);
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER workflow_trace_fault AFTER INSERT OR UPDATE ON workflow_fault
+    FOR EACH ROW WHEN (NEW.statement = 'settle') EXECUTE FUNCTION workflow_trace_fault();
+
 CREATE TRIGGER workflow_trace_rows AFTER INSERT OR DELETE ON workflow_run FOR EACH ROW EXECUTE FUNCTION workflow_trace();
 CREATE TRIGGER workflow_trace_changes AFTER UPDATE ON workflow_run
     FOR EACH ROW WHEN ((OLD.status, OLD.attempt, OLD.max_attempts, OLD.lease_no, OLD.suspect) <> (NEW.status, NEW.attempt, NEW.max_attempts, NEW.lease_no, NEW.suspect)
         OR (OLD.lease_token, OLD.settled_token, OLD.leased_by, OLD.lease_until) IS DISTINCT FROM (NEW.lease_token, NEW.settled_token, NEW.leased_by, NEW.lease_until)
-        OR (OLD.held_at IS NULL AND OLD.deleted_at IS NULL) <> (NEW.held_at IS NULL AND NEW.deleted_at IS NULL))
+        OR (OLD.held_at IS NULL AND OLD.deleted_at IS NULL) <> (NEW.held_at IS NULL AND NEW.deleted_at IS NULL) OR (OLD.deleted_at IS NULL) <> (NEW.deleted_at IS NULL))
     EXECUTE FUNCTION workflow_trace();

@@ -19,14 +19,16 @@ func of[S comparable](name, want string, d interface{ design() design[S] }) Vari
 
 // Rules that are broken.
 const (
-	twoResults    = "two results"
-	tooManyStarts = "more starts than max_attempts"
-	lostLease     = "a lost lease has changed the run"
-	leftAtStop    = "a worker has stopped and left a lease behind"
-	innocent      = "an innocent run was failed"
-	uncharged     = "a handler began and was not charged"
-	tooMany       = "a crash has charged more unbegun runs than there are slots"
-	unknown       = "a living worker holds a lease that it does not know"
+	twoResults      = "two results"
+	tooManyStarts   = "more starts than max_attempts"
+	lostLease       = "a lost lease has changed the run"
+	leftAtStop      = "a worker has stopped and left a lease behind"
+	innocent        = "an innocent run was failed"
+	uncharged       = "a handler began and was not charged"
+	tooMany         = "a crash has charged more unbegun runs than there are slots"
+	unknown         = "a living worker holds a lease that it does not know"
+	againThoughKept = "a run is started again, or failed, although its outcome is kept"
+	notFailed       = "a run that a person has fail has come to something else"
 )
 
 // Variants returns every design and every planted fault. With deep those with wider bounds, too, which take ten minutes.
@@ -70,6 +72,25 @@ func leases() []Variant {
 		v("A fault: a stop forgets what is in doubt", leftAtStop, with(func(d *aDesign) { d.stops, d.losses, d.stopForgets = 1, 1, true })),
 		v("A fault: a crash is not charged", tooManyStarts, poison(func(d *aDesign) { d.FreeCrash = true })),
 		v("A fault: exhausted runs are due again", tooManyStarts, poison(func(d *aDesign) { d.TakesForever, d.LeasesMore = true, true })),
+
+		// Outcomes that are refused are kept, and settled by anybody.
+		v("A kept: refused twice, kill, freeze, lost answer", "", with(func(d *aDesign) { d.runs, d.refusals, d.kills, d.freezes, d.losses = 1, 2, 1, 1, 1 })),
+		v("A kept: 2 runs, kill, freeze", "", with(func(d *aDesign) { d.refusals, d.kills, d.freezes = 1, 1, 1 })),
+		v("A kept: effects, kill, freeze, lost answer", "", with(func(d *aDesign) { d.runs, d.refusals, d.kills, d.freezes, d.losses, d.effects = 1, 2, 1, 1, 1, true })),
+		v("A kept: cancel, fail, release, hold by a person, kill", "", with(func(d *aDesign) {
+			d.runs, d.refusals, d.kills, d.cancels, d.fails, d.releases, d.holds, d.effects = 1, 1, 1, 1, 1, 1, 1, true
+		})),
+		v("A kept: stop, kill, lost answer", "", with(func(d *aDesign) { d.runs, d.refusals, d.stops, d.kills, d.losses = 1, 1, 1, 1, 1 })),
+		v("A kept: poison, others run long", "", poison(func(d *aDesign) { d.refusals, d.long = 1, true })),
+		v("A kept: read, and settled later: kill, freeze, lost answer", "", with(func(d *aDesign) {
+			d.runs, d.refusals, d.kills, d.freezes, d.losses, d.effects, d.readsFirst = 1, 1, 1, 1, 1, true, true
+		})),
+		v("A known: what a person has fail was read before", notFailed, with(func(d *aDesign) { d.runs, d.refusals, d.fails, d.readsFirst = 1, 1, 1, true })),
+		v("A fault: what is kept is taken back", againThoughKept, with(func(d *aDesign) { d.refusals, d.TakesKept = 1, true })),
+		v("A fault: a take-back looks for what is kept before it locks", againThoughKept, with(func(d *aDesign) { d.refusals, d.freezes, d.looksFirst = 1, 1, true })),
+		v("A fault: what is kept is released", againThoughKept, with(func(d *aDesign) { d.refusals, d.releases, d.ReleasesKept = 1, 1, true })),
+		v("A fault: what is kept is forgotten before it is settled", againThoughKept, with(func(d *aDesign) { d.refusals, d.kills, d.ForgetsKept = 1, 1, true })),
+		v("A fault: what an older lease has left over is settled", lostLease, with(func(d *aDesign) { d.refusals, d.losses, d.SettlesOlder = 1, 1, true })),
 
 		// Suspects. Poison is started max_attempts times, and once more if its last attempt was given back.
 		v("A suspects: poison, 2 attempts", "", poison(func(d *aDesign) {})),

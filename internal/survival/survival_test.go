@@ -205,11 +205,7 @@ func invariant(t *testing.T, pool *pgxpool.Pool) {
 // most so many leases at once; 0: any number.
 func replay(t *testing.T, pool *pgxpool.Pool, slots int) {
 	t.Helper()
-	r := protocol.Replay{Slots: slots, Watch: 1500 * time.Millisecond}
-	if err := protocol.Read(t.Context(), pool, r.Add); err != nil {
-		t.Fatal(err)
-	}
-	v := r.Verdicts()
+	v := verdicts(t, pool, slots)
 	if v.Edits > 1 { // a lease of a worker that died long ago
 		t.Errorf("%d changes were none of the engine's functions", v.Edits)
 	}
@@ -219,4 +215,13 @@ func replay(t *testing.T, pool *pgxpool.Pool, slots int) {
 	for _, w := range v.Wrong {
 		t.Errorf("the protocol does not allow this: %s", w)
 	}
+}
+
+func verdicts(t *testing.T, pool *pgxpool.Pool, slots int) protocol.Verdicts {
+	t.Helper()
+	r := protocol.Replay{Slots: slots, Watch: 1500 * time.Millisecond}
+	if err := protocol.Read(t.Context(), pool, r.Add); err != nil {
+		t.Fatal(err)
+	}
+	return r.Verdicts()
 }
