@@ -73,3 +73,15 @@ func TestIdsNeverGoBack(t *testing.T) {
 		t.Error("a dispatcher's role can take the lock")
 	}
 }
+
+// Events that retention may not remove are noted whatever their ids are, and forgotten once they are gone.
+func TestUnremovedEvents(t *testing.T) {
+	s, _ := psql(t)
+	const ids = `'{-4611686018427387904,-5,0,5,4611686018427387904}'::bigint[]`
+	s.do(`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE SELECT id, gen_random_uuid(), 'a.b', '{}' FROM unnest(` + ids + `) AS id`)
+	s.expect("noted", s.do(`SELECT workflow_unremoved_v1('outbox_event', (`+ids+`)::text[], array_fill('23503'::text, '{5}'), array_fill('no'::text, '{5}'), array_fill(''::text, '{5}'))`), "5")
+	s.do(`SELECT workflow_unremoved_v1('outbox_event', '{}', '{}', '{}', '{}')`)
+	s.expect("while they are there", s.do(`SELECT count(*) FROM workflow_set_aside WHERE kind = 'retention' AND id IN (SELECT workflow_unremoved_id(e.id::text) FROM outbox_event e)`), "5")
+	s.do(`BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM outbox_event WHERE id < 0; COMMIT; SELECT workflow_unremoved_v1('outbox_event', '{}', '{}', '{}', '{}')`)
+	s.expect("once some are gone", s.do(`SELECT count(*) FROM workflow_set_aside WHERE kind = 'retention'`), "3")
+}
