@@ -14,7 +14,7 @@ $do$;
 --   workflow_isolate            which runs a statement is refused for
 --   workflow_fault              statements that fail for every row, for people to see
 --   workflow_extend_refused_v1  of heartbeats, what workflow_lease_refused_v1 is of leases
---   workflow_unremoved_v1            what retention may not remove
+--   workflow_unremoved_v1       what retention may not remove
 
 CREATE FUNCTION workflow_remedy(sqlstate text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -305,7 +305,8 @@ COMMENT ON FUNCTION workflow_faults_v1() IS 'For workers: their statements that 
 -- What retention may not remove.
 -- ---------------------------------------------------------------------------------
 
-COMMENT ON COLUMN workflow_set_aside.kind IS 'run, or retention: a row that is refused its removal, whose type is the table it is of.';
+COMMENT ON COLUMN workflow_set_aside.kind IS 'run; wait, of which the id is the token''s: see process_unreachable; or retention: a row that is refused its removal, whose type is the table it is of.';
+COMMENT ON COLUMN workflow_set_aside.statement IS 'What was refused: lease, extend, settle or take back; of a wait signal; or retention. An outcome that is refused to be settled is kept in workflow_kept, and tried again by any worker.';
 COMMENT ON COLUMN workflow_set_aside.id IS 'The row''s. Of an event, whose id is a number, that number; with an f before it, it is below zero.';
 
 -- As the id of something that is set aside. Events have numbers, in decimal digits; of one below zero, an f comes before them.
