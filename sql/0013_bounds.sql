@@ -357,7 +357,7 @@ BEGIN
     IF mine IS NOT NULL AND NOT EXISTS (SELECT FROM workflow_worker o WHERE o.id = workflow_present_v1.id) THEN -- people and views read them all
         IF (SELECT count(*) FROM workflow_worker o WHERE o.name ^@ mine AND o.seen_at > now() - interval '45 seconds') >= 300 THEN
             RAISE EXCEPTION 'workflow_present_v1: role % has 300 live workers, and more are not told of', workflow_role()
-                USING ERRCODE = 'configuration_limit_exceeded', HINT = 'They work all the same. To see all of them, bind them by several roles: workflowctl roles bind.';
+                USING ERRCODE = 'configuration_limit_exceeded', HINT = 'They work all the same. To see all of them, bind them by several roles: workflowctl roles worker ROLE --prefixes …';
         END IF;
         DELETE FROM workflow_worker w
         WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.name ^@ mine ORDER BY o.seen_at DESC OFFSET 299 LIMIT 100 FOR UPDATE SKIP LOCKED);

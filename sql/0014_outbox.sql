@@ -139,7 +139,7 @@ END
 $fn$;
 
 -- The sequence may be behind the ids: after a restore of the data alone, in a copy by logical replication, or because
--- somebody has given ids. It follows them, but no further than 2^40 at a time. Floors that were ahead of it are lowered before, in the
+-- somebody has given ids. It follows them, but no further than 2^40 at a time, and never goes back. Floors that were ahead of it are lowered before, in the
 -- same transaction: what is drawn meanwhile is below them.
 CREATE FUNCTION outbox_set_right_v1(only_sink text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET lock_timeout = '200ms' AS $fn$
@@ -182,14 +182,24 @@ BEGIN
     last := outbox_last_id_v1();
     found := (SELECT e.id FROM outbox_event e WHERE e.id <= least(last, 9223372036854775807 - 1099511627776) + 1099511627776 ORDER BY e.id DESC LIMIT 1);
     last := outbox_last_id_v1(); -- what had committed by then was drawn by now
-    IF found > last AND only_sink IS NOT NULL THEN
-        PERFORM outbox_mend_lanes(NULL);
+    IF found > last THEN
+        BEGIN
+            LOCK TABLE workflow_schema IN SHARE UPDATE EXCLUSIVE MODE; -- one session at a time; nobody but the owner can lock it so
+            IF only_sink IS NOT NULL THEN
+                PERFORM outbox_mend_lanes(NULL);
+            END IF;
+            last := outbox_last_id_v1(); -- which may have been set right meanwhile
+        EXCEPTION WHEN lock_not_available THEN
+            said  := said || 'ids are left for the next time: another session is at it'::text;
+            found := NULL;
+        END;
     END IF;
     -- Where a floor could not be lowered, because somebody has locked its lane, it is known by this alone that it hides events.
     IF found > last AND NOT EXISTS (SELECT FROM outbox_lane l WHERE l.lane BETWEEN 0 AND 63 AND l.floor > last) THEN
+        last := outbox_last_id_v1();
         IF found - last <= 100000 THEN -- as everybody draws: it cannot go back, whoever draws meanwhile
             PERFORM nextval(ids) FROM generate_series(1, found - last);
-        ELSE
+        ELSE -- by now nobody draws as many
             PERFORM setval(ids, found);
         END IF;
         said := said || format('ids go on after %s, not %s', found, last);

@@ -14,7 +14,7 @@ $do$;
 --   workflow_isolate            which runs a statement is refused for
 --   workflow_fault              statements that fail for every row, for people to see
 --   workflow_extend_refused_v1  of heartbeats, what workflow_lease_refused_v1 is of leases
---   workflow_unremoved_v1            what retention may not remove
+--   workflow_unremoved_v1       what retention may not remove
 
 CREATE FUNCTION workflow_remedy(sqlstate text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -305,13 +305,14 @@ COMMENT ON FUNCTION workflow_faults_v1() IS 'For workers: their statements that 
 -- What retention may not remove.
 -- ---------------------------------------------------------------------------------
 
-COMMENT ON COLUMN workflow_set_aside.kind IS 'run, or retention: a row that is refused its removal, whose type is the table it is of.';
-COMMENT ON COLUMN workflow_set_aside.id IS 'The row''s. Of an event, whose id is a number, that number.';
+COMMENT ON COLUMN workflow_set_aside.kind IS 'run; wait, of which the id is the token''s: see process_unreachable; or retention: a row that is refused its removal, whose type is the table it is of.';
+COMMENT ON COLUMN workflow_set_aside.statement IS 'What was refused: lease, extend, settle or take back; of a wait signal; or retention. An outcome that is refused to be settled is kept in workflow_kept, and tried again by any worker.';
+COMMENT ON COLUMN workflow_set_aside.id IS 'The row''s. Of an event, whose id is a number, that number; with an f before it, it is below zero.';
 
--- As the id of something that is set aside. Events have numbers.
+-- As the id of something that is set aside. Events have numbers, in decimal digits; of one below zero, an f comes before them.
 CREATE FUNCTION workflow_unremoved_id(id text) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN id ~ '^\d{1,32}$' THEN lpad(id, 32, '0') WHEN id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN id END::uuid;
+RETURN CASE WHEN id ~ '^\d{1,32}$' THEN lpad(id, 32, '0') WHEN id ~ '^-\d{1,31}$' THEN 'f' || lpad(substr(id, 2), 31, '0') WHEN id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN id END::uuid;
 
 -- Notes rows of a table that are refused their removal. Without any it forgets those that have been removed at last, and those which were set aside for the
 -- same reason as one that was tried for all of them. Returns how many it has noted or forgotten.
@@ -320,7 +321,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     before text := coalesce(current_setting('workflow.advance', true), '');
-    same   text := CASE from_table WHEN 'outbox_event' THEN $q$r.id = CASE a.type WHEN 'outbox_event' THEN replace(a.id::text, '-', '')::bigint END$q$ ELSE 'r.id = a.id' END;
+    same   text := CASE from_table WHEN 'outbox_event' THEN $q$r.id = CASE a.type WHEN 'outbox_event' THEN regexp_replace(replace(a.id::text, '-', ''), '^f', '-')::bigint END$q$ ELSE 'r.id = a.id' END;
     many   bigint;
 BEGIN
     IF workflow_bound_prefixes() IS NOT NULL OR from_table <> ALL ('{workflow_run, outbox_event, message, process_instance}') THEN

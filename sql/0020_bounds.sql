@@ -1,7 +1,8 @@
 -- simple-workflow 0020: the bounds of every column.
 --
 --   workflow_bound          which column has which bounds: the one list, from which the CHECKs of 0021 are made
---   workflow_bound_rules    those CHECKs: one for each table and kind of bound
+--   workflow_bound_rule     the same as SQL
+--   workflow_bound_check    those CHECKs: one for each table and kind of bound
 --   workflow_mend_v1        brings rows back within their bounds, a batch at a time; before 0021
 --   workflow_out_of_bounds  rows that are beyond a bound
 --

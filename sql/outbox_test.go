@@ -1,6 +1,10 @@
 package sql_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
 
 // How far behind a sink is, is looked at from the floor and from the beginning, in lanes that have no row, too; where there
 // may be more than was looked at, it says so; and it costs about the same beside events that only another sink has not got.
@@ -35,4 +39,49 @@ func TestLagLooksBothWays(t *testing.T) {
 			t.Logf("%d buffers", n)
 		}
 	}
+}
+
+// While the sequence of ids is set right, it may be set right by another session, which draws on: it does not go back. One session
+// does it at a time, and whoever comes second leaves it.
+func TestIdsNeverGoBack(t *testing.T) {
+	s, pool := psql(t)
+	s.do(`INSERT INTO outbox_sink (name) VALUES ('s'); SELECT outbox_set_right_v1();
+		INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE VALUES (5000000, gen_random_uuid(), 'a.b', '{}')`)
+
+	other := connect(t, pool.Config().ConnString())
+	other.do(`BEGIN; LOCK TABLE workflow_schema IN SHARE UPDATE EXCLUSIVE MODE`)
+	s.expect("beside another", s.do(`SELECT outbox_set_right_v1('s')`), "ids are left for the next time: another session is at it")
+	other.do(`COMMIT`)
+	s.expect("last", s.do(`SELECT outbox_last_id_v1()`), "0")
+
+	// What another session does while the lanes of all sinks are looked at: a trigger of this one does it.
+	s.do(`CREATE SEQUENCE looks;
+		CREATE FUNCTION meanwhile() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('looks') = 2 THEN
+				PERFORM setval(pg_get_serial_sequence('outbox_event', 'id'), 5000000);
+				PERFORM outbox_emit(gen_random_uuid(), 'a.b', '{}') FROM generate_series(1, 3);
+			END IF;
+			RETURN NULL; END $$;
+		CREATE TRIGGER meanwhile AFTER INSERT ON outbox_lane FOR EACH STATEMENT EXECUTE FUNCTION meanwhile()`)
+	s.expect("set right by another", s.do(`SELECT outbox_set_right_v1('s')`), "nothing was wrong")
+	s.expect("it came to that", s.do(`SELECT last_value FROM looks`), "2")
+	s.do(`SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}') FROM generate_series(1, 10)`)
+	s.expect("last", s.do(`SELECT outbox_last_id_v1()`), "5000013")
+
+	dispatcher := pgtest.As(t, pool, pgtest.Roles(t, pool), "dispatcher")
+	if _, err := dispatcher.Exec(t.Context(), `LOCK TABLE workflow_schema IN SHARE UPDATE EXCLUSIVE MODE`); err == nil {
+		t.Error("a dispatcher's role can take the lock")
+	}
+}
+
+// Events that retention may not remove are noted whatever their ids are, and forgotten once they are gone.
+func TestUnremovedEvents(t *testing.T) {
+	s, _ := psql(t)
+	const ids = `'{-4611686018427387904,-5,0,5,4611686018427387904}'::bigint[]`
+	s.do(`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE SELECT id, gen_random_uuid(), 'a.b', '{}' FROM unnest(` + ids + `) AS id`)
+	s.expect("noted", s.do(`SELECT workflow_unremoved_v1('outbox_event', (`+ids+`)::text[], array_fill('23503'::text, '{5}'), array_fill('no'::text, '{5}'), array_fill(''::text, '{5}'))`), "5")
+	s.do(`SELECT workflow_unremoved_v1('outbox_event', '{}', '{}', '{}', '{}')`)
+	s.expect("while they are there", s.do(`SELECT count(*) FROM workflow_set_aside WHERE kind = 'retention' AND id IN (SELECT workflow_unremoved_id(e.id::text) FROM outbox_event e)`), "5")
+	s.do(`BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM outbox_event WHERE id < 0; COMMIT; SELECT workflow_unremoved_v1('outbox_event', '{}', '{}', '{}', '{}')`)
+	s.expect("once some are gone", s.do(`SELECT count(*) FROM workflow_set_aside WHERE kind = 'retention'`), "3")
 }

@@ -194,7 +194,7 @@ func TestPresenceIsNoFlood(t *testing.T) {
 		return `SELECT count(*) FROM generate_series(1, ` + n + `) AS g WHERE workflow_present_v1(gen_random_uuid(), gen_random_uuid(), 'w' || g, '{media.}', '{media.}', true, 10, 1, 'v', 'h', 1, 0)`
 	}
 	media.do(present("300"))
-	media.refused(present("1"), "53400", "bind", "300 live workers")
+	media.refused(present("1"), "53400", "workflowctl roles worker", "300 live workers")
 	billing.expect("another's", billing.do(present("1")), "1")
 	first := g.do(`SELECT id FROM workflow_worker WHERE name ~ '/w1$' AND name ~ 'media'`)
 	g.do(`BEGIN; SET LOCAL session_replication_role = replica; UPDATE workflow_worker SET seen_at = now() - interval '50 seconds' WHERE id <> '` + first + `'; COMMIT`)
