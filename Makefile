@@ -81,7 +81,7 @@ fuzz: postgres ## each fuzz target for FUZZTIME (default 30s); what it finds bec
 	    done; \
 	done
 
-model: ## the models of the protocols, explored: every design and every planted fault has its verdict; two minutes, 3 GB, two cores
+model: ## the models of the protocols, explored: every design and every planted fault has its verdict; three minutes, 3 GB, two cores
 	$(GO) run ./internal/protocol/explore
 	GUARDS=all $(GO) test ./internal/protocol -count=1 -run '^TestGuards$$'
 

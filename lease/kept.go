@@ -95,10 +95,11 @@ func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
 }
 
 // Over says that outcomes are kept no more, because the transaction records them, before that does anything else; or because
-// they had effects, and could be recorded: then their leases are taken back as after a crash. It returns those that were kept.
+// they had effects, and could be recorded: then their leases are taken back as after a crash. It returns those that were kept as they are given.
 func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
-	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2)`,
-		column(all, func(k Kept) [16]byte { return k.Outcome.ID }), column(all, func(k Kept) [16]byte { return k.Outcome.Token }))
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2, $3, $4)`,
+		column(all, func(k Kept) [16]byte { return k.Outcome.ID }), column(all, func(k Kept) [16]byte { return k.Outcome.Token }),
+		column(all, func(k Kept) string { return string(k.Verdict) }), column(all, func(k Kept) bool { return k.Effects }))
 	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return nil, fmt.Errorf("forget outcomes of %d runs: %w", len(all), err)

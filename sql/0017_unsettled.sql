@@ -246,8 +246,8 @@ END
 $fn$;
 COMMENT ON FUNCTION workflow_kept_refused_v1(uuid, uuid, text, text, text) IS 'For workers: says that an outcome which is kept was refused once more, and why. False: it is not kept under this token.';
 
--- Called before anything else is locked. What was refused for the same reasons is due, too. Where the transaction is rolled back, all is kept as before.
-CREATE FUNCTION workflow_kept_over_v1(runs uuid[], tokens uuid[]) RETURNS SETOF uuid
+-- Called before anything else is locked, with what the caller has read of each: a person may have had one fail since. What was refused for the same reasons is due, too. Where the transaction is rolled back, all is kept as before.
+CREATE FUNCTION workflow_kept_over_v1(runs uuid[], tokens uuid[], verdicts text[], effects boolean[]) RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     bound  text[] := workflow_bound_prefixes();
@@ -256,7 +256,8 @@ DECLARE
     open   uuid;
 BEGIN
     mine := ARRAY(
-        SELECT k.run FROM unnest(runs, tokens) AS g (run, token) JOIN workflow_kept k ON k.run = g.run AND k.token = g.token JOIN workflow_run w ON w.id = k.run
+        SELECT k.run FROM unnest(runs, tokens, verdicts, workflow_kept_over_v1.effects) AS g (run, token, verdict, effects)
+        JOIN workflow_kept k ON k.run = g.run AND k.token = g.token AND k.verdict = g.verdict AND k.effects = g.effects JOIN workflow_run w ON w.id = k.run
         WHERE bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound)
         ORDER BY k.run FOR UPDATE OF k);
     FOR open IN SELECT x.id FROM workflow_kept k JOIN incident x ON x.id = k.incident WHERE k.run = ANY (mine) ORDER BY x.instance_id LOOP
@@ -277,7 +278,7 @@ BEGIN
     PERFORM workflow_advance(before);
 END
 $fn$;
-COMMENT ON FUNCTION workflow_kept_over_v1(uuid[], uuid[]) IS 'For workers: outcomes are kept no more, as the caller''s transaction records them, or as they had effects and could be recorded. Returns the runs of which one was kept under these tokens.';
+COMMENT ON FUNCTION workflow_kept_over_v1(uuid[], uuid[], text[], boolean[]) IS 'For workers: outcomes are kept no more, as the caller''s transaction records them, or as they had effects and could be recorded. Returns the runs of which one was kept under these tokens.';
 
 -- A process of two steps, and two of it: one at the first, which goes on, and one at the last, which ends. It is the same definition each time: engines
 -- remember what they have read.

@@ -88,7 +88,7 @@ func TestSettlingAndActingOnWhatIsKept(t *testing.T) {
 		id := s.held("a.b")
 		s.expect("kept", s.do(fmt.Sprintf(keeps, id, `'1'`, "NULL")), "t")
 		s.do(`BEGIN`)
-		s.expect("over", s.do(`SELECT workflow_kept_over_v1('{`+id+`}', '{`+aToken+`}')`), id)
+		s.expect("over", s.do(`SELECT workflow_kept_over_v1('{`+id+`}', '{`+aToken+`}', '{succeeded}', '{f}')`), id)
 		waiting := other.later(fmt.Sprintf(act, id))
 		pgtest.Blocked(t, pool, 1)
 		s.do(`SELECT workflow_settle_v1('{` + id + `}', '{` + aToken + `}', '{succeeded}', '{1}', '{NULL}', '{NULL}', '{0}', 'w')`)
@@ -150,4 +150,17 @@ func TestIncidentEndsWithWhatIsKept(t *testing.T) {
 	other.do(`ROLLBACK`)
 	s.do(`SELECT workflow_try_again_v1()`)
 	s.expect("left", s.do(`SELECT concat_ws(' ', (SELECT count(*) FROM workflow_kept), (SELECT open_incidents FROM process_instance), (SELECT count(*) FROM incident WHERE resolved_at IS NULL))`), "0 0 0")
+}
+
+// What a person has fail is not settled as it was kept, though a worker had read that before.
+func TestFailAfterWhatIsKeptWasRead(t *testing.T) {
+	s, _ := psql(t)
+	id := s.held("a.b")
+	s.expect("kept", s.do(fmt.Sprintf(keeps, id, `'1'`, "NULL")), "t")
+	over := func(verdict string) string {
+		return s.do(`SELECT count(*) FROM workflow_kept_over_v1('{` + id + `}', '{` + aToken + `}', '{` + verdict + `}', '{f}')`)
+	}
+	s.expect("to be failed", s.do(`SELECT workflow_fail('`+id+`', 'no')`), "to be failed")
+	s.expect("as it was read before", over("succeeded"), "0")
+	s.expect("as it is", over("failed"), "1")
 }

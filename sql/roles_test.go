@@ -120,11 +120,11 @@ func TestBoundWorkerForgesNothing(t *testing.T) {
 	}
 	for _, id := range []string{own, other} { // neither is leased with this token
 		media.expect("kept", media.do(`SELECT workflow_unsettled_v2('`+id+`', '7d1f0f0e-0000-4000-8000-000000000001', 'failed', NULL, NULL, NULL, 0, NULL, false, 'w', 'P0001', 'forged', '')`), "f")
-		media.expect("kept no more", media.do(`SELECT count(*) FROM workflow_kept_over_v1('{`+id+`}', '{7d1f0f0e-0000-4000-8000-000000000001}')`), "0")
+		media.expect("kept no more", media.do(`SELECT count(*) FROM workflow_kept_over_v1('{`+id+`}', '{7d1f0f0e-0000-4000-8000-000000000001}', '{failed}', '{f}')`), "0")
 		media.expect("refused again", media.do(`SELECT workflow_kept_refused_v1('`+id+`', '7d1f0f0e-0000-4000-8000-000000000001', 'P0001', 'forged', '')`), "f")
 	}
 	g.byHand(`INSERT INTO workflow_kept (run, token, verdict, delay, effects, worker) VALUES ('` + other + `', '7d1f0f0e-0000-4000-8000-000000000001', 'failed', 0, false, 'w')`)
-	media.expect("of others", media.do(`SELECT count(*) FROM workflow_kept_over_v1('{`+other+`}', '{7d1f0f0e-0000-4000-8000-000000000001}')`), "0")
+	media.expect("of others", media.do(`SELECT count(*) FROM workflow_kept_over_v1('{`+other+`}', '{7d1f0f0e-0000-4000-8000-000000000001}', '{failed}', '{f}')`), "0")
 	media.expect("of others", media.do(`SELECT count(id) FROM workflow_kept_v1('{media.,billing.}', true, 10)`), "0")
 	media.refused(`SELECT * FROM workflow_control_v1()`, "42501", "", "may not settle steps of processes")
 	media.do(`BEGIN; SELECT workflow_try_again_v1()`)

@@ -78,7 +78,7 @@ func TestReplay(t *testing.T) {
 		do(`UPDATE workflow_run SET status = 'leased', attempt = 1, lease_no = 1, lease_token = id, leased_by = 'w1-x', started_at = now(), lease_until = now() WHERE id = $1`, id)
 		do(`SELECT workflow_unsettled_v2($1, $1, 'succeeded', NULL, NULL, NULL, 0, NULL, false, 'w1-x', 'XX000', 'no', '')`, id)
 	}
-	do(`BEGIN; SELECT workflow_kept_over_v1('{`+settled.String()+`}', '{`+settled.String()+`}');
+	do(`BEGIN; SELECT workflow_kept_over_v1('{`+settled.String()+`}', '{`+settled.String()+`}', '{succeeded}', '{f}');
 		SELECT workflow_settle_v1('{`+settled.String()+`}', '{`+settled.String()+`}', '{succeeded}', '{null}', '{null}', '{null}', '{0}', 'w2-x'); COMMIT`, pgx.QueryExecModeSimpleProtocol)
 	if broken, _ := look(); len(broken) > 0 {
 		t.Errorf("broken: %v, want nothing: another has settled what is kept", broken)

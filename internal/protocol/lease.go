@@ -86,7 +86,7 @@ type aDesign struct {
 	effects           bool // outcomes may have effects
 
 	// Planted faults of processes.
-	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny, looksFirst, readsFirst bool
+	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny, looksFirst, readsFirst, staleReads bool
 
 	company  *bool  // in a replay, that it was not alone at its last attempt, if that is known
 	replayed bool   // a trace is being replayed: what makes no difference to be seen is left out
@@ -612,7 +612,7 @@ func (d aDesign) keeping(s aState, p, i int, do func(step, aState)) {
 	}
 }
 
-// readsKept is how what is kept is settled: it was read before, by a statement of its own, and goes by the token of its lease alone.
+// readsKept is how what is kept is settled: it was read before, by a statement of its own, and is still as it was read.
 func (d aDesign) readsKept(s aState, p, i int, do func(step, aState)) {
 	r, read := s.run[i], s.process[p].read[i]
 	if now := (aKept{r.Kept, r.Keeps}); r.kept() && now != read {
@@ -620,7 +620,7 @@ func (d aDesign) readsKept(s aState, p, i int, do func(step, aState)) {
 		t.process[p].read[i] = now
 		do(step{"", p, "reads what is kept of run %d", i}, t)
 	}
-	if read.lease == 0 || read.lease != r.Kept || !r.kept() {
+	if read.lease == 0 || read.lease != r.Kept || !r.kept() || read.verdict != r.Keeps && !d.staleReads {
 		return
 	}
 	t := s
