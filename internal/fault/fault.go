@@ -89,12 +89,12 @@ type Series struct{ since time.Time }
 // Patience: then what would be tried as a whole is halved, and any SQLSTATE taken for an answer about a row.
 func (s *Series) Of(err error) (first Remedy, lasting bool) {
 	switch first = Of(err); {
-	case first == None:
+	case first == None || Unreached(err):
 		s.since = time.Time{}
 	case s.since.IsZero():
 		s.since = time.Now()
 	}
-	lasting = first != None && time.Since(s.since) > Patience && !Unreached(err)
+	lasting = !s.since.IsZero() && time.Since(s.since) > Patience
 	if lasting && (first == Again || first == Anew) {
 		first = Halve
 	}

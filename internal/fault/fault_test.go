@@ -112,7 +112,7 @@ func TestPlanMadeAnew(t *testing.T) {
 }
 
 // A whole that fails is halved only after a minute, however it is repeated; one success ends the series. That no server is reached
-// is no row's fault, however long it lasts.
+// is no row's fault, however long it lasts, and ends the series, too.
 func TestSeries(t *testing.T) {
 	var s fault.Series
 	deadlock, refused := &pgconn.PgError{Code: "40P01"}, &pgconn.PgError{Code: "XX777"}
@@ -128,6 +128,9 @@ func TestSeries(t *testing.T) {
 	expect(deadlock, fault.Halve, true)
 	expect(&pgconn.PgError{Code: "55P03"}, fault.PassOver, true)
 	expect(fmt.Errorf("poll: %w", &pgconn.ConnectError{}), fault.Again, false)
+	expect(deadlock, fault.Again, false)
+	s.Age(2 * fault.Patience)
+	expect(deadlock, fault.Halve, true)
 	expect(nil, fault.None, false)
 	expect(deadlock, fault.Again, false)
 }
