@@ -343,11 +343,11 @@ func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.
 	soon, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer done()
 	recorded, err := outbox.Mark(soon, f.config.Pool, claim, outcomes)
-	f.markedWith(ctx, claim, err)
 	if err != nil {
 		f.apart.Go(func() { f.markApart(ctx, claim, outcomes) })
 		return
 	}
+	f.marked(ctx)
 	if recorded < len(outcomes) {
 		f.complain("a claim was lost; its events are published again", "recorded", recorded, "of", len(outcomes))
 		return
@@ -365,7 +365,10 @@ func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []ou
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(5*time.Second, done) })()
 	for n := 0; ; n++ {
 		f.unmarked.remember(claim.Rows, outcomes)
+		claim.AnyState = f.unmarked.lasting(outcomes)
 		rest, err := outbox.MarkApart(ctx, f.config.Pool, claim, outcomes, patience<<min(n, 4))
+		f.unmarked.kept(rest.Lanes, err)
+		f.unmarked.kept(rest.Open, nil)
 		f.tell(rest)
 		if rest.Fault != nil {
 			f.faulty(ctx, rest.Fault)

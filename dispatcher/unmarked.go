@@ -1,11 +1,13 @@
 package dispatcher
 
 import (
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -32,6 +34,9 @@ type dealtWith struct {
 	round     int64
 	tries     int
 	due       time.Time // not read before
+
+	failures fault.Series // of marking it
+	lasting  bool         // they have lasted for so long that any may be the event's
 }
 
 // failed reports whether the event has to be sent again. Until then its aggregate waits.
@@ -61,6 +66,24 @@ func (u *unmarked) remember(rows []outbox.Row, outcomes []outbox.Outcome) {
 		e.tries++
 		e.due = time.Now().Add(pause)
 	}
+}
+
+// kept notes which error has kept outcomes from being recorded; nil: somebody's lock, or what goes for all events.
+func (u *unmarked) kept(outcomes []outbox.Outcome, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, o := range outcomes {
+		if e := u.events[o.ID]; e != nil {
+			_, e.lasting = e.failures.Of(err)
+		}
+	}
+}
+
+// lasting reports whether one of outcomes was kept from being recorded by errors for so long that any of them may be about an event.
+func (u *unmarked) lasting(outcomes []outbox.Outcome) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.ContainsFunc(outcomes, func(o outbox.Outcome) bool { e := u.events[o.ID]; return e != nil && e.lasting })
 }
 
 // forget lets go of what has been recorded.
