@@ -97,18 +97,18 @@ const (
 // leased are set aside. That takes a quarter of a second at most: if the rest of their lanes is refused as well, it
 // waits for the next call, and the other lanes are leased from. A fault.Error means that no run can be leased.
 func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
-	n = p.most.of(n)
+	n = p.most.Of(n)
 	leases, due, err = p.lease(ctx, chosen, n, suspects)
 	first, anyCode := p.failures.Of(err)
 	switch {
 	case first == fault.None:
 		p.tried = 0
-		p.most.through()
+		p.most.Through()
 		return leases, due, nil
 	case first == fault.Again, first == fault.Anew:
 		return nil, 0, err
 	case first == fault.Fewer && n > 1:
-		p.most = ration(n / 2)
+		p.most.Less(n)
 		return nil, 0, err
 	case first == fault.Fewer:
 		p.tried, anyCode = 1, true
@@ -140,24 +140,6 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 		return nil, n, nil // some were set aside: go on at once
 	}
 	return leases, n, err // as if there were more: there is
-}
-
-// A ration is how many rows a statement changes at a time, as it fails with more; 0: any number.
-type ration int
-
-// of returns how many of n there may be.
-func (r ration) of(n int) int {
-	if r > 0 {
-		return min(n, int(r))
-	}
-	return n
-}
-
-// through lets there be twice as many the next time: so many went through.
-func (r *ration) through() {
-	if *r *= 2; *r > mostTried {
-		*r = 0
-	}
 }
 
 // refused reports whether err may be about a row.

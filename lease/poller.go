@@ -36,9 +36,9 @@ type Poller struct {
 	paused    []string // prefixes and types, as discovery found them
 	lanes     map[lane]*position
 	failures  fault.Series
-	most      ration // as many are leased at a time, as it fails with more; 0: any number
-	tried     int    // how many runs were tried after the last lease, which was refused; 0: it was not
-	hurry     bool   // try the known lanes before discovery
+	most      fault.Ration // as many are leased at a time, as it fails with more; 0: any number
+	tried     int          // how many runs were tried after the last lease, which was refused; 0: it was not
+	hurry     bool         // try the known lanes before discovery
 	discovery budget
 	busy      bool      // the last poll brought as many as were asked for
 	alone     bool      // the last suspect that was leased was alone

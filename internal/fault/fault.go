@@ -104,6 +104,30 @@ func (s *Series) Of(err error) (first Remedy, lasting bool) {
 // Age makes the series longer, in tests.
 func (s *Series) Age(by time.Duration) { s.since = s.since.Add(-by) }
 
+// A Ration is how many rows a statement changes at a time, as it fails with more; 0: any number.
+type Ration int
+
+// plenty is a ration that is none any more.
+const plenty = 2000
+
+// Of returns how many of n there may be.
+func (r Ration) Of(n int) int {
+	if r > 0 {
+		return min(n, int(r))
+	}
+	return n
+}
+
+// Less notes that n, two at least, were too many: half of them the next time.
+func (r *Ration) Less(n int) { *r = Ration(n / 2) }
+
+// Through notes that as many as there may be went through: twice as many the next time.
+func (r *Ration) Through() {
+	if *r *= 2; *r > plenty {
+		*r = 0
+	}
+}
+
 // An Error is a statement's: it fails for a control, too. It is no row's, and nothing is blamed for it.
 type Error struct {
 	Statement string // lease, extend, settle, take back, mark or retention, as in workflow_fault
