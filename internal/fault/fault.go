@@ -101,8 +101,12 @@ func (s *Series) Of(err error) (first Remedy, lasting bool) {
 	return first, lasting
 }
 
-// Age makes the series longer, in tests.
-func (s *Series) Age(by time.Duration) { s.since = s.since.Add(-by) }
+// Age makes the series longer, in tests, if it has begun.
+func (s *Series) Age(by time.Duration) {
+	if !s.since.IsZero() {
+		s.since = s.since.Add(-by)
+	}
+}
 
 // A Ration is how many rows a statement changes at a time, as it fails with more; 0: any number.
 type Ration int
