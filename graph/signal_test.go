@@ -1,8 +1,10 @@
 package graph_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -171,6 +173,41 @@ func TestRefusedSignalsLeaveSlots(t *testing.T) {
 		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.signal.v1' AND status = 'succeeded' AND attempt = 1`) == 20
 	})
 	s.healthy()
+}
+
+// A signal that is refused to all, and may not stay, is put off for five seconds, and for the longer the more often it was: it would be put off too often
+// within hours.
+func TestRefusedSignalIsPutOff(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), 1)
+	execute(t, s.pool, fmt.Sprintf(picky, `NEW.type = 'graph.arrive.v1'`))
+	handler := graph.New(s.pool).Handlers()[graph.SignalType]
+	send := func(ctx context.Context, signal uuid.UUID, lease int64) error {
+		_, err := handler(run.NewContext(ctx, run.Info{ID: signal, Type: graph.SignalType, LeaseNo: lease}), []byte(`{"name": "go"}`))
+		return err
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var staying sync.WaitGroup
+	for range 4 {
+		signal := leased(t, s.pool)
+		staying.Go(func() { _ = send(ctx, signal, 1) })
+	}
+	await(t, "four to stay", func() bool { return query[int](t, s.pool, `SELECT count(*) FROM process_broadcast WHERE sqlstate = 'XX999'`) == 4 })
+	time.Sleep(time.Second)
+	for lease, want := range map[int64]time.Duration{1: 5 * time.Second, 250: 20 * time.Second} {
+		if delay, free, _ := run.Delay(send(t.Context(), leased(t, s.pool), lease)); delay != want || !free {
+			t.Errorf("lease %d: it is put off for %s, free %t, want %s", lease, delay, free, want)
+		}
+	}
+	cancel()
+	staying.Wait()
+	signal := leased(t, s.pool)
+	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, free, _ := run.Delay(send(ctx, signal, 1)); !free || ctx.Err() == nil {
+		t.Error("the places of those that were cancelled are not free")
+	}
 }
 
 // After a shortage, for which fewer got a signal at a time, it goes to as many as before.
