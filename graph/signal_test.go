@@ -193,7 +193,9 @@ func TestRefusedSignalIsPutOff(t *testing.T) {
 		signal := leased(t, s.pool)
 		staying.Go(func() { _ = send(ctx, signal, 1) })
 	}
-	await(t, "four to stay", func() bool { return query[int](t, s.pool, `SELECT count(*) FROM process_broadcast WHERE sqlstate = 'XX999'`) == 4 })
+	await(t, "four to stay", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_broadcast WHERE sqlstate = 'XX999'`) == 4
+	})
 	time.Sleep(time.Second)
 	for lease, want := range map[int64]time.Duration{1: 5 * time.Second, 250: 20 * time.Second} {
 		if delay, free, _ := run.Delay(send(t.Context(), leased(t, s.pool), lease)); delay != want || !free {
