@@ -13,8 +13,9 @@ import (
 )
 
 const (
-	mostUnmarked = 10_000      // with so many nothing more is sent: if this process dies they are sent again
-	forgottenFor = time.Minute // after this time without a look that finds it, somebody else has marked it
+	mostUnmarked = 10_000          // with so many nothing more is sent: if this process dies they are sent again
+	forgottenFor = time.Minute     // after this time without a look that finds it, somebody else has marked it
+	failuresFor  = 5 * time.Minute // or somebody else has the lane, and cannot mark it either
 )
 
 // paces are how long an event that could not be marked is left alone.
@@ -120,7 +121,7 @@ func (u *unmarked) waiting() (events []int64, aggregates []uuid.UUID) {
 	defer u.mu.Unlock()
 	for id, e := range u.events {
 		switch since := time.Since(e.due); {
-		case since > forgottenFor:
+		case since > forgottenFor && (e.failures == fault.Series{} || since > failuresFor):
 			delete(u.events, id)
 		case since > 0:
 		case e.failed():
