@@ -13,15 +13,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -217,25 +216,20 @@ func (d *Dispatcher) closeSinks() {
 // register registers a sink, as soon as the database can do that. It returns nil when ctx ends: to
 // be told to stop is no error.
 func (d *Dispatcher) register(ctx context.Context, t Target) error {
+	var told time.Time
 	for n := 0; ; n++ {
 		err := outbox.Register(ctx, d.config.Pool, t.Name, t.Types)
-		var refused *pgconn.PgError
 		switch {
 		case err == nil, ctx.Err() != nil:
 			return nil
-		case errors.As(err, &refused) && !passing(refused.Code):
+		case fault.Of(err) == fault.Halve:
 			return err
-		case n == 0:
+		case time.Since(told) > quietFor:
+			told = time.Now()
 			d.log.Warn("cannot register a sink; trying again", "sink", t.Name, "err", err)
 		}
 		sleep(ctx, run.Backoff{Base: 100 * time.Millisecond, Cap: 5 * time.Second}.Delay(n))
 	}
-}
-
-// passing reports whether what a SQLSTATE tells of may be over soon: a server that starts or stops,
-// has no room, is a standby; locks and deadlocks.
-func passing(state string) bool {
-	return slices.Contains([]string{"08", "40", "53", "55", "57", "58"}, state[:2]) || state == "25006"
 }
 
 func (d *Dispatcher) names() (names []string) {

@@ -543,6 +543,30 @@ func TestDatabaseAwayAtStart(t *testing.T) {
 	pgtest.Await(t, "the event", func() bool { return len(sink.got()) == 1 && sink.got()[0].Subject() == ids[0].String() })
 }
 
+// Registering a sink is tried again for whatever the one rule takes for passing trouble, and refused for all else.
+func TestRegistrationIsRefused(t *testing.T) {
+	for state, passes := range map[string]bool{"40001": true, "28000": true, "42P05": true, "53200": true, "55P03": true, "25006": true, "XX777": false, "55000": false, "53000": false} {
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			if _, err := pool.Exec(t.Context(), `
+				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '`+state+`'; END $$;
+				CREATE TRIGGER refuse BEFORE INSERT ON outbox_sink FOR EACH ROW EXECUTE FUNCTION refuse()`); err != nil {
+				t.Fatal(err)
+			}
+			d, err := dispatcher.New(dispatcher.Config{Pool: pool, Source: "/test", Sinks: []dispatcher.Target{{Name: "memory", Sink: &memory{}}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := d.Run(ctx); (err == nil) != passes {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // A clock is a sink that looks at the time.
 type clock struct{ ahead chan time.Duration }
 

@@ -16,20 +16,15 @@ const (
 
 // A marking is how marking goes. Guarded by feed.mu.
 type marking struct {
-	series fault.Series
-
 	failing       time.Time // since when it fails for every event; zero: it does not
 	logged, noted time.Time // when that was last told
 }
 
-// markedWith notes what came of marking in one statement.
-func (f *feed) markedWith(ctx context.Context, claim *outbox.Claim, err error) {
+// marked notes that a claim could be marked.
+func (f *feed) marked(ctx context.Context) {
 	f.mu.Lock()
-	_, claim.AnyState = f.marking.series.Of(err)
-	over := err == nil && !f.marking.noted.IsZero()
-	if err == nil {
-		f.marking.failing, f.marking.noted = time.Time{}, time.Time{}
-	}
+	over := !f.marking.noted.IsZero()
+	f.marking.failing, f.marking.noted = time.Time{}, time.Time{}
 	f.mu.Unlock()
 	if over {
 		f.tellFault(ctx, nil)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/time/rate"
 
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -33,7 +34,8 @@ const (
 	seenTimeout = 3 * time.Second
 	sweepEvery  = 30 * time.Second // and the more rarely, the longer it takes:
 	sweepRarely = 10 * time.Minute
-	quietFor    = time.Minute // between two log lines about the same trouble
+	rightEvery  = 5 * time.Second // while floors cannot be raised
+	quietFor    = time.Minute     // between two log lines about the same trouble
 
 	patience = time.Second // with a statement that marks
 )
@@ -343,11 +345,11 @@ func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.
 	soon, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer done()
 	recorded, err := outbox.Mark(soon, f.config.Pool, claim, outcomes)
-	f.markedWith(ctx, claim, err)
 	if err != nil {
 		f.apart.Go(func() { f.markApart(ctx, claim, outcomes) })
 		return
 	}
+	f.marked(ctx)
 	if recorded < len(outcomes) {
 		f.complain("a claim was lost; its events are published again", "recorded", recorded, "of", len(outcomes))
 		return
@@ -365,7 +367,10 @@ func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []ou
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(5*time.Second, done) })()
 	for n := 0; ; n++ {
 		f.unmarked.remember(claim.Rows, outcomes)
+		claim.AnyState = f.unmarked.lasting(outcomes)
 		rest, err := outbox.MarkApart(ctx, f.config.Pool, claim, outcomes, patience<<min(n, 4))
+		f.unmarked.kept(rest.Lanes, err)
+		f.unmarked.kept(rest.Open, nil)
 		f.tell(rest)
 		if rest.Fault != nil {
 			f.faulty(ctx, rest.Fault)
@@ -416,15 +421,19 @@ func (f *feed) appear(ctx context.Context) {
 
 // keep raises floors, sets right what is wrong with lanes and ids, and measures, until ctx ends.
 func (f *feed) keep(ctx context.Context) {
-	var kept, sweep time.Time
+	var kept, swept, sweep time.Time
 	// Not at once: the first look would pass over lanes that are locked for it, and see too little to tell
 	// whether the sink is to blame.
 	for sleep(ctx, floorEvery); ctx.Err() == nil; sleep(ctx, floorEvery) {
 		begun := time.Now()
-		if good := f.order(ctx, outbox.RaiseFloors(ctx, f.config.Pool, f.target.Name)); !good || begun.After(sweep) { // a damaged lane may refuse to be raised
-			swept := time.Now()
+		err := outbox.RaiseFloors(ctx, f.config.Pool, f.target.Name)
+		f.order(ctx, err)
+		damaged := fault.Of(err) == fault.Halve // a damaged lane may refuse to be raised
+		if damaged && begun.Sub(swept) > rightEvery || begun.After(sweep) {
+			from := time.Now()
 			f.setRight(ctx)
-			sweep = time.Now().Add(min(max(sweepEvery, 300*time.Since(swept)), sweepRarely))
+			swept = time.Now()
+			sweep = swept.Add(min(max(sweepEvery, 300*swept.Sub(from)), sweepRarely))
 		}
 		if time.Since(kept) > keepEvery {
 			kept = time.Now()

@@ -1,6 +1,7 @@
 package dispatcher_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -27,6 +28,47 @@ func unguarded(t *testing.T, pool *pgxpool.Pool, script string) {
 		return err
 	}); err != nil {
 		t.Fatalf("%.200s: %v", script, err)
+	}
+}
+
+// setRights counts statements that set an outbox right.
+type setRights struct{ n atomic.Int64 }
+
+func (s *setRights) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, "outbox_set_right_v1") {
+		s.n.Add(1)
+	}
+	return ctx
+}
+
+func (s *setRights) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// While floors cannot be raised the outbox, all of which is read for that, is set right every five seconds at most, and not at all for passing trouble.
+func TestFloorsThatCannotBeRaised(t *testing.T) {
+	for state, most := range map[string]int64{"40001": 2, "XX777": 4} { // one at the start, one by the first turn
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			pool, seen := pgtest.New(t), &setRights{}
+			config := pool.Config()
+			config.ConnConfig.Tracer = seen
+			traced, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(traced.Close)
+			if _, err := pool.Exec(t.Context(), `
+				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '`+state+`'; END $$;
+				CREATE TRIGGER refuse BEFORE UPDATE ON outbox_lane FOR EACH ROW WHEN (NEW.next_floor IS DISTINCT FROM OLD.next_floor) EXECUTE FUNCTION refuse()`); err != nil {
+				t.Fatal(err)
+			}
+			dispatch(t, traced, nil, dispatcher.Target{Name: "memory", Sink: &memory{}})
+			emit(t, pool, "test.told", 100, 1)
+			drained(t, pool)
+			time.Sleep(9 * time.Second)
+			if n := seen.n.Load(); n > most || state == "XX777" && n < 3 {
+				t.Errorf("it was set right %d times", n)
+			}
+		})
 	}
 }
 

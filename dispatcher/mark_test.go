@@ -224,6 +224,89 @@ func TestPassingStateOfAnEvent(t *testing.T) {
 	}
 }
 
+// A code that tells of passing trouble, raised for one event, keeps no other lane of the claim from being marked and given back.
+func TestPassingStateInOneLane(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.bad", 1, 1)
+	if _, err := pool.Exec(t.Context(), strings.ReplaceAll(refusals[0].begin, "XX777", "40001")); err != nil {
+		t.Fatal(err)
+	}
+	emit(t, pool, "test.told", 200, 1)
+	c := claim(t, pool, "a")
+	lane := c.Rows[0].Lane
+	var was []outbox.Outcome
+	inLane := 0
+	for _, row := range c.Rows {
+		was = append(was, outbox.Outcome{ID: row.ID, Delivered: true})
+		if row.Lane == lane {
+			inLane++
+		}
+	}
+	rest, err := outbox.MarkApart(t.Context(), pool, c, was, 2*time.Second)
+	if err == nil || !rest.Claimed || len(rest.Lanes) != inLane || len(rest.Refused) > 0 {
+		t.Errorf("%d are not marked, of %d in the lane; %+v, %v", len(rest.Lanes), inLane, rest, err)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM outbox_lane WHERE claim_token IS NOT NULL AND lane <> $1`, lane); n > 0 {
+		t.Errorf("%d other lanes are still claimed", n)
+	}
+	if n := count(t, pool, published); n != 201-inLane {
+		t.Errorf("%d are marked, want %d", n, 201-inLane)
+	}
+}
+
+// An event for which a user's trigger raises a code of passing trouble is parked after a minute, whatever traffic there is beside it, and holds up
+// no event of another lane.
+func TestPassingStateBesideTraffic(t *testing.T) {
+	t.Parallel()
+	pool, sink := pgtest.New(t), &memory{}
+	if _, err := pool.Exec(t.Context(), strings.ReplaceAll(refusals[0].begin, "XX777", "40001")); err != nil {
+		t.Fatal(err)
+	}
+	dispatch(t, pool, func(c *dispatcher.Config) { c.Claim = 10 * time.Second }, dispatcher.Target{Name: "memory", Sink: sink})
+	emit(t, pool, "test.bad", 1, 1)
+	lane := count(t, pool, `SELECT lane FROM outbox_event`)
+	begun, slow := time.Now(), 0
+	for count(t, pool, parked) == 0 {
+		if time.Since(begun) > 80*time.Second {
+			t.Fatal("it is not parked")
+		}
+		emit(t, pool, "test.told", 1, 1)
+		time.Sleep(50 * time.Millisecond)
+		slow = max(slow, count(t, pool, openEvents+` AND lane <> $1 AND created_at < now() - interval '4 seconds'`, lane))
+	}
+	if took := time.Since(begun); took < 55*time.Second {
+		t.Errorf("it is parked after %s", took)
+	}
+	if slow > 0 {
+		t.Errorf("%d events of other lanes were not marked within four seconds", slow)
+	}
+	within(t, 15*time.Second, "marking all others", func() bool { return count(t, pool, openEvents+` AND event_type <> 'test.bad'`) == 0 })
+	if n := repeated(sink.got()); n > 0 {
+		t.Errorf("%d came more than once", n)
+	}
+}
+
+// Passing trouble with the event that is marked as the control is no verdict: nothing is parked, no fault of the statement is told of, and the
+// lane stays claimed, to be tried again.
+func TestTroubleWithControl(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "test.told", 1, 1)
+	delivered(t, pool, claim(t, pool, "a"))
+	emit(t, pool, "test.bad", 1, 1)
+	if _, err := pool.Exec(t.Context(), refusals[0].begin+`;
+		CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END $$;
+		CREATE TRIGGER busy BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'test.told') EXECUTE FUNCTION busy()`); err != nil {
+		t.Fatal(err)
+	}
+	c := claim(t, pool, "a")
+	rest, err := outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{{ID: c.Rows[0].ID, Delivered: true}}, 2*time.Second)
+	if err == nil || rest.Fault != nil || len(rest.Lanes) != 1 || !rest.Claimed || len(rest.Refused) > 0 {
+		t.Errorf("%+v, %v", rest, err)
+	}
+}
+
 // mended ends a refusal before the first transaction begins.
 type mended struct {
 	*pgxpool.Pool

@@ -1,18 +1,21 @@
 package dispatcher
 
 import (
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 const (
-	mostUnmarked = 10_000      // with so many nothing more is sent: if this process dies they are sent again
-	forgottenFor = time.Minute // after this time without a look that finds it, somebody else has marked it
+	mostUnmarked = 10_000          // with so many nothing more is sent: if this process dies they are sent again
+	forgottenFor = time.Minute     // after this time without a look that finds it, somebody else has marked it
+	failuresFor  = 5 * time.Minute // or somebody else has the lane, and cannot mark it either
 )
 
 // paces are how long an event that could not be marked is left alone.
@@ -32,6 +35,9 @@ type dealtWith struct {
 	round     int64
 	tries     int
 	due       time.Time // not read before
+
+	failures fault.Series // of marking it
+	lasting  bool         // they have lasted for so long that any may be the event's
 }
 
 // failed reports whether the event has to be sent again. Until then its aggregate waits.
@@ -61,6 +67,24 @@ func (u *unmarked) remember(rows []outbox.Row, outcomes []outbox.Outcome) {
 		e.tries++
 		e.due = time.Now().Add(pause)
 	}
+}
+
+// kept notes which error has kept outcomes from being recorded; nil: somebody's lock, or what goes for all events.
+func (u *unmarked) kept(outcomes []outbox.Outcome, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, o := range outcomes {
+		if e := u.events[o.ID]; e != nil {
+			_, e.lasting = e.failures.Of(err)
+		}
+	}
+}
+
+// lasting reports whether one of outcomes was kept from being recorded by errors for so long that any of them may be about an event.
+func (u *unmarked) lasting(outcomes []outbox.Outcome) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.ContainsFunc(outcomes, func(o outbox.Outcome) bool { e := u.events[o.ID]; return e != nil && e.lasting })
 }
 
 // forget lets go of what has been recorded.
@@ -97,7 +121,7 @@ func (u *unmarked) waiting() (events []int64, aggregates []uuid.UUID) {
 	defer u.mu.Unlock()
 	for id, e := range u.events {
 		switch since := time.Since(e.due); {
-		case since > forgottenFor:
+		case since > forgottenFor && (e.failures == fault.Series{} || since > failuresFor):
 			delete(u.events, id)
 		case since > 0:
 		case e.failed():

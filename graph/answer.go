@@ -50,10 +50,11 @@ func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.
 			return nil, run.Permanent(run.WithCode(run.CodePayload, fmt.Errorf("payload: %s", inWords(err))))
 		}
 		out, err := fn(ctx, in)
+		_, putOff, _ := run.Delay(err)
 		switch {
 		case err == nil:
 			return json.Marshal(out)
-		case run.IsPermanent(err), refused(err):
+		case run.IsPermanent(err), refused(err), putOff:
 			return nil, err
 		}
 		return nil, run.Again(time.Second)

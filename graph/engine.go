@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -22,6 +23,8 @@ type Engine struct {
 
 	mu    sync.Mutex
 	known map[uuid.UUID]*Process
+
+	staying atomic.Int32 // runs of signals that are refused to all, and wait in their slots
 }
 
 // unprepared is how handlers ask: what a statement left behind in a session, a pooler would give to others.

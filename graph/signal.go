@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -22,43 +22,69 @@ const (
 	signalBatch = 1000            // tokens, in one transaction
 	signalPause = 5 * time.Second // the longest one
 	signalTries = 3               // in one go, while it is refused to all
-	// patience is how long trouble that passes by itself, by its code, is believed to do so.
-	patience = time.Minute
+	signalSoon  = 10 * time.Millisecond
+
+	mostStaying = 4               // runs that keep their slots while they are refused to all
+	longestStay = 5 * time.Minute // without any progress: less than a run may take
 )
 
 // signal gives a signal to those who waited when it was taken up: in batches, each in a transaction of its own, which keeps how
 // far it has come. So whoever is started once more goes on from there.
+//
+// While it is refused to all its run stays, because how often it may be put off is counted. Of many such runs some stay, and the
+// others are put off, so that their slots are free; at first for five seconds.
 func (e *Engine) signal(ctx context.Context, p SignalPayload) (Signalled, error) {
 	if err := named(p.Name); err != nil {
 		return Signalled{}, err
 	}
-	id := run.FromContext(ctx).ID
-	most, refusals, before := signalBatch, 0, given{}
-	var trouble time.Time // since when
-	for pause := 10 * time.Millisecond; ; {
-		g, err := e.give(ctx, id, most, !trouble.IsZero() && time.Since(trouble) > patience)
-		switch {
+	info := run.FromContext(ctx)
+	var (
+		most     fault.Ration
+		failures fault.Series
+		anyCode  bool // whatever the SQLSTATE is, it is an answer about a token
+		one      bool // likewise, since it fails with one token
+		refusals int  // since there was progress
+		before   given
+		staying  bool
+		since    = time.Now()
+		pause    = signalSoon
+	)
+	defer func() {
+		if staying {
+			e.staying.Add(-1)
+		}
+	}()
+	for {
+		n := most.Of(signalBatch)
+		g, err := e.give(ctx, info.ID, n, anyCode || one)
+		switch first := fault.Of(err); {
 		case ctx.Err() != nil:
 			return Signalled{}, context.Cause(ctx)
 		case g.over:
 			return Signalled{}, errors.New("graph: the run is not leased any more")
 		case g.finished:
 			return g.Signalled, nil
-		case g.refused || err != nil && !passes(err):
-			if refusals++; refusals >= signalTries {
-				return Signalled{}, run.Again(signalPause) // and others have the slot
-			}
+		case g.refused || first == fault.Halve:
+			refusals++
 		case err != nil:
-			if trouble.IsZero() {
-				trouble = time.Now()
+			if _, lasting := failures.Of(err); lasting {
+				anyCode = true
 			}
-			if tooMuch(err) && most > 1 {
-				most /= 2
+			if one = first == fault.Fewer && n == 1; first == fault.Fewer && n > 1 {
+				most.Less(n)
 			}
 		case g != before:
-			before, trouble = g, time.Time{}
+			before, refusals, one, since, pause = g, 0, false, time.Now(), signalSoon
+			failures.Of(nil)
+			most.Through()
 			continue
 		} // else all that are left are locked
+		if refusals >= signalTries && !staying {
+			staying = e.stay()
+		}
+		if refusals >= signalTries && !staying || time.Since(since) > longestStay {
+			return Signalled{}, run.Again(signalPause << min(info.LeaseNo/100, 10)) // or it would be put off too often within hours
+		}
 		select {
 		case <-ctx.Done():
 			return Signalled{}, context.Cause(ctx)
@@ -66,6 +92,15 @@ func (e *Engine) signal(ctx context.Context, p SignalPayload) (Signalled, error)
 		}
 		pause = min(2*pause, signalPause)
 	}
+}
+
+// stay reports whether one more run may stay while it is refused to all.
+func (e *Engine) stay() bool {
+	if e.staying.Add(1) <= mostStaying {
+		return true
+	}
+	e.staying.Add(-1)
+	return false
 }
 
 // given is what came of one batch.
@@ -83,32 +118,6 @@ func (e *Engine) give(ctx context.Context, signal uuid.UUID, most int, anyCode b
 			Scan(&g.Reached, &g.SetAside, &g.waiting, &g.finished, &g.refused, &g.over)
 	})
 	return g, err
-}
-
-// passes reports whether trouble may pass by itself: the connection, the server, a lock, the time. All else is refused.
-func passes(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return true
-	}
-	switch pg.Code[:min(2, len(pg.Code))] {
-	case "08", "25", "40", "53", "57", "58":
-		return true
-	}
-	return pg.Code == "55P03"
-}
-
-// tooMuch reports whether fewer at a time may do.
-func tooMuch(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return false
-	}
-	switch pg.Code {
-	case "53200", "53400", "57014", "25P03", "25P04":
-		return true
-	}
-	return false
 }
 
 // Tend gives signals to those who could not take them before, when it is time. Call it every second.

@@ -1,8 +1,10 @@
 package graph_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +15,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
 	"strconv"
 )
 
@@ -108,30 +112,129 @@ func elapseAside(t *testing.T, s *site) {
 }
 
 // A signal that the database refuses to bring to anybody, those included that are made to try it, is nobody's fault: nobody is set aside, its run is neither
-// failed nor charged, and once what refuses it is gone all get it.
+// failed nor charged, however rarely a run may be put off, and once what refuses it is gone all get it, within ten seconds.
 func TestSignalRefusedToAll(t *testing.T) {
-	s := newSite(t)
+	s := newEmptySite(t)
+	t.Parallel()
+	s.change = func(c *worker.Config) { c.MaxPostponed = 1 }
+	s.worker = s.hire()
 	ids := listeners(s, 3)
 	execute(t, s.pool, fmt.Sprintf(picky, `NEW.type = 'graph.arrive.v1'`))
 	signal := s.enqueue("graph.signal.v1", `{"name": "go", "payload": {"v": 7}}`)
 	await(t, "it to be refused", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_broadcast WHERE sqlstate = 'XX999'`) == 1
 	})
-	await(t, "it to be put off", func() bool {
-		return query[int](t, s.pool, `SELECT postponed FROM workflow_run WHERE id = $1`, signal) > 1
-	})
+	time.Sleep(12 * time.Second)
 	if got := query[string](t, s.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM workflow_set_aside), (SELECT count(*) FROM process_unreached), (SELECT count(*) FROM message_wait))`); got != "0 0 3" {
 		t.Errorf("set aside, owed and waiting are %s, want 0 0 3", got)
 	}
+	if got := query[string](t, s.pool, `SELECT concat_ws(' ', status, attempt, last_error) FROM workflow_run WHERE id = $1`, signal); got != "leased 1" {
+		t.Errorf("its run: %s", got)
+	}
 	execute(t, s.pool, `DROP FUNCTION picky() CASCADE`)
+	mended := time.Now()
 	for _, id := range ids {
 		s.status(id, graph.Completed)
+	}
+	if took := time.Since(mended); took > 10*time.Second {
+		t.Errorf("they got it after %s", took)
 	}
 	s.done(signal)
 	if got := query[string](t, s.pool, `SELECT status || result || ' ' || attempt FROM workflow_run WHERE id = $1`, signal); got != `succeeded{"reached": 3, "set_aside": 0} 1` {
 		t.Errorf("the signal: %s", got)
 	}
 	s.healthy()
+}
+
+// Signals that are refused to all keep no other run from its slot, however many they are.
+func TestRefusedSignalsLeaveSlots(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	s.change = func(c *worker.Config) { c.Concurrency = 8 }
+	s.worker = s.hire()
+	ids := listeners(s, 1)
+	execute(t, s.pool, fmt.Sprintf(picky, `NEW.type = 'graph.arrive.v1'`))
+	for range 20 {
+		s.enqueue("graph.signal.v1", `{"name": "go", "payload": {"v": 7}}`)
+	}
+	await(t, "all to be refused", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_broadcast WHERE sqlstate = 'XX999'`) == 20
+	})
+	for range 20 {
+		begun := time.Now()
+		s.done(s.enqueue("test.step.v1", `{"name": "other"}`))
+		if took := time.Since(begun); took > 3*time.Second {
+			t.Errorf("another run took %s", took)
+		}
+	}
+	execute(t, s.pool, `DROP FUNCTION picky() CASCADE`)
+	s.status(ids[0], graph.Completed)
+	await(t, "all signals to be over", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'graph.signal.v1' AND status = 'succeeded' AND attempt = 1`) == 20
+	})
+	s.healthy()
+}
+
+// A signal that is refused to all, and may not stay, is put off for five seconds, and for the longer the more often it was: it would be put off too often
+// within hours.
+func TestRefusedSignalIsPutOff(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), 1)
+	execute(t, s.pool, fmt.Sprintf(picky, `NEW.type = 'graph.arrive.v1'`))
+	handler := graph.New(s.pool).Handlers()[graph.SignalType]
+	send := func(ctx context.Context, signal uuid.UUID, lease int64) error {
+		_, err := handler(run.NewContext(ctx, run.Info{ID: signal, Type: graph.SignalType, LeaseNo: lease}), []byte(`{"name": "go"}`))
+		return err
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var staying sync.WaitGroup
+	for range 4 {
+		signal := leased(t, s.pool)
+		staying.Go(func() { _ = send(ctx, signal, 1) })
+	}
+	await(t, "four to stay", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM process_broadcast WHERE sqlstate = 'XX999'`) == 4
+	})
+	time.Sleep(time.Second)
+	for lease, want := range map[int64]time.Duration{1: 5 * time.Second, 250: 20 * time.Second} {
+		if delay, free, _ := run.Delay(send(t.Context(), leased(t, s.pool), lease)); delay != want || !free {
+			t.Errorf("lease %d: it is put off for %s, free %t, want %s", lease, delay, free, want)
+		}
+	}
+	cancel()
+	staying.Wait()
+	signal := leased(t, s.pool)
+	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, free, _ := run.Delay(send(ctx, signal, 1)); !free || ctx.Err() == nil {
+		t.Error("the places of those that were cancelled are not free")
+	}
+}
+
+// After a shortage, for which fewer got a signal at a time, it goes to as many as before.
+func TestSignalAfterShortage(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), 4000)
+	signal := leased(t, s.pool)
+	execute(t, s.pool, `
+		CREATE SEQUENCE tries; CREATE SEQUENCE batches;
+		CREATE FUNCTION shortage() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('tries') <= 8 THEN RAISE EXCEPTION 'no memory' USING ERRCODE = 'out_of_memory'; END IF;
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER shortage BEFORE INSERT ON workflow_run FOR EACH STATEMENT EXECUTE FUNCTION shortage();
+		CREATE FUNCTION batch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('batches'); RETURN NULL; END $$;
+		CREATE TRIGGER batch AFTER UPDATE ON process_broadcast FOR EACH STATEMENT EXECUTE FUNCTION batch()`)
+	ctx := run.NewContext(t.Context(), run.Info{ID: signal, Type: graph.SignalType})
+	result, err := graph.New(s.pool).Handlers()[graph.SignalType](ctx, []byte(`{"name": "go"}`))
+	if err != nil || string(result) != `{"reached":4000,"set_aside":0}` {
+		t.Errorf("the signal: %s, %v", result, err)
+	}
+	if n := query[int](t, s.pool, `SELECT last_value FROM batches`); n > 50 {
+		t.Errorf("it took %d transactions", n)
+	}
 }
 
 // Workers that are cut off in the middle of a broadcast to ten thousand, again and again, before or after a batch is committed: each who waited gets it

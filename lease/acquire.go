@@ -97,25 +97,31 @@ const (
 // leased are set aside. That takes a quarter of a second at most: if the rest of their lanes is refused as well, it
 // waits for the next call, and the other lanes are leased from. A fault.Error means that no run can be leased.
 func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
-	n = p.most.of(n)
+	n = p.most.Of(n)
 	leases, due, err = p.lease(ctx, chosen, n, suspects)
-	first, anyCode := p.failures.Of(err)
-	switch {
-	case first == fault.None:
+	if err == nil {
 		p.tried = 0
-		p.most.through()
+		p.most.Through()
+		p.reached(chosen, leases, n, due)
 		return leases, due, nil
-	case first == fault.Again, first == fault.Anew:
+	}
+	suspected, first := p.failed(chosen, err), fault.Of(err)
+	anyCode := len(suspected) > 0
+	switch {
+	case (first == fault.Again || first == fault.Anew) && !anyCode:
 		return nil, 0, err
 	case first == fault.Fewer && n > 1:
-		p.most = ration(n / 2)
+		p.most.Less(n)
 		return nil, 0, err
 	case first == fault.Fewer:
 		p.tried, anyCode = 1, true
 	default:
 		p.tried = min(max(n, leastTried, 2*p.tried), mostTried)
 	}
-	aside, problem := p.setAside(ctx, chosen, p.tried, anyCode)
+	if first != fault.Again && first != fault.Anew {
+		suspected = chosen
+	}
+	aside, problem := p.setAside(ctx, suspected, p.tried, anyCode)
 	switch {
 	case problem != nil:
 		return nil, 0, fault.OfStatement("lease", problem)
@@ -124,8 +130,15 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	case p.SetAside != nil:
 		p.SetAside(aside)
 	}
+	refused := func(err error) bool {
+		first := fault.Of(err)
+		return first != fault.None && (anyCode || first != fault.Again && first != fault.Anew)
+	}
 	leases, due, err = p.lease(ctx, chosen, n, suspects)
-	if !p.refused(err) {
+	if !refused(err) {
+		if err == nil {
+			p.reached(chosen, leases, n, due)
+		}
 		return leases, due, err
 	}
 	types := make(map[string]bool, len(aside))
@@ -136,34 +149,42 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	if len(others) > 0 {
 		leases, _, err = p.lease(ctx, others, n, suspects)
 	}
-	if p.refused(err) {
+	if refused(err) {
 		return nil, n, nil // some were set aside: go on at once
 	}
 	return leases, n, err // as if there were more: there is
 }
 
-// A ration is how many rows a statement changes at a time, as it fails with more; 0: any number.
-type ration int
-
-// of returns how many of n there may be.
-func (r ration) of(n int) int {
-	if r > 0 {
-		return min(n, int(r))
+// failed notes that a lease from the chosen lanes has failed, and returns those of them for which that has lasted for long.
+func (p *Poller) failed(chosen []request, err error) (lasting []request) {
+	p.failing = true
+	for _, r := range chosen {
+		if _, r.from.lasting = r.from.failures.Of(err); r.from.lasting {
+			lasting = append(lasting, r)
+		}
 	}
-	return n
+	return lasting
 }
 
-// through lets there be twice as many the next time: so many went through.
-func (r *ration) through() {
-	if *r *= 2; *r > mostTried {
-		*r = 0
+// reached notes that a lease of n from the chosen lanes went through. That says nothing of a lane that it did not come to: if as many were due, or
+// the room of that lane was used up, and none of its runs is among the leases.
+func (p *Poller) reached(chosen []request, leases []Lease, n, due int) {
+	if !p.failing {
+		return
 	}
-}
-
-// refused reports whether err may be about a row.
-func (p *Poller) refused(err error) bool {
-	first, _ := p.failures.Of(err)
-	return first == fault.Halve || first == fault.PassOver || first == fault.Fewer
+	gave := make(map[lane]bool, len(leases))
+	for _, l := range leases {
+		gave[lane{l.Suspect, l.Type, l.Priority}] = true
+	}
+	for _, r := range chosen {
+		if gave[r.lane] || due == 0 || due < n && r.Room >= n && !r.suspect {
+			r.from.failures, r.from.lasting = fault.Series{}, false
+		}
+	}
+	p.failing = false
+	for _, at := range p.lanes {
+		p.failing = p.failing || at.failures != fault.Series{}
+	}
 }
 
 // lease is the one statement of take.

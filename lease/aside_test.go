@@ -303,6 +303,38 @@ func TestPassingCodeOfARow(t *testing.T) {
 	}
 }
 
+// A run for which a code of passing trouble is raised is set aside after a minute although higher lanes, full of work, are leased from meanwhile.
+// Runs of those lanes are not blamed.
+func TestPassingCodeInALowerLane(t *testing.T) {
+	pool := pgtest.New(t)
+	bad := add(t, pool, "a.x", 0, time.Hour)
+	addMany(t, pool, 3, "a.x", 0)
+	raises(t, pool, `OLD.id = '`+bad.String()+`'`, "40001")
+	p := newPoller(pool, "a.")
+	turn := func(n, want int) {
+		t.Helper()
+		p.Discover()
+		leases, _, err := p.Acquire(t.Context(), n, 1)
+		if len(leases) != want || (want == 0) != (err != nil) {
+			t.Errorf("leased %d, want %d; %v", len(leases), want, err)
+		}
+	}
+	addMany(t, pool, 115, "a.y", 10)
+	turn(10, 10)
+	turn(106, 0) // it comes to the lower lane
+	turn(10, 10)
+	p.RefusedForLong()
+	turn(5, 5)
+	if n := asideCount(t, pool); n != 0 {
+		t.Errorf("%d are set aside", n)
+	}
+	addMany(t, pool, 20, "a.y", 10)
+	turn(200, 113)
+	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside WHERE id = $1`, bad); n != 1 || asideCount(t, pool) != 1 {
+		t.Errorf("%d of %d that are set aside are the one", n, asideCount(t, pool))
+	}
+}
+
 // Leases in doubt that the database refuses to have given back keep nobody from looking for work.
 func TestDoubtThatIsRefused(t *testing.T) {
 	pool := pgtest.New(t)

@@ -56,5 +56,9 @@ func (p *Poller) DoubtAgain() {
 // StopWaiting makes the next Acquire look for suspects again.
 func (p *Poller) StopWaiting() { p.waiting = time.Time{} }
 
-// RefusedForLong makes the last refusal the last of many.
-func (p *Poller) RefusedForLong() { p.failures.Age(2 * fault.Patience) }
+// RefusedForLong makes the last refusal of each lane the last of many.
+func (p *Poller) RefusedForLong() {
+	for _, at := range p.lanes {
+		at.failures.Age(2 * fault.Patience)
+	}
+}

@@ -35,10 +35,10 @@ type Poller struct {
 
 	paused    []string // prefixes and types, as discovery found them
 	lanes     map[lane]*position
-	failures  fault.Series
-	most      ration // as many are leased at a time, as it fails with more; 0: any number
-	tried     int    // how many runs were tried after the last lease, which was refused; 0: it was not
-	hurry     bool   // try the known lanes before discovery
+	failing   bool         // some lanes may have failures
+	most      fault.Ration // as many are leased at a time, as it fails with more; 0: any number
+	tried     int          // how many runs were tried after the last lease, which was refused; 0: it was not
+	hurry     bool         // try the known lanes before discovery
 	discovery budget
 	busy      bool      // the last poll brought as many as were asked for
 	alone     bool      // the last suspect that was leased was alone
@@ -58,6 +58,9 @@ type position struct {
 	id      uuid.UUID
 	dueFrom time.Time // when the lane's first run is due, by this process's clock; zero: there is none
 	seen    time.Time // when an open run was last known
+
+	failures fault.Series // of leases from lanes among which it was
+	lasting  bool         // they have lasted for long: any SQLSTATE may be an answer about a run of this lane
 }
 
 const (

@@ -29,7 +29,7 @@ type Reclaimer struct {
 	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
 
 	failures fault.Series
-	most     ration // as many are taken back at a time, as it fails with more; 0: any number
+	most     fault.Ration // as many are taken back at a time, as it fails with more; 0: any number
 
 	idle  bool
 	looks [len(reach)]glance // the last look with each reach; that with the shortest is the last of all
@@ -119,17 +119,17 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 // fault.Error means that none can be.
 func (r *Reclaimer) takeBackMost(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, held oldest, err error) {
 	for {
-		n = r.most.of(n)
+		n = r.most.Of(n)
 		taken, held, err = r.takeBack(ctx, from, n, token)
 		first, anyCode := r.failures.Of(err)
 		switch {
 		case first == fault.None:
-			r.most.through()
+			r.most.Through()
 			return taken, held, nil
 		case first == fault.Again, first == fault.Anew:
 			return nil, held, err
 		case first == fault.Fewer && n > 1:
-			r.most = ration(n / 2)
+			r.most.Less(n)
 			return nil, held, err
 		}
 		aside, problem := r.setAside(ctx, from, anyCode || first == fault.Fewer)

@@ -33,7 +33,8 @@ type Refusal struct {
 // event that is refused alone, and again after one that was marked before could be marked again, is parked with the
 // database's words: in outbox_delivery, as its row takes none. No statement takes longer than patience.
 //
-// An error means that something is wrong with the database as a whole. Nothing is parked for that.
+// An error means that something is wrong with the database as a whole, or with what is in Rest.Lanes: see Claim.AnyState. Nothing is parked
+// for that. Other lanes are marked all the same, unless the database does not answer.
 func MarkApart(ctx context.Context, db DB, c *Claim, outcomes []Outcome, patience time.Duration) (Rest, error) {
 	a := apart{ctx: ctx, db: db, claim: c, patience: patience}
 	lanes := map[int64]int16{}
@@ -48,20 +49,27 @@ func MarkApart(ctx context.Context, db DB, c *Claim, outcomes []Outcome, patienc
 		}
 		byLane[lane] = append(byLane[lane], o)
 	}
-	err := a.giveBack(`lane <> ALL ($3)`, named)
+	trouble := a.giveBack(`lane <> ALL ($3)`, named)
 	for _, lane := range named {
-		if err == nil {
+		err := trouble
+		if a.answers(trouble) {
 			err = a.markLane(lane, byLane[lane])
 		}
 		if err != nil {
+			trouble = err
 			a.rest.Lanes = append(a.rest.Lanes, byLane[lane]...) // to mark twice changes nothing
 		}
 	}
-	if err != nil {
+	if trouble != nil {
 		a.rest.Claimed = true
-		return a.rest, fmt.Errorf("mark %d events of sink %q apart: %w", len(outcomes), c.Sink, err)
+		return a.rest, fmt.Errorf("mark %d events of sink %q apart: %w", len(outcomes), c.Sink, trouble)
 	}
 	return a.rest, nil
+}
+
+// answers reports whether the database answers, after an error or none: then another lane may be marked.
+func (a *apart) answers(err error) bool {
+	return err == nil || fault.State(err) != "" && a.ctx.Err() == nil
 }
 
 type apart struct {
@@ -105,7 +113,19 @@ func (a *apart) halve(outcomes []Outcome, patience time.Duration) error {
 		a.rest.Open = append(a.rest.Open, missing...)
 	case kind == passing:
 		return err
-	case !a.othersWork():
+	default:
+		return a.failed(outcomes, kind, err)
+	}
+	return nil
+}
+
+// failed goes on with outcomes that could not be marked in one statement.
+func (a *apart) failed(outcomes []Outcome, kind int, err error) error {
+	works, trouble := a.othersWork()
+	switch {
+	case trouble != nil:
+		return trouble
+	case !works:
 		a.rest.Fault = err
 		a.rest.Open = append(a.rest.Open, outcomes...)
 	case len(outcomes) > 1:
@@ -227,14 +247,16 @@ func (a *apart) blame() error {
 	return nil
 }
 
-// othersWork reports whether it may be the events that are refused, and not any event.
-func (a *apart) othersWork() bool {
+// othersWork reports whether it may be the events that are refused, and not any event. An error says nothing of that.
+func (a *apart) othersWork() (bool, error) {
 	if !a.broken && !a.checked {
 		works, known, err := a.control()
-		a.broken = known && !works || err != nil
-		a.checked = true
+		if err != nil {
+			return false, err
+		}
+		a.broken, a.checked = known && !works, true
 	}
-	return !a.broken
+	return !a.broken, nil
 }
 
 // control does to another event what marking does, as if it was open, and takes that back: it notes a failure, and that the sink has

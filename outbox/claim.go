@@ -36,8 +36,8 @@ type Claim struct {
 	Ahead time.Duration // how far the database's clock is ahead of this machine's
 	Rows  []Row         // in order of id
 
-	// AnyState has MarkApart take any SQLSTATE for an answer about an event. Set it when marking has failed for a minute, whatever
-	// it failed with: a trigger of the user's may raise any.
+	// AnyState has MarkApart take any SQLSTATE for an answer about an event. Set it when one of the events could not be marked for a minute,
+	// whatever marking failed with: a trigger of the user's may raise any.
 	AnyState bool
 }
 

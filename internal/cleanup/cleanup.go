@@ -81,33 +81,40 @@ type kind struct {
 	find   string   // the first $4 that are older than $1 seconds, behind the position $2, $3: id, time, and whether nobody reads it, nor is it set aside
 	remove string   // those of the ids $1 that are still older than $2 seconds, and that nobody has locked; returns how many
 	make   []string // make one that is old now; the first returns its id, which is $1 of the others
+
+	lasting func(error) bool // notes what came of it, and reports whether it has failed for so long that any code is an answer about a row
 }
 
 // Handler returns the handler of Type. It works in batches and stops between two of them
 // when its context ends; what is left is for the next time. Steps of process graphs go with
 // their process. What the database refuses to have removed is set aside, and all else goes. If nothing of a kind
-// can be removed that is no row's fault, and the run is tried again after five seconds, uncharged.
+// can be removed that is no row's fault, and the run is tried again after five seconds, uncharged. So it is while the database tells of passing
+// trouble.
 func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Removed, error) {
-	log := keep.Logger
-	if log == nil {
-		log = slog.Default()
+	if keep.Logger == nil {
+		keep.Logger = slog.Default()
 	}
-	faults := &faults{log: log}
+	return handler(pool, keep, newFaults(keep.Logger))
+}
+
+func handler(pool *pgxpool.Pool, keep Keep, faults *faults) func(context.Context, struct{}) (Removed, error) {
+	log := faults.log
 	return func(ctx context.Context, _ struct{}) (Removed, error) {
 		var r Removed
 		var problems []error
-		for _, k := range []kind{
-			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Succeeded), removeRuns(`status = 'succeeded' AND finished_at`), makeRun(`status = 'succeeded'`)},
-			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Cancelled), removeRuns(`status = 'cancelled' AND finished_at`), makeRun(`status = 'cancelled'`)},
-			{"run", "workflow_run", keep.Failed, &r.Failed, finishedRuns(run.Failed), removeRuns(`status = 'failed' AND finished_at`), makeRun(`status = 'failed'`)},
-			{"run", "workflow_run", keep.Deleted, &r.Deleted, deletedRuns, removeRuns(`status <> 'leased' AND deleted_at`), makeRun(`status = 'pending', deleted_at = now()`)},
-			{"outbox event", "outbox_event", keep.Published, &r.Published, publishedEvents, removeEvents, makeEvent},
-			{"message", "message", keep.Processes, &r.Messages, oldMessages, removeMessages, makeMessage},
-			{"process instance", "process_instance", keep.Processes, &r.Processes, finishedProcesses, removeProcesses, makeProcess},
+		for i, k := range []kind{
+			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Succeeded), removeRuns(`status = 'succeeded' AND finished_at`), makeRun(`status = 'succeeded'`), nil},
+			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Cancelled), removeRuns(`status = 'cancelled' AND finished_at`), makeRun(`status = 'cancelled'`), nil},
+			{"run", "workflow_run", keep.Failed, &r.Failed, finishedRuns(run.Failed), removeRuns(`status = 'failed' AND finished_at`), makeRun(`status = 'failed'`), nil},
+			{"run", "workflow_run", keep.Deleted, &r.Deleted, deletedRuns, removeRuns(`status <> 'leased' AND deleted_at`), makeRun(`status = 'pending', deleted_at = now()`), nil},
+			{"outbox event", "outbox_event", keep.Published, &r.Published, publishedEvents, removeEvents, makeEvent, nil},
+			{"message", "message", keep.Processes, &r.Messages, oldMessages, removeMessages, makeMessage, nil},
+			{"process instance", "process_instance", keep.Processes, &r.Processes, finishedProcesses, removeProcesses, makeProcess, nil},
 		} {
 			if k.keep <= 0 {
 				continue
 			}
+			k.lasting = func(err error) bool { return faults.lasting(i, err) }
 			refused, err := k.removeAll(ctx, pool)
 			if r.Refused += refused; refused > 0 {
 				log.Warn("the database refuses to have rows removed; they are set aside: see workflow_set_aside", "kind", k.name, "rows", refused)
@@ -120,49 +127,74 @@ func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Rem
 			}
 		}
 		err := errors.Join(problems...)
-		switch fault, is := statementOf(problems); {
+		switch broken, passing := nobodys(problems); {
 		case err == nil:
 			faults.over(ctx, pool)
 			return r, nil
-		case is:
-			faults.tell(ctx, pool, fault)
+		case ctx.Err() != nil || broken == nil && !passing:
+			return r, fmt.Errorf("clean up: %w", err)
+		default:
+			faults.tell(ctx, pool, broken, err)
 			return r, run.Again(pause)
 		}
-		return r, fmt.Errorf("clean up: %w", err)
 	}
 }
 
 // pause is what comes before a cleanup is tried again that could remove nothing of a kind.
 const pause = 5 * time.Second
 
-// statementOf returns the first error that is a statement's, if all are.
-func statementOf(problems []error) (first *fault.Error, all bool) {
+// nobodys returns the first error that is a statement's, and whether one is a code of passing trouble. If one is neither, there is nil and false.
+func nobodys(problems []error) (first *fault.Error, passing bool) {
 	for _, problem := range problems {
-		if !errors.As(problem, &first) {
+		var broken *fault.Error
+		switch is := errors.As(problem, &broken); {
+		case is && first == nil:
+			first = broken
+		case is:
+		case fault.State(problem) != "" && (fault.Of(problem) == fault.Again || fault.Of(problem) == fault.Anew):
+			passing = true
+		default:
 			return nil, false
 		}
 	}
-	return first, len(problems) > 0
+	return first, passing
 }
 
 // faults tells of cleanups that can remove nothing of a kind.
 type faults struct {
 	log *slog.Logger
 
-	mu    sync.Mutex
-	told  time.Time // in the log
-	noted bool      // in workflow_fault
+	mu     sync.Mutex
+	told   time.Time             // in the log
+	noted  bool                  // in workflow_fault
+	series map[int]*fault.Series // of each kind, over all cleanups of this process
 }
 
-func (f *faults) tell(ctx context.Context, pool *pgxpool.Pool, err *fault.Error) {
+func newFaults(log *slog.Logger) *faults { return &faults{log: log, series: map[int]*fault.Series{}} }
+
+// lasting notes what came of removing what there is of a kind, and reports whether that has failed for long.
+func (f *faults) lasting(kind int, err error) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.series[kind] == nil {
+		f.series[kind] = &fault.Series{}
+	}
+	_, lasting := f.series[kind].Of(err)
+	return lasting
+}
+
+// tell tells that nothing of a kind can be removed; broken: the statement's error, nil if it may pass by itself.
+func (f *faults) tell(ctx context.Context, pool *pgxpool.Pool, broken *fault.Error, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if time.Since(f.told) >= time.Minute {
 		f.told = time.Now()
 		f.log.Error("retention can remove nothing of a kind; no row is blamed for it, and it is tried again: see workflowctl doctor", "sqlstate", fault.State(err))
 	}
-	f.noted = true
-	_, _ = pool.Exec(ctx, `SELECT workflow_fault_v1('retention', $1, $2)`, fault.State(err), strings.ToValidUTF8(err.Error(), "")) // the log has it, if this fails, too
+	if broken != nil {
+		f.noted = true
+		_, _ = pool.Exec(ctx, `SELECT workflow_fault_v1('retention', $1, $2)`, fault.State(broken), strings.ToValidUTF8(broken.Error(), "")) // the log has it, if this fails, too
+	}
 }
 
 func (f *faults) over(ctx context.Context, pool *pgxpool.Pool) {
@@ -187,6 +219,7 @@ func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused int, e
 		if refused += n; err != nil {
 			return refused, err
 		}
+		k.lasting(nil)
 		var released int
 		if err := pool.QueryRow(ctx, `SELECT workflow_unremoved_v1($1, '{}', '{}', '{}', '{}')`, k.table).Scan(&released); err != nil || released == 0 {
 			return refused, err
@@ -253,7 +286,7 @@ func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string)
 	if err == nil {
 		return 0, nil
 	}
-	blamed, err := removal.Apart(ctx, ids, err)
+	blamed, err := removal.Apart(ctx, ids, err, k.lasting(err))
 	if len(blamed) == 0 {
 		return 0, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
@@ -308,6 +309,49 @@ func TestRefusedRows(t *testing.T) {
 	}
 }
 
+// A row for which a user's trigger raises a code of passing trouble keeps the others for a minute at most: until then the cleanup is tried
+// again every five seconds, uncharged; then the row is set aside, and they go. Raised for all it is the statement's error.
+func TestPassingStateOfARow(t *testing.T) {
+	pool := pgtest.New(t)
+	exec(t, pool, `CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END $$`)
+	exec(t, pool, `CREATE TRIGGER busy BEFORE DELETE ON workflow_run FOR EACH ROW WHEN (OLD.priority = 1) EXECUTE FUNCTION busy()`)
+	exec(t, pool, `INSERT INTO workflow_run (type, priority) SELECT 'test.a.v1', CASE WHEN n = 25 THEN 1 ELSE 0 END FROM generate_series(1, 50) n`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	faults := newFaults(slog.Default())
+	clean := handler(pool, Keep{Finished: time.Hour}, faults)
+	later := func() {
+		for _, s := range faults.series {
+			s.Age(2 * fault.Patience)
+		}
+	}
+	for range 2 {
+		if r, err := clean(t.Context(), struct{}{}); fmt.Sprint(err) != "try again in 5s" || r.Finished+r.Refused > 0 {
+			t.Errorf("at first: removed %+v, %v", r, err)
+		}
+	}
+	later()
+	if r, err := clean(t.Context(), struct{}{}); err != nil || r.Finished != 49 || r.Refused != 1 {
+		t.Errorf("after a minute: removed %+v, %v", r, err)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM workflow_set_aside a JOIN workflow_run r ON r.id = a.id WHERE a.kind = 'retention' AND a.sqlstate = '40001' AND r.priority = 1`); n != 1 {
+		t.Errorf("%d are set aside, want the one", n)
+	}
+	exec(t, pool, `DROP TRIGGER busy ON workflow_run; CREATE TRIGGER busy BEFORE DELETE ON workflow_run FOR EACH ROW EXECUTE FUNCTION busy()`)
+	exec(t, pool, `INSERT INTO workflow_run (type) SELECT 'test.a.v1' FROM generate_series(1, 50) n`)
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled' WHERE status = 'pending'`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	for range 2 {
+		if r, err := clean(t.Context(), struct{}{}); fmt.Sprint(err) != "try again in 5s" || r.Finished+r.Refused > 0 {
+			t.Errorf("for all: removed %+v, %v", r, err)
+		}
+		later()
+	}
+	if n := count(t, pool, `SELECT count(*) FROM workflow_fault WHERE statement = 'retention' AND sqlstate = '40001'`); n != 1 {
+		t.Error("it is not told of as the statement's error")
+	}
+}
+
 // What is refused for any row is the statement's error: nothing is set aside, the cleanup is tried again after five seconds, uncharged, and
 // workflow_fault says so while it lasts. All other kinds go.
 func TestStatementAtFault(t *testing.T) {
@@ -317,12 +361,12 @@ func TestStatementAtFault(t *testing.T) {
 	pgtest.ByHand(t, pool, `INSERT INTO message (id, message_id, name, key, payload, expires_at) SELECT gen_random_uuid(), n::text, 'm', n::text, '{}', now() FROM generate_series(1, 20) n`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
 	clean := Handler(pool, Keep{Finished: time.Hour, Processes: time.Hour})
-	for name, fault := range map[string][2]string{
+	for name, broken := range map[string][2]string{
 		"a table is missing": {`ALTER TABLE workflow_history RENAME TO moved`, `ALTER TABLE moved RENAME TO workflow_history`},
 		"a trigger for all": {`CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX777'; END $$;
 			CREATE TRIGGER never BEFORE DELETE ON workflow_run FOR EACH ROW EXECUTE FUNCTION never()`, `DROP TRIGGER never ON workflow_run`},
 	} {
-		exec(t, pool, fault[0])
+		exec(t, pool, broken[0])
 		r, err := clean(t.Context(), struct{}{})
 		if fmt.Sprint(err) != "try again in 5s" || r.Finished+r.Refused > 0 {
 			t.Errorf("%s: removed %+v, %v", name, r, err)
@@ -330,7 +374,7 @@ func TestStatementAtFault(t *testing.T) {
 		if n := count(t, pool, `SELECT count(*) FROM workflow_fault WHERE statement = 'retention'`); n != 1 {
 			t.Errorf("%s: workflow_fault has %d", name, n)
 		}
-		exec(t, pool, fault[1])
+		exec(t, pool, broken[1])
 	}
 	if n := count(t, pool, `SELECT count(*) FROM workflow_set_aside`) + count(t, pool, `SELECT count(*) FROM message`); n != 0 {
 		t.Errorf("%d are set aside, or stay", n)

@@ -102,8 +102,36 @@ func (s *Series) Of(err error) (first Remedy, lasting bool) {
 	return first, lasting
 }
 
-// Age makes the series longer, in tests.
-func (s *Series) Age(by time.Duration) { s.since = s.since.Add(-by) }
+// Age makes the series longer, in tests, if it has begun.
+func (s *Series) Age(by time.Duration) {
+	if !s.since.IsZero() {
+		s.since = s.since.Add(-by)
+	}
+}
+
+// A Ration is how many rows a statement changes at a time, as it fails with more; 0: any number.
+type Ration int
+
+// plenty is a ration that is none any more.
+const plenty = 2000
+
+// Of returns how many of n there may be.
+func (r Ration) Of(n int) int {
+	if r > 0 {
+		return min(n, int(r))
+	}
+	return n
+}
+
+// Less notes that n, two at least, were too many: half of them the next time.
+func (r *Ration) Less(n int) { *r = Ration(n / 2) }
+
+// Through notes that as many as there may be went through: twice as many the next time.
+func (r *Ration) Through() {
+	if *r *= 2; *r > plenty {
+		*r = 0
+	}
+}
 
 // An Error is a statement's: it fails for a control, too. It is no row's, and nothing is blamed for it.
 type Error struct {
@@ -134,15 +162,19 @@ type Statement[R any] struct {
 	Do      func(ctx context.Context, rows []R) error
 	Free    func(ctx context.Context, row R) (bool, error) // whether nobody has locked it, asked without waiting; nil: Do passes over what is locked
 	Control func(ctx context.Context) error                // does the same to another row, or to one that is made for this, and undoes it
+
+	anyCode bool
 }
 
 // Apart does to rows what could not be done to all of them at once: err is what the statement failed with. It halves them until those that
 // are refused stand alone, and returns these. Before and after that the control has to go through, and then a row has to be refused once more, as
 // what refused it may have ended between the two. Rows that are locked are passed over.
 //
+// With anyCode any SQLSTATE is taken for an answer about a row: see Series.
+//
 // An error means that not all was done. An Error is the statement's, no row is blamed for it; any other is for the caller to try again.
-func (s Statement[R]) Apart(ctx context.Context, rows []R, err error) (refused []Refusal[R], _ error) {
-	if first := Of(err); first == Again || first == Anew {
+func (s Statement[R]) Apart(ctx context.Context, rows []R, err error, anyCode bool) (refused []Refusal[R], _ error) {
+	if s.anyCode = anyCode; s.trouble(err) {
 		return nil, err
 	}
 	if err := s.control(ctx, err); err != nil {
@@ -167,13 +199,19 @@ func (s Statement[R]) Apart(ctx context.Context, rows []R, err error) (refused [
 	return refused, err
 }
 
+// trouble reports whether an error is about the server or the connection, and says nothing of rows.
+func (s Statement[R]) trouble(err error) bool {
+	first := Of(err)
+	return (first == Again || first == Anew) && (!s.anyCode || State(err) == "" || Unreached(err))
+}
+
 // control returns nil if the control goes through; else err, as the statement's.
 func (s Statement[R]) control(ctx context.Context, err error) error {
 	problem := s.Control(ctx)
-	switch first := Of(problem); {
-	case first == None:
+	switch {
+	case problem == nil:
 		return nil
-	case first == Again || first == Anew || ctx.Err() != nil:
+	case s.trouble(problem) || ctx.Err() != nil:
 		return problem
 	}
 	return &Error{s.Name, fmt.Errorf("%w (for a control: %w)", err, problem)}
@@ -193,10 +231,10 @@ func (s Statement[R]) halve(ctx context.Context, rows []R) (alone []Refusal[R], 
 			continue
 		}
 		if len(half) > 1 {
-			switch err := s.Do(ctx, half); Of(err) {
-			case None:
+			switch err := s.Do(ctx, half); {
+			case err == nil:
 				continue
-			case Again, Anew:
+			case s.trouble(err):
 				return alone, err
 			}
 		}
@@ -215,15 +253,12 @@ func (s Statement[R]) alone(ctx context.Context, row R) (refusal, err error) {
 			return nil, err
 		}
 	}
-	switch err := s.Do(ctx, []R{row}); Of(err) {
-	case None, PassOver:
+	switch err := s.Do(ctx, []R{row}); {
+	case err == nil, Of(err) == PassOver:
 		return nil, nil
-	case Again, Anew:
+	case s.trouble(err) || ctx.Err() != nil:
 		return nil, err
 	default:
-		if ctx.Err() != nil {
-			return nil, err
-		}
 		return err, nil
 	}
 }

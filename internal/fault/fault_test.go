@@ -112,7 +112,7 @@ func TestPlanMadeAnew(t *testing.T) {
 }
 
 // A whole that fails is halved only after a minute, however it is repeated; one success ends the series. That no server is reached
-// is no row's fault, however long it lasts.
+// is no row's fault, however long it lasts, and ends the series, too.
 func TestSeries(t *testing.T) {
 	var s fault.Series
 	deadlock, refused := &pgconn.PgError{Code: "40P01"}, &pgconn.PgError{Code: "XX777"}
@@ -128,6 +128,9 @@ func TestSeries(t *testing.T) {
 	expect(deadlock, fault.Halve, true)
 	expect(&pgconn.PgError{Code: "55P03"}, fault.PassOver, true)
 	expect(fmt.Errorf("poll: %w", &pgconn.ConnectError{}), fault.Again, false)
+	expect(deadlock, fault.Again, false)
+	s.Age(2 * fault.Patience)
+	expect(deadlock, fault.Halve, true)
 	expect(nil, fault.None, false)
 	expect(deadlock, fault.Again, false)
 }
@@ -195,9 +198,30 @@ func TestApart(t *testing.T) {
 		for _, r := range bad {
 			d.refuses[r] = "XX777"
 		}
-		refused, err := d.statement().Apart(t.Context(), upTo(100), &pgconn.PgError{Code: "XX777"})
+		refused, err := d.statement().Apart(t.Context(), upTo(100), &pgconn.PgError{Code: "XX777"}, false)
 		if err != nil || !slices.Equal(rowsOf(refused), bad) && len(bad) > 0 || len(d.done) != 100-len(bad) || d.calls > 3+18*len(bad) {
 			t.Errorf("%v: %v refused, %v; %d are done by %d statements", bad, rowsOf(refused), err, len(d.done), d.calls)
+		}
+	}
+}
+
+// With any code, one of passing trouble is an answer about a row, too: who raises it alone is found. If the control is refused with it that is the statement's
+// error. What has no code is trouble all the same.
+func TestApartWithAnyCode(t *testing.T) {
+	deadlock := &pgconn.PgError{Code: "40P01"}
+	d := &table{refuses: map[int]string{3: "40001", 77: "57P01"}, done: map[int]bool{}}
+	if refused, err := d.statement().Apart(t.Context(), upTo(100), deadlock, true); err != nil || !slices.Equal(rowsOf(refused), []int{3, 77}) || len(d.done) != 98 {
+		t.Errorf("%v refused, %v; %d are done", rowsOf(refused), err, len(d.done))
+	}
+	d = &table{broken: "40001", done: map[int]bool{}}
+	var statement *fault.Error
+	if refused, err := d.statement().Apart(t.Context(), upTo(8), deadlock, true); len(refused) > 0 || !errors.As(err, &statement) {
+		t.Errorf("%v refused, %v", rowsOf(refused), err)
+	}
+	d = &table{done: map[int]bool{}}
+	for _, away := range []error{errors.New("EOF"), &pgconn.ConnectError{}} {
+		if refused, err := d.statement().Apart(t.Context(), upTo(8), away, true); len(refused) > 0 || err != away || d.calls > 0 {
+			t.Errorf("%v refused, %v", rowsOf(refused), err)
 		}
 	}
 }
@@ -215,7 +239,7 @@ func TestNoRowIsBlamed(t *testing.T) {
 				}
 			}
 			d.each(0)
-			refused, err := d.statement().Apart(t.Context(), upTo(8), cause)
+			refused, err := d.statement().Apart(t.Context(), upTo(8), cause, false)
 			var statement *fault.Error
 			if len(refused) > 0 || err != nil && (!errors.As(err, &statement) || statement.Statement != "settle") {
 				t.Errorf("broken from statement %d to %d: %v are refused, %v", begins, ends, rowsOf(refused), err)
@@ -223,12 +247,12 @@ func TestNoRowIsBlamed(t *testing.T) {
 		}
 	}
 	d := &table{done: map[int]bool{}, refuses: map[int]string{3: "40001"}}
-	refused, err := d.statement().Apart(t.Context(), upTo(8), cause)
+	refused, err := d.statement().Apart(t.Context(), upTo(8), cause, false)
 	if statement := (*fault.Error)(nil); len(refused) > 0 || err == nil || errors.As(err, &statement) {
 		t.Errorf("a deadlock: %v are refused, %v", refused, err)
 	}
 	d = &table{done: map[int]bool{}, refuses: map[int]string{3: "55P03", 5: "XX777"}, locked: map[int]bool{5: true}}
-	if refused, err := d.statement().Apart(t.Context(), upTo(8), cause); err != nil || len(refused) > 0 || len(d.done) != 6 {
+	if refused, err := d.statement().Apart(t.Context(), upTo(8), cause, false); err != nil || len(refused) > 0 || len(d.done) != 6 {
 		t.Errorf("locked: %v are refused, %v; %d are done", refused, err, len(d.done))
 	}
 	if err := fault.OfStatement("lease", cause); !regexp.MustCompile("^lease fails for every row: ").MatchString(err.Error()) {

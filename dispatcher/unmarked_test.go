@@ -1,0 +1,35 @@
+package dispatcher
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/simple-workflow/simple-workflow/internal/fault"
+	"github.com/simple-workflow/simple-workflow/outbox"
+)
+
+// How long an event cannot be marked is remembered while another dispatcher has its lane for as long as a claim lasts: two that take turns
+// would never have it fail for a minute otherwise. What else could not be marked is forgotten by then.
+func TestFailuresAreRemembered(t *testing.T) {
+	u := unmarked{events: map[int64]*dealtWith{}}
+	both := []outbox.Outcome{{ID: 1, Delivered: true}, {ID: 2, Delivered: true}}
+	u.remember([]outbox.Row{{ID: 1}, {ID: 2}}, both)
+	u.kept(both[:1], &pgconn.PgError{Code: "40001"})
+	u.events[1].failures.Age(fault.Patience)
+	for _, e := range u.events {
+		e.due = e.due.Add(-2 * time.Minute)
+	}
+	u.waiting()
+	if u.events[1] == nil || u.events[2] != nil {
+		t.Fatalf("remembered is %v", u.events)
+	}
+	if u.kept(both[:1], &pgconn.PgError{Code: "40001"}); !u.lasting(both) {
+		t.Error("it has not lasted")
+	}
+	u.events[1].due = u.events[1].due.Add(-time.Hour)
+	if u.waiting(); len(u.events) != 0 {
+		t.Error("it is remembered for ever")
+	}
+}
