@@ -226,7 +226,7 @@ func (d *Dispatcher) register(ctx context.Context, t Target) error {
 			return err
 		case time.Since(told) > quietFor:
 			told = time.Now()
-			d.log.Warn("cannot register a sink; trying again", "sink", t.Name, "err", err)
+			d.log.Warn("cannot register a sink; trying again", "sink", t.Name, "err", fault.Loggable(err))
 		}
 		sleep(ctx, run.Backoff{Base: 100 * time.Millisecond, Cap: 5 * time.Second}.Delay(n))
 	}

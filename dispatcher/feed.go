@@ -462,14 +462,20 @@ func (f *feed) order(ctx context.Context, err error) bool {
 
 // complain logs trouble, but not each time.
 func (f *feed) complain(message string, args ...any) {
+	args = append(slices.Clone(args), "sink", f.target.Name)
+	for i, a := range args {
+		if err, ok := a.(error); ok {
+			args[i] = fault.Loggable(err)
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if time.Since(f.told) < quietFor {
-		f.log.Debug(message, append(args, "sink", f.target.Name)...)
+		f.log.Debug(message, args...)
 		return
 	}
 	f.told = time.Now()
-	f.log.Warn(message, append(args, "sink", f.target.Name)...)
+	f.log.Warn(message, args...)
 }
 
 // firstLine keeps an error's text fit for a line, and for Postgres.

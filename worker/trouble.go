@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -22,7 +21,7 @@ import (
 // sessions that lose it.
 func (w *Worker) note(err error) {
 	if w.sessions.Note(err) {
-		w.config.Logger.Warn("a session has lost its prepared statements; from now on none is prepared, and each costs more", "err", loggable(err))
+		w.config.Logger.Warn("a session has lost its prepared statements; from now on none is prepared, and each costs more", "err", fault.Loggable(err))
 	}
 	var connect *pgconn.ConnectError
 	var statement *fault.Error
@@ -78,7 +77,7 @@ func (w *Worker) faulty(err *fault.Error) {
 	}
 	if tell {
 		w.config.Logger.Error("a statement fails for every row; no run is blamed for it, and it is tried again: see workflowctl doctor",
-			"statement", err.Statement, "sqlstate", code(err), "since", f.since.Round(time.Second), "err", loggable(err.Err))
+			"statement", err.Statement, "sqlstate", code(err), "since", f.since.Round(time.Second), "err", fault.Loggable(err.Err))
 	}
 }
 
@@ -147,7 +146,7 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 }
 
 // complain logs a problem that will be met again and again while it lasts: as a warning
-// every few seconds, in between for debugging only; so what faulty tells of. Of errors it logs what is loggable.
+// every few seconds, in between for debugging only; so what faulty tells of. Of errors it logs what fault.Loggable leaves.
 func (w *Worker) complain(msg string, args ...any) {
 	level := slog.LevelDebug
 	statement := slices.ContainsFunc(args, func(a any) bool {
@@ -162,7 +161,7 @@ func (w *Worker) complain(msg string, args ...any) {
 	args = slices.Clone(args)
 	for i, a := range args {
 		if err, ok := a.(error); ok {
-			args[i] = loggable(err)
+			args[i] = fault.Loggable(err)
 		}
 	}
 	w.config.Logger.Log(context.Background(), level, msg, args...)
@@ -245,17 +244,4 @@ func sanitized(err error) error {
 		return &pgconn.PgError{Severity: pg.Severity, Code: pg.Code, Message: pg.Message, ConstraintName: pg.ConstraintName}
 	}
 	return err
-}
-
-// loggable is err without anything that may quote a payload or a result. The words of an answer may, whatever its code: triggers
-// choose both. Those of a connection that is refused or ended are the server's.
-func loggable(err error) error {
-	var pg *pgconn.PgError
-	switch {
-	case fault.Unreached(err) || !errors.As(err, &pg) || pg.Severity == "FATAL":
-		return err
-	case refused(err):
-		return fmt.Errorf("the database refuses it: SQLSTATE %s, constraint %q", pg.Code, pg.ConstraintName)
-	}
-	return fmt.Errorf("the database cannot do it: SQLSTATE %s", pg.Code)
 }

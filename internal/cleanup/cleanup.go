@@ -478,7 +478,7 @@ func Schedule(ctx context.Context, pool *pgxpool.Pool, every time.Duration, log 
 			return
 		}
 		if err != nil {
-			log.Warn("cannot enqueue the cleanup; trying again", "err", err)
+			log.Warn("cannot enqueue the cleanup; trying again", "err", fault.Loggable(err))
 			wait = min(every, 10*time.Second)
 		}
 		select {

@@ -76,6 +76,19 @@ func State(err error) string {
 	return ""
 }
 
+// Loggable returns err without anything that may quote a row. The words of an answer may, whatever its code: triggers choose
+// both. Those of a connection that is refused or ended are the server's.
+func Loggable(err error) error {
+	var said *pgconn.PgError
+	switch {
+	case Unreached(err) || !errors.As(err, &said) || said.Severity == "FATAL":
+		return err
+	case Of(err) == Halve:
+		return fmt.Errorf("the database refuses it: SQLSTATE %s, constraint %q", said.Code, said.ConstraintName)
+	}
+	return fmt.Errorf("the database cannot do it: SQLSTATE %s", said.Code)
+}
+
 // Unreached reports whether no server was reached at all: no row has anything to do with that, however long it lasts.
 func Unreached(err error) bool {
 	var connect *pgconn.ConnectError
