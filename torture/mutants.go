@@ -169,7 +169,7 @@ var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
 	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5, "unmarkable": 3, "events": 3}, nil, ""},
 	{"lease-without-isolation", []edit{{"lease/acquire.go",
-		`	aside, problem := p.setAside(ctx, chosen, p.tried, anyCode)`, `	_ = anyCode
+		`	aside, problem := p.setAside(ctx, suspected, p.tried, anyCode)`, `	_ = anyCode
 	aside, problem := []Aside(nil), error(nil)`}},
 		map[string]int{"unleasable": 3}, []string{"I01", "I02", "I16", "I47", "I47c"}, ""},
 	{"mark-without-isolation", []edit{{"dispatcher/feed.go",
