@@ -356,8 +356,9 @@ BEGIN
     WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.seen_at < now() - interval '1 day' AND o.id <> workflow_present_v1.id LIMIT 100 FOR UPDATE SKIP LOCKED); -- those that died long ago
     IF mine IS NOT NULL AND NOT EXISTS (SELECT FROM workflow_worker o WHERE o.id = workflow_present_v1.id) THEN -- people and views read them all
         IF (SELECT count(*) FROM workflow_worker o WHERE o.name ^@ mine AND o.seen_at > now() - interval '45 seconds') >= 300 THEN
-            RAISE EXCEPTION 'workflow_present_v1: role % has 300 live workers, and more are not told of', workflow_role()
-                USING ERRCODE = 'configuration_limit_exceeded', HINT = 'They work all the same. To see all of them, bind them by several roles: workflowctl roles worker ROLE --prefixes …';
+            RAISE WARNING 'workflow_present_v1: role % has 300 live workers, and more are not told of', workflow_role()
+                USING HINT = 'They work all the same. To see all of them, bind them by several roles: workflowctl roles worker ROLE --prefixes …';
+            RETURN false; -- no error: one that cannot write is not ready
         END IF;
         DELETE FROM workflow_worker w
         WHERE w.id IN (SELECT o.id FROM workflow_worker o WHERE o.name ^@ mine ORDER BY o.seen_at DESC OFFSET 299 LIMIT 100 FOR UPDATE SKIP LOCKED);
@@ -374,6 +375,8 @@ BEGIN
     RETURN FOUND;
 END
 $fn$;
+COMMENT ON FUNCTION workflow_present_v1(uuid, uuid, text, text[], text[], boolean, integer, integer, text, text, integer, float8) IS
+    'For workers: says that one is alive, under an id and a secret that it drew when it started. Of its prefixes those are told that its role may lease. False: the id is another worker''s, or its role is bound and has 300 live workers, which are all that are told of.';
 
 CREATE OR REPLACE FUNCTION workflow_give_back_v1(token uuid, within float8, worker text, OUT given integer, OUT locked integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
