@@ -163,11 +163,11 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 	readable, excepted = limits.readable(7)
 	rows, _ := db.Query(ctx, `
 		WITH due AS (
-			SELECT e.id, e.place, e.payload, e.headers, e.wanted, l.replays, row_number() OVER upto AS n,
-			       sum(CASE WHEN e.payload <= $5 AND e.headers <= $6 THEN e.payload + e.headers ELSE 0 END) OVER upto AS bytes
+			SELECT e.id, e.place, e.payload, e.headers, e.fits, e.wanted, l.replays, row_number() OVER upto AS n,
+			       sum(CASE WHEN e.fits THEN e.payload + e.headers ELSE 0 END) OVER upto AS bytes
 			FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink CROSS JOIN LATERAL (
-				SELECT e.id, e.bytes AS payload, `+sizeOfHeaders+` AS headers, `+isOpen("s")+` AS wanted, row_number() OVER (ORDER BY e.id) AS place
-				FROM outbox_event e
+				SELECT e.id, e.bytes AS payload, h.bytes AS headers, e.bytes <= $5 AND h.bytes <= $6 AS fits, `+isOpen("s")+` AS wanted, row_number() OVER (ORDER BY e.id) AS place
+				FROM outbox_event e CROSS JOIN LATERAL (SELECT `+sizeOfHeaders+` AS bytes) AS h
 				WHERE `+dueInLane+readable+`
 				ORDER BY e.id
 				LIMIT $3) AS e
@@ -175,20 +175,20 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 			WINDOW upto AS (ORDER BY e.place, e.id)
 		)
 		SELECT e.id, e.event_uuid, e.aggregate_id, e.event_type,
-		       CASE WHEN due.payload <= $5 AND due.headers <= $6 THEN e.payload END, CASE WHEN due.payload <= $5 AND due.headers <= $6 THEN e.headers END,
-		       CASE WHEN due.payload > $5 THEN format('payload has %s bytes, the limit is %s', due.payload, $5)
-		            WHEN due.headers > $6 THEN format('headers have %s bytes, the limit is %s', due.headers, $6) ELSE '' END,
+		       CASE WHEN due.fits THEN e.payload END, CASE WHEN due.fits THEN e.headers END,
+		       CASE WHEN due.fits THEN NULL WHEN due.payload > $5 THEN format('payload has %s bytes, the limit is %s', due.payload, $5)
+		            ELSE format('headers have %s bytes, the limit is %s', due.headers, $6) END,
 		       CASE WHEN e.created_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.created_at ELSE 'epoch' END, -- RFC 3339 has no other years
 		       least(greatest(coalesce(d.attempt, 0), 0), 1000000000), least(greatest(coalesce(d.rejected, 0), 0), 1000000000), due.wanted, e.lane, due.replays
 		FROM due JOIN outbox_event e USING (id) LEFT JOIN outbox_delivery d ON d.event_id = e.id AND d.sink = $1
 		WHERE due.bytes <= $4 OR due.n = 1
 		ORDER BY e.id`, append([]any{planned, sink, c.Token, perLane, limits.Bytes, mostPayload, mostHeaders}, excepted...)...)
 	c.Rows, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Row, err error) {
-		var payload, headers []byte
-		if err = row.Scan(&r.ID, &r.UUID, &r.Aggregate, &r.Type, &payload, &headers, &r.Refused, &r.Created, &r.Attempt, &r.Rejected, &r.Wanted, &r.Lane, &r.Round); err != nil {
+		var payload, headers, refused []byte
+		if err = row.Scan(&r.ID, &r.UUID, &r.Aggregate, &r.Type, &payload, &headers, &refused, &r.Created, &r.Attempt, &r.Rejected, &r.Wanted, &r.Lane, &r.Round); err != nil {
 			return r, err
 		}
-		r.Payload = payload
+		r.Payload, r.Refused = payload, string(refused)
 		r.Headers = stringsOf(headers)
 		return r, nil
 	})
@@ -206,11 +206,15 @@ func stringsOf(headers []byte) map[string]string {
 	if headers == nil {
 		return nil
 	}
+	var texts map[string]string
+	if json.Unmarshal(headers, &texts) == nil {
+		return texts
+	}
 	var all map[string]any
 	if json.Unmarshal(headers, &all) != nil {
 		return nil
 	}
-	texts := make(map[string]string, len(all))
+	texts = make(map[string]string, len(all))
 	for name, value := range all {
 		if text, ok := value.(string); ok {
 			texts[name] = text
