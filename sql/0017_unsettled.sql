@@ -659,7 +659,7 @@ BEGIN
         RETURN aside;
     END IF;
 
-    SELECT string_agg(w.name, ', ' ORDER BY w.name), bool_or(EXISTS (SELECT FROM unnest(w.handlers) AS h WHERE workflow_covers(h, r.type))),
+    SELECT array_to_string((array_agg(w.name ORDER BY w.name))[1:10], ', ') || CASE WHEN count(*) > 10 THEN ' and ' || count(*) - 10 || ' more' ELSE '' END, bool_or(EXISTS (SELECT FROM unnest(w.handlers) AS h WHERE workflow_covers(h, r.type))),
            bool_and(w.running >= w.concurrency)
     INTO names, able, busy
     FROM workflow_live_worker w
@@ -689,7 +689,7 @@ BEGIN
     END IF;
     IF names IS NULL THEN
         RETURN 'no live worker covers ' || r.type || '; ' || coalesce(
-            'those that live cover ' || (SELECT string_agg(DISTINCT x, ', ') FROM workflow_live_worker w CROSS JOIN unnest(w.prefixes) AS x), 'none lives at all');
+            'those that live cover ' || (SELECT string_agg(y.x, ', ') FROM (SELECT DISTINCT x FROM workflow_live_worker w CROSS JOIN unnest(w.prefixes) AS x ORDER BY x LIMIT 20) AS y), 'none lives at all');
     ELSIF NOT able THEN
         RETURN names || ' will take it and fail it: no handler for ' || r.type || ' is registered there';
     END IF;

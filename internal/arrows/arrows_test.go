@@ -20,7 +20,7 @@ var allowed = map[string][]string{
 	"outbox":             {"internal/fault"},
 	"lease":              {"internal/fault", "run"},
 	"worker":             {"internal/fault", "internal/session", "lease", "outbox", "run"},
-	"graph":              {"internal/session", "internal/spelling", "lease", "outbox", "run"},
+	"graph":              {"internal/fault", "internal/session", "internal/spelling", "lease", "outbox", "run"},
 	"dispatcher":         {"internal/fault", "outbox", "run"},
 	"dispatcher/":        {"dispatcher"},
 	"dispatcher/webhook": {"dispatcher", "internal/address", "internal/secret"},

@@ -82,7 +82,8 @@ func TestRowsAsInTheDatabase(t *testing.T) {
 			if random.IntN(3) == 0 {
 				lease = 1
 			}
-			want, ok := c.Row, false
+			var want Row
+			var ok bool
 			if tr.company {
 				want, ok = Rules{}.TakeBack(c.Row, c.alone != nil && !*c.alone)
 			} else {

@@ -85,7 +85,9 @@ func leases() []Variant {
 		v("A kept: read, and settled later: kill, freeze, lost answer", "", with(func(d *aDesign) {
 			d.runs, d.refusals, d.kills, d.freezes, d.losses, d.effects, d.readsFirst = 1, 1, 1, 1, 1, true, true
 		})),
-		v("A kept: read, failed by a person, and settled later", "", with(func(d *aDesign) { d.runs, d.refusals, d.fails, d.kills, d.effects, d.readsFirst = 1, 1, 1, 1, true, true })),
+		v("A kept: read, failed by a person, and settled later", "", with(func(d *aDesign) {
+			d.runs, d.refusals, d.fails, d.kills, d.effects, d.readsFirst = 1, 1, 1, 1, true, true
+		})),
 		v("A fault: what is kept goes by what was read of it before", notFailed, with(func(d *aDesign) { d.runs, d.refusals, d.fails, d.readsFirst, d.staleReads = 1, 1, 1, true, true })),
 		v("A fault: what is kept is taken back", againThoughKept, with(func(d *aDesign) { d.refusals, d.TakesKept = 1, true })),
 		v("A fault: a take-back looks for what is kept before it locks", againThoughKept, with(func(d *aDesign) { d.refusals, d.freezes, d.looksFirst = 1, 1, true })),
