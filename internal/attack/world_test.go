@@ -32,6 +32,7 @@ var plainKinds = map[string]string{
 	"retried":   `attempt = 1, last_error = 'not now', error = '{"code": "handler_error"}', lease_no = 1, started_at = now()`,
 	"leased":    `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() + interval '2 seconds', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now()`,
 	"expired":   `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now() - interval '3 seconds'`,
+	"kept":      `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now() - interval '3 seconds'`,
 	"exhausted": `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 3, attempt = 3, started_at = now() - interval '3 seconds'`,
 	"suspect":   `suspect = true, attempt = 1, lease_no = 1, started_at = now() - interval '1 minute'`,
 	"succeeded": `status = 'succeeded', finished_at = now(), result = '{"n": 1}', attempt = 1, lease_no = 1, started_at = now(), settled_token = gen_random_uuid(), settled_by = 'somebody'`,
@@ -198,6 +199,8 @@ func (w *world) fill() {
 		INSERT INTO workflow_override (actor, reason, table_name, operation, statement) SELECT 'somebody', 'override/' || n, 'workflow_run', 'UPDATE', 'a test' FROM generate_series(0, 9) AS n;
 		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version)
 		SELECT 'run', id, type, 'lease', '23514', 'it is refused', '', xmin FROM workflow_run WHERE payload->>'specimen' ~ '-aside/';
+		INSERT INTO workflow_kept (run, token, verdict, result, delay, effects, worker)
+		SELECT id, lease_token, 'succeeded', '{"n": 1}', 0, false, 'somebody' FROM workflow_run WHERE payload->>'specimen' ~ '-kept/';
 		INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, started_at)
 		SELECT id, 'failed', 'somebody', 1, 1, now() FROM workflow_run WHERE payload->>'specimen' ~ '-(failed|retried)/'`)
 	w.must("world", "BEGIN;"+unguarded+b.String()+";COMMIT; ANALYZE")
