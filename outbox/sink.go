@@ -34,7 +34,9 @@ func Register(ctx context.Context, db DB, sink string, types []string) error {
 			SELECT types FROM outbox_sink WHERE name = $1
 		), sink AS (
 			INSERT INTO outbox_sink (name, types) VALUES ($1, $2)
-			ON CONFLICT (name) DO UPDATE SET types = excluded.types, seen_at = now()
+			ON CONFLICT (name) DO UPDATE SET types = excluded.types, seen_at = now(), -- and a row from before, beyond its bounds, comes back within them
+				created_at = least(greatest(outbox_sink.created_at, '1900-01-01 00:00Z'), '9999-01-01 00:00Z'),
+				paused_until = CASE WHEN outbox_sink.paused_until BETWEEN '1900-01-01 00:00Z' AND '9999-01-01 00:00Z' THEN outbox_sink.paused_until END
 			RETURNING name
 		), lanes AS (`+missingLanes+`)
 		UPDATE outbox_lane l SET floor = least(l.floor, 0), next_floor = NULL, next_xid = NULL
