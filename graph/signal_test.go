@@ -403,6 +403,24 @@ func TestOwedComeBackBetweenSignals(t *testing.T) {
 	}
 }
 
+// What is owed is given although the note of it was deleted, as people may delete it: whosever it is.
+func TestOwedWithoutANote(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), 1000)
+	execute(t, s.pool, fmt.Sprintf(picky, `NEW.type = 'graph.arrive.v1' AND hashtext(NEW.token_id::text) % 2 = 0`))
+	if _, aside := broadcast(t, s.pool, leased(t, s.pool), 1000, nil); aside < 400 {
+		t.Fatalf("%d are set aside", aside)
+	}
+	execute(t, s.pool, `DROP FUNCTION picky() CASCADE; DELETE FROM workflow_set_aside`)
+	for range 4 {
+		query[int](t, s.pool, `SELECT process_try_again_v1()`)
+	}
+	if got := query[int](t, s.pool, `SELECT count(DISTINCT token_id) FROM workflow_run WHERE type = 'graph.arrive.v1'`); got != 1000 {
+		t.Errorf("%d got it, want 1000", got)
+	}
+}
+
 // Whatever is wrong with a wait, a signal that passes it over can note so.
 func TestOddWaitsAreNoted(t *testing.T) {
 	s := newEmptySite(t)

@@ -495,6 +495,7 @@ DECLARE
     before  text;
     given   integer := 0; -- to how many
     slice   uuid[];
+    spot    uuid := gen_random_uuid();
     of_them integer;      -- in this round
     a       workflow_set_aside;
     w       record;
@@ -511,7 +512,10 @@ BEGIN
     DELETE FROM process_broadcast b WHERE b.ctid = ANY (ARRAY(
         SELECT x.ctid FROM process_broadcast x LEFT JOIN workflow_run r ON r.id = x.signal_id
         WHERE r.id IS NULL OR r.status = 'succeeded' LIMIT 1000 FOR UPDATE OF x SKIP LOCKED));
-    slice := workflow_aside_some('wait');
+    slice := ARRAY(SELECT u.token_id FROM process_unreached u WHERE u.token_id >= spot ORDER BY u.token_id LIMIT 500); -- some, from anywhere on: calls look at all in turns
+    IF cardinality(slice) < 500 THEN
+        slice := slice || ARRAY(SELECT u.token_id FROM process_unreached u WHERE u.token_id < spot ORDER BY u.token_id LIMIT 500 - cardinality(slice));
+    END IF;
     DELETE FROM process_unreached u WHERE u.ctid = ANY (ARRAY(
         SELECT x.ctid FROM process_unreached x LEFT JOIN process_token t ON t.id = x.token_id
         WHERE x.token_id = ANY (slice)
@@ -520,9 +524,9 @@ BEGIN
         FOR UPDATE OF x SKIP LOCKED));
     DELETE FROM workflow_set_aside s WHERE s.kind = 'wait' AND s.id = ANY (slice) AND NOT EXISTS (SELECT FROM process_unreached u WHERE u.token_id = s.id);
     INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", due, row_version) -- somebody has removed the note
-    SELECT DISTINCT ON (u.token_id) 'wait', u.token_id, 'graph.arrive.v1', 'signal', '', '', '', true, '0'::xid
-    FROM (SELECT x.token_id FROM process_unreached x WHERE x.token_id >= gen_random_uuid() ORDER BY x.token_id LIMIT 100) u
-    WHERE NOT EXISTS (SELECT FROM workflow_set_aside s WHERE s.kind = 'wait' AND s.id = u.token_id)
+    SELECT DISTINCT 'wait', u.token_id, 'graph.arrive.v1', 'signal', '', '', '', true, '0'::xid
+    FROM process_unreached u
+    WHERE u.token_id = ANY (slice) AND NOT EXISTS (SELECT FROM workflow_set_aside s WHERE s.kind = 'wait' AND s.id = u.token_id)
     ON CONFLICT DO NOTHING;
     slice := workflow_aside_turn('wait', NULL) || ARRAY(
         SELECT s.id FROM workflow_set_aside s
