@@ -226,13 +226,9 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 				pause.MaxInterval = quickRetry
 				sleep(ctx, pause.NextBackOff())
 				continue
-			case unknown:
-				pause.MaxInterval = quickRetry
-				sleep(ctx, pause.NextBackOff())
-				continue
 			case unsure:
 				continue
-			}
+			} // unknown: it is put aside in time, and nothing is kept before a control has gone through
 		}
 		if !frozen && (effect != nil || refusesValue(err) && w.fail(ctx, j) == nil) && w.blame(j, err) { // or it is not what the handler returned that is refused
 			sure = sureness{}
