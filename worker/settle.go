@@ -230,7 +230,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 				continue
 			} // unknown: it is put aside in time, and nothing is kept before a control has gone through
 		}
-		if !frozen && (effect != nil || refusesValue(err) && w.fail(ctx, j) == nil) && w.blame(j, err) { // or it is not what the handler returned that is refused
+		if !frozen && (effect != nil || refusesValue(err) && w.tryFailure(ctx, j) == nil) && w.blame(j, err) { // or it is not what the handler returned that is refused
 			sure = sureness{}
 			continue
 		}

@@ -120,18 +120,18 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 	}
 	w.complaints.Unlock()
 	var problem error
-	for statement, err := range told {
+	for statement, fails := range told {
 		if w.config.Observe.Fault != nil {
-			w.config.Observe.Fault(statement, err != nil)
+			w.config.Observe.Fault(statement, fails != nil)
 		}
-		if err := lease.TellFault(ctx, w.db, statement, err); err != nil {
+		if err := lease.TellFault(ctx, w.db, statement, fails); err != nil {
 			problem = errors.Join(problem, err)
 			continue // it is told the next time
 		}
 		w.complaints.Lock()
 		switch f := w.faults[statement]; {
 		case f == nil:
-		case err != nil:
+		case fails != nil:
 			f.noted = now
 		case f.over || now.Sub(f.last) > faultOver: // still
 			delete(w.faults, statement)

@@ -61,7 +61,7 @@ func (w *Worker) control(ctx context.Context, j *job, err error, failed time.Tim
 	case !works:
 		return errors.New("no run that is made for this can be settled")
 	case len(j.extras.events) > 0:
-		return w.append(call, j)
+		return w.tryEvent(call, j)
 	}
 	return nil
 }
@@ -75,11 +75,11 @@ func (w *Worker) hookWorks(ctx context.Context, j *job, hook *hookError, since t
 	case j.Step != uuid.Nil:
 		return w.stepsWork(ctx)
 	}
-	return w.fail(ctx, j)
+	return w.tryFailure(ctx, j)
 }
 
-// append returns nil if another event could be appended with the run's outcome. It is tried, and undone.
-func (w *Worker) append(ctx context.Context, j *job) error {
+// tryEvent returns nil if another event could be appended with the run's outcome. It is tried, and undone.
+func (w *Worker) tryEvent(ctx context.Context, j *job) error {
 	return undone(pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		if err := outbox.Append(ctx, tx, outbox.Event{Aggregate: j.ID, Type: "workflow.control", Payload: struct{}{}}); err != nil {
 			return err
@@ -88,8 +88,8 @@ func (w *Worker) append(ctx context.Context, j *job) error {
 	}))
 }
 
-// fail returns nil if a plain failure of the run could be recorded instead of its outcome. It is tried, and undone.
-func (w *Worker) fail(ctx context.Context, j *job) error {
+// tryFailure returns nil if a plain failure of the run could be recorded instead of its outcome. It is tried, and undone.
+func (w *Worker) tryFailure(ctx context.Context, j *job) error {
 	failure := run.NewFailure(rejected(errUndone), j.Info)
 	other := &job{Lease: j.Lease, outcome: run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Fail, Failure: failure}}
 	call, done := context.WithTimeout(ctx, settleTimeout)
@@ -115,11 +115,8 @@ func tried(ctx context.Context, tx pgx.Tx) error {
 
 // undone returns nil for what has gone through, and was undone.
 func undone(err error) error {
-	switch {
-	case errors.Is(err, errUndone):
+	if errors.Is(err, errUndone) {
 		return nil
-	case err == nil:
-		return errors.New("the transaction was not undone")
 	}
 	return err
 }
