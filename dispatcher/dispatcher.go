@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -181,20 +182,36 @@ func (o Observer) filled() Observer {
 // it refuses to register the sinks, because it has no outbox, say.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	defer d.closeSinks()
-	for _, t := range d.config.Sinks {
-		if err := d.register(ctx, t); err != nil {
+	var late []Target
+	for _, t := range d.config.Sinks { // all, before any gets an event: one that is not known of yet would miss those that the others have had
+		apart, err := d.register(ctx, t, false)
+		if err != nil {
 			return err
+		}
+		if apart {
+			late = append(late, t)
 		}
 	}
 	sending, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var all sync.WaitGroup
-	for _, t := range d.config.Sinks {
+	feed := func(t Target) {
 		f := newFeed(d, t)
 		f.setRight(ctx)
 		all.Go(func() { f.run(ctx, sending) })
 		all.Go(func() { f.keep(ctx) })
 		all.Go(func() { f.appear(ctx) })
+	}
+	for _, t := range d.config.Sinks {
+		if !slices.ContainsFunc(late, func(l Target) bool { return l.Name == t.Name }) {
+			feed(t)
+			continue
+		}
+		all.Go(func() {
+			if _, _ = d.register(ctx, t, true); ctx.Err() == nil {
+				feed(t)
+			}
+		})
 	}
 	d.log.Info("dispatcher starts", "dispatcher", d.name, "sinks", d.names())
 	<-ctx.Done()
@@ -213,20 +230,31 @@ func (d *Dispatcher) closeSinks() {
 	}
 }
 
-// register registers a sink, as soon as the database can do that. It returns nil when ctx ends: to
+const registerTimeout = 3 * time.Second
+
+// register registers a sink, as soon as the database can do that. apart says that it refuses the row of this one, which it knows, while
+// another one could be registered: the others do not wait for it. Then it is late, and tried until that goes through. It returns nil when ctx ends: to
 // be told to stop is no error.
-func (d *Dispatcher) register(ctx context.Context, t Target) error {
+func (d *Dispatcher) register(ctx context.Context, t Target, late bool) (apart bool, _ error) {
 	var told time.Time
 	for n := 0; ; n++ {
-		err := outbox.Register(ctx, d.config.Pool, t.Name, t.Types)
+		call, done := context.WithTimeout(ctx, registerTimeout) // somebody may have locked its row
+		err := outbox.Register(call, d.config.Pool, t.Name, t.Types)
+		done()
 		switch {
 		case err == nil, ctx.Err() != nil:
-			return nil
-		case fault.Of(err) == fault.Halve:
-			return err
+			return false, nil
 		case time.Since(told) > quietFor:
 			told = time.Now()
 			d.log.Warn("cannot register a sink; trying again", "sink", t.Name, "err", fault.Loggable(err))
+		}
+		if !late {
+			if works, problem := outbox.Registers(ctx, d.config.Pool, t.Name); works && problem == nil {
+				return true, nil
+			}
+			if fault.Of(err) == fault.Halve {
+				return false, err
+			}
 		}
 		sleep(ctx, run.Backoff{Base: 100 * time.Millisecond, Cap: 5 * time.Second}.Delay(n))
 	}

@@ -384,3 +384,46 @@ func TestLargePayload(t *testing.T) {
 		return count(t, pool, parked+` AND last_error LIKE '%payload has 9000002 bytes, the limit is 8388608%'`) == 1
 	})
 }
+
+// A sink whose row refuses that it is registered, or is locked, keeps no other from its events, and gets its own once that is over. One that is not
+// known yet keeps all waiting: it would miss what the others get.
+func TestOneSinkCannotBeRegistered(t *testing.T) {
+	for name, harm := range map[string]func(t *testing.T, pool *pgxpool.Pool) (mend func()){
+		"refused": func(t *testing.T, pool *pgxpool.Pool) func() {
+			if _, err := pool.Exec(t.Context(), `
+				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'XX777'; END $$;
+				CREATE TRIGGER refuse BEFORE UPDATE ON outbox_sink FOR EACH ROW WHEN (OLD.name = 'bad') EXECUTE FUNCTION refuse()`); err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if _, err := pool.Exec(t.Context(), `DROP TRIGGER refuse ON outbox_sink`); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		"locked": func(t *testing.T, pool *pgxpool.Pool) func() {
+			tx := begin(t, pool)
+			if _, err := tx.Exec(t.Context(), `SELECT FROM outbox_sink WHERE name = 'bad' FOR UPDATE`); err != nil {
+				t.Fatal(err)
+			}
+			return func() { _ = tx.Rollback(t.Context()) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := pgtest.New(t)
+			register(t, pool, "bad")
+			mend := harm(t, pool)
+			bad, good := &memory{}, &memory{}
+			dispatch(t, pool, nil, dispatcher.Target{Name: "bad", Sink: bad}, dispatcher.Target{Name: "good", Sink: good})
+			within(t, 10*time.Second, "the other sink to be known", func() bool { return count(t, pool, `SELECT count(*) FROM outbox_sink WHERE name = 'good'`) == 1 })
+			emit(t, pool, "test.told", 3, 2)
+			within(t, 10*time.Second, "the other sink's events", func() bool { return len(good.got()) == 6 })
+			if n := len(bad.got()); n > 0 {
+				t.Errorf("%d came to the one that is not registered", n)
+			}
+			mend()
+			within(t, 15*time.Second, "its own", func() bool { return len(bad.got()) == 6 })
+			drained(t, pool)
+		})
+	}
+}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -34,9 +36,7 @@ func Register(ctx context.Context, db DB, sink string, types []string) error {
 			SELECT types FROM outbox_sink WHERE name = $1
 		), sink AS (
 			INSERT INTO outbox_sink (name, types) VALUES ($1, $2)
-			ON CONFLICT (name) DO UPDATE SET types = excluded.types, seen_at = now(), -- and a row from before, beyond its bounds, comes back within them
-				created_at = least(greatest(outbox_sink.created_at, '1900-01-01 00:00Z'), '9999-01-01 00:00Z'),
-				paused_until = CASE WHEN outbox_sink.paused_until BETWEEN '1900-01-01 00:00Z' AND '9999-01-01 00:00Z' THEN outbox_sink.paused_until END
+			ON CONFLICT (name) DO UPDATE SET types = excluded.types, seen_at = now()
 			RETURNING name
 		), lanes AS (`+missingLanes+`)
 		UPDATE outbox_lane l SET floor = least(l.floor, 0), next_floor = NULL, next_xid = NULL
@@ -46,6 +46,22 @@ func Register(ctx context.Context, db DB, sink string, types []string) error {
 		return fmt.Errorf("register sink %q: %w", sink, err)
 	}
 	return nil
+}
+
+// Registers reports whether a sink could be registered although one that the database knows is refused: it is tried with another name, and
+// undone. It reports false for a sink that is not known yet, which would miss what others get before it is.
+func Registers(ctx context.Context, db DB, refused string) (works bool, err error) {
+	var known bool
+	if err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_sink WHERE name = $1)`, refused).Scan(&known); err != nil || !known {
+		return false, err
+	}
+	tx, err := db.Begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx)) // nothing of it is wanted
+	name := "control-" + strings.ReplaceAll(uuid.NewString(), "-", "")
+	return Register(ctx, tx, name, nil) == nil && Register(ctx, tx, name, nil) == nil, nil // made, and then found as that one is
 }
 
 // missingLanes makes the rows of lanes that a sink has not got.
