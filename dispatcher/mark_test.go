@@ -202,17 +202,24 @@ func TestOpenControl(t *testing.T) {
 	}
 }
 
-// A code that tells of passing trouble, raised for one event, is taken for that at first, and for the event's once marking has failed for a
-// minute.
-func TestPassingStateOfAnEvent(t *testing.T) {
+// harmed has an event that is marked, by sink a, and then one of test.bad that is open, and what a script does.
+func harmed(t *testing.T, script string) *pgxpool.Pool {
+	t.Helper()
 	pool := pgtest.New(t)
 	register(t, pool, "a")
 	emit(t, pool, "test.told", 1, 1)
 	delivered(t, pool, claim(t, pool, "a"))
 	emit(t, pool, "test.bad", 1, 1)
-	if _, err := pool.Exec(t.Context(), strings.ReplaceAll(refusals[0].begin, "XX777", "40001")); err != nil {
+	if _, err := pool.Exec(t.Context(), script); err != nil {
 		t.Fatal(err)
 	}
+	return pool
+}
+
+// A code that tells of passing trouble, raised for one event, is taken for that at first, and for the event's once marking has failed for a
+// minute.
+func TestPassingStateOfAnEvent(t *testing.T) {
+	pool := harmed(t, strings.ReplaceAll(refusals[0].begin, "XX777", "40001"))
 	c := claim(t, pool, "a")
 	was := []outbox.Outcome{{ID: c.Rows[0].ID, Delivered: true}}
 	if rest, err := outbox.MarkApart(t.Context(), pool, c, was, 2*time.Second); err == nil || len(rest.Refused) > 0 || !rest.Claimed {
@@ -290,16 +297,9 @@ func TestPassingStateBesideTraffic(t *testing.T) {
 // Passing trouble with the event that is marked as the control is no verdict: nothing is parked, no fault of the statement is told of, and the
 // lane stays claimed, to be tried again.
 func TestTroubleWithControl(t *testing.T) {
-	pool := pgtest.New(t)
-	register(t, pool, "a")
-	emit(t, pool, "test.told", 1, 1)
-	delivered(t, pool, claim(t, pool, "a"))
-	emit(t, pool, "test.bad", 1, 1)
-	if _, err := pool.Exec(t.Context(), refusals[0].begin+`;
+	pool := harmed(t, refusals[0].begin+`;
 		CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END $$;
-		CREATE TRIGGER busy BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'test.told') EXECUTE FUNCTION busy()`); err != nil {
-		t.Fatal(err)
-	}
+		CREATE TRIGGER busy BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'test.told') EXECUTE FUNCTION busy()`)
 	c := claim(t, pool, "a")
 	rest, err := outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{{ID: c.Rows[0].ID, Delivered: true}}, 2*time.Second)
 	if err == nil || rest.Fault != nil || len(rest.Lanes) != 1 || !rest.Claimed || len(rest.Refused) > 0 {
@@ -348,15 +348,8 @@ func TestRefusalThatEnds(t *testing.T) {
 // What became of an event that can neither be marked nor parked is remembered as it was: it is marked, and not parked,
 // once that works again.
 func TestNeitherMarkedNorParked(t *testing.T) {
-	pool := pgtest.New(t)
-	register(t, pool, "a")
-	emit(t, pool, "test.told", 1, 1)
-	delivered(t, pool, claim(t, pool, "a"))
-	emit(t, pool, "test.bad", 1, 1)
-	if _, err := pool.Exec(t.Context(), refusals[0].begin+`;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`); err != nil {
-		t.Fatal(err)
-	}
+	pool := harmed(t, refusals[0].begin+`;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	c := claim(t, pool, "a")
 	was := outbox.Outcome{ID: c.Rows[0].ID, Delivered: true}
 	rest, err := outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{was}, 2*time.Second)
