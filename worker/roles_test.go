@@ -18,7 +18,7 @@ import (
 
 // A worker whose role is bound to a prefix does all that workers do with the runs of it: lease, extend,
 // settle, try again, append events, take back what has expired, keep what is refused, honour a pause, and say that it is
-// there. Of other runs it knows nothing, whatever prefixes it is configured for.
+// there. Of other runs it knows nothing, whatever prefixes it is configured for; an event that it may not append fails the run.
 func TestBoundWorker(t *testing.T) {
 	t.Parallel()
 	owner, mux := pgtest.New(t), worker.NewMux()
@@ -42,6 +42,9 @@ func TestBoundWorker(t *testing.T) {
 	})
 	handle(mux, "test.never", func(context.Context) error { return run.Permanent(errors.New("no")) })
 	handle(mux, "test.odd", func(context.Context) error { odd.Add(1); return nil })
+	handle(mux, "test.forges", func(ctx context.Context) error {
+		return worker.Emit(ctx, outbox.Event{Aggregate: run.FromContext(ctx).ID, Type: "process.completed", Payload: empty{}})
+	})
 	handle(mux, "other.x", func(context.Context) error { others.Add(1); return nil })
 
 	expired := enqueue(t, owner, "test.fine", empty{})
@@ -49,7 +52,7 @@ func TestBoundWorker(t *testing.T) {
 		started_at = clock_timestamp(), updated_at = clock_timestamp() WHERE id = $1`, expired)
 	foreign := enqueue(t, owner, "other.x", empty{})
 	w, _ := work(t, pgtest.As(t, owner, named, "bound"), mux, func(c *worker.Config) { c.Prefixes = []string{"test.", "other."} })
-	for typ, want := range map[string]run.Status{"test.fine": run.Succeeded, "test.long": run.Succeeded, "test.twice": run.Succeeded, "test.never": run.Failed} {
+	for typ, want := range map[string]run.Status{"test.fine": run.Succeeded, "test.long": run.Succeeded, "test.twice": run.Succeeded, "test.never": run.Failed, "test.forges": run.Failed} {
 		if r := finished(t, owner, enqueue(t, owner, typ, empty{})); r.Status != want {
 			t.Errorf("%s is %s, want %s", typ, r.Status, want)
 		}
