@@ -81,8 +81,6 @@ type kind struct {
 	find   string   // the first $4 that are older than $1 seconds, behind the position $2, $3: id, time, and whether nobody reads it, nor is it set aside
 	remove string   // those of the ids $1 that are still older than $2 seconds, and that nobody has locked; returns how many
 	make   []string // make one that is old now; the first returns its id, which is $1 of the others
-
-	lasting func(error) bool // notes what came of it, and reports whether it has failed for so long that any code is an answer about a row
 }
 
 // Handler returns the handler of Type. It works in batches and stops between two of them
@@ -103,19 +101,18 @@ func handler(pool *pgxpool.Pool, keep Keep, faults *faults) func(context.Context
 		var r Removed
 		var problems []error
 		for i, k := range []kind{
-			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Succeeded), removeRuns(`status = 'succeeded' AND finished_at`), makeRun(`status = 'succeeded'`), nil},
-			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Cancelled), removeRuns(`status = 'cancelled' AND finished_at`), makeRun(`status = 'cancelled'`), nil},
-			{"run", "workflow_run", keep.Failed, &r.Failed, finishedRuns(run.Failed), removeRuns(`status = 'failed' AND finished_at`), makeRun(`status = 'failed'`), nil},
-			{"run", "workflow_run", keep.Deleted, &r.Deleted, deletedRuns, removeRuns(`status <> 'leased' AND deleted_at`), makeRun(`status = 'pending', deleted_at = now()`), nil},
-			{"outbox event", "outbox_event", keep.Published, &r.Published, publishedEvents, removeEvents, makeEvent, nil},
-			{"message", "message", keep.Processes, &r.Messages, oldMessages, removeMessages, makeMessage, nil},
-			{"process instance", "process_instance", keep.Processes, &r.Processes, finishedProcesses, removeProcesses, makeProcess, nil},
+			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Succeeded), removeRuns(`status = 'succeeded' AND finished_at`), makeRun(`status = 'succeeded'`)},
+			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Cancelled), removeRuns(`status = 'cancelled' AND finished_at`), makeRun(`status = 'cancelled'`)},
+			{"run", "workflow_run", keep.Failed, &r.Failed, finishedRuns(run.Failed), removeRuns(`status = 'failed' AND finished_at`), makeRun(`status = 'failed'`)},
+			{"run", "workflow_run", keep.Deleted, &r.Deleted, deletedRuns, removeRuns(`status <> 'leased' AND deleted_at`), makeRun(`status = 'pending', deleted_at = now()`)},
+			{"outbox event", "outbox_event", keep.Published, &r.Published, publishedEvents, removeEvents, makeEvent},
+			{"message", "message", keep.Processes, &r.Messages, oldMessages, removeMessages, makeMessage},
+			{"process instance", "process_instance", keep.Processes, &r.Processes, finishedProcesses, removeProcesses, makeProcess},
 		} {
 			if k.keep <= 0 {
 				continue
 			}
-			k.lasting = func(err error) bool { return faults.lasting(i, err) }
-			refused, err := k.removeAll(ctx, pool)
+			refused, err := k.removeAll(ctx, pool, func(err error) bool { return faults.lasting(i, err) })
 			if r.Refused += refused; refused > 0 {
 				log.Warn("the database refuses to have rows removed; they are set aside: see workflow_set_aside", "kind", k.name, "rows", refused)
 			}
@@ -211,15 +208,16 @@ func (f *faults) over(ctx context.Context, pool *pgxpool.Pool) {
 // kind waits for the next time, when these are passed over.
 const tooMany = 1000
 
-// removeAll removes what there is of a kind, and returns how many were refused. If one goes that was tried for all that are refused for
+// removeAll removes what there is of a kind, and returns how many were refused. lasting notes what came of it, and reports whether it has
+// failed for so long that any code is an answer about a row. If one goes that was tried for all that are refused for
 // the same reason, these are tried once more.
-func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused int, err error) {
+func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool, lasting func(error) bool) (refused int, err error) {
 	for range 10 {
-		n, err := k.removeOnce(ctx, pool)
+		n, err := k.removeOnce(ctx, pool, lasting)
 		if refused += n; err != nil {
 			return refused, err
 		}
-		k.lasting(nil)
+		lasting(nil)
 		var released int
 		if err := pool.QueryRow(ctx, `SELECT workflow_unremoved_v1($1, '{}', '{}', '{}', '{}')`, k.table).Scan(&released); err != nil || released == 0 {
 			return refused, err
@@ -228,7 +226,7 @@ func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool) (refused int, e
 	return refused, nil
 }
 
-func (k kind) removeOnce(ctx context.Context, pool *pgxpool.Pool) (refused int, err error) {
+func (k kind) removeOnce(ctx context.Context, pool *pgxpool.Pool, lasting func(error) bool) (refused int, err error) {
 	type old struct {
 		ID   string
 		At   time.Time
@@ -250,7 +248,7 @@ func (k kind) removeOnce(ctx context.Context, pool *pgxpool.Pool) (refused int, 
 				ids = append(ids, o.ID)
 			}
 		}
-		n, err := k.removeBatch(ctx, pool, ids)
+		n, err := k.removeBatch(ctx, pool, ids, lasting)
 		refused += n
 		if err != nil || len(found) < batch || refused > tooMany {
 			return refused, err
@@ -259,7 +257,7 @@ func (k kind) removeOnce(ctx context.Context, pool *pgxpool.Pool) (refused int, 
 }
 
 // removeBatch removes a batch. Those of which the database refuses it are set aside, and the others go.
-func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string) (refused int, err error) {
+func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string, lasting func(error) bool) (refused int, err error) {
 	if len(ids) == 0 {
 		return 0, nil
 	}
@@ -286,7 +284,7 @@ func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string)
 	if err == nil {
 		return 0, nil
 	}
-	blamed, err := removal.Apart(ctx, ids, err, k.lasting(err))
+	blamed, err := removal.Apart(ctx, ids, err, lasting(err))
 	if len(blamed) == 0 {
 		return 0, err
 	}
