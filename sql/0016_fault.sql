@@ -30,9 +30,15 @@ COMMENT ON FUNCTION workflow_remedy(text) IS 'What is tried first after a statem
 -- Which runs.
 -- ---------------------------------------------------------------------------------
 
+-- Whether an error is a cancel that no trigger has raised: it is none of a row's in any case. statement_timeout comes once, and a person must not
+-- have to ask twice.
+CREATE FUNCTION workflow_is_cancel(sqlstate text, context text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN sqlstate = '57014' AND context !~ '^[^\n]* RAISE(\n|$)';
+
 -- What a worker's statement would do to runs, tried and undone, as that worker and with its terms: those of leases are by type, those of
 -- heartbeats by run. It answers with SQLSTATE, message and constraint; null: it goes through. What is no answer about rows is raised, unless any code is
--- to be taken for one. A cancel that no trigger has raised is none in any case: statement_timeout comes once, and a person must not have to ask twice.
+-- to be taken for one.
 CREATE OR REPLACE FUNCTION workflow_try(ids uuid[], statement text, any_code boolean, worker text, term_types text[], lengths float8[], timeouts float8[]) RETURNS text[]
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
@@ -81,7 +87,7 @@ EXCEPTION
         RETURN NULL;
     WHEN OTHERS OR assert_failure OR query_canceled THEN
         GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, words = MESSAGE_TEXT, rule = CONSTRAINT_NAME, place = PG_EXCEPTION_CONTEXT;
-        IF NOT any_code AND workflow_remedy(state) IN ('again', 'anew', 'fewer') OR state = '57014' AND place !~ '^[^\n]* RAISE(\n|$)' THEN
+        IF NOT any_code AND workflow_remedy(state) IN ('again', 'anew', 'fewer') OR workflow_is_cancel(state, place) THEN
             RAISE;
         END IF;
         RETURN ARRAY[state, words, rule];
@@ -114,7 +120,7 @@ EXCEPTION
     WHEN SQLSTATE 'WF001' THEN RETURN true;
     WHEN OTHERS OR assert_failure OR query_canceled THEN
         GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, place = PG_EXCEPTION_CONTEXT;
-        IF state = '57014' AND place !~ '^[^\n]* RAISE(\n|$)' THEN -- as in workflow_try
+        IF workflow_is_cancel(state, place) THEN
             RAISE;
         END IF;
         RETURN false;
@@ -364,7 +370,7 @@ DECLARE
     new regprocedure[] := ARRAY(
         SELECT p.oid::regprocedure FROM pg_proc p
         WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'workflow_run'::regclass)
-          AND p.proname = ANY ('{workflow_remedy, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_unremoved_id, workflow_unremoved_v1}'::text[]));
+          AND p.proname = ANY ('{workflow_remedy, workflow_is_cancel, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_unremoved_id, workflow_unremoved_v1}'::text[]));
     f regprocedure;
     r regrole;
 BEGIN

@@ -310,10 +310,10 @@ BEGIN
     PERFORM workflow_advance(before);
 END
 $fn$;
+COMMENT ON FUNCTION workflow_control_v1() IS 'For workers: makes leased steps of a process, to see whether settling such works at all. The caller''s transaction is to be rolled back.';
 CREATE TRIGGER process_definition_control_guard BEFORE INSERT ON process_definition
     FOR EACH ROW WHEN ((NEW.definition->>'process' = 'workflow-control' OR NEW.id = '6d0c2f0a-6b1e-4b43-9d0f-5a7e2f1c9b11') AND NOT workflow_at_work())
     EXECUTE FUNCTION workflow_guard('Give the process another name: workers make one of this name to see whether steps can be settled.');
-COMMENT ON FUNCTION workflow_control_v1() IS 'For workers: makes leased steps of a process, to see whether settling such works at all. The caller''s transaction is to be rolled back.';
 
 -- ---------------------------------------------------------------------------------
 -- What is kept is passed over, tried again, and forgotten.

@@ -20,7 +20,8 @@ func (s *session) held(typ string) string {
 	return id
 }
 
-// Events that are kept with an outcome are appended by whoever settles it, so they are those that the worker may append who keeps them.
+// Events that are kept with an outcome are appended by whoever settles it, so they are those that the worker may append who keeps them: the same
+// are refused, and taken, when he appends them himself.
 func TestKeptEventsAreJudged(t *testing.T) {
 	g := withRoles(t)
 	media := g.as("media")
@@ -28,9 +29,13 @@ func TestKeptEventsAreJudged(t *testing.T) {
 	event := func(aggregate, typ string) string {
 		return fmt.Sprintf(`'[{"id": "%s", "aggregate": "%s", "type": "%s", "payload": {}}]'`, aToken, aggregate, typ)
 	}
-	for _, e := range []string{event(own, "process.completed"), event(own, "run.failed"), event(own, "no_handler_registered"), event(other, "a.b"), `'[{"aggregate": "` + own + `"}]'`} {
-		media.refused(fmt.Sprintf(keeps, own, "NULL", e), "42501", "own runs", "may not append")
+	const appends = `SELECT outbox_append_v1('{NULL}', '{%s}', '{%s}', '{null}') IS NOT NULL`
+	for _, e := range [][2]string{{own, "process.completed"}, {own, "run.failed"}, {own, "incident.opened"}, {own, "no_handler_registered"}, {other, "a.b"}} {
+		media.refused(fmt.Sprintf(keeps, own, "NULL", event(e[0], e[1])), "42501", "own runs", "may not append")
+		media.denied(fmt.Sprintf(appends, e[0], e[1]))
 	}
+	media.refused(fmt.Sprintf(keeps, own, "NULL", `'[{"aggregate": "`+own+`"}]'`), "42501", "own runs", "may not append") // without a type
+	media.expect("appended", media.do(fmt.Sprintf(appends, own, "media.done")), "t")
 	media.expect("its own", media.do(fmt.Sprintf(keeps, own, "NULL", event(own, "media.done"))), "t")
 	engine, process := g.as("engine"), g.held("media.x")
 	engine.expect("the engine's", engine.do(fmt.Sprintf(keeps, process, "NULL", event(other, "process.completed"))), "t")
