@@ -23,7 +23,7 @@ var guards = []struct{ name, old, new string }{
 	{"kept: under the lease that is held", `r.Status == Leased && r.Kept == r.Lease`, `r.Status == Leased && r.Kept != 0`},
 	{"fail: that its outcome is kept", "if !r.kept() {", "if false {"},
 	{"settle: that its outcome is kept", `!r.kept() && !(g.SettlesOlder && r.Kept != 0) || v`, `v`},
-	{"settle: the outcome that is kept", ` || v != r.Keeps && !(v == Fail && r.Keeps == Succeed) && !g.SettlesOther`, ``},
+	{"settle: the outcome that is kept", ` || v != r.Keeps && !g.SettlesOther`, ``},
 	{"over: that it is settled", ` || r.kept() && r.Keeps != Effects && !g.ForgetsKept`, ``},
 	{"release: that its outcome is not kept", `!g.ReleasesAny || r.kept() && !g.ReleasesKept`, `!g.ReleasesAny`},
 	{"take back: that an attempt is left", `case r.Attempt < r.Most || g.FreeCrash || g.TakesForever:`, `case true:`},

@@ -591,7 +591,7 @@ func (d aDesign) keeping(s aState, p, i int, do func(step, aState)) {
 	}
 	for _, v := range []Verdict{Succeed, Fail, Retry, Postpone, GiveBack} {
 		row, ok := d.SettleKept(r.Row, v)
-		if !ok || v != r.Keeps && !d.replayed {
+		if !ok {
 			continue
 		}
 		t := s

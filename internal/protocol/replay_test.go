@@ -208,7 +208,6 @@ var right = map[string]func(*script) *script{
 	"kept after its lease has expired": func(h *script) *script {
 		return h.lease("a").wait(9*time.Second).keep("retried").settleBy("b", "pending").kept("over").lease("c").settle("succeeded")
 	},
-	"kept, cannot be stored": func(h *script) *script { return h.lease("a").keep("succeeded").settleBy("b", "failed").kept("over") },
 	"kept, the answer lost": func(h *script) *script {
 		return h.lease("a").keep("succeeded").extend().settle("succeeded").kept("over")
 	},
@@ -323,6 +322,7 @@ var wrong = []struct {
 	{"settle: what a person has failed, as its handler wanted", func(h *script) *script {
 		return h.lease("a").keep("succeeded").kept("fail").settleBy("b", "succeeded")
 	}, func(d *aDesign) { d.SettlesOther = true }},
+	{"settle: a failure in place of the success that is kept", func(h *script) *script { return h.lease("a").keep("succeeded").settleBy("b", "failed") }, func(d *aDesign) { d.SettlesOther = true }},
 	{"settle: an outcome whose effects are lost", func(h *script) *script { return h.lease("a").keep("effects").settleBy("b", "succeeded") }, func(d *aDesign) { d.SettlesOther = true }},
 	{"keep: of a lease that was lost", func(h *script) *script { return h.lease("a").takeBack().keepUnder(1, "a", "succeeded") }, func(d *aDesign) { d.KeepsAny = true }},
 	{"keep: by somebody who never had a lease", func(h *script) *script { return h.lease("a").keepUnder(1, "b", "succeeded") }, nil},

@@ -154,10 +154,9 @@ func (g Rules) FailKept(r Row) (Row, bool) {
 	return r, true
 }
 
-// SettleKept is workflow_settle by anybody, with what is kept; a success may turn out to be one that cannot be stored. That it is
-// over is said by the same transaction.
+// SettleKept is workflow_settle by anybody, with what is kept. That it is over is said by the same transaction.
 func (g Rules) SettleKept(r Row, v Verdict) (Row, bool) {
-	if !r.kept() && !(g.SettlesOlder && r.Kept != 0) || v != r.Keeps && !(v == Fail && r.Keeps == Succeed) && !g.SettlesOther {
+	if !r.kept() && !(g.SettlesOlder && r.Kept != 0) || v != r.Keeps && !g.SettlesOther {
 		return r, false
 	}
 	return g.Settle(r, r.Lease, v)
