@@ -95,7 +95,7 @@ func Unbound(t testing.TB, url string) {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.Background())
-	rows, _ := conn.Query(t.Context(), `SELECT format('ALTER TABLE %I DROP CONSTRAINT %I', relation, name) FROM workflow_bound_check WHERE valid IS NOT NULL`)
+	rows, _ := conn.Query(t.Context(), `SELECT format('ALTER TABLE %I DROP CONSTRAINT %I', relation, name) FROM workflow_bound_check WHERE valid IS NOT NULL AND kind <> 'states'`)
 	drops, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)
