@@ -197,7 +197,7 @@ func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 			FROM process_token t JOIN join_arrival a ON a.token_id = t.id
 			WHERE t.instance_id = x.instance_id AND t.state = 'Waiting'
 			ORDER BY a.surplus, t.id
-			LIMIT 1), '00000000-0000-0000-0000-000000000000'), x.code = 'not_settled'
+			LIMIT 1), '00000000-0000-0000-0000-000000000000'), x.code IN ('not_settled', 'not_leased', 'not_reached')
 		FROM incident x
 		WHERE ($1::uuid = '00000000-0000-0000-0000-000000000000' OR x.id = $1) AND ($2::uuid = '00000000-0000-0000-0000-000000000000' OR x.instance_id = $2)
 		  AND x.resolved_at IS NULL

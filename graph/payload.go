@@ -143,7 +143,7 @@ type retried struct {
 	Instance uuid.UUID `json:"instance"`
 	Incident uuid.UUID `json:"incident"`
 	Token    uuid.UUID `json:"token"`
-	Kept     bool      `json:"kept,omitzero"` // an outcome that is refused: it is tried again, and nothing else
+	Kept     bool      `json:"kept,omitzero"` // something is refused and set aside: it is tried again, and nothing else
 }
 
 func (p MessagePayload) check() error {

@@ -56,28 +56,32 @@ CREATE TRIGGER workflow_kept_kept BEFORE TRUNCATE ON workflow_kept
 -- Incidents: where the row of the instance takes one.
 -- ---------------------------------------------------------------------------------
 
--- It is of no token: one of a token would say that its step is to be done again. The instance is locked.
-CREATE FUNCTION workflow_kept_incident(instance uuid, node text, run uuid, message text) RETURNS uuid
+-- It is of no token: one of a token would say that its step is to be done again. The instance is locked. Those of what is set aside are not counted
+-- in open_incidents: they go by themselves, and an engine that moves the instance meanwhile knows of none.
+CREATE FUNCTION workflow_incident(instance uuid, node text, code text, run uuid, message text) RETURNS uuid
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     opened uuid := workflow_uuid();
     seen   bigint;
 BEGIN
-    UPDATE process_instance i SET open_incidents = i.open_incidents + 1, version = i.version + 1, updated_at = clock_timestamp()
-    WHERE i.id = workflow_kept_incident.instance AND i.completed_at IS NULL
-    RETURNING i.version INTO seen;
+    IF workflow_incident.code IN ('not_leased', 'not_reached') THEN
+        SELECT i.version INTO seen FROM process_instance i WHERE i.id = workflow_incident.instance AND i.completed_at IS NULL;
+    ELSE
+        UPDATE process_instance i SET open_incidents = i.open_incidents + 1, version = i.version + 1, updated_at = clock_timestamp()
+        WHERE i.id = workflow_incident.instance AND i.completed_at IS NULL
+        RETURNING i.version INTO seen;
+    END IF;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
     INSERT INTO incident (id, instance_id, node, code, message)
-    VALUES (opened, workflow_kept_incident.instance, coalesce(workflow_kept_incident.node, ''), 'not_settled',
-            left(format('what run %s has come to is kept, and refused: %s', workflow_kept_incident.run, workflow_kept_incident.message), 2000));
+    VALUES (opened, workflow_incident.instance, coalesce(workflow_incident.node, ''), workflow_incident.code, left(workflow_incident.message, 2000));
     INSERT INTO process_event (instance_id, event_type, node, version, data)
-    VALUES (workflow_kept_incident.instance, 'incident.opened', workflow_kept_incident.node, seen, jsonb_build_object('code', 'not_settled', 'run', workflow_kept_incident.run));
+    VALUES (workflow_incident.instance, 'incident.opened', workflow_incident.node, seen, jsonb_strip_nulls(jsonb_build_object('code', workflow_incident.code, 'run', workflow_incident.run)));
     PERFORM outbox_append_v1(ARRAY[NULL::uuid], ARRAY[i.id], '{incident.opened}',
-        ARRAY[jsonb_build_object('incident', opened, 'code', 'not_settled', 'node', workflow_kept_incident.node, 'instance', i.id, 'process', d.name, 'version', d.version)], NULL, '{t}')
-    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id WHERE i.id = workflow_kept_incident.instance;
+        ARRAY[jsonb_build_object('incident', opened, 'code', workflow_incident.code, 'node', workflow_incident.node, 'instance', i.id, 'process', d.name, 'version', d.version)], NULL, '{t}')
+    FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id WHERE i.id = workflow_incident.instance;
     RETURN opened;
 EXCEPTION WHEN OTHERS OR assert_failure THEN
     IF workflow_remedy(SQLSTATE) <> 'halve' THEN
@@ -101,14 +105,31 @@ BEGIN
     IF NOT FOUND THEN
         RETURN; -- with the end of the instance, or by a person
     END IF;
-    UPDATE process_instance i SET open_incidents = i.open_incidents - 1, version = i.version + 1, updated_at = clock_timestamp()
-    WHERE i.id = x.instance_id
-    RETURNING i.version INTO seen;
+    IF x.code IN ('not_leased', 'not_reached') THEN
+        SELECT i.version INTO seen FROM process_instance i WHERE i.id = x.instance_id;
+    ELSE
+        UPDATE process_instance i SET open_incidents = i.open_incidents - 1, version = i.version + 1, updated_at = clock_timestamp()
+        WHERE i.id = x.instance_id
+        RETURNING i.version INTO seen;
+    END IF;
     INSERT INTO process_event (instance_id, event_type, node, version, data)
     VALUES (x.instance_id, 'incident.resolved', nullif(x.node, ''), seen, jsonb_build_object('incident', x.id, 'code', x.code, 'by', x.resolved_by));
     PERFORM outbox_append_v1(ARRAY[NULL::uuid], ARRAY[i.id], '{incident.resolved}',
         ARRAY[jsonb_build_object('incident', x.id, 'code', x.code, 'node', x.node, 'by', x.resolved_by, 'instance', i.id, 'process', d.name, 'version', d.version)], NULL, '{t}')
     FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id WHERE i.id = x.instance_id;
+END
+$fn$;
+
+-- The same, unless the row of the instance refuses it: then it stays.
+CREATE FUNCTION workflow_incident_end(id uuid, "by" text) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    PERFORM workflow_incident_over(id, "by");
+EXCEPTION WHEN OTHERS OR assert_failure THEN
+    IF workflow_remedy(SQLSTATE) <> 'halve' THEN
+        RAISE; -- it passes: all of this is done the next time
+    END IF;
+    RAISE LOG 'incident % stays open: the row of its instance refuses that it ends (SQLSTATE %)', id, SQLSTATE;
 END
 $fn$;
 
@@ -162,7 +183,8 @@ BEGIN
     SET type = excluded.type, statement = excluded.statement, sqlstate = excluded.sqlstate, message = excluded.message, "constraint" = excluded."constraint",
         last_tried_at = excluded.last_tried_at, due = false, row_version = excluded.row_version;
     IF t.instance_id IS NOT NULL AND NOT EXISTS (SELECT FROM workflow_kept k JOIN incident x ON x.id = k.incident WHERE k.run = workflow_unsettled_v2.run AND x.resolved_at IS NULL) THEN
-        open := workflow_kept_incident(t.instance_id, t.node, workflow_unsettled_v2.run, concat_ws(' ', 'SQLSTATE ' || nullif(workflow_unsettled_v2.sqlstate, ''), left(workflow_unsettled_v2.message, 1000)));
+        open := workflow_incident(t.instance_id, t.node, 'not_settled', workflow_unsettled_v2.run, format('what run %s has come to is kept, and refused: %s',
+            workflow_unsettled_v2.run, concat_ws(' ', 'SQLSTATE ' || nullif(workflow_unsettled_v2.sqlstate, ''), left(workflow_unsettled_v2.message, 1000))));
     END IF;
     INSERT INTO workflow_kept AS k (run, token, verdict, result, error, last_error, delay, events, effects, worker, incident)
     VALUES (workflow_unsettled_v2.run, workflow_unsettled_v2.token, workflow_unsettled_v2.verdict, workflow_unsettled_v2.result, workflow_unsettled_v2.error, workflow_unsettled_v2.last_error,
@@ -319,7 +341,7 @@ CREATE TRIGGER process_definition_control_guard BEFORE INSERT ON process_definit
 -- What is kept is passed over, tried again, and forgotten.
 -- ---------------------------------------------------------------------------------
 
--- What was kept counts no more. Where the row of the instance refuses that its incident is over, it stays.
+-- What was kept counts no more.
 CREATE FUNCTION workflow_kept_forget(gone workflow_kept[], "by" text) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
@@ -328,14 +350,91 @@ BEGIN
     FOREACH k IN ARRAY coalesce(gone, '{}') LOOP
         DELETE FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = k.run AND a.statement = 'settle';
         IF k.incident IS NOT NULL THEN
-            BEGIN
-                PERFORM workflow_incident_over(k.incident, workflow_kept_forget."by");
-            EXCEPTION WHEN OTHERS OR assert_failure THEN
-                IF workflow_remedy(SQLSTATE) <> 'halve' THEN
-                    RAISE; -- it passes: all of this is done the next time
-                END IF;
-                RAISE LOG 'incident % stays open: the row of its instance refuses that it ends (SQLSTATE %)', k.incident, SQLSTATE;
-            END;
+            PERFORM workflow_incident_end(k.incident, workflow_kept_forget."by");
+        END IF;
+    END LOOP;
+END
+$fn$;
+
+-- What is set aside of a node of an instance: steps that are refused a lease, or waits that a signal does not reach.
+CREATE FUNCTION workflow_aside_of(instance uuid, node text, code text) RETURNS TABLE (kind text, id uuid)
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT a.kind::text, a.id
+    FROM process_token t JOIN workflow_run r ON r.token_id = t.id JOIN workflow_set_aside a ON a.kind = 'run' AND a.id = r.id AND a.statement IN ('lease', 'take back')
+    WHERE workflow_aside_of.code = 'not_leased' AND t.instance_id = workflow_aside_of.instance AND t.node = workflow_aside_of.node AND r.status IN ('pending', 'leased')
+    UNION ALL
+    SELECT a.kind::text, a.id
+    FROM process_token t JOIN workflow_set_aside a ON a.kind = 'wait' AND a.id = t.id
+    WHERE workflow_aside_of.code = 'not_reached' AND t.instance_id = workflow_aside_of.instance AND t.node = workflow_aside_of.node;
+END;
+
+CREATE OR REPLACE VIEW process_miscounted AS
+    SELECT i.id AS instance_id, i.live_tokens, t.live, i.ready_tokens, t.ready, i.joining_tokens, t.joining, i.open_incidents, x.open, g.groups
+    FROM process_instance i
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE t.state IN ('Created', 'Ready', 'Waiting')) AS live,
+               count(*) FILTER (WHERE t.state = 'Ready') AS ready,
+               count(*) FILTER (WHERE t.state = 'Waiting' AND EXISTS (SELECT FROM join_arrival a WHERE a.token_id = t.id)) AS joining
+        FROM process_token t WHERE t.instance_id = i.id) t
+    CROSS JOIN LATERAL (SELECT count(*) AS open FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL AND x.code NOT IN ('not_leased', 'not_reached')) x
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS groups
+        FROM parallel_group g
+        WHERE g.instance_id = i.id AND i.completed_at IS NULL AND i.ending IS NULL
+          AND g.live <> (SELECT count(*) FROM process_token t WHERE t.parallel_group_id = g.id AND t.state IN ('Created', 'Ready', 'Waiting'))
+                      + (SELECT count(*) FROM parallel_group c WHERE c.parent_group_id = g.id AND c.live > 0)) g
+    WHERE (i.live_tokens, i.ready_tokens, i.joining_tokens, i.open_incidents, 0) IS DISTINCT FROM (t.live, t.ready, t.joining, x.open, g.groups);
+COMMENT ON COLUMN process_instance.open_incidents IS 'Incidents that are not resolved, those of what is set aside (not_leased, not_reached) left out.';
+
+CREATE INDEX incident_aside_idx ON incident (id) WHERE resolved_at IS NULL AND code IN ('not_leased', 'not_reached');
+
+-- Opens an incident for each node of an instance of which some of these runs and tokens are set aside, and ends those of which nothing is any more: some
+-- at a time, and whose instance nobody has locked. An instance that takes none is asked again each time it is tried.
+CREATE FUNCTION workflow_aside_incidents(runs uuid[], tokens uuid[]) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+#variable_conflict use_column
+DECLARE
+    most constant integer := 100;
+    spot uuid := gen_random_uuid();
+    x    record;
+BEGIN
+    FOR x IN
+        SELECT DISTINCT ON (t.instance_id, t.node, s.code) t.instance_id AS instance, t.node, s.code, s.run, s.message
+        FROM (
+            SELECT r.token_id AS token, 'not_leased' AS code, r.id AS run, format('the database refuses a lease of run %s: SQLSTATE %s %s', r.id, a.sqlstate, a.message) AS message
+            FROM workflow_set_aside a JOIN workflow_run r ON r.id = a.id AND r.token_id IS NOT NULL AND r.status IN ('pending', 'leased')
+            WHERE a.kind = 'run' AND a.id = ANY (runs) AND a.statement IN ('lease', 'take back') AND a.last_tried_at > clock_timestamp() - interval '1 minute'
+            UNION ALL
+            SELECT a.id, 'not_reached', NULL, 'a signal does not reach it: ' || concat_ws(' ', 'SQLSTATE ' || nullif(a.sqlstate, ''), a.message)
+            FROM workflow_set_aside a
+            WHERE a.kind = 'wait' AND a.id = ANY (tokens) AND a.last_tried_at > clock_timestamp() - interval '1 minute'
+        ) s JOIN process_token t ON t.id = s.token
+        WHERE NOT EXISTS (SELECT FROM incident c WHERE c.instance_id = t.instance_id AND c.node = t.node AND c.code = s.code AND c.resolved_at IS NULL)
+        ORDER BY t.instance_id, t.node, s.code
+        LIMIT most
+    LOOP
+        PERFORM FROM process_instance i WHERE i.id = x.instance AND i.completed_at IS NULL FOR NO KEY UPDATE SKIP LOCKED;
+        -- Another worker may have opened it since, or something has gone through.
+        IF FOUND AND NOT EXISTS (SELECT FROM incident c WHERE c.instance_id = x.instance AND c.node = x.node AND c.code = x.code AND c.resolved_at IS NULL)
+           AND EXISTS (SELECT FROM workflow_aside_of(x.instance, x.node, x.code)) THEN
+            PERFORM workflow_incident(x.instance, x.node, x.code, x.run, x.message);
+        END IF;
+    END LOOP;
+    FOR x IN
+        SELECT c.id, c.instance_id AS instance
+        FROM (
+            (SELECT c.* FROM incident c WHERE c.resolved_at IS NULL AND c.code IN ('not_leased', 'not_reached') AND c.id >= spot ORDER BY c.id LIMIT 500)
+            UNION ALL
+            (SELECT c.* FROM incident c WHERE c.resolved_at IS NULL AND c.code IN ('not_leased', 'not_reached') AND c.id < spot ORDER BY c.id LIMIT 500)
+        ) c
+        WHERE NOT EXISTS (SELECT FROM workflow_aside_of(c.instance_id, c.node, c.code))
+        ORDER BY c.instance_id
+        LIMIT most
+    LOOP
+        PERFORM FROM process_instance i WHERE i.id = x.instance FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            PERFORM workflow_incident_end(x.id, 'nothing refuses it any more');
         END IF;
     END LOOP;
 END
@@ -405,7 +504,8 @@ DECLARE
     gone   workflow_kept;
     home   uuid;
 BEGIN
-    IF NOT EXISTS (SELECT FROM workflow_set_aside) AND NOT EXISTS (SELECT FROM workflow_kept) THEN
+    IF NOT EXISTS (SELECT FROM workflow_set_aside) AND NOT EXISTS (SELECT FROM workflow_kept)
+       AND NOT EXISTS (SELECT FROM incident c WHERE c.resolved_at IS NULL AND c.code IN ('not_leased', 'not_reached')) THEN
         RETURN;
     END IF;
     PERFORM set_config('workflow.advance', 'on', true);
@@ -419,6 +519,9 @@ BEGIN
         PERFORM workflow_kept_forget(ARRAY[gone], 'its run has gone on');
     END LOOP;
     slice := workflow_aside_some('run') || workflow_aside_some('retention');
+    IF bound IS NULL THEN -- before a row of workflow_set_aside is locked, since an instance comes first
+        PERFORM workflow_aside_incidents(slice, workflow_aside_some('wait'));
+    END IF;
     DELETE FROM workflow_set_aside a
     WHERE a.ctid = ANY (ARRAY(
         SELECT x.ctid FROM workflow_set_aside x LEFT JOIN workflow_run r ON r.id = x.id
@@ -443,14 +546,31 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 #variable_conflict use_column
 DECLARE
     before text;
+    many   bigint;
     seen   workflow_run;
 BEGIN
     PERFORM workflow_behalf(workflow_settle_again.on_behalf_of, 'workflow_settle_again(uuid, text)'::regprocedure);
+    before := workflow_advance('on');
+    WITH again AS (
+        UPDATE workflow_set_aside a SET due = true, last_tried_at = clock_timestamp()
+        FROM incident c CROSS JOIN LATERAL workflow_aside_of(c.instance_id, c.node, c.code) AS o
+        WHERE c.id = workflow_settle_again.id AND a.kind = o.kind AND a.id = o.id
+        RETURNING a.kind, a.id
+    ), told AS (
+        INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, data)
+        SELECT r.id, 'edited', workflow_actor(), r.attempt, r.lease_no, jsonb_build_object('tried_again', true, 'statement', left(current_query(), 1000))
+        FROM again JOIN workflow_run r ON again.kind = 'run' AND r.id = again.id
+    )
+    SELECT count(*) INTO many FROM again;
+    IF many > 0 THEN
+        PERFORM workflow_advance(before);
+        RETURN 'tried again';
+    END IF;
     SELECT * INTO seen FROM workflow_run r WHERE r.id = coalesce((SELECT k.run FROM workflow_kept k WHERE k.incident = workflow_settle_again.id), workflow_settle_again.id);
     IF NOT FOUND THEN
+        PERFORM workflow_advance(before);
         RETURN 'not found';
     END IF;
-    before := workflow_advance('on');
     UPDATE workflow_set_aside a SET due = true, last_tried_at = clock_timestamp() WHERE a.kind = 'run' AND a.id = seen.id;
     IF NOT FOUND THEN
         PERFORM workflow_advance(before);
@@ -724,7 +844,8 @@ DECLARE
     g   record;
 BEGIN
     FOR f IN SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = own
-             AND p.proname = ANY ('{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_kept_incident, workflow_incident_over,
+             AND p.proname = ANY ('{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_incident, workflow_incident_over,
+                 workflow_incident_end, workflow_aside_of, workflow_aside_incidents,
                  workflow_kept_forget, workflow_settle_again, workflow_fail}'::text[]) LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
     END LOOP;
