@@ -706,7 +706,7 @@ BEGIN
     END IF;
     SELECT f.problem || coalesce('; ' || f.fix, '; it goes on by itself once that is gone') INTO why FROM process_fault f WHERE f.instance_id = i.id LIMIT 1;
     IF FOUND THEN
-        RETURN why || CASE WHEN EXISTS (SELECT FROM incident c WHERE c.instance_id = i.id AND c.resolved_at IS NULL)
+        RETURN why || CASE WHEN EXISTS (SELECT FROM incident c WHERE c.instance_id = i.id AND c.resolved_at IS NULL AND c.code NOT IN ('not_leased', 'not_reached'))
                            THEN '; then, for each of its incidents, INSERT INTO workflow_run (type, payload) VALUES (''graph.retry.v1'', ''{"instance": "' || i.id || '"}'')' ELSE '' END;
     END IF;
     SELECT * INTO x FROM incident c WHERE c.instance_id = i.id AND c.resolved_at IS NULL ORDER BY c.created_at, c.id LIMIT 1;
