@@ -201,7 +201,7 @@ func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 		FROM incident x
 		WHERE ($1::uuid = '00000000-0000-0000-0000-000000000000' OR x.id = $1) AND ($2::uuid = '00000000-0000-0000-0000-000000000000' OR x.instance_id = $2)
 		  AND x.resolved_at IS NULL
-		ORDER BY x.created_at, x.id
+		ORDER BY x.code IN ('not_settled', 'not_leased', 'not_reached'), x.created_at, x.id
 		LIMIT 1`, unprepared, p.Incident, p.Instance).Scan(&r.Incident, &r.Instance, &r.Token, &r.Kept)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = run.Permanent(errors.New("incident, instance: there is no such open incident; see SELECT * FROM incident WHERE resolved_at IS NULL"))

@@ -67,20 +67,56 @@ func (s *site) toldOf(id uuid.UUID, code, node string) {
 	s.healthy()
 }
 
-// An instance whose row takes no incident is told of by workflow_set_aside and process_why alone, and goes on like any other.
+// An instance that takes no incident, whatever the code of the error, is told of by workflow_set_aside and process_why alone. It keeps no other from having
+// one, nor from being tried again, and goes on like any other.
 func TestRefusedLeaseWithoutAnIncident(t *testing.T) {
+	for _, code := range []string{"XX123", "55P03", "40001", "57P01"} {
+		t.Run(code, func(t *testing.T) {
+			s := newSite(t)
+			p := s.deploy("A", step("A", ""))
+			spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
+			id := s.start(p, `{}`)
+			spoil(s, fmt.Sprintf(`CREATE FUNCTION other() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '%s'; END $$;`, code)+
+				fmt.Sprintf(`CREATE TRIGGER refuse BEFORE INSERT ON incident FOR EACH ROW WHEN (NEW.instance_id = '%s') EXECUTE FUNCTION other()`, id))
+			another := s.start(p, `{}`)
+			s.stopped(another, "not_leased", 1)
+			if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_unleasable WHERE statement = 'lease'`); n != 2 {
+				t.Errorf("%d are told of, want 2", n)
+			}
+			spoil(s, `DROP TRIGGER refuse ON workflow_run`)
+			s.status(id, graph.Completed)
+			s.status(another, graph.Completed)
+			pgtest.Await(t, "the incident to be resolved", func() bool {
+				return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE resolved_at IS NULL`) == 0
+			})
+			s.healthy()
+		})
+	}
+}
+
+// What is locked is not refused: a step whose lease meets a lock opens no incident.
+func TestLockedStepOpensNoIncident(t *testing.T) {
 	s := newSite(t)
-	spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
-	spoil(s, `CREATE TRIGGER refuse BEFORE INSERT ON incident FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	spoil(s, strings.Replace(never, "XX123", "55P03", 1)+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
 	id := s.start(s.deploy("A", step("A", "")), `{}`)
-	await(t, "it to be told", func() bool {
-		return query[int](t, s.pool, `SELECT count(*) FROM workflow_unleasable WHERE statement = 'lease'`) == 1
-	})
-	time.Sleep(3 * time.Second)
+	time.Sleep(4 * time.Second)
 	if n := query[int](t, s.pool, `SELECT count(*) FROM incident`); n != 0 {
 		t.Errorf("%d incidents", n)
 	}
-	spoil(s, `DROP TRIGGER refuse ON workflow_run; DROP TRIGGER refuse ON incident`)
+	spoil(s, `DROP TRIGGER refuse ON workflow_run`)
 	s.status(id, graph.Completed)
-	s.healthy()
+}
+
+// To retry an instance is to retry what has stopped it, and not what only waits to be tried again by itself.
+func TestRetryOfAnInstanceWithARefusedStep(t *testing.T) {
+	s := newSite(t)
+	spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
+	id := s.start(s.deploy("F", `"F": {"fork": ["A", "W"]}, "W": {"wait": "3s", "to": "C"}, "C": {"choose": [{"if": "input.nothing == 1", "to": "B"}]}, `+step("A", "")+","+step("B", "")), `{"nothing": 2}`)
+	refused := s.stopped(id, "not_leased", 1)
+	stopped := s.stopped(id, "no_branch_taken", 1)
+	retry := s.enqueue("graph.retry.v1", fmt.Sprintf(`{"instance": "%s"}`, id))
+	s.finished(retry)
+	if got := query[uuid.UUID](t, s.pool, `SELECT (result->>'incident')::uuid FROM workflow_run WHERE id = $1`, retry); got != stopped {
+		t.Errorf("retried is %s, want %s and not %s", got, stopped, refused)
+	}
 }

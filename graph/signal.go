@@ -120,8 +120,14 @@ func (e *Engine) give(ctx context.Context, signal uuid.UUID, most int, anyCode b
 	return g, err
 }
 
-// Tend gives signals to those who could not take them before, when it is time. Call it every second.
+// Tend gives signals to those who could not take them before, when it is time, and opens and ends incidents of what is set aside. Call it every second.
 func (e *Engine) Tend(ctx context.Context) error {
 	_, err := e.pool.Exec(ctx, `SELECT process_try_again_v1()`, unprepared)
-	return err
+	for until := time.Now().Add(time.Second); ; {
+		var told int
+		problem := e.pool.QueryRow(ctx, `SELECT process_incidents_v1()`, unprepared).Scan(&told)
+		if problem != nil || told == 0 || time.Now().After(until) {
+			return errors.Join(err, problem)
+		}
+	}
 }

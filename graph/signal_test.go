@@ -403,6 +403,26 @@ func TestOwedComeBackBetweenSignals(t *testing.T) {
 	}
 }
 
+// A broadcast whose row somebody has brought beyond its bounds, past all guards, begins anew: it reaches all who wait, and nobody twice.
+func TestBroadcastBeyondItsBounds(t *testing.T) {
+	s := newEmptySite(t)
+	t.Parallel()
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), 40)
+	broken := []string{`reached = -1`, `began = '{infinity}'`, `name = ''`}
+	broadcast(t, s.pool, leased(t, s.pool), 10, func(batch int) {
+		if batch == 0 || batch > len(broken) {
+			return
+		}
+		execute(t, s.pool, `ALTER TABLE process_broadcast DROP CONSTRAINT process_broadcast_count_check, DROP CONSTRAINT process_broadcast_left_check, DROP CONSTRAINT process_broadcast_name_check`)
+		unguarded(t, s.pool, `UPDATE process_broadcast SET `+broken[batch-1])
+		execute(t, s.pool, `ALTER TABLE process_broadcast ADD CONSTRAINT process_broadcast_count_check CHECK (reached >= 0) NOT VALID,
+			ADD CONSTRAINT process_broadcast_left_check CHECK (cardinality(began) = cardinality(tokens)) NOT VALID, ADD CONSTRAINT process_broadcast_name_check CHECK (name <> '') NOT VALID`)
+	})
+	if got := query[string](t, s.pool, `SELECT concat_ws(' ', count(*), count(DISTINCT token_id)) FROM workflow_run WHERE type = 'graph.arrive.v1'`); got != "40 40" {
+		t.Errorf("runs that bring it, and tokens that it is brought to, are %s, want 40 40", got)
+	}
+}
+
 // What is owed is given although the note of it was deleted, as people may delete it: whosever it is.
 func TestOwedWithoutANote(t *testing.T) {
 	s := newEmptySite(t)

@@ -102,6 +102,31 @@ func TestGroupIsReleased(t *testing.T) {
 	}
 }
 
+// What has waited for ten minutes is tried again, each of them, and what is over is forgotten, however many are set aside: a call looks at some, and calls at all.
+func TestAllAreTriedInTurns(t *testing.T) {
+	pool := pgtest.New(t)
+	const many = 3000
+	exec(t, pool, `INSERT INTO workflow_run (type, run_at) SELECT 'a.x', now() - interval '1 hour' FROM generate_series(1, $1)`, many)
+	tx := begin(t, pool)
+	exec(t, tx, `SET LOCAL session_replication_role = replica`)
+	exec(t, tx, `INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version, last_tried_at)
+		SELECT 'run', id, type, 'lease', 'XX777', 'not this one', '', xmin, now() - interval '11 minutes' FROM workflow_run`)
+	commit(t, tx)
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled' WHERE id IN (SELECT id FROM workflow_run ORDER BY id LIMIT $1)`, many/2)
+	var due, forgotten int
+	for calls := 0; due+forgotten < many && calls < 150; calls++ {
+		if err := lease.TryAgain(t.Context(), pool); err != nil {
+			t.Fatal(err)
+		}
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE due), $1 - count(*) FROM workflow_set_aside`, many).Scan(&due, &forgotten); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if due != many/2 || forgotten != many/2 {
+		t.Errorf("%d are tried again and %d forgotten, want %d each", due, forgotten, many/2)
+	}
+}
+
 // Leases that the database refuses to have extended are found and told of; the others are not. Nobody passes over them: once
 // they have expired they are taken back. Where none can be extended, none is told of.
 func TestExtendRefused(t *testing.T) {

@@ -60,8 +60,13 @@ CREATE TABLE process_unreached (
     CONSTRAINT process_unreached_visit_check CHECK (visit BETWEEN 1 AND 9223372036854775807),
     CONSTRAINT process_unreached_since_check CHECK (since BETWEEN '2000-01-01' AND '3000-01-01')
 );
+CREATE INDEX process_unreached_some_idx ON process_unreached (uuid_hash(token_id));
 CREATE INDEX process_unreached_signal_idx ON process_unreached (signal_id);
 CREATE INDEX workflow_set_aside_due_idx ON workflow_set_aside (kind, last_tried_at) WHERE due;
+-- For looks at some, from anywhere on. Not by id: those of a year begin alike, and anywhere would be before or after all of them.
+CREATE INDEX workflow_set_aside_some_idx ON workflow_set_aside (kind, uuid_hash(id));
+ALTER TABLE workflow_set_aside ADD COLUMN incident uuid;
+COMMENT ON COLUMN workflow_set_aside.incident IS 'That of the step or wait, see process_incidents_v1; null: none.';
 COMMENT ON TABLE  process_unreached IS 'Signals that were not given to somebody who waited, because the database refuses it for that one. The oldest is given when that goes through; why it does not stands in workflow_set_aside, as kind wait.';
 COMMENT ON COLUMN process_unreached.visit IS 'The version of the token: one that has moved on is owed nothing.';
 
@@ -306,6 +311,15 @@ BEGIN
         INSERT INTO process_broadcast (signal_id, name) VALUES (signal, called) ON CONFLICT DO NOTHING;
         SELECT * INTO b FROM process_broadcast x WHERE x.signal_id = signal FOR UPDATE;
     END IF;
+    BEGIN
+        UPDATE process_broadcast x SET signal_id = x.signal_id WHERE x.signal_id = signal;
+    EXCEPTION WHEN check_violation THEN -- somebody has changed it past all guards. It begins anew: whom it has reached does not wait any more
+        UPDATE process_broadcast x
+        SET name = called, taken_up_at = least(greatest(x.taken_up_at, '2000-01-01'), clock_timestamp()), next = '-infinity', walked = false, tokens = '{}', places = '{}', began = '{}',
+            reached = 0, set_aside = 0, failed = 0, sqlstate = NULL, message = NULL, refused_at = NULL
+        WHERE x.signal_id = signal
+        RETURNING * INTO b;
+    END;
     -- Workers of an earlier version take no signal whose run is not over.
     pause := CASE WHEN EXISTS (SELECT FROM workflow_live_worker l WHERE l.steps AND 'graph.broadcast.v1' <> ALL (l.handlers)) THEN '5 seconds' ELSE '0' END;
 
@@ -443,17 +457,22 @@ $fn$;
 COMMENT ON FUNCTION process_signal_v1(uuid, integer, boolean) IS
     'For the engine: gives a signal, whose run is leased, to at most so many of those who waited when it was called first. Call it until it is finished. It returns how many were reached so far, how many are set aside, and how many were passed over, because they are locked. refused: the database refuses it to all; over: the run is not leased any more.';
 
+-- Where a look at some begins that are ordered by uuid_hash.
+CREATE FUNCTION workflow_anywhere() RETURNS integer
+LANGUAGE sql
+RETURN floor(random() * 4294967296 - 2147483648)::bigint::integer;
+
 -- Some of what is set aside, from anywhere on: however much there is, calls look at all of it in turns.
 CREATE FUNCTION workflow_aside_some(kind text) RETURNS uuid[]
 LANGUAGE plpgsql AS $fn$
 DECLARE
     most  constant integer := 500;
-    spot  uuid := gen_random_uuid();
+    spot  integer := workflow_anywhere();
     found uuid[];
 BEGIN
-    found := ARRAY(SELECT s.id FROM workflow_set_aside s WHERE s.kind = workflow_aside_some.kind AND s.id >= spot ORDER BY s.kind, s.id LIMIT most);
+    found := ARRAY(SELECT s.id FROM workflow_set_aside s WHERE s.kind = workflow_aside_some.kind AND uuid_hash(s.id) >= spot ORDER BY s.kind, uuid_hash(s.id) LIMIT most);
     IF cardinality(found) < most THEN
-        found := found || ARRAY(SELECT s.id FROM workflow_set_aside s WHERE s.kind = workflow_aside_some.kind AND s.id < spot ORDER BY s.kind, s.id LIMIT most - cardinality(found));
+        found := found || ARRAY(SELECT s.id FROM workflow_set_aside s WHERE s.kind = workflow_aside_some.kind AND uuid_hash(s.id) < spot ORDER BY s.kind, uuid_hash(s.id) LIMIT most - cardinality(found));
     END IF;
     RETURN found;
 END
@@ -495,7 +514,7 @@ DECLARE
     before  text;
     given   integer := 0; -- to how many
     slice   uuid[];
-    spot    uuid := gen_random_uuid();
+    spot    integer := workflow_anywhere();
     of_them integer;      -- in this round
     a       workflow_set_aside;
     w       record;
@@ -512,9 +531,9 @@ BEGIN
     DELETE FROM process_broadcast b WHERE b.ctid = ANY (ARRAY(
         SELECT x.ctid FROM process_broadcast x LEFT JOIN workflow_run r ON r.id = x.signal_id
         WHERE r.id IS NULL OR r.status = 'succeeded' LIMIT 1000 FOR UPDATE OF x SKIP LOCKED));
-    slice := ARRAY(SELECT u.token_id FROM process_unreached u WHERE u.token_id >= spot ORDER BY u.token_id LIMIT 500); -- some, from anywhere on: calls look at all in turns
+    slice := ARRAY(SELECT u.token_id FROM process_unreached u WHERE uuid_hash(u.token_id) >= spot ORDER BY uuid_hash(u.token_id) LIMIT 500); -- some, from anywhere on: calls look at all in turns
     IF cardinality(slice) < 500 THEN
-        slice := slice || ARRAY(SELECT u.token_id FROM process_unreached u WHERE u.token_id < spot ORDER BY u.token_id LIMIT 500 - cardinality(slice));
+        slice := slice || ARRAY(SELECT u.token_id FROM process_unreached u WHERE uuid_hash(u.token_id) < spot ORDER BY uuid_hash(u.token_id) LIMIT 500 - cardinality(slice));
     END IF;
     DELETE FROM process_unreached u WHERE u.ctid = ANY (ARRAY(
         SELECT x.ctid FROM process_unreached x LEFT JOIN process_token t ON t.id = x.token_id

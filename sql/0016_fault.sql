@@ -191,7 +191,7 @@ BEGIN
         answer := workflow_try(ARRAY[other], statement, any_code, worker, term_types, lengths, timeouts);
         CONTINUE WHEN answer IS NULL;
         -- A lease that is refused its heartbeat is nobody's to pass over: it is settled, or taken back.
-        bad := bad || (SELECT ROW('run', r.id, left(r.type, 200), statement, answer[1], left(answer[2], 4096), left(answer[3], 200), clock_timestamp(), clock_timestamp(), statement = 'extend', r.xmin)::workflow_set_aside
+        bad := bad || (SELECT ROW('run', r.id, left(r.type, 200), statement, answer[1], left(answer[2], 4096), left(answer[3], 200), clock_timestamp(), clock_timestamp(), statement = 'extend', r.xmin, NULL)::workflow_set_aside
                        FROM workflow_run r WHERE r.id = other);
     END LOOP;
     PERFORM set_config('workflow.advance', 'on', true); -- for the guard, as below

@@ -7,6 +7,7 @@
 --   workflow_kept_v1          those that are to be tried again
 --   workflow_kept_refused_v1  one was refused once more
 --   workflow_kept_over_v1     some are settled: the first statement of the transaction that does it
+--   process_incidents_v1      incidents of what is set aside
 --   workflow_control_v1       a step of a process that is made to see whether settling works at all, and undone
 --   workflow_settle_again, workflow_fail   for operators
 
@@ -356,19 +357,6 @@ BEGIN
 END
 $fn$;
 
--- What is set aside of a node of an instance: steps that are refused a lease, or waits that a signal does not reach.
-CREATE FUNCTION workflow_aside_of(instance uuid, node text, code text) RETURNS TABLE (kind text, id uuid)
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT a.kind::text, a.id
-    FROM process_token t JOIN workflow_run r ON r.token_id = t.id JOIN workflow_set_aside a ON a.kind = 'run' AND a.id = r.id AND a.statement IN ('lease', 'take back')
-    WHERE workflow_aside_of.code = 'not_leased' AND t.instance_id = workflow_aside_of.instance AND t.node = workflow_aside_of.node AND r.status IN ('pending', 'leased')
-    UNION ALL
-    SELECT a.kind::text, a.id
-    FROM process_token t JOIN workflow_set_aside a ON a.kind = 'wait' AND a.id = t.id
-    WHERE workflow_aside_of.code = 'not_reached' AND t.instance_id = workflow_aside_of.instance AND t.node = workflow_aside_of.node;
-END;
-
 CREATE OR REPLACE VIEW process_miscounted AS
     SELECT i.id AS instance_id, i.live_tokens, t.live, i.ready_tokens, t.ready, i.joining_tokens, t.joining, i.open_incidents, x.open, g.groups
     FROM process_instance i
@@ -387,58 +375,78 @@ CREATE OR REPLACE VIEW process_miscounted AS
     WHERE (i.live_tokens, i.ready_tokens, i.joining_tokens, i.open_incidents, 0) IS DISTINCT FROM (t.live, t.ready, t.joining, x.open, g.groups);
 COMMENT ON COLUMN process_instance.open_incidents IS 'Incidents that are not resolved, those of what is set aside (not_leased, not_reached) left out.';
 
-CREATE INDEX incident_aside_idx ON incident (id) WHERE resolved_at IS NULL AND code IN ('not_leased', 'not_reached');
+CREATE INDEX incident_aside_idx ON incident (uuid_hash(id)) WHERE resolved_at IS NULL AND code IN ('not_leased', 'not_reached');
+CREATE INDEX workflow_set_aside_incident_idx ON workflow_set_aside (incident) WHERE incident IS NOT NULL;
 
--- Opens an incident for each node of an instance of which some of these runs and tokens are set aside, and ends those of which nothing is any more: some
--- at a time, and whose instance nobody has locked. An instance that takes none is asked again each time it is tried.
-CREATE FUNCTION workflow_aside_incidents(runs uuid[], tokens uuid[]) RETURNS void
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+-- Whoever met the error had locked the run, and an instance is locked first: so incidents come after it, in transactions of their own. An instance
+-- that somebody has locked, and one that takes none, is left for the next time.
+CREATE FUNCTION process_incidents_v1() RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '200ms'
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $fn$
 #variable_conflict use_column
 DECLARE
-    most constant integer := 100;
-    spot uuid := gen_random_uuid();
-    x    record;
+    most   constant integer := 30; -- a subtransaction each
+    spot   integer := workflow_anywhere();
+    before text;
+    done   integer := 0;
+    opened uuid;
+    x      record;
 BEGIN
+    IF NOT has_table_privilege(workflow_role(), 'process_token'::regclass, 'UPDATE') THEN
+        RAISE EXCEPTION 'process_incidents: this is for the engine alone' USING ERRCODE = 'insufficient_privilege', HINT = 'Workers call it every second.';
+    END IF;
+    IF NOT EXISTS (SELECT FROM workflow_set_aside) AND NOT EXISTS (SELECT FROM incident c WHERE c.resolved_at IS NULL AND c.code IN ('not_leased', 'not_reached')) THEN
+        RETURN 0;
+    END IF;
+    before := workflow_advance('on');
     FOR x IN
-        SELECT DISTINCT ON (t.instance_id, t.node, s.code) t.instance_id AS instance, t.node, s.code, s.run, s.message
-        FROM (
-            SELECT r.token_id AS token, 'not_leased' AS code, r.id AS run, format('the database refuses a lease of run %s: SQLSTATE %s %s', r.id, a.sqlstate, a.message) AS message
-            FROM workflow_set_aside a JOIN workflow_run r ON r.id = a.id AND r.token_id IS NOT NULL AND r.status IN ('pending', 'leased')
-            WHERE a.kind = 'run' AND a.id = ANY (runs) AND a.statement IN ('lease', 'take back') AND a.last_tried_at > clock_timestamp() - interval '1 minute'
-            UNION ALL
-            SELECT a.id, 'not_reached', NULL, 'a signal does not reach it: ' || concat_ws(' ', 'SQLSTATE ' || nullif(a.sqlstate, ''), a.message)
-            FROM workflow_set_aside a
-            WHERE a.kind = 'wait' AND a.id = ANY (tokens) AND a.last_tried_at > clock_timestamp() - interval '1 minute'
-        ) s JOIN process_token t ON t.id = s.token
-        WHERE NOT EXISTS (SELECT FROM incident c WHERE c.instance_id = t.instance_id AND c.node = t.node AND c.code = s.code AND c.resolved_at IS NULL)
-        ORDER BY t.instance_id, t.node, s.code
-        LIMIT most
+        SELECT a.kind, a.id, t.instance_id AS instance, t.node, 'not_leased' AS code, a.id AS run, format('the database refuses a lease of run %s: SQLSTATE %s %s', a.id, a.sqlstate, a.message) AS message
+        FROM unnest(workflow_aside_some('run')) AS s (id) JOIN workflow_set_aside a ON a.kind = 'run' AND a.id = s.id JOIN workflow_run r ON r.id = a.id JOIN process_token t ON t.id = r.token_id
+        WHERE a.statement IN ('lease', 'take back') AND workflow_remedy(a.sqlstate) <> 'pass over' AND r.status IN ('pending', 'leased')
+          AND NOT EXISTS (SELECT FROM incident c WHERE c.id = a.incident AND c.resolved_at IS NULL)
+        UNION ALL
+        SELECT a.kind, a.id, t.instance_id, t.node, 'not_reached', NULL, 'a signal does not reach it: ' || concat_ws(' ', 'SQLSTATE ' || nullif(a.sqlstate, ''), a.message)
+        FROM unnest(workflow_aside_some('wait')) AS s (id) JOIN workflow_set_aside a ON a.kind = 'wait' AND a.id = s.id JOIN process_token t ON t.id = a.id
+        WHERE a.message <> '' AND NOT EXISTS (SELECT FROM incident c WHERE c.id = a.incident AND c.resolved_at IS NULL)
     LOOP
-        PERFORM FROM process_instance i WHERE i.id = x.instance AND i.completed_at IS NULL FOR NO KEY UPDATE SKIP LOCKED;
-        -- Another worker may have opened it since, or something has gone through.
-        IF FOUND AND NOT EXISTS (SELECT FROM incident c WHERE c.instance_id = x.instance AND c.node = x.node AND c.code = x.code AND c.resolved_at IS NULL)
-           AND EXISTS (SELECT FROM workflow_aside_of(x.instance, x.node, x.code)) THEN
-            PERFORM workflow_incident(x.instance, x.node, x.code, x.run, x.message);
-        END IF;
+        BEGIN
+            PERFORM FROM process_instance i WHERE i.id = x.instance AND i.completed_at IS NULL FOR NO KEY UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;
+            PERFORM FROM workflow_set_aside a
+            WHERE a.kind = x.kind AND a.id = x.id AND a.statement IN ('lease', 'take back', 'signal') AND NOT EXISTS (SELECT FROM incident c WHERE c.id = a.incident AND c.resolved_at IS NULL)
+            FOR UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;
+            opened := workflow_incident(x.instance, x.node, x.code, x.run, x.message);
+            UPDATE workflow_set_aside a SET incident = opened WHERE opened IS NOT NULL AND a.kind = x.kind AND a.id = x.id;
+            done := done + CASE WHEN opened IS NULL THEN 0 ELSE 1 END;
+        EXCEPTION WHEN OTHERS OR assert_failure THEN
+            NULL; -- workflow_set_aside tells enough
+        END;
+        EXIT WHEN done = most;
     END LOOP;
     FOR x IN
         SELECT c.id, c.instance_id AS instance
-        FROM (
-            (SELECT c.* FROM incident c WHERE c.resolved_at IS NULL AND c.code IN ('not_leased', 'not_reached') AND c.id >= spot ORDER BY c.id LIMIT 500)
-            UNION ALL
-            (SELECT c.* FROM incident c WHERE c.resolved_at IS NULL AND c.code IN ('not_leased', 'not_reached') AND c.id < spot ORDER BY c.id LIMIT 500)
-        ) c
-        WHERE NOT EXISTS (SELECT FROM workflow_aside_of(c.instance_id, c.node, c.code))
-        ORDER BY c.instance_id
-        LIMIT most
+        FROM ((SELECT i.* FROM incident i WHERE i.resolved_at IS NULL AND i.code IN ('not_leased', 'not_reached') AND uuid_hash(i.id) >= spot ORDER BY uuid_hash(i.id) LIMIT 500)
+              UNION ALL
+              (SELECT i.* FROM incident i WHERE i.resolved_at IS NULL AND i.code IN ('not_leased', 'not_reached') AND uuid_hash(i.id) < spot ORDER BY uuid_hash(i.id) LIMIT 500)) AS c
+        WHERE NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.incident = c.id AND a.statement IN ('lease', 'take back', 'signal') AND workflow_remedy(a.sqlstate) <> 'pass over')
     LOOP
-        PERFORM FROM process_instance i WHERE i.id = x.instance FOR NO KEY UPDATE SKIP LOCKED;
-        IF FOUND THEN
-            PERFORM workflow_incident_end(x.id, 'nothing refuses it any more');
-        END IF;
+        BEGIN
+            PERFORM FROM process_instance i WHERE i.id = x.instance FOR NO KEY UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;
+            PERFORM workflow_incident_over(x.id, 'nothing refuses it any more');
+            done := done + 1;
+        EXCEPTION WHEN OTHERS OR assert_failure THEN
+            NULL;
+        END;
+        EXIT WHEN done >= 2 * most;
     END LOOP;
+    PERFORM workflow_advance(before);
+    RETURN done;
 END
 $fn$;
+COMMENT ON FUNCTION process_incidents_v1() IS
+    'For the engine: opens incidents of steps that no worker may lease (not_leased) and of waits that a signal does not reach (not_reached), and ends those of which nothing is refused any more; some at a time. Workers call it every second, and again while it returns more than 0.';
 
 -- A lease of more than a day is none that a worker takes: it counts as expired, as one without an end does.
 CREATE OR REPLACE FUNCTION workflow_expired(from_at timestamptz, steps boolean, most integer, OUT ids uuid[], OUT oldest timestamptz, OUT passing boolean)
@@ -495,7 +503,7 @@ $fn$;
 -- At most ten seconds apart, if it is called every second: one for each reason, and those that have waited for ten minutes, as far as the caller
 -- may lease them. What is over is forgotten.
 CREATE OR REPLACE FUNCTION workflow_try_again_v1() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '200ms'
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $fn$
 DECLARE
     bound text[] := workflow_bound_prefixes();
@@ -504,24 +512,24 @@ DECLARE
     gone   workflow_kept;
     home   uuid;
 BEGIN
-    IF NOT EXISTS (SELECT FROM workflow_set_aside) AND NOT EXISTS (SELECT FROM workflow_kept)
-       AND NOT EXISTS (SELECT FROM incident c WHERE c.resolved_at IS NULL AND c.code IN ('not_leased', 'not_reached')) THEN
+    IF NOT EXISTS (SELECT FROM workflow_set_aside) AND NOT EXISTS (SELECT FROM workflow_kept) THEN
         RETURN;
     END IF;
     PERFORM set_config('workflow.advance', 'on', true);
     FOR gone IN SELECT k.* FROM workflow_kept k LEFT JOIN workflow_run r ON r.id = k.run -- settled by who had it still, cancelled, released: the run goes on without what is kept
                 WHERE (r.status = 'leased' AND r.lease_token = k.token) IS NOT TRUE AND (bound IS NULL OR r.token_id IS NULL AND r.type ^@ ANY (bound))
-                LIMIT 1000 FOR UPDATE OF k SKIP LOCKED LOOP
-        home := (SELECT c.instance_id FROM incident c WHERE c.id = gone.incident);
-        PERFORM FROM process_instance i WHERE i.id = home FOR NO KEY UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND AND EXISTS (SELECT FROM process_instance i WHERE i.id = home); -- somebody has locked it: the next time
-        DELETE FROM workflow_kept k WHERE k.run = gone.run;
-        PERFORM workflow_kept_forget(ARRAY[gone], 'its run has gone on');
+                LIMIT 60 FOR UPDATE OF k SKIP LOCKED LOOP -- a subtransaction each
+        BEGIN
+            home := (SELECT c.instance_id FROM incident c WHERE c.id = gone.incident);
+            PERFORM FROM process_instance i WHERE i.id = home FOR NO KEY UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND AND EXISTS (SELECT FROM process_instance i WHERE i.id = home); -- somebody has locked it: the next time
+            DELETE FROM workflow_kept k WHERE k.run = gone.run;
+            PERFORM workflow_kept_forget(ARRAY[gone], 'its run has gone on');
+        EXCEPTION WHEN OTHERS OR assert_failure THEN
+            NULL; -- the next time; what else is set aside does not wait for it
+        END;
     END LOOP;
     slice := workflow_aside_some('run') || workflow_aside_some('retention');
-    IF bound IS NULL THEN -- before a row of workflow_set_aside is locked, since an instance comes first
-        PERFORM workflow_aside_incidents(slice, workflow_aside_some('wait'));
-    END IF;
     DELETE FROM workflow_set_aside a
     WHERE a.ctid = ANY (ARRAY(
         SELECT x.ctid FROM workflow_set_aside x LEFT JOIN workflow_run r ON r.id = x.id
@@ -552,10 +560,7 @@ BEGIN
     PERFORM workflow_behalf(workflow_settle_again.on_behalf_of, 'workflow_settle_again(uuid, text)'::regprocedure);
     before := workflow_advance('on');
     WITH again AS (
-        UPDATE workflow_set_aside a SET due = true, last_tried_at = clock_timestamp()
-        FROM incident c CROSS JOIN LATERAL workflow_aside_of(c.instance_id, c.node, c.code) AS o
-        WHERE c.id = workflow_settle_again.id AND a.kind = o.kind AND a.id = o.id
-        RETURNING a.kind, a.id
+        UPDATE workflow_set_aside a SET due = true, last_tried_at = clock_timestamp() WHERE a.incident = workflow_settle_again.id RETURNING a.kind, a.id
     ), told AS (
         INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, data)
         SELECT r.id, 'edited', workflow_actor(), r.attempt, r.lease_no, jsonb_build_object('tried_again', true, 'statement', left(current_query(), 1000))
@@ -845,13 +850,13 @@ DECLARE
 BEGIN
     FOR f IN SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = own
              AND p.proname = ANY ('{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_incident, workflow_incident_over,
-                 workflow_incident_end, workflow_aside_of, workflow_aside_incidents,
+                 workflow_incident_end, process_incidents_v1,
                  workflow_kept_forget, workflow_settle_again, workflow_fail}'::text[]) LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
     END LOOP;
     FOR g IN
         SELECT f.name, a.grantee::regrole AS holder
-        FROM (VALUES ('workflow_unsettled_v1', '{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1}'::text[]), ('workflow_cancel', '{workflow_settle_again, workflow_fail}')) AS x (as_before, names)
+        FROM (VALUES ('workflow_unsettled_v1', '{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, process_incidents_v1}'::text[]), ('workflow_cancel', '{workflow_settle_again, workflow_fail}')) AS x (as_before, names)
         JOIN pg_proc p ON p.pronamespace = own AND p.proname = x.as_before
         CROSS JOIN LATERAL aclexplode(p.proacl) AS a
         JOIN pg_proc n ON n.pronamespace = own AND n.proname = ANY (x.names)

@@ -49,7 +49,7 @@ BEGIN ATOMIC
         workflow_open_rows, workflow_key_of, workflow_beyond, workflow_row_is, workflow_mend_v1, workflow_out_of_bounds, workflow_add_bounds_v1, workflow_validate_bounds_v1,
         workflow_beside, workflow_lease_v2,
         workflow_remedy, workflow_is_cancel, workflow_works_v1, workflow_extend_refused_v1, workflow_fault_v1, workflow_faults_v1, workflow_unremoved_id, workflow_unremoved_v1,
-        workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_incident, workflow_incident_over, workflow_incident_end, workflow_aside_of, workflow_aside_incidents, workflow_kept_forget, workflow_settle_again, workflow_fail,
+        workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, workflow_incident, workflow_incident_over, workflow_incident_end, workflow_kept_forget, workflow_settle_again, workflow_fail,
         outbox_last_id_v1, outbox_event_refuse, outbox_mend_lanes, outbox_set_right_v1, outbox_behind,
-        process_give, process_give_all, process_waited, process_gives, process_wait_version, process_wait_problem, process_try_give, process_owe, workflow_aside_some, workflow_aside_turn, process_signal_v1, process_try_again_v1}'::text[]);
+        process_give, process_give_all, process_waited, process_gives, process_wait_version, process_wait_problem, process_try_give, process_owe, workflow_anywhere, workflow_aside_some, workflow_aside_turn, process_signal_v1, process_try_again_v1, process_incidents_v1}'::text[]);
 END;

@@ -242,6 +242,7 @@ CREATE VIEW workflow_bound_check AS
             ('user_task',           'state',     'state = ANY (''{open,completed,cancelled}'')'),
             ('compensation_record', 'status',    'status = ANY (''{Pending,Completed,Failed}'')')
         ) AS states (relation, what, rule)
+        WHERE EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = to_regclass(relation) AND c.conname = format('%s_%s_check', relation, what)) -- where somebody has dropped it, rows may not keep it
     )
     SELECT m.relation, m.kind, m.name, m.rule, c.convalidated AS valid
     FROM made m

@@ -380,7 +380,7 @@ UNION ALL
        OR EXISTS (SELECT FROM t.step s WHERE s.instance = i.id AND s.status IN ('pending', 'leased'))
        OR EXISTS (SELECT FROM message_wait w WHERE w.instance_id = i.id)
        OR EXISTS (SELECT FROM user_task u WHERE u.instance_id = i.id AND u.state = 'open')
-       OR EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL))
+       OR EXISTS (SELECT FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL AND x.code NOT IN ('not_leased', 'not_reached')))
 UNION ALL
     SELECT 'I21b step recorded after its instance was over', e.run FROM t.ending e JOIN t.step s USING (run) JOIN t.final f USING (instance)
     WHERE e.status IN ('succeeded', 'failed') AND e.at > f.at
@@ -468,7 +468,7 @@ UNION ALL
         SELECT count(*) FILTER (WHERE k.state IN ('Created', 'Ready', 'Waiting')), count(*) FILTER (WHERE k.state = 'Ready'),
                count(*) FILTER (WHERE k.state = 'Waiting' AND EXISTS (SELECT FROM join_arrival a WHERE a.token_id = k.id))
         FROM process_token k WHERE k.instance_id = i.id)
-       OR i.completed_at IS NULL AND i.open_incidents <> (SELECT count(*) FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL)
+       OR i.completed_at IS NULL AND i.open_incidents <> (SELECT count(*) FROM incident x WHERE x.instance_id = i.id AND x.resolved_at IS NULL AND x.code NOT IN ('not_leased', 'not_reached'))
 UNION ALL
     SELECT 'I43 events that do not match the instance', i.instance FROM t.instance i
     WHERE ARRAY(SELECT o.event_type::text FROM outbox_event o WHERE o.aggregate_id = i.instance AND o.event_type LIKE 'process.%' ORDER BY o.id)

@@ -84,6 +84,10 @@ var extremes = map[string]map[string]string{
 	"xid":     {"NULL": "NULL", "0": "'0'", "greatest": "'4294967295'"},
 	"regrole": {"NULL": "NULL", "nobody": "'4294967295'", "operator": "'workflow_operator'", "desk": "'desk'"},
 
+	"uuid[]":                     {"NULL": "NULL", "empty": "'{}'", "null element": "'{NULL}'", "huge": "array_fill(gen_random_uuid(), ARRAY[100000])", "two dimensions": "ARRAY[ARRAY[gen_random_uuid()], ARRAY[gen_random_uuid()]]"},
+	"timestamp with time zone[]": {"NULL": "NULL", "empty": "'{}'", "null element": "'{NULL}'", "infinity": "'{infinity,-infinity}'", "huge": "array_fill(now(), ARRAY[100000])"},
+	"pg_snapshot":                {"NULL": "NULL", "nobody": "'1:1:'", "everybody": "'9000000000000000:9000000000000000:'"},
+
 	"double precision": {"NULL": "NULL", "NaN": "'NaN'", "infinity": "'infinity'", "-infinity": "'-infinity'", "-1": "-1", "greatest": "1e300"},
 	"interval":         {"NULL": "NULL", "huge": "'10000 years'", "negative": "'-10000 years'"},
 }
@@ -247,10 +251,13 @@ func (t *table) copyOf(r row, column, value string) string {
 // minimal inserts what has to be there, and nothing else.
 func (t *table) minimal() string {
 	usual := map[string]string{"timestamp with time zone": "now()", "smallint": "1", "integer": "1", "bigint": "1", "text": "'media.made.v1'", "jsonb": "'{}'", "uuid": "gen_random_uuid()", "text[]": "'{}'", "boolean": "false",
-		"bytea": "''", "xid": "'1'", "regrole": "'pg_monitor'"}
+		"bytea": "''", "xid": "'1'", "regrole": "'pg_monitor'", "double precision": "1"}
 	var names, values []string
 	for _, c := range t.columns {
 		if c.required && !c.computed {
+			if usual[c.typ] == "" {
+				panic(fmt.Sprintf("%s.%s: no value of type %s", t.name, c.name, c.typ))
+			}
 			names, values = append(names, fmt.Sprintf("%q", c.name)), append(values, usual[c.typ])
 		}
 	}

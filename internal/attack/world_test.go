@@ -51,6 +51,8 @@ var processKinds = map[string]string{
 	"task":     `"A": {"human": {"groups": ["sales"]}}`,
 	"message":  `"A": {"await": {"message": "paid", "key": "input.key"}}`,
 	"signal":   `"A": {"await": {"signal": "go"}}`,
+	"owed":     `"A": {"await": {"signal": "owed"}}`,
+	"sent":     `"A": {"await": {"signal": "sent"}}`,
 	"timer":    `"A": {"wait": "PT1H"}`,
 	"race":     `"A": {"race": ["M", "T"]}, "M": {"await": {"message": "paid", "key": "input.key"}}, "T": {"wait": "PT1H"}`,
 	"call":     `"A": {"call": {"process": "step", "undo": "propagate"}}`,
@@ -201,6 +203,15 @@ func (w *world) fill() {
 		SELECT 'run', id, type, 'lease', '23514', 'it is refused', '', xmin FROM workflow_run WHERE payload->>'specimen' ~ '-aside/';
 		INSERT INTO workflow_kept (run, token, verdict, result, delay, effects, worker)
 		SELECT id, lease_token, 'succeeded', '{"n": 1}', 0, false, 'somebody' FROM workflow_run WHERE payload->>'specimen' ~ '-kept/';
+		-- Signals that are owed to those of owed, and signals to those of sent that are on their way.
+		INSERT INTO workflow_run (id, type, payload, idempotency_key, status, attempt, lease_no, started_at, finished_at, settled_token, settled_by)
+		SELECT md5('owed' || id)::uuid, 'graph.signal.v1', '{"name": "owed"}', 'signal-' || business_key, 'succeeded', 1, 1, now(), now(), gen_random_uuid(), 'somebody' FROM process_instance WHERE business_key ^@ 'owed/';
+		INSERT INTO process_unreached (token_id, place, signal_id, visit)
+		SELECT t.id, m.place, md5('owed' || i.id)::uuid, t.version FROM process_instance i JOIN process_token t ON t.instance_id = i.id JOIN message_wait m ON m.token_id = t.id WHERE i.business_key ^@ 'owed/';
+		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", last_tried_at, row_version)
+		SELECT 'wait', u.token_id, 'graph.arrive.v1', 'signal', '23514', 'it is refused', '', now() - interval '1 minute', '1' FROM process_unreached u;
+		INSERT INTO workflow_run (type, payload, idempotency_key) SELECT 'graph.signal.v1', '{"name": "sent"}', 'signal-' || business_key FROM process_instance WHERE business_key ^@ 'sent/';
+		INSERT INTO process_broadcast (signal_id, name) SELECT id, 'sent' FROM workflow_run WHERE idempotency_key ^@ 'signal-sent/';
 		INSERT INTO workflow_history (workflow_id, event_type, actor, attempt, lease_no, started_at)
 		SELECT id, 'failed', 'somebody', 1, 1, now() FROM workflow_run WHERE payload->>'specimen' ~ '-(failed|retried)/'`)
 	w.must("world", "BEGIN;"+unguarded+b.String()+";COMMIT; ANALYZE")
@@ -270,7 +281,7 @@ func sinks() []string {
 
 // belongs tells what a row x of a table belongs to, where it is not its instance's.
 var belongs = map[string]string{
-	"workflow_run":       `coalesce(x.payload->>'specimen', (SELECT f.specimen FROM family f JOIN process_token t ON t.instance_id = f.id WHERE t.id = x.token_id))`,
+	"workflow_run":       `coalesce(x.payload->>'specimen', CASE WHEN x.idempotency_key ^@ 'signal-' THEN x.idempotency_key END, (SELECT f.specimen FROM family f JOIN process_token t ON t.instance_id = f.id WHERE t.id = x.token_id))`,
 	"workflow_history":   `(SELECT coalesce(r.payload->>'specimen', (SELECT f.specimen FROM family f JOIN process_token t ON t.instance_id = f.id WHERE t.id = r.token_id)) FROM workflow_run r WHERE r.id = x.workflow_id)`,
 	"outbox_event":       `x.payload->>'specimen'`,
 	"outbox_delivery":    `(SELECT e.payload->>'specimen' FROM outbox_event e WHERE e.id = x.event_id)`,
@@ -284,13 +295,13 @@ var belongs = map[string]string{
 	"workflow_pause":     `'pause/0'`,
 	"workflow_override":  `x.reason`,
 	"workflow_binding":   `'binding/' || CASE x.role::text WHEN 'media' THEN 0 ELSE 9 END`,
-	"workflow_set_aside": `(SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.id)`,
+	"workflow_set_aside": `coalesce((SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.id), (SELECT f.specimen FROM family f JOIN process_token t ON t.instance_id = f.id WHERE t.id = x.id))`,
 	"workflow_kept":      `(SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.run)`,
 	"outbox_aggregate":   `NULL::text`,
 	"outbox_replayed":    `NULL::text`,
 	"message_key":        `NULL::text`,
-	"process_broadcast":  `NULL::text`,
-	"process_unreached":  `NULL::text`,
+	"process_broadcast":  `(SELECT r.idempotency_key FROM workflow_run r WHERE r.id = x.signal_id)`,
+	"process_unreached":  `(SELECT f.specimen FROM family f JOIN process_token t ON t.instance_id = f.id WHERE t.id = x.token_id)`,
 
 	"workflow_console_role": `NULL::text`,
 	"workflow_fault":        `NULL::text`,

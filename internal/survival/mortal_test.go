@@ -168,7 +168,7 @@ type reaper struct {
 
 type nameKey struct{}
 
-var unrelated = regexp.MustCompile(`workflow_(present|absent|try_again|stalled|kept|faults?)_v1|process_try_again_v1`)
+var unrelated = regexp.MustCompile(`workflow_(present|absent|try_again|stalled|kept|faults?)_v1|process_(try_again|incidents)_v1`)
 
 func (r *reaper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
 	// That it lives, and how its sessions are set up, is no run's business, and comes at times of its own.

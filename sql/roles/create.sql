@@ -28,8 +28,8 @@ DECLARE
     -- Only functions that run with the owner's rights call these.
     internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back, workflow_bound_prefixes, workflow_binding_of, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
         workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_remedy, workflow_is_cancel, outbox_setting, workflow_beside,
-        workflow_incident, workflow_incident_over, workflow_incident_end, workflow_aside_of, workflow_aside_incidents, workflow_kept_forget, outbox_mend_lanes,
-        process_give, process_give_all, process_waited, process_gives, process_wait_version, process_wait_problem, process_try_give, process_owe, workflow_aside_some, workflow_aside_turn}';
+        workflow_incident, workflow_incident_over, workflow_incident_end, workflow_kept_forget, outbox_mend_lanes,
+        process_give, process_give_all, process_waited, process_gives, process_wait_version, process_wait_problem, process_try_give, process_owe, workflow_anywhere, workflow_aside_some, workflow_aside_turn}';
     -- Of migrations, and of the owner who repeats a step of one.
     migrating text[] := '{workflow_mend_v1, workflow_add_bounds_v1, workflow_validate_bounds_v1}';
 BEGIN
