@@ -783,7 +783,7 @@ $fn$;
 REVOKE ALL ON FUNCTION process_give(uuid, uuid[], text[], timestamptz[], interval), process_gives(uuid, uuid[], uuid), process_wait_version(uuid), process_wait_problem(uuid, text),
     process_waited(timestamptz, xid, timestamptz, pg_snapshot), process_give_all(process_broadcast, timestamptz, interval),
     process_try_give(process_broadcast, timestamptz, uuid, uuid[], text[], timestamptz[], interval, boolean), process_owe(uuid, uuid[], text[], text[]), process_signal_v1(uuid, integer, boolean), process_try_again_v1(),
-    workflow_aside_some(text), workflow_aside_turn(text, text[]) FROM PUBLIC;
+    workflow_anywhere(), workflow_aside_some(text), workflow_aside_turn(text, text[]) FROM PUBLIC;
 DO $do$
 DECLARE
     caller record;

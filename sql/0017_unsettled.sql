@@ -856,7 +856,7 @@ BEGIN
     END LOOP;
     FOR g IN
         SELECT f.name, a.grantee::regrole AS holder
-        FROM (VALUES ('workflow_unsettled_v1', '{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1, process_incidents_v1}'::text[]), ('workflow_cancel', '{workflow_settle_again, workflow_fail}')) AS x (as_before, names)
+        FROM (VALUES ('workflow_unsettled_v1', '{workflow_unsettled_v2, workflow_kept_v1, workflow_kept_refused_v1, workflow_kept_over_v1, workflow_control_v1}'::text[]), ('workflow_cancel', '{workflow_settle_again, workflow_fail}')) AS x (as_before, names)
         JOIN pg_proc p ON p.pronamespace = own AND p.proname = x.as_before
         CROSS JOIN LATERAL aclexplode(p.proacl) AS a
         JOIN pg_proc n ON n.pronamespace = own AND n.proname = ANY (x.names)
@@ -864,6 +864,10 @@ BEGIN
         WHERE a.privilege_type = 'EXECUTE' AND a.grantee NOT IN (0, p.proowner)
     LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', g.name, g.holder);
+    END LOOP;
+    FOR g IN SELECT x.grantee::regrole AS holder FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) AS x
+             WHERE c.oid = 'process_token'::regclass AND x.privilege_type = 'UPDATE' AND x.grantee NOT IN (0, c.relowner) LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION process_incidents_v1() TO %s', g.holder);
     END LOOP;
 END
 $do$;
