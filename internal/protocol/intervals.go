@@ -114,7 +114,9 @@ func (r *Replay) tooMany(worker string, leases []interval) {
 			over++
 		}
 		if held := i + 1 - over; held > r.Slots && (held > 2*r.Slots || !r.failing(leases, l.from)) {
-			r.refuse(Crowded, l.run, fmt.Sprintf("with it %s held %d leases, and has %d slots", worker, held, r.Slots))
+			first := slices.IndexFunc(leases, func(other interval) bool { return other.known.After(l.from) }) // of those it held, the one leased first
+			r.refuse(Crowded, l.run, fmt.Sprintf("with it %s held %d leases, and has %d slots; that of run %s for %s, and for %s more", worker, held, r.Slots,
+				leases[first].run, l.from.Sub(leases[first].from), leases[first].known.Sub(l.from)))
 			return
 		}
 	}
