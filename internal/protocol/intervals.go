@@ -29,6 +29,9 @@ type span struct{ from, to time.Time }
 // lately is how long settling may have failed before that is told, and what waits for it may wait once it goes through again.
 const lately = 15 * time.Second
 
+// underWay is how long a heartbeat may be under way: until it is carried out its worker may have given the lease up.
+const underWay = 3 * time.Second
+
 // endless is later than any trace.
 var endless = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -37,8 +40,11 @@ func (r *Replay) lease(e Event) {
 	h := &r.run.held
 	began := e.Became.Status == "leased" && (e.Was.Status != "leased" || e.Became.LeaseNo != e.Was.LeaseNo)
 	ended := e.Was.Status == "leased" && (e.Became.Status != "leased" || began)
-	if e.Op == "extend" || e.Op == "keep" || e.Op == "settle" && e.Became.SettledBy == e.Was.LeasedBy {
+	switch {
+	case e.Op == "keep" || e.Op == "settle" && e.Became.SettledBy == e.Was.LeasedBy:
 		h.known = e.At
+	case e.Op == "extend" && e.At.Add(-underWay).After(h.from):
+		h.known = e.At.Add(-underWay)
 	}
 	if ended || e.Op == "keep" {
 		h.kept, h.uncharged = e.Op == "keep", h.uncharged || e.Op == "give back"
