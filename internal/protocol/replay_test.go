@@ -542,13 +542,17 @@ func overlapping(slots int, faults []time.Duration, tells ...func(*script) *scri
 	return r.Verdicts()
 }
 
-// A lease that is still held when the trace ends counts as any other.
+// A lease that is still held when the trace ends counts as any other, up to where its last heartbeat may have been sent.
 func TestHeldAtTheEnd(t *testing.T) {
-	held := func(h *script) *script { return h }
+	held := func(h *script) *script { return h.wait(2 * time.Second).extend().wait(2 * time.Second).extend() }
 	for slots, wrong := range map[int]int{2: 1, 3: 0} {
 		if v := overlapping(slots, nil, held, held, held); len(v.Wrong) != wrong || wrong > 0 && v.Wrong[0].Kind != Crowded {
 			t.Errorf("three leases of a worker with %d slots: %v, want %d", slots, v.Wrong, wrong)
 		}
+	}
+	given := func(h *script) *script { return h } // while its heartbeat, a second after the lease, was under way
+	if v := overlapping(2, nil, held, held, given); len(v.Wrong) > 0 {
+		t.Errorf("two leases, and one that may have been given up: %v, want none", v.Wrong)
 	}
 }
 
