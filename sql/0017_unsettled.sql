@@ -138,6 +138,73 @@ $fn$;
 -- For workers.
 -- ---------------------------------------------------------------------------------
 
+-- As in 0008. Most batches have nothing but successes, and these have a statement of their own: what an UPDATE does not name, no guard is asked about.
+CREATE OR REPLACE FUNCTION workflow_settle_v1(ids uuid[], tokens uuid[], verdicts text[], results jsonb[], errors jsonb[], last_errors text[], delays float8[], worker text)
+RETURNS integer[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
+DECLARE
+    bound  text[]  := workflow_bound_prefixes();
+    own    boolean := bound IS NULL;
+    before text    := coalesce(current_setting('workflow.audit', true), '');
+    silent boolean := before = 'off' AND workflow_unrecorded();
+    called text    := workflow_worker_name(bound, worker);
+    places integer[];
+    done   text;
+BEGIN
+    IF (verdicts <@ '{succeeded,failed,retried,postponed,released}' AND cardinality(verdicts) = cardinality(ids)) IS NOT TRUE THEN
+        RAISE EXCEPTION 'workflow_settle: each run needs one verdict, which is succeeded, failed, retried, postponed or released' USING ERRCODE = 'check_violation';
+    END IF;
+    done := workflow_as_worker(bound, silent);
+    IF verdicts <@ '{succeeded}' THEN
+        WITH settled AS (
+            UPDATE workflow_run w
+            SET status = 'succeeded', result = s.result, suspect = false, finished_at = statement_timestamp(),
+                settled_token = w.lease_token, settled_by = called, updated_at = statement_timestamp(),
+                lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
+            FROM unnest(ids, tokens, results) WITH ORDINALITY AS s (id, token, result, place)
+            WHERE w.id = ANY (ids) AND w.id = s.id AND w.lease_token = s.token AND (own OR w.token_id IS NULL AND w.type ^@ ANY (bound))
+            RETURNING s.place
+        )
+        SELECT array_agg(s.place::integer) INTO places FROM settled s;
+        done := set_config('workflow.audit', before, true); -- the transaction may be the caller's, and go on
+        RETURN coalesce(places, '{}');
+    END IF;
+    WITH outcome AS MATERIALIZED (
+        SELECT *
+        FROM unnest(ids, tokens, verdicts, results, errors, last_errors, delays) WITH ORDINALITY AS o (id, token, verdict, result, error, last_error, delay, place)
+    ), settled AS (
+        UPDATE workflow_run w
+        SET status = CASE o.verdict WHEN 'succeeded' THEN 'succeeded' WHEN 'failed' THEN 'failed' ELSE 'pending' END,
+            result = CASE o.verdict WHEN 'succeeded' THEN o.result ELSE w.result END,
+            error = coalesce(o.error, w.error),
+            last_error = coalesce(o.last_error, w.last_error),
+            attempt = w.attempt - CASE WHEN o.verdict IN ('postponed', 'released') AND w.attempt > 0
+                                       AND w.deadline_at IS DISTINCT FROM w.started_at THEN 1 ELSE 0 END,
+            postponed = w.postponed + CASE o.verdict WHEN 'postponed' THEN 1 ELSE 0 END,
+            suspect = w.suspect AND o.verdict = 'released',
+            run_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN w.run_at
+                          ELSE statement_timestamp() + o.delay * interval '1 second' END,
+            finished_at = CASE WHEN o.verdict IN ('succeeded', 'failed') THEN statement_timestamp() END,
+            settled_token = w.lease_token, settled_by = called, updated_at = statement_timestamp(),
+            lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL
+        FROM outcome o
+        WHERE w.id = ANY (ids) AND w.id = o.id AND w.lease_token = o.token AND (own OR w.token_id IS NULL AND w.type ^@ ANY (bound))
+        RETURNING w.id, o.place, o.verdict, w.lease_no, w.started_at, o.error, o.delay,
+                  CASE WHEN o.verdict IN ('postponed', 'released') THEN least(w.attempt + 1, w.max_attempts) ELSE w.attempt END AS attempt
+    ), history AS (
+        INSERT INTO workflow_history (workflow_id, event_type, attempt, lease_no, started_at, actor, data)
+        SELECT s.id, s.verdict, s.attempt, s.lease_no, s.started_at, called,
+               coalesce(s.error - 'stack', '{}') || CASE WHEN s.verdict = 'failed' THEN '{}' ELSE jsonb_build_object('delay_seconds', s.delay) END
+        FROM settled s
+        WHERE NOT silent AND s.verdict <> 'succeeded'
+    )
+    SELECT array_agg(s.place::integer) INTO places FROM settled s;
+    done := set_config('workflow.audit', before, true);
+    RETURN coalesce(places, '{}');
+END
+$fn$;
+
 -- Fenced by the token of the lease, as all is. With the error of an effect or of the engine itself there is no SQLSTATE. If no run's
 -- outcome can be recorded it is not this one that is at fault.
 CREATE FUNCTION workflow_unsettled_v2(run uuid, token uuid, verdict text, result jsonb, error jsonb, last_error text, delay float8, events jsonb, effects boolean, worker text,

@@ -162,6 +162,9 @@ var (
 // leases is the file with the functions that lease, extend, settle and take back.
 const leases = "sql/0008_lease.sql"
 
+// settling is the file with the newest of those that settle.
+const settling = "sql/0017_unsettled.sql"
+
 // taking is the file with the newest of those that lease and take back.
 const taking = "sql/0018_suspect.sql"
 
@@ -176,10 +179,11 @@ var mutants = []mutant{
 		`		f.apart.Go(func() { f.markApart(ctx, claim, outcomes) })
 `, ``}},
 		map[string]int{"unmarkable": 3}, []string{"I18b", "I48", "I48b"}, ""},
-	{"settle-fence", []edit{{leases,
-		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased'`}},
+	{"settle-fence", []edit{
+		{settling, `w.id = s.id AND w.lease_token = s.token`, `w.id = s.id AND w.status = 'leased'`},
+		{settling, `w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased'`}},
 		zombies, []string{"I05", "I05b", "I06"}, ""},
-	{"retry-fence", []edit{{leases,
+	{"retry-fence", []edit{{settling,
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased' AND (w.lease_token = o.token OR o.verdict = 'retried')`}},
 		map[string]int{"silence": 8}, []string{"I05b"}, "fail"},
 	{"heartbeat-fence", []edit{{leases,
@@ -260,7 +264,7 @@ var mutants = []mutant{
 			j.unsure = true
 			_, j.lasting`}},
 		cuts, []string{"I16"}, ""},
-	{"history-of-settle-lost", []edit{{leases,
+	{"history-of-settle-lost", []edit{{settling,
 		`WHERE NOT silent AND s.verdict <> 'succeeded'`, `WHERE NOT silent AND s.verdict = 'failed'`}},
 		nothing, []string{"I13"}, ""},
 	{"history-of-expiry-lost", []edit{{taking,
