@@ -48,8 +48,16 @@ func (p *program) execute(ctx context.Context, payload json.RawMessage, log *slo
 	}
 	state, stopped := c.wait(ctx, p.grace)
 	stderr.flush()
-	if err := p.failure(state, stopped, stdout.over); err != nil {
+	switch err := p.failure(state, stopped, stdout.over); {
+	case err == nil:
+	case stopped != nil, stdout.over:
 		return nil, p.report(err, stderr)
+	default:
+		said := toldBy(stdout.data)
+		if said.Message != "" {
+			err = fmt.Errorf("%w: %s", err, line(p.secrets.mask(said.Message), maxExcerpt))
+		}
+		return nil, said.apply(p.report(err, stderr), atOnce(state))
 	}
 	data, err := result(stdout.data)
 	if err != nil {
@@ -69,12 +77,16 @@ func (p *program) failure(state *os.ProcessState, stopped error, over bool) erro
 	case state.Success():
 		return nil
 	}
-	err := errors.New(state.String())
+	return errors.New(state.String())
+}
+
+// atOnce reports whether the exit code says that no further attempt can help.
+func atOnce(state *os.ProcessState) bool {
 	switch state.ExitCode() {
 	case exitUsage, exitData, exitConfig:
-		return run.Permanent(err)
+		return true
 	}
-	return err
+	return false
 }
 
 // report adds the end of stderr: its last line, which is mostly the one that tells, then

@@ -2,6 +2,7 @@ package handlers
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -80,6 +81,7 @@ func (w *web) request(ctx context.Context, payload json.RawMessage) (*http.Reque
 	req.Header.Set("Workflow-Run-Id", info.ID.String())
 	req.Header.Set("Workflow-Type", info.Type)
 	req.Header.Set("Workflow-Attempt", strconv.Itoa(info.Attempt))
+	req.Header.Set("Workflow-Max-Attempts", strconv.Itoa(info.MaxAttempts))
 	req.Header.Set("Workflow-Lease-No", strconv.FormatInt(info.LeaseNo, 10))
 	req.Header.Set("Idempotency-Key", idempotencyKey(info))
 	if info.Tenant != "" && headerSafe(info.Tenant) {
@@ -133,30 +135,29 @@ func (w *web) accept(ctx context.Context, resp *http.Response) (json.RawMessage,
 	return result(data)
 }
 
-// decline turns any other status into an error.
+// decline turns any other status into an error, and into what the answer says of it itself.
 func (w *web) decline(resp *http.Response) error {
 	code := resp.StatusCode
-	switch {
-	case code/100 == 3:
+	if code/100 == 3 {
 		return run.Permanent(fmt.Errorf("status %d sends elsewhere, to %s; redirects are not followed, correct the url", code, locationHost(resp)))
-	case code == 408 || code == 409 || code == 425 || code == 429 || code == 503:
-		if pause := retryAfter(resp, time.Now()); pause > 0 {
-			return run.RetryAfter(w.explain(resp), pause)
-		}
-		return w.explain(resp)
-	case code/100 == 4:
-		return run.Permanent(w.explain(resp))
 	}
-	return w.explain(resp)
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, readExcerpt)) // what came of it will do
+	said := toldBy(body)
+	err := w.explain(code, cmp.Or(said.Message, string(body)))
+	later := code == 408 || code == 409 || code == 425 || code == 429 || code == 503
+	if pause := retryAfter(resp, time.Now()); later && pause > 0 && said.RetryAfter == nil {
+		seconds := pause.Seconds()
+		said.RetryAfter = &seconds
+	}
+	return said.apply(err, code/100 == 4 && !later)
 }
 
-func (w *web) explain(resp *http.Response) error {
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, readExcerpt)) // what came of it will do
-	excerpt := line(w.secrets.mask(string(body)), maxExcerpt)
+func (w *web) explain(status int, text string) error {
+	excerpt := line(w.secrets.mask(text), maxExcerpt)
 	if excerpt == "" {
-		return fmt.Errorf("status %d", resp.StatusCode)
+		return fmt.Errorf("status %d", status)
 	}
-	return fmt.Errorf("status %d: %s", resp.StatusCode, excerpt)
+	return fmt.Errorf("status %d: %s", status, excerpt)
 }
 
 // locationHost names only the host of where a redirect leads; the rest may hold secrets.

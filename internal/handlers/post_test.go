@@ -51,17 +51,18 @@ func TestPost(t *testing.T) {
 			t.Errorf("body = %q, want %q", got, want)
 		}
 		for name, want := range map[string]string{
-			"Content-Type":      "application/json",
-			"Workflow-Run-Id":   info.ID.String(),
-			"Workflow-Type":     "media.thumb.v1",
-			"Workflow-Attempt":  "2",
-			"Workflow-Lease-No": "7",
-			"Workflow-Tenant":   "acme",
-			"Idempotency-Key":   "order 17",
-			"Traceparent":       "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-			"Authorization":     "Bearer s3cret-token",
-			"X-Team":            "media",
-			"Accept-Encoding":   "",
+			"Content-Type":          "application/json",
+			"Workflow-Run-Id":       info.ID.String(),
+			"Workflow-Type":         "media.thumb.v1",
+			"Workflow-Attempt":      "2",
+			"Workflow-Max-Attempts": "5",
+			"Workflow-Lease-No":     "7",
+			"Workflow-Tenant":       "acme",
+			"Idempotency-Key":       "order 17",
+			"Traceparent":           "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+			"Authorization":         "Bearer s3cret-token",
+			"X-Team":                "media",
+			"Accept-Encoding":       "",
 		} {
 			if got := r.Header.Get(name); got != want {
 				t.Errorf("%s = %q, want %q", name, got, want)

@@ -32,7 +32,7 @@ var validHeader = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 var ownHeaders = []string{
 	"Content-Type", "Content-Length", "Transfer-Encoding", "Connection", "Host", "Trailer", "Upgrade", "Expect", "Te",
 	"Idempotency-Key", "Traceparent",
-	"Workflow-Run-Id", "Workflow-Attempt", "Workflow-Lease-No", "Workflow-Type", "Workflow-Tenant",
+	"Workflow-Run-Id", "Workflow-Attempt", "Workflow-Max-Attempts", "Workflow-Lease-No", "Workflow-Type", "Workflow-Tenant",
 }
 
 func (w *web) String() string { return "POST " + w.shown }
