@@ -70,12 +70,7 @@ func (a action) command() *cobra.Command {
 	command := &cobra.Command{
 		Use:   a.use,
 		Short: a.short,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != len(a.args) {
-				return fmt.Errorf("use: workflowctl %s", a.use)
-			}
-			return nil
-		},
+		Args:  takes(len(a.args)),
 		RunE: func(cmd *cobra.Command, texts []string) error {
 			var args []any
 			for k, text := range texts {
@@ -115,7 +110,7 @@ Without --do it only shows them:
   workflowctl redrive billing. --code timeout
   workflowctl redrive billing. --code timeout --most 10 --do
   workflowctl redrive billing. --code timeout --most 100000 --per-second 50 --do`,
-		Args: cobra.ExactArgs(1),
+		Args: takes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			from := "-infinity"
 			if since != "" {

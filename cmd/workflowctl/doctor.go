@@ -101,7 +101,7 @@ func newDoctor() *cobra.Command {
 	doctor := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look for what is wrong: server, settings, schema, coverage, backlog, blockers; exit with 1 if anything grave is",
-		Args:  cobra.NoArgs,
+		Args:  takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
 				found, err := examine(cmd.Context(), conn, thorough)

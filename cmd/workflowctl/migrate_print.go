@@ -19,7 +19,7 @@ func newMigratePrint() *cobra.Command {
   workflowctl migrate print | psql -v ON_ERROR_STOP=1 "$DATABASE_URL"
 
 Each is a transaction and notes itself in workflow_schema, just as migrate up does it.`,
-		Args: cobra.NoArgs,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all := sql.Migrations()
 			if from < 1 || from > len(all) {

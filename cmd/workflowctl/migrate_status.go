@@ -18,7 +18,7 @@ func newMigrateStatus() *cobra.Command {
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "List the migrations and when each was applied; exit with 1 if some are missing",
-		Args:  cobra.NoArgs,
+		Args:  takes(0),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return migrateStatus(cmd.Context(), cmd.OutOrStdout(), &t) },
 	}
 	t.flags(status.Flags())

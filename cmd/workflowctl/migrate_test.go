@@ -186,7 +186,7 @@ func TestUsage(t *testing.T) {
 		{"", []string{"migrate"}, "migrate up"},
 		{"", []string{"migrate", "down"}, `unknown command "down"`},
 		{"", []string{"mirgate"}, "migrate"},
-		{url, []string{"migrate", "up", "now"}, `unknown command "now"`},
+		{url, []string{"migrate", "up", "now"}, `use: workflowctl migrate up`},
 		{url, []string{"migrate", "up", "--scheme=x"}, "--scheme"},
 		{url, []string{"migrate", "up", "--schema=pg_mine"}, `--schema="pg_mine"`},
 		{url, []string{"migrate", "up", "--schema=" + strings.Repeat("x", 64)}, "63 bytes"},

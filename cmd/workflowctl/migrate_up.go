@@ -22,7 +22,7 @@ func newMigrateUp() *cobra.Command {
 		Short: "Apply the migrations that are missing",
 		Long: `Apply the migrations that are missing, each in a transaction of its own. Any number of
 these commands may be started at once: one does the work, the others wait for it.`,
-		Args: cobra.NoArgs,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.with(cmd.Context(), func(conn *pgx.Conn) error { return migrateUp(cmd.Context(), cmd.OutOrStdout(), conn, t.schema) })
 		},

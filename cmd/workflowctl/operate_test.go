@@ -38,7 +38,7 @@ func TestShow(t *testing.T) {
 	if err := json.Unmarshal([]byte(p.Stdout.String()), &rows); err != nil || len(rows) != 1 || rows[0]["problem"] != "no live worker covers this type: 1 due, for 5 min" {
 		t.Errorf("as JSON: %v, %s", err, p.Stdout.String())
 	}
-	want(t, cmdtest.Start(t, env, "show", "everything"), 2, `invalid argument "everything"`)
+	want(t, cmdtest.Start(t, env, "show", "everything"), 2, `show "everything": there is no such thing; there are bloat, blockers,`)
 	want(t, cmdtest.Start(t, env, "show", "waiting", "--limit", "0"), 2, "--limit=0: use 1 to 100000")
 }
 
@@ -59,6 +59,7 @@ func TestActions(t *testing.T) {
 	env := []string{"DATABASE_URL=" + url}
 	id := value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.charge') RETURNING id::text`)
 	want(t, cmdtest.Start(t, env, "prioritize", id, "--", "-5"), 0, "priority -5\n")
+	want(t, cmdtest.Start(t, env, "prioritize", id, "-6"), 0, "priority -6\n")
 	want(t, cmdtest.Start(t, env, "prioritize", id, "500"), 1, "priority 500 is outside -100 to 100. Use a priority from -100 (last) to 100 (first).")
 	want(t, cmdtest.Start(t, env, "reschedule", id, "2031-01-01T00:00:00Z"), 0, "due 203")
 	want(t, cmdtest.Start(t, env, "reschedule", id, "tomorrow"), 2, `TIME="tomorrow": use a time such as`)
@@ -77,6 +78,25 @@ func TestActions(t *testing.T) {
 	if got := value[string](t, url, `SELECT string_agg(event_type || ' ' || coalesce(actor, ''), ', ' ORDER BY id) FROM workflow_history`); !strings.Contains(got, "cancelled postgres [workflowctl]") {
 		t.Errorf("history: %s", got)
 	}
+}
+
+// However a command is misused, it says how it is used.
+func TestHowItIsUsed(t *testing.T) {
+	t.Parallel()
+	env := []string{"DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}
+	for _, c := range []struct{ args, says string }{
+		{"why", "use: workflowctl why ID, see workflowctl why --help"},
+		{"top now", "use: workflowctl top, see workflowctl top --help"},
+		{"show", "use: workflowctl show WHAT, see workflowctl show --help"},
+		{"migrate up now", "use: workflowctl migrate up, see workflowctl migrate up --help"},
+		{"redrive", "use: workflowctl redrive PREFIX, see workflowctl redrive --help"},
+		{"retry x --often", "unknown flag: --often; use: workflowctl retry RUN, see workflowctl retry --help"},
+		{"--often", "unknown flag: --often; use: workflowctl COMMAND, see workflowctl --help"},
+		{"show waiting --limit -5", "--limit=-5: use 1 to 100000"},
+	} {
+		want(t, cmdtest.Start(t, env, strings.Fields(c.args)...), 2, c.says)
+	}
+	want(t, cmdtest.Start(t, env, "--version"), 0, "workflowctl ")
 }
 
 func TestRedriveCommand(t *testing.T) {

@@ -33,7 +33,7 @@ grant them to those that can.
 Repeat it after migrations. It takes the right to create roles, and to own what is there; who has owned
 it so far is granted workflow_owner. Nobody else may be able to create anything in the schema. Roles
 belong to the whole cluster: a second installation in it needs another name.`,
-		Args: cobra.NoArgs,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkNamed(named); err != nil {
 				return err

@@ -48,7 +48,7 @@ func newShow() *cobra.Command {
 		Use:       "show WHAT",
 		Short:     "Show what waits, runs, fails, lags or is in the way",
 		Long:      "Show what there is to see; each is a view that psql can read, too:\n\n" + about.String(),
-		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		Args:      cobra.MatchAll(takes(1), known(names)),
 		ValidArgs: names,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if limit < 1 || limit > 100_000 {
@@ -63,6 +63,16 @@ func newShow() *cobra.Command {
 	show.Flags().BoolVar(&asJSON, "json", asJSON, "print one JSON array")
 	t.flags(show.Flags())
 	return show
+}
+
+// known refuses what there is not, and says what there is.
+func known(names []string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if !slices.Contains(names, args[0]) {
+			return fmt.Errorf("show %.120q: there is no such thing; there are %s", args[0], strings.Join(names, ", "))
+		}
+		return nil
+	}
 }
 
 // printQuery prints what a query gives: as a table with the values as psql has them, or as JSON.

@@ -31,7 +31,7 @@ func newTop() *cobra.Command {
 	top := &cobra.Command{
 		Use:   "top",
 		Short: "Watch what waits, runs and fails, live",
-		Args:  cobra.NoArgs,
+		Args:  takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 200*time.Millisecond {
 				return fmt.Errorf("--every=%v: use 200ms or more", every)

@@ -12,7 +12,7 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version and the schema version it works with",
-		Args:  cobra.NoArgs,
+		Args:  takes(0),
 		Run: func(cmd *cobra.Command, _ []string) {
 			fmt.Fprintln(cmd.OutOrStdout(), "workflowctl", build.Version())
 		},

@@ -13,7 +13,7 @@ func newWhy() *cobra.Command {
 	why := &cobra.Command{
 		Use:   "why ID",
 		Short: "Say what a run, or an instance of a process, waits for, and what to do",
-		Args:  cobra.ExactArgs(1),
+		Args:  takes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := uuid.Parse(args[0])
 			if err != nil {
