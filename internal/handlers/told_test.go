@@ -54,7 +54,7 @@ func TestTold(t *testing.T) {
 	if delay, _, _ := run.Delay(err); delay != 7*time.Second || run.Code(err) != "down" {
 		t.Errorf("with a header: %s, %q", delay, run.Code(err))
 	}
-	// What is not over is no failure, whatever it says; and a secret is not shown.
+	// A secret that it repeats is not shown.
 	t.Setenv("BILLING_TOKEN", "s3cret-token")
 	_, err = call(t, handler(t, "media.: {program: "+script(t, `echo "{\"error\": {\"message\": \"bad $BILLING_TOKEN\"}}"; exit 1`)+", env: [BILLING_TOKEN]}"), "{}")
 	if err == nil || !strings.Contains(err.Error(), "bad ***") {
