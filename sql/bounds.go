@@ -35,7 +35,10 @@ func addBounds(ctx context.Context, conn *pgx.Conn) error {
 		if err := mend(ctx, conn, table); err != nil {
 			return err
 		}
-		return patiently(ctx, conn, `SELECT workflow_add_bounds_v1($1)`, table)
+		return patiently(ctx, conn, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT workflow_add_bounds_v1($1)`, table)
+			return err
+		})
 	})
 }
 
@@ -43,7 +46,10 @@ func addBounds(ctx context.Context, conn *pgx.Conn) error {
 // doctor tells of that.
 func validateBounds(ctx context.Context, conn *pgx.Conn) error {
 	return eachTable(ctx, conn, `SELECT DISTINCT relation FROM workflow_bound_check WHERE NOT valid ORDER BY 1`, func(table string) error {
-		return patiently(ctx, conn, `SELECT workflow_validate_bounds_v1($1)`, table)
+		return patiently(ctx, conn, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT workflow_validate_bounds_v1($1)`, table)
+			return err
+		})
 	})
 }
 
@@ -68,7 +74,7 @@ func mend(ctx context.Context, conn *pgx.Conn, table string) error {
 		stuck := 0
 		for first := true; first || after != nil; first = false {
 			var left int
-			err := pgx.BeginTxFunc(ctx, conn, upOptions, func(tx pgx.Tx) error {
+			err := patiently(ctx, conn, func(tx pgx.Tx) error {
 				return tx.QueryRow(ctx, `SELECT next, stuck FROM workflow_mend_v1($1, $2, $3)`, table, after, mendBatch).Scan(&after, &left)
 			})
 			if err != nil {
@@ -113,25 +119,31 @@ func stuckRows(ctx context.Context, conn *pgx.Conn, table string) error {
 	return errors.New(b.String())
 }
 
-// patiently repeats a statement that did not get its lock, or was in a deadlock for it.
-func patiently(ctx context.Context, conn *pgx.Conn, statement, table string) error {
-	for try := range lockTries {
+// patiently does something in a transaction of its own, in which no other migrates. It is done again where rows or
+// tables are locked for two seconds, behind which all others would wait, or where it was in a deadlock: who works
+// there meanwhile takes locks in an order of its own.
+func patiently(ctx context.Context, conn *pgx.Conn, do func(tx pgx.Tx) error) error {
+	for try := 1; ; try++ {
 		err := pgx.BeginTxFunc(ctx, conn, upOptions, func(tx pgx.Tx) error {
 			if err := lockMigrations(ctx, tx); err != nil {
 				return err
 			}
-			_, err := tx.Exec(ctx, statement, table)
-			return err
+			if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '2s'`); err != nil {
+				return err
+			}
+			return do(tx)
 		})
 		var pg *pgconn.PgError
-		if err == nil || try == lockTries-1 || !errors.As(err, &pg) || !slices.Contains([]string{"55P03", "40P01"}, pg.Code) {
+		if !errors.As(err, &pg) || !slices.Contains([]string{"55P03", "40P01"}, pg.Code) {
 			return err
+		}
+		if try == lockTries {
+			return fmt.Errorf("locked by others, %d times in a row; end their transactions (pg_stat_activity names them) and try again: %w", try, err)
 		}
 		if err := pause(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 func pause(ctx context.Context) error {

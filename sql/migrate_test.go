@@ -9,6 +9,7 @@ import (
 	"testing/fstest"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -216,4 +217,51 @@ func TestNumbering(t *testing.T) {
 			t.Errorf("%v: %v", names, p)
 		}
 	}
+}
+
+// Who works while the schema is brought up takes locks in an order of its own. A migration that was in a deadlock
+// with that is done again.
+func TestUpInADeadlock(t *testing.T) {
+	url := pgtest.Empty(t)
+	s, other, pool := connect(t, url), connect(t, url), newPool(t, url)
+	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
+		t.Fatal(err)
+	}
+	s.do(`SET deadlock_timeout = '1s'`) // the other has its lock by then, if it is quick, and waits for longer
+	other.do(`SET deadlock_timeout = '1min'; BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE`)
+	done := make(chan error)
+	go func() { done <- sql.Up(t.Context(), s.conn) }()
+	pgtest.Blocked(t, pool, 1)
+	other.do(`LOCK TABLE process_instance IN ROW EXCLUSIVE MODE; COMMIT`) // which the migration has locked by now
+	if err := <-done; err != nil {
+		t.Errorf("up: %v", err)
+	}
+}
+
+// A transaction that holds a table for long holds up a migration, and not those who would wait behind that.
+func TestUpBehindALock(t *testing.T) {
+	url := pgtest.Empty(t)
+	s, holder, other, pool := connect(t, url), connect(t, url), connect(t, url), newPool(t, url)
+	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
+		t.Fatal(err)
+	}
+	holder.do(`BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE`)
+	done := make(chan error)
+	go func() { done <- sql.Up(t.Context(), s.conn) }()
+	pgtest.Blocked(t, pool, 1)
+	other.do(`SET lock_timeout = '10s'; BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE; COMMIT`)
+	holder.do(`COMMIT`)
+	if err := <-done; err != nil {
+		t.Errorf("up: %v", err)
+	}
+}
+
+func newPool(t *testing.T, url string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
 }

@@ -100,10 +100,7 @@ var upOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadW
 // upOne applies the first migration that is missing, unless something has to come before it that has not.
 // It returns the migration's name; empty: nothing is missing.
 func upOne(ctx context.Context, conn *pgx.Conn, prepared string) (next string, err error) {
-	err = pgx.BeginTxFunc(ctx, conn, upOptions, func(tx pgx.Tx) error {
-		if err := lockMigrations(ctx, tx); err != nil {
-			return err
-		}
+	err = patiently(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `
 			CREATE TABLE IF NOT EXISTS workflow_schema (
 				version    integer     PRIMARY KEY,
