@@ -89,7 +89,11 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 	if l.ledger, err = openLedger(dir); err != nil {
 		return l, err
 	}
-	if l.server, err = pgserver.Start(ctx, serverOptions()); err != nil {
+	options := serverOptions()
+	if options.Log, err = os.Create(filepath.Join(dir, "server.log")); err != nil {
+		return l, err
+	}
+	if l.server, err = pgserver.Start(ctx, options); err != nil {
 		return l, err
 	}
 	if err := l.prepare(ctx); err != nil {
@@ -107,6 +111,9 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 	if l.client, err = l.clientPool(ctx); err != nil {
 		return l, err
 	}
+	if err := l.noteStalls(ctx); err != nil {
+		return l, err
+	}
 	if l.outside, err = newReceiver(l.ledger); err != nil {
 		return l, err
 	}
@@ -121,7 +128,9 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 func serverOptions() pgserver.Options {
 	return pgserver.Options{Durable: true, Settings: map[string]string{
 		"max_connections":  "250",
-		"log_min_messages": "fatal", // refusals are what this is about
+		"log_min_messages": "log", // not errors: refusals are what this is about
+		// What a verdict may have to be explained by.
+		"log_line_prefix": "%m %a [%p] ", "log_lock_waits": "on", "log_min_duration_statement": "1s", "log_parameter_max_length": "200",
 	}}
 }
 

@@ -85,7 +85,7 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 		return nil, nil, err
 	}
 	p := shortPlan(o.seed)
-	p.Name, p.Strikes = "mutant", nil
+	p.Name, p.Strikes, p.Singles, p.Single = "mutant", nil, nil, 0
 	p.Warm, p.Chaos, p.Calm, p.Drain = time.Second, 18*time.Second, time.Second, 40*time.Second
 	p.Rate = 200 // so that batches are more than one
 	// Each process lets suspects through one by one at first. Runs that end it would keep those of

@@ -80,6 +80,7 @@ func shortPlan(seed uint64) *plan {
 		Operator: 4 * time.Second, Drain: time.Minute, Hold: 0.4, Pills: 2, Keep: 4 * time.Second,
 	}
 	p.schedule(func(f fault) int { return f.short })
+	p.oneByOne(3*leaseLength, "freeze") // amid other faults it hits who has nothing to do, now and then
 	return p
 }
 
