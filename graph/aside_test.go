@@ -52,7 +52,7 @@ func (s *site) toldOf(id uuid.UUID, code, node string) {
 	}
 	spoil(s, `DROP TRIGGER refuse ON workflow_run`)
 	at := time.Now()
-	s.retry(incident, ``)
+	s.hasten(incident)
 	s.status(id, graph.Completed)
 	if took := time.Since(at); took > 5*time.Second {
 		s.t.Errorf("it went on after %s", took)

@@ -112,7 +112,7 @@ func TestRetryOfWhatIsKept(t *testing.T) {
 		t.Error("it is another incident")
 	}
 	spoil(s, `DROP TRIGGER refuse ON workflow_run`)
-	s.retry(incident, ``)
+	s.hasten(incident)
 	s.status(id, graph.Completed)
 	s.want(map[string]int{"A": 1, "B": 1})
 	s.healthy()
