@@ -64,8 +64,7 @@ CREATE TABLE t.figure AS
         ('recovery of a killed worker''s run amid other faults, p99', (SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) FROM t.recovery WHERE NOT single), 's', NULL),
         ('server ready to first settle amid other faults, longest', (SELECT max(seconds) FROM t.reconnect WHERE NOT single), 's', NULL),
         ('handed back to leased again amid other faults, p95', (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FROM t.handover WHERE NOT single), 's', NULL),
-        ('calls to the outside per run that made one', (SELECT count(*)::float8 / nullif(count(DISTINCT line->>'run'), 0) FROM t.ledger WHERE kind = 'call'), '', NULL),
-        ('the disk stood still, longest', (SELECT max(extract(epoch FROM (line->>'until')::timestamptz - at)) FROM t.ledger WHERE kind = 'stall'), 's', NULL)
+        ('calls to the outside per run that made one', (SELECT count(*)::float8 / nullif(count(DISTINCT line->>'run'), 0) FROM t.ledger WHERE kind = 'call'), '', NULL)
     ) f (name, value, unit, goal);
 
 -- What must have happened, or the run has not tested it. said is filled from the workers' logs.
@@ -79,7 +78,7 @@ CREATE TABLE t.must AS
              WHERE c.kind = 'cancel' AND c.answer LIKE 'too late%' AND r.finished_at BETWEEN c.sent - interval '200 ms' AND c.at)),
         ('cancel came before the settle', (SELECT count(*) FROM t.ending e JOIN t.finish f USING (run, lease_no) WHERE e.status = 'cancelled' AND f.outcome IN ('ok', 'cancelled'))),
         ('lease expired under a living handler', (SELECT count(*) FROM t.ending e JOIN t.finish f USING (run, lease_no)
-             WHERE e.status IN ('pending', 'leased') AND NOT e.by_holder AND f.at > e.at)),
+             WHERE e.status = 'pending' AND NOT e.by_holder AND f.at > e.at)),
         ('deadlock or serialization failure repeated', (SELECT sum(n)::bigint FROM t.said WHERE what = 'deadlock')),
         ('run failed because it killed its process', (SELECT count(*) FROM workflow_run WHERE status = 'failed' AND error->>'code' = 'lease_expired')),
         ('worker handed its runs back', (SELECT count(*) FROM t.ending WHERE status = 'pending' AND by_holder AND attempt < attempt_was)),

@@ -111,9 +111,6 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 	if l.client, err = l.clientPool(ctx); err != nil {
 		return l, err
 	}
-	if err := l.noteStalls(ctx); err != nil {
-		return l, err
-	}
 	if l.outside, err = newReceiver(l.ledger); err != nil {
 		return l, err
 	}

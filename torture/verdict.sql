@@ -47,7 +47,7 @@ CREATE TABLE t.outage AS SELECT at AS started, (line->>'until')::timestamptz AS 
 -- What keeps a worker from settling for a while, and whom: all, one worker, or some runs.
 CREATE TABLE t.hindrance AS
     SELECT line->>'fault' AS fault, line->>'worker' AS whom, at AS began, (line->>'until')::timestamptz AS ended
-    FROM t.ledger WHERE kind IN ('strike', 'stall') AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot', 'forge');
+    FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot', 'forge');
 
 -- What the product says that it has set aside, because the database refuses to have it leased.
 CREATE TABLE IF NOT EXISTS t.aside (kind text, id text, sqlstate text, message text);
