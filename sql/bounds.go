@@ -22,10 +22,11 @@ var prepare = map[string]func(context.Context, *pgx.Conn) error{
 const (
 	mendBatch  = 1000                   // rows that are looked at in a transaction
 	mendTries  = 3                      // how often a table is gone through while rows in it are locked
-	lockTries  = 60                     // of two seconds each
 	lockPause  = 500 * time.Millisecond // in which others go on
 	namedStuck = 5                      // rows that an error names
 )
+
+var lockTries = 60 // of two seconds each
 
 // addBounds brings rows back within the bounds of their columns, and adds the CHECKs that keep
 // them there, one table after the other. It returns an error that names rows which are not over and
@@ -73,13 +74,15 @@ func mend(ctx context.Context, conn *pgx.Conn, table string) error {
 		var after []byte
 		stuck := 0
 		for first := true; first || after != nil; first = false {
+			var next []byte
 			var left int
 			err := patiently(ctx, conn, func(tx pgx.Tx) error {
-				return tx.QueryRow(ctx, `SELECT next, stuck FROM workflow_mend_v1($1, $2, $3)`, table, after, mendBatch).Scan(&after, &left)
+				return tx.QueryRow(ctx, `SELECT next, stuck FROM workflow_mend_v1($1, $2, $3)`, table, after, mendBatch).Scan(&next, &left)
 			})
 			if err != nil {
 				return fmt.Errorf("bring rows back within their bounds: %w", err)
 			}
+			after = next // not before it is committed
 			stuck += left
 		}
 		if stuck == 0 {

@@ -76,8 +76,10 @@ func migrations(files fs.FS) []Migration {
 // Up brings the database to this build's schema. Tables go into the first schema of the
 // connection's search_path. Any number of processes may call it at once: one does the
 // work, the others wait for it. Each migration is a transaction of its own; what has to look at all
-// rows is done before it, in many. A migration that was applied with other text is an error, and so are rows
-// that no CHECK would let anybody change any more: the error names them, and what to do.
+// rows is done before it, in many. Each transaction waits for a lock for two seconds, and is done again if it does not get
+// it or was in a deadlock; the sixtieth time that is an error, SQLSTATE 55P03 or 40P01. A migration that was applied with
+// other text is an error, and so are rows that no CHECK would let anybody change any more: the error names them, and what
+// to do. After an error Up may be called again: what was done before stays.
 func Up(ctx context.Context, conn *pgx.Conn) error {
 	prepared := ""
 	for {
@@ -101,6 +103,7 @@ var upOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadW
 // It returns the migration's name; empty: nothing is missing.
 func upOne(ctx context.Context, conn *pgx.Conn, prepared string) (next string, err error) {
 	err = patiently(ctx, conn, func(tx pgx.Tx) error {
+		next = "" // it may be done again, when somebody else has done it
 		if _, err := tx.Exec(ctx, `
 			CREATE TABLE IF NOT EXISTS workflow_schema (
 				version    integer     PRIMARY KEY,
