@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -21,7 +20,7 @@ import (
 // nothing is refused, and no run waits or is charged for it.
 func TestEngineBehindAPooler(t *testing.T) {
 	url := pgtest.URL(t)
-	direct, pool := open(t, url), open(t, pgtest.Bouncer(t, url)+"&pool_max_conns=20")
+	direct, pool := pgtest.Open(t, url), pgtest.Open(t, pgtest.Bouncer(t, url)+"&pool_max_conns=20")
 	define(t, direct, `{"process": "p", "version": 1, "start": "A", "nodes": {"A": {"do": "test.step.v1"}}}`)
 	start := graph.New(pool).Handlers()[graph.StartType]
 	var all sync.WaitGroup
@@ -42,14 +41,4 @@ func TestEngineBehindAPooler(t *testing.T) {
 	if lost.Load() == 0 {
 		t.Error("every session had what was prepared in it, so this shows nothing")
 	}
-}
-
-func open(t *testing.T, url string) *pgxpool.Pool {
-	t.Helper()
-	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
 }

@@ -9,6 +9,13 @@ import (
 // MigrationsOf is Migrations for other files than the embedded ones.
 var MigrationsOf = migrations
 
+// SetLockTries sets how often a migration waits for a lock, until the returned function is called.
+func SetLockTries(n int) (reset func()) {
+	was := lockTries
+	lockTries = n
+	return func() { lockTries = was }
+}
+
 // UpTo applies the migrations up to one.
 func UpTo(ctx context.Context, conn *pgx.Conn, version int) error {
 	for _, m := range Migrations()[:version] {

@@ -9,7 +9,7 @@ import (
 	"testing/fstest"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -223,13 +223,13 @@ func TestNumbering(t *testing.T) {
 // with that is done again.
 func TestUpInADeadlock(t *testing.T) {
 	url := pgtest.Empty(t)
-	s, other, pool := connect(t, url), connect(t, url), newPool(t, url)
+	s, other, pool := connect(t, url), connect(t, url), pgtest.Open(t, url)
 	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
 		t.Fatal(err)
 	}
 	s.do(`SET deadlock_timeout = '1s'`) // the other has its lock by then, if it is quick, and waits for longer
 	other.do(`SET deadlock_timeout = '1min'; BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE`)
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() { done <- sql.Up(t.Context(), s.conn) }()
 	pgtest.Blocked(t, pool, 1)
 	other.do(`LOCK TABLE process_instance IN ROW EXCLUSIVE MODE; COMMIT`) // which the migration has locked by now
@@ -241,27 +241,54 @@ func TestUpInADeadlock(t *testing.T) {
 // A transaction that holds a table for long holds up a migration, and not those who would wait behind that.
 func TestUpBehindALock(t *testing.T) {
 	url := pgtest.Empty(t)
-	s, holder, other, pool := connect(t, url), connect(t, url), connect(t, url), newPool(t, url)
+	s, holder, other, pool := connect(t, url), connect(t, url), connect(t, url), pgtest.Open(t, url)
 	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
 		t.Fatal(err)
 	}
 	holder.do(`BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE`)
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() { done <- sql.Up(t.Context(), s.conn) }()
 	pgtest.Blocked(t, pool, 1)
-	other.do(`SET lock_timeout = '10s'; BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE; COMMIT`)
+	other.do(`SET lock_timeout = '5s'; BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE; COMMIT`)
 	holder.do(`COMMIT`)
 	if err := <-done; err != nil {
 		t.Errorf("up: %v", err)
 	}
 }
 
-func newPool(t *testing.T, url string) *pgxpool.Pool {
-	t.Helper()
-	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
+// A lock that is held for longer than anybody waits is an error that says what to do. Up may be called again after that.
+func TestUpGivesUp(t *testing.T) {
+	url := pgtest.Empty(t)
+	s, holder := connect(t, url), connect(t, url)
+	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(pool.Close)
-	return pool
+	holder.do(`BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE`)
+	defer sql.SetLockTries(2)()
+	err := sql.Up(t.Context(), s.conn)
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != "55P03" || !strings.Contains(err.Error(), "locked by others, 2 times in a row; end their transactions (pg_stat_activity names them) and try again") {
+		t.Errorf("err = %v", err)
+	}
+	holder.do(`COMMIT`)
+	up(t, s)
+}
+
+// A batch of rows that is undone as it is committed is brought within its bounds by the next try, and not passed over.
+func TestMendingIsDoneAgain(t *testing.T) {
+	s := connect(t, pgtest.Empty(t))
+	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
+		t.Fatal(err)
+	}
+	s.do(`BEGIN; SET LOCAL session_replication_role = replica;
+		INSERT INTO workflow_run (id, type, created_at) SELECT lpad(g::text, 32, '0')::uuid, 'up.a', CASE g WHEN 1 THEN timestamptz '1000-01-01' ELSE now() END FROM generate_series(1, 1500) AS g; COMMIT`)
+	s.do(`CREATE SEQUENCE tries;
+		CREATE FUNCTION refuse_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('tries') = 1 THEN RAISE EXCEPTION 'not now' USING ERRCODE = 'lock_not_available'; END IF;
+			RETURN NULL;
+		END $$;
+		CREATE CONSTRAINT TRIGGER refuse_once AFTER UPDATE ON workflow_run DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse_once()`)
+	up(t, s)
+	s.expect("the row", s.do(`SELECT created_at > '1000-01-01' FROM workflow_run WHERE id = lpad('1', 32, '0')::uuid`), "t")
+	s.expect("tries", s.do(`SELECT last_value >= 2 FROM tries`), "t")
 }

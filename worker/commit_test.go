@@ -38,7 +38,7 @@ func TestUnknownCommit(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			direct := pgtest.URL(t)
-			pool := open(t, direct)
+			pool := pgtest.Open(t, direct)
 			execute(t, pool, `CREATE TABLE ledger (run_id uuid)`)
 			p, through := newProxy(t, direct)
 			p.cutAt(c.cutAt, c.answered, 2)
@@ -60,7 +60,7 @@ func TestUnknownCommit(t *testing.T) {
 			var s seen
 			pgtest.LogTransitions(t, pool)
 			id := enqueue(t, pool, "test.once.v1", empty{})
-			_, stop := work(t, open(t, through), mux, func(config *worker.Config) {
+			_, stop := work(t, pgtest.Open(t, through), mux, func(config *worker.Config) {
 				s.observe(config)
 				config.Concurrency = 1
 				if c.hook {

@@ -20,14 +20,14 @@ import (
 func loser(t *testing.T, mux *worker.Mux, grace time.Duration, lost func(*proxy)) (pool *pgxpool.Pool, id uuid.UUID, took time.Duration, logged string) {
 	t.Helper()
 	direct := pgtest.URL(t)
-	pool = open(t, direct)
+	pool = pgtest.Open(t, direct)
 	p, through := newProxy(t, direct)
 	id = add(t, pool, run.New{Type: "test.once.v1", Payload: empty{}, MaxAttempts: 1})
 	p.cutAt("workflow_lease_v1(", true, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var log journal
-	cfg := worker.Config{Pool: open(t, through), Mux: mux, Prefixes: []string{"test."}, Lease: time.Minute, ShutdownGrace: grace, Logger: log.logger()}
+	cfg := worker.Config{Pool: pgtest.Open(t, through), Mux: mux, Prefixes: []string{"test."}, Lease: time.Minute, ShutdownGrace: grace, Logger: log.logger()}
 	var begun time.Time
 	cfg.Observe.Polled = func(_ int, _ time.Duration, err error) {
 		if err != nil && begun.IsZero() {
@@ -84,7 +84,7 @@ func TestStopInDoubtWithoutDatabase(t *testing.T) {
 func TestTakeBackAfterLostAnswer(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)
-	pool := open(t, direct)
+	pool := pgtest.Open(t, direct)
 	p, through := newProxy(t, direct)
 	id := add(t, pool, run.New{Type: "test.once.v1", Payload: empty{}, MaxAttempts: 1})
 	execute(t, pool, `UPDATE workflow_run SET status = 'leased', attempt = 1, lease_no = 1, lease_token = gen_random_uuid(), leased_by = 'dead',
@@ -96,7 +96,7 @@ func TestTakeBackAfterLostAnswer(t *testing.T) {
 		return pool.QueryRow(t.Context(), `SELECT pg_postmaster_start_time() < now() - interval '3 seconds'`).Scan(&up) == nil && up
 	})
 	p.cutAt("workflow_take_back_v1(", true, 1)
-	work(t, open(t, through), mux, func(c *worker.Config) { c.Lease = time.Minute })
+	work(t, pgtest.Open(t, through), mux, func(c *worker.Config) { c.Lease = time.Minute })
 	begun := time.Now()
 	r := finished(t, pool, id)
 	if took := time.Since(begun); r.Status != run.Failed || r.LeaseNo != 3 || p.cutCount() != 1 || took > 30*time.Second {

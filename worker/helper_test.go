@@ -148,16 +148,6 @@ func failureOf(t *testing.T, r *run.Run) run.Failure {
 	return f
 }
 
-func open(t *testing.T, url string) *pgxpool.Pool {
-	t.Helper()
-	pool, err := pgxpool.New(context.Background(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
-}
-
 // expire makes a run look as if the worker that had leased it died a while ago.
 func expire(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
 	t.Helper()

@@ -200,8 +200,8 @@ func TestLockedRow(t *testing.T) {
 func TestExhaustedPool(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)
-	look := open(t, direct)
-	pool := open(t, direct+"&pool_max_conns=2")
+	look := pgtest.Open(t, direct)
+	pool := pgtest.Open(t, direct+"&pool_max_conns=2")
 	mux := worker.NewMux()
 	var started, holding atomic.Int32
 	gate := make(chan bool)

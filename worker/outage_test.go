@@ -25,7 +25,7 @@ import (
 func TestBlackHole(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)
-	pool := open(t, direct)
+	pool := pgtest.Open(t, direct)
 	p, through := newProxy(t, direct)
 	mux := worker.NewMux()
 	started, ended := make(chan bool, 1), make(chan time.Time, 1)
@@ -42,7 +42,7 @@ func TestBlackHole(t *testing.T) {
 		return ctx.Err()
 	})
 	var s seen
-	work(t, open(t, through), mux, s.observe)
+	work(t, pgtest.Open(t, through), mux, s.observe)
 	id := enqueue(t, pool, "test.cut_off.v1", empty{})
 	<-started
 	pgtest.Await(t, "a heartbeat", func() bool { return s.get(&s.extended) > 0 })
@@ -64,7 +64,7 @@ func TestBlackHole(t *testing.T) {
 func TestSilentNetworkInAnEffect(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)
-	pool := open(t, direct)
+	pool := pgtest.Open(t, direct)
 	execute(t, pool, `CREATE TABLE ledger (run_id uuid)`)
 	p, through := newProxy(t, direct)
 	mux := worker.NewMux()
@@ -80,7 +80,7 @@ func TestSilentNetworkInAnEffect(t *testing.T) {
 			return err
 		})
 	})
-	work(t, open(t, through), mux, nil)
+	work(t, pgtest.Open(t, through), mux, nil)
 	id := enqueue(t, pool, "test.effect.v1", empty{})
 	<-inside
 	p.stall()
@@ -104,7 +104,7 @@ func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	const runs, length = 30, 2 * time.Second
 	server := ownServer(t, nil)
-	pool := open(t, server.URL("postgres"))
+	pool := pgtest.Open(t, server.URL("postgres"))
 	execute(t, pool, `CREATE TABLE ledger (run_id uuid)`)
 	mux := worker.NewMux()
 	var started, cut atomic.Int32
@@ -165,7 +165,7 @@ func ownServer(t *testing.T, settings map[string]string) *pgserver.Server {
 func TestTooManyLocks(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t, map[string]string{"max_locks_per_transaction": "10", "max_connections": "20"})
-	pool := open(t, server.URL("postgres"))
+	pool := pgtest.Open(t, server.URL("postgres"))
 	const runs, events = 200, 100
 	mux := worker.NewMux()
 	var together sync.WaitGroup // so that they are one batch

@@ -161,7 +161,7 @@ func TestSlowSuspectChild(t *testing.T) {
 		return ctx.Err()
 	})
 	handle(mux, "test.pill.v1", func(context.Context) error { os.Exit(137); return nil })
-	_ = worker.Run(context.Background(), worker.Config{Pool: open(t, url), Mux: mux, Prefixes: []string{"test."}, Lease: 4 * time.Second, PollInterval: 50 * time.Millisecond,
+	_ = worker.Run(context.Background(), worker.Config{Pool: pgtest.Open(t, url), Mux: mux, Prefixes: []string{"test."}, Lease: 4 * time.Second, PollInterval: 50 * time.Millisecond,
 		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}})
 }
 
@@ -171,7 +171,7 @@ func TestSlowSuspectChild(t *testing.T) {
 func TestSlowSuspect(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
-	pool := open(t, url)
+	pool := pgtest.Open(t, url)
 	slow := add(t, pool, run.New{Type: "test.slow.v1", Payload: empty{}, MaxAttempts: 2, Priority: 5})
 	pill := add(t, pool, run.New{Type: "test.pill.v1", Payload: empty{}, MaxAttempts: 2})
 	over := func() bool { return read(t, pool, slow).Status.Finished() && read(t, pool, pill).Status.Finished() }

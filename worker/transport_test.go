@@ -31,7 +31,7 @@ func transports(t *testing.T, through func(url string) string) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			direct := pgtest.URL(t)
-			suite(t, open(t, direct), open(t, through(direct)), change)
+			suite(t, pgtest.Open(t, direct), pgtest.Open(t, through(direct)), change)
 		})
 	}
 }
@@ -87,7 +87,7 @@ func suite(t *testing.T, look, pool *pgxpool.Pool, change func(*worker.Config)) 
 // A wake-up makes an idle worker look at once, however long its poll interval is.
 func TestWakeUp(t *testing.T) {
 	t.Parallel()
-	pool := open(t, pgtest.URL(t)) // never through a pooler
+	pool := pgtest.Open(t, pgtest.URL(t)) // never through a pooler
 	mux := worker.NewMux()
 	handle(mux, "test.woken.v1", func(context.Context) error { return nil })
 	w, _ := work(t, pool, mux, func(c *worker.Config) { c.PollInterval = 30 * time.Second })

@@ -108,7 +108,7 @@ func TestReadOnlyServer(t *testing.T) {
 	t.Parallel()
 	const runs = 20
 	s := ownServer(t, nil)
-	pool := open(t, s.URL("postgres"))
+	pool := pgtest.Open(t, s.URL("postgres"))
 	mux := worker.NewMux()
 	var starts atomic.Int32
 	gate := make(chan bool)
@@ -163,7 +163,7 @@ func TestManyLockedRows(t *testing.T) {
 	work(t, pool, mux, func(c *worker.Config) { c.Lease = time.Minute })
 	addMany(t, pool, "test.locked.v1", 40)
 	pgtest.Await(t, "all handlers to start", func() bool { return started.Load() == 40 })
-	tx, err := open(t, pool.Config().ConnString()).Begin(t.Context())
+	tx, err := pgtest.Open(t, pool.Config().ConnString()).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestLockedRowAndShortLeases(t *testing.T) {
 	work(t, pool, mux, nil) // leases of two seconds
 	addMany(t, pool, "test.short.v1", 40)
 	pgtest.Await(t, "all handlers to start", func() bool { return started.Load() == 40 })
-	tx, err := open(t, pool.Config().ConnString()).Begin(t.Context())
+	tx, err := pgtest.Open(t, pool.Config().ConnString()).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

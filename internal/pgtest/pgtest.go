@@ -68,6 +68,17 @@ func URL(t testing.TB) string {
 	return fresh(t, (*host).migrated)
 }
 
+// Open returns a pool of connections to a database, with pgx's own defaults. It is closed when t ends.
+func Open(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
 // Empty returns the connection string of a fresh database without any tables,
 // which is dropped when t ends.
 func Empty(t testing.TB) string {
