@@ -234,3 +234,59 @@ func TestProlong(t *testing.T) {
 		t.Errorf("after %d tries the lease was not extended", tries)
 	}
 }
+
+// A try to settle that fails after half of the leases has gone by costs none of them: those that wait while others of the
+// batch are tried have been extended before. Nothing else extends them here.
+func TestProlongedAfterATry(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	const length = 2 * time.Second
+	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Lease: length, Logger: slog.New(slog.DiscardHandler), Hooks: []Hook{{
+		Begin: func(*pgx.Batch, []lease.Settlement) (Act, error) {
+			return func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
+				_, err := tx.Exec(ctx, `DO $$ BEGIN PERFORM pg_sleep(0.6); RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$`)
+				return err
+			}, nil
+		},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.db = pool
+	for range 2 {
+		if _, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.slow.v1"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: func(string) lease.Terms { return lease.Terms{Length: length, Room: -1} }}
+	leases, _, err := p.Acquire(t.Context(), 2, 0)
+	if err != nil || len(leases) != 2 {
+		t.Fatalf("leased %d, %v", len(leases), err)
+	}
+	var batch []*job
+	for _, l := range leases {
+		j := &job{Lease: l, outcome: run.Outcome{ID: l.ID, Token: l.Token, Verdict: run.Succeed}, done: true, confirmed: l.Taken, extended: l.Taken}
+		w.jobs.add(j)
+		batch = append(batch, j)
+	}
+	time.Sleep(850 * time.Millisecond) // not yet half
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		w.settle(t.Context(), batch)
+	}()
+	for over := false; !over; {
+		var out int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM workflow_run WHERE status = 'leased' AND lease_until < clock_timestamp()`).Scan(&out); err != nil || out > 0 {
+			t.Fatalf("%d leases have run out, %v", out, err)
+		}
+		select {
+		case <-settled:
+			over = true
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	if n := len(w.solos); n != 2 {
+		t.Errorf("%d are left to be settled alone, want 2", n)
+	}
+}

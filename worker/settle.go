@@ -82,7 +82,6 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 // alone, which then keeps nobody else waiting. One that a hook names is taken out at once.
 func (w *Worker) settle(ctx context.Context, batch []*job) {
 	for pause := retries(); len(batch) > 0; sleep(ctx, pause.NextBackOff()) {
-		w.prolong(ctx, batch)
 		err := w.try(ctx, batch)
 		switch {
 		case err == nil || ctx.Err() != nil:
@@ -202,7 +201,6 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 			return
 		case turns <- struct{}{}:
 		}
-		w.prolong(ctx, []*job{j})
 		begun := time.Now()
 		err := w.try(ctx, []*job{j})
 		<-turns
@@ -320,6 +318,7 @@ func (j *job) unblame() {
 
 // try records the outcomes of a batch once, and then frees their slots.
 func (w *Worker) try(ctx context.Context, batch []*job) error {
+	w.prolong(ctx, batch)
 	start := time.Now()
 	lost, err := w.commit(ctx, batch)
 	if w.config.Observe.SettleRun != nil {
@@ -340,6 +339,7 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 		_ = errors.As(err, &hook)
 		w.jobs.refusedBy(hook, batch)
 		w.note(err)
+		w.prolong(ctx, batch) // before the pause, or the tries of others of the batch: a heartbeat may come too late for them
 		return err
 	}
 	w.settled(batch, lost)
