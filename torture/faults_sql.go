@@ -107,15 +107,14 @@ func (l *lab) locking(ctx context.Context, whom string, d time.Duration, lock st
 	return whom, nil
 }
 
-// soon waits a while for there to be something to strike at, and for a server to ask.
+// soon waits a while for there to be something to strike at, and for a server to ask. It looks often: an
+// event waits for milliseconds.
 func soon(ctx context.Context, find func() (found bool, err error)) (found bool, err error) {
-	for range 50 {
-		if found, err = find(); found {
-			break
+	for start := time.Now(); ; sleep(ctx, 10*time.Millisecond) {
+		if found, err = find(); found || time.Since(start) > 5*time.Second {
+			return found, err
 		}
-		sleep(ctx, 100*time.Millisecond)
 	}
-	return found, err
 }
 
 // deadlock locks leased rows one after the other in descending order: settles go the other way.

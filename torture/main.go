@@ -17,6 +17,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -75,10 +76,23 @@ func main() {
 }
 
 func (o options) run(ctx context.Context) error {
-	fmt.Printf("seed %d\n", o.seed)
 	if o.mutants {
+		fmt.Printf("seed %d\n", o.seed)
 		return o.runMutants(ctx)
 	}
+	for try := 1; ; try++ {
+		err := o.once(ctx)
+		if !errors.Is(err, errInvalid) || try == 3 || o.keep != "" {
+			return err
+		}
+		fmt.Printf("%v\nThis run proves nothing. The next seed follows.\n\n", err)
+		o.seed++
+	}
+}
+
+// once does one run and prints what came of it.
+func (o options) once(ctx context.Context) error {
+	fmt.Printf("seed %d\n", o.seed)
 	dir, err := o.place()
 	if err != nil {
 		return err

@@ -22,7 +22,7 @@ type report struct {
 	Machine string    `json:"machine"`
 	At      time.Time `json:"at"`
 	verdict
-	Invalid []string `json:"invalid,omitempty"` // why the run has not tested what it should
+	Invalid []string `json:"invalid,omitempty"` // what the run should have seen and has not
 }
 
 // commitOf says what is built from a source tree.
@@ -36,7 +36,6 @@ func commitOf(root string) string {
 
 func newReport(p *plan, v verdict, commit string) *report {
 	r := &report{Seed: p.Seed, Plan: p.Name, Commit: commit, Machine: machine(), At: time.Now().UTC().Truncate(time.Second), verdict: v}
-	r.Invalid = append(r.Invalid, v.Troubles...)
 	for _, m := range v.Must {
 		if m.N == 0 && p.demands(m.What) {
 			r.Invalid = append(r.Invalid, "never happened: "+m.What)
@@ -79,7 +78,11 @@ func machine() string {
 	return fmt.Sprintf("%d CPUs, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 }
 
-// judgement is nil if every rule held in a run that is valid.
+// errInvalid says that a run broke no rule, and has not seen all that it should: it proves nothing.
+var errInvalid = errors.New("invalid")
+
+// judgement is nil if every rule held in a run that is valid. If they held in one that is not, it is an
+// errInvalid.
 func (r *report) judgement() error {
 	var problems []string
 	for _, b := range r.Broken {
@@ -91,12 +94,16 @@ func (r *report) judgement() error {
 			problems = append(problems, fmt.Sprintf("%s: %s, want %s", f.Name, short(*f.Value), short(*f.Goal)))
 		}
 	}
-	problems = append(problems, r.Invalid...)
+	problems = append(problems, r.Troubles...)
 	if strings.HasPrefix(r.Index, "broken") {
 		problems = append(problems, "indexes "+r.Index)
 	}
-	if len(problems) > 0 {
-		return errors.New(strings.Join(problems, "; "))
+	unseen := strings.Join(r.Invalid, "; ")
+	switch {
+	case len(problems) > 0:
+		return errors.New(strings.Join(append(problems, r.Invalid...), "; "))
+	case unseen != "":
+		return fmt.Errorf("%w: %s", errInvalid, unseen)
 	}
 	return nil
 }
@@ -145,6 +152,9 @@ func (r *report) print(w io.Writer) {
 	}
 	for _, e := range r.Exits {
 		fmt.Fprintf(w, "  BROKEN  %s\n", e)
+	}
+	for _, t := range r.Troubles {
+		fmt.Fprintf(w, "  TROUBLE %s\n", t)
 	}
 	for _, i := range r.Invalid {
 		fmt.Fprintf(w, "  INVALID %s\n", i)

@@ -46,6 +46,7 @@ func (s *siege) run(ctx context.Context) error {
 	}
 	s.strikeAll(ctx, p.Strikes, p.Chaos)
 	s.pacify(ctx)
+	s.strikeAgain(ctx)
 	if len(p.Singles) > 0 {
 		s.load.gentle.Store(true)
 		s.recover(ctx)
@@ -71,29 +72,48 @@ func (s *siege) strikeAll(ctx context.Context, schedule []strike, long time.Dura
 			break
 		}
 		all.Go(func() {
-			f := findFault(next.Fault)
-			if f.server {
-				s.lab.strikes.Lock()
-				defer s.lab.strikes.Unlock()
-			}
-			e := entry{Kind: "strike", At: time.Now(), Fault: f.key}
-			whom, err := f.strike(ctx, s.lab, rand.New(rand.NewPCG(next.Seed, 1)))
-			end := time.Now()
-			e.Until, e.Worker = &end, whom
-			s.lab.ledger.add(e)
+			s.strike(ctx, next)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.past++
-			if whom != noOne {
-				s.struck[f.key]++
-			}
-			if err != nil && ctx.Err() == nil {
-				s.errs = append(s.errs, fmt.Errorf("%s: %w", f.name, err))
-			}
 		})
 	}
 	sleep(ctx, long-time.Since(start))
 	all.Wait()
+}
+
+// strikeAgain strikes with each fault that has hit nobody so far, until it does: amid others there may have been
+// nobody to hit.
+func (s *siege) strikeAgain(ctx context.Context) {
+	for range 5 {
+		for _, missed := range s.lab.plan.Strikes {
+			if s.struck[missed.Fault] == 0 && ctx.Err() == nil {
+				s.strike(ctx, missed)
+			}
+		}
+	}
+}
+
+// strike strikes once, and keeps in the ledger whom it has hit.
+func (s *siege) strike(ctx context.Context, next strike) {
+	f := findFault(next.Fault)
+	if f.server {
+		s.lab.strikes.Lock()
+		defer s.lab.strikes.Unlock()
+	}
+	e := entry{Kind: "strike", At: time.Now(), Fault: f.key}
+	whom, err := f.strike(ctx, s.lab, rand.New(rand.NewPCG(next.Seed, 1)))
+	end := time.Now()
+	e.Until, e.Worker = &end, whom
+	s.lab.ledger.add(e)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if whom != noOne {
+		s.struck[f.key]++
+	}
+	if err != nil && ctx.Err() == nil {
+		s.errs = append(s.errs, fmt.Errorf("%s: %w", f.name, err))
+	}
 }
 
 // pacify ends whatever a fault may have left.

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -51,7 +53,7 @@ func table(w io.Writer, names []string) error {
 	for _, rule := range all[0].Rules {
 		row(rule, func(r *report) string { return fmt.Sprint(r.brokenBy(rule).N) })
 	}
-	row("invalid for", func(r *report) string { return strings.Join(append(r.Invalid, "–")[:max(len(r.Invalid), 1)], "; ") })
+	row("invalid for", func(r *report) string { return cmp.Or(strings.Join(slices.Concat(r.Troubles, r.Invalid), "; "), "–") })
 	return nil
 }
 
