@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -82,14 +83,13 @@ func (s *siege) strikeAll(ctx context.Context, schedule []strike, long time.Dura
 	all.Wait()
 }
 
-// strikeAgain strikes with each fault that has hit nobody so far, until it does: amid others there may have been
-// nobody to hit.
+// strikeAgain strikes with each fault that has hit nobody so far, until it does, at most five times: amid others
+// there may have been nobody to hit.
 func (s *siege) strikeAgain(ctx context.Context) {
-	for range 5 {
-		for _, missed := range s.lab.plan.Strikes {
-			if s.struck[missed.Fault] == 0 && ctx.Err() == nil {
-				s.strike(ctx, missed)
-			}
+	for _, f := range faults {
+		k := slices.IndexFunc(s.lab.plan.Strikes, func(planned strike) bool { return planned.Fault == f.key })
+		for try := uint64(1); k >= 0 && try <= 5 && s.struck[f.key] == 0 && ctx.Err() == nil; try++ {
+			s.strike(ctx, strike{Fault: f.key, Seed: s.lab.plan.Strikes[k].Seed + try})
 		}
 	}
 }

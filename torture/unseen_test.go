@@ -8,24 +8,34 @@ import (
 	"testing"
 )
 
-// A fault that finds nobody to hit amid the others strikes again after them, until it hits.
+// A fault that finds nobody to hit amid the others strikes again after them, each time elsewhere, until it hits, and
+// not without end.
 func TestStrikeAgain(t *testing.T) {
 	book, err := openLedger(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	struck := map[string]int{}
+	struck, places := map[string]int{}, map[uint64]bool{}
 	shy := func(key string, misses int) fault {
-		return fault{key: key, strike: func(context.Context, *lab, *rand.Rand) (string, error) {
+		return fault{key: key, strike: func(_ context.Context, _ *lab, r *rand.Rand) (string, error) {
 			struck[key]++
+			if key == "shy" {
+				places[r.Uint64()] = true
+			}
 			return hit(key, struck[key] > misses), nil
 		}}
 	}
 	defer func(all []fault) { faults = all }(faults)
-	faults = []fault{shy("bold", 0), shy("shy", 3), shy("absent", 0)}
+	faults = []fault{shy("bold", 0), shy("shy", 3), shy("absent", 0), shy("idle", 1000)}
 	s := &siege{lab: &lab{ledger: book, plan: &plan{Strikes: []strike{{Fault: "bold"}, {Fault: "shy"}}}}, struck: map[string]int{}}
 	s.strikeAll(t.Context(), s.lab.plan.Strikes, 0)
+	for range 20 { // as many were planned
+		s.lab.plan.Strikes = append(s.lab.plan.Strikes, strike{Fault: "idle"})
+	}
 	s.strikeAgain(t.Context())
+	if len(places) != 4 || struck["idle"] != 5 {
+		t.Errorf("%d strikes in %d places, and %d of what never hits; want 4, each in another, and 5", struck["shy"], len(places), struck["idle"])
+	}
 	if s.struck["bold"] != 1 || s.struck["shy"] != 1 || struck["bold"] != 1 || struck["absent"] != 0 {
 		t.Errorf("hits %v in strikes %v; want each planned fault to hit once, and none that was not planned", s.struck, struck)
 	}
