@@ -51,7 +51,7 @@ func main() {
 	flag.BoolVar(&o.failover, "failover", false, "promote a standby under load")
 	flag.StringVar(&o.only, "only", "", "comma-separated faults, or mutants, instead of all")
 	flag.StringVar(&o.out, "out", "", "file for the report as JSON")
-	flag.StringVar(&o.keep, "keep", "", "directory for ledgers and logs; empty: a temporary one, kept if a rule is broken")
+	flag.StringVar(&o.keep, "keep", "", "directory for ledgers and logs, of one run; empty: a temporary one, kept if a rule is broken")
 	flag.BoolVar(&o.hold, "hold", false, "keep the server up after the verdict, until interrupted, to look at schema t")
 	flag.StringVar(&o.root, "root", "..", "the product's source")
 	flag.Func("table", "comma-separated reports; prints them side by side in Markdown, tortures nothing", func(names string) error {
