@@ -240,11 +240,11 @@ func TestProlong(t *testing.T) {
 func TestProlongedAfterATry(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	const length = 2 * time.Second
+	const length = 4 * time.Second
 	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Lease: length, Logger: slog.New(slog.DiscardHandler), Hooks: []Hook{{
 		Begin: func(*pgx.Batch, []lease.Settlement) (Act, error) {
 			return func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
-				_, err := tx.Exec(ctx, `DO $$ BEGIN PERFORM pg_sleep(0.6); RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$`)
+				_, err := tx.Exec(ctx, `DO $$ BEGIN PERFORM pg_sleep(1.2); RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$`)
 				return err
 			}, nil
 		},
@@ -269,7 +269,7 @@ func TestProlongedAfterATry(t *testing.T) {
 		w.jobs.add(j)
 		batch = append(batch, j)
 	}
-	time.Sleep(850 * time.Millisecond) // not yet half
+	time.Sleep(1700 * time.Millisecond) // not yet half
 	settled := make(chan struct{})
 	go func() {
 		defer close(settled)
