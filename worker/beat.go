@@ -63,8 +63,8 @@ func (w *Worker) dueForBeat(every time.Duration) []*job {
 	return due
 }
 
-// prolong extends those leases of a batch of which half has gone by. A try to settle keeps
-// heartbeats out of the rows that it has locked, and the next one will: without this, a few that
+// prolong extends those leases of a batch of which half has gone by, before a try to settle it and after one that
+// has failed. A try keeps heartbeats out of the rows that it has locked, and the next one will: without this, a few that
 // take too long cost leases of runs whose handlers have returned. The server may be about to end the last
 // try: for a third of a second that is waited for.
 func (w *Worker) prolong(ctx context.Context, batch []*job) {

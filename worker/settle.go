@@ -339,7 +339,7 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 		_ = errors.As(err, &hook)
 		w.jobs.refusedBy(hook, batch)
 		w.note(err)
-		w.prolong(ctx, batch) // before the pause, or the tries of others of the batch: a heartbeat may come too late for them
+		w.prolong(ctx, batch) // a pause follows, or tries of the batch's other half: a heartbeat may come too late
 		return err
 	}
 	w.settled(batch, lost)
