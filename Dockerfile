@@ -7,7 +7,7 @@ RUN go mod download
 COPY . .
 ARG VERSION=devel
 RUN CGO_ENABLED=0 go build -trimpath \
-    -ldflags="-s -w -X github.com/simple-workflow/simple-workflow/cmd/internal/build.version=${VERSION}" -o /out/ ./cmd/...
+    -ldflags="-s -w -X github.com/simple-workflow/simple-workflow/internal/build.version=${VERSION}" -o /out/ ./cmd/...
 
 FROM gcr.io/distroless/static-debian12:nonroot
 COPY --from=build /out/ /usr/local/bin/

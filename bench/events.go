@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 )
 
 const (
@@ -225,7 +225,7 @@ func (b *bench) eventTemplates(ctx context.Context) (map[string]string, error) {
 	if b.has(ours{}) {
 		base, err := b.base(ctx, ours{})
 		errs = append(errs, err, add("empty", base, func(ctx context.Context, db *database) error {
-			return errors.Join(outbox.Register(ctx, db, openSink, nil), closeGate(ctx, db))
+			return errors.Join(delivery.Register(ctx, db, openSink, nil), closeGate(ctx, db))
 		}))
 		e, empty := oursEvents{}, names["empty"]
 		errs = append(errs,
@@ -262,7 +262,7 @@ func poison(ctx context.Context, db *database, n int) error {
 // besides leaves events that one sink has got and another has not, and waits until reading starts
 // after them.
 func besides(ctx context.Context, db *database, n int) error {
-	if err := outbox.Register(ctx, db, otherSink, nil); err != nil {
+	if err := delivery.Register(ctx, db, otherSink, nil); err != nil {
 		return err
 	}
 	_, err := db.Exec(ctx, `
@@ -273,7 +273,7 @@ func besides(ctx context.Context, db *database, n int) error {
 	}
 	for begin := time.Now(); ; {
 		var settled bool
-		err := cmp.Or(outbox.RaiseFloors(ctx, db, openSink), pause(ctx, 10*time.Millisecond))
+		err := cmp.Or(delivery.RaiseFloors(ctx, db, openSink), pause(ctx, 10*time.Millisecond))
 		if err == nil {
 			err = db.QueryRow(ctx, `SELECT min(floor) = (SELECT max(id) FROM outbox_event) FROM outbox_lane WHERE sink = $1`, openSink).Scan(&settled)
 		}

@@ -194,7 +194,7 @@ func oneInstance(ctx context.Context, db *database, ps processes, process, input
 	err := db.QueryRow(ctx, `
 		INSERT INTO workflow_run (type, payload)
 		VALUES ($1, jsonb_build_object('process', $2::text, 'input', $3::text::jsonb))
-		RETURNING id`, graph.StartType, process, input).Scan(&id)
+		RETURNING id`, "graph.start.v1", process, input).Scan(&id)
 	for begin := time.Now(); err == nil; {
 		var over bool
 		err = db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM process_instance WHERE id = $1 AND completed_at IS NOT NULL)`, id).Scan(&over)

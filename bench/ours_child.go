@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -65,7 +66,7 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 		types, prefixes = []string{noop}, []string{"bench."}
 	}
 	for _, typ := range types {
-		worker.Handle(mux, typ, func(_ context.Context, p payload) (struct{}, error) {
+		worker.Handle(mux, run.Task[payload](typ), func(_ context.Context, p payload) (struct{}, error) {
 			c.handle(p.N)
 			return struct{}{}, nil
 		})
@@ -82,17 +83,11 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 		})
 	}
 	if t.Keep > 0 {
-		worker.Handle(mux, cleanup.Type, cleanup.Handler(pool, cleanup.Keep{Finished: time.Duration(t.Keep) * time.Second}))
-		prefixes = append(prefixes, "default.")
-		go cleanup.Schedule(ctx, pool, time.Minute, slog.Default())
+		go cleanup.New(pool, append(slices.Clone(prefixes), "default."), time.Minute, cleanup.Keep{Finished: time.Duration(t.Keep) * time.Second}).Run(ctx)
 	}
-	var hooks []worker.Hook
+	var processes worker.Processes
 	if t.Graph {
-		engine := graph.New(pool)
-		for typ, handler := range engine.Handlers() {
-			mux.HandleRaw(typ, handler)
-		}
-		hooks, prefixes = append(hooks, worker.Hook{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}), append(prefixes, graph.Prefix)
+		processes = graph.New(pool)
 		worker.Handle(mux, clocked, func(_ context.Context, p payload) (stamp, error) {
 			at := time.Now().UnixNano()
 			c.handle(p.N)
@@ -118,8 +113,8 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 		PollInterval: time.Duration(t.Poll) * time.Millisecond,
 		NoWakeUp:     t.NoWakeUp,
 		Observe:      observe,
-		Steps:        t.Graph,
-		Hooks:        hooks,
+		Retention:    worker.Retention{Off: true}, // or it is by Keep
+		Processes:    processes,
 		Logger:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 }

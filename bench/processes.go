@@ -64,7 +64,7 @@ type graphed struct {
 func (b *bench) ownProcesses(ctx context.Context, rep int) error {
 	shipped := task{Do: "work", Graph: true, Slots: -1}
 	wide := task{Do: "work", Graph: true}
-	counted := task{Do: "work", Graph: true, Slots: -1, Counted: graph.StartType}
+	counted := task{Do: "work", Graph: true, Slots: -1, Counted: "graph.start.v1"}
 	for _, w := range []graphed{
 		{sequenceVariant, inARow(noop, sequenceSteps), sequenceSteps, shipped},
 		{forkVariant, forked(4), 4, shipped},
@@ -159,7 +159,7 @@ func insertStarts(ctx context.Context, db *database, process string, before, n i
 	_, err := db.Exec(ctx, `
 		INSERT INTO workflow_run (type, payload)
 		SELECT $1, jsonb_build_object('process', $2::text, 'input', jsonb_build_object('n', g))
-		FROM generate_series($3::int + 1, $3 + $4) g`, graph.StartType, process, before, n)
+		FROM generate_series($3::int + 1, $3 + $4) g`, "graph.start.v1", process, before, n)
 	return err
 }
 

@@ -12,20 +12,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
 func register(t *testing.T, pool *pgxpool.Pool, sink string, types ...string) {
 	t.Helper()
-	if err := outbox.Register(t.Context(), pool, sink, types); err != nil {
+	if err := delivery.Register(t.Context(), pool, sink, types); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func claim(t *testing.T, pool *pgxpool.Pool, sink string) *outbox.Claim {
+func claim(t *testing.T, pool *pgxpool.Pool, sink string) *delivery.Claim {
 	t.Helper()
-	c, err := outbox.Acquire(t.Context(), pool, sink, "test", outbox.Limits{Events: 1000, Bytes: 1 << 20, Lanes: 64, Length: time.Minute})
+	c, err := delivery.Acquire(t.Context(), pool, sink, "test", delivery.Limits{Events: 1000, Bytes: 1 << 20, Lanes: 64, Length: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,13 +34,13 @@ func claim(t *testing.T, pool *pgxpool.Pool, sink string) *outbox.Claim {
 }
 
 // delivered marks all that was claimed.
-func delivered(t *testing.T, pool *pgxpool.Pool, c *outbox.Claim) (recorded int) {
+func delivered(t *testing.T, pool *pgxpool.Pool, c *delivery.Claim) (recorded int) {
 	t.Helper()
-	var outcomes []outbox.Outcome
+	var outcomes []delivery.Outcome
 	for _, row := range c.Rows {
-		outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Delivered: row.Wanted, Unwanted: !row.Wanted})
+		outcomes = append(outcomes, delivery.Outcome{ID: row.ID, Delivered: row.Wanted, Unwanted: !row.Wanted})
 	}
-	recorded, err := outbox.Mark(t.Context(), pool, c, outcomes)
+	recorded, err := delivery.Mark(t.Context(), pool, c, outcomes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func TestParkedNoMore(t *testing.T) {
 			})
 			if removed {
 				stop() // or it registers its sink anew
-				if _, err := outbox.Abandon(t.Context(), pool, "crm", 0); err != nil {
+				if _, err := delivery.Abandon(t.Context(), pool, "crm", 0); err != nil {
 					t.Fatal(err)
 				}
 				dispatch(t, pool, nil, other)
@@ -124,10 +125,10 @@ func TestFloorsAfterRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	pgtest.Await(t, "floors to rise", func() bool {
-		if err := outbox.RaiseFloors(t.Context(), pool, "a"); err != nil {
+		if err := delivery.RaiseFloors(t.Context(), pool, "a"); err != nil {
 			t.Fatal(err)
 		}
-		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 1`) == outbox.Lanes
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 1`) == delivery.Lanes
 	})
 }
 

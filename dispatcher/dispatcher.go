@@ -1,9 +1,9 @@
 // Package dispatcher publishes what is in the outbox: at least once, with the same id and bytes
 // each time, in order for each aggregate, and past every event that cannot be published.
 //
-// The way of an event: a [Dispatcher] claims lanes in which something is due (outbox.Acquire),
+// The way of an event: a [Dispatcher] claims lanes in which something is due (delivery.Acquire),
 // makes CloudEvents of the rows (event.go), has a [Sink] publish them, and marks what became of
-// each (outbox.Mark). No transaction is open meanwhile. Several dispatchers share the lanes; if
+// each (delivery.Mark). No transaction is open meanwhile. Several dispatchers share the lanes; if
 // one dies, its claim runs out.
 package dispatcher
 
@@ -21,8 +21,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -69,7 +69,7 @@ type Observer struct {
 	Failed    func(sink string, events int)                              // events that were not
 	Parked    func(sink string, events int)                              // events that were given up
 	Down      func(sink string, down bool)                               // a sink is, or is no longer, left alone
-	Lag       func(sink string, lag outbox.Lag)                          // every few seconds
+	Lag       func(sink string, lag delivery.Lag)                        // every few seconds
 	Polled    func(sink string, events int, took time.Duration, e error) // a look at the outbox
 	Fault     func(sink string, failing bool)                            // no event can be marked, or they can again
 }
@@ -142,8 +142,8 @@ func (c *Config) check() error {
 	if c.Claim != 0 && c.Claim < time.Second {
 		bad("Claim: %s is less than a second", c.Claim)
 	}
-	if c.Claim > outbox.LongestClaim {
-		bad("Claim: %s is more than %s; a crash would hold up what was claimed for as long", c.Claim, outbox.LongestClaim)
+	if c.Claim > delivery.LongestClaim {
+		bad("Claim: %s is more than %s; a crash would hold up what was claimed for as long", c.Claim, delivery.LongestClaim)
 	}
 	if len(c.Name) > 200 {
 		bad("Name: it has %d bytes, the limit is 200", len(c.Name))
@@ -165,7 +165,7 @@ func (o Observer) filled() Observer {
 		o.Down = func(string, bool) {}
 	}
 	if o.Lag == nil {
-		o.Lag = func(string, outbox.Lag) {}
+		o.Lag = func(string, delivery.Lag) {}
 	}
 	if o.Polled == nil {
 		o.Polled = func(string, int, time.Duration, error) {}
@@ -239,7 +239,7 @@ func (d *Dispatcher) register(ctx context.Context, t Target, late bool) (apart b
 	var told time.Time
 	for n := 0; ; n++ {
 		call, done := context.WithTimeout(ctx, registerTimeout) // somebody may have locked its row
-		err := outbox.Register(call, d.config.Pool, t.Name, t.Types)
+		err := delivery.Register(call, d.config.Pool, t.Name, t.Types)
 		done()
 		switch {
 		case err == nil, ctx.Err() != nil:
@@ -249,7 +249,7 @@ func (d *Dispatcher) register(ctx context.Context, t Target, late bool) (apart b
 			d.log.Warn("cannot register a sink; trying again", "sink", t.Name, "err", fault.Loggable(err))
 		}
 		if !late {
-			if works, problem := outbox.Registers(ctx, d.config.Pool, t.Name); works && problem == nil {
+			if works, problem := delivery.Registers(ctx, d.config.Pool, t.Name); works && problem == nil {
 				return true, nil
 			}
 			if fault.Of(err) == fault.Halve {

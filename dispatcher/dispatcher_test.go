@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -264,14 +266,15 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// A sink that is down costs lag: no event is charged, none is parked, and another sink's flow.
+// A sink that is down costs lag: no event is charged, none is parked, and another sink's flow. That it is down, and back, is noted, and told once.
 func TestSinkDown(t *testing.T) {
 	pool, down, up := pgtest.New(t), &memory{}, &memory{}
 	for name, failure := range map[string]error{"unavailable": dispatcher.Unavailable(errors.New("no route"), 0), "every event fails": errors.New("status 500")} {
 		t.Run(name, func(t *testing.T) {
 			down.set(func(event.Event) error { return failure })
 			emit(t, pool, "test.told", 30, 5)
-			stop := dispatch(t, pool, nil, dispatcher.Target{Name: "down", Sink: down}, dispatcher.Target{Name: "up", Sink: up})
+			log := &journal{}
+			stop := dispatch(t, pool, func(c *dispatcher.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }, dispatcher.Target{Name: "down", Sink: down}, dispatcher.Target{Name: "up", Sink: up})
 			pgtest.Await(t, "the other sink to have all", func() bool {
 				return count(t, pool, `SELECT count(*) FROM outbox_event WHERE NOT 'up' = ANY (coalesce(delivered_to, '{}'))`) == 0
 			})
@@ -285,10 +288,19 @@ func TestSinkDown(t *testing.T) {
 			if n := count(t, pool, openEvents); n != 150 {
 				t.Errorf("%d are open, want 150", n)
 			}
+			if n := count(t, pool, `SELECT count(*) FROM outbox_sink WHERE name = 'down' AND down_since < now() - interval '1 second' AND last_error IS NOT NULL OR name = 'up' AND down_since IS NULL`); n != 2 {
+				t.Errorf("outbox_sink does not tell that it is down")
+			}
 			down.set(nil)
 			drained(t, pool)
+			pgtest.Await(t, "it to be noted that the sink is back", func() bool {
+				return count(t, pool, `SELECT count(*) FROM outbox_sink WHERE name = 'down' AND down_since IS NULL AND last_error IS NULL AND back_at > now() - interval '1 minute'`) == 1
+			})
 			stop()
 			inOrder(t, up.got())
+			if n := strings.Count(log.String(), "sink takes events again"); n != 1 {
+				t.Errorf("the log says %d times that it is back: %s", n, log.String())
+			}
 		})
 	}
 }
@@ -335,7 +347,7 @@ func TestLateCommit(t *testing.T) {
 	pgtest.Await(t, "the others", func() bool { return len(sink.got()) == 200 })
 	raise := func() {
 		for range 3 {
-			if err := outbox.RaiseFloors(t.Context(), pool, "memory"); err != nil {
+			if err := delivery.RaiseFloors(t.Context(), pool, "memory"); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -350,7 +362,7 @@ func TestLateCommit(t *testing.T) {
 	pgtest.Await(t, "the late one", func() bool { return len(sink.got()) == 201 })
 	pgtest.Await(t, "floors to rise", func() bool {
 		raise()
-		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE sink = 'memory' AND floor > 0`) == outbox.Lanes
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE sink = 'memory' AND floor > 0`) == delivery.Lanes
 	})
 }
 
@@ -358,30 +370,30 @@ func TestLateCommit(t *testing.T) {
 func TestLostClaim(t *testing.T) {
 	pool := pgtest.New(t)
 	emit(t, pool, "test.told", 3, 2)
-	if err := outbox.Register(t.Context(), pool, "memory", nil); err != nil {
+	if err := delivery.Register(t.Context(), pool, "memory", nil); err != nil {
 		t.Fatal(err)
 	}
-	limits := outbox.Limits{Events: 100, Bytes: 1 << 20, Lanes: 64, Length: time.Millisecond}
-	frozen, err := outbox.Acquire(t.Context(), pool, "memory", "frozen", limits)
+	limits := delivery.Limits{Events: 100, Bytes: 1 << 20, Lanes: 64, Length: time.Millisecond}
+	frozen, err := delivery.Acquire(t.Context(), pool, "memory", "frozen", limits)
 	if err != nil || len(frozen.Rows) != 6 {
 		t.Fatalf("%d rows, %v", len(frozen.Rows), err)
 	}
 	time.Sleep(5 * time.Millisecond)
-	other, err := outbox.Acquire(t.Context(), pool, "memory", "other", limits)
+	other, err := delivery.Acquire(t.Context(), pool, "memory", "other", limits)
 	if err != nil || len(other.Rows) != 6 {
 		t.Fatalf("%d rows, %v", len(other.Rows), err)
 	}
-	var outcomes []outbox.Outcome
+	var outcomes []delivery.Outcome
 	for _, row := range frozen.Rows {
-		outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Delivered: true})
+		outcomes = append(outcomes, delivery.Outcome{ID: row.ID, Delivered: true})
 	}
-	if n, err := outbox.Mark(t.Context(), pool, frozen, outcomes); n != 0 || err != nil {
+	if n, err := delivery.Mark(t.Context(), pool, frozen, outcomes); n != 0 || err != nil {
 		t.Errorf("%d were marked under a lost claim, %v", n, err)
 	}
 	if n := count(t, pool, openEvents); n != 6 {
 		t.Errorf("%d are open, want 6", n)
 	}
-	if n, err := outbox.Mark(t.Context(), pool, other, outcomes); n != 6 || err != nil {
+	if n, err := delivery.Mark(t.Context(), pool, other, outcomes); n != 6 || err != nil {
 		t.Errorf("%d were marked, %v; want 6", n, err)
 	}
 }
@@ -389,7 +401,7 @@ func TestLostClaim(t *testing.T) {
 // W60: a batch is bounded by bytes, and an event beyond the bound goes by itself.
 func TestBytes(t *testing.T) {
 	pool := pgtest.New(t)
-	if err := outbox.Register(t.Context(), pool, "memory", nil); err != nil {
+	if err := delivery.Register(t.Context(), pool, "memory", nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pool.Exec(t.Context(), `
@@ -398,11 +410,11 @@ func TestBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for limit, want := range map[int]int{1_000_000: 9, 1000: 1} {
-		c, err := outbox.Acquire(t.Context(), pool, "memory", "test", outbox.Limits{Events: 1000, Bytes: limit, Lanes: 64, Length: time.Minute})
+		c, err := delivery.Acquire(t.Context(), pool, "memory", "test", delivery.Limits{Events: 1000, Bytes: limit, Lanes: 64, Length: time.Minute})
 		if err != nil || len(c.Rows) != want {
 			t.Errorf("%d rows of 100 kB in %d bytes, %v; want %d", len(c.Rows), limit, err, want)
 		}
-		if _, err := outbox.Mark(t.Context(), pool, c, nil); err != nil {
+		if _, err := delivery.Mark(t.Context(), pool, c, nil); err != nil {
 			t.Error(err)
 		}
 	}
@@ -416,11 +428,11 @@ func TestReplay(t *testing.T) {
 	drained(t, pool)
 	pgtest.Await(t, "floors to rise", func() bool {
 		for _, sink := range []string{"a", "b"} {
-			if err := outbox.RaiseFloors(t.Context(), pool, sink); err != nil {
+			if err := delivery.RaiseFloors(t.Context(), pool, sink); err != nil {
 				t.Fatal(err)
 			}
 		}
-		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == 2*outbox.Lanes
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == 2*delivery.Lanes
 	})
 	if n := count(t, pool, `SELECT outbox_replay(now() - interval '1 hour', sink => 'b')`); n != 15 {
 		t.Errorf("%d are replayed, want 15", n)
@@ -449,7 +461,7 @@ func TestReplay(t *testing.T) {
 // A sink that is no longer wanted is removed, and what waited only for it is done with.
 func TestAbandon(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
-	if err := outbox.Register(t.Context(), pool, "gone", nil); err != nil {
+	if err := delivery.Register(t.Context(), pool, "gone", nil); err != nil {
 		t.Fatal(err)
 	}
 	emit(t, pool, "test.told", 5, 3)
@@ -461,17 +473,17 @@ func TestAbandon(t *testing.T) {
 	if n := count(t, pool, openEvents); n != 15 {
 		t.Errorf("%d are open, want 15", n)
 	}
-	if _, err := outbox.Abandon(t.Context(), pool, "gone", time.Minute); !errors.Is(err, outbox.ErrServed) {
+	if _, err := delivery.Abandon(t.Context(), pool, "gone", time.Minute); !errors.Is(err, delivery.ErrServed) {
 		t.Errorf("a sink that somebody has just served: %v", err)
 	}
-	if n, err := outbox.Abandon(t.Context(), pool, "gone", 0); n != 15 || err != nil {
+	if n, err := delivery.Abandon(t.Context(), pool, "gone", 0); n != 15 || err != nil {
 		t.Errorf("%d were open for it, %v; want 15", n, err)
 	}
 	drained(t, pool)
 	if len(sink.got()) != 15 {
 		t.Errorf("%d came, want 15", len(sink.got()))
 	}
-	if _, err := outbox.Abandon(t.Context(), pool, "gone", 0); !errors.Is(err, outbox.ErrNoSink) {
+	if _, err := delivery.Abandon(t.Context(), pool, "gone", 0); !errors.Is(err, delivery.ErrNoSink) {
 		t.Errorf("a sink that is not there: %v", err)
 	}
 }

@@ -7,12 +7,12 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 )
 
 // toEvent makes a CloudEvent of a row: the same attributes and bytes each time. Its subject and
 // its partitionkey are the aggregate.
-func toEvent(row outbox.Row, source string) event.Event {
+func toEvent(row delivery.Row, source string) event.Event {
 	e := event.New()
 	e.SetID(row.UUID.String())
 	e.SetSource(source)

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
 const (
@@ -60,7 +60,7 @@ func (f *feed) tellFault(ctx context.Context, err error) {
 	f.config.Observe.Fault(f.target.Name, err != nil)
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer done()
-	if problem := outbox.TellFault(call, f.config.Pool, err); problem != nil {
+	if problem := delivery.TellFault(call, f.config.Pool, err); problem != nil {
 		f.complain("cannot note that no event can be marked", "state", fault.State(problem))
 	}
 }

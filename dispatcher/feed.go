@@ -14,8 +14,8 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/time/rate"
 
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -32,6 +32,7 @@ const (
 	seenEvery   = 2500 * time.Millisecond
 	seenAgain   = time.Second // after a try that has failed
 	seenTimeout = 3 * time.Second
+	askEvery    = 10 * time.Second // between two looks whether another dispatcher has left the sink alone
 	sweepEvery  = 30 * time.Second // and the more rarely, the longer it takes:
 	sweepRarely = 10 * time.Minute
 	rightEvery  = 5 * time.Second // while floors cannot be raised
@@ -53,6 +54,8 @@ type feed struct {
 	failing  map[uuid.UUID]bool // aggregates that have failed since something was acknowledged
 	rejected map[uuid.UUID]bool // likewise
 	downs    int                // pauses since then
+	away     bool               // it was left alone, and it is not noted yet that it is back
+	asked    time.Time          // when that was last looked for
 	told     time.Time
 	marking  marking
 
@@ -113,13 +116,13 @@ func (f *feed) run(ctx, sending context.Context) {
 
 // look claims what is due. While all is quiet it asks first whether anything is open at all, which
 // costs less.
-func (f *feed) look(ctx, sending context.Context, quiet bool) (*outbox.Claim, error) {
+func (f *feed) look(ctx, sending context.Context, quiet bool) (*delivery.Claim, error) {
 	if quiet {
-		if open, err := outbox.Open(ctx, f.config.Pool, f.target.Name); err != nil || !open {
-			return &outbox.Claim{}, err
+		if open, err := delivery.Open(ctx, f.config.Pool, f.target.Name); err != nil || !open {
+			return &delivery.Claim{}, err
 		}
 	}
-	return outbox.Acquire(sending, f.config.Pool, f.target.Name, f.name, f.limits())
+	return delivery.Acquire(sending, f.config.Pool, f.target.Name, f.name, f.limits())
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -130,8 +133,8 @@ func sleep(ctx context.Context, d time.Duration) {
 }
 
 // limits bounds the next batch.
-func (f *feed) limits() outbox.Limits {
-	l := outbox.Limits{Events: f.config.Batch, Bytes: f.config.BatchBytes, Lanes: lanesAtOnce, Length: f.config.Claim}
+func (f *feed) limits() delivery.Limits {
+	l := delivery.Limits{Events: f.config.Batch, Bytes: f.config.BatchBytes, Lanes: lanesAtOnce, Length: f.config.Claim}
 	if f.limit != nil {
 		l.Events = min(l.Events, f.limit.Burst())
 	}
@@ -152,22 +155,22 @@ func (f *feed) suspect() bool {
 }
 
 // publish publishes what was claimed, and marks it.
-func (f *feed) publish(ctx context.Context, claim *outbox.Claim, claimed time.Time) {
+func (f *feed) publish(ctx context.Context, claim *delivery.Claim, claimed time.Time) {
 	begun := time.Now()
 	// A claim that has run out is somebody else's: nothing is sent in its last third.
 	sending, done := context.WithDeadline(ctx, claimed.Add(f.config.Claim*2/3))
 	defer done()
 	sending = context.WithValue(sending, clockKey{}, claim.Ahead)
-	var wanted []outbox.Row
-	var outcomes []outbox.Outcome
+	var wanted []delivery.Row
+	var outcomes []delivery.Outcome
 	full := f.unmarked.full()
 	for _, row := range claim.Rows {
 		if o, ok := f.unmarked.known(row); ok {
 			outcomes = append(outcomes, o)
 		} else if !row.Wanted {
-			outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Unwanted: true})
+			outcomes = append(outcomes, delivery.Outcome{ID: row.ID, Unwanted: true})
 		} else if row.Refused != "" {
-			outcomes = append(outcomes, outbox.Outcome{ID: row.ID, Attempt: row.Attempt + 1, Rejected: row.Rejected, Park: true, Reason: row.Refused})
+			outcomes = append(outcomes, delivery.Outcome{ID: row.ID, Attempt: row.Attempt + 1, Rejected: row.Rejected, Park: true, Reason: row.Refused})
 			f.config.Observe.Parked(f.target.Name, 1)
 			f.log.Warn("an event is larger than any may be; it is parked", "event", row.ID, "reason", row.Refused, "sink", f.target.Name)
 		} else if !full {
@@ -184,7 +187,7 @@ func (f *feed) publish(ctx context.Context, claim *outbox.Claim, claimed time.Ti
 	f.mark(ctx, claim, outcomes)
 }
 
-func (f *feed) send(ctx context.Context, rows []outbox.Row) (errs []error) {
+func (f *feed) send(ctx context.Context, rows []delivery.Row) (errs []error) {
 	events := make([]event.Event, len(rows))
 	for k, row := range rows {
 		events[k] = toEvent(row, f.config.Source)
@@ -218,7 +221,7 @@ func all(n int, err error) []error {
 
 // judge turns the sink's answers into outcomes, and leaves the sink alone for a while if it takes
 // nothing.
-func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outcomes []outbox.Outcome) {
+func (f *feed) judge(rows []delivery.Row, errs []error, took time.Duration) (outcomes []delivery.Outcome) {
 	suspect, refuses := f.note(rows, errs)
 	var down *unavailable
 	delivered, failed, parked := 0, 0, 0
@@ -256,6 +259,7 @@ func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outco
 		f.leaveAlone(first(errs), 0)
 	case delivered > 0:
 		o.Down(f.target.Name, false)
+		f.apart.Go(f.back)
 	}
 	return outcomes
 }
@@ -263,7 +267,7 @@ func (f *feed) judge(rows []outbox.Row, errs []error, took time.Duration) (outco
 // note keeps count of the aggregates that have failed, and of those that were rejected, since
 // something was acknowledged, and reports whether they are so many that the sink must be to blame. One
 // that refuses is not left alone: what it takes may be behind what it does not.
-func (f *feed) note(rows []outbox.Row, errs []error) (suspect, refuses bool) {
+func (f *feed) note(rows []delivery.Row, errs []error) (suspect, refuses bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if slices.Contains(errs, nil) {
@@ -289,8 +293,8 @@ func (f *feed) note(rows []outbox.Row, errs []error) (suspect, refuses bool) {
 }
 
 // outcome is what an answer means for an event that was tried.
-func (f *feed) outcome(row outbox.Row, err error, suspect, refuses bool) outbox.Outcome {
-	o := outbox.Outcome{ID: row.ID, Delivered: err == nil, Attempt: row.Attempt + 1, Rejected: row.Rejected}
+func (f *feed) outcome(row delivery.Row, err error, suspect, refuses bool) delivery.Outcome {
+	o := delivery.Outcome{ID: row.ID, Delivered: err == nil, Attempt: row.Attempt + 1, Rejected: row.Rejected}
 	if err == nil {
 		return o
 	}
@@ -325,6 +329,7 @@ func (f *feed) leaveAlone(reason error, after time.Duration) {
 	f.mu.Lock()
 	pause := max(after, pauses.Delay(f.downs))
 	f.downs++
+	f.away = true
 	f.mu.Unlock()
 	f.config.Observe.Down(f.target.Name, true)
 	if said := (*unavailable)(nil); errors.As(reason, &said) {
@@ -334,17 +339,41 @@ func (f *feed) leaveAlone(reason error, after time.Duration) {
 	}
 	ctx, done := context.WithTimeout(context.Background(), 5*time.Second)
 	defer done()
-	if err := outbox.Pause(ctx, f.config.Pool, f.target.Name, pause, firstLine(reason.Error())); err != nil {
+	if err := delivery.Pause(ctx, f.config.Pool, f.target.Name, pause, firstLine(reason.Error())); err != nil {
 		f.complain("cannot note that a sink is left alone", "err", err)
+	}
+}
+
+// back notes that the sink takes what it gets, if this or another dispatcher has found that it did not.
+func (f *feed) back() {
+	f.mu.Lock()
+	ask := f.away || time.Since(f.asked) >= askEvery
+	if ask {
+		f.away, f.asked = false, time.Now()
+	}
+	f.mu.Unlock()
+	if !ask {
+		return
+	}
+	ctx, done := context.WithTimeout(context.Background(), 5*time.Second)
+	defer done()
+	down, was, err := delivery.Back(ctx, f.config.Pool, f.target.Name)
+	if err != nil {
+		f.mu.Lock()
+		f.away = true // it is to be noted later
+		f.mu.Unlock()
+		f.complain("cannot note that a sink is back", "err", err)
+	} else if was {
+		f.log.Info("sink takes events again", "sink", f.target.Name, "after", down.Round(time.Second))
 	}
 }
 
 // mark records what was found out, and gives the lanes back. What it takes longer with holds up nobody
 // else: the next batch is published meanwhile.
-func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.Outcome) {
+func (f *feed) mark(ctx context.Context, claim *delivery.Claim, outcomes []delivery.Outcome) {
 	soon, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer done()
-	recorded, err := outbox.Mark(soon, f.config.Pool, claim, outcomes)
+	recorded, err := delivery.Mark(soon, f.config.Pool, claim, outcomes)
 	if err != nil {
 		f.apart.Go(func() { f.markApart(ctx, claim, outcomes) })
 		return
@@ -359,7 +388,7 @@ func (f *feed) mark(ctx context.Context, claim *outbox.Claim, outcomes []outbox.
 
 // markApart records what can be recorded, and remembers the rest. If the database is away it tries
 // again until the claim runs out.
-func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []outbox.Outcome) {
+func (f *feed) markApart(ctx context.Context, claim *delivery.Claim, outcomes []delivery.Outcome) {
 	stopping := ctx
 	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), f.config.Claim)
 	defer done()
@@ -368,7 +397,7 @@ func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []ou
 	for n := 0; ; n++ {
 		f.unmarked.remember(claim.Rows, outcomes)
 		claim.AnyState = f.unmarked.lasting(outcomes)
-		rest, err := outbox.MarkApart(ctx, f.config.Pool, claim, outcomes, patience<<min(n, 4))
+		rest, err := delivery.MarkApart(ctx, f.config.Pool, claim, outcomes, patience<<min(n, 4))
 		f.unmarked.kept(rest.Lanes, err)
 		f.unmarked.kept(rest.Open, nil)
 		f.tell(rest)
@@ -376,8 +405,8 @@ func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []ou
 			f.faulty(ctx, rest.Fault)
 		}
 		open := slices.Concat(rest.Lanes, rest.Open)
-		f.unmarked.forget(slices.DeleteFunc(outcomes, func(o outbox.Outcome) bool {
-			return slices.ContainsFunc(open, func(other outbox.Outcome) bool { return other.ID == o.ID })
+		f.unmarked.forget(slices.DeleteFunc(outcomes, func(o delivery.Outcome) bool {
+			return slices.ContainsFunc(open, func(other delivery.Outcome) bool { return other.ID == o.ID })
 		}))
 		if outcomes = rest.Lanes; !rest.Claimed {
 			return
@@ -391,7 +420,7 @@ func (f *feed) markApart(ctx context.Context, claim *outbox.Claim, outcomes []ou
 }
 
 // tell says in the log what could not be marked, and never why: that may quote a payload.
-func (f *feed) tell(rest outbox.Rest) {
+func (f *feed) tell(rest delivery.Rest) {
 	for _, r := range rest.Refused {
 		f.log.Warn("the database refuses to mark an event; it is parked; why: SELECT last_error FROM outbox_delivery", "event", r.ID, "state", r.State, "sink", f.target.Name)
 	}
@@ -407,7 +436,7 @@ func (f *feed) tell(rest outbox.Rest) {
 func (f *feed) appear(ctx context.Context) {
 	for ctx.Err() == nil {
 		call, done := context.WithTimeout(ctx, seenTimeout)
-		good := f.order(call, outbox.Seen(call, f.config.Pool, f.target.Name, f.target.Types))
+		good := f.order(call, delivery.Seen(call, f.config.Pool, f.target.Name, f.target.Types))
 		done()
 		if !good {
 			sleep(ctx, seenAgain)
@@ -426,7 +455,7 @@ func (f *feed) keep(ctx context.Context) {
 	// whether the sink is to blame.
 	for sleep(ctx, floorEvery); ctx.Err() == nil; sleep(ctx, floorEvery) {
 		begun := time.Now()
-		err := outbox.RaiseFloors(ctx, f.config.Pool, f.target.Name)
+		err := delivery.RaiseFloors(ctx, f.config.Pool, f.target.Name)
 		f.order(ctx, err)
 		damaged := fault.Of(err) == fault.Halve // a damaged lane may refuse to be raised
 		if damaged && begun.Sub(swept) > rightEvery || begun.After(sweep) {
@@ -437,7 +466,7 @@ func (f *feed) keep(ctx context.Context) {
 		}
 		if time.Since(kept) > keepEvery {
 			kept = time.Now()
-			if lag, err := outbox.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
+			if lag, err := delivery.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
 				f.config.Observe.Lag(f.target.Name, lag)
 			}
 		}
@@ -446,7 +475,7 @@ func (f *feed) keep(ctx context.Context) {
 }
 
 func (f *feed) setRight(ctx context.Context) {
-	did, err := outbox.SetRight(ctx, f.config.Pool, f.target.Name)
+	did, err := delivery.SetRight(ctx, f.config.Pool, f.target.Name)
 	if f.order(ctx, err); did != "" {
 		f.log.Warn("the outbox is set right", "did", did, "sink", f.target.Name)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
 // unguarded executes a script as rows from before came about: without triggers and foreign keys.
@@ -118,7 +118,7 @@ func TestLanesAreMadeAnew(t *testing.T) {
 				})
 				inOrder(t, sink.got())
 				within(t, 20*time.Second, "floors to rise", func() bool {
-					return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE sink = 'memory' AND lane BETWEEN 0 AND 63 AND floor BETWEEN 1 AND (SELECT max(id) FROM outbox_event)`) == outbox.Lanes
+					return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE sink = 'memory' AND lane BETWEEN 0 AND 63 AND floor BETWEEN 1 AND (SELECT max(id) FROM outbox_event)`) == delivery.Lanes
 				})
 				before := len(sink.got())
 				if n := count(t, pool, `SELECT outbox_replay('-infinity', sink => 'memory')`); n != 600 {
@@ -135,12 +135,12 @@ func TestClaimsStand(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
 	emit(t, pool, "test.told", 10, 1)
-	long := outbox.Limits{Events: 1000, Bytes: 1 << 20, Lanes: 64, Length: outbox.LongestClaim}
-	c, err := outbox.Acquire(t.Context(), pool, "a", "test", long)
+	long := delivery.Limits{Events: 1000, Bytes: 1 << 20, Lanes: 64, Length: delivery.LongestClaim}
+	c, err := delivery.Acquire(t.Context(), pool, "a", "test", long)
 	if err != nil || len(c.Rows) != 10 {
 		t.Fatalf("%d rows, %v", len(c.Rows), err)
 	}
-	if did, err := outbox.SetRight(t.Context(), pool, "a"); err != nil || did != "" {
+	if did, err := delivery.SetRight(t.Context(), pool, "a"); err != nil || did != "" {
 		t.Fatal(did, err)
 	}
 	if again := claim(t, pool, "a"); again.Lanes > 0 {
@@ -149,7 +149,7 @@ func TestClaimsStand(t *testing.T) {
 	if n := delivered(t, pool, c); n != 10 {
 		t.Errorf("%d were marked, want 10", n)
 	}
-	if _, err := dispatcher.New(dispatcher.Config{Pool: pool, Source: "/", Claim: outbox.LongestClaim + time.Second, Sinks: []dispatcher.Target{{Name: "a", Sink: &memory{}}}}); err == nil ||
+	if _, err := dispatcher.New(dispatcher.Config{Pool: pool, Source: "/", Claim: delivery.LongestClaim + time.Second, Sinks: []dispatcher.Target{{Name: "a", Sink: &memory{}}}}); err == nil ||
 		!strings.Contains(err.Error(), "Claim: 1h0m1s") {
 		t.Errorf("a claim that is longer: %v", err)
 	}
@@ -171,7 +171,7 @@ func TestIdsThatWereNotDrawn(t *testing.T) {
 	}
 	within(t, 20*time.Second, "those above", func() bool { return count(t, pool, openEvents+` AND id > 1000`) == 0 })
 	for range 5 {
-		if err := outbox.RaiseFloors(t.Context(), pool, "memory"); err != nil {
+		if err := delivery.RaiseFloors(t.Context(), pool, "memory"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -197,7 +197,9 @@ func TestSequenceBehind(t *testing.T) {
 	emit(t, pool, "test.told", 300, 1)
 	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
 	drained(t, pool)
-	pgtest.Await(t, "floors to rise", func() bool { return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == outbox.Lanes })
+	pgtest.Await(t, "floors to rise", func() bool {
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == delivery.Lanes
+	})
 	// The ids from 1 to 100 are free, as retention leaves them.
 	unguarded(t, pool, `DELETE FROM outbox_event WHERE id <= 100; SELECT setval(pg_get_serial_sequence('outbox_event', 'id'), 10)`)
 	emit(t, pool, "test.told", 50, 1) // below the floors
@@ -253,7 +255,7 @@ func TestSequenceIsSetRightUnderLoad(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), byHand+`(SELECT last_value + $1 FROM outbox_event_id_seq) AS s (id)`, []int{200, 1000, 200_000}[n%3]); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := outbox.SetRight(t.Context(), pool, "memory"); err != nil {
+		if _, err := delivery.SetRight(t.Context(), pool, "memory"); err != nil {
 			t.Fatal(err)
 		}
 		if n := count(t, pool, `SELECT count(*) FROM outbox_event WHERE id > (SELECT last_value FROM outbox_event_id_seq)`); n > 0 {
@@ -288,7 +290,7 @@ func TestStrangeMarks(t *testing.T) {
 	if n := count(t, pool, `SELECT outbox_replay('-infinity', sink => 'memory')`); n != 12 {
 		t.Errorf("%d are replayed, want 12", n)
 	}
-	if _, err := outbox.Abandon(t.Context(), pool, "gone", 0); err != nil {
+	if _, err := delivery.Abandon(t.Context(), pool, "gone", 0); err != nil {
 		t.Error(err)
 	}
 	pgtest.Await(t, "all to come again", func() bool { return len(sink.got()) == 24 })
@@ -348,7 +350,7 @@ func TestBytesOfHeaders(t *testing.T) {
 		`jsonb_build_object('x', repeat(E'\x01', 10000))`} {
 		unguarded(t, pool, `DELETE FROM outbox_event;
 			INSERT INTO outbox_event (aggregate_id, event_type, payload, headers) SELECT gen_random_uuid(), 'test.told', '1', `+headers+` FROM generate_series(1, 100) AS n`)
-		c, err := outbox.Acquire(t.Context(), pool, "memory", "test", outbox.Limits{Events: 1000, Bytes: 1_000_000, Lanes: 64, Length: time.Minute})
+		c, err := delivery.Acquire(t.Context(), pool, "memory", "test", delivery.Limits{Events: 1000, Bytes: 1_000_000, Lanes: 64, Length: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +366,7 @@ func TestBytesOfHeaders(t *testing.T) {
 		if most := 1_000_000 / 50_000; len(c.Rows) < 10 || len(c.Rows) > most {
 			t.Errorf("%s: %d rows with %d bytes of headers, want about %d rows", headers, len(c.Rows), sum, most)
 		}
-		if _, err := outbox.Mark(t.Context(), pool, c, nil); err != nil {
+		if _, err := delivery.Mark(t.Context(), pool, c, nil); err != nil {
 			t.Error(err)
 		}
 	}

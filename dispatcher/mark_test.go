@@ -17,8 +17,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
 // A journal keeps what is logged.
@@ -186,8 +186,8 @@ func TestOpenControl(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), refusals[0].begin+`; ALTER TABLE outbox_delivery RENAME TO moved`); err != nil {
 		t.Fatal(err)
 	}
-	was := outbox.Outcome{ID: c.Rows[0].ID, Delivered: true}
-	rest, err := outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{was}, 2*time.Second)
+	was := delivery.Outcome{ID: c.Rows[0].ID, Delivered: true}
+	rest, err := delivery.MarkApart(t.Context(), pool, c, []delivery.Outcome{was}, 2*time.Second)
 	if err != nil || rest.Fault == nil || len(rest.Refused) > 0 || len(rest.Open) != 1 {
 		t.Errorf("without a table: %+v, %v", rest, err)
 	}
@@ -195,8 +195,8 @@ func TestOpenControl(t *testing.T) {
 		t.Fatal(err)
 	}
 	c = claim(t, pool, "a")
-	c.Rows = slices.DeleteFunc(c.Rows, func(r outbox.Row) bool { return r.ID != was.ID })
-	rest, err = outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{was}, 2*time.Second)
+	c.Rows = slices.DeleteFunc(c.Rows, func(r delivery.Row) bool { return r.ID != was.ID })
+	rest, err = delivery.MarkApart(t.Context(), pool, c, []delivery.Outcome{was}, 2*time.Second)
 	if err != nil || rest.Fault != nil || len(rest.Refused) != 1 || count(t, pool, parked) != 1 || count(t, pool, published) != 0 {
 		t.Errorf("%+v, %v; want it parked, and the other one open", rest, err)
 	}
@@ -221,12 +221,12 @@ func harmed(t *testing.T, script string) *pgxpool.Pool {
 func TestPassingStateOfAnEvent(t *testing.T) {
 	pool := harmed(t, strings.ReplaceAll(refusals[0].begin, "XX777", "40001"))
 	c := claim(t, pool, "a")
-	was := []outbox.Outcome{{ID: c.Rows[0].ID, Delivered: true}}
-	if rest, err := outbox.MarkApart(t.Context(), pool, c, was, 2*time.Second); err == nil || len(rest.Refused) > 0 || !rest.Claimed {
+	was := []delivery.Outcome{{ID: c.Rows[0].ID, Delivered: true}}
+	if rest, err := delivery.MarkApart(t.Context(), pool, c, was, 2*time.Second); err == nil || len(rest.Refused) > 0 || !rest.Claimed {
 		t.Errorf("at first %+v, %v", rest, err)
 	}
 	c.AnyState = true
-	if rest, err := outbox.MarkApart(t.Context(), pool, c, was, 2*time.Second); err != nil || len(rest.Refused) != 1 || rest.Refused[0].State != "40001" {
+	if rest, err := delivery.MarkApart(t.Context(), pool, c, was, 2*time.Second); err != nil || len(rest.Refused) != 1 || rest.Refused[0].State != "40001" {
 		t.Errorf("after a minute %+v, %v", rest, err)
 	}
 }
@@ -242,15 +242,15 @@ func TestPassingStateInOneLane(t *testing.T) {
 	emit(t, pool, "test.told", 200, 1)
 	c := claim(t, pool, "a")
 	lane := c.Rows[0].Lane
-	var was []outbox.Outcome
+	var was []delivery.Outcome
 	inLane := 0
 	for _, row := range c.Rows {
-		was = append(was, outbox.Outcome{ID: row.ID, Delivered: true})
+		was = append(was, delivery.Outcome{ID: row.ID, Delivered: true})
 		if row.Lane == lane {
 			inLane++
 		}
 	}
-	rest, err := outbox.MarkApart(t.Context(), pool, c, was, 2*time.Second)
+	rest, err := delivery.MarkApart(t.Context(), pool, c, was, 2*time.Second)
 	if err == nil || !rest.Claimed || len(rest.Lanes) != inLane || len(rest.Refused) > 0 {
 		t.Errorf("%d are not marked, of %d in the lane; %+v, %v", len(rest.Lanes), inLane, rest, err)
 	}
@@ -301,7 +301,7 @@ func TestTroubleWithControl(t *testing.T) {
 		CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END $$;
 		CREATE TRIGGER busy BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'test.told') EXECUTE FUNCTION busy()`)
 	c := claim(t, pool, "a")
-	rest, err := outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{{ID: c.Rows[0].ID, Delivered: true}}, 2*time.Second)
+	rest, err := delivery.MarkApart(t.Context(), pool, c, []delivery.Outcome{{ID: c.Rows[0].ID, Delivered: true}}, 2*time.Second)
 	if err == nil || rest.Fault != nil || len(rest.Lanes) != 1 || !rest.Claimed || len(rest.Refused) > 0 {
 		t.Errorf("%+v, %v", rest, err)
 	}
@@ -336,7 +336,7 @@ func TestRefusalThatEnds(t *testing.T) {
 	}
 	emit(t, pool, "test.told", 1, 1)
 	c, db := claim(t, pool, "a"), &mended{Pool: pool, end: refusals[0].end}
-	rest, err := outbox.MarkApart(t.Context(), db, c, []outbox.Outcome{{ID: c.Rows[0].ID, Delivered: true}}, 2*time.Second)
+	rest, err := delivery.MarkApart(t.Context(), db, c, []delivery.Outcome{{ID: c.Rows[0].ID, Delivered: true}}, 2*time.Second)
 	if err != nil || !db.ended || len(rest.Refused) > 0 {
 		t.Errorf("ended %t: %+v, %v", db.ended, rest, err)
 	}
@@ -351,8 +351,8 @@ func TestNeitherMarkedNorParked(t *testing.T) {
 	pool := harmed(t, refusals[0].begin+`;
 		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	c := claim(t, pool, "a")
-	was := outbox.Outcome{ID: c.Rows[0].ID, Delivered: true}
-	rest, err := outbox.MarkApart(t.Context(), pool, c, []outbox.Outcome{was}, 2*time.Second)
+	was := delivery.Outcome{ID: c.Rows[0].ID, Delivered: true}
+	rest, err := delivery.MarkApart(t.Context(), pool, c, []delivery.Outcome{was}, 2*time.Second)
 	if err != nil || len(rest.Refused) > 0 || len(rest.Open) != 1 || rest.Open[0] != was {
 		t.Errorf("%+v, %v; want %+v open", rest, err, was)
 	}
@@ -482,7 +482,7 @@ func TestFloorsDoNotWait(t *testing.T) {
 	emit(t, pool, "test.told", 300, 1)
 	delivered(t, pool, claim(t, pool, "a"))
 	emit(t, pool, "test.told", 1, 1)
-	if err := outbox.RaiseFloors(t.Context(), pool, "a"); err != nil { // notes who is under way
+	if err := delivery.RaiseFloors(t.Context(), pool, "a"); err != nil { // notes who is under way
 		t.Fatal(err)
 	}
 	if err := pgx.BeginFunc(t.Context(), pool, func(lock pgx.Tx) error {
@@ -495,13 +495,13 @@ func TestFloorsDoNotWait(t *testing.T) {
 		within(t, 5*time.Second, "raising floors", func() bool {
 			ctx, done := context.WithTimeout(t.Context(), time.Second)
 			defer done()
-			if err := outbox.RaiseFloors(ctx, pool, "a"); err != nil {
+			if err := delivery.RaiseFloors(ctx, pool, "a"); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := outbox.SetRight(ctx, pool, "a"); err != nil {
+			if _, err := delivery.SetRight(ctx, pool, "a"); err != nil {
 				t.Fatal(err)
 			}
-			return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) >= outbox.Lanes-1
+			return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) >= delivery.Lanes-1
 		})
 		return nil
 	}); err != nil {
@@ -526,7 +526,7 @@ func TestFloorOfTheNewest(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if err := outbox.RaiseFloors(t.Context(), pool, "a"); err != nil {
+		if err := delivery.RaiseFloors(t.Context(), pool, "a"); err != nil {
 			t.Fatal(err)
 		}
 	}

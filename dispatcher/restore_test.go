@@ -15,9 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
@@ -58,7 +58,9 @@ func lived(t *testing.T, pool *pgxpool.Pool) (aggregates []uuid.UUID) {
 	stop := dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
 	aggregates = emit(t, pool, "test.told", 100, 3)
 	drained(t, pool)
-	pgtest.Await(t, "floors to rise", func() bool { return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == outbox.Lanes })
+	pgtest.Await(t, "floors to rise", func() bool {
+		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == delivery.Lanes
+	})
 	stop()
 	unguarded(t, pool, `DELETE FROM outbox_event WHERE id <= 150`)
 	for n := 4; n <= 6; n++ {
@@ -231,7 +233,7 @@ func TestPromotedLogicalCopy(t *testing.T) {
 	if _, err := old.Exec(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{"n": 1}')`); err != nil { // is replicated, not copied
 		t.Fatal(err)
 	}
-	pgtest.AwaitFor(t, time.Minute, "the copy", func() bool { return count(t, mirror, `SELECT count(*) FROM outbox_event`) == 451 })
+	pgtest.Await(t, "the copy", func() bool { return count(t, mirror, `SELECT count(*) FROM outbox_event`) == 451 })
 	for _, do := range []string{`ALTER SUBSCRIPTION outbox DISABLE`, `ALTER SUBSCRIPTION outbox SET (slot_name = NONE)`, `DROP SUBSCRIPTION outbox`} {
 		if _, err := mirror.Exec(t.Context(), do); err != nil {
 			t.Fatalf("%s: %v", do, err)

@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -30,7 +30,7 @@ type unmarked struct {
 }
 
 type dealtWith struct {
-	outcome   outbox.Outcome
+	outcome   delivery.Outcome
 	aggregate uuid.UUID
 	round     int64
 	tries     int
@@ -46,10 +46,10 @@ func (e *dealtWith) failed() bool {
 }
 
 // remember keeps outcomes of some rows.
-func (u *unmarked) remember(rows []outbox.Row, outcomes []outbox.Outcome) {
+func (u *unmarked) remember(rows []delivery.Row, outcomes []delivery.Outcome) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	row := make(map[int64]*outbox.Row, len(rows))
+	row := make(map[int64]*delivery.Row, len(rows))
 	for k := range rows {
 		row[rows[k].ID] = &rows[k]
 	}
@@ -70,7 +70,7 @@ func (u *unmarked) remember(rows []outbox.Row, outcomes []outbox.Outcome) {
 }
 
 // kept notes which error has kept outcomes from being recorded; nil: somebody's lock, or what goes for all events.
-func (u *unmarked) kept(outcomes []outbox.Outcome, err error) {
+func (u *unmarked) kept(outcomes []delivery.Outcome, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, o := range outcomes {
@@ -81,14 +81,14 @@ func (u *unmarked) kept(outcomes []outbox.Outcome, err error) {
 }
 
 // lasting reports whether one of outcomes was kept from being recorded by errors for so long that any of them may be about an event.
-func (u *unmarked) lasting(outcomes []outbox.Outcome) bool {
+func (u *unmarked) lasting(outcomes []delivery.Outcome) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return slices.ContainsFunc(outcomes, func(o outbox.Outcome) bool { e := u.events[o.ID]; return e != nil && e.lasting })
+	return slices.ContainsFunc(outcomes, func(o delivery.Outcome) bool { e := u.events[o.ID]; return e != nil && e.lasting })
 }
 
 // forget lets go of what has been recorded.
-func (u *unmarked) forget(outcomes []outbox.Outcome) {
+func (u *unmarked) forget(outcomes []delivery.Outcome) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.events) == 0 {
@@ -101,16 +101,16 @@ func (u *unmarked) forget(outcomes []outbox.Outcome) {
 
 // known returns what became of a row that was dealt with before, unless it was replayed since or has
 // to be sent again.
-func (u *unmarked) known(row outbox.Row) (outbox.Outcome, bool) {
+func (u *unmarked) known(row delivery.Row) (delivery.Outcome, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	e := u.events[row.ID]
 	switch {
 	case e == nil:
-		return outbox.Outcome{}, false
+		return delivery.Outcome{}, false
 	case e.round != row.Round:
 		delete(u.events, row.ID)
-		return outbox.Outcome{}, false
+		return delivery.Outcome{}, false
 	}
 	return e.outcome, !e.failed()
 }

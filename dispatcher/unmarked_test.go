@@ -6,16 +6,16 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
 // How long an event cannot be marked is remembered while another dispatcher has its lane for as long as a claim lasts: two that take turns
 // would never have it fail for a minute otherwise. What else could not be marked is forgotten by then.
 func TestFailuresAreRemembered(t *testing.T) {
 	u := unmarked{events: map[int64]*dealtWith{}}
-	both := []outbox.Outcome{{ID: 1, Delivered: true}, {ID: 2, Delivered: true}}
-	u.remember([]outbox.Row{{ID: 1}, {ID: 2}}, both)
+	both := []delivery.Outcome{{ID: 1, Delivered: true}, {ID: 2, Delivered: true}}
+	u.remember([]delivery.Row{{ID: 1}, {ID: 2}}, both)
 	u.kept(both[:1], &pgconn.PgError{Code: "40001"})
 	u.events[1].failures.Age(fault.Patience)
 	for _, e := range u.events {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -16,48 +17,21 @@ import (
 
 // advance decides what a batch of settled runs means for their instances, and writes it, in the
 // transaction in which the instances were locked and the runs settled.
+//
+// It has two phases. First everything is read that any decision of the batch may need (lookAhead says what). Then the core decides, run by
+// run, on what is in memory, and all changes are written together. So the number of statements does not grow with the batch,
+// and a decision sees what the ones before it have changed.
 func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []lease.Settlement) error {
 	if err := s.load(ctx, tx, e); err != nil {
 		return s.blame(err, batch)
 	}
-	w := &writer{scene: s, statements: tx.statements()}
-	var starts []lease.Settlement
-	var err error
+	w := &writer{scene: s, tx: tx, statements: tx.statements()}
 	for _, settled := range batch {
-		if settled.Verdict != run.Succeed && settled.Verdict != run.Fail {
-			continue // it will be tried again: its token stays where it is
-		}
-		switch {
-		case settled.Step != uuid.Nil:
-			err = s.move(w, settled)
-			if err == nil && settled.Verdict == run.Succeed {
-				err = w.sent(settled)
-			}
-		case settled.Type == StartType && settled.Verdict == run.Fail:
-			s.notStarted(settled)
-		case settled.Verdict == run.Fail:
-		case settled.Type == StartType:
-			starts = append(starts, settled)
-		case settled.Type == cutOffType:
-			err = s.cutOff(settled)
-		case settled.Type == CompleteTaskType:
-			err = s.completeTask(ctx, tx, settled)
-		case settled.Type == MessageType:
-			err = w.message(settled)
-		case settled.Type == SignalType:
-			err = w.sent(settled)
-		case settled.Type == matchType:
-			err = w.match(settled)
-		case settled.Type == CancelType:
-			err = s.cancel(ctx, tx, settled)
-		case settled.Type == RetryType:
-			err = s.retry(ctx, tx, w, settled)
-		}
-		if err != nil {
+		if err := w.decide(ctx, settled); err != nil {
 			return &lease.SettleError{Run: settled.Outcome.ID, Err: err}
 		}
 	}
-	if err := s.start(ctx, tx, e, starts); err != nil {
+	if err := s.start(ctx, tx, e, w.starts, w.again); err != nil {
 		return err
 	}
 	return w.write(ctx)
@@ -107,10 +81,11 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	case succeeded:
 		i.done(t, settled.Outcome.ID, settled.Result)
 	default:
-		if f.Code == run.CodeResult && !t.hasItem && settled.Type == t.node.Do {
-			i.owes(t, t.node, settled.Outcome.ID) // it is done, only its result is lost
+		done := f.Code == run.CodeResult && f.Permanent && !f.Declared
+		if done && !t.hasItem && settled.Type == t.node.Do {
+			i.owes(t, t.node, settled.Outcome.ID) // only its result is lost
 		}
-		i.failed(t, f.Code, firstLine(f.Message))
+		i.failed(t, problem{f.Code, firstLine(f.Message), f.Declared && !strings.HasPrefix(settled.Type, Prefix), done})
 	}
 	if p.Message != uuid.Nil {
 		w.consumed = append(w.consumed, p.Message)
@@ -121,47 +96,10 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 // childNotStarted is the code of a call whose instance could not be started.
 const childNotStarted = "child_not_started"
 
-// expects reports whether a token waits for what one of the engine's own runs says has happened to it.
-func (t *token) expects(typ string, p position) bool {
-	if typ == undoType {
-		return t.mode == compensation
-	}
-	if typ != timerType && typ != arriveType {
-		return true
-	}
-	n, h := t.node, (*Handler)(nil)
-	if k, ok := numbered(p.At, "on"); ok {
-		if k >= len(n.handlers) {
-			return false
-		}
-		h = n.handlers[k].Handler
-	} else if k, ok := numbered(p.At, "race"); ok {
-		if n.kind != race || k >= len(n.options) {
-			return false
-		}
-		n = n.options[k].to
-	} else if p.At != mainPlace {
-		return false
-	}
-	switch {
-	case h != nil && typ == timerType:
-		return h.After > 0 || h.Every > 0
-	case h != nil:
-		return h.Message != "" && p.Message != uuid.Nil
-	case typ == timerType:
-		return n.kind == wait
-	case p.Message != uuid.Nil:
-		return n.kind == await && n.Await.Message != ""
-	case p.Signal != uuid.Nil:
-		return n.kind == await && n.Await.Signal != ""
-	}
-	return n.kind == call && p.Child != uuid.Nil
-}
-
 // completeTask completes a person's task, and moves its token with it. If somebody else has been
 // faster, the database's objection becomes the failure of the run.
 func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settlement) error {
-	var p CompleteTaskPayload
+	var p completeTaskPayload
 	var r taskRef
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
 		return err
@@ -207,46 +145,75 @@ func (s *scene) cutOff(settled lease.Settlement) error {
 		i.undoFailed(t, firstLine(c.Reason))
 		return nil
 	}
-	i.failedUnheard(t, cmp.Or(c.Code, "cancelled"), firstLine(c.Reason))
+	i.failedUnheard(t, problem{code: cmp.Or(c.Code, "cancelled"), message: firstLine(c.Reason)})
 	return nil
 }
 
-// cancel cancels an instance, unless it is over. If it has begun to undo since the handler looked,
-// a success would promise what does not come: the database's objection becomes the failure of the
-// run.
-func (s *scene) cancel(ctx context.Context, tx pgx.Tx, settled lease.Settlement) error {
-	var p CancelPayload
+// cancel cancels an instance, unless it is over.
+func (s *scene) cancel(settled lease.Settlement) error {
+	var p cancelPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
 	}
-	i := s.instances[p.Instance]
-	if i == nil || i.status.Final() {
-		return nil
+	i, err := s.undecided(p.Instance)
+	if i != nil {
+		i.conclude(Cancelled, firstLine(p.Reason), p.Compensate)
 	}
-	if i.ending != "" {
-		_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'instance: it undoes what it has done, and ends then'; END $$`)
+	return err
+}
+
+// fail fails an instance, unless it is over.
+func (s *scene) fail(ctx context.Context, tx pgx.Tx, settled lease.Settlement) error {
+	var p failPayload
+	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
 	}
-	i.cancel(firstLine(p.Reason), p.Compensate)
+	i, err := s.undecided(p.Instance)
+	if i == nil {
+		return err
+	}
+	reason := firstLine(p.Reason)
+	if reason == "" {
+		if err := tx.QueryRow(ctx, `
+			SELECT coalesce((SELECT concat_ws(': ', nullif(node, ''), code, message) FROM incident
+			                 WHERE instance_id = $1 AND resolved_at IS NULL ORDER BY created_at DESC, id DESC LIMIT 1), '')`, p.Instance).Scan(&reason); err != nil {
+			return err
+		}
+	}
+	i.conclude(Failed, cmp.Or(reason, "failed by hand"), true)
 	return nil
 }
 
-func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled lease.Settlement) error {
-	var p RetryPayload
+// undecided returns an instance that is to be ended now; nil: it is over. If it has begun to undo since the handler
+// looked, a success would promise what does not come: the run fails.
+func (s *scene) undecided(id uuid.UUID) (*instance, error) {
+	i := s.instances[id]
+	switch {
+	case i == nil || i.status.Final():
+		return nil, nil
+	case i.ending != "":
+		return nil, undoing(id)
+	}
+	return i, nil
+}
+
+func (w *writer) retry(ctx context.Context, settled lease.Settlement) error {
+	var p retryPayload
 	var r retried
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
 		return err
 	}
 	if r.Kept { // any worker tries it, and resolves it
-		_, err := tx.Exec(ctx, `SELECT workflow_settle_again($1)`, r.Incident)
+		_, err := w.tx.Exec(ctx, `SELECT workflow_settle_again($1)`, r.Incident)
 		return err
 	}
+	s := w.scene
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
 	if i == nil || i.status.Final() || t == nil || s.owners[r.Token] != i || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
 		return nil
 	}
 	var code string
-	err := tx.QueryRow(ctx, `SELECT code FROM incident WHERE id = $1 AND instance_id = $2 AND resolved_at IS NULL`, r.Incident, r.Instance).Scan(&code)
+	err := w.tx.QueryRow(ctx, `SELECT code FROM incident WHERE id = $1 AND instance_id = $2 AND resolved_at IS NULL`, r.Incident, r.Instance).Scan(&code)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil // others have been faster since the handler looked
 	}
@@ -260,12 +227,12 @@ func (s *scene) retry(ctx context.Context, tx pgx.Tx, w *writer, settled lease.S
 
 // notStarted tells the token that waits for an instance that there will be none.
 func (s *scene) notStarted(settled lease.Settlement) {
-	var p StartPayload
+	var p startPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil || p.Parent == nil {
 		return // whoever asked for it sees the run
 	}
 	if s.calls(p, settled.Tenant) && settled.Failure != nil && settled.Failure.Code != codeForeign {
 		i, t := s.owners[p.Parent.Token], s.tokens[p.Parent.Token]
-		i.failedUnheard(t, childNotStarted, firstLine(settled.Failure.Message))
+		i.failedUnheard(t, problem{code: childNotStarted, message: firstLine(settled.Failure.Message)})
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
@@ -18,27 +17,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Handlers returns the handlers of the engine's own run types, to be registered with a worker.
-// They only look and answer; what they decide takes effect when their run is settled, in Advance.
-// Besides them the worker needs Concerns and Begin as a hook, and to lease steps.
-func (e *Engine) Handlers() map[string]func(context.Context, json.RawMessage) (json.RawMessage, error) {
-	return map[string]func(context.Context, json.RawMessage) (json.RawMessage, error){
-		StartType:        typed(e.start),
-		CancelType:       typed(e.cancel),
-		RetryType:        typed(e.retry),
-		MessageType:      typed(func(_ context.Context, p MessagePayload) (struct{}, error) { return struct{}{}, p.check() }),
-		SignalType:       typed(e.signal),
-		CompleteTaskType: typed(e.completeTask),
-		arriveType:       typed(e.arrive),
-		timerType:        typed(nothing[position]),
-		undoType:         typed(nothing[position]),
-		cutOffType:       typed(e.cutOff),
-		matchType:        typed(nothing[slot]),
-		broadcastType:    typed(nothing[struct{}]),
-	}
-}
-
 func nothing[In any](context.Context, In) (struct{}, error) { return struct{}{}, nil }
+
+// checked answers a run of which nothing has to be known but that it makes sense.
+func checked[In interface{ check() error }](_ context.Context, in In) (struct{}, error) {
+	if err := in.check(); err != nil {
+		return struct{}{}, run.Permanent(err)
+	}
+	return struct{}{}, nil
+}
 
 // typed makes an ordinary function a handler. Keys that do not exist are errors: one that is
 // misspelt would change what is meant. What the database could not do is tried again, charged to
@@ -72,55 +59,63 @@ func refused(err error) bool {
 // mean one instance, whichever comes first.
 var keys = uuid.MustParse("6f1f0d1e-4f0a-5b52-9c8e-3d2d6a3c7a10")
 
-// start finds the definition and says what is to be started. Nothing is started yet.
-func (e *Engine) start(ctx context.Context, p StartPayload) (Started, error) {
+// start finds the definition and says what is to be started. Nothing is started yet: whether the id is still free,
+// or taken for the same, is asked once more when the run is settled.
+func (e *Engine) start(ctx context.Context, p startPayload) (Started, error) {
 	if p.Parent != nil {
 		if err := e.called(ctx, p); err != nil {
 			return Started{}, err
 		}
 	}
-	if p.Process == "" {
-		return Started{}, run.Permanent(errors.New("process: it is missing; name the process to start"))
-	}
-	if len(p.Input) > 0 && p.Input[0] != '{' {
-		return Started{}, run.Permanent(errors.New("input: use a JSON object"))
-	}
-	if p.ID != uuid.Nil && p.Key != "" {
-		return Started{}, run.Permanent(errors.New("id, key: give one of them; with a key the id is made of it, so that there is one instance of it"))
-	}
-	if len(p.Input) > 0 {
-		if err := run.CheckPayload(p.Input); err != nil {
-			return Started{}, run.Permanent(fmt.Errorf("input: %w", err))
-		}
-	}
-	if p.Priority < -100 || p.Priority > 100 {
-		return Started{}, run.Permanent(fmt.Errorf("priority: %d is outside -100 to 100", p.Priority))
-	}
-	if utf8.RuneCountInString(p.Tenant) > 200 {
-		return Started{}, run.Permanent(errors.New("tenant: use at most 200 characters"))
+	if err := p.check(); err != nil {
+		return Started{}, run.Permanent(err)
 	}
 	process, err := e.find(ctx, p.Process, p.Version)
 	if err != nil {
 		return Started{}, err
 	}
-	s := Started{Instance: p.ID, Definition: process.ID, Version: process.Definition.Version}
-	if p.ID != uuid.Nil {
-		return s, e.unused(ctx, p.ID, p.Process)
-	}
-	s.Instance = run.FromContext(ctx).ID
+	own := run.FromContext(ctx)
+	s := Started{Instance: cmp.Or(p.ID, own.ID), Definition: process.ID, Version: process.Definition.Version}
+	p.Tenant = cmp.Or(p.Tenant, own.Tenant)
+	asking, more := meeting, []any(nil)
 	if p.Key != "" {
-		name := p.Process + "\x00" + p.Key
-		if tenant := cmp.Or(p.Tenant, run.FromContext(ctx).Tenant); tenant != "" {
-			name += "\x00" + tenant
-		}
-		s.Instance = uuid.NewSHA1(keys, []byte(name))
+		s.Instance = keyed(p, "")
+		asking, more = newest, []any{p.Key, p.Process}
 	}
-	return s, nil
+	if s.Instance == own.ID {
+		return s, nil
+	}
+	for {
+		b := birth{asked: p, started: s}
+		rows, _ := e.pool.Query(ctx, asking, append([]any{unprepared, s.Instance, p.Tenant, p.input()}, more...)...)
+		first, over, conflict, err := b.meet(rows)
+		if err != nil {
+			return Started{}, fmt.Errorf("look for instance %s: %w", s.Instance, err)
+		}
+		if !p.Again || !over {
+			return first, conflict
+		}
+		// Whoever starts one after this gives it the same id. If there is one, it has come just now, or a clock was put back.
+		s.Instance, s.After = keyed(p, first.Instance.String()), first.Instance
+		asking, more = meeting, nil
+	}
+}
+
+// keyed returns the id of an instance that has a key: of the first one, or of the one that gets it after another, which is over.
+func keyed(p startPayload, after string) uuid.UUID {
+	name := p.Process + "\x00" + p.Key
+	if p.Tenant != "" || after != "" {
+		name += "\x00" + p.Tenant
+	}
+	if after != "" {
+		name += "\x00" + after
+	}
+	return uuid.NewSHA1(keys, []byte(name))
 }
 
 // called returns an error unless the token that is said to wait for the instance does, or has done so: one
 // that has left since is no mistake, nor one that retention has removed. What counts is asked once more when the run is settled.
-func (e *Engine) called(ctx context.Context, p StartPayload) error {
+func (e *Engine) called(ctx context.Context, p startPayload) error {
 	var owner, definition uuid.UUID
 	var visit int64
 	var depth int
@@ -148,48 +143,39 @@ func (e *Engine) called(ctx context.Context, p StartPayload) error {
 		return err
 	}
 	caller := processes[definition]
-	if caller == nil || caller.nodes[at] == nil || !caller.nodes[at].starts(p) || !waits || has {
+	if caller == nil || caller.nodes[at] == nil || !starts(caller.nodes[at], p) || !waits || has {
 		return foreign("parent: token %s does not wait for process %.100q to be started", p.Parent.Token, p.Process)
 	}
 	return nil
 }
 
 // starts reports whether a node calls what a run is to start.
-func (n *node) starts(p StartPayload) bool {
+func starts(n *node, p startPayload) bool {
 	return n.kind == call && n.Call.Process == p.Process && n.Call.Version == p.Version && (n.Call.Undo == propagate) == p.Parent.Undo
 }
 
-// unused returns an error if an instance of another process has the id. One of this process was started twice.
-func (e *Engine) unused(ctx context.Context, id uuid.UUID, process string) error {
-	var other string
-	err := e.pool.QueryRow(ctx, `
-		SELECT d.name FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id
-		WHERE i.id = $1 AND d.name <> $2`, unprepared, id, process).Scan(&other)
+// undecided returns an error if an instance undoes what it has done already, or is none. The rest is done when the run is settled.
+func (e *Engine) undecided(ctx context.Context, instance uuid.UUID) error {
+	var ending bool
+	err := e.pool.QueryRow(ctx, `SELECT ending IS NOT NULL AND completed_at IS NULL FROM process_instance WHERE id = $1`, unprepared, instance).Scan(&ending)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return nil
-	case err == nil:
-		return run.Permanent(run.WithCode("conflict", fmt.Errorf("id: %s is an instance of %s; choose another id, or leave it out", id, other)))
+		err = run.Permanent(fmt.Errorf("instance: there is no instance %s", instance))
+	case ending:
+		err = undoing(instance)
 	}
-	return fmt.Errorf("look for instance %s: %w", id, err)
+	return err
 }
 
-func (e *Engine) cancel(ctx context.Context, p CancelPayload) (struct{}, error) { // the hook does it
-	var undoing bool
-	err := e.pool.QueryRow(ctx, `SELECT ending IS NOT NULL AND completed_at IS NULL FROM process_instance WHERE id = $1`, unprepared, p.Instance).Scan(&undoing)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		err = run.Permanent(fmt.Errorf("instance: there is no instance %s", p.Instance))
-	case undoing:
-		err = run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s undoes what it has done, and ends then", p.Instance)))
-	}
-	return struct{}{}, err
+// undoing is the failure of a command to end an instance that comes too late.
+func undoing(instance uuid.UUID) error {
+	return run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s undoes what it has done, and ends then", instance)))
 }
 
-func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
+func (e *Engine) retry(ctx context.Context, p retryPayload) (retried, error) {
 	var r retried
-	if p.Incident == uuid.Nil && p.Instance == uuid.Nil {
-		return r, run.Permanent(errors.New("incident, instance: name one of them"))
+	if err := p.check(); err != nil {
+		return r, run.Permanent(err)
 	}
 	err := e.pool.QueryRow(ctx, `
 		SELECT x.id, x.instance_id, coalesce(x.token_id, ( -- of an instance in which all wait at joins: one of them
@@ -209,9 +195,9 @@ func (e *Engine) retry(ctx context.Context, p RetryPayload) (retried, error) {
 	return r, err
 }
 
-func (e *Engine) completeTask(ctx context.Context, p CompleteTaskPayload) (taskRef, error) {
-	if p.By == "" {
-		return taskRef{}, run.Permanent(errors.New("by: it is missing; say who completes the task"))
+func (e *Engine) completeTask(ctx context.Context, p completeTaskPayload) (taskRef, error) {
+	if err := p.check(); err != nil {
+		return taskRef{}, run.Permanent(err)
 	}
 	r := taskRef{Task: p.Task}
 	var state, assignee string
@@ -265,7 +251,7 @@ func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error
 		err = e.pool.QueryRow(ctx, `
 			SELECT coalesce(r.payload->'payload', '{}'),
 			       r.type = $2 AND (r.status = 'succeeded' OR EXISTS (SELECT FROM process_broadcast b WHERE b.signal_id = r.id))
-			FROM workflow_run r WHERE r.id = $1`, unprepared, p.Signal, SignalType).Scan(&payload, &its)
+			FROM workflow_run r WHERE r.id = $1`, unprepared, p.Signal, signalType).Scan(&payload, &its)
 	case p.Child != uuid.Nil:
 		var status Status
 		var reason string

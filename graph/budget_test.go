@@ -150,7 +150,7 @@ func TestTooManyTokens(t *testing.T) {
 	keep := `"S": {"fork": ["A"` + strings.Repeat(`, "A"`, 499) + `]}, "A": {"wait": "1h", "on": [{"message": "m", "key": "'k'", "keep": true, "to": "S"}]}`
 	for name, nodes := range map[string]string{"a fork in a loop": grow, "a handler that keeps its token": keep} {
 		p, most := playOf(t, nodes, map[string]any{}), 0
-		for k := 0; k < 60; k++ {
+		for k := 0; k < 26; k++ {
 			if _, err := p.Next(func(n int) int { return n - 1 }); err != nil {
 				t.Fatal(err)
 			}

@@ -171,6 +171,7 @@ func (c *compiler) header() {
 	for _, path := range d.zeros {
 		c.bad("ZERO", path, "0 would mean the same as nothing here", "leave it out, or say how many")
 	}
+	c.failure("/failure", d.Failure)
 	c.p.output = c.expression("/output", d.Output, ofInstance)
 }
 
@@ -209,15 +210,14 @@ func (c *compiler) node(path, name string, def *Node) *node {
 	n := &node{Node: def, name: name, kind: verbs[0]}
 	c.p.nodes[name] = n
 	c.misplaced(path, n)
-	c.runType(path+"/do", def.Do, n.kind == do, MessageType, SignalType)
+	c.runType(path+"/do", def.Do, n.kind == do, messageType, signalType)
 	c.runType(path+"/undo", def.Undo, false)
 	if n.kind == each {
-		c.runType(path+"/each/do", def.Each.Do, true, MessageType, SignalType)
+		c.runType(path+"/each/do", def.Each.Do, true, messageType, signalType)
 	}
 	c.verb(path, n)
-	if def.Attempts < 0 || def.Attempts > 1000 {
-		c.bad("ATTEMPTS", path+"/attempts", fmt.Sprintf("%d is outside 1 to 1000", def.Attempts), "say how often the step may be started")
-	}
+	c.retry(path, def)
+	c.failure(path+"/failure", def.Failure)
 	given := ofInstance
 	if n.kind == each {
 		given = ofElement
@@ -246,7 +246,7 @@ func (c *compiler) runType(path, typ string, required bool, own ...string) {
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%.120q is not the type of a run", typ), "use a dotted lower-case name such as billing.charge.v1")
 	case strings.HasPrefix(typ, Prefix) && !slices.Contains(own, typ):
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%q is the engine's own and no step", typ),
-			fmt.Sprintf("to start a process use call; the steps there are of this kind are %q and %q", MessageType, SignalType))
+			fmt.Sprintf("to start a process use call; the steps there are of this kind are %q and %q", messageType, signalType))
 	}
 }
 
@@ -313,6 +313,50 @@ func (c *compiler) verb(path string, n *node) {
 	}
 }
 
+// failure checks what a failure is to do.
+func (c *compiler) failure(path string, f Failure) {
+	if f != "" && f != OpenIncident && f != FailInstance {
+		c.bad("FAILURE", path, fmt.Sprintf("%.40q is neither incident nor fail", string(f)), "use one of them, or leave it out for incident")
+	}
+}
+
+// longestPause is the most that a step may wait between two attempts.
+const longestPause = 365 * 24 * time.Hour
+
+// retry checks how often a step is tried.
+func (c *compiler) retry(path string, def *Node) {
+	r := RetryPolicy{Attempts: def.Attempts}
+	at := path + "/attempts"
+	if def.Retry != nil {
+		r, at = *def.Retry, path+"/retry/attempts"
+		if def.Attempts != 0 {
+			c.bad("ATTEMPTS", path+"/attempts", "retry says it, too", "say it in retry alone")
+		}
+	}
+	if r.Attempts < 0 || r.Attempts > 1000 {
+		c.bad("ATTEMPTS", at, fmt.Sprintf("%d is outside 1 to 1000", r.Attempts), "say how often the step may be started")
+	}
+	for _, pause := range []struct {
+		key string
+		is  Duration
+	}{{"base", r.Base}, {"cap", r.Cap}} {
+		if d := time.Duration(pause.is); d != 0 && (d < time.Millisecond || d > longestPause) {
+			c.bad("RETRY", path+"/retry/"+pause.key, fmt.Sprintf("%s is outside 1 ms to one year", pause.is), "use a pause such as PT10S")
+		}
+	}
+	if r.Cap != 0 && r.Base > r.Cap {
+		c.bad("RETRY", path+"/retry", fmt.Sprintf("base %s is longer than cap %s", r.Base, r.Cap), "base is the first pause, cap the longest")
+	}
+}
+
+// attempts returns how often the node's runs may be started; 0: as their policy says.
+func (n *node) attempts() int {
+	if n.Retry != nil {
+		return n.Retry.Attempts
+	}
+	return n.Attempts
+}
+
 // misplaced finds keys that mean nothing at a node of this kind.
 func (c *compiler) misplaced(path string, n *node) {
 	gateway := n.kind == choose || n.kind == anyOf
@@ -323,6 +367,8 @@ func (c *compiler) misplaced(path string, n *node) {
 		{"in", n.In != nil, n.kind == do || n.kind == human || n.kind == call || n.kind == each},
 		{"out", n.Out != nil, n.kind == do || n.kind == human || n.kind == call || n.kind == each || n.kind == await},
 		{"attempts", n.Attempts != 0, n.kind == do || n.kind == each},
+		{"failure", n.Failure != "", n.kind == do || n.kind == call || n.kind == each},
+		{"retry", n.Retry != nil, n.kind == do || n.kind == each},
 		{"undo", n.Undo != "", n.kind == do},
 		{"on", n.On != nil, !n.pure() && n.kind != throw && n.kind != race},
 		{"else", n.Else != "", gateway},
@@ -505,4 +551,11 @@ func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge
 		}
 		n.handlers = append(n.handlers, handler{Handler: h, key: c.expression(path+at+"/key", h.Key, ofInstance), edge: to(at+"/to", h.To)})
 	}
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -4,28 +4,34 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+
+	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // The core: what an instance is, as far as it has to be known, and how one event changes it.
 // It knows no database, no clock, and draws no ids: what is new has none until it is written.
 
 // begin places the first token.
-func (i *instance) begin() {
+func (i *instance) begin() error {
+	if err := json.Unmarshal(i.input, &i.facts.input); err != nil {
+		return err
+	}
 	i.changes.touched = true
 	t := i.newToken(nil)
 	i.follow(t, &edge{id: ">" + i.process.start.name, to: i.process.start})
 	i.settle()
+	return nil
 }
 
 // done moves a token whose step, by this run, has succeeded.
-func (i *instance) done(t *token, run runRef, result json.RawMessage) {
+func (i *instance) done(t *token, by runRef, result json.RawMessage) {
 	i.changes.touched = true
 	if t.hasItem {
 		i.itemDone(t)
 		i.settle()
 		return
 	}
-	i.owes(t, t.node, run)
+	i.owes(t, t.node, by)
 	i.learn(t.node, result)
 	if i.told(t) {
 		i.goOn(t)
@@ -49,15 +55,23 @@ func (i *instance) goOn(t *token) {
 	i.leave(t, t.node.next)
 }
 
-// failed moves a token whose step has failed for good: over an error edge, or into the failure
-// of the instance.
-func (i *instance) failed(t *token, code, message string) {
+// A problem is what a step, or what a token waits for, has failed with for good.
+type problem struct {
+	code, message string
+	declared      bool // by the handler: no further attempt can cure it
+	done          bool // only its result was refused
+}
+
+// failed is what happens when a token's step has failed for good. The token takes the edge for the error. If there
+// is none, the instance fails where that is declared, by the handler or by the process; else the token stays with an
+// incident.
+func (i *instance) failed(t *token, p problem) {
 	i.changes.touched = true
 	if !t.hasItem {
-		i.know(t.node.name, failure(code, message))
+		i.know(t.node.name, failure(p.code, p.message))
 	}
-	i.event(t, "node.failed", map[string]any{"code": code})
-	if p := i.progressOf(t.group); t.hasItem && p != nil && p.over { // nobody waits for it any more
+	i.event(t, "node.failed", map[string]any{"code": p.code})
+	if list := i.progressOf(t.group); t.hasItem && list != nil && list.over { // nobody waits for it any more
 		if i.live == 1 {
 			i.finish(t)
 		} else {
@@ -66,25 +80,38 @@ func (i *instance) failed(t *token, code, message string) {
 		i.settle()
 		return
 	}
-	i.raise(t, code, fmt.Sprintf("%s: %s: %s", t.node.name, code, message))
+	switch {
+	case i.caught(t, p.code):
+	case p.declared || i.process.failure(t.node) == FailInstance:
+		i.fail(t, fmt.Sprintf("%s: %s: %s", t.node.name, p.code, p.message))
+	default:
+		if ownCodes[p.code] || p.code == run.CodeResult && !p.done {
+			p.code, p.message = run.CodeHandler, p.code+": "+p.message
+		}
+		i.stop(t, p.code, p.message)
+	}
 	i.settle()
 }
 
+// ownCodes are those of incidents for which a retry does something else than the step anew: a handler's error that has
+// one is told of as handler_error.
+var ownCodes = map[string]bool{mappingFailed: true, outputFailed: true, listBroken: true, compensationFailed: true, "not_settled": true, "not_leased": true, "not_reached": true}
+
 // failedUnheard is the same, where it is no run of the token's that tells of the failure.
-func (i *instance) failedUnheard(t *token, code, message string) {
+func (i *instance) failedUnheard(t *token, p problem) {
 	if !t.hasItem {
-		i.changes.failures = append(i.changes.failures, failed{t.node.name, code, message})
+		i.changes.failures = append(i.changes.failures, failed{t.node.name, p.code, p.message})
 	}
-	i.failed(t, code, message)
+	i.failed(t, p)
 }
 
-// raise has an error taken by the innermost edge for it: of the node, of what it lies within, and
-// so on; if there is none, the instance fails.
-func (i *instance) raise(t *token, code, reason string) {
+// caught has an error taken by the innermost edge for it: of the node, of what it lies within, and
+// so on. It reports whether there is one.
+func (i *instance) caught(t *token, code string) bool {
 	if e := t.node.errorEdge(code); e != nil && !t.hasItem {
 		i.detach(t)
 		i.follow(t, e)
-		return
+		return true
 	}
 	for g := t.group; g != nil; g = g.parent {
 		if g.host == nil {
@@ -96,30 +123,21 @@ func (i *instance) raise(t *token, code, reason string) {
 			i.detach(g.host)
 			i.endInside(g.host)
 			i.follow(g.host, e)
-			return
+			return true
 		}
 	}
-	i.fail(t, reason)
+	return false
 }
 
-func (n *node) errorEdge(code string) *edge {
-	for _, h := range n.handlers {
-		if h.Error == code || h.Error == "*" {
-			return h.edge
-		}
-	}
-	return nil
-}
-
-// cancel ends the instance for good.
-func (i *instance) cancel(reason string, undo bool) {
+// conclude ends the instance for good, by somebody's decision.
+func (i *instance) conclude(to Status, reason string, undo bool) {
 	i.changes.touched = true
 	if undo && i.process.undoes {
 		t := i.newToken(nil)
 		t.node = i.process.start
-		i.compensate(t, Cancelled, reason)
+		i.compensate(t, to, reason)
 	} else {
-		i.endAs(Cancelled, reason)
+		i.endAs(to, reason)
 	}
 	i.settle()
 }
@@ -142,7 +160,7 @@ func (i *instance) retry(t *token, code string, force bool) {
 	}
 	switch {
 	case t.joining && force:
-		j := i.activation(t.node, t.node.home(t.group))
+		j := i.activation(t.node, t.group.home(t.node))
 		waits := j.holds(t)
 		j.forced, j.expected = true, j.joined
 		i.fire(j)
@@ -165,6 +183,12 @@ func (i *instance) retry(t *token, code string, force bool) {
 			i.goOn(t)
 		} else {
 			i.stop(t, mappingFailed, "its result is what it was; correct it with SELECT process_correct(…), then retry")
+		}
+	case code == run.CodeResult: // likewise
+		if failedAs(i.facts.steps[t.node.name]) == run.CodeResult {
+			i.stop(t, run.CodeResult, "its result is refused as it was; correct it with SELECT process_correct(…), then retry")
+		} else {
+			i.goOn(t)
 		}
 	default:
 		i.detach(t)

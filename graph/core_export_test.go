@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -64,7 +65,9 @@ func NewPlay(d *Definition, input map[string]any) (*Play, error) {
 	if p.i.input, err = json.Marshal(input); err != nil {
 		return nil, err
 	}
-	p.i.begin()
+	if err := p.i.begin(); err != nil {
+		return nil, err
+	}
 	return p, p.commit()
 }
 
@@ -88,7 +91,7 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 	}
 	for _, o := range batch {
 		if !p.i.status.Final() && p.i.ending == "" && choose(40) == 0 {
-			p.i.cancel("no more", choose(2) == 0)
+			p.i.conclude(Cancelled, "no more", choose(2) == 0)
 		}
 		p.happen(choose, o)
 	}
@@ -96,6 +99,60 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 		p.remember()
 	}
 	return true, p.commit()
+}
+
+// Do has something happen, in one decision: done NODE [RESULT], fail NODE CODE [declared], happens NODE PLACE, undone,
+// retry NODE CODE, cancel [undo]; or several, divided by semicolons. Place is of what is attached to the node, such as on/0 or race/1.
+func (p *Play) Do(line string) error {
+	for _, command := range strings.Split(line, ";") {
+		word := append(strings.SplitN(strings.TrimSpace(command), " ", 4), "", "", "", "")
+		verb, node, third, fourth := word[0], word[1], word[2], word[3]
+		take := func(fits func(open) bool) (*open, error) {
+			k := slices.IndexFunc(p.open, fits)
+			if k < 0 {
+				return nil, fmt.Errorf("%s: nothing like that can happen now", command)
+			}
+			o := p.open[k]
+			p.open = slices.Delete(p.open, k, k+1)
+			return &o, nil
+		}
+		main := func(o open) bool { return o.kind != "undo" && o.place == mainPlace && o.token.node.name == node }
+		var o *open
+		var err error
+		switch verb {
+		case "done":
+			if o, err = take(main); err == nil {
+				p.runs++
+				p.i.done(o.token, uuid.UUID{byte(p.runs)}, json.RawMessage(cmp.Or(strings.TrimSpace(third+" "+fourth), "{}")))
+			}
+		case "fail":
+			if o, err = take(main); err == nil {
+				p.i.failed(o.token, problem{code: third, message: "it was told to fail", declared: fourth == "declared"})
+			}
+		case "happens":
+			if o, err = take(func(o open) bool { return o.place == third && o.token.node.name == node }); err == nil {
+				p.happen(func(int) int { return 1 }, *o)
+			}
+		case "undone":
+			if o, err = take(func(o open) bool { return o.kind == "undo" }); err == nil {
+				p.happen(func(int) int { return 1 }, *o)
+			}
+		case "retry":
+			for _, t := range p.tokens {
+				if t.stopped && t.node.name == node {
+					p.i.retry(t, third, false)
+				}
+			}
+		case "cancel":
+			p.i.conclude(Cancelled, "no more", node == "undo")
+		default:
+			err = fmt.Errorf("%s: what is that?", command)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return p.commit()
 }
 
 // forget leaves of what is known what would be loaded for a batch.
@@ -156,7 +213,7 @@ func (p *Play) happen(choose func(n int) int, o open) {
 	case o.place != mainPlace:
 		p.i.happens(o.token, at, run, json.RawMessage(`{}`))
 	case o.kind == "step" && choose(20) == 0:
-		p.i.failed(o.token, "bad", "it was told to fail")
+		p.i.failed(o.token, problem{code: "bad", message: "it was told to fail", declared: choose(2) == 0})
 	default:
 		p.i.done(o.token, run, json.RawMessage(`{"n": 1}`))
 	}
@@ -179,8 +236,8 @@ func (p *Play) commit() error {
 	i, c := p.i, p.i.changes
 	for _, t := range c.tokens {
 		if _, known := p.numbers[t]; !known {
-			p.numbers[t] = len(p.tokens)
 			p.tokens = append(p.tokens, t)
+			p.numbers[t] = len(p.tokens)
 		}
 	}
 	p.tell()
@@ -299,44 +356,70 @@ func (p *Play) attached() error {
 // tell adds to the story everything that is to be written, with tokens by their numbers.
 func (p *Play) tell() {
 	var all []string
-	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	say := func(format string, args ...any) { all = append(all, strings.TrimSpace(fmt.Sprintf(format, args...))) }
 	i, c := p.i, p.i.changes
-	say("%s live %d ready %d joining %d incidents %d ended %v", i.status, i.live, i.ready, i.joining, i.incidents, c.ended)
-	for _, g := range c.groups {
-		say("group %s %d", g.node, g.live)
-	}
-	for _, t := range c.tokens {
-		say("token %d %s %s %s", p.numbers[t], t.node.name, t.edge, t.state)
-	}
-	for _, j := range c.joins {
-		say("join %s round %d %d of %d %v", j.node.name, j.round, j.joined, j.expected, j.fired)
-	}
-	for _, a := range c.arrivals {
-		say("arrival %d %s %v", p.numbers[a.token], a.edge, a.surplus)
-	}
-	for _, s := range c.steps {
-		say("step %d %s %s %s", p.numbers[s.token], s.node, s.typ, s.payload)
-	}
-	for _, s := range c.waits {
-		say("wait %d %s %s", p.numbers[s.token], s.place, s.name)
-	}
-	for _, t := range c.detached {
-		say("left %d", p.numbers[t])
-	}
-	for _, r := range c.records {
-		say("record %s", r.node.name)
-	}
-	for _, u := range c.undo {
-		say("undo %s", p.records[u.record[1]].node.name)
-	}
-	for _, x := range c.incidents {
-		say("incident %s %s %s", x.node, x.code, x.message)
-	}
-	for _, e := range c.events {
-		say("event %d %s %s %v", p.numbers[e.token], e.name, e.node, e.data)
+	say("%s live %d ready %d joining %d incidents %d", i.status, i.live, i.ready, i.joining, i.incidents)
+	if c.ended {
+		say("all others end")
+	} else if c.endedBut != nil {
+		say("all end but %d", p.numbers[c.endedBut])
 	}
 	for _, h := range c.history {
-		say("%s > %s %s", h.from, h.to, h.reason)
+		say("history    %s to %s %s", h.from, h.to, h.reason)
+	}
+	for _, g := range c.groups {
+		say("group      of %s, live %d", g.node, g.live)
+	}
+	for _, t := range c.tokens {
+		how := "by " + t.edge
+		if t.hasItem {
+			how = fmt.Sprintf("for element %d", t.item)
+		}
+		say("token      %d at %s %s is %s", p.numbers[t], t.node.name, how, t.state)
+	}
+	for _, j := range c.joins {
+		of := ""
+		if j.expected > 0 {
+			of = fmt.Sprintf(" of %d", j.expected)
+		}
+		say("join       %s round %d has %d%s%s", j.node.name, j.round, j.joined, of, map[bool]string{true: ", fired"}[j.fired])
+	}
+	for _, a := range c.arrivals {
+		say("arrival    of %d by %s%s", p.numbers[a.token], a.edge, map[bool]string{true: ", for the next round"}[a.surplus])
+	}
+	for _, s := range c.steps {
+		say("run        of %d at %s: %s %s", p.numbers[s.token], s.node, s.typ, s.payload)
+	}
+	for _, s := range c.waits {
+		say("wait       of %d, %s: for %s", p.numbers[s.token], s.place, s.name)
+	}
+	for _, k := range c.tasks {
+		say("task       of %d", p.numbers[k.token])
+	}
+	for _, k := range c.children {
+		say("child      of %d", p.numbers[k.token])
+	}
+	for _, t := range c.detached {
+		say("left       by %d", p.numbers[t])
+	}
+	for k, r := range c.records {
+		say("record     %d, that %s is done", len(p.records)+k+1, r.node.name)
+	}
+	for _, u := range c.undo {
+		say("undo       record %d, of %s", u.record[1]+1, p.records[u.record[1]].node.name)
+	}
+	for _, x := range c.incidents {
+		say("incident   at %s: %s, %s", x.node, x.code, x.message)
+	}
+	for _, e := range c.events {
+		of, data := "", ""
+		if e.token != nil {
+			of = fmt.Sprintf(" of %d", p.numbers[e.token])
+		}
+		if len(e.data) > 0 {
+			data = fmt.Sprint(" ", e.data)
+		}
+		say("event      %s%s at %s%s", e.name, of, e.node, data)
 	}
 	p.Story = append(p.Story, strings.Join(all, "\n"))
 }
@@ -413,10 +496,10 @@ func (p *Play) Retry(node, code string) error {
 func (p *Play) FailAndCancel(node string) (incidents int, err error) {
 	for _, t := range p.tokens {
 		if t.node.name == node && alive(t.state) > 0 {
-			p.i.failed(t, "no", "it was told to fail")
+			p.i.failed(t, problem{code: "no", message: "it was told to fail", declared: true})
 		}
 	}
-	p.i.cancel("no more", false)
+	p.i.conclude(Cancelled, "no more", false)
 	return p.i.incidents + len(p.i.changes.incidents), p.commit()
 }
 
@@ -427,7 +510,7 @@ func (p *Play) ChooseAndCancel(compensate bool) (begun bool) {
 		if o.kind == "undo" {
 			p.debt(o.token)
 			p.i.undone(o.token, uuid.UUID{1}, 0)
-			p.i.cancel("no more", compensate)
+			p.i.conclude(Cancelled, "no more", compensate)
 			return len(p.i.changes.undo) > 0
 		}
 	}

@@ -13,11 +13,12 @@ import (
 // A Definition is a process as its author wrote it: named nodes, each with the edges that leave
 // it. It never changes; an edited process is another version.
 type Definition struct {
-	Process string           `json:"process"`         // its name, such as order
-	Version int              `json:"version"`         // from 1
-	Lang    string           `json:"lang,omitzero"`   // of its expressions: cel, the default
-	Start   string           `json:"start"`           // the node where an instance starts
-	Output  string           `json:"output,omitzero"` // of an instance that completes: an expression; none: null
+	Process string           `json:"process"`          // its name, such as order
+	Version int              `json:"version"`          // from 1
+	Lang    string           `json:"lang,omitzero"`    // of its expressions: cel, the default
+	Start   string           `json:"start"`            // the node where an instance starts
+	Output  string           `json:"output,omitzero"`  // of an instance that completes: an expression; none: null
+	Failure Failure          `json:"failure,omitzero"` // what a step's failure does that no edge takes; none: OpenIncident
 	Nodes   map[string]*Node `json:"nodes"`
 
 	zeros []string // places where the text has a number that is 0, which would be lost
@@ -43,11 +44,30 @@ type Node struct {
 
 	In       map[string]string `json:"in,omitzero"`       // what a step, task or call is given, by key, as expressions; none: the instance's input
 	Out      map[string]string `json:"out,omitzero"`      // what is kept of a result, by key, as expressions over result; none: the result
-	Attempts int               `json:"attempts,omitzero"` // of a step: the most starts, 1 to 1000; 0: 3
+	Attempts int               `json:"attempts,omitzero"` // of a step: the short form of Retry with nothing else
+	Retry    *RetryPolicy      `json:"retry,omitzero"`    // of a step: how often it is tried; nil: as the policy of its type says
+	Failure  Failure           `json:"failure,omitzero"`  // of a step, call or each, that no edge takes; none: as the definition says
 	Undo     string            `json:"undo,omitzero"`     // of a step: the type of the run that undoes it
 	On       []Handler         `json:"on,omitzero"`       // what else may happen while the token is here
 	Else     string            `json:"else,omitzero"`     // of choose and any: where to go if no condition is true
 	To       string            `json:"to,omitzero"`       // the next node; none: the token ends here
+}
+
+// A Failure says what becomes of an instance when something in it fails for good and no edge takes the error. A
+// handler that returns run.Permanent fails the instance, whatever this says.
+type Failure string
+
+// What a failure may do.
+const (
+	OpenIncident Failure = "incident" // the token stays where it is until an operator lets it try again; all else goes on
+	FailInstance Failure = "fail"     // the instance undoes what it has done, and is FAILED
+)
+
+// A RetryPolicy says how often a step is tried. What it leaves out, the policy of the step's type says.
+type RetryPolicy struct {
+	Attempts int      `json:"attempts,omitzero"` // the most starts, 1 to 1000; 3 means the policy, too
+	Base     Duration `json:"base,omitzero"`     // the pause before the second attempt; it doubles with each one
+	Cap      Duration `json:"cap,omitzero"`      // the longest pause, jitter of up to a half aside
 }
 
 // A Way leads on if its condition is true.

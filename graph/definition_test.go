@@ -229,6 +229,9 @@ func anyNode(t *rapid.T, depth int) *graph.Node {
 		}),
 		Throw: maybe(t, func() graph.Throw { return graph.Throw{Compensate: anyBool(t), Error: anyText(t)} }),
 		End:   anyBool(t), Terminate: anyBool(t),
+		Retry: maybe(t, func() graph.RetryPolicy {
+			return graph.RetryPolicy{Attempts: anyNumber(t), Base: anyDuration(t), Cap: anyDuration(t)}
+		}),
 		In: anyMap(t), Out: anyMap(t), Attempts: anyNumber(t), Undo: anyText(t), Else: anyText(t), To: anyText(t),
 	}
 	if depth > 0 && rapid.IntRange(0, 3).Draw(t, "scope") == 0 {
@@ -305,6 +308,13 @@ var allFindings = []found{
 	{code: "RUN_TYPE", path: "/nodes/a/undo", start: "a", nodes: `"a": {"do": "x.y", "undo": "none"}`},
 	{code: "RUN_TYPE", path: "/nodes/a/each/do", start: "a", nodes: `"a": {"each": {"list": "input.l", "do": ""}}`},
 	{code: "ATTEMPTS", path: "/nodes/a/attempts", start: "a", nodes: `"a": {"do": "x.y", "attempts": 1001}`},
+	{code: "ATTEMPTS", path: "/nodes/a/attempts", start: "a", nodes: `"a": {"do": "x.y", "attempts": 4, "retry": {"base": "1s"}}`},
+	{code: "ATTEMPTS", path: "/nodes/a/retry/attempts", start: "a", nodes: `"a": {"do": "x.y", "retry": {"attempts": -1}}`},
+	{code: "FAILURE", path: "/nodes/a/failure", start: "a", nodes: `"a": {"do": "x.y", "failure": "undo"}`},
+	{code: "RETRY", path: "/nodes/a/retry/base", start: "a", nodes: `"a": {"do": "x.y", "retry": {"base": "9000h"}}`},
+	{code: "RETRY", path: "/nodes/a/retry/cap", start: "a", nodes: `"a": {"do": "x.y", "retry": {"cap": "10us"}}`},
+	{code: "RETRY", path: "/nodes/a/retry", start: "a", nodes: `"a": {"do": "x.y", "retry": {"base": "10s", "cap": "9s"}}`},
+	{code: "MISPLACED", path: "/nodes/a/retry", start: "a", nodes: `"a": {"wait": "1m", "retry": {"attempts": 2}}`},
 	{code: "NO_CODE", path: "/nodes/a/throw", start: "a", nodes: `"a": {"throw": {}}`},
 	{code: "NO_CODE", path: "/nodes/a/throw", start: "a", nodes: `"a": {"throw": {"compensate": true, "error": "E"}}`},
 	{code: "AWAIT", path: "/nodes/a/await", start: "a", nodes: `"a": {"await": {}}`},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -185,15 +184,15 @@ func TestTaskHasChanged(t *testing.T) {
 	s.healthy()
 }
 
-// S43: where no edge takes it, the failure of what was called is its caller's; and what is told
+// S43: where no edge takes it, the failure of what was called is an incident of its caller, which says why; and what is told
 // twice of a called instance's end moves its caller once.
-func TestChildFailsItsCaller(t *testing.T) {
+func TestChildStopsItsCaller(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", step("X", "", `"fail": "'broken'"`))
 	id := s.start(s.deploy("C", fmt.Sprintf(`"C": {"call": {"process": %q, "undo": "none"}, "to": "A"},`, child)+step("A", "")), `{}`)
-	s.status(id, graph.Failed)
-	if why := query[string](t, s.pool, `SELECT failure_reason FROM process_instance WHERE id = $1`, id); !strings.HasPrefix(why, "C: child_failed: instance ") || !strings.HasSuffix(why, "FAILED X: broken: it was told to fail") {
-		t.Errorf("failure_reason = %q", why)
+	incident := s.stopped(id, "child_failed", 1)
+	if why := query[string](t, s.pool, `SELECT message FROM incident WHERE id = $1`, incident); !strings.HasPrefix(why, "instance ") || !strings.HasSuffix(why, "FAILED X: broken: it was told to fail") {
+		t.Errorf("the incident says %q", why)
 	}
 	s.want(map[string]int{"A": 0})
 
@@ -254,7 +253,7 @@ func TestPayloadTooLarge(t *testing.T) {
 func TestTooDeep(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deployAs("itself", "C", `"C": {"call": {"process": "itself", "undo": "none"}}`), `{}`)
-	pgtest.AwaitFor(t, time.Minute, "an incident", func() bool {
+	pgtest.Await(t, "an incident", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE code = 'too_deep'`) == 1
 	})
 	if n := query[int](t, s.pool, `SELECT count(*) FROM process_instance`); n != 101 {

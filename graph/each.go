@@ -85,7 +85,7 @@ func (i *instance) startItem(t *token, item json.RawMessage) {
 		return
 	}
 	i.setState(t, tokenReady)
-	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name + "/item", typ: n.Each.Do, payload: payload, attempts: n.Attempts})
+	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name + "/item", typ: n.Each.Do, payload: payload, attempts: n.attempts()})
 }
 
 // listBroken is the incident of an element that is done, and that cannot be counted.

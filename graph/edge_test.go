@@ -36,15 +36,27 @@ func TestThrowUndoesWhatWasCutOff(t *testing.T) {
 	s.healthy()
 }
 
-// A step of which only the result was refused has done its work: it is undone.
-func TestRefusedResultIsUndone(t *testing.T) {
+// A step of which only the result was refused has done its work: it is not done again, but goes on with a result that somebody gives it, and it
+// is undone if its instance fails.
+func TestRefusedResultIsDone(t *testing.T) {
 	s := newEmptySite(t)
-	worker.Handle(s.mux, "test.big.v1", func(context.Context, map[string]any) (string, error) {
+	worker.Handle(s.mux, "test.big.v1", func(ctx context.Context, _ map[string]any) (string, error) {
+		s.called(ctx, "big")
 		return strings.Repeat("x", run.MaxResult+1), nil
 	})
 	s.worker = s.hire()
-	p := s.deploy("A", `"A": {"do": "test.big.v1", "in": {"name": "'A'"}, "undo": "test.undo.v1"}`)
-	s.status(s.start(p, `{}`), graph.Failed)
+	p := s.deploy("A", `"A": {"do": "test.big.v1", "in": {"name": "'A'"}, "undo": "test.undo.v1", "to": "B"},`+step("B", "", `"n": "steps.A.n"`))
+	mended := s.start(p, `{}`)
+	s.retry(s.stopped(mended, run.CodeResult, 1), "")
+	s.stopped(mended, run.CodeResult, 1)
+	s.correct(mended, "A", `{"n": 7}`)
+	s.retry(s.stopped(mended, run.CodeResult, 1), "")
+	s.status(mended, graph.Completed)
+	s.want(map[string]int{"big": 1, "B": 1, "undo A": 0})
+	failed := s.start(p, `{}`)
+	s.stopped(failed, run.CodeResult, 1)
+	s.done(s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, failed)))
+	s.status(failed, graph.Failed)
 	if n := s.count("undo A"); n != 1 {
 		t.Errorf("undone %d times, want once", n)
 	}
@@ -87,7 +99,7 @@ func TestDeepPayload(t *testing.T) {
 // instance is started. So is a correction.
 func TestHugeNumbers(t *testing.T) {
 	s := newSite(t)
-	p := s.deploy("A", step("A", "", `"fails": "9"`))
+	p := s.deploy("A", step("A", "", `"fails": "99"`))
 	const start = `INSERT INTO workflow_run (id, type, payload) VALUES ($1, 'graph.start.v1', $2)`
 	refused, payload := uuid.New(), fmt.Sprintf(`{"process": %q, "input": {"x": 1e400}}`, p)
 	if _, err := s.pool.Exec(t.Context(), start, refused, payload); err == nil || !strings.Contains(err.Error(), "payload: a number is beyond ±1e308") {
@@ -107,7 +119,7 @@ func TestHugeNumbers(t *testing.T) {
 			`failedinput: payload: $.x: number 1`+strings.Repeat("0", 119)+`… is beyond ±1e308; round it, or send it as a string`
 	})
 	id := s.start(p, `{}`)
-	s.status(id, graph.Failed)
+	s.stopped(id, "handler_error", 1)
 	id = s.start(s.deploy("H", `"H": {"human": {}, "to": "A"}, `+step("A", "")), `{}`)
 	s.status(id, graph.Waiting)
 	if _, err := s.pool.Exec(t.Context(), `SELECT process_correct($1, 'H', '{"x": [1e400]}', 'oops')`, id); err == nil || !strings.Contains(err.Error(), "beyond ±1e308") {
@@ -351,7 +363,7 @@ func TestMessageTwiceAtOnce(t *testing.T) {
 	var refused atomic.Int32
 	employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		return worker.Config{
-			Pool: pool, Mux: s.mux, Prefixes: []string{graph.Prefix}, Steps: true, Hooks: s.hooks, PollInterval: 20 * time.Millisecond,
+			Pool: pool, Mux: s.mux, Prefixes: []string{graph.Prefix}, Processes: s.engine, Retention: worker.Retention{Off: true}, PollInterval: 20 * time.Millisecond,
 			Observe: worker.Observer{SettleRun: func(_ int, _ time.Duration, err error) {
 				if err != nil {
 					refused.Add(1)

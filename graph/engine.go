@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -36,9 +37,14 @@ func New(pool *pgxpool.Pool) *Engine {
 	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}}
 }
 
-// Concerns reports whether the engine has to know how a run is settled: it is a step of a process,
+// Parts is for package worker: see worker.Config.Processes.
+func (e *Engine) Parts() hook.Engine {
+	return hook.Engine{Prefix: Prefix, Handlers: e.handlers(), Hook: hook.Hook{Concerns: e.concerns, Begin: e.begin, Backoff: e.backoff, Tend: e.tend}}
+}
+
+// concerns reports whether the engine has to know how a run is settled: it is a step of a process,
 // or of the engine's own types.
-func (e *Engine) Concerns(l *lease.Lease) bool {
+func (e *Engine) concerns(l *lease.Lease) bool {
 	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, Prefix)
 }
 

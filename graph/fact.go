@@ -9,6 +9,14 @@ func failure(code, message string) any {
 	return map[string]any{"error": map[string]any{"code": code, "message": message}}
 }
 
+// failedAs returns the code if a fact is a failure.
+func failedAs(fact any) string {
+	f, _ := fact.(map[string]any)
+	e, _ := f["error"].(map[string]any)
+	code, _ := e["code"].(string)
+	return code
+}
+
 // learn takes note of the latest result of a node, as part of a decision.
 func (i *instance) learn(n *node, result json.RawMessage) { i.note(n, result, i.facts.spent) }
 

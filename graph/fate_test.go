@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -162,12 +161,8 @@ func (d *doomed) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// await is pgtest.Await with more patience: a worker that dies is noticed after seconds.
+// await is pgtest.Await.
 func await(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	patience := 30 * time.Second
-	if os.Getenv("GRAPH_MORTAL") != "" {
-		patience = time.Minute
-	}
-	pgtest.AwaitFor(t, patience, what, cond)
+	pgtest.Await(t, what, cond)
 }

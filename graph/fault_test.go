@@ -104,7 +104,7 @@ func TestFaults(t *testing.T) {
 			if strings.HasPrefix(c.name, "wait") { // the message is there already: whoever brings another looks for those who wait
 				s.enqueue("graph.message.v1", `{"name": "paid", "key": "k1", "id": "again"}`)
 			}
-			pgtest.AwaitFor(t, 40*1e9, "it to go on", func() bool {
+			pgtest.Await(t, "it to go on", func() bool {
 				return query[string](t, s.pool, `SELECT status FROM process_instance WHERE id = $1`, bad) == "COMPLETED"
 			})
 			s.want(map[string]int{"A": 3})

@@ -2,6 +2,7 @@ package graph_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -34,7 +36,7 @@ type site struct {
 
 	happens func(name string, call int) // in a step or undo step that has just been done
 
-	hooks  []worker.Hook
+	engine worker.Processes
 	worker *mortal
 	hired  []*mortal
 	change func(*worker.Config) // of those that are hired from now on
@@ -89,17 +91,35 @@ func newEmptySite(t *testing.T) *site {
 		}
 		return struct{}{}, nil
 	})
-	s.hooks = join(graph.New(s.pool), s.mux)
+	s.engine = graph.New(s.pool)
 	return s
 }
 
-// join registers the engine's handlers, and returns its part in settle transactions.
-func join(engine *graph.Engine, mux *worker.Mux) []worker.Hook {
-	for typ, handler := range engine.Handlers() {
-		mux.HandleRaw(typ, handler)
-	}
-	return []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}}
+// altered are an engine's parts as a test has them.
+type altered struct {
+	worker.Processes
+	by func(*hook.Engine)
 }
+
+func (a altered) Parts() hook.Engine {
+	parts := a.Processes.Parts()
+	a.by(&parts)
+	return parts
+}
+
+// afterAnswers has do called after each handler of the engine's, before its run is settled.
+func afterAnswers(e *hook.Engine, do func()) {
+	for typ, answer := range e.Handlers {
+		e.Handlers[typ] = func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
+			result, err := answer(ctx, payload)
+			do()
+			return result, err
+		}
+	}
+}
+
+// leaseLength is how long the workers of a site lease runs for. A slow machine may stand still for seconds.
+const leaseLength = 5 * time.Second
 
 // hire starts another worker.
 func (s *site) hire(look ...func(*mortal, *pgxpool.Config)) *mortal {
@@ -109,8 +129,8 @@ func (s *site) hire(look ...func(*mortal, *pgxpool.Config)) *mortal {
 	}
 	m := employ(s.t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		c := worker.Config{
-			Pool: pool, Mux: s.mux, Prefixes: []string{"test.", graph.Prefix}, Steps: true, Hooks: s.hooks,
-			Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
+			Pool: pool, Mux: s.mux, Prefixes: []string{"test."}, Processes: s.engine, Retention: worker.Retention{Off: true},
+			Lease: leaseLength, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
 			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
 		}
 		if s.change != nil {

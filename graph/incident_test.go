@@ -61,3 +61,26 @@ func TestIncidentsAreTold(t *testing.T) {
 	told(moved, "incident.opened X expression_failed, incident.resolved X expression_failed its token has moved on")
 	s.healthy()
 }
+
+// Steps that have failed an instance, or that an incident holds up, are told of with all else that fails; a failure that an edge takes is none.
+func TestFailingCountsSteps(t *testing.T) {
+	s := newSite(t)
+	told := func() string {
+		return query[string](t, s.pool, `SELECT coalesce(string_agg(concat_ws(' ', type, code, failed, last_error), ', ' ORDER BY type), '') FROM workflow_failing`)
+	}
+	caught := `"A": {"do": "test.step.v1", "in": {"name": "'A'", "fail": "'caught'"}, "to": "B", "on": [{"error": "caught", "to": "B"}]},`
+	s.status(s.start(s.deploy("A", caught+step("B", "")), `{}`), graph.Completed)
+	s.stopped(s.start(s.deploy("A", caught+`"B": {"choose": [{"if": "input.n > 1", "to": "C"}], "else": "C"},`+step("C", "")), `{}`), "expression_failed", 1)
+	if got := told(); got != "" {
+		t.Errorf("a failure that an edge takes is told of: %s", got)
+	}
+	p := s.deploy("A", caught+step("B", "", `"fail": "'declined'"`))
+	for range 3 {
+		s.status(s.start(p, `{}`), graph.Failed)
+	}
+	s.stopped(s.start(s.deploy("A", undoable("A", "B", `"undo_fails": "true"`)+","+step("B", "", `"fail": "'no'"`)), `{}`), "compensation_failed", 1)
+	want := "test.step.v1 declined 3 it was told to fail, test.undo.v1 handler_error 1 it was told to fail"
+	if got := told(); got != want {
+		t.Errorf("told of: %s\nwant %s", got, want)
+	}
+}

@@ -29,8 +29,9 @@ type instance struct {
 	process  *Process
 	status   Status
 	priority int
-	tenant   string // empty: none
-	version  int64  // when it was read
+	tenant   string          // empty: none
+	version  int64           // when it was read
+	trace    json.RawMessage // the metadata of its runs: where the trace of its start goes on; nil: it has none
 	paused   bool
 	input    json.RawMessage
 	facts    facts            // of the nodes that may be read
@@ -43,6 +44,8 @@ type instance struct {
 	live, ready, joining, incidents int
 
 	corrected bool // an operator has corrected a fact of it
+
+	from *legacy // it begins, and takes over what another one has done
 
 	ending       Status // what it becomes once everything is undone; empty: it is not ending
 	endingReason string
@@ -86,6 +89,9 @@ type changes struct {
 	undoAgain bool     // records of undo steps that have failed are renewed
 	incidents []incident
 	failures  []failed // that are in no run
+	facts     []known  // likewise
+	restart   runRef   // has had it take the place of after; zero: none
+	after     uuid.UUID
 	events    []event
 	history   []transition
 	ended     bool     // all live tokens that are not among tokens end, and their runs
@@ -228,4 +234,36 @@ type event struct {
 type transition struct {
 	from, to Status
 	reason   string
+}
+
+// ref is the group's id as a column that may be null.
+func (g *group) ref() uuid.NullUUID {
+	if g == nil {
+		return uuid.NullUUID{}
+	}
+	return uuid.NullUUID{UUID: g.id, Valid: true}
+}
+
+// gone are tokens that were ended before they were done, or have left their node: what belongs to them there ends.
+func (c *changes) gone() (ids []uuid.UUID) {
+	for _, t := range c.tokens {
+		if (t.state == tokenTerminated || t.state == tokenFailed) && t.version > 0 {
+			ids = append(ids, t.id)
+		}
+	}
+	for _, t := range c.detached {
+		ids = append(ids, t.id)
+	}
+	return ids
+}
+
+// home returns the group, among g and those around it, to whose activation of a join a token of g comes; nil if
+// the join belongs to no fork.
+func (g *group) home(join *node) *group {
+	for ; g != nil; g = g.parent {
+		if join.fork != nil && g.node == join.fork.name {
+			return g
+		}
+	}
+	return nil
 }

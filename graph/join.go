@@ -11,7 +11,7 @@ import (
 // come from, so that passes of a loop, and forks within forks, cannot be mistaken for each other.
 func (i *instance) arrive(t *token) {
 	n := t.node
-	j := i.activation(n, n.home(t.group))
+	j := i.activation(n, t.group.home(n))
 	if j.fired { // it needed only some, and had them: this one is absorbed
 		i.complete(t)
 		return
@@ -34,17 +34,6 @@ func (i *instance) arrive(t *token) {
 	}
 }
 
-// home returns the group, among a token's, to whose activation of the join it comes; nil if
-// the join belongs to no fork.
-func (n *node) home(g *group) *group {
-	for ; g != nil; g = g.parent {
-		if n.fork != nil && g.node == n.fork.name {
-			return g
-		}
-	}
-	return nil
-}
-
 func (i *instance) activation(n *node, home *group) *joining {
 	key := joinKey{n.name, home}
 	j := i.joins[key]
@@ -54,16 +43,6 @@ func (i *instance) activation(n *node, home *group) *joining {
 		i.joins[key] = j
 	}
 	return j
-}
-
-func (n *node) expects() int {
-	switch {
-	case n.Join.Taken:
-		return 0
-	case n.Join.Need > 0:
-		return n.Join.Need
-	}
-	return len(n.incoming)
 }
 
 func (i *instance) listJoin(j *joining) {
@@ -184,7 +163,7 @@ func (i *instance) waitsAt(j *joining) bool { return slices.ContainsFunc(i.known
 
 // holds reports whether a token waits at the activation, and not for its next round.
 func (j *joining) holds(t *token) bool {
-	return t.joining && t.node == j.node && j.node.home(t.group) == j.group && !slices.Contains(j.surplus, t)
+	return t.joining && t.node == j.node && t.group.home(j.node) == j.group && !slices.Contains(j.surplus, t)
 }
 
 // comes reports whether a live token can still come to the activation.

@@ -46,7 +46,7 @@ func TestInstanceThatRefuses(t *testing.T) {
 			}
 			id = s.start("mine", `{}`)
 			close(started)
-			pgtest.AwaitFor(t, 30*time.Second, "it to be told", func() bool {
+			pgtest.Await(t, "it to be told", func() bool {
 				return query[int](t, s.pool, `SELECT count(*) FROM workflow_unleasable WHERE statement = 'settle' AND kept = 'succeeded'`) == 1
 			})
 			incidents := query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND code = 'not_settled' AND resolved_at IS NULL`, id)
@@ -66,7 +66,7 @@ func TestInstanceThatRefuses(t *testing.T) {
 			s.worker.kill()
 			spoil(s, strings.ReplaceAll(c.mend, "%", id.String()))
 			s.hire()
-			pgtest.AwaitFor(t, 40*time.Second, "it to be completed", func() bool {
+			pgtest.Await(t, "it to be completed", func() bool {
 				return query[bool](t, s.pool, `SELECT status = 'COMPLETED' FROM process_instance WHERE id = $1`, id)
 			})
 			s.want(map[string]int{"A": 2, "B": 2})
@@ -105,7 +105,7 @@ func TestRetryOfWhatIsKept(t *testing.T) {
 	id := s.start(s.deploy("A", step("A", "B")+","+step("B", "")), `{}`)
 	incident := s.stopped(id, "not_settled", 1)
 	s.retry(incident, `, "force": true`)
-	pgtest.AwaitFor(t, 30*time.Second, "it to be tried", func() bool {
+	pgtest.Await(t, "it to be tried", func() bool {
 		return query[bool](t, s.pool, `SELECT NOT due FROM workflow_set_aside WHERE EXISTS (SELECT FROM workflow_history WHERE data ? 'tried_again')`)
 	})
 	if s.stopped(id, "not_settled", 1) != incident {
@@ -147,7 +147,7 @@ func TestKeptStepIsCancelled(t *testing.T) {
 		CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.type = 'test.step.v1' AND OLD.node = 'A' AND NEW.status IN ('succeeded', 'pending')) EXECUTE FUNCTION refuse()`)
 	for act, next := range map[string]string{`SELECT workflow_cancel($1, 'enough')`: "B", `SELECT workflow_fail($1, 'enough')`: "D"} {
 		id := s.start(p, `{}`)
-		pgtest.AwaitFor(t, 30*time.Second, "it to be told", func() bool {
+		pgtest.Await(t, "it to be told", func() bool {
 			return query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND resolved_at IS NULL`, id) == 1
 		})
 		query[string](t, s.pool, act, query[uuid.UUID](t, s.pool, `SELECT run FROM workflow_kept`))

@@ -34,7 +34,7 @@ func (m Mark) String() string {
 // class is how the node is painted.
 func (m Mark) class() string {
 	switch {
-	case m.State == string(tokenFailed) || m.State == "failed" || m.State == "Incident":
+	case m.State == "Failed" || m.State == "failed" || m.State == "Incident":
 		return "failed"
 	case m.Live > 0:
 		return "live"

@@ -33,7 +33,7 @@ func TestLargeFork(t *testing.T) {
 	p := s.deploy("F", `"F": {"fork": [`+strings.Join(names, ", ")+`]}, "J": {"join": "all", "to": "C"},`+strings.Join(nodes, ",")+","+step("C", ""))
 	began := time.Now()
 	id := s.start(p, `{}`)
-	pgtest.AwaitFor(t, 20*time.Second, "the end", func() bool {
+	pgtest.Await(t, "the end", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED' AND id = $1`, id) == 1
 	})
 	t.Logf("a fork of %d branches took %v", n, time.Since(began).Round(time.Millisecond))
@@ -50,7 +50,7 @@ func TestLargeEach(t *testing.T) {
 	id := query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text, 'input',
 		jsonb_build_object('items', (SELECT jsonb_agg(g) FROM generate_series(1, $2) g))) RETURNING id`, p, n)
 	most, memory := 0, uint64(0)
-	pgtest.AwaitFor(t, 10*time.Minute, "the end", func() bool {
+	pgtest.Await(t, "the end", func() bool {
 		most = max(most, query[int](t, s.pool, `SELECT count(*) FROM process_token WHERE instance_id = $1 AND item IS NOT NULL AND state = 'Ready'`, id))
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)

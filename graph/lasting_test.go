@@ -13,11 +13,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
-	"github.com/simple-workflow/simple-workflow/worker"
 )
 
 // prepared is a pool of connections as a worker has them.
@@ -105,7 +105,7 @@ func TestPlansOfLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := &pgx.Batch{}
-	if _, err := graph.New(pool).Begin(first, []lease.Settlement{{Lease: lease.Lease{Step: uuid.New()}, Outcome: run.Outcome{Verdict: run.Succeed}}}); err != nil {
+	if _, err := graph.New(pool).Parts().Hook.Begin(first, []lease.Settlement{{Lease: lease.Lease{Step: uuid.New()}, Outcome: run.Outcome{Verdict: run.Succeed}}}); err != nil {
 		t.Fatal(err)
 	}
 	queued := len(first.QueuedQueries)
@@ -180,7 +180,20 @@ func TestPlansOfOthers(t *testing.T) {
 		modes[mode]++
 		return nil
 	}
-	s.hooks = append(s.hooks, worker.Hook{Begin: func(*pgx.Batch, []lease.Settlement) (worker.Act, error) { return look, nil }})
+	s.engine = altered{s.engine, func(e *hook.Engine) {
+		begin := e.Hook.Begin
+		e.Hook.Begin = func(first *pgx.Batch, batch []lease.Settlement) (hook.Act, error) {
+			act, err := begin(first, batch)
+			return func(ctx context.Context, tx pgx.Tx, settled []lease.Settlement) error {
+				if act != nil {
+					if err := act(ctx, tx, settled); err != nil {
+						return err
+					}
+				}
+				return look(ctx, tx, settled)
+			}, err
+		}
+	}}
 	s.worker = s.hire()
 	p := s.deploy("A", step("A", "M")+`, "M": {"await": {"message": "paid", "key": "'1'"}, "to": "B"},`+step("B", ""))
 	id := s.start(p, `{}`)

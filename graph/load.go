@@ -44,15 +44,20 @@ func newScene() *scene {
 	}
 }
 
-// lock queues what locks the instances of tokens, and others, and reads them, the tokens and their groups.
-func (s *scene) lock(first *pgx.Batch, tokens, instances []uuid.UUID) {
+// lock queues what locks the instances of tokens, and others, and reads them, the tokens and their groups. Of created it locks those that
+// are not started yet.
+func (s *scene) lock(first *pgx.Batch, tokens, instances, created []uuid.UUID) {
+	which, args := `ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[]`, []any{tokens, instances}
+	if len(created) > 0 {
+		which, args = which+` || ARRAY(SELECT id FROM process_instance WHERE id = ANY ($3) AND status = 'CREATED')`, append(args, created)
+	}
 	ask(first, s.takeInstances, `
 		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents,
-		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected, coalesce(tenant_id, ''), version
+		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected, coalesce(tenant_id, ''), version, process_trace(metadata)
 		FROM process_instance
-		WHERE id = ANY (ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[])
+		WHERE id = ANY (`+which+`)
 		ORDER BY id
-		FOR NO KEY UPDATE`, tokens, instances)
+		FOR NO KEY UPDATE`, args...)
 	if len(tokens) == 0 {
 		return
 	}
@@ -108,7 +113,7 @@ func (s *scene) takeInstances(rows pgx.Rows) error {
 		var parent uuid.NullUUID
 		var visit *int64
 		err := row.Scan(&i.id, &definition, &i.status, &i.priority, &i.input, &i.live, &i.ready, &i.joining, &i.incidents,
-			&i.depth, &parent, &visit, &i.lends, &i.ending, &i.endingReason, &i.paused, &i.corrected, &i.tenant, &i.version)
+			&i.depth, &parent, &visit, &i.lends, &i.ending, &i.endingReason, &i.paused, &i.corrected, &i.tenant, &i.version, &i.trace)
 		if parent.Valid && visit != nil {
 			i.parent = &parentRef{parent.UUID, *visit}
 		}
@@ -300,8 +305,9 @@ func (s *scene) blame(err error, batch []lease.Settlement) error {
 		return err
 	}
 	for _, settled := range batch {
-		tokens, instances, _ := concerned([]lease.Settlement{settled})
-		if slices.Contains(instances, m.instance) || slices.ContainsFunc(s.untied, func(u untied) bool { return u.owner == m.instance && slices.Contains(tokens, u.id) }) {
+		var of subjects
+		_ = of.add(settled)
+		if slices.Contains(of.instances, m.instance) || slices.Contains(of.created, m.instance) || slices.ContainsFunc(s.untied, func(u untied) bool { return u.owner == m.instance && slices.Contains(of.tokens, u.id) }) {
 			return &lease.SettleError{Run: settled.Outcome.ID, Err: err}
 		}
 	}

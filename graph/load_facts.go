@@ -44,9 +44,14 @@ func (s *scene) askFacts(asked *statements) error {
 			}
 		}
 	}
-	if len(owners) == 0 {
-		return nil
+	if len(owners) > 0 {
+		s.askFactsOf(asked, owners, nodes)
 	}
+	return nil
+}
+
+// askFactsOf asks for the latest results of nodes.
+func (s *scene) askFactsOf(asked *statements, owners []uuid.UUID, nodes []string) {
 	asked.plan(ownPlans)
 	s.askTaskFacts(asked, owners, nodes)
 	s.askEachFacts(asked, owners, nodes)
@@ -57,7 +62,6 @@ func (s *scene) askFacts(asked *statements) error {
 		JOIN workflow_run r ON r.token_id = t.id AND r.node = w.node COLLATE "C" AND r.status IN ('succeeded', 'failed')
 		ORDER BY t.instance_id, r.node, r.finished_at DESC, r.id DESC`, owners, nodes)
 	s.askCorrections(asked, owners, nodes)
-	return nil
 }
 
 // takeRuns takes what steps have returned, or failed with.
@@ -147,7 +151,10 @@ func (s *scene) askEachFacts(asked *statements, owners []uuid.UUID, nodes []stri
 			SELECT jsonb_agg(CASE r.status WHEN 'succeeded' THEN r.result END ORDER BY k)
 			FROM generate_series(0, e.total - 1) AS k
 			LEFT JOIN process_token t ON t.parallel_group_id = e.group_id AND t.item = k
-			LEFT JOIN workflow_run r ON r.token_id = t.id AND r.node = e.node || '/item' AND (e.over_at IS NULL OR r.finished_at <= e.over_at)), '[]')
+			LEFT JOIN LATERAL ( -- one that an incident stopped has been tried again
+				SELECT r.status, r.result FROM workflow_run r
+				WHERE r.token_id = t.id AND r.node = e.node || '/item' AND (e.over_at IS NULL OR r.finished_at <= e.over_at)
+				ORDER BY r.finished_at DESC, r.id DESC LIMIT 1) r ON true), '[]')
 		FROM (SELECT DISTINCT ON (instance_id, node) *
 		      FROM unnest($1::uuid[], $2::text[]) AS w (instance_id, node) JOIN each_progress USING (instance_id, node)
 		      ORDER BY instance_id, node, group_id DESC) AS e`, owners, nodes)

@@ -21,9 +21,14 @@ type counted struct {
 	n     int
 }
 
-// askJoins asks for the activations that tokens may arrive at; over which edges tokens have come to
-// them, as far as others may come over them; and, of joins that the batch may fire, how many wait in
-// which group. Of a join of a thousand branches that is not read for each that arrives.
+// askJoins asks for what the decisions of a batch may need to know of joins, and for no more. A join of a thousand branches has
+// a thousand arrivals: if each read all that have come before, the join would cost a million rows. So it asks for
+//
+//   - the activations near the tokens of the batch: one row each, with the number that have joined (nearJoins);
+//   - over which of those edges somebody has come already over which a token of the batch may come: a second arrival over an
+//     edge does not count;
+//   - how many wait, by group, and the surplus, but only for joins that the batch may fire, as joined + coming says. Only
+//     firing ends those who wait. If coming is not known, it is taken for enough.
 func (s *scene) askJoins(asked *statements) *waitingTokens {
 	type at struct {
 		owner uuid.UUID

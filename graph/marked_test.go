@@ -19,14 +19,14 @@ func TestMarkedAsDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := query[string](t, pool, `SELECT version || ' ' || (updated_at > now() - interval '1 hour') FROM process_instance`); got != "6 true" {
+	if got := query[string](t, pool, `SELECT version || ' ' || (updated_at > now() - interval '1 hour') FROM process_instance`); got != "7 true" {
 		t.Errorf("version, and whether updated_at has moved: %s", got)
 	}
 	if _, err := pool.Exec(t.Context(), `UPDATE process_instance SET deleted_at = NULL`); err != nil {
 		t.Fatal(err)
 	}
 	got := query[string](t, pool, `SELECT string_agg(concat_ws(' ', event_type, version, data->>'actor' LIKE current_user || '%'), ', ' ORDER BY id) FROM process_event`)
-	if want := "instance.deleted 6 t, instance.undeleted 7 t"; got != want {
+	if want := "instance.deleted 6 t, instance.undeleted 8 t"; got != want {
 		t.Errorf("told is %s, want %s", got, want)
 	}
 }

@@ -31,7 +31,7 @@ type arrived struct {
 const defaultTTL = 24 * time.Hour
 
 func (w *writer) message(settled lease.Settlement) error {
-	var p MessagePayload
+	var p messagePayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
 	}
@@ -50,9 +50,9 @@ func (w *writer) message(settled lease.Settlement) error {
 // sent has the message go out that a step was to send. A signal has gone out already, from its handler.
 func (w *writer) sent(step lease.Settlement) error {
 	switch step.Type {
-	case MessageType:
+	case messageType:
 		return w.message(step)
-	case SignalType:
+	case signalType:
 		w.signals = append(w.signals, step.Outcome.ID)
 	}
 	return nil
@@ -139,9 +139,9 @@ func (w *writer) meet(all []*instance) {
 			), taken AS (
 				UPDATE message m SET token_id = p.token_id FROM served p WHERE m.id = p.id
 			)
-			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at)
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at)
 			SELECT p.token_id, $3, p.node || CASE WHEN p.at LIKE 'on/%' THEN '/' || p.at ELSE '' END,
-			       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id, 'visit', t.version)), 1000, i.priority, i.tenant_id, i.paused_at
+			       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id, 'visit', t.version)), 1000, i.priority, i.tenant_id, process_trace(i.metadata), process_paused_since(i.id)
 			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
 			slotNames, slotKeys, arriveType)
 	}

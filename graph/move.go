@@ -44,6 +44,12 @@ func (i *instance) enter(t *token) {
 		return
 	}
 	n := t.node
+	if i.from != nil && !t.hasItem {
+		if v, done := i.from.done[n.name]; done {
+			i.pass(t, v)
+			return
+		}
+	}
 	if n.pure() {
 		if t.purePath++; t.purePath > maxPureSteps {
 			i.stop(t, "loop_limit", fmt.Sprintf("passed %d gateways and joins without a step in between", maxPureSteps))
@@ -82,7 +88,9 @@ func (i *instance) enter(t *token) {
 			i.compensate(t, "", "")
 			return
 		}
-		i.raise(t, n.Throw.Error, fmt.Sprintf("%s: %s", n.name, n.Throw.Error))
+		if !i.caught(t, n.Throw.Error) {
+			i.fail(t, fmt.Sprintf("%s: %s", n.name, n.Throw.Error))
+		}
 	}
 }
 
@@ -97,7 +105,7 @@ func (i *instance) startStep(t *token) {
 	if !i.attach(t) {
 		return
 	}
-	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.Attempts})
+	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.attempts()})
 }
 
 // fits returns a payload if a run can be given it.

@@ -222,7 +222,7 @@ func TestProcessGuards(t *testing.T) {
 		{over, `DELETE FROM process_instance WHERE id = $1`, "deleted by the engine alone"},
 		{open, `DELETE FROM process_token WHERE instance_id = $1`, "deleted by the engine alone"},
 		{open, `DELETE FROM workflow_run WHERE token_id IN (SELECT id FROM process_token WHERE instance_id = $1)`, "deleted by retention alone"},
-		{open, `INSERT INTO process_instance (process_definition_id) SELECT process_definition_id FROM process_instance WHERE id = $1`, "inserted by the engine alone"},
+		{open, `INSERT INTO process_instance (process_definition_id, status, started_at) SELECT process_definition_id, status, started_at FROM process_instance WHERE id = $1`, "status is "},
 		{open, `INSERT INTO process_token (id, instance_id, node, state) VALUES (gen_random_uuid(), $1, 'B', 'Ready')`, "inserted by the engine alone"},
 		{open, `INSERT INTO process_event (instance_id, event_type, version) VALUES ($1, 'node.completed', 1)`, "inserted by the engine alone"},
 		{open, `INSERT INTO workflow_run (type, token_id, node) SELECT 'forged.step', id, 'B' FROM process_token WHERE instance_id = $1`, "inserted by the engine alone"},
@@ -317,7 +317,7 @@ func TestProcessWhy(t *testing.T) {
 		})
 	}
 	says(uuid.New(), "there is no such instance")
-	says(s.start(s.deploy("A", step("A", "", `"ms": "'10000'"`)), `{}`), "A: runs at worker-", "attempt 1 of 3")
+	says(s.start(s.deploy("A", step("A", "", `"ms": "'10000'"`)), `{}`), "A: runs at worker-", "attempt 1 of 25 (policy as shipped)")
 	says(s.start(s.deploy("N", `"N": {"do": "nobody.has.this"}`), `{}`), "N: no live worker covers nobody.has.this; those that live cover graph., test.")
 	says(s.start(s.deploy("H", `"H": {"human": {"groups": ["sales"]}}`), `{}`), "waits at H for somebody of sales to complete task ")
 	says(s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "'o-1'"}}`), `{}`), "waits at M for message paid with key o-1, for ")

@@ -101,7 +101,14 @@ func (p *Place) put(field string, into *map[string]string, key, expression strin
 	return p
 }
 
-// Attempts is how often a step may be started, 1 to 1000. Without, it is 3.
+// Retry is how often a step may be started, and the pauses before the second attempt and at most. What is 0, the policy of
+// the step's type says.
+func (p *Place) Retry(r RetryPolicy) *Place {
+	p.node.Retry = &r
+	return p
+}
+
+// Attempts is how often a step may be started, 1 to 1000. Without, or with 3, it is what the policy of its type says.
 func (p *Place) Attempts(n int) *Place {
 	if n == 0 {
 		p.mistake("ATTEMPTS", "attempts", "0 is outside 1 to 1000", "say how often the step may be started")

@@ -58,7 +58,7 @@ func TestStepCutOffByHand(t *testing.T) {
 	s.want(map[string]int{"B": 2, "never": 0})
 	failed := s.start(s.deploy("A", step("A", "", `"fail": "'no'"`)), `{}`)
 	s.status(failed, graph.Failed)
-	if got := query[string](t, s.pool, `SELECT workflow_retry(id) FROM activity_instance WHERE instance_id = $1`, failed); got != "not failed: failed, a step of a process that has moved on: retry its incident" {
+	if got := query[string](t, s.pool, `SELECT workflow_retry(id) FROM activity_instance WHERE instance_id = $1`, failed); got != fmt.Sprintf("not retried: a step of instance %s, which is FAILED; start that again: workflowctl restart %[1]s", failed) {
 		t.Errorf("retry answers %q", got)
 	}
 	s.healthy()
@@ -129,7 +129,7 @@ func TestMessageAgainstTimer(t *testing.T) {
 		s.enqueue("graph.message.v1", fmt.Sprintf(`{"name": "go", "key": "%d"}`, k))
 		time.Sleep(time.Millisecond)
 	}
-	pgtest.AwaitFor(t, 30*time.Second, "all instances to complete", func() bool {
+	pgtest.Await(t, "all instances to complete", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
 	})
 	if a, b, c := s.count("A"), s.count("B"), s.count("C"); a+b != n || b != c {

@@ -22,7 +22,7 @@ func TestEngineBehindAPooler(t *testing.T) {
 	url := pgtest.URL(t)
 	direct, pool := pgtest.Open(t, url), pgtest.Open(t, pgtest.Bouncer(t, url)+"&pool_max_conns=20")
 	define(t, direct, `{"process": "p", "version": 1, "start": "A", "nodes": {"A": {"do": "test.step.v1"}}}`)
-	start := graph.New(pool).Handlers()[graph.StartType]
+	start := graph.New(pool).Parts().Handlers["graph.start.v1"]
 	var all sync.WaitGroup
 	var lost atomic.Int64
 	for range 20 {

@@ -1,8 +1,10 @@
 package graph
 
 import (
+	"cmp"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 )
@@ -109,6 +111,11 @@ type ahead struct {
 	input bool // the instance's input may be read, or anything else by an expression
 }
 
+// failure returns what a failure at a node does that no edge takes.
+func (p *Process) failure(n *node) Failure {
+	return cmp.Or(n.Failure, p.Definition.Failure, OpenIncident)
+}
+
 // pure reports whether a token passes the node without waiting for anything but other tokens.
 func (n *node) pure() bool {
 	switch n.kind {
@@ -156,12 +163,21 @@ func (n *node) edges() (all []*edge) {
 	return all
 }
 
-// lookAhead finds what may be decided when a token leaves n. Beyond a join a decision goes on: it
-// may fire. One that waits for those that can still come may fire wherever it is, because this one
-// cannot any more.
+// lookAhead finds what a decision may need to know when a token leaves n: which results its expressions read, which joins
+// it may arrive at, and over which edges. It is worked out once for each node of a process. The shell then reads just that
+// from the database, however large the instance is.
+//
+// It walks all edges that a decision may follow before it has to wait: through gateways, and through scopes, lists
+// and races, which may be over at once. It goes on beyond a join, because the join may fire. A token may also be the last of
+// its scope, which leads on from there. A join of those that can still come (taken) may fire wherever it is,
+// because this token cannot come any more; so all of these are looked at.
+//
+// Conditions are not evaluated here. What is found is what may be needed, never less.
 func (n *node) lookAhead(p *Process) *ahead {
 	a, reads, seen := &ahead{many: map[*node]bool{}}, map[string]bool{}, make([]bool, len(p.list))
-	forked := make([]bool, len(p.list)) // behind a fork, once more
+	// A node behind a fork is visited once more than others, as forked: more than one token of this decision may come to a join
+	// there over the same edge (many). Then not even the number of this batch's tokens bounds how many arrive.
+	forked := make([]bool, len(p.list))
 	seen[n.index] = true
 	read := func(all ...*expression) {
 		for _, e := range all {
@@ -232,4 +248,59 @@ func (n *node) lookAhead(p *Process) *ahead {
 	}
 	a.reads = slices.Sorted(maps.Keys(reads))
 	return a
+}
+
+func (n *node) errorEdge(code string) *edge {
+	for _, h := range n.handlers {
+		if h.Error == code || h.Error == "*" {
+			return h.edge
+		}
+	}
+	return nil
+}
+
+// behind tells, by index, which nodes a token may come to that is at one of these, themselves included.
+func (p *Process) behind(names map[string]bool) []bool {
+	all := make([]bool, len(p.list))
+	add := func(from *node) {
+		for k, is := range p.reach(from, nil) {
+			all[k] = all[k] || is
+		}
+	}
+	for name := range names {
+		n := p.nodes[name]
+		add(n)
+		for s := n.parent; s != nil; s = s.parent { // its last token leads on from it
+			for _, e := range s.outgoing {
+				if e != s.inner {
+					add(e.to)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// named returns the node that a record is of: one of an instance that was called has the path to it behind.
+func (p *Process) named(at string) (string, bool) {
+	for {
+		if p.nodes[at] != nil {
+			return at, true
+		}
+		k := strings.LastIndexByte(at, '/')
+		if k < 0 {
+			return "", false
+		}
+		at = at[:k]
+	}
+}
+
+func (n *node) expects() int {
+	switch {
+	case n.Join.Taken:
+		return 0
+	case n.Join.Need > 0:
+		return n.Join.Need
+	}
+	return len(n.incoming)
 }

@@ -37,7 +37,7 @@ func (s *site) crowd() {
 // raced waits until so many instances have completed.
 func (s *site) raced(n int) {
 	s.t.Helper()
-	pgtest.AwaitFor(s.t, 2*time.Minute, fmt.Sprintf("%d instances to complete", n), func() bool {
+	pgtest.Await(s.t, fmt.Sprintf("%d instances to complete", n), func() bool {
 		return query[int](s.t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
 	})
 }

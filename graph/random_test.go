@@ -553,7 +553,6 @@ type crowd struct {
 func (c *crowd) hire() {
 	m := employ(c.t, c.pool, func(pool *pgxpool.Pool) worker.Config {
 		mux, engine := worker.NewMux(), graph.New(pool)
-		hooks := join(engine, mux)
 		worker.Handle(mux, "random.step.v1", func(_ context.Context, in map[string]any) (map[string]any, error) {
 			if n, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
 				time.Sleep(time.Duration(n) * time.Millisecond)
@@ -570,10 +569,12 @@ func (c *crowd) hire() {
 			return struct{}{}, nil
 		})
 		return worker.Config{
-			Pool: pool, Mux: mux, Prefixes: []string{"random.", graph.Prefix}, Steps: true, Hooks: hooks,
-			Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+			Pool: pool, Mux: mux, Prefixes: []string{"random."}, Processes: engine, Retention: worker.Retention{Off: true},
+			Lease: 6 * time.Second, PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 			Backoff: run.Backoff{Base: 5 * time.Millisecond, Cap: 10 * time.Millisecond}, ShutdownGrace: -1,
 		}
+	}, func(_ *mortal, config *pgxpool.Config) {
+		config.ConnConfig.Tracer = &loser{db: c.pool, one: 10} // commits get lost
 	})
 	c.mu.Lock()
 	c.workers = append(c.workers, m)
@@ -698,13 +699,7 @@ func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 		time.Sleep(time.Duration(50+c.IntN(250)) * time.Millisecond)
 		c.disturb(ctx)
 	}
-	deadline := time.Now().Add(2 * time.Minute)
-	for c.open(t) > 0 {
-		if time.Now().After(deadline) {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	c.settle(t)
 	for id, p := range started {
 		c.check(id, p)
 	}
@@ -765,6 +760,19 @@ func (c *crowd) open(t *testing.T) int {
 		     + (SELECT count(*) FROM workflow_run WHERE finished_at IS NULL)`)
 }
 
+// settle waits until nothing is open any more, for as long as instances move, however slowly, and for ten minutes at most.
+func (c *crowd) settle(t *testing.T) {
+	t.Helper()
+	var moves int
+	begun, moved := time.Now(), time.Now()
+	for c.open(t) > 0 && time.Since(moved) < 2*time.Minute && time.Since(begun) < 10*time.Minute {
+		if n := query[int](t, c.pool, `SELECT coalesce(max(id), 0) FROM process_event`); n > moves {
+			moves, moved = n, time.Now()
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // check compares what became of an instance with its plan.
 func (c *crowd) check(id uuid.UUID, p *plan) {
 	c.t.Helper()
@@ -805,6 +813,10 @@ func (c *crowd) story(id uuid.UUID) string {
 		`SELECT to_jsonb(t)::text FROM process_token t WHERE instance_id = $1 AND state NOT IN ('Completed', 'Terminated')`,
 		`SELECT to_jsonb(m)::text FROM message_wait m WHERE instance_id = $1`,
 		`SELECT to_jsonb(j)::text FROM parallel_join j WHERE instance_id = $1`,
+		`SELECT concat_ws(' ', r.type, r.status, r.attempt, r.result, r.last_error, r.created_at::time, r.finished_at::time)
+		 FROM workflow_run r JOIN message_wait m ON m.name = r.payload->>'name' AND m.key IS NOT DISTINCT FROM r.payload->>'key'
+		 WHERE m.instance_id = $1 AND r.type IN ('graph.signal.v1', 'graph.message.v1') ORDER BY r.created_at`,
+		`SELECT to_jsonb(b)::text FROM process_broadcast b JOIN message_wait m USING (name) WHERE m.instance_id = $1`,
 		`SELECT concat_ws(' ', right(t.id::text, 4), t.node, r.node, r.type, r.status, r.attempt, r.last_error, r.created_at::time, r.finished_at::time)
 		 FROM workflow_run r JOIN process_token t ON t.id = r.token_id WHERE instance_id = $1 ORDER BY r.created_at`,
 		`SELECT concat_ws(' ', version, right(token_id::text, 4), event_type, node, data) FROM process_event WHERE instance_id = $1 ORDER BY id`,

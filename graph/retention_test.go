@@ -14,6 +14,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 )
 
+// anyPeriod has the database take periods of less than a minute, which are a mistake elsewhere.
+const anyPeriod = `ALTER TABLE workflow_retention DROP CONSTRAINT IF EXISTS workflow_retention_period_check`
+
 // clean removes all that retention ever may.
 func (s *site) clean() {
 	s.t.Helper()
@@ -25,8 +28,11 @@ func (s *site) clean() {
 func (s *site) cleanIn(ctx context.Context) error {
 	const little = time.Millisecond
 	keep := cleanup.Keep{Finished: little, Failed: little, Deleted: little, Published: little, Processes: little}
+	if _, err := s.pool.Exec(ctx, anyPeriod); err != nil {
+		return err
+	}
 	for range 3 { // what was called goes first, then who has called it
-		if _, err := cleanup.Handler(s.pool, keep)(ctx, struct{}{}); err != nil {
+		if _, err := cleanup.New(s.pool, []string{"default."}, time.Hour, keep).Handle(ctx, struct{}{}); err != nil {
 			return err
 		}
 	}
@@ -84,7 +90,7 @@ func byHand(sql string) move {
 
 func completeTask(s *site, id uuid.UUID) {
 	s.t.Helper()
-	s.enqueue(graph.CompleteTaskType, fmt.Sprintf(`{"task": %q, "by": "anna", "output": {"ok": true}}`, query[uuid.UUID](s.t, s.pool, `
+	s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "anna", "output": {"ok": true}}`, query[uuid.UUID](s.t, s.pool, `
 		WITH RECURSIVE tree AS (SELECT id FROM process_instance WHERE id = $1 UNION SELECT c.id FROM process_instance c JOIN tree ON c.parent_process_instance_id = tree.id)
 		SELECT u.id FROM user_task u JOIN tree ON tree.id = u.instance_id WHERE u.state = 'open'`, id)))
 }
@@ -98,10 +104,10 @@ const (
 var lifetimes = []life{
 	{"signal", func(*site) string {
 		return `"A": {"await": {"signal": "news"}, "to": "Z"},` + step("Z", "", `"v": "steps.A.n"`)
-	}, []move{say(graph.SignalType, `{"name": "news", "payload": {"n": 1}}`)}, graph.Completed},
+	}, []move{say("graph.signal.v1", `{"name": "news", "payload": {"n": 1}}`)}, graph.Completed},
 	{"deleted signal", func(*site) string {
 		return `"A": {"await": {"signal": "news"}, "to": "Z"},` + step("Z", "", `"v": "steps.A.n"`)
-	}, []move{say(graph.SignalType, `{"name": "news", "payload": {"n": 1}}`).then(deleted)}, graph.Completed},
+	}, []move{say("graph.signal.v1", `{"name": "news", "payload": {"n": 1}}`).then(deleted)}, graph.Completed},
 	{"signal of a process", func(*site) string {
 		return `"A": {"await": {"signal": "news"}, "to": "Z"},` + step("Z", "", `"v": "steps.A.n"`)
 	}, []move{func(s *site, _ uuid.UUID) {
@@ -109,19 +115,19 @@ var lifetimes = []life{
 	}}, graph.Completed},
 	{"message", func(*site) string {
 		return `"A": {"await": {"message": "paid", "key": "input.key"}, "to": "B"}, "B": {"await": {"message": "sent", "key": "input.key"}, "to": "Z"},` + step("Z", "", `"v": "steps.A.n + steps.B.n"`)
-	}, []move{say(graph.MessageType, `{"name": "paid", "key": "k", "payload": {"n": 1}}`).then(expired),
-		say(graph.MessageType, `{"name": "sent", "key": "k", "payload": {"n": 1}}`).then(expired)}, graph.Completed},
+	}, []move{say("graph.message.v1", `{"name": "paid", "key": "k", "payload": {"n": 1}}`).then(expired),
+		say("graph.message.v1", `{"name": "sent", "key": "k", "payload": {"n": 1}}`).then(expired)}, graph.Completed},
 	{"message before it is awaited", func(*site) string {
 		return `"A": {"wait": "P1D", "to": "B"}, "B": {"await": {"message": "paid", "key": "input.key"}, "to": "Z"},` + step("Z", "", `"v": "steps.B.n"`)
-	}, []move{say(graph.MessageType, `{"name": "paid", "key": "k", "payload": {"n": 1}}`), byHand(due)}, graph.Completed},
+	}, []move{say("graph.message.v1", `{"name": "paid", "key": "k", "payload": {"n": 1}}`), byHand(due)}, graph.Completed},
 	{"race", func(*site) string {
 		return `"A": {"race": ["M", "S", "W"]}, "M": {"await": {"message": "never", "key": "'k'"}, "to": "Z"}, "S": {"await": {"signal": "news"}, "to": "Z"}, "W": {"wait": "P1D", "to": "Z"},` +
 			step("Z", "", `"v": "steps.S.n"`)
-	}, []move{say(graph.SignalType, `{"name": "news", "payload": {"n": 1}}`)}, graph.Completed},
+	}, []move{say("graph.signal.v1", `{"name": "news", "payload": {"n": 1}}`)}, graph.Completed},
 	{"timer and message beside a task", func(*site) string {
 		return `"A": {"human": {}, "on": [{"message": "hint", "key": "'k'", "keep": true, "to": "H"}, {"every": "P1D", "to": "T"}], "to": "Z"},` +
 			step("H", "") + "," + step("T", "") + "," + step("Z", "", `"v": "steps.A.ok"`)
-	}, []move{say(graph.MessageType, `{"name": "hint", "key": "k"}`).then(expired), byHand(due), byHand(due), completeTask}, graph.Completed},
+	}, []move{say("graph.message.v1", `{"name": "hint", "key": "k"}`).then(expired), byHand(due), byHand(due), completeTask}, graph.Completed},
 	{"call", func(s *site) string {
 		return fmt.Sprintf(`"A": {"call": {"process": %q, "undo": "none"}, "to": "Z"},`, s.deployOut("U", `"U": {"human": {}}`, "{'ok': steps.U.ok}")) + step("Z", "", `"v": "steps.A.ok"`)
 	}, []move{completeTask}, graph.Completed},
@@ -139,10 +145,10 @@ var lifetimes = []life{
 	}, []move{completeTask, completeTask}, graph.Completed},
 	{"fork and join", func(*site) string {
 		return `"A": {"fork": ["B", "C"]}, "B": {"human": {}, "to": "J"}, "C": {"await": {"signal": "news"}, "to": "J"}, "J": {"join": "all", "to": "Z"},` + step("Z", "", `"v": "[steps.B.ok, steps.C.n]"`)
-	}, []move{say(graph.SignalType, `{"name": "news", "payload": {"n": 1}}`), completeTask}, graph.Completed},
+	}, []move{say("graph.signal.v1", `{"name": "news", "payload": {"n": 1}}`), completeTask}, graph.Completed},
 	{"cancelled with compensation", func(*site) string {
 		return `"A": {"do": "test.step.v1", "in": {"name": "'A'"}, "undo": "test.undo.v1", "to": "U"}, "U": {"human": {}}`
-	}, []move{say(graph.CancelType, `{"instance": "$id", "compensate": true}`)}, graph.Cancelled},
+	}, []move{say("graph.cancel.v1", `{"instance": "$id", "compensate": true}`)}, graph.Cancelled},
 }
 
 // deployOut deploys a process with an output.

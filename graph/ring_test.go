@@ -108,10 +108,10 @@ func TestRings(t *testing.T) {
 
 	// One who is in a ring of groups harms himself alone.
 	for _, task := range all(`SELECT id::text FROM user_task WHERE state = 'open'`) {
-		s.enqueue(graph.CompleteTaskType, fmt.Sprintf(`{"task": %q, "by": "anna"}`, task))
+		s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "anna"}`, task))
 	}
 	for _, id := range ids[:3] {
-		s.enqueue(graph.CancelType, fmt.Sprintf(`{"instance": %q}`, id))
+		s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, id))
 	}
 	s.status(s.start(s.deploy("A", step("A", "")), `{}`), graph.Completed)
 	s.finishes()

@@ -10,10 +10,6 @@ import (
 // token but one ends; that one, in mode Compensation, executes the undo steps one after the other,
 // latest record first. When none is owed any more it goes on, or the instance ends as it was to.
 
-// undoType is the run that asks what is to be undone next. It lets the instance take a breath:
-// leases that were cut off have run out by then.
-const undoType = "graph.undo.v1"
-
 // undoPause is how long a token lets another one undo before it asks again; each pause is twice the
 // one before, up to a minute.
 const undoPause = 200 * time.Millisecond
@@ -86,9 +82,12 @@ func (i *instance) undoFailed(t *token, reason string) {
 	i.changes.touched = true
 	i.changes.notUndone = append(i.changes.notUndone, t)
 	i.detach(t) // one that was deleted ends now, not with the instance
-	i.stop(t, "compensation_failed", reason)
+	i.stop(t, compensationFailed, reason)
 	i.settle()
 }
+
+// compensationFailed is the incident of a token whose undo step has failed.
+const compensationFailed = "compensation_failed"
 
 // An undo is an undo step to be enqueued for a record.
 type undo struct {

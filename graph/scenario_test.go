@@ -37,7 +37,7 @@ func (s *site) startMany(process string, n int) {
 // completed waits until so many instances have completed.
 func (s *site) completed(n int) {
 	s.t.Helper()
-	pgtest.AwaitFor(s.t, 30*time.Second, fmt.Sprintf("%d instances to complete", n), func() bool {
+	pgtest.Await(s.t, fmt.Sprintf("%d instances to complete", n), func() bool {
 		return query[int](s.t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == n
 	})
 }
@@ -45,7 +45,7 @@ func (s *site) completed(n int) {
 // at waits until so many tokens live at a node.
 func (s *site) at(node string, n int) {
 	s.t.Helper()
-	pgtest.AwaitFor(s.t, 30*time.Second, fmt.Sprintf("%d tokens at %s", n, node), func() bool {
+	pgtest.Await(s.t, fmt.Sprintf("%d tokens at %s", n, node), func() bool {
 		return query[int](s.t, s.pool, `SELECT count(*) FROM process_token WHERE node = $1 AND state IN ('Ready', 'Waiting')`, node) == n
 	})
 }

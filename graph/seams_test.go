@@ -72,7 +72,7 @@ func TestUndoStepCutOff(t *testing.T) {
 					s.called(ctx, "undo B")
 					return struct{}{}, nil
 				})
-				return worker.Config{Pool: pool, Mux: mux, Prefixes: []string{"late."}, Steps: true, Hooks: s.hooks, PollInterval: 20 * time.Millisecond}
+				return worker.Config{Pool: pool, Mux: mux, Prefixes: []string{"late."}, Processes: s.engine, PollInterval: 20 * time.Millisecond}
 			})
 			s.status(id, graph.Failed)
 			s.want(map[string]int{"undo B": 1, "undo A": 1})

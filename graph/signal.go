@@ -33,9 +33,9 @@ const (
 //
 // While it is refused to all its run stays, because how often it may be put off is counted. Of many such runs some stay, and the
 // others are put off, so that their slots are free; at first for five seconds.
-func (e *Engine) signal(ctx context.Context, p SignalPayload) (Signalled, error) {
+func (e *Engine) signal(ctx context.Context, p signalPayload) (Signalled, error) {
 	if err := named(p.Name); err != nil {
-		return Signalled{}, err
+		return Signalled{}, run.Permanent(err)
 	}
 	info := run.FromContext(ctx)
 	var (
@@ -117,11 +117,14 @@ func (e *Engine) give(ctx context.Context, signal uuid.UUID, most int, anyCode b
 		return tx.QueryRow(ctx, `SELECT reached, set_aside, waiting, finished, refused, over FROM process_signal_v1($1, $2, $3)`, unprepared, signal, most, anyCode).
 			Scan(&g.Reached, &g.SetAside, &g.waiting, &g.finished, &g.refused, &g.over)
 	})
-	return g, err
+	if err != nil {
+		return given{}, err // what was answered before a commit that failed has not happened
+	}
+	return g, nil
 }
 
-// Tend gives signals to those who could not take them before, when it is time, and opens and ends incidents of what is set aside. Call it every second.
-func (e *Engine) Tend(ctx context.Context) error {
+// tend gives signals to those who could not take them before, when it is time, and opens and ends incidents of what is set aside.
+func (e *Engine) tend(ctx context.Context) error {
 	_, err := e.pool.Exec(ctx, `SELECT process_try_again_v1()`, unprepared)
 	for until := time.Now().Add(time.Second); ; {
 		var told int

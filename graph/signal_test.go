@@ -73,7 +73,8 @@ func TestSignalPassesOverOne(t *testing.T) {
 				t.Errorf("process_why says %s, want %s", got, c.problem)
 			}
 			time.Sleep(10 * time.Millisecond)
-			if _, err := cleanup.Handler(s.pool, cleanup.Keep{Finished: time.Millisecond})(t.Context(), struct{}{}); err != nil {
+			execute(t, s.pool, anyPeriod)
+			if _, err := cleanup.New(s.pool, []string{"default."}, time.Hour, cleanup.Keep{Finished: time.Millisecond}).Handle(t.Context(), struct{}{}); err != nil {
 				t.Fatal(err)
 			}
 			if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE id = $1`, signal); n != 1 {
@@ -87,7 +88,7 @@ func TestSignalPassesOverOne(t *testing.T) {
 				execute(t, s.pool, c.mend)
 				elapseAside(t, s)
 			}
-			if err := graph.New(s.pool).Tend(t.Context()); err != nil {
+			if err := graph.New(s.pool).Parts().Hook.Tend(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.status(ids[2], graph.Completed)
@@ -182,9 +183,9 @@ func TestRefusedSignalIsPutOff(t *testing.T) {
 	t.Parallel()
 	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), 1)
 	execute(t, s.pool, fmt.Sprintf(picky, `NEW.type = 'graph.arrive.v1'`))
-	handler := graph.New(s.pool).Handlers()[graph.SignalType]
+	handler := graph.New(s.pool).Parts().Handlers["graph.signal.v1"]
 	send := func(ctx context.Context, signal uuid.UUID, lease int64) error {
-		_, err := handler(run.NewContext(ctx, run.Info{ID: signal, Type: graph.SignalType, LeaseNo: lease}), []byte(`{"name": "go"}`))
+		_, err := handler(run.NewContext(ctx, run.Info{ID: signal, Type: "graph.signal.v1", LeaseNo: lease}), []byte(`{"name": "go"}`))
 		return err
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -227,8 +228,8 @@ func TestSignalAfterShortage(t *testing.T) {
 		CREATE TRIGGER shortage BEFORE INSERT ON workflow_run FOR EACH STATEMENT EXECUTE FUNCTION shortage();
 		CREATE FUNCTION batch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('batches'); RETURN NULL; END $$;
 		CREATE TRIGGER batch AFTER UPDATE ON process_broadcast FOR EACH STATEMENT EXECUTE FUNCTION batch()`)
-	ctx := run.NewContext(t.Context(), run.Info{ID: signal, Type: graph.SignalType})
-	result, err := graph.New(s.pool).Handlers()[graph.SignalType](ctx, []byte(`{"name": "go"}`))
+	ctx := run.NewContext(t.Context(), run.Info{ID: signal, Type: "graph.signal.v1"})
+	result, err := graph.New(s.pool).Parts().Handlers["graph.signal.v1"](ctx, []byte(`{"name": "go"}`))
 	if err != nil || string(result) != `{"reached":4000,"set_aside":0}` {
 		t.Errorf("the signal: %s, %v", result, err)
 	}

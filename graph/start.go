@@ -12,21 +12,42 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // A birth is an instance that is to be started.
 type birth struct {
-	asked    StartPayload
+	run      uuid.UUID
+	asked    startPayload
 	started  Started
 	metadata []byte
+	from     *legacy // of one that has failed, in whose place it comes; nil: of none
 }
 
 // start inserts the instances of a batch and places their first tokens. One that is there already
-// is left as it is.
-func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch []lease.Settlement) error {
+// is left as it is, unless it was inserted to be started; a start that asks for another one in its place is refused.
+func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, restarts []lease.Settlement) error {
 	births, err := s.births(batch)
-	if err != nil || len(births) == 0 {
+	if err != nil {
 		return err
+	}
+	for _, settled := range restarts {
+		b, err := s.reborn(ctx, tx, settled)
+		if err != nil {
+			return &lease.SettleError{Run: settled.Outcome.ID, Err: err}
+		}
+		births = append(births, b)
+	}
+	if len(births) == 0 {
+		return nil
+	}
+	// In order of the instances' ids: two batches that start the same ones do not wait for each other in a circle.
+	slices.SortStableFunc(births, func(a, b birth) int { return compareIDs(a.started.Instance, b.started.Instance) })
+	for _, b := range births {
+		if last := b.started.After; last != uuid.Nil && s.instances[last] == nil { // another start may take the key for free
+			return &lease.SettleError{Run: b.run, Err: run.Permanent(run.WithCode("conflict",
+				fmt.Errorf("key: instance %s, which had it, has just been removed by retention; start it once more", last)))}
+		}
 	}
 	var definitions []uuid.UUID
 	for _, b := range births {
@@ -40,12 +61,18 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch []l
 	if err != nil {
 		return fmt.Errorf("insert %d process instances: %w", len(births), err)
 	}
+	var again []birth
 	for _, b := range births {
-		if !fresh[b.started.Instance] {
+		trace, isFresh := fresh[b.started.Instance]
+		if !isFresh && b.from != nil {
+			return &lease.SettleError{Run: b.run, Err: restarted(b.started)}
+		} else if !isFresh {
+			again = append(again, b)
 			continue
 		}
 		delete(fresh, b.started.Instance) // of two in one batch the first
 		i := newInstance()
+		i.trace = trace
 		i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, processes[b.started.Definition], Created, b.asked.Priority, b.asked.Tenant, b.asked.Input
 		if p := b.asked.Parent; p != nil {
 			i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
@@ -53,41 +80,130 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch []l
 				i.changes.events = append(i.changes.events, event{name: "instance.paused", data: map[string]any{"with": p.Instance}})
 			}
 		}
-		if err := json.Unmarshal(b.asked.Input, &i.facts.input); err != nil {
+		s.instances[i.id] = i
+		if i.from = b.from; i.from != nil {
+			i.changes.restart, i.changes.after = b.run, i.from.of
+		}
+		if err := i.begin(); err != nil {
 			return err
 		}
-		s.instances[i.id] = i
-		i.begin()
+		if i.from != nil {
+			if err := i.inherit(); err != nil {
+				return &lease.SettleError{Run: b.run, Err: err}
+			}
+		}
+	}
+	if err := refuse(ctx, tx, again); err != nil {
+		return err
+	}
+	for _, b := range again {
+		if i := s.instances[b.started.Instance]; i != nil && i.status == Created {
+			if err := i.begin(); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-// births reads what is to be started, in order of the instances' ids: two batches that start the
-// same ones do not wait for each other in a circle.
+// refuse returns an error that names the starts which ask for something else than the instances that have their ids.
+// These are committed, or of this batch: insertInstances has waited for whoever else was inserting one.
+func refuse(ctx context.Context, tx *transaction, again []birth) error {
+	var differ []uuid.UUID
+	var why error // the first does
+	asked := tx.statements()
+	for _, b := range again {
+		asked.ask(func(rows pgx.Rows) error {
+			_, _, conflict, err := b.meet(rows)
+			if conflict != nil {
+				differ, why = append(differ, b.run), cmp.Or(why, conflict)
+			}
+			return err
+		}, meeting, b.started.Instance, b.asked.Tenant, b.asked.Input)
+	}
+	if err := asked.send(ctx); err != nil {
+		return fmt.Errorf("look at %d process instances that are there already: %w", len(again), err)
+	}
+	if why != nil {
+		return &lease.SettleError{Run: differ[0], Others: differ[1:], Err: why}
+	}
+	return nil
+}
+
+// meeting asks for the instance with an id, and whether it has this tenant and this input.
+const meeting = meets + `
+	WHERE i.id = $1`
+
+// newest asks the same of the newest instance that has had a key; the id is that of the first one. Keys that people have written into
+// the column by hand make none: an id of version 5 is made of a key.
+const newest = meets + `
+	WHERE i.id = ANY (ARRAY(
+		SELECT k.id
+		FROM process_instance k JOIN process_definition n ON n.id = k.process_definition_id
+		WHERE k.business_key = $4 AND coalesce(k.tenant_id, '') = $2 AND n.name = $5 AND substr(k.id::text, 15, 1) = '5'
+		ORDER BY k.created_at DESC
+		LIMIT 1) || $1::uuid)
+	ORDER BY i.created_at DESC, i.id = $1, i.id
+	LIMIT 1`
+
+const meets = `
+	SELECT i.id, d.id, d.name, d.version, coalesce(i.tenant_id, '') = $2, i.input_payload = $3, i.completed_at IS NOT NULL
+	FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id`
+
+// meet takes the answer to meeting, and returns the result of the start: if the instance is there already, that one, and whether it is over. There
+// is a conflict if the start asks for another process, tenant or input, or names another version. It quotes nothing of an input.
+func (b birth) meet(rows pgx.Rows) (first Started, over bool, conflict, err error) {
+	var process string
+	var tenant, input bool
+	first = b.started
+	_, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (struct{}, error) {
+		return struct{}{}, row.Scan(&first.Instance, &first.Definition, &process, &first.Version, &tenant, &input, &over)
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return first, false, nil, nil
+	} else if err != nil {
+		return first, false, nil, err
+	}
+	first.After = uuid.Nil
+	name, what := "id", fmt.Sprintf("instance %s", first.Instance)
+	if b.asked.Key != "" {
+		name, what = "key", fmt.Sprintf("an instance of %.100q with key %.200q", b.asked.Process, b.asked.Key)
+	}
+	switch {
+	case process != b.asked.Process:
+		conflict = fmt.Errorf("%s: %s is an instance of %s; choose another %[1]s, or leave it out", name, first.Instance, process)
+	case !tenant:
+		conflict = fmt.Errorf("%s: %s is an instance of another tenant; choose another %[1]s, or leave it out", name, first.Instance)
+	case !input:
+		conflict = fmt.Errorf("%s: %s was started with another input; use another %[1]s, or the same input", name, what)
+	case b.asked.Version != 0 && b.asked.Version != first.Version:
+		conflict = fmt.Errorf("%s: %s was started with version %d; use another %[1]s, or that version", name, what, first.Version)
+	}
+	return first, over, run.Permanent(run.WithCode("conflict", conflict)), nil
+}
+
+// births reads what is to be started.
 func (s *scene) births(batch []lease.Settlement) (all []birth, err error) {
 	for _, settled := range batch {
-		b := birth{metadata: settled.Metadata}
+		b := birth{run: settled.Outcome.ID, metadata: settled.Metadata}
 		if err := errors.Join(json.Unmarshal(settled.Payload, &b.asked), json.Unmarshal(settled.Result, &b.started)); err != nil {
 			return nil, err
 		}
-		if len(b.asked.Input) == 0 {
-			b.asked.Input = json.RawMessage("{}")
-		}
+		b.asked.Input = b.asked.input()
 		if b.asked.Parent == nil || s.calls(b.asked, settled.Tenant) && !slices.ContainsFunc(all, b.sameCall) {
 			b.asked.Tenant = cmp.Or(b.asked.Tenant, settled.Tenant) // a called one has that of its caller's row
 			all = append(all, b)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b birth) int { return compareIDs(a.started.Instance, b.started.Instance) })
 	return all, nil
 }
 
 // calls reports whether the token that is said to wait for an instance does: all that the payload says
 // of it is what its call node would say. tenant is that of the run.
-func (s *scene) calls(p StartPayload, tenant string) bool {
+func (s *scene) calls(p startPayload, tenant string) bool {
 	t, i := s.tokens[p.Parent.Token], s.owners[p.Parent.Token]
 	return t != nil && i.id == p.Parent.Instance && t.version == p.Parent.Visit && !i.passed(t) && t.state == tokenWaiting &&
-		t.node.starts(p) && p.Parent.Depth == i.depth+1 && p.ID == uuid.Nil && p.Key == "" && p.Tenant == "" && tenant == i.tenant
+		starts(t.node, p) && p.Parent.Depth == i.depth+1 && p.ID == uuid.Nil && p.Key == "" && p.Tenant == "" && tenant == i.tenant
 }
 
 // sameCall reports whether another instance is for the same visit of a call node.
@@ -96,8 +212,8 @@ func (b birth) sameCall(other birth) bool {
 		b.asked.Parent.Token == other.asked.Parent.Token && b.asked.Parent.Visit == other.asked.Parent.Visit
 }
 
-// insertInstances returns those that were not there.
-func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[uuid.UUID]bool, error) {
+// insertInstances returns those that were not there, with the metadata of their runs.
+func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[uuid.UUID]json.RawMessage, error) {
 	n := len(births)
 	ids, definitions := make([]uuid.UUID, n), make([]uuid.UUID, n)
 	keys, tenants := make([]string, n), make([]string, n)
@@ -113,12 +229,13 @@ func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[
 			visits[k], depths[k], lends[k] = &p.Visit, p.Depth, p.Undo
 		}
 	}
-	fresh := map[uuid.UUID]bool{}
+	fresh := map[uuid.UUID]json.RawMessage{}
 	inserting := tx.statements()
 	inserting.work()
 	inserting.ask(func(rows pgx.Rows) error {
 		var id uuid.UUID
-		_, err := pgx.ForEachRow(rows, []any{&id}, func() error { fresh[id] = true; return nil })
+		var trace []byte
+		_, err := pgx.ForEachRow(rows, []any{&id, &trace}, func() error { fresh[id] = slices.Clone(trace); return nil })
 		return err
 	}, `
 		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata,
@@ -130,6 +247,6 @@ func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[
 		WHERE NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_token_id = n.token AND c.parent_visit = n.visit AND c.id <> n.id)
 		ORDER BY place
 		ON CONFLICT (id) DO NOTHING
-		RETURNING id`, ids, definitions, keys, tenants, priorities, inputs, metadata, parents, tokens, visits, depths, lends)
+		RETURNING id, process_trace(metadata)`, ids, definitions, keys, tenants, priorities, inputs, metadata, parents, tokens, visits, depths, lends)
 	return fresh, inserting.send(ctx)
 }

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -165,7 +164,7 @@ func tales() []tale {
 // it is one in some, others each time.
 func TestCutOffAtEachStatement(t *testing.T) {
 	var tried, reached atomic.Int64
-	one := 96
+	one := 240
 	if text := os.Getenv("GRAPH_STATEMENTS"); text == "all" {
 		one = 1
 	} else if n, err := strconv.Atoi(text); err == nil && n > 0 {
@@ -222,7 +221,7 @@ func (tale tale) play(t *testing.T, n int) (end string, places []string, killed 
 	heir.Go(func() {
 		select {
 		case <-first.died:
-			pgtest.Elapse(t, s.pool, 2*worker.MinLease)
+			pgtest.Elapse(t, s.pool, 2*leaseLength)
 			s.hire()
 		case <-over:
 		}
@@ -230,7 +229,7 @@ func (tale tale) play(t *testing.T, n int) (end string, places []string, killed 
 	if tale.act != nil {
 		tale.act(s, id)
 	}
-	pgtest.AwaitFor(t, time.Minute, "the end", func() bool {
+	pgtest.Await(t, "the end", func() bool {
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE completed_at IS NOT NULL`) == cmp.Or(tale.instances, 1) &&
 			query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE finished_at IS NULL`) == 0
 	})

@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
 // What people do with a task is told, with who did it. A task is taken from somebody, or released for
@@ -59,6 +60,43 @@ func TestTaskIsHandedOn(t *testing.T) {
 	}
 	if got := query[string](t, s.pool, `SELECT process_task_assign($1, 'anna')`, task); got != "too late: completed" {
 		t.Errorf("of a task that is done: %s", got)
+	}
+	s.healthy()
+}
+
+// Whoever has the role _tasks moves a process on by completing a task of his group, and is told of by his role's name; whoever is not in the group finds no task.
+func TestOwnTasks(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("U", `"U": {"human": {"groups": ["support"]}}`), `{}`)
+	s.status(id, graph.Waiting)
+	task := query[uuid.UUID](t, s.pool, `SELECT id FROM user_task`)
+	named := pgtest.Roles(t, s.pool)
+	anna, bob := pgtest.As(t, s.pool, named, "tasks"), pgtest.As(t, s.pool, named, "tasks", "viewer")
+	me := named + "_login_tasks"
+	query[string](t, s.pool, `SELECT workflow_join_group($1, 'support')`, me)
+	if n := query[int](t, bob, `SELECT count(*) FROM process_tasks()`); n != 0 {
+		t.Errorf("bob, who is in no group, sees %d tasks", n)
+	}
+	if got := query[string](t, bob, `SELECT process_task_complete($1, '{"by": "bob"}')`, task); got != "not found" {
+		t.Errorf("bob completes it: %s", got)
+	}
+	if got := query[uuid.UUID](t, anna, `SELECT task FROM process_tasks()`); got != task {
+		t.Errorf("anna sees %s, want %s", got, task)
+	}
+	for _, c := range []struct{ call, want string }{
+		{`process_task_claim($1)`, "assigned to " + me},
+		{`process_task_complete($1, '{"ok": true}', 2)`, "to be completed"},
+	} {
+		if got := query[string](t, anna, `SELECT `+c.call, task); got != c.want {
+			t.Errorf("%s: %s, want %s", c.call, got, c.want)
+		}
+	}
+	s.status(id, graph.Completed)
+	if got, want := query[string](t, s.pool, `SELECT completed_by || ' ' || output::text FROM user_task`), me+` {"ok": true}`; got != want {
+		t.Errorf("the task: %s, want %s", got, want)
+	}
+	if got := query[string](t, anna, `SELECT process_task_complete($1)`, task); got != "too late: completed" {
+		t.Errorf("again: %s", got)
 	}
 	s.healthy()
 }

@@ -122,13 +122,6 @@ func (i *instance) setState(t *token, to tokenState) {
 
 func alive(s tokenState) int { return count(s == tokenReady || s == tokenWaiting) }
 
-func count(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // addTo counts live tokens of a group; a group that has any counts as one in its parent.
 func (i *instance) addTo(g *group, n int) {
 	if g == nil {

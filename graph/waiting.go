@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // Where tokens wait: for a message or signal, for the first of several, for a person, for another
@@ -337,8 +339,42 @@ func (i *instance) endInside(t *token) {
 	}
 }
 
-// timerType is the run that lets a token wait.
-const timerType = "graph.timer.v1"
-
 // maxTimerAttempts is more than a timer needs: its handler does nothing.
 const maxTimerAttempts = 1000
+
+// expects reports whether a token waits for what one of the engine's own runs says has happened to it.
+func (t *token) expects(typ string, p position) bool {
+	if typ == undoType {
+		return t.mode == compensation
+	}
+	if typ != timerType && typ != arriveType {
+		return true
+	}
+	n, h := t.node, (*Handler)(nil)
+	if k, ok := numbered(p.At, "on"); ok {
+		if k >= len(n.handlers) {
+			return false
+		}
+		h = n.handlers[k].Handler
+	} else if k, ok := numbered(p.At, "race"); ok {
+		if n.kind != race || k >= len(n.options) {
+			return false
+		}
+		n = n.options[k].to
+	} else if p.At != mainPlace {
+		return false
+	}
+	switch {
+	case h != nil && typ == timerType:
+		return h.After > 0 || h.Every > 0
+	case h != nil:
+		return h.Message != "" && p.Message != uuid.Nil
+	case typ == timerType:
+		return n.kind == wait
+	case p.Message != uuid.Nil:
+		return n.kind == await && n.Await.Message != ""
+	case p.Signal != uuid.Nil:
+		return n.kind == await && n.Await.Signal != ""
+	}
+	return n.kind == call && p.Child != uuid.Nil
+}

@@ -351,7 +351,7 @@ func TestCall(t *testing.T) {
 	s.status(s.start(p, `{"fail": "broken"}`), graph.Completed)
 	s.want(map[string]int{"A": 1, "B": 1})
 	missing := s.deploy("call", `"call": {"call": {"process": "missing", "undo": "none"}}`)
-	s.status(s.start(missing, `{}`), graph.Failed)
+	s.stopped(s.start(missing, `{}`), "child_not_started", 1)
 	s.healthy()
 }
 
@@ -455,7 +455,7 @@ func TestEachLimit(t *testing.T) {
 	id := query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', jsonb_build_object('process', $1::text, 'input',
 		jsonb_build_object('items', (SELECT jsonb_agg(g) FROM generate_series(1, 300) g))) RETURNING id`, p)
 	most := 0
-	pgtest.AwaitFor(t, 30*time.Second, "the end", func() bool {
+	pgtest.Await(t, "the end", func() bool {
 		most = max(most, query[int](t, s.pool, `SELECT count(*) FROM process_token WHERE instance_id = $1 AND item IS NOT NULL AND state = 'Ready'`, id))
 		return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE status = 'COMPLETED'`) == 1
 	})

@@ -9,12 +9,18 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
 // A writer writes what was decided: a few statements for a whole batch, sent together.
 type writer struct {
 	scene *scene
+	tx    *transaction
+
+	starts []lease.Settlement // runs that start instances
+	again  []lease.Settlement // runs that start failed ones again
+
 	*statements
 	resolved []uuid.UUID // incidents
 	consumed []uuid.UUID // messages
@@ -34,7 +40,7 @@ func (w *writer) write(ctx context.Context) error {
 	for _, id := range slices.SortedFunc(maps.Keys(w.scene.instances), compareIDs) {
 		if i := w.scene.instances[id]; i.changes.touched {
 			changed = append(changed, i)
-			if err := i.name(); err != nil {
+			if err := name(i); err != nil {
 				return err
 			}
 		}
@@ -89,6 +95,7 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	w.children(changed)
 	w.incidents(changed)
 	w.failures(changed)
+	w.restarts(changed)
 	w.history(changed)
 	return nil
 }
@@ -99,7 +106,7 @@ const atWork = `SELECT set_config('workflow.advance', 'on', true)`
 func compareIDs(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
 
 // name gives ids to what is new.
-func (i *instance) name() (err error) {
+func name(i *instance) (err error) {
 	draw := func(id *uuid.UUID) {
 		if *id == uuid.Nil && err == nil {
 			*id, err = uuid.NewV7()
@@ -189,14 +196,6 @@ func outerFirst(groups []*group) []*group {
 		return n
 	}
 	return slices.SortedStableFunc(slices.Values(groups), func(a, b *group) int { return depth(a) - depth(b) })
-}
-
-// ref is the group's id as a column that may be null.
-func (g *group) ref() uuid.NullUUID {
-	if g == nil {
-		return uuid.NullUUID{}
-	}
-	return uuid.NullUUID{UUID: g.id, Valid: true}
 }
 
 func (w *writer) tokens(all []*instance) {

@@ -20,7 +20,7 @@ func (w *writer) ends(all []*instance) {
 		tokens = append(tokens, i.changes.gone()...)
 	}
 	if len(w.resolved) > 0 { // first: the token that is tried again leaves its node, too
-		w.resolve(`x.id = ANY ($1)`, asker(RetryType, `r.result->>'incident' = x.id::text`), w.resolved)
+		w.resolve(`x.id = ANY ($1)`, asker(retryType, `r.result->>'incident' = x.id::text`), w.resolved)
 	}
 	if len(instances)+len(tokens) == 0 {
 		return
@@ -61,22 +61,9 @@ func (w *writer) ends(all []*instance) {
 		UPDATE user_task SET state = 'cancelled', version = version + 1
 		WHERE (token_id, instance_id) IN (SELECT id, instance_id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2)) AND state = 'open'`, instances, tokens)
 	w.do(`
-		INSERT INTO workflow_run (type, payload, tenant_id, max_attempts)
+		INSERT INTO workflow_run (type, payload, tenant_id, metadata, max_attempts)
 		SELECT $3, jsonb_build_object('instance', c.id, 'reason', 'nobody waits for it any more')
-		           || CASE WHEN c.undone_with_parent AND p.status <> 'CANCELLED' THEN '{"compensate": true}' ELSE '{}' END::jsonb, c.tenant_id, 1000
+		           || CASE WHEN c.undone_with_parent AND p.status <> 'CANCELLED' THEN '{"compensate": true}' ELSE '{}' END::jsonb, c.tenant_id, process_trace(c.metadata), 1000
 		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
-		WHERE c.parent_token_id IN `+gone+` AND c.completed_at IS NULL`, instances, tokens, CancelType)
-}
-
-// gone are tokens that were ended before they were done, or have left their node: what belongs to them there ends.
-func (c *changes) gone() (ids []uuid.UUID) {
-	for _, t := range c.tokens {
-		if (t.state == tokenTerminated || t.state == tokenFailed) && t.version > 0 {
-			ids = append(ids, t.id)
-		}
-	}
-	for _, t := range c.detached {
-		ids = append(ids, t.id)
-	}
-	return ids
+		WHERE c.parent_token_id IN `+gone+` AND c.completed_at IS NULL`, instances, tokens, cancelType)
 }

@@ -6,20 +6,24 @@ import (
 	"github.com/google/uuid"
 )
 
-// failures writes what expressions will read of failures that are in no run: as the engine's
+// failures writes what expressions will read of failures that are in no run, and of what was taken over: as the engine's
 // correction of what the node's latest run says, it holds until the node is visited again.
 func (w *writer) failures(all []*instance) {
 	var owners []uuid.UUID
 	var nodes, reasons []string
 	var values []json.RawMessage
 	for _, i := range all {
+		all := i.changes.facts
 		for _, f := range i.changes.failures {
-			value, err := json.Marshal(failure(f.code, f.message))
+			all = append(all, known{f.node, failure(f.code, f.message), f.code})
+		}
+		for _, f := range all {
+			value, err := json.Marshal(f.value)
 			if err != nil {
-				panic(err) // texts
+				panic(err) // texts, or it was JSON before
 			}
 			owners, nodes = append(owners, i.id), append(nodes, f.node)
-			values, reasons = append(values, value), append(reasons, f.code)
+			values, reasons = append(values, value), append(reasons, f.reason)
 		}
 	}
 	if len(owners) == 0 {

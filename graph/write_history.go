@@ -111,11 +111,12 @@ func (w *writer) history(all []*instance) {
 			names, nodes, data = append(names, e.name), append(nodes, e.node), append(data, text)
 		}
 	}
+	const own = `r.payload->>'instance' = i.id::text`
 	if len(owners) > 0 {
 		w.do(`
 			INSERT INTO process_state_history (instance_id, from_status, to_status, version, reason, actor)
 			SELECT n.instance, n.was, n.is, i.version, nullif(n.reason, ''),
-			       CASE n.is WHEN 'CANCELLED' THEN `+asker(CancelType, `r.payload->>'instance' = i.id::text`)+` ELSE `+role+` END
+			       CASE n.is WHEN 'CANCELLED' THEN `+asker(cancelType, own)+` WHEN 'FAILED' THEN `+asker(failType, own)+` ELSE `+role+` END
 			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS n (instance, was, "is", reason, place)
 			JOIN process_instance i ON i.id = n.instance
 			ORDER BY n.place`, owners, from, to, reasons)
@@ -135,6 +136,9 @@ func (w *writer) emit(i *instance, name string, data map[string]any) {
 	d := i.process.Definition
 	data["instance"], data["process"], data["version"] = i.id, d.Process, d.Version
 	e := outbox.Event{Aggregate: i.id, Type: name, Payload: data, Held: true}
+	if i.trace != nil {
+		_ = json.Unmarshal(i.trace, &e.Headers) // process_trace has made it: one text
+	}
 	if i.status.Final() && strings.HasPrefix(name, "process.") {
 		w.finals = append(w.finals, e)
 		return

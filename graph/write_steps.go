@@ -19,6 +19,7 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	var delays []float64
 	var until []*time.Time
 	var previous []uuid.NullUUID
+	var traces []json.RawMessage
 	var paused []uuid.NullUUID
 	for _, i := range all {
 		for _, s := range i.changes.steps {
@@ -29,6 +30,7 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 			payloads, paused = append(payloads, string(s.payload)), append(paused, uuid.NullUUID{UUID: i.id, Valid: i.paused})
 			attempts, priorities = append(attempts, s.attempts), append(priorities, i.priority)
 			delays = append(delays, s.due.after.Seconds())
+			traces = append(traces, i.trace)
 			var at *time.Time
 			if !s.due.until.IsZero() {
 				at = &s.due.until
@@ -50,17 +52,17 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	// A tick is due by the schedule, not by when the one before was noticed; those that were
 	// missed meanwhile are passed over.
 	w.do(`
-		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at, run_at)
+		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at, run_at)
 		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority,
-		       nullif(n.tenant, ''), CASE WHEN n.paused IS NOT NULL THEN (SELECT i.paused_at FROM process_instance i WHERE i.id = n.paused) END,
+		       nullif(n.tenant, ''), n.trace, CASE WHEN n.paused IS NOT NULL THEN (SELECT i.paused_at FROM process_instance i WHERE i.id = n.paused) END,
 		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, now()), now() + interval '9 years')
 		            WHEN b.run_at IS NOT NULL THEN b.run_at + n.delay * interval '1 second'
 		                * greatest(1, ceil(extract(epoch FROM now() - b.run_at) / n.delay::numeric))::float8
 		            ELSE now() + n.delay * interval '1 second' END
-		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::float8[], $8::timestamptz[], $9::uuid[], $10::uuid[], $11::text[])
-		  AS n (token, type, node, payload, attempts, priority, delay, until, previous, paused, tenant)
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::float8[], $8::timestamptz[], $9::uuid[], $10::uuid[], $11::text[], $12::jsonb[])
+		  AS n (token, type, node, payload, attempts, priority, delay, until, previous, paused, tenant, trace)
 		LEFT JOIN workflow_run b ON b.id = n.previous`,
-		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, paused, tenants)
+		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, paused, tenants, traces)
 }
 
 // undos enqueues undo steps: each gets what the step had been given, and what it had returned, unless
@@ -79,10 +81,11 @@ func (w *writer) undos(all []*instance) {
 		UPDATE compensation_record c SET undo_run_id = workflow_uuid()
 		WHERE id = ANY ($1)`, records)
 	w.do(`
-		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, tenant_id, held_at, run_at)
+		INSERT INTO workflow_run (id, token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at, run_at)
 		SELECT c.undo_run_id, n.token, c.handler_ref, c.node_id || '/undo',
 		       CASE WHEN octet_length(p.payload::text) <= $3 AND NOT jsonb_path_exists(p.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
-		            THEN p.payload ELSE p.payload - 'input' - 'output' END, r.max_attempts, i.priority, i.tenant_id, i.paused_at, greatest(now(), c.not_before)
+		            THEN p.payload ELSE p.payload - 'input' - 'output' END,
+		       CASE WHEN workflow_follows(r.max_attempts, r.policy_attempts) THEN 3 ELSE r.max_attempts END, i.priority, i.tenant_id, process_trace(i.metadata), i.paused_at, greatest(now(), c.not_before)
 		FROM unnest($1::uuid[], $2::uuid[]) AS n (token, record)
 		JOIN compensation_record c ON c.id = n.record
 		JOIN workflow_run r ON r.id = c.run_id
@@ -122,7 +125,7 @@ func (w *writer) tasks(all []*instance) {
 // children starts instances for those who wait for them, and tells those who wait for one that is
 // over.
 func (w *writer) children(all []*instance) {
-	var starts, news []json.RawMessage
+	var starts, news, traces []json.RawMessage
 	var priorities []int
 	var tenants []string
 	var tokens []uuid.UUID
@@ -133,7 +136,7 @@ func (w *writer) children(all []*instance) {
 				continue
 			}
 			call := c.token.node.Call
-			p := StartPayload{
+			p := startPayload{
 				Process: call.Process, Version: call.Version, Input: c.input, Priority: i.priority,
 				Parent: &parentPayload{Instance: i.id, Token: c.token.id, Visit: c.token.version + 1, Depth: i.depth + 1, Undo: call.Undo == propagate},
 			}
@@ -142,6 +145,7 @@ func (w *writer) children(all []*instance) {
 				panic(err) // it was JSON before
 			}
 			starts, priorities, tenants = append(starts, text), append(priorities, i.priority), append(tenants, i.tenant)
+			traces = append(traces, i.trace)
 		}
 		if i.parent != nil && i.status.Final() {
 			tokens, visits = append(tokens, i.parent.token), append(visits, i.parent.visit)
@@ -150,14 +154,14 @@ func (w *writer) children(all []*instance) {
 	}
 	if len(starts) > 0 {
 		w.do(`
-			INSERT INTO workflow_run (type, payload, priority, tenant_id, max_attempts)
-			SELECT $1, n.payload, n.priority, nullif(n.tenant, ''), 1000
-			FROM unnest($2::jsonb[], $3::int[], $4::text[]) AS n (payload, priority, tenant)`, StartType, starts, priorities, tenants)
+			INSERT INTO workflow_run (type, payload, priority, tenant_id, metadata, max_attempts)
+			SELECT $1, n.payload, n.priority, nullif(n.tenant, ''), n.trace, 1000
+			FROM unnest($2::jsonb[], $3::int[], $4::text[], $5::jsonb[]) AS n (payload, priority, tenant, trace)`, startType, starts, priorities, tenants, traces)
 	}
 	if len(tokens) > 0 {
 		w.do(`
-			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, held_at)
-			SELECT t.id, $1, t.node, n.payload, 1000, p.priority, p.tenant_id, p.paused_at
+			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at)
+			SELECT t.id, $1, t.node, n.payload, 1000, p.priority, p.tenant_id, process_trace(p.metadata), p.paused_at
 			FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS n (token, visit, payload)
 			JOIN process_token t ON t.id = n.token AND t.version = n.visit AND t.state = 'Waiting'
 			JOIN process_instance p ON p.id = t.instance_id

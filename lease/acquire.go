@@ -12,23 +12,31 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 )
 
 // discover finds the lanes that have open runs, and the first of each: nothing before it is
-// open. Each lane costs a probe or two of the index, however many rows it has. What is paused
-// comes with them, even if nothing is open.
+// open. Each lane costs a probe or two of the index, however many rows it has. What is paused, and which types meet an
+// outage, comes with them, even if nothing is open.
 func (p *Poller) discover(ctx context.Context) error {
 	start := time.Now()
 	rows, _ := p.DB.Query(ctx, `
-		SELECT paused, coalesce(suspect, false), coalesce(type, ''), coalesce(priority, 0), coalesce(run_at, now()),
+		SELECT outages, probes_in, paused, coalesce(suspect, false), coalesce(type, ''), coalesce(priority, 0), coalesce(run_at, now()),
 		       coalesce(id, '00000000-0000-0000-0000-000000000000'), coalesce(due_in, 0)
-		FROM workflow_lanes_v1($1)`, p.Prefixes)
+		FROM workflow_lanes_v2($1)`, p.Prefixes)
 	heads, err := pgx.CollectRows(rows, pgx.RowToStructByPos[head])
 	if err != nil {
 		return fmt.Errorf("look for due runs: %w", err)
 	}
 	p.paused = heads[0].Paused // one row at least
+	if p.werePaused == nil {
+		p.werePaused = map[string]time.Time{}
+	}
+	for _, prefix := range p.paused {
+		p.werePaused[prefix] = start
+	}
+	p.met(heads[0], start)
 	p.merge(slices.DeleteFunc(heads, func(h head) bool { return h.Type == "" || p.isPaused(h.Type) }), start)
 	return nil
 }
@@ -36,14 +44,19 @@ func (p *Poller) discover(ctx context.Context) error {
 // isPaused reports whether an operator wants no run of the type to be leased: the type itself, or a
 // prefix of it that ends with a dot, is in workflow_pause.
 func (p *Poller) isPaused(typ string) bool {
-	return slices.ContainsFunc(p.paused, func(prefix string) bool {
-		return prefix == typ || strings.HasSuffix(prefix, ".") && strings.HasPrefix(typ, prefix)
-	})
+	return slices.ContainsFunc(p.paused, func(prefix string) bool { return pauses(prefix, typ) })
+}
+
+// pauses reports whether a pause of the prefix, or type, holds up the type.
+func pauses(prefix, typ string) bool {
+	return prefix == typ || strings.HasSuffix(prefix, ".") && strings.HasPrefix(typ, prefix)
 }
 
 // A head is the first open run of a lane; no Type: there is none.
 type head struct {
-	Paused   []string // prefixes and types, the same in all
+	Outages  []string  // types, the same in all
+	ProbesIn []float64 // seconds; of those without a breaker that is open, less than 0
+	Paused   []string  // prefixes and types, the same in all
 	Suspect  bool
 	Type     string
 	Priority int
@@ -196,21 +209,22 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 	sent := time.Now()
 	shared := slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n })
 	args := slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, shared, p.Suspects.Watched, p.alone, token, p.Worker}, termColumns(chosen))
-	var rows pgx.Rows
-	var givenBack bool
-	first := []any{&due}
-	if slices.ContainsFunc(chosen, func(r request) bool { return r.suspect }) {
-		first = append(first, &givenBack)
-		rows, _ = p.DB.Query(ctx, `
-		SELECT * FROM workflow_lease_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)`,
-			append(args, p.besideColumns()...)...)
-	} else {
-		rows, _ = p.DB.Query(ctx, `
-		SELECT * FROM workflow_lease_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)`, args...)
+	function := "workflow_lease_v2"
+	if chosen[0].probe { // then all are, and of one type
+		function = "workflow_probe_v1"
 	}
+	rows, _ := p.DB.Query(ctx, `
+		SELECT * FROM `+function+`($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)`,
+		append(args, p.besideColumns()...)...)
+	var givenBack, follows bool
+	var enqueued pgtype.Timestamptz // these cost less than pointers
+	var instance pgtype.UUID
+	var key, node pgtype.Text
+	scanner := scanLeases(&due, &givenBack, &follows, &enqueued, &instance, &key, &node)
 	for rows.Next() {
-		l, err := scanLease(rows, first...)
-		l.Alone = givenBack
+		l, err := scanner.scan(rows)
+		l.Alone, l.Follows, l.Enqueued = givenBack, follows, enqueued.Time
+		l.Instance, l.BusinessKey, l.Node = instance.Bytes, key.String, node.String
 		if err != nil {
 			rows.Close()
 			p.Doubts.add(token, sent, longestOf(chosen)) // they are taken, and nobody knows which
@@ -262,24 +276,30 @@ func (p *Poller) granted(leases []Lease, chosen []request, token uuid.UUID, sent
 	})
 }
 
-// scanLease reads the columns of a leased run, which follow those of first.
-func scanLease(row pgx.CollectableRow, first ...any) (Lease, error) {
-	var l Lease
-	var key, tenant *string
-	var metadata, payload []byte
-	var step *uuid.UUID
+// A scanner reads leased runs, row by row. What it scans into is made once, not once a row.
+type scanner struct {
+	lease             Lease
+	key, tenant       pgtype.Text
+	step              pgtype.UUID
+	metadata, payload []byte
+	columns           []any
+}
+
+// scanLeases makes a scanner of rows whose columns follow those of first.
+func scanLeases(first ...any) *scanner {
+	s := &scanner{}
+	l := &s.lease
 	id := (*[16]byte)(&l.ID) // without its Scan method, which pgx would go a long way round to call
-	err := row.Scan(append(first, id, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &key, &tenant, &metadata,
-		&l.StartedAt, &payload, &l.Priority, &l.Postponed, &l.Suspect, &l.Exhausted, &l.runAt, &step)...)
-	if key != nil {
-		l.IdempotencyKey = *key
-	}
-	if tenant != nil {
-		l.Tenant = *tenant
-	}
-	if step != nil {
-		l.Step = *step
-	}
-	l.Metadata, l.Payload = json.RawMessage(metadata), json.RawMessage(payload)
+	s.columns = append(first, id, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &s.key, &s.tenant, &s.metadata,
+		&l.StartedAt, &s.payload, &l.Priority, &l.Postponed, &l.Suspect, &l.Exhausted, &l.runAt, &s.step)
+	return s
+}
+
+func (s *scanner) scan(row pgx.CollectableRow) (Lease, error) {
+	s.lease, s.metadata, s.payload = Lease{}, nil, nil
+	err := row.Scan(s.columns...)
+	l := s.lease
+	l.IdempotencyKey, l.Tenant, l.Step = s.key.String, s.tenant.String, s.step.Bytes
+	l.Metadata, l.Payload = json.RawMessage(s.metadata), json.RawMessage(s.payload)
 	return l, err
 }

@@ -460,6 +460,7 @@ func TestInnocentNeverFails(t *testing.T) {
 
 func innocentNeverFails(t *testing.T, pool *pgxpool.Pool, r *rand.Rand) {
 	pgtest.ByHand(t, pool, "TRUNCATE workflow_run, workflow_history")
+	pgtest.Attempts(t, pool, 3)
 	slots := 3 + r.IntN(3)
 	patience := []int{0, 1, 4, 9}[r.IntN(4)] // of the guilty run: it may live longer than it is watched
 	addMany(t, pool, slots, "a.x", 0)

@@ -39,16 +39,8 @@ func collectAside(rows pgx.Rows) ([]Aside, error) {
 	return aside, nil
 }
 
-// TryAgain has runs that are set aside be tried again when it is time: each after ten minutes, and after ten
-// seconds one for all that were refused for the same reason. Call it every second.
-func TryAgain(ctx context.Context, db run.DB) error {
-	if _, err := db.Exec(ctx, `SELECT workflow_try_again_v1()`); err != nil {
-		return fmt.Errorf("have what is set aside tried again: %w", err)
-	}
-	return nil
-}
-
-// Works reports whether a statement (lease, extend, settle, take back) goes through for runs that are made for this, and undone.
+// Works reports whether a statement (lease, extend, settle, take back) succeeds. It tries the statement on runs made for this,
+// and rolls back.
 func Works(ctx context.Context, db run.DB, statement string) (bool, error) {
 	rows, _ := db.Query(ctx, `SELECT workflow_works_v1($1)`, statement)
 	works, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
@@ -58,7 +50,7 @@ func Works(ctx context.Context, db run.DB, statement string) (bool, error) {
 	return works, nil
 }
 
-// Faults returns which statements fail for every row, as workers of the same role have told lately by TellFault.
+// Faults returns the statements that fail for every row, as workers of the same role have reported lately with TellFault.
 func Faults(ctx context.Context, db run.DB) ([]string, error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_faults_v1()`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -68,7 +60,8 @@ func Faults(ctx context.Context, db run.DB) ([]string, error) {
 	return all, nil
 }
 
-// TellFault says in workflow_fault that a statement fails for every row, and how; nil: it works again.
+// TellFault records in workflow_fault that a statement fails for every row, and how. With a nil error it records that the
+// statement works again.
 func TellFault(ctx context.Context, db run.DB, statement string, f *fault.Error) error {
 	var state, words *string
 	if f != nil {

@@ -146,7 +146,7 @@ func TestRefusedByTrigger(t *testing.T) {
 	}
 	tryAgain := func() {
 		t.Helper()
-		if err := lease.TryAgain(t.Context(), pool); err != nil {
+		if _, err := lease.Tend(t.Context(), pool); err != nil {
 			t.Fatal(err)
 		}
 		p.Discover()
@@ -235,6 +235,7 @@ func TestTakeBackPastRefusal(t *testing.T) {
 // Exhausted runs whose leases have expired keep no others from being taken back either, whatever is wrong with them.
 func TestTakeBackPastExhausted(t *testing.T) {
 	pool := settledServer(t)
+	pgtest.Attempts(t, pool, 3)
 	addMany(t, pool, 5, "a.x", 0)
 	leases := acquire(t, newPoller(pool, "a."), 5)
 	for i, change := range []string{`attempt = max_attempts, lease_no = 9223372036854775807`, `attempt = max_attempts, lease_until = 'infinity'`, `attempt = max_attempts`} {
@@ -266,7 +267,7 @@ func TestRefusedByUsersConstraint(t *testing.T) {
 			exec(t, pool, constraint)
 			exec(t, pool, `INSERT INTO workflow_run (type, tenant_id) VALUES ('a.x', 'anna')`)
 			leased := 0
-			pgtest.AwaitFor(t, time.Minute, "all others to be set aside, and the one that is allowed to be leased", func() bool {
+			pgtest.Await(t, "all others to be set aside, and the one that is allowed to be leased", func() bool {
 				leased += len(acquire(t, p, 10))
 				return leased > 0 && query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside`) == 2500
 			})

@@ -152,12 +152,13 @@ func (p plan) buffers() int { last := p.nodes[len(p.nodes)-1]; return last.Hit +
 // bad returns what is wrong with a plan that is to touch about n rows: tables and indexes
 // may only be entered by key, and only as many rows be sorted or thrown away.
 func (p plan) bad(n int) (list []string) {
-	indexes := []string{"workflow_pause_open_idx", "workflow_run_lane_idx", "workflow_run_pkey", "workflow_run_leased_idx"}
+	indexes := []string{"workflow_pause_open_idx", "workflow_run_lane_idx", "workflow_run_pkey", "workflow_run_leased_idx",
+		"process_token_pkey", "process_instance_pkey", "workflow_accepted_pkey"} // of steps, and of what goes on elsewhere
 	var walk func(node)
 	walk = func(x node) {
 		total := int(x.Rows * x.Loops)
 		switch {
-		case x.Relation == "workflow_pause", x.Relation == "workflow_binding", x.Relation == "workflow_set_aside", x.Relation == "workflow_kept", x.Relation == "outbox_sink": // a row or two
+		case x.Relation == "workflow_pause", x.Relation == "workflow_policy", x.Relation == "workflow_binding", x.Relation == "workflow_set_aside", x.Relation == "workflow_kept", x.Relation == "workflow_accepted", x.Relation == "outbox_sink", x.Relation == "workflow_outage": // a row or two
 		case strings.HasSuffix(x.Type, "Seq Scan"):
 			list = append(list, x.Type+" on "+x.Relation)
 		case x.Index != "" && !slices.Contains(indexes, x.Index):

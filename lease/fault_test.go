@@ -85,7 +85,7 @@ func TestGroupIsReleased(t *testing.T) {
 	if leases := acquire(t, p, 10); len(leases) != 1 || asideCount(t, pool) != many-1 {
 		t.Errorf("leased %d, and %d are still set aside; want the one that was changed", len(leases), asideCount(t, pool))
 	}
-	if err := lease.TryAgain(t.Context(), pool); err != nil {
+	if _, err := lease.Tend(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	leased := 1
@@ -115,7 +115,7 @@ func TestAllAreTriedInTurns(t *testing.T) {
 	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled' WHERE id IN (SELECT id FROM workflow_run ORDER BY id LIMIT $1)`, many/2)
 	var due, forgotten int
 	for calls := 0; due+forgotten < many && calls < 150; calls++ {
-		if err := lease.TryAgain(t.Context(), pool); err != nil {
+		if _, err := lease.Tend(t.Context(), pool); err != nil {
 			t.Fatal(err)
 		}
 		if err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE due), $1 - count(*) FROM workflow_set_aside`, many).Scan(&due, &forgotten); err != nil {

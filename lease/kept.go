@@ -21,10 +21,11 @@ type Kept struct {
 	Settlement
 	Events  json.RawMessage // that the handler has emitted, as the worker wrote them; nil: none
 	Effects bool            // it had effects, which are lost: it is only found out whether it could be recorded
+	Told    json.RawMessage // what run.Complete has said of an error, of which the worker is to make an outcome; nil: it is one
 }
 
-// Keep stores an outcome that is refused, and why: a database's error, or any other of who records it with the run. It
-// reports false if the lease is lost, or no outcome at all can be recorded.
+// Keep stores an outcome that the database refuses to record, and the cause: the database's error, or another one. It reports
+// false if the lease is lost, or if no outcome of the run can be recorded at all.
 func Keep(ctx context.Context, db run.DB, k Kept, cause error) (kept bool, err error) {
 	var failure json.RawMessage
 	var message *string
@@ -51,41 +52,41 @@ func inWords(cause error) (code, words, constraint string) {
 	return answer.Code, strings.ToValidUTF8(strings.ReplaceAll(answer.Message, "\x00", ""), ""), answer.ConstraintName
 }
 
-// ToSettle returns up to n outcomes kept for runs of some prefixes that are to be tried again now; they count as tried. steps: steps of
-// processes, too. any reports whether some are kept at all.
-func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n int) (due []Kept, any bool, err error) {
+// ToSettle returns up to n kept outcomes that are due for another try, for runs of some prefixes, and counts the try. steps
+// includes steps of processes.
+func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n int) (due []Kept, err error) {
 	sent := time.Now()
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_v1($1, $2, $3)`, prefixes, steps, n)
 	for rows.Next() {
-		any = true
-		if rows.RawValues()[8] == nil { // id
-			continue
-		}
 		var k Kept
 		var failure []byte
 		var seconds float64
 		var worker string
-		if k.Lease, err = scanLease(rows, (*[16]byte)(&k.Outcome.Token), &k.Verdict, (*[]byte)(&k.Result), &failure, &seconds, (*[]byte)(&k.Events), &k.Effects, &worker); err != nil {
+		var follows, told bool
+		if k.Lease, err = scanLeases((*[16]byte)(&k.Outcome.Token), &k.Verdict, (*[]byte)(&k.Result), &failure, &seconds, (*[]byte)(&k.Events), &k.Effects, &worker, &follows, &told).scan(rows); err != nil {
 			rows.Close()
-			return nil, true, fmt.Errorf("read what is kept: %w", err)
+			return nil, fmt.Errorf("read what is kept: %w", err)
 		}
-		if failure != nil {
+		if told && failure != nil {
+			k.Told = failure
+		} else if failure != nil {
 			k.Failure = new(run.Failure)
 			if err := json.Unmarshal(failure, k.Failure); err != nil {
 				k.Failure = &run.Failure{Code: run.CodeHandler, Message: "its description cannot be read", Attempt: k.Attempt}
 			}
 		}
 		k.Outcome.ID, k.Lease.Token, k.Lease.Worker, k.Taken = k.Lease.ID, k.Outcome.Token, worker, sent
+		k.Follows = follows
 		k.Delay = time.Duration(seconds * float64(time.Second))
 		due = append(due, k)
 	}
 	if err := rows.Err(); err != nil {
-		return nil, any, fmt.Errorf("look for what is kept: %w", err)
+		return nil, fmt.Errorf("look for what is kept: %w", err)
 	}
-	return due, any, nil
+	return due, nil
 }
 
-// RefusedAgain says that what is kept was refused once more, and why.
+// RefusedAgain records that a kept outcome was refused once more, and why.
 func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
 	code, words, rule := inWords(cause)
 	if _, err := db.Exec(ctx, `SELECT workflow_kept_refused_v1($1, $2, $3, $4, $5)`, k.Outcome.ID, k.Outcome.Token, code, words, rule); err != nil {
@@ -94,8 +95,9 @@ func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
 	return nil
 }
 
-// Over says that outcomes are kept no more, because the transaction records them, before that does anything else; or because
-// they had effects, and could be recorded: then their leases are taken back as after a crash. It returns those that were kept as they are given.
+// Over removes outcomes from workflow_kept, and returns those that were there. Call it in the transaction that records them,
+// before anything else. An outcome with effects cannot be recorded: once nothing refuses it any more, its lease is taken back
+// as after a crash.
 func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2, $3, $4)`,
 		column(all, func(k Kept) [16]byte { return k.Outcome.ID }), column(all, func(k Kept) [16]byte { return k.Outcome.Token }),
@@ -128,9 +130,9 @@ func Controls(ctx context.Context, tx pgx.Tx) ([]Lease, error) {
 	return made, nil
 }
 
-// CanSettle reports, by an error, whether the caller may settle at all: it settles nothing.
+// CanSettle returns an error if the caller's role may not settle runs. It settles nothing.
 func CanSettle(ctx context.Context, db run.DB, worker string) error {
-	if _, err := db.Exec(ctx, `SELECT workflow_settle_v1('{}', '{}', '{}', '{}', '{}', '{}', '{}', $1)`, worker); err != nil {
+	if _, err := db.Exec(ctx, `SELECT workflow_settle_v2('{}', '{}', '{}', '{}', '{}', '{}', '{}', $1, '{}')`, worker); err != nil {
 		return fmt.Errorf("settle nothing: %w", err)
 	}
 	return nil

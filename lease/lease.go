@@ -23,13 +23,18 @@ type Lease struct {
 	Postponed int           // how often the handler has put it off
 	Suspect   bool          // its last lease expired: its process may have died of it
 	Exhausted bool          // no attempt is left: to be failed, not to be started
+	Follows   bool          // MaxAttempts is that of the policy of its type as it was written last, or the default, which means the policy
 	Alone     bool          // a suspect at its last attempt, which it has been given back once: no other suspect is leased until it has ended
 	Length    time.Duration // how long the lease lasts from Taken
 	Timeout   time.Duration // the most this attempt may take from Taken; 0: no limit
 	Taken     time.Time     // by this process's clock, before the request was sent
+	Enqueued  time.Time     // from when a policy's deadline counts, by the database's clock as StartedAt; zero: it has none, since a person has had the run tried again
 
 	runAt time.Time
 }
+
+// Waited returns how long the run had been due when it was leased.
+func (l *Lease) Waited() time.Duration { return l.StartedAt.Sub(l.runAt) }
 
 // A Settlement is a leased run together with what is to be recorded about it.
 type Settlement struct {
@@ -38,10 +43,11 @@ type Settlement struct {
 }
 
 // A SettleError is trouble that one run of a batch is the cause of. A hook that returns one has it settled by itself,
-// and the others without it.
+// and the others without it. If Err is marked with run.Permanent, a success of the run becomes a failure with it.
 type SettleError struct {
-	Run uuid.UUID
-	Err error // never nil
+	Run    uuid.UUID
+	Others []uuid.UUID // of the batch, which are to be settled by themselves, too
+	Err    error       // of Run; never nil
 }
 
 func (e *SettleError) Error() string { return e.Err.Error() }
@@ -54,7 +60,7 @@ type Terms struct {
 	Limit   int           // attempts that runs get, if they do not say less themselves; 0: what they say
 	Room    int           // how many more of the Group may be leased; negative: any number
 	Group   string        // types with the same Group share their Room
-	Grace   time.Duration // leave runs alone until they have been due this long
+	Grace   time.Duration // leave runs alone until they have been due this long, with no pause and no open breaker of their type meanwhile
 }
 
 // Suspects are those that a process holds, exhausted runs left out.

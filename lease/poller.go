@@ -33,17 +33,25 @@ type Poller struct {
 	SetAside func([]Aside) // told of runs that are set aside; may be nil
 	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
 
-	paused    []string // prefixes and types, as discovery found them
-	lanes     map[lane]*position
-	failing   bool         // some lanes may have failures
-	most      fault.Ration // as many are leased at a time, as it fails with more; 0: any number
-	tried     int          // how many runs were tried after the last lease, which was refused; 0: it was not
-	hurry     bool         // try the known lanes before discovery
-	discovery budget
-	busy      bool      // the last poll brought as many as were asked for
-	alone     bool      // the last suspect that was leased was alone
-	kept      time.Time // when one was last held that is kept alone
-	waiting   time.Time // until when suspects are left alone: none of those that are due could be leased
+	NoBreaker func(typ string) bool // whether the breaker of a type counts for nothing; may be nil
+	Open      func(typ string) bool // whether the caller was told that the breaker of a type is open: discovery may come seconds later; may be nil
+	Outages   func(map[string]bool) // told, by each discovery, of the types whose runs have met an outage since the last success, and of each whether its breaker is open; may be nil
+
+	paused     []string // prefixes and types, as discovery found them
+	outages    map[string]*outage
+	wereOpen   map[string]time.Time // types with a grace whose breaker was open, and when that was seen last
+	werePaused map[string]time.Time // prefixes and types, and when they were last seen so
+	probed     time.Time            // when a probe was last tried
+	lanes      map[lane]*position
+	failing    bool         // some lanes may have failures
+	most       fault.Ration // as many are leased at a time, as it fails with more; 0: any number
+	tried      int          // how many runs were tried after the last lease, which was refused; 0: it was not
+	hurry      bool         // try the known lanes before discovery
+	discovery  budget
+	busy       bool      // the last poll brought as many as were asked for
+	alone      bool      // the last suspect that was leased was alone
+	kept       time.Time // when one was last held that is kept alone
+	waiting    time.Time // until when suspects are left alone: none of those that are due could be leased
 }
 
 type lane struct {
@@ -110,13 +118,18 @@ func spent(start time.Time) budget {
 // Never is the wait that Acquire returns when it knows of nothing to come.
 const Never = time.Duration(1<<63 - 1)
 
-// Acquire leases up to n due runs, of those at most suspects that are suspect, in order of
-// priority, then of the time they became due; among lanes of equal priority, the one with
-// the oldest due run is emptied first. A suspect that has but one attempt left is leased alone
-// among its kind, and one that was given it back, because it was not alone when its process died, only while no other is held. That goes for the lanes it knows: a new one is found by
-// discovery, which after Hurry, or while there is plenty, comes later. wait is after how long the next call may find more:
-// 0 at once, Never if nothing is known. An error means that no lease was taken, or that its
-// answer was lost: then later calls give these leases back, with no attempt charged.
+// Acquire leases up to n due runs, at most suspects of them suspect.
+//
+// Runs are leased by priority, then by the time they became due. Among lanes of equal priority, the lane
+// with the oldest due run is emptied first. Acquire looks in the lanes that it knows. It finds new
+// lanes by discovery, which it puts off after Hurry and while there is plenty of work.
+//
+// A suspect with one attempt left is leased with no other suspect beside it. If that attempt was given back,
+// because the run was not alone when its process died, it is leased only while the worker holds no other.
+//
+// wait is how long to sleep before the next call: 0 means call again at once, Never means that nothing is
+// known to become due. An error means that no lease was taken, or that the answer was lost. In the second
+// case later calls give those leases back, and no attempt is charged.
 func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, wait time.Duration, err error) {
 	if p.Doubts == nil {
 		p.Doubts = &Doubts{}
@@ -153,6 +166,9 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 		}
 		wait = Never
 	}
+	if leases, err = p.probe(ctx, suspects); err != nil || len(leases) > 0 {
+		return leases, 0, err
+	}
 	chosen := p.choose(n, suspects, discovered)
 	p.busy = false
 	if len(chosen) == 0 {
@@ -176,8 +192,8 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	return leases, min(wait, p.nextDue()), nil
 }
 
-// Hurry makes the next Acquire try the lanes it knows before it looks for others, which
-// takes as long again: there is word of a new run.
+// Hurry makes the next Acquire try the lanes it knows before discovery, which takes as long again. Call it when a new run is
+// announced.
 func (p *Poller) Hurry() { p.hurry = true }
 
 // nextDue returns how long it is until the first of the lanes that are not due yet is.
@@ -192,7 +208,7 @@ func (p *Poller) nextDue() time.Duration {
 			next = min(next, d)
 		}
 	}
-	return next
+	return min(next, p.nextProbe(now))
 }
 
 // remember moves the positions to the last of the runs that were leased.

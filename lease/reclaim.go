@@ -172,13 +172,14 @@ func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n int, token u
 // scanReclaimed reads one row for each lease taken, or a single one that only tells the
 // oldest living lease.
 func scanReclaimed(rows pgx.Rows) (taken []Lease, first oldest, err error) {
+	scanner := scanLeases(&first.since, &first.held)
 	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lease, error) {
 		if values := row.RawValues(); values[2] == nil {
 			skip := make([]any, len(values))
 			skip[0], skip[1] = &first.since, &first.held
 			return nil, row.Scan(skip...)
 		}
-		l, err := scanLease(row, &first.since, &first.held)
+		l, err := scanner.scan(row)
 		return &l, err
 	})
 	for _, l := range found {
@@ -198,5 +199,5 @@ func (r *Reclaimer) delays() []float64 {
 	return delays
 }
 
-// Idle reports whether the last look saw nothing leased. How far back it went, see Reclaimer.
+// Idle reports whether the last look found nothing leased. How far back it looked: see Reclaimer.
 func (r *Reclaimer) Idle() bool { return r.idle }

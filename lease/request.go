@@ -10,19 +10,23 @@ import (
 type request struct {
 	lane
 	Terms
-	from *position
+	from  *position
+	probe bool // of a type whose breaker is open
 }
 
 // choose picks the lanes that may have due runs, in the order in which they are served:
-// those that discovery has just found to have some, or without it all that are known.
+// those that discovery has just found to have some, or without it all that are known. Types whose breaker is open are left to probe.
 func (p *Poller) choose(n, suspects int, discovered bool) []request {
 	var chosen []request
 	now := time.Now()
 	for l, at := range p.lanes {
-		if discovered && (at.dueFrom.IsZero() || now.Before(at.dueFrom)) || l.suspect && suspects <= 0 || p.isPaused(l.typ) {
+		if discovered && (at.dueFrom.IsZero() || now.Before(at.dueFrom)) || l.suspect && suspects <= 0 || p.isPaused(l.typ) || p.isOpen(l.typ) {
 			continue
 		}
 		r := request{lane: l, Terms: p.Terms(l.typ), from: at}
+		if p.inGrace(l.typ, r.Grace) {
+			continue
+		}
 		if r.Room < 0 || r.Room > n {
 			r.Room = n
 		}

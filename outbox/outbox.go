@@ -20,9 +20,9 @@ type Event struct {
 	Payload   any               // encoded with encoding/json; json.RawMessage is taken as it is
 	Headers   map[string]string // travel with the event, such as traceparent; nil: none
 
-	// Held says that the transaction has the aggregate locked already, by a row that everybody locks
-	// who appends events of it: process instances are held so by the engine. Append then does not hold it
-	// itself. Between who holds and who does not there is no order. Roles that only enqueue or work are not believed.
+	// Held says that the transaction holds the aggregate's order already, by a lock on a row that everybody who appends
+	// its events takes: the engine locks process instances so. Append then takes no lock of its own. Events appended
+	// with Held and without it have no order between them. Roles that only enqueue or work cannot set it.
 	Held bool
 }
 
@@ -42,8 +42,8 @@ func Append(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	return nil
 }
 
-// Queue has what Append does sent with other statements of the transaction. Nothing is queued if an
-// event is refused, or if there is none.
+// Queue queues Append onto a batch, to be sent with other statements of the transaction. It queues nothing
+// if an event is refused, or if there is none.
 func Queue(batch *pgx.Batch, events ...Event) error {
 	rows, err := rowsOf(events)
 	if err != nil || len(rows) == 0 {

@@ -6,8 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
 // What becomes of runs is told at the level and of the types that are set, and to nobody as long as
@@ -28,7 +28,7 @@ func TestRunEvents(t *testing.T) {
 		t.Run(row.level+" "+row.types, func(t *testing.T) {
 			pool := pgtest.New(t)
 			if row.sink {
-				if err := outbox.Register(t.Context(), pool, "all", nil); err != nil {
+				if err := delivery.Register(t.Context(), pool, "all", nil); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -13,13 +13,18 @@ type Info struct {
 	ID             uuid.UUID       // the same at every attempt: an idempotency key for systems outside
 	Type           string          //
 	Attempt        int             // 1 at the first charged start
-	MaxAttempts    int             // the last attempt that will be made
+	MaxAttempts    int             // the last attempt that will be made, as the policy of the type is by now
 	LeaseNo        int64           // grows with every lease: a fencing number for systems outside
 	IdempotencyKey string          // empty: none was given
 	Tenant         string          // whose it is; steps have that of their process; empty: nobody's in particular
 	Metadata       json.RawMessage // nil: none was given
 	StartedAt      time.Time       // when the lease was taken, by the database's clock
 	Worker         string          // name of the worker process
+
+	// Of a step of a process; zero for all other runs.
+	Instance    uuid.UUID // the instance of the process
+	BusinessKey string    // of the instance; empty: it has none
+	Node        string    // the step's node, with /item for an element of a list, and /undo for what undoes it
 }
 
 type infoKey struct{}

@@ -33,16 +33,15 @@ func (e *DocumentError) Error() string {
 	return e.Document + ": " + e.Path + ": " + e.Reason + "; " + e.Fix
 }
 
-// CheckResult reports whether a handler's result can be stored, as a *DocumentError if not.
-// A result is any one JSON value of at most MaxResult bytes in UTF-8, without duplicate
-// keys, \u0000 or lone surrogates, with numbers of at most 1e308, and within MaxDepth,
-// MaxMembers and MaxKey.
+// CheckResult returns a *DocumentError if data cannot be stored as a handler's result. A result is any one JSON value of at
+// most MaxResult bytes in UTF-8, without duplicate keys, \u0000 or lone surrogates, with numbers of at most 1e308, and within
+// MaxDepth, MaxMembers and MaxKey.
 func CheckResult(data []byte) error {
 	return check("result", data, MaxResult, false)
 }
 
-// CheckPayload reports whether a run can be given this payload, as a *DocumentError if not: the
-// limits are those of results, but it is an object of at most MaxPayload bytes.
+// CheckPayload returns a *DocumentError if data cannot be the payload of a run. A payload is an object of at most MaxPayload
+// bytes; the other limits are those of results.
 func CheckPayload(data []byte) error {
 	return check("payload", data, MaxPayload, true)
 }

@@ -14,6 +14,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// DefaultAttempts is the max_attempts of a run that says nothing else. It stands for what the policy of the run's type says: as shipped, 25.
+const DefaultAttempts = 3
+
 // New is a run to be enqueued. Type is required, everything else may be left zero.
 type New struct {
 	Type    string // dotted lower-case name, such as billing.invoice_charge.v1
@@ -23,7 +26,7 @@ type New struct {
 	RunAt          time.Time     // zero: now, by the database's clock
 	Delay          time.Duration // added to RunAt; negative counts as 0
 	Priority       int           // -100 to 100, higher first
-	MaxAttempts    int           // 1 to 1000; 0: 3
+	MaxAttempts    int           // 1 to 1000; 0: DefaultAttempts
 	IdempotencyKey string        // 1 to 200 characters; empty: none
 	Tenant         string        // whose it is, at most 200 characters; empty: nobody's in particular
 	Metadata       any           // a JSON object, encoded like Payload; nil: none
@@ -35,9 +38,8 @@ type Enqueued struct {
 	Existing bool // a run with this id or key, the same type, payload and tenant was there already
 }
 
-// A ConflictError means that an idempotency key, or an id, already belongs to a run with
-// another type, payload or tenant. Nothing of the statement that met it is stored, and a
-// transaction around it can only be rolled back.
+// A ConflictError means that an idempotency key or an id already belongs to a run with another type, payload or tenant. Nothing
+// of the statement is stored, and a transaction around it can only be rolled back.
 type ConflictError struct {
 	Key      string    // the idempotency key; empty if the id was in the way
 	Wanted   uuid.UUID // id of the run that was refused
@@ -165,7 +167,7 @@ func newRow(n New) (row, error) {
 		}
 	}
 	if r.MaxAttempts == 0 {
-		r.MaxAttempts = 3
+		r.MaxAttempts = DefaultAttempts
 	}
 	if !n.RunAt.IsZero() {
 		r.RunAt = &n.RunAt

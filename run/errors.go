@@ -40,6 +40,46 @@ func IsPermanent(err error) bool {
 	return errors.As(err, &p)
 }
 
+type technicalError struct{ err error }
+
+func (e *technicalError) Error() string { return e.err.Error() }
+func (e *technicalError) Unwrap() error { return e.err }
+
+// Technical marks err as one that says nothing about the work itself: the run was not understood, or something in between has
+// refused it. It matters for steps of processes. If no edge takes an error, a Permanent one fails the instance, and one that is
+// Technical as well opens an incident. The worker marks its own errors so. Technical(nil) is nil.
+func Technical(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &technicalError{err}
+}
+
+type unavailableError struct{ err error }
+
+func (e *unavailableError) Error() string { return e.err.Error() }
+func (e *unavailableError) Unwrap() error { return e.err }
+
+// Unavailable marks err as one that says nothing about the run: what its type needs is out of reach, and other runs of the type
+// would meet the same. After five of these in a row, of three different runs, the breaker of the type opens. Then one run at a
+// time is started, as a probe, and an attempt that meets the outage is given back, until one succeeds. While the breaker is
+// closed, the error is a failure like any other.
+//
+// Nothing else counts as an outage, not even a refused connection: only the handler knows whose connection it was. An error
+// that is Permanent as well, or that comes after the time limit, does not count. Unavailable(nil) is nil.
+func Unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &unavailableError{err}
+}
+
+// IsUnavailable reports whether err, or one it wraps, was marked by Unavailable.
+func IsUnavailable(err error) bool {
+	var u *unavailableError
+	return errors.As(err, &u)
+}
+
 type delayError struct {
 	err   error
 	delay time.Duration
@@ -54,10 +94,9 @@ func (e *delayError) Error() string {
 }
 func (e *delayError) Unwrap() error { return e.err }
 
-// Again asks for the run to be started again after d without spending an attempt, when a
-// handler returns it: it is not a failure, there is just nothing to do yet. A negative d
-// counts as 0; a d over a year as a year. After worker.Config.MaxPostponed such answers the
-// run is charged like any failure.
+// Again asks, when a handler returns it, for the run to be started again after d. It spends no attempt: it is not a failure,
+// there is just nothing to do yet. A negative d counts as 0, a d of more than a year as a year. After
+// worker.Config.MaxPostponed such answers, the run is charged as for a failure.
 func Again(d time.Duration) error {
 	return &delayError{delay: d, free: true}
 }
@@ -93,13 +132,16 @@ func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
 // Codes in the error column: {"code": …, "message": …}. Handlers may add their own with
 // WithCode.
 const (
-	CodeHandler   = "handler_error"         // the handler returned an error
-	CodePanic     = "panic"                 // the handler panicked
-	CodeTimeLimit = "time_limit"            // the type's time limit passed
-	CodePayload   = "payload_invalid"       // the payload does not decode into the handler's input
-	CodeResult    = "result_rejected"       // the result cannot be stored; the handler is not started again
-	CodeNoHandler = "no_handler_registered" // nobody here knows the type
-	CodeExpired   = "lease_expired"         // the worker did not report back
+	CodeHandler     = "handler_error"         // the handler returned an error
+	CodePanic       = "panic"                 // the handler panicked
+	CodeTimeLimit   = "time_limit"            // the type's time limit passed
+	CodePayload     = "payload_invalid"       // the payload does not decode into the handler's input
+	CodeResult      = "result_rejected"       // the result cannot be stored; the handler is not started again
+	CodeNoHandler   = "no_handler_registered" // nobody here knows the type
+	CodeExpired     = "lease_expired"         // the worker did not report back
+	CodeRefused     = "refused"               // a URL's status, or a program's exit code, says that no attempt can help, and nothing says why
+	CodeUnavailable = "unavailable"           // what the type needs is out of reach, see Unavailable
+	CodeTooLate     = "too_late"              // the deadline of its policy was over before it was started
 )
 
 type codedError struct {

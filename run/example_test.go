@@ -1,13 +1,10 @@
 package run_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
@@ -16,7 +13,7 @@ import (
 
 // A customer and the run that welcomes him are stored together, or not at all.
 func ExampleEnqueue() {
-	ctx, pool, done := example()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	_, _ = pool.Exec(ctx, `CREATE TABLE customer (name text PRIMARY KEY)`)
 
@@ -44,7 +41,7 @@ func ExampleEnqueue() {
 
 // The same in a program that uses database/sql, here with an idempotency key.
 func ExampleEnqueueSQL() {
-	ctx, pool, done := example()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close()
@@ -75,28 +72,4 @@ func ExampleEnqueueSQL() {
 	// Output:
 	// false false <nil>
 	// false true <nil>
-}
-
-// exampleTB lets examples, which have no testing.T, use a test database.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Context() context.Context          { return context.Background() }
-func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
-func (*exampleTB) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
-func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-
-// example returns a fresh database, which is gone after done.
-func example() (ctx context.Context, pool *pgxpool.Pool, done func()) {
-	tb := &exampleTB{}
-	pool = pgtest.New(tb)
-	return context.Background(), pool, func() {
-		for i := len(tb.cleanups) - 1; i >= 0; i-- {
-			tb.cleanups[i]()
-		}
-	}
 }

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,7 +26,10 @@ const (
 	Fail     Verdict = "failed"    // leased → failed, with Failure
 	TryAgain Verdict = "retried"   // leased → pending, with Failure
 	Postpone Verdict = "postponed" // leased → pending, the attempt given back, postponed counted
-	Release  Verdict = "released"  // leased → pending, the attempt given back: the worker stops
+	Release  Verdict = "released"  // leased → pending, the attempt given back: the worker stops; with Failure, it has met an outage
+
+	// HandOn leaves the run leased, for as long as Delay says: it goes on elsewhere. lease.HandOn records that, and not Settle.
+	HandOn Verdict = "elsewhere"
 )
 
 // An Outcome is what a worker has to report about a run that it leased.
@@ -34,8 +38,9 @@ type Outcome struct {
 	Token   uuid.UUID // of the lease: the fence
 	Verdict Verdict
 	Result  json.RawMessage // with Succeed; nil is stored as null
-	Failure *Failure        // with Fail and TryAgain
-	Delay   time.Duration   // with TryAgain, Postpone and Release: due again after
+	Failure *Failure        // with Fail and TryAgain; with Release, of an outage
+	Delay   time.Duration   // with TryAgain, Postpone and Release: due again after; with HandOn: taken back after
+	Most    int             // of a run that follows the policy of its type: the attempts it has, which are written into its row; 0: that stays as it is
 }
 
 // A Failure is stored in the run's error column as JSON, its Message also as last_error.
@@ -44,7 +49,8 @@ type Failure struct {
 	Message   string `json:"message"` // cleaned and cut to 4 kB
 	Attempt   int    `json:"attempt"`
 	Permanent bool   `json:"permanent,omitempty"`
-	Stack     string `json:"stack,omitempty"` // of a panic, cut to 16 kB
+	Declared  bool   `json:"declared,omitempty"` // permanent, and not Technical: the handler says that the work has failed
+	Stack     string `json:"stack,omitempty"`    // of a panic, cut to 16 kB
 	Worker    string `json:"worker,omitempty"`
 	LeaseNo   int64  `json:"lease_no,omitempty"`
 }
@@ -63,12 +69,16 @@ func NewFailure(err error, info Info) *Failure {
 		Message:   cleanText(err.Error(), maxMessage),
 		Attempt:   info.Attempt,
 		Permanent: IsPermanent(err),
+		Declared:  IsPermanent(err) && !errors.As(err, new(*technicalError)),
 		Worker:    info.Worker,
 		LeaseNo:   info.LeaseNo,
 	}
 	if p := panicOf(err); p != nil {
 		f.Code = cmp.Or(f.Code, CodePanic)
 		f.Stack = cleanText(string(p.Stack), maxStack)
+	}
+	if IsUnavailable(err) {
+		f.Code = cmp.Or(f.Code, CodeUnavailable)
 	}
 	f.Code = cmp.Or(f.Code, CodeHandler)
 	return f
@@ -86,17 +96,15 @@ func cleanCode(code string) string {
 	return code[:min(len(code), 100)]
 }
 
-// Settle records outcomes of leased runs in one statement, in id order, and returns those
-// that were refused because the lease is no longer theirs: for these nothing at all has
-// changed. Whether a refused one had been recorded by an earlier call whose answer was
-// lost is told by Recorded. worker names the caller in the history, which has no row for a
-// success: the run's own row says all of that, for good.
+// Settle records outcomes of leased runs in one statement, in order of id. It returns the outcomes that were refused because
+// their lease is lost; for these nothing has changed. Recorded tells whether a refused one had been recorded by an earlier call
+// whose answer was lost. worker names the caller in the history. A success has no row there: the run's own row says all of
+// that, for good.
 //
-// A release gives the attempt back, unless the lease was that of an exhausted run, which is
-// not charged.
+// A release gives the attempt back, unless the lease was that of an exhausted run, which is not charged.
 //
-// Any error means that nothing was recorded, unless the connection broke while the answer
-// was under way. Settle sorts outcomes in place.
+// An error means that nothing was recorded, unless the connection broke before the answer had come. Settle sorts outcomes in
+// place.
 func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refused []Outcome, err error) {
 	if len(outcomes) == 0 {
 		return nil, nil
@@ -109,8 +117,8 @@ func Settle(ctx context.Context, db DB, worker string, outcomes []Outcome) (refu
 	return refusedOf(rows, outcomes)
 }
 
-// QueueSettle has what Settle does sent with other statements of a transaction. What was refused is
-// in refused once they have been answered.
+// QueueSettle queues Settle onto a batch, to be sent with other statements. It sets refused when the batch's results
+// are read.
 func QueueSettle(batch *pgx.Batch, worker string, outcomes []Outcome, refused *[]Outcome) error {
 	if len(outcomes) == 0 {
 		return nil
@@ -133,7 +141,11 @@ func settlement(worker string, outcomes []Outcome) (sql string, args []any, err 
 	if err != nil {
 		return "", nil, err
 	}
-	return `SELECT workflow_settle_v1($1, $2, $3, $4, $5, $6, $7, $8)`, append(columns, worker), nil
+	columns = append(columns, worker)
+	if slices.ContainsFunc(outcomes, func(o Outcome) bool { return o.Most > 0 }) {
+		return `SELECT workflow_settle_v2($1, $2, $3, $4, $5, $6, $7, $8, $9)`, append(columns, column(outcomes, func(o Outcome) int { return o.Most })), nil
+	}
+	return `SELECT workflow_settle_v1($1, $2, $3, $4, $5, $6, $7, $8)`, columns, nil
 }
 
 // refusedOf reads the answer: the places of those that were settled.
@@ -182,8 +194,8 @@ func outcomeColumns(outcomes []Outcome) ([]any, error) {
 	}, nil
 }
 
-// Recorded returns those of the outcomes that are the last which their runs have recorded. A
-// worker that lost the answer to Settle calls Settle again and then asks this about the refused.
+// Recorded returns those of the outcomes that are the last their runs have recorded. A worker that lost the answer to Settle
+// calls Settle again, and then asks Recorded about the refused ones.
 func Recorded(ctx context.Context, db DB, outcomes []Outcome) (recorded []Outcome, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_recorded_v1($1, $2)`,
 		column(outcomes, func(o Outcome) [16]byte { return o.ID }), column(outcomes, func(o Outcome) [16]byte { return o.Token }))

@@ -115,7 +115,7 @@ func TestEveryFunctionThatActs(t *testing.T) {
 		WHERE p.oid IN (SELECT workflow_functions()) AND p.prosecdef AND p.prorettype <> 'trigger'::regtype
 		  AND p.proname !~ '_v[0-9]+$' -- programs' own, which act for nobody
 		  AND p.proargnames[p.pronargs] IS DISTINCT FROM 'on_behalf_of'`),
-		"outbox_behind, outbox_emit, workflow_console, workflow_earlier, workflow_out_of_bounds, workflow_overrides, workflow_stalled_types") // an event is its writer's; guards and views ask, nobody calls
+		"outbox_behind, outbox_emit, workflow_backlog, workflow_console, workflow_earlier, workflow_out_of_bounds, workflow_overrides, workflow_stalled_types") // an event is its writer's; guards and views ask, nobody calls
 	calls := strings.Split(g.do(`
 		SELECT string_agg(format('SELECT %s(%s)', p.oid::regproc, (SELECT string_agg('NULL::' || format_type(a, NULL), ', ') FROM unnest(p.proargtypes) a)), ';')
 		FROM pg_proc p WHERE p.oid IN (SELECT workflow_functions()) AND 'on_behalf_of' = ANY (p.proargnames)`), ";")
@@ -141,21 +141,25 @@ func TestUpgradeKeepsRights(t *testing.T) {
 	}
 	s.do(`INSERT INTO outbox_sink (name) VALUES ('s')`)
 	named := pgtest.RolesName(t, s.conn.Config().ConnString())
-	s.do(fmt.Sprintf(`CREATE ROLE %[1]s_owner; CREATE ROLE %[1]s_op; CREATE ROLE %[1]s_hand; GRANT USAGE, CREATE ON SCHEMA public TO %[1]s_owner; GRANT USAGE ON SCHEMA public TO %[1]s_op, %[1]s_hand;
+	s.do(fmt.Sprintf(`CREATE ROLE %[1]s_owner; CREATE ROLE %[1]s_op; CREATE ROLE %[1]s_hand; CREATE ROLE %[1]s_look; GRANT USAGE, CREATE ON SCHEMA public TO %[1]s_owner; GRANT USAGE ON SCHEMA public TO %[1]s_op, %[1]s_hand, %[1]s_look;
 		DO $$ DECLARE f text; BEGIN
 			FOR f IN SELECT workflow_functions()::text LOOP EXECUTE format('ALTER FUNCTION %%s OWNER TO %[1]s_owner', f); END LOOP;
 			FOR f IN SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) LOOP EXECUTE format('ALTER TABLE %%s OWNER TO %[1]s_owner', f); END LOOP;
 			FOR f IN SELECT workflow_functions()::text LOOP EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_op', f); END LOOP;
 			EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_hand', (SELECT p.oid::regprocedure FROM pg_proc p WHERE p.proname = 'workflow_lease_v1'));
+			EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_look', (SELECT p.oid::regprocedure FROM pg_proc p WHERE p.proname = 'workflow_span'));
 		END $$;
-		GRANT SELECT ON ALL TABLES IN SCHEMA public TO %[1]s_op; GRANT SELECT, UPDATE (held_at) ON workflow_run TO %[1]s_hand; GRANT UPDATE (delivered_to) ON outbox_event TO %[1]s_hand`, named))
+		GRANT SELECT ON workflow_working TO %[1]s_look; GRANT SELECT ON ALL TABLES IN SCHEMA public TO %[1]s_op; GRANT SELECT, UPDATE (held_at) ON workflow_run TO %[1]s_hand; GRANT UPDATE (delivered_to) ON outbox_event TO %[1]s_hand`, named))
 	up(t, s)
 	id := s.do(`SELECT workflow_enqueue('billing.x')`)
 	s.expect("may lease suspects", s.do(`SELECT has_function_privilege('`+named+`_hand', p.oid, 'EXECUTE') FROM pg_proc p WHERE p.proname = 'workflow_lease_v2'`), "t")
 	s.expect("owner", s.do(`SELECT DISTINCT p.proowner::regrole::text FROM pg_proc p WHERE p.proname IN ('workflow_cancel', 'process_pause', 'outbox_replay', 'workflow_enqueue')`), named+"_owner")
+	s.expect("somebody else's", s.do(`SELECT string_agg(o.name, ' ' ORDER BY o.name) FROM (SELECT p.oid::regprocedure::text AS name, p.proowner AS owner FROM pg_proc p WHERE p.oid IN (SELECT workflow_functions())
+		UNION ALL SELECT c.oid::regclass::text, c.relowner FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) AND c.relname <> 'workflow_schema') AS o WHERE o.owner <> '`+named+`_owner'::regrole`), "")
 	s.expect("everybody", s.do(`SELECT count(*) FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
 		WHERE p.oid IN (SELECT workflow_functions()) AND a.grantee = 0`), "0")
 	s.do(`SET ROLE ` + named + `_hand; UPDATE workflow_run SET held_at = now(); UPDATE workflow_run SET held_at = NULL; SELECT outbox_last_id_v1(), outbox_set_right_v1(); RESET ROLE`)
+	s.do(`SET ROLE ` + named + `_look; SELECT * FROM workflow_working; RESET ROLE`) // who may call nothing that acts
 	s.do(`SET ROLE ` + named + `_op; SELECT * FROM workflow_waiting; SELECT * FROM workflow_working; SELECT * FROM outbox_lag; SELECT outbox_set_right_v1(); SELECT workflow_why('` + id + `')`)
 	s.expect("can act", s.do(`SELECT workflow_cancel('`+id+`', 'why')`), "cancelled")
 	s.do(`SELECT process_pause('` + id + `'); SELECT outbox_replay_parked(); SELECT * FROM workflow_redrive('billing.'); SELECT workflow_enqueue('a.b')`)

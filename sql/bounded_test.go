@@ -137,7 +137,7 @@ func TestEndsOfBounds(t *testing.T) {
 	id := s.enqueue()
 	s.do(`SET session_replication_role = replica`)
 	bounds := s.list(`SELECT format('%s %s %s', "column", low, high) FROM workflow_bound WHERE relation = 'workflow_run' AND kind = 'numbers'`)
-	if len(bounds) != 5 {
+	if len(bounds) != 6 {
 		t.Errorf("bounds = %v", bounds)
 	}
 	for _, b := range bounds {

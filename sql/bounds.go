@@ -15,8 +15,8 @@ import (
 // prepare has what comes before some migrations, in transactions of its own: a migration is one
 // transaction, which must not hold tables, or a snapshot, for as long as all rows take.
 var prepare = map[string]func(context.Context, *pgx.Conn) error{
-	"0021_bounded.sql":      addBounds,
-	"0022_bounds_valid.sql": validateBounds,
+	"0022_bounded.sql":      addBounds,
+	"0023_bounds_valid.sql": validateBounds,
 }
 
 const (

@@ -13,7 +13,7 @@ func TestEarlierWorkers(t *testing.T) {
 	const settle = `UPDATE workflow_run SET status = 'succeeded', result = '{}', finished_at = statement_timestamp(), settled_token = lease_token, settled_by = 'w', updated_at = statement_timestamp(),
 		lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL WHERE id = '$'`
 	writes := []string{
-		`INSERT INTO process_instance (process_definition_id) VALUES ('` + nobody + `')`,
+		`INSERT INTO process_instance (process_definition_id, business_key) VALUES ('` + nobody + `', 'k')`,
 		`INSERT INTO message (id, message_id, name, key, payload, expires_at) VALUES ('` + nobody + `', 'm', 'm', 'k', '{}', now())`,
 	}
 	for _, s := range []*session{g.session, g.as("engine")} {
@@ -23,7 +23,8 @@ func TestEarlierWorkers(t *testing.T) {
 			}
 			id := s.do(`INSERT INTO workflow_run (type) VALUES ('graph.start.v1') RETURNING id`)
 			s.lease(id)
-			if err := s.undone(strings.ReplaceAll(settle, "$", id) + `; ` + write); err != nil {
+			// What it starts is not started once more.
+			if err := s.undone(strings.ReplaceAll(settle, "$", id) + `; ` + write + `; SELECT 1 / (NOT EXISTS (SELECT FROM workflow_run r JOIN process_instance i USING (id)))::int`); err != nil {
 				t.Errorf("%s: %v", write, err)
 			}
 		}

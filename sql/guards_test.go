@@ -44,10 +44,18 @@ const planted = `
 	INSERT INTO workflow_console_role (role) VALUES ('pg_monitor');
 	INSERT INTO outbox_replayed (actor, events) VALUES ('x', 1);
 	INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) VALUES ('run', '$', 'a.b', 'lease', 'P0001', 'x', '', '1');
+	INSERT INTO workflow_policy (pattern, attempts) VALUES ('a.', 1);
+	INSERT INTO workflow_outage (type, bound, in_a_row, runs, code) VALUES ('a.b', false, 1, 1, 'x');
+	INSERT INTO workflow_member (role, group_name) VALUES ('pg_monitor', 'x');
+	INSERT INTO workflow_policy_history (pattern, became) VALUES ('a.', '{}');
 	INSERT INTO workflow_fault VALUES ('lease', 'x', '42P01', 'x', now(), now());
 	INSERT INTO workflow_kept (run, token, verdict, delay, effects, worker) VALUES ('$', '$', 'succeeded', 0, false, 'w');
+	INSERT INTO workflow_accepted (run, token, type, until) VALUES ('$', '$', 'a.b', now());
+	INSERT INTO workflow_minute (minute, role, type) VALUES (date_trunc('minute', now()), 'x', 'a.b');
 	INSERT INTO process_broadcast (signal_id, name) VALUES ('$', 'a');
 	INSERT INTO process_unreached (token_id, place, signal_id, visit) VALUES ('$', '', '$', 1);
+	INSERT INTO workflow_retention (prefix, kind, period, set_by) VALUES ('a.', 'failed', 60, 'x');
+	INSERT INTO workflow_retention_turn (prefix, kind, taken_at, every) VALUES ('a.', 'failed', now(), 60);
 	INSERT INTO outbox_aggregate (id) VALUES ('$');
 	INSERT INTO message_key (hash) VALUES (1);
 	INSERT INTO workflow_schema (version, name, sha256) VALUES (9999, 'x', 'x');`
@@ -60,6 +68,7 @@ var byHand = map[string]string{
 	"workflow_run metadata":         "people tag runs",
 	"workflow_run priority":         "another priority, if it is tried again",
 	"workflow_run max_attempts":     "more attempts, before it is tried again",
+	"workflow_run policy_attempts":  "whoever may set max_attempts may have a run follow its policy",
 	"workflow_run run_at":           "of what waits; of what is over it says nothing",
 	"workflow_run held_at":          "that is how a run is paused",
 	"workflow_run deleted_at":       "that is how a run is hidden; it is recorded",
@@ -71,6 +80,7 @@ var byHand = map[string]string{
 	"workflow_run deadline_at":      "likewise",
 	"workflow_run alone":            "it says something of a suspect, which is not over",
 	"process_definition INSERT":     "that is how a process is deployed",
+	"process_instance INSERT":       "that starts an instance",
 	"process_instance business_key": "people name instances",
 	"process_instance priority":     "that of the steps that are to come",
 	"process_instance metadata":     "people tag instances",
@@ -85,6 +95,7 @@ var byHand = map[string]string{
 	"workflow_schema INSERT":        "migrations note themselves",
 	"workflow_set_aside DELETE":     "what is forgotten is found again",
 	"workflow_fault DELETE":         "what is forgotten is noted again",
+	"workflow_minute DELETE":        "what is forgotten is no run's business",
 	"workflow_worker INSERT":        "workers say themselves that they live; nothing is decided by it",
 	"workflow_worker DELETE":        "likewise",
 	"outbox_sink INSERT":            "dispatchers keep their sinks, lanes and deliveries; it is no record of what has happened",
@@ -104,8 +115,8 @@ var byHand = map[string]string{
 
 func init() {
 	for table, columns := range map[string]string{
-		"workflow_worker": "id name prefixes handlers steps concurrency running version host pid started_at seen_at secret_hash",
-		"outbox_sink":     "name types created_at seen_at paused_until last_error",
+		"workflow_worker": "id name prefixes handlers steps concurrency running version host pid started_at seen_at secret_hash lost_at",
+		"outbox_sink":     "name types created_at seen_at paused_until last_error down_since back_at",
 		"outbox_lane":     "sink lane claim_token claimed_by claim_until served_at floor next_floor next_xid replays",
 		"outbox_delivery": "event_id sink aggregate_id attempt rejected next_attempt_at last_error updated_at parked_at",
 	} {
@@ -215,8 +226,10 @@ func TestEveryTableIsGuarded(t *testing.T) {
 			insert = `INSERT INTO workflow_run (type) VALUES ('a.b')`
 		}
 		insert = strings.ReplaceAll(strings.ReplaceAll(insert, "9999", "9998"), "'a.', 'x'", "'c.', 'x'")
-		if table == "outbox_sink" || table == "outbox_lane" || table == "outbox_delivery" || table == "process_definition" || table == "workflow_worker" || table == "workflow_binding" || table == "workflow_console_role" || table == "workflow_set_aside" || table == "workflow_fault" ||
-			table == "outbox_aggregate" || table == "message_key" {
+		if table == "outbox_sink" || table == "outbox_lane" || table == "outbox_delivery" || table == "process_definition" || table == "workflow_worker" || table == "workflow_binding" || table == "workflow_console_role" || table == "workflow_set_aside" || table == "workflow_fault" || table == "workflow_policy" ||
+			table == "workflow_outage" ||
+			table == "workflow_minute" ||
+			table == "outbox_aggregate" || table == "message_key" || table == "process_instance" {
 			insert += ` ON CONFLICT DO NOTHING` // but the triggers before that have been asked
 		}
 		try(table+" INSERT", table, strings.ReplaceAll(insert, "$", id))

@@ -41,6 +41,14 @@ func TestLagLooksBothWays(t *testing.T) {
 	}
 }
 
+// For how long a sink has been down, or back, is told; of one that was never down, neither.
+func TestLagTellsOfOutages(t *testing.T) {
+	s, _ := psql(t)
+	s.do(`INSERT INTO outbox_sink (name, down_since, back_at) VALUES ('down', now() - interval '3 minutes', now() - interval '1 hour'), ('back', NULL, now() - interval '2 minutes'), ('up', NULL, NULL)`)
+	s.expect("lag", s.do(`SELECT string_agg(concat_ws(' ', sink, 'down ' || date_trunc('minute', down_for), 'back ' || date_trunc('minute', back_for)), ', ' ORDER BY sink) FROM outbox_lag`),
+		"back back 00:02:00, down down 00:03:00, up")
+}
+
 // While the sequence of ids is set right, it may be set right by another session, which draws on: it does not go back. One session
 // does it at a time, and whoever comes second leaves it.
 func TestIdsNeverGoBack(t *testing.T) {

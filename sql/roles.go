@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 var (
@@ -30,8 +31,8 @@ func RolesScript(named, schema string) string {
 	return "BEGIN;\n" + path + setting("roles", named) + "\n" + rolesScript + "COMMIT;\n"
 }
 
-// Roles creates the roles named_owner, _enqueue, _worker, _engine, _dispatcher, _operator, _viewer
-// and _console, unless they are there, hands what is ours in the first schema of the connection's
+// Roles creates the roles named_owner, _enqueue, _worker, _engine, _dispatcher, _operator, _viewer,
+// _tasks and _console, unless they are there, hands what is ours in the first schema of the connection's
 // search_path over to the owner, and grants each of the others what it needs: see roles/create.sql. It
 // may be repeated, and has to be after migrations. Whoever calls it needs CREATEROLE, and must own
 // what is there. Roles belong to the whole cluster: two installations in one need two names.
@@ -62,9 +63,18 @@ func setting(name, value string) string {
 	return fmt.Sprintf("SET LOCAL workflow.%s = E'%s';\n", name, quoted)
 }
 
-func inTx(ctx context.Context, conn *pgx.Conn, script string) error {
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		_, err := tx.Conn().PgConn().Exec(ctx, script).ReadAll()
-		return err
-	})
+// inTx executes a script in a transaction. After a deadlock it does so again, ten times at most: workers that go on meanwhile take
+// their locks in another order.
+func inTx(ctx context.Context, conn *pgx.Conn, script string) (err error) {
+	for range 10 {
+		err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			_, err := tx.Conn().PgConn().Exec(ctx, script).ReadAll()
+			return err
+		})
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.Code != "40P01" {
+			return err
+		}
+	}
+	return err
 }

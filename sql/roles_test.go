@@ -83,12 +83,38 @@ func TestRoleEnqueue(t *testing.T) {
 	for _, typ := range []string{"graph.start.v1", "graph.message.v1", "graph.signal.v1", "graph.complete_task.v1"} {
 		s.do(`SELECT workflow_enqueue('` + typ + `'); INSERT INTO workflow_run (type) VALUES ('` + typ + `')`)
 	}
-	s.denied(`SELECT workflow_enqueue('graph.cancel.v1')`, `INSERT INTO workflow_run (type) VALUES ('graph.cancel.v1')`, `SELECT workflow_enqueue('graph.cut_off.v1')`,
+	s.denied(`SELECT workflow_enqueue('graph.restart.v1')`, `INSERT INTO workflow_run (type) VALUES ('graph.restart.v1')`, `SELECT workflow_enqueue('graph.cancel.v1')`, `INSERT INTO workflow_run (type) VALUES ('graph.cancel.v1')`, `SELECT workflow_enqueue('graph.cut_off.v1')`,
 		`SELECT * FROM workflow_run`, `SELECT payload FROM workflow_run`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`, `SELECT * FROM outbox_event`,
 		`SELECT * FROM workflow_overview`, `SELECT * FROM process_instance`, `SELECT * FROM workflow_lane`, `UPDATE workflow_run SET priority = 1`, `DELETE FROM workflow_run`,
 		`INSERT INTO workflow_run (type, status) VALUES ('a.b', 'pending')`, `INSERT INTO workflow_history (workflow_id, event_type) VALUES (gen_random_uuid(), 'x')`,
 		`SELECT workflow_cancel('`+id+`')`, `SELECT workflow_retry('`+id+`')`, `SELECT workflow_delete('`+id+`', 'why')`, `SELECT workflow_why('`+id+`')`,
 		`SELECT workflow_pause('billing.', 'why')`, `SELECT process_pause('`+id+`')`, `SELECT outbox_replay(now(), now())`, `SELECT * FROM workflow_redrive('billing.')`)
+}
+
+// Whoever may enqueue may insert an instance, which starts it as a run of his would. He reads nothing by it, gives it nothing that an instance has
+// not got before it is started, and does not pass for the engine.
+func TestRoleEnqueueInsertsInstances(t *testing.T) {
+	g := withRoles(t)
+	g.do(`INSERT INTO process_definition (id, definition) VALUES ('` + nobody + `', '{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
+	s := g.as("enqueue")
+	const id = "00000000-0000-4000-8000-000000000007"
+	s.do(`INSERT INTO process_instance (id, process_definition_id, status, tenant_id, priority, input_payload, metadata, version) VALUES ('` + id + `', '` + nobody + `', 'CREATED', 'acme', 7, '{"card": 1}', '{"a": "b"}', 1)`)
+	s.do(`INSERT INTO process_instance (process_definition_id) VALUES ('` + nobody + `')`)
+	g.expect("its run", g.do(`SELECT concat_ws(' ', type, payload, tenant_id, priority, metadata, status, created_by) FROM workflow_run WHERE id = '`+id+`'`),
+		`graph.start.v1 {"id": "`+id+`", "input": {"card": 1}, "process": "p", "version": 1, "priority": 7} acme 7 {"a": "b"} pending `+g.named+`_login_enqueue`)
+	g.expect("runs", g.do(`SELECT count(*) FROM workflow_run r JOIN process_instance i USING (id)`), "2")
+	s.denied(`SELECT id FROM process_instance`, `INSERT INTO process_instance (process_definition_id) VALUES ('`+nobody+`') RETURNING id`, `INSERT INTO process_instance (process_definition_id, business_key) VALUES ('`+nobody+`', 'k')`,
+		`INSERT INTO process_instance (process_definition_id, live_tokens) VALUES ('`+nobody+`', 1)`, `UPDATE process_instance SET priority = 1`, `DELETE FROM process_instance`)
+	s.refused(`INSERT INTO process_instance (process_definition_id, status) VALUES ('`+nobody+`', 'IN_PROGRESS')`, "23000", "Leave status out", "status is", "CREATED")
+	s.refused(`BEGIN; SET LOCAL workflow.advance = 'on'; INSERT INTO process_instance (process_definition_id, status) VALUES ('`+nobody+`', 'IN_PROGRESS')`, "23000", "workflow.advance", "engine alone")
+	s.do(`ROLLBACK`)
+	s.refused(`INSERT INTO process_instance (process_definition_id) VALUES ('`+id+`')`, "23000", "define FILE", id)
+	for _, other := range []string{"worker", "dispatcher", "viewer"} {
+		if g.do(`SELECT has_any_column_privilege('`+g.named+`_`+other+`', 'process_instance', 'INSERT')`) != "f" {
+			t.Errorf("%s may insert", other)
+		}
+	}
+	g.expect("instances", g.do(`SELECT count(*) FROM process_instance`), "2")
 }
 
 // A bound worker forges nothing by the functions that it may execute: no event of a kind that is not an outcome, no other's name. It locks
@@ -147,6 +173,39 @@ func TestPresenceIsItsOwn(t *testing.T) {
 	media.expect("rows", g.do(`SELECT count(*) FROM workflow_worker`), "1")
 	media.do(`SELECT workflow_absent_v1('7d1f0f0e-0000-4000-8000-000000000001', '` + secret + `')`)
 	media.expect("rows", g.do(`SELECT count(*) FROM workflow_worker`), "0")
+}
+
+// No role has a worker of another count as dead. A bound worker takes back no lease but of its prefix, whose holders are named by their roles, whatever name it leases under itself;
+// and it writes no row by hand.
+func TestPresenceIsRetiredByNoOther(t *testing.T) {
+	g := withRoles(t)
+	pgtest.Await(t, "the server has been up for two seconds", func() bool {
+		return g.do(`SELECT pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'`) == "t"
+	})
+	media, billing := g.as("media"), g.as("billing")
+	billing.do(`SELECT workflow_present_v1('7d1f0f0e-0000-4000-8000-000000000001', '7d1f0f0e-0000-4000-8000-0000000000aa', 'w', '{billing.}', '{billing.}', true, 10, 1, 'v', 'h', 1, 0)`)
+	name := g.do(`SELECT name FROM workflow_worker`)
+	lose := func(s *session, typ, name string) {
+		g.do(`INSERT INTO workflow_run (type) VALUES ('` + typ + `')`)
+		s.expect("leases", s.do(`SELECT count(id) FROM workflow_lease_v1('{f}', '{`+typ+`}', '{0}', '{1901-01-01}', '{00000000-0000-0000-0000-000000000000}', '{0}', '{1}', '{NULL}', '{NULL}',
+			false, 0, 1, false, false, false, gen_random_uuid(), '`+name+`', '{`+typ+`}', '{0.001}', '{NULL}')`), "1")
+		s.do(`SELECT pg_sleep(0.002)`)
+	}
+	takeBack := func(s *session) string {
+		return s.do(`SELECT count(id) FROM workflow_take_back_v1('1900-01-01', false, 10, '{1}', gen_random_uuid(), 'taker', 60)`)
+	}
+	lives := func(what, want string) {
+		t.Helper()
+		g.expect(what, g.do(`SELECT count(*) FROM workflow_live_worker`), want)
+	}
+	lose(media, "media.x", name)
+	lose(media, "media.y", "w")
+	lose(billing, "billing.x", "w")
+	media.expect("taken back by one that is bound elsewhere", takeBack(media), "2")
+	lives("lives, whatever others do", "1")
+	media.denied(`UPDATE workflow_worker SET lost_at = now()`)
+	billing.expect("taken back by one of its own role", takeBack(billing), "1")
+	lives("lives after its lease was taken back", "0")
 }
 
 // What a bound worker says of itself is bounded, whatever it says: prefixes and handlers are within its binding, numbers and times
@@ -272,7 +331,7 @@ func TestRoleWorker(t *testing.T) {
 	s.denied(forbidden...)
 	s.denied(fmt.Sprintf(settleRun, own), fmt.Sprintf(settleRun, other), `SELECT lease_token FROM workflow_run`, `SELECT settled_token FROM workflow_run`, `SELECT * FROM workflow_run`,
 		`UPDATE workflow_run SET run_at = '-infinity'`, `UPDATE workflow_run SET attempt = 2147483647`, `SELECT FROM workflow_run FOR UPDATE`,
-		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+own+`', 'retried')`, `UPDATE workflow_worker SET seen_at = 'infinity'`, `DELETE FROM workflow_worker`,
+		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+own+`', 'retried')`, `UPDATE workflow_worker SET seen_at = 'infinity'`, `UPDATE workflow_worker SET lost_at = now()`, `DELETE FROM workflow_worker`,
 		`INSERT INTO workflow_set_aside VALUES ('run', '`+other+`', 'billing.x', 'lease', 'P0001', '', '', now(), now(), false, '1')`, `SELECT * FROM workflow_set_aside`,
 		`INSERT INTO workflow_binding VALUES ('`+g.named+`_media', '{billing.}')`, `SELECT workflow_isolate('{}', '{}', 'lease', true, 'x', '{}', '{}', '{}')`, `SELECT workflow_put_back('{}')`,
 		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+other+`', 'retried')`, `SELECT * FROM workflow_history`, `SELECT * FROM workflow_event`,
@@ -331,6 +390,7 @@ func TestRoleOperator(t *testing.T) {
 		UPDATE workflow_run SET held_at = now(); SELECT * FROM workflow_redrive('billing.', dry_run => false); SELECT workflow_release('w', 'why')`)
 	s.do(`SELECT workflow_cancel('` + id + `', 'because')`)
 	s.do(`INSERT INTO workflow_run (type, payload) VALUES ('graph.cancel.v1', '{"instance": "01890a5d-ac96-774b-bcce-b302099a8057"}')`)
+	s.do(`SELECT workflow_enqueue('graph.restart.v1'); INSERT INTO workflow_run (type) VALUES ('graph.restart.v1')`)
 	s.do(`SELECT process_pause('` + id + `'); SELECT process_why('` + id + `'); SELECT outbox_replay_parked()`)
 	s.expect("recorded", s.do(`SELECT actor || ': ' || (data->>'statement') FROM workflow_event WHERE event_type = 'cancelled'`),
 		g.named+`_login_operator [psql]: SELECT workflow_cancel('`+id+`', 'because')`)
@@ -365,8 +425,8 @@ func TestRoleViewer(t *testing.T) {
 			}
 		}
 	}
-	if readable != 22 {
-		t.Errorf("%d views and tables can be read, want 22", readable)
+	if readable != 30 {
+		t.Errorf("%d views and tables can be read, want 30", readable)
 	}
 	both := g.as("viewer", "media") // a worker of something else
 	both.expect("failing", both.do(`SELECT concat_ws(' ', type, code, last_error) FROM workflow_failing`), "billing.x timeout (hidden)")

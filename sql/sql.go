@@ -201,7 +201,8 @@ func Status(ctx context.Context, db Querier) ([]Step, error) {
 }
 
 // Check returns nil if the database has exactly this build's schema, and otherwise
-// ErrBehind or ErrAhead with both versions named, or the error met while looking.
+// ErrBehind or ErrAhead with both versions named, or the error met while looking. Where there is nothing, ErrBehind
+// names the schemas that have something.
 func Check(ctx context.Context, db Querier) error {
 	steps, err := Status(ctx, db)
 	if err != nil {
@@ -209,6 +210,15 @@ func Check(ctx context.Context, db Querier) error {
 	}
 	for _, s := range steps {
 		if s.AppliedAt.IsZero() {
+			if s.Version == 1 {
+				there, err := elsewhere(ctx, db)
+				if err != nil {
+					return err
+				}
+				if there != "" {
+					return fmt.Errorf("%w: there is nothing in this schema of the database, and %s", ErrBehind, there)
+				}
+			}
 			return fmt.Errorf("%w: the database is at version %d, this build needs %d; run: workflowctl migrate up", ErrBehind, s.Version-1, len(steps))
 		}
 	}

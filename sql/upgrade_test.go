@@ -234,7 +234,7 @@ func TestUpgradeOfEveryTable(t *testing.T) {
 // refuse its cancel. What is over stops nothing, and done as told it goes on.
 func TestBoundsAreNotAddedOverOpenRows(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
-	const bounded = 21
+	const bounded = 22
 	if err := sql.UpTo(t.Context(), s.conn, bounded-1); err != nil {
 		t.Fatal(err)
 	}

@@ -114,6 +114,9 @@ func draw(r *rand.Rand, w world, hold float64) order {
 func drawCase(r *rand.Rand, k kase, w world, hold float64) order {
 	o := order{id: newID(r), name: k.name, maxAttempts: 5, copies: 1}
 	payload := k.draw(r, &o, w)
+	if o.maxAttempts == 5 && r.IntN(2) == 0 {
+		o.maxAttempts = 3 // which stands for what the policy says
+	}
 	payload["text"] = fmt.Sprintf("%x \u00e4\u4e16\U0001f600", r.Uint64())
 	payload["number"] = json.Number(fmt.Sprint(int64(1)<<53 + r.Int64N(1<<60)))
 	o.delay = time.Duration(float64(o.delay) * hold)

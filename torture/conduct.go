@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 func newLoad(l *lab) *load {
@@ -89,14 +90,14 @@ func (g *load) begin(ctx context.Context, x *instance, starts, letters []order) 
 // choose returns an instance that is not over, whichever at says; with caller rather one that goes on, and has
 // called another. What is for good is done to it once.
 func (g *load) choose(ctx context.Context, at float64, caller, once bool) (id uuid.UUID, ok bool) {
-	limited, stop := context.WithTimeout(ctx, callLimit)
-	defer stop()
-	if err := g.lab.client.QueryRow(limited, `
-		SELECT i.id
-		FROM process_instance i
-		WHERE i.completed_at IS NULL AND i.parent_process_instance_id IS NULL
-		ORDER BY $2 AND i.paused_at IS NULL AND EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id AND c.completed_at IS NULL) DESC, md5(i.id::text || $1::text)
-		LIMIT 1`, fmt.Sprint(at), caller).Scan(&id); err != nil {
+	if err := g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `
+			SELECT i.id
+			FROM process_instance i
+			WHERE i.completed_at IS NULL AND i.parent_process_instance_id IS NULL
+			ORDER BY $2 AND i.paused_at IS NULL AND EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id AND c.completed_at IS NULL) DESC, md5(i.id::text || $1::text)
+			LIMIT 1`, fmt.Sprint(at), caller).Scan(&id)
+	}); err != nil {
 		return id, false
 	}
 	g.mu.Lock()
@@ -141,11 +142,12 @@ func (g *load) serve(ctx context.Context) {
 
 // each enqueues something, once, for what a query finds.
 func (g *load) each(ctx context.Context, query string, f func(uuid.UUID) []order) {
-	limited, stop := context.WithTimeout(ctx, callLimit)
-	defer stop()
-	rows, _ := g.lab.client.Query(limited, query)
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-	if err != nil {
+	var ids []uuid.UUID
+	if err := g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		rows, _ := conn.Query(ctx, query)
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		return err
+	}); err != nil {
 		return // the next time
 	}
 	for _, id := range ids {

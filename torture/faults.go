@@ -51,6 +51,7 @@ func init() { // the schedule refers to them, and they to the lab
 		{"dispatcher-kill", "dispatcher killed, or one in four told to stop", false, 20, 3, killDispatcher},
 		{"dispatcher-freeze", "dispatcher frozen beyond its claim", false, 10, 1, freezeDispatcher},
 		{"sink", "consumer of events that errs, stalls or hangs up", false, 26, 3, upset},
+		{"outage", "world outside away", false, 12, 2, outage},
 		{"sink-moody", "consumer that takes every other event", false, 4, 1, moody},
 		{"unleasable", "rows that cannot be leased, at the head of a lane", false, 15, 5, spoil},
 		{"unmarkable", "events that cannot be marked", false, 15, 3, spoilEvents},

@@ -106,6 +106,8 @@ CREATE TABLE t.must AS
         ('instance cancelled while a step was at work', (SELECT count(*) FROM t.ending e JOIN t.step s USING (run) JOIN t.instance i USING (instance) WHERE e.status = 'cancelled' AND i.status = 'CANCELLED')),
         ('instance paused', (SELECT count(*) FROM t.turn WHERE paused)),
         ('incident tried again', (SELECT count(*) FROM t.order WHERE kase = 'again' AND status = 'succeeded')),
+        ('step stopped by an incident, and done when it was tried again', (SELECT count(DISTINCT s.run) FROM incident x JOIN t.step s ON s.token = x.token_id AND s.node = x.node AND s.status = 'succeeded'
+             WHERE x.code = 'handler_error' AND x.resolved_at IS NOT NULL)),
         ('second start with a key', (SELECT count(*) FROM (SELECT result->>'instance' FROM t.order WHERE kase = 'start' AND status = 'succeeded' GROUP BY 1 HAVING count(*) > 1) k)),
         ('event came twice', (SELECT count(*) FROM (SELECT event FROM t.arrival WHERE ok GROUP BY event HAVING count(*) > 1) e)),
         ('event was refused, and came later', (SELECT count(*) FROM t.sent s WHERE s.first_ok IS NOT NULL AND EXISTS (SELECT FROM t.arrival a WHERE a.event = s.event AND NOT a.ok AND a.ended < s.first_ok))),

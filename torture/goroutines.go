@@ -72,7 +72,7 @@ func (s *slot) dump(ctx context.Context) (n int, err error) {
 		return 0, err
 	}
 	for _, stack := range strings.Split(string(text[before:]), "\n\n") {
-		cleaning := strings.Contains(stack, "/internal/cleanup.") && strings.Contains(stack, "/worker/execute.go")
+		cleaning := strings.Contains(stack, "/internal/cleanup.")
 		if strings.HasPrefix(stack, "goroutine ") && strings.Contains(stack, "github.com/simple-workflow/simple-workflow/") && !cleaning {
 			n++
 		}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgbouncer"
@@ -161,8 +163,13 @@ func (l *lab) prepare(ctx context.Context) (err error) {
 	if err := l.script(ctx, "setup.sql"); err != nil {
 		return err
 	}
+	if _, err := l.admin.Exec(ctx, setPolicy, 5); err != nil {
+		return fmt.Errorf("set the policy: %w", err)
+	}
 	return protocol.Install(ctx, l.admin)
 }
+
+const setPolicy = `SELECT workflow_set_policy('chaos.', attempts => $1)`
 
 // leaveOut takes those strikes out of the plan that need something which this product has not got.
 func (l *lab) leaveOut(ctx context.Context) error {
@@ -208,6 +215,9 @@ func (l *lab) clientPool(ctx context.Context) (*pgxpool.Pool, error) {
 	}
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // the proxy reads along
 	config.ConnConfig.ConnectTimeout = 3 * time.Second
+	config.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { // a call that is given up does not cost the connection
+		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: time.Second}
+	}
 	return pgxpool.NewWithConfig(ctx, config)
 }
 

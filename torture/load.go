@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // A load is the clients: they enqueue, cancel and intervene through the front link, and write
@@ -22,6 +26,7 @@ type load struct {
 	running  sync.WaitGroup
 	enqueued atomic.Int64
 	gentle   atomic.Bool // no more runs that end their process
+	crowded  atomic.Bool // nothing new is enqueued
 
 	processes []process
 
@@ -31,11 +36,20 @@ type load struct {
 	handled map[uuid.UUID]bool // tasks, incidents and instances to which was done what is done once
 }
 
-// callLimit is how long a client waits for an answer.
-const callLimit = 5 * time.Second
+const (
+	callLimit = 5 * time.Second // how long a client waits for an answer
+	mostCalls = 100             // of one kind, at a time
+
+	// A machine that cannot carry the load gets less of it. Else all that a verdict could tell would be that leases are short where
+	// everything waits for a processor.
+	mostOpen   = 150                    // runs that are due or leased, for more to be enqueued
+	quick      = 100 * time.Millisecond // for a short query to take, for the same
+	shortQueue = 20                     // of runs that are due: what comes next is to meet no more
+)
 
 // run works until the context ends, and returns when every call has ended.
 func (g *load) run(ctx context.Context) {
+	g.running.Go(func() { g.look(ctx) })
 	g.every(ctx, g.lab.plan.Rate, "enqueue", func(r *rand.Rand) func(context.Context) {
 		o := draw(r, world{g.lab.outside.server.URL}, g.lab.plan.Hold)
 		if most := g.lab.plan.Mostly; most != "" && r.IntN(2) == 0 {
@@ -85,17 +99,69 @@ func (g *load) run(ctx context.Context) {
 // Only draw uses the source, so that what is done does not depend on how long it takes.
 func (g *load) every(ctx context.Context, rate float64, use string, draw func(*rand.Rand) func(context.Context)) {
 	r := g.lab.plan.random(use)
+	turns := make(chan struct{}, mostCalls)
 	g.running.Go(func() {
 		next := time.Now()
 		for ctx.Err() == nil {
 			next = next.Add(time.Duration(r.ExpFloat64() / rate * float64(time.Second)))
 			call := draw(r)
 			sleep(ctx, time.Until(next))
-			if ctx.Err() == nil {
-				g.running.Go(func() { call(context.WithoutCancel(ctx)) })
+			for (use == "enqueue" || use == "foreign" || use == "instances") && g.crowded.Load() && ctx.Err() == nil {
+				sleep(ctx, 50*time.Millisecond)
 			}
+			turns <- struct{}{} // every call ends in time
+			if late := time.Since(next); late > time.Second {
+				next = next.Add(late) // it is not made up for
+			}
+			g.running.Go(func() {
+				defer func() { <-turns }()
+				if ctx.Err() == nil {
+					call(context.WithoutCancel(ctx))
+				}
+			})
 		}
 	})
+}
+
+// look looks now and then whether too much is open. While the server is away clients go on.
+func (g *load) look(ctx context.Context) {
+	for ; ctx.Err() == nil; sleep(ctx, 250*time.Millisecond) {
+		start, open := time.Now(), 0
+		err := g.lab.admin.QueryRow(ctx, `
+			SELECT count(*)
+			FROM workflow_run
+			WHERE (status = 'leased' OR status = 'pending' AND run_at < now()) AND NOT suspect AND held_at IS NULL AND deleted_at IS NULL AND payload->'unleasable' IS NULL`).Scan(&open)
+		slow := time.Since(start) > quick
+		g.crowded.Store(err == nil && (open > mostOpen || slow))
+		if err == nil && (slow || starved()) { // and what has waited meanwhile is late for a while
+			until := time.Now().Add(leaseLength)
+			g.lab.ledger.add(entry{Kind: "busy", At: start, Until: &until})
+		}
+	}
+}
+
+// starved reports whether three times as many threads are ready to run as there are processors. Only Linux tells.
+func starved() bool {
+	text, err := os.ReadFile("/proc/loadavg")
+	fields := strings.Fields(string(text)) // three averages, ready/all, the last pid
+	if err != nil || len(fields) < 4 {
+		return false
+	}
+	ready, err := strconv.Atoi(strings.Split(fields[3], "/")[0])
+	return err == nil && ready > 3*runtime.NumCPU()
+}
+
+// ask gives f one of the clients' connections, and the time that a client waits for an answer. That begins when the connection is
+// there: else those who wait for one would close the connection as soon as they got it, and open another.
+func (g *load) ask(ctx context.Context, f func(context.Context, *pgxpool.Conn) error) error {
+	conn, err := g.lab.client.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	limited, stop := context.WithTimeout(ctx, callLimit)
+	defer stop()
+	return f(limited, conn)
 }
 
 // An answer is how a call ended.
@@ -183,16 +249,17 @@ func (g *load) enqueueOne(ctx context.Context, o order) {
 
 // send enqueues by a plain INSERT, or by the function where a key is to be honoured.
 func (g *load) send(ctx context.Context, o order, runAt time.Time) (id uuid.UUID, err error) {
-	ctx, stop := context.WithTimeout(ctx, callLimit)
-	defer stop()
-	if o.key != "" {
-		err = g.lab.client.QueryRow(ctx, `SELECT workflow_enqueue($1, $2, $3, max_attempts => $4, idempotency_key => $5, id => $6)`,
-			o.typ, o.payload, runAt, o.maxAttempts, o.key, o.id).Scan(&id)
-		return id, err
-	}
-	_, err = g.lab.client.Exec(ctx, `INSERT INTO workflow_run (id, type, payload, run_at, max_attempts) VALUES ($1, $2, $3, $4, $5)`,
-		o.id, o.typ, o.payload, runAt, o.maxAttempts)
-	return o.id, err
+	id = o.id
+	err = g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		if o.key != "" {
+			return conn.QueryRow(ctx, `SELECT workflow_enqueue($1, $2, $3, max_attempts => $4, idempotency_key => $5, id => $6)`,
+				o.typ, o.payload, runAt, o.maxAttempts, o.key, o.id).Scan(&id)
+		}
+		_, err := conn.Exec(ctx, `INSERT INTO workflow_run (id, type, payload, run_at, max_attempts) VALUES ($1, $2, $3, $4, $5)`,
+			o.id, o.typ, o.payload, runAt, o.maxAttempts)
+		return err
+	})
+	return id, err
 }
 
 // within enqueues in a transaction that also does something else, which may take long, and may
@@ -226,11 +293,14 @@ func (g *load) within(ctx context.Context, o order, rollback bool, hold time.Dur
 	}
 }
 
-// operate does what operators do: retry what has failed, delete, hold and resume, re-order.
+// operate does what operators do: retry what has failed, delete, hold and resume, re-order, change the policy.
 func (g *load) operate(ctx context.Context, at float64) {
 	var failed uuid.UUID
-	if err := g.lab.client.QueryRow(ctx, `SELECT id FROM workflow_run WHERE status = 'failed' AND deleted_at IS NULL AND type LIKE 'chaos.%' AND token_id IS NULL ORDER BY md5(id::text || $1::text) LIMIT 1`,
-		fmt.Sprint(at)).Scan(&failed); err == nil {
+	if err := g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		_, _ = conn.Exec(ctx, setPolicy, 4+int(at*5)) // or it stays
+		return conn.QueryRow(ctx, `SELECT id FROM workflow_run WHERE status = 'failed' AND deleted_at IS NULL AND type LIKE 'chaos.%' AND token_id IS NULL ORDER BY md5(id::text || $1::text) LIMIT 1`,
+			fmt.Sprint(at)).Scan(&failed)
+	}); err == nil {
 		g.record(ctx, "retry", `SELECT workflow_retry($1)`, failed)
 	}
 	if id, ok := g.pick(at); ok {
@@ -248,11 +318,12 @@ func (g *load) operate(ctx context.Context, at float64) {
 
 // record makes a call about a run and writes down what was answered.
 func (g *load) record(ctx context.Context, kind, sql string, id uuid.UUID) {
-	limited, stop := context.WithTimeout(ctx, callLimit)
-	defer stop()
 	sent := time.Now()
 	var answer string
-	if err := g.lab.client.QueryRow(limited, sql, id).Scan(&answer); err != nil {
+	if err := g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		sent = time.Now()
+		return conn.QueryRow(ctx, sql, id).Scan(&answer)
+	}); err != nil {
 		answer = [...]string{"", "refused", "unknown"}[judge(err)]
 	}
 	g.lab.ledger.add(entry{Kind: kind, Run: id.String(), Answer: answer, Sent: &sent})

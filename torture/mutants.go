@@ -163,10 +163,10 @@ var (
 const leases = "sql/0008_lease.sql"
 
 // settling is the file with the newest of those that settle.
-const settling = "sql/0017_unsettled.sql"
+const settling = "sql/0018_unsettled.sql"
 
 // taking is the file with the newest of those that lease and take back.
-const taking = "sql/0018_suspect.sql"
+const taking = "sql/0019_suspect.sql"
 
 var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
@@ -192,7 +192,7 @@ var mutants = []mutant{
 	{"row-count-ignored", []edit{{"run/settle.go",
 		`if len(settled) == len(outcomes) {`, `if len(settled) >= 0 {`}},
 		zombies, []string{"I03", "I04", "I05", "I15"}, ""},
-	{"lease-not-charged", []edit{{taking, // of those that are no suspects
+	{"lease-not-charged", []edit{{taking,
 		`attempt = w.attempt + CASE WHEN w.attempt < w.max_attempts THEN 1 ELSE 0 END,
         alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
         started_at = statement_timestamp(), updated_at = statement_timestamp(),
@@ -200,13 +200,13 @@ var mutants = []mutant{
         deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
     FROM unnest(term_types, lengths, timeouts) AS t (type, length, timeout)
     WHERE w.id = ANY (ripe.ids) AND w.type = t.type COLLATE "C"
-    RETURNING ripe.many, w.id,`, `alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
+    RETURNING ripe.many, w.suspect AND w.alone IS TRUE, workflow_follows(w.max_attempts, w.policy_attempts), CASE WHEN isfinite(w.created_at) AND w.policy_attempts IS DISTINCT FROM 0 THEN w.created_at END,`, `alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END,
         started_at = statement_timestamp(), updated_at = statement_timestamp(),
         lease_until = statement_timestamp() + least(t.length, t.timeout) * interval '1 second',
         deadline_at = statement_timestamp() + CASE WHEN w.attempt < w.max_attempts THEN t.timeout ELSE 0 END * interval '1 second'
     FROM unnest(term_types, lengths, timeouts) AS t (type, length, timeout)
     WHERE w.id = ANY (ripe.ids) AND w.type = t.type COLLATE "C"
-    RETURNING ripe.many, w.id,`}},
+    RETURNING ripe.many, w.suspect AND w.alone IS TRUE, workflow_follows(w.max_attempts, w.policy_attempts), CASE WHEN isfinite(w.created_at) AND w.policy_attempts IS DISTINCT FROM 0 THEN w.created_at END,`}},
 		nothing, []string{"I09", "I51"}, ""},
 	{"expiry-not-charged", []edit{{taking,
 		`attempt = w.attempt - CASE WHEN e.spared THEN 1 ELSE 0 END,`, `attempt = greatest(w.attempt - 1, 0),`}},
@@ -215,15 +215,13 @@ var mutants = []mutant{
 		`w.suspect AND w.alone IS FALSE AND w.attempt > 0`, `w.suspect AND w.attempt > 0`}},
 		crashes, []string{"I09b"}, ""},
 	{"exhausted-started", []edit{
-		{taking, `RETURNING ripe.many, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
+		{taking, `w.node::text END,
+              w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
               w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at,`,
-			`RETURNING ripe.many, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
+			`w.node::text END,
+              w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
               w.payload, w.priority, w.postponed, w.suspect, false,`},
-		{taking, `RETURNING ripe.many, w.suspect AND w.alone IS TRUE, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
-              w.payload, w.priority, w.postponed, w.suspect, w.deadline_at IS NOT DISTINCT FROM w.started_at,`,
-			`RETURNING ripe.many, w.suspect AND w.alone IS TRUE, w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
-              w.payload, w.priority, w.postponed, w.suspect, false,`},
-		{taking, `SELECT e.*, e.attempt >= e.max_attempts AND NOT e.spared AS over`, `SELECT e.*, false AS over`},
+		{taking, `SELECT e.*, e.attempt >= e.most AND NOT e.spared AS over`, `SELECT e.*, false AS over`},
 	}, map[string]int{"kill": 14}, []string{"I10"}, ""},
 	{"valid-lease-taken", []edit{{leases,
 		`w.started_at >= oldest AND (w.lease_until < clock_timestamp()`, `w.started_at >= oldest AND (w.lease_until < clock_timestamp() + interval '2 seconds'`}},
@@ -292,15 +290,15 @@ var mutants = []mutant{
 	{"acknowledged-anyway", []edit{{"dispatcher/feed.go",
 		`Delivered: err == nil, Attempt`, `Delivered: row.Attempt >= 0, Attempt`}},
 		map[string]int{"sink": 4, "sink-moody": 4}, []string{"I18"}, ""},
-	{"aggregate-overtaken", []edit{{"outbox/claim.go",
+	{"aggregate-overtaken", []edit{{"internal/delivery/claim.go",
 		`AND d.next_attempt_at > now() AND d.next_attempt_at <`, `AND d.event_id = e.id AND d.next_attempt_at > now() AND d.next_attempt_at <`}},
 		map[string]int{"sink-moody": 6, "dispatcher-kill": 2}, []string{"I19"}, ""},
 	{"marked-before-sent", []edit{{"dispatcher/feed.go",
 		`	if len(wanted) > 0 {
 		errs :=`, `	if len(wanted) > 0 {
-		var early []outbox.Outcome
+		var early []delivery.Outcome
 		for _, row := range wanted {
-			early = append(early, outbox.Outcome{ID: row.ID, Delivered: true})
+			early = append(early, delivery.Outcome{ID: row.ID, Delivered: true})
 		}
 		f.mark(ctx, claim, early)
 		errs :=`}},
@@ -337,7 +335,7 @@ var mutants = []mutant{
 		{"graph/start.go", `return t != nil && i.id == p.Parent.Instance`, `return t != nil && !i.passed(t) || t != nil && i.id == p.Parent.Instance`}},
 		map[string]int{"forge": 20}, "I40", "I50b"),
 	graph("retention-without-the-rule", []edit{
-		{"internal/cleanup/cleanup.go", `i.type <> 'graph.signal.v1' OR i.id::text NOT IN`, `true OR i.id::text NOT IN`},
+		{"sql/0029_retention.sql", `r.type <> 'graph.signal.v1' OR r.id::text NOT IN`, `true OR r.id::text NOT IN`},
 		{"internal/cleanup/cleanup.go", `WHERE p.completed_at IS NULL)`, `WHERE false)`}},
 		nothing, "I49", "I49b").of("parent"),
 	graph("wait-cut-short", []edit{{"graph/write_steps.go",

@@ -75,7 +75,7 @@ func longPlan(seed uint64) *plan {
 
 func shortPlan(seed uint64) *plan {
 	p := &plan{
-		Seed: seed, Name: "short", Workers: 4, Rate: 60, Cancels: 4, Foreign: 5, Instances: 3, Halts: 0.4, Pauses: 0.4,
+		Seed: seed, Name: "short", Workers: 4, Rate: 40, Cancels: 3, Foreign: 4, Instances: 2, Halts: 0.4, Pauses: 0.4,
 		Warm: 4 * time.Second, Chaos: 34 * time.Second, Calm: 2 * time.Second,
 		Operator: 4 * time.Second, Drain: time.Minute, Hold: 0.4, Pills: 2, Keep: 4 * time.Second,
 	}

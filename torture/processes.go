@@ -286,6 +286,12 @@ var fixed = map[string]func(d *drawer) part{
 		}}
 		return d.seq(before, undone, plainly(d))
 	},
+	"stubborn": func(d *drawer) part { // a step fails that nobody has foreseen, and is tried again; the others go on
+		d.undoes = true
+		bug, item := plainly(d, "breaks", "true"), d.step()
+		d.nodes[bug.exit]["attempts"] = 2
+		return d.seq(d.step(), d.fork(bug, d.seq(item, d.step())), d.step())
+	},
 	"detour": func(d *drawer) part { // a step fails, and an edge takes that
 		bad, after := d.step("fail", "'declined'"), d.step()
 		d.nodes[bad.exit]["to"], d.nodes[bad.exit]["on"] = after.entry, []node{{"error": "declined", "to": after.entry}}

@@ -1,17 +1,21 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
+	"time"
 )
 
 // A receiver is the world outside: it takes calls that no transaction protects.
 type receiver struct {
 	server *httptest.Server
 	calls  atomic.Int64
+	away   atomic.Int32 // outages that are under way: nobody is heard
 }
 
 func newReceiver(l *ledger) (*receiver, error) {
@@ -21,6 +25,10 @@ func newReceiver(l *ledger) (*receiver, error) {
 	}
 	r := &receiver{}
 	r.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if r.away.Load() > 0 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
 		var call struct {
 			RunID   string `json:"run_id"`
 			LeaseNo int64  `json:"lease_no"`
@@ -39,6 +47,14 @@ func newReceiver(l *ledger) (*receiver, error) {
 	r.server.Listener = listener
 	r.server.Start()
 	return r, nil
+}
+
+// outage has the world outside be away for some seconds: handlers that call it say so, and the breaker of their type opens. Nothing else is hit, and no run may be lost by it.
+func outage(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	l.outside.away.Add(1)
+	defer l.outside.away.Add(-1)
+	sleep(ctx, l.plan.hold(r, 4*time.Second, 12*time.Second))
+	return nobody, nil
 }
 
 func (r *receiver) close() { r.server.Close() }

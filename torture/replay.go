@@ -23,7 +23,7 @@ const (
 var replayRules = []string{ruleStep, ruleSlots, ruleTogether}
 
 // watch is how long suspects have to be alone at least, as the database sees it: two seconds by the worker's clock, which counts from
-// when it asked.
+// when it has the answer.
 const watch = time.Second
 
 // replay holds the trace against the model.

@@ -6,6 +6,8 @@ CREATE ROLE torture_worker LOGIN IN ROLE workflow_engine, workflow_dispatcher;
 CREATE ROLE torture_client LOGIN IN ROLE workflow_operator;
 GRANT CREATE ON SCHEMA public TO torture_worker;
 GRANT UPDATE (priority) ON workflow_run TO torture_client;
+-- Its workers keep what is over for seconds, which elsewhere is a mistake.
+ALTER TABLE workflow_retention DROP CONSTRAINT workflow_retention_period_check;
 
 CREATE SCHEMA t;
 GRANT USAGE ON SCHEMA t TO torture_worker, torture_client, workflow_owner;
@@ -191,10 +193,21 @@ BEGIN
 END
 $$;
 
--- A key is free when its run, or its instance, is removed; what is enqueued again under it, or under the same id by a client who has got no
--- answer yet, is new work then. So these stay: a trigger of the user's may keep what it likes.
+-- A key is free when its run, or its instance, is removed; what is enqueued again under it is new work then. So these stay: a trigger
+-- of the user's may keep what it likes.
 CREATE FUNCTION t.stay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
-CREATE TRIGGER t_stay BEFORE DELETE ON workflow_run FOR EACH ROW
-    WHEN (OLD.token_id IS NULL AND (OLD.idempotency_key IS NOT NULL OR OLD.type <> 'graph.signal.v1' AND OLD.finished_at > now() - interval '75 seconds'))
-    EXECUTE FUNCTION t.stay();
+CREATE TRIGGER t_stay BEFORE DELETE ON workflow_run FOR EACH ROW WHEN (OLD.token_id IS NULL AND OLD.idempotency_key IS NOT NULL) EXECUTE FUNCTION t.stay();
 CREATE TRIGGER t_stay BEFORE DELETE ON process_instance FOR EACH ROW WHEN (OLD.business_key IS NOT NULL) EXECUTE FUNCTION t.stay();
+
+-- An id is free when its run is removed, too. A client that has got no answer may enqueue under it again, however late, and that would be
+-- new work. Here it is told that the run has been there.
+CREATE INDEX ON t.removed_workflow_run (id);
+CREATE FUNCTION t.refuse_known() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM t.removed_workflow_run r WHERE r.id = NEW.id) THEN
+        RAISE unique_violation USING MESSAGE = 'torture: a run of this id was there, and was removed';
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER t_refuse_known AFTER INSERT ON workflow_run FOR EACH ROW WHEN (NEW.token_id IS NULL) EXECUTE FUNCTION t.refuse_known();

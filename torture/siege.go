@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -128,25 +129,27 @@ func (s *siege) pacify(ctx context.Context) {
 }
 
 // recover waits until no run is left that was in flight when a process died, and hardly a queue,
-// or two minutes: what comes then is about one strike, not about those before it.
+// or two minutes: what comes then is about one strike, not about those before it. Runs that ignore the end of their
+// context lose their leases in fair weather, too.
 func (s *siege) recover(ctx context.Context) {
 	for start := time.Now(); time.Since(start) < 2*time.Minute && ctx.Err() == nil; sleep(ctx, time.Second) {
 		var left int
 		err := s.lab.admin.QueryRow(ctx, `
-			SELECT count(*) FILTER (WHERE suspect AND held_at IS NULL OR status = 'leased' AND lease_until < now() OR type IN ('chaos.exit', 'chaos.gopanic', 'chaos.leak'))
-			     + greatest(0, count(*) FILTER (WHERE status = 'pending' AND held_at IS NULL AND run_at < now() - interval '2 s') - 20)
+			SELECT count(*) FILTER (WHERE suspect AND held_at IS NULL AND type <> 'chaos.ignorecancel' OR status = 'leased' AND lease_until < now() OR type IN ('chaos.exit', 'chaos.gopanic', 'chaos.leak'))
+			     + greatest(0, count(*) FILTER (WHERE status = 'pending' AND held_at IS NULL AND run_at < now() - interval '2 s') - $1)
 			FROM workflow_run
-			WHERE status IN ('pending', 'leased') AND deleted_at IS NULL AND payload->'unleasable' IS NULL`).Scan(&left)
+			WHERE status IN ('pending', 'leased') AND deleted_at IS NULL AND payload->'unleasable' IS NULL`, shortQueue).Scan(&left)
 		if err == nil && left == 0 {
 			return
 		}
 	}
 }
 
-// drain waits until all that can end has ended. What is still there then is for the verdict.
+// drain waits until all that can end has ended, as long as there is ever less. What is still there then is for the verdict.
 func (s *siege) drain(ctx context.Context) error {
 	start := time.Now()
-	for ; time.Since(start) < s.lab.plan.Drain; sleep(ctx, 200*time.Millisecond) {
+	least, fell := math.MaxInt, start
+	for ; time.Since(fell) < s.lab.plan.Drain && time.Since(start) < 5*s.lab.plan.Drain; sleep(ctx, 200*time.Millisecond) {
 		if _, err := s.lab.admin.Exec(ctx, `
 			WITH resumed AS MATERIALIZED (SELECT process_resume(id) FROM process_instance WHERE paused_at IS NOT NULL AND completed_at IS NULL)
 			SELECT count(*) FROM resumed`); err != nil {
@@ -170,6 +173,9 @@ func (s *siege) drain(ctx context.Context) error {
 		}
 		if open == 0 {
 			break
+		}
+		if open < least {
+			least, fell = open, time.Now()
 		}
 	}
 	s.drained = since(start)

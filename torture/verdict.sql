@@ -23,7 +23,7 @@ CREATE UNIQUE INDEX ON t.known (run);
 -- did need it is for I24 and I31 to say.
 INSERT INTO t.known
     SELECT r.id, r.type, CASE WHEN r.type = 'chaos.step' AND coalesce(r.payload->>'fail', '') <> '' THEN 'declined'
-                              WHEN r.type = 'chaos.step' AND coalesce(r.payload->>'times', '0') <> '0' THEN 'fail'
+                              WHEN r.type = 'chaos.step' AND (coalesce(r.payload->>'times', '0') <> '0' OR r.payload->>'breaks' = 'true') THEN 'fail'
                               WHEN r.type = 'chaos.step' THEN 'step'
                               WHEN r.type = 'chaos.undo' AND r.payload->'input'->>'reluctant' = 'true' THEN 'reluctant'
                               WHEN r.type = 'chaos.undo' THEN 'undo'
@@ -47,7 +47,9 @@ CREATE TABLE t.outage AS SELECT at AS started, (line->>'until')::timestamptz AS 
 -- What keeps a worker from settling for a while, and whom: all, one worker, or some runs.
 CREATE TABLE t.hindrance AS
     SELECT line->>'fault' AS fault, line->>'worker' AS whom, at AS began, (line->>'until')::timestamptz AS ended
-    FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot', 'forge');
+    FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot', 'forge')
+    UNION ALL
+    SELECT 'busy', 'all', at, (line->>'until')::timestamptz FROM t.ledger WHERE kind = 'busy'; -- no fault: the machine had too much to do
 
 -- What the product says that it has set aside, because the database refuses to have it leased.
 CREATE TABLE IF NOT EXISTS t.aside (kind text, id text, sqlstate text, message text);
@@ -80,7 +82,7 @@ CREATE UNIQUE INDEX ON t.finish (run, lease_no);
 CREATE TABLE t.told AS
     SELECT workflow_id AS run, CASE WHEN event_type IN ('retried', 'postponed', 'released') THEN 'handed back' ELSE event_type END AS event,
            CASE WHEN event_type NOT IN ('created', 'deleted', 'requeued') THEN lease_no END AS lease_no, id
-    FROM workflow_event WHERE event_type NOT IN ('held', 'resumed', 'edited');
+    FROM workflow_event WHERE event_type NOT IN ('held', 'resumed', 'edited', 'started') AND NOT event_type ^@ 'app.';
 CREATE TABLE t.seen_to_happen AS
     SELECT run, 'created' AS event, NULL::bigint AS lease_no FROM t.transition WHERE was IS NULL
     UNION ALL
@@ -189,9 +191,10 @@ UNION ALL
     SELECT 'I05c settled without a start under that lease', e.run
     FROM t.ending e JOIN t.lease l USING (run, lease_no) LEFT JOIN t.start s USING (run, lease_no)
     WHERE e.by_holder AND l.attempt > l.attempt_was AND e.attempt = e.attempt_was AND e.status <> 'cancelled' AND s.run IS NULL
+      AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = e.run AND r.type ^@ 'graph.') -- the engine's own handlers keep no log
 UNION ALL
     SELECT 'I06 success of which no handler knows', s.run FROM t.ending s LEFT JOIN t.finish f USING (run, lease_no)
-    WHERE s.status = 'succeeded' AND f.outcome IS DISTINCT FROM 'ok'
+    WHERE s.status = 'succeeded' AND f.outcome IS DISTINCT FROM 'ok' AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = s.run AND r.type ^@ 'graph.')
 UNION ALL
     SELECT 'I07 lease taken away while it was valid', run FROM t.ending
     WHERE NOT by_holder AND status IN ('pending', 'leased') AND at < lease_until_was
@@ -294,7 +297,8 @@ UNION ALL
     SELECT 'I32b leased before its time', run FROM t.lease WHERE at < run_at - interval '5 ms'
 UNION ALL
     SELECT 'I34 trouble of the database charged to a run', s.run FROM t.ending s JOIN t.known k USING (run) JOIN t.kase c USING (kase)
-    WHERE c.blameless AND s.by_holder AND s.code IS DISTINCT FROM 'lease_expired'
+    LEFT JOIN t.finish f ON f.run = s.run AND f.lease_no = s.lease_no
+    WHERE c.blameless AND s.by_holder AND s.code IS DISTINCT FROM 'lease_expired' AND (s.code = 'time_limit' AND f.outcome = 'deadline') IS NOT TRUE -- it was at work for all its time
       AND (s.status = 'failed' OR s.status = 'pending' AND s.attempt = s.attempt_was)
 UNION ALL
     SELECT 'I35 given up with attempts left', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id JOIN t.kase c USING (kase)
@@ -487,7 +491,8 @@ UNION ALL
     -- The second is for those that were about to be leased, or to be held. A pause that has not been
     -- answered may still wait for a lock on their runs; one whose answer was lost, for a while longer.
     SELECT 'I46 step leased while its instance was paused', s.run
-    FROM (SELECT instance, paused, at, coalesce(lead(at) OVER (PARTITION BY instance ORDER BY seq), 'infinity') AS until FROM t.turn) p
+    FROM (SELECT instance, paused AND status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED') AS paused, -- what ends while it is paused stays so, and what it has called does not
+                 at, coalesce(lead(at) OVER (PARTITION BY instance ORDER BY seq), 'infinity') AS until FROM t.turn) p
     JOIN t.kin e ON e.elder = p.instance JOIN t.step s ON s.instance = e.instance JOIN t.lease l USING (run)
     WHERE p.paused AND l.at > p.at + interval '1 s' AND l.at < p.until
       AND NOT EXISTS (SELECT FROM t.ledger u JOIN t.kin k ON k.elder = (u.line->>'run')::uuid -- or was resumed by itself

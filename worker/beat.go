@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -27,7 +28,7 @@ func (w *Worker) beat(ctx context.Context) {
 		if len(due) == 0 {
 			continue
 		}
-		if err := w.extend(ctx, due); err != nil && ctx.Err() == nil {
+		if err := w.extend(ctx, w.beats, due); err != nil && ctx.Err() == nil {
 			w.note(err)
 			w.complain("cannot extend leases; trying again", "leases", len(due), "err", err)
 			pause = min(every, 250*time.Millisecond)
@@ -63,18 +64,19 @@ func (w *Worker) dueForBeat(every time.Duration) []*job {
 	return due
 }
 
-// prolong extends those leases of a batch of which half has gone by, before a try to settle it and after one that
-// has failed. A try keeps heartbeats out of the rows that it has locked, and the next one will: without this, a few that
-// take too long cost leases of runs whose handlers have returned. The server may be about to end the last
-// try: for a third of a second that is waited for.
+// prolong extends the leases of a batch that are past half their length. It is called before the batch is settled, and after
+// a settle that failed. A settle locks its rows, and no heartbeat reaches them meanwhile. Without prolong, a few slow settles
+// would lose the leases of runs whose handlers have returned. The server may still be ending the
+// last try, so prolong waits up to a third of a second for it.
 func (w *Worker) prolong(ctx context.Context, batch []*job) {
+	released := func(j *job) bool { return j.outcome.Verdict == run.Release }
 	for range 15 {
-		due := w.ageing(batch)
+		due := slices.DeleteFunc(w.ageing(batch), released)
 		if len(due) == 0 {
 			return
 		}
 		call, done := context.WithTimeout(ctx, settleTimeout)
-		err := w.extend(call, due)
+		err := w.extend(call, w.db, due)
 		done()
 		if err != nil || len(w.ageing(due)) == 0 {
 			return
@@ -83,12 +85,12 @@ func (w *Worker) prolong(ctx context.Context, batch []*job) {
 	}
 }
 
-// ageing returns the jobs of a batch of whose leases half has gone by.
+// ageing returns the jobs of a batch of whose leases half has gone by. Their handlers may be at work: it asks no outcome.
 func (w *Worker) ageing(batch []*job) (due []*job) {
 	w.jobs.mu.Lock()
 	defer w.jobs.mu.Unlock()
 	for _, j := range batch {
-		if !j.Exhausted && !j.gone && !j.beatRefused && j.outcome.Verdict != run.Release && time.Since(j.extended) > j.Length/2 {
+		if !j.Exhausted && !j.gone && !j.beatRefused && time.Since(j.extended) > j.Length/2 {
 			due = append(due, j)
 		}
 	}
@@ -96,7 +98,7 @@ func (w *Worker) ageing(batch []*job) (due []*job) {
 }
 
 // extend extends leases. Those whose rows refuse it keep no other from being extended, and are tried by themselves from then on.
-func (w *Worker) extend(ctx context.Context, due []*job) error {
+func (w *Worker) extend(ctx context.Context, db *pgxpool.Pool, due []*job) error {
 	shortest := callTimeout
 	var together, alone []*job
 	w.jobs.mu.Lock()
@@ -111,9 +113,9 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 	w.jobs.mu.Unlock()
 	call, done := context.WithTimeout(ctx, shortest)
 	defer done()
-	err := w.extendAll(call, together)
+	err := w.extendAll(call, db, together)
 	for _, j := range alone {
-		switch problem := w.extendOnce(call, []*job{j}); {
+		switch problem := w.extendOnce(call, db, []*job{j}); {
 		case problem == nil:
 			w.jobs.refuseBeat(j, false)
 		case !refused(problem):
@@ -125,11 +127,11 @@ func (w *Worker) extend(ctx context.Context, due []*job) error {
 
 // extendAll extends leases, but for those whose rows refuse it, which it finds and tells of. What is about the server or chance is returned at
 // once, unless half of a lease has gone by: any answer may be one row's, and leases do not wait for a minute.
-func (w *Worker) extendAll(ctx context.Context, due []*job) error {
+func (w *Worker) extendAll(ctx context.Context, db *pgxpool.Pool, due []*job) error {
 	if len(due) == 0 {
 		return nil
 	}
-	err := w.extendOnce(ctx, due)
+	err := w.extendOnce(ctx, db, due)
 	first, anyCode := fault.Of(err), false
 	switch {
 	case first == fault.None, down(err):
@@ -139,11 +141,11 @@ func (w *Worker) extendAll(ctx context.Context, due []*job) error {
 	case first == fault.Again, first == fault.Anew:
 		return err
 	case first == fault.Fewer && len(due) > 1:
-		return errors.Join(w.extendAll(ctx, due[:len(due)/2]), w.extendAll(ctx, due[len(due)/2:]))
+		return errors.Join(w.extendAll(ctx, db, due[:len(due)/2]), w.extendAll(ctx, db, due[len(due)/2:]))
 	case first == fault.Fewer:
 		anyCode = true
 	}
-	aside, problem := lease.ExtendRefused(ctx, w.db, heldOf(due), anyCode)
+	aside, problem := lease.ExtendRefused(ctx, db, heldOf(due), anyCode)
 	switch {
 	case problem != nil:
 		err = fault.OfStatement("extend", problem)
@@ -163,7 +165,7 @@ func (w *Worker) extendAll(ctx context.Context, due []*job) error {
 				rest = append(rest, j)
 			}
 		}
-		return w.extendAll(ctx, rest)
+		return w.extendAll(ctx, db, rest)
 	}
 	if errors.As(err, new(*fault.Error)) {
 		w.believe(due, time.Now())
@@ -192,9 +194,9 @@ func heldOf(due []*job) []lease.Held {
 }
 
 // extendOnce is one heartbeat.
-func (w *Worker) extendOnce(ctx context.Context, due []*job) error {
+func (w *Worker) extendOnce(ctx context.Context, db *pgxpool.Pool, due []*job) error {
 	start := time.Now()
-	kept, gone, err := lease.Extend(ctx, w.db, heldOf(due))
+	kept, gone, err := lease.Extend(ctx, db, heldOf(due))
 	if len(kept) > 0 {
 		w.wrote.now()
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
@@ -21,6 +22,8 @@ const (
 	settleTimeout = 3 * time.Second
 	// lockTimeout bounds the wait for a row in a settle transaction, effects aside.
 	lockTimeout = time.Second
+	// rollbackTimeout bounds a rollback. The connection is closed if it takes longer.
+	rollbackTimeout = 500 * time.Millisecond
 	// effectTimeout is the most a settle transaction with effects may take.
 	effectTimeout = time.Minute
 )
@@ -29,6 +32,9 @@ const (
 // events take part. Transactions are opened here, and for what is kept (kept.go). lost are
 // those whose lease is no longer ours.
 func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, err error) {
+	if batch[0].outcome.Verdict == run.HandOn { // it comes alone
+		return w.handOn(ctx, batch[0])
+	}
 	outcomes := make([]run.Outcome, len(batch))
 	plain, effects := !w.concerned(batch), false
 	for i, j := range batch {
@@ -50,7 +56,7 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 		return run.Settle(ctx, w.db, w.name, outcomes)
 	}
 	recorded := false
-	err = pgx.BeginTxFunc(ctx, w.db, bounded(limit, idle), func(tx pgx.Tx) error {
+	err = w.transact(ctx, bounded(limit, idle), func(tx pgx.Tx) error {
 		lost, err = w.record(ctx, tx, batch, outcomes)
 		recorded = err == nil
 		return err
@@ -61,11 +67,29 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 	return lost, err
 }
 
+// transact calls f within a transaction, and commits that unless f returns an error. It rolls back after ctx has
+// ended, too: a connection that is left within a transaction could only be closed.
+func (w *Worker) transact(ctx context.Context, options pgx.TxOptions, f func(pgx.Tx) error) error {
+	tx, err := w.db.BeginTx(ctx, options)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		call, done := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer done()
+		_ = tx.Rollback(call) // after a commit it does nothing
+	}()
+	if err := f(tx); err != nil {
+		return err
+	}
+	return tx.Commit(ctx)
+}
+
 // concerned reports whether a hook is about any of the batch.
 func (w *Worker) concerned(batch []*job) bool {
-	for _, h := range w.config.Hooks {
+	for _, h := range w.engine.hooks {
 		for _, j := range batch {
-			if h.concerns(&j.Lease) {
+			if h.IsAbout(&j.Lease) {
 				return true
 			}
 		}
@@ -94,7 +118,7 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 	if err := run.QueueSettle(first, w.name, outcomes, &lost); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(acts, func(a Act) bool { return a != nil }) {
+	if slices.ContainsFunc(acts, func(a hook.Act) bool { return a != nil }) {
 		session.Planned(tx.Conn(), first) // nothing is known of their statements
 	}
 	if err := tx.SendBatch(ctx, first).Close(); err != nil {
@@ -124,8 +148,8 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 			return nil, err
 		}
 	}
-	for i, h := range w.config.Hooks {
-		if err := act(ctx, i, tx, acts[i], h.of(kept)); err != nil {
+	for i, h := range w.engine.hooks {
+		if err := act(ctx, i, tx, acts[i], h.Of(kept)); err != nil {
 			return nil, err
 		}
 	}
@@ -142,11 +166,11 @@ func (e *eventError) Error() string { return e.err.Error() }
 func (e *eventError) Unwrap() error { return e.err }
 
 // begin has hooks queue what comes first, and returns what each does afterwards.
-func (w *Worker) begin(tx pgx.Tx, first *pgx.Batch, settlements []lease.Settlement) ([]Act, error) {
-	acts := make([]Act, len(w.config.Hooks))
-	for i, h := range w.config.Hooks {
+func (w *Worker) begin(tx pgx.Tx, first *pgx.Batch, settlements []lease.Settlement) ([]hook.Act, error) {
+	acts := make([]hook.Act, len(w.engine.hooks))
+	for i, h := range w.engine.hooks {
 		var err error
-		if acts[i], err = h.begin(i, tx, first, h.of(settlements)); err != nil {
+		if acts[i], err = begin(h, i, tx, first, h.Of(settlements)); err != nil {
 			return nil, err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
@@ -19,7 +20,7 @@ import (
 // attempt is lost.
 func TestUnknownCommit(t *testing.T) {
 	t.Parallel()
-	const settle, take = "workflow_settle_v1(", "workflow_lease_v1("
+	const settle, take = "workflow_settle_v1(", "workflow_lease_v2("
 	cases := []struct {
 		name, cutAt  string
 		answered     bool
@@ -64,7 +65,7 @@ func TestUnknownCommit(t *testing.T) {
 				s.observe(config)
 				config.Concurrency = 1
 				if c.hook {
-					config.Hooks = []worker.Hook{{Begin: acting(func(context.Context, pgx.Tx, []lease.Settlement) error { return nil })}}
+					*config.Hooks() = []hook.Hook{{Begin: acting(func(context.Context, pgx.Tx, []lease.Settlement) error { return nil })}}
 				}
 			})
 			r := finished(t, pool, id)

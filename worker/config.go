@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -72,7 +73,7 @@ type Config struct {
 	// handler does not listen. NoTimeout for none. Default: DefaultTimeout.
 	Timeout time.Duration
 
-	// PollInterval is the longest pause between two looks for work while idle; shorter ones
+	// PollInterval is the longest pause between two polls while idle; shorter ones
 	// come first. At least MinPollInterval. Default: DefaultPollInterval.
 	PollInterval time.Duration
 
@@ -98,11 +99,12 @@ type Config struct {
 	// all the same, up to a PollInterval later.
 	NoWakeUp bool
 
-	// Steps makes the worker lease steps of process graphs too. It needs the graph's hook.
-	Steps bool
+	// Processes lets the worker execute process graphs: pass a *graph.Engine. The worker then leases the steps under its
+	// prefixes, and the engine's own types, for which Mux needs no handlers. Default: none.
+	Processes Processes
 
-	// Hooks act in the settle transaction, in this order.
-	Hooks []Hook
+	// Retention says for how long what is over is kept; what is older the worker removes, unless Off.
+	Retention Retention
 
 	// Observe reports what happens, for metrics.
 	Observe Observer
@@ -113,9 +115,12 @@ type Config struct {
 
 	// Logger gets warnings and notices; never payloads. Default: slog.Default().
 	Logger *slog.Logger
+
+	hooks []hook.Hook // act in settle transactions before that of Processes; for tests
 }
 
-// Connections is how many database connections a worker opens at most, wake-up included.
+// Connections is how many database connections a worker opens at most, wake-up included. It opens one more for the moments in which it
+// removes what is old.
 const Connections = batchSettlers + soloSettlers + 4
 
 // withDefaults returns c with defaults filled in, or an error that names each field that is
@@ -142,6 +147,17 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Mux == nil {
 		bad("Mux is nil: pass worker.NewMux() with handlers")
+	}
+	if c.Processes != nil {
+		own := c.Processes.Parts().Prefix
+		c.Prefixes = append(slices.Clone(c.Prefixes), own)
+		if c.Mux != nil {
+			for _, pattern := range c.Mux.Patterns() {
+				if strings.HasPrefix(pattern, own) {
+					bad("Mux has a handler of %s, which is a type of Processes: remove it", pattern)
+				}
+			}
+		}
 	}
 	prefixes, err := Prefixes(c.Prefixes)
 	if err != nil {
@@ -177,6 +193,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Batch < 1 || c.Batch > 10_000 {
 		bad("Batch %d: use 1 to 10000", c.Batch)
 	}
+	c.Retention = c.Retention.withDefaults(bad)
 	if err := errors.Join(problems...); err != nil {
 		return c, fmt.Errorf("worker: bad configuration:\n%w", err)
 	}

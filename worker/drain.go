@@ -91,11 +91,11 @@ func (w *Worker) handBack() {
 
 // letGo releases successes that could not be recorded in time, because somebody held a row
 // or an effect did not end: better started again now than charged when the lease expires.
-// Failures, and runs that have no attempt left, wait for that: they are not given back.
+// Failures, runs that have no attempt left, and those that go on elsewhere wait for that: they are not given back.
 func (w *Worker) letGo(ctx context.Context) {
 	var outcomes []run.Outcome
 	for _, j := range w.jobs.all() {
-		if j.Exhausted || j.outcome.Failure != nil {
+		if j.Exhausted || j.outcome.Failure != nil || j.outcome.Verdict == run.HandOn {
 			continue
 		}
 		outcomes = append(outcomes, run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release})

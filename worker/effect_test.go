@@ -258,10 +258,10 @@ func TestSettleTransactionIsBounded(t *testing.T) {
 			return err
 		}}
 	})
-	work(t, pool, mux, nil)
+	work(t, pool, mux, brief)
 	finished(t, pool, enqueue(t, pool, "test.bound.v1", empty{}))
-	if got := <-bounds; got != "1min 2s" {
-		t.Errorf("statements and pauses are limited to %s, want 1min, and 2s: the lease", got)
+	if got := <-bounds; got != "1min 4s" {
+		t.Errorf("statements and pauses are limited to %s, want 1min, and 4s: the lease", got)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,7 +21,7 @@ import (
 
 // A handler is an ordinary function: payload in, result out.
 func ExampleHandle() {
-	ctx, pool, done := example()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 
 	type order struct{ Item string }
@@ -37,10 +36,34 @@ func ExampleHandle() {
 	// Output: succeeded "one tea, coming up"
 }
 
+type brewing struct {
+	Item  string
+	Sugar int
+}
+
+// brew is what those who order and those who brew agree on.
+var brew = run.Task[brewing]("shop.brew.v1")
+
+// A task is declared once: whoever enqueues or handles it with another payload is told so by the compiler.
+func ExampleHandle_task() {
+	ctx, pool, done := pgtest.Example()
+	defer done()
+
+	mux := worker.NewMux()
+	worker.Handle(mux, brew, func(_ context.Context, in brewing) (string, error) {
+		return fmt.Sprintf("%s with %d", in.Item, in.Sugar), nil
+	})
+
+	enqueued, _ := run.Enqueue(ctx, pool, brew.New(brewing{Item: "tea", Sugar: 2}))
+	r := workUntilFinished(ctx, pool, mux, enqueued)
+	fmt.Println(r.Type, r.Status, string(r.Result))
+	// Output: shop.brew.v1 succeeded "tea with 2"
+}
+
 // An error means: try again, after a pause that grows, until max_attempts starts are used
 // up. run.Permanent, run.Again and run.RetryAfter say something else.
 func ExampleHandle_retry() {
-	ctx, pool, done := example()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 
 	mux := worker.NewMux()
@@ -66,7 +89,7 @@ func ExampleHandle_retry() {
 // What a handler writes in the settle transaction, the events it emits and its result are
 // committed together or not at all, and only if the lease still holds.
 func ExampleInSettle() {
-	ctx, pool, done := example()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 	_, _ = pool.Exec(ctx, `CREATE TABLE booking (amount int)`)
 
@@ -93,7 +116,7 @@ func ExampleInSettle() {
 // On SIGTERM the worker leases nothing more and lets handlers finish; those that cannot are
 // told by their context, and their runs are handed back with no attempt charged.
 func ExampleRun() {
-	ctx, pool, done := example()
+	ctx, pool, done := pgtest.Example()
 	defer done()
 
 	mux := worker.NewMux()
@@ -132,29 +155,5 @@ func workUntilFinished(ctx context.Context, pool *pgxpool.Pool, mux *worker.Mux,
 			return r
 		}
 		time.Sleep(5 * time.Millisecond)
-	}
-}
-
-// exampleTB lets examples, which have no testing.T, use a test database.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Context() context.Context          { return context.Background() }
-func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
-func (*exampleTB) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
-func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (*exampleTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-
-// example returns a fresh database, which is gone after done.
-func example() (ctx context.Context, pool *pgxpool.Pool, done func()) {
-	tb := &exampleTB{}
-	pool = pgtest.New(tb)
-	return context.Background(), pool, func() {
-		for i := len(tb.cleanups) - 1; i >= 0; i-- {
-			tb.cleanups[i]()
-		}
 	}
 }

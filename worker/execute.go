@@ -14,11 +14,10 @@ import (
 
 // start makes a job of a lease and executes it in a goroutine of its own.
 func (w *Worker) start(l *lease.Lease) {
-	j := &job{Lease: *l, entry: w.config.Mux.lookup(l.Type), confirmed: l.Taken, extended: l.Taken}
+	j := &job{Lease: *l, entry: w.lookup(l.Type), confirmed: l.Taken, extended: l.Taken}
 	j.ctx, j.cancel = context.WithCancelCause(context.Background())
-	if j.entry != nil && j.entry.options.MaxAttempts > 0 {
-		j.MaxAttempts = min(j.MaxAttempts, j.entry.options.MaxAttempts)
-	}
+	j.row = j.MaxAttempts
+	j.MaxAttempts, _ = w.most(j)
 	if time.Since(j.Taken) < j.Length {
 		w.jobs.add(j)
 		go w.execute(j)
@@ -56,14 +55,18 @@ func (w *Worker) execute(j *job) {
 func (w *Worker) call(j *job) (json.RawMessage, error) {
 	switch {
 	case j.Exhausted, j.Suspect && j.Attempt > j.MaxAttempts:
-		return nil, run.Permanent(run.WithCode(run.CodeExpired,
-			fmt.Errorf("lease_expired: all %d attempts are used up, the last by a worker that did not report back", j.MaxAttempts)))
+		return nil, technical(run.CodeExpired,
+			fmt.Errorf("lease_expired: all %d attempts are used up, the last by one that did not report back", j.MaxAttempts))
 	case j.entry == nil:
-		return nil, run.Permanent(run.WithCode(run.CodeNoHandler, errors.New(run.CodeNoHandler)))
+		return nil, technical(run.CodeNoHandler, errors.New(run.CodeNoHandler))
+	}
+	if late := w.tooLate(j); late != nil {
+		return nil, late
 	}
 	if j.Suspect {
 		w.jobs.begin(j)
 	}
+	j.extras.lease = &j.Lease
 	ctx := context.WithValue(run.NewContext(j.ctx, j.Info), extrasKey{}, &j.extras)
 	return j.entry.handler(ctx, j.Payload)
 }
@@ -76,20 +79,24 @@ func (w *Worker) finish(j *job, result json.RawMessage, err error, took time.Dur
 	if cause != nil && w.config.Observe.Lost != nil {
 		w.config.Observe.Lost(j.Type, cause)
 	}
-	if left || errors.Is(cause, run.ErrCancelled) || errors.Is(cause, run.ErrLost) && err != nil {
+	if left || errors.Is(cause, run.ErrCancelled) || errors.Is(cause, run.ErrLost) && err != nil && !handsOn(err) {
 		w.logger(&j.Lease).Info("outcome dropped", "cause", cause)
 		w.jobs.remove(j)
 		return
 	}
-	// A result is offered even after the lease seemed lost: the fence knows better.
+	// A result is offered even after the lease seemed lost, and so is what goes on elsewhere: the fence knows better.
 	j.outcome = w.judge(j, result, err, cause)
+	j.took = took
 	if w.config.Observe.Finished != nil {
 		w.config.Observe.Finished(j.Type, j.outcome.Verdict, took)
+	}
+	if j.outcome.Verdict == run.Succeed || j.outcome.Verdict == run.HandOn { // whoever took it on is there
+		w.outages.over(j.Type)
 	}
 	if j.outcome.Verdict != run.Succeed {
 		j.extras.drop()
 	}
-	if len(j.extras.effects) > 0 {
+	if len(j.extras.effects) > 0 || j.outcome.Verdict == run.HandOn {
 		w.solos <- j
 		return
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -23,6 +24,7 @@ type extras struct {
 	closed  bool // the handler has returned: nothing more is taken, what is here may be read
 	effects []func(pgx.Tx) error
 	events  []outbox.Event
+	lease   *lease.Lease // see Token
 }
 
 func (x *extras) close() {
@@ -44,7 +46,7 @@ func extrasOf(ctx context.Context) (*extras, error) {
 	return x, nil
 }
 
-// InSettle has effect executed in the transaction that records the run's success: what it
+// InSettle executes effect in the transaction that records the run's success: what it
 // writes, the result and the events commit together or not at all, and only if the lease
 // still holds. It is not called if the handler fails. Its error counts as the handler's.
 //
@@ -65,7 +67,7 @@ func InSettle(ctx context.Context, effect func(pgx.Tx) error) error {
 	return nil
 }
 
-// Emit has an event appended to the outbox in the transaction that records the run's
+// Emit appends an event to the outbox in the transaction that records the run's
 // success; if the handler fails it is dropped. A zero Aggregate means the run itself. The
 // payload is encoded at once. Emit returns ErrNoRun as InSettle does.
 func Emit(ctx context.Context, event outbox.Event) error {

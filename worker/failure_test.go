@@ -154,6 +154,7 @@ func TestDelays(t *testing.T) {
 		{"test.backoff.v1", errors.New("plain"), 20 * time.Minute}, // plus half of it at most
 	}
 	pool := pgtest.New(t)
+	pgtest.Attempts(t, pool, 3)
 	mux := worker.NewMux()
 	ids := make([]uuid.UUID, len(cases))
 	for i, c := range cases {

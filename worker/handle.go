@@ -18,13 +18,16 @@ import (
 //
 //	worker.Handle(mux, "billing.invoice_charge.v1", billing.Charge)
 //
+// With a run.Task in place of the name, the compiler checks that the handler takes what is enqueued.
+//
 // The payload is decoded into In as encoding/json does, but member names must match
 // exactly and numbers that land in an interface stay json.Number, so that no digit is lost.
 // A payload that does not fit In fails the run at once (code payload_invalid); members that
 // In lacks are ignored. The result is encoded from Out; one that JSON cannot hold (NaN,
 // invalid UTF-8, a channel) fails the run without another start (code result_rejected).
 // Handle panics as HandleRaw does, and on a prefix.
-func Handle[In, Out any](m *Mux, typ string, fn func(context.Context, In) (Out, error), options ...Options) {
+func Handle[In, Out any](m *Mux, task run.Task[In], fn func(context.Context, In) (Out, error), options ...Options) {
+	typ := string(task)
 	if fn == nil {
 		panic(fmt.Sprintf("worker: handler of %q is nil", typ))
 	}
@@ -34,7 +37,7 @@ func Handle[In, Out any](m *Mux, typ string, fn func(context.Context, In) (Out, 
 	m.HandleRaw(typ, func(ctx context.Context, payload stdjson.RawMessage) (stdjson.RawMessage, error) {
 		var in In
 		if err := json.Unmarshal(payload, &in, decoding); err != nil {
-			return nil, run.Permanent(run.WithCode(run.CodePayload, fmt.Errorf("decode payload: %w", err)))
+			return nil, technical(run.CodePayload, fmt.Errorf("decode payload: %w", err))
 		}
 		out, err := fn(ctx, in)
 		if err != nil {
@@ -99,6 +102,11 @@ func encode(out any) (data stdjson.RawMessage, err error) {
 	return data, nil
 }
 
+// technical is an error that ends a run at once, and that is not its handler's.
+func technical(code string, err error) error {
+	return run.Permanent(run.Technical(run.WithCode(code, err)))
+}
+
 func rejected(err error) error {
-	return run.Permanent(run.WithCode(run.CodeResult, err))
+	return technical(run.CodeResult, err)
 }

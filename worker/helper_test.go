@@ -20,11 +20,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
+// brief has leases be short: for tests in which one runs out. Otherwise they last longer than a slow machine may stand still.
+func brief(c *worker.Config) { c.Lease = 4 * time.Second }
+
 // work runs a worker until the test ends, with a config made quick for tests.
 func work(t *testing.T, pool *pgxpool.Pool, mux *worker.Mux, change func(*worker.Config)) (*worker.Worker, func() error) {
 	t.Helper()
 	config := worker.Config{
-		Pool: pool, Mux: mux, Prefixes: []string{"test."}, Lease: 2 * time.Second, PollInterval: 50 * time.Millisecond,
+		Pool: pool, Mux: mux, Prefixes: []string{"test."}, Lease: time.Minute, PollInterval: 50 * time.Millisecond, Retention: worker.Retention{Off: true},
 		ShutdownGrace: 5 * time.Second, Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond},
 		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
 	}
@@ -94,7 +97,7 @@ type empty struct{}
 
 // handle registers a handler that takes nothing and returns nothing.
 func handle(mux *worker.Mux, typ string, fn func(context.Context) error, options ...worker.Options) {
-	worker.Handle(mux, typ, func(ctx context.Context, _ empty) (empty, error) { return empty{}, fn(ctx) }, options...)
+	worker.Handle(mux, run.Task[empty](typ), func(ctx context.Context, _ empty) (empty, error) { return empty{}, fn(ctx) }, options...)
 }
 
 // add enqueues a run with more than a type.
@@ -132,9 +135,9 @@ func query[T any](t *testing.T, pool *pgxpool.Pool, query string, args ...any) T
 }
 
 // drained waits until no run is pending or leased.
-func drained(t *testing.T, pool *pgxpool.Pool, limit time.Duration) {
+func drained(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	pgtest.AwaitFor(t, limit, "all runs to finish", func() bool {
+	pgtest.Await(t, "all runs to finish", func() bool {
 		return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status IN ('pending', 'leased')`) == 0
 	})
 }
@@ -238,6 +241,3 @@ func (j *journal) String() string {
 func (j *journal) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(j, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
-
-// quick is how long tests wait for what should happen at once, on a busy machine.
-const quick = 30 * time.Second

@@ -3,6 +3,8 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
@@ -20,8 +23,8 @@ import (
 )
 
 // acting is a hook that does something once runs are settled, and nothing before.
-func acting(act worker.Act) func(*pgx.Batch, []lease.Settlement) (worker.Act, error) {
-	return func(*pgx.Batch, []lease.Settlement) (worker.Act, error) { return act, nil }
+func acting(act hook.Act) func(*pgx.Batch, []lease.Settlement) (hook.Act, error) {
+	return func(*pgx.Batch, []lease.Settlement) (hook.Act, error) { return act, nil }
 }
 
 // What Begin queues sees runs before they are settled, what it returns after, and only those whose lease still held.
@@ -37,7 +40,7 @@ func TestHooks(t *testing.T) {
 	fine, lost := enqueue(t, pool, "test.fine.v1", empty{}), enqueue(t, pool, "test.lost.v1", empty{})
 	var mu sync.Mutex
 	log := map[uuid.UUID]string{}
-	step := func(name string) worker.Act {
+	step := func(name string) hook.Act {
 		return func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -51,7 +54,7 @@ func TestHooks(t *testing.T) {
 			return nil
 		}
 	}
-	begin := func(first *pgx.Batch, batch []lease.Settlement) (worker.Act, error) {
+	begin := func(first *pgx.Batch, batch []lease.Settlement) (hook.Act, error) {
 		for _, s := range batch {
 			first.Queue(`SELECT status FROM workflow_run WHERE id = $1`, s.Lease.ID).QueryRow(func(row pgx.Row) error {
 				mu.Lock()
@@ -67,7 +70,7 @@ func TestHooks(t *testing.T) {
 	var s seen
 	work(t, pool, mux, func(c *worker.Config) {
 		s.observe(c)
-		c.Hooks = []worker.Hook{{Begin: begin}, {Begin: acting(step("second"))}, {}, {Begin: acting(nil)}}
+		*c.Hooks() = []hook.Hook{{Begin: begin}, {Begin: acting(step("second"))}, {}, {Begin: acting(nil)}}
 	})
 	finished(t, pool, fine)
 	pgtest.Await(t, "the other to be refused", func() bool { return s.get(&s.refused) == 1 })
@@ -114,7 +117,7 @@ func TestFailingHook(t *testing.T) {
 			addMany(t, pool, "test.many.v1", 19)
 			work(t, pool, mux, func(c *worker.Config) {
 				c.Concurrency = 20
-				c.Hooks = []worker.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+				*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 					for _, s := range batch {
 						if s.Lease.ID == guilty && !healed.Load() {
 							tries.Add(1)
@@ -158,7 +161,7 @@ func TestHookRefusal(t *testing.T) {
 	addMany(t, pool, "test.fact.v1", 8)
 	var failures atomic.Int32
 	work(t, pool, mux, func(c *worker.Config) {
-		c.Hooks = []worker.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
 			for _, s := range batch {
 				if s.Verdict == run.Fail {
 					failures.Add(1)
@@ -171,7 +174,7 @@ func TestHookRefusal(t *testing.T) {
 			return nil
 		})}}
 	})
-	drained(t, pool, quick)
+	drained(t, pool)
 	good := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND (result)::int < 5`)
 	bad := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'failed' AND error->>'code' = 'result_rejected' AND attempt = 1`)
 	facts := query[int](t, pool, `SELECT count(*) FROM fact`)
@@ -198,7 +201,7 @@ func TestHookNames(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 64)
 	guilty := query[uuid.UUID](t, pool, `SELECT id FROM workflow_run ORDER BY id OFFSET 40 LIMIT 1`)
 	work(t, pool, mux, func(c *worker.Config) {
-		c.Hooks = []worker.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
 			for _, s := range batch {
 				if s.Outcome.ID == guilty && len(batch) > 1 {
 					refused.Add(1)
@@ -208,12 +211,61 @@ func TestHookNames(t *testing.T) {
 			return nil
 		})}}
 	})
-	drained(t, pool, quick)
+	drained(t, pool)
 	if n := refused.Load(); n > 1 {
 		t.Errorf("batches with the guilty one were refused %d times, want once", n)
 	}
 	if r := read(t, pool, guilty); r.Status != run.Succeeded || r.Attempt != 1 {
 		t.Errorf("the guilty one is %s, attempt %d", r.Status, r.Attempt)
+	}
+}
+
+// A hook that refuses runs for good has them fail with its error, each with its own, after one start and without their events. All others
+// of the batch succeed, and no batch is refused for each of them.
+func TestHookFailsRuns(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	var begun, refused atomic.Int32
+	gate := make(chan bool)
+	handle(mux, "test.many.v1", func(ctx context.Context) error {
+		if begun.Add(1) == 64 {
+			close(gate)
+		}
+		<-gate
+		return worker.Emit(ctx, outbox.Event{Type: "test.told", Payload: 1})
+	})
+	addMany(t, pool, "test.many.v1", 64)
+	guilty := query[[]uuid.UUID](t, pool, `SELECT array_agg(id) FROM (SELECT id FROM workflow_run ORDER BY id OFFSET 20 LIMIT 20) x`)
+	work(t, pool, mux, func(c *worker.Config) {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
+			var ids []uuid.UUID
+			for _, s := range batch {
+				if s.Verdict == run.Succeed && slices.Contains(guilty, s.Outcome.ID) {
+					ids = append(ids, s.Outcome.ID)
+				}
+			}
+			if len(ids) == 0 {
+				return nil
+			}
+			if len(batch) > 1 {
+				refused.Add(1)
+			}
+			return &lease.SettleError{Run: ids[0], Others: ids[1:], Err: run.Permanent(run.WithCode("taken", fmt.Errorf("%s is taken", ids[0])))}
+		})}}
+	})
+	drained(t, pool)
+	got := query[string](t, pool, `
+		SELECT string_agg(concat_ws(' ', n, status, attempt, code, own), ', ' ORDER BY status)
+		FROM (SELECT count(*) AS n, status, attempt, error->>'code' AS code, last_error = id || ' is taken' AS own FROM workflow_run GROUP BY 2, 3, 4, 5) x`)
+	if want := "20 failed 1 taken t, 44 succeeded 1"; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+	if n := query[int](t, pool, `SELECT count(*) FROM outbox_event WHERE event_type = 'test.told'`); n != 44 {
+		t.Errorf("%d events, want 44", n)
+	}
+	if n := refused.Load(); n > 4 {
+		t.Errorf("%d batches were refused, want one for each settler, or two", n)
 	}
 }
 
@@ -276,7 +328,7 @@ func TestSlowSettling(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 8)
 	begun := time.Now()
 	work(t, pool, mux, func(c *worker.Config) {
-		c.Hooks = []worker.Hook{{Begin: acting(func(ctx context.Context, _ pgx.Tx, _ []lease.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, _ pgx.Tx, _ []lease.Settlement) error {
 			if time.Since(begun) > 8*time.Second {
 				return nil
 			}
@@ -305,7 +357,7 @@ func TestNextStepsDoNotWait(t *testing.T) {
 	handle(mux, "test.next.v1", func(context.Context) error { begun.Store(time.Now().UnixNano()); return nil })
 	work(t, pool, mux, func(c *worker.Config) {
 		c.NoWakeUp, c.PollInterval, c.Lease = true, time.Minute, time.Minute
-		c.Hooks = []worker.Hook{{
+		*c.Hooks() = []hook.Hook{{
 			Concerns: func(l *lease.Lease) bool { return l.Type == "test.first.v1" },
 			Begin: acting(func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
 				_, err := run.Enqueue(ctx, tx, run.New{Type: "test.next.v1"})
@@ -314,7 +366,7 @@ func TestNextStepsDoNotWait(t *testing.T) {
 		}}
 	})
 	enqueue(t, pool, "test.first.v1", empty{})
-	pgtest.AwaitFor(t, quick, "the next one", func() bool { return begun.Load() > 0 })
+	pgtest.Await(t, "the next one", func() bool { return begun.Load() > 0 })
 	if waited := time.Duration(begun.Load() - returned.Load()); waited > 10*time.Second { // not found: a minute
 		t.Errorf("it waited %v", waited)
 	}

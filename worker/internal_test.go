@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
@@ -156,11 +157,11 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 		}
 		return nil
 	}
-	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Hooks: []Hook{{Begin: func(*pgx.Batch, []lease.Settlement) (Act, error) { return act, nil }}}, Logger: slog.New(slog.DiscardHandler)})
+	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, hooks: []hook.Hook{{Begin: func(*pgx.Batch, []lease.Settlement) (hook.Act, error) { return act, nil }}}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.db = pool
+	w.db, w.beats = pool, pool
 	if _, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.twice.v1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -196,8 +197,8 @@ func take(t *testing.T, w *Worker, outcome run.Outcome) *job {
 	return &job{Lease: leases[0], outcome: outcome}
 }
 
-// A lease of which half has gone by is extended before its outcome is settled, although the server holds its row
-// for the last try still when that begins.
+// A lease past half its length is extended before its outcome is settled, even if the last try still locks the row
+// when that begins.
 func TestProlong(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -215,7 +216,7 @@ func TestProlong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.db = pool
+	w.db, w.beats = pool, pool
 	if _, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.slow.v1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -235,14 +236,30 @@ func TestProlong(t *testing.T) {
 	}
 }
 
+// A heartbeat may ask which leases are about to run out while a handler returns its outcome: it reads none. The race detector sees it.
+func TestAgeingBesideAReturn(t *testing.T) {
+	t.Parallel()
+	var w Worker
+	j := &job{Lease: lease.Lease{Length: time.Second}, extended: time.Now().Add(-time.Minute)}
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		j.outcome = run.Outcome{Verdict: run.TryAgain} // as finish does
+	}()
+	if due := w.ageing([]*job{j}); len(due) != 1 {
+		t.Errorf("%d leases are about to run out, want 1", len(due))
+	}
+	<-returned
+}
+
 // A try to settle that fails after half of the leases has gone by costs none of them: those that wait while others of the
 // batch are tried have been extended before. Nothing else extends them here.
 func TestProlongedAfterATry(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	const length = 4 * time.Second
-	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Lease: length, Logger: slog.New(slog.DiscardHandler), Hooks: []Hook{{
-		Begin: func(*pgx.Batch, []lease.Settlement) (Act, error) {
+	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Lease: length, Logger: slog.New(slog.DiscardHandler), hooks: []hook.Hook{{
+		Begin: func(*pgx.Batch, []lease.Settlement) (hook.Act, error) {
 			return func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
 				_, err := tx.Exec(ctx, `DO $$ BEGIN PERFORM pg_sleep(1.2); RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$`)
 				return err
@@ -252,7 +269,7 @@ func TestProlongedAfterATry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.db = pool
+	w.db, w.beats = pool, pool
 	for range 2 {
 		if _, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.slow.v1"}); err != nil {
 			t.Fatal(err)

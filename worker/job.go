@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -18,32 +19,41 @@ const suspectHold = 2 * time.Second
 // given to another run.
 const stuckGrace = 5 * time.Second
 
+// fewLate is how many outcomes may be late whatever the number of slots: no more than are being recorded.
+const fewLate = soloSettlers + batchSettlers
+
 // A job is a lease that this process holds, from the moment it is taken until its outcome
 // is recorded or it is lost.
 type job struct {
 	lease.Lease
 	entry   *entry // nil: no handler
+	row     int    // max_attempts as it stands in the row; MaxAttempts is what the run has
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	extras  extras
-	kept    *lease.Kept  // its outcome is one that is kept; else nil
-	outcome run.Outcome  // once the handler has returned
-	unsure  bool         // an earlier try to settle may have been recorded
-	trouble fault.Series // tries to settle it that have failed
-	lasting bool         // for so long that any error may be its own
-	plainly bool         // its failure is told in words of our own
-	offered *offer       // what it was before that, or before the database refused its result
+	kept    *lease.Kept   // its outcome is one that is kept; else nil
+	outcome run.Outcome   // once the handler has returned
+	took    time.Duration // the handler; of an outcome that is kept 0
+	trouble fault.Series  // tries to settle it that have failed
+	unsure  bool          // an earlier try to settle may have been recorded
+	lasting bool          // for so long that any error may be its own
+	plainly bool          // its failure is told in words of our own
+	offered *offer        // what it was before that, or before the database refused its result
 
 	// Guarded by jobs.mu.
 	confirmed   time.Time  // start of the last request that is known to have extended the lease
 	extended    time.Time  // the same, or when it was last believed to be ours without asking
 	ended       time.Time  // when ctx was made to end; zero: not yet
 	done        bool       // the handler has returned
+	doneAt      time.Time  // when it did
+	locked      bool       // done, and somebody has its row locked
+	answered    bool       // done, and the last try to settle it failed with an answer of the database's
 	gone        bool       // the lease is somebody else's, or nobody's
 	left        bool       // the slot was taken away from the running handler
 	beatRefused bool       // its row refuses to have the lease extended
 	parked      bool       // done, but its outcome is refused: it needs no slot
 	hooked      *hookError // what the last try to settle it was refused by; nil: by no hook
+	received    time.Time  // when it was added: its request may have taken a while
 	begun       bool       // the handler of a suspect was called
 	proven      bool       // a suspect that has not killed this process
 }
@@ -62,6 +72,7 @@ type jobs struct {
 func (s *jobs) add(j *job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	j.received = time.Now()
 	if s.byID == nil {
 		s.byID, s.byType = map[uuid.UUID]*job{}, map[*entry]int{}
 	}
@@ -120,14 +131,18 @@ func (s *jobs) countOf(e *entry) int {
 // A process begins with one suspect at a time, and may watch one more for each that it has
 // outlived: after a crash that was nobody's fault the many runs of the dead worker get through
 // in doubling steps. No other is added while one at its last attempt is watched.
+//
+// Nothing is leased while outcomes are recorded too slowly: while more than an eighth of the slots have one that has waited for a third
+// of its lease, and not for a row that is locked or refused. A worker that took more would hold, and extend, more leases than it can settle, and lose some: their runs would be done
+// again, which is more to do for whatever is slow.
 func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	parked, watched, alone := 0, 0, false
+	parked, watched, late, alone := 0, 0, 0, false
 	held.Strays = s.strays > 0
 	for _, j := range s.byID {
-		last := j.Attempt >= j.MaxAttempts
-		if j.suspicious() && time.Since(j.Taken) < suspectHold {
+		last := j.Attempt >= min(j.row, j.MaxAttempts)
+		if j.suspicious() && time.Since(j.received) < suspectHold {
 			watched++
 			alone = alone || last
 		} else {
@@ -141,13 +156,19 @@ func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
 				held.Last = append(held.Last, lease.Held{ID: j.ID, Token: j.Token})
 			}
 		}
-		if j.parked {
+		switch {
+		case j.parked:
 			parked++
+		case j.done && !j.locked && !j.answered && time.Since(j.doneAt) > j.Length/3:
+			late++
 		}
 	}
 	held.Watched = watched > 0
 	if !alone {
 		suspects = max(min(1+s.proven, concurrency)-watched, 0)
+	}
+	if late > max(concurrency/8, fewLate) {
+		return 0, suspects, held
 	}
 	// The outcomes that wait are bounded too.
 	taken := len(s.byID) - min(parked, concurrency)
@@ -171,6 +192,13 @@ func (s *jobs) prove(j *job) {
 	}
 }
 
+// lock notes whether somebody has the job's row locked.
+func (s *jobs) lock(j *job, locked bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.locked = locked
+}
+
 // park frees the slot of a job whose outcome cannot be recorded for the time being.
 func (s *jobs) park(j *job) {
 	s.mu.Lock()
@@ -181,12 +209,14 @@ func (s *jobs) park(j *job) {
 	}
 }
 
-// refusedBy notes that jobs were refused by a hook; nil: by none.
-func (s *jobs) refusedBy(hook *hookError, batch []*job) {
+// failed notes what a try to settle has failed with.
+func (s *jobs) failed(batch []*job, err error) {
+	var hook *hookError
+	_ = errors.As(err, &hook)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, j := range batch {
-		j.hooked = hook
+		j.hooked, j.answered = hook, code(err) != "" && !tooLong(err)
 	}
 }
 
@@ -224,7 +254,7 @@ func (s *jobs) all() []*job {
 func (s *jobs) returned(j *job) (left bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	j.done = true
+	j.done, j.doneAt = true, time.Now()
 	if j.left {
 		s.stuck--
 		if j.Suspect {

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,8 +18,8 @@ import (
 
 const (
 	firstKeptLook = time.Second // after the worker's start: somebody may have mended what refused, and started it for that
-	keptEvery     = time.Second // while some are kept
-	keptIdle      = 10 * time.Second
+	keptEvery     = time.Second // who completes a run that goes on elsewhere is promised two
+	keptMost      = 10 * time.Second
 	keptBatch     = 100
 )
 
@@ -26,6 +27,9 @@ const (
 // this one's business no more: its slot is free, its lease is not extended. It reports false if no outcome at all could be
 // recorded, which is no fault of this run's, or if it is not known.
 func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
+	if j.outcome.Verdict == run.HandOn {
+		return false // it is none yet
+	}
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
 	if err := w.othersGoThrough(call, j, cause); err != nil {
@@ -71,7 +75,7 @@ func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error
 
 // stepsWork returns nil if steps could be settled that are made for this.
 func (w *Worker) stepsWork(ctx context.Context) error {
-	err := undone(pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+	err := undone(w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		controls, err := lease.Controls(ctx, tx)
 		if err != nil {
 			return err
@@ -96,18 +100,14 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 func (w *Worker) settleKept(ctx context.Context) {
 	for sleep(ctx, firstKeptLook); ctx.Err() == nil; {
 		start := time.Now()
-		due, any, err := lease.ToSettle(ctx, w.db, w.config.Prefixes, w.config.Steps, keptBatch)
+		due, err := lease.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
 		took := time.Since(start)
 		if err != nil && ctx.Err() == nil {
 			w.note(err)
 			w.complain("cannot look for outcomes that are kept; trying again", "err", err)
 		}
-		switch {
-		case w.settleAllKept(ctx, due): // more are due, if they were refused for the same reason
-		case any:
-			sleep(ctx, max(keptEvery, 20*took))
-		default:
-			sleep(ctx, keptIdle)
+		if !w.settleAllKept(ctx, due) { // else more are due, if they were refused for the same reason
+			sleep(ctx, max(keptEvery, min(20*took, keptMost)))
 		}
 	}
 }
@@ -116,7 +116,16 @@ func (w *Worker) settleKept(ctx context.Context) {
 func (w *Worker) settleAllKept(ctx context.Context, due []lease.Kept) (any bool) {
 	var jobs []*job
 	for _, k := range due {
-		j := &job{Lease: k.Lease, entry: w.config.Mux.lookup(k.Type), outcome: k.Outcome, done: true, kept: &k}
+		j := &job{Lease: k.Lease, entry: w.lookup(k.Type), outcome: k.Outcome, done: true, kept: &k}
+		if j.row = k.MaxAttempts; k.Verdict == run.TryAgain && k.Told == nil {
+			_, j.outcome.Most = w.most(j)
+			if j.Follows && j.Attempt >= cmp.Or(j.outcome.Most, j.row) { // the policy has been lowered: it was to be tried again, and is, once
+				j.outcome.Most = j.Attempt + 1
+			}
+		}
+		if k.Told != nil {
+			j.outcome = w.judge(j, nil, saidElsewhere(k.Told), nil)
+		}
 		j.ctx, j.cancel = context.WithCancelCause(context.Background())
 		defer j.cancel(nil)
 		switch err := unpack(k.Events, &j.extras.events); {
@@ -153,6 +162,9 @@ func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
 // settleOneKept tries to settle an outcome that is kept, and reports whether that is done.
 func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	err := w.recordKept(ctx, []*job{j})
+	if failedByHook(err) != nil && w.blame(j, err) {
+		err = w.recordKept(ctx, []*job{j})
+	}
 	if err == nil || ctx.Err() != nil {
 		return err == nil
 	}
@@ -179,7 +191,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	}
 	var still []*job // those that nobody has settled meanwhile
 	var lost []run.Outcome
-	err = pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+	err = w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		were, err := lease.Over(ctx, tx, all)
 		if err != nil {
 			return err

@@ -22,9 +22,9 @@ func TestHeartbeats(t *testing.T) {
 	handle(mux, "test.long.v1", func(context.Context) error { started <- true; <-gate; return nil })
 	handle(mux, "test.quick.v1", func(context.Context) error { return nil })
 	var s seen
-	work(t, pool, mux, s.observe)
+	work(t, pool, mux, func(c *worker.Config) { s.observe(c); brief(c) })
 	addMany(t, pool, "test.quick.v1", 50)
-	drained(t, pool, quick)
+	drained(t, pool)
 	if n := s.get(&s.extended); n != 0 {
 		t.Errorf("%d heartbeats for quick runs, want none", n)
 	}
@@ -126,7 +126,7 @@ func TestLeasedAgainBySameWorker(t *testing.T) {
 		return "old", nil
 	})
 	// Without a heartbeat nothing but the new lease tells the old handler.
-	work(t, pool, mux, func(c *worker.Config) { c.Lease = time.Minute })
+	work(t, pool, mux, nil)
 	id := enqueue(t, pool, "test.twice.v1", empty{})
 	<-started
 	execute(t, pool, `UPDATE workflow_run SET status = 'pending' WHERE id = $1`, id)
@@ -223,7 +223,7 @@ func TestExhaustedPool(t *testing.T) {
 	from := time.Now()
 	pgtest.Await(t, "a lease and a half to pass", func() bool { return time.Since(from) > 3*time.Second })
 	close(gate)
-	drained(t, look, quick)
+	drained(t, look)
 	if n := query[int](t, look, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`); n != 8 {
 		t.Errorf("%d of 8 runs succeeded at once, %d contexts ended", n, s.causes(run.ErrLost))
 	}

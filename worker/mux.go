@@ -127,8 +127,8 @@ func (m *Mux) limited() bool {
 	return slices.ContainsFunc(m.entries(), func(e *entry) bool { return e.options.Concurrency > 0 })
 }
 
-// patterns returns everything registered, sorted.
-func (m *Mux) patterns() []string {
+// Patterns returns the types and prefixes that have a handler, sorted.
+func (m *Mux) Patterns() []string {
 	var all []string
 	for _, e := range m.entries() {
 		all = append(all, e.pattern)

@@ -17,12 +17,19 @@ import (
 // A worker that lives has a row in workflow_worker; one that stops takes it away.
 func TestPresence(t *testing.T) {
 	pool, mux := pgtest.New(t), worker.NewMux()
-	handle(mux, "test.a", func(context.Context) error { return nil })
+	begun, end := make(chan struct{}), make(chan struct{})
+	handle(mux, "test.a", func(context.Context) error { close(begun); <-end; return nil })
 	w, stop := work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 7 })
 	row := func() string {
 		return query[string](t, pool, `SELECT coalesce(string_agg(concat_ws(' ', name, prefixes, handlers, concurrency, running, pid > 0, seen_at > now() - interval '5 s'), ', '), '') FROM workflow_live_worker`)
 	}
 	pgtest.Await(t, "its row", func() bool { return row() == w.Name()+" {test.} {test.a} 7 0 t t" })
+	enqueue(t, pool, "test.a", empty{})
+	<-begun
+	if got := row(); got != w.Name()+" {test.} {test.a} 7 1 t t" { // at once, as its lease tells it
+		t.Errorf("while it runs one: %s", got)
+	}
+	close(end)
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -119,13 +126,13 @@ func TestWhy(t *testing.T) {
 	w, stop := work(t, pool, mux, func(c *worker.Config) {
 		c.Concurrency, c.Backoff, c.UnknownTypeGrace = 2, run.Backoff{Base: time.Minute, Cap: time.Hour}, time.Hour
 	})
-	says(first, "runs at "+w.Name()+" for ", ", attempt 1 of 3", "its lease goes until")
+	says(first, "runs at "+w.Name()+" for ", ", attempt 1 of 25 (policy as shipped)", "its lease goes until")
 	says(enqueue(t, pool, "other.x", empty{}), "no live worker covers other.x; those that live cover test.")
 	says(add(t, pool, run.New{Type: "test.sleep", RunAt: time.Now().Add(2 * time.Hour)}), "due in 2 h")
 	says(enqueue(t, pool, "test.unknown", empty{}), w.Name()+" will take it and fail it: no handler for test.unknown")
 	failed := enqueue(t, pool, "test.refuses", empty{})
 	says(failed, "failed ", " s ago, at attempt 1 of 3 after «", "no money»", "workflow_retry('"+failed.String()+"')")
-	says(enqueue(t, pool, "test.fails", empty{}), "due in ", ": attempt 2 of 3 after «", "connection refused")
+	says(enqueue(t, pool, "test.fails", empty{}), "due in ", ": attempt 2 of 25 (policy as shipped) after «", "connection refused")
 	says(enqueue(t, pool, "test.waits", empty{}), "due in 60 min: its handler has put it off, 1 times so far")
 
 	held := add(t, pool, run.New{Type: "test.sleep", RunAt: time.Now().Add(time.Hour)})

@@ -42,7 +42,7 @@ func TestBlackHole(t *testing.T) {
 		return ctx.Err()
 	})
 	var s seen
-	work(t, pgtest.Open(t, through), mux, s.observe)
+	work(t, pgtest.Open(t, through), mux, func(c *worker.Config) { s.observe(c); brief(c) })
 	id := enqueue(t, pool, "test.cut_off.v1", empty{})
 	<-started
 	pgtest.Await(t, "a heartbeat", func() bool { return s.get(&s.extended) > 0 })
@@ -53,7 +53,7 @@ func TestBlackHole(t *testing.T) {
 	}
 	p.resume()
 	r := read(t, pool, id)
-	pgtest.AwaitFor(t, 20*time.Second, "the run to be repeated", func() bool { r = read(t, pool, id); return r.Status.Finished() })
+	pgtest.Await(t, "the run to be repeated", func() bool { r = read(t, pool, id); return r.Status.Finished() })
 	if r.Status != run.Succeeded || r.Attempt != 2 {
 		t.Errorf("run is %s, attempt %d; want succeeded, 2", r.Status, r.Attempt)
 	}
@@ -102,7 +102,7 @@ func TestSilentNetworkInAnEffect(t *testing.T) {
 // go on, their workers extend the leases first, and each effect is there once.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
-	const runs, length = 30, 2 * time.Second
+	const runs, length = 30, 5 * time.Second
 	server := ownServer(t, nil)
 	pool := pgtest.Open(t, server.URL("postgres"))
 	execute(t, pool, `CREATE TABLE ledger (run_id uuid)`)
@@ -126,7 +126,7 @@ func TestServerRestart(t *testing.T) {
 	for range 2 {
 		work(t, pool, mux, func(c *worker.Config) { c.Lease, c.Concurrency = length, runs/2 })
 	}
-	pgtest.AwaitFor(t, quick, "all handlers to start", func() bool { return started.Load() == runs })
+	pgtest.Await(t, "all handlers to start", func() bool { return started.Load() == runs })
 	server.StopMode(pgserver.Fast)
 	down := time.Now()
 	pgtest.Await(t, "two leases to pass", func() bool { return time.Since(down) > 2*length })
@@ -137,7 +137,7 @@ func TestServerRestart(t *testing.T) {
 	pgtest.Await(t, "another two leases to pass", func() bool { return time.Since(back) > 2*length })
 	close(gate)
 	pool.Reset()
-	drained(t, pool, quick)
+	drained(t, pool)
 	again := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE attempt > 1`)
 	good := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`)
 	entries, distinct := query[int](t, pool, `SELECT count(*) FROM ledger`), query[int](t, pool, `SELECT count(DISTINCT run_id) FROM ledger`)
@@ -182,7 +182,7 @@ func TestTooManyLocks(t *testing.T) {
 	})
 	addMany(t, pool, "test.tell.v1", runs)
 	work(t, pool, mux, func(c *worker.Config) { c.Concurrency = runs })
-	drained(t, pool, quick)
+	drained(t, pool)
 	if n := query[int](t, pool, `SELECT count(*) FROM outbox_event`); n != runs*events {
 		t.Errorf("%d events, want %d", n, runs*events)
 	}

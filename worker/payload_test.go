@@ -109,7 +109,7 @@ func TestLogsAreSilent(t *testing.T) {
 			})
 		},
 	} {
-		worker.Handle(mux, typ, func(ctx context.Context, _ struct{ Secret string }) (any, error) { return fn(ctx) })
+		worker.Handle(mux, run.Task[struct{ Secret string }](typ), func(ctx context.Context, _ struct{ Secret string }) (any, error) { return fn(ctx) })
 		add(t, pool, run.New{Type: typ, Payload: map[string]string{"Secret": canary}, MaxAttempts: 2})
 	}
 	worker.Handle(mux, "test.payload.v1", func(context.Context, struct{ Secret int }) (any, error) { return nil, nil })
@@ -118,7 +118,7 @@ func TestLogsAreSilent(t *testing.T) {
 	var lines journal
 	var s seen
 	work(t, pool, mux, func(c *worker.Config) { c.Logger = lines.logger(); s.observe(c); c.ShutdownGrace = -1 })
-	pgtest.AwaitFor(t, quick, "all that can finish to finish, and the rest to be tried again", func() bool {
+	pgtest.Await(t, "all that can finish to finish, and the rest to be tried again", func() bool {
 		return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'failed'`) == 8 &&
 			strings.Count(lines.String(), "cannot settle") >= 6
 	})

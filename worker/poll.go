@@ -20,7 +20,8 @@ const (
 
 // poll leases due runs and starts their handlers until ctx ends.
 func (w *Worker) poll(ctx context.Context) {
-	poller := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.config.Steps, SetAside: w.tellAside, Doubts: &w.doubts}
+	poller := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.steps(), SetAside: w.tellAside, Doubts: &w.doubts,
+		NoBreaker: w.noBreaker, Open: w.outages.open, Outages: w.learnOutages}
 	failures := retries()
 	pause := firstPause
 	for w.awaitRoom(ctx) {
@@ -76,10 +77,16 @@ func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects in
 	call, done := w.lingering(ctx, min(callTimeout, w.shortestLease()/2))
 	defer done()
 	start := time.Now()
-	leases, wait, err := poller.Acquire(call, n, suspects)
+	var leases []lease.Lease
+	var wait time.Duration
+	err := w.readPolicies(call)
+	if err == nil {
+		leases, wait, err = poller.Acquire(call, n, suspects)
+	}
 	if err == nil {
 		w.lastPoll.now()
 		if len(leases) > 0 {
+			w.tally.leased(leases)
 			w.wrote.now()
 		}
 	}

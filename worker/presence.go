@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 )
 
 const (
-	// reportEvery is how often a worker says that it is alive, for people to read.
-	reportEvery = 10 * time.Second
+	// reportEvery is how often a worker says that it is alive, for people to read. When one counts as dead, the view workflow_live_worker says.
+	reportEvery = 5 * time.Second
 	// writeEvery is how often it writes at the least, be it only that: whoever asks LastWrite learns from it
 	// that the database takes changes.
 	writeEvery = 2500 * time.Millisecond
@@ -20,8 +21,8 @@ const (
 	reportTimeout = 2 * time.Second
 )
 
-// report keeps the worker's row in workflow_worker until ctx ends, and takes it away then. Nothing
-// is decided by it, so what goes wrong here is only noted.
+// report keeps the worker's row in workflow_worker until ctx ends, and takes it away then. With it goes what the worker has
+// counted. Nothing is decided by either, so what goes wrong here is only noted.
 func (w *Worker) report(ctx context.Context) {
 	id, secret := uuid.New(), uuid.New()
 	host, _ := os.Hostname() // for people; empty is fine
@@ -33,8 +34,8 @@ func (w *Worker) report(ctx context.Context) {
 			continue
 		}
 		call, done := context.WithTimeout(ctx, reportTimeout)
-		_, err := w.db.Exec(call, `SELECT workflow_present_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
-			id, secret, w.name, w.config.Prefixes, w.config.Mux.patterns(), w.config.Steps, w.config.Concurrency, w.jobs.count(),
+		err := w.say(call, `SELECT workflow_count_v1($1, $2, $3, $4, $5, $6, $7) FROM workflow_present_v1($8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)`,
+			id, secret, w.name, w.config.Prefixes, w.Patterns(), w.steps(), w.config.Concurrency, w.jobs.count(),
 			w.config.Version, host, os.Getpid(), time.Since(started).Seconds())
 		done()
 		if err != nil {
@@ -50,7 +51,12 @@ func (w *Worker) report(ctx context.Context) {
 	}
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer done()
-	if _, err := w.db.Exec(call, `SELECT workflow_absent_v1($1, $2)`, id, secret); err != nil {
+	if err := w.say(call, `SELECT workflow_count_v1($1, $2, $3, $4, $5, $6, $7) FROM workflow_absent_v1($8, $9)`, id, secret); err != nil {
 		w.config.Logger.Debug("cannot take this worker out of workflow_worker", "err", err)
 	}
+}
+
+// say writes that the worker lives, or ends, and what it has counted since it last did.
+func (w *Worker) say(ctx context.Context, statement string, args ...any) error {
+	return w.tally.write(ctx, func(ctx context.Context, args ...any) pgx.Row { return w.db.QueryRow(ctx, statement, args...) }, args...)
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -63,10 +62,10 @@ func TestResults(t *testing.T) {
 	ids := make([]uuid.UUID, len(cases))
 	for i, c := range cases {
 		typ := "test." + strings.ToLower(strings.NewReplacer(" ", "_").Replace(c.name))
-		worker.Handle(mux, typ, func(context.Context, empty) (any, error) { starts[i].Add(1); return c.result, nil })
+		worker.Handle(mux, run.Task[empty](typ), func(context.Context, empty) (any, error) { starts[i].Add(1); return c.result, nil })
 		ids[i] = enqueue(t, pool, typ, empty{})
 	}
-	work(t, pool, mux, func(c *worker.Config) { c.Lease = time.Minute }) // some results take long to encode
+	work(t, pool, mux, nil) // some results take long to encode
 	for i, c := range cases {
 		r := finished(t, pool, ids[i])
 		switch {
@@ -124,7 +123,7 @@ func TestBadResultFailsAlone(t *testing.T) {
 	})
 	addMany(t, pool, "test.many.v1", 200)
 	work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 200 })
-	drained(t, pool, quick)
+	drained(t, pool)
 	good := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`)
 	bad := query[string](t, pool, `SELECT (payload->>'N') || (error->>'code') FROM workflow_run WHERE status = 'failed'`)
 	if good != 199 || bad != "77result_rejected" || starts.Load() != 200 {
@@ -158,7 +157,7 @@ func TestDatabaseRefusesResult(t *testing.T) {
 			})
 			addMany(t, pool, "test.many.v1", 200)
 			work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 200 })
-			drained(t, pool, quick)
+			drained(t, pool)
 			good := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`)
 			bad := query[string](t, pool, `SELECT concat(payload->>'N', ' ', status, ' ', error->>'code', ' ', last_error) FROM workflow_run WHERE status <> 'succeeded'`)
 			if good != 199 || !strings.HasPrefix(bad, "77 failed result_rejected the database refuses the result: ") || starts.Load() != 200 {

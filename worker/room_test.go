@@ -14,28 +14,32 @@ import (
 // their last attempt; one that is to be kept alone. A run that is no suspect, or is only to be failed, is none of them.
 func TestSuspectsHeld(t *testing.T) {
 	held := func(change func(*job)) *job {
-		j := &job{Lease: lease.Lease{Info: run.Info{ID: uuid.New(), Attempt: 2, MaxAttempts: 2}, Token: uuid.New(), Suspect: true, Taken: time.Now().Add(-time.Minute)}, begun: true}
+		j := &job{Lease: lease.Lease{Info: run.Info{ID: uuid.New(), Attempt: 2, MaxAttempts: 2}, Token: uuid.New(), Suspect: true, Taken: time.Now().Add(-time.Minute)}, row: 2, begun: true}
 		j.cancel = func(error) {}
 		change(j)
 		return j
 	}
+	past := time.Now().Add(-time.Minute)
 	for _, c := range []struct {
 		name   string
 		change func(*job)
 		want   lease.Suspects // Last with what the job has
 		last   bool
+
+		received time.Time // its request took as long as the rest of a minute
 	}{
-		{"at its last attempt", func(*job) {}, lease.Suspects{Running: true}, true},
-		{"watched", func(j *job) { j.Taken = time.Now() }, lease.Suspects{Running: true, Watched: true}, true},
-		{"with attempts left", func(j *job) { j.Attempt = 1 }, lease.Suspects{Running: true}, false},
-		{"kept alone", func(j *job) { j.Alone = true }, lease.Suspects{Running: true, Alone: true}, true},
-		{"parked, with its handler over", func(j *job) { j.Alone, j.parked, j.done = true, true, true }, lease.Suspects{}, true},
-		{"no suspect", func(j *job) { j.Suspect = false }, lease.Suspects{}, false},
-		{"exhausted", func(j *job) { j.Exhausted = true }, lease.Suspects{}, false},
+		{"at its last attempt", func(*job) {}, lease.Suspects{Running: true}, true, past},
+		{"watched", func(*job) {}, lease.Suspects{Running: true, Watched: true}, true, time.Now()},
+		{"with attempts left", func(j *job) { j.Attempt = 1 }, lease.Suspects{Running: true}, false, past},
+		{"kept alone", func(j *job) { j.Alone = true }, lease.Suspects{Running: true, Alone: true}, true, past},
+		{"parked, with its handler over", func(j *job) { j.Alone, j.parked, j.done = true, true, true }, lease.Suspects{}, true, past},
+		{"no suspect", func(j *job) { j.Suspect = false }, lease.Suspects{}, false, past},
+		{"exhausted", func(j *job) { j.Exhausted = true }, lease.Suspects{}, false, past},
 	} {
 		s := &jobs{freed: make(chan struct{}, 1)}
 		j := held(c.change)
 		s.add(j)
+		j.received = c.received
 		_, _, got := s.room(10)
 		if got.Running != c.want.Running || got.Watched != c.want.Watched || got.Alone != c.want.Alone || (len(got.Last) == 1 && got.Last[0].Token == j.Token) != c.last {
 			t.Errorf("%s: %+v", c.name, got)
@@ -60,5 +64,35 @@ func TestSuspectsHeld(t *testing.T) {
 	s.remove(again)
 	if _, _, got := s.room(10); !got.Strays {
 		t.Error("the handler of an earlier lease of the same run is forgotten")
+	}
+}
+
+// A worker that records outcomes too slowly leases nothing more until it has caught up. What waits for a locked row, or is
+// refused, keeps it from nothing.
+func TestNoRoomWhileOutcomesAreLate(t *testing.T) {
+	const slots = 80
+	for _, c := range []struct {
+		name   string
+		late   int
+		change func(*job)
+		want   int
+	}{
+		{"an eighth", slots / 8, func(*job) {}, slots - slots/8},
+		{"more than that", slots/8 + 1, func(*job) {}, 0},
+		{"not for long", slots / 2, func(j *job) { j.doneAt = time.Now() }, slots / 2},
+		{"handlers are at work", slots / 2, func(j *job) { j.done = false }, slots / 2},
+		{"rows are locked", slots / 2, func(j *job) { j.locked = true }, slots / 2},
+		{"the database has answered", slots / 2, func(j *job) { j.answered = true }, slots / 2},
+		{"they are parked", slots / 2, func(j *job) { j.parked = true }, slots},
+	} {
+		s := &jobs{freed: make(chan struct{}, 1)}
+		for range c.late {
+			j := &job{Lease: lease.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, done: true, doneAt: time.Now().Add(-30 * time.Second)}
+			c.change(j)
+			s.add(j)
+		}
+		if n, _, _ := s.room(slots); n != c.want {
+			t.Errorf("%s: there is room for %d, want %d", c.name, n, c.want)
+		}
 	}
 }

@@ -21,6 +21,7 @@ const (
 	settlePatience = 20 * time.Millisecond // how long one waits for the other
 	settleBytes    = 4 << 20               // of results, after which a batch is full: it has settleTimeout
 	soloSettlers   = 4                     // settle one outcome at a time
+	soloLookers    = 2                     // look whether the row of one is locked
 	quickRetry     = time.Second           // the longest pause while the database is in trouble
 	slowRetry      = 5 * time.Second       // the longest pause while no outcome at all can be recorded
 	enoughRefusals = 5                     // of one outcome, before it is kept
@@ -92,17 +93,17 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 		case len(batch) == 1:
 			w.setAside(ctx, batch[0])
 			return
+		case tooLong(err):
+			if rest := w.withoutLocked(ctx, batch); len(rest) < len(batch) {
+				batch = rest
+				continue
+			}
 		case crowded(err):
 			sleep(ctx, pause.NextBackOff())
 		case !transient(err):
 			if rest := w.withoutNamed(ctx, batch, err); len(rest) < len(batch) {
 				w.settle(ctx, rest) // at once
 				return
-			}
-		case errors.Is(err, context.DeadlineExceeded):
-			if rest := w.withoutLocked(ctx, batch); len(rest) < len(batch) {
-				batch = rest
-				continue
 			}
 		}
 		w.settle(ctx, batch[:len(batch)/2])
@@ -119,14 +120,14 @@ func (w *Worker) setAside(ctx context.Context, j *job) {
 	}
 }
 
-// withoutNamed sets the outcome aside that a hook calls the cause of an error, and returns the rest.
+// withoutNamed sets the outcomes aside that a hook calls the cause of an error, and returns the rest.
 func (w *Worker) withoutNamed(ctx context.Context, batch []*job, err error) (rest []*job) {
 	var named *lease.SettleError
 	if !errors.As(err, &named) {
 		return batch
 	}
 	for _, j := range batch {
-		if j.ID == named.Run {
+		if j.ID == named.Run || slices.Contains(named.Others, j.ID) {
 			w.setAside(ctx, j)
 		} else {
 			rest = append(rest, j)
@@ -169,33 +170,46 @@ func (w *Worker) locked(ctx context.Context, batch []*job) map[uuid.UUID]bool {
 	return locked
 }
 
+// barred reports whether somebody has locked the row of an outcome. Few ask at a time: as many as there are outcomes would take all connections.
+func (w *Worker) barred(ctx context.Context, j *job, looks chan struct{}) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case looks <- struct{}{}:
+	}
+	defer func() { <-looks }()
+	return len(w.locked(ctx, []*job{j})) > 0
+}
+
 // settleSolos settles outcomes that must not share a transaction until ctx ends. Each has a
 // goroutine, so that one which has to be repeated keeps no other waiting.
 func (w *Worker) settleSolos(ctx context.Context) {
 	var solos sync.WaitGroup
 	defer solos.Wait()
-	turns := make(chan struct{}, soloSettlers)
+	turns, looks := make(chan struct{}, soloSettlers), make(chan struct{}, soloLookers)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case j := <-w.solos:
-			solos.Go(func() { w.settleAlone(ctx, j, turns) })
+			solos.Go(func() { w.settleAlone(ctx, j, turns, looks) })
 		}
 	}
 }
 
 // settleAlone records one outcome. What is the handler's fault becomes its failure; all other trouble is charged to
 // nobody, and tried again; but an outcome that is refused time and again, while others are not, is kept for later.
-func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
+func (w *Worker) settleAlone(ctx context.Context, j *job, turns, looks chan struct{}) {
 	var r refusals
 	var sure sureness
 	for pause, again := retries(), false; ; again = true {
 		// Who waits for a row that is locked does so without a turn, or others would have none.
-		for (again || len(j.extras.effects) == 0) && len(w.locked(ctx, []*job{j})) > 0 {
+		for (again || len(j.extras.effects) == 0) && w.barred(ctx, j, looks) {
 			j.trouble, j.lasting = fault.Series{}, false
+			w.jobs.lock(j, true)
 			sleep(ctx, pause.NextBackOff())
 		}
+		w.jobs.lock(j, false)
 		select {
 		case <-ctx.Done():
 			return
@@ -228,7 +242,7 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns chan struct{}) {
 				continue
 			} // unknown: it is put aside in time, and nothing is kept before a control has gone through
 		}
-		if !frozen && (effect != nil || refusesValue(err) && w.tryFailure(ctx, j) == nil) && w.blame(j, err) { // or it is not what the handler returned that is refused
+		if !frozen && (effect != nil || failedByHook(err) != nil || refusesValue(err) && w.tryFailure(ctx, j) == nil) && w.blame(j, err) { // or it is not what the handler returned that is refused
 			sure = sureness{}
 			continue
 		}
@@ -266,7 +280,16 @@ func (r *refusals) count(j *job, err error) bool {
 	return true
 }
 
-// blame turns a success that cannot be recorded for the handler's own fault into a failure,
+// failedByHook returns the error with which a hook has a run fail; nil: none has.
+func failedByHook(err error) error {
+	var named *lease.SettleError
+	if errors.As(err, &named) && run.IsPermanent(named.Err) {
+		return named.Err
+	}
+	return nil
+}
+
+// blame turns a success that cannot be recorded for the handler's own fault, or that a hook refuses, into a failure,
 // and a failure whose description cannot be stored into one that says so. It reports whether
 // there is something new to be tried.
 func (w *Worker) blame(j *job, err error) bool {
@@ -282,6 +305,8 @@ func (w *Worker) blame(j *job, err error) bool {
 		return false
 	case errors.As(err, &effect):
 		err = effect.err
+	case failedByHook(err) != nil:
+		err = failedByHook(err)
 	case value:
 		j.offer()
 		err = rejected(fmt.Errorf("the database refuses the result: %w", sanitized(err)))
@@ -335,9 +360,7 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 			j.unsure = true
 			_, j.lasting = j.trouble.Of(err)
 		}
-		var hook *hookError
-		_ = errors.As(err, &hook)
-		w.jobs.refusedBy(hook, batch)
+		w.jobs.failed(batch, err)
 		w.note(err)
 		w.prolong(ctx, batch) // a pause follows, or tries of the batch's other half: a heartbeat may come too late
 		return err
@@ -402,12 +425,13 @@ func (w *Worker) settled(batch []*job, lost []run.Outcome) {
 		case j.outcome.Failure != nil:
 			w.logFailure(j)
 		}
+		w.tally.settled(j.Type, j.outcome.Verdict, j.took)
 		if w.config.Observe.Settled != nil {
 			w.config.Observe.Settled(j.Type, j.outcome.Verdict)
 		}
 	}
-	for i, h := range w.config.Hooks {
-		if slices.ContainsFunc(batch, func(j *job) bool { return !gone[fenceOf(j.outcome)] && h.concerns(&j.Lease) }) {
+	for i, h := range w.engine.hooks {
+		if slices.ContainsFunc(batch, func(j *job) bool { return !gone[fenceOf(j.outcome)] && h.IsAbout(&j.Lease) }) {
 			w.hooked[i].now()
 			w.rouse() // what a hook has enqueued, most likely the next steps, does not wait for word of it
 		}

@@ -71,7 +71,7 @@ func TestStopNow(t *testing.T) {
 	}
 	released := time.Now()
 	work(t, pool, next, nil)
-	drained(t, pool, quick)
+	drained(t, pool)
 	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND attempt = 1 AND lease_no = 2`); n != runs {
 		t.Errorf("%d of %d runs succeeded as attempt 1 with lease 2", n, runs)
 	}

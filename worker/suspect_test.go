@@ -24,6 +24,7 @@ import (
 func TestPoisonPill(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
+	pgtest.Attempts(t, pool, 3)
 	pill := enqueue(t, pool, "test.pill.v1", empty{})
 	expire(t, pool, pill)
 	addMany(t, pool, "test.innocent.v1", 20)
@@ -45,7 +46,7 @@ func TestPoisonPill(t *testing.T) {
 		return ctx.Err()
 	})
 	work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 8 })
-	drained(t, pool, time.Minute)
+	drained(t, pool)
 	if r := read(t, pool, pill); r.Status != run.Failed || r.Attempt != 3 {
 		t.Errorf("the pill is %s after %d attempts, want failed after 3", r.Status, r.Attempt)
 	}
@@ -68,7 +69,7 @@ func TestSuspectsInDoublingSteps(t *testing.T) {
 	}
 	var s seen
 	work(t, pool, mux, s.observe)
-	pgtest.AwaitFor(t, quick, "all to be taken back and started", func() bool { return s.get(&s.again) == 7 && started.Load() == 7 })
+	pgtest.Await(t, "all to be taken back and started", func() bool { return s.get(&s.again) == 7 && started.Load() == 7 })
 	var steps, second []int
 	rows, _ := pool.Query(t.Context(), `SELECT count(*), extract(epoch FROM started_at - min(started_at) OVER ())::int
 		FROM workflow_run GROUP BY started_at ORDER BY started_at`)
@@ -80,7 +81,7 @@ func TestSuspectsInDoublingSteps(t *testing.T) {
 		t.Errorf("%d suspects started, %d s after the first; want 1, 2 and 4, two seconds between them", steps, second)
 	}
 	close(gate)
-	drained(t, pool, quick)
+	drained(t, pool)
 }
 
 // Suspects that have one attempt left are watched one by one, however many the worker has
@@ -118,7 +119,7 @@ func TestLastAttemptsOneByOne(t *testing.T) {
 	if d := (<-started).Sub(second); d > 3*time.Second {
 		t.Errorf("the third started %s after the others had ended", d)
 	}
-	drained(t, pool, quick)
+	drained(t, pool)
 }
 
 // A type's MaxAttempts also bounds the starts after a crash, which no handler reported.

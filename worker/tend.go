@@ -18,7 +18,7 @@ const (
 	mostToldOf   = 10 // runs set aside at once; the table has all
 )
 
-// tend has runs that are set aside tried again when it is time, settles what is kept, tells of statements that fail, looks
+// tend has runs that are set aside tried again when it is time, reads the policies, settles what is kept, tells of statements that fail, looks
 // for types that stand still although they need not, and has hooks do the like, until ctx ends.
 func (w *Worker) tend(ctx context.Context) {
 	var kept sync.WaitGroup
@@ -34,12 +34,12 @@ func (w *Worker) tend(ctx context.Context) {
 		case <-tick.C:
 		case <-w.tending:
 		}
-		duties := []func(context.Context) error{w.tellFaults, func(ctx context.Context) error { return lease.TryAgain(ctx, w.db) }}
+		duties := []func(context.Context) error{w.tellFaults, w.tendRuns}
 		if time.Since(looked) >= stalledEvery {
 			looked = time.Now()
-			duties = append(duties, w.lookForStalled)
+			duties = append(duties, w.lookForStalled, w.lookAtBacklog, w.countElsewhere)
 		}
-		for _, h := range w.config.Hooks {
+		for _, h := range w.engine.hooks {
 			if h.Tend != nil {
 				duties = append(duties, h.Tend)
 			}
@@ -71,6 +71,21 @@ func (w *Worker) lookForStalled(ctx context.Context) error {
 		w.complain("nothing is leased of some types, although they are due and a worker has a slot free; see workflowctl doctor", "types", types[:min(len(types), mostToldOf)])
 	}
 	return nil
+}
+
+// lookAtBacklog tells how much is due of this worker's prefixes. The database notes it by type, for who asks whether it grows.
+func (w *Worker) lookAtBacklog(ctx context.Context) error {
+	rows, _ := w.db.Query(ctx, `SELECT prefix, due, or_more, seconds FROM workflow_backlog_v1($1)`, w.config.Prefixes)
+	due, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (b Backlog, err error) {
+		var seconds float64
+		err = row.Scan(&b.Prefix, &b.Due, &b.AtLeast, &seconds)
+		b.Oldest = time.Duration(min(seconds, 1e9) * float64(time.Second))
+		return b, err
+	})
+	if err == nil && w.config.Observe.Backlog != nil {
+		w.config.Observe.Backlog(due)
+	}
+	return err
 }
 
 // tellAside tells of runs that were set aside. The database's words may quote what they hold: these stand

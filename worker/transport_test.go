@@ -66,7 +66,7 @@ func suite(t *testing.T, look, pool *pgxpool.Pool, change func(*worker.Config)) 
 	expired := add(t, look, run.New{Type: "test.many.v1", Delay: time.Hour})
 	expire(t, look, expired)
 	addMany(t, look, "test.many.v1", 500)
-	drained(t, look, quick)
+	drained(t, look)
 	if r := read(t, look, sum); string(r.Result) != "5" || r.Attempt != 1 {
 		t.Errorf("sum is %s after %d attempts, want 5 after 1", r.Result, r.Attempt)
 	}
@@ -92,7 +92,7 @@ func TestWakeUp(t *testing.T) {
 	handle(mux, "test.woken.v1", func(context.Context) error { return nil })
 	w, _ := work(t, pool, mux, func(c *worker.Config) { c.PollInterval = 30 * time.Second })
 	// Its pauses double: one of more than 5.2 s lasts 10 s, and so 4 s more.
-	pgtest.AwaitFor(t, quick, "the worker to listen, and to be idle for a while", func() bool {
+	pgtest.Await(t, "the worker to listen, and to be idle for a while", func() bool {
 		listening := query[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%')`)
 		return listening && !w.LastPoll().IsZero() && time.Since(w.LastPoll()) > 5200*time.Millisecond
 	})

@@ -221,6 +221,11 @@ func unreachable(err error) bool {
 // crowded reports whether fewer at a time may do: there is no memory, no room for so many locks, or too little time.
 func crowded(err error) bool { return fault.Of(err) == fault.Fewer }
 
+// tooLong reports whether a statement was given up, by this worker or by the server. It may have waited for a lock.
+func tooLong(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || code(err) == "57014" // query_canceled
+}
+
 // transient reports whether err says that the database cannot do it now, but might soon:
 // out of reach, a deadlock, a lock that is held, an answer that took too long.
 func transient(err error) bool {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -29,7 +30,7 @@ func TestShutdownGivesNothingToExhausted(t *testing.T) {
 	tried := make(chan bool, 1000)
 	_, stop := work(t, pool, mux, func(c *worker.Config) {
 		c.ShutdownGrace = -1
-		c.Hooks = []worker.Hook{{Begin: func(*pgx.Batch, []lease.Settlement) (worker.Act, error) {
+		*c.Hooks() = []hook.Hook{{Begin: func(*pgx.Batch, []lease.Settlement) (hook.Act, error) {
 			tried <- true
 			return nil, errors.New("not now")
 		}}}
@@ -37,7 +38,7 @@ func TestShutdownGivesNothingToExhausted(t *testing.T) {
 	<-tried
 	_ = stop()
 	work(t, pool, mux, nil)
-	pgtest.AwaitFor(t, quick, "the run to fail", func() bool { return read(t, pool, id).Status.Finished() })
+	pgtest.Await(t, "the run to fail", func() bool { return read(t, pool, id).Status.Finished() })
 	if r := read(t, pool, id); r.Status != run.Failed || r.Attempt != 1 || starts.Load() != 0 {
 		t.Errorf("run is %s after %d attempts and %d further starts; want failed, 1, 0", r.Status, r.Attempt, starts.Load())
 	}
@@ -143,7 +144,7 @@ func TestReadOnlyServer(t *testing.T) {
 	command(`SET default_transaction_read_only = off`)
 	command(`ALTER SYSTEM RESET default_transaction_read_only`)
 	command(`SELECT pg_reload_conf()`)
-	drained(t, pool, time.Minute)
+	drained(t, pool)
 	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE attempt > 1`); n > runs/10 {
 		t.Errorf("%d of %d runs were repeated, want at most a tenth", n, runs)
 	}
@@ -160,7 +161,7 @@ func TestManyLockedRows(t *testing.T) {
 	handle(mux, "test.locked.v1", func(context.Context) error { started.Add(1); <-gate; return nil })
 	handle(mux, "test.plain.v1", func(context.Context) error { return nil })
 	effects(mux, "test.effect.v1", func(ctx context.Context) []func(pgx.Tx) error { return []func(pgx.Tx) error{book(ctx, 1)} })
-	work(t, pool, mux, func(c *worker.Config) { c.Lease = time.Minute })
+	work(t, pool, mux, nil)
 	addMany(t, pool, "test.locked.v1", 40)
 	pgtest.Await(t, "all handlers to start", func() bool { return started.Load() == 40 })
 	tx, err := pgtest.Open(t, pool.Config().ConnString()).Begin(t.Context())

@@ -152,7 +152,7 @@ func TestTypeOptions(t *testing.T) {
 	if few.Attempt != 2 || fewer.Attempt != 1 {
 		t.Errorf("failed after %d and %d attempts, want 2 and 1", few.Attempt, fewer.Attempt)
 	}
-	drained(t, pool, quick)
+	drained(t, pool)
 	if most.Load() > 2 {
 		t.Errorf("%d at once, want at most 2", most.Load())
 	}

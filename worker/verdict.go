@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,12 +28,18 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) run.Ou
 		}
 	}
 	delay, free, delayed := run.Delay(err)
+	within, elsewhere := run.IsElsewhere(err)
 	switch {
 	case err == nil:
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Succeed, Result: result}
+	case elsewhere: // whatever ended the context: it is under way there
+		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.HandOn, Delay: cmp.Or(within, min(j.limit(), run.MaxElsewhere), run.MaxElsewhere)}
 	case run.IsPermanent(err):
 		return w.failed(j, err)
 	case free && j.Postponed < w.config.MaxPostponed:
+		if left, lasting := w.left(j); !lasting {
+			delay = min(delay, left) // then it fails
+		}
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Postpone, Delay: delay}
 	case errors.Is(cause, run.ErrShutdown) && !isPanic(err):
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release}
@@ -41,24 +48,29 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) run.Ou
 	case errors.Is(cause, run.ErrDeadline):
 		err = run.WithCode(run.CodeTimeLimit, fmt.Errorf("%w of %s: %w", run.ErrDeadline, j.limit(), err))
 	}
-	if j.Attempt >= j.MaxAttempts {
-		return w.failed(j, err)
+	if w.meetsOutage(j, err, cause) {
+		w.outages.met(j.Type, j.ID, cmp.Or(run.Code(err), run.CodeUnavailable))
+		if w.spared(j) {
+			return w.givenBack(j, err, delay, delayed)
+		}
+	}
+	most, written := w.most(j)
+	if j.Attempt >= most {
+		o := w.failed(j, err)
+		o.Most = written
+		return o
 	}
 	if !delayed || free {
 		delay = w.backoff(j).Delay(j.Attempt - 1)
 	}
-	return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.TryAgain, Failure: run.NewFailure(err, j.Info), Delay: delay}
+	if left, lasting := w.left(j); !lasting && delay >= left {
+		return w.failed(j, fmt.Errorf("%w; it would be due again after the policy's deadline, %s after it was enqueued", err, w.policy(j.Type).Deadline))
+	}
+	return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.TryAgain, Failure: run.NewFailure(err, j.Info), Delay: delay, Most: written}
 }
 
 func (w *Worker) failed(j *job, err error) run.Outcome {
 	return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Fail, Failure: run.NewFailure(err, j.Info)}
-}
-
-func (w *Worker) backoff(j *job) run.Backoff {
-	if j.entry != nil && j.entry.options.Backoff != (run.Backoff{}) {
-		return j.entry.options.Backoff
-	}
-	return w.config.Backoff
 }
 
 func isPanic(err error) bool {

@@ -80,7 +80,7 @@ func (w *Worker) hookWorks(ctx context.Context, j *job, hook *hookError, since t
 
 // tryEvent returns nil if another event could be appended with the run's outcome. It is tried, and undone.
 func (w *Worker) tryEvent(ctx context.Context, j *job) error {
-	return undone(pgx.BeginTxFunc(ctx, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+	return undone(w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		if err := outbox.Append(ctx, tx, outbox.Event{Aggregate: j.ID, Type: "workflow.control", Payload: struct{}{}}); err != nil {
 			return err
 		}
@@ -94,7 +94,7 @@ func (w *Worker) tryFailure(ctx context.Context, j *job) error {
 	other := &job{Lease: j.Lease, outcome: run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Fail, Failure: failure}}
 	call, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
-	return undone(pgx.BeginTxFunc(call, w.db, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
+	return undone(w.transact(call, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		if _, err := w.record(call, tx, []*job{other}, []run.Outcome{other.outcome}); err != nil {
 			return err
 		}

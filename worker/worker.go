@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -30,18 +31,24 @@ import (
 // A Worker executes runs. Create it with New.
 type Worker struct {
 	config   Config
+	engine   engine
 	name     string        // with its random suffix
 	db       *pgxpool.Pool // the worker's own connections
+	beats    *pgxpool.Pool // one for heartbeats alone: they wait behind nothing
 	sessions *session.Sessions
 	jobs     jobs
 	doubts   lease.Doubts
-	settles  chan *job     // outcomes that may share a transaction
-	solos    chan *job     // outcomes that need a transaction of their own
-	settling chan struct{} // holds a token while a batch is being settled
+	outages  outages
+	policies atomic.Pointer[lease.Policies] // as they were read last; nil: not yet
+	settles  chan *job                      // outcomes that may share a transaction
+	solos    chan *job                      // outcomes that need a transaction of their own
+	settling chan struct{}                  // holds a token while a batch is being settled
 	wake     chan struct{}
 	tending  chan struct{} // tend has something to do at once
 	hurry    chan struct{} // closed by StopNow
 	hurryUp  sync.Once
+
+	tally tally // what was leased and settled since the last report
 
 	complaints sync.Mutex
 	complained map[string]time.Time // when each problem was last warned of
@@ -63,7 +70,7 @@ type Worker struct {
 // contexts: only a new process gets their memory and goroutines back.
 var ErrStuck = errors.New("worker: too many handlers ignore the end of their context")
 
-// ErrStalled ends Run when the poll loop has not turned for three leases and more.
+// ErrStalled ends Run when the poll loop has been stuck for three leases and more.
 var ErrStalled = errors.New("worker: the poll loop has stalled")
 
 // Run is New followed by the Worker's Run.
@@ -94,18 +101,21 @@ func New(config Config) (*Worker, error) {
 
 		complained: map[string]time.Time{},
 		faults:     map[string]*failing{},
-		hooked:     make([]moment, len(config.Hooks)),
+		engine:     newEngine(config),
 
 		effectTimeout: effectTimeout,
 	}
+	w.hooked = make([]moment, len(w.engine.hooks))
 	w.jobs.freed = make(chan struct{}, 1)
+	w.outages.heard = map[string]*heard{}
+	w.outages.some = make(chan struct{}, 1)
 	return w, nil
 }
 
 // Name returns the worker's name with its random suffix, as in leased_by.
 func (w *Worker) Name() string { return w.name }
 
-// LastPoll returns when a look for work last succeeded; zero before the first.
+// LastPoll returns when a poll last succeeded; zero before the first.
 func (w *Worker) LastPoll() time.Time { return w.lastPoll.time() }
 
 // LastWrite returns when the database last took a change by this worker: leases, a heartbeat, outcomes, or
@@ -125,12 +135,10 @@ func (w *Worker) StopNow() { w.hurryUp.Do(func() { close(w.hurry) }) }
 // left with no attempt charged, and returns nil. A database that cannot be reached is
 // waited for. Run may be called once.
 func (w *Worker) Run(ctx context.Context) error {
-	pool, err := w.connect(ctx)
-	if err != nil {
+	if err := w.connect(ctx); err != nil {
 		return err
 	}
-	defer hangUp(pool)
-	w.db = pool
+	defer hangUp(w.db, w.beats)
 	w.lastTurn.now()
 	w.lastTick.now()
 	w.announce()
@@ -151,10 +159,14 @@ func (w *Worker) Run(ctx context.Context) error {
 	keepers.Go(func() { w.watch(keeping, stopSeeking) })
 	keepers.Go(func() { w.report(keeping) })
 	keepers.Go(func() { w.tend(keeping) })
+	keepers.Go(func() { w.tellOutages(keeping) })
 
 	var seekers sync.WaitGroup
 	seekers.Go(func() { w.poll(seeking) })
 	seekers.Go(func() { w.reclaim(seeking) })
+	if !w.config.Retention.Off {
+		seekers.Go(func() { w.config.cleaner().Run(seeking) })
+	}
 	if !w.config.NoWakeUp {
 		seekers.Go(func() { w.listen(seeking) })
 	}
@@ -173,25 +185,33 @@ func (w *Worker) Run(ctx context.Context) error {
 }
 
 // connect opens the worker's own pool. It does not wait for the database.
-func (w *Worker) connect(ctx context.Context) (*pgxpool.Pool, error) {
+func (w *Worker) connect(ctx context.Context) (err error) {
 	config := w.config.Pool.Config()
-	config.MaxConns = Connections - 1 // the wake-up has its own
+	config.MaxConns = Connections - 2 // the wake-up and heartbeats have their own
 	config.MinConns = 0
 	w.sessions = session.Prepare(config)
 	session.Pace(config.ConnConfig)
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("worker: open connections: %w", err)
+	session.Spare(config.ConnConfig)
+	beats := config.Copy()
+	beats.MaxConns = 1
+	if w.db, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return fmt.Errorf("worker: open connections: %w", err)
 	}
-	return pool, nil
+	if w.beats, err = pgxpool.NewWithConfig(ctx, beats); err != nil {
+		hangUp(w.db)
+		return fmt.Errorf("worker: open the connection for heartbeats: %w", err)
+	}
+	return nil
 }
 
 // hangUp closes the connections. One to a server that does not answer takes a quarter of a minute: nobody waits for that.
-func hangUp(pool *pgxpool.Pool) {
+func hangUp(pools ...*pgxpool.Pool) {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		pool.Close()
+		for _, pool := range pools {
+			pool.Close()
+		}
 	}()
 	select {
 	case <-closed:
@@ -202,15 +222,15 @@ func hangUp(pool *pgxpool.Pool) {
 // announce logs what the worker covers, and what looks like a mistake.
 func (w *Worker) announce() {
 	log := w.config.Logger
-	log.Info("worker starts", "worker", w.name, "prefixes", w.config.Prefixes, "handlers", w.config.Mux.patterns(),
+	log.Info("worker starts", "worker", w.name, "prefixes", w.config.Prefixes, "handlers", w.Patterns(),
 		"concurrency", w.config.Concurrency, "lease", w.config.Lease, "poll_interval", w.config.PollInterval)
-	for _, pattern := range w.config.Mux.patterns() {
+	for _, pattern := range w.Patterns() {
 		if !slices.ContainsFunc(w.config.Prefixes, func(p string) bool { return overlap(p, pattern) }) {
 			log.Warn("a handler is never used: no prefix covers it", "handler", pattern, "prefixes", w.config.Prefixes)
 		}
 	}
 	for _, prefix := range w.config.Prefixes {
-		if !slices.ContainsFunc(w.config.Mux.patterns(), func(h string) bool { return overlap(prefix, h) }) {
+		if !slices.ContainsFunc(w.Patterns(), func(h string) bool { return overlap(prefix, h) }) {
 			log.Warn("a prefix has no handler: its runs will fail as no_handler_registered", "prefix", prefix)
 		}
 	}
@@ -230,7 +250,7 @@ func (j *job) limit() time.Duration { return max(j.Timeout-reportTime, 0) }
 // terms returns the conditions for the next leases of a type.
 func (w *Worker) terms(typ string) lease.Terms {
 	t := lease.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1}
-	e := w.config.Mux.lookup(typ)
+	e := w.lookup(typ)
 	if e == nil {
 		t.Grace = w.config.UnknownTypeGrace
 		return t

@@ -48,6 +48,7 @@ func TestInsertIsExecuted(t *testing.T) {
 func TestRetriesEnd(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
+	pgtest.Attempts(t, pool, 3)
 	mux := worker.NewMux()
 	starts := make(chan int, 10)
 	worker.Handle(mux, "test.fail.v1", func(ctx context.Context, _ empty) (empty, error) {
@@ -174,6 +175,7 @@ func TestExpiredLeaseIsTakenBack(t *testing.T) {
 func TestExhaustedRunFails(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
+	pgtest.Attempts(t, pool, 3)
 	id := enqueue(t, pool, "test.ok.v1", empty{})
 	if _, err := pool.Exec(t.Context(), `BEGIN; SET LOCAL workflow.override = 'a test needs it';
 		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_no = 1, attempt = 3, leased_by = 'dead',

@@ -9,11 +9,11 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
-	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
-	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
+	"github.com/simple-workflow/simple-workflow/internal/database"
+	"github.com/simple-workflow/simple-workflow/internal/env"
+	"github.com/simple-workflow/simple-workflow/internal/probe"
 )
 
 // A settings is a config that is in order, with what was made of it.
@@ -22,6 +22,7 @@ type settings struct {
 	targets  []dispatcher.Target
 	pool     *pgxpool.Config
 	warnings []string
+	notes    []string
 }
 
 // load reads the environment and checks it without connecting to anything. If problems
@@ -38,7 +39,7 @@ func load() (s *settings, problems []string) {
 		pool.MaxConns = s.connections()
 	}
 	s.pool = pool
-	s.warnings = report.Warnings
+	s.warnings, s.notes = report.Warnings, report.Notes
 	return s, report.Problems
 }
 

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
+	"github.com/simple-workflow/simple-workflow/internal/env"
 )
 
 // A config is what the environment says, one field for each variable.

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
+	"github.com/simple-workflow/simple-workflow/internal/env"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 

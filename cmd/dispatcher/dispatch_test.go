@@ -22,7 +22,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
@@ -57,10 +57,10 @@ func counter(t *testing.T, url, query string) func() int {
 
 const open = `SELECT count(*) FROM outbox_event WHERE published_at IS NULL AND parked_at IS NULL`
 
-func drained(t *testing.T, url string, limit time.Duration) {
+func drained(t *testing.T, url string) {
 	t.Helper()
 	left := counter(t, url, open)
-	pgtest.AwaitFor(t, limit, "the outbox to drain", func() bool { return left() == 0 })
+	pgtest.Await(t, "the outbox to drain", func() bool { return left() == 0 })
 }
 
 // settings returns an environment for sinks, which variables are added to.
@@ -175,7 +175,7 @@ func TestStdout(t *testing.T) {
 	execute(t, url, `SELECT outbox_emit('7d0c5a2e-0000-4000-8000-000000000001', 'invoice.charged.v1', '{"cents": 700}', '{"traceparent": "00-1"}')`)
 	execute(t, url, `SELECT outbox_emit('7d0c5a2e-0000-4000-8000-000000000001', 'order.placed.v1', '{}')`)
 	pgtest.Await(t, "a line", func() bool { return strings.Contains(p.Stdout.String(), "\n") })
-	drained(t, url, 10*time.Second)
+	drained(t, url)
 	var e struct {
 		ID, Source, Type, Subject, Partitionkey, Traceparent string
 		Data                                                 json.RawMessage
@@ -212,7 +212,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("%d lanes are still claimed", n)
 	}
 	cmdtest.Start(t, settings(url, r.sink()))
-	drained(t, url, 10*time.Second)
+	drained(t, url)
 	if came := r.check(500); came != 500 {
 		t.Errorf("500 events came %d times", came)
 	}
@@ -252,7 +252,7 @@ func TestKilledBetweenPublishAndMark(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("it did not come again")
 	}
-	drained(t, url, 10*time.Second)
+	drained(t, url)
 	if came := r.check(1); came != 2 {
 		t.Errorf("it came %d times, want 2", came)
 	}
@@ -273,7 +273,7 @@ func TestKills(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	left := counter(t, url, open)
 	kills, last := 0, 0
-	pgtest.AwaitFor(t, 60*time.Second, "the outbox to drain", func() bool {
+	pgtest.Await(t, "the outbox to drain", func() bool {
 		if n := r.ids(); n > last+300+random.IntN(300) {
 			last = n
 			k := random.IntN(len(all))
@@ -299,7 +299,7 @@ func TestShared(t *testing.T) {
 		cmdtest.Start(t, settings(url, r.sink()))
 	}
 	emit(t, url, 200, 50)
-	drained(t, url, 60*time.Second)
+	drained(t, url)
 	if came := r.check(10_000); came > 10_100 {
 		t.Errorf("10000 events came %d times", came)
 	}
@@ -346,7 +346,7 @@ func TestOrphans(t *testing.T) {
 		t.Errorf("exit code %d: %s%s", code, p.Stdout.String(), p.Stderr.String())
 	}
 	cmdtest.Start(t, settings(url, "new=stdout:"))
-	drained(t, url, 10*time.Second)
+	drained(t, url)
 }
 
 // Nothing of a payload or of headers gets into the log, whatever a receiver makes of them.
@@ -387,7 +387,7 @@ func TestLogsAreSilent(t *testing.T) {
 	p := cmdtest.Start(t, settings(url, sinks, "DISPATCHER_LOG_LEVEL=debug", "DISPATCHER_MAX_ATTEMPTS=3"))
 	told := counter(t, url, `SELECT count(DISTINCT sink) FROM outbox_delivery WHERE last_error LIKE '%`+canary+`%'`)
 	down := counter(t, url, `SELECT count(*) FROM outbox_sink WHERE last_error LIKE '%`+canary+`%'`)
-	pgtest.AwaitFor(t, 20*time.Second, "the reasons to be noted", func() bool { return told() == 4 && down() >= 3 })
+	pgtest.Await(t, "the reasons to be noted", func() bool { return told() == 4 && down() >= 3 })
 	p.AwaitLog("takes nothing")
 	p.AwaitLog("parked")
 	p.Signal(syscall.SIGTERM)
@@ -445,7 +445,7 @@ func TestBlockedPipe(t *testing.T) {
 // takes memory for itself.
 func TestMemory(t *testing.T) {
 	t.Parallel()
-	const events, most = 100, 200 << 20
+	const events, most = 100, 250 << 20 // of 500 MB that go through
 	url := pgtest.URL(t)
 	program := filepath.Join(t.TempDir(), "dispatcher")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
@@ -472,7 +472,7 @@ func TestMemory(t *testing.T) {
 			t.Logf("stderr:\n%s", log.String())
 		}
 	}()
-	drained(t, url, 2*time.Minute)
+	drained(t, url)
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

@@ -4,8 +4,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/probe"
 )
 
 // looks remembers when the outbox was last looked at for each sink. A sink that is down is no reason for

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -45,7 +45,7 @@ func get(t *testing.T, p *cmdtest.Process, path string) (status int, body string
 
 func awaitStatus(t *testing.T, p *cmdtest.Process, path string, want int) (body string) {
 	t.Helper()
-	pgtest.AwaitFor(t, 30*time.Second, fmt.Sprintf("%s answers %d", path, want), func() bool {
+	pgtest.Await(t, fmt.Sprintf("%s answers %d", path, want), func() bool {
 		var got int
 		got, body = get(t, p, path)
 		return got == want
@@ -55,7 +55,7 @@ func awaitStatus(t *testing.T, p *cmdtest.Process, path string, want int) (body 
 
 func awaitMetric(t *testing.T, p *cmdtest.Process, lines ...string) {
 	t.Helper()
-	pgtest.AwaitFor(t, 15*time.Second, strings.Join(lines, ", "), func() bool {
+	pgtest.Await(t, strings.Join(lines, ", "), func() bool {
 		_, body := get(t, p, "/metrics")
 		for _, line := range lines {
 			if !strings.Contains(body, "\n"+line) {
@@ -133,7 +133,7 @@ func TestDatabaseDown(t *testing.T) {
 		if r.ids() == 2000 {
 			t.Error("all has come already, so this shows nothing")
 		}
-		pgtest.AwaitFor(t, 30*time.Second, "some to come", func() bool { return r.ids() > 300*(n+1) })
+		pgtest.Await(t, "some to come", func() bool { return r.ids() > 300*(n+1) })
 		server.StopMode(mode)
 	}
 	if status, _ := get(t, p, "/healthz"); status != 200 {
@@ -142,7 +142,7 @@ func TestDatabaseDown(t *testing.T) {
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	drained(t, url, 30*time.Second)
+	drained(t, url)
 	awaitStatus(t, p, "/readyz", 200)
 	t.Logf("%d requests for 2000 events", r.check(2000))
 	if strings.Contains(p.Stderr.String(), "goroutine ") {

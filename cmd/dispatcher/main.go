@@ -13,11 +13,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/build"
-	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
-	"github.com/simple-workflow/simple-workflow/cmd/internal/env"
-	"github.com/simple-workflow/simple-workflow/cmd/internal/logs"
-	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/internal/build"
+	"github.com/simple-workflow/simple-workflow/internal/database"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
+	"github.com/simple-workflow/simple-workflow/internal/env"
+	"github.com/simple-workflow/simple-workflow/internal/logs"
 )
 
 func main() { os.Exit(start(os.Args[1:])) }
@@ -33,6 +33,9 @@ func start(args []string) int {
 	}
 	log := logs.New(os.Stderr, settings.LogLevel.Value, settings.LogFormat.Value)
 	slog.SetDefault(log)
+	for _, note := range settings.notes {
+		log.Info(note)
+	}
 	for _, warning := range settings.warnings {
 		log.Warn(warning)
 	}
@@ -80,8 +83,8 @@ func abandon(sink string) int {
 		return exitDatabase
 	}
 	defer conn.Close(ctx)
-	open, err := outbox.Abandon(ctx, conn, sink, unserved)
-	if errors.Is(err, outbox.ErrServed) {
+	open, err := delivery.Abandon(ctx, conn, sink, unserved)
+	if errors.Is(err, delivery.ErrServed) {
 		fmt.Fprintf(os.Stderr, "dispatcher: %v; stop its dispatchers, or take it out of their DISPATCHER_SINKS, and try again\n", err)
 		return exitConfig
 	}
@@ -94,10 +97,6 @@ func abandon(sink string) int {
 }
 
 func refuse(problems []string) int {
-	fmt.Fprintln(os.Stderr, "dispatcher: does not start, because of its configuration:")
-	for _, problem := range problems {
-		fmt.Fprintln(os.Stderr, "  "+problem)
-	}
-	fmt.Fprintln(os.Stderr, "See dispatcher --help.")
+	env.Refuse(os.Stderr, "dispatcher", problems)
 	return exitConfig
 }

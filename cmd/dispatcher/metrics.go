@@ -6,9 +6,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/build"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/internal/build"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 )
 
 // A metrics counts what the dispatcher reports.
@@ -80,7 +80,7 @@ func (m *metrics) observer() dispatcher.Observer {
 			}
 			m.fault.WithLabelValues(sink).Set(value)
 		},
-		Lag: func(sink string, lag outbox.Lag) {
+		Lag: func(sink string, lag delivery.Lag) {
 			m.open.WithLabelValues(sink).Set(float64(lag.Open))
 			m.oldest.WithLabelValues(sink).Set(lag.Oldest.Seconds())
 			m.parkedIn.WithLabelValues(sink).Set(float64(lag.Parked))

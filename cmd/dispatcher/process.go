@@ -16,10 +16,10 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
-	"github.com/simple-workflow/simple-workflow/cmd/internal/probe"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/internal/database"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
+	"github.com/simple-workflow/simple-workflow/internal/probe"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -115,13 +115,13 @@ func (p *process) orphans(ctx context.Context) error {
 	for _, t := range p.settings.targets {
 		served = append(served, t.Name)
 	}
-	names, err := outbox.Unserved(ctx, p.pool, served, orphanedAfter)
+	names, err := delivery.Unserved(ctx, p.pool, served, orphanedAfter)
 	if err != nil {
 		return nil // the dispatcher will see for itself
 	}
 	var errs []error
 	for _, name := range names {
-		if lag, err := outbox.LagOf(ctx, p.pool, name); err == nil && lag.Open > 0 {
+		if lag, err := delivery.LagOf(ctx, p.pool, name); err == nil && lag.Open > 0 {
 			errs = append(errs, fmt.Errorf("DISPATCHER_SINKS: the sink %s is not among them, and has %d events to get (100000: or more); "+
 				"add it, name it in DISPATCHER_ELSEWHERE if another dispatcher serves it, or remove it: dispatcher --abandon %s", name, lag.Open, name))
 		}

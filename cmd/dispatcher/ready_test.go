@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -50,7 +50,7 @@ func TestReadyMeansWritable(t *testing.T) {
 		within(200, what+" no more")
 		emit(t, owner, 1, 1)
 		published++
-		pgtest.AwaitFor(t, 10*time.Second, "an event to be published, after: "+what, func() bool { return r.ids() == published })
+		pgtest.Await(t, "an event to be published, after: "+what, func() bool { return r.ids() == published })
 	}
 	cut := func() {
 		execute(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'`)
@@ -66,7 +66,7 @@ func TestReadyMeansWritable(t *testing.T) {
 		func() { execute(t, owner, `GRANT UPDATE ON outbox_sink TO app`) })
 	hurt("no connection", func() { execute(t, owner, `ALTER ROLE app CONNECTION LIMIT 0`); cut() }, func() {
 		before, begun := connections(), time.Now()
-		pgtest.AwaitFor(t, 20*time.Second, "ten seconds to pass", func() bool { return time.Since(begun) > 10*time.Second })
+		pgtest.Await(t, "ten seconds to pass", func() bool { return time.Since(begun) > 10*time.Second })
 		if n := connections() - before; n < 5 || n > 25 {
 			t.Errorf("%d attempts to connect in 10 seconds, want one a second", n)
 		}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
@@ -62,7 +62,7 @@ func get(t *testing.T, p *cmdtest.Process, path string) (int, string) {
 
 func awaitStatus(t *testing.T, p *cmdtest.Process, path string, want int) (body string) {
 	t.Helper()
-	pgtest.AwaitFor(t, 30*time.Second, fmt.Sprintf("%s answers %d", path, want), func() bool {
+	pgtest.Await(t, fmt.Sprintf("%s answers %d", path, want), func() bool {
 		var got int
 		got, body = get(t, p, path)
 		return got == want

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 )
 
 const secret = "s3cr3t"

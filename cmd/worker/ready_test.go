@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
@@ -54,7 +54,7 @@ func TestReadyMeansWritable(t *testing.T) {
 		undo()
 		within(t, p, 200, soon, what+" no more")
 		exec(t, owner, `INSERT INTO workflow_run (type) VALUES ('default.noop.v1')`)
-		pgtest.AwaitFor(t, soon, "a run to be executed, after: "+what, func() bool { return count(t, owner, `status <> 'succeeded'`) == 0 })
+		pgtest.Await(t, "a run to be executed, after: "+what, func() bool { return count(t, owner, `status <> 'succeeded'`) == 0 })
 	}
 	cut := `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'`
 	statements := func(list ...string) func() {
@@ -97,13 +97,13 @@ func TestRefusedConnectionsArePaced(t *testing.T) {
 	if n := connections() - before; n > 12 {
 		t.Errorf("%d attempts to connect in 8 seconds, want twelve at most", n)
 	}
-	pgtest.AwaitFor(t, 10*time.Second, "runs to be executed", func() bool { return count(t, direct, `status <> 'succeeded' AND type = 'default.noop.v1'`) == 0 })
+	pgtest.Await(t, "runs to be executed", func() bool { return count(t, direct, `status <> 'succeeded' AND type = 'default.noop.v1'`) == 0 })
 
 	exec(t, direct, `ALTER ROLE `+role+` CONNECTION LIMIT 0`)
 	exec(t, direct, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '`+role+`'`)
 	awaitStatus(t, p, "/readyz", 503)
 	before, begun = connections(), time.Now()
-	pgtest.AwaitFor(t, 20*time.Second, "ten seconds to pass", func() bool { return time.Since(begun) > 10*time.Second })
+	pgtest.Await(t, "ten seconds to pass", func() bool { return time.Since(begun) > 10*time.Second })
 	if n := connections() - before; n < 5 || n > 25 {
 		t.Errorf("%d attempts to connect in 10 seconds, want one a second, and one more for what was let in", n)
 	}

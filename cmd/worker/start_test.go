@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -227,16 +227,25 @@ func TestSkew(t *testing.T) {
 	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + url, "WORKER_STRICT=true"}), 3, "WORKER_STRICT")
 }
 
-// Tables in a schema of another name are found by search_path.
+// Tables in a schema of another name are found by options, as psql has it, and by search_path, about which there is a word, but no
+// warning. Who names no schema is told where they are.
 func TestSearchPath(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, pgserver.Options{})
 	exec(t, server.URL("postgres"), `CREATE SCHEMA flows`)
-	url := server.URL("postgres") + "&search_path=flows"
+	url := server.URL("postgres") + "&options=-csearch_path%3Dflows"
 	if err := sql.Up(t.Context(), connect(t, url)); err != nil {
 		t.Fatal(err)
 	}
-	cmdtest.Start(t, []string{"DATABASE_URL=" + url})
-	exec(t, url, `INSERT INTO workflow_run (type) VALUES ('default.noop.v1')`)
-	pgtest.Await(t, "the run succeeds", func() bool { return count(t, url, `status = 'succeeded' AND type = 'default.noop.v1'`) == 1 })
+	for i, address := range []string{url, server.URL("postgres") + "&search_path=flows"} {
+		p := cmdtest.Start(t, []string{"DATABASE_URL=" + address, "WORKER_STRICT=true"})
+		exec(t, url, `INSERT INTO workflow_run (type) VALUES ('default.noop.v1')`)
+		pgtest.Await(t, "the run succeeds", func() bool { return count(t, url, `status = 'succeeded' AND type = 'default.noop.v1'`) == i+1 })
+		if told := strings.Contains(p.Stderr.String(), "but not to psql; ?options=-csearch_path%3Dname does so to both"); told != (i == 1) {
+			t.Errorf("%s: stderr: %s", address, p.Stderr.String())
+		}
+		p.Signal(syscall.SIGTERM)
+		wantExit(t, p, 0)
+	}
+	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + server.URL("postgres")}), 3, `tables are in schema \"flows\"; have the address lead there by ?options=-csearch_path%3Dflows`)
 }

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
@@ -53,14 +53,40 @@ func TestWork(t *testing.T) {
 	wantExit(t, p, 0, `"signal":"terminated"`, "worker stopped")
 }
 
-// The cleanup of old rows is one more run, which the worker enqueues and executes itself.
+// Any worker removes what is old of its prefixes, without covering default.: runs and, with the rights of the engine, events. It says in
+// workflow_retention for how long it has them kept. With WORKER_CLEANUP_EVERY=0 it does neither. A run of default.cleanup.v1 removes at once.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
-	cmdtest.Start(t, []string{"DATABASE_URL=" + url})
-	pgtest.Await(t, "a cleanup succeeds", func() bool {
-		return count(t, url, `status = 'succeeded' AND type = 'default.cleanup.v1'`) == 1
-	})
+	owner := connect(t, url)
+	old := func(typ string) {
+		t.Helper()
+		exec(t, url, `INSERT INTO workflow_run (type) VALUES ('`+typ+`')`)
+		exec(t, url, `UPDATE workflow_run SET status = 'cancelled' WHERE type = '`+typ+`'`)
+		pgtest.ByHand(t, owner, `UPDATE workflow_run SET finished_at = now() - interval '31 days' WHERE type = '`+typ+`'`)
+	}
+	old("media.x.v1")
+	old("billing.x.v1")
+	exec(t, url, `SELECT outbox_emit(gen_random_uuid(), 'test.event', '{}')`)
+	exec(t, url, `UPDATE outbox_event SET published_at = now() - interval '8 days'`)
+	idle := cmdtest.Start(t, []string{"DATABASE_URL=" + url, "WORKER_CLEANUP_EVERY=0"})
+	idle.AwaitLog("worker starts")
+	cmdtest.Start(t, []string{"DATABASE_URL=" + url, "WORKER_TYPE_PREFIXES=media.", "WORKER_CLEANUP_EVERY=1s", "WORKER_KEEP_FAILED=none"})
+	pgtest.Await(t, "what is old of media. to be gone", func() bool { return count(t, url, `type = 'media.x.v1'`) == 0 })
+	pgtest.Await(t, "a published event to be gone", func() bool { return count(t, url, `EXISTS (SELECT FROM outbox_event)`) == 0 })
+	if n := count(t, url, `type = 'billing.x.v1'`); n != 1 {
+		t.Error("it has removed what is of another prefix")
+	}
+	const asked = `SELECT string_agg(prefix || ' ' || kind || ' ' || period, ', ' ORDER BY prefix, kind) FROM workflow_retention WHERE prefix <> 'graph.'`
+	var said string
+	if err := owner.QueryRow(t.Context(), asked).Scan(&said); err != nil {
+		t.Fatal(err)
+	}
+	if want := "* events 604800, * messages 7776000, * processes 7776000, media. cancelled 2592000, media. deleted 2592000, media. failed 0, media. succeeded 2592000"; said != want {
+		t.Errorf("it asks for %s, want %s", said, want)
+	}
+	exec(t, url, `INSERT INTO workflow_run (type) VALUES ('default.cleanup.v1')`)
+	pgtest.Await(t, "what nobody asks for to be gone", func() bool { return count(t, url, `type = 'billing.x.v1'`) == 0 })
 }
 
 // E37: two workers of the same name both work, under names of their own.
@@ -79,6 +105,21 @@ func TestSameName(t *testing.T) {
 	if len(seen) != 2 {
 		t.Errorf("names: %v", seen)
 	}
+}
+
+// A worker that was killed is told of as dead, which takes some ten seconds.
+func TestKilledWorkerIsToldOf(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	p := cmdtest.Start(t, []string{"DATABASE_URL=" + url})
+	exec(t, url, `INSERT INTO workflow_run (type) VALUES ('default.noop.v1')`)
+	pgtest.Await(t, "the run succeeds", func() bool { return count(t, url, `status = 'succeeded' AND type = 'default.noop.v1'`) == 1 })
+	p.Signal(syscall.SIGKILL)
+	p.Wait()
+	exec(t, url, `INSERT INTO workflow_run (type) VALUES ('default.noop.v1')`)
+	pgtest.Await(t, "why to say that no worker lives", func() bool {
+		return count(t, url, `status = 'pending' AND type = 'default.noop.v1' AND workflow_why(id) = 'no live worker covers default.noop.v1; none lives at all'`) == 1
+	})
 }
 
 // The first SIGTERM lets a handler go on for the grace period; the second ends it at once,

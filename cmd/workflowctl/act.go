@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,7 +18,7 @@ type action struct {
 	use, short string
 	query      string
 	args       []func(string) (any, error) // how each argument is read
-	done       string                      // the answer begins so if it was done
+	done       string                      // the answer begins so if it was done, and never with 0
 }
 
 var actions = []action{
@@ -28,7 +29,27 @@ var actions = []action{
 	{"prioritize RUN PRIORITY", "Have a pending run go first, or last: -100 to 100", `SELECT workflow_prioritize($1, $2::text::int)`, arguments(anID, aText), "priority"},
 	{"pause PREFIX REASON", "Have no run of a type, or of a prefix that ends with a dot, be leased any more", `SELECT workflow_pause($1, $2)`, arguments(aText, aText), "paused"},
 	{"resume PREFIX", "End a pause", `SELECT workflow_resume($1)`, arguments(aText), "resumed"},
+	{"close-breaker TYPE", "Have runs of a type be leased again whose breaker is open", `SELECT workflow_close_breaker($1)`, arguments(aText), "closed"},
 	{"release WORKER REASON", "Take a worker's leases away at once", `SELECT workflow_release($1, $2) || ' leases taken away'`, arguments(aText, aText), ""},
+	{"hold RUN", "Have a pending run wait until it is let go", `WITH held AS (UPDATE workflow_run SET held_at = now() WHERE id = $1 AND status = 'pending' AND held_at IS NULL AND deleted_at IS NULL RETURNING 1)
+		SELECT CASE WHEN EXISTS (SELECT FROM held) THEN 'held' ELSE coalesce((SELECT CASE WHEN deleted_at IS NOT NULL THEN 'deleted' WHEN held_at IS NOT NULL THEN 'already held'
+			WHEN status = 'pending' THEN 'it has changed meanwhile; look again' ELSE 'not pending: ' || status END FROM workflow_run WHERE id = $1), 'not found') END`, arguments(anID), "held"},
+	{"let-go RUN", "End a hold", `WITH of AS MATERIALIZED (SELECT r.held_at, i.id FROM workflow_run r JOIN process_token t ON t.id = r.token_id JOIN process_instance i ON i.id = t.instance_id WHERE r.id = $1 AND r.held_at = i.paused_at),
+		gone AS (UPDATE workflow_run SET held_at = NULL WHERE id = $1 AND held_at IS NOT NULL AND deleted_at IS NULL AND NOT EXISTS (SELECT FROM of) RETURNING 1)
+		SELECT CASE WHEN EXISTS (SELECT FROM gone) THEN 'let go' ELSE coalesce((SELECT 'its process is paused: workflowctl resume-process ' || id FROM of),
+			(SELECT CASE WHEN deleted_at IS NOT NULL THEN 'deleted' ELSE 'not held: ' || status END FROM workflow_run WHERE id = $1), 'not found') END`, arguments(anID), "let go"},
+	{"settle-again RUN", "Have an outcome that the database refuses be tried at once", `SELECT workflow_settle_again($1)`, arguments(anID), "tried again"},
+	{"fail-run RUN REASON", "Have a run fail whose outcome the database refuses", `SELECT workflow_fail($1, $2)`, arguments(anID, aText), "to be failed"},
+	{"pause-process INSTANCE", "Have an instance of a process stand still, and what it has called", `SELECT process_pause($1)`, arguments(anID), "paused"},
+	{"resume-process INSTANCE", "Have a paused instance go on", `SELECT process_resume($1)`, arguments(anID), "resumed"},
+	{"correct INSTANCE NODE VALUE REASON", "Put another value, in JSON, in place of what a node has returned", `SELECT process_correct($1, $2, $3, $4)`, arguments(anID, aText, someJSON, aText), "corrected"},
+	{"assign TASK WHO", "Have a person's task be somebody's", `SELECT process_task_assign($1, $2)`, arguments(anID, aText), "assigned"},
+	{"claim TASK", "Take a task of one's groups: tasks lists them", `SELECT process_task_claim($1)`, arguments(anID), "assigned"},
+	{"give-back TASK", "Give a task back that one has claimed", `SELECT process_task_release($1)`, arguments(anID), "released"},
+	{"join-group ROLE GROUP", "Have a database role see, claim and complete the tasks of a group", `SELECT workflow_join_group($1, $2)`, arguments(aText, aText), "joined"},
+	{"leave-group ROLE GROUP", "End what join-group began", `SELECT workflow_leave_group($1, $2)`, arguments(aText, aText), "left"},
+	{"replay FROM UNTIL", "Publish the events of a span of time again, in RFC 3339", `SELECT outbox_replay($1, $2) || ' events are published again'`, arguments(aTime, aTime), ""},
+	{"replay-parked SINK", "Publish again what a sink was not given", `SELECT outbox_replay_parked($1) || ' events are published again'`, arguments(aText), ""},
 	{"set-right", "Set right what dispatchers go by, after a restore of data alone: lanes, floors, the sequence of ids", `SELECT outbox_set_right_v1()`, arguments(), ""},
 }
 
@@ -44,9 +65,16 @@ func aText(text string) (any, error) {
 func anID(text string) (any, error) {
 	id, err := uuid.Parse(text)
 	if err != nil {
-		return nil, errors.New("use the id of a run, a uuid")
+		return nil, errors.New("use an id, a uuid")
 	}
 	return id, nil
+}
+
+func someJSON(text string) (any, error) {
+	if !json.Valid([]byte(text)) {
+		return nil, errors.New("use JSON, with quotes around a text")
+	}
+	return json.RawMessage(text), nil
 }
 
 func aTime(text string) (any, error) {
@@ -85,7 +113,7 @@ func (a action) command() *cobra.Command {
 				if err := conn.QueryRow(cmd.Context(), a.query, args...).Scan(&answer); err != nil {
 					return inWords(err)
 				}
-				if !strings.HasPrefix(answer, a.done) {
+				if !strings.HasPrefix(answer, a.done) || strings.HasPrefix(answer, "0 ") {
 					return errors.New(answer)
 				}
 				fmt.Fprintln(cmd.OutOrStdout(), answer)
@@ -125,7 +153,8 @@ Without --do it only shows them:
 			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
 				query := `SELECT * FROM workflow_redrive($1::text, nullif($2::text, ''), since => $3::text::timestamptz, most => $4::int, per_second => nullif($5::float8, 0),
 					attempts => $6::int, dry_run => $7::boolean)`
-				return printQuery(cmd.Context(), cmd.OutOrStdout(), conn, query, false, args[0], code, from, most, perSecond, attempts, !do)
+				err := printQuery(cmd.Context(), cmd.OutOrStdout(), conn, query, false, args[0], code, from, most, perSecond, attempts, !do)
+				return looked(cmd, err, do, most)
 			})
 		},
 	}
@@ -139,11 +168,67 @@ Without --do it only shows them:
 	return redrive
 }
 
+func newRetryIncidents() *cobra.Command {
+	var t target
+	var process, node, code string
+	version, most, perSecond, do, asJSON := 0, 100, 0.0, false, false
+	retry := &cobra.Command{
+		Use:   "retry-incidents",
+		Short: "Have many incidents of processes tried again: first look, then a few, then the rest at a rate",
+		Long: `Have open incidents of a process, node, version or code tried again, the oldest first. Those that are about to be are left out.
+Without --do it only shows them:
+
+  workflowctl retry-incidents --process order --node pay --code handler_error
+  workflowctl retry-incidents --process order --node pay --most 10 --do
+  workflowctl retry-incidents --process order --node pay --most 100000 --per-second 50 --do`,
+		Args: takes(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if perSecond < 0 {
+				return fmt.Errorf("--per-second=%g: use more than 0, or leave it out", perSecond)
+			}
+			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
+				query := `SELECT * FROM process_retry_incidents(nullif($1::text, ''), nullif($2::text, ''), nullif($3::text, ''), nullif($4::int, 0), most => $5::int,
+					per_second => nullif($6::float8, 0), dry_run => $7::boolean)`
+				err := printQuery(cmd.Context(), cmd.OutOrStdout(), conn, query, asJSON, process, node, code, version, most, perSecond, !do)
+				return looked(cmd, err, do, most)
+			})
+		},
+	}
+	retry.Flags().StringVar(&process, "process", "", "only those of a process")
+	retry.Flags().StringVar(&node, "node", "", "only those at a node")
+	retry.Flags().StringVar(&code, "code", "", "only those with this code")
+	retry.Flags().IntVar(&version, "version", version, "only those of this version of the process (default: of all)")
+	retry.Flags().IntVar(&most, "most", most, "at most so many")
+	retry.Flags().Float64Var(&perSecond, "per-second", perSecond, "spread them over time (default: all now)")
+	retry.Flags().BoolVar(&do, "do", do, "do it; without, it only shows what would be done")
+	retry.Flags().BoolVar(&asJSON, "json", asJSON, "print one JSON array")
+	t.flags(retry.Flags())
+	return retry
+}
+
+// looked says below a list that it is of what would be done: who was advised of the command may take it for what was.
+func looked(cmd *cobra.Command, err error, do bool, most int) error {
+	if err == nil && !do {
+		fmt.Fprintf(cmd.ErrOrStderr(), "workflowctl: nothing is changed; the same with --do has these tried again, at most %d of them (--most)\n", most)
+	}
+	return err
+}
+
+// refused reports whether the database refuses something to the role that asks for it.
+func refused(err error) bool {
+	const insufficientPrivilege = "42501"
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == insufficientPrivilege
+}
+
 // inWords adds to the database's error what it advises.
 func inWords(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
 		return err
+	}
+	if pg.Hint == "" && refused(err) {
+		return fmt.Errorf("%s: the role that you are logged in as may not do this; docs/roles.md says which may", pg.Message)
 	}
 	if pg.Hint == "" {
 		return errors.New(pg.Message)

@@ -11,18 +11,19 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/pflag"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/database"
+	"github.com/simple-workflow/simple-workflow/internal/database"
 )
 
 // A target is the database that a command works on, as the command line says.
 type target struct {
 	url    string
 	schema string
+	note   string // about the address
 }
 
 func (t *target) flags(flags *pflag.FlagSet) {
 	flags.StringVar(&t.url, "database-url", "", "address of the database (default: the variable DATABASE_URL)")
-	flags.StringVar(&t.schema, "schema", "", "schema that holds the tables (default: the first of search_path)")
+	flags.StringVar(&t.schema, "schema", "", "schema that holds the tables (default: that of the address, or the first of search_path)")
 }
 
 // parse checks the target without connecting.
@@ -34,13 +35,14 @@ func (t *target) parse() (*pgx.ConnConfig, error) {
 	config, err := database.Parse(address)
 	switch {
 	case errors.Is(err, database.ErrNoAddress):
-		return nil, fmt.Errorf("no database is named: use --database-url or set DATABASE_URL, for example to %s", database.Example)
+		err = fmt.Errorf("no database is named: use --database-url or set DATABASE_URL, for example to %s", database.Example)
 	case err != nil:
-		return nil, fmt.Errorf("%s=%.120q: %w", where, database.Shown(address), err)
+		err = fmt.Errorf("%s=%.120q: %w", where, database.Shown(address), err)
 	}
-	if err := checkSchema(t.schema); err != nil {
+	if err := errors.Join(err, checkSchema(t.schema)); err != nil {
 		return nil, err
 	}
+	t.note = database.SearchPath(config)
 	if t.schema != "" {
 		config.ConnConfig.RuntimeParams["search_path"] = pgx.Identifier{t.schema}.Sanitize()
 	}
@@ -64,6 +66,9 @@ func (t *target) connect(ctx context.Context) (*pgx.Conn, error) {
 	config, err := t.parse()
 	if err != nil {
 		return nil, err
+	}
+	if t.note != "" {
+		fmt.Fprintln(os.Stderr, "workflowctl: note:", t.note)
 	}
 	conn, err := database.Connect(ctx, config)
 	if err != nil {
@@ -91,6 +96,17 @@ func (t *target) with(ctx context.Context, do func(*pgx.Conn) error) error {
 		return &failure{err}
 	}
 	return nil
+}
+
+// uncompiled has do work in one transaction, without the server's compiler, which is on where nobody has switched it off: compiling a view that is read takes
+// seconds, each time, and reading it takes milliseconds. A pooler may give the session to others, so only the transaction is told.
+func uncompiled(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL jit = off`, pgx.QueryExecModeSimpleProtocol); err != nil {
+			return inWords(err)
+		}
+		return do(tx)
+	})
 }
 
 // current returns the schema that the connection works on.

@@ -24,7 +24,8 @@ func newDefine() *cobra.Command {
 	define := &cobra.Command{
 		Use:   "define FILE...",
 		Short: "Check definitions of processes and deploy them",
-		Long: `Check definitions of processes and deploy them, all or none. All that is wrong is printed:
+		Long: `Check definitions of processes and deploy them, all or none. All that is wrong with the nodes of all files is
+printed, and, of those whose nodes are in order, all that is wrong with the ways between them:
 
   workflowctl define --check order.json
   workflowctl define order.json refund.json
@@ -33,16 +34,15 @@ func newDefine() *cobra.Command {
 Deploying the same definition again changes nothing. An edited one needs a higher version.`,
 		Args: files,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			var address error
 			if !check {
-				if _, err := t.parse(); err != nil {
-					return err
-				}
+				_, address = t.parse()
 			}
-			texts, err := readAll(cmd.InOrStdin(), args)
-			if err != nil {
-				return err
-			}
+			texts, unread := readAll(cmd.InOrStdin(), args)
 			all, err := inspect(cmd.OutOrStdout(), texts)
+			if wrong := errors.Join(address, unread); wrong != nil {
+				return wrong
+			}
 			if err != nil || check {
 				return err
 			}
@@ -78,15 +78,17 @@ type file struct {
 }
 
 func readAll(stdin io.Reader, names []string) ([]*file, error) {
-	all := make([]*file, len(names))
-	for i, name := range names {
+	var all []*file
+	var unread []error
+	for _, name := range names {
 		text, err := read(stdin, name)
 		if err != nil {
-			return nil, err
+			unread = append(unread, err)
+			continue
 		}
-		all[i] = &file{name: name, text: text}
+		all = append(all, &file{name: name, text: text})
 	}
-	return all, nil
+	return all, errors.Join(unread...)
 }
 
 // enough is more than a definition may have. What lies beyond is not read into memory.
@@ -180,7 +182,7 @@ func deploy(ctx context.Context, out io.Writer, conn *pgx.Conn, all []*file) err
 func deployOne(ctx context.Context, tx pgx.Tx, d *graph.Definition) (string, error) {
 	id, err := graph.Deploy(ctx, tx, d)
 	if err != nil {
-		return "", err
+		return "", inWords(err)
 	}
 	var ours bool
 	var highest int

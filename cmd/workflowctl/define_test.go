@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
@@ -126,6 +126,10 @@ func TestDefineUsage(t *testing.T) {
 		{url, []string{"define", "--check"}, "no file is named"},
 		{url, []string{"define", "-", "-"}, "name - once"},
 		{url, []string{"define", order, order + ".not"}, "order.json.not"},
+		{"", []string{"define", order, order + ".not", order + ".nor"}, "order.json.nor"},
+		{"", []string{"define", order, order + ".not", order + ".nor"}, "order.json.not"},
+		{"", []string{"define", order, order + ".not"}, "no database is named"},
+		{"", []string{"define", order, order + ".not"}, "order.json: note: "},
 		{url, []string{"define", "--chek", order}, "--chek"},
 		{url, []string{"graph"}, "either graph FILE"},
 		{url, []string{"graph", order, order}, "at most 1"},

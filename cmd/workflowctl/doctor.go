@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,8 +33,8 @@ var examinations = []string{
 	`SELECT true, 'index ' || c.relname || ' is invalid', 'REINDEX INDEX CONCURRENTLY ' || c.oid::regclass
 	 FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid JOIN pg_class r ON r.oid = x.indrelid
 	 WHERE NOT x.indisvalid AND r.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'workflow_run'::regclass)`,
-	`SELECT true, 'index ' || n || ' is missing: leasing reads the whole table', 'compare with: workflowctl migrate print'
-	 FROM unnest('{workflow_run_lane_idx,workflow_run_leased_idx,workflow_run_finished_idx,workflow_run_idempotency_idx,workflow_run_token_idx,outbox_event_open_idx}'::text[]) AS n
+	`SELECT true, 'index ' || n || ' is missing: what goes by it reads the whole table', 'compare with: workflowctl migrate print'
+	 FROM unnest('{workflow_run_lane_idx,workflow_run_leased_idx,workflow_run_finished_idx,workflow_run_idempotency_idx,workflow_run_token_idx,process_instance_failed_idx,outbox_event_open_idx}'::text[]) AS n
 	 WHERE to_regclass(n) IS NULL`,
 	`SELECT false, 'trigger ' || t.tgname || ' on ' || t.tgrelid::regclass || ' is disabled: wrong rows are not refused', format('ALTER TABLE %s ENABLE TRIGGER %I', t.tgrelid::regclass, t.tgname)
 	 FROM pg_trigger t JOIN pg_class r ON r.oid = t.tgrelid
@@ -49,34 +50,16 @@ var examinations = []string{
 	`SELECT false, table_name || ': ' || dead || ' dead rows, ' || dead_percent || ' %', 'SELECT * FROM workflow_blocker says who keeps them; else VACUUM ' || table_name
 	 FROM workflow_bloat WHERE dead > 50000 AND dead_percent > 30`,
 	`SELECT problem LIKE 'holds %Lock on %', 'session ' || coalesce(pid::text, '') || ' of ' || coalesce(role, '') || ' ' || problem || coalesce(', for ' || workflow_span(since), ''), way_out FROM workflow_blocker`,
-	`SELECT problem LIKE 'no%', subject || ': ' || problem, 'start a worker with WORKER_TYPE_PREFIXES that cover it, or a handler for it; see workflowctl show workers' FROM workflow_coverage WHERE problem NOT LIKE 'prefixes overlap%'`,
 	`SELECT false, subject || ': ' || problem, 'that is fine if it is meant: both groups take these runs' FROM workflow_coverage WHERE problem LIKE 'prefixes overlap%'`,
 	`SELECT false, 'prefix ' || prefix || ' is paused for ' || workflow_span(workflow_age(paused_at)) || ' by ' || paused_by || ': ' || reason, 'workflowctl resume ' || prefix
 	 FROM workflow_pause WHERE resumed_at IS NULL`,
-	`SELECT true, count(*) || ' leases have run out, the oldest ' || workflow_span(workflow_age(min(lease_until))) || ' ago: no worker takes them back', 'start a worker that covers ' || min(type)
-	 FROM workflow_run r WHERE status = 'leased' AND lease_until < now() - interval '1 minute'
-	   AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'run' AND a.id = r.id) AND NOT EXISTS (SELECT FROM workflow_kept k WHERE k.run = r.id AND k.token = r.lease_token)
-	 HAVING count(*) > 0`,
-	`SELECT true, 'nothing of type ' || type || ' is leased, though it has been due for ' || workflow_span(due_for) || ', and ' || covered_by || ' could take it', 'the logs of these workers tell why'
-	 FROM workflow_stalled`,
-	`SELECT true, 'the statement «' || statement || '» fails for every row, for ' || workflow_span(workflow_age(since)) || ', as role ' || role || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', '') || ': no row is blamed for it, and none goes on',
-	        format('SELECT message FROM workflow_fault WHERE statement = %L says what is wrong: a table, right, function or sequence, or a trigger that refuses all. Once that is mended it goes on by itself', statement)
-	 FROM workflow_fault WHERE seen_at > clock_timestamp() - interval '1 minute' ORDER BY since`,
-	`SELECT sqlstate <> '55P03', 'run ' || id || ' of type ' || type || ' is set aside for ' || workflow_span(workflow_age(since)) || ': '
-	        || CASE WHEN sqlstate = '55P03' THEN 'it waits for a lock' WHEN statement = 'extend' THEN 'the database refuses its heartbeat, and its lease runs out' ELSE problem END || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
-	        CASE WHEN fix IS NOT NULL THEN format('BEGIN; SET LOCAL workflow.override = ''why''; UPDATE workflow_run SET %s WHERE id = %L; COMMIT', fix, id)
-	             ELSE format('SELECT message FROM workflow_unleasable WHERE id = %L says what refuses it; once that is gone it goes on by itself', id)
-	                  || CASE WHEN kept IS NOT NULL THEN format(', or at once: SELECT workflow_settle_again(%L)', id) ELSE '' END END
-	 FROM workflow_unleasable u WHERE statement <> 'retention' AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.id = u.id AND a.kind = 'wait') ORDER BY since LIMIT 20`,
 	`SELECT false, 'retention: ' || count(*) || ' rows of ' || type || ' are refused their removal, for ' || workflow_span(workflow_age(min(since))) || coalesce(' (SQLSTATE ' || nullif(sqlstate, '') || ')', ''),
 	        format('SELECT id, message FROM workflow_set_aside WHERE kind = ''retention'' AND type = %L says by what; once that is gone the next cleanup removes them', type)
 	 FROM workflow_unleasable WHERE statement = 'retention' GROUP BY type, sqlstate`,
+	keptLonger,
 	`SELECT true, 'instance ' || instance_id || ': ' || problem,
 	        coalesce('BEGIN; SET LOCAL workflow.override = ''why''; ' || fix || '; COMMIT', 'SELECT message FROM process_unreachable WHERE instance_id = ' || quote_literal(instance_id) || ' says what refuses it; once that is gone it goes on by itself')
 	 FROM process_fault LIMIT 20`,
-	`SELECT true, 'signal ' || b.signal_id || ' is refused to all who wait for it, for ' || workflow_span(workflow_age(b.refused_at)) || ' (SQLSTATE ' || b.sqlstate || ')',
-	        'SELECT message FROM process_broadcast WHERE signal_id = ' || quote_literal(b.signal_id) || ' says what refuses it: a trigger or a constraint of workflow_run; it is tried again every few seconds'
-	 FROM process_broadcast b WHERE b.refused_at IS NOT NULL LIMIT 20`,
 	`SELECT true, 'run ' || r.id || ' of type ' || r.type || ' is due at ' || r.run_at || ': never', 'SELECT workflow_reschedule(' || quote_literal(r.id) || ', now())'
 	 FROM workflow_lane l CROSS JOIN LATERAL (SELECT o.id, o.type, o.run_at FROM workflow_open o WHERE o.suspect = l.suspect AND o.type = l.type AND o.priority = l.priority
 	       AND o.run_at > now() + interval '11 years' ORDER BY o.run_at DESC, o.id LIMIT 5) r LIMIT 20`,
@@ -85,11 +68,6 @@ var examinations = []string{
 	`SELECT true, 'CHECK ' || name || ' is missing: nothing keeps values of ' || relation || ' within their bounds', format('SELECT workflow_add_bounds_v1(%L); SELECT workflow_validate_bounds_v1(%1$L)', relation)
 	 FROM workflow_bound_check WHERE valid IS NULL`,
 	`SELECT open, 'row ' || key::text || ' of ' || "table" || ': ' || "column" || ' is ' || value || ', allowed is ' || allowed, fix FROM workflow_out_of_bounds(NULL, 20)`,
-	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || CASE WHEN at_least THEN 'at least ' ELSE '' END || open || ' events wait', 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
-	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
-	`SELECT false, 'sink ' || sink || ' has parked ' || parked || ' events', 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,
-	`SELECT true, 'instance ' || instance_id || ': incident ' || code || ' at ' || node || ' for ' || workflow_span(workflow_age(created_at)), 'workflowctl why ' || instance_id
-	 FROM incident WHERE resolved_at IS NULL ORDER BY created_at LIMIT 20`,
 }
 
 // invariants are views that are empty unless there is a bug.
@@ -144,26 +122,22 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 			queries = append(queries, `SELECT true, '`+view+`: ' || to_jsonb(v)::text, 'this is a bug: please report it with the rows of the view' FROM `+view+` v LIMIT 5`)
 		}
 	}
-	for _, query := range queries {
-		more, err := collect(ctx, conn, query)
-		if err != nil {
-			return nil, err
-		}
+	err = uncompiled(ctx, conn, func(tx pgx.Tx) error {
+		more, err := collect(ctx, tx, slices.Concat(queries, needs)...)
 		found = append(found, more...)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	// What is looked at of a lane is a piece of its index, whatever the statistics say.
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off; SET LOCAL jit = off`, pgx.QueryExecModeSimpleProtocol); err != nil {
+	err = uncompiled(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off`, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return inWords(err)
 		}
-		for _, query := range outboxExaminations {
-			more, err := collect(ctx, tx, query)
-			if err != nil {
-				return err
-			}
-			found = append(found, more...)
-		}
-		return nil
+		more, err := collect(ctx, tx, outboxExaminations...)
+		found = append(found, more...)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -171,13 +145,17 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 	return found, nil
 }
 
-func collect(ctx context.Context, db interface {
+// A querier is a connection or a transaction.
+type querier interface {
 	Query(context.Context, string, ...any) (pgx.Rows, error)
-}, query string) ([]finding, error) {
-	rows, _ := db.Query(ctx, query)
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[finding])
-	if err != nil {
-		return nil, inWords(err)
+}
+
+func collect(ctx context.Context, db querier, queries ...string) (found []finding, err error) {
+	for _, query := range queries {
+		rows, _ := db.Query(ctx, query)
+		if found, err = pgx.AppendRows(found, rows, pgx.RowToStructByPos[finding]); err != nil {
+			return nil, inWords(err)
+		}
 	}
 	return found, nil
 }

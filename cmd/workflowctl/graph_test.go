@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 

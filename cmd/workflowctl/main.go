@@ -7,13 +7,16 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/build"
+	"github.com/simple-workflow/simple-workflow/internal/build"
+	"github.com/simple-workflow/simple-workflow/internal/env"
 )
 
 // Exit codes.
@@ -26,25 +29,61 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	root := newRoot()
-	root.SetArgs(numbers(os.Args[1:]))
-	err := root.ExecuteContext(ctx)
+	root.SetArgs(numbers(root, os.Args[1:]))
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "workflowctl:", err)
 	var failed *failure
 	if errors.As(err, &failed) {
+		fmt.Fprintln(os.Stderr, "workflowctl:", err)
 		os.Exit(exitFailed)
 	}
+	env.Refuse(os.Stderr, cmd.CommandPath(), strings.Split(err.Error(), "\n"))
 	os.Exit(exitUsage)
 }
 
 // usage says how a command is used.
 func usage(cmd *cobra.Command) error {
 	if !cmd.HasParent() {
-		return fmt.Errorf("use: %s COMMAND, see %s --help", cmd.Use, cmd.Use)
+		return fmt.Errorf("use: %s COMMAND", cmd.Use)
 	}
-	return fmt.Errorf("use: %s %s, see %s --help", cmd.Parent().CommandPath(), cmd.Use, cmd.CommandPath())
+	return fmt.Errorf("use: %s %s", cmd.Parent().CommandPath(), cmd.Use)
+}
+
+// noCommand refuses what is no command of cmd, with those that may be meant.
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	text := fmt.Sprintf("there is no command %.120q", args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return errors.New(text)
+}
+
+// wrongFlag puts what is wrong with a flag in the words that settings have.
+func wrongFlag(cmd *cobra.Command, err error) error {
+	var value *pflag.InvalidValueError
+	var missing *pflag.ValueRequiredError
+	var unknown *pflag.NotExistError
+	switch {
+	case errors.As(err, &value):
+		return fmt.Errorf("--%s=%.120q: use %s", value.GetFlag().Name, value.GetValue(), kinds[value.GetFlag().Value.Type()])
+	case errors.As(err, &missing):
+		return fmt.Errorf("--%s: give it a value", missing.GetSpecifiedName())
+	case errors.As(err, &unknown):
+		return fmt.Errorf("%.120q: there is no such flag; %w", "--"+unknown.GetSpecifiedName(), usage(cmd))
+	}
+	return fmt.Errorf("%w; %w", err, usage(cmd))
+}
+
+// kinds are what flags take, by pflag's names of their types.
+var kinds = map[string]string{
+	"int": "a whole number", "float64": "a number", "bool": "true or false", "duration": "a duration such as 500ms, 30s, 5m or 1h30m",
+	"string": "a text", "stringSlice": "texts separated by commas",
 }
 
 // takes has a command take n arguments, those that its Use names.
@@ -57,25 +96,42 @@ func takes(n int) cobra.PositionalArgs {
 	}
 }
 
-// numbers has a negative number taken for what it is, and not for a flag: it comes last, after --.
-func numbers(args []string) []string {
-	var others, negative []string
-	for i, arg := range args {
-		if arg == "--" {
-			others = append(others, args[i:]...)
-			break
-		}
-		ofFlag := i > 0 && strings.HasPrefix(args[i-1], "--") && !strings.Contains(args[i-1], "=")
-		if _, err := strconv.Atoi(arg); err == nil && strings.HasPrefix(arg, "-") && !ofFlag {
-			negative = append(negative, arg)
-		} else {
+// numbers has negative numbers taken for what they are, and not for flags: then flags come first, and the arguments in their order after --.
+func numbers(root *cobra.Command, args []string) []string {
+	cmd, rest, err := root.Find(args)
+	if err != nil || !cmd.HasParent() {
+		return args
+	}
+	path := strings.Fields(cmd.CommandPath())[1:]
+	var flags, others []string
+	negative := false
+	for i := 0; i < len(rest); i++ {
+		arg := rest[i]
+		_, number := strconv.ParseFloat(arg, 64)
+		switch isFlag := strings.HasPrefix(arg, "-") && number != nil; {
+		case arg == "--":
+			others = append(others, rest[i+1:]...)
+			i = len(rest)
+		case isFlag && takesValue(cmd, arg) && i+1 < len(rest):
+			i++
+			flags = append(flags, arg, rest[i])
+		case isFlag:
+			flags = append(flags, arg)
+		default:
+			negative = negative || strings.HasPrefix(arg, "-")
 			others = append(others, arg)
 		}
 	}
-	if len(negative) == 0 {
+	if !negative {
 		return args
 	}
-	return append(append(others, "--"), negative...)
+	return slices.Concat(path, flags, []string{"--"}, others)
+}
+
+// takesValue reports whether what follows a flag is its value.
+func takesValue(cmd *cobra.Command, arg string) bool {
+	flag := cmd.Flags().Lookup(strings.TrimPrefix(arg, "--"))
+	return flag != nil && flag.NoOptDefVal == ""
 }
 
 // A failure is an error of the work itself. All others are about how it was asked for.
@@ -97,8 +153,11 @@ or the environment is wrong.`,
 	}
 	root.Version = build.Version()
 	root.SetVersionTemplate("workflowctl {{.Version}}\n")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return fmt.Errorf("%w; %w", err, usage(cmd)) })
-	root.AddCommand(newMigrate(), newDefine(), newGraph(), newShow(), newTop(), newWhy(), newRedrive(), newDoctor(), newRoles(), newVersion())
+	root.Args = noCommand
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	root.SetFlagErrorFunc(wrongFlag)
+	root.AddCommand(newMigrate(), newDefine(), newGraph(), newShow(), newEvents(), newTasks(), newTop(), newWhy(), newRedrive(), newRetryIncidents(), newPolicy(), newDoctor(), newRoles(), newVersion())
 	root.AddCommand(newActions()...)
+	root.AddCommand(newOrders()...)
 	return root
 }

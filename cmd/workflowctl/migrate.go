@@ -10,7 +10,7 @@ func newMigrate() *cobra.Command {
 	migrate := &cobra.Command{
 		Use:   "migrate",
 		Short: "Create the schema or bring it up to date",
-		Args:  cobra.NoArgs,
+		Args:  noCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("migrate does nothing by itself: use migrate up, migrate status or migrate print")
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -27,8 +28,11 @@ func newMigrateStatus() *cobra.Command {
 
 func migrateStatus(ctx context.Context, out io.Writer, t *target) error {
 	var steps []sql.Step
+	var others []string
 	if err := t.with(ctx, func(conn *pgx.Conn) (err error) {
-		steps, err = sql.Status(ctx, conn)
+		if steps, err = sql.Status(ctx, conn); err == nil && steps[0].AppliedAt.IsZero() {
+			others, err = sql.Installations(ctx, conn)
+		}
 		return err
 	}); err != nil {
 		return err
@@ -46,6 +50,10 @@ func migrateStatus(ctx context.Context, out io.Writer, t *target) error {
 		fmt.Fprintf(table, "%s\t%s\n", s.Name, applied)
 	}
 	_ = table.Flush()
+	if len(others) > 0 {
+		return &failure{fmt.Errorf("nothing is applied in this schema, but there is an installation in %s: name it by --schema, or by ?%s in the address; a second one is made by %s",
+			printable(strings.Join(others, ", ")), sql.InAddress(others[0]), t.upCommand())}
+	}
 	if missing > 0 {
 		return &failure{fmt.Errorf("%d of %d migrations are missing; run: %s", missing, len(steps), t.upCommand())}
 	}

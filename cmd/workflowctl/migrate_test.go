@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/sql"
@@ -100,7 +100,13 @@ func TestSchema(t *testing.T) {
 	env := []string{"DATABASE_URL=" + url}
 	want(t, cmdtest.Start(t, env, "migrate", "up", "--schema", name), 0, "is at version")
 	want(t, cmdtest.Start(t, env, "migrate", "status", "--schema", name), 0)
-	want(t, cmdtest.Start(t, env, "migrate", "status"), 1, "missing")
+	want(t, cmdtest.Start(t, env, "migrate", "status"), 1, "there is an installation in "+name, "by ?"+sql.InAddress(name)+" in the address", "a second one is made by workflowctl migrate up")
+	of, _ := cmdtest.Run(t, []string{"DATABASE_URL=" + url + "&" + sql.InAddress(name)}, "migrate", "status")
+	want(t, of, 0)
+	if of.Stderr.String() != "" {
+		t.Errorf("stderr: %s", of.Stderr.String())
+	}
+	want(t, cmdtest.Start(t, []string{"DATABASE_URL=" + url + "&search_path=public"}, "migrate", "status"), 1, "note: search_path names the schema to this program, but not to psql")
 	conn := connect(t, url)
 	var elsewhere int
 	if err := conn.QueryRow(t.Context(), `
@@ -184,7 +190,7 @@ func TestUsage(t *testing.T) {
 	}{
 		{"", []string{"migrate", "up"}, "DATABASE_URL"},
 		{"", []string{"migrate"}, "migrate up"},
-		{"", []string{"migrate", "down"}, `unknown command "down"`},
+		{"", []string{"migrate", "down"}, `there is no command "down"`},
 		{"", []string{"mirgate"}, "migrate"},
 		{url, []string{"migrate", "up", "now"}, `use: workflowctl migrate up`},
 		{url, []string{"migrate", "up", "--scheme=x"}, "--scheme"},

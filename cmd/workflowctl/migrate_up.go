@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -45,6 +46,15 @@ func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, schema string
 	if err != nil {
 		return err
 	}
+	if before[0].AppliedAt.IsZero() {
+		others, err := sql.Installations(ctx, conn)
+		if err != nil {
+			return err
+		}
+		if len(others) > 0 {
+			fmt.Fprintf(out, "note: this database has an installation in %s, too\n", printable(strings.Join(others, ", ")))
+		}
+	}
 	reminder := time.AfterFunc(remindAfter, func() {
 		fmt.Fprintln(out, "still at it; perhaps waiting for another migration, or for a lock that some session holds")
 	})
@@ -62,6 +72,9 @@ func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, schema string
 		return statusErr
 	}
 	fmt.Fprintf(out, "schema %q is at version %d\n", schema, len(after))
+	if schema != "public" {
+		fmt.Fprintf(out, "programs and psql find it by ?%s in the address\n", sql.InAddress(schema))
+	}
 	return nil
 }
 

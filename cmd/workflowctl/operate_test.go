@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/cmdtest"
+	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
@@ -72,8 +72,8 @@ func TestActions(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "cancel", id, "not wanted"), 0, "cancelled\n")
 	want(t, cmdtest.Start(t, env, "cancel", id, "not wanted"), 1, "too late: cancelled")
 	want(t, cmdtest.Start(t, env, "cancel", id), 2, "use: workflowctl cancel RUN REASON")
-	want(t, cmdtest.Start(t, env, "cancel", "17", "x"), 2, `RUN="17": use the id of a run, a uuid`)
-	want(t, cmdtest.Start(t, env, "release", "w1", "it hangs"), 0, "0 leases taken away\n")
+	want(t, cmdtest.Start(t, env, "cancel", "17", "x"), 2, `RUN="17": use an id, a uuid`)
+	want(t, cmdtest.Start(t, env, "release", "w1", "it hangs"), 1, "0 leases taken away")
 	want(t, cmdtest.Start(t, env, "delete", id, "by mistake"), 0, "deleted\n")
 	if got := value[string](t, url, `SELECT string_agg(event_type || ' ' || coalesce(actor, ''), ', ' ORDER BY id) FROM workflow_history`); !strings.Contains(got, "cancelled postgres [workflowctl]") {
 		t.Errorf("history: %s", got)
@@ -85,18 +85,84 @@ func TestHowItIsUsed(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}
 	for _, c := range []struct{ args, says string }{
-		{"why", "use: workflowctl why ID, see workflowctl why --help"},
-		{"top now", "use: workflowctl top, see workflowctl top --help"},
-		{"show", "use: workflowctl show WHAT, see workflowctl show --help"},
-		{"migrate up now", "use: workflowctl migrate up, see workflowctl migrate up --help"},
-		{"redrive", "use: workflowctl redrive PREFIX, see workflowctl redrive --help"},
-		{"retry x --often", "unknown flag: --often; use: workflowctl retry RUN, see workflowctl retry --help"},
-		{"--often", "unknown flag: --often; use: workflowctl COMMAND, see workflowctl --help"},
-		{"show waiting --limit -5", "--limit=-5: use 1 to 100000"},
+		{"why", "workflowctl: use: workflowctl why ID\nSee workflowctl why --help.\n"},
+		{"top now", "workflowctl: use: workflowctl top\nSee workflowctl top --help.\n"},
+		{"show", "workflowctl: use: workflowctl show WHAT\nSee workflowctl show --help.\n"},
+		{"migrate up now", "workflowctl: use: workflowctl migrate up\nSee workflowctl migrate up --help.\n"},
+		{"redrive", "workflowctl: use: workflowctl redrive PREFIX\nSee workflowctl redrive --help.\n"},
+		{"retry x --often", "workflowctl: \"--often\": there is no such flag; use: workflowctl retry RUN\nSee workflowctl retry --help.\n"},
+		{"--often", "workflowctl: \"--often\": there is no such flag; use: workflowctl COMMAND\nSee workflowctl --help.\n"},
+		{"show waiting --limit -5", "workflowctl: --limit=-5: use 1 to 100000\nSee workflowctl show --help.\n"},
+		{"show waiting --limit many", "workflowctl: --limit=\"many\": use a whole number\nSee workflowctl show --help.\n"},
+		{"top --every soon", "workflowctl: --every=\"soon\": use a duration such as 500ms, 30s, 5m or 1h30m\n"},
+		{"show waiting --limit", "workflowctl: --limit: give it a value\nSee"},
+		{"sho", "workflowctl: there is no command \"sho\"; did you mean show"},
+		{"migrate donw", "workflowctl: there is no command \"donw\"\nSee workflowctl migrate --help.\n"},
+		{"show waiting --database-url mysql://x --schema pg_x", "write it like postgres://app:secret@127.0.0.1:5432/app\nworkflowctl: --schema=\"pg_x\": use at most 63 bytes"},
+		{"policy billing.", "policy billing.: give --attempts, --backoff-base, --backoff-cap, --curve, --deadline, --dead-letter or --breaker, or --drop alone"},
+		{"policy billing. --attempts 3 --drop", "policy billing.: give --attempts,"},
 	} {
 		want(t, cmdtest.Start(t, env, strings.Fields(c.args)...), 2, c.says)
 	}
 	want(t, cmdtest.Start(t, env, "--version"), 0, "workflowctl ")
+}
+
+// A policy is set, shown and dropped; what makes no sense is refused in words.
+func TestPolicyCommand(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	env := []string{"DATABASE_URL=" + url}
+	want(t, cmdtest.Start(t, env, "show", "policies"), 0, "*        25")
+	want(t, cmdtest.Start(t, env, "policy", "billing.", "--attempts", "50", "--backoff-base", "10s", "--backoff-cap", "1h", "--curve", "linear", "--deadline", "48h", "--dead-letter", "ops.dead_letter.v1"), 0, "set; workers read it every second\n")
+	want(t, cmdtest.Start(t, env, "policy", "billing.x", "--attempts", "1"), 0, "set")
+	want(t, cmdtest.Start(t, env, "show", "policies"), 0, "billing.", "50        00:00:10      01:00:00     linear  48:00:00  ops.dead_letter.v1", "workflowctl")
+	for _, c := range []struct{ args, says string }{
+		{"billing --attempts 1", "pattern 'billing' is neither a type, nor a prefix that ends with a dot, nor *. Use billing. for all its types"},
+		{"billing. --backoff-base 1us", "backoff_base 00:00:00.000001 to backoff_cap null is outside 1 ms to 1 year"},
+		{"billing. --backoff-base 2h --backoff-cap 1h", "backoff_base 02:00:00 is longer than backoff_cap 01:00:00"},
+		{"billing. --curve steep", "curve 'steep' is unknown. Use exponential, linear or constant"},
+		{"billing. --dead-letter dead", "dead_letter 'dead' is not a type. Use a type such as ops.dead_letter.v1, or none"},
+		{"billing. --deadline 1ms", "deadline 00:00:00.001 is outside 1 s to 10 years"},
+		{"graph.timer.v1 --deadline 48h", "pattern 'graph.timer.v1' is of the engine's own types"},
+	} {
+		want(t, cmdtest.Start(t, env, append([]string{"policy"}, strings.Fields(c.args)...)...), 1, c.says)
+	}
+	id := value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.y') RETURNING id::text`)
+	if _, err := connect(t, url).Exec(t.Context(), `UPDATE workflow_run SET run_at = now() + interval '1 hour'; BEGIN; SET LOCAL session_replication_role = replica; UPDATE workflow_run SET attempt = 2; COMMIT`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	want(t, cmdtest.Start(t, env, "why", id), 0, "due in 60 min: attempt 3 of 50 (policy billing.)")
+	want(t, cmdtest.Start(t, env, "policy", "billing.", "--attempts", "0"), 2, "--attempts=0: use 1 to 1000")
+	want(t, cmdtest.Start(t, env, "policy", "billing.", "--drop"), 0, "dropped\n")
+	want(t, cmdtest.Start(t, env, "policy", "*", "--deadline", "48h"), 0, "set;")
+	want(t, cmdtest.Start(t, env, "policy", "*", "--drop"), 0, "dropped\n")
+	want(t, cmdtest.Start(t, env, "policy", "billing.", "--drop"), 1, "there is none for it")
+	want(t, cmdtest.Start(t, env, "why", id), 0, "attempt 3 of 25 (policy as shipped)")
+	want(t, cmdtest.Start(t, env, "show", "policy-history"), 0, `billing.   attempts 50, backoff_base 10, backoff_cap 3600, curve linear, dead_letter ops.dead_letter.v1, deadline 172800  dropped`, `billing.x  none `, "[workflowctl]")
+}
+
+// Doctor is grave about a run whose dead letter the database refused, and names the run and what to do.
+func TestDoctorOfDeadLetters(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	env := []string{"DATABASE_URL=" + url}
+	want(t, cmdtest.Start(t, env, "policy", "*", "--dead-letter", "ops.dead_letter.v1"), 0, "set;")
+	const fail = `UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_no = 1, attempt = 1, lease_until = now(), leased_by = 'w', started_at = now() WHERE type = 'a.b' AND status = 'pending';
+		UPDATE workflow_run SET status = 'failed' WHERE status = 'leased'`
+	execute := func(statements string) {
+		t.Helper()
+		if _, err := connect(t, url).Exec(t.Context(), statements, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execute(`INSERT INTO workflow_run (type) VALUES ('a.b'); ` + fail)
+	if p, _ := cmdtest.Run(t, env, "doctor"); strings.Contains(p.Stdout.String(), "the dead letter") {
+		t.Errorf("a letter that is there is told of as refused:\n%s", p.Stdout.String())
+	}
+	execute(`ALTER TABLE workflow_run ADD CONSTRAINT no_letters CHECK (type <> 'ops.dead_letter.v1') NOT VALID; INSERT INTO workflow_run (type) VALUES ('a.b'); ` + fail)
+	id := value[string](t, url, `SELECT id::text FROM workflow_run WHERE type = 'a.b' ORDER BY created_at DESC LIMIT 1`)
+	want(t, cmdtest.Start(t, env, "doctor"), 1, "the dead letter ops.dead_letter.v1 of 1 run that failed within a day was refused (SQLSTATE 23514), of "+id+" for one", "workflowctl events "+id)
+	want(t, cmdtest.Start(t, env, "events", id), 0, "dead_letter_refused", "no_letters")
 }
 
 func TestRedriveCommand(t *testing.T) {
@@ -210,7 +276,7 @@ func TestTop(t *testing.T) {
 	url := pgtest.URL(t)
 	env := []string{"DATABASE_URL=" + url}
 	value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.charge') RETURNING id::text`)
-	want(t, cmdtest.Start(t, env, "top", "--once"), 0, "waits\nTYPE", "billing.charge  1 ", "NOBODY", "works, the longest first\nnothing", "needs you\n")
+	want(t, cmdtest.Start(t, env, "top", "--once"), 0, "WAITS           DUE", "billing.charge  1 ", "NOBODY", "NEEDS YOU  ")
 	want(t, cmdtest.Start(t, env, "top"), 2, "top wants a terminal; use --once")
 	want(t, cmdtest.Start(t, env, "top", "--every", "1ms"), 2, "--every=1ms: use 200ms or more")
 }

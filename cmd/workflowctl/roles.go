@@ -28,6 +28,7 @@ grant them to those that can.
   workflow_dispatcher  publishes events
   workflow_operator    sees everything, acts by the functions
   workflow_viewer      sees how things stand, without payloads
+  workflow_tasks       sees, claims and completes the tasks of its groups: see join-group
   workflow_console     for programs that people act through: acts for them, with their rights
 
 Repeat it after migrations. It takes the right to create roles, and to own what is there; who has owned
@@ -49,7 +50,7 @@ belong to the whole cluster: a second installation in it needs another name.`,
 				if err := sql.Roles(cmd.Context(), conn, named); err != nil {
 					return inWords(err)
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "roles %s_owner, _enqueue, _worker, _engine, _dispatcher, _operator, _viewer and _console are there\n", named)
+				fmt.Fprintf(cmd.OutOrStdout(), "roles %s_owner, _enqueue, _worker, _engine, _dispatcher, _operator, _viewer, _tasks and _console are there\n", named)
 				return nil
 			})
 		},

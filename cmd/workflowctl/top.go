@@ -1,28 +1,36 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 )
 
-// pieces are what top shows, one below the other.
-var pieces = []struct{ title, query string }{
-	{"ends, by the second", `SELECT status, sum(per_second) AS per_second, sum(of_runs) AS of_runs, min(latest) AS latest FROM workflow_rate GROUP BY status ORDER BY status DESC`},
-	{"waits", `SELECT type, due || CASE WHEN or_more THEN '+' ELSE '' END AS due, workflow_span(oldest) AS oldest, coalesce(covered_by, 'NOBODY') AS covered_by, paused_by
+// A piece is a table, with a title for its first column.
+type piece struct{ title, query string }
+
+// pieces are what top shows below what needs somebody. What does not fit is left out, from the longest. What runs, and what a worker
+// holds, are both told by the leases.
+var pieces = []piece{
+	{"waits", `SELECT type, due || CASE WHEN or_more THEN '+' ELSE '' END AS due, workflow_span(oldest) AS oldest, coalesce('paused: ' || paused_by, covered_by, 'NOBODY') AS covered_by
 	           FROM workflow_waiting WHERE due > 0 ORDER BY workflow_waiting.oldest DESC LIMIT 10`},
-	{"works, the longest first", `SELECT id, type, leased_by, workflow_span(since) AS since, attempt || ' of ' || max_attempts AS attempt FROM workflow_working LIMIT 8`},
-	{"fails", `SELECT type, code, failed, workflow_span(workflow_age(latest)) AS ago, left(last_error, 60) AS last_error FROM workflow_failing ORDER BY latest DESC LIMIT 5`},
-	{"workers", `SELECT name, array_to_string(prefixes, ',') AS prefixes, running || ' of ' || concurrency AS running, host, workflow_span(unseen) AS unseen FROM workflow_live_worker ORDER BY name LIMIT 12`},
-	{"outbox", `SELECT sink, CASE WHEN at_least THEN 'at least ' ELSE '' END || open AS open, workflow_span(oldest) AS oldest, failing, parked FROM outbox_lag ORDER BY sink LIMIT 6`},
-	{"needs you", `SELECT instance_id, code, node, workflow_span(workflow_age(created_at)) AS since FROM incident WHERE resolved_at IS NULL ORDER BY created_at LIMIT 5`},
+	{"works", `SELECT type, id, workflow_span(since) AS since, attempt || ' of ' || max_attempts AS attempt, leased_by FROM workflow_working WHERE NOT expired AND kept IS NULL LIMIT 10`},
+	{"workers", `SELECT name, running || ' of ' || concurrency AS running, workflow_span(unseen) AS unseen, array_to_string(prefixes, ',') AS prefixes, host FROM workflow_live_worker ORDER BY name LIMIT 12`},
+	{"ends", `SELECT coalesce(type, '') AS type, sum(per_second) FILTER (WHERE status = 'succeeded') AS succeeded, sum(per_second) FILTER (WHERE status = 'failed') AS failed, sum(per_second) FILTER (WHERE status = 'retried') AS retried, 'a second' AS "each"
+	           FROM workflow_rate WHERE type IS NOT NULL GROUP BY type ORDER BY sum(of_runs) DESC LIMIT 8`},
+	{"fails", `SELECT type, code, CASE WHEN at_least THEN 'at least ' ELSE '' END || failed AS failed, workflow_span(workflow_age(latest)) AS ago, left(last_error, 120) AS last_error FROM workflow_failing ORDER BY latest DESC LIMIT 5`},
+	{"outbox", `SELECT sink, CASE WHEN at_least THEN 'at least ' ELSE '' END || open AS open, workflow_span(oldest) AS oldest, failing, parked,
+	            CASE WHEN down_for IS NOT NULL THEN 'down for ' || workflow_span(down_for) WHEN back_for < interval '10 minutes' THEN 'back for ' || workflow_span(back_for) ELSE 'up' END AS state FROM outbox_lag ORDER BY sink LIMIT 6`},
 }
 
 func newTop() *cobra.Command {
@@ -30,62 +38,167 @@ func newTop() *cobra.Command {
 	every, once := 2*time.Second, false
 	top := &cobra.Command{
 		Use:   "top",
-		Short: "Watch what waits, runs and fails, live",
+		Short: "Watch what waits, runs and fails, live; q leaves",
 		Args:  takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 200*time.Millisecond {
 				return fmt.Errorf("--every=%v: use 200ms or more", every)
 			}
-			if !once && !isTerminal(cmd.OutOrStdout()) {
+			out, ok := cmd.OutOrStdout().(*os.File)
+			if !once && (!ok || !term.IsTerminal(int(out.Fd()))) {
 				return errors.New("top wants a terminal; use --once, or workflowctl show WHAT")
 			}
 			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
-				for {
-					screen, err := drawTop(cmd.Context(), conn)
-					if err != nil && cmd.Context().Err() != nil {
-						return nil // it was ended
-					}
-					if err != nil {
-						return err
-					}
-					if once {
-						fmt.Fprint(cmd.OutOrStdout(), screen)
-						return nil
-					}
-					fmt.Fprint(cmd.OutOrStdout(), "\x1b[H\x1b[2J"+screen)
-					select {
-					case <-cmd.Context().Done():
-						return nil
-					case <-time.After(every):
-					}
+				if once {
+					screen, err := drawTop(cmd.Context(), conn, 0, 0)
+					fmt.Fprint(cmd.OutOrStdout(), screen)
+					return err
 				}
+				return watchTop(cmd.Context(), out, conn, every)
 			})
 		},
 	}
 	top.Flags().DurationVar(&every, "every", every, "how often it is drawn anew")
-	top.Flags().BoolVar(&once, "once", once, "draw it once and end")
+	top.Flags().BoolVar(&once, "once", once, "draw it once, all of it, and end")
 	t.flags(top.Flags())
 	return top
 }
 
-func drawTop(ctx context.Context, conn *pgx.Conn) (string, error) {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %s\n", conn.Config().Database, time.Now().Format(time.TimeOnly))
+// watchTop draws until somebody types q, or ctx ends. The terminal is then as it was.
+func watchTop(ctx context.Context, out *os.File, conn *pgx.Conn, every time.Duration) error {
+	ctx, leave := context.WithCancel(ctx)
+	defer leave()
+	if in := int(os.Stdin.Fd()); term.IsTerminal(in) {
+		before, err := term.MakeRaw(in)
+		if err != nil {
+			return fmt.Errorf("read keys: %w", err)
+		}
+		defer func() { _ = term.Restore(in, before) }()
+		go leaveAt(os.Stdin, leave)
+	}
+	fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
+	defer fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
+	for {
+		width, height, err := term.GetSize(int(out.Fd()))
+		if err != nil || width < 1 || height < 1 {
+			width, height = 80, 24
+		}
+		screen, err := drawTop(ctx, conn, width, height)
+		if err != nil && ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		// In a raw terminal a line does not begin at its left by itself. No line feed follows the last: it would scroll.
+		fmt.Fprint(out, "\x1b[H\x1b[2J"+strings.ReplaceAll(strings.TrimSuffix(screen, "\n"), "\n", "\r\n"))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(every):
+		}
+	}
+}
+
+// leaveAt calls leave when somebody types q, or what ends programs: in a raw terminal that is a key like others.
+func leaveAt(keys io.Reader, leave func()) {
+	key := make([]byte, 1)
+	for {
+		n, err := keys.Read(key)
+		if err != nil || n == 1 && strings.ContainsRune("qQ\x03\x04", rune(key[0])) {
+			leave()
+			return
+		}
+	}
+}
+
+// drawTop draws as much as fits, or all of it if height is 0.
+func drawTop(ctx context.Context, conn *pgx.Conn, width, height int) (screen string, err error) {
+	err = uncompiled(ctx, conn, func(tx pgx.Tx) error {
+		screen, err = drawTopOf(ctx, tx, width, height)
+		return err
+	})
+	return screen, err
+}
+
+func drawTopOf(ctx context.Context, conn pgx.Tx, width, height int) (string, error) {
+	found, err := collectNeeds(ctx, conn)
+	if err != nil {
+		return "", err
+	}
+	all := make([][]string, 1, len(pieces)+1)
+	for _, f := range found {
+		mark := "- "
+		if f.Grave {
+			mark = "! "
+		}
+		all[0] = append(all[0], mark+printable(f.What))
+	}
+	switch len(found) {
+	case 0:
+		all[0] = []string{"NEEDS YOU  nothing"}
+	default:
+		all[0] = append([]string{fmt.Sprintf("NEEDS YOU  %d; what to do: workflowctl doctor", len(found))}, all[0]...)
+	}
 	for _, p := range pieces {
-		fmt.Fprintf(&b, "\n%s\n", p.title)
-		if err := printQuery(ctx, &b, conn, p.query, false); err != nil {
+		lines, err := p.lines(ctx, conn)
+		if err != nil {
 			return "", err
+		}
+		all = append(all, lines)
+	}
+	var b strings.Builder
+	fmt.Fprintln(&b, clip(fmt.Sprintf("%s  %s  q leaves", conn.Conn().Config().Database, time.Now().Format(time.TimeOnly)), width))
+	for k, n := range fit(all, height-1) {
+		for _, line := range all[k][:n] {
+			fmt.Fprintln(&b, clip(line, width))
 		}
 	}
 	return b.String(), nil
 }
 
-// isTerminal reports whether somebody watches.
-func isTerminal(out io.Writer) bool {
-	f, ok := out.(*os.File)
-	if !ok {
-		return false
+// lines are a head and rows; nothing if there are no rows.
+func (p piece) lines(ctx context.Context, conn querier) ([]string, error) {
+	head, rows, err := readTable(ctx, conn, p.query)
+	if err != nil || len(rows) == 0 {
+		return nil, err
 	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	head[0] = strings.ToUpper(p.title)
+	var b bytes.Buffer
+	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, cells := range append([][]string{head}, rows...) {
+		fmt.Fprintln(table, strings.Join(cells, "\t"))
+	}
+	table.Flush()
+	return strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n"), nil
+}
+
+// fit returns how many lines of each piece there is room for: of each its head and first row before the second of any. Room 0 or less is room for all.
+func fit(all [][]string, room int) []int {
+	shown, bounded := make([]int, len(all)), room > 0
+	for more := true; more; {
+		more = false
+		for k, lines := range all {
+			n := min(len(lines)-shown[k], 1)
+			if shown[k] == 0 {
+				n = min(len(lines), 2) // a head alone says nothing
+			}
+			if n == 0 || bounded && n > room {
+				continue
+			}
+			shown[k] += n
+			room -= n
+			more = true
+		}
+	}
+	return shown
+}
+
+// clip cuts a line at the width; 0: nowhere.
+func clip(line string, width int) string {
+	line = strings.TrimRight(line, " ")
+	if runes := []rune(line); width > 0 && len(runes) > width {
+		return string(runes[:width-1]) + "…"
+	}
+	return line
 }

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/simple-workflow/simple-workflow/cmd/internal/build"
+	"github.com/simple-workflow/simple-workflow/internal/build"
 )
 
 func newVersion() *cobra.Command {

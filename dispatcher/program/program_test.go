@@ -266,9 +266,9 @@ func TestPatience(t *testing.T) {
 	if errs := s.Publish(t.Context(), []event.Event{newEvent("1", "x", "a")}); kinds(errs) != "later" || !strings.Contains(errs[0].Error(), "answered nothing for 200ms") {
 		t.Errorf("%v", errs)
 	}
-	slow := sink(t, "slow", func(c *program.Config) { c.Patience = 400 * time.Millisecond })
+	slow := sink(t, "slow", func(c *program.Config) { c.Patience = 2 * time.Second })
 	var events []event.Event
-	for n := range 10 {
+	for n := range 30 { // three seconds
 		events = append(events, newEvent(fmt.Sprint(n), "x", fmt.Sprint(n)))
 	}
 	if errs := slow.Publish(t.Context(), events); strings.Contains(kinds(errs), "later") {

@@ -36,6 +36,7 @@ func setup(t *testing.T, pool *pgxpool.Pool) *bench {
 	if pool == nil {
 		pool = pgtest.New(t)
 	}
+	pgtest.Attempts(t, pool, 3)
 	b := &bench{pool: pool, execLog: filepath.Join(t.TempDir(), "exec.log")}
 	engine := graph.New(pool)
 	mux, err := newMux(pool, engine, b.execLog)
@@ -48,7 +49,7 @@ func setup(t *testing.T, pool *pgxpool.Pool) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := createTable(t.Context(), pool, log); err != nil {
+	if err := createTable(t.Context(), pool, log, 0); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -273,7 +274,7 @@ func TestSteps(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := uuid.New()
-	enqueue(t, b.pool, run.New{Type: graph.StartType, Payload: map[string]any{"process": "regret", "id": id, "input": map[string]string{"tag": "x"}}})
+	enqueue(t, b.pool, run.New{Type: "graph.start.v1", Payload: map[string]any{"process": "regret", "id": id, "input": map[string]string{"tag": "x"}}})
 	var status string
 	pgtest.Await(t, "the process to fail", func() bool {
 		if err := b.pool.QueryRow(t.Context(), `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), '')`, id).Scan(&status); err != nil {
@@ -317,7 +318,7 @@ func TestCreateTable(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if err := createIn(t.Context())(tx); err != nil {
+				if err := createIn(t.Context(), true)(tx); err != nil {
 					return err
 				}
 				return tx.Commit(t.Context())

@@ -54,9 +54,6 @@ func newMux(pool *pgxpool.Pool, engine *graph.Engine, execLog string) (*worker.M
 	worker.Handle(mux, "chaos.step", c.step)
 	worker.Handle(mux, "chaos.undo", c.undo)
 	mux.HandleRaw("chaos.result", badResult)
-	for typ, handler := range engine.Handlers() {
-		mux.HandleRaw(typ, handler)
-	}
 	return mux, nil
 }
 
@@ -188,6 +185,9 @@ func (c *chaos) external(ctx context.Context, in target) (none, error) {
 	defer response.Body.Close()
 	if _, err := io.Copy(io.Discard, io.LimitReader(response.Body, 1<<20)); err != nil {
 		return none{}, err
+	}
+	if response.StatusCode == http.StatusServiceUnavailable {
+		return none{}, run.Unavailable(errors.New(response.Status))
 	}
 	if response.StatusCode/100 != 2 {
 		return none{}, errors.New(response.Status)

@@ -75,20 +75,19 @@ func serve() error {
 		return err
 	}
 	if s.Keep > 0 {
-		s.Prefixes = append(s.Prefixes, "default.") // cleanup.Type
-		worker.Handle(mux, cleanup.Type, cleanup.Handler(pool, cleanup.Keep{
-			Finished: s.Keep, Failed: s.Keep, Deleted: s.Keep, Published: s.Keep, Processes: s.Keep}))
+		s.Prefixes = append(s.Prefixes, "default.") // so that nothing is left
 	}
 	w, err := worker.New(s.config(pool, mux, engine, log))
 	if err != nil {
 		return err
 	}
 	ctx := untilSignal(w)
-	if err := createTable(ctx, pool, log); err != nil {
+	if err := createTable(ctx, pool, log, s.Keep); err != nil {
 		return err
 	}
 	if s.Keep > 0 {
-		go cleanup.Schedule(ctx, pool, max(s.Keep/4, time.Second), log)
+		go cleanup.New(pool, s.Prefixes, max(s.Keep/4, time.Second), cleanup.Keep{
+			Finished: s.Keep, Failed: s.Keep, Deleted: s.Keep, Published: s.Keep, Processes: s.Keep, Logger: log}).Run(ctx)
 	}
 	return w.Run(ctx)
 }
@@ -108,8 +107,7 @@ func (s settings) config(pool *pgxpool.Pool, mux *worker.Mux, engine *graph.Engi
 		Pool:          pool,
 		Mux:           mux,
 		Prefixes:      s.Prefixes,
-		Steps:         true,
-		Hooks:         []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}},
+		Processes:     engine,
 		Name:          s.Name,
 		Concurrency:   s.Concurrency,
 		Lease:         s.Lease,
@@ -118,6 +116,7 @@ func (s settings) config(pool *pgxpool.Pool, mux *worker.Mux, engine *graph.Engi
 		ShutdownGrace: s.ShutdownGrace,
 		Timeout:       s.Timeout,
 		Backoff:       run.Backoff{Base: s.BackoffBase, Cap: s.BackoffCap},
+		Retention:     worker.Retention{Off: true}, // or it is by KEEP
 		Logger:        log,
 	}
 }

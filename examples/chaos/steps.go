@@ -21,6 +21,7 @@ type step struct {
 
 	Times     int    `json:"times"`     // so many attempts fail first
 	Fail      string `json:"fail"`      // the code with which it fails for good; empty: it does not
+	Breaks    bool   `json:"breaks"`    // three runs in four have a bug: somebody has to have it tried again, by another run
 	Owes      bool   `json:"owes"`      // it has an undo
 	Reluctant bool   `json:"reluctant"` // to be undone
 }
@@ -35,6 +36,8 @@ func (c *chaos) step(ctx context.Context, in step) (step, error) {
 	switch {
 	case in.Fail != "":
 		return in, run.Permanent(run.WithCode(in.Fail, errors.New("chaos: a step that fails for good")))
+	case in.Breaks && info.ID[15]%4 != 0:
+		return in, errors.New("chaos: a step with a bug")
 	case info.Attempt <= in.Times:
 		return in, fmt.Errorf("chaos: attempt %d of the %d that fail", info.Attempt, in.Times)
 	}

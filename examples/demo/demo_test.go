@@ -126,7 +126,7 @@ func TestDemo(t *testing.T) {
 func TestInterrupt(t *testing.T) {
 	database := pgtest.Empty(t)
 	p := start(t, database)
-	pgtest.AwaitFor(t, 2*time.Minute, "runs are enqueued", func() bool {
+	pgtest.Await(t, "runs are enqueued", func() bool {
 		out := p.output()
 		if strings.Contains(out, "\ndemo: ") || strings.HasPrefix(out, "demo: ") {
 			t.Fatalf("it ended too early:\n%s", out)

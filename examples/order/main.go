@@ -27,14 +27,8 @@ func main() {
 
 // withProcesses is all that a worker needs to execute steps of processes and to move these on.
 func withProcesses(config worker.Config) worker.Config {
-	engine := graph.New(config.Pool)
 	config.Mux = departments()
-	for typ, handler := range engine.Handlers() {
-		config.Mux.HandleRaw(typ, handler)
-	}
-	config.Steps = true
-	config.Hooks = []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}}
-	config.Prefixes = append(config.Prefixes, graph.Prefix)
+	config.Processes = graph.New(config.Pool)
 	return config
 }
 

@@ -48,6 +48,7 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool := pgtest.New(t)
+	pgtest.Attempts(t, pool, 3)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {

@@ -3,6 +3,7 @@
 package attack
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -21,6 +22,7 @@ const liar = "SET LOCAL workflow.advance = 'on'; SET LOCAL workflow.retry = 'on'
 var actors = []*actor{
 	{"viewer", "workflow_viewer", liar},
 	{"enqueue", "workflow_enqueue", liar},
+	{"tasks", "workflow_tasks", liar},
 	{"dispatcher", "workflow_dispatcher", liar},
 	{"media", "media", liar},
 	{"billing", "billing", liar},
@@ -71,16 +73,38 @@ func (c change) of(prefix string) bool {
 	return true
 }
 
+// under reports whether a row is of a prefix that begins with the given one.
+func (c change) under(prefix string) bool {
+	for _, data := range []map[string]any{c.before, c.after} {
+		if its, _ := data["prefix"].(string); data != nil && !strings.HasPrefix(its, prefix) {
+			return false
+		}
+	}
+	return true
+}
+
+// begins reports whether an instance was inserted as it is before it is started.
+func (c change) begins() bool {
+	return c.table == "process_instance" && c.op() == "insert" && c.after["status"] == "CREATED" && fmt.Sprint(c.after["version"], c.after["live_tokens"]) == "1 0"
+}
+
 // keys are tables whose rows are held, and never stay. One that the owner leaves there is nobody's harm: whoever needs it takes it over.
 var keys = []string{"outbox_aggregate", "message_key"}
 
 // engines are the tables that the engine alone writes, whoever owns them.
 var engines = []string{"process_token", "parallel_group", "parallel_join", "join_arrival", "each_progress", "message", "message_wait", "user_task", "incident",
-	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_kept", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed",
-	"process_broadcast", "process_unreached"}
+	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_policy", "workflow_kept", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed",
+	"workflow_retention", "workflow_retention_turn",
+	"workflow_accepted",
+	"workflow_outage",
+	"workflow_policy_history",
+	"process_broadcast", "process_unreached",
+	"workflow_minute",
+	"workflow_member"}
 
 // histories are appended to, and go with what they tell of.
-var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override", "outbox_replayed"}
+var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override", "outbox_replayed",
+	"workflow_policy_history"}
 
 // fixed are columns of a run that never change; outcome, those of one that has succeeded.
 var (
@@ -105,16 +129,24 @@ func (a *actor) forbids(m *mutation, c change) string {
 			return "a success is not rewritten"
 		}
 	}
-	if op == "delete" && slices.Contains(histories, c.table) && a.name != "engine" {
+	if op == "delete" && slices.Contains(histories, c.table) && a.name != "engine" && m.on != "workflow_remove_v1" {
 		return "history is not removed"
 	}
 	switch a.name {
 	case "viewer":
 		return "it only looks"
-	case "enqueue":
-		if op != "insert" || c.table != "workflow_run" && (direct || c.table != "outbox_event") {
-			return "it only inserts runs, and appends events by functions"
+	case "enqueue", "media", "billing":
+		if m.on == "workflow_complete" && slices.Contains([]string{"workflow_accepted", "workflow_kept", "workflow_history"}, c.table) {
+			return "" // the token of the start says that it may
 		}
+	}
+	switch a.name {
+	case "enqueue":
+		if op != "insert" || c.table != "workflow_run" && !c.begins() && (direct || c.table != "outbox_event") {
+			return "it only inserts runs and instances, and appends events by functions"
+		}
+	case "tasks":
+		return "nothing here is of its groups"
 	case "dispatcher":
 		if c.table == "workflow_fault" && !direct { // its own
 			break
@@ -128,8 +160,13 @@ func (a *actor) forbids(m *mutation, c change) string {
 			return "it acts by functions"
 		case c.table == "workflow_run" && op == "update" && c.of(a.name+"."), c.table == "workflow_history" && op == "insert":
 		case c.table == "workflow_worker" && op == "insert", c.table == "outbox_event" && op == "insert":
+		case c.table == "workflow_worker" && op == "update" && m.on == "workflow_take_back_v1" && c.only("lost_at"): // of one whose lease ran out
 		case c.table == "workflow_fault": // its own
+		case (c.table == "workflow_retention" || c.table == "workflow_retention_turn") && c.under(a.name+"."):
+		case m.on == "workflow_remove_v1" && op == "delete" && (c.table == "workflow_history" || c.table == "workflow_run" && c.of(a.name+".")):
+		case c.table == "workflow_minute" && (c.of(a.name+".") || c.after["type"] == "other"): // its role's own
 		case c.table == "workflow_set_aside" && (c.of(a.name+".") || m.on == "workflow_try_again_v1"): // which has all tried again when it is time
+		case c.table == "workflow_accepted" && (m.on == "workflow_accepted_v1" || m.on == "workflow_take_back_v1" || m.on == "workflow_try_again_v1"): // likewise
 		case c.table == "workflow_kept" && (m.on == "workflow_try_again_v1" || m.on == "workflow_unsettled_v2" || m.on == "workflow_kept_over_v1"): // fenced by the token
 		default:
 			return "it only works on runs of its prefix"
@@ -140,7 +177,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 		}
 	case "operator":
 		switch {
-		case !direct, op == "insert" && slices.Contains([]string{"workflow_run", "process_definition"}, c.table):
+		case !direct, op == "insert" && slices.Contains([]string{"workflow_run", "process_definition"}, c.table), c.begins():
 		case c.table == "workflow_run" && op == "update" && c.only("held_at", "updated_at", "run_at"), c.table == "workflow_history" && op == "insert" && m.on == "workflow_run":
 		default:
 			return "it acts by functions"
@@ -151,8 +188,8 @@ func (a *actor) forbids(m *mutation, c change) string {
 		case op == "delete" && (c.table == "workflow_set_aside" || c.table == "workflow_fault" || c.table == "workflow_binding"): // it is found again; a role is bound no more
 		case slices.Contains(engines, c.table) && !slices.Contains(keys, c.table) && m.on == c.table:
 			return "the engine alone writes this"
-		case c.table == "process_instance" && m.on == c.table && op == "insert":
-			return "an instance is not started by an INSERT"
+		case c.table == "process_instance" && m.on == c.table && op == "insert" && !c.begins():
+			return "an instance that is inserted is not started yet"
 		case c.table == "process_instance" && m.on == c.table && op == "delete" && c.before["completed_at"] == nil:
 			return "an instance that is open is not deleted"
 		case c.table == "workflow_run" && m.on == c.table && op == "delete" && c.before["token_id"] != nil:

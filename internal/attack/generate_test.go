@@ -408,7 +408,7 @@ func (w *world) commands() (all []*mutation) {
 			visits[quoted(fmt.Sprint(r.data["id"]))] = fmt.Sprint(r.data["version"])
 		}
 	}
-	for _, name := range []string{"start", "cancel", "retry", "message", "signal", "complete_task", "arrive", "match", "cut_off", "timer", "undo"} {
+	for _, name := range []string{"start", "cancel", "retry", "restart", "message", "signal", "complete_task", "arrive", "match", "cut_off", "timer", "undo"} {
 		command := func(key, value, payload string) {
 			text := fmt.Sprintf("INSERT INTO workflow_run (type, payload) VALUES ('graph.%s.v1', %s)", name, payload)
 			all = append(all, &mutation{"command", "", "graph." + name + ".v1", key, value, func(row) string { return text }})

@@ -30,6 +30,7 @@ var roles = []struct{ name, role string }{
 	{"_dispatcher", "workflow_dispatcher"},
 	{"_operator", "workflow_operator"},
 	{"_viewer", "workflow_viewer"},
+	{"_tasks", "workflow_tasks"},
 	{"_console", "desk"},
 	{"_owner", "workflow_owner"},
 	{"A login that was granted nothing", "stranger"},

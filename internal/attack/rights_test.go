@@ -4,6 +4,7 @@ package attack
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -63,8 +65,13 @@ const (
 	stand  = `
 		UPDATE workflow_run SET lease_until = now() + interval '1 hour' WHERE payload->>'specimen' ~ '-leased/';
 		UPDATE outbox_lane SET claim_until = now() + interval '1 hour' WHERE claim_until IS NOT NULL;
+		UPDATE workflow_run SET lease_until = now() + interval '1 hour', deadline_at = now() + interval '1 hour' WHERE payload->>'specimen' ~ '-elsewhere/';
+		UPDATE workflow_accepted a SET until = r.lease_until FROM workflow_run r WHERE r.id = a.run;
+		UPDATE workflow_accepted SET token = gen_random_uuid(), until = now() - interval '1 hour' WHERE run IN (SELECT id FROM workflow_run WHERE payload->>'specimen' ~ '-elsewhere/1$');
 		UPDATE workflow_worker SET secret_hash = sha256(uuid_send(` + secret + `)) WHERE name = 'presence/0';
 		UPDATE workflow_worker SET seen_at = now() - interval '2 days' WHERE name = 'presence/2';
+		UPDATE workflow_worker SET seen_at = now() - interval '5 seconds' WHERE name = 'presence/3';
+		UPDATE workflow_run SET leased_by = 'presence/3' WHERE leased_by = 'somebody' AND lease_until < now();
 		UPDATE workflow_set_aside SET last_tried_at = now() - interval '1 hour', since = now() - interval '1 hour';
 		UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now()
 		WHERE token_id IN (SELECT t.id FROM process_token t JOIN process_instance i ON i.id = t.instance_id WHERE i.business_key = 'boundary/0') AND type = 'test.step.v1';
@@ -99,6 +106,7 @@ type effects struct{ columns, states map[string]bool }
 
 // surveyed are the roles that are listed, as those who attack.
 var surveyed = map[string]string{"workflow_enqueue": "enqueue", "media": "media", "workflow_engine": "engine", "workflow_dispatcher": "dispatcher", "workflow_operator": "operator",
+	"workflow_tasks":  "tasks",
 	"workflow_viewer": "viewer", "desk": "console", "workflow_owner": "owner"}
 
 func (s *survey) all(ctx context.Context) error {
@@ -200,7 +208,7 @@ func (s *survey) call(ctx context.Context, a *actor, f function, call string) er
 }
 
 // weak are those who must not even hold up what is not their own: of them it is told what they lock.
-var weak = []string{"viewer", "enqueue", "dispatcher", "media"}
+var weak = []string{"viewer", "enqueue", "tasks", "dispatcher", "media"}
 
 // locked are the rows that the transaction has locked, as changes without a row afterwards, whose columns are none.
 func (s *survey) locked(ctx context.Context) (all []change, err error) {
@@ -231,6 +239,8 @@ func (s *survey) whose(a *actor, c change) string {
 			return "whose secret is given"
 		case "presence/2":
 			return "that was not seen for a day"
+		case "presence/3":
+			return "whose lease ran out"
 		}
 		return "of others"
 	}
@@ -288,6 +298,8 @@ func (s *survey) callsOf(f function, a *actor) (calls []string) {
 				use = "ARRAY[" + s.tokenOf(choices[first][set[first]]) + "]"
 			} else if f.names[k] == "token" && slices.Index(f.names, "id") == first && set[k] == 0 {
 				use = s.tokenOf(choices[first][set[first]])
+			} else if f.names[k] == "token" && f.name == "workflow_complete" && set[k] == 0 {
+				use = handed(choices[first][set[first]], s.tokenOf(choices[first][set[first]]))
 			}
 			if use != "" {
 				arguments = append(arguments, fmt.Sprintf("%q => CAST(%s AS %s)", f.names[k], use, typ))
@@ -321,6 +333,9 @@ func (s *survey) callsOf(f function, a *actor) (calls []string) {
 var crafted = map[string][]string{
 	"workflow_lease_v1": {`SELECT * FROM workflow_lease_v1('{f,f}', '{media.work.v1,billing.work.v1}', '{0,0}', '{1901-01-01,1901-01-01}', '{00000000-0000-0000-0000-000000000000,00000000-0000-0000-0000-000000000000}', '{0,0}',
 		'{100,100}', '{NULL,NULL}', '{NULL,NULL}', true, 10, 1000, true, false, false, '7d1f0f0e-0000-4000-8000-000000000001', 'somebody', '{media.work.v1,billing.work.v1}', '{60,60}', '{NULL,NULL}')`},
+	"workflow_lease_v2": {`SELECT * FROM workflow_lease_v2('{f,f}', '{media.work.v1,billing.work.v1}', '{0,0}', '{1901-01-01,1901-01-01}', '{00000000-0000-0000-0000-000000000000,00000000-0000-0000-0000-000000000000}', '{0,0}',
+		'{100,100}', '{NULL,NULL}', '{NULL,NULL}', true, 10, 1000, true, false, false, '7d1f0f0e-0000-4000-8000-000000000001', 'somebody', '{media.work.v1,billing.work.v1}', '{60,60}', '{NULL,NULL}',
+		'{}', '{}', false, false, false)`},
 	"workflow_lease_refused_v1": {`SELECT * FROM workflow_lease_refused_v1('{f,f}', '{media.work.v1,billing.work.v1}', '{0,0}', '{1901-01-01,1901-01-01}', '{00000000-0000-0000-0000-000000000000,00000000-0000-0000-0000-000000000000}', '{0,0}',
 		true, 1000, true, 'somebody', '{media.work.v1,billing.work.v1}', '{60,60}', '{NULL,NULL}')`},
 }
@@ -427,6 +442,10 @@ var (
 		"workflow_enqueue id":                  {"'7d1f0f0e-0000-4000-8000-000000000002'"},
 		"workflow_enqueue_once id":             {"'7d1f0f0e-0000-4000-8000-000000000002'"},
 		"workflow_lease_v1 most":               {"1000"},
+		"workflow_lease_v2 token":              {"'7d1f0f0e-0000-4000-8000-000000000001'"},
+		"workflow_lease_v2 most":               {"1000"},
+		"workflow_lease_v2 lengths":            {"'{60,60,60,60}'"},
+		"workflow_settle_v2 mosts":             {"ARRAY[NULL]", "ARRAY[9]"},
 		"workflow_out_of_bounds most":          {"100"},
 		"workflow_lease_v1 lengths":            {"'{60,60,60,60}'"},
 		"workflow_lease_refused_v1 lengths":    {"'{60,60,60,60}'"},
@@ -475,6 +494,17 @@ func (s *survey) things(f function, name string) (all []string) {
 		}
 	}
 	return append(all, "'7d1f0f0e-0000-4000-8000-000000000003'") // of nothing
+}
+
+// handed is what the handler of a run got of a token, as SQL: workflow_handed, which nobody may call.
+func handed(id, token string) string {
+	run, err := uuid.Parse(strings.Trim(id, "'"))
+	of, problem := uuid.Parse(strings.Trim(token, "'"))
+	if err != nil || problem != nil {
+		return token
+	}
+	sum := sha256.Sum256(append(of[:], run[:]...))
+	return quoted(uuid.UUID(sum[:16]).String())
 }
 
 const noToken = "'7d1f0f0e-0000-4000-8000-000000000004'"

@@ -29,7 +29,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
-	"github.com/simple-workflow/simple-workflow/outbox"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
@@ -138,7 +138,7 @@ func (w *world) try(ctx context.Context, deeds []deed, baseline end, limit time.
 		if !poked && (over || baseline == nil && time.Since(still) > time.Second || time.Since(begun) > limit/3) {
 			poked, still = true, time.Now()
 			for range 3 {
-				_ = outbox.RaiseFloors(ctx, t.pool, "control")
+				_ = delivery.RaiseFloors(ctx, t.pool, "control")
 			}
 			if err := t.poke(ctx, 1); err != nil {
 				v.harm = append(v.harm, "nothing can be enqueued later: "+err.Error())
@@ -293,7 +293,7 @@ func (t *trial) start(ctx context.Context) (stop func()) {
 		mux.HandleRaw(typ, fine)
 	}
 	bound.HandleRaw("media.", fine)
-	worker.Handle(mux, cleanup.Type, cleanup.Handler(as("engine"), cleanup.Keep{Finished: time.Hour, Failed: time.Hour, Deleted: time.Hour, Published: time.Hour, Processes: time.Hour}))
+	worker.Handle(mux, cleanup.Type, cleanup.New(as("engine"), []string{"default."}, time.Hour, cleanup.Keep{Finished: time.Hour, Failed: time.Hour, Deleted: time.Hour, Published: time.Hour, Processes: time.Hour}).Handle)
 	for _, c := range []worker.Config{config(as("engine"), mux, "media.", "billing.", "test.", "default.", graph.Prefix), config(as("media"), bound, "media.")} {
 		group.Go(func() { _ = worker.Run(ctx, c) })
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -33,7 +33,8 @@ var plainKinds = map[string]string{
 	"leased":    `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() + interval '2 seconds', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now()`,
 	"expired":   `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now() - interval '3 seconds'`,
 	"kept":      `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now() - interval '3 seconds'`,
-	"exhausted": `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 3, attempt = 3, started_at = now() - interval '3 seconds'`,
+	"elsewhere": `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() + interval '1 minute', deadline_at = now() + interval '1 minute', leased_by = 'somebody', lease_no = 1, attempt = 1, started_at = now() - interval '3 seconds'`,
+	"exhausted": `status = 'leased', lease_token = gen_random_uuid(), lease_until = now() - interval '1 second', leased_by = 'somebody', lease_no = 3, attempt = 2, max_attempts = 2, started_at = now() - interval '3 seconds'`,
 	"suspect":   `suspect = true, attempt = 1, lease_no = 1, started_at = now() - interval '1 minute'`,
 	"succeeded": `status = 'succeeded', finished_at = now(), result = '{"n": 1}', attempt = 1, lease_no = 1, started_at = now(), settled_token = gen_random_uuid(), settled_by = 'somebody'`,
 	"failed":    `status = 'failed', finished_at = now(), error = '{"code": "handler_error"}', last_error = 'no', attempt = 3, lease_no = 3, started_at = now(), settled_token = gen_random_uuid(), settled_by = 'somebody'`,
@@ -203,6 +204,7 @@ func (w *world) fill() {
 		SELECT 'run', id, type, 'lease', '23514', 'it is refused', '', xmin FROM workflow_run WHERE payload->>'specimen' ~ '-aside/';
 		INSERT INTO workflow_kept (run, token, verdict, result, delay, effects, worker)
 		SELECT id, lease_token, 'succeeded', '{"n": 1}', 0, false, 'somebody' FROM workflow_run WHERE payload->>'specimen' ~ '-kept/';
+		INSERT INTO workflow_accepted (run, token, type, until) SELECT id, lease_token, type, lease_until FROM workflow_run WHERE payload->>'specimen' ~ '-elsewhere/';
 		-- Signals that are owed to those of owed, and signals to those of sent that are on their way.
 		INSERT INTO workflow_run (id, type, payload, idempotency_key, status, attempt, lease_no, started_at, finished_at, settled_token, settled_by)
 		SELECT md5('owed' || id)::uuid, 'graph.signal.v1', '{"name": "owed"}', 'signal-' || business_key, 'succeeded', 1, 1, now(), now(), gen_random_uuid(), 'somebody' FROM process_instance WHERE business_key ^@ 'owed/';
@@ -225,7 +227,7 @@ func (w *world) build() {
 		w.t.Fatal(err)
 	}
 	for _, sink := range sinks() {
-		if err := outbox.Register(ctx, pool, sink, nil); err != nil {
+		if err := delivery.Register(ctx, pool, sink, nil); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -236,7 +238,7 @@ func (w *world) build() {
 	})
 	done := make(chan error)
 	go func() { done <- worker.Run(ctx, config(pool, mux, "build.", graph.Prefix)) }()
-	pgtest.AwaitFor(w.t, time.Minute, "all instances to come to their stage", func() (idle bool) {
+	pgtest.Await(w.t, "all instances to come to their stage", func() (idle bool) {
 		err := pool.QueryRow(ctx, `
 			SELECT NOT EXISTS (SELECT FROM workflow_run WHERE status IN ('pending', 'leased') AND run_at <= now() AND held_at IS NULL
 			                   AND (type ^@ 'graph.' OR type ^@ 'build.'))`).Scan(&idle)
@@ -255,16 +257,12 @@ func (w *world) build() {
 // config is that of a worker that is quick, with the engine's part if it takes steps.
 func config(pool *pgxpool.Pool, mux *worker.Mux, prefixes ...string) worker.Config {
 	c := worker.Config{
-		Pool: pool, Mux: mux, Prefixes: prefixes, Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, ShutdownGrace: -1,
+		Pool: pool, Mux: mux, Prefixes: prefixes, Retention: worker.Retention{Off: true}, Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, ShutdownGrace: -1,
 		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}, Logger: quiet,
 	}
 	for _, p := range prefixes {
 		if p == graph.Prefix {
-			engine := graph.New(pool)
-			for typ, handler := range engine.Handlers() {
-				mux.HandleRaw(typ, handler)
-			}
-			c.Steps, c.Hooks = true, []worker.Hook{{Concerns: engine.Concerns, Begin: engine.Begin, Tend: engine.Tend}}
+			c.Processes = graph.New(pool)
 		}
 	}
 	return c
@@ -296,6 +294,7 @@ var belongs = map[string]string{
 	"workflow_override":  `x.reason`,
 	"workflow_binding":   `'binding/' || CASE x.role::text WHEN 'media' THEN 0 ELSE 9 END`,
 	"workflow_set_aside": `coalesce((SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.id), (SELECT f.specimen FROM family f JOIN process_token t ON t.instance_id = f.id WHERE t.id = x.id))`,
+	"workflow_accepted":  `(SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.run)`,
 	"workflow_kept":      `(SELECT r.payload->>'specimen' FROM workflow_run r WHERE r.id = x.run)`,
 	"outbox_aggregate":   `NULL::text`,
 	"outbox_replayed":    `NULL::text`,
@@ -305,6 +304,14 @@ var belongs = map[string]string{
 
 	"workflow_console_role": `NULL::text`,
 	"workflow_fault":        `NULL::text`,
+	"workflow_minute":       `NULL::text`,
+	"workflow_policy":       `NULL::text`,
+	"workflow_outage":       `NULL::text`,
+	"workflow_member":       `NULL::text`,
+
+	"workflow_retention":      `NULL::text`,
+	"workflow_retention_turn": `NULL::text`,
+	"workflow_policy_history": `NULL::text`,
 }
 
 // unchanged are tables that are nobody's business but the migrations'.

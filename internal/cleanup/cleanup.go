@@ -1,13 +1,16 @@
 // Package cleanup removes what retention no longer wants: old finished runs with their
-// history, soft-deleted runs, published events. It is itself a run, default.cleanup.v1,
-// which the workers enqueue once per interval for the whole fleet.
+// history, soft-deleted runs, published events, finished processes. Every worker does it, for its own
+// prefixes. For how long things are kept stands in workflow_retention, as all workers ask for it; turns are rows
+// (workflow_retention_turn), so that one worker at a time removes the same.
 package cleanup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,8 +22,12 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Type is the type of the runs that clean up.
+// Type is the type of the runs that clean up at once. Workers of an earlier version enqueue one from time to time. Who covers it removes runs
+// of types that no worker asks for, too.
 const Type = "default.cleanup.v1"
+
+// uncovered is the prefix of types that no worker asks for, and of what is of no type.
+const uncovered = "*"
 
 // atWork is true, and says for its statement that the engine is at work: the guards of the tables let it pass. It is
 // evaluated before any row is looked at.
@@ -40,7 +47,7 @@ type Keep struct {
 	Logger *slog.Logger // told of what is refused, and never why: that may quote a row. Nil: slog.Default()
 }
 
-// Removed is how many rows a cleanup has removed; it becomes the run's result.
+// Removed is how many rows have been removed; it becomes the result of a run of Type.
 type Removed struct {
 	Finished  int `json:"finished"`
 	Failed    int `json:"failed"`
@@ -64,7 +71,7 @@ type Removed struct {
 // What refers to it is written in the transaction that makes it old, or before: so who finds it without a reader
 // will find it without one for ever.
 
-// arriving are the runs of signals that are on the way to tokens, or owed to them, as texts.
+// arriving are the runs of signals that are on the way to tokens, or owed to them, as texts. For plain runs workflow_retention_where has the same.
 const arriving = `
 	SELECT a.payload->>'signal'
 	FROM process_token t JOIN workflow_run a ON a.token_id = t.id
@@ -76,68 +83,211 @@ const arriving = `
 type kind struct {
 	name   string // for errors
 	table  string
-	keep   time.Duration
-	count  *int
-	find   string   // the first $4 that are older than $1 seconds, behind the position $2, $3: id, time, and whether nobody reads it, nor is it set aside
+	count  func(*Removed) *int
+	find   string   // some rows behind the position $2, $3, $4 at most, that are older than $1 seconds: id, time, whether nobody reads it, nor is it set aside, and whether there are more
 	remove string   // those of the ids $1 that are still older than $2 seconds, and that nobody has locked; returns how many
 	make   []string // make one that is old now; the first returns its id, which is $1 of the others
 }
 
-// Handler returns the handler of Type. It works in batches and stops between two of them
-// when its context ends; what is left is for the next time. Steps of process graphs go with
-// their process. What the database refuses to have removed is set aside, and all else goes. If nothing of a kind
-// can be removed that is no row's fault, and the run is tried again after five seconds, uncharged. So it is while the database tells of passing
-// trouble.
-func Handler(pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Removed, error) {
+// kinds are by their names in workflow_retention. Plain runs have no statements here: the database decides about them, for roles that are bound to prefixes.
+var kinds = map[string]kind{
+	"succeeded": {name: "run", table: "workflow_run", count: func(r *Removed) *int { return &r.Finished }},
+	"cancelled": {name: "run", table: "workflow_run", count: func(r *Removed) *int { return &r.Finished }},
+	"failed":    {name: "run", table: "workflow_run", count: func(r *Removed) *int { return &r.Failed }},
+	"deleted":   {name: "run", table: "workflow_run", count: func(r *Removed) *int { return &r.Deleted }},
+	"events":    {"outbox event", "outbox_event", func(r *Removed) *int { return &r.Published }, publishedEvents, removeEvents, makeEvent},
+	"messages":  {"message", "message", func(r *Removed) *int { return &r.Messages }, oldMessages, removeMessages, makeMessage},
+	"processes": {"process instance", "process_instance", func(r *Removed) *int { return &r.Processes }, finishedProcesses, removeProcesses, makeProcess},
+}
+
+// periods are the kinds and their periods in seconds; 0: for ever.
+func (k Keep) periods() (kinds []string, periods []float64) {
+	for _, p := range []struct {
+		kind string
+		keep time.Duration
+	}{
+		{"succeeded", k.Finished}, {"cancelled", k.Finished}, {"failed", k.Failed}, {"deleted", k.Deleted},
+		{"events", k.Published}, {"messages", k.Processes}, {"processes", k.Processes},
+	} {
+		kinds, periods = append(kinds, p.kind), append(periods, max(p.keep, 0).Seconds())
+	}
+	return kinds, periods
+}
+
+// A Cleaner removes what is old, for one worker.
+type Cleaner struct {
+	pool     *pgxpool.Pool
+	prefixes []string
+	every    time.Duration
+	keep     Keep
+	faults   *faults
+	limit    time.Duration // of a turn, after which what is left is for the next one
+}
+
+// New returns a Cleaner of a worker with these prefixes, which has each turn every so often. Keep is what it asks for.
+func New(pool *pgxpool.Pool, prefixes []string, every time.Duration, keep Keep) *Cleaner {
 	if keep.Logger == nil {
 		keep.Logger = slog.Default()
 	}
-	return handler(pool, keep, newFaults(keep.Logger))
+	prefixes = slices.Clone(prefixes)
+	if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(Type, p) }) {
+		prefixes = append(prefixes, uncovered)
+	}
+	return &Cleaner{pool: pool, prefixes: prefixes, every: every, keep: keep, faults: newFaults(keep.Logger), limit: 5 * time.Minute}
 }
 
-func handler(pool *pgxpool.Pool, keep Keep, faults *faults) func(context.Context, struct{}) (Removed, error) {
-	log := faults.log
-	return func(ctx context.Context, _ struct{}) (Removed, error) {
-		var r Removed
-		var problems []error
-		for i, k := range []kind{
-			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Succeeded), removeRuns(`status = 'succeeded' AND finished_at`), makeRun(`status = 'succeeded'`)},
-			{"run", "workflow_run", keep.Finished, &r.Finished, finishedRuns(run.Cancelled), removeRuns(`status = 'cancelled' AND finished_at`), makeRun(`status = 'cancelled'`)},
-			{"run", "workflow_run", keep.Failed, &r.Failed, finishedRuns(run.Failed), removeRuns(`status = 'failed' AND finished_at`), makeRun(`status = 'failed'`)},
-			{"run", "workflow_run", keep.Deleted, &r.Deleted, deletedRuns, removeRuns(`status <> 'leased' AND deleted_at`), makeRun(`status = 'pending', deleted_at = now()`)},
-			{"outbox event", "outbox_event", keep.Published, &r.Published, publishedEvents, removeEvents, makeEvent},
-			{"message", "message", keep.Processes, &r.Messages, oldMessages, removeMessages, makeMessage},
-			{"process instance", "process_instance", keep.Processes, &r.Processes, finishedProcesses, removeProcesses, makeProcess},
-		} {
-			if k.keep <= 0 {
-				continue
-			}
-			refused, err := k.removeAll(ctx, pool, func(err error) bool { return faults.lasting(i, err) })
-			if r.Refused += refused; refused > 0 {
-				log.Warn("the database refuses to have rows removed; they are set aside: see workflow_set_aside", "kind", k.name, "rows", refused)
-			}
-			if err != nil {
-				problems = append(problems, fmt.Errorf("%ss: %w", k.name, err))
-			}
-			if ctx.Err() != nil {
-				break
-			}
+// look is how often a Cleaner looks for a turn that is due.
+const look = time.Minute
+
+// Run takes turns until ctx ends. It keeps no connection from one time to the next: a role that may have few has them for its
+// work. While the database is out of reach it waits and tries again.
+func (c *Cleaner) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		removed, soon, err := c.briefly(ctx)
+		wait := min(look, c.every)
+		switch log := c.keep.Logger; {
+		case ctx.Err() != nil:
+			return
+		case soon:
+			wait = min(wait, pause) // it is told
+		case err != nil:
+			log.Warn("retention cannot remove what is old; trying again", "err", fault.Loggable(err))
+			wait = min(wait, 2*pause)
+		case removed != Removed{}:
+			log.Info("retention has removed what is old", "runs", removed.Finished+removed.Failed+removed.Deleted,
+				"events", removed.Published, "messages", removed.Messages, "processes", removed.Processes, "refused", removed.Refused)
 		}
-		err := errors.Join(problems...)
-		switch broken, passing := nobodys(problems); {
-		case err == nil:
-			faults.over(ctx, pool)
-			return r, nil
-		case ctx.Err() != nil || broken == nil && !passing:
-			return r, fmt.Errorf("clean up: %w", err)
-		default:
-			faults.tell(ctx, pool, broken, err)
-			return r, run.Again(pause)
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
 		}
 	}
 }
 
-// pause is what comes before a cleanup is tried again that could remove nothing of a kind.
+// briefly takes the turns that are due, with a connection that it closes afterwards.
+func (c *Cleaner) briefly(ctx context.Context) (r Removed, soon bool, err error) {
+	config := c.pool.Config()
+	config.MaxConns, config.MinConns, config.MinIdleConns = 1, 0, 0
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // there may be a pooler
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return r, false, err
+	}
+	defer pool.Close()
+	return c.round(ctx, pool, func() *float64 { return nil })
+}
+
+// Handle is the handler of Type: it takes all turns at once, whoever had them when.
+func (c *Cleaner) Handle(ctx context.Context, _ struct{}) (Removed, error) {
+	begun := time.Now()
+	r, soon, err := c.round(ctx, c.pool, func() *float64 { since := time.Since(begun).Seconds(); return &since })
+	if soon {
+		return r, run.Again(pause)
+	}
+	return r, err
+}
+
+// A turn is what the database gives to one worker at a time.
+type turn struct {
+	kind
+	pool *pgxpool.Pool
+
+	Prefix, Kind string
+	Period       float64    // in seconds: what is older is removed
+	Reached      *time.Time // what finished before this is gone
+	Until        time.Time  // what finished before this is old
+
+	removed int
+	behind  *time.Time // when the first finished that stays although it is old
+	left    bool       // there is more, which the next turn has
+	failed  bool
+}
+
+// take returns a turn that is due; nil: none is.
+func (c *Cleaner) take(ctx context.Context, pool *pgxpool.Pool, since *float64) (*turn, error) {
+	names, periods := c.keep.periods()
+	var prefix, kind *string
+	var period *float64
+	var reached, until *time.Time
+	err := pool.QueryRow(ctx, `SELECT * FROM workflow_retention_v1($1, $2, $3, $4, $5)`, c.prefixes, names, periods, c.every.Seconds(), since).
+		Scan(&prefix, &kind, &period, &reached, &until)
+	if err != nil || prefix == nil {
+		return nil, err
+	}
+	return &turn{kind: kinds[*kind], pool: pool, Prefix: *prefix, Kind: *kind, Period: *period, Reached: reached, Until: *until}, nil
+}
+
+// done says what has become of a turn. What could not be finished is due again, after some seconds.
+func (t *turn) done(ctx context.Context, again *float64) error {
+	reached := t.Reached
+	switch {
+	case t.failed:
+	case t.behind != nil && t.behind.Before(t.Until):
+		reached = t.behind
+	default:
+		reached = &t.Until
+	}
+	_, err := t.pool.Exec(ctx, `SELECT workflow_retention_done_v1($1, $2, $3, $4, $5)`, t.Prefix, t.Kind, reached, t.removed, again)
+	return err
+}
+
+// round takes all turns that are due, each once. It works in batches and stops between two of them
+// when its context ends; what is left is for the next time. Steps of process graphs go with
+// their process. What the database refuses to have removed is set aside, and all else goes. If nothing of a kind
+// can be removed that is no row's fault, and it is to be tried again after a pause: soon. So it is while the database tells of passing
+// trouble.
+func (c *Cleaner) round(ctx context.Context, pool *pgxpool.Pool, since func() *float64) (r Removed, soon bool, err error) {
+	var problems []error
+	var unfinished []*turn // they are due again once this round is over, and not within it
+	again := 0.0
+	for ctx.Err() == nil {
+		t, err := c.take(ctx, pool, since())
+		if err != nil {
+			problems = append(problems, err)
+		}
+		if t == nil {
+			break
+		}
+		refused, err := t.removeAll(ctx, time.Now().Add(c.limit), func(err error) bool { return c.faults.lasting(t.Prefix+" "+t.Kind, err) })
+		*t.count(&r) += t.removed
+		if r.Refused += refused; refused > 0 {
+			c.keep.Logger.Warn("the database refuses to have rows removed; they are set aside: see workflow_set_aside", "kind", t.name, "rows", refused)
+		}
+		switch {
+		case err != nil:
+			problems = append(problems, fmt.Errorf("%ss: %w", t.name, err))
+			t.failed = true
+			unfinished, again = append(unfinished, t), pause.Seconds()
+		case t.left:
+			unfinished = append(unfinished, t)
+		default:
+			if err := t.done(ctx, nil); err != nil {
+				problems = append(problems, err)
+			}
+		}
+	}
+	err = errors.Join(problems...)
+	broken, passing := nobodys(problems)
+	switch {
+	case err == nil:
+		c.faults.over(ctx, pool)
+	case ctx.Err() != nil || broken == nil && !passing:
+		err = fmt.Errorf("clean up: %w", err)
+	default:
+		c.faults.tell(ctx, pool, broken, err)
+		soon, err = true, nil
+	}
+	last, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer stop()
+	for _, t := range unfinished {
+		if t.done(last, &again) != nil { // then it is due when its time has come
+			break
+		}
+	}
+	return r, soon, err
+}
+
+// pause is what comes before it is tried again to remove a kind of which nothing could be removed.
 const pause = 5 * time.Second
 
 // nobodys returns the first error that is a statement's, and whether one is a code of passing trouble. If one is neither, there is nil and false.
@@ -162,15 +312,17 @@ type faults struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
-	told   time.Time             // in the log
-	noted  bool                  // in workflow_fault
-	series map[int]*fault.Series // of each kind, over all cleanups of this process
+	told   time.Time                // in the log
+	noted  bool                     // in workflow_fault
+	series map[string]*fault.Series // of each prefix and kind, over all turns of this process
 }
 
-func newFaults(log *slog.Logger) *faults { return &faults{log: log, series: map[int]*fault.Series{}} }
+func newFaults(log *slog.Logger) *faults {
+	return &faults{log: log, series: map[string]*fault.Series{}}
+}
 
 // lasting notes what came of removing what there is of a kind, and reports whether that has failed for long.
-func (f *faults) lasting(kind int, err error) bool {
+func (f *faults) lasting(kind string, err error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.series[kind] == nil {
@@ -208,70 +360,106 @@ func (f *faults) over(ctx context.Context, pool *pgxpool.Pool) {
 // kind waits for the next time, when these are passed over.
 const tooMany = 1000
 
-// removeAll removes what there is of a kind, and returns how many were refused. lasting notes what came of it, and reports whether it has
+// removeAll removes what there is until the turn is over, and returns how many were refused. lasting notes what came of it, and reports whether it has
 // failed for so long that any code is an answer about a row. If one goes that was tried for all that are refused for
 // the same reason, these are tried once more.
-func (k kind) removeAll(ctx context.Context, pool *pgxpool.Pool, lasting func(error) bool) (refused int, err error) {
+func (t *turn) removeAll(ctx context.Context, end time.Time, lasting func(error) bool) (refused int, err error) {
+	var from time.Time // the oldest
+	if t.Reached != nil {
+		from = *t.Reached
+	}
 	for range 10 {
-		n, err := k.removeOnce(ctx, pool, lasting)
+		n, err := t.removeOnce(ctx, from, end, lasting)
 		if refused += n; err != nil {
 			return refused, err
 		}
 		lasting(nil)
 		var released int
-		if err := pool.QueryRow(ctx, `SELECT workflow_unremoved_v1($1, '{}', '{}', '{}', '{}')`, k.table).Scan(&released); err != nil || released == 0 {
+		if err := t.pool.QueryRow(ctx, `SELECT workflow_unremoved_v1($1, '{}', '{}', '{}', '{}')`, t.table).Scan(&released); err != nil || released == 0 || t.left {
 			return refused, err
 		}
+		from, t.behind = time.Time{}, nil
 	}
 	return refused, nil
 }
 
-func (k kind) removeOnce(ctx context.Context, pool *pgxpool.Pool, lasting func(error) bool) (refused int, err error) {
+func (t *turn) removeOnce(ctx context.Context, from, end time.Time, lasting func(error) bool) (refused int, err error) {
 	type old struct {
 		ID   string
 		At   time.Time
-		Free bool
+		Free *bool // nil: it is another prefix's, and only says how far this has come
+		More bool
 	}
-	var last old
+	last := old{At: from}
 	for {
 		var found []old
-		if err := uncompiled(ctx, pool, func(tx pgx.Tx) (err error) {
-			rows, _ := tx.Query(ctx, k.find, k.keep.Seconds(), last.At, last.ID, batch)
+		if err := uncompiled(ctx, t.pool, func(tx pgx.Tx) (err error) {
+			var rows pgx.Rows
+			if t.find == "" {
+				rows, _ = tx.Query(ctx, `SELECT * FROM workflow_removable_v1($1, $2, $3, coalesce(nullif($4::text, ''), '00000000-0000-0000-0000-000000000000')::uuid, $5)`,
+					t.Prefix, t.Kind, last.At, last.ID, 10*batch) // of which some are other prefixes'
+			} else {
+				rows, _ = tx.Query(ctx, t.find, t.Period, last.At, last.ID, batch)
+			}
 			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[old])
 			return err
 		}); err != nil {
 			return refused, fault.OfStatement("retention", err)
 		}
 		var ids []string
+		stays := false
 		for _, o := range found {
-			if last = o; o.Free {
+			last = o
+			switch {
+			case o.Free == nil:
+			case *o.Free:
 				ids = append(ids, o.ID)
+			default:
+				stays = true
 			}
 		}
-		n, err := k.removeBatch(ctx, pool, ids, lasting)
-		refused += n
-		if err != nil || len(found) < batch || refused > tooMany {
-			return refused, err
+		before := t.removed
+		for some := range slices.Chunk(ids, batch) {
+			n, err := t.removeBatch(ctx, some, lasting)
+			refused += n
+			if err != nil {
+				return refused, err
+			}
+		}
+		if (stays || t.removed-before < len(ids)) && t.behind == nil {
+			t.behind = &found[0].At
+		}
+		switch over := time.Now().After(end); {
+		case len(found) == 0 || !last.More:
+			return refused, nil
+		case over || refused > tooMany:
+			t.left = over
+			if t.behind == nil {
+				t.behind = &last.At
+			}
+			return refused, nil
 		}
 	}
 }
 
 // removeBatch removes a batch. Those of which the database refuses it are set aside, and the others go.
-func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string, lasting func(error) bool) (refused int, err error) {
-	if len(ids) == 0 {
-		return 0, nil
-	}
+func (t *turn) removeBatch(ctx context.Context, ids []string, lasting func(error) bool) (refused int, err error) {
 	removal := fault.Statement[string]{
 		Name: "retention",
 		Do: func(ctx context.Context, ids []string) error {
 			var gone int
-			err := uncompiled(ctx, pool, func(tx pgx.Tx) error { return tx.QueryRow(ctx, k.remove, ids, k.keep.Seconds()).Scan(&gone) })
+			err := uncompiled(ctx, t.pool, func(tx pgx.Tx) error {
+				if t.remove == "" {
+					return tx.QueryRow(ctx, `SELECT workflow_remove_v1($1, $2, $3)`, t.Prefix, t.Kind, ids).Scan(&gone)
+				}
+				return tx.QueryRow(ctx, t.remove, ids, t.Period).Scan(&gone)
+			})
 			if err == nil {
-				*k.count += gone
+				t.removed += gone
 			}
 			return err
 		},
-		Control: func(ctx context.Context) error { return k.control(ctx, pool) },
+		Control: t.control,
 	}
 	err = removal.Do(ctx, ids)
 	for n := 0; n < 5 && (fault.Of(err) == fault.Again || fault.Of(err) == fault.Anew) && ctx.Err() == nil; n++ { // a deadlock, perhaps
@@ -296,7 +484,7 @@ func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string,
 			columns[i] = append(columns[i], strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), ""))
 		}
 	}
-	_, problem := pool.Exec(ctx, `SELECT workflow_unremoved_v1($1, $2, $3, $4, $5)`, k.table, columns[0], columns[1], columns[2], columns[3])
+	_, problem := t.pool.Exec(ctx, `SELECT workflow_unremoved_v1($1, $2, $3, $4, $5)`, t.table, columns[0], columns[1], columns[2], columns[3])
 	return len(blamed), errors.Join(err, problem)
 }
 
@@ -304,22 +492,26 @@ func (k kind) removeBatch(ctx context.Context, pool *pgxpool.Pool, ids []string,
 var errUndo = errors.New("undone")
 
 // control removes a row that is made for this, and undoes it.
-func (k kind) control(ctx context.Context, pool *pgxpool.Pool) error {
-	err := uncompiled(ctx, pool, func(tx pgx.Tx) error {
+func (t *turn) control(ctx context.Context) error {
+	err := uncompiled(ctx, t.pool, func(tx pgx.Tx) error {
+		if t.make == nil {
+			_, err := tx.Exec(ctx, `SELECT workflow_removes_v1($1)`, t.Kind)
+			return cmp.Or(err, errUndo)
+		}
 		if _, err := tx.Exec(ctx, `SELECT set_config('workflow.advance', 'on', true)`); err != nil {
 			return err
 		}
 		var id string
-		if err := tx.QueryRow(ctx, k.make[0]).Scan(&id); err != nil {
+		if err := tx.QueryRow(ctx, t.make[0]).Scan(&id); err != nil {
 			return err
 		}
-		for _, more := range k.make[1:] {
+		for _, more := range t.make[1:] {
 			if _, err := tx.Exec(ctx, more, id); err != nil {
 				return err
 			}
 		}
 		var gone int
-		if err := tx.QueryRow(ctx, k.remove, []string{id}, -time.Hour.Seconds()).Scan(&gone); err != nil {
+		if err := tx.QueryRow(ctx, t.remove, []string{id}, -time.Hour.Seconds()).Scan(&gone); err != nil {
 			return err
 		}
 		if gone == 0 {
@@ -337,14 +529,6 @@ func (k kind) control(ctx context.Context, pool *pgxpool.Pool) error {
 }
 
 // What makes rows that are removed as a control.
-func makeRun(old string) []string {
-	return []string{
-		`INSERT INTO workflow_run (type) VALUES ('default.control.v1') RETURNING id::text`,
-		`UPDATE workflow_run SET status = 'leased', lease_token = id, lease_until = now(), leased_by = 'control', lease_no = 1, started_at = now() WHERE id = $1::text::uuid`,
-		`UPDATE workflow_run SET ` + old + ` WHERE id = $1::text::uuid`,
-	}
-}
-
 var (
 	makeEvent = []string{
 		`SELECT outbox_emit(gen_random_uuid(), 'workflow.control', '{}')::text`,
@@ -369,8 +553,6 @@ func first(table, at, which, free string) string {
 	zero, typ := "00000000-0000-0000-0000-000000000000", "uuid"
 	columns := "xmin AS row_version, id, " + at // and no payload
 	switch table {
-	case "workflow_run":
-		columns += ", type"
 	case "process_instance":
 		columns += ", parent_process_instance_id, process_definition_id"
 	case "message":
@@ -388,33 +570,10 @@ func first(table, at, which, free string) string {
 		LIMIT $4
 	)
 	SELECT i.id::text, i.` + at + `, (` + free + `)
-	       AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'retention' AND a.id = workflow_unremoved_id(i.id::text) AND a.row_version = i.row_version AND NOT a.due)
+	       AND NOT EXISTS (SELECT FROM workflow_set_aside a WHERE a.kind = 'retention' AND a.id = workflow_unremoved_id(i.id::text) AND a.row_version = i.row_version AND NOT a.due),
+	       (SELECT count(*) FROM old) >= $4
 	FROM old i
 	ORDER BY 2, i.id`
-}
-
-// unheard are the runs that nobody reads: all but those of signals that are on the way.
-const unheard = `i.type <> 'graph.signal.v1' OR i.id::text NOT IN (` + arriving + `)`
-
-// finishedRuns finds runs of one status by the time they finished.
-func finishedRuns(status run.Status) string {
-	return first("workflow_run", "finished_at", `status = '`+string(status)+`' AND token_id IS NULL`, unheard)
-}
-
-var deletedRuns = first("workflow_run", "deleted_at", `status <> 'leased' AND token_id IS NULL`, unheard)
-
-// removeRuns removes runs with their history. Locked rows are left for next time.
-func removeRuns(since string) string {
-	return `
-	WITH gone AS (
-		DELETE FROM workflow_run
-		WHERE ` + atWork + ` AND id = ANY (ARRAY(SELECT id FROM workflow_run WHERE id = ANY ($1::text[]::uuid[]) AND token_id IS NULL AND ` + since + ` < now() - $2 * interval '1 second' ORDER BY id FOR UPDATE SKIP LOCKED))
-		RETURNING id
-	), history AS (
-		DELETE FROM workflow_history
-		WHERE ` + atWork + ` AND workflow_id = ANY (ARRAY(SELECT id FROM gone))
-	)
-	SELECT count(*) FROM gone`
 }
 
 // removeProcesses removes finished instances with everything that belongs to them, by their own
@@ -464,52 +623,3 @@ const removeEvents = `
 		RETURNING id
 	)
 	SELECT count(*) FROM gone`
-
-// Schedule enqueues one cleanup per interval until ctx ends. All workers do; the idempotency
-// key, made of the interval's number by the database's clock, lets one of them through.
-// While the database is out of reach it waits and tries again. It keeps no connection from one time to the
-// next: a role that may have few has them for its work.
-func Schedule(ctx context.Context, pool *pgxpool.Pool, every time.Duration, log *slog.Logger) {
-	for {
-		wait, err := schedule(ctx, pool.Config().ConnConfig, every)
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil {
-			log.Warn("cannot enqueue the cleanup; trying again", "err", fault.Loggable(err))
-			wait = min(every, 10*time.Second)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
-	}
-}
-
-func schedule(ctx context.Context, config *pgx.ConnConfig, every time.Duration) (rest time.Duration, err error) {
-	ctx, done := context.WithTimeout(ctx, 10*time.Second)
-	defer done()
-	conn, err := pgx.ConnectConfig(ctx, config)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = conn.Close(ctx) }()
-	return enqueue(ctx, conn, every)
-}
-
-// enqueue enqueues the cleanup of the current interval and returns how long that lasts.
-func enqueue(ctx context.Context, db run.DB, every time.Duration) (rest time.Duration, err error) {
-	rows, _ := db.Query(ctx, `SELECT extract(epoch FROM now())::float8`)
-	now, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[float64])
-	if err != nil {
-		return 0, err
-	}
-	number := int64(now / every.Seconds())
-	_, err = run.Enqueue(ctx, db, run.New{
-		Type:           Type,
-		Priority:       -50,
-		IdempotencyKey: fmt.Sprintf("%s every %s no %d", Type, every, number),
-	})
-	return time.Duration((float64(number+1)*every.Seconds() - now) * float64(time.Second)), err
-}

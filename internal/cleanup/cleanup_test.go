@@ -3,10 +3,10 @@ package cleanup
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +15,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/sql"
 )
 
 func count(t *testing.T, pool *pgxpool.Pool, query string) (n int) {
@@ -30,6 +31,13 @@ func exec(t *testing.T, pool *pgxpool.Pool, query string) {
 	if _, err := pool.Exec(t.Context(), query); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// cleaner returns what removes all that is older than keep says, at once, whatever was asked for before.
+func cleaner(t *testing.T, pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Removed, error) {
+	t.Helper()
+	pgtest.ByHand(t, pool, `DELETE FROM workflow_retention`)
+	return New(pool, []string{"default."}, time.Hour, keep).Handle
 }
 
 // Each kind is removed once it is older than its own limit, in batches, with its history;
@@ -52,7 +60,7 @@ func TestRetention(t *testing.T) {
 	exec(t, pool, `UPDATE outbox_event SET published_at = now() WHERE id <> 1`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
 
-	removed, err := Handler(pool, Keep{Finished: time.Hour, Failed: 3 * time.Hour, Deleted: time.Hour, Published: time.Hour})(t.Context(), struct{}{})
+	removed, err := cleaner(t, pool, Keep{Finished: time.Hour, Failed: 3 * time.Hour, Deleted: time.Hour, Published: time.Hour})(t.Context(), struct{}{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +77,7 @@ func TestRetention(t *testing.T) {
 		t.Errorf("%d outbox events are left, want the unpublished one", n)
 	}
 
-	removed, err = Handler(pool, Keep{Failed: time.Hour})(t.Context(), struct{}{})
+	removed, err = cleaner(t, pool, Keep{Failed: time.Hour})(t.Context(), struct{}{})
 	if err != nil || removed != (Removed{Failed: 3}) {
 		t.Errorf("removed %+v, %v; want the 3 failed ones only", removed, err)
 	}
@@ -90,7 +98,7 @@ func TestFinishedProcesses(t *testing.T) {
 	pgtest.ByHand(t, pool, `INSERT INTO process_token (id, instance_id, node, state) SELECT id, id, 'a', CASE WHEN completed_at IS NULL THEN 'Waiting' ELSE 'Completed' END FROM process_instance`)
 	pgtest.ByHand(t, pool, `INSERT INTO workflow_run (type, token_id, node) SELECT 'test.step.v1', id, 'a' FROM process_token`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
-	clean := Handler(pool, Keep{Processes: time.Hour})
+	clean := cleaner(t, pool, Keep{Processes: time.Hour})
 	removed := 0
 	for range 4 {
 		r, err := clean(t.Context(), struct{}{})
@@ -120,7 +128,7 @@ func TestLockedRowIsLeft(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SELECT FROM workflow_run LIMIT 1 FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	clean := Handler(pool, Keep{Finished: time.Hour})
+	clean := cleaner(t, pool, Keep{Finished: time.Hour})
 	if r, err := clean(t.Context(), struct{}{}); err != nil || r.Finished != 2 {
 		t.Errorf("removed %d, %v; want 2", r.Finished, err)
 	}
@@ -129,36 +137,6 @@ func TestLockedRowIsLeft(t *testing.T) {
 	}
 	if r, err := clean(t.Context(), struct{}{}); err != nil || r.Finished != 1 {
 		t.Errorf("removed %d, %v; want 1", r.Finished, err)
-	}
-}
-
-// However many workers schedule it, one cleanup is enqueued per interval.
-func TestOncePerInterval(t *testing.T) {
-	pool := pgtest.New(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	var workers sync.WaitGroup
-	for range 8 {
-		workers.Go(func() { Schedule(ctx, pool, 24*time.Hour, slog.Default()) })
-	}
-	pgtest.Await(t, "a cleanup", func() bool {
-		return count(t, pool, `SELECT count(*) FROM workflow_run WHERE type = 'default.cleanup.v1'`) > 0
-	})
-	// Once each of them has had its turn there is still only one.
-	for range 8 {
-		if _, err := enqueue(ctx, pool, 24*time.Hour); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cancel()
-	workers.Wait()
-	if n := count(t, pool, `SELECT count(*) FROM workflow_run`); n != 1 {
-		t.Errorf("%d cleanups for one interval, want 1", n)
-	}
-	if _, err := enqueue(t.Context(), pool, time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	if n := count(t, pool, `SELECT count(*) FROM workflow_run`); n != 2 {
-		t.Errorf("%d cleanups, want 2: another interval has its own", n)
 	}
 }
 
@@ -225,7 +203,7 @@ func TestArchive(t *testing.T) {
 		END $$`)
 	exec(t, pool, `CREATE TRIGGER archive BEFORE DELETE ON process_instance FOR EACH ROW EXECUTE FUNCTION archive_instance()`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
-	r, err := Handler(pool, Keep{Processes: time.Hour, Finished: time.Hour})(t.Context(), struct{}{})
+	r, err := cleaner(t, pool, Keep{Processes: time.Hour, Finished: time.Hour})(t.Context(), struct{}{})
 	if err != nil || r.Processes != 2*batch+7 || r.Refused != 2 {
 		t.Errorf("removed %+v, want %d; %v", r, 2*batch+7, err)
 	}
@@ -241,7 +219,7 @@ func TestArchive(t *testing.T) {
 	}
 	exec(t, pool, `DROP TRIGGER archive ON process_instance`)
 	due(t, pool)
-	if r, err := Handler(pool, Keep{Processes: time.Hour})(t.Context(), struct{}{}); err != nil || r.Processes != 3 {
+	if r, err := cleaner(t, pool, Keep{Processes: time.Hour})(t.Context(), struct{}{}); err != nil || r.Processes != 3 {
 		t.Errorf("removed %d, %v; want those that had stayed", r.Processes, err)
 	}
 }
@@ -268,7 +246,7 @@ func TestRefusedRows(t *testing.T) {
 	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'test.kept') EXECUTE FUNCTION refuse()`)
 	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON message FOR EACH ROW WHEN (OLD.key = '7') EXECUTE FUNCTION refuse()`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
-	clean := Handler(pool, Keep{Finished: time.Hour, Published: time.Hour, Processes: time.Hour})
+	clean := cleaner(t, pool, Keep{Finished: time.Hour, Published: time.Hour, Processes: time.Hour})
 	expect := func(want Removed) {
 		t.Helper()
 		if r, err := clean(t.Context(), struct{}{}); err != nil || r != want {
@@ -318,10 +296,10 @@ func TestPassingStateOfARow(t *testing.T) {
 	exec(t, pool, `INSERT INTO workflow_run (type, priority) SELECT 'test.a.v1', CASE WHEN n = 25 THEN 1 ELSE 0 END FROM generate_series(1, 50) n`)
 	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
-	faults := newFaults(slog.Default())
-	clean := handler(pool, Keep{Finished: time.Hour}, faults)
+	c := New(pool, []string{"default."}, time.Hour, Keep{Finished: time.Hour})
+	clean := c.Handle
 	later := func() {
-		for _, s := range faults.series {
+		for _, s := range c.faults.series {
 			s.Age(2 * fault.Patience)
 		}
 	}
@@ -360,7 +338,7 @@ func TestStatementAtFault(t *testing.T) {
 	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled'`)
 	pgtest.ByHand(t, pool, `INSERT INTO message (id, message_id, name, key, payload, expires_at) SELECT gen_random_uuid(), n::text, 'm', n::text, '{}', now() FROM generate_series(1, 20) n`)
 	pgtest.Elapse(t, pool, 2*time.Hour)
-	clean := Handler(pool, Keep{Finished: time.Hour, Processes: time.Hour})
+	clean := cleaner(t, pool, Keep{Finished: time.Hour, Processes: time.Hour})
 	for name, broken := range map[string][2]string{
 		"a table is missing": {`ALTER TABLE workflow_history RENAME TO moved`, `ALTER TABLE moved RENAME TO workflow_history`},
 		"a trigger for all": {`CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX777'; END $$;
@@ -417,12 +395,12 @@ func TestNothingIsCompiled(t *testing.T) {
 	plant(t, pool, 10)
 	pgtest.Elapse(t, pool, 2*time.Hour)
 	seen.sql = nil
-	if _, err := Handler(pool, Keep{Finished: time.Hour, Failed: time.Hour, Deleted: time.Hour, Published: time.Hour, Processes: time.Hour})(t.Context(), struct{}{}); err != nil {
+	if _, err := cleaner(t, pool, Keep{Finished: time.Hour, Failed: time.Hour, Deleted: time.Hour, Published: time.Hour, Processes: time.Hour})(t.Context(), struct{}{}); err != nil {
 		t.Fatal(err)
 	}
 	n := 0
 	for i, sql := range seen.sql {
-		if strings.Contains(sql, "WITH ") {
+		if strings.Contains(sql, "WITH ") || strings.Contains(sql, "workflow_remov") {
 			if n++; i == 0 || seen.sql[i-1] != "begin; SET LOCAL jit = off" {
 				t.Errorf("%s may be compiled", sql)
 			}
@@ -431,4 +409,277 @@ func TestNothingIsCompiled(t *testing.T) {
 	if n < 8 {
 		t.Errorf("%d statements were seen", n)
 	}
+}
+
+// over plants runs of a type that were cancelled so long ago.
+func over(t *testing.T, pool *pgxpool.Pool, typ string, n int) {
+	t.Helper()
+	exec(t, pool, fmt.Sprintf(`INSERT INTO workflow_run (type) SELECT '%s' FROM generate_series(1, %d)`, typ, n))
+	exec(t, pool, `UPDATE workflow_run SET status = 'cancelled' WHERE status = 'pending'`)
+}
+
+// remaining returns how many runs there are of each type.
+func remaining(t *testing.T, pool *pgxpool.Pool) string {
+	t.Helper()
+	var all string
+	if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(type || ' ' || n, ', ' ORDER BY type), '') FROM (SELECT type, count(*) AS n FROM workflow_run GROUP BY 1) r`).Scan(&all); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// at has a worker with these prefixes have all turns, as the function of the database decides.
+func at(t *testing.T, pool *pgxpool.Pool, keep time.Duration, prefixes ...string) Removed {
+	t.Helper()
+	r, err := New(pool, prefixes, time.Hour, Keep{Finished: keep}).Handle(t.Context(), struct{}{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// The longest period that a worker has asked for counts, whoever removes: of the same prefix, of one that covers it, of one that it covers; for ever
+// is the longest. What nobody has asked for since a day counts no more, but only once another is asked for: a group
+// that is away keeps what it had.
+func TestLongestPeriodCounts(t *testing.T) {
+	pool := pgtest.New(t)
+	for _, typ := range []string{"a.x.v1", "b.x.v1", "b.c.x.v1", "d.x.v1", "d.e.x.v1", "f.x.v1", "g.x.v1"} {
+		over(t, pool, typ, 3)
+	}
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	at(t, pool, 240*time.Hour, "a.", "b.", "d.e.")
+	at(t, pool, 0, "f.")
+	if r := at(t, pool, time.Hour, "a.", "b.c.", "d.", "f.", "default."); r.Finished != 6 {
+		t.Errorf("%d are removed, want 3 of d.x.v1, and 3 that nobody asks for", r.Finished)
+	}
+	if got, want := remaining(t, pool), "a.x.v1 3, b.c.x.v1 3, b.x.v1 3, d.e.x.v1 3, f.x.v1 3"; got != want {
+		t.Errorf("there are %s, want %s", got, want)
+	}
+	pgtest.Elapse(t, pool, 23*time.Hour)
+	at(t, pool, 240*time.Hour, "d.")
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	pgtest.ByHand(t, pool, `UPDATE workflow_retention SET asked_at = now() - interval '11 minutes' WHERE period = 3600`) // who asks for less has been there all day
+	at(t, pool, time.Hour, "a.", "b.c.", "f.", "default.")
+	if got, want := remaining(t, pool), "b.c.x.v1 3, b.x.v1 3, d.e.x.v1 3"; got != want {
+		t.Errorf("a day later there are %s, want %s: a. and f. are asked to be kept for less, the others are nobody's to remove, or kept by d. for ten days", got, want)
+	}
+}
+
+// Where nobody has asked for long, since all were away, or the database was, who comes back first does not have removed what others asked to be kept:
+// these have another day to ask again.
+func TestWhoComesBackFirst(t *testing.T) {
+	pool := pgtest.New(t)
+	over(t, pool, "a.x.v1", 3)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	at(t, pool, 0, "a.")
+	at(t, pool, time.Hour, "a.")
+	pgtest.Elapse(t, pool, 48*time.Hour)
+	for range 2 {
+		if r := at(t, pool, time.Hour, "a."); r.Finished != 0 {
+			t.Errorf("%d are removed that others ask to be kept for ever", r.Finished)
+		}
+		pgtest.ByHand(t, pool, `UPDATE workflow_retention SET asked_at = now() - CASE period WHEN 0 THEN interval '23 hours' ELSE interval '11 minutes' END`)
+	}
+	pgtest.ByHand(t, pool, `UPDATE workflow_retention SET asked_at = now() - CASE period WHEN 0 THEN interval '25 hours' ELSE interval '11 minutes' END`)
+	if r := at(t, pool, time.Hour, "a."); r.Finished != 3 {
+		t.Errorf("%d are removed once they have not come back for a day, want 3", r.Finished)
+	}
+}
+
+// A worker that asks for a prefix as the first one has no turn at once: another that asks for longer may start a moment later.
+func TestFirstTurnIsNotAtOnce(t *testing.T) {
+	pool := pgtest.New(t)
+	over(t, pool, "a.x.v1", 3)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	now := func() *float64 { return nil }
+	first, second := New(pool, []string{"a."}, time.Hour, Keep{Finished: time.Hour}), New(pool, []string{"a."}, time.Hour, Keep{})
+	if r, _, err := first.round(t.Context(), pool, now); err != nil || r.Finished != 0 {
+		t.Errorf("%d are removed at once, %v", r.Finished, err)
+	}
+	if _, _, err := second.round(t.Context(), pool, now); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	if r, _, err := first.round(t.Context(), pool, now); err != nil || r.Finished != 0 {
+		t.Errorf("%d are removed, %v, though another asks to have them kept", r.Finished, err)
+	}
+}
+
+// However many workers have turns at once, each is one's: no two remove the same. The next is when its time has come.
+func TestOneTurnAtATime(t *testing.T) {
+	pool := pgtest.New(t)
+	over(t, pool, "a.x.v1", 20)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	var turns atomic.Int64
+	all := func() {
+		var workers sync.WaitGroup
+		for range 8 {
+			workers.Go(func() {
+				c := New(pool, []string{"a.", "b."}, time.Hour, Keep{Finished: time.Hour, Failed: time.Hour, Deleted: time.Hour, Published: time.Hour, Processes: time.Hour})
+				for {
+					switch turn, err := c.take(t.Context(), pool, nil); {
+					case err != nil:
+						t.Error(err)
+						return
+					case turn == nil:
+						return
+					}
+					turns.Add(1)
+				}
+			})
+		}
+		workers.Wait()
+	}
+	all() // asks
+	pgtest.Elapse(t, pool, time.Hour)
+	all()
+	all()
+	if n := turns.Load(); n != 2*4+3 {
+		t.Errorf("%d turns were taken, want 4 for each prefix, and 3 of what is of no type", n)
+	}
+	pgtest.Elapse(t, pool, time.Hour)
+	all()
+	if n := turns.Load(); n != 2*(2*4+3) {
+		t.Errorf("%d turns were taken an hour later, want as many again", n)
+	}
+}
+
+// What other prefixes keep is passed over once, and a day later again: a turn goes on from where the one before ended. What is found behind that
+// place, since it was locked, is not forgotten.
+func TestGoesOnFromWhereItWas(t *testing.T) {
+	pool := pgtest.New(t)
+	over(t, pool, "kept.x.v1", 10*batch+500)
+	over(t, pool, "a.x.v1", 2*batch+1)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	at(t, pool, 0, "kept.")
+	if r := at(t, pool, time.Hour, "a."); r.Finished != 2*batch+1 {
+		t.Errorf("%d are removed, want all of a. behind those of others", r.Finished)
+	}
+	const from = `SELECT count(*) FROM workflow_retention_turn WHERE prefix = 'a.' AND kind = 'cancelled' AND reached > now() - interval '61 minutes'`
+	if n := count(t, pool, from); n != 1 {
+		t.Error("the next turn begins with the oldest, or looks at what is of others again")
+	}
+	over(t, pool, "a.x.v1", 3)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM workflow_run WHERE type = 'a.x.v1' LIMIT 1 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	if r := at(t, pool, time.Hour, "a."); r.Finished != 2 {
+		t.Errorf("%d are removed, want 2 that are not locked", r.Finished)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := at(t, pool, time.Hour, "a."); r.Finished != 1 {
+		t.Errorf("%d are removed, want the one that was locked", r.Finished)
+	}
+	over(t, pool, "a.x.v1", 1)
+	pgtest.ByHand(t, pool, `UPDATE workflow_run SET finished_at = now() - interval '3 days' WHERE type = 'a.x.v1'`) // as if a commit had come days late
+	if r := at(t, pool, time.Hour, "a."); r.Finished != 0 {
+		t.Errorf("%d are removed from before what was looked at", r.Finished)
+	}
+	pgtest.Elapse(t, pool, 25*time.Hour)
+	if r := at(t, pool, time.Hour, "a."); r.Finished != 1 {
+		t.Errorf("%d are removed by the sweep a day later, want 1", r.Finished)
+	}
+}
+
+// A turn that takes too long ends between two batches, and the next goes on.
+func TestTurnThatTakesLong(t *testing.T) {
+	pool := pgtest.New(t)
+	over(t, pool, "a.x.v1", 10*batch+5)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	c := New(pool, []string{"a."}, time.Hour, Keep{Finished: time.Hour})
+	c.limit = -1
+	for _, want := range []int{0, 10 * batch, 5} {
+		if want == 10*batch { // the first turn is not at once
+			pgtest.Elapse(t, pool, time.Hour)
+		}
+		if r, _, err := c.round(t.Context(), pool, func() *float64 { return nil }); err != nil || r.Finished != want {
+			t.Errorf("%d are removed, %v; want %d", r.Finished, err, want)
+		}
+	}
+}
+
+// A role that is bound to prefixes removes what is old of them, sets aside what is refused, and can neither remove nor look at what is
+// another's, nor ask for it; nor can it have removed what is asked to be kept.
+func TestBoundRolesRemoveTheirOwn(t *testing.T) {
+	pool := pgtest.New(t)
+	named := pgtest.Roles(t, pool)
+	err := pool.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error {
+		return sql.BindWorker(t.Context(), c.Conn(), named, named+"_media", []string{"media."})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	media := pgtest.As(t, pool, named, "media")
+	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'kept by law' USING ERRCODE = 'XX777'; END $$`)
+	exec(t, pool, `CREATE TRIGGER keep BEFORE DELETE ON workflow_run FOR EACH ROW WHEN (OLD.type = 'media.kept.v1') EXECUTE FUNCTION refuse()`)
+	for _, typ := range []string{"media.x.v1", "media.kept.v1", "media.long.x.v1", "billing.x.v1"} {
+		over(t, pool, typ, 3)
+	}
+	exec(t, pool, `SELECT outbox_emit(gen_random_uuid(), 'test.event', '{}'); UPDATE outbox_event SET published_at = now()`)
+	pgtest.Elapse(t, pool, 2*time.Hour)
+	at(t, pool, 24*time.Hour, "media.long.")
+	r, err := New(media, []string{"billing.", "media.", "default."}, time.Hour, Keep{Finished: time.Hour, Published: time.Hour}).Handle(t.Context(), struct{}{})
+	if err != nil || r.Finished != 3 || r.Refused != 3 {
+		t.Errorf("removed %+v, %v; want 3 runs, and 3 refused", r, err)
+	}
+	if got, want := remaining(t, pool), "billing.x.v1 3, media.kept.v1 3, media.long.x.v1 3"; got != want {
+		t.Errorf("there are %s, want %s", got, want)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM workflow_retention WHERE set_by ^@ '`+named+`_login' AND (prefix <> 'media.' OR kind IN ('events', 'messages', 'processes'))`); n != 0 {
+		t.Errorf("the role has asked for %d things that are not its own", n)
+	}
+	if n := count(t, pool, `SELECT count(*) FROM outbox_event`); n != 1 {
+		t.Error("the role has removed an event")
+	}
+	for _, prefix := range []string{"billing.", "*", "med", ""} {
+		for _, call := range []string{
+			`SELECT workflow_remove_v1('%s', 'cancelled', '{}')`, `SELECT * FROM workflow_removable_v1('%s', 'cancelled', '-infinity', gen_random_uuid(), 10)`,
+			`SELECT workflow_retention_done_v1('%s', 'cancelled', now(), 0, 0)`,
+		} {
+			if _, err := media.Exec(t.Context(), fmt.Sprintf(call, prefix)); err == nil || !strings.Contains(err.Error(), "is not bound to prefix") {
+				t.Errorf("%s: %v", fmt.Sprintf(call, prefix), err)
+			}
+		}
+	}
+	exec(t, pool, `DROP TRIGGER keep ON workflow_run`)
+	var ids []string
+	if err := pool.QueryRow(t.Context(), `SELECT array_agg(id::text) FROM workflow_run`).Scan(&ids); err != nil {
+		t.Fatal(err)
+	}
+	for _, prefix := range []string{"media.long.", "media."} {
+		if _, err := media.Exec(t.Context(), `SELECT workflow_remove_v1($1, 'cancelled', $2)`, prefix, ids); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := remaining(t, pool), "billing.x.v1 3, media.long.x.v1 3"; got != want {
+		t.Errorf("by their ids: there are %s, want %s", got, want)
+	}
+}
+
+// A period of less than a minute is a mistake, and is refused in words; so is what is no prefix, and what nobody knows. The owner alone changes by hand
+// what workers have asked for.
+func TestPeriodsThatAreMistakes(t *testing.T) {
+	pool := pgtest.New(t)
+	for call, want := range map[string]string{
+		`SELECT workflow_retention_v1('{a.}', '{failed}', '{59}', 60, NULL)`:                             "period 59",
+		`SELECT workflow_retention_v1('{a.}', '{failed}', '{4000000000}', 60, NULL)`:                     "period 4000000000",
+		`SELECT workflow_retention_v1('{a}', '{failed}', '{60}', 60, NULL)`:                              "prefix 'a' is none",
+		`SELECT workflow_retention_v1('{a.}', '{finished}', '{60}', 60, NULL)`:                           "kinds {finished} do not go",
+		`SELECT workflow_retention_v1('{a.}', '{failed}', '{60,60}', 60, NULL)`:                          "kinds {failed} do not go",
+		`SELECT workflow_retention_v1('{a.}', '{failed}', '{60}', -1, NULL)`:                             "every -1",
+		`SELECT workflow_remove_v1('a.', 'leased', '{}')`:                                                "kind 'leased' is none",
+		`INSERT INTO workflow_retention (prefix, kind, period, set_by) VALUES ('a.', 'failed', 60, 'x')`: "workflow_retention: ",
+	} {
+		if _, err := pool.Exec(t.Context(), call); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %s", call, err, want)
+		}
+	}
+	pgtest.ByHand(t, pool, `INSERT INTO workflow_retention (prefix, kind, period, set_by) VALUES ('a.', 'failed', 60, 'x')`)
 }

@@ -8,18 +8,25 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"time"
 
+	jsonv2 "github.com/go-json-experiment/json"
+
+	"github.com/simple-workflow/simple-workflow/internal/told"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Exit codes with a meaning of their own, from sysexits.h. 75 (EX_TEMPFAIL) needs no line:
-// like all others it means to try again.
+// Exit codes with a meaning of their own, from sysexits.h. All others mean to try again.
 const (
 	exitUsage  = 64
 	exitData   = 65
+	exitTemp   = 75 // EX_TEMPFAIL: what the program needs is out of reach
 	exitConfig = 78
 )
+
+// exitElsewhere hands the run on, as the status of the same number does.
+const exitElsewhere = 202
 
 func (p *program) handler(log *slog.Logger) worker.Handler {
 	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
@@ -34,9 +41,11 @@ func (p *program) handler(log *slog.Logger) worker.Handler {
 func (p *program) execute(ctx context.Context, payload json.RawMessage, log *slog.Logger) (json.RawMessage, error) {
 	info := run.FromContext(ctx)
 	cmd := exec.Command(p.path, p.args...)
-	cmd.Env, cmd.Dir = p.environment(info), p.dir
+	token, _ := worker.Token(ctx) // none, if no worker calls
+	masked := p.secrets.with(token)
+	cmd.Env, cmd.Dir = p.environment(info, token), p.dir
 	stdout := &capture{limit: p.limit, full: make(chan struct{})}
-	stderr := &tail{secrets: p.secrets}
+	stderr := &tail{secrets: masked}
 	if log.Enabled(ctx, slog.LevelDebug) {
 		stderr.emit = func(text string) {
 			log.DebugContext(ctx, "program wrote to stderr", "run", info.ID, "type", info.Type, "line", text)
@@ -52,18 +61,31 @@ func (p *program) execute(ctx context.Context, payload json.RawMessage, log *slo
 	case err == nil:
 	case stopped != nil, stdout.over:
 		return nil, p.report(err, stderr)
+	case state.ExitCode() == exitElsewhere:
+		return nil, p.handedOn(stdout.data)
 	default:
-		said := toldBy(stdout.data)
+		said := told.By(stdout.data)
 		if said.Message != "" {
-			err = fmt.Errorf("%w: %s", err, line(p.secrets.mask(said.Message), maxExcerpt))
+			err = fmt.Errorf("%w: %s", err, line(masked.mask(said.Message), maxExcerpt))
 		}
-		return nil, said.apply(p.report(err, stderr), atOnce(state))
+		return nil, said.Apply(p.report(err, stderr), atOnce(state), state.ExitCode() == exitTemp)
 	}
 	data, err := result(stdout.data)
 	if err != nil {
 		return nil, p.report(err, stderr)
 	}
 	return data, nil
+}
+
+// handedOn is what becomes of a run that goes on elsewhere. What the program writes may say for how long.
+func (p *program) handedOn(answer []byte) error {
+	var said struct {
+		Within float64 `json:"within"`
+	}
+	if jsonv2.Unmarshal(answer, &said) == nil && said.Within > 0 {
+		return run.Elsewhere(time.Duration(min(said.Within, run.MaxElsewhere.Seconds()) * float64(time.Second)))
+	}
+	return run.ErrElsewhere
 }
 
 // failure says why a program's end is none of success; nil if it is. One that was stopped

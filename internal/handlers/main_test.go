@@ -1,6 +1,7 @@
 package handlers_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -85,6 +86,9 @@ func want(t *testing.T, err error, permanent bool, code string, parts ...string)
 	t.Helper()
 	if err == nil {
 		t.Fatal("no error")
+	}
+	if permanent {
+		code = cmp.Or(code, run.CodeRefused) // by a status or an exit code alone
 	}
 	if run.IsPermanent(err) != permanent || run.Code(err) != code {
 		t.Errorf("permanent %t, code %q, want %t, %q: %v", run.IsPermanent(err), run.Code(err), permanent, code, err)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -17,7 +18,9 @@ import (
 	"time"
 
 	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/told"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -35,7 +38,10 @@ const (
 func (w *web) handler(*slog.Logger) worker.Handler {
 	transport := w.transport()
 	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
-		data, err := w.post(ctx, transport, payload)
+		own := *w
+		token, _ := worker.Token(ctx) // none, if no worker calls
+		own.secrets = w.secrets.with(token)
+		data, err := own.post(ctx, transport, payload, token)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", w, err)
 		}
@@ -45,10 +51,10 @@ func (w *web) handler(*slog.Logger) worker.Handler {
 
 // post makes one call. It uses no http.Client, since that would follow redirects or look
 // into them.
-func (w *web) post(ctx context.Context, transport http.RoundTripper, payload json.RawMessage) (json.RawMessage, error) {
+func (w *web) post(ctx context.Context, transport http.RoundTripper, payload json.RawMessage, token string) (json.RawMessage, error) {
 	callCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	req, err := w.request(callCtx, payload)
+	req, err := w.request(callCtx, payload, token)
 	if err != nil {
 		return nil, err
 	}
@@ -57,6 +63,12 @@ func (w *web) post(ctx context.Context, transport http.RoundTripper, payload jso
 		return nil, broken(ctx, err)
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusAccepted {
+		if within := retryAfter(resp, time.Now(), run.MaxElsewhere); within > 0 {
+			return nil, run.Elsewhere(within)
+		}
+		return nil, run.ErrElsewhere
+	}
 	if resp.StatusCode/100 == 2 {
 		return w.accept(ctx, resp)
 	}
@@ -67,7 +79,7 @@ func (w *web) post(ctx context.Context, transport http.RoundTripper, payload jso
 
 var validTraceparent = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
 
-func (w *web) request(ctx context.Context, payload json.RawMessage) (*http.Request, error) {
+func (w *web) request(ctx context.Context, payload json.RawMessage, token string) (*http.Request, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url.String(), bytes.NewReader(payload))
 	if err != nil {
 		return nil, err
@@ -89,6 +101,16 @@ func (w *web) request(ctx context.Context, payload json.RawMessage) (*http.Reque
 	}
 	if parent := traceparent(info); parent != "" {
 		req.Header.Set("Traceparent", parent)
+	}
+	if token != "" {
+		req.Header.Set("Workflow-Token", token)
+	}
+	if info.Instance != uuid.Nil {
+		req.Header.Set("Workflow-Instance", info.Instance.String())
+		req.Header.Set("Workflow-Node", info.Node)
+		if info.BusinessKey != "" && headerSafe(info.BusinessKey) {
+			req.Header.Set("Workflow-Business-Key", info.BusinessKey)
+		}
 	}
 	return req, nil
 }
@@ -120,7 +142,16 @@ func broken(ctx context.Context, err error) error {
 	if errors.As(err, &refused) {
 		return run.WithCode(CodeAddress, fmt.Errorf("%w; if it is meant, add the address to allow", refused))
 	}
+	if unreached(err) {
+		return run.Unavailable(err)
+	}
 	return err
+}
+
+// unreached reports whether no connection came about, so that nothing of the run can be the cause: the name is not known, nobody listens, no way leads there.
+func unreached(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, new(*net.DNSError))
 }
 
 // accept reads the body of a 2xx to its end: an answer that breaks off is none.
@@ -139,17 +170,17 @@ func (w *web) accept(ctx context.Context, resp *http.Response) (json.RawMessage,
 func (w *web) decline(resp *http.Response) error {
 	code := resp.StatusCode
 	if code/100 == 3 {
-		return run.Permanent(fmt.Errorf("status %d sends elsewhere, to %s; redirects are not followed, correct the url", code, locationHost(resp)))
+		return run.Permanent(told.Refusal(fmt.Errorf("status %d sends elsewhere, to %s; redirects are not followed, correct the url", code, locationHost(resp))))
 	}
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, readExcerpt)) // what came of it will do
-	said := toldBy(body)
+	said := told.By(body)
 	err := w.explain(code, cmp.Or(said.Message, string(body)))
 	later := code == 408 || code == 409 || code == 425 || code == 429 || code == 503
-	if pause := retryAfter(resp, time.Now()); later && pause > 0 && said.RetryAfter == nil {
+	if pause := retryAfter(resp, time.Now(), maxRetryAfter); later && pause > 0 && said.RetryAfter == nil {
 		seconds := pause.Seconds()
 		said.RetryAfter = &seconds
 	}
-	return said.apply(err, code/100 == 4 && !later)
+	return said.Apply(err, code/100 == 4 && !later, code == 429 || code == 502 || code == 503)
 }
 
 func (w *web) explain(status int, text string) error {
@@ -172,22 +203,22 @@ func locationHost(resp *http.Response) string {
 	return "host " + quote(location.Host)
 }
 
-// retryAfter returns the pause that an answer asks for, or 0 if there is none to follow.
-func retryAfter(resp *http.Response, now time.Time) time.Duration {
+// retryAfter returns the pause that an answer asks for, most at most, or 0 if there is none to follow.
+func retryAfter(resp *http.Response, now time.Time, most time.Duration) time.Duration {
 	text := strings.TrimSpace(resp.Header.Get("Retry-After"))
 	if date, err := http.ParseTime(text); err == nil {
 		// The server's own clock says what its date means.
 		if sent, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 			now = sent
 		}
-		return min(max(date.Sub(now), 0), maxRetryAfter)
+		return min(max(date.Sub(now), 0), most)
 	}
 	if text == "" || strings.Trim(text, "0123456789") != "" {
 		return 0
 	}
 	seconds, err := strconv.Atoi(text)
-	if err != nil || seconds > int(maxRetryAfter/time.Second) {
-		return maxRetryAfter // more digits than a number holds are just long
+	if err != nil || seconds > int(most/time.Second) {
+		return most // more digits than a number holds are just long
 	}
 	return time.Duration(seconds) * time.Second
 }

@@ -117,7 +117,7 @@ func TestPostCredentials(t *testing.T) {
 
 // An answer without a body is a success without a result.
 func TestPostNoResult(t *testing.T) {
-	for _, url := range []string{answer(t, 204, ""), answer(t, 200, ""), answer(t, 202, " \n")} {
+	for _, url := range []string{answer(t, 204, ""), answer(t, 200, ""), answer(t, 201, " \n")} {
 		if got, err := post(t, url); got != "" || err != nil {
 			t.Errorf("result = %q, %v", got, err)
 		}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -122,7 +124,7 @@ func (s *section) env(p *program) {
 }
 
 // environment is all that a child gets for the run.
-func (p *program) environment(info run.Info) []string {
+func (p *program) environment(info run.Info, token string) []string {
 	env := append(append([]string{}, p.env...),
 		"WORKFLOW_RUN_ID="+info.ID.String(),
 		"WORKFLOW_TYPE="+info.Type,
@@ -137,6 +139,15 @@ func (p *program) environment(info run.Info) []string {
 	env = append(env, "WORKFLOW_IDEMPOTENCY_KEY="+key)
 	if info.Tenant != "" {
 		env = append(env, "WORKFLOW_TENANT="+info.Tenant)
+	}
+	if token != "" {
+		env = append(env, "WORKFLOW_TOKEN="+token)
+	}
+	if info.Instance != uuid.Nil {
+		env = append(env, "WORKFLOW_INSTANCE="+info.Instance.String(), "WORKFLOW_NODE="+info.Node)
+		if info.BusinessKey != "" {
+			env = append(env, "WORKFLOW_BUSINESS_KEY="+info.BusinessKey)
+		}
 	}
 	if parent := traceparent(info); parent != "" {
 		env = append(env, "TRACEPARENT="+parent)

@@ -25,6 +25,13 @@ func (s *secrets) add(value string) {
 	slices.SortFunc(*s, func(a, b string) int { return len(b) - len(a) })
 }
 
+// with returns s and one more.
+func (s secrets) with(value string) secrets {
+	all := slices.Clone(s)
+	all.add(value)
+	return all
+}
+
 func (s secrets) mask(text string) string {
 	for _, secret := range s {
 		text = strings.ReplaceAll(text, secret, "***")
@@ -71,5 +78,5 @@ func tooLong(limit int) error {
 // rejected marks an answer that cannot be stored. The work is done, so there is no use in
 // doing it again.
 func rejected(err error) error {
-	return run.Permanent(run.WithCode(run.CodeResult, err))
+	return run.Permanent(run.Technical(run.WithCode(run.CodeResult, err)))
 }

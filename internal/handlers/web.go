@@ -33,6 +33,7 @@ var ownHeaders = []string{
 	"Content-Type", "Content-Length", "Transfer-Encoding", "Connection", "Host", "Trailer", "Upgrade", "Expect", "Te",
 	"Idempotency-Key", "Traceparent",
 	"Workflow-Run-Id", "Workflow-Attempt", "Workflow-Max-Attempts", "Workflow-Lease-No", "Workflow-Type", "Workflow-Tenant",
+	"Workflow-Token", "Workflow-Instance", "Workflow-Business-Key", "Workflow-Node",
 }
 
 func (w *web) String() string { return "POST " + w.shown }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -27,7 +28,7 @@ const aSteps = 100_000
 func TestModelAlone(t *testing.T) {
 	for steps := 0; steps < aSteps && !t.Failed(); {
 		rapid.Check(t, func(t *rapid.T) {
-			s := state{Status: run.Pending, Max: rapid.IntRange(1, 3).Draw(t, "max_attempts"), Timeout: rapid.IntRange(0, 3).Draw(t, "timeout")}
+			s := state{Status: run.Pending, Max: rapid.IntRange(1, 4).Draw(t, "max_attempts"), Timeout: rapid.IntRange(0, 3).Draw(t, "timeout")}
 			history := []event{{Type: "created"}}
 			outcomes := map[int]int{}
 			t.Repeat(map[string]func(*rapid.T){"step": func(t *rapid.T) {
@@ -56,13 +57,15 @@ func TestModelAlone(t *testing.T) {
 func anyCommand(s state) *rapid.Generator[command] {
 	return rapid.Custom(func(t *rapid.T) command {
 		c := command{
-			Do: rapid.SampledFrom([]string{"lease", "heartbeat", "settle", "reclaim", "wait", someone}).Draw(t, "do"),
+			Do: rapid.SampledFrom([]string{"lease", "heartbeat", "settle", "reclaim", "wait", "set policy", someone}).Draw(t, "do"),
 			By: rapid.SampledFrom(workers).Draw(t, "by"),
 		}
 		switch c.Do {
 		case someone:
 			c = rapid.SampledFrom(people).Draw(t, "what")
 			c.By = someone
+		case "set policy":
+			c.N = rapid.IntRange(1, 5).Draw(t, "attempts")
 		case "wait":
 			c.N = rapid.IntRange(1, 2).Draw(t, "hours")
 		case "heartbeat":
@@ -71,6 +74,9 @@ func anyCommand(s state) *rapid.Generator[command] {
 			c.Token = rapid.IntRange(1, s.LeaseNo+1).Draw(t, "token")
 			c.Verdict = rapid.SampledFrom(verdicts).Draw(t, "verdict")
 			c.N = 2 * rapid.IntRange(0, 1).Draw(t, "delay")
+			if c.Verdict == run.Fail || c.Verdict == run.TryAgain {
+				c.Most = rapid.SampledFrom([]int{0, max(cmp.Or(s.Policy, shipped), s.Attempt)}).Draw(t, "most")
+			}
 		}
 		return c
 	})

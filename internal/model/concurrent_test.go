@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	histories = flag.Int("histories", 40, "how many histories of concurrent clients are checked")
+	histories = flag.Int("histories", 20, "how many histories of concurrent clients are checked")
 	seed      = flag.Uint64("seed", rand.Uint64(), "what the clients' calls are drawn from; who comes first is still chance")
 )
 

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -14,6 +15,9 @@ type state struct {
 	Status    run.Status
 	Attempt   int
 	Max       int
+	Written   int  // what a policy said when it was last settled or taken back; 0: none has
+	Policy    int  // what the policy says by now; 0: as shipped
+	Granted   bool // a person has given it attempts of its own
 	Postponed int
 	LeaseNo   int
 	Token     int // the number of the lease that is held stands for its token; 0: none
@@ -45,6 +49,8 @@ func (s state) String() string {
 	add(s.Settled != 0, "lease %d settled it", s.Settled)
 	add(s.Due > 0, "due in %d h", s.Due)
 	add(s.Postponed > 0, "postponed %d times", s.Postponed)
+	add(s.Written != 0, "written by its policy: %d", s.Written)
+	add(s.Policy != 0, "its policy says %d", s.Policy)
 	add(s.Priority != 0, "priority %d", s.Priority)
 	add(s.Suspect, "suspect%s", "")
 	add(s.Held, "held%s", "")
@@ -60,11 +66,14 @@ type command struct {
 	Token   int         // heartbeat and settle: the lease it believes in
 	Verdict run.Verdict // settle
 	N       int         // hours, attempts or a priority
+	Most    int         // settle: what the worker takes for the attempts that the policy says; 0: it does not write it
 }
 
 // String leaves out who does it.
 func (c command) String() string {
 	switch {
+	case c.Do == "settle" && c.Most > 0:
+		return fmt.Sprintf("lease %d %s for %d h, of %d", c.Token, c.Verdict, c.N, c.Most)
 	case c.Do == "settle" && c.N > 0:
 		return fmt.Sprintf("lease %d %s for %d h", c.Token, c.Verdict, c.N)
 	case c.Do == "settle":
@@ -122,6 +131,9 @@ func step(was state, c command) (s state, answer string, told []event) {
 			return was, "refused", nil
 		}
 		tell(string(c.Verdict))
+		if c.Most > 0 && s.follows() {
+			s.Max, s.Written = c.Most, c.Most
+		}
 		switch c.Verdict {
 		case run.Succeed, run.Fail:
 			s = s.free(run.Status(c.Verdict))
@@ -143,6 +155,17 @@ func step(was state, c command) (s state, answer string, told []event) {
 		}
 		s.Suspect = true
 		tell("expired")
+		if s.follows() {
+			most, again := s.Attempt+2, s.Attempt
+			if was.Suspect {
+				most = s.Max
+			}
+			if was.Suspect && s.Attempt < s.Max {
+				again++
+			}
+			s.Max = max(min(cmp.Or(s.Policy, shipped), most), again)
+			s.Written = s.Max
+		}
 		if s.Attempt == s.Max {
 			s, answer, again := s.leased(c.By, true, 0)
 			return s, answer, append(told, again...)
@@ -181,11 +204,14 @@ func step(was state, c command) (s state, answer string, told []event) {
 		tell("requeued")
 		s = s.free(run.Pending)
 		s.Postponed, s.Suspect, s.Due, s.Max, answer = 0, false, 0, max(s.Max, s.Attempt+c.N), "pending"
+		s.Written, s.Granted = 0, true
 	case "hold", "resume":
 		if s.Held != (c.Do == "hold") {
 			tell(map[string]string{"hold": "held", "resume": "resumed"}[c.Do])
 		}
 		s.Held, answer = c.Do == "hold", "UPDATE 1"
+	case "set policy":
+		s.Policy = c.N
 	case "set priority":
 		s.Priority, answer = c.N, "UPDATE 1"
 	case "set run_at":
@@ -202,6 +228,14 @@ func step(was state, c command) (s state, answer string, told []event) {
 		panic(fmt.Sprintf("unknown command %q", c.Do))
 	}
 	return s, answer, told
+}
+
+// shipped is how many attempts there are without a policy of the user's.
+const shipped = 25
+
+// follows reports whether the policy says how often the run is tried.
+func (s state) follows() bool {
+	return s.Max == s.Written || s.Written == 0 && s.Max == run.DefaultAttempts && !s.Granted
 }
 
 // leased is s with a lease of its own. That of an exhausted run is not charged.

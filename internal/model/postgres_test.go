@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) {
 	// Fewer and longer stories than by default; the command line may say otherwise.
-	_ = flag.Set("rapid.checks", "60")
+	_ = flag.Set("rapid.checks", "30")
 	_ = flag.Set("rapid.steps", "50")
 	goleak.VerifyTestMain(m)
 }
@@ -35,6 +35,7 @@ func TestModelAgainstPostgres(t *testing.T) {
 			"reclaim":   w.reclaim,
 			"wait":      w.wait,
 			"people":    w.people,
+			"policy":    w.policy,
 		})
 	})
 }

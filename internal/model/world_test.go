@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -54,9 +55,10 @@ func hours(h int) time.Duration { return max(time.Duration(h)*time.Hour-30*time.
 func newWorld(test *testing.T, t *rapid.T, pool *pgxpool.Pool) *world {
 	w := &world{T: t, test: test, pool: pool, claims: map[string][]claim{}}
 	pgtest.ByHand(test, pool, `TRUNCATE workflow_run, workflow_history`)
+	one[string](w, `SELECT workflow_set_policy('*', attempts => $1)`, shipped)
 	for i := range rapid.IntRange(1, 3).Draw(t, "runs") {
 		s := &subject{
-			state: state{Status: run.Pending, Max: rapid.IntRange(1, 3).Draw(t, "max_attempts"), Timeout: rapid.SampledFrom([]int{0, 0, 0, 1, 3}).Draw(t, "timeout")},
+			state: state{Status: run.Pending, Max: rapid.IntRange(1, 4).Draw(t, "max_attempts"), Timeout: rapid.SampledFrom([]int{0, 0, 0, 1, 3}).Draw(t, "timeout")},
 			name:  fmt.Sprintf("run %c", 'A'+i), id: uuid.UUID{15: byte(i + 1)}, tokens: make([]uuid.UUID, 1), history: []event{{Type: "created", Actor: someone}},
 		}
 		one[uuid.UUID](w, `SELECT workflow_enqueue($1, max_attempts => $2, id => $3)`, fmt.Sprintf("model.%d", s.Timeout), s.Max, s.id)
@@ -195,6 +197,9 @@ func (w *world) settle(*rapid.T) {
 		o := run.Outcome{ID: c.id, Token: c.tokens[c.lease], Verdict: do.Verdict, Delay: hours(do.N)}
 		if do.Verdict == run.Fail || do.Verdict == run.TryAgain {
 			o.Failure = run.NewFailure(errors.New("no luck"), run.Info{Attempt: c.Attempt})
+			if do.Most = rapid.SampledFrom([]int{0, max(cmp.Or(c.Policy, shipped), c.Attempt)}).Draw(w.T, "most"); do.Most > 0 {
+				o.Most = do.Most
+			}
 		}
 		outcomes, commands = append(outcomes, o), append(commands, do)
 		stories = append(stories, fmt.Sprint(c.name, " ", do))
@@ -248,6 +253,16 @@ func (w *world) wait(*rapid.T) {
 	c := command{Do: "wait", N: rapid.IntRange(1, 2).Draw(w.T, "hours")}
 	w.Logf("%d h pass", c.N)
 	pgtest.Elapse(w.test, w.pool, time.Duration(c.N)*time.Hour)
+	for _, s := range w.runs {
+		w.do(s, c, "")
+	}
+}
+
+// policy is set for all runs.
+func (w *world) policy(*rapid.T) {
+	c := command{Do: "set policy", By: someone, N: rapid.IntRange(1, 5).Draw(w.T, "attempts")}
+	w.Logf("the policy says %d attempts", c.N)
+	one[string](w, `SELECT workflow_set_policy('*', attempts => $1)`, c.N)
 	for _, s := range w.runs {
 		w.do(s, c, "")
 	}

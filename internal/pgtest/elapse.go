@@ -18,7 +18,7 @@ import (
 // transaction. Null and infinity stay, and so does the table workflow_schema.
 //
 // Triggers written by users do not fire, and are enabled afterwards. While
-// others write, Elapse waits for them to finish, up to twenty seconds, and rather
+// others write, Elapse waits for them to finish, as long as Await does, and rather
 // gives way than have them fail in a deadlock. It cannot move a timestamp that
 // a foreign key refers to.
 func Elapse(t testing.TB, pool *pgxpool.Pool, d time.Duration) {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -25,12 +24,18 @@ func RolesName(t testing.TB, url string) (named string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, done := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, done := context.WithTimeout(context.Background(), patience)
 		defer done()
-		var all *string
-		err := owner.QueryRow(ctx, `SELECT string_agg(quote_ident(rolname), ', ') FROM pg_roles WHERE rolname ^@ $1`, named+"_").Scan(&all)
-		if err == nil && all != nil {
-			_, err = owner.PgConn().Exec(ctx, strings.ReplaceAll(`REASSIGN OWNED BY $ TO CURRENT_USER; DROP OWNED BY $; DROP ROLE $`, "$", *all)).ReadAll()
+		drop := func() (err error) {
+			var all *string
+			if err = owner.QueryRow(ctx, `SELECT string_agg(quote_ident(rolname), ', ') FROM pg_roles WHERE rolname ^@ $1`, named+"_").Scan(&all); err == nil && all != nil {
+				_, err = owner.PgConn().Exec(ctx, strings.ReplaceAll(`REASSIGN OWNED BY $ TO CURRENT_USER; DROP OWNED BY $; DROP ROLE $`, "$", *all)).ReadAll()
+			}
+			return err
+		}
+		err := drop()
+		for locked(err) { // a worker of the test's may go on, and locks the same tables in its order
+			err = drop()
 		}
 		if err != nil {
 			t.Errorf("drop roles: %v", err)

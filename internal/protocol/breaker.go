@@ -4,7 +4,8 @@ import "fmt"
 
 // Model F: a breaker for a type. Errors that say "what I need is down" open it; while it is open one run at a time is
 // leased, as a probe; one success closes it. Attempts that met the outage are given back. Run 0 may be one
-// that always says so, whatever the others meet (bad: a 503 for its payload alone).
+// that always says so, whatever the others meet (bad: a 503 for its payload alone). It is built: workflow_probe_v1 looks whether the run
+// that was leased as a probe last is leased still. Of five outages by three runs, two of two are left here, and no pauses.
 
 const fRuns = 3
 
@@ -16,6 +17,7 @@ type fState struct {
 	attempt           [fRuns]uint8
 	up                [2]bool
 	knows             [2]bool // what each worker has read last: open
+	last              int8    // the run that was leased as a probe last; -1: none
 	down, open, probe bool    // probe: the flag, in the design that has one
 	everDown          bool
 	outages, kills    uint8
@@ -33,7 +35,7 @@ type fDesign struct {
 }
 
 func (d fDesign) design() design[fState] {
-	s := fState{up: [2]bool{true, true}, outages: d.outages, kills: d.kills}
+	s := fState{last: -1, up: [2]bool{true, true}, outages: d.outages, kills: d.kills}
 	for i := range s.status {
 		s.status[i], s.holder[i], s.order[i] = 'p', -1, uint8(i)
 	}
@@ -50,15 +52,6 @@ func (d fDesign) design() design[fState] {
 	}, done: func(s fState) bool { // nothing is asked of the bad run: its deadline ends it
 		return (d.bad || s.status[0] == 's') && s.status[1] == 's' && s.status[2] == 's'
 	}}
-}
-
-func (s *fState) leased() (n int) {
-	for _, c := range s.status {
-		if c == 'l' {
-			n++
-		}
-	}
-	return n
 }
 
 func (d fDesign) next(s fState, do func(string, fState)) {
@@ -81,7 +74,7 @@ func (d fDesign) next(s fState, do func(string, fState)) {
 				first = i
 			}
 		}
-		free := !s.knows[p] || s.leased() == 0 // the limit of one, as in model D
+		free := !s.knows[p] || s.last < 0 || s.status[s.last] != 'l'
 		if d.flag {
 			free = !s.knows[p] || !s.probe
 		}
@@ -89,7 +82,9 @@ func (d fDesign) next(s fState, do func(string, fState)) {
 			t := s
 			t.status[first], t.holder[first] = 'l', int8(p)
 			t.attempt[first]++
-			t.probe = t.probe || s.knows[p]
+			if s.knows[p] {
+				t.last, t.probe = int8(first), true
+			}
 			do(fmt.Sprintf("%s leases run %d", name, first), t)
 		}
 		for i, c := range s.status {
@@ -117,13 +112,15 @@ func (d fDesign) next(s fState, do func(string, fState)) {
 						sayers++
 					}
 				}
-				t.open = s.open || sayers > 1 || d.any
+				if t.open = s.open || sayers > 1 || d.any; !s.open {
+					t.last = -1
+				}
 				t.probe = false
 				do(fmt.Sprintf("%s: run %d meets the outage and is given back", name, i), t)
 				continue
 			}
 			t.status[i] = 's'
-			t.open, t.probe, t.said = false, false, [fRuns]bool{}
+			t.open, t.probe, t.last, t.said = false, false, -1, [fRuns]bool{}
 			do(fmt.Sprintf("%s: run %d succeeds", name, i), t)
 		}
 		if s.kills > 0 {

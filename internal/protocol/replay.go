@@ -141,6 +141,11 @@ func (r *Replay) follow(run *replayed, e Event) string {
 		return problem
 	}
 	o := observation{op: e.Op, over: e.Over, row: row, by: -1}
+	if e.Became.Most != e.Was.Most && (e.Op == "policy" || e.Op == "take back") {
+		if problem := r.followPolicy(run, e); problem != "" || e.Op == "policy" {
+			return problem
+		}
+	}
 	switch e.Op {
 	case "lease":
 		o.by, o.fresh = run.process(e.Was, e.Became.LeasedBy)
@@ -175,6 +180,22 @@ func (r *Replay) follow(run *replayed, e Event) string {
 	return ""
 }
 
+// followPolicy has the row have the attempts that its policy says, which are written when it is settled or taken back: never less than were charged.
+func (r *Replay) followPolicy(run *replayed, e Event) string {
+	with := e
+	with.Became = e.Was
+	with.Became.Most = e.Became.Most
+	row, problem := run.row(with)
+	switch {
+	case problem != "":
+		return problem
+	case !e.Was.Follows || e.Became.Most < e.Was.Attempt || e.Op == "policy" && !e.Became.same(with.Became):
+		return fmt.Sprintf("no policy makes it, having been %s, become %s", e.Was, e.Became)
+	}
+	run.states = r.seen.follow(run.states, row)
+	return ""
+}
+
 // keep takes an event for what it tells of what is kept.
 func (run *replayed) keep(e Event) string {
 	lease, known := run.token[e.Kept]
@@ -206,7 +227,7 @@ func (run *replayed) told(t Traced) string {
 
 // same reports whether two are the same row as far as the model knows it, times aside.
 func (t Traced) same(u Traced) bool {
-	t.LeaseUntil, u.LeaseUntil, t.Company, u.Company = time.Time{}, time.Time{}, nil, nil
+	t.LeaseUntil, u.LeaseUntil, t.Company, u.Company, t.Follows, u.Follows = time.Time{}, time.Time{}, nil, nil, false, false
 	return t == u
 }
 
@@ -316,9 +337,14 @@ func (a *automaton) add(states map[aState]bool) int {
 	return at
 }
 
-// set returns the states in which the row is as somebody has made it.
-func (a *automaton) set(from int, row Row) int {
-	key := move{from, observation{op: "set", row: row}}
+// set returns the states with another row: by hand, which no process knows of.
+func (a *automaton) set(from int, row Row) int { return a.turn(from, row, "set") }
+
+// follow returns the states with another row: by the policy, by which the process goes that has the run.
+func (a *automaton) follow(from int, row Row) int { return a.turn(from, row, "follow") }
+
+func (a *automaton) turn(from int, row Row, op string) int {
+	key := move{from, observation{op: op, row: row}}
 	if to, ok := a.moves[key]; ok {
 		return to
 	}
@@ -327,6 +353,11 @@ func (a *automaton) set(from int, row Row) int {
 		was := s.run[0].Row
 		s.run[0].Row = row
 		s.run[0].Expired, s.run[0].Spared, s.run[0].Uncharged = was.Expired, was.Spared, was.Uncharged
+		for p := range s.process {
+			if j := &s.process[p].job[0]; op == "follow" && j.lease == row.Lease {
+				j.last = row.Attempt >= row.Most
+			}
+		}
 		next[s] = true
 	}
 	a.moves[key] = a.add(next)

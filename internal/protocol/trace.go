@@ -17,7 +17,7 @@ type Event struct {
 	Seq  int64     // in the order of the commits of a run
 	At   time.Time // by the database's clock
 	Run  uuid.UUID
-	Op   string // lease, extend, settle, take back, give back, cancel, retry, release or delete: the function that did it; enqueue, remove; edit: any other statement; keep, fail, over: what it has come to is kept, is to be a failure, is kept no more; fault, of no run: settling fails for each and every one
+	Op   string // lease, extend, settle, policy (of a settle: the attempts that the policy says are written first), take back, give back, cancel, retry, release or delete: the function that did it; enqueue, remove; edit: any other statement; keep, fail, over: what it has come to is kept, is to be a failure, is kept no more; fault, of no run: settling fails for each and every one
 	Over bool   // the lease that it had had expired
 
 	Was, Became Traced
@@ -40,6 +40,7 @@ type Traced struct {
 	Hidden, Deleted     bool  // held or soft-deleted; soft-deleted
 	Uncharged           bool  // the lease is that of an exhausted run
 	Company             *bool // under its lease, at its last attempt, there was another suspect beside it; nil: the database does not tell
+	Follows             bool  // its policy says how many attempts it has
 }
 
 // String tells what matters of it.
@@ -96,7 +97,7 @@ func Install(ctx context.Context, db DB) error {
 func Read(ctx context.Context, db DB, each func(Event)) error {
 	const traced = `coalesce((x).status, ''), coalesce((x).attempt, 0), coalesce((x).most, 0), coalesce((x).lease_no, 0), (x).token, (x).settled,
 		coalesce((x).leased_by, ''), coalesce((x).settled_by, ''), CASE WHEN isfinite((x).lease_until) THEN (x).lease_until END,
-		coalesce((x).suspect, false), coalesce((x).hidden, false), coalesce((x).deleted, false), coalesce((x).uncharged, false), (x).company`
+		coalesce((x).suspect, false), coalesce((x).hidden, false), coalesce((x).deleted, false), coalesce((x).uncharged, false), (x).company, coalesce((x).follows, false)`
 	rows, _ := db.Query(ctx, `SELECT seq, at, run, op, over, `+strings.ReplaceAll(traced, "(x)", "(was)")+`, `+strings.ReplaceAll(traced, "(x)", "(became)")+` , kept, coalesce(keeps, ''), coalesce(worker, '') FROM workflow_trace ORDER BY run, seq`)
 	var e Event
 	var until [2]*time.Time
@@ -104,7 +105,7 @@ func Read(ctx context.Context, db DB, each func(Event)) error {
 	var kept uuid.NullUUID
 	fields := []any{&e.Seq, &e.At, &e.Run, &e.Op, &e.Over}
 	for i, t := range []*Traced{&e.Was, &e.Became} {
-		fields = append(fields, &t.Status, &t.Attempt, &t.Most, &t.LeaseNo, &token[i], &settled[i], &t.LeasedBy, &t.SettledBy, &until[i], &t.Suspect, &t.Hidden, &t.Deleted, &t.Uncharged, &t.Company)
+		fields = append(fields, &t.Status, &t.Attempt, &t.Most, &t.LeaseNo, &token[i], &settled[i], &t.LeasedBy, &t.SettledBy, &until[i], &t.Suspect, &t.Hidden, &t.Deleted, &t.Uncharged, &t.Company, &t.Follows)
 	}
 	fields = append(fields, &kept, &e.Keeps, &e.Worker)
 	if _, err := pgx.ForEachRow(rows, fields, func() error {

@@ -3,7 +3,7 @@
 
 CREATE TYPE workflow_traced AS (
     status text, attempt integer, most integer, lease_no bigint, token uuid, settled uuid, leased_by text, settled_by text,
-    lease_until timestamptz, suspect boolean, hidden boolean, deleted boolean, uncharged boolean, company boolean);
+    lease_until timestamptz, suspect boolean, hidden boolean, deleted boolean, uncharged boolean, company boolean, follows boolean);
 
 CREATE TABLE workflow_trace (
     seq    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -27,18 +27,19 @@ BEGIN
     IF TG_OP <> 'INSERT' THEN
         was := ROW(OLD.status, OLD.attempt, OLD.max_attempts, OLD.lease_no, OLD.lease_token, OLD.settled_token, OLD.leased_by, OLD.settled_by,
                    OLD.lease_until, OLD.suspect, OLD.held_at IS NOT NULL OR OLD.deleted_at IS NOT NULL, OLD.deleted_at IS NOT NULL, OLD.status = 'leased' AND OLD.deadline_at IS NOT DISTINCT FROM OLD.started_at,
-                   CASE WHEN OLD.suspect AND to_jsonb(OLD) ? 'alone' THEN (to_jsonb(OLD)->>'alone')::boolean IS FALSE
-                   AND (OLD.deadline_at IS NULL OR OLD.updated_at <= OLD.deadline_at - interval '1 second') END);
+                   CASE WHEN OLD.suspect THEN OLD.alone IS FALSE
+                   AND (OLD.deadline_at IS NULL OR OLD.updated_at <= OLD.deadline_at - interval '1 second') END, coalesce(OLD.max_attempts = OLD.policy_attempts, OLD.max_attempts = 3));
     END IF;
     IF TG_OP <> 'DELETE' THEN
         became := ROW(NEW.status, NEW.attempt, NEW.max_attempts, NEW.lease_no, NEW.lease_token, NEW.settled_token, NEW.leased_by, NEW.settled_by,
                       NEW.lease_until, NEW.suspect, NEW.held_at IS NOT NULL OR NEW.deleted_at IS NOT NULL, NEW.deleted_at IS NOT NULL, NEW.status = 'leased' AND NEW.deadline_at IS NOT DISTINCT FROM NEW.started_at,
-                   CASE WHEN NEW.suspect AND to_jsonb(NEW) ? 'alone' THEN (to_jsonb(NEW)->>'alone')::boolean IS FALSE END);
+                   CASE WHEN NEW.suspect THEN NEW.alone IS FALSE END, coalesce(NEW.max_attempts = NEW.policy_attempts, NEW.max_attempts = 3));
     END IF;
     GET DIAGNOSTICS stack = PG_CONTEXT;
     INSERT INTO workflow_trace (run, op, over, was, became)
     VALUES (coalesce(NEW.id, OLD.id),
-            CASE TG_OP WHEN 'INSERT' THEN 'enqueue' WHEN 'DELETE' THEN 'remove'
+            CASE WHEN TG_OP = 'INSERT' THEN 'enqueue' WHEN TG_OP = 'DELETE' THEN 'remove'
+            WHEN stack ~ 'workflow_settle_v2\(' AND stack !~ 'workflow_settle_v1\(' THEN 'policy' -- the attempts, before the outcome
             ELSE coalesce(replace(substring(stack FROM 'PL/pgSQL function (?:\w+\.)?workflow_(lease|extend|settle|take_back|give_back|cancel|retry|release|delete)(?:_v\d+)?\('), '_', ' '), 'edit') END,
             coalesce(TG_OP <> 'INSERT' AND (OLD.lease_until < clock_timestamp() OR OLD.lease_until > clock_timestamp() + interval '25 hours'), false),
             was, became);

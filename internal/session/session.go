@@ -91,7 +91,7 @@ func Prepare(config *pgxpool.Config) *Sessions {
 	}
 	config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
 		switch {
-		case s.refuses(conn): // and the pool opens another
+		case s.refuses(conn), doubtful(conn): // and the pool opens another
 			return false, nil
 		case prepareConn != nil:
 			return prepareConn(ctx, conn)

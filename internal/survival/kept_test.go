@@ -89,7 +89,7 @@ func TestParked(t *testing.T) {
 				odd(t, pool, "chaos.sleep")
 			}
 			start(t, url, "first")
-			pgtest.AwaitFor(t, 20*time.Second, "it to hold more than it has slots", func() bool {
+			pgtest.Await(t, "it to hold more than it has slots", func() bool {
 				return number(t, pool, `SELECT count(*) FROM workflow_run r WHERE lease_until > now() AND NOT EXISTS (SELECT FROM workflow_kept k WHERE k.run = r.id)`) > slots
 			})
 			time.Sleep(2 * lease)
@@ -119,7 +119,7 @@ func refuse(t *testing.T, pool *pgxpool.Pool, prefix string) {
 
 func areKept(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
-	pgtest.AwaitFor(t, 20*time.Second, "what is refused to be kept", func() bool { return number(t, pool, `SELECT count(*) FROM workflow_kept`) == n })
+	pgtest.Await(t, "what is refused to be kept", func() bool { return number(t, pool, `SELECT count(*) FROM workflow_kept`) == n })
 }
 
 func execute(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {

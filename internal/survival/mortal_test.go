@@ -55,7 +55,7 @@ func work(ctx context.Context, stop func(), r *reaper) error {
 	}
 	s := &server{pool: pool, extended: make(chan struct{}, 1)}
 	w, err := worker.New(worker.Config{
-		Pool: pool, Mux: s.mux(), Prefixes: []string{"chaos."}, Name: "mortal", Lease: longLease, Heartbeat: heartbeat,
+		Pool: pool, Mux: s.mux(), Prefixes: []string{"chaos."}, Name: "mortal", Retention: worker.Retention{Off: true}, Lease: longLease, Heartbeat: heartbeat,
 		PollInterval: 50 * time.Millisecond, Backoff: run.Backoff{Base: time.Millisecond, Cap: time.Millisecond}, NoWakeUp: true,
 		Observe: worker.Observer{Extended: s.sawExtension},
 	})
@@ -92,7 +92,7 @@ func (s *server) mux() *worker.Mux {
 		"chaos.cancel":    s.cancel,
 		"chaos.release":   s.release,
 	} {
-		worker.Handle(mux, typ, func(ctx context.Context, _ nothing) (string, error) {
+		worker.Handle(mux, run.Task[nothing](typ), func(ctx context.Context, _ nothing) (string, error) {
 			return "done", fn(ctx, run.FromContext(ctx))
 		})
 	}
@@ -168,7 +168,7 @@ type reaper struct {
 
 type nameKey struct{}
 
-var unrelated = regexp.MustCompile(`workflow_(present|absent|try_again|stalled|kept|faults?)_v1|process_(try_again|incidents)_v1`)
+var unrelated = regexp.MustCompile(`workflow_(present|absent|count|backlog|try_again|stalled|kept|elsewhere|outage|faults?)_v1|process_(try_again|incidents)_v1`)
 
 func (r *reaper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
 	// That it lives, and how its sessions are set up, is no run's business, and comes at times of its own.
@@ -202,13 +202,13 @@ func (r *reaper) reach(place string) {
 
 // names has something of each statement's text by which it is known.
 var names = map[string]string{
-	"discover": "workflow_lanes_v1",
-	"lease":    "workflow_lease_v1",
-	"suspects": "workflow_lease_v2",
+	"policies": "workflow_policies_v1",
+	"discover": "workflow_lanes_v2",
+	"lease":    "workflow_lease_v2",
 	"extend":   "workflow_extend_v1",
 	"look":     "workflow_held_v1",
 	"reclaim":  "workflow_take_back_v1",
-	"settle":   "workflow_settle_v1",
+	"settle":   "workflow_settle_v",
 	"unbound":  "SET LOCAL lock_timeout TO DEFAULT",
 	"effect":   "INSERT INTO chaos_effect",
 	"append":   "outbox_append_v1",

@@ -31,7 +31,7 @@ func TestServerGoesAway(t *testing.T) {
 	effects(t, pool, 600, 100)
 	for i, away := range []func(){server.Kill, func() { server.StopMode(pgserver.Immediate) }, func() { server.StopMode(pgserver.Fast) }} {
 		want := 100 * (i + 1)
-		pgtest.AwaitFor(t, 30*time.Second, "some runs to succeed", func() bool {
+		pgtest.Await(t, "some runs to succeed", func() bool {
 			var n int
 			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`).Scan(&n)
 			return err == nil && n >= want

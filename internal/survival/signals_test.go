@@ -50,7 +50,7 @@ func TestFreeze(t *testing.T) {
 	leasedBy(t, pool, "twin", 8)
 	zombie.signal(syscall.SIGSTOP)
 	start(t, url, "twin")
-	pgtest.AwaitFor(t, 20*time.Second, "all leases to be taken back", func() bool {
+	pgtest.Await(t, "all leases to be taken back", func() bool {
 		return number(t, pool, `SELECT count(DISTINCT workflow_id) FROM workflow_event WHERE event_type = 'expired'`) == 8
 	})
 	zombie.signal(syscall.SIGCONT)
@@ -91,6 +91,7 @@ func TestTerminate(t *testing.T) {
 func TestPill(t *testing.T) {
 	url := pgtest.URL(t)
 	pool := connect(t, url)
+	pgtest.Attempts(t, pool, 3)
 	pill, err := run.Enqueue(t.Context(), pool, run.New{Type: "chaos.exit", Payload: map[string]int{"code": 137}})
 	if err != nil {
 		t.Fatal(err)

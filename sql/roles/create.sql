@@ -13,6 +13,7 @@
 --   _operator    sees everything and acts by the functions, which record who did. Enqueues, too,
 --                for the commands of processes.
 --   _viewer      sees what there is without what it is about: no payload, result, or text of an error.
+--   _tasks       sees, claims and completes the tasks of its groups, and sees nothing else.
 --   _console     for programs that people act through: sees what _viewer sees, and calls the functions that
 --                act for a person, on_behalf_of, with that person's rights. Without one it can do nothing.
 
@@ -26,9 +27,13 @@ DECLARE
     thing  record;
     kind   text;
     -- Only functions that run with the owner's rights call these.
-    internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back, workflow_bound_prefixes, workflow_binding_of, workflow_narrow, workflow_lanes, workflow_due, workflow_expired,
-        workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_remedy, workflow_is_cancel, outbox_setting, workflow_beside,
+    internal text[] := '{workflow_behalf, workflow_console, workflow_for_others, workflow_earlier, workflow_try, workflow_take_back, workflow_works, workflow_isolate, workflow_put_back, workflow_bound_prefixes, workflow_binding_of, workflow_narrow, workflow_lanes, workflow_due_types, workflow_due, workflow_expired,
+        workflow_as_worker, workflow_worker_name, workflow_unrecorded, workflow_remedy, workflow_is_cancel, outbox_setting, workflow_beside, workflow_most, workflow_backoff,
+        workflow_handed,
+        workflow_dead_letter,
+        process_groups_of, process_task_own, process_task_hand,
         workflow_incident, workflow_incident_over, workflow_incident_end, workflow_kept_forget, outbox_mend_lanes,
+        workflow_retention_of, workflow_retention_where, workflow_retention_mine,
         process_give, process_give_all, process_waited, process_gives, process_wait_version, process_wait_problem, process_try_give, process_owe, workflow_anywhere, workflow_aside_some, workflow_aside_turn}';
     -- Of migrations, and of the owner who repeats a step of one.
     migrating text[] := '{workflow_mend_v1, workflow_add_bounds_v1, workflow_validate_bounds_v1}';
@@ -37,7 +42,7 @@ BEGIN
     IF to_regproc('workflow_functions') IS NULL THEN
         RAISE EXCEPTION 'schema % has not got the tables of this version', here USING HINT = 'Run workflowctl migrate up first.';
     END IF;
-    FOREACH kind IN ARRAY ARRAY['owner', 'enqueue', 'worker', 'engine', 'dispatcher', 'operator', 'viewer', 'console'] LOOP
+    FOREACH kind IN ARRAY ARRAY['owner', 'enqueue', 'worker', 'engine', 'dispatcher', 'operator', 'viewer', 'console', 'tasks'] LOOP
         BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', named || '_' || kind);
         EXCEPTION WHEN duplicate_object OR unique_violation THEN -- it is there
@@ -69,7 +74,7 @@ BEGIN
             USING HINT = format('REVOKE CREATE ON SCHEMA %s FROM %s (who owns a schema, or the database of schema public, may create there); or use a schema of its own: workflowctl migrate up --schema workflow.', here, others);
     END IF;
     EXECUTE (SELECT string_agg(format('GRANT USAGE ON SCHEMA %s TO %I', here, named || '_' || k), '; ')
-             FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer,console}'::text[]) AS k);
+             FROM unnest('{enqueue,worker,engine,dispatcher,operator,viewer,console,tasks}'::text[]) AS k);
 
     FOR thing IN
         SELECT c.oid::regclass::text AS name, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS what, c.relowner <> o.oid AS foreign_owned
@@ -80,7 +85,13 @@ BEGIN
         END IF;
         EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', thing.name);
         EXECUTE format('GRANT SELECT ON %s TO %I, %I', thing.name, named || '_operator', engine);
-        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'workflow_console_role', 'outbox_aggregate', 'outbox_replayed', 'workflow_fault', 'workflow_kept') THEN
+        IF thing.what = 'TABLE' AND thing.name NOT IN ('workflow_schema', 'workflow_override', 'workflow_set_aside', 'workflow_binding', 'workflow_console_role', 'outbox_aggregate', 'outbox_replayed', 'workflow_fault', 'workflow_kept', 'workflow_policy',
+            'workflow_retention', 'workflow_retention_turn',
+            'workflow_accepted',
+            'workflow_outage',
+            'workflow_policy_history',
+            'workflow_member',
+            'workflow_minute') THEN
             EXECUTE format('GRANT INSERT, DELETE ON %s TO %I', thing.name, engine);
             IF thing.name NOT IN ('workflow_history', 'process_event', 'process_state_history', 'process_correction') THEN
                 EXECUTE format('GRANT UPDATE ON %s TO %I', thing.name, engine); -- what has happened is not changed
@@ -113,12 +124,14 @@ BEGIN
     EXECUTE format('GRANT SELECT ON workflow_schema TO %I, %I, %I, %I', named || '_enqueue', named || '_worker', named || '_dispatcher', named || '_viewer');
 
     EXECUTE format('GRANT INSERT (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata, tenant_id), SELECT (id) ON workflow_run TO %I', named || '_enqueue');
+    EXECUTE format('GRANT INSERT (id, process_definition_id, status, tenant_id, priority, input_payload, metadata, version) ON process_instance TO %I', named || '_enqueue'); -- which starts it
     EXECUTE format('REVOKE INSERT ON outbox_event FROM %I, %I, %I', named || '_enqueue', named || '_worker', engine); -- they have outbox_append_v1
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_uuid() TO %I, %I', named || '_enqueue', named || '_worker');
     FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
                  WHERE p.proname IN ('workflow_enqueue', 'workflow_enqueue_once', 'outbox_emit') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', thing.name, named || '_enqueue');
     END LOOP;
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_complete(uuid, uuid, jsonb, jsonb, text) TO %I, %I', named || '_enqueue', named || '_worker'); -- the token says what of
     FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours WHERE p.proname = 'outbox_append_v1' LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I, %I', thing.name, named || '_enqueue', named || '_worker'); -- which judges who calls
     END LOOP;
@@ -141,14 +154,29 @@ BEGIN
 
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_stalled_types(text[]) TO %I, %I', named || '_operator', named || '_viewer'); -- for views
     EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_out_of_bounds(text, integer) TO %I, %I', named || '_operator', named || '_viewer'); -- it tells no payload
-    EXECUTE format('GRANT SELECT ON workflow_stalled, workflow_unleasable, workflow_bound, workflow_bound_rule, workflow_bound_check TO %I', named || '_viewer');
+    EXECUTE format('GRANT SELECT ON workflow_stalled, workflow_unleasable, workflow_policy, workflow_bound, workflow_bound_rule, workflow_bound_check TO %I', named || '_viewer');
+    EXECUTE format('GRANT SELECT ON workflow_retention, workflow_retention_turn TO %I', named || '_viewer');
+    EXECUTE format('GRANT SELECT ON workflow_breaker TO %I', named || '_viewer');
     EXECUTE format('GRANT SELECT (statement, role, sqlstate, since, seen_at) ON workflow_fault TO %I', named || '_viewer'); -- and not the words, which may quote a row
+    EXECUTE format('GRANT SELECT ON workflow_minute, workflow_erring, workflow_growing TO %I', named || '_viewer');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_backlog(text) TO %I', named || '_viewer');
+    EXECUTE format('GRANT SELECT ON workflow_policy_history TO %I', named || '_viewer');
     EXECUTE format('GRANT UPDATE (held_at) ON workflow_run TO %I', named || '_operator');
     EXECUTE format('GRANT INSERT ON process_definition TO %I', named || '_operator'); -- workflowctl define
 
     EXECUTE format('GRANT SELECT ON workflow_overview, process_overview, workflow_lane, workflow_waiting, workflow_coverage, workflow_working, workflow_failing,
                         workflow_rate, workflow_prefix, workflow_live_worker, workflow_blocker, workflow_bloat, outbox_lag, process_stuck, process_duration, process_rate TO %I', named || '_viewer');
-    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_span(interval), workflow_age(timestamptz, timestamptz), workflow_relations(), outbox_wants(text[], text), outbox_behind(text) TO %I', named || '_viewer');
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_covers(text, text), workflow_policy_of(text), workflow_follows(integer, integer), workflow_span(interval), workflow_age(timestamptz, timestamptz), workflow_relations(), outbox_wants(text[], text), outbox_behind(text) TO %I', named || '_viewer');
+
+    -- Whoever sees a run may tell something of it.
+    EXECUTE format('GRANT INSERT (workflow_id, event_type, data) ON workflow_event TO %I, %I, %I', named || '_worker', engine, named || '_operator');
+
+    -- For the people whose tasks they are. The functions tell each of his own alone.
+    EXECUTE format('GRANT SELECT ON workflow_schema TO %I', named || '_tasks');
+    FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
+                 WHERE p.proname IN ('process_tasks', 'process_task_claim', 'process_task_release', 'process_task_complete') LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', thing.name, named || '_tasks');
+    END LOOP;
 
     -- A console is told for whom it acts by each call: see workflow_behalf.
     EXECUTE format('GRANT %I TO %I', named || '_viewer', named || '_console');

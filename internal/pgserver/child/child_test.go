@@ -45,9 +45,11 @@ func TestRelease(t *testing.T) {
 
 // Gone waits for the whole family, not only for its head.
 func TestGone(t *testing.T) {
-	p, dir := start(t, child.Command{Args: []string{"-c", "(trap '' TERM; while [ ! -e end ]; do sleep 0.01; done) & wait"}})
-	if p.Gone(20 * time.Millisecond) {
-		t.Fatal("it is gone before it was told to")
+	p, dir := start(t, child.Command{Args: []string{"-c", "(trap '' TERM; : >ready; while [ ! -e end ]; do sleep 0.01; done) & wait"}})
+	for _, err := os.Stat(filepath.Join(dir, "ready")); err != nil; _, err = os.Stat(filepath.Join(dir, "ready")) {
+		if p.Gone(10 * time.Millisecond) {
+			t.Fatal("it is gone before it was told to")
+		}
 	}
 	p.Signal(syscall.SIGTERM)
 	if p.Gone(50 * time.Millisecond) {

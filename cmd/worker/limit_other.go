@@ -1,5 +1,0 @@
-//go:build !unix
-
-package main
-
-func fileLimit() (uint64, bool) { return 0, false }

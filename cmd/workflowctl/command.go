@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+)
+
+// An order is a command that the engine carries out: a run of one of its types, which a worker with graph. takes.
+type order struct {
+	use, short, long string
+	typ              string
+	fields           []string          // what the arguments are, in the payload
+	options          map[string]string // flags, and what each is for
+}
+
+var orders = []order{
+	{"start PROCESS", "Start an instance of a process", `Start an instance of a process, and print its id.
+
+  workflowctl start order --input '{"order": "o-17"}' --key o-17`, "graph.start.v1", []string{"process"},
+		map[string]string{"input": "a JSON object", "key": "at most one instance of the process has it: the same start again answers that, one with another input fails", "again": "another instance may have the key once the one that has it is over", "version": "of the process (default: the highest)", "priority": "of all its steps, -100 to 100", "tenant": "whose it is"}},
+	{"message NAME KEY", "Send a message to the token that waits for its name and key", `Send a message to the token that has waited longest for its name and key. If none waits, it is kept for a day, or for --ttl.
+
+  workflowctl message collected o-17 --payload '{"by": "van"}'`, "graph.message.v1", []string{"name", "key"},
+		map[string]string{"payload": "a JSON object", "id": "the sender's: the same again changes nothing", "ttl": "how long it is kept, such as PT2H"}},
+	{"signal NAME", "Send a signal to all who wait for it now", "", "graph.signal.v1", []string{"name"}, map[string]string{"payload": "a JSON object"}},
+	{"complete TASK", "Complete a task of a person", `Complete a task of a person; show tasks lists them. Without --by it is a task of one's own, or of one's groups: tasks lists those.
+
+  workflowctl complete 0191… --by anna --output '{"ok": true}'
+  workflowctl complete 0191… --output '{"ok": true}'`, "graph.complete_task.v1", []string{"task"},
+		map[string]string{"by": "who has done it (default: the role that is logged in, if it is a task of its groups)", "output": "a JSON object", "version": "the one that was seen: another one is a conflict"}},
+	{"cancel-process INSTANCE REASON", "Cancel an instance of a process for good", "", "graph.cancel.v1", []string{"instance", "reason"},
+		map[string]string{"compensate": "what was done is undone before", "by": "who asks for it"}},
+	{"fail INSTANCE", "Fail an instance of a process for good, after what it has done is undone", "", "graph.fail.v1", []string{"instance"},
+		map[string]string{"reason": "why it has failed (default: the error of its latest open incident)", "by": "who asks for it"}},
+	{"restart INSTANCE", "Start a failed instance of a process again from where it failed, as another instance", `Start a FAILED instance of a process again, as another instance with its key. What is done is taken for done; what was undone, and what lies behind that, is done anew.
+
+  workflowctl restart 0191…`, "graph.restart.v1", []string{"instance"}, map[string]string{"by": "who asks for it"}},
+	{"retry-incident INCIDENT", "Have what an incident stopped tried again; show incidents lists them", "", "graph.retry.v1", []string{"incident"},
+		map[string]string{"force": "a join goes on with those that have come", "by": "who asks for it"}},
+}
+
+// ofJSON are fields that are objects, counts those that are whole numbers, and switches those that are on or off.
+var (
+	ofJSON   = map[string]bool{"input": true, "payload": true, "output": true}
+	counts   = map[string]bool{"version": true, "priority": true}
+	switches = map[string]bool{"again": true, "compensate": true, "force": true}
+)
+
+// isID are fields that are ids.
+var isID = map[string]bool{"task": true, "instance": true, "incident": true}
+
+func newOrders() (all []*cobra.Command) {
+	for _, o := range orders {
+		all = append(all, o.command())
+	}
+	return all
+}
+
+func (o order) command() *cobra.Command {
+	var t target
+	var patience time.Duration
+	command := &cobra.Command{
+		Use:   o.use,
+		Short: o.short,
+		Long:  o.long,
+		Args:  takes(len(o.fields)),
+		RunE: func(cmd *cobra.Command, texts []string) error {
+			payload := map[string]any{}
+			for k, text := range texts {
+				read := aText
+				if isID[o.fields[k]] {
+					read = anID
+				}
+				value, err := read(text)
+				if err != nil {
+					return fmt.Errorf("%s=%.120q: %w", strings.ToUpper(o.fields[k]), text, err)
+				}
+				payload[o.fields[k]] = value
+			}
+			for name := range o.options {
+				if !cmd.Flags().Changed(name) {
+					continue
+				}
+				text := cmd.Flags().Lookup(name).Value.String()
+				switch {
+				case ofJSON[name]:
+					if !json.Valid([]byte(text)) || !strings.HasPrefix(strings.TrimSpace(text), "{") {
+						return fmt.Errorf("--%s=%.120q: use a JSON object", name, text)
+					}
+				case counts[name], switches[name]:
+				case strings.TrimSpace(text) == "":
+					return fmt.Errorf("--%s: it is empty", name)
+				}
+				payload[name] = text
+				if ofJSON[name] || counts[name] || switches[name] {
+					payload[name] = json.RawMessage(text)
+				}
+			}
+			if patience < 0 {
+				return fmt.Errorf("--wait=%s: use 0 or more", patience)
+			}
+			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
+				if o.typ == "graph.complete_task.v1" && payload["by"] == nil {
+					return completeOwn(cmd.Context(), cmd.OutOrStdout(), conn, payload)
+				}
+				return carryOut(cmd.Context(), cmd.OutOrStdout(), conn, o.typ, payload, patience)
+			})
+		},
+	}
+	for name, purpose := range o.options {
+		switch {
+		case counts[name]:
+			command.Flags().Int(name, 0, purpose)
+		case switches[name]:
+			command.Flags().Bool(name, false, purpose)
+		default:
+			command.Flags().String(name, "", purpose)
+		}
+	}
+	command.Flags().DurationVar(&patience, "wait", 10*time.Second, "how long to wait for a worker to carry it out; 0: not at all")
+	t.flags(command.Flags())
+	return command
+}
+
+// carryOut enqueues a command and prints what it has come to. Once it may be enqueued, each error names its run: who repeats
+// the command would have it done twice.
+func carryOut(ctx context.Context, out io.Writer, conn *pgx.Conn, typ string, payload map[string]any, patience time.Duration) error {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, `INSERT INTO workflow_run (id, type, payload) VALUES ($1, $2, $3)`, id, typ, payload); err != nil {
+		if conn.IsClosed() {
+			return fmt.Errorf("it may be enqueued, as run %s: %w", id, err)
+		}
+		return inWords(err)
+	}
+	if patience == 0 {
+		fmt.Fprintf(out, "enqueued as run %s\n", id)
+		return nil
+	}
+	if err := carriedOut(ctx, out, conn, id, patience); err != nil {
+		return fmt.Errorf("run %s: %w", id, err)
+	}
+	return nil
+}
+
+func carriedOut(ctx context.Context, out io.Writer, conn *pgx.Conn, id uuid.UUID, patience time.Duration) error {
+	for until := time.Now().Add(patience); ; {
+		late := time.Now().After(until)
+		var status, result, failure, why, instance string
+		if err := conn.QueryRow(ctx, `SELECT status, coalesce(result::text, ''), coalesce(last_error, ''), workflow_why(id),
+			coalesce((SELECT i.status FROM process_instance i WHERE type IN ($2, $3) AND i.id::text = payload->>'instance' AND i.completed_at IS NOT NULL
+				AND i.status <> CASE type WHEN $2 THEN 'CANCELLED' ELSE 'FAILED' END), '')
+			FROM workflow_run WHERE id = $1`, id, "graph.cancel.v1", "graph.fail.v1").Scan(&status, &result, &failure, &why, &instance); refused(err) {
+			return errors.New("it is enqueued, and what becomes of it this role may not see: use --wait 0")
+		} else if err != nil {
+			return fmt.Errorf("it is enqueued; ask workflowctl why: %w", inWords(err))
+		}
+		switch {
+		case status == "succeeded" && instance != "":
+			return errors.New("too late: " + instance)
+		case status == "succeeded":
+			fmt.Fprintln(out, result)
+			return nil
+		case status == "failed" || status == "cancelled":
+			return errors.New(status + ": " + printable(failure))
+		case late:
+			return fmt.Errorf("it is enqueued, and not carried out yet: %s", printable(why))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("it is enqueued; ask workflowctl why: %w", ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package graph_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/worker"
+)
+
+// A loser ends sessions before commits: of those transactions that have executed a statement with such words, the first, and then one in so many.
+type loser struct {
+	db    *pgxpool.Pool // another one
+	words string
+	one   int64
+
+	commits, lost atomic.Int64
+	inside        sync.Map // of connections
+}
+
+func (l *loser) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if data.SQL != "commit" {
+		if strings.Contains(data.SQL, l.words) {
+			l.inside.Store(conn, true)
+		}
+		return ctx
+	}
+	if _, inside := l.inside.LoadAndDelete(conn); inside && l.commits.Add(1)%l.one == 1 {
+		l.lost.Add(1)
+		_, _ = l.db.Exec(ctx, `SELECT pg_terminate_backend($1, 10000)`, conn.PgConn().PID())
+	}
+	return ctx
+}
+
+func (l *loser) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A signal whose transaction answers that all were reached, and whose commit is then lost, has reached nobody: it is given again, and its result
+// tells what has happened.
+func TestSignalWhoseCommitIsLost(t *testing.T) {
+	const n = 20
+	s := newEmptySite(t)
+	t.Parallel()
+	audience(t, s.pool, s.deploy("S", `"S": {"await": {"signal": "go"}}`), n)
+	signal := s.enqueue("graph.signal.v1", `{"name": "go"}`)
+	l := &loser{db: s.pool, words: "process_signal_v1", one: 2}
+	employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
+		mux := worker.NewMux()
+		return worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{graph.Prefix}, Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond,
+			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}}
+	}, func(_ *mortal, c *pgxpool.Config) { c.ConnConfig.Tracer = l })
+	await(t, "the signal to be over, and what it brought", func() bool {
+		return query[bool](t, s.pool, `SELECT NOT EXISTS (SELECT FROM workflow_run WHERE status IN ('pending', 'leased'))`)
+	})
+	if l.lost.Load() == 0 {
+		t.Error("no commit was lost")
+	}
+	if got := query[string](t, s.pool, `SELECT concat_ws(' ', status, result->>'reached') FROM workflow_run WHERE id = $1`, signal); got != "succeeded 20" {
+		t.Errorf("the signal: %s", got)
+	}
+	if got := query[string](t, s.pool, `SELECT concat_ws(' ', count(*), (SELECT count(*) FROM message_wait)) FROM process_instance WHERE status = 'COMPLETED'`); got != "20 0" {
+		t.Errorf("completed instances and waits are %s", got)
+	}
+}

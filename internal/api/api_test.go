@@ -1,0 +1,193 @@
+// Package api keeps a list of what the packages that users import export: docs/api.txt. What is added to it is promised, and what
+// is taken away breaks somebody's program, so both are seen in every change.
+package api
+
+import (
+	"bytes"
+	"cmp"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/format"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write docs/api.txt again")
+
+// public are the packages that users import.
+var public = []string{"run", "worker", "graph", "service", "outbox", "lease", "sql", "dispatcher",
+	"dispatcher/amqp", "dispatcher/jetstream", "dispatcher/kafka", "dispatcher/lines", "dispatcher/program", "dispatcher/webhook"}
+
+const (
+	root = "../.."
+	list = "../../docs/api.txt"
+)
+
+// What the packages export is what docs/api.txt lists, line by line.
+func TestListed(t *testing.T) {
+	var lines []string
+	for _, name := range public {
+		lines = append(lines, exported(t, name)...)
+	}
+	text := []byte(strings.Join(lines, "\n") + "\n")
+	if *update {
+		if err := os.WriteFile(list, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	listed, err := os.ReadFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Equal(listed, text) {
+		return
+	}
+	were := strings.Split(strings.TrimSpace(string(listed)), "\n")
+	for _, line := range lines {
+		if !slices.Contains(were, line) {
+			t.Errorf("not listed: %s", line)
+		}
+	}
+	for _, line := range were {
+		if !slices.Contains(lines, line) {
+			t.Errorf("listed, and not there: %s", line)
+		}
+	}
+	t.Error("go test ./internal/api -update writes docs/api.txt anew")
+}
+
+// Every package that is not internal, a program or an example is listed.
+func TestAllArePublic(t *testing.T) {
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		name, _ := filepath.Rel(root, path)
+		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && name != "." || strings.HasPrefix(d.Name(), ".") && name != "." ||
+			slices.Contains([]string{"internal", "cmd", "examples", "testdata", "node_modules", "docs"}, d.Name()) {
+			return filepath.SkipDir
+		}
+		if files, _ := filepath.Glob(filepath.Join(path, "*.go")); len(files) > 0 && !slices.Contains(public, name) {
+			t.Errorf("package %s is not listed", name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exported returns a line for each name that a package exports, fields and methods among them.
+func exported(t *testing.T, name string) (lines []string) {
+	t.Helper()
+	files := token.NewFileSet()
+	paths, err := filepath.Glob(filepath.Join(root, name, "*.go"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no files of %s: %v", name, err)
+	}
+	add := func(form string, args ...any) { lines = append(lines, name+": "+fmt.Sprintf(form, args...)) }
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range file.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if d.Name.IsExported() && (d.Recv == nil || ast.IsExported(receiver(d))) {
+					add("%s", source(t, files, &ast.FuncDecl{Recv: d.Recv, Name: d.Name, Type: d.Type}))
+				}
+			case *ast.GenDecl:
+				for _, s := range d.Specs {
+					spec(t, files, d.Tok, s, add)
+				}
+			}
+		}
+	}
+	slices.Sort(lines)
+	return slices.Compact(lines) // of files for several systems
+}
+
+func spec(t *testing.T, files *token.FileSet, kind token.Token, s ast.Spec, add func(string, ...any)) {
+	switch s := s.(type) {
+	case *ast.ValueSpec:
+		for _, n := range s.Names {
+			if n.IsExported() {
+				add("%s %s", kind, n.Name)
+			}
+		}
+	case *ast.TypeSpec:
+		if !s.Name.IsExported() {
+			return
+		}
+		of := s.Name.Name
+		var members *ast.FieldList
+		switch u := s.Type.(type) {
+		case *ast.StructType:
+			add("type %s struct", of)
+			members = u.Fields
+		case *ast.InterfaceType:
+			add("type %s interface", of)
+			members = u.Methods
+		default:
+			add("type %s", source(t, files, &ast.TypeSpec{Name: s.Name, TypeParams: s.TypeParams, Assign: s.Assign, Type: s.Type}))
+			return
+		}
+		for _, f := range members.List {
+			what := source(t, files, f.Type)
+			if len(f.Names) == 0 {
+				add("%s has %s", of, what)
+			}
+			for _, n := range f.Names {
+				if n.IsExported() {
+					add("%s.%s %s", of, n.Name, strings.TrimPrefix(what, "func"))
+				}
+			}
+		}
+	}
+}
+
+// receiver returns the name of a method's type.
+func receiver(d *ast.FuncDecl) string {
+	of := d.Recv.List[0].Type
+	for {
+		switch x := of.(type) {
+		case *ast.StarExpr:
+			of = x.X
+		case *ast.IndexExpr:
+			of = x.X
+		case *ast.IndexListExpr:
+			of = x.X
+		case *ast.Ident:
+			return x.Name
+		default:
+			return ""
+		}
+	}
+}
+
+var space = regexp.MustCompile(`\s+`)
+
+// source returns the Go of a node, in one line.
+func source(t *testing.T, files *token.FileSet, node any) string {
+	t.Helper()
+	var text bytes.Buffer
+	if spec, ok := node.(*ast.TypeSpec); ok {
+		node = &ast.GenDecl{Tok: token.TYPE, Specs: []ast.Spec{spec}}
+	}
+	if err := format.Node(&text, files, node); err != nil {
+		t.Fatal(err)
+	}
+	return cmp.Or(strings.TrimPrefix(space.ReplaceAllString(text.String(), " "), "type "), "?")
+}

@@ -1,0 +1,4 @@
+package pgtest
+
+// AwaitFor is Await with another limit.
+var AwaitFor = awaitFor

@@ -1,0 +1,89 @@
+package session_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/session"
+)
+
+// giveUp has the server work for so long, and waits a tenth of a second for it.
+func giveUp(t *testing.T, pool *pgxpool.Pool, seconds float64) error {
+	t.Helper()
+	ctx, done := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer done()
+	_, err := pool.Exec(ctx, `SELECT pg_sleep($1)`, seconds)
+	return err
+}
+
+// A statement that is given up ends on the server, and its connection goes on.
+func TestSpare(t *testing.T) {
+	t.Parallel()
+	pool, _ := prepared(t, pgtest.URL(t), func(c *pgxpool.Config) { session.Spare(c.ConnConfig) })
+	repeat(t, pool, 1)
+	for range 5 {
+		if err := giveUp(t, pool, 60); sqlState(err) != "57014" {
+			t.Fatalf("it ends with %v, want SQLSTATE 57014", err)
+		}
+		repeat(t, pool, 1)
+	}
+	if n := pool.Stat().NewConnsCount(); n != 1 {
+		t.Errorf("%d connections were opened, want one", n)
+	}
+}
+
+// A server that does not obey in time costs the connection, as it does without Spare.
+func TestSpareIsNotForEver(t *testing.T) {
+	t.Parallel()
+	var cut atomic.Bool
+	pool, _ := prepared(t, pgtest.URL(t), func(c *pgxpool.Config) {
+		session.Spare(c.ConnConfig)
+		c.ConnConfig.DialFunc = unless(&cut)
+	})
+	repeat(t, pool, 1)
+	cut.Store(true)
+	start := time.Now()
+	if err := giveUp(t, pool, 60); err == nil || time.Since(start) > 30*time.Second {
+		t.Errorf("it ends with %v after %s", err, time.Since(start))
+	}
+	cut.Store(false)
+	repeat(t, pool, 1)
+	if n := pool.Stat().NewConnsCount(); n != 2 {
+		t.Errorf("%d connections were opened, want two", n)
+	}
+}
+
+// A connection is not used again while a cancellation may be on its way to it: that would end somebody else's statement.
+func TestLateCancellation(t *testing.T) {
+	t.Parallel()
+	var cut atomic.Bool
+	pool, _ := prepared(t, pgtest.URL(t), func(c *pgxpool.Config) {
+		session.Spare(c.ConnConfig)
+		c.ConnConfig.DialFunc = unless(&cut)
+	})
+	repeat(t, pool, 1)
+	cut.Store(true)
+	_ = giveUp(t, pool, 0.3) // it may end by itself before that is given up, too
+	cut.Store(false)
+	repeat(t, pool, 1)
+	if n := pool.Stat().NewConnsCount(); n != 2 {
+		t.Errorf("%d connections were opened, want two", n)
+	}
+}
+
+// unless returns a function that connects, or does not get an answer.
+func unless(cut *atomic.Bool) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		if cut.Load() {
+			<-ctx.Done()
+			return nil, errors.Join(ctx.Err(), errors.New("no answer"))
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+}

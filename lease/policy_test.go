@@ -1,0 +1,153 @@
+package lease_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// What the policies say of a type, the attempts of a run and the pauses between them are the same in the database, which takes leases back, as in workers.
+func TestPoliciesAgree(t *testing.T) {
+	pool := unguarded(t)
+	random := rand.New(rand.NewPCG(7, 7))
+	patterns := []string{"*", "a.", "a.b.", "a.b.c", "a.b.c.", "a.b.c.d", "ab.", "b."}
+	types := []string{"a.b", "a.b.c", "a.b.c.d", "a.b.cc", "ab.c", "b.x", "c.x", "a.c"}
+	some := func(value any) any {
+		if random.IntN(2) == 0 {
+			return nil
+		}
+		return value
+	}
+	own := run.Backoff{Base: 3 * time.Second, Cap: 100 * time.Second, Curve: run.Linear}
+	delays := make([]float64, 40)
+	for i := range delays {
+		delays[i] = own.Raw(i).Seconds()
+	}
+	for _, typ := range types {
+		pgtest.ByHand(t, pool, `INSERT INTO workflow_run (type, status, attempt, lease_no, lease_token, lease_until, leased_by, started_at, deadline_at)
+			VALUES ('`+typ+`', 'leased', 4, 4, gen_random_uuid(), now() + interval '1 hour', 'w', now(), now() + interval '1 hour')`)
+	}
+	compared := 0
+	for range 60 {
+		if _, err := pool.Exec(t.Context(), `DELETE FROM workflow_policy`); err != nil {
+			t.Fatal(err)
+		}
+		for _, pattern := range patterns {
+			if random.IntN(3) == 0 {
+				continue
+			}
+			base := 0.5 + float64(random.IntN(20))
+			if _, err := pool.Exec(t.Context(), `INSERT INTO workflow_policy (pattern, attempts, backoff_base, backoff_cap, curve, deadline, breaker) VALUES ($1, $2, $3, $4, $5, $6, $7)`, pattern,
+				some(1+random.IntN(50)), some(base), some(base+float64(random.IntN(500))), some([]string{"exponential", "linear", "constant"}[random.IntN(3)]), some(float64(1+random.IntN(9000))), some(random.IntN(2) == 0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		policies, err := lease.ReadPolicies(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, typ := range types {
+			p := policies.Of(typ)
+			n := random.IntN(70)
+			attempt := 1 + random.IntN(40)
+			given := []int{3, 7, 40}[random.IntN(3)]
+			suspect := random.IntN(2) == 0
+			written := []any{nil, given, given + 1}[random.IntN(3)]
+			var attempts int
+			var base, limit, deadline, pause float64
+			var curve, breaker string
+			var most int
+			var follows bool
+			rows, _ := pool.Query(t.Context(), `
+				SELECT coalesce(p.attempts, 0), coalesce(p.backoff_base, 0), coalesce(p.backoff_cap, 0), coalesce(p.curve, ''), coalesce(p.deadline, 0), CASE p.breaker WHEN true THEN 'on' WHEN false THEN 'off' ELSE '' END,
+				       workflow_backoff($1, $2, $3), workflow_most($1, $4, $5, $6, $7), workflow_follows($4, $5)
+				FROM workflow_policy_of($1) AS p`, typ, delays, n, given, written, attempt, suspect)
+			if _, err := pgx.ForEachRow(rows, []any{&attempts, &base, &limit, &curve, &deadline, &breaker, &pause, &most, &follows}, func() error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+			in := lease.Policy{Attempts: attempts, Base: seconds(base), Cap: seconds(limit), Curve: run.Curve(curve), Deadline: seconds(deadline), Breaker: lease.Breaker(breaker)}
+			if p != in {
+				t.Fatalf("%s: the worker has %+v, the database %+v, of %v", typ, p, in, policies)
+			}
+			want := given
+			if follows {
+				again := attempt // a suspect that was not known to be at its last attempt has another
+				if suspect && attempt < given {
+					again++
+				}
+				want = max(min(p.Attempts, attempt+2), again)
+				if suspect {
+					want = max(min(p.Attempts, given), again)
+				}
+			}
+			if most != want {
+				t.Fatalf("%s, attempt %d of %d, written %v: the database allows %d after an expired lease, want %d", typ, attempt, given, written, most, want)
+			}
+			var shown int
+			if err := pool.QueryRow(t.Context(), `SELECT max_attempts FROM workflow_working WHERE type = $1`, typ).Scan(&shown); err != nil || shown != p.Most(4) {
+				t.Fatalf("%s: workflow_working shows %d attempts, the worker gives %d, %v", typ, shown, p.Most(4), err)
+			}
+			if raw := p.Backoff(own).Raw(n); (raw - seconds(pause)).Abs() > time.Millisecond {
+				t.Fatalf("%s, after %d failures: the worker waits %s, the database %s, with %+v", typ, n, raw, seconds(pause), p)
+			}
+			compared++
+		}
+	}
+	if compared != 60*len(types) {
+		t.Fatal(compared)
+	}
+}
+
+// unguarded is a database with policies that may be written by hand.
+func unguarded(t *testing.T) *pgxpool.Pool {
+	pool := pgtest.New(t)
+	if _, err := pool.Exec(t.Context(), `ALTER TABLE workflow_policy DISABLE TRIGGER USER`); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// As shipped, a run that says nothing is tried for longer than an hour.
+func TestShippedPolicy(t *testing.T) {
+	policies, err := lease.ReadPolicies(t.Context(), pgtest.New(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := policies.Of("any.type.v1")
+	var lasts time.Duration
+	for n := range p.Attempts - 1 {
+		lasts += p.Backoff(run.Backoff{}).Raw(n) // without jitter, which only adds to it
+	}
+	if p.Attempts != 25 || p.Deadline != 0 || lasts < 80*time.Minute || lasts > 90*time.Minute {
+		t.Errorf("%+v, which lasts for %s", p, lasts)
+	}
+}
+
+// Policies are passed on also when nothing that is set aside can be tried again.
+func TestTendWithoutTrying(t *testing.T) {
+	pool := unguarded(t)
+	if _, err := pool.Exec(t.Context(), `ALTER FUNCTION workflow_try_again_v1 RENAME TO elsewhere`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `INSERT INTO workflow_policy (pattern, attempts) VALUES ('a.', 7)`); err != nil {
+		t.Fatal(err)
+	}
+	policies, err := lease.Tend(t.Context(), pool)
+	if err == nil || len(policies) != 1 || policies.Of("a.b").Attempts != 7 {
+		t.Errorf("%v, %v", policies, err)
+	}
+	if _, err := pool.Exec(t.Context(), `ALTER FUNCTION elsewhere RENAME TO workflow_try_again_v1; DELETE FROM workflow_policy`); err != nil {
+		t.Fatal(err)
+	}
+	if policies, err = lease.Tend(t.Context(), pool); err != nil || policies == nil || len(policies) != 0 {
+		t.Errorf("without a policy: %v, %v", policies, err)
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package service
+
+func fileLimit() (uint64, bool) { return 0, false }

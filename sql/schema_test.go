@@ -1,0 +1,60 @@
+package sql_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/sql"
+)
+
+// An address with what InAddress says leads to the schema, whatever its name is made of.
+func TestInAddress(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Empty(t)
+	s := connect(t, url)
+	for _, name := range []string{"flows", "My Flows", `a"b`, `a\b`, "a,b", "a+b%20&c=d#e", "größe", " a\tb ", "user"} {
+		s.do("CREATE SCHEMA " + pgx.Identifier{name}.Sanitize())
+		s.expect(name, connect(t, url+"&"+sql.InAddress(name)).do(`SELECT current_schema()`), name)
+	}
+	if got, want := sql.InAddress("flows"), "options=-csearch_path%3Dflows"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// Where a schema has nothing, Check says in which one the tables are, to whoever may not use that as well; where no schema has
+// any, it says how they are made.
+func TestCheckFindsOtherSchemas(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Empty(t)
+	s := connect(t, url)
+	said := func() string {
+		t.Helper()
+		err := sql.Check(t.Context(), s.conn)
+		if !errors.Is(err, sql.ErrBehind) {
+			t.Fatalf("error = %v, want ErrBehind", err)
+		}
+		return err.Error()
+	}
+	if got := said(); !strings.Contains(got, "at version 0") || !strings.Contains(got, "migrate up") {
+		t.Errorf("with no installation: %s", got)
+	}
+	s.do(`CREATE SCHEMA flows; CREATE SCHEMA another; CREATE TABLE another.workflow_schema (of_somebody_else text)`)
+	if err := sql.Up(t.Context(), connect(t, url+"&"+sql.InAddress("flows")).conn); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := sql.Installations(t.Context(), s.conn); err != nil || !slices.Equal(found, []string{"flows"}) {
+		t.Errorf("installations %q, %v, want flows", found, err)
+	}
+	if found, err := sql.Installations(t.Context(), connect(t, url+"&"+sql.InAddress("flows")).conn); err != nil || len(found) > 0 {
+		t.Errorf("beside itself it finds %q, %v", found, err)
+	}
+	s.do(`SET ROLE pg_monitor`)
+	if got := said(); !strings.Contains(got, `in schema "flows"; have the address lead there by ?options=-csearch_path%3Dflows`) || strings.Contains(got, "migrate up") {
+		t.Errorf("with one in flows: %s", got)
+	}
+}

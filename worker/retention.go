@@ -1,0 +1,87 @@
+package worker
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/internal/cleanup"
+)
+
+// KeepForever is a time in Retention: what is over is never removed.
+const KeepForever time.Duration = -1
+
+// Defaults of Retention.
+const (
+	DefaultCleanupEvery  = time.Hour
+	DefaultKeepFinished  = 30 * 24 * time.Hour
+	DefaultKeepFailed    = 90 * 24 * time.Hour
+	DefaultKeepDeleted   = 30 * 24 * time.Hour
+	DefaultKeepPublished = 7 * 24 * time.Hour
+	DefaultKeepProcesses = 90 * 24 * time.Hour
+)
+
+// Bounds of Retention.
+const (
+	MinKeep         = time.Minute
+	MaxKeep         = 876000 * time.Hour
+	MinCleanupEvery = time.Second
+	MaxCleanupEvery = 8760 * time.Hour
+)
+
+// Retention says for how long what is over is kept, of the worker's prefixes. A worker whose role has the rights of the engine
+// removes events, messages and processes, too, and one that covers DefaultPrefix removes runs of types that no worker asks for. A zero field means its default; KeepForever
+// is for ever. What workers ask for stands in workflow_retention, and the longest time counts: a worker removes nothing that another one
+// keeps.
+type Retention struct {
+	// Off has this worker remove nothing and ask for nothing.
+	Off bool
+
+	// Every is the time between two cleanups of a prefix, whichever worker does them. MinCleanupEvery to MaxCleanupEvery; default: DefaultCleanupEvery.
+	Every time.Duration
+
+	// Finished is the age at which succeeded and cancelled runs are removed, with their history. Default: DefaultKeepFinished.
+	Finished time.Duration
+
+	// Failed is the age at which failed runs are removed, with their history. Default: DefaultKeepFailed.
+	Failed time.Duration
+
+	// Deleted is the time after which soft-deleted runs are removed for good. Default: DefaultKeepDeleted.
+	Deleted time.Duration
+
+	// Published is the age at which published events are removed. Default: DefaultKeepPublished.
+	Published time.Duration
+
+	// Processes is the age at which finished instances of processes are removed, with all that is theirs, and messages that long after
+	// their time is over. Default: DefaultKeepProcesses.
+	Processes time.Duration
+}
+
+// withDefaults tells what is bad of it.
+func (r Retention) withDefaults(bad func(format string, args ...any)) Retention {
+	r.Every = cmp.Or(r.Every, DefaultCleanupEvery)
+	if r.Every < MinCleanupEvery || r.Every > MaxCleanupEvery {
+		bad("Retention.Every %s: use %s to %s, or Retention.Off", r.Every, MinCleanupEvery, MaxCleanupEvery)
+	}
+	for _, f := range []struct {
+		name      string
+		keep      *time.Duration
+		otherwise time.Duration
+	}{
+		{"Finished", &r.Finished, DefaultKeepFinished}, {"Failed", &r.Failed, DefaultKeepFailed}, {"Deleted", &r.Deleted, DefaultKeepDeleted},
+		{"Published", &r.Published, DefaultKeepPublished}, {"Processes", &r.Processes, DefaultKeepProcesses},
+	} {
+		*f.keep = cmp.Or(*f.keep, f.otherwise)
+		if *f.keep != KeepForever && (*f.keep < MinKeep || *f.keep > MaxKeep) {
+			bad("Retention.%s %s: use %s to %s, or KeepForever", f.name, *f.keep, MinKeep, MaxKeep)
+		}
+	}
+	return r
+}
+
+// cleaner removes what is old.
+func (c Config) cleaner() *cleanup.Cleaner {
+	r := c.Retention
+	return cleanup.New(c.Pool, c.Prefixes, r.Every, cleanup.Keep{
+		Finished: r.Finished, Failed: r.Failed, Deleted: r.Deleted, Published: r.Published, Processes: r.Processes, Logger: c.Logger,
+	})
+}
