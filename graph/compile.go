@@ -175,23 +175,6 @@ func (c *compiler) header() {
 	c.p.output = c.expression("/output", d.Output, ofInstance)
 }
 
-// verbs are the kinds whose keys are set.
-func (n *Node) verbs() (all []kind) {
-	for _, v := range []struct {
-		kind kind
-		set  bool
-	}{
-		{do, n.Do != ""}, {choose, n.Choose != nil}, {anyOf, n.Any != nil}, {fork, n.Fork != nil}, {join, n.Join != nil},
-		{wait, n.Wait != nil}, {await, n.Await != nil}, {race, n.Race != nil}, {human, n.Human != nil}, {call, n.Call != nil},
-		{each, n.Each != nil}, {scope, n.Scope != nil}, {throw, n.Throw != nil}, {end, n.End}, {terminate, n.Terminate},
-	} {
-		if v.set {
-			all = append(all, v.kind)
-		}
-	}
-	return all
-}
-
 // node checks a node by itself.
 func (c *compiler) node(path, name string, def *Node) *node {
 	if !nameForm.MatchString(name) || len(name) > maxName {
@@ -201,21 +184,18 @@ func (c *compiler) node(path, name string, def *Node) *node {
 		c.bad("VERB", path, "it is null", "give it a verb, such as do")
 		return nil
 	}
-	verbs := def.verbs()
-	if len(verbs) != 1 {
-		c.bad("VERB", path, fmt.Sprintf("it has %d verbs %v, one says what it is", len(verbs), verbs),
-			"use one of do, choose, any, fork, join, wait, await, race, human, call, each, scope, throw, end, terminate")
+	said := def.verbs()
+	if len(said) != 1 {
+		c.bad("VERB", path, fmt.Sprintf("it has %d verbs %v, one says what it is", len(said), kindsOf(said)), fmt.Sprintf("use one of %s", strings.Join(kindsOf(verbs), ", ")))
 		return nil
 	}
-	n := &node{Node: def, name: name, kind: verbs[0]}
+	n := &node{Node: def, name: name, kind: said[0].kind, verb: said[0]}
 	c.p.nodes[name] = n
 	c.misplaced(path, n)
-	c.runType(path+"/do", def.Do, n.kind == do, messageType, signalType)
-	c.runType(path+"/undo", def.Undo, false)
-	if n.kind == each {
-		c.runType(path+"/each/do", def.Each.Do, true, messageType, signalType)
+	if n.verb.check != nil {
+		n.verb.check(c, path, n)
 	}
-	c.verb(path, n)
+	c.runType(path+"/undo", def.Undo, false)
 	c.retry(path, def)
 	c.failure(path+"/failure", def.Failure)
 	given := ofInstance
@@ -223,19 +203,6 @@ func (c *compiler) node(path, name string, def *Node) *node {
 		given = ofElement
 	}
 	n.in, n.out = c.mappings(path+"/in", def.In, given), c.mappings(path+"/out", def.Out, ofResult)
-	if n.kind == wait {
-		n.until = c.expression(path+"/wait/until", def.Wait.Until, ofInstance)
-	}
-	for i, w := range slices.Concat(def.Choose, def.Any) {
-		at := fmt.Sprintf("%s/%s/%d/if", path, n.kind, i)
-		condition := c.expression(at, w.If, ofInstance)
-		if w.If == "" {
-			c.bad("NO_CONDITION", at, "a way needs a condition", "say when it is taken, or make it the else")
-		} else if condition != nil && !condition.canBeTrue() {
-			c.bad("NOT_A_CONDITION", at, fmt.Sprintf("gives %s, a condition gives true or false", condition.gives), "compare it with something")
-		}
-		n.ways = append(n.ways, way{condition: condition})
-	}
 	return n
 }
 
@@ -254,62 +221,6 @@ func (c *compiler) runType(path, typ string, required bool, own ...string) {
 func (c *compiler) name(path, name string) {
 	if len(name) > maxSubject {
 		c.bad("NAME", path, fmt.Sprintf("a name of %d bytes", len(name)), fmt.Sprintf("use at most %d", maxSubject))
-	}
-}
-
-// verb checks what a verb needs.
-func (c *compiler) verb(path string, n *node) {
-	switch n.kind {
-	case throw:
-		if n.Throw.Compensate == (n.Throw.Error != "") {
-			c.bad("NO_CODE", path+"/throw", "a throw has either compensate or an error", `use {"compensate": true}, or name the error, such as REJECTED`)
-		}
-	case await:
-		a := n.Await
-		if (a.Message != "") == (a.Signal != "") {
-			c.bad("AWAIT", path+"/await", "it waits for a message or for a signal", "name one of them")
-		}
-		c.name(path+"/await", a.Message+a.Signal)
-		if a.Signal != "" && a.Key != "" {
-			c.bad("AWAIT", path+"/await/key", "a signal goes to all that wait for its name", "remove the key, or await a message")
-		}
-		if a.Message != "" && a.Key == "" {
-			c.bad("NO_KEY", path+"/await/key", "a message needs a key", "say what it is correlated by, such as input.order")
-		}
-		n.key = c.expression(path+"/await/key", a.Key, ofInstance)
-	case human:
-		n.assignee = c.expression(path+"/human/assignee", n.Human.Assignee, ofInstance)
-	case call:
-		if !kindForm.MatchString(n.Call.Process) {
-			c.bad("CALL", path+"/call/process", fmt.Sprintf("%.120q is no process", n.Call.Process), "name a process")
-		}
-		if n.Call.Version < 0 {
-			c.bad("CALL", path+"/call/version", fmt.Sprintf("%d is no version", n.Call.Version), "use one from 1 up, or leave it out for the highest")
-		}
-		if u := n.Call.Undo; u != "" && u != "none" && u != propagate {
-			c.bad("CALL", path+"/call/undo", fmt.Sprintf("%.40q is neither none nor propagate", u), "use one of them")
-		}
-		if n.Call.Undo == "" {
-			c.note("CALL_UNDO", path+"/call/undo", "if the process fails later, what the child did is kept", "say none if that is meant, or propagate")
-		}
-	case each:
-		e := n.Each
-		if e.List == "" {
-			c.bad("NO_LIST", path+"/each/list", "it needs a list", "say which, such as input.items")
-		}
-		if e.Limit < 0 || e.Limit > maxEach || e.Need < 0 {
-			c.bad("EACH", path+"/each", fmt.Sprintf("limit %d, need %d: limit is 1 to %d and need at least 1", e.Limit, e.Need, maxEach), "leave out what is not needed")
-		}
-		if e.Rest != "" && (e.Rest != "cancel" || e.Need == 0) {
-			c.bad("EACH", path+"/each/rest", fmt.Sprintf("%.40q means nothing here", e.Rest), `use {"need": 2, "rest": "cancel"}, or leave it out`)
-		}
-		n.list = c.expression(path+"/each/list", e.List, ofInstance)
-	case scope:
-		if len(n.Scope.Nodes) == 0 {
-			c.bad("EMPTY_SCOPE", path+"/scope/nodes", "it has no nodes", "put nodes into it, or remove it")
-		} else if n.Scope.Nodes[n.Scope.Start] == nil {
-			c.bad("NO_START", path+"/scope/start", fmt.Sprintf("there is no node %q in it", n.Scope.Start), "name the node where it starts")
-		}
 	}
 }
 
@@ -355,38 +266,6 @@ func (n *node) attempts() int {
 		return n.Retry.Attempts
 	}
 	return n.Attempts
-}
-
-// misplaced finds keys that mean nothing at a node of this kind.
-func (c *compiler) misplaced(path string, n *node) {
-	gateway := n.kind == choose || n.kind == anyOf
-	for _, k := range []struct {
-		key     string
-		set, ok bool
-	}{
-		{"in", n.In != nil, n.kind == do || n.kind == human || n.kind == call || n.kind == each},
-		{"out", n.Out != nil, n.kind == do || n.kind == human || n.kind == call || n.kind == each || n.kind == await},
-		{"attempts", n.Attempts != 0, n.kind == do || n.kind == each},
-		{"failure", n.Failure != "", n.kind == do || n.kind == call || n.kind == each},
-		{"retry", n.Retry != nil, n.kind == do || n.kind == each},
-		{"undo", n.Undo != "", n.kind == do},
-		{"on", n.On != nil, !n.pure() && n.kind != throw && n.kind != race},
-		{"else", n.Else != "", gateway},
-		{"to", n.To != "", !n.pure() && n.kind != race || n.kind == join},
-	} {
-		if k.set && !k.ok {
-			c.bad("MISPLACED", path+"/"+k.key, fmt.Sprintf("%s means nothing at a %s", k.key, n.kind), "remove it")
-		}
-	}
-	if gateway && len(n.Choose)+len(n.Any) == 0 {
-		c.bad("NO_WAY", path+"/"+string(n.kind), "no way leads on", "list ways with if and to")
-	}
-	if n.kind == fork && len(n.Fork) < 2 {
-		c.bad("NO_FORK", path+"/fork", fmt.Sprintf("it has %d branches", len(n.Fork)), "use two or more, or an edge")
-	}
-	if ways := max(len(n.Fork), len(n.Any)); ways > maxBranches {
-		c.bad("BRANCHES", path+"/"+string(n.kind), fmt.Sprintf("it has %d branches", ways), fmt.Sprintf("use at most %d; each does a step for each element of a list", maxBranches))
-	}
 }
 
 func (c *compiler) expression(path, text string, in use) *expression {
@@ -444,9 +323,6 @@ func (c *compiler) tie(n *node) {
 	}
 	for i, name := range n.Fork {
 		n.branches = append(n.branches, to(fmt.Sprintf("/fork/%d", i), name))
-	}
-	if n.kind == race && len(n.Race) < 2 {
-		c.bad("RACE", path+"/race", fmt.Sprintf("it has %d nodes to wait at", len(n.Race)), "name two or more")
 	}
 	for i, name := range n.Race {
 		at := fmt.Sprintf("/race/%d", i)
@@ -520,7 +396,7 @@ func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge
 		case kinds != 1:
 			c.bad("HANDLER", path+at, "it needs one of error, after, every and message, and times are more than 0", "say when this edge is taken")
 		case h.Error != "":
-			if n.kind != do && n.kind != call && n.kind != each && n.kind != scope {
+			if !n.verb.fails {
 				c.bad("MISPLACED", path+at+"/error", fmt.Sprintf("a %s does not fail", n.kind), "remove it")
 			}
 			if h.Keep {

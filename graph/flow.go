@@ -141,7 +141,7 @@ func (f *flow) avoid(nodes []*node, look func(e *edge) miss) []bool {
 func (f *flow) missed(j *node) (*node, *edge) {
 	forks := []*node{j.fork}
 	if j.fork == nil || j.fork.kind == scope {
-		forks = slices.DeleteFunc(slices.Clone(f.nodes), func(n *node) bool { return n.kind != fork && n.kind != anyOf || n.parent != j.parent })
+		forks = slices.DeleteFunc(slices.Clone(f.nodes), func(n *node) bool { return !n.verb.parts || n.parent != j.parent })
 	}
 	for _, fork := range forks {
 		behind := f.from(fork, j)

@@ -46,54 +46,44 @@ func (m Mark) class() string {
 	return ""
 }
 
-// looks is the kind of a node, and what its label says of it.
-func (n *Node) looks() (kind, string) {
-	verbs := n.verbs()
-	if len(verbs) == 0 {
-		return "", "no verb"
+func (j *Join) label() string {
+	switch {
+	case j.Need > 0 && j.Cancel:
+		return fmt.Sprintf("join %d, cancel the rest", j.Need)
+	case j.Need > 0:
+		return fmt.Sprintf("join %d", j.Need)
+	case j.Taken:
+		return "join taken"
 	}
-	switch k := verbs[0]; k {
-	case do:
-		return k, n.Do
-	case join:
-		switch {
-		case n.Join.Need > 0 && n.Join.Cancel:
-			return k, fmt.Sprintf("join %d, cancel the rest", n.Join.Need)
-		case n.Join.Need > 0:
-			return k, fmt.Sprintf("join %d", n.Join.Need)
-		case n.Join.Taken:
-			return k, "join taken"
-		}
-		return k, "join"
-	case wait:
-		if n.Wait.Until != "" {
-			return k, "until " + n.Wait.Until
-		}
-		return k, "wait " + n.Wait.For.String()
-	case await:
-		if n.Await.Signal != "" {
-			return k, "signal " + n.Await.Signal
-		}
-		return k, fmt.Sprintf("message %s, key %s", n.Await.Message, n.Await.Key)
-	case human:
-		return k, strings.Join(append([]string{"human"}, n.Human.Groups...), " ")
-	case call:
-		if n.Call.Version > 0 {
-			return k, fmt.Sprintf("call %s version %d", n.Call.Process, n.Call.Version)
-		}
-		return k, "call " + n.Call.Process
-	case each:
-		return k, fmt.Sprintf("%s for each of %s", n.Each.Do, n.Each.List)
-	case throw:
-		if n.Throw.Compensate {
-			return k, "compensate"
-		}
-		return k, "throw " + n.Throw.Error
-	case scope: // the box says it
-		return k, ""
-	default:
-		return k, string(k)
+	return "join"
+}
+
+func (w *Wait) label() string {
+	if w.Until != "" {
+		return "until " + w.Until
 	}
+	return "wait " + w.For.String()
+}
+
+func (a *Await) label() string {
+	if a.Signal != "" {
+		return "signal " + a.Signal
+	}
+	return fmt.Sprintf("message %s, key %s", a.Message, a.Key)
+}
+
+func (c *Call) label() string {
+	if c.Version > 0 {
+		return fmt.Sprintf("call %s version %d", c.Process, c.Version)
+	}
+	return "call " + c.Process
+}
+
+func (t *Throw) label() string {
+	if t.Compensate {
+		return "compensate"
+	}
+	return "throw " + t.Error
 }
 
 // maxLabel is how many characters of a text are drawn.

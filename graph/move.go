@@ -56,41 +56,51 @@ func (i *instance) enter(t *token) {
 			return
 		}
 	}
-	switch n.kind {
+	entering(n.kind)(i, t)
+}
+
+// entering returns what happens when a token comes to a node of a kind.
+func entering(k kind) func(*instance, *token) {
+	switch k {
 	case do:
-		i.startStep(t)
-	case wait, await:
-		i.await(t)
-	case race:
-		i.race(t)
-	case human:
-		i.human(t)
-	case call:
-		i.call(t)
-	case each:
-		i.enterEach(t)
-	case scope:
-		i.enterScope(t)
+		return (*instance).startStep
 	case choose:
-		i.choose(t)
+		return (*instance).choose
 	case anyOf:
-		i.split(t)
+		return (*instance).split
 	case fork:
-		i.fork(t, n.branches)
+		return (*instance).forkAll
 	case join:
-		i.arrive(t)
-	case end:
-		i.complete(t)
-	case terminate:
-		i.terminate(t)
+		return (*instance).arrive
+	case wait, await:
+		return (*instance).await
+	case race:
+		return (*instance).race
+	case human:
+		return (*instance).human
+	case call:
+		return (*instance).call
+	case each:
+		return (*instance).enterEach
+	case scope:
+		return (*instance).enterScope
 	case throw:
-		if n.Throw.Compensate {
-			i.compensate(t, "", "")
-			return
-		}
-		if !i.caught(t, n.Throw.Error) {
-			i.fail(t, fmt.Sprintf("%s: %s", n.name, n.Throw.Error))
-		}
+		return (*instance).throw
+	case end:
+		return (*instance).complete
+	case terminate:
+		return (*instance).terminate
+	}
+	return nil // there is no other: TestVerbs
+}
+
+func (i *instance) throw(t *token) {
+	n := t.node
+	switch {
+	case n.Throw.Compensate:
+		i.compensate(t, "", "")
+	case !i.caught(t, n.Throw.Error):
+		i.fail(t, fmt.Sprintf("%s: %s", n.name, n.Throw.Error))
 	}
 }
 
@@ -180,6 +190,8 @@ func (i *instance) room(t *token, more int) bool {
 	i.stop(t, "too_many_tokens", fmt.Sprintf("%d tokens of the instance live, the limit is %d: a fork in a loop, or a handler that keeps its token, makes more than end", i.live, maxLive))
 	return false
 }
+
+func (i *instance) forkAll(t *token) { i.fork(t, t.node.branches) }
 
 // fork opens a group with a token for each branch; the one that came is done.
 func (i *instance) fork(t *token, branches []*edge) {

@@ -92,7 +92,10 @@ func (p *picture) part(s *Scope) {
 }
 
 func (p *picture) node(id, name string, n *Node) {
-	k, detail := n.looks()
+	detail, shape, box := "no verb", [2]string{"[", "]"}, false
+	if said := n.verbs(); len(said) > 0 {
+		detail, shape, box = said[0].says(n), said[0].shape, said[0].kind == scope
+	}
 	label := escape(name)
 	m := p.marks[name]
 	for _, text := range []string{detail, m.String()} {
@@ -103,7 +106,7 @@ func (p *picture) node(id, name string, n *Node) {
 	if class := m.class(); class != "" {
 		p.classes[class] = append(p.classes[class], id)
 	}
-	if k == scope {
+	if box {
 		p.line(`subgraph %s["%s"]`, id, label)
 		p.depth++
 		p.part(n.Scope)
@@ -111,27 +114,7 @@ func (p *picture) node(id, name string, n *Node) {
 		p.line("end")
 		return
 	}
-	shape := shapes[k]
 	p.line(`%s%s"%s"%s`, id, shape[0], label, shape[1])
-}
-
-// shapes are what the label of a node stands between.
-var shapes = map[kind][2]string{
-	"":        {"[", "]"},
-	do:        {"[", "]"},
-	choose:    {"{", "}"},
-	anyOf:     {"{", "}"},
-	race:      {"{", "}"},
-	fork:      {"[/", `\]`},
-	join:      {`[\`, "/]"},
-	wait:      {"(", ")"},
-	await:     {">", "]"},
-	human:     {"[/", "/]"},
-	call:      {"[[", "]]"},
-	each:      {"{{", "}}"},
-	throw:     {"([", "])"},
-	end:       {"((", "))"},
-	terminate: {"(((", ")))"},
 }
 
 // A link is an edge as it is drawn.

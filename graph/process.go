@@ -23,32 +23,13 @@ type Process struct {
 	undoes bool    // it has steps that can be undone
 }
 
-type kind string
-
-const (
-	do        kind = "do"
-	choose    kind = "choose"
-	anyOf     kind = "any"
-	fork      kind = "fork"
-	join      kind = "join"
-	wait      kind = "wait"
-	await     kind = "await"
-	race      kind = "race"
-	human     kind = "human"
-	call      kind = "call"
-	each      kind = "each"
-	scope     kind = "scope"
-	throw     kind = "throw"
-	end       kind = "end"
-	terminate kind = "terminate"
-)
-
 // A node is a Node with its edges tied to nodes and its expressions compiled.
 type node struct {
 	*Node
 	name     string
 	index    int // among the nodes, in order of their names
 	kind     kind
+	verb     *verb // what there is to know of its kind
 	ways     []way // of choose and any
 	branches []*edge
 	handlers []handler
@@ -117,25 +98,16 @@ func (p *Process) failure(n *node) Failure {
 }
 
 // pure reports whether a token passes the node without waiting for anything but other tokens.
-func (n *node) pure() bool {
-	switch n.kind {
-	case choose, anyOf, fork, join, end, terminate:
-		return true
-	case throw:
-		return !n.Throw.Compensate
-	}
-	return false
-}
+func (n *node) pure() bool { return n.verb.pure && (n.kind != throw || !n.Throw.Compensate) }
 
 // attached reports whether anything but a run of its own must go when a token leaves: a wait, a
 // task, a child, a timer, tokens within.
 func (n *node) attached() bool {
-	return n.kind == race || n.kind == await || n.kind == human || n.kind == call || n.kind == each || n.kind == scope ||
-		slices.ContainsFunc(n.handlers, func(h handler) bool { return h.Error == "" })
+	return n.verb.holds || slices.ContainsFunc(n.handlers, func(h handler) bool { return h.Error == "" })
 }
 
 // hosts reports whether a token here stands for others within.
-func (n *node) hosts() bool { return n.kind == scope || n.kind == each }
+func (n *node) hosts() bool { return n.verb.hosts }
 
 // edges lists what is outgoing, once all nodes are tied.
 func (n *node) edges() (all []*edge) {
@@ -216,7 +188,7 @@ func (n *node) lookAhead(p *Process) *ahead {
 		e := queue[0]
 		queue = queue[1:]
 		to := e.to
-		split := e.from != nil && (e.from.kind == fork || e.from.kind == anyOf || forked[e.from.index])
+		split := e.from != nil && (e.from.verb.parts || forked[e.from.index])
 		if to.kind == join && e.id != "" {
 			a.edges = append(a.edges, e.id)
 			a.many[to] = a.many[to] || split
@@ -226,7 +198,7 @@ func (n *node) lookAhead(p *Process) *ahead {
 		}
 		again := seen[to.index]
 		seen[to.index], forked[to.index] = true, split
-		if to.pure() || to.kind == scope || to.kind == each || to.kind == race { // these may be over at once
+		if to.pure() || to.hosts() || to.kind == race { // these may be over at once
 			queue = append(queue, to.outgoing...)
 		}
 		if again {

@@ -136,7 +136,7 @@ func (n *node) exclusive() (edges, others []*edge) {
 		return n.outgoing, nil
 	case race:
 		edges = n.options
-	case fork, anyOf, join, end, terminate, throw:
+	case anyOf, fork, join, throw, end, terminate:
 		return nil, nil
 	default:
 		if n.next != nil {
@@ -246,7 +246,7 @@ type forks []struct {
 
 func (p *Process) forks() (all forks) {
 	for _, f := range p.list {
-		if f.kind == fork || f.kind == anyOf {
+		if f.verb.parts {
 			all = append(all, struct {
 				*node
 				without []bool
