@@ -76,27 +76,62 @@ func (s *scene) reborn(ctx context.Context, tx *transaction, settled lease.Settl
 // cutOffPause is how long a handler may go on that was cut off: it hears of that at a heartbeat, or when its lease is over.
 const cutOffPause = 2 * time.Minute
 
+// An estate is what a failed instance leaves, as it is found out.
+type estate struct {
+	*legacy
+	old     *instance
+	undone  map[string]bool // nodes of which something was undone, or should have been
+	refusal error           // the first reason why it cannot be taken over
+}
+
+func (l *estate) refuse(format string, args ...any) {
+	if l.refusal == nil {
+		l.refusal = cannot("instance: %s cannot be started again where it failed: "+format, append([]any{l.old.id}, args...)...)
+	}
+}
+
+// kept reports whether a node is done and stays so: a call that was tried again, say. What is undone and what is done have to be
+// known.
+func (l *estate) kept(node string) bool {
+	_, done := l.done[node]
+	return done && !l.undone[node] && l.old.process.nodes[node].Undo == ""
+}
+
 // leaves reads what a failed instance leaves to the one that takes its place. What is not certain is refused.
 func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*legacy, error) {
-	l := &legacy{of: old.id, done: map[string]visit{}}
-	undone := map[string]bool{}
-	var refusal error
-	refuse := func(format string, args ...any) {
-		if refusal == nil {
-			refusal = cannot("instance: %s cannot be started again where it failed: "+format, append([]any{old.id}, args...)...)
-		}
-	}
-	passes := func(node string) bool { // a call that was tried again, say; what is undone and what is done are told first
-		_, done := l.done[node]
-		return done && !undone[node] && old.process.nodes[node].Undo == ""
-	}
+	l := &estate{legacy: &legacy{of: old.id, done: map[string]visit{}}, old: old, undone: map[string]bool{}}
 	asked := tx.statements()
 	asked.plan(ownPlans)
+	l.askCutOff(asked)
+	l.askUndone(asked)
+	l.askVisits(asked)
+	l.askSuccessor(asked)
+	l.askLists(asked)
+	l.askCalled(asked)
+	l.askRemoved(asked)
+	if err := asked.send(ctx); err != nil {
+		return nil, err
+	}
+	if l.refusal != nil {
+		return nil, l.refusal
+	}
+	for node := range l.done { // what is undone is done anew
+		if !l.kept(node) {
+			delete(l.done, node)
+		}
+	}
+	behind := old.process.behind(l.undone) // so is what lies behind: it does not come as far
+	l.entered = slices.DeleteFunc(l.entered, func(node string) bool { return behind[old.process.nodes[node].index] })
+	return l.legacy, s.leaveFacts(ctx, tx, old, l.legacy)
+}
+
+// askCutOff asks for steps whose handlers may still be running.
+func (l *estate) askCutOff(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var node string
 		var ago time.Duration
 		_, err := pgx.ForEachRow(rows, []any{&node, &ago}, func() error {
-			refuse("step %s was cut off %s ago, and may still be running; do it in %s", node, ago.Round(time.Second), (cutOffPause - ago).Round(time.Second))
+			l.refuse("step %s was cut off %s ago, and may still be running; do it in %s", node, ago.Round(time.Second), (cutOffPause - ago).Round(time.Second))
 			return nil
 		})
 		return err
@@ -105,33 +140,41 @@ func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*le
 		FROM process_token t JOIN workflow_run r ON r.token_id = t.id
 		WHERE t.instance_id = $1 AND r.status = 'cancelled' AND r.finished_at > now() - $2::interval AND r.type NOT LIKE 'graph.%'
 		  AND EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id AND h.event_type = 'cancelled' AND h.data->>'was' = 'leased')
-		ORDER BY r.finished_at DESC LIMIT 1`, old.id, cutOffPause)
+		ORDER BY r.finished_at DESC LIMIT 1`, l.old.id, cutOffPause)
+}
+
+// askUndone asks what has been undone, and what should have been.
+func (l *estate) askUndone(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var at, status string
 		_, err := pgx.ForEachRow(rows, []any{&at, &status}, func() error {
-			if name, known := old.process.named(at); known {
-				undone[name] = true
+			if name, known := l.old.process.named(at); known {
+				l.undone[name] = true
 			}
 			if status != "Completed" {
-				refuse("what %s has done is not undone: its record is %s", at, status)
+				l.refuse("what %s has done is not undone: its record is %s", at, status)
 			}
 			return nil
 		})
 		return err
 	}, `
 		SELECT c.node_id, c.status FROM compensation_record c
-		WHERE c.instance_id = $1 AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = c.id)`, old.id)
+		WHERE c.instance_id = $1 AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = c.id)`, l.old.id)
+}
+
+// askVisits asks which nodes were entered, and which are done.
+func (l *estate) askVisits(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var node, option string
 		var completions, tokens int
 		var again bool
 		_, err := pgx.ForEachRow(rows, []any{&node, &completions, &tokens, &again, &option}, func() error {
-			n := old.process.nodes[node]
+			n := l.old.process.nodes[node]
 			switch {
 			case n == nil:
-				refuse("its definition has no node %.100q", node)
+				l.refuse("its definition has no node %.100q", node)
 			case completions > 1 || tokens > 1 || again:
-				refuse("node %s was visited more than once, and nothing tells which result is for which visit", node)
+				l.refuse("node %s was visited more than once, and nothing tells which result is for which visit", node)
 			case completions == 1 && n.kind != scope:
 				l.done[node] = visit{option: option}
 			}
@@ -145,33 +188,45 @@ func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*le
 		       coalesce(max(e.data->>'option'), '')
 		FROM process_event e
 		WHERE e.instance_id = $1 AND e.event_type IN ('node.entered', 'node.completed', 'node.taken_over') AND e.node IS NOT NULL
-		GROUP BY e.node ORDER BY e.node`, old.id)
+		GROUP BY e.node ORDER BY e.node`, l.old.id)
+}
+
+// askSuccessor asks whether another instance has taken its place already.
+func (l *estate) askSuccessor(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var as string
 		_, err := pgx.ForEachRow(rows, []any{&as}, func() error {
-			refuse("it was started again already, as %s", as)
+			l.refuse("it was started again already, as %s", as)
 			return nil
 		})
 		return err
-	}, `SELECT e.data->>'as' FROM process_event e WHERE e.instance_id = $1 AND e.event_type = 'instance.restarted' LIMIT 1`, old.id)
+	}, `SELECT e.data->>'as' FROM process_event e WHERE e.instance_id = $1 AND e.event_type = 'instance.restarted' LIMIT 1`, l.old.id)
+}
+
+// askLists asks for lists of which a part is done.
+func (l *estate) askLists(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var node string
 		var done, total int
 		_, err := pgx.ForEachRow(rows, []any{&node, &done, &total}, func() error {
-			refuse("%d of the %d elements of list %s are done, and would be done once more", done, total, node)
+			l.refuse("%d of the %d elements of list %s are done, and would be done once more", done, total, node)
 			return nil
 		})
 		return err
-	}, `SELECT node, done, total FROM each_progress WHERE instance_id = $1 AND over_at IS NULL AND done > 0 AND done < total`, old.id)
+	}, `SELECT node, done, total FROM each_progress WHERE instance_id = $1 AND over_at IS NULL AND done > 0 AND done < total`, l.old.id)
+}
+
+// askCalled asks for instances it has called that are not over, or have done what nobody undid.
+func (l *estate) askCalled(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var id uuid.UUID
 		var at, step string
 		var over bool
 		_, err := pgx.ForEachRow(rows, []any{&id, &at, &over, &step}, func() error {
 			if !over {
-				refuse("instance %s, which it has called at %s, is not over yet", id, at)
-			} else if !passes(at) {
-				refuse("instance %s, called at %s, has done %s, which is not undone, and would be done once more", id, at, step)
+				l.refuse("instance %s, which it has called at %s, is not over yet", id, at)
+			} else if !l.kept(at) {
+				l.refuse("instance %s, called at %s, has done %s, which is not undone, and would be done once more", id, at, step)
 			}
 			return nil
 		})
@@ -194,11 +249,15 @@ func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*le
 			WHERE NOT c.answered AND t.instance_id = c.id AND r.status = 'succeeded' AND r.type NOT LIKE 'graph.%' AND r.node NOT LIKE '%/undo'
 			  AND NOT EXISTS (SELECT FROM compensation_record k WHERE k.run_id = r.id AND k.status = 'Completed')
 			LIMIT 1) r ON true
-		WHERE c.completed_at IS NULL OR r.node IS NOT NULL`, old.id, maxDepth)
+		WHERE c.completed_at IS NULL OR r.node IS NOT NULL`, l.old.id, maxDepth)
+}
+
+// askRemoved asks for instances it has called that are gone.
+func (l *estate) askRemoved(asked *statements) {
 	// Retention removes those that were called before their callers, and with them what they have done. Of one that has told of its end the run
 	// that has told it is left; of others the call is, unless it could not be started.
 	var calls []string
-	for name, n := range old.process.nodes {
+	for name, n := range l.old.process.nodes {
 		if n.kind == call {
 			calls = append(calls, name)
 		}
@@ -207,10 +266,10 @@ func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*le
 		var at string
 		var direct bool
 		_, err := pgx.ForEachRow(rows, []any{&at, &direct}, func() error {
-			if direct && passes(at) {
+			if direct && l.kept(at) {
 				return nil
 			}
-			refuse("the instance that %s has called was removed by retention, and nothing tells what it has done", at)
+			l.refuse("the instance that %s has called was removed by retention, and nothing tells what it has done", at)
 			return nil
 		})
 		return err
@@ -229,21 +288,7 @@ func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*le
 		WHERE e.instance_id = $1 AND e.event_type = 'node.entered' AND e.node = ANY ($2) AND i.completed_at < now() - interval '1 minute' -- it is kept as long at least
 		  AND NOT EXISTS (SELECT FROM process_event d WHERE d.instance_id = $1 AND d.event_type IN ('node.completed', 'node.failed') AND d.token_id = e.token_id AND d.node = e.node)
 		  AND NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_token_id = e.token_id)
-		  AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = $1 AND x.token_id = e.token_id AND x.code = $4)`, old.id, calls, maxDepth, childNotStarted)
-	if err := asked.send(ctx); err != nil {
-		return nil, err
-	}
-	if refusal != nil {
-		return nil, refusal
-	}
-	for node := range l.done { // what is undone is done anew
-		if undone[node] || old.process.nodes[node].Undo != "" {
-			delete(l.done, node)
-		}
-	}
-	behind := old.process.behind(undone) // so is what lies behind: it does not come as far
-	l.entered = slices.DeleteFunc(l.entered, func(node string) bool { return behind[old.process.nodes[node].index] })
-	return l, s.leaveFacts(ctx, tx, old, l)
+		  AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = $1 AND x.token_id = e.token_id AND x.code = $4)`, l.old.id, calls, maxDepth, childNotStarted)
 }
 
 // leaveFacts reads what the nodes that are done have to tell.
