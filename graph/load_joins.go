@@ -2,6 +2,8 @@ package graph
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -30,36 +32,13 @@ type counted struct {
 //   - how many wait, by group, and the surplus, but only for joins that the batch may fire, as joined + coming says. Only
 //     firing ends those who wait. If coming is not known, it is taken for enough.
 func (s *scene) askJoins(asked *statements) *waitingTokens {
-	type at struct {
-		owner uuid.UUID
-		node  *node
-	}
-	near := map[at]bool{} // whether more than one may arrive there over an edge for each token
-	edges := map[string]bool{}
-	for id, t := range s.tokens {
-		for _, j := range t.node.ahead().joins {
-			a := at{s.owners[id].id, j}
-			near[a] = near[a] || t.node.ahead().many[j]
-		}
-		for _, e := range t.node.ahead().edges {
-			edges[e] = true
-		}
-	}
-	for _, i := range s.instances {
-		if i.process.survey {
-			for _, n := range i.process.nodes {
-				if a := (at{i.id, n}); n.kind == join && !near[a] {
-					near[a] = false // near all the same
-				}
-			}
-		}
-	}
 	w := &waitingTokens{joins: map[uuid.UUID]*joining{}, surplus: map[*token]uuid.UUID{}}
+	near, edges := s.near()
 	if len(near) == 0 {
 		return w
 	}
 	var owners, groups []uuid.UUID
-	var nodes, over []string
+	var nodes []string
 	var coming []int // how many tokens of the batch may arrive there
 	for a, many := range near {
 		n := 0
@@ -74,9 +53,7 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 	for id := range s.groups {
 		groups = append(groups, id)
 	}
-	for e := range edges {
-		over = append(over, e)
-	}
+	over := slices.Collect(maps.Keys(edges))
 	asked.plan(keptPlans)
 	asked.ask(func(rows pgx.Rows) error { return s.takeJoins(rows, w) }, nearJoins+`
 		SELECT id, instance_id, node, parallel_group_id, round, expected, joined, fired FROM j ORDER BY instance_id, node, parallel_group_id`, owners, nodes, groups, coming)
@@ -95,6 +72,39 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 		WHERE NOT j.fired AND j.joined + j.coming >= j.expected AND a.surplus AND t.state = 'Waiting'
 		ORDER BY t.id`, owners, nodes, groups, coming)
 	return w
+}
+
+// A joinAt is a join node of an instance.
+type joinAt struct {
+	owner uuid.UUID
+	node  *node
+}
+
+// near returns the joins near the tokens of the batch, with whether more than one token may arrive there over an edge for each
+// of these; and the edges that lead there. Where every live token has to be known, each join is near.
+func (s *scene) near() (joins map[joinAt]bool, edges map[string]bool) {
+	joins, edges = map[joinAt]bool{}, map[string]bool{}
+	for id, t := range s.tokens {
+		ahead := t.node.ahead()
+		for _, j := range ahead.joins {
+			a := joinAt{s.owners[id].id, j}
+			joins[a] = joins[a] || ahead.many[j]
+		}
+		for _, e := range ahead.edges {
+			edges[e] = true
+		}
+	}
+	for _, i := range s.instances {
+		if !i.process.survey {
+			continue
+		}
+		for _, n := range i.process.nodes {
+			if a := (joinAt{i.id, n}); n.kind == join && !joins[a] {
+				joins[a] = false // near all the same
+			}
+		}
+	}
+	return joins, edges
 }
 
 // nearJoins are the latest rounds of the joins at given nodes, in given groups.

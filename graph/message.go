@@ -69,83 +69,99 @@ func (w *writer) match(settled lease.Settlement) error {
 // found its token is on its way as a run of that token: if the token leaves before, the run goes,
 // and the message is free again.
 func (w *writer) meet(all []*instance) {
-	var tokens, owners []uuid.UUID
-	var places, nodes, names []string
-	var keys []*string
-	for _, i := range all {
-		for _, s := range i.changes.waits {
-			if alive(s.token.state) == 0 {
-				continue
-			}
-			tokens, owners, places, nodes = append(tokens, s.token.id), append(owners, i.id), append(places, s.place), append(nodes, s.node)
-			names, keys = append(names, s.name), append(keys, s.key)
-			if s.key != nil {
-				w.slots = append(w.slots, slot{s.name, *s.key})
-			}
-		}
-	}
+	waits := w.waits(all)
 	for _, m := range w.messages {
 		w.slots = append(w.slots, m.slot)
 	}
 	slices.SortFunc(w.slots, func(a, b slot) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Key, b.Key)) })
 	w.slots = slices.Compact(w.slots)
-	slotNames, slotKeys := make([]string, len(w.slots)), make([]string, len(w.slots))
-	for k, s := range w.slots {
-		slotNames[k], slotKeys[k] = s.Name, s.Key
-	}
-	if len(w.slots)+len(tokens)+len(w.signals) > 0 {
+	if len(w.slots)+len(waits.tokens)+len(w.signals) > 0 {
 		w.work()
 	}
-	if len(w.slots) > 0 {
-		w.do(`SELECT process_hold_v1($1::text[], $2::text[])`, slotNames, slotKeys)
+	names, keys := make([]string, len(w.slots)), make([]string, len(w.slots))
+	for k, s := range w.slots {
+		names[k], keys[k] = s.Name, s.Key
 	}
-	if len(tokens) > 0 {
+	if len(w.slots) > 0 {
+		w.do(`SELECT process_hold_v1($1::text[], $2::text[])`, names, keys)
+	}
+	if len(waits.tokens) > 0 {
 		w.do(`
 			INSERT INTO message_wait (token_id, instance_id, place, node, name, key)
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])`,
-			tokens, owners, places, nodes, names, keys)
+			waits.tokens, waits.owners, waits.places, waits.nodes, waits.names, waits.keys)
 	}
 	if len(w.messages) > 0 {
-		n := len(w.messages)
-		ids, senders, ttls := make([]uuid.UUID, n), make([]string, n), make([]float64, n)
-		names, keys, payloads := make([]string, n), make([]string, n), make([]json.RawMessage, n)
-		for k, m := range w.messages {
-			ids[k], senders[k], ttls[k] = m.id, m.sender, m.ttl.Seconds()
-			names[k], keys[k], payloads[k] = m.slot.Name, m.slot.Key, m.payload
-		}
-		w.do(`
-			INSERT INTO message (id, message_id, name, key, payload, expires_at)
-			SELECT id, sender, name, key, payload, now() + ttl * interval '1 second'
-			FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::jsonb[], $6::float8[]) AS m (id, sender, name, key, payload, ttl)
-			ON CONFLICT (name, key, message_id) DO UPDATE -- the one before came too early, and nobody wanted it
-			SET id = excluded.id, payload = excluded.payload, received_at = now(), expires_at = excluded.expires_at
-			WHERE message.expires_at <= now() AND message.consumed_at IS NULL AND message.token_id IS NULL`, ids, senders, names, keys, payloads, ttls)
+		w.storeMessages()
 	}
 	if len(w.slots) > 0 {
-		w.do(`
-			WITH free AS (
-				SELECT m.id, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.received_at, m.id) AS place
-				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message m USING (name, key)
-				WHERE m.token_id IS NULL AND m.expires_at > now()
-			), waiting AS (
-				SELECT w.token_id, w.place AS at, w.node, w.name, w.key, row_number() OVER (PARTITION BY w.name, w.key ORDER BY w.created_at, w.token_id) AS place
-				FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message_wait w USING (name, key)
-				JOIN process_token t ON t.id = w.token_id AND t.instance_id = w.instance_id AND t.state IN ('Created', 'Ready', 'Waiting') -- both ends agree
-			), pairs AS (
-				SELECT f.id, w.token_id, w.at, w.node FROM free f JOIN waiting w USING (name, key, place)
-			), served AS ( -- a token that leaves at this moment has taken its wait along: then nothing is taken
-				DELETE FROM message_wait w USING pairs p WHERE w.token_id = p.token_id AND w.place = p.at
-				RETURNING p.id, p.token_id, p.at, p.node
-			), taken AS (
-				UPDATE message m SET token_id = p.token_id FROM served p WHERE m.id = p.id
-			)
-			INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at)
-			SELECT p.token_id, $3, p.node || CASE WHEN p.at LIKE 'on/%' THEN '/' || p.at ELSE '' END,
-			       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id, 'visit', t.version)), 1000, i.priority, i.tenant_id, process_trace(i.metadata), process_paused_since(i.id)
-			FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`,
-			slotNames, slotKeys, arriveType)
+		w.do(pair, names, keys, arriveType)
 	}
 	if len(w.signals) > 0 { // all who waited have had their turn: what is said of that is over with the run
 		w.do(`DELETE FROM process_broadcast WHERE signal_id = ANY ($1)`, w.signals)
 	}
 }
+
+// waitColumns are the columns of waits that are to be stored.
+type waitColumns struct {
+	tokens, owners       []uuid.UUID
+	places, nodes, names []string
+	keys                 []*string
+}
+
+// waits returns the waits of instances, and adds the slots of those that wait for messages.
+func (w *writer) waits(all []*instance) (c waitColumns) {
+	for _, i := range all {
+		for _, s := range i.changes.waits {
+			if alive(s.token.state) == 0 {
+				continue
+			}
+			c.tokens, c.owners, c.places, c.nodes = append(c.tokens, s.token.id), append(c.owners, i.id), append(c.places, s.place), append(c.nodes, s.node)
+			c.names, c.keys = append(c.names, s.name), append(c.keys, s.key)
+			if s.key != nil {
+				w.slots = append(w.slots, slot{s.name, *s.key})
+			}
+		}
+	}
+	return c
+}
+
+func (w *writer) storeMessages() {
+	n := len(w.messages)
+	ids, senders, ttls := make([]uuid.UUID, n), make([]string, n), make([]float64, n)
+	names, keys, payloads := make([]string, n), make([]string, n), make([]json.RawMessage, n)
+	for k, m := range w.messages {
+		ids[k], senders[k], ttls[k] = m.id, m.sender, m.ttl.Seconds()
+		names[k], keys[k], payloads[k] = m.slot.Name, m.slot.Key, m.payload
+	}
+	w.do(`
+		INSERT INTO message (id, message_id, name, key, payload, expires_at)
+		SELECT id, sender, name, key, payload, now() + ttl * interval '1 second'
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::jsonb[], $6::float8[]) AS m (id, sender, name, key, payload, ttl)
+		ON CONFLICT (name, key, message_id) DO UPDATE -- the one before came too early, and nobody wanted it
+		SET id = excluded.id, payload = excluded.payload, received_at = now(), expires_at = excluded.expires_at
+		WHERE message.expires_at <= now() AND message.consumed_at IS NULL AND message.token_id IS NULL`, ids, senders, names, keys, payloads, ttls)
+}
+
+// pair gives the messages of slots to those who wait there, each to one, in the order in which either came.
+const pair = `
+	WITH free AS (
+		SELECT m.id, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.received_at, m.id) AS place
+		FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message m USING (name, key)
+		WHERE m.token_id IS NULL AND m.expires_at > now()
+	), waiting AS (
+		SELECT w.token_id, w.place AS at, w.node, w.name, w.key, row_number() OVER (PARTITION BY w.name, w.key ORDER BY w.created_at, w.token_id) AS place
+		FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message_wait w USING (name, key)
+		JOIN process_token t ON t.id = w.token_id AND t.instance_id = w.instance_id AND t.state IN ('Created', 'Ready', 'Waiting') -- both ends agree
+	), pairs AS (
+		SELECT f.id, w.token_id, w.at, w.node FROM free f JOIN waiting w USING (name, key, place)
+	), served AS ( -- a token that leaves at this moment has taken its wait along: then nothing is taken
+		DELETE FROM message_wait w USING pairs p WHERE w.token_id = p.token_id AND w.place = p.at
+		RETURNING p.id, p.token_id, p.at, p.node
+	), taken AS (
+		UPDATE message m SET token_id = p.token_id FROM served p WHERE m.id = p.id
+	)
+	INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at)
+	SELECT p.token_id, $3, p.node || CASE WHEN p.at LIKE 'on/%' THEN '/' || p.at ELSE '' END,
+	       jsonb_strip_nulls(jsonb_build_object('at', nullif(p.at, ''), 'message', p.id, 'visit', t.version)), 1000, i.priority, i.tenant_id, process_trace(i.metadata), process_paused_since(i.id)
+	FROM served p JOIN process_token t ON t.id = p.token_id JOIN process_instance i ON i.id = t.instance_id`

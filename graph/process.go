@@ -146,80 +146,91 @@ func (n *node) edges() (all []*edge) {
 //
 // Conditions are not evaluated here. What is found is what may be needed, never less.
 func (n *node) lookAhead(p *Process) *ahead {
-	a, reads, seen := &ahead{many: map[*node]bool{}}, map[string]bool{}, make([]bool, len(p.list))
-	// A node behind a fork is visited once more than others, as forked: more than one token of this decision may come to a join
-	// there over the same edge (many). Then not even the number of this batch's tokens bounds how many arrive.
-	forked := make([]bool, len(p.list))
-	seen[n.index] = true
-	read := func(all ...*expression) {
-		for _, e := range all {
-			if e == nil {
-				continue
-			}
-			a.all, a.input = a.all || e.every, true
-			for _, name := range e.steps {
-				reads[name] = true
-			}
-		}
-	}
-	read(p.output) // any token may be the last
-	for _, m := range n.in {
-		read(m.value) // it may be tried again, be armed again, or have elements to come
-	}
-	read(n.until, n.key, n.assignee, n.list)
-	for _, h := range n.handlers {
-		read(h.key)
-	}
+	w := &walk{ahead: &ahead{many: map[*node]bool{}}, reads: map[string]bool{}, seen: make([]bool, len(p.list)), forked: make([]bool, len(p.list))}
+	w.read(p.output) // any token may be the last
+	w.evaluates(n)   // it may be tried again, be armed again, or have elements to come
 	if n.kind == each && n.out != nil {
-		reads[n.name] = true // of all elements; is it what the mapping expects?
+		w.reads[n.name] = true // of all elements; is it what the mapping expects?
 	}
-	queue := slices.Clone(n.outgoing)
+	w.seen[n.index] = true
+	w.queue = slices.Clone(n.outgoing)
 	for s := n.parent; s != nil; s = s.parent { // its last token leads on from it
-		queue = append(queue, s.outgoing...)
+		w.queue = append(w.queue, s.outgoing...)
 	}
 	if n.kind == join || n.kind == choose || n.kind == anyOf { // an incident that is tried again starts here
-		seen[n.index] = false
-		queue = append(queue, &edge{to: n})
+		w.seen[n.index] = false
+		w.queue = append(w.queue, &edge{to: n})
 	}
 	for _, j := range p.taken {
-		queue = append(queue, &edge{to: j})
+		w.queue = append(w.queue, &edge{to: j})
 	}
-	for len(queue) > 0 {
-		e := queue[0]
-		queue = queue[1:]
-		to := e.to
-		split := e.from != nil && (e.from.verb.parts || forked[e.from.index])
-		if to.kind == join && e.id != "" {
-			a.edges = append(a.edges, e.id)
-			a.many[to] = a.many[to] || split
-		}
-		if seen[to.index] && (!split || forked[to.index]) {
+	for ; len(w.queue) > 0; w.queue = w.queue[1:] {
+		w.follow(w.queue[0])
+	}
+	w.ahead.reads = slices.Sorted(maps.Keys(w.reads))
+	return w.ahead
+}
+
+// A walk is a lookAhead under way.
+type walk struct {
+	*ahead
+	reads  map[string]bool
+	seen   []bool // by index, as forked
+	forked []bool // visited from behind a fork
+	queue  []*edge
+}
+
+// follow visits what an edge leads to. A node behind a fork is visited once more than others, as forked: more than one token of
+// this decision may come to a join there over the same edge (many). Then not even the number of this batch's tokens bounds how
+// many arrive.
+func (w *walk) follow(e *edge) {
+	to := e.to
+	split := e.from != nil && (e.from.verb.parts || w.forked[e.from.index])
+	if to.kind == join && e.id != "" {
+		w.edges = append(w.edges, e.id)
+		w.many[to] = w.many[to] || split
+	}
+	again := w.seen[to.index]
+	if again && (!split || w.forked[to.index]) {
+		return
+	}
+	w.seen[to.index], w.forked[to.index] = true, split
+	if to.pure() || to.hosts() || to.kind == race { // these may be over at once
+		w.queue = append(w.queue, to.outgoing...)
+	}
+	if again {
+		return
+	}
+	w.evaluates(to)
+	for _, way := range to.ways {
+		w.read(way.condition)
+	}
+	if to.kind == join {
+		w.joins = append(w.joins, to)
+	}
+}
+
+// evaluates notes what a token's coming to a node evaluates.
+func (w *walk) evaluates(n *node) {
+	for _, m := range n.in {
+		w.read(m.value)
+	}
+	w.read(n.until, n.key, n.assignee, n.list)
+	for _, h := range n.handlers {
+		w.read(h.key)
+	}
+}
+
+func (w *walk) read(all ...*expression) {
+	for _, e := range all {
+		if e == nil {
 			continue
 		}
-		again := seen[to.index]
-		seen[to.index], forked[to.index] = true, split
-		if to.pure() || to.hosts() || to.kind == race { // these may be over at once
-			queue = append(queue, to.outgoing...)
-		}
-		if again {
-			continue
-		}
-		for _, m := range to.in {
-			read(m.value)
-		}
-		read(to.until, to.key, to.assignee, to.list)
-		for _, h := range to.handlers {
-			read(h.key)
-		}
-		for _, w := range to.ways {
-			read(w.condition)
-		}
-		if to.kind == join {
-			a.joins = append(a.joins, to)
+		w.all, w.input = w.all || e.every, true
+		for _, name := range e.steps {
+			w.reads[name] = true
 		}
 	}
-	a.reads = slices.Sorted(maps.Keys(reads))
-	return a
 }
 
 func (n *node) errorEdge(code string) *edge {

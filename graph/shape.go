@@ -35,57 +35,21 @@ func (c *compiler) shape() {
 
 // joins finds what the joins belong to, and those that wait for what cannot come.
 func (c *compiler) joins() {
-	var all []*node
+	var all []*node // that wait for a token over each of their edges
 	forks := c.p.forks()
 	for _, n := range c.p.list {
 		if n.kind != join {
 			continue
 		}
-		c.p.survey = c.p.survey || n.Join.Taken || n.Join.Cancel
-		n.fork = forks.of(n)
-		if n.Join.Taken {
-			n.sources = c.p.sources(n)
-			c.p.taken = append(c.p.taken, n)
-		}
-		path := c.paths[n]
-		switch {
-		case len(n.incoming) < 2 && n.Join.Need == 0:
-			c.bad("JOIN_OF_ONE", path, fmt.Sprintf("%d edges lead to this join", len(n.incoming)), "lead two or more here, or leave the join out")
-		case n.Join.Need > 0 && (n.fork == nil || n.fork.kind == scope):
-			c.bad("NEED_WITHOUT_FORK", path, "no fork lies on every path to it, so nobody knows which tokens belong together", "put it behind a fork of its own")
-		case n.Join.Need == 0 && (n.fork == nil || n.fork.kind == scope):
-			c.note("UNSTRUCTURED_JOIN", path, "no fork lies on every path to it, so tokens that belong to different forks may meet here",
-				"put it behind a fork of its own, unless that is meant")
-		}
+		c.join(n, forks)
 		if n.Join.Need == 0 && !n.Join.Taken {
 			all = append(all, n)
-		}
-		if n.Join.Need > len(n.incoming) {
-			c.note("JOIN_MAY_WAIT", path, fmt.Sprintf("it needs %d, and %d edges lead here: some would have to be come over more than once", n.Join.Need, len(n.incoming)),
-				"need no more than there are branches, unless that is meant")
 		}
 	}
 	if len(all) == 0 {
 		return
 	}
-	for _, x := range c.p.list {
-		edges, others := x.exclusive()
-		if len(edges) < 2 || x.kind != choose && x.kind != race && !c.advise {
-			continue
-		}
-		w := c.p.waysOf(x, edges, others)
-		for _, j := range all {
-			switch {
-			case !w.exclude(j):
-			case x.kind == choose || x.kind == race:
-				c.bad("JOIN_AFTER_EXCLUSIVE", c.paths[j], fmt.Sprintf("%s %q lets a token come over one of its edges only, so it would wait for ever", x.kind, x.name),
-					`let the edges meet at an ordinary node, or use "taken" after any`)
-			default:
-				c.note("JOIN_MAY_WAIT", c.paths[j], fmt.Sprintf("a token leaves %q over one of its edges only: it would wait for ever for one over another", x.name),
-					"let the edges meet at an ordinary node")
-			}
-		}
-	}
+	c.excluded(all)
 	if !c.advise || !c.valid() {
 		return // what follows are notes, or would say it again
 	}
@@ -94,6 +58,53 @@ func (c *compiler) joins() {
 		if fork, in := flow.missed(j); in != nil {
 			c.note("JOIN_MAY_WAIT", c.paths[j], fmt.Sprintf("a branch of %q may end, or lead elsewhere, without coming over %s: the others would wait for ever", fork.name, in.id),
 				`lead all its ways here, let it fail with "throw", or use "taken"`)
+		}
+	}
+}
+
+// join finds what one join belongs to, and whether what leads to it suits it.
+func (c *compiler) join(n *node, forks forks) {
+	c.p.survey = c.p.survey || n.Join.Taken || n.Join.Cancel
+	n.fork = forks.of(n)
+	if n.Join.Taken {
+		n.sources = c.p.sources(n)
+		c.p.taken = append(c.p.taken, n)
+	}
+	path, forked := c.paths[n], n.fork != nil && n.fork.kind != scope
+	switch {
+	case len(n.incoming) < 2 && n.Join.Need == 0:
+		c.bad("JOIN_OF_ONE", path, fmt.Sprintf("%d edges lead to this join", len(n.incoming)), "lead two or more here, or leave the join out")
+	case n.Join.Need > 0 && !forked:
+		c.bad("NEED_WITHOUT_FORK", path, "no fork lies on every path to it, so nobody knows which tokens belong together", "put it behind a fork of its own")
+	case n.Join.Need == 0 && !forked:
+		c.note("UNSTRUCTURED_JOIN", path, "no fork lies on every path to it, so tokens that belong to different forks may meet here",
+			"put it behind a fork of its own, unless that is meant")
+	}
+	if n.Join.Need > len(n.incoming) {
+		c.note("JOIN_MAY_WAIT", path, fmt.Sprintf("it needs %d, and %d edges lead here: some would have to be come over more than once", n.Join.Need, len(n.incoming)),
+			"need no more than there are branches, unless that is meant")
+	}
+}
+
+// excluded finds joins that wait for tokens over several edges, of which a node lets one come only.
+func (c *compiler) excluded(joins []*node) {
+	for _, x := range c.p.list {
+		edges, others := x.exclusive()
+		certain := x.kind == choose || x.kind == race
+		if len(edges) < 2 || !certain && !c.advise {
+			continue
+		}
+		w := c.p.waysOf(x, edges, others)
+		for _, j := range joins {
+			switch {
+			case !w.exclude(j):
+			case certain:
+				c.bad("JOIN_AFTER_EXCLUSIVE", c.paths[j], fmt.Sprintf("%s %q lets a token come over one of its edges only, so it would wait for ever", x.kind, x.name),
+					`let the edges meet at an ordinary node, or use "taken" after any`)
+			default:
+				c.note("JOIN_MAY_WAIT", c.paths[j], fmt.Sprintf("a token leaves %q over one of its edges only: it would wait for ever for one over another", x.name),
+					"let the edges meet at an ordinary node")
+			}
 		}
 	}
 }

@@ -27,27 +27,9 @@ type birth struct {
 // start inserts the instances of a batch and places their first tokens. One that is there already
 // is left as it is, unless it was inserted to be started; a start that asks for another one in its place is refused.
 func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, restarts []lease.Settlement) error {
-	births, err := s.births(batch)
-	if err != nil {
+	births, err := s.allBirths(ctx, tx, batch, restarts)
+	if err != nil || len(births) == 0 {
 		return err
-	}
-	for _, settled := range restarts {
-		b, err := s.reborn(ctx, tx, settled)
-		if err != nil {
-			return &lease.SettleError{Run: settled.Outcome.ID, Err: err}
-		}
-		births = append(births, b)
-	}
-	if len(births) == 0 {
-		return nil
-	}
-	// In order of the instances' ids: two batches that start the same ones do not wait for each other in a circle.
-	slices.SortStableFunc(births, func(a, b birth) int { return compareIDs(a.started.Instance, b.started.Instance) })
-	for _, b := range births {
-		if last := b.started.After; last != uuid.Nil && s.instances[last] == nil { // another start may take the key for free
-			return &lease.SettleError{Run: b.run, Err: run.Permanent(run.WithCode("conflict",
-				fmt.Errorf("key: instance %s, which had it, has just been removed by retention; start it once more", last)))}
-		}
 	}
 	var definitions []uuid.UUID
 	for _, b := range births {
@@ -64,33 +46,16 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 	var again []birth
 	for _, b := range births {
 		trace, isFresh := fresh[b.started.Instance]
-		if !isFresh && b.from != nil {
+		switch {
+		case isFresh:
+			delete(fresh, b.started.Instance) // of two in one batch the first
+			if err := s.bring(b, processes[b.started.Definition], trace); err != nil {
+				return err
+			}
+		case b.from != nil:
 			return &lease.SettleError{Run: b.run, Err: restarted(b.started)}
-		} else if !isFresh {
+		default:
 			again = append(again, b)
-			continue
-		}
-		delete(fresh, b.started.Instance) // of two in one batch the first
-		i := newInstance()
-		i.trace = trace
-		i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, processes[b.started.Definition], Created, b.asked.Priority, b.asked.Tenant, b.asked.Input
-		if p := b.asked.Parent; p != nil {
-			i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
-			if i.paused = s.owners[p.Token].paused; i.paused {
-				i.changes.events = append(i.changes.events, event{name: "instance.paused", data: map[string]any{"with": p.Instance}})
-			}
-		}
-		s.instances[i.id] = i
-		if i.from = b.from; i.from != nil {
-			i.changes.restart, i.changes.after = b.run, i.from.of
-		}
-		if err := i.begin(); err != nil {
-			return err
-		}
-		if i.from != nil {
-			if err := i.inherit(); err != nil {
-				return &lease.SettleError{Run: b.run, Err: err}
-			}
 		}
 	}
 	if err := refuse(ctx, tx, again); err != nil {
@@ -102,6 +67,56 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// allBirths reads what is to be started, and started again, in order of the instances' ids: two batches that start the same ones
+// do not wait for each other in a circle.
+func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts []lease.Settlement) ([]birth, error) {
+	births, err := s.births(batch)
+	if err != nil {
+		return nil, err
+	}
+	for _, settled := range restarts {
+		b, err := s.reborn(ctx, tx, settled)
+		if err != nil {
+			return nil, &lease.SettleError{Run: settled.Outcome.ID, Err: err}
+		}
+		births = append(births, b)
+	}
+	slices.SortStableFunc(births, func(a, b birth) int { return compareIDs(a.started.Instance, b.started.Instance) })
+	for _, b := range births {
+		if last := b.started.After; last != uuid.Nil && s.instances[last] == nil { // another start may take the key for free
+			return nil, &lease.SettleError{Run: b.run, Err: run.Permanent(run.WithCode("conflict",
+				fmt.Errorf("key: instance %s, which had it, has just been removed by retention; start it once more", last)))}
+		}
+	}
+	return births, nil
+}
+
+// bring places the first token of an instance that was just inserted.
+func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
+	i := newInstance()
+	i.trace = trace
+	i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, process, Created, b.asked.Priority, b.asked.Tenant, b.asked.Input
+	if p := b.asked.Parent; p != nil {
+		i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
+		if i.paused = s.owners[p.Token].paused; i.paused {
+			i.changes.events = append(i.changes.events, event{name: "instance.paused", data: map[string]any{"with": p.Instance}})
+		}
+	}
+	s.instances[i.id] = i
+	if b.from == nil {
+		return i.begin()
+	}
+	i.from = b.from
+	i.changes.restart, i.changes.after = b.run, i.from.of
+	if err := i.begin(); err != nil {
+		return err
+	}
+	if err := i.inherit(); err != nil {
+		return &lease.SettleError{Run: b.run, Err: err}
 	}
 	return nil
 }

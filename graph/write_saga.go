@@ -11,14 +11,16 @@ import (
 
 // records writes what may have to be undone, and what has been.
 func (w *writer) records(all []*instance) {
-	var owners, tokens, runs, undone, failed, again, lenders []uuid.UUID
-	var nodes, undos []string
+	w.owe(all)
+	var undone, failed, again, lenders []uuid.UUID
 	for _, i := range all {
-		for _, r := range i.changes.records {
-			owners, tokens, runs = append(owners, i.id), append(tokens, r.token.id), append(runs, r.run)
-			nodes, undos = append(nodes, r.node.name), append(undos, r.node.Undo)
+		if i.changes.unknown || i.lends && i.status == Completed {
+			w.unknown(i)
 		}
 		undone = append(undone, i.changes.undone...)
+		for _, t := range i.changes.throws {
+			w.cutOff(i, t)
+		}
 		for _, t := range i.changes.notUndone {
 			failed = append(failed, t.id)
 		}
@@ -27,21 +29,6 @@ func (w *writer) records(all []*instance) {
 		}
 		if i.lends && i.status == Completed {
 			lenders = append(lenders, i.id)
-		}
-	}
-	if len(owners) > 0 {
-		w.do(`
-			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref)
-			SELECT n.instance, n.token, n.run, n.node, n.undo
-			FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[]) WITH ORDINALITY AS n (instance, token, run, node, undo, place)
-			ORDER BY n.place`, owners, tokens, runs, nodes, undos)
-	}
-	for _, i := range all {
-		if i.changes.unknown || i.lends && i.status == Completed {
-			w.unknown(i)
-		}
-		for _, t := range i.changes.throws {
-			w.cutOff(i, t)
 		}
 	}
 	if len(undone) > 0 {
@@ -60,28 +47,52 @@ func (w *writer) records(all []*instance) {
 			WHERE r.instance_id = ANY ($1) AND r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
 			ORDER BY r."order"`, again)
 	}
-	if len(lenders) > 0 { // to their callers, or, where these have just ended, to the next that goes on
-		w.do(`
-			WITH RECURSIVE heir AS (
-				SELECT i.id AS lender, i.parent_process_instance_id AS id, i.parent_token_id AS token, t.node AS path, 1 AS steps
-				FROM process_instance i JOIN process_token t ON t.id = i.parent_token_id
-				WHERE i.id = ANY ($1)
-				UNION ALL
-				SELECT h.lender, p.parent_process_instance_id, p.parent_token_id, t.node || '/' || h.path, h.steps + 1
-				FROM heir h
-				JOIN process_instance p ON p.id = h.id AND p.status = 'COMPLETED' AND p.undone_with_parent
-				JOIN process_token t ON t.id = p.parent_token_id
-				WHERE h.steps <= $2 -- so deep is no call: a ring would have no end
-			)
-			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
-			SELECT h.id, h.token, r.run_id, h.path || '/' || r.node_id, r.handler_ref, r.certain, r.not_before
-			FROM heir h
-			JOIN process_instance p ON p.id = h.id AND NOT (p.status = 'COMPLETED' AND p.undone_with_parent)
-			JOIN compensation_record r ON r.instance_id = h.lender
-			WHERE r.status = 'Pending' OR r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
-			ORDER BY r."order"`, lenders, maxDepth)
+	if len(lenders) > 0 {
+		w.do(lend, lenders, maxDepth)
 	}
 }
+
+// owe records the steps that were done and can be undone.
+func (w *writer) owe(all []*instance) {
+	var owners, tokens, runs []uuid.UUID
+	var nodes, undos []string
+	for _, i := range all {
+		for _, r := range i.changes.records {
+			owners, tokens, runs = append(owners, i.id), append(tokens, r.token.id), append(runs, r.run)
+			nodes, undos = append(nodes, r.node.name), append(undos, r.node.Undo)
+		}
+	}
+	if len(owners) == 0 {
+		return
+	}
+	w.do(`
+		INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref)
+		SELECT n.instance, n.token, n.run, n.node, n.undo
+		FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[]) WITH ORDINALITY AS n (instance, token, run, node, undo, place)
+		ORDER BY n.place`, owners, tokens, runs, nodes, undos)
+}
+
+// lend copies the records of instances that have completed to their callers, or, where these have just ended, to the next that
+// goes on.
+const lend = `
+	WITH RECURSIVE heir AS (
+		SELECT i.id AS lender, i.parent_process_instance_id AS id, i.parent_token_id AS token, t.node AS path, 1 AS steps
+		FROM process_instance i JOIN process_token t ON t.id = i.parent_token_id
+		WHERE i.id = ANY ($1)
+		UNION ALL
+		SELECT h.lender, p.parent_process_instance_id, p.parent_token_id, t.node || '/' || h.path, h.steps + 1
+		FROM heir h
+		JOIN process_instance p ON p.id = h.id AND p.status = 'COMPLETED' AND p.undone_with_parent
+		JOIN process_token t ON t.id = p.parent_token_id
+		WHERE h.steps <= $2 -- so deep is no call: a ring would have no end
+	)
+	INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before)
+	SELECT h.id, h.token, r.run_id, h.path || '/' || r.node_id, r.handler_ref, r.certain, r.not_before
+	FROM heir h
+	JOIN process_instance p ON p.id = h.id AND NOT (p.status = 'COMPLETED' AND p.undone_with_parent)
+	JOIN compensation_record r ON r.instance_id = h.lender
+	WHERE r.status = 'Pending' OR r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
+	ORDER BY r."order"`
 
 // unheard is true of a run of which an attempt was cut off or never heard of again.
 const unheard = `(r.error->>'code' = 'lease_expired'
