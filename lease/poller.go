@@ -137,21 +137,9 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	if err := p.Doubts.Settle(ctx, p.DB, p.Worker); err != nil {
 		return nil, 0, err
 	}
-	if p.Suspects.Alone {
-		p.kept, suspects = time.Now(), 0
-	}
-	if time.Now().Before(p.waiting) {
-		suspects = 0
-	}
-	if p.hurry {
-		p.hurry = false
-		if chosen := p.choose(n, suspects, false); len(chosen) > 0 {
-			leases, _, err := p.take(ctx, chosen, n, suspects)
-			if err != nil || len(leases) > 0 {
-				p.remember(leases)
-				return leases, 0, err
-			}
-		}
+	suspects = p.mayLease(suspects)
+	if leases, err := p.hurried(ctx, n, suspects); err != nil || len(leases) > 0 {
+		return leases, 0, err
 	}
 	start := time.Now()
 	wait = p.discovery.wait(start, p.busy)
@@ -190,6 +178,35 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 		p.discovery = spent(start) // what it found was not there to be leased: count both
 	}
 	return leases, min(wait, p.nextDue()), nil
+}
+
+// mayLease returns how many suspects may be leased now, of so many that the caller has room for.
+func (p *Poller) mayLease(suspects int) int {
+	if p.Suspects.Alone {
+		p.kept = time.Now()
+		return 0
+	}
+	if time.Now().Before(p.waiting) {
+		return 0
+	}
+	return suspects
+}
+
+// hurried leases from the lanes that are known, if Hurry has asked for that.
+func (p *Poller) hurried(ctx context.Context, n, suspects int) ([]Lease, error) {
+	if !p.hurry {
+		return nil, nil
+	}
+	p.hurry = false
+	chosen := p.choose(n, suspects, false)
+	if len(chosen) == 0 {
+		return nil, nil
+	}
+	leases, _, err := p.take(ctx, chosen, n, suspects)
+	if err != nil || len(leases) > 0 {
+		p.remember(leases)
+	}
+	return leases, err
 }
 
 // Hurry makes the next Acquire try the lanes it knows before discovery, which takes as long again. Call it when a new run is
