@@ -16,11 +16,15 @@ import (
 // patience is for how many times its length a lease is believed in while there is no server.
 const patience = 5
 
+// closing is more than closing a connection takes that has gone silent. A pool of one opens no other meanwhile.
+const closing = 20 * time.Second
+
 // beat extends the worker's leases until ctx ends: one statement for all that are due for
 // it. Runs that finish before their first heartbeat cost nothing.
 func (w *Worker) beat(ctx context.Context) {
 	every := w.beatInterval()
 	pause := every
+	var silent moment // when a call through the connection for heartbeats failed last
 	for ctx.Err() == nil {
 		sleep(ctx, pause)
 		pause = every
@@ -28,10 +32,21 @@ func (w *Worker) beat(ctx context.Context) {
 		if len(due) == 0 {
 			continue
 		}
-		if err := w.extend(ctx, w.beats, due); err != nil && ctx.Err() == nil {
-			w.note(err)
-			w.complain("cannot extend leases; trying again", "leases", len(due), "err", err)
-			pause = min(every, 250*time.Millisecond)
+		db := w.beats
+		if silent.ago() < closing {
+			db = w.db
+		}
+		err := w.extend(ctx, db, due)
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		w.note(err)
+		w.complain("cannot extend leases; trying again", "leases", len(due), "err", err)
+		pause = min(every, 250*time.Millisecond)
+		if db == w.beats {
+			silent.now()
+		} else {
+			silent = moment{}
 		}
 	}
 }
@@ -198,7 +213,7 @@ func (w *Worker) extendOnce(ctx context.Context, db *pgxpool.Pool, due []*job) e
 	start := time.Now()
 	kept, gone, err := lease.Extend(ctx, db, heldOf(due))
 	if len(kept) > 0 {
-		w.wrote.now()
+		w.hasWritten(ctx)
 	}
 	if w.config.Observe.Extended != nil {
 		w.config.Observe.Extended(len(kept), time.Since(start), err)

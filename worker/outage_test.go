@@ -59,6 +59,29 @@ func TestBlackHole(t *testing.T) {
 	}
 }
 
+// One connection that goes silent, be it that of heartbeats, costs no lease while others go through.
+func TestOneSilentConnection(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.URL(t)
+	pool := pgtest.Open(t, direct)
+	p, through := newProxy(t, direct)
+	mux := worker.NewMux()
+	handle(mux, "test.long.v1", func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(12 * time.Second):
+			return nil
+		}
+	})
+	p.silence("workflow_extend_v1")
+	work(t, pgtest.Open(t, through), mux, func(c *worker.Config) { c.Lease = 6 * time.Second })
+	id := enqueue(t, pool, "test.long.v1", empty{})
+	if r := finished(t, pool, id); r.Status != run.Succeeded || r.Attempt != 1 {
+		t.Errorf("the run is %s after %d attempts, want succeeded after 1", r.Status, r.Attempt)
+	}
+}
+
 // A network that loses everything in the middle of an effect, for so long that the server ends the
 // transaction, is not the effect's fault.
 func TestSilentNetworkInAnEffect(t *testing.T) {

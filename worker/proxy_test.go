@@ -23,7 +23,9 @@ type proxy struct {
 	conns map[net.Conn]bool
 	open  chan struct{} // closed while traffic flows
 	cut   cut
-	cuts  int // how often it has cut
+	mute  string // connections go silent at statements that contain it
+	muted int    // how many are to
+	cuts  int    // how often it has cut
 }
 
 // A cut ends connections at statements that contain text: before they are forwarded, or
@@ -142,6 +144,10 @@ func (p *proxy) ask(client, server net.Conn, dropping, answered chan struct{}) e
 		case 'Q': // a simple query
 			execute = p.matches(message.Bytes())
 		}
+		if p.silent(kind[0], message.Bytes()) {
+			<-p.closed
+			return net.ErrClosed
+		}
 		forward, now := p.cutNow(execute)
 		if now && !forward {
 			return errors.New("cut before the statement")
@@ -228,6 +234,23 @@ func (p *proxy) cutNow(execute bool) (forward, now bool) {
 	p.cut.times--
 	p.cuts++
 	return p.cut.forward, true
+}
+
+// silence makes the proxy pass on nothing more through the next connection by which a statement comes that contains text. Others stay as they are.
+func (p *proxy) silence(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mute, p.muted = text, 1
+}
+
+func (p *proxy) silent(kind byte, message []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.muted == 0 || kind != 'P' && kind != 'Q' || !bytes.Contains(message, []byte(p.mute)) {
+		return false
+	}
+	p.muted--
+	return true
 }
 
 func (p *proxy) cutCount() int {
