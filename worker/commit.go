@@ -52,6 +52,11 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 	}
 	ctx, done := context.WithTimeout(ctx, limit)
 	defer done()
+	defer func() {
+		if err == nil && len(lost) < len(batch) {
+			w.hasWritten(ctx)
+		}
+	}()
 	if plain {
 		return run.Settle(ctx, w.db, w.name, outcomes)
 	}
@@ -98,10 +103,11 @@ func (w *Worker) concerned(batch []*job) bool {
 }
 
 // bounded has the server end the transaction if this process no longer can: frozen in the
-// middle of it, it would keep its rows locked, and nobody could take its leases back.
+// middle of it, it would keep its rows locked, and nobody could take its leases back. What two transactions
+// agree on by locks, the one that has waited has to see: so it is READ COMMITTED, whatever the default is.
 func bounded(statement, idle time.Duration) pgx.TxOptions {
-	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d`,
-		statement.Milliseconds(), idle.Milliseconds(), lockTimeout.Milliseconds())}
+	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin isolation level read committed; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d`,
+		statement.Milliseconds(), idle.Milliseconds(), min(lockTimeout, statement/2).Milliseconds())}
 }
 
 // record is what a settle transaction consists of: lock, settle, effects, act, announce.

@@ -46,6 +46,8 @@ func (w *Worker) handOn(ctx context.Context, j *job) (lost []run.Outcome, err er
 	ours, err := lease.HandOn(ctx, w.db, j.ID, j.Token, j.outcome.Delay)
 	if err == nil && !ours {
 		lost = []run.Outcome{j.outcome}
+	} else if err == nil {
+		w.hasWritten(ctx)
 	}
 	return lost, err
 }

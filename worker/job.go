@@ -63,10 +63,11 @@ type jobs struct {
 	mu     sync.Mutex
 	byID   map[uuid.UUID]*job
 	byType map[*entry]int
-	stuck  int           // handlers still running whose slots were taken away
-	strays int           // those of them that are suspects
-	proven int           // suspects that this process has outlived
-	freed  chan struct{} // signalled when a slot becomes free
+	stuck  int             // handlers still running whose slots were taken away
+	strays int             // those of them that are suspects
+	proven int             // suspects that this process has outlived
+	behind map[*entry]bool // whose outcomes are recorded too slowly, as room has found it last; nil: not many are
+	freed  chan struct{}   // signalled when a slot becomes free
 }
 
 func (s *jobs) add(j *job) {
@@ -132,13 +133,14 @@ func (s *jobs) countOf(e *entry) int {
 // outlived: after a crash that was nobody's fault the many runs of the dead worker get through
 // in doubling steps. No other is added while one at its last attempt is watched.
 //
-// Nothing is leased while outcomes are recorded too slowly: while more than an eighth of the slots have one that has waited for a third
-// of its lease, and not for a row that is locked or refused. A worker that took more would hold, and extend, more leases than it can settle, and lose some: their runs would be done
-// again, which is more to do for whatever is slow.
+// Where outcomes are recorded too slowly, no more runs of their types are leased: while more than an eighth of the slots have one that
+// has waited for a third of its lease, and not for a row that is locked or refused. A worker that took more would hold, and extend, more
+// leases than it can settle, and lose some: their runs would be done again, which is more to do for whatever is slow.
 func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	parked, watched, late, alone := 0, 0, 0, false
+	var behind map[*entry]bool
 	held.Strays = s.strays > 0
 	for _, j := range s.byID {
 		last := j.Attempt >= min(j.row, j.MaxAttempts)
@@ -160,19 +162,36 @@ func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
 		case j.parked:
 			parked++
 		case j.done && !j.locked && !j.answered && time.Since(j.doneAt) > j.Length/3:
-			late++
+			if late++; behind == nil {
+				behind = map[*entry]bool{}
+			}
+			behind[j.entry] = true
 		}
 	}
 	held.Watched = watched > 0
 	if !alone {
 		suspects = max(min(1+s.proven, concurrency)-watched, 0)
 	}
-	if late > max(concurrency/8, fewLate) {
-		return 0, suspects, held
+	if s.behind = nil; late > max(concurrency/8, fewLate) {
+		s.behind = behind
 	}
 	// The outcomes that wait are bounded too.
 	taken := len(s.byID) - min(parked, concurrency)
 	return max(concurrency-taken, 0), suspects, held
+}
+
+// isBehind reports whether outcomes of an entry's runs are recorded too slowly for more of them to be leased.
+func (s *jobs) isBehind(e *entry) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.behind[e]
+}
+
+// anyBehind reports whether there is such an entry.
+func (s *jobs) anyBehind() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.behind != nil
 }
 
 func (j *job) suspicious() bool { return j.Suspect && !j.Exhausted && !j.proven }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 )
 
 // listen wakes the poll when someone notifies of new runs, until ctx ends. Its connection is
@@ -33,7 +35,11 @@ func (w *Worker) awaitPoll(ctx context.Context) {
 func (w *Worker) listenOnce(ctx context.Context, connected func()) error {
 	call, done := context.WithTimeout(ctx, callTimeout)
 	defer done()
-	conn, err := pgx.ConnectConfig(call, w.db.Config().ConnConfig)
+	config := w.db.Config().ConnConfig
+	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler { // at a stop it is closed: nobody waits for an answer
+		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
+	}
+	conn, err := pgx.ConnectConfig(call, config)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func (w *Worker) poll(ctx context.Context) {
 		// What is due may belong to types that have no room, or be suspects that wait for their
 		// turn: then it can be leased as soon as a slot is free.
 		var freed <-chan struct{}
-		if held.Watched || w.config.Mux.limited() {
+		if held.Watched || w.config.Mux.limited() || w.jobs.anyBehind() {
 			freed = w.jobs.freed
 		}
 		if w.idle(ctx, min(wait, pause), freed) {
@@ -87,7 +87,7 @@ func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects in
 		w.lastPoll.now()
 		if len(leases) > 0 {
 			w.tally.leased(leases)
-			w.wrote.now()
+			w.hasWritten(call)
 		}
 	}
 	if w.config.Observe.Polled != nil {

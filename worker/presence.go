@@ -37,6 +37,10 @@ func (w *Worker) report(ctx context.Context) {
 		err := w.say(call, `SELECT workflow_count_v1($1, $2, $3, $4, $5, $6, $7) FROM workflow_present_v1($8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)`,
 			id, secret, w.name, w.config.Prefixes, w.Patterns(), w.steps(), w.config.Concurrency, w.jobs.count(),
 			w.config.Version, host, os.Getpid(), time.Since(started).Seconds())
+		if err == nil {
+			w.hasWritten(call)
+			err = call.Err()
+		}
 		done()
 		if err != nil {
 			if ctx.Err() == nil {
@@ -45,7 +49,6 @@ func (w *Worker) report(ctx context.Context) {
 			sleep(ctx, reportAgain)
 			continue
 		}
-		w.wrote.now()
 		reported.now()
 		sleep(ctx, writeEvery)
 	}
@@ -53,6 +56,14 @@ func (w *Worker) report(ctx context.Context) {
 	defer done()
 	if err := w.say(call, `SELECT workflow_count_v1($1, $2, $3, $4, $5, $6, $7) FROM workflow_absent_v1($8, $9)`, id, secret); err != nil {
 		w.config.Logger.Debug("cannot take this worker out of workflow_worker", "err", err)
+	}
+}
+
+// hasWritten notes that the database took a change, unless the context of the call has ended: a server whose commits wait for a
+// standby answers a cancellation as if all were well.
+func (w *Worker) hasWritten(call context.Context) {
+	if call.Err() == nil {
+		w.wrote.now()
 	}
 }
 

@@ -67,32 +67,45 @@ func TestSuspectsHeld(t *testing.T) {
 	}
 }
 
-// A worker that records outcomes too slowly leases nothing more until it has caught up. What waits for a locked row, or is
-// refused, keeps it from nothing.
-func TestNoRoomWhileOutcomesAreLate(t *testing.T) {
+// A worker that records outcomes too slowly leases no more runs of their types until it has caught up, and goes on with others. What
+// waits for a locked row, or is refused, keeps it from nothing.
+func TestLateOutcomesStopTheirTypes(t *testing.T) {
 	const slots = 80
+	slow, other := &entry{pattern: "slow."}, &entry{pattern: "other."}
 	for _, c := range []struct {
 		name   string
 		late   int
 		change func(*job)
-		want   int
+		behind bool
 	}{
-		{"an eighth", slots / 8, func(*job) {}, slots - slots/8},
-		{"more than that", slots/8 + 1, func(*job) {}, 0},
-		{"not for long", slots / 2, func(j *job) { j.doneAt = time.Now() }, slots / 2},
-		{"handlers are at work", slots / 2, func(j *job) { j.done = false }, slots / 2},
-		{"rows are locked", slots / 2, func(j *job) { j.locked = true }, slots / 2},
-		{"the database has answered", slots / 2, func(j *job) { j.answered = true }, slots / 2},
-		{"they are parked", slots / 2, func(j *job) { j.parked = true }, slots},
+		{"an eighth", slots / 8, func(*job) {}, false},
+		{"more than that", slots/8 + 1, func(*job) {}, true},
+		{"not for long", slots / 2, func(j *job) { j.doneAt = time.Now() }, false},
+		{"handlers are at work", slots / 2, func(j *job) { j.done = false }, false},
+		{"rows are locked", slots / 2, func(j *job) { j.locked = true }, false},
+		{"the database has answered", slots / 2, func(j *job) { j.answered = true }, false},
+		{"they are parked", slots / 2, func(j *job) { j.parked = true }, false},
 	} {
 		s := &jobs{freed: make(chan struct{}, 1)}
 		for range c.late {
-			j := &job{Lease: lease.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, done: true, doneAt: time.Now().Add(-30 * time.Second)}
+			j := &job{Lease: lease.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, entry: slow, done: true, doneAt: time.Now().Add(-30 * time.Second)}
 			c.change(j)
 			s.add(j)
 		}
-		if n, _, _ := s.room(slots); n != c.want {
-			t.Errorf("%s: there is room for %d, want %d", c.name, n, c.want)
+		if n, _, _ := s.room(slots); n == 0 {
+			t.Errorf("%s: there is no room for any run", c.name)
+		}
+		if s.isBehind(slow) != c.behind || s.anyBehind() != c.behind {
+			t.Errorf("%s: more of the type may be leased: %t, want %t", c.name, !s.isBehind(slow), !c.behind)
+		}
+		if s.isBehind(other) {
+			t.Errorf("%s: no more of another type may be leased", c.name)
+		}
+		for _, j := range s.all() {
+			s.remove(j)
+		}
+		if s.room(slots); s.isBehind(slow) {
+			t.Errorf("%s: it has caught up, and still no more of the type may be leased", c.name)
 		}
 	}
 }

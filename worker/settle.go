@@ -350,9 +350,6 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 		w.config.Observe.SettleRun(len(batch), time.Since(start), err)
 	}
 	if err == nil {
-		if len(lost) < len(batch) {
-			w.wrote.now()
-		}
 		lost, err = w.trulyLost(ctx, batch, lost)
 	}
 	if err != nil {

@@ -251,6 +251,9 @@ func (j *job) limit() time.Duration { return max(j.Timeout-reportTime, 0) }
 func (w *Worker) terms(typ string) lease.Terms {
 	t := lease.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1}
 	e := w.lookup(typ)
+	if w.jobs.isBehind(e) {
+		t.Room = 0
+	}
 	if e == nil {
 		t.Grace = w.config.UnknownTypeGrace
 		return t
@@ -265,7 +268,7 @@ func (w *Worker) terms(typ string) lease.Terms {
 		t.Timeout += reportTime
 	}
 	t.Limit = e.options.MaxAttempts
-	if e.options.Concurrency > 0 {
+	if e.options.Concurrency > 0 && t.Room < 0 {
 		t.Room, t.Group = max(e.options.Concurrency-w.jobs.countOf(e), 0), e.pattern
 	}
 	return t
