@@ -113,7 +113,7 @@ type given struct {
 
 // give gives a signal to a batch of those who wait for it.
 func (e *Engine) give(ctx context.Context, signal uuid.UUID, most int, anyCode bool) (g given, err error) {
-	err = pgx.BeginTxFunc(ctx, e.pool, pgx.TxOptions{BeginQuery: `begin; SET LOCAL statement_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '20s'`}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, e.pool, pgx.TxOptions{BeginQuery: `begin isolation level read committed; SET LOCAL statement_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '20s'`}, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT reached, set_aside, waiting, finished, refused, over FROM process_signal_v1($1, $2, $3)`, unprepared, signal, most, anyCode).
 			Scan(&g.Reached, &g.SetAside, &g.waiting, &g.finished, &g.refused, &g.over)
 	})

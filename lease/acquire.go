@@ -235,11 +235,12 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 		}
 		leases = append(leases, l)
 	}
-	if err := rows.Err(); err != nil {
-		if lost(err) {
+	if err := rows.Err(); err != nil || ctx.Err() != nil {
+		// A server whose commits wait for a standby answers a cancellation as if all were well. What it has committed may be lost with it.
+		if err == nil || lost(err) {
 			p.Doubts.add(token, sent, longestOf(chosen))
 		}
-		return nil, 0, fmt.Errorf("lease runs: %w", err)
+		return nil, 0, fmt.Errorf("lease runs: %w", cmp.Or(err, ctx.Err()))
 	}
 	p.granted(leases, chosen, token, sent)
 	return leases, due, nil
