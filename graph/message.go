@@ -95,7 +95,7 @@ func (w *writer) meet(all []*instance) {
 		w.storeMessages()
 	}
 	if len(w.slots) > 0 {
-		w.do(pair, names, keys, arriveType)
+		w.do(pair, names, keys, arriveType, matchType)
 	}
 	if len(w.signals) > 0 { // all who waited have had their turn: what is said of that is over with the run
 		w.do(`DELETE FROM process_broadcast WHERE signal_id = ANY ($1)`, w.signals)
@@ -143,7 +143,8 @@ func (w *writer) storeMessages() {
 		WHERE message.expires_at <= now() AND message.consumed_at IS NULL AND message.token_id IS NULL`, ids, senders, names, keys, payloads, ttls)
 }
 
-// pair gives the messages of slots to those who wait there, each to one, in the order in which either came.
+// pair gives the messages of slots to those who wait there, each to one, in the order in which either came. Whoever has left meanwhile takes no
+// message, and the next in line is found by another look.
 const pair = `
 	WITH free AS (
 		SELECT m.id, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.received_at, m.id) AS place
@@ -154,10 +155,16 @@ const pair = `
 		FROM unnest($1::text[], $2::text[]) AS s (name, key) JOIN message_wait w USING (name, key)
 		JOIN process_token t ON t.id = w.token_id AND t.instance_id = w.instance_id AND t.state IN ('Created', 'Ready', 'Waiting') -- both ends agree
 	), pairs AS (
-		SELECT f.id, w.token_id, w.at, w.node FROM free f JOIN waiting w USING (name, key, place)
-	), served AS ( -- a token that leaves at this moment has taken its wait along: then nothing is taken
-		DELETE FROM message_wait w USING pairs p WHERE w.token_id = p.token_id AND w.place = p.at
+		SELECT f.id, f.name, f.key, w.token_id, w.at, w.node FROM free f JOIN waiting w USING (name, key, place)
+	), held AS ( -- in the order of process_lock_waits
+		SELECT w.token_id, w.place FROM pairs p JOIN message_wait w ON w.token_id = p.token_id AND w.place = p.at
+		ORDER BY w.name, w.key, w.created_at, w.token_id, w.place FOR UPDATE OF w
+	), served AS ( -- a token that leaves at this moment has taken its wait along
+		DELETE FROM message_wait w USING held h, pairs p WHERE w.token_id = h.token_id AND w.place = h.place AND p.token_id = h.token_id AND p.at = h.place
 		RETURNING p.id, p.token_id, p.at, p.node
+	), again AS (
+		INSERT INTO workflow_run (type, payload, max_attempts)
+		SELECT DISTINCT $4, jsonb_build_object('name', p.name, 'key', p.key), 1000 FROM pairs p WHERE NOT EXISTS (SELECT FROM served s WHERE s.id = p.id)
 	), taken AS (
 		UPDATE message m SET token_id = p.token_id FROM served p WHERE m.id = p.id
 	)

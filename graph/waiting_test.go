@@ -514,3 +514,38 @@ func TestChildEndsWhileItsCallerDoes(t *testing.T) {
 		t.Errorf("%d runs bring the child's result to a token that has ended", n)
 	}
 }
+
+// A message that comes while the first in line leaves, in transactions that overlap, goes to the next.
+func TestMessageMeetsWhoLeaves(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("M", awaitPaid+step("B", ""))
+	first := s.start(p, `{"order": 1}`)
+	s.waitsFor(1)
+	second := s.start(p, `{"order": 1}`)
+	s.waitsFor(2)
+	execute(t, s.pool, `CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END $$;
+		CREATE TRIGGER linger AFTER DELETE ON message_wait FOR EACH ROW WHEN (OLD.instance_id = '`+first.String()+`') EXECUTE FUNCTION linger()`)
+	lock, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(t.Context())
+	if _, err := lock.Exec(t.Context(), `SELECT pg_advisory_xact_lock(7)`); err != nil {
+		t.Fatal(err)
+	}
+	waiters := func(n int) func() bool {
+		return func() bool {
+			return query[int](t, s.pool, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) >= n
+		}
+	}
+	s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, first))
+	await(t, "the first to be leaving", waiters(1))
+	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
+	await(t, "the message to come", waiters(2))
+	if err := lock.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.status(first, graph.Cancelled)
+	s.status(second, graph.Completed)
+	s.healthy()
+}
