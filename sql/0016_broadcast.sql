@@ -133,11 +133,12 @@ $fn$;
 
 -- What arrives at this moment is waited for, and paused, or resumed, with the others.
 CREATE OR REPLACE FUNCTION process_pause(id uuid, on_behalf_of text DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '5s' AS $fn$
 DECLARE
-    ids    uuid[] := process_lock_called(process_pause.id);
+    ids    uuid[];
     before text;
 BEGIN
+    ids := process_lock_called(process_pause.id);
     PERFORM workflow_behalf(process_pause.on_behalf_of, 'process_pause(uuid, text)'::regprocedure);
     PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     IF NOT EXISTS (SELECT FROM process_instance i WHERE i.id = process_pause.id AND i.completed_at IS NULL AND i.paused_at IS NULL) THEN
@@ -160,16 +161,20 @@ BEGIN
                    WHERE t.instance_id = ANY (ids) AND h.status IN ('pending', 'leased') AND h.held_at IS NULL
                    ORDER BY h.id FOR NO KEY UPDATE OF h);
     RETURN 'paused';
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RAISE EXCEPTION 'process_pause: a part of instance % is being changed', process_pause.id USING ERRCODE = 'lock_not_available', HINT = 'Call it again. workflow_blocker shows who has rows locked for long.';
 END
 $fn$;
 
 CREATE OR REPLACE FUNCTION process_resume(id uuid, on_behalf_of text DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '5s' AS $fn$
 DECLARE
-    ids   uuid[] := process_lock_called(process_resume.id);
-    since timestamptz := (SELECT i.paused_at FROM process_instance i WHERE i.id = process_resume.id);
+    ids    uuid[];
+    since  timestamptz;
     before text;
 BEGIN
+    ids := process_lock_called(process_resume.id);
+    SELECT i.paused_at INTO since FROM process_instance i WHERE i.id = process_resume.id; -- which is locked now
     PERFORM workflow_behalf(process_resume.on_behalf_of, 'process_resume(uuid, text)'::regprocedure);
     PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
     before := workflow_advance('on');
@@ -194,6 +199,8 @@ BEGIN
                    WHERE t.instance_id = ANY (ids) AND h.status IN ('pending', 'leased') AND h.held_at = since
                    ORDER BY h.id FOR NO KEY UPDATE OF h);
     RETURN 'resumed';
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RAISE EXCEPTION 'process_resume: a part of instance % is being changed', process_resume.id USING ERRCODE = 'lock_not_available', HINT = 'Call it again. workflow_blocker shows who has rows locked for long.';
 END
 $fn$;
 

@@ -171,6 +171,7 @@ DECLARE
     before  text := coalesce(current_setting('workflow.retry', true), '');
     retried boolean;
     seen    text;
+    rounds  integer := 0;
 BEGIN
     PERFORM workflow_behalf(workflow_retry.on_behalf_of, 'workflow_retry(uuid, integer, text)'::regprocedure);
     PERFORM set_config('workflow.audit', 'on', true), set_config('workflow.advance', '', true); -- recorded and guarded whatever the caller has set
@@ -206,6 +207,10 @@ BEGIN
             RETURN coalesce(seen, 'not found');
         END IF;
         -- It has failed just now, or was undeleted: retry it.
+        rounds := rounds + 1;
+        IF rounds > 10 THEN
+            RAISE EXCEPTION 'workflow_retry: run % stays failed', workflow_retry.id USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'A trigger of yours on workflow_run leaves its update out.';
+        END IF;
     END LOOP;
 END
 $fn$;

@@ -64,7 +64,8 @@ $fn$;
 -- Assigning, as in 0012: what follows once it is known who asks.
 -- ---------------------------------------------------------------------------------
 
-CREATE FUNCTION process_task_hand(task uuid, assignee text, version bigint, "by" text) RETURNS text
+-- With own, only if the task is one of the person's own still: what a transaction has changed that was under way as he asked counts.
+CREATE FUNCTION process_task_hand(task uuid, assignee text, version bigint, "by" text, own boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
 DECLARE
     was  user_task;
@@ -74,7 +75,7 @@ DECLARE
 BEGIN
     PERFORM FROM process_instance i WHERE i.id = (SELECT u.instance_id FROM user_task u WHERE u.id = task) FOR NO KEY UPDATE; -- before the task, as all do
     SELECT * INTO was FROM user_task u WHERE u.id = task FOR UPDATE;
-    IF NOT FOUND THEN
+    IF NOT FOUND OR own AND NOT process_task_own(task, process_task_hand.by) THEN
         RETURN 'not found';
     ELSIF was.state <> 'open' THEN
         RETURN 'too late: ' || was.state;
@@ -140,14 +141,12 @@ CREATE FUNCTION process_task_claim(task uuid, on_behalf_of text DEFAULT NULL) RE
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     person text := coalesce(process_task_claim.on_behalf_of, workflow_role());
-    answer text;
 BEGIN
     PERFORM workflow_behalf(process_task_claim.on_behalf_of, 'process_task_claim(uuid, text)'::regprocedure);
     IF NOT process_task_own(process_task_claim.task, person) THEN
         RETURN 'not found';
     END IF;
-    answer := process_task_hand(process_task_claim.task, person, NULL, person);
-    RETURN CASE WHEN process_task_own(process_task_claim.task, person) THEN answer ELSE 'not found' END; -- it may have been given to somebody else meanwhile
+    RETURN process_task_hand(process_task_claim.task, person, NULL, person, true);
 END
 $fn$;
 COMMENT ON FUNCTION process_task_claim(uuid, text) IS 'Has an open task of one''s groups be one''s own, if it is nobody''s. Answers assigned to …, conflict: …, too late: …, or not found, which it is, too, if it is none of one''s groups.';
@@ -156,16 +155,12 @@ CREATE FUNCTION process_task_release(task uuid, on_behalf_of text DEFAULT NULL) 
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
 DECLARE
     person text := coalesce(process_task_release.on_behalf_of, workflow_role());
-    own    boolean;
-    answer text;
 BEGIN
     PERFORM workflow_behalf(process_task_release.on_behalf_of, 'process_task_release(uuid, text)'::regprocedure);
-    own := process_task_own(process_task_release.task, person);
-    IF NOT own THEN
+    IF NOT process_task_own(process_task_release.task, person) THEN
         RETURN 'not found';
     END IF;
-    answer := process_task_hand(process_task_release.task, NULL, NULL, person);
-    RETURN CASE WHEN answer = 'released' OR process_task_own(process_task_release.task, person) THEN answer ELSE 'not found' END;
+    RETURN process_task_hand(process_task_release.task, NULL, NULL, person, true);
 END
 $fn$;
 COMMENT ON FUNCTION process_task_release(uuid, text) IS 'Gives back a task that one has claimed. Answers released, conflict: …, too late: …, or not found.';
@@ -191,7 +186,7 @@ BEGIN
         RETURN format('conflict: assigned to %s, version %s', coalesce(t.assignee, 'nobody'), t.version);
     END IF;
     INSERT INTO workflow_run (type, payload, created_by)
-    VALUES ('graph.complete_task.v1', jsonb_strip_nulls(jsonb_build_object('task', t.id, 'by', person, 'version', process_task_complete.version)) || jsonb_build_object('output', coalesce(process_task_complete.output, '{}')),
+    VALUES ('graph.complete_task.v1', jsonb_strip_nulls(jsonb_build_object('task', t.id, 'by', person, 'version', t.version)) || jsonb_build_object('output', coalesce(process_task_complete.output, '{}')),
             session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '') || coalesce(' for ' || process_task_complete.on_behalf_of, ''));
     RETURN 'to be completed';
 END
@@ -253,7 +248,7 @@ $fn$;
 COMMENT ON FUNCTION workflow_leave_group(text, text, text) IS 'Ends what workflow_join_group began. What the role has claimed stays its own. Answers left, or not in it.';
 
 REVOKE ALL ON workflow_member FROM PUBLIC;
-REVOKE ALL ON FUNCTION process_group_keys(text[]), process_groups_of(text), process_task_own(uuid, text), process_task_hand(uuid, text, bigint, text), process_tasks(integer, text), process_task_claim(uuid, text),
+REVOKE ALL ON FUNCTION process_group_keys(text[]), process_groups_of(text), process_task_own(uuid, text), process_task_hand(uuid, text, bigint, text, boolean), process_tasks(integer, text), process_task_claim(uuid, text),
     process_task_release(uuid, text), process_task_complete(uuid, jsonb, bigint, text), workflow_join_group(text, text, text), workflow_leave_group(text, text, text) FROM PUBLIC;
 
 -- Whoever may assign tasks may say who is in a group, and whoever stores tasks has their index kept.

@@ -99,6 +99,48 @@ func TestTasksRole(t *testing.T) {
 		"process_task_claim process_task_complete process_task_release process_tasks")
 }
 
+// A task that is taken away from somebody while he asks for it is none of his: what was under way as he asked counts.
+func TestTaskThatIsTakenAway(t *testing.T) {
+	for _, act := range []string{`process_task_claim('%s')`, `process_task_release('%s')`} {
+		g := withRoles(t)
+		anna := g.as("tasks")
+		id := g.task(`'{hr}'`, `'`+g.named+`_login_tasks'`)
+		g.do(`BEGIN; SELECT process_task_assign('` + id + `', NULL, 1)`)
+		waiting := anna.later(`SELECT ` + fmt.Sprintf(act, id))
+		pgtest.Blocked(t, g.pool, 1)
+		g.do(`COMMIT`)
+		a := <-waiting
+		if a.err != nil {
+			t.Fatal(a.err)
+		}
+		g.expect(act, a.value, "not found")
+		g.expect("the task", g.do(`SELECT coalesce(assignee, 'nobody') FROM user_task`), "nobody")
+	}
+}
+
+// A run that somebody's trigger keeps as it is cannot be retried, and the call says so.
+func TestRetryThatATriggerLeavesOut(t *testing.T) {
+	s, _ := psql(t)
+	s.failed("a.b", "timeout", 1)
+	id := s.do(`SELECT id FROM workflow_run`)
+	s.do(`CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER leave_out BEFORE UPDATE ON workflow_run FOR EACH ROW EXECUTE FUNCTION leave_out()`)
+	s.refused(`SELECT workflow_retry('`+id+`')`, "55000", "A trigger of yours", "stays failed")
+}
+
+// Who pauses an instance of which somebody has a part locked is told so after some seconds, and holds up nobody for longer.
+func TestPauseOfWhatIsLocked(t *testing.T) {
+	s, pool := psql(t)
+	other := connect(t, pool.Config().ConnString())
+	s.task(`'{}'`, `NULL`)
+	id := s.do(`SELECT id FROM process_instance`)
+	other.do(`BEGIN; SELECT id FROM process_instance FOR UPDATE`)
+	s.refused(`SELECT process_pause('`+id+`')`, "55P03", "Call it again", "is being changed")
+	s.refused(`SELECT process_resume('`+id+`')`, "55P03", "Call it again", "is being changed")
+	other.do(`ROLLBACK`)
+	s.expect("then", s.do(`SELECT process_pause('`+id+`') || ' ' || process_resume('`+id+`')`), "paused resumed")
+}
+
 // Who is in a group is said by operators alone, of roles that exist and are no consoles; what makes no sense is refused in words. A console acts on a person's tasks with that person's groups.
 func TestWhoIsInAGroup(t *testing.T) {
 	g := withRoles(t)
