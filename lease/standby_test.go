@@ -45,7 +45,7 @@ func TestLeaseThatNoStandbyHas(t *testing.T) {
 	})
 	p := &lease.Poller{DB: pool, Prefixes: []string{"test."}, Worker: "w", Doubts: &lease.Doubts{},
 		Terms: func(string) lease.Terms { return lease.Terms{Length: time.Minute, Room: -1} }}
-	ctx, done := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, done := context.WithTimeout(t.Context(), 5*time.Second)
 	defer done()
 	leases, _, err := p.Acquire(ctx, 10, 1)
 	if err == nil || len(leases) > 0 || p.Doubts.Left() != 1 {

@@ -70,12 +70,12 @@ func TestOneSilentConnection(t *testing.T) {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(12 * time.Second):
+		case <-time.After(16 * time.Second):
 			return nil
 		}
 	})
 	p.silence("workflow_extend_v1")
-	work(t, pgtest.Open(t, through), mux, func(c *worker.Config) { c.Lease = 6 * time.Second })
+	work(t, pgtest.Open(t, through), mux, func(c *worker.Config) { c.Lease = 9 * time.Second })
 	id := enqueue(t, pool, "test.long.v1", empty{})
 	if r := finished(t, pool, id); r.Status != run.Succeeded || r.Attempt != 1 {
 		t.Errorf("the run is %s after %d attempts, want succeeded after 1", r.Status, r.Attempt)
