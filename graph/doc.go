@@ -32,13 +32,17 @@
 // The files are in four groups, from below. Each refers to those above it in this list, and to none that follow; a test of
 // internal/arrows keeps that.
 //
-//   - definitions: definition, builder, place, duration; compile, shape, flow and expression check; process is what is walked
+//   - definitions: definition, builder, place, duration; kind is the table of node kinds; compile, check, shape, flow and
+//     expression check; process is what is walked
 //   - the core: instance is what is known of one, and what changes; core has the events; token, move, join, each, waiting,
 //     saga, end and fact say how tokens move; legacy starts again what has failed
 //   - requests: command has what programs ask of instances, payload what those runs carry
 //   - the shell: run_type says for each of the engine's own run types who answers it, what is locked for it, and what it does;
 //     answer has the handlers; lock and load* read, act and start tell the core what was settled, write* and message write;
 //     lasting says how statements are planned
+//
+// To add a kind of node, give [Node] its key, verbs in kind.go its row, and entering in move.go what happens when a token comes.
+// To add a run type of the engine's, give run_type.go its row.
 //
 // A method of Engine answers a run, one of scene reads how it was settled, one of instance decides, one of writer writes.
 package graph
