@@ -164,7 +164,8 @@ const pair = `
 		RETURNING p.id, p.token_id, p.at, p.node
 	), again AS (
 		INSERT INTO workflow_run (type, payload, max_attempts)
-		SELECT DISTINCT $4, jsonb_build_object('name', p.name, 'key', p.key), 1000 FROM pairs p WHERE NOT EXISTS (SELECT FROM served s WHERE s.id = p.id)
+		SELECT DISTINCT $4, jsonb_build_object('name', p.name, 'key', p.key), 1000
+		FROM pairs p WHERE NOT EXISTS (SELECT FROM held h WHERE h.token_id = p.token_id AND h.place = p.at)
 	), taken AS (
 		UPDATE message m SET token_id = p.token_id FROM served p WHERE m.id = p.id
 	)

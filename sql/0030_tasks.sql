@@ -186,7 +186,7 @@ BEGIN
         RETURN format('conflict: assigned to %s, version %s', coalesce(t.assignee, 'nobody'), t.version);
     END IF;
     INSERT INTO workflow_run (type, payload, created_by)
-    VALUES ('graph.complete_task.v1', jsonb_strip_nulls(jsonb_build_object('task', t.id, 'by', person, 'version', t.version)) || jsonb_build_object('output', coalesce(process_task_complete.output, '{}')),
+    VALUES ('graph.complete_task.v1', jsonb_strip_nulls(jsonb_build_object('task', t.id, 'by', person, 'version', process_task_complete.version)) || jsonb_build_object('output', coalesce(process_task_complete.output, '{}')),
             session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '') || coalesce(' for ' || process_task_complete.on_behalf_of, ''));
     RETURN 'to be completed';
 END

@@ -33,7 +33,7 @@ func (w *Worker) beat(ctx context.Context) {
 			continue
 		}
 		db := w.beats
-		if silent.ago() < closing {
+		if silent.ago() < closing && w.beats.Stat().IdleConns() == 0 { // one that was merely slow is idle again
 			db = w.db
 		}
 		err := w.extend(ctx, db, due)

@@ -187,13 +187,6 @@ func (s *jobs) isBehind(e *entry) bool {
 	return s.behind[e]
 }
 
-// anyBehind reports whether there is such an entry.
-func (s *jobs) anyBehind() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.behind != nil
-}
-
 func (j *job) suspicious() bool { return j.Suspect && !j.Exhausted && !j.proven }
 
 // begin notes that the handler of a suspect is called.

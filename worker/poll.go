@@ -54,7 +54,7 @@ func (w *Worker) poll(ctx context.Context) {
 		// What is due may belong to types that have no room, or be suspects that wait for their
 		// turn: then it can be leased as soon as a slot is free.
 		var freed <-chan struct{}
-		if held.Watched || w.config.Mux.limited() || w.jobs.anyBehind() {
+		if held.Watched || w.config.Mux.limited() {
 			freed = w.jobs.freed
 		}
 		if w.idle(ctx, min(wait, pause), freed) {
