@@ -131,6 +131,7 @@ func (s *session) buffers(query string) (n int, whole []string, text string) {
 // and reads no large table from one end to the other.
 func TestViewsAmongMany(t *testing.T) {
 	s, _ := psql(t)
+	s.do(`SET jit = off`) // as docs/operations.md says
 	s.do(`ALTER TABLE workflow_run SET (autovacuum_enabled = off); ALTER TABLE outbox_event SET (autovacuum_enabled = off)`)
 	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid)
 		VALUES (gen_random_uuid(), 'w1', '{a.,b.}', '{a.,b.}', true, 10, 3, '', '', 1)`)
