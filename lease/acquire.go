@@ -44,12 +44,12 @@ func (p *Poller) discover(ctx context.Context) error {
 // isPaused reports whether an operator wants no run of the type to be leased: the type itself, or a
 // prefix of it that ends with a dot, is in workflow_pause.
 func (p *Poller) isPaused(typ string) bool {
-	return slices.ContainsFunc(p.paused, func(prefix string) bool { return pauses(prefix, typ) })
+	return slices.ContainsFunc(p.paused, func(prefix string) bool { return covers(prefix, typ) })
 }
 
-// pauses reports whether a pause of the prefix, or type, holds up the type.
-func pauses(prefix, typ string) bool {
-	return prefix == typ || strings.HasSuffix(prefix, ".") && strings.HasPrefix(typ, prefix)
+// covers reports whether a pattern, a type or a prefix that ends with a dot, is for the type. workflow_covers has the same rule.
+func covers(pattern, typ string) bool {
+	return pattern == typ || strings.HasSuffix(pattern, ".") && strings.HasPrefix(typ, pattern)
 }
 
 // A head is the first open run of a lane; no Type: there is none.

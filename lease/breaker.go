@@ -66,7 +66,7 @@ func (p *Poller) inGrace(typ string, grace time.Duration) bool {
 	}
 	last := p.wereOpen[typ]
 	for prefix, at := range p.werePaused {
-		if at.After(last) && pauses(prefix, typ) {
+		if at.After(last) && covers(prefix, typ) {
 			last = at
 		}
 	}

@@ -52,7 +52,7 @@ func (p Policies) of(typ string) Policy {
 	var of Policy
 	var from struct{ attempts, base, limit, curve, deadline, breaker int } // lengths of the patterns that have said it
 	for _, one := range p {
-		if !one.covers(typ) {
+		if one.Pattern != "*" && !covers(one.Pattern, typ) {
 			continue
 		}
 		if strings.HasPrefix(typ, "graph.") { // the engine's own runs wait for as long as a process says
@@ -76,10 +76,6 @@ func longer[T comparable](field *T, said T, from *int, length int) {
 	if said != nothing && length > *from {
 		*field, *from = said, length
 	}
-}
-
-func (p Policy) covers(typ string) bool {
-	return p.Pattern == "*" || p.Pattern == typ || strings.HasSuffix(p.Pattern, ".") && strings.HasPrefix(typ, p.Pattern)
 }
 
 // Most returns how many attempts a run gets that follows its policy. It is never less than the attempts charged so far, the
