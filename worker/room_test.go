@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -107,5 +108,38 @@ func TestLateOutcomesStopTheirTypes(t *testing.T) {
 		if s.room(slots); s.isBehind(slow) {
 			t.Errorf("%s: it has caught up, and still no more of the type may be leased", c.name)
 		}
+	}
+}
+
+// The terms of a type whose outcomes are late leave no room for it, and those of others do as before.
+func TestTermsWhileOutcomesAreLate(t *testing.T) {
+	mux := NewMux()
+	for _, typ := range []string{"slow.a.v1", "other.a.v1"} {
+		Handle(mux, run.Task[struct{}](typ), func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }, Options{Concurrency: 50})
+	}
+	w := &Worker{config: Config{Mux: mux, Lease: time.Minute}, jobs: jobs{freed: make(chan struct{}, 1)}}
+	for range 20 {
+		w.jobs.add(&job{Lease: lease.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, entry: w.lookup("slow.a.v1"), done: true, doneAt: time.Now().Add(-30 * time.Second)})
+	}
+	w.jobs.room(100)
+	if room := w.terms("slow.a.v1").Room; room != 0 {
+		t.Errorf("there is room for %d more, want none", room)
+	}
+	if room := w.terms("other.a.v1").Room; room != 50 {
+		t.Errorf("there is room for %d of another type, want 50", room)
+	}
+}
+
+// A call that has outlasted its context is no sign that the database takes changes: one whose commits wait for a standby answers the
+// cancellation as if all were well.
+func TestNoSignOfLifeFromAnEndedCall(t *testing.T) {
+	w := &Worker{}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if w.hasWritten(ended); !w.LastWrite().IsZero() {
+		t.Error("it counts")
+	}
+	if w.hasWritten(t.Context()); w.LastWrite().IsZero() {
+		t.Error("one that is in time does not count")
 	}
 }
