@@ -238,7 +238,7 @@ func (i *instance) hosts() (n int) {
 // movable reports whether something else than the tokens within may move a token on from a scope, or
 // send another one on from it.
 func (i *instance) movable(t *token) bool {
-	return t.ticks || slices.ContainsFunc(t.node.handlers, handler.endless) ||
+	return t.ticks || slices.ContainsFunc(t.node.boundaries, boundary.endless) ||
 		slices.ContainsFunc(i.changes.steps, func(s step) bool { return s.token == t })
 }
 
