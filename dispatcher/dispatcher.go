@@ -23,17 +23,8 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
-)
-
-// Defaults of Config.
-const (
-	DefaultBatch        = 1000
-	DefaultBatchBytes   = 8 << 20
-	DefaultPollInterval = 20 * time.Millisecond
-	DefaultClaim        = time.Minute
-	DefaultMaxAttempts  = 20
-	DefaultGrace        = 10 * time.Second
 )
 
 // A Config says what a Dispatcher does. Pool, Source and Sinks are required.
@@ -43,13 +34,13 @@ type Config struct {
 	Sinks  []Target
 	Name   string // shown in outbox_lane.claimed_by, with a random suffix; empty: dispatcher
 
-	Batch        int           // events published at once, for each sink; 0: DefaultBatch
-	BatchBytes   int           // of payloads and headers in a batch, in bytes; an event that is larger goes by itself; 0: DefaultBatchBytes
-	PollInterval time.Duration // between two looks at an outbox without anything due; 0: DefaultPollInterval
-	Claim        time.Duration // how long lanes are claimed for, an hour at most: a crash goes unnoticed for as long; 0: DefaultClaim
-	MaxAttempts  int           // after so many failures an event is parked; 0: DefaultMaxAttempts
+	Batch        int           // events published at once, for each sink; 0: 1000
+	BatchBytes   int           // of payloads and headers in a batch, in bytes; an event that is larger goes by itself; 0: 8 MiB
+	PollInterval time.Duration // between two looks at an outbox without anything due; 0: 20 ms
+	Claim        time.Duration // how long lanes are claimed for, an hour at most: a crash goes unnoticed for as long; 0: a minute
+	MaxAttempts  int           // after so many failures an event is parked; 0: 20
 	Backoff      run.Backoff   // between the tries of an event
-	Grace        time.Duration // for what is being published when Run is to end; 0: DefaultGrace
+	Grace        time.Duration // for what is being published when Run is to end; 0: 10 s
 
 	Observe Observer
 	Logger  *slog.Logger // nil: slog.Default()
@@ -97,9 +88,9 @@ func New(c Config) (*Dispatcher, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	c.Batch, c.BatchBytes = cmp.Or(c.Batch, DefaultBatch), cmp.Or(c.BatchBytes, DefaultBatchBytes)
-	c.PollInterval, c.Claim = cmp.Or(c.PollInterval, DefaultPollInterval), cmp.Or(c.Claim, DefaultClaim)
-	c.MaxAttempts, c.Grace = cmp.Or(c.MaxAttempts, DefaultMaxAttempts), cmp.Or(c.Grace, DefaultGrace)
+	c.Batch, c.BatchBytes = cmp.Or(c.Batch, shipped.EventBatch), cmp.Or(c.BatchBytes, shipped.EventBatchBytes)
+	c.PollInterval, c.Claim = cmp.Or(c.PollInterval, shipped.EventPollInterval), cmp.Or(c.Claim, shipped.EventClaim)
+	c.MaxAttempts, c.Grace = cmp.Or(c.MaxAttempts, shipped.EventAttempts), cmp.Or(c.Grace, shipped.EventGrace)
 	c.Observe = c.Observe.filled()
 	d := &Dispatcher{config: c, name: cmp.Or(c.Name, "dispatcher") + "-" + uuid.NewString()[:8], log: c.Logger}
 	if d.log == nil {

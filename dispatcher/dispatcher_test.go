@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/clock"
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/outbox"
@@ -579,15 +580,15 @@ func TestRegistrationIsRefused(t *testing.T) {
 	}
 }
 
-// A clock is a sink that looks at the time.
-type clock struct{ ahead chan time.Duration }
+// A watch is a sink that looks at the time.
+type watch struct{ ahead chan time.Duration }
 
-func (c clock) Publish(ctx context.Context, events []event.Event) []error {
-	c.ahead <- time.Until(dispatcher.Now(ctx))
+func (c watch) Publish(ctx context.Context, events []event.Event) []error {
+	c.ahead <- time.Until(clock.Now(ctx))
 	return make([]error, len(events))
 }
 
-func (clock) Close() error { return nil }
+func (watch) Close() error { return nil }
 
 // The time that sinks tell is the database's, however wrong this machine's may be.
 func TestTimeOfDatabase(t *testing.T) {
@@ -606,7 +607,7 @@ func TestTimeOfDatabase(t *testing.T) {
 	}
 	t.Cleanup(skewed.Close)
 	emit(t, skewed, "test.told", 1, 1)
-	sink := clock{make(chan time.Duration, 1)}
+	sink := watch{make(chan time.Duration, 1)}
 	dispatch(t, skewed, nil, dispatcher.Target{Name: "clock", Sink: sink})
 	if ahead := <-sink.ahead; (ahead - time.Hour).Abs() > 10*time.Second {
 		t.Errorf("the time is %v ahead, want an hour", ahead)

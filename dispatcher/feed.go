@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/time/rate"
 
+	"github.com/simple-workflow/simple-workflow/internal/clock"
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -160,7 +161,7 @@ func (f *feed) publish(ctx context.Context, claim *delivery.Claim, claimed time.
 	// A claim that has run out is somebody else's: nothing is sent in its last third.
 	sending, done := context.WithDeadline(ctx, claimed.Add(f.config.Claim*2/3))
 	defer done()
-	sending = context.WithValue(sending, clockKey{}, claim.Ahead)
+	sending = clock.With(sending, claim.Ahead)
 	var wanted []delivery.Row
 	var outcomes []delivery.Outcome
 	full := f.unmarked.full()

@@ -38,15 +38,6 @@ type Sink interface {
 // or there was no time left.
 var ErrNotTried = errors.New("not tried")
 
-type clockKey struct{}
-
-// Now is the time for those to whom a sink has to tell it, as a signature does: with the context that
-// Publish got, the database's, which all dispatchers share. With any other it is this machine's.
-func Now(ctx context.Context) time.Time {
-	ahead, _ := ctx.Value(clockKey{}).(time.Duration) // the database's clock, of ours
-	return time.Now().Add(ahead)
-}
-
 type rejection struct {
 	error
 	final bool
@@ -71,6 +62,15 @@ func (u *unavailable) Unwrap() error { return u.error }
 // 0: as long as the dispatcher thinks fit; more than an hour counts as one.
 func Unavailable(err error, after time.Duration) error {
 	return &unavailable{error: err, after: min(max(after, 0), time.Hour)}
+}
+
+// Unsent are the errors of n events of which none was sent, for the reason err: ErrNotTried, if ctx
+// has ended; else the sink is unavailable.
+func Unsent(ctx context.Context, n int, err error) []error {
+	if ctx.Err() != nil {
+		return all(n, ErrNotTried)
+	}
+	return all(n, Unavailable(err, 0))
 }
 
 // BySubject calls send for each event: one after the other for those of one subject, at once for

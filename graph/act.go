@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
@@ -85,7 +86,7 @@ func (s *scene) move(w *writer, settled leasing.Settlement) error {
 		if done && !t.hasItem && settled.Type == t.node.Do {
 			i.owes(t, t.node, settled.Outcome.ID) // only its result is lost
 		}
-		i.failed(t, problem{f.Code, firstLine(f.Message), f.Declared && !strings.HasPrefix(settled.Type, Prefix), done})
+		i.failed(t, problem{f.Code, firstLine(f.Message), f.Declared && !strings.HasPrefix(settled.Type, naming.Engine), done})
 	}
 	if p.Message != uuid.Nil {
 		w.consumed = append(w.consumed, p.Message)
@@ -157,7 +158,7 @@ func (s *scene) cancel(settled leasing.Settlement) error {
 	}
 	i, err := s.undecided(p.Instance)
 	if i != nil {
-		i.conclude(Cancelled, firstLine(p.Reason), p.Compensate)
+		i.conclude(statusCancelled, firstLine(p.Reason), p.Compensate)
 	}
 	return err
 }
@@ -180,7 +181,7 @@ func (s *scene) fail(ctx context.Context, tx pgx.Tx, settled leasing.Settlement)
 			return err
 		}
 	}
-	i.conclude(Failed, cmp.Or(reason, "failed by hand"), true)
+	i.conclude(statusFailed, cmp.Or(reason, "failed by hand"), true)
 	return nil
 }
 
@@ -189,7 +190,7 @@ func (s *scene) fail(ctx context.Context, tx pgx.Tx, settled leasing.Settlement)
 func (s *scene) undecided(id uuid.UUID) (*instance, error) {
 	i := s.instances[id]
 	switch {
-	case i == nil || i.status.Final():
+	case i == nil || i.status.final():
 		return nil, nil
 	case i.ending != "":
 		return nil, undoing(id)
@@ -209,7 +210,7 @@ func (w *writer) retry(ctx context.Context, settled leasing.Settlement) error {
 	}
 	s := w.scene
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if i == nil || i.status.Final() || t == nil || s.owners[r.Token] != i || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
+	if i == nil || i.status.final() || t == nil || s.owners[r.Token] != i || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
 		return nil
 	}
 	var code string

@@ -254,14 +254,14 @@ func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error
 			       r.type = $2 AND (r.status = 'succeeded' OR EXISTS (SELECT FROM process_broadcast b WHERE b.signal_id = r.id))
 			FROM workflow_run r WHERE r.id = $1`, unprepared, p.Signal, signalType).Scan(&payload, &its)
 	case p.Child != uuid.Nil:
-		var status Status
+		var status status
 		var reason string
 		err = e.pool.QueryRow(ctx, `
 			SELECT c.status, coalesce(c.output_payload, 'null'), coalesce(c.failure_reason, ''),
 			       (c.parent_token_id, c.parent_process_instance_id, c.parent_visit) IS NOT DISTINCT FROM (t.id, t.instance_id, $2::bigint) AND c.completed_at IS NOT NULL
 			FROM process_instance c, workflow_run r JOIN process_token t ON t.id = r.token_id
 			WHERE c.id = $1 AND r.id = $3`, unprepared, p.Child, p.Visit, own).Scan(&status, &payload, &reason, &its)
-		if err == nil && its && status != Completed {
+		if err == nil && its && status != statusCompleted {
 			err = run.Permanent(run.WithCode("child_"+strings.ToLower(string(status)), fmt.Errorf("instance %s: %s %s", p.Child, status, reason)))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/spelling"
 )
 
@@ -211,7 +212,7 @@ func (c *compiler) runType(path, typ string, required bool, own ...string) {
 	switch {
 	case (typ != "" || required) && (!typeForm.MatchString(typ) || len(typ) > 200):
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%.120q is not the type of a run", typ), "use a dotted lower-case name such as billing.charge.v1")
-	case strings.HasPrefix(typ, Prefix) && !slices.Contains(own, typ):
+	case strings.HasPrefix(typ, naming.Engine) && !slices.Contains(own, typ):
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%q is the engine's own and no step", typ),
 			fmt.Sprintf("to start a process use call; the steps there are of this kind are %q and %q", messageType, signalType))
 	}

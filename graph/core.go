@@ -130,7 +130,7 @@ func (i *instance) caught(t *token, code string) bool {
 }
 
 // conclude ends the instance for good, by somebody's decision.
-func (i *instance) conclude(to Status, reason string, undo bool) {
+func (i *instance) conclude(to status, reason string, undo bool) {
 	i.changes.touched = true
 	if undo && i.process.undoes {
 		t := i.newToken(nil)
@@ -207,16 +207,16 @@ func (i *instance) settle() {
 	// One that was about to undo something, and has been ended since: it is owed still.
 	i.changes.undo = filter(i.changes.undo, func(u undo) bool { return alive(u.token.state) > 0 })
 	switch {
-	case i.status.Final():
+	case i.status.final():
 	case i.live == 0:
-		i.become(Completed, "")
+		i.become(statusCompleted, "")
 	case i.live == i.joining+i.hosts() && i.joining > 0 && i.incidents == 0:
 		i.unsatisfiable()
-		i.become(Waiting, "")
+		i.become(statusWaiting, "")
 	case i.ready > 0:
-		i.become(InProgress, "")
+		i.become(statusInProgress, "")
 	default:
-		i.become(Waiting, "")
+		i.become(statusWaiting, "")
 	}
 	i.moves, *i.facts.spent = 0, 0 // one of many events in a batch is not charged for the others
 }
@@ -242,13 +242,13 @@ func (i *instance) movable(t *token) bool {
 		slices.ContainsFunc(i.changes.steps, func(s step) bool { return s.token == t })
 }
 
-func (i *instance) become(to Status, reason string) {
+func (i *instance) become(to status, reason string) {
 	if i.status == to {
 		return
 	}
-	if i.status == Created && to != Cancelled || i.status == Waiting && to == Completed { // by way of going on
-		if to != InProgress {
-			i.become(InProgress, "")
+	if i.status == statusCreated && to != statusCancelled || i.status == statusWaiting && to == statusCompleted { // by way of going on
+		if to != statusInProgress {
+			i.become(statusInProgress, "")
 		}
 	}
 	i.changes.history = append(i.changes.history, transition{i.status, to, reason})

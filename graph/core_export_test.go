@@ -61,7 +61,7 @@ func NewPlay(d *Definition, input map[string]any) (*Play, error) {
 		return nil, err
 	}
 	p := &Play{i: newInstance(), numbers: map[*token]int{}, arrivals: map[*joining][]*token{}, lists: map[*progress][]json.RawMessage{}}
-	p.i.process, p.i.status, p.i.facts.input = process, Created, input
+	p.i.process, p.i.status, p.i.facts.input = process, statusCreated, input
 	if p.i.input, err = json.Marshal(input); err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (p *Play) Tokens() int { return len(p.tokens) }
 // Next has something happen, which choose draws, or several things in one decision. It reports
 // whether there was anything.
 func (p *Play) Next(choose func(n int) int) (bool, error) {
-	if p.i.status.Final() || len(p.open) == 0 {
+	if p.i.status.final() || len(p.open) == 0 {
 		return false, nil
 	}
 	var batch []open
@@ -90,8 +90,8 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 		p.forget(batch)
 	}
 	for _, o := range batch {
-		if !p.i.status.Final() && p.i.ending == "" && choose(40) == 0 {
-			p.i.conclude(Cancelled, "no more", choose(2) == 0)
+		if !p.i.status.final() && p.i.ending == "" && choose(40) == 0 {
+			p.i.conclude(statusCancelled, "no more", choose(2) == 0)
 		}
 		p.happen(choose, o)
 	}
@@ -144,7 +144,7 @@ func (p *Play) Do(line string) error {
 				}
 			}
 		case "cancel":
-			p.i.conclude(Cancelled, "no more", node == "undo")
+			p.i.conclude(statusCancelled, "no more", node == "undo")
 		default:
 			err = fmt.Errorf("%s: what is that?", command)
 		}
@@ -449,10 +449,10 @@ func (p *Play) balanced() error {
 	if i := p.i; live != i.live || ready != i.ready || joining != i.joining {
 		return fmt.Errorf("live %d, ready %d, joining %d: counted %d, %d, %d", live, ready, joining, i.live, i.ready, i.joining)
 	}
-	if p.i.status.Final() != (live == 0) {
+	if p.i.status.final() != (live == 0) {
 		return fmt.Errorf("%d live tokens in a %s instance", live, p.i.status)
 	}
-	if p.i.status.Final() || p.i.ending != "" { // groups do not matter any more
+	if p.i.status.final() || p.i.ending != "" { // groups do not matter any more
 		return nil
 	}
 	for g := range within {
@@ -499,7 +499,7 @@ func (p *Play) FailAndCancel(node string) (incidents int, err error) {
 			p.i.failed(t, problem{code: "no", message: "it was told to fail", declared: true})
 		}
 	}
-	p.i.conclude(Cancelled, "no more", false)
+	p.i.conclude(statusCancelled, "no more", false)
 	return p.i.incidents + len(p.i.changes.incidents), p.commit()
 }
 
@@ -510,7 +510,7 @@ func (p *Play) ChooseAndCancel(compensate bool) (begun bool) {
 		if o.kind == "undo" {
 			p.debt(o.token)
 			p.i.undone(o.token, uuid.UUID{1}, 0)
-			p.i.conclude(Cancelled, "no more", compensate)
+			p.i.conclude(statusCancelled, "no more", compensate)
 			return len(p.i.changes.undo) > 0
 		}
 	}

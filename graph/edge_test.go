@@ -367,7 +367,7 @@ func TestMessageTwiceAtOnce(t *testing.T) {
 	var refused atomic.Int32
 	employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		return worker.Config{
-			Pool: pool, Mux: s.mux, Prefixes: []string{graph.Prefix}, Processes: s.engine, Retention: worker.Retention{Off: true}, PollInterval: 20 * time.Millisecond,
+			Pool: pool, Mux: s.mux, Prefixes: []string{"graph."}, Processes: s.engine, Retention: worker.Retention{Off: true}, PollInterval: 20 * time.Millisecond,
 			Observe: worker.Observer{SettleRun: func(_ int, _ time.Duration, err error) {
 				if err != nil {
 					refused.Add(1)

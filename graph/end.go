@@ -44,7 +44,7 @@ func (i *instance) explode(t *token) {
 	c.tokens = filter(c.tokens, func(x *token) bool { return x.version > 0 || x == c.endedBut })
 	c.groups = filter(c.groups, func(g *group) bool { return !g.fresh })
 	c.joins, c.arrivals, c.detached, i.eaches = nil, nil, nil, nil
-	c.ended = i.status.Final()
+	c.ended = i.status.final()
 }
 
 // complete ends a token; the last one of the instance completes it.
@@ -69,22 +69,22 @@ func (i *instance) finish(t *token) {
 	}
 	i.setState(t, tokenCompleted)
 	i.endAll()
-	i.become(Completed, "")
+	i.become(statusCompleted, "")
 }
 
 // fail fails the instance, after everything is undone that is to be.
 func (i *instance) fail(t *token, reason string) {
 	if i.process.undoes {
-		i.compensate(t, Failed, reason)
+		i.compensate(t, statusFailed, reason)
 		return
 	}
 	i.setState(t, tokenFailed)
-	i.endAs(Failed, reason)
+	i.endAs(statusFailed, reason)
 }
 
 // endAs ends the instance now.
-func (i *instance) endAs(to Status, reason string) {
-	if to == Failed {
+func (i *instance) endAs(to status, reason string) {
+	if to == statusFailed {
 		i.failure = reason
 	}
 	i.endAll()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -39,13 +40,13 @@ func New(pool *pgxpool.Pool) *Engine {
 
 // Parts is for package worker: see worker.Config.Processes.
 func (e *Engine) Parts() hook.Engine {
-	return hook.Engine{Prefix: Prefix, Handlers: e.handlers(), Hook: hook.Hook{Concerns: e.concerns, Begin: e.begin, Backoff: e.backoff, Tend: e.tend}}
+	return hook.Engine{Prefix: naming.Engine, Handlers: e.handlers(), Hook: hook.Hook{Concerns: e.concerns, Begin: e.begin, Backoff: e.backoff, Tend: e.tend}}
 }
 
 // concerns reports whether the engine has to know how a run is settled: it is a step of a process,
 // or of the engine's own types.
 func (e *Engine) concerns(l *leasing.Lease) bool {
-	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, Prefix)
+	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, naming.Engine)
 }
 
 // find returns a process by name and version; 0: its highest.

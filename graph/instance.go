@@ -8,26 +8,28 @@ import (
 )
 
 // A Status is what has become of an instance so far.
-type Status string
+type status string
 
 // The states of an instance. WAITING means that nothing of it is due or runs.
 const (
-	Created    Status = "CREATED"
-	InProgress Status = "IN_PROGRESS"
-	Waiting    Status = "WAITING"
-	Completed  Status = "COMPLETED"
-	Failed     Status = "FAILED"
-	Cancelled  Status = "CANCELLED"
+	statusCreated    status = "CREATED"
+	statusInProgress status = "IN_PROGRESS"
+	statusWaiting    status = "WAITING"
+	statusCompleted  status = "COMPLETED"
+	statusFailed     status = "FAILED"
+	statusCancelled  status = "CANCELLED"
 )
 
 // Final reports whether the instance is over.
-func (s Status) Final() bool { return s == Completed || s == Failed || s == Cancelled }
+func (s status) final() bool {
+	return s == statusCompleted || s == statusFailed || s == statusCancelled
+}
 
 // An instance is as much of a process instance as a decision needs, and what it has changed.
 type instance struct {
 	id       uuid.UUID
 	process  *Process
-	status   Status
+	status   status
 	priority int
 	tenant   string          // empty: none
 	version  int64           // when it was read
@@ -47,7 +49,7 @@ type instance struct {
 
 	from *legacy // it begins, and takes over what another one has done
 
-	ending       Status // what it becomes once everything is undone; empty: it is not ending
+	ending       status // what it becomes once everything is undone; empty: it is not ending
 	endingReason string
 	debts        map[*token]uuid.UUID // the record that each undoing token undoes next; none: it is owed nothing, as far as was asked
 	undoing      bool                 // an undo step is under way
@@ -232,7 +234,7 @@ type event struct {
 }
 
 type transition struct {
-	from, to Status
+	from, to status
 	reason   string
 }
 

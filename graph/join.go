@@ -134,7 +134,7 @@ func (i *instance) fireTaken() {
 	if !i.process.survey {
 		return
 	}
-	for again := true; again && !i.status.Final(); {
+	for again := true; again && !i.status.final(); {
 		again = false
 		for _, j := range i.pendingTaken() {
 			if !i.comes(j) {

@@ -36,7 +36,7 @@ func (i *instance) leave(t *token, e *edge) {
 
 // enter is what happens when a token comes to a node.
 func (i *instance) enter(t *token) {
-	if i.status.Final() {
+	if i.status.final() {
 		return // another token has just ended the instance
 	}
 	if i.moves++; i.moves > maxMoves {

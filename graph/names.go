@@ -1,8 +1,5 @@
 package graph
 
-// Prefix is that of the engine's own run types.
-const Prefix = "graph."
-
 // maxSubject is the most bytes of the name of a message or signal.
 const maxSubject = 200
 

@@ -19,7 +19,7 @@ import (
 // restart looks whether an instance can be started again, and says what as. Whether all that it has done can be taken over is found when the run is settled.
 func (e *Engine) restart(ctx context.Context, p restartPayload) (Started, error) {
 	s := Started{After: p.Instance}
-	var status Status
+	var status status
 	var process, key, tenant string
 	var called bool
 	err := e.pool.QueryRow(ctx, `
@@ -31,9 +31,9 @@ func (e *Engine) restart(ctx context.Context, p restartPayload) (Started, error)
 		return s, run.Permanent(fmt.Errorf("instance: there is no instance %s, or retention has removed it", p.Instance))
 	case err != nil:
 		return s, fmt.Errorf("look for instance %s: %w", p.Instance, err)
-	case status != Failed && status.Final():
+	case status != statusFailed && status.final():
 		return s, cannot("instance: %s is %s; only one that is FAILED is started again", p.Instance, status)
-	case status != Failed:
+	case status != statusFailed:
 		return s, cannot("instance: %s is %s; have its incident tried again (graph.retry.v1), or fail it first (graph.fail.v1)", p.Instance, status)
 	case called:
 		return s, cannot("instance: %s was called by another one, which has heard of its end; start that one again", p.Instance)

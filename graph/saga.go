@@ -30,7 +30,7 @@ func (i *instance) owes(t *token, n *node, run runRef) {
 
 // compensate ends everything that moves and has t undo what was done. to is what becomes of the
 // instance then; empty: t goes on from its node.
-func (i *instance) compensate(t *token, to Status, reason string) {
+func (i *instance) compensate(t *token, to status, reason string) {
 	if to != "" {
 		i.ending, i.endingReason = to, reason
 		i.endOthers(t)

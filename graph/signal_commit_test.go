@@ -53,7 +53,7 @@ func TestSignalWhoseCommitIsLost(t *testing.T) {
 	l := &loser{db: s.pool, words: "process_signal_v1", one: 2}
 	employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		mux := worker.NewMux()
-		return worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{graph.Prefix}, Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond,
+		return worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{"graph."}, Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond,
 			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}}
 	}, func(_ *mortal, c *pgxpool.Config) { c.ConnConfig.Tracer = l })
 	await(t, "the signal to be over, and what it brought", func() bool {

@@ -25,7 +25,7 @@ func TestKilledBroadcastChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	mux := worker.NewMux()
-	_ = worker.Run(context.Background(), worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{graph.Prefix}, Lease: 2 * time.Second, PollInterval: 50 * time.Millisecond,
+	_ = worker.Run(context.Background(), worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{"graph."}, Lease: 2 * time.Second, PollInterval: 50 * time.Millisecond,
 		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}})
 }
 

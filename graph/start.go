@@ -62,7 +62,7 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 		return err
 	}
 	for _, b := range again {
-		if i := s.instances[b.started.Instance]; i != nil && i.status == Created {
+		if i := s.instances[b.started.Instance]; i != nil && i.status == statusCreated {
 			if err := i.begin(); err != nil {
 				return err
 			}
@@ -99,7 +99,7 @@ func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts 
 func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
 	i := newInstance()
 	i.trace = trace
-	i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, process, Created, b.asked.Priority, b.asked.Tenant, b.asked.Input
+	i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, process, statusCreated, b.asked.Priority, b.asked.Tenant, b.asked.Input
 	if p := b.asked.Parent; p != nil {
 		i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
 		if i.paused = s.owners[p.Token].paused; i.paused {

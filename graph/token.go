@@ -51,7 +51,7 @@ func (i *instance) known() []*token {
 // passed reports whether what is settled now comes too late for a token: it, or its instance, has
 // gone on, or come to its end, in this batch or before.
 func (i *instance) passed(t *token) bool {
-	return t.gone || alive(t.state) == 0 || i.status.Final() || i.changes.endedBut != nil && i.changes.endedBut != t
+	return t.gone || alive(t.state) == 0 || i.status.final() || i.changes.endedBut != nil && i.changes.endedBut != t
 }
 
 // newToken makes a new token.

@@ -247,7 +247,7 @@ func (i *instance) enterScope(t *token) {
 // drained is what happens when no token lives within any more: the host goes on.
 func (i *instance) drained(g *group) {
 	t := g.host
-	if t == nil || alive(t.state) == 0 || i.status.Final() || g.leadsNobody {
+	if t == nil || alive(t.state) == 0 || i.status.final() || g.leadsNobody {
 		return
 	}
 	g.leadsNobody = true

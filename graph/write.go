@@ -137,7 +137,7 @@ func (w *writer) instances(all []*instance) {
 		if i.failure != "" {
 			failures[k] = &i.failure
 		}
-		if i.status == Completed {
+		if i.status == statusCompleted {
 			outputs[k] = i.output
 		}
 	}

@@ -79,8 +79,8 @@ func asker(typ, which string) string {
 }
 
 // statusEvents are the outbox events that tell of a new status.
-var statusEvents = map[Status]string{
-	InProgress: "process.started", Completed: "process.completed", Failed: "process.failed", Cancelled: "process.cancelled",
+var statusEvents = map[status]string{
+	statusInProgress: "process.started", statusCompleted: "process.completed", statusFailed: "process.failed", statusCancelled: "process.cancelled",
 }
 
 func (w *writer) history(all []*instance) {
@@ -94,7 +94,7 @@ func (w *writer) history(all []*instance) {
 			owners, to, reasons = append(owners, i.id), append(to, string(h.to)), append(reasons, h.reason)
 			was := string(h.from)
 			from = append(from, &was)
-			if name := statusEvents[h.to]; name != "" && (h.to != InProgress || h.from == Created) {
+			if name := statusEvents[h.to]; name != "" && (h.to != statusInProgress || h.from == statusCreated) {
 				w.emit(i, name, map[string]any{})
 			}
 		}
@@ -139,7 +139,7 @@ func (w *writer) emit(i *instance, name string, data map[string]any) {
 	if i.trace != nil {
 		_ = json.Unmarshal(i.trace, &e.Headers) // process_trace has made it: one text
 	}
-	if i.status.Final() && strings.HasPrefix(name, "process.") {
+	if i.status.final() && strings.HasPrefix(name, "process.") {
 		w.finals = append(w.finals, e)
 		return
 	}

@@ -14,7 +14,7 @@ func (w *writer) records(all []*instance) {
 	w.owe(all)
 	var undone, failed, again, lenders []uuid.UUID
 	for _, i := range all {
-		if i.changes.unknown || i.lends && i.status == Completed {
+		if i.changes.unknown || i.lends && i.status == statusCompleted {
 			w.unknown(i)
 		}
 		undone = append(undone, i.changes.undone...)
@@ -27,7 +27,7 @@ func (w *writer) records(all []*instance) {
 		if i.changes.undoAgain {
 			again = append(again, i.id)
 		}
-		if i.lends && i.status == Completed {
+		if i.lends && i.status == statusCompleted {
 			lenders = append(lenders, i.id)
 		}
 	}

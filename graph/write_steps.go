@@ -146,7 +146,7 @@ func (w *writer) children(all []*instance) {
 			starts, priorities, tenants = append(starts, text), append(priorities, i.priority), append(tenants, i.tenant)
 			traces = append(traces, i.trace)
 		}
-		if i.parent != nil && i.status.Final() {
+		if i.parent != nil && i.status.final() {
 			tokens, visits = append(tokens, i.parent.token), append(visits, i.parent.visit)
 			news = append(news, position{Visit: i.parent.visit, Child: i.id}.json())
 		}

@@ -10,10 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 	"github.com/simple-workflow/simple-workflow/internal/database"
 	"github.com/simple-workflow/simple-workflow/internal/env"
 	"github.com/simple-workflow/simple-workflow/internal/probe"
+	"github.com/simple-workflow/simple-workflow/internal/secret"
 )
 
 // A settings is a config that is in order, with what was made of it.
@@ -72,7 +72,7 @@ func (s *settings) checkNames(report *env.Report) {
 	if unfit(s.WebhookKeyID.Value) {
 		report.Refuse(&s.WebhookKeyID, "use at most 64 printable characters")
 	}
-	if _, err := webhook.Key(s.WebhookSecret.Value); err != nil {
+	if _, err := secret.Key(s.WebhookSecret.Value); err != nil {
 		report.Refuse(&s.WebhookSecret, "%s", err)
 	}
 	for _, name := range s.Elsewhere.Value {

@@ -9,10 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 	"github.com/simple-workflow/simple-workflow/internal/env"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/secret"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 // The help has a line for every field of the config, with its default and a sentence, for every
@@ -65,21 +64,21 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(report.Problems)
 	}
 	for _, row := range []struct{ name, got, want any }{
-		{"batch", c.Batch.Value, dispatcher.DefaultBatch},
-		{"bytes", c.BatchBytes.Value, dispatcher.DefaultBatchBytes},
-		{"poll interval", c.PollInterval.Value, dispatcher.DefaultPollInterval},
-		{"claim", c.Claim.Value, dispatcher.DefaultClaim},
-		{"attempts", c.MaxAttempts.Value, dispatcher.DefaultMaxAttempts},
-		{"grace", c.ShutdownGrace.Value, dispatcher.DefaultGrace},
-		{"base", c.BackoffBase.Value, run.DefaultBackoffBase},
-		{"cap", c.BackoffCap.Value, run.DefaultBackoffCap},
+		{"batch", c.Batch.Value, shipped.EventBatch},
+		{"bytes", c.BatchBytes.Value, shipped.EventBatchBytes},
+		{"poll interval", c.PollInterval.Value, shipped.EventPollInterval},
+		{"claim", c.Claim.Value, shipped.EventClaim},
+		{"attempts", c.MaxAttempts.Value, shipped.EventAttempts},
+		{"grace", c.ShutdownGrace.Value, shipped.EventGrace},
+		{"base", c.BackoffBase.Value, shipped.BackoffBase},
+		{"cap", c.BackoffCap.Value, shipped.BackoffCap},
 	} {
 		if row.got != row.want {
 			t.Errorf("%s: %v, want %v", row.name, row.got, row.want)
 		}
 	}
 	field, _ := reflect.TypeFor[config]().FieldByName("WebhookSecret")
-	if got, want := field.Tag.Get("bounds"), fmt.Sprintf("at least %d characters", webhook.MinSecret); got != want {
+	if got, want := field.Tag.Get("bounds"), fmt.Sprintf("at least %d characters", secret.MinKey); got != want {
 		t.Errorf("shortest secret: %s, want %s", got, want)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher/program"
 	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 	"github.com/simple-workflow/simple-workflow/internal/address"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 // A sinkSpec is one element of DISPATCHER_SINKS.
@@ -50,7 +51,7 @@ var kinds = map[string]scheme{
 // quiet are the kinds that contact nobody when they are opened, and how long they wait for an
 // answer.
 var quiet = map[string]time.Duration{
-	"stdout": 0, "http": webhook.DefaultTimeout, "https": webhook.DefaultTimeout, "exec": program.DefaultPatience,
+	"stdout": 0, "http": shipped.WebhookTimeout, "https": shipped.WebhookTimeout, "exec": shipped.ProgramPatience,
 }
 
 var webhookOptions = slices.Clip([]string{"mode", "allow"})

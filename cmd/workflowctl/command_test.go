@@ -21,7 +21,7 @@ func engineAt(t *testing.T, url string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := worker.New(worker.Config{Pool: pool, Prefixes: []string{graph.Prefix}, Mux: worker.NewMux(), Processes: graph.New(pool)})
+	w, err := worker.New(worker.Config{Pool: pool, Prefixes: []string{"graph."}, Mux: worker.NewMux(), Processes: graph.New(pool)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,20 +11,21 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// A Sink writes each event as a line in the CloudEvents JSON format. An event is acknowledged when
+// A sink writes each event as a line in the CloudEvents JSON format. An event is acknowledged when
 // Write has returned for it: what a pipe or a disk does with it then is not known.
-type Sink struct {
+type sink struct {
 	writing chan struct{} // holds one while somebody writes
 	w       io.Writer
 	torn    bool // the last line may have no end
 }
 
-// New returns a sink that writes to w.
-func New(w io.Writer) *Sink { return &Sink{writing: make(chan struct{}, 1), w: w} }
+// New returns a sink that writes each event to w as a line in the CloudEvents JSON format. An event is acknowledged when Write has
+// returned for it: what a pipe or a disk does with it then is not known.
+func New(w io.Writer) dispatcher.Sink { return &sink{writing: make(chan struct{}, 1), w: w} }
 
 // Publish writes the events in their order. A writer that blocks, such as a pipe that nobody reads,
 // goes on with what it was given after ctx has ended.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	select {
 	case s.writing <- struct{}{}:
 	case <-ctx.Done():
@@ -44,7 +45,7 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 	}
 }
 
-func (s *Sink) write(events []event.Event) []error {
+func (s *sink) write(events []event.Event) []error {
 	errs := make([]error, len(events))
 	out := bufio.NewWriterSize(s.w, 64<<10)
 	if s.torn {
@@ -72,4 +73,4 @@ func all(events []event.Event, err error) []error {
 }
 
 // Close does nothing: whoever opened the writer closes it.
-func (s *Sink) Close() error { return nil }
+func (s *sink) Close() error { return nil }

@@ -32,13 +32,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-)
-
-// Defaults of Config.
-const (
-	DefaultPatience = 30 * time.Second
-	DefaultAtOnce   = 16
-	DefaultGrace    = 5 * time.Second
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 // maxLine is how long an answer may be.
@@ -49,13 +43,13 @@ type Config struct {
 	Path     string // or a name to be found in PATH
 	Args     []string
 	Env      []string      // NAME=value
-	AtOnce   int           // events in its hands at once, for each batch; 0: DefaultAtOnce
-	Patience time.Duration // it is killed when it owes answers and gives none for so long; 0: DefaultPatience
-	Grace    time.Duration // to end when its input has; 0: DefaultGrace
+	AtOnce   int           // events in its hands at once, for each batch; 0: 16
+	Patience time.Duration // it is killed when it owes answers and gives none for so long; 0: 30 s
+	Grace    time.Duration // to end when its input has; 0: 5 s
 }
 
-// A Sink gives events to a program.
-type Sink struct {
+// A sink gives events to a program.
+type sink struct {
 	config Config
 
 	mu      sync.Mutex
@@ -77,18 +71,18 @@ type process struct {
 }
 
 // New returns a sink for a program, which is not started before the first event.
-func New(c Config) (*Sink, error) {
+func New(c Config) (dispatcher.Sink, error) {
 	found, err := exec.LookPath(c.Path)
 	if err != nil {
 		return nil, fmt.Errorf("program %q cannot be started: %w", c.Path, err)
 	}
 	c.Path = found
-	c.AtOnce, c.Patience, c.Grace = cmp.Or(c.AtOnce, DefaultAtOnce), cmp.Or(c.Patience, DefaultPatience), cmp.Or(c.Grace, DefaultGrace)
-	return &Sink{config: c}, nil
+	c.AtOnce, c.Patience, c.Grace = cmp.Or(c.AtOnce, shipped.ProgramAtOnce), cmp.Or(c.Patience, shipped.ProgramPatience), cmp.Or(c.Grace, shipped.ProgramGrace)
+	return &sink{config: c}, nil
 }
 
 // Publish gives the events to the program.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	p, err := s.process()
 	if err != nil {
 		errs := make([]error, len(events))
@@ -101,7 +95,7 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 }
 
 // Close ends the program: its input ends, and if it does not end with it, it is killed.
-func (s *Sink) Close() error {
+func (s *sink) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
@@ -118,7 +112,7 @@ func (s *Sink) Close() error {
 }
 
 // process returns the running program, started if need be.
-func (s *Sink) process() (*process, error) {
+func (s *sink) process() (*process, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

@@ -107,7 +107,7 @@ func noted(t *testing.T, file string) []string {
 	return strings.Fields(string(text))
 }
 
-func sink(t *testing.T, part string, change func(*program.Config)) *program.Sink {
+func sink(t *testing.T, part string, change func(*program.Config)) dispatcher.Sink {
 	t.Helper()
 	c := program.Config{Path: os.Args[0], Args: []string{"play", part}, Patience: 20 * time.Second, Grace: 300 * time.Millisecond}
 	if change != nil {

@@ -19,7 +19,7 @@ import (
 )
 
 // trouble tells a sink that cannot be reached from one that could not cope with an event.
-func (s *Sink) trouble(ctx context.Context, err error) error {
+func (s *sink) trouble(ctx context.Context, err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
 		err = wrapped.Err // the URL may hold a token
@@ -41,7 +41,7 @@ func (s *Sink) trouble(ctx context.Context, err error) error {
 // That there is nothing at the URL, or not any more, is most likely not the event's fault: were it
 // taken for a rejection, a minute of a wrong route would park whatever is open. The same goes for
 // 403, which firewalls answer to single events, too.
-func (s *Sink) verdict(answer *http.Response, body []byte, size int) error {
+func (s *sink) verdict(answer *http.Response, body []byte, size int) error {
 	code := answer.StatusCode
 	after, told := answer.Header.Get("Retry-After"), s.masked.Replace(excerpt(body))
 	err := fmt.Errorf("status %d: %s", code, told)

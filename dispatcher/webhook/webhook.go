@@ -29,7 +29,10 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/address"
+	"github.com/simple-workflow/simple-workflow/internal/clock"
+	"github.com/simple-workflow/simple-workflow/internal/cloudevent"
 	"github.com/simple-workflow/simple-workflow/internal/secret"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 const (
@@ -37,24 +40,18 @@ const (
 	maxExcerpt = 300
 )
 
-// DefaultTimeout is how long a request may take.
-const DefaultTimeout = 10 * time.Second
-
-// MinSecret is the length in bytes of the shortest secret that is accepted.
-const MinSecret = 24
-
 // A Config says where events go.
 type Config struct {
 	URL    string
 	Binary bool // attributes as headers, the payload as the body
 	AtOnce int  // requests at once for each batch; 0: 16
-	// Timeout is for a request, its answer included; 0: DefaultTimeout.
+	// Timeout is for a request, its answer included; 0: 10 s.
 	Timeout time.Duration
 
 	// Secret signs each request. In the structured mode it does so as Standard Webhooks 1.0 has it: the
 	// header webhook-signature is "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). In the binary
 	// mode, where the body is not all, it is "v2," and that of id.timestamp.attributes.body, as docs/sinks/webhook.md has it. After
-	// whsec_ it is the base64 of the secret, otherwise the secret itself. Empty: no signature.
+	// whsec_ it is the base64 of the secret, otherwise the secret itself. It has at least 24 bytes. Empty: no signature.
 	Secret string
 	// KeyID names the secret in the header webhook-key-id, so that it can be changed.
 	KeyID string
@@ -68,8 +65,8 @@ type Config struct {
 	Client *http.Client
 }
 
-// A Sink sends events to a URL.
-type Sink struct {
+// A sink sends events to a URL.
+type sink struct {
 	config Config
 	client *http.Client
 	key    []byte // signs; nil: no signature
@@ -77,12 +74,12 @@ type Sink struct {
 }
 
 // New returns a sink, or an error that says what is wrong with the configuration.
-func New(c Config) (*Sink, error) {
+func New(c Config) (dispatcher.Sink, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return nil, errors.New("webhook: URL: use http://host/path or https://host/path")
 	}
-	key, err := Key(c.Secret)
+	key, err := secret.Key(c.Secret)
 	if err != nil {
 		return nil, fmt.Errorf("webhook: Secret: %w", err)
 	}
@@ -90,9 +87,9 @@ func New(c Config) (*Sink, error) {
 		c.AtOnce = 16
 	}
 	if c.Timeout <= 0 {
-		c.Timeout = DefaultTimeout
+		c.Timeout = shipped.WebhookTimeout
 	}
-	s := &Sink{config: c, client: c.Client, key: key, masked: mask(u)}
+	s := &sink{config: c, client: c.Client, key: key, masked: mask(u)}
 	if s.client == nil {
 		for _, network := range c.Allow {
 			if why := address.Meant(network); why != "" {
@@ -105,27 +102,6 @@ func New(c Config) (*Sink, error) {
 		s.client = c.newClient()
 	}
 	return s, nil
-}
-
-// Key returns the bytes that a secret signs with; nil for none.
-func Key(text string) ([]byte, error) {
-	if text == "" {
-		return nil, nil
-	}
-	key := []byte(text)
-	if coded, ok := strings.CutPrefix(text, "whsec_"); ok {
-		var err error
-		if key, err = base64.StdEncoding.DecodeString(coded); err != nil {
-			return nil, errors.New("what follows whsec_ is not base64; see: echo whsec_$(openssl rand -base64 24)")
-		}
-	}
-	if len(key) < MinSecret {
-		return nil, fmt.Errorf("it has %d bytes; use at least %d, for example from: openssl rand -hex 24", len(key), MinSecret)
-	}
-	if why := secret.Weak(key); why != "" {
-		return nil, errors.New(why)
-	}
-	return key, nil
 }
 
 func (c Config) newClient() *http.Client {
@@ -147,17 +123,17 @@ func (c Config) newClient() *http.Client {
 }
 
 // Publish sends each event by itself.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	return dispatcher.BySubject(ctx, events, s.config.AtOnce, s.send)
 }
 
 // Close lets go of idle connections.
-func (s *Sink) Close() error {
+func (s *sink) Close() error {
 	s.client.CloseIdleConnections()
 	return nil
 }
 
-func (s *Sink) send(ctx context.Context, e event.Event) error {
+func (s *sink) send(ctx context.Context, e event.Event) error {
 	request, err := s.request(ctx, e)
 	if err != nil {
 		return dispatcher.RejectForGood(err)
@@ -174,7 +150,7 @@ func (s *Sink) send(ctx context.Context, e event.Event) error {
 	return s.verdict(answer, body, len(e.Data()))
 }
 
-func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error) {
+func (s *sink) request(ctx context.Context, e event.Event) (*http.Request, error) {
 	var body bytes.Buffer
 	header := http.Header{}
 	if s.config.Binary {
@@ -187,7 +163,7 @@ func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error
 		header.Set("Content-Type", event.ApplicationCloudEventsJSON+"; charset=UTF-8")
 	}
 	if s.key != nil {
-		stamp := strconv.FormatInt(dispatcher.Now(ctx).Unix(), 10)
+		stamp := strconv.FormatInt(clock.Now(ctx).Unix(), 10)
 		header.Set("webhook-id", e.ID())
 		header.Set("webhook-timestamp", stamp)
 		header.Set("webhook-signature", s.sign(header, e.ID(), stamp, body.Bytes()))
@@ -207,7 +183,7 @@ func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error
 // sign returns the signature: of version 1 is that of Standard Webhooks 1.0, of the body alone. Where
 // attributes are headers, version 2 covers these, too, and no other is sent: who takes either could be given an
 // event with another type.
-func (s *Sink) sign(header http.Header, id, stamp string, body []byte) string {
+func (s *sink) sign(header http.Header, id, stamp string, body []byte) string {
 	mac := hmac.New(sha256.New, s.key)
 	fmt.Fprintf(mac, "%s.%s.", id, stamp)
 	version := "v1,"
@@ -235,8 +211,8 @@ func attributesOf(header http.Header) string {
 // binaryHeaders sets an event's attributes as the binary mode of the CloudEvents HTTP binding 1.0
 // has them (section 3.1.3).
 func binaryHeaders(header http.Header, e event.Event) {
-	for name, value := range dispatcher.Attributes(e) {
-		header.Set("ce-"+name, dispatcher.Percent(value))
+	for name, value := range cloudevent.Attributes(e) {
+		header.Set("ce-"+name, cloudevent.Percent(value))
 	}
 	header.Set("Content-Type", e.DataContentType())
 }

@@ -21,13 +21,14 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	cehttp "github.com/cloudevents/sdk-go/v2/protocol/http"
 
+	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 )
 
 var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 
 // sink returns a sink that may dial the loopback.
-func sink(t *testing.T, c webhook.Config) *webhook.Sink {
+func sink(t *testing.T, c webhook.Config) dispatcher.Sink {
 	t.Helper()
 	if c.Allow == nil {
 		c.Allow = loopback
@@ -54,7 +55,7 @@ func newEvent(id, subject string) event.Event {
 }
 
 // publish publishes one event.
-func publish(t *testing.T, s *webhook.Sink, e event.Event) error {
+func publish(t *testing.T, s dispatcher.Sink, e event.Event) error {
 	t.Helper()
 	errs := s.Publish(t.Context(), []event.Event{e})
 	if len(errs) != 1 {

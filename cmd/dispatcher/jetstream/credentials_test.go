@@ -13,7 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/jetstream"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/jetstream"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 

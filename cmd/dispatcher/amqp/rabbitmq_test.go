@@ -15,7 +15,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	rabbit "github.com/rabbitmq/amqp091-go"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/amqp"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/amqp"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver/child"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )

@@ -10,11 +10,12 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/amqp"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/amqp"
+	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
-func open(t *testing.T, c amqp.Config) *amqp.Sink {
+func open(t *testing.T, c amqp.Config) dispatcher.Sink {
 	t.Helper()
 	s, err := amqp.New(c)
 	if err != nil {

@@ -5,20 +5,19 @@ import (
 	"fmt"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/simple-workflow/simple-workflow/internal/cloudevent"
 	"github.com/twmb/franz-go/pkg/kgo"
-
-	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
 // record makes a record of an event, in the structured or the binary mode of the CloudEvents Kafka
 // binding.
-func (s *Sink) record(e event.Event) (*kgo.Record, error) {
+func (s *sink) record(e event.Event) (*kgo.Record, error) {
 	r := &kgo.Record{Topic: s.topic, Key: key(e)}
 	header := func(name, value string) {
 		r.Headers = append(r.Headers, kgo.RecordHeader{Key: name, Value: []byte(value)})
 	}
 	if s.binary {
-		for name, value := range dispatcher.Attributes(e) {
+		for name, value := range cloudevent.Attributes(e) {
 			header("ce_"+name, value)
 		}
 		header("content-type", e.DataContentType())

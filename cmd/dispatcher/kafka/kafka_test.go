@@ -21,7 +21,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/kafka"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/kafka"
+	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
@@ -37,7 +38,7 @@ func serve(t *testing.T, options ...kfake.Opt) *kfake.Cluster {
 
 func address(c *kfake.Cluster) string { return strings.Join(c.ListenAddrs(), ",") }
 
-func open(t *testing.T, config kafka.Config) *kafka.Sink {
+func open(t *testing.T, config kafka.Config) dispatcher.Sink {
 	t.Helper()
 	s, err := kafka.New(config)
 	if err != nil {

@@ -43,8 +43,8 @@ type Config struct {
 	TLS    *tls.Config // for kafkas://; nil: the system's certificates
 }
 
-// A Sink produces events to a topic of Kafka.
-type Sink struct {
+// A sink produces events to a topic of Kafka.
+type sink struct {
 	binary  bool
 	topic   string
 	options []kgo.Opt
@@ -59,7 +59,7 @@ var topicName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
 
 // New returns a sink, or an error that says what is wrong with the configuration. It connects when
 // there is something to publish.
-func New(c Config) (*Sink, error) {
+func New(c Config) (dispatcher.Sink, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "kafka" && u.Scheme != "kafkas" || u.Host == "" {
 		return nil, errors.New("kafka: URL: use kafka://host:port,host:port/TOPIC or kafkas://host:port/TOPIC")
@@ -72,11 +72,11 @@ func New(c Config) (*Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Sink{binary: c.Binary, topic: topic, options: options}, nil
+	return &sink{binary: c.Binary, topic: topic, options: options}, nil
 }
 
 // Publish produces each event after its predecessor in the subject was acknowledged.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	c, err := s.connection(ctx)
 	if err != nil {
 		return dispatcher.Unsent(ctx, len(events), err)
@@ -89,7 +89,7 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 }
 
 // Close ends the connections.
-func (s *Sink) Close() error {
+func (s *sink) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	c := s.clients
@@ -101,7 +101,7 @@ func (s *Sink) Close() error {
 	return nil
 }
 
-func (s *Sink) send(ctx context.Context, c *clients, e event.Event) error {
+func (s *sink) send(ctx context.Context, c *clients, e event.Event) error {
 	record, err := s.record(e)
 	if err != nil {
 		return dispatcher.RejectForGood(err)
@@ -128,7 +128,7 @@ var errUnknown = errors.New("no acknowledgement")
 
 // produce produces a record and waits until its fate is known, or there is no time left. Then the
 // client is given up: it would go on to try, and produce the record after others have.
-func (s *Sink) produce(ctx context.Context, c *clients, client *kgo.Client, record *kgo.Record) error {
+func (s *sink) produce(ctx context.Context, c *clients, client *kgo.Client, record *kgo.Record) error {
 	fate := make(chan error, 1)
 	// The context of one record ends others of its partition: hence none.
 	go client.Produce(context.WithoutCancel(ctx), record, func(_ *kgo.Record, err error) { fate <- err })
@@ -147,7 +147,7 @@ func (s *Sink) produce(ctx context.Context, c *clients, client *kgo.Client, reco
 }
 
 // trouble tells a Kafka that takes nothing from one that could not cope with an event.
-func (s *Sink) trouble(ctx context.Context, c *clients, err error) error {
+func (s *sink) trouble(ctx context.Context, c *clients, err error) error {
 	switch {
 	case errors.Is(err, errUnknown):
 		return err

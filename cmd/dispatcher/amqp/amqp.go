@@ -39,8 +39,8 @@ type Config struct {
 	TLS      *tls.Config // for amqps://; nil: the system's certificates
 }
 
-// A Sink publishes events to an exchange.
-type Sink struct {
+// A sink publishes events to an exchange.
+type sink struct {
 	config  Config
 	brokers []broker
 
@@ -52,7 +52,7 @@ type Sink struct {
 
 // New returns a sink, or an error that says what is wrong with the configuration. It connects when
 // there is something to publish.
-func New(c Config) (*Sink, error) {
+func New(c Config) (dispatcher.Sink, error) {
 	brokers, err := c.brokers()
 	if err != nil {
 		return nil, errors.New("amqp: URL: use amqp://user:password@host:port/vhost or amqps://host/vhost; host:port,host:port for several brokers")
@@ -60,7 +60,7 @@ func New(c Config) (*Sink, error) {
 	if c.Exchange == "" || len(c.Exchange) > longestKey {
 		return nil, errors.New("amqp: exchange: name one, as in #exchange=events")
 	}
-	return &Sink{config: c, brokers: brokers, lock: make(chan struct{}, 1)}, nil
+	return &sink{config: c, brokers: brokers, lock: make(chan struct{}, 1)}, nil
 }
 
 // A broker is one of those of a URL.
@@ -84,7 +84,7 @@ func (c Config) brokers() (brokers []broker, err error) {
 }
 
 // Publish sends each event after its predecessor in the subject was acknowledged.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	l, err := s.connection(ctx)
 	if err != nil {
 		return dispatcher.Unsent(ctx, len(events), err)
@@ -97,7 +97,7 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 }
 
 // Close ends the connection.
-func (s *Sink) Close() error {
+func (s *sink) Close() error {
 	s.lock <- struct{}{}
 	defer func() { <-s.lock }()
 	s.closed = true
@@ -108,7 +108,7 @@ func (s *Sink) Close() error {
 }
 
 // connection returns the link to the broker, made anew if there is none that works.
-func (s *Sink) connection(ctx context.Context) (*link, error) {
+func (s *sink) connection(ctx context.Context) (*link, error) {
 	select {
 	case s.lock <- struct{}{}:
 		defer func() { <-s.lock }()
@@ -139,7 +139,7 @@ func (s *Sink) connection(ctx context.Context) (*link, error) {
 	return nil, errors.New(strings.Join(reasons, "; ")) // in one line, which is what is shown
 }
 
-func (s *Sink) send(ctx context.Context, l *link, e event.Event) error {
+func (s *sink) send(ctx context.Context, l *link, e event.Event) error {
 	m, err := s.message(e)
 	if err != nil {
 		return dispatcher.RejectForGood(err)
@@ -172,7 +172,7 @@ func (s *Sink) send(ctx context.Context, l *link, e event.Event) error {
 }
 
 // verdict says what it means that the broker has confirmed a message, or that it never will.
-func (s *Sink) verdict(l *link, acked bool, e event.Event, m amqp.Publishing) error {
+func (s *sink) verdict(l *link, acked bool, e event.Event, m amqp.Publishing) error {
 	returned := l.returned(e.ID())
 	switch {
 	case acked && returned == "":

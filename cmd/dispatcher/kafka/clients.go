@@ -68,7 +68,7 @@ func (c Config) mechanism(user *url.Userinfo) (sasl.Mechanism, error) {
 }
 
 // connection returns clients that have reached a broker.
-func (s *Sink) connection(ctx context.Context) (*clients, error) {
+func (s *sink) connection(ctx context.Context) (*clients, error) {
 	s.mu.Lock()
 	c, closed := s.clients, s.closed
 	s.mu.Unlock()
@@ -117,7 +117,7 @@ func newClients(options []kgo.Opt) (c *clients, err error) {
 }
 
 // drop gives up clients, with all they hold.
-func (s *Sink) drop(c *clients) {
+func (s *sink) drop(c *clients) {
 	c.kill()
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/jetstream"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/jetstream"
+	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
@@ -65,7 +66,7 @@ func stream(t *testing.T, js natsjs.JetStream, c natsjs.StreamConfig) natsjs.Str
 	return s
 }
 
-func open(t *testing.T, url string, binary bool) *jetstream.Sink {
+func open(t *testing.T, url string, binary bool) dispatcher.Sink {
 	t.Helper()
 	s, err := jetstream.New(jetstream.Config{URL: url, Binary: binary})
 	if err != nil {

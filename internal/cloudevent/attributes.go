@@ -1,7 +1,7 @@
-package dispatcher
+// Package cloudevent writes the attributes of CloudEvents for the protocols that carry them as headers.
+package cloudevent
 
 import (
-	"context"
 	"fmt"
 	"iter"
 	"maps"
@@ -47,13 +47,4 @@ func Percent(value string) string {
 		}
 	}
 	return b.String()
-}
-
-// Unsent are the errors of n events of which none was sent, for the reason err: ErrNotTried, if ctx
-// has ended; else the sink is unavailable.
-func Unsent(ctx context.Context, n int, err error) []error {
-	if ctx.Err() != nil {
-		return all(n, ErrNotTried)
-	}
-	return all(n, Unavailable(err, 0))
 }

@@ -46,8 +46,8 @@ type Config struct {
 	Credentials string
 }
 
-// A Sink publishes events to NATS JetStream.
-type Sink struct {
+// A sink publishes events to NATS JetStream.
+type sink struct {
 	config  Config
 	servers string // for nats.Connect
 	hosts   string // the same for errors, without passwords
@@ -60,7 +60,7 @@ type Sink struct {
 
 // New returns a sink, or an error that says what is wrong with the configuration. It connects when
 // there is something to publish.
-func New(c Config) (*Sink, error) {
+func New(c Config) (dispatcher.Sink, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "nats" && u.Scheme != "tls" || u.Host == "" {
 		return nil, errors.New("jetstream: URL: use nats://host:port/SUBJECT or tls://host:port/SUBJECT; host:port,host:port for several servers")
@@ -81,11 +81,11 @@ func New(c Config) (*Sink, error) {
 	for _, host := range strings.Split(u.Host, ",") {
 		servers = append(servers, (&url.URL{Scheme: u.Scheme, User: u.User, Host: host}).String())
 	}
-	return &Sink{config: c, servers: strings.Join(servers, ","), hosts: u.Host, subject: subject, lock: make(chan struct{}, 1)}, nil
+	return &sink{config: c, servers: strings.Join(servers, ","), hosts: u.Host, subject: subject, lock: make(chan struct{}, 1)}, nil
 }
 
 // Publish sends each event after its predecessor in the subject was acknowledged.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	conn, err := s.connection(ctx)
 	if err != nil {
 		return dispatcher.Unsent(ctx, len(events), err)
@@ -102,7 +102,7 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 }
 
 // Close ends the connection.
-func (s *Sink) Close() error {
+func (s *sink) Close() error {
 	s.lock <- struct{}{}
 	defer func() { <-s.lock }()
 	s.closed = true
@@ -113,7 +113,7 @@ func (s *Sink) Close() error {
 }
 
 // connection returns the connection, made anew if there is none.
-func (s *Sink) connection(ctx context.Context) (*nats.Conn, error) {
+func (s *sink) connection(ctx context.Context) (*nats.Conn, error) {
 	select {
 	case s.lock <- struct{}{}:
 		defer func() { <-s.lock }()
@@ -141,7 +141,7 @@ func (s *Sink) connection(ctx context.Context) (*nats.Conn, error) {
 
 // options are those of a connection. It does not reconnect by itself, because then it would keep
 // messages back and send them late, after others have sent the same.
-func (s *Sink) options() []nats.Option {
+func (s *sink) options() []nats.Option {
 	options := []nats.Option{
 		nats.Name("simple-workflow"), nats.NoReconnect(), nats.Timeout(dialWithin), nats.FlusherTimeout(writeWithin), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default prints; LastError has it, too
@@ -178,7 +178,7 @@ func (d *dialer) free() (ended bool) {
 	return ended
 }
 
-func (s *Sink) send(ctx context.Context, conn *nats.Conn, js jetstream.JetStream, e event.Event) error {
+func (s *sink) send(ctx context.Context, conn *nats.Conn, js jetstream.JetStream, e event.Event) error {
 	m, err := s.message(e)
 	if err != nil {
 		return dispatcher.RejectForGood(err)
@@ -223,7 +223,7 @@ const (
 )
 
 // refusal says what the answer of a stream means that does not keep a message.
-func (s *Sink) refusal(refused *jetstream.APIError, m *nats.Msg) error {
+func (s *sink) refusal(refused *jetstream.APIError, m *nats.Msg) error {
 	err := fmt.Errorf("the stream of %s does not keep it: %w", m.Subject, refused)
 	switch {
 	case refused.ErrorCode == tooLarge:

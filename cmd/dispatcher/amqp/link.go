@@ -172,7 +172,7 @@ func (l *link) close() { _ = l.conn.CloseDeadline(time.Now().Add(time.Second)) }
 
 // lost says what it means for a message that the channel has ended. The broker ends it for what
 // one message has done; most of those that were under way are innocent.
-func (s *Sink) lost(l *link, m amqp.Publishing) error {
+func (s *sink) lost(l *link, m amqp.Publishing) error {
 	why := l.ending()
 	var e *amqp.Error
 	switch {
