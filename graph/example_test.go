@@ -21,13 +21,10 @@ func ExampleStart() {
 	defer done()
 	_, _ = pool.Exec(ctx, `CREATE TABLE purchase (id text PRIMARY KEY)`)
 
-	b := graph.Build("order", 1)
-	paid := b.Await("Paid", "paid", "input.order")
-	b.Start(paid).Then(b.Do("Ship", "shop.ship.v1").In("order", "input.order").In("amount", "steps.Paid.amount"))
-	definition, err := b.Definition()
-	if err != nil {
-		panic(err)
-	}
+	definition := &graph.Definition{Process: "order", Version: 1, Start: "Paid", Nodes: map[string]*graph.Node{
+		"Paid": {Await: &graph.Await{Message: "paid", Key: "input.order"}, To: "Ship"},
+		"Ship": {Do: "shop.ship.v1", In: map[string]string{"order": "input.order", "amount": "steps.Paid.amount"}},
+	}}
 	if _, err := graph.Deploy(ctx, pool, definition); err != nil {
 		panic(err)
 	}
@@ -36,7 +33,7 @@ func ExampleStart() {
 		Order string `json:"order"`
 	}
 	var asked uuid.UUID
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
 		if _, err := tx.Exec(ctx, `INSERT INTO purchase VALUES ('o-17')`); err != nil {
 			return err
 		}
