@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/spelling"
 )
 
-// Limits of a definition. They bound the time that Compile takes, and the number of tokens and statements of one decision.
+// Limits of a definition. They bound the time that Compile takes, and the work of one decision.
 const (
 	maxText     = 1 << 20 // bytes
 	maxNodes    = 2_000   // including those in scopes
