@@ -4,7 +4,7 @@ import (
 	"fmt"
 )
 
-// terminate completes the scope or each around a token, and ends all other tokens in it. Without one it completes the instance.
+// terminate completes the innermost scope around a token, and ends all other tokens in it. Without one it completes the instance.
 func (i *instance) terminate(t *token) {
 	for g := t.group; g != nil; g = g.parent {
 		if g.host != nil {

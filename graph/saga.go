@@ -10,10 +10,10 @@ import (
 // after the other, the latest record first, because a step may rest on what the steps before it have done.
 //
 // One token does that, in mode Compensation. If the instance is to end, all other tokens end first: none may do what would then have to
-// be undone, too. If a throw node begins it, the others continue. The token alternates between two runs. A run of type undoType does
-// nothing; settling it finds the next record, so that this is done with the instance locked. Then the undo step itself is
-// executed, an ordinary run. When no record is left, the token leads on from the throw node, or the instance gets the
-// status that it was to end with. That status is stored in its row meanwhile (ending), since undoing spans many transactions.
+// be undone, too. If a throw node begins it, the others continue. The token first gets a run of type undoType, whose handler does
+// nothing. When that run is settled, and when each undo step is, the shell looks for the next record with the instance locked, and
+// the core enqueues its undo step, an ordinary run. When no record is left, the token leads on from the throw node, or the
+// instance gets the status that it is to end with. Undoing spans many transactions, so the row stores that status (ending).
 
 // undoPause is how long a token that undoes waits before it asks again, if another undo step is under way. Each further pause is
 // twice as long, up to one minute.
@@ -52,8 +52,9 @@ func (i *instance) compensate(t *token, to Status, reason string) {
 	i.askDebt(t, 0, 0)
 }
 
-// askDebt enqueues the run after which the next record to undo is looked for. waited is how often the token has found another undo step
-// under way.
+// askDebt enqueues the run after which the next record to undo is looked for. The run is not due before the leases that were cut
+// off have expired: until then a handler may still do what is to be undone. waited is how often the token has found another undo
+// step under way.
 func (i *instance) askDebt(t *token, after time.Duration, waited int) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: t.node.name + "/undo", typ: undoType, payload: position{Tick: waited}.json(),
 		attempts: maxTimerAttempts, due: due{after: after}, afterLeases: true})

@@ -143,8 +143,8 @@ func (i *instance) waits(t *token) {
 	i.event(t, "node.entered", nil)
 }
 
-// waitFor starts the timer or subscription of a wait or await node, at a place of the token's node: that is another node if the
-// token is at a race. It reports whether the expressions of n could be evaluated; if not, the token is stopped.
+// waitFor starts the timer or subscription of n, a wait or await node. If the token is at a race, n is one of its options, and place
+// says which. waitFor reports whether the expressions of n could be evaluated; if not, the token is stopped.
 func (i *instance) waitFor(t *token, place string, n *node) bool {
 	if n.kind == await {
 		return i.subscribe(t, place, n.name, n.Await.Message+n.Await.Signal, n.key)
@@ -353,8 +353,8 @@ func (i *instance) endInside(t *token) {
 	}
 }
 
-// maxTimerAttempts is the attempt limit of the runs of timers and undo questions. Their handlers do nothing, so attempts are lost
-// only with workers that die. A timer must not fail because of that.
+// maxTimerAttempts is the attempt limit of runs of timerType and undoType. Their handlers do nothing, so attempts are spent
+// only by workers that die. A timer must not fail because of that.
 const maxTimerAttempts = 1000
 
 // expects reports whether a token waits for the event that a run of the engine's own type reports. Other runs, those of steps, are
