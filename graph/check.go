@@ -40,7 +40,7 @@ func (c *compiler) fork(path string, n *node) {
 // branches checks the number of branches: each becomes a token, all in one decision.
 func (c *compiler) branches(path string, n *node, count int) {
 	if count > maxBranches {
-		c.bad("BRANCHES", path+"/"+string(n.kind), fmt.Sprintf("it has %d branches", count), fmt.Sprintf("use at most %d; each does a step for each element of a list", maxBranches))
+		c.bad("BRANCHES", path+"/"+string(n.kind), fmt.Sprintf("it has %d branches", count), fmt.Sprintf("use at most %d; an each executes a step for each element of a list", maxBranches))
 	}
 }
 

@@ -29,12 +29,12 @@ var (
 	typeForm = regexp.MustCompile(`^[a-z0-9_-]+(\.[a-z0-9_-]+)+$`)
 )
 
-// Compile checks a definition and returns it as a Process. It returns all findings, notes included, in order of their paths.
-// If at least one is not a note, the process is nil and the error is an *InvalidError.
+// Compile checks a definition and returns it as a Process. It returns all findings, notes included, in order of their
+// paths. If at least one is not a note, the process is nil and the error is an *InvalidError.
 func Compile(d *Definition) (*Process, []Finding, error) { return compileAll(d, true) }
 
-// compileAll is Compile. Without advise it leaves out the notes that take long to find: a worker that loads a deployed definition
-// shows them to nobody.
+// compileAll is Compile. Without advise it leaves out the notes that take long to find: a worker that loads a deployed
+// definition shows them to nobody.
 func compileAll(d *Definition, advise bool) (*Process, []Finding, error) {
 	c := &compiler{advise: advise, p: &Process{Definition: d, nodes: map[string]*node{}}, paths: map[*node]string{}}
 	c.header()
@@ -128,11 +128,12 @@ func (c *compiler) invalid() error {
 	return &InvalidError{Process: c.p.Definition.Process, Version: c.p.Definition.Version, Findings: errs}
 }
 
-// small reports whether the definition is small enough to be checked further: the checks of a larger one would take too long.
+// small reports whether the definition is small enough to be checked further: the checks of a larger one would take too
+// long.
 func (c *compiler) small() bool {
 	nodes, edges := size(c.p.Definition.Nodes)
 	if nodes == 0 || nodes > maxNodes {
-		c.bad("NODE_COUNT", "/nodes", fmt.Sprintf("there are %d nodes", nodes), fmt.Sprintf("use 1 to %d; what is a process of its own can be called", maxNodes))
+		c.bad("NODE_COUNT", "/nodes", fmt.Sprintf("there are %d nodes", nodes), fmt.Sprintf("use 1 to %d; move parts into processes of their own and call them", maxNodes))
 	}
 	if edges > maxEdges {
 		c.bad("EDGE_COUNT", "/nodes", fmt.Sprintf("there are %d edges", edges), fmt.Sprintf("use at most %d", maxEdges))
@@ -171,7 +172,7 @@ func (c *compiler) header() {
 		c.bad("LANG", "/lang", fmt.Sprintf("%.40q is not known", d.Lang), "use cel, or leave it out")
 	}
 	for _, path := range d.zeros {
-		c.bad("ZERO", path, "0 would mean the same as nothing here", "leave it out, or say how many")
+		c.bad("ZERO", path, "0 would mean the same as leaving it out", "leave it out, or give a number greater than 0")
 	}
 	c.failure("/failure", d.Failure)
 	c.p.output = c.expression("/output", d.Output, ofInstance)
@@ -188,7 +189,7 @@ func (c *compiler) node(path, name string, def *Node) *node {
 	}
 	said := def.verbs()
 	if len(said) != 1 {
-		c.bad("VERB", path, fmt.Sprintf("it has %d verbs %v, one says what it is", len(said), kindsOf(said)), fmt.Sprintf("use one of %s", strings.Join(kindsOf(verbs), ", ")))
+		c.bad("VERB", path, fmt.Sprintf("it has %d verbs %v; a node has exactly one", len(said), kindsOf(said)), fmt.Sprintf("use one of %s", strings.Join(kindsOf(verbs), ", ")))
 		return nil
 	}
 	n := &node{Node: def, name: name, kind: said[0].kind, verb: said[0]}
@@ -215,7 +216,7 @@ func (c *compiler) runType(path, typ string, required bool, own ...string) {
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%.120q is not the type of a run", typ), "use a dotted lower-case name such as billing.charge.v1")
 	case strings.HasPrefix(typ, Prefix) && !slices.Contains(own, typ):
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%q is the engine's own and no step", typ),
-			fmt.Sprintf("to start a process use call; the steps there are of this kind are %q and %q", messageType, signalType))
+			fmt.Sprintf("to start a process use call; the only steps of this kind are %q and %q", messageType, signalType))
 	}
 }
 
@@ -243,7 +244,7 @@ func (c *compiler) retry(path string, def *Node) {
 	if def.Retry != nil {
 		r, at = *def.Retry, path+"/retry/attempts"
 		if def.Attempts != 0 {
-			c.bad("ATTEMPTS", path+"/attempts", "retry says it, too", "say it in retry alone")
+			c.bad("ATTEMPTS", path+"/attempts", "retry sets it, too", "set it in retry only")
 		}
 	}
 	if r.Attempts < 0 || r.Attempts > 1000 {
@@ -397,7 +398,7 @@ func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge
 		kinds := count(h.Error != "") + count(h.After > 0) + count(h.Every > 0) + count(h.Message != "")
 		switch {
 		case kinds != 1:
-			c.bad("HANDLER", path+at, "it needs one of error, after, every and message, and times are more than 0", "say when this edge is taken")
+			c.bad("HANDLER", path+at, "it needs one of error, after, every and message, and durations greater than 0", "say when this edge is taken")
 		case h.Error != "":
 			if !n.verb.fails {
 				c.bad("MISPLACED", path+at+"/error", fmt.Sprintf("a %s does not fail", n.kind), "remove it")

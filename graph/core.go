@@ -8,11 +8,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// The core decides how one event changes an instance. It uses no database and no clock and draws no ids: what is new gets its id
-// when it is written.
+// The core decides how one event changes an instance. It uses no database and no clock and draws no ids: what is new
+// gets its id when it is written.
 //
-// Each method below that is an event moves the token that it is about, and with it all tokens that can move on, until each of them
-// waits or has ended. Then it calls settle, which finds out what that means for the instance as a whole.
+// Each method below that is an event moves the token that it is about, and with it all tokens that can move on, until
+// each of them waits or has ended. Then it calls settle, which finds out what that means for the instance as a whole.
 
 // begin places the first token at the start node.
 func (i *instance) begin() error {
@@ -64,8 +64,8 @@ type problem struct {
 	done          bool // the step has done its work, but the database refused its result
 }
 
-// failed handles a step that has failed for good. The token takes the innermost error edge for the code. If there is none, the
-// instance fails if the handler or the definition says so. Otherwise the token stays with an incident.
+// failed handles a step that has failed for good. The token takes the innermost error edge for the code. If there is
+// none, the instance fails if the handler or the definition says so. Otherwise the token stays with an incident.
 func (i *instance) failed(t *token, p problem) {
 	i.changes.touched = true
 	if !t.hasItem {
@@ -94,12 +94,13 @@ func (i *instance) failed(t *token, p problem) {
 	i.settle()
 }
 
-// ownCodes are the codes of incidents for which retry does something other than execute the step anew. A handler may return an
-// error with such a code. Its incident gets the code handler_error instead, so that retry does not mistake it for the engine's.
+// ownCodes are the codes of incidents for which retry does something other than execute the step anew. A handler may
+// return an error with such a code. Its incident gets the code handler_error instead, so that retry does not mistake it
+// for the engine's.
 var ownCodes = map[string]bool{mappingFailed: true, outputFailed: true, listBroken: true, compensationFailed: true, "not_settled": true, "not_leased": true, "not_reached": true}
 
-// failedUnheard is failed for a failure that no run of the token records. Expressions read failures from runs, so this one is
-// stored on its own.
+// failedUnheard is failed for a failure that no run of the token records. Expressions read failures from runs, so this
+// one is stored on its own.
 func (i *instance) failedUnheard(t *token, p problem) {
 	if !t.hasItem {
 		i.changes.failures = append(i.changes.failures, failed{t.node.name, p.code, p.message})
@@ -107,8 +108,9 @@ func (i *instance) failedUnheard(t *token, p problem) {
 	i.failed(t, p)
 }
 
-// caught lets the innermost error edge for a code take the error: an edge of the node, of the scope or each around it, and so on
-// outwards. It reports whether there is one. An edge of a scope or each ends all tokens within, and leads its host on.
+// caught lets the innermost error edge for a code take the error: an edge of the node, of the scope or each around it,
+// and so on outwards. It reports whether there is one. An edge of a scope or each ends all tokens within, and leads its
+// host on.
 func (i *instance) caught(t *token, code string) bool {
 	if e := t.node.errorEdge(code); e != nil && !t.hasItem {
 		i.detach(t)
@@ -131,8 +133,9 @@ func (i *instance) caught(t *token, code string) bool {
 	return false
 }
 
-// conclude cancels or fails the instance because somebody has asked for it. With undo, what was done is undone first. A new token
-// does that, since none of the present ones need be loaded. It is placed at the start, because a token has to be at some node.
+// conclude cancels or fails the instance because somebody has asked for it. With undo, what was done is undone first. A
+// new token does that, since none of the present ones need be loaded. It is placed at the start, because a token has to
+// be at some node.
 func (i *instance) conclude(to Status, reason string, undo bool) {
 	i.changes.touched = true
 	if undo && i.process.undoes {
@@ -145,16 +148,16 @@ func (i *instance) conclude(to Status, reason string, undo bool) {
 	i.settle()
 }
 
-// strand opens an incident for a token whose run, the only one that would have moved it, has a payload that the engine did not
-// write. A retry enters the node again.
+// strand opens an incident for a token whose run, the only one that would have moved it, has a payload that the engine
+// did not write. A retry enters the node again.
 func (i *instance) strand(t *token, code, message string) {
 	i.changes.touched = true
 	i.stop(t, code, message)
 	i.settle()
 }
 
-// retry retries what an incident with this code has stopped. What is done is not done again: after mapping_failed, for example,
-// only the mapping is evaluated anew. With force, a join fires with the tokens that have arrived.
+// retry retries what an incident with this code has stopped. What is done is not done again: after mapping_failed, for
+// example, only the mapping is evaluated anew. With force, a join fires with the tokens that have arrived.
 func (i *instance) retry(t *token, code string, force bool) {
 	i.changes.touched = true
 	if t.stopped {
@@ -186,11 +189,11 @@ func (i *instance) retry(t *token, code string, force bool) {
 		if _, known := i.facts.steps[t.node.name]; known {
 			i.goOn(t)
 		} else {
-			i.stop(t, mappingFailed, "its result is what it was; correct it with SELECT process_correct(…), then retry")
+			i.stop(t, mappingFailed, "its result is unchanged; correct it with SELECT process_correct(…), then retry")
 		}
 	case code == run.CodeResult: // the step is done, too
 		if failedAs(i.facts.steps[t.node.name]) == run.CodeResult {
-			i.stop(t, run.CodeResult, "its result is refused as it was; correct it with SELECT process_correct(…), then retry")
+			i.stop(t, run.CodeResult, "its result is still refused; correct it with SELECT process_correct(…), then retry")
 		} else {
 			i.goOn(t)
 		}
@@ -201,9 +204,9 @@ func (i *instance) retry(t *token, code string, force bool) {
 	i.settle()
 }
 
-// settle determines the status of the instance, after all tokens have moved as far as they can. Before that it does what depends
-// on all tokens: hosts of empty scopes lead on, and taken joins fire if nobody else can arrive. Each may make the other possible,
-// so settle repeats both until nothing changes.
+// settle determines the status of the instance, after all tokens have moved as far as they can. Before that it does
+// what depends on all tokens: hosts of empty scopes lead on, and taken joins fire if nobody else can arrive. Each may
+// make the other possible, so settle repeats both until nothing changes.
 func (i *instance) settle() {
 	for again := true; again; {
 		again = i.drain()
@@ -227,8 +230,8 @@ func (i *instance) settle() {
 	i.moves, *i.facts.spent = 0, 0 // the limits are for one event: how many are settled together must not decide whether one of them fails
 }
 
-// hosts counts the hosts of scopes that move only when the tokens within move. They do not keep a join from being unsatisfiable. If
-// the process has scopes, every live token is loaded.
+// hosts counts the hosts of scopes that move only when the tokens within move. If these wait in vain, their hosts do, too. If the
+// process has scopes, every live token is loaded.
 func (i *instance) hosts() (n int) {
 	if !i.process.survey {
 		return 0
@@ -247,7 +250,8 @@ func (i *instance) movable(t *token) bool {
 		slices.ContainsFunc(i.changes.steps, func(s step) bool { return s.token == t })
 }
 
-// become changes the status. Transitions that the state machine does not have are taken in two steps, by way of IN_PROGRESS.
+// become changes the status. Transitions that the state machine does not have are taken in two steps, by way of
+// IN_PROGRESS.
 func (i *instance) become(to Status, reason string) {
 	if i.status == to {
 		return

@@ -24,7 +24,8 @@ type Definition struct {
 	zeros []string // JSON pointers of the numbers that are 0 in the text, see zeros
 }
 
-// A Node has exactly one verb, the key that says what the node is. The verbs are Do to Terminate; the other keys refine it.
+// A Node has exactly one verb, the key that says what the node is. The verbs are Do to Terminate; the other keys refine
+// it.
 type Node struct {
 	Do        string   `json:"do,omitzero"`        // a step: the type of the run that does it
 	Choose    []Way    `json:"choose,omitzero"`    // exclusive gateway: the first way whose condition is true, or Else
@@ -66,7 +67,7 @@ const (
 // A RetryPolicy says how often a step is tried. A field that is zero is taken from the policy of the step's type.
 type RetryPolicy struct {
 	Attempts int      `json:"attempts,omitzero"` // the maximum number of starts, 1 to 1000; 3, the default of runs, also means the policy's
-	Base     Duration `json:"base,omitzero"`     // the pause before the second attempt; later pauses grow as the policy says, twofold unless set
+	Base     Duration `json:"base,omitzero"`     // the pause before the second attempt; later ones grow as the policy says, by default to twice the last one
 	Cap      Duration `json:"cap,omitzero"`      // the longest pause; jitter adds up to half of a pause
 }
 
@@ -76,22 +77,22 @@ type Way struct {
 	To string `json:"to"`
 }
 
-// A Handler is a boundary event: an edge that is taken when something happens while a token is at a node. It has exactly one
-// of Error, After, Every and Message.
+// A Handler is a boundary event: an edge that is taken when something happens while a token is at a node. It has
+// exactly one of Error, After, Every and Message.
 type Handler struct {
 	Error   string   `json:"error,omitzero"`   // the node has failed for good with this code; * is any code
 	After   Duration `json:"after,omitzero"`   // the token has been here for this long
 	Every   Duration `json:"every,omitzero"`   // repeatedly, at this interval; implies Keep
-	Times   int      `json:"times,omitzero"`   // with Every: the maximum number of repetitions; 0: no limit
+	Times   int      `json:"times,omitzero"`   // with Every: how often it happens at most; 0: no limit
 	Message string   `json:"message,omitzero"` // a message of this name has arrived
 	Key     string   `json:"key,omitzero"`     // with Message: an expression, the key that the message is correlated by
 	Keep    bool     `json:"keep,omitzero"`    // the token stays and another one takes the edge (non-interrupting)
 	To      string   `json:"to"`
 }
 
-// A Throw has exactly one of Compensate and Error. With Compensate it undoes, in reverse order, each completed step with an
-// Undo in its own scope and in the finished scopes within it, and then leads on. With Error it fails with this code, which
-// the error edge of a scope around it may take.
+// A Throw has exactly one of Compensate and Error. With Compensate it undoes, in reverse order, each completed step
+// with an Undo in its own scope and in the finished scopes within it, and then leads on. With Error it fails with this
+// code, which the error edge of a scope around it may take.
 type Throw struct {
 	Compensate bool   `json:"compensate,omitzero"`
 	Error      string `json:"error,omitzero"`
@@ -121,14 +122,14 @@ type Call struct {
 // propagate is the value of Call.Undo with which the child is undone with its caller.
 const propagate = "propagate"
 
-// An Each does a step for each element of a list. It evaluates and stores the list when a token enters, so later changes of
-// facts do not change it. Its result is the list of the steps' results, in the order of the elements.
+// An Each does a step for each element of a list. It evaluates and stores the list when a token enters, so later
+// changes of facts do not change it. Its result is the list of the steps' results, in the order of the elements.
 type Each struct {
 	List  string `json:"list"`           // an expression; Node.In reads an element as item
 	Do    string `json:"do"`             // the type of the runs
 	Limit int    `json:"limit,omitzero"` // the maximum number of elements under way at once; 1: one after the other; 0: 100
 	Need  int    `json:"need,omitzero"`  // the number of successes after which the token leads on; 0: all
-	Rest  string `json:"rest,omitzero"`  // with Need, what happens to the elements then under way: cancel; empty: they continue, and their results are ignored
+	Rest  string `json:"rest,omitzero"`  // with Need, what happens to the elements then under way; cancel: they end; empty: they continue, and their results are ignored
 }
 
 // A Scope is a part of the process with a start of its own.
@@ -152,13 +153,13 @@ type Wait struct {
 	Until string // an expression that gives a time in RFC 3339
 }
 
-// Parse reads a definition from JSON of at most 1 MiB. Its error is an *InvalidError: the text is too long or is not JSON, a key
-// is unknown or appears twice, or a value has the wrong form. Unless the text is too long or is not JSON, the error also lists
-// all errors that Compile would find, so that an author sees all mistakes at once. Parse does not check whether a definition
-// that it can read makes sense. Compile does.
+// Parse reads a definition from JSON of at most 1 MiB. Its error is an *InvalidError: the text is too long or is not
+// JSON, a key is unknown or appears twice, or a value has the wrong form. Unless the text is too long or is not JSON,
+// the error also lists all errors that Compile would find, so that an author sees all mistakes at once. Parse does not
+// check whether a definition that it can read makes sense. Compile does.
 func Parse(text []byte) (*Definition, error) {
 	if len(text) > maxText {
-		return nil, &InvalidError{Findings: []Finding{{Code: "SIZE", Reason: fmt.Sprintf("the definition has more than %d bytes", maxText), Fix: "have it call processes of its own for parts of it"}}}
+		return nil, &InvalidError{Findings: []Finding{{Code: "SIZE", Reason: fmt.Sprintf("the definition has more than %d bytes", maxText), Fix: "move parts into processes of their own and call them"}}}
 	}
 	return parse(text)
 }
@@ -174,8 +175,8 @@ func parse(text []byte) (*Definition, error) {
 	return &d, nil
 }
 
-// zeros returns the JSON pointers of all numbers that are 0, except /version, which header checks. In a Definition a number
-// that is 0 means that the key was left out. So without this list an author's 0 would silently mean the default.
+// zeros returns the JSON pointers of all numbers that are 0, except /version, which header checks. In a Definition a
+// number that is 0 means that the key was left out. So without this list an author's 0 would silently mean the default.
 func zeros(text []byte) (paths []string) {
 	in := jsontext.NewDecoder(bytes.NewReader(text))
 	for {

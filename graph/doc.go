@@ -1,8 +1,9 @@
 // Package graph executes process graphs on top of runs and leases.
 //
 // A process consists of nodes and edges. Tokens mark where an instance of the process is. A token at a step has a run
-// (workflow_run.token_id), which any worker leases by its type. Settling that run moves the token in the same transaction.
-// The token passes the gateways, forks and joins up to the next step in that transaction, so they need no leases.
+// (workflow_run.token_id), which any worker leases by its type. Settling that run moves the token in the same
+// transaction. The token passes the gateways, forks and joins up to the next step in that transaction, so they need no
+// leases.
 //
 // # One token through a fork and a join
 //
@@ -19,24 +20,25 @@
 //	run of D   Token 4 has no edge to follow. It becomes Completed. No token is left, so the
 //	           instance becomes COMPLETED.
 //
-// The scripts in testdata show what the core decides for this process and for two dozen others. To follow them in the code,
-// read done → goOn → leave → follow → enter, and from there forkAll → fork, arrive → fire, or startStep.
+// The scripts in testdata show what the core decides for this process and for two dozen others. To follow them in the
+// code, read done → goOn → leave → follow → enter, and from there forkAll → fork, arrive → fire, or startStep.
 //
 // # The files
 //
-// [Definition] is what an author writes. [Compile] checks it and returns a [Process]. The core walks the process: given the
-// loaded part of an instance and one event, it decides what changes. It uses no database and no clock and draws no ids, so
-// the same instance and event always give the same changes, and tests run it in memory. [Engine] is the shell, a hook in the
-// worker's settle transaction: it locks and loads instances, calls the core, and writes the changes.
+// [Definition] is what an author writes. [Compile] checks it and returns a [Process]. The core walks the process: given
+// the loaded part of an instance and one event, it decides what changes. It uses no database and no clock and draws no
+// ids, so the same instance and event always give the same changes, and tests run it in memory. [Engine] is the shell,
+// a hook in the worker's settle transaction: it locks and loads instances, calls the core, and writes the changes.
 //
-// The files form four groups. A group may use the groups listed before it, and none listed after it. A test in internal/arrows
-// enforces this.
+// The files form four groups. A group may use the groups listed before it, and none listed after it. A test in
+// internal/arrows enforces this.
 //
 //   - definitions: definition, builder, place, duration; kind is the table of node kinds; compile, check, shape, flow and
 //     expression check it; process is its compiled form; label and picture draw it
 //   - the core: instance holds the loaded state and the changes; core has the events; token, move, join, each, waiting,
 //     saga, end and fact move tokens; legacy restarts a failed instance as another one
-//   - requests: command has the functions by which programs start, signal, cancel and retry; payload has the payloads of those runs
+//   - requests: command has the functions by which programs start, signal, cancel and retry; payload has the payloads of these
+//     runs
 //   - the shell: run_type has, for each of the engine's own run types, its handler, what it locks and what settling it does;
 //     answer has the handlers; lock and load* read; act and start pass settled runs to the core; write* and message write;
 //     lasting chooses how statements are planned

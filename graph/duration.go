@@ -11,8 +11,8 @@ import (
 // iso matches the durations of ISO 8601 that have a fixed length: without years and months.
 var iso = regexp.MustCompile(`^P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?$`)
 
-// A Duration is a time.Duration that is written in the form of ISO 8601, such as PT5M, and read in that form or in Go's, such
-// as 5m. It is at most ten years and is truncated to microseconds, the precision of Postgres.
+// A Duration is a time.Duration that is written in the form of ISO 8601, such as PT5M, and read in that form or in
+// Go's, such as 5m. It is at most ten years and is truncated to microseconds, the precision of Postgres.
 type Duration time.Duration
 
 // String returns the canonical form: days, hours, minutes and seconds of ISO 8601, each as far as it is not 0.

@@ -8,8 +8,8 @@ import (
 // defaultLimit is how many elements are under way at once unless the definition says otherwise.
 const defaultLimit = 100
 
-// A progress is the state of one execution of an each. A decision sees only the elements that it may start, so the cost of an
-// element does not grow with the length of the list.
+// A progress is the state of one execution of an each. The list may be long, so only the elements that the batch may
+// start are read.
 type progress struct {
 	group   *group
 	items   []json.RawMessage // the elements from the next one on that the batch may start
@@ -72,8 +72,8 @@ func (i *instance) startItems(p *progress) {
 	}
 }
 
-// startItem enqueues the step for one element. Without a mapping (In) the payload is the element, or {"item": element} if it is not
-// an object.
+// startItem enqueues the step for one element. Without a mapping (In) the payload is the element, or {"item": element}
+// if it is not an object.
 func (i *instance) startItem(t *token, item json.RawMessage) {
 	f, n := i.facts, t.node
 	if err := json.Unmarshal(item, &f.item); err != nil {
@@ -91,8 +91,8 @@ func (i *instance) startItem(t *token, item json.RawMessage) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name + "/item", typ: n.Each.Do, payload: payload, attempts: n.attempts()})
 }
 
-// listBroken is the code of the incident of an element that is done and cannot be counted, because the numbers of its list
-// contradict each other.
+// listBroken is the code of the incident of an element that is done and cannot be counted, because the numbers of its
+// list contradict each other.
 const listBroken = "list_broken"
 
 // itemDone counts an element that has succeeded, and starts the next elements or leads the host on.
@@ -126,8 +126,8 @@ func (i *instance) progressOf(g *group) *progress {
 	return nil
 }
 
-// eachDone leads the host on from a list that has enough results. Elements that are still under way end, with rest: cancel, or run
-// on in the group without anybody waiting for them.
+// eachDone leads the host on from a list that has enough results. Elements that are still under way end, with rest:
+// cancel, or run on in the group without anybody waiting for them.
 func (i *instance) eachDone(p *progress) {
 	t := p.group.host
 	p.changed, p.over, p.group.leadsNobody = true, true, true

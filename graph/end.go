@@ -4,7 +4,8 @@ import (
 	"fmt"
 )
 
-// terminate completes the innermost scope around a token, and ends all other tokens in it. Without one it completes the instance.
+// terminate completes the innermost scope around a token, and ends all other tokens in it. Without one it completes the
+// instance.
 func (i *instance) terminate(t *token) {
 	for g := t.group; g != nil; g = g.parent {
 		if g.host != nil {
@@ -18,8 +19,8 @@ func (i *instance) terminate(t *token) {
 	i.finish(t)
 }
 
-// drain leads the hosts of scopes on whose tokens have all ended. A group may have live tokens again by now, if a new one has
-// joined it in the same decision. It reports whether there was anything to do.
+// drain leads the hosts of scopes on whose tokens have all ended. A group may have live tokens again by now, if a new
+// one has joined it in the same decision. It reports whether there was anything to do.
 func (i *instance) drain() (any bool) {
 	for len(i.drains) > 0 {
 		g := i.drains[0]
@@ -32,8 +33,9 @@ func (i *instance) drain() (any bool) {
 	return any
 }
 
-// explode fails an instance whose tokens multiply, or run in a loop, without end. The tokens and groups that this decision
-// has made are dropped rather than written, as they may be thousands. Only t is written, if it has to undo what was done.
+// explode fails an instance whose tokens multiply, or run in a loop, without end. The tokens and groups that this
+// decision has made are dropped rather than written, as they may be thousands. Only t is written, if it has to undo
+// what was done.
 func (i *instance) explode(t *token) {
 	if i.ending != "" {
 		return // another token has just called explode
@@ -57,8 +59,8 @@ func (i *instance) complete(t *token) {
 	i.setState(t, tokenCompleted)
 }
 
-// finish completes the instance. t is its last token, or one that terminates it. If the output cannot be evaluated, the instance
-// stays open, and t stops with an incident.
+// finish completes the instance. t is its last token, or one that terminates it. If the output cannot be evaluated, the
+// instance stays open, and t stops with an incident.
 func (i *instance) finish(t *token) {
 	if i.process.output != nil {
 		value, err := i.process.output.value(i.facts)

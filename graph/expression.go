@@ -18,10 +18,10 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Anybody who may deploy a definition can write expensive expressions, and expressions are evaluated while an instance is
-// locked. So their cost is limited. The limits are in CEL's units of cost and not in time, because the same facts then always
-// cost the same: whether an expression fails does not depend on the machine or its load, and a repeated settlement decides the
-// same. A millisecond is about 25,000 units.
+// Anybody who may deploy a definition can write expensive expressions, and expressions are evaluated while an instance
+// is locked. So their cost is limited. The limits are in CEL's units of cost and not in time, because the same facts
+// then always cost the same: whether an expression fails does not depend on the machine or its load, and a repeated
+// settlement decides the same. A millisecond is about 25,000 units.
 //
 // The limit of one evaluation is not enough. A token may pass a thousand gateways in one decision, so there is a budget
 // for all expressions of a decision, too. It is about 20 ms.
@@ -223,7 +223,8 @@ func (e *expression) eval(f facts) (ref.Val, error) {
 	return value, nil
 }
 
-// condition evaluates a condition. A missing key is an error, never false: a misspelt key would otherwise choose a branch.
+// condition evaluates a condition. A missing key is an error, never false: a misspelt key would otherwise choose a
+// branch.
 func (e *expression) condition(f facts) (bool, error) {
 	value, err := e.eval(f)
 	if err != nil {
@@ -244,7 +245,7 @@ func (e *expression) value(f facts) (json.RawMessage, error) {
 	}
 	native, err := value.ConvertToNative(jsonValue)
 	if err != nil {
-		return nil, fmt.Errorf("%s: gives what is no JSON value: %w", e.text, err)
+		return nil, fmt.Errorf("%s: gives a value that JSON cannot represent: %w", e.text, err)
 	}
 	text, err := native.(*structpb.Value).MarshalJSON()
 	// Blanks are not counted: protobuf's JSON deliberately varies them from build to build.

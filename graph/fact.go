@@ -20,12 +20,12 @@ func failedAs(fact any) string {
 // learn sets the fact of a node to a new result. The cost of its mapping (Out) is charged to the decision.
 func (i *instance) learn(n *node, result json.RawMessage) { i.note(n, result, i.facts.spent) }
 
-// remember sets the fact of a node to a result of an earlier decision, which is loaded again. It charges nothing: otherwise a
-// decision would cost more the more facts are loaded for other events of its batch.
+// remember sets the fact of a node to a result of an earlier decision, which is loaded again. It charges nothing:
+// otherwise a decision would cost more the more facts are loaded for other events of its batch.
 func (i *instance) remember(n *node, result json.RawMessage) { i.note(n, result, nil) }
 
-// note sets the fact of a node. If the mapping refuses the result, the node has no fact, and unfit has the error: it becomes an
-// incident when a token leads on from the node (told).
+// note sets the fact of a node. If the mapping refuses the result, the node has no fact, and unfit has the error: it
+// becomes an incident when a token leads on from the node (told).
 func (i *instance) note(n *node, result json.RawMessage, spent *uint64) {
 	value, err := fact(n, result, spent)
 	if err != nil {
@@ -42,7 +42,8 @@ func (i *instance) know(name string, value any) {
 	delete(i.unfit, name)
 }
 
-// told reports whether the mapping (Out) of a token's node has accepted the result. If not, it stops the token, whose step is done.
+// told reports whether the mapping (Out) of a token's node has accepted the result. If not, it stops the token, whose
+// step is done.
 func (i *instance) told(t *token) bool {
 	err := i.unfit[t.node.name]
 	if err != nil {

@@ -2,8 +2,8 @@ package graph
 
 import "slices"
 
-// over reports, by index, from which nodes a token can come to an end: a path leads from the node to an end, or something else
-// may end the part of the process that the node is in. It searches backwards from these ends.
+// over reports, by index, from which nodes a token can come to an end: a path leads from the node to an end, or
+// something else may end the part of the process that the node is in. It searches backwards from these ends.
 func (p *Process) over() []bool {
 	over, queue := make([]bool, len(p.list)), []*node{}
 	endable := p.endable()
@@ -42,8 +42,9 @@ func (n *node) ends() bool {
 	return n.next == nil
 }
 
-// endable returns the scopes, with nil for the process itself, whose tokens may be ended wherever they are. One of their tokens
-// may terminate the scope, throw an error, or fire a join that cancels the rest. Or a boundary event may leave the scope.
+// endable returns the scopes, with nil for the process itself, whose tokens may be ended wherever they are. One of
+// their tokens may terminate the scope, throw an error, or fire a join that cancels the rest. Or a boundary event may
+// leave the scope.
 func (p *Process) endable() map[*node]bool {
 	all := map[*node]bool{}
 	for _, n := range p.list {
@@ -75,9 +76,9 @@ func (p *Process) endable() map[*node]bool {
 // stays reports whether the token stays where it is when the handler's edge is taken.
 func (h handler) stays() bool { return h.Keep || h.Every > 0 }
 
-// A flow says where a token at each node goes next. It has no edges of handlers that let the token stay: another token takes
-// these. Nor has it the inner edges of scopes and the options of races: the host of a scope does not take the former, and a race
-// leads directly to what follows its options.
+// A flow says where a token at each node goes next. It has no edges of handlers that let the token stay: another token
+// takes these. Nor has it the inner edges of scopes and the options of races: the host of a scope does not take the
+// former, and a race leads directly to what follows its options.
 type flow struct {
 	nodes   []*node
 	leaving [][]*edge // by index: the edges that a token may take
@@ -108,9 +109,9 @@ const (
 	surely             // behind the edge it is not found
 )
 
-// avoid reports, by index, from which of the given nodes a token may come to its end such that neither the token nor any token
-// it splits into takes an edge for which look returns never. Terminate nodes and throws of errors do not count as ends, because
-// no other token waits in vain after them. Other nodes than the given ones are not visited.
+// avoid reports, by index, from which of the given nodes a token may come to its end such that neither the token nor
+// any token it splits into takes an edge for which look returns never. Terminate nodes and throws of errors do not
+// count as ends, because no other token waits in vain after them. Other nodes than the given ones are not visited.
 func (f *flow) avoid(nodes []*node, look func(e *edge) miss) []bool {
 	may, within := make([]bool, len(f.nodes)), make([]bool, len(f.nodes))
 	for _, n := range nodes {
@@ -138,8 +139,8 @@ func (f *flow) avoid(nodes []*node, look func(e *edge) miss) []bool {
 	return may
 }
 
-// missed returns a fork and an edge of the join j such that tokens from the fork may wait at j while none comes over the edge.
-// It returns nil, nil if there is no such fork.
+// missed returns a fork and an edge of the join j such that tokens from the fork may wait at j while none comes over
+// the edge. It returns nil, nil if there is no such fork.
 func (f *flow) missed(j *node) (*node, *edge) {
 	forks := []*node{j.fork}
 	if j.fork == nil || j.fork.kind == scope {

@@ -10,8 +10,8 @@ import (
 // A Status is the state of an instance.
 type Status string
 
-// The states of an instance. A WAITING one has no step to execute: all its tokens wait for a message, a signal, a person, a time,
-// another instance, other tokens or an operator.
+// The states of an instance. A WAITING one has no step to execute: all its tokens wait for a message, a signal, a
+// person, a time, another instance, other tokens or an operator.
 const (
 	Created    Status = "CREATED"
 	InProgress Status = "IN_PROGRESS"
@@ -24,9 +24,9 @@ const (
 // Final reports whether the instance is over. The status of such an instance never changes again.
 func (s Status) Final() bool { return s == Completed || s == Failed || s == Cancelled }
 
-// An instance is the part of a process instance that the decisions of a batch need, and what they have changed. Its four counts
-// (live, ready, joining, incidents) are columns of its row and include the tokens that are not loaded. They let the core see that
-// a token is the last one, or that all others wait at joins, without reading the other tokens.
+// An instance is the part of a process instance that the decisions of a batch need, and what they have changed. Its
+// four counts (live, ready, joining, incidents) are columns of its row and include the tokens that are not loaded. They
+// let the core see that a token is the last one, or that all others wait at joins, without reading the other tokens.
 type instance struct {
 	id       uuid.UUID
 	process  *Process
@@ -73,8 +73,8 @@ func newInstance() *instance {
 	return &instance{facts: facts{steps: map[string]any{}, spent: new(uint64)}, unfit: map[string]error{}, joins: map[joinKey]*joining{}, debts: map[*token]uuid.UUID{}}
 }
 
-// changes collects what the decisions of a batch have changed. The writer writes all of it at the end of the batch, so a later
-// decision may still drop what an earlier one has added.
+// changes collects what the decisions of a batch have changed. The writer writes all of it at the end of the batch, so
+// a later decision may still drop what an earlier one has added.
 type changes struct {
 	touched   bool // there is something to write
 	tokens    []*token
@@ -113,11 +113,11 @@ type parentRef struct {
 	visit int64
 }
 
-// A group is one execution of a fork, scope or each. Groups nest. The tokens that belong together, at a join or at the end of a
-// scope, are those of one group. So the passes of a loop and nested forks cannot be mistaken for each other.
+// A group is one execution of a fork, scope or each. Groups nest. The tokens that belong together, at a join or at the
+// end of a scope, are those of one group. So the passes of a loop and nested forks cannot be mistaken for each other.
 //
-// The group of a fork has no host: its token ends at the fork. The token that enters a scope or each becomes the host of the group: it
-// waits at the node, stands for the tokens within, and leads on when they have ended.
+// The group of a fork has no host: its token ends at the fork. The token that enters a scope or each becomes the host
+// of the group: it waits at the node, stands for the tokens within, and leads on when they have ended.
 type group struct {
 	id          uuid.UUID // zero: new, and not written yet
 	parent      *group
@@ -189,8 +189,8 @@ type due struct {
 	tick  *tick     // of a repeating timer; nil: it fires once
 }
 
-// A tick is one firing of a repeating timer. It is due one interval after the time at which the tick before was due, so delays do
-// not add up. Ticks that were missed meanwhile are skipped.
+// A tick is one firing of a repeating timer. It is due one interval after the time at which the tick before was due, so
+// delays do not add up. Ticks that were missed meanwhile are skipped.
 type tick struct {
 	number int    // from 1
 	after  runRef // the run of the tick before; zero: this is the first
@@ -204,8 +204,8 @@ func (t *tick) count() int {
 	return t.number
 }
 
-// A position is the payload of the engine's own runs that belong to a token. It says at which place of the node something happens,
-// and what.
+// A position is the payload of the engine's own runs that belong to a token. It says at which place of the node
+// something happens, and what.
 type position struct {
 	At      string    `json:"at,omitzero"`      // the place, see mainPlace
 	Tick    int       `json:"tick,omitzero"`    // of a repeating timer: the number of the tick; of undoType: how often the token has waited
@@ -259,8 +259,8 @@ func (g *group) ref() uuid.NullUUID {
 	return uuid.NullUUID{UUID: g.id, Valid: true}
 }
 
-// gone returns the tokens that were ended early or have left their node. The runs, waits, tasks and children that belonged to
-// them there are removed. New tokens (version 0) have none in the database.
+// gone returns the tokens that were ended early or have left their node. The runs, waits, tasks and children that
+// belonged to them there are removed. New tokens (version 0) have none in the database.
 func (c *changes) gone() (ids []uuid.UUID) {
 	for _, t := range c.tokens {
 		if (t.state == tokenTerminated || t.state == tokenFailed) && t.version > 0 {
@@ -273,9 +273,9 @@ func (c *changes) gone() (ids []uuid.UUID) {
 	return ids
 }
 
-// home returns the group whose activation of a join is the one where a token of g arrives: the innermost group around the token
-// that an execution of the join's fork opened. A token of a nested group thereby arrives at the outer fork's join. It returns nil
-// if the join belongs to no fork; then all tokens of the instance share one activation.
+// home returns the group whose activation of a join is the one where a token of g arrives: the innermost group around
+// the token that an execution of the join's fork opened. A token of a nested group thereby arrives at the outer fork's
+// join. It returns nil if the join belongs to no fork; then all tokens of the instance share one activation.
 func (g *group) home(join *node) *group {
 	for ; g != nil; g = g.parent {
 		if join.fork != nil && g.node == join.fork.name {

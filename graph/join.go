@@ -7,13 +7,13 @@ import (
 
 // arrive handles a token that enters a join.
 //
-// An activation of a join belongs to one execution of a fork: the innermost fork that every path to the join passes (home). So
-// the tokens of two passes of a loop, or of two nested forks, never meet in one activation.
+// An activation of a join belongs to one execution of a fork: the innermost fork that every path to the join passes
+// (home). So the tokens of two passes of a loop, or of two nested forks, never meet in one activation.
 //
-// Which tokens count depends on the join. A join of all counts one token for each edge. A second one over the same edge is
-// surplus: it waits for the next round, since it cannot stand for a token that has not arrived. A join with need counts any token, and
-// absorbs those that arrive after it has fired. A taken join counts any token; only settle decides whether it fires, because that
-// depends on where all other tokens are.
+// Which tokens count depends on the join. A join of all counts one token for each edge. A second one over the same edge
+// is surplus: it waits for the next round, since it cannot stand for a token that has not arrived. A join with need
+// counts any token, and absorbs those that arrive after it has fired. A taken join counts any token; only settle
+// decides whether it fires, because that depends on where all other tokens are.
 func (i *instance) arrive(t *token) {
 	n := t.node
 	j := i.activation(n, t.group.home(n))
@@ -61,9 +61,9 @@ func (i *instance) listJoin(j *joining) {
 
 // fire completes the tokens that wait at an activation, and leads one new token on in their place.
 //
-// The waiting tokens of earlier batches are loaded one by one only if the process is surveyed. Otherwise only their number is
-// known, for each group. Then fire corrects the counts, and the writer completes the rows by join_arrival. A join of a
-// thousand branches thus costs a few statements instead of a thousand tokens.
+// The waiting tokens of earlier batches are loaded one by one only if the process is surveyed. Otherwise only their
+// number is known, for each group. Then fire corrects the counts, and the writer completes the rows by join_arrival. A
+// join of a thousand branches thus costs a few statements instead of a thousand tokens.
 func (i *instance) fire(j *joining) {
 	j.fired, j.fires = true, true
 	i.listJoin(j)
@@ -87,9 +87,10 @@ func (i *instance) fire(j *joining) {
 	if n.Join.Need > 0 && n.Join.Cancel {
 		i.endWithin(j.group, t)
 	}
-	// The new token continues in the group around the fork's, unless tokens of the fork are still on their way to the join or
-	// elsewhere: then the new one may meet them at a later join of the same fork. With need it leaves them behind, because this
-	// activation absorbs those that arrive later. The group of a scope is never left by a join within.
+	// The new token continues in the group around the fork's, unless tokens of the fork are still on their way to the
+	// join or elsewhere: then the new one may meet them at a later join of the same fork. With need it leaves them
+	// behind, because this activation absorbs those that arrive later. The group of a scope is never left by a join
+	// within.
 	if g := j.group; g != nil && g.host == nil && (n.Join.Need > 0 || g.live == 1) {
 		i.addTo(g.parent, 1)
 		i.addTo(g, -1)
@@ -107,8 +108,8 @@ func (i *instance) fire(j *joining) {
 	i.leave(t, n.next)
 }
 
-// nextRound begins the next round of a join that has fired. The surplus of the last round are its first arrivals. They may be
-// enough to fire it at once.
+// nextRound begins the next round of a join that has fired. The surplus of the last round are its first arrivals. They
+// may be enough to fire it at once.
 func (i *instance) nextRound(j *joining) {
 	delete(i.joins, joinKey{j.node.name, j.group})
 	next := i.activation(j.node, j.group)
@@ -144,9 +145,9 @@ func (i *instance) endWithin(g *group, but *token) {
 	}
 }
 
-// fireTaken fires the taken joins at which no further token can arrive. It needs to know where every live token is, so a process
-// with such a join is surveyed. Each firing moves a token, which may then be on its way to another join. Therefore
-// fireTaken fires one join at a time and looks again.
+// fireTaken fires the taken joins at which no further token can arrive. It needs to know where every live token is, so
+// a process with such a join is surveyed. Each firing moves a token, which may then be on its way to another join.
+// Therefore fireTaken fires one join at a time and looks again.
 func (i *instance) fireTaken() {
 	if !i.process.survey {
 		return
@@ -163,8 +164,8 @@ func (i *instance) fireTaken() {
 	}
 }
 
-// pendingTaken returns the activations of taken joins where a token waits. Their order does not depend on the order of a map, so
-// that the same events give the same changes.
+// pendingTaken returns the activations of taken joins where a token waits. Their order does not depend on the order of
+// a map, so that the same events give the same changes.
 func (i *instance) pendingTaken() (all []*joining) {
 	for _, j := range i.joins {
 		if j.node.Join.Taken && !j.fired && i.waitsAt(j) {
@@ -177,7 +178,8 @@ func (i *instance) pendingTaken() (all []*joining) {
 	return all
 }
 
-// waitsAt reports whether a token waits at the activation. joined does not say so, because tokens that arrived may have ended since.
+// waitsAt reports whether a token waits at the activation. joined does not say so, because tokens that arrived may have
+// ended since.
 func (i *instance) waitsAt(j *joining) bool { return slices.ContainsFunc(i.known(), j.holds) }
 
 // holds reports whether a token waits for this round of the activation. Surplus tokens wait for the next one.
@@ -185,9 +187,9 @@ func (j *joining) holds(t *token) bool {
 	return t.joining && t.node == j.node && t.group.home(j.node) == j.group && !slices.Contains(j.surplus, t)
 }
 
-// comes reports whether a live token can still arrive at the activation: a path leads from its node to the join. Tokens outside
-// of the activation's group would arrive at another activation. Conditions are not evaluated, so a token counts even if its facts
-// will lead it elsewhere; the join is looked at again when it has moved.
+// comes reports whether a live token can still arrive at the activation: a path leads from its node to the join. Tokens
+// outside of the activation's group would arrive at another activation. Conditions are not evaluated, so a token counts
+// even if its facts will lead it elsewhere; the join is looked at again when it has moved.
 func (i *instance) comes(j *joining) bool {
 	for _, t := range i.known() {
 		switch {
@@ -201,9 +203,9 @@ func (i *instance) comes(j *joining) bool {
 	return false
 }
 
-// unsatisfiable opens an incident because all live tokens wait at joins for others, and there are no others. The join does not fire
-// by itself: a branch that was meant to be joined is missing, and only people know whether the process may continue without it.
-// The incident is attached to one of the waiting tokens, if one is known.
+// unsatisfiable opens an incident because all live tokens wait at joins for others, and there are no others. The join
+// does not fire by itself: a branch that was meant to be joined is missing, and only people know whether the process
+// may continue without it. The incident is attached to one of the waiting tokens, if one is known.
 func (i *instance) unsatisfiable() {
 	for _, t := range i.known() {
 		if t.joining {

@@ -27,9 +27,9 @@ const (
 	terminate kind = "terminate"
 )
 
-// A verb describes a kind of node: how it is written, checked and drawn, and how tokens behave there in general. What happens when
-// a token enters such a node is in entering (move.go), which belongs to the core. A new kind needs a row in verbs, a case in
-// entering and a key in Node.
+// A verb describes a kind of node: how it is written, checked and drawn, and how tokens behave there in general. What
+// happens when a token enters such a node is in entering (move.go), which belongs to the core. A new kind needs a row
+// in verbs, a case in entering and a key in Node.
 type verb struct {
 	kind  kind
 	given func(*Node) bool                        // reports whether a node has the verb's key

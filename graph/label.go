@@ -89,8 +89,8 @@ func (t *Throw) label() string {
 // maxLabel is the maximum length of a text in a picture, in characters.
 const maxLabel = 80
 
-// escape returns text for a label between quotes. Only characters without a meaning in Mermaid, HTML and Markdown stay as they
-// are; other printable ones become entities.
+// escape returns text for a label between quotes. Only characters without a meaning in Mermaid, HTML and Markdown stay
+// as they are; other printable ones become entities.
 func escape(text string) string {
 	var out strings.Builder
 	n := 0

@@ -8,11 +8,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A failed instance is restarted as another one, with the same definition and input. Its tokens begin at the start. They pass each
-// node that is done in the failed instance, and take its result over. The same rules applied to the same facts lead them to
-// where the failed instance stood, whatever forks, joins and conditions are on the way. So no positions are copied, and
-// all counts, groups and joins are right by construction. Afterwards inherit checks that the tokens have arrived there: an edge for an
-// error, a message or a time is not found again.
+// A failed instance is restarted as another one, with the same definition and input. Its tokens begin at the start.
+// They pass each node that is done in the failed instance, and take its result over. The same rules applied to the same
+// facts lead them to where the failed instance stood, whatever forks, joins and conditions are on the way. So no
+// positions are copied, and all counts, groups and joins are right by construction. Afterwards inherit checks that the
+// tokens have arrived there: an edge for an error, a message or a time is not found again.
 
 // A legacy is what a restarted instance takes over from the failed one.
 type legacy struct {
@@ -75,7 +75,7 @@ func (i *instance) inherit() error {
 	}
 	for _, name := range l.entered {
 		if !came[name] {
-			return cannot("instance: %s cannot be started again where it failed: it has come to node %s on a way that is not found again, by an error, a message or a time, say", l.of, name)
+			return cannot("instance: %s cannot be started again where it failed: it has come to node %s by a path that a restart does not repeat, such as an edge for an error, a message or a time", l.of, name)
 		}
 	}
 	i.changes.facts = append(i.changes.facts, l.facts...)

@@ -13,9 +13,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A decoder stops at the first value that does not fit. To report all such values, mend removes the value from the text and
-// decodes the rest again, until nothing is left to complain about. The rest is then compiled, as if its author had written just
-// that, so that the other errors are found too.
+// A decoder stops at the first value that does not fit. To report all such values, mend removes the value from the text
+// and decodes the rest again, until nothing is left to complain about. The rest is then compiled, as if its author had
+// written just that, so that the other errors are found too.
 
 // maxMistakes is the maximum number of mistakes that are reported: the text is decoded once for each.
 const maxMistakes = 100
@@ -138,8 +138,8 @@ func (c *correction) mend() (d Definition) {
 	return d
 }
 
-// take removes the value at a JSON pointer: with whole, its key too; otherwise it replaces the value by null. It reports whether
-// that changed anything; if not, decoding again would find the same mistake.
+// take removes the value at a JSON pointer: with whole, its key too; otherwise it replaces the value by null. It
+// reports whether that changed anything; if not, decoding again would find the same mistake.
 func take(tree any, at jsontext.Pointer, whole bool) bool {
 	parent := tree
 	for token := range at.Parent().Tokens() {

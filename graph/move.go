@@ -8,18 +8,18 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// maxMoves is the maximum number of nodes that the tokens of an instance may enter in one decision, that is, for one event.
-// Forks in a loop of gateways multiply tokens, so the limit for one token's path (maxPureSteps) is not enough. It is above
-// maxNodes, so that an event may lead through every node of the largest process. And it is above maxPureSteps, so that a single
-// token in a loop gets the incident of that limit.
+// maxMoves is the maximum number of nodes that the tokens of an instance may enter in one decision, that is, for one
+// event. Forks in a loop of gateways multiply tokens, so the limit for one token's path (maxPureSteps) is not enough.
+// It is above maxNodes, so that an event may lead through every node of the largest process. And it is above
+// maxPureSteps, so that a single token in a loop gets the incident of that limit.
 const maxMoves = maxNodes + 2_000
 
-// maxPureSteps is the maximum number of gateways and joins that a token may pass in one decision. A token that passes more is in
-// a loop without a step or wait, and would hold the lock of the instance for ever.
+// maxPureSteps is the maximum number of gateways and joins that a token may pass in one decision. A token that passes
+// more is in a loop without a step or wait, and would hold the lock of the instance for ever.
 const maxPureSteps = 1000
 
-// follow leads a token over an edge, unless it has ended in this decision: the first branch of a fork may end the others before
-// they have left the fork.
+// follow leads a token over an edge, unless it has ended in this decision: the first branch of a fork may end the
+// others before they have left the fork.
 func (i *instance) follow(t *token, e *edge) {
 	if alive(t.state) == 0 {
 		return
@@ -63,8 +63,8 @@ func (i *instance) enter(t *token) {
 	entering(n.kind)(i, t)
 }
 
-// entering returns the method that handles a token which enters a node of a kind. It is not a field of verb, because the definitions
-// may not refer to the core.
+// entering returns the method that handles a token which enters a node of a kind. It is not a field of verb, because
+// the definitions may not refer to the core.
 func entering(k kind) func(*instance, *token) {
 	switch k {
 	case do:
@@ -125,8 +125,8 @@ func (i *instance) startStep(t *token) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.attempts()})
 }
 
-// fits returns a payload if a run may have it. Otherwise it stops the token and returns nil. Without this check the database would
-// refuse the insert, and with it the outcome of the step before.
+// fits returns a payload if a run may have it. Otherwise it stops the token and returns nil. Without this check the
+// database would refuse the insert, and with it the outcome of the step before.
 func (i *instance) fits(t *token, payload json.RawMessage) json.RawMessage {
 	// Postgres counts the length of jsonb as text, which has a blank after each colon and comma.
 	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > run.MaxPayload {
@@ -156,8 +156,8 @@ func (i *instance) choose(t *token) {
 	i.orElse(t)
 }
 
-// split takes all ways whose conditions are true, as branches of a new group. It opens a group for a single branch, too, so that a
-// join behind the gateway always finds the group of its fork.
+// split takes all ways whose conditions are true, as branches of a new group. It opens a group for a single branch,
+// too, so that a join behind the gateway always finds the group of its fork.
 func (i *instance) split(t *token) {
 	var taken []*edge
 	for _, w := range t.node.ways {
@@ -180,7 +180,8 @@ func (i *instance) split(t *token) {
 	}
 }
 
-// orElse takes the else edge. Without one the token stops with an incident, because the definition does not say what to do.
+// orElse takes the else edge. Without one the token stops with an incident, because the definition does not say what to
+// do.
 func (i *instance) orElse(t *token) {
 	if t.node.other == nil {
 		i.stop(t, "no_branch_taken", "no condition is true, and there is no else")

@@ -6,8 +6,8 @@ const Prefix = "graph."
 // maxSubject is the maximum length of the name of a message or signal, in bytes.
 const maxSubject = 200
 
-// The run types by which programs and people send requests to the engine, see command.go. The first four are open to every
-// role that may enqueue runs; the others are for operators.
+// The run types by which programs and people send requests to the engine, see command.go. The first four are open to
+// every role that may enqueue runs; the others are for operators.
 const (
 	startType        = "graph.start.v1"         // startPayload
 	messageType      = "graph.message.v1"       // messagePayload

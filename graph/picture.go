@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Mermaid draws a definition as a Mermaid flowchart: shapes by kind, scopes as boxes, and edges labelled with their conditions
-// or events. With marks, by the names of nodes, it also shows where an instance is. The definition need not be valid: a node that
-// an edge names and that does not exist is drawn as missing. Equal arguments give equal text. All text of the definition is
-// escaped, so it cannot act as Mermaid code.
+// Mermaid draws a definition as a Mermaid flowchart: shapes by kind, scopes as boxes, and edges labelled with their
+// conditions or events. With marks, by the names of nodes, it also shows where an instance is. The definition need not
+// be valid: a node that an edge names and that does not exist is drawn as missing. Equal arguments give equal text. All
+// text of the definition is escaped, so it cannot act as Mermaid code.
 func Mermaid(d *Definition, marks map[string]Mark) string {
 	p := &picture{marks: marks, classes: map[string][]string{}}
 	p.line("flowchart TD")

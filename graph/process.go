@@ -9,7 +9,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Process is a definition in the form that the core walks: checked, with its edges resolved and its expressions compiled.
+// A Process is a definition in the form that the core walks: checked, with its edges resolved and its expressions
+// compiled.
 type Process struct {
 	ID         uuid.UUID // of its row in process_definition; zero: it was not read from there
 	Definition *Definition
@@ -74,8 +75,9 @@ type mapping struct {
 	value *expression
 }
 
-// An edge leads from a node to another one. Its id is from>to, with #2 and so on for further edges between the same nodes. The
-// ids follow from the definition alone, so rows of join_arrival and process_token can refer to edges by them.
+// An edge leads from a node to another one. Its id is from>to, with #2 and so on for further edges between the same
+// nodes. The ids follow from the definition alone, so rows of join_arrival and process_token can refer to edges by
+// them.
 type edge struct {
 	id       string
 	from, to *node
@@ -99,8 +101,8 @@ func (p *Process) failure(n *node) Failure {
 // pure reports whether a token passes the node without waiting for anything but other tokens.
 func (n *node) pure() bool { return n.verb.pure && (n.kind != throw || !n.Throw.Compensate) }
 
-// attached reports whether a token here may have more than the node's own run to be removed when it leaves: a wait, a task, a
-// child, a timer, or tokens within.
+// attached reports whether a token here may have more than the node's own run to be removed when it leaves: a wait, a
+// task, a child, a timer, or tokens within.
 func (n *node) attached() bool {
 	return n.verb.holds || slices.ContainsFunc(n.handlers, func(h handler) bool { return h.Error == "" })
 }
@@ -108,8 +110,8 @@ func (n *node) attached() bool {
 // hosts reports whether a token here is the host of a group: it stands for the tokens within.
 func (n *node) hosts() bool { return n.verb.hosts }
 
-// edges returns the outgoing edges, once all nodes are tied. Those of a race include the edges that follow its options, because
-// a token passes the option that comes first without entering it.
+// edges returns the outgoing edges, once all nodes are tied. Those of a race include the edges that follow its options,
+// because a token passes the option that comes first without entering it.
 func (n *node) edges() (all []*edge) {
 	for _, w := range n.ways {
 		all = append(all, w.edge)
@@ -135,22 +137,23 @@ func (n *node) edges() (all []*edge) {
 	return all
 }
 
-// lookAhead finds what a decision may need to know when a token leaves n: which results expressions may read, which joins a
-// token may arrive at, and by which edges. The core cannot ask the database for more in the middle of a decision, so the shell
-// reads all of this before. It reads no more than this. So the cost of a decision depends on what lies ahead, not on how much
-// the instance has done. The result depends on the process alone, and is computed once for each node.
+// lookAhead finds what a decision may need to know when a token leaves n: which results expressions may read, which
+// joins a token may arrive at, and by which edges. The core cannot ask the database for more in the middle of a
+// decision, so the shell reads all of this before. It reads no more than this. So the cost of a decision depends on
+// what lies ahead, not on how much the instance has done. The result depends on the process alone, and is computed once
+// for each node.
 //
-// lookAhead may find more than a decision needs, but never less: the core would take a fact that was not read for one that does
-// not exist, and a join that was not read for one where nobody waits. Therefore it does not evaluate conditions. It walks every
-// edge that a token may take before it has to wait for a step:
+// lookAhead may find more than a decision needs, but never less: the core would take a fact that was not read for one
+// that does not exist, and a join that was not read for one where nobody waits. Therefore it does not evaluate
+// conditions. It walks every edge that a token may take before it has to wait for a step:
 //
 //   - through gateways;
-//   - through scopes and lists, which may be over at once, and the options of a race, whose expressions are evaluated when a token
-//     enters the race;
+//   - through scopes and lists, which may be over at once, and the options of a race, whose expressions are evaluated when
+//     a token enters the race;
 //   - beyond joins, which may fire;
 //   - from the scopes around n, because the token may be the last in them, or fail with an error that they take;
-//   - from all taken joins of the process, wherever they are, because such a join may fire as soon as this token can no longer
-//     arrive there.
+//   - from all taken joins of the process, wherever they are, because such a join may fire as soon as this token can no
+//     longer arrive there.
 func (n *node) lookAhead(p *Process) *ahead {
 	w := &walk{ahead: &ahead{many: map[*node]bool{}}, reads: map[string]bool{}, seen: make([]bool, len(p.list)), forked: make([]bool, len(p.list))}
 	w.read(p.output) // the token may be the last of the instance
@@ -186,9 +189,10 @@ type walk struct {
 	queue  []*edge
 }
 
-// follow visits the node that an edge leads to. A node that was visited on a path without a fork is visited once more when a
-// path with a fork reaches it. Behind a fork, several tokens of one decision may arrive at a join by the same edge (many). Then
-// the number of tokens in the batch is no upper bound for the arrivals, and askJoins may not rely on it.
+// follow visits the node that an edge leads to. A node that was visited on a path without a fork is visited once more
+// when a path with a fork reaches it. Behind a fork, several tokens of one decision may arrive at a join by the same
+// edge (many). Then the number of tokens in the batch is no upper bound for the arrivals, and askJoins may not rely on
+// it.
 func (w *walk) follow(e *edge) {
 	to := e.to
 	split := e.from != nil && (e.from.verb.parts || w.forked[e.from.index])
@@ -250,7 +254,8 @@ func (n *node) errorEdge(code string) *edge {
 	return nil
 }
 
-// behind reports, by index, which nodes can be reached by a token that is at one of the named nodes. These count as reached.
+// behind reports, by index, which nodes can be reached by a token that is at one of the named nodes. These count as
+// reached.
 func (p *Process) behind(names map[string]bool) []bool {
 	all := make([]bool, len(p.list))
 	add := func(from *node) {
@@ -272,8 +277,8 @@ func (p *Process) behind(names map[string]bool) []bool {
 	return all
 }
 
-// named returns the node of this process that a compensation record belongs to. A record that was lent by a called instance is
-// named by a path, call node first: call/step. The name is then that of the call node.
+// named returns the node of this process that a compensation record belongs to. A record that was lent by a called
+// instance is named by a path, call node first: call/step. The name is then that of the call node.
 func (p *Process) named(at string) (string, bool) {
 	for {
 		if p.nodes[at] != nil {

@@ -6,17 +6,19 @@ import (
 	"github.com/google/uuid"
 )
 
-// Compensation. Each completed step with an Undo leaves a record in the database. Undoing executes the undo steps of the open records one
-// after the other, the latest record first, because a step may rest on what the steps before it have done.
+// Compensation. Each completed step with an Undo leaves a record in the database. Undoing executes the undo steps of
+// the open records one after the other, the latest record first, because a step may rest on what the steps before it
+// have done.
 //
-// One token does that, in mode Compensation. If the instance is to end, all other tokens end first: none may do what would then have to
-// be undone, too. If a throw node begins it, the others continue. The token first gets a run of type undoType, whose handler does
-// nothing. When that run is settled, and when each undo step is, the shell looks for the next record with the instance locked, and
-// the core enqueues its undo step, an ordinary run. When no record is left, the token leads on from the throw node, or the
-// instance gets the status that it is to end with. Undoing spans many transactions, so the row stores that status (ending).
+// One token does that, in mode Compensation. If the instance is to end, all other tokens end first: none may do what
+// would then have to be undone, too. If a throw node begins it, the others continue. The token first gets a run of type
+// undoType, whose handler does nothing. When that run is settled, and when each undo step is, the shell looks for the
+// next record with the instance locked, and the core enqueues its undo step, an ordinary run. When no record is left,
+// the token leads on from the throw node, or the instance gets the status that it is to end with. Undoing spans many
+// transactions, so the row stores that status (ending).
 
-// undoPause is how long a token that undoes waits before it asks again, if another undo step is under way. Each further pause is
-// twice as long, up to one minute.
+// undoPause is how long a token that undoes waits before it asks again, if another undo step is under way. Each further
+// pause is twice as long, up to one minute.
 const undoPause = 200 * time.Millisecond
 
 // A record says that a completed step is undone if it comes to undoing.
@@ -33,8 +35,8 @@ func (i *instance) owes(t *token, n *node, run runRef) {
 	}
 }
 
-// compensate lets t undo what was done. to is the status that the instance then gets; all other tokens end now. If to is empty, t is
-// at a throw node: it undoes what was done in its scope and then leads on, and no other token ends.
+// compensate lets t undo what was done. to is the status that the instance then gets; all other tokens end now. If to
+// is empty, t is at a throw node: it undoes what was done in its scope and then leads on, and no other token ends.
 func (i *instance) compensate(t *token, to Status, reason string) {
 	if to != "" {
 		i.ending, i.endingReason = to, reason
@@ -52,16 +54,16 @@ func (i *instance) compensate(t *token, to Status, reason string) {
 	i.askDebt(t, 0, 0)
 }
 
-// askDebt enqueues the run after which the next record to undo is looked for. The run is not due before the leases that were cut
-// off have expired: until then a handler may still do what is to be undone. waited is how often the token has found another undo
-// step under way.
+// askDebt enqueues the run after which the next record to undo is looked for. The run is not due before the leases that
+// were cut off have expired: until then a handler may still do what is to be undone. waited is how often the token has
+// found another undo step under way.
 func (i *instance) askDebt(t *token, after time.Duration, waited int) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: t.node.name + "/undo", typ: undoType, payload: position{Tick: waited}.json(),
 		attempts: maxTimerAttempts, due: due{after: after}, afterLeases: true})
 }
 
-// undone handles the success of an undo step or of a run of askDebt. In both cases the next record is looked for: it was loaded
-// into debts.
+// undone handles the success of an undo step or of a run of askDebt. In both cases the next record is looked for: it
+// was loaded into debts.
 func (i *instance) undone(t *token, run runRef, waited int) {
 	i.changes.touched = true
 	i.changes.undone = append(i.changes.undone, run)
@@ -83,8 +85,8 @@ func (i *instance) undone(t *token, run runRef, waited int) {
 	i.settle()
 }
 
-// undoFailed handles an undo step that has failed for good, or was cancelled or deleted. It is never skipped: the token stops with an
-// incident until an operator retries it. The instance would otherwise end as if everything were undone.
+// undoFailed handles an undo step that has failed for good, or was cancelled or deleted. It is never skipped: the token
+// stops with an incident until an operator retries it. The instance would otherwise end as if everything were undone.
 func (i *instance) undoFailed(t *token, reason string) {
 	i.changes.touched = true
 	i.changes.notUndone = append(i.changes.notUndone, t)
@@ -102,8 +104,8 @@ type undo struct {
 	record uuid.UUID
 }
 
-// endOthers ends every token but one, including those that are not loaded: endedBut lets the writer end them. So it sets the counts
-// instead of counting down.
+// endOthers ends every token but one, including those that are not loaded: endedBut lets the writer end them. So it
+// sets the counts instead of counting down.
 func (i *instance) endOthers(but *token) {
 	i.forget()
 	for _, t := range i.known() {

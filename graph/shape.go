@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// shape checks the graph as a whole, once each node and edge is valid: unreachable nodes, loops without an end, joins that wait
-// in vain. It also sets survey and undoes.
+// shape checks the graph as a whole, once each node and edge is valid: unreachable nodes, loops without an end, joins
+// that wait in vain. It also sets survey and undoes.
 func (c *compiler) shape() {
 	reached, over, recurs := c.p.reach(c.p.start, nil), c.p.over(), false
 	for _, n := range c.p.list {
@@ -82,13 +82,14 @@ func (c *compiler) join(n *node, forks forks) {
 			"put it behind a fork of its own, unless that is meant")
 	}
 	if n.Join.Need > len(n.incoming) {
-		c.note("JOIN_MAY_WAIT", path, fmt.Sprintf("it needs %d, and %d edges lead here: some would have to be come over more than once", n.Join.Need, len(n.incoming)),
+		c.note("JOIN_MAY_WAIT", path, fmt.Sprintf("it needs %d, and %d edges lead here: tokens would have to arrive over some of them more than once", n.Join.Need, len(n.incoming)),
 			"need no more than there are branches, unless that is meant")
 	}
 }
 
-// excluded finds joins that wait in vain because some node sends a token over only one of the paths that lead to them. At a
-// choose or race this is certain, and an error. At a node with boundary events it is a note, because the node may be visited again.
+// excluded finds joins that wait in vain: they need tokens over two edges, but some node sends its token on by only one
+// of the ways to these edges. If that node is a choose or race, this is an error. If it is a node with boundary events,
+// it is a note.
 func (c *compiler) excluded(joins []*node) {
 	for _, x := range c.p.list {
 		edges, others := x.exclusive()
@@ -111,8 +112,8 @@ func (c *compiler) excluded(joins []*node) {
 	}
 }
 
-// recursion finds calls of the process itself that every instance reaches. It looks outwards, scope by scope: whether each way
-// through the scope passes the call, whether each way through the next scope passes this scope, and so on.
+// recursion finds calls of the process itself that every instance reaches. It looks outwards, scope by scope: whether
+// each way through the scope passes the call, whether each way through the next scope passes this scope, and so on.
 func (c *compiler) recursion() {
 	flow := c.p.flow()
 	for _, n := range c.p.list {
@@ -138,7 +139,7 @@ func (c *compiler) recursion() {
 			passed = passed.parent
 		}
 		if always {
-			c.note("ENDLESS_CALL", c.paths[n], "each instance calls another one: the hundredth stops with an incident", "choose before it whether to call")
+			c.note("ENDLESS_CALL", c.paths[n], "each instance calls another one: the hundredth stops with an incident", "put a choose before it")
 		}
 	}
 }
@@ -194,8 +195,8 @@ func (p *Process) waysOf(x *node, edges, others []*edge) *ways {
 	return w
 }
 
-// exclude reports whether two edges of a join can be reached only by different ways. A token takes one way, so none arrives over
-// the other edge.
+// exclude reports whether two edges of a join can be reached only by different ways. A token takes one way, so none
+// arrives over the other edge.
 func (w *ways) exclude(j *node) bool {
 	first := -1
 	for _, in := range j.incoming {
@@ -220,8 +221,8 @@ func (w *ways) exclude(j *node) bool {
 	return false
 }
 
-// reach reports, by index, which nodes can be reached from a node without passing another one; nil: none is excluded. The node
-// itself counts as reached.
+// reach reports, by index, which nodes can be reached from a node without passing another one; nil: none is excluded.
+// The node itself counts as reached.
 func (p *Process) reach(from, without *node) []bool {
 	seen := make([]bool, len(p.list))
 	for queue := []*node{from}; len(queue) > 0; {
@@ -254,7 +255,8 @@ func (c *compiler) loops(n *node) bool {
 	return false
 }
 
-// forks lists the nodes of a process that may split tokens, each with what can be reached from the start without passing it.
+// forks lists the nodes of a process that may split tokens, each with what can be reached from the start without
+// passing it.
 type forks []struct {
 	*node
 	without []bool
@@ -272,8 +274,8 @@ func (p *Process) forks() (all forks) {
 	return all
 }
 
-// of returns the innermost fork that every path to the join passes, or the scope around the join if no such fork is in that
-// scope; nil if there is neither. The tokens that meet at the join are those of one execution of this node.
+// of returns the innermost fork that every path to the join passes, or the scope around the join if no such fork is in
+// that scope; nil if there is neither. The tokens that meet at the join are those of one execution of this node.
 func (all forks) of(j *node) (inner *node) {
 	var withoutInner []bool
 	for _, f := range all {

@@ -4,8 +4,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// A tokenState is the state of a token. Ready and Waiting are the live ones: a Ready token has a step or an undo step to be
-// executed, a Waiting one waits for something else. The database has one more state, Created, which the core does not use.
+// A tokenState is the state of a token. Ready and Waiting are the live ones: a Ready token has a step or an undo step
+// to be executed, a Waiting one waits for something else. The database has one more state, Created, which the core does
+// not use.
 type tokenState string
 
 const (
@@ -45,14 +46,14 @@ type token struct {
 	purePath int    // gateways and joins passed in this batch, by it and by the tokens that it continues, see maxPureSteps
 }
 
-// known returns each token that is in memory once: all tokens that this batch has changed or made and, if process.survey, all
-// others that were live.
+// known returns each token that is in memory once: all tokens that this batch has changed or made and, if
+// process.survey, all others that were live.
 func (i *instance) known() []*token {
 	return append(filter(i.loaded, func(t *token) bool { return !t.listed }), i.changes.tokens...)
 }
 
-// passed reports whether a settled run comes too late for its token: the token has left its node or ended, or its instance has
-// ended, earlier in this batch or before it.
+// passed reports whether a settled run comes too late for its token: the token has left its node or ended, or its
+// instance has ended, earlier in this batch or before it.
 func (i *instance) passed(t *token) bool {
 	return t.gone || alive(t.state) == 0 || i.status.Final() || i.changes.endedBut != nil && i.changes.endedBut != t
 }
@@ -83,7 +84,8 @@ func (i *instance) open(x incident) {
 // incidentOpened is the event of an incident.
 const incidentOpened = "incident.opened"
 
-// resolve ends the incident of a token, if it has one. The writer resolves the row when it writes that the token has moved.
+// resolve ends the incident of a token, if it has one. The writer resolves the row when it writes that the token has
+// moved.
 func (i *instance) resolve(t *token) {
 	if !t.stopped {
 		return
@@ -93,7 +95,8 @@ func (i *instance) resolve(t *token) {
 	i.changes.unopen(func(of *token) bool { return of == t })
 }
 
-// unopen drops incidents that were opened in this batch and are over already, with their events, so that nobody is alarmed.
+// unopen drops incidents that were opened in this batch and are over already, with their events, so that nobody is
+// alarmed.
 func (c *changes) unopen(over func(*token) bool) {
 	opened := len(c.incidents)
 	if c.incidents = filter(c.incidents, func(x incident) bool { return !over(x.token) }); len(c.incidents) == opened {
@@ -102,8 +105,8 @@ func (c *changes) unopen(over func(*token) bool) {
 	c.events = filter(c.events, func(e event) bool { return e.name != incidentOpened || !over(e.token) })
 }
 
-// setState changes a token's state. It keeps the counts of the instance and of the groups, and lists the token as changed. So
-// state is not assigned elsewhere, except where fire has counted the token already.
+// setState changes a token's state. It keeps the counts of the instance and of the groups, and lists the token as
+// changed. So state is not assigned elsewhere, except where fire has counted the token already.
 func (i *instance) setState(t *token, to tokenState) {
 	was, is := alive(t.state), alive(to)
 	before := t.state
@@ -129,12 +132,12 @@ func (i *instance) setState(t *token, to tokenState) {
 // alive returns 1 for a live state and 0 for others.
 func alive(s tokenState) int { return count(s == tokenReady || s == tokenWaiting) }
 
-// addTo adds n to the live count of a group. A group with a live count above 0 counts as one in its parent, so a change is passed
-// on only when the first token begins or the last one ends. Thus the count of a group says whether anything lives in it, at any
-// depth, without looking at the tokens.
+// addTo adds n to the live count of a group. A group with a live count above 0 counts as one in its parent, so a change
+// is passed on only when the first token begins or the last one ends. Thus the count of a group says whether anything
+// lives in it, at any depth, without looking at the tokens.
 //
-// When the last token of a scope has ended, the host has to lead on. addTo is called in the middle of other moves, so it only
-// notes the group in drains; settle leads the host on after these moves.
+// When the last token of a scope has ended, the host has to lead on. addTo is called in the middle of other moves, so
+// it only notes the group in drains; settle leads the host on after these moves.
 func (i *instance) addTo(g *group, n int) {
 	if g == nil {
 		return

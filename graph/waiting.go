@@ -11,12 +11,13 @@ import (
 	"github.com/google/uuid"
 )
 
-// Nodes where tokens wait: for a message or signal, for the first of several events, for a person, for another instance, or for
-// the tokens within. What may move a waiting token on is attached to it: timers, subscriptions, tasks and children. Each knows at
-// which place of the node it is, so that the run which reports its event says what to do. All of them are removed when the token
-// leaves the node (detach). So what comes late finds nobody.
+// Nodes where tokens wait: for a message or signal, for the first of several events, for a person, for another
+// instance, or for the tokens within. What may move a waiting token on is attached to it: timers, subscriptions, tasks
+// and children. Each knows at which place of the node it is, so that the run which reports its event says what to do.
+// All of them are removed when the token leaves the node (detach). So what comes late finds nobody.
 
-// The places of a node. The main place is that of the node's verb. Handlers and the options of a race have numbered places.
+// The places of a node. The main place is that of the node's verb. Handlers and the options of a race have numbered
+// places.
 const mainPlace = ""
 
 func handlerPlace(k int) string { return fmt.Sprintf("on/%d", k) }
@@ -54,8 +55,8 @@ type child struct {
 	input json.RawMessage
 }
 
-// attach arms the handlers of the token's node. It reports whether it succeeded; if not, an expression has failed and the token is
-// stopped.
+// attach arms the handlers of the token's node. It reports whether it succeeded; if not, an expression has failed and
+// the token is stopped.
 func (i *instance) attach(t *token) bool {
 	for k, h := range t.node.handlers {
 		if !i.arm(t, k, h, nil) {
@@ -65,8 +66,8 @@ func (i *instance) attach(t *token) bool {
 	return true
 }
 
-// arm arms one handler, the k-th of the node, and reports like attach. again is the tick that has just fired; nil: the handler is
-// armed for the first time.
+// arm arms one handler, the k-th of the node, and reports like attach. again is the tick that has just fired; nil: the
+// handler is armed for the first time.
 func (i *instance) arm(t *token, k int, h handler, again *tick) bool {
 	switch {
 	case h.After > 0:
@@ -97,8 +98,8 @@ func (i *instance) timer(t *token, place, node string, d due) {
 // maxExact is the number up to which a float64 represents every integer.
 const maxExact = 1 << 53
 
-// subscribe lets a token wait for a message, or for a signal if key is nil. It reports whether the key could be evaluated to
-// a valid one; if not, the token is stopped.
+// subscribe lets a token wait for a message, or for a signal if key is nil. It reports whether the key could be
+// evaluated to a valid one; if not, the token is stopped.
 func (i *instance) subscribe(t *token, place, node, name string, key *expression) bool {
 	s := subscription{token: t, place: place, node: node, name: name}
 	if key != nil {
@@ -143,8 +144,9 @@ func (i *instance) waits(t *token) {
 	i.event(t, "node.entered", nil)
 }
 
-// waitFor starts the timer or subscription of n, a wait or await node. If the token is at a race, n is one of its options, and place
-// says which. waitFor reports whether the expressions of n could be evaluated; if not, the token is stopped.
+// waitFor starts the timer or subscription of n, a wait or await node. If the token is at a race, n is one of its
+// options, and place says which. waitFor reports whether the expressions of n could be evaluated; if not, the token is
+// stopped.
 func (i *instance) waitFor(t *token, place string, n *node) bool {
 	if n.kind == await {
 		return i.subscribe(t, place, n.name, n.Await.Message+n.Await.Signal, n.key)
@@ -223,12 +225,12 @@ func (i *instance) call(t *token) {
 	i.attach(t)
 }
 
-// maxDepth is how deeply calls may be nested. A process that calls itself without a condition would otherwise start instances
-// for ever.
+// maxDepth is how deeply calls may be nested. A process that calls itself without a condition would otherwise start
+// instances for ever.
 const maxDepth = 100
 
-// given returns the payload of a step, task or call: the result of its mapping (In), or anyway if it has none. It returns nil if the
-// mapping fails or its result does not fit into a run; then the token is stopped.
+// given returns the payload of a step, task or call: the result of its mapping (In), or anyway if it has none. It
+// returns nil if the mapping fails or its result does not fit into a run; then the token is stopped.
 func (i *instance) given(t *token, f facts, anyway json.RawMessage) json.RawMessage {
 	payload := anyway
 	if t.node.in != nil {
@@ -241,8 +243,8 @@ func (i *instance) given(t *token, f facts, anyway json.RawMessage) json.RawMess
 	return i.fits(t, payload)
 }
 
-// enterScope opens a group with a token at the start of the scope. The token that entered becomes the group's host: it waits at
-// the scope, carries its handlers, and leads on when the last token within has ended (drained).
+// enterScope opens a group with a token at the start of the scope. The token that entered becomes the group's host: it
+// waits at the scope, carries its handlers, and leads on when the last token within has ended (drained).
 func (i *instance) enterScope(t *token) {
 	i.waits(t)
 	g := &group{parent: t.group, node: t.node.name, host: t, fresh: true}
@@ -253,8 +255,8 @@ func (i *instance) enterScope(t *token) {
 	}
 }
 
-// drained leads the host of a scope on when no token lives within any more. If the scope is left by an error or a handler instead,
-// leadsNobody is set before the tokens within end.
+// drained leads the host of a scope on when no token lives within any more. If the scope is left by an error or a
+// handler instead, leadsNobody is set before the tokens within end.
 func (i *instance) drained(g *group) {
 	t := g.host
 	if t == nil || alive(t.state) == 0 || i.status.Final() || g.leadsNobody {
@@ -286,8 +288,8 @@ func (i *instance) happens(t *token, p position, run runRef, result json.RawMess
 	i.settle()
 }
 
-// boundary takes the edge of a handler. If the handler interrupts, the token leaves by it and the tokens within end. Otherwise the
-// token stays and a new one takes the edge.
+// boundary takes the edge of a handler. If the handler interrupts, the token leaves by it and the tokens within end.
+// Otherwise the token stays and a new one takes the edge.
 func (i *instance) boundary(t *token, k int, fired *tick) {
 	h := t.node.handlers[k]
 	i.event(t, "handler.taken", map[string]any{"edge": h.edge.id})
@@ -309,8 +311,8 @@ func (i *instance) boundary(t *token, k int, fired *tick) {
 	i.follow(t, h.edge)
 }
 
-// detach removes what is attached to a token that is about to leave its node. That may be rows of earlier batches, and what this
-// batch was about to add.
+// detach removes what is attached to a token that is about to leave its node. That may be rows of earlier batches, and
+// what this batch was about to add.
 func (i *instance) detach(t *token) {
 	i.resolve(t)
 	t.gone = true
@@ -334,8 +336,8 @@ func filter[T any](all []T, keep func(T) bool) (kept []T) {
 	return kept
 }
 
-// endInside ends the tokens within the scope or each where a host is. It does not lead the host on: the caller does. The rest of a
-// list that the host has left before is not ended, although its group has the same host.
+// endInside ends the tokens within the scope or each where a host is. It does not lead the host on: the caller does.
+// The rest of a list that the host has left before is not ended, although its group has the same host.
 func (i *instance) endInside(t *token) {
 	if !t.node.hosts() {
 		return
@@ -353,13 +355,13 @@ func (i *instance) endInside(t *token) {
 	}
 }
 
-// maxTimerAttempts is the attempt limit of runs of timerType and undoType. Their handlers do nothing, so attempts are spent
-// only by workers that die. A timer must not fail because of that.
+// maxTimerAttempts is the attempt limit of runs of timerType and undoType. Their handlers do nothing, so attempts are
+// spent only by workers that die. A timer must not fail because of that.
 const maxTimerAttempts = 1000
 
-// expects reports whether a token waits for the event that a run of the engine's own type reports. Other runs, those of steps, are
-// always expected. A run that somebody has inserted or changed past the guards thus moves no token that waits for something
-// else.
+// expects reports whether a token waits for the event that a run of the engine's own type reports. Other runs, those of
+// steps, are always expected. A run that somebody has inserted or changed past the guards thus moves no token that
+// waits for something else.
 func (t *token) expects(typ string, p position) bool {
 	if typ == undoType {
 		return t.mode == compensation
