@@ -134,8 +134,8 @@ func (i *instance) caught(t *token, code string) bool {
 }
 
 // conclude cancels or fails the instance because somebody has asked for it. With undo, what was done is undone first. A
-// new token does that, since none of the present ones need be loaded. It is placed at the start, because a token has to
-// be at some node.
+// new token does that, because the present ones may not be loaded. It is placed at the start node only because a token
+// has to be at some node.
 func (i *instance) conclude(to Status, reason string, undo bool) {
 	i.changes.touched = true
 	if undo && i.process.undoes {
@@ -230,8 +230,8 @@ func (i *instance) settle() {
 	i.moves, *i.facts.spent = 0, 0 // the limits are for one event: how many are settled together must not decide whether one of them fails
 }
 
-// hosts counts the hosts of scopes that move only when the tokens within move. If these wait in vain, their hosts do, too. If the
-// process has scopes, every live token is loaded.
+// hosts counts the hosts of scopes that only the tokens within can move. If all of those wait at joins, the hosts are
+// stuck, too. If the process has scopes, every live token is loaded, so none is missed.
 func (i *instance) hosts() (n int) {
 	if !i.process.survey {
 		return 0
@@ -265,6 +265,7 @@ func (i *instance) become(to Status, reason string) {
 	i.status = to
 }
 
+// event adds an event of a token at its node.
 func (i *instance) event(t *token, name string, data map[string]any) {
 	i.changes.events = append(i.changes.events, event{token: t, name: name, node: t.node.name, data: data})
 }

@@ -95,7 +95,7 @@ func (i *instance) endAs(to Status, reason string) {
 	i.become(to, reason)
 }
 
-// endAll ends every live token, with its run, including those that are not loaded: ended lets the writer end them.
+// endAll ends every live token, with its run. It also ends those that are not loaded, by setting ended for the writer.
 func (i *instance) endAll() {
 	i.forget() // first: otherwise each token would search the list of new incidents, which may have thousands
 	for _, t := range i.changes.tokens {

@@ -76,15 +76,16 @@ func (p *Process) endable() map[*node]bool {
 // stays reports whether the token stays where it is when the handler's edge is taken.
 func (h handler) stays() bool { return h.Keep || h.Every > 0 }
 
-// A flow says where a token at each node goes next. It has no edges of handlers that let the token stay: another token
-// takes these. Nor has it the inner edges of scopes and the options of races: the host of a scope does not take the
-// former, and a race leads directly to what follows its options.
+// A flow says where a token at each node goes next. It leaves out three sorts of edges: those of handlers that let the
+// token stay, because another token takes them; the inner edges of scopes, because the host stays at the scope; and the
+// edges from a race to its options, because a token passes an option and goes directly to what follows it.
 type flow struct {
 	nodes   []*node
 	leaving [][]*edge // by index: the edges that a token may take
 	before  [][]*node // by index: the nodes from which a token may come
 }
 
+// flow returns the flow of all nodes.
 func (p *Process) flow() *flow {
 	f := &flow{nodes: p.list, leaving: make([][]*edge, len(p.list)), before: make([][]*node, len(p.list))}
 	for _, n := range p.list {
@@ -106,7 +107,7 @@ type miss int
 const (
 	goesOn miss = iota // depends on what follows the edge
 	never              // the edge is what is looked for
-	surely             // behind the edge it is not found
+	surely             // whatever follows the edge does not matter: it is avoided
 )
 
 // avoid reports, by index, from which of the given nodes a token may come to its end such that neither the token nor

@@ -90,7 +90,7 @@ type changes struct {
 	undo      []undo   // undo steps to enqueue
 	undone    []runRef // undo steps that have succeeded
 	notUndone []*token // their undo steps have failed
-	undoAgain bool     // get a new record for each undo step that has failed
+	undoAgain bool     // each failed undo step gets a new record, so that it is executed again
 	incidents []incident
 	failures  []failed // failures that no run records
 	facts     []known  // facts that no run of the instance records
@@ -100,8 +100,8 @@ type changes struct {
 	history   []transition
 	ended     bool     // all live tokens that are not in tokens end, with their runs
 	endedBut  *token   // the same, except for this token
-	throws    []*token // tokens that begin to undo and then continue; what they undo includes steps that were cut off
-	unknown   bool     // the instance begins to undo all; that includes steps that may have taken effect unheard
+	throws    []*token // tokens that begin to undo at a throw node; steps that were cut off are undone, too
+	unknown   bool     // the instance begins to undo all; steps that may have taken effect unheard are undone, too
 }
 
 // runRef is the id of a run.
@@ -149,7 +149,7 @@ type joinKey struct {
 // A joining is one activation of a join: one time that it waits, and fires.
 type joining struct {
 	id       uuid.UUID // zero: new, and not written yet
-	nth      int       // its number among the instance's known activations, which makes their order the same in each execution
+	nth      int       // its number among the instance's known activations, by which pendingTaken orders those of one join
 	node     *node
 	group    *group // whose tokens meet here; nil: the join belongs to no fork
 	round    int    // 1, and one more for each time that the join has fired for this group

@@ -108,8 +108,8 @@ func (i *instance) fire(j *joining) {
 	i.leave(t, n.next)
 }
 
-// nextRound begins the next round of a join that has fired. The surplus of the last round are its first arrivals. They
-// may be enough to fire it at once.
+// nextRound begins the next round of a join that has fired. The surplus tokens of the last round are its first
+// arrivals. They may be enough to fire it at once.
 func (i *instance) nextRound(j *joining) {
 	delete(i.joins, joinKey{j.node.name, j.group})
 	next := i.activation(j.node, j.group)

@@ -10,9 +10,9 @@ import (
 
 // A failed instance is restarted as another one, with the same definition and input. Its tokens begin at the start.
 // They pass each node that is done in the failed instance, and take its result over. The same rules applied to the same
-// facts lead them to where the failed instance stood, whatever forks, joins and conditions are on the way. So no
-// positions are copied, and all counts, groups and joins are right by construction. Afterwards inherit checks that the
-// tokens have arrived there: an edge for an error, a message or a time is not found again.
+// facts lead them to where the failed instance stood, whatever forks, joins and conditions are on the way. So no tokens,
+// groups or joins have to be copied. Afterwards inherit checks that the tokens have arrived there. They have not if the
+// failed instance took an edge for an error, a message or a time, because these events do not happen again.
 
 // A legacy is what a restarted instance takes over from the failed one.
 type legacy struct {
@@ -22,7 +22,7 @@ type legacy struct {
 	facts   []known          // the facts that were taken over
 }
 
-// A visit is one of a node that is over.
+// A visit is a completed visit of a node.
 type visit struct {
 	fact   any
 	has    bool   // it has a fact

@@ -21,7 +21,7 @@ import (
 // pause is twice as long, up to one minute.
 const undoPause = 200 * time.Millisecond
 
-// A record says that a completed step is undone if it comes to undoing.
+// A record is a completed step that is to be undone if the instance undoes what it has done.
 type record struct {
 	token *token
 	run   runRef
@@ -54,21 +54,20 @@ func (i *instance) compensate(t *token, to Status, reason string) {
 	i.askDebt(t, 0, 0)
 }
 
-// askDebt enqueues the run after which the next record to undo is looked for. The run is not due before the leases that
-// were cut off have expired: until then a handler may still do what is to be undone. waited is how often the token has
-// found another undo step under way.
+// askDebt enqueues a run of undoType. When it is settled, the shell looks for the next record to undo. The run is not
+// due before the leases that were cut off have expired: until then a handler may still do what is to be undone. waited
+// is how often the token has found another undo step under way.
 func (i *instance) askDebt(t *token, after time.Duration, waited int) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: t.node.name + "/undo", typ: undoType, payload: position{Tick: waited}.json(),
 		attempts: maxTimerAttempts, due: due{after: after}, afterLeases: true})
 }
 
-// undone handles the success of an undo step or of a run of askDebt. In both cases the next record is looked for: it
-// was loaded into debts.
+// undone handles the success of an undo step or of a run of askDebt. In both cases debts has the next record to undo.
 func (i *instance) undone(t *token, run runRef, waited int) {
 	i.changes.touched = true
 	i.changes.undone = append(i.changes.undone, run)
 	switch debt, owed := i.debts[t]; {
-	case i.undoing: // another throw is undoing, or a called instance is: undo one step at a time, to keep the order
+	case i.undoing: // by another throw or in a called instance: one step at a time, to keep the order
 		i.askDebt(t, min(undoPause<<min(waited, 10), time.Minute), waited+1)
 	case owed:
 		i.changes.undo = append(i.changes.undo, undo{token: t, record: debt})
@@ -104,8 +103,8 @@ type undo struct {
 	record uuid.UUID
 }
 
-// endOthers ends every token but one, including those that are not loaded: endedBut lets the writer end them. So it
-// sets the counts instead of counting down.
+// endOthers ends every token but one. It also ends those that are not loaded, by setting endedBut for the writer.
+// Therefore it sets the counts afterwards: setState has counted only the loaded tokens.
 func (i *instance) endOthers(but *token) {
 	i.forget()
 	for _, t := range i.known() {

@@ -179,6 +179,7 @@ type ways struct {
 	from    [][]bool // by edge, then by index: the nodes that can be reached by it
 }
 
+// waysOf returns the ways from x, given what x.exclusive returns.
 func (p *Process) waysOf(x *node, edges, others []*edge) *ways {
 	w, known := &ways{without: p.reach(p.start, x), edges: edges}, map[*node][]bool{}
 	for _, e := range others {

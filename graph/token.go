@@ -58,7 +58,7 @@ func (i *instance) passed(t *token) bool {
 	return t.gone || alive(t.state) == 0 || i.status.Final() || i.changes.endedBut != nil && i.changes.endedBut != t
 }
 
-// newToken adds a live token to a group. It is born through setState so that all counts include it.
+// newToken adds a live token to a group; nil: to none. It changes the state by setState, so that the counts include it.
 func (i *instance) newToken(g *group) *token {
 	t := &token{group: g, state: tokenCompleted, mode: forward, node: i.process.start}
 	i.setState(t, tokenWaiting)
