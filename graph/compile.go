@@ -30,7 +30,8 @@ var (
 )
 
 // Compile checks a definition and returns it as a Process. It returns all findings, notes included, in order of their
-// paths. If at least one is not a note, the process is nil and the error is an *InvalidError.
+// paths; of a definition that is too large, only that and what is wrong with its header. If at least one finding is not
+// a note, the process is nil and the error is an *InvalidError.
 func Compile(d *Definition) (*Process, []Finding, error) { return compileAll(d, true) }
 
 // compileAll is Compile. Without advise it leaves out the notes that take long to find: a worker that loads a deployed
