@@ -2,7 +2,7 @@ package webhook
 
 import "net/url"
 
-// Late returns a sink whose address is not looked at before it is dialled.
+// Late returns a sink whose address is checked only when it is dialled.
 func Late(c Config) *Sink {
 	u, err := url.Parse(c.URL)
 	if err != nil {
