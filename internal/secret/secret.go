@@ -1,14 +1,14 @@
-// Package secret tells secrets from what is none.
+// Package secret detects secrets that are easy to guess.
 package secret
 
 import "fmt"
 
-// least is how many different characters a secret has at least. One that was drawn, even of sixteen
-// digits, has fewer once in some thousand times.
+// least is the least number of different characters of a secret. A random secret has fewer only rarely: even one of
+// sixteen digits does once in some thousand times.
 const least = 5
 
-// Weak returns why nobody should take this for a secret, however long it is: "" if nothing is against
-// it. It does not say what the secret is.
+// Weak returns why a secret is easy to guess, however long it is; "" if it is not. The text does not contain
+// the secret.
 func Weak[T string | []byte](secret T) (why string) {
 	different := map[byte]bool{}
 	for i := range len(secret) {
