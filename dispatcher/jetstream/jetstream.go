@@ -94,8 +94,6 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 	if err != nil {
 		return dispatcher.Unsent(ctx, len(events), err)
 	}
-	// Sends use ctx, not the context from BySubject: one that has begun continues if another event finds the
-	// sink unavailable.
 	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
 		return s.send(ctx, conn, js, e)
 	})

@@ -12,10 +12,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
 )
 
-// Webhooks and handlers from a file take the same URLs and networks, and refuse the same.
+// Webhooks and handlers from a file accept the same URLs and networks, and refuse the same ones.
 func TestOnePolicy(t *testing.T) {
 	for _, row := range []struct {
-		url, allow string // no allow: the public addresses
+		url, allow string // empty: only public addresses
 		good       bool
 	}{
 		{"https://crm.example/events", "", true},
@@ -45,7 +45,7 @@ func TestOnePolicy(t *testing.T) {
 		if row.allow != "" {
 			network, why := address.Network(row.allow)
 			if why != "" {
-				network, _ = netip.ParsePrefix(row.allow) // as a program may give it
+				network, _ = netip.ParsePrefix(row.allow) // ParsePrefix alone, without the checks of address.Network
 			}
 			networks = append(networks, network)
 		}
