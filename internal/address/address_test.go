@@ -45,7 +45,7 @@ func TestOnePolicy(t *testing.T) {
 		if row.allow != "" {
 			network, why := address.Network(row.allow)
 			if why != "" {
-				network, _ = netip.ParsePrefix(row.allow) // ParsePrefix alone, without the checks of address.Network
+				network, _ = netip.ParsePrefix(row.allow) // as a caller of webhook.New may pass it, unchecked
 			}
 			networks = append(networks, network)
 		}
@@ -65,7 +65,7 @@ func TestOnePolicy(t *testing.T) {
 	}
 }
 
-// Addresses are public or not, whoever asks.
+// Public returns the value in the table for each address, and webhook.New refuses those that are not public.
 func TestPublic(t *testing.T) {
 	for text, want := range map[string]bool{
 		"8.8.8.8": true, "2606:4700::1111": true, "64:ff9b::808:808": true,
