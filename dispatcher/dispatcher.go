@@ -230,10 +230,11 @@ func (d *Dispatcher) closeSinks() {
 
 const registerTimeout = 3 * time.Second
 
-// register registers a sink, retrying until that succeeds. If the database refuses the row of this sink, which is registered
-// already, although it would register another one, register returns apart = true: the other sinks start without this one, and
-// the caller calls register for it again with late set. Otherwise, a refusal by the database is returned as an error. With late
-// set, register retries until it succeeds or ctx ends. It returns no error when ctx ends: a stop is not a failure.
+// register registers a sink, retrying until that succeeds. If the database refuses the row of this sink, which is
+// registered already, although it would register another one, register returns apart = true: the other sinks start
+// without this one, and the caller calls register for it again with late set. Otherwise, a refusal by the database is
+// returned as an error. With late set, register retries until it succeeds or ctx ends. It returns no error when ctx
+// ends: a stop is not a failure.
 func (d *Dispatcher) register(ctx context.Context, t Target, late bool) (apart bool, _ error) {
 	var told time.Time
 	for n := 0; ; n++ {

@@ -266,8 +266,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// While a sink is down, no attempt is charged, no event is parked, and another sink gets its events. outbox_sink shows that the
-// sink is down, and later that it is back; the log reports its return once.
+// While a sink is down, no attempt is charged, no event is parked, and another sink gets its events. outbox_sink shows
+// that the sink is down, and later that it is back; the log reports its return once.
 func TestSinkDown(t *testing.T) {
 	pool, down, up := pgtest.New(t), &memory{}, &memory{}
 	for name, failure := range map[string]error{"unavailable": dispatcher.Unavailable(errors.New("no route"), 0), "every event fails": errors.New("status 500")} {
@@ -459,8 +459,8 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// After a sink was abandoned, events that were open only for it are published. A sink that was served recently, or does not
-// exist, cannot be abandoned.
+// After a sink was abandoned, events that were open only for it are published. A sink that was served recently, or does
+// not exist, cannot be abandoned.
 func TestAbandon(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	if err := delivery.Register(t.Context(), pool, "gone", nil); err != nil {

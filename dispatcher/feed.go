@@ -85,7 +85,8 @@ func (f *feed) run(ctx, sending context.Context) {
 		case slots <- struct{}{}:
 		}
 		begun := time.Now()
-		// The claim does not use ctx: if its statement were cancelled, it might be committed all the same, and block its lanes.
+		// The claim does not use ctx: if its statement were cancelled, it might be committed all the same, and block
+		// its lanes.
 		claim, err := f.look(ctx, sending, quiet)
 		if quiet = err == nil && claim.Lanes == 0; err == nil && !quiet {
 			f.config.Observe.Polled(f.target.Name, len(claim.Rows), time.Since(begun), nil)
@@ -113,8 +114,8 @@ func (f *feed) run(ctx, sending context.Context) {
 	}
 }
 
-// look claims due events. After a poll that found nothing it first asks whether any event is open, which
-// is cheaper.
+// look claims due events. If the last poll found nothing, it first asks whether any event is open, which
+// is cheaper than a claim.
 func (f *feed) look(ctx, sending context.Context, quiet bool) (*delivery.Claim, error) {
 	if quiet {
 		if open, err := delivery.Open(ctx, f.config.Pool, f.target.Name); err != nil || !open {
@@ -217,8 +218,8 @@ func all(n int, err error) []error {
 	return errs
 }
 
-// judge converts the errors of Publish to outcomes, and pauses the sink if it accepts nothing. Events without an outcome
-// stay as they were.
+// judge converts the errors of Publish to outcomes, and pauses the sink if it accepts nothing. Events without an
+// outcome stay as they were.
 func (f *feed) judge(rows []delivery.Row, errs []error, took time.Duration) (outcomes []delivery.Outcome) {
 	suspect, refuses := f.note(rows, errs)
 	var down *unavailable
@@ -366,8 +367,8 @@ func (f *feed) back() {
 	}
 }
 
-// mark records outcomes and gives the lanes of the claim back. If one statement cannot do that, markApart continues in the
-// background, while the next batch is published.
+// mark records outcomes and gives the lanes of the claim back. If one statement cannot do that, markApart continues in
+// the background, while the next batch is published.
 func (f *feed) mark(ctx context.Context, claim *delivery.Claim, outcomes []delivery.Outcome) {
 	soon, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer done()
@@ -384,8 +385,8 @@ func (f *feed) mark(ctx context.Context, claim *delivery.Claim, outcomes []deliv
 	f.unmarked.forget(outcomes)
 }
 
-// markApart records the outcomes that can be recorded, and remembers the rest. If the database is unavailable it retries
-// for as long as a claim lasts.
+// markApart records the outcomes that can be recorded, and remembers the rest. If the database is unavailable it
+// retries for as long as a claim lasts.
 func (f *feed) markApart(ctx context.Context, claim *delivery.Claim, outcomes []delivery.Outcome) {
 	stopping := ctx
 	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), f.config.Claim)

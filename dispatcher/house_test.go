@@ -43,8 +43,8 @@ func (s *setRights) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.T
 
 func (s *setRights) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// While floors cannot be raised, SetRight, which reads the whole outbox, runs every five seconds at most. If the error is
-// temporary, it does not run because of it.
+// While floors cannot be raised, SetRight, which reads the whole outbox, runs every five seconds at most. If the error
+// is temporary, it does not run because of it.
 func TestFloorsThatCannotBeRaised(t *testing.T) {
 	for state, most := range map[string]int64{"40001": 2, "XX777": 4} { // one at the start, one in the first round of keep
 		t.Run(state, func(t *testing.T) {
@@ -159,8 +159,8 @@ func TestClaimsStand(t *testing.T) {
 const byHand = `INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE
 	SELECT id, gen_random_uuid(), 'test.told', '{"n": 1}' FROM `
 
-// Events whose ids were not drawn from the sequence are delivered, below the floors and above the sequence. They raise no
-// floor above the last id drawn, so events that are appended afterwards are delivered, too.
+// Events whose ids were not drawn from the sequence are delivered, below the floors and above the sequence. They raise
+// no floor above the last id drawn, so events that are appended afterwards are delivered, too.
 func TestIdsThatWereNotDrawn(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	emit(t, pool, "test.told", 300, 1)
@@ -221,8 +221,8 @@ func TestSequenceBehind(t *testing.T) {
 	}
 }
 
-// While SetRight advances the sequence, concurrent appends to an aggregate still get ascending ids: the sequence never goes
-// back. An append is refused only if it draws an id that was inserted by hand.
+// While SetRight advances the sequence, concurrent appends to an aggregate still get ascending ids: the sequence never
+// goes back. An append is refused only if it draws an id that was inserted by hand.
 func TestSequenceIsSetRightUnderLoad(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "memory")
@@ -272,8 +272,8 @@ func TestSequenceIsSetRightUnderLoad(t *testing.T) {
 	}
 }
 
-// An event whose delivered_to or parked_by has two dimensions or contains NULL is delivered like any other, and does not
-// affect others. It can be replayed, and its sink can be abandoned.
+// An event whose delivered_to or parked_by has two dimensions or contains NULL is delivered like any other, and does
+// not affect others. It can be replayed, and its sink can be abandoned.
 func TestStrangeMarks(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	ids := emit(t, pool, "test.told", 6, 2)
@@ -299,8 +299,8 @@ func TestStrangeMarks(t *testing.T) {
 	drained(t, pool)
 }
 
-// An event is published and marked even if the numbers in outbox_delivery are the lowest or highest of their type. If its
-// next_attempt_at is later than any backoff allows, it is due.
+// An event is published and marked even if the numbers in outbox_delivery are the lowest or highest of their type. If
+// its next_attempt_at is later than any backoff allows, it is due.
 func TestStrangeDeliveries(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	register(t, pool, "memory")
@@ -314,8 +314,8 @@ func TestStrangeDeliveries(t *testing.T) {
 	inOrder(t, sink.got())
 }
 
-// Events with headers above the limit, written while guards were off, are parked without being read, with the reason, in
-// bounded memory. All others are delivered.
+// Events with headers above the limit, written while guards were off, are parked without being read, with the reason,
+// in bounded memory. All others are delivered.
 func TestLargeHeaders(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	register(t, pool, "memory")
@@ -343,7 +343,8 @@ func TestLargeHeaders(t *testing.T) {
 	}
 }
 
-// A batch is bounded by the size of payloads and headers as text, not by their stored size, which may be a hundredth of that.
+// A batch is bounded by the size of payloads and headers as text, not by their stored size, which may be a hundredth of
+// that.
 func TestBytesOfHeaders(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "memory")
@@ -388,8 +389,8 @@ func TestLargePayload(t *testing.T) {
 	})
 }
 
-// If the row of a known sink refuses the update of its registration, or is locked, another sink still gets its events. The first sink
-// gets its own once the cause is gone.
+// If the row of a known sink refuses the update of its registration, or is locked, another sink still gets its events.
+// The first sink gets its own once the cause is gone.
 func TestOneSinkCannotBeRegistered(t *testing.T) {
 	for name, harm := range map[string]func(t *testing.T, pool *pgxpool.Pool) (mend func()){
 		"refused": func(t *testing.T, pool *pgxpool.Pool) func() {

@@ -76,8 +76,8 @@ var refusals = []struct{ name, begin, end, state, words string }{
 }
 
 // An event that the database refuses to mark is parked with the database's message, and later events of its aggregate
-// continue. All others are marked and sent once: within 5 s if one event is refused, within 20 s if 150 are. Once the cause
-// is gone, outbox_replay_parked has the parked events published.
+// continue. All others are marked and sent once: within 5 s if one event is refused, within 20 s if 150 are. Once the
+// cause is gone, outbox_replay_parked has the parked events published.
 func TestEventThatCannotBeMarked(t *testing.T) {
 	for _, bad := range []int{1, 150} {
 		for _, r := range refusals {
@@ -140,8 +140,8 @@ func later(t *testing.T, pool *pgxpool.Pool, aggregate string) {
 	}
 }
 
-// While no event can be marked, none is parked and none is sent again. workflow_fault and the observer report it, and the log
-// has one line. Once events can be marked again, all are marked.
+// While no event can be marked, none is parked and none is sent again. workflow_fault and the observer report it, and
+// the log has one line. Once events can be marked again, all are marked.
 func TestNothingCanBeMarked(t *testing.T) {
 	pool, sink, log := pgtest.New(t), &memory{}, &journal{}
 	emit(t, pool, "test.told", 10, 1)
@@ -175,8 +175,8 @@ func TestNothingCanBeMarked(t *testing.T) {
 	}
 }
 
-// A refused event is parked even if no event has been marked yet: an open event is marked as the control and rolled back. If
-// outbox_delivery is missing, the control fails too, and nothing is parked.
+// A refused event is parked even if no event has been marked yet: an open event is marked as the control and rolled
+// back. If outbox_delivery is missing, the control fails too, and nothing is parked.
 func TestOpenControl(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
@@ -202,7 +202,8 @@ func TestOpenControl(t *testing.T) {
 	}
 }
 
-// harmed returns a database with an event that sink a has got and an open event of type test.bad, after executing script.
+// harmed returns a database with an event that sink a has got and an open event of type test.bad, after executing
+// script.
 func harmed(t *testing.T, script string) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
@@ -216,8 +217,8 @@ func harmed(t *testing.T, script string) *pgxpool.Pool {
 	return pool
 }
 
-// If marking one event raises the SQLSTATE of a temporary error, the error is first treated as temporary. With AnyState,
-// which is set after a minute, the event is blamed.
+// If marking one event raises the SQLSTATE of a temporary error, the error is first treated as temporary. With
+// AnyState, which is set after a minute, the event is blamed.
 func TestPassingStateOfAnEvent(t *testing.T) {
 	pool := harmed(t, strings.ReplaceAll(refusals[0].begin, "XX777", "40001"))
 	c := claim(t, pool, "a")
@@ -231,7 +232,8 @@ func TestPassingStateOfAnEvent(t *testing.T) {
 	}
 }
 
-// If marking one event raises the SQLSTATE of a temporary error, the other lanes of the claim are still marked and given back.
+// If marking one event raises the SQLSTATE of a temporary error, the other lanes of the claim are still marked and
+// given back.
 func TestPassingStateInOneLane(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
@@ -262,8 +264,8 @@ func TestPassingStateInOneLane(t *testing.T) {
 	}
 }
 
-// An event for which a user's trigger raises the SQLSTATE of a temporary error is parked after a minute, even while other events
-// are published, and delays no event of another lane.
+// An event for which a user's trigger raises the SQLSTATE of a temporary error is parked after a minute, even while
+// other events are published, and delays no event of another lane.
 func TestPassingStateBesideTraffic(t *testing.T) {
 	t.Parallel()
 	pool, sink := pgtest.New(t), &memory{}
@@ -294,8 +296,8 @@ func TestPassingStateBesideTraffic(t *testing.T) {
 	}
 }
 
-// If the control fails with a temporary error, nothing is decided: nothing is parked, Rest.Fault is nil, and the lane stays
-// claimed for another attempt.
+// If the control fails with a temporary error, nothing is decided: nothing is parked, Rest.Fault is nil, and the lane
+// stays claimed for another attempt.
 func TestTroubleWithControl(t *testing.T) {
 	pool := harmed(t, refusals[0].begin+`;
 		CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END $$;
@@ -345,8 +347,8 @@ func TestRefusalThatEnds(t *testing.T) {
 	}
 }
 
-// If an event can be neither marked nor parked, its original outcome is returned in Rest.Open, so that it is marked, and
-// not parked, once that works again.
+// If an event can be neither marked nor parked, its original outcome is returned in Rest.Open, so that it is marked,
+// and not parked, once that works again.
 func TestNeitherMarkedNorParked(t *testing.T) {
 	pool := harmed(t, refusals[0].begin+`;
 		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)

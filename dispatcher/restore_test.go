@@ -50,8 +50,9 @@ func site(t *testing.T, server *pgserver.Server, name string, schema bool) *pgxp
 	return pool
 }
 
-// lived fills an outbox as if it had been in use: some events are published, some of these deleted by retention, some are open,
-// some wait for a retry; floors are raised, lanes are claimed. Each aggregate has six events, of which the last three are open.
+// lived fills an outbox as if it had been in use: some events are published, some of these deleted by retention, some
+// are open, some wait for a retry; floors are raised, lanes are claimed. Each aggregate has six events, of which the
+// last three are open.
 func lived(t *testing.T, pool *pgxpool.Pool) (aggregates []uuid.UUID) {
 	t.Helper()
 	sink := &memory{}
@@ -75,7 +76,8 @@ func lived(t *testing.T, pool *pgxpool.Pool) (aggregates []uuid.UUID) {
 	return aggregates
 }
 
-// deliversAll starts a dispatcher, appends to the same aggregates, and checks that all events, old and new, come in order.
+// deliversAll starts a dispatcher, appends to the same aggregates, and checks that all events, old and new, come in
+// order.
 func deliversAll(t *testing.T, pool *pgxpool.Pool, aggregates []uuid.UUID) {
 	t.Helper()
 	unguarded(t, pool, `UPDATE outbox_lane SET claim_until = now() - interval '1 second' WHERE claim_until IS NOT NULL`) // as if time had passed
@@ -153,8 +155,9 @@ func program(t *testing.T, input []byte, env, name string, args ...string) []byt
 	return out
 }
 
-// After a data-only restore into a fresh schema with all its guards, as in docs/operations.md, all events, old and new, are delivered in
-// order. This holds for the whole database, for the outbox, and for its tables one by one, which leaves the sequence behind.
+// After a data-only restore into a fresh schema with all its guards, as in docs/operations.md, all events, old and new,
+// are delivered in order. This holds for the whole database, for the outbox, and for its tables one by one, which
+// leaves the sequence behind.
 func TestRestoreOfDataAlone(t *testing.T) {
 	server := pgtest.Server(t, pgserver.Options{})
 	old := site(t, server, "old", true)
@@ -209,8 +212,8 @@ func TestRestoreOfDataAlone(t *testing.T) {
 	}
 }
 
-// In a promoted copy by logical replication, outbox_set_right_v1 advances the sequence, which was not replicated, and all
-// events are delivered in order.
+// In a promoted copy by logical replication, outbox_set_right_v1 advances the sequence, which was not replicated, and
+// all events are delivered in order.
 func TestPromotedLogicalCopy(t *testing.T) {
 	server := pgtest.Server(t, pgserver.Options{Settings: map[string]string{"wal_level": "logical", "max_wal_senders": "5", "max_replication_slots": "5"}})
 	old := site(t, server, "old", true)

@@ -69,15 +69,16 @@ type unavailable struct {
 
 func (u *unavailable) Unwrap() error { return u.error }
 
-// Unavailable wraps err to report that the sink accepts nothing at present. after is the least time to wait before the next
-// attempt; the dispatcher's own backoff may be longer. after is limited to between zero and one hour.
+// Unavailable wraps err to report that the sink accepts nothing at present. after is the least time to wait before the
+// next attempt; the dispatcher's own backoff may be longer. after is limited to between zero and one hour.
 func Unavailable(err error, after time.Duration) error {
 	return &unavailable{error: err, after: min(max(after, 0), time.Hour)}
 }
 
-// BySubject calls send for each event and returns its errors, in the order of events. Events of one subject are sent one after
-// the other; up to atOnce subjects are sent concurrently. After an error, the rest of that subject gets ErrNotTried. After an
-// Unavailable error, or once ctx ends, every event that send has not been called for gets ErrNotTried.
+// BySubject calls send for each event and returns its errors, in the order of events. Events of one subject are sent
+// one after the other; up to atOnce subjects are sent concurrently. After an error, the rest of that subject gets
+// ErrNotTried. After an Unavailable error, or once ctx ends, every event that send has not been called for gets
+// ErrNotTried.
 func BySubject(ctx context.Context, events []event.Event, atOnce int, send func(context.Context, event.Event) error) []error {
 	errs := make([]error, len(events))
 	order := map[string][]int{}

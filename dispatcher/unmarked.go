@@ -15,7 +15,7 @@ import (
 const (
 	mostUnmarked = 10_000          // with so many, nothing more is sent: all are sent again if this process dies
 	forgottenFor = time.Minute     // an event that was not read for so long was marked by another dispatcher
-	failuresFor  = 5 * time.Minute // the same where marking has failed: another dispatcher may hold the lane and fail to mark it, too
+	failuresFor  = 5 * time.Minute // the same if the database refused to mark it: another dispatcher may hold its lane, and be refused as well
 )
 
 // paces is the backoff between attempts to mark an event.
@@ -81,8 +81,8 @@ func (u *unmarked) kept(outcomes []delivery.Outcome, err error) {
 	}
 }
 
-// lasting reports whether errors have kept one of outcomes from being recorded for longer than fault.Patience. From then on
-// an error of any SQLSTATE may be about an event.
+// lasting reports whether errors have kept one of outcomes from being recorded for longer than fault.Patience. From
+// then on an error of any SQLSTATE may be about an event.
 func (u *unmarked) lasting(outcomes []delivery.Outcome) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -20,9 +20,10 @@ type Event struct {
 	Payload   any               // encoded with encoding/json; a json.RawMessage is passed through
 	Headers   map[string]string // sent with the event, such as traceparent; nil: none
 
-	// Held reports that the transaction already holds a row lock that every transaction takes before it appends events of this
-	// aggregate. The engine locks process instances that way. Append then takes no lock of its own. Events appended with
-	// Held have no order relative to events appended without it. Roles that only enqueue or work cannot set it.
+	// Held reports that the transaction already holds a row lock that every transaction takes before it appends events
+	// of this aggregate. The engine locks process instances that way. Append then takes no lock of its own. Events
+	// appended with Held have no order relative to events appended without it. Roles that only enqueue or work cannot
+	// set it.
 	Held bool
 }
 

@@ -242,7 +242,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Headers beyond a limit are refused with a message that names the limit and with a hint, however the event is appended.
+// Headers beyond a limit are refused with a message that names the limit and with a hint, however the event is
+// appended.
 func TestRefusedHeaders(t *testing.T) {
 	pool := pgtest.New(t)
 	named := pgtest.Roles(t, pool)
@@ -306,8 +307,8 @@ func TestManyAggregates(t *testing.T) {
 	commit(t, tx)
 }
 
-// 10,000 calls of outbox_emit in one transaction take about as long for one aggregate as for 10,000: a transaction does not
-// lock again what it holds.
+// 10,000 calls of outbox_emit in one transaction take about as long for one aggregate as for 10,000: a transaction does
+// not lock again what it holds.
 func TestOneByOne(t *testing.T) {
 	pool := pgtest.New(t)
 	took := func(aggregates int) (seconds float64) {

@@ -32,7 +32,8 @@ func TestBrokers(t *testing.T) {
 	}
 }
 
-// A mistake in the URL or the options of a broker's sink is refused at start, and the error does not contain the password.
+// A mistake in the URL or the options of a broker's sink is refused at start, and the error does not contain the
+// password.
 func TestBrokersRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"nats://u:hunter2@h":                   "subject",

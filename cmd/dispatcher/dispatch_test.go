@@ -147,7 +147,8 @@ func (r *receiver) note(body []byte) {
 	r.heads[e.Subject] = max(r.heads[e.Subject], e.Data.N)
 }
 
-// check fails the test unless all events came, in order and each time with the same bytes. It returns the number of requests.
+// check fails the test unless all events came, in order and each time with the same bytes. It returns the number of
+// requests.
 func (r *receiver) check(events int) (came int) {
 	r.t.Helper()
 	r.mu.Lock()
@@ -167,7 +168,8 @@ func (r *receiver) ids() int {
 	return len(r.sums)
 }
 
-// An event appended with outbox_emit is written as a line to standard output. SIGTERM ends the process with exit code 0.
+// An event appended with outbox_emit is written as a line to standard output. SIGTERM ends the process with exit code
+// 0.
 func TestStdout(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -397,8 +399,8 @@ func TestLogsAreSilent(t *testing.T) {
 	}
 }
 
-// K43: if the reader of standard output is gone, other sinks still get their events, and no event is marked as delivered that
-// was not written.
+// K43: if the reader of standard output is gone, other sinks still get their events, and no event is marked as
+// delivered that was not written.
 func TestClosedPipe(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

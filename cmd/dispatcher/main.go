@@ -62,8 +62,8 @@ func answer(args []string) int {
 	return exitStopped
 }
 
-// unserved is how long nobody must have served a sink before it can be abandoned. A dispatcher records every 2.5 s that it
-// serves its sinks.
+// unserved is how long nobody must have served a sink before it can be abandoned. A dispatcher records every 2.5 s that
+// it serves its sinks.
 const unserved = 20 * time.Second
 
 // abandon removes a sink that nobody serves, and returns the exit code.

@@ -12,9 +12,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// A dispatcher is ready only while it can write to the database, even if it has nothing to publish. /readyz turns to 503 within
-// ten seconds after writing fails, and back to 200 within ten seconds after it works again; then events are published.
-// While its role is refused, all its connections together try to connect about once a second.
+// A dispatcher is ready only while it can write to the database, even if it has nothing to publish. /readyz turns to
+// 503 within ten seconds after writing fails, and back to 200 within ten seconds after it works again; then events are
+// published. While its role is refused, all its connections together try to connect about once a second.
 func TestReadyMeansWritable(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, pgserver.Options{})

@@ -44,8 +44,8 @@ func TestSeveral(t *testing.T) {
 	sinktest.Failed(t, sink.Publish(t.Context(), []event.Event{sinktest.Event(1, "o", "a", "1")})[0], sinktest.Unavailable, one, other)
 }
 
-// If the broker accepts the connection and sends nothing, Publish returns when its context ends, or when connecting takes
-// too long.
+// If the broker accepts the connection and sends nothing, Publish returns when its context ends, or when connecting
+// takes too long.
 func TestSilent(t *testing.T) {
 	sink := open(t, amqp.Config{URL: "amqp://" + sinktest.Silent(t), Exchange: "events"})
 	ctx, done := context.WithTimeout(t.Context(), 300*time.Millisecond)

@@ -29,7 +29,8 @@ type link struct {
 	block *block
 }
 
-// A block is a period in which the broker accepts nothing. A link always has one: if it is not active, it is the next one.
+// A block is a period in which the broker accepts nothing. A link always has one: if it is not active, it is the next
+// one.
 type block struct {
 	begun  chan struct{} // closed when the block begins
 	active bool
@@ -101,8 +102,8 @@ func (l *link) open() (err error) {
 	return nil
 }
 
-// watchReturns records the messages that the broker returns, until the channel ends. Each return is delivered twice, and the
-// second is received only after the first was recorded. The goroutine that delivers it also reads the
+// watchReturns records the messages that the broker returns, until the channel ends. Each return is delivered twice,
+// and the second is received only after the first was recorded. The goroutine that delivers it also reads the
 // confirmation, which follows the return. So a return is recorded before its confirmation is seen.
 func (l *link) watchReturns(first, second <-chan amqp.Return) {
 	for r := range first {
@@ -113,7 +114,8 @@ func (l *link) watchReturns(first, second <-chan amqp.Return) {
 	}
 }
 
-// returned returns why the broker returned a message, and removes the record. It returns "" if the broker has not returned it.
+// returned returns why the broker returned a message, and removes the record. It returns "" if the broker has not
+// returned it.
 func (l *link) returned(id string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

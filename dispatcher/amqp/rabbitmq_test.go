@@ -156,7 +156,8 @@ func get(t *testing.T, c *rabbit.Channel, queue string, n int) (messages []rabbi
 
 func TestRabbitMQ(t *testing.T) {
 	b := newBroker(t)
-	// A published event is in the queue: as a persistent message with its type as the routing key, in the CloudEvents format.
+	// A published event is in the queue: as a persistent message with its type as the routing key, in the CloudEvents
+	// format.
 	t.Run("delivered", func(t *testing.T) {
 		c := b.channel(t)
 		queue(t, c, "one", "invoice.*", rabbit.Table{"x-queue-type": "quorum"})
@@ -248,8 +249,8 @@ func TestRabbitMQ(t *testing.T) {
 		queue(t, b.channel(t), "later", "#", nil)
 		sinktest.Delivered(t, sink.Publish(t.Context(), events), 2)
 	})
-	// An event that is too large is rejected for good, with both sizes in the error. The broker ends the channel, but the next
-	// event is acknowledged.
+	// An event that is too large is rejected for good, with both sizes in the error. The broker ends the channel, but
+	// the next event is acknowledged.
 	t.Run("too large", func(t *testing.T) {
 		queue(t, b.channel(t), "small", "#", nil)
 		sink := open(t, amqp.Config{URL: b.url(), Exchange: "small"})
@@ -294,8 +295,8 @@ func TestRabbitMQ(t *testing.T) {
 			t.Errorf("%q has the password", err)
 		}
 	})
-	// While the broker is down the sink is unavailable. Once it is back, the sink connects again, and the events that failed
-	// meanwhile do not appear late.
+	// While the broker is down the sink is unavailable. Once it is back, the sink connects again, and the events that
+	// failed meanwhile do not appear late.
 	t.Run("restart", func(t *testing.T) {
 		queue(t, b.channel(t), "restart", "#", nil)
 		sink := open(t, amqp.Config{URL: b.url(), Exchange: "restart"})

@@ -35,8 +35,8 @@ const (
 
 // A Config configures a Sink. URL is required.
 type Config struct {
-	// URL is nats://host:port/SUBJECT, with host:port,host:port for several servers, or tls:// for the same with TLS; user:password@ or
-	// token@ goes before the first host.
+	// URL is nats://host:port/SUBJECT, with host:port,host:port for several servers, or tls:// for the same with TLS;
+	// user:password@ or token@ goes before the first host.
 	URL    string
 	Binary bool        // attributes as headers, the payload as the body
 	TLS    *tls.Config // for tls://; nil: the system's certificates

@@ -93,8 +93,8 @@ func stored(t *testing.T, s natsjs.Stream) uint64 {
 	return info.State.Msgs
 }
 
-// A published event is in the stream, with its type in the subject, in the CloudEvents format. If it is sent again, it is
-// acknowledged again and stored once.
+// A published event is in the stream, with its type in the subject, in the CloudEvents format. If it is sent again, it
+// is acknowledged again and stored once.
 func TestDelivered(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	js := reader(t, s.ClientURL())
@@ -239,8 +239,8 @@ func TestTooLarge(t *testing.T) {
 	sinktest.Delivered(t, errs[2:], 1)
 }
 
-// While a stream is full, the sink is unavailable. If the stream is full for one subject only, that event fails and others are
-// acknowledged.
+// While a stream is full, the sink is unavailable. If the stream is full for one subject only, that event fails and
+// others are acknowledged.
 func TestFull(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	config := natsjs.StreamConfig{Subjects: []string{"shop.>"}, MaxMsgs: 2, Discard: natsjs.DiscardNew, MaxMsgsPerSubject: 1, DiscardNewPerSubject: true}
@@ -281,8 +281,8 @@ func TestNotThere(t *testing.T) {
 	}
 }
 
-// When its context ends, Publish returns a plain error for an event that was sent, whose outcome is unknown, and ErrNotTried for
-// one that was not sent.
+// When its context ends, Publish returns a plain error for an event that was sent, whose outcome is unknown, and
+// ErrNotTried for one that was not sent.
 func TestNoTime(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	conn, err := nats.Connect(s.ClientURL())

@@ -32,8 +32,8 @@ func (s *Sink) message(e event.Event) (*nats.Msg, error) {
 	return m, nil
 }
 
-// clean converts a text to a part of a subject. Blanks, control characters, * and > become _, as does an empty word between
-// two dots.
+// clean converts a text to a part of a subject. Blanks, control characters, * and > become _, as does an empty word
+// between two dots.
 func clean(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if r <= ' ' || r == 0x7f || r == '*' || r == '>' {

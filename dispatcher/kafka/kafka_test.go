@@ -158,8 +158,8 @@ func TestOrder(t *testing.T) {
 	inOrder(t, read(t, c, 1000))
 }
 
-// If the broker refuses some batches for good and accepts the next ones, no event overtakes an earlier one of its subject that
-// failed. Once the failed events are sent again, all are in order.
+// If the broker refuses some batches for good and accepts the next ones, no event overtakes an earlier one of its
+// subject that failed. Once the failed events are sent again, all are in order.
 func TestOrderAfterErrors(t *testing.T) {
 	c := serve(t, kfake.SeedTopics(4, "events"))
 	sink := open(t, kafka.Config{URL: "kafka://" + address(c) + "/events"})
@@ -241,8 +241,8 @@ func TestNoTopic(t *testing.T) {
 	sinktest.Delivered(t, sink.Publish(t.Context(), events), 2)
 }
 
-// An event that is too large for the topic is rejected for good, with both sizes in the error. Small events that are too
-// large only together are acknowledged, and so is a large event that the topic allows.
+// An event that is too large for the topic is rejected for good, with both sizes in the error. Small events that are
+// too large only together are acknowledged, and so is a large event that the topic allows.
 func TestTooLarge(t *testing.T) {
 	c := serve(t)
 	limit, high := "20000", "5000000"
@@ -310,8 +310,9 @@ func TestSCRAM(t *testing.T) {
 	}
 }
 
-// When its context ends, Publish returns a plain error for an event that was sent, whose outcome is unknown, and ErrNotTried for one
-// that was not sent. Both are then delivered once, in order: the client that might still hold the first was closed.
+// When its context ends, Publish returns a plain error for an event that was sent, whose outcome is unknown, and
+// ErrNotTried for one that was not sent. Both are then delivered once, in order: the client that might still hold the
+// first was closed.
 func TestNoTime(t *testing.T) {
 	c := serve(t, kfake.SeedTopics(1, "events"))
 	sink := open(t, kafka.Config{URL: "kafka://" + address(c) + "/events"})

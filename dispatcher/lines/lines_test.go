@@ -87,8 +87,8 @@ func TestTornLine(t *testing.T) {
 	}
 }
 
-// On a pipe that nobody reads, Publish returns when its context ends and acknowledges nothing. Once the pipe is read, lines
-// are complete.
+// On a pipe that nobody reads, Publish returns when its context ends and acknowledges nothing. Once the pipe is read,
+// lines are complete.
 func TestBlockedPipe(t *testing.T) {
 	r, w := io.Pipe()
 	s := lines.New(w)

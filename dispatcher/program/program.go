@@ -76,7 +76,8 @@ type process struct {
 	answered time.Time             // when the program last answered
 }
 
-// New returns a sink for a program, or an error if the program is not found. The program is started with the first event.
+// New returns a sink for a program, or an error if the program is not found. The program is started with the first
+// event.
 func New(c Config) (*Sink, error) {
 	found, err := exec.LookPath(c.Path)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// trouble classifies an error of a request. It returns Unavailable if the sink cannot be reached, ErrNotTried if ctx has
-// ended, and else err, which may be about the event. Secrets of the URL are masked.
+// trouble classifies an error of a request. It returns Unavailable if the sink cannot be reached, ErrNotTried if ctx
+// has ended, and else err, which may be about the event. Secrets of the URL are masked.
 func (s *Sink) trouble(ctx context.Context, err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {

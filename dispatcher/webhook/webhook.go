@@ -50,11 +50,11 @@ type Config struct {
 	// Timeout limits a request, including reading the response; 0: DefaultTimeout.
 	Timeout time.Duration
 
-	// Secret signs each request. In the structured mode the signature follows Standard Webhooks 1.0: the
-	// header webhook-signature is "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). In the binary
-	// mode the body does not contain the attributes, so the header is "v2," and the base64 of
-	// HMAC-SHA256(secret, id.timestamp.attributes.body), see docs/sinks/webhook.md. If Secret starts with whsec_, the rest is
-	// the base64 of the secret; otherwise Secret is the secret itself. Empty: no signature.
+	// Secret signs each request. In the structured mode the signature follows Standard Webhooks 1.0: the header
+	// webhook-signature is "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). In the binary mode the body
+	// does not contain the attributes, so the header is "v2," and the base64 of HMAC-SHA256(secret,
+	// id.timestamp.attributes.body), see docs/sinks/webhook.md. If Secret starts with whsec_, the rest is the base64 of
+	// the secret; otherwise Secret is the secret itself. Empty: no signature.
 	Secret string
 	// KeyID names the secret in the header webhook-key-id, so that receivers can tell an old secret from a new one.
 	KeyID string

@@ -147,8 +147,8 @@ func decode(t *testing.T, e *event.Event) {
 	}
 }
 
-// Requests are signed in structured mode as Standard Webhooks defines, and in binary mode with version 2. A secret after
-// whsec_ is base64. Without a secret there is no header of the signature.
+// Requests are signed in structured mode as Standard Webhooks defines, and in binary mode with version 2. A secret
+// after whsec_ is base64. Without a secret there is no header of the signature.
 func TestSignature(t *testing.T) {
 	requests := make(chan *http.Request, 1)
 	bodies := make(chan []byte, 1)
@@ -245,7 +245,8 @@ func TestSignatureCoversAll(t *testing.T) {
 	}
 }
 
-// K41: a secret that is too short, too easy to guess, or invalid base64 after whsec_, is refused, and the error does not contain it.
+// K41: a secret that is too short, too easy to guess, or invalid base64 after whsec_, is refused, and the error does
+// not contain it.
 func TestBadSecrets(t *testing.T) {
 	for secret, want := range map[string]string{
 		"short":                            "5 bytes; use at least 24",

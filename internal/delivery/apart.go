@@ -28,13 +28,15 @@ type Refusal struct {
 	State string // SQLSTATE
 }
 
-// MarkApart records outcomes after Mark has failed. It marks lane by lane, and gives each lane back when it is
-// done. It skips locked rows. It halves a set of events that fails until each failing event stands alone. It parks an
-// event that is refused alone and refused again after a control, another event, could be marked. The parking and the database's
-// message are recorded in outbox_delivery, because the event's own row accepts no update. No statement takes longer than patience.
+// MarkApart records outcomes after Mark has failed. It marks lane by lane, and gives each lane back when it is done. It
+// skips locked rows. It halves a set of events that fails until each failing event stands alone. It parks an event that
+// is refused alone and refused again after a control, another event, could be marked. The parking and the database's
+// message are recorded in outbox_delivery, because the event's own row accepts no update. No statement takes longer
+// than patience.
 //
 // An error means that the database as a whole has a problem, or that marking the events in Rest.Lanes fails: see
-// Claim.AnyState. No event is parked because of such an error. Other lanes are still marked, unless the database does not answer.
+// Claim.AnyState. No event is parked because of such an error. Other lanes are still marked, unless the database does
+// not answer.
 func MarkApart(ctx context.Context, db DB, c *Claim, outcomes []Outcome, patience time.Duration) (Rest, error) {
 	a := apart{ctx: ctx, db: db, claim: c, patience: patience}
 	lanes := map[int64]int16{}
@@ -249,8 +251,8 @@ func (a *apart) blame() error {
 	return nil
 }
 
-// othersWork reports whether the events that failed may be the cause: a control event can be marked, or there is none. It
-// is false if no event can be marked. If it returns an error, neither is known.
+// othersWork reports whether the events that failed may be the cause: a control event can be marked, or there is none.
+// It is false if no event can be marked. If it returns an error, neither is known.
 func (a *apart) othersWork() (bool, error) {
 	if !a.broken && !a.checked {
 		works, known, err := a.control()

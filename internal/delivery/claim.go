@@ -1,5 +1,5 @@
-// Package delivery holds the database statements of a dispatcher. It claims lanes of events for a sink, reads the due events in
-// them, and marks the outcome of each. Package outbox appends the events.
+// Package delivery holds the database statements of a dispatcher. It claims lanes of events for a sink, reads the due
+// events in them, and marks the outcome of each. Package outbox appends the events.
 package delivery
 
 import (
@@ -38,16 +38,17 @@ type Claim struct {
 	Ahead time.Duration // how far the database's clock is ahead of this machine's
 	Rows  []Row         // in order of id
 
-	// AnyState makes MarkApart treat every SQLSTATE as an answer about an event. Set it when one of the events could not be marked
-	// for a minute, with any error: a trigger of the user's may raise any SQLSTATE.
+	// AnyState makes MarkApart treat every SQLSTATE as an answer about an event. Set it when one of the events could
+	// not be marked for a minute, with any error: a trigger of the user's may raise any SQLSTATE.
 	AnyState bool
 }
 
-// LongestClaim is the longest that a claim may last. A claim that ends later was not made by a dispatcher, and counts as expired.
+// LongestClaim is the longest that a claim may last. A claim that ends later was not made by a dispatcher, and counts
+// as expired.
 const LongestClaim = time.Hour
 
-// The limits of an event's payload and headers as text, in bytes. An event that exceeds them, from before they existed, is
-// not sent.
+// The limits of an event's payload and headers as text, in bytes. An event that exceeds them, from before they existed,
+// is not sent.
 const (
 	mostPayload = 8 << 20
 	mostHeaders = 64 << 10
@@ -77,9 +78,9 @@ func (l Limits) readable(n int) (condition string, args []any) {
 	return fmt.Sprintf(` AND e.id <> ALL ($%d::bigint[]) AND e.aggregate_id <> ALL ($%d::uuid[])`, n, n+1), []any{l.Except, aggregates}
 }
 
-// isOpen returns a condition: the sink wants the event e, and has neither got nor parked it. It is not a function of the
-// database, because that would take the whole row as its argument, and a plan that stores rows would then read
-// all payloads to store them.
+// isOpen returns a condition: the sink wants the event e, and has neither got nor parked it. It is not a function of
+// the database, because that would take the whole row as its argument, and a plan that stores rows would then read all
+// payloads to store them.
 func isOpen(sink string) string {
 	return strings.ReplaceAll(`((cardinality(S.types) = 0 OR e.event_type ^@ ANY (S.types))
 		AND (S.name = ANY (e.delivered_to)) IS NOT TRUE AND (S.name = ANY (e.parked_by)) IS NOT TRUE)`, "S.", sink+".")
@@ -89,27 +90,28 @@ func isOpen(sink string) string {
 // and kept, would read the whole outbox for each lane until the next ANALYZE.
 const planned = pgx.QueryExecModeCacheDescribe
 
-// notParked is a condition: the sink s has not parked the event e in outbox_delivery. An event whose row refuses every update
-// still looks open there although its delivery was parked. The condition is not an anti-join, which would give the planner
-// one more choice. And it does not end with IS NULL: the planner would expect hardly any row to match, and sort
-// all rows to get the first.
+// notParked is a condition: the sink s has not parked the event e in outbox_delivery. An event whose row refuses every
+// update still looks open in outbox_event although its delivery was parked. The condition is not an anti-join, which
+// would give the planner one more choice. And it does not end with IS NULL: the planner would expect hardly any row to
+// match, and sort all rows to get the first.
 const notParked = `(SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NOT TRUE`
 
-// openInLane is a condition: the event e is above the floor of the lane l, and the sink s still has to get it, or no sink
-// has to get it any more. It repeats the predicate of outbox_event_open_idx literally, so that the planner uses that index.
+// openInLane is a condition: the event e is above the floor of the lane l, and the sink s still has to get it, or no
+// sink has to get it any more. It repeats the predicate of outbox_event_open_idx literally, so that the planner uses
+// that index.
 var openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
 	AND (` + isOpen("s") + ` OR NOT EXISTS (SELECT FROM outbox_sink o WHERE ` + isOpen("o") + `)) AND ` + notParked
 
-// dueInLane is openInLane for events whose aggregates do not wait for a retry. A next_attempt_at two years ahead or more is
-// ignored: no backoff is that long.
+// dueInLane is openInLane for events whose aggregates do not wait for a retry. A next_attempt_at two years ahead or
+// more is ignored: no backoff is that long.
 var dueInLane = openInLane + `
 	AND NOT EXISTS (SELECT FROM outbox_delivery d
 	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL
 	                  AND d.next_attempt_at > now() AND d.next_attempt_at < now() + interval '2 years')`
 
-// sizeOfHeaders is the size of an event's headers as text, in bytes. The stored size is no measure of it, because compression may
-// reduce it to a hundredth. Only for a small value that is not compressed is the stored size taken, which saves
-// reading the value: its text is hardly larger.
+// sizeOfHeaders is the size of an event's headers as text, in bytes. The stored size is no measure of it, because
+// compression may reduce it to a hundredth. Only for a small value that is not compressed is the stored size taken,
+// which saves reading the value: its text is hardly larger.
 const sizeOfHeaders = `CASE WHEN e.headers IS NULL THEN 0
 		WHEN pg_column_size(e.headers) <= 300 AND pg_column_compression(e.headers) IS NULL THEN pg_column_size(e.headers)
 		ELSE octet_length(e.headers::text) END`
@@ -132,8 +134,8 @@ func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 	return open, nil
 }
 
-// Acquire claims lanes that have due events, those served longest ago first, and reads the events. The caller
-// publishes them and then calls Mark, which gives the lanes back. If nothing is due, Acquire returns a Claim with no lanes.
+// Acquire claims lanes that have due events, those served longest ago first, and reads the events. The caller publishes
+// them and then calls Mark, which gives the lanes back. If nothing is due, Acquire returns a Claim with no lanes.
 func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits) (*Claim, error) {
 	c := &Claim{Sink: sink, Token: uuid.New()}
 	var now time.Time
@@ -162,8 +164,8 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		return c, nil
 	}
 	c.Ahead = time.Until(now)
-	// A separate statement, so that its snapshot includes everything that was marked before the lanes were given back. The first
-	// event of each lane comes before the second of any, so that no lane waits for a long one.
+	// A separate statement, so that its snapshot includes everything that was marked before the lanes were given back.
+	// The first event of each lane comes before the second of any, so that no lane waits for a long one.
 	perLane := max(1, limits.Events/c.Lanes)
 	readable, excepted = limits.readable(7)
 	rows, _ := db.Query(ctx, `

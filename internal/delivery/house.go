@@ -59,10 +59,10 @@ func RaiseFloors(ctx context.Context, db DB, sink string) error {
 	return err
 }
 
-// SetRight repairs the lanes of a sink, or of all sinks if sink is "". It creates missing lanes, resets values that no lane can
-// have, and lowers floors below open events. (An event is open below a floor if its id was not drawn from the sequence, or was drawn
-// by a transaction that was slow to begin writing.) It also advances the sequence past the existing ids. It returns what it
-// did; "": nothing was wrong.
+// SetRight repairs the lanes of a sink, or of all sinks if sink is "". It creates missing lanes, resets values that no
+// lane can have, and lowers floors below open events. (An event is open below a floor if its id was not drawn from the
+// sequence, or was drawn by a transaction that was slow to begin writing.) It also advances the sequence past the
+// existing ids. It returns what it did; "": nothing was wrong.
 //
 // SetRight reads every open event below the floors, so it should run rarely.
 func SetRight(ctx context.Context, db DB, sink string) (did string, err error) {

@@ -116,7 +116,8 @@ func mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome, l locking, l
 	return lanes, recorded, err
 }
 
-// TellFault records in workflow_fault that no event can be marked, with the database's error; nil: events can be marked again.
+// TellFault records in workflow_fault that no event can be marked, with the database's error; nil: events can be marked
+// again.
 func TellFault(ctx context.Context, db DB, fails error) error {
 	var state, words *string
 	if said := (*pgconn.PgError)(nil); errors.As(fails, &said) {
@@ -131,8 +132,8 @@ func TellFault(ctx context.Context, db DB, fails error) error {
 	return nil
 }
 
-// appended returns an expression: the array marks, with the sink $1 appended. A value that a dispatcher does not write, with two
-// dimensions or with NULL, is first converted to a list.
+// appended returns an expression: the array marks, with the sink $1 appended. A value that a dispatcher does not write,
+// with two dimensions or with NULL, is first converted to a list.
 func appended(marks string) string {
 	return strings.ReplaceAll(`CASE WHEN MARKS IS NULL THEN ARRAY[$1::text]
 		WHEN CASE WHEN array_ndims(MARKS) > 1 THEN true ELSE array_position(MARKS, NULL) IS NOT NULL END

@@ -48,9 +48,9 @@ func Register(ctx context.Context, db DB, sink string, types []string) error {
 	return nil
 }
 
-// Registers reports whether another sink could be registered although the sink refused could not. It registers one with a
-// name of its own, and rolls back. It returns false if refused is not in the database yet: such a sink would miss the events
-// that others get before it is registered, so they have to wait for it.
+// Registers reports whether another sink could be registered although the sink refused could not. It registers one with
+// a name of its own, and rolls back. It returns false if refused is not in the database yet: such a sink would miss the
+// events that others get before it is registered, so they have to wait for it.
 func Registers(ctx context.Context, db DB, refused string) (works bool, err error) {
 	var known bool
 	if err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_sink WHERE name = $1)`, refused).Scan(&known); err != nil || !known {
@@ -106,8 +106,9 @@ func Pause(ctx context.Context, db DB, sink string, d time.Duration, reason stri
 	return nil
 }
 
-// Back records that a sink accepts events again. It reports whether the sink was recorded as down, and for how long it was. If the
-// sink's row is locked, Back does not wait: it records nothing and reports false, and should be called again later.
+// Back records that a sink accepts events again. It reports whether the sink was recorded as down, and for how long it
+// was. If the sink's row is locked, Back does not wait: it records nothing and reports false, and should be called
+// again later.
 func Back(ctx context.Context, db DB, sink string) (down time.Duration, was bool, err error) {
 	var seconds float64
 	err = db.QueryRow(ctx, `
@@ -132,15 +133,15 @@ var (
 	ErrServed = errors.New("the sink is served")
 )
 
-// seenWithin returns a condition: a dispatcher has recorded within so many seconds that it serves a sink. A time more than a
-// minute in the future does not count.
+// seenWithin returns a condition: a dispatcher has recorded within so many seconds that it serves a sink. A time more
+// than a minute in the future does not count.
 func seenWithin(seconds string) string {
 	return `(seen_at > now() - ` + seconds + ` * interval '1 second' AND seen_at < now() + interval '1 minute')`
 }
 
-// Abandon removes a sink that no dispatcher has served for at least idle. It returns the number of events that were open for the
-// sink, counted up to a million. Those that no other sink has to get will count as published. Abandon returns ErrNoSink if the
-// sink does not exist, and ErrServed if a dispatcher has served it within idle.
+// Abandon removes a sink that no dispatcher has served for at least idle. It returns the number of events that were
+// open for the sink, counted up to a million. Those that no other sink has to get will count as published. Abandon
+// returns ErrNoSink if the sink does not exist, and ErrServed if a dispatcher has served it within idle.
 func Abandon(ctx context.Context, db DB, sink string, idle time.Duration) (open int64, err error) {
 	if _, err := SetRight(ctx, db, ""); err != nil { // the floor of a damaged lane may be impossible to lower
 		return 0, err
