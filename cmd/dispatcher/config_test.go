@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// The help has a line for every field of the config, with its default and a sentence, for every
-// kind of sink, and every exit code.
+// The help has a line for every field of the config, with its default and a sentence, and a line for every kind
+// of sink, every option and every exit code.
 func TestHelp(t *testing.T) {
 	var text strings.Builder
 	help(&text)
@@ -57,7 +57,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// The defaults that people are told are the ones of the packages that act on them.
+// The defaults in the help are those of the packages that use them.
 func TestDefaults(t *testing.T) {
 	var c config
 	if report := env.Load(&c, "DISPATCHER_"); len(report.Problems) > 0 {
@@ -83,7 +83,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// The documentation has a row for every variable, with the default and the bounds that hold.
+// docs/configuration.md has a row for every variable, with its default and its bounds.
 func TestDocumentation(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {

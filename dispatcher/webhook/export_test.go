@@ -6,7 +6,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// Late returns a sink whose address is not looked at before it is dialled.
+// Late returns a sink whose address is checked only when it is dialled.
 func Late(c Config) *sink {
 	u, err := url.Parse(c.URL)
 	if err != nil {

@@ -1,8 +1,7 @@
-// Package webhook is a sink that sends events to a URL over HTTP, one a request.
+// Package webhook is a sink that sends events to a URL over HTTP, one event per request.
 //
-// An event is acknowledged by a status of 200 to 299 and the end of the answer's body, of which at
-// most 64 KiB are read. It is sent in the structured mode of the CloudEvents HTTP binding, or in
-// the binary mode.
+// An event is acknowledged when the response has a status of 200 to 299 and its body has been read to the end, or
+// to 64 KiB. Events are sent in the structured or the binary mode of the CloudEvents HTTP binding.
 package webhook
 
 import (
@@ -36,32 +35,33 @@ import (
 )
 
 const (
-	maxAnswer  = 64 << 10
-	maxExcerpt = 300
+	maxAnswer  = 64 << 10 // most bytes of a response that are read
+	maxExcerpt = 300      // most bytes of a response that an error quotes
 )
 
-// A Config says where events go.
+// A Config configures a sink. URL is required.
 type Config struct {
 	URL    string
 	Binary bool // attributes as headers, the payload as the body
-	AtOnce int  // requests at once for each batch; 0: 16
-	// Timeout is for a request, its answer included; 0: 10 s.
+	AtOnce int  // most concurrent requests for each batch; 0: 16
+	// Timeout limits a request, including reading the response; 0: 10 s.
 	Timeout time.Duration
 
-	// Secret signs each request. In the structured mode it does so as Standard Webhooks 1.0 has it: the
-	// header webhook-signature is "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). In the binary
-	// mode, where the body is not all, it is "v2," and that of id.timestamp.attributes.body, as docs/sinks/webhook.md has it. After
-	// whsec_ it is the base64 of the secret, otherwise the secret itself. It has at least 24 bytes. Empty: no signature.
+	// Secret signs each request. In the structured mode the signature follows Standard Webhooks 1.0: the header
+	// webhook-signature is "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). In the binary mode the body
+	// does not contain the attributes, so the header is "v2," and the base64 of HMAC-SHA256(secret,
+	// id.timestamp.attributes.body), see docs/sinks/webhook.md. If Secret starts with whsec_, the rest is the base64 of
+	// the secret; otherwise Secret is the secret itself. It has at least 24 bytes. Empty: no signature.
 	Secret string
-	// KeyID names the secret in the header webhook-key-id, so that it can be changed.
+	// KeyID names the secret in the header webhook-key-id, so that receivers can tell an old secret from a new one.
 	KeyID string
 
-	// Allow are the private addresses that may be dialled. Others that are not public are refused
-	// after the name was resolved: loopback, private and link-local ones, those of carriers'
-	// networks, multicast, and whatever leads to them.
+	// Allow lists the addresses that may be dialled although they are not public. All others that are not public are
+	// refused after the name was resolved: loopback, private, link-local, shared (carrier NAT) and multicast
+	// addresses, and IPv6 addresses that translate to one of these.
 	Allow []netip.Prefix
 	TLS   *tls.Config // for https://; nil: the system's certificates
-	// Client replaces the HTTP client. Then Allow and TLS mean nothing.
+	// Client replaces the HTTP client. Allow, TLS and Timeout are then ignored.
 	Client *http.Client
 }
 
@@ -73,7 +73,7 @@ type sink struct {
 	masked *strings.Replacer
 }
 
-// New returns a sink, or an error that says what is wrong with the configuration.
+// New returns a sink, or an error that describes what is wrong with the configuration.
 func New(c Config) (dispatcher.Sink, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
@@ -114,7 +114,7 @@ func (c Config) newClient() *http.Client {
 	}}
 	return &http.Client{
 		Timeout: c.Timeout,
-		Transport: &http.Transport{ // no proxy from the environment: it would dial for us, unchecked
+		Transport: &http.Transport{ // without the environment's proxy, which would dial addresses that nobody has checked
 			DialContext: dialer.DialContext, TLSClientConfig: c.TLS.Clone(), ForceAttemptHTTP2: true, TLSHandshakeTimeout: 5 * time.Second,
 			MaxIdleConnsPerHost: c.AtOnce, IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: maxAnswer,
 		},
@@ -122,12 +122,12 @@ func (c Config) newClient() *http.Client {
 	}
 }
 
-// Publish sends each event by itself.
+// Publish sends each event as one request.
 func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	return dispatcher.BySubject(ctx, events, s.config.AtOnce, s.send)
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (s *sink) Close() error {
 	s.client.CloseIdleConnections()
 	return nil
@@ -180,9 +180,9 @@ func (s *sink) request(ctx context.Context, e event.Event) (*http.Request, error
 	return request, nil
 }
 
-// sign returns the signature: of version 1 is that of Standard Webhooks 1.0, of the body alone. Where
-// attributes are headers, version 2 covers these, too, and no other is sent: who takes either could be given an
-// event with another type.
+// sign returns the signature. Version 1 is that of Standard Webhooks 1.0 and covers the body alone. In the binary
+// mode, where attributes are headers, only version 2 is sent, which covers them too: with both versions,
+// an attacker could drop version 2 and change the event's type.
 func (s *sink) sign(header http.Header, id, stamp string, body []byte) string {
 	mac := hmac.New(sha256.New, s.key)
 	fmt.Fprintf(mac, "%s.%s.", id, stamp)
@@ -195,8 +195,8 @@ func (s *sink) sign(header http.Header, id, stamp string, body []byte) string {
 	return version + base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// attributesOf is what the second version of the signature covers of the headers: each that begins
-// with ce-, and content-type, as name:value and a line feed, names in lower case, in order of name.
+// attributesOf returns the headers that version 2 of the signature covers: content-type and each header that starts
+// with ce-, as name:value and a line feed, with names in lower case, sorted by name.
 func attributesOf(header http.Header) string {
 	var lines []string
 	for name, values := range header {
@@ -208,8 +208,7 @@ func attributesOf(header http.Header) string {
 	return strings.Join(lines, "")
 }
 
-// binaryHeaders sets an event's attributes as the binary mode of the CloudEvents HTTP binding 1.0
-// has them (section 3.1.3).
+// binaryHeaders sets the headers of the binary mode (CloudEvents HTTP binding 1.0, section 3.1.3).
 func binaryHeaders(header http.Header, e event.Event) {
 	for name, value := range cloudevent.Attributes(e) {
 		header.Set("ce-"+name, cloudevent.Percent(value))

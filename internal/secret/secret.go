@@ -1,4 +1,4 @@
-// Package secret tells secrets from what is none.
+// Package secret detects secrets that are easy to guess.
 package secret
 
 import (
@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// least is how many different characters a secret has at least. One that was drawn, even of sixteen
-// digits, has fewer once in some thousand times.
+// least is the least number of different characters of a secret. A random secret has fewer only rarely: even one of
+// sixteen digits does once in some thousand times.
 const least = 5
 
-// Weak returns why nobody should take this for a secret, however long it is: "" if nothing is against
-// it. It does not say what the secret is.
+// Weak returns why a secret is easy to guess, however long it is; "" if it is not. The text does not contain
+// the secret.
 func Weak[T string | []byte](secret T) (why string) {
 	different := map[byte]bool{}
 	for i := range len(secret) {
@@ -28,8 +28,8 @@ func Weak[T string | []byte](secret T) (why string) {
 // MinKey is the least number of bytes of a key.
 const MinKey = 24
 
-// Key returns the bytes that the secret of a webhook signs with, nil for an empty one: what text says in base64 after whsec_, and
-// else text itself.
+// Key returns the signing key of a webhook's secret: the base64 after whsec_, or else the bytes of text itself. It is nil for "".
+// The error says that the secret is too short, is not valid base64, or is easy to guess.
 func Key(text string) ([]byte, error) {
 	if text == "" {
 		return nil, nil

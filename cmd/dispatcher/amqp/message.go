@@ -9,8 +9,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/cloudevent"
 )
 
-// message makes a message of an event, in the structured or the binary mode. The CloudEvents binding
-// is for AMQP 1.0: these are the headers that RabbitMQ turns into its application properties.
+// message converts an event to a message, in the structured or the binary mode. The CloudEvents binding is
+// for AMQP 1.0; RabbitMQ converts the headers used here to the application properties of that binding.
 func (s *sink) message(e event.Event) (amqp.Publishing, error) {
 	m := amqp.Publishing{MessageId: e.ID(), DeliveryMode: amqp.Persistent}
 	if len(e.Type()) > longestKey {

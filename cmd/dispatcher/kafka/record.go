@@ -9,7 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// record makes a record of an event, in the structured or the binary mode of the CloudEvents Kafka
+// record converts an event to a record, in the structured or the binary mode of the CloudEvents Kafka
 // binding.
 func (s *sink) record(e event.Event) (*kgo.Record, error) {
 	r := &kgo.Record{Topic: s.topic, Key: key(e)}
@@ -33,7 +33,7 @@ func (s *sink) record(e event.Event) (*kgo.Record, error) {
 	return r, nil
 }
 
-// key is what decides on the partition of an event: its partitionkey, or its subject.
+// key returns the key that selects the partition of an event: its partitionkey, or its subject if it has none.
 func key(e event.Event) []byte {
 	if k, ok := e.Extensions()["partitionkey"]; ok {
 		return fmt.Append(nil, k)
@@ -41,7 +41,7 @@ func key(e event.Event) []byte {
 	return []byte(e.Subject())
 }
 
-// size is that of a record before it is compressed.
+// size returns the size of a record before compression.
 func size(r *kgo.Record) int {
 	n := len(r.Key) + len(r.Value)
 	for _, h := range r.Headers {
