@@ -15,12 +15,12 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// advance decides how a batch of settled runs changes their instances, and writes the changes. It runs in the transaction that
-// locked the instances and settled the runs.
+// advance decides how a batch of settled runs changes their instances, and writes the changes. It runs in the
+// transaction that locked the instances and settled the runs.
 //
-// It has two phases. First it reads everything that a decision about the batch may need (lookAhead computes what that is). Then
-// the core decides, run by run, on the data in memory, and all changes are written together. So the number of statements does
-// not grow with the size of the batch, and each decision sees the changes of the decisions before it.
+// It has two phases. First it reads everything that a decision about the batch may need (lookAhead computes what that
+// is). Then the core decides, run by run, on the data in memory, and all changes are written together. So the number of
+// statements does not grow with the size of the batch, and each decision sees the changes of the decisions before it.
 func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []lease.Settlement) error {
 	if err := s.load(ctx, tx, e); err != nil {
 		return s.blame(err, batch)
@@ -37,8 +37,8 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 	return w.write(ctx)
 }
 
-// move advances the token of a settled run that belongs to it: a step, a timer, an arrival or an undo step. It changes nothing if
-// the run is late, that is, if the token has moved on.
+// move advances the token of a settled run that belongs to it: a step, a timer, an arrival or an undo step. It changes
+// nothing if the run is late, that is, if the token has moved on.
 func (s *scene) move(w *writer, settled lease.Settlement) error {
 	t := s.tokens[settled.Step]
 	if t == nil {
@@ -97,8 +97,8 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 // childNotStarted is the error code of a call node whose instance could not be started.
 const childNotStarted = "child_not_started"
 
-// completeTask completes a user task and moves its token. If the task has changed since the handler looked, process_task_finish
-// raises an error, which becomes the failure of the run.
+// completeTask completes a user task and moves its token. If the task has changed since the handler looked,
+// process_task_finish raises an error, which becomes the failure of the run.
 func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settlement) error {
 	var p completeTaskPayload
 	var r taskRef
@@ -185,8 +185,9 @@ func (s *scene) fail(ctx context.Context, tx pgx.Tx, settled lease.Settlement) e
 	return nil
 }
 
-// undecided returns the instance with an id, or nil if it is over or deleted. If the instance has begun to compensate since the
-// handler looked, undecided returns an error and the run fails, because the instance will not end as the command asks.
+// undecided returns the instance with an id, or nil if it is over or deleted. If the instance has begun to compensate
+// since the handler looked, undecided returns an error and the run fails, because the instance will not end as the
+// command asks.
 func (s *scene) undecided(id uuid.UUID) (*instance, error) {
 	i := s.instances[id]
 	switch {
@@ -198,8 +199,8 @@ func (s *scene) undecided(id uuid.UUID) (*instance, error) {
 	return i, nil
 }
 
-// retry resolves the incident that the handler found, and has the core try again what it stopped. It changes nothing if the
-// incident was resolved, or its token moved on, since the handler looked.
+// retry resolves the incident that the handler found, and has the core try again what it stopped. It changes nothing if
+// the incident was resolved, or its token moved on, since the handler looked.
 func (w *writer) retry(ctx context.Context, settled lease.Settlement) error {
 	var p retryPayload
 	var r retried

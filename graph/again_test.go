@@ -20,17 +20,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// outcome waits until a run has finished, and returns its status with the error code and message, or with the version of the
-// instance.
+// outcome waits until a run has finished, and returns its status with the error code and message, or with the version
+// of the instance.
 func (s *site) outcome(id uuid.UUID) string {
 	s.t.Helper()
 	s.finished(id)
 	return query[string](s.t, s.pool, `SELECT concat_ws(' ', status, error->>'code', last_error, 'v'||(result->>'version')) FROM workflow_run WHERE id = $1`, id)
 }
 
-// A start whose key or id is taken succeeds if its process, tenant and input, and its version if it names one, are those of the
-// existing instance. Otherwise it fails with the code conflict and a message that names the field and says what to do. Priority
-// and metadata are not compared. What became of the first start and its instance does not matter.
+// A start whose key or id is taken succeeds if its process, tenant and input, and its version if it names one, are
+// those of the existing instance. Otherwise it fails with the code conflict and a message that names the field and says
+// what to do. Priority and metadata are not compared. What became of the first start and its instance does not matter.
 func TestStartWithAnotherInput(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("H", `"H": {"human": {}, "to": "A"},`+step("A", ""))
@@ -91,8 +91,8 @@ func TestStartWithAnotherInput(t *testing.T) {
 	s.healthy()
 }
 
-// hesitant blocks the engine's handlers until n of them have read the database. The value it returns becomes true if two starts
-// with one key are settled in one batch.
+// hesitant blocks the engine's handlers until n of them have read the database. The value it returns becomes true if
+// two starts with one key are settled in one batch.
 func (s *site) hesitant(n int32) (together *atomic.Bool) {
 	var looked atomic.Int32
 	goOn := make(chan struct{})
@@ -123,9 +123,9 @@ func (s *site) hesitant(n int32) (together *atomic.Bool) {
 	return together
 }
 
-// If several starts with one key and different inputs are handled before any of them is settled, one makes the instance, those
-// with its input succeed, and the others fail with the code conflict. Other runs of the same batch succeed, and none is executed
-// twice.
+// If several starts with one key and different inputs are handled before any of them is settled, one makes the
+// instance, those with its input succeed, and the others fail with the code conflict. Other runs of the same batch
+// succeed, and none is executed twice.
 func TestStartsWithAnotherInputAtOnce(t *testing.T) {
 	const keys, each = 10, 6
 	for name, workers := range map[string]int{"in one batch": 1, "in two workers": 2} {
@@ -185,8 +185,8 @@ func TestStartsWithAnotherInputAtOnce(t *testing.T) {
 	}
 }
 
-// A start whose outcome is kept (workflow_kept), because the database refuses it, fails with the code conflict when it is settled,
-// if another start has used its key meanwhile.
+// A start whose outcome is kept (workflow_kept), because the database refuses it, fails with the code conflict when it
+// is settled, if another start has used its key meanwhile.
 func TestKeptStartMeetsAnother(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"end": true}`)
@@ -218,8 +218,9 @@ func (w writer) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// A start with "again" makes a new instance with a key whose instance is over, and from then on the key means the new instance.
-// While the instance with the key is open, "again" changes nothing. A start without "again" never makes a second instance.
+// A start with "again" makes a new instance with a key whose instance is over, and from then on the key means the new
+// instance. While the instance with the key is open, "again" changes nothing. A start without "again" never makes a
+// second instance.
 func TestKeyAgain(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("H", `"H": {"human": {}, "to": "A"},`+step("A", ""))
@@ -281,8 +282,8 @@ func TestKeyAgain(t *testing.T) {
 	s.healthy()
 }
 
-// If several starts with "again" and one key are handled before any of them is settled, one makes the instance, those with its
-// input return that instance, and the others fail with the code conflict.
+// If several starts with "again" and one key are handled before any of them is settled, one makes the instance, those
+// with its input return that instance, and the others fail with the code conflict.
 func TestKeyAgainAtOnce(t *testing.T) {
 	const keys, each = 8, 6
 	for name, workers := range map[string]int{"in one batch": 1, "in two workers": 2} {
@@ -332,8 +333,8 @@ func TestKeyAgainAtOnce(t *testing.T) {
 	}
 }
 
-// A start with "again" fails with the code conflict and makes no instance if retention removes the previous instance before the
-// start is settled, because another start may have found the key free.
+// A start with "again" fails with the code conflict and makes no instance if retention removes the previous instance
+// before the start is settled, because another start may have found the key free.
 func TestKeyAgainAfterRetention(t *testing.T) {
 	s := newEmptySite(t)
 	p := s.deploy("E", `"E": {"end": true}`)

@@ -27,9 +27,10 @@ func checked[In interface{ check() error }](_ context.Context, in In) (struct{},
 	return struct{}{}, nil
 }
 
-// typed makes a handler of fn. An unknown key in the payload is a permanent error, because a misspelt key would change what
-// the request means. If fn returns a permanent error, a refusal (see refused) or run.Again, the handler returns that error. Any
-// other error means that the database could not answer: the run is put off for 1 s and no attempt is charged.
+// typed makes a handler of fn. An unknown key in the payload is a permanent error, because a misspelt key would change
+// what the request means. If fn returns a permanent error, a refusal (see refused) or run.Again, the handler returns
+// that error. Any other error means that the database could not answer: the run is put off for 1 s and no attempt is
+// charged.
 func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.Context, json.RawMessage) (json.RawMessage, error) {
 	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
 		var in In
@@ -48,19 +49,19 @@ func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.
 	}
 }
 
-// refused reports whether the database rejects the statement itself (SQLSTATE class 42), for example for lack of a privilege.
-// Trying that again for ever would hide the cause.
+// refused reports whether the database rejects the statement itself (SQLSTATE class 42), for example for lack of a
+// privilege. Trying that again for ever would hide the cause.
 func refused(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "42")
 }
 
-// keys is the namespace in which the id of an instance is derived from its process, business key and tenant. Two starts with the
-// same key therefore get the same id, whichever comes first.
+// keys is the namespace in which the id of an instance is derived from its process, business key and tenant. Two starts
+// with the same key therefore get the same id, whichever comes first.
 var keys = uuid.MustParse("6f1f0d1e-4f0a-5b52-9c8e-3d2d6a3c7a10")
 
-// start finds the definition and decides which instance to start. It starts nothing: when the run is settled, the engine checks
-// again whether the id is free, or taken by an instance that matches the request.
+// start finds the definition and decides which instance to start. It starts nothing: when the run is settled, the
+// engine checks again whether the id is free, or taken by an instance that matches the request.
 func (e *Engine) start(ctx context.Context, p startPayload) (Started, error) {
 	if p.Parent != nil {
 		if err := e.called(ctx, p); err != nil {
@@ -95,15 +96,15 @@ func (e *Engine) start(ctx context.Context, p startPayload) (Started, error) {
 		if !p.Again || !over {
 			return first, conflict
 		}
-		// The id of the next instance is derived from the id of this one. If an instance with that id exists, it was inserted
-		// since the query, or created_at is out of order because a clock was set back: then look at that one.
+		// The id of the next instance is derived from the id of this one. If an instance with that id exists, it was
+		// inserted since the query, or created_at is out of order because a clock was set back: then look at that one.
 		s.Instance, s.After = keyed(p, first.Instance.String()), first.Instance
 		asking, more = meeting, nil
 	}
 }
 
-// keyed returns the id of the instance that has the key of p. With after, the id of an instance that had the key before and is
-// over, it returns the id of the next instance with the key; empty: of the first one.
+// keyed returns the id of the instance that has the key of p. With after, the id of an instance that had the key before
+// and is over, it returns the id of the next instance with the key; empty: of the first one.
 func keyed(p startPayload, after string) uuid.UUID {
 	name := p.Process + "\x00" + p.Key
 	if p.Tenant != "" || after != "" {
@@ -115,9 +116,9 @@ func keyed(p startPayload, after string) uuid.UUID {
 	return uuid.NewSHA1(keys, []byte(name))
 }
 
-// called returns an error unless the token that the parent of p names waits for the instance, or did so before. A token that
-// has left its node since, or that retention has removed, is no error. The engine checks the same again when the run is
-// settled, with the caller locked; that check decides.
+// called returns an error unless the token that the parent of p names waits for the instance, or did so before. A token
+// that has left its node since, or that retention has removed, is no error. The engine checks the same again when the
+// run is settled, with the caller locked; that check decides.
 func (e *Engine) called(ctx context.Context, p startPayload) error {
 	var owner, definition uuid.UUID
 	var visit int64
@@ -157,8 +158,8 @@ func starts(n *node, p startPayload) bool {
 	return n.kind == call && n.Call.Process == p.Process && n.Call.Version == p.Version && (n.Call.Undo == propagate) == p.Parent.Undo
 }
 
-// undecided returns a permanent error if the instance is already compensating, with the code conflict, or if it does not exist.
-// The handlers of cancel and fail call it; the instance is changed when the run is settled.
+// undecided returns a permanent error if the instance is already compensating, with the code conflict, or if it does
+// not exist. The handlers of cancel and fail call it; the instance is changed when the run is settled.
 func (e *Engine) undecided(ctx context.Context, instance uuid.UUID) error {
 	var ending bool
 	err := e.pool.QueryRow(ctx, `SELECT ending IS NOT NULL AND completed_at IS NULL FROM process_instance WHERE id = $1`, unprepared, instance).Scan(&ending)
@@ -176,8 +177,8 @@ func undoing(instance uuid.UUID) error {
 	return run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s undoes what it has done, and ends then", instance)))
 }
 
-// retry finds the open incident to retry. It prefers incidents that stop a token to those that report a row which is set aside,
-// and among these the oldest.
+// retry finds the open incident to retry. It prefers incidents that stop a token to those that report a row which is
+// set aside, and among these the oldest.
 func (e *Engine) retry(ctx context.Context, p retryPayload) (retried, error) {
 	var r retried
 	if err := p.check(); err != nil {
@@ -201,7 +202,8 @@ func (e *Engine) retry(ctx context.Context, p retryPayload) (retried, error) {
 	return r, err
 }
 
-// completeTask checks that the task is open, that p.By may complete it, and that it has the version that the person saw.
+// completeTask checks that the task is open, that p.By may complete it, and that it has the version that the person
+// saw.
 func (e *Engine) completeTask(ctx context.Context, p completeTaskPayload) (taskRef, error) {
 	if err := p.check(); err != nil {
 		return taskRef{}, run.Permanent(err)
@@ -229,8 +231,8 @@ func (e *Engine) completeTask(ctx context.Context, p completeTaskPayload) (taskR
 }
 
 // cutOff returns an error unless the token was cut off: a run of the token was cancelled or deleted, or, with the code
-// child_not_started, the instance that it waits for does not exist. A token that retention has removed is no error; nothing is
-// done for it.
+// child_not_started, the instance that it waits for does not exist. A token that retention has removed is no error;
+// nothing is done for it.
 func (e *Engine) cutOff(ctx context.Context, c cutOff) (struct{}, error) {
 	var is bool
 	err := e.pool.QueryRow(ctx, `
@@ -244,9 +246,9 @@ func (e *Engine) cutOff(ctx context.Context, c cutOff) (struct{}, error) {
 	return struct{}{}, err
 }
 
-// arrive returns the payload of the message or signal, or the output of the called instance, that arrived at the token of the
-// run. If the called instance did not complete, arrive returns a permanent error with the code child_failed or child_cancelled.
-// It refuses a message, signal or instance that belongs to another token.
+// arrive returns the payload of the message or signal, or the output of the called instance, that arrived at the token
+// of the run. If the called instance did not complete, arrive returns a permanent error with the code child_failed or
+// child_cancelled. It refuses a message, signal or instance that belongs to another token.
 func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error) {
 	var payload []byte
 	var err error

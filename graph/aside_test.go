@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A step whose lease the database refuses opens exactly one incident, with the message of the refusal. Retrying the incident
-// tries the lease at once. The incident is resolved when the step is leased.
+// A step whose lease the database refuses opens exactly one incident, with the message of the refusal. Retrying the
+// incident tries the lease at once. The incident is resolved when the step is leased.
 func TestRefusedLeaseOpensAnIncident(t *testing.T) {
 	s := newSite(t)
 	spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
@@ -21,8 +21,8 @@ func TestRefusedLeaseOpensAnIncident(t *testing.T) {
 	s.toldOf(id, "not_leased", "A")
 }
 
-// A wait that refuses a signal opens exactly one incident. Retrying the incident tries the signal at once. The incident is
-// resolved when the token gets the signal.
+// A wait that refuses a signal opens exactly one incident. Retrying the incident tries the signal at once. The incident
+// is resolved when the token gets the signal.
 func TestUnreachedWaitOpensAnIncident(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("W", `"W": {"await": {"signal": "go"}, "to": "A"}, `+step("A", ""))
@@ -37,8 +37,8 @@ func TestUnreachedWaitOpensAnIncident(t *testing.T) {
 
 const never = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$;`
 
-// toldOf checks that an instance at node, where a trigger refuses something, has exactly one incident with code, and that the
-// instance continues within 5 s after the trigger is dropped and the incident is retried.
+// toldOf checks that an instance at node, where a trigger refuses something, has exactly one incident with code, and
+// that the instance continues within 5 s after the trigger is dropped and the incident is retried.
 func (s *site) toldOf(id uuid.UUID, code, node string) {
 	s.t.Helper()
 	incident := s.stopped(id, code, 1)
@@ -69,9 +69,9 @@ func (s *site) toldOf(id uuid.UUID, code, node string) {
 	s.healthy()
 }
 
-// If the database refuses an incident of an instance, with any SQLSTATE, only workflow_set_aside and process_why report its
-// refused step. Other instances still get their incidents and are tried again, and the instance itself continues once nothing
-// refuses its step.
+// If the database refuses an incident of an instance, with any SQLSTATE, only workflow_set_aside and process_why report
+// its refused step. Other instances still get their incidents and are tried again, and the instance itself continues
+// once nothing refuses its step.
 func TestRefusedLeaseWithoutAnIncident(t *testing.T) {
 	for _, code := range []string{"XX123", "55P03", "40001", "57P01"} {
 		t.Run(code, func(t *testing.T) {
@@ -110,8 +110,8 @@ func TestLockedStepOpensNoIncident(t *testing.T) {
 	s.status(id, graph.Completed)
 }
 
-// A retry that names only the instance retries the incident that stops a token, not an older incident that reports a refused row,
-// which workers try again anyway.
+// A retry that names only the instance retries the incident that stops a token, not an older incident that reports a
+// refused row, which workers try again anyway.
 func TestRetryOfAnInstanceWithARefusedStep(t *testing.T) {
 	s := newSite(t)
 	spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)

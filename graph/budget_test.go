@@ -38,8 +38,8 @@ func playOf(t *testing.T, nodes string, input map[string]any) *graph.Play {
 var dearChoose = `"S": {"choose": [` + strings.Repeat(`{"if": "input.items.exists(x, x.n < 0.0)", "to": "A"}, `, 99) +
 	`{"if": "input.items.exists(x, x.n < 0.0)", "to": "A"}], "else": "A"}, "A": {"do": "t.a", "in": {"n": "1"}}`
 
-// G31: an expression that exceeds the cost limit is stopped within 5 s, whether nested loops, growing texts or comparisons of
-// large values make it expensive. The incident says what to do.
+// G31: an expression that exceeds the cost limit is stopped within 5 s, whether nested loops, growing texts or
+// comparisons of large values make it expensive. The incident says what to do.
 func TestExpressionLimit(t *testing.T) {
 	for _, condition := range []string{
 		"input.items.all(a, input.items.all(b, input.items.all(c, true)))",
@@ -61,8 +61,8 @@ func TestExpressionLimit(t *testing.T) {
 	}
 }
 
-// Expressions that are cheap one by one are stopped when together they exceed the budget of a decision, always at the same
-// expression. The next decision has a budget of its own.
+// Expressions that are cheap one by one are stopped when together they exceed the budget of a decision, always at the
+// same expression. The next decision has a budget of its own.
 func TestExpressionBudget(t *testing.T) {
 	began := time.Now()
 	one := playOf(t, dearChoose, list2000())
@@ -104,7 +104,8 @@ func TestExpressionBudget(t *testing.T) {
 	}
 }
 
-// Events of one instance that are decided in one batch do not share a budget, neither of entered nodes nor of expression cost.
+// Events of one instance that are decided in one batch do not share a budget, neither of entered nodes nor of
+// expression cost.
 func TestBatchOfOneInstance(t *testing.T) {
 	dear := strings.TrimSuffix(strings.Repeat("input.items.exists(x, x.n < 0.0) || ", 5), " || ")
 	for name, nodes := range map[string]string{
@@ -143,8 +144,8 @@ func TestExpressionBudgetIncident(t *testing.T) {
 	s.healthy()
 }
 
-// W75: an instance whose tokens multiply from step to step never has many more than 10,000 live tokens: at the limit an incident
-// is opened.
+// W75: an instance whose tokens multiply from step to step never has many more than 10,000 live tokens: at the limit an
+// incident is opened.
 func TestTooManyTokens(t *testing.T) {
 	grow := `"S": {"fork": ["A"` + strings.Repeat(`, "A"`, 499) + `]}, "A": {"do": "t.a", "to": "S", "on": [{"error": "*", "to": "e"}]}, "e": {"end": true}`
 	keep := `"S": {"fork": ["A"` + strings.Repeat(`, "A"`, 499) + `]}, "A": {"wait": "1h", "on": [{"message": "m", "key": "'k'", "keep": true, "to": "S"}]}`

@@ -13,10 +13,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// The functions below send requests to process instances. Each enqueues a run of one of the engine's own types and returns
-// the id of that run. If db is a transaction, the run becomes visible when the transaction commits. A worker with an [Engine]
-// executes the run, and run.Read returns its outcome. A request that cannot be met makes the run fail, with the reason as its
-// error. A malformed request is refused here: the function returns an error and stores nothing.
+// The functions below send requests to process instances. Each enqueues a run of one of the engine's own types and
+// returns the id of that run. If db is a transaction, the run becomes visible when the transaction commits. A worker
+// with an [Engine] executes the run, and run.Read returns its outcome. A request that cannot be met makes the run fail,
+// with the reason as its error. A malformed request is refused here: the function returns an error and stores nothing.
 //
 // In SQL, INSERT the run into workflow_run: see docs/processes.md.
 
@@ -26,10 +26,10 @@ type NewInstance struct {
 	Version int    // 0: the highest version deployed when the run is executed
 	Input   any    // a JSON object, encoded with encoding/json; json.RawMessage and []byte are used unchanged; nil: {}
 
-	// Key is the business key, 1 to 200 characters long. At most one instance of a process and tenant has a given key, until
-	// retention removes that instance. A second start with the same key succeeds if it asks for the same process, tenant and
-	// input, and for the same version or none; its result is then the existing instance. Otherwise its run fails with the code
-	// conflict. Empty: no key.
+	// Key is the business key, 1 to 200 characters long. At most one instance of a process and tenant has a given key,
+	// until retention removes that instance. A second start with the same key succeeds if it asks for the same process,
+	// tenant and input, and for the same version or none; its result is then the existing instance. Otherwise its run
+	// fails with the code conflict. Empty: no key.
 	Key   string
 	Again bool // with Key: if the instance that has the key is over, start a new one with the key
 
@@ -38,8 +38,8 @@ type NewInstance struct {
 	Tenant   string    // of all its runs, at most 200 characters; empty: no tenant
 }
 
-// Run returns the run that starts the instance, for callers that enqueue it together with others (run.EnqueueMany), through
-// database/sql (run.EnqueueSQL), or with a delay (run.New.Delay).
+// Run returns the run that starts the instance, for callers that enqueue it together with others (run.EnqueueMany),
+// through database/sql (run.EnqueueSQL), or with a delay (run.New.Delay).
 func (n NewInstance) Run() (run.New, error) {
 	input, err := document("input", n.Input)
 	p := startPayload{Process: n.Process, Version: n.Version, Input: input, Key: n.Key, Again: n.Again, ID: n.ID, Priority: n.Priority, Tenant: n.Tenant}
@@ -49,8 +49,8 @@ func (n NewInstance) Run() (run.New, error) {
 	return run.New{Type: startType, Payload: p}, nil
 }
 
-// Start starts an instance. The result of the run is a [Started]. If n has neither a key nor an id, the id of the run is also
-// the id of the instance.
+// Start starts an instance. The result of the run is a [Started]. If n has neither a key nor an id, the id of the run
+// is also the id of the instance.
 func Start(ctx context.Context, db run.DB, n NewInstance) (uuid.UUID, error) {
 	r, err := n.Run()
 	if err != nil {
@@ -59,9 +59,9 @@ func Start(ctx context.Context, db run.DB, n NewInstance) (uuid.UUID, error) {
 	return enqueue(ctx, db, r)
 }
 
-// A Message is delivered to one token that waits for its name and key. If several wait, the one that has waited longest gets
-// it. If none waits, the message is kept until TTL has passed, and the first token that waits for it gets it.
-// Name and Key are required.
+// A Message is delivered to one token that waits for its name and key. If several wait, the one that has waited longest
+// gets it. If none waits, the message is kept until TTL has passed, and the first token that waits for it gets it. Name
+// and Key are required.
 type Message struct {
 	Name    string
 	Key     string        // correlates the message with an instance: equals the key of its await node; at most 200 bytes
@@ -89,8 +89,9 @@ func Send(ctx context.Context, db run.DB, m Message) (uuid.UUID, error) {
 	return enqueue(ctx, db, r)
 }
 
-// Signal sends a signal to all tokens that wait for its name when a worker begins to execute the run. The name has 1 to 200
-// bytes. The payload is a JSON object, encoded like NewInstance.Input; nil: {}. The result of the run is a [Signalled].
+// Signal sends a signal to all tokens that wait for its name when a worker begins to execute the run. The name has 1 to
+// 200 bytes. The payload is a JSON object, encoded like NewInstance.Input; nil: {}. The result of the run is a
+// [Signalled].
 func Signal(ctx context.Context, db run.DB, name string, payload any) (uuid.UUID, error) {
 	data, err := document("payload", payload)
 	if err = errors.Join(err, named(name)); err != nil {
@@ -107,7 +108,8 @@ type Completion struct {
 	Version int64  // the version of the task that the person saw: if the task has another one, the run fails with the code conflict; 0: any
 }
 
-// Complete completes a user task. The run fails with the code conflict if the task is not open, or is assigned to another person.
+// Complete completes a user task. The run fails with the code conflict if the task is not open, or is assigned to
+// another person.
 func Complete(ctx context.Context, db run.DB, c Completion) (uuid.UUID, error) {
 	output, err := document("output", c.Output)
 	p := completeTaskPayload{Task: c.Task, By: c.By, Output: output, Version: c.Version}
@@ -125,8 +127,8 @@ type Cancellation struct {
 	Compensate bool   // undo completed steps first, then cancel
 }
 
-// Cancel cancels an instance. This cannot be undone. Cancelling an instance that is over changes nothing. The run fails with
-// the code conflict if the instance is already compensating. Only operators may enqueue the run.
+// Cancel cancels an instance. This cannot be undone. Cancelling an instance that is over changes nothing. The run fails
+// with the code conflict if the instance is already compensating. Only operators may enqueue the run.
 func Cancel(ctx context.Context, db run.DB, c Cancellation) (uuid.UUID, error) {
 	if c.Instance == uuid.Nil {
 		return uuid.Nil, errNoInstance
@@ -134,10 +136,10 @@ func Cancel(ctx context.Context, db run.DB, c Cancellation) (uuid.UUID, error) {
 	return enqueue(ctx, db, run.New{Type: cancelType, Payload: cancelPayload(c)})
 }
 
-// Fail makes an instance compensate its completed steps and end as FAILED. The reason becomes its failure_reason; empty: the
-// error of its latest open incident. By is who asks for it; empty: the database role that enqueues the run. Failing an instance
-// that is over changes nothing. The run fails with the code conflict if the instance is already compensating. Only operators
-// may enqueue the run.
+// Fail makes an instance compensate its completed steps and end as FAILED. The reason becomes its failure_reason;
+// empty: the error of its latest open incident. By is who asks for it; empty: the database role that enqueues the run.
+// Failing an instance that is over changes nothing. The run fails with the code conflict if the instance is already
+// compensating. Only operators may enqueue the run.
 func Fail(ctx context.Context, db run.DB, instance uuid.UUID, reason, by string) (uuid.UUID, error) {
 	if instance == uuid.Nil {
 		return uuid.Nil, errNoInstance
@@ -145,11 +147,11 @@ func Fail(ctx context.Context, db run.DB, instance uuid.UUID, reason, by string)
 	return enqueue(ctx, db, run.New{Type: failType, Payload: failPayload{Instance: instance, Reason: reason, By: by}})
 }
 
-// Restart starts a new instance that continues a FAILED one from the node where it failed. The new instance has the key of the
-// failed one. It does not repeat nodes that are done, but takes over their results. Nodes that were undone, and all nodes
-// behind them, are done again. If it is not certain what was done, the run fails with the code conflict.
-// The result of the run is a [Started]. By is who asks for it; empty: the database role that enqueues the run. Only operators may
-// enqueue the run.
+// Restart starts a new instance that continues a FAILED one from the node where it failed. The new instance has the key
+// of the failed one. It does not repeat nodes that are done, but takes over their results. Nodes that were undone, and
+// all nodes behind them, are done again. If it is not certain what was done, the run fails with the code conflict. The
+// result of the run is a [Started]. By is who asks for it; empty: the database role that enqueues the run. Only
+// operators may enqueue the run.
 func Restart(ctx context.Context, db run.DB, instance uuid.UUID, by string) (uuid.UUID, error) {
 	if instance == uuid.Nil {
 		return uuid.Nil, errNoInstance
@@ -165,8 +167,8 @@ type Retrial struct {
 	Force    bool      // fire a join that cannot be satisfied with the tokens that have arrived
 }
 
-// Retry resolves an incident and tries again what it stopped. The run fails if there is no such open incident. Only operators
-// may enqueue the run.
+// Retry resolves an incident and tries again what it stopped. The run fails if there is no such open incident. Only
+// operators may enqueue the run.
 func Retry(ctx context.Context, db run.DB, r Retrial) (uuid.UUID, error) {
 	p := retryPayload(r)
 	if err := p.check(); err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Play is an instance that lives in memory. Between two decisions of the core it does what the shell does in the database.
+// A Play is an instance that lives in memory. Between two decisions of the core it does what the shell does in the
+// database.
 type Play struct {
 	Story []string // the text of each decision
 
@@ -30,7 +31,8 @@ type Play struct {
 	has    map[*joining]map[string]bool
 }
 
-// An open is an event that may happen: the end of a run, a message, the completion of a task, or the end of a called instance.
+// An open is an event that may happen: the end of a run, a message, the completion of a task, or the end of a called
+// instance.
 type open struct {
 	token *token
 	place string
@@ -44,7 +46,8 @@ type owed struct {
 	undone, given bool
 }
 
-// NewNarrowPlay starts an instance in which each decision knows only what the shell would load for the tokens that are settled.
+// NewNarrowPlay starts an instance in which each decision knows only what the shell would load for the tokens that are
+// settled.
 func NewNarrowPlay(d *Definition, input map[string]any) (*Play, error) {
 	p, err := NewPlay(d, input)
 	if err == nil {
@@ -73,7 +76,8 @@ func NewPlay(d *Definition, input map[string]any) (*Play, error) {
 // Tokens returns how many tokens the instance has had.
 func (p *Play) Tokens() int { return len(p.tokens) }
 
-// Next makes one or more open events, which choose draws, happen in one decision. It reports whether there was an open event.
+// Next makes one or more open events, which choose draws, happen in one decision. It reports whether there was an open
+// event.
 func (p *Play) Next(choose func(n int) int) (bool, error) {
 	if p.i.status.Final() || len(p.open) == 0 {
 		return false, nil
@@ -100,8 +104,8 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 }
 
 // Do executes a command in one decision: done NODE [RESULT], fail NODE CODE [declared], happens NODE PLACE, undone,
-// retry NODE CODE, or cancel [undo]; or several commands, separated by semicolons. PLACE names what is attached to the node, such
-// as on/0 or race/1.
+// retry NODE CODE, or cancel [undo]; or several commands, separated by semicolons. PLACE names what is attached to the
+// node, such as on/0 or race/1.
 func (p *Play) Do(line string) error {
 	for _, command := range strings.Split(line, ";") {
 		word := append(strings.SplitN(strings.TrimSpace(command), " ", 4), "", "", "", "")
@@ -297,7 +301,8 @@ func (p *Play) commit() error {
 	return p.balanced()
 }
 
-// attached updates the open events: it adds those that the decision began, and removes those of tokens that left or ended.
+// attached updates the open events: it adds those that the decision began, and removes those of tokens that left or
+// ended.
 func (p *Play) attached() error {
 	c := p.i.changes
 	gone := map[*token]bool{}
@@ -353,7 +358,8 @@ func (p *Play) attached() error {
 	return nil
 }
 
-// tell adds to the story everything that the decision writes. Tokens appear as numbers, in the order in which they were made.
+// tell adds to the story everything that the decision writes. Tokens appear as numbers, in the order in which they were
+// made.
 func (p *Play) tell() {
 	var all []string
 	say := func(format string, args ...any) { all = append(all, strings.TrimSpace(fmt.Sprintf(format, args...))) }
@@ -424,8 +430,8 @@ func (p *Play) tell() {
 	p.Story = append(p.Story, strings.Join(all, "\n"))
 }
 
-// balanced returns an error if the counts of the instance and its groups differ from the numbers of tokens, or if the instance is
-// open but nothing can happen and no incident says why.
+// balanced returns an error if the counts of the instance and its groups differ from the numbers of tokens, or if the
+// instance is open but nothing can happen and no incident says why.
 func (p *Play) balanced() error {
 	live, ready, joining := 0, 0, 0
 	groups, within := map[*group]int{}, map[*group]bool{}
@@ -492,7 +498,8 @@ func (p *Play) Retry(node, code string) error {
 	return p.commit()
 }
 
-// FailAndCancel fails the step at a node and cancels the instance, in one decision. It returns how many incidents are left open.
+// FailAndCancel fails the step at a node and cancels the instance, in one decision. It returns how many incidents are
+// left open.
 func (p *Play) FailAndCancel(node string) (incidents int, err error) {
 	for _, t := range p.tokens {
 		if t.node.name == node && alive(t.state) > 0 {
@@ -503,8 +510,8 @@ func (p *Play) FailAndCancel(node string) (incidents int, err error) {
 	return p.i.incidents + len(p.i.changes.incidents), p.commit()
 }
 
-// ChooseAndCancel lets a token choose what to undo next, and cancels the instance, in one decision. It reports whether the undo
-// step is started.
+// ChooseAndCancel lets a token choose what to undo next, and cancels the instance, in one decision. It reports whether
+// the undo step is started.
 func (p *Play) ChooseAndCancel(compensate bool) (begun bool) {
 	for _, o := range p.open {
 		if o.kind == "undo" {

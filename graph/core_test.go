@@ -11,9 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// The same process and the same events lead to the same decisions, whether the core knows the whole instance or only what is
-// loaded for these events. After each decision the counts of the instance equal the numbers of its tokens, and an open instance
-// has an event that can happen or an incident.
+// The same process and the same events lead to the same decisions, whether the core knows the whole instance or only
+// what is loaded for these events. After each decision the counts of the instance equal the numbers of its tokens, and
+// an open instance has an event that can happen or an incident.
 func TestCore(t *testing.T) {
 	finished := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -99,8 +99,8 @@ func TestUndoOfWhatEnds(t *testing.T) {
 	}
 }
 
-// A token that reaches the loop limit behind a join continues, when its incident is retried, from the node where it stopped. It
-// does not arrive at the join again.
+// A token that reaches the loop limit behind a join continues, when its incident is retried, from the node where it
+// stopped. It does not arrive at the join again.
 func TestLoopLimitBehindAJoin(t *testing.T) {
 	p := played(t, `{"process": "p", "version": 1, "start": "A", "nodes": {
 		"A": {"choose": [{"if": "false", "to": "E"}], "else": "B"}, "B": {"choose": [{"if": "false", "to": "E"}], "else": "F"}, "E": {"end": true},

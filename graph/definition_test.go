@@ -72,7 +72,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Parse reports all mistakes of a definition at once, each with its code and path, and none that only follows from another.
+// Parse reports all mistakes of a definition at once, each with its code and path, and none that only follows from
+// another.
 func TestAllMistakesAtOnce(t *testing.T) {
 	_, err := graph.Parse([]byte(`{"process": "p q", "version": "1", "start": "A", "lang": "js", "extra": {"a": 1}, "nodes": {
 		"A": {"do": "Bad Type", "too": "B", "to": "nowhere", "attempts": 0},
@@ -444,8 +445,8 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// Compile has no findings about correct definitions: loops that something else ends, joins at which every branch arrives, and
-// recursion that may end.
+// Compile has no findings about correct definitions: loops that something else ends, joins at which every branch
+// arrives, and recursion that may end.
 func TestNoFindings(t *testing.T) {
 	for _, nodes := range []string{
 		`"S": {"scope": {"start": "a", "nodes": {"a": {"do": "x.y", "to": "b"}, "b": {"wait": "1m", "to": "a"}}}, "on": [{"message": "stop", "key": "input.n", "to": "e"}]}, "e": {"end": true}`,

@@ -12,9 +12,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Deploy stores a definition and returns its id. If the same definition is stored already, Deploy changes nothing and returns
-// the id of the stored one; two texts with the same canonical form are the same definition. If another definition is stored
-// under this name and version, Deploy returns an error. It returns an *InvalidError if the definition does not compile.
+// Deploy stores a definition and returns its id. If the same definition is stored already, Deploy changes nothing and
+// returns the id of the stored one; two texts with the same canonical form are the same definition. If another
+// definition is stored under this name and version, Deploy returns an error. It returns an *InvalidError if the
+// definition does not compile.
 func Deploy(ctx context.Context, db run.DB, d *Definition) (uuid.UUID, error) {
 	if _, _, err := Compile(d); err != nil {
 		return uuid.Nil, err

@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Deploy returns the id of a definition that was inserted by SQL if both have the same canonical form. It refuses another definition
-// with the same name and version.
+// Deploy returns the id of a definition that was inserted by SQL if both have the same canonical form. It refuses
+// another definition with the same name and version.
 func TestDeployWhatIsThere(t *testing.T) {
 	pool := pgtest.New(t)
 	id := query[uuid.UUID](t, pool, `INSERT INTO process_definition (definition)

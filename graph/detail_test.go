@@ -17,8 +17,8 @@ import (
 
 // The tests in this file check details of scenarios (S..) whose main test is elsewhere.
 
-// S09: a join of all branches behind an exclusive gateway, which would wait for ever, is refused by Deploy. If such a definition is
-// inserted by SQL, without that check, a start of it fails and makes no instance.
+// S09: a join of all branches behind an exclusive gateway, which would wait for ever, is refused by Deploy. If such a
+// definition is inserted by SQL, without that check, a start of it fails and makes no instance.
 func TestJoinAfterChoice(t *testing.T) {
 	s := newSite(t)
 	text := fmt.Sprintf(`{"process": "p", "version": 1, "start": "X", "nodes": {"X": {"choose": [{"if": "input.a", "to": "A"}], "else": "B"}, "J": {"join": "all", "to": "C"}, %s}}`,
@@ -46,8 +46,8 @@ func TestJoinAfterChoice(t *testing.T) {
 	}
 }
 
-// S11: an inclusive gateway (any) without a true condition and without else opens an incident. After the fact is corrected, a
-// retry continues the instance. With else, only else is taken.
+// S11: an inclusive gateway (any) without a true condition and without else opens an incident. After the fact is
+// corrected, a retry continues the instance. With else, only else is taken.
 func TestAnyWithoutATrueCondition(t *testing.T) {
 	s := newSite(t)
 	any := func(more string) string {
@@ -94,8 +94,8 @@ func TestCancelTwice(t *testing.T) {
 	s.healthy()
 }
 
-// S18: a step that was leased before its instance was paused runs to its end and is settled. The next step is held until the
-// instance is resumed.
+// S18: a step that was leased before its instance was paused runs to its end and is settled. The next step is held
+// until the instance is resumed.
 func TestStepThatIsPaused(t *testing.T) {
 	s := newSite(t)
 	goOn := make(chan struct{})
@@ -184,8 +184,8 @@ func TestTaskHasChanged(t *testing.T) {
 	s.healthy()
 }
 
-// S43: if a called instance fails and no error edge of the caller takes it, the caller gets an incident with the reason. A second
-// report of the end of a called instance does not move the caller again.
+// S43: if a called instance fails and no error edge of the caller takes it, the caller gets an incident with the
+// reason. A second report of the end of a called instance does not move the caller again.
 func TestChildStopsItsCaller(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", step("X", "", `"fail": "'broken'"`))
@@ -213,8 +213,8 @@ func TestChildStopsItsCaller(t *testing.T) {
 	s.healthy()
 }
 
-// S44 (a) and (b): each over an empty list completes at once with an empty list as its result. A value that is not a list opens an
-// incident.
+// S44 (a) and (b): each over an empty list completes at once with an empty list as its result. A value that is not a
+// list opens an incident.
 func TestEachOfNothing(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1"}, "in": {"name": "'item'"}, "to": "B"},`+step("B", "", `"all": "steps.E"`))
@@ -283,8 +283,8 @@ func TestDefinitionsStay(t *testing.T) {
 	}
 }
 
-// A run that belongs to no process is settled without a transaction in which the engine takes part, and the engine executes no
-// statement for it.
+// A run that belongs to no process is settled without a transaction in which the engine takes part, and the engine
+// executes no statement for it.
 func TestPlainRunsPayNothing(t *testing.T) {
 	t.Parallel()
 	s := newEmptySite(t)

@@ -19,7 +19,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A throw with compensate also undoes a step that a boundary timer cut off while it was running, because it may have taken effect.
+// A throw with compensate also undoes a step that a boundary timer cut off while it was running, because it may have
+// taken effect.
 func TestThrowUndoesWhatWasCutOff(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B")+`,
@@ -36,8 +37,8 @@ func TestThrowUndoesWhatWasCutOff(t *testing.T) {
 	s.healthy()
 }
 
-// A step whose result alone was refused is not executed again: a retry continues with a result that an operator corrects. The step
-// is undone if its instance fails.
+// A step whose result alone was refused is not executed again: a retry continues with a result that an operator
+// corrects. The step is undone if its instance fails.
 func TestRefusedResultIsDone(t *testing.T) {
 	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.big.v1", func(ctx context.Context, _ map[string]any) (string, error) {
@@ -63,8 +64,8 @@ func TestRefusedResultIsDone(t *testing.T) {
 	s.healthy()
 }
 
-// If the payload and the result of a step together are too large for the payload of its undo step, the undo step gets only the id
-// of the step's run.
+// If the payload and the result of a step together are too large for the payload of its undo step, the undo step gets
+// only the id of the step's run.
 func TestUndoOfLargeResult(t *testing.T) {
 	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.large.v1", func(context.Context, map[string]any) (string, error) { return strings.Repeat("x", run.MaxPayload), nil })
@@ -96,8 +97,8 @@ func TestDeepPayload(t *testing.T) {
 	}
 }
 
-// An input with a number beyond ±1e308 is refused when the start is enqueued, or, if the row was inserted without triggers, when the
-// instance is started. A correction with such a number is refused, too.
+// An input with a number beyond ±1e308 is refused when the start is enqueued, or, if the row was inserted without
+// triggers, when the instance is started. A correction with such a number is refused, too.
 func TestHugeNumbers(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "", `"fails": "99"`))
@@ -128,8 +129,8 @@ func TestHugeNumbers(t *testing.T) {
 	}
 }
 
-// A throw with compensate undoes nothing until a called instance that was cut off has undone its own steps, because these were
-// done last.
+// A throw with compensate undoes nothing until a called instance that was cut off has undone its own steps, because
+// these were done last.
 func TestThrowWaitsForCalled(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("C", undoable("C", "D")+","+step("D", "", `"ms": "10000"`))
@@ -145,12 +146,14 @@ func TestThrowWaitsForCalled(t *testing.T) {
 	s.healthy()
 }
 
-// If the start of a called instance is cancelled or deleted by hand, the caller takes its error edge for child_not_started.
+// If the start of a called instance is cancelled or deleted by hand, the caller takes its error edge for
+// child_not_started.
 func TestCancelledStart(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("C", step("C", ""))
 	p := s.deploy("H", `"H": {"human": {}, "to": "A"}, "A": {"call": {"process": "`+child+`", "undo": "none"}, "on": [{"error": "child_not_started", "to": "B"}]}, `+step("B", ""))
-	// A trigger holds the starts as they are inserted: workflow_pause would take effect only with the worker's next look.
+	// A trigger holds the starts as they are inserted: workflow_pause would take effect only with the worker's next
+	// look.
 	if _, err := s.pool.Exec(t.Context(), `
 		CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN NEW.held_at := now(); RETURN NEW; END$$;
 		CREATE TRIGGER held BEFORE INSERT ON workflow_run FOR EACH ROW WHEN (NEW.payload ? 'parent') EXECUTE FUNCTION held()`); err != nil {
@@ -175,7 +178,8 @@ func TestCancelledStart(t *testing.T) {
 	s.healthy()
 }
 
-// A reminder (a non-interrupting timer) that is cancelled by hand does not fire, and the user task it belongs to continues.
+// A reminder (a non-interrupting timer) that is cancelled by hand does not fire, and the user task it belongs to
+// continues.
 func TestCancelledReminder(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("H", `"H": {"human": {}, "on": [{"after": "PT1H", "keep": true, "to": "R"}], "to": "A"}, `+step("R", "")+","+step("A", ""))
@@ -242,7 +246,8 @@ func TestMessageAgainAfterItsTime(t *testing.T) {
 	s.healthy()
 }
 
-// A number that is not exact as a double is refused as the key of a message, so that it cannot match the key of another instance.
+// A number that is not exact as a double is refused as the key of a message, so that it cannot match the key of another
+// instance.
 func TestInexactKey(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "input.k"}}`), `{"k": 9007199254740995}`)
@@ -305,8 +310,8 @@ func TestExplosionIsUndone(t *testing.T) {
 	s.healthy()
 }
 
-// A step that is ended while it runs, with its scope, by a join or by a timer, is undone exactly once by a throw behind it, because
-// it may have taken effect.
+// A step that is ended while it runs, with its scope, by a join or by a timer, is undone exactly once by a throw behind
+// it, because it may have taken effect.
 func TestThrowUndoesWhatWasEnded(t *testing.T) {
 	const slow = `"B": {"do": "test.step.v1", "in": {"name": "'B'", "ms": "10000"}, "undo": "test.undo.v1"`
 	const after = `, "X": {"throw": {"compensate": true}, "to": "Z"}, "Z": {"end": true}`
@@ -334,7 +339,8 @@ func TestThrowUndoesWhatWasEnded(t *testing.T) {
 	}
 }
 
-// If an effect of a step pauses the instance, the next step is held: what an effect changes is seen when the step is settled.
+// If an effect of a step pauses the instance, the next step is held: what an effect changes is seen when the step is
+// settled.
 func TestEffectPausesInstance(t *testing.T) {
 	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.pause.v1", func(ctx context.Context, in struct{ Instance uuid.UUID }) (struct{}, error) {
@@ -386,8 +392,8 @@ func TestMessageTwiceAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// Deleting or truncating instances also deletes their events, their state history and their arrivals at joins, although these have
-// no foreign key.
+// Deleting or truncating instances also deletes their events, their state history and their arrivals at joins, although
+// these have no foreign key.
 func TestWhatHappenedGoesAlong(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "J": {"join": "all"},`+step("A", "J")+","+step("B", "J"))

@@ -32,8 +32,8 @@ type Engine struct {
 // session next, and would find the prepared statement there.
 const unprepared = pgx.QueryExecModeCacheDescribe
 
-// New returns an engine whose handlers read through pool. The pool may connect through a pooler, even if its config enables
-// prepared statements: the engine does not use them there.
+// New returns an engine whose handlers read through pool. The pool may connect through a pooler, even if its config
+// enables prepared statements: the engine does not use them there.
 func New(pool *pgxpool.Pool) *Engine {
 	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}}
 }
@@ -43,14 +43,14 @@ func (e *Engine) Parts() hook.Engine {
 	return hook.Engine{Prefix: Prefix, Handlers: e.handlers(), Hook: hook.Hook{Concerns: e.concerns, Begin: e.begin, Backoff: e.backoff, Tend: e.tend}}
 }
 
-// concerns reports whether the engine takes part in settling a run: the run is a step of a process, or of one of the engine's
-// own types.
+// concerns reports whether the engine takes part in settling a run: the run is a step of a process, or of one of the
+// engine's own types.
 func (e *Engine) concerns(l *lease.Lease) bool {
 	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, Prefix)
 }
 
-// find returns the process with a name and version; version 0: the highest that is deployed. If there is none, the error is
-// permanent.
+// find returns the process with a name and version; version 0: the highest that is deployed. If there is none, the
+// error is permanent.
 func (e *Engine) find(ctx context.Context, name string, version int) (*Process, error) {
 	var id uuid.UUID
 	err := e.pool.QueryRow(ctx, `
@@ -81,8 +81,8 @@ type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// processes returns definitions by id. It reads and compiles those that are not cached. An id without a row is absent from the
-// map.
+// processes returns definitions by id. It reads and compiles those that are not cached. An id without a row is absent
+// from the map.
 func (e *Engine) processes(ctx context.Context, db querier, ids []uuid.UUID) (map[uuid.UUID]*Process, error) {
 	found, missing := map[uuid.UUID]*Process{}, []uuid.UUID{}
 	e.mu.Lock()

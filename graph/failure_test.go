@@ -42,8 +42,9 @@ func (s *site) failure(id uuid.UUID) string {
 	return query[string](s.t, s.pool, `SELECT concat_ws(' ', status, failure_reason) FROM process_instance WHERE id = $1`, id)
 }
 
-// A step that fails for good without a declared failure stops its token with an incident, for every kind of error: nothing is
-// undone, other branches continue, and the instance does not fail. After the cause is gone, a retry completes the instance.
+// A step that fails for good without a declared failure stops its token with an incident, for every kind of error:
+// nothing is undone, other branches continue, and the instance does not fail. After the cause is gone, a retry
+// completes the instance.
 func TestFailureOpensIncident(t *testing.T) {
 	for name, c := range map[string]struct {
 		how  func(context.Context) error
@@ -79,8 +80,8 @@ func TestFailureOpensIncident(t *testing.T) {
 	}
 }
 
-// A handler's error that has the code of one of the engine's own incidents is reported as handler_error, and a retry executes the
-// step again, as after any other error.
+// A handler's error that has the code of one of the engine's own incidents is reported as handler_error, and a retry
+// executes the step again, as after any other error.
 func TestCodesOfIncidents(t *testing.T) {
 	for _, code := range []string{"output_failed", "mapping_failed", "list_broken", "compensation_failed", "not_settled", "not_leased", "not_reached", run.CodeResult} {
 		s, mend := broken(t, func(context.Context) error { return run.WithCode(code, errors.New("a bug")) })
@@ -117,7 +118,8 @@ func TestUnknownTypeOpensIncident(t *testing.T) {
 	s.healthy()
 }
 
-// An error edge takes any error with its code once the attempts are used up, also an undeclared one such as handler_error.
+// An error edge takes any error with its code once the attempts are used up, also an undeclared one such as
+// handler_error.
 func TestEdgesTakeTechnicalErrors(t *testing.T) {
 	for _, edge := range []string{"handler_error", "*"} {
 		s, _ := broken(t, bug)
@@ -128,8 +130,8 @@ func TestEdgesTakeTechnicalErrors(t *testing.T) {
 	}
 }
 
-// An undeclared error fails the instance only if "failure" of the node is "fail", or that of the definition is and the node has
-// none. Otherwise it opens an incident.
+// An undeclared error fails the instance only if "failure" of the node is "fail", or that of the definition is and the
+// node has none. Otherwise it opens an incident.
 func TestDeclaredFailures(t *testing.T) {
 	for name, c := range map[string]struct{ process, node, want string }{
 		"as shipped":     {"", "", "WAITING"},
@@ -162,9 +164,9 @@ func TestDeclaredFailures(t *testing.T) {
 	}
 }
 
-// graph.fail.v1 makes an instance that an incident stops undo its completed steps and fail. The failure_reason is the given one, or
-// the last error of the step. The history has who asked for it. The run fails with a message if the instance is already
-// compensating or does not exist, and succeeds if the instance is over.
+// graph.fail.v1 makes an instance that an incident stops undo its completed steps and fail. The failure_reason is the
+// given one, or the last error of the step. The history has who asked for it. The run fails with a message if the
+// instance is already compensating or does not exist, and succeeds if the instance is over.
 func TestFail(t *testing.T) {
 	s, _ := broken(t, bug)
 	p := s.deploy("U", undoable("U", "X")+","+fmt.Sprintf(brokenStep, "")+","+step("Z", ""))
@@ -204,8 +206,8 @@ func TestFail(t *testing.T) {
 	s.healthy()
 }
 
-// A list element that fails stops with an incident, and the other elements are done. After its retry the list has the result of
-// each element exactly once, in order.
+// A list element that fails stops with an incident, and the other elements are done. After its retry the list has the
+// result of each element exactly once, in order.
 func TestElementOpensIncident(t *testing.T) {
 	s := newEmptySite(t)
 	var mended atomic.Bool
@@ -231,8 +233,8 @@ func TestElementOpensIncident(t *testing.T) {
 	s.healthy()
 }
 
-// While an incident stops a called instance, its caller waits. If the called instance fails, the caller gets an incident, and a
-// retry calls a new instance.
+// While an incident stops a called instance, its caller waits. If the called instance fails, the caller gets an
+// incident, and a retry calls a new instance.
 func TestCalledOpensIncident(t *testing.T) {
 	s, mend := broken(t, bug)
 	child := s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", ""))
@@ -273,8 +275,8 @@ func TestCancelledStepOpensIncident(t *testing.T) {
 	s.healthy()
 }
 
-// process_retry_incidents retries the incidents that its arguments select, at most as many as asked for and none twice. Without
-// dry_run => false it only shows them.
+// process_retry_incidents retries the incidents that its arguments select, at most as many as asked for and none twice.
+// Without dry_run => false it only shows them.
 func TestRetryInBulk(t *testing.T) {
 	s, mend := broken(t, bug)
 	p, q := s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", "")), s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", ""))

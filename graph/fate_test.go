@@ -17,9 +17,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// With GRAPH_MORTAL=seed the workers of all sites are disturbed while they move instances. Their connections break between two
-// statements of a transaction, or before the answer to a statement, perhaps a commit, is read. One worker of each site dies at such a
-// place, with everything it has leased. The claims of the tests must hold all the same.
+// With GRAPH_MORTAL=seed the workers of all sites are disturbed while they move instances. Their connections break
+// between two statements of a transaction, or before the answer to a statement, perhaps a commit, is read. One worker
+// of each site dies at such a place, with everything it has leased. The claims of the tests must hold all the same.
 
 // undisturbed lists the tests that a cut would change, with the reason. Their workers are not disturbed.
 var undisturbed = map[string]string{
@@ -51,8 +51,8 @@ type fate struct {
 	died   int
 }
 
-// newFate returns a fate drawn from GRAPH_MORTAL and the name of the test. It returns nil if GRAPH_MORTAL is not set or the test
-// is undisturbed.
+// newFate returns a fate drawn from GRAPH_MORTAL and the name of the test. It returns nil if GRAPH_MORTAL is not set or
+// the test is undisturbed.
 func newFate(t *testing.T) *fate {
 	text := os.Getenv("GRAPH_MORTAL")
 	if text == "" {

@@ -11,9 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// If the owner writes inconsistent references or numbers into a row of one instance, past the guards, the other instances complete
-// and nothing runs without end. process_why and process_fault name the column, and the statement in process_fault.fix lets the
-// instance continue.
+// If the owner writes inconsistent references or numbers into a row of one instance, past the guards, the other
+// instances complete and nothing runs without end. process_why and process_fault name the column, and the statement in
+// process_fault.fix lets the instance continue.
 func TestFaults(t *testing.T) {
 	for _, c := range []struct {
 		name, nodes, change, column string
@@ -97,7 +97,8 @@ func TestFaults(t *testing.T) {
 				send(1)
 			}
 			for range query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND resolved_at IS NULL`, bad) {
-				// Nothing refuses the kept outcome any more: a worker may have settled it and resolved its incident already.
+				// Nothing refuses the kept outcome any more: a worker may have settled it and resolved its incident
+				// already.
 				retry := s.enqueue("graph.retry.v1", fmt.Sprintf(`{"instance": %q}`, bad))
 				if got := s.finished(retry); got != "succeeded" && query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND resolved_at IS NULL`, bad) > 0 {
 					t.Fatalf("run %s is %s, want succeeded", retry, got)

@@ -26,7 +26,8 @@ type command struct {
 	private bool // only the engine may enqueue it
 }
 
-// references returns wrong values for a field: ids of things that belong to others or do not exist, and values of other types.
+// references returns wrong values for a field: ids of things that belong to others or do not exist, and values of other
+// types.
 func (b *bystanders) references(field string) []any {
 	wrong := []any{uuid.New(), 7, -1, "text", nil, missing{}, map[string]any{}, []any{}, true, ""}
 	switch field {
@@ -209,9 +210,9 @@ func (b *bystanders) unchanged(before map[string]string, who string) {
 	}
 }
 
-// A command that names something that does not belong to it changes nothing of another instance, whether a role that may only
-// enqueue, an operator or the owner enqueues it. Runs that only the engine may enqueue are refused from the roles, even if they set
-// workflow.advance.
+// A command that names something that does not belong to it changes nothing of another instance, whether a role that
+// may only enqueue, an operator or the owner enqueues it. Runs that only the engine may enqueue are refused from the
+// roles, even if they set workflow.advance.
 func TestForgedCommands(t *testing.T) {
 	s := newSite(t)
 	b := standBy(s)

@@ -44,9 +44,9 @@ type site struct {
 	log    *testWriter
 }
 
-// newSite returns a site with one worker, which has the engine and two handlers. test.step.v1 notes payload.name and returns the
-// payload; it sleeps for payload.ms before, fails its first payload.fails calls, and fails for good with the code payload.fail.
-// test.undo.v1 notes "undo " and the name of the step that it undoes.
+// newSite returns a site with one worker, which has the engine and two handlers. test.step.v1 notes payload.name and
+// returns the payload; it sleeps for payload.ms before, fails its first payload.fails calls, and fails for good with
+// the code payload.fail. test.undo.v1 notes "undo " and the name of the step that it undoes.
 func newSite(t *testing.T) *site {
 	t.Helper()
 	t.Parallel() // each test has a database and a worker of its own, and mostly waits
@@ -197,8 +197,8 @@ func (s *site) called(ctx context.Context, name string) (n int) {
 	return n
 }
 
-// count returns how often a step was called. If workers are cut off, it counts runs instead of calls, because a cut makes a run
-// call its step again.
+// count returns how often a step was called. If workers are cut off, it counts runs instead of calls, because a cut
+// makes a run call its step again.
 func (s *site) count(name string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -424,7 +424,8 @@ func TestMergeIsNoJoin(t *testing.T) {
 	s.healthy()
 }
 
-// S15: terminate ends all tokens at once and completes the instance. The outcome of a step that was running then is refused.
+// S15: terminate ends all tokens at once and completes the instance. The outcome of a step that was running then is
+// refused.
 func TestTerminate(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B", "T"]}, "T": {"wait": "PT1H", "to": "never"}, "over": {"terminate": true},`+

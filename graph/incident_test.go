@@ -9,8 +9,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// Opening and resolving an incident each write a process event and an outbox event. The resolving event has who did it: a person, or
-// what happened to the token or the instance. The same holds for an incident without a token.
+// Opening and resolving an incident each write a process event and an outbox event. The resolving event has who did it:
+// a person, or what happened to the token or the instance. The same holds for an incident without a token.
 func TestIncidentsAreTold(t *testing.T) {
 	s := newSite(t)
 	told := func(id uuid.UUID, want string) {
@@ -62,7 +62,8 @@ func TestIncidentsAreTold(t *testing.T) {
 	s.healthy()
 }
 
-// workflow_failing counts steps that failed an instance or opened an incident. It does not count a failure that an error edge takes.
+// workflow_failing counts steps that failed an instance or opened an incident. It does not count a failure that an
+// error edge takes.
 func TestFailingCountsSteps(t *testing.T) {
 	s := newSite(t)
 	told := func() string {

@@ -13,9 +13,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// An INSERT into process_instance starts an instance: with a definition alone, with the status CREATED and input, metadata and
-// version, with an id, a tenant and a priority, or with many rows at once. Each instance is started exactly once, with its tenant and
-// priority, and completes like one that a run started.
+// An INSERT into process_instance starts an instance: with a definition alone, with the status CREATED and input,
+// metadata and version, with an id, a tenant and a priority, or with many rows at once. Each instance is started
+// exactly once, with its tenant and priority, and completes like one that a run started.
 func TestInsertStarts(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "", `"n": "has(input.n) ? input.n : 0"`))
@@ -47,9 +47,9 @@ func TestInsertStarts(t *testing.T) {
 	s.healthy()
 }
 
-// An inserted instance can be paused, cancelled, or started by a run with its id, before its own start is executed. Its own start
-// then changes nothing, and no instance is started twice. Until it is started, process_why names the run that will start it, and
-// process_without_mover does not list it unless that run is cancelled.
+// An inserted instance can be paused, cancelled, or started by a run with its id, before its own start is executed. Its
+// own start then changes nothing, and no instance is started twice. Until it is started, process_why names the run that
+// will start it, and process_without_mover does not list it unless that run is cancelled.
 func TestInsertedBeforeItStarts(t *testing.T) {
 	s := newEmptySite(t)
 	p := s.deploy("A", step("A", ""))
@@ -96,8 +96,9 @@ func TestInsertedBeforeItStarts(t *testing.T) {
 	s.healthy()
 }
 
-// An INSERT into process_instance is refused if it sets a column that only the engine sets, or a key, or a value that a start by a
-// run would be refused for. The error names the column and has a hint, and the whole transaction stores and starts nothing.
+// An INSERT into process_instance is refused if it sets a column that only the engine sets, or a key, or a value that a
+// start by a run would be refused for. The error names the column and has a hint, and the whole transaction stores and
+// starts nothing.
 func TestInsertRefused(t *testing.T) {
 	pool := pgtest.New(t)
 	pgtest.ByHand(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "e", "nodes": {"e": {"end": true}}}')`)
@@ -163,8 +164,8 @@ func TestInsertRefused(t *testing.T) {
 	}
 }
 
-// Each change of an instance that people may make by hand, or that the owner makes with workflow.override, increments version by one
-// and sets updated_at. An UPDATE that changes nothing does not.
+// Each change of an instance that people may make by hand, or that the owner makes with workflow.override, increments
+// version by one and sets updated_at. An UPDATE that changes nothing does not.
 func TestVersionMovesByHand(t *testing.T) {
 	pool := pgtest.New(t)
 	pgtest.ByHand(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "e", "nodes": {"e": {"end": true}}}')`)

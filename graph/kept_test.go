@@ -11,9 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// If the database refuses to advance the instance of a settled step, the outcome is kept and reported, with an incident if the
-// instance's row accepts one, and the lease is not extended. Other instances continue. After the row is mended, the process continues
-// with the kept result, and the step is not executed again.
+// If the database refuses to advance the instance of a settled step, the outcome is kept and reported, with an incident
+// if the instance's row accepts one, and the lease is not extended. Other instances continue. After the row is mended,
+// the process continues with the kept result, and the step is not executed again.
 func TestInstanceThatRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil, mend string // $1: the instance
@@ -98,7 +98,8 @@ func spoil(s *site, statement string) {
 	}
 }
 
-// Retrying the incident of a kept outcome only tries to settle the outcome again, at once. The step is not executed again.
+// Retrying the incident of a kept outcome only tries to settle the outcome again, at once. The step is not executed
+// again.
 func TestRetryOfWhatIsKept(t *testing.T) {
 	s := newSite(t)
 	spoil(s, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$;
@@ -119,7 +120,8 @@ func TestRetryOfWhatIsKept(t *testing.T) {
 	s.healthy()
 }
 
-// If the database refuses to advance any instance, nothing is set aside, and the instance continues when the cause is gone.
+// If the database refuses to advance any instance, nothing is set aside, and the instance continues when the cause is
+// gone.
 func TestNoInstanceCanBeMoved(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "B")+","+step("B", ""))
@@ -140,8 +142,8 @@ func TestNoInstanceCanBeMoved(t *testing.T) {
 	s.healthy()
 }
 
-// A step whose outcome is kept can be cancelled or failed by hand: the process takes the error edge for it, and nothing remains kept,
-// set aside or open as an incident.
+// A step whose outcome is kept can be cancelled or failed by hand: the process takes the error edge for it, and nothing
+// remains kept, set aside or open as an incident.
 func TestKeptStepIsCancelled(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", `"A": {"do": "test.step.v1", "in": {"name": "'A'"}, "to": "never", "on": [{"error": "cancelled", "to": "B"}, {"error": "failed_by_hand", "to": "D"}]},`+step("B", "")+","+step("D", "")+","+step("never", ""))

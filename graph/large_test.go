@@ -41,7 +41,8 @@ func TestLargeFork(t *testing.T) {
 	s.healthy()
 }
 
-// S44 (g): no more elements of a long list are under way at once than its limit. The test logs the memory in use, and sets no limit.
+// S44 (g): no more elements of a long list are under way at once than its limit. The test logs the memory in use, and
+// sets no limit.
 func TestLargeEach(t *testing.T) {
 	s, n := newSite(t), large(10_000)
 	p := s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1", "limit": 50}}`)

@@ -10,9 +10,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
-// A transaction is the worker's settle transaction, in which a batch of runs advances its instances. If the session belongs to
-// the worker alone (no pooler), the engine's statements are prepared once, and their plans are kept until a table has doubled in
-// size. Advancing takes about a dozen short statements, and parsing and planning them is most of their cost.
+// A transaction is the worker's settle transaction, in which a batch of runs advances its instances. If the session
+// belongs to the worker alone (no pooler), the engine's statements are prepared once, and their plans are kept until a
+// table has doubled in size. Advancing takes about a dozen short statements, and parsing and planning them is most of
+// their cost.
 type transaction struct {
 	pgx.Tx
 	prepares bool   // the session keeps prepared statements
@@ -36,9 +37,9 @@ const (
 var growing = []string{"process_instance", "process_token", "workflow_run", "parallel_group", "parallel_join", "join_arrival", "each_progress",
 	"compensation_record", "incident"}
 
-// A statement that finds its rows by their keys runs with keptPlans, which has the server use generic plans. A statement that
-// reads all rows of an instance, or joins two lists, runs with ownPlans: the planner has to see the values to estimate how many
-// rows that is.
+// A statement that finds its rows by their keys runs with keptPlans, which has the server use generic plans. A
+// statement that reads all rows of an instance, or joins two lists, runs with ownPlans: the planner has to see the
+// values to estimate how many rows that is.
 const (
 	keptPlans = `SELECT set_config('plan_cache_mode', 'force_generic_plan', true)`
 	ownPlans  = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true)`
@@ -62,8 +63,9 @@ func in(ctx context.Context, tx pgx.Tx) (*transaction, error) {
 	return t, nil
 }
 
-// outgrow discards the plans of the session if a table has more than doubled, and grown by more than aFewRows, since the last
-// time. A plan made while a table was empty reads all of it, and would be kept until somebody analyzes the table.
+// outgrow discards the plans of the session if a table has more than doubled, and grown by more than aFewRows, since
+// the last time. A plan made while a table was empty reads all of it, and would be kept until somebody analyzes the
+// table.
 func (p *plans) outgrow(ctx context.Context, tx pgx.Tx) error {
 	if time.Since(p.looked) < lookPause {
 		return nil
@@ -111,8 +113,8 @@ func (s *statements) ready() *pgx.Batch {
 // do queues a statement that returns nothing.
 func (s *statements) do(sql string, args ...any) { s.ready().Queue(sql, plain(args)...) }
 
-// work sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow. Changes
-// by others to rows of a process are refused, or are reported to the process.
+// work sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow.
+// Changes by others to rows of a process are refused, or are reported to the process.
 func (s *statements) work() {
 	if !s.tx.working {
 		s.tx.working = true

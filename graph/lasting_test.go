@@ -37,8 +37,8 @@ func prepared(t *testing.T, url string) *pgxpool.Pool {
 	return pool
 }
 
-// In a session that belongs to the worker alone, the engine's statements are prepared and their plans are kept. When a table has
-// grown, they are planned again.
+// In a session that belongs to the worker alone, the engine's statements are prepared and their plans are kept. When a
+// table has grown, they are planned again.
 func TestPlansAreKept(t *testing.T) {
 	pool := prepared(t, pgtest.URL(t))
 	do := func(sql string) {
@@ -97,8 +97,8 @@ func TestPlansAreKept(t *testing.T) {
 	}
 }
 
-// The statements that lock and read the instances of a batch find rows by their keys, even with plans made while the tables were
-// empty.
+// The statements that lock and read the instances of a batch find rows by their keys, even with plans made while the
+// tables were empty.
 func TestPlansOfLocks(t *testing.T) {
 	pool := prepared(t, pgtest.URL(t))
 	if _, err := pool.Exec(t.Context(), `VACUUM ANALYZE`, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -165,7 +165,8 @@ func TestSessionsThatForget(t *testing.T) {
 	s.healthy()
 }
 
-// The statements that follow the engine's in a settle transaction run with custom plans and with sequential scans enabled.
+// The statements that follow the engine's in a settle transaction run with custom plans and with sequential scans
+// enabled.
 func TestPlansOfOthers(t *testing.T) {
 	s := newEmptySite(t)
 	var mu sync.Mutex

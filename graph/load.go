@@ -45,8 +45,8 @@ func newScene() *scene {
 	}
 }
 
-// lock queues statements that lock and read instances: those of the tokens, those in instances, and those in created that are not
-// started yet. They also read the tokens and their groups.
+// lock queues statements that lock and read instances: those of the tokens, those in instances, and those in created
+// that are not started yet. They also read the tokens and their groups.
 func (s *scene) lock(first *pgx.Batch, tokens, instances, created []uuid.UUID) {
 	which, args := `ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[]`, []any{tokens, instances}
 	if len(created) > 0 {
@@ -72,8 +72,8 @@ func (s *scene) lock(first *pgx.Batch, tokens, instances, created []uuid.UUID) {
 		WHERE id = ANY (ARRAY(SELECT parallel_group_id FROM process_token WHERE id = ANY ($1)))`, tokens)
 }
 
-// load links what was read when the instances were locked, and reads what else the decisions need: definitions, live tokens,
-// groups, joins, lists, records and facts.
+// load links what was read when the instances were locked, and reads what else the decisions need: definitions, live
+// tokens, groups, joins, lists, records and facts.
 func (s *scene) load(ctx context.Context, tx *transaction, e *Engine) error {
 	if len(s.instances) == 0 {
 		return nil
@@ -91,8 +91,8 @@ func (s *scene) load(ctx context.Context, tx *transaction, e *Engine) error {
 	return nil
 }
 
-// ask reads, in one round trip, which timers have not fired, the progress of lists and joins, what is to be undone next, and
-// facts. Joins may take one more, for groups.
+// ask reads, in one round trip, which timers have not fired, the progress of lists and joins, what is to be undone
+// next, and facts. Joins may take one more, for groups.
 func (s *scene) ask(ctx context.Context, tx *transaction) error {
 	asked := tx.statements()
 	s.askTimers(asked)
@@ -174,8 +174,8 @@ func (s *scene) takeGroups(rows pgx.Rows) error {
 	return err
 }
 
-// loadGroups reads the groups with these ids, and all groups around them and around those known, unless they are known already. Then
-// it links each group to its parent.
+// loadGroups reads the groups with these ids, and all groups around them and around those known, unless they are known
+// already. Then it links each group to its parent.
 func (s *scene) loadGroups(ctx context.Context, tx *transaction, ids []uuid.UUID) error {
 	ids = slices.DeleteFunc(slices.AppendSeq(ids, maps.Values(s.parents)), func(id uuid.UUID) bool { return s.groups[id] != nil })
 	if len(ids) > 0 {
@@ -202,8 +202,8 @@ func (s *scene) loadGroups(ctx context.Context, tx *transaction, ids []uuid.UUID
 	return s.ringless(ctx, tx)
 }
 
-// ringless returns an error if a group lies within itself, because every loop over parents would then run for ever. The database
-// raises the error, so that it is treated as a refusal by the database.
+// ringless returns an error if a group lies within itself, because every loop over parents would then run for ever. The
+// database raises the error, so that it is treated as a refusal by the database.
 func (s *scene) ringless(ctx context.Context, tx *transaction) error {
 	known := map[*group]bool{}
 	for _, g := range s.groups {
@@ -301,8 +301,8 @@ type misplaced struct {
 
 func (e *misplaced) Unwrap() error { return e.error }
 
-// blame adds to a misplaced error a run of the batch that concerns the instance, as a lease.SettleError, so that the other runs
-// are settled without it. It returns other errors unchanged.
+// blame adds to a misplaced error a run of the batch that concerns the instance, as a lease.SettleError, so that the
+// other runs are settled without it. It returns other errors unchanged.
 func (s *scene) blame(err error, batch []lease.Settlement) error {
 	var m *misplaced
 	if !errors.As(err, &m) {
@@ -329,8 +329,8 @@ func (s *scene) enterGroups(ctx context.Context, tx *transaction, within map[*to
 	return nil
 }
 
-// askEaches queries the progress of the lists whose elements are in the batch, together with as many next elements as the batch
-// may start. It reads each list once, because every use of a long list decompresses all of it.
+// askEaches queries the progress of the lists whose elements are in the batch, together with as many next elements as
+// the batch may start. It reads each list once, because every use of a long list decompresses all of it.
 func (s *scene) askEaches(asked *statements) {
 	var ids, stopped []uuid.UUID
 	for _, t := range s.tokens {
@@ -413,8 +413,8 @@ func (s *scene) takeElements(rows pgx.Rows) error {
 	return err
 }
 
-// askDebts queries, for each token that compensates, which record it undoes next. In an instance that is ending, these are all
-// records. A token at a throw undoes what was done in its own scope, and in scopes within that are over.
+// askDebts queries, for each token that compensates, which record it undoes next. In an instance that is ending, these
+// are all records. A token at a throw undoes what was done in its own scope, and in scopes within that are over.
 func (s *scene) askDebts(asked *statements) {
 	var tokens, owners []uuid.UUID
 	for id, t := range s.tokens {
@@ -426,8 +426,8 @@ func (s *scene) askDebts(asked *statements) {
 		return
 	}
 	asked.plan(ownPlans)
-	// First query whether an undo step is still under way. In this order the second query sees the records that a called instance
-	// has lent if it ends between the two.
+	// First query whether an undo step is still under way. In this order the second query sees the records that a
+	// called instance has lent if it ends between the two.
 	asked.ask(func(rows pgx.Rows) error {
 		var owner uuid.UUID
 		_, err := pgx.ForEachRow(rows, []any{&owner}, func() error {

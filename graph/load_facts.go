@@ -9,8 +9,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// askFacts queries the latest results of the nodes that expressions ahead of the tokens may read. If a node has facts of several
-// kinds, the kind that is read last counts: results of tasks and lists, then of runs, then corrections.
+// askFacts queries the latest results of the nodes that expressions ahead of the tokens may read. If a node has facts
+// of several kinds, the kind that is read last counts: results of tasks and lists, then of runs, then corrections.
 func (s *scene) askFacts(asked *statements) error {
 	var owners []uuid.UUID
 	var nodes []string

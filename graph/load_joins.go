@@ -81,9 +81,9 @@ type joinAt struct {
 	node  *node
 }
 
-// near returns the joins at which tokens of the batch may arrive, and the edges over which they may. The value of a join is true
-// if a single token of the batch may lead to several arrivals over one edge, because it may fork on the way. In a process that
-// is surveyed, all joins count as near.
+// near returns the joins at which tokens of the batch may arrive, and the edges over which they may. The value of a
+// join is true if a single token of the batch may lead to several arrivals over one edge, because it may fork on the
+// way. In a process that is surveyed, all joins count as near.
 func (s *scene) near() (joins map[joinAt]bool, edges map[string]bool) {
 	joins, edges = map[joinAt]bool{}, map[string]bool{}
 	for id, t := range s.tokens {
@@ -183,7 +183,8 @@ func (s *scene) takeSurplus(rows pgx.Rows, w *waitingTokens) error {
 	return err
 }
 
-// waitsAt reports whether a token of the batch waits at the join n, which happens when an incident at a join is retried.
+// waitsAt reports whether a token of the batch waits at the join n, which happens when an incident at a join is
+// retried.
 func (s *scene) waitsAt(n *node) bool {
 	for _, t := range s.tokens {
 		if t.joining && t.node == n {

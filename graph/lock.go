@@ -10,10 +10,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/lease"
 )
 
-// begin queues the statements that lock the instances of a batch, in order of id, and that read these instances, their tokens
-// and groups. The caller sends them first in the settle transaction, before it locks any run, because instances come before
-// runs in the lock order. A transaction that advances an instance holds its row lock. begin returns the function that advances
-// the instances once the runs are settled.
+// begin queues the statements that lock the instances of a batch, in order of id, and that read these instances, their
+// tokens and groups. The caller sends them first in the settle transaction, before it locks any run, because instances
+// come before runs in the lock order. A transaction that advances an instance holds its row lock. begin returns the
+// function that advances the instances once the runs are settled.
 func (e *Engine) begin(first *pgx.Batch, batch []lease.Settlement) (func(context.Context, pgx.Tx, []lease.Settlement) error, error) {
 	of := subjects{tokens: []uuid.UUID{}, instances: []uuid.UUID{}} // empty, not nil: nil becomes NULL, and the query would find nothing
 	var err error

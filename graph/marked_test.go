@@ -6,8 +6,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Setting or clearing deleted_at of an instance that is over increments its version and sets updated_at. Marking it and clearing the
-// mark each write a process event.
+// Setting or clearing deleted_at of an instance that is over increments its version and sets updated_at. Marking it and
+// clearing the mark each write a process event.
 func TestMarkedAsDeleted(t *testing.T) {
 	pool := pgtest.New(t)
 	pgtest.ByHand(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "e", "nodes": {"e": {"end": true}}}')`)

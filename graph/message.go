@@ -11,8 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/lease"
 )
 
-// A slot is where a message meets the tokens that wait for its name and key. A transaction that adds a message or a wait locks the
-// slot first (process_hold_v1), so that a message and a wait that come at the same time cannot miss each other.
+// A slot is where a message meets the tokens that wait for its name and key. A transaction that adds a message or a
+// wait locks the slot first (process_hold_v1), so that a message and a wait that come at the same time cannot miss each
+// other.
 type slot struct {
 	Name string `json:"name"`
 	Key  string `json:"key"`
@@ -48,7 +49,8 @@ func (w *writer) message(settled lease.Settlement) error {
 	return nil
 }
 
-// sent sends the message of a settled step that sends one. A signal was delivered by its handler; sent notes that its run is over.
+// sent sends the message of a settled step that sends one. A signal was delivered by its handler; sent notes that its
+// run is over.
 func (w *writer) sent(step lease.Settlement) error {
 	switch step.Type {
 	case messageType:
@@ -67,8 +69,8 @@ func (w *writer) match(settled lease.Settlement) error {
 	return err
 }
 
-// meet stores messages and waits, and pairs them. A message that is paired travels as a run of its token. If the token leaves
-// its node before that run is settled, the run is cancelled and the message is free again.
+// meet stores messages and waits, and pairs them. A message that is paired travels as a run of its token. If the token
+// leaves its node before that run is settled, the run is cancelled and the message is free again.
 func (w *writer) meet(all []*instance) {
 	waits := w.waits(all)
 	for _, m := range w.messages {
@@ -110,7 +112,8 @@ type waitColumns struct {
 	keys                 []*string
 }
 
-// waits returns the new waits of instances, and adds the slots of those that wait for messages (not signals) to w.slots.
+// waits returns the new waits of instances, and adds the slots of those that wait for messages (not signals) to
+// w.slots.
 func (w *writer) waits(all []*instance) (c waitColumns) {
 	for _, i := range all {
 		for _, s := range i.changes.waits {
@@ -127,8 +130,8 @@ func (w *writer) waits(all []*instance) (c waitColumns) {
 	return c
 }
 
-// storeMessages inserts the messages. One with the name, key and message_id of a stored message is ignored, unless the stored
-// one has expired without being delivered: then it replaces that one.
+// storeMessages inserts the messages. One with the name, key and message_id of a stored message is ignored, unless the
+// stored one has expired without being delivered: then it replaces that one.
 func (w *writer) storeMessages() {
 	n := len(w.messages)
 	ids, senders, ttls := make([]uuid.UUID, n), make([]string, n), make([]float64, n)
@@ -146,8 +149,8 @@ func (w *writer) storeMessages() {
 		WHERE message.expires_at <= now() AND message.consumed_at IS NULL AND message.token_id IS NULL`, ids, senders, names, keys, payloads, ttls)
 }
 
-// pair gives each free message of the slots to one token that waits there, first come, first served on both sides. A token that
-// leaves at this moment gets no message; a graph.match.v1 run then looks for the next token in line.
+// pair gives each free message of the slots to one token that waits there, first come, first served on both sides. A
+// token that leaves at this moment gets no message; a graph.match.v1 run then looks for the next token in line.
 const pair = `
 	WITH free AS (
 		SELECT m.id, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.received_at, m.id) AS place

@@ -85,8 +85,8 @@ func (m *mortal) successor() *mortal {
 	return m.heir
 }
 
-// release stops the worker and those that took its place, and waits until they have ended. It does not wait for a worker that died,
-// which may go on without a connection for a while.
+// release stops the worker and those that took its place, and waits until they have ended. It does not wait for a
+// worker that died, which may go on without a connection for a while.
 func (m *mortal) release() {
 	m.stop()
 	m.worker.StopNow()
@@ -99,8 +99,8 @@ func (m *mortal) release() {
 	}
 }
 
-// employ starts a worker, which is released at the end of the test at the latest. Each function in look may change the config of its
-// pool, for example to trace its statements.
+// employ starts a worker, which is released at the end of the test at the latest. Each function in look may change the
+// config of its pool, for example to trace its statements.
 func employ(t *testing.T, base *pgxpool.Pool, config func(*pgxpool.Pool) worker.Config, look ...func(*mortal, *pgxpool.Config)) *mortal {
 	t.Helper()
 	m := &mortal{conns: map[net.Conn]bool{}, ended: make(chan struct{}), died: make(chan struct{})}

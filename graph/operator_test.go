@@ -29,8 +29,8 @@ func (s *site) retry(incident uuid.UUID, more string) {
 	}
 }
 
-// hasten retries an incident of a row that is set aside. The retry may fail if a worker, which tries the row every 10 s, has just
-// resolved the incident.
+// hasten retries an incident of a row that is set aside. The retry may fail if a worker, which tries the row every 10
+// s, has just resolved the incident.
 func (s *site) hasten(incident uuid.UUID) {
 	s.t.Helper()
 	retry := s.enqueue("graph.retry.v1", fmt.Sprintf(`{"incident": %q}`, incident))
@@ -73,8 +73,8 @@ func TestForceElsewhere(t *testing.T) {
 	s.healthy()
 }
 
-// After an operator corrects the fact that a condition could not be evaluated with, a retry of the incident continues with the latest
-// correction. Each correction writes an event with the operator.
+// After an operator corrects the fact that a condition could not be evaluated with, a retry of the incident continues
+// with the latest correction. Each correction writes an event with the operator.
 func TestCorrection(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "X")+`, "X": {"choose": [{"if": "steps.A.n > 1", "to": "B"}], "else": "C"},`+step("B", "A2", `"n": "steps.A.n"`)+","+step("A2", "")+","+step("C", ""))
@@ -143,8 +143,8 @@ func TestRetryOfAnElement(t *testing.T) {
 	s.healthy()
 }
 
-// process_correct refuses a node without a result, an empty reason, and a value that is too large. For an instance that is over or does
-// not exist it says so.
+// process_correct refuses a node without a result, an empty reason, and a value that is too large. For an instance that
+// is over or does not exist it says so.
 func TestCorrectionRefused(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("U", `"U": {"human": {}, "to": "G"}, "G": {"choose": [{"if": "true", "to": "E"}], "else": "E"}, "E": {"end": true}`), `{}`)
@@ -350,7 +350,8 @@ func TestProcessWhy(t *testing.T) {
 	says(lost, "nothing will ever move it: that is a bug")
 }
 
-// If only the output of an instance cannot be computed, a retry computes it again, with corrected facts. No step is executed again.
+// If only the output of an instance cannot be computed, a retry computes it again, with corrected facts. No step is
+// executed again.
 func TestRetryOfAnOutput(t *testing.T) {
 	s := newSite(t)
 	name := "p" + uuid.NewString()[:8]
@@ -368,8 +369,8 @@ func TestRetryOfAnOutput(t *testing.T) {
 	s.healthy()
 }
 
-// When a list has as many results as it needs, a remaining element leaves no incident open. A correction of the list is not
-// overwritten by elements that end later, and the instance computes its output when the last element has ended.
+// When a list has as many results as it needs, a remaining element leaves no incident open. A correction of the list is
+// not overwritten by elements that end later, and the instance computes its output when the last element has ended.
 func TestRestOfAList(t *testing.T) {
 	s := newSite(t)
 	name := "p" + uuid.NewString()[:8]

@@ -187,8 +187,8 @@ var (
 	between   = regexp.MustCompile(`\}\s+"`)
 )
 
-// deployShort deploys nodes as a process named "itself", which starts at the first of them. In nodes, A(ms)>B stands for a step A that
-// takes ms milliseconds and leads to B.
+// deployShort deploys nodes as a process named "itself", which starts at the first of them. In nodes, A(ms)>B stands
+// for a step A that takes ms milliseconds and leads to B.
 func (s *site) deployShort(nodes string) string {
 	s.t.Helper()
 	nodes = shortStep.ReplaceAllStringFunc(nodes, func(short string) string {

@@ -11,10 +11,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// startPayload starts an instance of a process. If an instance with its key or id exists, the start succeeds and returns that
-// instance, provided that process, tenant and input (compared as JSON values) are the same, and the version is the same or not
-// given. Otherwise the run fails with the code conflict. The priority is not compared. If several instances have had the key,
-// the newest is compared.
+// startPayload starts an instance of a process. If an instance with its key or id exists, the start succeeds and
+// returns that instance, provided that process, tenant and input (compared as JSON values) are the same, and the
+// version is the same or not given. Otherwise the run fails with the code conflict. The priority is not compared. If
+// several instances have had the key, the newest is compared.
 type startPayload struct {
 	Process  string          `json:"process"`
 	Version  int             `json:"version,omitzero"`  // 0: the highest that is deployed
@@ -73,7 +73,8 @@ type parentPayload struct {
 	Undo     bool      `json:"undo,omitzero"` // the steps of the called instance are undone with those of its caller
 }
 
-// Started is the result of a run that starts an instance. If the start found an existing instance, it describes that one.
+// Started is the result of a run that starts an instance. If the start found an existing instance, it describes that
+// one.
 type Started struct {
 	Instance   uuid.UUID `json:"instance"`
 	Definition uuid.UUID `json:"definition"`
@@ -128,8 +129,8 @@ type completeTaskPayload struct {
 	Version int64           `json:"version,omitzero"` // the version that the person saw; 0: any
 }
 
-// A cutOff is the payload of the run that reports to a token that somebody has cancelled or deleted its step, or the start of
-// the instance that it calls. Visit is the visit of the token in which that happened.
+// A cutOff is the payload of the run that reports to a token that somebody has cancelled or deleted its step, or the
+// start of the instance that it calls. Visit is the visit of the token in which that happened.
 type cutOff struct {
 	Token  uuid.UUID `json:"token"`
 	Visit  int64     `json:"visit"`
@@ -137,7 +138,8 @@ type cutOff struct {
 	Code   string    `json:"code,omitzero"` // none: cancelled
 }
 
-// codeForeign is the error code of a run that names a row that does not belong to it, for example the token of another instance.
+// codeForeign is the error code of a run that names a row that does not belong to it, for example the token of another
+// instance.
 const codeForeign = "not_its_own"
 
 // foreign returns a permanent error with codeForeign.

@@ -41,7 +41,8 @@ func TestCancelAScope(t *testing.T) {
 	s.healthy()
 }
 
-// A step that somebody cancels or deletes fails with the code cancelled. workflow_retry refuses a step of a FAILED instance.
+// A step that somebody cancels or deletes fails with the code cancelled. workflow_retry refuses a step of a FAILED
+// instance.
 func TestStepCutOffByHand(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", `"A": {"do": "nobody.step.v1", "to": "never", "on": [{"error": "cancelled", "to": "B"}]},`+step("B", "")+","+step("never", ""))

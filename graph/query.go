@@ -12,8 +12,8 @@ func query(ctx context.Context, tx pgx.Tx, sql string, args ...any) (pgx.Rows, e
 	return tx.Query(ctx, sql, plain(args)...)
 }
 
-// plain converts lists of ids, in place, into [][16]byte, which pgx encodes directly. For uuid.UUID, which implements the
-// interfaces of database/sql, pgx takes a path that costs twenty times as much.
+// plain converts lists of ids, in place, into [][16]byte, which pgx encodes directly. For uuid.UUID, which implements
+// the interfaces of database/sql, pgx takes a path that costs twenty times as much.
 func plain(args []any) []any {
 	for k, arg := range args {
 		if ids, ok := arg.([]uuid.UUID); ok && ids != nil {

@@ -15,8 +15,8 @@ import (
 // races is how many instances race.
 const races = 1000
 
-// newCrowdedSite returns a site with four workers that lease a few runs at a time, so that several workers settle runs of one instance
-// at once.
+// newCrowdedSite returns a site with four workers that lease a few runs at a time, so that several workers settle runs
+// of one instance at once.
 func newCrowdedSite(t *testing.T) *site {
 	t.Helper()
 	t.Parallel()
@@ -42,8 +42,8 @@ func (s *site) raced(n int) {
 	})
 }
 
-// S02: if several workers settle the branches of a join at once, the join fires exactly once. S46: the step behind it reads the results
-// of all branches, whichever arrived last.
+// S02: if several workers settle the branches of a join at once, the join fires exactly once. S46: the step behind it
+// reads the results of all branches, whichever arrived last.
 func TestLastArrivalsAtOnce(t *testing.T) {
 	s := newCrowdedSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B", "C", "D"]}, "J": {"join": "all", "to": "E"},`+
@@ -120,8 +120,8 @@ func TestMessageAndWaitAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// S32: timers that fell due while no worker ran each fire exactly once when four workers start, and no transaction settles more than a
-// batch of them.
+// S32: timers that fell due while no worker ran each fire exactly once when four workers start, and no transaction
+// settles more than a batch of them.
 func TestOverdueTimers(t *testing.T) {
 	n := large(10_000)
 	s := newSite(t)
@@ -146,8 +146,8 @@ func TestOverdueTimers(t *testing.T) {
 	s.healthy()
 }
 
-// If tasks are completed, incidents retried and instances cancelled at once by several workers, there is no deadlock, each completed
-// task has one successful completion, and every cancel succeeds.
+// If tasks are completed, incidents retried and instances cancelled at once by several workers, there is no deadlock,
+// each completed task has one successful completion, and every cancel succeeds.
 func TestActionsAtOnce(t *testing.T) {
 	const n = 20
 	t.Parallel()
@@ -220,7 +220,8 @@ func TestTasksAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// A worker that starts while another one works takes no run away from it: no lease expires and no run is executed twice.
+// A worker that starts while another one works takes no run away from it: no lease expires and no run is executed
+// twice.
 func TestSecondEngine(t *testing.T) {
 	const n = 50
 	s := newSite(t)

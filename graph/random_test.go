@@ -51,8 +51,8 @@ func (s span) times(n int) span    { return span{s.least * n, s.most * n} }
 func (s span) and(o span) span     { return span{s.least + o.least, s.most + o.most} }
 func (s span) contains(n int) bool { return s.least <= n && n <= s.most }
 
-// A block is a part of a process with one entry and one exit. build adds its nodes to in, with an exit that leads to to. walk adds to
-// the plan how often its nodes are done if the block is entered often times.
+// A block is a part of a process with one entry and one exit. build adds its nodes to in, with an exit that leads to
+// to. walk adds to the plan how often its nodes are done if the block is entered often times.
 type block struct {
 	build func(in map[string]*graph.Node, to string) (first string)
 	walk  func(often span)
@@ -381,7 +381,8 @@ func (p *planner) host(depth int, n *graph.Node) block {
 	}}
 }
 
-// handlers draws boundary timers and messages of a node. counts returns how often the node itself is completed if it is entered s times.
+// handlers draws boundary timers and messages of a node. counts returns how often the node itself is completed if it is
+// entered s times.
 func (p *planner) handlers(depth int, name string, n *graph.Node) (all []block, counts func(span) span) {
 	counts = func(s span) span { return s }
 	for k := range p.IntN(3) {
@@ -638,8 +639,8 @@ func (c *crowd) answer(ctx context.Context) {
 	}
 }
 
-// Each instance of a random process ends as its definition says, with every step done as often as it says, although workers die and
-// commits are lost meanwhile. The invariants hold afterwards.
+// Each instance of a random process ends as its definition says, with every step done as often as it says, although
+// workers die and commits are lost meanwhile. The invariants hold afterwards.
 func TestRandom(t *testing.T) {
 	instances, seed := randomInstances, uint64(1) // the same seed each time; make graph-random draws one
 	for name, into := range map[string]func(uint64){

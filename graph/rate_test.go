@@ -7,8 +7,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// process_rate reports how many instances of each process start and end in an hour, and how many are open, as measured on the latest
-// instances. Instances that ended or began long ago do not change the rates.
+// process_rate reports how many instances of each process start and end in an hour, and how many are open, as measured
+// on the latest instances. Instances that ended or began long ago do not change the rates.
 func TestProcessRate(t *testing.T) {
 	tx, err := pgtest.New(t).Begin(t.Context()) // now() is constant within it
 	if err != nil {
@@ -32,7 +32,8 @@ func TestProcessRate(t *testing.T) {
 	do(`SET LOCAL workflow.override = 'a test needs it'`)
 	do(`INSERT INTO process_definition (definition)
 		SELECT jsonb_build_object('process', p, 'version', v, 'start', 'e', 'nodes', '{"e": {"end": true}}'::jsonb) FROM unnest('{p,q}'::text[]) AS p, generate_series(1, 2) AS v WHERE (p, v) <> ('q', 2)`)
-	// plant inserts n instances; created and completed are SQL expressions for minutes before now. process is its name and version.
+	// plant inserts n instances; created and completed are SQL expressions for minutes before now. process is its name
+	// and version.
 	plant := func(process, status string, n int, created, completed string) {
 		t.Helper()
 		do(`INSERT INTO process_instance (process_definition_id, status, created_at, completed_at, failure_reason, live_tokens)

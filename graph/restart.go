@@ -16,8 +16,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// restart checks whether an instance may be started again, and decides the id of the instance that continues it. Whether the new
-// instance can take over everything that is done is checked when the run is settled: see leaves.
+// restart checks whether an instance may be started again, and decides the id of the instance that continues it.
+// Whether the new instance can take over everything that is done is checked when the run is settled: see leaves.
 func (e *Engine) restart(ctx context.Context, p restartPayload) (Started, error) {
 	s := Started{After: p.Instance}
 	var status Status
@@ -75,8 +75,8 @@ func (s *scene) reborn(ctx context.Context, tx *transaction, settled lease.Settl
 	return b, err
 }
 
-// cutOffPause is how long the handler of a cancelled run may still be running. It learns of the cancellation at the next
-// heartbeat, or when its lease expires.
+// cutOffPause is how long the handler of a cancelled run may still be running. It learns of the cancellation at the
+// next heartbeat, or when its lease expires.
 const cutOffPause = 2 * time.Minute
 
 // An estate collects what a failed instance leaves to the one that continues it.
@@ -94,16 +94,16 @@ func (l *estate) refuse(format string, args ...any) {
 	}
 }
 
-// kept reports whether a node is done and its effect still holds: nothing of it was undone, and it has no undo step. An example
-// is a call node whose first called instance failed and whose retry completed. Call kept only once askVisits and askUndone are
-// answered.
+// kept reports whether a node is done and its effect still holds: nothing of it was undone, and it has no undo step. An
+// example is a call node whose first called instance failed and whose retry completed. Call kept only once askVisits
+// and askUndone are answered.
 func (l *estate) kept(node string) bool {
 	_, done := l.done[node]
 	return done && !l.undone[node] && l.old.process.nodes[node].Undo == ""
 }
 
-// leaves reads what a failed instance leaves to the one that continues it. If it is not certain what was done, it returns an
-// error with the code conflict.
+// leaves reads what a failed instance leaves to the one that continues it. If it is not certain what was done, it
+// returns an error with the code conflict.
 func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*legacy, error) {
 	l := &estate{legacy: &legacy{of: old.id, done: map[string]visit{}}, old: old, undone: map[string]bool{}}
 	asked := tx.statements()
@@ -168,7 +168,8 @@ func (l *estate) askUndone(asked *statements) {
 		WHERE c.instance_id = $1 AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = c.id)`, l.old.id)
 }
 
-// askVisits queries the nodes that were entered, and those that are done. A node that was visited more than once is a refusal.
+// askVisits queries the nodes that were entered, and those that are done. A node that was visited more than once is a
+// refusal.
 func (l *estate) askVisits(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var node, option string
@@ -222,8 +223,8 @@ func (l *estate) askLists(asked *statements) {
 	}, `SELECT node, done, total FROM each_progress WHERE instance_id = $1 AND over_at IS NULL AND done > 0 AND done < total`, l.old.id)
 }
 
-// askCalled queries instances that this one called, directly or through others, and that are not over or have done steps which
-// nobody undid.
+// askCalled queries instances that this one called, directly or through others, and that are not over or have done
+// steps which nobody undid.
 func (l *estate) askCalled(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var id uuid.UUID
@@ -261,9 +262,9 @@ func (l *estate) askCalled(asked *statements) {
 
 // askRemoved queries called instances that retention has removed.
 func (l *estate) askRemoved(asked *statements) {
-	// Retention removes called instances before their callers, and with them the record of what they did. If the called instance
-	// had reported its end, the run that did so (graph.arrive.v1) remains. If not, the event of entering the call node remains;
-	// an incident with the code child_not_started tells that no instance was ever started for it.
+	// Retention removes called instances before their callers, and with them the record of what they did. If the called
+	// instance had reported its end, the run that did so (graph.arrive.v1) remains. If not, the event of entering the
+	// call node remains; an incident with the code child_not_started tells that no instance was ever started for it.
 	var calls []string
 	for name, n := range l.old.process.nodes {
 		if n.kind == call {
@@ -299,8 +300,8 @@ func (l *estate) askRemoved(asked *statements) {
 		  AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = $1 AND x.token_id = e.token_id AND x.code = $4)`, l.old.id, calls, maxDepth, childNotStarted)
 }
 
-// leaveFacts reads the results of the nodes that are done into l.done. A result that does not fit its mapping, or is larger than
-// maxFact, is an error with the code conflict.
+// leaveFacts reads the results of the nodes that are done into l.done. A result that does not fit its mapping, or is
+// larger than maxFact, is an error with the code conflict.
 func (s *scene) leaveFacts(ctx context.Context, tx *transaction, old *instance, l *legacy) error {
 	var owners []uuid.UUID
 	var nodes []string
@@ -343,8 +344,8 @@ func (s *scene) leaveFacts(ctx context.Context, tx *transaction, old *instance, 
 // maxFact is the limit, in bytes, of a fact that is stored outside of runs: in process_correction.
 const maxFact = 1 << 20
 
-// stored returns an upper bound of the size of a value in bytes as the database counts them: its jsonb text has a space after
-// each colon and comma.
+// stored returns an upper bound of the size of a value in bytes as the database counts them: its jsonb text has a space
+// after each colon and comma.
 func stored(value any) (int, error) {
 	text, err := json.Marshal(value)
 	return len(text) + bytes.Count(text, []byte{':'}) + bytes.Count(text, []byte{','}), err

@@ -30,9 +30,9 @@ func (s *site) restart(id uuid.UUID) (uuid.UUID, string) {
 	return query[uuid.UUID](s.t, s.pool, `SELECT (result->>'instance')::uuid FROM workflow_run WHERE id = $1`, of), got
 }
 
-// Restarting a failed instance starts a new one, with the same key, input, tenant and priority, which continues where the old one failed.
-// Nodes that are done are not done again, and later nodes read their results. This holds for conditions, forks and joins, scopes, lists,
-// calls, user tasks, messages, timers and races.
+// Restarting a failed instance starts a new one, with the same key, input, tenant and priority, which continues where
+// the old one failed. Nodes that are done are not done again, and later nodes read their results. This holds for
+// conditions, forks and joins, scopes, lists, calls, user tasks, messages, timers and races.
 func TestRestart(t *testing.T) {
 	child := func(s *site) string { return s.deployOut("K", step("K", "", `"k": "input.n"`), `{'k': steps.K.k}`) }
 	a := func(next string) string { return step("A", next, `"n": "5"`) }
@@ -222,7 +222,8 @@ func TestRestartRefused(t *testing.T) {
 	}
 }
 
-// A restart takes over a call whose first called instance failed and whose retry completed. The steps of neither are done again.
+// A restart takes over a call whose first called instance failed and whose retry completed. The steps of neither are
+// done again.
 func TestRestartAfterACallTriedAgain(t *testing.T) {
 	s, mend := broken(t, declined)
 	child := s.deploy("K", step("K", "X")+","+fmt.Sprintf(brokenStep, "")+","+step("Z", ""))
@@ -267,8 +268,9 @@ func TestRestartsAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// workflow_retry does not retry the run of a step. It says what to do instead: retry the incident that holds the step, restart the
-// instance if that has failed, or nothing if the process has gone on. For a step that has not failed it says so.
+// workflow_retry does not retry the run of a step. It says what to do instead: retry the incident that holds the step,
+// restart the instance if that has failed, or nothing if the process has gone on. For a step that has not failed it
+// says so.
 func TestRetryOfAStep(t *testing.T) {
 	s, mend := broken(t, bug)
 	retry := func(id uuid.UUID, node string) string {

@@ -72,7 +72,8 @@ func say(typ, payload string) move {
 	return func(s *site, id uuid.UUID) { s.enqueue(typ, strings.ReplaceAll(payload, "$id", id.String())) }
 }
 
-// byHand returns a move that executes a statement by hand, as time or an operator would change the rows. $1 is the instance.
+// byHand returns a move that executes a statement by hand, as time or an operator would change the rows. $1 is the
+// instance.
 func byHand(sql string) move {
 	return func(s *site, id uuid.UUID) {
 		s.t.Helper()
@@ -159,8 +160,8 @@ func (s *site) deployOut(start, nodes, output string) string {
 	return name
 }
 
-// Retention keeps everything that an open instance may still read: a process of any kind that is paused at each of its stages, while
-// retention removes everything that it may after a millisecond, ends as it would without retention.
+// Retention keeps everything that an open instance may still read: a process of any kind that is paused at each of its
+// stages, while retention removes everything that it may after a millisecond, ends as it would without retention.
 func TestRetentionKeepsWhatIsRead(t *testing.T) {
 	for _, l := range lifetimes {
 		t.Run(l.name, func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// backoff returns the backoff of a step, taken from "retry" of its node; a value that the node leaves out is taken from own.
-// For runs that are not steps, for undo steps and for steps of nodes without "retry" it returns own.
+// backoff returns the backoff of a step, taken from "retry" of its node; a value that the node leaves out is taken from
+// own. For runs that are not steps, for undo steps and for steps of nodes without "retry" it returns own.
 func (e *Engine) backoff(ctx context.Context, l *lease.Lease, own run.Backoff) (run.Backoff, error) {
 	if l.Step == uuid.Nil || strings.HasPrefix(l.Type, Prefix) {
 		return own, nil

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A step has the attempts and the backoff of its node, and takes what the node leaves out from the policy of its type. The same holds for
-// the elements of a list.
+// A step has the attempts and the backoff of its node, and takes what the node leaves out from the policy of its type.
+// The same holds for the elements of a list.
 func TestRetryOfNode(t *testing.T) {
 	s := newSite(t)
 	if _, err := s.pool.Exec(t.Context(), `SELECT workflow_set_policy('test.', attempts => 7, backoff_base => '1 ms', backoff_cap => '30 min')`); err != nil {

@@ -13,8 +13,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// ring inserts rings, which the engine never makes: instances that are their own parent or each other's, completed, paused and open; and
-// groups that lie within themselves, with tokens in them. It returns the ids of all instances and tokens.
+// ring inserts rings, which the engine never makes: instances that are their own parent or each other's, completed,
+// paused and open; and groups that lie within themselves, with tokens in them. It returns the ids of all instances and
+// tokens.
 func (s *site) ring(process uuid.UUID) (ids []string) {
 	s.t.Helper()
 	err := pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
@@ -50,8 +51,8 @@ func (s *site) ring(process uuid.UUID) (ids []string) {
 	return ids
 }
 
-// Everything that follows parents or groups ends even on rings: all functions of ids and all views, as the catalogs list them, retention,
-// and the engine.
+// Everything that follows parents or groups ends even on rings: all functions of ids and all views, as the catalogs
+// list them, retention, and the engine.
 func TestRings(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("U", `"U": {"human": {}}`)

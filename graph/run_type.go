@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A runType describes one type of the engine's own runs. Handler, locks and action stand side by side, so that a run changes only
-// instances that about has named, and that are therefore locked.
+// A runType describes one type of the engine's own runs. Handler, locks and action stand side by side, so that a run
+// changes only instances that about has named, and that are therefore locked.
 type runType struct {
 	// handler executes a run. It only reads; the decision takes effect when the run is settled.
 	handler func(*Engine) hook.Handler
@@ -25,8 +25,8 @@ type runType struct {
 	failed bool
 }
 
-// subjects are the tokens and instances that a batch concerns. created are ids that starts name: such an instance is locked
-// only if a user inserted it and it is not started yet.
+// subjects are the tokens and instances that a batch concerns. created are ids that starts name: such an instance is
+// locked only if a user inserted it and it is not started yet.
 type subjects struct{ tokens, instances, created []uuid.UUID }
 
 // runTypes has an entry for each type of the engine's own runs.
@@ -138,8 +138,8 @@ func (e *Engine) handlers() map[string]hook.Handler {
 	return all
 }
 
-// add adds the tokens and instances that a run concerns which is about to be settled. For an outcome that does not end the run
-// (a retry, for example) it adds none.
+// add adds the tokens and instances that a run concerns which is about to be settled. For an outcome that does not end
+// the run (a retry, for example) it adds none.
 func (of *subjects) add(settled lease.Settlement) error {
 	switch t := runTypes[settled.Type]; {
 	case settled.Verdict != run.Succeed && settled.Verdict != run.Fail:
@@ -171,8 +171,8 @@ func (w *writer) decide(ctx context.Context, settled lease.Settlement) error {
 	}
 }
 
-// start adds the subjects of a start: the calling token and its instance, the row that a user may have inserted with this id, and
-// the instance that had the key before.
+// start adds the subjects of a start: the calling token and its instance, the row that a user may have inserted with
+// this id, and the instance that had the key before.
 func (of *subjects) start(settled lease.Settlement) error {
 	p, err := payload[startPayload](settled)
 	if err == nil && p.Parent != nil {
@@ -194,7 +194,8 @@ func (of *subjects) start(settled lease.Settlement) error {
 	return err
 }
 
-// start notes a run that starts an instance. If the run has failed, the token that waits for the instance fails: see notStarted.
+// start notes a run that starts an instance. If the run has failed, the token that waits for the instance fails: see
+// notStarted.
 func (w *writer) start(settled lease.Settlement) {
 	if settled.Verdict == run.Fail {
 		w.scene.notStarted(settled)

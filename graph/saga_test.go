@@ -29,8 +29,8 @@ func (s *site) undone(id uuid.UUID) string {
 		WHERE t.instance_id = $1 AND r.type = 'test.undo.v1' AND r.status = 'succeeded'`, id)
 }
 
-// S20: completed steps are undone in reverse order of their completion, across branches. S29: each undo step gets the input and output of
-// its own step.
+// S20: completed steps are undone in reverse order of their completion, across branches. S29: each undo step gets the
+// input and output of its own step.
 func TestUndoInReverseOrder(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "C"]}, "J": {"join": "all", "to": "D"},`+
@@ -110,8 +110,8 @@ func TestThrowTwice(t *testing.T) {
 	s.healthy()
 }
 
-// S21: a failure in one branch stops the others. A step that was running is undone as uncertain, because it may have taken effect, and not
-// before its lease has expired.
+// S21: a failure in one branch stops the others. A step that was running is undone as uncertain, because it may have
+// taken effect, and not before its lease has expired.
 func TestUndoWhatWasRunning(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B", "C"]},`+undoable("A", "")+","+step("B", "", `"ms": "'300'"`, `"fail": "'no'"`)+","+undoable("C", "after", `"ms": "'900'"`)+","+step("after", ""))
@@ -165,8 +165,8 @@ func TestCancelOfWhatUndoes(t *testing.T) {
 	s.healthy()
 }
 
-// S26: a throw with compensate outside a scope undoes the steps within the scope only if the scope is over. Inside a scope it undoes the
-// steps of that scope and no others. A failure of the instance undoes whatever has not been undone.
+// S26: a throw with compensate outside a scope undoes the steps within the scope only if the scope is over. Inside a
+// scope it undoes the steps of that scope and no others. A failure of the instance undoes whatever has not been undone.
 func TestThrowAndScopes(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["over", "open", "B"]},
@@ -197,8 +197,8 @@ func TestThrowAndScopes(t *testing.T) {
 	s.healthy()
 }
 
-// S27: the steps of a called instance are undone with those of its caller if the call has "undo": "propagate", in reverse order together
-// with the caller's own steps, and through several levels of calls.
+// S27: the steps of a called instance are undone with those of its caller if the call has "undo": "propagate", in
+// reverse order together with the caller's own steps, and through several levels of calls.
 func TestUndoOfWhatWasCalled(t *testing.T) {
 	s := newSite(t)
 	grandchild := s.deploy("G", undoable("G", ""))
@@ -219,8 +219,8 @@ func TestUndoOfWhatWasCalled(t *testing.T) {
 	s.healthy()
 }
 
-// If a step of a called instance was cut off when the instance ended, the caller does not undo it before its lease has expired, because
-// its handler may still work.
+// If a step of a called instance was cut off when the instance ended, the caller does not undo it before its lease has
+// expired, because its handler may still work.
 func TestUndoOfWhatWasCutOffInACall(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("F", `"F": {"fork": ["X", "U"]}, "U": {"human": {}, "to": "T"}, "T": {"terminate": true},`+undoable("X", "", `"ms": "'10000'"`))
@@ -241,8 +241,8 @@ func TestUndoOfWhatWasCutOffInACall(t *testing.T) {
 	s.healthy()
 }
 
-// If a called instance completes, and lends its records, while the caller's throw already undoes other steps, the lent records are undone
-// next or not at all by that throw, and no invariant about the order is violated.
+// If a called instance completes, and lends its records, while the caller's throw already undoes other steps, the lent
+// records are undone next or not at all by that throw, and no invariant about the order is violated.
 func TestLentWhileItIsUndone(t *testing.T) {
 	s := newSite(t)
 	s.hire()
@@ -279,8 +279,8 @@ func TestLentWhileItIsUndone(t *testing.T) {
 	s.healthy()
 }
 
-// If a called instance is still open when its caller begins to compensate, the called instance first undoes its own steps. No step of the
-// caller is undone before that.
+// If a called instance is still open when its caller begins to compensate, the called instance first undoes its own
+// steps. No step of the caller is undone before that.
 func TestUndoWhileACallGoesOn(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", undoable("X", "W", `"undo_fails": "true"`)+`, "W": {"wait": "PT1H"}`)

@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// dies kills the worker of the site, and hires another one, when a step is called for the first time: the step is done, but no outcome is
-// recorded.
+// dies kills the worker of the site, and hires another one, when a step is called for the first time: the step is done,
+// but no outcome is recorded.
 func (s *site) dies(at string) {
 	s.happens = func(name string, call int) {
 		if name == at && call == 1 {
@@ -59,7 +59,8 @@ func (s *site) finish(node string) {
 	}
 }
 
-// S03: a branch whose step is done twice, because its worker died before the outcome was recorded, arrives at the join once.
+// S03: a branch whose step is done twice, because its worker died before the outcome was recorded, arrives at the join
+// once.
 func TestBranchDoneAgain(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "J": {"join": "all", "to": "C"},`+step("A", "J")+","+step("B", "J")+","+step("C", ""))
@@ -73,7 +74,8 @@ func TestBranchDoneAgain(t *testing.T) {
 	s.healthy()
 }
 
-// S04: a late outcome of a branch that another worker has settled is refused, and the join keeps waiting for the other branches.
+// S04: a late outcome of a branch that another worker has settled is refused, and the join keeps waiting for the other
+// branches.
 func TestZombieArrival(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "U"]}, "U": {"human": {}, "to": "J"}, "J": {"join": "all", "to": "C"},`+step("A", "J")+","+step("C", ""))
@@ -102,8 +104,8 @@ func TestZombieArrival(t *testing.T) {
 	s.healthy()
 }
 
-// S06: if two tokens arrive at a join over one edge, it takes one of them. The other waits for the next round, which opens an incident when
-// it can never fire.
+// S06: if two tokens arrive at a join over one edge, it takes one of them. The other waits for the next round, which
+// opens an incident when it can never fire.
 func TestTwoTokensOnOneEdge(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["P", "Q"]}, "P": {"human": {}, "to": "m", "on": [{"after": "PT1M", "keep": true, "to": "m"}]}, "Q": {"human": {}, "to": "J"},
@@ -127,7 +129,8 @@ func TestTwoTokensOnOneEdge(t *testing.T) {
 	s.healthy()
 }
 
-// S13: an inclusive join waits while a token may still reach it through a loop over its fork. It fires once for each execution of the fork.
+// S13: an inclusive join waits while a token may still reach it through a loop over its fork. It fires once for each
+// execution of the fork.
 func TestInclusiveJoinWithLoop(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "X": {"choose": [{"if": "steps.B.n < 2", "to": "F"}], "else": "o"}, "o": {"join": "taken", "to": "D"},`+
@@ -142,7 +145,8 @@ func TestInclusiveJoinWithLoop(t *testing.T) {
 	s.healthy()
 }
 
-// S19: a step that was lost with its worker, and whose next attempt failed for good, is undone as uncertain, before earlier steps.
+// S19: a step that was lost with its worker, and whose next attempt failed for good, is undone as uncertain, before
+// earlier steps.
 func TestUndoWhatNobodyHeardOf(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "", `"fail": "'declined'"`))
@@ -159,7 +163,8 @@ func TestUndoWhatNobodyHeardOf(t *testing.T) {
 	s.healthy()
 }
 
-// S23: an undo step whose worker died before the outcome was recorded is done again. Undo steps that completed before are not.
+// S23: an undo step whose worker died before the outcome was recorded is done again. Undo steps that completed before
+// are not.
 func TestUndoAfterCrash(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "C")+","+undoable("C", "D")+","+step("D", "", `"fail": "'no'"`))
@@ -184,8 +189,8 @@ func TestTimersFireOnce(t *testing.T) {
 	s.healthy()
 }
 
-// S33: a repeating timer keeps its schedule. After downtime, the missed ticks fire once together, and the next tick is due as if nothing had
-// been missed.
+// S33: a repeating timer keeps its schedule. After downtime, the missed ticks fire once together, and the next tick is
+// due as if nothing had been missed.
 func TestRepeatedTimerAfterDowntime(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("U", `"U": {"human": {}, "on": [{"every": "PT10M", "times": 3, "to": "remind"}]},`+step("remind", ""))
@@ -213,7 +218,8 @@ func TestRepeatedTimerAfterDowntime(t *testing.T) {
 	s.healthy()
 }
 
-// S34: if two boundary timers of one node are due at the same time, the other timer is gone after the interrupting one has fired.
+// S34: if two boundary timers of one node are due at the same time, the other timer is gone after the interrupting one
+// has fired.
 func TestTwoTimersAtOnce(t *testing.T) {
 	const n = 60
 	s := newSite(t)

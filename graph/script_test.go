@@ -12,9 +12,9 @@ import (
 
 var update = flag.Bool("update", false, "write into testdata/*.txt what the core decides")
 
-// The core decides as the scripts in testdata say. A script consists of paragraphs: commands, a line of dashes, and what the core writes for
-// them. The first paragraph has the nodes of a definition, beginning with its start node, instead of commands. The other commands are those
-// of Play.Do. Lines that begin with # are comments.
+// The core decides as the scripts in testdata say. A script consists of paragraphs: commands, a line of dashes, and
+// what the core writes for them. The first paragraph has the nodes of a definition, beginning with its start node,
+// instead of commands. The other commands are those of Play.Do. Lines that begin with # are comments.
 //
 // After a change, go test ./graph -run TestScripts -update rewrites the scripts: read the diff.
 func TestScripts(t *testing.T) {

@@ -12,10 +12,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// The tests in this file check combinations of features: a join that fires far from the token that caused it, a token that two joins could
-// end, an undo step that somebody takes away.
+// The tests in this file check combinations of features: a join that fires far from the token that caused it, a token
+// that two joins could end, an undo step that somebody takes away.
 
-// If an inclusive join fires because a token took another way far from it, the nodes behind the join can read their facts.
+// If an inclusive join fires because a token took another way far from it, the nodes behind the join can read their
+// facts.
 func TestFactsBehindATakenJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["a", "b"]}, "c": {"choose": [{"if": "steps.a.go == true", "to": "x"}], "else": "E"}, "E": {"end": true},
@@ -26,7 +27,8 @@ func TestFactsBehindATakenJoin(t *testing.T) {
 	s.healthy()
 }
 
-// If an inclusive join fires because a token took another way far from it, a join behind it counts the tokens that wait there.
+// If an inclusive join fires because a token took another way far from it, a join behind it counts the tokens that wait
+// there.
 func TestJoinBehindATakenJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["a", "b", "q"]}, "c": {"choose": [{"if": "steps.a.go == true", "to": "x"}], "else": "E"}, "E": {"end": true},
@@ -38,7 +40,8 @@ func TestJoinBehindATakenJoin(t *testing.T) {
 	s.healthy()
 }
 
-// A token that one join ends while it waits at another join is not counted again when the other one fires, even in the same decision.
+// A token that one join ends while it waits at another join is not counted again when the other one fires, even in the
+// same decision.
 func TestEndedAtAnOuterJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F1", `"F1": {"fork": ["c", "F2"]}, "F2": {"fork": ["x", "y"]}, "J": {"join": {"need": 1, "rest": "cancel"}, "to": "J2"}, "J2": {"join": "all", "to": "z"},`+
@@ -51,8 +54,8 @@ func TestEndedAtAnOuterJoin(t *testing.T) {
 	s.healthy()
 }
 
-// An undo step that somebody cancels, or deletes before it starts, opens an incident like one that failed. Retrying the incident executes it,
-// and earlier steps are undone after it.
+// An undo step that somebody cancels, or deletes before it starts, opens an incident like one that failed. Retrying the
+// incident executes it, and earlier steps are undone after it.
 func TestUndoStepCutOff(t *testing.T) {
 	for _, takeAway := range []string{`SELECT workflow_cancel($1)`, `SELECT workflow_delete($1, 'a mistake')`} {
 		t.Run(takeAway, func(t *testing.T) {
@@ -113,7 +116,8 @@ func TestOutputOfATerminated(t *testing.T) {
 	s.healthy()
 }
 
-// Expressions can read the failure of a step that was cancelled by hand, and of a call of a process that is not deployed, at any later node.
+// Expressions can read the failure of a step that was cancelled by hand, and of a call of a process that is not
+// deployed, at any later node.
 func TestFailureThatIsNoRun(t *testing.T) {
 	for name, story := range map[string]struct{ a, code string }{
 		"a step that is cut off": {`"do": "nobody.step.v1"`, "cancelled"},
@@ -153,8 +157,8 @@ func TestMappingOfAnEmptyList(t *testing.T) {
 	s.healthy()
 }
 
-// If a result of any kind of node does not fit its mapping, the token stops at that node with an incident. After the fact is corrected, a
-// retry continues from there.
+// If a result of any kind of node does not fit its mapping, the token stops at that node with an incident. After the
+// fact is corrected, a retry continues from there.
 func TestMappingsThatFail(t *testing.T) {
 	out := `"out": {"x": "result.nope"}, "to": "B"`
 	for name, story := range map[string]struct{ nodes, at string }{
@@ -190,7 +194,8 @@ func TestMappingsThatFail(t *testing.T) {
 	}
 }
 
-// A scope whose tokens all wait at joins that cannot fire opens an incident if the remaining edges on its boundary can never be taken.
+// A scope whose tokens all wait at joins that cannot fire opens an incident if the remaining edges on its boundary can
+// never be taken.
 func TestStuckScope(t *testing.T) {
 	for name, on := range map[string]string{
 		"an error edge":            `{"error": "other", "to": "Z"}`,

@@ -28,12 +28,12 @@ const (
 	longestStay = 5 * time.Minute // without progress; less than the time limit of a run
 )
 
-// signal delivers a signal to the tokens that waited for it when this run first executed. It delivers in batches, each in its
-// own transaction, which also records the progress. A handler that is started again continues from there.
+// signal delivers a signal to the tokens that waited for it when this run first executed. It delivers in batches, each
+// in its own transaction, which also records the progress. A handler that is started again continues from there.
 //
-// If the database refuses the signal for every token, the handler stays and tries again, because the number of times that a run
-// may be put off (run.Again) is limited. At most mostStaying such runs stay; the others are put off, for 5 s at first, so that
-// their slots are free for other work.
+// If the database refuses the signal for every token, the handler stays and tries again, because the number of times
+// that a run may be put off (run.Again) is limited. At most mostStaying such runs stay; the others are put off, for 5 s
+// at first, so that their slots are free for other work.
 func (e *Engine) signal(ctx context.Context, p signalPayload) (Signalled, error) {
 	if err := named(p.Name); err != nil {
 		return Signalled{}, run.Permanent(err)
@@ -95,8 +95,8 @@ func (e *Engine) signal(ctx context.Context, p signalPayload) (Signalled, error)
 	}
 }
 
-// stay reports whether one more signal run may keep its slot while the database refuses the signal for every token, and counts
-// it if so.
+// stay reports whether one more signal run may keep its slot while the database refuses the signal for every token, and
+// counts it if so.
 func (e *Engine) stay() bool {
 	if e.staying.Add(1) <= mostStaying {
 		return true
@@ -126,8 +126,8 @@ func (e *Engine) give(ctx context.Context, signal uuid.UUID, most int, anyCode b
 	return g, nil
 }
 
-// tend delivers signals that are owed to tokens that refused them before, when the next try is due. It also opens and resolves
-// the incidents that report rows which are set aside; that part stops after 1 s, to continue at the next call.
+// tend delivers signals that are owed to tokens that refused them before, when the next try is due. It also opens and
+// resolves the incidents that report rows which are set aside; that part stops after 1 s, to continue at the next call.
 func (e *Engine) tend(ctx context.Context) error {
 	_, err := e.pool.Exec(ctx, `SELECT process_try_again_v1()`, unprepared)
 	for until := time.Now().Add(time.Second); ; {

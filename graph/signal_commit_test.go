@@ -16,8 +16,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A loser loses commits: it ends a session just before it commits. Of the transactions that executed a statement containing words, it
-// ends the first, and then one in every one.
+// A loser loses commits: it ends a session just before it commits. Of the transactions that executed a statement
+// containing words, it ends the first, and then one in every one.
 type loser struct {
 	db    *pgxpool.Pool // not the traced pool: the loser ends sessions through it
 	words string
@@ -43,8 +43,8 @@ func (l *loser) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.Tr
 
 func (l *loser) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// If the commit is lost after process_signal_v1 has answered that all tokens were reached, the signal is delivered again, and the result of
-// its run counts what was committed.
+// If the commit is lost after process_signal_v1 has answered that all tokens were reached, the signal is delivered
+// again, and the result of its run counts what was committed.
 func TestSignalWhoseCommitIsLost(t *testing.T) {
 	const n = 20
 	s := newEmptySite(t)

@@ -20,9 +20,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// TestBroadcastCost measures the cost of a signal to BROADCAST tokens, in one statement as in earlier versions and in batches as now, also
-// with 1 % of the tokens refused by a trigger or with instances beyond a bound. It alternates between these kinds on a server of its own.
-// Run it with BROADCAST=100000 go test -tags cost -run TestBroadcastCost -v. It takes minutes.
+// TestBroadcastCost measures the cost of a signal to BROADCAST tokens, in one statement as in earlier versions and in
+// batches as now, also with 1 % of the tokens refused by a trigger or with instances beyond a bound. It alternates
+// between these kinds on a server of its own. Run it with BROADCAST=100000 go test -tags cost -run TestBroadcastCost
+// -v. It takes minutes.
 func TestBroadcastCost(t *testing.T) {
 	n, err := strconv.Atoi(os.Getenv("BROADCAST"))
 	if err != nil {

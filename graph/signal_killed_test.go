@@ -29,8 +29,9 @@ func TestKilledBroadcastChild(t *testing.T) {
 		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}})
 }
 
-// If several worker processes in a row are killed while they deliver a signal to 10,000 tokens, its run fails when its attempts are used up,
-// like any other run. After workflow_retry it continues from there: each token gets the signal exactly once, and the result counts them all.
+// If several worker processes in a row are killed while they deliver a signal to 10,000 tokens, its run fails when its
+// attempts are used up, like any other run. After workflow_retry it continues from there: each token gets the signal
+// exactly once, and the result counts them all.
 func TestKilledBroadcast(t *testing.T) {
 	const n, kills = 10_000, 5
 	s := newEmptySite(t)

@@ -34,8 +34,9 @@ func listeners(s *site, n int) (ids []uuid.UUID) {
 const picky = `CREATE FUNCTION picky() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'XX999'; END $$;
 	CREATE TRIGGER picky BEFORE INSERT ON workflow_run FOR EACH ROW WHEN (%s) EXECUTE FUNCTION picky()`
 
-// If one of five waiting tokens cannot take a signal, for any reason, the other four get it, and its run succeeds with both numbers. The views
-// name the row, the column and the fix of the fifth. Retention keeps the signal. After the fix the fifth token gets the signal exactly once.
+// If one of five waiting tokens cannot take a signal, for any reason, the other four get it, and its run succeeds with
+// both numbers. The views name the row, the column and the fix of the fifth. Retention keeps the signal. After the fix
+// the fifth token gets the signal exactly once.
 func TestSignalPassesOverOne(t *testing.T) {
 	for _, c := range []struct {
 		name, role, change, problem, mend string
@@ -112,8 +113,9 @@ func elapseAside(t *testing.T, s *site) {
 	execute(t, s.pool, `BEGIN; SET LOCAL workflow.override = 'ten seconds later'; UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'; COMMIT`)
 }
 
-// If the database refuses a signal for every token, and for the control, no token is set aside. The run of the signal neither fails nor is
-// charged an attempt, even if runs may be put off only once. When the cause is gone, all tokens get the signal within 10 s.
+// If the database refuses a signal for every token, and for the control, no token is set aside. The run of the signal
+// neither fails nor is charged an attempt, even if runs may be put off only once. When the cause is gone, all tokens
+// get the signal within 10 s.
 func TestSignalRefusedToAll(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -147,7 +149,8 @@ func TestSignalRefusedToAll(t *testing.T) {
 	s.healthy()
 }
 
-// Signals that the database refuses for every token do not keep other runs from getting a slot, however many such signals there are.
+// Signals that the database refuses for every token do not keep other runs from getting a slot, however many such
+// signals there are.
 func TestRefusedSignalsLeaveSlots(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -176,8 +179,8 @@ func TestRefusedSignalsLeaveSlots(t *testing.T) {
 	s.healthy()
 }
 
-// A signal that is refused for every token, while four others keep their slots for that reason, is put off for 5 s, and for longer the more
-// often it was leased, so that it does not reach the limit of run.Again within hours.
+// A signal that is refused for every token, while four others keep their slots for that reason, is put off for 5 s, and
+// for longer the more often it was leased, so that it does not reach the limit of run.Again within hours.
 func TestRefusedSignalIsPutOff(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -238,8 +241,9 @@ func TestSignalAfterShortage(t *testing.T) {
 	}
 }
 
-// If batches of a signal to 10,000 tokens are rolled back in between, each token that waited still gets the signal exactly once. Waits that
-// began after the first batch do not get it, not even one that was inserted before and committed after it.
+// If batches of a signal to 10,000 tokens are rolled back in between, each token that waited still gets the signal
+// exactly once. Waits that began after the first batch do not get it, not even one that was inserted before and
+// committed after it.
 func TestBroadcastGoesOn(t *testing.T) {
 	const n = 10_000
 	s := newEmptySite(t)
@@ -298,7 +302,8 @@ func TestBroadcastGoesOn(t *testing.T) {
 	}
 }
 
-// A locked wait does not keep other tokens from getting a signal and is not set aside. Its token gets the signal when the lock is released.
+// A locked wait does not keep other tokens from getting a signal and is not set aside. Its token gets the signal when
+// the lock is released.
 func TestSignalAndLock(t *testing.T) {
 	s := newSite(t)
 	ids := listeners(s, 5)
@@ -330,7 +335,8 @@ func TestSignalAndLock(t *testing.T) {
 	s.healthy()
 }
 
-// While a trigger refuses a thousand tokens, only one of them is tried every 10 s. When the trigger is gone, all of them get the signal.
+// While a trigger refuses a thousand tokens, only one of them is tried every 10 s. When the trigger is gone, all of
+// them get the signal.
 func TestOwedComeBack(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -360,8 +366,8 @@ func TestOwedComeBack(t *testing.T) {
 	}
 }
 
-// A token that is owed a signal, but has moved on since and waits for something else, does not get it. The debt is forgotten. This holds for
-// any number of tokens.
+// A token that is owed a signal, but has moved on since and waits for something else, does not get it. The debt is
+// forgotten. This holds for any number of tokens.
 func TestOwedToNobodyElse(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -404,8 +410,8 @@ func TestOwedComeBackBetweenSignals(t *testing.T) {
 	}
 }
 
-// If somebody writes values beyond their bounds into the row of a broadcast, past the guards, it starts from the beginning and reaches every
-// waiting token exactly once.
+// If somebody writes values beyond their bounds into the row of a broadcast, past the guards, it starts from the
+// beginning and reaches every waiting token exactly once.
 func TestBroadcastBeyondItsBounds(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -460,7 +466,8 @@ func TestOddWaitsAreNoted(t *testing.T) {
 	}
 }
 
-// With tens of thousands of rows set aside and nothing due, process_try_again_v1 and workflow_try_again_v1 read only some of them.
+// With tens of thousands of rows set aside and nothing due, process_try_again_v1 and workflow_try_again_v1 read only
+// some of them.
 func TestLookingAgainIsBounded(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -533,7 +540,8 @@ func leased(t *testing.T, pool *pgxpool.Pool) uuid.UUID {
 	return id
 }
 
-// broadcast delivers a signal in batches of at most most tokens, and calls between before each batch. It returns the final numbers.
+// broadcast delivers a signal in batches of at most most tokens, and calls between before each batch. It returns the
+// final numbers.
 func broadcast(t *testing.T, pool *pgxpool.Pool, signal uuid.UUID, most int, between func(batch int)) (reached, aside int) {
 	t.Helper()
 	finished := false

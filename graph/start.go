@@ -24,9 +24,9 @@ type birth struct {
 	from     *legacy // what it takes over from the failed instance that it continues; nil: it continues none
 }
 
-// start inserts the instances of a batch and places their first tokens. An instance that exists already is not changed, except
-// that one with the status CREATED (a user inserted its row) is begun. A start that differs from the existing instance is
-// refused: see refuse.
+// start inserts the instances of a batch and places their first tokens. An instance that exists already is not changed,
+// except that one with the status CREATED (a user inserted its row) is begun. A start that differs from the existing
+// instance is refused: see refuse.
 func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, restarts []lease.Settlement) error {
 	births, err := s.allBirths(ctx, tx, batch, restarts)
 	if err != nil || len(births) == 0 {
@@ -72,8 +72,8 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 	return nil
 }
 
-// allBirths returns the instances to start, from runs of both start and restart, in order of their ids. The order prevents a
-// deadlock between two batches that insert the same instances.
+// allBirths returns the instances to start, from runs of both start and restart, in order of their ids. The order
+// prevents a deadlock between two batches that insert the same instances.
 func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts []lease.Settlement) ([]birth, error) {
 	births, err := s.births(batch)
 	if err != nil {
@@ -122,9 +122,9 @@ func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
 	return nil
 }
 
-// refuse compares the starts in again with the existing instances that have their ids. It returns an error that names the runs
-// of all starts that differ. The existing instances are committed or belong to this batch, because insertInstances has waited
-// for every other transaction that was inserting one of these ids.
+// refuse compares the starts in again with the existing instances that have their ids. It returns an error that names
+// the runs of all starts that differ. The existing instances are committed or belong to this batch, because
+// insertInstances has waited for every other transaction that was inserting one of these ids.
 func refuse(ctx context.Context, tx *transaction, again []birth) error {
 	var differ []uuid.UUID
 	var why error // the first conflict
@@ -151,9 +151,9 @@ func refuse(ctx context.Context, tx *transaction, again []birth) error {
 const meeting = meets + `
 	WHERE i.id = $1`
 
-// newest selects the same for the newest instance that has had a key ($4) of a process ($5); $1 is the id of the first instance
-// with that key. It passes over rows in which somebody set business_key by hand: only an id derived from a key is a UUID of
-// version 5.
+// newest selects the same for the newest instance that has had a key ($4) of a process ($5); $1 is the id of the first
+// instance with that key. It passes over rows in which somebody set business_key by hand: only an id derived from a key
+// is a UUID of version 5.
 const newest = meets + `
 	WHERE i.id = ANY (ARRAY(
 		SELECT k.id
@@ -168,9 +168,9 @@ const meets = `
 	SELECT i.id, d.id, d.name, d.version, coalesce(i.tenant_id, '') = $2, i.input_payload = $3, i.completed_at IS NOT NULL
 	FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id`
 
-// meet reads the rows of meeting or newest. If the instance exists, first describes it and over reports whether it is over; if
-// not, first is b.started. conflict is a permanent error with the code conflict if the start asks for another process, tenant,
-// input or version than the instance has. Its text never quotes an input, which may be confidential.
+// meet reads the rows of meeting or newest. If the instance exists, first describes it and over reports whether it is
+// over; if not, first is b.started. conflict is a permanent error with the code conflict if the start asks for another
+// process, tenant, input or version than the instance has. Its text never quotes an input, which may be confidential.
 func (b birth) meet(rows pgx.Rows) (first Started, over bool, conflict, err error) {
 	var process string
 	var tenant, input bool
@@ -201,8 +201,8 @@ func (b birth) meet(rows pgx.Rows) (first Started, over bool, conflict, err erro
 	return first, over, run.Permanent(run.WithCode("conflict", conflict)), nil
 }
 
-// births returns the instances that a batch starts. It leaves out starts from call nodes whose token does not wait for the
-// instance any more, and all but the first start for one visit of a call node.
+// births returns the instances that a batch starts. It leaves out starts from call nodes whose token does not wait for
+// the instance any more, and all but the first start for one visit of a call node.
 func (s *scene) births(batch []lease.Settlement) (all []birth, err error) {
 	for _, settled := range batch {
 		b := birth{run: settled.Outcome.ID, metadata: settled.Metadata}
@@ -218,8 +218,8 @@ func (s *scene) births(batch []lease.Settlement) (all []birth, err error) {
 	return all, nil
 }
 
-// calls reports whether the token that p.Parent names waits for the instance, and every field of p is what its call node would
-// have written. tenant is the tenant of the run.
+// calls reports whether the token that p.Parent names waits for the instance, and every field of p is what its call
+// node would have written. tenant is the tenant of the run.
 func (s *scene) calls(p startPayload, tenant string) bool {
 	t, i := s.tokens[p.Parent.Token], s.owners[p.Parent.Token]
 	return t != nil && i.id == p.Parent.Instance && t.version == p.Parent.Visit && !i.passed(t) && t.state == tokenWaiting &&
@@ -232,8 +232,8 @@ func (b birth) sameCall(other birth) bool {
 		b.asked.Parent.Token == other.asked.Parent.Token && b.asked.Parent.Visit == other.asked.Parent.Visit
 }
 
-// insertInstances inserts the instances of births that do not exist. It returns the ids of those it inserted, each with the
-// trace metadata for the runs of the instance.
+// insertInstances inserts the instances of births that do not exist. It returns the ids of those it inserted, each with
+// the trace metadata for the runs of the instance.
 func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[uuid.UUID]json.RawMessage, error) {
 	n := len(births)
 	ids, definitions := make([]uuid.UUID, n), make([]uuid.UUID, n)

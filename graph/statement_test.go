@@ -21,8 +21,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A reaper traces the statements of a worker's transactions, and kills the worker at the n-th place. A place is before a statement or
-// batch, or after a statement of a batch.
+// A reaper traces the statements of a worker's transactions, and kills the worker at the n-th place. A place is before
+// a statement or batch, or after a statement of a batch.
 type reaper struct {
 	worker *mortal
 	n      int // 0: never
@@ -77,8 +77,8 @@ func (r *reaper) rest() (killed bool, places []string) {
 	return killed, r.places
 }
 
-// A tale is a process, the processes it calls, what people do meanwhile, and the final number of instances. Together the tales use every
-// feature of a process.
+// A tale is a process, the processes it calls, what people do meanwhile, and the final number of instances. Together
+// the tales use every feature of a process.
 type tale struct {
 	name, nodes string // the process starts at the first node
 	called      map[string]string
@@ -158,9 +158,9 @@ func tales() []tale {
 	}
 }
 
-// Wherever a worker is cut off in the transactions that move a process, another one takes over, and the outcome is the same as without a
-// disturbance. There are more than 2000 places in all tales. make graph-statements tries all of them, which takes minutes; otherwise the test
-// tries a random sample.
+// Wherever a worker is cut off in the transactions that move a process, another one takes over, and the outcome is the
+// same as without a disturbance. There are more than 2000 places in all tales. make graph-statements tries all of them,
+// which takes minutes; otherwise the test tries a random sample.
 func TestCutOffAtEachStatement(t *testing.T) {
 	var tried, reached atomic.Int64
 	one := 240
@@ -203,8 +203,8 @@ func TestCutOffAtEachStatement(t *testing.T) {
 	}
 }
 
-// play executes the tale with a worker that is cut off at the n-th place (0: never) and another one that takes over. It returns a description
-// of the outcome.
+// play executes the tale with a worker that is cut off at the n-th place (0: never) and another one that takes over. It
+// returns a description of the outcome.
 func (tale tale) play(t *testing.T, n int) (end string, places []string, killed bool) {
 	s := newEmptySite(t)
 	s.fate = nil

@@ -9,8 +9,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// tangle draws a process with nodes of every kind and edges from anywhere to anywhere. Its outcome is not known in advance, but the counts of
-// an instance of it must be right.
+// tangle draws a process with nodes of every kind and edges from anywhere to anywhere. Its outcome is not known in
+// advance, but the counts of an instance of it must be right.
 func tangle(r *rand.Rand) *graph.Definition {
 	for {
 		names := 0

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Each change of a task writes an event with who made it. Taking a task from its assignee, or releasing it for the assignee, requires the
-// current version of the task; the assignee needs none.
+// Each change of a task writes an event with who made it. Taking a task from its assignee, or releasing it for the
+// assignee, requires the current version of the task; the assignee needs none.
 func TestTaskIsHandedOn(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("U", `"U": {"human": {"groups": ["support"]}}`), `{}`)
@@ -64,8 +64,8 @@ func TestTaskIsHandedOn(t *testing.T) {
 	s.healthy()
 }
 
-// A database role with the privileges of _tasks can claim and complete a task of its group, and the task records the name of the role. A role
-// that is not in the group finds no task.
+// A database role with the privileges of _tasks can claim and complete a task of its group, and the task records the
+// name of the role. A role that is not in the group finds no task.
 func TestOwnTasks(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("U", `"U": {"human": {"groups": ["support"]}}`), `{}`)

@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Every run of an instance has the tenant and the priority of the instance: steps, list elements, timers, messages and undo steps, and the
-// same for the instances it calls. Handlers see the tenant.
+// Every run of an instance has the tenant and the priority of the instance: steps, list elements, timers, messages and
+// undo steps, and the same for the instances it calls. Handlers see the tenant.
 func TestTenantAndPriority(t *testing.T) {
 	t.Parallel()
 	s := newEmptySite(t)

@@ -29,8 +29,9 @@ func (s *site) without(metadata string) string {
 		WHERE x.has IS DISTINCT FROM nullif($1, '')::jsonb`, metadata)
 }
 
-// Every run and event of an instance has the traceparent of its start, and nothing else of the metadata: steps, list elements, timers, messages,
-// signals, called instances and their runs, undo steps, and runs that retry, cut off or cancel.
+// Every run and event of an instance has the traceparent of its start, and nothing else of the metadata: steps, list
+// elements, timers, messages, signals, called instances and their runs, undo steps, and runs that retry, cut off or
+// cancel.
 func TestTraceReachesAll(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", undoable("X", "Y")+","+step("Y", ""))

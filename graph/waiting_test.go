@@ -178,7 +178,8 @@ func TestRepeatedTimer(t *testing.T) {
 	s.healthy()
 }
 
-// S41: a task that is assigned to one person cannot be completed by another. The assignee completes it, and later steps read the output.
+// S41: a task that is assigned to one person cannot be completed by another. The assignee completes it, and later steps
+// read the output.
 func TestTask(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("U", `"U": {"human": {"groups": ["support"]}, "in": {"order": "input.order"}, "to": "C"},`+step("C", "", `"ok": "steps.U.ok"`))
@@ -226,8 +227,8 @@ func TestPause(t *testing.T) {
 	s.healthy()
 }
 
-// Instances that a paused instance has called, at any depth, or calls while it is paused, are paused and resumed with it. One that was paused
-// on its own before stays paused.
+// Instances that a paused instance has called, at any depth, or calls while it is paused, are paused and resumed with
+// it. One that was paused on its own before stays paused.
 func TestPauseReachesCalls(t *testing.T) {
 	s := newSite(t)
 	calls := func(process string) string {
@@ -305,7 +306,8 @@ func TestPauseReachesCalls(t *testing.T) {
 	s.healthy()
 }
 
-// If an instance ends while it is paused, resuming it still resumes the instances it has called, which then undo their steps.
+// If an instance ends while it is paused, resuming it still resumes the instances it has called, which then undo their
+// steps.
 func TestResumeAfterTheEnd(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", undoable("X", "W")+`, "W": {"wait": "PT1H"}`)
@@ -340,8 +342,8 @@ func TestResumeAfterTheEnd(t *testing.T) {
 	s.healthy()
 }
 
-// S43: the end of a called instance moves the token that waits for it: to the next node, or along the error edge for child_failed. A call of a
-// process that is not deployed opens an incident.
+// S43: the end of a called instance moves the token that waits for it: to the next node, or along the error edge for
+// child_failed. A call of a process that is not deployed opens an incident.
 func TestCall(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", step("X", "", `"fail": "input.fail"`))
@@ -372,8 +374,8 @@ func TestCancelChildren(t *testing.T) {
 	s.healthy()
 }
 
-// S44: an each executes a step for each element of a list. The result has the results in the order of the elements. A declared error takes the
-// error edge, and with "need" the list completes with that many results.
+// S44: an each executes a step for each element of a list. The result has the results in the order of the elements. A
+// declared error takes the error edge, and with "need" the list completes with that many results.
 func TestEach(t *testing.T) {
 	s := newSite(t)
 	each := func(more string) string {
@@ -405,7 +407,8 @@ func TestEach(t *testing.T) {
 	s.healthy()
 }
 
-// If a list is visited twice, interrupting the second visit does not end the elements that the first one has left under way.
+// If a list is visited twice, interrupting the second visit does not end the elements that the first one has left under
+// way.
 func TestListVisitedTwice(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "'N' in steps ? [60000, 60000] : [1, 3000]", "do": "test.step.v1", "need": 1}, "in": {"name": "'item'", "ms": "item"},
@@ -422,8 +425,8 @@ func TestListVisitedTwice(t *testing.T) {
 	s.healthy()
 }
 
-// When a list has the results it needs, its other elements continue unless "rest" is "cancel". Their outcomes, failures included, change
-// neither the result of the list nor the instance.
+// When a list has the results it needs, its other elements continue unless "rest" is "cancel". Their outcomes, failures
+// included, change neither the result of the list nor the instance.
 func TestEachGoesOn(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "[[1, ''], [2000, ''], [2, ''], [1200, 'bad']]", "do": "test.step.v1", "need": 2},
@@ -489,8 +492,8 @@ func TestScope(t *testing.T) {
 	s.healthy()
 }
 
-// A called instance that ends in a transaction that overlaps with the end of the waiting token enqueues no arrival for that token, because the
-// arrival would belong to an instance that is over.
+// A called instance that ends in a transaction that overlaps with the end of the waiting token enqueues no arrival for
+// that token, because the arrival would belong to an instance that is over.
 func TestChildEndsWhileItsCallerDoes(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("A", step("A", "", `"ms": "500"`))
@@ -516,7 +519,8 @@ func TestChildEndsWhileItsCallerDoes(t *testing.T) {
 	}
 }
 
-// A message that arrives in a transaction that overlaps with the leaving of the first waiting token goes to the next token.
+// A message that arrives in a transaction that overlaps with the leaving of the first waiting token goes to the next
+// token.
 func TestMessageMeetsWhoLeaves(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("M", awaitPaid+step("B", ""))

@@ -100,8 +100,8 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	return nil
 }
 
-// atWork sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow: see
-// statements.work.
+// atWork sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow:
+// see statements.work.
 const atWork = `SELECT set_config('workflow.advance', 'on', true)`
 
 func compareIDs(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
@@ -189,8 +189,8 @@ func (w *writer) groups(all []*instance) {
 	}
 }
 
-// outerFirst sorts groups so that a parent comes before the groups within it, as the foreign key demands. If a group changes, the
-// groups around it are listed as well.
+// outerFirst sorts groups so that a parent comes before the groups within it, as the foreign key demands. If a group
+// changes, the groups around it are listed as well.
 func outerFirst(groups []*group) []*group {
 	depth := func(g *group) (n int) {
 		for ; g != nil; g = g.parent {

@@ -4,9 +4,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// ends ends the tokens of instances that end, including tokens that were not read, and what belongs to tokens that ended or left
-// their node: runs, waits, tasks and called instances. Waits are deleted before runs are cancelled: if a message is paired with a
-// wait at the same time, the delete waits for that transaction, and the run that it inserted is then found and cancelled.
+// ends ends the tokens of instances that end, including tokens that were not read, and what belongs to tokens that
+// ended or left their node: runs, waits, tasks and called instances. Waits are deleted before runs are cancelled: if a
+// message is paired with a wait at the same time, the delete waits for that transaction, and the run that it inserted
+// is then found and cancelled.
 func (w *writer) ends(all []*instance) {
 	var instances, tokens []uuid.UUID
 	stays := []uuid.UUID{} // empty, not nil: id <> ALL (NULL) is true for no row

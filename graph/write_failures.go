@@ -6,9 +6,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// failures stores facts that no run of the instance contains: failures that were not the outcome of a run, and results that a
-// restarted instance has taken over. Each is stored as a correction of its node, which expressions read until a later visit of
-// the node ends.
+// failures stores facts that no run of the instance contains: failures that were not the outcome of a run, and results
+// that a restarted instance has taken over. Each is stored as a correction of its node, which expressions read until a
+// later visit of the node ends.
 func (w *writer) failures(all []*instance) {
 	var owners []uuid.UUID
 	var nodes, reasons []string

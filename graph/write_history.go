@@ -33,8 +33,8 @@ func (w *writer) incidents(all []*instance) {
 	}
 }
 
-// resolve resolves the open incidents for which the condition which holds ($1 is ids), and records an event for each. by is an SQL
-// expression for the column resolved_by.
+// resolve resolves the open incidents for which the condition which holds ($1 is ids), and records an event for each.
+// by is an SQL expression for the column resolved_by.
 func (w *writer) resolve(which, by string, ids []uuid.UUID) {
 	w.tells("incident.resolved", `
 		WITH over AS (
@@ -69,12 +69,13 @@ func (w *writer) tells(name, sql string, args ...any) {
 	}, sql, args...)
 }
 
-// role is an SQL expression for the connected role, in the form of workflow_run.created_by: the role, and in brackets the
-// application name, if there is one.
+// role is an SQL expression for the connected role, in the form of workflow_run.created_by: the role, and in brackets
+// the application name, if there is one.
 const role = `session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '')`
 
-// asker returns an SQL expression for who asked for the change: "by" of the run r that this transaction has settled, with this
-// type and for which the condition which holds, or the role that enqueued that run. If there is no such run, it is role.
+// asker returns an SQL expression for who asked for the change: "by" of the run r that this transaction has settled,
+// with this type and for which the condition which holds, or the role that enqueued that run. If there is no such run,
+// it is role.
 func asker(typ, which string) string {
 	return `coalesce((SELECT coalesce(nullif(r.payload->>'by', ''), r.created_by) FROM workflow_run r
 			WHERE r.status = 'succeeded' AND r.token_id IS NULL AND r.finished_at >= now() AND r.type = '` + typ + `' AND ` + which + `

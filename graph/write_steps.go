@@ -49,9 +49,9 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	if len(tokens) == 0 {
 		return
 	}
-	// A run of a paused instance is held: its held_at is the time of the pause, by which process_resume finds it.
-	// A tick of a repeated timer is due by the schedule, not relative to when the previous tick was handled. Ticks that were
-	// missed are skipped.
+	// A run of a paused instance is held: its held_at is the time of the pause, by which process_resume finds it. A
+	// tick of a repeated timer is due by the schedule, not relative to when the previous tick was handled. Ticks that
+	// were missed are skipped.
 	w.do(`
 		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at, run_at)
 		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority,
@@ -66,8 +66,8 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, paused, tenants, traces)
 }
 
-// undos inserts the runs of undo steps. The payload has the payload ("input") and the result ("output") of the step, unless both
-// together exceed run.MaxPayload or are nested too deep: then it has only the id of the step's run.
+// undos inserts the runs of undo steps. The payload has the payload ("input") and the result ("output") of the step,
+// unless both together exceed run.MaxPayload or are nested too deep: then it has only the id of the step's run.
 func (w *writer) undos(all []*instance) {
 	var tokens, records []uuid.UUID
 	for _, i := range all {
@@ -124,8 +124,8 @@ func (w *writer) tasks(all []*instance) {
 		  AS n (instance, token, node, assignee, groups, payload, due)`, owners, tokens, nodes, assignees, groups, payloads, due)
 }
 
-// children inserts runs that start called instances, and runs that report the end of a called instance to the token that waits
-// for it.
+// children inserts runs that start called instances, and runs that report the end of a called instance to the token
+// that waits for it.
 func (w *writer) children(all []*instance) {
 	var starts, news, traces []json.RawMessage
 	var priorities []int
