@@ -120,10 +120,10 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settl
 		return nil // the instance was deleted
 	}
 	if s.owners[r.Token] != i || t.node.kind != human { // the handler checked this: somebody has changed the row since
-		return errors.New("graph: the task is not of the token and instance that it names; see process_fault")
+		return errors.New("graph: the task does not belong to the token and instance that it names; see process_fault")
 	}
 	if i.passed(t) { // the task was still open, so a run of this batch moved the token: settled alone, this one will be refused
-		return errors.New("graph: something else has just moved the task's token; the task is to be looked at once more")
+		return errors.New("graph: another run of the batch has just moved the task's token; this one is settled again, alone")
 	}
 	i.done(t, settled.Outcome.ID, p.Output)
 	return nil

@@ -234,7 +234,7 @@ func TestKeyAgain(t *testing.T) {
 		}
 		return got, query[uuid.UUID](t, s.pool, `SELECT (result->>'instance')::uuid FROM workflow_run WHERE id = $1`, id)
 	}
-	if got, _ := start(`"again": true`); !strings.Contains(got, "again: it says that a key is used again, and there is no key") {
+	if got, _ := start(`"again": true`); !strings.Contains(got, "again: there is no key to use again") {
 		t.Errorf("without a key: %s", got)
 	}
 	// Instances of another process or tenant with this key do not matter, nor one whose key somebody wrote by hand.

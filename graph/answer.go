@@ -174,7 +174,7 @@ func (e *Engine) undecided(ctx context.Context, instance uuid.UUID) error {
 
 // undoing returns the error of a command that would end an instance which is already compensating.
 func undoing(instance uuid.UUID) error {
-	return run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s undoes what it has done, and ends then", instance)))
+	return run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s is already undoing its completed steps, and ends after that", instance)))
 }
 
 // retry finds the open incident to retry. It prefers incidents that stop a token to those that report a row which is
@@ -223,7 +223,7 @@ func (e *Engine) completeTask(ctx context.Context, p completeTaskPayload) (taskR
 	case err == nil && state != "open":
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is %s", p.Task, state)))
 	case err == nil && !its:
-		return r, foreign("task: %s is not of the token and instance that it names; see process_fault", p.Task)
+		return r, foreign("task: %s does not belong to the token and instance that it names; see process_fault", p.Task)
 	case err == nil && (assignee != p.By || p.Version != 0 && p.Version != version):
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is assigned to %s, version %d", p.Task, assignee, version)))
 	}
@@ -277,9 +277,9 @@ func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error
 	}
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		err = run.Permanent(run.WithCode("gone", errors.New("what had come was deleted before it was taken")))
+		err = run.Permanent(run.WithCode("gone", errors.New("the message, signal or called instance was deleted before the token took it")))
 	case err == nil && !its:
-		err = foreign("message, signal, child: none of them has come to this token")
+		err = foreign("message, signal, child: none of them belongs to this token")
 	}
 	return payload, err
 }

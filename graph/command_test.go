@@ -110,7 +110,7 @@ func TestCommandsThatAreMistakes(t *testing.T) {
 		{start(graph.NewInstance{Process: "p", Input: []int{1}}), `start "p": input: use a JSON object`},
 		{start(graph.NewInstance{Process: "p", Input: math.Inf(1)}), "input: json: unsupported value"},
 		{start(graph.NewInstance{Process: "p", Input: []byte(`{"a": "\u0000"}`)}), "input: "},
-		{start(graph.NewInstance{Process: "p", Again: true}), "again: it says that a key is used again"},
+		{start(graph.NewInstance{Process: "p", Again: true}), "again: there is no key to use again"},
 		{start(graph.NewInstance{Process: "p", Key: "k", ID: uuid.New()}), "id, key: give one of them"},
 		{start(graph.NewInstance{Process: "p", Priority: 101}), "priority: 101 is outside"},
 		{start(graph.NewInstance{Process: "p", Tenant: long}), "tenant: use at most 200 characters"},

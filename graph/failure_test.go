@@ -194,7 +194,7 @@ func TestFail(t *testing.T) {
 	s.stopped(undoes, "handler_error", 1)
 	s.done(s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, undoes)))
 	s.stopped(undoes, "compensation_failed", 1)
-	for id, want := range map[string]string{undoes.String(): "undoes what it has done", uuid.NewString(): "there is no instance"} {
+	for id, want := range map[string]string{undoes.String(): "is already undoing its completed steps", uuid.NewString(): "there is no instance"} {
 		again := s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))
 		if got := s.finished(again); got != "failed" {
 			t.Errorf("failing %s has %s", id, got)

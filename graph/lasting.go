@@ -58,7 +58,7 @@ func in(ctx context.Context, tx pgx.Tx) (*transaction, error) {
 		data[plansKey] = p
 	}
 	if err := p.outgrow(ctx, tx); err != nil {
-		return nil, fmt.Errorf("look whether plans are still good: %w", err)
+		return nil, fmt.Errorf("check whether tables have outgrown their plans: %w", err)
 	}
 	return t, nil
 }

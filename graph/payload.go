@@ -37,10 +37,10 @@ func (p startPayload) check() error {
 		return errors.New("input: use a JSON object")
 	}
 	if p.Again && p.Key == "" {
-		return errors.New("again: it says that a key is used again, and there is no key; give one, or leave it out")
+		return errors.New("again: there is no key to use again; give a key, or leave again out")
 	}
 	if p.ID != uuid.Nil && p.Key != "" {
-		return errors.New("id, key: give one of them; with a key the id is made of it, so that there is one instance of it")
+		return errors.New("id, key: give one of them; with a key, the id is derived from the key")
 	}
 	if len(p.Input) > 0 {
 		if err := run.CheckPayload(p.Input); err != nil {

@@ -33,11 +33,11 @@ func (e *Engine) restart(ctx context.Context, p restartPayload) (Started, error)
 	case err != nil:
 		return s, fmt.Errorf("look for instance %s: %w", p.Instance, err)
 	case status != Failed && status.Final():
-		return s, cannot("instance: %s is %s; only one that is FAILED is started again", p.Instance, status)
+		return s, cannot("instance: %s is %s; only a FAILED instance can be started again", p.Instance, status)
 	case status != Failed:
-		return s, cannot("instance: %s is %s; have its incident tried again (graph.retry.v1), or fail it first (graph.fail.v1)", p.Instance, status)
+		return s, cannot("instance: %s is %s; retry its incident (graph.retry.v1), or fail it first (graph.fail.v1)", p.Instance, status)
 	case called:
-		return s, cannot("instance: %s was called by another one, which has heard of its end; start that one again", p.Instance)
+		return s, cannot("instance: %s was called by another instance, which has processed its end; start that one again", p.Instance)
 	}
 	s.Instance = uuid.NewSHA1(keys, []byte("\x00restart\x00"+p.Instance.String()))
 	if key != "" && p.Instance.Version() == 5 { // its id is derived from the key: nobody wrote the key into the column by hand
@@ -137,7 +137,7 @@ func (l *estate) askCutOff(asked *statements) {
 		var node string
 		var ago time.Duration
 		_, err := pgx.ForEachRow(rows, []any{&node, &ago}, func() error {
-			l.refuse("step %s was cut off %s ago, and may still be running; do it in %s", node, ago.Round(time.Second), (cutOffPause - ago).Round(time.Second))
+			l.refuse("step %s was cut off %s ago, and may still be running; try again in %s", node, ago.Round(time.Second), (cutOffPause - ago).Round(time.Second))
 			return nil
 		})
 		return err
@@ -158,7 +158,7 @@ func (l *estate) askUndone(asked *statements) {
 				l.undone[name] = true
 			}
 			if status != "Completed" {
-				l.refuse("what %s has done is not undone: its record is %s", at, status)
+				l.refuse("step %s is not undone: its compensation record is %s", at, status)
 			}
 			return nil
 		})
@@ -181,7 +181,7 @@ func (l *estate) askVisits(asked *statements) {
 			case n == nil:
 				l.refuse("its definition has no node %.100q", node)
 			case completions > 1 || tokens > 1 || again:
-				l.refuse("node %s was visited more than once, and nothing tells which result is for which visit", node)
+				l.refuse("node %s was visited more than once, so it is not known which result belongs to which visit", node)
 			case completions == 1 && n.kind != scope:
 				l.done[node] = visit{option: option}
 			}
@@ -216,7 +216,7 @@ func (l *estate) askLists(asked *statements) {
 		var node string
 		var done, total int
 		_, err := pgx.ForEachRow(rows, []any{&node, &done, &total}, func() error {
-			l.refuse("%d of the %d elements of list %s are done, and would be done once more", done, total, node)
+			l.refuse("%d of the %d elements of list %s are done, and would be done again", done, total, node)
 			return nil
 		})
 		return err
@@ -232,9 +232,9 @@ func (l *estate) askCalled(asked *statements) {
 		var over bool
 		_, err := pgx.ForEachRow(rows, []any{&id, &at, &over, &step}, func() error {
 			if !over {
-				l.refuse("instance %s, which it has called at %s, is not over yet", id, at)
+				l.refuse("instance %s, called at %s, is not over yet", id, at)
 			} else if !l.kept(at) {
-				l.refuse("instance %s, called at %s, has done %s, which is not undone, and would be done once more", id, at, step)
+				l.refuse("instance %s, called at %s, has done %s, which is not undone, and would be done again", id, at, step)
 			}
 			return nil
 		})
@@ -278,7 +278,7 @@ func (l *estate) askRemoved(asked *statements) {
 			if direct && l.kept(at) {
 				return nil
 			}
-			l.refuse("the instance that %s has called was removed by retention, and nothing tells what it has done", at)
+			l.refuse("the instance that node %s called was removed by retention, so it is not known what it did", at)
 			return nil
 		})
 		return err

@@ -150,13 +150,13 @@ func TestRestartRefused(t *testing.T) {
 			s.stopped(id, "child_failed", 1)
 			s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))
 		}},
-		"a call that failed, and that retention has removed": {start: "C", nodes: `"C": {"call": {"process": "CHILD"}, "to": "Z"},` + step("Z", ""), want: "the instance that C has called was removed", during: func(s *site, id uuid.UUID) {
+		"a call that failed, and that retention has removed": {start: "C", nodes: `"C": {"call": {"process": "CHILD"}, "to": "Z"},` + step("Z", ""), want: "the instance that node C called was removed", during: func(s *site, id uuid.UUID) {
 			s.stopped(id, "child_failed", 1)
 			s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))
 			s.status(id, graph.Failed)
 			pgtest.ByHand(s.t, s.pool, `DELETE FROM process_instance WHERE parent_token_id IS NOT NULL`)
 		}},
-		"a call that was cut off, and that retention has removed": {start: "F", nodes: `"F": {"fork": ["C", "S"]}, "C": {"call": {"process": "LASTING"}, "to": "Z"}, "S": {"await": {"signal": "go"}, "to": "X"},` + x + "," + step("Z", ""), want: "the instance that C has called was removed", during: func(s *site, id uuid.UUID) {
+		"a call that was cut off, and that retention has removed": {start: "F", nodes: `"F": {"fork": ["C", "S"]}, "C": {"call": {"process": "LASTING"}, "to": "Z"}, "S": {"await": {"signal": "go"}, "to": "X"},` + x + "," + step("Z", ""), want: "the instance that node C called was removed", during: func(s *site, id uuid.UUID) {
 			s.at("H", 1)
 			s.enqueue("graph.signal.v1", `{"name": "go"}`)
 			s.status(id, graph.Failed)
@@ -179,7 +179,7 @@ func TestRestartRefused(t *testing.T) {
 			s.begun("L", 1)
 			s.enqueue("graph.signal.v1", `{"name": "go"}`)
 		}},
-		"one that completes": {start: "H", nodes: `"H": {"human": {}}`, want: "is WAITING; have its incident tried again"},
+		"one that completes": {start: "H", nodes: `"H": {"human": {}}`, want: "is WAITING; retry its incident"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -203,7 +203,7 @@ func TestRestartRefused(t *testing.T) {
 				t.Errorf("%d instances, want %d", now, n)
 			}
 			if name == "a call in part" {
-				if _, how := s.restart(query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance WHERE parent_token_id IS NOT NULL`)); !strings.Contains(how, "was called by another one") {
+				if _, how := s.restart(query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance WHERE parent_token_id IS NOT NULL`)); !strings.Contains(how, "was called by another instance") {
 					t.Errorf("the one that was called: %s", how)
 				}
 			}

@@ -159,7 +159,7 @@ func TestCancelOfWhatUndoes(t *testing.T) {
 	s.hire()
 	cancel := query[uuid.UUID](t, s.pool, `
 		INSERT INTO workflow_run (type, payload, max_attempts) VALUES ('graph.cancel.v1', jsonb_build_object('instance', $1::text, 'compensate', true), 1) RETURNING id`, id.String())
-	if got, want := s.outcome(cancel), fmt.Sprintf("failed conflict instance: %s undoes what it has done, and ends then", id); got != want {
+	if got, want := s.outcome(cancel), fmt.Sprintf("failed conflict instance: %s is already undoing its completed steps, and ends after that", id); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	s.healthy()

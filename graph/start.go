@@ -90,7 +90,7 @@ func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts 
 	for _, b := range births {
 		if last := b.started.After; last != uuid.Nil && s.instances[last] == nil { // without it another start would find the key free
 			return nil, &lease.SettleError{Run: b.run, Err: run.Permanent(run.WithCode("conflict",
-				fmt.Errorf("key: instance %s, which had it, has just been removed by retention; start it once more", last)))}
+				fmt.Errorf("key: instance %s, which had it, has just been removed by retention; start the new one again", last)))}
 		}
 	}
 	return births, nil
@@ -139,7 +139,7 @@ func refuse(ctx context.Context, tx *transaction, again []birth) error {
 		}, meeting, b.started.Instance, b.asked.Tenant, b.asked.Input)
 	}
 	if err := asked.send(ctx); err != nil {
-		return fmt.Errorf("look at %d process instances that are there already: %w", len(again), err)
+		return fmt.Errorf("compare %d starts with the instances that exist: %w", len(again), err)
 	}
 	if why != nil {
 		return &lease.SettleError{Run: differ[0], Others: differ[1:], Err: why}
