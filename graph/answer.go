@@ -177,8 +177,8 @@ func undoing(instance uuid.UUID) error {
 	return run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s is already undoing its completed steps, and ends after that", instance)))
 }
 
-// retry finds the open incident to retry. It prefers incidents that stop a token to those that report a row which is
-// set aside, and among these the oldest.
+// retry finds the open incident to retry: the oldest incident that stops a token, or if there is none, the oldest that
+// reports a row which is set aside.
 func (e *Engine) retry(ctx context.Context, p retryPayload) (retried, error) {
 	var r retried
 	if err := p.check(); err != nil {

@@ -63,8 +63,8 @@ func in(ctx context.Context, tx pgx.Tx) (*transaction, error) {
 	return t, nil
 }
 
-// outgrow discards the plans of the session if a table has more than doubled, and grown by more than aFewRows, since
-// the last time. A plan made while a table was empty reads all of it, and would be kept until somebody analyzes the
+// outgrow discards the plans of the session if a table is larger than twice its size when plans were discarded last,
+// plus aFewRows. A plan made while a table was empty reads all of it, and would be kept until somebody analyzes the
 // table.
 func (p *plans) outgrow(ctx context.Context, tx pgx.Tx) error {
 	if time.Since(p.looked) < lookPause {

@@ -23,15 +23,17 @@ type counted struct {
 	n     int
 }
 
-// askJoins queries what the decisions of a batch may need to know about joins, and no more. A join of a thousand branches has a
-// thousand arrivals. If each arrival read all earlier ones, the join would read a million rows. So askJoins queries
+// askJoins queries what the decisions of a batch may need to know about joins, and no more. A join of a thousand
+// branches has a thousand arrivals. If each arrival read all earlier ones, the join would read a million rows. So
+// askJoins queries
 //
-//   - the activations near the tokens of the batch: one row each, with the number of tokens that have joined (nearJoins);
-//   - of the edges over which a token of the batch may arrive, those over which one has arrived already, because a second arrival
-//     over an edge does not count;
-//   - how many tokens wait, by group, and the surplus arrivals, but only for joins that the batch may fire (joined + coming >=
-//     expected), because the waiting tokens matter only when the join fires. If the number coming is not known, the join is
-//     taken to be one that may fire.
+//   - the activations near the tokens of the batch: one row each, with the number of tokens that have joined
+//     (nearJoins);
+//   - of the edges over which a token of the batch may arrive, those over which one has arrived already, because a
+//     second arrival over an edge does not count;
+//   - how many tokens wait, by group, and the surplus arrivals, but only for joins that the batch may fire
+//     (joined + coming >= expected), because the waiting tokens matter only when the join fires. If the number coming
+//     is not known, the join is assumed to be one that may fire.
 func (s *scene) askJoins(asked *statements) *waitingTokens {
 	w := &waitingTokens{joins: map[uuid.UUID]*joining{}, surplus: map[*token]uuid.UUID{}}
 	near, edges := s.near()

@@ -264,7 +264,7 @@ func (l *estate) askCalled(asked *statements) {
 func (l *estate) askRemoved(asked *statements) {
 	// Retention removes called instances before their callers, and with them the record of what they did. If the called
 	// instance had reported its end, the run that did so (graph.arrive.v1) remains. If not, the event of entering the
-	// call node remains; an incident with the code child_not_started tells that no instance was ever started for it.
+	// call node remains. If no instance was ever started for it, there is an incident with the code child_not_started.
 	var calls []string
 	for name, n := range l.old.process.nodes {
 		if n.kind == call {

@@ -12,16 +12,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A runType describes one type of the engine's own runs. Handler, locks and action stand side by side, so that a run
-// changes only instances that about has named, and that are therefore locked.
+// A runType describes one type of the engine's own runs. Its handler, its locks and its action are declared in one
+// place, so that a run changes only instances that about has named, and that are therefore locked.
 type runType struct {
-	// handler executes a run. It only reads; the decision takes effect when the run is settled.
+	// handler executes a run. It only reads, and its decision takes effect when the run is settled. The exception is the
+	// handler of signals, which delivers the signal.
 	handler func(*Engine) hook.Handler
 	// about adds the tokens and instances that a run concerns. They are locked before the run is settled. Nil: none.
 	about func(*subjects, lease.Settlement) error
 	// act decides what a settled run changes. Nil: nothing. It is not called for a run that has a token: see decide.
 	act func(context.Context, *writer, lease.Settlement) error
-	// failed reports whether about and act are also called for runs that have failed.
+	// failed: about and act are also called for runs that have failed.
 	failed bool
 }
 
@@ -179,7 +180,7 @@ func (of *subjects) start(settled lease.Settlement) error {
 		of.tokens, of.instances = append(of.tokens, p.Parent.Token), append(of.instances, p.Parent.Instance)
 	}
 	if settled.Verdict == run.Fail {
-		return nil // the payload may be malformed, and the cause of the failure: then err is no error of this transaction
+		return nil // ignore err: the run may have failed because its payload is malformed
 	}
 	if p.ID != uuid.Nil {
 		of.created = append(of.created, p.ID)

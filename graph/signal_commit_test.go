@@ -17,7 +17,7 @@ import (
 )
 
 // A loser loses commits: it ends a session just before it commits. Of the transactions that executed a statement
-// containing words, it ends the first, and then one in every one.
+// containing words, it ends the first, and then every one-th: with one = 10, the 1st, the 11th and the 21st.
 type loser struct {
 	db    *pgxpool.Pool // not the traced pool: the loser ends sessions through it
 	words string

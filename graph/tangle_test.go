@@ -9,8 +9,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// tangle draws a process with nodes of every kind and edges from anywhere to anywhere. Its outcome is not known in
-// advance, but the counts of an instance of it must be right.
+// tangle draws a process with nodes of every kind and edges from anywhere to anywhere. The outcome of an instance is
+// not known in advance, but its counts must be right (TestCore).
 func tangle(r *rand.Rand) *graph.Definition {
 	for {
 		names := 0
