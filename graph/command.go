@@ -26,16 +26,20 @@ type NewInstance struct {
 	Version int    // 0: the highest version deployed when the run is executed
 	Input   any    // a JSON object, encoded with encoding/json; json.RawMessage and []byte are used unchanged; nil: {}
 
-	// Key is the business key, 1 to 200 characters long. At most one instance of a process and tenant has a given key,
-	// until retention removes that instance. A second start with the same key succeeds if it asks for the same process,
-	// tenant and input, and for the same version or none; its result is then the existing instance. Otherwise its run
-	// fails with the code conflict. Empty: no key.
-	Key   string
-	Again bool // with Key: if the instance that has the key is over, start a new one with the key
+	// Key is the business key; use 1 to 200 characters. At most one open instance of a process and tenant has a given
+	// key. A second start with the same process, tenant and key makes no instance until retention removes the first one:
+	// it succeeds, with the existing instance as its result, if it has the same input, and the same version or none;
+	// otherwise its run fails with the code conflict. Empty: no key.
+	Key string
+	// Again, with Key, changes this: if the instance that has the key is over, the start makes a new one with the key.
+	Again bool
 
-	ID       uuid.UUID // of the instance; must be zero with Key. Zero: derived from process, key and tenant, or without a key, the run's id
-	Priority int       // of all its steps, -100 to 100, higher first
-	Tenant   string    // of all its runs, at most 200 characters; empty: no tenant
+	// ID is the id of the instance. It must be zero if there is a Key. Zero: derived from process, key and tenant, or,
+	// without a key, the id of the run. A start with an id that is taken succeeds under the same conditions as one with
+	// a key that is taken, if process and tenant are the same, too.
+	ID       uuid.UUID
+	Priority int    // of all its runs, -100 to 100, higher first
+	Tenant   string // of all its runs, at most 200 characters; empty: the tenant of the run that starts it, if it has one
 }
 
 // Run returns the run that starts the instance, for callers that enqueue it together with others (run.EnqueueMany),

@@ -35,8 +35,8 @@ const picky = `CREATE FUNCTION picky() RETURNS trigger LANGUAGE plpgsql AS $$ BE
 	CREATE TRIGGER picky BEFORE INSERT ON workflow_run FOR EACH ROW WHEN (%s) EXECUTE FUNCTION picky()`
 
 // If one of five waiting tokens cannot take a signal, for any reason, the other four get it, and its run succeeds with
-// both numbers. The views name the row, the column and the fix of the fifth. Retention keeps the signal. After the fix
-// the fifth token gets the signal exactly once.
+// both numbers. process_unreachable and process_why name the problem of the fifth, and process_unreachable has the
+// fix. Retention keeps the signal. After the fix the fifth token gets the signal exactly once.
 func TestSignalPassesOverOne(t *testing.T) {
 	for _, c := range []struct {
 		name, role, change, problem, mend string
