@@ -15,7 +15,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A process is deployed, an order and its instance are stored together, and a message moves the instance on.
+// The example deploys a process, stores an order and starts its instance in one transaction, and sends the message that
+// the instance waits for.
 func ExampleStart() {
 	ctx, pool, done := pgtest.Example()
 	defer done()
