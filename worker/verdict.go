@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// judge turns what a handler returned into an outcome. cause is why its context ended, nil
-// if it did not. An error that cannot be asked (a nil pointer, often) counts as a panic.
+// judge turns what a handler returned into an outcome. cause is why its context ended, or nil. An error that
+// panics when it is examined, often a nil pointer, counts as a panic of the handler.
 func (w *Worker) judge(j *job, result json.RawMessage, err, cause error) (o run.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -32,13 +32,13 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) run.Ou
 	switch {
 	case err == nil:
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Succeed, Result: result}
-	case elsewhere: // whatever ended the context: it is under way there
+	case elsewhere: // for any cause: the work is under way elsewhere
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.HandOn, Delay: cmp.Or(within, min(j.limit(), run.MaxElsewhere), run.MaxElsewhere)}
 	case run.IsPermanent(err):
 		return w.failed(j, err)
 	case free && j.Postponed < w.config.MaxPostponed:
 		if left, lasting := w.left(j); !lasting {
-			delay = min(delay, left) // then it fails
+			delay = min(delay, left) // then its policy's deadline fails it
 		}
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Postpone, Delay: delay}
 	case errors.Is(cause, run.ErrShutdown) && !isPanic(err):
