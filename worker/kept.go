@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	firstKeptLook = time.Second // after the worker's start: somebody may have mended what refused, and started it for that
-	keptEvery     = time.Second // who completes a run that goes on elsewhere is promised two
+	firstKeptLook = time.Second // after start: operators may have removed the cause, and started the worker for that
+	keptEvery     = time.Second // outcomes reported from elsewhere are to be settled within 2 s
 	keptMost      = 10 * time.Second
 	keptBatch     = 100
 )
 
-// keep stores the outcome of a job that is refused alone, time and again, so that any worker may settle it later. Then it is
-// this one's business no more: its slot is free, its lease is not extended. It reports false if no outcome at all could be
-// recorded, which is no fault of this run's, or if it is not known.
+// keep stores the outcome of a job that is refused alone time and again, so that any worker may settle it
+// later. Then the job's slot is free and its lease is not extended any more. keep reports false if no outcome
+// at all could be recorded, in which case this run is not the cause, or if that is not known.
 func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	if j.outcome.Verdict == run.HandOn {
-		return false // it is none yet
+		return false // a run that is handed on has no outcome yet
 	}
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
@@ -59,8 +59,9 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	return true
 }
 
-// othersGoThrough returns an error if nothing like the outcome of a job could be settled: this worker may not settle at all, or
-// no step of a process, or the hook that refuses it refuses others, too. lease.Keep looks whether the database lets any run be settled.
+// othersGoThrough returns an error if no outcome of the job's kind could be settled: because this worker's role
+// may not settle, because no step of a process can be settled, or because the hook that refuses this outcome
+// refuses others too. lease.Keep checks whether the database lets any run be settled.
 func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error {
 	var hook *hookError
 	if err := lease.CanSettle(ctx, w.db, w.name); err != nil {
@@ -73,7 +74,7 @@ func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error
 	return nil
 }
 
-// stepsWork returns nil if steps could be settled that are made for this.
+// stepsWork returns nil if steps made for this could be settled. It rolls back.
 func (w *Worker) stepsWork(ctx context.Context) error {
 	err := undone(w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		controls, err := lease.Controls(ctx, tx)
@@ -96,7 +97,8 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 	return nil
 }
 
-// settleKept settles what is kept once it is time to try it again, until ctx ends. Whose handlers it was does not matter.
+// settleKept settles kept outcomes that are due for another try, until ctx ends. Any worker may have executed
+// the runs.
 func (w *Worker) settleKept(ctx context.Context) {
 	for sleep(ctx, firstKeptLook); ctx.Err() == nil; {
 		start := time.Now()
@@ -106,20 +108,20 @@ func (w *Worker) settleKept(ctx context.Context) {
 			w.note(err)
 			w.complain("cannot look for outcomes that are kept; trying again", "err", err)
 		}
-		if !w.settleAllKept(ctx, due) { // else more are due, if they were refused for the same reason
+		if !w.settleAllKept(ctx, due) { // after a success, others that were refused for the same reason are due
 			sleep(ctx, max(keptEvery, min(20*took, keptMost)))
 		}
 	}
 }
 
-// settleAllKept settles outcomes that are kept, and reports whether any is settled.
+// settleAllKept settles kept outcomes, and reports whether any was settled.
 func (w *Worker) settleAllKept(ctx context.Context, due []lease.Kept) (any bool) {
 	var jobs []*job
 	for _, k := range due {
 		j := &job{Lease: k.Lease, entry: w.lookup(k.Type), outcome: k.Outcome, done: true, kept: &k}
 		if j.row = k.MaxAttempts; k.Verdict == run.TryAgain && k.Told == nil {
 			_, j.outcome.Most = w.most(j)
-			if j.Follows && j.Attempt >= cmp.Or(j.outcome.Most, j.row) { // the policy has been lowered: it was to be tried again, and is, once
+			if j.Follows && j.Attempt >= cmp.Or(j.outcome.Most, j.row) { // the policy was lowered meanwhile; the retry that was decided is still made
 				j.outcome.Most = j.Attempt + 1
 			}
 		}
@@ -140,7 +142,8 @@ func (w *Worker) settleAllKept(ctx context.Context, due []lease.Kept) (any bool)
 	return w.settleManyKept(ctx, jobs) || any
 }
 
-// settleManyKept settles a batch without effects. If that is refused, it is halved until the guilty outcome stands alone.
+// settleManyKept settles a batch without effects. A batch that is refused is halved until the refused outcome
+// is alone.
 func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
 	switch {
 	case len(batch) == 0 || ctx.Err() != nil:
@@ -159,7 +162,7 @@ func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
 	return w.settleManyKept(ctx, batch[len(batch)/2:]) || first
 }
 
-// settleOneKept tries to settle an outcome that is kept, and reports whether that is done.
+// settleOneKept tries to settle one kept outcome, and reports whether it was settled.
 func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	err := w.recordKept(ctx, []*job{j})
 	if failedByHook(err) != nil && w.blame(j, err) {
@@ -179,8 +182,9 @@ func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	return false
 }
 
-// recordKept records outcomes that are kept as any others, hooks included. One with effects, which are lost, comes alone, and is only
-// tried: if that goes through, the lease is left to those who take leases back.
+// recordKept records kept outcomes like any others, hooks included. The effects of a kept outcome are lost. So
+// an outcome with effects comes alone, and is only tried and rolled back: if it could be recorded, its lease is
+// left to be taken back.
 func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	ctx, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
@@ -189,7 +193,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	for i, j := range batch {
 		all[i] = *j.kept
 	}
-	var still []*job // those that nobody has settled meanwhile
+	var still []*job // those that no other worker has settled meanwhile
 	var lost []run.Outcome
 	err = w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		were, err := lease.Over(ctx, tx, all)
@@ -224,7 +228,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	return err
 }
 
-// A packedEvent is an event as it is kept.
+// A packedEvent is an event as stored in workflow_kept.
 type packedEvent struct {
 	ID        uuid.UUID         `json:"id"`
 	Aggregate uuid.UUID         `json:"aggregate"`

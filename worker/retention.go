@@ -7,7 +7,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 )
 
-// KeepForever is a time in Retention: what is over is never removed.
+// KeepForever is a duration in Retention. It means that nothing is removed.
 const KeepForever time.Duration = -1
 
 // Defaults of Retention.
@@ -28,15 +28,18 @@ const (
 	MaxCleanupEvery = 8760 * time.Hour
 )
 
-// Retention says for how long what is over is kept, of the worker's prefixes. A worker whose role has the rights of the engine
-// removes events, messages and processes, too, and one that covers DefaultPrefix removes runs of types that no worker asks for. A zero field means its default; KeepForever
-// is for ever. What workers ask for stands in workflow_retention, and the longest time counts: a worker removes nothing that another one
+// Retention says how long finished work of the worker's prefixes is kept. A zero field means its default.
+//
+// A worker whose role has the rights of the engine also removes events, messages and processes. A worker that
+// covers DefaultPrefix also removes runs of types for which no worker has asked for a retention. The settings
+// of all workers are in workflow_retention, and the longest time wins: no worker removes what another one
 // keeps.
 type Retention struct {
-	// Off has this worker remove nothing and ask for nothing.
+	// Off means that this worker removes nothing, and asks for nothing to be kept.
 	Off bool
 
-	// Every is the time between two cleanups of a prefix, whichever worker does them. MinCleanupEvery to MaxCleanupEvery; default: DefaultCleanupEvery.
+	// Every is the time between two cleanups of a prefix, whichever workers do them. MinCleanupEvery to
+	// MaxCleanupEvery; default: DefaultCleanupEvery.
 	Every time.Duration
 
 	// Finished is the age at which succeeded and cancelled runs are removed, with their history. Default: DefaultKeepFinished.
@@ -45,18 +48,19 @@ type Retention struct {
 	// Failed is the age at which failed runs are removed, with their history. Default: DefaultKeepFailed.
 	Failed time.Duration
 
-	// Deleted is the time after which soft-deleted runs are removed for good. Default: DefaultKeepDeleted.
+	// Deleted is the time after which soft-deleted runs are removed from the table. Default:
+	// DefaultKeepDeleted.
 	Deleted time.Duration
 
 	// Published is the age at which published events are removed. Default: DefaultKeepPublished.
 	Published time.Duration
 
-	// Processes is the age at which finished instances of processes are removed, with all that is theirs, and messages that long after
-	// their time is over. Default: DefaultKeepProcesses.
+	// Processes is the age at which finished process instances are removed with all their rows. Messages are
+	// removed that long after they expired. Default: DefaultKeepProcesses.
 	Processes time.Duration
 }
 
-// withDefaults tells what is bad of it.
+// withDefaults returns r with defaults filled in, and calls bad for each bad field.
 func (r Retention) withDefaults(bad func(format string, args ...any)) Retention {
 	r.Every = cmp.Or(r.Every, DefaultCleanupEvery)
 	if r.Every < MinCleanupEvery || r.Every > MaxCleanupEvery {
@@ -78,7 +82,7 @@ func (r Retention) withDefaults(bad func(format string, args ...any)) Retention 
 	return r
 }
 
-// cleaner removes what is old.
+// cleaner returns what removes old rows.
 func (c Config) cleaner() *cleanup.Cleaner {
 	r := c.Retention
 	return cleanup.New(c.Pool, c.Prefixes, r.Every, cleanup.Keep{
