@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	maxCompletion    = run.MaxResult + 64<<10 // bytes of a body: a result, and the rest
-	completeAtOnce   = 16                     // requests; one at a time asks the database, of which handlers have the rest
+	maxCompletion    = run.MaxResult + 64<<10 // bytes of a body: a result and the other members
+	completeAtOnce   = 16                     // requests handled at once; only one at a time uses the pool, which others need too
 	completeTimeout  = 10 * time.Second
-	completePatience = 5 * time.Second // with a handler that is about to hand its run on: who does the work may be quicker than its answer
+	completePatience = 5 * time.Second // how long to wait for a handler to hand its run on: the other system may be quicker than that
 	completePause    = 200 * time.Millisecond
 )
 
-// completions answers POST /complete: a run that goes on elsewhere is completed with the token that its handler got, which is all that is asked
-// for. Nothing of a body is logged.
+// completions answers POST /complete: it completes a run that is executed elsewhere. The caller proves its
+// right with the token that the handler got, and with nothing else. Nothing of a body is logged.
 type completions struct {
 	db      run.DB
 	log     *slog.Logger
@@ -49,11 +49,11 @@ type completion struct {
 	Error  json.RawMessage `json:"error"`
 }
 
-// A refusal is an answer that is no success.
+// A refusal is an answer that is not a success.
 type refusal struct {
 	status int
 	text   string
-	early  bool // the run is not handed on, and may be about to
+	early  bool // the run is not handed on yet, but may be soon
 }
 
 func (c *completions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -111,7 +111,7 @@ func (c *completions) answer(ctx context.Context, w http.ResponseWriter, r *http
 	}
 }
 
-// parseCompletion reads a body. What is wrong is said without a word of it: it may be a secret.
+// parseCompletion reads a body. problem quotes nothing of the body, which may hold secrets.
 func parseCompletion(body []byte) (said completion, id, token uuid.UUID, problem string) {
 	const form = `; send {"run": "…", "token": "…", "result": …}, or "error": {"code": "…", "message": "…", "permanent": true} in place of the result`
 	if err := jsonv2.Unmarshal(body, &said, jsonv2.RejectUnknownMembers(true)); err != nil {
@@ -140,7 +140,7 @@ func parseCompletion(body []byte) (said completion, id, token uuid.UUID, problem
 
 const notHandedOn = "55006" // object_in_use
 
-// statuses are those of what workflow_complete says.
+// statuses maps SQLSTATEs of workflow_complete to HTTP statuses.
 var statuses = map[string]int{
 	"P0002":     http.StatusNotFound,
 	"42501":     http.StatusForbidden,
@@ -149,7 +149,7 @@ var statuses = map[string]int{
 	"23514":     http.StatusBadRequest,
 }
 
-// complete asks the database once.
+// complete calls workflow_complete once.
 func (c *completions) complete(ctx context.Context, id, token uuid.UUID, said completion) (string, *refusal) {
 	select {
 	case c.turn <- struct{}{}:

@@ -15,7 +15,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A metrics counts what the worker reports.
+// metrics counts what the worker reports.
 type metrics struct {
 	registry *prometheus.Registry
 	patterns []string // of the handlers, longest first
@@ -79,7 +79,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// zero makes the series whose labels are known exist from the start.
+// zero creates the series whose labels are known, so that they exist from the start.
 func (m *metrics) zero() {
 	for _, v := range verdicts {
 		m.settled.WithLabelValues(string(v))
@@ -98,7 +98,8 @@ func (m *metrics) zero() {
 	}
 }
 
-// watch adds what the worker is asked for, and learns the labels of its handlers. All commands to processes share one.
+// watch adds the metrics that are read from the worker, and learns the patterns of its handlers for labels. All
+// of the engine's own types share one label.
 func (m *metrics) watch(w *worker.Worker) {
 	for _, pattern := range w.Patterns() {
 		if strings.HasPrefix(pattern, graph.Prefix) {
@@ -185,8 +186,8 @@ func (m *metrics) statement(name string, h prometheus.Histogram, took time.Durat
 	}
 }
 
-// labelOf returns the pattern of the handler for a type: whoever inserts runs must not be
-// able to make up labels.
+// labelOf returns the pattern of a type's handler, for use as a label. Types without a handler share the label
+// other, so that clients that insert runs cannot create labels.
 func (m *metrics) labelOf(typ string) string {
 	for _, p := range m.patterns {
 		if p == typ || strings.HasSuffix(p, ".") && strings.HasPrefix(typ, p) {
