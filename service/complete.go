@@ -68,7 +68,7 @@ func (c *completions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			status, text = refused.status, refused.text
 		}
 	default:
-		status, text = http.StatusServiceUnavailable, "too many at once; say it again"
+		status, text = http.StatusServiceUnavailable, "too many requests at once; repeat this one"
 	}
 	h := w.Header()
 	switch status {
@@ -119,16 +119,16 @@ func parseCompletion(body []byte) (said completion, id, token uuid.UUID, problem
 	}
 	var err error
 	if id, err = uuid.Parse(said.Run); err != nil || len(said.Run) != 36 {
-		return said, id, token, "run is not an id of 36 characters; take that of the header Workflow-Run-Id"
+		return said, id, token, "run is not an id of 36 characters; take it from the header Workflow-Run-Id"
 	}
 	if token, err = uuid.Parse(said.Token); err != nil || len(said.Token) != 36 {
-		return said, id, token, "token is not one, which has 36 characters; take that of the header Workflow-Token"
+		return said, id, token, "token is not a token of 36 characters; take it from the header Workflow-Token"
 	}
 	if string(said.Error) == "null" {
 		said.Error = nil
 	}
 	if said.Error != nil && said.Result != nil {
-		return said, id, token, "there is a result and an error; give one of the two"
+		return said, id, token, "there are both a result and an error; send one of the two"
 	}
 	if said.Result != nil {
 		if err := run.CheckResult(said.Result); err != nil {
@@ -155,7 +155,7 @@ func (c *completions) complete(ctx context.Context, id, token uuid.UUID, said co
 	case c.turn <- struct{}{}:
 		defer func() { <-c.turn }()
 	case <-ctx.Done():
-		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database takes too long; say it again"}
+		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database takes too long; repeat the request"}
 	}
 	rows, _ := c.db.Query(ctx, `
 		WITH s AS MATERIALIZED (SELECT set_config('lock_timeout', '300ms', true)) -- whoever holds a run must not have all others wait
@@ -166,16 +166,16 @@ func (c *completions) complete(ctx context.Context, id, token uuid.UUID, said co
 	}
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
-		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database cannot be reached; say it again"}
+		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database cannot be reached; repeat the request"}
 	}
 	if pg.Code == "55P03" { // lock_not_available
-		return "", &refusal{status: http.StatusServiceUnavailable, text: "somebody else is at this run; say it again"}
+		return "", &refusal{status: http.StatusServiceUnavailable, text: "somebody has this run locked; repeat the request"}
 	}
 	words, ours := strings.CutPrefix(pg.Message, "workflow_complete: ")
 	status, known := statuses[pg.Code]
 	if !ours || !known {
 		c.log.Error("a run that goes on elsewhere could not be completed", "run", id, "sqlstate", pg.Code)
-		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database refuses it (SQLSTATE " + pg.Code + "); say it again, or ask who runs it"}
+		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database refuses it (SQLSTATE " + pg.Code + "); repeat the request, or ask the operators"}
 	}
 	return "", &refusal{status: status, text: words + ". " + pg.Hint, early: pg.Code == notHandedOn}
 }

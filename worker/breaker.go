@@ -187,7 +187,7 @@ func (w *Worker) tellOutages(ctx context.Context) {
 			done()
 			if err != nil {
 				if ctx.Err() == nil {
-					w.complain("cannot tell of an outage, or that it is over; it is told again, or met again", "type", typ, "err", err)
+					w.complain("cannot report an outage or its end; it will be reported again", "type", typ, "err", err)
 				}
 				w.outages.putBack(typ, h)
 				sleep(ctx, outageRetry)
@@ -220,7 +220,7 @@ func (w *Worker) changeOutages(change func(known map[string]bool) map[string]boo
 	if !changed {
 		return
 	}
-	w.config.Logger.Warn("breakers have opened or closed: of the types that are open one run at a time is started, as a probe; see workflowctl show breakers", "open", open)
+	w.config.Logger.Warn("breakers have opened or closed; of a type with an open breaker one run at a time is started, as a probe: see workflowctl show breakers", "open", open)
 	if w.config.Observe.Breakers != nil {
 		w.config.Observe.Breakers(open)
 	}

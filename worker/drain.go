@@ -64,7 +64,7 @@ func (w *Worker) settleDoubts(grace time.Duration) {
 		}
 	}
 	if n := w.doubts.Left(); n > 0 {
-		w.config.Logger.Warn("answers to requests for leases are lost, and whether they took any could not be found out; if so these expire", "requests", n)
+		w.config.Logger.Warn("answers to requests for leases are lost; if these requests have taken leases, the leases will expire", "requests", n)
 	}
 }
 

@@ -74,7 +74,7 @@ func (w *Worker) apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error
 	case 'E':
 		return &effectError{errors.New("effect: a statement failed and its error was ignored; the transaction is aborted")}
 	case 'I':
-		return &effectError{errors.New("effect: it ended the settle transaction, which is the worker's to end")}
+		return &effectError{errors.New("effect: it ended the settle transaction, which only the worker may end")}
 	}
 	return nil
 }

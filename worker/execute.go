@@ -57,7 +57,7 @@ func (w *Worker) call(j *job) (json.RawMessage, error) {
 	switch {
 	case j.Exhausted, j.Suspect && j.Attempt > j.MaxAttempts:
 		return nil, technical(run.CodeExpired,
-			fmt.Errorf("lease_expired: all %d attempts are used up, the last by one that did not report back", j.MaxAttempts))
+			fmt.Errorf("lease_expired: all %d attempts are used up, and the last one did not report back", j.MaxAttempts))
 	case j.entry == nil:
 		return nil, technical(run.CodeNoHandler, errors.New(run.CodeNoHandler))
 	}

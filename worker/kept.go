@@ -33,7 +33,7 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
 	if err := w.othersGoThrough(call, j, cause); err != nil {
-		w.complain("no outcome of its kind can be settled; trying again", "type", j.Type, "err", err)
+		w.complain("no outcome of this kind can be settled; trying again", "type", j.Type, "err", err)
 		return false
 	}
 	events, err := packed(j.extras.events)
@@ -92,7 +92,7 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 		return tried(ctx, tx)
 	}))
 	if err != nil {
-		return fmt.Errorf("settle steps that were made for this: %w", err)
+		return fmt.Errorf("settle steps made as a control: %w", err)
 	}
 	return nil
 }
@@ -171,13 +171,13 @@ func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	if err == nil || ctx.Err() != nil {
 		return err == nil
 	}
-	w.complain("an outcome that is kept is refused still", "run", j.ID, "err", err)
+	w.complain("a kept outcome is still refused", "run", j.ID, "err", err)
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
 	if transient(err) || w.othersGoThrough(call, j, err) != nil {
 		w.note(err)
 	} else if err := lease.RefusedAgain(call, w.db, *j.kept, err); err != nil {
-		w.complain("cannot tell that an outcome is refused", "err", err)
+		w.complain("cannot record that a kept outcome is refused again", "err", err)
 	}
 	return false
 }
@@ -220,7 +220,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	}
 	switch {
 	case errors.Is(err, errUndone):
-		w.logger(&batch[0].Lease).Info("an outcome could be recorded; as its effects are lost, its lease is taken back")
+		w.logger(&batch[0].Lease).Info("a kept outcome could be recorded, but its effects are lost; its lease will be taken back")
 		_, err = lease.Over(ctx, w.db, all)
 	case err == nil:
 		w.settled(still, lost)

@@ -70,7 +70,7 @@ func (w *Worker) backoff(j *job) run.Backoff {
 		}
 		b, err := askBackoff(h, j, own)
 		if err != nil {
-			w.complain("cannot ask a hook for the pause before the next attempt; it is that of the policy", "err", err)
+			w.complain("cannot ask a hook for the pause before the next attempt; the policy's pause applies", "err", err)
 			continue
 		}
 		own = b
@@ -99,7 +99,7 @@ func (w *Worker) tooLate(j *job) error {
 	if limit == 0 || j.StartedAt.Sub(j.Enqueued) < limit {
 		return nil
 	}
-	return technical(run.CodeTooLate, fmt.Errorf("the policy lets it start within %s after it was enqueued, and that is over", limit))
+	return technical(run.CodeTooLate, fmt.Errorf("the policy allows a start within %s after the run was enqueued, and that time is over", limit))
 }
 
 // left returns the time until the run must not be started any more. lasting means that there is no such

@@ -144,7 +144,7 @@ func TestPolicyDeadline(t *testing.T) {
 	late := add(t, pool, run.New{Type: "test.late.v1", RunAt: time.Now().Add(5 * time.Second)})
 	down, again := add(t, pool, run.New{Type: "test.down.v1"}), add(t, pool, run.New{Type: "test.again.v1"})
 	work(t, pool, mux, nil)
-	if r := finished(t, pool, down); r.Status != run.Failed || !strings.Contains(*r.LastError, "4s after it was enqueued") || r.FinishedAt.Sub(r.CreatedAt) > time.Minute {
+	if r := finished(t, pool, down); r.Status != run.Failed || !strings.Contains(*r.LastError, "4s after the run was enqueued") || r.FinishedAt.Sub(r.CreatedAt) > time.Minute {
 		t.Errorf("what fails all the time: %s after %s, %q", r.Status, r.FinishedAt.Sub(r.CreatedAt), *r.LastError)
 	}
 	for _, r := range []*run.Run{finished(t, pool, late), finished(t, pool, again)} {

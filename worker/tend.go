@@ -51,7 +51,7 @@ func (w *Worker) tend(ctx context.Context) {
 			done()
 			if err != nil && ctx.Err() == nil {
 				w.note(err)
-				w.complain("cannot look after what is set aside; trying again", "err", err)
+				w.complain("periodic work has failed; trying again", "err", err)
 			}
 		}
 	}
@@ -69,7 +69,7 @@ func (w *Worker) lookForStalled(ctx context.Context) error {
 		w.config.Observe.Stalled(len(types))
 	}
 	if len(types) > 0 {
-		w.complain("nothing is leased of some types, although they are due and a worker has a slot free; see workflowctl doctor", "types", types[:min(len(types), mostToldOf)])
+		w.complain("no run of some types is leased, although runs are due and a worker has a free slot; see workflowctl doctor", "types", types[:min(len(types), mostToldOf)])
 	}
 	return nil
 }
@@ -96,7 +96,7 @@ func (w *Worker) tellAside(aside []lease.Aside) {
 	aside = slices.DeleteFunc(aside, func(a lease.Aside) bool { return fault.OfState(a.SQLState) == fault.PassOver }) // locked rows are nobody's fault
 	for i, a := range aside {
 		if i < mostToldOf {
-			w.config.Logger.Error("run set aside: the database refuses to have it leased, extended or taken back; see workflow_unleasable",
+			w.config.Logger.Error("run set aside: the database refuses to lease it, extend its lease or take it back; see workflow_unleasable",
 				"run", a.ID, "type", a.Type, "sqlstate", a.SQLState, "constraint", a.Constraint)
 		}
 		if w.config.Observe.SetAside != nil {

@@ -21,7 +21,7 @@ import (
 // prepared statements, nothing is prepared any more.
 func (w *Worker) note(err error) {
 	if w.sessions.Note(err) {
-		w.config.Logger.Warn("a session has lost its prepared statements; from now on none is prepared, and each costs more", "err", fault.Loggable(err))
+		w.config.Logger.Warn("a session has lost its prepared statements; from now on statements are not prepared, and each costs more", "err", fault.Loggable(err))
 	}
 	var connect *pgconn.ConnectError
 	var statement *fault.Error

@@ -181,7 +181,7 @@ func TestWhatIsKeptFailsForNobodysError(t *testing.T) {
 	execute(t, pool, `BEGIN; DROP TRIGGER refuse ON workflow_run;
 		CREATE FUNCTION bad() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'a bad migration'; END $$;
 		CREATE TRIGGER bad BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION bad(); COMMIT`)
-	pgtest.Await(t, "it to be tried again", func() bool { return strings.Contains(log.String(), "an outcome that is kept is refused still") })
+	pgtest.Await(t, "it to be tried again", func() bool { return strings.Contains(log.String(), "a kept outcome is still refused") })
 	time.Sleep(2 * time.Second)
 	if r := read(t, pool, id); r.Status != run.Leased {
 		t.Errorf("it is %s with %v", r.Status, r.Error)

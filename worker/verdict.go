@@ -44,7 +44,7 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) run.Ou
 	case errors.Is(cause, run.ErrShutdown) && !isPanic(err):
 		return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release}
 	case free:
-		err = fmt.Errorf("put off %d times, which is the most that is allowed", j.Postponed)
+		err = fmt.Errorf("put off %d times, which is the maximum", j.Postponed)
 	case errors.Is(cause, run.ErrDeadline):
 		err = run.WithCode(run.CodeTimeLimit, fmt.Errorf("%w of %s: %w", run.ErrDeadline, j.limit(), err))
 	}
@@ -64,7 +64,7 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) run.Ou
 		delay = w.backoff(j).Delay(j.Attempt - 1)
 	}
 	if left, lasting := w.left(j); !lasting && delay >= left {
-		return w.failed(j, fmt.Errorf("%w; it would be due again after the policy's deadline, %s after it was enqueued", err, w.policy(j.Type).Deadline))
+		return w.failed(j, fmt.Errorf("%w; the next attempt would be after the policy's deadline, %s after the run was enqueued", err, w.policy(j.Type).Deadline))
 	}
 	return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.TryAgain, Failure: run.NewFailure(err, j.Info), Delay: delay, Most: written}
 }

@@ -59,7 +59,7 @@ func (w *Worker) control(ctx context.Context, j *job, err error, failed time.Tim
 	case problem != nil:
 		return problem
 	case !works:
-		return errors.New("no run that is made for this can be settled")
+		return errors.New("no run made as a control can be settled")
 	case len(j.extras.events) > 0:
 		return w.tryEvent(call, j)
 	}

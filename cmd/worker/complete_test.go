@@ -75,7 +75,7 @@ func TestComplete(t *testing.T) {
 		{body(id, token, `, "result": {"a": 1, "a": "s3cret"}`), 400, "the body is not"},
 		{body(id, token, `, "error": {"code": "s3cret code"}`), 400, `error: "code" is not what may stand there`},
 		{body("s3cret", token, ``), 400, "run is not an id"},
-		{body(id, "s3cret", ``), 400, "token is not one"},
+		{body(id, "s3cret", ``), 400, "token is not a token"},
 		{`s3cret`, 400, "not a JSON object"},
 		{`{"result": "` + strings.Repeat("s3cret", 300000) + `"}`, 413, "the body has more than 1114112 bytes"},
 		{body(other, token, ``), 404, "there is no run " + other},
