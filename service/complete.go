@@ -23,7 +23,7 @@ const (
 	maxCompletion    = run.MaxResult + 64<<10 // bytes of a body: a result and the other members
 	completeAtOnce   = 16                     // requests handled at once; only one at a time uses the pool, which others need too
 	completeTimeout  = 10 * time.Second
-	completePatience = 5 * time.Second // how long to wait for a handler to hand its run on: the other system may be quicker than that
+	completePatience = 5 * time.Second // how long a report waits for the handler to hand its run on: the other system may be quicker
 	completePause    = 200 * time.Millisecond
 )
 

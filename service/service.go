@@ -38,7 +38,8 @@ type Program struct {
 	// Name is the name of the program in its messages, and the default of WORKER_ID, which is shown in
 	// leased_by. Default: the name of the executable file.
 	Name string
-	// Prefixes are the type prefixes to execute if WORKER_TYPE_PREFIXES is not set. Default: default.
+	// Prefixes are the type prefixes to execute if WORKER_TYPE_PREFIXES is not set. If there are none, the
+	// program executes the types under "default.".
 	Prefixes []string
 	// Setup registers the handlers. If it is nil, the only handlers are those of the file WORKER_HANDLERS.
 	Setup func(*Setup) error

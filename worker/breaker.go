@@ -153,9 +153,9 @@ func (w *Worker) meetsOutage(j *job, err, cause error) bool {
 }
 
 // spared reports whether an attempt that met an outage is given back. It is while the breaker of its type is
-// open, but only so often: leases that were neither charged nor put off are those that were given back. A run
-// that may be started only once is never given back, since a service that answers 503 may have done the work
-// all the same.
+// open, unless attempts of the run were given back too often: that is how many of its leases were neither
+// charged nor put off. A run that may be started only once is never given back, since a service that answers
+// 503 may have done the work all the same.
 func (w *Worker) spared(j *job) bool {
 	most, _ := w.most(j)
 	return most > 1 && w.outages.open(j.Type) && j.LeaseNo-int64(j.Attempt)-int64(j.Postponed) < int64(max(most, sparedMost))

@@ -89,8 +89,8 @@ func (w *Worker) handBack() {
 }
 
 // letGo releases runs whose success could not be recorded in time, because a row was locked or an effect did
-// not end. That costs no attempt; an expired lease would. Failures, exhausted runs and runs that are executed
-// elsewhere are not released: their leases expire.
+// not end. A release charges no attempt, while an expired lease would. Failures, exhausted runs and runs that
+// are executed elsewhere are not released: their leases expire.
 func (w *Worker) letGo(ctx context.Context) {
 	var outcomes []run.Outcome
 	for _, j := range w.jobs.all() {

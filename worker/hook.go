@@ -61,7 +61,8 @@ func act(ctx context.Context, place int, tx pgx.Tx, do hook.Act, settled []lease
 	})
 }
 
-// inHook calls a hook's code. Errors and panics become a hookError, except when the connection is gone.
+// inHook calls a hook's code. It wraps errors and panics in a hookError, except an error after which the
+// connection is gone.
 func inHook(place int, tx pgx.Tx, do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -19,8 +19,8 @@ const suspectHold = 2 * time.Second
 // run.
 const stuckGrace = 5 * time.Second
 
-// fewLate is how many outcomes may be late in a worker with few slots. It is the number that is settled at a
-// time.
+// fewLate is how many outcomes may be late before types are stopped, however few slots there are. So many
+// outcomes and batches are settled at a time.
 const fewLate = soloSettlers + batchSettlers
 
 // A job is a lease that this process holds. It exists from the moment the lease is taken until the outcome is
@@ -43,7 +43,7 @@ type job struct {
 
 	// Guarded by jobs.mu.
 	confirmed   time.Time  // when the last request was sent that is known to have extended the lease
-	extended    time.Time  // the same, or when the lease was last believed to be ours without an answer
+	extended    time.Time  // confirmed, or a later time at which the lease was believed to be ours without an answer
 	ended       time.Time  // when ctx was ended; zero: not yet
 	done        bool       // the handler has returned
 	doneAt      time.Time  // when the handler returned
@@ -135,11 +135,11 @@ func (s *jobs) countOf(e *entry) int {
 // after a crash that no run caused, the many suspects of the dead worker get through in doubling steps. While a
 // suspect at its last attempt is watched, no other is added.
 //
-// room also stops leasing types whose outcomes are recorded too slowly. It does so while more than an eighth of
-// the slots, and more than fewLate, have an outcome that has waited for a third of its lease. Outcomes that
-// wait for a locked row, or that the database refuses, do not count. A worker that leased on would hold, and
-// extend, more leases than it can settle, and lose some. Their runs would be executed again, which loads the
-// slow database even more.
+// room also notes which types may not be leased because their outcomes are recorded too slowly, see isBehind.
+// It does so while more than an eighth of the slots, and more than fewLate, have an outcome that has waited for
+// a third of its lease. Outcomes that wait for a locked row, or that the database refuses, do not count. A
+// worker that continued to lease would hold, and extend, more leases than it can settle, and lose some. Their
+// runs would be executed again, which loads the slow database even more.
 func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,8 +24,8 @@ const (
 )
 
 // keep stores the outcome of a job that is refused alone time and again, so that any worker may settle it
-// later. Then the job's slot is free and its lease is not extended any more. keep reports false if no outcome
-// at all could be recorded, in which case this run is not the cause, or if that is not known.
+// later. After that the job's slot is free, and its lease is not extended any more. keep reports false if no
+// outcome at all could be recorded, in which case this run is not the cause, or if it could not find that out.
 func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	if j.outcome.Verdict == run.HandOn {
 		return false // a run that is handed on has no outcome yet

@@ -66,8 +66,8 @@ var (
 )
 
 // HandleRaw registers h for a type, or for all types under a prefix if pattern ends with a dot. The longest
-// pattern that matches a run wins. HandleRaw panics if pattern is neither a type nor a prefix, if it is
-// registered already, if h is nil, or if options are out of range.
+// pattern that matches a run wins. At most one Options may be given. HandleRaw panics if pattern is neither a
+// type nor a prefix, if it is registered already, if h is nil, or if the options are invalid.
 func (m *Mux) HandleRaw(pattern string, h Handler, options ...Options) {
 	if h == nil {
 		panic(fmt.Sprintf("worker: handler of %q is nil", pattern))

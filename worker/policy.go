@@ -102,8 +102,7 @@ func (w *Worker) tooLate(j *job) error {
 	return technical(run.CodeTooLate, fmt.Errorf("the policy allows a start within %s after the run was enqueued, and that time is over", limit))
 }
 
-// left returns the time until the run must not be started any more. lasting means that there is no such
-// deadline.
+// left returns how long from now the run may still be started. lasting means that there is no limit.
 func (w *Worker) left(j *job) (left time.Duration, lasting bool) {
 	limit := w.deadline(j)
 	if limit == 0 {

@@ -74,7 +74,7 @@ func (w *Worker) lingering(ctx context.Context, limit time.Duration) (context.Co
 
 // lease polls once.
 func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects int) ([]lease.Lease, time.Duration, error) {
-	// A call may not take longer than the shortest lease: leases in a late answer would have expired.
+	// A call may take half of the shortest lease at most, because leases in a later answer would soon be lost.
 	call, done := w.lingering(ctx, min(callTimeout, w.shortestLease()/2))
 	defer done()
 	start := time.Now()

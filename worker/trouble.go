@@ -36,7 +36,7 @@ func (w *Worker) note(err error) {
 	}
 }
 
-// A failing describes a statement that fails for every row.
+// A failing is a statement that fails for every row.
 type failing struct {
 	err         *fault.Error
 	since, last time.Time
@@ -48,8 +48,8 @@ type failing struct {
 const (
 	faultTold  = time.Minute      // between two log entries about it
 	faultNoted = 10 * time.Second // between two writes to workflow_fault
-	faultOver  = 10 * time.Second // without a failure for so long it counts as over; it is tried more often than that
-	faultSure  = time.Second      // it is reported after failing for so long; before that another worker may be isolating the row at fault
+	faultOver  = 10 * time.Second // a statement that has not failed for this long is over its trouble; failing ones are tried more often
+	faultSure  = time.Second      // a failure is reported once it has lasted this long; before that another worker may be isolating the row at fault
 )
 
 // sure reports whether a statement has failed for long enough to be reported. A failing extension of leases is
@@ -184,8 +184,8 @@ func down(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
 
-// refused reports whether the database answered err to what is to be stored. Unless the statement fails for
-// every row, storing it again cannot help.
+// refused reports whether err is the database's answer to the data to be stored. If it is not the statement's
+// error, storing the same data again cannot help.
 func refused(err error) bool { return code(err) != "" && fault.Of(err) == fault.Halve }
 
 // refusesValue reports whether the database seems to object to the values to be stored: a data exception, a

@@ -16,7 +16,7 @@ import (
 const (
 	ofStatement = iota // the statement's: it fails for a control too
 	unknown            // the control could not be tried
-	unsure             // the statement works for a control now; the next try shows whether it still refuses this outcome
+	unsure             // it works for a control now; the next try shows whether this outcome is still refused
 	ofOutcome
 )
 
@@ -26,7 +26,8 @@ type sureness struct {
 	controlled bool      // the control succeeded after that
 }
 
-// whose returns whose error err is, with which an outcome was refused alone. It updates s.
+// whose decides whose error err is, with which an outcome was refused while it was alone in its batch. It
+// updates s.
 func (w *Worker) whose(ctx context.Context, j *job, err error, s *sureness) int {
 	problem, controlled := w.control(ctx, j, err, s.failed), s.controlled
 	s.failed, s.controlled = time.Now(), problem == nil

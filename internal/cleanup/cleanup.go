@@ -135,8 +135,8 @@ type Cleaner struct {
 	limit    time.Duration // of a turn; what is left is for the next one
 }
 
-// New returns a Cleaner for a worker with these prefixes. A turn of each prefix and kind is due once in every.
-// keep is what the worker asks for.
+// New returns a Cleaner for a worker with these prefixes. Each prefix and kind has a turn once in the time
+// every. keep is what the worker asks for.
 func New(pool *pgxpool.Pool, prefixes []string, every time.Duration, keep Keep) *Cleaner {
 	if keep.Logger == nil {
 		keep.Logger = slog.Default()

@@ -35,7 +35,7 @@ const (
 	Halve                  // halves at once
 )
 
-// OfState returns the remedy for an SQLSTATE; empty means that there is none.
+// OfState returns the remedy for an SQLSTATE. An empty string stands for an error without an SQLSTATE.
 func OfState(sqlstate string) Remedy {
 	switch sqlstate {
 	case "", "25006", "53100", "53300": // read_only_sql_transaction, disk_full, too_many_connections
@@ -182,9 +182,10 @@ type Statement[R any] struct {
 	anyCode bool
 }
 
-// Apart changes rows that could not be changed all at once: err is the error of that. It halves rows until each
-// refused row is alone, and returns those. The control must succeed before and after that. Then each row must
-// be refused once more, since the cause may have ended in between. Locked rows are passed over.
+// Apart changes rows that a statement could not change all at once: err is its error. Apart halves the rows
+// until each refused row is alone, and returns the refused rows. The control must succeed before and after
+// that. Then each row must be refused once more, since the cause may have ended in between. Locked rows are
+// passed over.
 //
 // With anyCode, any SQLSTATE is taken as an answer about a row, see Series.
 //

@@ -50,8 +50,8 @@ type Hook struct {
 	// called again, before the Act.
 	Begin func(first *pgx.Batch, batch []lease.Settlement) (Act, error)
 	// Backoff returns the pauses between the attempts of a run whose attempt failed. own are the pauses by its
-	// policy and its handler's options. They apply if Backoff is nil, returns an error or takes longer than 2
-	// s.
+	// policy and its handler's options. They apply if Backoff is nil, returns an error or takes longer than two
+	// seconds.
 	Backoff func(ctx context.Context, l *lease.Lease, own run.Backoff) (run.Backoff, error)
 	// Tend is called about once a second for the hook's periodic work. Its ctx ends after 5 s. Nil: there is
 	// none.
