@@ -37,7 +37,7 @@ func (p *program) handler(log *slog.Logger) worker.Handler {
 	}
 }
 
-// execute starts the program, and waits until it and all processes that it started have ended.
+// execute starts the program, and waits until it and its process group are gone.
 func (p *program) execute(ctx context.Context, payload json.RawMessage, log *slog.Logger) (json.RawMessage, error) {
 	info := run.FromContext(ctx)
 	cmd := exec.Command(p.path, p.args...)
