@@ -17,22 +17,22 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// ownConnections is how many connections the process needs besides the worker's own.
+// ownConnections is how many connections the process needs besides those of the worker.
 const ownConnections = 2
 
-// A settings is a config that is in order, with what was read because of it.
+// settings is a checked config, together with what was read because of it.
 type settings struct {
 	config
 	program  Program
 	report   *env.Report
 	prefixes []string
 	bindings []handlers.Binding
-	pool     *pgxpool.Config // for the engine's needs; nil if there is no address
+	pool     *pgxpool.Config // for the process itself; nil if there is no address
 	own      *pgxpool.Config // for the handlers
 }
 
-// load reads the environment and checks it without connecting to anything. If the report has problems, the settings are
-// of no use but to find more of them.
+// load reads the environment and checks it without connecting to anything. If the report has problems, the
+// settings only serve to find further problems.
 func load(p Program) *settings {
 	s := &settings{config: *p.config(), program: p}
 	report := env.Load(&s.config, "WORKER_")
@@ -126,7 +126,7 @@ func (s *settings) checkHandlers(report *env.Report) {
 		}
 	}
 	if !s.Strict.Value || s.prefixes == nil {
-		return // the worker warns by itself
+		return // the worker itself warns
 	}
 	for _, b := range bindings {
 		if !s.covers(b.Pattern) {
@@ -135,9 +135,9 @@ func (s *settings) checkHandlers(report *env.Report) {
 	}
 }
 
-// checkFiles looks whether there are file descriptors for what may be open at once.
+// checkFiles warns if the limit of open files is too low for the number of runs.
 func (s *settings) checkFiles(report *env.Report) {
-	const perRun, others = 4, 100 // pipes and a process, or a connection; the database, HTTP, logs
+	const perRun, others = 4, 100 // per run: pipes and a process, or a connection; others: the database, HTTP, logs
 	need := uint64(others + perRun*s.Concurrency.Value)
 	if limit, ok := fileLimit(); ok && limit < need && len(s.bindings) > 0 {
 		report.Warn(&s.Concurrency, "the process may open %d files, and that many runs can need %d; "+
@@ -145,7 +145,8 @@ func (s *settings) checkFiles(report *env.Report) {
 	}
 }
 
-// unserved returns the prefixes whose runs have no handler here, and the program's handlers that no prefix covers.
+// unserved returns a problem for each prefix without a handler, and for each of the program's handlers that no
+// prefix covers.
 func (s *settings) unserved(patterns []string) (list []string) {
 	for _, prefix := range s.prefixes {
 		if !slices.ContainsFunc(patterns, func(one string) bool { return naming.Overlap(prefix, one) }) {
@@ -154,7 +155,7 @@ func (s *settings) unserved(patterns []string) (list []string) {
 		}
 	}
 	for _, one := range patterns {
-		inFile := slices.ContainsFunc(s.bindings, func(b handlers.Binding) bool { return b.Pattern == one }) // warned about with the file
+		inFile := slices.ContainsFunc(s.bindings, func(b handlers.Binding) bool { return b.Pattern == one }) // load has warned of it
 		if !inFile && !strings.HasPrefix(one, naming.Engine) && s.prefixes != nil && !s.covers(one) {
 			list = append(list, fmt.Sprintf("WORKER_TYPE_PREFIXES: the handler of %s is never used; add a prefix that covers it", one))
 		}
@@ -162,7 +163,7 @@ func (s *settings) unserved(patterns []string) (list []string) {
 	return list
 }
 
-// covers reports whether runs of a pattern can be leased.
+// covers reports whether a prefix covers types of the pattern.
 func (s *settings) covers(one string) bool {
 	return slices.ContainsFunc(s.prefixes, func(prefix string) bool { return naming.Overlap(prefix, one) })
 }

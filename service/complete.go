@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	maxCompletion    = jsondoc.MaxResult + 64<<10 // bytes of a body: a result, and the rest
-	completeAtOnce   = 16                         // requests; one at a time asks the database, of which handlers have the rest
+	maxCompletion    = jsondoc.MaxResult + 64<<10 // bytes of a body: a result and the other members
+	completeAtOnce   = 16                         // requests handled at once; only one at a time uses the pool, which others need too
 	completeTimeout  = 10 * time.Second
-	completePatience = 5 * time.Second // with a handler that is about to hand its run on: who does the work may be quicker than its answer
+	completePatience = 5 * time.Second // how long a report waits for the handler to hand its run on: the other system may be quicker
 	completePause    = 200 * time.Millisecond
 )
 
-// completions answers POST /complete: a run that goes on elsewhere is completed with the token that its handler got, which is all that is asked
-// for. Nothing of a body is logged.
+// completions answers POST /complete: it completes a run that is executed elsewhere. The caller proves its
+// right with the token that the handler got, and with nothing else. Nothing of a body is logged.
 type completions struct {
 	db      run.DB
 	log     *slog.Logger
@@ -50,11 +50,11 @@ type completion struct {
 	Error  json.RawMessage `json:"error"`
 }
 
-// A refusal is an answer that is no success.
+// A refusal is an answer that is not a success.
 type refusal struct {
 	status int
 	text   string
-	early  bool // the run is not handed on, and may be about to
+	early  bool // the run is not handed on yet, but may be soon
 }
 
 func (c *completions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -69,7 +69,7 @@ func (c *completions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			status, text = refused.status, refused.text
 		}
 	default:
-		status, text = http.StatusServiceUnavailable, "too many at once; say it again"
+		status, text = http.StatusServiceUnavailable, "too many requests at once; repeat this one"
 	}
 	h := w.Header()
 	switch status {
@@ -112,7 +112,7 @@ func (c *completions) answer(ctx context.Context, w http.ResponseWriter, r *http
 	}
 }
 
-// parseCompletion reads a body. What is wrong is said without a word of it: it may be a secret.
+// parseCompletion reads a body. problem quotes nothing of the body, which may hold secrets.
 func parseCompletion(body []byte) (said completion, id, token uuid.UUID, problem string) {
 	const form = `; send {"run": "…", "token": "…", "result": …}, or "error": {"code": "…", "message": "…", "permanent": true} in place of the result`
 	if err := jsonv2.Unmarshal(body, &said, jsonv2.RejectUnknownMembers(true)); err != nil {
@@ -120,16 +120,16 @@ func parseCompletion(body []byte) (said completion, id, token uuid.UUID, problem
 	}
 	var err error
 	if id, err = uuid.Parse(said.Run); err != nil || len(said.Run) != 36 {
-		return said, id, token, "run is not an id of 36 characters; take that of the header Workflow-Run-Id"
+		return said, id, token, "run is not an id of 36 characters; take it from the header Workflow-Run-Id"
 	}
 	if token, err = uuid.Parse(said.Token); err != nil || len(said.Token) != 36 {
-		return said, id, token, "token is not one, which has 36 characters; take that of the header Workflow-Token"
+		return said, id, token, "token is not a token of 36 characters; take it from the header Workflow-Token"
 	}
 	if string(said.Error) == "null" {
 		said.Error = nil
 	}
 	if said.Error != nil && said.Result != nil {
-		return said, id, token, "there is a result and an error; give one of the two"
+		return said, id, token, "there are both a result and an error; send one of the two"
 	}
 	if said.Result != nil {
 		if err := jsondoc.CheckResult(said.Result); err != nil {
@@ -141,7 +141,7 @@ func parseCompletion(body []byte) (said completion, id, token uuid.UUID, problem
 
 const notHandedOn = "55006" // object_in_use
 
-// statuses are those of what workflow_complete says.
+// statuses maps SQLSTATEs of workflow_complete to HTTP statuses.
 var statuses = map[string]int{
 	"P0002":     http.StatusNotFound,
 	"42501":     http.StatusForbidden,
@@ -150,13 +150,13 @@ var statuses = map[string]int{
 	"23514":     http.StatusBadRequest,
 }
 
-// complete asks the database once.
+// complete calls workflow_complete once.
 func (c *completions) complete(ctx context.Context, id, token uuid.UUID, said completion) (string, *refusal) {
 	select {
 	case c.turn <- struct{}{}:
 		defer func() { <-c.turn }()
 	case <-ctx.Done():
-		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database takes too long; say it again"}
+		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database takes too long; repeat the request"}
 	}
 	rows, _ := c.db.Query(ctx, `
 		WITH s AS MATERIALIZED (SELECT set_config('lock_timeout', '300ms', true)) -- whoever holds a run must not have all others wait
@@ -167,16 +167,16 @@ func (c *completions) complete(ctx context.Context, id, token uuid.UUID, said co
 	}
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
-		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database cannot be reached; say it again"}
+		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database cannot be reached; repeat the request"}
 	}
 	if pg.Code == "55P03" { // lock_not_available
-		return "", &refusal{status: http.StatusServiceUnavailable, text: "somebody else is at this run; say it again"}
+		return "", &refusal{status: http.StatusServiceUnavailable, text: "somebody has this run locked; repeat the request"}
 	}
 	words, ours := strings.CutPrefix(pg.Message, "workflow_complete: ")
 	status, known := statuses[pg.Code]
 	if !ours || !known {
 		c.log.Error("a run that goes on elsewhere could not be completed", "run", id, "sqlstate", pg.Code)
-		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database refuses it (SQLSTATE " + pg.Code + "); say it again, or ask who runs it"}
+		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database refuses it (SQLSTATE " + pg.Code + "); repeat the request, or ask the operators"}
 	}
 	return "", &refusal{status: status, text: words + ". " + pg.Hint, early: pg.Code == notHandedOn}
 }

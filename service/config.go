@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/env"
 )
 
-// A config is what the environment says, one field for each variable.
+// A config holds the environment variables, one field for each.
 type config struct {
 	DatabaseURL       env.String `envconfig:"DATABASE_URL" otherwise:"required" bounds:"postgres://…" help:"Where the database is."`
 	WorkerDatabaseURL env.String `envconfig:"WORKER_DATABASE_URL" otherwise:"DATABASE_URL" bounds:"postgres://…" help:"Goes before DATABASE_URL."`
@@ -57,7 +57,7 @@ const (
 	exitStuck    = 4
 )
 
-// config returns the settings with the program's own defaults, before they are read.
+// config returns a config with the program's own defaults, before the environment is read.
 func (p Program) config() *config {
 	c := &config{}
 	c.ID.Preset(p.Name)
@@ -65,7 +65,7 @@ func (p Program) config() *config {
 	return c
 }
 
-// help writes everything there is to know about starting the program.
+// help prints the text of --help.
 func help(w io.Writer, p Program) {
 	fmt.Fprintf(w, `%[1]s leases due runs from Postgres, executes their handlers and records the outcomes.
 

@@ -13,8 +13,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// The help has a line for every field of the config, with its default and a sentence, and
-// every exit code.
+// The help has a line for every field of the config, with its default and a sentence, and a line for every exit
+// code.
 func TestHelp(t *testing.T) {
 	var text strings.Builder
 	help(&text, Program{Name: "worker"})
@@ -46,8 +46,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// The defaults and bounds that people are told are the ones of the packages that act on
-// them.
+// The documented defaults and bounds are those of the packages that use them.
 func TestDefaults(t *testing.T) {
 	t.Setenv("DATABASE_URL", "postgres://app@127.0.0.1/app")
 	c := Program{Name: "worker"}.config()
@@ -101,8 +100,7 @@ func bound(t *testing.T, field, which string) time.Duration {
 	return d
 }
 
-// The documentation has a row for every variable, with the default and the bounds that
-// hold.
+// The documentation has a row for every variable, with its default and bounds.
 func TestDocumentation(t *testing.T) {
 	text, err := os.ReadFile("../docs/configuration.md")
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Whatever the environment says, the worker can be put together with it, or each problem is
-// one clean line that starts with the variable's name. Secrets are never shown.
+// With any environment, either the worker can be created, or each problem is one clean line that starts with
+// the name of the variable. Secrets are never shown.
 func FuzzLoad(f *testing.F) {
 	f.Add("media.,email.", "worker", "30s", "10s", "1s", "5m", "0", "127.0.0.1:0", "", "false")
 	f.Add("default.", "", "2s", "", "", "", "none", "", "x", "true")
@@ -25,7 +25,7 @@ func FuzzLoad(f *testing.F) {
 			"WORKER_HTTP_TOKEN": canary + token, "WORKER_STRICT": strict,
 		} {
 			if strings.Contains(value, "\x00") {
-				return // no environment can hold it
+				return // no environment can contain it
 			}
 			t.Setenv(name, value)
 		}
@@ -41,7 +41,7 @@ func FuzzLoad(f *testing.F) {
 		if len(s.report.Problems) > 0 {
 			return
 		}
-		s.HTTPAddr.Value = "" // whether one may listen there is another matter
+		s.HTTPAddr.Value = "" // the address may be in use
 		p, problems := newProcess(s, slog.New(slog.DiscardHandler))
 		if len(problems) > 0 {
 			t.Fatalf("accepted, but then: %q", problems)

@@ -16,7 +16,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A metrics counts what the worker reports.
+// metrics counts what the worker reports.
 type metrics struct {
 	registry *prometheus.Registry
 	patterns []string // of the handlers, longest first
@@ -44,33 +44,33 @@ func newMetrics() *metrics {
 	m := &metrics{registry: prometheus.NewRegistry()}
 	m.leased = m.counter("leased_total", "Runs leased.")
 	m.settled = m.counters("settled_total", "Outcomes recorded.", "outcome")
-	m.byType = m.counters("outcomes_total", "Outcomes recorded, by handler; steps of processes are counted as other runs are.", "type", "outcome")
-	m.retries = m.counter("retries_total", "Failed attempts after which the run is tried again.")
+	m.byType = m.counters("outcomes_total", "Outcomes recorded, by handler, steps of processes included.", "type", "outcome")
+	m.retries = m.counter("retries_total", "Failed attempts after which the run is retried.")
 	m.stale = m.counter("stale_settles_refused_total", "Outcomes refused because the lease was lost.")
-	m.lost = m.counters("lost_leases_total", "Handlers whose context ended before they did.", "cause")
+	m.lost = m.counters("lost_leases_total", "Handlers whose context ended before they returned.", "cause")
 	m.reclaimed = m.counters("reclaimed_total", "Expired leases taken back.", "kind")
 	m.failures = m.counters("database_errors_total", "Statements that failed and were repeated.", "statement")
-	m.lease = m.histogram("lease_seconds", "Time taken by looks for work.", statements)
-	m.settle = m.histogram("settle_seconds", "Time taken by recording outcomes.", statements)
-	m.beat = m.histogram("heartbeat_seconds", "Time taken by extending leases.", statements)
-	m.rows = m.histogram("poll_rows", "Runs found by a look for work.", counts)
+	m.lease = m.histogram("lease_seconds", "Time taken by polls.", statements)
+	m.settle = m.histogram("settle_seconds", "Time taken to record outcomes.", statements)
+	m.beat = m.histogram("heartbeat_seconds", "Time taken to extend leases.", statements)
+	m.rows = m.histogram("poll_rows", "Runs leased by a poll.", counts)
 	m.handler = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "workflow_handler_seconds", Help: "Time taken by handlers.", Buckets: durations}, []string{"type"})
 	m.stuck = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "workflow_stuck_handlers", Help: "Handlers that go on although their context has ended."})
+		Name: "workflow_stuck_handlers", Help: "Handlers that still run although their context has ended."})
 	m.stalled = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "workflow_stalled_types", Help: "Types of which nothing is leased although they are due and a worker has a slot free. Not 0: call somebody."})
+		Name: "workflow_stalled_types", Help: "Types of which no run is leased although runs are due and a worker has a free slot. Alert if not 0."})
 	m.elsewhere = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "workflow_elsewhere", Help: "Runs of this worker's prefixes that go on elsewhere, whoever has handed them on: take the maximum of the workers, not their sum."})
+		Name: "workflow_elsewhere", Help: "Runs of this worker's prefixes that are executed elsewhere, handed on by any worker: take the maximum over the workers, not the sum."})
 	m.aside = m.counter("set_aside_total", "Runs that the database refuses to have leased, extended, settled or taken back.")
 	m.fault = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "workflow_statement_fault", Help: "1 while a statement fails for every row: no run is blamed for it. Not 0: call somebody."}, []string{"statement"})
+		Name: "workflow_statement_fault", Help: "1 while a statement fails for every row; no run is blamed for it. Alert if not 0."}, []string{"statement"})
 	m.breaker = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "workflow_breaker_open", Help: "Types whose breaker is open: what their runs need is out of reach. Not 0: look."}, []string{"type"})
+		Name: "workflow_breaker_open", Help: "Types whose breaker is open: a service that their runs need is out of reach. Look into it if not 0."}, []string{"type"})
 	m.due = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "workflow_backlog_due", Help: "Runs of a prefix that are due and not leased, counted up to 10000, shared among types and priorities, but to 1000 of each."}, []string{"prefix"})
+		Name: "workflow_backlog_due", Help: "Runs of a prefix that are due and not leased. Up to 10000 are counted, divided among types and priorities, but at least 1000 of each."}, []string{"prefix"})
 	m.oldest = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "workflow_backlog_oldest_seconds", Help: "For how long the first of them has been due; 0: none is."}, []string{"prefix"})
+		Name: "workflow_backlog_oldest_seconds", Help: "For how long the oldest of them has been due; 0 if none is."}, []string{"prefix"})
 	version := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "workflow_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": build.Name()}})
 	version.Set(1)
@@ -80,7 +80,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// zero makes the series whose labels are known exist from the start.
+// zero creates the series whose labels are known, so that they exist from the start.
 func (m *metrics) zero() {
 	for _, v := range verdicts {
 		m.settled.WithLabelValues(string(v))
@@ -99,7 +99,8 @@ func (m *metrics) zero() {
 	}
 }
 
-// watch adds what the worker is asked for, and learns the labels of its handlers. All commands to processes share one.
+// watch adds the metrics that are read from the worker, and learns the patterns of its handlers for labels. All
+// of the engine's own types share one label.
 func (m *metrics) watch(w *worker.Worker) {
 	for _, pattern := range w.Patterns() {
 		if strings.HasPrefix(pattern, naming.Engine) {
@@ -113,7 +114,7 @@ func (m *metrics) watch(w *worker.Worker) {
 			Name: "workflow_in_flight", Help: "Leases held.",
 		}, func() float64 { return float64(w.InFlight()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "workflow_last_poll_timestamp_seconds", Help: "When a look for work last succeeded; 0 for never.",
+			Name: "workflow_last_poll_timestamp_seconds", Help: "When a poll last succeeded; 0 if none has.",
 		}, func() float64 {
 			if at := w.LastPoll(); !at.IsZero() {
 				return float64(at.UnixMilli()) / 1000
@@ -186,8 +187,8 @@ func (m *metrics) statement(name string, h prometheus.Histogram, took time.Durat
 	}
 }
 
-// labelOf returns the pattern of the handler for a type: whoever inserts runs must not be
-// able to make up labels.
+// labelOf returns the pattern of a type's handler, for use as a label. Types without a handler share the label
+// other, so that clients that insert runs cannot create labels.
 func (m *metrics) labelOf(typ string) string {
 	for _, p := range m.patterns {
 		if p == typ || strings.HasSuffix(p, ".") && strings.HasPrefix(typ, p) {

@@ -28,26 +28,26 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// noop is a type for trying things out.
+// noop is a type for trials.
 const noop = "default.noop.v1"
 
-// builtIn are the types that every worker can execute, if its prefixes cover them.
+// builtIn are the types that every worker can execute if its prefixes cover them.
 var builtIn = []string{noop, cleanup.Type}
 
-// A process is everything the program consists of.
+// A process holds all parts of the running program.
 type process struct {
 	settings *settings
 	log      *slog.Logger
-	pool     *pgxpool.Pool // for what is not the worker's
-	own      *pgxpool.Pool // for what handlers ask the database for
+	pool     *pgxpool.Pool // for all but the worker and the handlers
+	own      *pgxpool.Pool // for handlers, see Setup.Pool
 	worker   *worker.Worker
 	health   *probe.Health
 	probe    *probe.Server
 	listener net.Listener // nil: no HTTP
 }
 
-// newProcess puts the parts together, and finds all that is wrong with them and with the settings. It listens for HTTP, but
-// does not connect to the database yet.
+// newProcess makes all parts, and returns all problems of them and of the settings. It listens for HTTP, but
+// does not connect to the database.
 func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 	p = &process{settings: s, log: log}
 	defer func() {
@@ -57,7 +57,7 @@ func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 	}()
 	problems = append(s.report.Problems, p.listen()...)
 	if s.pool == nil {
-		return p, problems // no handler can be made without a pool
+		return p, problems // handlers need a pool
 	}
 	var err error
 	if p.pool, err = pgxpool.NewWithConfig(context.Background(), s.pool); err != nil {
@@ -88,7 +88,7 @@ func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 	return p, nil
 }
 
-// lines returns what is wrong, a line for each.
+// lines splits an error into its lines.
 func lines(err error) []string {
 	if err == nil {
 		return nil
@@ -96,7 +96,7 @@ func lines(err error) []string {
 	return strings.Split(err.Error(), "\n")
 }
 
-// listen takes the HTTP address, if there is one that can be.
+// listen opens the HTTP listener, if an address is set. It returns what is wrong.
 func (p *process) listen() []string {
 	address := p.settings.HTTPAddr.Value
 	if address == "" || !p.settings.HTTPAddr.Good() {
@@ -109,7 +109,7 @@ func (p *process) listen() []string {
 	return nil
 }
 
-// discard gives up what a process has that does not start.
+// discard closes what newProcess opened, if the process does not start.
 func (p *process) discard() {
 	if p.listener != nil {
 		_ = p.listener.Close()
@@ -121,7 +121,7 @@ func (p *process) discard() {
 	}
 }
 
-// mux has all handlers: those that every worker has, the program's, and those of the file.
+// mux returns all handlers: the built-in ones, the program's, and those of the file.
 func (p *process) mux(metrics *metrics) (*worker.Mux, error) {
 	s, mux := p.settings, worker.NewMux()
 	if s.covers(noop) {
@@ -174,16 +174,16 @@ func (p *process) config(mux *worker.Mux, m *metrics) worker.Config {
 		Observe: m.observer(),
 		Logger:  p.log,
 	}
-	if s.Processes.Value { // whoever settles a step moves its process on
+	if s.Processes.Value { // settling a step advances its process
 		c.Processes = graph.New(p.pool)
 	}
 	if c.ShutdownGrace == 0 {
-		c.ShutdownGrace = -1 // none; 0 is the default
+		c.ShutdownGrace = -1 // 0 would mean the default
 	}
 	return c
 }
 
-// lastLook returns when the worker last looked for work. One all of whose slots are taken need not.
+// lastLook returns when the worker last polled. With all slots taken it need not poll, so the result is now.
 func (p *process) lastLook() time.Time {
 	if p.worker.InFlight() >= p.settings.Concurrency.Value {
 		return time.Now()
@@ -226,7 +226,7 @@ func (p *process) work(ctx context.Context, stop func()) int {
 	return exitDatabase
 }
 
-// await waits until the database can be used. Without that, it returns the exit code.
+// await waits until the database can be used. If it cannot, usable is false and code is the exit code.
 func (p *process) await(ctx context.Context) (code int, usable bool) {
 	waiter := database.Waiter{
 		Config:   p.settings.pool.ConnConfig,
@@ -261,8 +261,7 @@ func (p *process) serve(ctx context.Context) {
 	}
 }
 
-// close says goodbye to the database, but does not wait for a handler that keeps a
-// connection.
+// close closes the pools. It waits a second at most, in case a handler keeps a connection.
 func (p *process) close() {
 	closed := make(chan struct{})
 	go func() { p.pool.Close(); p.own.Close(); close(closed) }()
@@ -272,8 +271,8 @@ func (p *process) close() {
 	}
 }
 
-// obeySignals has the first signal stop the worker, the second hurry it, and the third
-// kill the process.
+// obeySignals makes the first signal stop the worker, the second end the contexts of its handlers, and the
+// third kill the process.
 func (p *process) obeySignals(stop func()) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)

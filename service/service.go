@@ -1,5 +1,6 @@
-// Package service makes a worker of one's own what the binary worker is: settings from the environment, metrics,
-// probes, logs, handlers from a file, retention, processes, and a start that waits for its database.
+// Package service gives a worker program of one's own what the binary worker has: settings from the
+// environment, metrics, probes, logs, handlers from a file, retention, processes, and a start that waits for
+// the database.
 //
 //	func main() {
 //		service.Main(service.Program{
@@ -11,7 +12,8 @@
 //		})
 //	}
 //
-// The program's --help lists all settings. Whoever wants another set of parts takes package worker, which reads no environment.
+// The program's --help lists all settings. To combine the parts differently, use package worker, which reads no
+// environment.
 package service
 
 import (
@@ -31,39 +33,43 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A Program is what a worker is besides its environment. The zero value is the binary worker.
+// A Program describes a worker program. The zero value is the binary worker.
 type Program struct {
-	// Name is what the program calls itself, in its messages and by default in leased_by (WORKER_ID). By default it is
-	// the name of its file.
+	// Name is the name of the program in its messages, and the default of WORKER_ID, which is shown in
+	// leased_by. Default: the name of the executable file.
 	Name string
-	// Prefixes are the types to execute where WORKER_TYPE_PREFIXES is not set. None: default.
+	// Prefixes are the type prefixes to execute if WORKER_TYPE_PREFIXES is not set. If there are none, the
+	// program executes the types under "default.".
 	Prefixes []string
-	// Setup registers the handlers; nil: those of the file WORKER_HANDLERS are all.
+	// Setup registers the handlers. If it is nil, the only handlers are those of the file WORKER_HANDLERS.
 	Setup func(*Setup) error
 }
 
-// A Setup is what a program's handlers are made with. Program.Setup gets it before the database is asked for anything:
-// it must not wait for an answer, because the program starts without one and waits by itself. What its error says,
-// a line each, is told together with whatever else is wrong with the settings, and the program ends with 2. (Without an address
-// of a database that can be read there is no pool, and Setup is not called before there is one.) Variables
-// of the program's own should not start with WORKER_, where those that are unknown are taken for slips of the pen.
+// A Setup is what a program needs to make its handlers. Program.Setup is called before the program has
+// connected to the database. It must not wait for the database: the program starts without one, and waits
+// later.
+//
+// Each line of Setup's error is printed together with all other problems of the settings, and the program exits
+// with code 2. Without a readable database address there is no pool, and Setup is not called.
+//
+// The program's own variables should not start with WORKER_: unknown variables with that prefix cause warnings.
 type Setup struct {
-	// Mux takes the handlers. The types that every worker has are in it already.
+	// Mux takes the handlers. The built-in types are registered already.
 	Mux *worker.Mux
-	// Pool is for what handlers ask the database for. It opens connections when they are needed, besides those of the
-	// worker itself, as many as pool_max_conns in the address says, and closes them when the program ends.
+	// Pool is for handlers to use. It opens connections on demand, in addition to the worker's own, up to
+	// pool_max_conns of the address. It is closed when the program ends.
 	Pool *pgxpool.Pool
-	// Metrics has its collectors served at /metrics.
+	// Metrics registers collectors that are served at /metrics.
 	Metrics prometheus.Registerer
-	// Log is the program's, and slog's default.
+	// Log is the program's logger. It is also slog's default.
 	Log *slog.Logger
 }
 
-// Main is all of a program's main function: it works as the environment says until SIGTERM or SIGINT, and exits.
+// Main is the whole main function of a program. It works until SIGTERM or SIGINT, and exits.
 func Main(p Program) { os.Exit(Run(p, os.Args[1:])) }
 
-// Run is Main for programs that have something to do afterwards: it returns the exit code. The arguments are those of the
-// command line, without the program's name.
+// Run is Main for programs that have something to do afterwards. It returns the exit code. args are the command
+// line arguments without the program's name.
 func Run(p Program, args []string) int {
 	p.Name = cmp.Or(p.Name, filepath.Base(os.Args[0]))
 	if len(args) > 0 {

@@ -52,8 +52,8 @@ func start(t *testing.T, env ...string) *cmdtest.Process {
 	return cmdtest.StartProgram(t, os.Args[0], append(env, "TRIAL=1"))
 }
 
-// A program's handlers get runs of the program's prefixes, ask the database through the pool that they were given, and have
-// metrics of their own beside those of the worker. At SIGTERM Run returns.
+// A program's handlers get runs of the program's prefixes, query the database through Setup.Pool, and have
+// their own metrics beside those of the worker. At SIGTERM Run returns.
 func TestSetup(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -93,8 +93,8 @@ func TestSetup(t *testing.T) {
 	}
 }
 
-// What is wrong with settings, with what Setup says, with the handlers file beside the program's handlers, and with the HTTP
-// address is told at once, each once, and nothing is contacted.
+// Problems of settings, of Setup, of the handlers file together with the program's handlers, and of the HTTP
+// address are printed together, each once, and nothing is contacted.
 func TestAllMistakesAtOnce(t *testing.T) {
 	t.Parallel()
 	other, err := net.Listen("tcp", "127.0.0.1:0")
@@ -118,7 +118,8 @@ func TestAllMistakesAtOnce(t *testing.T) {
 	}
 }
 
-// With WORKER_STRICT a handler of the program that no prefix covers is a mistake, and so is a prefix without a handler.
+// With WORKER_STRICT a handler of the program that no prefix covers is a mistake, and so is a prefix without a
+// handler.
 func TestStrictAboutHandlers(t *testing.T) {
 	t.Parallel()
 	p := start(t, "DATABASE_URL=postgres://app@127.0.0.1:1/app", "WORKER_STRICT=true", "WORKER_TYPE_PREFIXES=more.")
@@ -128,7 +129,7 @@ func TestStrictAboutHandlers(t *testing.T) {
 	}
 }
 
-// The help has the program's name and its own defaults.
+// The help shows the program's name and its own defaults.
 func TestOwnDefaults(t *testing.T) {
 	t.Parallel()
 	p := cmdtest.StartProgram(t, os.Args[0], []string{"TRIAL=1"}, "--help")

@@ -14,18 +14,19 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// patience is for how many times its length a lease is believed in while there is no server.
+// patience is for how many times its length a lease is believed to be ours while no server answers.
 const patience = 5
 
-// closing is more than closing a connection takes that has gone silent. A pool of one opens no other meanwhile.
+// closing is longer than it takes to close a connection that has gone silent. Until it is closed, a pool of one
+// connection opens no other.
 const closing = 20 * time.Second
 
-// beat extends the worker's leases until ctx ends: one statement for all that are due for
-// it. Runs that finish before their first heartbeat cost nothing.
+// beat extends the worker's leases until ctx ends, with one statement for all leases that are due. Runs that
+// finish before their first heartbeat cost nothing.
 func (w *Worker) beat(ctx context.Context) {
 	every := w.beatInterval()
 	pause := every
-	var silent moment // when a call through the connection for heartbeats failed last
+	var silent moment // when a call on the heartbeat connection last failed
 	for ctx.Err() == nil {
 		sleep(ctx, pause)
 		pause = every
@@ -34,7 +35,7 @@ func (w *Worker) beat(ctx context.Context) {
 			continue
 		}
 		db := w.beats
-		if silent.ago() < closing && w.beats.Stat().IdleConns() == 0 { // one that was merely slow is idle again
+		if silent.ago() < closing && w.beats.Stat().IdleConns() == 0 { // a connection that was merely slow is idle again
 			db = w.db
 		}
 		err := w.extend(ctx, db, due)
@@ -52,7 +53,7 @@ func (w *Worker) beat(ctx context.Context) {
 	}
 }
 
-// beatInterval is the shortest time in which some lease may be due for a heartbeat.
+// beatInterval is the shortest time after which some lease may be due for a heartbeat.
 func (w *Worker) beatInterval() time.Duration { return min(w.config.Heartbeat, w.shortestLease()/3) }
 
 func (w *Worker) shortestLease() time.Duration {
@@ -71,8 +72,8 @@ func (w *Worker) dueForBeat(every time.Duration) []*job {
 	w.jobs.mu.Lock()
 	defer w.jobs.mu.Unlock()
 	for _, j := range w.jobs.byID {
-		// Not later than the next tick, when a third of the lease would have gone by. An
-		// exhausted run has no time left to be extended into.
+		// At the next tick a third of the lease may be over, which is too late. The lease of an exhausted run
+		// is not extended.
 		if !j.Exhausted && now.Sub(j.extended)+every/2 >= min(j.Length/3, w.config.Heartbeat) {
 			due = append(due, j)
 		}
@@ -101,7 +102,8 @@ func (w *Worker) prolong(ctx context.Context, batch []*job) {
 	}
 }
 
-// ageing returns the jobs of a batch of whose leases half has gone by. Their handlers may be at work: it asks no outcome.
+// ageing returns the jobs of a batch whose leases are past half their length. Their handlers may be running, so
+// it does not read their outcomes.
 func (w *Worker) ageing(batch []*job) (due []*job) {
 	w.jobs.mu.Lock()
 	defer w.jobs.mu.Unlock()
@@ -113,7 +115,8 @@ func (w *Worker) ageing(batch []*job) (due []*job) {
 	return due
 }
 
-// extend extends leases. Those whose rows refuse it keep no other from being extended, and are tried by themselves from then on.
+// extend extends leases. A row that refuses is extended alone from then on, so that it does not affect the
+// others.
 func (w *Worker) extend(ctx context.Context, db *pgxpool.Pool, due []*job) error {
 	shortest := callTimeout
 	var together, alone []*job
@@ -141,8 +144,9 @@ func (w *Worker) extend(ctx context.Context, db *pgxpool.Pool, due []*job) error
 	return err
 }
 
-// extendAll extends leases, but for those whose rows refuse it, which it finds and tells of. What is about the server or chance is returned at
-// once, unless half of a lease has gone by: any answer may be one row's, and leases do not wait for a minute.
+// extendAll extends leases. It finds the rows that refuse, reports them, and extends the others. An error of
+// the server or of chance is returned at once, unless a lease is past half its length. Then any error may be
+// one row's, because leases cannot wait for fault.Patience.
 func (w *Worker) extendAll(ctx context.Context, db *pgxpool.Pool, due []*job) error {
 	if len(due) == 0 {
 		return nil
@@ -189,8 +193,9 @@ func (w *Worker) extendAll(ctx context.Context, db *pgxpool.Pool, due []*job) er
 	return err
 }
 
-// believe takes leases for ours although nobody could be asked: the server is away, or no lease at all can be extended, so most likely
-// nobody else has them. The handlers may go on for some leases' time. The first heartbeat afterwards tells for sure.
+// believe treats leases as ours without an answer: the server is away, or no lease at all can be extended, so
+// most likely nobody else has leased the runs. Handlers may continue for up to patience times the length of
+// their leases. The first heartbeat that succeeds shows whether the leases are still ours.
 func (w *Worker) believe(due []*job, start time.Time) {
 	w.jobs.mu.Lock()
 	defer w.jobs.mu.Unlock()
@@ -209,7 +214,7 @@ func heldOf(due []*job) []leasing.Held {
 	return held
 }
 
-// extendOnce is one heartbeat.
+// extendOnce sends one heartbeat.
 func (w *Worker) extendOnce(ctx context.Context, db *pgxpool.Pool, due []*job) error {
 	start := time.Now()
 	kept, gone, err := leasing.Extend(ctx, db, heldOf(due))
@@ -246,8 +251,8 @@ func (w *Worker) extendOnce(ctx context.Context, db *pgxpool.Pool, due []*job) e
 	return nil
 }
 
-// watch gives up leases that could not be extended in time, takes slots away from handlers
-// that ignore it, and stops the worker when that does not help.
+// watch gives up leases that could not be extended in time, takes slots from handlers that then ignore the end
+// of their contexts, and stops the worker with ErrStuck or ErrStalled if that does not help.
 func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -278,7 +283,7 @@ func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 		if stuck > w.config.Concurrency {
 			stop(ErrStuck)
 		}
-		// More than once, since after a freeze of the whole process the loop needs a moment.
+		// Checked at more than one tick, because after a freeze of the whole process the loop needs a moment.
 		if w.lastTurn.ago() <= w.stallLimit() {
 			stalled = 0
 		} else if stalled++; stalled > 20 {
@@ -287,21 +292,21 @@ func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	}
 }
 
-// stallLimit is how long the poll loop may take for one turn: an idle one sleeps.
+// stallLimit is how long the poll loop may take for one turn, its sleep while idle included.
 func (w *Worker) stallLimit() time.Duration {
 	return 3*w.config.Lease + 2*callTimeout + w.config.PollInterval
 }
 
-// standstill is how long this process may do nothing, ticks of watch aside, before that counts
-// as having stood still: frozen, or without a processor.
+// standstill is how long watch may not tick before the process counts as having been frozen, or without a
+// processor.
 const standstill = time.Second
 
-// stoodStill reports whether the process has stood still since then.
+// stoodStill reports whether the process was frozen at some time after since.
 func (w *Worker) stoodStill(since time.Time) bool {
 	return w.lastTick.ago() > standstill || w.stood.time().After(since)
 }
 
-// expiring returns the running jobs whose leases are about to run out unextended.
+// expiring returns the running jobs whose leases are about to expire.
 func (w *Worker) expiring() (list []*job) {
 	now := time.Now()
 	w.jobs.mu.Lock()
@@ -315,7 +320,7 @@ func (w *Worker) expiring() (list []*job) {
 	return list
 }
 
-// deaf returns the jobs that are still running some time after their contexts ended.
+// deaf returns the jobs whose handlers still run for longer than stuckGrace after their contexts ended.
 func (w *Worker) deaf() (list []*job) {
 	w.jobs.mu.Lock()
 	defer w.jobs.mu.Unlock()

@@ -20,32 +20,34 @@ import (
 )
 
 const (
-	// outagePause is the longest until a run that was given back is due again, unless its handler says more: then what it
-	// needs may be back.
+	// outagePause is the longest pause before a run that was given back is due again, unless its handler asks
+	// for a longer one. By then the service that it needs may be back.
 	outagePause = 30 * time.Second
-	// sparedMost is how often at the least a run is given back for outages. One that has met more is charged again, so that what always says so ends.
+	// sparedMost is the least number of times that a run may be given back for outages. After that its attempts
+	// are charged, so that a run that always reports an outage ends.
 	sparedMost = 100
-	// outageGather is how long what was heard is gathered before it is told.
+	// outageGather is how long outages and successes are gathered before they are reported to the database.
 	outageGather  = 50 * time.Millisecond
 	outageTimeout = 2 * time.Second
-	outageRetry   = time.Second // after what could not be told
-	enoughRuns    = 3           // as workflow_outage_v1 counts them
+	outageRetry   = time.Second // the pause after a failed report
+	enoughRuns    = 3           // as many runs as workflow_outage_v1 needs to open a breaker
 )
 
-// outages are what runs of this process have met. That is told to the database beside all else, and whatever is lost of it is met again.
+// outages holds the outages that runs of this process have met. They are reported to the database apart from
+// all other work. A report may be lost: the next run meets the outage again.
 type outages struct {
 	mu    sync.Mutex
-	known map[string]bool // types with an outage since the last success, and whether the breaker is open, as the database has it
+	known map[string]bool // types with an outage since their last success, as the database has them; true: the breaker is open
 	heard map[string]*heard
-	some  chan struct{} // something was heard
-	quiet atomic.Bool   // nothing is known, and nothing was heard: a success need not look
+	some  chan struct{} // signalled when heard is not empty
+	quiet atomic.Bool   // known and heard are empty, so a success need not take mu
 }
 
-// heard is what has not been told yet of a type.
+// heard is what has not been reported yet of a type.
 type heard struct {
-	over  bool // a success, before all else
+	over  bool // a success, before the outages counted here
 	times int
-	runs  []uuid.UUID // different ones, as many as matter
+	runs  []uuid.UUID // different runs, at most enoughRuns
 	code  string
 }
 
@@ -60,7 +62,7 @@ func (o *outages) met(typ string, id uuid.UUID, code string) {
 	}
 }
 
-// over notes a success of a type.
+// over notes that a run of a type has succeeded.
 func (o *outages) over(typ string) {
 	if o.quiet.Load() {
 		return
@@ -74,7 +76,7 @@ func (o *outages) over(typ string) {
 	*o.of(typ) = heard{over: true}
 }
 
-// of returns what was heard of a type, and has it told.
+// of returns the heard entry of a type, and wakes tellOutages. The caller holds mu.
 func (o *outages) of(typ string) *heard {
 	h := o.heard[typ]
 	if h == nil {
@@ -89,7 +91,7 @@ func (o *outages) of(typ string) *heard {
 	return h
 }
 
-// take returns what is to be told.
+// take removes and returns what is to be reported.
 func (o *outages) take() map[string]*heard {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -97,14 +99,15 @@ func (o *outages) take() map[string]*heard {
 	o.heard = map[string]*heard{}
 	for typ, h := range all {
 		if _, known := o.known[typ]; h.times == 0 && !known {
-			delete(all, typ) // an outage that was over before anybody was told of it
+			delete(all, typ) // the outage ended before it was reported
 		}
 	}
 	o.quiet.Store(len(o.known) == 0)
 	return all
 }
 
-// putBack has a success told again that could not be told, unless more was heard meanwhile: it may be the last one of its type. An outage is met again.
+// putBack notes a success again whose report failed, unless something newer was heard of the type: this may be
+// the last success of its type. An outage need not be noted again, since the next run meets it.
 func (o *outages) putBack(typ string, h *heard) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -113,7 +116,7 @@ func (o *outages) putBack(typ string, h *heard) {
 	}
 }
 
-// learn takes over what is known by now, and returns which breakers are open if that has changed.
+// learn replaces what is known, and returns the open breakers and whether they changed.
 func (o *outages) learn(change func(known map[string]bool) map[string]bool) (open []string, changed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -143,34 +146,36 @@ func (o *outages) open(typ string) bool {
 	return o.known[typ]
 }
 
-// noBreaker reports whether the policies have no breaker for a type.
+// noBreaker reports whether a policy turns off the breaker of a type.
 func (w *Worker) noBreaker(typ string) bool { return w.policy(typ).Breaker == lease.BreakerOff }
 
-// meetsOutage reports whether an error says that what the job's type needs is out of reach. What the time limit has ended says nothing, and
-// the engine's own types need nothing.
+// meetsOutage reports whether an error says that a service which the job's type needs is out of reach. An
+// attempt that its time limit ended says nothing about that, and the engine's own types need no service.
 func (w *Worker) meetsOutage(j *job, err, cause error) bool {
 	return run.IsUnavailable(err) && !isPanic(err) && !errors.Is(cause, run.ErrDeadline) && !strings.HasPrefix(j.Type, naming.Engine) && !w.noBreaker(j.Type)
 }
 
-// spared reports whether an attempt that has met an outage is given back: while the breaker of the type is open. What was leased, and neither charged nor put off, was
-// given back before. What may be started once is not: whoever says 503 may have done something all the same.
+// spared reports whether an attempt that met an outage is given back. It is while the breaker of its type is
+// open, unless attempts of the run were given back too often: that is how many of its leases were neither
+// charged nor put off. A run that may be started only once is never given back, since a service that answers
+// 503 may have done the work all the same.
 func (w *Worker) spared(j *job) bool {
 	most, _ := w.most(j)
 	return most > 1 && w.outages.open(j.Type) && j.LeaseNo-int64(j.Attempt)-int64(j.Postponed) < int64(max(most, sparedMost))
 }
 
-// givenBack is the outcome of an attempt that has met an outage and is not charged.
+// givenBack returns the outcome of an attempt that met an outage and is not charged.
 func (w *Worker) givenBack(j *job, err error, delay time.Duration, delayed bool) settling.Outcome {
 	if !delayed {
 		delay = min(w.backoff(j).Delay(j.Attempt-1), outagePause)
 	}
 	if left, lasting := w.left(j); !lasting {
-		delay = min(delay, left) // then it fails
+		delay = min(delay, left) // then its policy's deadline fails it
 	}
 	return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release, Failure: settling.NewFailure(err, j.Info), Delay: delay}
 }
 
-// tellOutages tells the database of what runs have met until ctx ends.
+// tellOutages reports outages and successes to the database until ctx ends.
 func (w *Worker) tellOutages(ctx context.Context) {
 	for {
 		select {
@@ -185,7 +190,7 @@ func (w *Worker) tellOutages(ctx context.Context) {
 			done()
 			if err != nil {
 				if ctx.Err() == nil {
-					w.complain("cannot tell of an outage, or that it is over; it is told again, or met again", "type", typ, "err", err)
+					w.complain("cannot report an outage or its end; it will be reported again", "type", typ, "err", err)
 				}
 				w.outages.putBack(typ, h)
 				sleep(ctx, outageRetry)
@@ -202,13 +207,13 @@ func (w *Worker) tellOutages(ctx context.Context) {
 				return all
 			})
 			if h.over {
-				w.rouse() // all of its runs may be leased now
+				w.rouse() // all runs of the type may be leased now
 			}
 		}
 	}
 }
 
-// learnOutages takes over what discovery has found.
+// learnOutages takes over the outages that discovery found in the database.
 func (w *Worker) learnOutages(found map[string]bool) {
 	w.changeOutages(func(map[string]bool) map[string]bool { return found })
 }
@@ -218,7 +223,7 @@ func (w *Worker) changeOutages(change func(known map[string]bool) map[string]boo
 	if !changed {
 		return
 	}
-	w.config.Logger.Warn("breakers have opened or closed: of the types that are open one run at a time is started, as a probe; see workflowctl show breakers", "open", open)
+	w.config.Logger.Warn("breakers have opened or closed; of a type with an open breaker one run at a time is started, as a probe: see workflowctl show breakers", "open", open)
 	if w.config.Observe.Breakers != nil {
 		w.config.Observe.Breakers(open)
 	}

@@ -19,11 +19,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// downstream is what handlers of a test need, and what becomes of their calls.
+// downstream is the service that the handlers of a test need. It counts their calls.
 type downstream struct {
 	down          atomic.Bool
 	calls, within atomic.Int64
-	most          atomic.Int64 // calls at once
+	most          atomic.Int64 // the most calls at the same time
 }
 
 func (d *downstream) call(took time.Duration) error {
@@ -44,7 +44,7 @@ func openBreakers(t *testing.T, pool *pgxpool.Pool) string {
 	return text(t, pool, `SELECT coalesce(string_agg(type, ' ' ORDER BY type), '') FROM workflow_breaker`)
 }
 
-// text returns the one value of a query.
+// text returns the only value that a query returns.
 func text(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (value string) {
 	t.Helper()
 	if err := patiently(func() error { return pool.QueryRow(context.Background(), query, args...).Scan(&value) }); err != nil {
@@ -53,11 +53,13 @@ func text(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (value st
 	return value
 }
 
-// chargedForGood is the sum of the attempts of runs that are not being tried: probes come and go, so whether one is leased must be seen in the same snapshot.
+// chargedForGood returns the sum of the attempts of runs that are not leased. Probes come and go, so whether
+// one is leased must be seen in the same snapshot.
 const chargedForGood = `SELECT sum(attempt - (status = 'leased')::int)::text FROM workflow_run WHERE type = 'test.down.v1'`
 
-// While what a type needs is away, its runs are tried one at a time, by all workers together, and no attempt is charged; other types go on. People see it. One success
-// closes the breaker, and nothing is lost.
+// While the service that a type needs is down, its runs are tried one at a time by all workers together, and no
+// attempt is charged. Other types continue. People can see the open breaker. One success closes it, and no run
+// is lost.
 func TestBreaker(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -123,8 +125,9 @@ func TestBreaker(t *testing.T) {
 	})
 }
 
-// Neither errors that say nothing of an outage, nor panics, time limits and permanent errors, nor one run that always says so open a breaker: they are charged, and
-// end as ever. Nor do outages of a type whose policy has none.
+// A breaker is not opened by errors that are no outages, nor by panics, time limits and permanent errors, nor
+// by one run that always reports an outage, nor by outages of a type whose policy turns the breaker off. All
+// these are charged and end as usual.
 func TestNoBreaker(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -160,8 +163,8 @@ func TestNoBreaker(t *testing.T) {
 	}
 }
 
-// While a breaker is open, a run that was given back a hundred times is charged again: three that always say so end, too. And what
-// is over by the policy's deadline fails at its next turn.
+// While a breaker is open, a run that was given back a hundred times is charged again, so even runs that always
+// report an outage end. A run past its policy's deadline fails when it is next leased.
 func TestBreakerSparesNotForEver(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -171,7 +174,7 @@ func TestBreakerSparesNotForEver(t *testing.T) {
 		handle(mux, typ, func(context.Context) error { return run.Unavailable(errDown) })
 	}
 	pgtest.ByHand(t, pool, `INSERT INTO workflow_run (type, lease_no) SELECT 'test.poison.v1', 1000 FROM generate_series(1, 3)`)
-	addMany(t, pool, "test.late.v1", 10) // their first attempts open the breaker: a second one that is charged would fail as one that is no probe
+	addMany(t, pool, "test.late.v1", 10) // their first attempts open the breaker: a second charged attempt would fail as no probe does
 	work(t, pool, mux, nil)
 	pgtest.Await(t, "the breakers to open", func() bool { return openBreakers(t, pool) == "test.late.v1 test.poison.v1" })
 	pgtest.ByHand(t, pool, `UPDATE workflow_run SET created_at = created_at - interval '2 hours' WHERE type = 'test.late.v1'`)
@@ -187,7 +190,8 @@ func TestBreakerSparesNotForEver(t *testing.T) {
 	})
 }
 
-// What may be started once, by its own number or by its policy, is not started again for an outage: a service that says 503 may have done something.
+// A run that may be started once, by its own number or by its policy, is not started again after an outage,
+// because a service that answers 503 may have done the work.
 func TestBreakerStartsNothingTwice(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -208,7 +212,8 @@ func TestBreakerStartsNothingTwice(t *testing.T) {
 	}
 }
 
-// What nobody has heard of for five minutes holds nobody up, nor does a breaker that an operator closes, or switches off.
+// A breaker without news for five minutes, one that an operator closes, and one that is turned off hold nobody
+// up.
 func TestBreakerIsForgotten(t *testing.T) {
 	t.Parallel()
 	for name, forget := range map[string]func(t *testing.T, pool *pgxpool.Pool){
@@ -245,7 +250,8 @@ func TestBreakerIsForgotten(t *testing.T) {
 	}
 }
 
-// While a breaker is open, what the policy's deadline is over for fails, however many runs that are, and takes the place of no probe: of these the next run is one.
+// While a breaker is open, runs past their policy's deadline fail, however many there are, and none takes the
+// place of a probe: of the others the next one is the probe.
 func TestBreakerEndsWhatIsLate(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -256,7 +262,7 @@ func TestBreakerEndsWhatIsLate(t *testing.T) {
 	mux := worker.NewMux()
 	handle(mux, "test.down.v1", func(context.Context) error { return run.Unavailable(errDown) })
 	work(t, pool, mux, nil)
-	pgtest.Await(t, "what is late to fail, and a probe", func() bool { // pauses between probes are half a minute
+	pgtest.Await(t, "what is late to fail, and a probe", func() bool { // pauses between probes are 30 s
 		return text(t, pool, `SELECT count(*) FILTER (WHERE status = 'failed' AND error->>'code' = 'too_late') || ' ' || count(*) FILTER (WHERE lease_no = 1 AND error->>'code' = 'unavailable') FROM workflow_run`) == "5 1"
 	})
 	if n := text(t, pool, `SELECT probes::text FROM workflow_breaker`); n != "10" {

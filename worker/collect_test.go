@@ -8,8 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// A settler takes what is there when it is its turn, waits for its turn while the other is at
-// work, but not for long, and takes no more than a batch or some megabytes of results.
+// A settler takes all waiting outcomes when it is its turn. It waits for its turn while the other settler is
+// busy, but not for long. It takes no more than a batch, or some megabytes of results.
 func TestCollect(t *testing.T) {
 	worker := func(waiting, bytes int) *Worker {
 		w := &Worker{config: Config{Batch: 10}, settles: make(chan *job, 100), settling: make(chan struct{}, 1)}
@@ -30,7 +30,7 @@ func TestCollect(t *testing.T) {
 	}
 
 	w := worker(3, 2)
-	w.settling <- struct{}{} // the other is at work, for long
+	w.settling <- struct{}{} // the other settler is busy, for long
 	start := time.Now()
 	if batch, turn := w.collect(&job{}); len(batch) != 4 || turn || time.Since(start) < settlePatience {
 		t.Errorf("beside one that hangs: %d in the batch, turn %v, after %v", len(batch), turn, time.Since(start))

@@ -16,23 +16,22 @@ import (
 )
 
 const (
-	// settleTimeout bounds a try to settle: a row that somebody has locked does not keep the
-	// others waiting for long. A third of their lease is the most: meanwhile no heartbeat can
-	// extend them.
+	// settleTimeout bounds one try to settle, so that a locked row does not delay the other outcomes for long.
+	// A try may take a third of the shortest lease at most, because no heartbeat can extend the leases
+	// meanwhile.
 	settleTimeout = 3 * time.Second
-	// lockTimeout bounds the wait for a row in a settle transaction, effects aside.
+	// lockTimeout bounds the wait for a row lock in a settle transaction. Effects are exempt.
 	lockTimeout = time.Second
-	// rollbackTimeout bounds a rollback. The connection is closed if it takes longer.
+	// rollbackTimeout bounds a rollback. If it takes longer, the connection is closed.
 	rollbackTimeout = 500 * time.Millisecond
-	// effectTimeout is the most a settle transaction with effects may take.
+	// effectTimeout bounds a settle transaction with effects.
 	effectTimeout = time.Minute
 )
 
-// commit records a batch in one statement, or in one transaction where hooks, effects or
-// events take part. Transactions are opened here, and for what is kept (kept.go). lost are
-// those whose lease is no longer ours.
+// commit records a batch: in one statement, or in one transaction if hooks, effects or events take part. lost
+// are the outcomes whose leases are no longer ours.
 func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outcome, err error) {
-	if batch[0].outcome.Verdict == settling.HandOn { // it comes alone
+	if batch[0].outcome.Verdict == settling.HandOn { // settled alone
 		return w.handOn(ctx, batch[0])
 	}
 	outcomes := make([]settling.Outcome, len(batch))
@@ -47,7 +46,7 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outc
 		limit = min(limit, j.Length/3)
 	}
 	idle := limit
-	if effects { // the user's own statements may take their time
+	if effects { // the user's statements may take longer
 		limit, idle = w.effectTimeout, min(w.effectTimeout, batch[0].Length)
 	}
 	ctx, done := context.WithTimeout(ctx, limit)
@@ -67,13 +66,13 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outc
 		return err
 	})
 	if recorded && effects && (refused(err) || errors.Is(err, pgx.ErrTxCommitRollback)) {
-		err = &effectError{err} // a deferred constraint, say
+		err = &effectError{err} // a deferred constraint, for example
 	}
 	return lost, err
 }
 
-// transact calls f within a transaction, and commits that unless f returns an error. It rolls back after ctx has
-// ended, too: a connection that is left within a transaction could only be closed.
+// transact calls f in a transaction, and commits unless f returns an error. It rolls back even after ctx has
+// ended, because a connection left inside a transaction could only be closed.
 func (w *Worker) transact(ctx context.Context, options pgx.TxOptions, f func(pgx.Tx) error) error {
 	tx, err := w.db.BeginTx(ctx, options)
 	if err != nil {
@@ -82,7 +81,7 @@ func (w *Worker) transact(ctx context.Context, options pgx.TxOptions, f func(pgx
 	defer func() {
 		call, done := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 		defer done()
-		_ = tx.Rollback(call) // after a commit it does nothing
+		_ = tx.Rollback(call) // does nothing after a commit
 	}()
 	if err := f(tx); err != nil {
 		return err
@@ -90,7 +89,7 @@ func (w *Worker) transact(ctx context.Context, options pgx.TxOptions, f func(pgx
 	return tx.Commit(ctx)
 }
 
-// concerned reports whether a hook is about any of the batch.
+// concerned reports whether a hook concerns any run of the batch.
 func (w *Worker) concerned(batch []*job) bool {
 	for _, h := range w.engine.hooks {
 		for _, j := range batch {
@@ -102,15 +101,17 @@ func (w *Worker) concerned(batch []*job) bool {
 	return false
 }
 
-// bounded has the server end the transaction if this process no longer can: frozen in the
-// middle of it, it would keep its rows locked, and nobody could take its leases back. What two transactions
-// agree on by locks, the one that has waited has to see: so it is READ COMMITTED, whatever the default is.
+// bounded returns options under which the server ends the transaction when this process no longer can. A
+// process frozen inside a transaction would keep its rows locked, and nobody could take its leases back. The
+// transaction is READ COMMITTED whatever the default, because after a wait for a lock it must see what the
+// holder of the lock has written.
 func bounded(statement, idle time.Duration) pgx.TxOptions {
 	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin isolation level read committed; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d`,
 		statement.Milliseconds(), idle.Milliseconds(), min(lockTimeout, statement/2).Milliseconds())}
 }
 
-// record is what a settle transaction consists of: lock, settle, effects, act, announce.
+// record runs the steps of a settle transaction: what hooks queue, the settling, effects, what hooks do after
+// it, events.
 func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []settling.Outcome) (lost []settling.Outcome, err error) {
 	settlements := make([]leasing.Settlement, len(batch))
 	for i, j := range batch {
@@ -125,7 +126,7 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 		return nil, err
 	}
 	if slices.ContainsFunc(acts, func(a hook.Act) bool { return a != nil }) {
-		session.Planned(tx.Conn(), first) // nothing is known of their statements
+		session.Planned(tx.Conn(), first) // a hook's statements are planned with their values, since nothing is known of them
 	}
 	if err := tx.SendBatch(ctx, first).Close(); err != nil {
 		return nil, err
@@ -145,7 +146,7 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 			return nil, err
 		}
 	}
-	if effects { // what hooks have read, effects may have changed: they begin again
+	if effects { // effects may have changed what the hooks read, so the hooks start over
 		again := &pgx.Batch{}
 		if acts, err = w.begin(tx, again, kept); err != nil {
 			return nil, err
@@ -165,13 +166,13 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 	return lost, nil
 }
 
-// An eventError is the database's answer to events that handlers have emitted.
+// An eventError is an error of appending the events that handlers have emitted.
 type eventError struct{ err error }
 
 func (e *eventError) Error() string { return e.err.Error() }
 func (e *eventError) Unwrap() error { return e.err }
 
-// begin has hooks queue what comes first, and returns what each does afterwards.
+// begin calls Begin of all hooks, and returns what each hook does after the settling.
 func (w *Worker) begin(tx pgx.Tx, first *pgx.Batch, settlements []leasing.Settlement) ([]hook.Act, error) {
 	acts := make([]hook.Act, len(w.engine.hooks))
 	for i, h := range w.engine.hooks {

@@ -16,9 +16,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Whatever becomes of the connection at the moment of settling, before the commit or with
-// its answer under way: the handler is started once, its effect is there once, and no
-// attempt is lost.
+// Whatever happens to the connection while an outcome is settled, before the commit or before its answer
+// arrives, the handler is started once, its effect is there once, and no attempt is lost.
 func TestUnknownCommit(t *testing.T) {
 	t.Parallel()
 	const settle, take = "workflow_settle_v1(", "workflow_lease_v2("
@@ -90,8 +89,7 @@ func TestUnknownCommit(t *testing.T) {
 	}
 }
 
-// A backend that is killed while it settles costs nothing: the same outcome is settled
-// again, and charged to nobody.
+// If a backend is killed while it settles, the same outcome is settled again and no attempt is charged.
 func TestKilledWhileSettling(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -18,94 +18,94 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Config says what a Worker does. Pool and Mux are required; a zero field means its
-// default.
+// Config is the configuration of a Worker. Pool and Mux are required. A zero field means its default.
 type Config struct {
-	// Pool tells where the database is. The worker opens connections of its own with the
-	// pool's settings (see Connections), so that handlers which use up the pool cannot cost
-	// it its leases.
+	// Pool says where the database is. The worker opens connections of its own with the pool's settings (see
+	// Connections). So handlers that use up the pool cannot cost the worker its leases.
 	Pool *pgxpool.Pool
 
 	// Mux holds the handlers.
 	Mux *Mux
 
-	// Prefixes of the types to lease, literal, each ending with a dot. Default: "default.".
+	// Prefixes are the type prefixes to lease. They are literal, and each ends with a dot. Default:
+	// "default.".
 	Prefixes []string
 
-	// Name appears in leased_by and in the history, with a random suffix, for people. At most
-	// 64 printable characters. Default: "worker".
+	// Name appears with a random suffix in leased_by and in the history, for people to read. At most 64
+	// printable characters. Default: "worker".
 	Name string
 
-	// Version of the program, shown in workflow_live_worker. Default: none.
+	// Version is the version of the program. It is shown in workflow_live_worker. Default: none.
 	Version string
 
 	// Concurrency is how many runs are executed at once. Default: 100.
 	Concurrency int
 
-	// Lease is how long a lease lasts without a heartbeat, and so how long a crash goes
-	// unnoticed. Types may have their own. 2 s to 24 h; default: 30 s.
+	// Lease is how long a lease lasts without a heartbeat, and so how long a crash goes unnoticed. Options may
+	// set another length for a type. 2 s to 24 h; default: 30 s.
 	Lease time.Duration
 
-	// Heartbeat is the time between extensions of a lease, at most a third of Lease.
-	// Cancels reach handlers at heartbeats. Default: Lease / 3.
+	// Heartbeat is the time between two extensions of a lease, at most a third of Lease. A handler learns at a
+	// heartbeat that its run was cancelled. Default: Lease / 3.
 	Heartbeat time.Duration
 
-	// Timeout is the most one attempt may take; the row's deadline_at enforces it even if the
-	// handler does not listen. NoTimeout for none. Default: an hour.
+	// Timeout is the longest time that one attempt may take. The row's deadline_at enforces it even if the
+	// handler ignores its context. NoTimeout means no limit. Default: an hour.
 	Timeout time.Duration
 
-	// PollInterval is the longest pause between two polls while idle; shorter ones
-	// come first. At least 10 ms. Default: 1 s.
+	// PollInterval is the longest pause between two polls of an idle worker. Pauses start shorter and grow to
+	// it. At least 10 ms. Default: 1 s.
 	PollInterval time.Duration
 
-	// ShutdownGrace is how long handlers may go on once Run's context has ended, before their
-	// contexts end too. Negative: none. Default: 10 s.
+	// ShutdownGrace is how long handlers may continue once Run's context has ended. Then their contexts end
+	// too. Negative: no grace. Default: 10 s.
 	ShutdownGrace time.Duration
 
-	// UnknownTypeGrace leaves runs without a handler to other workers until they have been
-	// due for this long; then they fail as no_handler_registered. Default: at once.
+	// UnknownTypeGrace is how long this worker leaves due runs for which it has no handler to other workers.
+	// After that it leases them, and they fail as no_handler_registered. Default: 0, they fail at once.
 	UnknownTypeGrace time.Duration
 
-	// Backoff is the pause between attempts, and after an expired lease.
+	// Backoff is the pause between attempts, and after an expired lease. Its zero fields mean run's defaults.
 	Backoff run.Backoff
 
-	// MaxPostponed is how often a run may be put off by run.Again before that is charged as a
-	// failure. Default: 1000.
+	// MaxPostponed is how often run.Again may put a run off. After that it counts as a failure. Default:
+	// 1000.
 	MaxPostponed int
 
-	// Batch is how many runs one statement leases or settles at most. Default: 1000.
+	// Batch is the largest number of runs that one statement leases or settles. Default: 1000.
 	Batch int
 
-	// NoWakeUp turns off the connection that listens for wake-ups. Polling finds everything
-	// all the same, up to a PollInterval later.
+	// NoWakeUp turns off the connection that listens for wake-ups. Polling still finds every run, up to a
+	// PollInterval later.
 	NoWakeUp bool
 
-	// Processes lets the worker execute process graphs: pass a *graph.Engine. The worker then leases the steps under its
-	// prefixes, and the engine's own types, for which Mux needs no handlers. Default: none.
+	// Processes is a *graph.Engine, which lets the worker execute process graphs. The worker then leases steps
+	// under its prefixes, and runs of the engine's own types, for which Mux needs no handlers. Default: none.
 	Processes Processes
 
-	// Retention says for how long what is over is kept; what is older the worker removes, unless Off.
+	// Retention says how long finished work is kept. The worker removes what is older, unless Retention.Off is
+	// set.
 	Retention Retention
 
-	// Observe reports what happens, for metrics.
+	// Observe is called as things happen, for metrics.
 	Observe Observer
 
-	// LogErrors adds the text of handlers' errors to the log. It may quote payloads, so by
-	// default it is only stored with the run, as last_error.
+	// LogErrors adds the text of handlers' errors to the log. The text may quote payloads, so by default it is
+	// stored with the run only, as last_error.
 	LogErrors bool
 
-	// Logger gets warnings and notices; never payloads. Default: slog.Default().
+	// Logger receives notices, warnings and errors, but never payloads. Default: slog.Default().
 	Logger *slog.Logger
 
-	hooks []hook.Hook // act in settle transactions before that of Processes; for tests
+	hooks []hook.Hook // called before the hook of Processes; for tests
 }
 
-// Connections is how many database connections a worker opens at most, wake-up included. It opens one more for the moments in which it
-// removes what is old.
+// Connections is the largest number of database connections that a worker opens, wake-ups included. While it
+// removes old rows it opens one more.
 const Connections = batchSettlers + soloSettlers + 4
 
-// withDefaults returns c with defaults filled in, or an error that names each field that is
-// wrong, its value, and what would be right.
+// withDefaults returns c with its defaults filled in, or an error that names each bad field, its value and the
+// fix.
 func (c Config) withDefaults() (Config, error) {
 	if c.Prefixes == nil {
 		c.Prefixes = []string{shipped.Prefix}

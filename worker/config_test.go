@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A configuration error names each bad field, its value, and what would be right.
+// The error for a bad configuration names each bad field, its value, and what would be right.
 func TestConfigErrors(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -64,7 +64,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// Registering nonsense is an error at start-up, in words.
+// Registering nonsense panics at start-up, with a message that says what is wrong.
 func TestRegistration(t *testing.T) {
 	t.Parallel()
 	nop := func(context.Context, json.RawMessage) (json.RawMessage, error) { return nil, nil }
@@ -99,8 +99,8 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
-// At start the worker tells what it covers, and warns of handlers and prefixes that do not
-// meet.
+// At start the worker logs what it covers, and warns of handlers that no prefix covers and of prefixes without
+// a handler.
 func TestStartupWarnings(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

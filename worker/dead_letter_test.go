@@ -15,8 +15,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// However a run fails for good, its dead letter reaches a handler, once, and says which run it was, with what code and payload: a handler says so, attempts are used up, its process
-// dies at its last attempt, it is too late, nobody knows its type, its result is refused, an operator fails what is kept.
+// If a run fails for good, its dead letter reaches a handler exactly once, with the run's id, code and payload.
+// That holds whatever the reason: a permanent error, used-up attempts, death of the process at the last
+// attempt, the policy's deadline, an unknown type, a refused result, or an operator who fails a kept outcome.
 func TestDeadLettersReachAHandler(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()

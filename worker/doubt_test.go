@@ -15,8 +15,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// loser runs a worker that loses the answer to its first poll, which has leased the run id, and is stopped then. It
-// returns how long the stop took, and what the worker has logged.
+// loser runs a worker that loses the answer to its first poll, which leases the run id, and is then stopped. It
+// returns how long the stop took, and what the worker logged.
 func loser(t *testing.T, mux *worker.Mux, grace time.Duration, lost func(*proxy)) (pool *pgxpool.Pool, id uuid.UUID, took time.Duration, logged string) {
 	t.Helper()
 	direct := pgtest.URL(t)
@@ -45,8 +45,8 @@ func loser(t *testing.T, mux *worker.Mux, grace time.Duration, lost func(*proxy)
 	return pool, id, time.Since(begun), log.String()
 }
 
-// A worker that loses the answer to its last poll, and stops, gives back what that poll has leased: no attempt
-// is charged, and another worker begins the run as attempt 1, even if it has no other.
+// A worker that loses the answer to its last poll and stops gives back what that poll leased. No attempt is
+// charged, and another worker starts the run as attempt 1, even if that is its only one.
 func TestStopAfterLostAnswer(t *testing.T) {
 	t.Parallel()
 	mux := worker.NewMux()
@@ -65,7 +65,8 @@ func TestStopAfterLostAnswer(t *testing.T) {
 	}
 }
 
-// With the database away a worker that has lost an answer stops when its grace period is over, and says what it left.
+// A worker that has lost an answer and then the database stops when its grace period is over, and logs what is
+// in doubt.
 func TestStopInDoubtWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	mux := worker.NewMux()
@@ -74,13 +75,13 @@ func TestStopInDoubtWithoutDatabase(t *testing.T) {
 	if took < 2*time.Second || took > 45*time.Second {
 		t.Errorf("the stop took %s", took)
 	}
-	if !strings.Contains(logged, "requests=1") && !strings.Contains(logged, "requests=2") { // the second was under way
+	if !strings.Contains(logged, "requests=1") && !strings.Contains(logged, "requests=2") { // the second poll was under way
 		t.Errorf("the log says %s", logged)
 	}
 }
 
-// The answer to a take-back is lost: an exhausted run that it has leased is failed at once all the same, and
-// not when that lease is over.
+// If the answer to a take-back is lost, an exhausted run that it leased is failed soon, and not only when that
+// lease expires.
 func TestTakeBackAfterLostAnswer(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)

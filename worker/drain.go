@@ -13,16 +13,16 @@ import (
 const (
 	// obey is how long handlers may take to return after shutdown has ended their contexts.
 	obey = time.Second
-	// lastCalls is how long the last outcomes may take to be recorded.
+	// lastCalls is how long recording the last outcomes may take.
 	lastCalls = 10 * time.Second
-	// doubtPause is the pause before leases in doubt are looked for again, where it is time.
+	// doubtPause is the pause between two tries to give back leases in doubt.
 	doubtPause = 100 * time.Millisecond
-	// doubtTimeout bounds one look: another connection may do better.
+	// doubtTimeout bounds one such try, since another connection may do better.
 	doubtTimeout = 2 * time.Second
 )
 
-// drain lets handlers finish, then ends their contexts, then hands back what is left. Meanwhile it gives back
-// leases in doubt. grace is what is left of the grace period.
+// drain lets handlers finish, then ends their contexts, and then releases the leases that are left. Meanwhile
+// it gives back leases in doubt (see lease.Doubts). grace is the rest of the grace period.
 func (w *Worker) drain(grace time.Duration) {
 	var doubts sync.WaitGroup
 	doubts.Go(func() { w.settleDoubts(grace) })
@@ -42,8 +42,8 @@ func (w *Worker) drain(grace time.Duration) {
 	w.config.Logger.Info("worker stopped", "worker", w.name)
 }
 
-// settleDoubts gives back leases in doubt until none are, or a moment after the grace period. Once the worker is to
-// hurry it looks for each once more, which it may do a second after the last time.
+// settleDoubts gives back leases in doubt until there are none, or until a moment after the grace period. After
+// StopNow it looks for each once more, for which it needs a second, since Doubts.Settle looks once a second.
 func (w *Worker) settleDoubts(grace time.Duration) {
 	ctx, done := context.WithTimeout(context.Background(), grace+obey)
 	defer done()
@@ -65,17 +65,16 @@ func (w *Worker) settleDoubts(grace time.Duration) {
 		}
 	}
 	if n := w.doubts.Left(); n > 0 {
-		w.config.Logger.Warn("answers to requests for leases are lost, and whether they took any could not be found out; if so these expire", "requests", n)
+		w.config.Logger.Warn("answers to requests for leases are lost; if these requests have taken leases, the leases will expire", "requests", n)
 	}
 }
 
-// handBack releases the leases of handlers that are still running. Whatever these return
-// later is dropped.
+// handBack releases the leases of handlers that still run. What these return later is dropped.
 func (w *Worker) handBack() {
 	enough := time.After(lastCalls)
 	for _, j := range w.jobs.all() {
 		if !w.jobs.leave(j) {
-			continue // has returned, is being settled
+			continue // has returned, and is being settled
 		}
 		w.logger(&j.Lease).Warn("handler did not stop in time; its run is handed back")
 		released := &job{Lease: j.Lease, entry: j.entry, done: true,
@@ -85,14 +84,14 @@ func (w *Worker) handBack() {
 		select {
 		case w.settles <- released:
 		case <-enough:
-			return // the database is out of reach: the leases expire
+			return // the database is out of reach, so the leases expire
 		}
 	}
 }
 
-// letGo releases successes that could not be recorded in time, because somebody held a row
-// or an effect did not end: better started again now than charged when the lease expires.
-// Failures, runs that have no attempt left, and those that go on elsewhere wait for that: they are not given back.
+// letGo releases runs whose success could not be recorded in time, because a row was locked or an effect did
+// not end. A release charges no attempt, while an expired lease would. Failures, exhausted runs and runs that
+// are executed elsewhere are not released: their leases expire.
 func (w *Worker) letGo(ctx context.Context) {
 	var outcomes []settling.Outcome
 	for _, j := range w.jobs.all() {
@@ -107,7 +106,7 @@ func (w *Worker) letGo(ctx context.Context) {
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), obey)
 	defer done()
 	_, err := settling.Settle(call, w.db, w.name, outcomes)
-	if err != nil && code(err) != "" && len(outcomes) > 1 { // one of them, perhaps
+	if err != nil && code(err) != "" && len(outcomes) > 1 { // perhaps one of them is refused
 		err = nil
 		for i := range outcomes {
 			_, problem := settling.Settle(call, w.db, w.name, outcomes[i:i+1])
@@ -117,8 +116,8 @@ func (w *Worker) letGo(ctx context.Context) {
 	w.config.Logger.Warn("runs could not be settled before the worker stopped", "runs", len(outcomes), "handed_back", err == nil)
 }
 
-// empty waits until no lease is held, for at most d or until hurry is closed. It reports
-// whether none is.
+// empty waits until no lease is held, for d at most or until hurry is closed. It reports whether no lease is
+// held.
 func (w *Worker) empty(d time.Duration, hurry <-chan struct{}) bool {
 	timeout := time.NewTimer(d)
 	defer timeout.Stop()

@@ -15,26 +15,25 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// An effectError is an error that counts as the handler's, because it comes from an effect
-// and is not the database's passing trouble.
+// An effectError is an error that counts as the handler's: it comes from an effect, and is no passing trouble
+// of the database.
 type effectError struct{ err error }
 
 func (e *effectError) Error() string { return e.err.Error() }
 func (e *effectError) Unwrap() error { return e.err }
 
-// A brokenError is an effect's error after which the connection was gone. Its text stays
-// out of the log: it is the user's.
+// A brokenError is an effect's error after which the connection was gone. Its text stays out of the log,
+// because it is the user's.
 type brokenError struct{ err error }
 
 func (e *brokenError) Error() string { return "effect: the connection broke" }
 func (e *brokenError) Unwrap() error { return e.err }
 
-// afterthought is how long an effect may go on after its connection was cut before it is
-// left behind.
+// afterthought is how long an effect may continue after its connection was cut. Then it is abandoned.
 const afterthought = time.Second
 
-// applyAll calls a job's effects. They may wait for locks as long as they like, and plans are made
-// as the user has it.
+// applyAll calls a job's effects. It first restores the user's lock_timeout and planner settings, so that
+// effects may wait for locks as long as they like.
 func (w *Worker) applyAll(ctx context.Context, tx pgx.Tx, j *job) error {
 	if len(j.extras.effects) == 0 {
 		return nil
@@ -50,23 +49,24 @@ func (w *Worker) applyAll(ctx context.Context, tx pgx.Tx, j *job) error {
 	return nil
 }
 
-// apply calls one effect, and cuts the connection if it goes on after ctx has ended. The
-// effect may not end the transaction, nor leave it aborted.
+// apply calls one effect, and cuts the connection if the effect continues after ctx has ended. An effect that
+// ends the transaction, or leaves it aborted, is an error.
 func (w *Worker) apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error) error {
 	conn := tx.Conn()
 	cut := context.AfterFunc(ctx, func() { _ = conn.PgConn().Conn().Close() })
 	err := w.perform(ctx, tx, effect)
 	cut()
-	// By the clock: the server's own limit may end a statement before the context's timer has run.
+	// Compare with the clock, since the server's own limit may end a statement before the timer of ctx has
+	// fired.
 	deadline, limited := ctx.Deadline()
 	var pg *pgconn.PgError
 	switch {
 	case limited && !time.Now().Before(deadline), errors.As(err, &pg) && pg.Code == "25P03":
 		return &effectError{errors.New("effect: the settle transaction took too long, or was left idle for longer than the lease")}
 	case err != nil && pg != nil && (passing(pg.Code) || outdated(pg)):
-		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
+		return fmt.Errorf("effect: %w", err) // settled again with the same outcome; no attempt is charged
 	case conn.IsClosed() && !pgconn.Timeout(err):
-		return &brokenError{err} // likewise
+		return &brokenError{err} // settled again too
 	case err != nil:
 		return &effectError{fmt.Errorf("effect: %w", err)}
 	}
@@ -74,13 +74,13 @@ func (w *Worker) apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error
 	case 'E':
 		return &effectError{errors.New("effect: a statement failed and its error was ignored; the transaction is aborted")}
 	case 'I':
-		return &effectError{errors.New("effect: it ended the settle transaction, which is the worker's to end")}
+		return &effectError{errors.New("effect: it ended the settle transaction, which only the worker may end")}
 	}
 	return nil
 }
 
-// perform calls an effect in a goroutine of its own, so that neither runtime.Goexit in it
-// nor one that never returns ends the settling. One that is left behind counts as stuck.
+// perform calls an effect in a goroutine of its own, so that an effect that calls runtime.Goexit or never
+// returns cannot end or block the settling. An abandoned effect counts as stuck.
 func (w *Worker) perform(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error) error {
 	open := &openTx{Tx: tx}
 	done := make(chan error, 1)
@@ -109,8 +109,8 @@ func (w *Worker) perform(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) err
 	return context.Cause(ctx)
 }
 
-// An openTx is a transaction that an effect cannot end, and cannot use once it was left
-// behind.
+// An openTx is the transaction as an effect sees it. The effect cannot end it, and cannot use it once it is
+// abandoned.
 type openTx struct {
 	pgx.Tx
 	closed atomic.Bool
@@ -135,13 +135,13 @@ func (t *openTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows
 	return t.Tx.Query(ctx, query, args...)
 }
 
-// outdated reports whether a statement that was prepared is of no use any more; it is prepared anew.
+// outdated reports whether a prepared statement is unusable. The next try prepares it anew.
 func outdated(err *pgconn.PgError) bool {
 	return session.Lost(err) || err.Code == "0A000" && err.Routine == "RevalidateCachedQuery" // its table was altered
 }
 
-// passing reports whether an error code in an effect is trouble of the database's that has
-// nothing to do with the effect. Timeouts are not: they would repeat without end.
+// passing reports whether an SQLSTATE in an effect is trouble of the database that has nothing to do with the
+// effect. Timeouts are not included, because they would be repeated without end.
 func passing(code string) bool {
 	switch code[:min(2, len(code))] {
 	case "08", "40", "53", "58":

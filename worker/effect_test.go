@@ -20,7 +20,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// ledger returns a database with a table for effects, in which each n stands once.
+// ledger returns a database with a table for effects, in which each n can be entered once.
 func ledger(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
@@ -33,7 +33,7 @@ func booked(t *testing.T, pool *pgxpool.Pool) int {
 	return query[int](t, pool, `SELECT count(*) FROM ledger`)
 }
 
-// book is an effect that enters n.
+// book returns an effect that enters n.
 func book(ctx context.Context, n int) func(pgx.Tx) error {
 	return func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ($1)`, n)
@@ -41,7 +41,7 @@ func book(ctx context.Context, n int) func(pgx.Tx) error {
 	}
 }
 
-// effects registers a handler that does nothing but hand over effects.
+// effects registers a handler that does nothing but register effects.
 func effects(mux *worker.Mux, typ string, list func(context.Context) []func(pgx.Tx) error) {
 	handle(mux, typ, func(ctx context.Context) error {
 		for _, effect := range list(ctx) {
@@ -53,8 +53,8 @@ func effects(mux *worker.Mux, typ string, list func(context.Context) []func(pgx.
 	})
 }
 
-// An effect that fails, in whatever way, takes everything in its transaction with it and
-// counts as the handler's failure; nothing is settled without its effects.
+// An effect that fails in any way rolls back its whole transaction and counts as the handler's failure. Nothing
+// is settled without its effects.
 func TestEffectFails(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
@@ -108,7 +108,7 @@ func TestEffectFails(t *testing.T) {
 	pgtest.Await(t, "all slots to be free", func() bool { return w.InFlight() == 0 })
 }
 
-// A permanent error of an effect fails the run at once; Again puts it off uncharged.
+// A permanent error of an effect fails the run at once. run.Again puts it off with no attempt charged.
 func TestEffectDecides(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -135,8 +135,8 @@ func TestEffectDecides(t *testing.T) {
 	}
 }
 
-// A deadlock, a serialization failure or a killed connection in the settle transaction
-// repeats its effects, not the handler, and is charged to nobody.
+// After a deadlock, a serialization failure or a killed connection in the settle transaction, the effects are
+// repeated and the handler is not. No attempt is charged.
 func TestEffectIsRepeated(t *testing.T) {
 	t.Parallel()
 	raised := func(code string) func(context.Context, pgx.Tx) error {
@@ -186,8 +186,7 @@ func TestEffectIsRepeated(t *testing.T) {
 	}
 }
 
-// Effects are not executed when the handler fails, nor when the lease has been lost, and
-// neither are events appended.
+// Neither effects nor events are applied if the handler fails or the lease is lost.
 func TestEffectsAreDropped(t *testing.T) {
 	t.Parallel()
 	pool := ledger(t)
@@ -216,7 +215,7 @@ func TestEffectsAreDropped(t *testing.T) {
 	}
 }
 
-// What a handler has left behind can no longer hand over effects, nor use the transaction.
+// Once a handler has returned, nothing that it left behind can register effects or use the transaction.
 func TestTooLateForEffects(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -244,8 +243,8 @@ func TestTooLateForEffects(t *testing.T) {
 	}
 }
 
-// The server itself ends a settle transaction whose worker can no longer: frozen in the
-// middle of it, a process would keep its runs locked and out of reach for everybody.
+// The server ends a settle transaction whose worker no longer can. A process frozen in the middle of it would
+// otherwise keep its runs locked, and nobody could take them back.
 func TestSettleTransactionIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -266,8 +265,8 @@ func TestSettleTransactionIsBounded(t *testing.T) {
 	}
 }
 
-// An effect's statements are planned as the user has it, not as the worker's own; and what it does to
-// prepared statements keeps nobody from going on.
+// The statements of an effect are planned with the user's settings and not the worker's. An effect that drops
+// all prepared statements of the session does not disturb the worker.
 func TestSessionOfEffects(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -300,8 +299,8 @@ func TestSessionOfEffects(t *testing.T) {
 	}
 }
 
-// A statement of an effect that is prepared, and of no use because its table was altered meanwhile, is
-// repeated and charged to nobody. One that the user has not prepared is the user's mistake.
+// If a prepared statement of an effect is unusable because its table was altered, the effect is repeated and no
+// attempt is charged. A statement that the user has not prepared is the user's mistake.
 func TestOutdatedStatements(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()

@@ -15,9 +15,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Token returns what run.Complete and workflow_complete ask for, if the handler with this context hands its run on (run.ErrElsewhere). It is
-// of this start of this run alone, and a secret: whoever has it says what becomes of the run. Pass it on to who does the work, and keep it out of logs.
-// Token returns ErrNoRun as InSettle does.
+// Token returns the token that run.Complete and workflow_complete ask for, if the handler with this context
+// hands its run on (run.ErrElsewhere). The token belongs to this start of this run. It is a secret: anyone who
+// has it can settle the run. Pass it to the system that does the work, and keep it out of logs. Token returns
+// ErrNoRun outside of a handler.
 func Token(ctx context.Context) (string, error) {
 	x, err := extrasOf(ctx)
 	if err != nil {
@@ -26,21 +27,23 @@ func Token(ctx context.Context) (string, error) {
 	return handed(x.lease.ID, x.lease.Token).String(), nil
 }
 
-// handed makes a token for others of a lease's own, as workflow_handed does: with that, which other runs have, too, a worker could settle them.
+// handed derives the token for an outside system from the run's id and the token of the lease, as
+// workflow_handed does. The token of the lease is kept secret because other runs leased at the same time share
+// it: with it one could settle them too.
 func handed(run, token uuid.UUID) (made uuid.UUID) {
 	sum := sha256.Sum256(append(token[:], run[:]...))
 	copy(made[:], sum[:])
 	return made
 }
 
-// handsOn reports whether err hands a run on. One that cannot be asked does not.
+// handsOn reports whether err hands the run on. It reports false if err panics when it is unwrapped.
 func handsOn(err error) (on bool) {
 	defer func() { _ = recover() }()
 	_, on = run.IsElsewhere(err)
 	return on
 }
 
-// handOn records that a run goes on elsewhere.
+// handOn records that the run is executed elsewhere from now on.
 func (w *Worker) handOn(ctx context.Context, j *job) (lost []settling.Outcome, err error) {
 	ctx, done := context.WithTimeout(ctx, min(settleTimeout, j.Length/3))
 	defer done()
@@ -53,16 +56,16 @@ func (w *Worker) handOn(ctx context.Context, j *job) (lost []settling.Outcome, e
 	return lost, err
 }
 
-// saidElsewhere is an error that whoever completes a run has told of.
+// saidElsewhere returns the error that was reported through run.Complete or workflow_complete.
 func saidElsewhere(text json.RawMessage) error {
 	var said told.Told
-	if json.Unmarshal(text, &said) != nil { // workflow_complete has looked at it
+	if json.Unmarshal(text, &said) != nil { // cannot happen: workflow_complete has checked it
 		said = told.Told{}
 	}
 	return said.Apply(errors.New(cmp.Or(said.Message, "failed elsewhere")), false, false)
 }
 
-// countElsewhere tells how many runs of this worker's prefixes go on elsewhere.
+// countElsewhere reports to Observe how many runs of this worker's prefixes are executed elsewhere.
 func (w *Worker) countElsewhere(ctx context.Context) error {
 	if w.config.Observe.Elsewhere == nil {
 		return nil

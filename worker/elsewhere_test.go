@@ -19,7 +19,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// away registers a handler that hands its run on, and returns where it puts the tokens of its starts.
+// away registers a handler that hands its run on, and returns a channel of the tokens that it gets.
 func away(mux *worker.Mux, typ string, how error) chan string {
 	tokens := make(chan string, 100)
 	handle(mux, typ, func(ctx context.Context) error {
@@ -41,8 +41,8 @@ func isElsewhere(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
 	})
 }
 
-// A run that is handed on stays leased, takes no slot, and is recorded within two seconds of being completed, by any worker. The token is the one that
-// workflow_handed makes of the lease's.
+// A run that is handed on stays leased and takes no slot. Once completed, it is recorded within two seconds, by
+// any worker. workflow_handed computes the same token from the lease's.
 func TestElsewhere(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -58,7 +58,7 @@ func TestElsewhere(t *testing.T) {
 	token := <-tokens
 	isElsewhere(t, pool, id)
 	pgtest.Await(t, "the slot to be free", func() bool { return w.InFlight() == 0 })
-	finished(t, pool, enqueue(t, pool, "test.here.v1", empty{})) // its only slot
+	finished(t, pool, enqueue(t, pool, "test.here.v1", empty{})) // the worker has one slot
 	if made := query[string](t, pool, `SELECT workflow_handed(id, lease_token)::text FROM workflow_run WHERE id = $1`, id); made != token {
 		t.Errorf("the handler got %s, the database makes %s", token, made)
 	}
@@ -77,7 +77,7 @@ func TestElsewhere(t *testing.T) {
 		}
 		start := time.Now()
 		r := finished(t, pool, id)
-		if took := time.Since(start); took > 30*time.Second { // two are promised, by a machine that has time
+		if took := time.Since(start); took > 30*time.Second { // 2 s on an idle machine
 			t.Errorf("it was recorded after %s", took)
 		}
 		return r
@@ -87,7 +87,7 @@ func TestElsewhere(t *testing.T) {
 	if refused.Load() != 0 {
 		t.Errorf("%d outcomes were refused", refused.Load())
 	}
-	if err := stop(); err != nil { // another worker does as well
+	if err := stop(); err != nil { // another worker can record it too
 		t.Fatal(err)
 	}
 	if r := read(t, pool, id); r.Status != run.Leased || r.Attempt != 1 {
@@ -107,7 +107,8 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// An error from elsewhere counts as a handler's: it is tried again, put off, or fails at once, with its code.
+// An error reported from elsewhere counts like a handler's: the run is retried, put off, or fails at once, with
+// the error's code.
 func TestErrorsFromElsewhere(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -144,8 +145,9 @@ func TestErrorsFromElsewhere(t *testing.T) {
 	}
 }
 
-// Once its time is over it is taken back, the attempt charged, and started again: not as a suspect, for it has killed no process. What was completed in time is
-// recorded though nobody did before that.
+// Once its time is over, a run that was handed on is taken back, the attempt is charged, and it is started
+// again. It is no suspect, since it has killed no process. If it was completed in time, that is recorded even
+// if no worker did so before.
 func TestTimeElsewhereIsOver(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -185,7 +187,8 @@ func TestTimeElsewhereIsOver(t *testing.T) {
 	}
 }
 
-// A heartbeat that comes after a run was handed on does not shorten its time, and a run that is cancelled is nobody's to complete.
+// A heartbeat that arrives after a run was handed on does not shorten its time. A run that is cancelled cannot
+// be completed.
 func TestActingOnElsewhere(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -219,7 +222,8 @@ func TestActingOnElsewhere(t *testing.T) {
 	}
 }
 
-// Effects and events of a handler that hands its run on are dropped, and a handler that hands it on while its worker stops has handed it on.
+// Effects and events of a handler that hands its run on are dropped. A handler can hand its run on while its
+// worker stops.
 func TestHandedOnWhileStopping(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -247,7 +251,8 @@ func TestHandedOnWhileStopping(t *testing.T) {
 	}
 }
 
-// A handler whose lease seemed lost while it handed its run on has handed it on, if nobody has taken that lease: the fence knows better.
+// A handler whose lease seemed lost hands its run on all the same if nobody else has the lease: the fence
+// decides.
 func TestHandedOnThoughLost(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()

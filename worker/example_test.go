@@ -41,10 +41,10 @@ type brewing struct {
 	Sugar int
 }
 
-// brew is what those who order and those who brew agree on.
+// brew is the payload on which callers and handlers agree.
 var brew = run.Task[brewing]("shop.brew.v1")
 
-// A task is declared once: whoever enqueues or handles it with another payload is told so by the compiler.
+// A task is declared once. Code that enqueues or handles it with another payload does not compile.
 func ExampleHandle_task() {
 	ctx, pool, done := pgtest.Example()
 	defer done()
@@ -60,8 +60,8 @@ func ExampleHandle_task() {
 	// Output: shop.brew.v1 succeeded "tea with 2"
 }
 
-// An error means: try again, after a pause that grows, until max_attempts starts are used
-// up. run.Permanent, run.Again and run.RetryAfter say something else.
+// After an error the run is retried after a growing pause, until it was started max_attempts times.
+// run.Permanent, run.Again and run.RetryAfter ask for something else.
 func ExampleHandle_retry() {
 	ctx, pool, done := pgtest.Example()
 	defer done()
@@ -86,8 +86,8 @@ func ExampleHandle_retry() {
 	// failed the number is wrong
 }
 
-// What a handler writes in the settle transaction, the events it emits and its result are
-// committed together or not at all, and only if the lease still holds.
+// The statements of InSettle, the emitted events and the result are committed together, and only if the lease
+// still holds.
 func ExampleInSettle() {
 	ctx, pool, done := pgtest.Example()
 	defer done()
@@ -113,8 +113,8 @@ func ExampleInSettle() {
 	// Output: succeeded "booked" 42 1
 }
 
-// On SIGTERM the worker leases nothing more and lets handlers finish; those that cannot are
-// told by their context, and their runs are handed back with no attempt charged.
+// On SIGTERM the worker leases nothing more and lets handlers finish. After the grace period their contexts
+// end, and their runs are released with no attempt charged.
 func ExampleRun() {
 	ctx, pool, done := pgtest.Example()
 	defer done()

@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// start makes a job of a lease and executes it in a goroutine of its own.
+// start makes a job of a lease, and executes it in a goroutine of its own.
 func (w *Worker) start(l *leasing.Lease) {
 	j := &job{Lease: *l, entry: w.lookup(l.Type), confirmed: l.Taken, extended: l.Taken}
 	j.ctx, j.cancel = context.WithCancelCause(context.Background())
@@ -24,8 +24,8 @@ func (w *Worker) start(l *leasing.Lease) {
 		go w.execute(j)
 		return
 	}
-	// This process was frozen, or the answer came late: nothing is started on a lease that has
-	// run out. If nobody has taken it over it is given back.
+	// The lease has run out: this process was frozen, or the answer came late. The handler is not started. If
+	// nobody else has leased the run, this gives it back.
 	if !j.Exhausted {
 		j.done, j.outcome = true, settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release}
 		w.jobs.add(j)
@@ -33,8 +33,8 @@ func (w *Worker) start(l *leasing.Lease) {
 	}
 }
 
-// execute calls the job's handler and passes what came of it on to be settled, also if it
-// panicked or ended its goroutine by runtime.Goexit.
+// execute calls the job's handler and passes its outcome on to be settled, even after a panic or
+// runtime.Goexit.
 func (w *Worker) execute(j *job) {
 	if j.limit() > 0 {
 		limit := time.AfterFunc(j.limit()-time.Since(j.Taken), func() { w.jobs.end(j, run.ErrDeadline) })
@@ -52,12 +52,13 @@ func (w *Worker) execute(j *job) {
 	result, err = w.call(j)
 }
 
-// call runs the handler, if there is one and an attempt to spend.
+// call runs the handler. It returns an error instead if there is no handler, no attempt left, or the deadline
+// is over.
 func (w *Worker) call(j *job) (json.RawMessage, error) {
 	switch {
 	case j.Exhausted, j.Suspect && j.Attempt > j.MaxAttempts:
 		return nil, technical(settling.CodeExpired,
-			fmt.Errorf("lease_expired: all %d attempts are used up, the last by one that did not report back", j.MaxAttempts))
+			fmt.Errorf("lease_expired: all %d attempts are used up, and the last one did not report back", j.MaxAttempts))
 	case j.entry == nil:
 		return nil, technical(settling.CodeNoHandler, errors.New(settling.CodeNoHandler))
 	}
@@ -72,7 +73,7 @@ func (w *Worker) call(j *job) (json.RawMessage, error) {
 	return j.entry.handler(ctx, j.Payload)
 }
 
-// finish hands the outcome to the settlers, unless the run is no longer ours to decide.
+// finish passes the outcome to the settlers, unless it is not this worker's to settle any more.
 func (w *Worker) finish(j *job, result json.RawMessage, err error, took time.Duration) {
 	left := w.jobs.returned(j)
 	cause := context.Cause(j.ctx)
@@ -85,13 +86,13 @@ func (w *Worker) finish(j *job, result json.RawMessage, err error, took time.Dur
 		w.jobs.remove(j)
 		return
 	}
-	// A result is offered even after the lease seemed lost, and so is what goes on elsewhere: the fence knows better.
+	// A result is offered even if the lease seems lost, and so is a run that is handed on. The fence decides.
 	j.outcome = w.judge(j, result, err, cause)
 	j.took = took
 	if w.config.Observe.Finished != nil {
 		w.config.Observe.Finished(j.Type, j.outcome.Verdict, took)
 	}
-	if j.outcome.Verdict == settling.Succeed || j.outcome.Verdict == settling.HandOn { // whoever took it on is there
+	if j.outcome.Verdict == settling.Succeed || j.outcome.Verdict == settling.HandOn { // a service that accepts a run is up
 		w.outages.over(j.Type)
 	}
 	if j.outcome.Verdict != settling.Succeed {

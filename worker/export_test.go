@@ -2,5 +2,5 @@ package worker
 
 import "github.com/simple-workflow/simple-workflow/internal/hook"
 
-// Hooks are those that act before that of Processes.
+// Hooks returns the hooks that are called before that of Processes, to be set by tests.
 func (c *Config) Hooks() *[]hook.Hook { return &c.hooks }

@@ -14,14 +14,13 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// ErrNoRun means that a context does not come from a worker's handler, or that the handler
-// has returned.
+// ErrNoRun means that the context does not come from a worker's handler, or that the handler has returned.
 var ErrNoRun = errors.New("worker: the context belongs to no run")
 
-// extras are what a handler wants done in the settle transaction of its run.
+// extras holds what a handler wants done in the settle transaction of its run.
 type extras struct {
 	mu      sync.Mutex
-	closed  bool // the handler has returned: nothing more is taken, what is here may be read
+	closed  bool // the handler has returned: nothing more is added, and the rest may be read without mu
 	effects []func(pgx.Tx) error
 	events  []outbox.Event
 	lease   *leasing.Lease // see Token
@@ -33,7 +32,7 @@ func (x *extras) close() {
 	x.closed = true
 }
 
-// drop forgets everything; close comes first.
+// drop forgets the effects and events. Call close first.
 func (x *extras) drop() { x.effects, x.events = nil, nil }
 
 type extrasKey struct{}
@@ -46,13 +45,14 @@ func extrasOf(ctx context.Context) (*extras, error) {
 	return x, nil
 }
 
-// InSettle executes effect in the transaction that records the run's success: what it
-// writes, the result and the events commit together or not at all, and only if the lease
-// still holds. It is not called if the handler fails. Its error counts as the handler's.
+// InSettle registers effect, which the worker calls in the transaction that records the run's success. Its
+// writes, the result and the events commit together, and only if the lease still holds. effect is not called if
+// the handler fails. An error of effect counts as the handler's.
 //
-// effect may be called again if the transaction has to be repeated (a deadlock, a lost
-// connection), so it must not keep state of its own. It must not end the transaction.
-// The transaction lasts at most a minute. InSettle returns ErrNoRun outside of a handler.
+// effect may be called again if the transaction has to be repeated, after a deadlock or a lost connection. So
+// it must not keep state of its own. It must not end the transaction. The transaction lasts a minute at most.
+//
+// InSettle returns ErrNoRun outside of a handler.
 func InSettle(ctx context.Context, effect func(pgx.Tx) error) error {
 	x, err := extrasOf(ctx)
 	if err != nil {
@@ -67,9 +67,9 @@ func InSettle(ctx context.Context, effect func(pgx.Tx) error) error {
 	return nil
 }
 
-// Emit appends an event to the outbox in the transaction that records the run's
-// success; if the handler fails it is dropped. A zero Aggregate means the run itself. The
-// payload is encoded at once. Emit returns ErrNoRun as InSettle does.
+// Emit appends an event to the outbox in the transaction that records the run's success. If the handler fails,
+// the event is dropped. A zero Aggregate means the run. The payload is encoded at once. Emit returns ErrNoRun
+// outside of a handler, or an error if the payload cannot be encoded.
 func Emit(ctx context.Context, event outbox.Event) error {
 	x, err := extrasOf(ctx)
 	if err != nil {

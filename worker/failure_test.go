@@ -20,20 +20,20 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A brokenError panics when asked for its text, as a nil pointer in an error often does.
+// A brokenError panics when it is asked for its text, as a nil pointer in an error often does.
 type brokenError struct{ text string }
 
 func (e *brokenError) Error() string { return e.text }
 
-// Whatever a handler fails with, the worker lives on, and the run's error column tells what
-// happened in clean, short text without credentials.
+// The worker survives any failure of a handler, and the run's error column describes it in clean, short text
+// without credentials.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
 		name string
 		fail func(context.Context) error
 		code string
-		want string // all of the message, or its start if it ends with …
+		want string // the whole message, or its beginning if it ends with …
 	}{
 		{"text", func(context.Context) error { return errors.New("no luck") }, settling.CodeHandler, "no luck"},
 		{"empty", func(context.Context) error { return errors.New("") }, settling.CodeHandler, "(empty error)"},
@@ -83,7 +83,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A result returned beside an error is dropped: the error wins.
+// If a handler returns both a result and an error, the result is dropped.
 func TestErrorWins(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -95,7 +95,7 @@ func TestErrorWins(t *testing.T) {
 	}
 }
 
-// A permanent error, however wrapped, fails the run at once.
+// A permanent error, however it is wrapped, fails the run at once.
 func TestPermanent(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -110,7 +110,7 @@ func TestPermanent(t *testing.T) {
 	}
 }
 
-// Again spends no attempt and is counted; after MaxPostponed of them it is a failure.
+// run.Again spends no attempt and is counted. After MaxPostponed of them it counts as a failure.
 func TestAgain(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -138,8 +138,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// Delays that handlers ask for are kept between none and a year; RetryAfter spends an
-// attempt.
+// Delays that handlers ask for are bounded to 0 and a year. RetryAfter spends an attempt.
 func TestDelays(t *testing.T) {
 	t.Parallel()
 	const year = 365 * 24 * time.Hour
@@ -152,7 +151,7 @@ func TestDelays(t *testing.T) {
 		{"test.after_max.v1", run.RetryAfter(errors.New("busy"), math.MaxInt64), year},
 		{"test.again_max.v1", run.Again(math.MaxInt64), year},
 		{"test.again.v1", run.Again(time.Minute), time.Minute},
-		{"test.backoff.v1", errors.New("plain"), 20 * time.Minute}, // plus half of it at most
+		{"test.backoff.v1", errors.New("plain"), 20 * time.Minute}, // plus up to half of it
 	}
 	pool := pgtest.New(t)
 	pgtest.Attempts(t, pool, 3)
@@ -182,7 +181,7 @@ func TestDelays(t *testing.T) {
 	}
 }
 
-// A handler that cancels its own run does not get its result recorded.
+// If a handler cancels its own run, its result is not recorded.
 func TestHandlerCancelsItself(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -24,14 +24,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// raise has a trigger raise an SQLSTATE that nobody foresaw for updates of runs of a type.
+// raise creates a trigger that raises an unusual SQLSTATE for updates of runs of a type.
 func raise(t *testing.T, pool *pgxpool.Pool, typ, when string) {
 	t.Helper()
 	execute(t, pool, `CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = 'XX777'; END $$`)
 	execute(t, pool, fmt.Sprintf(`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.type = '%s' AND %s) EXECUTE FUNCTION refuse()`, typ, when))
 }
 
-// Whatever SQLSTATE a row's statement is refused with, that row is told of, with its statement, and all others go on.
+// If a statement is refused for a row with any SQLSTATE, that row is reported with the statement, and all other
+// rows continue.
 func TestUnforeseenState(t *testing.T) {
 	t.Parallel()
 	for statement, when := range map[string]string{
@@ -93,7 +94,7 @@ func TestUnforeseenState(t *testing.T) {
 	}
 }
 
-// outage is how long something is missing: a minute where TEST_OUTAGE says so.
+// outage is how long something is missing: a minute if TEST_OUTAGE is set.
 func outage(t *testing.T) time.Duration {
 	text := os.Getenv("TEST_OUTAGE")
 	if text == "" {
@@ -106,8 +107,9 @@ func outage(t *testing.T) time.Duration {
 	return d
 }
 
-// What fails for every row is no row's fault: with ten thousand runs due and others under way, some time without a table, a right, a
-// function or a sequence leaves nothing set aside, failed or charged, and afterwards all is done within ten seconds of what it takes anyhow. Meanwhile
+// What fails for every row is blamed on no row. With ten thousand runs due and others under way, a table, a
+// right, a function or a sequence is missing for some time. Nothing is set aside, failed or charged because of
+// it. Once it is back, all runs are done within ten seconds more than they take otherwise. Meanwhile
 // workflow_fault names the statement, and the log does so once a minute.
 func TestStatementsThatFail(t *testing.T) {
 	t.Parallel()
@@ -128,7 +130,7 @@ func TestStatementsThatFail(t *testing.T) {
 			CREATE TRIGGER never BEFORE UPDATE ON workflow_run FOR EACH ROW EXECUTE FUNCTION never()`, `DROP TRIGGER never ON workflow_run`, "lease"},
 	}
 	names := slices.Sorted(maps.Keys(all))
-	for half := range 2 { // two at a time: they wait, mostly
+	for half := range 2 { // two at a time, since they mostly wait
 		t.Run(fmt.Sprint(half), func(t *testing.T) {
 			t.Parallel()
 			for i, name := range names {
@@ -209,7 +211,7 @@ func statementsFail(t *testing.T, harm, mend, statement string) {
 	pgtest.Await(t, "all runs to finish", done)
 	took := time.Since(start)
 	t.Logf("done in %v, %v without harm", took, anyhow)
-	if took > 2*anyhow+10*time.Second { // twice, as the machine may have become slower
+	if took > 2*anyhow+10*time.Second { // twice, since the machine may have become slower
 		t.Errorf("all is done %v after it was mended, and takes %v anyhow", took, anyhow)
 	}
 	if n := query[int](t, owner, `SELECT count(*) FROM workflow_set_aside`) + aside; n != 0 {
@@ -228,8 +230,8 @@ func statementsFail(t *testing.T, harm, mend, statement string) {
 	pgtest.Await(t, "workflow_fault to be empty", func() bool { return query[int](t, owner, `SELECT count(*) FROM workflow_fault`) == 0 })
 }
 
-// A trigger that refuses a type sets aside the runs of that, others go on, and ten seconds after the trigger is gone the type is back, all of
-// it.
+// A trigger that refuses a type has the runs of that type set aside, and others continue. Ten seconds after the
+// trigger is dropped, all runs of the type are eligible again.
 func TestTypeIsBack(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -248,7 +250,7 @@ func TestTypeIsBack(t *testing.T) {
 	execute(t, pool, `DROP TRIGGER refuse ON workflow_run`)
 	start := time.Now()
 	drained(t, pool)
-	if took := time.Since(start); took > 30*time.Second { // it is ten where nothing else is executed, and a minute if nobody tries them
+	if took := time.Since(start); took > 30*time.Second { // 10 s on an idle machine, and a minute if nothing tries them
 		t.Errorf("the type was back after %v", took)
 	}
 	if n := query[int](t, pool, `SELECT count(*) FROM workflow_set_aside`); n != 0 {

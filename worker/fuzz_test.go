@@ -17,8 +17,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Whatever prefixes are given, they become a sorted list of which none covers another and
-// which covers all of them, or they are refused in clean lines that tell the position.
+// Any list of prefixes is either accepted or refused. An accepted list is sorted, no element covers another,
+// and together they cover every given prefix. A refusal has clean lines that name the position.
 func FuzzPrefixes(f *testing.F) {
 	for _, seed := range []string{"", "a.", "media., email.", "a.,a.b.,a-.,a_.", "A.,*,,..,.a.", "billing", strings.Repeat("a", 199) + ".,x\x00.,\xff.,🙂."} {
 		f.Add(seed)
@@ -60,9 +60,8 @@ func FuzzPrefixes(f *testing.F) {
 	})
 }
 
-// A payload that can be stored comes out of a handler that returns its input with the same
-// meaning, to the last digit, and can be stored as a result; any other bytes are refused as
-// a bad payload, not with a panic.
+// A handler that returns its input returns any payload that can be stored with the same meaning, to the last
+// digit, and the result can be stored. Any other bytes are refused as a bad payload, without a panic.
 func FuzzHandle(f *testing.F) {
 	for _, seed := range []string{
 		``, `null`, `{}`, `{"a":[1.10,-0,1e-400,9223372036854775808,"é\n\u001b\ud83d\ude00<&>"],"":null}`, `{"A":1,"a":2}`,

@@ -16,18 +16,20 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Handle registers an ordinary function as the handler of a type:
+// Handle registers a typed function as the handler of a type:
 //
 //	worker.Handle(mux, "billing.invoice_charge.v1", billing.Charge)
 //
-// With a run.Task in place of the name, the compiler checks that the handler takes what is enqueued.
+// If a run.Task is passed instead of a string, the compiler checks that fn takes what is enqueued with it.
 //
-// The payload is decoded into In as encoding/json does, but member names must match
-// exactly and numbers that land in an interface stay json.Number, so that no digit is lost.
-// A payload that does not fit In fails the run at once (code payload_invalid); members that
-// In lacks are ignored. The result is encoded from Out; one that JSON cannot hold (NaN,
-// invalid UTF-8, a channel) fails the run without another start (code result_rejected).
-// Handle panics as HandleRaw does, and on a prefix.
+// The payload is decoded into In as encoding/json does it, with two exceptions: member names must match
+// exactly, and numbers decoded into an interface become json.Number, so that no digit is lost. Members that In
+// lacks are ignored. A payload that does not fit In fails the run at once, with code payload_invalid.
+//
+// The result is encoded from Out. A result that JSON cannot hold (NaN, invalid UTF-8, a channel) fails the run
+// at once, with code result_rejected.
+//
+// Handle panics as HandleRaw does, and also if task is a prefix.
 func Handle[In, Out any](m *Mux, task run.Task[In], fn func(context.Context, In) (Out, error), options ...Options) {
 	typ := string(task)
 	if fn == nil {
@@ -63,7 +65,7 @@ var decoding = json.JoinOptions(
 			*v = stdjson.Number(number)
 			return err
 		}),
-		// To the decoder the number of encoding/json is a string like any other.
+		// The decoder treats encoding/json's Number as an ordinary string.
 		json.UnmarshalFromFunc(func(dec *jsontext.Decoder, v *stdjson.Number) error {
 			switch dec.PeekKind() {
 			case '0':
@@ -89,8 +91,8 @@ var encoding = json.JoinOptions(
 	})),
 )
 
-// encode turns a result into JSON. Any trouble, a panicking marshaller included, is a
-// rejected result: the handler has done its work and must not do it again.
+// encode turns a result into JSON. Any error, including a panicking marshaller, rejects the result for good:
+// the handler has done its work and must not do it again.
 func encode(out any) (data stdjson.RawMessage, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -104,7 +106,7 @@ func encode(out any) (data stdjson.RawMessage, err error) {
 	return data, nil
 }
 
-// technical is an error that ends a run at once, and that is not its handler's.
+// technical returns an error that fails a run at once and is not the handler's fault.
 func technical(code string, err error) error {
 	return run.Permanent(settling.Technical(run.WithCode(code, err)))
 }

@@ -21,10 +21,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// brief has leases be short: for tests in which one runs out. Otherwise they last longer than a slow machine may stand still.
+// brief makes leases short, for tests in which one expires. Otherwise leases last longer than a slow machine
+// may freeze.
 func brief(c *worker.Config) { c.Lease = 4 * time.Second }
 
-// work runs a worker until the test ends, with a config made quick for tests.
+// work runs a worker until the test ends, with a config that is fast enough for tests.
 func work(t *testing.T, pool *pgxpool.Pool, mux *worker.Mux, change func(*worker.Config)) (*worker.Worker, func() error) {
 	t.Helper()
 	config := worker.Config{
@@ -63,8 +64,8 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// patiently tries again what fails while an old pgbouncer, which the tests may go through,
-// ends and comes back, see pgbouncer.Bouncer.
+// patiently repeats what fails while an old pgbouncer, which the tests may use, ends and is restarted; see
+// pgbouncer.Bouncer.
 func patiently(do func() error) error {
 	err := do()
 	for try := 0; err != nil && os.Getenv("PGTEST_BOUNCER") != "" && try < 20; try++ {
@@ -96,22 +97,22 @@ func finished(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) *run.Run {
 
 type empty struct{}
 
-// handle registers a handler that takes nothing and returns nothing.
+// handle registers a handler without input and result.
 func handle(mux *worker.Mux, typ string, fn func(context.Context) error, options ...worker.Options) {
 	worker.Handle(mux, run.Task[empty](typ), func(ctx context.Context, _ empty) (empty, error) { return empty{}, fn(ctx) }, options...)
 }
 
-// add enqueues a run with more than a type.
+// add enqueues a run with more fields than a type.
 func add(t *testing.T, pool *pgxpool.Pool, n run.New) uuid.UUID {
 	t.Helper()
-	n.ID = uuid.Must(uuid.NewV7()) // once, however often it is tried
+	n.ID = uuid.Must(uuid.NewV7()) // once, however often the insert is repeated
 	if err := patiently(func() error { _, err := run.Enqueue(t.Context(), pool, n); return err }); err != nil {
 		t.Fatal(err)
 	}
 	return n.ID
 }
 
-// addMany inserts n runs of a type by plain SQL, with payloads {"N": 1} and so on.
+// addMany inserts n runs of a type with plain SQL, with payloads {"N": 1} and so on.
 func addMany(t *testing.T, pool *pgxpool.Pool, typ string, n int) {
 	t.Helper()
 	execute(t, pool, `INSERT INTO workflow_run (type, payload) SELECT $1, jsonb_build_object('N', g) FROM generate_series(1, $2::int) g`, typ, n)
@@ -124,7 +125,7 @@ func execute(t *testing.T, pool *pgxpool.Pool, query string, args ...any) {
 	}
 }
 
-// query returns the one value that a query gives.
+// query returns the only value that a query returns.
 func query[T any](t *testing.T, pool *pgxpool.Pool, query string, args ...any) T {
 	t.Helper()
 	rows, _ := pool.Query(context.Background(), query, args...)
@@ -162,7 +163,7 @@ func expire(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
 		WHERE id = $1`, id)
 }
 
-// seen counts what an Observer is told.
+// seen counts the calls of an Observer.
 type seen struct {
 	mu                          sync.Mutex
 	lost                        []error
@@ -197,7 +198,7 @@ func (s *seen) observe(c *worker.Config) {
 	}
 }
 
-// get reads a count.
+// get returns a count.
 func (s *seen) get(count *int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,16 +15,16 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A hookError is trouble in a hook, and not with the connection.
+// A hookError is an error in a hook that is not an error of the connection.
 type hookError struct {
-	hook int // its place in Config.hooks
+	hook int // index in engine.hooks
 	err  error
 }
 
 func (e *hookError) Error() string { return "hook: " + e.err.Error() }
 func (e *hookError) Unwrap() error { return e.err }
 
-// begin calls a hook's Begin.
+// begin calls a hook's Begin, and marks the errors of the statements that it queues as the hook's.
 func begin(h hook.Hook, place int, tx pgx.Tx, first *pgx.Batch, batch []leasing.Settlement) (act hook.Act, err error) {
 	if h.Begin == nil || len(batch) == 0 {
 		return nil, nil
@@ -46,7 +46,7 @@ func begin(h hook.Hook, place int, tx pgx.Tx, first *pgx.Batch, batch []leasing.
 	return act, err
 }
 
-// act calls what a hook's Begin has returned, which must not leave the transaction aborted.
+// act calls the function that a hook's Begin returned. It is an error if that leaves the transaction aborted.
 func act(ctx context.Context, place int, tx pgx.Tx, do hook.Act, settled []leasing.Settlement) error {
 	if do == nil || len(settled) == 0 {
 		return nil
@@ -62,7 +62,8 @@ func act(ctx context.Context, place int, tx pgx.Tx, do hook.Act, settled []leasi
 	})
 }
 
-// inHook calls a hook's code: what goes wrong there is its trouble, unless the connection is gone.
+// inHook calls a hook's code. It wraps errors and panics in a hookError, except an error after which the
+// connection is gone.
 func inHook(place int, tx pgx.Tx, do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -75,16 +76,16 @@ func inHook(place int, tx pgx.Tx, do func() error) (err error) {
 	return &hookError{place, err}
 }
 
-// A Backlog is how much of a prefix is due and not leased yet, of what is not paused.
+// A Backlog counts the due runs of a prefix that are not leased yet. Paused types are left out.
 type Backlog struct {
 	Prefix  string
-	Due     int64         // counted up to ten thousand, shared among types and priorities, but to a thousand of each
-	AtLeast bool          // there may be more
-	Oldest  time.Duration // for how long the first of them has been due; 0: none is
+	Due     int64         // up to 10,000 are counted, divided among lanes (types and priorities), but at least 1000 of each
+	AtLeast bool          // Due is a lower bound
+	Oldest  time.Duration // for how long the oldest has been due; 0: none is
 }
 
-// An Observer is told what a worker does. Nil functions are skipped. They are called from
-// several goroutines and must return quickly.
+// An Observer is told what a worker does. Nil functions are skipped. The functions are called from several
+// goroutines and must return quickly.
 type Observer struct {
 	Polled    func(leased int, took time.Duration, err error)                // each poll
 	Finished  func(typ string, verdict settling.Verdict, took time.Duration) // each handler that returned
@@ -95,10 +96,10 @@ type Observer struct {
 	Extended  func(leases int, took time.Duration, err error)                // each heartbeat
 	Reclaimed func(again, exhausted int)                                     // expired leases taken back
 	Stuck     func(handlers int)                                             // handlers that ignore the end of their context
-	SetAside  func(typ string)                                               // each run that the database refuses to have leased, settled or taken back
-	Fault     func(statement string, failing bool)                           // every ten seconds: a statement fails for every row, or does so no more
-	Breakers  func(open []string)                                            // when it changes: the types whose breaker is open
-	Stalled   func(types int)                                                // every ten seconds: types that are due, could be leased, and are not
-	Elsewhere func(runs int)                                                 // every ten seconds: runs of the worker's prefixes that go on elsewhere, whoever has handed them on
-	Backlog   func(due []Backlog)                                            // every ten seconds: how much of each of the worker's prefixes is due
+	SetAside  func(typ string)                                               // each run that the database refuses to have leased, extended, settled or taken back
+	Fault     func(statement string, failing bool)                           // every 10 s: a statement fails for every row, or no longer does
+	Breakers  func(open []string)                                            // the types whose breaker is open, whenever that changes
+	Stalled   func(types int)                                                // every 10 s: types with due runs that could be leased and are not
+	Elsewhere func(runs int)                                                 // every 10 s: runs of the worker's prefixes that are executed elsewhere, handed on by any worker
+	Backlog   func(due []Backlog)                                            // every 10 s: how many runs of each of the worker's prefixes are due
 }

@@ -23,12 +23,13 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// acting is a hook that does something once runs are settled, and nothing before.
+// acting returns a hook that only acts after the runs are settled.
 func acting(act hook.Act) func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) {
 	return func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) { return act, nil }
 }
 
-// What Begin queues sees runs before they are settled, what it returns after, and only those whose lease still held.
+// The statements that Begin queues see runs before they are settled. The returned Act sees them after that, and
+// only those whose leases still held.
 func TestHooks(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -85,9 +86,9 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// A hook that fails for one run of a batch, by an error or a panic, holds up that one alone.
-// The others are settled; the guilty one keeps its outcome, its lease and no slot, and is
-// settled as soon as the hook lets it, without having been executed again.
+// A hook that fails for one run of a batch, with an error or a panic, delays only that run. The others are
+// settled. The failing run keeps its outcome and its lease, but no slot, and is settled as soon as the hook
+// succeeds, without being executed again.
 func TestFailingHook(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(context.Context, pgx.Tx) error{
@@ -132,7 +133,7 @@ func TestFailingHook(t *testing.T) {
 				return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 19
 			})
 			first := starts.Load()
-			// Twenty more run at once, so all twenty slots are there for them.
+			// Twenty more run at once, so all twenty slots are free for them.
 			addMany(t, pool, "test.many.v1", 20)
 			pgtest.Await(t, "more to succeed", func() bool {
 				return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`) == 39
@@ -151,8 +152,8 @@ func TestFailingHook(t *testing.T) {
 	}
 }
 
-// A success for which a hook stores what the database refuses becomes a failure, which the
-// hook is told of.
+// A success for which a hook writes a value that the database refuses becomes a failure, and the hook sees that
+// failure.
 func TestHookRefusal(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -184,8 +185,8 @@ func TestHookRefusal(t *testing.T) {
 	}
 }
 
-// A hook that names the run which it cannot do has it settled by itself, and the others at once: the batch
-// is not halved.
+// If a hook names the run that is the cause of its error, that run is settled alone, and the others at once.
+// The batch is not halved.
 func TestHookNames(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -221,8 +222,8 @@ func TestHookNames(t *testing.T) {
 	}
 }
 
-// A hook that refuses runs for good has them fail with its error, each with its own, after one start and without their events. All others
-// of the batch succeed, and no batch is refused for each of them.
+// Runs that a hook refuses for good fail with its error, each with its own, after one start and without their
+// events. All others of the batch succeed, and the batch is not refused once for each of them.
 func TestHookFailsRuns(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -270,8 +271,8 @@ func TestHookFailsRuns(t *testing.T) {
 	}
 }
 
-// Events are appended in the order in which they were emitted, about the run itself unless
-// told otherwise, and with their headers.
+// Events are appended in the order in which they were emitted, with their headers. Their aggregate is the run
+// unless the handler sets another.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -310,9 +311,8 @@ func TestBadEvent(t *testing.T) {
 	}
 }
 
-// While a try to settle has rows locked, no heartbeat can extend their leases. Tries that take
-// too long, one after the other, cost no lease all the same: what the handlers did is recorded
-// as soon as it can be.
+// While a try to settle has rows locked, no heartbeat can extend their leases. Even several slow tries in a row
+// cost no lease: what the handlers did is recorded as soon as possible.
 func TestSlowSettling(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -345,13 +345,13 @@ func TestSlowSettling(t *testing.T) {
 	}
 }
 
-// What a hook enqueues is executed at once, also where no wake-up arrives and polls are rare.
+// What a hook enqueues is executed at once, even if no wake-up arrives and polls are rare.
 func TestNextStepsDoNotWait(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
 	var returned, begun atomic.Int64
 	handle(mux, "test.first.v1", func(context.Context) error {
-		time.Sleep(3 * time.Second) // by now a poll comes every few seconds
+		time.Sleep(3 * time.Second) // by now the worker polls every few seconds
 		returned.Store(time.Now().UnixNano())
 		return nil
 	})
@@ -368,7 +368,7 @@ func TestNextStepsDoNotWait(t *testing.T) {
 	})
 	enqueue(t, pool, "test.first.v1", empty{})
 	pgtest.Await(t, "the next one", func() bool { return begun.Load() > 0 })
-	if waited := time.Duration(begun.Load() - returned.Load()); waited > 10*time.Second { // not found: a minute
+	if waited := time.Duration(begun.Load() - returned.Load()); waited > 10*time.Second { // a minute if the poll is not woken
 		t.Errorf("it waited %v", waited)
 	}
 }

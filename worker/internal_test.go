@@ -19,7 +19,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// An idle worker is not taken for a stalled one, however long its poll interval.
+// An idle worker does not count as stalled, however long its poll interval is.
 func TestStallLimit(t *testing.T) {
 	w := &Worker{config: Config{Lease: 2 * time.Second, PollInterval: time.Hour}}
 	if got := w.stallLimit(); got <= time.Hour {
@@ -27,8 +27,8 @@ func TestStallLimit(t *testing.T) {
 	}
 }
 
-// Effects that go on after their transaction's time, whatever context they use, are cut off,
-// and that counts as the handler's failure.
+// Effects that continue after the time of their transaction, with any context, are cut off, and that counts as
+// the handler's failure.
 func TestEffectTimeout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -60,9 +60,8 @@ func TestEffectTimeout(t *testing.T) {
 	}
 }
 
-// Where the server has ended a transaction because this process stood still in the middle of an
-// effect, the effect is called again, and nobody is charged; where it just took its time, the
-// handler is.
+// If the server ended a transaction because this process was frozen in the middle of an effect, the effect is
+// repeated and no attempt is charged. If the effect was merely slow, the attempt is charged.
 func TestEffectOfAFrozenProcess(t *testing.T) {
 	t.Parallel()
 	for frozen, want := range map[bool]run.Status{true: run.Succeeded, false: run.Failed} {
@@ -79,7 +78,7 @@ func TestEffectOfAFrozenProcess(t *testing.T) {
 					return nil
 				}
 				if frozen {
-					w.stood.now() // as watch finds it after SIGCONT
+					w.stood.now() // as watch does after SIGCONT
 				}
 				_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'idle' USING ERRCODE = '25P03'; END $$`)
 				return err
@@ -102,8 +101,8 @@ func TestEffectOfAFrozenProcess(t *testing.T) {
 	}
 }
 
-// Effects that hang on something of their own, not on the database, take nobody's turn for
-// ever: others are settled, they count as stuck, and the worker can stop.
+// Effects that hang outside of the database do not take up turns for ever: other outcomes are settled, the
+// effects count as stuck, and the worker can stop.
 func TestHungEffects(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -146,8 +145,8 @@ func TestHungEffects(t *testing.T) {
 	}
 }
 
-// A lost lease and the current one of the same run may be settled in one batch: what the lost
-// one emitted is dropped, hooks do not see it, and what the current one emitted is kept.
+// A lost lease and the current lease of the same run may be settled in one batch. Events of the lost one are
+// dropped, hooks do not see it, and events of the current one are appended.
 func TestTwoLeasesInOneBatch(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -186,7 +185,7 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 	}
 }
 
-// take leases the one run that is due, which has the outcome already.
+// take leases the only due run, and gives the job its outcome.
 func take(t *testing.T, w *Worker, outcome settling.Outcome) *job {
 	t.Helper()
 	p := &leasing.Poller{DB: w.db, Prefixes: []string{"test."}, Worker: w.name, Terms: func(string) leasing.Terms { return leasing.Terms{Length: time.Minute, Room: -1} }}
@@ -198,8 +197,8 @@ func take(t *testing.T, w *Worker, outcome settling.Outcome) *job {
 	return &job{Lease: leases[0], outcome: outcome}
 }
 
-// A lease past half its length is extended before its outcome is settled, even if the last try still locks the row
-// when that begins.
+// A lease past half its length is extended before its outcome is settled, even if the last try still locks the
+// row at first.
 func TestProlong(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -237,7 +236,8 @@ func TestProlong(t *testing.T) {
 	}
 }
 
-// A heartbeat may ask which leases are about to run out while a handler returns its outcome: it reads none. The race detector sees it.
+// A heartbeat may look for leases that are about to expire while a handler returns its outcome, which it does
+// not read. The race detector would report it.
 func TestAgeingBesideAReturn(t *testing.T) {
 	t.Parallel()
 	var w Worker
@@ -253,8 +253,8 @@ func TestAgeingBesideAReturn(t *testing.T) {
 	<-returned
 }
 
-// A try to settle that fails after half of the leases has gone by costs none of them: those that wait while others of the
-// batch are tried have been extended before. Nothing else extends them here.
+// A try to settle that fails after half of a lease is over costs no lease: outcomes that wait while others of
+// the batch are tried were extended before. Nothing else extends leases in this test.
 func TestProlongedAfterATry(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// What settles is READ COMMITTED, whatever the database's default is: the one of two that has waited for a lock has to see what the
-// other wrote.
+// Settle transactions are READ COMMITTED, whatever the database's default is: a transaction that has waited for
+// a lock must see what the holder wrote.
 func TestSettlesAreReadCommitted(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

@@ -13,61 +13,62 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// suspectHold is how long a suspect is watched: what kills its process mostly does so at once.
+// suspectHold is how long a suspect is watched. A run that kills its process mostly does so at once.
 const suspectHold = 2 * time.Second
 
-// stuckGrace is how long a handler may go on after its context has ended before its slot is
-// given to another run.
+// stuckGrace is how long a handler may continue after its context has ended. Then its slot is given to another
+// run.
 const stuckGrace = 5 * time.Second
 
-// fewLate is how many outcomes may be late whatever the number of slots: no more than are being recorded.
+// fewLate is how many outcomes may be late before types are stopped, however few slots there are. So many
+// outcomes and batches are settled at a time.
 const fewLate = soloSettlers + batchSettlers
 
-// A job is a lease that this process holds, from the moment it is taken until its outcome
-// is recorded or it is lost.
+// A job is a lease that this process holds. It exists from the moment the lease is taken until the outcome is
+// recorded or the lease is lost.
 type job struct {
 	leasing.Lease
-	entry   *entry // nil: no handler
-	row     int    // max_attempts as it stands in the row; MaxAttempts is what the run has
+	entry   *entry // nil: the type has no handler
+	row     int    // max_attempts in the row; Lease.MaxAttempts is the effective limit
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	extras  extras
-	kept    *leasing.Kept    // its outcome is one that is kept; else nil
-	outcome settling.Outcome // once the handler has returned
-	took    time.Duration    // the handler; of an outcome that is kept 0
-	trouble fault.Series     // tries to settle it that have failed
-	unsure  bool             // an earlier try to settle may have been recorded
-	lasting bool             // for so long that any error may be its own
-	plainly bool             // its failure is told in words of our own
-	offered *offer           // what it was before that, or before the database refused its result
+	kept    *leasing.Kept    // for an outcome read from workflow_kept, else nil
+	outcome settling.Outcome // set once the handler has returned
+	took    time.Duration    // by the handler; 0 for a kept outcome
+	trouble fault.Series     // failed tries to settle it
+	unsure  bool             // an earlier try may have been recorded
+	lasting bool             // tries have failed for longer than fault.Patience: any error may be this row's
+	plainly bool             // its failure was replaced by one with our own text
+	offered *offer           // the outcome before the worker replaced it, see blame; nil: not replaced
 
 	// Guarded by jobs.mu.
-	confirmed   time.Time  // start of the last request that is known to have extended the lease
-	extended    time.Time  // the same, or when it was last believed to be ours without asking
-	ended       time.Time  // when ctx was made to end; zero: not yet
+	confirmed   time.Time  // when the last request was sent that is known to have extended the lease
+	extended    time.Time  // confirmed, or a later time at which the lease was believed to be ours without an answer
+	ended       time.Time  // when ctx was ended; zero: not yet
 	done        bool       // the handler has returned
-	doneAt      time.Time  // when it did
-	locked      bool       // done, and somebody has its row locked
-	answered    bool       // done, and the last try to settle it failed with an answer of the database's
-	gone        bool       // the lease is somebody else's, or nobody's
-	left        bool       // the slot was taken away from the running handler
-	beatRefused bool       // its row refuses to have the lease extended
-	parked      bool       // done, but its outcome is refused: it needs no slot
-	hooked      *hookError // what the last try to settle it was refused by; nil: by no hook
-	received    time.Time  // when it was added: its request may have taken a while
-	begun       bool       // the handler of a suspect was called
-	proven      bool       // a suspect that has not killed this process
+	doneAt      time.Time  // when the handler returned
+	locked      bool       // done, and another session has the row locked
+	answered    bool       // done, and the last try to settle it failed with an SQLSTATE
+	gone        bool       // the lease was taken back, revoked or settled
+	left        bool       // the slot was taken from the running handler
+	beatRefused bool       // the row refuses an extension of the lease
+	parked      bool       // done, but the outcome is refused; it holds no slot
+	hooked      *hookError // the hook that refused the last try to settle it, or nil
+	received    time.Time  // when the job was added, later than Taken if the request took a while
+	begun       bool       // the handler was called; set for suspects only
+	proven      bool       // a suspect that did not kill this process
 }
 
-// jobs are the leases that this process holds.
+// jobs holds the leases of this process.
 type jobs struct {
 	mu     sync.Mutex
 	byID   map[uuid.UUID]*job
 	byType map[*entry]int
-	stuck  int             // handlers still running whose slots were taken away
-	strays int             // those of them that are suspects
-	proven int             // suspects that this process has outlived
-	behind map[*entry]bool // whose outcomes are recorded too slowly, as room has found it last; nil: not many are
+	stuck  int             // running handlers whose slots were taken away, and abandoned effects
+	strays int             // those of the handlers that run suspects
+	proven int             // suspects that this process has survived
+	behind map[*entry]bool // entries whose outcomes are recorded too slowly, by the last call of room; nil: not too many are late
 	freed  chan struct{}   // signalled when a slot becomes free
 }
 
@@ -78,8 +79,8 @@ func (s *jobs) add(j *job) {
 	if s.byID == nil {
 		s.byID, s.byType = map[uuid.UUID]*job{}, map[*entry]int{}
 	}
-	// The same run can be here twice: lost, its old handler still running. The newer lease
-	// takes the place; the older one is only waited for as stuck.
+	// The same run may be here already: its lease was lost, but the old handler is still running. The newer
+	// lease replaces the old one, whose handler counts as stuck until it returns.
 	if old := s.byID[j.ID]; old != nil {
 		s.endLocked(old, run.ErrLost)
 		if !old.done {
@@ -128,15 +129,18 @@ func (s *jobs) countOf(e *entry) int {
 	return s.byType[e]
 }
 
-// room returns how many more runs may be leased, how many of these may be suspects, and which are held.
+// room returns how many more runs may be leased, how many of these may be suspects, and which suspects are
+// held.
 //
-// A process begins with one suspect at a time, and may watch one more for each that it has
-// outlived: after a crash that was nobody's fault the many runs of the dead worker get through
-// in doubling steps. No other is added while one at its last attempt is watched.
+// A process starts with one suspect at a time, and may watch one more for each suspect that it has survived. So
+// after a crash that no run caused, the many suspects of the dead worker get through in doubling steps. While a
+// suspect at its last attempt is watched, no other is added.
 //
-// Where outcomes are recorded too slowly, no more runs of their types are leased: while more than an eighth of the slots have one that
-// has waited for a third of its lease, and not for a row that is locked or refused. A worker that took more would hold, and extend, more
-// leases than it can settle, and lose some: their runs would be done again, which is more to do for whatever is slow.
+// room also notes which types may not be leased because their outcomes are recorded too slowly, see isBehind.
+// It does so while more than an eighth of the slots, and more than fewLate, have an outcome that has waited for
+// a third of its lease. Outcomes that wait for a locked row, or that the database refuses, do not count. A
+// worker that continued to lease would hold, and extend, more leases than it can settle, and lose some. Their
+// runs would be executed again, which loads the slow database even more.
 func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +156,8 @@ func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 			s.prove(j)
 		}
 		if j.Suspect && !j.Exhausted {
-			// The handler of one that is parked has returned: it does no harm any more, but is harmed.
+			// The handler of a parked suspect has returned: it cannot harm others any more, but others can harm
+			// it.
 			held.Running = held.Running || !j.parked
 			held.Alone = held.Alone || j.Alone && !j.parked
 			if last {
@@ -176,12 +181,12 @@ func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 	if s.behind = nil; late > max(concurrency/8, fewLate) {
 		s.behind = behind
 	}
-	// The outcomes that wait are bounded too.
+	// The number of parked outcomes is bounded too.
 	taken := len(s.byID) - min(parked, concurrency)
 	return max(concurrency-taken, 0), suspects, held
 }
 
-// isBehind reports whether outcomes of an entry's runs are recorded too slowly for more of them to be leased.
+// isBehind reports whether no more runs of an entry are leased because their outcomes are recorded too slowly.
 func (s *jobs) isBehind(e *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,7 +202,8 @@ func (s *jobs) begin(j *job) {
 	j.begun = true
 }
 
-// prove counts a suspect that the process has outlived. One that never ran proves nothing.
+// prove counts a suspect that the process has survived. A suspect whose handler was never called proves
+// nothing.
 func (s *jobs) prove(j *job) {
 	if j.suspicious() && j.begun {
 		j.proven = true
@@ -205,14 +211,14 @@ func (s *jobs) prove(j *job) {
 	}
 }
 
-// lock notes whether somebody has the job's row locked.
+// lock notes whether another session has the job's row locked.
 func (s *jobs) lock(j *job, locked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j.locked = locked
 }
 
-// park frees the slot of a job whose outcome cannot be recorded for the time being.
+// park frees the slot of a job whose outcome cannot be recorded for now.
 func (s *jobs) park(j *job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,7 +228,7 @@ func (s *jobs) park(j *job) {
 	}
 }
 
-// failed notes what a try to settle has failed with.
+// failed notes the error of a failed try to settle.
 func (s *jobs) failed(batch []*job, err error) {
 	var hook *hookError
 	_ = errors.As(err, &hook)
@@ -233,7 +239,7 @@ func (s *jobs) failed(batch []*job, err error) {
 	}
 }
 
-// othersRefusedBy reports whether a hook refuses another job than this one, too.
+// othersRefusedBy reports whether a hook refuses another job as well.
 func (s *jobs) othersRefusedBy(hook *hookError, than *job) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +251,7 @@ func (s *jobs) othersRefusedBy(hook *hookError, than *job) bool {
 	return false
 }
 
-// refuseBeat notes whether the job's row refuses to have its lease extended.
+// refuseBeat notes whether the job's row refuses an extension of the lease.
 func (s *jobs) refuseBeat(j *job, refused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -262,8 +268,8 @@ func (s *jobs) all() []*job {
 	return list
 }
 
-// returned notes that the handler has returned. It reports whether it had been left behind:
-// then its outcome is not wanted any more.
+// returned notes that the handler has returned. It reports whether the slot was taken away before; then the
+// outcome is dropped.
 func (s *jobs) returned(j *job) (left bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,7 +283,7 @@ func (s *jobs) returned(j *job) (left bool) {
 	return j.left
 }
 
-// abandon counts a goroutine as stuck until it is done.
+// abandon counts a goroutine as stuck until it ends.
 func (s *jobs) abandon(done <-chan error) {
 	s.mu.Lock()
 	s.stuck++
@@ -290,8 +296,8 @@ func (s *jobs) abandon(done <-chan error) {
 	}()
 }
 
-// leave takes the slot away from a handler that goes on although its context has ended. It
-// reports false if the handler has returned by now.
+// leave takes the slot from a handler that continues although its context has ended. It reports false if the
+// handler has returned.
 func (s *jobs) leave(j *job) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -305,7 +311,7 @@ func (s *jobs) leave(j *job) bool {
 	return true
 }
 
-// stray counts a handler that goes on without a slot until it has returned.
+// stray counts a handler without a slot until it returns.
 func (s *jobs) stray(j *job) {
 	j.left = true
 	s.stuck++
@@ -320,8 +326,8 @@ func (s *jobs) stuckCount() int {
 	return s.stuck
 }
 
-// end ends the job's context with the given cause, once, unless the handler has returned:
-// effects may use the context until the outcome is recorded.
+// end ends the job's context with the given cause. Only the first cause counts. Once the handler has returned,
+// end does nothing: effects may use the context until the outcome is recorded.
 func (s *jobs) end(j *job, cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

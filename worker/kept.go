@@ -17,23 +17,23 @@ import (
 )
 
 const (
-	firstKeptLook = time.Second // after the worker's start: somebody may have mended what refused, and started it for that
-	keptEvery     = time.Second // who completes a run that goes on elsewhere is promised two
+	firstKeptLook = time.Second // after start: operators may have removed the cause, and started the worker for that
+	keptEvery     = time.Second // outcomes reported from elsewhere are to be settled within 2 s
 	keptMost      = 10 * time.Second
 	keptBatch     = 100
 )
 
-// keep stores the outcome of a job that is refused alone, time and again, so that any worker may settle it later. Then it is
-// this one's business no more: its slot is free, its lease is not extended. It reports false if no outcome at all could be
-// recorded, which is no fault of this run's, or if it is not known.
+// keep stores the outcome of a job that is refused alone time and again, so that any worker may settle it
+// later. After that the job's slot is free, and its lease is not extended any more. keep reports false if no
+// outcome at all could be recorded, in which case this run is not the cause, or if it could not find that out.
 func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	if j.outcome.Verdict == settling.HandOn {
-		return false // it is none yet
+		return false // a run that is handed on has no outcome yet
 	}
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
 	if err := w.othersGoThrough(call, j, cause); err != nil {
-		w.complain("no outcome of its kind can be settled; trying again", "type", j.Type, "err", err)
+		w.complain("no outcome of this kind can be settled; trying again", "type", j.Type, "err", err)
 		return false
 	}
 	events, err := packed(j.extras.events)
@@ -59,8 +59,9 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	return true
 }
 
-// othersGoThrough returns an error if nothing like the outcome of a job could be settled: this worker may not settle at all, or
-// no step of a process, or the hook that refuses it refuses others, too. leasing.Keep looks whether the database lets any run be settled.
+// othersGoThrough returns an error if no outcome of the job's kind could be settled: because this worker's role
+// may not settle, because no step of a process can be settled, or because the hook that refuses this outcome
+// refuses others too. lease.Keep checks whether the database lets any run be settled.
 func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error {
 	var hook *hookError
 	if err := leasing.CanSettle(ctx, w.db, w.name); err != nil {
@@ -73,7 +74,7 @@ func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error
 	return nil
 }
 
-// stepsWork returns nil if steps could be settled that are made for this.
+// stepsWork returns nil if steps made for this could be settled. It rolls back.
 func (w *Worker) stepsWork(ctx context.Context) error {
 	err := undone(w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		controls, err := leasing.Controls(ctx, tx)
@@ -91,12 +92,13 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 		return tried(ctx, tx)
 	}))
 	if err != nil {
-		return fmt.Errorf("settle steps that were made for this: %w", err)
+		return fmt.Errorf("settle steps made as a control: %w", err)
 	}
 	return nil
 }
 
-// settleKept settles what is kept once it is time to try it again, until ctx ends. Whose handlers it was does not matter.
+// settleKept settles kept outcomes that are due for another try, until ctx ends. Any worker may have executed
+// the runs.
 func (w *Worker) settleKept(ctx context.Context) {
 	for sleep(ctx, firstKeptLook); ctx.Err() == nil; {
 		start := time.Now()
@@ -106,20 +108,20 @@ func (w *Worker) settleKept(ctx context.Context) {
 			w.note(err)
 			w.complain("cannot look for outcomes that are kept; trying again", "err", err)
 		}
-		if !w.settleAllKept(ctx, due) { // else more are due, if they were refused for the same reason
+		if !w.settleAllKept(ctx, due) { // after a success, others that were refused for the same reason are due
 			sleep(ctx, max(keptEvery, min(20*took, keptMost)))
 		}
 	}
 }
 
-// settleAllKept settles outcomes that are kept, and reports whether any is settled.
+// settleAllKept settles kept outcomes, and reports whether any was settled.
 func (w *Worker) settleAllKept(ctx context.Context, due []leasing.Kept) (any bool) {
 	var jobs []*job
 	for _, k := range due {
 		j := &job{Lease: k.Lease, entry: w.lookup(k.Type), outcome: k.Outcome, done: true, kept: &k}
 		if j.row = k.MaxAttempts; k.Verdict == settling.TryAgain && k.Told == nil {
 			_, j.outcome.Most = w.most(j)
-			if j.Follows && j.Attempt >= cmp.Or(j.outcome.Most, j.row) { // the policy has been lowered: it was to be tried again, and is, once
+			if j.Follows && j.Attempt >= cmp.Or(j.outcome.Most, j.row) { // the policy was lowered meanwhile; the retry that was decided is still made
 				j.outcome.Most = j.Attempt + 1
 			}
 		}
@@ -140,7 +142,8 @@ func (w *Worker) settleAllKept(ctx context.Context, due []leasing.Kept) (any boo
 	return w.settleManyKept(ctx, jobs) || any
 }
 
-// settleManyKept settles a batch without effects. If that is refused, it is halved until the guilty outcome stands alone.
+// settleManyKept settles a batch without effects. A batch that is refused is halved until the refused outcome
+// is alone.
 func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
 	switch {
 	case len(batch) == 0 || ctx.Err() != nil:
@@ -159,7 +162,7 @@ func (w *Worker) settleManyKept(ctx context.Context, batch []*job) bool {
 	return w.settleManyKept(ctx, batch[len(batch)/2:]) || first
 }
 
-// settleOneKept tries to settle an outcome that is kept, and reports whether that is done.
+// settleOneKept tries to settle one kept outcome, and reports whether it was settled.
 func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	err := w.recordKept(ctx, []*job{j})
 	if failedByHook(err) != nil && w.blame(j, err) {
@@ -168,19 +171,20 @@ func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	if err == nil || ctx.Err() != nil {
 		return err == nil
 	}
-	w.complain("an outcome that is kept is refused still", "run", j.ID, "err", err)
+	w.complain("a kept outcome is still refused", "run", j.ID, "err", err)
 	call, done := context.WithTimeout(ctx, tendTimeout)
 	defer done()
 	if transient(err) || w.othersGoThrough(call, j, err) != nil {
 		w.note(err)
 	} else if err := leasing.RefusedAgain(call, w.db, *j.kept, err); err != nil {
-		w.complain("cannot tell that an outcome is refused", "err", err)
+		w.complain("cannot record that a kept outcome is refused again", "err", err)
 	}
 	return false
 }
 
-// recordKept records outcomes that are kept as any others, hooks included. One with effects, which are lost, comes alone, and is only
-// tried: if that goes through, the lease is left to those who take leases back.
+// recordKept records kept outcomes like any others, hooks included. The effects of a kept outcome are lost. So
+// an outcome with effects comes alone, and is only tried and rolled back: if it could be recorded, its lease is
+// left to be taken back.
 func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	ctx, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
@@ -189,7 +193,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	for i, j := range batch {
 		all[i] = *j.kept
 	}
-	var still []*job // those that nobody has settled meanwhile
+	var still []*job // those that no other worker has settled meanwhile
 	var lost []settling.Outcome
 	err = w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		were, err := leasing.Over(ctx, tx, all)
@@ -216,7 +220,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	}
 	switch {
 	case errors.Is(err, errUndone):
-		w.logger(&batch[0].Lease).Info("an outcome could be recorded; as its effects are lost, its lease is taken back")
+		w.logger(&batch[0].Lease).Info("a kept outcome could be recorded, but its effects are lost; its lease will be taken back")
 		_, err = leasing.Over(ctx, w.db, all)
 	case err == nil:
 		w.settled(still, lost)
@@ -224,7 +228,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	return err
 }
 
-// A packedEvent is an event as it is kept.
+// A packedEvent is an event as stored in workflow_kept.
 type packedEvent struct {
 	ID        uuid.UUID         `json:"id"`
 	Aggregate uuid.UUID         `json:"aggregate"`

@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Heartbeats keep a run leased for as long as its handler takes, well past the length of
-// the lease; a quick run costs none.
+// Heartbeats keep a run leased while its handler runs, well past the length of one lease. A quick run costs no
+// heartbeat.
 func TestHeartbeats(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -41,8 +41,8 @@ func TestHeartbeats(t *testing.T) {
 	}
 }
 
-// A row whose lease the database refuses to extend, with whatever SQLSTATE, costs no other run its lease: of all that a worker
-// extends at once only this one is lost.
+// If the database refuses to extend the lease of one row, with any SQLSTATE, no other run that is extended with
+// it loses its lease.
 func TestHeartbeatPastRefusal(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{"22003", "23514", "P0001", "54000", "55000", "XX001", "42P01", "ZZ999"} {
@@ -67,7 +67,7 @@ func TestHeartbeatPastRefusal(t *testing.T) {
 			pgtest.Await(t, "all to run", func() bool { return started.Load() == 21 })
 			execute(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '`+code+`'; END $$`)
 			execute(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.tenant_id = 'picky') EXECUTE FUNCTION refuse()`)
-			time.Sleep(5 * time.Second) // two leases, and more
+			time.Sleep(5 * time.Second) // more than two leases
 			close(gate)
 			pgtest.Await(t, "the others to be done", func() bool {
 				return query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded' AND lease_no = 1`) == 20
@@ -79,8 +79,8 @@ func TestHeartbeatPastRefusal(t *testing.T) {
 	}
 }
 
-// When the lease is taken away, by a person or by another worker, the handler's context ends
-// with ErrLost, and whatever it returns is dropped.
+// When a lease is taken away, by a person or by another worker, the handler's context ends with ErrLost, and
+// what the handler returns is dropped.
 func TestLostLease(t *testing.T) {
 	t.Parallel()
 	for name, result := range map[string]error{"error": errors.New("too late"), "success": nil} {
@@ -91,7 +91,7 @@ func TestLostLease(t *testing.T) {
 			started := make(chan bool, 1)
 			handle(mux, "test.taken.v1", func(ctx context.Context) error { started <- true; <-ctx.Done(); return result })
 			var s seen
-			// So long a lease is not given up for want of extension: a heartbeat tells.
+			// A lease this long is not given up for lack of an extension: a heartbeat finds out.
 			w, _ := work(t, pool, mux, func(c *worker.Config) { s.observe(c); c.Lease, c.Heartbeat = time.Hour, 200*time.Millisecond })
 			id := enqueue(t, pool, "test.taken.v1", empty{})
 			<-started
@@ -108,8 +108,8 @@ func TestLostLease(t *testing.T) {
 	}
 }
 
-// A run that is taken away and leased again by the same worker has one owner there, the new
-// one: the old handler's context ends, and its result is not recorded.
+// If a run is taken away and leased again by the same worker, only the new lease counts there: the old
+// handler's context ends, and its result is not recorded.
 func TestLeasedAgainBySameWorker(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -125,7 +125,7 @@ func TestLeasedAgainBySameWorker(t *testing.T) {
 		over <- context.Cause(ctx)
 		return "old", nil
 	})
-	// Without a heartbeat nothing but the new lease tells the old handler.
+	// There is no heartbeat, so only the new lease can end the old handler's context.
 	work(t, pool, mux, nil)
 	id := enqueue(t, pool, "test.twice.v1", empty{})
 	<-started
@@ -140,7 +140,7 @@ func TestLeasedAgainBySameWorker(t *testing.T) {
 	}
 }
 
-// A row that is deleted under its running handler does the worker no harm.
+// Deleting a row under its running handler does not harm the worker.
 func TestRowDeleted(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -161,8 +161,8 @@ func TestRowDeleted(t *testing.T) {
 	}
 }
 
-// A person who locks one leased row for three leases costs no other run its lease, and keeps
-// none waiting that is settled together with that row.
+// If a person locks one leased row for three leases, no other run loses its lease, and no run that is settled
+// together with that row is delayed.
 func TestLockedRow(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -196,7 +196,7 @@ func TestLockedRow(t *testing.T) {
 	}
 }
 
-// Handlers that hold all connections of the program's pool, and wait for more, cost no lease.
+// Handlers that hold all connections of the program's pool, and wait for more, cost the worker no lease.
 func TestExhaustedPool(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)

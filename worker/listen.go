@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 )
 
-// listen wakes the poll when someone notifies of new runs, until ctx ends. Its connection is
-// a hint and nothing more: without it polling finds the same runs a little later.
+// listen wakes the poll when the database notifies of new runs, until ctx ends. Its connection is only a hint:
+// without it, polling finds the same runs a little later.
 func (w *Worker) listen(ctx context.Context) {
 	failures := retries()
 	for ctx.Err() == nil {
@@ -24,8 +24,8 @@ func (w *Worker) listen(ctx context.Context) {
 	}
 }
 
-// awaitPoll waits for a look for work to succeed: where there is no room for all connections, the wake-up
-// must not take the place of one that works.
+// awaitPoll waits until a poll succeeds. If the server has no room for all of the worker's connections, the one
+// for wake-ups must not take the place of a more useful one.
 func (w *Worker) awaitPoll(ctx context.Context) {
 	for begun := time.Now(); ctx.Err() == nil && !w.lastPoll.time().After(begun); {
 		sleep(ctx, 10*time.Millisecond)
@@ -36,7 +36,7 @@ func (w *Worker) listenOnce(ctx context.Context, connected func()) error {
 	call, done := context.WithTimeout(ctx, callTimeout)
 	defer done()
 	config := w.db.Config().ConnConfig
-	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler { // at a stop it is closed: nobody waits for an answer
+	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler { // at a stop, close the connection instead of waiting for an answer
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 	}
 	conn, err := pgx.ConnectConfig(call, config)
@@ -56,10 +56,10 @@ func (w *Worker) listenOnce(ctx context.Context, connected func()) error {
 	}
 }
 
-// rouse has the poll look for work at once.
+// rouse makes the poll look for work at once.
 func (w *Worker) rouse() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // a wake-up is waiting already
+	default: // a wake-up is pending already
 	}
 }

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// born is the origin of moments.
+// born is the time that moments are measured from.
 var born = time.Now()
 
-// A moment is a time that several goroutines use. It goes by the monotonic clock: changes of
-// the wall clock do not move it. The zero moment is long ago.
+// A moment is a time that several goroutines use. It is measured by the monotonic clock, so changes of the wall
+// clock do not affect it. The zero moment is long ago.
 type moment struct{ after atomic.Int64 }
 
 func (m *moment) now() { m.after.Store(int64(max(time.Since(born), 1))) }
@@ -22,7 +22,7 @@ func (m *moment) ago() time.Duration {
 	return time.Since(born) - time.Duration(m.after.Load())
 }
 
-// time returns the moment as a time, and the zero time for the zero moment.
+// time returns the moment as a time. The zero moment is the zero time.
 func (m *moment) time() time.Time {
 	if m.after.Load() == 0 {
 		return time.Time{}

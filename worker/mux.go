@@ -14,32 +14,31 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Handler executes one run: payload in, result out, both JSON. A nil result is stored as
-// null. Most programs register ordinary typed functions with Handle instead.
+// A Handler executes one run: it takes the payload and returns the result, both JSON. A nil result is stored as
+// null. Most programs register typed functions with Handle instead.
 //
-// An error is a failure: the run is tried again until its attempts are used up. See
-// run.Permanent, run.Again and run.RetryAfter for other answers. The context ends with one
-// of the causes run.ErrLost, run.ErrCancelled, run.ErrDeadline or run.ErrShutdown.
+// An error is a failure: the run is retried until its attempts are used up. run.Permanent, run.Again and
+// run.RetryAfter ask for something else. The context ends with one of the causes run.ErrLost, run.ErrCancelled,
+// run.ErrDeadline or run.ErrShutdown.
 type Handler func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error)
 
-// A Middleware wraps a Handler: logging, tracing, metrics, checks.
+// A Middleware wraps a Handler, for logging, tracing, metrics or checks.
 type Middleware func(next Handler) Handler
 
-// NoTimeout lets a handler take as long as it likes while its worker lives.
+// NoTimeout sets no time limit: a handler may run for as long as its worker lives.
 const NoTimeout time.Duration = -1
 
-// Options are the settings of one type or prefix. A zero field takes the worker's default.
+// Options are the settings of one type or prefix. A zero field means the worker's default.
 type Options struct {
 	Lease       time.Duration // how long a lease lasts without a heartbeat; at least 2 s
-	Timeout     time.Duration // the most one attempt may take, or NoTimeout
-	Concurrency int           // runs of this type at once in this process; 0: only Config.Concurrency
+	Timeout     time.Duration // the longest time that one attempt may take, or NoTimeout
+	Concurrency int           // runs executed at once in this process; 0: limited by Config.Concurrency only
 	MaxAttempts int           // lowers a run's own max_attempts, never raises it
 	Backoff     run.Backoff   // pause between attempts
 }
 
-// A Mux knows the handler of each type. The zero value is not usable; call NewMux.
-// Registration is meant for start-up and panics on misuse; it must be complete before the
-// worker runs.
+// A Mux maps types to handlers. The zero value is not usable; call NewMux. Register handlers at start-up,
+// before the worker runs. Registration panics on misuse.
 type Mux struct {
 	middleware []Middleware
 	types      map[string]*entry
@@ -57,15 +56,14 @@ func NewMux() *Mux {
 	return &Mux{types: map[string]*entry{}}
 }
 
-// Use adds middleware around the handlers registered after it; the first added is the
-// outermost.
+// Use adds middleware around the handlers that are registered after it. The first one added is the outermost.
 func (m *Mux) Use(middleware ...Middleware) {
 	m.middleware = append(m.middleware, middleware...)
 }
 
-// HandleRaw registers h for a type, or for all types under a prefix if pattern ends with a
-// dot. The longest pattern that fits a run wins. It panics if pattern is neither, or is
-// registered already, or if h is nil.
+// HandleRaw registers h for a type, or for all types under a prefix if pattern ends with a dot. The longest
+// pattern that matches a run wins. At most one Options may be given. HandleRaw panics if pattern is neither a
+// type nor a prefix, if it is registered already, if h is nil, or if the options are invalid.
 func (m *Mux) HandleRaw(pattern string, h Handler, options ...Options) {
 	if h == nil {
 		panic(fmt.Sprintf("worker: handler of %q is nil", pattern))
@@ -100,7 +98,7 @@ func (m *Mux) HandleRaw(pattern string, h Handler, options ...Options) {
 	}
 }
 
-// lookup returns the entry for a run's type, or nil.
+// lookup returns the entry of a type, or nil.
 func (m *Mux) lookup(typ string) *entry {
 	if e := m.types[typ]; e != nil {
 		return e
@@ -113,12 +111,12 @@ func (m *Mux) lookup(typ string) *entry {
 	return nil
 }
 
-// entries returns everything registered, in no order.
+// entries returns all entries, in no particular order.
 func (m *Mux) entries() []*entry {
 	return slices.AppendSeq(slices.Clone(m.prefixes), maps.Values(m.types))
 }
 
-// limited reports whether some type has a concurrency of its own.
+// limited reports whether some entry has a concurrency limit of its own.
 func (m *Mux) limited() bool {
 	return slices.ContainsFunc(m.entries(), func(e *entry) bool { return e.options.Concurrency > 0 })
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A worker that lives has a row in workflow_worker; one that stops takes it away.
+// A live worker has a row in workflow_worker, and removes it when it stops.
 func TestPresence(t *testing.T) {
 	pool, mux := pgtest.New(t), worker.NewMux()
 	begun, end := make(chan struct{}), make(chan struct{})
@@ -26,7 +26,7 @@ func TestPresence(t *testing.T) {
 	pgtest.Await(t, "its row", func() bool { return row() == w.Name()+" {test.} {test.a} 7 0 t t" })
 	enqueue(t, pool, "test.a", empty{})
 	<-begun
-	if got := row(); got != w.Name()+" {test.} {test.a} 7 1 t t" { // at once, as its lease tells it
+	if got := row(); got != w.Name()+" {test.} {test.a} 7 1 t t" { // at once, since the view counts leases
 		t.Errorf("while it runs one: %s", got)
 	}
 	close(end)
@@ -38,7 +38,7 @@ func TestPresence(t *testing.T) {
 	}
 }
 
-// A worker works without the table for its presence, and without the right to write to it.
+// A worker works even if the table for its presence is missing, and even without the right to write to it.
 func TestPresenceIsNoCondition(t *testing.T) {
 	pool, mux := pgtest.New(t), worker.NewMux()
 	handle(mux, "test.a", func(context.Context) error { return nil })
@@ -50,15 +50,15 @@ func TestPresenceIsNoCondition(t *testing.T) {
 	}
 }
 
-// Nothing of a paused prefix or type is leased, however it is enqueued, until it is resumed; all
-// else goes on.
+// No run of a paused prefix or type is leased, however it is enqueued, until the pause is ended. All other runs
+// continue.
 func TestPause(t *testing.T) {
 	pool, mux := pgtest.New(t), worker.NewMux()
 	for _, typ := range []string{"test.a.x", "test.a.y", "test.ab", "test.b"} {
 		handle(mux, typ, func(context.Context) error { return nil })
 	}
 	work(t, pool, mux, nil)
-	finished(t, pool, enqueue(t, pool, "test.a.x", empty{})) // it knows that lane now, and looks there first when woken
+	finished(t, pool, enqueue(t, pool, "test.a.x", empty{})) // the worker knows that lane now, and looks there first when woken
 	execute(t, pool, `SELECT workflow_pause('test.a.', 'the partner is down'), workflow_pause('test.b', 'so is this one')`)
 	var held []uuid.UUID
 	pgtest.Await(t, "the worker to know", func() bool {
@@ -88,7 +88,7 @@ func TestPause(t *testing.T) {
 	finished(t, pool, held[3])
 }
 
-// Each reason why a run does not go on is told, in a situation that is real.
+// workflow_why gives each reason why a run does not continue, in a real situation.
 func TestWhy(t *testing.T) {
 	pool := pgtest.New(t)
 	why := func(id uuid.UUID) string { return query[string](t, pool, `SELECT workflow_why($1)`, id) }
@@ -162,7 +162,7 @@ func TestWhy(t *testing.T) {
 	close(woken)
 	says(first, "succeeded ", " s ago, at attempt 1 of 3, by "+w.Name())
 
-	// A worker that is gone: its lease has run out, and nobody is there to take it back.
+	// The worker is gone: its lease has expired, and nobody is there to take it back.
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -19,9 +19,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A worker that gets no answer any more gives its leases up before others can have them:
-// the handler's context ends with ErrLost while the lease still lasts. When the network is
-// back, the run is executed again.
+// A worker that gets no answers gives up its leases before others can have them: the handler's context ends
+// with ErrLost while the lease still lasts. When the network is back, the run is executed again.
 func TestBlackHole(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)
@@ -59,7 +58,7 @@ func TestBlackHole(t *testing.T) {
 	}
 }
 
-// One connection that goes silent, be it that of heartbeats, costs no lease while others go through.
+// If one connection goes silent, even that of heartbeats, no lease is lost while other connections work.
 func TestOneSilentConnection(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)
@@ -82,8 +81,8 @@ func TestOneSilentConnection(t *testing.T) {
 	}
 }
 
-// A network that loses everything in the middle of an effect, for so long that the server ends the
-// transaction, is not the effect's fault.
+// If the network fails in the middle of an effect, for so long that the server ends the transaction, that does
+// not count as the effect's failure.
 func TestSilentNetworkInAnEffect(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.URL(t)
@@ -108,7 +107,7 @@ func TestSilentNetworkInAnEffect(t *testing.T) {
 	<-inside
 	p.stall()
 	close(silent)
-	time.Sleep(4 * time.Second) // two leases, so the server has ended the transaction
+	time.Sleep(4 * time.Second) // two leases, so that the server has ended the transaction
 	p.resume()
 	if r := finished(t, pool, id); r.Status != run.Succeeded {
 		t.Errorf("run is %s", r.Status)
@@ -121,8 +120,8 @@ func TestSilentNetworkInAnEffect(t *testing.T) {
 	}
 }
 
-// A server that is down for two leases and comes back costs next to no attempts: handlers
-// go on, their workers extend the leases first, and each effect is there once.
+// A server that is down for two leases costs almost no attempts: handlers continue, their workers extend the
+// leases as soon as it is back, and each effect is committed once.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	const runs, length = 30, 5 * time.Second

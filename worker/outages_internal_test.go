@@ -2,7 +2,8 @@ package worker
 
 import "testing"
 
-// A success that could not be told is told again, since it may be the last one of its type; what was heard after it counts more.
+// A success whose report failed is reported again, since it may be the last one of its type. What was heard
+// after it counts more.
 func TestSuccessIsToldAgain(t *testing.T) {
 	o := outages{known: map[string]bool{"a.b": true}, heard: map[string]*heard{}, some: make(chan struct{}, 1)}
 	o.over("a.b")
@@ -15,7 +16,7 @@ func TestSuccessIsToldAgain(t *testing.T) {
 	if again == nil || !again.over {
 		t.Fatalf("it is not told again: %+v", again)
 	}
-	o.over("a.c") // of which nothing is known
+	o.over("a.c") // nothing is known of this type
 	o.heard["a.b"] = &heard{times: 2}
 	o.putBack("a.b", again)
 	if h := o.take()["a.b"]; h == nil || h.over || h.times != 2 {

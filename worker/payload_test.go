@@ -16,8 +16,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A payload that does not fit the handler's input fails the run at its first start, with a
-// message that names the place. Unknown members are ignored.
+// A payload that does not fit the handler's input fails the run at its first start, with a message that names
+// the place in the payload. Unknown members are ignored.
 func TestPayloads(t *testing.T) {
 	t.Parallel()
 	type line struct {
@@ -51,8 +51,8 @@ func TestPayloads(t *testing.T) {
 	}
 }
 
-// Numbers keep all their digits on the way through a handler, and members are told apart by
-// case.
+// Numbers keep all their digits on the way through a handler, and members that differ only in case stay
+// different.
 func TestPayloadsSurvive(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// policy returns what the policies say of a type by now.
+// policy returns the policy of a type, as last read.
 func (w *Worker) policy(typ string) lease.Policy {
 	var all lease.Policies
 	if known := w.policies.Load(); known != nil {
@@ -23,7 +23,8 @@ func (w *Worker) policy(typ string) lease.Policy {
 	return all.Of(typ)
 }
 
-// readPolicies reads the policies, unless they are known: the first poll needs them.
+// readPolicies reads the policies unless they were read before. The first poll needs them; later tend reads
+// them.
 func (w *Worker) readPolicies(ctx context.Context) error {
 	if w.policies.Load() != nil {
 		return nil
@@ -35,7 +36,7 @@ func (w *Worker) readPolicies(ctx context.Context) error {
 	return err
 }
 
-// tendRuns has runs that are set aside tried again, and reads the policies. Each is done even if the other has failed.
+// tendRuns makes runs that are set aside eligible again when their time has come, and reads the policies.
 func (w *Worker) tendRuns(ctx context.Context) error {
 	failed := leasing.TryAgain(ctx, w.db)
 	alone, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // TryAgain may have used up all the time there was
@@ -47,8 +48,8 @@ func (w *Worker) tendRuns(ctx context.Context) error {
 	return cmp.Or(failed, err)
 }
 
-// most returns how many attempts the job's run has, as its policy and its handler's options are by now, and what is to be
-// written into the row of one that follows its policy; 0: it stands there.
+// most returns how many attempts the job's run has, by the present policies and its handler's options. written
+// is the number to write into the row of a run that follows its policy; 0 means that the row has it already.
 func (w *Worker) most(j *job) (most, written int) {
 	most = j.MaxAttempts
 	if j.Follows {
@@ -75,7 +76,7 @@ func (w *Worker) backoff(j *job) run.Backoff {
 		}
 		b, err := askBackoff(h, j, own)
 		if err != nil {
-			w.complain("cannot ask a hook for the pause before the next attempt; it is that of the policy", "err", err)
+			w.complain("cannot ask a hook for the pause before the next attempt; the policy's pause applies", "err", err)
 			continue
 		}
 		own = b
@@ -83,7 +84,7 @@ func (w *Worker) backoff(j *job) run.Backoff {
 	return own
 }
 
-// askBackoff asks a hook, which must not end the process.
+// askBackoff calls a hook's Backoff. It turns a panic into an error, so that a hook cannot end the process.
 func askBackoff(h hook.Hook, j *job, own run.Backoff) (b run.Backoff, err error) {
 	ctx, done := context.WithTimeout(context.Background(), backoffTimeout)
 	defer done()
@@ -95,19 +96,19 @@ func askBackoff(h hook.Hook, j *job, own run.Backoff) (b run.Backoff, err error)
 	return h.Backoff(ctx, &j.Lease, own)
 }
 
-// backoffTimeout bounds what a hook may take to say how long a pause is: a slot waits for it.
+// backoffTimeout bounds a call of a hook's Backoff, since the job holds a slot meanwhile.
 const backoffTimeout = 2 * time.Second
 
-// tooLate returns an error if the run is not to be started any more.
+// tooLate returns an error if the policy's deadline is over and the run must not be started any more.
 func (w *Worker) tooLate(j *job) error {
 	limit := w.deadline(j)
 	if limit == 0 || j.StartedAt.Sub(j.Enqueued) < limit {
 		return nil
 	}
-	return technical(settling.CodeTooLate, fmt.Errorf("the policy lets it start within %s after it was enqueued, and that is over", limit))
+	return technical(settling.CodeTooLate, fmt.Errorf("the policy allows a start within %s after the run was enqueued, and that time is over", limit))
 }
 
-// left returns how long it is from now until the run may not be started any more; lasting: there is no such end.
+// left returns how long from now the run may still be started. lasting means that there is no limit.
 func (w *Worker) left(j *job) (left time.Duration, lasting bool) {
 	limit := w.deadline(j)
 	if limit == 0 {
@@ -116,7 +117,7 @@ func (w *Worker) left(j *job) (left time.Duration, lasting bool) {
 	return max(limit-max(j.StartedAt.Sub(j.Enqueued), 0)-time.Since(j.Taken), 0), false
 }
 
-// deadline returns how long after it was enqueued the run may be started; 0: without end.
+// deadline returns how long after it was enqueued the run may be started; 0 means no limit.
 func (w *Worker) deadline(j *job) time.Duration {
 	if j.Enqueued.IsZero() {
 		return 0

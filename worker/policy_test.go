@@ -18,7 +18,7 @@ import (
 
 var errDown = errors.New("connection refused")
 
-// A run that says nothing follows the policy of its type, one that says how often it is tried does not.
+// A run without a number of attempts follows the policy of its type. One with a number does not.
 func TestPolicyAttempts(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -55,7 +55,7 @@ func TestPolicyAttempts(t *testing.T) {
 	}
 }
 
-// A policy counts for runs that were tried before it was set, too: raised as well as lowered.
+// A policy also applies to runs that were tried before it was set, whether it raises or lowers the number.
 func TestPolicyChanges(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -75,9 +75,9 @@ func TestPolicyChanges(t *testing.T) {
 	if r := finished(t, pool, id); r.Status != run.Failed || r.MaxAttempts != r.Attempt {
 		t.Errorf("after the policy was lowered: %s at attempt %d of %d", r.Status, r.Attempt, r.MaxAttempts)
 	}
-	// What a person grants is what it has.
+	// An attempt granted by a person counts.
 	execute(t, pool, `SELECT workflow_set_policy('test.', attempts => 900, backoff_base => '1 ms', curve => 'constant')`)
-	time.Sleep(2 * time.Second) // until it has reached the worker
+	time.Sleep(2 * time.Second) // until the worker has read it
 	before := read(t, pool, id).Attempt
 	execute(t, pool, `SELECT workflow_retry($1, 4)`, id)
 	if r := finished(t, pool, id); r.Attempt != before+4 || r.MaxAttempts != before+4 {
@@ -85,7 +85,7 @@ func TestPolicyChanges(t *testing.T) {
 	}
 }
 
-// A lease that expires is charged by the policy, and the pause after it is the policy's.
+// An expired lease is charged by the policy, and the pause after it is the policy's.
 func TestPolicyOfLostLeases(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -114,7 +114,7 @@ func TestPolicyOfLostLeases(t *testing.T) {
 	}
 }
 
-// What a policy lets start once is not started again after its lease was lost.
+// A run that its policy lets start once is not started again after its lease was lost.
 func TestPolicyOfOneStart(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -131,7 +131,8 @@ func TestPolicyOfOneStart(t *testing.T) {
 	}
 }
 
-// After the deadline of its policy a run is not started any more, whether it was never tried, is tried again or was put off.
+// After the deadline of its policy a run is not started any more, whether it was never tried, is being retried
+// or was put off.
 func TestPolicyDeadline(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -144,7 +145,7 @@ func TestPolicyDeadline(t *testing.T) {
 	late := add(t, pool, run.New{Type: "test.late.v1", RunAt: time.Now().Add(5 * time.Second)})
 	down, again := add(t, pool, run.New{Type: "test.down.v1"}), add(t, pool, run.New{Type: "test.again.v1"})
 	work(t, pool, mux, nil)
-	if r := finished(t, pool, down); r.Status != run.Failed || !strings.Contains(*r.LastError, "4s after it was enqueued") || r.FinishedAt.Sub(r.CreatedAt) > time.Minute {
+	if r := finished(t, pool, down); r.Status != run.Failed || !strings.Contains(*r.LastError, "4s after the run was enqueued") || r.FinishedAt.Sub(r.CreatedAt) > time.Minute {
 		t.Errorf("what fails all the time: %s after %s, %q", r.Status, r.FinishedAt.Sub(r.CreatedAt), *r.LastError)
 	}
 	for _, r := range []*run.Run{finished(t, pool, late), finished(t, pool, again)} {
@@ -160,15 +161,15 @@ func TestPolicyDeadline(t *testing.T) {
 		t.Errorf("tried again by a person, it has %s: %s", r.Status, r.Error)
 	}
 	execute(t, pool, `SELECT workflow_set_policy('test.', attempts => 1000, deadline => '1 s', backoff_base => '1500 ms', curve => 'constant')`)
-	time.Sleep(2 * time.Second) // until it has reached the worker
+	time.Sleep(2 * time.Second) // until the worker has read it
 	execute(t, pool, `SELECT workflow_retry($1, 2), workflow_retry($2)`, down, again)
 	before := read(t, pool, down).Attempt
 	pgtest.Await(t, "it to be put off for as long as it asks", func() bool { return time.Until(read(t, pool, again).RunAt) > 50*time.Minute })
 	pgtest.Await(t, "it to be tried on", func() bool { return read(t, pool, down).Attempt >= before+3 })
 }
 
-// A number that somebody writes is the run's own, and 3 has it follow its policy again: also where a policy's number stood there, and at an attempt
-// that is beyond 3.
+// A number that a person writes into the row is the run's own. Writing 3 makes the run follow its policy again,
+// even if the row had a number from its policy, and even at an attempt beyond 3.
 func TestPolicyByHand(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -185,7 +186,7 @@ func TestPolicyByHand(t *testing.T) {
 	set(back, 3)
 	want[back] = 7
 	there := add(t, pool, run.New{Type: "test.down.v1"})
-	pgtest.ByHand(t, pool, `UPDATE workflow_run SET max_attempts = 6, policy_attempts = 6, attempt = 4 WHERE id = '`+there.String()+`'`) // as a policy of then had it
+	pgtest.ByHand(t, pool, `UPDATE workflow_run SET max_attempts = 6, policy_attempts = 6, attempt = 4 WHERE id = '`+there.String()+`'`) // as a former policy has left it
 	set(there, 10)
 	set(there, 3)
 	want[there] = 7
@@ -202,7 +203,7 @@ func TestPolicyByHand(t *testing.T) {
 	}
 }
 
-// Leases that an operator takes away are charged, and do not use up what the policy allows.
+// Leases that an operator takes away are charged, and do not use up the attempts that the policy allows.
 func TestPolicyOfReleased(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -233,8 +234,8 @@ func TestPolicyOfReleased(t *testing.T) {
 	}
 }
 
-// An outcome that is kept has the number of its policy written when it is settled at last, too: at the third attempt of a run
-// that says nothing there is another one.
+// When a kept outcome is settled at last, the number of its policy is written, too. At the third attempt a run
+// that follows its policy needs that number.
 func TestPolicyOfKept(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()

@@ -9,12 +9,12 @@ import (
 )
 
 const (
-	// callTimeout bounds every statement of the worker: a stalled connection is given up.
+	// callTimeout bounds every statement of the worker, in case its connection has stalled.
 	callTimeout = 10 * time.Second
-	// firstPause is the first pause after a poll that found nothing; each is twice the last.
+	// firstPause is the pause after the first poll that finds nothing. Each further pause is twice as long.
 	firstPause = 20 * time.Millisecond
-	// gather is how long a poll waits for more slots to become free, so that many short runs
-	// do not cause a statement each.
+	// gather is how long a poll waits for more slots to become free, so that many short runs do not cost one
+	// statement each.
 	gather = 5 * time.Millisecond
 )
 
@@ -51,8 +51,8 @@ func (w *Worker) poll(ctx context.Context) {
 		if len(leases) == 0 {
 			pause = min(2*pause, w.config.PollInterval)
 		}
-		// What is due may belong to types that have no room, or be suspects that wait for their
-		// turn: then it can be leased as soon as a slot is free.
+		// The due runs may belong to types without room, or be suspects that wait for their turn. Then they can
+		// be leased as soon as a slot is free.
 		var freed <-chan struct{}
 		if held.Watched || w.config.Mux.limited() {
 			freed = w.jobs.freed
@@ -63,17 +63,18 @@ func (w *Worker) poll(ctx context.Context) {
 	}
 }
 
-// lingering returns a context for a call that leases: an answer that comes within the grace period after ctx
-// has ended is still ours to handle. What comes later is in doubt.
+// lingering returns a context for a call that takes leases. The call continues for the grace period after ctx
+// has ended, since the worker can still handle leases that arrive then. Leases whose answer comes later are in
+// doubt.
 func (w *Worker) lingering(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(w.config.ShutdownGrace, done) })
 	return call, func() { stop(); done() }
 }
 
-// lease is one poll.
+// lease polls once.
 func (w *Worker) lease(ctx context.Context, poller *leasing.Poller, n, suspects int) ([]leasing.Lease, time.Duration, error) {
-	// Not longer than leases last: what an answer that comes late brings would be lost already.
+	// A call may take half of the shortest lease at most, because leases in a later answer would soon be lost.
 	call, done := w.lingering(ctx, min(callTimeout, w.shortestLease()/2))
 	defer done()
 	start := time.Now()
@@ -96,8 +97,8 @@ func (w *Worker) lease(ctx context.Context, poller *leasing.Poller, n, suspects 
 	return leases, wait, err
 }
 
-// awaitRoom waits until some slots are free, and a moment longer until many are. It reports
-// false when ctx has ended.
+// awaitRoom waits until some slots are free, and a moment longer until many are. It reports false once ctx has
+// ended.
 func (w *Worker) awaitRoom(ctx context.Context) bool {
 	many := min(w.config.Batch, max(w.config.Concurrency/4, 1))
 	var waited <-chan time.Time
@@ -111,7 +112,7 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 		case free > 0 && waited == nil:
 			waited = time.After(gather)
 		}
-		turn := time.After(time.Second) // the watchdog wants to see the loop turn
+		turn := time.After(time.Second) // so that watch sees the loop turn
 		select {
 		case <-ctx.Done():
 			return false
@@ -124,7 +125,7 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 	}
 }
 
-// idle waits for d, a wake-up, a value of freed, or the end of ctx. It reports a wake-up.
+// idle waits for d, a wake-up, a value on freed, or the end of ctx. It reports whether there was a wake-up.
 func (w *Worker) idle(ctx context.Context, d time.Duration, freed <-chan struct{}) (woken bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -147,8 +148,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// retries paces attempts at a database that does not answer: from 50 ms to a second or so,
-// without end.
+// retries returns the pauses between tries at a database that does not answer: 50 ms at first, a second at
+// most, without end.
 func retries() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond),

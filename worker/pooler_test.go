@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// The same is true through a transaction pooler.
+// Runs are executed in the same way through a transaction pooler.
 func TestTransportsThroughAPooler(t *testing.T) {
 	t.Parallel()
 	transports(t, func(url string) string { return pgtest.Bouncer(t, url) })

@@ -10,22 +10,23 @@ import (
 )
 
 const (
-	// reportEvery is how often a worker says that it is alive, for people to read. When one counts as dead, the view workflow_live_worker says.
+	// reportEvery is how often a worker reports that it is alive, for people to read. The view
+	// workflow_live_worker decides when a worker counts as dead.
 	reportEvery = 5 * time.Second
-	// writeEvery is how often it writes at the least, be it only that: whoever asks LastWrite learns from it
-	// that the database takes changes.
+	// writeEvery is the longest time between two writes of a worker. If it has nothing else to write, it
+	// reports. So callers of LastWrite learn whether the database accepts changes.
 	writeEvery = 2500 * time.Millisecond
 	// reportAgain is the pause after a report that has failed.
 	reportAgain = time.Second
-	// reportTimeout is short: meanwhile a connection that settles could need is taken.
+	// reportTimeout is short, because a report holds a connection that settling may need.
 	reportTimeout = 2 * time.Second
 )
 
-// report keeps the worker's row in workflow_worker until ctx ends, and takes it away then. With it goes what the worker has
-// counted. Nothing is decided by either, so what goes wrong here is only noted.
+// report keeps the worker's row in workflow_worker until ctx ends, and then removes it. With the row it writes
+// what the worker has counted. Nothing depends on either, so errors are only logged, at debug level.
 func (w *Worker) report(ctx context.Context) {
 	id, secret := uuid.New(), uuid.New()
-	host, _ := os.Hostname() // for people; empty is fine
+	host, _ := os.Hostname() // for people; it may be empty
 	started := time.Now()
 	var reported moment
 	for ctx.Err() == nil {
@@ -59,15 +60,16 @@ func (w *Worker) report(ctx context.Context) {
 	}
 }
 
-// hasWritten notes that the database took a change, unless the context of the call has ended: a server whose commits wait for a
-// standby answers a cancellation as if all were well.
+// hasWritten notes that the database accepted a change, unless the context of the call has ended: a server that
+// waits for a standby at commit answers a cancellation as if the commit had succeeded.
 func (w *Worker) hasWritten(call context.Context) {
 	if call.Err() == nil {
 		w.wrote.now()
 	}
 }
 
-// say writes that the worker lives, or ends, and what it has counted since it last did.
+// say executes a statement that reports the worker alive or gone, and passes it what was counted since the last
+// report.
 func (w *Worker) say(ctx context.Context, statement string, args ...any) error {
 	return w.tally.write(ctx, func(ctx context.Context, args ...any) pgx.Row { return w.db.QueryRow(ctx, statement, args...) }, args...)
 }

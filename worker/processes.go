@@ -7,15 +7,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/hook"
 )
 
-// Processes are process graphs: a worker that has them executes their steps, under the prefixes that it covers, and
-// the engine's own types, and moves instances on when it settles. There is one kind, *graph.Engine.
+// Processes lets a worker execute process graphs. The worker then executes steps under its prefixes and runs of
+// the engine's own types, and advances instances when it settles. *graph.Engine is the only implementation.
 type Processes interface {
 	Parts() hook.Engine
 }
 
-// engine is what a worker has of Processes. The zero value has none.
+// An engine is the part of Processes that a worker uses. The zero value stands for a worker without processes.
 type engine struct {
-	prefix string // of its own types
+	prefix string // prefix of the engine's own types
 	types  *Mux   // their handlers
 	hooks  []hook.Hook
 }
@@ -33,10 +33,10 @@ func newEngine(c Config) (e engine) {
 	return e
 }
 
-// steps reports whether steps of processes are leased.
+// steps reports whether the worker leases steps of processes.
 func (w *Worker) steps() bool { return w.config.Processes != nil }
 
-// lookup returns the entry for a run's type, or nil.
+// lookup returns the entry of a type, or nil.
 func (w *Worker) lookup(typ string) *entry {
 	if w.engine.prefix != "" && strings.HasPrefix(typ, w.engine.prefix) {
 		return w.engine.types.lookup(typ)
@@ -44,7 +44,8 @@ func (w *Worker) lookup(typ string) *entry {
 	return w.config.Mux.lookup(typ)
 }
 
-// Patterns returns the types and prefixes that the worker has a handler for, sorted, those of Processes included.
+// Patterns returns the types and prefixes that the worker has a handler for, sorted. Those of Processes are
+// included.
 func (w *Worker) Patterns() []string {
 	all := append(w.config.Mux.Patterns(), w.engine.types.Patterns()...)
 	slices.Sort(all)

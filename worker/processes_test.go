@@ -17,13 +17,13 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// parts are an engine's, for tests.
+// parts are those of an engine for tests.
 type parts hook.Engine
 
 func (p parts) Parts() hook.Engine { return hook.Engine(p) }
 
-// A worker with Processes executes the engine's own types, though no prefix of its user's covers them, and has the engine take part in
-// settling. Without them it does neither.
+// A worker with Processes executes the engine's own types, even if none of the configured prefixes covers them,
+// and calls the engine's hook when it settles. A worker without Processes does neither.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -64,7 +64,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// A program that registers a type of the engine's is told so when it starts.
+// New returns an error if the program has registered one of the engine's types.
 func TestProcessesHaveTheirTypes(t *testing.T) {
 	t.Parallel()
 	mux := worker.NewMux()

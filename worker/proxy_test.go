@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// A proxy stands between a worker and its database. It passes everything on until it is
-// told to stall, or to cut connections at a certain statement.
+// A proxy stands between a worker and its database. It forwards everything until it is told to stall, or to cut
+// connections at a certain statement.
 type proxy struct {
 	listener net.Listener
 	target   string
@@ -21,23 +21,23 @@ type proxy struct {
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
-	open  chan struct{} // closed while traffic flows
+	open  chan struct{} // closed while data flows
 	cut   cut
 	mute  string // connections go silent at statements that contain it
-	muted int    // how many are to
-	cuts  int    // how often it has cut
+	muted int    // how many connections are to go silent
+	cuts  int    // how many connections it has cut
 }
 
-// A cut ends connections at statements that contain text: before they are forwarded, or
-// once the server has answered, whose answer is dropped.
+// A cut ends connections at statements that contain text: before a statement is forwarded, or after the server
+// has answered, in which case the answer is dropped.
 type cut struct {
 	text    string // empty: none
 	forward bool
 	times   int
 }
 
-// newProxy starts a proxy in front of a database and returns the connection string that
-// leads through it.
+// newProxy starts a proxy in front of a database and returns it with the connection string that leads through
+// it.
 func newProxy(t *testing.T, databaseURL string) (*proxy, string) {
 	t.Helper()
 	u, err := url.Parse(databaseURL)
@@ -77,7 +77,7 @@ func (p *proxy) serve(client net.Conn) {
 	}
 	defer server.Close()
 	answered := make(chan struct{}) // closed when the server has answered a statement to be cut at
-	dropping := make(chan struct{}) // closed when answers are no longer passed on
+	dropping := make(chan struct{}) // closed when answers are no longer forwarded
 	p.running.Go(func() {
 		defer client.Close()
 		p.answer(client, server, dropping, answered)
@@ -85,7 +85,7 @@ func (p *proxy) serve(client net.Conn) {
 	_ = p.ask(client, server, dropping, answered)
 }
 
-// track remembers c, to be closed with the proxy.
+// track remembers c, to close it with the proxy.
 func (p *proxy) track(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,7 +99,7 @@ func (p *proxy) track(c net.Conn) bool {
 	}
 }
 
-// answer passes on what the server sends.
+// answer forwards what the server sends.
 func (p *proxy) answer(client, server net.Conn, dropping, answered chan struct{}) {
 	chunk := make([]byte, 64<<10)
 	for {
@@ -119,13 +119,13 @@ func (p *proxy) answer(client, server net.Conn, dropping, answered chan struct{}
 	}
 }
 
-// ask passes on what the client sends, message by message.
+// ask forwards what the client sends, message by message.
 func (p *proxy) ask(client, server net.Conn, dropping, answered chan struct{}) error {
 	if err := p.forward(client, server, nil); err != nil { // the start-up message has no type
 		return err
 	}
 	var message bytes.Buffer
-	marked := false // the statement parsed last is one to cut at
+	marked := false // the statement that was parsed last is one to cut at
 	kind := make([]byte, 1)
 	for {
 		if _, err := io.ReadFull(client, kind); err != nil {
@@ -199,7 +199,7 @@ func (p *proxy) flows() bool {
 	}
 }
 
-// stall makes the proxy hold everything back, as a network does that loses all packets.
+// stall makes the proxy hold back everything, like a network that loses all packets.
 func (p *proxy) stall() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -236,7 +236,8 @@ func (p *proxy) cutNow(execute bool) (forward, now bool) {
 	return p.cut.forward, true
 }
 
-// silence makes the proxy pass on nothing more through the next connection by which a statement comes that contains text. Others stay as they are.
+// silence makes the proxy forward nothing more on the next connection on which a statement contains text. Other
+// connections are not affected.
 func (p *proxy) silence(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,17 +9,17 @@ import (
 )
 
 const (
-	reclaimPause     = 400 * time.Millisecond // between two looks for expired leases
-	idleReclaimPause = 900 * time.Millisecond // when nothing was leased
-	maxReclaimPause  = 700 * time.Millisecond // after a look that took long: expired leases wait no longer than a second
+	reclaimPause     = 400 * time.Millisecond // between two searches for expired leases
+	idleReclaimPause = 900 * time.Millisecond // when no run is leased
+	maxReclaimPause  = 700 * time.Millisecond // after a search that took long, so that an expired lease waits a second at most
 	reclaimBatch     = 500
-	// reconnectPause is how long leases are left alone after the database was out of reach:
-	// living owners try to extend theirs every quarter of a second meanwhile.
+	// reconnectPause is how long leases are left alone after the database was out of reach. Meanwhile live
+	// owners try to extend theirs every 250 ms.
 	reconnectPause = 2 * time.Second
 )
 
-// reclaim takes back expired leases, of any type, until ctx ends. Exhausted runs become
-// jobs of this worker, whose only act is to fail them.
+// reclaim takes back expired leases of any type, until ctx ends. Exhausted runs become jobs of this worker,
+// which fails them without calling a handler.
 func (w *Worker) reclaim(ctx context.Context) {
 	r := &leasing.Reclaimer{DB: w.db, Worker: w.name, Backoff: w.config.Backoff, Length: w.config.Lease, Steps: w.steps(), SetAside: w.tellAside, Doubts: &w.doubts}
 	for ctx.Err() == nil {
@@ -48,10 +48,10 @@ func (w *Worker) reclaim(ctx context.Context) {
 		if again+len(exhausted) == reclaimBatch {
 			continue
 		}
-		// About a twentieth of the time, and not in step with other workers.
+		// Search for about a twentieth of the time, and out of step with other workers.
 		pause := min(max(reclaimPause, 20*took), maxReclaimPause)
 		if r.Idle() {
-			pause = idleReclaimPause // no lease that is taken meanwhile can expire before
+			pause = idleReclaimPause // no lease taken meanwhile can expire sooner
 		}
 		sleep(ctx, pause-rand.N(pause/4))
 	}

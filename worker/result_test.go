@@ -25,8 +25,8 @@ type cycle struct{ Next *cycle }
 
 func raw(s string) json.RawMessage { return json.RawMessage(s) }
 
-// A result that JSON or the database cannot hold fails its run after one start, with a
-// message that says what is wrong with it; every other result is stored as it is.
+// A result that JSON or the database cannot hold fails its run after one start, with a message that says what
+// is wrong. Every other result is stored unchanged.
 func TestResults(t *testing.T) {
 	t.Parallel()
 	loop := &cycle{}
@@ -34,8 +34,8 @@ func TestResults(t *testing.T) {
 	cases := []struct {
 		name   string
 		result any
-		stored string // of a succeeded run
-		reason string // in the message of a failed run
+		stored string // of a run that succeeds
+		reason string // part of the message of a run that fails
 	}{
 		{"nil", nil, "null", ""},
 		{"number", 12345678901234567, "12345678901234567", ""},
@@ -82,7 +82,7 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// A raw handler's nil is stored as null; its broken JSON fails the run after one start.
+// A raw handler's nil is stored as null. Its broken JSON fails the run after one start.
 func TestRawResults(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -105,8 +105,8 @@ func TestRawResults(t *testing.T) {
 	}
 }
 
-// One result that cannot be stored, among two hundred that are settled with it, fails alone
-// and is not executed again.
+// Of two hundred outcomes settled together, only the one whose result cannot be stored fails, and it is not
+// executed again.
 func TestBadResultFailsAlone(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -133,8 +133,8 @@ func TestBadResultFailsAlone(t *testing.T) {
 	}
 }
 
-// What the database itself refuses, by a CHECK or by a trigger that raises, fails its run as
-// result_rejected after one start; those settled with it are not touched.
+// A result that the database refuses, by a CHECK or by a trigger, fails its run as result_rejected after one
+// start. The runs settled with it are not affected.
 func TestDatabaseRefusesResult(t *testing.T) {
 	t.Parallel()
 	for name, rule := range map[string]string{

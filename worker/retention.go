@@ -8,18 +8,21 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// KeepForever is a time in Retention: what is over is never removed.
+// KeepForever is a duration in Retention. It means that nothing is removed.
 const KeepForever time.Duration = -1
 
-// Retention says for how long what is over is kept, of the worker's prefixes. A worker whose role has the rights of the engine
-// removes events, messages and processes, too, and one that covers "default." removes runs of types that no worker asks for. A zero field means its default; KeepForever
-// is for ever. What workers ask for stands in workflow_retention, and the longest time counts: a worker removes nothing that another one
+// Retention says how long finished work of the worker's prefixes is kept. A zero field means its default.
+//
+// A worker whose role has the rights of the engine also removes events, messages and processes. A worker that
+// covers "default." also removes runs of types for which no worker has asked for a retention. The settings
+// of all workers are in workflow_retention, and the longest time wins: no worker removes what another one
 // keeps.
 type Retention struct {
-	// Off has this worker remove nothing and ask for nothing.
+	// Off means that this worker removes nothing, and asks for nothing to be kept.
 	Off bool
 
-	// Every is the time between two cleanups of a prefix, whichever worker does them. 1 s to a year; default: an hour.
+	// Every is the time between two cleanups of a prefix, whichever workers do them. 1 s to
+	// a year; default: an hour.
 	Every time.Duration
 
 	// Finished is the age at which succeeded and cancelled runs are removed, with their history. Default: 30 days.
@@ -28,18 +31,19 @@ type Retention struct {
 	// Failed is the age at which failed runs are removed, with their history. Default: 90 days.
 	Failed time.Duration
 
-	// Deleted is the time after which soft-deleted runs are removed for good. Default: 30 days.
+	// Deleted is the time after which soft-deleted runs are removed from the table. Default:
+	// 30 days.
 	Deleted time.Duration
 
 	// Published is the age at which published events are removed. Default: 7 days.
 	Published time.Duration
 
-	// Processes is the age at which finished instances of processes are removed, with all that is theirs, and messages that long after
-	// their time is over. Default: 90 days.
+	// Processes is the age at which finished process instances are removed with all their rows. Messages are
+	// removed that long after they expired. Default: 90 days.
 	Processes time.Duration
 }
 
-// withDefaults tells what is bad of it.
+// withDefaults returns r with defaults filled in, and calls bad for each bad field.
 func (r Retention) withDefaults(bad func(format string, args ...any)) Retention {
 	r.Every = cmp.Or(r.Every, shipped.CleanupEvery)
 	if r.Every < shipped.MinCleanupEvery || r.Every > shipped.MaxCleanupEvery {
@@ -61,7 +65,7 @@ func (r Retention) withDefaults(bad func(format string, args ...any)) Retention 
 	return r
 }
 
-// cleaner removes what is old.
+// cleaner returns what removes old rows.
 func (c Config) cleaner() *cleanup.Cleaner {
 	r := c.Retention
 	return cleanup.New(c.Pool, c.Prefixes, r.Every, cleanup.Keep{

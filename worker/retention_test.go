@@ -11,7 +11,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A worker removes what is old of its prefixes unless that is turned off: with a role that is bound to these, too, and nothing of others.
+// A worker removes old rows of its prefixes, and of no others, unless that is turned off. It can do so with a
+// role that is bound to these prefixes.
 func TestRetention(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -16,9 +16,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A worker whose role is bound to a prefix does all that workers do with the runs of it: lease, extend,
-// settle, try again, append events, take back what has expired, keep what is refused, honour a pause, and say that it is
-// there. Of other runs it knows nothing, whatever prefixes it is configured for; an event that it may not append fails the run.
+// A worker whose role is bound to a prefix can do all that workers do with runs under it: lease, extend,
+// settle, retry, append events, take back expired leases, keep refused outcomes, observe a pause, and report
+// its presence. It does not see other runs, whatever prefixes it is configured with. An event that it may not
+// append fails the run.
 func TestBoundWorker(t *testing.T) {
 	t.Parallel()
 	owner, mux := pgtest.New(t), worker.NewMux()

@@ -11,8 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// What the poll is told of suspects: those that run, past their watch too; handlers of those that go on although their leases are over; those at
-// their last attempt; one that is to be kept alone. A run that is no suspect, or is only to be failed, is none of them.
+// room reports as held suspects: those that run, even after they were watched; handlers that still run although
+// their leases are over; suspects at their last attempt; and a suspect that must be alone. A run that is no
+// suspect, or that is only to be failed, is not reported.
 func TestSuspectsHeld(t *testing.T) {
 	held := func(change func(*job)) *job {
 		j := &job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New(), Attempt: 2, MaxAttempts: 2}, Token: uuid.New(), Suspect: true, Taken: time.Now().Add(-time.Minute)}, row: 2, begun: true}
@@ -24,10 +25,10 @@ func TestSuspectsHeld(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*job)
-		want   leasing.Suspects // Last with what the job has
+		want   leasing.Suspects // Last with the job's token
 		last   bool
 
-		received time.Time // its request took as long as the rest of a minute
+		received time.Time // the request took up the rest of a minute
 	}{
 		{"at its last attempt", func(*job) {}, leasing.Suspects{Running: true}, true, past},
 		{"watched", func(*job) {}, leasing.Suspects{Running: true, Watched: true}, true, time.Now()},
@@ -68,8 +69,8 @@ func TestSuspectsHeld(t *testing.T) {
 	}
 }
 
-// A worker that records outcomes too slowly leases no more runs of their types until it has caught up, and goes on with others. What
-// waits for a locked row, or is refused, keeps it from nothing.
+// A worker that records outcomes too slowly leases no more runs of their types until it has caught up, and
+// continues with other types. Outcomes that wait for a locked row, or that are refused, stop no type.
 func TestLateOutcomesStopTheirTypes(t *testing.T) {
 	const slots = 80
 	slow, other := &entry{pattern: "slow."}, &entry{pattern: "other."}
@@ -111,7 +112,7 @@ func TestLateOutcomesStopTheirTypes(t *testing.T) {
 	}
 }
 
-// The terms of a type whose outcomes are late leave no room for it, and those of others do as before.
+// The terms of a type whose outcomes are late leave no room for it. The terms of other types are unchanged.
 func TestTermsWhileOutcomesAreLate(t *testing.T) {
 	mux := NewMux()
 	for _, typ := range []string{"slow.a.v1", "other.a.v1"} {
@@ -130,8 +131,8 @@ func TestTermsWhileOutcomesAreLate(t *testing.T) {
 	}
 }
 
-// A call that has outlasted its context is no sign that the database takes changes: one whose commits wait for a standby answers the
-// cancellation as if all were well.
+// A call that succeeds after its context has ended does not count as a change that the database accepted,
+// because a server that waits for a standby at commit answers a cancellation as if the commit had succeeded.
 func TestNoSignOfLifeFromAnEndedCall(t *testing.T) {
 	w := &Worker{}
 	ended, end := context.WithCancel(t.Context())

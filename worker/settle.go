@@ -18,18 +18,18 @@ import (
 )
 
 const (
-	batchSettlers  = 2                     // settle many outcomes at a time
-	settlePatience = 20 * time.Millisecond // how long one waits for the other
-	settleBytes    = 4 << 20               // of results, after which a batch is full: it has settleTimeout
-	soloSettlers   = 4                     // settle one outcome at a time
-	soloLookers    = 2                     // look whether the row of one is locked
+	batchSettlers  = 2                     // goroutines that settle many outcomes at a time
+	settlePatience = 20 * time.Millisecond // how long one of them waits for the other
+	settleBytes    = 4 << 20               // a batch with this many bytes of results is full, so that it can be settled within settleTimeout
+	soloSettlers   = 4                     // outcomes settled alone at the same time
+	soloLookers    = 2                     // checks at the same time whether a row is locked
 	quickRetry     = time.Second           // the longest pause while the database is in trouble
 	slowRetry      = 5 * time.Second       // the longest pause while no outcome at all can be recorded
-	enoughRefusals = 5                     // of one outcome, before it is kept
-	refusalSpan    = time.Minute           // the longest time between two that are counted together
+	enoughRefusals = 5                     // refusals of one outcome before it is kept
+	refusalSpan    = time.Minute           // the longest time between two refusals that are counted together
 )
 
-// settleBatches settles outcomes, many at a time, until ctx ends.
+// settleBatches settles outcomes in batches until ctx ends.
 func (w *Worker) settleBatches(ctx context.Context) {
 	for {
 		select {
@@ -45,10 +45,9 @@ func (w *Worker) settleBatches(ctx context.Context) {
 	}
 }
 
-// collect adds to first what else is there to be settled. While the other settler is at work
-// it waits for its turn, but not for long: few large batches cost less than many small ones at
-// a time. turn means that it took the token w.settling, to be given back once the batch is
-// settled.
+// collect adds to first the other outcomes that wait to be settled. While the other settler is busy it waits
+// for its turn, but for settlePatience at most: a few large batches at a time cost less than many small ones.
+// turn reports whether it took the token w.settling. The caller gives that back once the batch is settled.
 func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 	batch = []*job{first}
 	size := len(first.outcome.Result)
@@ -72,22 +71,22 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 		case j := <-more:
 			batch, size = append(batch, j), size+len(j.outcome.Result)
 		case w.settling <- struct{}{}:
-			turn = true // once more around: what came in meanwhile
+			turn = true // loop once more for outcomes that arrived meanwhile
 		case <-patience.C:
 			return batch, false
 		}
 	}
 }
 
-// settle records the outcomes of a batch. While the database is out of reach, or two were in each other's way, it tries again.
-// If the database or a hook refuses the batch, it is halved until the guilty outcome stands
-// alone, which then keeps nobody else waiting. One that a hook names is taken out at once.
+// settle records the outcomes of a batch. It tries the whole batch again while the database is out of reach,
+// and after a deadlock. If the database or a hook refuses the batch, settle halves it until the refused outcome
+// is alone and delays no other. An outcome that a hook names as the cause is taken out at once.
 func (w *Worker) settle(ctx context.Context, batch []*job) {
 	for pause := retries(); len(batch) > 0; sleep(ctx, pause.NextBackOff()) {
 		err := w.try(ctx, batch)
 		switch {
 		case err == nil || ctx.Err() != nil:
-			return // at the end of ctx leases expire, and others take over
+			return // after the end of ctx the leases expire, and others take them back
 		case whole(err, batch[0].lasting) && (len(batch) > 1 || unreachable(err)):
 			w.complain("cannot settle; trying again", "runs", len(batch), "err", err)
 			continue
@@ -103,7 +102,7 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 			sleep(ctx, pause.NextBackOff())
 		case !transient(err):
 			if rest := w.withoutNamed(ctx, batch, err); len(rest) < len(batch) {
-				w.settle(ctx, rest) // at once
+				w.settle(ctx, rest) // without a pause
 				return
 			}
 		}
@@ -113,7 +112,7 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 	}
 }
 
-// setAside leaves one outcome to settleAlone.
+// setAside leaves an outcome to settleAlone.
 func (w *Worker) setAside(ctx context.Context, j *job) {
 	select {
 	case w.solos <- j:
@@ -121,7 +120,7 @@ func (w *Worker) setAside(ctx context.Context, j *job) {
 	}
 }
 
-// withoutNamed sets the outcomes aside that a hook calls the cause of an error, and returns the rest.
+// withoutNamed sets aside the outcomes that a hook names as the cause of err, and returns the rest.
 func (w *Worker) withoutNamed(ctx context.Context, batch []*job, err error) (rest []*job) {
 	var named *leasing.SettleError
 	if !errors.As(err, &named) {
@@ -137,7 +136,7 @@ func (w *Worker) withoutNamed(ctx context.Context, batch []*job, err error) (res
 	return rest
 }
 
-// withoutLocked sets those aside whose rows somebody has locked, and returns the rest.
+// withoutLocked sets aside the outcomes whose rows another session has locked, and returns the rest.
 func (w *Worker) withoutLocked(ctx context.Context, batch []*job) (rest []*job) {
 	locked := w.locked(ctx, batch)
 	for _, j := range batch {
@@ -150,8 +149,8 @@ func (w *Worker) withoutLocked(ctx context.Context, batch []*job) (rest []*job) 
 	return rest
 }
 
-// locked returns the runs among batch whose rows somebody has locked. It does not wait, and
-// returns none if it cannot tell.
+// locked returns the runs of batch whose rows another session has locked. It does not wait. It returns nil if
+// the query fails.
 func (w *Worker) locked(ctx context.Context, batch []*job) map[uuid.UUID]bool {
 	all := make([]uuid.UUID, len(batch))
 	for i, j := range batch {
@@ -171,7 +170,8 @@ func (w *Worker) locked(ctx context.Context, batch []*job) map[uuid.UUID]bool {
 	return locked
 }
 
-// barred reports whether somebody has locked the row of an outcome. Few ask at a time: as many as there are outcomes would take all connections.
+// barred reports whether another session has locked the row of an outcome. looks limits how many ask at a time,
+// since many at once would take all connections.
 func (w *Worker) barred(ctx context.Context, j *job, looks chan struct{}) bool {
 	select {
 	case <-ctx.Done():
@@ -182,8 +182,8 @@ func (w *Worker) barred(ctx context.Context, j *job, looks chan struct{}) bool {
 	return len(w.locked(ctx, []*job{j})) > 0
 }
 
-// settleSolos settles outcomes that must not share a transaction until ctx ends. Each has a
-// goroutine, so that one which has to be repeated keeps no other waiting.
+// settleSolos settles outcomes that must not share a transaction, until ctx ends. Each gets a goroutine, so
+// that one that has to be repeated delays no other.
 func (w *Worker) settleSolos(ctx context.Context) {
 	var solos sync.WaitGroup
 	defer solos.Wait()
@@ -198,13 +198,14 @@ func (w *Worker) settleSolos(ctx context.Context) {
 	}
 }
 
-// settleAlone records one outcome. What is the handler's fault becomes its failure; all other trouble is charged to
-// nobody, and tried again; but an outcome that is refused time and again, while others are not, is kept for later.
+// settleAlone records one outcome. An error that is the handler's fault becomes the run's failure. After any
+// other error the outcome is tried again, and no attempt is charged. An outcome that is refused time and again,
+// while others are not, is kept for later.
 func (w *Worker) settleAlone(ctx context.Context, j *job, turns, looks chan struct{}) {
 	var r refusals
 	var sure sureness
 	for pause, again := retries(), false; ; again = true {
-		// Who waits for a row that is locked does so without a turn, or others would have none.
+		// Waiting for a locked row takes no turn: otherwise the waiting outcomes could use up all turns.
 		for (again || len(j.extras.effects) == 0) && w.barred(ctx, j, looks) {
 			j.trouble, j.lasting = fault.Series{}, false
 			w.jobs.lock(j, true)
@@ -224,12 +225,12 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns, looks chan stru
 		}
 		var effect *effectError
 		if errors.As(err, &effect) && errors.Is(context.Cause(j.ctx), run.ErrLost) {
-			w.logger(&j.Lease).Info("outcome dropped", "cause", run.ErrLost) // and with it what its effects made of that
+			w.logger(&j.Lease).Info("outcome dropped", "cause", run.ErrLost) // its effects may have failed because of that
 			w.jobs.remove(j)
 			return
 		}
-		// In the middle of an effect the server may have ended a transaction of a process that stood
-		// still, or that it did not hear: that is not the effect's fault.
+		// If the process was frozen, or the server did not hear from it, the server may have ended the
+		// transaction in the middle of an effect. That is not the effect's fault.
 		frozen := effect != nil && (w.stoodStill(begun) || w.unheard.time().After(begun))
 		if !frozen && effect == nil && code(err) != "" && refused(err) {
 			switch w.whose(ctx, j, err, &sure) {
@@ -241,9 +242,10 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns, looks chan stru
 				continue
 			case unsure:
 				continue
-			} // unknown: it is put aside in time, and nothing is kept before a control has gone through
+			} // unknown: counted below; keep stores nothing before a control has succeeded
 		}
-		if !frozen && (effect != nil || failedByHook(err) != nil || refusesValue(err) && w.tryFailure(ctx, j) == nil) && w.blame(j, err) { // or it is not what the handler returned that is refused
+		// If a plain failure of the run is refused too, the values that the handler returned are not the cause.
+		if !frozen && (effect != nil || failedByHook(err) != nil || refusesValue(err) && w.tryFailure(ctx, j) == nil) && w.blame(j, err) {
 			sure = sureness{}
 			continue
 		}
@@ -263,13 +265,14 @@ func (w *Worker) settleAlone(ctx context.Context, j *job, turns, looks chan stru
 	}
 }
 
-// refusals counts the tries of one outcome in which the error was its own. Time in outages and behind locks does not count.
+// refusals counts the tries of one outcome that failed with an error of its own. Time in outages and behind
+// locks does not count.
 type refusals struct {
 	n    int
 	last time.Time
 }
 
-// count reports whether an error of a try counts.
+// count counts the error of a try, and reports whether it counts.
 func (r *refusals) count(j *job, err error) bool {
 	if code(err) == "55P03" || transient(err) && !j.lasting { // 55P03: lock_not_available
 		return false
@@ -281,7 +284,7 @@ func (r *refusals) count(j *job, err error) bool {
 	return true
 }
 
-// failedByHook returns the error with which a hook has a run fail; nil: none has.
+// failedByHook returns the error with which a hook fails the run, or nil.
 func failedByHook(err error) error {
 	var named *leasing.SettleError
 	if errors.As(err, &named) && run.IsPermanent(named.Err) {
@@ -290,9 +293,9 @@ func failedByHook(err error) error {
 	return nil
 }
 
-// blame turns a success that cannot be recorded for the handler's own fault, or that a hook refuses, into a failure,
-// and a failure whose description cannot be stored into one that says so. It reports whether
-// there is something new to be tried.
+// blame replaces the outcome after an error that is the run's own. A success becomes a failure if an effect
+// failed, a hook fails the run, or the database refuses the result. A failure whose description cannot be
+// stored gets another description. blame reports whether there is a new outcome to try.
 func (w *Worker) blame(j *job, err error) bool {
 	var effect *effectError
 	value := refusesValue(err) && (j.offered == nil || !j.offered.refused)
@@ -319,22 +322,22 @@ func (w *Worker) blame(j *job, err error) bool {
 	return true
 }
 
-// An offer is an outcome before it was changed because the database seemed to object to what is to be stored.
+// An offer is an outcome as it was before it was replaced because the database seemed to object to its values.
 type offer struct {
 	outcome settling.Outcome
 	effects []func(pgx.Tx) error
 	events  []outbox.Event
-	refused bool // the changed one was refused as well: it was not for that
+	refused bool // the replacement was refused too, so the values were not the cause
 }
 
-// offer remembers the outcome as it is, if it has not been changed yet.
+// offer remembers the outcome, unless one is remembered already.
 func (j *job) offer() {
 	if j.offered == nil {
 		j.offered = &offer{outcome: j.outcome, effects: j.extras.effects, events: j.extras.events}
 	}
 }
 
-// unblame makes the outcome again what it was, once what was made of it is refused, too: then what is stored does not matter.
+// unblame restores the outcome once its replacement is refused too: then its values are not the cause.
 func (j *job) unblame() {
 	if o := j.offered; o != nil && !o.refused {
 		o.refused = true
@@ -342,7 +345,7 @@ func (j *job) unblame() {
 	}
 }
 
-// try records the outcomes of a batch once, and then frees their slots.
+// try records the outcomes of a batch once, and frees their slots if that succeeds.
 func (w *Worker) try(ctx context.Context, batch []*job) error {
 	w.prolong(ctx, batch)
 	start := time.Now()
@@ -360,14 +363,14 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 		}
 		w.jobs.failed(batch, err)
 		w.note(err)
-		w.prolong(ctx, batch) // a pause follows, or tries of the batch's other half: a heartbeat may come too late
+		w.prolong(ctx, batch) // a pause or tries of other halves follow, and a heartbeat may come too late
 		return err
 	}
 	w.settled(batch, lost)
 	return nil
 }
 
-// trulyLost returns those of lost that no earlier, unanswered try has recorded.
+// trulyLost returns the outcomes of lost that were not recorded by an earlier try whose answer was lost.
 func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []settling.Outcome) ([]settling.Outcome, error) {
 	refused := fences(lost)
 	unsure := false
@@ -393,8 +396,8 @@ func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []settling.Ou
 	return truly, nil
 }
 
-// A fence tells one lease from all others. The run alone does not: it may have been lost and
-// leased again while the old outcome waited, and then both are in one batch.
+// A fence identifies one lease. The run's id alone does not: a run may be lost and leased again while its old
+// outcome waits, and then both outcomes are in one batch.
 type fence struct{ run, token uuid.UUID }
 
 func fenceOf(o settling.Outcome) fence { return fence{o.ID, o.Token} }
@@ -407,7 +410,7 @@ func fences(outcomes []settling.Outcome) map[fence]bool {
 	return set
 }
 
-// settled frees the slots of a batch and tells what became of it.
+// settled frees the slots of a settled batch, and logs and counts the outcomes.
 func (w *Worker) settled(batch []*job, lost []settling.Outcome) {
 	gone := fences(lost)
 	for _, j := range batch {
@@ -431,13 +434,13 @@ func (w *Worker) settled(batch []*job, lost []settling.Outcome) {
 	for i, h := range w.engine.hooks {
 		if slices.ContainsFunc(batch, func(j *job) bool { return !gone[fenceOf(j.outcome)] && h.IsAbout(&j.Lease) }) {
 			w.hooked[i].now()
-			w.rouse() // what a hook has enqueued, most likely the next steps, does not wait for word of it
+			w.rouse() // a hook has probably enqueued the next steps: poll without waiting for a notification
 		}
 	}
 }
 
-// logFailure tells of a failed attempt. The error's text may quote the payload, so it stays
-// in the database (last_error) unless the configuration wants it in the log.
+// logFailure logs a failed attempt. The error's text may quote the payload, so it is only stored with the run
+// (last_error), unless Config.LogErrors is set.
 func (w *Worker) logFailure(j *job) {
 	log := w.logger(&j.Lease).With("code", j.outcome.Failure.Code)
 	if w.config.LogErrors {

@@ -14,8 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// During the grace period handlers go on, what they return is recorded, and nothing new is
-// leased.
+// During the grace period handlers continue, their outcomes are recorded, and nothing new is leased.
 func TestGrace(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -44,8 +43,8 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// StopNow ends a long grace period: contexts end with ErrShutdown, runs are handed back
-// uncharged, and another worker has them at once as attempt 1.
+// StopNow ends a long grace period: contexts end with ErrShutdown, runs are released with no attempt charged,
+// and another worker starts them at once as attempt 1.
 func TestStopNow(t *testing.T) {
 	t.Parallel()
 	const runs = 8
@@ -80,8 +79,8 @@ func TestStopNow(t *testing.T) {
 	}
 }
 
-// A handler that is deaf to shutdown does not hold it up: its run is handed back uncharged,
-// and what it returns later changes nothing.
+// A handler that ignores its context does not delay shutdown: its run is released with no attempt charged, and
+// what it returns later changes nothing.
 func TestDeafToShutdown(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -102,8 +101,7 @@ func TestDeafToShutdown(t *testing.T) {
 	}
 }
 
-// Shutdown does not cut effects off: the context they were handed with lasts until the
-// outcome is recorded.
+// Shutdown does not interrupt effects: the context of their handler lasts until the outcome is recorded.
 func TestShutdownDuringEffects(t *testing.T) {
 	t.Parallel()
 	pool := ledger(t)
@@ -136,8 +134,8 @@ func TestShutdownDuringEffects(t *testing.T) {
 	}
 }
 
-// A run whose effect hangs while the worker stops is handed back, uncharged and due at
-// once, instead of waiting for its lease to expire.
+// If an effect hangs while the worker stops, its run is released with no attempt charged and due at once, and
+// not left until its lease expires.
 func TestHangingEffectAtShutdown(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -152,7 +150,7 @@ func TestHangingEffectAtShutdown(t *testing.T) {
 	<-entered
 	ended := make(chan error, 1)
 	go func() { ended <- stop() }()
-	defer close(hang) // long after the worker has ended
+	defer close(hang) // long after the worker has stopped
 	if err := <-ended; err != nil {
 		t.Errorf("Run = %v, want nil", err)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Calls that take too long are given up, and tried again through the same connections: opening others would give a server
-// that is slow more to do.
+// Calls that take too long are cancelled, and repeated on the same connections. New connections would give a
+// slow server even more to do.
 func TestSlowCallsCostNoConnections(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A handler that listens is stopped at its type's time limit; that is a failure.
+// A handler that obeys its context is stopped at its type's time limit, and that is a failure.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -33,8 +33,8 @@ func TestTimeLimit(t *testing.T) {
 	}
 }
 
-// A run whose handler never listens is executed again at its time limit, however deaf that
-// handler is; other runs do not notice.
+// A run whose handler ignores its context is executed again after its time limit, and other runs are not
+// affected.
 func TestDeafHandler(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -65,8 +65,8 @@ func TestDeafHandler(t *testing.T) {
 	<-returned
 }
 
-// The slot of a deaf handler is given to the next run; once there are more of them than
-// slots, Run ends with ErrStuck, because only a new process helps.
+// The slot of a handler that ignores its context is given to the next run. Once there are more such handlers
+// than slots, Run ends with ErrStuck, because only a new process helps.
 func TestStuck(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

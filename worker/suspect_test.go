@@ -18,10 +18,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A run that kills its process takes no neighbour along. Twenty innocent runs were in flight
-// when the pill killed the first process. It goes on to kill each that starts it, which is
-// played by expiring, for good, every lease that is held at that moment. The pill uses up
-// its attempts; each innocent succeeds, at its last attempt at the latest.
+// A run that kills its process makes no other run fail. Twenty innocent runs are in flight when the pill kills
+// the first process. The pill then kills each process that starts it: the test expires all leases that are held
+// at that moment for good. The pill uses up its attempts. Each innocent run succeeds, at its last attempt at
+// the latest.
 func TestPoisonPill(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -56,8 +56,8 @@ func TestPoisonPill(t *testing.T) {
 	}
 }
 
-// A worker begins with one suspect, and may watch one more for each that has lived for two
-// seconds: 1, 2, 4 of them.
+// A worker starts with one suspect at a time, and may watch one more for each that has lived for two seconds:
+// 1, 2, then 4.
 func TestSuspectsInDoublingSteps(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -85,8 +85,8 @@ func TestSuspectsInDoublingSteps(t *testing.T) {
 	drained(t, pool)
 }
 
-// Suspects that have one attempt left are watched one by one, however many the worker has
-// outlived, and nothing is added to them.
+// Suspects with one attempt left are watched one at a time, however many suspects the worker has survived, and
+// no other is added meanwhile.
 func TestLastAttemptsOneByOne(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -116,14 +116,14 @@ func TestLastAttemptsOneByOne(t *testing.T) {
 	if d := second.Sub(first); d < 1500*time.Millisecond {
 		t.Errorf("the second started %s after the first, which still ran", d)
 	}
-	close(gate) // two of them end, so the third need not wait
+	close(gate) // two of them end, so that the third need not wait
 	if d := (<-started).Sub(second); d > 3*time.Second {
 		t.Errorf("the third started %s after the others had ended", d)
 	}
 	drained(t, pool)
 }
 
-// A type's MaxAttempts also bounds the starts after a crash, which no handler reported.
+// A type's MaxAttempts also bounds the starts after crashes, which no handler reported.
 func TestMaxAttemptsAfterCrash(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -139,7 +139,7 @@ func TestMaxAttemptsAfterCrash(t *testing.T) {
 	if r := finished(t, pool, id); r.Status != run.Failed || failureOf(t, r).Code != settling.CodeExpired || len(starts) != 0 {
 		t.Errorf("run is %s after %d further starts, %s; want failed after none, %s", r.Status, len(starts), r.Error, settling.CodeExpired)
 	}
-	// A person may still give it another attempt.
+	// A person may still grant another attempt.
 	if err := run.Retry(t.Context(), pool, id, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -148,11 +148,11 @@ func TestMaxAttemptsAfterCrash(t *testing.T) {
 	}
 }
 
-// The child of TestSlowSuspect: a process with a worker that one of its runs kills.
+// TestSlowSuspectChild is the child of TestSlowSuspect: a process whose worker one of its runs kills.
 func TestSlowSuspectChild(t *testing.T) {
 	url := os.Getenv("SLOW_SUSPECT_CHILD")
 	if url == "" {
-		return // it is no child: TestSlowSuspect starts it
+		return // not a child: TestSlowSuspect starts it
 	}
 	mux := worker.NewMux()
 	handle(mux, "test.slow.v1", func(ctx context.Context) error {
@@ -167,9 +167,9 @@ func TestSlowSuspectChild(t *testing.T) {
 		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}})
 }
 
-// An innocent run that takes longer than suspects are watched does not fail with a guilty one that is
-// started beside it: it is given back the attempt that its process died under, and is alone when it is started again. The guilty one fails
-// all the same, after its attempts and at most one more.
+// An innocent run that takes longer than suspects are watched does not fail because of a guilty one that is
+// started beside it. The attempt under which its process died is given back, and its next start is alone. The
+// guilty one still fails, after its attempts and at most one more.
 func TestSlowSuspect(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -185,7 +185,7 @@ func TestSlowSuspect(t *testing.T) {
 			t.Fatal(err)
 		}
 		died := make(chan struct{})
-		go func() { _ = child.Wait(); close(died) }() // it dies, or is killed
+		go func() { _ = child.Wait(); close(died) }() // it dies, or the test kills it
 		for running := true; running; {
 			select {
 			case <-died:

@@ -13,12 +13,12 @@ import (
 const (
 	// tallied is how many types are counted by name between two reports.
 	tallied = 100
-	// otherTypes is what the rest is counted as. It is no type: these have a dot.
+	// otherTypes stands for all further types. It is no valid type, since types contain a dot.
 	otherTypes = "other"
 )
 
-// A tally counts what the worker has leased and settled since it last said so in workflow_minute. What is lost with the
-// process is one interval's counts.
+// A tally counts what the worker has leased and settled since it last wrote that to workflow_minute. If the
+// process dies, the counts of one interval are lost.
 type tally struct {
 	mu     sync.Mutex
 	byType map[string]*counted
@@ -57,7 +57,7 @@ func (t *tally) leased(leases []leasing.Lease) {
 	}
 }
 
-// settled counts what was recorded, whose handler took so long.
+// settled counts an outcome that was recorded. took is the time that its handler ran.
 func (t *tally) settled(typ string, verdict settling.Verdict, took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,7 +73,7 @@ func (t *tally) settled(typ string, verdict settling.Verdict, took time.Duration
 	}
 }
 
-// take returns what was counted, and begins anew.
+// take returns the counts and resets them.
 func (t *tally) take() map[string]*counted {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,7 +82,7 @@ func (t *tally) take() map[string]*counted {
 	return all
 }
 
-// putBack adds what could not be written to what was counted since.
+// putBack adds counts that could not be written to those made since.
 func (t *tally) putBack(all map[string]*counted) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,7 +97,9 @@ func (t *tally) putBack(all map[string]*counted) {
 	}
 }
 
-// write has a statement write what was counted: its first columns are workflow_count_v1's arguments, and it returns whether they were written.
+// write takes the counts and writes them with a statement. The statement's first parameters are the arguments
+// of workflow_count_v1, args are the others. It returns whether the counts were written; if not, write puts
+// them back.
 func (t *tally) write(ctx context.Context, row func(context.Context, ...any) pgx.Row, args ...any) error {
 	all := t.take()
 	var types []string

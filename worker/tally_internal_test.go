@@ -7,7 +7,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// A tally holds a hundred types and the rest, and loses nothing.
+// A tally counts a hundred types by name and the rest together, and loses no count.
 func TestTallyIsBounded(t *testing.T) {
 	var c tally
 	for i := range 1000 {

@@ -17,8 +17,8 @@ import (
 const minutes = `SELECT coalesce(string_agg(concat_ws(' ', type, leased, succeeded, failed, retried, seconds > 0, waited > 0), ', ' ORDER BY type), '')
 	FROM (SELECT type, sum(leased) leased, sum(succeeded) succeeded, sum(failed) failed, sum(retried) retried, sum(seconds) seconds, sum(waited) waited FROM workflow_minute WHERE counted_at IS NOT NULL GROUP BY type) x`
 
-// What a worker leases, and what becomes of it, stands in workflow_minute by type: within seconds, and all of it once it has stopped. What could not be
-// written at first is written later, and not twice.
+// workflow_minute counts by type what a worker leases and settles: within seconds, and completely once the
+// worker has stopped. Counts that could not be written at first are written later, and not twice.
 func TestCountsByMinute(t *testing.T) {
 	pool, mux := pgtest.New(t), worker.NewMux()
 	handle(mux, "test.good", func(context.Context) error { time.Sleep(time.Millisecond); return nil })
@@ -50,7 +50,8 @@ func TestCountsByMinute(t *testing.T) {
 	}
 }
 
-// Many types are counted by name up to a hundred, and the others as one: nobody who makes up types makes the table, or a worker, larger.
+// Up to a hundred types are counted by name and all others as one, so that made-up types cannot make the table,
+// or a worker, grow.
 func TestManyTypesAreCountedAsOne(t *testing.T) {
 	pool, mux := pgtest.New(t), worker.NewMux()
 	mux.HandleRaw("test.", func(context.Context, json.RawMessage) (json.RawMessage, error) { return nil, nil })
@@ -67,7 +68,7 @@ func TestManyTypesAreCountedAsOne(t *testing.T) {
 	}
 }
 
-// How much of each prefix is due is told with metrics, and noted by type.
+// The backlog of each prefix is reported as a metric, and recorded by type.
 func TestBacklogIsTold(t *testing.T) {
 	pool, mux := pgtest.New(t), worker.NewMux()
 	mux.HandleRaw("test.", func(context.Context, json.RawMessage) (json.RawMessage, error) { return nil, nil })

@@ -12,14 +12,15 @@ import (
 )
 
 const (
-	tendEvery    = time.Second // what is set aside is tried every ten seconds: it asks in time for that
+	tendEvery    = time.Second // often enough for rows that are tried again every 10 s
 	tendTimeout  = 5 * time.Second
 	stalledEvery = 10 * time.Second
-	mostToldOf   = 10 // runs set aside at once; the table has all
+	mostToldOf   = 10 // runs logged at a time; workflow_set_aside has all
 )
 
-// tend has runs that are set aside tried again when it is time, reads the policies, settles what is kept, tells of statements that fail, looks
-// for types that stand still although they need not, and has hooks do the like, until ctx ends.
+// tend does what is to be done every second or so, until ctx ends. It makes runs that are set aside eligible
+// again, reads the policies, settles kept outcomes, reports statements that fail for every row, looks for
+// stalled types, and calls Tend of the hooks.
 func (w *Worker) tend(ctx context.Context) {
 	var kept sync.WaitGroup
 	defer kept.Wait()
@@ -44,20 +45,20 @@ func (w *Worker) tend(ctx context.Context) {
 				duties = append(duties, h.Tend)
 			}
 		}
-		for _, duty := range duties { // whatever became of the one before
+		for _, duty := range duties { // each is called even if the one before failed
 			call, done := context.WithTimeout(ctx, tendTimeout)
 			err := duty(call)
 			done()
 			if err != nil && ctx.Err() == nil {
 				w.note(err)
-				w.complain("cannot look after what is set aside; trying again", "err", err)
+				w.complain("periodic work has failed; trying again", "err", err)
 			}
 		}
 	}
 }
 
-// lookForStalled warns of types of this worker's prefixes of which nothing is leased although something is due, and a worker
-// that covers them has a slot free.
+// lookForStalled warns of types of this worker's prefixes that have due runs but are not leased, although a
+// worker that covers them has a free slot.
 func (w *Worker) lookForStalled(ctx context.Context) error {
 	rows, _ := w.db.Query(ctx, `SELECT type FROM workflow_stalled_v1($1)`, w.config.Prefixes)
 	types, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -68,12 +69,13 @@ func (w *Worker) lookForStalled(ctx context.Context) error {
 		w.config.Observe.Stalled(len(types))
 	}
 	if len(types) > 0 {
-		w.complain("nothing is leased of some types, although they are due and a worker has a slot free; see workflowctl doctor", "types", types[:min(len(types), mostToldOf)])
+		w.complain("no run of some types is leased, although runs are due and a worker has a free slot; see workflowctl doctor", "types", types[:min(len(types), mostToldOf)])
 	}
 	return nil
 }
 
-// lookAtBacklog tells how much is due of this worker's prefixes. The database notes it by type, for who asks whether it grows.
+// lookAtBacklog reports how many runs of this worker's prefixes are due. The database also records it by type,
+// so that operators see whether the backlog grows.
 func (w *Worker) lookAtBacklog(ctx context.Context) error {
 	rows, _ := w.db.Query(ctx, `SELECT prefix, due, or_more, seconds FROM workflow_backlog_v1($1)`, w.config.Prefixes)
 	due, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (b Backlog, err error) {
@@ -88,13 +90,13 @@ func (w *Worker) lookAtBacklog(ctx context.Context) error {
 	return err
 }
 
-// tellAside tells of runs that were set aside. The database's words may quote what they hold: these stand
-// in workflow_set_aside alone.
+// tellAside logs runs that were set aside, without the database's message, which may quote the row. The message
+// is in workflow_set_aside only.
 func (w *Worker) tellAside(aside []leasing.Aside) {
-	aside = slices.DeleteFunc(aside, func(a leasing.Aside) bool { return fault.OfState(a.SQLState) == fault.PassOver }) // that is nobody's fault
+	aside = slices.DeleteFunc(aside, func(a leasing.Aside) bool { return fault.OfState(a.SQLState) == fault.PassOver }) // locked rows are nobody's fault
 	for i, a := range aside {
 		if i < mostToldOf {
-			w.config.Logger.Error("run set aside: the database refuses to have it leased, extended or taken back; see workflow_unleasable",
+			w.config.Logger.Error("run set aside: the database refuses to lease it, extend its lease or take it back; see workflow_unleasable",
 				"run", a.ID, "type", a.Type, "sqlstate", a.SQLState, "constraint", a.Constraint)
 		}
 		if w.config.Observe.SetAside != nil {

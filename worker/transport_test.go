@@ -15,14 +15,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Runs are executed, retried, taken back, cancelled and settled with effects and events in
-// the same way over a plain connection and without wake-ups.
+// Runs are executed, retried, taken back, cancelled and settled with effects and events in the same way over a
+// plain connection and without wake-ups.
 func TestTransports(t *testing.T) {
 	t.Parallel()
 	transports(t, func(url string) string { return url })
 }
 
-// transports plays the suite with and without wake-ups, over what through makes of an address.
+// transports runs the suite with and without wake-ups, over the address that through returns.
 func transports(t *testing.T, through func(url string) string) {
 	for name, change := range map[string]func(*worker.Config){
 		"wake-up":    nil,
@@ -84,14 +84,14 @@ func suite(t *testing.T, look, pool *pgxpool.Pool, change func(*worker.Config)) 
 	}
 }
 
-// A wake-up makes an idle worker look at once, however long its poll interval is.
+// A wake-up makes an idle worker poll at once, however long its poll interval is.
 func TestWakeUp(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t, pgtest.URL(t)) // never through a pooler
 	mux := worker.NewMux()
 	handle(mux, "test.woken.v1", func(context.Context) error { return nil })
 	w, _ := work(t, pool, mux, func(c *worker.Config) { c.PollInterval = 30 * time.Second })
-	// Its pauses double: one of more than 5.2 s lasts 10 s, and so 4 s more.
+	// Its pauses double. One of more than 5.2 s lasts 10 s, and so 4 s more.
 	pgtest.Await(t, "the worker to listen, and to be idle for a while", func() bool {
 		listening := query[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%')`)
 		return listening && !w.LastPoll().IsZero() && time.Since(w.LastPoll()) > 5200*time.Millisecond
@@ -102,8 +102,8 @@ func TestWakeUp(t *testing.T) {
 	}
 }
 
-// Polling alone finds everything: with a poll interval and no wake-up, nothing waits longer
-// than that and what a busy machine adds.
+// Polling alone finds every run: without wake-ups no run waits longer than the poll interval, plus what a busy
+// machine adds.
 func TestPollingAlone(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -16,17 +16,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
-// note remembers that the database could not be reached: leases are not taken back until
-// their owners have had time to reconnect and extend them. Nor is anything prepared any more in
-// sessions that lose it.
+// note remembers an error that says that the database is out of reach: for a while no leases are taken back, so
+// that their owners have time to reconnect and extend them. After an error that says that a session lost its
+// prepared statements, nothing is prepared any more.
 func (w *Worker) note(err error) {
 	if w.sessions.Note(err) {
-		w.config.Logger.Warn("a session has lost its prepared statements; from now on none is prepared, and each costs more", "err", fault.Loggable(err))
+		w.config.Logger.Warn("a session has lost its prepared statements; from now on statements are not prepared, and each costs more", "err", fault.Loggable(err))
 	}
 	var connect *pgconn.ConnectError
 	var statement *fault.Error
 	switch {
-	case errors.As(err, &statement): // whoever holds leases cannot extend them either, perhaps
+	case errors.As(err, &statement): // other workers may be unable to extend their leases, too
 		if statement.Statement == "extend" || statement.Statement == "take back" {
 			w.trouble.now()
 		}
@@ -36,24 +36,24 @@ func (w *Worker) note(err error) {
 	}
 }
 
-// A failing statement fails for every row.
+// A failing is a statement that fails for every row.
 type failing struct {
 	err         *fault.Error
 	since, last time.Time
-	logged      time.Time // when it was last told in the log
-	noted       time.Time // and in workflow_fault
-	over        bool      // it has gone through since
+	logged      time.Time // when it was last logged
+	noted       time.Time // when it was last written to workflow_fault
+	over        bool      // it has succeeded since
 }
 
 const (
-	faultTold  = time.Minute      // between two lines about it in the log
-	faultNoted = 10 * time.Second // and two notes about it in the database
-	faultOver  = 10 * time.Second // it has not failed for so long: it is tried more often than that
-	faultSure  = time.Second      // it has to fail for so long to be told of: another worker may be looking for the row at fault
+	faultTold  = time.Minute      // between two log entries about it
+	faultNoted = 10 * time.Second // between two writes to workflow_fault
+	faultOver  = 10 * time.Second // a statement that has not failed for this long is over its trouble; failing ones are tried more often
+	faultSure  = time.Second      // a failure is reported once it has lasted this long; before that another worker may be isolating the row at fault
 )
 
-// sure reports whether a statement has failed for long enough to be told of. That leases cannot be extended others have to know at
-// once: they must not take them back.
+// sure reports whether a statement has failed for long enough to be reported. A failing extension of leases is
+// reported at once, because other workers must not take the leases back.
 func (f *failing) sure() bool { return f.err.Statement == "extend" || f.last.Sub(f.since) >= faultSure }
 
 // faulty notes that a statement fails for every row, and logs it once a minute.
@@ -81,7 +81,7 @@ func (w *Worker) faulty(err *fault.Error) {
 	}
 }
 
-// goesThrough notes that a statement goes through again, which others are to know at once.
+// goesThrough notes that a statement succeeds again, and has tend tell the other workers at once.
 func (w *Worker) goesThrough(statement string) {
 	w.complaints.Lock()
 	f := w.faults[statement]
@@ -102,8 +102,8 @@ func (w *Worker) tendNow() {
 	}
 }
 
-// tellFaults says in workflow_fault which statements fail for every row, and which do so no more; and looks what others say: while leases
-// cannot be extended, none is taken back.
+// tellFaults writes to workflow_fault which statements fail for every row, and which no longer do. It also
+// reads what other workers wrote: while some worker cannot extend leases, none is taken back.
 func (w *Worker) tellFaults(ctx context.Context) error {
 	now := time.Now()
 	told := map[string]*fault.Error{}
@@ -126,14 +126,14 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 		}
 		if err := leasing.TellFault(ctx, w.db, statement, fails); err != nil {
 			problem = errors.Join(problem, err)
-			continue // it is told the next time
+			continue // reported at the next call
 		}
 		w.complaints.Lock()
 		switch f := w.faults[statement]; {
 		case f == nil:
 		case fails != nil:
 			f.noted = now
-		case f.over || now.Sub(f.last) > faultOver: // still
+		case f.over || now.Sub(f.last) > faultOver: // still over
 			delete(w.faults, statement)
 		}
 		w.complaints.Unlock()
@@ -145,8 +145,8 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 	return errors.Join(problem, err)
 }
 
-// complain logs a problem that will be met again and again while it lasts: as a warning
-// every few seconds, in between for debugging only; so what faulty tells of. Of errors it logs what fault.Loggable leaves.
+// complain logs a problem that repeats while it lasts: as a warning every 5 s, and at debug level in between. A
+// fault.Error is always logged at debug level, since faulty logs it. Errors are passed through fault.Loggable.
 func (w *Worker) complain(msg string, args ...any) {
 	level := slog.LevelDebug
 	statement := slices.ContainsFunc(args, func(a any) bool {
@@ -174,9 +174,8 @@ func (w *Worker) calm(d time.Duration) bool {
 	return w.trouble.ago() >= d
 }
 
-// down reports whether err says that no server is there, or one that takes no changes, so
-// that most likely nobody can have taken a lease over: the connection is refused, the server
-// is starting up or read-only.
+// down reports whether err says that there is no server, or none that accepts changes: the connection is
+// refused, the server is starting up, or it is read-only. Then most likely nobody can have taken a lease.
 func down(err error) bool {
 	switch code(err) {
 	case "57P03", "25006": // cannot_connect_now, read_only_sql_transaction
@@ -185,18 +184,19 @@ func down(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
 
-// refused reports whether err is the database's answer to what is to be stored: storing it again cannot help, if it is no error of
-// the statement's.
+// refused reports whether err is the database's answer to the data to be stored. If it is not the statement's
+// error, storing the same data again cannot help.
 func refused(err error) bool { return code(err) != "" && fault.Of(err) == fault.Halve }
 
-// refusesValue reports whether the database seems to object to what is to be stored: a data exception, a constraint, a program limit,
-// what a trigger raised, or an event that this worker's role may not append.
+// refusesValue reports whether the database seems to object to the values to be stored: a data exception, a
+// constraint, a program limit, an exception raised by a trigger, or an event that this worker's role may not
+// append.
 func refusesValue(err error) bool {
 	return refused(err) && (slices.Contains([]string{"22", "23", "54", "P0"}, code(err)[:2]) || code(err) == "42501" && errors.As(err, new(*eventError)))
 }
 
-// unreachable reports whether the database can do nothing at all for the moment: no
-// connection, no room, going down or coming up.
+// unreachable reports whether the database can do nothing at all for now: it cannot be connected to, has no
+// disk space or connection left, or is stopping or starting.
 func unreachable(err error) bool {
 	if code(err) != "" {
 		return fault.Of(err) == fault.Again && !strings.HasPrefix(code(err), "40")
@@ -212,37 +212,38 @@ func unreachable(err error) bool {
 	case errors.As(err, &broken), fault.Unreached(err):
 		return true
 	case errors.Is(err, context.DeadlineExceeded):
-		return false // it may have waited for a lock
+		return false // the statement may have waited for a lock
 	}
 	return pgconn.SafeToRetry(err) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// crowded reports whether fewer at a time may do: there is no memory, no room for so many locks, or too little time.
+// crowded reports whether a smaller batch may succeed: memory, locks or time ran out.
 func crowded(err error) bool { return fault.Of(err) == fault.Fewer }
 
-// tooLong reports whether a statement was given up, by this worker or by the server. It may have waited for a lock.
+// tooLong reports whether a statement was cancelled, by this worker or by the server. It may have waited for a
+// lock.
 func tooLong(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || code(err) == "57014" // query_canceled
 }
 
-// transient reports whether err says that the database cannot do it now, but might soon:
-// out of reach, a deadlock, a lock that is held, an answer that took too long.
+// transient reports whether err may be over soon: the database is out of reach, there was a deadlock, a lock is
+// held, or the answer took too long.
 func transient(err error) bool {
 	return code(err) != "" && !refused(err) || unreachable(err) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// whole reports whether a batch that has failed with err is to be tried as a whole again, however large it is. lasting says that it has
-// failed for so long that any error may be one row's.
+// whole reports whether a batch that failed with err is to be tried again as a whole, whatever its size.
+// lasting says that it has failed for longer than fault.Patience: then any error may be one row's.
 func whole(err error, lasting bool) bool {
 	first := fault.Of(err)
 	return !lasting && (first == fault.Again || first == fault.Anew) && (code(err) != "" || unreachable(err))
 }
 
-// code returns the SQLSTATE of a database error, and "" of any other.
+// code returns the SQLSTATE of a database error, and "" for any other error.
 func code(err error) string { return fault.State(err) }
 
-// sanitized drops the parts of a database error that may quote a row.
+// sanitized removes the parts of a database error that may quote a row.
 func sanitized(err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {

@@ -18,8 +18,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A run that has used its attempts is not given one back at shutdown, even if it could not
-// be failed in time: its handler is never started again.
+// A run that has used up its attempts is not released at shutdown, even if it could not be failed in time: its
+// handler is never started again.
 func TestShutdownGivesNothingToExhausted(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -45,8 +45,8 @@ func TestShutdownGivesNothingToExhausted(t *testing.T) {
 	}
 }
 
-// Whatever a handler gives as an error's code, the failure is stored with what is usable of
-// it, and at most 100 characters.
+// Whatever code a handler's error has, the failure is stored with the usable part of it, at most 100
+// characters.
 func TestOddCodes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -69,7 +69,7 @@ func TestOddCodes(t *testing.T) {
 	}
 }
 
-// A failure that the database refuses to describe is told in words of our own.
+// If the database refuses the description of a failure, the failure is stored with a text of the worker's.
 func TestRefusedFailure(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -83,8 +83,8 @@ func TestRefusedFailure(t *testing.T) {
 	}
 }
 
-// When shutdown ends a handler's context and its effect fails for that, the run is handed
-// back: it is not the handler's failure.
+// If shutdown ends a handler's context and its effect fails because of that, the run is released: that does not
+// count as the handler's failure.
 func TestEffectWithEndedContext(t *testing.T) {
 	t.Parallel()
 	pool := ledger(t)
@@ -104,8 +104,8 @@ func TestEffectWithEndedContext(t *testing.T) {
 	}
 }
 
-// While the server takes no changes nothing is repeated: finished work waits to be recorded,
-// and nobody takes its leases back before.
+// While the server accepts no changes, no handler is repeated. Finished runs wait to be recorded, and nobody
+// takes their leases back.
 func TestReadOnlyServer(t *testing.T) {
 	t.Parallel()
 	const runs = 20
@@ -151,8 +151,7 @@ func TestReadOnlyServer(t *testing.T) {
 	}
 }
 
-// Forty runs whose rows somebody has locked keep neither plain outcomes nor ones with effects
-// from being recorded.
+// Forty runs with locked rows delay no other outcomes, neither plain ones nor those with effects.
 func TestManyLockedRows(t *testing.T) {
 	t.Parallel()
 	pool := ledger(t)
@@ -183,7 +182,7 @@ func TestManyLockedRows(t *testing.T) {
 	}
 }
 
-// One locked row costs none of the others in its batch their leases, however short these are.
+// One locked row costs the others in its batch no lease, however short their leases are.
 func TestLockedRowAndShortLeases(t *testing.T) {
 	t.Parallel()
 	pool := ledger(t)

@@ -13,13 +13,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Try calls the handler of a type as a worker would, in a test: with its middleware, and a context from which it
-// learns info. What it wants done with its success is done in tx: its effects, then its events. Roll tx back to
-// leave nothing. There is no run: nothing is stored, leased, settled or tried again, and a panic is not caught.
+// Try calls the handler of a type as a worker would, for tests: with its middleware, and with a context that
+// carries info. If the handler succeeds, Try calls its effects with tx and then appends its events in tx. Roll
+// tx back to leave nothing behind. There is no run: nothing is stored, leased, settled or retried, and a panic
+// is not caught.
 //
-// payload is encoded by encoding/json. info.Type chooses the handler; a zero info.ID is drawn, a zero
-// info.Attempt is 1. Try returns the handler's result, or its error, which run.IsPermanent, run.Delay and run.Code
-// tell about; or that of an effect.
+// payload is encoded by encoding/json. info.Type chooses the handler. A zero info.ID is replaced by a random
+// one, a zero info.Attempt by 1. Try returns the handler's result, or the error of the handler or of an effect.
+// Examine that error with run.IsPermanent, run.Delay and run.Code.
 func Try(ctx context.Context, tx pgx.Tx, mux *Mux, info run.Info, payload any) (json.RawMessage, error) {
 	e := mux.lookup(info.Type)
 	if e == nil {
@@ -33,7 +34,7 @@ func Try(ctx context.Context, tx pgx.Tx, mux *Mux, info run.Info, payload any) (
 		info.ID = uuid.New()
 	}
 	info.Attempt = max(info.Attempt, 1)
-	wants := &extras{lease: &leasing.Lease{Info: info}} // its token is that of no lease
+	wants := &extras{lease: &leasing.Lease{Info: info}} // the token of no lease
 	result, err := e.handler(context.WithValue(run.NewContext(ctx, info), extrasKey{}, wants), text)
 	wants.close()
 	if err != nil {

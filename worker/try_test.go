@@ -15,7 +15,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A handler with effects and events can be tried without a worker: they are in the test's transaction, and gone with it; what fails has none.
+// Try executes a handler without a worker. Its effects and events are in the test's transaction and vanish with
+// it. A handler that fails leaves none.
 func TestTry(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()

@@ -15,8 +15,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A run that no handler is registered for fails at once; types outside of the worker's
-// prefixes, similar ones included, are not touched.
+// A run without a registered handler fails at once. Types outside of the worker's prefixes, even similar ones,
+// are left alone.
 func TestUnknownType(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -39,8 +39,8 @@ func TestUnknownType(t *testing.T) {
 	}
 }
 
-// With UnknownTypeGrace a worker leaves runs without a handler to one that has it, and fails
-// them only when they have been due for that long.
+// With UnknownTypeGrace a worker leaves runs without a handler to a worker that has it, and fails them only
+// after they have been due for that long.
 func TestUnknownTypeGrace(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -50,7 +50,7 @@ func TestUnknownTypeGrace(t *testing.T) {
 	grace := func(c *worker.Config) { c.UnknownTypeGrace = time.Minute }
 	work(t, pool, old, grace)
 	id := enqueue(t, pool, "test.new.v1", empty{})
-	finished(t, pool, enqueue(t, pool, "test.old.v1", empty{})) // a poll that was after both
+	finished(t, pool, enqueue(t, pool, "test.old.v1", empty{})) // so that a poll came after both
 	if r := read(t, pool, id); r.Status != run.Pending || r.LeaseNo != 0 {
 		t.Errorf("run is %s, lease %d; want pending, 0", r.Status, r.LeaseNo)
 	}
@@ -66,7 +66,7 @@ func TestUnknownTypeGrace(t *testing.T) {
 	}
 }
 
-// The longest registered pattern that fits a type handles it.
+// The longest registered pattern that matches a type handles it.
 func TestPrefixHandlers(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -89,7 +89,7 @@ func TestPrefixHandlers(t *testing.T) {
 	}
 }
 
-// Middleware wraps the handlers registered after it, the first added outermost.
+// Middleware wraps the handlers registered after it. The first one added is the outermost.
 func TestMiddleware(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -110,8 +110,8 @@ func TestMiddleware(t *testing.T) {
 	}
 }
 
-// A type has a lease, a time limit, a backoff, attempts and a concurrency of its own; a run's
-// lower max_attempts still holds.
+// A type may have its own lease, time limit, backoff, attempts and concurrency. A run's lower max_attempts
+// still applies.
 func TestTypeOptions(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -159,8 +159,8 @@ func TestTypeOptions(t *testing.T) {
 	}
 }
 
-// A type with a limit of its own goes on as soon as one of its runs ends, however long the
-// worker has been idle otherwise, not when the idle poll comes round.
+// A type with a concurrency limit continues as soon as one of its runs ends, and not at the next idle poll,
+// however long the worker has been idle.
 func TestLimitedTypeGoesOn(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

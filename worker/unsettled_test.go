@@ -22,8 +22,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// An outcome that is refused time and again is told of where people look: which run, for how long, and why. It is
-// kept all the same, and recorded once nothing refuses it; then nothing is told any more.
+// An outcome that is refused time and again is reported where people look: which run, since when, and why. It
+// is kept, and recorded once nothing refuses it. After that it is not reported any more.
 func TestUnsettledIsTold(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ refuse, mend, says, why string }{
@@ -87,7 +87,7 @@ func TestUnsettledIsTold(t *testing.T) {
 	}
 }
 
-// If no outcome at all can be recorded, it is the fault of no run, and none is told of.
+// If no outcome at all can be recorded, no run is to blame, and none is reported.
 func TestNothingCanBeSettled(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -109,7 +109,7 @@ func TestNothingCanBeSettled(t *testing.T) {
 	drained(t, pool)
 }
 
-// told waits until the outcome of a run is kept, and people can see it.
+// told waits until the outcome of a run is kept and reported.
 func told(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
 	t.Helper()
 	pgtest.Await(t, "it to be told", func() bool {
@@ -117,7 +117,7 @@ func told(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
 	})
 }
 
-// refuse has a trigger of a user's refuse that runs of a type leave a lease for some of the states.
+// refuse creates a user's trigger that refuses to let runs of a type change from leased to some states.
 func refuse(t *testing.T, pool *pgxpool.Pool, typ, sqlstate, states string) {
 	t.Helper()
 	execute(t, pool, `
@@ -130,8 +130,9 @@ const leaves = `'succeeded', 'failed', 'pending'`
 
 type answer struct{ Start int32 }
 
-// A run whose outcome is refused costs its worker nothing: the slot is free, the lease is not extended. It is not taken back, its handler is not
-// started again, whoever dies; what the handler returned is recorded by another worker once nothing refuses it.
+// A run whose outcome is refused costs its worker nothing: its slot is free, and its lease is not extended. It
+// is not taken back, and its handler is not started again, even if the worker dies. Another worker records what
+// the handler returned once nothing refuses it.
 func TestOutcomeIsKept(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -166,8 +167,8 @@ func TestOutcomeIsKept(t *testing.T) {
 	}
 }
 
-// What is kept is a success. If the database then refuses every success, by words that blame a value, it stays kept: it fails by no error that is all
-// runs'.
+// A kept success stays kept if the database then refuses every success with an SQLSTATE that blames a value. It
+// does not fail because of an error that concerns all runs.
 func TestWhatIsKeptFailsForNobodysError(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -180,7 +181,7 @@ func TestWhatIsKeptFailsForNobodysError(t *testing.T) {
 	execute(t, pool, `BEGIN; DROP TRIGGER refuse ON workflow_run;
 		CREATE FUNCTION bad() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'a bad migration'; END $$;
 		CREATE TRIGGER bad BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION bad(); COMMIT`)
-	pgtest.Await(t, "it to be tried again", func() bool { return strings.Contains(log.String(), "an outcome that is kept is refused still") })
+	pgtest.Await(t, "it to be tried again", func() bool { return strings.Contains(log.String(), "a kept outcome is still refused") })
 	time.Sleep(2 * time.Second)
 	if r := read(t, pool, id); r.Status != run.Leased {
 		t.Errorf("it is %s with %v", r.Status, r.Error)
@@ -191,7 +192,8 @@ func TestWhatIsKeptFailsForNobodysError(t *testing.T) {
 	}
 }
 
-// A hook that fails for all its runs keeps nothing of theirs back, although another hook's go through meanwhile.
+// While a hook fails for all its runs, none of their outcomes is kept, even though another hook succeeds
+// meanwhile.
 func TestOneHookOfTwoFails(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -212,7 +214,7 @@ func TestOneHookOfTwoFails(t *testing.T) {
 	})
 	execute(t, pool, `ALTER TABLE bad RENAME TO moved`)
 	addMany(t, pool, "test.bad.v1", 5)
-	for until := time.Now().Add(15 * time.Second); time.Now().Before(until); { // one succeeds between any two tries of the others
+	for until := time.Now().Add(15 * time.Second); time.Now().Before(until); { // the other hook succeeds between any two tries of this one
 		addMany(t, pool, "test.good.v1", 1)
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -226,7 +228,7 @@ func TestOneHookOfTwoFails(t *testing.T) {
 	}
 }
 
-// Nothing that a trigger says is in the log, whatever its code, for it may quote a payload.
+// Nothing that a trigger says is logged, whatever its SQLSTATE, because it may quote a payload.
 func TestWordsOfTriggersStayOutOfTheLog(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -247,7 +249,7 @@ func TestWordsOfTriggersStayOutOfTheLog(t *testing.T) {
 	}
 }
 
-// A hook that fails to look after its things keeps no other from it.
+// If Tend of one hook fails, Tend of the others is still called.
 func TestHooksTendWhoeverFails(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -262,7 +264,7 @@ func TestHooksTendWhoeverFails(t *testing.T) {
 	pgtest.Await(t, "the other hook to be called twice", func() bool { return tended.Load() >= 2 })
 }
 
-// Who looks for expired leases sees an outcome that was kept meanwhile, and passes it over.
+// A search for expired leases passes over a run whose outcome is kept during the search.
 func TestKeptWhileTakenBack(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -274,7 +276,7 @@ func TestKeptWhileTakenBack(t *testing.T) {
 	pgtest.Await(t, "it to run", func() bool { return read(t, pool, id).Status == run.Leased })
 	close(release)
 	told(t, pool, id)
-	for range 3 { // with the note gone, too, or due: what is kept decides
+	for range 3 { // also without the note, and with a note that is due: only workflow_kept decides
 		execute(t, pool, `UPDATE workflow_run SET lease_until = now() - interval '1 minute' WHERE id = $1`, id)
 		execute(t, pool, `DELETE FROM workflow_set_aside`)
 		time.Sleep(time.Second)
@@ -285,7 +287,7 @@ func TestKeptWhileTakenBack(t *testing.T) {
 	told(t, pool, id)
 }
 
-// What an outcome emits is kept with it.
+// The events of an outcome are kept with it.
 func TestEventsAreKept(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -303,8 +305,8 @@ func TestEventsAreKept(t *testing.T) {
 	}
 }
 
-// An outcome with effects cannot be kept whole. Its lease is left to be taken back, as after a crash, but not before an outcome could be
-// recorded: until then its handler is not started again.
+// An outcome with effects cannot be kept whole. Its lease is left to be taken back, as after a crash, but not
+// before an outcome could be recorded. Until then the handler is not started again.
 func TestEffectsAreLost(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -341,7 +343,8 @@ func TestEffectsAreLost(t *testing.T) {
 	}
 }
 
-// A trigger that raises what otherwise tells of a bad value is told from one: if the failure is refused as well, the outcome is kept as it was.
+// A trigger that raises an SQLSTATE of bad values is recognized as the cause: if the failure is refused too,
+// the original outcome is kept.
 func TestRefusalIsNotOfTheValue(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -356,7 +359,8 @@ func TestRefusalIsNotOfTheValue(t *testing.T) {
 	}
 }
 
-// People can cancel what is kept, have it fail, or have it tried at once; what they do is on record, and the handler is not started again.
+// Operators can cancel a run whose outcome is kept, fail it, or have the outcome tried at once. Their actions
+// are recorded, and the handler is not started again.
 func TestActingOnWhatIsKept(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -397,7 +401,7 @@ func TestActingOnWhatIsKept(t *testing.T) {
 	}
 }
 
-// A worker that is told to stop while outcomes are refused ends in time, and what its handlers returned is not lost.
+// A worker that is stopped while outcomes are refused ends in time, and what its handlers returned is not lost.
 func TestStopWhileRefused(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -408,7 +412,7 @@ func TestStopWhileRefused(t *testing.T) {
 	_, stop := work(t, pool, mux, nil)
 	pgtest.Await(t, "all to be started", func() bool { return starts.Load() == 20 })
 	began := time.Now()
-	if err := stop(); err != nil || time.Since(began) > 30*time.Second { // it is five where nothing else is executed
+	if err := stop(); err != nil || time.Since(began) > 30*time.Second { // 5 s on an idle machine
 		t.Errorf("it stopped after %v: %v", time.Since(began), err)
 	}
 	if n := query[int](t, pool, `SELECT count(*) FROM workflow_kept`); n != 20 {
@@ -422,7 +426,7 @@ func TestStopWhileRefused(t *testing.T) {
 	}
 }
 
-// If workers may not settle at all, no run is at fault.
+// If workers may not settle at all, no run is to blame.
 func TestNobodyMaySettle(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -442,8 +446,8 @@ func TestNobodyMaySettle(t *testing.T) {
 	}
 }
 
-// Of many that are refused for the same reason one is tried; once it goes through, all are settled, and none is started again. What
-// can be recorded is not kept up by one that cannot.
+// Of many outcomes that are refused for the same reason one is tried. Once it succeeds, all are settled, and no
+// handler is started again. An outcome that can be recorded does not wait for one that cannot.
 func TestManyAreKept(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
@@ -476,8 +480,8 @@ func TestManyAreKept(t *testing.T) {
 	}
 }
 
-// A trigger may raise what otherwise tells that the server is going down, or take longer than a settle may. It is believed to pass for a
-// minute, and then the run is found; that costs no slot.
+// A trigger may raise the SQLSTATE of a server that is going down, or take longer than a settle may. For a
+// minute that is taken for passing trouble. Then the run is found, and it costs no slot.
 func TestRefusedWithACodeOfPassingTrouble(t *testing.T) {
 	t.Parallel()
 	for _, sqlstate := range []string{"57P03", "40001", "53300", "slow"} {

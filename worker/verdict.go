@@ -13,8 +13,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// judge turns what a handler returned into an outcome. cause is why its context ended, nil
-// if it did not. An error that cannot be asked (a nil pointer, often) counts as a panic.
+// judge turns what a handler returned into an outcome. cause is why its context ended, or nil. An error that
+// panics when it is examined, often a nil pointer, counts as a panic of the handler.
 func (w *Worker) judge(j *job, result json.RawMessage, err, cause error) (o settling.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -35,19 +35,19 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) settli
 	switch {
 	case err == nil:
 		return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Succeed, Result: result}
-	case elsewhere: // whatever ended the context: it is under way there
+	case elsewhere: // for any cause: the work is under way elsewhere
 		return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.HandOn, Delay: cmp.Or(within, min(j.limit(), shipped.MaxElsewhere), shipped.MaxElsewhere)}
 	case run.IsPermanent(err):
 		return w.failed(j, err)
 	case free && j.Postponed < w.config.MaxPostponed:
 		if left, lasting := w.left(j); !lasting {
-			delay = min(delay, left) // then it fails
+			delay = min(delay, left) // then its policy's deadline fails it
 		}
 		return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Postpone, Delay: delay}
 	case errors.Is(cause, run.ErrShutdown) && !isPanic(err):
 		return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release}
 	case free:
-		err = fmt.Errorf("put off %d times, which is the most that is allowed", j.Postponed)
+		err = fmt.Errorf("put off %d times, which is the maximum", j.Postponed)
 	case errors.Is(cause, run.ErrDeadline):
 		err = run.WithCode(settling.CodeTimeLimit, fmt.Errorf("%w of %s: %w", run.ErrDeadline, j.limit(), err))
 	}
@@ -67,7 +67,7 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) settli
 		delay = w.backoff(j).Delay(j.Attempt - 1)
 	}
 	if left, lasting := w.left(j); !lasting && delay >= left {
-		return w.failed(j, fmt.Errorf("%w; it would be due again after the policy's deadline, %s after it was enqueued", err, w.policy(j.Type).Deadline))
+		return w.failed(j, fmt.Errorf("%w; the next attempt would be after the policy's deadline, %s after the run was enqueued", err, w.policy(j.Type).Deadline))
 	}
 	return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.TryAgain, Failure: settling.NewFailure(err, j.Info), Delay: delay, Most: written}
 }

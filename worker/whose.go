@@ -12,21 +12,22 @@ import (
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
-// Whose error it is that an outcome is refused alone.
+// Answers of whose.
 const (
-	ofStatement = iota // the statement's: it goes through for no other either
-	unknown            // nobody could be asked
-	unsure             // it goes through for another, now; whether it is refused for this one still the next try tells
+	ofStatement = iota // the statement's: it fails for a control too
+	unknown            // the control could not be tried
+	unsure             // it works for a control now; the next try shows whether this outcome is still refused
 	ofOutcome
 )
 
-// A sureness is what is known of one outcome that is refused.
+// A sureness is what is known so far about one refused outcome.
 type sureness struct {
 	failed     time.Time // when it was last refused
-	controlled bool      // since then the statement went through for another
+	controlled bool      // the control succeeded after that
 }
 
-// whose tells whose error err is, which has refused an outcome alone, and notes in s what is known now.
+// whose decides whose error err is, with which an outcome was refused while it was alone in its batch. It
+// updates s.
 func (w *Worker) whose(ctx context.Context, j *job, err error, s *sureness) int {
 	problem, controlled := w.control(ctx, j, err, s.failed), s.controlled
 	s.failed, s.controlled = time.Now(), problem == nil
@@ -42,11 +43,11 @@ func (w *Worker) whose(ctx context.Context, j *job, err error, s *sureness) int 
 	return ofOutcome
 }
 
-// control returns nil if what an outcome is refused by goes through for a control. For the statement that settles, that is a run which is made for
-// this, and for its events another one. For a hook's statements see hookWorks.
+// control returns nil if the refused statement succeeds for a control. For the settling the control is a run
+// made for this, and for events another event. For a hook see hookWorks.
 func (w *Worker) control(ctx context.Context, j *job, err error, failed time.Time) error {
 	if errors.As(err, new(*leasing.SettleError)) {
-		return nil // the hook says itself that it is this one
+		return nil // the hook itself blames this run
 	}
 	call, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
@@ -59,15 +60,16 @@ func (w *Worker) control(ctx context.Context, j *job, err error, failed time.Tim
 	case problem != nil:
 		return problem
 	case !works:
-		return errors.New("no run that is made for this can be settled")
+		return errors.New("no run made as a control can be settled")
 	case len(j.extras.events) > 0:
 		return w.tryEvent(call, j)
 	}
 	return nil
 }
 
-// hookWorks returns nil if a hook's statements go through for a control: another outcome that was recorded with the hook since then,
-// a plain failure of this run, or, for a step, steps that are made for this.
+// hookWorks returns nil if a hook's statements succeed for a control. That is another outcome recorded with the
+// hook since the given time; or, for a step, steps made for this; or, for any other run, a plain failure of the
+// same run.
 func (w *Worker) hookWorks(ctx context.Context, j *job, hook *hookError, since time.Time) error {
 	switch {
 	case !since.IsZero() && w.hooked[hook.hook].time().After(since):
@@ -78,7 +80,7 @@ func (w *Worker) hookWorks(ctx context.Context, j *job, hook *hookError, since t
 	return w.tryFailure(ctx, j)
 }
 
-// tryEvent returns nil if another event could be appended with the run's outcome. It is tried, and undone.
+// tryEvent returns nil if another event could be appended for the run. It rolls back.
 func (w *Worker) tryEvent(ctx context.Context, j *job) error {
 	return undone(w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
 		if err := outbox.Append(ctx, tx, outbox.Event{Aggregate: j.ID, Type: "workflow.control", Payload: struct{}{}}); err != nil {
@@ -88,7 +90,7 @@ func (w *Worker) tryEvent(ctx context.Context, j *job) error {
 	}))
 }
 
-// tryFailure returns nil if a plain failure of the run could be recorded instead of its outcome. It is tried, and undone.
+// tryFailure returns nil if a plain failure of the run could be recorded instead of its outcome. It rolls back.
 func (w *Worker) tryFailure(ctx context.Context, j *job) error {
 	failure := settling.NewFailure(rejected(errUndone), j.Info)
 	other := &job{Lease: j.Lease, outcome: settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Fail, Failure: failure}}
@@ -102,10 +104,10 @@ func (w *Worker) tryFailure(ctx context.Context, j *job) error {
 	}))
 }
 
-// errUndone rolls a transaction back that was only to be tried.
+// errUndone rolls back a transaction that succeeded and was only a try.
 var errUndone = errors.New("tried, and undone")
 
-// tried ends a transaction that is to be undone: what is deferred would be refused at its commit.
+// tried ends a transaction that is only a try. It checks deferred constraints first, as a commit would.
 func tried(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
 		return err
@@ -113,7 +115,7 @@ func tried(ctx context.Context, tx pgx.Tx) error {
 	return errUndone
 }
 
-// undone returns nil for what has gone through, and was undone.
+// undone returns nil for a try that succeeded and was rolled back.
 func undone(err error) error {
 	if errors.Is(err, errUndone) {
 		return nil

@@ -1,14 +1,13 @@
-// Package worker leases runs, executes their handlers, keeps the leases alive, and settles
-// the outcomes.
+// Package worker leases runs, calls their handlers, extends the leases meanwhile, and settles the outcomes.
 //
 //	mux := worker.NewMux()
 //	worker.Handle(mux, "billing.invoice_charge.v1", billing.Charge)
 //	err := worker.Run(ctx, worker.Config{Pool: pool, Mux: mux, Prefixes: []string{"billing."}})
 //
-// The road of a run: poll leases it, execute calls the handler outside of any transaction,
-// settle records the outcome in one short transaction fenced by the lease. Beside it beat
-// extends leases, watch gives up what could not be extended, reclaim takes over from dead
-// workers.
+// A run passes through three steps. poll leases it. execute calls its handler, outside of any transaction.
+// settle records the outcome in one short transaction, which is fenced by the lease. Other goroutines work
+// beside these: beat extends leases, watch gives up leases that could not be extended in time, and reclaim
+// takes back the expired leases of dead workers.
 package worker
 
 import (
@@ -35,47 +34,47 @@ type Worker struct {
 	config   Config
 	engine   engine
 	name     string        // with its random suffix
-	db       *pgxpool.Pool // the worker's own connections
-	beats    *pgxpool.Pool // one for heartbeats alone: they wait behind nothing
+	db       *pgxpool.Pool // the worker's own connections, except for heartbeats and wake-ups
+	beats    *pgxpool.Pool // a single connection for heartbeats, so that they never wait for another statement
 	sessions *session.Sessions
 	jobs     jobs
 	doubts   leasing.Doubts
 	outages  outages
-	policies atomic.Pointer[lease.Policies] // as they were read last; nil: not yet
+	policies atomic.Pointer[lease.Policies] // as last read; nil before the first read
 	settles  chan *job                      // outcomes that may share a transaction
-	solos    chan *job                      // outcomes that need a transaction of their own
+	solos    chan *job                      // outcomes that must be settled alone
 	settling chan struct{}                  // holds a token while a batch is being settled
 	wake     chan struct{}
-	tending  chan struct{} // tend has something to do at once
+	tending  chan struct{} // wakes tend before its next tick
 	hurry    chan struct{} // closed by StopNow
 	hurryUp  sync.Once
 
 	tally tally // what was leased and settled since the last report
 
 	complaints sync.Mutex
-	complained map[string]time.Time // when each problem was last warned of
-	faults     map[string]*failing  // statements that fail for every row
+	complained map[string]time.Time // when each message was last logged as a warning
+	faults     map[string]*failing  // statements that fail for every row, by name
 
-	trouble  moment   // when the database could last not be reached
+	trouble  moment   // when the database was last out of reach
 	lastPoll moment   // when a poll last succeeded
-	wrote    moment   // when the database last took a change
-	lastTurn moment   // when the poll loop last turned
-	lastTick moment   // when watch last looked
-	stood    moment   // when this process was last found to have stood still
-	hooked   []moment // when an outcome was last recorded with each hook
-	unheard  moment   // when a heartbeat last got no answer
+	wrote    moment   // when the database last accepted a change
+	lastTurn moment   // when the poll loop last started a turn
+	lastTick moment   // when watch last ticked
+	stood    moment   // when this process was last found to have been frozen
+	hooked   []moment // when an outcome was last recorded together with each hook
+	unheard  moment   // when a heartbeat last failed
 
 	effectTimeout time.Duration // shorter in tests
 }
 
-// ErrStuck ends Run when more handlers than Config.Concurrency ignore the end of their
-// contexts: only a new process gets their memory and goroutines back.
+// ErrStuck is returned by Run when more handlers than Config.Concurrency ignore the end of their contexts. Only
+// a new process frees their memory and goroutines.
 var ErrStuck = errors.New("worker: too many handlers ignore the end of their context")
 
-// ErrStalled ends Run when the poll loop has been stuck for three leases and more.
+// ErrStalled is returned by Run when the poll loop has not turned for more than three leases.
 var ErrStalled = errors.New("worker: the poll loop has stalled")
 
-// Run is New followed by the Worker's Run.
+// Run creates a Worker with New and calls its Run.
 func Run(ctx context.Context, config Config) error {
 	w, err := New(config)
 	if err != nil {
@@ -84,8 +83,8 @@ func Run(ctx context.Context, config Config) error {
 	return w.Run(ctx)
 }
 
-// New checks config and returns a Worker, which does nothing until its Run is called. The
-// error names each bad field, its value and the fix.
+// New checks config and returns a Worker. The Worker does nothing until its Run is called. The error names each
+// bad field, its value and the fix.
 func New(config Config) (*Worker, error) {
 	config, err := config.withDefaults()
 	if err != nil {
@@ -114,28 +113,30 @@ func New(config Config) (*Worker, error) {
 	return w, nil
 }
 
-// Name returns the worker's name with its random suffix, as in leased_by.
+// Name returns the worker's name with its random suffix, as it appears in leased_by.
 func (w *Worker) Name() string { return w.name }
 
-// LastPoll returns when a poll last succeeded; zero before the first.
+// LastPoll returns when a poll last succeeded. It is zero before the first.
 func (w *Worker) LastPoll() time.Time { return w.lastPoll.time() }
 
-// LastWrite returns when the database last took a change by this worker: leases, a heartbeat, outcomes, or
-// its row in workflow_worker, which it writes every two and a half seconds if there is nothing else to write. It is
-// zero before the first.
+// LastWrite returns when the database last accepted a change from this worker: a lease, a heartbeat, an
+// outcome, or the worker's row in workflow_worker. If it has nothing else to write, the worker writes that row
+// every 2.5 s. LastWrite is zero before the first change.
 func (w *Worker) LastWrite() time.Time { return w.wrote.time() }
 
 // InFlight returns how many leases the worker holds.
 func (w *Worker) InFlight() int { return w.jobs.count() }
 
-// StopNow shortens the grace period of a Run whose context has ended: handlers' contexts
-// end at once. It may be called at any time and more than once.
+// StopNow ends the grace period of a Run whose context has ended: the contexts of its handlers end at once. It
+// may be called at any time and more than once.
 func (w *Worker) StopNow() { w.hurryUp.Do(func() { close(w.hurry) }) }
 
-// Run works until ctx ends, and then: leases nothing more, lets handlers finish for
-// Config.ShutdownGrace, ends their contexts with cause run.ErrShutdown, hands back what is
-// left with no attempt charged, and returns nil. A database that cannot be reached is
-// waited for. Run may be called once.
+// Run works until ctx ends. Then it leases nothing more and lets handlers finish for Config.ShutdownGrace.
+// After that it ends their contexts with the cause run.ErrShutdown, releases the runs that are left, charges no
+// attempt for them, and returns nil. While the database cannot be reached, Run waits for it. Run may be called
+// once.
+//
+// Run returns ErrStuck or ErrStalled if only a new process can help.
 func (w *Worker) Run(ctx context.Context) error {
 	if err := w.connect(ctx); err != nil {
 		return err
@@ -145,8 +146,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.lastTick.now()
 	w.announce()
 
-	// Looking for work ends with ctx, or when something fails for good; the rest goes on
-	// until the last outcome is recorded.
+	// The seekers, which look for work, end with ctx or at a fatal error. The keepers continue until the last
+	// outcome is recorded.
 	seeking, stopSeeking := context.WithCancelCause(ctx)
 	defer stopSeeking(nil)
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
@@ -186,10 +187,10 @@ func (w *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
-// connect opens the worker's own pool. It does not wait for the database.
+// connect creates the worker's two pools. It does not wait for the database.
 func (w *Worker) connect(ctx context.Context) (err error) {
 	config := w.config.Pool.Config()
-	config.MaxConns = Connections - 2 // the wake-up and heartbeats have their own
+	config.MaxConns = Connections - 2 // one listens for wake-ups, one is for heartbeats
 	config.MinConns = 0
 	w.sessions = session.Prepare(config)
 	session.Pace(config.ConnConfig)
@@ -206,7 +207,8 @@ func (w *Worker) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// hangUp closes the connections. One to a server that does not answer takes a quarter of a minute: nobody waits for that.
+// hangUp closes the pools. Closing a connection to a server that does not answer takes 15 s, so hangUp does not
+// wait longer than obey.
 func hangUp(pools ...*pgxpool.Pool) {
 	closed := make(chan struct{})
 	go func() {
@@ -221,7 +223,7 @@ func hangUp(pools ...*pgxpool.Pool) {
 	}
 }
 
-// announce logs what the worker covers, and what looks like a mistake.
+// announce logs what the worker covers, and warns of what looks like a mistake.
 func (w *Worker) announce() {
 	log := w.config.Logger
 	log.Info("worker starts", "worker", w.name, "prefixes", w.config.Prefixes, "handlers", w.Patterns(),
@@ -238,14 +240,14 @@ func (w *Worker) announce() {
 	}
 }
 
-// reportTime is how much later than the handler's context a lease ends at the time limit, so
-// that a handler which listens is not taken for one that died.
+// reportTime is how long before the lease's time limit the handler's context ends. A handler that obeys its
+// context then has time to report, and is not taken for one that died.
 const reportTime = time.Second
 
-// limit is the most that the job's handler may take; 0: no limit.
+// limit is the longest time that the job's handler may take; 0 means no limit.
 func (j *job) limit() time.Duration { return max(j.Timeout-reportTime, 0) }
 
-// terms returns the conditions for the next leases of a type.
+// terms returns the conditions under which runs of a type are leased next.
 func (w *Worker) terms(typ string) leasing.Terms {
 	t := leasing.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1}
 	e := w.lookup(typ)

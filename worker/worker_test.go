@@ -19,7 +19,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Most tests wait most of the time, so more of them run at once than there are cores.
+// Most tests wait most of the time, so more of them run in parallel than there are cores.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// A row inserted by plain SQL is executed, and its result is stored.
+// A row inserted with plain SQL is executed, and its result is stored.
 func TestInsertIsExecuted(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -45,7 +45,7 @@ func TestInsertIsExecuted(t *testing.T) {
 	}
 }
 
-// A failing run is tried again until its attempts are used up, then it is failed.
+// A failing run is retried until its attempts are used up, and then fails.
 func TestRetriesEnd(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -67,8 +67,7 @@ func TestRetriesEnd(t *testing.T) {
 	}
 }
 
-// Effects, result and events commit together; a failing effect rolls all of them back and
-// the run is tried again.
+// Effects, result and events commit together. A failing effect rolls all of them back, and the run is retried.
 func TestEffects(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -104,7 +103,7 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// A cancel ends the context of a running handler with its cause, and is final.
+// Cancelling a run ends its handler's context with that cause, and is final.
 func TestCancelReachesHandler(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -130,7 +129,7 @@ func TestCancelReachesHandler(t *testing.T) {
 	}
 }
 
-// Shutdown hands running work back with no attempt charged, due at once.
+// Shutdown releases running work with no attempt charged, due at once.
 func TestShutdownReleases(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -153,7 +152,7 @@ func TestShutdownReleases(t *testing.T) {
 	}
 }
 
-// An expired lease is taken back by another worker, charged, and the run ends well.
+// Another worker takes back an expired lease and charges the attempt, and the run succeeds.
 func TestExpiredLeaseIsTakenBack(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -171,8 +170,8 @@ func TestExpiredLeaseIsTakenBack(t *testing.T) {
 	}
 }
 
-// A run whose last lease expired with all attempts used is failed through the ordinary
-// path, and its handler is not started.
+// A run whose last lease expired with all attempts used up is failed through the ordinary path, and its handler
+// is not started.
 func TestExhaustedRunFails(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -191,7 +190,7 @@ func TestExhaustedRunFails(t *testing.T) {
 	}
 }
 
-// Thousands of runs of several types and priorities all end, each settled once.
+// Thousands of runs of several types and priorities all finish, and each is settled once.
 func TestManyRuns(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// say posts to /complete.
+// say posts a body to /complete.
 func say(t *testing.T, p *cmdtest.Process, body string) (int, string) {
 	t.Helper()
 	response, err := http.Post("http://"+address(t, p)+"/complete", "application/json", strings.NewReader(body))
@@ -33,7 +33,8 @@ func say(t *testing.T, p *cmdtest.Process, body string) (int, string) {
 	return response.StatusCode, string(text)
 }
 
-// A program that ends with 202 hands its run on, with the token it got; POST /complete takes what became of it, and refuses all else in words. None of that is logged.
+// A program that exits with 202 hands its run on, and knows its token. POST /complete accepts an outcome with
+// that token, and refuses everything else with a message. Nothing of that is logged.
 func TestComplete(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -74,7 +75,7 @@ func TestComplete(t *testing.T) {
 		{body(id, token, `, "result": {"a": 1, "a": "s3cret"}`), 400, "the body is not"},
 		{body(id, token, `, "error": {"code": "s3cret code"}`), 400, `error: "code" is not what may stand there`},
 		{body("s3cret", token, ``), 400, "run is not an id"},
-		{body(id, "s3cret", ``), 400, "token is not one"},
+		{body(id, "s3cret", ``), 400, "token is not a token"},
 		{`s3cret`, 400, "not a JSON object"},
 		{`{"result": "` + strings.Repeat("s3cret", 300000) + `"}`, 413, "the body has more than 1114112 bytes"},
 		{body(other, token, ``), 404, "there is no run " + other},
@@ -88,7 +89,7 @@ func TestComplete(t *testing.T) {
 		}
 	}
 	pgtest.Await(t, "it to be recorded", func() bool { return count(t, url, `status = 'succeeded' AND result = '{"s3cret": [1, 2]}'`) == 1 })
-	// Who is quicker than the program's own end is waited with.
+	// A request that arrives before the program has ended waits for its end.
 	quick, its := handedOn(`{"slow": true}`)
 	if status, text := say(t, p, body(quick, its, `, "error": {"code": "NO", "permanent": true}`)); status != 200 {
 		t.Errorf("before the program has ended: %d %s", status, text)
@@ -107,7 +108,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// A run that somebody holds keeps nobody from completing others, however often it is asked for.
+// While somebody has one run locked, others can be completed, however many requests name the locked run.
 func TestCompleteBesideALock(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -156,7 +157,7 @@ func TestCompleteBesideALock(t *testing.T) {
 	}
 }
 
-// It is off unless it is asked for, and asks for an address.
+// POST /complete is off by default, and turning it on requires an address.
 func TestCompleteIsOff(t *testing.T) {
 	t.Parallel()
 	p := cmdtest.Start(t, []string{"DATABASE_URL=postgres://app@127.0.0.1:1/app", "WORKER_HTTP_ADDR=127.0.0.1:0"})

@@ -70,8 +70,8 @@ func awaitStatus(t *testing.T, p *cmdtest.Process, path string, want int) (body 
 	return body
 }
 
-// E5, U43: while the database is down, at start as well as later, the process is alive but
-// not ready, and says why; when the database is back, it works again by itself.
+// While the database is down, at start as well as later, the process is alive but not ready, and gives the
+// reason. When the database is back, it works again without help.
 func TestDatabaseDown(t *testing.T) {
 	t.Parallel()
 	server, url := migrated(t)
@@ -102,8 +102,7 @@ func TestDatabaseDown(t *testing.T) {
 	awaitStatus(t, p, "/readyz", 200)
 }
 
-// A worker all of whose slots are taken for long is ready: it does what it can. One that
-// is told to stop is not.
+// A worker whose slots are all taken for a long time is ready. One that was told to stop is not.
 func TestReadyWhenFull(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -136,8 +135,7 @@ func lastPoll(t *testing.T, p *cmdtest.Process) string {
 	return value
 }
 
-// Metrics tell what was done. Types that have no handler share one label, whoever makes
-// them up.
+// Metrics count what was done. Types without a handler share one label, so clients cannot create labels.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -166,8 +164,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// U41: where others can reach it, metrics and reasons are for those with the token, and the
-// rest learns no more than alive or not, ready or not.
+// On an address that others can reach, metrics and reasons require the token. Without it one only learns
+// whether the process is alive and ready.
 func TestToken(t *testing.T) {
 	t.Parallel()
 	const token = "0123456789abcdef"
@@ -198,7 +196,7 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// U42 and more: nothing but three pages is served, and nothing but reads.
+// Only three pages are served, and only to GET and HEAD.
 func TestOnlyReads(t *testing.T) {
 	t.Parallel()
 	p := cmdtest.Start(t, []string{"DATABASE_URL=postgres://app@127.0.0.1:1/app", "WORKER_HTTP_ADDR=127.0.0.1:0"})
@@ -217,7 +215,7 @@ func TestOnlyReads(t *testing.T) {
 	}
 }
 
-// Who opens a connection and says nothing is hung up on.
+// The connection of a client that sends nothing is closed.
 func TestSilentClient(t *testing.T) {
 	t.Parallel()
 	p := cmdtest.Start(t, []string{"DATABASE_URL=postgres://app@127.0.0.1:1/app", "WORKER_HTTP_ADDR=127.0.0.1:0"})

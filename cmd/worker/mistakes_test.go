@@ -12,11 +12,11 @@ import (
 
 const secret = "s3cr3t"
 
-// mistakes are environments with which the worker must not start. DB stands for the address
-// of a database that must not be contacted.
+// mistakes are environments with which the worker must not start. DB stands for the address of a database that
+// must not be contacted.
 var mistakes = []struct {
 	name string
-	env  []string // over DATABASE_URL=DB
+	env  []string // applied on top of DATABASE_URL=DB
 	want []string // the variable, the value, the fix
 }{
 	{"E1 no database", []string{"DATABASE_URL="}, []string{"DATABASE_URL:", "postgres://app:secret@127.0.0.1:5432/app"}},
@@ -95,8 +95,8 @@ var mistakes = []struct {
 	{"plaintext, strict", []string{"DATABASE_URL=postgres://app:" + secret + "@192.0.2.1/app", "WORKER_STRICT=true"}, []string{"DATABASE_URL=", "without encryption", "sslmode=verify-full"}},
 }
 
-// A worker with a mistake in its environment exits with 2 before it contacts anybody. It
-// names the variable, the value and the remedy in a few lines, and no secret.
+// A worker with a mistake in its environment exits with 2 before it contacts anything. In a few lines it names
+// the variable, the value and the remedy, and no secret.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	for _, m := range mistakes {
@@ -130,7 +130,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// filled puts what follows FILE into a file, and the file's name in its place.
+// filled writes the text after FILE to a file, and replaces both by the file's name.
 func filled(t *testing.T, entry string) string {
 	name, text, ok := strings.Cut(entry, "=FILE")
 	if !ok {
@@ -143,7 +143,7 @@ func filled(t *testing.T, entry string) string {
 	return name + "=" + path
 }
 
-// All mistakes are told at once, not one per start.
+// All mistakes are printed at once, and not one at each start.
 func TestAllAtOnce(t *testing.T) {
 	t.Parallel()
 	p, code := cmdtest.Run(t, []string{"WORKER_LEASE=30", "WORKER_CONCURRENCY=eight", "WORKER_TYPE_PREFIXES=a,b", "WORKER_LOG_LEVEL=loud"})
@@ -157,7 +157,7 @@ func TestAllAtOnce(t *testing.T) {
 	}
 }
 
-// E39: an HTTP address that is in use is named before anything else happens.
+// An HTTP address that is in use is reported before anything else happens.
 func TestAddressInUse(t *testing.T) {
 	t.Parallel()
 	other, err := net.Listen("tcp", "127.0.0.1:0")
@@ -175,7 +175,7 @@ func TestAddressInUse(t *testing.T) {
 	}
 }
 
-// An argument that does not exist is refused, not ignored.
+// An unknown argument is refused and not ignored.
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	p, code := cmdtest.Run(t, nil, "--concurrency=8")

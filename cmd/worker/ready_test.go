@@ -23,7 +23,7 @@ func login(t *testing.T, address, role string) string {
 	return u.String()
 }
 
-// within waits for /readyz to say something, and fails if that takes longer than it may.
+// within waits until /readyz says something, and fails if that takes longer than allowed.
 func within(t *testing.T, p *cmdtest.Process, status int, limit time.Duration, when string) {
 	t.Helper()
 	begun := time.Now()
@@ -33,9 +33,10 @@ func within(t *testing.T, p *cmdtest.Process, status int, limit time.Duration, w
 	}
 }
 
-// A worker without work is ready only while it can write to the database: not while the server is away,
-// the server takes no changes, its role's sessions take none, or its role lacks the right. Each shows within the
-// stated time, and is over within seconds; then runs are executed, in sessions opened meanwhile, too.
+// A worker without work is ready only while it can write to the database. It is not ready while the server is
+// away or read-only, while its role's sessions are read-only, or while its role lacks a right. Each condition
+// shows within the documented time, and ends within seconds after its cause. Then runs are executed, even by
+// sessions opened meanwhile.
 func TestReadyMeansWritable(t *testing.T) {
 	t.Parallel()
 	server, owner := migrated(t)
@@ -43,7 +44,7 @@ func TestReadyMeansWritable(t *testing.T) {
 	exec(t, owner, `ALTER ROLE app NOSUPERUSER`)
 	exec(t, owner, `GRANT ALL ON ALL TABLES IN SCHEMA public TO app; GRANT ALL ON ALL FUNCTIONS IN SCHEMA public TO app`)
 	p := cmdtest.Start(t, []string{"DATABASE_URL=" + app, "WORKER_HTTP_ADDR=127.0.0.1:0", "WORKER_CLEANUP_EVERY=0", "WORKER_READY_WITHIN=5s"})
-	const soon = 10 * time.Second // five, and a bit for a machine that does something else
+	const soon = 10 * time.Second // five, and some more for a busy machine
 	within(t, p, 200, soon, "at start")
 	hurt := func(what string, do, undo func()) {
 		do()
@@ -77,8 +78,9 @@ func TestReadyMeansWritable(t *testing.T) {
 	hurt("no connection", statements(`ALTER ROLE app CONNECTION LIMIT 0`, cut), statements(`ALTER ROLE app CONNECTION LIMIT -1`))
 }
 
-// A role that is let in once, or not at all, is not tried again and again: a worker's pools, its listener
-// and its cleanup together make a few attempts at first, and then one a second. With its one connection it works.
+// A worker does not connect again and again if the server permits one connection of its role or none: its
+// pools, its listener and its cleanup together make a few attempts at first, and then one a second. With one
+// connection it works.
 func TestRefusedConnectionsArePaced(t *testing.T) {
 	t.Parallel()
 	_, direct := migrated(t)

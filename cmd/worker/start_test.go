@@ -47,7 +47,7 @@ func migrated(t *testing.T) (*pgserver.Server, string) {
 	return server, url
 }
 
-// refuser answers each connection the way a server does that refuses the user.
+// refuser answers each connection like a server that refuses the user.
 func refuser(t *testing.T, code, message string) (hostPort string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -87,7 +87,7 @@ func wantExit(t *testing.T, p *cmdtest.Process, code int, parts ...string) {
 	}
 }
 
-// E6: a password that the server refuses, and a database that does not exist, end the start.
+// A start ends if the server refuses the password, or if the database does not exist.
 func TestRefusedByServer(t *testing.T) {
 	t.Parallel()
 	for code, message := range map[string]string{
@@ -100,7 +100,7 @@ func TestRefusedByServer(t *testing.T) {
 	}
 }
 
-// E7: without tables the worker tells how to create them, and creates nothing itself.
+// If the tables are missing, the worker says how to create them, and creates nothing.
 func TestSchemaMissing(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Empty(t)
@@ -112,7 +112,7 @@ func TestSchemaMissing(t *testing.T) {
 	}
 }
 
-// E8, E9: a schema that is newer or older than the program is named with both versions.
+// A schema that is newer or older than the program is refused, and both versions are named.
 func TestSchemaOfOtherVersion(t *testing.T) {
 	t.Parallel()
 	newer := pgtest.URL(t)
@@ -124,7 +124,7 @@ func TestSchemaOfOtherVersion(t *testing.T) {
 	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + older}), 3, "older", "workflowctl migrate up")
 }
 
-// A schema that was changed after its release is not worked on.
+// A schema that was changed after its release is refused.
 func TestSchemaEdited(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -132,7 +132,7 @@ func TestSchemaEdited(t *testing.T) {
 	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + url}), 3, "other text")
 }
 
-// E12: an encoding that cannot hold all text is refused.
+// An encoding that cannot hold all text is refused.
 func TestEncoding(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, pgserver.Options{})
@@ -141,7 +141,7 @@ func TestEncoding(t *testing.T) {
 	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + server.URL("ascii")}), 3, "SQL_ASCII", "UTF8")
 }
 
-// E10: a read-only database is waited for, and no run is touched meanwhile.
+// The worker waits while the database is read-only, and touches no run meanwhile.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
 	_, url := migrated(t)
@@ -160,7 +160,7 @@ func TestReadOnly(t *testing.T) {
 	pgtest.Await(t, "the run succeeds", func() bool { return count(t, url, `status = 'succeeded' AND type = 'default.noop.v1'`) == 1 })
 }
 
-// E5: with WORKER_FAIL_FAST nobody waits for a database that does not answer.
+// With WORKER_FAIL_FAST the worker does not wait for a database that does not answer.
 func TestFailFast(t *testing.T) {
 	t.Parallel()
 	host, _ := cmdtest.Trap(t)
@@ -177,9 +177,9 @@ func TestStopWhileWaiting(t *testing.T) {
 	wantExit(t, p, 0, "stopped before")
 }
 
-// Without WORKER_STRICT doubtful settings are warned about, each with a remedy, and the
-// worker starts. E15: prefixes are trimmed and shown; E19: an underscore is only itself;
-// E22: doubles are removed; E43: the nearest name is proposed; E50: a long grace.
+// Without WORKER_STRICT the worker warns of doubtful settings, each with a remedy, and starts. Prefixes are
+// trimmed and shown. An underscore is literal. Duplicates are removed. For an unknown name the nearest name is
+// proposed. A long grace period is doubtful.
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	p := cmdtest.Start(t, []string{
@@ -189,7 +189,7 @@ func TestWarnings(t *testing.T) {
 		"WORKER_SERVICE_HOST=10.0.0.1", "WORKER_PORT=tcp://10.0.0.1:80", "WORKER_PORT_80_TCP_ADDR=10.0.0.1",
 		"WORKER_SHUTDOWN_GRACE=1m",
 	})
-	p.AwaitLog("a prefix has no handler") // the last of them
+	p.AwaitLog("a prefix has no handler") // the last of the warnings
 	for _, want := range []string{
 		"WORKER_LEASE_DURATON: there is no such variable; remove it, or write WORKER_LEASE if that is meant",
 		"or write WORKER_CONCURRENCY if that is meant",
@@ -211,8 +211,8 @@ func TestWarnings(t *testing.T) {
 	wantExit(t, p, 0)
 }
 
-// E49: a clock that is an hour off the database's is warned about with the difference, and
-// with WORKER_STRICT the worker does not start.
+// If this machine's clock is an hour off the database's, the worker warns and names the difference. With
+// WORKER_STRICT it does not start.
 func TestSkew(t *testing.T) {
 	t.Parallel()
 	_, url := migrated(t)
@@ -227,8 +227,8 @@ func TestSkew(t *testing.T) {
 	wantExit(t, cmdtest.Start(t, []string{"DATABASE_URL=" + url, "WORKER_STRICT=true"}), 3, "WORKER_STRICT")
 }
 
-// Tables in a schema of another name are found by options, as psql has it, and by search_path, about which there is a word, but no
-// warning. Who names no schema is told where they are.
+// Tables in a schema of another name are found through options, as with psql, and through search_path, which
+// causes a note but no warning. If the address names no schema, the error says where the tables are.
 func TestSearchPath(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, pgserver.Options{})

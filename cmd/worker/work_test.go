@@ -24,7 +24,7 @@ func count(t *testing.T, url, condition string) (n int) {
 	return n
 }
 
-// sleeper returns a handlers file in which slow.v1 sleeps, deaf to SIGTERM if trap is set.
+// sleeper returns a handlers file in which slow.v1 sleeps, and ignores SIGTERM if trap is set.
 func sleeper(t *testing.T, trap bool) string {
 	t.Helper()
 	script := "sleep 600"
@@ -39,8 +39,8 @@ func sleeper(t *testing.T, trap bool) string {
 	return path
 }
 
-// A row inserted as with psql is executed by the process, without any setting but the
-// address of the database, and its result is the empty object.
+// A row inserted as with psql is executed with no setting but the address of the database, and its result is
+// the empty object.
 func TestWork(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -53,8 +53,9 @@ func TestWork(t *testing.T) {
 	wantExit(t, p, 0, `"signal":"terminated"`, "worker stopped")
 }
 
-// Any worker removes what is old of its prefixes, without covering default.: runs and, with the rights of the engine, events. It says in
-// workflow_retention for how long it has them kept. With WORKER_CLEANUP_EVERY=0 it does neither. A run of default.cleanup.v1 removes at once.
+// A worker removes old runs of its prefixes, and old events if it has the rights of the engine, without
+// covering default. It writes to workflow_retention how long it wants them kept. With WORKER_CLEANUP_EVERY=0 it
+// does neither. A run of default.cleanup.v1 removes old rows at once.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -89,7 +90,7 @@ func TestCleanup(t *testing.T) {
 	pgtest.Await(t, "what nobody asks for to be gone", func() bool { return count(t, url, `type = 'billing.x.v1'`) == 0 })
 }
 
-// E37: two workers of the same name both work, under names of their own.
+// Two workers with the same name both work, each with a suffix of its own.
 func TestSameName(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -107,7 +108,7 @@ func TestSameName(t *testing.T) {
 	}
 }
 
-// A worker that was killed is told of as dead, which takes some ten seconds.
+// A worker that was killed is reported as dead after about ten seconds.
 func TestKilledWorkerIsToldOf(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -122,8 +123,8 @@ func TestKilledWorkerIsToldOf(t *testing.T) {
 	})
 }
 
-// The first SIGTERM lets a handler go on for the grace period; the second ends it at once,
-// its run is handed back, and no attempt is charged.
+// The first SIGTERM lets a handler continue for the grace period. The second ends it at once, and its run is
+// released with no attempt charged.
 func TestSecondSignal(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -142,8 +143,8 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
-// The grace period ends by itself: a handler that takes longer is ended, also one whose
-// program ignores SIGTERM.
+// When the grace period is over, handlers are ended without another signal, even one whose program ignores
+// SIGTERM.
 func TestGraceEnds(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -157,8 +158,7 @@ func TestGraceEnds(t *testing.T) {
 	}
 }
 
-// The log has one JSON object a line, durations in words, and never the password or a
-// payload.
+// The log has one JSON object a line, readable durations, and never the password or a payload.
 func TestLog(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -181,7 +181,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// With format text there are lines for people, without colours where no terminal is.
+// With format text the log has lines for people, without colours if it does not go to a terminal.
 func TestTextLog(t *testing.T) {
 	t.Parallel()
 	p := cmdtest.Start(t, []string{"DATABASE_URL=" + pgtest.URL(t), "WORKER_LOG_FORMAT=text"})

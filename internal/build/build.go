@@ -1,4 +1,4 @@
-// Package build says which build of the programs this is.
+// Package build identifies the build of a program.
 package build
 
 import (
@@ -9,10 +9,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// version is set by releases: -ldflags "-X …/internal/build.version=v1.2.3".
+// version is set by release builds: -ldflags "-X …/internal/build.version=v1.2.3".
 var version string
 
-// Name returns the version, or the commit, or "devel".
+// Name returns the version, or else the commit, or else "devel".
 func Name() string {
 	info, ok := debug.ReadBuildInfo()
 	switch {
@@ -31,7 +31,7 @@ func Name() string {
 	return "devel"
 }
 
-// Version returns a line for people: the version, the schema it works with, Go's version.
+// Version returns a line for people with the version, the number of the schema, and Go's version.
 func Version() string {
 	return fmt.Sprintf("%s (schema %d, %s %s/%s)", Name(), len(sql.Migrations()), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

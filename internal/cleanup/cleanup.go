@@ -1,7 +1,7 @@
-// Package cleanup removes what retention no longer wants: old finished runs with their
-// history, soft-deleted runs, published events, finished processes. Every worker does it, for its own
-// prefixes. For how long things are kept stands in workflow_retention, as all workers ask for it; turns are rows
-// (workflow_retention_turn), so that one worker at a time removes the same.
+// Package cleanup removes rows whose retention is over: finished runs with their history, soft-deleted runs,
+// published events, and finished processes. Every worker does this for its own prefixes. How long rows are kept
+// is in workflow_retention, where all workers write what they ask for. Workers take turns, which are rows of
+// workflow_retention_turn, so that one worker at a time removes rows of a prefix and kind.
 package cleanup
 
 import (
@@ -22,32 +22,32 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Type is the type of the runs that clean up at once. Workers of an earlier version enqueue one from time to time. Who covers it removes runs
-// of types that no worker asks for, too.
+// Type is the type of runs that clean up at once. Workers of an earlier version enqueue one from time to time.
+// A worker that covers Type also removes runs of types for which no worker has asked for a retention.
 const Type = "default.cleanup.v1"
 
-// uncovered is the prefix of types that no worker asks for, and of what is of no type.
+// uncovered is the prefix of rows without a type, and of types for which no worker has asked for a retention.
 const uncovered = "*"
 
-// atWork is true, and says for its statement that the engine is at work: the guards of the tables let it pass. It is
-// evaluated before any row is looked at.
+// atWork is a condition that is always true. Evaluating it sets workflow.advance, so that the guards of the
+// tables permit the statement. It is evaluated before any row is read.
 const atWork = `(SELECT set_config('workflow.advance', 'on', true)) = 'on'`
 
-// batch is how many rows one statement removes: few enough to hold no lock for long.
+// batch is how many rows one statement removes. It is small, so that no lock is held for long.
 const batch = 1000
 
-// Keep says how long things are kept. Zero or less means for ever.
+// Keep says how long rows are kept. Zero or less means for ever.
 type Keep struct {
 	Finished  time.Duration // succeeded and cancelled runs, with their history
 	Failed    time.Duration // failed runs, with their history
 	Deleted   time.Duration // soft-deleted runs, with their history, counted from the deletion
 	Published time.Duration // published outbox events
-	Processes time.Duration // finished process instances, with their steps and history, and messages whose time is over
+	Processes time.Duration // finished process instances with their steps and history, and expired messages
 
-	Logger *slog.Logger // told of what is refused, and never why: that may quote a row. Nil: slog.Default()
+	Logger *slog.Logger // logs what is refused, but not why, since that may quote a row; nil: slog.Default()
 }
 
-// Removed is how many rows have been removed; it becomes the result of a run of Type.
+// Removed counts the removed rows. It is the result of a run of Type.
 type Removed struct {
 	Finished  int `json:"finished"`
 	Failed    int `json:"failed"`
@@ -55,23 +55,25 @@ type Removed struct {
 	Published int `json:"published"`
 	Processes int `json:"processes"`
 	Messages  int `json:"messages"`
-	Refused   int `json:"refused,omitempty"` // rows that the database refuses to have removed; they stand in workflow_set_aside
+	Refused   int `json:"refused,omitempty"` // rows that the database refuses to remove; they are in workflow_set_aside
 }
 
-// The rule, for all that follows: retention keeps whatever something alive may still read. Alive are runs that
-// are pending or leased, and instances that are not over, paused or not. What is read later by its id is:
+// The rule for all that follows: retention keeps a row while something alive may still read it. Alive are runs
+// that are pending or leased, and instances that are not over, paused or not. These are read later by their id:
 //
-//   - the run of a signal, by tokens that it is on the way to, or owed to: steps that send one keep their whole instance
-//   - a message, by the token that it is on the way to, however long its time has been over
-//   - an instance, by the one that has called it, directly or not: for its output, and to undo what it has done
-//   - of an instance that is not over, all that is its own: its runs are its facts
+//   - the run of a signal, by tokens to which it is being delivered or owed; a step that sends one keeps its whole instance
+//   - a message, by the token to which it is being delivered, however long ago it expired
+//   - an instance, by the instance that called it, directly or not: for its output, and to undo what it has done
+//   - all rows of an instance that is not over: its runs are its facts
 //
-// But a command may come after what it names is over and removed: it is as one that comes too late, and no failure.
+// A command may arrive after the row that it names is removed. It is then treated like one that arrives too
+// late, which is no failure.
 //
-// What refers to it is written in the transaction that makes it old, or before: so who finds it without a reader
-// will find it without one for ever.
+// Every reference to a row is written in the transaction that makes the row old, or before. So a row that is
+// old and has no reader will never have one.
 
-// arriving are the runs of signals that are on the way to tokens, or owed to them, as texts. For plain runs workflow_retention_where has the same.
+// arriving selects, as text, the runs of signals that are being delivered to tokens, or owed to them.
+// workflow_retention_where has the same condition for plain runs.
 const arriving = `
 	SELECT a.payload->>'signal'
 	FROM process_token t JOIN workflow_run a ON a.token_id = t.id
@@ -79,17 +81,26 @@ const arriving = `
 	UNION ALL
 	SELECT u.signal_id::text FROM process_unreached u`
 
-// A kind is something that retention removes. Positions are pairs of a time and an id, which is a text here.
+// A kind is a kind of row that retention removes. A position is a pair of a time and an id, which is a text
+// here.
 type kind struct {
-	name   string // for errors
-	table  string
-	count  func(*Removed) *int
-	find   string   // some rows behind the position $2, $3, $4 at most, that are older than $1 seconds: id, time, whether nobody reads it, nor is it set aside, and whether there are more
-	remove string   // those of the ids $1 that are still older than $2 seconds, and that nobody has locked; returns how many
-	make   []string // make one that is old now; the first returns its id, which is $1 of the others
+	name  string // in errors
+	table string
+	count func(*Removed) *int
+	// find selects rows older than $1 seconds in order, at most $4, starting behind the position $2, $3. It
+	// returns the id, the time, whether the row may be removed (it has no reader and is not set aside), and
+	// whether there are more.
+	find string
+	// remove deletes those of the ids $1 that are still older than $2 seconds and are not locked, and returns
+	// how many.
+	remove string
+	// make holds statements that make a row that is old at once. The first returns its id, which is $1 of the
+	// others.
+	make []string
 }
 
-// kinds are by their names in workflow_retention. Plain runs have no statements here: the database decides about them, for roles that are bound to prefixes.
+// kinds are the kinds by their names in workflow_retention. Those of plain runs have no statements here:
+// functions of the database remove runs, since a worker's role may be bound to prefixes.
 var kinds = map[string]kind{
 	"succeeded": {name: "run", table: "workflow_run", count: func(r *Removed) *int { return &r.Finished }},
 	"cancelled": {name: "run", table: "workflow_run", count: func(r *Removed) *int { return &r.Finished }},
@@ -100,7 +111,7 @@ var kinds = map[string]kind{
 	"processes": {"process instance", "process_instance", func(r *Removed) *int { return &r.Processes }, finishedProcesses, removeProcesses, makeProcess},
 }
 
-// periods are the kinds and their periods in seconds; 0: for ever.
+// periods returns the kinds and their periods in seconds; 0 means for ever.
 func (k Keep) periods() (kinds []string, periods []float64) {
 	for _, p := range []struct {
 		kind string
@@ -114,17 +125,18 @@ func (k Keep) periods() (kinds []string, periods []float64) {
 	return kinds, periods
 }
 
-// A Cleaner removes what is old, for one worker.
+// A Cleaner removes old rows for one worker.
 type Cleaner struct {
 	pool     *pgxpool.Pool
 	prefixes []string
 	every    time.Duration
 	keep     Keep
 	faults   *faults
-	limit    time.Duration // of a turn, after which what is left is for the next one
+	limit    time.Duration // of a turn; what is left is for the next one
 }
 
-// New returns a Cleaner of a worker with these prefixes, which has each turn every so often. Keep is what it asks for.
+// New returns a Cleaner for a worker with these prefixes. Each prefix and kind has a turn once in the time
+// every. keep is what the worker asks for.
 func New(pool *pgxpool.Pool, prefixes []string, every time.Duration, keep Keep) *Cleaner {
 	if keep.Logger == nil {
 		keep.Logger = slog.Default()
@@ -136,11 +148,11 @@ func New(pool *pgxpool.Pool, prefixes []string, every time.Duration, keep Keep) 
 	return &Cleaner{pool: pool, prefixes: prefixes, every: every, keep: keep, faults: newFaults(keep.Logger), limit: 5 * time.Minute}
 }
 
-// look is how often a Cleaner looks for a turn that is due.
+// look is the longest time between two searches for a turn that is due.
 const look = time.Minute
 
-// Run takes turns until ctx ends. It keeps no connection from one time to the next: a role that may have few has them for its
-// work. While the database is out of reach it waits and tries again.
+// Run takes turns until ctx ends. It keeps no connection open between turns, because the role's connections may
+// be few. While the database is out of reach, it waits and tries again.
 func (c *Cleaner) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		removed, soon, err := c.briefly(ctx)
@@ -149,7 +161,7 @@ func (c *Cleaner) Run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case soon:
-			wait = min(wait, pause) // it is told
+			wait = min(wait, pause) // round has logged it
 		case err != nil:
 			log.Warn("retention cannot remove what is old; trying again", "err", fault.Loggable(err))
 			wait = min(wait, 2*pause)
@@ -164,7 +176,7 @@ func (c *Cleaner) Run(ctx context.Context) {
 	}
 }
 
-// briefly takes the turns that are due, with a connection that it closes afterwards.
+// briefly takes the turns that are due, on a connection that it closes afterwards.
 func (c *Cleaner) briefly(ctx context.Context) (r Removed, soon bool, err error) {
 	config := c.pool.Config()
 	config.MaxConns, config.MinConns, config.MinIdleConns = 1, 0, 0
@@ -177,7 +189,7 @@ func (c *Cleaner) briefly(ctx context.Context) (r Removed, soon bool, err error)
 	return c.round(ctx, pool, func() *float64 { return nil })
 }
 
-// Handle is the handler of Type: it takes all turns at once, whoever had them when.
+// Handle is the handler of Type. It takes all turns at once, even if they are not due.
 func (c *Cleaner) Handle(ctx context.Context, _ struct{}) (Removed, error) {
 	begun := time.Now()
 	r, soon, err := c.round(ctx, c.pool, func() *float64 { since := time.Since(begun).Seconds(); return &since })
@@ -187,23 +199,23 @@ func (c *Cleaner) Handle(ctx context.Context, _ struct{}) (Removed, error) {
 	return r, err
 }
 
-// A turn is what the database gives to one worker at a time.
+// A turn is the right to remove rows of one prefix and kind. The database gives it to one worker at a time.
 type turn struct {
 	kind
 	pool *pgxpool.Pool
 
 	Prefix, Kind string
-	Period       float64    // in seconds: what is older is removed
-	Reached      *time.Time // what finished before this is gone
-	Until        time.Time  // what finished before this is old
+	Period       float64    // in seconds: older rows are removed
+	Reached      *time.Time // all that finished before this is removed
+	Until        time.Time  // all that finished before this is old
 
 	removed int
-	behind  *time.Time // when the first finished that stays although it is old
-	left    bool       // there is more, which the next turn has
+	behind  *time.Time // when the first row finished that is old and stays
+	left    bool       // there are more rows, for the next turn
 	failed  bool
 }
 
-// take returns a turn that is due; nil: none is.
+// take returns a turn that is due, or nil if there is none.
 func (c *Cleaner) take(ctx context.Context, pool *pgxpool.Pool, since *float64) (*turn, error) {
 	names, periods := c.keep.periods()
 	var prefix, kind *string
@@ -217,7 +229,8 @@ func (c *Cleaner) take(ctx context.Context, pool *pgxpool.Pool, since *float64) 
 	return &turn{kind: kinds[*kind], pool: pool, Prefix: *prefix, Kind: *kind, Period: *period, Reached: reached, Until: *until}, nil
 }
 
-// done says what has become of a turn. What could not be finished is due again, after some seconds.
+// done records the result of a turn. again, unless nil, is the number of seconds after which the turn is due
+// again.
 func (t *turn) done(ctx context.Context, again *float64) error {
 	reached := t.Reached
 	switch {
@@ -231,14 +244,15 @@ func (t *turn) done(ctx context.Context, again *float64) error {
 	return err
 }
 
-// round takes all turns that are due, each once. It works in batches and stops between two of them
-// when its context ends; what is left is for the next time. Steps of process graphs go with
-// their process. What the database refuses to have removed is set aside, and all else goes. If nothing of a kind
-// can be removed that is no row's fault, and it is to be tried again after a pause: soon. So it is while the database tells of passing
-// trouble.
+// round takes each turn that is due once. It works in batches, and stops between two batches when ctx ends; the
+// next round continues. Steps of process graphs are removed with their process. A row that the database refuses
+// to remove is set aside, and the others are removed.
+//
+// soon reports that the round is to be repeated after a pause: nothing of some kind can be removed and no row
+// is to blame, or the database reports passing trouble.
 func (c *Cleaner) round(ctx context.Context, pool *pgxpool.Pool, since func() *float64) (r Removed, soon bool, err error) {
 	var problems []error
-	var unfinished []*turn // they are due again once this round is over, and not within it
+	var unfinished []*turn // made due again after the round, so that this round does not take them again
 	again := 0.0
 	for ctx.Err() == nil {
 		t, err := c.take(ctx, pool, since())
@@ -280,17 +294,18 @@ func (c *Cleaner) round(ctx context.Context, pool *pgxpool.Pool, since func() *f
 	last, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer stop()
 	for _, t := range unfinished {
-		if t.done(last, &again) != nil { // then it is due when its time has come
+		if t.done(last, &again) != nil { // if that fails, they are due at their usual time
 			break
 		}
 	}
 	return r, soon, err
 }
 
-// pause is what comes before it is tried again to remove a kind of which nothing could be removed.
+// pause is the pause before another try when nothing of a kind could be removed.
 const pause = 5 * time.Second
 
-// nobodys returns the first error that is a statement's, and whether one is a code of passing trouble. If one is neither, there is nil and false.
+// nobodys returns the first error that is a statement's, and whether one is passing trouble of the database. If
+// any error is neither, it returns nil and false.
 func nobodys(problems []error) (first *fault.Error, passing bool) {
 	for _, problem := range problems {
 		var broken *fault.Error
@@ -307,21 +322,22 @@ func nobodys(problems []error) (first *fault.Error, passing bool) {
 	return first, passing
 }
 
-// faults tells of cleanups that can remove nothing of a kind.
+// faults logs and records that nothing of some kind can be removed.
 type faults struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
-	told   time.Time                // in the log
-	noted  bool                     // in workflow_fault
-	series map[string]*fault.Series // of each prefix and kind, over all turns of this process
+	told   time.Time                // when it was last logged
+	noted  bool                     // it is in workflow_fault
+	series map[string]*fault.Series // by prefix and kind, over all turns of this process
 }
 
 func newFaults(log *slog.Logger) *faults {
 	return &faults{log: log, series: map[string]*fault.Series{}}
 }
 
-// lasting notes what came of removing what there is of a kind, and reports whether that has failed for long.
+// lasting notes the result of removing rows of a kind, and reports whether that has failed for longer than
+// fault.Patience.
 func (f *faults) lasting(kind string, err error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -332,7 +348,8 @@ func (f *faults) lasting(kind string, err error) bool {
 	return lasting
 }
 
-// tell tells that nothing of a kind can be removed; broken: the statement's error, nil if it may pass by itself.
+// tell logs and records that nothing of a kind can be removed. broken is the statement's error, or nil if the
+// trouble may pass.
 func (f *faults) tell(ctx context.Context, pool *pgxpool.Pool, broken *fault.Error, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -342,7 +359,7 @@ func (f *faults) tell(ctx context.Context, pool *pgxpool.Pool, broken *fault.Err
 	}
 	if broken != nil {
 		f.noted = true
-		_, _ = pool.Exec(ctx, `SELECT workflow_fault_v1('retention', $1, $2)`, fault.State(broken), strings.ToValidUTF8(broken.Error(), "")) // the log has it, if this fails, too
+		_, _ = pool.Exec(ctx, `SELECT workflow_fault_v1('retention', $1, $2)`, fault.State(broken), strings.ToValidUTF8(broken.Error(), "")) // if this fails too, the error is in the log
 	}
 }
 
@@ -356,13 +373,16 @@ func (f *faults) over(ctx context.Context, pool *pgxpool.Pool) {
 	f.noted = err != nil
 }
 
-// tooMany is how many of a kind may be refused that were not before: each costs some statements of its own. Then the rest of the
-// kind waits for the next time, when these are passed over.
+// tooMany is how many rows of a kind may be newly refused in a turn, since each costs several statements. After
+// that the rest of the kind waits for the next turn, which passes over the refused rows.
 const tooMany = 1000
 
-// removeAll removes what there is until the turn is over, and returns how many were refused. lasting notes what came of it, and reports whether it has
-// failed for so long that any code is an answer about a row. If one goes that was tried for all that are refused for
-// the same reason, these are tried once more.
+// removeAll removes rows until there are no more or the turn ends, and returns how many were refused. lasting
+// notes each result, and reports whether the removal has failed for so long that any SQLSTATE may be an answer
+// about a row.
+//
+// Of the rows that were set aside for the same reason one is tried again. If that succeeds, removeAll tries the
+// others, too.
 func (t *turn) removeAll(ctx context.Context, end time.Time, lasting func(error) bool) (refused int, err error) {
 	var from time.Time // the oldest
 	if t.Reached != nil {
@@ -387,7 +407,7 @@ func (t *turn) removeOnce(ctx context.Context, from, end time.Time, lasting func
 	type old struct {
 		ID   string
 		At   time.Time
-		Free *bool // nil: it is another prefix's, and only says how far this has come
+		Free *bool // nil: the row has another prefix, and only shows how far the search has come
 		More bool
 	}
 	last := old{At: from}
@@ -397,7 +417,7 @@ func (t *turn) removeOnce(ctx context.Context, from, end time.Time, lasting func
 			var rows pgx.Rows
 			if t.find == "" {
 				rows, _ = tx.Query(ctx, `SELECT * FROM workflow_removable_v1($1, $2, $3, coalesce(nullif($4::text, ''), '00000000-0000-0000-0000-000000000000')::uuid, $5)`,
-					t.Prefix, t.Kind, last.At, last.ID, 10*batch) // of which some are other prefixes'
+					t.Prefix, t.Kind, last.At, last.ID, 10*batch) // some rows have other prefixes
 			} else {
 				rows, _ = tx.Query(ctx, t.find, t.Period, last.At, last.ID, batch)
 			}
@@ -442,7 +462,8 @@ func (t *turn) removeOnce(ctx context.Context, from, end time.Time, lasting func
 	}
 }
 
-// removeBatch removes a batch. Those of which the database refuses it are set aside, and the others go.
+// removeBatch removes a batch. Rows that the database refuses to remove are set aside, and the others are
+// removed.
 func (t *turn) removeBatch(ctx context.Context, ids []string, lasting func(error) bool) (refused int, err error) {
 	removal := fault.Statement[string]{
 		Name: "retention",
@@ -462,7 +483,7 @@ func (t *turn) removeBatch(ctx context.Context, ids []string, lasting func(error
 		Control: t.control,
 	}
 	err = removal.Do(ctx, ids)
-	for n := 0; n < 5 && (fault.Of(err) == fault.Again || fault.Of(err) == fault.Anew) && ctx.Err() == nil; n++ { // a deadlock, perhaps
+	for n := 0; n < 5 && (fault.Of(err) == fault.Again || fault.Of(err) == fault.Anew) && ctx.Err() == nil; n++ { // a deadlock, for example
 		select {
 		case <-ctx.Done():
 		case <-time.After(run.Backoff{Base: 50 * time.Millisecond, Cap: time.Second}.Delay(n)):
@@ -479,7 +500,7 @@ func (t *turn) removeBatch(ctx context.Context, ids []string, lasting func(error
 	columns := make([][]string, 4)
 	for _, b := range blamed {
 		said := &pgconn.PgError{Message: b.Err.Error()}
-		errors.As(b.Err, &said) // or it stays as it is
+		errors.As(b.Err, &said) // otherwise said stays as it is
 		for i, text := range []string{b.Row, said.Code, said.Message, said.ConstraintName} {
 			columns[i] = append(columns[i], strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), ""))
 		}
@@ -488,10 +509,10 @@ func (t *turn) removeBatch(ctx context.Context, ids []string, lasting func(error
 	return len(blamed), errors.Join(err, problem)
 }
 
-// errUndo undoes a transaction that went well.
+// errUndo rolls back a transaction that succeeded.
 var errUndo = errors.New("undone")
 
-// control removes a row that is made for this, and undoes it.
+// control makes a row and removes it, in a transaction that is rolled back.
 func (t *turn) control(ctx context.Context) error {
 	err := uncompiled(ctx, t.pool, func(tx pgx.Tx) error {
 		if t.make == nil {
@@ -528,7 +549,7 @@ func (t *turn) control(ctx context.Context) error {
 	return err
 }
 
-// What makes rows that are removed as a control.
+// Statements that make a row for a control.
 var (
 	makeEvent = []string{
 		`SELECT outbox_emit(gen_random_uuid(), 'workflow.control', '{}')::text`,
@@ -542,16 +563,17 @@ var (
 		SELECT gen_random_uuid(), (SELECT id FROM process_definition LIMIT 1), 'COMPLETED', now() RETURNING id::text`}
 )
 
-// uncompiled calls f in a transaction whose statements the server does not compile. For some hundred rows it takes
-// them for dear ones, and compiling takes it seconds, time and again: what was compiled is not kept.
+// uncompiled calls f in a transaction without JIT. The server overestimates the cost of statements on some
+// hundred rows, and would spend seconds compiling each of them anew.
 func uncompiled(ctx context.Context, pool *pgxpool.Pool, f func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: `begin; SET LOCAL jit = off`}, f)
 }
 
-// first selects the first rows behind the position, by index, before anything is asked about them: whether free holds, and it is not set aside.
+// first returns a query for the first old rows behind a position. It selects them by index before it evaluates
+// free, which tells whether a row has no reader, and whether the row is set aside.
 func first(table, at, which, free string) string {
 	zero, typ := "00000000-0000-0000-0000-000000000000", "uuid"
-	columns := "xmin AS row_version, id, " + at // and no payload
+	columns := "xmin AS row_version, id, " + at // and not the payload
 	switch table {
 	case "process_instance":
 		columns += ", parent_process_instance_id, process_definition_id"
@@ -576,8 +598,8 @@ func first(table, at, which, free string) string {
 	ORDER BY 2, i.id`
 }
 
-// removeProcesses removes finished instances with everything that belongs to them, by their own
-// deletion alone, so that a trigger of the user's before it still finds all of that.
+// removeProcesses deletes finished instances. What belongs to them goes by the cascade of that one statement,
+// so that a user's BEFORE trigger on the instance still finds all of it.
 const removeProcesses = `
 	WITH gone AS (
 		DELETE FROM process_instance
@@ -586,9 +608,9 @@ const removeProcesses = `
 	)
 	SELECT count(*) FROM gone`
 
-// finishedProcesses finds instances, children first: an instance stays for as long as one that it
-// has called, and for as long as one that has called it, directly or not, goes on: that may still
-// undo it. A ring of callers, if somebody has made one, has no end: hence UNION.
+// finishedProcesses finds finished instances, children first. An instance stays while an instance that it
+// called exists. It also stays while an instance that called it, directly or not, is not over, because that one
+// may still undo it. If somebody made a cycle of callers, UNION ends the recursion.
 var finishedProcesses = first("process_instance", "completed_at", "true", `
 	NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_process_instance_id = i.id)
 	AND NOT EXISTS (
@@ -602,7 +624,7 @@ var finishedProcesses = first("process_instance", "completed_at", "true", `
 	         AND EXISTS (SELECT FROM process_token t JOIN workflow_run r ON r.token_id = t.id
 	                     WHERE t.instance_id = i.id AND r.type = 'graph.signal.v1' AND r.id::text IN (`+arriving+`)))`)
 
-// oldMessages finds messages, consumed or not, whose ids need not be remembered any more.
+// oldMessages finds expired messages, consumed or not, whose ids need not be remembered any more.
 var oldMessages = first("message", "expires_at", "true", `
 	NOT EXISTS (SELECT FROM workflow_run a
 	            WHERE a.token_id = i.token_id AND a.type = 'graph.arrive.v1' AND a.finished_at IS NULL AND a.payload->>'message' = i.id::text)`)

@@ -33,15 +33,16 @@ func exec(t *testing.T, pool *pgxpool.Pool, query string) {
 	}
 }
 
-// cleaner returns what removes all that is older than keep says, at once, whatever was asked for before.
+// cleaner returns a Cleaner that removes all that is older than keep says, at once, whatever was asked for
+// before.
 func cleaner(t *testing.T, pool *pgxpool.Pool, keep Keep) func(context.Context, struct{}) (Removed, error) {
 	t.Helper()
 	pgtest.ByHand(t, pool, `DELETE FROM workflow_retention`)
 	return New(pool, []string{"default."}, time.Hour, keep).Handle
 }
 
-// Each kind is removed once it is older than its own limit, in batches, with its history;
-// what is younger, unfinished, leased, unpublished or a step of a process stays.
+// Each kind is removed with its history, in batches, once it is older than its own limit. Rows that are
+// younger, unfinished, leased, unpublished or steps of a process stay.
 func TestRetention(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `
@@ -83,9 +84,8 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// Finished instances of processes are removed with all that is theirs, those that were called first;
-// one stays for as long as an instance that has called it, directly or not, goes on: that may still
-// undo what it has done.
+// Finished instances are removed with all their rows, called ones first. An instance stays while one that
+// called it, directly or not, is not over, because that one may still undo what it has done.
 func TestFinishedProcesses(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
@@ -115,7 +115,7 @@ func TestFinishedProcesses(t *testing.T) {
 	}
 }
 
-// A row that somebody holds does not stop the cleanup; it is removed the next time.
+// A row that somebody has locked does not stop the cleanup. It is removed the next time.
 func TestLockedRowIsLeft(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `INSERT INTO workflow_run (type) SELECT 'test.a.v1' FROM generate_series(1, 3)`)
@@ -140,7 +140,8 @@ func TestLockedRowIsLeft(t *testing.T) {
 	}
 }
 
-// plant plants finished instances p0, p1, … with a step, its history, and a row of all that is theirs.
+// plant inserts finished instances p0, p1, … with a step, its history, and a row in each table that belongs to
+// instances.
 func plant(t *testing.T, pool *pgxpool.Pool, n int) {
 	exec(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
 	pgtest.ByHand(t, pool, `
@@ -157,12 +158,13 @@ func plant(t *testing.T, pool *pgxpool.Pool, n int) {
 	pgtest.ByHand(t, pool, `INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref) SELECT instance_id, id, id, 'a', 'x.y' FROM process_token`)
 }
 
-// rest counts all that is of instances, in the order of plant.
+// rest counts the rows in all tables that belong to instances, in the order of plant.
 const rest = `SELECT (SELECT count(*) FROM process_instance) + (SELECT count(*) FROM parallel_group) + (SELECT count(*) FROM process_token) + (SELECT count(*) FROM workflow_run)
 	+ (SELECT count(*) FROM workflow_history) + (SELECT count(*) FROM process_event) + (SELECT count(*) FROM process_state_history) + (SELECT count(*) FROM user_task)
 	+ (SELECT count(*) FROM incident) + (SELECT count(*) FROM compensation_record)`
 
-// A finished instance that its owner deletes by hand, on record, takes along all that is its own, and nothing else.
+// A finished instance that its owner deletes by hand, which is recorded, takes all its own rows along, and
+// nothing else.
 func TestDeletedByHand(t *testing.T) {
 	pool := pgtest.New(t)
 	plant(t, pool, 2)
@@ -180,9 +182,9 @@ func TestDeletedByHand(t *testing.T) {
 	}
 }
 
-// A trigger before the deletion of an instance is the hook for archives: it finds all that is the
-// instance's, whatever else the cleanup removes with it. What it refuses or skips stays, all of it;
-// the others go, in this cleanup, and those that were refused are set aside.
+// A user's BEFORE DELETE trigger on instances, such as one that archives them, finds all rows of the instance,
+// whatever else the cleanup removes with it. An instance that it refuses or skips stays completely. The others
+// are removed by the same cleanup, and refused ones are set aside.
 func TestArchive(t *testing.T) {
 	pool := pgtest.New(t)
 	plant(t, pool, 2*batch+10)
@@ -224,16 +226,17 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-// due has one row be tried again of all that are set aside for the same reason, as workers do every ten seconds.
+// due makes one of all rows that were set aside for the same reason due for another try, as workers do every
+// ten seconds.
 func due(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	pgtest.ByHand(t, pool, `UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'`)
 	exec(t, pool, `SELECT workflow_try_again_v1()`)
 }
 
-// A row that refuses its deletion, with an SQLSTATE that nobody foresaw, is set aside, of whatever kind it is; all else goes, in this
-// cleanup. What is set aside is passed over, until one is tried for all that were refused for the same reason: if that goes, all go. Of a
-// kind of which too much is refused the rest waits for the next cleanup, which comes to it.
+// A row of any kind whose deletion is refused with an unusual SQLSTATE is set aside, and the same cleanup
+// removes all others. Rows that are set aside are passed over until one of all with the same reason is tried.
+// If that one is removed, all are. If too many rows of a kind are refused, the rest waits for the next cleanup.
 func TestRefusedRows(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'kept by law' USING ERRCODE = 'XX777', CONSTRAINT = 'law'; END $$`)
@@ -287,8 +290,9 @@ func TestRefusedRows(t *testing.T) {
 	}
 }
 
-// A row for which a user's trigger raises a code of passing trouble keeps the others for a minute at most: until then the cleanup is tried
-// again every five seconds, uncharged; then the row is set aside, and they go. Raised for all it is the statement's error.
+// A row for which a user's trigger raises an SQLSTATE of passing trouble delays the others for a minute at
+// most. Until then the cleanup is tried again every five seconds, and no attempt is charged. Then the row is
+// set aside, and the others are removed. If it is raised for all rows, it is the statement's error.
 func TestPassingStateOfARow(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END $$`)
@@ -330,8 +334,9 @@ func TestPassingStateOfARow(t *testing.T) {
 	}
 }
 
-// What is refused for any row is the statement's error: nothing is set aside, the cleanup is tried again after five seconds, uncharged, and
-// workflow_fault says so while it lasts. All other kinds go.
+// What is refused for every row is the statement's error. Nothing is set aside, the cleanup is tried again
+// after five seconds with no attempt charged, and workflow_fault reports it while it lasts. All other kinds are
+// removed.
 func TestStatementAtFault(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `INSERT INTO workflow_run (type) SELECT 'test.a.v1' FROM generate_series(1, 500) n`)
@@ -365,7 +370,7 @@ func TestStatementAtFault(t *testing.T) {
 	}
 }
 
-// statements notes what a pool asks.
+// statements records the statements of a pool.
 type statements struct {
 	mu  sync.Mutex
 	sql []string
@@ -380,8 +385,8 @@ func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.
 
 func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// Each statement of the cleanup is in a transaction of its own, for which the server compiles nothing: of
-// what it takes for dear the compiling takes seconds.
+// Each statement of the cleanup is in a transaction of its own, without JIT: the server overestimates the cost
+// of some statements, and compiling them takes seconds.
 func TestNothingIsCompiled(t *testing.T) {
 	config := pgtest.New(t).Config()
 	seen := &statements{}
@@ -411,7 +416,7 @@ func TestNothingIsCompiled(t *testing.T) {
 	}
 }
 
-// over plants runs of a type that were cancelled so long ago.
+// over inserts runs of a type that were cancelled so long ago.
 func over(t *testing.T, pool *pgxpool.Pool, typ string, n int) {
 	t.Helper()
 	exec(t, pool, fmt.Sprintf(`INSERT INTO workflow_run (type) SELECT '%s' FROM generate_series(1, %d)`, typ, n))
@@ -428,7 +433,7 @@ func remaining(t *testing.T, pool *pgxpool.Pool) string {
 	return all
 }
 
-// at has a worker with these prefixes have all turns, as the function of the database decides.
+// at takes all turns that are due as a worker with these prefixes.
 func at(t *testing.T, pool *pgxpool.Pool, keep time.Duration, prefixes ...string) Removed {
 	t.Helper()
 	r, err := New(pool, prefixes, time.Hour, Keep{Finished: keep}).Handle(t.Context(), struct{}{})
@@ -438,9 +443,10 @@ func at(t *testing.T, pool *pgxpool.Pool, keep time.Duration, prefixes ...string
 	return r
 }
 
-// The longest period that a worker has asked for counts, whoever removes: of the same prefix, of one that covers it, of one that it covers; for ever
-// is the longest. What nobody has asked for since a day counts no more, but only once another is asked for: a group
-// that is away keeps what it had.
+// The longest period that a worker has asked for wins, whichever worker removes: for the same prefix, one that
+// covers it, or one that it covers. For ever is the longest. A period that was last asked for over a day ago no
+// longer counts, but only once another period is asked for. So a group of workers that is away keeps its
+// period.
 func TestLongestPeriodCounts(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, typ := range []string{"a.x.v1", "b.x.v1", "b.c.x.v1", "d.x.v1", "d.e.x.v1", "f.x.v1", "g.x.v1"} {
@@ -458,15 +464,15 @@ func TestLongestPeriodCounts(t *testing.T) {
 	pgtest.Elapse(t, pool, 23*time.Hour)
 	at(t, pool, 240*time.Hour, "d.")
 	pgtest.Elapse(t, pool, 2*time.Hour)
-	pgtest.ByHand(t, pool, `UPDATE workflow_retention SET asked_at = now() - interval '11 minutes' WHERE period = 3600`) // who asks for less has been there all day
+	pgtest.ByHand(t, pool, `UPDATE workflow_retention SET asked_at = now() - interval '11 minutes' WHERE period = 3600`) // the worker that asks for less was there all day
 	at(t, pool, time.Hour, "a.", "b.c.", "f.", "default.")
 	if got, want := remaining(t, pool), "b.c.x.v1 3, b.x.v1 3, d.e.x.v1 3"; got != want {
 		t.Errorf("a day later there are %s, want %s: a. and f. are asked to be kept for less, the others are nobody's to remove, or kept by d. for ten days", got, want)
 	}
 }
 
-// Where nobody has asked for long, since all were away, or the database was, who comes back first does not have removed what others asked to be kept:
-// these have another day to ask again.
+// If no worker has asked for long, because all were away or the database was, the first one that is back does
+// not remove what others wanted kept: they have another day to ask again.
 func TestWhoComesBackFirst(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "a.x.v1", 3)
@@ -486,7 +492,8 @@ func TestWhoComesBackFirst(t *testing.T) {
 	}
 }
 
-// A worker that asks for a prefix as the first one has no turn at once: another that asks for longer may start a moment later.
+// The first worker that asks for a prefix gets no turn at once, because another one that asks for a longer
+// period may start a moment later.
 func TestFirstTurnIsNotAtOnce(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "a.x.v1", 3)
@@ -505,7 +512,8 @@ func TestFirstTurnIsNotAtOnce(t *testing.T) {
 	}
 }
 
-// However many workers have turns at once, each is one's: no two remove the same. The next is when its time has come.
+// However many workers take turns at the same time, each turn belongs to one worker, and no two remove the same
+// rows. The next turn comes when its time has come.
 func TestOneTurnAtATime(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "a.x.v1", 20)
@@ -530,7 +538,7 @@ func TestOneTurnAtATime(t *testing.T) {
 		}
 		workers.Wait()
 	}
-	all() // asks
+	all() // asks for periods
 	pgtest.Elapse(t, pool, time.Hour)
 	all()
 	all()
@@ -544,8 +552,8 @@ func TestOneTurnAtATime(t *testing.T) {
 	}
 }
 
-// What other prefixes keep is passed over once, and a day later again: a turn goes on from where the one before ended. What is found behind that
-// place, since it was locked, is not forgotten.
+// Rows that other prefixes keep are passed over once, and again a day later: a turn continues where the one
+// before ended. Rows behind that place that were locked are not forgotten.
 func TestGoesOnFromWhereItWas(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "kept.x.v1", 10*batch+500)
@@ -578,7 +586,7 @@ func TestGoesOnFromWhereItWas(t *testing.T) {
 		t.Errorf("%d are removed, want the one that was locked", r.Finished)
 	}
 	over(t, pool, "a.x.v1", 1)
-	pgtest.ByHand(t, pool, `UPDATE workflow_run SET finished_at = now() - interval '3 days' WHERE type = 'a.x.v1'`) // as if a commit had come days late
+	pgtest.ByHand(t, pool, `UPDATE workflow_run SET finished_at = now() - interval '3 days' WHERE type = 'a.x.v1'`) // as if a commit had arrived days late
 	if r := at(t, pool, time.Hour, "a."); r.Finished != 0 {
 		t.Errorf("%d are removed from before what was looked at", r.Finished)
 	}
@@ -588,7 +596,7 @@ func TestGoesOnFromWhereItWas(t *testing.T) {
 	}
 }
 
-// A turn that takes too long ends between two batches, and the next goes on.
+// A turn that takes too long ends between two batches, and the next turn continues.
 func TestTurnThatTakesLong(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "a.x.v1", 10*batch+5)
@@ -605,8 +613,8 @@ func TestTurnThatTakesLong(t *testing.T) {
 	}
 }
 
-// A role that is bound to prefixes removes what is old of them, sets aside what is refused, and can neither remove nor look at what is
-// another's, nor ask for it; nor can it have removed what is asked to be kept.
+// A role bound to prefixes removes old rows of its prefixes, and sets aside what is refused. It can neither
+// remove, see nor ask for rows of other prefixes, nor remove rows that others want kept.
 func TestBoundRolesRemoveTheirOwn(t *testing.T) {
 	pool := pgtest.New(t)
 	named := pgtest.Roles(t, pool)
@@ -663,8 +671,8 @@ func TestBoundRolesRemoveTheirOwn(t *testing.T) {
 	}
 }
 
-// A period of less than a minute is a mistake, and is refused in words; so is what is no prefix, and what nobody knows. The owner alone changes by hand
-// what workers have asked for.
+// A period below a minute is refused with a message, and so are an invalid prefix and an unknown kind. Only the
+// owner can change by hand what workers have asked for.
 func TestPeriodsThatAreMistakes(t *testing.T) {
 	pool := pgtest.New(t)
 	for call, want := range map[string]string{

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// remindEvery is the time between two log lines about the same wait.
+// remindEvery is the time between two log entries about the same wait.
 const remindEvery = 10 * time.Second
 
 // A Waiter waits for a database.
@@ -18,11 +18,11 @@ type Waiter struct {
 	Config   *pgx.ConnConfig
 	Log      *slog.Logger
 	FailFast bool            // give up at the first error
-	Waiting  func(err error) // called with what is waited for; may be nil
+	Waiting  func(err error) // called with the reason of each wait; may be nil
 }
 
-// Await returns when the database is ready for the engine's work. It waits, with backoff,
-// for what may get well by itself, and returns a *FatalError at once, or ctx's error.
+// Await returns once the engine can work with the database. It waits, with backoff, while there is an error
+// that may pass. It returns a *FatalError at once, and ctx's error when ctx ends.
 func (w *Waiter) Await(ctx context.Context) (Facts, error) {
 	pause := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(200*time.Millisecond),

@@ -10,7 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/database"
 )
 
-// E11, E12: a server that no version of the engine works on is refused for good.
+// A server on which no version of the engine works is refused with a FatalError.
 func TestSupported(t *testing.T) {
 	for _, row := range []struct {
 		facts database.Facts
@@ -29,7 +29,7 @@ func TestSupported(t *testing.T) {
 	}
 }
 
-// E10: a server that takes no writes may take them later.
+// A server that accepts no writes is not refused for good, since it may accept them later.
 func TestWritable(t *testing.T) {
 	for _, facts := range []database.Facts{{Recovery: true}, {ReadOnly: true}} {
 		err := facts.Writable()
@@ -40,7 +40,7 @@ func TestWritable(t *testing.T) {
 	}
 }
 
-// An address is shown without its secrets, and not at all where these cannot be told apart.
+// An address is shown without its secrets, and hidden if they cannot be located.
 func TestShown(t *testing.T) {
 	for address, want := range map[string]string{
 		"postgres://app:s3cr3t@db/app":                   "postgres://app:xxxxx@db/app",
@@ -63,7 +63,7 @@ func TestShown(t *testing.T) {
 	}
 }
 
-// What the driver quotes of an address cannot spoil a terminal.
+// What the driver quotes of an address contains no characters that are not printable.
 func TestReasonIsClean(t *testing.T) {
 	_, err := database.Parse("postgres://db/app?a=b&\x8c\u202e")
 	if want := `it cannot be used: failed to parse as URL (missing key/value separator "=" in URI query parameter: "��")`; err == nil || err.Error() != want {
@@ -71,7 +71,7 @@ func TestReasonIsClean(t *testing.T) {
 	}
 }
 
-// Addresses of all usual kinds are accepted.
+// Addresses of all usual forms are accepted.
 func TestAccepted(t *testing.T) {
 	for _, address := range []string{
 		"postgres://app:p%40ss%2Fw@db:6432/app?sslmode=verify-full",
@@ -87,7 +87,8 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// What others call the schema in an address is refused with what it is called here; so are two names.
+// Parameters with which other tools name the schema are refused, and the error names ours. Naming the schema
+// twice is refused too.
 func TestSchemaInAddress(t *testing.T) {
 	for query, want := range map[string]string{
 		"schema=flows":                            "no parameter schema; name the schema by ?options=-csearch_path%3Dname",
@@ -107,7 +108,7 @@ func TestSchemaInAddress(t *testing.T) {
 	}
 }
 
-// Whether a password may cross the network in the clear depends on host and sslmode.
+// Whether a password may cross the network unencrypted depends on host and sslmode.
 func TestPlaintext(t *testing.T) {
 	for address, want := range map[string]bool{
 		"postgres://127.0.0.1/app":              false,
@@ -131,7 +132,7 @@ func TestPlaintext(t *testing.T) {
 	}
 }
 
-// Nothing is left behind in sessions that a pooler may give to others, unless the address wants it.
+// Nothing is left behind in sessions that a pooler may give to others, unless the address asks for it.
 func TestNothingPrepared(t *testing.T) {
 	for query, want := range map[string]pgx.QueryExecMode{
 		"": pgx.QueryExecModeCacheDescribe, "?default_query_exec_mode=cache_statement": pgx.QueryExecModeCacheStatement,

@@ -10,9 +10,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/database"
 )
 
-// However a password is written into an address, rightly or not, and whatever follows it,
-// neither what is wrong with the address nor the address as it is shown tells the password,
-// and nothing of both spoils a terminal.
+// However a password is written into an address, correctly or not, and whatever follows it: neither the error
+// about the address nor the shown address reveals the password, and neither has characters that are not
+// printable.
 func FuzzParse(f *testing.F) {
 	f.Add("postgres", "", "", "h/db")
 	f.Add("postgres", "a@b", "%zz", "h:5432/db?sslmode=disable")
@@ -24,7 +24,7 @@ func FuzzParse(f *testing.F) {
 		const canary = "CANARY"
 		password := before + canary + after
 		if strings.Contains(before, "=") || strings.Contains(scheme+before+after+rest, canary) {
-			return // after a ? in a password, = makes it look like a setting, and nobody can tell
+			return // after a ? in the password, a = makes the rest look like a setting, and nothing tells the two apart
 		}
 		for _, address := range []string{
 			scheme + "://u:" + password + "@" + rest,

@@ -18,10 +18,10 @@ import (
 // OldestServer is the oldest supported major version of Postgres.
 const OldestServer = 15
 
-// MaxSkew is how far the clocks of this machine and the database may be apart unremarked.
+// MaxSkew is how far the clocks of this machine and of the database may differ without a warning.
 const MaxSkew = time.Second
 
-// A FatalError is one that waiting does not cure: somebody has to act.
+// A FatalError is an error that waiting does not cure: somebody has to act.
 type FatalError struct{ err error }
 
 func (e *FatalError) Error() string { return e.err.Error() }
@@ -31,14 +31,14 @@ func fatal(format string, args ...any) error {
 	return &FatalError{fmt.Errorf(format, args...)}
 }
 
-// Facts are what is to be known about a server.
+// Facts describe a server and a database.
 type Facts struct {
 	Version  int // as in server_version_num
 	Encoding string
 	Recovery bool
 	ReadOnly bool
 	Now      time.Time
-	Skew     time.Duration // the database's clock minus ours; 0 within what can be measured
+	Skew     time.Duration // the database's clock minus ours; 0 if the difference is too small to measure
 }
 
 // Look asks a server for its Facts.
@@ -51,7 +51,7 @@ func Look(ctx context.Context, conn *pgx.Conn) (f Facts, err error) {
 	if err != nil {
 		return f, fmt.Errorf("ask the server about itself: %w", err)
 	}
-	// It was read some time between start and now.
+	// The clock was read at some time between start and now.
 	took := time.Since(start)
 	if skew := f.Now.Sub(start.Add(took / 2)); skew.Abs() > took/2 {
 		f.Skew = skew
@@ -59,7 +59,7 @@ func Look(ctx context.Context, conn *pgx.Conn) (f Facts, err error) {
 	return f, nil
 }
 
-// Supported returns an error if no version of the engine works on such a server.
+// Supported returns an error if the engine cannot work on such a server.
 func (f Facts) Supported() error {
 	switch {
 	case f.Version < OldestServer*10_000:
@@ -70,7 +70,7 @@ func (f Facts) Supported() error {
 	return nil
 }
 
-// Writable returns an error while the server takes no writes.
+// Writable returns an error if the server accepts no writes at present.
 func (f Facts) Writable() error {
 	switch {
 	case f.Recovery:
@@ -90,8 +90,8 @@ func Connect(ctx context.Context, config *pgx.ConnConfig) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// Inspect connects once and returns nil if the database is ready for the engine's work. A
-// *FatalError needs somebody to act; any other error may go away by itself.
+// Inspect connects once, and returns nil if the engine can work with the database. For a *FatalError somebody
+// has to act. Any other error may pass.
 func Inspect(ctx context.Context, config *pgx.ConnConfig) (Facts, error) {
 	conn, err := Connect(ctx, config)
 	if err != nil {
@@ -108,7 +108,7 @@ func Inspect(ctx context.Context, config *pgx.ConnConfig) (Facts, error) {
 	return facts, schemaError(sql.Check(ctx, conn))
 }
 
-// connectError sorts out what only a person can mend.
+// connectError turns an error that only a person can fix into a *FatalError.
 func connectError(err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -134,7 +134,7 @@ func connectError(err error) error {
 	return line(err)
 }
 
-// line puts the driver's list of everything it tried into one line.
+// line puts the driver's list of all that it tried on one line.
 func line(err error) error {
 	return errors.New(strings.Join(strings.Fields(err.Error()), " "))
 }
@@ -147,7 +147,7 @@ func schemaError(err error) error {
 	case errors.As(err, &pg) && pg.Code == "42501":
 		return fatal("%s; grant this user what the engine needs", pg.Message)
 	case err != nil && errors.Unwrap(err) == nil:
-		return &FatalError{err} // about the schema: what comes from the server is wrapped
+		return &FatalError{err} // about the schema; errors of the server are wrapped
 	}
 	return err
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
-// FromSettings returns the configuration of a pool for the address in own, or else in common, and the
-// one of them that was used. It refuses an address that cannot be one, and then returns nil. The
-// sessions are called by the name of the application, unless the address gives them another. All that
-// connect with a copy of the configuration are paced together: see session.Pace.
+// FromSettings returns the configuration of a pool for the address in own, or else in common, and which of the
+// two it used. If the address is wrong, it reports that and returns a nil pool. application is the
+// application_name of the sessions, unless the address sets one. All connections made with a copy of the
+// configuration are paced together, see session.Pace.
 func FromSettings(report *env.Report, own, common *env.String, application string) (pool *pgxpool.Config, used *env.String) {
 	used = common
 	if own.Value != "" {

@@ -1,5 +1,5 @@
-// Package database finds out whether a database can be used: is its address well formed,
-// does it answer, is it what the engine needs. Nothing here ever shows a password.
+// Package database finds out whether a database can be used: whether its address is well formed, whether it
+// answers, and whether it is what the engine needs. Nothing in this package shows a password.
 package database
 
 import (
@@ -18,19 +18,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Example is an address for messages.
+// Example is an address for use in messages.
 const Example = "postgres://app:secret@127.0.0.1:5432/app"
 
-// ErrNoAddress means that no address of a database was given.
+// ErrNoAddress means that no database address was given.
 var ErrNoAddress = errors.New("set it to the database's address, such as " + Example)
 
 var sslModes = []string{"disable", "allow", "prefer", "require", "verify-ca", "verify-full"}
 
-// connectTimeout is for addresses that name none.
+// connectTimeout applies to addresses that set none.
 const connectTimeout = 10 * time.Second
 
-// Parse checks an address without connecting. Its error says what to change. Sessions keep no prepared statements,
-// unless the address says so: a pooler may be between, which gives each transaction another session.
+// Parse checks an address without connecting. Its error says what to change. Connections use no prepared
+// statements, unless the address sets default_query_exec_mode, because a pooler may send each transaction to
+// another session.
 func Parse(address string) (*pgxpool.Config, error) {
 	if err := check(address); err != nil {
 		return nil, err
@@ -51,7 +52,8 @@ func Parse(address string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
-// SearchPath says what to write in place of search_path in an address, if it has one: psql does not take that.
+// SearchPath returns a note if the address has the parameter search_path, which psql does not accept. The note
+// says what to write instead.
 func SearchPath(config *pgxpool.Config) string {
 	if path := config.ConnConfig.RuntimeParams["search_path"]; path == "" {
 		return ""
@@ -59,10 +61,10 @@ func SearchPath(config *pgxpool.Config) string {
 	return "search_path names the schema to this program, but not to psql; " + Schema + " does so to both"
 }
 
-// Schema is how an address names a schema, for messages.
+// Schema is how an address names a schema, for use in messages.
 const Schema = "?options=-csearch_path%3Dname"
 
-// checkSchema refuses names of parameters under which others have the schema, or two of them.
+// checkSchema refuses parameters with which other tools name the schema, and an address that names it twice.
 func checkSchema(config *pgxpool.Config) error {
 	params := config.ConnConfig.RuntimeParams
 	for _, key := range []string{"schema", "currentSchema", "current_schema"} {
@@ -96,8 +98,8 @@ func check(address string) error {
 	return checkSSLMode(u.Query().Get("sslmode"))
 }
 
-// cutShort reports whether an @ / ? or # in the password seems to have ended user or host
-// too early, so that the rest of the password stands where it is not looked for.
+// cutShort reports whether an @, /, ? or # in the password seems to have ended user or host too early. Then the
+// rest of the password is in a part of the URL that is not masked.
 func cutShort(address string) bool {
 	_, rest, _ := strings.Cut(address, "://")
 	end := strings.IndexAny(rest+"/", "/?#")
@@ -116,7 +118,7 @@ func checkSSLMode(mode string) error {
 
 var pairs = regexp.MustCompile(`(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)`)
 
-// pair returns a value of an address in the form host=… user=….
+// pair returns a value of an address of the form host=… user=….
 func pair(address, key string) string {
 	for _, match := range pairs.FindAllStringSubmatch(address, -1) {
 		if match[1] == key {
@@ -126,10 +128,9 @@ func pair(address, key string) string {
 	return ""
 }
 
-// reason returns what is wrong with address according to the driver, unless its words
-// might quote a secret.
+// reason returns what the driver says is wrong with address, unless that might quote a secret.
 func reason(err error, address string) error {
-	// The driver quotes the whole address in front of what it says about it.
+	// The driver quotes the whole address before its message.
 	text := err.Error()
 	if _, after, quoted := strings.Cut(text, "`: "); quoted {
 		text = after
@@ -142,7 +143,8 @@ func reason(err error, address string) error {
 	return fmt.Errorf("it cannot be used: %s", clean(text))
 }
 
-// clean replaces what could spoil a terminal: the driver quotes what it cannot use as it is.
+// clean replaces characters that are not printable. The driver quotes bad values verbatim, and they could
+// garble a terminal.
 func clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -163,8 +165,7 @@ func secrets(address string) []string {
 
 var plainScheme = regexp.MustCompile(`^[a-z]{1,12}$`)
 
-// Shown returns the address without secrets, for messages. What cannot be read for sure is
-// left out altogether.
+// Shown returns the address without secrets, for messages. It hides the parts that it cannot parse for sure.
 func Shown(address string) string {
 	scheme, _, _ := strings.Cut(address, "://")
 	if !plainScheme.MatchString(scheme) {

@@ -9,10 +9,10 @@ import (
 	"text/tabwriter"
 )
 
-// A Description tells people about one variable.
+// A Description describes one variable for people.
 type Description struct {
 	Name    string
-	Default string // what holds if it is unset; "" for nothing
+	Default string // what applies if it is unset; "" for nothing
 	Bounds  string // what may be given
 	Help    string
 }
@@ -34,7 +34,7 @@ func Describe(spec any) []Description {
 	return all
 }
 
-// Bounds says in words what a variable with this tag may be.
+// Bounds describes the values that a variable with this tag may have.
 func Bounds(tag reflect.StructTag) string {
 	switch text := tag.Get("bounds"); {
 	case text != "":
@@ -54,7 +54,7 @@ func Bounds(tag reflect.StructTag) string {
 	return text
 }
 
-// Print writes a line for each variable of spec.
+// Print writes a table with a line for each variable of spec.
 func Print(w io.Writer, spec any) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "  VARIABLE\tDEFAULT\tALLOWED\tMEANING")

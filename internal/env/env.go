@@ -1,5 +1,4 @@
-// Package env reads settings from environment variables into a struct, and finds all that
-// is wrong with them at once.
+// Package env reads settings from environment variables into a struct, and reports all mistakes at once.
 //
 //	type config struct {
 //		Lease env.Duration `envconfig:"WORKER_LEASE" default:"30s" min:"2s" max:"24h" help:"…"`
@@ -7,10 +6,19 @@
 //	var c config
 //	report := env.Load(&c, "WORKER_")
 //
-// Tags: default, used also for an empty value; min and max; none, the meaning of the word
-// none; zero, the meaning of 0; oneof, the words allowed; empty:"refuse"; secret, never
-// shown; because, added to what is said about bounds;
-// bounds and otherwise, text for people in place of bounds and default; help.
+// These tags are known:
+//
+//	default     used if the variable is unset or empty
+//	min, max    bounds of a Duration or Int
+//	none        what the word none means; without the tag the word is refused
+//	zero        what 0 means, if it is allowed below min
+//	oneof       the allowed words
+//	empty       "refuse": an empty value is a mistake
+//	secret      the value is never shown
+//	because     added to the message about a value out of bounds
+//	bounds      text for people in place of the bounds
+//	otherwise   text for people in place of the default
+//	help        text for people
 package env
 
 import (
@@ -41,23 +49,23 @@ type (
 // None is the Value of a Duration that was given as the word none.
 const None time.Duration = -1
 
-// A Setting is one variable. Its Value is of use only if Load reported nothing about it.
+// A Setting is one variable. Its Value is valid only if Load reported no problem with it.
 type Setting[T any] struct {
 	Value T
 	variable
 }
 
-// A variable is a Setting without its type.
+// A variable is the part of a Setting that does not depend on its type.
 type variable struct {
 	name   string
-	text   string // as found, or the default; trimmed
-	preset string // the program's default, in place of the tag's
-	show   string // in place of text, if not empty
+	text   string // as found, or the default, trimmed
+	preset string // the program's default, which replaces the tag's
+	show   string // shown instead of text, unless empty
 	secret bool
 	bad    bool
 }
 
-// Decode takes the text of the variable. It never fails, so that Load sees all of them.
+// Decode stores the text of the variable. It never fails, so that Load sees all variables.
 func (v *variable) Decode(text string) error {
 	v.text = strings.TrimSpace(text)
 	return nil
@@ -66,13 +74,13 @@ func (v *variable) Decode(text string) error {
 // Name returns the name of the variable.
 func (v *variable) Name() string { return v.name }
 
-// Preset gives the variable another default than its tag does. It is called before Load.
+// Preset replaces the default of the variable's tag. Call it before Load.
 func (v *variable) Preset(text string) { v.preset = text }
 
-// Good reports whether nothing is wrong with the variable, as far as is known.
+// Good reports whether no problem of the variable was reported so far.
 func (v *variable) Good() bool { return !v.bad }
 
-// Show has messages contain text in place of the value, which is secret in part.
+// Show makes messages show text instead of the value, part of which is secret.
 func (v *variable) Show(text string) { v.show = text }
 
 func (v *variable) self() *variable { return v }
@@ -80,10 +88,10 @@ func (v *variable) self() *variable { return v }
 // A Named is a pointer to a Setting of any type.
 type Named interface{ self() *variable }
 
-// A Report lists what is wrong with settings, a sentence each.
+// A Report lists findings about settings, one sentence each.
 type Report struct {
 	Problems []string // the program must not start
-	Warnings []string // it may
+	Warnings []string // the program may start
 	Notes    []string // nothing is wrong
 }
 
@@ -99,12 +107,13 @@ func (r *Report) Warn(n Named, text string, args ...any) {
 	r.Warnings = append(r.Warnings, n.self().shown()+": "+fmt.Sprintf(text, args...))
 }
 
-// Note adds what is good to know about a setting.
+// Note adds something worth knowing about a setting.
 func (r *Report) Note(n Named, text string, args ...any) {
 	r.Notes = append(r.Notes, n.self().shown()+": "+fmt.Sprintf(text, args...))
 }
 
-// Refuse tells how a program or command was called or set up wrongly, a line for each problem, in the one form that all programs have.
+// Refuse prints how a program or command was called or set up wrongly, one line for each problem. All programs
+// use this form.
 func Refuse(w io.Writer, command string, problems []string) {
 	program, _, _ := strings.Cut(command, " ")
 	for _, problem := range problems {
@@ -113,12 +122,12 @@ func Refuse(w io.Writer, command string, problems []string) {
 	fmt.Fprintf(w, "See %s --help.\n", command)
 }
 
-// Load fills spec, a pointer to a struct of Settings, from the environment. Variables that
-// start with prefix but that spec does not have are warned about.
+// Load fills spec, a pointer to a struct of Settings, from the environment. It warns of variables that start
+// with prefix and are not in spec.
 func Load(spec any, prefix string) *Report {
 	report := &Report{}
 	if err := envconfig.Process("", spec); err != nil {
-		panic(err) // Decode never fails, so spec is not what it should be
+		panic(err) // Decode never fails, so spec is of the wrong type
 	}
 	fields := reflect.ValueOf(spec).Elem()
 	known := map[string]bool{}
@@ -148,7 +157,7 @@ func Load(spec any, prefix string) *Report {
 	return report
 }
 
-// shown returns the variable with its value, cut, without secrets.
+// shown returns the variable with its value for messages: without secrets, and cut to 120 characters.
 func (v *variable) shown() string {
 	switch {
 	case v.text == "":
@@ -161,7 +170,7 @@ func (v *variable) shown() string {
 	return v.name + "=" + Quote(v.text)
 }
 
-// Quote returns text for a message: quoted, and cut to 120 characters.
+// Quote returns text quoted for a message, cut to 120 characters.
 func Quote(text string) string {
 	if short := []rune(text); len(short) > 120 {
 		text = string(short[:120]) + "…"

@@ -21,8 +21,8 @@ type spec struct {
 	Token env.String   `envconfig:"FUZZ_TOKEN" secret:"true" oneof:"one"`
 }
 
-// Whatever the environment says, each setting either has a value within its bounds or is
-// refused in one clean line that starts with its name, and a secret is never shown.
+// With any environment each setting either has a value within its bounds, or is refused in one clean line that
+// starts with its name. A secret is never shown.
 func FuzzLoad(f *testing.F) {
 	f.Add("", "", "", "", "", "", "FUZZ_WAITS")
 	f.Add("25h", "5", "false", "DEBUG", "a,b", "one", "FUZZ_")
@@ -37,9 +37,9 @@ func FuzzLoad(f *testing.F) {
 			"FUZZ_TOKEN": canary + token, stranger: "x",
 		} {
 			if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(value, "\x00") {
-				return // no environment can hold it
+				return // no environment can contain it
 			}
-			if name != stranger || strings.HasPrefix(name, "FUZZ_") { // or it may be PATH
+			if name != stranger || strings.HasPrefix(name, "FUZZ_") { // it may also be PATH
 				t.Setenv(name, value)
 			}
 		}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A parser is a Setting that turns its text into its Value, or says what would be right.
+// A parser is a Setting that parses its text into its Value, or returns what would be right.
 type parser interface {
 	Named
 	parse(tag reflect.StructTag) (fix string)
@@ -52,7 +52,7 @@ func duration(text string, tag reflect.StructTag) (time.Duration, string) {
 	return d, ""
 }
 
-// example adds seconds to a number if that makes a duration.
+// example appends the unit s to a number, if that makes a duration.
 func example(number string) string {
 	if d, err := time.ParseDuration(number + "s"); err == nil && d > 0 {
 		return number + "s"

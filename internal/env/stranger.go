@@ -11,11 +11,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/spelling"
 )
 
-// Kubernetes gives every container variables of this form for each service.
+// serviceLink matches the variables that Kubernetes sets in every container for each service.
 var serviceLink = regexp.MustCompile(`^[A-Z0-9_]*?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
 
-// strangers warns of each variable that starts with prefix and is not known: most are
-// slips of the pen, which would leave a setting at its default unnoticed.
+// strangers returns a warning for each variable that starts with prefix and is not known. Most are misspelled,
+// and would silently leave a setting at its default.
 func strangers(environ []string, prefix string, known map[string]bool) []string {
 	var warnings []string
 	for _, entry := range environ {
@@ -38,8 +38,8 @@ func cut(name string) string {
 	return quoted[1 : len(quoted)-1]
 }
 
-// nearest returns the known name that takes the fewest changes, if these are few, or else
-// the longest one that name goes on from.
+// nearest returns the known name that is the fewest edits away, if these are few. Otherwise it returns the
+// longest known name of which name is an extension, or "".
 func nearest(name string, known map[string]bool) string {
 	const most = 200
 	if len(name) > most {
@@ -52,7 +52,7 @@ func nearest(name string, known map[string]bool) string {
 			near, fewest = k, d
 		}
 		if strings.HasPrefix(name, k+"_") {
-			stem = k // sorted, so the longest comes last
+			stem = k // in sorted order, so the longest comes last
 		}
 	}
 	return cmp.Or(near, stem)

@@ -1,11 +1,11 @@
-// Package fault says whose error it is when a statement on many rows fails.
+// Package fault decides whose error it is when a statement on many rows fails: one row's, or the statement's.
 //
-// An error is a row's only if three things hold: the row stands alone, it is not locked, and the same
-// statement then goes through for a control, which is another row, or one that is made for this and undone. If the control
-// fails too it is the statement's error, an Error: no row is blamed for it. A class of SQLSTATE cannot tell; it says no
-// more than what is tried first, a Remedy.
+// An error is a row's only if three things hold. The row is alone in the statement. Nobody has locked it. And
+// the same statement then succeeds for a control, which is another row, or a row made for this in a transaction
+// that is rolled back. If the control fails too, the error is the statement's, an Error, and no row is blamed.
+// A class of SQLSTATEs cannot decide this. It only says what to try first, a Remedy.
 //
-// The database has the same rule for what is halved there: workflow_remedy and workflow_isolate.
+// In the database, workflow_remedy and workflow_isolate have the same rule.
 package fault
 
 import (
@@ -18,24 +18,24 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Patience is after how long a statement that is tried as a whole, again and again, is halved all the same: a
-// trigger of a user's may raise any SQLSTATE.
+// Patience is how long a statement is tried again as a whole. Then it is halved whatever its SQLSTATE, because
+// a user's trigger may raise any.
 const Patience = time.Minute
 
-// A Remedy is what is tried first after a statement on many rows has failed.
+// A Remedy is what to try first after a statement on many rows has failed.
 type Remedy int
 
-// What is tried first.
+// Remedies.
 const (
 	None     Remedy = iota // it has not failed
-	Again                  // the whole again, paced, and halved after Patience: the server is out of reach, or two were in each other's way
-	Anew                   // the whole again, at once: its plan is made anew
-	PassOver               // halved at once; what stands alone waits for somebody's lock: it is passed over, and never blamed
-	Fewer                  // fewer at a time
-	Halve                  // halved at once
+	Again                  // the whole statement after a pause, and halves of it after Patience: the server is out of reach, or there was a deadlock
+	Anew                   // the whole statement at once: its plan is made anew
+	PassOver               // halves at once; a row that is alone and locked is passed over, and never blamed
+	Fewer                  // fewer rows at a time
+	Halve                  // halves at once
 )
 
-// OfState returns the remedy for a SQLSTATE; empty: there is none.
+// OfState returns the remedy for an SQLSTATE. An empty string stands for an error without an SQLSTATE.
 func OfState(sqlstate string) Remedy {
 	switch sqlstate {
 	case "", "25006", "53100", "53300": // read_only_sql_transaction, disk_full, too_many_connections
@@ -67,7 +67,7 @@ func Of(err error) Remedy {
 	return OfState(State(err))
 }
 
-// State returns the SQLSTATE of an error; empty: it has none.
+// State returns the SQLSTATE of an error, or "" if it has none.
 func State(err error) string {
 	var said *pgconn.PgError
 	if errors.As(err, &said) && len(said.Code) == 5 {
@@ -76,8 +76,9 @@ func State(err error) string {
 	return ""
 }
 
-// Loggable returns err without anything that may quote a row. The words of an answer may, whatever its code: triggers choose
-// both. Those of a connection that is refused or ended are the server's.
+// Loggable returns err without anything that may quote a row. The message of a database error may, whatever its
+// SQLSTATE, because triggers choose both. A refused or ended connection is described by the server's own
+// message, which is kept.
 func Loggable(err error) error {
 	var said *pgconn.PgError
 	switch {
@@ -89,18 +90,19 @@ func Loggable(err error) error {
 	return fmt.Errorf("the database cannot do it: SQLSTATE %s", said.Code)
 }
 
-// Unreached reports whether no server was reached at all: no row has anything to do with that, however long it lasts.
+// Unreached reports whether no server was reached. That is never a row's error, however long it lasts.
 func Unreached(err error) bool {
 	var connect *pgconn.ConnectError
 	return errors.As(err, &connect)
 }
 
-// A Series is of failures of one statement, each and every one since it began. Time in which no server is reached says nothing,
-// and ends it. The zero value has none.
+// A Series is a series of failures of one statement without a success. A failure to reach a server ends it,
+// because that says nothing about the statement. The zero value is an empty series.
 type Series struct{ since time.Time }
 
-// Of notes what came of the statement and returns what is tried first. lasting says that the series has lasted for longer than
-// Patience: then what would be tried as a whole is halved, and any SQLSTATE taken for an answer about a row.
+// Of notes the result of the statement, and returns what to try first. lasting reports that the series has
+// lasted longer than Patience. Then Halve takes the place of Again and Anew, and any SQLSTATE may be an answer
+// about a row.
 func (s *Series) Of(err error) (first Remedy, lasting bool) {
 	switch first = Of(err); {
 	case first == None, Unreached(err):
@@ -115,20 +117,20 @@ func (s *Series) Of(err error) (first Remedy, lasting bool) {
 	return first, lasting
 }
 
-// Age makes the series longer, in tests, if it has begun.
+// Age makes the series older, if it has begun. It is for tests.
 func (s *Series) Age(by time.Duration) {
 	if !s.since.IsZero() {
 		s.since = s.since.Add(-by)
 	}
 }
 
-// A Ration is how many rows a statement changes at a time, as it fails with more; 0: any number.
+// A Ration is how many rows a statement may change at a time, because it failed with more; 0 means any number.
 type Ration int
 
-// plenty is a ration that is none any more.
+// plenty is the largest ration; a larger one becomes 0.
 const plenty = 2000
 
-// Of returns how many of n there may be.
+// Of returns how many of n rows may be changed at a time.
 func (r Ration) Of(n int) int {
 	if r > 0 {
 		return min(n, int(r))
@@ -136,17 +138,17 @@ func (r Ration) Of(n int) int {
 	return n
 }
 
-// Less notes that n, two at least, were too many: half of them the next time.
+// Less notes that n rows, at least 2, were too many. The new ration is half of that.
 func (r *Ration) Less(n int) { *r = Ration(n / 2) }
 
-// Through notes that as many as there may be went through: twice as many the next time.
+// Through notes that a full ration succeeded. The ration doubles.
 func (r *Ration) Through() {
 	if *r *= 2; *r > plenty {
 		*r = 0
 	}
 }
 
-// An Error is a statement's: it fails for a control, too. It is no row's, and nothing is blamed for it.
+// An Error is an error of a statement that also fails for a control. No row is blamed for it.
 type Error struct {
 	Statement string // lease, extend, settle, take back, mark or retention, as in workflow_fault
 	Err       error  // never nil
@@ -155,7 +157,8 @@ type Error struct {
 func (e *Error) Error() string { return e.Statement + " fails for every row: " + e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// OfStatement returns err as a statement's, unless it is about the server or the connection: then it returns it as it is.
+// OfStatement returns err as a statement's Error. An error of the server or the connection is returned
+// unchanged.
 func OfStatement(statement string, err error) error {
 	if first := Of(err); first == None || first == Again || first == Anew {
 		return err
@@ -163,7 +166,7 @@ func OfStatement(statement string, err error) error {
 	return &Error{statement, err}
 }
 
-// A Refusal is a row that a statement is refused for, and why.
+// A Refusal is a row for which a statement is refused, and why.
 type Refusal[R any] struct {
 	Row R
 	Err error
@@ -171,21 +174,23 @@ type Refusal[R any] struct {
 
 // A Statement changes many rows at once.
 type Statement[R any] struct {
-	Name    string // as in an Error
+	Name    string // as in Error
 	Do      func(ctx context.Context, rows []R) error
-	Free    func(ctx context.Context, row R) (bool, error) // whether nobody has locked it, asked without waiting; nil: Do passes over what is locked
-	Control func(ctx context.Context) error                // does the same to another row, or to one that is made for this, and undoes it
+	Free    func(ctx context.Context, row R) (bool, error) // reports whether the row is unlocked, without waiting; nil: Do passes over locked rows
+	Control func(ctx context.Context) error                // does the same to another row, or to one made for this, and undoes it
 
 	anyCode bool
 }
 
-// Apart does to rows what could not be done to all of them at once: err is what the statement failed with. It halves them until those that
-// are refused stand alone, and returns these. Before and after that the control has to go through, and then a row has to be refused once more, as
-// what refused it may have ended between the two. Rows that are locked are passed over.
+// Apart changes rows that a statement could not change all at once: err is its error. Apart halves the rows
+// until each refused row is alone, and returns the refused rows. The control must succeed before and after
+// that. Then each row must be refused once more, since the cause may have ended in between. Locked rows are
+// passed over.
 //
-// With anyCode any SQLSTATE is taken for an answer about a row: see Series.
+// With anyCode, any SQLSTATE is taken as an answer about a row, see Series.
 //
-// An error means that not all was done. An Error is the statement's, no row is blamed for it; any other is for the caller to try again.
+// An error means that not all was done. An Error is the statement's, and no row is blamed. After any other
+// error the caller tries again.
 func (s Statement[R]) Apart(ctx context.Context, rows []R, err error, anyCode bool) (refused []Refusal[R], _ error) {
 	if s.anyCode = anyCode; s.trouble(err) {
 		return nil, err
@@ -212,13 +217,13 @@ func (s Statement[R]) Apart(ctx context.Context, rows []R, err error, anyCode bo
 	return refused, err
 }
 
-// trouble reports whether an error is about the server or the connection, and says nothing of rows.
+// trouble reports whether an error is about the server or the connection, and so says nothing about rows.
 func (s Statement[R]) trouble(err error) bool {
 	first := Of(err)
 	return (first == Again || first == Anew) && (!s.anyCode || State(err) == "" || Unreached(err))
 }
 
-// control returns nil if the control goes through; else err, as the statement's.
+// control returns nil if the control succeeds, and otherwise an Error with err.
 func (s Statement[R]) control(ctx context.Context, err error) error {
 	problem := s.Control(ctx)
 	switch {
@@ -230,7 +235,7 @@ func (s Statement[R]) control(ctx context.Context, err error) error {
 	return &Error{s.Name, fmt.Errorf("%w (for a control: %w)", err, problem)}
 }
 
-// halve does it to the halves of rows, and returns those that are refused alone.
+// halve changes the halves of rows separately, and returns the rows that are refused alone.
 func (s Statement[R]) halve(ctx context.Context, rows []R) (alone []Refusal[R], err error) {
 	if len(rows) == 1 {
 		refusal, err := s.alone(ctx, rows[0])
@@ -259,7 +264,7 @@ func (s Statement[R]) halve(ctx context.Context, rows []R) (alone []Refusal[R], 
 	return alone, nil
 }
 
-// alone does it to one row, and returns why that is refused; err: it could not be tried.
+// alone changes one row. It returns why the row is refused, or err if that could not be found out.
 func (s Statement[R]) alone(ctx context.Context, row R) (refusal, err error) {
 	if s.Free != nil {
 		if free, err := s.Free(ctx, row); err != nil || !free {

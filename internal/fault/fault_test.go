@@ -16,8 +16,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// states are SQLSTATEs: each one that PostgreSQL has (its conditions in PL/pgSQL), each class with each subclass of one character
-// and some more, and all that differ from one that the rule names in one character.
+// states are SQLSTATEs: each one that PostgreSQL has (the conditions of PL/pgSQL), each class with each
+// subclass of one character and some more, and all that differ in one character from one that the rule names.
 func states() (all []string) {
 	const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	for _, a := range letters {
@@ -40,7 +40,7 @@ func states() (all []string) {
 	return slices.Compact(append([]string{""}, all...))
 }
 
-// The rule of the database and that of the programs are one, for each SQLSTATE.
+// The rules of the database and of the programs agree for each SQLSTATE.
 func TestOneRule(t *testing.T) {
 	pool := pgtest.New(t)
 	names := map[fault.Remedy]string{fault.Again: "again", fault.Anew: "anew", fault.PassOver: "pass over", fault.Fewer: "fewer", fault.Halve: "halve"}
@@ -65,8 +65,8 @@ func TestOneRule(t *testing.T) {
 	}
 }
 
-// What is tried first is as decided: the list is written out here once more, because the two that are compared elsewhere could be
-// wrong together.
+// Each SQLSTATE has its intended remedy. The list is repeated here, because the two rules that TestOneRule
+// compares could be wrong together.
 func TestRemedies(t *testing.T) {
 	for states, want := range map[string]fault.Remedy{
 		"08000 08006 08P01 25006 28000 28P01 3D000 3F000 40001 40P01 53100 53300 57P01 57P02 57P03 57P04 57P05 58000 58030": fault.Again,
@@ -89,7 +89,7 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
-// A plan that is made anew is told by what PostgreSQL says when a table was altered.
+// An unusable plan is recognized by the error of PostgreSQL after a table was altered.
 func TestPlanMadeAnew(t *testing.T) {
 	pool := pgtest.New(t)
 	conn, err := pool.Acquire(t.Context())
@@ -111,8 +111,8 @@ func TestPlanMadeAnew(t *testing.T) {
 	}
 }
 
-// A whole that fails is halved only after a minute, however it is repeated; one success ends the series. That no server is reached
-// is no row's fault, however long it lasts, and ends the series, too.
+// A statement that fails as a whole is halved only after a minute, however often it is repeated. One success
+// ends the series. A failure to reach a server is never a row's fault, and ends the series too.
 func TestSeries(t *testing.T) {
 	var s fault.Series
 	deadlock, refused := &pgconn.PgError{Code: "40P01"}, &pgconn.PgError{Code: "XX777"}
@@ -135,11 +135,12 @@ func TestSeries(t *testing.T) {
 	expect(deadlock, fault.Again, false)
 }
 
-// A table is what statements of these tests change: which of its rows they are refused for, and what else is wrong.
+// A table is what the statements of these tests change. It says for which rows they are refused, and what else
+// fails.
 type table struct {
 	refuses map[int]string // SQLSTATEs
 	locked  map[int]bool
-	broken  string // the SQLSTATE of each statement
+	broken  string // the SQLSTATE of every statement
 	done    map[int]bool
 	calls   int
 	each    func(call int)
@@ -191,7 +192,8 @@ func rowsOf(refused []fault.Refusal[int]) (rows []int) {
 	return rows
 }
 
-// A row that is refused, with whatever SQLSTATE, is found, and all others are done, in a number of statements that grows with what is refused.
+// A refused row is found, whatever its SQLSTATE, and all other rows are changed. The number of statements grows
+// with the number of refused rows.
 func TestApart(t *testing.T) {
 	for _, bad := range [][]int{{0}, {99}, {50}, {3, 4}, {0, 33, 66, 99}, {}} {
 		d := &table{refuses: map[int]string{}, done: map[int]bool{}}
@@ -205,8 +207,9 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// With any code, one of passing trouble is an answer about a row, too: who raises it alone is found. If the control is refused with it that is the statement's
-// error. What has no code is trouble all the same.
+// With anyCode, an SQLSTATE of passing trouble may be an answer about a row too, and a row that alone raises it
+// is found. If the control fails with it, it is the statement's error. An error without an SQLSTATE is still
+// trouble.
 func TestApartWithAnyCode(t *testing.T) {
 	deadlock := &pgconn.PgError{Code: "40P01"}
 	d := &table{refuses: map[int]string{3: "40001", 77: "57P01"}, done: map[int]bool{}}
@@ -226,8 +229,9 @@ func TestApartWithAnyCode(t *testing.T) {
 	}
 }
 
-// What fails for a control, too, is the statement's error, and no row is blamed: if it is so from the beginning, from some statement on, or
-// up to one. What is the server's trouble is returned as it is. What is locked, or waits for a lock, is passed over.
+// An error that also occurs for the control is the statement's, and no row is blamed: whether it occurs from
+// the beginning, from some statement on, or up to some statement. An error of the server is returned unchanged.
+// Locked rows are passed over.
 func TestNoRowIsBlamed(t *testing.T) {
 	cause := &pgconn.PgError{Code: "42P01"}
 	for begins := range 12 {

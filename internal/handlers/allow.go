@@ -13,14 +13,14 @@ import (
 
 // An allowList says which addresses may be dialled for one URL.
 type allowList struct {
-	host  string // of the URL: a name in lower case, or an address
+	host  string // of the URL: a name in lower case, or an IP address
 	port  uint16 // of the URL
 	rules []rule
 }
 
 // A rule allows a name or a network.
 type rule struct {
-	name   string // empty: the network counts
+	name   string // empty: the rule is for the network
 	prefix netip.Prefix
 	port   uint16 // 0: any
 }
@@ -32,8 +32,8 @@ func (e *addressError) Error() string {
 	return fmt.Sprintf("host %s has address %s, which its allow list does not cover", e.host, e.address)
 }
 
-// control is a net.Dialer's Control: it sees the address after the name was resolved, the
-// very one that is about to be dialled.
+// control is the Control function of a net.Dialer. It sees the address after name resolution, exactly as it is
+// dialled.
 func (a *allowList) control(_, to string, _ syscall.RawConn) error {
 	addr, err := netip.ParseAddrPort(to)
 	if err != nil || !a.permits(addr) {
@@ -42,9 +42,9 @@ func (a *allowList) control(_, to string, _ syscall.RawConn) error {
 	return nil
 }
 
-// permits reports whether a rule for networks covers addr, or one for names the URL's host.
-// What a name resolves to is up to whoever runs its DNS, so a name alone never opens the way
-// to private addresses.
+// permits reports whether a rule for networks covers addr, or a rule for names covers the URL's host. DNS
+// decides what a name resolves to, so a rule for a name permits public addresses only, and localhost the
+// loopback ones.
 func (a *allowList) permits(addr netip.AddrPort) bool {
 	ip := addr.Addr().WithZone("").Unmap()
 	return slices.ContainsFunc(a.rules, func(r rule) bool {
@@ -76,7 +76,8 @@ func (a *allowList) possible() bool {
 	})
 }
 
-// parseRule reads host, host:port, address, [address]:port or a network in CIDR notation.
+// parseRule parses host, host:port, address, [address]:port or a network in CIDR notation. why says what is
+// wrong.
 func parseRule(text string) (r rule, why string) {
 	if strings.Contains(text, "/") {
 		if _, err := netip.ParsePrefix(text); err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
 )
 
-// nameServer starts a DNS server that gives the nth query for an IPv4 address the nth of the
-// answers, and the last one from then on.
+// nameServer starts a DNS server that answers the nth query for an IPv4 address with the nth of the answers.
+// After that it repeats the last one.
 func nameServer(t *testing.T, answers ...string) *net.Resolver {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -70,8 +70,8 @@ func counting(t *testing.T) (port string, calls *atomic.Int64) {
 	return port, calls
 }
 
-// A name that resolves to a private address is not dialled, allowed or not; it is once the
-// list has the address, its network, or both with the port.
+// A name that resolves to a private address is not dialled, even if the list has the name. It is dialled if the
+// list has the address or its network, with or without the port.
 func TestDialPrivate(t *testing.T) {
 	port, calls := counting(t)
 	for _, allow := range []string{"", "[inner.test]", "[inner.test, 10.0.0.0/8]", "[inner.test, '127.0.0.1:1']", "['inner.test:" + port + "', 127.0.0.2]"} {
@@ -96,8 +96,8 @@ func TestDialPrivate(t *testing.T) {
 	}
 }
 
-// Each dial is checked: a name that led to an allowed address may lead to another the next
-// time (DNS rebinding).
+// Each dial is checked, because a name that led to an allowed address may lead to another one the next time
+// (DNS rebinding).
 func TestDialRebinding(t *testing.T) {
 	port, calls := counting(t)
 	b := load(t, "a.b: {url: 'http://rebind.test:"+port+"/', allow: [rebind.test, 127.0.0.1]}")
@@ -115,8 +115,8 @@ func TestDialRebinding(t *testing.T) {
 	}
 }
 
-// localhost and addresses in the URL need no list: whoever wrote them meant them. With a list,
-// it counts.
+// localhost and addresses in the URL are permitted without a list, because the author of the file meant them. If
+// there is a list, only the list applies.
 func TestDialLoopback(t *testing.T) {
 	port, calls := counting(t)
 	for _, host := range []string{"localhost", "LOCALHOST", "127.0.0.1", "[::ffff:127.0.0.1]"} {
@@ -132,8 +132,8 @@ func TestDialLoopback(t *testing.T) {
 	}
 }
 
-// What a name may lead to without an address in the list: the open internet, however the
-// address is dressed up.
+// Without an address in the list a name may lead to public addresses only, in whatever form the address is
+// written.
 func TestPublic(t *testing.T) {
 	b := load(t, "a.b: {url: 'https://billing.example.com'}")
 	for _, addr := range strings.Fields(`8.8.8.8 1.1.1.1 172.32.0.1 100.128.0.1 192.167.255.255 223.255.255.255
@@ -150,7 +150,7 @@ func TestPublic(t *testing.T) {
 			t.Errorf("%s is let through", addr)
 		}
 	}
-	// Names of other hosts open nothing.
+	// Names of other hosts permit nothing.
 	b = load(t, "a.b: {url: 'https://billing.example.com', allow: [other.example.com, 10.0.0.0/8]}")
 	if b.Permits(netip.MustParseAddrPort("8.8.8.8:443")) || !b.Permits(netip.MustParseAddrPort("10.1.2.3:443")) {
 		t.Error("the list does not count")
@@ -163,7 +163,7 @@ func TestPublic(t *testing.T) {
 	}
 }
 
-// A proxy in the environment is not used: it would dial in the worker's place, unchecked.
+// A proxy from the environment is not used, because it would dial in the worker's place, unchecked.
 func TestNoProxy(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
 	if load(t, "a.b: {url: 'https://billing.example.com'}").Transport().Proxy != nil {

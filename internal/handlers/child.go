@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// drainTime is how long pipes may stay open after the group is dead. Only a process that
-// has left the group can hold them.
+// drainTime is how long pipes may stay open after the process group is dead. Only a process that has left the
+// group can hold them.
 const drainTime = time.Second
 
-// A child is a running program, first of its own process group.
+// A child is a running program. It leads a process group of its own.
 type child struct {
 	cmd     *exec.Cmd
 	stdout  *capture
-	pipes   []io.Closer // our ends
+	pipes   []io.Closer // our ends of the pipes
 	copying sync.WaitGroup
 	exited  chan struct{} // closed once state or err is set
 	state   *os.ProcessState
 	err     error
 }
 
-// start starts cmd with stdin as its input. Not exec.Cmd's own Wait but wait ends it: the
-// group has to die between the end of the program and that of its pipes.
+// start starts cmd with stdin as its input. The caller must call c.wait and not cmd.Wait, because the group
+// must be killed after the program has ended and before its pipes are read to the end.
 func start(cmd *exec.Cmd, stdin []byte, stdout *capture, stderr *tail) (*child, error) {
 	c := &child{cmd: cmd, stdout: stdout, exited: make(chan struct{})}
 	ownGroup(cmd)
@@ -59,8 +59,8 @@ func start(cmd *exec.Cmd, stdin []byte, stdout *capture, stderr *tail) (*child, 
 	return c, nil
 }
 
-// wait returns once the program and its group are gone and all output is read. If ctx ended
-// first, the error is its cause.
+// wait returns once the program and its group are gone and all output is read. If ctx ended first, the error is
+// its cause.
 func (c *child) wait(ctx context.Context, grace time.Duration) (*os.ProcessState, error) {
 	var stopped error
 	select {
@@ -72,8 +72,8 @@ func (c *child) wait(ctx context.Context, grace time.Duration) (*os.ProcessState
 			c.terminate(grace)
 		}
 	}
-	// The number is not given out again while the group has a member. Without one it is free
-	// since a moment ago, and numbers take long to come round.
+	// The kernel does not reuse the number while the group has a member. If it has none, the number became free
+	// only a moment ago, and it takes long until numbers come round again.
 	killGroup(c.cmd.Process.Pid)
 	<-c.exited
 	timer := time.AfterFunc(drainTime, c.closePipes)
@@ -83,7 +83,7 @@ func (c *child) wait(ctx context.Context, grace time.Duration) (*os.ProcessState
 	return c.state, errors.Join(stopped, c.err)
 }
 
-// terminate asks the group to end and waits until it has, or grace is over.
+// terminate asks the group to end, and waits until it has or grace is over.
 func (c *child) terminate(grace time.Duration) {
 	const interval = 20 * time.Millisecond
 	terminateGroup(c.cmd.Process.Pid)

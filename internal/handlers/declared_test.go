@@ -7,7 +7,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Only what the answer itself says is declared: a status that says to fail at once declares nothing, with a code or without.
+// Only what the answer itself says is declared. A status that fails the run at once declares nothing, with or
+// without a code.
 func TestDeclared(t *testing.T) {
 	for body, want := range map[string]bool{
 		"no such page":                        false,

@@ -15,7 +15,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// as calls the handler of an entry as a worker does, which gives it a token.
+// as calls the handler of an entry as a worker does, with a token.
 func as(t *testing.T, file string, info run.Info) (string, error) {
 	t.Helper()
 	mux := worker.NewMux()
@@ -25,7 +25,8 @@ func as(t *testing.T, file string, info run.Info) (string, error) {
 	return string(data), err
 }
 
-// The status 202 and the exit code 202 are no success: the run goes on elsewhere, for as long as the answer says, a day at most, or as its type has it.
+// The status 202 and the exit code 202 are no success: the run is executed elsewhere for as long as the answer
+// says, a day at most, or for the type's time.
 func TestElsewhere(t *testing.T) {
 	for _, c := range []struct {
 		after, says string
@@ -47,7 +48,8 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// Programs and URLs get a token, the same at no other run, and of a step of a process its instance, the instance's key, and its node; others get none of these. The token is not repeated in errors.
+// Programs and URLs get a token, a different one for each run. For a step of a process they also get its
+// instance, the instance's key, and its node; other runs have none of these. Errors do not repeat the token.
 func TestTokenAndStep(t *testing.T) {
 	shows := script(t, `printf '"%s"' "$WORKFLOW_TOKEN|$WORKFLOW_INSTANCE|$WORKFLOW_BUSINESS_KEY|$WORKFLOW_NODE"`)
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -18,15 +18,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Exit codes with a meaning of their own, from sysexits.h. All others mean to try again.
+// Exit codes with a meaning of their own, from sysexits.h. After all others the run is retried.
 const (
 	exitUsage  = 64
 	exitData   = 65
-	exitTemp   = 75 // EX_TEMPFAIL: what the program needs is out of reach
+	exitTemp   = 75 // EX_TEMPFAIL: a service that the program needs is out of reach
 	exitConfig = 78
 )
 
-// exitElsewhere hands the run on, as the status of the same number does.
+// exitElsewhere hands the run on, as HTTP status 202 does.
 const exitElsewhere = 202
 
 func (p *program) handler(log *slog.Logger) worker.Handler {
@@ -38,11 +38,11 @@ func (p *program) handler(log *slog.Logger) worker.Handler {
 	}
 }
 
-// execute starts the program and waits for its end, and for that of everything it started.
+// execute starts the program, and waits until it and its process group are gone.
 func (p *program) execute(ctx context.Context, payload json.RawMessage, log *slog.Logger) (json.RawMessage, error) {
 	info := run.FromContext(ctx)
 	cmd := exec.Command(p.path, p.args...)
-	token, _ := worker.Token(ctx) // none, if no worker calls
+	token, _ := worker.Token(ctx) // empty outside of a worker
 	masked := p.secrets.with(token)
 	cmd.Env, cmd.Dir = p.environment(info, token), p.dir
 	stdout := &capture{limit: p.limit, full: make(chan struct{})}
@@ -78,7 +78,7 @@ func (p *program) execute(ctx context.Context, payload json.RawMessage, log *slo
 	return data, nil
 }
 
-// handedOn is what becomes of a run that goes on elsewhere. What the program writes may say for how long.
+// handedOn returns the error that hands the run on. The program's output may say for how long.
 func (p *program) handedOn(answer []byte) error {
 	var said struct {
 		Within float64 `json:"within"`
@@ -89,8 +89,8 @@ func (p *program) handedOn(answer []byte) error {
 	return run.ErrElsewhere
 }
 
-// failure says why a program's end is none of success; nil if it is. One that was stopped
-// has not succeeded even if it left with 0: it may have done so early.
+// failure returns why the program did not succeed, or nil if it did. A program that was stopped did not succeed
+// even if it exited with 0, since it may have quit early.
 func (p *program) failure(state *os.ProcessState, stopped error, over bool) error {
 	switch {
 	case stopped != nil:
@@ -112,8 +112,8 @@ func atOnce(state *os.ProcessState) bool {
 	return false
 }
 
-// report adds the end of stderr: its last line, which is mostly the one that tells, then
-// as much before it as 4 kB hold.
+// report adds the end of stderr to err: first its last line, which mostly says what is wrong, then as much of
+// the text before it as fits into 4 kB.
 func (p *program) report(err error, stderr *tail) error {
 	before, last := stderr.text()
 	if last == "" {

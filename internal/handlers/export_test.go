@@ -10,10 +10,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Parse reads a handlers file that is not on disk.
+// Parse parses the text of a handlers file.
 func Parse(data string) ([]Binding, error) { return parse("handlers.yaml", []byte(data)) }
 
-// Handler returns what Register would register.
+// Handler returns the handler that Register would register.
 func (b Binding) Handler(log *slog.Logger) worker.Handler {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -21,10 +21,10 @@ func (b Binding) Handler(log *slog.Logger) worker.Handler {
 	return b.target.handler(log)
 }
 
-// SetResolver makes names of the binding's URL resolve as a test wants it.
+// SetResolver sets the resolver for the host of the binding's URL.
 func (b Binding) SetResolver(r *net.Resolver) { b.target.(*web).resolver = r }
 
-// SetPatience shortens the pauses that a test would have to sit through.
+// SetPatience shortens pauses that tests would have to wait for.
 func (b Binding) SetPatience(d time.Duration) {
 	switch t := b.target.(type) {
 	case *web:
@@ -34,8 +34,8 @@ func (b Binding) SetPatience(d time.Duration) {
 	}
 }
 
-// Permits reports whether the binding's allow list lets addr through.
+// Permits reports whether the binding's allow list permits addr.
 func (b Binding) Permits(addr netip.AddrPort) bool { return b.target.(*web).allow.permits(addr) }
 
-// Transport returns the binding's way into the network.
+// Transport returns the binding's HTTP transport.
 func (b Binding) Transport() *http.Transport { return b.target.(*web).transport() }

@@ -4,7 +4,8 @@ package handlers
 
 import "os/exec"
 
-// Without process groups there is no way to be sure that a program is gone.
+// programsWork is false because without process groups one cannot be sure that a program and its children are
+// gone.
 const programsWork = false
 
 func ownGroup(*exec.Cmd)  {}

@@ -17,8 +17,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A witness tells whether processes live: it is a named pipe that they hold open on
-// descriptor 3, the first says "here", and it ends once the last of them is gone.
+// A witness reports whether processes live. It is a named pipe that they hold open as descriptor 3. The first
+// one writes "here", and the pipe ends once the last of them is gone.
 type witness struct {
 	path string
 	pipe chan *os.File
@@ -31,7 +31,7 @@ func newWitness(t *testing.T) *witness {
 		t.Fatal(err)
 	}
 	go func() {
-		f, err := os.Open(w.path) // waits for a process to open it, too
+		f, err := os.Open(w.path) // this waits until a process opens it too
 		if err == nil {
 			_, err = io.ReadFull(f, make([]byte, len("here\n")))
 		}
@@ -43,7 +43,7 @@ func newWitness(t *testing.T) *witness {
 	return w
 }
 
-// gone checks that no holder is left.
+// gone checks that no process holds the pipe any more.
 func (w *witness) gone(t *testing.T) {
 	t.Helper()
 	f := <-w.pipe
@@ -54,14 +54,14 @@ func (w *witness) gone(t *testing.T) {
 	}
 }
 
-// alive waits until a process has said so.
+// alive waits until a process has written to the pipe.
 func (w *witness) alive() {
 	f := <-w.pipe
 	w.pipe <- f
 }
 
-// stop runs lines until their witness is there, ends the context and returns what comes of
-// it and how long that took.
+// stop runs lines until their witness is alive and then ends the context. It returns the result, and how long
+// stopping took.
 func stop(t *testing.T, lines string, grace time.Duration) (w *witness, took time.Duration, err error) {
 	t.Helper()
 	w = newWitness(t)
@@ -85,16 +85,15 @@ func stop(t *testing.T, lines string, grace time.Duration) (w *witness, took tim
 	return w, time.Since(ended), err
 }
 
-// When its context ends, a program gets SIGTERM and may clean up; that it then exits with 0
-// and a result does not make the attempt a success.
+// When its context ends, a program gets SIGTERM and may clean up. Even if it then exits with 0 and prints a
+// result, the attempt is not a success.
 func TestStopPolitely(t *testing.T) {
 	w, _, err := stop(t, `trap 'echo cleaned up >&2; echo "{}"; exit 0' TERM; exec 3>"$W"; echo here >&3; while :; do sleep 0.05; done`, time.Minute)
 	w.gone(t)
 	want(t, err, false, "", "stopped: run: time limit exceeded: cleaned up")
 }
 
-// SIGTERM goes to the whole group, and the children of a program that dies of it may still
-// clean up.
+// SIGTERM goes to the whole group, and after the program has died of it, its children may still clean up.
 func TestStopGroup(t *testing.T) {
 	done := filepath.Join(t.TempDir(), "done")
 	w, took, _ := stop(t, `
@@ -109,8 +108,7 @@ wait`, time.Minute)
 	}
 }
 
-// What ignores SIGTERM is killed once the time of grace is over: the program, its child and
-// its grandchild.
+// Processes that ignore SIGTERM are killed after the grace time: the program, its child and its grandchild.
 func TestStopStubborn(t *testing.T) {
 	w, took, err := stop(t, `
 trap '' TERM
@@ -125,8 +123,8 @@ while :; do sleep 1; done`, 300*time.Millisecond)
 	}
 }
 
-// What a program leaves behind when it is done goes with it, and does not keep its run
-// waiting, be it for stdout or for stdin.
+// Processes that a program leaves behind when it exits are killed, and do not delay its run by holding stdout
+// or stdin.
 func TestLeftBehind(t *testing.T) {
 	for _, leave := range []string{"sleep 600 &", "trap '' TERM; sleep 600 >/dev/null 2>&1 &", "sleep 600 <&0 &"} {
 		for end, permanent := range map[string]bool{`echo '{"a":1}'`: false, "exit 65": true} {
@@ -147,7 +145,7 @@ func TestLeftBehind(t *testing.T) {
 	}
 }
 
-// A program over its limit takes its children along.
+// When a program exceeds its limit, its children are killed with it.
 func TestLimitKillsGroup(t *testing.T) {
 	w := newWitness(t)
 	path := script(t, `exec 3>"$W"; echo here >&3; sleep 600 & while :; do echo xxxxxxxx; done`)
@@ -156,8 +154,7 @@ func TestLimitKillsGroup(t *testing.T) {
 	w.gone(t)
 }
 
-// A process that leaves the group to outlive it can hold stdout open, but the run no longer
-// than a moment.
+// A process that has left the group can hold stdout open, but delays the run only for a moment.
 func TestEscaped(t *testing.T) {
 	begin := time.Now()
 	got, err := call(t, handler(t, fmt.Sprintf("media.: {program: %q, env: [ACT=escape]}", os.Args[0])), "{}")
@@ -176,7 +173,7 @@ func TestEscaped(t *testing.T) {
 	}
 }
 
-// A run whose context has ended starts nothing.
+// If the context of a run has ended, no program is started.
 func TestNotStarted(t *testing.T) {
 	marker := filepath.Join(t.TempDir(), "marker")
 	ctx, cancel := context.WithCancelCause(t.Context())

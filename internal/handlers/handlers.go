@@ -1,5 +1,5 @@
-// Package handlers reads the handlers file: it puts programs and URLs behind run types, so
-// that work need not be written in Go.
+// Package handlers reads the handlers file, which assigns programs and URLs to run types, so that handlers need
+// not be written in Go.
 package handlers
 
 import (
@@ -15,27 +15,27 @@ import (
 
 const maxFile = 1 << 20
 
-// A Binding is one entry of a handlers file. It prints without secrets.
+// A Binding is one entry of a handlers file. Its String contains no secrets.
 type Binding struct {
 	Pattern string         // a type, or a prefix that ends with a dot
-	Options worker.Options // zero where the file is silent
+	Options worker.Options // fields that the file does not set are zero
 	where   string         // file:line, for errors
 	target  target
 }
 
-// A target is what a Binding calls. Its String has no secrets in it.
+// A target is what a Binding calls. Its String contains no secrets.
 type target interface {
 	fmt.Stringer
 	handler(log *slog.Logger) worker.Handler
 }
 
-// String returns the pattern and what is behind it, such as "media.: program /opt/thumb.py".
+// String returns the pattern and its target, such as "media.: program /opt/thumb.py".
 func (b Binding) String() string {
 	return fmt.Sprintf("%s: %v", b.Pattern, b.target)
 }
 
-// Load reads the handlers file at path. Everything that is wrong with it is in the error,
-// one line each, with file, line, key, value and remedy.
+// Load reads the handlers file at path. Its error has a line for each mistake, with file, line, key, value and
+// remedy.
 func Load(path string) ([]Binding, error) {
 	data, err := read(path)
 	if err != nil {
@@ -44,8 +44,8 @@ func Load(path string) ([]Binding, error) {
 	return parse(path, data)
 }
 
-// Register adds the bindings to mux. What programs write to stderr goes to log at debug
-// level. The error names each binding that the mux has no place for.
+// Register adds the bindings to mux. What programs write to stderr is logged at debug level. The error names
+// each binding whose pattern is registered already.
 func Register(mux *worker.Mux, bindings []Binding, log *slog.Logger) error {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -57,8 +57,8 @@ func Register(mux *worker.Mux, bindings []Binding, log *slog.Logger) error {
 	return errors.Join(problems...)
 }
 
-// The mux panics on misuse. Here it is a file that clashes with what the program has
-// registered itself, and its author should not be shown a stack.
+// register turns the panic of a mux into an error, because here the mistake is a file that clashes with the
+// program's own handlers, and the author of the file should not see a stack.
 func register(mux *worker.Mux, b Binding, log *slog.Logger) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -74,7 +74,7 @@ func read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w; WORKER_HANDLERS names the YAML file to read", err)
 	}
-	// Opening a pipe would wait for a writer, so look before.
+	// Opening a pipe would block until there is a writer, so check the mode first.
 	if !info.Mode().IsRegular() {
 		return nil, errors.New("not a regular file; WORKER_HANDLERS names the YAML file to read")
 	}

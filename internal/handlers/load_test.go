@@ -16,7 +16,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A file binds each of its patterns, with options where it has some; JSON is fine, too.
+// A file binds each of its patterns, with its options. JSON is accepted too.
 func TestLoad(t *testing.T) {
 	path := script(t, "echo 1")
 	yaml := `
@@ -61,8 +61,8 @@ billing.invoice_charge.v1:
 	}
 }
 
-// A file that clashes with what the program registers itself is an error with the line, not a
-// panic, and each clash is named.
+// A file that clashes with the program's own handlers is an error and no panic. The error names each clash with
+// its line.
 func TestRegisterClash(t *testing.T) {
 	bindings, err := handlers.Parse("a.b: {url: 'http://x.test'}\na.c: {url: 'http://x.test'}\na.: {url: 'http://x.test'}")
 	if err != nil {
@@ -76,8 +76,7 @@ func TestRegisterClash(t *testing.T) {
 	want(t, err, false, "", `handlers.yaml:1: a.b: worker: type "a.b" is registered twice; remove it`, "handlers.yaml:3: a.: ", "!a.c")
 }
 
-// A file that cannot be a handlers file is refused before it is parsed, with its path and the
-// reason.
+// A file that cannot be a handlers file is refused before it is parsed, with its path and the reason.
 func TestLoadUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, data string) string {
@@ -113,7 +112,7 @@ func TestLoadUnreadable(t *testing.T) {
 	}
 }
 
-// No way of printing a binding shows its secrets.
+// No format verb prints a secret of a binding.
 func TestBindingPrintsNoSecret(t *testing.T) {
 	t.Setenv("TOKEN", "canary-1")
 	for _, file := range []string{
@@ -131,8 +130,8 @@ func TestBindingPrintsNoSecret(t *testing.T) {
 	}
 }
 
-// Whatever the file contains, it is either bound completely and fit to be registered, or
-// refused with a text that names it and has no control characters.
+// Any file is either bound completely, and can be registered, or refused with a text that names it and has no
+// control characters.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"media.: {program: /bin/sh, args: [a, 1], env: [A=b], dir: /}",

@@ -21,8 +21,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// The test binary is also a program for the handlers under test, where a shell would get in
-// the way.
+// The test binary is also a program for the handlers under test, where a shell would interfere.
 func TestMain(m *testing.M) {
 	switch os.Getenv("ACT") {
 	case "environment":
@@ -81,15 +80,14 @@ func callContext(ctx context.Context, h worker.Handler, payload string) (string,
 	return string(data), err
 }
 
-// want checks an error: its kind and parts of its text. A part with ! in front must be
-// missing.
+// want checks the kind of an error and parts of its text. A part that starts with ! must not be in the text.
 func want(t *testing.T, err error, permanent bool, code string, parts ...string) {
 	t.Helper()
 	if err == nil {
 		t.Fatal("no error")
 	}
 	if permanent {
-		code = cmp.Or(code, settling.CodeRefused) // by a status or an exit code alone
+		code = cmp.Or(code, settling.CodeRefused) // for a status or an exit code alone
 	}
 	if run.IsPermanent(err) != permanent || run.Code(err) != code {
 		t.Errorf("permanent %t, code %q, want %t, %q: %v", run.IsPermanent(err), run.Code(err), permanent, code, err)
@@ -105,7 +103,7 @@ func want(t *testing.T, err error, permanent bool, code string, parts ...string)
 	}
 }
 
-// lines is a log whose program lines a test can wait for.
+// lines is a log handler. Tests can wait for the lines that programs write.
 type lines struct {
 	slog.Handler
 	seen chan slog.Record

@@ -9,8 +9,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
 )
 
-// Each mistake is answered with line, key, value and what to write instead, and never with a
-// secret.
+// Each mistake is reported with line, key, value and remedy, and never with a secret.
 func TestMistakes(t *testing.T) {
 	t.Setenv("EMPTY", "")
 	t.Setenv("FOLDED", "canary\nX-Evil: 1")
@@ -130,7 +129,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// So is each mistake in a pattern.
+// Each mistake in a pattern is reported in the same way.
 func TestPatternMistakes(t *testing.T) {
 	for _, test := range []struct{ key, want string }{
 		{"billing", `"billing": not a type such as billing.charge.v1 nor a prefix such as billing.; write "billing." for all types under it`},
@@ -151,7 +150,7 @@ func TestPatternMistakes(t *testing.T) {
 	want(t, err, false, "", `handlers.yaml:2: "a.b": written twice`, "handlers.yaml:3: a.c: not a mapping", "handlers.yaml:4: a.d: not a mapping")
 }
 
-// All mistakes of a file are listed at once, one line each.
+// All mistakes of a file are reported at once, one line each.
 func TestAllMistakes(t *testing.T) {
 	_, err := handlers.Parse(`
 billing: {url: http://x.test}

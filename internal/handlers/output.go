@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A capture keeps what is written up to its limit, and then nothing more.
+// A capture keeps what is written until its limit is passed. After that it keeps nothing more.
 type capture struct {
 	limit int
 	data  []byte
@@ -26,13 +26,13 @@ func (c *capture) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// maxTail is how much of stderr goes into an error, and of one line into the log.
+// maxTail is how many bytes of stderr go into an error, and how many of a line into the log.
 const maxTail = 4 << 10
 
-// A tail keeps the end of what is written and passes each line on.
+// A tail keeps the end of what is written, and passes on each line.
 type tail struct {
 	secrets secrets
-	emit    func(line string) // nil: nobody listens
+	emit    func(line string) // nil: lines are not passed on
 	last    []byte
 	line    []byte
 }
@@ -40,7 +40,7 @@ type tail struct {
 func (t *tail) Write(p []byte) (int, error) {
 	n := len(p)
 	t.last = append(t.last, p...)
-	// Twice of what is shown, so that no secret is cut in two where it begins.
+	// Keep twice of what is shown, so that no secret is cut at the beginning of the shown part.
 	if len(t.last) > 4*maxTail {
 		t.last = append(t.last[:0], t.last[len(t.last)-2*maxTail:]...)
 	}
@@ -55,7 +55,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// flush passes on a last line without an end.
+// flush passes on the pending line, if any.
 func (t *tail) flush() {
 	if text := line(t.secrets.mask(string(t.line)), maxTail); text != "" {
 		t.emit(text)
@@ -63,8 +63,8 @@ func (t *tail) flush() {
 	t.line = t.line[:0]
 }
 
-// text returns the end, cleaned and masked: the last line that is not empty, cut to 512
-// bytes, and what is before it.
+// text returns the end of what was written, cleaned and masked: its last line that is not empty, cut to 512
+// bytes, and the text before that.
 func (t *tail) text() (before, last string) {
 	text := strings.TrimSpace(cutFront(clean(t.secrets.mask(string(t.last))), maxTail))
 	if i := strings.LastIndexByte(text, '\n'); i >= 0 {

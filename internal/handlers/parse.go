@@ -30,7 +30,7 @@ const (
 	maxAttempts = 1000
 )
 
-// A parser reads one handlers file and collects what is wrong with it.
+// A parser reads one handlers file and collects its mistakes.
 type parser struct {
 	file     string
 	lookup   func(name string) (value string, ok bool) // the environment
@@ -154,7 +154,7 @@ func (p *parser) problem(n *yaml.Node, format string, args ...any) {
 	p.problems = append(p.problems, fmt.Errorf("%s:%d: %s", p.file, n.Line, fmt.Sprintf(format, args...)))
 }
 
-// quote returns s for an error message: quoted and not endless.
+// quote returns s quoted for an error message, cut to 120 bytes.
 func quote(s string) string {
 	const most = 120
 	if len(s) > most {

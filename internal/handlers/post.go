@@ -26,7 +26,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// CodeAddress is the code of a run whose URL led to an address outside its allow list.
+// CodeAddress is the error code of a run whose URL led to an address outside its allow list.
 const CodeAddress = "address_refused"
 
 const (
@@ -40,7 +40,7 @@ func (w *web) handler(*slog.Logger) worker.Handler {
 	transport := w.transport()
 	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
 		own := *w
-		token, _ := worker.Token(ctx) // none, if no worker calls
+		token, _ := worker.Token(ctx) // empty outside of a worker
 		own.secrets = w.secrets.with(token)
 		data, err := own.post(ctx, transport, payload, token)
 		if err != nil {
@@ -50,8 +50,7 @@ func (w *web) handler(*slog.Logger) worker.Handler {
 	}
 }
 
-// post makes one call. It uses no http.Client, since that would follow redirects or look
-// into them.
+// post makes one call. It does not use http.Client, which would follow redirects or read them.
 func (w *web) post(ctx context.Context, transport http.RoundTripper, payload json.RawMessage, token string) (json.RawMessage, error) {
 	callCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -73,7 +72,7 @@ func (w *web) post(ctx context.Context, transport http.RoundTripper, payload jso
 	if resp.StatusCode/100 == 2 {
 		return w.accept(ctx, resp)
 	}
-	// A server in trouble may not hold the slot with an explanation that never ends.
+	// The body of a refusal may take excerptTime at most, so that a failing server cannot hold the slot.
 	defer time.AfterFunc(w.patience, cancel).Stop()
 	return nil, w.decline(resp)
 }
@@ -116,7 +115,7 @@ func (w *web) request(ctx context.Context, payload json.RawMessage, token string
 	return req, nil
 }
 
-// idempotencyKey returns the run's key, or its id if there is none that a header can carry.
+// idempotencyKey returns the run's key, or its id if it has no key or a header cannot carry the key.
 func idempotencyKey(info run.Info) string {
 	if info.IdempotencyKey == "" || !headerSafe(info.IdempotencyKey) {
 		return info.ID.String()
@@ -134,7 +133,7 @@ func traceparent(info run.Info) string {
 	return metadata.Traceparent
 }
 
-// broken is a call without an answer.
+// broken returns the error of a call that got no answer.
 func broken(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("no answer: %w", context.Cause(ctx))
@@ -149,13 +148,14 @@ func broken(ctx context.Context, err error) error {
 	return err
 }
 
-// unreached reports whether no connection came about, so that nothing of the run can be the cause: the name is not known, nobody listens, no way leads there.
+// unreached reports whether no connection was made, because of DNS or because the dial failed. Then nothing in
+// the run is the cause.
 func unreached(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, new(*net.DNSError))
 }
 
-// accept reads the body of a 2xx to its end: an answer that breaks off is none.
+// accept reads the body of a 2xx answer to its end. A body that breaks off is an error.
 func (w *web) accept(ctx context.Context, resp *http.Response) (json.RawMessage, error) {
 	data, err := io.ReadAll(io.LimitReader(resp.Body, int64(w.limit)+1))
 	if len(data) > w.limit {
@@ -167,13 +167,13 @@ func (w *web) accept(ctx context.Context, resp *http.Response) (json.RawMessage,
 	return result(data)
 }
 
-// decline turns any other status into an error, and into what the answer says of it itself.
+// decline turns any other status into an error, together with what the body says about it.
 func (w *web) decline(resp *http.Response) error {
 	code := resp.StatusCode
 	if code/100 == 3 {
 		return run.Permanent(told.Refusal(fmt.Errorf("status %d sends elsewhere, to %s; redirects are not followed, correct the url", code, locationHost(resp))))
 	}
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, readExcerpt)) // what came of it will do
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, readExcerpt)) // an incomplete body is good enough
 	said := told.By(body)
 	err := w.explain(code, cmp.Or(said.Message, string(body)))
 	later := code == 408 || code == 409 || code == 425 || code == 429 || code == 503
@@ -192,7 +192,7 @@ func (w *web) explain(status int, text string) error {
 	return fmt.Errorf("status %d: %s", status, excerpt)
 }
 
-// locationHost names only the host of where a redirect leads; the rest may hold secrets.
+// locationHost returns the host of a redirect. The rest of the URL may hold secrets.
 func locationHost(resp *http.Response) string {
 	location, err := url.Parse(resp.Header.Get("Location"))
 	if err != nil {
@@ -204,11 +204,11 @@ func locationHost(resp *http.Response) string {
 	return "host " + quote(location.Host)
 }
 
-// retryAfter returns the pause that an answer asks for, most at most, or 0 if there is none to follow.
+// retryAfter returns the pause that an answer asks for, at most most, or 0 if it asks for none.
 func retryAfter(resp *http.Response, now time.Time, most time.Duration) time.Duration {
 	text := strings.TrimSpace(resp.Header.Get("Retry-After"))
 	if date, err := http.ParseTime(text); err == nil {
-		// The server's own clock says what its date means.
+		// A date is relative to the server's own clock.
 		if sent, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 			now = sent
 		}
@@ -219,7 +219,7 @@ func retryAfter(resp *http.Response, now time.Time, most time.Duration) time.Dur
 	}
 	seconds, err := strconv.Atoi(text)
 	if err != nil || seconds > int(most/time.Second) {
-		return most // more digits than a number holds are just long
+		return most // a number too large for an int is a long pause, too
 	}
 	return time.Duration(seconds) * time.Second
 }

@@ -25,7 +25,7 @@ func serve(t *testing.T, h http.HandlerFunc) string {
 	return s.URL
 }
 
-// answer serves one fixed answer.
+// answer starts a server that always gives the same answer.
 func answer(t *testing.T, status int, body string, header ...string) string {
 	t.Helper()
 	return serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -42,8 +42,8 @@ func post(t *testing.T, url string) (string, error) {
 	return call(t, handler(t, "a.b: {url: "+url+"}"), `{"a":1}`)
 }
 
-// The server gets the payload as it is, as JSON, with all there is to know about the run and
-// the headers of the file; the answer's body is the result.
+// The server gets the payload unchanged as JSON, headers with all facts about the run, and the headers of the
+// file. The body of the answer is the result.
 func TestPost(t *testing.T) {
 	t.Setenv("BILLING_TOKEN", "Bearer s3cret-token")
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -84,8 +84,8 @@ a.b:
 	}
 }
 
-// Without a usable key the run's id is the idempotency key; a broken traceparent is left
-// out. Nothing in the run can add a header.
+// Without a usable key the run's id is the idempotency key. A malformed traceparent is left out. Nothing in the
+// run can add a header.
 func TestPostHeaderValues(t *testing.T) {
 	for _, key := range []string{"", "a\r\nX-Evil: 1", "schlüssel", " a"} {
 		url := serve(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -125,7 +125,7 @@ func TestPostNoResult(t *testing.T) {
 	}
 }
 
-// An answer that cannot be stored ends the run: its work is done and is not done again.
+// An answer that cannot be stored fails the run: its work is done, and is not done again.
 func TestPostResultRejected(t *testing.T) {
 	for _, body := range []string{"<html>", "{", "{}{}", `{"a":1,"a":2}`, "\xff", `"\u0000"`, `"` + strings.Repeat("x", 1<<20) + `"`} {
 		_, err := post(t, answer(t, 200, body))
@@ -154,7 +154,7 @@ func TestPostLimit(t *testing.T) {
 	<-cut
 }
 
-// hijack serves raw bytes and then resets the connection.
+// hijack starts a server that writes raw bytes and then resets the connection.
 func hijack(t *testing.T, raw string) string {
 	return serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, err := w.(http.Hijacker).Hijack()
@@ -168,8 +168,8 @@ func hijack(t *testing.T, raw string) string {
 	})
 }
 
-// Whatever cuts a call short is an ordinary failure, even if what did arrive would be JSON:
-// the run is tried again.
+// A call that breaks off is an ordinary failure, even if the part that arrived is valid JSON: the run is
+// retried.
 func TestPostBroken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -198,8 +198,8 @@ func TestPostBroken(t *testing.T) {
 	}
 }
 
-// A slow server costs no more than the context allows, whether it is late with its headers or
-// with its body; the error says why the context ended.
+// A call ends with its context even if the server is slow with its headers or its body. The error says why the
+// context ended.
 func TestPostSlow(t *testing.T) {
 	for _, begin := range []string{"", `{"a":`} {
 		arrived := make(chan bool)
@@ -225,7 +225,7 @@ func TestPostSlow(t *testing.T) {
 	}
 }
 
-// The explanation of a failure may not last for ever either: what came of it is shown.
+// The body of a refusal may not last for ever either. The part that arrived is shown.
 func TestPostSlowRefusal(t *testing.T) {
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -240,7 +240,7 @@ func TestPostSlowRefusal(t *testing.T) {
 	want(t, err, false, "", "status 500: because")
 }
 
-// What a status means: the table in docs/handlers-file.md.
+// Each status has the meaning that docs/handlers-file.md gives it.
 func TestPostStatus(t *testing.T) {
 	permanent := map[int]bool{400: true, 401: true, 403: true, 404: true, 410: true, 413: true, 418: true, 422: true, 451: true, 499: true}
 	for _, code := range []int{400, 401, 403, 404, 408, 409, 410, 413, 418, 422, 425, 429, 451, 499, 500, 501, 502, 503, 504, 599, 600, 999} {
@@ -249,7 +249,7 @@ func TestPostStatus(t *testing.T) {
 	}
 }
 
-// An explanation is cut to 512 bytes, and secrets that come back in it are masked.
+// The body of a refusal is cut to 512 bytes, and secrets repeated in it are masked.
 func TestPostExcerpt(t *testing.T) {
 	t.Setenv("API_KEY", "canary-1234")
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -265,7 +265,7 @@ func TestPostExcerpt(t *testing.T) {
 	}
 }
 
-// Calls share connections: a hundred runs do not cost a hundred handshakes.
+// Calls share connections: a hundred runs do not need a hundred handshakes.
 func TestPostKeepsConnections(t *testing.T) {
 	remote := map[string]bool{}
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {

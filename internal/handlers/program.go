@@ -17,7 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A program target is an executable to start.
+// A program target is an executable file to start.
 type program struct {
 	path    string
 	args    []string
@@ -28,14 +28,14 @@ type program struct {
 	grace   time.Duration // between SIGTERM and SIGKILL
 }
 
-// stopGrace is how long a program has to end itself once it is asked to.
+// stopGrace is how long a program may take to end after SIGTERM.
 const stopGrace = 5 * time.Second
 
 const defaultPath = "PATH=/usr/local/bin:/usr/bin:/bin"
 
 var (
 	validEnv = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	// Names of variables whose values are masked in errors and logs.
+	// secretEnv matches the names of variables whose values are masked in errors and logs.
 	secretEnv = regexp.MustCompile(`(?i)(PASS|_PWD$|SECRET|TOKEN|KEY|CREDENTIAL|AUTH|DSN|DATABASE_URL|COOKIE)`)
 )
 
@@ -100,7 +100,7 @@ func (s *section) env(p *program) {
 		name, value, given := strings.Cut(item.value, "=")
 		switch {
 		case !validEnv.MatchString(name):
-			// Not quoted: it may be a value whose name was forgotten.
+			// Not quoted, since it may be a secret value whose name was forgotten.
 			s.badAt(item.node, item.name, "does not start with the name of a variable; write NAME or NAME=value")
 			continue
 		case strings.HasPrefix(name, "WORKFLOW_") || name == "TRACEPARENT":
@@ -120,11 +120,11 @@ func (s *section) env(p *program) {
 		if secretEnv.MatchString(name) {
 			p.secrets.add(value)
 		}
-		p.env = append(p.env, name+"="+value) // of two, the last counts
+		p.env = append(p.env, name+"="+value) // of two, the last one wins
 	}
 }
 
-// environment is all that a child gets for the run.
+// environment returns the whole environment of the child.
 func (p *program) environment(info run.Info, token string) []string {
 	env := append(append([]string{}, p.env...),
 		"WORKFLOW_RUN_ID="+info.ID.String(),

@@ -17,7 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// script writes a program and returns its path.
+// script writes a program to a file and returns its path.
 func script(t *testing.T, lines string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "handler")
@@ -35,8 +35,7 @@ func execute(t *testing.T, lines, payload string) (string, error) {
 	return call(t, handler(t, "media.: {program: "+script(t, lines)+"}"), payload)
 }
 
-// The payload comes on stdin, byte for byte, and stdout is the result; what is in the payload
-// is data to nobody else.
+// The payload arrives on stdin, byte for byte, and stdout is the result. Nothing else interprets the payload.
 func TestProgram(t *testing.T) {
 	marker := filepath.Join(t.TempDir(), "marker")
 	payload := `{"a":"-rf $(touch ` + marker + `) ; touch ` + marker + `\n` + "`touch " + marker + "`" + `","b":1.10}`
@@ -50,7 +49,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// The guide's files can be loaded as they are printed, and its script works.
+// The files in docs/handlers-file.md can be loaded as printed, and its script works.
 func TestGuide(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/handlers-file.md")
 	if err != nil {
@@ -76,7 +75,7 @@ func TestGuide(t *testing.T) {
 	if _, err := exec.LookPath("python3"); err != nil {
 		return
 	}
-	// Where python3 is depends on the machine; a container has it in the usual places.
+	// The path of python3 depends on the machine, so pass the test's PATH.
 	two := strings.Replace(files[0], "/opt/handlers/thumb.py}", thumb+", env: [PATH, HOME]}", 1)
 	t.Setenv("HOME", os.Getenv("HOME"))
 	h := handler(t, two)
@@ -88,14 +87,14 @@ func TestGuide(t *testing.T) {
 	want(t, err, false, "", "exit status 1: KeyError: 'width'\nTraceback (most recent call last):")
 }
 
-// A program that prints nothing succeeds without a result, and need not read its input.
+// A program that prints nothing succeeds without a result. It need not read its input.
 func TestProgramNoResult(t *testing.T) {
 	if got, err := execute(t, "exit 0", `"`+strings.Repeat("x", 250_000)+`"`); got != "" || err != nil {
 		t.Errorf("result = %q, %v", got, err)
 	}
 }
 
-// Output that cannot be stored ends the run: its work is done and is not done again.
+// Output that cannot be stored fails the run: its work is done, and is not done again.
 func TestProgramResultRejected(t *testing.T) {
 	for _, lines := range []string{"echo done", "echo '{}'; echo '{}'", `printf '{"a":1,"a":2}'`, `printf '"\377"'`} {
 		_, err := execute(t, lines+"; echo why >&2", "{}")
@@ -103,7 +102,7 @@ func TestProgramResultRejected(t *testing.T) {
 	}
 }
 
-// max_result_bytes is exact. Beyond it the program is killed, not read on.
+// max_result_bytes is exact. A program that writes more is killed.
 func TestProgramLimit(t *testing.T) {
 	limited := func(lines string) (string, error) {
 		return call(t, handler(t, "media.: {program: "+script(t, lines)+", max_result_bytes: 5}"), "{}")
@@ -117,7 +116,7 @@ func TestProgramLimit(t *testing.T) {
 	}
 }
 
-// What an exit code means: the table in docs/handlers-file.md.
+// Each exit code has the meaning that docs/handlers-file.md gives it.
 func TestExitCodes(t *testing.T) {
 	for _, test := range []struct {
 		lines, want string
@@ -143,7 +142,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// A program that is gone or broken is an ordinary failure: the next deployment may cure it.
+// A program that is missing or broken is an ordinary failure, since the next deployment may fix it.
 func TestProgramStart(t *testing.T) {
 	path := script(t, "exit 0")
 	h := handler(t, "media.: {program: "+path+"}")
@@ -157,8 +156,8 @@ func TestProgramStart(t *testing.T) {
 	want(t, err, false, "", path, "no such file")
 }
 
-// A program gets the variables of the run and those the file lists, and nothing else of the
-// worker's environment. Arguments are passed as they are written.
+// A program gets the variables of the run and those that the file lists, and nothing else of the worker's
+// environment. Arguments are passed as written.
 func TestProgramEnvironment(t *testing.T) {
 	t.Setenv("CANARY", "secret")
 	t.Setenv("LISTED", "from the worker")
@@ -193,8 +192,8 @@ func TestProgramEnvironment(t *testing.T) {
 	}
 }
 
-// Without dir a program runs in its own folder, wherever the worker was started; without a
-// key of its own the run's id is the idempotency key.
+// Without dir a program runs in its own folder, wherever the worker was started. Without a key the run's id is
+// the idempotency key.
 func TestProgramDefaults(t *testing.T) {
 	path := script(t, `test "$(pwd -P)" = "$(cd "$(dirname "$0")" && pwd -P)" && test $WORKFLOW_IDEMPOTENCY_KEY = $WORKFLOW_RUN_ID && test -z "$TRACEPARENT"`)
 	i := run.Info{ID: info.ID}
@@ -203,8 +202,8 @@ func TestProgramDefaults(t *testing.T) {
 	}
 }
 
-// An error begins with the last line of stderr and goes on with as much of its end as 4 kB
-// hold, cleaned.
+// An error begins with the last line of stderr, followed by as much of the end of stderr as fits into 4 kB,
+// cleaned.
 func TestStderr(t *testing.T) {
 	_, err := execute(t, `
 i=0; while [ $i -lt 2000 ]; do echo "line $i äöü" >&2; i=$((i+1)); done
@@ -218,7 +217,7 @@ exit 3`, "{}")
 	want(t, err, false, "", ": exit status 1: just this", "!\n")
 }
 
-// Secrets that a program gets do not come back in errors or in the log.
+// Secrets that a program gets do not appear in errors or in the log.
 func TestStderrSecrets(t *testing.T) {
 	t.Setenv("API_TOKEN", "canary-1234")
 	log, logger := newLines()
@@ -235,8 +234,8 @@ func TestStderrSecrets(t *testing.T) {
 	})
 }
 
-// Each line of stderr is logged at debug level with the run and its type, the last one even
-// without an end, endless ones cut; above that level nothing is.
+// Each line of stderr is logged at debug level with the run and its type, even a last line without a newline.
+// Endless lines are cut. At higher levels nothing is logged.
 func TestStderrLog(t *testing.T) {
 	log, logger := newLines()
 	path := script(t, `printf 'one\n\ntw\033o\n' >&2; head -c 100000 /dev/zero | tr '\0' x >&2; printf '\nthree' >&2`)

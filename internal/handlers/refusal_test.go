@@ -10,13 +10,13 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Retry-After is followed for the answers that mean "later", in both its forms, up to an
-// hour; nonsense and the past leave the pause to the type's backoff.
+// For answers that mean "later", Retry-After is obeyed in both its forms, up to an hour. Nonsense and times in
+// the past leave the pause to the type's backoff.
 func TestRetryAfter(t *testing.T) {
 	for _, test := range []struct {
 		code   int
 		header string
-		want   time.Duration // 0: none asked for
+		want   time.Duration // 0: no pause is asked for
 	}{
 		{408, "120", 2 * time.Minute},
 		{409, "120", 2 * time.Minute},
@@ -44,7 +44,7 @@ func TestRetryAfter(t *testing.T) {
 		{429, "Fri, 31 Dec 2099 23:59:59 GMT", 0},
 		{429, "Sat, 01 Jan 2150 00:00:00 GMT", time.Hour},
 	} {
-		// The date counts by the server's clock, whatever ours says.
+		// The date is relative to the server's clock, whatever our clock shows.
 		_, err := post(t, answer(t, test.code, "", "Retry-After", test.header, "Date", "Fri, 01 Jan 2100 00:00:00 GMT"))
 		want(t, err, test.code == 404, "", fmt.Sprintf("status %d", test.code))
 		got, free, ok := run.Delay(err)
@@ -54,7 +54,7 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// A date without a clock to compare it with counts by ours.
+// A date in an answer without a Date header is relative to our clock.
 func TestRetryAfterOwnClock(t *testing.T) {
 	until := time.Now().Add(30 * time.Minute).UTC().Format(http.TimeFormat)
 	_, err := post(t, hijack(t, "HTTP/1.1 429 Later\r\nContent-Length: 0\r\nRetry-After: "+until+"\r\n\r\n"))
@@ -63,7 +63,7 @@ func TestRetryAfterOwnClock(t *testing.T) {
 	}
 }
 
-// Redirects are not followed. The error names the host they lead to, and no more of it.
+// Redirects are not followed. The error names the host of the redirect, and nothing more of it.
 func TestRedirect(t *testing.T) {
 	elsewhere := serve(t, func(http.ResponseWriter, *http.Request) { t.Error("the redirect was followed") })
 	for _, test := range []struct{ location, want string }{

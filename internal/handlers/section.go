@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A section is the mapping behind one pattern of the file. Its methods note what is wrong
-// and return zero then.
+// A section is the mapping of one pattern in the file. Its methods record mistakes and then return a zero
+// value.
 type section struct {
 	*parser
 	pattern  string
@@ -25,7 +25,7 @@ type pair struct {
 	node  *yaml.Node
 }
 
-// bad notes what is wrong with the setting name.
+// bad records what is wrong with a setting.
 func (s *section) bad(name, format string, args ...any) {
 	s.badAt(s.settings[name], name, format, args...)
 }
@@ -34,7 +34,7 @@ func (s *section) badAt(n *yaml.Node, name, format string, args ...any) {
 	s.problem(n, "%s: %s: "+format, append([]any{s.pattern, name}, args...)...)
 }
 
-// open finds the settings.
+// open finds the settings. It reports false if the section is not a mapping.
 func (s *section) open() bool {
 	s.settings = map[string]*yaml.Node{}
 	if s.node.Kind != yaml.MappingNode {
@@ -51,7 +51,7 @@ func (s *section) open() bool {
 	return true
 }
 
-// refuse notes each setting that is not among the known ones.
+// refuse records each setting that is not among the known ones.
 func (s *section) refuse(known []string) {
 	for i := 0; i < len(s.node.Content); i += 2 {
 		key := s.node.Content[i]
@@ -80,7 +80,7 @@ func (s *section) text(name string) string {
 	return s.scalar(n, name)
 }
 
-// scalar returns a value as it is written, so that 010 and yes stay 010 and yes.
+// scalar returns a value as written, so that 010 and yes stay 010 and yes.
 func (s *section) scalar(n *yaml.Node, name string) string {
 	switch {
 	case n.Kind == yaml.AliasNode:
@@ -118,7 +118,7 @@ func (s *section) duration(name string) time.Duration {
 	return d
 }
 
-// number reads a whole number from 1 to most; it returns otherwise if there is none.
+// number returns a whole number from 1 to most, or otherwise if the setting is missing or wrong.
 func (s *section) number(name string, most, otherwise int) int {
 	text := s.text(name)
 	if text == "" {

@@ -13,21 +13,20 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// secrets are values that must not show up in errors and logs, even if a server or program
-// repeats them.
+// secrets are values that must not appear in errors and logs, even if a server or program repeats them.
 type secrets []string
 
 func (s *secrets) add(value string) {
-	const least = 4 // masking every a would say more than it hides
+	const least = 4 // masking shorter ones would hide ordinary text, and give the secret away
 	if len(value) < least {
 		return
 	}
 	*s = append(*s, value)
-	// The longest first: one may contain another.
+	// Longest first, since one may contain another.
 	slices.SortFunc(*s, func(a, b string) int { return len(b) - len(a) })
 }
 
-// with returns s and one more.
+// with returns a copy of s with one more value.
 func (s secrets) with(value string) secrets {
 	all := slices.Clone(s)
 	all.add(value)
@@ -41,7 +40,7 @@ func (s secrets) mask(text string) string {
 	return text
 }
 
-// clean replaces control characters other than line ends and tabs, and invalid UTF-8.
+// clean replaces invalid UTF-8, and control characters other than newlines and tabs.
 func clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
@@ -51,7 +50,7 @@ func clean(text string) string {
 	}, strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// line returns text as one clean line of at most most bytes.
+// line returns text as one clean line of at most most bytes, and an ellipsis if it was cut.
 func line(text string, most int) string {
 	text = strings.Join(strings.Fields(clean(text)), " ")
 	if len(text) > most {
@@ -60,7 +59,7 @@ func line(text string, most int) string {
 	return text
 }
 
-// result checks what a handler answered: nothing, or one JSON value that can be stored.
+// result checks the answer of a handler: it is empty, or one JSON value that can be stored.
 func result(data []byte) (json.RawMessage, error) {
 	data = bytes.TrimSpace(data)
 	if len(data) == 0 {
@@ -72,13 +71,13 @@ func result(data []byte) (json.RawMessage, error) {
 	return data, nil
 }
 
-// tooLong is the answer to a result over the limit.
+// tooLong is the error for a result over the limit.
 func tooLong(limit int) error {
 	return rejected(fmt.Errorf("result: more than %d bytes; keep it elsewhere and return a reference", limit))
 }
 
-// rejected marks an answer that cannot be stored. The work is done, so there is no use in
-// doing it again.
+// rejected marks an answer that cannot be stored. The run fails at once: its work is done, and must not be done
+// again.
 func rejected(err error) error {
 	return run.Permanent(settling.Technical(run.WithCode(settling.CodeResult, err)))
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// What a program or a server says itself of its failure counts; what is not of that form is shown as it is.
+// What a program or a server itself says about its failure is obeyed. Output of another form is shown
+// unchanged.
 func TestTold(t *testing.T) {
 	for _, c := range []struct {
 		status    int
@@ -49,12 +50,12 @@ func TestTold(t *testing.T) {
 			}
 		}
 	}
-	// A header counts where the answer says nothing.
+	// A header applies if the answer says nothing.
 	_, err := post(t, answer(t, 503, `{"error": {"code": "down"}}`, "Retry-After", "7"))
 	if delay, _, _ := run.Delay(err); delay != 7*time.Second || run.Code(err) != "down" {
 		t.Errorf("with a header: %s, %q", delay, run.Code(err))
 	}
-	// A secret that it repeats is not shown.
+	// A secret repeated in the answer is not shown.
 	t.Setenv("BILLING_TOKEN", "s3cret-token")
 	_, err = call(t, handler(t, "media.: {program: "+script(t, `echo "{\"error\": {\"message\": \"bad $BILLING_TOKEN\"}}"; exit 1`)+", env: [BILLING_TOKEN]}"), "{}")
 	if err == nil || !strings.Contains(err.Error(), "bad ***") {

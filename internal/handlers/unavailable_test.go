@@ -8,8 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// That what a type needs is out of reach is said by the status or the exit code, and the answer itself counts for more than these. A permanent
-// error never says so.
+// A status or an exit code can say that a service is out of reach, and the answer itself overrides it. A
+// permanent error never says so.
 func TestToldUnavailable(t *testing.T) {
 	for _, c := range []struct {
 		status int
@@ -41,7 +41,8 @@ func TestToldUnavailable(t *testing.T) {
 	}
 }
 
-// A URL to which no connection comes about is out of reach; one that breaks off may do so for the run.
+// A URL to which no connection can be made is out of reach. One that breaks off a connection is not, since the
+// run may be the cause.
 func TestUnreached(t *testing.T) {
 	nobody, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -16,19 +16,19 @@ import (
 
 // A web target is a URL to post to.
 type web struct {
-	url      *url.URL // without user and password; those are in header
-	shown    string   // the URL for people: no user, password or query
+	url      *url.URL // without user and password, which are in header
+	shown    string   // the URL for messages, without user, password and query
 	header   http.Header
 	allow    allowList
 	limit    int // of the answer, in bytes
 	secrets  secrets
 	resolver *net.Resolver // nil: the system's
-	patience time.Duration // with the body of a refusal
+	patience time.Duration // for the body of a refusal
 }
 
 var validHeader = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 
-// Headers that the handler or net/http sets.
+// ownHeaders are headers that the worker or net/http sets.
 var ownHeaders = []string{
 	"Content-Type", "Content-Length", "Transfer-Encoding", "Connection", "Host", "Trailer", "Upgrade", "Expect", "Te",
 	"Idempotency-Key", "Traceparent",
@@ -71,7 +71,7 @@ func (s *section) headers(w *web) {
 			w.header.Set(name, value)
 			if secret {
 				w.secrets.add(value)
-				// "Bearer xyz": the xyz may turn up alone.
+				// In "Bearer xyz", xyz may appear alone.
 				_, token, _ := strings.Cut(value, " ")
 				w.secrets.add(token)
 			}
@@ -79,7 +79,7 @@ func (s *section) headers(w *web) {
 	}
 }
 
-// resolve replaces env:NAME by the variable's value, which is a secret then.
+// resolve replaces env:NAME by the value of the variable, which is then a secret.
 func (s *section) resolve(h pair, at string) (value string, secret, ok bool) {
 	name, fromEnv := strings.CutPrefix(h.value, "env:")
 	if !fromEnv {
@@ -93,7 +93,7 @@ func (s *section) resolve(h pair, at string) (value string, secret, ok bool) {
 	return value, true, true
 }
 
-// headerSafe reports whether an HTTP header carries value unchanged.
+// headerSafe reports whether an HTTP header can carry value unchanged.
 func headerSafe(value string) bool {
 	return value == strings.Trim(value, " ") &&
 		!strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
@@ -106,7 +106,7 @@ func (s *section) url(w *web) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		// The error quotes the URL, password included.
+		// The error of url.Parse quotes the URL with its password.
 		s.bad("url", "%s cannot be parsed; write https://host/path, special characters percent-encoded", quote(maskURL(raw)))
 		return
 	}
@@ -130,7 +130,7 @@ func (s *section) url(w *web) {
 	}
 }
 
-// credentials moves user and password from u into the header.
+// credentials moves user and password from u to the Authorization header.
 func (s *section) credentials(w *web, u *url.URL) {
 	if u.User == nil {
 		return
@@ -157,7 +157,7 @@ func portOf(u *url.URL) uint16 {
 	return 443
 }
 
-// maskURL hides user, password and query of a URL, or of what was meant as one.
+// maskURL hides user, password and query of a URL, even if it is malformed.
 func maskURL(raw string) string {
 	if i := strings.LastIndex(raw, "@"); i >= 0 {
 		scheme, _, found := strings.Cut(raw[:i], "://")
@@ -194,7 +194,7 @@ func (s *section) allow(w *web) {
 	}
 }
 
-// transport dials only what the allow list lets through.
+// transport returns a transport that dials only addresses on the allow list.
 func (w *web) transport() *http.Transport {
 	dialer := &net.Dialer{
 		Timeout:  connectTimeout,
@@ -202,7 +202,7 @@ func (w *web) transport() *http.Transport {
 		Resolver: w.resolver,
 	}
 	return &http.Transport{
-		Proxy:                  nil, // one from the environment would dial in our place, unchecked
+		Proxy:                  nil, // a proxy would dial in our place, unchecked
 		DialContext:            dialer.DialContext,
 		TLSHandshakeTimeout:    connectTimeout,
 		ForceAttemptHTTP2:      true,

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/term"
 )
 
-// Levels and Formats are the words New knows, for the tag oneof of a setting.
+// Levels and Formats are the words that New accepts, for the tag oneof of a setting.
 const (
 	Levels  = "debug|info|warn|error"
 	Formats = "auto|text|json"
@@ -32,7 +32,7 @@ func handler(w io.Writer, level slog.Level, text, terminal bool) slog.Handler {
 	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: readable})
 }
 
-// readable writes durations as 1m30s in place of a number of nanoseconds.
+// readable writes a duration as 1m30s instead of as a number of nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {
 	if d, ok := a.Value.Any().(time.Duration); ok {
 		a.Value = slog.StringValue(d.String())

@@ -7,14 +7,15 @@ import (
 	"time"
 )
 
-// A Health knows whether a process does its work. It is ready if each thing it watches has succeeded within its
-// time; the first is always that the database took a change. A server that is away or read-only, a session
-// that is, a right that is missing: all of them show there, and whatever is behind the next cause, too.
+// A Health knows whether a process does its work. The process is ready if each activity that it watches has
+// succeeded recently enough. The first activity is always a change of the database. It stops succeeding if the
+// server is away, or if the server or the session is read-only, or if a right is missing, and for any other
+// cause that we do not foresee.
 type Health struct {
 	signs []sign
 
 	mu       sync.Mutex
-	obstacle error // why nothing can be expected; nil: it can
+	obstacle error // why the process cannot work yet; nil: it can
 	stopping bool
 }
 
@@ -24,20 +25,20 @@ type sign struct {
 	last   func() time.Time
 }
 
-// NewHealth returns the Health of a process that starts. It will be ready when Waiting(nil) has been
-// called, and lastWrite then tells of a change that the database took within that time.
+// NewHealth returns the Health of a process that is starting. The process is ready after Waiting(nil), while
+// lastWrite returns a time less than within ago.
 func NewHealth(within time.Duration, lastWrite func() time.Time) *Health {
 	h := &Health{obstacle: errors.New("starting")}
 	h.Watch("change of the database", within, lastWrite)
 	return h
 }
 
-// Watch adds what must have succeeded within a time, too. It is called before the health is asked for.
+// Watch adds an activity that must have succeeded within a time as well. Call it before Ready.
 func (h *Health) Watch(what string, within time.Duration, last func() time.Time) {
 	h.signs = append(h.signs, sign{what, within, last})
 }
 
-// Waiting notes what the process waits for before it can work; nil for nothing.
+// Waiting notes what the process waits for before it can work; nil means nothing.
 func (h *Health) Waiting(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -46,14 +47,14 @@ func (h *Health) Waiting(err error) {
 	}
 }
 
-// Stop notes that the process is told to end: it is not ready any more.
+// Stop notes that the process was told to end. From then on it is not ready.
 func (h *Health) Stop() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stopping = true
 }
 
-// Ready returns nil while the process does its work, and otherwise the reason.
+// Ready returns nil while the process does its work, and otherwise the reason why not.
 func (h *Health) Ready() error {
 	h.mu.Lock()
 	obstacle, stopping := h.obstacle, h.stopping

@@ -1,4 +1,4 @@
-// Package probe serves /healthz, /readyz and /metrics to those who look after a process.
+// Package probe serves /healthz, /readyz and /metrics for the monitoring of a process.
 package probe
 
 import (
@@ -22,25 +22,25 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/secret"
 )
 
-// minToken is the length of the shortest token that is accepted.
+// minToken is the length of the shortest accepted token.
 const minToken = 16
 
-// A Server answers over HTTP. What it says comes from memory, so it can be asked as often
-// as anybody likes.
+// A Server answers over HTTP. Its answers come from memory, so frequent requests are harmless.
 type Server struct {
-	// Ready returns nil while the process does its work, and otherwise the reason.
+	// Ready returns nil while the process does its work, and otherwise the reason why not.
 	Ready func() error
-	// Metrics are served at /metrics.
+	// Metrics is served at /metrics.
 	Metrics prometheus.Gatherer
-	// Token, if there is one, must be presented to see metrics and reasons.
+	// Token, if set, must be presented to read metrics, and the reasons in /readyz.
 	Token string
-	// Complete answers at /complete, whatever the method and the token; nil: nothing does.
+	// Complete answers all requests for /complete, with any method and without Token. Nil: there is no such
+	// path.
 	Complete http.Handler
-	// Log gets what goes wrong.
+	// Log receives the errors of the HTTP server, at debug level.
 	Log *slog.Logger
 }
 
-// Check refuses an address and a token that cannot be served with.
+// Check refuses an address and a token that a Server cannot use.
 func Check(report *env.Report, address, token *env.String) {
 	if token.Value != "" {
 		if err := checkToken(token.Value); err != nil {
@@ -57,7 +57,7 @@ func Check(report *env.Report, address, token *env.String) {
 	}
 }
 
-// checkAddress returns what is wrong with an address to listen at.
+// checkAddress returns what is wrong with a listen address.
 func checkAddress(address string) error {
 	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
 		return errors.New("use host:port, such as 127.0.0.1:9090")
@@ -67,7 +67,7 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// exposed reports whether others than this machine can reach the address.
+// exposed reports whether other machines can reach the address.
 func exposed(address string) bool {
 	host, _, _ := net.SplitHostPort(address)
 	return !database.Loopback(host)
@@ -87,7 +87,7 @@ func checkToken(token string) error {
 	return nil
 }
 
-// Serve answers at listener until ctx ends.
+// Serve answers requests at listener until ctx ends.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
 		Handler:           s.handler(),
@@ -143,7 +143,7 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// trusts compares hashes, so that the time it takes tells nothing, not even the length.
+// trusts compares hashes, so that its duration reveals nothing about the token, not even its length.
 func (s *Server) trusts(r *http.Request) bool {
 	if s.Token == "" {
 		return true

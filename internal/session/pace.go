@@ -16,25 +16,24 @@ import (
 
 const (
 	firstPause = 50 * time.Millisecond
-	// longestPause is short, as a shortage of connections may be over at any time, and leases cannot be
-	// extended before a connection is there.
+	// longestPause is short, because a shortage of connections may end at any time, and leases cannot be
+	// extended before there is a connection.
 	longestPause = time.Second
-	// forgetAfter is how long nothing must have been refused for the pauses to begin anew.
+	// forgetAfter is how long after a refusal the pauses start from firstPause again.
 	forgetAfter = 10 * time.Second
 )
 
-// Pace has attempts at connecting be made ever less often while the server refuses them: after 50 ms at
-// first, then after pauses that double, with jitter, up to 1 s. An attempt that comes too early fails at
-// once, with the reason of the last one. A success lets everybody through. All copies of the config are
-// paced together: pools, and connections beside them.
+// Pace makes attempts to connect less frequent while the server refuses them. The first pause is 50 ms. Pauses
+// double, with jitter, up to 1 s. An attempt during a pause fails at once, with the reason of the last refusal.
+// A successful attempt ends the pauses. All copies of the config are paced together: those in pools and others.
 //
-// An attempt that gets no answer says nothing about the next one, and holds nobody up: a network that drops
-// one connection would otherwise cost a worker the leases that it has to extend meanwhile.
+// An attempt that gets no answer neither starts nor extends a pause. Otherwise one connection dropped by the
+// network could cost a worker the leases that it must extend meanwhile.
 //
-// A session in which a change was refused because it is read-only is closed: it may have been opened
-// while the role or the server was, and would be so for ever. That counts as an attempt that was refused.
+// A session in which a change was refused as read-only is closed. It may have been opened while the role or the
+// server was read-only, and would stay so. This counts as a refused attempt.
 //
-// Tracers of the config are called as before. To pace a config twice is to pace it once.
+// Tracers of the config are called as before. Calling Pace twice is the same as once.
 func Pace(config *pgx.ConnConfig) {
 	if _, paced := config.Tracer.(interface{ paced() }); paced {
 		return
@@ -64,24 +63,24 @@ func Pace(config *pgx.ConnConfig) {
 
 const readOnly = "25006" // read_only_sql_transaction
 
-// A pacer remembers whether attempts at connecting are refused.
+// A pacer remembers whether attempts to connect are refused.
 type pacer struct {
 	mu    sync.Mutex
-	err   error         // why the last attempt was refused; nil: it was not
+	err   error         // why the last attempt was refused, or nil
 	at    time.Time     // when an attempt was last refused
-	pause time.Duration // after the last refusal, jitter aside
-	next  time.Time     // no attempt is made before
+	pause time.Duration // after the last refusal, without jitter
+	next  time.Time     // no attempt is made before that
 }
 
-// An attempt at connecting.
+// An attempt is one attempt to connect.
 type attempt struct {
 	begun   time.Time
-	refused error // not nil: it is not made
+	refused error // if not nil, the attempt is not made
 }
 
 type attemptKey struct{}
 
-// errTooSoon says that an attempt was not made.
+// errTooSoon is the error of an attempt that was not made.
 type errTooSoon struct {
 	ago   time.Duration
 	cause error
@@ -92,7 +91,8 @@ func (e *errTooSoon) Error() string {
 }
 func (e *errTooSoon) Unwrap() error { return e.cause }
 
-// begin lets an attempt through, or says why not. While attempts are refused, one at a time is let through.
+// begin permits an attempt, or returns it with the reason why not. While attempts are refused, one at a time is
+// permitted.
 func (p *pacer) begin() attempt {
 	now := time.Now()
 	p.mu.Lock()
@@ -107,14 +107,14 @@ func (p *pacer) begin() attempt {
 	return attempt{begun: now}
 }
 
-// lift lets everybody through.
+// lift ends the pauses.
 func (p *pacer) lift() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.err = nil
 }
 
-// refused notes that an attempt which was begun then was refused. Those that were under way together count once.
+// refused notes that an attempt was refused. Attempts that were made at the same time count once.
 func (p *pacer) refused(begun time.Time, err error) {
 	now := time.Now()
 	p.mu.Lock()
@@ -129,7 +129,7 @@ func (p *pacer) refused(begun time.Time, err error) {
 	p.err = err
 }
 
-// refusal returns what a server that lets nobody in has said, or nil.
+// refusal returns the error of a server that refuses connections, or nil.
 func refusal(err error) *pgconn.PgError {
 	var said *pgconn.PgError
 	if errors.As(err, &said) && len(said.Code) == 5 {
@@ -148,11 +148,11 @@ func (p *pacer) TraceConnectStart(ctx context.Context, _ pgx.TraceConnectStartDa
 	return context.WithValue(ctx, attemptKey{}, p.begin())
 }
 
-// TraceConnectEnd is called by pgx when it has connected, or has not.
+// TraceConnectEnd is called by pgx when an attempt to connect has ended.
 func (p *pacer) TraceConnectEnd(ctx context.Context, data pgx.TraceConnectEndData) {
 	a, _ := ctx.Value(attemptKey{}).(attempt)
 	switch said := refusal(data.Err); {
-	case a.refused != nil, errors.Is(data.Err, context.Canceled): // it was not made, or nobody wants it any more
+	case a.refused != nil, errors.Is(data.Err, context.Canceled): // it was not made, or given up
 	case said != nil:
 		p.refused(a.begun, said)
 	default:
@@ -160,7 +160,7 @@ func (p *pacer) TraceConnectEnd(ctx context.Context, data pgx.TraceConnectEndDat
 	}
 }
 
-// TraceQueryStart and TraceQueryEnd are what makes a tracer.
+// TraceQueryStart and TraceQueryEnd do nothing. pgx requires them of a tracer.
 func (p *pacer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	return ctx
 }
@@ -168,7 +168,7 @@ func (p *pacer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)
 
 func (p *pacer) paced() {}
 
-// tracers are a user's tracer and a pacer.
+// tracers combines a user's tracer with a pacer.
 type tracers struct{ *multitracer.Tracer }
 
 func (tracers) paced() {}

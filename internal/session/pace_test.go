@@ -13,7 +13,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
-// answering returns how to connect to what answers each attempt so, and how many there were.
+// answering returns a config that connects to a server with a fixed answer, and a function that counts the
+// attempts.
 func answering(t *testing.T, answer func(net.Conn)) (*pgx.ConnConfig, *atomic.Int32) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -41,7 +42,7 @@ func answering(t *testing.T, answer func(net.Conn)) (*pgx.ConnConfig, *atomic.In
 	return config, attempts
 }
 
-// A connection that breaks holds up no other: each attempt is made.
+// A connection that breaks delays no other: each attempt is made.
 func TestBrokenConnectionsAreNotPaced(t *testing.T) {
 	t.Parallel()
 	config, attempts := answering(t, func(net.Conn) {})
@@ -55,7 +56,7 @@ func TestBrokenConnectionsAreNotPaced(t *testing.T) {
 	}
 }
 
-// While a server refuses, few attempts are made; the others fail with what it has said.
+// While a server refuses connections, few attempts are made. The others fail with the server's error.
 func TestRefusedConnectionsArePaced(t *testing.T) {
 	t.Parallel()
 	config, attempts := answering(t, func(conn net.Conn) {

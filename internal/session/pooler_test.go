@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Behind a pooler nothing is left in a session: no statement, and no setting.
+// Behind a pooler nothing is left in a session, neither a statement nor a setting.
 func TestSharedSession(t *testing.T) {
 	t.Parallel()
 	pool, _ := prepared(t, pgtest.Bouncer(t, pgtest.URL(t)), nil)
@@ -24,7 +24,7 @@ func TestSharedSession(t *testing.T) {
 	}
 }
 
-// The hooks that the config had are called just so behind a pooler.
+// The hooks of the config are called in the same way behind a pooler.
 func TestHooksBehindAPooler(t *testing.T) {
 	t.Parallel()
 	hooks(t, pgtest.Bouncer(t, pgtest.URL(t)))

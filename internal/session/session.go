@@ -1,5 +1,5 @@
-// Package session tells connections with a session of their own from those through a pooler, and
-// has statements prepared on the former.
+// Package session tells connections that have a server session of their own from those through a pooler, and
+// prepares statements on the former.
 package session
 
 import (
@@ -16,26 +16,26 @@ import (
 
 const kept = `SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_nestloop = off; SET jit = off`
 
-// Unset has the statements of a transaction planned as the server, the role or the address has it.
+// Unset restores, for a transaction, the planner settings of the server, the role or the address.
 const Unset = `SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT; SET LOCAL jit TO DEFAULT`
 
-// planned has them planned with their values, as the planner likes best.
+// planned also makes the transaction plan each statement with its values.
 var planned = append(strings.Split(Unset, "; "), `SET LOCAL plan_cache_mode = force_custom_plan`)
 
-const ( // among a connection's custom data
+const ( // keys of a connection's custom data
 	ownKey      = "simple-workflow: own session"
 	preparesKey = "simple-workflow: prepares"
 )
 
-// Own reports whether all that is sent through the connection reaches the same session, and nobody
-// else's statements do. Behind a pooler they may go to another each time: there the number of the
-// session is not the one that was told when the connection was opened.
+// Own reports whether all statements of the connection reach one session, and nobody else's statements do.
+// Behind a pooler each transaction may reach another session: there pg_backend_pid() is not the number that was
+// received when the connection was opened.
 func Own(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	data := conn.PgConn().CustomData()
 	if own, known := data[ownKey].(bool); known {
 		return own, nil
 	}
-	answers, err := conn.PgConn().Exec(ctx, `SELECT pg_backend_pid()`).ReadAll() // leaves nothing behind, wherever it goes
+	answers, err := conn.PgConn().Exec(ctx, `SELECT pg_backend_pid()`).ReadAll() // leaves nothing behind in any session
 	if err != nil {
 		return false, err
 	}
@@ -44,19 +44,22 @@ func Own(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	return own, nil
 }
 
-// Sessions are those of a pool.
+// Sessions represents the server sessions of a pool.
 type Sessions struct {
-	shared atomic.Bool // a pooler is between
+	shared atomic.Bool // there is a pooler between us and the server
 }
 
-// Prepare has the pool's statements prepared in sessions of their own, and their plans kept, which
-// saves most of what a short statement costs. So that a plan made while a table was empty is
-// good later on, it never reads all of a table, finds rows through indexes one after the other, and brings
-// lists together by hashing, whatever the planner thinks of their sizes. JIT compilation would answer to costs
-// that are only there to keep the planner from other ways. What is not made for that, in a
-// transaction, is Planned. Behind a pooler statements are planned with their values each time, and
-// nothing is left in a session; so it is with a config that remembers no statements, or does something to
-// sessions after each use. The config's hooks are called as before.
+// Prepare makes the pool prepare its statements and keep their plans, which saves most of the cost of a short
+// statement.
+//
+// A plan made while a table was empty must still be good later. So sequential scans, bitmap scans and nested
+// loops are off: plans find rows through index scans, and join without nested loops, whatever the planner
+// thinks of the sizes. JIT is off, because it would react to the high costs that only stand for the disabled
+// methods. Statements in a transaction for which such plans are wrong should follow Planned.
+//
+// Behind a pooler nothing is prepared. Statements are then planned with their values each time, and leave
+// nothing behind in a session. The same holds if the config disables the statement cache or has an AfterRelease
+// hook. Other hooks of the config are called as before.
 func Prepare(config *pgxpool.Config) *Sessions {
 	s := &Sessions{}
 	s.shared.Store(config.ConnConfig.StatementCacheCapacity == 0 || config.AfterRelease != nil)
@@ -91,7 +94,7 @@ func Prepare(config *pgxpool.Config) *Sessions {
 	}
 	config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
 		switch {
-		case s.refuses(conn), doubtful(conn): // and the pool opens another
+		case s.refuses(conn), doubtful(conn): // the pool opens another connection
 			return false, nil
 		case prepareConn != nil:
 			return prepareConn(ctx, conn)
@@ -116,8 +119,8 @@ func (s *Sessions) look(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// Planned queues what has the rest of a transaction planned with its values, as the planner likes best, if
-// the connection Prepares its statements.
+// Planned queues statements that make the rest of a transaction be planned with its values and with the user's
+// planner settings. It does nothing if the connection does not prepare statements.
 func Planned(conn *pgx.Conn, batch *pgx.Batch) {
 	if !Prepares(conn) {
 		return
@@ -127,17 +130,17 @@ func Planned(conn *pgx.Conn, batch *pgx.Batch) {
 	}
 }
 
-// Prepares reports whether a connection's statements are prepared, in a session of its own.
+// Prepares reports whether the connection has a session of its own and prepares statements.
 func Prepares(conn *pgx.Conn) bool { return conn.PgConn().CustomData()[preparesKey] == true }
 
-// refuses reports whether the connection prepares statements, and none must any more.
+// refuses reports whether the connection prepares statements although a pooler was detected since.
 func (s *Sessions) refuses(conn *pgx.Conn) bool { return s.shared.Load() && Prepares(conn) }
 
-// Note has nothing prepared any more if err is Lost. It reports whether that is news.
+// Note stops all preparing if err is Lost. It reports whether preparing was on before.
 func (s *Sessions) Note(err error) bool { return Lost(err) && !s.shared.Swap(true) }
 
-// Lost reports whether err says that a session does not have what was prepared in it, or has it
-// although it should not. It goes by the names that pgx gives: other statements are the user's own business.
+// Lost reports whether err says that a session lacks a statement that was prepared in it, or has one that it
+// should not have. It recognizes the names that pgx gives to statements. Others are the user's business.
 func Lost(err error) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && (strings.Contains(refused.Message, "stmtcache_") || strings.Contains(refused.Message, "stmt_")) &&

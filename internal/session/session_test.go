@@ -50,8 +50,8 @@ func scan[T any](t *testing.T, pool *pgxpool.Pool, query string, args ...any) (v
 	return v
 }
 
-// In a session of its own a statement is prepared once, and its plan kept; in a transaction that
-// wants it so it is planned with its values.
+// In a session of its own a statement is prepared once, and its plan is kept. After Planned, statements of a
+// transaction are planned with their values.
 func TestOwnSession(t *testing.T) {
 	t.Parallel()
 	pool, _ := prepared(t, pgtest.URL(t), nil)
@@ -88,12 +88,12 @@ func TestOwnSession(t *testing.T) {
 			t.Errorf("settings are %s, want %s: %v", got, want, err)
 		}
 	}
-	if own := executed("custom_plans"); own != 2 { // auto begins with it
+	if own := executed("custom_plans"); own != 2 { // plan_cache_mode auto begins with custom plans
 		t.Errorf("planned with its values %d times, want 2", own)
 	}
 }
 
-// The plan that is kept reads no table, also when it was made for an empty one.
+// A kept plan uses no sequential scan, even if it was made while the table was empty.
 func TestKeptPlans(t *testing.T) {
 	t.Parallel()
 	pool, _ := prepared(t, pgtest.URL(t), nil)
@@ -120,8 +120,8 @@ func TestKeptPlans(t *testing.T) {
 	}
 }
 
-// Who has pgx remember no statements gets along, and so does who does something to each session after
-// its use: nothing is prepared.
+// A config without a statement cache works, and so does one that changes each session after its use: nothing is
+// prepared.
 func TestNothingPrepared(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*pgxpool.Config){
@@ -147,8 +147,8 @@ func TestNothingPrepared(t *testing.T) {
 	}
 }
 
-// Where sessions lose what was prepared in them, it costs a statement that fails, and nothing is
-// prepared any more.
+// If a session loses its prepared statements, that costs one failed statement, and after that nothing is
+// prepared.
 func TestForgottenStatements(t *testing.T) {
 	t.Parallel()
 	pool, sessions := prepared(t, pgtest.URL(t), nil)
@@ -173,7 +173,7 @@ func TestForgottenStatements(t *testing.T) {
 	}
 }
 
-// The hooks that the config had are called once for each connection that is used.
+// The hooks of the config are called once for each connection that is used.
 func TestHooks(t *testing.T) {
 	t.Parallel()
 	hooks(t, pgtest.URL(t))

@@ -9,32 +9,32 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 )
 
-// obeyed is how long a server may take to end a statement that was cancelled. Heartbeats wait for that when
-// the network drops what is sent, so it is short beside a lease.
+// obeyed is how long a server may take to end a cancelled statement. It is short compared to a lease, since
+// heartbeats have to wait for it when the network drops packets.
 const obeyed = 500 * time.Millisecond
 
-// Spare has a statement cancelled on the server when its context ends, and keeps the connection if that works
-// within half a second. The error is the server's then, with SQLSTATE 57014 (query_canceled).
+// Spare makes a statement be cancelled on the server when its context ends. The connection is kept if that
+// works within 500 ms. The error is then the server's, with SQLSTATE 57014 (query_canceled).
 //
-// Without Spare the connection is closed at once. A server that is slow because it has too much to do would get
-// more: a session costs more to begin than most statements do.
+// Without Spare the connection would be closed at once. That would give more work to a server that is slow
+// because it is overloaded: starting a session costs more than most statements.
 //
-// A pool has to be given the connections back by Prepare: it drops one whose cancellation may still be on its way.
+// The pool must be one of Prepare, which closes a connection whose cancellation may still be on its way.
 func Spare(config *pgx.ConnConfig) {
 	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
 		return &canceller{conn: conn}
 	}
 }
 
-// A canceller cancels the statements of one connection. What pgconn has for this does not tell whether the server
-// has got a cancellation: one that is late ends whatever statement comes next.
+// A canceller cancels the statements of one connection. pgconn's own handler does not report whether the server
+// has received a cancellation, and a late one would cancel the next statement.
 type canceller struct {
 	conn  *pgconn.PgConn
-	ended chan struct{} // closed when the server has, or too much time has gone by
-	got   bool          // the server has got it
+	ended chan struct{} // closed when the server has answered, or obeyed is over
+	got   bool          // the server has received the cancellation
 }
 
-const doubtKey = "simple-workflow: may be cancelled" // among a connection's custom data
+const doubtKey = "simple-workflow: may be cancelled" // a key of a connection's custom data
 
 // HandleCancel is called when the context of a statement has ended.
 func (c *canceller) HandleCancel(context.Context) {
@@ -45,15 +45,15 @@ func (c *canceller) HandleCancel(context.Context) {
 		defer close(c.ended)
 		ctx, done := context.WithDeadline(context.Background(), limit)
 		defer done()
-		err := c.conn.CancelRequest(ctx) // returns when the server has closed the connection for it: the statement's has its signal by then
+		err := c.conn.CancelRequest(ctx) // returns when the server closes the cancel connection; by then it has signalled the session
 		c.got = err == nil && ctx.Err() == nil
 	}()
 }
 
-// HandleUnwatchAfterCancel is called after HandleCancel, when the statement has ended, one way or the other.
+// HandleUnwatchAfterCancel is called after HandleCancel, when the statement has ended for whatever reason.
 func (c *canceller) HandleUnwatchAfterCancel() {
 	<-c.ended
-	if !c.conn.IsClosed() { // what closes it has a deadline of its own
+	if !c.conn.IsClosed() { // closing the connection has a deadline of its own
 		_ = c.conn.Conn().SetDeadline(time.Time{})
 	}
 	if !c.got {
@@ -61,5 +61,5 @@ func (c *canceller) HandleUnwatchAfterCancel() {
 	}
 }
 
-// doubtful reports whether a cancellation may still be on its way to the connection.
+// doubtful reports whether a cancellation may still be on its way to the connection's session.
 func doubtful(conn *pgx.Conn) bool { return conn.PgConn().CustomData()[doubtKey] == true }

@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
-// giveUp has the server work for so long, and waits a tenth of a second for it.
+// giveUp runs a statement that takes the given time, and cancels it after 100 ms.
 func giveUp(t *testing.T, pool *pgxpool.Pool, seconds float64) error {
 	t.Helper()
 	ctx, done := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -22,7 +22,7 @@ func giveUp(t *testing.T, pool *pgxpool.Pool, seconds float64) error {
 	return err
 }
 
-// A statement that is given up ends on the server, and its connection goes on.
+// A cancelled statement ends on the server, and its connection is used again.
 func TestSpare(t *testing.T) {
 	t.Parallel()
 	pool, _ := prepared(t, pgtest.URL(t), func(c *pgxpool.Config) { session.Spare(c.ConnConfig) })
@@ -38,7 +38,7 @@ func TestSpare(t *testing.T) {
 	}
 }
 
-// A server that does not obey in time costs the connection, as it does without Spare.
+// If a server does not obey in time, the connection is closed, as it is without Spare.
 func TestSpareIsNotForEver(t *testing.T) {
 	t.Parallel()
 	var cut atomic.Bool
@@ -59,7 +59,8 @@ func TestSpareIsNotForEver(t *testing.T) {
 	}
 }
 
-// A connection is not used again while a cancellation may be on its way to it: that would end somebody else's statement.
+// A connection is not used again while a cancellation may be on its way to it, since that would end somebody
+// else's statement.
 func TestLateCancellation(t *testing.T) {
 	t.Parallel()
 	var cut atomic.Bool
@@ -69,7 +70,7 @@ func TestLateCancellation(t *testing.T) {
 	})
 	repeat(t, pool, 1)
 	cut.Store(true)
-	_ = giveUp(t, pool, 0.3) // it may end by itself before that is given up, too
+	_ = giveUp(t, pool, 0.3) // it may also end before it is cancelled
 	cut.Store(false)
 	repeat(t, pool, 1)
 	if n := pool.Stat().NewConnsCount(); n != 2 {
@@ -77,7 +78,7 @@ func TestLateCancellation(t *testing.T) {
 	}
 }
 
-// unless returns a function that connects, or does not get an answer.
+// unless returns a dial function that connects or gets no answer.
 func unless(cut *atomic.Bool) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if cut.Load() {

@@ -1,8 +1,8 @@
-// Package spelling tells how far one word is from another, for those who may have mistyped it.
+// Package spelling measures how far one word is from another, to suggest what a mistyped word may mean.
 package spelling
 
-// Distance returns how many bytes must be put in, left out or changed to make b of a (Levenshtein).
-// It takes time by the product of their lengths.
+// Distance returns how many bytes must be inserted, deleted or replaced to turn a into b (the Levenshtein
+// distance). It takes time proportional to the product of their lengths.
 func Distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -2,7 +2,7 @@ package spelling
 
 import "testing"
 
-// A letter that is put in, left out or changed counts one, whichever word comes first.
+// An inserted, deleted or replaced letter counts as one, in both directions.
 func TestDistance(t *testing.T) {
 	for _, c := range []struct {
 		a, b string

@@ -1,4 +1,4 @@
-// Package told reads what is said of a failure from outside: by a program, a server, or whoever completes a run.
+// Package told parses what a program, a server or a caller of run.Complete says about a failure.
 package told
 
 import (
@@ -11,23 +11,23 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Told is what a program or a server says itself of why it has failed: a JSON object with the member error.
+// Told is what a program or a server itself says about its failure: a JSON object with the member error.
 //
 //	{"error": {"code": "CARD_DECLINED", "message": "no money left", "permanent": true}}
 //
-// Members that are unknown here are passed over. The zero value says nothing.
+// Unknown members are ignored. The zero value says nothing.
 type Told struct {
-	Code        string   `json:"code"`        // of letters, digits and _.:-, at most 100; any other is passed over
-	Message     string   `json:"message"`     // instead of the whole answer
-	Permanent   *bool    `json:"permanent"`   // whether it fails at once; nil: as the status or the exit code says
-	RetryAfter  *float64 `json:"retry_after"` // seconds until it is tried again, an attempt spent; nil: as always
-	Unavailable *bool    `json:"unavailable"` // whether what it needs is out of reach, for other runs, too; nil: as the status or the exit code says
-	AgainAfter  *float64 `json:"again_after"` // seconds until it is started again, no attempt spent: it is no failure, there is nothing to do yet
+	Code        string   `json:"code"`        // 1 to 100 letters, digits and _.:- characters; any other code is ignored
+	Message     string   `json:"message"`     // replaces the whole answer as the message
+	Permanent   *bool    `json:"permanent"`   // whether the run fails at once; nil: the status or exit code decides
+	RetryAfter  *float64 `json:"retry_after"` // seconds until the run is retried, with an attempt spent; nil: the backoff applies
+	Unavailable *bool    `json:"unavailable"` // whether a service that other runs need, too, is out of reach; nil: the status or exit code decides
+	AgainAfter  *float64 `json:"again_after"` // seconds until the run is started again, with no attempt spent: this is no failure, there is nothing to do yet
 }
 
 var validCode = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,100}$`)
 
-// By reads what an answer says; one that is not of that form says nothing.
+// By parses an answer. An answer of another form says nothing.
 func By(answer []byte) Told {
 	var said struct {
 		Error Told `json:"error"`
@@ -38,7 +38,8 @@ func By(answer []byte) Told {
 	return said.Error
 }
 
-// Apply makes of err what the answer says. permanent and unavailable are what the status or the exit code says.
+// Apply returns err as the answer classifies it. permanent and unavailable are what the status or exit code
+// says.
 func (t Told) Apply(err error, permanent, unavailable bool) error {
 	if t.AgainAfter != nil {
 		return run.Again(span(*t.AgainAfter))
@@ -49,7 +50,7 @@ func (t Told) Apply(err error, permanent, unavailable bool) error {
 	switch {
 	case t.Permanent != nil:
 		permanent = *t.Permanent
-	case permanent: // it is the status or the exit code that says so, and not the work
+	case permanent: // only the status or exit code says so
 		err = Refusal(err)
 	}
 	if t.Unavailable != nil {
@@ -67,7 +68,7 @@ func (t Told) Apply(err error, permanent, unavailable bool) error {
 	return err
 }
 
-// Refusal marks what a status or an exit code alone says.
+// Refusal marks an error that only a status or an exit code calls permanent.
 func Refusal(err error) error {
 	if run.Code(err) == "" {
 		err = run.WithCode(settling.CodeRefused, err)
@@ -75,7 +76,7 @@ func Refusal(err error) error {
 	return settling.Technical(err)
 }
 
-// span is a number of seconds; of one below zero, or none that is a number, 0.
+// span converts seconds to a duration of a year at most. A negative number or NaN becomes 0.
 func span(seconds float64) time.Duration {
 	if !(seconds > 0) {
 		return 0
