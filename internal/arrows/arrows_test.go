@@ -3,6 +3,7 @@ package arrows
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -160,11 +161,28 @@ func TestCoreIsLight(t *testing.T) {
 	}
 }
 
+// Whoever requires the main module gets no broker, no container library and no Docker client, not even into go.sum.
+func TestMainModuleIsLight(t *testing.T) {
+	cmd := exec.Command("go", "list", "-m", "all")
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "GOWORK=off")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		for _, word := range []string{"nats-io/", "twmb/", "amqp091", "testcontainers", "moby/", "docker/"} {
+			if strings.Contains(line, word) {
+				t.Errorf("the main module requires %s", strings.TrimSpace(line))
+			}
+		}
+	}
+}
+
 // The torture links nothing of the product: what it uses from here starts servers, or is the models, which know nothing of the product either.
 func TestTortureStandsOutside(t *testing.T) {
 	equipment := []string{"torture", "internal/pgserver", "internal/pgbouncer", "internal/protocol"}
 	cmd := exec.Command("go", "list", "-deps", "./...")
-	cmd.Dir = "../../torture"
+	cmd.Dir, cmd.Env = "../../torture", append(os.Environ(), "GOWORK=off")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)

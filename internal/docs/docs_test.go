@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(dir)
 		bin = dir
-		if out, err := exec.Command("go", "build", "-o", bin+"/", module+"/cmd/...").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-o", bin+"/", module+"/cmd/worker", module+"/cmd/workflowctl", module+"/cmd/dispatcher").CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
 			return 1
 		}

@@ -1,16 +1,20 @@
 package pgtest
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/testcontainers/testcontainers-go"
-	"github.com/testcontainers/testcontainers-go/modules/postgres"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
@@ -63,33 +67,37 @@ func startLocal(ctx context.Context) (*host, error) {
 	return newHost(server.URL("postgres"), true), nil
 }
 
-// startDocker starts a container, which a companion container removes when
-// this process has ended.
-func startDocker(ctx context.Context) (*host, error) {
-	if err := dockerAnswers(ctx); err != nil {
-		return nil, err
-	}
-	container, err := postgres.Run(ctx, "postgres:17-alpine",
-		postgres.BasicWaitStrategies(),
-		testcontainers.WithCmdArgs("-c", "fsync=off", "-c", "max_connections=200"))
-	if err != nil {
-		return nil, err
-	}
-	url, err := container.ConnectionString(ctx, "sslmode=disable")
-	if err != nil {
-		return nil, err
-	}
-	return newHost(url, true), nil
-}
+// containerInput is open for as long as the container is to run: a file that nothing refers to is closed.
+var containerInput io.Closer
 
-func dockerAnswers(ctx context.Context) error {
-	const patience = 5 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	provider, err := testcontainers.ProviderDocker.GetProvider()
-	if err != nil {
-		return err
+// startDocker starts a container by the program in the directory container, which has a module of its own. The container is
+// removed when this process has ended.
+func startDocker(ctx context.Context) (*host, error) {
+	_, file, _, _ := runtime.Caller(0)
+	dir := filepath.Join(filepath.Dir(file), "container")
+	program := filepath.Join(os.TempDir(), fmt.Sprintf("pgtest-container-%d", os.Getpid()))
+	build := exec.CommandContext(ctx, "go", "build", "-o", program, ".")
+	build.Dir, build.Env = dir, append(os.Environ(), "GOWORK=off")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build %s: %w\n%s", dir, err, out)
 	}
-	defer provider.Close()
-	return provider.Health(ctx)
+	defer os.Remove(program)
+	cmd := exec.Command(program) // it ends when its input does, which is with this process
+	cmd.Stderr = &bytes.Buffer{}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		containerInput, err = cmd.StdinPipe()
+	}
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return nil, err
+	}
+	url, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		_ = cmd.Wait()
+		return nil, fmt.Errorf("%s", bytes.TrimSpace(cmd.Stderr.(*bytes.Buffer).Bytes()))
+	}
+	return newHost(strings.TrimSpace(url), true), nil
 }
