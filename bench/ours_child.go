@@ -14,8 +14,9 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/session"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -96,7 +97,7 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 	}
 	observe := counts.observer()
 	if t.Counted != "" {
-		observe.Settled = func(typ string, _ run.Verdict) {
+		observe.Settled = func(typ string, _ settling.Verdict) {
 			if typ == t.Counted {
 				c.handle(1)
 			}
@@ -152,22 +153,22 @@ func (ours) floor(ctx context.Context, t task, c *conversation) error {
 	return err
 }
 
-func newPoller(pool *pgxpool.Pool, prefixes ...string) *lease.Poller {
-	return &lease.Poller{DB: pool, Prefixes: prefixes, Worker: "bench",
-		Terms: func(string) lease.Terms { return lease.Terms{Length: worker.DefaultLease, Room: -1} }}
+func newPoller(pool *pgxpool.Pool, prefixes ...string) *leasing.Poller {
+	return &leasing.Poller{DB: pool, Prefixes: prefixes, Worker: "bench",
+		Terms: func(string) leasing.Terms { return leasing.Terms{Length: worker.DefaultLease, Room: -1} }}
 }
 
-func leaseAndSettle(ctx context.Context, p *lease.Poller, pool *pgxpool.Pool, c *conversation) error {
+func leaseAndSettle(ctx context.Context, p *leasing.Poller, pool *pgxpool.Pool, c *conversation) error {
 	for ctx.Err() == nil {
 		leases, wait, err := p.Acquire(ctx, worker.DefaultBatch, 0)
 		if err != nil {
 			return err
 		}
-		outcomes := make([]run.Outcome, len(leases))
+		outcomes := make([]settling.Outcome, len(leases))
 		for i, l := range leases {
-			outcomes[i] = run.Outcome{ID: l.ID, Token: l.Token, Verdict: run.Succeed, Result: []byte(`{}`)}
+			outcomes[i] = settling.Outcome{ID: l.ID, Token: l.Token, Verdict: settling.Succeed, Result: []byte(`{}`)}
 		}
-		if _, err := run.Settle(ctx, pool, "bench", outcomes); err != nil {
+		if _, err := settling.Settle(ctx, pool, "bench", outcomes); err != nil {
 			return err
 		}
 		c.all.Add(int64(len(leases)))

@@ -21,7 +21,7 @@ var chapters = map[string]chapter{
 	"enqueue": {"Enqueue", `Runs with the payload {"n": …}, stored by a process of its own: in bulk from 4 producers with 1,000 a call, one by
 one from 8. *Client CPU* is the producer's.`, "enqueue.svg", costTable("client")},
 	"drain": {"Drain", `The runs are there before the clock starts; it stops when none is unfinished. The floor is a bare loop of
-` + "`lease.Poller` and `run.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. The last rows
+` + "`lease.Poller` and `settling.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. The last rows
 show what the history, the wake-up and the setting of Concurrency cost; they are no configuration that is recommended.`, "drain.svg", costTable("worker")},
 	"pickup": {"Idle pick-up", `From the commit of an insert to the start of its handler, one run at a time, and what a worker costs the server
 that has nothing to do. Percentiles are over all repetitions.`, "", pickUpTable},

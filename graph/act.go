@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/lease"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
 // advance decides what a batch of settled runs means for their instances, and writes it, in the
@@ -21,14 +21,14 @@ import (
 // It has two phases. First everything is read that any decision of the batch may need (lookAhead says what). Then the core decides, run by
 // run, on what is in memory, and all changes are written together. So the number of statements does not grow with the batch,
 // and a decision sees what the ones before it have changed.
-func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []lease.Settlement) error {
+func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []leasing.Settlement) error {
 	if err := s.load(ctx, tx, e); err != nil {
 		return s.blame(err, batch)
 	}
 	w := &writer{scene: s, tx: tx, statements: tx.statements()}
 	for _, settled := range batch {
 		if err := w.decide(ctx, settled); err != nil {
-			return &lease.SettleError{Run: settled.Outcome.ID, Err: err}
+			return &leasing.SettleError{Run: settled.Outcome.ID, Err: err}
 		}
 	}
 	if err := s.start(ctx, tx, e, w.starts, w.again); err != nil {
@@ -38,13 +38,13 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 }
 
 // move moves the token of a step.
-func (s *scene) move(w *writer, settled lease.Settlement) error {
+func (s *scene) move(w *writer, settled leasing.Settlement) error {
 	t := s.tokens[settled.Step]
 	if t == nil {
 		return nil // the instance was deleted
 	}
 	i := s.owners[settled.Step]
-	succeeded := settled.Verdict == run.Succeed
+	succeeded := settled.Verdict == settling.Succeed
 	if i.passed(t) {
 		if succeeded && !t.hasItem && settled.Type == t.from.Do {
 			i.owes(t, t.from, settled.Outcome.ID) // it is done all the same
@@ -53,7 +53,7 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	}
 	f := settled.Failure
 	if f == nil {
-		f = &run.Failure{Code: "handler_error"}
+		f = &settling.Failure{Code: "handler_error"}
 	}
 	var p position
 	switch settled.Type {
@@ -81,7 +81,7 @@ func (s *scene) move(w *writer, settled lease.Settlement) error {
 	case succeeded:
 		i.done(t, settled.Outcome.ID, settled.Result)
 	default:
-		done := f.Code == run.CodeResult && f.Permanent && !f.Declared
+		done := f.Code == settling.CodeResult && f.Permanent && !f.Declared
 		if done && !t.hasItem && settled.Type == t.node.Do {
 			i.owes(t, t.node, settled.Outcome.ID) // only its result is lost
 		}
@@ -98,7 +98,7 @@ const childNotStarted = "child_not_started"
 
 // completeTask completes a person's task, and moves its token with it. If somebody else has been
 // faster, the database's objection becomes the failure of the run.
-func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settlement) error {
+func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled leasing.Settlement) error {
 	var p completeTaskPayload
 	var r taskRef
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
@@ -129,7 +129,7 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled lease.Settl
 }
 
 // cutOff fails a token whose step somebody has taken away.
-func (s *scene) cutOff(settled lease.Settlement) error {
+func (s *scene) cutOff(settled leasing.Settlement) error {
 	var c cutOff
 	if err := json.Unmarshal(settled.Payload, &c); err != nil {
 		return err
@@ -150,7 +150,7 @@ func (s *scene) cutOff(settled lease.Settlement) error {
 }
 
 // cancel cancels an instance, unless it is over.
-func (s *scene) cancel(settled lease.Settlement) error {
+func (s *scene) cancel(settled leasing.Settlement) error {
 	var p cancelPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
@@ -163,7 +163,7 @@ func (s *scene) cancel(settled lease.Settlement) error {
 }
 
 // fail fails an instance, unless it is over.
-func (s *scene) fail(ctx context.Context, tx pgx.Tx, settled lease.Settlement) error {
+func (s *scene) fail(ctx context.Context, tx pgx.Tx, settled leasing.Settlement) error {
 	var p failPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
@@ -197,7 +197,7 @@ func (s *scene) undecided(id uuid.UUID) (*instance, error) {
 	return i, nil
 }
 
-func (w *writer) retry(ctx context.Context, settled lease.Settlement) error {
+func (w *writer) retry(ctx context.Context, settled leasing.Settlement) error {
 	var p retryPayload
 	var r retried
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
@@ -226,7 +226,7 @@ func (w *writer) retry(ctx context.Context, settled lease.Settlement) error {
 }
 
 // notStarted tells the token that waits for an instance that there will be none.
-func (s *scene) notStarted(settled lease.Settlement) {
+func (s *scene) notStarted(settled leasing.Settlement) {
 	var p startPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil || p.Parent == nil {
 		return // whoever asked for it sees the run

@@ -15,8 +15,8 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
@@ -103,7 +103,7 @@ func (s *site) hesitant(n int32) (together *atomic.Bool) {
 			<-goOn
 		})
 		begin := e.Hook.Begin
-		e.Hook.Begin = func(first *pgx.Batch, batch []lease.Settlement) (hook.Act, error) {
+		e.Hook.Begin = func(first *pgx.Batch, batch []leasing.Settlement) (hook.Act, error) {
 			keys := map[string]bool{}
 			for _, settled := range batch {
 				var p struct{ Key string }

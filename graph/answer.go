@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -34,7 +35,7 @@ func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.
 	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
 		var in In
 		if err := jsonv2.Unmarshal(payload, &in, jsonv2.RejectUnknownMembers(true)); err != nil {
-			return nil, run.Permanent(run.WithCode(run.CodePayload, fmt.Errorf("payload: %s", inWords(err))))
+			return nil, run.Permanent(run.WithCode(settling.CodePayload, fmt.Errorf("payload: %s", inWords(err))))
 		}
 		out, err := fn(ctx, in)
 		_, putOff, _ := run.Delay(err)

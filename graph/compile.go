@@ -342,7 +342,7 @@ func (c *compiler) tie(n *node) {
 			start.incoming = append(start.incoming, n.inner)
 		}
 	}
-	c.handlers(n, path, to)
+	c.boundaries(n, path, to)
 	if n.Else != "" {
 		n.other = to("/else", n.Else)
 	}
@@ -387,7 +387,7 @@ func (c *compiler) there(name string) bool {
 }
 
 // handlers checks and ties what else may happen at a node.
-func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge) {
+func (c *compiler) boundaries(n *node, path string, to func(at, name string) *edge) {
 	seen := map[string]bool{}
 	for i := range n.On {
 		h, at := &n.On[i], fmt.Sprintf("/on/%d", i)
@@ -425,7 +425,7 @@ func (c *compiler) handlers(n *node, path string, to func(at, name string) *edge
 		if h.Times < 0 || h.Times > 0 && h.Every == 0 || h.Key != "" && h.Message == "" {
 			c.bad("MISPLACED", path+at, "times goes with every, and key with message", "remove what does not belong there")
 		}
-		n.handlers = append(n.handlers, handler{Handler: h, key: c.expression(path+at+"/key", h.Key, ofInstance), edge: to(at+"/to", h.To)})
+		n.boundaries = append(n.boundaries, boundary{Boundary: h, key: c.expression(path+at+"/key", h.Key, ofInstance), edge: to(at+"/to", h.To)})
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
 // The core: what an instance is, as far as it has to be known, and how one event changes it.
@@ -85,8 +85,8 @@ func (i *instance) failed(t *token, p problem) {
 	case p.declared || i.process.failure(t.node) == FailInstance:
 		i.fail(t, fmt.Sprintf("%s: %s: %s", t.node.name, p.code, p.message))
 	default:
-		if ownCodes[p.code] || p.code == run.CodeResult && !p.done {
-			p.code, p.message = run.CodeHandler, p.code+": "+p.message
+		if ownCodes[p.code] || p.code == settling.CodeResult && !p.done {
+			p.code, p.message = settling.CodeHandler, p.code+": "+p.message
 		}
 		i.stop(t, p.code, p.message)
 	}
@@ -184,9 +184,9 @@ func (i *instance) retry(t *token, code string, force bool) {
 		} else {
 			i.stop(t, mappingFailed, "its result is what it was; correct it with SELECT process_correct(…), then retry")
 		}
-	case code == run.CodeResult: // likewise
-		if failedAs(i.facts.steps[t.node.name]) == run.CodeResult {
-			i.stop(t, run.CodeResult, "its result is refused as it was; correct it with SELECT process_correct(…), then retry")
+	case code == settling.CodeResult: // likewise
+		if failedAs(i.facts.steps[t.node.name]) == settling.CodeResult {
+			i.stop(t, settling.CodeResult, "its result is refused as it was; correct it with SELECT process_correct(…), then retry")
 		} else {
 			i.goOn(t)
 		}
@@ -238,7 +238,7 @@ func (i *instance) hosts() (n int) {
 // movable reports whether something else than the tokens within may move a token on from a scope, or
 // send another one on from it.
 func (i *instance) movable(t *token) bool {
-	return t.ticks || slices.ContainsFunc(t.node.handlers, handler.endless) ||
+	return t.ticks || slices.ContainsFunc(t.node.boundaries, boundary.endless) ||
 		slices.ContainsFunc(i.changes.steps, func(s step) bool { return s.token == t })
 }
 

@@ -48,7 +48,7 @@ type Node struct {
 	Retry    *RetryPolicy      `json:"retry,omitzero"`    // of a step: how often it is tried; nil: as the policy of its type says
 	Failure  Failure           `json:"failure,omitzero"`  // of a step, call or each, that no edge takes; none: as the definition says
 	Undo     string            `json:"undo,omitzero"`     // of a step: the type of the run that undoes it
-	On       []Handler         `json:"on,omitzero"`       // what else may happen while the token is here
+	On       []Boundary        `json:"on,omitzero"`       // what else may happen while the token is here
 	Else     string            `json:"else,omitzero"`     // of choose and any: where to go if no condition is true
 	To       string            `json:"to,omitzero"`       // the next node; none: the token ends here
 }
@@ -76,9 +76,9 @@ type Way struct {
 	To string `json:"to"`
 }
 
-// A Handler leads on when something happens while a token is at a node. It has exactly one of
+// A Boundary leads on when something happens while a token is at a node. It has exactly one of
 // Error, After, Every and Message.
-type Handler struct {
+type Boundary struct {
 	Error   string   `json:"error,omitzero"`   // it has failed for good with this code; * is any
 	After   Duration `json:"after,omitzero"`   // it has been here for so long
 	Every   Duration `json:"every,omitzero"`   // time and again; implies Keep

@@ -238,7 +238,7 @@ func anyNode(t *rapid.T, depth int) *graph.Node {
 		n.Scope = &graph.Scope{Start: anyText(t), Nodes: anyNodes(t, depth-1)}
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "handlers") {
-		n.On = append(n.On, graph.Handler{
+		n.On = append(n.On, graph.Boundary{
 			Error: anyText(t), After: anyDuration(t), Every: anyDuration(t), Times: anyNumber(t),
 			Message: anyText(t), Key: anyText(t), Keep: anyBool(t), To: anyText(t),
 		})

@@ -32,7 +32,7 @@
 // The files are in four groups, from below. Each refers to those above it in this list, and to none that follow; a test of
 // internal/arrows keeps that.
 //
-//   - definitions: definition, builder, place, duration; kind is the table of node kinds; compile, check, shape, flow and
+//   - definitions: definition, duration; kind is the table of node kinds; compile, check, shape, flow and
 //     expression check; process is what is walked
 //   - the core: instance is what is known of one, and what changes; core has the events; token, move, join, each, waiting,
 //     saga, end and fact say how tokens move; legacy starts again what has failed

@@ -14,7 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -42,19 +44,19 @@ func TestRefusedResultIsDone(t *testing.T) {
 	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.big.v1", func(ctx context.Context, _ map[string]any) (string, error) {
 		s.called(ctx, "big")
-		return strings.Repeat("x", run.MaxResult+1), nil
+		return strings.Repeat("x", jsondoc.MaxResult+1), nil
 	})
 	s.worker = s.hire()
 	p := s.deploy("A", `"A": {"do": "test.big.v1", "in": {"name": "'A'"}, "undo": "test.undo.v1", "to": "B"},`+step("B", "", `"n": "steps.A.n"`))
 	mended := s.start(p, `{}`)
-	s.retry(s.stopped(mended, run.CodeResult, 1), "")
-	s.stopped(mended, run.CodeResult, 1)
+	s.retry(s.stopped(mended, settling.CodeResult, 1), "")
+	s.stopped(mended, settling.CodeResult, 1)
 	s.correct(mended, "A", `{"n": 7}`)
-	s.retry(s.stopped(mended, run.CodeResult, 1), "")
+	s.retry(s.stopped(mended, settling.CodeResult, 1), "")
 	s.status(mended, graph.Completed)
 	s.want(map[string]int{"big": 1, "B": 1, "undo A": 0})
 	failed := s.start(p, `{}`)
-	s.stopped(failed, run.CodeResult, 1)
+	s.stopped(failed, settling.CodeResult, 1)
 	s.done(s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, failed)))
 	s.status(failed, graph.Failed)
 	if n := s.count("undo A"); n != 1 {
@@ -66,7 +68,9 @@ func TestRefusedResultIsDone(t *testing.T) {
 // What was given and returned may be more than a run can be given: the undo step then finds it by the run.
 func TestUndoOfLargeResult(t *testing.T) {
 	s := newEmptySite(t)
-	worker.Handle(s.mux, "test.large.v1", func(context.Context, map[string]any) (string, error) { return strings.Repeat("x", run.MaxPayload), nil })
+	worker.Handle(s.mux, "test.large.v1", func(context.Context, map[string]any) (string, error) {
+		return strings.Repeat("x", jsondoc.MaxPayload), nil
+	})
 	var told atomic.Pointer[map[string]json.RawMessage]
 	worker.Handle(s.mux, "test.unlarge.v1", func(_ context.Context, in map[string]json.RawMessage) (struct{}, error) {
 		told.Store(&in)

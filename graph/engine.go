@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -44,7 +44,7 @@ func (e *Engine) Parts() hook.Engine {
 
 // concerns reports whether the engine has to know how a run is settled: it is a step of a process,
 // or of the engine's own types.
-func (e *Engine) concerns(l *lease.Lease) bool {
+func (e *Engine) concerns(l *leasing.Lease) bool {
 	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, Prefix)
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -54,7 +55,7 @@ func TestFailureOpensIncident(t *testing.T) {
 		"a panic":      {func(context.Context) error { panic("a bug") }, "panic"},
 		"a time limit": {func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, "time_limit"},
 		"a status": {func(context.Context) error {
-			return run.Permanent(run.Technical(run.WithCode("unauthorized", errors.New("status 401"))))
+			return run.Permanent(settling.Technical(run.WithCode("unauthorized", errors.New("status 401"))))
 		}, "unauthorized"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +82,7 @@ func TestFailureOpensIncident(t *testing.T) {
 
 // A handler's error may have the code of an incident of the engine's: it is told of as handler_error, and a retry does the step anew, as of any other.
 func TestCodesOfIncidents(t *testing.T) {
-	for _, code := range []string{"output_failed", "mapping_failed", "list_broken", "compensation_failed", "not_settled", "not_leased", "not_reached", run.CodeResult} {
+	for _, code := range []string{"output_failed", "mapping_failed", "list_broken", "compensation_failed", "not_settled", "not_leased", "not_reached", settling.CodeResult} {
 		s, mend := broken(t, func(context.Context) error { return run.WithCode(code, errors.New("a bug")) })
 		id := s.start(s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", "")), `{}`)
 		incident := s.stopped(id, "handler_error", 1)
@@ -98,7 +99,7 @@ func TestCodesOfIncidents(t *testing.T) {
 
 // What a handler declares fails the instance, whatever its code.
 func TestDeclaredCodes(t *testing.T) {
-	for _, code := range []string{run.CodeRefused, run.CodeTooLate, run.CodeExpired, run.CodePayload, run.CodeResult, "output_failed"} {
+	for _, code := range []string{settling.CodeRefused, settling.CodeTooLate, settling.CodeExpired, settling.CodePayload, settling.CodeResult, "output_failed"} {
 		s, _ := broken(t, func(context.Context) error { return run.Permanent(run.WithCode(code, errors.New("declined"))) })
 		id := s.start(s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", "")), `{}`)
 		s.status(id, graph.Failed)
@@ -112,7 +113,7 @@ func TestDeclaredCodes(t *testing.T) {
 func TestUnknownTypeOpensIncident(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("A", `"A": {"do": "test.unknown.v1", "to": "Z"},`+step("Z", "")), `{}`)
-	s.stopped(id, run.CodeNoHandler, 1)
+	s.stopped(id, settling.CodeNoHandler, 1)
 	s.healthy()
 }
 

@@ -55,7 +55,7 @@ func (p *Process) endable() map[*node]bool {
 				all[s] = true
 			}
 			all[nil] = true
-		case n.kind == scope && slices.ContainsFunc(n.handlers, func(h handler) bool { return !h.stays() }):
+		case n.kind == scope && slices.ContainsFunc(n.boundaries, func(h boundary) bool { return !h.stays() }):
 			all[n] = true
 		}
 	}
@@ -73,7 +73,7 @@ func (p *Process) endable() map[*node]bool {
 }
 
 // stays reports whether the token stays where it is when the handler's edge is taken.
-func (h handler) stays() bool { return h.Keep || h.Every > 0 }
+func (h boundary) stays() bool { return h.Keep || h.Every > 0 }
 
 // A flow is where tokens go from each node; those that handlers send on beside them are left out.
 type flow struct {
@@ -86,7 +86,7 @@ func (p *Process) flow() *flow {
 	f := &flow{nodes: p.list, leaving: make([][]*edge, len(p.list)), before: make([][]*node, len(p.list))}
 	for _, n := range p.list {
 		for _, e := range n.outgoing {
-			aside := slices.ContainsFunc(n.handlers, func(h handler) bool { return h.edge == e && h.stays() })
+			aside := slices.ContainsFunc(n.boundaries, func(h boundary) bool { return h.edge == e && h.stays() })
 			if e == n.inner || n.kind == race && slices.Contains(n.options, e) || aside {
 				continue
 			}

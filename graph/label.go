@@ -112,7 +112,7 @@ func escape(text string) string {
 }
 
 // label is what the edge says.
-func (h Handler) label() string {
+func (h Boundary) label() string {
 	var text string
 	switch {
 	case h.Error == "*":

@@ -14,10 +14,10 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/internal/session"
-	"github.com/simple-workflow/simple-workflow/lease"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
 // prepared is a pool of connections as a worker has them.
@@ -105,7 +105,7 @@ func TestPlansOfLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := &pgx.Batch{}
-	if _, err := graph.New(pool).Parts().Hook.Begin(first, []lease.Settlement{{Lease: lease.Lease{Step: uuid.New()}, Outcome: run.Outcome{Verdict: run.Succeed}}}); err != nil {
+	if _, err := graph.New(pool).Parts().Hook.Begin(first, []leasing.Settlement{{Lease: leasing.Lease{Step: uuid.New()}, Outcome: settling.Outcome{Verdict: settling.Succeed}}}); err != nil {
 		t.Fatal(err)
 	}
 	queued := len(first.QueuedQueries)
@@ -170,7 +170,7 @@ func TestPlansOfOthers(t *testing.T) {
 	s := newEmptySite(t)
 	var mu sync.Mutex
 	modes := map[string]int{}
-	look := func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
+	look := func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement) error {
 		var mode string
 		if err := tx.QueryRow(ctx, `SELECT current_setting('plan_cache_mode') || current_setting('enable_seqscan')`).Scan(&mode); err != nil {
 			return err
@@ -182,9 +182,9 @@ func TestPlansOfOthers(t *testing.T) {
 	}
 	s.engine = altered{s.engine, func(e *hook.Engine) {
 		begin := e.Hook.Begin
-		e.Hook.Begin = func(first *pgx.Batch, batch []lease.Settlement) (hook.Act, error) {
+		e.Hook.Begin = func(first *pgx.Batch, batch []leasing.Settlement) (hook.Act, error) {
 			act, err := begin(first, batch)
-			return func(ctx context.Context, tx pgx.Tx, settled []lease.Settlement) error {
+			return func(ctx context.Context, tx pgx.Tx, settled []leasing.Settlement) error {
 				if act != nil {
 					if err := act(ctx, tx, settled); err != nil {
 						return err

@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 // A scene is all that the decisions about a batch need to know.
@@ -299,7 +299,7 @@ type misplaced struct {
 func (e *misplaced) Unwrap() error { return e.error }
 
 // blame names a run of the instance that an error is about, so that the others are settled without it.
-func (s *scene) blame(err error, batch []lease.Settlement) error {
+func (s *scene) blame(err error, batch []leasing.Settlement) error {
 	var m *misplaced
 	if !errors.As(err, &m) {
 		return err
@@ -308,7 +308,7 @@ func (s *scene) blame(err error, batch []lease.Settlement) error {
 		var of subjects
 		_ = of.add(settled)
 		if slices.Contains(of.instances, m.instance) || slices.Contains(of.created, m.instance) || slices.ContainsFunc(s.untied, func(u untied) bool { return u.owner == m.instance && slices.Contains(of.tokens, u.id) }) {
-			return &lease.SettleError{Run: settled.Outcome.ID, Err: err}
+			return &leasing.SettleError{Run: settled.Outcome.ID, Err: err}
 		}
 	}
 	return err

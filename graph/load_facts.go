@@ -5,8 +5,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
 // askFacts asks for the latest results of the nodes that expressions on the way may read. Of a node's
@@ -72,7 +71,7 @@ func (s *scene) takeRuns(rows pgx.Rows) error {
 	_, err := pgx.ForEachRow(rows, []any{&owner, &node, &status, &result, &problem}, func() error {
 		i := s.instances[owner]
 		if status == "failed" {
-			var f run.Failure
+			var f settling.Failure
 			if problem != nil {
 				if err := json.Unmarshal(problem, &f); err != nil {
 					return err

@@ -13,7 +13,7 @@ func (s *scene) askTimers(asked *statements) {
 	var ids []uuid.UUID
 	for _, i := range s.instances {
 		for _, t := range i.loaded {
-			if t.node.kind == scope && slices.ContainsFunc(t.node.handlers, func(h handler) bool { return h.Error == "" && !h.endless() }) {
+			if t.node.kind == scope && slices.ContainsFunc(t.node.boundaries, func(h boundary) bool { return h.Error == "" && !h.endless() }) {
 				scopes[t.id], ids = t, append(ids, t.id)
 			}
 		}

@@ -7,13 +7,13 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 // begin locks the instances that a batch moves, in order of id: whoever advances an instance
 // holds its row. That comes first in a settle transaction, before any run is touched. With it is read
 // what is needed of every instance and token; begin returns what advances them.
-func (e *Engine) begin(first *pgx.Batch, batch []lease.Settlement) (func(context.Context, pgx.Tx, []lease.Settlement) error, error) {
+func (e *Engine) begin(first *pgx.Batch, batch []leasing.Settlement) (func(context.Context, pgx.Tx, []leasing.Settlement) error, error) {
 	of := subjects{tokens: []uuid.UUID{}, instances: []uuid.UUID{}} // not null, in which nothing is found
 	var err error
 	for _, settled := range batch {
@@ -26,7 +26,7 @@ func (e *Engine) begin(first *pgx.Batch, batch []lease.Settlement) (func(context
 	if len(of.tokens)+len(of.instances)+len(of.created) > 0 {
 		s.lock(first, of.tokens, of.instances, of.created)
 	}
-	return func(ctx context.Context, tx pgx.Tx, settled []lease.Settlement) error {
+	return func(ctx context.Context, tx pgx.Tx, settled []leasing.Settlement) error {
 		t, err := in(ctx, tx)
 		if err != nil {
 			return err

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 // A message and those who wait for one of its name and key meet in a slot. Whoever brings either
@@ -30,7 +30,7 @@ type arrived struct {
 
 const defaultTTL = 24 * time.Hour
 
-func (w *writer) message(settled lease.Settlement) error {
+func (w *writer) message(settled leasing.Settlement) error {
 	var p messagePayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
 		return err
@@ -48,7 +48,7 @@ func (w *writer) message(settled lease.Settlement) error {
 }
 
 // sent has the message go out that a step was to send. A signal has gone out already, from its handler.
-func (w *writer) sent(step lease.Settlement) error {
+func (w *writer) sent(step leasing.Settlement) error {
 	switch step.Type {
 	case messageType:
 		return w.message(step)
@@ -58,7 +58,7 @@ func (w *writer) sent(step lease.Settlement) error {
 	return nil
 }
 
-func (w *writer) match(settled lease.Settlement) error {
+func (w *writer) match(settled leasing.Settlement) error {
 	var s slot
 	err := json.Unmarshal(settled.Payload, &s)
 	w.slots = append(w.slots, s)

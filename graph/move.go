@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
 // maxMoves is how many nodes the tokens of an instance may enter in one decision: by one event.
@@ -121,11 +121,11 @@ func (i *instance) startStep(t *token) {
 // fits returns a payload if a run can be given it.
 func (i *instance) fits(t *token, payload json.RawMessage) json.RawMessage {
 	// Postgres counts the document with a blank after each colon and comma.
-	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > run.MaxPayload {
-		i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, run.MaxPayload))
+	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > jsondoc.MaxPayload {
+		i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, jsondoc.MaxPayload))
 		return nil
 	}
-	if err := run.CheckPayload(payload); err != nil {
+	if err := jsondoc.CheckPayload(payload); err != nil {
 		i.stop(t, "expression_failed", err.Error())
 		return nil
 	}

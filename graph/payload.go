@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -42,7 +43,7 @@ func (p startPayload) check() error {
 		return errors.New("id, key: give one of them; with a key the id is made of it, so that there is one instance of it")
 	}
 	if len(p.Input) > 0 {
-		if err := run.CheckPayload(p.Input); err != nil {
+		if err := jsondoc.CheckPayload(p.Input); err != nil {
 			return fmt.Errorf("input: %w", err)
 		}
 	}

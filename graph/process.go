@@ -26,20 +26,20 @@ type Process struct {
 // A node is a Node with its edges tied to nodes and its expressions compiled.
 type node struct {
 	*Node
-	name     string
-	index    int // among the nodes, in order of their names
-	kind     kind
-	verb     *verb // what there is to know of its kind
-	ways     []way // of choose and any
-	branches []*edge
-	handlers []handler
-	options  []*edge // of race
-	inner    *edge   // of scope: to its start
-	parent   *node   // the scope it lies in; nil: none
-	other    *edge   // else
-	next     *edge   // to
-	incoming []*edge
-	outgoing []*edge // all that lead on, whatever makes a token take them
+	name       string
+	index      int // among the nodes, in order of their names
+	kind       kind
+	verb       *verb // what there is to know of its kind
+	ways       []way // of choose and any
+	branches   []*edge
+	boundaries []boundary
+	options    []*edge // of race
+	inner      *edge   // of scope: to its start
+	parent     *node   // the scope it lies in; nil: none
+	other      *edge   // else
+	next       *edge   // to
+	incoming   []*edge
+	outgoing   []*edge // all that lead on, whatever makes a token take them
 
 	in, out  []mapping
 	until    *expression
@@ -58,14 +58,14 @@ type way struct {
 	edge      *edge
 }
 
-type handler struct {
-	*Handler
+type boundary struct {
+	*Boundary
 	key  *expression
 	edge *edge
 }
 
 // endless reports whether it may happen for as long as a token is there.
-func (h handler) endless() bool {
+func (h boundary) endless() bool {
 	return h.Message != "" || h.After > 0 && !h.Keep || h.Every > 0 && h.Times == 0
 }
 
@@ -103,7 +103,7 @@ func (n *node) pure() bool { return n.verb.pure && (n.kind != throw || !n.Throw.
 // attached reports whether anything but a run of its own must go when a token leaves: a wait, a
 // task, a child, a timer, tokens within.
 func (n *node) attached() bool {
-	return n.verb.holds || slices.ContainsFunc(n.handlers, func(h handler) bool { return h.Error == "" })
+	return n.verb.holds || slices.ContainsFunc(n.boundaries, func(h boundary) bool { return h.Error == "" })
 }
 
 // hosts reports whether a token here stands for others within.
@@ -124,7 +124,7 @@ func (n *node) edges() (all []*edge) {
 	if n.inner != nil {
 		all = append(all, n.inner)
 	}
-	for _, h := range n.handlers {
+	for _, h := range n.boundaries {
 		all = append(all, h.edge)
 	}
 	for _, e := range []*edge{n.other, n.next} {
@@ -216,7 +216,7 @@ func (w *walk) evaluates(n *node) {
 		w.read(m.value)
 	}
 	w.read(n.until, n.key, n.assignee, n.list)
-	for _, h := range n.handlers {
+	for _, h := range n.boundaries {
 		w.read(h.key)
 	}
 }
@@ -234,7 +234,7 @@ func (w *walk) read(all ...*expression) {
 }
 
 func (n *node) errorEdge(code string) *edge {
-	for _, h := range n.handlers {
+	for _, h := range n.boundaries {
 		if h.Error == code || h.Error == "*" {
 			return h.edge
 		}

@@ -196,7 +196,7 @@ func (p *planner) failing(code string, then *block) block {
 	name, n := p.name("fails"), p.stepNode(map[string]string{"fail": "'" + code + "'"})
 	return block{func(in map[string]*graph.Node, to string) string {
 		if then != nil {
-			n.On = []graph.Handler{{Error: []string{code, "*"}[p.IntN(2)], To: then.build(in, to)}}
+			n.On = []graph.Boundary{{Error: []string{code, "*"}[p.IntN(2)], To: then.build(in, to)}}
 		}
 		n.To, in[name] = to, n
 		return name
@@ -385,7 +385,7 @@ func (p *planner) host(depth int, n *graph.Node) block {
 func (p *planner) handlers(depth int, name string, n *graph.Node) (all []block, counts func(span) span) {
 	counts = func(s span) span { return s }
 	for k := range p.IntN(3) {
-		h, then := graph.Handler{}, p.once(max(depth-1, 0))
+		h, then := graph.Boundary{}, p.once(max(depth-1, 0))
 		switch p.IntN(5) {
 		case 0, 1:
 			h.After = ms(1 + 2*p.IntN(40) + k) // two that leave at the same time are refused
@@ -453,7 +453,7 @@ func (p *planner) scope(depth int) block {
 		n.Scope.Start = inner.build(n.Scope.Nodes, "")
 		in[name], n.To = n, to
 		if fails {
-			n.On = append(n.On, graph.Handler{Error: "bad", To: then.build(in, to)})
+			n.On = append(n.On, graph.Boundary{Error: "bad", To: then.build(in, to)})
 		}
 		for _, h := range handlers {
 			h.build(in, to)
@@ -491,11 +491,11 @@ func (p *planner) call(depth int) block {
 	}
 	then := p.block(depth)
 	return block{func(in map[string]*graph.Node, to string) string {
-		n.On = append(n.On, graph.Handler{Error: "child_failed", To: then.build(in, to)})
+		n.On = append(n.On, graph.Boundary{Error: "child_failed", To: then.build(in, to)})
 		return host.build(in, to)
 	}, func(s span) {
 		host.walk(s)
-		if slices.ContainsFunc(n.On, func(h graph.Handler) bool { return h.Error == "" && !h.Keep && h.Every == 0 }) {
+		if slices.ContainsFunc(n.On, func(h graph.Boundary) bool { return h.Error == "" && !h.Keep && h.Every == 0 }) {
 			s = s.maybe()
 		}
 		then.walk(s)
@@ -527,7 +527,7 @@ func (p *planner) each(depth int) block {
 	}
 	return block{func(in map[string]*graph.Node, to string) string {
 		if fails {
-			n.On = []graph.Handler{{Error: "bad", To: then.build(in, to)}}
+			n.On = []graph.Boundary{{Error: "bad", To: then.build(in, to)}}
 		}
 		in[name], n.To = n, to
 		return name

@@ -12,7 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -55,7 +55,7 @@ func restarted(s Started) error {
 }
 
 // reborn reads what an instance is to be that takes the place of a failed one.
-func (s *scene) reborn(ctx context.Context, tx *transaction, settled lease.Settlement) (b birth, err error) {
+func (s *scene) reborn(ctx context.Context, tx *transaction, settled leasing.Settlement) (b birth, err error) {
 	var p restartPayload
 	b.run = settled.Outcome.ID
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &b.started)); err != nil {

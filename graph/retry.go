@@ -10,13 +10,14 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // backoff returns the pauses between the attempts of a step: those of its node, and what that leaves out as own has it. Of
 // runs that are no step, or undo one, it is own.
-func (e *Engine) backoff(ctx context.Context, l *lease.Lease, own run.Backoff) (run.Backoff, error) {
+func (e *Engine) backoff(ctx context.Context, l *leasing.Lease, own run.Backoff) (run.Backoff, error) {
 	if l.Step == uuid.Nil || strings.HasPrefix(l.Type, Prefix) {
 		return own, nil
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
 // dies has the site's worker be killed, and another one hired, when a step is called for the
@@ -77,7 +77,7 @@ func TestBranchDoneAgain(t *testing.T) {
 func TestZombieArrival(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "U"]}, "U": {"human": {}, "to": "J"}, "J": {"join": "all", "to": "C"},`+step("A", "J")+","+step("C", ""))
-	var stale run.Outcome
+	var stale settling.Outcome
 	s.happens = func(name string, call int) {
 		if name == "A" && call == 1 {
 			_ = s.pool.QueryRow(context.Background(), `SELECT id, lease_token FROM workflow_run WHERE node = 'A'`).Scan(&stale.ID, &stale.Token)
@@ -87,8 +87,8 @@ func TestZombieArrival(t *testing.T) {
 	}
 	id := s.start(p, `{}`)
 	s.at("J", 1)
-	stale.Verdict, stale.Result = run.Succeed, []byte(`{}`)
-	lost, err := run.Settle(t.Context(), s.pool, "zombie", []run.Outcome{stale})
+	stale.Verdict, stale.Result = settling.Succeed, []byte(`{}`)
+	lost, err := settling.Settle(t.Context(), s.pool, "zombie", []settling.Outcome{stale})
 	if err != nil || len(lost) != 1 || stale.Token == uuid.Nil {
 		t.Errorf("the zombie's report: %d refused, %v", len(lost), err)
 	}

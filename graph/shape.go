@@ -154,7 +154,7 @@ func (n *node) exclusive() (edges, others []*edge) {
 			edges = append(edges, n.next)
 		}
 	}
-	for _, h := range n.handlers {
+	for _, h := range n.boundaries {
 		if h.Keep || h.Every > 0 {
 			others = append(others, h.edge)
 		} else {

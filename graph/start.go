@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -26,7 +26,7 @@ type birth struct {
 
 // start inserts the instances of a batch and places their first tokens. One that is there already
 // is left as it is, unless it was inserted to be started; a start that asks for another one in its place is refused.
-func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, restarts []lease.Settlement) error {
+func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, restarts []leasing.Settlement) error {
 	births, err := s.allBirths(ctx, tx, batch, restarts)
 	if err != nil || len(births) == 0 {
 		return err
@@ -53,7 +53,7 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 				return err
 			}
 		case b.from != nil:
-			return &lease.SettleError{Run: b.run, Err: restarted(b.started)}
+			return &leasing.SettleError{Run: b.run, Err: restarted(b.started)}
 		default:
 			again = append(again, b)
 		}
@@ -73,7 +73,7 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 
 // allBirths reads what is to be started, and started again, in order of the instances' ids: two batches that start the same ones
 // do not wait for each other in a circle.
-func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts []lease.Settlement) ([]birth, error) {
+func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts []leasing.Settlement) ([]birth, error) {
 	births, err := s.births(batch)
 	if err != nil {
 		return nil, err
@@ -81,14 +81,14 @@ func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts 
 	for _, settled := range restarts {
 		b, err := s.reborn(ctx, tx, settled)
 		if err != nil {
-			return nil, &lease.SettleError{Run: settled.Outcome.ID, Err: err}
+			return nil, &leasing.SettleError{Run: settled.Outcome.ID, Err: err}
 		}
 		births = append(births, b)
 	}
 	slices.SortStableFunc(births, func(a, b birth) int { return compareIDs(a.started.Instance, b.started.Instance) })
 	for _, b := range births {
 		if last := b.started.After; last != uuid.Nil && s.instances[last] == nil { // another start may take the key for free
-			return nil, &lease.SettleError{Run: b.run, Err: run.Permanent(run.WithCode("conflict",
+			return nil, &leasing.SettleError{Run: b.run, Err: run.Permanent(run.WithCode("conflict",
 				fmt.Errorf("key: instance %s, which had it, has just been removed by retention; start it once more", last)))}
 		}
 	}
@@ -116,7 +116,7 @@ func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
 		return err
 	}
 	if err := i.inherit(); err != nil {
-		return &lease.SettleError{Run: b.run, Err: err}
+		return &leasing.SettleError{Run: b.run, Err: err}
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func refuse(ctx context.Context, tx *transaction, again []birth) error {
 		return fmt.Errorf("look at %d process instances that are there already: %w", len(again), err)
 	}
 	if why != nil {
-		return &lease.SettleError{Run: differ[0], Others: differ[1:], Err: why}
+		return &leasing.SettleError{Run: differ[0], Others: differ[1:], Err: why}
 	}
 	return nil
 }
@@ -198,7 +198,7 @@ func (b birth) meet(rows pgx.Rows) (first Started, over bool, conflict, err erro
 }
 
 // births reads what is to be started.
-func (s *scene) births(batch []lease.Settlement) (all []birth, err error) {
+func (s *scene) births(batch []leasing.Settlement) (all []birth, err error) {
 	for _, settled := range batch {
 		b := birth{run: settled.Outcome.ID, metadata: settled.Metadata}
 		if err := errors.Join(json.Unmarshal(settled.Payload, &b.asked), json.Unmarshal(settled.Result, &b.started)); err != nil {

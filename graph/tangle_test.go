@@ -79,7 +79,7 @@ func part(r *rand.Rand, in map[string]*graph.Node, names *int, scopes int) strin
 				n.Undo = "t.u"
 			}
 			if r.IntN(4) == 0 {
-				n.On = []graph.Handler{{Error: "bad", To: forward(k)}}
+				n.On = []graph.Boundary{{Error: "bad", To: forward(k)}}
 			}
 		case p < 9:
 			n.Fork = []string{forward(k), forward(k)}
@@ -102,17 +102,17 @@ func part(r *rand.Rand, in map[string]*graph.Node, names *int, scopes int) strin
 			n.Scope, n.To = &graph.Scope{Nodes: map[string]*graph.Node{}}, forward(k)
 			n.Scope.Start = part(r, n.Scope.Nodes, names, scopes-1)
 			if r.IntN(2) == 0 {
-				n.On = []graph.Handler{{Error: "bad", To: forward(k)}}
+				n.On = []graph.Boundary{{Error: "bad", To: forward(k)}}
 			}
 			if r.IntN(4) == 0 {
-				n.On = append(n.On, graph.Handler{After: ms(50), Keep: r.IntN(2) == 0, To: forward(k)})
+				n.On = append(n.On, graph.Boundary{After: ms(50), Keep: r.IntN(2) == 0, To: forward(k)})
 			}
 		case p < 18:
 			n.Human, n.To = &graph.Human{}, forward(k)
-			n.On = []graph.Handler{{After: ms(50), Keep: true, To: forward(k)}}
+			n.On = []graph.Boundary{{After: ms(50), Keep: true, To: forward(k)}}
 		case p < 19:
 			n.Each, n.To = &graph.Each{List: "[1, 2, 3]", Do: "t.e", Limit: r.IntN(3)}, forward(k)
-			n.On = []graph.Handler{{Error: "bad", To: forward(k)}}
+			n.On = []graph.Boundary{{Error: "bad", To: forward(k)}}
 		default:
 			switch r.IntN(3) {
 			case 0:

@@ -55,7 +55,7 @@ type child struct {
 
 // attach adds what else may happen at the token's node. It reports whether that could be told.
 func (i *instance) attach(t *token) bool {
-	for k, h := range t.node.handlers {
+	for k, h := range t.node.boundaries {
 		if !i.arm(t, k, h, nil) {
 			return false
 		}
@@ -64,7 +64,7 @@ func (i *instance) attach(t *token) bool {
 }
 
 // arm arms one handler; again follows a tick that was fired.
-func (i *instance) arm(t *token, k int, h handler, again *tick) bool {
+func (i *instance) arm(t *token, k int, h boundary, again *tick) bool {
 	switch {
 	case h.After > 0:
 		i.timer(t, handlerPlace(k), t.node.name, due{after: time.Duration(h.After)})
@@ -260,7 +260,7 @@ func (i *instance) drained(g *group) {
 func (i *instance) happens(t *token, p position, run runRef, result json.RawMessage) {
 	i.changes.touched = true
 	switch k, ok := numbered(p.At, "on"); {
-	case ok && k < len(t.node.handlers):
+	case ok && k < len(t.node.boundaries):
 		i.boundary(t, k, &tick{number: p.Tick, after: run})
 	default:
 		if k, ok := numbered(p.At, "race"); ok && k < len(t.node.options) {
@@ -278,7 +278,7 @@ func (i *instance) happens(t *token, p position, run runRef, result json.RawMess
 
 // boundary takes the edge of a handler: with the token itself, or, if that stays, with another.
 func (i *instance) boundary(t *token, k int, fired *tick) {
-	h := t.node.handlers[k]
+	h := t.node.boundaries[k]
 	i.event(t, "handler.taken", map[string]any{"edge": h.edge.id})
 	if h.stays() {
 		if h.Every == 0 && h.Message == "" || h.Times > 0 && fired.number >= h.Times {
@@ -350,12 +350,12 @@ func (t *token) expects(typ string, p position) bool {
 	if typ != timerType && typ != arriveType {
 		return true
 	}
-	n, h := t.node, (*Handler)(nil)
+	n, h := t.node, (*Boundary)(nil)
 	if k, ok := numbered(p.At, "on"); ok {
-		if k >= len(n.handlers) {
+		if k >= len(n.boundaries) {
 			return false
 		}
-		h = n.handlers[k].Handler
+		h = n.boundaries[k].Boundary
 	} else if k, ok := numbered(p.At, "race"); ok {
 		if n.kind != race || k >= len(n.options) {
 			return false

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
@@ -18,8 +18,8 @@ type writer struct {
 	scene *scene
 	tx    *transaction
 
-	starts []lease.Settlement // runs that start instances
-	again  []lease.Settlement // runs that start failed ones again
+	starts []leasing.Settlement // runs that start instances
+	again  []leasing.Settlement // runs that start failed ones again
 
 	*statements
 	resolved []uuid.UUID // incidents

@@ -5,8 +5,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
 func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
@@ -91,7 +90,7 @@ func (w *writer) undos(all []*instance) {
 		JOIN workflow_run r ON r.id = c.run_id
 		JOIN process_instance i ON i.id = c.instance_id
 		CROSS JOIN LATERAL (SELECT jsonb_build_object('input', r.payload, 'output', r.result, 'run', r.id, 'certain', c.certain) AS payload) AS p`,
-		tokens, records, run.MaxPayload)
+		tokens, records, jsondoc.MaxPayload)
 }
 
 func (w *writer) tasks(all []*instance) {

@@ -1,3 +1,7 @@
+// Package lease holds the policies under which runs are leased again after a failure: how often, how soon and for how long.
+// A policy is a row of workflow_policy. Operators and programs change it while workers run.
+//
+// The statements that lease, extend and reclaim runs are in internal/leasing: a worker calls them, nobody else has to.
 package lease
 
 import (
@@ -8,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/pattern"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -32,17 +37,17 @@ const (
 	BreakerOff Breaker = "off"
 )
 
-// ShippedAttempts is what counts where no policy says how often a run is tried.
-const ShippedAttempts = 25
+// shippedAttempts is what counts where no policy says how often a run is tried.
+const shippedAttempts = 25
 
 // Policies are all policies there are.
 type Policies []Policy
 
 // Of returns the policy of a type. Each field comes from the longest pattern that sets it. Attempts is never 0: if no policy
-// sets it, it is ShippedAttempts. workflow_policy_of has the same rule.
+// sets it, it is 25. workflow_policy_of has the same rule.
 func (p Policies) Of(typ string) Policy {
 	if len(p) == 0 {
-		return Policy{Attempts: ShippedAttempts}
+		return Policy{Attempts: shippedAttempts}
 	}
 	return p.of(typ)
 }
@@ -52,7 +57,7 @@ func (p Policies) of(typ string) Policy {
 	var of Policy
 	var from struct{ attempts, base, limit, curve, deadline, breaker int } // lengths of the patterns that have said it
 	for _, one := range p {
-		if one.Pattern != "*" && !covers(one.Pattern, typ) {
+		if one.Pattern != "*" && !pattern.Covers(one.Pattern, typ) {
 			continue
 		}
 		if strings.HasPrefix(typ, "graph.") { // the engine's own runs wait for as long as a process says
@@ -66,7 +71,7 @@ func (p Policies) of(typ string) Policy {
 		longer(&of.Deadline, one.Deadline, &from.deadline, length)
 		longer(&of.Breaker, one.Breaker, &from.breaker, length)
 	}
-	of.Attempts = cmp.Or(of.Attempts, ShippedAttempts)
+	of.Attempts = cmp.Or(of.Attempts, shippedAttempts)
 	return of
 }
 
@@ -76,12 +81,6 @@ func longer[T comparable](field *T, said T, from *int, length int) {
 	if said != nothing && length > *from {
 		*field, *from = said, length
 	}
-}
-
-// Most returns how many attempts a run gets that follows its policy. It is never less than the attempts charged so far, the
-// present one included.
-func (p Policy) Most(attempt int) int {
-	return max(p.Attempts, attempt)
 }
 
 // Backoff returns the policy's pauses. Fields that the policy leaves out are as shipped. A policy that sets none of them
@@ -97,43 +96,51 @@ func (p Policy) Backoff(own run.Backoff) run.Backoff {
 	return b
 }
 
-// Tend makes runs that are set aside eligible again when their time has come: each after ten minutes, and after ten seconds one
-// of all that were refused for the same reason. It returns the current policies, even if that failed. Call it every second.
-func Tend(ctx context.Context, db run.DB) (Policies, error) {
-	p, err := policies(ctx, db, `WITH again AS MATERIALIZED (SELECT workflow_try_again_v1()) SELECT p.* FROM again LEFT JOIN workflow_policies_v1() AS p ON true`)
-	if err == nil {
-		return p, nil
-	}
-	err = fmt.Errorf("have what is set aside tried again: %w", err)
-	alone, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // that may have taken all the time there was
-	defer done()
-	p, _ = ReadPolicies(alone, db)
-	return p, err
-}
-
-// ReadPolicies returns the policies: never nil, if there is no error.
-func ReadPolicies(ctx context.Context, db run.DB) (Policies, error) {
-	p, err := policies(ctx, db, `SELECT * FROM workflow_policies_v1()`)
-	if err != nil {
-		return nil, fmt.Errorf("read the policies: %w", err)
-	}
-	return p, nil
-}
-
-func policies(ctx context.Context, db run.DB, query string) (Policies, error) {
+// Read returns all policies. They are never nil if the error is.
+func Read(ctx context.Context, db run.DB) (Policies, error) {
 	all := Policies{}
-	var pattern, curve *string
+	var pattern string
+	var curve *string
 	var attempts *int
 	var base, limit, deadline *float64
 	var breaker *bool
-	rows, _ := db.Query(ctx, query)
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_policies_v1()`)
 	_, err := pgx.ForEachRow(rows, []any{&pattern, &attempts, &base, &limit, &curve, &deadline, &breaker}, func() error {
-		if pattern != nil { // there is one
-			all = append(all, Policy{Pattern: *pattern, Attempts: or(attempts), Base: seconds(base), Cap: seconds(limit), Curve: run.Curve(or(curve)), Deadline: seconds(deadline), Breaker: breakerOf(breaker)})
-		}
+		all = append(all, Policy{Pattern: pattern, Attempts: or(attempts), Base: seconds(base), Cap: seconds(limit), Curve: run.Curve(or(curve)), Deadline: seconds(deadline), Breaker: breakerOf(breaker)})
 		return nil
 	})
-	return all, err
+	if err != nil {
+		return nil, fmt.Errorf("read the policies: %w", err)
+	}
+	return all, nil
+}
+
+// Set stores a policy in place of the one that its pattern has, as the SQL function workflow_set_policy does: only the owner
+// and operators may. Zero fields stay unset, so the policy of a shorter pattern decides. A policy without any field set is an
+// error; so is a value out of range, and the database's message names it. The dead letter of a pattern is no field of Policy:
+// Set removes it.
+func Set(ctx context.Context, db run.DB, p Policy) error {
+	set := func(d time.Duration) *time.Duration {
+		if d == 0 {
+			return nil
+		}
+		return &d
+	}
+	var attempts *int
+	if p.Attempts != 0 {
+		attempts = &p.Attempts
+	}
+	var breaker *bool
+	if p.Breaker != "" {
+		on := p.Breaker == BreakerOn
+		breaker = &on
+	}
+	_, err := db.Exec(ctx, `SELECT workflow_set_policy($1, attempts => $2, backoff_base => $3, backoff_cap => $4, curve => nullif($5, ''), deadline => $6, breaker => $7)`,
+		p.Pattern, attempts, set(p.Base), set(p.Cap), string(p.Curve), set(p.Deadline), breaker)
+	if err != nil {
+		return fmt.Errorf("set the policy of %.100q: %w", p.Pattern, err)
+	}
+	return nil
 }
 
 func breakerOf(said *bool) Breaker {

@@ -2,6 +2,8 @@ package lease_test
 
 import (
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,7 +50,7 @@ func TestPoliciesAgree(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		policies, err := lease.ReadPolicies(t.Context(), pool)
+		policies, err := lease.Read(t.Context(), pool)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,8 +92,8 @@ func TestPoliciesAgree(t *testing.T) {
 				t.Fatalf("%s, attempt %d of %d, written %v: the database allows %d after an expired lease, want %d", typ, attempt, given, written, most, want)
 			}
 			var shown int
-			if err := pool.QueryRow(t.Context(), `SELECT max_attempts FROM workflow_working WHERE type = $1`, typ).Scan(&shown); err != nil || shown != p.Most(4) {
-				t.Fatalf("%s: workflow_working shows %d attempts, the worker gives %d, %v", typ, shown, p.Most(4), err)
+			if err := pool.QueryRow(t.Context(), `SELECT max_attempts FROM workflow_working WHERE type = $1`, typ).Scan(&shown); err != nil || shown != max(p.Attempts, 4) {
+				t.Fatalf("%s: workflow_working shows %d attempts, the worker gives %d, %v", typ, shown, max(p.Attempts, 4), err)
 			}
 			if raw := p.Backoff(own).Raw(n); (raw - seconds(pause)).Abs() > time.Millisecond {
 				t.Fatalf("%s, after %d failures: the worker waits %s, the database %s, with %+v", typ, n, raw, seconds(pause), p)
@@ -117,7 +119,7 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 // As shipped, a run that says nothing is tried for longer than an hour.
 func TestShippedPolicy(t *testing.T) {
-	policies, err := lease.ReadPolicies(t.Context(), pgtest.New(t))
+	policies, err := lease.Read(t.Context(), pgtest.New(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,23 +133,57 @@ func TestShippedPolicy(t *testing.T) {
 	}
 }
 
-// Policies are passed on also when nothing that is set aside can be tried again.
-func TestTendWithoutTrying(t *testing.T) {
-	pool := unguarded(t)
-	if _, err := pool.Exec(t.Context(), `ALTER FUNCTION workflow_try_again_v1 RENAME TO elsewhere`); err != nil {
-		t.Fatal(err)
+// A policy that Set stores is the one that Read returns, whichever of its fields are set, and takes the place of the one before.
+func TestSet(t *testing.T) {
+	pool := pgtest.New(t)
+	random := rand.New(rand.NewPCG(3, 3))
+	for range 50 {
+		want := lease.Policy{Pattern: []string{"*", "a.", "a.b.c"}[random.IntN(3)], Attempts: random.IntN(3) * 7}
+		if random.IntN(2) == 0 {
+			want.Base, want.Cap = 1500*time.Millisecond, 2*time.Hour
+		}
+		if random.IntN(2) == 0 {
+			want.Deadline, want.Curve = 48*time.Hour, []run.Curve{run.Exponential, run.Linear, run.Constant}[random.IntN(3)]
+		}
+		if random.IntN(2) == 0 {
+			want.Breaker = []lease.Breaker{lease.BreakerOn, lease.BreakerOff}[random.IntN(2)]
+		}
+		err := lease.Set(t.Context(), pool, want)
+		if want == (lease.Policy{Pattern: want.Pattern}) {
+			if err == nil {
+				t.Fatalf("%+v says nothing, and is stored", want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%+v: %v", want, err)
+		}
+		policies, err := lease.Read(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := slices.DeleteFunc(policies, func(p lease.Policy) bool { return p.Pattern != want.Pattern })
+		if len(got) != 1 || got[0] != want {
+			t.Fatalf("set %+v, read %+v", want, got)
+		}
 	}
-	if _, err := pool.Exec(t.Context(), `INSERT INTO workflow_policy (pattern, attempts) VALUES ('a.', 7)`); err != nil {
-		t.Fatal(err)
-	}
-	policies, err := lease.Tend(t.Context(), pool)
-	if err == nil || len(policies) != 1 || policies.Of("a.b").Attempts != 7 {
-		t.Errorf("%v, %v", policies, err)
-	}
-	if _, err := pool.Exec(t.Context(), `ALTER FUNCTION elsewhere RENAME TO workflow_try_again_v1; DELETE FROM workflow_policy`); err != nil {
-		t.Fatal(err)
-	}
-	if policies, err = lease.Tend(t.Context(), pool); err != nil || policies == nil || len(policies) != 0 {
-		t.Errorf("without a policy: %v, %v", policies, err)
+}
+
+// A policy that cannot be is refused with the field, the value and the bounds.
+func TestSetRefuses(t *testing.T) {
+	pool := pgtest.New(t)
+	for _, row := range []struct {
+		policy lease.Policy
+		want   string
+	}{
+		{lease.Policy{Pattern: "a.", Attempts: 1001}, "1001"},
+		{lease.Policy{Pattern: "a.", Attempts: -1}, "-1"},
+		{lease.Policy{Pattern: "a.", Base: -time.Second}, "backoff_base"},
+		{lease.Policy{Pattern: "a.", Curve: "steep"}, "steep"},
+		{lease.Policy{Pattern: "", Attempts: 2}, "pattern"},
+	} {
+		if err := lease.Set(t.Context(), pool, row.policy); err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%+v: %v, want an error that says %q", row.policy, err, row.want)
+		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/internal/clean"
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
 // MaxElsewhere is the longest that a run may go on elsewhere.
@@ -56,7 +58,7 @@ func Complete(ctx context.Context, db DB, id uuid.UUID, token string, result jso
 		}
 		result = nil
 	} else if result != nil {
-		if err := CheckResult(result); err != nil {
+		if err := jsondoc.CheckResult(result); err != nil {
 			return fmt.Errorf("complete run %s: %w", id, err)
 		}
 	}
@@ -72,8 +74,8 @@ func Complete(ctx context.Context, db DB, id uuid.UUID, token string, result jso
 
 // tell is an error as workflow_complete takes it.
 func tell(err error) (json.RawMessage, error) {
-	said := map[string]any{"message": cleanText(err.Error(), maxMessage)}
-	if code := cleanCode(Code(err)); code != "" {
+	said := map[string]any{"message": clean.Text(err.Error(), clean.MaxMessage)}
+	if code := clean.Code(Code(err)); code != "" {
 		said["code"] = code
 	}
 	if IsPermanent(err) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
 // DefaultAttempts is the max_attempts of a run that says nothing else. It stands for what the policy of the run's type says: as shipped, 25.
@@ -31,6 +32,10 @@ type New struct {
 	Tenant         string        // whose it is, at most 200 characters; empty: nobody's in particular
 	Metadata       any           // a JSON object, encoded like Payload; nil: none
 }
+
+// A DocumentError says why a payload, metadata or a result cannot be stored: Document names it, Path the place in it (such as
+// $.lines[2].amount), Reason what is wrong, and Fix what to do.
+type DocumentError = jsondoc.Error
 
 // Enqueued is what became of a New.
 type Enqueued struct {
@@ -151,14 +156,14 @@ func newRow(n New) (row, error) {
 	if !utf8.ValidString(n.Type) || !utf8.ValidString(n.IdempotencyKey) || !utf8.ValidString(n.Tenant) {
 		return row{}, errors.New("type, idempotency key and tenant must be valid UTF-8")
 	}
-	payload, err := document("payload", n.Payload, MaxPayload)
+	payload, err := encode("payload", n.Payload, jsondoc.MaxPayload)
 	if err != nil {
 		return row{}, err
 	}
 	if payload != nil {
 		r.Payload = payload
 	}
-	if r.Metadata, err = document("metadata", n.Metadata, MaxMetadata); err != nil {
+	if r.Metadata, err = encode("metadata", n.Metadata, jsondoc.MaxMetadata); err != nil {
 		return row{}, err
 	}
 	if !r.named {
@@ -178,8 +183,8 @@ func newRow(n New) (row, error) {
 	return r, nil
 }
 
-// document encodes v and checks that it is a JSON object the database will take.
-func document(field string, v any, limit int) (json.RawMessage, error) {
+// encode encodes v and checks that it is a JSON object the database will take.
+func encode(field string, v any, limit int) (json.RawMessage, error) {
 	var data []byte
 	switch v := v.(type) {
 	case nil:
@@ -194,7 +199,7 @@ func document(field string, v any, limit int) (json.RawMessage, error) {
 			return nil, fmt.Errorf("encode %s: %w", field, err)
 		}
 	}
-	return data, check(field, data, limit, true)
+	return data, jsondoc.Check(field, data, limit, true)
 }
 
 // A batch is the rows of one statement.

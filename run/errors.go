@@ -40,21 +40,6 @@ func IsPermanent(err error) bool {
 	return errors.As(err, &p)
 }
 
-type technicalError struct{ err error }
-
-func (e *technicalError) Error() string { return e.err.Error() }
-func (e *technicalError) Unwrap() error { return e.err }
-
-// Technical marks err as one that says nothing about the work itself: the run was not understood, or something in between has
-// refused it. It matters for steps of processes. If no edge takes an error, a Permanent one fails the instance, and one that is
-// Technical as well opens an incident. The worker marks its own errors so. Technical(nil) is nil.
-func Technical(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &technicalError{err}
-}
-
 type unavailableError struct{ err error }
 
 func (e *unavailableError) Error() string { return e.err.Error() }
@@ -129,21 +114,6 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
 
-// Codes in the error column: {"code": …, "message": …}. Handlers may add their own with
-// WithCode.
-const (
-	CodeHandler     = "handler_error"         // the handler returned an error
-	CodePanic       = "panic"                 // the handler panicked
-	CodeTimeLimit   = "time_limit"            // the type's time limit passed
-	CodePayload     = "payload_invalid"       // the payload does not decode into the handler's input
-	CodeResult      = "result_rejected"       // the result cannot be stored; the handler is not started again
-	CodeNoHandler   = "no_handler_registered" // nobody here knows the type
-	CodeExpired     = "lease_expired"         // the worker did not report back
-	CodeRefused     = "refused"               // a URL's status, or a program's exit code, says that no attempt can help, and nothing says why
-	CodeUnavailable = "unavailable"           // what the type needs is out of reach, see Unavailable
-	CodeTooLate     = "too_late"              // the deadline of its policy was over before it was started
-)
-
 type codedError struct {
 	code string
 	err  error
@@ -168,12 +138,4 @@ func Code(err error) string {
 		return c.code
 	}
 	return ""
-}
-
-func panicOf(err error) *PanicError {
-	var p *PanicError
-	if errors.As(err, &p) {
-		return p
-	}
-	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/database"
 	"github.com/simple-workflow/simple-workflow/internal/env"
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
+	"github.com/simple-workflow/simple-workflow/internal/pattern"
 	"github.com/simple-workflow/simple-workflow/internal/probe"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -148,26 +149,21 @@ func (s *settings) checkFiles(report *env.Report) {
 // unserved returns the prefixes whose runs have no handler here, and the program's handlers that no prefix covers.
 func (s *settings) unserved(patterns []string) (list []string) {
 	for _, prefix := range s.prefixes {
-		if !slices.ContainsFunc(patterns, func(pattern string) bool { return overlap(pattern, prefix) }) {
+		if !slices.ContainsFunc(patterns, func(one string) bool { return pattern.Overlap(prefix, one) }) {
 			list = append(list, fmt.Sprintf("WORKER_TYPE_PREFIXES: no handler is registered for %s; add one to the file WORKER_HANDLERS, "+
 				"or remove it", prefix))
 		}
 	}
-	for _, pattern := range patterns {
-		inFile := slices.ContainsFunc(s.bindings, func(b handlers.Binding) bool { return b.Pattern == pattern }) // warned about with the file
-		if !inFile && !strings.HasPrefix(pattern, graph.Prefix) && s.prefixes != nil && !s.covers(pattern) {
-			list = append(list, fmt.Sprintf("WORKER_TYPE_PREFIXES: the handler of %s is never used; add a prefix that covers it", pattern))
+	for _, one := range patterns {
+		inFile := slices.ContainsFunc(s.bindings, func(b handlers.Binding) bool { return b.Pattern == one }) // warned about with the file
+		if !inFile && !strings.HasPrefix(one, graph.Prefix) && s.prefixes != nil && !s.covers(one) {
+			list = append(list, fmt.Sprintf("WORKER_TYPE_PREFIXES: the handler of %s is never used; add a prefix that covers it", one))
 		}
 	}
 	return list
 }
 
-// covers reports whether runs of the pattern can be leased.
-func (s *settings) covers(pattern string) bool {
-	return slices.ContainsFunc(s.prefixes, func(prefix string) bool { return overlap(pattern, prefix) })
-}
-
-// overlap reports whether a type can be under the prefix and belong to the pattern.
-func overlap(pattern, prefix string) bool {
-	return strings.HasPrefix(pattern, prefix) || strings.HasSuffix(pattern, ".") && strings.HasPrefix(prefix, pattern)
+// covers reports whether runs of a pattern can be leased.
+func (s *settings) covers(one string) bool {
+	return slices.ContainsFunc(s.prefixes, func(prefix string) bool { return pattern.Overlap(prefix, one) })
 }

@@ -16,12 +16,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 const (
-	maxCompletion    = run.MaxResult + 64<<10 // bytes of a body: a result, and the rest
-	completeAtOnce   = 16                     // requests; one at a time asks the database, of which handlers have the rest
+	maxCompletion    = jsondoc.MaxResult + 64<<10 // bytes of a body: a result, and the rest
+	completeAtOnce   = 16                         // requests; one at a time asks the database, of which handlers have the rest
 	completeTimeout  = 10 * time.Second
 	completePatience = 5 * time.Second // with a handler that is about to hand its run on: who does the work may be quicker than its answer
 	completePause    = 200 * time.Millisecond
@@ -131,7 +132,7 @@ func parseCompletion(body []byte) (said completion, id, token uuid.UUID, problem
 		return said, id, token, "there is a result and an error; give one of the two"
 	}
 	if said.Result != nil {
-		if err := run.CheckResult(said.Result); err != nil {
+		if err := jsondoc.CheckResult(said.Result); err != nil {
 			return said, id, token, err.Error()
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/build"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -33,7 +34,7 @@ type metrics struct {
 }
 
 var (
-	verdicts   = []run.Verdict{run.Succeed, run.Fail, run.TryAgain, run.Postpone, run.Release, run.HandOn}
+	verdicts   = []settling.Verdict{settling.Succeed, settling.Fail, settling.TryAgain, settling.Postpone, settling.Release, settling.HandOn}
 	statements = prometheus.ExponentialBucketsRange(0.0005, 10, 14)
 	durations  = prometheus.ExponentialBucketsRange(0.001, 3600, 16)
 	counts     = []float64{0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000}
@@ -131,13 +132,13 @@ func (m *metrics) observer() worker.Observer {
 				m.rows.Observe(float64(leased))
 			}
 		},
-		Finished: func(typ string, _ run.Verdict, took time.Duration) {
+		Finished: func(typ string, _ settling.Verdict, took time.Duration) {
 			m.handler.WithLabelValues(m.labelOf(typ)).Observe(took.Seconds())
 		},
-		Settled: func(typ string, verdict run.Verdict) {
+		Settled: func(typ string, verdict settling.Verdict) {
 			m.settled.WithLabelValues(string(verdict)).Inc()
 			m.byType.WithLabelValues(m.labelOf(typ), string(verdict)).Inc()
-			if verdict == run.TryAgain {
+			if verdict == settling.TryAgain {
 				m.retries.Inc()
 			}
 		},

@@ -9,21 +9,22 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-func poller(db run.DB) *lease.Poller {
-	return &lease.Poller{DB: db, Prefixes: []string{"a."}, Worker: "engine", Terms: terms}
+func poller(db run.DB) *leasing.Poller {
+	return &leasing.Poller{DB: db, Prefixes: []string{"a."}, Worker: "engine", Terms: terms}
 }
 
-func terms(string) lease.Terms {
-	return lease.Terms{Length: time.Minute, Timeout: time.Hour, Room: -1}
+func terms(string) leasing.Terms {
+	return leasing.Terms{Length: time.Minute, Timeout: time.Hour, Room: -1}
 }
 
 // acquire leases n runs as a worker does.
-func acquire(t *testing.T, db run.DB, n int) []lease.Lease {
+func acquire(t *testing.T, db run.DB, n int) []leasing.Lease {
 	t.Helper()
 	leases, _, err := poller(db).Acquire(t.Context(), n, n)
 	if err != nil || len(leases) != n {
@@ -32,13 +33,13 @@ func acquire(t *testing.T, db run.DB, n int) []lease.Lease {
 	return leases
 }
 
-func settle(t *testing.T, db run.DB, verdict run.Verdict, leases ...lease.Lease) (refused int) {
+func settle(t *testing.T, db run.DB, verdict settling.Verdict, leases ...leasing.Lease) (refused int) {
 	t.Helper()
-	var outcomes []run.Outcome
+	var outcomes []settling.Outcome
 	for _, l := range leases {
-		outcomes = append(outcomes, run.Outcome{ID: l.ID, Token: l.Token, Verdict: verdict})
+		outcomes = append(outcomes, settling.Outcome{ID: l.ID, Token: l.Token, Verdict: verdict})
 	}
-	out, err := run.Settle(t.Context(), db, "engine", outcomes)
+	out, err := settling.Settle(t.Context(), db, "engine", outcomes)
 	if err != nil {
 		t.Error(err) // not Fatal: it may be another goroutine
 	}
@@ -115,7 +116,7 @@ func TestEventsOfLeases(t *testing.T) {
 	s.do(`UPDATE workflow_run SET lease_until = now() - interval '1 second' WHERE id = '` + taken + `'`)
 	s.do(`UPDATE workflow_run SET lease_token = gen_random_uuid(), lease_no = 2, leased_by = 'worker 8', started_at = now(),
 		lease_until = now() + interval '1 minute' WHERE id = '` + taken + `'`)
-	settle(t, pool, run.Succeed, leases...)
+	settle(t, pool, settling.Succeed, leases...)
 	for id, want := range map[string]string{
 		cancelled: "created - [ops], leased 1 worker 7, cancelled 1 [ops]",
 		taken:     "created - [ops], leased 1 worker 7, expired 1 [ops], leased 2 worker 8",
@@ -142,7 +143,7 @@ func TestEventsOfDeclaredSuccess(t *testing.T) {
 		`status = 'succeeded', lease_token = NULL, lease_until = NULL, leased_by = NULL, finished_at = now(), updated_at = clock_timestamp()`,
 	} {
 		id := s.enqueue()
-		settle(t, pool, run.Release, acquire(t, pool, 1)...)
+		settle(t, pool, settling.Release, acquire(t, pool, 1)...)
 		s.do(`UPDATE workflow_run SET run_at = now() WHERE id = '` + id + `'`)
 		acquire(t, pool, 1)
 		s.do(`UPDATE workflow_run SET ` + set + ` WHERE id = '` + id + `'`)
@@ -163,19 +164,19 @@ func TestEventsOfOddTimes(t *testing.T) {
 func TestEventsOfEngine(t *testing.T) {
 	s, pool := psql(t)
 	id := s.enqueue()
-	one := func() []lease.Lease {
+	one := func() []leasing.Lease {
 		s.do(`UPDATE workflow_run SET run_at = now()`)
 		return acquire(t, pool, 1)
 	}
-	settle(t, pool, run.Release, one()...)
-	settle(t, pool, run.Postpone, one()...)
-	settle(t, pool, run.TryAgain, one()...)
+	settle(t, pool, settling.Release, one()...)
+	settle(t, pool, settling.Postpone, one()...)
+	settle(t, pool, settling.TryAgain, one()...)
 	l := one()
-	if _, _, err := lease.Extend(t.Context(), pool, []lease.Held{{ID: l[0].ID, Token: l[0].Token, Length: time.Minute}}); err != nil {
+	if _, _, err := leasing.Extend(t.Context(), pool, []leasing.Held{{ID: l[0].ID, Token: l[0].Token, Length: time.Minute}}); err != nil {
 		t.Fatal(err)
 	}
 	pgtest.Elapse(t, pool, 2*time.Minute)
-	r := &lease.Reclaimer{DB: pool, Worker: "engine", Length: time.Minute}
+	r := &leasing.Reclaimer{DB: pool, Worker: "engine", Length: time.Minute}
 	pgtest.Await(t, "the expired lease is taken back", func() bool {
 		again, _, err := r.Reclaim(t.Context(), 1)
 		if err != nil {
@@ -183,9 +184,9 @@ func TestEventsOfEngine(t *testing.T) {
 		}
 		return again == 1
 	})
-	settle(t, pool, run.Fail, one()...)
+	settle(t, pool, settling.Fail, one()...)
 	s.do(`SELECT workflow_retry('` + id + `')`)
-	settle(t, pool, run.Succeed, one()...)
+	settle(t, pool, settling.Succeed, one()...)
 	s.expect("events", s.events(id),
 		"created leased released leased postponed leased retried leased expired leased failed requeued leased succeeded")
 	s.expect("events by others", s.do(`SELECT string_agg(event_type, ' ' ORDER BY id) FROM workflow_event WHERE actor <> 'engine'`), "created requeued")
@@ -209,7 +210,7 @@ func TestAuditOff(t *testing.T) {
 	defer engine.Close()
 	s.do(off)
 	id := s.enqueue()
-	settle(t, engine, run.Fail, acquire(t, engine, 1)...)
+	settle(t, engine, settling.Fail, acquire(t, engine, 1)...)
 	s.do(`SELECT workflow_retry('` + id + `')`)
 	s.do(`UPDATE workflow_run SET held_at = now(), deleted_at = now()`)
 	s.expect("history", s.do(`SELECT count(*) FROM workflow_history`), "1")
@@ -241,17 +242,17 @@ func TestAuditAfterSettle(t *testing.T) {
 	t.Run("settled", func(t *testing.T) {
 		tx := begin(t)
 		s.enqueue()
-		settle(t, tx, run.Succeed, acquire(t, tx, 1)...)
+		settle(t, tx, settling.Succeed, acquire(t, tx, 1)...)
 		check(t, tx)
 	})
 	for _, n := range []int{1, 7, 500} {
 		t.Run("refused", func(t *testing.T) {
 			tx := begin(t)
-			leases := make([]lease.Lease, n)
+			leases := make([]leasing.Lease, n)
 			for i := range leases {
 				leases[i].ID, leases[i].Token = uuid.New(), uuid.New()
 			}
-			if refused := settle(t, tx, run.Succeed, leases...); refused != n {
+			if refused := settle(t, tx, settling.Succeed, leases...); refused != n {
 				t.Fatalf("refused %d of %d", refused, n)
 			}
 			check(t, tx)
@@ -263,7 +264,7 @@ func TestAuditAfterSettle(t *testing.T) {
 		s.do(`BEGIN; SELECT workflow_cancel('` + l[0].ID.String() + `')`)
 		tx := begin(t)
 		refused := make(chan int)
-		go func() { refused <- settle(t, tx, run.Succeed, l...) }()
+		go func() { refused <- settle(t, tx, settling.Succeed, l...) }()
 		pgtest.Blocked(t, pool, 1)
 		s.do(`COMMIT`)
 		if n := <-refused; n != 1 {

@@ -5,10 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
-// A document is refused by SQL for what run.CheckPayload refuses it for, and for nothing else: as metadata, as an event, and
+// A document is refused by SQL for what jsondoc.CheckPayload refuses it for, and for nothing else: as metadata, as an event, and
 // as a correction. Of a payload, by INSERT and by function, only what costs nothing to look for is asked: numbers by their zeros,
 // and members of the payload itself. What else could be wrong is listed here, and no more than that gets by.
 func TestDocumentsBySQL(t *testing.T) {
@@ -40,7 +40,7 @@ func TestDocumentsBySQL(t *testing.T) {
 			if strings.Count(document, ":1,") > 9000 && strings.Contains(document, "fill") {
 				continue // one member more
 			}
-			err := run.CheckPayload([]byte(document))
+			err := jsondoc.CheckPayload([]byte(document))
 			if err != nil {
 				refused++
 			}

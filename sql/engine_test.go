@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -15,12 +16,12 @@ func TestHeartbeatsAreHOT(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`INSERT INTO workflow_run (type, payload) SELECT 'a.b', jsonb_build_object('n', n) FROM generate_series(1, 1000) n`)
 	engine := connect(t, pool.Config().ConnString())
-	var held []lease.Held
+	var held []leasing.Held
 	for _, l := range acquire(t, engine.conn, 20) {
-		held = append(held, lease.Held{ID: l.ID, Token: l.Token, Length: time.Minute})
+		held = append(held, leasing.Held{ID: l.ID, Token: l.Token, Length: time.Minute})
 	}
 	for range 150 {
-		kept, gone, err := lease.Extend(t.Context(), engine.conn, held)
+		kept, gone, err := leasing.Extend(t.Context(), engine.conn, held)
 		if err != nil || len(kept) != len(held) || len(gone) != 0 {
 			t.Fatalf("kept %d, gone %d: %v", len(kept), len(gone), err)
 		}
@@ -59,11 +60,11 @@ func TestForbiddenRows(t *testing.T) {
 	pgtest.Await(t, "the server has been up for two seconds", func() bool {
 		return s.do(`SELECT pg_postmaster_start_time() < clock_timestamp() - interval '2 seconds'`) == "t"
 	})
-	r := &lease.Reclaimer{DB: pool, Worker: "engine", Length: time.Minute}
+	r := &leasing.Reclaimer{DB: pool, Worker: "engine", Length: time.Minute}
 	if again, exhausted, err := r.Reclaim(t.Context(), 10); err != nil || again != 2 || len(exhausted) != 0 {
 		t.Errorf("took %d back, %d exhausted: %v; want the two that no worker has leased", again, len(exhausted), err)
 	}
-	settle(t, pool, run.Succeed, l...)
+	settle(t, pool, settling.Succeed, l...)
 	s.expect("answer", s.do(`SELECT workflow_cancel((SELECT id FROM workflow_run WHERE status = 'garbage'))`), "too late: garbage")
 	s.byHand(`DELETE FROM workflow_run WHERE status IN ('garbage', 'PENDING')`)
 	s.expect("set aside", s.do(`SELECT string_agg(problem, '; ' ORDER BY problem) FROM workflow_unleasable`),
@@ -78,11 +79,11 @@ func TestForeignColumn(t *testing.T) {
 	l := acquire(t, pool, 1)
 	s.do(`ALTER TABLE workflow_run ADD COLUMN note text NOT NULL DEFAULT 'x'; ALTER TABLE workflow_history ADD COLUMN note text DEFAULT 'x';
 		CREATE INDEX ON workflow_run (note)`)
-	if n := settle(t, pool, run.Release, l...); n != 0 {
+	if n := settle(t, pool, settling.Release, l...); n != 0 {
 		t.Errorf("refused %d", n)
 	}
 	s.do(`UPDATE workflow_run SET run_at = now()`)
-	settle(t, pool, run.Fail, acquire(t, pool, 1)...)
+	settle(t, pool, settling.Fail, acquire(t, pool, 1)...)
 	s.expect("retried", s.do(`SELECT workflow_retry('`+first+`')`), "pending")
 	s.expect("same", s.do(`SELECT workflow_enqueue('a.b', idempotency_key => 'k')`), first)
 	if _, err := run.Read(t.Context(), pool, l[0].ID); err != nil {
@@ -98,10 +99,10 @@ func TestRemovedUnderLease(t *testing.T) {
 	s.enqueue()
 	l := acquire(t, pool, 1)
 	s.do(`SET session_replication_role = replica; DELETE FROM workflow_run`)
-	if n := settle(t, pool, run.Succeed, l...); n != 1 {
+	if n := settle(t, pool, settling.Succeed, l...); n != 1 {
 		t.Errorf("refused %d, want 1", n)
 	}
-	_, gone, err := lease.Extend(t.Context(), pool, []lease.Held{{ID: l[0].ID, Token: l[0].Token, Length: time.Minute}})
+	_, gone, err := leasing.Extend(t.Context(), pool, []leasing.Held{{ID: l[0].ID, Token: l[0].Token, Length: time.Minute}})
 	if err != nil || gone[l[0].ID] != run.ErrLost {
 		t.Errorf("gone = %v, %v", gone, err)
 	}

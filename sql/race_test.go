@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
 // An answer is what a statement that had to wait came back with.
@@ -37,7 +37,7 @@ func TestCancelBeforeSettle(t *testing.T) {
 	s.do(`BEGIN`)
 	s.expect("answer", s.do(`SELECT workflow_cancel('`+id+`', 'first')`), "cancelled")
 	refused := make(chan int)
-	go func() { refused <- settle(t, pool, run.Succeed, l...) }()
+	go func() { refused <- settle(t, pool, settling.Succeed, l...) }()
 	pgtest.Blocked(t, pool, 1)
 	s.do(`COMMIT`)
 	if n := <-refused; n != 1 {
@@ -49,7 +49,7 @@ func TestCancelBeforeSettle(t *testing.T) {
 
 // W23: a settle that comes first wins: the cancel that waited for it says so.
 func TestSettleBeforeCancel(t *testing.T) {
-	for verdict, want := range map[run.Verdict]string{run.Succeed: "too late: succeeded", run.Fail: "too late: failed", run.Release: "cancelled"} {
+	for verdict, want := range map[settling.Verdict]string{settling.Succeed: "too late: succeeded", settling.Fail: "too late: failed", settling.Release: "cancelled"} {
 		t.Run(string(verdict), func(t *testing.T) {
 			s, pool := psql(t)
 			id := s.enqueue()
@@ -101,7 +101,7 @@ func TestFailedDuringRetry(t *testing.T) {
 	s.do(`BEGIN; SELECT pg_advisory_xact_lock(42)`)
 	waiting := other.later(`SELECT workflow_retry('` + id + `')`)
 	pgtest.Blocked(t, pool, 1)
-	settle(t, pool, run.Fail, l...)
+	settle(t, pool, settling.Fail, l...)
 	s.do(`COMMIT`)
 	a := <-waiting
 	if a.err != nil {
@@ -123,7 +123,7 @@ func TestCancelsAndSettles(t *testing.T) {
 	limit := make(chan struct{}, 4)
 	for i, l := range leases {
 		acts := []func(){
-			func() { settle(t, pool, run.Succeed, l) },
+			func() { settle(t, pool, settling.Succeed, l) },
 			func() {
 				if err := pool.QueryRow(t.Context(), `SELECT workflow_cancel($1)`, l.ID).Scan(&answers[i]); err != nil {
 					t.Error(err)

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
@@ -135,7 +135,7 @@ func TestRunEventsAreNotSuppressed(t *testing.T) {
 		s.do(`SELECT set_config('workflow.run_events', '` + level + `', false), set_config('workflow.run_event_types', '` + types + `', false)`)
 	}
 	cancel := func(s *session) { s.do(`SELECT workflow_cancel('` + g.enqueue() + `', 'why')`) }
-	settled := func(s *session, verdict run.Verdict) {
+	settled := func(s *session, verdict settling.Verdict) {
 		t.Helper()
 		id := g.do(`INSERT INTO workflow_run (type) VALUES ('media.x') RETURNING id`)
 		g.lease(id)
@@ -154,32 +154,32 @@ func TestRunEventsAreNotSuppressed(t *testing.T) {
 
 	for _, forged := range [][2]string{{"none", ""}, {"", "z."}, {"all", ""}, {"failed", ""}, {"NONE", "z."}} {
 		set(w, forged[0], forged[1])
-		settled(w, run.Fail)
-		settled(w, run.Succeed)
+		settled(w, settling.Fail)
+		settled(w, settling.Succeed)
 		told("a worker settles, having set "+strings.Join(forged[:], " "), "run.failed")
 		set(o, forged[0], forged[1])
 		cancel(o)
 		told("an operator cancels, having set "+strings.Join(forged[:], " "), "")
 		database("all", "")
 		cancel(o)
-		settled(w, run.Fail)
-		settled(w, run.Succeed)
+		settled(w, settling.Fail)
+		settled(w, settling.Succeed)
 		told("of a database that tells all, "+strings.Join(forged[:], " "), "run.cancelled run.failed run.succeeded")
 		database("all", "a.")
 		cancel(o)
-		settled(w, run.Fail)
+		settled(w, settling.Fail)
 		told("of a database that tells all of a., "+strings.Join(forged[:], " "), "run.cancelled")
 		database("none", "")
 		cancel(o)
-		settled(w, run.Fail)
+		settled(w, settling.Fail)
 		told("of a database that tells nothing, "+strings.Join(forged[:], " "), "")
 		database("", "")
 	}
 	set(e, "none", "")
-	settled(e, run.Fail)
+	settled(e, settling.Fail)
 	told("the engine is believed", "")
 	set(e, "all", "media.")
-	settled(e, run.Succeed)
+	settled(e, settling.Succeed)
 	told("the engine is believed", "run.succeeded")
 	set(g.session, "all", "a.")
 	cancel(g.session)

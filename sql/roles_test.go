@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
@@ -278,9 +278,9 @@ func TestRoleWorker(t *testing.T) {
 	own, other := g.do(`INSERT INTO workflow_run (type) VALUES ('media.x') RETURNING id`), g.do(`INSERT INTO workflow_run (type, payload) VALUES ('billing.x', '{"card": 1}') RETURNING id`)
 	g.do(`BEGIN; SET LOCAL session_replication_role = replica; INSERT INTO workflow_run (type, token_id) VALUES ('media.step', gen_random_uuid()); COMMIT`)
 	s.expect("sees", s.do(`SELECT string_agg(type, ' ') FROM workflow_run`), "media.x")
-	leaseAll := func(s *session, steps bool) []lease.Lease {
+	leaseAll := func(s *session, steps bool) []leasing.Lease {
 		t.Helper()
-		p := &lease.Poller{DB: s.conn, Prefixes: []string{"media.", "billing."}, Worker: "w", Steps: steps, Terms: func(string) lease.Terms { return lease.Terms{Length: time.Minute, Room: -1} }}
+		p := &leasing.Poller{DB: s.conn, Prefixes: []string{"media.", "billing."}, Worker: "w", Steps: steps, Terms: func(string) leasing.Terms { return leasing.Terms{Length: time.Minute, Room: -1} }}
 		leases, _, err := p.Acquire(t.Context(), 10, 1)
 		if err != nil {
 			t.Fatal(err)
@@ -295,19 +295,19 @@ func TestRoleWorker(t *testing.T) {
 	if len(theirs) != 1 || theirs[0].ID.String() != other {
 		t.Fatalf("the owner leased %d", len(theirs))
 	}
-	stolen := lease.Held{ID: theirs[0].ID, Token: theirs[0].Token, Length: time.Hour}
-	if kept, _, err := lease.Extend(t.Context(), s.conn, []lease.Held{stolen}); err != nil || len(kept) != 0 {
+	stolen := leasing.Held{ID: theirs[0].ID, Token: theirs[0].Token, Length: time.Hour}
+	if kept, _, err := leasing.Extend(t.Context(), s.conn, []leasing.Held{stolen}); err != nil || len(kept) != 0 {
 		t.Errorf("extends another's: %v, %v", kept, err)
 	}
-	for _, l := range []lease.Lease{mine[0], theirs[0]} {
-		refused, err := run.Settle(t.Context(), s.conn, "w", []run.Outcome{{ID: l.ID, Token: l.Token, Verdict: run.TryAgain}})
+	for _, l := range []leasing.Lease{mine[0], theirs[0]} {
+		refused, err := settling.Settle(t.Context(), s.conn, "w", []settling.Outcome{{ID: l.ID, Token: l.Token, Verdict: settling.TryAgain}})
 		if err != nil || (len(refused) == 1) == (l.Type == "media.x") {
 			t.Errorf("settles %s: %d refused, %v", l.Type, len(refused), err)
 		}
 	}
 	g.do(`UPDATE workflow_run SET run_at = now() WHERE type = 'media.x'`)
 	g.do(`SET session_replication_role = replica; UPDATE workflow_run SET lease_until = now() WHERE type = 'billing.x'; SET session_replication_role = origin`)
-	r := &lease.Reclaimer{DB: s.conn, Worker: "w", Length: time.Minute}
+	r := &leasing.Reclaimer{DB: s.conn, Worker: "w", Length: time.Minute}
 	if again, exhausted, err := r.Reclaim(t.Context(), 10); err != nil || again+len(exhausted) != 0 {
 		t.Errorf("takes back %d of others: %v", again+len(exhausted), err)
 	}
@@ -315,7 +315,7 @@ func TestRoleWorker(t *testing.T) {
 		s.do("SET " + setting)
 	}
 	for _, l := range leaseAll(s, false) {
-		if _, err := run.Settle(t.Context(), s.conn, "w", []run.Outcome{{ID: l.ID, Token: l.Token, Verdict: run.Fail}}); err != nil {
+		if _, err := settling.Settle(t.Context(), s.conn, "w", []settling.Outcome{{ID: l.ID, Token: l.Token, Verdict: settling.Fail}}); err != nil {
 			t.Error(err)
 		}
 	}

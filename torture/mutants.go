@@ -171,7 +171,7 @@ const taking = "sql/0019_suspect.sql"
 var mutants = []mutant{
 	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
 	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5, "unmarkable": 3, "events": 3}, nil, ""},
-	{"lease-without-isolation", []edit{{"lease/acquire.go",
+	{"lease-without-isolation", []edit{{"internal/leasing/acquire.go",
 		`	aside, problem := p.setAside(ctx, suspected, p.tried, anyCode)`, `	_ = anyCode
 	aside, problem := []Aside(nil), error(nil)`}},
 		map[string]int{"unleasable": 3}, []string{"I01", "I02", "I16", "I47", "I47c"}, ""},
@@ -189,7 +189,7 @@ var mutants = []mutant{
 	{"heartbeat-fence", []edit{{leases,
 		`ON w.id = h.id AND w.lease_token = h.token`, `ON w.id = h.id AND w.status = 'leased'`}},
 		zombies, []string{"I07b"}, ""},
-	{"row-count-ignored", []edit{{"run/settle.go",
+	{"row-count-ignored", []edit{{"internal/settling/settle.go",
 		`if len(settled) == len(outcomes) {`, `if len(settled) >= 0 {`}},
 		zombies, []string{"I03", "I04", "I05", "I15"}, ""},
 	{"lease-not-charged", []edit{{taking,

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 // Each way in which rows are spoilt keeps them from being leased, and is put into the ledger as an enqueue.
@@ -25,7 +25,7 @@ func TestSpoil(t *testing.T) {
 		if whom, err := spoil(t.Context(), l, rand.New(rand.NewPCG(uint64(i), 1))); whom == noOne || err != nil {
 			t.Fatalf("%s: hit %q, error %v", how, whom, err)
 		}
-		p := &lease.Poller{DB: pool, Prefixes: []string{"chaos."}, Worker: "w1", Terms: func(string) lease.Terms { return lease.Terms{Length: leaseLength, Room: -1} }}
+		p := &leasing.Poller{DB: pool, Prefixes: []string{"chaos."}, Worker: "w1", Terms: func(string) leasing.Terms { return leasing.Terms{Length: leaseLength, Room: -1} }}
 		leases, _, err := p.Acquire(t.Context(), 100, 100)
 		t.Logf("%s: %v", how, err)
 		var open, all int

@@ -383,7 +383,7 @@ func (s *stage) beat(id uuid.UUID, worker string) {
 		WHERE id = $1`, id, leaseLength)
 }
 
-// settle records an outcome, as run.Settle does. code is that of a failure.
+// settle records an outcome, as settling.Settle does. code is that of a failure.
 func (s *stage) settle(id uuid.UUID, worker, verdict, code string) {
 	s.t.Helper()
 	if verdict != "succeeded" {

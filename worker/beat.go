@@ -9,7 +9,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -84,7 +85,7 @@ func (w *Worker) dueForBeat(every time.Duration) []*job {
 // would lose the leases of runs whose handlers have returned. The server may still be ending the
 // last try, so prolong waits up to a third of a second for it.
 func (w *Worker) prolong(ctx context.Context, batch []*job) {
-	released := func(j *job) bool { return j.outcome.Verdict == run.Release }
+	released := func(j *job) bool { return j.outcome.Verdict == settling.Release }
 	for range 15 {
 		due := slices.DeleteFunc(w.ageing(batch), released)
 		if len(due) == 0 {
@@ -160,7 +161,7 @@ func (w *Worker) extendAll(ctx context.Context, db *pgxpool.Pool, due []*job) er
 	case first == fault.Fewer:
 		anyCode = true
 	}
-	aside, problem := lease.ExtendRefused(ctx, db, heldOf(due), anyCode)
+	aside, problem := leasing.ExtendRefused(ctx, db, heldOf(due), anyCode)
 	switch {
 	case problem != nil:
 		err = fault.OfStatement("extend", problem)
@@ -200,10 +201,10 @@ func (w *Worker) believe(due []*job, start time.Time) {
 	}
 }
 
-func heldOf(due []*job) []lease.Held {
-	held := make([]lease.Held, len(due))
+func heldOf(due []*job) []leasing.Held {
+	held := make([]leasing.Held, len(due))
 	for i, j := range due {
-		held[i] = lease.Held{ID: j.ID, Token: j.Token, Length: j.Length}
+		held[i] = leasing.Held{ID: j.ID, Token: j.Token, Length: j.Length}
 	}
 	return held
 }
@@ -211,7 +212,7 @@ func heldOf(due []*job) []lease.Held {
 // extendOnce is one heartbeat.
 func (w *Worker) extendOnce(ctx context.Context, db *pgxpool.Pool, due []*job) error {
 	start := time.Now()
-	kept, gone, err := lease.Extend(ctx, db, heldOf(due))
+	kept, gone, err := leasing.Extend(ctx, db, heldOf(due))
 	if len(kept) > 0 {
 		w.hasWritten(ctx)
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -157,14 +159,14 @@ func (w *Worker) spared(j *job) bool {
 }
 
 // givenBack is the outcome of an attempt that has met an outage and is not charged.
-func (w *Worker) givenBack(j *job, err error, delay time.Duration, delayed bool) run.Outcome {
+func (w *Worker) givenBack(j *job, err error, delay time.Duration, delayed bool) settling.Outcome {
 	if !delayed {
 		delay = min(w.backoff(j).Delay(j.Attempt-1), outagePause)
 	}
 	if left, lasting := w.left(j); !lasting {
 		delay = min(delay, left) // then it fails
 	}
-	return run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release, Failure: run.NewFailure(err, j.Info), Delay: delay}
+	return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release, Failure: settling.NewFailure(err, j.Info), Delay: delay}
 }
 
 // tellOutages tells the database of what runs have met until ctx ends.
@@ -178,7 +180,7 @@ func (w *Worker) tellOutages(ctx context.Context) {
 		sleep(ctx, outageGather)
 		for typ, h := range w.outages.take() {
 			call, done := context.WithTimeout(ctx, outageTimeout)
-			open, err := lease.Met(call, w.db, typ, h.over, h.times, h.runs, h.code)
+			open, err := leasing.Met(call, w.db, typ, h.over, h.times, h.runs, h.code)
 			done()
 			if err != nil {
 				if ctx.Err() == nil {

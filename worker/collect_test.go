@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
 // A settler takes what is there when it is its turn, waits for its turn while the other is at
@@ -14,7 +14,7 @@ func TestCollect(t *testing.T) {
 	worker := func(waiting, bytes int) *Worker {
 		w := &Worker{config: Config{Batch: 10}, settles: make(chan *job, 100), settling: make(chan struct{}, 1)}
 		for range waiting {
-			w.settles <- &job{outcome: run.Outcome{Result: make(json.RawMessage, bytes)}}
+			w.settles <- &job{outcome: settling.Outcome{Result: make(json.RawMessage, bytes)}}
 		}
 		return w
 	}

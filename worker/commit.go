@@ -9,10 +9,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/session"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
-	"github.com/simple-workflow/simple-workflow/run"
 )
 
 const (
@@ -31,11 +31,11 @@ const (
 // commit records a batch in one statement, or in one transaction where hooks, effects or
 // events take part. Transactions are opened here, and for what is kept (kept.go). lost are
 // those whose lease is no longer ours.
-func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, err error) {
-	if batch[0].outcome.Verdict == run.HandOn { // it comes alone
+func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outcome, err error) {
+	if batch[0].outcome.Verdict == settling.HandOn { // it comes alone
 		return w.handOn(ctx, batch[0])
 	}
-	outcomes := make([]run.Outcome, len(batch))
+	outcomes := make([]settling.Outcome, len(batch))
 	plain, effects := !w.concerned(batch), false
 	for i, j := range batch {
 		outcomes[i] = j.outcome
@@ -58,7 +58,7 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []run.Outcome, 
 		}
 	}()
 	if plain {
-		return run.Settle(ctx, w.db, w.name, outcomes)
+		return settling.Settle(ctx, w.db, w.name, outcomes)
 	}
 	recorded := false
 	err = w.transact(ctx, bounded(limit, idle), func(tx pgx.Tx) error {
@@ -111,17 +111,17 @@ func bounded(statement, idle time.Duration) pgx.TxOptions {
 }
 
 // record is what a settle transaction consists of: lock, settle, effects, act, announce.
-func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []run.Outcome) (lost []run.Outcome, err error) {
-	settlements := make([]lease.Settlement, len(batch))
+func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []settling.Outcome) (lost []settling.Outcome, err error) {
+	settlements := make([]leasing.Settlement, len(batch))
 	for i, j := range batch {
-		settlements[i] = lease.Settlement{Lease: j.Lease, Outcome: j.outcome}
+		settlements[i] = leasing.Settlement{Lease: j.Lease, Outcome: j.outcome}
 	}
 	first := &pgx.Batch{}
 	acts, err := w.begin(tx, first, settlements)
 	if err != nil {
 		return nil, err
 	}
-	if err := run.QueueSettle(first, w.name, outcomes, &lost); err != nil {
+	if err := settling.Queue(first, w.name, outcomes, &lost); err != nil {
 		return nil, err
 	}
 	if slices.ContainsFunc(acts, func(a hook.Act) bool { return a != nil }) {
@@ -172,7 +172,7 @@ func (e *eventError) Error() string { return e.err.Error() }
 func (e *eventError) Unwrap() error { return e.err }
 
 // begin has hooks queue what comes first, and returns what each does afterwards.
-func (w *Worker) begin(tx pgx.Tx, first *pgx.Batch, settlements []lease.Settlement) ([]hook.Act, error) {
+func (w *Worker) begin(tx pgx.Tx, first *pgx.Batch, settlements []leasing.Settlement) ([]hook.Act, error) {
 	acts := make([]hook.Act, len(w.engine.hooks))
 	for i, h := range w.engine.hooks {
 		var err error

@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -65,11 +66,11 @@ func TestUnknownCommit(t *testing.T) {
 				s.observe(config)
 				config.Concurrency = 1
 				if c.hook {
-					*config.Hooks() = []hook.Hook{{Begin: acting(func(context.Context, pgx.Tx, []lease.Settlement) error { return nil })}}
+					*config.Hooks() = []hook.Hook{{Begin: acting(func(context.Context, pgx.Tx, []leasing.Settlement) error { return nil })}}
 				}
 			})
 			r := finished(t, pool, id)
-			pgtest.Await(t, "the worker to know", func() bool { return s.verdicts(run.Succeed)+s.get(&s.refused) > 0 })
+			pgtest.Await(t, "the worker to know", func() bool { return s.verdicts(settling.Succeed)+s.get(&s.refused) > 0 })
 			_ = stop()
 			want := 0
 			if c.effect {
@@ -82,8 +83,8 @@ func TestUnknownCommit(t *testing.T) {
 				t.Errorf("run is %s, attempt %d, %d starts, %d entries, %d events, told %d times; want succeeded, 1, 1, %d, %d, 1",
 					r.Status, r.Attempt, starts.Load(), entries, events, told, want, want)
 			}
-			if p.cutCount() == 0 || s.verdicts(run.Succeed) != 1 || s.get(&s.refused) != 0 {
-				t.Errorf("%d cuts, %d successes and %d refusals seen; want some, 1, 0", p.cutCount(), s.verdicts(run.Succeed), s.get(&s.refused))
+			if p.cutCount() == 0 || s.verdicts(settling.Succeed) != 1 || s.get(&s.refused) != 0 {
+				t.Errorf("%d cuts, %d successes and %d refusals seen; want some, 1, 0", p.cutCount(), s.verdicts(settling.Succeed), s.get(&s.refused))
 			}
 		})
 	}

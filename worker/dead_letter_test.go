@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -43,7 +44,7 @@ func TestDeadLettersReachAHandler(t *testing.T) {
 	refuse(t, pool, "test.kept.v1", "XX123", `'succeeded', 'pending'`)
 
 	ids := map[string]uuid.UUID{}
-	for typ, code := range map[string]string{"test.permanent.v1": run.CodeHandler, "test.down.v1": run.CodeHandler, "test.late.v1": run.CodeTooLate, "test.killed.v1": "lease_expired",
+	for typ, code := range map[string]string{"test.permanent.v1": settling.CodeHandler, "test.down.v1": settling.CodeHandler, "test.late.v1": settling.CodeTooLate, "test.killed.v1": "lease_expired",
 		"test.unknown.v1": "no_handler_registered", "test.result.v1": "result_rejected", "test.kept.v1": "failed_by_hand"} {
 		n := run.New{Type: typ, Payload: map[string]int{"order": 7}, MaxAttempts: 1}
 		switch typ {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -78,7 +79,7 @@ func (w *Worker) handBack() {
 		}
 		w.logger(&j.Lease).Warn("handler did not stop in time; its run is handed back")
 		released := &job{Lease: j.Lease, entry: j.entry, done: true,
-			outcome: run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release}}
+			outcome: settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release}}
 		released.ctx, released.cancel = context.WithCancelCause(context.Background())
 		w.jobs.add(released)
 		select {
@@ -93,23 +94,23 @@ func (w *Worker) handBack() {
 // or an effect did not end: better started again now than charged when the lease expires.
 // Failures, runs that have no attempt left, and those that go on elsewhere wait for that: they are not given back.
 func (w *Worker) letGo(ctx context.Context) {
-	var outcomes []run.Outcome
+	var outcomes []settling.Outcome
 	for _, j := range w.jobs.all() {
-		if j.Exhausted || j.outcome.Failure != nil || j.outcome.Verdict == run.HandOn {
+		if j.Exhausted || j.outcome.Failure != nil || j.outcome.Verdict == settling.HandOn {
 			continue
 		}
-		outcomes = append(outcomes, run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release})
+		outcomes = append(outcomes, settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release})
 	}
 	if len(outcomes) == 0 {
 		return
 	}
 	call, done := context.WithTimeout(context.WithoutCancel(ctx), obey)
 	defer done()
-	_, err := run.Settle(call, w.db, w.name, outcomes)
+	_, err := settling.Settle(call, w.db, w.name, outcomes)
 	if err != nil && code(err) != "" && len(outcomes) > 1 { // one of them, perhaps
 		err = nil
 		for i := range outcomes {
-			_, problem := run.Settle(call, w.db, w.name, outcomes[i:i+1])
+			_, problem := settling.Settle(call, w.db, w.name, outcomes[i:i+1])
 			err = errors.Join(err, problem)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -62,26 +63,26 @@ func TestEffectFails(t *testing.T) {
 		code   string
 		want   string
 	}{
-		{"error", func(context.Context, pgx.Tx) error { return errors.New("no") }, run.CodeHandler, "effect: no"},
-		{"panic", func(context.Context, pgx.Tx) error { panic("ouch") }, run.CodePanic, "panic: ouch"},
-		{"goexit", func(context.Context, pgx.Tx) error { runtime.Goexit(); return nil }, run.CodeHandler, "Goexit"},
-		{"commit", func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, run.CodeHandler, "ended by the worker"},
-		{"rollback", func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, run.CodeHandler, "ended by the worker"},
+		{"error", func(context.Context, pgx.Tx) error { return errors.New("no") }, settling.CodeHandler, "effect: no"},
+		{"panic", func(context.Context, pgx.Tx) error { panic("ouch") }, settling.CodePanic, "panic: ouch"},
+		{"goexit", func(context.Context, pgx.Tx) error { runtime.Goexit(); return nil }, settling.CodeHandler, "Goexit"},
+		{"commit", func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, settling.CodeHandler, "ended by the worker"},
+		{"rollback", func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, settling.CodeHandler, "ended by the worker"},
 		{"rollback by SQL", func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `ROLLBACK`)
 			return err
-		}, run.CodeHandler, "it ended the settle transaction"},
+		}, settling.CodeHandler, "it ended the settle transaction"},
 		{"ignored error", func(ctx context.Context, tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, `SELECT 1/0`)
 			return nil
-		}, run.CodeHandler, "its error was ignored"},
-		{"unique", func(ctx context.Context, tx pgx.Tx) error { return book(ctx, 1)(tx) }, run.CodeHandler, "SQLSTATE 23505"},
+		}, settling.CodeHandler, "its error was ignored"},
+		{"unique", func(ctx context.Context, tx pgx.Tx) error { return book(ctx, 1)(tx) }, settling.CodeHandler, "SQLSTATE 23505"},
 		{"deferred unique", func(ctx context.Context, tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL DEFERRED`); err != nil {
 				return err
 			}
 			return book(ctx, 1)(tx)
-		}, run.CodeHandler, "SQLSTATE 23505"},
+		}, settling.CodeHandler, "SQLSTATE 23505"},
 	}
 	pool := ledger(t)
 	execute(t, pool, `INSERT INTO ledger VALUES (1)`)

@@ -9,8 +9,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/internal/told"
-	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -40,12 +41,12 @@ func handsOn(err error) (on bool) {
 }
 
 // handOn records that a run goes on elsewhere.
-func (w *Worker) handOn(ctx context.Context, j *job) (lost []run.Outcome, err error) {
+func (w *Worker) handOn(ctx context.Context, j *job) (lost []settling.Outcome, err error) {
 	ctx, done := context.WithTimeout(ctx, min(settleTimeout, j.Length/3))
 	defer done()
-	ours, err := lease.HandOn(ctx, w.db, j.ID, j.Token, j.outcome.Delay)
+	ours, err := leasing.HandOn(ctx, w.db, j.ID, j.Token, j.outcome.Delay)
 	if err == nil && !ours {
-		lost = []run.Outcome{j.outcome}
+		lost = []settling.Outcome{j.outcome}
 	} else if err == nil {
 		w.hasWritten(ctx)
 	}
@@ -66,7 +67,7 @@ func (w *Worker) countElsewhere(ctx context.Context) error {
 	if w.config.Observe.Elsewhere == nil {
 		return nil
 	}
-	n, err := lease.Elsewhere(ctx, w.db, w.config.Prefixes)
+	n, err := leasing.Elsewhere(ctx, w.db, w.config.Prefixes)
 	if err == nil {
 		w.config.Observe.Elsewhere(n)
 	}

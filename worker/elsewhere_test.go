@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -121,7 +122,7 @@ func TestErrorsFromElsewhere(t *testing.T) {
 	}{
 		{run.Again(0), run.Leased, 1, 1, ""},
 		{run.RetryAfter(run.WithCode("busy", errors.New("come back")), 0), run.Leased, 2, 1, "busy"},
-		{errors.New("who knows"), run.Leased, 3, 1, run.CodeHandler},
+		{errors.New("who knows"), run.Leased, 3, 1, settling.CodeHandler},
 		{run.Permanent(run.WithCode("CARD_DECLINED", errors.New("no money left"))), run.Failed, 3, 1, "CARD_DECLINED"},
 	} {
 		token := <-tokens

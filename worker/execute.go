@@ -8,12 +8,13 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // start makes a job of a lease and executes it in a goroutine of its own.
-func (w *Worker) start(l *lease.Lease) {
+func (w *Worker) start(l *leasing.Lease) {
 	j := &job{Lease: *l, entry: w.lookup(l.Type), confirmed: l.Taken, extended: l.Taken}
 	j.ctx, j.cancel = context.WithCancelCause(context.Background())
 	j.row = j.MaxAttempts
@@ -26,7 +27,7 @@ func (w *Worker) start(l *lease.Lease) {
 	// This process was frozen, or the answer came late: nothing is started on a lease that has
 	// run out. If nobody has taken it over it is given back.
 	if !j.Exhausted {
-		j.done, j.outcome = true, run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Release}
+		j.done, j.outcome = true, settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release}
 		w.jobs.add(j)
 		w.settles <- j
 	}
@@ -55,10 +56,10 @@ func (w *Worker) execute(j *job) {
 func (w *Worker) call(j *job) (json.RawMessage, error) {
 	switch {
 	case j.Exhausted, j.Suspect && j.Attempt > j.MaxAttempts:
-		return nil, technical(run.CodeExpired,
+		return nil, technical(settling.CodeExpired,
 			fmt.Errorf("lease_expired: all %d attempts are used up, the last by one that did not report back", j.MaxAttempts))
 	case j.entry == nil:
-		return nil, technical(run.CodeNoHandler, errors.New(run.CodeNoHandler))
+		return nil, technical(settling.CodeNoHandler, errors.New(settling.CodeNoHandler))
 	}
 	if late := w.tooLate(j); late != nil {
 		return nil, late
@@ -90,13 +91,13 @@ func (w *Worker) finish(j *job, result json.RawMessage, err error, took time.Dur
 	if w.config.Observe.Finished != nil {
 		w.config.Observe.Finished(j.Type, j.outcome.Verdict, took)
 	}
-	if j.outcome.Verdict == run.Succeed || j.outcome.Verdict == run.HandOn { // whoever took it on is there
+	if j.outcome.Verdict == settling.Succeed || j.outcome.Verdict == settling.HandOn { // whoever took it on is there
 		w.outages.over(j.Type)
 	}
-	if j.outcome.Verdict != run.Succeed {
+	if j.outcome.Verdict != settling.Succeed {
 		j.extras.drop()
 	}
-	if len(j.extras.effects) > 0 || j.outcome.Verdict == run.HandOn {
+	if len(j.extras.effects) > 0 || j.outcome.Verdict == settling.HandOn {
 		w.solos <- j
 		return
 	}

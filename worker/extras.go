@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -24,7 +24,7 @@ type extras struct {
 	closed  bool // the handler has returned: nothing more is taken, what is here may be read
 	effects []func(pgx.Tx) error
 	events  []outbox.Event
-	lease   *lease.Lease // see Token
+	lease   *leasing.Lease // see Token
 }
 
 func (x *extras) close() {

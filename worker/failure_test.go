@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -34,22 +35,22 @@ func TestFailures(t *testing.T) {
 		code string
 		want string // all of the message, or its start if it ends with …
 	}{
-		{"text", func(context.Context) error { return errors.New("no luck") }, run.CodeHandler, "no luck"},
-		{"empty", func(context.Context) error { return errors.New("") }, run.CodeHandler, "(empty error)"},
-		{"long", func(context.Context) error { return errors.New(strings.Repeat("ä", 5<<20)) }, run.CodeHandler, "ääää…"},
-		{"dirty", func(context.Context) error { return errors.New("a\x00b\xff\x1b[31mred\x1b[0m") }, run.CodeHandler, "ab\uFFFDred"},
-		{"dsn", func(context.Context) error { return errors.New("dial postgres://u:hunter2@db/app") }, run.CodeHandler, "dial postgres://u:xxxxx@db/app"},
-		{"bearer", func(context.Context) error { return errors.New("sent Authorization: Bearer abc.def") }, run.CodeHandler, "sent Authorization: xxxxx"},
+		{"text", func(context.Context) error { return errors.New("no luck") }, settling.CodeHandler, "no luck"},
+		{"empty", func(context.Context) error { return errors.New("") }, settling.CodeHandler, "(empty error)"},
+		{"long", func(context.Context) error { return errors.New(strings.Repeat("ä", 5<<20)) }, settling.CodeHandler, "ääää…"},
+		{"dirty", func(context.Context) error { return errors.New("a\x00b\xff\x1b[31mred\x1b[0m") }, settling.CodeHandler, "ab\uFFFDred"},
+		{"dsn", func(context.Context) error { return errors.New("dial postgres://u:hunter2@db/app") }, settling.CodeHandler, "dial postgres://u:xxxxx@db/app"},
+		{"bearer", func(context.Context) error { return errors.New("sent Authorization: Bearer abc.def") }, settling.CodeHandler, "sent Authorization: xxxxx"},
 		{"coded", func(context.Context) error { return run.WithCode("card_declined", errors.New("no")) }, "card_declined", "no"},
 		{"own context", func(ctx context.Context) error {
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
 			return ctx.Err()
-		}, run.CodeHandler, "context canceled"},
-		{"nil pointer", func(context.Context) error { return (*brokenError)(nil) }, run.CodePanic, "panic: runtime error: invalid memory address…"},
-		{"panic", func(context.Context) error { panic("ouch") }, run.CodePanic, "panic: ouch"},
-		{"panic nil", func(context.Context) error { panic(nil) }, run.CodePanic, "panic: panic called with nil argument…"},
-		{"goexit", func(context.Context) error { runtime.Goexit(); return nil }, run.CodeHandler, "the handler ended its goroutine (runtime.Goexit)"},
+		}, settling.CodeHandler, "context canceled"},
+		{"nil pointer", func(context.Context) error { return (*brokenError)(nil) }, settling.CodePanic, "panic: runtime error: invalid memory address…"},
+		{"panic", func(context.Context) error { panic("ouch") }, settling.CodePanic, "panic: ouch"},
+		{"panic nil", func(context.Context) error { panic(nil) }, settling.CodePanic, "panic: panic called with nil argument…"},
+		{"goexit", func(context.Context) error { runtime.Goexit(); return nil }, settling.CodeHandler, "the handler ended its goroutine (runtime.Goexit)"},
 	}
 	pool := pgtest.New(t)
 	mux := worker.NewMux()
@@ -72,7 +73,7 @@ func TestFailures(t *testing.T) {
 		if len(*r.LastError) > 4096 || !utf8.ValidString(*r.LastError) {
 			t.Errorf("%s: last_error has %d bytes", c.name, len(*r.LastError))
 		}
-		if (f.Code == run.CodePanic) != strings.Contains(f.Stack, "goroutine") {
+		if (f.Code == settling.CodePanic) != strings.Contains(f.Stack, "goroutine") {
 			t.Errorf("%s: stack = %.100q", c.name, f.Stack)
 		}
 	}

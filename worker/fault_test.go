@@ -17,8 +17,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -172,8 +172,8 @@ func statementsFail(t *testing.T, harm, mend, statement string) {
 		work(t, pool, mux, func(c *worker.Config) {
 			c.Concurrency, c.Logger, c.Lease = 50, log.logger(), hold/2
 			*c.Hooks() = []hook.Hook{{
-				Concerns: func(l *lease.Lease) bool { return l.Type == "test.hooked.v1" },
-				Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+				Concerns: func(l *leasing.Lease) bool { return l.Type == "test.hooked.v1" },
+				Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
 					for _, s := range batch {
 						if _, err := tx.Exec(ctx, `INSERT INTO hooked VALUES ($1)`, s.ID); err != nil {
 							return err

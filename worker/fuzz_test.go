@@ -11,6 +11,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -88,11 +90,11 @@ func FuzzHandle(f *testing.F) {
 				t.Fatalf("%s: the payload was changed", typ)
 			}
 			if err == nil {
-				err = run.CheckResult(result)
+				err = jsondoc.CheckResult(result)
 			}
 			var unfit *run.DocumentError
 			switch same := typ == "test.same.v1"; {
-			case run.CheckResult(payload) != nil:
+			case jsondoc.CheckResult(payload) != nil:
 				if err != nil && !run.IsPermanent(err) && !errors.As(err, &unfit) {
 					t.Fatalf("%s: refused to be tried again: %v", typ, err)
 				}
@@ -100,7 +102,7 @@ func FuzzHandle(f *testing.F) {
 				t.Fatalf("a payload that can be stored ends in: %v", err)
 			case same && !reflect.DeepEqual(meaning(t, payload), meaning(t, result)):
 				t.Fatalf("%s became %s", payload, result)
-			case err != nil && run.Code(err) != run.CodePayload && !strings.HasPrefix(err.Error(), "result: $: "):
+			case err != nil && run.Code(err) != settling.CodePayload && !strings.HasPrefix(err.Error(), "result: $: "):
 				t.Fatalf("%s: refused as %q: %v", typ, run.Code(err), err)
 			}
 		}

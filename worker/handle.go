@@ -11,6 +11,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	jsonv1 "github.com/go-json-experiment/json/v1"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -37,7 +38,7 @@ func Handle[In, Out any](m *Mux, task run.Task[In], fn func(context.Context, In)
 	m.HandleRaw(typ, func(ctx context.Context, payload stdjson.RawMessage) (stdjson.RawMessage, error) {
 		var in In
 		if err := json.Unmarshal(payload, &in, decoding); err != nil {
-			return nil, technical(run.CodePayload, fmt.Errorf("decode payload: %w", err))
+			return nil, technical(settling.CodePayload, fmt.Errorf("decode payload: %w", err))
 		}
 		out, err := fn(ctx, in)
 		if err != nil {
@@ -104,9 +105,9 @@ func encode(out any) (data stdjson.RawMessage, err error) {
 
 // technical is an error that ends a run at once, and that is not its handler's.
 func technical(code string, err error) error {
-	return run.Permanent(run.Technical(run.WithCode(code, err)))
+	return run.Permanent(settling.Technical(run.WithCode(code, err)))
 }
 
 func rejected(err error) error {
-	return technical(run.CodeResult, err)
+	return technical(settling.CodeResult, err)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -142,9 +143,9 @@ func drained(t *testing.T, pool *pgxpool.Pool) {
 	})
 }
 
-func failureOf(t *testing.T, r *run.Run) run.Failure {
+func failureOf(t *testing.T, r *run.Run) settling.Failure {
 	t.Helper()
-	var f run.Failure
+	var f settling.Failure
 	if err := json.Unmarshal(r.Error, &f); err != nil {
 		t.Fatalf("error column of %s run: %v: %s", r.Status, err, r.Error)
 	}
@@ -165,16 +166,16 @@ func expire(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
 type seen struct {
 	mu                          sync.Mutex
 	lost                        []error
-	settled                     map[run.Verdict]int
+	settled                     map[settling.Verdict]int
 	refused, extended, stuck    int
 	again, exhausted, failedTry int
 }
 
 func (s *seen) observe(c *worker.Config) {
-	s.settled = map[run.Verdict]int{}
+	s.settled = map[settling.Verdict]int{}
 	locked := func(f func()) { s.mu.Lock(); defer s.mu.Unlock(); f() }
 	c.Observe = worker.Observer{
-		Settled: func(_ string, v run.Verdict) { locked(func() { s.settled[v]++ }) },
+		Settled: func(_ string, v settling.Verdict) { locked(func() { s.settled[v]++ }) },
 		Refused: func(string) { locked(func() { s.refused++ }) },
 		Lost:    func(_ string, cause error) { locked(func() { s.lost = append(s.lost, cause) }) },
 		Stuck:   func(n int) { locked(func() { s.stuck = max(s.stuck, n) }) },
@@ -203,7 +204,7 @@ func (s *seen) get(count *int) int {
 	return *count
 }
 
-func (s *seen) verdicts(v run.Verdict) int {
+func (s *seen) verdicts(v settling.Verdict) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.settled[v]

@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -24,7 +25,7 @@ func (e *hookError) Error() string { return "hook: " + e.err.Error() }
 func (e *hookError) Unwrap() error { return e.err }
 
 // begin calls a hook's Begin.
-func begin(h hook.Hook, place int, tx pgx.Tx, first *pgx.Batch, batch []lease.Settlement) (act hook.Act, err error) {
+func begin(h hook.Hook, place int, tx pgx.Tx, first *pgx.Batch, batch []leasing.Settlement) (act hook.Act, err error) {
 	if h.Begin == nil || len(batch) == 0 {
 		return nil, nil
 	}
@@ -46,7 +47,7 @@ func begin(h hook.Hook, place int, tx pgx.Tx, first *pgx.Batch, batch []lease.Se
 }
 
 // act calls what a hook's Begin has returned, which must not leave the transaction aborted.
-func act(ctx context.Context, place int, tx pgx.Tx, do hook.Act, settled []lease.Settlement) error {
+func act(ctx context.Context, place int, tx pgx.Tx, do hook.Act, settled []leasing.Settlement) error {
 	if do == nil || len(settled) == 0 {
 		return nil
 	}
@@ -85,19 +86,19 @@ type Backlog struct {
 // An Observer is told what a worker does. Nil functions are skipped. They are called from
 // several goroutines and must return quickly.
 type Observer struct {
-	Polled    func(leased int, took time.Duration, err error)           // each poll
-	Finished  func(typ string, verdict run.Verdict, took time.Duration) // each handler that returned
-	Settled   func(typ string, verdict run.Verdict)                     // each outcome recorded
-	SettleRun func(batch int, took time.Duration, err error)            // each settle statement or transaction
-	Refused   func(typ string)                                          // each outcome refused: the lease was lost
-	Lost      func(typ string, cause error)                             // each handler whose context ended with a cause
-	Extended  func(leases int, took time.Duration, err error)           // each heartbeat
-	Reclaimed func(again, exhausted int)                                // expired leases taken back
-	Stuck     func(handlers int)                                        // handlers that ignore the end of their context
-	SetAside  func(typ string)                                          // each run that the database refuses to have leased, settled or taken back
-	Fault     func(statement string, failing bool)                      // every ten seconds: a statement fails for every row, or does so no more
-	Breakers  func(open []string)                                       // when it changes: the types whose breaker is open
-	Stalled   func(types int)                                           // every ten seconds: types that are due, could be leased, and are not
-	Elsewhere func(runs int)                                            // every ten seconds: runs of the worker's prefixes that go on elsewhere, whoever has handed them on
-	Backlog   func(due []Backlog)                                       // every ten seconds: how much of each of the worker's prefixes is due
+	Polled    func(leased int, took time.Duration, err error)                // each poll
+	Finished  func(typ string, verdict settling.Verdict, took time.Duration) // each handler that returned
+	Settled   func(typ string, verdict settling.Verdict)                     // each outcome recorded
+	SettleRun func(batch int, took time.Duration, err error)                 // each settle statement or transaction
+	Refused   func(typ string)                                               // each outcome refused: the lease was lost
+	Lost      func(typ string, cause error)                                  // each handler whose context ended with a cause
+	Extended  func(leases int, took time.Duration, err error)                // each heartbeat
+	Reclaimed func(again, exhausted int)                                     // expired leases taken back
+	Stuck     func(handlers int)                                             // handlers that ignore the end of their context
+	SetAside  func(typ string)                                               // each run that the database refuses to have leased, settled or taken back
+	Fault     func(statement string, failing bool)                           // every ten seconds: a statement fails for every row, or does so no more
+	Breakers  func(open []string)                                            // when it changes: the types whose breaker is open
+	Stalled   func(types int)                                                // every ten seconds: types that are due, could be leased, and are not
+	Elsewhere func(runs int)                                                 // every ten seconds: runs of the worker's prefixes that go on elsewhere, whoever has handed them on
+	Backlog   func(due []Backlog)                                            // every ten seconds: how much of each of the worker's prefixes is due
 }

@@ -15,16 +15,17 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
 // acting is a hook that does something once runs are settled, and nothing before.
-func acting(act hook.Act) func(*pgx.Batch, []lease.Settlement) (hook.Act, error) {
-	return func(*pgx.Batch, []lease.Settlement) (hook.Act, error) { return act, nil }
+func acting(act hook.Act) func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) {
+	return func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) { return act, nil }
 }
 
 // What Begin queues sees runs before they are settled, what it returns after, and only those whose lease still held.
@@ -41,7 +42,7 @@ func TestHooks(t *testing.T) {
 	var mu sync.Mutex
 	log := map[uuid.UUID]string{}
 	step := func(name string) hook.Act {
-		return func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+		return func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
 			mu.Lock()
 			defer mu.Unlock()
 			for _, s := range batch {
@@ -54,7 +55,7 @@ func TestHooks(t *testing.T) {
 			return nil
 		}
 	}
-	begin := func(first *pgx.Batch, batch []lease.Settlement) (hook.Act, error) {
+	begin := func(first *pgx.Batch, batch []leasing.Settlement) (hook.Act, error) {
 		for _, s := range batch {
 			first.Queue(`SELECT status FROM workflow_run WHERE id = $1`, s.Lease.ID).QueryRow(func(row pgx.Row) error {
 				mu.Lock()
@@ -117,7 +118,7 @@ func TestFailingHook(t *testing.T) {
 			addMany(t, pool, "test.many.v1", 19)
 			work(t, pool, mux, func(c *worker.Config) {
 				c.Concurrency = 20
-				*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+				*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
 					for _, s := range batch {
 						if s.Lease.ID == guilty && !healed.Load() {
 							tries.Add(1)
@@ -161,9 +162,9 @@ func TestHookRefusal(t *testing.T) {
 	addMany(t, pool, "test.fact.v1", 8)
 	var failures atomic.Int32
 	work(t, pool, mux, func(c *worker.Config) {
-		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
 			for _, s := range batch {
-				if s.Verdict == run.Fail {
+				if s.Verdict == settling.Fail {
 					failures.Add(1)
 					continue
 				}
@@ -201,11 +202,11 @@ func TestHookNames(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 64)
 	guilty := query[uuid.UUID](t, pool, `SELECT id FROM workflow_run ORDER BY id OFFSET 40 LIMIT 1`)
 	work(t, pool, mux, func(c *worker.Config) {
-		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
 			for _, s := range batch {
 				if s.Outcome.ID == guilty && len(batch) > 1 {
 					refused.Add(1)
-					return &lease.SettleError{Run: guilty, Err: errors.New("no")}
+					return &leasing.SettleError{Run: guilty, Err: errors.New("no")}
 				}
 			}
 			return nil
@@ -238,10 +239,10 @@ func TestHookFailsRuns(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 64)
 	guilty := query[[]uuid.UUID](t, pool, `SELECT array_agg(id) FROM (SELECT id FROM workflow_run ORDER BY id OFFSET 20 LIMIT 20) x`)
 	work(t, pool, mux, func(c *worker.Config) {
-		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
 			var ids []uuid.UUID
 			for _, s := range batch {
-				if s.Verdict == run.Succeed && slices.Contains(guilty, s.Outcome.ID) {
+				if s.Verdict == settling.Succeed && slices.Contains(guilty, s.Outcome.ID) {
 					ids = append(ids, s.Outcome.ID)
 				}
 			}
@@ -251,7 +252,7 @@ func TestHookFailsRuns(t *testing.T) {
 			if len(batch) > 1 {
 				refused.Add(1)
 			}
-			return &lease.SettleError{Run: ids[0], Others: ids[1:], Err: run.Permanent(run.WithCode("taken", fmt.Errorf("%s is taken", ids[0])))}
+			return &leasing.SettleError{Run: ids[0], Others: ids[1:], Err: run.Permanent(run.WithCode("taken", fmt.Errorf("%s is taken", ids[0])))}
 		})}}
 	})
 	drained(t, pool)
@@ -304,8 +305,8 @@ func TestBadEvent(t *testing.T) {
 	handle(mux, "test.tell.v1", func(ctx context.Context) error { return worker.Emit(ctx, outbox.Event{Type: "not a type"}) })
 	work(t, pool, mux, nil)
 	r := finished(t, pool, enqueue(t, pool, "test.tell.v1", empty{}))
-	if r.Status != run.Failed || r.Attempt != 1 || failureOf(t, r).Code != run.CodeResult || !strings.Contains(*r.LastError, "outbox_event_type_check") {
-		t.Errorf("run is %s after %d attempts, %s; want failed after 1, %s", r.Status, r.Attempt, r.Error, run.CodeResult)
+	if r.Status != run.Failed || r.Attempt != 1 || failureOf(t, r).Code != settling.CodeResult || !strings.Contains(*r.LastError, "outbox_event_type_check") {
+		t.Errorf("run is %s after %d attempts, %s; want failed after 1, %s", r.Status, r.Attempt, r.Error, settling.CodeResult)
 	}
 }
 
@@ -328,7 +329,7 @@ func TestSlowSettling(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 8)
 	begun := time.Now()
 	work(t, pool, mux, func(c *worker.Config) {
-		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, _ pgx.Tx, _ []lease.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, _ pgx.Tx, _ []leasing.Settlement) error {
 			if time.Since(begun) > 8*time.Second {
 				return nil
 			}
@@ -358,8 +359,8 @@ func TestNextStepsDoNotWait(t *testing.T) {
 	work(t, pool, mux, func(c *worker.Config) {
 		c.NoWakeUp, c.PollInterval, c.Lease = true, time.Minute, time.Minute
 		*c.Hooks() = []hook.Hook{{
-			Concerns: func(l *lease.Lease) bool { return l.Type == "test.first.v1" },
-			Begin: acting(func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
+			Concerns: func(l *leasing.Lease) bool { return l.Type == "test.first.v1" },
+			Begin: acting(func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement) error {
 				_, err := run.Enqueue(ctx, tx, run.New{Type: "test.next.v1"})
 				return err
 			}),

@@ -12,8 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -151,13 +152,13 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	var seen []string
-	act := func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
+	act := func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
 		for _, s := range batch {
 			seen = append(seen, string(s.Result))
 		}
 		return nil
 	}
-	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, hooks: []hook.Hook{{Begin: func(*pgx.Batch, []lease.Settlement) (hook.Act, error) { return act, nil }}}, Logger: slog.New(slog.DiscardHandler)})
+	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, hooks: []hook.Hook{{Begin: func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) { return act, nil }}}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +171,7 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `UPDATE workflow_run SET status = 'pending'`); err != nil {
 			t.Fatal(err)
 		}
-		j := take(t, w, run.Outcome{Verdict: run.Succeed, Result: json.RawMessage(result)})
+		j := take(t, w, settling.Outcome{Verdict: settling.Succeed, Result: json.RawMessage(result)})
 		j.extras.events = []outbox.Event{{Aggregate: j.ID, Type: "test.told", Payload: json.RawMessage(result)}}
 		batch = append(batch, j)
 	}
@@ -186,9 +187,9 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 }
 
 // take leases the one run that is due, which has the outcome already.
-func take(t *testing.T, w *Worker, outcome run.Outcome) *job {
+func take(t *testing.T, w *Worker, outcome settling.Outcome) *job {
 	t.Helper()
-	p := &lease.Poller{DB: w.db, Prefixes: []string{"test."}, Worker: w.name, Terms: func(string) lease.Terms { return lease.Terms{Length: time.Minute, Room: -1} }}
+	p := &leasing.Poller{DB: w.db, Prefixes: []string{"test."}, Worker: w.name, Terms: func(string) leasing.Terms { return leasing.Terms{Length: time.Minute, Room: -1} }}
 	leases, _, err := p.Acquire(t.Context(), 1, 1)
 	if err != nil || len(leases) != 1 {
 		t.Fatalf("leased %d, %v", len(leases), err)
@@ -220,7 +221,7 @@ func TestProlong(t *testing.T) {
 	if _, err := run.Enqueue(t.Context(), pool, run.New{Type: "test.slow.v1"}); err != nil {
 		t.Fatal(err)
 	}
-	j := take(t, w, run.Outcome{Verdict: run.Succeed})
+	j := take(t, w, settling.Outcome{Verdict: settling.Succeed})
 	j.extended = time.Now().Add(-40 * time.Second)
 	w.jobs.add(j)
 	if before, err = pool.Begin(t.Context()); err != nil {
@@ -240,11 +241,11 @@ func TestProlong(t *testing.T) {
 func TestAgeingBesideAReturn(t *testing.T) {
 	t.Parallel()
 	var w Worker
-	j := &job{Lease: lease.Lease{Length: time.Second}, extended: time.Now().Add(-time.Minute)}
+	j := &job{Lease: leasing.Lease{Length: time.Second}, extended: time.Now().Add(-time.Minute)}
 	returned := make(chan struct{})
 	go func() {
 		defer close(returned)
-		j.outcome = run.Outcome{Verdict: run.TryAgain} // as finish does
+		j.outcome = settling.Outcome{Verdict: settling.TryAgain} // as finish does
 	}()
 	if due := w.ageing([]*job{j}); len(due) != 1 {
 		t.Errorf("%d leases are about to run out, want 1", len(due))
@@ -259,8 +260,8 @@ func TestProlongedAfterATry(t *testing.T) {
 	pool := pgtest.New(t)
 	const length = 4 * time.Second
 	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Lease: length, Logger: slog.New(slog.DiscardHandler), hooks: []hook.Hook{{
-		Begin: func(*pgx.Batch, []lease.Settlement) (hook.Act, error) {
-			return func(ctx context.Context, tx pgx.Tx, _ []lease.Settlement) error {
+		Begin: func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) {
+			return func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement) error {
 				_, err := tx.Exec(ctx, `DO $$ BEGIN PERFORM pg_sleep(1.2); RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$`)
 				return err
 			}, nil
@@ -275,14 +276,14 @@ func TestProlongedAfterATry(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: func(string) lease.Terms { return lease.Terms{Length: length, Room: -1} }}
+	p := &leasing.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: func(string) leasing.Terms { return leasing.Terms{Length: length, Room: -1} }}
 	leases, _, err := p.Acquire(t.Context(), 2, 0)
 	if err != nil || len(leases) != 2 {
 		t.Fatalf("leased %d, %v", len(leases), err)
 	}
 	var batch []*job
 	for _, l := range leases {
-		j := &job{Lease: l, outcome: run.Outcome{ID: l.ID, Token: l.Token, Verdict: run.Succeed}, done: true, confirmed: l.Taken, extended: l.Taken}
+		j := &job{Lease: l, outcome: settling.Outcome{ID: l.ID, Token: l.Token, Verdict: settling.Succeed}, done: true, confirmed: l.Taken, extended: l.Taken}
 		w.jobs.add(j)
 		batch = append(batch, j)
 	}

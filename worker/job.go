@@ -8,7 +8,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -25,20 +26,20 @@ const fewLate = soloSettlers + batchSettlers
 // A job is a lease that this process holds, from the moment it is taken until its outcome
 // is recorded or it is lost.
 type job struct {
-	lease.Lease
+	leasing.Lease
 	entry   *entry // nil: no handler
 	row     int    // max_attempts as it stands in the row; MaxAttempts is what the run has
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	extras  extras
-	kept    *lease.Kept   // its outcome is one that is kept; else nil
-	outcome run.Outcome   // once the handler has returned
-	took    time.Duration // the handler; of an outcome that is kept 0
-	trouble fault.Series  // tries to settle it that have failed
-	unsure  bool          // an earlier try to settle may have been recorded
-	lasting bool          // for so long that any error may be its own
-	plainly bool          // its failure is told in words of our own
-	offered *offer        // what it was before that, or before the database refused its result
+	kept    *leasing.Kept    // its outcome is one that is kept; else nil
+	outcome settling.Outcome // once the handler has returned
+	took    time.Duration    // the handler; of an outcome that is kept 0
+	trouble fault.Series     // tries to settle it that have failed
+	unsure  bool             // an earlier try to settle may have been recorded
+	lasting bool             // for so long that any error may be its own
+	plainly bool             // its failure is told in words of our own
+	offered *offer           // what it was before that, or before the database refused its result
 
 	// Guarded by jobs.mu.
 	confirmed   time.Time  // start of the last request that is known to have extended the lease
@@ -136,7 +137,7 @@ func (s *jobs) countOf(e *entry) int {
 // Where outcomes are recorded too slowly, no more runs of their types are leased: while more than an eighth of the slots have one that
 // has waited for a third of its lease, and not for a row that is locked or refused. A worker that took more would hold, and extend, more
 // leases than it can settle, and lose some: their runs would be done again, which is more to do for whatever is slow.
-func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
+func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	parked, watched, late, alone := 0, 0, 0, false
@@ -155,7 +156,7 @@ func (s *jobs) room(concurrency int) (n, suspects int, held lease.Suspects) {
 			held.Running = held.Running || !j.parked
 			held.Alone = held.Alone || j.Alone && !j.parked
 			if last {
-				held.Last = append(held.Last, lease.Held{ID: j.ID, Token: j.Token})
+				held.Last = append(held.Last, leasing.Held{ID: j.ID, Token: j.Token})
 			}
 		}
 		switch {

@@ -11,9 +11,9 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
-	"github.com/simple-workflow/simple-workflow/run"
 )
 
 const (
@@ -27,7 +27,7 @@ const (
 // this one's business no more: its slot is free, its lease is not extended. It reports false if no outcome at all could be
 // recorded, which is no fault of this run's, or if it is not known.
 func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
-	if j.outcome.Verdict == run.HandOn {
+	if j.outcome.Verdict == settling.HandOn {
 		return false // it is none yet
 	}
 	call, done := context.WithTimeout(ctx, tendTimeout)
@@ -39,9 +39,9 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 	events, err := packed(j.extras.events)
 	kept := false
 	if err == nil {
-		k := lease.Kept{Settlement: lease.Settlement{Lease: j.Lease, Outcome: j.outcome}, Events: events, Effects: len(j.extras.effects) > 0}
+		k := leasing.Kept{Settlement: leasing.Settlement{Lease: j.Lease, Outcome: j.outcome}, Events: events, Effects: len(j.extras.effects) > 0}
 		k.Worker = w.name
-		kept, err = lease.Keep(call, w.db, k, cause)
+		kept, err = leasing.Keep(call, w.db, k, cause)
 	}
 	if err != nil && ctx.Err() == nil {
 		w.note(err)
@@ -60,14 +60,14 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 }
 
 // othersGoThrough returns an error if nothing like the outcome of a job could be settled: this worker may not settle at all, or
-// no step of a process, or the hook that refuses it refuses others, too. lease.Keep looks whether the database lets any run be settled.
+// no step of a process, or the hook that refuses it refuses others, too. leasing.Keep looks whether the database lets any run be settled.
 func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error {
 	var hook *hookError
-	if err := lease.CanSettle(ctx, w.db, w.name); err != nil {
+	if err := leasing.CanSettle(ctx, w.db, w.name); err != nil {
 		return err
 	} else if j.Step != uuid.Nil {
 		return w.stepsWork(ctx)
-	} else if errors.As(cause, &hook) && !errors.As(cause, new(*lease.SettleError)) && w.jobs.othersRefusedBy(hook, j) {
+	} else if errors.As(cause, &hook) && !errors.As(cause, new(*leasing.SettleError)) && w.jobs.othersRefusedBy(hook, j) {
 		return w.hookWorks(ctx, j, hook, time.Now().Add(-refusalSpan))
 	}
 	return nil
@@ -76,13 +76,13 @@ func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error
 // stepsWork returns nil if steps could be settled that are made for this.
 func (w *Worker) stepsWork(ctx context.Context) error {
 	err := undone(w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
-		controls, err := lease.Controls(ctx, tx)
+		controls, err := leasing.Controls(ctx, tx)
 		if err != nil {
 			return err
 		}
-		batch, outcomes := make([]*job, len(controls)), make([]run.Outcome, len(controls))
+		batch, outcomes := make([]*job, len(controls)), make([]settling.Outcome, len(controls))
 		for i, l := range controls {
-			outcomes[i] = run.Outcome{ID: l.ID, Token: l.Token, Verdict: run.Succeed}
+			outcomes[i] = settling.Outcome{ID: l.ID, Token: l.Token, Verdict: settling.Succeed}
 			batch[i] = &job{Lease: l, outcome: outcomes[i]}
 		}
 		if _, err := w.record(ctx, tx, batch, outcomes); err != nil {
@@ -100,7 +100,7 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 func (w *Worker) settleKept(ctx context.Context) {
 	for sleep(ctx, firstKeptLook); ctx.Err() == nil; {
 		start := time.Now()
-		due, err := lease.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
+		due, err := leasing.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
 		took := time.Since(start)
 		if err != nil && ctx.Err() == nil {
 			w.note(err)
@@ -113,11 +113,11 @@ func (w *Worker) settleKept(ctx context.Context) {
 }
 
 // settleAllKept settles outcomes that are kept, and reports whether any is settled.
-func (w *Worker) settleAllKept(ctx context.Context, due []lease.Kept) (any bool) {
+func (w *Worker) settleAllKept(ctx context.Context, due []leasing.Kept) (any bool) {
 	var jobs []*job
 	for _, k := range due {
 		j := &job{Lease: k.Lease, entry: w.lookup(k.Type), outcome: k.Outcome, done: true, kept: &k}
-		if j.row = k.MaxAttempts; k.Verdict == run.TryAgain && k.Told == nil {
+		if j.row = k.MaxAttempts; k.Verdict == settling.TryAgain && k.Told == nil {
 			_, j.outcome.Most = w.most(j)
 			if j.Follows && j.Attempt >= cmp.Or(j.outcome.Most, j.row) { // the policy has been lowered: it was to be tried again, and is, once
 				j.outcome.Most = j.Attempt + 1
@@ -173,7 +173,7 @@ func (w *Worker) settleOneKept(ctx context.Context, j *job) bool {
 	defer done()
 	if transient(err) || w.othersGoThrough(call, j, err) != nil {
 		w.note(err)
-	} else if err := lease.RefusedAgain(call, w.db, *j.kept, err); err != nil {
+	} else if err := leasing.RefusedAgain(call, w.db, *j.kept, err); err != nil {
 		w.complain("cannot tell that an outcome is refused", "err", err)
 	}
 	return false
@@ -185,21 +185,21 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	ctx, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
 	start := time.Now()
-	all := make([]lease.Kept, len(batch))
+	all := make([]leasing.Kept, len(batch))
 	for i, j := range batch {
 		all[i] = *j.kept
 	}
 	var still []*job // those that nobody has settled meanwhile
-	var lost []run.Outcome
+	var lost []settling.Outcome
 	err = w.transact(ctx, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
-		were, err := lease.Over(ctx, tx, all)
+		were, err := leasing.Over(ctx, tx, all)
 		if err != nil {
 			return err
 		}
 		still = slices.DeleteFunc(slices.Clone(batch), func(j *job) bool {
-			return !slices.ContainsFunc(were, func(k lease.Kept) bool { return k.Outcome.ID == j.ID })
+			return !slices.ContainsFunc(were, func(k leasing.Kept) bool { return k.Outcome.ID == j.ID })
 		})
-		outcomes := make([]run.Outcome, len(still))
+		outcomes := make([]settling.Outcome, len(still))
 		for i, j := range still {
 			outcomes[i] = j.outcome
 		}
@@ -217,7 +217,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 	switch {
 	case errors.Is(err, errUndone):
 		w.logger(&batch[0].Lease).Info("an outcome could be recorded; as its effects are lost, its lease is taken back")
-		_, err = lease.Over(ctx, w.db, all)
+		_, err = leasing.Over(ctx, w.db, all)
 	case err == nil:
 		w.settled(still, lost)
 	}

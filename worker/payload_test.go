@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -44,8 +45,8 @@ func TestPayloads(t *testing.T) {
 		case where == "" && r.Status != run.Succeeded:
 			t.Errorf("%s: run is %s, %s; want succeeded", payload, r.Status, r.Error)
 		case where == "":
-		case r.Status != run.Failed || r.Attempt != 1 || failureOf(t, r).Code != run.CodePayload || !strings.Contains(*r.LastError, where):
-			t.Errorf("%s: run is %s after %d attempts, %s; want failed after 1, %s, %s", payload, r.Status, r.Attempt, r.Error, run.CodePayload, where)
+		case r.Status != run.Failed || r.Attempt != 1 || failureOf(t, r).Code != settling.CodePayload || !strings.Contains(*r.LastError, where):
+			t.Errorf("%s: run is %s after %d attempts, %s; want failed after 1, %s, %s", payload, r.Status, r.Attempt, r.Error, settling.CodePayload, where)
 		}
 	}
 }

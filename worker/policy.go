@@ -1,12 +1,15 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
 	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -25,20 +28,23 @@ func (w *Worker) readPolicies(ctx context.Context) error {
 	if w.policies.Load() != nil {
 		return nil
 	}
-	all, err := lease.ReadPolicies(ctx, w.db)
+	all, err := lease.Read(ctx, w.db)
 	if err == nil {
 		w.policies.Store(&all)
 	}
 	return err
 }
 
-// tendRuns has runs that are set aside tried again, and takes over what the policies are by now.
+// tendRuns has runs that are set aside tried again, and reads the policies. Each is done even if the other has failed.
 func (w *Worker) tendRuns(ctx context.Context) error {
-	all, err := lease.Tend(ctx, w.db)
-	if all != nil {
+	failed := leasing.TryAgain(ctx, w.db)
+	alone, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // TryAgain may have used up all the time there was
+	defer done()
+	all, err := lease.Read(alone, w.db)
+	if err == nil {
 		w.policies.Store(&all)
 	}
-	return err
+	return cmp.Or(failed, err)
 }
 
 // most returns how many attempts the job's run has, as its policy and its handler's options are by now, and what is to be
@@ -46,7 +52,7 @@ func (w *Worker) tendRuns(ctx context.Context) error {
 func (w *Worker) most(j *job) (most, written int) {
 	most = j.MaxAttempts
 	if j.Follows {
-		if most = w.policy(j.Type).Most(j.Attempt); most != j.row {
+		if most = max(w.policy(j.Type).Attempts, j.Attempt); most != j.row { // never less than it was charged already
 			written = most
 		}
 	}
@@ -98,7 +104,7 @@ func (w *Worker) tooLate(j *job) error {
 	if limit == 0 || j.StartedAt.Sub(j.Enqueued) < limit {
 		return nil
 	}
-	return technical(run.CodeTooLate, fmt.Errorf("the policy lets it start within %s after it was enqueued, and that is over", limit))
+	return technical(settling.CodeTooLate, fmt.Errorf("the policy lets it start within %s after it was enqueued, and that is over", limit))
 }
 
 // left returns how long it is from now until the run may not be started any more; lasting: there is no such end.

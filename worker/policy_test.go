@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -147,7 +148,7 @@ func TestPolicyDeadline(t *testing.T) {
 		t.Errorf("what fails all the time: %s after %s, %q", r.Status, r.FinishedAt.Sub(r.CreatedAt), *r.LastError)
 	}
 	for _, r := range []*run.Run{finished(t, pool, late), finished(t, pool, again)} {
-		if r.Status != run.Failed || failureOf(t, r).Code != run.CodeTooLate {
+		if r.Status != run.Failed || failureOf(t, r).Code != settling.CodeTooLate {
 			t.Errorf("%s: %s, %s", r.Type, r.Status, r.Error)
 		}
 	}
@@ -195,7 +196,7 @@ func TestPolicyByHand(t *testing.T) {
 	handle(mux, "test.down.v1", func(context.Context) error { return errDown })
 	work(t, pool, mux, nil)
 	for id, n := range want {
-		if r := finished(t, pool, id.(uuid.UUID)); r.Attempt != n || r.MaxAttempts != n || failureOf(t, r).Code != run.CodeHandler {
+		if r := finished(t, pool, id.(uuid.UUID)); r.Attempt != n || r.MaxAttempts != n || failureOf(t, r).Code != settling.CodeHandler {
 			t.Errorf("it failed at attempt %d of %d as %s, want %d", r.Attempt, r.MaxAttempts, failureOf(t, r).Code, n)
 		}
 	}

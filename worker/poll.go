@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 const (
@@ -20,7 +20,7 @@ const (
 
 // poll leases due runs and starts their handlers until ctx ends.
 func (w *Worker) poll(ctx context.Context) {
-	poller := &lease.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.steps(), SetAside: w.tellAside, Doubts: &w.doubts,
+	poller := &leasing.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.steps(), SetAside: w.tellAside, Doubts: &w.doubts,
 		NoBreaker: w.noBreaker, Open: w.outages.open, Outages: w.learnOutages}
 	failures := retries()
 	pause := firstPause
@@ -72,12 +72,12 @@ func (w *Worker) lingering(ctx context.Context, limit time.Duration) (context.Co
 }
 
 // lease is one poll.
-func (w *Worker) lease(ctx context.Context, poller *lease.Poller, n, suspects int) ([]lease.Lease, time.Duration, error) {
+func (w *Worker) lease(ctx context.Context, poller *leasing.Poller, n, suspects int) ([]leasing.Lease, time.Duration, error) {
 	// Not longer than leases last: what an answer that comes late brings would be lost already.
 	call, done := w.lingering(ctx, min(callTimeout, w.shortestLease()/2))
 	defer done()
 	start := time.Now()
-	var leases []lease.Lease
+	var leases []leasing.Lease
 	var wait time.Duration
 	err := w.readPolicies(call)
 	if err == nil {

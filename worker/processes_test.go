@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -39,8 +39,8 @@ func TestProcesses(t *testing.T) {
 		Handlers: map[string]hook.Handler{"engine.own.v1": func(context.Context, json.RawMessage) (json.RawMessage, error) {
 			return json.RawMessage(`"its own"`), nil
 		}},
-		Hook: hook.Hook{Begin: func(*pgx.Batch, []lease.Settlement) (hook.Act, error) {
-			return func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
+		Hook: hook.Hook{Begin: func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) {
+			return func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
 				settled.Add(int32(len(batch)))
 				return nil
 			}, nil

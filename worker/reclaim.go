@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 const (
@@ -21,7 +21,7 @@ const (
 // reclaim takes back expired leases, of any type, until ctx ends. Exhausted runs become
 // jobs of this worker, whose only act is to fail them.
 func (w *Worker) reclaim(ctx context.Context) {
-	r := &lease.Reclaimer{DB: w.db, Worker: w.name, Backoff: w.config.Backoff, Length: w.config.Lease, Steps: w.steps(), SetAside: w.tellAside, Doubts: &w.doubts}
+	r := &leasing.Reclaimer{DB: w.db, Worker: w.name, Backoff: w.config.Backoff, Length: w.config.Lease, Steps: w.steps(), SetAside: w.tellAside, Doubts: &w.doubts}
 	for ctx.Err() == nil {
 		if !w.calm(reconnectPause) {
 			sleep(ctx, reclaimPause)

@@ -10,7 +10,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -38,8 +40,8 @@ func TestResults(t *testing.T) {
 		{"nil", nil, "null", ""},
 		{"number", 12345678901234567, "12345678901234567", ""},
 		{"html", "<b>&</b>", `"<b>&</b>"`, ""},
-		{"at the limit", strings.Repeat("x", run.MaxResult-2), "", ""},
-		{"beyond the limit", strings.Repeat("x", run.MaxResult-1), "", "1048577 bytes, the limit is 1048576"},
+		{"at the limit", strings.Repeat("x", jsondoc.MaxResult-2), "", ""},
+		{"beyond the limit", strings.Repeat("x", jsondoc.MaxResult-1), "", "1048577 bytes, the limit is 1048576"},
 		{"huge", strings.Repeat("x", 40<<20), "", "the limit is 1048576"},
 		{"nan", math.NaN(), "", "NaN"},
 		{"infinity", map[string]any{"a": math.Inf(1)}, "", "Inf"},
@@ -74,8 +76,8 @@ func TestResults(t *testing.T) {
 		case c.reason == "" && (r.Status != run.Succeeded || c.stored != "" && string(r.Result) != c.stored):
 			t.Errorf("%s: run is %s with result %.100s, want succeeded with %s", c.name, r.Status, r.Result, c.stored)
 		case c.reason == "":
-		case r.Status != run.Failed || failureOf(t, r).Code != run.CodeResult || !strings.Contains(*r.LastError, c.reason):
-			t.Errorf("%s: run is %s, error %.300s; want failed, %s, %q", c.name, r.Status, r.Error, run.CodeResult, c.reason)
+		case r.Status != run.Failed || failureOf(t, r).Code != settling.CodeResult || !strings.Contains(*r.LastError, c.reason):
+			t.Errorf("%s: run is %s, error %.300s; want failed, %s, %q", c.name, r.Status, r.Error, settling.CodeResult, c.reason)
 		}
 	}
 }
@@ -95,11 +97,11 @@ func TestRawResults(t *testing.T) {
 	if r := finished(t, pool, null); r.Status != run.Succeeded || r.Result != nil {
 		t.Errorf("nil: run is %s with %s, %s; want succeeded with nothing", r.Status, r.Result, r.Error)
 	}
-	if r := finished(t, pool, nothing); failureOf(t, r).Code != run.CodeResult || r.Attempt != 1 {
-		t.Errorf("no bytes: %s after %d attempts, want %s after 1", r.Error, r.Attempt, run.CodeResult)
+	if r := finished(t, pool, nothing); failureOf(t, r).Code != settling.CodeResult || r.Attempt != 1 {
+		t.Errorf("no bytes: %s after %d attempts, want %s after 1", r.Error, r.Attempt, settling.CodeResult)
 	}
-	if r := finished(t, pool, half); failureOf(t, r).Code != run.CodeResult || !strings.Contains(*r.LastError, "lone surrogate") || r.Attempt != 1 {
-		t.Errorf("lone surrogate: %s after %d attempts, want %s after 1", r.Error, r.Attempt, run.CodeResult)
+	if r := finished(t, pool, half); failureOf(t, r).Code != settling.CodeResult || !strings.Contains(*r.LastError, "lone surrogate") || r.Attempt != 1 {
+		t.Errorf("lone surrogate: %s after %d attempts, want %s after 1", r.Error, r.Attempt, settling.CodeResult)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -15,7 +15,7 @@ import (
 // their last attempt; one that is to be kept alone. A run that is no suspect, or is only to be failed, is none of them.
 func TestSuspectsHeld(t *testing.T) {
 	held := func(change func(*job)) *job {
-		j := &job{Lease: lease.Lease{Info: run.Info{ID: uuid.New(), Attempt: 2, MaxAttempts: 2}, Token: uuid.New(), Suspect: true, Taken: time.Now().Add(-time.Minute)}, row: 2, begun: true}
+		j := &job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New(), Attempt: 2, MaxAttempts: 2}, Token: uuid.New(), Suspect: true, Taken: time.Now().Add(-time.Minute)}, row: 2, begun: true}
 		j.cancel = func(error) {}
 		change(j)
 		return j
@@ -24,18 +24,18 @@ func TestSuspectsHeld(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*job)
-		want   lease.Suspects // Last with what the job has
+		want   leasing.Suspects // Last with what the job has
 		last   bool
 
 		received time.Time // its request took as long as the rest of a minute
 	}{
-		{"at its last attempt", func(*job) {}, lease.Suspects{Running: true}, true, past},
-		{"watched", func(*job) {}, lease.Suspects{Running: true, Watched: true}, true, time.Now()},
-		{"with attempts left", func(j *job) { j.Attempt = 1 }, lease.Suspects{Running: true}, false, past},
-		{"kept alone", func(j *job) { j.Alone = true }, lease.Suspects{Running: true, Alone: true}, true, past},
-		{"parked, with its handler over", func(j *job) { j.Alone, j.parked, j.done = true, true, true }, lease.Suspects{}, true, past},
-		{"no suspect", func(j *job) { j.Suspect = false }, lease.Suspects{}, false, past},
-		{"exhausted", func(j *job) { j.Exhausted = true }, lease.Suspects{}, false, past},
+		{"at its last attempt", func(*job) {}, leasing.Suspects{Running: true}, true, past},
+		{"watched", func(*job) {}, leasing.Suspects{Running: true, Watched: true}, true, time.Now()},
+		{"with attempts left", func(j *job) { j.Attempt = 1 }, leasing.Suspects{Running: true}, false, past},
+		{"kept alone", func(j *job) { j.Alone = true }, leasing.Suspects{Running: true, Alone: true}, true, past},
+		{"parked, with its handler over", func(j *job) { j.Alone, j.parked, j.done = true, true, true }, leasing.Suspects{}, true, past},
+		{"no suspect", func(j *job) { j.Suspect = false }, leasing.Suspects{}, false, past},
+		{"exhausted", func(j *job) { j.Exhausted = true }, leasing.Suspects{}, false, past},
 	} {
 		s := &jobs{freed: make(chan struct{}, 1)}
 		j := held(c.change)
@@ -89,7 +89,7 @@ func TestLateOutcomesStopTheirTypes(t *testing.T) {
 	} {
 		s := &jobs{freed: make(chan struct{}, 1)}
 		for range c.late {
-			j := &job{Lease: lease.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, entry: slow, done: true, doneAt: time.Now().Add(-30 * time.Second)}
+			j := &job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, entry: slow, done: true, doneAt: time.Now().Add(-30 * time.Second)}
 			c.change(j)
 			s.add(j)
 		}
@@ -119,7 +119,7 @@ func TestTermsWhileOutcomesAreLate(t *testing.T) {
 	}
 	w := &Worker{config: Config{Mux: mux, Lease: time.Minute}, jobs: jobs{freed: make(chan struct{}, 1)}}
 	for range 20 {
-		w.jobs.add(&job{Lease: lease.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, entry: w.lookup("slow.a.v1"), done: true, doneAt: time.Now().Add(-30 * time.Second)})
+		w.jobs.add(&job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, entry: w.lookup("slow.a.v1"), done: true, doneAt: time.Now().Add(-30 * time.Second)})
 	}
 	w.jobs.room(100)
 	if room := w.terms("slow.a.v1").Room; room != 0 {

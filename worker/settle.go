@@ -11,7 +11,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -122,7 +123,7 @@ func (w *Worker) setAside(ctx context.Context, j *job) {
 
 // withoutNamed sets the outcomes aside that a hook calls the cause of an error, and returns the rest.
 func (w *Worker) withoutNamed(ctx context.Context, batch []*job, err error) (rest []*job) {
-	var named *lease.SettleError
+	var named *leasing.SettleError
 	if !errors.As(err, &named) {
 		return batch
 	}
@@ -282,7 +283,7 @@ func (r *refusals) count(j *job, err error) bool {
 
 // failedByHook returns the error with which a hook has a run fail; nil: none has.
 func failedByHook(err error) error {
-	var named *lease.SettleError
+	var named *leasing.SettleError
 	if errors.As(err, &named) && run.IsPermanent(named.Err) {
 		return named.Err
 	}
@@ -299,9 +300,9 @@ func (w *Worker) blame(j *job, err error) bool {
 	case j.outcome.Failure != nil && value && !j.plainly:
 		j.offer()
 		j.plainly = true
-		j.outcome.Failure = run.NewFailure(rejected(errors.New("the description of the failure could not be stored")), j.Info)
+		j.outcome.Failure = settling.NewFailure(rejected(errors.New("the description of the failure could not be stored")), j.Info)
 		return true
-	case j.outcome.Verdict != run.Succeed:
+	case j.outcome.Verdict != settling.Succeed:
 		return false
 	case errors.As(err, &effect):
 		err = effect.err
@@ -320,7 +321,7 @@ func (w *Worker) blame(j *job, err error) bool {
 
 // An offer is an outcome before it was changed because the database seemed to object to what is to be stored.
 type offer struct {
-	outcome run.Outcome
+	outcome settling.Outcome
 	effects []func(pgx.Tx) error
 	events  []outbox.Event
 	refused bool // the changed one was refused as well: it was not for that
@@ -367,7 +368,7 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 }
 
 // trulyLost returns those of lost that no earlier, unanswered try has recorded.
-func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []run.Outcome) ([]run.Outcome, error) {
+func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []settling.Outcome) ([]settling.Outcome, error) {
 	refused := fences(lost)
 	unsure := false
 	for _, j := range batch {
@@ -378,12 +379,12 @@ func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []run.Outcome
 	}
 	ctx, done := context.WithTimeout(ctx, callTimeout)
 	defer done()
-	found, err := run.Recorded(ctx, w.db, lost)
+	found, err := settling.Recorded(ctx, w.db, lost)
 	if err != nil {
 		return nil, err
 	}
 	recorded := fences(found)
-	var truly []run.Outcome
+	var truly []settling.Outcome
 	for _, o := range lost {
 		if !recorded[fenceOf(o)] {
 			truly = append(truly, o)
@@ -396,9 +397,9 @@ func (w *Worker) trulyLost(ctx context.Context, batch []*job, lost []run.Outcome
 // leased again while the old outcome waited, and then both are in one batch.
 type fence struct{ run, token uuid.UUID }
 
-func fenceOf(o run.Outcome) fence { return fence{o.ID, o.Token} }
+func fenceOf(o settling.Outcome) fence { return fence{o.ID, o.Token} }
 
-func fences(outcomes []run.Outcome) map[fence]bool {
+func fences(outcomes []settling.Outcome) map[fence]bool {
 	set := make(map[fence]bool, len(outcomes))
 	for _, o := range outcomes {
 		set[fenceOf(o)] = true
@@ -407,7 +408,7 @@ func fences(outcomes []run.Outcome) map[fence]bool {
 }
 
 // settled frees the slots of a batch and tells what became of it.
-func (w *Worker) settled(batch []*job, lost []run.Outcome) {
+func (w *Worker) settled(batch []*job, lost []settling.Outcome) {
 	gone := fences(lost)
 	for _, j := range batch {
 		j.cancel(nil)
@@ -442,7 +443,7 @@ func (w *Worker) logFailure(j *job) {
 	if w.config.LogErrors {
 		log = log.With("err", j.outcome.Failure.Message)
 	}
-	if j.outcome.Verdict == run.Fail {
+	if j.outcome.Verdict == settling.Fail {
 		log.Warn("run failed")
 		return
 	}

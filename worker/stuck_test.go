@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -26,8 +27,8 @@ func TestTimeLimit(t *testing.T) {
 	}, worker.Options{Timeout: 200 * time.Millisecond, MaxAttempts: 1})
 	work(t, pool, mux, nil)
 	r := finished(t, pool, enqueue(t, pool, "test.slow.v1", empty{}))
-	if f := failureOf(t, r); r.Status != run.Failed || r.Attempt != 1 || f.Code != run.CodeTimeLimit || !strings.Contains(f.Message, "200ms") {
-		t.Errorf("run is %s after %d attempts, %s; want failed after 1, %s", r.Status, r.Attempt, r.Error, run.CodeTimeLimit)
+	if f := failureOf(t, r); r.Status != run.Failed || r.Attempt != 1 || f.Code != settling.CodeTimeLimit || !strings.Contains(f.Message, "200ms") {
+		t.Errorf("run is %s after %d attempts, %s; want failed after 1, %s", r.Status, r.Attempt, r.Error, settling.CodeTimeLimit)
 	}
 }
 

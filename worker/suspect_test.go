@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -135,8 +136,8 @@ func TestMaxAttemptsAfterCrash(t *testing.T) {
 		return nil
 	}, worker.Options{MaxAttempts: 1})
 	work(t, pool, mux, nil)
-	if r := finished(t, pool, id); r.Status != run.Failed || failureOf(t, r).Code != run.CodeExpired || len(starts) != 0 {
-		t.Errorf("run is %s after %d further starts, %s; want failed after none, %s", r.Status, len(starts), r.Error, run.CodeExpired)
+	if r := finished(t, pool, id); r.Status != run.Failed || failureOf(t, r).Code != settling.CodeExpired || len(starts) != 0 {
+		t.Errorf("run is %s after %d further starts, %s; want failed after none, %s", r.Status, len(starts), r.Error, settling.CodeExpired)
 	}
 	// A person may still give it another attempt.
 	if err := run.Retry(t.Context(), pool, id, 1); err != nil {
@@ -203,7 +204,7 @@ func TestSlowSuspect(t *testing.T) {
 		t.Errorf("the innocent run is %s at attempt %d of %d, %v; want succeeded", r.Status, r.Attempt, r.MaxAttempts, *r.LastError)
 	}
 	r := read(t, pool, pill)
-	if r.Status != run.Failed || failureOf(t, r).Code != run.CodeExpired || r.Attempt != 2 || deaths < 2 || deaths > 3 {
+	if r.Status != run.Failed || failureOf(t, r).Code != settling.CodeExpired || r.Attempt != 2 || deaths < 2 || deaths > 3 {
 		t.Errorf("the guilty run is %s at attempt %d and has killed %d processes; want failed at attempt 2, and 2 or 3 processes", r.Status, r.Attempt, deaths)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/lease"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
 const (
@@ -47,7 +47,7 @@ func (t *tally) of(typ string) *counted {
 	return c
 }
 
-func (t *tally) leased(leases []lease.Lease) {
+func (t *tally) leased(leases []leasing.Lease) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range leases {
@@ -58,17 +58,17 @@ func (t *tally) leased(leases []lease.Lease) {
 }
 
 // settled counts what was recorded, whose handler took so long.
-func (t *tally) settled(typ string, verdict run.Verdict, took time.Duration) {
+func (t *tally) settled(typ string, verdict settling.Verdict, took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.of(typ)
 	c.seconds += took.Seconds()
 	switch verdict {
-	case run.Succeed:
+	case settling.Succeed:
 		c.succeeded++
-	case run.Fail:
+	case settling.Fail:
 		c.failed++
-	case run.TryAgain:
+	case settling.TryAgain:
 		c.retried++
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 const (
@@ -90,8 +90,8 @@ func (w *Worker) lookAtBacklog(ctx context.Context) error {
 
 // tellAside tells of runs that were set aside. The database's words may quote what they hold: these stand
 // in workflow_set_aside alone.
-func (w *Worker) tellAside(aside []lease.Aside) {
-	aside = slices.DeleteFunc(aside, func(a lease.Aside) bool { return fault.OfState(a.SQLState) == fault.PassOver }) // that is nobody's fault
+func (w *Worker) tellAside(aside []leasing.Aside) {
+	aside = slices.DeleteFunc(aside, func(a leasing.Aside) bool { return fault.OfState(a.SQLState) == fault.PassOver }) // that is nobody's fault
 	for i, a := range aside {
 		if i < mostToldOf {
 			w.config.Logger.Error("run set aside: the database refuses to have it leased, extended or taken back; see workflow_unleasable",

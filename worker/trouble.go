@@ -13,7 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 // note remembers that the database could not be reached: leases are not taken back until
@@ -124,7 +124,7 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 		if w.config.Observe.Fault != nil {
 			w.config.Observe.Fault(statement, fails != nil)
 		}
-		if err := lease.TellFault(ctx, w.db, statement, fails); err != nil {
+		if err := leasing.TellFault(ctx, w.db, statement, fails); err != nil {
 			problem = errors.Join(problem, err)
 			continue // it is told the next time
 		}
@@ -138,7 +138,7 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 		}
 		w.complaints.Unlock()
 	}
-	others, err := lease.Faults(ctx, w.db)
+	others, err := leasing.Faults(ctx, w.db)
 	if slices.Contains(others, "extend") {
 		w.trouble.now()
 	}

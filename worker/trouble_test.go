@@ -11,8 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -30,7 +31,7 @@ func TestShutdownGivesNothingToExhausted(t *testing.T) {
 	tried := make(chan bool, 1000)
 	_, stop := work(t, pool, mux, func(c *worker.Config) {
 		c.ShutdownGrace = -1
-		*c.Hooks() = []hook.Hook{{Begin: func(*pgx.Batch, []lease.Settlement) (hook.Act, error) {
+		*c.Hooks() = []hook.Hook{{Begin: func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) {
 			tried <- true
 			return nil, errors.New("not now")
 		}}}
@@ -53,7 +54,7 @@ func TestOddCodes(t *testing.T) {
 	cases := map[string]struct{ code, want string }{
 		"test.fine.v1":  {"card_declined", "card_declined"},
 		"test.nul.v1":   {"a\x00b", "ab"},
-		"test.bytes.v1": {"\xff", run.CodeHandler},
+		"test.bytes.v1": {"\xff", settling.CodeHandler},
 		"test.long.v1":  {strings.Repeat("x", 1<<20), strings.Repeat("x", 100)},
 	}
 	for typ, c := range cases {
@@ -77,8 +78,8 @@ func TestRefusedFailure(t *testing.T) {
 	handle(mux, "test.rude.v1", func(context.Context) error { return errors.New("something rude") })
 	work(t, pool, mux, nil)
 	r := finished(t, pool, add(t, pool, run.New{Type: "test.rude.v1", MaxAttempts: 1}))
-	if r.Status != run.Failed || failureOf(t, r).Code != run.CodeResult {
-		t.Errorf("run is %s: %s; want failed as %s", r.Status, r.Error, run.CodeResult)
+	if r.Status != run.Failed || failureOf(t, r).Code != settling.CodeResult {
+		t.Errorf("run is %s: %s; want failed as %s", r.Status, r.Error, settling.CodeResult)
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -33,7 +33,7 @@ func Try(ctx context.Context, tx pgx.Tx, mux *Mux, info run.Info, payload any) (
 		info.ID = uuid.New()
 	}
 	info.Attempt = max(info.Attempt, 1)
-	wants := &extras{lease: &lease.Lease{Info: info}} // its token is that of no lease
+	wants := &extras{lease: &leasing.Lease{Info: info}} // its token is that of no lease
 	result, err := e.handler(context.WithValue(run.NewContext(ctx, info), extrasKey{}, wants), text)
 	wants.close()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -60,7 +61,7 @@ func TestTry(t *testing.T) {
 		if _, err := worker.Try(t.Context(), tx, mux, run.Info{Type: "test.charge.v1"}, charge{}); !run.IsPermanent(err) {
 			t.Errorf("an error of the handler: %v", err)
 		}
-		if _, err := worker.Try(t.Context(), tx, mux, run.Info{Type: "test.charge.v1"}, map[string]string{"Cents": "x"}); run.Code(err) != run.CodePayload {
+		if _, err := worker.Try(t.Context(), tx, mux, run.Info{Type: "test.charge.v1"}, map[string]string{"Cents": "x"}); run.Code(err) != settling.CodePayload {
 			t.Errorf("a payload that does not fit: %v", err)
 		}
 		if _, err := worker.Try(t.Context(), tx, mux, run.Info{Type: "test.other.v1"}, charge{}); err == nil {

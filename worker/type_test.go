@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -25,8 +26,8 @@ func TestUnknownType(t *testing.T) {
 	foreign := enqueue(t, pool, "tests.unknown.v1", empty{})
 	similar := enqueue(t, pool, "teamxa.unknown.v1", empty{})
 	r := finished(t, pool, enqueue(t, pool, "test.unknown.v1", empty{}))
-	if r.Status != run.Failed || r.Attempt != 1 || failureOf(t, r).Code != run.CodeNoHandler || *r.LastError != run.CodeNoHandler {
-		t.Errorf("run is %s after %d attempts, %s; want failed after 1, %s", r.Status, r.Attempt, r.Error, run.CodeNoHandler)
+	if r.Status != run.Failed || r.Attempt != 1 || failureOf(t, r).Code != settling.CodeNoHandler || *r.LastError != settling.CodeNoHandler {
+		t.Errorf("run is %s after %d attempts, %s; want failed after 1, %s", r.Status, r.Attempt, r.Error, settling.CodeNoHandler)
 	}
 	if r := finished(t, pool, enqueue(t, pool, "team_a.unknown.v1", empty{})); r.Status != run.Failed {
 		t.Errorf("team_a's run is %s, want failed", r.Status)
@@ -60,7 +61,7 @@ func TestUnknownTypeGrace(t *testing.T) {
 	_ = stop()
 	orphan := enqueue(t, pool, "test.orphan.v1", empty{})
 	pgtest.Elapse(t, pool, 61*time.Second)
-	if r := finished(t, pool, orphan); r.Status != run.Failed || failureOf(t, r).Code != run.CodeNoHandler {
+	if r := finished(t, pool, orphan); r.Status != run.Failed || failureOf(t, r).Code != settling.CodeNoHandler {
 		t.Errorf("orphan is %s, want failed after the grace", r.Status)
 	}
 }

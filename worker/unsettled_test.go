@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -55,7 +55,7 @@ func TestUnsettledIsTold(t *testing.T) {
 			var log journal
 			work(t, pool, mux, func(cfg *worker.Config) {
 				cfg.Logger = log.logger()
-				*cfg.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []lease.Settlement) error {
+				*cfg.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
 					for _, s := range batch {
 						if s.Type == "test.odd.v1" && !mended.Load() {
 							return errors.New("not today")
@@ -199,8 +199,8 @@ func TestOneHookOfTwoFails(t *testing.T) {
 	handle(mux, "test.bad.v1", func(context.Context) error { return nil })
 	inserting := func(typ, statement string) hook.Hook {
 		return hook.Hook{
-			Concerns: func(l *lease.Lease) bool { return l.Type == typ },
-			Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []lease.Settlement) error {
+			Concerns: func(l *leasing.Lease) bool { return l.Type == typ },
+			Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
 				_, err := tx.Exec(ctx, statement)
 				return err
 			}),

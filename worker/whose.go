@@ -7,9 +7,9 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
-	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // Whose error it is that an outcome is refused alone.
@@ -45,7 +45,7 @@ func (w *Worker) whose(ctx context.Context, j *job, err error, s *sureness) int 
 // control returns nil if what an outcome is refused by goes through for a control. For the statement that settles, that is a run which is made for
 // this, and for its events another one. For a hook's statements see hookWorks.
 func (w *Worker) control(ctx context.Context, j *job, err error, failed time.Time) error {
-	if errors.As(err, new(*lease.SettleError)) {
+	if errors.As(err, new(*leasing.SettleError)) {
 		return nil // the hook says itself that it is this one
 	}
 	call, done := context.WithTimeout(ctx, settleTimeout)
@@ -54,7 +54,7 @@ func (w *Worker) control(ctx context.Context, j *job, err error, failed time.Tim
 	if errors.As(err, &hook) {
 		return w.hookWorks(call, j, hook, failed)
 	}
-	works, problem := lease.Works(call, w.db, "settle")
+	works, problem := leasing.Works(call, w.db, "settle")
 	switch {
 	case problem != nil:
 		return problem
@@ -90,12 +90,12 @@ func (w *Worker) tryEvent(ctx context.Context, j *job) error {
 
 // tryFailure returns nil if a plain failure of the run could be recorded instead of its outcome. It is tried, and undone.
 func (w *Worker) tryFailure(ctx context.Context, j *job) error {
-	failure := run.NewFailure(rejected(errUndone), j.Info)
-	other := &job{Lease: j.Lease, outcome: run.Outcome{ID: j.ID, Token: j.Token, Verdict: run.Fail, Failure: failure}}
+	failure := settling.NewFailure(rejected(errUndone), j.Info)
+	other := &job{Lease: j.Lease, outcome: settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Fail, Failure: failure}}
 	call, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
 	return undone(w.transact(call, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
-		if _, err := w.record(call, tx, []*job{other}, []run.Outcome{other.outcome}); err != nil {
+		if _, err := w.record(call, tx, []*job{other}, []settling.Outcome{other.outcome}); err != nil {
 			return err
 		}
 		return tried(call, tx)

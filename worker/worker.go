@@ -24,6 +24,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/pattern"
 	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 )
@@ -37,7 +39,7 @@ type Worker struct {
 	beats    *pgxpool.Pool // one for heartbeats alone: they wait behind nothing
 	sessions *session.Sessions
 	jobs     jobs
-	doubts   lease.Doubts
+	doubts   leasing.Doubts
 	outages  outages
 	policies atomic.Pointer[lease.Policies] // as they were read last; nil: not yet
 	settles  chan *job                      // outcomes that may share a transaction
@@ -224,20 +226,16 @@ func (w *Worker) announce() {
 	log := w.config.Logger
 	log.Info("worker starts", "worker", w.name, "prefixes", w.config.Prefixes, "handlers", w.Patterns(),
 		"concurrency", w.config.Concurrency, "lease", w.config.Lease, "poll_interval", w.config.PollInterval)
-	for _, pattern := range w.Patterns() {
-		if !slices.ContainsFunc(w.config.Prefixes, func(p string) bool { return overlap(p, pattern) }) {
-			log.Warn("a handler is never used: no prefix covers it", "handler", pattern, "prefixes", w.config.Prefixes)
+	for _, h := range w.Patterns() {
+		if !slices.ContainsFunc(w.config.Prefixes, func(p string) bool { return pattern.Overlap(p, h) }) {
+			log.Warn("a handler is never used: no prefix covers it", "handler", h, "prefixes", w.config.Prefixes)
 		}
 	}
 	for _, prefix := range w.config.Prefixes {
-		if !slices.ContainsFunc(w.Patterns(), func(h string) bool { return overlap(prefix, h) }) {
+		if !slices.ContainsFunc(w.Patterns(), func(h string) bool { return pattern.Overlap(prefix, h) }) {
 			log.Warn("a prefix has no handler: its runs will fail as no_handler_registered", "prefix", prefix)
 		}
 	}
-}
-
-func overlap(prefix, pattern string) bool {
-	return strings.HasPrefix(pattern, prefix) || strings.HasSuffix(pattern, ".") && strings.HasPrefix(prefix, pattern)
 }
 
 // reportTime is how much later than the handler's context a lease ends at the time limit, so
@@ -248,8 +246,8 @@ const reportTime = time.Second
 func (j *job) limit() time.Duration { return max(j.Timeout-reportTime, 0) }
 
 // terms returns the conditions for the next leases of a type.
-func (w *Worker) terms(typ string) lease.Terms {
-	t := lease.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1}
+func (w *Worker) terms(typ string) leasing.Terms {
+	t := leasing.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1}
 	e := w.lookup(typ)
 	if w.jobs.isBehind(e) {
 		t.Room = 0
@@ -274,6 +272,6 @@ func (w *Worker) terms(typ string) lease.Terms {
 	return t
 }
 
-func (w *Worker) logger(l *lease.Lease) *slog.Logger {
+func (w *Worker) logger(l *leasing.Lease) *slog.Logger {
 	return w.config.Logger.With("run", l.ID, "type", l.Type, "attempt", l.Attempt)
 }

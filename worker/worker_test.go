@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -60,8 +61,8 @@ func TestRetriesEnd(t *testing.T) {
 	if r.Status != run.Failed || r.Attempt != 3 || len(starts) != 3 {
 		t.Errorf("got %s after %d attempts and %d starts, want failed after 3", r.Status, r.Attempt, len(starts))
 	}
-	var f run.Failure
-	if err := json.Unmarshal(r.Error, &f); err != nil || f.Message != "no luck" || f.Code != run.CodeHandler {
+	var f settling.Failure
+	if err := json.Unmarshal(r.Error, &f); err != nil || f.Message != "no luck" || f.Code != settling.CodeHandler {
 		t.Errorf("error = %s", r.Error)
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -127,19 +128,19 @@ func TestOutcomes(t *testing.T) {
 	}{
 		{"chaos.sleep", `{"ms": 5}`, run.Succeeded, 1, "", []string{"start,1,", "end,1,ok"}},
 		{"chaos.fail", `{"times": 1}`, run.Succeeded, 2, "", []string{"start,1,", "end,1,error", "start,2,", "end,2,ok"}},
-		{"chaos.fail", `{"times": 9}`, run.Failed, 3, run.CodeHandler, nil},
-		{"chaos.fail", `{"times": 9, "permanent": true}`, run.Failed, 1, run.CodeHandler, []string{"start,1,", "end,1,error"}},
-		{"chaos.panic", `{}`, run.Failed, 3, run.CodePanic, []string{"start,1,", "end,1,panic", "start,2,", "end,2,panic", "start,3,", "end,3,panic"}},
+		{"chaos.fail", `{"times": 9}`, run.Failed, 3, settling.CodeHandler, nil},
+		{"chaos.fail", `{"times": 9, "permanent": true}`, run.Failed, 1, settling.CodeHandler, []string{"start,1,", "end,1,error"}},
+		{"chaos.panic", `{}`, run.Failed, 3, settling.CodePanic, []string{"start,1,", "end,1,panic", "start,2,", "end,2,panic", "start,3,", "end,3,panic"}},
 		{"chaos.ignorecancel", `{"ms": 5}`, run.Succeeded, 1, "", nil},
 		{"chaos.effect", `{"ms": 5, "key": "k"}`, run.Succeeded, 1, "", nil},
 		{"chaos.leak", `{"mb": 2}`, run.Succeeded, 1, "", nil},
 		{"chaos.holdconn", `{"ms": 5}`, run.Succeeded, 1, "", nil},
-		{"chaos.result", `{"kind": "nul"}`, run.Failed, 1, run.CodeResult, nil},
-		{"chaos.result", `{"kind": "surrogate"}`, run.Failed, 1, run.CodeResult, nil},
-		{"chaos.result", `{"kind": "big"}`, run.Failed, 1, run.CodeResult, nil},
-		{"chaos.result", `{"kind": "nan"}`, run.Failed, 1, run.CodeResult, nil},
-		{"chaos.result", `{"kind": "deep"}`, run.Failed, 1, run.CodeResult, nil},
-		{"chaos.result", `{"kind": "nice"}`, run.Failed, 1, run.CodeHandler, nil},
+		{"chaos.result", `{"kind": "nul"}`, run.Failed, 1, settling.CodeResult, nil},
+		{"chaos.result", `{"kind": "surrogate"}`, run.Failed, 1, settling.CodeResult, nil},
+		{"chaos.result", `{"kind": "big"}`, run.Failed, 1, settling.CodeResult, nil},
+		{"chaos.result", `{"kind": "nan"}`, run.Failed, 1, settling.CodeResult, nil},
+		{"chaos.result", `{"kind": "deep"}`, run.Failed, 1, settling.CodeResult, nil},
+		{"chaos.result", `{"kind": "nice"}`, run.Failed, 1, settling.CodeHandler, nil},
 	}
 	for _, test := range tests {
 		t.Run(test.typ+test.payload, func(t *testing.T) {

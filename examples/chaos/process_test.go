@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -92,8 +93,8 @@ func TestKillers(t *testing.T) {
 			}
 			pgtest.Elapse(t, p.pool, time.Minute)
 			setup(t, p.pool)
-			if got := codeOf(t, await(t, p.pool, id, run.Failed)); got != run.CodeExpired {
-				t.Errorf("code = %q, want %q", got, run.CodeExpired)
+			if got := codeOf(t, await(t, p.pool, id, run.Failed)); got != settling.CodeExpired {
+				t.Errorf("code = %q, want %q", got, settling.CodeExpired)
 			}
 		})
 	}

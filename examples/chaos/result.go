@@ -15,7 +15,7 @@ import (
 var badResults = map[string]func() string{
 	"nul":       func() string { return `{"text":"before\u0000after"}` },
 	"surrogate": func() string { return `{"text":"half of a pair: \ud83d"}` },
-	"big":       func() string { return `{"text":"` + strings.Repeat("x", 2*run.MaxResult) + `"}` },
+	"big":       func() string { return `{"text":"` + strings.Repeat("x", 2<<20) + `"}` },
 	"nan":       func() string { return `{"number":NaN}` },
 	"deep":      func() string { return strings.Repeat("[", 5000) + strings.Repeat("]", 5000) },
 }

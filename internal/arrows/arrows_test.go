@@ -15,23 +15,30 @@ const module = "github.com/simple-workflow/simple-workflow"
 // ends with a slash stands for everything below. A new arrow is a decision: it is made here,
 // or not at all.
 var allowed = map[string][]string{
-	"sql":                {},
-	"run":                {},
-	"outbox":             {},
-	"internal/delivery":  {"internal/fault"},
-	"lease":              {"internal/fault", "run"},
-	"worker":             {"internal/cleanup", "internal/fault", "internal/hook", "internal/session", "internal/told", "lease", "outbox", "run"},
-	"graph":              {"internal/fault", "internal/hook", "internal/session", "internal/spelling", "lease", "outbox", "run"},
+	"sql":    {},
+	"run":    {"internal/clean", "internal/jsondoc"},
+	"outbox": {},
+	"lease":  {"internal/pattern", "run"},
+	"worker": {"internal/cleanup", "internal/fault", "internal/hook", "internal/jsondoc", "internal/leasing", "internal/pattern", "internal/session",
+		"internal/settling", "internal/told", "lease", "outbox", "run"},
+	"graph": {"internal/fault", "internal/hook", "internal/jsondoc", "internal/leasing", "internal/session", "internal/settling", "internal/spelling",
+		"lease", "outbox", "run"},
 	"dispatcher":         {"internal/delivery", "internal/fault", "run"},
 	"dispatcher/":        {"dispatcher"},
 	"dispatcher/webhook": {"dispatcher", "internal/address", "internal/secret"},
+	"internal/clean":     {},
+	"internal/jsondoc":   {},
+	"internal/pattern":   {},
+	"internal/settling":  {"internal/clean", "run"},
+	"internal/leasing":   {"internal/fault", "internal/pattern", "internal/settling", "run"},
+	"internal/delivery":  {"internal/fault"},
 	"internal/cleanup":   {"internal/fault", "run"},
 	"internal/fault":     {},
-	"internal/hook":      {"lease", "run"},
+	"internal/hook":      {"internal/leasing", "run"},
 	"internal/address":   {},
 	"internal/secret":    {},
-	"internal/handlers":  {"internal/address", "internal/told", "run", "worker"},
-	"internal/told":      {"run"},
+	"internal/handlers":  {"internal/address", "internal/jsondoc", "internal/settling", "internal/told", "run", "worker"},
+	"internal/told":      {"internal/settling", "run"},
 	"internal/sinktest":  {"dispatcher"},
 	"internal/pgserver/": {"internal/pgserver/"},
 	"internal/pgbouncer": {"internal/pgserver/child"},
@@ -54,8 +61,8 @@ var allowed = map[string][]string{
 	"internal/env":       {"internal/spelling"},
 	"internal/logs":      {},
 	"internal/probe":     {"internal/database", "internal/env", "internal/secret"},
-	"service": {"graph", "internal/build", "internal/cleanup", "internal/database", "internal/env", "internal/handlers",
-		"internal/logs", "internal/probe", "run", "worker"},
+	"service": {"graph", "internal/build", "internal/cleanup", "internal/database", "internal/env", "internal/handlers", "internal/jsondoc",
+		"internal/logs", "internal/pattern", "internal/probe", "internal/settling", "run", "worker"},
 	"cmd/worker": {"service"},
 	"cmd/dispatcher": {"dispatcher", "dispatcher/", "internal/address", "internal/build", "internal/database", "internal/env",
 		"internal/delivery", "internal/logs", "internal/probe", "run"},
@@ -134,7 +141,7 @@ func TestArrows(t *testing.T) {
 
 // What users import stays light: no broker, exporter, container or command-line library.
 func TestCoreIsLight(t *testing.T) {
-	core := []string{"sql", "run", "outbox", "lease", "worker", "graph", "dispatcher"}
+	core := []string{"sql", "run", "outbox", "lease", "internal/leasing", "internal/settling", "worker", "graph", "dispatcher"}
 	for _, p := range list(t) {
 		if !slices.Contains(core, p.name) {
 			continue

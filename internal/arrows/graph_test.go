@@ -18,7 +18,7 @@ import (
 // layers are the files of package graph in groups, from below. A group refers to those below it, and to none above.
 var layers = []struct{ name, files string }{
 	{"definitions: what an author writes, and the process it becomes",
-		"names definition kind check builder place duration expression finding flow shape compile label mistakes picture process"},
+		"names definition kind check duration expression finding flow shape compile label mistakes picture process"},
 	{"the core: what an instance is, and how events move its tokens", "instance core token move join each waiting saga end fact legacy"},
 	{"requests: what programs and people ask of instances", "command payload"},
 	{"the shell: what reads and writes the database", "deploy engine run_type answer retry restart signal message start lock act load load_facts load_joins load_timers lasting query " +

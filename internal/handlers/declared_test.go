@@ -3,6 +3,7 @@ package handlers_test
 import (
 	"testing"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -15,7 +16,7 @@ func TestDeclared(t *testing.T) {
 		`{"error": {"permanent": true}}`:                          true,
 	} {
 		_, err := post(t, answer(t, 422, body))
-		if f := run.NewFailure(err, run.Info{}); !f.Permanent || f.Declared != want {
+		if f := settling.NewFailure(err, run.Info{}); !f.Permanent || f.Declared != want {
 			t.Errorf("%s: permanent %t, declared %t, want true, %t", body, f.Permanent, f.Declared, want)
 		}
 	}

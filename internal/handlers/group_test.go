@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -151,7 +152,7 @@ func TestLimitKillsGroup(t *testing.T) {
 	w := newWitness(t)
 	path := script(t, `exec 3>"$W"; echo here >&3; sleep 600 & while :; do echo xxxxxxxx; done`)
 	_, err := call(t, handler(t, "media.: {program: "+path+", max_result_bytes: 10, env: [W="+w.path+"]}"), "{}")
-	want(t, err, true, run.CodeResult)
+	want(t, err, true, settling.CodeResult)
 	w.gone(t)
 }
 

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -88,7 +89,7 @@ func want(t *testing.T, err error, permanent bool, code string, parts ...string)
 		t.Fatal("no error")
 	}
 	if permanent {
-		code = cmp.Or(code, run.CodeRefused) // by a status or an exit code alone
+		code = cmp.Or(code, settling.CodeRefused) // by a status or an exit code alone
 	}
 	if run.IsPermanent(err) != permanent || run.Code(err) != code {
 		t.Errorf("permanent %t, code %q, want %t, %q: %v", run.IsPermanent(err), run.Code(err), permanent, code, err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -128,7 +129,7 @@ func TestPostNoResult(t *testing.T) {
 func TestPostResultRejected(t *testing.T) {
 	for _, body := range []string{"<html>", "{", "{}{}", `{"a":1,"a":2}`, "\xff", `"\u0000"`, `"` + strings.Repeat("x", 1<<20) + `"`} {
 		_, err := post(t, answer(t, 200, body))
-		want(t, err, true, run.CodeResult, "POST http://127.0.0.1")
+		want(t, err, true, settling.CodeResult, "POST http://127.0.0.1")
 	}
 }
 
@@ -148,7 +149,7 @@ func TestPostLimit(t *testing.T) {
 	}
 	for _, url := range []string{answer(t, 200, `"1234"`), endless} {
 		_, err := call(t, handler(t, "a.b: {url: "+url+", max_result_bytes: 5}"), "{}")
-		want(t, err, true, run.CodeResult, "more than 5 bytes")
+		want(t, err, true, settling.CodeResult, "more than 5 bytes")
 	}
 	<-cut
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -41,7 +42,7 @@ var (
 func (p *program) String() string { return "program " + p.path }
 
 func (s *section) program() *program {
-	p := &program{limit: s.number("max_result_bytes", run.MaxResult, run.MaxResult), grace: stopGrace}
+	p := &program{limit: s.number("max_result_bytes", jsondoc.MaxResult, jsondoc.MaxResult), grace: stopGrace}
 	p.path = s.executable("program")
 	p.dir = filepath.Dir(p.path)
 	if s.settings["dir"] != nil {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -98,7 +99,7 @@ func TestProgramNoResult(t *testing.T) {
 func TestProgramResultRejected(t *testing.T) {
 	for _, lines := range []string{"echo done", "echo '{}'; echo '{}'", `printf '{"a":1,"a":2}'`, `printf '"\377"'`} {
 		_, err := execute(t, lines+"; echo why >&2", "{}")
-		want(t, err, true, run.CodeResult, "program /", "why")
+		want(t, err, true, settling.CodeResult, "program /", "why")
 	}
 }
 
@@ -112,7 +113,7 @@ func TestProgramLimit(t *testing.T) {
 	}
 	for _, lines := range []string{`printf '"1234"'`, "while :; do echo xxxxxxxxxxxxxxxxxxxxx; done"} {
 		_, err := limited(lines)
-		want(t, err, true, run.CodeResult, "more than 5 bytes")
+		want(t, err, true, settling.CodeResult, "more than 5 bytes")
 	}
 }
 

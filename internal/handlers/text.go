@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -64,7 +66,7 @@ func result(data []byte) (json.RawMessage, error) {
 	if len(data) == 0 {
 		return nil, nil
 	}
-	if err := run.CheckResult(data); err != nil {
+	if err := jsondoc.CheckResult(data); err != nil {
 		return nil, rejected(err)
 	}
 	return data, nil
@@ -78,5 +80,5 @@ func tooLong(limit int) error {
 // rejected marks an answer that cannot be stored. The work is done, so there is no use in
 // doing it again.
 func rejected(err error) error {
-	return run.Permanent(run.Technical(run.WithCode(run.CodeResult, err)))
+	return run.Permanent(settling.Technical(run.WithCode(settling.CodeResult, err)))
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/address"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
 // A web target is a URL to post to.
@@ -41,7 +41,7 @@ func (w *web) String() string { return "POST " + w.shown }
 func (s *section) web() *web {
 	w := &web{
 		header:   http.Header{},
-		limit:    s.number("max_result_bytes", run.MaxResult, run.MaxResult),
+		limit:    s.number("max_result_bytes", jsondoc.MaxResult, jsondoc.MaxResult),
 		patience: excerptTime,
 	}
 	s.headers(w)

@@ -6,12 +6,13 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 var (
 	workers  = []string{"w1", "w2", "w3"}
-	verdicts = []run.Verdict{run.Succeed, run.Fail, run.TryAgain, run.Postpone, run.Release}
+	verdicts = []settling.Verdict{settling.Succeed, settling.Fail, settling.TryAgain, settling.Postpone, settling.Release}
 	// What people do: each command with the N that it may have.
 	people = []command{
 		{Do: "cancel"}, {Do: "delete"}, {Do: "undelete"}, {Do: "retry", N: 1}, {Do: "retry", N: 2}, {Do: "hold"}, {Do: "resume"},
@@ -74,7 +75,7 @@ func anyCommand(s state) *rapid.Generator[command] {
 			c.Token = rapid.IntRange(1, s.LeaseNo+1).Draw(t, "token")
 			c.Verdict = rapid.SampledFrom(verdicts).Draw(t, "verdict")
 			c.N = 2 * rapid.IntRange(0, 1).Draw(t, "delay")
-			if c.Verdict == run.Fail || c.Verdict == run.TryAgain {
+			if c.Verdict == settling.Fail || c.Verdict == settling.TryAgain {
 				c.Most = rapid.SampledFrom([]int{0, max(cmp.Or(s.Policy, shipped), s.Attempt)}).Draw(t, "most")
 			}
 		}

@@ -17,8 +17,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -41,7 +42,7 @@ type client struct {
 	*rand.Rand
 	number int
 	// Of those whose answer to a lease was lost: the next one gives back.
-	pollers [runsEach]*lease.Poller
+	pollers [runsEach]*leasing.Poller
 }
 
 // A grant is a lease and its token.
@@ -180,11 +181,11 @@ func (c *client) lease(ctx context.Context, i int) {
 	made, end := c.begin(i, call{do: "lease", brief: c.IntN(2) == 0})
 	p := c.pollers[i]
 	if p == nil {
-		p = &lease.Poller{Prefixes: []string{prefix(i)}, Worker: fmt.Sprint("w", c.number)}
+		p = &leasing.Poller{Prefixes: []string{prefix(i)}, Worker: fmt.Sprint("w", c.number)}
 	}
 	p.DB = c.db()
 	length := map[bool]time.Duration{true: brief, false: time.Hour}[made.brief]
-	p.Terms = func(string) lease.Terms { return lease.Terms{Length: length, Room: -1} }
+	p.Terms = func(string) leasing.Terms { return leasing.Terms{Length: length, Room: -1} }
 	leases, _, err := p.Acquire(ctx, 1, 1)
 
 	c.pollers[i] = nil
@@ -201,7 +202,7 @@ func (c *client) lease(ctx context.Context, i int) {
 	}
 }
 
-func (c *client) given(i int, l lease.Lease) reply {
+func (c *client) given(i int, l leasing.Lease) reply {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held[i] = append(c.held[i], grant{int(l.LeaseNo), l.Token})
@@ -213,7 +214,7 @@ func (c *client) heartbeat(ctx context.Context, i int, g grant) {
 	var kept []uuid.UUID
 	var gone map[uuid.UUID]error
 	err := c.transact(ctx, func(db run.DB) (err error) {
-		kept, gone, err = lease.Extend(ctx, db, []lease.Held{{ID: c.ids[i], Token: g.token, Length: time.Hour}})
+		kept, gone, err = leasing.Extend(ctx, db, []leasing.Held{{ID: c.ids[i], Token: g.token, Length: time.Hour}})
 		return err
 	})
 	switch cause := gone[c.ids[i]]; {
@@ -233,9 +234,9 @@ func (c *client) heartbeat(ctx context.Context, i int, g grant) {
 func (c *client) settle(ctx context.Context, i int, g grant) {
 	verdict := verdicts[c.IntN(len(verdicts))]
 	_, end := c.begin(i, call{do: "settle", lease: g.lease, verdict: verdict})
-	var refused []run.Outcome
+	var refused []settling.Outcome
 	err := c.transact(ctx, func(db run.DB) (err error) {
-		refused, err = run.Settle(ctx, db, fmt.Sprint("w", c.number), []run.Outcome{{ID: c.ids[i], Token: g.token, Verdict: verdict}})
+		refused, err = settling.Settle(ctx, db, fmt.Sprint("w", c.number), []settling.Outcome{{ID: c.ids[i], Token: g.token, Verdict: verdict}})
 		return err
 	})
 	answer := map[bool]string{true: "recorded", false: "refused"}[len(refused) == 0]
@@ -244,7 +245,7 @@ func (c *client) settle(ctx context.Context, i int, g grant) {
 
 func (c *client) recorded(ctx context.Context, i int, g grant) {
 	_, end := c.begin(i, call{do: "recorded", lease: g.lease})
-	recorded, err := run.Recorded(ctx, c.pool, []run.Outcome{{ID: c.ids[i], Token: g.token}})
+	recorded, err := settling.Recorded(ctx, c.pool, []settling.Outcome{{ID: c.ids[i], Token: g.token}})
 	if err == nil {
 		end(reply{answer: fmt.Sprint(len(recorded) == 1)})
 	}
@@ -256,9 +257,9 @@ func (c *client) reclaim(ctx context.Context) {
 	for i := range ends {
 		_, ends[i] = c.begin(i, call{do: "reclaim"})
 	}
-	var exhausted []lease.Lease
+	var exhausted []leasing.Lease
 	err := c.transact(ctx, func(db run.DB) (err error) {
-		r := &lease.Reclaimer{DB: db, Worker: fmt.Sprint("w", c.number), Length: brief, Backoff: run.Backoff{Base: time.Millisecond, Cap: time.Millisecond}}
+		r := &leasing.Reclaimer{DB: db, Worker: fmt.Sprint("w", c.number), Length: brief, Backoff: run.Backoff{Base: time.Millisecond, Cap: time.Millisecond}}
 		_, exhausted, err = r.Reclaim(ctx, 100)
 		return err
 	})
@@ -268,7 +269,7 @@ func (c *client) reclaim(ctx context.Context) {
 			continue
 		}
 		a := reply{answer: "perhaps"}
-		if n := slices.IndexFunc(exhausted, func(l lease.Lease) bool { return l.ID == c.ids[i] }); n >= 0 {
+		if n := slices.IndexFunc(exhausted, func(l leasing.Lease) bool { return l.ID == c.ids[i] }); n >= 0 {
 			a = c.given(i, exhausted[n])
 		}
 		end(a)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -63,10 +64,10 @@ func (s state) String() string {
 type command struct {
 	Do      string
 	By      string
-	Token   int         // heartbeat and settle: the lease it believes in
-	Verdict run.Verdict // settle
-	N       int         // hours, attempts or a priority
-	Most    int         // settle: what the worker takes for the attempts that the policy says; 0: it does not write it
+	Token   int              // heartbeat and settle: the lease it believes in
+	Verdict settling.Verdict // settle
+	N       int              // hours, attempts or a priority
+	Most    int              // settle: what the worker takes for the attempts that the policy says; 0: it does not write it
 }
 
 // String leaves out who does it.
@@ -135,19 +136,19 @@ func step(was state, c command) (s state, answer string, told []event) {
 			s.Max, s.Written = c.Most, c.Most
 		}
 		switch c.Verdict {
-		case run.Succeed, run.Fail:
+		case settling.Succeed, settling.Fail:
 			s = s.free(run.Status(c.Verdict))
 		default:
-			if c.Verdict != run.TryAgain && !s.Uncharged {
+			if c.Verdict != settling.TryAgain && !s.Uncharged {
 				s.Attempt--
 			}
-			if c.Verdict == run.Postpone {
+			if c.Verdict == settling.Postpone {
 				s.Postponed++
 			}
 			s = s.free(run.Pending)
 			s.Due = c.N
 		}
-		s.Suspect = s.Suspect && c.Verdict == run.Release
+		s.Suspect = s.Suspect && c.Verdict == settling.Release
 		s.Settled, answer = c.Token, "recorded"
 	case "reclaim":
 		if s.Status != run.Leased || s.Left > 0 {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -26,7 +27,7 @@ type call struct {
 	run     int
 	do      string
 	lease   int // heartbeat, settle and recorded: the lease in question
-	verdict run.Verdict
+	verdict settling.Verdict
 	brief   bool // lease
 	lost    int  // give back: the request whose answer was lost
 }
@@ -135,10 +136,10 @@ func (r register) freed(status run.Status, free bool) register {
 
 func (r register) settled(c call) register {
 	switch c.verdict {
-	case run.Succeed, run.Fail:
+	case settling.Succeed, settling.Fail:
 		r = r.freed(run.Status(c.verdict), false)
 	default:
-		r = r.freed(run.Pending, c.verdict != run.TryAgain)
+		r = r.freed(run.Pending, c.verdict != settling.TryAgain)
 	}
 	r.Settled = c.lease
 	return r

@@ -16,8 +16,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"pgregory.net/rapid"
 
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
-	"github.com/simple-workflow/simple-workflow/lease"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -83,7 +84,7 @@ func (w *world) do(s *subject, c command, got string) {
 }
 
 // given notes that a worker was given a lease, and compares what it was told about it.
-func (w *world) given(by string, s *subject, l lease.Lease) {
+func (w *world) given(by string, s *subject, l leasing.Lease) {
 	w.Helper()
 	s.tokens = append(s.tokens, l.Token)
 	w.claims[by] = append(w.claims[by], claim{s, s.LeaseNo})
@@ -100,7 +101,7 @@ func (w *world) lease(*rapid.T) {
 	c := command{Do: "lease", By: w.by()}
 	n := rapid.IntRange(1, len(w.runs)).Draw(w.T, "n")
 	suspects := n * rapid.IntRange(0, 1).Draw(w.T, "suspects")
-	p := &lease.Poller{DB: w.pool, Prefixes: []string{"model."}, Worker: c.By, Terms: terms}
+	p := &leasing.Poller{DB: w.pool, Prefixes: []string{"model."}, Worker: c.By, Terms: terms}
 	last := func(s *subject) bool { return s.Suspect && s.Attempt+1 == s.Max }
 	lastDue := slices.ContainsFunc(w.runs, func(s *subject) bool {
 		_, answer, _ := step(s.state, c)
@@ -130,17 +131,17 @@ func (w *world) lease(*rapid.T) {
 		if _, answer, _ := step(s.state, c); answer == "" || taken[s.id] || s.Suspect && (suspects == 0 || lastDue && guarded > 0) {
 			continue
 		}
-		better := slices.ContainsFunc(leases, func(l lease.Lease) bool { return l.Priority < s.Priority })
+		better := slices.ContainsFunc(leases, func(l leasing.Lease) bool { return l.Priority < s.Priority })
 		if len(leases) < n || better {
 			w.Fatalf("%s was passed over: %s", s.name, s)
 		}
 	}
 }
 
-func terms(typ string) lease.Terms {
+func terms(typ string) leasing.Terms {
 	var timeout int
 	_, _ = fmt.Sscanf(typ, "model.%d", &timeout)
-	return lease.Terms{Length: hours(length), Timeout: hours(timeout), Room: -1}
+	return leasing.Terms{Length: hours(length), Timeout: hours(timeout), Room: -1}
 }
 
 // some draws a worker and claims of it, at most one of each run unless repeat.
@@ -161,11 +162,11 @@ func (w *world) some(repeat bool) (by string, chosen []claim) {
 
 func (w *world) heartbeat(*rapid.T) {
 	by, claims := w.some(false)
-	var held []lease.Held
+	var held []leasing.Held
 	for _, c := range claims {
-		held = append(held, lease.Held{ID: c.id, Token: c.tokens[c.lease], Length: hours(length)})
+		held = append(held, leasing.Held{ID: c.id, Token: c.tokens[c.lease], Length: hours(length)})
 	}
-	kept, gone, err := lease.Extend(w.test.Context(), w.pool, held)
+	kept, gone, err := leasing.Extend(w.test.Context(), w.pool, held)
 	w.Logf("%s extends %v", by, claims)
 	w.must(err)
 	for _, c := range claims {
@@ -186,7 +187,7 @@ func (w *world) heartbeat(*rapid.T) {
 // same run, and then asks which of them are recorded.
 func (w *world) settle(*rapid.T) {
 	by, claims := w.some(true)
-	var outcomes []run.Outcome
+	var outcomes []settling.Outcome
 	var commands []command
 	var stories []string
 	for _, c := range claims {
@@ -194,9 +195,9 @@ func (w *world) settle(*rapid.T) {
 		if !run.Status(do.Verdict).Finished() {
 			do.N = 2 * rapid.IntRange(0, 1).Draw(w.T, "delay")
 		}
-		o := run.Outcome{ID: c.id, Token: c.tokens[c.lease], Verdict: do.Verdict, Delay: hours(do.N)}
-		if do.Verdict == run.Fail || do.Verdict == run.TryAgain {
-			o.Failure = run.NewFailure(errors.New("no luck"), run.Info{Attempt: c.Attempt})
+		o := settling.Outcome{ID: c.id, Token: c.tokens[c.lease], Verdict: do.Verdict, Delay: hours(do.N)}
+		if do.Verdict == settling.Fail || do.Verdict == settling.TryAgain {
+			o.Failure = settling.NewFailure(errors.New("no luck"), run.Info{Attempt: c.Attempt})
 			if do.Most = rapid.SampledFrom([]int{0, max(cmp.Or(c.Policy, shipped), c.Attempt)}).Draw(w.T, "most"); do.Most > 0 {
 				o.Most = do.Most
 			}
@@ -205,17 +206,17 @@ func (w *world) settle(*rapid.T) {
 		stories = append(stories, fmt.Sprint(c.name, " ", do))
 	}
 	w.Logf("%s settles %v", by, stories)
-	refused, err := run.Settle(w.test.Context(), w.pool, by, slices.Clone(outcomes))
+	refused, err := settling.Settle(w.test.Context(), w.pool, by, slices.Clone(outcomes))
 	w.must(err)
 	for i, c := range claims {
 		got := "recorded"
-		if slices.ContainsFunc(refused, func(o run.Outcome) bool { return o.ID == c.id && o.Token == outcomes[i].Token }) {
+		if slices.ContainsFunc(refused, func(o settling.Outcome) bool { return o.ID == c.id && o.Token == outcomes[i].Token }) {
 			got = "refused"
 		}
 		w.do(c.subject, commands[i], got)
 	}
 	for i, c := range claims {
-		recorded, err := run.Recorded(w.test.Context(), w.pool, outcomes[i:i+1])
+		recorded, err := settling.Recorded(w.test.Context(), w.pool, outcomes[i:i+1])
 		w.must(err)
 		if got, want := len(recorded) == 1, c.Settled == c.lease; got != want {
 			w.Fatalf("%v recorded: %v, want %v", c, got, want)
@@ -226,12 +227,12 @@ func (w *world) settle(*rapid.T) {
 // reclaim has a worker that has just started take back what has expired.
 func (w *world) reclaim(*rapid.T) {
 	c := command{Do: "reclaim", By: w.by()}
-	r := &lease.Reclaimer{DB: w.pool, Worker: c.By, Length: hours(length), Backoff: run.Backoff{Base: 40 * time.Minute, Cap: 80 * time.Minute}}
+	r := &leasing.Reclaimer{DB: w.pool, Worker: c.By, Length: hours(length), Backoff: run.Backoff{Base: 40 * time.Minute, Cap: 80 * time.Minute}}
 	again, exhausted, err := r.Reclaim(w.test.Context(), 100)
 	w.Logf("%s takes back expired leases: %d due again, %d exhausted", c.By, again, len(exhausted))
 	w.must(err)
 	for _, s := range w.runs {
-		i := slices.IndexFunc(exhausted, func(l lease.Lease) bool { return l.ID == s.id })
+		i := slices.IndexFunc(exhausted, func(l leasing.Lease) bool { return l.ID == s.id })
 		switch _, answer, _ := step(s.state, c); {
 		case i >= 0:
 			w.do(s, c, "leased")

@@ -7,6 +7,7 @@ import (
 
 	jsonv2 "github.com/go-json-experiment/json"
 
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -69,9 +70,9 @@ func (t Told) Apply(err error, permanent, unavailable bool) error {
 // Refusal marks what a status or an exit code alone says.
 func Refusal(err error) error {
 	if run.Code(err) == "" {
-		err = run.WithCode(run.CodeRefused, err)
+		err = run.WithCode(settling.CodeRefused, err)
 	}
-	return run.Technical(err)
+	return settling.Technical(err)
 }
 
 // span is a number of seconds; of one below zero, or none that is a number, 0.

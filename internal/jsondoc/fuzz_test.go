@@ -1,0 +1,98 @@
+package jsondoc
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"math/big"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// Any result that passes CheckResult is taken by Postgres and comes back with the same
+// meaning, in no more bytes than were counted; one that does not is no JSON, or breaks a rule that has a name.
+func FuzzCheckResult(f *testing.F) {
+	for _, seed := range []string{
+		``, `null`, ` "a\/b" `, `-0`, `1e308`, `1.1e308`, `1e-16383`, `[1,[2],{}]`, `"\u0000"`, `"\\u0000"`, `"\uD83D"`, `{"a":{"b":1,"b":2}}`, `nul`, "\xff", nested(65),
+	} {
+		f.Add([]byte(seed))
+	}
+	pool := pgtest.New(f)
+	rules := []string{"this key is there twice", `\u0000`, "lone surrogate", "invalid UTF-8", "number ", "nested deeper than", "the limit is"}
+	f.Fuzz(func(t *testing.T, result []byte) {
+		err := CheckResult(result)
+		if err != nil {
+			var document *Error
+			if !errors.As(err, &document) || document.Reason == "" || document.Fix == "" || !strings.HasPrefix(document.Path, "$") {
+				t.Fatalf("unfit error %q", err)
+			}
+			named := false
+			for _, rule := range rules {
+				named = named || strings.Contains(document.Reason, rule)
+			}
+			if !named && json.Valid(result) {
+				t.Fatalf("%q is fine, but refused: %v", result, err)
+			}
+			return
+		}
+		rows, _ := pool.Query(t.Context(), `SELECT $1::jsonb`, json.RawMessage(result))
+		stored, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[json.RawMessage])
+		if err != nil {
+			t.Fatalf("%q is accepted, but Postgres says: %v", result, err)
+		}
+		s := scanners.Get().(*scanner)
+		if e := s.scan("result", result, MaxResult, false); e != nil || len(stored) > s.stored {
+			t.Fatalf("%d bytes are stored, counted were %d: %v", len(stored), s.stored, e)
+		}
+		if !same(meaning(t, result), meaning(t, stored)) {
+			t.Fatalf("%s was stored as %s", result, stored)
+		}
+	})
+}
+
+func meaning(t *testing.T, document []byte) (v any) {
+	t.Helper()
+	decoder := json.NewDecoder(bytes.NewReader(document))
+	decoder.UseNumber()
+	if err := decoder.Decode(&v); err != nil {
+		t.Fatalf("%q: %v", document, err)
+	}
+	return v
+}
+
+// same reports whether two documents mean the same: numbers their value, all else itself.
+func same(a, b any) bool {
+	switch a := a.(type) {
+	case json.Number:
+		b, ok := b.(json.Number)
+		x, _ := new(big.Rat).SetString(a.String())
+		y, _ := new(big.Rat).SetString(b.String())
+		return ok && x.Cmp(y) == 0
+	case []any:
+		b, ok := b.([]any)
+		if !ok || len(a) != len(b) {
+			return false
+		}
+		for i := range a {
+			if !same(a[i], b[i]) {
+				return false
+			}
+		}
+		return true
+	case map[string]any:
+		b, ok := b.(map[string]any)
+		if !ok || len(a) != len(b) {
+			return false
+		}
+		for k := range a {
+			if v, ok := b[k]; !ok || !same(a[k], v) {
+				return false
+			}
+		}
+		return true
+	}
+	return a == b
+}

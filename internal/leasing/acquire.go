@@ -1,0 +1,301 @@
+package leasing
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
+	"github.com/simple-workflow/simple-workflow/internal/pattern"
+)
+
+// discover finds the lanes that have open runs, and the first of each: nothing before it is
+// open. Each lane costs a probe or two of the index, however many rows it has. What is paused, and which types meet an
+// outage, comes with them, even if nothing is open.
+func (p *Poller) discover(ctx context.Context) error {
+	start := time.Now()
+	rows, _ := p.DB.Query(ctx, `
+		SELECT outages, probes_in, paused, coalesce(suspect, false), coalesce(type, ''), coalesce(priority, 0), coalesce(run_at, now()),
+		       coalesce(id, '00000000-0000-0000-0000-000000000000'), coalesce(due_in, 0)
+		FROM workflow_lanes_v2($1)`, p.Prefixes)
+	heads, err := pgx.CollectRows(rows, pgx.RowToStructByPos[head])
+	if err != nil {
+		return fmt.Errorf("look for due runs: %w", err)
+	}
+	p.paused = heads[0].Paused // one row at least
+	if p.werePaused == nil {
+		p.werePaused = map[string]time.Time{}
+	}
+	for _, prefix := range p.paused {
+		p.werePaused[prefix] = start
+	}
+	p.met(heads[0], start)
+	p.merge(slices.DeleteFunc(heads, func(h head) bool { return h.Type == "" || p.isPaused(h.Type) }), start)
+	return nil
+}
+
+// isPaused reports whether an operator wants no run of the type to be leased: the type itself, or a
+// prefix of it that ends with a dot, is in workflow_pause.
+func (p *Poller) isPaused(typ string) bool {
+	return slices.ContainsFunc(p.paused, func(prefix string) bool { return pattern.Covers(prefix, typ) })
+}
+
+// A head is the first open run of a lane; no Type: there is none.
+type head struct {
+	Outages  []string  // types, the same in all
+	ProbesIn []float64 // seconds; of those without a breaker that is open, less than 0
+	Paused   []string  // prefixes and types, the same in all
+	Suspect  bool
+	Type     string
+	Priority int
+	RunAt    time.Time
+	ID       uuid.UUID
+	DueIn    float64 // seconds
+}
+
+// merge takes over what discovery, begun at start, has found: all lanes that have open runs.
+func (p *Poller) merge(heads []head, start time.Time) {
+	if p.lanes == nil {
+		p.lanes = make(map[lane]*position, len(heads))
+	}
+	for _, h := range heads {
+		key := lane{h.Suspect, h.Type, h.Priority}
+		at := p.lanes[key]
+		wait := time.Duration(min(h.DueIn, 1e9) * float64(time.Second))
+		switch {
+		case at == nil && wait > 0:
+			at = &position{runAt: h.RunAt.Add(-wait - slack)}
+		case at == nil:
+			at = &position{}
+		}
+		if wait <= 0 {
+			at.runAt, at.id = h.RunAt, h.ID
+		}
+		at.seen = start
+		at.dueFrom = start.Add(wait + p.Terms(h.Type).Grace)
+		p.lanes[key] = at
+	}
+	for key, at := range p.lanes {
+		if at.seen.Equal(start) {
+			continue
+		}
+		at.dueFrom = time.Time{}
+		if start.Sub(at.seen) > memory {
+			delete(p.lanes, key)
+		}
+	}
+}
+
+// How many runs at the head of some lanes are tried after a lease was refused: not many at first, as what
+// is tried and undone is written all the same; twice as many each time that the next one is refused, too.
+const (
+	leastTried = 100
+	mostTried  = 2000
+)
+
+// take leases up to n runs from the chosen lanes, in their order. due is how many were
+// due; where lanes share their room, more than could be leased. Runs that the database refuses to have
+// leased are set aside. That takes a quarter of a second at most: if the rest of their lanes is refused as well, it
+// waits for the next call, and the other lanes are leased from. A fault.Error means that no run can be leased.
+func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
+	n = p.most.Of(n)
+	leases, due, err = p.lease(ctx, chosen, n, suspects)
+	if err == nil {
+		p.tried = 0
+		p.most.Through()
+		p.reached(chosen, leases, n, due)
+		return leases, due, nil
+	}
+	suspected, first := p.failed(chosen, err), fault.Of(err)
+	anyCode := len(suspected) > 0
+	switch {
+	case (first == fault.Again || first == fault.Anew) && !anyCode:
+		return nil, 0, err
+	case first == fault.Fewer && n > 1:
+		p.most.Less(n)
+		return nil, 0, err
+	case first == fault.Fewer:
+		p.tried, anyCode = 1, true
+	default:
+		p.tried = min(max(n, leastTried, 2*p.tried), mostTried)
+	}
+	if first != fault.Again && first != fault.Anew {
+		suspected = chosen
+	}
+	aside, problem := p.setAside(ctx, suspected, p.tried, anyCode)
+	switch {
+	case problem != nil:
+		return nil, 0, fault.OfStatement("lease", problem)
+	case len(aside) == 0:
+		return nil, 0, fault.OfStatement("lease", err)
+	case p.SetAside != nil:
+		p.SetAside(aside)
+	}
+	refused := func(err error) bool {
+		first := fault.Of(err)
+		return first != fault.None && (anyCode || first != fault.Again && first != fault.Anew)
+	}
+	leases, due, err = p.lease(ctx, chosen, n, suspects)
+	if !refused(err) {
+		if err == nil {
+			p.reached(chosen, leases, n, due)
+		}
+		return leases, due, err
+	}
+	types := make(map[string]bool, len(aside))
+	for _, a := range aside {
+		types[a.Type] = true
+	}
+	others := slices.DeleteFunc(slices.Clone(chosen), func(r request) bool { return types[r.typ] })
+	if len(others) > 0 {
+		leases, _, err = p.lease(ctx, others, n, suspects)
+	}
+	if refused(err) {
+		return nil, n, nil // some were set aside: go on at once
+	}
+	return leases, n, err // as if there were more: there is
+}
+
+// failed notes that a lease from the chosen lanes has failed, and returns those of them for which that has lasted for long.
+func (p *Poller) failed(chosen []request, err error) (lasting []request) {
+	p.failing = true
+	for _, r := range chosen {
+		if _, r.from.lasting = r.from.failures.Of(err); r.from.lasting {
+			lasting = append(lasting, r)
+		}
+	}
+	return lasting
+}
+
+// reached notes that a lease of n from the chosen lanes went through. That says nothing of a lane that it did not come to: if as many were due, or
+// the room of that lane was used up, and none of its runs is among the leases.
+func (p *Poller) reached(chosen []request, leases []Lease, n, due int) {
+	if !p.failing {
+		return
+	}
+	gave := make(map[lane]bool, len(leases))
+	for _, l := range leases {
+		gave[lane{l.Suspect, l.Type, l.Priority}] = true
+	}
+	for _, r := range chosen {
+		if gave[r.lane] || due == 0 || due < n && r.Room >= n && !r.suspect {
+			r.from.failures, r.from.lasting = fault.Series{}, false
+		}
+	}
+	p.failing = false
+	for _, at := range p.lanes {
+		p.failing = p.failing || at.failures != fault.Series{}
+	}
+}
+
+// lease is the one statement of take.
+func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
+	token, err := uuid.NewRandom()
+	if err != nil {
+		return nil, 0, fmt.Errorf("draw a lease token: %w", err)
+	}
+	sent := time.Now()
+	shared := slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n })
+	args := slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, shared, p.Suspects.Watched, p.alone, token, p.Worker}, termColumns(chosen))
+	function := "workflow_lease_v2"
+	if chosen[0].probe { // then all are, and of one type
+		function = "workflow_probe_v1"
+	}
+	rows, _ := p.DB.Query(ctx, `
+		SELECT * FROM `+function+`($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)`,
+		append(args, p.besideColumns()...)...)
+	var givenBack, follows bool
+	var enqueued pgtype.Timestamptz // these cost less than pointers
+	var instance pgtype.UUID
+	var key, node pgtype.Text
+	scanner := scanLeases(&due, &givenBack, &follows, &enqueued, &instance, &key, &node)
+	for rows.Next() {
+		l, err := scanner.scan(rows)
+		l.Alone, l.Follows, l.Enqueued = givenBack, follows, enqueued.Time
+		l.Instance, l.BusinessKey, l.Node = instance.Bytes, key.String, node.String
+		if err != nil {
+			rows.Close()
+			p.Doubts.add(token, sent, longestOf(chosen)) // they are taken, and nobody knows which
+			return nil, 0, err
+		}
+		if leases == nil {
+			leases = make([]Lease, 0, due)
+		}
+		leases = append(leases, l)
+	}
+	if err := rows.Err(); err != nil || ctx.Err() != nil {
+		// A server whose commits wait for a standby answers a cancellation as if all were well. What it has committed may be lost with it.
+		if err == nil || lost(err) {
+			p.Doubts.add(token, sent, longestOf(chosen))
+		}
+		return nil, 0, fmt.Errorf("lease runs: %w", cmp.Or(err, ctx.Err()))
+	}
+	p.granted(leases, chosen, token, sent)
+	return leases, due, nil
+}
+
+// longestOf returns how long the longest of the leases lasts.
+func longestOf(chosen []request) (longest time.Duration) {
+	for _, r := range chosen {
+		longest = max(longest, r.Length)
+	}
+	return longest
+}
+
+// granted completes leases with their terms, and puts them in order.
+func (p *Poller) granted(leases []Lease, chosen []request, token uuid.UUID, sent time.Time) {
+	terms := make(map[string]Terms, len(chosen))
+	for _, r := range eachType(chosen) {
+		terms[r.typ] = r.Terms
+	}
+	for i := range leases {
+		l := &leases[i]
+		l.Token, l.Taken, l.Worker = token, sent, p.Worker
+		l.Length, l.Timeout = terms[l.Type].Length, terms[l.Type].Timeout
+		last := l.Suspect && !l.Exhausted && (l.Attempt >= l.MaxAttempts || terms[l.Type].Limit > 0 && l.Attempt >= terms[l.Type].Limit)
+		if l.Suspect && !l.Exhausted {
+			p.alone = last
+		}
+		if l.Alone = l.Alone && last; l.Alone {
+			p.kept = sent
+		}
+	}
+	slices.SortFunc(leases, func(a, b Lease) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.runAt.Compare(b.runAt), bytes.Compare(a.ID[:], b.ID[:]))
+	})
+}
+
+// A scanner reads leased runs, row by row. What it scans into is made once, not once a row.
+type scanner struct {
+	lease             Lease
+	key, tenant       pgtype.Text
+	step              pgtype.UUID
+	metadata, payload []byte
+	columns           []any
+}
+
+// scanLeases makes a scanner of rows whose columns follow those of first.
+func scanLeases(first ...any) *scanner {
+	s := &scanner{}
+	l := &s.lease
+	id := (*[16]byte)(&l.ID) // without its Scan method, which pgx would go a long way round to call
+	s.columns = append(first, id, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &s.key, &s.tenant, &s.metadata,
+		&l.StartedAt, &s.payload, &l.Priority, &l.Postponed, &l.Suspect, &l.Exhausted, &l.runAt, &s.step)
+	return s
+}
+
+func (s *scanner) scan(row pgx.CollectableRow) (Lease, error) {
+	s.lease, s.metadata, s.payload = Lease{}, nil, nil
+	err := row.Scan(s.columns...)
+	l := s.lease
+	l.IdempotencyKey, l.Tenant, l.Step = s.key.String, s.tenant.String, s.step.Bytes
+	l.Metadata, l.Payload = json.RawMessage(s.metadata), json.RawMessage(s.payload)
+	return l, err
+}

@@ -1,0 +1,96 @@
+package leasing_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+)
+
+// A worker that leaves runs without a handler to others for a while takes none of them as a probe, nor once the breaker has closed: they have been due
+// for longer than that since nobody was to lease them, and it would fail them for good. Nor does it look for them all the time. Who has the handler leases both.
+func TestProbesAreOfWhoHasTheHandler(t *testing.T) {
+	pool := pgtest.New(t)
+	old, next := newPoller(pool, "a."), newPoller(pool, "a.")
+	old.Terms = func(typ string) leasing.Terms {
+		terms := unlimited(typ)
+		terms.Grace = time.Minute
+		return terms
+	}
+	for range 3 {
+		add(t, pool, "a.new", 0, time.Hour)
+	}
+	byHand(t, pool, `INSERT INTO workflow_outage (type, bound, in_a_row, runs, code, opened_at) VALUES ('a.new', false, 5, 3, 'unavailable', now() - interval '1 hour')`)
+	leases, wait, err := old.Acquire(t.Context(), 10, 1)
+	if err != nil || len(leases) > 0 || wait < 10*time.Second {
+		t.Fatalf("who has no handler got %d probes, and is to look again in %s (%v); want none, and no hurry", len(leases), wait, err)
+	}
+	if leases := acquire(t, next, 10); len(leases) != 1 {
+		t.Errorf("who has the handler got %d probes, want 1", len(leases))
+	}
+	byHand(t, pool, `DELETE FROM workflow_outage`)
+	old.Discover()
+	if leases := acquire(t, old, 10); len(leases) > 0 {
+		t.Errorf("who has no handler got %d runs at once after the breaker closed", len(leases))
+	}
+	next.Discover()
+	if leases := acquire(t, next, 10); len(leases) != 2 {
+		t.Errorf("who has the handler got %d runs after the breaker closed, want 2", len(leases))
+	}
+}
+
+// Nor does it take, once an operator has resumed them, what became due while they were paused.
+func TestResumedRunsAreOfWhoHasTheHandler(t *testing.T) {
+	pool := pgtest.New(t)
+	old, next := newPoller(pool, "a."), newPoller(pool, "a.")
+	grace := time.Minute
+	old.Terms = func(typ string) leasing.Terms {
+		terms := unlimited(typ)
+		terms.Grace = grace
+		return terms
+	}
+	addMany(t, pool, 3, "a.new", 0)
+	exec(t, pool, `SELECT workflow_pause('a.', 'a deploy')`)
+	for _, p := range []*leasing.Poller{old, next} {
+		if leases := acquire(t, p, 10); len(leases) > 0 {
+			t.Fatalf("%d runs were leased although they are paused", len(leases))
+		}
+	}
+	exec(t, pool, `SELECT workflow_resume('a.')`)
+	old.Discover()
+	leases, wait, err := old.Acquire(t.Context(), 10, 1)
+	if err != nil || len(leases) > 0 || wait < time.Second {
+		t.Errorf("who has no handler got %d runs at once, and is to look again in %s (%v); want none, and no hurry", len(leases), wait, err)
+	}
+	next.Discover()
+	if leases := acquire(t, next, 2); len(leases) != 2 {
+		t.Errorf("who has the handler got %d runs, want 2", len(leases))
+	}
+	grace = time.Millisecond // it has passed
+	old.Discover()
+	if leases := acquire(t, old, 10); len(leases) != 1 {
+		t.Errorf("after the grace who has no handler got %d runs, want 1", len(leases))
+	}
+}
+
+// A worker that was told that a breaker is open leases no more of the type at once: on a busy server discovery comes seconds later. What discovery finds is not taken from that,
+// so a breaker that has closed does not stay open by itself.
+func TestBreakerIsKnownBeforeDiscovery(t *testing.T) {
+	pool := pgtest.New(t)
+	addMany(t, pool, 3, "a.x", 0)
+	p := newPoller(pool, "a.")
+	known := map[string]bool{}
+	p.Open = func(typ string) bool { return known[typ] }
+	p.Outages = func(found map[string]bool) { known = found }
+	acquire(t, p, 1)
+	p.DontDiscover()
+	known = map[string]bool{"a.x": true}
+	if leases := acquire(t, p, 10); len(leases) > 0 {
+		t.Errorf("%d runs were leased although the breaker is open", len(leases))
+	}
+	p.Discover()
+	if leases := acquire(t, p, 10); len(leases) != 2 {
+		t.Errorf("%d runs were leased once discovery has found that it is closed, want 2", len(leases))
+	}
+}

@@ -1,0 +1,126 @@
+package leasing
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// A request is one lane of one poll.
+type request struct {
+	lane
+	Terms
+	from  *position
+	probe bool // of a type whose breaker is open
+}
+
+// choose picks the lanes that may have due runs, in the order in which they are served:
+// those that discovery has just found to have some, or without it all that are known. Types whose breaker is open are left to probe.
+func (p *Poller) choose(n, suspects int, discovered bool) []request {
+	var chosen []request
+	now := time.Now()
+	for l, at := range p.lanes {
+		if discovered && (at.dueFrom.IsZero() || now.Before(at.dueFrom)) || l.suspect && suspects <= 0 || p.isPaused(l.typ) || p.isOpen(l.typ) {
+			continue
+		}
+		r := request{lane: l, Terms: p.Terms(l.typ), from: at}
+		if p.inGrace(l.typ, r.Grace) {
+			continue
+		}
+		if r.Room < 0 || r.Room > n {
+			r.Room = n
+		}
+		if r.Room > 0 {
+			chosen = append(chosen, r)
+		}
+	}
+	slices.SortFunc(chosen, func(a, b request) int {
+		return cmp.Or(cmp.Compare(b.priority, a.priority), a.from.runAt.Compare(b.from.runAt),
+			cmp.Compare(a.typ, b.typ), compareBool(a.suspect, b.suspect))
+	})
+	return chosen
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// laneColumns returns the lanes as arguments of the statement that leases up to n runs. Only
+// a room that n could exceed is shared by the lanes of its group.
+func laneColumns(chosen []request, n int) []any {
+	return []any{
+		column(chosen, func(r request) bool { return r.suspect }),
+		column(chosen, func(r request) string { return r.typ }),
+		column(chosen, func(r request) int { return r.priority }),
+		column(chosen, func(r request) time.Time { return r.from.runAt }),
+		column(chosen, func(r request) [16]byte { return r.from.id }),
+		column(chosen, func(r request) float64 { return r.Grace.Seconds() }),
+		column(chosen, func(r request) int { return r.Room }),
+		column(chosen, func(r request) *string {
+			if r.Room < n {
+				return &r.Group
+			}
+			return nil
+		}),
+		column(chosen, func(r request) *int {
+			if r.Limit <= 0 {
+				return nil
+			}
+			return &r.Limit
+		}),
+	}
+}
+
+// termColumns returns the terms of each type among the lanes as further arguments.
+func termColumns(chosen []request) []any {
+	types := eachType(chosen)
+	return []any{
+		column(types, func(r request) string { return r.typ }),
+		column(types, func(r request) float64 { return r.Length.Seconds() }),
+		column(types, func(r request) *float64 {
+			if r.Timeout <= 0 {
+				return nil
+			}
+			seconds := r.Timeout.Seconds()
+			return &seconds
+		}),
+	}
+}
+
+// besideColumns returns who is beside the suspects that are leased, as further arguments.
+func (p *Poller) besideColumns() []any {
+	return []any{
+		column(p.Suspects.Last, func(h Held) [16]byte { return h.ID }),
+		column(p.Suspects.Last, func(h Held) [16]byte { return h.Token }),
+		p.Suspects.Running,
+		p.Suspects.Strays,
+		time.Since(p.kept) < othersTurn,
+	}
+}
+
+// eachType returns the first request of each type: its terms go for the type.
+func eachType(chosen []request) (types []request) {
+	known := make(map[string]bool, len(chosen))
+	for _, r := range chosen {
+		if !known[r.typ] {
+			known[r.typ] = true
+			types = append(types, r)
+		}
+	}
+	return types
+}
+
+// column returns one field of all rows; ids as [16]byte, see the one in package run.
+func column[R, T any](rows []R, of func(R) T) []T {
+	all := make([]T, len(rows))
+	for i, r := range rows {
+		all[i] = of(r)
+	}
+	return all
+}
