@@ -394,3 +394,50 @@ func ExampleMermaid() {
 	//   n2 -->|"else"| n4
 	//   n3 --> n4
 }
+
+// A definition may be written in Go. Compile checks it, and JSON gives the text that workflowctl define takes.
+func ExampleDefinition() {
+	definition := &graph.Definition{Process: "order", Version: 1, Start: "pack", Nodes: map[string]*graph.Node{
+		"pack": {Do: "shop.pack.v1", To: "ship"},
+		"ship": {Do: "shop.ship.v1", In: map[string]string{"parcel": "steps.pack.parcel"}},
+	}}
+	_, findings, err := graph.Compile(definition)
+	fmt.Println(findings, err)
+	text, err := definition.JSON()
+	fmt.Println(string(text), err)
+	// Output:
+	// [] <nil>
+	// {"process":"order","version":1,"start":"pack","nodes":{"pack":{"do":"shop.pack.v1","to":"ship"},"ship":{"do":"shop.ship.v1","in":{"parcel":"steps.pack.parcel"}}}} <nil>
+}
+
+// What an incident has stopped can be given up: the instance fails, and what it has done is undone.
+func ExampleFail() {
+	ctx, pool, done := pgtest.Example()
+	defer done()
+	install(ctx, pool, `{"process": "order", "version": 1, "start": "reserve", "nodes": {
+		"reserve": {"do": "shop.reserve.v1", "undo": "shop.release.v1", "to": "ship"},
+		"ship":    {"do": "shop.ship.v1", "attempts": 1}}}`)
+
+	mux := worker.NewMux()
+	worker.Handle(mux, "shop.reserve.v1", printing("reserve for"))
+	worker.Handle(mux, "shop.release.v1", undoing("release what was reserved for"))
+	worker.Handle(mux, "shop.ship.v1", func(context.Context, purchase) (struct{}, error) {
+		return struct{}{}, errors.New("the printer is out of paper")
+	})
+	instance, _ := graph.Start(ctx, pool, graph.NewInstance{Process: "order", Input: purchase{"o-17"}})
+	open := 0
+	worktest.Until(ctx, pool, mux, func() bool {
+		_ = pool.QueryRow(ctx, `SELECT count(*) FROM incident WHERE instance_id = $1 AND resolved_at IS NULL`, instance).Scan(&open)
+		return open == 1
+	})
+	_, err := graph.Fail(ctx, pool, instance, "", "anna") // the reason is the incident's
+	fmt.Println(err, worktest.Complete(ctx, pool, mux, instance))
+	var reason string
+	_ = pool.QueryRow(ctx, `SELECT failure_reason FROM process_instance WHERE id = $1`, instance).Scan(&reason)
+	fmt.Println(reason)
+	// Output:
+	// reserve for o-17
+	// release what was reserved for o-17
+	// <nil> FAILED
+	// ship: handler_error: the printer is out of paper
+}
