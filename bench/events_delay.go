@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 const (
@@ -113,7 +113,7 @@ func (b *bench) delays(ctx context.Context, db *database, e engine, p producer, 
 // when they were.
 func appendRarely(ctx context.Context, p producer, n int) (committed []int64, err error) {
 	for i := range n {
-		if err := pause(ctx, rarePause+rand.N(dispatcher.DefaultPollInterval)); err != nil {
+		if err := pause(ctx, rarePause+rand.N(shipped.EventPollInterval)); err != nil {
 			return nil, err
 		}
 		if err := p.one(ctx, i+1); err != nil {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/jetstream"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/dispatcher/jetstream"
 )
 
 const (

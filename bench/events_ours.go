@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -41,7 +42,7 @@ var poisoned = uuid.MustParse("00000000-0000-7000-8000-ffffffffffff")
 
 func (oursEvents) settings() string {
 	return fmt.Sprintf("all as shipped: batches of %d, a look every %v while idle, %d connections for a dispatcher",
-		dispatcher.DefaultBatch, dispatcher.DefaultPollInterval, dispatcherConns)
+		shipped.EventBatch, shipped.EventPollInterval, dispatcherConns)
 }
 
 // load appends n events to what there is.

@@ -69,7 +69,7 @@ func (b *bench) halfLoadOnce(ctx context.Context, db *database, perSecond float6
 	if err != nil {
 		return err
 	}
-	if err := allAre(ctx, db, graph.Completed, fed, s.Runs); err != nil {
+	if err := allAre(ctx, db, "COMPLETED", fed, s.Runs); err != nil {
 		return err
 	}
 	return noteGaps(ctx, db, s)
@@ -178,7 +178,7 @@ func (b *bench) limit(ctx context.Context, variant string, d *graph.Definition, 
 		if err != nil {
 			return err
 		}
-		return allAre(ctx, db, graph.Completed, len(inputs), s.Runs)
+		return allAre(ctx, db, "COMPLETED", len(inputs), s.Runs)
 	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Variant, err)

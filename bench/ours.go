@@ -9,9 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/sql"
-	"github.com/simple-workflow/simple-workflow/worker"
 )
 
 // ours is the engine of this repository, used through its public packages.
@@ -35,7 +35,7 @@ type payload struct {
 func (ours) name() string    { return "simple-workflow" }
 func (ours) version() string { return commit() }
 func (ours) settings() string {
-	return fmt.Sprintf("Concurrency %d, all else as shipped: Batch %d, history and wake-up on", slots, worker.DefaultBatch)
+	return fmt.Sprintf("Concurrency %d, all else as shipped: Batch %d, history and wake-up on", slots, shipped.Batch)
 }
 
 func (ours) install(ctx context.Context, db *database) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -155,12 +156,12 @@ func (ours) floor(ctx context.Context, t task, c *conversation) error {
 
 func newPoller(pool *pgxpool.Pool, prefixes ...string) *leasing.Poller {
 	return &leasing.Poller{DB: pool, Prefixes: prefixes, Worker: "bench",
-		Terms: func(string) leasing.Terms { return leasing.Terms{Length: worker.DefaultLease, Room: -1} }}
+		Terms: func(string) leasing.Terms { return leasing.Terms{Length: shipped.Lease, Room: -1} }}
 }
 
 func leaseAndSettle(ctx context.Context, p *leasing.Poller, pool *pgxpool.Pool, c *conversation) error {
 	for ctx.Err() == nil {
-		leases, wait, err := p.Acquire(ctx, worker.DefaultBatch, 0)
+		leases, wait, err := p.Acquire(ctx, shipped.Batch, 0)
 		if err != nil {
 			return err
 		}

@@ -147,9 +147,9 @@ func (b *bench) carryOutInstances(ctx context.Context, db *database, w graphed, 
 	if err != nil {
 		return err
 	}
-	status := graph.Completed
+	status := "COMPLETED"
 	if w.steps == 0 {
-		status = graph.Waiting
+		status = "WAITING"
 	}
 	return allAre(ctx, db, status, b.sizes.instances, b.sizes.instances*w.steps)
 }
@@ -165,7 +165,7 @@ func insertStarts(ctx context.Context, db *database, process string, before, n i
 
 // allAre makes sure that n instances, and no others, have a status, that all their steps have
 // succeeded, and that the engine's own checks find nothing.
-func allAre(ctx context.Context, db *database, status graph.Status, n, steps int) error {
+func allAre(ctx context.Context, db *database, status string, n, steps int) error {
 	var instances, others, succeeded, wrong int
 	err := db.QueryRow(ctx, `
 		SELECT count(*) FILTER (WHERE status = $1), count(*) FILTER (WHERE status <> $1),

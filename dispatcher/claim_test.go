@@ -33,7 +33,7 @@ func claim(t *testing.T, pool *pgxpool.Pool, sink string) *delivery.Claim {
 	return c
 }
 
-// delivered marks all that was claimed.
+// delivered marks all events of a claim as delivered.
 func delivered(t *testing.T, pool *pgxpool.Pool, c *delivery.Claim) (recorded int) {
 	t.Helper()
 	var outcomes []delivery.Outcome
@@ -47,7 +47,7 @@ func delivered(t *testing.T, pool *pgxpool.Pool, c *delivery.Claim) (recorded in
 	return recorded
 }
 
-// What nobody wanted when it was read, and the sink wants by the time it is marked, was not sent: it
+// An event that no sink wanted when it was read, and that a sink wants by the time it is marked, was not sent. It
 // stays open.
 func TestWantedMeanwhile(t *testing.T) {
 	pool := pgtest.New(t)
@@ -67,7 +67,7 @@ func TestWantedMeanwhile(t *testing.T) {
 	}
 }
 
-// A replay counts for what was on its way, too: that is published once more.
+// A replay also applies to events that are claimed at that time: they are published once more.
 func TestReplayOfWhatIsOnItsWay(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
@@ -84,8 +84,8 @@ func TestReplayOfWhatIsOnItsWay(t *testing.T) {
 	}
 }
 
-// What was parked and then got by every sink that is left is published, whether it was replayed to
-// its sink, or the sink was removed.
+// A parked event is marked published after it was replayed and acknowledged, and also after the sink that parked it
+// was removed.
 func TestParkedNoMore(t *testing.T) {
 	for _, removed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("sink removed %t", removed), func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestParkedNoMore(t *testing.T) {
 				return count(t, pool, `SELECT count(*) FROM outbox_event WHERE parked_at IS NOT NULL`) == 5
 			})
 			if removed {
-				stop() // or it registers its sink anew
+				stop() // otherwise it registers the sink again
 				if _, err := delivery.Abandon(t.Context(), pool, "crm", 0); err != nil {
 					t.Fatal(err)
 				}
@@ -114,7 +114,7 @@ func TestParkedNoMore(t *testing.T) {
 	}
 }
 
-// Floors rise again in a database that was restored into another cluster, whose transactions have
+// Floors rise again in a database that was restored into a cluster whose transactions have
 // lower numbers.
 func TestFloorsAfterRestore(t *testing.T) {
 	pool := pgtest.New(t)
@@ -132,11 +132,11 @@ func TestFloorsAfterRestore(t *testing.T) {
 	})
 }
 
-// Whoever has drawn an event's id can be seen to be under way: it has a transaction number by then.
+// A transaction has a number before it draws an event's id, so RaiseFloors can see that it is under way.
 func TestAppendIsSeen(t *testing.T) {
 	pool := pgtest.New(t)
-	// The trigger sees the row before it is written, when its id is drawn already. One call of nextval
-	// in 32 is written to the log, and so gives the number by itself: not the next one after setval.
+	// The trigger runs after the row's id was drawn and before the row is written. One call of nextval in 32 is
+	// written to the WAL, which assigns a number as well; the call after setval is not one of these.
 	if _, err := pool.Exec(t.Context(), `
 		CREATE FUNCTION unseen() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN IF pg_current_xact_id_if_assigned() IS NULL THEN RAISE 'nobody can see who has drawn id %', NEW.id; END IF; RETURN NEW; END $$;

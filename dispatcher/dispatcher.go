@@ -1,10 +1,9 @@
-// Package dispatcher publishes what is in the outbox: at least once, with the same id and bytes
-// each time, in order for each aggregate, and past every event that cannot be published.
+// Package dispatcher publishes the events of the outbox. Delivery is at least once, with the same id and bytes
+// each time, and in order within an aggregate. An event that cannot be published delays only its aggregate.
 //
-// The way of an event: a [Dispatcher] claims lanes in which something is due (delivery.Acquire),
-// makes CloudEvents of the rows (event.go), has a [Sink] publish them, and marks what became of
-// each (delivery.Mark). No transaction is open meanwhile. Several dispatchers share the lanes; if
-// one dies, its claim runs out.
+// A [Dispatcher] claims lanes that have due events (delivery.Acquire), converts the rows to CloudEvents (event.go),
+// has a [Sink] publish them, and marks the outcome of each (delivery.Mark). No transaction is open while the sink
+// publishes. Several dispatchers share the lanes; if one dies, others take its lanes over when its claim expires.
 package dispatcher
 
 import (
@@ -23,67 +22,58 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Defaults of Config.
-const (
-	DefaultBatch        = 1000
-	DefaultBatchBytes   = 8 << 20
-	DefaultPollInterval = 20 * time.Millisecond
-	DefaultClaim        = time.Minute
-	DefaultMaxAttempts  = 20
-	DefaultGrace        = 10 * time.Second
-)
-
-// A Config says what a Dispatcher does. Pool, Source and Sinks are required.
+// A Config configures a Dispatcher. Pool, Source and Sinks are required.
 type Config struct {
 	Pool   *pgxpool.Pool
 	Source string // the CloudEvents source of all events: a URI reference, the same for all dispatchers of a database
 	Sinks  []Target
 	Name   string // shown in outbox_lane.claimed_by, with a random suffix; empty: dispatcher
 
-	Batch        int           // events published at once, for each sink; 0: DefaultBatch
-	BatchBytes   int           // of payloads and headers in a batch, in bytes; an event that is larger goes by itself; 0: DefaultBatchBytes
-	PollInterval time.Duration // between two looks at an outbox without anything due; 0: DefaultPollInterval
-	Claim        time.Duration // how long lanes are claimed for, an hour at most: a crash goes unnoticed for as long; 0: DefaultClaim
-	MaxAttempts  int           // after so many failures an event is parked; 0: DefaultMaxAttempts
-	Backoff      run.Backoff   // between the tries of an event
-	Grace        time.Duration // for what is being published when Run is to end; 0: DefaultGrace
+	Batch        int           // most events in a batch, for each sink; 0: 1000
+	BatchBytes   int           // most bytes of payloads and headers in a batch; a larger event is a batch of its own; 0: 8 MiB
+	PollInterval time.Duration // shortest pause after a poll that finds nothing due; 0: 20 ms
+	Claim        time.Duration // how long lanes are claimed for, 1 s to 1 h; after a crash they stay blocked for as long; 0: a minute
+	MaxAttempts  int           // number of failures after which an event is parked; 0: 20
+	Backoff      run.Backoff   // between the attempts to publish an event
+	Grace        time.Duration // how long running batches may take once Run's context has ended; 0: 10 s
 
 	Observe Observer
 	Logger  *slog.Logger // nil: slog.Default()
 }
 
-// A Target is a sink with a name, under which its progress is kept.
+// A Target is a sink with a name. The database keeps the sink's progress under that name.
 type Target struct {
 	Name  string
 	Sink  Sink
-	Types []string // prefixes of the event types it wants; nil: all
-	Rate  float64  // events a second at most; 0: no limit
+	Types []string // prefixes of the event types it gets; nil: all types
+	Rate  float64  // most events per second; 0: no limit
 }
 
-// An Observer is told what happens. Its functions may be nil, and must not block.
+// An Observer receives measurements. Any function may be nil. None may block.
 type Observer struct {
-	Published func(sink string, events int, took time.Duration)          // events that were acknowledged, of a batch
-	Failed    func(sink string, events int)                              // events that were not
-	Parked    func(sink string, events int)                              // events that were given up
-	Down      func(sink string, down bool)                               // a sink is, or is no longer, left alone
-	Lag       func(sink string, lag delivery.Lag)                        // every few seconds
-	Polled    func(sink string, events int, took time.Duration, e error) // a look at the outbox
-	Fault     func(sink string, failing bool)                            // no event can be marked, or they can again
+	Published func(sink string, events int, took time.Duration)          // events of a batch that were acknowledged
+	Failed    func(sink string, events int)                              // events whose attempt failed
+	Parked    func(sink string, events int)                              // events that were parked
+	Down      func(sink string, down bool)                               // a sink is paused, or no longer paused
+	Lag       func(sink string, lag delivery.Lag)                        // every 5 s or so
+	Polled    func(sink string, events int, took time.Duration, e error) // a poll of the outbox
+	Fault     func(sink string, failing bool)                            // true: no event can be marked; false: events can be marked again
 }
 
-// A Dispatcher publishes events until it is told to stop.
+// A Dispatcher publishes events from the outbox to its sinks.
 type Dispatcher struct {
 	config Config
 	name   string
 	log    *slog.Logger
-	wrote  atomic.Pointer[time.Time] // when the database last took a change
+	wrote  atomic.Pointer[time.Time] // when the last write succeeded
 }
 
-// LastWrite returns when the database last took a change by this dispatcher, which says every two and a half
-// seconds that its sinks are served. It is zero before the first.
+// LastWrite returns when this dispatcher last wrote to the database. A dispatcher records every 2.5 s that it
+// serves its sinks. The time is zero before the first such write.
 func (d *Dispatcher) LastWrite() time.Time {
 	if at := d.wrote.Load(); at != nil {
 		return *at
@@ -91,15 +81,14 @@ func (d *Dispatcher) LastWrite() time.Time {
 	return time.Time{}
 }
 
-// New returns a Dispatcher, or an error that lists all that is wrong with the configuration, a line
-// each.
+// New returns a Dispatcher, or an error that lists every problem of the configuration, one per line.
 func New(c Config) (*Dispatcher, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	c.Batch, c.BatchBytes = cmp.Or(c.Batch, DefaultBatch), cmp.Or(c.BatchBytes, DefaultBatchBytes)
-	c.PollInterval, c.Claim = cmp.Or(c.PollInterval, DefaultPollInterval), cmp.Or(c.Claim, DefaultClaim)
-	c.MaxAttempts, c.Grace = cmp.Or(c.MaxAttempts, DefaultMaxAttempts), cmp.Or(c.Grace, DefaultGrace)
+	c.Batch, c.BatchBytes = cmp.Or(c.Batch, shipped.EventBatch), cmp.Or(c.BatchBytes, shipped.EventBatchBytes)
+	c.PollInterval, c.Claim = cmp.Or(c.PollInterval, shipped.EventPollInterval), cmp.Or(c.Claim, shipped.EventClaim)
+	c.MaxAttempts, c.Grace = cmp.Or(c.MaxAttempts, shipped.EventAttempts), cmp.Or(c.Grace, shipped.EventGrace)
 	c.Observe = c.Observe.filled()
 	d := &Dispatcher{config: c, name: cmp.Or(c.Name, "dispatcher") + "-" + uuid.NewString()[:8], log: c.Logger}
 	if d.log == nil {
@@ -176,14 +165,14 @@ func (o Observer) filled() Observer {
 	return o
 }
 
-// Run registers the sinks and publishes until ctx ends. Then it claims no more, lets what is being
-// published come to its end for Config.Grace, and closes the sinks. What was not acknowledged by
-// then is published again later. A database that is away is waited for; Run returns an error only if
-// it refuses to register the sinks, because it has no outbox, say.
+// Run registers the sinks and publishes until ctx ends. Then it claims nothing more, lets running batches
+// finish for up to Config.Grace, and closes the sinks. Events that were not acknowledged by then are
+// published again later. Run waits for a database that is unavailable. It returns an error only if the
+// database refuses to register a sink, for example because it has no outbox.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	defer d.closeSinks()
 	var late []Target
-	for _, t := range d.config.Sinks { // all, before any gets an event: one that is not known of yet would miss those that the others have had
+	for _, t := range d.config.Sinks { // register all before any gets an event: a sink that is not registered yet would miss what the others have got
 		apart, err := d.register(ctx, t, false)
 		if err != nil {
 			return err
@@ -232,13 +221,15 @@ func (d *Dispatcher) closeSinks() {
 
 const registerTimeout = 3 * time.Second
 
-// register registers a sink, as soon as the database can do that. apart says that it refuses the row of this one, which it knows, while
-// another one could be registered: the others do not wait for it. Then it is late, and tried until that goes through. It returns nil when ctx ends: to
-// be told to stop is no error.
+// register registers a sink, retrying until that succeeds. If the database refuses the row of this sink, which is
+// registered already, although it would register another one, register returns apart = true: the other sinks start
+// without this one, and the caller calls register for it again with late set. Otherwise, a refusal by the database is
+// returned as an error. With late set, register retries until it succeeds or ctx ends. It returns no error when ctx
+// ends: a stop is not a failure.
 func (d *Dispatcher) register(ctx context.Context, t Target, late bool) (apart bool, _ error) {
 	var told time.Time
 	for n := 0; ; n++ {
-		call, done := context.WithTimeout(ctx, registerTimeout) // somebody may have locked its row
+		call, done := context.WithTimeout(ctx, registerTimeout) // the row may be locked
 		err := delivery.Register(call, d.config.Pool, t.Name, t.Types)
 		done()
 		switch {

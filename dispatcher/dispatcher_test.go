@@ -17,17 +17,18 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/clock"
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/outbox"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A memory is a sink that remembers what it got.
+// A memory is a sink that stores the events it gets.
 type memory struct {
 	mu     sync.Mutex
 	events []event.Event
-	answer func(event.Event) error // nil: it takes all
+	answer func(event.Event) error // nil: acknowledges all
 	delay  time.Duration
 }
 
@@ -48,7 +49,7 @@ func (m *memory) Publish(ctx context.Context, events []event.Event) []error {
 
 func (m *memory) Close() error { return nil }
 
-// got returns what has come, in order.
+// got returns the events received so far, in order.
 func (m *memory) got() []event.Event {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +62,7 @@ func (m *memory) set(answer func(event.Event) error) {
 	m.answer = answer
 }
 
-// dispatch runs a dispatcher until the test ends, or the function it returns is called.
+// dispatch runs a dispatcher until the test ends or stop is called.
 func dispatch(t *testing.T, pool *pgxpool.Pool, change func(*dispatcher.Config), sinks ...dispatcher.Target) (stop func()) {
 	t.Helper()
 	c := dispatcher.Config{
@@ -88,7 +89,7 @@ func dispatch(t *testing.T, pool *pgxpool.Pool, change func(*dispatcher.Config),
 	return stop
 }
 
-// emit appends n events to each of some aggregates, whose payloads say which they are.
+// emit appends n events to each of some new aggregates. Their payloads number them from 1.
 func emit(t *testing.T, pool *pgxpool.Pool, typ string, aggregates, n int) (ids []uuid.UUID) {
 	t.Helper()
 	for range aggregates {
@@ -118,7 +119,7 @@ func drained(t *testing.T, pool *pgxpool.Pool) {
 	pgtest.Await(t, "the outbox to drain", func() bool { return count(t, pool, openEvents) == 0 })
 }
 
-// inOrder checks that each aggregate's events came in order, repetitions aside.
+// inOrder checks that each aggregate's events came in order, apart from repetitions.
 func inOrder(t *testing.T, events []event.Event) {
 	t.Helper()
 	last := map[string]int{}
@@ -134,7 +135,7 @@ func inOrder(t *testing.T, events []event.Event) {
 	}
 }
 
-// An event arrives with the attributes that CloudEvents and its row give it.
+// An event arrives with the attributes that CloudEvents requires and with those of its row.
 func TestAttributes(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
@@ -167,7 +168,7 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// Several dispatchers share the work; without faults no event comes twice, and each aggregate's
+// Several dispatchers share the work. Without faults no event comes twice, and the events of each aggregate
 // come in order.
 func TestShared(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
@@ -183,7 +184,7 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// W51: events that are always rejected hold up only their own aggregates, and are parked.
+// W51: events that are always rejected delay only their own aggregates, and are parked.
 func TestPoisonAtTheHead(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	sink.set(func(e event.Event) error {
@@ -199,7 +200,7 @@ func TestPoisonAtTheHead(t *testing.T) {
 		return count(t, pool, `SELECT count(*) FROM outbox_event WHERE published_at IS NOT NULL`) == 900
 	})
 	pgtest.Await(t, "the rest to be parked", func() bool {
-		emit(t, pool, "test.told", 1, 1) // a sink that takes nothing at all would be to blame itself
+		emit(t, pool, "test.told", 1, 1) // if the sink acknowledged nothing at all, it would be blamed instead
 		return count(t, pool, openEvents+` AND event_type = 'test.poison'`) == 0
 	})
 	if n := count(t, pool, `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL AND rejected = 3 AND last_error = 'no, thank you'`); n != 100 {
@@ -215,8 +216,8 @@ func TestPoisonAtTheHead(t *testing.T) {
 	}
 }
 
-// A sink that rejects all there is, for many times as often as one event may be, has something wrong
-// itself: nothing is parked but what can never be taken, and once it is mended it gets everything.
+// If a sink rejects every event, far more than three times each, only the event that it rejects for good is
+// parked. Once the sink is repaired it gets all the others.
 func TestRejectionOfAll(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	sink.set(func(e event.Event) error {
@@ -232,7 +233,7 @@ func TestRejectionOfAll(t *testing.T) {
 	if n := count(t, pool, `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL`); n != 1 {
 		t.Errorf("%d are parked, want 1", n)
 	}
-	failed := map[string]bool{} // while it comes up again, some of it fails once more
+	failed := map[string]bool{} // once the sink is back, some events fail once more
 	sink.set(func(e event.Event) error {
 		if e.Subject() < "8" && !failed[e.ID()] {
 			failed[e.ID()] = true
@@ -247,7 +248,7 @@ func TestRejectionOfAll(t *testing.T) {
 	}
 }
 
-// What fails is tried again, in its aggregate's order, while the others flow.
+// An event that fails is retried, in its aggregate's order, while other aggregates continue.
 func TestRetry(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	tries := map[string]int{}
@@ -266,7 +267,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// A sink that is down costs lag: no event is charged, none is parked, and another sink's flow. That it is down, and back, is noted, and told once.
+// While a sink is down, no attempt is charged, no event is parked, and another sink gets its events. outbox_sink shows
+// that the sink is down, and later that it is back; the log reports its return once.
 func TestSinkDown(t *testing.T) {
 	pool, down, up := pgtest.New(t), &memory{}, &memory{}
 	for name, failure := range map[string]error{"unavailable": dispatcher.Unavailable(errors.New("no route"), 0), "every event fails": errors.New("status 500")} {
@@ -305,7 +307,7 @@ func TestSinkDown(t *testing.T) {
 	}
 }
 
-// Each sink gets what it wants. An event that no sink wants is done with.
+// Each sink gets only the types it wants. An event that no sink wants is marked published.
 func TestRouting(t *testing.T) {
 	pool, all, invoices := pgtest.New(t), &memory{}, &memory{}
 	emit(t, pool, "invoice.charged", 3, 1)
@@ -331,7 +333,7 @@ func TestRouting(t *testing.T) {
 	}
 }
 
-// W52: what commits late is delivered all the same, also when reading has passed its id long ago.
+// W52: an event that commits late is delivered, even if reading passed its id long before.
 func TestLateCommit(t *testing.T) {
 	pool, sink, other := pgtest.New(t), &memory{}, &memory{}
 	other.set(func(event.Event) error { return dispatcher.Unavailable(errors.New("no route"), 0) })
@@ -366,7 +368,7 @@ func TestLateCommit(t *testing.T) {
 	})
 }
 
-// A dispatcher that was frozen beyond its claim cannot mark what others have published meanwhile.
+// A dispatcher that was frozen for longer than its claim cannot mark events that others have claimed since.
 func TestLostClaim(t *testing.T) {
 	pool := pgtest.New(t)
 	emit(t, pool, "test.told", 3, 2)
@@ -398,7 +400,7 @@ func TestLostClaim(t *testing.T) {
 	}
 }
 
-// W60: a batch is bounded by bytes, and an event beyond the bound goes by itself.
+// W60: a batch is bounded by bytes, and an event larger than the bound is a batch of its own.
 func TestBytes(t *testing.T) {
 	pool := pgtest.New(t)
 	if err := delivery.Register(t.Context(), pool, "memory", nil); err != nil {
@@ -420,7 +422,7 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// A span of time can be published again, to one sink or to all, with the same ids and bytes.
+// outbox_replay publishes the events of a time span again to one sink, with the same ids and bytes.
 func TestReplay(t *testing.T) {
 	pool, a, b := pgtest.New(t), &memory{}, &memory{}
 	emit(t, pool, "test.told", 5, 3)
@@ -458,7 +460,8 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// A sink that is no longer wanted is removed, and what waited only for it is done with.
+// After a sink was abandoned, events that were open only for it are published. A sink that was served recently, or does
+// not exist, cannot be abandoned.
 func TestAbandon(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	if err := delivery.Register(t.Context(), pool, "gone", nil); err != nil {
@@ -488,7 +491,7 @@ func TestAbandon(t *testing.T) {
 	}
 }
 
-// K47: what was appended cannot be changed.
+// K47: the payload of an appended event cannot be changed.
 func TestEventsStay(t *testing.T) {
 	pool := pgtest.New(t)
 	emit(t, pool, "test.told", 1, 1)
@@ -497,8 +500,8 @@ func TestEventsStay(t *testing.T) {
 	}
 }
 
-// A dispatcher that is told to stop, at whatever moment, leaves no lane claimed: others would wait for
-// the claim to run out.
+// A dispatcher that is stopped at any moment leaves no lane claimed. Otherwise others would wait for the claim
+// to expire.
 func TestStopLeavesNoClaim(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	for n := range 20 {
@@ -512,7 +515,7 @@ func TestStopLeavesNoClaim(t *testing.T) {
 	}
 }
 
-// K34: a row whose time is no time of our calendar is published, too, at its turn, and does not stop the rest.
+// K34: an event whose created_at is infinite or out of range is published, too, and does not stop the others.
 func TestStrangeTimes(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	pgtest.Unbound(t, pool.Config().ConnString())
@@ -533,7 +536,7 @@ func TestStrangeTimes(t *testing.T) {
 	}
 }
 
-// A dispatcher that starts while the database takes nothing waits for it.
+// A dispatcher that starts while the database is read-only waits for it.
 func TestDatabaseAwayAtStart(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	ids := emit(t, pool, "test.told", 1, 1)
@@ -551,11 +554,11 @@ func TestDatabaseAwayAtStart(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `ALTER DATABASE `+pgx.Identifier{pool.Config().ConnConfig.Database}.Sanitize()+` RESET default_transaction_read_only`); err != nil {
 		t.Fatal(err)
 	}
-	other.Reset() // as a server does that becomes the primary
+	other.Reset() // closes the sessions, as a server does when it becomes the primary
 	pgtest.Await(t, "the event", func() bool { return len(sink.got()) == 1 && sink.got()[0].Subject() == ids[0].String() })
 }
 
-// Registering a sink is tried again for whatever the one rule takes for passing trouble, and refused for all else.
+// Registering a sink is retried after errors that fault.Of classifies as temporary. Run returns any other error.
 func TestRegistrationIsRefused(t *testing.T) {
 	for state, passes := range map[string]bool{"40001": true, "28000": true, "42P05": true, "53200": true, "55P03": true, "25006": true, "XX777": false, "55000": false, "53000": false} {
 		t.Run(state, func(t *testing.T) {
@@ -579,17 +582,17 @@ func TestRegistrationIsRefused(t *testing.T) {
 	}
 }
 
-// A clock is a sink that looks at the time.
-type clock struct{ ahead chan time.Duration }
+// A watch is a sink that compares clock.Now with this machine's clock.
+type watch struct{ ahead chan time.Duration }
 
-func (c clock) Publish(ctx context.Context, events []event.Event) []error {
-	c.ahead <- time.Until(dispatcher.Now(ctx))
+func (c watch) Publish(ctx context.Context, events []event.Event) []error {
+	c.ahead <- time.Until(clock.Now(ctx))
 	return make([]error, len(events))
 }
 
-func (clock) Close() error { return nil }
+func (watch) Close() error { return nil }
 
-// The time that sinks tell is the database's, however wrong this machine's may be.
+// clock.Now returns the database's time to a sink, even if it is an hour from this machine's.
 func TestTimeOfDatabase(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, create := range []string{`CREATE SCHEMA skewed`,
@@ -606,7 +609,7 @@ func TestTimeOfDatabase(t *testing.T) {
 	}
 	t.Cleanup(skewed.Close)
 	emit(t, skewed, "test.told", 1, 1)
-	sink := clock{make(chan time.Duration, 1)}
+	sink := watch{make(chan time.Duration, 1)}
 	dispatch(t, skewed, nil, dispatcher.Target{Name: "clock", Sink: sink})
 	if ahead := <-sink.ahead; (ahead - time.Hour).Abs() > 10*time.Second {
 		t.Errorf("the time is %v ahead, want an hour", ahead)

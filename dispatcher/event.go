@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 )
 
-// toEvent makes a CloudEvent of a row: the same attributes and bytes each time. Its subject and
-// its partitionkey are the aggregate.
+// toEvent converts a row to a CloudEvent. The same row always yields the same attributes and bytes. The subject and
+// the partitionkey are the aggregate.
 func toEvent(row delivery.Row, source string) event.Event {
 	e := event.New()
 	e.SetID(row.UUID.String())
@@ -22,7 +22,7 @@ func toEvent(row delivery.Row, source string) event.Event {
 	e.SetDataContentType("application/json")
 	e.DataEncoded = row.Payload
 	e.SetExtension("partitionkey", row.Aggregate.String())
-	for _, header := range slices.Backward(slices.Sorted(maps.Keys(row.Headers))) { // of two that become one the first counts, each time
+	for _, header := range slices.Backward(slices.Sorted(maps.Keys(row.Headers))) { // if two headers map to one attribute, the first in order wins, every time
 		if name := attribute(header); name != "" {
 			e.SetExtension(name, row.Headers[header])
 		}
@@ -30,9 +30,9 @@ func toEvent(row delivery.Row, source string) event.Event {
 	return e
 }
 
-// attribute turns the name of a header into that of an extension attribute: lower-case letters and
-// digits, at most 20 of them (CloudEvents 1.0, "Naming Conventions"). Empty: the name is taken, or
-// nothing is left of it.
+// attribute converts the name of a header to the name of an extension attribute: lower-case letters and
+// digits, at most 20 (CloudEvents 1.0, "Naming Conventions"). It returns "" if the name is that of a standard
+// attribute, or if no letter or digit is left.
 func attribute(header string) string {
 	name := strings.Map(func(r rune) rune {
 		switch {

@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	faultTold  = time.Minute      // between two lines in the log about marking that fails for every event
-	faultNoted = 10 * time.Second // and two notes about it in the database
-	faultSure  = time.Second      // it has to fail for so long to be told of
+	faultTold  = time.Minute      // between log lines that say that no event can be marked
+	faultNoted = 10 * time.Second // between writes of the same to workflow_fault
+	faultSure  = time.Second      // how long marking has to fail before it is reported
 )
 
-// A marking is how marking goes. Guarded by feed.mu.
+// A marking is whether events can be marked. Guarded by feed.mu.
 type marking struct {
-	failing       time.Time // since when it fails for every event; zero: it does not
-	logged, noted time.Time // when that was last told
+	failing       time.Time // since when marking fails for every event; zero: it works
+	logged, noted time.Time // when that was last reported
 }
 
-// marked notes that a claim could be marked.
+// marked records that the events of a claim were marked, and clears a reported fault.
 func (f *feed) marked(ctx context.Context) {
 	f.mu.Lock()
 	over := !f.marking.noted.IsZero()
@@ -31,7 +31,8 @@ func (f *feed) marked(ctx context.Context) {
 	}
 }
 
-// faulty tells that no event can be marked, with what the database says: in the log once a minute, and in workflow_fault.
+// faulty reports that no event can be marked, and the database's error: in the log at most once a minute, and in
+// workflow_fault at most every 10 s.
 func (f *feed) faulty(ctx context.Context, err error) {
 	now := time.Now()
 	f.mu.Lock()
@@ -48,8 +49,8 @@ func (f *feed) faulty(ctx context.Context, err error) {
 		m.noted = now
 	}
 	f.mu.Unlock()
-	if tell { // the words may quote an event
-		f.log.Error("no event can be marked; none is parked for it, and it is tried again: see workflowctl doctor", "sink", f.target.Name, "sqlstate", fault.State(err), "since", since.Round(time.Second))
+	if tell { // without the message, which may quote an event
+		f.log.Error("no event can be marked; none is parked for that; trying again: see workflowctl doctor", "sink", f.target.Name, "sqlstate", fault.State(err), "since", since.Round(time.Second))
 	}
 	if note {
 		f.tellFault(ctx, err)

@@ -14,52 +14,53 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/time/rate"
 
+	"github.com/simple-workflow/simple-workflow/internal/clock"
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
 const (
-	batchesAtOnce = 2  // while one is published the next is read
-	lanesAtOnce   = 16 // of 64: four claims share the work, of one dispatcher or of several
-	maxRejections = 3  // an event that was refused so often is parked
-	suspicious    = 3  // aggregates that fail one after the other: the sink is to blame, not they
-	refusing      = 10 // aggregates that are rejected one after the other: likewise
-	probe         = 10 // events tried of a sink that is to blame
+	batchesAtOnce = 2  // the next batch is read while one is published
+	lanesAtOnce   = 16 // most lanes of a claim; four claims, of one dispatcher or of several, cover all 64
+	maxRejections = 3  // rejections after which an event is parked
+	suspicious    = 3  // aggregates that fail, with nothing acknowledged since, before the sink is blamed instead
+	refusing      = 10 // aggregates that are rejected, with nothing acknowledged since, before the sink is blamed instead
+	probe         = 10 // most events of a batch while the sink is suspect
 
-	floorEvery  = 500 * time.Millisecond // what is done above a floor is passed over by each look
-	keepEvery   = 5 * time.Second
-	seenEvery   = 2500 * time.Millisecond
-	seenAgain   = time.Second // after a try that has failed
+	floorEvery  = 500 * time.Millisecond  // between raises of the floors: every poll skips the finished events above a floor
+	keepEvery   = 5 * time.Second         // between measurements of the lag
+	seenEvery   = 2500 * time.Millisecond // between records that the sink is served
+	seenAgain   = time.Second             // the same after a failure
 	seenTimeout = 3 * time.Second
-	askEvery    = 10 * time.Second // between two looks whether another dispatcher has left the sink alone
-	sweepEvery  = 30 * time.Second // and the more rarely, the longer it takes:
-	sweepRarely = 10 * time.Minute
-	rightEvery  = 5 * time.Second // while floors cannot be raised
-	quietFor    = time.Minute     // between two log lines about the same trouble
+	askEvery    = 10 * time.Second // between checks whether another dispatcher has paused the sink
+	sweepEvery  = 30 * time.Second // between repairs of lanes and ids: 300 times as long as a repair takes, at least this
+	sweepRarely = 10 * time.Minute // and at most this
+	rightEvery  = 5 * time.Second  // between repairs while floors cannot be raised
+	quietFor    = time.Minute      // between warnings in the log about trouble
 
-	patience = time.Second // with a statement that marks
+	patience = time.Second // for one statement that marks events
 )
 
-// pauses are how long a sink that takes nothing is left alone.
+// pauses is the backoff for a sink that accepts nothing.
 var pauses = run.Backoff{Base: 500 * time.Millisecond, Cap: 30 * time.Second}
 
-// A feed publishes to one sink, at its own pace: what happens to another does not concern it.
+// A feed publishes to one sink at its own pace, independent of other sinks.
 type feed struct {
 	*Dispatcher
 	target Target
-	limit  *rate.Limiter // nil: none
+	limit  *rate.Limiter // nil: no limit
 
 	mu       sync.Mutex
-	failing  map[uuid.UUID]bool // aggregates that have failed since something was acknowledged
-	rejected map[uuid.UUID]bool // likewise
-	downs    int                // pauses since then
-	away     bool               // it was left alone, and it is not noted yet that it is back
-	asked    time.Time          // when that was last looked for
-	told     time.Time
+	failing  map[uuid.UUID]bool // aggregates that failed since the last acknowledgement
+	rejected map[uuid.UUID]bool // aggregates that were rejected since the last acknowledgement
+	downs    int                // pauses since the last acknowledgement
+	away     bool               // the sink was paused, and its return is not recorded yet
+	asked    time.Time          // when the database was last asked whether the sink is paused
+	told     time.Time          // when complain last logged a warning
 	marking  marking
 
-	apart    sync.WaitGroup // marking what could not be marked in one statement
+	apart    sync.WaitGroup // markApart and back, beside the next batch
 	unmarked unmarked
 }
 
@@ -71,14 +72,13 @@ func newFeed(d *Dispatcher, t Target) *feed {
 	return f
 }
 
-// run claims and publishes until ctx ends; what is being published then may go on until sending
-// ends.
+// run claims and publishes until ctx ends. Running batches may then continue until sending ends.
 func (f *feed) run(ctx, sending context.Context) {
 	var publishing sync.WaitGroup
 	defer f.apart.Wait()
 	defer publishing.Wait()
 	slots := make(chan struct{}, batchesAtOnce)
-	quiet := false // the last look has found nothing
+	quiet := false // the last poll found nothing
 	for {
 		select {
 		case <-ctx.Done():
@@ -86,12 +86,13 @@ func (f *feed) run(ctx, sending context.Context) {
 		case slots <- struct{}{}:
 		}
 		begun := time.Now()
-		// Not ctx: a claim that was cut short may have been made, and holds up its lanes.
+		// The claim does not use ctx: if its statement were cancelled, it might be committed all the same, and block
+		// its lanes.
 		claim, err := f.look(ctx, sending, quiet)
 		if quiet = err == nil && claim.Lanes == 0; err == nil && !quiet {
 			f.config.Observe.Polled(f.target.Name, len(claim.Rows), time.Since(begun), nil)
 			if ctx.Err() != nil {
-				f.mark(sending, claim, nil) // gives it back
+				f.mark(sending, claim, nil) // gives the lanes back
 				return
 			}
 			publishing.Go(func() {
@@ -102,7 +103,7 @@ func (f *feed) run(ctx, sending context.Context) {
 		}
 		<-slots
 		f.config.Observe.Polled(f.target.Name, 0, time.Since(begun), err)
-		pause := max(f.config.PollInterval, 10*time.Since(begun)) // a look that takes long is not repeated at once
+		pause := max(f.config.PollInterval, 10*time.Since(begun)) // a slow poll is not repeated at once
 		if err != nil {
 			if ctx.Err() != nil {
 				return
@@ -114,8 +115,8 @@ func (f *feed) run(ctx, sending context.Context) {
 	}
 }
 
-// look claims what is due. While all is quiet it asks first whether anything is open at all, which
-// costs less.
+// look claims due events. If the last poll found nothing, it first asks whether any event is open, which
+// is cheaper than a claim.
 func (f *feed) look(ctx, sending context.Context, quiet bool) (*delivery.Claim, error) {
 	if quiet {
 		if open, err := delivery.Open(ctx, f.config.Pool, f.target.Name); err != nil || !open {
@@ -132,7 +133,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// limits bounds the next batch.
+// limits returns the bounds of the next batch. They are small while the sink is suspect.
 func (f *feed) limits() delivery.Limits {
 	l := delivery.Limits{Events: f.config.Batch, Bytes: f.config.BatchBytes, Lanes: lanesAtOnce, Length: f.config.Claim}
 	if f.limit != nil {
@@ -146,21 +147,20 @@ func (f *feed) limits() delivery.Limits {
 	return l
 }
 
-// suspect reports whether so many aggregates have failed, and nothing else was acknowledged, that
-// the sink must be to blame.
+// suspect reports whether the sink is to blame for failures: so many aggregates failed since the last acknowledgement.
 func (f *feed) suspect() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.failing) >= suspicious
 }
 
-// publish publishes what was claimed, and marks it.
+// publish publishes the events of a claim and marks them.
 func (f *feed) publish(ctx context.Context, claim *delivery.Claim, claimed time.Time) {
 	begun := time.Now()
-	// A claim that has run out is somebody else's: nothing is sent in its last third.
+	// Nothing is sent in the last third of a claim: once it has expired, another dispatcher may publish its events.
 	sending, done := context.WithDeadline(ctx, claimed.Add(f.config.Claim*2/3))
 	defer done()
-	sending = context.WithValue(sending, clockKey{}, claim.Ahead)
+	sending = clock.With(sending, claim.Ahead)
 	var wanted []delivery.Row
 	var outcomes []delivery.Outcome
 	full := f.unmarked.full()
@@ -172,7 +172,7 @@ func (f *feed) publish(ctx context.Context, claim *delivery.Claim, claimed time.
 		} else if row.Refused != "" {
 			outcomes = append(outcomes, delivery.Outcome{ID: row.ID, Attempt: row.Attempt + 1, Rejected: row.Rejected, Park: true, Reason: row.Refused})
 			f.config.Observe.Parked(f.target.Name, 1)
-			f.log.Warn("an event is larger than any may be; it is parked", "event", row.ID, "reason", row.Refused, "sink", f.target.Name)
+			f.log.Warn("an event exceeds the size limit; it is parked", "event", row.ID, "reason", row.Refused, "sink", f.target.Name)
 		} else if !full {
 			wanted = append(wanted, row)
 		}
@@ -200,13 +200,13 @@ func (f *feed) send(ctx context.Context, rows []delivery.Row) (errs []error) {
 	}()
 	if f.limit != nil {
 		if err := f.limit.WaitN(ctx, len(rows)); err != nil {
-			sleep(ctx, time.Second) // the claim ends before it is this batch's turn
+			sleep(ctx, time.Second) // the claim would end before the limit lets this batch through
 			return all(len(rows), ErrNotTried)
 		}
 	}
 	if errs = f.target.Sink.Publish(ctx, events); len(errs) != len(rows) {
-		f.log.Error("a sink answered for another number of events", "sink", f.target.Name, "events", len(rows), "answers", len(errs))
-		return all(len(rows), Unavailable(errors.New("the sink answered for another number of events"), 0))
+		f.log.Error("a sink returned a wrong number of errors", "sink", f.target.Name, "events", len(rows), "answers", len(errs))
+		return all(len(rows), Unavailable(errors.New("the sink returned a wrong number of errors"), 0))
 	}
 	return errs
 }
@@ -219,8 +219,8 @@ func all(n int, err error) []error {
 	return errs
 }
 
-// judge turns the sink's answers into outcomes, and leaves the sink alone for a while if it takes
-// nothing.
+// judge converts the errors of Publish to outcomes, and pauses the sink if it accepts nothing. Events without an
+// outcome stay as they were.
 func (f *feed) judge(rows []delivery.Row, errs []error, took time.Duration) (outcomes []delivery.Outcome) {
 	suspect, refuses := f.note(rows, errs)
 	var down *unavailable
@@ -228,7 +228,7 @@ func (f *feed) judge(rows []delivery.Row, errs []error, took time.Duration) (out
 	for k, err := range errs {
 		switch {
 		case errors.Is(err, ErrNotTried), errors.As(err, &down):
-			continue // charged to no event
+			continue // not charged to the event
 		case err == nil:
 			delivered++
 		default:
@@ -247,14 +247,14 @@ func (f *feed) judge(rows []delivery.Row, errs []error, took time.Duration) (out
 	}
 	if parked > 0 {
 		o.Parked(f.target.Name, parked)
-		// The reasons may quote what the sink has answered: they stay in the database.
+		// The reasons may quote the sink's answer, so they are not logged: they stay in the database.
 		f.log.Warn("events parked; why: SELECT * FROM outbox_delivery WHERE parked_at IS NOT NULL", "sink", f.target.Name, "events", parked)
 	}
 	switch {
 	case down != nil:
 		f.leaveAlone(down, down.after)
 	case refuses:
-		f.complain("sink rejects whatever it is sent; trying again; why: SELECT last_error FROM outbox_delivery")
+		f.complain("sink rejects every event; trying again; why: SELECT last_error FROM outbox_delivery")
 	case suspect && delivered == 0:
 		f.leaveAlone(first(errs), 0)
 	case delivered > 0:
@@ -264,9 +264,9 @@ func (f *feed) judge(rows []delivery.Row, errs []error, took time.Duration) (out
 	return outcomes
 }
 
-// note keeps count of the aggregates that have failed, and of those that were rejected, since
-// something was acknowledged, and reports whether they are so many that the sink must be to blame. One
-// that refuses is not left alone: what it takes may be behind what it does not.
+// note counts the aggregates that failed, and those that were rejected, since the last acknowledgement. suspect says
+// that so many failed that the sink is to blame; refuses says the same of rejections. A sink that refuses is not
+// paused: events that it accepts may stand behind events that it rejects.
 func (f *feed) note(rows []delivery.Row, errs []error) (suspect, refuses bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -292,7 +292,7 @@ func (f *feed) note(rows []delivery.Row, errs []error) (suspect, refuses bool) {
 	return len(f.failing) >= suspicious, len(f.rejected) >= refusing
 }
 
-// outcome is what an answer means for an event that was tried.
+// outcome returns the outcome of an event that was sent, given the error of Publish.
 func (f *feed) outcome(row delivery.Row, err error, suspect, refuses bool) delivery.Outcome {
 	o := delivery.Outcome{ID: row.ID, Delivered: err == nil, Attempt: row.Attempt + 1, Rejected: row.Rejected}
 	if err == nil {
@@ -304,7 +304,7 @@ func (f *feed) outcome(row delivery.Row, err error, suspect, refuses bool) deliv
 	case errors.As(err, &r) && (r.final || !refuses):
 		o.Rejected++
 		o.Park = r.final || o.Rejected >= maxRejections
-	case r != nil: // the sink's fault, but it is tried ever less often
+	case r != nil: // the sink's fault: the rejection does not count, but the backoff grows
 		o.Attempt = max(row.Attempt, min(o.Attempt, f.config.MaxAttempts/2))
 	case suspect:
 		o.Attempt = row.Attempt // it is the sink's fault
@@ -314,7 +314,7 @@ func (f *feed) outcome(row delivery.Row, err error, suspect, refuses bool) deliv
 	return o
 }
 
-// first returns the first error that says something.
+// first returns the first error other than ErrNotTried, or ErrNotTried if there is none.
 func first(errs []error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, ErrNotTried) {
@@ -324,7 +324,7 @@ func first(errs []error) error {
 	return ErrNotTried
 }
 
-// leaveAlone keeps all dispatchers from trying the sink for a while.
+// leaveAlone pauses the sink for all dispatchers, for after or for the backoff, whichever is longer.
 func (f *feed) leaveAlone(reason error, after time.Duration) {
 	f.mu.Lock()
 	pause := max(after, pauses.Delay(f.downs))
@@ -334,17 +334,17 @@ func (f *feed) leaveAlone(reason error, after time.Duration) {
 	f.config.Observe.Down(f.target.Name, true)
 	if said := (*unavailable)(nil); errors.As(reason, &said) {
 		f.complain("sink takes nothing; trying again", "after", pause, "err", firstLine(reason.Error()))
-	} else { // the reason may quote what the sink has answered, and so a payload: it stays in the database
+	} else { // the reason may quote the sink's answer, and so a payload: it stays in the database
 		f.complain("sink takes nothing; trying again; why: SELECT last_error FROM outbox_sink", "after", pause)
 	}
 	ctx, done := context.WithTimeout(context.Background(), 5*time.Second)
 	defer done()
 	if err := delivery.Pause(ctx, f.config.Pool, f.target.Name, pause, firstLine(reason.Error())); err != nil {
-		f.complain("cannot note that a sink is left alone", "err", err)
+		f.complain("cannot record that a sink is paused", "err", err)
 	}
 }
 
-// back notes that the sink takes what it gets, if this or another dispatcher has found that it did not.
+// back records that the sink accepts events again, if this or another dispatcher has paused it.
 func (f *feed) back() {
 	f.mu.Lock()
 	ask := f.away || time.Since(f.asked) >= askEvery
@@ -360,16 +360,16 @@ func (f *feed) back() {
 	down, was, err := delivery.Back(ctx, f.config.Pool, f.target.Name)
 	if err != nil {
 		f.mu.Lock()
-		f.away = true // it is to be noted later
+		f.away = true // to be recorded later
 		f.mu.Unlock()
-		f.complain("cannot note that a sink is back", "err", err)
+		f.complain("cannot record that a sink is back", "err", err)
 	} else if was {
 		f.log.Info("sink takes events again", "sink", f.target.Name, "after", down.Round(time.Second))
 	}
 }
 
-// mark records what was found out, and gives the lanes back. What it takes longer with holds up nobody
-// else: the next batch is published meanwhile.
+// mark records outcomes and gives the lanes of the claim back. If one statement cannot do that, markApart continues in
+// the background, while the next batch is published.
 func (f *feed) mark(ctx context.Context, claim *delivery.Claim, outcomes []delivery.Outcome) {
 	soon, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer done()
@@ -386,13 +386,13 @@ func (f *feed) mark(ctx context.Context, claim *delivery.Claim, outcomes []deliv
 	f.unmarked.forget(outcomes)
 }
 
-// markApart records what can be recorded, and remembers the rest. If the database is away it tries
-// again until the claim runs out.
+// markApart records the outcomes that can be recorded, and remembers the rest. If the database is unavailable it
+// retries for as long as a claim lasts.
 func (f *feed) markApart(ctx context.Context, claim *delivery.Claim, outcomes []delivery.Outcome) {
 	stopping := ctx
 	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), f.config.Claim)
 	defer done()
-	// Who is to stop does not wait for a database for as long as a claim lasts.
+	// When the dispatcher stops, it waits 5 s for the database at most, not as long as a claim lasts.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(5*time.Second, done) })()
 	for n := 0; ; n++ {
 		f.unmarked.remember(claim.Rows, outcomes)
@@ -412,14 +412,14 @@ func (f *feed) markApart(ctx context.Context, claim *delivery.Claim, outcomes []
 			return
 		}
 		if ctx.Err() != nil {
-			f.complain("cannot mark events; who has their lanes next may publish them again", "events", len(outcomes), "state", rest.State, "err", err)
+			f.complain("cannot mark events; the next owner of their lanes may publish them again", "events", len(outcomes), "state", rest.State, "err", err)
 			return
 		}
 		sleep(ctx, run.Backoff{Base: 50 * time.Millisecond, Cap: 2 * time.Second}.Delay(n))
 	}
 }
 
-// tell says in the log what could not be marked, and never why: that may quote a payload.
+// tell logs which events could not be marked. It does not log the database's message, which may quote a payload.
 func (f *feed) tell(rest delivery.Rest) {
 	for _, r := range rest.Refused {
 		f.log.Warn("the database refuses to mark an event; it is parked; why: SELECT last_error FROM outbox_delivery", "event", r.ID, "state", r.State, "sink", f.target.Name)
@@ -428,11 +428,11 @@ func (f *feed) tell(rest delivery.Rest) {
 		f.config.Observe.Parked(f.target.Name, n)
 	}
 	if open := slices.Concat(rest.Open, rest.Lanes); len(open) > 0 && rest.Fault == nil {
-		f.complain("some events cannot be marked now: locked, or the database refuses; trying again", "events", len(open), "event", open[0].ID, "state", rest.State)
+		f.complain("some events cannot be marked now: they are locked, or the database refuses; trying again", "events", len(open), "event", open[0].ID, "state", rest.State)
 	}
 }
 
-// appear says that the sink is served, until ctx ends.
+// appear records every 2.5 s that the sink is served, until ctx ends.
 func (f *feed) appear(ctx context.Context) {
 	for ctx.Err() == nil {
 		call, done := context.WithTimeout(ctx, seenTimeout)
@@ -448,10 +448,10 @@ func (f *feed) appear(ctx context.Context) {
 	}
 }
 
-// keep raises floors, sets right what is wrong with lanes and ids, and measures, until ctx ends.
+// keep raises floors, repairs lanes and ids, and measures the lag, until ctx ends.
 func (f *feed) keep(ctx context.Context) {
 	var kept, swept, sweep time.Time
-	// Not at once: the first look would pass over lanes that are locked for it, and see too little to tell
+	// The first raise is delayed: it locks lanes, and the first poll would skip these, and see too few aggregates to tell
 	// whether the sink is to blame.
 	for sleep(ctx, floorEvery); ctx.Err() == nil; sleep(ctx, floorEvery) {
 		begun := time.Now()
@@ -470,26 +470,28 @@ func (f *feed) keep(ctx context.Context) {
 				f.config.Observe.Lag(f.target.Name, lag)
 			}
 		}
-		sleep(ctx, 10*time.Since(begun)) // what takes long is not repeated at once
+		sleep(ctx, 10*time.Since(begun)) // slow statements are not repeated at once
 	}
 }
 
+// setRight repairs lanes and ids, and logs what was repaired.
 func (f *feed) setRight(ctx context.Context) {
 	did, err := delivery.SetRight(ctx, f.config.Pool, f.target.Name)
 	if f.order(ctx, err); did != "" {
-		f.log.Warn("the outbox is set right", "did", did, "sink", f.target.Name)
+		f.log.Warn("the outbox was set right", "did", did, "sink", f.target.Name)
 	}
 }
 
-// order complains of an error of what keeps order, and reports whether there was none.
+// order logs an error of the outbox's housekeeping, unless ctx has ended, and reports whether err is nil.
 func (f *feed) order(ctx context.Context, err error) bool {
 	if err != nil && ctx.Err() == nil {
-		f.complain("cannot keep order in the outbox; trying again", "err", err)
+		f.complain("housekeeping of the outbox fails; trying again", "err", err)
 	}
 	return err == nil
 }
 
-// complain logs trouble, but not each time.
+// complain logs a warning, at most once a minute for a sink; more than that is logged at debug level. Errors are
+// logged without text that may quote a row.
 func (f *feed) complain(message string, args ...any) {
 	args = append(slices.Clone(args), "sink", f.target.Name)
 	for i, a := range args {
@@ -507,7 +509,7 @@ func (f *feed) complain(message string, args ...any) {
 	f.log.Warn(message, args...)
 }
 
-// firstLine keeps an error's text fit for a line, and for Postgres.
+// firstLine returns the first line of an error's text, at most 1000 bytes, as text that Postgres can store.
 func firstLine(text string) string {
 	text, _, _ = strings.Cut(text, "\n")
 	text = strings.ToValidUTF8(text[:min(len(text), 1000)], "")

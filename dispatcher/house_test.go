@@ -19,7 +19,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// unguarded executes a script as rows from before came about: without triggers and foreign keys.
+// unguarded executes a script without bounds, triggers and foreign keys, to make rows that the guards would refuse.
 func unguarded(t *testing.T, pool *pgxpool.Pool, script string) {
 	t.Helper()
 	pgtest.Unbound(t, pool.Config().ConnString())
@@ -31,7 +31,7 @@ func unguarded(t *testing.T, pool *pgxpool.Pool, script string) {
 	}
 }
 
-// setRights counts statements that set an outbox right.
+// setRights counts calls of outbox_set_right_v1.
 type setRights struct{ n atomic.Int64 }
 
 func (s *setRights) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
@@ -43,9 +43,10 @@ func (s *setRights) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.T
 
 func (s *setRights) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// While floors cannot be raised the outbox, all of which is read for that, is set right every five seconds at most, and not at all for passing trouble.
+// While floors cannot be raised, SetRight, which reads the whole outbox, runs every five seconds at most. If the error
+// is temporary, it does not run because of it.
 func TestFloorsThatCannotBeRaised(t *testing.T) {
-	for state, most := range map[string]int64{"40001": 2, "XX777": 4} { // one at the start, one by the first turn
+	for state, most := range map[string]int64{"40001": 2, "XX777": 4} { // one at the start, one in the first round of keep
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
 			pool, seen := pgtest.New(t), &setRights{}
@@ -72,7 +73,7 @@ func TestFloorsThatCannotBeRaised(t *testing.T) {
 	}
 }
 
-// damages are what may be wrong with the lanes of the sink memory.
+// damages are scripts that damage the lanes of the sink memory.
 var damages = map[string]string{
 	"deleted":           `DELETE FROM outbox_lane WHERE sink = 'memory' AND lane % 2 = 0`,
 	"all deleted":       `DELETE FROM outbox_lane WHERE sink = 'memory'`,
@@ -91,8 +92,8 @@ var damages = map[string]string{
 	"replays":           `UPDATE outbox_lane SET replays = 9223372036854775807 WHERE sink = 'memory'`,
 }
 
-// Whatever is wrong with the rows of outbox_lane: a dispatcher that is running, and one that is started
-// afresh, deliver all events, floors rise, and events can be replayed.
+// After any of the damages to outbox_lane, a running dispatcher and a newly started one deliver all events, floors
+// rise, and events can be replayed.
 func TestLanesAreMadeAnew(t *testing.T) {
 	for name, damage := range damages {
 		for _, running := range []bool{true, false} {
@@ -130,7 +131,7 @@ func TestLanesAreMadeAnew(t *testing.T) {
 	}
 }
 
-// A claim that another dispatcher may have taken stands until it is over.
+// A claim of the longest length allowed stays valid, also after SetRight. A longer one is refused.
 func TestClaimsStand(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
@@ -158,8 +159,8 @@ func TestClaimsStand(t *testing.T) {
 const byHand = `INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE
 	SELECT id, gen_random_uuid(), 'test.told', '{"n": 1}' FROM `
 
-// Events whose ids were not drawn are delivered as any other, below the floor and above the sequence, and
-// raise no floor beyond what was drawn: what is appended afterwards is delivered, too.
+// Events whose ids were not drawn from the sequence are delivered, below the floors and above the sequence. They raise
+// no floor above the last id drawn, so events that are appended afterwards are delivered, too.
 func TestIdsThatWereNotDrawn(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	emit(t, pool, "test.told", 300, 1)
@@ -190,8 +191,8 @@ func TestIdsThatWereNotDrawn(t *testing.T) {
 	drained(t, pool)
 }
 
-// A sequence that is behind the ids is set right by a dispatcher that runs, within seconds; ids more than 2^40
-// above it are not followed. Floors that were ahead of it hide nothing.
+// A running dispatcher advances a sequence that is behind the ids within seconds. Ids more than 2^40 above it
+// are not followed. Events below floors that were ahead of the sequence are delivered.
 func TestSequenceBehind(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	emit(t, pool, "test.told", 300, 1)
@@ -200,7 +201,7 @@ func TestSequenceBehind(t *testing.T) {
 	pgtest.Await(t, "floors to rise", func() bool {
 		return count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor > 0`) == delivery.Lanes
 	})
-	// The ids from 1 to 100 are free, as retention leaves them.
+	// The ids from 1 to 100 are free, as after retention.
 	unguarded(t, pool, `DELETE FROM outbox_event WHERE id <= 100; SELECT setval(pg_get_serial_sequence('outbox_event', 'id'), 10)`)
 	emit(t, pool, "test.told", 50, 1) // below the floors
 	within(t, 20*time.Second, "those below the floors", func() bool { return count(t, pool, openEvents) == 0 })
@@ -220,8 +221,8 @@ func TestSequenceBehind(t *testing.T) {
 	}
 }
 
-// Who sets the sequence right draws ids as everybody does: it never goes back, so that of an aggregate a later id is a
-// later commit, whoever appends meanwhile. What is refused is only what draws an id that was given before.
+// While SetRight advances the sequence, concurrent appends to an aggregate still get ascending ids: the sequence never
+// goes back. An append is refused only if it draws an id that was inserted by hand.
 func TestSequenceIsSetRightUnderLoad(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "memory")
@@ -271,8 +272,8 @@ func TestSequenceIsSetRightUnderLoad(t *testing.T) {
 	}
 }
 
-// A row whose marks are arrays of two dimensions, or hold NULL, is delivered as any other, and so are those
-// beside it; it can be replayed, and its sink can be abandoned.
+// An event whose delivered_to or parked_by has two dimensions or contains NULL is delivered like any other, and does
+// not affect others. It can be replayed, and its sink can be abandoned.
 func TestStrangeMarks(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	ids := emit(t, pool, "test.told", 6, 2)
@@ -298,8 +299,8 @@ func TestStrangeMarks(t *testing.T) {
 	drained(t, pool)
 }
 
-// A delivery whose numbers are at their ends is tried and marked as any other; one that waits for longer than
-// any may is due.
+// An event is published and marked even if the numbers in outbox_delivery are the lowest or highest of their type. If
+// its next_attempt_at is later than any backoff allows, it is due.
 func TestStrangeDeliveries(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	register(t, pool, "memory")
@@ -313,8 +314,8 @@ func TestStrangeDeliveries(t *testing.T) {
 	inOrder(t, sink.got())
 }
 
-// Headers of any size, written while guards were off, do not bring a dispatcher above a bounded memory: they are
-// parked unread, with the reason, and all others are delivered.
+// Events with headers above the limit, written while guards were off, are parked without being read, with the reason,
+// in bounded memory. All others are delivered.
 func TestLargeHeaders(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	register(t, pool, "memory")
@@ -342,7 +343,8 @@ func TestLargeHeaders(t *testing.T) {
 	}
 }
 
-// A batch is bounded by the sum of payloads and headers, as they are sent: what is stored may be a hundredth of that.
+// A batch is bounded by the size of payloads and headers as text, not by their stored size, which may be a hundredth of
+// that.
 func TestBytesOfHeaders(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "memory")
@@ -372,7 +374,7 @@ func TestBytesOfHeaders(t *testing.T) {
 	}
 }
 
-// A payload beyond its limit, from before there was one, is parked unread, too.
+// An event whose payload exceeds the limit, from before the limit existed, is parked without being read.
 func TestLargePayload(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	register(t, pool, "memory")
@@ -387,8 +389,8 @@ func TestLargePayload(t *testing.T) {
 	})
 }
 
-// A sink whose row refuses that it is registered, or is locked, keeps no other from its events, and gets its own once that is over. One that is not
-// known yet keeps all waiting: it would miss what the others get.
+// If the row of a known sink refuses the update of its registration, or is locked, another sink still gets its events.
+// The first sink gets its own once the cause is gone.
 func TestOneSinkCannotBeRegistered(t *testing.T) {
 	for name, harm := range map[string]func(t *testing.T, pool *pgxpool.Pool) (mend func()){
 		"refused": func(t *testing.T, pool *pgxpool.Pool) func() {

@@ -21,7 +21,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A journal keeps what is logged.
+// A journal stores log output.
 type journal struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -39,7 +39,7 @@ func (j *journal) String() string {
 	return j.text.String()
 }
 
-// within fails the test unless done is true in time.
+// within fails the test unless done becomes true within limit.
 func within(t *testing.T, limit time.Duration, what string, done func() bool) {
 	t.Helper()
 	for begun := time.Now(); !done(); time.Sleep(10 * time.Millisecond) {
@@ -65,7 +65,7 @@ const (
 	parked    = `SELECT count(*) FROM outbox_delivery WHERE parked_at IS NOT NULL`
 )
 
-// refusals are what makes the database refuse to mark events of the type test.bad, and what ends it.
+// refusals are scripts that make the database refuse to mark events of the type test.bad, and scripts that end that.
 var refusals = []struct{ name, begin, end, state, words string }{
 	{"trigger", `
 		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one: %', NEW.payload USING ERRCODE = 'XX777'; END $$;
@@ -75,9 +75,9 @@ var refusals = []struct{ name, begin, end, state, words string }{
 		`ALTER TABLE outbox_event DROP CONSTRAINT fine`, "23514", "fine"},
 }
 
-// An event that the database refuses to mark is parked with the database's words; later ones of its
-// aggregate go on. All others are marked, within five seconds where it is one, and sent once, however many it is. Once
-// the cause is gone, outbox_replay_parked brings it back.
+// An event that the database refuses to mark is parked with the database's message, and later events of its aggregate
+// continue. All others are marked and sent once: within 5 s if one event is refused, within 20 s if 150 are. Once the
+// cause is gone, outbox_replay_parked has the parked events published.
 func TestEventThatCannotBeMarked(t *testing.T) {
 	for _, bad := range []int{1, 150} {
 		for _, r := range refusals {
@@ -94,7 +94,7 @@ func TestEventThatCannotBeMarked(t *testing.T) {
 				dispatch(t, pool, func(c *dispatcher.Config) {
 					c.Claim, c.Logger = time.Minute, slog.New(slog.NewTextHandler(log, nil))
 				}, dispatcher.Target{Name: "memory", Sink: sink})
-				limit := time.Duration(bad/10)*time.Second + 5*time.Second // each takes some statements, on a machine with much to do
+				limit := time.Duration(bad/10)*time.Second + 5*time.Second // each refused event takes several statements, and the machine may be busy
 				within(t, limit, "marking the others", func() bool { return count(t, pool, published) == good })
 				within(t, limit, "parking", func() bool { return count(t, pool, parked) == bad })
 				if n := count(t, pool, parked+` AND last_error LIKE $1`, r.state+"%"+r.words+"%"); n != bad {
@@ -140,8 +140,8 @@ func later(t *testing.T, pool *pgxpool.Pool, aggregate string) {
 	}
 }
 
-// Where no event can be marked, it is no event's fault: nothing is parked, nothing is sent again, and
-// as soon as it is over all is marked. Meanwhile workflow_fault says so, the observer is told, and the log has one line.
+// While no event can be marked, none is parked and none is sent again. workflow_fault and the observer report it, and
+// the log has one line. Once events can be marked again, all are marked.
 func TestNothingCanBeMarked(t *testing.T) {
 	pool, sink, log := pgtest.New(t), &memory{}, &journal{}
 	emit(t, pool, "test.told", 10, 1)
@@ -150,7 +150,7 @@ func TestNothingCanBeMarked(t *testing.T) {
 		c.Logger = slog.New(slog.NewTextHandler(log, nil))
 		c.Observe.Fault = func(_ string, fails bool) { failing.Store(fails) }
 	}, dispatcher.Target{Name: "memory", Sink: sink})
-	drained(t, pool) // events that could be marked once
+	drained(t, pool) // these events are marked, so one of them can serve as the control
 	if _, err := pool.Exec(t.Context(), strings.ReplaceAll(refusals[0].begin, "test.bad", "test.told")); err != nil {
 		t.Fatal(err)
 	}
@@ -175,8 +175,8 @@ func TestNothingCanBeMarked(t *testing.T) {
 	}
 }
 
-// An event that is refused is parked although none has been marked yet: an open one is marked as the control, and that is undone. Where the
-// table of deliveries is missing that fails for it, too, and nothing is parked.
+// A refused event is parked even if no event has been marked yet: an open event is marked as the control and rolled
+// back. If outbox_delivery is missing, the control fails too, and nothing is parked.
 func TestOpenControl(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
@@ -202,7 +202,8 @@ func TestOpenControl(t *testing.T) {
 	}
 }
 
-// harmed has an event that is marked, by sink a, and then one of test.bad that is open, and what a script does.
+// harmed returns a database with an event that sink a has got and an open event of type test.bad, after executing
+// script.
 func harmed(t *testing.T, script string) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
@@ -216,8 +217,8 @@ func harmed(t *testing.T, script string) *pgxpool.Pool {
 	return pool
 }
 
-// A code that tells of passing trouble, raised for one event, is taken for that at first, and for the event's once marking has failed for a
-// minute.
+// If marking one event raises the SQLSTATE of a temporary error, the error is first treated as temporary. With
+// AnyState, which is set after a minute, the event is blamed.
 func TestPassingStateOfAnEvent(t *testing.T) {
 	pool := harmed(t, strings.ReplaceAll(refusals[0].begin, "XX777", "40001"))
 	c := claim(t, pool, "a")
@@ -231,7 +232,8 @@ func TestPassingStateOfAnEvent(t *testing.T) {
 	}
 }
 
-// A code that tells of passing trouble, raised for one event, keeps no other lane of the claim from being marked and given back.
+// If marking one event raises the SQLSTATE of a temporary error, the other lanes of the claim are still marked and
+// given back.
 func TestPassingStateInOneLane(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
@@ -262,8 +264,8 @@ func TestPassingStateInOneLane(t *testing.T) {
 	}
 }
 
-// An event for which a user's trigger raises a code of passing trouble is parked after a minute, whatever traffic there is beside it, and holds up
-// no event of another lane.
+// An event for which a user's trigger raises the SQLSTATE of a temporary error is parked after a minute, even while
+// other events are published, and delays no event of another lane.
 func TestPassingStateBesideTraffic(t *testing.T) {
 	t.Parallel()
 	pool, sink := pgtest.New(t), &memory{}
@@ -294,8 +296,8 @@ func TestPassingStateBesideTraffic(t *testing.T) {
 	}
 }
 
-// Passing trouble with the event that is marked as the control is no verdict: nothing is parked, no fault of the statement is told of, and the
-// lane stays claimed, to be tried again.
+// If the control fails with a temporary error, nothing is decided: nothing is parked, Rest.Fault is nil, and the lane
+// stays claimed for another attempt.
 func TestTroubleWithControl(t *testing.T) {
 	pool := harmed(t, refusals[0].begin+`;
 		CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END $$;
@@ -307,7 +309,7 @@ func TestTroubleWithControl(t *testing.T) {
 	}
 }
 
-// mended ends a refusal before the first transaction begins.
+// mended is a pool that executes the script end before the first transaction begins.
 type mended struct {
 	*pgxpool.Pool
 	end   string
@@ -324,8 +326,8 @@ func (m *mended) Begin(ctx context.Context) (pgx.Tx, error) {
 	return m.Pool.Begin(ctx)
 }
 
-// What was refused together with all others is not parked because that ends while it is looked into: after
-// an event was refused, and before one that was marked before is tried.
+// An event that was refused together with all others is not parked if the refusal ends in between: after the event was
+// refused, and before the control is tried.
 func TestRefusalThatEnds(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
@@ -345,8 +347,8 @@ func TestRefusalThatEnds(t *testing.T) {
 	}
 }
 
-// What became of an event that can neither be marked nor parked is remembered as it was: it is marked, and not parked,
-// once that works again.
+// If an event can be neither marked nor parked, its original outcome is returned in Rest.Open, so that it is marked,
+// and not parked, once that works again.
 func TestNeitherMarkedNorParked(t *testing.T) {
 	pool := harmed(t, refusals[0].begin+`;
 		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
@@ -358,8 +360,8 @@ func TestNeitherMarkedNorParked(t *testing.T) {
 	}
 }
 
-// An event that somebody has locked is passed over: others, those of its lane included, are marked
-// within five seconds, and sent once. It is marked when it is free, and not sent again for that.
+// A locked event is skipped. The others, including those of its lane, are marked within 5 s and sent once. The
+// locked event is marked once it is free, and is not sent again for that.
 func TestLockedEvent(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	ids := emit(t, pool, "test.told", 500, 1)
@@ -390,7 +392,7 @@ func TestLockedEvent(t *testing.T) {
 	}
 }
 
-// What was acknowledged and could not be marked is sent again all the same when it is replayed.
+// An event that was acknowledged and could not be marked is still sent again if it is replayed.
 func TestReplayOfWhatWasLocked(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	emit(t, pool, "test.told", 1, 1)
@@ -417,8 +419,8 @@ func TestReplayOfWhatWasLocked(t *testing.T) {
 	drained(t, pool)
 }
 
-// A failure that cannot be noted, since the event is locked, holds up its aggregate and nothing else;
-// the event is tried again, and its later ones keep their place.
+// A failure that cannot be recorded because the event is locked delays only that aggregate. The event is
+// retried, and the later events of its aggregate stay in order.
 func TestLockedFailure(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	ids := emit(t, pool, "test.told", 50, 3)
@@ -447,7 +449,7 @@ func TestLockedFailure(t *testing.T) {
 	inOrder(t, sink.got())
 }
 
-// A lane that somebody has locked holds up itself: others are published.
+// A locked lane delays only its own events: other lanes are published.
 func TestLockedLane(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	register(t, pool, "memory")
@@ -457,7 +459,7 @@ func TestLockedLane(t *testing.T) {
 	}
 	defer lock.Rollback(context.Background())
 	taken := make(chan struct{})
-	first := sync.OnceFunc(func() { // when its claim is made
+	first := sync.OnceFunc(func() { // called once the lane is claimed
 		defer close(taken)
 		if _, err := lock.Exec(context.Background(), `SELECT FROM outbox_lane WHERE lane = 7 FOR UPDATE`); err != nil {
 			t.Error(err)
@@ -475,14 +477,14 @@ func TestLockedLane(t *testing.T) {
 	drained(t, pool)
 }
 
-// Raising floors waits for nobody who holds a lane or an event.
+// RaiseFloors and SetRight do not wait for locks on lanes or events.
 func TestFloorsDoNotWait(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
 	emit(t, pool, "test.told", 300, 1)
 	delivered(t, pool, claim(t, pool, "a"))
 	emit(t, pool, "test.told", 1, 1)
-	if err := delivery.RaiseFloors(t.Context(), pool, "a"); err != nil { // notes who is under way
+	if err := delivery.RaiseFloors(t.Context(), pool, "a"); err != nil { // notes the next floors
 		t.Fatal(err)
 	}
 	if err := pgx.BeginFunc(t.Context(), pool, func(lock pgx.Tx) error {
@@ -509,7 +511,7 @@ func TestFloorsDoNotWait(t *testing.T) {
 	}
 }
 
-// No floor passes an id that was drawn by the newest transaction of all, which nobody has followed yet.
+// No floor passes an id that was drawn by the newest transaction, which no other transaction has followed yet.
 func TestFloorOfTheNewest(t *testing.T) {
 	pool := pgtest.New(t)
 	register(t, pool, "a")
@@ -517,7 +519,7 @@ func TestFloorOfTheNewest(t *testing.T) {
 	if _, err := older.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
 		t.Fatal(err)
 	}
-	for _, tx := range []pgx.Tx{newest, older} { // so the older one draws the higher id
+	for _, tx := range []pgx.Tx{newest, older} { // the older transaction draws the higher id
 		if _, err := tx.Exec(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{}')`); err != nil {
 			t.Fatal(err)
 		}
@@ -535,7 +537,7 @@ func TestFloorOfTheNewest(t *testing.T) {
 	}
 }
 
-// begin starts a transaction, rolled back when t ends.
+// begin starts a transaction that is rolled back when t ends.
 func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())

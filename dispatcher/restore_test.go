@@ -21,7 +21,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// site makes a database of a server, with the schema if it is wanted.
+// site creates a database on a server, with the schema if schema is set.
 func site(t *testing.T, server *pgserver.Server, name string, schema bool) *pgxpool.Pool {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
@@ -50,8 +50,9 @@ func site(t *testing.T, server *pgserver.Server, name string, schema bool) *pgxp
 	return pool
 }
 
-// lived fills an outbox as it is in the midst of life: some events published, some of these deleted by retention, some open, some to be tried
-// again, some parked; floors raised, lanes claimed. Of each aggregate there are six events, of which the last ones are open.
+// lived fills an outbox as if it had been in use: some events are published, some of these deleted by retention, some
+// are open, some wait for a retry; floors are raised, lanes are claimed. Each aggregate has six events, of which the
+// last three are open.
 func lived(t *testing.T, pool *pgxpool.Pool) (aggregates []uuid.UUID) {
 	t.Helper()
 	sink := &memory{}
@@ -71,14 +72,15 @@ func lived(t *testing.T, pool *pgxpool.Pool) (aggregates []uuid.UUID) {
 	unguarded(t, pool, `
 		INSERT INTO outbox_delivery (event_id, sink, aggregate_id, attempt, next_attempt_at, last_error) SELECT id, 'memory', aggregate_id, 1, now(), 'not now' FROM outbox_event WHERE published_at IS NULL LIMIT 5;
 		INSERT INTO workflow_run (type) VALUES ('media.x')`)
-	claim(t, pool, "memory") // and its dispatcher has died
+	claim(t, pool, "memory") // as a dispatcher that died would leave it
 	return aggregates
 }
 
-// deliversAll starts a dispatcher and appends to the same aggregates: everything, old and new, comes in order.
+// deliversAll starts a dispatcher, appends to the same aggregates, and checks that all events, old and new, come in
+// order.
 func deliversAll(t *testing.T, pool *pgxpool.Pool, aggregates []uuid.UUID) {
 	t.Helper()
-	unguarded(t, pool, `UPDATE outbox_lane SET claim_until = now() - interval '1 second' WHERE claim_until IS NOT NULL`) // as time goes by
+	unguarded(t, pool, `UPDATE outbox_lane SET claim_until = now() - interval '1 second' WHERE claim_until IS NOT NULL`) // as if time had passed
 	sink := &memory{}
 	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
 	for n := 7; n <= 9; n++ {
@@ -99,7 +101,7 @@ func deliversAll(t *testing.T, pool *pgxpool.Pool, aggregates []uuid.UUID) {
 	}
 }
 
-// path is where the server's binaries have a program. Those from npm have no clients.
+// path returns where one of PostgreSQL's programs would be. Binaries from npm have no client programs.
 func path(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := pgserver.BinDir()
@@ -109,7 +111,7 @@ func path(t *testing.T, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// copied copies the tables of the outbox as a dump of data alone does, and nothing else: the sequence stays where it is.
+// copied copies the rows of the outbox tables, like a data-only dump, without the state of the sequence.
 func copied(t *testing.T, from, to string) {
 	t.Helper()
 	source, err := pgx.Connect(t.Context(), from)
@@ -153,8 +155,9 @@ func program(t *testing.T, input []byte, env, name string, args ...string) []byt
 	return out
 }
 
-// Data that is restored alone, into a fresh schema with all its guards, as docs/operations.md says: of the whole database, of the
-// outbox, and of its tables one by one, which leaves the sequence behind. Everything is delivered, old and new, and in order.
+// After a data-only restore into a fresh schema with all its guards, as in docs/operations.md, all events, old and new,
+// are delivered in order. This holds for the whole database, for the outbox, and for its tables one by one, which
+// leaves the sequence behind.
 func TestRestoreOfDataAlone(t *testing.T) {
 	server := pgtest.Server(t, pgserver.Options{})
 	old := site(t, server, "old", true)
@@ -209,7 +212,8 @@ func TestRestoreOfDataAlone(t *testing.T) {
 	}
 }
 
-// A copy by logical replication that is promoted: its sequence is where it began, and is set right.
+// In a promoted copy by logical replication, outbox_set_right_v1 advances the sequence, which was not replicated, and
+// all events are delivered in order.
 func TestPromotedLogicalCopy(t *testing.T) {
 	server := pgtest.Server(t, pgserver.Options{Settings: map[string]string{"wal_level": "logical", "max_wal_senders": "5", "max_replication_slots": "5"}})
 	old := site(t, server, "old", true)
@@ -227,10 +231,10 @@ func TestPromotedLogicalCopy(t *testing.T) {
 			t.Fatalf("%s: %v", step.do, err)
 		}
 	}
-	t.Cleanup(func() { // or the server waits for the slot when it stops
+	t.Cleanup(func() { // otherwise the server waits for the slot when it stops
 		_, _ = mirror.Exec(context.Background(), `ALTER SUBSCRIPTION outbox DISABLE`)
 	})
-	if _, err := old.Exec(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{"n": 1}')`); err != nil { // is replicated, not copied
+	if _, err := old.Exec(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{"n": 1}')`); err != nil { // arrives by replication, not by the initial copy
 		t.Fatal(err)
 	}
 	pgtest.Await(t, "the copy", func() bool { return count(t, mirror, `SELECT count(*) FROM outbox_event`) == 451 })

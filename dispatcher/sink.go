@@ -10,42 +10,34 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 )
 
-// A Sink takes events to where they belong.
+// A Sink delivers events to an external system.
 type Sink interface {
-	// Publish returns an error for each event, in their order; nil means acknowledged: the other
-	// side has said that it keeps the event. It is called for several batches at once, which have
-	// no subject in common.
+	// Publish sends events and returns one error per event, in the same order. A nil error means
+	// that the receiver acknowledged the event: it has confirmed that it keeps it. Publish is called
+	// concurrently; concurrent batches have no subject in common.
 	//
-	// Within a subject events arrive in the order given. If one fails, those of its subject after
-	// it are not sent, and their error is ErrNotTried. When ctx ends, so does Publish.
+	// Events of one subject must arrive in the order given. If one fails, Publish must not send the later
+	// events of its subject, and returns ErrNotTried for them. Publish returns soon after ctx ends.
 	Publish(ctx context.Context, events []event.Event) []error
-	// Close lets go of connections and processes.
+	// Close closes connections and ends processes.
 	Close() error
 }
 
-// What an error of Publish means for its event:
+// An error that Publish returns decides what happens to its event:
 //
-//   - Reject: the sink does not want this event. After three times it is parked, unless it wants
-//     none at all.
-//   - RejectForGood: it never will. The event is parked at once.
-//   - Unavailable: the sink takes nothing now. It is left alone for a while, and no event is
-//     charged with the try.
-//   - ErrNotTried: it was not sent.
-//   - any other: it may be different the next time. The event, and those of its subject after it,
-//     are tried again later; after Config.MaxAttempts it is parked, unless all others fail, too.
+//   - Reject: the sink rejects this event. The event is retried, and parked after three rejections.
+//     No rejection is counted while ten aggregates were rejected and nothing was acknowledged since.
+//   - RejectForGood: the sink can never accept this event. The event is parked at once.
+//   - Unavailable: the sink accepts nothing at present. The dispatcher pauses the sink; the
+//     attempt is not charged to any event.
+//   - ErrNotTried: the event was not sent. No attempt is charged.
+//   - Any other error may be temporary. The event is retried after a backoff, and later events of its
+//     subject wait for it. After Config.MaxAttempts failures it is parked. No failure is counted while three
+//     aggregates failed and nothing was acknowledged since.
 
-// ErrNotTried means that an event was not sent, because one of its subject before it has failed,
-// or there was no time left.
+// ErrNotTried means that an event was not sent: an earlier event of its subject failed, or no time
+// was left.
 var ErrNotTried = errors.New("not tried")
-
-type clockKey struct{}
-
-// Now is the time for those to whom a sink has to tell it, as a signature does: with the context that
-// Publish got, the database's, which all dispatchers share. With any other it is this machine's.
-func Now(ctx context.Context) time.Time {
-	ahead, _ := ctx.Value(clockKey{}).(time.Duration) // the database's clock, of ours
-	return time.Now().Add(ahead)
-}
 
 type rejection struct {
 	error
@@ -54,10 +46,10 @@ type rejection struct {
 
 func (r *rejection) Unwrap() error { return r.error }
 
-// Reject says that a sink does not want an event.
+// Reject wraps err to report that the sink rejects an event. A later attempt may succeed.
 func Reject(err error) error { return &rejection{error: err} }
 
-// RejectForGood says that a sink can never take an event, such as one that is too large for it.
+// RejectForGood wraps err to report that the sink can never accept an event, for example because it is too large.
 func RejectForGood(err error) error { return &rejection{error: err, final: true} }
 
 type unavailable struct {
@@ -67,15 +59,25 @@ type unavailable struct {
 
 func (u *unavailable) Unwrap() error { return u.error }
 
-// Unavailable says that a sink takes nothing now. after is how long it wants to be left alone;
-// 0: as long as the dispatcher thinks fit; more than an hour counts as one.
+// Unavailable wraps err to report that the sink accepts nothing at present. after is the least time to wait before the
+// next attempt; the dispatcher's own backoff may be longer. after is limited to between zero and one hour.
 func Unavailable(err error, after time.Duration) error {
 	return &unavailable{error: err, after: min(max(after, 0), time.Hour)}
 }
 
-// BySubject calls send for each event: one after the other for those of one subject, at once for
-// up to so many subjects. After an error of a subject, or the end of ctx, the rest is not tried.
-// After a send that finds the sink unavailable no more are begun.
+// Unsent returns the errors for n events, none of which was sent because of err. Each is ErrNotTried if ctx
+// has ended, else Unavailable.
+func Unsent(ctx context.Context, n int, err error) []error {
+	if ctx.Err() != nil {
+		return all(n, ErrNotTried)
+	}
+	return all(n, Unavailable(err, 0))
+}
+
+// BySubject calls send for each event and returns its errors, in the order of events. Events of one subject are sent
+// one after the other; up to atOnce subjects are sent concurrently. After an error, the rest of that subject gets
+// ErrNotTried. After an Unavailable error, or once ctx ends, every event that send has not been called for gets
+// ErrNotTried.
 func BySubject(ctx context.Context, events []event.Event, atOnce int, send func(context.Context, event.Event) error) []error {
 	errs := make([]error, len(events))
 	order := map[string][]int{}
@@ -86,7 +88,7 @@ func BySubject(ctx context.Context, events []event.Event, atOnce int, send func(
 		}
 		order[e.Subject()] = append(order[e.Subject()], k)
 	}
-	var down atomic.Bool // what is under way may still be acknowledged
+	var down atomic.Bool // sends that have begun may still be acknowledged
 	next := make(chan []int)
 	var group sync.WaitGroup
 	for range min(max(atOnce, 1), len(subjects)) {

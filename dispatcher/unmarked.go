@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	mostUnmarked = 10_000          // with so many nothing more is sent: if this process dies they are sent again
-	forgottenFor = time.Minute     // after this time without a look that finds it, somebody else has marked it
-	failuresFor  = 5 * time.Minute // or somebody else has the lane, and cannot mark it either
+	mostUnmarked = 10_000          // with so many, nothing more is sent: all are sent again if this process dies
+	forgottenFor = time.Minute     // an event that was not read for so long was marked by another dispatcher
+	failuresFor  = 5 * time.Minute // the same if the database refused to mark it: another dispatcher may hold its lane, and be refused as well
 )
 
-// paces are how long an event that could not be marked is left alone.
+// paces is the backoff between attempts to mark an event.
 var paces = run.Backoff{Base: 100 * time.Millisecond, Cap: 3 * time.Second}
 
-// unmarked remembers events of a sink whose outcomes could not be recorded, because somebody has locked
-// their rows, say: what the sink has acknowledged is not sent again for that, by this process. It is
-// marked when a later look finds it.
+// unmarked remembers events of a sink whose outcomes could not be recorded, for example because their rows are
+// locked. So this process does not send again what the sink has acknowledged: it marks such an event
+// when a later poll reads it again.
 type unmarked struct {
 	mu     sync.Mutex
 	events map[int64]*dealtWith
@@ -34,18 +34,18 @@ type dealtWith struct {
 	aggregate uuid.UUID
 	round     int64
 	tries     int
-	due       time.Time // not read before
+	due       time.Time // the event is not read before this time
 
 	failures fault.Series // of marking it
-	lasting  bool         // they have lasted for so long that any may be the event's
+	lasting  bool         // they have lasted longer than fault.Patience: any SQLSTATE may be the event's fault
 }
 
-// failed reports whether the event has to be sent again. Until then its aggregate waits.
+// failed reports whether the event has to be sent again. If so, its aggregate waits until then.
 func (e *dealtWith) failed() bool {
 	return !e.outcome.Delivered && !e.outcome.Park && !e.outcome.Unwanted
 }
 
-// remember keeps outcomes of some rows.
+// remember stores outcomes of some of rows, and sets when each may be read again.
 func (u *unmarked) remember(rows []delivery.Row, outcomes []delivery.Outcome) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -69,7 +69,8 @@ func (u *unmarked) remember(rows []delivery.Row, outcomes []delivery.Outcome) {
 	}
 }
 
-// kept notes which error has kept outcomes from being recorded; nil: somebody's lock, or what goes for all events.
+// kept notes the error that kept outcomes from being recorded. It is nil if the rows are locked, or if
+// no event can be marked.
 func (u *unmarked) kept(outcomes []delivery.Outcome, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -80,14 +81,15 @@ func (u *unmarked) kept(outcomes []delivery.Outcome, err error) {
 	}
 }
 
-// lasting reports whether one of outcomes was kept from being recorded by errors for so long that any of them may be about an event.
+// lasting reports whether errors have kept one of outcomes from being recorded for longer than fault.Patience. From
+// then on an error of any SQLSTATE may be about an event.
 func (u *unmarked) lasting(outcomes []delivery.Outcome) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return slices.ContainsFunc(outcomes, func(o delivery.Outcome) bool { e := u.events[o.ID]; return e != nil && e.lasting })
 }
 
-// forget lets go of what has been recorded.
+// forget drops outcomes that have been recorded.
 func (u *unmarked) forget(outcomes []delivery.Outcome) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -99,8 +101,8 @@ func (u *unmarked) forget(outcomes []delivery.Outcome) {
 	}
 }
 
-// known returns what became of a row that was dealt with before, unless it was replayed since or has
-// to be sent again.
+// known returns the remembered outcome of a row, and true. It returns false if there is none, if the event was
+// replayed since, or if it has to be sent again.
 func (u *unmarked) known(row delivery.Row) (delivery.Outcome, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -115,7 +117,7 @@ func (u *unmarked) known(row delivery.Row) (delivery.Outcome, bool) {
 	return e.outcome, !e.failed()
 }
 
-// waiting returns what is not to be read yet.
+// waiting returns the events, and the aggregates with all their events, that are not to be read yet.
 func (u *unmarked) waiting() (events []int64, aggregates []uuid.UUID) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -133,7 +135,7 @@ func (u *unmarked) waiting() (events []int64, aggregates []uuid.UUID) {
 	return events, aggregates
 }
 
-// full reports whether there are too many.
+// full reports whether so many events are remembered that no more may be sent.
 func (u *unmarked) full() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

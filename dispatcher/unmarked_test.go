@@ -10,8 +10,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 )
 
-// How long an event cannot be marked is remembered while another dispatcher has its lane for as long as a claim lasts: two that take turns
-// would never have it fail for a minute otherwise. What else could not be marked is forgotten by then.
+// How long marking an event has failed is remembered for two minutes without a read, while another dispatcher may hold
+// its lane. Otherwise, with two dispatchers that take turns, marking would never have failed for a whole minute. An
+// event that could not be marked for another reason, such as a lock, is forgotten by then.
 func TestFailuresAreRemembered(t *testing.T) {
 	u := unmarked{events: map[int64]*dealtWith{}}
 	both := []delivery.Outcome{{ID: 1, Delivered: true}, {ID: 2, Delivered: true}}

@@ -12,15 +12,16 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// advance decides what a batch of settled runs means for their instances, and writes it, in the
-// transaction in which the instances were locked and the runs settled.
+// advance decides how a batch of settled runs changes their instances, and writes the changes. It runs in the
+// transaction that locked the instances and settled the runs.
 //
-// It has two phases. First everything is read that any decision of the batch may need (lookAhead says what). Then the core decides, run by
-// run, on what is in memory, and all changes are written together. So the number of statements does not grow with the batch,
-// and a decision sees what the ones before it have changed.
+// It has two phases. First it reads everything that a decision about the batch may need (lookAhead computes what that
+// is). Then the core decides, run by run, on the data in memory, and all changes are written together. So the number of
+// statements does not grow with the size of the batch, and each decision sees the changes of the decisions before it.
 func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []leasing.Settlement) error {
 	if err := s.load(ctx, tx, e); err != nil {
 		return s.blame(err, batch)
@@ -37,7 +38,8 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 	return w.write(ctx)
 }
 
-// move moves the token of a step.
+// move advances the token of a settled run that belongs to it: a step, a timer, an arrival or an undo step. It changes
+// nothing if the run is late, that is, if the token has moved on.
 func (s *scene) move(w *writer, settled leasing.Settlement) error {
 	t := s.tokens[settled.Step]
 	if t == nil {
@@ -47,7 +49,7 @@ func (s *scene) move(w *writer, settled leasing.Settlement) error {
 	succeeded := settled.Verdict == settling.Succeed
 	if i.passed(t) {
 		if succeeded && !t.hasItem && settled.Type == t.from.Do {
-			i.owes(t, t.from, settled.Outcome.ID) // it is done all the same
+			i.owes(t, t.from, settled.Outcome.ID) // late, but the step is done and may have to be undone
 		}
 		return nil
 	}
@@ -64,14 +66,14 @@ func (s *scene) move(w *writer, settled leasing.Settlement) error {
 			return nil
 		}
 		if err != nil || !succeeded && f.Code == codeForeign {
-			return nil // the engine has not enqueued it
+			return nil // the engine did not enqueue this run
 		}
 	}
 	switch {
 	case p.Visit > 0 && p.Visit != t.version:
 		return nil // the token has moved on meanwhile
 	case !t.expects(settled.Type, p):
-		return nil // it waits for something else
+		return nil // the token waits for something else
 	case t.mode == compensation && succeeded:
 		i.undone(t, settled.Outcome.ID, p.Tick)
 	case t.mode == compensation:
@@ -83,9 +85,9 @@ func (s *scene) move(w *writer, settled leasing.Settlement) error {
 	default:
 		done := f.Code == settling.CodeResult && f.Permanent && !f.Declared
 		if done && !t.hasItem && settled.Type == t.node.Do {
-			i.owes(t, t.node, settled.Outcome.ID) // only its result is lost
+			i.owes(t, t.node, settled.Outcome.ID) // the step is done, only its result was refused
 		}
-		i.failed(t, problem{f.Code, firstLine(f.Message), f.Declared && !strings.HasPrefix(settled.Type, Prefix), done})
+		i.failed(t, problem{f.Code, firstLine(f.Message), f.Declared && !strings.HasPrefix(settled.Type, naming.Engine), done})
 	}
 	if p.Message != uuid.Nil {
 		w.consumed = append(w.consumed, p.Message)
@@ -93,11 +95,11 @@ func (s *scene) move(w *writer, settled leasing.Settlement) error {
 	return nil
 }
 
-// childNotStarted is the code of a call whose instance could not be started.
+// childNotStarted is the error code of a call node whose instance could not be started.
 const childNotStarted = "child_not_started"
 
-// completeTask completes a person's task, and moves its token with it. If somebody else has been
-// faster, the database's objection becomes the failure of the run.
+// completeTask completes a user task and moves its token. If the task has changed since the handler looked,
+// process_task_finish raises an error, which becomes the failure of the run.
 func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled leasing.Settlement) error {
 	var p completeTaskPayload
 	var r taskRef
@@ -118,17 +120,17 @@ func (s *scene) completeTask(ctx context.Context, tx pgx.Tx, settled leasing.Set
 	if i == nil || t == nil {
 		return nil // the instance was deleted
 	}
-	if s.owners[r.Token] != i || t.node.kind != human { // the handler has looked: somebody has changed it since
-		return errors.New("graph: the task is not of the token and instance that it names; see process_fault")
+	if s.owners[r.Token] != i || t.node.kind != human { // the handler checked this: somebody has changed the row since
+		return errors.New("graph: the task does not belong to the token and instance that it names; see process_fault")
 	}
-	if i.passed(t) { // the task was open, so it was in this batch: by itself it is refused
-		return errors.New("graph: something else has just moved the task's token; the task is to be looked at once more")
+	if i.passed(t) { // the task was still open, so a run of this batch moved the token: settled alone, this one will be refused
+		return errors.New("graph: another run of the batch has just moved the task's token; this one is settled again, alone")
 	}
 	i.done(t, settled.Outcome.ID, p.Output)
 	return nil
 }
 
-// cutOff fails a token whose step somebody has taken away.
+// cutOff fails a token whose run somebody has cancelled or deleted, or whose called instance was never started.
 func (s *scene) cutOff(settled leasing.Settlement) error {
 	var c cutOff
 	if err := json.Unmarshal(settled.Payload, &c); err != nil {
@@ -136,10 +138,10 @@ func (s *scene) cutOff(settled leasing.Settlement) error {
 	}
 	t, i := s.tokens[c.Token], s.owners[c.Token]
 	if t == nil || t.version != c.Visit || i.passed(t) {
-		return nil // it has moved on by something else
+		return nil // the token has moved on
 	}
 	if c.Code == childNotStarted && t.node.kind != call {
-		return nil // it waits for no instance
+		return nil // the token does not wait for an instance
 	}
 	if t.mode == compensation {
 		i.undoFailed(t, firstLine(c.Reason))
@@ -149,7 +151,7 @@ func (s *scene) cutOff(settled leasing.Settlement) error {
 	return nil
 }
 
-// cancel cancels an instance, unless it is over.
+// cancel cancels an instance. If the instance is over, cancel changes nothing.
 func (s *scene) cancel(settled leasing.Settlement) error {
 	var p cancelPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
@@ -157,12 +159,12 @@ func (s *scene) cancel(settled leasing.Settlement) error {
 	}
 	i, err := s.undecided(p.Instance)
 	if i != nil {
-		i.conclude(Cancelled, firstLine(p.Reason), p.Compensate)
+		i.conclude(statusCancelled, firstLine(p.Reason), p.Compensate)
 	}
 	return err
 }
 
-// fail fails an instance, unless it is over.
+// fail fails an instance. If the instance is over, fail changes nothing.
 func (s *scene) fail(ctx context.Context, tx pgx.Tx, settled leasing.Settlement) error {
 	var p failPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
@@ -180,16 +182,17 @@ func (s *scene) fail(ctx context.Context, tx pgx.Tx, settled leasing.Settlement)
 			return err
 		}
 	}
-	i.conclude(Failed, cmp.Or(reason, "failed by hand"), true)
+	i.conclude(statusFailed, cmp.Or(reason, "failed by hand"), true)
 	return nil
 }
 
-// undecided returns an instance that is to be ended now; nil: it is over. If it has begun to undo since the handler
-// looked, a success would promise what does not come: the run fails.
+// undecided returns the instance with an id, or nil if it is over or deleted. If the instance has begun to compensate
+// since the handler looked, undecided returns an error and the run fails, because the instance will not end as the
+// command asks.
 func (s *scene) undecided(id uuid.UUID) (*instance, error) {
 	i := s.instances[id]
 	switch {
-	case i == nil || i.status.Final():
+	case i == nil || i.status.final():
 		return nil, nil
 	case i.ending != "":
 		return nil, undoing(id)
@@ -197,25 +200,27 @@ func (s *scene) undecided(id uuid.UUID) (*instance, error) {
 	return i, nil
 }
 
+// retry resolves the incident that the handler found, and has the core try again what it stopped. It changes nothing if
+// the incident was resolved, or its token moved on, since the handler looked.
 func (w *writer) retry(ctx context.Context, settled leasing.Settlement) error {
 	var p retryPayload
 	var r retried
 	if err := errors.Join(json.Unmarshal(settled.Payload, &p), json.Unmarshal(settled.Result, &r)); err != nil {
 		return err
 	}
-	if r.Kept { // any worker tries it, and resolves it
+	if r.Kept { // the incident reports a row that is set aside: any worker tries it again, and then resolves the incident
 		_, err := w.tx.Exec(ctx, `SELECT workflow_settle_again($1)`, r.Incident)
 		return err
 	}
 	s := w.scene
 	i, t := s.instances[r.Instance], s.tokens[r.Token]
-	if i == nil || i.status.Final() || t == nil || s.owners[r.Token] != i || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
+	if i == nil || i.status.final() || t == nil || s.owners[r.Token] != i || !t.stopped && !t.joining || i.passed(t) || slices.Contains(w.resolved, r.Incident) {
 		return nil
 	}
 	var code string
 	err := w.tx.QueryRow(ctx, `SELECT code FROM incident WHERE id = $1 AND instance_id = $2 AND resolved_at IS NULL`, r.Incident, r.Instance).Scan(&code)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil // others have been faster since the handler looked
+		return nil // somebody else has resolved the incident since the handler looked
 	}
 	if err != nil {
 		return err
@@ -225,11 +230,11 @@ func (w *writer) retry(ctx context.Context, settled leasing.Settlement) error {
 	return nil
 }
 
-// notStarted tells the token that waits for an instance that there will be none.
+// notStarted fails the token that waits for an instance whose start has failed.
 func (s *scene) notStarted(settled leasing.Settlement) {
 	var p startPayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil || p.Parent == nil {
-		return // whoever asked for it sees the run
+		return // no token waits: the failed run reports the error to whoever enqueued it
 	}
 	if s.calls(p, settled.Tenant) && settled.Failure != nil && settled.Failure.Code != codeForeign {
 		i, t := s.owners[p.Parent.Token], s.tokens[p.Parent.Token]

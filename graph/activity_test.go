@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Every visit of a node that takes time is in activity_instance once, from its beginning: what has
-// no run of its own, too, and how it ended.
+// Every visit of a node that takes time is in activity_instance exactly once, from the start of the visit and with the
+// way it ended, even if the visit has no run.
 func TestVisits(t *testing.T) {
 	s := newSite(t)
 	visits := func(id uuid.UUID, want string) {

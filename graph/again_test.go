@@ -20,15 +20,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// outcome waits until a run has finished, and tells how: with its code and message, or the version of the instance.
+// outcome waits until a run has finished, and returns its status with the error code and message, or with the version
+// of the instance.
 func (s *site) outcome(id uuid.UUID) string {
 	s.t.Helper()
 	s.finished(id)
 	return query[string](s.t, s.pool, `SELECT concat_ws(' ', status, error->>'code', last_error, 'v'||(result->>'version')) FROM workflow_run WHERE id = $1`, id)
 }
 
-// A start with a key or an id that is taken succeeds if it asks for the same: process, tenant, input, and the version, if it names one. Any other one is a
-// conflict, which names the field and says what to do. Priority and metadata do not matter, nor what has become of the first start and its instance.
+// A start whose key or id is taken succeeds if its process, tenant and input, and its version if it names one, are
+// those of the existing instance. Otherwise it fails with the code conflict and a message that names the field and says
+// what to do. Priority and metadata are not compared. What became of the first start and its instance does not matter.
 func TestStartWithAnotherInput(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("H", `"H": {"human": {}, "to": "A"},`+step("A", ""))
@@ -89,7 +91,8 @@ func TestStartWithAnotherInput(t *testing.T) {
 	s.healthy()
 }
 
-// hesitant has no handler of the engine's return before n have looked. It reports whether two starts with one key came to be settled together.
+// hesitant blocks the engine's handlers until n of them have read the database. The value it returns becomes true if
+// two starts with one key are settled in one batch.
 func (s *site) hesitant(n int32) (together *atomic.Bool) {
 	var looked atomic.Int32
 	goOn := make(chan struct{})
@@ -120,8 +123,9 @@ func (s *site) hesitant(n int32) (together *atomic.Bool) {
 	return together
 }
 
-// Of starts with one key and different inputs that have all looked before any was settled, one makes the instance. Those that ask for
-// the same succeed, the others are conflicts, and others that are settled with them are not harmed, nor tried again.
+// If several starts with one key and different inputs are handled before any of them is settled, one makes the
+// instance, those with its input succeed, and the others fail with the code conflict. Other runs of the same batch
+// succeed, and none is executed twice.
 func TestStartsWithAnotherInputAtOnce(t *testing.T) {
 	const keys, each = 10, 6
 	for name, workers := range map[string]int{"in one batch": 1, "in two workers": 2} {
@@ -181,7 +185,8 @@ func TestStartsWithAnotherInputAtOnce(t *testing.T) {
 	}
 }
 
-// A start whose outcome is kept, because something refuses it, is a conflict once it is settled, if somebody else has used its key meanwhile.
+// A start whose outcome is kept (workflow_kept), because the database refuses it, fails with the code conflict when it
+// is settled, if another start has used its key meanwhile.
 func TestKeptStartMeetsAnother(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"end": true}`)
@@ -205,7 +210,7 @@ func TestKeptStartMeetsAnother(t *testing.T) {
 	s.healthy()
 }
 
-// A writer is told of each line.
+// A writer is called with each line that a logger writes.
 type writer func([]byte)
 
 func (w writer) Write(line []byte) (int, error) {
@@ -213,8 +218,9 @@ func (w writer) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// A key is used again by a start that asks for it, once the instance that has it is over: another instance gets it, and is from then on what the key
-// means. While that is open such a start is as any other. One without again never makes another instance.
+// A start with "again" makes a new instance with a key whose instance is over, and from then on the key means the new
+// instance. While the instance with the key is open, "again" changes nothing. A start without "again" never makes a
+// second instance.
 func TestKeyAgain(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("H", `"H": {"human": {}, "to": "A"},`+step("A", ""))
@@ -228,10 +234,10 @@ func TestKeyAgain(t *testing.T) {
 		}
 		return got, query[uuid.UUID](t, s.pool, `SELECT (result->>'instance')::uuid FROM workflow_run WHERE id = $1`, id)
 	}
-	if got, _ := start(`"again": true`); !strings.Contains(got, "again: it says that a key is used again, and there is no key") {
+	if got, _ := start(`"again": true`); !strings.Contains(got, "again: there is no key to use again") {
 		t.Errorf("without a key: %s", got)
 	}
-	// Neither the instance of another process with this key, nor one of another tenant, nor one that was named so by hand matters.
+	// Instances of another process or tenant with this key do not matter, nor one whose key somebody wrote by hand.
 	s.enqueue("graph.start.v1", fmt.Sprintf(`{"process": %q, "key": "7"}`, q))
 	s.enqueue("graph.start.v1", fmt.Sprintf(`{"process": %q, "key": "7", "tenant": "t"}`, p))
 	named := s.start(p, `{}`)
@@ -265,7 +271,7 @@ func TestKeyAgain(t *testing.T) {
 			t.Errorf("round %d, once it is over, without again: %s, instance %s, want %s", round, got, same, id)
 		}
 	}
-	// Retention removes the oldest ones, whatever their ids are made of.
+	// Retention removes the oldest ones, although the ids of later ones are derived from theirs.
 	pgtest.ByHand(t, s.pool, `DELETE FROM process_instance WHERE business_key = '7' AND completed_at IS NOT NULL AND id <> $1 AND process_definition_id = (SELECT process_definition_id FROM process_instance WHERE id = $1)`, last)
 	if got, same := start(`"key": "7", "input": {"round": 4}`); got != "succeeded v1" || same != last {
 		t.Errorf("without the first ones: %s, instance %s, want %s", got, same, last)
@@ -276,8 +282,8 @@ func TestKeyAgain(t *testing.T) {
 	s.healthy()
 }
 
-// Of starts again of one key at the same moment, which have all looked before any was settled, one makes the instance. Those that ask for the same get that
-// one, the others are conflicts.
+// If several starts with "again" and one key are handled before any of them is settled, one makes the instance, those
+// with its input return that instance, and the others fail with the code conflict.
 func TestKeyAgainAtOnce(t *testing.T) {
 	const keys, each = 8, 6
 	for name, workers := range map[string]int{"in one batch": 1, "in two workers": 2} {
@@ -327,7 +333,8 @@ func TestKeyAgainAtOnce(t *testing.T) {
 	}
 }
 
-// A start again whose predecessor is removed before it is settled is a conflict, and makes no instance: somebody else may have got the free key.
+// A start with "again" fails with the code conflict and makes no instance if retention removes the previous instance
+// before the start is settled, because another start may have found the key free.
 func TestKeyAgainAfterRetention(t *testing.T) {
 	s := newEmptySite(t)
 	p := s.deploy("E", `"E": {"end": true}`)

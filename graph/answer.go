@@ -20,7 +20,7 @@ import (
 
 func nothing[In any](context.Context, In) (struct{}, error) { return struct{}{}, nil }
 
-// checked answers a run of which nothing has to be known but that it makes sense.
+// checked is the handler function of a run that needs no more than a well-formed payload.
 func checked[In interface{ check() error }](_ context.Context, in In) (struct{}, error) {
 	if err := in.check(); err != nil {
 		return struct{}{}, run.Permanent(err)
@@ -28,9 +28,10 @@ func checked[In interface{ check() error }](_ context.Context, in In) (struct{},
 	return struct{}{}, nil
 }
 
-// typed makes an ordinary function a handler. Keys that do not exist are errors: one that is
-// misspelt would change what is meant. What the database could not do is tried again, charged to
-// nobody.
+// typed makes a handler of fn. An unknown key in the payload is a permanent error, because a misspelt key would change
+// what the request means. If fn returns a permanent error, a refusal (see refused) or run.Again, the handler returns
+// that error. Any other error means that the database could not answer: the run is put off for 1 s and no attempt is
+// charged.
 func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.Context, json.RawMessage) (json.RawMessage, error) {
 	return func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
 		var in In
@@ -49,19 +50,19 @@ func typed[In, Out any](fn func(context.Context, In) (Out, error)) func(context.
 	}
 }
 
-// refused reports whether the database understood, and refuses, for want of a right, say: to try
-// again for ever would hide why.
+// refused reports whether the database rejects the statement itself (SQLSTATE class 42), for example for lack of a
+// privilege. Trying that again for ever would hide the cause.
 func refused(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "42")
 }
 
-// keys makes an instance's id of its process, business key and tenant, so that two starts with one key
-// mean one instance, whichever comes first.
+// keys is the namespace in which the id of an instance is derived from its process, business key and tenant. Two starts
+// with the same key therefore get the same id, whichever comes first.
 var keys = uuid.MustParse("6f1f0d1e-4f0a-5b52-9c8e-3d2d6a3c7a10")
 
-// start finds the definition and says what is to be started. Nothing is started yet: whether the id is still free,
-// or taken for the same, is asked once more when the run is settled.
+// start finds the definition and decides which instance to start. It starts nothing: when the run is settled, the
+// engine checks again whether the id is free, or taken by an instance that matches the request.
 func (e *Engine) start(ctx context.Context, p startPayload) (Started, error) {
 	if p.Parent != nil {
 		if err := e.called(ctx, p); err != nil {
@@ -96,13 +97,15 @@ func (e *Engine) start(ctx context.Context, p startPayload) (Started, error) {
 		if !p.Again || !over {
 			return first, conflict
 		}
-		// Whoever starts one after this gives it the same id. If there is one, it has come just now, or a clock was put back.
+		// The id of the next instance is derived from the id of this one. If an instance with that id exists, it was
+		// inserted since the query, or created_at is out of order because a clock was set back: then look at that one.
 		s.Instance, s.After = keyed(p, first.Instance.String()), first.Instance
 		asking, more = meeting, nil
 	}
 }
 
-// keyed returns the id of an instance that has a key: of the first one, or of the one that gets it after another, which is over.
+// keyed returns the id of the instance that has the key of p. With after, the id of an instance that had the key before
+// and is over, it returns the id of the next instance with the key; empty: of the first one.
 func keyed(p startPayload, after string) uuid.UUID {
 	name := p.Process + "\x00" + p.Key
 	if p.Tenant != "" || after != "" {
@@ -114,8 +117,9 @@ func keyed(p startPayload, after string) uuid.UUID {
 	return uuid.NewSHA1(keys, []byte(name))
 }
 
-// called returns an error unless the token that is said to wait for the instance does, or has done so: one
-// that has left since is no mistake, nor one that retention has removed. What counts is asked once more when the run is settled.
+// called returns an error unless the token that the parent of p names waits for the instance, or did so before. A token
+// that has left its node since, or that retention has removed, is no error. The engine checks the same again when the
+// run is settled, with the caller locked; that check decides.
 func (e *Engine) called(ctx context.Context, p startPayload) error {
 	var owner, definition uuid.UUID
 	var visit int64
@@ -129,7 +133,7 @@ func (e *Engine) called(ctx context.Context, p startPayload) error {
 		WHERE t.id = $1`, unprepared, p.Parent.Token, run.FromContext(ctx).ID).Scan(&owner, &definition, &visit, &depth, &at, &tenant, &waits, &has)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return nil // its instance was over, and retention has removed it
+		return nil // its instance is over, and retention has removed it
 	case err != nil:
 		return fmt.Errorf("look for token %s: %w", p.Parent.Token, err)
 	case owner != p.Parent.Instance || depth+1 != p.Parent.Depth || visit < p.Parent.Visit:
@@ -137,7 +141,7 @@ func (e *Engine) called(ctx context.Context, p startPayload) error {
 	case p.Key != "" || p.ID != uuid.Nil || p.Tenant != "" || run.FromContext(ctx).Tenant != tenant:
 		return foreign("parent: an instance that is called has the tenant of its caller, and no key or id of its own")
 	case visit > p.Parent.Visit:
-		return nil // it has left
+		return nil // the token has left the node
 	}
 	processes, err := e.processes(ctx, e.pool, []uuid.UUID{definition})
 	if err != nil {
@@ -150,12 +154,13 @@ func (e *Engine) called(ctx context.Context, p startPayload) error {
 	return nil
 }
 
-// starts reports whether a node calls what a run is to start.
+// starts reports whether n is a call node that calls the process and version that p starts, with the same "undo".
 func starts(n *node, p startPayload) bool {
 	return n.kind == call && n.Call.Process == p.Process && n.Call.Version == p.Version && (n.Call.Undo == propagate) == p.Parent.Undo
 }
 
-// undecided returns an error if an instance undoes what it has done already, or is none. The rest is done when the run is settled.
+// undecided returns a permanent error if the instance is already compensating, with the code conflict, or if it does
+// not exist. The handlers of cancel and fail call it; the instance is changed when the run is settled.
 func (e *Engine) undecided(ctx context.Context, instance uuid.UUID) error {
 	var ending bool
 	err := e.pool.QueryRow(ctx, `SELECT ending IS NOT NULL AND completed_at IS NULL FROM process_instance WHERE id = $1`, unprepared, instance).Scan(&ending)
@@ -168,11 +173,13 @@ func (e *Engine) undecided(ctx context.Context, instance uuid.UUID) error {
 	return err
 }
 
-// undoing is the failure of a command to end an instance that comes too late.
+// undoing returns the error of a command that would end an instance which is already compensating.
 func undoing(instance uuid.UUID) error {
-	return run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s undoes what it has done, and ends then", instance)))
+	return run.Permanent(run.WithCode("conflict", fmt.Errorf("instance: %s is already undoing its completed steps, and ends after that", instance)))
 }
 
+// retry finds the open incident to retry: the oldest incident that stops a token, or if there is none, the oldest that
+// reports a row which is set aside.
 func (e *Engine) retry(ctx context.Context, p retryPayload) (retried, error) {
 	var r retried
 	if err := p.check(); err != nil {
@@ -196,6 +203,8 @@ func (e *Engine) retry(ctx context.Context, p retryPayload) (retried, error) {
 	return r, err
 }
 
+// completeTask checks that the task is open, that p.By may complete it, and that it has the version that the person
+// saw.
 func (e *Engine) completeTask(ctx context.Context, p completeTaskPayload) (taskRef, error) {
 	if err := p.check(); err != nil {
 		return taskRef{}, run.Permanent(err)
@@ -215,15 +224,16 @@ func (e *Engine) completeTask(ctx context.Context, p completeTaskPayload) (taskR
 	case err == nil && state != "open":
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is %s", p.Task, state)))
 	case err == nil && !its:
-		return r, foreign("task: %s is not of the token and instance that it names; see process_fault", p.Task)
+		return r, foreign("task: %s does not belong to the token and instance that it names; see process_fault", p.Task)
 	case err == nil && (assignee != p.By || p.Version != 0 && p.Version != version):
 		return r, run.Permanent(run.WithCode("conflict", fmt.Errorf("task: %s is assigned to %s, version %d", p.Task, assignee, version)))
 	}
 	return r, err
 }
 
-// cutOff finds out whether a token was cut off: whether somebody has cancelled or deleted a run of its, or it
-// waits for an instance that has not been started. One that retention has removed needs nothing, and is no mistake.
+// cutOff returns an error unless the token was cut off: a run of the token was cancelled or deleted, or, with the code
+// child_not_started, the instance that it waits for does not exist. A token that retention has removed is no error;
+// nothing is done for it.
 func (e *Engine) cutOff(ctx context.Context, c cutOff) (struct{}, error) {
 	var is bool
 	err := e.pool.QueryRow(ctx, `
@@ -237,8 +247,9 @@ func (e *Engine) cutOff(ctx context.Context, c cutOff) (struct{}, error) {
 	return struct{}{}, err
 }
 
-// arrive returns what has come, or fails with what has failed. It was brought to the token of this run:
-// what was brought to another one is not taken.
+// arrive returns the payload of the message or signal, or the output of the called instance, that arrived at the token
+// of the run. If the called instance did not complete, arrive returns a permanent error with the code child_failed or
+// child_cancelled. It refuses a message, signal or instance that belongs to another token.
 func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error) {
 	var payload []byte
 	var err error
@@ -254,22 +265,22 @@ func (e *Engine) arrive(ctx context.Context, p position) (json.RawMessage, error
 			       r.type = $2 AND (r.status = 'succeeded' OR EXISTS (SELECT FROM process_broadcast b WHERE b.signal_id = r.id))
 			FROM workflow_run r WHERE r.id = $1`, unprepared, p.Signal, signalType).Scan(&payload, &its)
 	case p.Child != uuid.Nil:
-		var status Status
+		var status status
 		var reason string
 		err = e.pool.QueryRow(ctx, `
 			SELECT c.status, coalesce(c.output_payload, 'null'), coalesce(c.failure_reason, ''),
 			       (c.parent_token_id, c.parent_process_instance_id, c.parent_visit) IS NOT DISTINCT FROM (t.id, t.instance_id, $2::bigint) AND c.completed_at IS NOT NULL
 			FROM process_instance c, workflow_run r JOIN process_token t ON t.id = r.token_id
 			WHERE c.id = $1 AND r.id = $3`, unprepared, p.Child, p.Visit, own).Scan(&status, &payload, &reason, &its)
-		if err == nil && its && status != Completed {
+		if err == nil && its && status != statusCompleted {
 			err = run.Permanent(run.WithCode("child_"+strings.ToLower(string(status)), fmt.Errorf("instance %s: %s %s", p.Child, status, reason)))
 		}
 	}
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		err = run.Permanent(run.WithCode("gone", errors.New("what had come was deleted before it was taken")))
+		err = run.Permanent(run.WithCode("gone", errors.New("the message, signal or called instance was deleted before the token took it")))
 	case err == nil && !its:
-		err = foreign("message, signal, child: none of them has come to this token")
+		err = foreign("message, signal, child: none of them belongs to this token")
 	}
 	return payload, err
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A step that no worker may lease opens one incident, with the words of who refuses it; to retry that has the lease tried at once. It is resolved once the
-// step is leased.
+// A step whose lease the database refuses opens exactly one incident, with the message of the refusal. Retrying the
+// incident tries the lease at once. The incident is resolved when the step is leased.
 func TestRefusedLeaseOpensAnIncident(t *testing.T) {
 	s := newSite(t)
 	spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
@@ -21,7 +21,8 @@ func TestRefusedLeaseOpensAnIncident(t *testing.T) {
 	s.toldOf(id, "not_leased", "A")
 }
 
-// A wait that a signal does not reach opens one incident, likewise.
+// A wait that refuses a signal opens exactly one incident. Retrying the incident tries the signal at once. The incident
+// is resolved when the token gets the signal.
 func TestUnreachedWaitOpensAnIncident(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("W", `"W": {"await": {"signal": "go"}, "to": "A"}, `+step("A", ""))
@@ -36,7 +37,8 @@ func TestUnreachedWaitOpensAnIncident(t *testing.T) {
 
 const never = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$;`
 
-// toldOf has an instance that stands at a node, as a trigger refuses something, told of by an incident, and go on once the trigger is gone and the incident is retried.
+// toldOf checks that an instance at node, where a trigger refuses something, has exactly one incident with code, and
+// that the instance continues within 5 s after the trigger is dropped and the incident is retried.
 func (s *site) toldOf(id uuid.UUID, code, node string) {
 	s.t.Helper()
 	incident := s.stopped(id, code, 1)
@@ -46,7 +48,7 @@ func (s *site) toldOf(id uuid.UUID, code, node string) {
 	if why := query[string](s.t, s.pool, `SELECT process_why($1)`, id); !strings.Contains(why, "XX123") {
 		s.t.Errorf("why the process: %s", why)
 	}
-	time.Sleep(3 * time.Second) // in which workers look again
+	time.Sleep(3 * time.Second) // long enough for workers to try again
 	if s.stopped(id, code, 1) != incident {
 		s.t.Error("it is another incident")
 	}
@@ -67,8 +69,9 @@ func (s *site) toldOf(id uuid.UUID, code, node string) {
 	s.healthy()
 }
 
-// An instance that takes no incident, whatever the code of the error, is told of by workflow_set_aside and process_why alone. It keeps no other from having
-// one, nor from being tried again, and goes on like any other.
+// If the database refuses an incident of an instance, with any SQLSTATE, only workflow_set_aside and process_why report
+// its refused step. Other instances still get their incidents and are tried again, and the instance itself continues
+// once nothing refuses its step.
 func TestRefusedLeaseWithoutAnIncident(t *testing.T) {
 	for _, code := range []string{"XX123", "55P03", "40001", "57P01"} {
 		t.Run(code, func(t *testing.T) {
@@ -94,7 +97,7 @@ func TestRefusedLeaseWithoutAnIncident(t *testing.T) {
 	}
 }
 
-// What is locked is not refused: a step whose lease meets a lock opens no incident.
+// A step that cannot be leased because its row is locked opens no incident.
 func TestLockedStepOpensNoIncident(t *testing.T) {
 	s := newSite(t)
 	spoil(s, strings.Replace(never, "XX123", "55P03", 1)+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
@@ -107,7 +110,8 @@ func TestLockedStepOpensNoIncident(t *testing.T) {
 	s.status(id, graph.Completed)
 }
 
-// To retry an instance is to retry what has stopped it, and not what only waits to be tried again by itself.
+// A retry that names only the instance retries the incident that stops a token, not an older incident that reports a
+// refused row, which workers try again anyway.
 func TestRetryOfAnInstanceWithARefusedStep(t *testing.T) {
 	s := newSite(t)
 	spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)

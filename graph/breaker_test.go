@@ -14,8 +14,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Steps count by their type: while what they need is away, they are tried one at a time, no attempt is charged, and no instance has an incident. Once it is back all
-// complete, and each step has moved its instance once.
+// The circuit breaker works for steps of processes: while the dependency of a type is down, steps of that type are
+// leased one at a time as probes, no attempt is charged, and no incident is opened. When the dependency is back, every
+// instance completes, and each step has moved its instance once.
 func TestBreakerOfSteps(t *testing.T) {
 	t.Parallel()
 	s := newEmptySite(t)

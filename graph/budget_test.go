@@ -12,7 +12,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// list2000 is an input that is dear to go over.
+// list2000 returns an input that is expensive to iterate over.
 func list2000() map[string]any {
 	var items []any
 	for k := range 2000 {
@@ -34,12 +34,12 @@ func playOf(t *testing.T, nodes string, input map[string]any) *graph.Play {
 	return p
 }
 
-// dearChoose has a hundred conditions, none of which costs too much by itself.
+// dearChoose has a hundred conditions, each within the cost limit of one expression.
 var dearChoose = `"S": {"choose": [` + strings.Repeat(`{"if": "input.items.exists(x, x.n < 0.0)", "to": "A"}, `, 99) +
 	`{"if": "input.items.exists(x, x.n < 0.0)", "to": "A"}], "else": "A"}, "A": {"do": "t.a", "in": {"n": "1"}}`
 
-// G31: an expression that would go on for ever is stopped, whatever makes it dear: loops within loops,
-// texts that double, comparing or matching what is large. The incident says what to do.
+// G31: an expression that exceeds the cost limit is stopped within 5 s, whether nested loops, growing texts or
+// comparisons of large values make it expensive. The incident says what to do.
 func TestExpressionLimit(t *testing.T) {
 	for _, condition := range []string{
 		"input.items.all(a, input.items.all(b, input.items.all(c, true)))",
@@ -61,8 +61,8 @@ func TestExpressionLimit(t *testing.T) {
 	}
 }
 
-// Expressions that are cheap one by one are stopped where they are dear together, always at the same
-// one; what comes in the next decision has a budget of its own.
+// Expressions that are cheap one by one are stopped when together they exceed the budget of a decision, always at the
+// same expression. The next decision has a budget of its own.
 func TestExpressionBudget(t *testing.T) {
 	began := time.Now()
 	one := playOf(t, dearChoose, list2000())
@@ -87,7 +87,7 @@ func TestExpressionBudget(t *testing.T) {
 	if !strings.Contains(p.Story[0], "have cost more than 500000 units together") {
 		t.Errorf("a mapping of a hundred large values: %.300s", p.Story[0])
 	}
-	const some = `{"choose": [` // some of the conditions, ten times
+	const some = `{"choose": [` // ten nodes with a few of the conditions each
 	var nodes []string
 	for k := range 10 {
 		nodes = append(nodes, fmt.Sprintf(`"S%d": %s{"if": "%s", "to": "E"}], "else": "D%d"}, "D%d": {"do": "t.a", "in": {"n": "1"}, "to": "S%d"}`, k, some,
@@ -104,7 +104,8 @@ func TestExpressionBudget(t *testing.T) {
 	}
 }
 
-// Many events of one instance in one batch are not charged for each other.
+// Events of one instance that are decided in one batch do not share a budget, neither of entered nodes nor of
+// expression cost.
 func TestBatchOfOneInstance(t *testing.T) {
 	dear := strings.TrimSuffix(strings.Repeat("input.items.exists(x, x.n < 0.0) || ", 5), " || ")
 	for name, nodes := range map[string]string{
@@ -114,7 +115,7 @@ func TestBatchOfOneInstance(t *testing.T) {
 		"by their expressions": `"S": {"fork": ["A"` + strings.Repeat(`, "A"`, 19) + `]}, "A": {"do": "t.a", "in": {"n": "1"}, "to": "X"}, "X": {"choose": [{"if": "` + dear + `", "to": "B"}], "else": "B"}, "B": {"end": true}`,
 	} {
 		p := playOf(t, nodes, list2000())
-		together := func(n int) int { // all that may happen, in one decision
+		together := func(n int) int { // takes all open events into one decision
 			if n == 3 {
 				return 0
 			}
@@ -129,7 +130,7 @@ func TestBatchOfOneInstance(t *testing.T) {
 	}
 }
 
-// In the database the incident can be read, the definition is not harmed, and others go on.
+// An instance that exceeds the budget gets an incident with the reason, and other instances of the definition complete.
 func TestExpressionBudgetIncident(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("S", strings.ReplaceAll(dearChoose, `"t.a"`, `"test.step.v1"`))
@@ -143,8 +144,8 @@ func TestExpressionBudgetIncident(t *testing.T) {
 	s.healthy()
 }
 
-// W75: tokens that multiply from step to step are stopped with an incident where too many live, and
-// what lives goes on.
+// W75: an instance whose tokens multiply from step to step never has many more than 10,000 live tokens: at the limit an
+// incident is opened.
 func TestTooManyTokens(t *testing.T) {
 	grow := `"S": {"fork": ["A"` + strings.Repeat(`, "A"`, 499) + `]}, "A": {"do": "t.a", "to": "S", "on": [{"error": "*", "to": "e"}]}, "e": {"end": true}`
 	keep := `"S": {"fork": ["A"` + strings.Repeat(`, "A"`, 499) + `]}, "A": {"wait": "1h", "on": [{"message": "m", "key": "'k'", "keep": true, "to": "S"}]}`

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// What each verb needs, and the expressions it has.
+// The checks of the verbs: each checks the value of its verb and compiles the expressions in it.
 
 func (c *compiler) step(path string, n *node) {
 	c.runType(path+"/do", n.Do, true, messageType, signalType)
@@ -37,10 +37,10 @@ func (c *compiler) fork(path string, n *node) {
 	c.branches(path, n, len(n.Fork))
 }
 
-// branches checks how many tokens a node sends on at once.
+// branches checks the number of branches: each becomes a token, all in one decision.
 func (c *compiler) branches(path string, n *node, count int) {
 	if count > maxBranches {
-		c.bad("BRANCHES", path+"/"+string(n.kind), fmt.Sprintf("it has %d branches", count), fmt.Sprintf("use at most %d; each does a step for each element of a list", maxBranches))
+		c.bad("BRANCHES", path+"/"+string(n.kind), fmt.Sprintf("it has %d branches", count), fmt.Sprintf("use at most %d; an each executes a step for each element of a list", maxBranches))
 	}
 }
 
@@ -63,7 +63,7 @@ func (c *compiler) await(path string, n *node) {
 	n.key = c.expression(path+"/await/key", a.Key, ofInstance)
 }
 
-// race checks how many there are to wait at; what they are is checked when they are tied.
+// race checks the number of options. Their kinds are checked by tie, when all nodes are known.
 func (c *compiler) race(path string, n *node) {
 	if len(n.Race) < 2 {
 		c.bad("RACE", path+"/race", fmt.Sprintf("it has %d nodes to wait at", len(n.Race)), "name two or more")

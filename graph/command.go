@@ -13,31 +13,37 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// The functions below ask something of instances. Each enqueues a run of one of the engine's own types and returns its id; in a transaction,
-// the run becomes visible when that commits, with everything else in it. A worker with an [Engine] executes it, and run.Read tells what became of
-// it: a request that cannot be met fails, and says why. What is wrong with a request by itself is an error here, before anything is stored.
+// The functions below send requests to process instances. Each enqueues a run of one of the engine's own types and
+// returns the id of that run. If db is a transaction, the run becomes visible when the transaction commits. A worker
+// with an [Engine] executes the run, and run.Read returns its outcome. A request that cannot be met makes the run fail,
+// with the reason as its error. A malformed request is refused here: the function returns an error and stores nothing.
 //
-// By SQL the same is an INSERT into workflow_run: see docs/processes.md.
+// In SQL, INSERT the run into workflow_run: see docs/processes.md.
 
-// NewInstance is an instance to be started. Process is required.
+// NewInstance describes an instance to start. Process is required.
 type NewInstance struct {
 	Process string // its name
-	Version int    // 0: the highest that is deployed when the run is executed
-	Input   any    // a JSON object, encoded with encoding/json; json.RawMessage and []byte are taken as they are; nil: {}
+	Version int    // 0: the highest version deployed when the run is executed
+	Input   any    // a JSON object, encoded with encoding/json; json.RawMessage and []byte are used unchanged; nil: {}
 
-	// Key is the business key, of 1 to 200 characters. At most one instance of a process and tenant has it, until retention removes that one:
-	// another start with the same key succeeds, and its result is the instance that there is, if it asks for the same; otherwise it fails, with the
-	// code conflict. Empty: none.
-	Key   string
-	Again bool // with Key: once the instance that has it is over, another one gets it
+	// Key is the business key; use 1 to 200 characters. At most one open instance of a process and tenant has a given
+	// key. A second start with the same process, tenant and key makes no instance until retention removes the first one:
+	// it succeeds, with the existing instance as its result, if it has the same input, and the same version or none;
+	// otherwise its run fails with the code conflict. Empty: no key.
+	Key string
+	// Again, with Key, changes this: if the instance that has the key is over, the start makes a new one with the key.
+	Again bool
 
-	ID       uuid.UUID // of the instance, and not together with Key; zero: made of process, key and tenant, or without a key the run's own
-	Priority int       // of all its steps, -100 to 100, higher first
-	Tenant   string    // of all that it does, at most 200 characters; empty: nobody's in particular
+	// ID is the id of the instance. It must be zero if there is a Key. Zero: derived from process, key and tenant, or,
+	// without a key, the id of the run. A start with an id that is taken succeeds under the same conditions as one with
+	// a key that is taken, if process and tenant are the same, too.
+	ID       uuid.UUID
+	Priority int    // of all its runs, -100 to 100, higher first
+	Tenant   string // of all its runs, at most 200 characters; empty: the tenant of the run that starts it, if it has one
 }
 
-// Run returns the run that starts the instance: to be enqueued together with others (run.EnqueueMany), with database/sql (run.EnqueueSQL), or later
-// (run.New.Delay).
+// Run returns the run that starts the instance, for callers that enqueue it together with others (run.EnqueueMany),
+// through database/sql (run.EnqueueSQL), or with a delay (run.New.Delay).
 func (n NewInstance) Run() (run.New, error) {
 	input, err := document("input", n.Input)
 	p := startPayload{Process: n.Process, Version: n.Version, Input: input, Key: n.Key, Again: n.Again, ID: n.ID, Priority: n.Priority, Tenant: n.Tenant}
@@ -47,7 +53,8 @@ func (n NewInstance) Run() (run.New, error) {
 	return run.New{Type: startType, Payload: p}, nil
 }
 
-// Start starts an instance. The result of its run is a [Started]; without a key and an id, the instance has the id of the run.
+// Start starts an instance. The result of the run is a [Started]. If n has neither a key nor an id, the id of the run
+// is also the id of the instance.
 func Start(ctx context.Context, db run.DB, n NewInstance) (uuid.UUID, error) {
 	r, err := n.Run()
 	if err != nil {
@@ -56,14 +63,15 @@ func Start(ctx context.Context, db run.DB, n NewInstance) (uuid.UUID, error) {
 	return enqueue(ctx, db, r)
 }
 
-// A Message is for the one token that waits for its name and key: the one that has waited longest, or the first that comes before the message's time is over.
-// Name and Key are required.
+// A Message is delivered to one token that waits for its name and key. If several wait, the one that has waited longest
+// gets it. If none waits, the message is kept until TTL has passed, and the first token that waits for it gets it. Name
+// and Key are required.
 type Message struct {
 	Name    string
-	Key     string        // says which instance is meant, as its await node does; at most 200 bytes
+	Key     string        // correlates the message with an instance: equals the key of its await node; at most 200 bytes
 	Payload any           // a JSON object, encoded like NewInstance.Input; nil: {}
-	ID      string        // the sender's, at most 200 bytes: the same again changes nothing; empty: the run's
-	TTL     time.Duration // for how long it is kept if nobody waits for it; 0: a day
+	ID      string        // an idempotency key chosen by the sender, at most 200 bytes; a repetition changes nothing; empty: the id of the run
+	TTL     time.Duration // how long the message is kept while no token waits for it; 0: 24 h
 }
 
 // Run returns the run that sends the message, see [NewInstance.Run].
@@ -76,7 +84,7 @@ func (m Message) Run() (run.New, error) {
 	return run.New{Type: messageType, Payload: p}, nil
 }
 
-// Send sends a message.
+// Send sends a message. It does not wait for the message to be delivered.
 func Send(ctx context.Context, db run.DB, m Message) (uuid.UUID, error) {
 	r, err := m.Run()
 	if err != nil {
@@ -85,8 +93,9 @@ func Send(ctx context.Context, db run.DB, m Message) (uuid.UUID, error) {
 	return enqueue(ctx, db, r)
 }
 
-// Signal sends a signal to all tokens that wait for its name when it is taken up. The payload is a JSON object, encoded like NewInstance.Input; nil: {}.
-// The result of the run is a [Signalled].
+// Signal sends a signal to all tokens that wait for its name when a worker begins to execute the run. The name has 1 to
+// 200 bytes. The payload is a JSON object, encoded like NewInstance.Input; nil: {}. The result of the run is a
+// [Signalled].
 func Signal(ctx context.Context, db run.DB, name string, payload any) (uuid.UUID, error) {
 	data, err := document("payload", payload)
 	if err = errors.Join(err, named(name)); err != nil {
@@ -95,15 +104,16 @@ func Signal(ctx context.Context, db run.DB, name string, payload any) (uuid.UUID
 	return enqueue(ctx, db, run.New{Type: signalType, Payload: signalPayload{Name: name, Payload: data}})
 }
 
-// A Completion completes a task of a person. Task and By are required.
+// A Completion completes a user task. Task and By are required.
 type Completion struct {
 	Task    uuid.UUID
-	By      string // who has done it
+	By      string // who has done the task
 	Output  any    // a JSON object, encoded like NewInstance.Input; nil: {}
-	Version int64  // of the task as it was seen: if it is another one, the run fails with the code conflict; 0: any
+	Version int64  // the version of the task that the person saw: if the task has another one, the run fails with the code conflict; 0: any
 }
 
-// Complete completes a task of a person.
+// Complete completes a user task. The run fails with the code conflict if the task is not open, or is assigned to
+// another person.
 func Complete(ctx context.Context, db run.DB, c Completion) (uuid.UUID, error) {
 	output, err := document("output", c.Output)
 	p := completeTaskPayload{Task: c.Task, By: c.By, Output: output, Version: c.Version}
@@ -113,15 +123,16 @@ func Complete(ctx context.Context, db run.DB, c Completion) (uuid.UUID, error) {
 	return enqueue(ctx, db, run.New{Type: completeTaskType, Payload: p})
 }
 
-// A Cancellation cancels an instance for good. Instance is required.
+// A Cancellation cancels an instance. Instance is required.
 type Cancellation struct {
 	Instance   uuid.UUID
 	Reason     string // becomes the instance's failure_reason
-	By         string // who asks for it; empty: the role that has enqueued the run
-	Compensate bool   // what was done is undone before
+	By         string // who asks for it; empty: the database role that enqueues the run
+	Compensate bool   // undo completed steps first, then cancel
 }
 
-// Cancel cancels an instance. It is for operators.
+// Cancel cancels an instance. This cannot be undone. Cancelling an instance that is over changes nothing. The run fails
+// with the code conflict if the instance is already compensating. Only operators may enqueue the run.
 func Cancel(ctx context.Context, db run.DB, c Cancellation) (uuid.UUID, error) {
 	if c.Instance == uuid.Nil {
 		return uuid.Nil, errNoInstance
@@ -129,8 +140,10 @@ func Cancel(ctx context.Context, db run.DB, c Cancellation) (uuid.UUID, error) {
 	return enqueue(ctx, db, run.New{Type: cancelType, Payload: cancelPayload(c)})
 }
 
-// Fail fails an instance for good: it undoes what it has done, and is FAILED. The reason becomes its failure_reason; empty: the error of its latest
-// open incident. By is who asks for it; empty: the role that has enqueued the run. It is for operators.
+// Fail makes an instance compensate its completed steps and end as FAILED. The reason becomes its failure_reason;
+// empty: the error of its latest open incident. By is who asks for it; empty: the database role that enqueues the run.
+// Failing an instance that is over changes nothing. The run fails with the code conflict if the instance is already
+// compensating. Only operators may enqueue the run.
 func Fail(ctx context.Context, db run.DB, instance uuid.UUID, reason, by string) (uuid.UUID, error) {
 	if instance == uuid.Nil {
 		return uuid.Nil, errNoInstance
@@ -138,9 +151,11 @@ func Fail(ctx context.Context, db run.DB, instance uuid.UUID, reason, by string)
 	return enqueue(ctx, db, run.New{Type: failType, Payload: failPayload{Instance: instance, Reason: reason, By: by}})
 }
 
-// Restart starts a FAILED instance again from where it failed, as another instance, which has its key, too. That takes what is done for done, with what it
-// has returned; what was undone, and all that lies behind, is done anew. What cannot be taken over for certain is refused, with the code conflict.
-// The result of the run is a [Started]. By is who asks for it; empty: the role that has enqueued the run. It is for operators.
+// Restart starts a new instance that continues a FAILED one from the node where it failed. The new instance has the key
+// of the failed one. It does not repeat nodes that are done, but takes over their results. Nodes that were undone, and
+// all nodes behind them, are done again. If it is not certain what was done, the run fails with the code conflict. The
+// result of the run is a [Started]. By is who asks for it; empty: the database role that enqueues the run. Only
+// operators may enqueue the run.
 func Restart(ctx context.Context, db run.DB, instance uuid.UUID, by string) (uuid.UUID, error) {
 	if instance == uuid.Nil {
 		return uuid.Nil, errNoInstance
@@ -148,15 +163,16 @@ func Restart(ctx context.Context, db run.DB, instance uuid.UUID, by string) (uui
 	return enqueue(ctx, db, run.New{Type: restartType, Payload: restartPayload{Instance: instance, By: by}})
 }
 
-// A Retrial has what an incident stopped tried again. Incident or Instance is required.
+// A Retrial names an incident to retry. Incident or Instance is required.
 type Retrial struct {
 	Incident uuid.UUID
-	Instance uuid.UUID // without an incident: the oldest open one of this instance; with one, it must be the instance's
-	By       string    // who asks for it; empty: the role that has enqueued the run
-	Force    bool      // a join that cannot be satisfied goes on with the tokens that have come
+	Instance uuid.UUID // without Incident: retry the oldest open incident of this instance; with Incident: the incident must belong to it
+	By       string    // who asks for it; empty: the database role that enqueues the run
+	Force    bool      // fire a join that cannot be satisfied with the tokens that have arrived
 }
 
-// Retry has what an incident stopped tried again. It is for operators.
+// Retry resolves an incident and tries again what it stopped. The run fails if there is no such open incident. Only
+// operators may enqueue the run.
 func Retry(ctx context.Context, db run.DB, r Retrial) (uuid.UUID, error) {
 	p := retryPayload(r)
 	if err := p.check(); err != nil {
@@ -172,7 +188,7 @@ func enqueue(ctx context.Context, db run.DB, n run.New) (uuid.UUID, error) {
 	return e.ID, err
 }
 
-// document encodes what is to be a JSON object; nil stays nil.
+// document encodes v, which must be a JSON object. A nil v returns nil. Errors begin with field.
 func document(field string, v any) (data json.RawMessage, err error) {
 	switch v := v.(type) {
 	case nil:

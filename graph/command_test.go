@@ -16,7 +16,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Every command from Go does what its run type does, in the transaction of whoever asks for it.
+// Every Go command enqueues a run of its type with the given values, in the transaction of the caller.
 func TestCommandsFromGo(t *testing.T) {
 	s, _ := broken(t, func(context.Context) error { return errors.New("not now") })
 	ctx, db := t.Context(), s.pool
@@ -94,7 +94,7 @@ func TestCommandsFromGo(t *testing.T) {
 	s.healthy()
 }
 
-// What is wrong with a command by itself is told in words before anything is stored: its field, and what to do.
+// A malformed command returns an error that names the field and says what to do, and stores nothing.
 func TestCommandsThatAreMistakes(t *testing.T) {
 	s := newEmptySite(t)
 	ctx, db := t.Context(), s.pool
@@ -110,7 +110,7 @@ func TestCommandsThatAreMistakes(t *testing.T) {
 		{start(graph.NewInstance{Process: "p", Input: []int{1}}), `start "p": input: use a JSON object`},
 		{start(graph.NewInstance{Process: "p", Input: math.Inf(1)}), "input: json: unsupported value"},
 		{start(graph.NewInstance{Process: "p", Input: []byte(`{"a": "\u0000"}`)}), "input: "},
-		{start(graph.NewInstance{Process: "p", Again: true}), "again: it says that a key is used again"},
+		{start(graph.NewInstance{Process: "p", Again: true}), "again: there is no key to use again"},
 		{start(graph.NewInstance{Process: "p", Key: "k", ID: uuid.New()}), "id, key: give one of them"},
 		{start(graph.NewInstance{Process: "p", Priority: 101}), "priority: 101 is outside"},
 		{start(graph.NewInstance{Process: "p", Tenant: long}), "tenant: use at most 200 characters"},

@@ -10,17 +10,18 @@ import (
 	"sync"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/spelling"
 )
 
-// Limits of a definition.
+// Limits of a definition. They bound the time that Compile takes, and the work of one decision.
 const (
-	maxText     = 1 << 20
-	maxNodes    = 2_000
+	maxText     = 1 << 20 // bytes
+	maxNodes    = 2_000   // including those in scopes
 	maxEdges    = 10_000
-	maxBranches = 1_000 // of a fork
-	maxEach     = 1_000 // elements at once
-	maxName     = 100
+	maxBranches = 1_000 // of a fork or any
+	maxEach     = 1_000 // elements under way at once
+	maxName     = 100   // bytes
 )
 
 var (
@@ -29,11 +30,13 @@ var (
 	typeForm = regexp.MustCompile(`^[a-z0-9_-]+(\.[a-z0-9_-]+)+$`)
 )
 
-// Compile checks a definition and makes it ready to be walked. The findings are all there are,
-// in order of their paths; the error is an *InvalidError if one of them is more than a note.
+// Compile checks a definition and returns it as a Process. It returns all findings, notes included, in order of their
+// paths; of a definition that is too large, only that and what is wrong with its header. If at least one finding is not
+// a note, the process is nil and the error is an *InvalidError.
 func Compile(d *Definition) (*Process, []Finding, error) { return compileAll(d, true) }
 
-// compileAll leaves out the notes that take long to find, unless somebody is there to read them.
+// compileAll is Compile. Without advise it leaves out the notes that take long to find: a worker that loads a deployed
+// definition shows them to nobody.
 func compileAll(d *Definition, advise bool) (*Process, []Finding, error) {
 	c := &compiler{advise: advise, p: &Process{Definition: d, nodes: map[string]*node{}}, paths: map[*node]string{}}
 	c.header()
@@ -64,27 +67,28 @@ func compileAll(d *Definition, advise bool) (*Process, []Finding, error) {
 		return nil, c.found, c.invalid()
 	}
 	for _, n := range c.p.list {
-		n.ahead = sync.OnceValue(func() *ahead { return n.lookAhead(c.p) }) // of those alone that are left: of all it takes long
+		n.ahead = sync.OnceValue(func() *ahead { return n.lookAhead(c.p) }) // on demand: for all nodes of a large process it takes long
 	}
 	return c.p, c.found, nil
 }
 
+// A compiler makes a Process of a Definition. It continues after an error, so that an author sees all of them at once.
 type compiler struct {
 	p      *Process
-	advise bool // the notes as well that take long to find
-	asked  int  // for the nearest name
+	advise bool // also find the notes that take long to find
+	asked  int  // calls of nearest
 	found  []Finding
 	texts  []located
-	paths  map[*node]string
+	paths  map[*node]string // the JSON pointers of the nodes
 }
 
-// A located expression is to be checked once all nodes are known.
+// A located expression is checked by knownSteps, once all nodes are known.
 type located struct {
 	path string
 	*expression
 }
 
-// knownSteps finds expressions that read nodes which do not exist.
+// knownSteps finds expressions that read the results of nodes which do not exist.
 func (c *compiler) knownSteps() {
 	for _, e := range c.texts {
 		for _, name := range e.steps {
@@ -95,8 +99,8 @@ func (c *compiler) knownSteps() {
 	}
 }
 
-// nodes checks the nodes of the process, or of a scope, by themselves. Names are unique in the
-// whole definition: expressions say steps.name wherever it lies.
+// nodes checks each node of the process, or of a scope, on its own. Names are unique in the whole definition, because
+// expressions read steps.name from any scope.
 func (c *compiler) nodes(path string, all map[string]*Node, parent *node) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		at := path + "/" + name
@@ -126,11 +130,12 @@ func (c *compiler) invalid() error {
 	return &InvalidError{Process: c.p.Definition.Process, Version: c.p.Definition.Version, Findings: errs}
 }
 
-// small finds what is too large to be looked at any further.
+// small reports whether the definition is small enough to be checked further: the checks of a larger one would take too
+// long.
 func (c *compiler) small() bool {
 	nodes, edges := size(c.p.Definition.Nodes)
 	if nodes == 0 || nodes > maxNodes {
-		c.bad("NODE_COUNT", "/nodes", fmt.Sprintf("there are %d nodes", nodes), fmt.Sprintf("use 1 to %d; what is a process of its own can be called", maxNodes))
+		c.bad("NODE_COUNT", "/nodes", fmt.Sprintf("there are %d nodes", nodes), fmt.Sprintf("use 1 to %d; move parts into processes of their own and call them", maxNodes))
 	}
 	if edges > maxEdges {
 		c.bad("EDGE_COUNT", "/nodes", fmt.Sprintf("there are %d edges", edges), fmt.Sprintf("use at most %d", maxEdges))
@@ -138,7 +143,7 @@ func (c *compiler) small() bool {
 	return nodes <= maxNodes && edges <= maxEdges
 }
 
-// size counts nodes and the edges that leave them, those within scopes as well.
+// size counts the nodes and the edges that leave them, including those in scopes.
 func size(all map[string]*Node) (nodes, edges int) {
 	for _, n := range all {
 		if nodes++; n == nil {
@@ -169,13 +174,13 @@ func (c *compiler) header() {
 		c.bad("LANG", "/lang", fmt.Sprintf("%.40q is not known", d.Lang), "use cel, or leave it out")
 	}
 	for _, path := range d.zeros {
-		c.bad("ZERO", path, "0 would mean the same as nothing here", "leave it out, or say how many")
+		c.bad("ZERO", path, "0 would mean the same as leaving it out", "leave it out, or give a number greater than 0")
 	}
 	c.failure("/failure", d.Failure)
 	c.p.output = c.expression("/output", d.Output, ofInstance)
 }
 
-// node checks a node by itself.
+// node checks a node on its own, and returns nil if it has no usable verb.
 func (c *compiler) node(path, name string, def *Node) *node {
 	if !nameForm.MatchString(name) || len(name) > maxName {
 		c.bad("NODE_NAME", path, "a name is a word, so that expressions can say steps."+"name", "use 1 to 100 letters, digits and _, no digit first")
@@ -186,7 +191,7 @@ func (c *compiler) node(path, name string, def *Node) *node {
 	}
 	said := def.verbs()
 	if len(said) != 1 {
-		c.bad("VERB", path, fmt.Sprintf("it has %d verbs %v, one says what it is", len(said), kindsOf(said)), fmt.Sprintf("use one of %s", strings.Join(kindsOf(verbs), ", ")))
+		c.bad("VERB", path, fmt.Sprintf("it has %d verbs %v; a node has exactly one", len(said), kindsOf(said)), fmt.Sprintf("use one of %s", strings.Join(kindsOf(verbs), ", ")))
 		return nil
 	}
 	n := &node{Node: def, name: name, kind: said[0].kind, verb: said[0]}
@@ -206,14 +211,14 @@ func (c *compiler) node(path, name string, def *Node) *node {
 	return n
 }
 
-// runType checks the type of a run. Of the engine's own some may be steps.
+// runType checks the type of a run. own lists the engine's own types that are allowed here.
 func (c *compiler) runType(path, typ string, required bool, own ...string) {
 	switch {
 	case (typ != "" || required) && (!typeForm.MatchString(typ) || len(typ) > 200):
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%.120q is not the type of a run", typ), "use a dotted lower-case name such as billing.charge.v1")
-	case strings.HasPrefix(typ, Prefix) && !slices.Contains(own, typ):
+	case strings.HasPrefix(typ, naming.Engine) && !slices.Contains(own, typ):
 		c.bad("RUN_TYPE", path, fmt.Sprintf("%q is the engine's own and no step", typ),
-			fmt.Sprintf("to start a process use call; the steps there are of this kind are %q and %q", messageType, signalType))
+			fmt.Sprintf("to start a process use call; the only steps of this kind are %q and %q", messageType, signalType))
 	}
 }
 
@@ -224,24 +229,24 @@ func (c *compiler) name(path, name string) {
 	}
 }
 
-// failure checks what a failure is to do.
+// failure checks a value of Failure.
 func (c *compiler) failure(path string, f Failure) {
 	if f != "" && f != OpenIncident && f != FailInstance {
 		c.bad("FAILURE", path, fmt.Sprintf("%.40q is neither incident nor fail", string(f)), "use one of them, or leave it out for incident")
 	}
 }
 
-// longestPause is the most that a step may wait between two attempts.
+// longestPause is the longest pause that a definition may set between two attempts of a step.
 const longestPause = 365 * 24 * time.Hour
 
-// retry checks how often a step is tried.
+// retry checks the retry policy of a node, in its long or its short form.
 func (c *compiler) retry(path string, def *Node) {
 	r := RetryPolicy{Attempts: def.Attempts}
 	at := path + "/attempts"
 	if def.Retry != nil {
 		r, at = *def.Retry, path+"/retry/attempts"
 		if def.Attempts != 0 {
-			c.bad("ATTEMPTS", path+"/attempts", "retry says it, too", "say it in retry alone")
+			c.bad("ATTEMPTS", path+"/attempts", "retry sets it, too", "set it in retry only")
 		}
 	}
 	if r.Attempts < 0 || r.Attempts > 1000 {
@@ -260,7 +265,7 @@ func (c *compiler) retry(path string, def *Node) {
 	}
 }
 
-// attempts returns how often the node's runs may be started; 0: as their policy says.
+// attempts returns how often the node's runs may be started; 0: as the policy of their type says.
 func (n *node) attempts() int {
 	if n.Retry != nil {
 		return n.Retry.Attempts
@@ -268,6 +273,7 @@ func (n *node) attempts() int {
 	return n.Attempts
 }
 
+// expression compiles an expression; it returns nil if there is none, or if it is wrong.
 func (c *compiler) expression(path, text string, in use) *expression {
 	if text == "" {
 		return nil
@@ -296,7 +302,7 @@ func (c *compiler) mappings(path string, from map[string]string, in use) (all []
 	return all
 }
 
-// tie ties a node's edges to other nodes.
+// tie connects a node's edges to the nodes that they name, and checks what depends on these.
 func (c *compiler) tie(n *node) {
 	path, used := c.paths[n], map[string]int{}
 	to := func(at, name string) *edge {
@@ -351,16 +357,15 @@ func (c *compiler) tie(n *node) {
 	}
 }
 
-// nearest asks whether the node with the most similar name is meant, or says what to do if there is
-// none.
+// nearest suggests the node with the most similar name as a fix. If no name is similar, it returns otherwise.
 func (c *compiler) nearest(name, otherwise string) string {
-	if c.asked++; c.asked > 100 || len(name) > maxName { // looking is dear, and who has mistyped so much needs other help
+	if c.asked++; c.asked > 100 || len(name) > maxName { // each search compares all names: 100 suggestions are enough
 		return otherwise
 	}
 	best, least := "", 1+len(name)/3
 	for _, n := range c.p.list {
 		if len(n.name) > len(name)+least || len(n.name)+least < len(name) {
-			continue // further than that
+			continue // the lengths alone differ by more than least
 		}
 		if d := spelling.Distance(strings.ToLower(name), strings.ToLower(n.name)); d <= least && (best == "" || d < least) {
 			best, least = n.name, d
@@ -372,7 +377,8 @@ func (c *compiler) nearest(name, otherwise string) string {
 	return fmt.Sprintf("did you mean %q?", best)
 }
 
-// there reports whether a name was given to a node, usable or not.
+// there reports whether the definition has a node of this name, even if that node is invalid: then its error is reported
+// elsewhere, and edges to it are not errors of their own.
 func (c *compiler) there(name string) bool {
 	var in func(all map[string]*Node) bool
 	in = func(all map[string]*Node) bool {
@@ -386,7 +392,7 @@ func (c *compiler) there(name string) bool {
 	return in(c.p.Definition.Nodes)
 }
 
-// handlers checks and ties what else may happen at a node.
+// handlers checks and ties the boundary events of a node.
 func (c *compiler) boundaries(n *node, path string, to func(at, name string) *edge) {
 	seen := map[string]bool{}
 	for i := range n.On {
@@ -394,7 +400,7 @@ func (c *compiler) boundaries(n *node, path string, to func(at, name string) *ed
 		kinds := count(h.Error != "") + count(h.After > 0) + count(h.Every > 0) + count(h.Message != "")
 		switch {
 		case kinds != 1:
-			c.bad("HANDLER", path+at, "it needs one of error, after, every and message, and times are more than 0", "say when this edge is taken")
+			c.bad("HANDLER", path+at, "it needs one of error, after, every and message, and durations greater than 0", "say when this edge is taken")
 		case h.Error != "":
 			if !n.verb.fails {
 				c.bad("MISPLACED", path+at+"/error", fmt.Sprintf("a %s does not fail", n.kind), "remove it")
@@ -411,7 +417,7 @@ func (c *compiler) boundaries(n *node, path string, to func(at, name string) *ed
 		case h.Every > 0 && h.Every < Duration(time.Second):
 			c.bad("HANDLER", path+at+"/every", fmt.Sprintf("%s is too short", h.Every), "use a second or more")
 		}
-		if kinds == 1 && (h.Message != "" || h.After > 0 && !h.Keep) { // of two that stay each is taken
+		if kinds == 1 && (h.Message != "" || h.After > 0 && !h.Keep) { // two timers that let the token stay are both taken, so both make sense
 			what, kind := "after "+h.After.String(), "time"
 			if h.Message != "" {
 				what, kind = fmt.Sprintf("message %q %q", h.Message, h.Key), "message"
@@ -429,6 +435,7 @@ func (c *compiler) boundaries(n *node, path string, to func(at, name string) *ed
 	}
 }
 
+// count returns 1 for true and 0 for false.
 func count(b bool) int {
 	if b {
 		return 1

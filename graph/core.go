@@ -8,10 +8,13 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// The core: what an instance is, as far as it has to be known, and how one event changes it.
-// It knows no database, no clock, and draws no ids: what is new has none until it is written.
+// The core decides how one event changes an instance. It uses no database and no clock and draws no ids: what is new
+// gets its id when it is written.
+//
+// Each method below that is an event moves the token that it is about, and with it all tokens that can move on, until
+// each of them waits or has ended. Then it calls settle, which finds out what that means for the instance as a whole.
 
-// begin places the first token.
+// begin places the first token at the start node.
 func (i *instance) begin() error {
 	if err := json.Unmarshal(i.input, &i.facts.input); err != nil {
 		return err
@@ -23,7 +26,7 @@ func (i *instance) begin() error {
 	return nil
 }
 
-// done moves a token whose step, by this run, has succeeded.
+// done moves a token whose step has succeeded with a result. by is the run of the step.
 func (i *instance) done(t *token, by runRef, result json.RawMessage) {
 	i.changes.touched = true
 	if t.hasItem {
@@ -39,14 +42,13 @@ func (i *instance) done(t *token, by runRef, result json.RawMessage) {
 	i.settle()
 }
 
-// mappingFailed is the incident of a step that is done, and whose result is not what its mapping
-// expects.
+// mappingFailed is the code of the incident of a step that is done and whose result its mapping (Out) refuses.
 const mappingFailed = "mapping_failed"
 
-// outputFailed is the incident of an instance that has nothing left to do but to tell its output.
+// outputFailed is the code of the incident of an instance that is done except for its output, which cannot be evaluated.
 const outputFailed = "output_failed"
 
-// goOn leads a token on from a node that is done.
+// goOn leads a token on from a node that has completed.
 func (i *instance) goOn(t *token) {
 	i.event(t, "node.completed", nil)
 	if t.node.attached() {
@@ -55,23 +57,22 @@ func (i *instance) goOn(t *token) {
 	i.leave(t, t.node.next)
 }
 
-// A problem is what a step, or what a token waits for, has failed with for good.
+// A problem is an error with which a step, or something else that a token waits for, has failed for good.
 type problem struct {
 	code, message string
-	declared      bool // by the handler: no further attempt can cure it
-	done          bool // only its result was refused
+	declared      bool // the handler has marked it with run.Permanent
+	done          bool // the step has done its work, but the database refused its result
 }
 
-// failed is what happens when a token's step has failed for good. The token takes the edge for the error. If there
-// is none, the instance fails where that is declared, by the handler or by the process; else the token stays with an
-// incident.
+// failed handles a step that has failed for good. The token takes the innermost error edge for the code. If there is
+// none, the instance fails if the handler or the definition says so. Otherwise the token stays with an incident.
 func (i *instance) failed(t *token, p problem) {
 	i.changes.touched = true
 	if !t.hasItem {
 		i.know(t.node.name, failure(p.code, p.message))
 	}
 	i.event(t, "node.failed", map[string]any{"code": p.code})
-	if list := i.progressOf(t.group); t.hasItem && list != nil && list.over { // nobody waits for it any more
+	if list := i.progressOf(t.group); t.hasItem && list != nil && list.over { // the list has led on with enough results: the error matters to nobody
 		if i.live == 1 {
 			i.finish(t)
 		} else {
@@ -93,11 +94,13 @@ func (i *instance) failed(t *token, p problem) {
 	i.settle()
 }
 
-// ownCodes are those of incidents for which a retry does something else than the step anew: a handler's error that has
-// one is told of as handler_error.
+// ownCodes are the codes of incidents for which retry does something other than execute the step anew. A handler may
+// return an error with such a code. Its incident gets the code handler_error instead, so that retry does not mistake it
+// for the engine's.
 var ownCodes = map[string]bool{mappingFailed: true, outputFailed: true, listBroken: true, compensationFailed: true, "not_settled": true, "not_leased": true, "not_reached": true}
 
-// failedUnheard is the same, where it is no run of the token's that tells of the failure.
+// failedUnheard is failed for a failure that no run of the token records. Expressions read failures from runs, so this
+// one is stored on its own.
 func (i *instance) failedUnheard(t *token, p problem) {
 	if !t.hasItem {
 		i.changes.failures = append(i.changes.failures, failed{t.node.name, p.code, p.message})
@@ -105,8 +108,9 @@ func (i *instance) failedUnheard(t *token, p problem) {
 	i.failed(t, p)
 }
 
-// caught has an error taken by the innermost edge for it: of the node, of what it lies within, and
-// so on. It reports whether there is one.
+// caught lets the innermost error edge for a code take the error: an edge of the node, of the scope or each around it,
+// and so on outwards. It reports whether there is one. An edge of a scope or each ends all tokens within, and leads its
+// host on.
 func (i *instance) caught(t *token, code string) bool {
 	if e := t.node.errorEdge(code); e != nil && !t.hasItem {
 		i.detach(t)
@@ -118,7 +122,7 @@ func (i *instance) caught(t *token, code string) bool {
 			continue
 		}
 		if e := g.host.node.errorEdge(code); e != nil {
-			g.leadsNobody = true // t may be the last in it
+			g.leadsNobody = true // t may be the last token in it, and the host takes the error edge instead
 			i.setState(t, tokenFailed)
 			i.detach(g.host)
 			i.endInside(g.host)
@@ -129,8 +133,10 @@ func (i *instance) caught(t *token, code string) bool {
 	return false
 }
 
-// conclude ends the instance for good, by somebody's decision.
-func (i *instance) conclude(to Status, reason string, undo bool) {
+// conclude cancels or fails the instance because somebody has asked for it. With undo, what was done is undone first. A
+// new token does that, because the present ones may not be loaded. It is placed at the start node only because a token
+// has to be at some node.
+func (i *instance) conclude(to status, reason string, undo bool) {
 	i.changes.touched = true
 	if undo && i.process.undoes {
 		t := i.newToken(nil)
@@ -142,20 +148,21 @@ func (i *instance) conclude(to Status, reason string, undo bool) {
 	i.settle()
 }
 
-// strand opens an incident where what would have moved a token is not what the engine made: to try again is to enter the node again.
+// strand opens an incident for a token whose run, the only one that would have moved it, has a payload that the engine
+// did not write. A retry enters the node again.
 func (i *instance) strand(t *token, code, message string) {
 	i.changes.touched = true
 	i.stop(t, code, message)
 	i.settle()
 }
 
-// retry lets a token that an incident with this code stopped try again. With force a join goes on
-// with those that have come.
+// retry retries what an incident with this code has stopped. What is done is not done again: after mapping_failed, for
+// example, only the mapping is evaluated anew. With force, a join fires with the tokens that have arrived.
 func (i *instance) retry(t *token, code string, force bool) {
 	i.changes.touched = true
 	if t.stopped {
 		i.resolve(t)
-	} else { // the incident is of all who wait at joins
+	} else { // join_unsatisfiable is one incident for all tokens that wait at joins
 		i.incidents--
 	}
 	switch {
@@ -164,17 +171,17 @@ func (i *instance) retry(t *token, code string, force bool) {
 		waits := j.holds(t)
 		j.forced, j.expected = true, j.joined
 		i.fire(j)
-		if waits { // as one of those that did
+		if waits { // fire has counted t with the others that waited, so setState would count it twice
 			t.state, t.joining = tokenCompleted, false
 		}
-	case t.joining: // whether the others can come now is found out below
+	case t.joining: // settle opens the incident again if the others still cannot arrive
 	case t.mode == compensation:
 		i.setState(t, tokenReady)
 		i.changes.undoAgain = true
 		i.askDebt(t, 0, 0)
-	case code == outputFailed: // all is done but this, or is to end with it
+	case code == outputFailed: // t is the last token, or terminates the instance
 		i.finish(t)
-	case t.hasItem && code == listBroken: // it is done, and is not done again
+	case t.hasItem && code == listBroken: // the element is done, and is not done again
 		i.itemDone(t)
 	case t.hasItem:
 		i.startItem(t, t.element)
@@ -182,11 +189,11 @@ func (i *instance) retry(t *token, code string, force bool) {
 		if _, known := i.facts.steps[t.node.name]; known {
 			i.goOn(t)
 		} else {
-			i.stop(t, mappingFailed, "its result is what it was; correct it with SELECT process_correct(…), then retry")
+			i.stop(t, mappingFailed, "its result is unchanged; correct it with SELECT process_correct(…), then retry")
 		}
-	case code == settling.CodeResult: // likewise
+	case code == settling.CodeResult: // the step is done, too
 		if failedAs(i.facts.steps[t.node.name]) == settling.CodeResult {
-			i.stop(t, settling.CodeResult, "its result is refused as it was; correct it with SELECT process_correct(…), then retry")
+			i.stop(t, settling.CodeResult, "its result is still refused; correct it with SELECT process_correct(…), then retry")
 		} else {
 			i.goOn(t)
 		}
@@ -197,32 +204,34 @@ func (i *instance) retry(t *token, code string, force bool) {
 	i.settle()
 }
 
-// settle finds out what the instance is now, after all tokens have moved as far as they go.
+// settle determines the status of the instance, after all tokens have moved as far as they can. Before that it does
+// what depends on all tokens: hosts of empty scopes lead on, and taken joins fire if nobody else can arrive. Each may
+// make the other possible, so settle repeats both until nothing changes.
 func (i *instance) settle() {
 	for again := true; again; {
 		again = i.drain()
 		i.fireTaken()
 		again = again || len(i.drains) > 0
 	}
-	// One that was about to undo something, and has been ended since: it is owed still.
+	// If a token that was about to undo a step has ended since, its record stays open for the next one that undoes.
 	i.changes.undo = filter(i.changes.undo, func(u undo) bool { return alive(u.token.state) > 0 })
 	switch {
-	case i.status.Final():
+	case i.status.final():
 	case i.live == 0:
-		i.become(Completed, "")
+		i.become(statusCompleted, "")
 	case i.live == i.joining+i.hosts() && i.joining > 0 && i.incidents == 0:
 		i.unsatisfiable()
-		i.become(Waiting, "")
+		i.become(statusWaiting, "")
 	case i.ready > 0:
-		i.become(InProgress, "")
+		i.become(statusInProgress, "")
 	default:
-		i.become(Waiting, "")
+		i.become(statusWaiting, "")
 	}
-	i.moves, *i.facts.spent = 0, 0 // one of many events in a batch is not charged for the others
+	i.moves, *i.facts.spent = 0, 0 // the limits are for one event: how many are settled together must not decide whether one of them fails
 }
 
-// hosts counts the tokens that stand for others in a scope: they move when these do. With scopes
-// every live token is known.
+// hosts counts the hosts of scopes that only the tokens within can move. If all of those wait at joins, the hosts are
+// stuck, too. If the process has scopes, every live token is loaded, so none is missed.
 func (i *instance) hosts() (n int) {
 	if !i.process.survey {
 		return 0
@@ -235,26 +244,28 @@ func (i *instance) hosts() (n int) {
 	return n
 }
 
-// movable reports whether something else than the tokens within may move a token on from a scope, or
-// send another one on from it.
+// movable reports whether a timer or message may still lead the host of a scope on, or send another token on from there.
 func (i *instance) movable(t *token) bool {
 	return t.ticks || slices.ContainsFunc(t.node.boundaries, boundary.endless) ||
 		slices.ContainsFunc(i.changes.steps, func(s step) bool { return s.token == t })
 }
 
-func (i *instance) become(to Status, reason string) {
+// become changes the status. Transitions that the state machine does not have are taken in two steps, by way of
+// IN_PROGRESS.
+func (i *instance) become(to status, reason string) {
 	if i.status == to {
 		return
 	}
-	if i.status == Created && to != Cancelled || i.status == Waiting && to == Completed { // by way of going on
-		if to != InProgress {
-			i.become(InProgress, "")
+	if i.status == statusCreated && to != statusCancelled || i.status == statusWaiting && to == statusCompleted {
+		if to != statusInProgress {
+			i.become(statusInProgress, "")
 		}
 	}
 	i.changes.history = append(i.changes.history, transition{i.status, to, reason})
 	i.status = to
 }
 
+// event adds an event of a token at its node.
 func (i *instance) event(t *token, name string, data map[string]any) {
 	i.changes.events = append(i.changes.events, event{token: t, name: name, node: t.node.name, data: data})
 }

@@ -11,41 +11,43 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Play is an instance that lives in memory: what the shell does in the database between two
-// decisions of the core is done here by hand.
+// A Play is an instance that lives in memory. Between two decisions of the core it does what the shell does in the
+// database.
 type Play struct {
-	Story []string // what was decided, in words
+	Story []string // the text of each decision
 
 	i        *instance
 	tokens   []*token
 	numbers  map[*token]int
 	arrivals map[*joining][]*token
 	lists    map[*progress][]json.RawMessage
-	open     []open // what may happen next
+	open     []open // the events that may happen next
 	records  []*owed
 	runs     int
 
-	narrow bool // it knows no more than would be loaded
+	narrow bool // each decision knows only what would be loaded for it
 	facts  map[string]any
 	joins  map[joinKey]*joining
 	has    map[*joining]map[string]bool
 }
 
-// open is something that waits to happen: a run, a message, a task, or a child's end.
+// An open is an event that may happen: the end of a run, a message, the completion of a task, or the end of a called
+// instance.
 type open struct {
 	token *token
 	place string
 	kind  string
-	owed  *owed // that this undoes
+	owed  *owed // for an undo step: the record that it undoes
 }
 
+// An owed is a compensation record. given: its undo step was started.
 type owed struct {
 	record
 	undone, given bool
 }
 
-// NewNarrowPlay begins an instance that in each decision knows no more than is loaded for the tokens
-// that are settled.
+// NewNarrowPlay starts an instance in which each decision knows only what the shell would load for the tokens that are
+// settled.
 func NewNarrowPlay(d *Definition, input map[string]any) (*Play, error) {
 	p, err := NewPlay(d, input)
 	if err == nil {
@@ -54,14 +56,14 @@ func NewNarrowPlay(d *Definition, input map[string]any) (*Play, error) {
 	return p, err
 }
 
-// NewPlay begins an instance.
+// NewPlay starts an instance in which each decision knows everything.
 func NewPlay(d *Definition, input map[string]any) (*Play, error) {
 	process, _, err := Compile(d)
 	if err != nil {
 		return nil, err
 	}
 	p := &Play{i: newInstance(), numbers: map[*token]int{}, arrivals: map[*joining][]*token{}, lists: map[*progress][]json.RawMessage{}}
-	p.i.process, p.i.status, p.i.facts.input = process, Created, input
+	p.i.process, p.i.status, p.i.facts.input = process, statusCreated, input
 	if p.i.input, err = json.Marshal(input); err != nil {
 		return nil, err
 	}
@@ -71,13 +73,13 @@ func NewPlay(d *Definition, input map[string]any) (*Play, error) {
 	return p, p.commit()
 }
 
-// Tokens counts those that there have been.
+// Tokens returns how many tokens the instance has had.
 func (p *Play) Tokens() int { return len(p.tokens) }
 
-// Next has something happen, which choose draws, or several things in one decision. It reports
-// whether there was anything.
+// Next makes one or more open events, which choose draws, happen in one decision. It reports whether there was an open
+// event.
 func (p *Play) Next(choose func(n int) int) (bool, error) {
-	if p.i.status.Final() || len(p.open) == 0 {
+	if p.i.status.final() || len(p.open) == 0 {
 		return false, nil
 	}
 	var batch []open
@@ -90,8 +92,8 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 		p.forget(batch)
 	}
 	for _, o := range batch {
-		if !p.i.status.Final() && p.i.ending == "" && choose(40) == 0 {
-			p.i.conclude(Cancelled, "no more", choose(2) == 0)
+		if !p.i.status.final() && p.i.ending == "" && choose(40) == 0 {
+			p.i.conclude(statusCancelled, "no more", choose(2) == 0)
 		}
 		p.happen(choose, o)
 	}
@@ -101,8 +103,9 @@ func (p *Play) Next(choose func(n int) int) (bool, error) {
 	return true, p.commit()
 }
 
-// Do has something happen, in one decision: done NODE [RESULT], fail NODE CODE [declared], happens NODE PLACE, undone,
-// retry NODE CODE, cancel [undo]; or several, divided by semicolons. Place is of what is attached to the node, such as on/0 or race/1.
+// Do executes a command in one decision: done NODE [RESULT], fail NODE CODE [declared], happens NODE PLACE, undone,
+// retry NODE CODE, or cancel [undo]; or several commands, separated by semicolons. PLACE names what is attached to the
+// node, such as on/0 or race/1.
 func (p *Play) Do(line string) error {
 	for _, command := range strings.Split(line, ";") {
 		word := append(strings.SplitN(strings.TrimSpace(command), " ", 4), "", "", "", "")
@@ -144,7 +147,7 @@ func (p *Play) Do(line string) error {
 				}
 			}
 		case "cancel":
-			p.i.conclude(Cancelled, "no more", node == "undo")
+			p.i.conclude(statusCancelled, "no more", node == "undo")
 		default:
 			err = fmt.Errorf("%s: what is that?", command)
 		}
@@ -155,7 +158,7 @@ func (p *Play) Do(line string) error {
 	return p.commit()
 }
 
-// forget leaves of what is known what would be loaded for a batch.
+// forget removes from the instance what would not be loaded for a batch.
 func (p *Play) forget(batch []open) {
 	edges, reads, joins, all := map[string]bool{}, map[string]bool{}, map[string]bool{}, p.i.process.survey
 	for _, o := range batch {
@@ -179,12 +182,12 @@ func (p *Play) forget(batch []open) {
 		p.has[j] = maps.Clone(j.has)
 		maps.DeleteFunc(j.has, func(edge string, _ bool) bool { return !edges[edge] })
 		if !slices.ContainsFunc(j.node.incoming, func(e *edge) bool { return edges[e.id] }) && !j.node.Join.Taken {
-			clear(j.waiting) // nobody can come
+			clear(j.waiting) // no token of the batch can arrive
 		}
 	}
 }
 
-// remember brings back what forget has left out.
+// remember restores what forget has removed.
 func (p *Play) remember() {
 	maps.Copy(p.facts, p.i.facts.steps)
 	p.i.facts.steps = p.facts
@@ -198,6 +201,7 @@ func (p *Play) remember() {
 	}
 }
 
+// happen makes an event happen; choose draws whether a step fails.
 func (p *Play) happen(choose func(n int) int, o open) {
 	p.runs++
 	run := uuid.UUID{byte(p.runs >> 8), byte(p.runs)}
@@ -206,7 +210,7 @@ func (p *Play) happen(choose func(n int) int, o open) {
 		o.owed.undone = true
 	}
 	switch {
-	case p.i.passed(o.token): // it comes too late
+	case p.i.passed(o.token): // the event is late
 	case o.kind == "undo":
 		p.debt(o.token)
 		p.i.undone(o.token, run, 0)
@@ -219,7 +223,7 @@ func (p *Play) happen(choose func(n int) int, o open) {
 	}
 }
 
-// debt looks for what a token undoes next.
+// debt sets which record a token undoes next, as askDebts does.
 func (p *Play) debt(t *token) {
 	clear(p.i.debts)
 	p.i.undoing = false
@@ -231,7 +235,7 @@ func (p *Play) debt(t *token) {
 	}
 }
 
-// commit does what writing and loading again would do, and counts.
+// commit does what writing and loading the instance would do, and checks its counts.
 func (p *Play) commit() error {
 	i, c := p.i, p.i.changes
 	for _, t := range c.tokens {
@@ -297,7 +301,8 @@ func (p *Play) commit() error {
 	return p.balanced()
 }
 
-// attached is what may happen now: what was begun, less what belongs to tokens that have left.
+// attached updates the open events: it adds those that the decision began, and removes those of tokens that left or
+// ended.
 func (p *Play) attached() error {
 	c := p.i.changes
 	gone := map[*token]bool{}
@@ -353,7 +358,8 @@ func (p *Play) attached() error {
 	return nil
 }
 
-// tell adds to the story everything that is to be written, with tokens by their numbers.
+// tell adds to the story everything that the decision writes. Tokens appear as numbers, in the order in which they were
+// made.
 func (p *Play) tell() {
 	var all []string
 	say := func(format string, args ...any) { all = append(all, strings.TrimSpace(fmt.Sprintf(format, args...))) }
@@ -424,7 +430,8 @@ func (p *Play) tell() {
 	p.Story = append(p.Story, strings.Join(all, "\n"))
 }
 
-// balanced compares what the instance and its groups have counted with the tokens that there are.
+// balanced returns an error if the counts of the instance and its groups differ from the numbers of tokens, or if the
+// instance is open but nothing can happen and no incident says why.
 func (p *Play) balanced() error {
 	live, ready, joining := 0, 0, 0
 	groups, within := map[*group]int{}, map[*group]bool{}
@@ -449,10 +456,10 @@ func (p *Play) balanced() error {
 	if i := p.i; live != i.live || ready != i.ready || joining != i.joining {
 		return fmt.Errorf("live %d, ready %d, joining %d: counted %d, %d, %d", live, ready, joining, i.live, i.ready, i.joining)
 	}
-	if p.i.status.Final() != (live == 0) {
+	if p.i.status.final() != (live == 0) {
 		return fmt.Errorf("%d live tokens in a %s instance", live, p.i.status)
 	}
-	if p.i.status.Final() || p.i.ending != "" { // groups do not matter any more
+	if p.i.status.final() || p.i.ending != "" { // the groups of an ending instance are not counted any more
 		return nil
 	}
 	for g := range within {
@@ -471,7 +478,7 @@ func (p *Play) balanced() error {
 	return nil
 }
 
-// Stopped names the nodes where live tokens are that an incident stops.
+// Stopped returns the nodes of the live tokens that an incident stops.
 func (p *Play) Stopped() (nodes []string) {
 	for _, t := range p.tokens {
 		if t.stopped && alive(t.state) > 0 {
@@ -481,7 +488,7 @@ func (p *Play) Stopped() (nodes []string) {
 	return nodes
 }
 
-// Retry retries the incident of the token at a node.
+// Retry retries the incidents of the tokens at a node.
 func (p *Play) Retry(node, code string) error {
 	for _, t := range p.tokens {
 		if t.stopped && t.node.name == node {
@@ -491,26 +498,26 @@ func (p *Play) Retry(node, code string) error {
 	return p.commit()
 }
 
-// FailAndCancel has the step at a node fail, and the instance be cancelled, in one decision. It
-// returns how many incidents are left open.
+// FailAndCancel fails the step at a node and cancels the instance, in one decision. It returns how many incidents are
+// left open.
 func (p *Play) FailAndCancel(node string) (incidents int, err error) {
 	for _, t := range p.tokens {
 		if t.node.name == node && alive(t.state) > 0 {
 			p.i.failed(t, problem{code: "no", message: "it was told to fail", declared: true})
 		}
 	}
-	p.i.conclude(Cancelled, "no more", false)
+	p.i.conclude(statusCancelled, "no more", false)
 	return p.i.incidents + len(p.i.changes.incidents), p.commit()
 }
 
-// ChooseAndCancel has a token choose what to undo next, and the instance be cancelled, in one
-// decision. It reports whether the undo step is begun all the same.
+// ChooseAndCancel lets a token choose what to undo next, and cancels the instance, in one decision. It reports whether
+// the undo step is started.
 func (p *Play) ChooseAndCancel(compensate bool) (begun bool) {
 	for _, o := range p.open {
 		if o.kind == "undo" {
 			p.debt(o.token)
 			p.i.undone(o.token, uuid.UUID{1}, 0)
-			p.i.conclude(Cancelled, "no more", compensate)
+			p.i.conclude(statusCancelled, "no more", compensate)
 			return len(p.i.changes.undo) > 0
 		}
 	}

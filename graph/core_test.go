@@ -11,9 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// The same process and the same events lead to the same decisions, even if no more is known than is
-// loaded for them; and after each of them the instance has counted the tokens that there are, and
-// something can move or an incident says why.
+// The same process and the same events lead to the same decisions, whether the core knows the whole instance or only
+// what is loaded for these events. After each decision the counts of the instance equal the numbers of its tokens, and
+// an open instance has an event that can happen or an incident.
 func TestCore(t *testing.T) {
 	finished := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -52,7 +52,7 @@ func TestCore(t *testing.T) {
 	}
 }
 
-// A branch that has been ended while its siblings set out does not set out any more.
+// A branch of a fork that is ended while the branches before it are entered is not entered.
 func TestEndedBranchStaysEnded(t *testing.T) {
 	for name, nodes := range map[string]string{
 		"the scope is terminated": `"S": {"scope": {"start": "F", "nodes": {
@@ -78,7 +78,7 @@ func TestEndedBranchStaysEnded(t *testing.T) {
 	}
 }
 
-// An undo step that was chosen in the decision that ends its token is not begun.
+// An undo step is not started if the decision that chose it also ends its token.
 func TestUndoOfWhatEnds(t *testing.T) {
 	for _, compensate := range []bool{false, true} {
 		d, err := graph.Parse([]byte(`{"process": "p", "version": 1, "start": "A", "nodes": {
@@ -99,8 +99,8 @@ func TestUndoOfWhatEnds(t *testing.T) {
 	}
 }
 
-// A token that a join has led on may be one too many for a loop: when it is tried again it goes on
-// from where it stands, and does not arrive at the join once more.
+// A token that reaches the loop limit behind a join continues, when its incident is retried, from the node where it
+// stopped. It does not arrive at the join again.
 func TestLoopLimitBehindAJoin(t *testing.T) {
 	p := played(t, `{"process": "p", "version": 1, "start": "A", "nodes": {
 		"A": {"choose": [{"if": "false", "to": "E"}], "else": "B"}, "B": {"choose": [{"if": "false", "to": "E"}], "else": "F"}, "E": {"end": true},
@@ -115,7 +115,7 @@ func TestLoopLimitBehindAJoin(t *testing.T) {
 	}
 }
 
-// played is an instance of a process, as far as it goes by itself.
+// played starts an instance of a process in memory and returns it after its first decision.
 func played(t *testing.T, text string, input map[string]any) *graph.Play {
 	t.Helper()
 	d, err := graph.Parse([]byte(text))
@@ -129,7 +129,7 @@ func played(t *testing.T, text string, input map[string]any) *graph.Play {
 	return p
 }
 
-// An incident that was opened in the decision that ends its instance is not left open.
+// An incident that is opened in the decision that ends its instance is not left open.
 func TestIncidentOfWhatEnds(t *testing.T) {
 	p := played(t, `{"process": "p", "version": 1, "start": "F", "nodes": {"F": {"fork": ["a", "J"]}, "J": {"join": "all"}, "E": {"end": true},
 		"a": {"do": "t.a", "to": "J", "on": [{"error": "no", "to": "E"}]}}}`, map[string]any{})

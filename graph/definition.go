@@ -11,86 +11,88 @@ import (
 )
 
 // A Definition is a process as its author wrote it: named nodes, each with the edges that leave
-// it. It never changes; an edited process is another version.
+// it. A deployed definition never changes; an edited one is deployed as a higher version.
 type Definition struct {
 	Process string           `json:"process"`          // its name, such as order
 	Version int              `json:"version"`          // from 1
-	Lang    string           `json:"lang,omitzero"`    // of its expressions: cel, the default
+	Lang    string           `json:"lang,omitzero"`    // the language of its expressions: cel, which is also the default
 	Start   string           `json:"start"`            // the node where an instance starts
-	Output  string           `json:"output,omitzero"`  // of an instance that completes: an expression; none: null
-	Failure Failure          `json:"failure,omitzero"` // what a step's failure does that no edge takes; none: OpenIncident
+	Output  string           `json:"output,omitzero"`  // an expression, the output of an instance that completes; empty: null
+	Failure Failure          `json:"failure,omitzero"` // what a failure does that no error edge takes; empty: OpenIncident
 	Nodes   map[string]*Node `json:"nodes"`
 
-	zeros []string // places where the text has a number that is 0, which would be lost
+	zeros []string // JSON pointers of the numbers that are 0 in the text, see zeros
 }
 
-// A Node has exactly one verb, which says what it is.
+// A Node has exactly one verb, the key that says what the node is. The verbs are Do to Terminate; the other keys refine
+// it.
 type Node struct {
 	Do        string   `json:"do,omitzero"`        // a step: the type of the run that does it
-	Choose    []Way    `json:"choose,omitzero"`    // the first way whose condition is true, or Else
-	Any       []Way    `json:"any,omitzero"`       // all ways whose conditions are true, at once, or Else
-	Fork      []string `json:"fork,omitzero"`      // all of these nodes, at once
+	Choose    []Way    `json:"choose,omitzero"`    // exclusive gateway: the first way whose condition is true, or Else
+	Any       []Way    `json:"any,omitzero"`       // inclusive gateway: all ways whose conditions are true, at once, or Else
+	Fork      []string `json:"fork,omitzero"`      // parallel gateway: all of these nodes, at once
 	Join      *Join    `json:"join,omitzero"`      // where branches meet
-	Wait      *Wait    `json:"wait,omitzero"`      // lets time pass
+	Wait      *Wait    `json:"wait,omitzero"`      // waits for a time
 	Await     *Await   `json:"await,omitzero"`     // waits for a message or a signal
-	Race      []string `json:"race,omitzero"`      // waits for the first of several wait and await nodes
+	Race      []string `json:"race,omitzero"`      // event-based gateway: waits for the first of several wait and await nodes
 	Human     *Human   `json:"human,omitzero"`     // a task for a person
-	Call      *Call    `json:"call,omitzero"`      // an instance of another process
+	Call      *Call    `json:"call,omitzero"`      // starts an instance of another process and waits for its end
 	Each      *Each    `json:"each,omitzero"`      // a step for each element of a list
 	Scope     *Scope   `json:"scope,omitzero"`     // a part of the process that can be interrupted as a whole
-	Throw     *Throw   `json:"throw,omitzero"`     // undoes what was done, or fails the instance
-	End       bool     `json:"end,omitzero"`       // ends its token; with the last one the instance completes
-	Terminate bool     `json:"terminate,omitzero"` // completes the scope or the instance, whatever else moves in it
+	Throw     *Throw   `json:"throw,omitzero"`     // undoes what was done, or raises an error
+	End       bool     `json:"end,omitzero"`       // ends its token; the instance completes with its last token
+	Terminate bool     `json:"terminate,omitzero"` // completes its scope, or the instance, and ends all other tokens there
 
-	In       map[string]string `json:"in,omitzero"`       // what a step, task or call is given, by key, as expressions; none: the instance's input
-	Out      map[string]string `json:"out,omitzero"`      // what is kept of a result, by key, as expressions over result; none: the result
-	Attempts int               `json:"attempts,omitzero"` // of a step: the short form of Retry with nothing else
-	Retry    *RetryPolicy      `json:"retry,omitzero"`    // of a step: how often it is tried; nil: as the policy of its type says
-	Failure  Failure           `json:"failure,omitzero"`  // of a step, call or each, that no edge takes; none: as the definition says
+	In       map[string]string `json:"in,omitzero"`       // what a step, task or call is given: expressions by key; empty: the instance's input, in an each the element
+	Out      map[string]string `json:"out,omitzero"`      // what is kept of the result: expressions over result, by key; empty: all of it
+	Attempts int               `json:"attempts,omitzero"` // of a step or each: short for a Retry with Attempts alone
+	Retry    *RetryPolicy      `json:"retry,omitzero"`    // of a step or each: how often it is tried; nil: as the policy of its type says
+	Failure  Failure           `json:"failure,omitzero"`  // of a step, call or each: what a failure does that no error edge takes; empty: as the definition says
 	Undo     string            `json:"undo,omitzero"`     // of a step: the type of the run that undoes it
-	On       []Boundary        `json:"on,omitzero"`       // what else may happen while the token is here
+	On       []Boundary        `json:"on,omitzero"`       // boundary events: what else may happen while the token is here
 	Else     string            `json:"else,omitzero"`     // of choose and any: where to go if no condition is true
-	To       string            `json:"to,omitzero"`       // the next node; none: the token ends here
+	To       string            `json:"to,omitzero"`       // the next node; empty: the token ends here
 }
 
-// A Failure says what becomes of an instance when something in it fails for good and no edge takes the error. A
-// handler that returns run.Permanent fails the instance, whatever this says.
+// A Failure says what becomes of an instance when something in it fails for good and no error edge takes the error. An
+// error that a handler marks with run.Permanent always fails the instance.
 type Failure string
 
-// What a failure may do.
+// The values of Failure.
 const (
-	OpenIncident Failure = "incident" // the token stays where it is until an operator lets it try again; all else goes on
-	FailInstance Failure = "fail"     // the instance undoes what it has done, and is FAILED
+	OpenIncident Failure = "incident" // the token stays where it is until an operator retries it; all other tokens continue
+	FailInstance Failure = "fail"     // the instance undoes what it has done and becomes FAILED
 )
 
-// A RetryPolicy says how often a step is tried. What it leaves out, the policy of the step's type says.
+// A RetryPolicy says how often a step is tried. A field that is zero is taken from the policy of the step's type.
 type RetryPolicy struct {
-	Attempts int      `json:"attempts,omitzero"` // the most starts, 1 to 1000; 3 means the policy, too
-	Base     Duration `json:"base,omitzero"`     // the pause before the second attempt; it doubles with each one
-	Cap      Duration `json:"cap,omitzero"`      // the longest pause, jitter of up to a half aside
+	Attempts int      `json:"attempts,omitzero"` // the maximum number of starts, 1 to 1000; 3, the default of runs, also means the policy's
+	Base     Duration `json:"base,omitzero"`     // the pause before the second attempt; later ones grow as the policy says, by default to twice the last one
+	Cap      Duration `json:"cap,omitzero"`      // the longest pause; jitter adds up to half of a pause
 }
 
-// A Way leads on if its condition is true.
+// A Way is an edge that is taken if its condition, an expression, is true.
 type Way struct {
 	If string `json:"if"`
 	To string `json:"to"`
 }
 
-// A Boundary leads on when something happens while a token is at a node. It has exactly one of
-// Error, After, Every and Message.
+// A Boundary is a boundary event: an edge that is taken when something happens while a token is at a node. It has
+// exactly one of Error, After, Every and Message.
 type Boundary struct {
-	Error   string   `json:"error,omitzero"`   // it has failed for good with this code; * is any
-	After   Duration `json:"after,omitzero"`   // it has been here for so long
-	Every   Duration `json:"every,omitzero"`   // time and again; implies Keep
-	Times   int      `json:"times,omitzero"`   // with Every: at most so often; 0: without limit
-	Message string   `json:"message,omitzero"` // a message of this name has come
-	Key     string   `json:"key,omitzero"`     // with Message: an expression, what it is correlated by
-	Keep    bool     `json:"keep,omitzero"`    // the token stays; another one takes the edge
+	Error   string   `json:"error,omitzero"`   // the node has failed for good with this code; * is any code
+	After   Duration `json:"after,omitzero"`   // the token has been here for this long
+	Every   Duration `json:"every,omitzero"`   // repeatedly, at this interval; implies Keep
+	Times   int      `json:"times,omitzero"`   // with Every: how often it happens at most; 0: no limit
+	Message string   `json:"message,omitzero"` // a message of this name has arrived
+	Key     string   `json:"key,omitzero"`     // with Message: an expression, the key that the message is correlated by
+	Keep    bool     `json:"keep,omitzero"`    // the token stays and another one takes the edge (non-interrupting)
 	To      string   `json:"to"`
 }
 
-// A Throw undoes, in reverse order, every step with an Undo that was completed in its own scope,
-// and in scopes within that are over, and then goes on; or it fails with a code, which the error edge of a scope may take.
+// A Throw has exactly one of Compensate and Error. With Compensate it undoes, in reverse order, each completed step
+// with an Undo in its own scope and in the finished scopes within it, and then leads on. With Error it fails with this
+// code, which the error edge of a scope around it may take.
 type Throw struct {
 	Compensate bool   `json:"compensate,omitzero"`
 	Error      string `json:"error,omitzero"`
@@ -103,31 +105,31 @@ type Await struct {
 	Signal  string `json:"signal,omitzero"`
 }
 
-// A Human is a task for one of some people. All are free text to the engine.
+// A Human is a task for a person. The engine stores its fields for people and programs to read, and does not act on them.
 type Human struct {
 	Assignee string   `json:"assignee,omitzero"` // an expression
 	Groups   []string `json:"groups,omitzero"`   // who may claim it
-	Due      Duration `json:"due,omitzero"`      // for people's eyes; an After edge acts
+	Due      Duration `json:"due,omitzero"`      // nothing happens when it is over; use a Handler with After to act
 }
 
 // A Call starts an instance of another process, or of this one, and waits for its end.
 type Call struct {
 	Process string `json:"process"`
-	Version int    `json:"version,omitzero"` // 0: the highest when it is called
-	Undo    string `json:"undo,omitzero"`    // propagate: what the child has done is undone with what this process has; none, the default: it is kept
+	Version int    `json:"version,omitzero"` // 0: the highest that is deployed at the time of the call
+	Undo    string `json:"undo,omitzero"`    // propagate: what the child has done is undone with what its caller has done; none, the default: it is kept
 }
 
-// propagate is what Undo of a Call says when the child is undone with its caller.
+// propagate is the value of Call.Undo with which the child is undone with its caller.
 const propagate = "propagate"
 
-// An Each does a step for each element of a list, which it takes down when it begins. Its
-// result is the list of their results, in the order of the elements.
+// An Each does a step for each element of a list. It evaluates and stores the list when a token enters, so later
+// changes of facts do not change it. Its result is the list of the steps' results, in the order of the elements.
 type Each struct {
-	List  string `json:"list"`           // an expression; elements are item in In
+	List  string `json:"list"`           // an expression; Node.In reads an element as item
 	Do    string `json:"do"`             // the type of the runs
-	Limit int    `json:"limit,omitzero"` // at most so many at once; 1: one after the other; 0: 100
-	Need  int    `json:"need,omitzero"`  // so many are enough to go on; 0: all
-	Rest  string `json:"rest,omitzero"`  // with Need, of those under way then: cancel; none: they go on, and nobody reads their results
+	Limit int    `json:"limit,omitzero"` // the maximum number of elements under way at once; 1: one after the other; 0: 100
+	Need  int    `json:"need,omitzero"`  // the number of successes after which the token leads on; 0: all
+	Rest  string `json:"rest,omitzero"`  // with Need, what happens to the elements then under way; cancel: they end; empty: they continue, and their results are ignored
 }
 
 // A Scope is a part of the process with a start of its own.
@@ -136,32 +138,34 @@ type Scope struct {
 	Nodes map[string]*Node `json:"nodes"`
 }
 
-// A Join waits for tokens. The zero Join waits for one over each of its edges. In JSON it is
-// "all", "taken", or an object with need.
+// A Join waits for tokens. The zero Join waits for one over each of the edges that lead to it. In JSON a Join is "all",
+// "taken", or an object with need and, optionally, rest.
 type Join struct {
-	Taken  bool // for those that can still come
-	Need   int  // for so many, whichever they are; those that come later are absorbed
-	Cancel bool // with Need: the branches that are not needed any more are ended
+	Taken  bool // waits until no other token can still arrive
+	Need   int  // waits for this many tokens, over any of the edges; later ones are absorbed
+	Cancel bool // with Need: the branches that are no longer needed are ended
 }
 
-// A Wait lasts for a time, or until one. In JSON it is a duration such as PT5M or 5m, or an
+// A Wait lasts for a duration, or until a point in time. In JSON it is a duration such as PT5M or 5m, or an
 // object with until.
 type Wait struct {
 	For   Duration
-	Until string // an expression: a time in RFC 3339
+	Until string // an expression that gives a time in RFC 3339
 }
 
-// Parse reads a definition from JSON of at most 1 MiB. Keys that do not exist or come twice, and shapes that
-// cannot be, make an *InvalidError, which then has all else that Compile would find, too. Whether a process
-// that can be read makes sense is for Compile to say.
+// Parse reads a definition from JSON of at most 1 MiB. Its error is an *InvalidError: the text is too long or is not
+// JSON, a key is unknown or appears twice, or a value has the wrong form. Unless the text is too long or is not JSON,
+// the error also lists all errors that Compile would find, so that an author sees all mistakes at once. Parse does not
+// check whether a definition that it can read makes sense. Compile does.
 func Parse(text []byte) (*Definition, error) {
 	if len(text) > maxText {
-		return nil, &InvalidError{Findings: []Finding{{Code: "SIZE", Reason: fmt.Sprintf("the definition has more than %d bytes", maxText), Fix: "have it call processes of its own for parts of it"}}}
+		return nil, &InvalidError{Findings: []Finding{{Code: "SIZE", Reason: fmt.Sprintf("the definition has more than %d bytes", maxText), Fix: "move parts into processes of their own and call them"}}}
 	}
 	return parse(text)
 }
 
-// parse reads one that is deployed, too: Postgres writes blanks that nobody has asked for.
+// parse is Parse without the limit. It also reads deployed definitions, which may exceed the limit because Postgres adds
+// blanks to jsonb.
 func parse(text []byte) (*Definition, error) {
 	var d Definition
 	if err := json.Unmarshal(text, &d, json.RejectUnknownMembers(true)); err != nil {
@@ -171,14 +175,14 @@ func parse(text []byte) (*Definition, error) {
 	return &d, nil
 }
 
-// zeros finds numbers that are 0, but for the version, which is checked by itself: how often, how
-// many at once and so on are left out where nothing is to be said.
+// zeros returns the JSON pointers of all numbers that are 0, except /version, which header checks. In a Definition a
+// number that is 0 means that the key was left out. So without this list an author's 0 would silently mean the default.
 func zeros(text []byte) (paths []string) {
 	in := jsontext.NewDecoder(bytes.NewReader(text))
 	for {
 		token, err := in.ReadToken()
 		if err != nil {
-			return paths // at the end: it has been read before
+			return paths // the end of the text: it was parsed before, so there is no other error
 		}
 		if token.Kind() != '0' || in.StackPointer() == "/version" {
 			continue
@@ -189,6 +193,7 @@ func zeros(text []byte) (paths []string) {
 	}
 }
 
+// inWords returns the message of a decoding error: where the value is, and what is wrong with it.
 func inWords(err error) string {
 	var semantic *json.SemanticError
 	if !errors.As(err, &semantic) {
@@ -279,7 +284,7 @@ func (w *Wait) UnmarshalJSONFrom(in *jsontext.Decoder) error {
 	return err
 }
 
-// JSON returns the canonical form: keys in order, no blanks, durations in one form.
+// JSON returns the canonical form: keys in order, no blanks, durations as Duration.String writes them.
 func (d *Definition) JSON() ([]byte, error) {
 	return json.Marshal(d, json.Deterministic(true))
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// What is no definition is refused, and the error names the place.
+// Parse refuses a text that is not a definition, and the error names the place.
 func TestParseRefuses(t *testing.T) {
 	node := func(text string) string { return `{"nodes": {"pay": ` + text + `}}` }
 	for _, row := range []struct{ text, want string }{
@@ -72,8 +72,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// A definition with mistakes of all kinds tells all of them at once, each with its code and place, and nothing
-// that only follows from one of them.
+// Parse reports all mistakes of a definition at once, each with its code and path, and none that only follows from
+// another.
 func TestAllMistakesAtOnce(t *testing.T) {
 	_, err := graph.Parse([]byte(`{"process": "p q", "version": "1", "start": "A", "lang": "js", "extra": {"a": 1}, "nodes": {
 		"A": {"do": "Bad Type", "too": "B", "to": "nowhere", "attempts": 0},
@@ -110,7 +110,7 @@ func TestAllMistakesAtOnce(t *testing.T) {
 	}
 }
 
-// Whatever form a join, a wait or a duration is written in, it is stored in one.
+// All ways to write a join, a wait or a duration have one canonical form.
 func TestCanonicalForms(t *testing.T) {
 	for _, row := range []struct{ text, want string }{
 		{`"join": "all"`, ``},
@@ -146,7 +146,7 @@ func TestCanonicalForms(t *testing.T) {
 		}
 		want := `{"process":"p","version":1,"start":"a","nodes":{"a":{` + row.want + `}}}`
 		text := `{"version": 1, "process": "p", "nodes": {"a": {` + row.text + `}}, "start": "a"}`
-		for range 2 { // the canonical form is its own
+		for range 2 { // the canonical form of a canonical form is itself
 			d, err := graph.Parse([]byte(text))
 			if err != nil {
 				t.Errorf("%s: %v", row.text, err)
@@ -167,7 +167,7 @@ func asJSON(t interface{ Fatal(...any) }, d *graph.Definition) string {
 	return string(text)
 }
 
-// Any definition, sensible or not, is the same after a way through JSON.
+// Any definition, valid or not, is unchanged when it is encoded as JSON and parsed again.
 func TestJSONKeepsEverything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := asJSON(t, anyDefinition().Draw(t, "definition"))
@@ -197,7 +197,7 @@ func anyNodes(t *rapid.T, depth int) map[string]*graph.Node {
 	return all
 }
 
-// anyNode has any verbs, or none, and any other keys.
+// anyNode draws a node with any verbs, or none, and any other keys.
 func anyNode(t *rapid.T, depth int) *graph.Node {
 	n := &graph.Node{
 		Do: anyText(t), Choose: anyWays(t), Any: anyWays(t), Fork: anyTexts(t), Race: anyTexts(t),
@@ -277,13 +277,13 @@ func anyBool(t *rapid.T) bool { return rapid.Bool().Draw(t, "bool") }
 
 func anyNumber(t *rapid.T) int { return rapid.IntRange(0, 1<<31).Draw(t, "number") }
 
-// anyDuration is one that a definition may have, to the microsecond.
+// anyDuration draws a duration that a definition may have: a number of microseconds.
 func anyDuration(t *rapid.T) graph.Duration {
 	const tenYears = int64(10 * 365 * 24 * time.Hour / time.Microsecond)
 	return graph.Duration(time.Duration(rapid.Int64Range(0, tenYears).Draw(t, "duration")) * time.Microsecond)
 }
 
-// found is a definition and one finding that Compile has about it.
+// found is a definition and one finding that Compile reports about it.
 type found struct {
 	code, path string
 	note       bool
@@ -424,8 +424,7 @@ var allFindings = []found{
 		nodes: `"a": {"choose": [{"if": "true", "to": "b"}], "else": "c"}, "b": {"do": "x.y", "to": "j"}, "c": {"do": "x.y", "to": "j"}, "j": {"join": "all"}`},
 }
 
-// Each finding has its code and the path of what is wrong, and only notes leave a definition
-// usable.
+// Compile reports each finding with its code and path. A definition compiles only if all findings are notes.
 func TestFindings(t *testing.T) {
 	for _, row := range allFindings {
 		text := fmt.Sprintf(`{"process": "p", "version": 1, "start": %q, "nodes": {%s}}`, row.start, row.nodes)
@@ -446,8 +445,8 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// What is right gives no finding: loops that something else ends, joins to which all that sets out
-// comes, recursion that may end.
+// Compile has no findings about correct definitions: loops that something else ends, joins at which every branch
+// arrives, and recursion that may end.
 func TestNoFindings(t *testing.T) {
 	for _, nodes := range []string{
 		`"S": {"scope": {"start": "a", "nodes": {"a": {"do": "x.y", "to": "b"}, "b": {"wait": "1m", "to": "a"}}}, "on": [{"message": "stop", "key": "input.n", "to": "e"}]}, "e": {"end": true}`,
@@ -483,7 +482,7 @@ func TestNoFindings(t *testing.T) {
 	}
 }
 
-// Where a name is mistyped, the nearest one is asked for.
+// A finding about a mistyped name suggests the most similar name.
 func TestNearestName(t *testing.T) {
 	for _, row := range []struct{ nodes, want string }{
 		{`"charge": {"do": "x.y", "to": "colect"}, "collect": {"end": true}`, `/nodes/charge/to: UNKNOWN_NODE: there is no node "colect"; did you mean "collect"?`},
@@ -502,7 +501,7 @@ func TestNearestName(t *testing.T) {
 	}
 }
 
-// inRow are so many nodes in a row, from n1 on.
+// inRow returns a sequence of n nodes, which begins at n1.
 func inRow(n int) string {
 	var nodes []string
 	for k := 1; k < n; k++ {
@@ -511,7 +510,7 @@ func inRow(n int) string {
 	return strings.Join(append(nodes, fmt.Sprintf(`"n%d": {"end": true}`, n)), ",")
 }
 
-// What is as large as it may be is no finding.
+// Definitions at the limits of size have no findings.
 func TestLargeEnough(t *testing.T) {
 	branches := `"n1"` + strings.Repeat(`, "n1"`, 999)
 	small := `{"process": "p", "version": 1, "start": "n1", "nodes": {` + inRow(1) + `}}`
@@ -549,7 +548,7 @@ func checkFinding(t *testing.T, text string, want found) {
 	}
 }
 
-// No code is without a case above.
+// Every finding code that Compile uses occurs in a test of this file.
 func TestFindingsAreComplete(t *testing.T) {
 	codes := regexp.MustCompile(`c\.(?:bad|note)\("([A-Z_]+)"`)
 	test, err := os.ReadFile("definition_test.go")
@@ -577,7 +576,7 @@ func TestFindingsAreComplete(t *testing.T) {
 	}
 }
 
-// All that is wrong is told at once, in order of the paths, and notes are not in the error.
+// Compile reports all findings at once, in order of their paths. The error has all of them except the notes.
 func TestAllFindingsAtOnce(t *testing.T) {
 	d, err := graph.Parse([]byte(`{"process": "an order", "version": 0, "start": "b", "nodes": {
 		"a": {"do": "Charge", "attempts": -1, "to": "c", "on": [{"error": "E", "to": "d"}]},

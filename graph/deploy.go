@@ -12,16 +12,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Deploy stores a definition and returns its id. The same again changes nothing, in whatever way it
-// was written and whoever has stored it; another one under the same version is refused. It returns an *InvalidError if the definition cannot
-// be used.
+// Deploy stores a definition and returns its id. If the same definition is stored already, Deploy changes nothing and
+// returns the id of the stored one; two texts with the same canonical form are the same definition. If another
+// definition is stored under this name and version, Deploy returns an error. It returns an *InvalidError if the
+// definition does not compile.
 func Deploy(ctx context.Context, db run.DB, d *Definition) (uuid.UUID, error) {
 	if _, _, err := Compile(d); err != nil {
 		return uuid.Nil, err
 	}
 	text, err := d.JSON()
 	if err == nil {
-		_, err = Parse(text) // of what was made in Go nobody has asked yet whether it can be read again
+		_, err = Parse(text) // a definition made in Go has never been parsed: make sure that its text can be read back
 	}
 	if err != nil {
 		return uuid.Nil, err
@@ -47,7 +48,7 @@ func Deploy(ctx context.Context, db run.DB, d *Definition) (uuid.UUID, error) {
 	return id, err
 }
 
-// same reports whether a definition, as somebody has stored it, has this canonical text.
+// same reports whether stored, a definition in any form, has the canonical form text.
 func same(stored, text []byte) bool {
 	d, err := Parse(stored)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A definition that somebody has inserted by SQL is the one that is deployed, however it is written
-// there; another one under its version is refused.
+// Deploy returns the id of a definition that was inserted by SQL if both have the same canonical form. It refuses
+// another definition with the same name and version.
 func TestDeployWhatIsThere(t *testing.T) {
 	pool := pgtest.New(t)
 	id := query[uuid.UUID](t, pool, `INSERT INTO process_definition (definition)
@@ -33,7 +33,7 @@ func TestDeployWhatIsThere(t *testing.T) {
 	}
 }
 
-// A definition stays for as long as an instance is of it, and the database says so in words.
+// A definition with instances cannot be deleted, and the error says how many there are.
 func TestDefinitionInUse(t *testing.T) {
 	pool := pgtest.New(t)
 	id := query[uuid.UUID](t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 2, "start": "e", "nodes": {"e": {"end": true}}}') RETURNING id`)

@@ -15,10 +15,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Details of scenarios that have a test elsewhere.
+// The tests in this file check details of scenarios (S..) whose main test is elsewhere.
 
-// S09: a join of all after a choice of one would wait for ever: it is refused, and an instance of
-// one that was inserted past the check does not begin.
+// S09: a join of all branches behind an exclusive gateway, which would wait for ever, is refused by Deploy. If such a
+// definition is inserted by SQL, without that check, a start of it fails and makes no instance.
 func TestJoinAfterChoice(t *testing.T) {
 	s := newSite(t)
 	text := fmt.Sprintf(`{"process": "p", "version": 1, "start": "X", "nodes": {"X": {"choose": [{"if": "input.a", "to": "A"}], "else": "B"}, "J": {"join": "all", "to": "C"}, %s}}`,
@@ -46,8 +46,8 @@ func TestJoinAfterChoice(t *testing.T) {
 	}
 }
 
-// S11: where any has no true condition and no other way, an incident is opened, and a corrected fact
-// lets it go on; with another way only that is taken.
+// S11: an inclusive gateway (any) without a true condition and without else opens an incident. After the fact is
+// corrected, a retry continues the instance. With else, only else is taken.
 func TestAnyWithoutATrueCondition(t *testing.T) {
 	s := newSite(t)
 	any := func(more string) string {
@@ -55,7 +55,7 @@ func TestAnyWithoutATrueCondition(t *testing.T) {
 			step("B", "")+","+step("C", ""))
 	}
 	id := s.start(any(""), `{}`)
-	s.retry(s.stopped(id, "no_branch_taken", 1), "") // as it was
+	s.retry(s.stopped(id, "no_branch_taken", 1), "") // nothing was corrected: it stops again
 	incident := s.stopped(id, "no_branch_taken", 1)
 	s.want(map[string]int{"B": 0, "C": 0})
 	s.correct(id, "A", `{"n": 3}`)
@@ -67,7 +67,7 @@ func TestAnyWithoutATrueCondition(t *testing.T) {
 	s.healthy()
 }
 
-// S16: a second cancel gets the same answer, and leaves the instance as it is.
+// S16: a second cancel has the same result as the first, and does not change the instance.
 func TestCancelTwice(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("W", `"W": {"wait": "PT1H"}`), `{}`)
@@ -94,8 +94,8 @@ func TestCancelTwice(t *testing.T) {
 	s.healthy()
 }
 
-// S18: a step that was leased before its instance was paused goes on and counts; what it leads to
-// waits until the instance is resumed.
+// S18: a step that was leased before its instance was paused runs to its end and is settled. The next step is held
+// until the instance is resumed.
 func TestStepThatIsPaused(t *testing.T) {
 	s := newSite(t)
 	goOn := make(chan struct{})
@@ -123,7 +123,7 @@ func TestStepThatIsPaused(t *testing.T) {
 	s.healthy()
 }
 
-// S28: a cancel of what is being undone is refused as a conflict, and changes nothing.
+// S28: cancelling an instance that is compensating fails with the code conflict and changes nothing.
 func TestCancelIsRefused(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("A", undoable("A", "B", `"undo_fails": "true"`)+","+step("B", "", `"fail": "'no'"`)), `{}`)
@@ -144,7 +144,7 @@ func TestCancelIsRefused(t *testing.T) {
 	s.healthy()
 }
 
-// S39: of two tokens of one instance that wait for one message, one gets it.
+// S39: if two tokens of one instance wait for the same message, exactly one gets it.
 func TestTwoTokensWait(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("F", `"F": {"fork": ["M", "M"]},`+awaitPaid+step("B", "")), `{"order": "o-1"}`)
@@ -159,7 +159,7 @@ func TestTwoTokensWait(t *testing.T) {
 	s.healthy()
 }
 
-// S41: who completes a task as they have seen it is told that it has changed since.
+// S41: completing a task fails with the code conflict if the task has changed since the version that the person saw.
 func TestTaskHasChanged(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("U", `"U": {"human": {}}`), `{}`)
@@ -184,8 +184,8 @@ func TestTaskHasChanged(t *testing.T) {
 	s.healthy()
 }
 
-// S43: where no edge takes it, the failure of what was called is an incident of its caller, which says why; and what is told
-// twice of a called instance's end moves its caller once.
+// S43: if a called instance fails and no error edge of the caller takes it, the caller gets an incident with the
+// reason. A second report of the end of a called instance does not move the caller again.
 func TestChildStopsItsCaller(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", step("X", "", `"fail": "'broken'"`))
@@ -213,8 +213,8 @@ func TestChildStopsItsCaller(t *testing.T) {
 	s.healthy()
 }
 
-// S44 (a) and (b): an empty list is done at once, and its result is an empty list; what is no list
-// is an incident.
+// S44 (a) and (b): each over an empty list completes at once with an empty list as its result. A value that is not a
+// list opens an incident.
 func TestEachOfNothing(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1"}, "in": {"name": "'item'"}, "to": "B"},`+step("B", "", `"all": "steps.E"`))
@@ -235,7 +235,7 @@ func TestEachOfNothing(t *testing.T) {
 	s.healthy()
 }
 
-// What is too large for a step is an incident, and not a run.
+// A payload that is too large for a step opens an incident, and no run is enqueued.
 func TestPayloadTooLarge(t *testing.T) {
 	s := newSite(t)
 	large, err := json.Marshal(map[string]string{"text": strings.Repeat("x", 200_000)})
@@ -249,7 +249,7 @@ func TestPayloadTooLarge(t *testing.T) {
 	s.healthy()
 }
 
-// A process that calls itself without end is stopped with an incident, where a hundred have been called.
+// A process that calls itself without end is stopped with an incident after a hundred nested calls.
 func TestTooDeep(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deployAs("itself", "C", `"C": {"call": {"process": "itself", "undo": "none"}}`), `{}`)
@@ -263,7 +263,7 @@ func TestTooDeep(t *testing.T) {
 	s.healthy()
 }
 
-// A definition is never changed, and not deleted while there are instances of it.
+// A stored definition cannot be changed, and cannot be deleted while it has instances.
 func TestDefinitionsStay(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", ""))
@@ -283,8 +283,8 @@ func TestDefinitionsStay(t *testing.T) {
 	}
 }
 
-// A run that belongs to no process pays nothing for the engine: it is settled without a transaction
-// that the engine would have a part in, and the engine asks nothing.
+// A run that belongs to no process is settled without a transaction in which the engine takes part, and the engine
+// executes no statement for it.
 func TestPlainRunsPayNothing(t *testing.T) {
 	t.Parallel()
 	s := newEmptySite(t)

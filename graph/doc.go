@@ -1,9 +1,9 @@
-// Package graph executes process graphs. It is built on runs and leases.
+// Package graph executes process graphs on top of runs and leases.
 //
-// A process is nodes and edges. Tokens mark where an instance of it is. A token at a step has
-// a run (workflow_run.token_id), which any worker leases by its type. Settling that run moves
-// the token, in the same transaction: gateways, forks and joins between two steps cost no lease
-// of their own.
+// A process consists of nodes and edges. Tokens mark where an instance of the process is. A token at a step has a run
+// (workflow_run.token_id), which any worker leases by its type. Settling that run moves the token in the same
+// transaction. The token passes the gateways, forks and joins up to the next step in that transaction, so they need no
+// leases.
 //
 // # One token through a fork and a join
 //
@@ -12,37 +12,40 @@
 //	        └─► C ─┘
 //
 //	settled    what the settle transaction does to the instance, whose row it has locked
-//	run of A   Token 1 leaves A and enters F. It is Completed. Tokens 2 and 3, of a new group,
-//	           enter B and C. They are Ready: each has a run.
-//	run of B   Token 2 leaves B and arrives at J. It is Waiting.
-//	run of C   Token 3 arrives at J, the last that J expects. J fires: tokens 2 and 3 are Completed,
-//	           and token 4, of the group that token 1 was in, enters D. It is Ready.
-//	run of D   Token 4 has no edge to follow. It is Completed. No token is left, and the
-//	           instance is COMPLETED.
+//	run of A   Token 1 leaves A and enters F. It becomes Completed. Tokens 2 and 3, of a new group,
+//	           enter B and C. They become Ready: each has a run.
+//	run of B   Token 2 leaves B and arrives at J. It becomes Waiting.
+//	run of C   Token 3 arrives at J, which expects no more. J fires: tokens 2 and 3 become Completed,
+//	           and token 4, of the group that token 1 was in, enters D. It becomes Ready.
+//	run of D   Token 4 has no edge to follow. It becomes Completed. No token is left, so the
+//	           instance becomes COMPLETED.
 //
-// What the core decides for this, and for a dozen other processes, stands in testdata, as scripts to read. The calls: done → goOn → leave → follow → enter, and from there fork, arrive → fire, or startStep.
+// The scripts in testdata show what the core decides for this process and for two dozen others. To follow them in the
+// code, read done → goOn → leave → follow → enter, and from there forkAll → fork, arrive → fire, or startStep.
 //
 // # The files
 //
-// [Definition] is what an author writes. [Compile] checks it and makes a [Process]. The core walks the process: it takes
-// an instance, as far as it is known, and one event, and decides what changes. It knows no database, no clock
-// and no new ids. [Engine] is the shell, a hook in the worker's settle transaction: it locks, loads, lets the core
-// decide, and writes.
+// [Definition] is what an author writes. [Compile] checks it and returns a [Process]. The core walks the process: given
+// the loaded part of an instance and one event, it decides what changes. It uses no database and no clock and draws no
+// ids, so the same instance and event always give the same changes, and tests run it in memory. [Engine] is the shell,
+// a hook in the worker's settle transaction: it locks and loads instances, calls the core, and writes the changes.
 //
-// The files are in four groups, from below. Each refers to those above it in this list, and to none that follow; a test of
-// internal/arrows keeps that.
+// The files form four groups. A group may use the groups listed before it, and none listed after it. A test in
+// internal/arrows enforces this.
 //
 //   - definitions: definition, duration; kind is the table of node kinds; compile, check, shape, flow and
-//     expression check; process is what is walked
-//   - the core: instance is what is known of one, and what changes; core has the events; token, move, join, each, waiting,
-//     saga, end and fact say how tokens move; legacy starts again what has failed
-//   - requests: command has what programs ask of instances, payload what those runs carry
-//   - the shell: run_type says for each of the engine's own run types who answers it, what is locked for it, and what it does;
-//     answer has the handlers; lock and load* read, act and start tell the core what was settled, write* and message write;
-//     lasting says how statements are planned
+//     expression check it; process is its compiled form; label and picture draw it
+//   - the core: instance holds the loaded state and the changes; core has the events; token, move, join, each, waiting,
+//     saga, end and fact move tokens; legacy restarts a failed instance as another one
+//   - requests: command has the functions by which programs start, signal, cancel and retry; payload has the payloads of these
+//     runs
+//   - the shell: run_type has, for each of the engine's own run types, its handler, what it locks and what settling it does;
+//     answer has the handlers; lock and load* read; act and start pass settled runs to the core; write* and message write;
+//     lasting chooses how statements are planned
 //
-// To add a kind of node, give [Node] its key, verbs in kind.go its row, and entering in move.go what happens when a token comes.
-// To add a run type of the engine's, give run_type.go its row.
+// To add a kind of node, add its key to [Node], its row to verbs in kind.go, and its case to entering in move.go.
+// To add a run type of the engine's own, add its row to run_type.go.
 //
-// A method of Engine answers a run, one of scene reads how it was settled, one of instance decides, one of writer writes.
+// Methods of Engine execute runs, methods of scene load instances and turn settled runs into events, methods of instance
+// decide, and methods of writer write.
 package graph

@@ -8,13 +8,14 @@ import (
 	"time"
 )
 
-// iso matches the durations of ISO 8601 that have one meaning: no years, no months.
+// iso matches the durations of ISO 8601 that have a fixed length: without years and months.
 var iso = regexp.MustCompile(`^P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?$`)
 
-// A Duration in a definition is written as ISO 8601 has it, and read that way or as Go has it.
+// A Duration is a time.Duration that is written in the form of ISO 8601, such as PT5M, and read in that form or in
+// Go's, such as 5m. It is at most ten years and is truncated to microseconds, the precision of Postgres.
 type Duration time.Duration
 
-// String returns the canonical form.
+// String returns the canonical form: days, hours, minutes and seconds of ISO 8601, each as far as it is not 0.
 func (d Duration) String() string { return isoDuration(time.Duration(d)) }
 
 // MarshalText writes the canonical form.
@@ -29,7 +30,7 @@ func (d *Duration) UnmarshalText(text []byte) error {
 
 const maxDuration = 10 * 365 * 24 * time.Hour
 
-// parseDuration reads a duration as ISO 8601 has it (PT5M, P1DT12H) or as Go does (5m).
+// parseDuration reads a duration in the form of ISO 8601 (PT5M, P1DT12H) or of Go (5m).
 func parseDuration(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if part := iso.FindStringSubmatch(text); part != nil && text != "P" && text[len(text)-1] != 'T' {
@@ -58,7 +59,7 @@ func noDuration(text, fix string) error {
 	return &misfit{"DURATION", fmt.Sprintf("duration %.40q", text), fix}
 }
 
-// isoDuration writes a duration in its one canonical form: PT90M is PT1H30M.
+// isoDuration returns the canonical form of a duration: PT90M becomes PT1H30M.
 func isoDuration(d time.Duration) string {
 	if d == 0 {
 		return "PT0S"

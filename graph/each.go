@@ -5,24 +5,25 @@ import (
 	"fmt"
 )
 
-// defaultLimit is how many elements are worked on at once unless the definition says otherwise.
+// defaultLimit is how many elements are under way at once unless the definition says otherwise.
 const defaultLimit = 100
 
-// A progress is how far the execution of an each has come.
+// A progress is the state of one execution of an each. The list may be long, so only the elements that the batch may
+// start are read.
 type progress struct {
 	group   *group
-	items   []json.RawMessage // the elements from next on, as far as they may be started now
-	from    int               // the index of the first of items
-	next    int               // the first that was not started
-	done    int
+	items   []json.RawMessage // the elements from the next one on that the batch may start
+	from    int               // the index of the first of items in the list
+	next    int               // the index of the first element that was not started
+	done    int               // elements that have succeeded
 	total   int
-	all     json.RawMessage // the whole list; only of one that begins
-	over    bool            // the host has gone on; elements may still be under way
-	problem string          // its numbers do not agree; empty: they do
+	all     json.RawMessage // the whole list, if the execution begins in this batch
+	over    bool            // the host has led on; elements may still be under way
+	problem string          // how the numbers of its rows contradict each other; empty: they do not
 	changed bool
 }
 
-// enterEach takes down the list and starts as many elements as may be worked on at once.
+// enterEach evaluates the list and starts as many elements as may be under way at once.
 func (i *instance) enterEach(t *token) {
 	n := t.node
 	text, err := n.list.value(i.facts)
@@ -52,7 +53,8 @@ func (i *instance) enterEach(t *token) {
 	i.startItems(p)
 }
 
-// startItems starts elements as far as the limit lets it.
+// startItems starts elements up to the limit of the each and the limit of live tokens. At maxLive one element is started
+// nevertheless if none is under way, because only the end of an element starts the next.
 func (i *instance) startItems(p *progress) {
 	n := p.group.host.node
 	limit := n.Each.Limit
@@ -70,7 +72,8 @@ func (i *instance) startItems(p *progress) {
 	}
 }
 
-// startItem starts the step of a token for one element.
+// startItem enqueues the step for one element. Without a mapping (In) the payload is the element, or {"item": element}
+// if it is not an object.
 func (i *instance) startItem(t *token, item json.RawMessage) {
 	f, n := i.facts, t.node
 	if err := json.Unmarshal(item, &f.item); err != nil {
@@ -88,14 +91,15 @@ func (i *instance) startItem(t *token, item json.RawMessage) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name + "/item", typ: n.Each.Do, payload: payload, attempts: n.attempts()})
 }
 
-// listBroken is the incident of an element that is done, and that cannot be counted.
+// listBroken is the code of the incident of an element that is done and cannot be counted, because the numbers of its
+// list contradict each other.
 const listBroken = "list_broken"
 
-// itemDone counts an element, and starts the next or leads the host on.
+// itemDone counts an element that has succeeded, and starts the next elements or leads the host on.
 func (i *instance) itemDone(t *token) {
 	p := i.progressOf(t.group)
 	if p == nil || p.over {
-		i.complete(t) // it may be the last of the instance
+		i.complete(t) // nobody waits for it, but it may be the last token of the instance
 		return
 	}
 	if p.problem != "" {
@@ -112,6 +116,7 @@ func (i *instance) itemDone(t *token) {
 	i.startItems(p)
 }
 
+// progressOf returns the state of the list whose group is g; nil: g is of no list.
 func (i *instance) progressOf(g *group) *progress {
 	for _, p := range i.eaches {
 		if p.group == g {
@@ -121,6 +126,8 @@ func (i *instance) progressOf(g *group) *progress {
 	return nil
 }
 
+// eachDone leads the host on from a list that has enough results. Elements that are still under way end, with rest:
+// cancel, or run on in the group without anybody waiting for them.
 func (i *instance) eachDone(p *progress) {
 	t := p.group.host
 	p.changed, p.over, p.group.leadsNobody = true, true, true
@@ -130,7 +137,7 @@ func (i *instance) eachDone(p *progress) {
 	p.group.restOfList = true
 	for _, o := range i.known() {
 		if o.group == p.group && o.stopped && alive(o.state) > 0 {
-			i.setState(o, tokenTerminated) // nobody needs to see to it any more
+			i.setState(o, tokenTerminated) // an operator need not retry it: its result would be ignored
 		}
 	}
 	if i.told(t) {

@@ -21,7 +21,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// What was running when a boundary timer cut it off is undone by a throw, too: it may have taken effect.
+// A throw with compensate also undoes a step that a boundary timer cut off while it was running, because it may have
+// taken effect.
 func TestThrowUndoesWhatWasCutOff(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B")+`,
@@ -38,8 +39,8 @@ func TestThrowUndoesWhatWasCutOff(t *testing.T) {
 	s.healthy()
 }
 
-// A step of which only the result was refused has done its work: it is not done again, but goes on with a result that somebody gives it, and it
-// is undone if its instance fails.
+// A step whose result alone was refused is not executed again: a retry continues with a result that an operator
+// corrects. The step is undone if its instance fails.
 func TestRefusedResultIsDone(t *testing.T) {
 	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.big.v1", func(ctx context.Context, _ map[string]any) (string, error) {
@@ -65,7 +66,8 @@ func TestRefusedResultIsDone(t *testing.T) {
 	s.healthy()
 }
 
-// What was given and returned may be more than a run can be given: the undo step then finds it by the run.
+// If the payload and the result of a step together are too large for the payload of its undo step, the undo step gets
+// only the id of the step's run.
 func TestUndoOfLargeResult(t *testing.T) {
 	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.large.v1", func(context.Context, map[string]any) (string, error) {
@@ -86,7 +88,7 @@ func TestUndoOfLargeResult(t *testing.T) {
 	s.healthy()
 }
 
-// A payload that no run can be given stops its own step, not the one before.
+// A payload that is nested too deep for a run opens an incident at its own step. The step before it succeeds.
 func TestDeepPayload(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "B")+`, "B": {"do": "test.step.v1", "in": {"name": "'B'", "x": "{'a': {'a': {'a': {'a': {'a': input}}}}}"}}`)
@@ -99,8 +101,8 @@ func TestDeepPayload(t *testing.T) {
 	}
 }
 
-// An input that nobody could read later is refused when the start is enqueued; in a row from before, when the
-// instance is started. So is a correction.
+// An input with a number beyond ±1e308 is refused when the start is enqueued, or, if the row was inserted without
+// triggers, when the instance is started. A correction with such a number is refused, too.
 func TestHugeNumbers(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "", `"fails": "99"`))
@@ -131,7 +133,8 @@ func TestHugeNumbers(t *testing.T) {
 	}
 }
 
-// What is thrown waits until an instance that was called, and is cut off, has undone what it did: it was done last.
+// A throw with compensate undoes nothing until a called instance that was cut off has undone its own steps, because
+// these were done last.
 func TestThrowWaitsForCalled(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("C", undoable("C", "D")+","+step("D", "", `"ms": "10000"`))
@@ -147,12 +150,14 @@ func TestThrowWaitsForCalled(t *testing.T) {
 	s.healthy()
 }
 
-// A caller is told when the start of what it calls is cancelled or deleted by hand.
+// If the start of a called instance is cancelled or deleted by hand, the caller takes its error edge for
+// child_not_started.
 func TestCancelledStart(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("C", step("C", ""))
 	p := s.deploy("H", `"H": {"human": {}, "to": "A"}, "A": {"call": {"process": "`+child+`", "undo": "none"}, "on": [{"error": "child_not_started", "to": "B"}]}, `+step("B", ""))
-	// Held as they are written: a pause would take effect with the worker's next look only.
+	// A trigger holds the starts as they are inserted: workflow_pause would take effect only with the worker's next
+	// look.
 	if _, err := s.pool.Exec(t.Context(), `
 		CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN NEW.held_at := now(); RETURN NEW; END$$;
 		CREATE TRIGGER held BEFORE INSERT ON workflow_run FOR EACH ROW WHEN (NEW.payload ? 'parent') EXECUTE FUNCTION held()`); err != nil {
@@ -177,7 +182,8 @@ func TestCancelledStart(t *testing.T) {
 	s.healthy()
 }
 
-// A reminder that is cancelled by hand does not come; its task goes on.
+// A reminder (a non-interrupting timer) that is cancelled by hand does not fire, and the user task it belongs to
+// continues.
 func TestCancelledReminder(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("H", `"H": {"human": {}, "on": [{"after": "PT1H", "keep": true, "to": "R"}], "to": "A"}, `+step("R", "")+","+step("A", ""))
@@ -194,7 +200,7 @@ func TestCancelledReminder(t *testing.T) {
 	s.healthy()
 }
 
-// Instances of two tenants may have the same key.
+// Instances of different tenants may have the same key.
 func TestKeysOfTenants(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", ""))
@@ -209,7 +215,7 @@ func TestKeysOfTenants(t *testing.T) {
 	}
 }
 
-// A start with the id of an instance of another process does not pretend to have started it.
+// A start with the id of an instance of another process fails with the code conflict.
 func TestIDOfAnotherProcess(t *testing.T) {
 	s := newSite(t)
 	p, q := s.deploy("A", step("A", "")), s.deploy("A", step("A", ""))
@@ -227,7 +233,7 @@ func TestIDOfAnotherProcess(t *testing.T) {
 	s.healthy()
 }
 
-// An id is remembered for as long as its message may be taken: sent again later, it is a new one.
+// A message with the id of one that has expired undelivered is a new message.
 func TestMessageAgainAfterItsTime(t *testing.T) {
 	s := newSite(t)
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1", "id": "m1", "ttl": "PT1S", "payload": {"n": 1}}`)
@@ -244,7 +250,8 @@ func TestMessageAgainAfterItsTime(t *testing.T) {
 	s.healthy()
 }
 
-// A number as a message's key is not rounded to that of another instance.
+// A number that is not exact as a double is refused as the key of a message, so that it cannot match the key of another
+// instance.
 func TestInexactKey(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "input.k"}}`), `{"k": 9007199254740995}`)
@@ -253,7 +260,7 @@ func TestInexactKey(t *testing.T) {
 	})
 }
 
-// A message that was taken outlives the instance that took it, and nobody misses anything.
+// A message that was taken may outlive the instance that took it: the invariants still hold.
 func TestMessageOutlivesInstance(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "'1'"}}`), `{}`)
@@ -263,7 +270,7 @@ func TestMessageOutlivesInstance(t *testing.T) {
 	s.healthy()
 }
 
-// A start names its instance in one way.
+// A start with both a key and an id fails.
 func TestStartWithTwoNames(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", ""))
@@ -273,7 +280,7 @@ func TestStartWithTwoNames(t *testing.T) {
 	})
 }
 
-// Two tokens that one forks into may come over the same edge, and fire a join for which others wait.
+// Two tokens of an inner fork may arrive at a join over the same edge. Both count if the join needs a number of tokens.
 func TestForkOntoOneEdge(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "G": {"fork": ["X", "X"]}, "X": {"choose": [{"if": "input == {}", "to": "J"}], "else": "Z"},
@@ -284,7 +291,7 @@ func TestForkOntoOneEdge(t *testing.T) {
 	s.healthy()
 }
 
-// A step may send a message, or a signal: it is sent when the step is settled.
+// A step of type graph.message.v1 or graph.signal.v1 sends its message or signal.
 func TestStepsSend(t *testing.T) {
 	s := newSite(t)
 	wait := s.deploy("F", `"F": {"fork": ["M", "S"]}, "M": {"await": {"message": "paid", "key": "input.k"}}, "S": {"await": {"signal": "go"}}`)
@@ -296,7 +303,7 @@ func TestStepsSend(t *testing.T) {
 	s.healthy()
 }
 
-// An instance whose tokens multiply without end undoes what it has done before it fails.
+// An instance whose tokens multiply without end undoes its completed steps before it fails.
 func TestExplosionIsUndone(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("A", undoable("A", "X")+`, "X": {"fork": ["X", "X", "E"]}, "E": {"end": true}`), `{}`)
@@ -307,7 +314,8 @@ func TestExplosionIsUndone(t *testing.T) {
 	s.healthy()
 }
 
-// What is ended with a scope, or by a join, while it runs may have taken effect: a throw behind it undoes that, once.
+// A step that is ended while it runs, with its scope, by a join or by a timer, is undone exactly once by a throw behind
+// it, because it may have taken effect.
 func TestThrowUndoesWhatWasEnded(t *testing.T) {
 	const slow = `"B": {"do": "test.step.v1", "in": {"name": "'B'", "ms": "10000"}, "undo": "test.undo.v1"`
 	const after = `, "X": {"throw": {"compensate": true}, "to": "Z"}, "Z": {"end": true}`
@@ -324,7 +332,7 @@ func TestThrowUndoesWhatWasEnded(t *testing.T) {
 			id := s.start(s.deploy("A", undoable("A", "S")+","+nodes), `{}`)
 			s.status(id, graph.Completed)
 			got := s.undone(id)
-			if name == "two throws" && got == "A B" { // the other one came first
+			if name == "two throws" && got == "A B" { // the throw of C came before that of B
 				got = "B A"
 			}
 			if got != "B A" {
@@ -335,7 +343,8 @@ func TestThrowUndoesWhatWasEnded(t *testing.T) {
 	}
 }
 
-// What an effect of a step changes about its instance is known when the step is settled.
+// If an effect of a step pauses the instance, the next step is held: what an effect changes is seen when the step is
+// settled.
 func TestEffectPausesInstance(t *testing.T) {
 	s := newEmptySite(t)
 	worker.Handle(s.mux, "test.pause.v1", func(ctx context.Context, in struct{ Instance uuid.UUID }) (struct{}, error) {
@@ -355,10 +364,10 @@ func TestEffectPausesInstance(t *testing.T) {
 	s.healthy()
 }
 
-// The same message twice in one batch is one, and nobody who is settled with it notices.
+// Two copies of one message in a batch are stored as one message, and the batch is settled without an error.
 func TestMessageTwiceAtOnce(t *testing.T) {
 	s := newEmptySite(t)
-	// The first to be handled is settled by itself, the others while that goes on.
+	// The first run is settled alone; meanwhile the others are collected into a batch.
 	if _, err := s.pool.Exec(t.Context(), `
 		INSERT INTO workflow_run (type, payload)
 		SELECT 'graph.message.v1', jsonb_build_object('name', 'paid', 'key', '1', 'id', (g / 2)::text) FROM generate_series(2, 21) AS g`); err != nil {
@@ -367,7 +376,7 @@ func TestMessageTwiceAtOnce(t *testing.T) {
 	var refused atomic.Int32
 	employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		return worker.Config{
-			Pool: pool, Mux: s.mux, Prefixes: []string{graph.Prefix}, Processes: s.engine, Retention: worker.Retention{Off: true}, PollInterval: 20 * time.Millisecond,
+			Pool: pool, Mux: s.mux, Prefixes: []string{"graph."}, Processes: s.engine, Retention: worker.Retention{Off: true}, PollInterval: 20 * time.Millisecond,
 			Observe: worker.Observer{SettleRun: func(_ int, _ time.Duration, err error) {
 				if err != nil {
 					refused.Add(1)
@@ -387,7 +396,8 @@ func TestMessageTwiceAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// What happened, and who arrived where, goes with an instance, although no foreign key says so.
+// Deleting or truncating instances also deletes their events, their state history and their arrivals at joins, although
+// these have no foreign key.
 func TestWhatHappenedGoesAlong(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "J": {"join": "all"},`+step("A", "J")+","+step("B", "J"))

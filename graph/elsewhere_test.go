@@ -14,7 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A step that goes on elsewhere moves its process once it is completed: with its result, or along the edge of its error. Until then process_why says where it is.
+// A step that was handed on (run.ErrElsewhere) moves its process when it is completed with run.Complete: with its
+// result, or along the edge of its error. Until then process_why reports that it continues elsewhere.
 func TestStepElsewhere(t *testing.T) {
 	t.Parallel()
 	s := newEmptySite(t)
@@ -55,7 +56,8 @@ func TestStepElsewhere(t *testing.T) {
 	}
 }
 
-// A step's handler is told of the instance, its key, and the node; so are those of elements of a list, and of what undoes a step. Handlers of other runs are told nothing.
+// run.FromContext has the instance, its key and the node for handlers of steps, of list elements and of undo steps. For
+// other runs these fields are zero.
 func TestHandlersKnowTheirStep(t *testing.T) {
 	t.Parallel()
 	s := newEmptySite(t)

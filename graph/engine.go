@@ -14,41 +14,44 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// An Engine moves process instances on. It keeps definitions in memory, which never change,
-// and nothing else.
+// An Engine advances process instances. It caches compiled definitions, which never change, and keeps no other state of
+// instances in memory.
 type Engine struct {
 	pool *pgxpool.Pool
 
 	mu    sync.Mutex
 	known map[uuid.UUID]*Process
 
-	staying atomic.Int32 // runs of signals that are refused to all, and wait in their slots
+	staying atomic.Int32 // signal runs that keep their slot while the database refuses the signal for every token: see stay
 }
 
-// unprepared is how handlers ask: what a statement left behind in a session, a pooler would give to others.
+// unprepared is the mode in which handlers query. It prepares no statement: behind a pooler, another client may get the
+// session next, and would find the prepared statement there.
 const unprepared = pgx.QueryExecModeCacheDescribe
 
-// New returns an engine whose handlers read from the pool's database. A pooler may be between, whatever
-// the pool's config says of prepared statements.
+// New returns an engine whose handlers read through pool. The pool may connect through a pooler, even if its config
+// enables prepared statements: the engine does not use them there.
 func New(pool *pgxpool.Pool) *Engine {
 	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}}
 }
 
-// Parts is for package worker: see worker.Config.Processes.
+// Parts returns the parts of the engine that package worker calls: see worker.Config.Processes.
 func (e *Engine) Parts() hook.Engine {
-	return hook.Engine{Prefix: Prefix, Handlers: e.handlers(), Hook: hook.Hook{Concerns: e.concerns, Begin: e.begin, Backoff: e.backoff, Tend: e.tend}}
+	return hook.Engine{Prefix: naming.Engine, Handlers: e.handlers(), Hook: hook.Hook{Concerns: e.concerns, Begin: e.begin, Backoff: e.backoff, Tend: e.tend}}
 }
 
-// concerns reports whether the engine has to know how a run is settled: it is a step of a process,
-// or of the engine's own types.
+// concerns reports whether the engine takes part in settling a run: the run is a step of a process, or of one of the
+// engine's own types.
 func (e *Engine) concerns(l *leasing.Lease) bool {
-	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, Prefix)
+	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, naming.Engine)
 }
 
-// find returns a process by name and version; 0: its highest.
+// find returns the process with a name and version; version 0: the highest that is deployed. If there is none, the
+// error is permanent.
 func (e *Engine) find(ctx context.Context, name string, version int) (*Process, error) {
 	var id uuid.UUID
 	err := e.pool.QueryRow(ctx, `
@@ -74,12 +77,13 @@ func (e *Engine) find(ctx context.Context, name string, version int) (*Process, 
 	return found[id], nil
 }
 
-// querier is a pool or a transaction.
+// A querier is a pool or a transaction.
 type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// processes returns definitions by id, from memory as far as they are there.
+// processes returns definitions by id. It reads and compiles those that are not cached. An id without a row is absent
+// from the map.
 func (e *Engine) processes(ctx context.Context, db querier, ids []uuid.UUID) (map[uuid.UUID]*Process, error) {
 	found, missing := map[uuid.UUID]*Process{}, []uuid.UUID{}
 	e.mu.Lock()
@@ -121,7 +125,7 @@ func (e *Engine) processes(ctx context.Context, db querier, ids []uuid.UUID) (ma
 	return found, nil
 }
 
-// firstLine keeps an error's text fit for a row.
+// firstLine returns the first line of an error's text, cut to 4000 bytes and valid UTF-8, so that it can be stored.
 func firstLine(text string) string {
 	text, _, _ = strings.Cut(text, "\n")
 	return strings.ToValidUTF8(text[:min(len(text), 4000)], "")

@@ -18,54 +18,58 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Definitions are data, and expressions are evaluated while an instance is locked. So what they do
-// is bounded where a deadline would come too late, and in CEL's own units: they are the same for
-// the same facts, whatever the machine. A millisecond is about 25,000 of them.
+// Anybody who may deploy a definition can write expensive expressions, and expressions are evaluated while an instance
+// is locked. So their cost is limited. The limits are in CEL's units of cost and not in time, because the same facts
+// then always cost the same: whether an expression fails does not depend on the machine or its load, and a repeated
+// settlement decides the same. A millisecond is about 25,000 units.
+//
+// The limit of one evaluation is not enough. A token may pass a thousand gateways in one decision, so there is a budget
+// for all expressions of a decision, too. It is about 20 ms.
 const (
 	costLimit  = 100_000 // of one evaluation
-	costBudget = 500_000 // of all that one event sets off
+	costBudget = 500_000 // of all evaluations in one decision, that is, for one event
 )
 
-// errCost is what an expression fails with that would cost more than costLimit.
+// errCost is the error of an expression that costs more than costLimit.
 var errCost = fmt.Errorf("it costs more than %d units: have it look at fewer elements, or have a step work it out", costLimit)
 
-// errBudget is what those fail with that come after costBudget is used up.
+// errBudget is the error of an expression that is evaluated after costBudget is used up.
 var errBudget = fmt.Errorf("the expressions before it, in this decision, have cost more than %d units together: "+
 	"have them look at fewer elements, have a step work it out once, or put a step between the gateways", costBudget)
 
-// An expression is a CEL expression that has been compiled.
+// An expression is a compiled CEL expression.
 type expression struct {
 	text    string
 	program cel.Program
-	gives   *cel.Type // as far as it is known before
-	steps   []string  // nodes whose facts it reads; nil with every set: it may read any
-	every   bool
+	gives   *cel.Type // its type, as far as that is known at compile time
+	steps   []string  // the nodes whose facts it reads by name
+	every   bool      // it uses steps in another way, so it may read the facts of any node
 }
 
 // facts are what expressions may read.
 type facts struct {
-	input  any            // of the instance
+	input  any            // the instance's input
 	steps  map[string]any // the latest result of each node
-	result any            // of a step, in its own mapping
-	item   any            // of a list, in the mapping of an each
+	result any            // in Node.Out: the node's result
+	item   any            // in Node.In of an each: the element
 
-	spent *uint64 // what was evaluated in this decision has cost; nil: nobody counts
+	spent *uint64 // what this decision has cost so far; nil: not counted
 }
 
-// charge counts what an evaluation has cost.
+// charge adds the cost of an evaluation to what the decision has spent.
 func (f facts) charge(cost uint64) {
 	if f.spent != nil {
 		*f.spent += cost
 	}
 }
 
-// A use is where an expression stands, which says what it can read.
+// A use says where an expression is written, and so what it can read.
 type use int
 
 const (
-	ofInstance use = iota // input and steps
-	ofElement             // item, too
-	ofResult              // result alone
+	ofInstance use = iota // reads input and steps
+	ofElement             // reads item, input and steps
+	ofResult              // reads result only
 )
 
 func (u use) String() string {
@@ -78,7 +82,7 @@ var environments = [...]func() (*cel.Env, error){
 
 func environment(names ...string) func() (*cel.Env, error) {
 	return sync.OnceValues(func() (*cel.Env, error) {
-		options := []cel.EnvOption{cel.CrossTypeNumericComparisons(true)} // numbers of JSON are doubles
+		options := []cel.EnvOption{cel.CrossTypeNumericComparisons(true)} // JSON numbers are doubles; an author compares them with integers
 		for _, name := range names {
 			kind := cel.DynType
 			if name == "steps" {
@@ -108,10 +112,10 @@ func compile(text string, in use) (*expression, error) {
 	return e, nil
 }
 
-// readsOf finds the nodes whose facts are read: steps.name, steps["name"], "name" in steps. Any
-// other use of steps may read all of them.
+// readsOf finds the nodes whose facts the expression reads: steps.name, steps["name"], "name" in steps. Any other use of
+// steps may read the facts of all nodes, and sets every. The shell loads only facts that an expression ahead may read.
 func (e *expression) readsOf(root ast.Expr) {
-	named := map[int64]bool{} // uses of steps that say which
+	named := map[int64]bool{} // the uses of steps that name a node
 	note := func(steps ast.Expr, name string) {
 		named[steps.ID()] = true
 		e.steps = append(e.steps, name)
@@ -151,16 +155,16 @@ func (e *expression) readsOf(root ast.Expr) {
 	}))
 }
 
-// canBeTrue reports whether what the expression gives can be true or false at all.
+// canBeTrue reports whether the expression may give a boolean, as far as its type is known.
 func (e *expression) canBeTrue() bool {
 	return e.gives.IsExactType(cel.BoolType) || e.gives.IsExactType(cel.DynType)
 }
 
-// prices are those of calls that are dear where values are large, and cost next to nothing by CEL's
-// own: of facts it does not know the types beforehand.
+// prices sets the cost of calls that take long on large values. CEL counts next to nothing for them here, because it does
+// not know the types of facts when it compiles an expression.
 type prices struct{}
 
-// CallCost returns what a call costs; nil: as much as CEL says.
+// CallCost returns the cost of a call; nil: CEL's own.
 func (prices) CallCost(function, _ string, args []ref.Val, result ref.Val) *uint64 {
 	size := 0
 	switch function {
@@ -179,7 +183,7 @@ func (prices) CallCost(function, _ string, args []ref.Val, result ref.Val) *uint
 	return &cost
 }
 
-// length is how many bytes a text has.
+// length returns the number of bytes of a text; 0 for other values.
 func length(v ref.Val) int {
 	switch v := v.(type) {
 	case types.String:
@@ -190,7 +194,7 @@ func length(v ref.Val) int {
 	return 0
 }
 
-// extent is the length of a text, or about that of a list or map.
+// extent returns the length of a text, or an estimate of it for a list or map: 100 bytes an element.
 func extent(v ref.Val) int {
 	if all, ok := v.(traits.Sizer); ok && length(v) == 0 {
 		if n, ok := all.Size().(types.Int); ok {
@@ -200,6 +204,7 @@ func extent(v ref.Val) int {
 	return length(v)
 }
 
+// eval evaluates the expression, unless the budget of the decision is used up.
 func (e *expression) eval(f facts) (ref.Val, error) {
 	if f.spent != nil && *f.spent > costBudget {
 		return nil, fmt.Errorf("%s: %w", e.text, errBudget)
@@ -218,7 +223,8 @@ func (e *expression) eval(f facts) (ref.Val, error) {
 	return value, nil
 }
 
-// condition gives true or false. A key that is missing is an error, never false.
+// condition evaluates a condition. A missing key is an error, never false: a misspelt key would otherwise choose a
+// branch.
 func (e *expression) condition(f facts) (bool, error) {
 	value, err := e.eval(f)
 	if err != nil {
@@ -231,7 +237,7 @@ func (e *expression) condition(f facts) (bool, error) {
 	return bool(b), nil
 }
 
-// value gives a JSON value.
+// value evaluates the expression to a JSON value. The size of the value is charged, too: what is made is stored.
 func (e *expression) value(f facts) (json.RawMessage, error) {
 	value, err := e.eval(f)
 	if err != nil {
@@ -239,10 +245,10 @@ func (e *expression) value(f facts) (json.RawMessage, error) {
 	}
 	native, err := value.ConvertToNative(jsonValue)
 	if err != nil {
-		return nil, fmt.Errorf("%s: gives what is no JSON value: %w", e.text, err)
+		return nil, fmt.Errorf("%s: gives a value that JSON cannot represent: %w", e.text, err)
 	}
 	text, err := native.(*structpb.Value).MarshalJSON()
-	// Blanks are not counted: how many there are differs from build to build.
+	// Blanks are not counted: protobuf's JSON deliberately varies them from build to build.
 	f.charge(uint64(10*(bytes.Count(text, []byte{','})+bytes.Count(text, []byte{':'})) + (len(text)-bytes.Count(text, []byte{' '}))/100))
 	return text, err
 }

@@ -4,12 +4,12 @@ import (
 	"encoding/json"
 )
 
-// failure is what expressions read of a step that has failed.
+// failure returns the fact of a step that has failed, as expressions read it.
 func failure(code, message string) any {
 	return map[string]any{"error": map[string]any{"code": code, "message": message}}
 }
 
-// failedAs returns the code if a fact is a failure.
+// failedAs returns the code of a fact that is a failure; empty: it is none.
 func failedAs(fact any) string {
 	f, _ := fact.(map[string]any)
 	e, _ := f["error"].(map[string]any)
@@ -17,12 +17,15 @@ func failedAs(fact any) string {
 	return code
 }
 
-// learn takes note of the latest result of a node, as part of a decision.
+// learn sets the fact of a node to a new result. The cost of its mapping (Out) is charged to the decision.
 func (i *instance) learn(n *node, result json.RawMessage) { i.note(n, result, i.facts.spent) }
 
-// remember does the same where nothing is decided.
+// remember sets the fact of a node to a result of an earlier decision, which is loaded again. It charges nothing:
+// otherwise a decision would cost more the more facts are loaded for other events of its batch.
 func (i *instance) remember(n *node, result json.RawMessage) { i.note(n, result, nil) }
 
+// note sets the fact of a node. If the mapping refuses the result, the node has no fact, and unfit has the error: it
+// becomes an incident when a token leads on from the node (told).
 func (i *instance) note(n *node, result json.RawMessage, spent *uint64) {
 	value, err := fact(n, result, spent)
 	if err != nil {
@@ -33,14 +36,14 @@ func (i *instance) note(n *node, result json.RawMessage, spent *uint64) {
 	i.know(n.name, value)
 }
 
-// know takes note of what a node has to tell.
+// know sets the fact of a node.
 func (i *instance) know(name string, value any) {
 	i.facts.steps[name] = value
 	delete(i.unfit, name)
 }
 
-// told reports whether it could be told what the result of a token's node means. Otherwise the
-// token, which is done there, stops.
+// told reports whether the mapping (Out) of a token's node has accepted the result. If not, it stops the token, whose
+// step is done.
 func (i *instance) told(t *token) bool {
 	err := i.unfit[t.node.name]
 	if err != nil {
@@ -49,7 +52,7 @@ func (i *instance) told(t *token) bool {
 	return err == nil
 }
 
-// fact is what expressions read of a step that has succeeded with a result.
+// fact returns the fact of a step that has succeeded: its result, or what its mapping (Out) makes of that.
 func fact(n *node, result json.RawMessage, spent *uint64) (any, error) {
 	var value any
 	if len(result) > 0 {
@@ -69,7 +72,7 @@ func fact(n *node, result json.RawMessage, spent *uint64) (any, error) {
 	return value, err
 }
 
-// object evaluates a mapping.
+// object evaluates a mapping to a JSON object.
 func object(all []mapping, f facts) (json.RawMessage, error) {
 	values := make(map[string]json.RawMessage, len(all))
 	for _, m := range all {

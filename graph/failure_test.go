@@ -18,7 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// broken is a site whose steps of type test.broken.v1 fail in a way until they are mended.
+// broken returns a site on which steps of type test.broken.v1 fail with the error of how until mend is called.
 func broken(t *testing.T, how func(context.Context) error) (s *site, mend func()) {
 	var mended atomic.Bool
 	s = newEmptySite(t)
@@ -37,14 +37,15 @@ const brokenStep = `"X": {"do": "test.broken.v1", "in": {"n": "7"}, "attempts": 
 
 func bug(context.Context) error { return errors.New("a bug") }
 
-// failure returns the status and the reason of failure of an instance.
+// failure returns the status and the failure_reason of an instance.
 func (s *site) failure(id uuid.UUID) string {
 	s.t.Helper()
 	return query[string](s.t, s.pool, `SELECT concat_ws(' ', status, failure_reason) FROM process_instance WHERE id = $1`, id)
 }
 
-// A step that fails for good, and whose handler has not declared it, stops its token with an incident, whatever the cause: nothing
-// is undone, the rest goes on, and the instance has no failure. Once the cause is mended, a retry has it completed.
+// A step that fails for good without a declared failure stops its token with an incident, for every kind of error:
+// nothing is undone, other branches continue, and the instance does not fail. After the cause is gone, a retry
+// completes the instance.
 func TestFailureOpensIncident(t *testing.T) {
 	for name, c := range map[string]struct {
 		how  func(context.Context) error
@@ -63,7 +64,7 @@ func TestFailureOpensIncident(t *testing.T) {
 			p := s.deploy("U", undoable("U", "F")+`, "F": {"fork": ["X", "O"]},`+fmt.Sprintf(brokenStep, "")+","+step("O", "P")+","+step("P", "")+","+step("Z", "", `"n": "steps.X.n"`))
 			id := s.start(p, `{}`)
 			incident := s.stopped(id, c.code, 1)
-			s.status(id, graph.Waiting) // once the others are done
+			s.status(id, graph.Waiting) // when the other branches are done
 			s.want(map[string]int{"U": 1, "O": 1, "P": 1, "Z": 0, "undo U": 0})
 			if got := s.failure(id); got != "WAITING" {
 				t.Errorf("the instance is %s", got)
@@ -80,7 +81,8 @@ func TestFailureOpensIncident(t *testing.T) {
 	}
 }
 
-// A handler's error may have the code of an incident of the engine's: it is told of as handler_error, and a retry does the step anew, as of any other.
+// A handler's error that has the code of one of the engine's own incidents is reported as handler_error, and a retry
+// executes the step again, as after any other error.
 func TestCodesOfIncidents(t *testing.T) {
 	for _, code := range []string{"output_failed", "mapping_failed", "list_broken", "compensation_failed", "not_settled", "not_leased", "not_reached", settling.CodeResult} {
 		s, mend := broken(t, func(context.Context) error { return run.WithCode(code, errors.New("a bug")) })
@@ -97,7 +99,7 @@ func TestCodesOfIncidents(t *testing.T) {
 	}
 }
 
-// What a handler declares fails the instance, whatever its code.
+// A failure that a handler declares (run.Permanent) fails the instance, even with a code that the engine itself uses.
 func TestDeclaredCodes(t *testing.T) {
 	for _, code := range []string{settling.CodeRefused, settling.CodeTooLate, settling.CodeExpired, settling.CodePayload, settling.CodeResult, "output_failed"} {
 		s, _ := broken(t, func(context.Context) error { return run.Permanent(run.WithCode(code, errors.New("declined"))) })
@@ -109,7 +111,7 @@ func TestDeclaredCodes(t *testing.T) {
 	}
 }
 
-// A type that nobody knows opens an incident.
+// A step of a type without a handler opens an incident.
 func TestUnknownTypeOpensIncident(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("A", `"A": {"do": "test.unknown.v1", "to": "Z"},`+step("Z", "")), `{}`)
@@ -117,7 +119,8 @@ func TestUnknownTypeOpensIncident(t *testing.T) {
 	s.healthy()
 }
 
-// Any error takes the edge for it, technical ones, too, once attempts are used up.
+// An error edge takes any error with its code once the attempts are used up, also an undeclared one such as
+// handler_error.
 func TestEdgesTakeTechnicalErrors(t *testing.T) {
 	for _, edge := range []string{"handler_error", "*"} {
 		s, _ := broken(t, bug)
@@ -128,8 +131,8 @@ func TestEdgesTakeTechnicalErrors(t *testing.T) {
 	}
 }
 
-// What fails an instance is what its handler or its definition declares: an error marked with run.Permanent, a throw, "failure": "fail" of
-// the node, or of the definition where the node says nothing.
+// An undeclared error fails the instance only if "failure" of the node is "fail", or that of the definition is and the
+// node has none. Otherwise it opens an incident.
 func TestDeclaredFailures(t *testing.T) {
 	for name, c := range map[string]struct{ process, node, want string }{
 		"as shipped":     {"", "", "WAITING"},
@@ -162,8 +165,9 @@ func TestDeclaredFailures(t *testing.T) {
 	}
 }
 
-// An operator fails an instance that an incident has stopped: what was done is undone, and the step's last error is the reason unless another
-// one is given. Whoever asked for it is told of. An instance that undoes already, and one that is not there, is refused in words.
+// graph.fail.v1 makes an instance that an incident stops undo its completed steps and fail. The failure_reason is the
+// given one, or the last error of the step. The history has who asked for it. The run fails with a message if the
+// instance is already compensating or does not exist, and succeeds if the instance is over.
 func TestFail(t *testing.T) {
 	s, _ := broken(t, bug)
 	p := s.deploy("U", undoable("U", "X")+","+fmt.Sprintf(brokenStep, "")+","+step("Z", ""))
@@ -178,7 +182,7 @@ func TestFail(t *testing.T) {
 		if got := s.failure(id); got != want {
 			t.Errorf("the instance is %s, want %s", got, want)
 		}
-		s.done(s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))) // it is over
+		s.done(s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))) // the instance is over
 	}
 	plain := s.start(s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", "")), `{}`)
 	s.stopped(plain, "handler_error", 1)
@@ -191,7 +195,7 @@ func TestFail(t *testing.T) {
 	s.stopped(undoes, "handler_error", 1)
 	s.done(s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, undoes)))
 	s.stopped(undoes, "compensation_failed", 1)
-	for id, want := range map[string]string{undoes.String(): "undoes what it has done", uuid.NewString(): "there is no instance"} {
+	for id, want := range map[string]string{undoes.String(): "is already undoing its completed steps", uuid.NewString(): "there is no instance"} {
 		again := s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))
 		if got := s.finished(again); got != "failed" {
 			t.Errorf("failing %s has %s", id, got)
@@ -203,7 +207,8 @@ func TestFail(t *testing.T) {
 	s.healthy()
 }
 
-// An element that fails stops with an incident; the others are done, and once it is retried all results are there, in their order, each once.
+// A list element that fails stops with an incident, and the other elements are done. After its retry the list has the
+// result of each element exactly once, in order.
 func TestElementOpensIncident(t *testing.T) {
 	s := newEmptySite(t)
 	var mended atomic.Bool
@@ -229,8 +234,8 @@ func TestElementOpensIncident(t *testing.T) {
 	s.healthy()
 }
 
-// What fails in an instance that was called stops there: its caller goes on to wait. A called instance that has failed is an
-// incident of its caller, and a retry calls another one.
+// While an incident stops a called instance, its caller waits. If the called instance fails, the caller gets an
+// incident, and a retry calls a new instance.
 func TestCalledOpensIncident(t *testing.T) {
 	s, mend := broken(t, bug)
 	child := s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", ""))
@@ -258,7 +263,7 @@ func TestCalledOpensIncident(t *testing.T) {
 	s.healthy()
 }
 
-// A step that somebody has cancelled stops with an incident, and a retry does it.
+// A step that somebody cancels stops its token with an incident, and nothing is undone.
 func TestCancelledStepOpensIncident(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("U", undoable("U", "A")+","+step("A", "", `"ms": "'10000'"`)), `{}`)
@@ -271,8 +276,8 @@ func TestCancelledStepOpensIncident(t *testing.T) {
 	s.healthy()
 }
 
-// Retrying in bulk takes the incidents that are meant, the oldest first and no more than asked for, none twice, and shows what it would do unless
-// told to do it.
+// process_retry_incidents retries the incidents that its arguments select, at most as many as asked for and none twice.
+// Without dry_run => false it only shows them.
 func TestRetryInBulk(t *testing.T) {
 	s, mend := broken(t, bug)
 	p, q := s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", "")), s.deploy("X", fmt.Sprintf(brokenStep, "")+","+step("Z", ""))

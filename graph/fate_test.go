@@ -17,12 +17,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// With GRAPH_MORTAL=seed the workers of all sites are cut off while they move instances: their
-// connections break between two statements of a transaction, or the answer to one is lost, to a
-// commit perhaps; and one worker in each site dies there, with all that it has leased. What the
-// tests claim holds all the same.
+// With GRAPH_MORTAL=seed the workers of all sites are disturbed while they move instances. Their connections break
+// between two statements of a transaction, or before the answer to a statement, perhaps a commit, is read. One worker
+// of each site dies at such a place, with everything it has leased. The claims of the tests must hold all the same.
 
-// undisturbed says of which tests the claim is about what such a cut changes.
+// undisturbed lists the tests that a cut would change, with the reason. Their workers are not disturbed.
 var undisturbed = map[string]string{
 	"TestBranchDoneAgain":       "it kills its worker itself, and counts the attempts",
 	"TestZombieArrival":         "it kills its worker itself, and counts the attempts",
@@ -37,11 +36,11 @@ var undisturbed = map[string]string{
 }
 
 const (
-	cutsOfSite = 5  // so that it comes to an end
-	cutsApart  = 24 // places, at most
+	cutsOfSite = 5  // cuts in one test, so that it ends
+	cutsApart  = 24 // the most places between two cuts
 )
 
-// A fate says when the workers of a site are cut off.
+// A fate decides where the workers of a site are cut off. A place is before a statement or before its answer.
 type fate struct {
 	mu     sync.Mutex
 	rand   *rand.Rand
@@ -52,7 +51,8 @@ type fate struct {
 	died   int
 }
 
-// newFate draws one, if the environment asks for it.
+// newFate returns a fate drawn from GRAPH_MORTAL and the name of the test. It returns nil if GRAPH_MORTAL is not set or
+// the test is undisturbed.
 func newFate(t *testing.T) *fate {
 	text := os.Getenv("GRAPH_MORTAL")
 	if text == "" {
@@ -84,7 +84,7 @@ const (
 	dies
 )
 
-// strikes says what happens at a place.
+// strikes decides what happens at the next place.
 func (f *fate) strikes() end {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,7 +104,7 @@ func (f *fate) strikes() end {
 	return breaks
 }
 
-// doom has the connections of a worker of the site break as its fate says.
+// doom makes the connections of a worker of the site break where its fate strikes.
 func (s *site) doom(m *mortal, c *pgxpool.Config) {
 	dial := c.ConnConfig.DialFunc
 	strikes := func() bool {
@@ -128,7 +128,7 @@ func (s *site) doom(m *mortal, c *pgxpool.Config) {
 	}
 }
 
-// A doomed connection breaks in a transaction, before a statement is sent, or after it was executed.
+// A doomed connection breaks within a transaction, before a statement is sent or before its answer is read.
 type doomed struct {
 	net.Conn
 	strikes func() bool
@@ -161,7 +161,7 @@ func (d *doomed) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// await is pgtest.Await.
+// await calls pgtest.Await.
 func await(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	pgtest.Await(t, what, cond)

@@ -11,12 +11,13 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// What the owner writes without guards into a row of one instance, so that its references or numbers do not agree, moves nothing of another, and nothing runs
-// without end: the others go on, process_why and process_fault name the column, and the statement that they tell makes the one go on.
+// If the owner writes inconsistent references or numbers into a row of one instance, past the guards, the other
+// instances complete and nothing runs without end. process_why and process_fault name the column, and the statement in
+// process_fault.fix lets the instance continue.
 func TestFaults(t *testing.T) {
 	for _, c := range []struct {
 		name, nodes, change, column string
-		command                     string // that has it go on; $1 is the task
+		command                     string // what moves each instance: a run type and its payload; "elapse": time; "": nothing more
 	}{
 		{"total", list, `UPDATE each_progress SET total = 2147483647 WHERE instance_id = '$i'`, "each_progress.total", ""},
 		{"less total", list, `UPDATE each_progress SET total = 2 WHERE instance_id = '$i'`, "each_progress.total", ""},
@@ -51,7 +52,7 @@ func TestFaults(t *testing.T) {
 			})
 			bad := ids[1]
 			fill := strings.NewReplacer("$i", bad.String(), "$o", ids[2].String()).Replace
-			// Tasks in the order of their instances, before anything is changed.
+			// The tasks, in the order of the instances, read before anything is changed.
 			var tasks [3]string
 			for k, id := range ids {
 				tasks[k] = query[string](t, s.pool, `SELECT coalesce((SELECT id::text FROM user_task WHERE instance_id = $1), '')`, id)
@@ -84,7 +85,7 @@ func TestFaults(t *testing.T) {
 				}
 			}
 			t.Log(why)
-			if c.command == "elapse" { // its incident is told, and to retry that is the fix
+			if c.command == "elapse" { // it has an incident, and the fix is to retry that
 				if !strings.HasPrefix(why, "incident payload_invalid at W ") {
 					t.Errorf("why: %s", why)
 				}
@@ -96,16 +97,17 @@ func TestFaults(t *testing.T) {
 				send(1)
 			}
 			for range query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND resolved_at IS NULL`, bad) {
-				// The outcome that was kept may have been settled meanwhile, now that nothing refuses it, and its incident is over then.
+				// Nothing refuses the kept outcome any more: a worker may have settled it and resolved its incident
+				// already.
 				retry := s.enqueue("graph.retry.v1", fmt.Sprintf(`{"instance": %q}`, bad))
 				if got := s.finished(retry); got != "succeeded" && query[int](t, s.pool, `SELECT count(*) FROM incident WHERE instance_id = $1 AND resolved_at IS NULL`, bad) > 0 {
 					t.Fatalf("run %s is %s, want succeeded", retry, got)
 				}
-				if c.command == "elapse" { // the timer is set anew
+				if c.command == "elapse" { // the retry sets the timer again
 					pgtest.Elapse(t, s.pool, 2*60*60*1e9)
 				}
 			}
-			if strings.HasPrefix(c.name, "wait") { // the message is there already: whoever brings another looks for those who wait
+			if strings.HasPrefix(c.name, "wait") { // the message is stored already: a second one in its slot has it paired
 				s.enqueue("graph.message.v1", `{"name": "paid", "key": "k1", "id": "again"}`)
 			}
 			pgtest.Await(t, "it to go on", func() bool {
@@ -116,5 +118,5 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// list is one of three elements, of which each takes a while.
+// list is a process with a list of three elements, each of which takes 1.5 s.
 var list = `"E": {"each": {"list": "[1, 2, 3]", "do": "test.step.v1"}, "in": {"name": "'item'", "ms": "1500"}, "to": "A"},` + step("A", "")

@@ -2,8 +2,8 @@ package graph
 
 import "slices"
 
-// over tells, by index, which nodes a token does not stay among for ever: a path leads to an end, or
-// something else may end the part they are in.
+// over reports, by index, from which nodes a token can come to an end: a path leads from the node to an end, or
+// something else may end the part of the process that the node is in. It searches backwards from these ends.
 func (p *Process) over() []bool {
 	over, queue := make([]bool, len(p.list)), []*node{}
 	endable := p.endable()
@@ -16,11 +16,11 @@ func (p *Process) over() []bool {
 	for ; len(queue) > 0; queue = queue[1:] {
 		for _, in := range queue[0].incoming {
 			from := in.from
-			if in != from.inner && !over[from.index] {
+			if in != from.inner && !over[from.index] { // the host of a scope leaves it by the scope's own edges
 				over[from.index] = true
 				queue = append(queue, from)
 			}
-			for _, r := range from.incoming { // what follows an option of a race follows the race
+			for _, r := range from.incoming { // a race passes its option at once: what follows the option follows the race
 				if r.from.kind == race && !over[r.from.index] {
 					over[r.from.index] = true
 					queue = append(queue, r.from)
@@ -42,8 +42,9 @@ func (n *node) ends() bool {
 	return n.next == nil
 }
 
-// endable are the scopes, and nil for the process, whose tokens something may end that is not on
-// their way: one of them terminates it, throws, or joins and cancels the rest; or a handler leaves it.
+// endable returns the scopes, with nil for the process itself, whose tokens may be ended wherever they are. One of
+// their tokens may terminate the scope, throw an error, or fire a join that cancels the rest. Or a boundary event may
+// leave the scope.
 func (p *Process) endable() map[*node]bool {
 	all := map[*node]bool{}
 	for _, n := range p.list {
@@ -60,7 +61,7 @@ func (p *Process) endable() map[*node]bool {
 		}
 	}
 	for _, n := range p.list {
-		for s := n.parent; n.kind == scope && !all[n]; s = s.parent { // what ends a part ends what lies in it
+		for s := n.parent; n.kind == scope && !all[n]; s = s.parent { // the end of a scope ends the scopes within
 			if all[s] {
 				all[n] = true
 			}
@@ -75,13 +76,16 @@ func (p *Process) endable() map[*node]bool {
 // stays reports whether the token stays where it is when the handler's edge is taken.
 func (h boundary) stays() bool { return h.Keep || h.Every > 0 }
 
-// A flow is where tokens go from each node; those that handlers send on beside them are left out.
+// A flow says where a token at each node goes next. It leaves out three sorts of edges: those of handlers that let the
+// token stay, because another token takes them; the inner edges of scopes, because the host stays at the scope; and the
+// edges from a race to its options, because a token passes an option and goes directly to what follows it.
 type flow struct {
 	nodes   []*node
-	leaving [][]*edge
-	before  [][]*node // from which a token comes to the node
+	leaving [][]*edge // by index: the edges that a token may take
+	before  [][]*node // by index: the nodes from which a token may come
 }
 
+// flow returns the flow of all nodes.
 func (p *Process) flow() *flow {
 	f := &flow{nodes: p.list, leaving: make([][]*edge, len(p.list)), before: make([][]*node, len(p.list))}
 	for _, n := range p.list {
@@ -97,18 +101,18 @@ func (p *Process) flow() *flow {
 	return f
 }
 
-// A miss says of an edge whether a token that takes it misses what is looked for.
+// A miss says whether a token that takes an edge avoids what avoid is looking for.
 type miss int
 
 const (
-	goesOn miss = iota // that depends on what follows
-	never
-	surely
+	goesOn miss = iota // depends on what follows the edge
+	never              // the edge is what is looked for
+	surely             // whatever follows the edge does not matter: it is avoided
 )
 
-// avoid tells, by index, from which nodes a token may come to its end so that neither it nor what
-// it splits into has taken an edge that is never a miss. What terminates or fails counts as no end:
-// nothing waits then. Only these nodes are looked at.
+// avoid reports, by index, from which of the given nodes a token may come to its end such that neither the token nor
+// any token it splits into takes an edge for which look returns never. Terminate nodes and throws of errors do not
+// count as ends, because no other token waits in vain after them. Other nodes than the given ones are not visited.
 func (f *flow) avoid(nodes []*node, look func(e *edge) miss) []bool {
 	may, within := make([]bool, len(f.nodes)), make([]bool, len(f.nodes))
 	for _, n := range nodes {
@@ -122,7 +126,7 @@ func (f *flow) avoid(nodes []*node, look func(e *edge) miss) []bool {
 			m := look(e)
 			return m == surely || m == goesOn && may[e.to.index]
 		}
-		if n.kind == fork {
+		if n.kind == fork { // a token takes every edge, so all of them have to miss
 			return !slices.ContainsFunc(f.leaving[n.index], func(e *edge) bool { return !misses(e) })
 		}
 		return n.ends() || slices.ContainsFunc(f.leaving[n.index], misses)
@@ -136,8 +140,8 @@ func (f *flow) avoid(nodes []*node, look func(e *edge) miss) []bool {
 	return may
 }
 
-// missed returns a fork, and an edge of a join behind it over which there may come nothing while
-// others wait at the join; nil: there is none.
+// missed returns a fork and an edge of the join j such that tokens from the fork may wait at j while none comes over
+// the edge. It returns nil, nil if there is no such fork.
 func (f *flow) missed(j *node) (*node, *edge) {
 	forks := []*node{j.fork}
 	if j.fork == nil || j.fork.kind == scope {
@@ -154,7 +158,7 @@ func (f *flow) missed(j *node) (*node, *edge) {
 		if len(in) < 2 {
 			continue
 		}
-		for _, e := range in {
+		for _, e := range in { // may all tokens of the fork end, or come over other edges of j?
 			may := f.avoid(behind, func(x *edge) miss {
 				switch {
 				case x == e:
@@ -172,7 +176,7 @@ func (f *flow) missed(j *node) (*node, *edge) {
 	return nil, nil
 }
 
-// from are the nodes that a token comes to from one, itself included, without passing another.
+// from returns the nodes that a token at n may come to without passing a given node. n is among them.
 func (f *flow) from(n, without *node) (all []*node) {
 	seen := map[*node]bool{without: true}
 	add := func(n *node) {
@@ -184,7 +188,7 @@ func (f *flow) from(n, without *node) (all []*node) {
 	add(n)
 	for k := 0; k < len(all); k++ {
 		for _, e := range f.leaving[all[k].index] {
-			add(e.from) // of a race: the option that is passed
+			add(e.from) // differs from all[k] in a race: it is the option that a token passes
 			add(e.to)
 		}
 	}

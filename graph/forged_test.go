@@ -17,17 +17,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A command is one of the engine's runs, with what it may refer to.
+// A command is a run of one of the engine's types, with the fields of its payload that refer to something.
 type command struct {
 	typ     string
 	payload map[string]any
-	parent  bool // whether fields are those of its parent
+	parent  bool // fields are keys of payload.parent
 	fields  []string
-	private bool // the engine alone may enqueue it
+	private bool // only the engine may enqueue it
 }
 
-// references are what a payload may name; each is given in turn what is another's, what is nobody's, and
-// what is nothing at all.
+// references returns wrong values for a field: ids of things that belong to others or do not exist, and values of other
+// types.
 func (b *bystanders) references(field string) []any {
 	wrong := []any{uuid.New(), 7, -1, "text", nil, missing{}, map[string]any{}, []any{}, true, ""}
 	switch field {
@@ -46,7 +46,7 @@ func (b *bystanders) references(field string) []any {
 	return wrong
 }
 
-// missing stands for a key that is not there.
+// missing stands for an absent key.
 type missing struct{}
 
 func (b *bystanders) commands() []command {
@@ -74,7 +74,7 @@ func (b *bystanders) commands() []command {
 	}
 }
 
-// variants are a command with each of its references replaced.
+// variants returns the payload of a command, and copies of it in which one reference is replaced.
 func (b *bystanders) variants(c command) (all []map[string]any) {
 	all = append(all, c.payload)
 	for _, field := range c.fields {
@@ -102,7 +102,7 @@ func (b *bystanders) variants(c command) (all []map[string]any) {
 	return all
 }
 
-// rightful reports whether a command names, as it may, what it changes.
+// rightful reports whether a command may change what it names, so that it is not a forgery.
 func (b *bystanders) rightful(c command, payload map[string]any) bool {
 	is := func(field, name string) bool { return fmt.Sprint(payload[field]) == b.id[name].String() }
 	switch c.typ {
@@ -115,12 +115,12 @@ func (b *bystanders) rightful(c command, payload map[string]any) bool {
 		return is("incident", "incident") && (is("instance", "stopped") || instance == nil) || is("instance", "stopped") && incident == nil
 	case "graph.signal.v1":
 		return payload["name"] == "news"
-	case "graph.arrive.v1": // what is gone fails who waits for it
+	case "graph.arrive.v1": // an arrival of something that does not exist fails the waiting token
 		id, ok := payload["child"].(uuid.UUID)
 		return !ok || !slices.Contains(b.instances, id)
-	case "graph.timer.v1": // there is one at this place
+	case "graph.timer.v1": // the waiter has a timer at this place
 		return payload["at"] == "on/0"
-	case "graph.start.v1": // what one end alone says, and is true
+	case "graph.start.v1": // everything that the payload says about its parent is true
 		parent, ok := payload["parent"].(map[string]any)
 		undo := parent["undo"] == nil
 		return ok && payload["process"] == b.called && fmt.Sprint(parent["instance"]) == b.id["caller"].String() && fmt.Sprint(parent["token"]) == b.id["caller's token"].String() &&
@@ -129,7 +129,7 @@ func (b *bystanders) rightful(c command, payload map[string]any) bool {
 	return false
 }
 
-// bystanders are instances of every kind that wait, with what belongs to them.
+// bystanders are waiting instances of every kind, with the ids of what belongs to them.
 type bystanders struct {
 	*site
 	called, caller   string
@@ -173,7 +173,7 @@ func standBy(s *site) *bystanders {
 	return b
 }
 
-// look tells all that bystanders are.
+// look returns the state of the bystanders as text, by instance.
 func (b *bystanders) look() map[string]string {
 	b.t.Helper()
 	rows, _ := b.pool.Query(b.t.Context(), `
@@ -191,7 +191,7 @@ func (b *bystanders) look() map[string]string {
 	return seen
 }
 
-// unchanged has all be as before once everything that can be carried out has been.
+// unchanged waits until all due runs are over, and checks that the bystanders are as they were.
 func (b *bystanders) unchanged(before map[string]string, who string) {
 	b.t.Helper()
 	b.t.Cleanup(func() {
@@ -210,9 +210,9 @@ func (b *bystanders) unchanged(before map[string]string, who string) {
 	}
 }
 
-// Whatever the engine's commands name that is not theirs, nothing of others moves: enqueued by a role that
-// may only enqueue, by an operator, and by the owner before the database refused it from others. What only
-// the engine may enqueue is refused from the roles, whatever they have set.
+// A command that names something that does not belong to it changes nothing of another instance, whether a role that
+// may only enqueue, an operator or the owner enqueues it. Runs that only the engine may enqueue are refused from the
+// roles, even if they set workflow.advance.
 func TestForgedCommands(t *testing.T) {
 	s := newSite(t)
 	b := standBy(s)
@@ -251,13 +251,13 @@ func TestForgedCommands(t *testing.T) {
 			text, _ := json.Marshal(payload)
 			if c.typ != "graph.arrive.v1" && c.typ != "graph.timer.v1" && c.typ != "graph.undo.v1" {
 				b.force(`INSERT INTO workflow_run (type, payload) VALUES ($1, $2)`, c.typ, text)
-				for _, end := range []string{`workflow_cancel(id)`, `workflow_delete(id, 'no')`} { // one that is not begun
+				for _, end := range []string{`workflow_cancel(id)`, `workflow_delete(id, 'no')`} { // end a run that has not started
 					b.force(`SELECT `+end+` FROM workflow_run WHERE id = $1`,
 						query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload, run_at) SELECT $1, $2, now() + interval '1 hour' FROM set_config('workflow.advance', 'on', true) RETURNING id`, c.typ, text))
 				}
 				continue
 			}
-			for _, at := range []string{"caller", "person", "waiter", "listener", "stopped"} { // of which none waits for that
+			for _, at := range []string{"caller", "person", "waiter", "listener", "stopped"} { // none of them waits for this
 				b.force(`INSERT INTO workflow_run (type, payload, token_id, node) SELECT $1, $2, t.id, t.node FROM process_token t WHERE id = $3`, c.typ, text, b.id[at+"'s token"])
 			}
 		}
@@ -266,7 +266,7 @@ func TestForgedCommands(t *testing.T) {
 	s.healthy()
 }
 
-// as has a statement executed with all that the engine sets.
+// as executes a statement in a transaction with all the settings that the engine uses.
 func (b *bystanders) as(pool *pgxpool.Pool, sql string, args ...any) error {
 	if len(args) == 2 {
 		text, err := json.Marshal(args[1])
@@ -284,7 +284,7 @@ func (b *bystanders) as(pool *pgxpool.Pool, sql string, args ...any) error {
 	})
 }
 
-// force is what somebody has enqueued before the database refused it.
+// force executes a statement as the owner; an INSERT passes the guard that refuses it from others.
 func (b *bystanders) force(sql string, args ...any) {
 	b.t.Helper()
 	err := pgx.BeginFunc(context.Background(), b.pool, func(tx pgx.Tx) error {
@@ -301,7 +301,7 @@ func (b *bystanders) force(sql string, args ...any) {
 	}
 }
 
-// What a called instance is told with, from before the upgrade too, is obeyed where it is true.
+// A call that was enqueued before any worker ran starts its instance, and the end of that instance moves the caller.
 func TestStartOfTheOldForm(t *testing.T) {
 	s := newEmptySite(t)
 	child := s.deploy("X", step("X", ""))

@@ -22,7 +22,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A site is a database with a worker in which processes run.
+// A site is a database and its workers, on which processes run.
 type site struct {
 	t    *testing.T
 	pool *pgxpool.Pool
@@ -30,32 +30,32 @@ type site struct {
 
 	mu    sync.Mutex
 	calls []string                      // names of steps, in the order of their starts
-	runs  map[string]map[uuid.UUID]bool // by name
+	runs  map[string]map[uuid.UUID]bool // the runs that called a step, by its name
 
-	undoWorks bool // even where it was told to fail
+	undoWorks bool // undo steps succeed, even those with "undo_fails"
 
-	happens func(name string, call int) // in a step or undo step that has just been done
+	happens func(name string, call int) // if not nil, called at the start of each step or undo step
 
 	engine worker.Processes
 	worker *mortal
 	hired  []*mortal
-	change func(*worker.Config) // of those that are hired from now on
+	change func(*worker.Config) // changes the config of workers that are hired from now on
 	fate   *fate                // nil: its workers are not cut off
 	log    *testWriter
 }
 
-// newSite starts a worker that knows the engine and test.step.v1: it notes payload.name and
-// returns the payload, or fails with payload.fail as code, or for its first payload.fails calls.
-// test.undo.v1 notes "undo " and the name of what it undoes.
+// newSite returns a site with one worker, which has the engine and two handlers. test.step.v1 notes payload.name and
+// returns the payload; it sleeps for payload.ms before, fails its first payload.fails calls, and fails for good with
+// the code payload.fail. test.undo.v1 notes "undo " and the name of the step that it undoes.
 func newSite(t *testing.T) *site {
 	t.Helper()
-	t.Parallel() // each has a database and a worker of its own, and mostly waits
+	t.Parallel() // each test has a database and a worker of its own, and mostly waits
 	s := newEmptySite(t)
 	s.worker = s.hire()
 	return s
 }
 
-// newEmptySite is one without a worker.
+// newEmptySite returns a site without a worker.
 func newEmptySite(t *testing.T) *site {
 	t.Helper()
 	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux(), runs: map[string]map[uuid.UUID]bool{}, fate: newFate(t), log: &testWriter{t: t}}
@@ -63,7 +63,7 @@ func newEmptySite(t *testing.T) *site {
 	worker.Handle(s.mux, "test.step.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
 		call := s.called(ctx, fmt.Sprint(in["name"]))
 		if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
-			if ms >= 10_000 { // it is to be cut off; others report, however late that is
+			if ms >= 10_000 { // the test cuts this step off; shorter steps ignore ctx and report late
 				<-ctx.Done()
 				return nil, context.Cause(ctx)
 			}
@@ -95,7 +95,7 @@ func newEmptySite(t *testing.T) *site {
 	return s
 }
 
-// altered are an engine's parts as a test has them.
+// altered is an engine whose parts a test changes with by.
 type altered struct {
 	worker.Processes
 	by func(*hook.Engine)
@@ -107,7 +107,7 @@ func (a altered) Parts() hook.Engine {
 	return parts
 }
 
-// afterAnswers has do called after each handler of the engine's, before its run is settled.
+// afterAnswers makes each handler of the engine call do when it is done, before its run is settled.
 func afterAnswers(e *hook.Engine, do func()) {
 	for typ, answer := range e.Handlers {
 		e.Handlers[typ] = func(ctx context.Context, payload json.RawMessage) (json.RawMessage, error) {
@@ -118,7 +118,7 @@ func afterAnswers(e *hook.Engine, do func()) {
 	}
 }
 
-// leaseLength is how long the workers of a site lease runs for. A slow machine may stand still for seconds.
+// leaseLength is the lease of the workers of a site. A slow machine may stall for seconds.
 const leaseLength = 5 * time.Second
 
 // hire starts another worker.
@@ -144,7 +144,7 @@ func (s *site) hire(look ...func(*mortal, *pgxpool.Config)) *mortal {
 	return m
 }
 
-// releaseAll has all workers end by themselves.
+// releaseAll stops all workers and waits until they have ended.
 func (s *site) releaseAll() {
 	s.mu.Lock()
 	hired := slices.Clone(s.hired)
@@ -154,7 +154,7 @@ func (s *site) releaseAll() {
 	}
 }
 
-// A testWriter logs what workers say, for as long as their test goes on.
+// A testWriter writes the logs of workers to the test's log until the test is over.
 type testWriter struct {
 	t *testing.T
 
@@ -177,7 +177,7 @@ func (w *testWriter) close() {
 	w.over = true
 }
 
-// called notes a call, and returns how many there have been.
+// called notes a call of a step, and returns how many calls of it there have been.
 func (s *site) called(ctx context.Context, name string) (n int) {
 	s.mu.Lock()
 	s.calls = append(s.calls, name)
@@ -197,8 +197,8 @@ func (s *site) called(ctx context.Context, name string) (n int) {
 	return n
 }
 
-// count tells how often a step was called. One that is called again because its worker was cut off
-// counts once.
+// count returns how often a step was called. If workers are cut off, it counts runs instead of calls, because a cut
+// makes a run call its step again.
 func (s *site) count(name string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +213,7 @@ func (s *site) count(name string) (n int) {
 	return n
 }
 
-// step is the JSON of a step that notes its name.
+// step returns the JSON of a node that executes test.step.v1 with its name.
 func step(name, to string, more ...string) string {
 	text := fmt.Sprintf(`%q: {"do": "test.step.v1", "in": {"name": "'%s'"`, name, name)
 	for _, m := range more {
@@ -226,7 +226,7 @@ func step(name, to string, more ...string) string {
 	return text + "}"
 }
 
-// deploy deploys nodes, the first of which is named start, as a process of its own.
+// deploy deploys nodes as a process with a new name, which it returns. The process begins at the node start.
 func (s *site) deploy(start string, nodes string) string {
 	s.t.Helper()
 	return s.deployAs("p"+uuid.NewString()[:8], start, nodes)
@@ -238,7 +238,7 @@ func (s *site) deployAs(name, start, nodes string) string {
 	return name
 }
 
-// define deploys a whole definition.
+// define deploys a definition.
 func define(t *testing.T, pool *pgxpool.Pool, text string) {
 	t.Helper()
 	d, err := graph.Parse([]byte(text))
@@ -250,7 +250,7 @@ func define(t *testing.T, pool *pgxpool.Pool, text string) {
 	}
 }
 
-// start starts an instance as psql does, and returns its id.
+// start starts an instance with an SQL INSERT, and returns its id.
 func (s *site) start(process, input string) uuid.UUID {
 	s.t.Helper()
 	return query[uuid.UUID](s.t, s.pool, `
@@ -281,13 +281,13 @@ func (s *site) status(id uuid.UUID, want graph.Status) {
 	})
 }
 
-// invariants are views that are empty unless there is a bug.
+// invariants are the views that are empty unless the engine has a bug.
 var invariants = []string{
 	"process_without_mover", "process_miscounted", "process_undead", "process_untimed", "process_misjoined", "process_misundone", "process_unearned",
 	"process_mismatched", "process_misrecorded",
 }
 
-// healthy checks the invariants.
+// healthy checks that the invariants hold.
 func (s *site) healthy() {
 	s.t.Helper()
 	for _, view := range invariants {
@@ -306,7 +306,7 @@ func (s *site) want(calls map[string]int) {
 	}
 }
 
-// A sequence runs from its start to its end, and each step reads what came before.
+// A sequence of steps runs to its end, and a step can read the results of the steps before it.
 func TestSequence(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("a", step("a", "b", `"x": "input.x"`)+","+step("b", "", `"y": "steps.a.x + 1.0"`))
@@ -322,7 +322,7 @@ func TestSequence(t *testing.T) {
 	s.healthy()
 }
 
-// S01: the inner join restores the outer group.
+// S01: the token that leaves an inner join is in the group of the outer fork again.
 func TestNestedForks(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "G"]}, "G": {"fork": ["B1", "B2"]}, "J2": {"join": "all", "to": "J1"}, "J1": {"join": "all", "to": "C"},`+
@@ -339,7 +339,7 @@ func TestNestedForks(t *testing.T) {
 	s.healthy()
 }
 
-// S05: a loop through a fork has a group of its own in each pass.
+// S05: each pass of a loop through a fork and its join joins on its own.
 func TestLoopThroughFork(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("S", step("S", "F")+`,"F": {"fork": ["A", "B"]}, "J": {"join": "all", "to": "N"}, "X": {"choose": [{"if": "steps.N.n < 3", "to": "F"}], "else": "E"},`+
@@ -350,7 +350,7 @@ func TestLoopThroughFork(t *testing.T) {
 	s.healthy()
 }
 
-// S07: joins without a single fork of their own.
+// S07: joins work without a matching fork each: one fork of three branches ends in two nested joins.
 func TestUnbalancedJoins(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["one", "two", "three"]}, "J1": {"join": "all", "to": "four"}, "J2": {"join": "all", "to": "E"},`+
@@ -361,7 +361,7 @@ func TestUnbalancedJoins(t *testing.T) {
 	s.healthy()
 }
 
-// S08: a branch ends before its join, which then waits for what cannot come, and says so.
+// S08: if a branch ends before its join, so that the join can never fire, an incident is opened.
 func TestBranchEndsBeforeJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "X": {"choose": [{"if": "input.ok", "to": "J"}], "else": "over"}, "over": {"end": true},
@@ -378,7 +378,7 @@ func TestBranchEndsBeforeJoin(t *testing.T) {
 	s.want(map[string]int{"C": 1})
 }
 
-// S10: an inclusive join waits for the branches that were taken, and for no other.
+// S10: an inclusive join waits for exactly the branches that were taken.
 func TestInclusiveJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("O", `"O": {"any": [{"if": "input.a", "to": "A"}, {"if": "input.b", "to": "B"}, {"if": "input.c", "to": "C"}]}, "o": {"join": "taken", "to": "D"},`+
@@ -389,7 +389,7 @@ func TestInclusiveJoin(t *testing.T) {
 	s.healthy()
 }
 
-// S11: where no condition is true, and where one cannot be told, an incident is opened.
+// S11: an exclusive gateway opens an incident if no condition is true, and if a condition cannot be evaluated.
 func TestNoBranch(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("X", `"X": {"choose": [{"if": "input.a > 1", "to": "A"}]},`+step("A", ""))
@@ -402,7 +402,7 @@ func TestNoBranch(t *testing.T) {
 	s.healthy()
 }
 
-// S12: a token that can come no more lets an inclusive join go on.
+// S12: an inclusive join fires when the last token that could still arrive takes another way.
 func TestInclusiveJoinWhenATokenLeaves(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "o": {"join": "taken", "to": "D"},
@@ -414,7 +414,7 @@ func TestInclusiveJoinWhenATokenLeaves(t *testing.T) {
 	s.healthy()
 }
 
-// S14: an ordinary node where edges meet is no join.
+// S14: an ordinary node with several incoming edges is not a join: it is visited once for each token.
 func TestMergeIsNoJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]},`+step("A", "C")+","+step("B", "C")+","+step("C", ""))
@@ -424,7 +424,8 @@ func TestMergeIsNoJoin(t *testing.T) {
 	s.healthy()
 }
 
-// S15: terminate ends everything at once; the instance is completed, and a late worker refused.
+// S15: terminate ends all tokens at once and completes the instance. The outcome of a step that was running then is
+// refused.
 func TestTerminate(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B", "T"]}, "T": {"wait": "PT1H", "to": "never"}, "over": {"terminate": true},`+
@@ -440,7 +441,7 @@ func TestTerminate(t *testing.T) {
 	s.healthy()
 }
 
-// S16: a cancelled instance stays so; the second cancel changes nothing.
+// S16: a cancelled instance stays cancelled, and a second cancel changes nothing.
 func TestCancel(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "B", `"ms": "10000"`)+","+step("B", ""))
@@ -458,7 +459,7 @@ func TestCancel(t *testing.T) {
 	s.healthy()
 }
 
-// A step that fails for good fails its instance, with the reason, and what else moves ends.
+// A declared failure of a step fails its instance, with the error as failure_reason, and the other branches end.
 func TestFailure(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]},`+step("A", "", `"fail": "'declined'"`)+","+step("B", "C", `"ms": "400"`)+","+step("C", ""))
@@ -472,7 +473,7 @@ func TestFailure(t *testing.T) {
 	s.healthy()
 }
 
-// A timer lets a token wait; meanwhile the instance is WAITING.
+// An instance whose only token waits for a timer is WAITING, and continues when the timer is due.
 func TestWait(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "T")+`,"T": {"wait": "PT1H", "to": "B"},`+step("B", ""))
@@ -487,7 +488,7 @@ func TestWait(t *testing.T) {
 	s.healthy()
 }
 
-// Two starts with one key are one instance.
+// Any number of starts with one key make one instance.
 func TestKey(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", ""))
@@ -502,7 +503,7 @@ func TestKey(t *testing.T) {
 	s.want(map[string]int{"A": 1})
 }
 
-// Who starts what is not deployed is told so.
+// A start of a process that is not deployed fails with a message that says so.
 func TestUnknownProcess(t *testing.T) {
 	s := newSite(t)
 	id := s.start("missing", `{}`)
@@ -511,7 +512,7 @@ func TestUnknownProcess(t *testing.T) {
 	})
 }
 
-// S45: gateways that lead round and round are stopped with an incident.
+// S45: a token in an endless loop of gateways is stopped with an incident.
 func TestEndlessGateways(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("X", `"X": {"choose": [{"if": "input.go", "to": "Y"}], "else": "E"}, "Y": {"choose": [{"if": "input.go", "to": "X"}], "else": "E"}, "E": {"end": true}`)

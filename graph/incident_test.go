@@ -9,8 +9,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// An incident is told when it opens and when it is resolved, inside and outside, and by whom: a
-// person, or what happened to its token or instance. One that is of no token is told as well.
+// Opening and resolving an incident each write a process event and an outbox event. The resolving event has who did it:
+// a person, or what happened to the token or the instance. The same holds for an incident without a token.
 func TestIncidentsAreTold(t *testing.T) {
 	s := newSite(t)
 	told := func(id uuid.UUID, want string) {
@@ -62,7 +62,8 @@ func TestIncidentsAreTold(t *testing.T) {
 	s.healthy()
 }
 
-// Steps that have failed an instance, or that an incident holds up, are told of with all else that fails; a failure that an edge takes is none.
+// workflow_failing counts steps that failed an instance or opened an incident. It does not count a failure that an
+// error edge takes.
 func TestFailingCountsSteps(t *testing.T) {
 	s := newSite(t)
 	told := func() string {

@@ -13,8 +13,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// An INSERT into process_instance starts the instance: with a definition alone, as CREATED with input, metadata and version, with an id, a
-// tenant and a priority, or many at once. Each is started once, in its tenant and at its priority, and ends as one that a run has started.
+// An INSERT into process_instance starts an instance: with a definition alone, with the status CREATED and input,
+// metadata and version, with an id, a tenant and a priority, or with many rows at once. Each instance is started
+// exactly once, with its tenant and priority, and completes like one that a run started.
 func TestInsertStarts(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "", `"n": "has(input.n) ? input.n : 0"`))
@@ -46,8 +47,9 @@ func TestInsertStarts(t *testing.T) {
 	s.healthy()
 }
 
-// An instance that was inserted can be paused, cancelled, and started by a run with its id before its own start has been carried out. What it is
-// then is not changed by that start, and nothing is started twice. Until then process_why names the run, and no view takes it for lost.
+// An inserted instance can be paused, cancelled, or started by a run with its id, before its own start is executed. Its
+// own start then changes nothing, and no instance is started twice. Until it is started, process_why names the run that
+// will start it, and process_without_mover does not list it unless that run is cancelled.
 func TestInsertedBeforeItStarts(t *testing.T) {
 	s := newEmptySite(t)
 	p := s.deploy("A", step("A", ""))
@@ -94,8 +96,9 @@ func TestInsertedBeforeItStarts(t *testing.T) {
 	s.healthy()
 }
 
-// What an instance has not got before it is started cannot be inserted, nor a key, and nothing that a start by run would be refused for. Each refusal
-// names the column, and says what to do; nothing else of that transaction is stored or started.
+// An INSERT into process_instance is refused if it sets a column that only the engine sets, or a key, or a value that a
+// start by a run would be refused for. The error names the column and has a hint, and the whole transaction stores and
+// starts nothing.
 func TestInsertRefused(t *testing.T) {
 	pool := pgtest.New(t)
 	pgtest.ByHand(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "e", "nodes": {"e": {"end": true}}}')`)
@@ -145,24 +148,24 @@ func TestInsertRefused(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// The largest that is let in can be started.
+	// The largest input that is accepted fits into the payload of the start.
 	if _, err := pool.Exec(t.Context(), `INSERT INTO process_instance (process_definition_id, input_payload) SELECT id, jsonb_build_object('x', repeat('x', 260989)) FROM process_definition`); err != nil {
 		t.Errorf("the largest: %v", err)
 	}
-	// Nor is it let in if the very statement says that the engine is at work, by a role that may only insert.
+	// A role that may only insert cannot bypass this by setting workflow.advance in the same statement.
 	if _, err := pool.Exec(t.Context(), `BEGIN; CREATE ROLE test_inserts; GRANT SELECT ON process_definition TO test_inserts; GRANT INSERT, SELECT ON process_instance TO test_inserts; SET ROLE test_inserts;
 		INSERT INTO process_instance (id, process_definition_id, status) SELECT gen_random_uuid(), id, CASE WHEN set_config('workflow.advance', 'on', true) <> '' THEN 'COMPLETED' END FROM process_definition; COMMIT`); err == nil || !strings.Contains(err.Error(), "process_instance: status is") {
 		t.Errorf("one that says that it is the engine: %v", err)
 	}
-	// What the owner inserts on record is not started.
+	// An instance that the owner inserts with workflow.override is not started.
 	pgtest.ByHand(t, pool, `INSERT INTO process_instance (process_definition_id, business_key) SELECT id, 'by hand' FROM process_definition`)
 	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run`); n != 1 {
 		t.Errorf("%d runs, want 1", n)
 	}
 }
 
-// version and updated_at move with each change of an instance that people may make by hand, and with what the owner changes on record; by one, and
-// not if nothing changes.
+// Each change of an instance that people may make by hand, or that the owner makes with workflow.override, increments
+// version by one and sets updated_at. An UPDATE that changes nothing does not.
 func TestVersionMovesByHand(t *testing.T) {
 	pool := pgtest.New(t)
 	pgtest.ByHand(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "e", "nodes": {"e": {"end": true}}}')`)

@@ -7,61 +7,66 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Status is what has become of an instance so far.
-type Status string
+// A Status is the state of an instance.
+type status string
 
-// The states of an instance. WAITING means that nothing of it is due or runs.
+// The states of an instance. A WAITING one has no step to execute: all its tokens wait for a message, a signal, a
+// person, a time, another instance, other tokens or an operator.
 const (
-	Created    Status = "CREATED"
-	InProgress Status = "IN_PROGRESS"
-	Waiting    Status = "WAITING"
-	Completed  Status = "COMPLETED"
-	Failed     Status = "FAILED"
-	Cancelled  Status = "CANCELLED"
+	statusCreated    status = "CREATED"
+	statusInProgress status = "IN_PROGRESS"
+	statusWaiting    status = "WAITING"
+	statusCompleted  status = "COMPLETED"
+	statusFailed     status = "FAILED"
+	statusCancelled  status = "CANCELLED"
 )
 
-// Final reports whether the instance is over.
-func (s Status) Final() bool { return s == Completed || s == Failed || s == Cancelled }
+// Final reports whether the instance is over. The status of such an instance never changes again.
+func (s status) final() bool {
+	return s == statusCompleted || s == statusFailed || s == statusCancelled
+}
 
-// An instance is as much of a process instance as a decision needs, and what it has changed.
+// An instance is the part of a process instance that the decisions of a batch need, and what they have changed. Its
+// four counts (live, ready, joining, incidents) are columns of its row and include the tokens that are not loaded. They
+// let the core see that a token is the last one, or that all others wait at joins, without reading the other tokens.
 type instance struct {
 	id       uuid.UUID
 	process  *Process
-	status   Status
+	status   status
 	priority int
 	tenant   string          // empty: none
-	version  int64           // when it was read
-	trace    json.RawMessage // the metadata of its runs: where the trace of its start goes on; nil: it has none
+	version  int64           // of the row as it was read
+	trace    json.RawMessage // metadata for its runs, which continues the trace of its start; nil: no trace
 	paused   bool
 	input    json.RawMessage
-	facts    facts            // of the nodes that may be read
-	unfit    map[string]error // nodes whose latest results are not what their mappings expect, and why
+	facts    facts            // of the nodes that expressions may read
+	unfit    map[string]error // nodes whose latest result their mapping (Out) refuses, with the error
 
-	depth  int // of calls: 0 for one that nobody has called
-	parent *parentRef
-	lends  bool // what it has done is undone with its caller
+	depth  int        // of calls: 0 for an instance that was not called
+	parent *parentRef // nil: it was not called
+	lends  bool       // when it completes, its compensation records become its caller's
 
-	live, ready, joining, incidents int
+	live, ready, joining, incidents int // live tokens, those that are Ready, those that wait at joins, open incidents
 
 	corrected bool // an operator has corrected a fact of it
 
-	from *legacy // it begins, and takes over what another one has done
+	from *legacy // what it takes over from a failed instance while it begins; nil: nothing
 
-	ending       Status // what it becomes once everything is undone; empty: it is not ending
-	endingReason string
-	debts        map[*token]uuid.UUID // the record that each undoing token undoes next; none: it is owed nothing, as far as was asked
-	undoing      bool                 // an undo step is under way
+	ending       status               // the status that it gets once everything is undone; empty: it is not ending
+	endingReason string               // goes with ending
+	debts        map[*token]uuid.UUID // by undoing token of the batch: the record that it undoes next; none: nothing is left to undo
+	undoing      bool                 // an undo step is under way, or a called instance has not lent its records yet
 
-	moves  int // nodes entered in this decision
-	eaches []*progress
-	drains []*group // groups whose last token has ended, in this decision
+	moves  int         // nodes entered in this decision, see maxMoves
+	eaches []*progress // lists that the batch may change
+	drains []*group    // scopes' groups that have run out of live tokens in this decision, see drain
 
-	joins       map[joinKey]*joining // those that may be arrived at
-	activations int                  // how many of them there have been
-	loaded      []*token             // all tokens that were live before, and those of the batch; only if the process needs them
+	joins       map[joinKey]*joining // activations where tokens may arrive, see askJoins
+	activations int                  // number of activations known so far, for joining.nth
+	loaded      []*token             // if process.survey: all tokens that were live, and those of the batch
 
-	failure string
-	output  json.RawMessage
+	failure string          // the failure reason of a FAILED instance
+	output  json.RawMessage // of a COMPLETED instance
 
 	changes changes
 }
@@ -70,9 +75,10 @@ func newInstance() *instance {
 	return &instance{facts: facts{steps: map[string]any{}, spent: new(uint64)}, unfit: map[string]error{}, joins: map[joinKey]*joining{}, debts: map[*token]uuid.UUID{}}
 }
 
-// changes are what is to be written.
+// changes collects what the decisions of a batch have changed. The writer writes all of it at the end of the batch, so
+// a later decision may still drop what an earlier one has added.
 type changes struct {
-	touched   bool // anything at all
+	touched   bool // there is something to write
 	tokens    []*token
 	groups    []*group
 	joins     []*joining
@@ -81,47 +87,52 @@ type changes struct {
 	waits     []subscription
 	tasks     []task
 	children  []child
-	detached  []*token // whose attached runs, waits, tasks and children go
-	records   []record
-	undo      []undo
-	undone    []runRef
-	notUndone []*token // whose undo steps have failed
-	undoAgain bool     // records of undo steps that have failed are renewed
+	detached  []*token // their attached runs, waits, tasks and children are removed
+	records   []record // completed steps that may have to be undone
+	undo      []undo   // undo steps to enqueue
+	undone    []runRef // undo steps that have succeeded
+	notUndone []*token // their undo steps have failed
+	undoAgain bool     // each failed undo step gets a new record, so that it is executed again
 	incidents []incident
-	failures  []failed // that are in no run
-	facts     []known  // likewise
-	restart   runRef   // has had it take the place of after; zero: none
+	failures  []failed // failures that no run records
+	facts     []known  // facts that no run of the instance records
+	restart   runRef   // the run that restarted the failed instance after as this one; zero: none did
 	after     uuid.UUID
 	events    []event
 	history   []transition
-	ended     bool     // all live tokens that are not among tokens end, and their runs
-	endedBut  *token   // the same, but this one stays
-	throws    []*token // have what was done undone, without an end; steps that were cut off are, too
-	unknown   bool     // steps whose outcome nobody knows are to be undone, too
+	ended     bool     // all live tokens that are not in tokens end, with their runs
+	endedBut  *token   // the same, except for this token
+	throws    []*token // tokens that begin to undo at a throw node; steps that were cut off are undone, too
+	unknown   bool     // the instance begins to undo all; steps that may have taken effect unheard are undone, too
 }
 
-// runRef refers to a run.
+// runRef is the id of a run.
 type runRef = uuid.UUID
 
-// A parentRef is the token that waits for an instance.
+// A parentRef is the token that waits for an instance, and the version that the token had when it called.
 type parentRef struct {
 	token uuid.UUID
 	visit int64
 }
 
-// A group is what one execution of a fork opened.
+// A group is one execution of a fork, scope or each. Groups nest. The tokens that belong together, at a join or at the
+// end of a scope, are those of one group. So the passes of a loop and nested forks cannot be mistaken for each other.
+//
+// The group of a fork has no host: its token ends at the fork. The token that enters a scope or each becomes the host
+// of the group: it waits at the node, stands for the tokens within, and leads on when they have ended.
 type group struct {
-	id          uuid.UUID // zero: new
+	id          uuid.UUID // zero: new, and not written yet
 	parent      *group
-	node        string
-	live        int    // its live tokens, and groups in it that have any
-	host        *token // the token that stands for it at a scope or each; nil: it is of a fork
-	leadsNobody bool   // its end leads nobody on
-	restOfList  bool   // a visit of a list of which enough is done; the rest is under way
-	fresh       bool
-	listed      bool
+	node        string // the fork, scope or each
+	live        int    // live tokens directly in it, plus live groups directly in it
+	host        *token // nil: the group is of a fork
+	leadsNobody bool   // its end does not lead the host on: the host has left already, or somebody else moves it
+	restOfList  bool   // a list that has enough results and whose host has left; its last elements are still under way
+	fresh       bool   // new, and to be inserted
+	listed      bool   // it is in changes.groups
 }
 
+// within reports whether g is outer or is nested in it. Everything is within nil.
 func (g *group) within(outer *group) bool {
 	for ; g != nil; g = g.parent {
 		if g == outer {
@@ -131,27 +142,28 @@ func (g *group) within(outer *group) bool {
 	return outer == nil
 }
 
+// A joinKey identifies the current activation of a join: there is one for each group, see home.
 type joinKey struct {
 	node  string
 	group *group
 }
 
-// A joining is one activation of a join.
+// A joining is one activation of a join: one time that it waits, and fires.
 type joining struct {
-	id       uuid.UUID // zero: new
-	nth      int       // among the activations of the instance, as far as they are known
+	id       uuid.UUID // zero: new, and not written yet
+	nth      int       // its number among the instance's known activations, by which pendingTaken orders those of one join
 	node     *node
-	group    *group
-	round    int
+	group    *group // whose tokens meet here; nil: the join belongs to no fork
+	round    int    // 1, and one more for each time that the join has fired for this group
 	expected int
-	joined   int
+	joined   int // arrivals that count
 	fired    bool
-	has      map[string]bool // edges over which one has come, as far as they matter now
-	waiting  map[*group]int  // arrivals of before that count, by their tokens' groups: where these are not known one by one
-	surplus  []*token        // for the next round
-	fires    bool            // in this decision
-	forced   bool            // by an operator, with those that have come
-	listed   bool
+	has      map[string]bool // the edges by which a token has arrived; of these only those that are read, see askJoins
+	waiting  map[*group]int  // arrivals of earlier batches that count, by the groups of their tokens, if the tokens are not loaded
+	surplus  []*token        // arrivals by an edge that has one already: they count for the next round
+	fires    bool            // it fires in this batch
+	forced   bool            // an operator has made it fire with those that have arrived
+	listed   bool            // it is in changes.joins
 }
 
 type arrival struct {
@@ -161,30 +173,32 @@ type arrival struct {
 	surplus bool
 }
 
-// A step is a run of a token, to be enqueued.
+// A step is a run of a token that is to be enqueued: a step of the process, a timer, or a look for what to undo next.
 type step struct {
 	token       *token
-	node        string
+	node        string // workflow_run.node, under which expressions find the result; a suffix such as /item keeps it from being a fact of the node
 	typ         string
 	payload     json.RawMessage
-	attempts    int
+	attempts    int // maximum number of starts; 0: as the policy of the type says
 	due         due
-	afterLeases bool // not before leases that were cut off have run out
+	afterLeases bool // not due before the leases that were cut off have expired
 }
 
-// A due is when a run may be leased; zero: at once.
+// A due says when a run may be leased; zero: at once.
 type due struct {
 	after time.Duration
 	until time.Time // zero: after the duration
-	tick  *tick     // of a timer that fires time and again
+	tick  *tick     // of a repeating timer; nil: it fires once
 }
 
-// A tick is one firing of a timer that fires time and again.
+// A tick is one firing of a repeating timer. It is due one interval after the time at which the tick before was due, so
+// delays do not add up. Ticks that were missed meanwhile are skipped.
 type tick struct {
-	number int
+	number int    // from 1
 	after  runRef // the run of the tick before; zero: this is the first
 }
 
+// count returns the number of the tick; 0 for nil.
 func (t *tick) count() int {
 	if t == nil {
 		return 0
@@ -192,38 +206,40 @@ func (t *tick) count() int {
 	return t.number
 }
 
-// A position is the payload of the engine's own runs that belong to a token: where at its node
-// they happen.
+// A position is the payload of the engine's own runs that belong to a token. It says at which place of the node
+// something happens, and what.
 type position struct {
-	At      string    `json:"at,omitzero"`
-	Tick    int       `json:"tick,omitzero"`
-	Visit   int64     `json:"visit,omitzero"`   // of the token's, if nothing else keeps it from being late
-	Message uuid.UUID `json:"message,omitzero"` // that has come
-	Signal  uuid.UUID `json:"signal,omitzero"`  // the run that has sent it
-	Child   uuid.UUID `json:"child,omitzero"`   // the instance that is over
+	At      string    `json:"at,omitzero"`      // the place, see mainPlace
+	Tick    int       `json:"tick,omitzero"`    // of a repeating timer: the number of the tick; of undoType: how often the token has waited
+	Visit   int64     `json:"visit,omitzero"`   // the token's version: the run has no effect at another one; 0: not checked, the run is cancelled when the token leaves
+	Message uuid.UUID `json:"message,omitzero"` // the message that has arrived
+	Signal  uuid.UUID `json:"signal,omitzero"`  // the run that has sent the signal
+	Child   uuid.UUID `json:"child,omitzero"`   // the called instance that is over
 }
 
 func (p position) json() json.RawMessage {
 	text, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // words and numbers
+		panic(err) // cannot happen: all fields are texts, numbers and ids
 	}
 	return text
 }
 
+// An incident is one that is to be opened.
 type incident struct {
-	token         *token
+	token         *token // nil: of the instance as a whole
 	node          string
 	code, message string
 }
 
-// A failed is what expressions read of a failure that no run tells of.
+// A failed is a failure that no run of the token records, as expressions read it.
 type failed struct {
 	node    string
 	code    string
 	message string
 }
 
+// An event is a row of process_event to be written.
 type event struct {
 	token *token // nil: of the instance as a whole
 	name  string
@@ -231,12 +247,13 @@ type event struct {
 	data  map[string]any
 }
 
+// A transition is a row of process_state_history to be written.
 type transition struct {
-	from, to Status
+	from, to status
 	reason   string
 }
 
-// ref is the group's id as a column that may be null.
+// ref returns the group's id as a nullable column; nil becomes null.
 func (g *group) ref() uuid.NullUUID {
 	if g == nil {
 		return uuid.NullUUID{}
@@ -244,7 +261,8 @@ func (g *group) ref() uuid.NullUUID {
 	return uuid.NullUUID{UUID: g.id, Valid: true}
 }
 
-// gone are tokens that were ended before they were done, or have left their node: what belongs to them there ends.
+// gone returns the tokens that were ended early or have left their node. The runs, waits, tasks and children that
+// belonged to them there are removed. New tokens (version 0) have none in the database.
 func (c *changes) gone() (ids []uuid.UUID) {
 	for _, t := range c.tokens {
 		if (t.state == tokenTerminated || t.state == tokenFailed) && t.version > 0 {
@@ -257,8 +275,9 @@ func (c *changes) gone() (ids []uuid.UUID) {
 	return ids
 }
 
-// home returns the group, among g and those around it, to whose activation of a join a token of g comes; nil if
-// the join belongs to no fork.
+// home returns the group whose activation of a join is the one where a token of g arrives: the innermost group around
+// the token that an execution of the join's fork opened. A token of a nested group thereby arrives at the outer fork's
+// join. It returns nil if the join belongs to no fork; then all tokens of the instance share one activation.
 func (g *group) home(join *node) *group {
 	for ; g != nil; g = g.parent {
 		if join.fork != nil && g.node == join.fork.name {

@@ -11,7 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// Each invariant's view sees what it is for, on a database where nothing else is wrong.
+// Each view of the invariants reports the faults it is made for, on a database where nothing else is wrong.
 func TestInvariants(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "J": {"join": "all", "to": "M"}, "M": {"await": {"message": "paid", "key": "input.order"}, "to": "X"},
@@ -99,7 +99,7 @@ func TestInvariants(t *testing.T) {
 	}
 }
 
-// untimed takes away the timer of a node's token.
+// untimed returns a statement that cancels the timer of a node's token.
 func untimed(node string, instance uuid.UUID) string {
 	return fmt.Sprintf(`UPDATE workflow_run SET status = 'cancelled', last_error = 'cancelled: its token has moved on'
 		WHERE type = 'graph.timer.v1' AND token_id = (SELECT id FROM process_token WHERE instance_id = '%s' AND node = '%s')`, instance, node)

@@ -11,14 +11,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A step whose instance cannot be moved is told of, with an incident where the instance's row takes one, and its lease is not extended. Other
-// instances go on. Once the row is mended the process goes on with what the step has returned; it is not started again.
+// If the database refuses to advance the instance of a settled step, the outcome is kept and reported, with an incident
+// if the instance's row accepts one, and the lease is not extended. Other instances continue. After the row is mended,
+// the process continues with the kept result, and the step is not executed again.
 func TestInstanceThatRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil, mend string // $1: the instance
 		incident    bool
 		says        string
-		process     string // what is said of the instance begins so
+		process     string // the beginning of what process_why reports
 	}{
 		"a trigger of a user's": {`
 			CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$;
@@ -76,7 +77,7 @@ func TestInstanceThatRefuses(t *testing.T) {
 			if got := query[string](t, s.pool, `SELECT concat_ws(' ', open_incidents, (SELECT count(*) FROM incident WHERE resolved_at IS NULL), (SELECT count(*) FROM workflow_kept), (SELECT count(*) FROM workflow_set_aside)) FROM process_instance WHERE id = $1`, id); got != "0 0 0 0" {
 				t.Errorf("left are incidents, open ones, kept, set aside: %s", got)
 			}
-			if c.says != "SQLSTATE 22003" { // its versions are not in a row any more
+			if c.says != "SQLSTATE 22003" { // after a mended version the history is not consecutive
 				s.healthy()
 			}
 			if inside, outside := query[int](t, s.pool, `SELECT count(*) FROM process_event WHERE event_type LIKE 'incident.%'`),
@@ -97,7 +98,8 @@ func spoil(s *site, statement string) {
 	}
 }
 
-// To retry the incident of an outcome that is refused has the outcome tried at once, and does nothing else: the step is not done again.
+// Retrying the incident of a kept outcome only tries to settle the outcome again, at once. The step is not executed
+// again.
 func TestRetryOfWhatIsKept(t *testing.T) {
 	s := newSite(t)
 	spoil(s, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$;
@@ -118,7 +120,8 @@ func TestRetryOfWhatIsKept(t *testing.T) {
 	s.healthy()
 }
 
-// If no instance can be moved, none is at fault: nothing is kept, and all go on once that is over.
+// If the database refuses to advance any instance, nothing is set aside, and the instance continues when the cause is
+// gone.
 func TestNoInstanceCanBeMoved(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "B")+","+step("B", ""))
@@ -139,7 +142,8 @@ func TestNoInstanceCanBeMoved(t *testing.T) {
 	s.healthy()
 }
 
-// A step whose outcome is kept can be cancelled: its process goes on by its rules, and nothing of it is left.
+// A step whose outcome is kept can be cancelled or failed by hand: the process takes the error edge for it, and nothing
+// remains kept, set aside or open as an incident.
 func TestKeptStepIsCancelled(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", `"A": {"do": "test.step.v1", "in": {"name": "'A'"}, "to": "never", "on": [{"error": "cancelled", "to": "B"}, {"error": "failed_by_hand", "to": "D"}]},`+step("B", "")+","+step("D", "")+","+step("never", ""))
@@ -160,7 +164,7 @@ func TestKeptStepIsCancelled(t *testing.T) {
 	s.healthy()
 }
 
-// A timer whose payload is no longer what the engine wrote opens an incident, and is set anew by a retry.
+// A timer whose payload was changed opens an incident, and a retry sets the timer again.
 func TestTimerThatIsNone(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("W", `"W": {"wait": "PT2S", "to": "B"},`+step("B", "")), `{}`)

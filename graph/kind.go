@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// A kind is what a node is, by the key of its verb.
+// A kind says what a node is. Its value is the key of the node's verb.
 type kind string
 
 const (
@@ -27,24 +27,25 @@ const (
 	terminate kind = "terminate"
 )
 
-// A verb is all there is to say of a kind of node, but for what happens when a token comes to one: entering says that. Who adds
-// a kind adds it to these two, and its key to Node.
+// A verb describes a kind of node: how it is written, checked and drawn, and how tokens behave there in general. What
+// happens when a token enters such a node is in entering (move.go), which belongs to the core. A new kind needs a row
+// in verbs, a case in entering and a key in Node.
 type verb struct {
 	kind  kind
-	given func(*Node) bool                        // its key is there
-	keys  string                                  // those that may stand beside it, of those in besides
-	check func(c *compiler, path string, n *node) // what is wrong with its value, whose expressions it compiles; nil: nothing can be
-	label func(*Node) string                      // what a picture says of it; nil: its key
-	shape [2]string                               // what the label stands between
+	given func(*Node) bool                        // reports whether a node has the verb's key
+	keys  string                                  // the keys of besides that may accompany it
+	check func(c *compiler, path string, n *node) // checks its value and compiles its expressions; nil: there is nothing to check
+	label func(*Node) string                      // its text in a picture; nil: the verb's key
+	shape [2]string                               // the Mermaid brackets around the label
 
 	pure  bool // a token passes without waiting for anything but other tokens
-	holds bool // something other than a run of the node's own goes when a token leaves: a wait, a task, a child, tokens within
-	hosts bool // a token here stands for others within
-	fails bool // an error may come from it, which an edge may take
-	parts bool // it sends on more tokens than came
+	holds bool // a token here may have more than a run to be removed when it leaves: a wait, a task, a child or tokens within
+	hosts bool // a token here is the host of a group: it stands for the tokens within
+	fails bool // it may fail, so it may have error edges
+	parts bool // it may send on more tokens than arrived
 }
 
-// verbs are all kinds of nodes, in the order in which messages name them.
+// verbs lists all kinds of nodes, in the order in which messages name them.
 var verbs = []*verb{
 	{kind: do, given: func(n *Node) bool { return n.Do != "" }, keys: "in out attempts failure retry undo on to",
 		check: (*compiler).step, label: func(n *Node) string { return n.Do }, shape: [2]string{"[", "]"}, fails: true},
@@ -71,14 +72,14 @@ var verbs = []*verb{
 		check: (*compiler).each, label: func(n *Node) string { return fmt.Sprintf("%s for each of %s", n.Each.Do, n.Each.List) },
 		shape: [2]string{"{{", "}}"}, holds: true, hosts: true, fails: true},
 	{kind: scope, given: func(n *Node) bool { return n.Scope != nil }, keys: "on to",
-		check: (*compiler).scope, label: func(*Node) string { return "" }, holds: true, hosts: true, fails: true}, // it is drawn as a box
+		check: (*compiler).scope, label: func(*Node) string { return "" }, holds: true, hosts: true, fails: true}, // drawn as a box, without a shape
 	{kind: throw, given: func(n *Node) bool { return n.Throw != nil }, keys: "to",
 		check: (*compiler).throw, label: func(n *Node) string { return n.Throw.label() }, shape: [2]string{"([", "])"}, pure: true},
 	{kind: end, given: func(n *Node) bool { return n.End }, shape: [2]string{"((", "))"}, pure: true},
 	{kind: terminate, given: func(n *Node) bool { return n.Terminate }, shape: [2]string{"(((", ")))"}, pure: true},
 }
 
-// besides are the keys that may stand beside a verb.
+// besides lists the keys that may accompany a verb. A verb's keys say which of them have a meaning there.
 var besides = []struct {
 	key   string
 	given func(*Node) bool
@@ -94,7 +95,7 @@ var besides = []struct {
 	{"to", func(n *Node) bool { return n.To != "" }},
 }
 
-// verbs are those that a node has, of which a sound one has one.
+// verbs returns the verbs that a node has. A valid node has exactly one.
 func (n *Node) verbs() (all []*verb) {
 	for _, v := range verbs {
 		if v.given(n) {
@@ -104,7 +105,7 @@ func (n *Node) verbs() (all []*verb) {
 	return all
 }
 
-// kindsOf are the keys of verbs.
+// kindsOf returns the keys of verbs.
 func kindsOf(all []*verb) (keys []string) {
 	for _, v := range all {
 		keys = append(keys, string(v.kind))
@@ -112,7 +113,7 @@ func kindsOf(all []*verb) (keys []string) {
 	return keys
 }
 
-// says is what a picture says of the verb.
+// says returns the text of the verb in a picture.
 func (v *verb) says(n *Node) string {
 	if v.label != nil {
 		return v.label(n)
@@ -120,11 +121,11 @@ func (v *verb) says(n *Node) string {
 	return string(v.kind)
 }
 
-// misplaced finds keys that mean nothing beside the node's verb.
+// misplaced finds keys that have no meaning beside the node's verb.
 func (c *compiler) misplaced(path string, n *node) {
 	allowed := strings.Fields(n.verb.keys)
 	if n.kind == throw && !n.Throw.Compensate {
-		allowed = nil // it leads nowhere
+		allowed = nil // an error leads to an error edge, so the node has no next one
 	}
 	for _, k := range besides {
 		if k.given(n.Node) && !slices.Contains(allowed, k.key) {

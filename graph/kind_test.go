@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Every key of a Node is a verb or may stand beside one, and what happens at a node is said of every verb.
+// Every key of a Node is a verb or is allowed beside one, and every verb has a function for a token that enters the
+// node.
 func TestVerbs(t *testing.T) {
 	var beside []string
 	for _, k := range besides {

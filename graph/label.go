@@ -6,14 +6,14 @@ import (
 	"unicode"
 )
 
-// A Mark is what a picture shows of a node in one instance.
+// A Mark is the state of a node in one instance, as a picture shows it.
 type Mark struct {
-	Visits int    // how often a token came, as far as that is known
+	Visits int    // how often a token entered the node, as far as that is known
 	Live   int    // tokens that are here now
-	State  string // of those, such as Waiting, or how the last visit ended: succeeded, failed, cancelled, undone
+	State  string // the state of these, such as Waiting, or how the last visit ended: succeeded, failed, cancelled, undone
 }
 
-// String is what the node's label says.
+// String returns the text for the node's label.
 func (m Mark) String() string {
 	var parts []string
 	switch {
@@ -31,7 +31,7 @@ func (m Mark) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// class is how the node is painted.
+// class returns the style of the node, a class that Mermaid defines; empty: none.
 func (m Mark) class() string {
 	switch {
 	case m.State == "Failed" || m.State == "failed" || m.State == "Incident":
@@ -86,11 +86,11 @@ func (t *Throw) label() string {
 	return "throw " + t.Error
 }
 
-// maxLabel is how many characters of a text are drawn.
+// maxLabel is the maximum length of a text in a picture, in characters.
 const maxLabel = 80
 
-// escape writes text for a label between quotes. Only what means nothing to Mermaid, HTML and
-// Markdown stays as it is.
+// escape returns text for a label between quotes. Only characters without a meaning in Mermaid, HTML and Markdown stay
+// as they are; other printable ones become entities.
 func escape(text string) string {
 	var out strings.Builder
 	n := 0
@@ -111,7 +111,7 @@ func escape(text string) string {
 	return out.String()
 }
 
-// label is what the edge says.
+// label returns the text of the handler's edge.
 func (h Boundary) label() string {
 	var text string
 	switch {

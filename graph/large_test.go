@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// large is n with GRAPH_LARGE=1, and a tenth of it otherwise.
+// large returns n with GRAPH_LARGE=1, and a tenth of it otherwise.
 func large(n int) int {
 	if os.Getenv("GRAPH_LARGE") != "" {
 		return n
@@ -22,7 +22,7 @@ func large(n int) int {
 	return n / 10
 }
 
-// A fork of many branches joins once. How long that takes is told, and not judged.
+// A fork of many branches joins exactly once. The test logs how long that takes, and sets no limit.
 func TestLargeFork(t *testing.T) {
 	s, n := newSite(t), large(1000)
 	var names, nodes []string
@@ -41,8 +41,8 @@ func TestLargeFork(t *testing.T) {
 	s.healthy()
 }
 
-// S44 (g): of a long list only a few elements are worked on at once. How much memory that takes is
-// told, and not judged.
+// S44 (g): no more elements of a long list are under way at once than its limit. The test logs the memory in use, and
+// sets no limit.
 func TestLargeEach(t *testing.T) {
 	s, n := newSite(t), large(10_000)
 	p := s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1", "limit": 50}}`)

@@ -10,40 +10,42 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
-// A transaction is the worker's, in which a batch advances. In a session of the worker's own the
-// engine's statements are prepared once, and their plans kept until a table has doubled: an advance
-// is a dozen short statements, of which parsing and planning is most of the work.
+// A transaction is the worker's settle transaction, in which a batch of runs advances its instances. If the session
+// belongs to the worker alone (no pooler), the engine's statements are prepared once, and their plans are kept until a
+// table has doubled in size. Advancing takes about a dozen short statements, and parsing and planning them is most of
+// their cost.
 type transaction struct {
 	pgx.Tx
-	prepares bool
-	working  bool   // whether it has said that the engine is at work
-	mode     string // how the next statement is planned, as far as is known
+	prepares bool   // the session keeps prepared statements
+	working  bool   // workflow.advance is on: see statements.work
+	mode     string // keptPlans or ownPlans, whichever was set last; empty: not known
 }
 
-// plans are what is known about those of a connection.
+// plans is what the engine knows about the kept plans of a connection.
 type plans struct {
-	looked time.Time // at the sizes of tables
-	sizes  []int64   // in bytes, when plans were last made anew
+	looked time.Time // when table sizes were read last
+	sizes  []int64   // of the tables in growing, in bytes, when plans were discarded last
 }
 
 const (
-	plansKey  = "simple-workflow: plans" // among a connection's custom data
-	lookPause = 100 * time.Millisecond
-	aFewRows  = 64 << 10 // bytes of a table: so little is no reason to plan anew
+	plansKey  = "simple-workflow: plans" // the key of plans in the custom data of a connection
+	lookPause = 100 * time.Millisecond   // the shortest time between two looks at table sizes
+	aFewRows  = 64 << 10                 // bytes: a table that grows by less is no reason to plan again
 )
 
-// growing are the tables of which the sizes decide how statements with kept plans are executed.
+// growing are the tables whose sizes matter to statements with kept plans.
 var growing = []string{"process_instance", "process_token", "workflow_run", "parallel_group", "parallel_join", "join_arrival", "each_progress",
 	"compensation_record", "incident"}
 
-// What finds its rows by their keys has keptPlans; what looks for all of an instance, or brings two
-// lists together, has ownPlans: without the values nobody can tell how much that is.
+// A statement that finds its rows by their keys runs with keptPlans, which has the server use generic plans. A
+// statement that reads all rows of an instance, or joins two lists, runs with ownPlans: the planner has to see the
+// values to estimate how many rows that is.
 const (
 	keptPlans = `SELECT set_config('plan_cache_mode', 'force_generic_plan', true)`
 	ownPlans  = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true)`
 )
 
-// in returns the transaction, with plans that are not outgrown.
+// in wraps tx. If its session keeps prepared statements, in first discards plans that the tables have outgrown.
 func in(ctx context.Context, tx pgx.Tx) (*transaction, error) {
 	t := &transaction{Tx: tx, prepares: session.Prepares(tx.Conn())}
 	if !t.prepares {
@@ -56,13 +58,14 @@ func in(ctx context.Context, tx pgx.Tx) (*transaction, error) {
 		data[plansKey] = p
 	}
 	if err := p.outgrow(ctx, tx); err != nil {
-		return nil, fmt.Errorf("look whether plans are still good: %w", err)
+		return nil, fmt.Errorf("check whether tables have outgrown their plans: %w", err)
 	}
 	return t, nil
 }
 
-// outgrow has plans made anew if a table has more than doubled since they were made: one that was
-// made for an empty table reads all of it, and would do so until somebody analyzes it.
+// outgrow discards the plans of the session if a table is larger than twice its size when plans were discarded last,
+// plus aFewRows. A plan made while a table was empty reads all of it, and would be kept until somebody analyzes the
+// table.
 func (p *plans) outgrow(ctx context.Context, tx pgx.Tx) error {
 	if time.Since(p.looked) < lookPause {
 		return nil
@@ -83,21 +86,22 @@ func (p *plans) outgrow(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// statements are sent together.
+// statements is a batch of statements, sent in one round trip.
 type statements struct {
 	batch *pgx.Batch
 	tx    *transaction
-	mode  string // how those that follow are to be planned
+	mode  string // keptPlans or ownPlans, for the statements that follow
 }
 
+// statements returns an empty batch, with keptPlans.
 func (t *transaction) statements() *statements {
 	return &statements{batch: &pgx.Batch{}, tx: t, mode: keptPlans}
 }
 
-// plan has what follows, if anything does, planned in one way.
+// plan sets the mode, keptPlans or ownPlans, of the statements that follow. It queues nothing.
 func (s *statements) plan(mode string) { s.mode = mode }
 
-// ready returns the batch, for a statement to be queued.
+// ready returns the batch, to queue a statement. It queues the change of the planning mode first, if there is one.
 func (s *statements) ready() *pgx.Batch {
 	if s.tx.prepares && s.tx.mode != s.mode {
 		s.tx.mode = s.mode
@@ -109,8 +113,8 @@ func (s *statements) ready() *pgx.Batch {
 // do queues a statement that returns nothing.
 func (s *statements) do(sql string, args ...any) { s.ready().Queue(sql, plain(args)...) }
 
-// work has the transaction say that the engine is at work: what anybody else changes of a process is
-// refused, or told to the process.
+// work sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow.
+// Changes by others to rows of a process are refused, or are reported to the process.
 func (s *statements) work() {
 	if !s.tx.working {
 		s.tx.working = true
@@ -118,16 +122,17 @@ func (s *statements) work() {
 	}
 }
 
-// ask queues a statement, and has its answer taken.
+// ask queues a query; send passes its rows to take.
 func (s *statements) ask(take func(pgx.Rows) error, sql string, args ...any) {
 	ask(s.ready(), take, sql, args...)
 }
 
+// ask queues a query on a batch, with its arguments in the form that plain returns.
 func ask(batch *pgx.Batch, take func(pgx.Rows) error, sql string, args ...any) {
 	batch.Queue(sql, plain(args)...).Query(take)
 }
 
-// send sends what was queued, and has the answers taken one after the other.
+// send sends the batch and reads the answers in order.
 func (s *statements) send(ctx context.Context) error {
 	if s.batch.Len() == 0 {
 		return nil

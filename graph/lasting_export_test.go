@@ -6,7 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Do executes a statement as the engine does those that keep their plans.
+// Do executes a statement in the way the engine executes statements with kept plans.
 func Do(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 	t, err := in(ctx, tx)
 	if err != nil {

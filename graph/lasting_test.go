@@ -20,7 +20,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// prepared is a pool of connections as a worker has them.
+// prepared returns a pool of one connection, set up like those of a worker.
 func prepared(t *testing.T, url string) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
@@ -37,8 +37,8 @@ func prepared(t *testing.T, url string) *pgxpool.Pool {
 	return pool
 }
 
-// In a session of the worker's own the engine's statements are prepared and their plans kept, until a
-// table has grown: a plan for a small table does not outlive that.
+// In a session that belongs to the worker alone, the engine's statements are prepared and their plans are kept. When a
+// table has grown, they are planned again.
 func TestPlansAreKept(t *testing.T) {
 	pool := prepared(t, pgtest.URL(t))
 	do := func(sql string) {
@@ -54,7 +54,7 @@ func TestPlansAreKept(t *testing.T) {
 	do(`ALTER TABLE each_progress SET (autovacuum_enabled = off)`)
 	fill(1, 10)
 	do(`ANALYZE each_progress`)
-	// look executes the statement as the engine does, and returns its plan.
+	// look executes the statement in the way the engine does, and returns its plan.
 	look := func() (plan string) {
 		t.Helper()
 		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
@@ -84,7 +84,7 @@ func TestPlansAreKept(t *testing.T) {
 		t.Fatalf("the plan for a table of one page:\n%s", plan)
 	}
 	fill(11, 20_000)
-	time.Sleep(150 * time.Millisecond) // it does not look at once
+	time.Sleep(150 * time.Millisecond) // more than lookPause, between two looks at table sizes
 	if plan := look(); !strings.Contains(plan, "Index") {
 		t.Errorf("the plan is still that for a small table:\n%s", plan)
 	}
@@ -97,8 +97,8 @@ func TestPlansAreKept(t *testing.T) {
 	}
 }
 
-// What locks and reads the instances of a batch finds them by their keys, also with plans that were made
-// when there were none.
+// The statements that lock and read the instances of a batch find rows by their keys, even with plans made while the
+// tables were empty.
 func TestPlansOfLocks(t *testing.T) {
 	pool := prepared(t, pgtest.URL(t))
 	if _, err := pool.Exec(t.Context(), `VACUUM ANALYZE`, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -129,7 +129,7 @@ func TestPlansOfLocks(t *testing.T) {
 		rows, _ := pool.Query(t.Context(), `EXPLAIN EXECUTE `+pgx.Identifier{name}.Sanitize()+arguments, pgx.QueryExecModeSimpleProtocol)
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
-			continue // the question about statements itself
+			continue // this is the query of pg_prepared_statements itself
 		}
 		seen++
 		plan := strings.Join(lines, "\n")
@@ -142,7 +142,7 @@ func TestPlansOfLocks(t *testing.T) {
 	}
 }
 
-// Where sessions lose what is prepared in them, processes go on all the same.
+// Processes complete even if sessions lose their prepared statements.
 func TestSessionsThatForget(t *testing.T) {
 	t.Parallel()
 	s := newEmptySite(t)
@@ -165,7 +165,8 @@ func TestSessionsThatForget(t *testing.T) {
 	s.healthy()
 }
 
-// What comes after the engine in a settle transaction is planned with its values, as it was before.
+// The statements that follow the engine's in a settle transaction run with custom plans and with sequential scans
+// enabled.
 func TestPlansOfOthers(t *testing.T) {
 	s := newEmptySite(t)
 	var mu sync.Mutex
@@ -197,7 +198,7 @@ func TestPlansOfOthers(t *testing.T) {
 	s.worker = s.hire()
 	p := s.deploy("A", step("A", "M")+`, "M": {"await": {"message": "paid", "key": "'1'"}, "to": "B"},`+step("B", ""))
 	id := s.start(p, `{}`)
-	s.enqueue("graph.message.v1", `{"name": "other", "key": "2"}`) // moves nobody
+	s.enqueue("graph.message.v1", `{"name": "other", "key": "2"}`) // moves no token
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
 	s.status(id, graph.Completed)
 	mu.Lock()

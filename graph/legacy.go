@@ -8,38 +8,40 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// An instance that has failed is started again as another one, of the same definition and input. Its tokens set out from the start, and pass
-// each node that is done: what its step had returned is taken over. So they come to where the first one stood, whatever forks, joins and
-// conditions are on the way: it is found by the same rules, from the same facts. Whether it is the same place is asked afterwards.
+// A failed instance is restarted as another one, with the same definition and input. Its tokens begin at the start.
+// They pass each node that is done in the failed instance, and take its result over. The same rules applied to the same
+// facts lead them to where the failed instance stood, whatever forks, joins and conditions are on the way. So no tokens,
+// groups or joins have to be copied. Afterwards inherit checks that the tokens have arrived there. They have not if the
+// failed instance took an edge for an error, a message or a time, because these events do not happen again.
 
-// A legacy is what an instance that is started again takes over.
+// A legacy is what a restarted instance takes over from the failed one.
 type legacy struct {
-	of      uuid.UUID
-	done    map[string]visit // of nodes that are passed, and that have not been yet
-	entered []string         // nodes that it has to come to, or to pass, as the first one did
-	facts   []known          // that were taken over
+	of      uuid.UUID        // the failed instance
+	done    map[string]visit // by node: visits that are done and have not been passed yet
+	entered []string         // nodes that the failed instance had entered, and that this one has to enter or pass, too
+	facts   []known          // the facts that were taken over
 }
 
-// A visit of a node is over.
+// A visit is a completed visit of a node.
 type visit struct {
 	fact   any
-	has    bool   // a fact
-	option string // of a race: what came first
+	has    bool   // it has a fact
+	option string // of a race: the option that came first
 }
 
-// A known is a fact that is in no run of the instance.
+// A known is a fact that no run of the instance records.
 type known struct {
 	node   string
 	value  any
 	reason string
 }
 
-// cannot is the failure of a restart.
+// cannot returns the error of a restart that is refused.
 func cannot(format string, args ...any) error {
 	return run.Permanent(run.WithCode("conflict", fmt.Errorf(format, args...)))
 }
 
-// pass leads a token past a node that is done.
+// pass leads a token past a node that is done. Each visit is passed once.
 func (i *instance) pass(t *token, v visit) {
 	delete(i.from.done, t.node.name)
 	var how map[string]any
@@ -62,7 +64,7 @@ func (i *instance) pass(t *token, v visit) {
 	i.leave(t, t.node.next)
 }
 
-// inherit ends the taking over. The instance has to have come to where the one before it stood.
+// inherit ends the restart. It returns an error if the instance has not come to where the failed one stood.
 func (i *instance) inherit() error {
 	l, came := i.from, map[string]bool{}
 	i.from = nil
@@ -73,7 +75,7 @@ func (i *instance) inherit() error {
 	}
 	for _, name := range l.entered {
 		if !came[name] {
-			return cannot("instance: %s cannot be started again where it failed: it has come to node %s on a way that is not found again, by an error, a message or a time, say", l.of, name)
+			return cannot("instance: %s cannot be started again where it failed: it has come to node %s by a path that a restart does not repeat, such as an edge for an error, a message or a time", l.of, name)
 		}
 	}
 	i.changes.facts = append(i.changes.facts, l.facts...)

@@ -14,26 +14,27 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
-// A scene is all that the decisions about a batch need to know.
+// A scene is everything that the decisions about a batch need to know.
 type scene struct {
 	instances map[uuid.UUID]*instance
-	tokens    map[uuid.UUID]*token
-	owners    map[uuid.UUID]*instance // of tokens
+	tokens    map[uuid.UUID]*token    // the tokens of the batch
+	owners    map[uuid.UUID]*instance // of all tokens that were read, by the id of the token
 	groups    map[uuid.UUID]*group
-	hosts     map[*group]uuid.UUID // tokens that stand for groups
+	hosts     map[*group]uuid.UUID // the token that stands for a group, for groups of a scope or each
 
-	definitions map[*instance]uuid.UUID // of instances that are not tied to theirs yet
+	// Rows as they were read, to be linked once all of them are there: see load.
+	definitions map[*instance]uuid.UUID
 	untied      []untied
-	parents     map[*group]uuid.UUID // of groups that are not tied to theirs yet
+	parents     map[*group]uuid.UUID
 }
 
-// An untied token is not tied yet to its instance, its node and its group.
+// An untied is a token that is not linked yet to its instance, node and group.
 type untied struct {
 	*token
 	owner  uuid.UUID
-	at     string
+	at     string // the name of its node
 	group  uuid.NullUUID
-	wanted bool // it is of the batch
+	wanted bool // it belongs to the batch
 }
 
 func newScene() *scene {
@@ -44,8 +45,8 @@ func newScene() *scene {
 	}
 }
 
-// lock queues what locks the instances of tokens, and others, and reads them, the tokens and their groups. Of created it locks those that
-// are not started yet.
+// lock queues statements that lock and read instances: those of the tokens, those in instances, and those in created
+// that are not started yet. They also read the tokens and their groups.
 func (s *scene) lock(first *pgx.Batch, tokens, instances, created []uuid.UUID) {
 	which, args := `ARRAY(SELECT instance_id FROM process_token WHERE id = ANY ($1)) || $2::uuid[]`, []any{tokens, instances}
 	if len(created) > 0 {
@@ -71,8 +72,8 @@ func (s *scene) lock(first *pgx.Batch, tokens, instances, created []uuid.UUID) {
 		WHERE id = ANY (ARRAY(SELECT parallel_group_id FROM process_token WHERE id = ANY ($1)))`, tokens)
 }
 
-// load ties together what was read when the instances were locked, and reads what else is needed
-// of their definitions.
+// load links what was read when the instances were locked, and reads what else the decisions need: definitions, live
+// tokens, groups, joins, lists, records and facts.
 func (s *scene) load(ctx context.Context, tx *transaction, e *Engine) error {
 	if len(s.instances) == 0 {
 		return nil
@@ -90,7 +91,8 @@ func (s *scene) load(ctx context.Context, tx *transaction, e *Engine) error {
 	return nil
 }
 
-// ask reads which timers are still to fire, how far lists and joins have come, what is to be undone, and facts.
+// ask reads, in one round trip, which timers have not fired, the progress of lists and joins, what is to be undone
+// next, and facts. Joins may take one more, for groups.
 func (s *scene) ask(ctx context.Context, tx *transaction) error {
 	asked := tx.statements()
 	s.askTimers(asked)
@@ -123,7 +125,7 @@ func (s *scene) takeInstances(rows pgx.Rows) error {
 	return err
 }
 
-// define ties instances to their definitions.
+// define links instances to their definitions.
 func (s *scene) define(ctx context.Context, tx *transaction, e *Engine) error {
 	processes, err := e.processes(ctx, tx, slices.Collect(maps.Values(s.definitions)))
 	if err != nil {
@@ -131,14 +133,14 @@ func (s *scene) define(ctx context.Context, tx *transaction, e *Engine) error {
 	}
 	for i, id := range s.definitions {
 		i.process = processes[id]
-		if i.version > maxVersion { // one more, and the database would refuse it: that is no fault of what is settled
+		if i.version > maxVersion { // the database would refuse the next version, and the run that is settled is not to blame
 			return &misplaced{i.id, fmt.Errorf("process_instance.version of %s is %d; see process_fault", i.id, i.version)}
 		}
 	}
 	return nil
 }
 
-// surveyed are the instances of which every live token has to be known.
+// surveyed returns the ids of the instances all of whose live tokens have to be read.
 func (s *scene) surveyed() (ids []uuid.UUID) {
 	for _, i := range s.instances {
 		if i.process.survey {
@@ -148,7 +150,7 @@ func (s *scene) surveyed() (ids []uuid.UUID) {
 	return ids
 }
 
-// No EXISTS: for that a plan may read all of a table once, and hash it.
+// groupColumns uses no EXISTS: a plan for that may read the whole table once and hash it.
 const groupColumns = `g.id, g.parent_group_id, g.node, g.live, g.host_token_id, (SELECT e.over_at FROM each_progress e WHERE e.group_id = g.id) IS NOT NULL`
 
 func (s *scene) takeGroups(rows pgx.Rows) error {
@@ -172,7 +174,8 @@ func (s *scene) takeGroups(rows pgx.Rows) error {
 	return err
 }
 
-// loadGroups reads groups and all that they, and those that are there, lie within, as far as they are not there.
+// loadGroups reads the groups with these ids, and all groups around them and around those known, unless they are known
+// already. Then it links each group to its parent.
 func (s *scene) loadGroups(ctx context.Context, tx *transaction, ids []uuid.UUID) error {
 	ids = slices.DeleteFunc(slices.AppendSeq(ids, maps.Values(s.parents)), func(id uuid.UUID) bool { return s.groups[id] != nil })
 	if len(ids) > 0 {
@@ -199,8 +202,8 @@ func (s *scene) loadGroups(ctx context.Context, tx *transaction, ids []uuid.UUID
 	return s.ringless(ctx, tx)
 }
 
-// ringless has the database refuse the batch if a group lies within itself: all that follows parents goes on
-// until there is none.
+// ringless returns an error if a group lies within itself, because every loop over parents would then run for ever. The
+// database raises the error, so that it is treated as a refusal by the database.
 func (s *scene) ringless(ctx context.Context, tx *transaction) error {
 	known := map[*group]bool{}
 	for _, g := range s.groups {
@@ -234,7 +237,7 @@ func (s *scene) takeTokens(rows pgx.Rows, wanted bool) error {
 	return err
 }
 
-// survey reads all live tokens of instances that are surveyed.
+// survey reads all live tokens of the surveyed instances.
 func (s *scene) survey(ctx context.Context, tx *transaction) error {
 	surveyed := s.surveyed()
 	if len(surveyed) == 0 {
@@ -249,16 +252,16 @@ func (s *scene) survey(ctx context.Context, tx *transaction) error {
 	return asked.send(ctx)
 }
 
-// tie ties tokens to their instances, nodes and groups.
+// tie links tokens to their instances, nodes and groups.
 func (s *scene) tie(ctx context.Context, tx *transaction) error {
-	slices.SortStableFunc(s.untied, func(a, b untied) int { return compareIDs(a.id, b.id) }) // those of the batch stay first
+	slices.SortStableFunc(s.untied, func(a, b untied) int { return compareIDs(a.id, b.id) }) // of two rows with one id, that of the batch stays first
 	s.untied = slices.CompactFunc(s.untied, func(a, b untied) bool { return a.id == b.id })
 	known := map[uuid.UUID]*token{}
 	within := map[*token]uuid.UUID{}
 	for _, u := range s.untied {
 		t, i := u.token, s.instances[u.owner]
 		if i == nil {
-			continue // it was deleted meanwhile
+			continue // the instance was deleted
 		}
 		if t.node = i.process.nodes[u.at]; t.node == nil {
 			return &misplaced{i.id, fmt.Errorf("token %s is at node %.100q, which process %q version %d does not have; see process_fault",
@@ -282,15 +285,15 @@ func (s *scene) tie(ctx context.Context, tx *transaction) error {
 		return err
 	}
 	for g, id := range s.hosts {
-		g.host = known[id] // with scopes and eaches, every live token is known
+		g.host = known[id] // always found: a process with a scope or each is surveyed
 	}
 	return nil
 }
 
-// maxVersion is more than the engine ever counts up to.
+// maxVersion is the largest version of an instance or token that is accepted. The engine never counts that far.
 const maxVersion = 1 << 62
 
-// A misplaced error is about one instance, whose rows do not agree.
+// A misplaced error is about one instance, whose rows are inconsistent.
 type misplaced struct {
 	instance uuid.UUID
 	error
@@ -298,7 +301,8 @@ type misplaced struct {
 
 func (e *misplaced) Unwrap() error { return e.error }
 
-// blame names a run of the instance that an error is about, so that the others are settled without it.
+// blame adds to a misplaced error a run of the batch that concerns the instance, as a lease.SettleError, so that the
+// other runs are settled without it. It returns other errors unchanged.
 func (s *scene) blame(err error, batch []leasing.Settlement) error {
 	var m *misplaced
 	if !errors.As(err, &m) {
@@ -314,7 +318,7 @@ func (s *scene) blame(err error, batch []leasing.Settlement) error {
 	return err
 }
 
-// enterGroups puts tokens into their groups, which are read as far as they are not there.
+// enterGroups links tokens to their groups. It reads the groups that are not known yet.
 func (s *scene) enterGroups(ctx context.Context, tx *transaction, within map[*token]uuid.UUID) error {
 	if err := s.loadGroups(ctx, tx, slices.Collect(maps.Values(within))); err != nil {
 		return err
@@ -325,8 +329,8 @@ func (s *scene) enterGroups(ctx context.Context, tx *transaction, within map[*to
 	return nil
 }
 
-// askEaches asks how far the lists have come whose elements are in the batch. One call takes the next elements:
-// each use of a long list decompresses all of it.
+// askEaches queries the progress of the lists whose elements are in the batch, together with as many next elements as
+// the batch may start. It reads each list once, because every use of a long list decompresses all of it.
 func (s *scene) askEaches(asked *statements) {
 	var ids, stopped []uuid.UUID
 	for _, t := range s.tokens {
@@ -377,7 +381,7 @@ func (s *scene) takeEaches(rows pgx.Rows) error {
 	return err
 }
 
-// ofGroup returns the instance of a group that a token of the batch lies in.
+// ofGroup returns the instance of a group, found through a token of the batch in that group.
 func (s *scene) ofGroup(g *group) *instance {
 	for id, t := range s.tokens {
 		if t.group == g {
@@ -387,7 +391,7 @@ func (s *scene) ofGroup(g *group) *instance {
 	return nil
 }
 
-// askElements asks for the elements of tokens that are tried again.
+// askElements queries the list elements of tokens that an incident has stopped, for their retry.
 func (s *scene) askElements(asked *statements, tokens []uuid.UUID) {
 	if len(tokens) == 0 {
 		return
@@ -409,9 +413,8 @@ func (s *scene) takeElements(rows pgx.Rows) error {
 	return err
 }
 
-// askDebts asks what is undone next, where something is being undone. When an instance ends that
-// is all it has done; what is thrown undoes what was done in its own scope, and in scopes within
-// that are over.
+// askDebts queries, for each token that compensates, which record it undoes next. In an instance that is ending, these
+// are all records. A token at a throw undoes what was done in its own scope, and in scopes within that are over.
 func (s *scene) askDebts(asked *statements) {
 	var tokens, owners []uuid.UUID
 	for id, t := range s.tokens {
@@ -423,7 +426,8 @@ func (s *scene) askDebts(asked *statements) {
 		return
 	}
 	asked.plan(ownPlans)
-	// This first: what a called instance that has just ended has lent is then seen below.
+	// First query whether an undo step is still under way. In this order the second query sees the records that a
+	// called instance has lent if it ends between the two.
 	asked.ask(func(rows pgx.Rows) error {
 		var owner uuid.UUID
 		_, err := pgx.ForEachRow(rows, []any{&owner}, func() error {

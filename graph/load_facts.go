@@ -8,8 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// askFacts asks for the latest results of the nodes that expressions on the way may read. Of a node's
-// facts the one taken last counts.
+// askFacts queries the latest results of the nodes that expressions ahead of the tokens may read. If a node has facts
+// of several kinds, the kind that is read last counts: results of tasks and lists, then of runs, then corrections.
 func (s *scene) askFacts(asked *statements) error {
 	var owners []uuid.UUID
 	var nodes []string
@@ -21,7 +21,7 @@ func (s *scene) askFacts(asked *statements) error {
 		}
 		names := t.node.ahead().reads
 		if t.stopped {
-			names = append([]string{t.node.name}, names...) // what it waits for may have been corrected
+			names = append([]string{t.node.name}, names...) // an operator may have corrected the fact it stopped for
 		}
 		if t.node.ahead().all {
 			names = nil
@@ -49,7 +49,7 @@ func (s *scene) askFacts(asked *statements) error {
 	return nil
 }
 
-// askFactsOf asks for the latest results of nodes.
+// askFactsOf queries the latest results of nodes: of nodes[n] in the instance owners[n].
 func (s *scene) askFactsOf(asked *statements, owners []uuid.UUID, nodes []string) {
 	asked.plan(ownPlans)
 	s.askTaskFacts(asked, owners, nodes)
@@ -63,7 +63,7 @@ func (s *scene) askFactsOf(asked *statements, owners []uuid.UUID, nodes []string
 	s.askCorrections(asked, owners, nodes)
 }
 
-// takeRuns takes what steps have returned, or failed with.
+// takeRuns reads the results and failures of steps.
 func (s *scene) takeRuns(rows pgx.Rows) error {
 	var owner uuid.UUID
 	var node, status string
@@ -86,8 +86,7 @@ func (s *scene) takeRuns(rows pgx.Rows) error {
 	return err
 }
 
-// askCorrections asks for facts as an operator has corrected them, unless the node was visited again
-// since.
+// askCorrections queries corrected facts. A correction does not count if a visit of its node has ended since.
 func (s *scene) askCorrections(asked *statements, owners []uuid.UUID, nodes []string) {
 	var in []uuid.UUID
 	var at []string
@@ -126,7 +125,7 @@ func (s *scene) takeCorrections(rows pgx.Rows) error {
 	return err
 }
 
-// askTaskFacts asks for what people have answered.
+// askTaskFacts queries the outputs of user tasks.
 func (s *scene) askTaskFacts(asked *statements, owners []uuid.UUID, nodes []string) {
 	owners, nodes = s.ofKind(human, owners, nodes)
 	if len(owners) == 0 {
@@ -139,7 +138,7 @@ func (s *scene) askTaskFacts(asked *statements, owners []uuid.UUID, nodes []stri
 		ORDER BY k.instance_id, k.node, k.completed_at DESC, k.id DESC`, owners, nodes)
 }
 
-// askEachFacts asks for the results for the elements of lists, in the order of the elements.
+// askEachFacts queries the results of lists: an array with the result of each element, in the order of the elements.
 func (s *scene) askEachFacts(asked *statements, owners []uuid.UUID, nodes []string) {
 	owners, nodes = s.ofKind(each, owners, nodes)
 	if len(owners) == 0 {
@@ -159,7 +158,7 @@ func (s *scene) askEachFacts(asked *statements, owners []uuid.UUID, nodes []stri
 		      ORDER BY instance_id, node, group_id DESC) AS e`, owners, nodes)
 }
 
-// ofKind returns those nodes that are of a kind.
+// ofKind returns the pairs of owner and node whose node is of kind k.
 func (s *scene) ofKind(k kind, owners []uuid.UUID, nodes []string) (ids []uuid.UUID, names []string) {
 	for n := range owners {
 		if s.instances[owners[n]].process.nodes[nodes[n]].kind == k {

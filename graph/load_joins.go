@@ -9,28 +9,31 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// waitingTokens are those that wait at joins, as they are read.
+// waitingTokens collects the tokens that wait at joins while they are read.
 type waitingTokens struct {
-	joins   map[uuid.UUID]*joining // by their ids, which have not fired
+	joins   map[uuid.UUID]*joining // activations that have not fired, by id
 	counted []counted
-	surplus map[*token]uuid.UUID // those that do not count, with their groups
+	surplus map[*token]uuid.UUID // surplus arrivals, with the ids of their groups
 }
 
-// counted are tokens of a group that wait at a join.
+// A counted is the number of tokens of one group that wait at a join.
 type counted struct {
 	join  uuid.UUID
 	group uuid.NullUUID
 	n     int
 }
 
-// askJoins asks for what the decisions of a batch may need to know of joins, and for no more. A join of a thousand branches has
-// a thousand arrivals: if each read all that have come before, the join would cost a million rows. So it asks for
+// askJoins queries what the decisions of a batch may need to know about joins, and no more. A join of a thousand
+// branches has a thousand arrivals. If each arrival read all earlier ones, the join would read a million rows. So
+// askJoins queries
 //
-//   - the activations near the tokens of the batch: one row each, with the number that have joined (nearJoins);
-//   - over which of those edges somebody has come already over which a token of the batch may come: a second arrival over an
-//     edge does not count;
-//   - how many wait, by group, and the surplus, but only for joins that the batch may fire, as joined + coming says. Only
-//     firing ends those who wait. If coming is not known, it is taken for enough.
+//   - the activations near the tokens of the batch: one row each, with the number of tokens that have joined
+//     (nearJoins);
+//   - of the edges over which a token of the batch may arrive, those over which one has arrived already, because a
+//     second arrival over an edge does not count;
+//   - how many tokens wait, by group, and the surplus arrivals, but only for joins that the batch may fire
+//     (joined + coming >= expected), because the waiting tokens matter only when the join fires. If the number coming
+//     is not known, the join is assumed to be one that may fire.
 func (s *scene) askJoins(asked *statements) *waitingTokens {
 	w := &waitingTokens{joins: map[uuid.UUID]*joining{}, surplus: map[*token]uuid.UUID{}}
 	near, edges := s.near()
@@ -39,14 +42,14 @@ func (s *scene) askJoins(asked *statements) *waitingTokens {
 	}
 	var owners, groups []uuid.UUID
 	var nodes []string
-	var coming []int // how many tokens of the batch may arrive there
+	var coming []int // how many tokens of the batch may arrive at the join
 	for a, many := range near {
 		n := 0
 		for _, e := range a.node.incoming {
 			n += len(s.tokens) * count(edges[e.id])
 		}
 		if many || a.node.Join.Taken || s.waitsAt(a.node) {
-			n = maxMoves // or it may fire without any
+			n = maxMoves // the number is not known, or the join may fire without an arrival
 		}
 		owners, nodes, coming = append(owners, a.owner), append(nodes, a.node.name), append(coming, n)
 	}
@@ -80,8 +83,9 @@ type joinAt struct {
 	node  *node
 }
 
-// near returns the joins near the tokens of the batch, with whether more than one token may arrive there over an edge for each
-// of these; and the edges that lead there. Where every live token has to be known, each join is near.
+// near returns the joins at which tokens of the batch may arrive, and the edges over which they may. The value of a
+// join is true if a single token of the batch may lead to several arrivals over one edge, because it may fork on the
+// way. In a process that is surveyed, all joins count as near.
 func (s *scene) near() (joins map[joinAt]bool, edges map[string]bool) {
 	joins, edges = map[joinAt]bool{}, map[string]bool{}
 	for id, t := range s.tokens {
@@ -100,14 +104,14 @@ func (s *scene) near() (joins map[joinAt]bool, edges map[string]bool) {
 		}
 		for _, n := range i.process.nodes {
 			if a := (joinAt{i.id, n}); n.kind == join && !joins[a] {
-				joins[a] = false // near all the same
+				joins[a] = false // no token arrives, but the join may fire when one ends
 			}
 		}
 	}
 	return joins, edges
 }
 
-// nearJoins are the latest rounds of the joins at given nodes, in given groups.
+// nearJoins selects the latest round of each join at given nodes, in given groups.
 const nearJoins = `
 		WITH j AS MATERIALIZED (
 			SELECT DISTINCT ON (j.instance_id, j.node, j.parallel_group_id)
@@ -128,7 +132,7 @@ func (s *scene) takeJoins(rows pgx.Rows, w *waitingTokens) error {
 		if inGroup != nil {
 			known.group = s.groups[*inGroup]
 		}
-		if known.fired && known.node.Join.Need == 0 { // what comes now is the next round's
+		if known.fired && known.node.Join.Need == 0 { // an arrival now belongs to the next round
 			known = joining{node: known.node, group: known.group, round: known.round + 1, expected: known.node.expects(), has: known.has, waiting: known.waiting}
 		}
 		i.activations++
@@ -181,7 +185,8 @@ func (s *scene) takeSurplus(rows pgx.Rows, w *waitingTokens) error {
 	return err
 }
 
-// waitsAt reports whether a token of the batch waits at a join: it is tried again.
+// waitsAt reports whether a token of the batch waits at the join n, which happens when an incident at a join is
+// retried.
 func (s *scene) waitsAt(n *node) bool {
 	for _, t := range s.tokens {
 		if t.joining && t.node == n {
@@ -191,7 +196,7 @@ func (s *scene) waitsAt(n *node) bool {
 	return false
 }
 
-// enterJoins tells the joins who waits there, by their groups, which are read as far as they are not there.
+// enterJoins adds to each join the number of waiting tokens by group. It reads the groups that are not known yet.
 func (s *scene) enterJoins(ctx context.Context, tx *transaction, w *waitingTokens) error {
 	var groups []uuid.UUID
 	for _, c := range w.counted {
@@ -203,12 +208,12 @@ func (s *scene) enterJoins(ctx context.Context, tx *transaction, w *waitingToken
 		return err
 	}
 	for _, c := range w.counted {
-		w.joins[c.join].waiting[s.groups[c.group.UUID]] += c.n // none: nil
+		w.joins[c.join].waiting[s.groups[c.group.UUID]] += c.n // a token without a group counts for nil
 	}
 	return s.enterGroups(ctx, tx, w.surplus)
 }
 
-// token returns a token that is known one by one already; nil: it is not.
+// token returns the token with an id if it was read as a token of its own, or nil.
 func (s *scene) token(id uuid.UUID) *token {
 	if t := s.tokens[id]; t != nil || s.owners[id] == nil {
 		return t

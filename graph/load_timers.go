@@ -7,7 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// askTimers asks whether timers that fire only so often are still to fire at scopes.
+// askTimers queries which scopes have a boundary timer that has yet to fire. Only timers that fire a limited number of
+// times need the query: the others fire for as long as the token is there.
 func (s *scene) askTimers(asked *statements) {
 	scopes := map[uuid.UUID]*token{}
 	var ids []uuid.UUID

@@ -10,11 +10,12 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
-// begin locks the instances that a batch moves, in order of id: whoever advances an instance
-// holds its row. That comes first in a settle transaction, before any run is touched. With it is read
-// what is needed of every instance and token; begin returns what advances them.
+// begin queues the statements that lock the instances of a batch, in order of id, and that read these instances, their
+// tokens and groups. The caller sends them first in the settle transaction, before it locks any run, because instances
+// come before runs in the lock order. A transaction that advances an instance holds its row lock. begin returns the
+// function that advances the instances once the runs are settled.
 func (e *Engine) begin(first *pgx.Batch, batch []leasing.Settlement) (func(context.Context, pgx.Tx, []leasing.Settlement) error, error) {
-	of := subjects{tokens: []uuid.UUID{}, instances: []uuid.UUID{}} // not null, in which nothing is found
+	of := subjects{tokens: []uuid.UUID{}, instances: []uuid.UUID{}} // empty, not nil: nil becomes NULL, and the query would find nothing
 	var err error
 	for _, settled := range batch {
 		err = errors.Join(err, of.add(settled))

@@ -6,14 +6,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// The mark that hides an instance which is over is a change like others: it is told, and counts.
+// Setting or clearing deleted_at of an instance that is over increments its version and sets updated_at. Marking it and
+// clearing the mark each write a process event.
 func TestMarkedAsDeleted(t *testing.T) {
 	pool := pgtest.New(t)
 	pgtest.ByHand(t, pool, `INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "e", "nodes": {"e": {"end": true}}}')`)
 	pgtest.ByHand(t, pool, `INSERT INTO process_instance (process_definition_id, status, completed_at, updated_at, version) SELECT id, 'COMPLETED', now(), now() - interval '1 day', 5 FROM process_definition`)
 	for _, sql := range []string{
 		`UPDATE process_instance SET deleted_at = now()`,
-		`UPDATE process_instance SET deleted_at = now() - interval '1 hour'`, // it is marked already
+		`UPDATE process_instance SET deleted_at = now() - interval '1 hour'`, // the instance is marked already: no event
 	} {
 		if _, err := pool.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)

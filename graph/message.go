@@ -11,25 +11,27 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
-// A message and those who wait for one of its name and key meet in a slot. Whoever brings either
-// holds the slot first, so that two who come at once cannot miss each other.
-
+// A slot is where a message meets the tokens that wait for its name and key. A transaction that adds a message or a
+// wait locks the slot first (process_hold_v1), so that a message and a wait that come at the same time cannot miss each
+// other.
 type slot struct {
 	Name string `json:"name"`
 	Key  string `json:"key"`
 }
 
-// arrived is a message that is to be stored.
+// An arrived is a message to be stored.
 type arrived struct {
 	id      uuid.UUID
-	sender  string
+	sender  string // the idempotency key of the sender: the column message_id
 	slot    slot
 	payload json.RawMessage
 	ttl     time.Duration
 }
 
+// defaultTTL is how long a message without a TTL is kept while no token waits for it.
 const defaultTTL = 24 * time.Hour
 
+// message adds the message of a settled run to the messages to be stored.
 func (w *writer) message(settled leasing.Settlement) error {
 	var p messagePayload
 	if err := json.Unmarshal(settled.Payload, &p); err != nil {
@@ -41,13 +43,14 @@ func (w *writer) message(settled leasing.Settlement) error {
 	id := settled.Outcome.ID
 	m := arrived{id: id, sender: cmp.Or(p.ID, id.String()), slot: slot{p.Name, p.Key}, payload: p.Payload, ttl: cmp.Or(time.Duration(p.TTL), defaultTTL)}
 	if slices.ContainsFunc(w.messages, func(o arrived) bool { return o.slot == m.slot && o.sender == m.sender }) {
-		return nil // the same again, in one batch
+		return nil // the batch has the same message already
 	}
 	w.messages = append(w.messages, m)
 	return nil
 }
 
-// sent has the message go out that a step was to send. A signal has gone out already, from its handler.
+// sent sends the message of a settled step that sends one. A signal was delivered by its handler; sent notes that its
+// run is over.
 func (w *writer) sent(step leasing.Settlement) error {
 	switch step.Type {
 	case messageType:
@@ -58,6 +61,7 @@ func (w *writer) sent(step leasing.Settlement) error {
 	return nil
 }
 
+// match looks again in the slot of a settled graph.match.v1 run, in which a message has become free.
 func (w *writer) match(settled leasing.Settlement) error {
 	var s slot
 	err := json.Unmarshal(settled.Payload, &s)
@@ -65,9 +69,8 @@ func (w *writer) match(settled leasing.Settlement) error {
 	return err
 }
 
-// meet stores messages and waits, and brings together who belong together. A message that has
-// found its token is on its way as a run of that token: if the token leaves before, the run goes,
-// and the message is free again.
+// meet stores messages and waits, and pairs them. A message that is paired travels as a run of its token. If the token
+// leaves its node before that run is settled, the run is cancelled and the message is free again.
 func (w *writer) meet(all []*instance) {
 	waits := w.waits(all)
 	for _, m := range w.messages {
@@ -97,19 +100,20 @@ func (w *writer) meet(all []*instance) {
 	if len(w.slots) > 0 {
 		w.do(pair, names, keys, arriveType, matchType)
 	}
-	if len(w.signals) > 0 { // all who waited have had their turn: what is said of that is over with the run
+	if len(w.signals) > 0 { // these runs are over, so the record of their progress is not needed any more
 		w.do(`DELETE FROM process_broadcast WHERE signal_id = ANY ($1)`, w.signals)
 	}
 }
 
-// waitColumns are the columns of waits that are to be stored.
+// waitColumns are the columns of waits to be stored.
 type waitColumns struct {
 	tokens, owners       []uuid.UUID
 	places, nodes, names []string
 	keys                 []*string
 }
 
-// waits returns the waits of instances, and adds the slots of those that wait for messages.
+// waits returns the new waits of instances, and adds the slots of those that wait for messages (not signals) to
+// w.slots.
 func (w *writer) waits(all []*instance) (c waitColumns) {
 	for _, i := range all {
 		for _, s := range i.changes.waits {
@@ -126,6 +130,8 @@ func (w *writer) waits(all []*instance) (c waitColumns) {
 	return c
 }
 
+// storeMessages inserts the messages. One with the name, key and message_id of a stored message is ignored, unless the
+// stored one has expired without being delivered: then it replaces that one.
 func (w *writer) storeMessages() {
 	n := len(w.messages)
 	ids, senders, ttls := make([]uuid.UUID, n), make([]string, n), make([]float64, n)
@@ -143,8 +149,8 @@ func (w *writer) storeMessages() {
 		WHERE message.expires_at <= now() AND message.consumed_at IS NULL AND message.token_id IS NULL`, ids, senders, names, keys, payloads, ttls)
 }
 
-// pair gives the messages of slots to those who wait there, each to one, in the order in which either came. Whoever has left meanwhile takes no
-// message, and the next in line is found by another look.
+// pair gives each free message of the slots to one token that waits there, first come, first served on both sides. A
+// token that leaves at this moment gets no message; a graph.match.v1 run then looks for the next token in line.
 const pair = `
 	WITH free AS (
 		SELECT m.id, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.received_at, m.id) AS place

@@ -13,18 +13,19 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Reading stops at the first thing that does not fit. To tell all of them, what does not fit is taken out of
-// the text, which is then read again; what is left is checked as if its author had written it.
+// A decoder stops at the first value that does not fit. To report all such values, mend removes the value from the text
+// and decodes the rest again, until nothing is left to complain about. The rest is then compiled, as if its author had
+// written just that, so that the other errors are found too.
 
-// maxMistakes is how many are told: for each of them the text is read once more.
+// maxMistakes is the maximum number of mistakes that are reported: the text is decoded once for each.
 const maxMistakes = 100
 
-// A misfit is a value that is written in a form which does not exist.
+// A misfit is the error of a value in a form that does not exist, such as a join "some".
 type misfit struct{ code, reason, fix string }
 
 func (m *misfit) Error() string { return m.reason + ": " + m.fix }
 
-// mistakes finds everything that is wrong with a text that cannot be read.
+// mistakes returns an *InvalidError with all that is wrong with a text that cannot be decoded.
 func mistakes(text []byte) error {
 	c := &correction{}
 	in := jsontext.NewDecoder(bytes.NewReader(text), jsontext.AllowDuplicateNames(true))
@@ -51,15 +52,15 @@ func mistakes(text []byte) error {
 	return &InvalidError{Process: d.Process, Version: d.Version, Findings: c.found}
 }
 
-// A correction is a text on its way to one that can be read.
+// A correction is a text from which values are removed until it can be decoded.
 type correction struct {
-	tree   any // objects and lists of raw values
+	tree   any // the text, as objects and lists of raw values
 	found  []Finding
-	misfit []string // where something was taken out
-	broken error    // it is no JSON
+	misfit []string // JSON pointers of what was removed
+	broken error    // why the text is not JSON; nil: it is
 }
 
-// read reads a value, and finds names that come twice: the last one counts.
+// read reads a value, and finds keys that appear twice. The last one counts.
 func (c *correction) read(in *jsontext.Decoder) any {
 	if kind := in.PeekKind(); kind != '{' && kind != '[' {
 		value, err := in.ReadValue()
@@ -99,7 +100,7 @@ func (c *correction) read(in *jsontext.Decoder) any {
 	return object
 }
 
-// mend takes out what does not fit until the rest can be read.
+// mend removes values that do not fit until the rest can be decoded, and returns that.
 func (c *correction) mend() (d Definition) {
 	for len(c.found) < maxMistakes {
 		text, err := json.Marshal(c.tree)
@@ -137,7 +138,8 @@ func (c *correction) mend() (d Definition) {
 	return d
 }
 
-// take takes out what stands at a place: a key with its value, or the value alone.
+// take removes the value at a JSON pointer: with whole, its key too; otherwise it replaces the value by null. It
+// reports whether that changed anything; if not, decoding again would find the same mistake.
 func take(tree any, at jsontext.Pointer, whole bool) bool {
 	parent := tree
 	for token := range at.Parent().Tokens() {
@@ -173,7 +175,7 @@ func take(tree any, at jsontext.Pointer, whole bool) bool {
 	return false
 }
 
-// follows reports whether a finding comes from what was taken out.
+// follows reports whether a finding of the compiler may be only a consequence of what was removed.
 func (c *correction) follows(f Finding, d *Definition) bool {
 	for _, at := range c.misfit {
 		switch {

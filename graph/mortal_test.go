@@ -12,7 +12,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A mortal is a worker that can be cut off from the database at once, as by kill -9.
+// A mortal is a worker that can be cut off from the database at once, as if by kill -9.
 type mortal struct {
 	worker *worker.Worker
 	stop   context.CancelFunc
@@ -22,7 +22,7 @@ type mortal struct {
 	mu    sync.Mutex
 	dead  bool
 	conns map[net.Conn]bool
-	heir  *mortal // that was hired when it died by itself
+	heir  *mortal // the worker that took its place when it died by its fate
 }
 
 func (m *mortal) dial(ctx context.Context, network, address string) (net.Conn, error) {
@@ -45,7 +45,7 @@ func (m *mortal) dial(ctx context.Context, network, address string) (net.Conn, e
 	return conn, err
 }
 
-// kill cuts it off, and whoever has taken its place.
+// kill cuts the worker off, and also the workers that took its place.
 func (m *mortal) kill() {
 	m.die()
 	if heir := m.successor(); heir != nil {
@@ -67,7 +67,7 @@ func (m *mortal) die() {
 	m.worker.StopNow()
 }
 
-// leave has it die, and another one take its place. If it has been killed, there is none.
+// leave makes the worker die and heir take its place. If the worker has been killed, heir is killed, too.
 func (m *mortal) leave(heir *mortal) {
 	m.mu.Lock()
 	dead := m.dead
@@ -85,8 +85,8 @@ func (m *mortal) successor() *mortal {
 	return m.heir
 }
 
-// release has it end by itself, and waits; so does whoever has taken its place. One that is dead goes
-// on in vain for a while.
+// release stops the worker and those that took its place, and waits until they have ended. It does not wait for a
+// worker that died, which may go on without a connection for a while.
 func (m *mortal) release() {
 	m.stop()
 	m.worker.StopNow()
@@ -99,7 +99,8 @@ func (m *mortal) release() {
 	}
 }
 
-// employ starts a worker, which ends with the test at the latest. Those who look see its statements.
+// employ starts a worker, which is released at the end of the test at the latest. Each function in look may change the
+// config of its pool, for example to trace its statements.
 func employ(t *testing.T, base *pgxpool.Pool, config func(*pgxpool.Pool) worker.Config, look ...func(*mortal, *pgxpool.Config)) *mortal {
 	t.Helper()
 	m := &mortal{conns: map[net.Conn]bool{}, ended: make(chan struct{}), died: make(chan struct{})}

@@ -8,14 +8,18 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
-// maxMoves is how many nodes the tokens of an instance may enter in one decision: by one event.
+// maxMoves is the maximum number of nodes that the tokens of an instance may enter in one decision, that is, for one
+// event. Forks in a loop of gateways multiply tokens, so the limit for one token's path (maxPureSteps) is not enough.
+// It is above maxNodes, so that an event may lead through every node of the largest process. And it is above
+// maxPureSteps, so that a single token in a loop gets the incident of that limit.
 const maxMoves = maxNodes + 2_000
 
-// maxPureSteps is how many gateways and joins a token may pass in one decision.
+// maxPureSteps is the maximum number of gateways and joins that a token may pass in one decision. A token that passes
+// more is in a loop without a step or wait, and would hold the lock of the instance for ever.
 const maxPureSteps = 1000
 
-// follow leads a token over an edge, unless another one has ended it in this decision: of the
-// branches of a fork that set out together the first may end the others.
+// follow leads a token over an edge, unless it has ended in this decision: the first branch of a fork may end the
+// others before they have left the fork.
 func (i *instance) follow(t *token, e *edge) {
 	if alive(t.state) == 0 {
 		return
@@ -34,10 +38,10 @@ func (i *instance) leave(t *token, e *edge) {
 	}
 }
 
-// enter is what happens when a token comes to a node.
+// enter lets a token enter its node. If the instance is a restart, a node that is done is passed (see legacy).
 func (i *instance) enter(t *token) {
-	if i.status.Final() {
-		return // another token has just ended the instance
+	if i.status.final() {
+		return // another token has ended the instance in this decision
 	}
 	if i.moves++; i.moves > maxMoves {
 		i.explode(t)
@@ -59,7 +63,8 @@ func (i *instance) enter(t *token) {
 	entering(n.kind)(i, t)
 }
 
-// entering returns what happens when a token comes to a node of a kind.
+// entering returns the method that handles a token which enters a node of a kind. It is not a field of verb, because
+// the definitions may not refer to the core.
 func entering(k kind) func(*instance, *token) {
 	switch k {
 	case do:
@@ -91,9 +96,10 @@ func entering(k kind) func(*instance, *token) {
 	case terminate:
 		return (*instance).terminate
 	}
-	return nil // there is no other: TestVerbs
+	return nil // there is no other kind: TestVerbs
 }
 
+// throw begins to undo, or raises an error. An error that no edge takes fails the instance.
 func (i *instance) throw(t *token) {
 	n := t.node
 	switch {
@@ -104,6 +110,7 @@ func (i *instance) throw(t *token) {
 	}
 }
 
+// startStep enqueues the run of a step.
 func (i *instance) startStep(t *token) {
 	n := t.node
 	payload := i.given(t, i.facts, i.input)
@@ -118,9 +125,10 @@ func (i *instance) startStep(t *token) {
 	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.attempts()})
 }
 
-// fits returns a payload if a run can be given it.
+// fits returns a payload if a run may have it. Otherwise it stops the token and returns nil. Without this check the
+// database would refuse the insert, and with it the outcome of the step before.
 func (i *instance) fits(t *token, payload json.RawMessage) json.RawMessage {
-	// Postgres counts the document with a blank after each colon and comma.
+	// Postgres counts the length of jsonb as text, which has a blank after each colon and comma.
 	if size := len(payload) + bytes.Count(payload, []byte{':'}) + bytes.Count(payload, []byte{','}); size > jsondoc.MaxPayload {
 		i.stop(t, "payload_too_large", fmt.Sprintf("%d bytes, the limit is %d; pass a reference to large data", size, jsondoc.MaxPayload))
 		return nil
@@ -132,6 +140,7 @@ func (i *instance) fits(t *token, payload json.RawMessage) json.RawMessage {
 	return payload
 }
 
+// choose takes the first way whose condition is true.
 func (i *instance) choose(t *token) {
 	for _, w := range t.node.ways {
 		yes, err := w.condition.condition(i.facts)
@@ -147,7 +156,8 @@ func (i *instance) choose(t *token) {
 	i.orElse(t)
 }
 
-// split takes all ways whose conditions are true, as branches of a group.
+// split takes all ways whose conditions are true, as branches of a new group. It opens a group for a single branch,
+// too, so that a join behind the gateway always finds the group of its fork.
 func (i *instance) split(t *token) {
 	var taken []*edge
 	for _, w := range t.node.ways {
@@ -170,6 +180,8 @@ func (i *instance) split(t *token) {
 	}
 }
 
+// orElse takes the else edge. Without one the token stops with an incident, because the definition does not say what to
+// do.
 func (i *instance) orElse(t *token) {
 	if t.node.other == nil {
 		i.stop(t, "no_branch_taken", "no condition is true, and there is no else")
@@ -178,11 +190,11 @@ func (i *instance) orElse(t *token) {
 	i.follow(t, t.node.other)
 }
 
-// maxLive is how many tokens of an instance may live at once. Forks in loops multiply them.
+// maxLive is the maximum number of live tokens of an instance. A fork in a loop with steps makes more in each pass, which
+// maxMoves does not see.
 const maxLive = 10_000
 
-// room reports whether so many more tokens may live; if not, the token stays where it is with an
-// incident.
+// room reports whether more tokens may be added. If not, it stops the token with an incident.
 func (i *instance) room(t *token, more int) bool {
 	if i.live+more <= maxLive {
 		return true
@@ -191,9 +203,10 @@ func (i *instance) room(t *token, more int) bool {
 	return false
 }
 
+// forkAll takes all branches of a fork.
 func (i *instance) forkAll(t *token) { i.fork(t, t.node.branches) }
 
-// fork opens a group with a token for each branch; the one that came is done.
+// fork opens a group with a token for each branch. The token that arrived is completed.
 func (i *instance) fork(t *token, branches []*edge) {
 	if !i.room(t, len(branches)-1) {
 		return
@@ -204,7 +217,7 @@ func (i *instance) fork(t *token, branches []*edge) {
 		tokens[k] = i.newToken(g)
 		tokens[k].purePath = t.purePath
 	}
-	i.setState(t, tokenCompleted) // after its children are there: nothing looks finished in between
+	i.setState(t, tokenCompleted) // after the branches are counted: otherwise the group around them could seem empty, and drain
 	for k, e := range branches {
 		i.follow(tokens[k], e)
 	}

@@ -1,12 +1,10 @@
 package graph
 
-// Prefix is that of the engine's own run types.
-const Prefix = "graph."
-
-// maxSubject is the most bytes of the name of a message or signal.
+// maxSubject is the maximum length of the name of a message or signal, in bytes.
 const maxSubject = 200
 
-// The run types by which others ask something of the engine, see command.go. Whoever may enqueue may enqueue the first four; the others are for operators.
+// The run types by which programs and people send requests to the engine, see command.go. The first four are open to
+// every role that may enqueue runs; the others are for operators.
 const (
 	startType        = "graph.start.v1"         // startPayload
 	messageType      = "graph.message.v1"       // messagePayload
@@ -18,16 +16,16 @@ const (
 	restartType      = "graph.restart.v1"       // restartPayload
 )
 
-// Runs that the engine enqueues for itself. The database refuses them from anybody else, and so it does
-// runs with a token or a node, and startPayload.Parent.
+// The types of the runs that the engine enqueues for itself. The database refuses such runs from anybody else. It also
+// refuses, from anybody else, runs with a token or a node and starts with startPayload.Parent.
 const (
-	arriveType = "graph.arrive.v1"  // something that a token waits for has come
-	matchType  = "graph.match.v1"   // a message is free again
+	arriveType = "graph.arrive.v1"  // a message, a signal or the end of a called instance has arrived for a token
+	matchType  = "graph.match.v1"   // the token that a message was brought to is gone: match the message again
 	cutOffType = "graph.cut_off.v1" // somebody has cancelled or deleted a step
-	timerType  = "graph.timer.v1"   // a token has waited long enough
-	undoType   = "graph.undo.v1"    // what is undone next is to be found; leases that were cut off have run out by then
+	timerType  = "graph.timer.v1"   // a timer of a token is due
+	undoType   = "graph.undo.v1"    // look for the next step to undo; due once the leases that were cut off have expired
 
-	// Nobody enqueues this: that a worker has a handler for it, which its row says, tells that it takes a signal whose
-	// run is not over yet.
+	// No run has this type. A worker that lists it among its handlers, in its row, is one that accepts a signal whose run
+	// is not over yet.
 	broadcastType = "graph.broadcast.v1"
 )

@@ -12,7 +12,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// stopped waits until an instance has so many open incidents with a code, and returns one of them.
+// stopped waits until an instance has n open incidents with a code, and returns one of them.
 func (s *site) stopped(id uuid.UUID, code string, n int) (incident uuid.UUID) {
 	s.t.Helper()
 	await(s.t, fmt.Sprintf("%d incidents %s", n, code), func() bool {
@@ -21,7 +21,7 @@ func (s *site) stopped(id uuid.UUID, code string, n int) (incident uuid.UUID) {
 	return query[uuid.UUID](s.t, s.pool, `SELECT id FROM incident WHERE instance_id = $1 AND code = $2 AND resolved_at IS NULL LIMIT 1`, id, code)
 }
 
-// retry retries an incident, and waits until that is done.
+// retry retries an incident, and waits until the retry has succeeded.
 func (s *site) retry(incident uuid.UUID, more string) {
 	s.t.Helper()
 	if got := s.finished(s.enqueue("graph.retry.v1", fmt.Sprintf(`{"incident": %q%s}`, incident, more))); got != "succeeded" {
@@ -29,7 +29,8 @@ func (s *site) retry(incident uuid.UUID, more string) {
 	}
 }
 
-// hasten retries an incident of what is tried by itself every ten seconds: that may have resolved it just now.
+// hasten retries an incident of a row that is set aside. The retry may fail if a worker, which tries the row every 10
+// s, has just resolved the incident.
 func (s *site) hasten(incident uuid.UUID) {
 	s.t.Helper()
 	retry := s.enqueue("graph.retry.v1", fmt.Sprintf(`{"incident": %q}`, incident))
@@ -45,14 +46,14 @@ func (s *site) correct(id uuid.UUID, node, value string) {
 	}
 }
 
-// S08: an operator lets a join go on with those that have come.
+// S08: a retry with "force" fires a join with the tokens that have arrived.
 func TestForcedJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B", "D"]}, "X": {"choose": [{"if": "false", "to": "J"}], "else": "over"}, "over": {"end": true},
 		"J": {"join": "all", "to": "C"},`+step("A", "X")+","+step("B", "J")+","+step("D", "J")+","+step("C", ""))
 	id := s.start(p, `{}`)
 	s.retry(s.stopped(id, "join_unsatisfiable", 1), "")
-	s.want(map[string]int{"C": 0}) // as it was
+	s.want(map[string]int{"C": 0}) // without force nothing changes
 	s.retry(s.stopped(id, "join_unsatisfiable", 1), `, "force": true`)
 	s.status(id, graph.Completed)
 	s.want(map[string]int{"A": 1, "B": 1, "C": 1, "D": 1})
@@ -62,7 +63,7 @@ func TestForcedJoin(t *testing.T) {
 	s.healthy()
 }
 
-// Nothing is forced but a join: elsewhere force changes nothing.
+// "force" has no effect on the retry of an incident that is not at a join.
 func TestForceElsewhere(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("X", `"X": {"choose": [{"if": "input.missing > 1", "to": "A"}], "else": "A"},`+step("A", "")), `{}`)
@@ -72,7 +73,8 @@ func TestForceElsewhere(t *testing.T) {
 	s.healthy()
 }
 
-// An operator corrects a fact that nothing could be decided with, and retries the incident.
+// After an operator corrects the fact that a condition could not be evaluated with, a retry of the incident continues
+// with the latest correction. Each correction writes an event with the operator.
 func TestCorrection(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "X")+`, "X": {"choose": [{"if": "steps.A.n > 1", "to": "B"}], "else": "C"},`+step("B", "A2", `"n": "steps.A.n"`)+","+step("A2", "")+","+step("C", ""))
@@ -93,7 +95,7 @@ func TestCorrection(t *testing.T) {
 	s.healthy()
 }
 
-// A correction holds until the node is visited again.
+// A correction of a node's result holds until the node is visited again.
 func TestCorrectionOfALoop(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "U", `"n": "7.0"`)+`, "U": {"human": {}, "to": "B"},`+step("B", "X", `"n": "steps.A.n"`)+`,
@@ -111,7 +113,7 @@ func TestCorrectionOfALoop(t *testing.T) {
 	s.healthy()
 }
 
-// A step that is done is not done again because its result was not what the mapping expects.
+// A step whose result does not fit its mapping opens an incident, and no retry executes the step again.
 func TestRetryOfAMapping(t *testing.T) {
 	s := newSite(t)
 	mapped := strings.Replace(step("A", "B"), `"to"`, `"out": {"id": "result.receipt.id"}, "to"`, 1)
@@ -128,7 +130,7 @@ func TestRetryOfAMapping(t *testing.T) {
 	s.healthy()
 }
 
-// An element of a list that could not be begun is tried again by itself.
+// If one element of a list cannot be started, a retry of its incident starts that element alone.
 func TestRetryOfAnElement(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "E")+`, "E": {"each": {"list": "input.list", "do": "test.step.v1"}, "in": {"name": "item", "n": "item == 'b' ? steps.A.n : 0.0"}}`)
@@ -141,7 +143,8 @@ func TestRetryOfAnElement(t *testing.T) {
 	s.healthy()
 }
 
-// What cannot be corrected is refused in words.
+// process_correct refuses a node without a result, an empty reason, and a value that is too large. For an instance that
+// is over or does not exist it says so.
 func TestCorrectionRefused(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("U", `"U": {"human": {}, "to": "G"}, "G": {"choose": [{"if": "true", "to": "E"}], "else": "E"}, "E": {"end": true}`), `{}`)
@@ -167,7 +170,7 @@ func TestCorrectionRefused(t *testing.T) {
 	}
 }
 
-// A step that somebody holds is not set free by the end of a pause of its process.
+// A run that somebody holds by hand stays held when a pause of its process ends.
 func TestHeldByHand(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("F", `"F": {"fork": ["W", "V"]}, "W": {"wait": "PT1M", "to": "J"}, "V": {"wait": "PT1M", "to": "J"}, "J": {"join": "all"}`), `{}`)
@@ -188,7 +191,7 @@ func TestHeldByHand(t *testing.T) {
 	s.healthy()
 }
 
-// What people write by hand into what the engine keeps is refused, in words.
+// Changes by hand to the rows that the engine maintains are refused with a message.
 func TestProcessGuards(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "F")+`, "F": {"fork": ["B", "U"]}, "U": {"human": {}, "to": "J"}, "J": {"join": "all"},`+step("B", "J"))
@@ -231,7 +234,7 @@ func TestProcessGuards(t *testing.T) {
 			t.Errorf("%s: %v; want %q", c.sql, err, c.says)
 		}
 	}
-	// The engine's word does not make what is final change.
+	// Even with workflow.advance, a final status does not change.
 	tx, err := s.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +254,7 @@ func TestProcessGuards(t *testing.T) {
 	s.healthy()
 }
 
-// Stuck is what somebody should look at, and nothing that waits as it should (W48).
+// W48: process_stuck lists instances that need attention, with the reason, and none that waits as intended.
 func TestStuck(t *testing.T) {
 	s := newSite(t)
 	waits := s.start(s.deploy("U", `"U": {"human": {}}`), `{}`)
@@ -287,7 +290,7 @@ func TestStuck(t *testing.T) {
 	}
 }
 
-// How long instances take is told by process and version.
+// process_duration has the average duration of completed instances by process and version.
 func TestDuration(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "", `"ms": "'200'"`))
@@ -299,7 +302,7 @@ func TestDuration(t *testing.T) {
 	}
 }
 
-// Each reason why an instance does not go on is told, in a situation that is real.
+// process_why reports each reason why an instance does not continue, in a real situation.
 func TestProcessWhy(t *testing.T) {
 	s := newSite(t)
 	says := func(id uuid.UUID, words ...string) {
@@ -347,8 +350,8 @@ func TestProcessWhy(t *testing.T) {
 	says(lost, "nothing will ever move it: that is a bug")
 }
 
-// An instance of which only the output could not be told is retried there: no step is done again,
-// and the correction of the last one counts.
+// If only the output of an instance cannot be computed, a retry computes it again, with corrected facts. No step is
+// executed again.
 func TestRetryOfAnOutput(t *testing.T) {
 	s := newSite(t)
 	name := "p" + uuid.NewString()[:8]
@@ -366,8 +369,8 @@ func TestRetryOfAnOutput(t *testing.T) {
 	s.healthy()
 }
 
-// An element of a list that is over, and that an incident stops, keeps nothing open; the list's
-// correction outlives elements that end later; and the last of them leaves the output to be told.
+// When a list has as many results as it needs, a remaining element leaves no incident open. A correction of the list is
+// not overwritten by elements that end later, and the instance computes its output when the last element has ended.
 func TestRestOfAList(t *testing.T) {
 	s := newSite(t)
 	name := "p" + uuid.NewString()[:8]

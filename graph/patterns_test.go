@@ -25,7 +25,7 @@ func (s *site) message(name string) {
 	s.done(s.enqueue("graph.message.v1", fmt.Sprintf(`{"name": %q, "key": "k"}`, name)))
 }
 
-// begun waits until so many runs of a node have started.
+// begun waits until n runs of a node have started.
 func (s *site) begun(node string, n int) {
 	s.t.Helper()
 	await(s.t, node+" to begin", func() bool {
@@ -40,7 +40,7 @@ func (s *site) waiting(what string) {
 	})
 }
 
-// before tells that the last run of one node ended before the first of another.
+// before checks that the last run of one node ended before the first run of the other.
 func (s *site) before(one, other string) {
 	s.t.Helper()
 	if !query[bool](s.t, s.pool, `
@@ -49,15 +49,14 @@ func (s *site) before(one, other string) {
 	}
 }
 
-// Each pattern is a process that does what the pattern says: its steps succeed as often as they
-// should, and are cancelled where they should be.
+// Each workflow pattern can be written as a process whose steps succeed and are cancelled as often as the pattern says.
 func TestPatterns(t *testing.T) {
 	for _, p := range []struct {
 		number, name string
-		nodes        string // the first is where it starts; A(ms) stands for a step that takes so long
+		nodes        string // see deployShort
 		input        string
 		act          func(s *site, instance uuid.UUID)
-		want         string // steps: how often they succeeded, and - how often they were cancelled
+		want         string // A2: step A succeeded twice; A-2: it was cancelled twice
 		status       graph.Status
 	}{
 		{number: "1", name: "sequence", nodes: `A>B B>`, want: "A1 B1"},
@@ -113,7 +112,7 @@ func TestPatterns(t *testing.T) {
 				s.waiting("go")
 				s.done(s.enqueue("graph.signal.v1", `{"name": "go"}`))
 				s.status(i, graph.Completed)
-				late := s.start(query[string](s.t, s.pool, `SELECT d.name FROM process_definition d`), `{}`) // what was signalled is gone
+				late := s.start(query[string](s.t, s.pool, `SELECT d.name FROM process_definition d`), `{}`) // the signal is gone
 				s.waiting("go")
 				s.status(late, graph.Waiting)
 				s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, late))
@@ -188,7 +187,8 @@ var (
 	between   = regexp.MustCompile(`\}\s+"`)
 )
 
-// deployShort deploys nodes, the first of which is where it starts, as the process itself. A(ms)>B in them is a step that takes so long.
+// deployShort deploys nodes as a process named "itself", which starts at the first of them. In nodes, A(ms)>B stands
+// for a step A that takes ms milliseconds and leads to B.
 func (s *site) deployShort(nodes string) string {
 	s.t.Helper()
 	nodes = shortStep.ReplaceAllStringFunc(nodes, func(short string) string {
@@ -203,7 +203,7 @@ func (s *site) deployShort(nodes string) string {
 	return s.deployAs("itself", firstNode.FindStringSubmatch(text)[1], text)
 }
 
-// last waits for a run of a node, and returns the latest.
+// last waits for a run of a node, and returns the latest one.
 func (s *site) last(node string) (id uuid.UUID) {
 	s.t.Helper()
 	await(s.t, "a run of "+node, func() bool {
@@ -212,7 +212,7 @@ func (s *site) last(node string) (id uuid.UUID) {
 	return id
 }
 
-// succeeded waits until so many runs of a node have succeeded.
+// succeeded waits until n runs of a node have succeeded.
 func (s *site) succeeded(node string, n int) {
 	s.t.Helper()
 	await(s.t, node+" to succeed", func() bool {
@@ -220,7 +220,7 @@ func (s *site) succeeded(node string, n int) {
 	})
 }
 
-// steps says how often each step succeeded, and how often it was cancelled.
+// steps returns how often each step of an instance succeeded and was cancelled, in the form of want in TestPatterns.
 func (s *site) steps(i uuid.UUID) string {
 	s.t.Helper()
 	return strings.TrimSpace(query[string](s.t, s.pool, `

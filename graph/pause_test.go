@@ -7,8 +7,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// What arrives from outside while an instance is paused or resumed, in transactions that overlap, is held while the instance is
-// paused, and is not once it is resumed.
+// If a message or signal arrives in a transaction that overlaps with process_pause or process_resume, its run is held
+// when the instance is paused and is not held when the instance is resumed.
 func TestPauseMeetsWhatArrives(t *testing.T) {
 	const arrived = `SELECT coalesce((SELECT CASE WHEN held_at IS NULL THEN 'free' ELSE 'held' END FROM workflow_run WHERE type = 'graph.arrive.v1'), 'none')`
 	for _, c := range []struct{ name, await, typ, payload string }{

@@ -12,23 +12,24 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// startPayload starts an instance of a process. If there is one with its key or id already, the start succeeds and answers that one,
-// as long as process, tenant and, as JSON values, input are the same, and the version is, too, or none is given.
-// Otherwise the run fails, with the code conflict. The priority does not matter. Of several instances that have had a key the newest is meant.
+// startPayload starts an instance of a process. If an instance with its key or id exists, the start succeeds and
+// returns that instance, provided that process, tenant and input (compared as JSON values) are the same, and the
+// version is the same or not given. Otherwise the run fails with the code conflict. The priority is not compared. If
+// several instances have had the key, the newest is compared.
 type startPayload struct {
 	Process  string          `json:"process"`
-	Version  int             `json:"version,omitzero"`  // 0: the highest there is
+	Version  int             `json:"version,omitzero"`  // 0: the highest that is deployed
 	Input    json.RawMessage `json:"input,omitzero"`    // an object; none: {}
-	Key      string          `json:"key,omitzero"`      // at most one instance of the process and tenant has it, until that is purged; not together with ID
-	Again    bool            `json:"again,omitzero"`    // with Key: once the instance that has it is over, another one gets it
-	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: made of process, key and tenant, or the run's own
-	Priority int             `json:"priority,omitzero"` // of all its steps: -100 to 100, 0 is usual
-	Tenant   string          `json:"tenant,omitzero"`   // of all its steps, and of what it calls; none: the run's own
+	Key      string          `json:"key,omitzero"`      // at most one instance of the process and tenant has it, until that one is removed; not together with ID
+	Again    bool            `json:"again,omitzero"`    // with Key: if the instance that has the key is over, start a new one with the key
+	ID       uuid.UUID       `json:"id,omitzero"`       // of the instance; zero: derived from process, key and tenant, or without a key, the run's id
+	Priority int             `json:"priority,omitzero"` // of all its steps: -100 to 100, default 0
+	Tenant   string          `json:"tenant,omitzero"`   // of all its runs, and of the instances it calls; none: the tenant of the run
 
 	Parent *parentPayload `json:"parent,omitzero"` // set by call nodes only: the database refuses it from anybody else
 }
 
-// check returns what is wrong with it, whatever the database has.
+// check returns an error if the payload is malformed. It does not ask the database.
 func (p startPayload) check() error {
 	if p.Process == "" {
 		return errors.New("process: it is missing; name the process to start")
@@ -37,10 +38,10 @@ func (p startPayload) check() error {
 		return errors.New("input: use a JSON object")
 	}
 	if p.Again && p.Key == "" {
-		return errors.New("again: it says that a key is used again, and there is no key; give one, or leave it out")
+		return errors.New("again: there is no key to use again; give a key, or leave again out")
 	}
 	if p.ID != uuid.Nil && p.Key != "" {
-		return errors.New("id, key: give one of them; with a key the id is made of it, so that there is one instance of it")
+		return errors.New("id, key: give one of them; with a key, the id is derived from the key")
 	}
 	if len(p.Input) > 0 {
 		if err := jsondoc.CheckPayload(p.Input); err != nil {
@@ -56,7 +57,7 @@ func (p startPayload) check() error {
 	return nil
 }
 
-// input returns the input; none: {}.
+// input returns the input, or {} if there is none.
 func (p startPayload) input() json.RawMessage {
 	if len(p.Input) == 0 {
 		return json.RawMessage("{}")
@@ -64,75 +65,73 @@ func (p startPayload) input() json.RawMessage {
 	return p.Input
 }
 
-// A parentPayload says which token waits for the instance, and at which of its visits.
+// A parentPayload names the token that waits for the instance, and the visit in which it waits.
 type parentPayload struct {
 	Instance uuid.UUID `json:"instance"`
 	Token    uuid.UUID `json:"token"`
-	Visit    int64     `json:"visit"`
-	Depth    int       `json:"depth"`
-	Undo     bool      `json:"undo,omitzero"` // what the instance does is undone with its caller
+	Visit    int64     `json:"visit"`         // the version of the token
+	Depth    int       `json:"depth"`         // of the called instance: one more than the caller's
+	Undo     bool      `json:"undo,omitzero"` // the steps of the called instance are undone with those of its caller
 }
 
-// Started is the result of a run that starts an instance. If that had been started before, it is what the
-// instance is.
+// Started is the result of a run that starts an instance. If the start found an existing instance, it describes that
+// one.
 type Started struct {
 	Instance   uuid.UUID `json:"instance"`
 	Definition uuid.UUID `json:"definition"`
 	Version    int       `json:"version"`
 
-	After uuid.UUID `json:"after,omitzero"` // of one that has got its key again, or goes on where another one has failed: that instance
+	After uuid.UUID `json:"after,omitzero"` // the instance that had the key before (Again), or the failed one that a restart continues
 }
 
-// cancelPayload cancels an instance, for good.
+// cancelPayload cancels an instance: see [Cancel].
 type cancelPayload struct {
 	Instance uuid.UUID `json:"instance"`
 	Reason   string    `json:"reason,omitzero"`
-	By       string    `json:"by,omitzero"` // who asks for it; none: the role that has enqueued the run
+	By       string    `json:"by,omitzero"` // who asks for it; none: the database role that enqueued the run
 
-	// Compensate undoes what was done before the instance is cancelled.
+	// Compensate undoes completed steps before the instance is cancelled.
 	Compensate bool `json:"compensate,omitzero"`
 }
 
-// failPayload fails an instance, for good: it undoes what it has done, and is FAILED.
+// failPayload makes an instance compensate its completed steps and end as FAILED: see [Fail].
 type failPayload struct {
 	Instance uuid.UUID `json:"instance"`
 	Reason   string    `json:"reason,omitzero"` // none: the error of its latest open incident
-	By       string    `json:"by,omitzero"`     // who asks for it; none: the role that has enqueued the run
+	By       string    `json:"by,omitzero"`     // who asks for it; none: the database role that enqueued the run
 }
 
-// restartPayload starts a FAILED instance again from where it failed, as another instance, which has its key, too. That takes what is done for done, with what it
-// has returned; what was undone, and all that lies behind, is done anew. What cannot be taken over for certain is refused, with the code conflict.
-// The result is a Started.
+// restartPayload starts a new instance that continues a FAILED one: see [Restart]. The result is a Started.
 type restartPayload struct {
 	Instance uuid.UUID `json:"instance"`
-	By       string    `json:"by,omitzero"` // who asks for it; none: the role that has enqueued the run
+	By       string    `json:"by,omitzero"` // who asks for it; none: the database role that enqueued the run
 }
 
-// messagePayload is a message to the one token that waits for its name and key: the one that has
-// waited longest, or the first that comes before the message's time is over.
+// messagePayload sends a message: see [Message].
 type messagePayload struct {
 	Name    string          `json:"name"`
 	Key     string          `json:"key"`
 	Payload json.RawMessage `json:"payload,omitzero"` // none: {}
-	ID      string          `json:"id,omitzero"`      // the sender's: the same again changes nothing; none: the run's
-	TTL     Duration        `json:"ttl,omitzero"`     // zero: a day
+	ID      string          `json:"id,omitzero"`      // an idempotency key chosen by the sender; none: the id of the run
+	TTL     Duration        `json:"ttl,omitzero"`     // 0: defaultTTL
 }
 
-// signalPayload is a signal to all tokens that wait for it when it is taken up.
+// signalPayload sends a signal: see [Signal].
 type signalPayload struct {
 	Name    string          `json:"name"`
 	Payload json.RawMessage `json:"payload,omitzero"` // none: {}
 }
 
-// completeTaskPayload completes a person's task.
+// completeTaskPayload completes a user task: see [Completion].
 type completeTaskPayload struct {
 	Task    uuid.UUID       `json:"task"`
 	By      string          `json:"by"`
 	Output  json.RawMessage `json:"output,omitzero"`  // none: {}
-	Version int64           `json:"version,omitzero"` // the one that was seen; 0: any
+	Version int64           `json:"version,omitzero"` // the version that the person saw; 0: any
 }
 
-// A cutOff tells that the step of a token, or the start of what it calls, was cancelled or deleted, at a visit of the token's.
+// A cutOff is the payload of the run that reports to a token that somebody has cancelled or deleted its step, or the
+// start of the instance that it calls. Visit is the visit of the token in which that happened.
 type cutOff struct {
 	Token  uuid.UUID `json:"token"`
 	Visit  int64     `json:"visit"`
@@ -140,10 +139,11 @@ type cutOff struct {
 	Code   string    `json:"code,omitzero"` // none: cancelled
 }
 
-// codeForeign is the code of a run that names something which is not its own: another's token, say.
+// codeForeign is the error code of a run that names a row that does not belong to it, for example the token of another
+// instance.
 const codeForeign = "not_its_own"
 
-// foreign is the failure of such a run.
+// foreign returns a permanent error with codeForeign.
 func foreign(format string, args ...any) error {
 	return run.Permanent(run.WithCode(codeForeign, fmt.Errorf(format, args...)))
 }
@@ -155,15 +155,14 @@ type taskRef struct {
 	Token    uuid.UUID `json:"token"`
 }
 
-// retryPayload has what an incident stopped tried again: this one, or the oldest open one of an
-// instance. If both are given, the incident is one of the instance.
+// retryPayload retries an incident: see [Retrial].
 type retryPayload struct {
 	Incident uuid.UUID `json:"incident,omitzero"`
 	Instance uuid.UUID `json:"instance,omitzero"`
 
-	By string `json:"by,omitzero"` // who asks for it; none: the role that has enqueued the run
+	By string `json:"by,omitzero"` // who asks for it; none: the database role that enqueued the run
 
-	// Force has a join that cannot be satisfied go on with the tokens that have come.
+	// Force fires a join that cannot be satisfied with the tokens that have arrived.
 	Force bool `json:"force,omitzero"`
 }
 
@@ -172,7 +171,7 @@ type retried struct {
 	Instance uuid.UUID `json:"instance"`
 	Incident uuid.UUID `json:"incident"`
 	Token    uuid.UUID `json:"token"`
-	Kept     bool      `json:"kept,omitzero"` // something is refused and set aside: it is tried again, and nothing else
+	Kept     bool      `json:"kept,omitzero"` // the incident reports a row that is set aside: the retry only tries that row again
 }
 
 func (p retryPayload) check() error {

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Mermaid draws a definition as a Mermaid flowchart: shapes by kind, scopes as boxes, and edges
-// with what they are taken for. With marks, by name of node, it also shows where an instance is.
-// It draws drafts as well: a node that an edge names and that is not there is drawn as missing.
-// Equal arguments give equal text, and no text of a definition is ever taken for Mermaid's own.
+// Mermaid draws a definition as a Mermaid flowchart: shapes by kind, scopes as boxes, and edges labelled with their
+// conditions or events. With marks, by the names of nodes, it also shows where an instance is. The definition need not
+// be valid: a node that an edge names and that does not exist is drawn as missing. Equal arguments give equal text. All
+// text of the definition is escaped, so it cannot act as Mermaid code.
 func Mermaid(d *Definition, marks map[string]Mark) string {
 	p := &picture{marks: marks, classes: map[string][]string{}}
 	p.line("flowchart TD")
 	p.part(&Scope{Start: d.Start, Nodes: d.Nodes})
-	p.text.WriteString(p.edges.String()) // after all nodes, so that no edge makes one
+	p.text.WriteString(p.edges.String()) // after all nodes: an edge to a node that is not declared yet would declare it in the wrong box
 	for _, c := range []struct{ name, style string }{
 		{"missing", "stroke-dasharray: 4 4,color:#a00"},
 		{"visited", "fill:#e8f3e8,stroke:#2e7d32"},
@@ -40,16 +40,16 @@ type picture struct {
 
 func (p *picture) line(format string, args ...any) {
 	fmt.Fprintf(&p.text, strings.Repeat("  ", p.depth)+format+"\n", args...)
-	p.depth = max(p.depth, 1) // all that follows the first line is indented
+	p.depth = max(p.depth, 1) // all lines but the first are indented
 }
 
-// id numbers nodes: names could be words of Mermaid's.
+// id returns a new id for a node. It is a number, because the name of a node could be a keyword of Mermaid.
 func (p *picture) id() string {
 	p.last++
 	return fmt.Sprintf("n%d", p.last)
 }
 
-// part draws the nodes of a process or a scope, and notes their edges.
+// part draws the nodes of a process or a scope, and collects their edges.
 func (p *picture) part(s *Scope) {
 	order, ids, missing := s.order(), map[string]string{}, map[string]bool{}
 	begin := p.id()
@@ -117,13 +117,13 @@ func (p *picture) node(id, name string, n *Node) {
 	p.line(`%s%s"%s"%s`, id, shape[0], label, shape[1])
 }
 
-// A link is an edge as it is drawn.
+// A link is an edge in a picture.
 type link struct {
 	label, to string
-	event     bool // it is taken when something happens at the node
+	event     bool // the edge of a boundary event, drawn dotted
 }
 
-// links are all edges of a node, in the order in which they are written.
+// links returns all edges of a node, in the order in which they are drawn.
 func (n *Node) links() (all []link) {
 	if n == nil {
 		return nil
@@ -146,7 +146,7 @@ func (n *Node) links() (all []link) {
 	return all
 }
 
-// order lists the nodes as a reader meets them: from the start along the edges, then the rest.
+// order returns the names of the nodes in reading order: from the start along the edges, then the unreachable ones.
 func (s *Scope) order() (names []string) {
 	seen := map[string]bool{}
 	walk := func(from string) {

@@ -10,7 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// everything has a node of each kind.
+// everything is a definition with a node of each kind.
 const everything = `{"process": "order", "version": 3, "start": "reserve", "nodes": {
 	"reserve": {"do": "inventory.reserve.v1", "undo": "inventory.release.v1", "to": "pay"},
 	"pay": {"do": "billing.charge.v1", "to": "size", "on": [
@@ -36,7 +36,7 @@ const everything = `{"process": "order", "version": 3, "start": "reserve", "node
 	"two": {"join": {"need": 2}, "to": "done"},
 	"done": {"join": "all", "to": "ended"}, "ended": {"end": true}}}`
 
-// Each kind has a shape, each edge says when it is taken, and a scope is a box.
+// Each kind of node has its shape, each edge is labelled with when it is taken, and a scope is a box.
 func TestMermaid(t *testing.T) {
 	const want = `flowchart TD
   n1(( ))
@@ -108,7 +108,7 @@ func TestMermaid(t *testing.T) {
 	picture(t, everything, nil, want)
 }
 
-// With marks a picture shows where an instance is and where it was.
+// With marks, a picture shows where the tokens of an instance are and which nodes they have visited.
 func TestMermaidWithMarks(t *testing.T) {
 	const want = `flowchart TD
   n1(( ))
@@ -146,7 +146,7 @@ func TestMermaidWithMarks(t *testing.T) {
 		}, want)
 }
 
-// A draft is drawn as well: what is missing, null or without a verb is seen.
+// An invalid definition is drawn as well, and its missing, null and verbless nodes are visible.
 func TestMermaidOfADraft(t *testing.T) {
 	const want = `flowchart TD
   n1(( ))
@@ -170,14 +170,14 @@ func picture(t *testing.T, text string, marks map[string]graph.Mark, want string
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 3 { // always the same
+	for range 3 { // the result is always the same
 		if got := graph.Mermaid(d, marks); got != want {
 			t.Fatalf("got\n%s\nwant\n%s", got, want)
 		}
 	}
 }
 
-// Whatever a definition or a mark says, it stays between the quotes of its label.
+// No text of a definition or a mark can leave the quotes of its label.
 func TestMermaidEscapes(t *testing.T) {
 	const want = `flowchart TD
   n1(( ))
@@ -195,7 +195,7 @@ func TestMermaidEscapes(t *testing.T) {
 	}
 }
 
-// Every line of a picture has one of the few forms that there are, whatever is drawn.
+// Every line of a picture of any definition has one of a few known forms.
 func TestMermaidLines(t *testing.T) {
 	const label = `"[\pL\p{Nd} .,:_+/()?!'…=-]*(?:(?:#\d+;|<br/>)[\pL\p{Nd} .,:_+/()?!'…=-]*)*"`
 	line := regexp.MustCompile(`^(?:flowchart TD| *end| *subgraph n\d+\[` + label + `\]` +

@@ -11,7 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Tokens that multiply, or go round, without end fail their instance, and harm nobody else.
+// Tokens that multiply or loop without end fail their instance, and other instances complete.
 func TestEndlessTokens(t *testing.T) {
 	s := newSite(t)
 	good := s.deploy("A", step("A", ""))
@@ -31,7 +31,7 @@ func TestEndlessTokens(t *testing.T) {
 	s.healthy()
 }
 
-// An instance with a scope can be cancelled when nothing else is settled with it.
+// An instance with a scope can be cancelled in a batch that settles nothing else.
 func TestCancelAScope(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("S", `"S": {"scope": {"start": "W", "nodes": {"W": {"wait": "PT1H"}}}}`), `{}`)
@@ -41,8 +41,8 @@ func TestCancelAScope(t *testing.T) {
 	s.healthy()
 }
 
-// A step that somebody cancels or deletes has failed, with the code cancelled; one that has failed
-// is not retried behind its process's back.
+// A step that somebody cancels or deletes fails with the code cancelled. workflow_retry refuses a step of a FAILED
+// instance.
 func TestStepCutOffByHand(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", `"A": {"do": "nobody.step.v1", "to": "never", "on": [{"error": "cancelled", "to": "B"}]},`+step("B", "")+","+step("never", ""))
@@ -64,7 +64,7 @@ func TestStepCutOffByHand(t *testing.T) {
 	s.healthy()
 }
 
-// What the elements of a list are given is known for those that are started later, too.
+// Elements of a list that are started later can read the input of the instance, too.
 func TestEachReadsInput(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1", "limit": 1}, "in": {"name": "input.name"}}`), `{"name": "x", "items": [1, 2, 3]}`)
@@ -73,7 +73,7 @@ func TestEachReadsInput(t *testing.T) {
 	s.healthy()
 }
 
-// A join fires again when a later fork of the same group comes to it.
+// A join fires again in the next pass of a loop, even if another fork leads to it then.
 func TestJoinInTheNextPass(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("P", step("P", "X", `"n": "'P' in steps ? steps.P.n + 1.0 : 1.0"`)+`, "X": {"choose": [{"if": "steps.P.n < 2", "to": "F1"}], "else": "F2"},
@@ -84,7 +84,7 @@ func TestJoinInTheNextPass(t *testing.T) {
 	s.healthy()
 }
 
-// One step may bring two tokens to a join at once.
+// One step may lead two tokens to a join in one decision.
 func TestTwoArrivalsAtOnce(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "G": {"fork": ["J", "J"]}, "J": {"join": "all", "to": "C"},`+
@@ -94,7 +94,7 @@ func TestTwoArrivalsAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// What follows a join in a scope is still within: the scope goes on after it.
+// The nodes behind a join in a scope still belong to the scope, which ends only after them.
 func TestJoinInAScope(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["A", "B"]}, "J": {"join": "all", "to": "C"},`+
@@ -107,7 +107,7 @@ func TestJoinInAScope(t *testing.T) {
 	}
 }
 
-// A key that does not exist is refused, and says so.
+// An unknown key in the payload of a command fails its run with a message that names the key.
 func TestMisspeltPayload(t *testing.T) {
 	s := newSite(t)
 	id := s.enqueue("graph.start.v1", `{"process": "p", "inputs": {}}`)
@@ -119,7 +119,7 @@ func TestMisspeltPayload(t *testing.T) {
 	}
 }
 
-// A message that comes while its token leaves is free again, or was in time: never both, never lost.
+// A message that arrives while its token leaves is either taken or free again, never both and never lost.
 func TestMessageAgainstTimer(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("R", `"R": {"race": ["M", "T"]}, "M": {"await": {"message": "go", "key": "input.n"}, "to": "A"}, "T": {"wait": "30ms", "to": "B"},`+step("A", "")+","+step("B", "C")+","+step("C", ""))

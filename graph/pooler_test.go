@@ -16,8 +16,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
-// An engine asks through a pooler that gives its sessions to others, although its pool prepares statements:
-// nothing is refused, and no run waits or is charged for it.
+// The engine's handlers work through a pooler that shares its sessions among clients, even if their pool prepares
+// statements: no query fails.
 func TestEngineBehindAPooler(t *testing.T) {
 	url := pgtest.URL(t)
 	direct, pool := pgtest.Open(t, url), pgtest.Open(t, pgtest.Bouncer(t, url)+"&pool_max_conns=20")

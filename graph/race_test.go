@@ -15,8 +15,8 @@ import (
 // races is how many instances race.
 const races = 1000
 
-// newCrowdedSite has four workers that take a few runs at a time, so that what belongs together is
-// settled by several at once.
+// newCrowdedSite returns a site with four workers that lease a few runs at a time, so that several workers settle runs
+// of one instance at once.
 func newCrowdedSite(t *testing.T) *site {
 	t.Helper()
 	t.Parallel()
@@ -34,7 +34,7 @@ func (s *site) crowd() {
 	}
 }
 
-// raced waits until so many instances have completed.
+// raced waits until n instances have completed.
 func (s *site) raced(n int) {
 	s.t.Helper()
 	pgtest.Await(s.t, fmt.Sprintf("%d instances to complete", n), func() bool {
@@ -42,8 +42,8 @@ func (s *site) raced(n int) {
 	})
 }
 
-// S02: the last arrivals come at once, from several workers, and every join fires once. S46: what
-// follows reads what each branch has said, whichever came last.
+// S02: if several workers settle the branches of a join at once, the join fires exactly once. S46: the step behind it
+// reads the results of all branches, whichever arrived last.
 func TestLastArrivalsAtOnce(t *testing.T) {
 	s := newCrowdedSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B", "C", "D"]}, "J": {"join": "all", "to": "E"},`+
@@ -65,7 +65,7 @@ func TestLastArrivalsAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// S17: where the last tokens of many instances end at once, each instance is completed.
+// S17: if the last two tokens of an instance end at once, the instance is completed exactly once.
 func TestLastTokensEndAtOnce(t *testing.T) {
 	s := newCrowdedSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]},`+step("A", "")+","+step("B", ""))
@@ -77,7 +77,7 @@ func TestLastTokensEndAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// S30: a boundary timer and the completion of its step: one of them wins, and no timer is left.
+// S30: if a boundary timer fires while its step completes, exactly one of them moves the token, and no timer remains.
 func TestBoundaryTimer(t *testing.T) {
 	s := newCrowdedSite(t)
 	p := s.deploy("A", `"A": {"do": "test.step.v1", "in": {"name": "'A'", "ms": "input.ms"}, "to": "C", "on": [{"after": "1500ms", "to": "B"}]},`+step("B", "")+","+step("C", ""))
@@ -101,7 +101,7 @@ func TestBoundaryTimer(t *testing.T) {
 	s.healthy()
 }
 
-// S38: whoever comes first, a message and its wait never miss each other.
+// S38: a message and a wait for it that come at the same time always meet.
 func TestMessageAndWaitAtOnce(t *testing.T) {
 	s := newCrowdedSite(t)
 	p := s.deploy("M", awaitPaid+step("B", ""))
@@ -120,8 +120,8 @@ func TestMessageAndWaitAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// S32: timers that fell due while nobody worked all fire, once each, though four workers look for
-// them at once; none takes more than its batch.
+// S32: timers that fell due while no worker ran each fire exactly once when four workers start, and no transaction
+// settles more than a batch of them.
 func TestOverdueTimers(t *testing.T) {
 	n := large(10_000)
 	s := newSite(t)
@@ -146,18 +146,18 @@ func TestOverdueTimers(t *testing.T) {
 	s.healthy()
 }
 
-// People, and several workers, complete, cancel and retry the same instances at once: nobody waits
-// for another in a circle, each task is completed once, and a cancel is a cancel.
+// If tasks are completed, incidents retried and instances cancelled at once by several workers, there is no deadlock,
+// each completed task has one successful completion, and every cancel succeeds.
 func TestActionsAtOnce(t *testing.T) {
 	const n = 20
 	t.Parallel()
 	s := newEmptySite(t)
-	// By default a worker gives a statement up before PostgreSQL looks for a circle.
+	// With the default deadlock_timeout a worker would cancel a statement before PostgreSQL looks for a deadlock.
 	if _, err := s.pool.Exec(t.Context(), `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = 20', current_database()); END $$`); err != nil {
 		t.Fatal(err)
 	}
 	p := s.deploy("F", `"F": {"fork": ["U", "X"]}, "U": {"human": {}, "to": "V"}, "V": {"human": {}}, "X": {"choose": [{"if": "input.missing > 1", "to": "A"}], "else": "A"},`+step("A", ""))
-	s.change = func(c *worker.Config) { c.Batch, c.Lease = 3*n, 10*time.Second } // each meets all the others
+	s.change = func(c *worker.Config) { c.Batch, c.Lease = 3*n, 10*time.Second } // so that batches overlap in many instances
 	for range 4 {
 		s.hire()
 	}
@@ -195,8 +195,7 @@ func TestActionsAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// S41: of people who complete a task at once, all of whom have seen it open, one succeeds, and the
-// others are told.
+// S41: of several completions of one task at once, exactly one succeeds and the others fail.
 func TestTasksAtOnce(t *testing.T) {
 	const n = 40
 	s := newCrowdedSite(t)
@@ -221,7 +220,8 @@ func TestTasksAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// An engine that is started while another one is at work takes nothing away from it.
+// A worker that starts while another one works takes no run away from it: no lease expires and no run is executed
+// twice.
 func TestSecondEngine(t *testing.T) {
 	const n = 50
 	s := newSite(t)
@@ -240,7 +240,7 @@ func TestSecondEngine(t *testing.T) {
 	s.healthy()
 }
 
-// A token is Executing while its step is, Ready before, and Completed after.
+// A token is Ready before its step is leased, Executing while the step is leased, and Completed after it.
 func TestTokenStates(t *testing.T) {
 	s := newSite(t)
 	goOn := make(chan struct{})

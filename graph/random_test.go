@@ -26,24 +26,24 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Random processes, nested from blocks of every kind, whose end can be told beforehand.
+// This file draws random processes, nested from blocks of every kind, whose outcome is known in advance.
 
 const (
 	randomInstances = 320
 	randomBatch     = 80
 )
 
-// A plan is a process and what must become of it.
+// A plan is a process and the expected outcome of an instance of it.
 type plan struct {
 	definition *graph.Definition
 	input      map[string]any
-	ends       []graph.Status  // one of these; Waiting stands for the incident
-	incident   string          // what it is left with
+	ends       []graph.Status  // the statuses in which it may end; Waiting means with the incident
+	incident   string          // the code of the incident that remains; empty: none
 	want       map[string]span // how often a node's runs succeed, if the instance completes
 	cancel     bool            // the test cancels it while it runs
 }
 
-// A span is how often something happens.
+// A span is a range for how often something happens.
 type span struct{ least, most int }
 
 func (s span) maybe() span         { return span{0, s.most} }
@@ -51,20 +51,20 @@ func (s span) times(n int) span    { return span{s.least * n, s.most * n} }
 func (s span) and(o span) span     { return span{s.least + o.least, s.most + o.most} }
 func (s span) contains(n int) bool { return s.least <= n && n <= s.most }
 
-// A block is a part of a process with one way in and one way out.
+// A block is a part of a process with one entry and one exit. build adds its nodes to in, with an exit that leads to
+// to. walk adds to the plan how often its nodes are done if the block is entered often times.
 type block struct {
 	build func(in map[string]*graph.Node, to string) (first string)
 	walk  func(often span)
 }
 
-// A planner draws processes. Whether all of a block can run twice at once tells where no loop
-// may be: it counts its passes in a fact of the instance.
+// A planner draws processes.
 type planner struct {
 	*rand.Rand
 	plan   *plan
-	called []*plan // that may be called
+	called []*plan // plans whose processes may be called
 	names  int
-	loops  bool
+	loops  bool // a loop may be drawn here: not where a block may run twice at once, since a loop counts its passes in a fact of the instance
 	undoes bool
 }
 
@@ -95,7 +95,7 @@ func (p *planner) name(kind string) string {
 	return kind + strconv.Itoa(p.names)
 }
 
-// once draws a block in which nothing counts passes.
+// once draws a block without loops, which may run twice at once.
 func (p *planner) once(depth int) block {
 	loops := p.loops
 	p.loops = false
@@ -151,7 +151,7 @@ func (p *planner) block(depth int) block {
 	return p.step(nil)
 }
 
-// branches are blocks that lead on over one edge each, as joins want it.
+// branches draws the branches of a fork. Each leads to the join over exactly one edge, as joins require.
 func (p *planner) branches(depth int, draw func(int) block) (all []block) {
 	for range 2 + p.IntN(2) {
 		all = append(all, p.sequence(draw(depth), p.step(nil)))
@@ -159,7 +159,7 @@ func (p *planner) branches(depth int, draw func(int) block) (all []block) {
 	return all
 }
 
-// node is a block of one node, whose runs are not counted.
+// node returns a block of one node, whose runs are not counted.
 func (p *planner) node(kind string, n *graph.Node) block {
 	name := p.name(kind)
 	return block{func(in map[string]*graph.Node, to string) string {
@@ -191,7 +191,7 @@ func (p *planner) step(more map[string]string) block {
 	}, func(s span) { p.plan.want[name] = p.plan.want[name].and(s) }}
 }
 
-// failing is a step that fails for good; then, if there is a block for that, it goes on with it.
+// failing returns a step that fails for good with a code. If then is not nil, an error edge leads to it.
 func (p *planner) failing(code string, then *block) block {
 	name, n := p.name("fails"), p.stepNode(map[string]string{"fail": "'" + code + "'"})
 	return block{func(in map[string]*graph.Node, to string) string {
@@ -208,7 +208,7 @@ func (p *planner) failing(code string, then *block) block {
 	}}
 }
 
-// stuck is where no condition is true.
+// stuck returns an exclusive gateway none of whose conditions is true.
 func (p *planner) stuck() block {
 	name, over := p.name("stuck"), p.node("over", &graph.Node{End: true})
 	return block{func(in map[string]*graph.Node, to string) string {
@@ -230,7 +230,7 @@ func (p *planner) sequence(all ...block) block {
 	}}
 }
 
-// flag is a condition, and whether it is true.
+// flag draws a condition, and whether it is true.
 func (p *planner) flag() (condition string, holds bool) {
 	name := p.name("flag")
 	is := p.IntN(2) == 0
@@ -269,7 +269,7 @@ func (p *planner) fork(j *graph.Join, all ...block) block {
 	}}
 }
 
-// stopped is a block that is terminated after a while, or when it is about to begin.
+// stopped returns a block that is terminated after a while, or at once.
 func (p *planner) stopped(b block) block {
 	name, stop, atOnce := p.name("fork"), p.node("stop", &graph.Node{Terminate: true}), p.IntN(3) == 0
 	if !atOnce {
@@ -313,7 +313,7 @@ func (p *planner) any(all ...block) block {
 	}}
 }
 
-// need is a fork whose join needs only some; one of the branches may lead straight there.
+// need returns a fork whose join needs only some of the branches. One branch may lead straight to the join.
 func (p *planner) need(cancel bool, all []block) block {
 	n, straight := 1+p.IntN(len(all)), p.IntN(3) == 0
 	if straight {
@@ -323,7 +323,7 @@ func (p *planner) need(cancel bool, all []block) block {
 	walk := b.walk
 	b.walk = func(s span) {
 		switch {
-		case cancel && straight && n == 1: // the others do not even begin
+		case cancel && straight && n == 1: // the other branches are not even entered
 			s = span{}
 		case cancel:
 			s = s.maybe()
@@ -361,7 +361,7 @@ func (p *planner) await() *graph.Node {
 	return &graph.Node{Await: &graph.Await{Message: p.name("message"), Key: "input.id"}}
 }
 
-// host is a node at which more may happen than its own end.
+// host returns a block of a node with timers and messages on its boundary.
 func (p *planner) host(depth int, n *graph.Node) block {
 	name := p.name("host")
 	handlers, counts := p.handlers(depth, name, n)
@@ -381,14 +381,15 @@ func (p *planner) host(depth int, n *graph.Node) block {
 	}}
 }
 
-// handlers draws timers and messages at a node, and tells how often it is completed by itself.
+// handlers draws boundary timers and messages of a node. counts returns how often the node itself is completed if it is
+// entered s times.
 func (p *planner) handlers(depth int, name string, n *graph.Node) (all []block, counts func(span) span) {
 	counts = func(s span) span { return s }
 	for k := range p.IntN(3) {
 		h, then := graph.Boundary{}, p.once(max(depth-1, 0))
 		switch p.IntN(5) {
 		case 0, 1:
-			h.After = ms(1 + 2*p.IntN(40) + k) // two that leave at the same time are refused
+			h.After = ms(1 + 2*p.IntN(40) + k) // never the same twice: Compile refuses two interrupting timers of one time
 		case 2:
 			h.After, h.Keep = ms(1+p.IntN(80)), true
 		case 3:
@@ -437,7 +438,7 @@ func (p *planner) race(all ...block) block {
 	}}
 }
 
-// scope draws a scope that ends by itself, by an error, by terminate, or by a timer.
+// scope draws a scope that ends normally, by an error, by terminate, or by a boundary event.
 func (p *planner) scope(depth int) block {
 	name, inner, then := p.name("scope"), p.block(depth), p.block(depth)
 	fails, cut := false, false
@@ -539,7 +540,7 @@ func (p *planner) each(depth int) block {
 	}}
 }
 
-// A crowd is workers that die, one database, and people who answer.
+// A crowd is a database, workers that die, and people who answer.
 type crowd struct {
 	t    *testing.T
 	pool *pgxpool.Pool
@@ -574,14 +575,14 @@ func (c *crowd) hire() {
 			Backoff: run.Backoff{Base: 5 * time.Millisecond, Cap: 10 * time.Millisecond}, ShutdownGrace: -1,
 		}
 	}, func(_ *mortal, config *pgxpool.Config) {
-		config.ConnConfig.Tracer = &loser{db: c.pool, one: 10} // commits get lost
+		config.ConnConfig.Tracer = &loser{db: c.pool, one: 10} // some commits are lost
 	})
 	c.mu.Lock()
 	c.workers = append(c.workers, m)
 	c.mu.Unlock()
 }
 
-// replace has one worker go, and another one come.
+// replace makes one worker, drawn at random, leave, and hires another one.
 func (c *crowd) replace(leave func(*mortal)) {
 	c.mu.Lock()
 	k := c.IntN(len(c.workers))
@@ -592,7 +593,7 @@ func (c *crowd) replace(leave func(*mortal)) {
 	c.hire()
 }
 
-// disturb has something bad happen.
+// disturb ends connections, kills or stops a worker, or pauses an instance.
 func (c *crowd) disturb(ctx context.Context) {
 	switch k := c.IntN(10); {
 	case k < 5:
@@ -612,7 +613,7 @@ func (c *crowd) disturb(ctx context.Context) {
 	}
 }
 
-// answer sends what tokens wait for, each once.
+// answer sends the messages, signals and task completions that some tokens wait for, each only once.
 func (c *crowd) answer(ctx context.Context) {
 	_, err := c.pool.Exec(ctx, `
 		WITH waits AS (
@@ -638,10 +639,10 @@ func (c *crowd) answer(ctx context.Context) {
 	}
 }
 
-// Whatever random processes are made of, and whichever workers die under them, each instance ends
-// as its definition says, every step was done as often as it says, and the books balance.
+// Each instance of a random process ends as its definition says, with every step done as often as it says, although
+// workers die and commits are lost meanwhile. The invariants hold afterwards.
 func TestRandom(t *testing.T) {
-	instances, seed := randomInstances, uint64(1) // the same each time; make graph-random draws one
+	instances, seed := randomInstances, uint64(1) // the same seed each time; make graph-random draws one
 	for name, into := range map[string]func(uint64){
 		"GRAPH_RANDOM": func(n uint64) { instances = int(n) }, "GRAPH_SEED": func(n uint64) { seed = n },
 	} {
@@ -669,7 +670,7 @@ func TestRandom(t *testing.T) {
 	t.Logf("%d leases were cut off", cutOff.Load())
 }
 
-// disturbed executes random processes, and returns how many leases were never settled.
+// disturbed executes random processes under disturbances, and returns how many leases expired.
 func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 	c := &crowd{t: t, pool: pgtest.New(t), Rand: rand.New(rand.NewPCG(r.Uint64(), 0))}
 	if _, err := c.pool.Exec(t.Context(), `CREATE TABLE answered (id uuid, place text, at timestamptz, PRIMARY KEY (id, place, at))`); err != nil {
@@ -692,7 +693,7 @@ func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 	await(t, "steps to be leased", func() bool {
 		return query[int](t, c.pool, `SELECT count(*) FROM workflow_run WHERE status = 'leased'`) > 4
 	})
-	for range 2 { // whoever has them
+	for range 2 { // both workers, so that those with leases are killed
 		c.replace((*mortal).kill)
 	}
 	for range 8 {
@@ -711,7 +712,7 @@ func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 	return query[int](t, c.pool, `SELECT count(*) FROM workflow_history WHERE event_type = 'expired'`)
 }
 
-// draw deploys random processes. The first few may be called by the others.
+// draw deploys n random processes. Some of the first four may be called by the others.
 func draw(t *testing.T, pool *pgxpool.Pool, r *rand.Rand, n int) (plans []*plan) {
 	t.Helper()
 	var called []*plan
@@ -721,7 +722,7 @@ func draw(t *testing.T, pool *pgxpool.Pool, r *rand.Rand, n int) (plans []*plan)
 			text, _ := p.definition.JSON()
 			t.Fatalf("%v\n%s", err, text)
 		}
-		if k < 4 && len(p.definition.Nodes) < 20 && p.incident == "" && !p.cancel { // its end is known to who calls it
+		if k < 4 && len(p.definition.Nodes) < 20 && p.incident == "" && !p.cancel { // its end is certain, so its callers can plan with it
 			called = append(called, p)
 		}
 		plans = append(plans, p)
@@ -729,7 +730,7 @@ func draw(t *testing.T, pool *pgxpool.Pool, r *rand.Rand, n int) (plans []*plan)
 	return plans
 }
 
-// start starts an instance of each plan, and cancels some of them a little later.
+// start starts an instance of each plan, and has those cancelled a little later that are to be cancelled.
 func (c *crowd) start(plans []*plan) map[uuid.UUID]*plan {
 	started := map[uuid.UUID]*plan{}
 	for _, p := range plans {
@@ -751,7 +752,7 @@ func (c *crowd) start(plans []*plan) map[uuid.UUID]*plan {
 	return started
 }
 
-// open counts what is still to be done.
+// open counts the instances that are open without an incident, and the runs that are not finished.
 func (c *crowd) open(t *testing.T) int {
 	t.Helper()
 	return query[int](t, c.pool, `
@@ -760,7 +761,7 @@ func (c *crowd) open(t *testing.T) int {
 		     + (SELECT count(*) FROM workflow_run WHERE finished_at IS NULL)`)
 }
 
-// settle waits until nothing is open any more, for as long as instances move, however slowly, and for ten minutes at most.
+// settle waits until nothing is open. It gives up when no instance has moved for two minutes, and after ten minutes.
 func (c *crowd) settle(t *testing.T) {
 	t.Helper()
 	var moves int
@@ -773,7 +774,7 @@ func (c *crowd) settle(t *testing.T) {
 	}
 }
 
-// check compares what became of an instance with its plan.
+// check compares the outcome of an instance with its plan.
 func (c *crowd) check(id uuid.UUID, p *plan) {
 	c.t.Helper()
 	var wrong []string
@@ -804,7 +805,7 @@ func (c *crowd) check(id uuid.UUID, p *plan) {
 	}
 }
 
-// story tells all there is to know about an instance.
+// story returns everything the database has about an instance, for the report of a failure.
 func (c *crowd) story(id uuid.UUID) string {
 	var all []string
 	for _, sql := range []string{

@@ -16,10 +16,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// restart looks whether an instance can be started again, and says what as. Whether all that it has done can be taken over is found when the run is settled.
+// restart checks whether an instance may be started again, and decides the id of the instance that continues it.
+// Whether the new instance can take over everything that is done is checked when the run is settled: see leaves.
 func (e *Engine) restart(ctx context.Context, p restartPayload) (Started, error) {
 	s := Started{After: p.Instance}
-	var status Status
+	var status status
 	var process, key, tenant string
 	var called bool
 	err := e.pool.QueryRow(ctx, `
@@ -31,15 +32,15 @@ func (e *Engine) restart(ctx context.Context, p restartPayload) (Started, error)
 		return s, run.Permanent(fmt.Errorf("instance: there is no instance %s, or retention has removed it", p.Instance))
 	case err != nil:
 		return s, fmt.Errorf("look for instance %s: %w", p.Instance, err)
-	case status != Failed && status.Final():
-		return s, cannot("instance: %s is %s; only one that is FAILED is started again", p.Instance, status)
-	case status != Failed:
-		return s, cannot("instance: %s is %s; have its incident tried again (graph.retry.v1), or fail it first (graph.fail.v1)", p.Instance, status)
+	case status != statusFailed && status.final():
+		return s, cannot("instance: %s is %s; only a FAILED instance can be started again", p.Instance, status)
+	case status != statusFailed:
+		return s, cannot("instance: %s is %s; retry its incident (graph.retry.v1), or fail it first (graph.fail.v1)", p.Instance, status)
 	case called:
-		return s, cannot("instance: %s was called by another one, which has heard of its end; start that one again", p.Instance)
+		return s, cannot("instance: %s was called by another instance, which has processed its end; start that one again", p.Instance)
 	}
 	s.Instance = uuid.NewSHA1(keys, []byte("\x00restart\x00"+p.Instance.String()))
-	if key != "" && p.Instance.Version() == 5 { // it was started with it
+	if key != "" && p.Instance.Version() == 5 { // its id is derived from the key: nobody wrote the key into the column by hand
 		s.Instance = keyed(startPayload{Process: process, Key: key, Tenant: tenant}, p.Instance.String())
 	}
 	var taken bool
@@ -50,11 +51,12 @@ func (e *Engine) restart(ctx context.Context, p restartPayload) (Started, error)
 	return s, err
 }
 
+// restarted returns the error of a restart whose new instance exists already.
 func restarted(s Started) error {
 	return cannot("instance: %s was started again already, or its key was used again: as %s", s.After, s.Instance)
 }
 
-// reborn reads what an instance is to be that takes the place of a failed one.
+// reborn returns the instance that continues a failed one, from the settled run that restarts it.
 func (s *scene) reborn(ctx context.Context, tx *transaction, settled leasing.Settlement) (b birth, err error) {
 	var p restartPayload
 	b.run = settled.Outcome.ID
@@ -73,31 +75,35 @@ func (s *scene) reborn(ctx context.Context, tx *transaction, settled leasing.Set
 	return b, err
 }
 
-// cutOffPause is how long a handler may go on that was cut off: it hears of that at a heartbeat, or when its lease is over.
+// cutOffPause is how long the handler of a cancelled run may still be running. It learns of the cancellation at the
+// next heartbeat, or when its lease expires.
 const cutOffPause = 2 * time.Minute
 
-// An estate is what a failed instance leaves, as it is found out.
+// An estate collects what a failed instance leaves to the one that continues it.
 type estate struct {
 	*legacy
 	old     *instance
-	undone  map[string]bool // nodes of which something was undone, or should have been
-	refusal error           // the first reason why it cannot be taken over
+	undone  map[string]bool // nodes with a compensation record, even if it was not carried out
+	refusal error           // the first reason why the instance cannot be continued
 }
 
+// refuse notes a reason why the instance cannot be continued. Only the first reason is kept.
 func (l *estate) refuse(format string, args ...any) {
 	if l.refusal == nil {
 		l.refusal = cannot("instance: %s cannot be started again where it failed: "+format, append([]any{l.old.id}, args...)...)
 	}
 }
 
-// kept reports whether a node is done and stays so: a call that was tried again, say. What is undone and what is done have to be
-// known.
+// kept reports whether a node is done and its effect still holds: nothing of it was undone, and it has no undo step. An
+// example is a call node whose first called instance failed and whose retry completed. Call kept only once askVisits
+// and askUndone are answered.
 func (l *estate) kept(node string) bool {
 	_, done := l.done[node]
 	return done && !l.undone[node] && l.old.process.nodes[node].Undo == ""
 }
 
-// leaves reads what a failed instance leaves to the one that takes its place. What is not certain is refused.
+// leaves reads what a failed instance leaves to the one that continues it. If it is not certain what was done, it
+// returns an error with the code conflict.
 func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*legacy, error) {
 	l := &estate{legacy: &legacy{of: old.id, done: map[string]visit{}}, old: old, undone: map[string]bool{}}
 	asked := tx.statements()
@@ -115,23 +121,23 @@ func (s *scene) leaves(ctx context.Context, tx *transaction, old *instance) (*le
 	if l.refusal != nil {
 		return nil, l.refusal
 	}
-	for node := range l.done { // what is undone is done anew
+	for node := range l.done { // nodes that were undone are done again
 		if !l.kept(node) {
 			delete(l.done, node)
 		}
 	}
-	behind := old.process.behind(l.undone) // so is what lies behind: it does not come as far
+	behind := old.process.behind(l.undone) // so are the nodes behind them, which the new instance does not reach at once
 	l.entered = slices.DeleteFunc(l.entered, func(node string) bool { return behind[old.process.nodes[node].index] })
 	return l.legacy, s.leaveFacts(ctx, tx, old, l.legacy)
 }
 
-// askCutOff asks for steps whose handlers may still be running.
+// askCutOff queries steps that were cancelled so recently that their handlers may still be running.
 func (l *estate) askCutOff(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var node string
 		var ago time.Duration
 		_, err := pgx.ForEachRow(rows, []any{&node, &ago}, func() error {
-			l.refuse("step %s was cut off %s ago, and may still be running; do it in %s", node, ago.Round(time.Second), (cutOffPause - ago).Round(time.Second))
+			l.refuse("step %s was cut off %s ago, and may still be running; try again in %s", node, ago.Round(time.Second), (cutOffPause - ago).Round(time.Second))
 			return nil
 		})
 		return err
@@ -143,7 +149,7 @@ func (l *estate) askCutOff(asked *statements) {
 		ORDER BY r.finished_at DESC LIMIT 1`, l.old.id, cutOffPause)
 }
 
-// askUndone asks what has been undone, and what should have been.
+// askUndone queries the nodes that have compensation records. A record that is not Completed is a refusal.
 func (l *estate) askUndone(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var at, status string
@@ -152,7 +158,7 @@ func (l *estate) askUndone(asked *statements) {
 				l.undone[name] = true
 			}
 			if status != "Completed" {
-				l.refuse("what %s has done is not undone: its record is %s", at, status)
+				l.refuse("step %s is not undone: its compensation record is %s", at, status)
 			}
 			return nil
 		})
@@ -162,7 +168,8 @@ func (l *estate) askUndone(asked *statements) {
 		WHERE c.instance_id = $1 AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = c.id)`, l.old.id)
 }
 
-// askVisits asks which nodes were entered, and which are done.
+// askVisits queries the nodes that were entered, and those that are done. A node that was visited more than once is a
+// refusal.
 func (l *estate) askVisits(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var node, option string
@@ -174,7 +181,7 @@ func (l *estate) askVisits(asked *statements) {
 			case n == nil:
 				l.refuse("its definition has no node %.100q", node)
 			case completions > 1 || tokens > 1 || again:
-				l.refuse("node %s was visited more than once, and nothing tells which result is for which visit", node)
+				l.refuse("node %s was visited more than once, so it is not known which result belongs to which visit", node)
 			case completions == 1 && n.kind != scope:
 				l.done[node] = visit{option: option}
 			}
@@ -191,7 +198,7 @@ func (l *estate) askVisits(asked *statements) {
 		GROUP BY e.node ORDER BY e.node`, l.old.id)
 }
 
-// askSuccessor asks whether another instance has taken its place already.
+// askSuccessor queries whether another instance continues this one already.
 func (l *estate) askSuccessor(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var as string
@@ -203,20 +210,21 @@ func (l *estate) askSuccessor(asked *statements) {
 	}, `SELECT e.data->>'as' FROM process_event e WHERE e.instance_id = $1 AND e.event_type = 'instance.restarted' LIMIT 1`, l.old.id)
 }
 
-// askLists asks for lists of which a part is done.
+// askLists queries lists (each) of which only some elements are done.
 func (l *estate) askLists(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var node string
 		var done, total int
 		_, err := pgx.ForEachRow(rows, []any{&node, &done, &total}, func() error {
-			l.refuse("%d of the %d elements of list %s are done, and would be done once more", done, total, node)
+			l.refuse("%d of the %d elements of list %s are done, and would be done again", done, total, node)
 			return nil
 		})
 		return err
 	}, `SELECT node, done, total FROM each_progress WHERE instance_id = $1 AND over_at IS NULL AND done > 0 AND done < total`, l.old.id)
 }
 
-// askCalled asks for instances it has called that are not over, or have done what nobody undid.
+// askCalled queries instances that this one called, directly or through others, and that are not over or have done
+// steps which nobody undid.
 func (l *estate) askCalled(asked *statements) {
 	asked.ask(func(rows pgx.Rows) error {
 		var id uuid.UUID
@@ -224,9 +232,9 @@ func (l *estate) askCalled(asked *statements) {
 		var over bool
 		_, err := pgx.ForEachRow(rows, []any{&id, &at, &over, &step}, func() error {
 			if !over {
-				l.refuse("instance %s, which it has called at %s, is not over yet", id, at)
+				l.refuse("instance %s, called at %s, is not over yet", id, at)
 			} else if !l.kept(at) {
-				l.refuse("instance %s, called at %s, has done %s, which is not undone, and would be done once more", id, at, step)
+				l.refuse("instance %s, called at %s, has done %s, which is not undone, and would be done again", id, at, step)
 			}
 			return nil
 		})
@@ -252,10 +260,11 @@ func (l *estate) askCalled(asked *statements) {
 		WHERE c.completed_at IS NULL OR r.node IS NOT NULL`, l.old.id, maxDepth)
 }
 
-// askRemoved asks for instances it has called that are gone.
+// askRemoved queries called instances that retention has removed.
 func (l *estate) askRemoved(asked *statements) {
-	// Retention removes those that were called before their callers, and with them what they have done. Of one that has told of its end the run
-	// that has told it is left; of others the call is, unless it could not be started.
+	// Retention removes called instances before their callers, and with them the record of what they did. If the called
+	// instance had reported its end, the run that did so (graph.arrive.v1) remains. If not, the event of entering the
+	// call node remains. If no instance was ever started for it, there is an incident with the code child_not_started.
 	var calls []string
 	for name, n := range l.old.process.nodes {
 		if n.kind == call {
@@ -269,7 +278,7 @@ func (l *estate) askRemoved(asked *statements) {
 			if direct && l.kept(at) {
 				return nil
 			}
-			l.refuse("the instance that %s has called was removed by retention, and nothing tells what it has done", at)
+			l.refuse("the instance that node %s called was removed by retention, so it is not known what it did", at)
 			return nil
 		})
 		return err
@@ -291,7 +300,8 @@ func (l *estate) askRemoved(asked *statements) {
 		  AND NOT EXISTS (SELECT FROM incident x WHERE x.instance_id = $1 AND x.token_id = e.token_id AND x.code = $4)`, l.old.id, calls, maxDepth, childNotStarted)
 }
 
-// leaveFacts reads what the nodes that are done have to tell.
+// leaveFacts reads the results of the nodes that are done into l.done. A result that does not fit its mapping, or is
+// larger than maxFact, is an error with the code conflict.
 func (s *scene) leaveFacts(ctx context.Context, tx *transaction, old *instance, l *legacy) error {
 	var owners []uuid.UUID
 	var nodes []string
@@ -331,16 +341,17 @@ func (s *scene) leaveFacts(ctx context.Context, tx *transaction, old *instance, 
 	return nil
 }
 
-// maxFact is the most bytes of a fact that is in no run.
+// maxFact is the limit, in bytes, of a fact that is stored outside of runs: in process_correction.
 const maxFact = 1 << 20
 
-// stored returns how many bytes a value has as the database counts them, or more.
+// stored returns an upper bound of the size of a value in bytes as the database counts them: its jsonb text has a space
+// after each colon and comma.
 func stored(value any) (int, error) {
 	text, err := json.Marshal(value)
 	return len(text) + bytes.Count(text, []byte{':'}) + bytes.Count(text, []byte{','}), err
 }
 
-// restarts tells of instances that have taken the place of others.
+// restarts writes process events to both instances of each restart.
 func (w *writer) restarts(all []*instance) {
 	var olds, news, runs []uuid.UUID
 	for _, i := range all {

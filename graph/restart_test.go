@@ -19,7 +19,7 @@ func declined(context.Context) error {
 	return run.Permanent(run.WithCode("declined", errors.New("it is declined")))
 }
 
-// restart starts an instance again, and returns the one that has taken its place, or why there is none.
+// restart restarts a failed instance, and returns the new instance, or uuid.Nil and the reason of the refusal.
 func (s *site) restart(id uuid.UUID) (uuid.UUID, string) {
 	s.t.Helper()
 	of := s.enqueue("graph.restart.v1", fmt.Sprintf(`{"instance": %q, "by": "anna"}`, id))
@@ -30,8 +30,9 @@ func (s *site) restart(id uuid.UUID) (uuid.UUID, string) {
 	return query[uuid.UUID](s.t, s.pool, `SELECT (result->>'instance')::uuid FROM workflow_run WHERE id = $1`, of), got
 }
 
-// An instance that has failed is started again as another one, with its key, input, tenant and priority, and goes on where it failed: what is done is done once, and
-// its results are read behind, whatever is on the way: conditions, forks and joins, scopes, lists, calls, people, messages, times and races.
+// Restarting a failed instance starts a new one, with the same key, input, tenant and priority, which continues where
+// the old one failed. Nodes that are done are not done again, and later nodes read their results. This holds for
+// conditions, forks and joins, scopes, lists, calls, user tasks, messages, timers and races.
 func TestRestart(t *testing.T) {
 	child := func(s *site) string { return s.deployOut("K", step("K", "", `"k": "input.n"`), `{'k': steps.K.k}`) }
 	a := func(next string) string { return step("A", next, `"n": "5"`) }
@@ -87,7 +88,7 @@ func TestRestart(t *testing.T) {
 			if why := query[string](t, s.pool, `SELECT process_why($1)`, old); !strings.HasPrefix(why, "FAILED ") || !strings.Contains(why, `'graph.restart.v1', '{"instance": "`+old.String()+`"}'`) {
 				t.Errorf("of one that has failed process_why says %q", why)
 			}
-			for range 2 { // it fails once more, and the one after that takes over what this one had
+			for range 2 { // the new instance fails, too; the next restart takes over what it has taken over
 				id, how := s.restart(old)
 				if id == uuid.Nil {
 					t.Fatal(how)
@@ -107,10 +108,10 @@ func TestRestart(t *testing.T) {
 				t.Fatal(how)
 			}
 			s.status(id, graph.Completed)
-			s.called(t.Context(), "") // whatever it counts
+			s.called(t.Context(), "") // its result does not matter
 			want := map[string]int{"broken": 4, "Z": 1}
 			for node, n := range c.want {
-				if n > 1 || strings.HasPrefix(node, "undo") { // each time anew
+				if n > 1 || strings.HasPrefix(node, "undo") { // steps that are done again by each restart, and list e
 					n = map[string]int{"U": 4, "undo U": 3, "B": 4, "e": 3}[node]
 				}
 				want[node] = n
@@ -133,7 +134,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// What cannot be taken over for certain is refused in words, and nothing is started.
+// A restart is refused with a message, and starts nothing, if it is not certain what the failed instance has done.
 func TestRestartRefused(t *testing.T) {
 	x := fmt.Sprintf(brokenStep, "")
 	for name, c := range map[string]struct {
@@ -141,21 +142,21 @@ func TestRestartRefused(t *testing.T) {
 		during             func(s *site, id uuid.UUID)
 	}{
 		"a loop":                              {start: "A", nodes: step("A", "C") + `, "C": {"choose": [{"if": "has(steps.B)", "to": "X"}], "else": "B"},` + step("B", "A") + "," + x + "," + step("Z", ""), want: "node A was visited more than once"},
-		"an error edge":                       {start: "A", nodes: `"A": {"do": "test.step.v1", "in": {"name": "'A'", "fail": "'no'"}, "on": [{"error": "no", "to": "B"}], "to": "X"}` + "," + step("B", "X") + "," + x + "," + step("Z", ""), want: "it has come to node B on a way that is not found again"},
-		"an error edge before what is undone": {start: "A", nodes: `"A": {"do": "test.step.v1", "in": {"name": "'A'", "fail": "'no'"}, "on": [{"error": "no", "to": "B"}], "to": "U"}` + "," + step("B", "U") + "," + undoable("U", "X") + "," + x + "," + step("Z", ""), want: "it has come to node B on a way that is not found again"},
-		"a timer's edge":                      {start: "H", nodes: `"H": {"human": {}, "on": [{"after": "1ms", "to": "B"}]},` + step("B", "X") + "," + x + "," + step("Z", ""), want: "it has come to node B on a way that is not found again"},
+		"an error edge":                       {start: "A", nodes: `"A": {"do": "test.step.v1", "in": {"name": "'A'", "fail": "'no'"}, "on": [{"error": "no", "to": "B"}], "to": "X"}` + "," + step("B", "X") + "," + x + "," + step("Z", ""), want: "it has come to node B by a path that a restart does not repeat"},
+		"an error edge before what is undone": {start: "A", nodes: `"A": {"do": "test.step.v1", "in": {"name": "'A'", "fail": "'no'"}, "on": [{"error": "no", "to": "B"}], "to": "U"}` + "," + step("B", "U") + "," + undoable("U", "X") + "," + x + "," + step("Z", ""), want: "it has come to node B by a path that a restart does not repeat"},
+		"a timer's edge":                      {start: "H", nodes: `"H": {"human": {}, "on": [{"after": "1ms", "to": "B"}]},` + step("B", "X") + "," + x + "," + step("Z", ""), want: "it has come to node B by a path that a restart does not repeat"},
 		"a list in part":                      {start: "E", nodes: `"E": {"each": {"list": "[1, 2, 3]", "do": "test.step.v1", "limit": 1}, "in": {"name": "'e'", "fail": "item == 2.0 ? dyn('no') : dyn(1)"}, "to": "X"},` + x + "," + step("Z", ""), want: "1 of the 3 elements of list E are done"},
 		"a call in part": {start: "C", nodes: `"C": {"call": {"process": "CHILD"}, "to": "Z"},` + step("Z", ""), want: "has done K, which is not undone", during: func(s *site, id uuid.UUID) {
 			s.stopped(id, "child_failed", 1)
 			s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))
 		}},
-		"a call that failed, and that retention has removed": {start: "C", nodes: `"C": {"call": {"process": "CHILD"}, "to": "Z"},` + step("Z", ""), want: "the instance that C has called was removed", during: func(s *site, id uuid.UUID) {
+		"a call that failed, and that retention has removed": {start: "C", nodes: `"C": {"call": {"process": "CHILD"}, "to": "Z"},` + step("Z", ""), want: "the instance that node C called was removed", during: func(s *site, id uuid.UUID) {
 			s.stopped(id, "child_failed", 1)
 			s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))
 			s.status(id, graph.Failed)
 			pgtest.ByHand(s.t, s.pool, `DELETE FROM process_instance WHERE parent_token_id IS NOT NULL`)
 		}},
-		"a call that was cut off, and that retention has removed": {start: "F", nodes: `"F": {"fork": ["C", "S"]}, "C": {"call": {"process": "LASTING"}, "to": "Z"}, "S": {"await": {"signal": "go"}, "to": "X"},` + x + "," + step("Z", ""), want: "the instance that C has called was removed", during: func(s *site, id uuid.UUID) {
+		"a call that was cut off, and that retention has removed": {start: "F", nodes: `"F": {"fork": ["C", "S"]}, "C": {"call": {"process": "LASTING"}, "to": "Z"}, "S": {"await": {"signal": "go"}, "to": "X"},` + x + "," + step("Z", ""), want: "the instance that node C called was removed", during: func(s *site, id uuid.UUID) {
 			s.at("H", 1)
 			s.enqueue("graph.signal.v1", `{"name": "go"}`)
 			s.status(id, graph.Failed)
@@ -178,7 +179,7 @@ func TestRestartRefused(t *testing.T) {
 			s.begun("L", 1)
 			s.enqueue("graph.signal.v1", `{"name": "go"}`)
 		}},
-		"one that completes": {start: "H", nodes: `"H": {"human": {}}`, want: "is WAITING; have its incident tried again"},
+		"one that completes": {start: "H", nodes: `"H": {"human": {}}`, want: "is WAITING; retry its incident"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -202,7 +203,7 @@ func TestRestartRefused(t *testing.T) {
 				t.Errorf("%d instances, want %d", now, n)
 			}
 			if name == "a call in part" {
-				if _, how := s.restart(query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance WHERE parent_token_id IS NOT NULL`)); !strings.Contains(how, "was called by another one") {
+				if _, how := s.restart(query[uuid.UUID](t, s.pool, `SELECT id FROM process_instance WHERE parent_token_id IS NOT NULL`)); !strings.Contains(how, "was called by another instance") {
 					t.Errorf("the one that was called: %s", how)
 				}
 			}
@@ -221,7 +222,8 @@ func TestRestartRefused(t *testing.T) {
 	}
 }
 
-// A call that failed, and was tried again, is taken over as any other: what the first instance it had called has done is not done once more.
+// A restart takes over a call whose first called instance failed and whose retry completed. The steps of neither are
+// done again.
 func TestRestartAfterACallTriedAgain(t *testing.T) {
 	s, mend := broken(t, declined)
 	child := s.deploy("K", step("K", "X")+","+fmt.Sprintf(brokenStep, "")+","+step("Z", ""))
@@ -234,12 +236,12 @@ func TestRestartAfterACallTriedAgain(t *testing.T) {
 	if id == uuid.Nil {
 		t.Fatal(how)
 	}
-	s.status(id, graph.Failed) // at Y, once more
+	s.status(id, graph.Failed) // at Y again
 	s.want(map[string]int{"K": 2, "Z": 1})
 	s.healthy()
 }
 
-// Of restarts at the same moment, and starts again of the same key, one makes the instance.
+// Of several restarts and starts with "again" of one key at the same time, exactly one makes an instance.
 func TestRestartsAtOnce(t *testing.T) {
 	s, mend := broken(t, declined)
 	p := s.deploy("A", step("A", "X")+","+fmt.Sprintf(brokenStep, "")+","+step("Z", ""))
@@ -266,8 +268,9 @@ func TestRestartsAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// A step is not retried by itself, and workflow_retry says what can be retried instead: the incident that holds it, the instance that has failed, or nothing, as
-// the process has gone on. Of one that has not failed it says so.
+// workflow_retry does not retry the run of a step. It says what to do instead: retry the incident that holds the step,
+// restart the instance if that has failed, or nothing if the process has gone on. For a step that has not failed it
+// says so.
 func TestRetryOfAStep(t *testing.T) {
 	s, mend := broken(t, bug)
 	retry := func(id uuid.UUID, node string) string {

@@ -14,10 +14,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 )
 
-// anyPeriod has the database take periods of less than a minute, which are a mistake elsewhere.
+// anyPeriod makes the database accept retention periods of less than a minute.
 const anyPeriod = `ALTER TABLE workflow_retention DROP CONSTRAINT IF EXISTS workflow_retention_period_check`
 
-// clean removes all that retention ever may.
+// clean removes everything that retention may remove.
 func (s *site) clean() {
 	s.t.Helper()
 	if err := s.cleanIn(s.t.Context()); err != nil {
@@ -31,7 +31,7 @@ func (s *site) cleanIn(ctx context.Context) error {
 	if _, err := s.pool.Exec(ctx, anyPeriod); err != nil {
 		return err
 	}
-	for range 3 { // what was called goes first, then who has called it
+	for range 3 { // called instances are removed before their callers, one level in each pass
 		if _, err := cleanup.New(s.pool, []string{"default."}, time.Hour, keep).Handle(ctx, struct{}{}); err != nil {
 			return err
 		}
@@ -39,15 +39,15 @@ func (s *site) cleanIn(ctx context.Context) error {
 	return nil
 }
 
-// A life is a process that waits time and again, and what goes on in it until its end.
+// A life is a process with several stages at which it waits, the moves that lead from stage to stage, and its end.
 type life struct {
 	name  string
-	nodes func(s *site) string // the first is named A; Z follows when all is over
+	nodes func(s *site) string // starts at A; Z is the last step
 	moves []move
 	end   graph.Status
 }
 
-// idle waits until nothing but what is held, or due in a minute, is to be done.
+// idle waits until no run is leased, and none is due within a minute unless it is held or deleted.
 func (s *site) idle() {
 	s.t.Helper()
 	await(s.t, "all to wait", func() bool {
@@ -55,10 +55,10 @@ func (s *site) idle() {
 	})
 }
 
-// A move has a process go on.
+// A move makes a process continue.
 type move func(*site, uuid.UUID)
 
-// then has something done by hand once the move has been.
+// then returns a move that also executes a statement by hand, when the first move is done.
 func (m move) then(sql string) move {
 	return func(s *site, id uuid.UUID) {
 		s.t.Helper()
@@ -72,7 +72,8 @@ func say(typ, payload string) move {
 	return func(s *site, id uuid.UUID) { s.enqueue(typ, strings.ReplaceAll(payload, "$id", id.String())) }
 }
 
-// byHand does what the time, or an operator, does.
+// byHand returns a move that executes a statement by hand, as time or an operator would change the rows. $1 is the
+// instance.
 func byHand(sql string) move {
 	return func(s *site, id uuid.UUID) {
 		s.t.Helper()
@@ -151,7 +152,7 @@ var lifetimes = []life{
 	}, []move{say("graph.cancel.v1", `{"instance": "$id", "compensate": true}`)}, graph.Cancelled},
 }
 
-// deployOut deploys a process with an output.
+// deployOut deploys a process with an output, and returns its name.
 func (s *site) deployOut(start, nodes, output string) string {
 	s.t.Helper()
 	name := "p" + uuid.NewString()[:8]
@@ -159,8 +160,8 @@ func (s *site) deployOut(start, nodes, output string) string {
 	return name
 }
 
-// Retention keeps whatever something alive may still read: a process of any kind, paused at any of its
-// stages while all that can be removed is removed after a millisecond, ends as it would have without.
+// Retention keeps everything that an open instance may still read: a process of any kind that is paused at each of its
+// stages, while retention removes everything that it may after a millisecond, ends as it would without retention.
 func TestRetentionKeepsWhatIsRead(t *testing.T) {
 	for _, l := range lifetimes {
 		t.Run(l.name, func(t *testing.T) {
@@ -171,7 +172,7 @@ func TestRetentionKeepsWhatIsRead(t *testing.T) {
 			for _, move := range l.moves {
 				s.pause(id)
 				s.clean()
-				move(s, id) // what it leads to is held
+				move(s, id) // the runs it leads to are held
 				s.idle()
 				s.clean()
 				s.resume(id)
@@ -207,7 +208,7 @@ func (s *site) ask(sql string, id uuid.UUID, want string) {
 	}
 }
 
-// What a token was to be told, or had called, comes to nothing once retention has removed it: that is no failure.
+// A run that refers to a token which retention has removed succeeds and does nothing.
 func TestTokenThatIsGone(t *testing.T) {
 	s := newSite(t)
 	called := s.deploy("A", step("A", ""))

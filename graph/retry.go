@@ -11,14 +11,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// backoff returns the pauses between the attempts of a step: those of its node, and what that leaves out as own has it. Of
-// runs that are no step, or undo one, it is own.
+// backoff returns the backoff of a step, taken from "retry" of its node; a value that the node leaves out is taken from
+// own. For runs that are not steps, for undo steps and for steps of nodes without "retry" it returns own.
 func (e *Engine) backoff(ctx context.Context, l *leasing.Lease, own run.Backoff) (run.Backoff, error) {
-	if l.Step == uuid.Nil || strings.HasPrefix(l.Type, Prefix) {
+	if l.Step == uuid.Nil || strings.HasPrefix(l.Type, naming.Engine) {
 		return own, nil
 	}
 	var id uuid.UUID
@@ -28,7 +29,7 @@ func (e *Engine) backoff(ctx context.Context, l *leasing.Lease, own run.Backoff)
 		FROM workflow_run r JOIN process_token t ON t.id = r.token_id JOIN process_instance i ON i.id = t.instance_id
 		WHERE r.id = $1`, unprepared, l.ID).Scan(&id, &name)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return own, nil // it is nobody's any more
+		return own, nil // its instance was deleted
 	}
 	if err != nil {
 		return own, fmt.Errorf("find the node of a step: %w", err)

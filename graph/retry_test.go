@@ -10,16 +10,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A step is tried as often, and with such pauses, as its node says; what it leaves out, the policy of its type says. So it is for the steps of a list.
+// A step has the attempts and the backoff of its node, and takes what the node leaves out from the policy of its type.
+// The same holds for the elements of a list.
 func TestRetryOfNode(t *testing.T) {
 	s := newSite(t)
 	if _, err := s.pool.Exec(t.Context(), `SELECT workflow_set_policy('test.', attempts => 7, backoff_base => '1 ms', backoff_cap => '30 min')`); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Second) // until workers have it
+	time.Sleep(2 * time.Second) // until workers have read the policy
 	for name, c := range map[string]struct {
 		nodes          string
-		after          time.Duration // of the pause after the first attempt
+		after          time.Duration // the backoff after the first attempt, without its random part
 		attempts       int
 		startedForGood bool
 	}{
@@ -48,14 +49,14 @@ func TestRetryOfNode(t *testing.T) {
 	}
 }
 
-// pausedFor is how long the instance's step waits for its second attempt; 0: it does not.
+// pausedFor returns the backoff of the instance's step before its second attempt; 0: it does not wait for that.
 func pausedFor(t *testing.T, s *site, id uuid.UUID) time.Duration {
 	return time.Duration(query[float64](t, s.pool, `
 		SELECT coalesce(max(extract(epoch FROM r.run_at - r.updated_at)) FILTER (WHERE r.status = 'pending' AND r.attempt = 1), 0)::float8
 		FROM workflow_run r JOIN process_token t ON t.id = r.token_id WHERE t.instance_id = $1 AND r.type = 'test.step.v1'`, id) * float64(time.Second))
 }
 
-// What undoes a step follows its policy if the step did, even if that was tried again.
+// An undo step follows the policy of its type if its step followed a policy, even if the step took several attempts.
 func TestUndoFollowsPolicy(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("a", `"a": {"do": "test.step.v1", "in": {"name": "'a'", "fails": "2"}, "undo": "test.undo.v1", "to": "b"},

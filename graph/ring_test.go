@@ -13,8 +13,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// ring makes rings: instances that are their own parent, and each other's, over, paused and open; and groups
-// that lie within themselves, with tokens in them. The engine makes none.
+// ring inserts rings, which the engine never makes: instances that are their own parent or each other's, completed,
+// paused and open; and groups that lie within themselves, with tokens in them. It returns the ids of all instances and
+// tokens.
 func (s *site) ring(process uuid.UUID) (ids []string) {
 	s.t.Helper()
 	err := pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
@@ -50,8 +51,8 @@ func (s *site) ring(process uuid.UUID) (ids []string) {
 	return ids
 }
 
-// Whatever follows parents or groups ends on any data: all functions of ids and all views that there are,
-// found in the catalogs, retention, and the engine.
+// Everything that follows parents or groups ends even on rings: all functions of ids and all views, as the catalogs
+// list them, retention, and the engine.
 func TestRings(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("U", `"U": {"human": {}}`)
@@ -106,7 +107,7 @@ func TestRings(t *testing.T) {
 		t.Errorf("retention: %v", err)
 	}
 
-	// One who is in a ring of groups harms himself alone.
+	// Instances in a ring of groups do not stop others.
 	for _, task := range all(`SELECT id::text FROM user_task WHERE state = 'open'`) {
 		s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": %q, "by": "anna"}`, task))
 	}
@@ -117,7 +118,7 @@ func TestRings(t *testing.T) {
 	s.finishes()
 }
 
-// finishes waits until all commands have been carried out, or refused.
+// finishes waits until all commands have been executed or refused.
 func (s *site) finishes() {
 	s.t.Helper()
 	await(s.t, "all commands to be carried out", func() bool {

@@ -12,22 +12,25 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// A runType is a type of the engine's own runs. All that the engine knows of one stands in one place, so that no instance is
-// moved by a run that does not name it here, and is not locked for that.
+// A runType describes one type of the engine's own runs. Its handler, its locks and its action are declared in one
+// place, so that a run changes only instances that about has named, and that are therefore locked.
 type runType struct {
-	// handler answers a run. It only looks: what it decides takes effect when the run is settled.
+	// handler executes a run. It only reads, and its decision takes effect when the run is settled. The exception is the
+	// handler of signals, which delivers the signal.
 	handler func(*Engine) hook.Handler
-	// about adds what a run that is to be settled is about: it is locked before. Nil: nothing.
+	// about adds the tokens and instances that a run concerns. They are locked before the run is settled. Nil: none.
 	about func(*subjects, leasing.Settlement) error
-	// act decides what a run means that is settled. Nil: nothing, or its step is moved, whatever its type.
+	// act decides what a settled run changes. Nil: nothing. It is not called for a run that has a token: see decide.
 	act func(context.Context, *writer, leasing.Settlement) error
-	// failed says that about and act are asked about runs that have failed, too.
+	// failed: about and act are also called for runs that have failed.
 	failed bool
 }
 
-// subjects are what a batch is about: tokens and instances, and instances that it starts if they were inserted.
+// subjects are the tokens and instances that a batch concerns. created are ids that starts name: such an instance is
+// locked only if a user inserted it and it is not started yet.
 type subjects struct{ tokens, instances, created []uuid.UUID }
 
+// runTypes has an entry for each type of the engine's own runs.
 var runTypes = map[string]runType{
 	startType: {
 		handler: func(e *Engine) hook.Handler { return typed(e.start) },
@@ -51,7 +54,7 @@ var runTypes = map[string]runType{
 		handler: func(*Engine) hook.Handler { return typed(checked[messagePayload]) },
 		act:     func(_ context.Context, w *writer, settled leasing.Settlement) error { return w.message(settled) },
 	},
-	signalType: { // it has gone out already, from its handler
+	signalType: { // the handler has delivered the signal
 		handler: func(e *Engine) hook.Handler { return typed(e.signal) },
 		act:     func(_ context.Context, w *writer, settled leasing.Settlement) error { return w.sent(settled) },
 	},
@@ -119,11 +122,11 @@ var runTypes = map[string]runType{
 		handler: func(*Engine) hook.Handler { return typed(nothing[slot]) },
 		act:     func(_ context.Context, w *writer, settled leasing.Settlement) error { return w.match(settled) },
 	},
-	// Runs of tokens: what they do is what their token's node does.
+	// Runs of tokens: settling them moves the token, see scene.move.
 	arriveType: {handler: func(e *Engine) hook.Handler { return typed(e.arrive) }},
 	timerType:  {handler: func(*Engine) hook.Handler { return typed(nothing[position]) }},
 	undoType:   {handler: func(*Engine) hook.Handler { return typed(nothing[position]) }},
-	// Nobody enqueues this one.
+	// Nobody enqueues this one: see broadcastType.
 	broadcastType: {handler: func(*Engine) hook.Handler { return typed(nothing[struct{}]) }},
 }
 
@@ -136,7 +139,8 @@ func (e *Engine) handlers() map[string]hook.Handler {
 	return all
 }
 
-// add adds what a run that is to be settled is about.
+// add adds the tokens and instances that a run concerns which is about to be settled. For an outcome that does not end
+// the run (a retry, for example) it adds none.
 func (of *subjects) add(settled leasing.Settlement) error {
 	switch t := runTypes[settled.Type]; {
 	case settled.Verdict != settling.Succeed && settled.Verdict != settling.Fail:
@@ -151,11 +155,11 @@ func (of *subjects) add(settled leasing.Settlement) error {
 	}
 }
 
-// decide decides what a run means that is settled.
+// decide lets the core decide what a settled run changes.
 func (w *writer) decide(ctx context.Context, settled leasing.Settlement) error {
 	switch t := runTypes[settled.Type]; {
 	case settled.Verdict != settling.Succeed && settled.Verdict != settling.Fail:
-		return nil // it will be tried again: its token stays where it is
+		return nil // the run is not over: its token stays where it is
 	case settled.Step != uuid.Nil:
 		if err := w.scene.move(w, settled); err != nil || settled.Verdict != settling.Succeed {
 			return err
@@ -168,14 +172,15 @@ func (w *writer) decide(ctx context.Context, settled leasing.Settlement) error {
 	}
 }
 
-// start adds whom a start is about: who calls the instance, the row that it may have, and the one that had its key.
+// start adds the subjects of a start: the calling token and its instance, the row that a user may have inserted with
+// this id, and the instance that had the key before.
 func (of *subjects) start(settled leasing.Settlement) error {
 	p, err := payload[startPayload](settled)
 	if err == nil && p.Parent != nil {
 		of.tokens, of.instances = append(of.tokens, p.Parent.Token), append(of.instances, p.Parent.Instance)
 	}
 	if settled.Verdict == settling.Fail {
-		return nil // it may have failed for its payload
+		return nil // ignore err: the run may have failed because its payload is malformed
 	}
 	if p.ID != uuid.Nil {
 		of.created = append(of.created, p.ID)
@@ -183,14 +188,15 @@ func (of *subjects) start(settled leasing.Settlement) error {
 	if p.Again {
 		r, problem := result[Started](settled)
 		err = errors.Join(err, problem)
-		if r.After != uuid.Nil { // retention does not remove it now
+		if r.After != uuid.Nil { // locked, so that retention does not remove it now
 			of.instances = append(of.instances, r.After)
 		}
 	}
 	return err
 }
 
-// start has an instance be started, or its caller told that it will not be.
+// start notes a run that starts an instance. If the run has failed, the token that waits for the instance fails: see
+// notStarted.
 func (w *writer) start(settled leasing.Settlement) {
 	if settled.Verdict == settling.Fail {
 		w.scene.notStarted(settled)
@@ -199,11 +205,13 @@ func (w *writer) start(settled leasing.Settlement) {
 	}
 }
 
+// payload decodes the payload of a run.
 func payload[T any](settled leasing.Settlement) (p T, err error) {
 	err = json.Unmarshal(settled.Payload, &p)
 	return p, err
 }
 
+// result decodes the result of a run.
 func result[T any](settled leasing.Settlement) (r T, err error) {
 	err = json.Unmarshal(settled.Result, &r)
 	return r, err

@@ -15,12 +15,12 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// undoable is a step that is undone by undo(name).
+// undoable returns the JSON of a node like step, with the undo step test.undo.v1, which calls "undo " and its name.
 func undoable(name, to string, more ...string) string {
 	return strings.Replace(step(name, to, more...), `"do": "test.step.v1"`, `"do": "test.step.v1", "undo": "test.undo.v1"`, 1)
 }
 
-// undone lists the undo steps in the order in which they were completed.
+// undone returns the names of the steps that were undone, in the order in which their undo steps completed.
 func (s *site) undone(id uuid.UUID) string {
 	s.t.Helper()
 	return query[string](s.t, s.pool, `
@@ -29,8 +29,8 @@ func (s *site) undone(id uuid.UUID) string {
 		WHERE t.instance_id = $1 AND r.type = 'test.undo.v1' AND r.status = 'succeeded'`, id)
 }
 
-// S20: what was completed is undone in reverse order, across branches, one at a time; each undo
-// step sees what its own step had (S29).
+// S20: completed steps are undone in reverse order of their completion, across branches. S29: each undo step gets the
+// input and output of its own step.
 func TestUndoInReverseOrder(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "C"]}, "J": {"join": "all", "to": "D"},`+
@@ -55,7 +55,7 @@ func TestUndoInReverseOrder(t *testing.T) {
 	s.healthy()
 }
 
-// S22: a step that was done twice is undone twice, the second time first.
+// S22: a step that was done twice is undone twice, the later execution first.
 func TestUndoLoop(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "X", `"n": "'A' in steps ? steps.A.n + 1.0 : 1.0"`)+`, "X": {"choose": [{"if": "steps.A.n < 2", "to": "A"}], "else": "D"},`+step("D", "", `"fail": "'no'"`))
@@ -70,7 +70,7 @@ func TestUndoLoop(t *testing.T) {
 	s.healthy()
 }
 
-// S24: an undo step that fails for good is never skipped: an operator has it tried again.
+// S24: an undo step that fails for good is not skipped: nothing more is undone until an operator retries it.
 func TestUndoFails(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "C", `"undo_fails": "true"`)+","+step("C", "", `"fail": "'no'"`))
@@ -98,7 +98,7 @@ func TestUndoFails(t *testing.T) {
 	s.healthy()
 }
 
-// S25: what is thrown twice undoes only what is still owed.
+// S25: a second throw with compensate undoes only what the first has not undone.
 func TestThrowTwice(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "T1")+`, "T1": {"throw": {"compensate": true}, "to": "B"},`+undoable("B", "T2")+`, "T2": {"throw": {"compensate": true}, "to": "C"},`+step("C", ""))
@@ -110,8 +110,8 @@ func TestThrowTwice(t *testing.T) {
 	s.healthy()
 }
 
-// S21: a failure in one branch stops the others; a step that was running may have taken effect,
-// and is undone once its lease has run out.
+// S21: a failure in one branch stops the others. A step that was running is undone as uncertain, because it may have
+// taken effect, and not before its lease has expired.
 func TestUndoWhatWasRunning(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B", "C"]},`+undoable("A", "")+","+step("B", "", `"ms": "'300'"`, `"fail": "'no'"`)+","+undoable("C", "after", `"ms": "'900'"`)+","+step("after", ""))
@@ -129,7 +129,7 @@ func TestUndoWhatWasRunning(t *testing.T) {
 	s.healthy()
 }
 
-// A cancel can undo what was done.
+// A cancel with "compensate" undoes the completed steps and then cancels the instance.
 func TestCancelAndUndo(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "W")+`, "W": {"wait": "PT1H"}`)
@@ -143,8 +143,7 @@ func TestCancelAndUndo(t *testing.T) {
 	s.healthy()
 }
 
-// A cancel whose handler has looked before the instance began to undo is not taken for done: it
-// fails when it is settled.
+// A cancel fails when it is settled if the instance began to compensate after its handler looked.
 func TestCancelOfWhatUndoes(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B", `"undo_fails": "true"`)+","+step("B", "", `"fail": "'no'"`))
@@ -160,14 +159,14 @@ func TestCancelOfWhatUndoes(t *testing.T) {
 	s.hire()
 	cancel := query[uuid.UUID](t, s.pool, `
 		INSERT INTO workflow_run (type, payload, max_attempts) VALUES ('graph.cancel.v1', jsonb_build_object('instance', $1::text, 'compensate', true), 1) RETURNING id`, id.String())
-	if got, want := s.outcome(cancel), fmt.Sprintf("failed conflict instance: %s undoes what it has done, and ends then", id); got != want {
+	if got, want := s.outcome(cancel), fmt.Sprintf("failed conflict instance: %s is already undoing its completed steps, and ends after that", id); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	s.healthy()
 }
 
-// S26: what is thrown outside a scope does not undo what was done in it before it is over; thrown
-// inside, it undoes what was done there, and nothing else. What fails in the end undoes all.
+// S26: a throw with compensate outside a scope undoes the steps within the scope only if the scope is over. Inside a
+// scope it undoes the steps of that scope and no others. A failure of the instance undoes whatever has not been undone.
 func TestThrowAndScopes(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["over", "open", "B"]},
@@ -198,8 +197,8 @@ func TestThrowAndScopes(t *testing.T) {
 	s.healthy()
 }
 
-// S27: what a called process has done is undone with its caller, if the call says so: in reverse
-// order, whatever lies in between, and through more than one call.
+// S27: the steps of a called instance are undone with those of its caller if the call has "undo": "propagate", in
+// reverse order together with the caller's own steps, and through several levels of calls.
 func TestUndoOfWhatWasCalled(t *testing.T) {
 	s := newSite(t)
 	grandchild := s.deploy("G", undoable("G", ""))
@@ -220,8 +219,8 @@ func TestUndoOfWhatWasCalled(t *testing.T) {
 	s.healthy()
 }
 
-// A step of a called process that was cut off when that ended may still be at work: its caller
-// does not undo it before its lease is over.
+// If a step of a called instance was cut off when the instance ended, the caller does not undo it before its lease has
+// expired, because its handler may still work.
 func TestUndoOfWhatWasCutOffInACall(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("F", `"F": {"fork": ["X", "U"]}, "U": {"human": {}, "to": "T"}, "T": {"terminate": true},`+undoable("X", "", `"ms": "'10000'"`))
@@ -242,15 +241,15 @@ func TestUndoOfWhatWasCutOffInACall(t *testing.T) {
 	s.healthy()
 }
 
-// What a called process lends its caller while that undoes what was thrown comes too late for what is undone then: it is undone next,
-// and no check of the order objects.
+// If a called instance completes, and lends its records, while the caller's throw already undoes other steps, the lent
+// records are undone next or not at all by that throw, and no invariant about the order is violated.
 func TestLentWhileItIsUndone(t *testing.T) {
 	s := newSite(t)
 	s.hire()
 	child := s.deploy("X", undoable("X", ""))
 	p := s.deploy("A", undoable("A", "F")+fmt.Sprintf(`, "F": {"fork": ["call", "U"]}, "call": {"call": {"process": %q, "undo": "propagate"}, "to": "J"},
 		"U": {"human": {}, "to": "T"}, "T": {"throw": {"compensate": true}, "to": "J"}, "J": {"join": "all"}`, child))
-	// The child has lent, and does not commit before A is undone.
+	// A trigger keeps the called instance, which has lent its records, from committing before A is undone.
 	if _, err := s.pool.Exec(t.Context(), `
 		CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;
 		CREATE TRIGGER linger AFTER INSERT ON compensation_record FOR EACH ROW WHEN (NEW.node_id = 'call/X') EXECUTE FUNCTION linger()`); err != nil {
@@ -280,8 +279,8 @@ func TestLentWhileItIsUndone(t *testing.T) {
 	s.healthy()
 }
 
-// A called process that is still at it when its caller begins to undo undoes what it has done
-// first; nothing of its caller's is undone before.
+// If a called instance is still open when its caller begins to compensate, the called instance first undoes its own
+// steps. No step of the caller is undone before that.
 func TestUndoWhileACallGoesOn(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", undoable("X", "W", `"undo_fails": "true"`)+`, "W": {"wait": "PT1H"}`)
@@ -315,7 +314,7 @@ func TestUndoWhileACallGoesOn(t *testing.T) {
 	s.healthy()
 }
 
-// A call that a terminate cuts off undoes what it has done: it will never be complete.
+// A called instance that a terminate of its caller cuts off undoes its completed steps and is cancelled.
 func TestTerminateUndoesACall(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", undoable("X", "W")+`, "W": {"wait": "PT1H"}`)

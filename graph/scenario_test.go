@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// dies has the site's worker be killed, and another one hired, when a step is called for the
-// first time: the step has been done, and nobody hears of it.
+// dies kills the worker of the site, and hires another one, when a step is called for the first time: the step is done,
+// but no outcome is recorded.
 func (s *site) dies(at string) {
 	s.happens = func(name string, call int) {
 		if name == at && call == 1 {
@@ -34,7 +34,7 @@ func (s *site) startMany(process string, n int) {
 	}
 }
 
-// completed waits until so many instances have completed.
+// completed waits until n instances have completed.
 func (s *site) completed(n int) {
 	s.t.Helper()
 	pgtest.Await(s.t, fmt.Sprintf("%d instances to complete", n), func() bool {
@@ -42,7 +42,7 @@ func (s *site) completed(n int) {
 	})
 }
 
-// at waits until so many tokens live at a node.
+// at waits until n live tokens are at a node.
 func (s *site) at(node string, n int) {
 	s.t.Helper()
 	pgtest.Await(s.t, fmt.Sprintf("%d tokens at %s", n, node), func() bool {
@@ -59,7 +59,8 @@ func (s *site) finish(node string) {
 	}
 }
 
-// S03: a branch that is done again, because its worker died before it could say so, arrives once.
+// S03: a branch whose step is done twice, because its worker died before the outcome was recorded, arrives at the join
+// once.
 func TestBranchDoneAgain(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "J": {"join": "all", "to": "C"},`+step("A", "J")+","+step("B", "J")+","+step("C", ""))
@@ -73,7 +74,8 @@ func TestBranchDoneAgain(t *testing.T) {
 	s.healthy()
 }
 
-// S04: who reports a branch after another has done it is refused, and the join waits on.
+// S04: a late outcome of a branch that another worker has settled is refused, and the join keeps waiting for the other
+// branches.
 func TestZombieArrival(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "U"]}, "U": {"human": {}, "to": "J"}, "J": {"join": "all", "to": "C"},`+step("A", "J")+","+step("C", ""))
@@ -102,7 +104,8 @@ func TestZombieArrival(t *testing.T) {
 	s.healthy()
 }
 
-// S06: of two tokens over one edge a join takes one; what is left over is told.
+// S06: if two tokens arrive at a join over one edge, it takes one of them. The other waits for the next round, which
+// opens an incident when it can never fire.
 func TestTwoTokensOnOneEdge(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["P", "Q"]}, "P": {"human": {}, "to": "m", "on": [{"after": "PT1M", "keep": true, "to": "m"}]}, "Q": {"human": {}, "to": "J"},
@@ -126,8 +129,8 @@ func TestTwoTokensOnOneEdge(t *testing.T) {
 	s.healthy()
 }
 
-// S13: an inclusive join waits while a token may come back to it through the split before it; each
-// execution of the split goes on once.
+// S13: an inclusive join waits while a token may still reach it through a loop over its fork. It fires once for each
+// execution of the fork.
 func TestInclusiveJoinWithLoop(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "B"]}, "X": {"choose": [{"if": "steps.B.n < 2", "to": "F"}], "else": "o"}, "o": {"join": "taken", "to": "D"},`+
@@ -142,8 +145,8 @@ func TestInclusiveJoinWithLoop(t *testing.T) {
 	s.healthy()
 }
 
-// S19: a step that took effect, was never heard of again, and then failed for good is undone as
-// uncertain, before what was done earlier.
+// S19: a step that was lost with its worker, and whose next attempt failed for good, is undone as uncertain, before
+// earlier steps.
 func TestUndoWhatNobodyHeardOf(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "", `"fail": "'declined'"`))
@@ -160,7 +163,8 @@ func TestUndoWhatNobodyHeardOf(t *testing.T) {
 	s.healthy()
 }
 
-// S23: an undo step whose worker died before it could say so is done again; those before it are not.
+// S23: an undo step whose worker died before the outcome was recorded is done again. Undo steps that completed before
+// are not.
 func TestUndoAfterCrash(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", undoable("A", "B")+","+undoable("B", "C")+","+undoable("C", "D")+","+step("D", "", `"fail": "'no'"`))
@@ -174,7 +178,7 @@ func TestUndoAfterCrash(t *testing.T) {
 	s.healthy()
 }
 
-// S31: two workers fire each timer once.
+// S31: with two workers, each timer fires exactly once.
 func TestTimersFireOnce(t *testing.T) {
 	s := newSite(t)
 	s.hire()
@@ -185,8 +189,8 @@ func TestTimersFireOnce(t *testing.T) {
 	s.healthy()
 }
 
-// S33: a timer that repeats keeps to its schedule: what was missed happens once, and the next time
-// is as if nothing had been.
+// S33: a repeating timer keeps its schedule. After downtime, the missed ticks fire once together, and the next tick is
+// due as if nothing had been missed.
 func TestRepeatedTimerAfterDowntime(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("U", `"U": {"human": {}, "on": [{"every": "PT10M", "times": 3, "to": "remind"}]},`+step("remind", ""))
@@ -214,7 +218,8 @@ func TestRepeatedTimerAfterDowntime(t *testing.T) {
 	s.healthy()
 }
 
-// S34: two timers at one host are due at once: after the one that interrupts, the other is gone.
+// S34: if two boundary timers of one node are due at the same time, the other timer is gone after the interrupting one
+// has fired.
 func TestTwoTimersAtOnce(t *testing.T) {
 	const n = 60
 	s := newSite(t)
@@ -234,7 +239,7 @@ func TestTwoTimersAtOnce(t *testing.T) {
 	s.healthy()
 }
 
-// S35: a step that is tried again is the same run of the same token.
+// S35: the attempts of a step belong to one run of one token.
 func TestTriedAgain(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "B", `"fails": "2"`)+","+step("B", ""))
@@ -250,7 +255,7 @@ func TestTriedAgain(t *testing.T) {
 	s.healthy()
 }
 
-// S42: an instance goes on with the version it was started with; a version never changes.
+// S42: an instance continues with the version it was started with, and a deployed version cannot be changed.
 func TestVersions(t *testing.T) {
 	s := newSite(t)
 	deploy := func(version int, nodes string) (uuid.UUID, error) {
@@ -284,7 +289,7 @@ func TestVersions(t *testing.T) {
 	s.healthy()
 }
 
-// S44 (e): what becomes of a list after an each has begun does not matter to it.
+// S44 (e): an each keeps the list it began with, even if the fact that the list came from changes.
 func TestEachKeepsItsList(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["A", "W"]}, "W": {"human": {}, "to": "A"},

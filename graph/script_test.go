@@ -12,11 +12,11 @@ import (
 
 var update = flag.Bool("update", false, "write into testdata/*.txt what the core decides")
 
-// The core decides as the scripts in testdata say. A script is paragraphs: commands, a line of dashes, and what is to be written for
-// them. The first paragraph has the nodes of a definition, its start first. The commands of the others are those of Play.Do. Lines that
-// begin with # are for readers.
+// The core decides as the scripts in testdata say. A script consists of paragraphs: commands, a line of dashes, and
+// what the core writes for them. The first paragraph has the nodes of a definition, beginning with its start node,
+// instead of commands. The other commands are those of Play.Do. Lines that begin with # are comments.
 //
-// After a change, go test ./graph -run TestScripts -update writes the scripts anew: read the difference.
+// After a change, go test ./graph -run TestScripts -update rewrites the scripts: read the diff.
 func TestScripts(t *testing.T) {
 	names, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(names) == 0 {
@@ -32,7 +32,7 @@ func TestScripts(t *testing.T) {
 			var written []string
 			for _, paragraph := range strings.Split(strings.TrimSpace(string(text)), "\n\n") {
 				commands, _, is := strings.Cut(paragraph, "\n----")
-				if !is { // for readers
+				if !is { // a paragraph of comments
 					written = append(written, paragraph)
 					continue
 				}
@@ -51,7 +51,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// play executes the commands of a paragraph, and returns what was decided.
+// play executes the commands of a paragraph, and returns the decisions of the core.
 func play(t *testing.T, p **graph.Play, commands string) string {
 	t.Helper()
 	var lines []string

@@ -12,11 +12,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Where two things meet that are right by themselves: a join that fires far from the token that
-// let it, a token that two joins could end, an undo step that somebody takes away.
+// The tests in this file check combinations of features: a join that fires far from the token that caused it, a token
+// that two joins could end, an undo step that somebody takes away.
 
-// A join that waits for those that can still come fires because a token went elsewhere, however far
-// away that was: what lies behind it knows its facts.
+// If an inclusive join fires because a token took another way far from it, the nodes behind the join can read their
+// facts.
 func TestFactsBehindATakenJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["a", "b"]}, "c": {"choose": [{"if": "steps.a.go == true", "to": "x"}], "else": "E"}, "E": {"end": true},
@@ -27,7 +27,8 @@ func TestFactsBehindATakenJoin(t *testing.T) {
 	s.healthy()
 }
 
-// And so does a join behind it know who waits there.
+// If an inclusive join fires because a token took another way far from it, a join behind it counts the tokens that wait
+// there.
 func TestJoinBehindATakenJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F", `"F": {"fork": ["a", "b", "q"]}, "c": {"choose": [{"if": "steps.a.go == true", "to": "x"}], "else": "E"}, "E": {"end": true},
@@ -39,8 +40,8 @@ func TestJoinBehindATakenJoin(t *testing.T) {
 	s.healthy()
 }
 
-// A token that a join has ended while it waited at another one is not counted off when that fires,
-// even in the same decision.
+// A token that one join ends while it waits at another join is not counted again when the other one fires, even in the
+// same decision.
 func TestEndedAtAnOuterJoin(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("F1", `"F1": {"fork": ["c", "F2"]}, "F2": {"fork": ["x", "y"]}, "J": {"join": {"need": 1, "rest": "cancel"}, "to": "J2"}, "J2": {"join": "all", "to": "z"},`+
@@ -53,8 +54,8 @@ func TestEndedAtAnOuterJoin(t *testing.T) {
 	s.healthy()
 }
 
-// An undo step that somebody cancels, or deletes before it starts, has failed like any other: it is
-// tried again with its incident, and what was done before is undone after it.
+// An undo step that somebody cancels, or deletes before it starts, opens an incident like one that failed. Retrying the
+// incident executes it, and earlier steps are undone after it.
 func TestUndoStepCutOff(t *testing.T) {
 	for _, takeAway := range []string{`SELECT workflow_cancel($1)`, `SELECT workflow_delete($1, 'a mistake')`} {
 		t.Run(takeAway, func(t *testing.T) {
@@ -81,7 +82,7 @@ func TestUndoStepCutOff(t *testing.T) {
 	}
 }
 
-// Whoever comes first over an edge for the next time of a join in a scope is ended with the scope.
+// A surplus token at a join in a scope, which waits for the next round, is ended with the scope.
 func TestSurplusInAScope(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["P", "Q"]}, "Q": {"human": {}, "to": "J"},
@@ -99,8 +100,7 @@ func TestSurplusInAScope(t *testing.T) {
 	s.healthy()
 }
 
-// An instance that was to be terminated, and whose output could not be told then, is terminated
-// once it can.
+// If the output of an instance cannot be computed when it is terminated, a retry after a correction terminates it.
 func TestOutputOfATerminated(t *testing.T) {
 	s := newSite(t)
 	define(t, s.pool, `{"process": "p", "version": 1, "start": "F", "output": "{'n': steps.A.n}", "nodes": {
@@ -116,8 +116,8 @@ func TestOutputOfATerminated(t *testing.T) {
 	s.healthy()
 }
 
-// The failure of a step that was cut off, and of a call of what there is not, can be read for as
-// long as any other result: until the node is visited again.
+// Expressions can read the failure of a step that was cancelled by hand, and of a call of a process that is not
+// deployed, at any later node.
 func TestFailureThatIsNoRun(t *testing.T) {
 	for name, story := range map[string]struct{ a, code string }{
 		"a step that is cut off": {`"do": "nobody.step.v1"`, "cancelled"},
@@ -142,7 +142,7 @@ func TestFailureThatIsNoRun(t *testing.T) {
 	}
 }
 
-// A list of which nothing is to be done has a result like any other, as its mapping makes it.
+// The mapping of an each is applied to the result of an empty list, too.
 func TestMappingOfAnEmptyList(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "input.l", "do": "test.step.v1"}, "in": {"name": "'item'"}, "out": {"count": "size(result)"}, "to": "Z"},`+
@@ -157,8 +157,8 @@ func TestMappingOfAnEmptyList(t *testing.T) {
 	s.healthy()
 }
 
-// Whatever a result is of, if it is not what its mapping expects the token stops where it is done;
-// with the fact corrected it goes on from there.
+// If a result of any kind of node does not fit its mapping, the token stops at that node with an incident. After the
+// fact is corrected, a retry continues from there.
 func TestMappingsThatFail(t *testing.T) {
 	out := `"out": {"x": "result.nope"}, "to": "B"`
 	for name, story := range map[string]struct{ nodes, at string }{
@@ -179,7 +179,7 @@ func TestMappingsThatFail(t *testing.T) {
 				s.at("A", 1)
 				s.finish("A")
 			}
-			s.retry(s.stopped(id, "mapping_failed", 1), "") // it is what it was
+			s.retry(s.stopped(id, "mapping_failed", 1), "") // nothing was corrected: it stops again
 			incident := s.stopped(id, "mapping_failed", 1)
 			if got := query[string](t, s.pool, `SELECT node FROM incident WHERE id = $1`, incident); got != story.at {
 				t.Errorf("the incident is at %s, want %s", got, story.at)
@@ -194,8 +194,8 @@ func TestMappingsThatFail(t *testing.T) {
 	}
 }
 
-// A scope in which all wait for each other is not moved by edges that nothing leads over any more:
-// the incident says so.
+// A scope whose tokens all wait at joins that cannot fire opens an incident if the remaining edges on its boundary can
+// never be taken.
 func TestStuckScope(t *testing.T) {
 	for name, on := range map[string]string{
 		"an error edge":            `{"error": "other", "to": "Z"}`,
@@ -221,7 +221,7 @@ func TestStuckScope(t *testing.T) {
 	}
 }
 
-// While a timer of the scope is still to fire, nothing is stuck.
+// While a boundary timer of such a scope has yet to fire, no incident is opened. It is opened once the timer has fired.
 func TestScopeThatATimerMoves(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["a", "b"]}, "J": {"join": "all"}, "E": {"end": true},

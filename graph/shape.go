@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// shape finds what is wrong with a graph whose nodes and edges are right by themselves.
+// shape checks the graph as a whole, once each node and edge is valid: unreachable nodes, loops without an end, joins
+// that wait in vain. It also sets survey and undoes.
 func (c *compiler) shape() {
 	reached, over, recurs := c.p.reach(c.p.start, nil), c.p.over(), false
 	for _, n := range c.p.list {
@@ -33,9 +34,9 @@ func (c *compiler) shape() {
 	}
 }
 
-// joins finds what the joins belong to, and those that wait for what cannot come.
+// joins finds the fork of each join, and joins that may wait for a token which cannot arrive.
 func (c *compiler) joins() {
-	var all []*node // that wait for a token over each of their edges
+	var all []*node // the joins that wait for a token over each of their edges
 	forks := c.p.forks()
 	for _, n := range c.p.list {
 		if n.kind != join {
@@ -51,7 +52,7 @@ func (c *compiler) joins() {
 	}
 	c.excluded(all)
 	if !c.advise || !c.valid() {
-		return // what follows are notes, or would say it again
+		return // what follows makes only notes, and may repeat an error in other words
 	}
 	flow := c.p.flow()
 	for _, j := range all {
@@ -62,7 +63,7 @@ func (c *compiler) joins() {
 	}
 }
 
-// join finds what one join belongs to, and whether what leads to it suits it.
+// join finds the fork of one join, and checks whether the edges that lead to it suit it.
 func (c *compiler) join(n *node, forks forks) {
 	c.p.survey = c.p.survey || n.Join.Taken || n.Join.Cancel
 	n.fork = forks.of(n)
@@ -81,12 +82,14 @@ func (c *compiler) join(n *node, forks forks) {
 			"put it behind a fork of its own, unless that is meant")
 	}
 	if n.Join.Need > len(n.incoming) {
-		c.note("JOIN_MAY_WAIT", path, fmt.Sprintf("it needs %d, and %d edges lead here: some would have to be come over more than once", n.Join.Need, len(n.incoming)),
+		c.note("JOIN_MAY_WAIT", path, fmt.Sprintf("it needs %d, and %d edges lead here: tokens would have to arrive over some of them more than once", n.Join.Need, len(n.incoming)),
 			"need no more than there are branches, unless that is meant")
 	}
 }
 
-// excluded finds joins that wait for tokens over several edges, of which a node lets one come only.
+// excluded finds joins that wait in vain: they need tokens over two edges, but some node sends its token on by only one
+// of the ways to these edges. If that node is a choose or race, this is an error. If it is a node with boundary events,
+// it is a note.
 func (c *compiler) excluded(joins []*node) {
 	for _, x := range c.p.list {
 		edges, others := x.exclusive()
@@ -109,7 +112,8 @@ func (c *compiler) excluded(joins []*node) {
 	}
 }
 
-// recursion finds calls of the process itself that every instance comes to.
+// recursion finds calls of the process itself that every instance reaches. It looks outwards, scope by scope: whether
+// each way through the scope passes the call, whether each way through the next scope passes this scope, and so on.
 func (c *compiler) recursion() {
 	flow := c.p.flow()
 	for _, n := range c.p.list {
@@ -135,12 +139,13 @@ func (c *compiler) recursion() {
 			passed = passed.parent
 		}
 		if always {
-			c.note("ENDLESS_CALL", c.paths[n], "each instance calls another one: the hundredth stops with an incident", "choose before it whether to call")
+			c.note("ENDLESS_CALL", c.paths[n], "each instance calls another one: the hundredth stops with an incident", "put a choose before it")
 		}
 	}
 }
 
-// exclusive are edges of a node of which a token takes one; others can be taken besides.
+// exclusive returns the edges of a node of which a token takes exactly one. others are the edges that tokens may take in
+// addition: those of handlers that let the token stay, and the inner edge of a scope.
 func (n *node) exclusive() (edges, others []*edge) {
 	switch n.kind {
 	case choose:
@@ -167,13 +172,14 @@ func (n *node) exclusive() (edges, others []*edge) {
 	return slices.DeleteFunc(slices.Clone(edges), func(e *edge) bool { return e == nil }), slices.DeleteFunc(others, func(e *edge) bool { return e == nil })
 }
 
-// ways are those that lead on from a node where a token takes one of them.
+// ways says what can be reached by each of the exclusive edges of a node.
 type ways struct {
-	without []bool // what is reached without them
+	without []bool // by index: the nodes that can be reached without taking any of these edges
 	edges   []*edge
-	from    [][]bool // what each of the edges leads to
+	from    [][]bool // by edge, then by index: the nodes that can be reached by it
 }
 
+// waysOf returns the ways from x, given what x.exclusive returns.
 func (p *Process) waysOf(x *node, edges, others []*edge) *ways {
 	w, known := &ways{without: p.reach(p.start, x), edges: edges}, map[*node][]bool{}
 	for _, e := range others {
@@ -190,7 +196,8 @@ func (p *Process) waysOf(x *node, edges, others []*edge) *ways {
 	return w
 }
 
-// exclude reports whether two edges of a join are reached by different ways only.
+// exclude reports whether two edges of a join can be reached only by different ways. A token takes one way, so none
+// arrives over the other edge.
 func (w *ways) exclude(j *node) bool {
 	first := -1
 	for _, in := range j.incoming {
@@ -215,8 +222,8 @@ func (w *ways) exclude(j *node) bool {
 	return false
 }
 
-// reach tells, by index, which nodes can be reached from one, itself included, without passing
-// another.
+// reach reports, by index, which nodes can be reached from a node without passing another one; nil: none is excluded.
+// The node itself counts as reached.
 func (p *Process) reach(from, without *node) []bool {
 	seen := make([]bool, len(p.list))
 	for queue := []*node{from}; len(queue) > 0; {
@@ -249,7 +256,8 @@ func (c *compiler) loops(n *node) bool {
 	return false
 }
 
-// forks are those of a process, each with what is reached without it.
+// forks lists the nodes of a process that may split tokens, each with what can be reached from the start without
+// passing it.
 type forks []struct {
 	*node
 	without []bool
@@ -267,7 +275,8 @@ func (p *Process) forks() (all forks) {
 	return all
 }
 
-// of returns the innermost fork that every path to the join passes.
+// of returns the innermost fork that every path to the join passes, or the scope around the join if no such fork is in
+// that scope; nil if there is neither. The tokens that meet at the join are those of one execution of this node.
 func (all forks) of(j *node) (inner *node) {
 	var withoutInner []bool
 	for _, f := range all {
@@ -276,12 +285,12 @@ func (all forks) of(j *node) (inner *node) {
 		}
 	}
 	if j.parent != nil && (inner == nil || inner.parent != j.parent) {
-		return j.parent // every execution of a scope has activations of its own
+		return j.parent // each execution of a scope has a group of its own, so it can serve as the fork
 	}
 	return inner
 }
 
-// sources tells, by index, from which nodes a token can come to the join, without passing it.
+// sources reports, by index, from which nodes a token can come to the join without passing it before.
 func (p *Process) sources(j *node) []bool {
 	seen := make([]bool, len(p.list))
 	queue := slices.Clone(j.incoming)

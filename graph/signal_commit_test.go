@@ -16,14 +16,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A loser ends sessions before commits: of those transactions that have executed a statement with such words, the first, and then one in so many.
+// A loser loses commits: it ends a session just before it commits. Of the transactions that executed a statement
+// containing words, it ends the first, and then every one-th: with one = 10, the 1st, the 11th and the 21st.
 type loser struct {
-	db    *pgxpool.Pool // another one
+	db    *pgxpool.Pool // not the traced pool: the loser ends sessions through it
 	words string
 	one   int64
 
 	commits, lost atomic.Int64
-	inside        sync.Map // of connections
+	inside        sync.Map // connections whose transaction has executed such a statement
 }
 
 func (l *loser) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
@@ -42,8 +43,8 @@ func (l *loser) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.Tr
 
 func (l *loser) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A signal whose transaction answers that all were reached, and whose commit is then lost, has reached nobody: it is given again, and its result
-// tells what has happened.
+// If the commit is lost after process_signal_v1 has answered that all tokens were reached, the signal is delivered
+// again, and the result of its run counts what was committed.
 func TestSignalWhoseCommitIsLost(t *testing.T) {
 	const n = 20
 	s := newEmptySite(t)
@@ -53,7 +54,7 @@ func TestSignalWhoseCommitIsLost(t *testing.T) {
 	l := &loser{db: s.pool, words: "process_signal_v1", one: 2}
 	employ(t, s.pool, func(pool *pgxpool.Pool) worker.Config {
 		mux := worker.NewMux()
-		return worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{graph.Prefix}, Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond,
+		return worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{"graph."}, Lease: 2 * time.Second, PollInterval: 20 * time.Millisecond,
 			Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}}
 	}, func(_ *mortal, c *pgxpool.Config) { c.ConnConfig.Tracer = l })
 	await(t, "the signal to be over, and what it brought", func() bool {

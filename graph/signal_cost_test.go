@@ -20,8 +20,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// What a signal to n tokens costs, in one statement as it was sent before, and as it is now: BROADCAST=100000 go test -tags cost -run TestBroadcastCost -v. It takes minutes.
-// With refusing, a trigger refuses one in a hundred, or their instances break a bound. It is measured on a server of its own, in turns.
+// TestBroadcastCost measures the cost of a signal to BROADCAST tokens, in one statement as in earlier versions and in
+// batches as now, also with 1 % of the tokens refused by a trigger or with instances beyond a bound. It alternates
+// between these kinds on a server of its own. Run it with BROADCAST=100000 go test -tags cost -run TestBroadcastCost
+// -v. It takes minutes.
 func TestBroadcastCost(t *testing.T) {
 	n, err := strconv.Atoi(os.Getenv("BROADCAST"))
 	if err != nil {
@@ -103,7 +105,7 @@ func TestBroadcastCost(t *testing.T) {
 	}
 }
 
-// burned is how many seconds of a processor the pool's one session has used.
+// burned returns the CPU time, in seconds, that the only session of the pool has used.
 func burned(t *testing.T, pool *pgxpool.Pool) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", query[int](t, pool, `SELECT pg_backend_pid()`)))

@@ -14,23 +14,24 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// TestKilledBroadcastChild is a worker process of TestKilledBroadcast's.
+// TestKilledBroadcastChild is the worker process that TestKilledBroadcast starts.
 func TestKilledBroadcastChild(t *testing.T) {
 	url := os.Getenv("KILLED_BROADCAST_CHILD")
 	if url == "" {
-		return // it is no child
+		return // not started by TestKilledBroadcast
 	}
 	pool, err := pgxpool.New(context.Background(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	mux := worker.NewMux()
-	_ = worker.Run(context.Background(), worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{graph.Prefix}, Lease: 2 * time.Second, PollInterval: 50 * time.Millisecond,
+	_ = worker.Run(context.Background(), worker.Config{Pool: pool, Processes: graph.New(pool), Mux: mux, Prefixes: []string{"graph."}, Lease: 2 * time.Second, PollInterval: 50 * time.Millisecond,
 		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}})
 }
 
-// Processes that bring a signal to ten thousand, one after the other killed in the middle of it. After three the signal has failed, as any run has whose
-// attempts are used up. Tried again, it goes on from there: each who waited gets it once, and it tells how many.
+// If several worker processes in a row are killed while they deliver a signal to 10,000 tokens, its run fails when its
+// attempts are used up, like any other run. After workflow_retry it continues from there: each token gets the signal
+// exactly once, and the result counts them all.
 func TestKilledBroadcast(t *testing.T) {
 	const n, kills = 10_000, 5
 	s := newEmptySite(t)

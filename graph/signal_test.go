@@ -21,7 +21,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// listeners starts n instances that wait for signal go, and then do A.
+// listeners starts n instances that wait for the signal go and then execute A, and waits until all of them wait.
 func listeners(s *site, n int) (ids []uuid.UUID) {
 	s.t.Helper()
 	p := s.deploy("S", `"S": {"await": {"signal": "go"}, "to": "A"},`+step("A", "", `"v": "steps.S.v"`))
@@ -35,8 +35,9 @@ func listeners(s *site, n int) (ids []uuid.UUID) {
 const picky = `CREATE FUNCTION picky() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'XX999'; END $$;
 	CREATE TRIGGER picky BEFORE INSERT ON workflow_run FOR EACH ROW WHEN (%s) EXECUTE FUNCTION picky()`
 
-// One of five who wait cannot take a signal, whatever the reason is: the other four get it, its run succeeds and tells how many, and the one is
-// told with the row, the column and the fix. Retention keeps the signal. Once that is done as told the one gets it, too, once.
+// If one of five waiting tokens cannot take a signal, for any reason, the other four get it, and its run succeeds with
+// both numbers. process_unreachable and process_why name the problem of the fifth, and process_unreachable has the
+// fix. Retention keeps the signal. After the fix the fifth token gets the signal exactly once.
 func TestSignalPassesOverOne(t *testing.T) {
 	for _, c := range []struct {
 		name, role, change, problem, mend string
@@ -107,14 +108,15 @@ func TestSignalPassesOverOne(t *testing.T) {
 	}
 }
 
-// elapseAside has ten seconds pass for what is set aside.
+// elapseAside makes 10 s pass for the rows that are set aside.
 func elapseAside(t *testing.T, s *site) {
 	t.Helper()
 	execute(t, s.pool, `BEGIN; SET LOCAL workflow.override = 'ten seconds later'; UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'; COMMIT`)
 }
 
-// A signal that the database refuses to bring to anybody, those included that are made to try it, is nobody's fault: nobody is set aside, its run is neither
-// failed nor charged, however rarely a run may be put off, and once what refuses it is gone all get it, within ten seconds.
+// If the database refuses a signal for every token, and for the control, no token is set aside. The run of the signal
+// neither fails nor is charged an attempt, even if runs may be put off only once. When the cause is gone, all tokens
+// get the signal within 10 s.
 func TestSignalRefusedToAll(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -148,7 +150,8 @@ func TestSignalRefusedToAll(t *testing.T) {
 	s.healthy()
 }
 
-// Signals that are refused to all keep no other run from its slot, however many they are.
+// Signals that the database refuses for every token do not keep other runs from getting a slot, however many such
+// signals there are.
 func TestRefusedSignalsLeaveSlots(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -177,8 +180,8 @@ func TestRefusedSignalsLeaveSlots(t *testing.T) {
 	s.healthy()
 }
 
-// A signal that is refused to all, and may not stay, is put off for five seconds, and for the longer the more often it was: it would be put off too often
-// within hours.
+// A signal that is refused for every token, while four others keep their slots for that reason, is put off for 5 s, and
+// for longer the more often it was leased, so that it does not reach the limit of run.Again within hours.
 func TestRefusedSignalIsPutOff(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -214,7 +217,7 @@ func TestRefusedSignalIsPutOff(t *testing.T) {
 	}
 }
 
-// After a shortage, for which fewer got a signal at a time, it goes to as many as before.
+// A signal whose batches became smaller during a shortage of memory is delivered in full batches again after it.
 func TestSignalAfterShortage(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -239,8 +242,9 @@ func TestSignalAfterShortage(t *testing.T) {
 	}
 }
 
-// Workers that are cut off in the middle of a broadcast to ten thousand, again and again, before or after a batch is committed: each who waited gets it
-// once, and waits that have begun since do not, not even one that was written before and committed since.
+// If batches of a signal to 10,000 tokens are rolled back in between, each token that waited still gets the signal
+// exactly once. Waits that began after the first batch do not get it, not even one that was inserted before and
+// committed after it.
 func TestBroadcastGoesOn(t *testing.T) {
 	const n = 10_000
 	s := newEmptySite(t)
@@ -272,7 +276,7 @@ func TestBroadcastGoesOn(t *testing.T) {
 			if err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error { begin(tx); return nil }); err != nil {
 				t.Fatal(err)
 			}
-		case 5, 9: // one that is cut off before its commit
+		case 5, 9: // a batch that is rolled back, as if its worker had died
 			tx, err := s.pool.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -299,7 +303,8 @@ func TestBroadcastGoesOn(t *testing.T) {
 	}
 }
 
-// Whoever has locked a wait keeps nobody else from getting a signal, and is not set aside: that one gets it as soon as the lock is gone.
+// A locked wait does not keep other tokens from getting a signal and is not set aside. Its token gets the signal when
+// the lock is released.
 func TestSignalAndLock(t *testing.T) {
 	s := newSite(t)
 	ids := listeners(s, 5)
@@ -331,7 +336,8 @@ func TestSignalAndLock(t *testing.T) {
 	s.healthy()
 }
 
-// A thousand that a trigger refuses come back within seconds after the trigger is gone: one is tried, and then more each time.
+// While a trigger refuses a thousand tokens, only one of them is tried every 10 s. When the trigger is gone, all of
+// them get the signal.
 func TestOwedComeBack(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -361,8 +367,8 @@ func TestOwedComeBack(t *testing.T) {
 	}
 }
 
-// What is owed is owed to those who wait as they did then: tokens that have moved on since, and wait for something else at the same
-// place, are given nothing, however many they are.
+// A token that is owed a signal, but has moved on since and waits for something else, does not get it. The debt is
+// forgotten. This holds for any number of tokens.
 func TestOwedToNobodyElse(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -385,7 +391,7 @@ func TestOwedToNobodyElse(t *testing.T) {
 	})
 }
 
-// Signals that keep coming, and are owed too, keep nothing from being tried again.
+// New signals that are owed to the same token do not postpone the next try for it.
 func TestOwedComeBackBetweenSignals(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -405,7 +411,8 @@ func TestOwedComeBackBetweenSignals(t *testing.T) {
 	}
 }
 
-// A broadcast whose row somebody has brought beyond its bounds, past all guards, begins anew: it reaches all who wait, and nobody twice.
+// If somebody writes values beyond their bounds into the row of a broadcast, past the guards, it starts from the
+// beginning and reaches every waiting token exactly once.
 func TestBroadcastBeyondItsBounds(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -425,7 +432,7 @@ func TestBroadcastBeyondItsBounds(t *testing.T) {
 	}
 }
 
-// What is owed is given although the note of it was deleted, as people may delete it: whosever it is.
+// Signals that are owed are delivered even if somebody has deleted the rows of workflow_set_aside that report them.
 func TestOwedWithoutANote(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -443,7 +450,7 @@ func TestOwedWithoutANote(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a wait, a signal that passes it over can note so.
+// A signal sets aside a wait with any kind of broken column, and reaches the others.
 func TestOddWaitsAreNoted(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -460,7 +467,8 @@ func TestOddWaitsAreNoted(t *testing.T) {
 	}
 }
 
-// With tens of thousands set aside, a call that finds nothing to do looks at some of them, not at all.
+// With tens of thousands of rows set aside and nothing due, process_try_again_v1 and workflow_try_again_v1 read only
+// some of them.
 func TestLookingAgainIsBounded(t *testing.T) {
 	s := newEmptySite(t)
 	t.Parallel()
@@ -492,7 +500,7 @@ func TestLookingAgainIsBounded(t *testing.T) {
 	}
 }
 
-// audience has n instances wait for signal go at S, from before: by SQL, as the owner.
+// audience inserts n instances that wait for the signal go at S, with SQL and without triggers.
 func audience(t *testing.T, pool *pgxpool.Pool, process string, n int) {
 	t.Helper()
 	unguarded(t, pool, `
@@ -505,7 +513,7 @@ func audience(t *testing.T, pool *pgxpool.Pool, process string, n int) {
 		DROP TABLE crowd`)
 }
 
-// unguarded executes statements as the owner without triggers, as rows from before are.
+// unguarded executes statements as the owner without triggers, to make rows as earlier versions may have written them.
 func unguarded(t *testing.T, pool *pgxpool.Pool, statements string) {
 	t.Helper()
 	pgtest.Unbound(t, pool.Config().ConnString())
@@ -525,7 +533,7 @@ func execute(t *testing.T, pool *pgxpool.Pool, statements string) {
 	}
 }
 
-// leased returns the run of a signal go, which is leased.
+// leased inserts a run that sends the signal go, leased already, and returns its id.
 func leased(t *testing.T, pool *pgxpool.Pool) uuid.UUID {
 	t.Helper()
 	id := query[uuid.UUID](t, pool, `INSERT INTO workflow_run (type, payload) VALUES ('graph.signal.v1', '{"name": "go"}') RETURNING id`)
@@ -533,7 +541,8 @@ func leased(t *testing.T, pool *pgxpool.Pool) uuid.UUID {
 	return id
 }
 
-// broadcast gives a signal to most at a time, and calls between before each batch.
+// broadcast delivers a signal in batches of at most most tokens, and calls between before each batch. It returns the
+// final numbers.
 func broadcast(t *testing.T, pool *pgxpool.Pool, signal uuid.UUID, most int, between func(batch int)) (reached, aside int) {
 	t.Helper()
 	finished := false

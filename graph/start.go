@@ -15,17 +15,18 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A birth is an instance that is to be started.
+// A birth is an instance to start.
 type birth struct {
-	run      uuid.UUID
+	run      uuid.UUID // the run that starts it
 	asked    startPayload
 	started  Started
 	metadata []byte
-	from     *legacy // of one that has failed, in whose place it comes; nil: of none
+	from     *legacy // what it takes over from the failed instance that it continues; nil: it continues none
 }
 
-// start inserts the instances of a batch and places their first tokens. One that is there already
-// is left as it is, unless it was inserted to be started; a start that asks for another one in its place is refused.
+// start inserts the instances of a batch and places their first tokens. An instance that exists already is not changed,
+// except that one with the status CREATED (a user inserted its row) is begun. A start that differs from the existing
+// instance is refused: see refuse.
 func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, restarts []leasing.Settlement) error {
 	births, err := s.allBirths(ctx, tx, batch, restarts)
 	if err != nil || len(births) == 0 {
@@ -48,7 +49,7 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 		trace, isFresh := fresh[b.started.Instance]
 		switch {
 		case isFresh:
-			delete(fresh, b.started.Instance) // of two in one batch the first
+			delete(fresh, b.started.Instance) // if two starts of the batch have one id, the first makes the instance
 			if err := s.bring(b, processes[b.started.Definition], trace); err != nil {
 				return err
 			}
@@ -62,7 +63,7 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 		return err
 	}
 	for _, b := range again {
-		if i := s.instances[b.started.Instance]; i != nil && i.status == Created {
+		if i := s.instances[b.started.Instance]; i != nil && i.status == statusCreated {
 			if err := i.begin(); err != nil {
 				return err
 			}
@@ -71,8 +72,8 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 	return nil
 }
 
-// allBirths reads what is to be started, and started again, in order of the instances' ids: two batches that start the same ones
-// do not wait for each other in a circle.
+// allBirths returns the instances to start, from runs of both start and restart, in order of their ids. The order
+// prevents a deadlock between two batches that insert the same instances.
 func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts []leasing.Settlement) ([]birth, error) {
 	births, err := s.births(batch)
 	if err != nil {
@@ -87,9 +88,9 @@ func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts 
 	}
 	slices.SortStableFunc(births, func(a, b birth) int { return compareIDs(a.started.Instance, b.started.Instance) })
 	for _, b := range births {
-		if last := b.started.After; last != uuid.Nil && s.instances[last] == nil { // another start may take the key for free
+		if last := b.started.After; last != uuid.Nil && s.instances[last] == nil { // without it another start would find the key free
 			return nil, &leasing.SettleError{Run: b.run, Err: run.Permanent(run.WithCode("conflict",
-				fmt.Errorf("key: instance %s, which had it, has just been removed by retention; start it once more", last)))}
+				fmt.Errorf("key: instance %s, which had it, has just been removed by retention; start the new one again", last)))}
 		}
 	}
 	return births, nil
@@ -99,7 +100,7 @@ func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts 
 func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
 	i := newInstance()
 	i.trace = trace
-	i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, process, Created, b.asked.Priority, b.asked.Tenant, b.asked.Input
+	i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, process, statusCreated, b.asked.Priority, b.asked.Tenant, b.asked.Input
 	if p := b.asked.Parent; p != nil {
 		i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
 		if i.paused = s.owners[p.Token].paused; i.paused {
@@ -121,11 +122,12 @@ func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
 	return nil
 }
 
-// refuse returns an error that names the starts which ask for something else than the instances that have their ids.
-// These are committed, or of this batch: insertInstances has waited for whoever else was inserting one.
+// refuse compares the starts in again with the existing instances that have their ids. It returns an error that names
+// the runs of all starts that differ. The existing instances are committed or belong to this batch, because
+// insertInstances has waited for every other transaction that was inserting one of these ids.
 func refuse(ctx context.Context, tx *transaction, again []birth) error {
 	var differ []uuid.UUID
-	var why error // the first does
+	var why error // the first conflict
 	asked := tx.statements()
 	for _, b := range again {
 		asked.ask(func(rows pgx.Rows) error {
@@ -137,7 +139,7 @@ func refuse(ctx context.Context, tx *transaction, again []birth) error {
 		}, meeting, b.started.Instance, b.asked.Tenant, b.asked.Input)
 	}
 	if err := asked.send(ctx); err != nil {
-		return fmt.Errorf("look at %d process instances that are there already: %w", len(again), err)
+		return fmt.Errorf("compare %d starts with the instances that exist: %w", len(again), err)
 	}
 	if why != nil {
 		return &leasing.SettleError{Run: differ[0], Others: differ[1:], Err: why}
@@ -145,12 +147,13 @@ func refuse(ctx context.Context, tx *transaction, again []birth) error {
 	return nil
 }
 
-// meeting asks for the instance with an id, and whether it has this tenant and this input.
+// meeting selects the instance with an id ($1) and compares its tenant ($2) and its input ($3).
 const meeting = meets + `
 	WHERE i.id = $1`
 
-// newest asks the same of the newest instance that has had a key; the id is that of the first one. Keys that people have written into
-// the column by hand make none: an id of version 5 is made of a key.
+// newest selects the same for the newest instance that has had a key ($4) of a process ($5); $1 is the id of the first
+// instance with that key. It passes over rows in which somebody set business_key by hand: only an id derived from a key
+// is a UUID of version 5.
 const newest = meets + `
 	WHERE i.id = ANY (ARRAY(
 		SELECT k.id
@@ -165,8 +168,9 @@ const meets = `
 	SELECT i.id, d.id, d.name, d.version, coalesce(i.tenant_id, '') = $2, i.input_payload = $3, i.completed_at IS NOT NULL
 	FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id`
 
-// meet takes the answer to meeting, and returns the result of the start: if the instance is there already, that one, and whether it is over. There
-// is a conflict if the start asks for another process, tenant or input, or names another version. It quotes nothing of an input.
+// meet reads the rows of meeting or newest. If the instance exists, first describes it and over reports whether it is
+// over; if not, first is b.started. conflict is a permanent error with the code conflict if the start asks for another
+// process, tenant, input or version than the instance has. Its text never quotes an input, which may be confidential.
 func (b birth) meet(rows pgx.Rows) (first Started, over bool, conflict, err error) {
 	var process string
 	var tenant, input bool
@@ -197,7 +201,8 @@ func (b birth) meet(rows pgx.Rows) (first Started, over bool, conflict, err erro
 	return first, over, run.Permanent(run.WithCode("conflict", conflict)), nil
 }
 
-// births reads what is to be started.
+// births returns the instances that a batch starts. It leaves out starts from call nodes whose token does not wait for
+// the instance any more, and all but the first start for one visit of a call node.
 func (s *scene) births(batch []leasing.Settlement) (all []birth, err error) {
 	for _, settled := range batch {
 		b := birth{run: settled.Outcome.ID, metadata: settled.Metadata}
@@ -206,28 +211,29 @@ func (s *scene) births(batch []leasing.Settlement) (all []birth, err error) {
 		}
 		b.asked.Input = b.asked.input()
 		if b.asked.Parent == nil || s.calls(b.asked, settled.Tenant) && !slices.ContainsFunc(all, b.sameCall) {
-			b.asked.Tenant = cmp.Or(b.asked.Tenant, settled.Tenant) // a called one has that of its caller's row
+			b.asked.Tenant = cmp.Or(b.asked.Tenant, settled.Tenant) // for a called instance this is the caller's tenant: see calls
 			all = append(all, b)
 		}
 	}
 	return all, nil
 }
 
-// calls reports whether the token that is said to wait for an instance does: all that the payload says
-// of it is what its call node would say. tenant is that of the run.
+// calls reports whether the token that p.Parent names waits for the instance, and every field of p is what its call
+// node would have written. tenant is the tenant of the run.
 func (s *scene) calls(p startPayload, tenant string) bool {
 	t, i := s.tokens[p.Parent.Token], s.owners[p.Parent.Token]
 	return t != nil && i.id == p.Parent.Instance && t.version == p.Parent.Visit && !i.passed(t) && t.state == tokenWaiting &&
 		starts(t.node, p) && p.Parent.Depth == i.depth+1 && p.ID == uuid.Nil && p.Key == "" && p.Tenant == "" && tenant == i.tenant
 }
 
-// sameCall reports whether another instance is for the same visit of a call node.
+// sameCall reports whether b and other are for the same visit of the same call node.
 func (b birth) sameCall(other birth) bool {
 	return b.asked.Parent != nil && other.asked.Parent != nil &&
 		b.asked.Parent.Token == other.asked.Parent.Token && b.asked.Parent.Visit == other.asked.Parent.Visit
 }
 
-// insertInstances returns those that were not there, with the metadata of their runs.
+// insertInstances inserts the instances of births that do not exist. It returns the ids of those it inserted, each with
+// the trace metadata for the runs of the instance.
 func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[uuid.UUID]json.RawMessage, error) {
 	n := len(births)
 	ids, definitions := make([]uuid.UUID, n), make([]uuid.UUID, n)

@@ -21,14 +21,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A reaper sees the statements of a worker's transactions, and kills it at the n-th place that is
-// before one, or between it and the next.
+// A reaper traces the statements of a worker's transactions, and kills the worker at the n-th place. A place is before
+// a statement or batch, or after a statement of a batch.
 type reaper struct {
 	worker *mortal
 	n      int // 0: never
 
 	mu     sync.Mutex
-	inside map[*pgx.Conn]bool // in a transaction
+	inside map[*pgx.Conn]bool // connections that are in a transaction
 	places []string
 }
 
@@ -68,7 +68,7 @@ func (r *reaper) reach(conn *pgx.Conn, when, sql string) {
 	}
 }
 
-// rest has it kill nobody any more, and tells whether it has, and which places there were.
+// rest stops the reaper. It returns whether the worker was killed, and all places so far.
 func (r *reaper) rest() (killed bool, places []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -77,10 +77,10 @@ func (r *reaper) rest() (killed bool, places []string) {
 	return killed, r.places
 }
 
-// A tale is a process, the processes it calls, what people do meanwhile, and how many instances
-// there are in the end. Together tales have all that a process can be made of.
+// A tale is a process, the processes it calls, what people do meanwhile, and the final number of instances. Together
+// the tales use every feature of a process.
 type tale struct {
-	name, nodes string // the first node is where it starts
+	name, nodes string // the process starts at the first node
 	called      map[string]string
 	act         func(s *site, id uuid.UUID)
 	instances   int
@@ -158,10 +158,9 @@ func tales() []tale {
 	}
 }
 
-// Wherever in the transactions that move a process its worker is cut off, another one takes over,
-// and nothing tells what became of it from what becomes of an undisturbed one. All places of all
-// tales, which are more than two thousand, take minutes: make graph-statements tries them. Otherwise
-// it is one in some, others each time.
+// Wherever a worker is cut off in the transactions that move a process, another one takes over, and the outcome is the
+// same as without a disturbance. There are more than 2000 places in all tales. make graph-statements tries all of them,
+// which takes minutes; otherwise the test tries a random sample.
 func TestCutOffAtEachStatement(t *testing.T) {
 	var tried, reached atomic.Int64
 	one := 240
@@ -204,8 +203,8 @@ func TestCutOffAtEachStatement(t *testing.T) {
 	}
 }
 
-// play has a worker that is cut off at the n-th place begin the tale, another one end it, and tells
-// what became of it.
+// play executes the tale with a worker that is cut off at the n-th place (0: never) and another one that takes over. It
+// returns a description of the outcome.
 func (tale tale) play(t *testing.T, n int) (end string, places []string, killed bool) {
 	s := newEmptySite(t)
 	s.fate = nil
@@ -214,7 +213,7 @@ func (tale tale) play(t *testing.T, n int) (end string, places []string, killed 
 	}
 	id := s.start(s.deployAs("tale", firstNode.FindStringSubmatch(tale.nodes)[1], tale.nodes), `{}`)
 	r := &reaper{n: n, inside: map[*pgx.Conn]bool{}}
-	s.change = func(c *worker.Config) { c.Concurrency, c.Batch = 1, 1 } // one thing after the other, always the same
+	s.change = func(c *worker.Config) { c.Concurrency, c.Batch = 1, 1 } // one run at a time, so that the places are always the same
 	first := s.hire(func(m *mortal, c *pgxpool.Config) { r.worker, c.ConnConfig.Tracer = m, r })
 	over := make(chan struct{})
 	var heir sync.WaitGroup

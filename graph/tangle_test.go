@@ -9,8 +9,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/graph"
 )
 
-// A tangle is a process that nobody has thought of: nodes of every kind, with edges from anywhere to
-// anywhere. Where it leads is not known, but whatever happens in it is to be counted rightly.
+// tangle draws a process with nodes of every kind and edges from anywhere to anywhere. The outcome of an instance is
+// not known in advance, but its counts must be right (TestCore).
 func tangle(r *rand.Rand) *graph.Definition {
 	for {
 		names := 0
@@ -23,7 +23,7 @@ func tangle(r *rand.Rand) *graph.Definition {
 			_, found, err := graph.Compile(d)
 			if err == nil {
 				if slices.ContainsFunc(found, func(f graph.Finding) bool { return f.Code == "LOOP_WITHOUT_STEP" }) {
-					break // TestEndlessTokens
+					break // see TestEndlessTokens
 				}
 				return d
 			}
@@ -34,7 +34,7 @@ func tangle(r *rand.Rand) *graph.Definition {
 	}
 }
 
-// mend changes the node at a path so that a finding goes, if that is simple.
+// mend changes the node at a path so that a finding disappears, if there is a simple way.
 func mend(in map[string]*graph.Node, path []string, code string) {
 	n := in[path[0]]
 	switch {
@@ -53,14 +53,14 @@ func mend(in map[string]*graph.Node, path []string, code string) {
 	}
 }
 
-// part draws the nodes of a process, or of a scope in it, and returns where it starts.
+// part draws the nodes of a process, or of a scope in it, and returns the start node.
 func part(r *rand.Rand, in map[string]*graph.Node, names *int, scopes int) string {
 	var all []string
 	for range 4 + r.IntN(7) {
 		*names++
 		all = append(all, fmt.Sprintf("n%d", *names))
 	}
-	forward := func(k int) string { // mostly; else anywhere
+	forward := func(k int) string { // mostly to a later node, sometimes to any node
 		if k+1 < len(all) && r.IntN(8) > 0 {
 			return all[k+1+r.IntN(min(4, len(all)-k-1))]
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// What people do with a task is told, with who did it. A task is taken from somebody, or released for
-// him, only by who has seen its version; whom it is assigned to needs none.
+// Each change of a task writes an event with who made it. Taking a task from its assignee, or releasing it for the
+// assignee, requires the current version of the task; the assignee needs none.
 func TestTaskIsHandedOn(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("U", `"U": {"human": {"groups": ["support"]}}`), `{}`)
@@ -21,17 +21,17 @@ func TestTaskIsHandedOn(t *testing.T) {
 	changes := 0
 	for _, c := range []struct{ call, want string }{
 		{`'anna', by => 'anna'`, "assigned to anna"},
-		{`'anna', by => 'anna'`, "assigned to anna"},                    // as it was
-		{`'bob', by => 'bob'`, "conflict: assigned to anna, version 2"}, // somebody else's
+		{`'anna', by => 'anna'`, "assigned to anna"},                    // no change
+		{`'bob', by => 'bob'`, "conflict: assigned to anna, version 2"}, // the task is another person's
 		{`NULL`, "conflict: assigned to anna, version 2"},
 		{`NULL, by => 'bob'`, "conflict: assigned to anna, version 2"},
-		{`'bob', 1, 'carla'`, "conflict: assigned to anna, version 2"}, // stale
+		{`'bob', 1, 'carla'`, "conflict: assigned to anna, version 2"}, // an old version
 		{`NULL, 1, 'carla'`, "conflict: assigned to anna, version 2"},
 		{`'bob', 2, 'carla'`, "assigned to bob"},
-		{`NULL, by => 'anna'`, "conflict: assigned to bob, version 3"}, // not hers any more
+		{`NULL, by => 'anna'`, "conflict: assigned to bob, version 3"}, // the task is not hers any more
 		{`NULL, by => 'bob'`, "released"},
 		{`'carla'`, "assigned to carla"},
-		{`'dave', by => 'carla'`, "assigned to dave"}, // her own
+		{`'dave', by => 'carla'`, "assigned to dave"}, // she passes on her own task
 		{`NULL, 6, 'carla'`, "released"},
 		{`'dave', 7, 'dave'`, "assigned to dave"},
 	} {
@@ -64,7 +64,8 @@ func TestTaskIsHandedOn(t *testing.T) {
 	s.healthy()
 }
 
-// Whoever has the role _tasks moves a process on by completing a task of his group, and is told of by his role's name; whoever is not in the group finds no task.
+// A database role with the privileges of _tasks can claim and complete a task of its group, and the task records the
+// name of the role. A role that is not in the group finds no task.
 func TestOwnTasks(t *testing.T) {
 	s := newSite(t)
 	id := s.start(s.deploy("U", `"U": {"human": {"groups": ["support"]}}`), `{}`)

@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Whatever moves an instance has its tenant and its priority: steps, elements, timers, messages,
-// undo steps, and all of that of what it calls. Handlers see whose the run is.
+// Every run of an instance has the tenant and the priority of the instance: steps, list elements, timers, messages and
+// undo steps, and the same for the instances it calls. Handlers see the tenant.
 func TestTenantAndPriority(t *testing.T) {
 	t.Parallel()
 	s := newEmptySite(t)
@@ -30,7 +30,7 @@ func TestTenantAndPriority(t *testing.T) {
 		"M": {"await": {"message": "paid", "key": "'k'"}, "on": [{"after": "1h", "to": "D"}], "to": "D"}, `+step("D", "", `"fail": "'no'"`))
 	for _, start := range []string{
 		`(type, payload) VALUES ('graph.start.v1', jsonb_build_object('process', $1::text, 'priority', 7, 'tenant', 'acme'))`,
-		`(type, payload, tenant_id) VALUES ('graph.start.v1', jsonb_build_object('process', $1::text, 'priority', 7), 'acme')`, // it is the run's own, too
+		`(type, payload, tenant_id) VALUES ('graph.start.v1', jsonb_build_object('process', $1::text, 'priority', 7), 'acme')`, // the tenant of the run is the default
 	} {
 		id := query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run `+start+` RETURNING id`, p)
 		s.waitsFor(1)

@@ -4,6 +4,9 @@ import (
 	"github.com/google/uuid"
 )
 
+// A tokenState is the state of a token. Ready and Waiting are the live ones: a Ready token has a step or an undo step
+// to be executed, a Waiting one waits for something else. The database has one more state, Created, which the core does
+// not use.
 type tokenState string
 
 const (
@@ -14,6 +17,7 @@ const (
 	tokenTerminated tokenState = "Terminated"
 )
 
+// A tokenMode says whether a token executes the process or undoes what was done.
 type tokenMode string
 
 const (
@@ -23,50 +27,51 @@ const (
 
 // A token marks one path of an instance.
 type token struct {
-	id       uuid.UUID // zero: new
+	id       uuid.UUID // zero: new, and not written yet
 	node     *node
-	from     *node // where it was before this decision; nil: it is new
-	edge     string
+	from     *node  // its node when the batch was loaded; nil: it is new
+	edge     string // the id of the edge that led it here
 	state    tokenState
-	group    *group
+	group    *group // the innermost group that it is in; nil: none
 	mode     tokenMode
-	version  int64
-	item     int // the index of the element it is for
+	version  int64 // of its row, one more with each write: it identifies the visit of the node; 0: new
+	item     int   // the index of the list's element that it is for, if hasItem
 	hasItem  bool
-	element  []byte // its element, once more; only if it is stopped
+	element  []byte // that element as JSON; only read if the token is stopped, for a retry
 	joining  bool   // it waits at a join
 	stopped  bool   // it has an open incident
-	ticks    bool   // a timer of its node's edges is still to fire
-	gone     bool   // it has left its node in this batch: what was on its way there comes too late
-	listed   bool   // it is among the changes
-	purePath int
+	ticks    bool   // a timer of a boundary event is still to fire; only read for hosts of scopes
+	gone     bool   // it has left its node in this batch: runs that were on their way to it come too late
+	listed   bool   // it is in changes.tokens
+	purePath int    // gateways and joins passed in this batch, by it and by the tokens that it continues, see maxPureSteps
 }
 
-// known returns the tokens that are known one by one, each once: all live ones, if the process needs
-// them, and all that this decision has changed.
+// known returns each token that is in memory once: all tokens that this batch has changed or made and, if
+// process.survey, all others that were live.
 func (i *instance) known() []*token {
 	return append(filter(i.loaded, func(t *token) bool { return !t.listed }), i.changes.tokens...)
 }
 
-// passed reports whether what is settled now comes too late for a token: it, or its instance, has
-// gone on, or come to its end, in this batch or before.
+// passed reports whether a settled run comes too late for its token: the token has left its node or ended, or its
+// instance has ended, earlier in this batch or before it.
 func (i *instance) passed(t *token) bool {
-	return t.gone || alive(t.state) == 0 || i.status.Final() || i.changes.endedBut != nil && i.changes.endedBut != t
+	return t.gone || alive(t.state) == 0 || i.status.final() || i.changes.endedBut != nil && i.changes.endedBut != t
 }
 
-// newToken makes a new token.
+// newToken adds a live token to a group; nil: to none. It changes the state by setState, so that the counts include it.
 func (i *instance) newToken(g *group) *token {
 	t := &token{group: g, state: tokenCompleted, mode: forward, node: i.process.start}
 	i.setState(t, tokenWaiting)
 	return t
 }
 
-// stop leaves a token where it is until an operator lets it try again.
+// stop leaves a token where it is, with an incident, until an operator retries it.
 func (i *instance) stop(t *token, code, message string) {
 	i.setState(t, tokenWaiting)
 	i.open(incident{token: t, node: t.node.name, code: code, message: message})
 }
 
+// open opens an incident.
 func (i *instance) open(x incident) {
 	i.incidents++
 	i.changes.incidents = append(i.changes.incidents, x)
@@ -76,9 +81,11 @@ func (i *instance) open(x incident) {
 	}
 }
 
+// incidentOpened is the event of an incident.
 const incidentOpened = "incident.opened"
 
-// resolve ends the incident of a token, if it has one.
+// resolve ends the incident of a token, if it has one. The writer resolves the row when it writes that the token has
+// moved.
 func (i *instance) resolve(t *token) {
 	if !t.stopped {
 		return
@@ -88,7 +95,8 @@ func (i *instance) resolve(t *token) {
 	i.changes.unopen(func(of *token) bool { return of == t })
 }
 
-// unopen drops incidents of this decision that are over already: nobody is told of them.
+// unopen drops incidents that were opened in this batch and are over already, with their events, so that nobody is
+// alarmed.
 func (c *changes) unopen(over func(*token) bool) {
 	opened := len(c.incidents)
 	if c.incidents = filter(c.incidents, func(x incident) bool { return !over(x.token) }); len(c.incidents) == opened {
@@ -97,7 +105,8 @@ func (c *changes) unopen(over func(*token) bool) {
 	c.events = filter(c.events, func(e event) bool { return e.name != incidentOpened || !over(e.token) })
 }
 
-// setState changes a token's state, and counts.
+// setState changes a token's state. It keeps the counts of the instance and of the groups, and lists the token as
+// changed. So state is not assigned elsewhere, except where fire has counted the token already.
 func (i *instance) setState(t *token, to tokenState) {
 	was, is := alive(t.state), alive(to)
 	before := t.state
@@ -120,9 +129,15 @@ func (i *instance) setState(t *token, to tokenState) {
 	}
 }
 
+// alive returns 1 for a live state and 0 for others.
 func alive(s tokenState) int { return count(s == tokenReady || s == tokenWaiting) }
 
-// addTo counts live tokens of a group; a group that has any counts as one in its parent.
+// addTo adds n to the live count of a group. A group with a live count above 0 counts as one in its parent, so a change
+// is passed on only when the first token begins or the last one ends. Thus the count of a group says whether anything
+// lives in it, at any depth, without looking at the tokens.
+//
+// When the last token of a scope has ended, the host has to lead on. addTo is called in the middle of other moves, so
+// it only notes the group in drains; settle leads the host on after these moves.
 func (i *instance) addTo(g *group, n int) {
 	if g == nil {
 		return
@@ -135,7 +150,7 @@ func (i *instance) addTo(g *group, n int) {
 	}
 	if is := g.live > 0; is != was {
 		i.addTo(g.parent, count(is)-count(was))
-		if !is && g.host != nil && g.host.node.kind == scope && g.host.node.name == g.node { // and not what is left of a list
+		if !is && g.host != nil && g.host.node.kind == scope && g.host.node.name == g.node { // g is not the rest of a list that the host has left for a scope
 			i.drains = append(i.drains, g)
 		}
 	}

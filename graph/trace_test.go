@@ -11,7 +11,7 @@ import (
 
 const traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-// startTraced starts an instance by a run that has metadata.
+// startTraced starts an instance with a run that has a traceparent and other metadata.
 func (s *site) startTraced(process, traceparent string) uuid.UUID {
 	s.t.Helper()
 	return query[uuid.UUID](s.t, s.pool, `
@@ -19,7 +19,7 @@ func (s *site) startTraced(process, traceparent string) uuid.UUID {
 		VALUES ('graph.start.v1', jsonb_build_object('process', $1::text, 'input', '{"key": "k"}'::jsonb), jsonb_build_object('traceparent', $2::text, 'tag', 'x')) RETURNING id`, process, traceparent)
 }
 
-// without lists what the engine has enqueued and told that has other metadata, or other headers, than these.
+// without lists the runs of the engine whose metadata, and the events whose headers, differ from metadata.
 func (s *site) without(metadata string) string {
 	return query[string](s.t, s.pool, `
 		SELECT coalesce(string_agg(DISTINCT x.what, ', ' ORDER BY x.what), '')
@@ -29,8 +29,9 @@ func (s *site) without(metadata string) string {
 		WHERE x.has IS DISTINCT FROM nullif($1, '')::jsonb`, metadata)
 }
 
-// The traceparent of a start reaches all that its instance does: steps, elements of lists, timers, messages, signals, called instances and
-// what they do, undo steps, what is retried, cut off or cancelled, and each event. Nothing else of the metadata does.
+// Every run and event of an instance has the traceparent of its start, and nothing else of the metadata: steps, list
+// elements, timers, messages, signals, called instances and their runs, undo steps, and runs that retry, cut off or
+// cancel.
 func TestTraceReachesAll(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", undoable("X", "Y")+","+step("Y", ""))
@@ -75,7 +76,7 @@ func TestTraceReachesAll(t *testing.T) {
 	s.healthy()
 }
 
-// What is no traceparent goes no further, however long it is; nor is one made up.
+// A malformed traceparent is not passed on, and none is made up.
 func TestTraceIsWellFormed(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", step("A", "W")+`, "W": {"wait": "1ms", "to": "B"},`+step("B", ""))

@@ -11,17 +11,19 @@ import (
 	"github.com/google/uuid"
 )
 
-// Where tokens wait: for a message or signal, for the first of several, for a person, for another
-// instance, for the tokens within. What may move such a token on is attached to it: timers and
-// waits that know at which place they are, and go when the token leaves.
+// Nodes where tokens wait: for a message or signal, for the first of several events, for a person, for another
+// instance, or for the tokens within. What may move a waiting token on is attached to it: timers, subscriptions, tasks
+// and children. Each knows at which place of the node it is, so that the run which reports its event says what to do.
+// All of them are removed when the token leaves the node (detach). So what comes late finds nobody.
 
-// The places. The main one is what the node itself is about.
+// The places of a node. The main place is that of the node's verb. Handlers and the options of a race have numbered
+// places.
 const mainPlace = ""
 
 func handlerPlace(k int) string { return fmt.Sprintf("on/%d", k) }
 func optionPlace(k int) string  { return fmt.Sprintf("race/%d", k) }
 
-// numbered returns k of the k-th place of a kind.
+// numbered returns the number of a place of a kind, "on" or "race"; ok is false for other places.
 func numbered(place, kind string) (k int, ok bool) {
 	text, ok := strings.CutPrefix(place, kind+"/")
 	if !ok {
@@ -31,29 +33,30 @@ func numbered(place, kind string) (k int, ok bool) {
 	return k, err == nil
 }
 
-// A subscription waits for a message, or for a signal if the key is null.
+// A subscription waits for a message with a name and key, or for a signal if the key is nil.
 type subscription struct {
 	token *token
 	place string
-	node  string // whose fact the payload becomes
+	node  string // the node whose fact the payload becomes
 	name  string
 	key   *string
 }
 
-// A task is for a person.
+// A task is one for a person.
 type task struct {
 	token    *token
 	assignee string
 	payload  json.RawMessage
 }
 
-// A child is an instance to be started and waited for.
+// A child is an instance that a call starts and waits for.
 type child struct {
 	token *token
 	input json.RawMessage
 }
 
-// attach adds what else may happen at the token's node. It reports whether that could be told.
+// attach arms the handlers of the token's node. It reports whether it succeeded; if not, an expression has failed and
+// the token is stopped.
 func (i *instance) attach(t *token) bool {
 	for k, h := range t.node.boundaries {
 		if !i.arm(t, k, h, nil) {
@@ -63,7 +66,8 @@ func (i *instance) attach(t *token) bool {
 	return true
 }
 
-// arm arms one handler; again follows a tick that was fired.
+// arm arms one handler, the k-th of the node, and reports like attach. again is the tick that has just fired; nil: the
+// handler is armed for the first time.
 func (i *instance) arm(t *token, k int, h boundary, again *tick) bool {
 	switch {
 	case h.After > 0:
@@ -80,10 +84,10 @@ func (i *instance) arm(t *token, k int, h boundary, again *tick) bool {
 	return true
 }
 
-// timer has something happen at a place when it is due.
+// timer enqueues a run that is due when a timer at a place fires.
 func (i *instance) timer(t *token, place, node string, d due) {
 	if place != mainPlace && node == t.node.name {
-		node += "/" + place // no fact
+		node += "/" + place // keeps the run's result from being a fact of the node
 	}
 	i.changes.steps = append(i.changes.steps, step{
 		token: t, node: node, typ: timerType, payload: position{At: place, Tick: d.tick.count()}.json(),
@@ -91,9 +95,11 @@ func (i *instance) timer(t *token, place, node string, d due) {
 	})
 }
 
-// maxExact is the largest number up to which a float64 holds every whole one.
+// maxExact is the number up to which a float64 represents every integer.
 const maxExact = 1 << 53
 
+// subscribe lets a token wait for a message, or for a signal if key is nil. It reports whether the key could be
+// evaluated to a valid one; if not, the token is stopped.
 func (i *instance) subscribe(t *token, place, node, name string, key *expression) bool {
 	s := subscription{token: t, place: place, node: node, name: name}
 	if key != nil {
@@ -124,7 +130,7 @@ func (i *instance) subscribe(t *token, place, node, name string, key *expression
 	return true
 }
 
-// await has a token wait for a time, a message or a signal.
+// await lets a token wait for a time, a message or a signal.
 func (i *instance) await(t *token) {
 	i.waits(t)
 	if i.waitFor(t, mainPlace, t.node) {
@@ -132,14 +138,15 @@ func (i *instance) await(t *token) {
 	}
 }
 
-// waits has a token wait at its node.
+// waits notes that a token has entered its node and waits there.
 func (i *instance) waits(t *token) {
 	i.setState(t, tokenWaiting)
 	i.event(t, "node.entered", nil)
 }
 
-// waitFor has what a wait or await node is about happen to a token at a place. It reports whether
-// that could be told.
+// waitFor starts the timer or subscription of n, a wait or await node. If the token is at a race, n is one of its
+// options, and place says which. waitFor reports whether the expressions of n could be evaluated; if not, the token is
+// stopped.
 func (i *instance) waitFor(t *token, place string, n *node) bool {
 	if n.kind == await {
 		return i.subscribe(t, place, n.name, n.Await.Message+n.Await.Signal, n.key)
@@ -156,7 +163,7 @@ func (i *instance) waitFor(t *token, place string, n *node) bool {
 	return true
 }
 
-// time evaluates until when to wait.
+// time evaluates an expression that gives a time in RFC 3339.
 func (i *instance) time(e *expression) (at time.Time, err error) {
 	value, err := e.value(i.facts)
 	var text string
@@ -172,7 +179,7 @@ func (i *instance) time(e *expression) (at time.Time, err error) {
 	return at, nil
 }
 
-// race has a token wait for the first of several; each of them is a place.
+// race lets a token wait for the first of several events. Each option is a place of the race.
 func (i *instance) race(t *token) {
 	i.waits(t)
 	for k, o := range t.node.options {
@@ -182,6 +189,7 @@ func (i *instance) race(t *token) {
 	}
 }
 
+// human opens a task and lets the token wait for its completion.
 func (i *instance) human(t *token) {
 	n, k := t.node, task{token: t}
 	if n.assignee != nil {
@@ -202,6 +210,7 @@ func (i *instance) human(t *token) {
 	i.attach(t)
 }
 
+// call starts an instance and lets the token wait for its end.
 func (i *instance) call(t *token) {
 	input := i.given(t, i.facts, i.input)
 	if input == nil {
@@ -216,11 +225,12 @@ func (i *instance) call(t *token) {
 	i.attach(t)
 }
 
-// maxDepth is how deep processes may call each other, or themselves.
+// maxDepth is how deeply calls may be nested. A process that calls itself without a condition would otherwise start
+// instances for ever.
 const maxDepth = 100
 
-// given evaluates what a step, task or call is given: what its mapping makes of the facts, without
-// one what is there anyway; nil: it could not be told.
+// given returns the payload of a step, task or call: the result of its mapping (In), or anyway if it has none. It
+// returns nil if the mapping fails or its result does not fit into a run; then the token is stopped.
 func (i *instance) given(t *token, f facts, anyway json.RawMessage) json.RawMessage {
 	payload := anyway
 	if t.node.in != nil {
@@ -233,7 +243,8 @@ func (i *instance) given(t *token, f facts, anyway json.RawMessage) json.RawMess
 	return i.fits(t, payload)
 }
 
-// enterScope places a token within; the one that came stands for all of them outside.
+// enterScope opens a group with a token at the start of the scope. The token that entered becomes the group's host: it
+// waits at the scope, carries its handlers, and leads on when the last token within has ended (drained).
 func (i *instance) enterScope(t *token) {
 	i.waits(t)
 	g := &group{parent: t.group, node: t.node.name, host: t, fresh: true}
@@ -244,10 +255,11 @@ func (i *instance) enterScope(t *token) {
 	}
 }
 
-// drained is what happens when no token lives within any more: the host goes on.
+// drained leads the host of a scope on when no token lives within any more. If the scope is left by an error or a
+// handler instead, leadsNobody is set before the tokens within end.
 func (i *instance) drained(g *group) {
 	t := g.host
-	if t == nil || alive(t.state) == 0 || i.status.Final() || g.leadsNobody {
+	if t == nil || alive(t.state) == 0 || i.status.final() || g.leadsNobody {
 		return
 	}
 	g.leadsNobody = true
@@ -256,7 +268,7 @@ func (i *instance) drained(g *group) {
 	i.leave(t, t.node.next)
 }
 
-// happens is what a timer or a message at a place means; run is its run.
+// happens handles a timer or message at the place of a handler or of a race's option. run is the run that reports it.
 func (i *instance) happens(t *token, p position, run runRef, result json.RawMessage) {
 	i.changes.touched = true
 	switch k, ok := numbered(p.At, "on"); {
@@ -276,13 +288,14 @@ func (i *instance) happens(t *token, p position, run runRef, result json.RawMess
 	i.settle()
 }
 
-// boundary takes the edge of a handler: with the token itself, or, if that stays, with another.
+// boundary takes the edge of a handler. If the handler interrupts, the token leaves by it and the tokens within end.
+// Otherwise the token stays and a new one takes the edge.
 func (i *instance) boundary(t *token, k int, fired *tick) {
 	h := t.node.boundaries[k]
 	i.event(t, "handler.taken", map[string]any{"edge": h.edge.id})
 	if h.stays() {
 		if h.Every == 0 && h.Message == "" || h.Times > 0 && fired.number >= h.Times {
-			// it happens no more
+			// a timer that fires once, or has fired as often as it may
 		} else if !i.arm(t, k, h, fired) {
 			return
 		}
@@ -298,7 +311,8 @@ func (i *instance) boundary(t *token, k int, fired *tick) {
 	i.follow(t, h.edge)
 }
 
-// detach removes what is attached to a token: it is about to leave its node.
+// detach removes what is attached to a token that is about to leave its node. That may be rows of earlier batches, and
+// what this batch was about to add.
 func (i *instance) detach(t *token) {
 	i.resolve(t)
 	t.gone = true
@@ -312,6 +326,7 @@ func (i *instance) detach(t *token) {
 	i.changes.children = filter(i.changes.children, func(c child) bool { return keep(c.token) })
 }
 
+// filter returns a new slice of the elements that keep accepts.
 func filter[T any](all []T, keep func(T) bool) (kept []T) {
 	for _, x := range all {
 		if keep(x) {
@@ -321,7 +336,8 @@ func filter[T any](all []T, keep func(T) bool) (kept []T) {
 	return kept
 }
 
-// endInside ends the tokens for which a host stands; not what an earlier visit of a list has left.
+// endInside ends the tokens within the scope or each where a host is. It does not lead the host on: the caller does.
+// The rest of a list that the host has left before is not ended, although its group has the same host.
 func (i *instance) endInside(t *token) {
 	if !t.node.hosts() {
 		return
@@ -339,10 +355,13 @@ func (i *instance) endInside(t *token) {
 	}
 }
 
-// maxTimerAttempts is more than a timer needs: its handler does nothing.
+// maxTimerAttempts is the attempt limit of runs of timerType and undoType. Their handlers do nothing, so attempts are
+// spent only by workers that die. A timer must not fail because of that.
 const maxTimerAttempts = 1000
 
-// expects reports whether a token waits for what one of the engine's own runs says has happened to it.
+// expects reports whether a token waits for the event that a run of the engine's own type reports. Other runs, those of
+// steps, are always expected. A run that somebody has inserted or changed past the guards thus moves no token that
+// waits for something else.
 func (t *token) expects(typ string, p position) bool {
 	if typ == undoType {
 		return t.mode == compensation

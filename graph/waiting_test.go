@@ -15,7 +15,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// enqueue inserts a run as psql does, and returns its id.
+// enqueue inserts a run with SQL, and returns its id.
 func (s *site) enqueue(typ, payload string) uuid.UUID {
 	s.t.Helper()
 	return query[uuid.UUID](s.t, s.pool, `INSERT INTO workflow_run (type, payload) VALUES ($1, $2) RETURNING id`, typ, payload)
@@ -31,7 +31,7 @@ func (s *site) finished(id uuid.UUID) (status string) {
 	return status
 }
 
-// waitsFor waits until so many tokens wait for messages.
+// waitsFor waits until there are n waits for messages or signals.
 func (s *site) waitsFor(n int) {
 	s.t.Helper()
 	await(s.t, "tokens to wait for messages", func() bool { return query[int](s.t, s.pool, `SELECT count(*) FROM message_wait`) == n })
@@ -39,7 +39,7 @@ func (s *site) waitsFor(n int) {
 
 const awaitPaid = `"M": {"await": {"message": "paid", "key": "input.order"}, "to": "B"},`
 
-// S36: a message that comes before anybody waits is kept, until its time is over.
+// S36: a message that arrives before a token waits for it is kept until its TTL has passed.
 func TestMessageBeforeTheWait(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("M", awaitPaid+step("B", "", `"amount": "steps.M.amount"`))
@@ -57,7 +57,7 @@ func TestMessageBeforeTheWait(t *testing.T) {
 	s.healthy()
 }
 
-// S37: the same message again, before it is consumed and after, changes nothing.
+// S37: sending a message with the same id again changes nothing, both before and after it is taken.
 func TestMessageTwice(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("M", awaitPaid+step("B", "X")+`, "X": {"choose": [{"if": "'once' in input", "to": "Z"}], "else": "M"}, "Z": {"end": true}`)
@@ -76,8 +76,7 @@ func TestMessageTwice(t *testing.T) {
 	s.healthy()
 }
 
-// Nobody but the engine can keep a message from those who wait for it, whatever locks he takes; and a key that
-// was left by hand keeps nobody.
+// No role but the engine's can delay a message by taking locks, and a row left in message_key by hand delays none.
 func TestNobodyHoldsAMessage(t *testing.T) {
 	s := newSite(t)
 	named := pgtest.Roles(t, s.pool)
@@ -111,7 +110,7 @@ func TestNobodyHoldsAMessage(t *testing.T) {
 	s.healthy()
 }
 
-// S39: of two that wait for one message, the one that has waited longer gets it; a signal goes to both.
+// S39: of two tokens that wait for one message, the one that has waited longer gets it. A signal reaches both.
 func TestTwoWaits(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("M", awaitPaid+step("B", "S")+`, "S": {"await": {"signal": "go"}, "to": "C"},`+step("C", ""))
@@ -134,7 +133,7 @@ func TestTwoWaits(t *testing.T) {
 	s.healthy()
 }
 
-// S40: the first of a race wins, and takes what the others wait for with it.
+// S40: the first event of a race wins, and the waits and timers of the others are removed.
 func TestRace(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("R", `"R": {"race": ["M", "T"]}, "M": {"await": {"message": "paid", "key": "input.order"}, "to": "A"}, "T": {"wait": "PT1H", "to": "B"},`+
@@ -157,7 +156,7 @@ func TestRace(t *testing.T) {
 	s.healthy()
 }
 
-// A timer that leaves the step running sends a token of its own, time and again.
+// A repeating, non-interrupting timer sends a token of its own each time, as often as "times" says.
 func TestRepeatedTimer(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("U", `"U": {"human": {}, "to": "C", "on": [{"every": "PT10M", "times": 3, "to": "remind"}]},`+step("remind", "")+","+step("C", ""))
@@ -179,7 +178,8 @@ func TestRepeatedTimer(t *testing.T) {
 	s.healthy()
 }
 
-// S41: of two people who complete one task, one succeeds, and the other is told.
+// S41: a task that is assigned to one person cannot be completed by another. The assignee completes it, and later steps
+// read the output.
 func TestTask(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("U", `"U": {"human": {"groups": ["support"]}, "in": {"order": "input.order"}, "to": "C"},`+step("C", "", `"ok": "steps.U.ok"`))
@@ -207,7 +207,7 @@ func TestTask(t *testing.T) {
 	s.healthy()
 }
 
-// S18: a paused instance leases nothing; a timer that was due meanwhile fires once it is resumed.
+// S18: no run of a paused instance is leased. A timer that became due meanwhile fires when the instance is resumed.
 func TestPause(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("A", `"A": {"human": {}, "to": "C", "on": [{"after": "PT1M", "to": "B"}]},`+step("B", "")+","+step("C", ""))
@@ -227,8 +227,8 @@ func TestPause(t *testing.T) {
 	s.healthy()
 }
 
-// What an instance has called is paused and resumed with it, however deep, and so is what it calls while it is
-// paused. One that was paused before stays so.
+// Instances that a paused instance has called, at any depth, or calls while it is paused, are paused and resumed with
+// it. One that was paused on its own before stays paused.
 func TestPauseReachesCalls(t *testing.T) {
 	s := newSite(t)
 	calls := func(process string) string {
@@ -269,7 +269,7 @@ func TestPauseReachesCalls(t *testing.T) {
 	s.status(id, graph.Completed)
 	s.want(map[string]int{"X": 1})
 
-	// It calls while it is paused: the start was on its way.
+	// The instance calls another one while it is paused: the run that starts it was enqueued before.
 	id = s.start(s.deploy("A", `"A": {"wait": "PT1M", "to": "call"},`+calls(s.deploy("X", step("X", "")))), `{}`)
 	s.status(id, graph.Waiting)
 	query[string](t, s.pool, `SELECT workflow_pause('graph.start.', 'test')`)
@@ -289,7 +289,7 @@ func TestPauseReachesCalls(t *testing.T) {
 	s.status(id, graph.Completed)
 	s.want(map[string]int{"X": 2})
 
-	// One that was paused before stays so.
+	// An instance that was paused on its own before stays paused.
 	id = s.start(p, `{}`)
 	s.status(id, graph.Waiting)
 	pgtest.Elapse(t, s.pool, 2*time.Minute)
@@ -306,7 +306,8 @@ func TestPauseReachesCalls(t *testing.T) {
 	s.healthy()
 }
 
-// An instance may end while it is paused: what it has called, and has to undo, is resumed with it all the same.
+// If an instance ends while it is paused, resuming it still resumes the instances it has called, which then undo their
+// steps.
 func TestResumeAfterTheEnd(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", undoable("X", "W")+`, "W": {"wait": "PT1H"}`)
@@ -341,7 +342,8 @@ func TestResumeAfterTheEnd(t *testing.T) {
 	s.healthy()
 }
 
-// S43: what becomes of a child becomes known to the token that waits for it.
+// S43: the end of a called instance moves the token that waits for it: to the next node, or along the error edge for
+// child_failed. A call of a process that is not deployed opens an incident.
 func TestCall(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("X", step("X", "", `"fail": "input.fail"`))
@@ -355,7 +357,7 @@ func TestCall(t *testing.T) {
 	s.healthy()
 }
 
-// A cancelled parent takes its children along.
+// Cancelling an instance also cancels the instances it has called.
 func TestCancelChildren(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("W", `"W": {"wait": "PT1H"}`)
@@ -372,7 +374,8 @@ func TestCancelChildren(t *testing.T) {
 	s.healthy()
 }
 
-// S44: a step for each element of a list.
+// S44: an each executes a step for each element of a list. The result has the results in the order of the elements. A
+// declared error takes the error edge, and with "need" the list completes with that many results.
 func TestEach(t *testing.T) {
 	s := newSite(t)
 	each := func(more string) string {
@@ -404,7 +407,8 @@ func TestEach(t *testing.T) {
 	s.healthy()
 }
 
-// What a first visit of a list has left under way goes on when a second visit is interrupted.
+// If a list is visited twice, interrupting the second visit does not end the elements that the first one has left under
+// way.
 func TestListVisitedTwice(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "'N' in steps ? [60000, 60000] : [1, 3000]", "do": "test.step.v1", "need": 1}, "in": {"name": "'item'", "ms": "item"},
@@ -421,8 +425,8 @@ func TestListVisitedTwice(t *testing.T) {
 	s.healthy()
 }
 
-// Where some results of a list are enough, the other elements go on unless they are cancelled: what
-// becomes of them, a failure included, changes nothing any more.
+// When a list has the results it needs, its other elements continue unless "rest" is "cancel". Their outcomes, failures
+// included, change neither the result of the list nor the instance.
 func TestEachGoesOn(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "[[1, ''], [2000, ''], [2, ''], [1200, 'bad']]", "do": "test.step.v1", "need": 2},
@@ -448,7 +452,7 @@ func TestEachGoesOn(t *testing.T) {
 	s.healthy()
 }
 
-// S44 (g): a long list is worked on a few elements at a time.
+// S44 (g): no more than "limit" elements of a list are under way at once.
 func TestEachLimit(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("E", `"E": {"each": {"list": "input.items", "do": "test.step.v1", "limit": 7}, "to": "B"},`+step("B", ""))
@@ -468,7 +472,7 @@ func TestEachLimit(t *testing.T) {
 	s.healthy()
 }
 
-// A scope is interrupted as a whole; what ends in it ends it, and not the instance.
+// A boundary event ends a scope with all its tokens. A terminate in a scope ends the scope, and not the instance.
 func TestScope(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("S", `"S": {"scope": {"start": "F", "nodes": {"F": {"fork": ["A", "W"]}, "W": {"wait": "PT1H"},`+
@@ -488,8 +492,8 @@ func TestScope(t *testing.T) {
 	s.healthy()
 }
 
-// A called process that ends while the token that waits for it is being ended brings nothing to
-// that token any more: it would be recorded after its instance was over.
+// A called instance that ends in a transaction that overlaps with the end of the waiting token enqueues no arrival for
+// that token, because the arrival would belong to an instance that is over.
 func TestChildEndsWhileItsCallerDoes(t *testing.T) {
 	s := newSite(t)
 	child := s.deploy("A", step("A", "", `"ms": "500"`))
@@ -515,7 +519,8 @@ func TestChildEndsWhileItsCallerDoes(t *testing.T) {
 	}
 }
 
-// A message that comes while the first in line leaves, in transactions that overlap, goes to the next.
+// A message that arrives in a transaction that overlaps with the leaving of the first waiting token goes to the next
+// token.
 func TestMessageMeetsWhoLeaves(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("M", awaitPaid+step("B", ""))

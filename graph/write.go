@@ -13,28 +13,28 @@ import (
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
-// A writer writes what was decided: a few statements for a whole batch, sent together.
+// A writer writes the decisions about a batch: a few statements for the whole batch, sent together.
 type writer struct {
 	scene *scene
 	tx    *transaction
 
 	starts []leasing.Settlement // runs that start instances
-	again  []leasing.Settlement // runs that start failed ones again
+	again  []leasing.Settlement // runs that restart failed instances
 
 	*statements
-	resolved []uuid.UUID // incidents
-	consumed []uuid.UUID // messages
+	resolved []uuid.UUID // incidents that a retry resolves
+	consumed []uuid.UUID // messages that tokens have taken
 
 	messages []arrived
-	signals  []uuid.UUID // runs of signals that are over
-	slots    []slot      // where messages and waits have to be brought together
+	signals  []uuid.UUID // signal runs that are over
+	slots    []slot      // slots in which messages and waits have to be paired
 
 	events []outbox.Event
-	finals []outbox.Event // that tell of ends: the last of their instances
-	told   bool           // answers bring events, too
+	finals []outbox.Event // events that an instance has ended; they come after all other events of their instances
+	told   bool           // the answers to queued statements will add events, so events are sent after them
 }
 
-// write sends everything in the order of the locks: instance → join → token → run → outbox.
+// write writes everything, in the lock order: instance → join → token → run → outbox.
 func (w *writer) write(ctx context.Context) error {
 	var changed []*instance
 	for _, id := range slices.SortedFunc(maps.Keys(w.scene.instances), compareIDs) {
@@ -56,14 +56,14 @@ func (w *writer) write(ctx context.Context) error {
 	}
 	w.meet(changed)
 	if events := append(w.events, w.finals...); len(events) > 0 && !w.told {
-		w.plan(w.tx.mode) // it makes no difference
+		w.plan(w.tx.mode) // keep the current mode: it does not matter for these statements
 		if err := outbox.Queue(w.ready(), events...); err != nil {
 			return err
 		}
 		w.events, w.finals = nil, nil
 	}
 	if w.tx.mode == keptPlans {
-		w.plan(ownPlans) // for whoever comes after us
+		w.plan(ownPlans) // for the statements that follow the engine's in this transaction
 		w.ready()
 	}
 	if err := w.send(ctx); err != nil {
@@ -72,7 +72,7 @@ func (w *writer) write(ctx context.Context) error {
 	return outbox.Append(ctx, w.tx, append(w.events, w.finals...)...)
 }
 
-// changes writes what was decided about instances.
+// changes queues everything that was decided about instances.
 func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	after, err := w.leasesEnd(ctx, w.tx, changed)
 	if err != nil {
@@ -100,12 +100,13 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	return nil
 }
 
-// atWork says that what follows is the engine's: what anybody else changes is refused, or told to the process.
+// atWork sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow:
+// see statements.work.
 const atWork = `SELECT set_config('workflow.advance', 'on', true)`
 
 func compareIDs(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
 
-// name gives ids to what is new.
+// name gives ids to new groups, tokens and joins.
 func name(i *instance) (err error) {
 	draw := func(id *uuid.UUID) {
 		if *id == uuid.Nil && err == nil {
@@ -124,6 +125,7 @@ func name(i *instance) (err error) {
 	return err
 }
 
+// instances updates the rows of instances.
 func (w *writer) instances(all []*instance) {
 	n := len(all)
 	ids, status := make([]uuid.UUID, n), make([]string, n)
@@ -137,7 +139,7 @@ func (w *writer) instances(all []*instance) {
 		if i.failure != "" {
 			failures[k] = &i.failure
 		}
-		if i.status == Completed {
+		if i.status == statusCompleted {
 			outputs[k] = i.output
 		}
 	}
@@ -153,6 +155,7 @@ func (w *writer) instances(all []*instance) {
 		WHERE i.id = n.id`, ids, status, live, ready, joining, incidents, failures, outputs, endings, reasons)
 }
 
+// groups inserts new groups, and updates the numbers of live tokens of the others.
 func (w *writer) groups(all []*instance) {
 	var fresh, old, owners []uuid.UUID
 	var parents, hosts []uuid.NullUUID
@@ -186,8 +189,8 @@ func (w *writer) groups(all []*instance) {
 	}
 }
 
-// outerFirst orders groups so that parents come before those within them. All of them were
-// listed when they, or one within them, changed.
+// outerFirst sorts groups so that a parent comes before the groups within it, as the foreign key demands. If a group
+// changes, the groups around it are listed as well.
 func outerFirst(groups []*group) []*group {
 	depth := func(g *group) (n int) {
 		for ; g != nil; g = g.parent {
@@ -198,6 +201,7 @@ func outerFirst(groups []*group) []*group {
 	return slices.SortedStableFunc(slices.Values(groups), func(a, b *group) int { return depth(a) - depth(b) })
 }
 
+// tokens inserts new tokens and updates the others.
 func (w *writer) tokens(all []*instance) {
 	type columns struct {
 		ids, owners         []uuid.UUID
@@ -238,6 +242,7 @@ func (w *writer) tokens(all []*instance) {
 	}
 }
 
+// joins writes activations of joins and the arrivals at them, and completes the tokens that wait at a join which fires.
 func (w *writer) joins(all []*instance) {
 	var ids, owners, fired []uuid.UUID
 	var nodes []string
@@ -281,7 +286,7 @@ func (w *writer) joins(all []*instance) {
 	}
 }
 
-// eaches writes how far lists have come.
+// eaches writes the progress of lists.
 func (w *writer) eaches(all []*instance) {
 	var fresh, owners, old []uuid.UUID
 	var nodes []string

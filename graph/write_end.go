@@ -4,12 +4,13 @@ import (
 	"github.com/google/uuid"
 )
 
-// ends ends tokens that nobody knows one by one, and what belongs to tokens that were ended or
-// have left their node: runs, waits, tasks, children. Waits go first: a message that has just been
-// brought to a token is then seen as its run.
+// ends ends the tokens of instances that end, including tokens that were not read, and what belongs to tokens that
+// ended or left their node: runs, waits, tasks and called instances. Waits are deleted before runs are cancelled: if a
+// message is paired with a wait at the same time, the delete waits for that transaction, and the run that it inserted
+// is then found and cancelled.
 func (w *writer) ends(all []*instance) {
 	var instances, tokens []uuid.UUID
-	stays := []uuid.UUID{} // not null: nothing would differ from it
+	stays := []uuid.UUID{} // empty, not nil: id <> ALL (NULL) is true for no row
 	for _, i := range all {
 		if i.changes.ended || i.changes.endedBut != nil {
 			instances = append(instances, i.id)
@@ -19,7 +20,7 @@ func (w *writer) ends(all []*instance) {
 		}
 		tokens = append(tokens, i.changes.gone()...)
 	}
-	if len(w.resolved) > 0 { // first: the token that is tried again leaves its node, too
+	if len(w.resolved) > 0 { // first, because a retried token may leave its node, which also resolves its incidents
 		w.resolve(`x.id = ANY ($1)`, asker(retryType, `r.result->>'incident' = x.id::text`), w.resolved)
 	}
 	if len(instances)+len(tokens) == 0 {

@@ -6,8 +6,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// failures writes what expressions will read of failures that are in no run, and of what was taken over: as the engine's
-// correction of what the node's latest run says, it holds until the node is visited again.
+// failures stores facts that no run of the instance contains: failures that were not the outcome of a run, and results
+// that a restarted instance has taken over. Each is stored as a correction of its node, which expressions read until a
+// later visit of the node ends.
 func (w *writer) failures(all []*instance) {
 	var owners []uuid.UUID
 	var nodes, reasons []string
@@ -20,7 +21,7 @@ func (w *writer) failures(all []*instance) {
 		for _, f := range all {
 			value, err := json.Marshal(f.value)
 			if err != nil {
-				panic(err) // texts, or it was JSON before
+				panic(err) // cannot happen: the value is made of strings, or was decoded from JSON
 			}
 			owners, nodes = append(owners, i.id), append(nodes, f.node)
 			values, reasons = append(values, value), append(reasons, f.reason)

@@ -10,6 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
+// incidents inserts the incidents that were opened, and publishes an event for each.
 func (w *writer) incidents(all []*instance) {
 	var owners []uuid.UUID
 	var tokens []uuid.NullUUID
@@ -32,7 +33,8 @@ func (w *writer) incidents(all []*instance) {
 	}
 }
 
-// resolve ends the incidents that are meant, and tells of it. by is an expression: what has ended them.
+// resolve resolves the open incidents for which the condition which holds ($1 is ids), and records an event for each.
+// by is an SQL expression for the column resolved_by.
 func (w *writer) resolve(which, by string, ids []uuid.UUID) {
 	w.tells("incident.resolved", `
 		WITH over AS (
@@ -48,7 +50,7 @@ func (w *writer) resolve(which, by string, ids []uuid.UUID) {
 		SELECT id, instance_id, node, code, resolved_by FROM over`, ids)
 }
 
-// tells has an event leave the database for each incident that a statement returns.
+// tells queues a statement, and publishes an event for each incident that it returns.
 func (w *writer) tells(name, sql string, args ...any) {
 	w.told = true
 	w.ask(func(rows pgx.Rows) error {
@@ -67,22 +69,25 @@ func (w *writer) tells(name, sql string, args ...any) {
 	}, sql, args...)
 }
 
-// role is who is connected, as created_by has it: an application that names itself stands in brackets.
+// role is an SQL expression for the connected role, in the form of workflow_run.created_by: the role, and in brackets
+// the application name, if there is one.
 const role = `session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '')`
 
-// asker is an expression for who has asked for what is written: it stands in the run r of a type, which
-// this transaction has settled.
+// asker returns an SQL expression for who asked for the change: "by" of the run r that this transaction has settled,
+// with this type and for which the condition which holds, or the role that enqueued that run. If there is no such run,
+// it is role.
 func asker(typ, which string) string {
 	return `coalesce((SELECT coalesce(nullif(r.payload->>'by', ''), r.created_by) FROM workflow_run r
 			WHERE r.status = 'succeeded' AND r.token_id IS NULL AND r.finished_at >= now() AND r.type = '` + typ + `' AND ` + which + `
 			ORDER BY r.finished_at DESC LIMIT 1), ` + role + `)`
 }
 
-// statusEvents are the outbox events that tell of a new status.
-var statusEvents = map[Status]string{
-	InProgress: "process.started", Completed: "process.completed", Failed: "process.failed", Cancelled: "process.cancelled",
+// statusEvents are the types of the outbox events that report a new status.
+var statusEvents = map[status]string{
+	statusInProgress: "process.started", statusCompleted: "process.completed", statusFailed: "process.failed", statusCancelled: "process.cancelled",
 }
 
+// history writes the changes of status and the process events of instances, and publishes the changes of status.
 func (w *writer) history(all []*instance) {
 	var owners, eventOwners []uuid.UUID
 	var from []*string
@@ -94,14 +99,14 @@ func (w *writer) history(all []*instance) {
 			owners, to, reasons = append(owners, i.id), append(to, string(h.to)), append(reasons, h.reason)
 			was := string(h.from)
 			from = append(from, &was)
-			if name := statusEvents[h.to]; name != "" && (h.to != InProgress || h.from == Created) {
+			if name := statusEvents[h.to]; name != "" && (h.to != statusInProgress || h.from == statusCreated) {
 				w.emit(i, name, map[string]any{})
 			}
 		}
 		for _, e := range i.changes.events {
 			var text json.RawMessage
 			if e.data != nil {
-				text, _ = json.Marshal(e.data) // words and numbers
+				text, _ = json.Marshal(e.data) // cannot fail: strings, numbers and ids
 			}
 			token := uuid.Nil
 			if e.token != nil {
@@ -131,15 +136,15 @@ func (w *writer) history(all []*instance) {
 	}
 }
 
-// emit has an event about an instance leave the database.
+// emit publishes an event about an instance through the outbox.
 func (w *writer) emit(i *instance, name string, data map[string]any) {
 	d := i.process.Definition
 	data["instance"], data["process"], data["version"] = i.id, d.Process, d.Version
 	e := outbox.Event{Aggregate: i.id, Type: name, Payload: data, Held: true}
 	if i.trace != nil {
-		_ = json.Unmarshal(i.trace, &e.Headers) // process_trace has made it: one text
+		_ = json.Unmarshal(i.trace, &e.Headers) // cannot fail: process_trace returns an object with one string
 	}
-	if i.status.Final() && strings.HasPrefix(name, "process.") {
+	if i.status.final() && strings.HasPrefix(name, "process.") {
 		w.finals = append(w.finals, e)
 		return
 	}

@@ -9,12 +9,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// records writes what may have to be undone, and what has been.
+// records writes compensation records: of steps that may have to be undone, and of what was undone.
 func (w *writer) records(all []*instance) {
 	w.owe(all)
 	var undone, failed, again, lenders []uuid.UUID
 	for _, i := range all {
-		if i.changes.unknown || i.lends && i.status == Completed {
+		if i.changes.unknown || i.lends && i.status == statusCompleted {
 			w.unknown(i)
 		}
 		undone = append(undone, i.changes.undone...)
@@ -27,19 +27,19 @@ func (w *writer) records(all []*instance) {
 		if i.changes.undoAgain {
 			again = append(again, i.id)
 		}
-		if i.lends && i.status == Completed {
+		if i.lends && i.status == statusCompleted {
 			lenders = append(lenders, i.id)
 		}
 	}
 	if len(undone) > 0 {
 		w.do(`UPDATE compensation_record SET status = 'Completed' WHERE undo_run_id = ANY ($1) AND status = 'Pending'`, undone)
 	}
-	if len(failed) > 0 { // a token undoes one at a time
+	if len(failed) > 0 { // at most one record of a token is pending with a run, because a token undoes one step at a time
 		w.do(`
 			UPDATE compensation_record SET status = 'Failed'
 			WHERE undo_run_id = ANY (ARRAY(SELECT id FROM workflow_run WHERE token_id = ANY ($1))) AND status = 'Pending'`, failed)
 	}
-	if len(again) > 0 { // a new record for each that has failed: the old one stays as it is
+	if len(again) > 0 { // a new record for each record that failed; the failed one does not change
 		w.do(`
 			INSERT INTO compensation_record (instance_id, token_id, run_id, node_id, handler_ref, certain, not_before, retry_of)
 			SELECT r.instance_id, r.token_id, r.run_id, r.node_id, r.handler_ref, r.certain, r.not_before, r.id
@@ -52,7 +52,7 @@ func (w *writer) records(all []*instance) {
 	}
 }
 
-// owe records the steps that were done and can be undone.
+// owe inserts records of completed steps that can be undone.
 func (w *writer) owe(all []*instance) {
 	var owners, tokens, runs []uuid.UUID
 	var nodes, undos []string
@@ -72,8 +72,9 @@ func (w *writer) owe(all []*instance) {
 		ORDER BY n.place`, owners, tokens, runs, nodes, undos)
 }
 
-// lend copies the records of instances that have completed to their callers, or, where these have just ended, to the next that
-// goes on.
+// lend copies the records of completed instances to their callers, so that a caller can undo the steps of the instance.
+// If the caller has completed, too, and lends its records as well, they are copied to the nearest caller above that
+// does not.
 const lend = `
 	WITH RECURSIVE heir AS (
 		SELECT i.id AS lender, i.parent_process_instance_id AS id, i.parent_token_id AS token, t.node AS path, 1 AS steps
@@ -94,29 +95,30 @@ const lend = `
 	WHERE r.status = 'Pending' OR r.status = 'Failed' AND NOT EXISTS (SELECT FROM compensation_record n WHERE n.retry_of = r.id)
 	ORDER BY r."order"`
 
-// unheard is true of a run of which an attempt was cut off or never heard of again.
+// unheard is an SQL condition: an attempt of the run r was cancelled while it was leased, or its lease expired. It may
+// have taken effect although nobody recorded an outcome.
 const unheard = `(r.error->>'code' = 'lease_expired'
 		            OR EXISTS (SELECT FROM workflow_history h WHERE h.workflow_id = r.id
 		                       AND (h.event_type = 'expired' OR h.event_type = 'cancelled' AND h.data->>'was' = 'leased')))`
 
-// cutOff records the steps that may have taken effect without anybody knowing, and whose tokens have
-// left them, as far as the thrower undoes what is done there. The runs of tokens that leave in this
-// batch are cancelled only below.
+// cutOff inserts records of steps that may have taken effect without a recorded outcome, whose tokens have left them,
+// and that lie in the scope which the token at a throw undoes. It also covers runs of tokens that leave in this batch;
+// these runs are still pending or leased, because ends cancels them later.
 func (w *writer) cutOff(i *instance, thrower *token) {
 	w.uncertain(i, `process_undoes($4, t.id)
 		  AND (r.status IN ('failed', 'cancelled') OR t.id = ANY ($5) AND r.status IN ('pending', 'leased'))
 		  AND (r.status = 'leased' OR `+unheard+`)`, thrower.id, append([]uuid.UUID{}, i.changes.gone()...))
 }
 
-// unknown records the steps that may have taken effect without anybody knowing: those that run
-// now, and those of which an attempt was cut off or never heard of again.
+// unknown inserts records of all steps of the instance that may have taken effect without a recorded outcome: steps
+// that are leased now, and those that are unheard. Records whose undo step was begun are undone again.
 func (w *writer) unknown(i *instance) {
 	w.do(`UPDATE compensation_record SET undo_run_id = NULL WHERE instance_id = $1 AND status = 'Pending' AND undo_run_id IS NOT NULL`, i.id)
 	w.uncertain(i, `(r.status = 'leased' OR r.status IN ('pending', 'failed', 'cancelled') AND `+unheard+`)`)
 }
 
-// uncertain records the runs r of tokens t, of steps that can be undone, for which a condition holds,
-// unless a record asks for it already.
+// uncertain inserts a record, marked as not certain, for each run r of a token t whose node has an undo step and for
+// which condition holds, unless there is a record of the run. $4 and the parameters after it in condition are args.
 func (w *writer) uncertain(i *instance, condition string, args ...any) {
 	var nodes, undos []string
 	for name, n := range i.process.nodes {
@@ -135,8 +137,8 @@ func (w *writer) uncertain(i *instance, condition string, args ...any) {
 		ORDER BY r.started_at, r.id`, append([]any{i.id, nodes, undos}, args...)...)
 }
 
-// leasesEnd returns, for instances that begin to undo, when the leases of the runs that are cut
-// off end: no undo step starts before.
+// leasesEnd returns, for each instance that begins to compensate, when the last lease of the runs that are cut off
+// ends. No undo step starts before that time, because a handler may work until its lease ends.
 func (w *writer) leasesEnd(ctx context.Context, tx pgx.Tx, all []*instance) (map[uuid.UUID]time.Time, error) {
 	var ids []uuid.UUID
 	for _, i := range all {

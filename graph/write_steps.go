@@ -8,6 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
+// steps inserts the runs of tokens. after is the result of leasesEnd.
 func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	if len(w.consumed) > 0 {
 		w.do(`UPDATE message SET consumed_at = now() WHERE id = ANY ($1)`, w.consumed)
@@ -47,9 +48,9 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	if len(tokens) == 0 {
 		return
 	}
-	// What a paused instance holds has the time of its pause, by which process_resume knows it.
-	// A tick is due by the schedule, not by when the one before was noticed; those that were
-	// missed meanwhile are passed over.
+	// A run of a paused instance is held: its held_at is the time of the pause, by which process_resume finds it. A
+	// tick of a repeated timer is due by the schedule, not relative to when the previous tick was handled. Ticks that
+	// were missed are skipped.
 	w.do(`
 		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at, run_at)
 		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority,
@@ -64,8 +65,8 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, paused, tenants, traces)
 }
 
-// undos enqueues undo steps: each gets what the step had been given, and what it had returned, unless
-// that is more than a run can be given.
+// undos inserts the runs of undo steps. The payload has the payload ("input") and the result ("output") of the step,
+// unless both together exceed run.MaxPayload or are nested too deep: then it has only the id of the step's run.
 func (w *writer) undos(all []*instance) {
 	var tokens, records []uuid.UUID
 	for _, i := range all {
@@ -93,6 +94,7 @@ func (w *writer) undos(all []*instance) {
 		tokens, records, jsondoc.MaxPayload)
 }
 
+// tasks inserts user tasks.
 func (w *writer) tasks(all []*instance) {
 	var owners, tokens []uuid.UUID
 	var nodes, assignees []string
@@ -104,7 +106,7 @@ func (w *writer) tasks(all []*instance) {
 				continue
 			}
 			h := k.token.node.Human
-			names, _ := json.Marshal(append([]string{}, h.Groups...)) // texts
+			names, _ := json.Marshal(append([]string{}, h.Groups...)) // cannot fail: strings
 			owners, tokens, nodes = append(owners, i.id), append(tokens, k.token.id), append(nodes, k.token.node.name)
 			assignees, groups, payloads = append(assignees, k.assignee), append(groups, names), append(payloads, k.payload)
 			due = append(due, time.Duration(h.Due).Seconds())
@@ -121,8 +123,8 @@ func (w *writer) tasks(all []*instance) {
 		  AS n (instance, token, node, assignee, groups, payload, due)`, owners, tokens, nodes, assignees, groups, payloads, due)
 }
 
-// children starts instances for those who wait for them, and tells those who wait for one that is
-// over.
+// children inserts runs that start called instances, and runs that report the end of a called instance to the token
+// that waits for it.
 func (w *writer) children(all []*instance) {
 	var starts, news, traces []json.RawMessage
 	var priorities []int
@@ -141,12 +143,12 @@ func (w *writer) children(all []*instance) {
 			}
 			text, err := json.Marshal(p)
 			if err != nil {
-				panic(err) // it was JSON before
+				panic(err) // cannot happen: the input is valid JSON
 			}
 			starts, priorities, tenants = append(starts, text), append(priorities, i.priority), append(tenants, i.tenant)
 			traces = append(traces, i.trace)
 		}
-		if i.parent != nil && i.status.Final() {
+		if i.parent != nil && i.status.final() {
 			tokens, visits = append(tokens, i.parent.token), append(visits, i.parent.visit)
 			news = append(news, position{Visit: i.parent.visit, Child: i.id}.json())
 		}

@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/internal/pattern"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -37,9 +38,6 @@ const (
 	BreakerOff Breaker = "off"
 )
 
-// shippedAttempts is what counts where no policy says how often a run is tried.
-const shippedAttempts = 25
-
 // Policies are all policies there are.
 type Policies []Policy
 
@@ -47,7 +45,7 @@ type Policies []Policy
 // sets it, it is 25. workflow_policy_of has the same rule.
 func (p Policies) Of(typ string) Policy {
 	if len(p) == 0 {
-		return Policy{Attempts: shippedAttempts}
+		return Policy{Attempts: shipped.Attempts}
 	}
 	return p.of(typ)
 }
@@ -57,10 +55,10 @@ func (p Policies) of(typ string) Policy {
 	var of Policy
 	var from struct{ attempts, base, limit, curve, deadline, breaker int } // lengths of the patterns that have said it
 	for _, one := range p {
-		if one.Pattern != "*" && !pattern.Covers(one.Pattern, typ) {
+		if one.Pattern != "*" && !naming.Covers(one.Pattern, typ) {
 			continue
 		}
-		if strings.HasPrefix(typ, "graph.") { // the engine's own runs wait for as long as a process says
+		if strings.HasPrefix(typ, naming.Engine) { // the engine's own runs wait for as long as a process says
 			one = Policy{Pattern: one.Pattern, Attempts: one.Attempts, Breaker: one.Breaker}
 		}
 		length := len(one.Pattern)
@@ -71,7 +69,7 @@ func (p Policies) of(typ string) Policy {
 		longer(&of.Deadline, one.Deadline, &from.deadline, length)
 		longer(&of.Breaker, one.Breaker, &from.breaker, length)
 	}
-	of.Attempts = cmp.Or(of.Attempts, shippedAttempts)
+	of.Attempts = cmp.Or(of.Attempts, shipped.Attempts)
 	return of
 }
 
@@ -89,7 +87,7 @@ func (p Policy) Backoff(own run.Backoff) run.Backoff {
 	if p.Base == 0 && p.Cap == 0 && p.Curve == "" {
 		return own
 	}
-	b := run.Backoff{Base: cmp.Or(p.Base, run.DefaultBackoffBase), Cap: cmp.Or(p.Cap, run.DefaultBackoffCap), Curve: p.Curve}
+	b := run.Backoff{Base: cmp.Or(p.Base, shipped.BackoffBase), Cap: cmp.Or(p.Cap, shipped.BackoffCap), Curve: p.Curve}
 	if p.Cap == 0 {
 		b.Cap = max(b.Cap, b.Base)
 	}

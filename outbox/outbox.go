@@ -1,5 +1,5 @@
-// Package outbox appends events that must leave the database, in the transaction that makes
-// them true. A dispatcher publishes them afterwards.
+// Package outbox appends events to the outbox, in the transaction that makes them true. A dispatcher publishes
+// them after that transaction has committed.
 package outbox
 
 import (
@@ -15,21 +15,21 @@ import (
 // An Event is one row of outbox_event.
 type Event struct {
 	ID        uuid.UUID         // the CloudEvents id, the same at every delivery; zero: a new one
-	Aggregate uuid.UUID         // what the event is about; one aggregate's events stay in order
+	Aggregate uuid.UUID         // what the event is about; events of one aggregate are published in order
 	Type      string            // such as invoice.charged.v1: letters, digits and _ . : / -
-	Payload   any               // encoded with encoding/json; json.RawMessage is taken as it is
-	Headers   map[string]string // travel with the event, such as traceparent; nil: none
+	Payload   any               // encoded with encoding/json; a json.RawMessage is passed through
+	Headers   map[string]string // sent with the event, such as traceparent; nil: none
 
-	// Held says that the transaction holds the aggregate's order already, by a lock on a row that everybody who appends
-	// its events takes: the engine locks process instances so. Append then takes no lock of its own. Events appended
-	// with Held and without it have no order between them. Roles that only enqueue or work cannot set it.
+	// Held reports that the transaction already holds a row lock that every transaction takes before it appends events
+	// of this aggregate. The engine locks process instances that way. Append then takes no lock of its own. Events
+	// appended with Held have no order relative to events appended without it. Roles that only enqueue or work cannot
+	// set it.
 	Held bool
 }
 
-// Append stores events in the caller's transaction. Until it ends, each event's aggregate is
-// locked against other Appends, unless it is Held, so that within one aggregate ids follow the order of
-// commits.
-// Nothing is stored if one of them is refused.
+// Append stores events in the caller's transaction. Until the transaction ends, each event's aggregate is
+// locked against other calls of Append, unless the event is Held. So the ids of one aggregate follow the order
+// of commits. If one event is refused, Append returns an error and stores none.
 func Append(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	statement := &pgx.Batch{}
 	if err := Queue(statement, events...); err != nil || statement.Len() == 0 {
@@ -42,8 +42,8 @@ func Append(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	return nil
 }
 
-// Queue queues Append onto a batch, to be sent with other statements of the transaction. It queues nothing
-// if an event is refused, or if there is none.
+// Queue queues Append onto a batch, to be sent with other statements of the transaction. It queues nothing if
+// there are no events, or if an event cannot be encoded, for which it returns an error.
 func Queue(batch *pgx.Batch, events ...Event) error {
 	rows, err := rowsOf(events)
 	if err != nil || len(rows) == 0 {
@@ -59,12 +59,12 @@ func Queue(batch *pgx.Batch, events ...Event) error {
 	return nil
 }
 
-// SQLTx is what AppendSQL needs of a transaction: *sql.Tx has it.
+// SQLTx is the part of a transaction that AppendSQL uses. *sql.Tx implements it.
 type SQLTx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
 
-// AppendSQL is Append for database/sql with any driver for Postgres.
+// AppendSQL is Append for database/sql with any Postgres driver.
 func AppendSQL(ctx context.Context, tx SQLTx, events ...Event) error {
 	rows, err := rowsOf(events)
 	if err != nil || len(rows) == 0 {
@@ -74,7 +74,7 @@ func AppendSQL(ctx context.Context, tx SQLTx, events ...Event) error {
 	if err != nil {
 		return fmt.Errorf("encode %d events: %w", len(rows), err)
 	}
-	// One argument, which every driver can pass.
+	// One text argument, which every driver can encode.
 	_, err = tx.ExecContext(ctx, `
 		SELECT outbox_append_v1(array_agg(id ORDER BY place), array_agg(aggregate ORDER BY place), array_agg(type ORDER BY place),
 		                        array_agg(payload ORDER BY place), array_agg(headers ORDER BY place), array_agg(held ORDER BY place))

@@ -18,7 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
-// begin starts a transaction, rolled back when t ends.
+// begin starts a transaction that is rolled back when t ends.
 func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
@@ -54,8 +54,8 @@ func types(t *testing.T, pool *pgxpool.Pool) []string {
 	return all
 }
 
-// Within an aggregate ids follow the order of commits: a second transaction waits until the
-// first has ended, and so does one that comes by SQL. Events of one call keep their order.
+// Within an aggregate ids follow the order of commits: a second transaction waits until the first has
+// ended, also if it appends with outbox_emit. Events of one call keep their order.
 func TestOrderWithinAggregate(t *testing.T) {
 	pool := pgtest.New(t)
 	aggregate, other := uuid.New(), uuid.New()
@@ -91,7 +91,7 @@ func TestOrderWithinAggregate(t *testing.T) {
 	}
 }
 
-// Different aggregates do not wait for each other.
+// Transactions that append to different aggregates do not wait for each other.
 func TestAggregatesDoNotWait(t *testing.T) {
 	pool := pgtest.New(t)
 	first, second := begin(t, pool), begin(t, pool)
@@ -110,8 +110,8 @@ func TestAggregatesDoNotWait(t *testing.T) {
 	}
 }
 
-// Two transactions that name the same aggregates in opposite order do not deadlock: the
-// locks are taken in one order by all.
+// Transactions that append to the same aggregates in opposite orders do not deadlock: all lock them in one
+// order.
 func TestOppositeOrders(t *testing.T) {
 	pool := pgtest.New(t)
 	forth := make([]outbox.Event, 200)
@@ -135,7 +135,7 @@ func TestOppositeOrders(t *testing.T) {
 	}
 }
 
-// An event belongs to the transaction: rolled back, it has never been.
+// An event whose transaction is rolled back is not stored. Append without events stores nothing.
 func TestRolledBack(t *testing.T) {
 	pool := pgtest.New(t)
 	tx := begin(t, pool)
@@ -151,7 +151,7 @@ func TestRolledBack(t *testing.T) {
 	}
 }
 
-// All that is given is stored; what is not given is an id of its own, and no headers.
+// All fields of an event are stored. Without an ID the event gets a new one of version 7; without Headers it has none.
 func TestStored(t *testing.T) {
 	pool := pgtest.New(t)
 	given := outbox.Event{
@@ -189,7 +189,7 @@ func TestStored(t *testing.T) {
 	}
 }
 
-// A transaction of database/sql appends the same.
+// AppendSQL stores the same as Append, in a transaction of database/sql.
 func TestAppendSQL(t *testing.T) {
 	pool := pgtest.New(t)
 	db := stdlib.OpenDBFromPool(pool)
@@ -218,7 +218,7 @@ func TestAppendSQL(t *testing.T) {
 	}
 }
 
-// What cannot be an event is refused, with all that was to be appended along with it.
+// An event with an invalid type or payload is refused, and so are all events of the same call.
 func TestRefused(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, typ := range []string{"", "with space", "ä", "a\nb"} {
@@ -242,7 +242,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Headers have limits, and whoever breaks one hears which, and what to do, however the event is appended.
+// Headers beyond a limit are refused with a message that names the limit and with a hint, however the event is
+// appended.
 func TestRefusedHeaders(t *testing.T) {
 	pool := pgtest.New(t)
 	named := pgtest.Roles(t, pool)
@@ -289,7 +290,7 @@ func TestRefusedHeaders(t *testing.T) {
 	}
 }
 
-// Appending takes no room in the lock table of the server, however many aggregates it is about.
+// Appending takes no room in the server's lock table, even for 100,000 aggregates.
 func TestManyAggregates(t *testing.T) {
 	pool := pgtest.New(t)
 	tx := begin(t, pool)
@@ -306,8 +307,8 @@ func TestManyAggregates(t *testing.T) {
 	commit(t, tx)
 }
 
-// One call an event takes about as long whether they are all of one aggregate, or each of another: what
-// a transaction holds already it does not hold again.
+// 10,000 calls of outbox_emit in one transaction take about as long for one aggregate as for 10,000: a transaction does
+// not lock again what it holds.
 func TestOneByOne(t *testing.T) {
 	pool := pgtest.New(t)
 	took := func(aggregates int) (seconds float64) {
@@ -324,7 +325,7 @@ func TestOneByOne(t *testing.T) {
 	}
 }
 
-// What is held by a row that all lock is not held a second time.
+// An event with Held does not wait for the aggregate's lock; without Held it does.
 func TestHeld(t *testing.T) {
 	pool := pgtest.New(t)
 	aggregate := uuid.New()
@@ -349,7 +350,7 @@ func codeOf(err error) string {
 	return ""
 }
 
-// Nobody who may not append can hold an aggregate, whatever locks he takes.
+// A role that may not append cannot lock an aggregate, neither with an advisory lock nor through outbox_aggregate.
 func TestNobodyHoldsAnAggregate(t *testing.T) {
 	pool := pgtest.New(t)
 	named := pgtest.Roles(t, pool)
@@ -364,7 +365,7 @@ func TestNobodyHoldsAnAggregate(t *testing.T) {
 	}
 	add(t, tx, outbox.Event{Aggregate: aggregate, Type: "test.told"})
 	commit(t, tx)
-	// Nor does a key that somebody has left by hand.
+	// A key that was inserted by hand does not lock it, either, and is removed by the next append.
 	for _, by := range []func(){
 		func() {
 			tx := begin(t, program)
@@ -400,8 +401,8 @@ func TestNobodyHoldsAnAggregate(t *testing.T) {
 	}
 }
 
-// Ids are drawn by the table, whoever inserts: with a number of the transaction by then, and in the
-// order of commits for each aggregate. The owner alone can give ids, as restores do, and they stay.
+// Only the owner can insert chosen ids, as restores do, and these are kept. All other ids are drawn from the
+// sequence; a plain INSERT draws its id after it has locked the aggregate, in the order of commits.
 func TestIdsByHand(t *testing.T) {
 	pool := pgtest.New(t)
 	const plain = `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES ($1, 'test.told', '1') RETURNING id`
@@ -438,7 +439,7 @@ func TestIdsByHand(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT array_agg(id ORDER BY id) FROM outbox_event`).Scan(&ids); err != nil || !slices.Equal(ids, []int64{-3, -2, -1, 0, 1, 2, 3, 1_000_000}) {
 		t.Errorf("ids %v, %v", ids, err)
 	}
-	// The sequence, which is at some of these, is set right.
+	// The sequence, which is behind these ids, is advanced past them.
 	var said string
 	if err := pool.QueryRow(t.Context(), `SELECT outbox_set_right_v1()`).Scan(&said); err != nil || said != "ids go on after 1000000, not 0" {
 		t.Errorf("set right: %q, %v", said, err)

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// What becomes of runs is told at the level and of the types that are set, and to nobody as long as
-// there is no sink.
+// Outcomes of runs become events at the level and for the types that are set, and none do while there is
+// no sink.
 func TestRunEvents(t *testing.T) {
 	for _, row := range []struct {
 		level, types string

@@ -3,12 +3,8 @@ package run
 import (
 	"math/rand/v2"
 	"time"
-)
 
-// Defaults of Backoff.
-const (
-	DefaultBackoffBase = time.Second
-	DefaultBackoffCap  = 5 * time.Minute
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 // A Curve says how the pause grows from one failure to the next. The zero value is Exponential.
@@ -24,8 +20,8 @@ const (
 // Backoff is how long a failed run waits: it grows, up to a cap, and has jitter. The zero
 // value uses the defaults.
 type Backoff struct {
-	Base  time.Duration // before the second attempt; 0: DefaultBackoffBase
-	Cap   time.Duration // the most, jitter aside; 0: DefaultBackoffCap
+	Base  time.Duration // before the second attempt; 0: 1 s
+	Cap   time.Duration // the most, jitter aside; 0: 5 min
 	Curve Curve         // empty: Exponential
 }
 
@@ -46,10 +42,10 @@ const longestPause = 365 * 24 * time.Hour
 func (b Backoff) Raw(n int) time.Duration {
 	base, limit := b.Base, b.Cap
 	if base <= 0 {
-		base = DefaultBackoffBase
+		base = shipped.BackoffBase
 	}
 	if limit <= 0 {
-		limit = DefaultBackoffCap
+		limit = shipped.BackoffCap
 	}
 	limit = min(limit, longestPause)
 	base = min(base, limit)

@@ -10,10 +10,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/simple-workflow/simple-workflow/internal/clean"
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
-
-// MaxElsewhere is the longest that a run may go on elsewhere.
-const MaxElsewhere = 24 * time.Hour
 
 // ErrElsewhere hands a run on, when a handler returns it. The work goes on in another system, which has the token that the
 // handler got from worker.Token, and completes the run with Complete or the SQL function workflow_complete. Until then the run
@@ -28,9 +26,9 @@ func (e *elsewhereError) Error() string { return "goes on elsewhere" }
 
 func (e *elsewhereError) Is(target error) bool { return target == ErrElsewhere }
 
-// Elsewhere is ErrElsewhere with a time of its own: the run is taken back after d. A d over MaxElsewhere counts as that, one below a second as a second.
+// Elsewhere is ErrElsewhere with a time of its own: the run is taken back after d. A d over a day counts as a day, one below a second as a second.
 func Elsewhere(d time.Duration) error {
-	return &elsewhereError{min(max(d, time.Second), MaxElsewhere)}
+	return &elsewhereError{min(max(d, time.Second), shipped.MaxElsewhere)}
 }
 
 // IsElsewhere reports whether err, or one it wraps, hands a run on, and for how long. 0 means as long as the type's time limit.

@@ -13,10 +13,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
-
-// DefaultAttempts is the max_attempts of a run that says nothing else. It stands for what the policy of the run's type says: as shipped, 25.
-const DefaultAttempts = 3
 
 // New is a run to be enqueued. Type is required, everything else may be left zero.
 type New struct {
@@ -27,7 +25,7 @@ type New struct {
 	RunAt          time.Time     // zero: now, by the database's clock
 	Delay          time.Duration // added to RunAt; negative counts as 0
 	Priority       int           // -100 to 100, higher first
-	MaxAttempts    int           // 1 to 1000; 0: DefaultAttempts
+	MaxAttempts    int           // 1 to 1000; 0 and 3: as the policy of the type says, 25 as shipped
 	IdempotencyKey string        // 1 to 200 characters; empty: none
 	Tenant         string        // whose it is, at most 200 characters; empty: nobody's in particular
 	Metadata       any           // a JSON object, encoded like Payload; nil: none
@@ -172,7 +170,7 @@ func newRow(n New) (row, error) {
 		}
 	}
 	if r.MaxAttempts == 0 {
-		r.MaxAttempts = DefaultAttempts
+		r.MaxAttempts = shipped.MaxAttempts
 	}
 	if !n.RunAt.IsZero() {
 		r.RunAt = &n.RunAt

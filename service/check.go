@@ -9,11 +9,10 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/database"
 	"github.com/simple-workflow/simple-workflow/internal/env"
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
-	"github.com/simple-workflow/simple-workflow/internal/pattern"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/probe"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -75,7 +74,7 @@ func (s *settings) checkPrefixes(report *env.Report) {
 	if !s.Prefixes.Good() {
 		return
 	}
-	prefixes, err := worker.Prefixes(s.Prefixes.Value)
+	prefixes, err := naming.Prefixes(s.Prefixes.Value)
 	if err != nil {
 		for _, problem := range strings.Split(err.Error(), "\n") {
 			report.Refuse(&s.Prefixes, "%s", problem)
@@ -149,14 +148,14 @@ func (s *settings) checkFiles(report *env.Report) {
 // unserved returns the prefixes whose runs have no handler here, and the program's handlers that no prefix covers.
 func (s *settings) unserved(patterns []string) (list []string) {
 	for _, prefix := range s.prefixes {
-		if !slices.ContainsFunc(patterns, func(one string) bool { return pattern.Overlap(prefix, one) }) {
+		if !slices.ContainsFunc(patterns, func(one string) bool { return naming.Overlap(prefix, one) }) {
 			list = append(list, fmt.Sprintf("WORKER_TYPE_PREFIXES: no handler is registered for %s; add one to the file WORKER_HANDLERS, "+
 				"or remove it", prefix))
 		}
 	}
 	for _, one := range patterns {
 		inFile := slices.ContainsFunc(s.bindings, func(b handlers.Binding) bool { return b.Pattern == one }) // warned about with the file
-		if !inFile && !strings.HasPrefix(one, graph.Prefix) && s.prefixes != nil && !s.covers(one) {
+		if !inFile && !strings.HasPrefix(one, naming.Engine) && s.prefixes != nil && !s.covers(one) {
 			list = append(list, fmt.Sprintf("WORKER_TYPE_PREFIXES: the handler of %s is never used; add a prefix that covers it", one))
 		}
 	}
@@ -165,5 +164,5 @@ func (s *settings) unserved(patterns []string) (list []string) {
 
 // covers reports whether runs of a pattern can be leased.
 func (s *settings) covers(one string) bool {
-	return slices.ContainsFunc(s.prefixes, func(prefix string) bool { return pattern.Overlap(prefix, one) })
+	return slices.ContainsFunc(s.prefixes, func(prefix string) bool { return naming.Overlap(prefix, one) })
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/env"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
@@ -55,38 +55,38 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(report.Problems)
 	}
 	for _, row := range []struct{ name, got, want any }{
-		{"prefixes", c.Prefixes.Value[0], worker.DefaultPrefix},
-		{"concurrency", c.Concurrency.Value, worker.DefaultConcurrency},
-		{"lease", c.Lease.Value, worker.DefaultLease},
-		{"timeout", c.Timeout.Value, worker.DefaultTimeout},
-		{"poll interval", c.PollInterval.Value, worker.DefaultPollInterval},
-		{"grace", c.ShutdownGrace.Value, worker.DefaultShutdownGrace},
-		{"postponed", c.MaxPostponed.Value, worker.DefaultMaxPostponed},
-		{"batch", c.Batch.Value, worker.DefaultBatch},
-		{"base", c.BackoffBase.Value, run.DefaultBackoffBase},
-		{"cap", c.BackoffCap.Value, run.DefaultBackoffCap},
+		{"prefixes", c.Prefixes.Value[0], shipped.Prefix},
+		{"concurrency", c.Concurrency.Value, shipped.Concurrency},
+		{"lease", c.Lease.Value, shipped.Lease},
+		{"timeout", c.Timeout.Value, shipped.Timeout},
+		{"poll interval", c.PollInterval.Value, shipped.PollInterval},
+		{"grace", c.ShutdownGrace.Value, shipped.ShutdownGrace},
+		{"postponed", c.MaxPostponed.Value, shipped.MaxPostponed},
+		{"batch", c.Batch.Value, shipped.Batch},
+		{"base", c.BackoffBase.Value, shipped.BackoffBase},
+		{"cap", c.BackoffCap.Value, shipped.BackoffCap},
 		{"no time limit", env.None, worker.NoTimeout},
-		{"cleanup", c.CleanupEvery.Value, worker.DefaultCleanupEvery},
-		{"keep finished", c.KeepFinished.Value, worker.DefaultKeepFinished},
-		{"keep failed", c.KeepFailed.Value, worker.DefaultKeepFailed},
-		{"keep deleted", c.KeepDeleted.Value, worker.DefaultKeepDeleted},
-		{"keep published", c.KeepPublished.Value, worker.DefaultKeepPublished},
-		{"keep processes", c.KeepProcesses.Value, worker.DefaultKeepProcesses},
+		{"cleanup", c.CleanupEvery.Value, shipped.CleanupEvery},
+		{"keep finished", c.KeepFinished.Value, shipped.KeepFinished},
+		{"keep failed", c.KeepFailed.Value, shipped.KeepFailed},
+		{"keep deleted", c.KeepDeleted.Value, shipped.KeepDeleted},
+		{"keep published", c.KeepPublished.Value, shipped.KeepPublished},
+		{"keep processes", c.KeepProcesses.Value, shipped.KeepProcesses},
 		{"for ever", env.None, worker.KeepForever},
-		{"shortest time to keep", bound(t, "KeepFinished", "min"), worker.MinKeep},
-		{"longest time to keep", bound(t, "KeepFinished", "max"), worker.MaxKeep},
-		{"most cleanups", bound(t, "CleanupEvery", "min"), worker.MinCleanupEvery},
-		{"fewest cleanups", bound(t, "CleanupEvery", "max"), worker.MaxCleanupEvery},
-		{"shortest lease", bound(t, "Lease", "min"), worker.MinLease},
-		{"longest lease", bound(t, "Lease", "max"), worker.MaxLease},
-		{"shortest poll interval", bound(t, "PollInterval", "min"), worker.MinPollInterval},
+		{"shortest time to keep", bound(t, "KeepFinished", "min"), shipped.MinKeep},
+		{"longest time to keep", bound(t, "KeepFinished", "max"), shipped.MaxKeep},
+		{"most cleanups", bound(t, "CleanupEvery", "min"), shipped.MinCleanupEvery},
+		{"fewest cleanups", bound(t, "CleanupEvery", "max"), shipped.MaxCleanupEvery},
+		{"shortest lease", bound(t, "Lease", "min"), shipped.MinLease},
+		{"longest lease", bound(t, "Lease", "max"), shipped.MaxLease},
+		{"shortest poll interval", bound(t, "PollInterval", "min"), shipped.MinPollInterval},
 	} {
 		if row.got != row.want {
 			t.Errorf("%s: %v, want %v", row.name, row.got, row.want)
 		}
 	}
 	field, _ := reflect.TypeFor[config]().FieldByName("Concurrency")
-	if got, want := field.Tag.Get("max"), fmt.Sprint(worker.MaxConcurrency); got != want {
+	if got, want := field.Tag.Get("max"), fmt.Sprint(shipped.MaxConcurrency); got != want {
 		t.Errorf("highest concurrency: %s, want %s", got, want)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/build"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -102,8 +102,8 @@ func (m *metrics) zero() {
 // watch adds what the worker is asked for, and learns the labels of its handlers. All commands to processes share one.
 func (m *metrics) watch(w *worker.Worker) {
 	for _, pattern := range w.Patterns() {
-		if strings.HasPrefix(pattern, graph.Prefix) {
-			pattern = graph.Prefix
+		if strings.HasPrefix(pattern, naming.Engine) {
+			pattern = naming.Engine
 		}
 		m.patterns = append(m.patterns, pattern)
 	}

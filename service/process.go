@@ -23,6 +23,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/database"
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
 	"github.com/simple-workflow/simple-workflow/internal/probe"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -127,7 +128,7 @@ func (p *process) mux(metrics *metrics) (*worker.Mux, error) {
 		worker.Handle(mux, noop, func(context.Context, json.RawMessage) (struct{}, error) { return struct{}{}, nil })
 	}
 	if s.covers(cleanup.Type) {
-		worker.Handle(mux, cleanup.Type, cleanup.New(p.pool, s.prefixes, cmp.Or(s.CleanupEvery.Value, worker.DefaultCleanupEvery), cleanup.Keep{
+		worker.Handle(mux, cleanup.Type, cleanup.New(p.pool, s.prefixes, cmp.Or(s.CleanupEvery.Value, shipped.CleanupEvery), cleanup.Keep{
 			Finished:  s.KeepFinished.Value,
 			Failed:    s.KeepFailed.Value,
 			Deleted:   s.KeepDeleted.Value,

@@ -18,9 +18,6 @@ var (
 	bindScript string
 )
 
-// DefaultRoles is how roles are named if nobody says otherwise: workflow_worker, and so on.
-const DefaultRoles = "workflow"
-
 // RolesScript returns what Roles executes, to be read, or run with psql by somebody who may create
 // roles. An empty schema is the first one of search_path.
 func RolesScript(named, schema string) string {

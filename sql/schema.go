@@ -3,44 +3,14 @@ package sql
 import (
 	"context"
 	"fmt"
-	"net/url"
-	"regexp"
 	"strings"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/schema"
 )
-
-var plainName = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
-
-// InAddress returns what a database's address needs after its ? to lead to a schema: options=-csearch_path%3Dname. psql takes it, and
-// so do all clients that are made of libpq; search_path=name is taken by some.
-func InAddress(schema string) string {
-	value := schema
-	if !plainName.MatchString(schema) {
-		value = pgx.Identifier{schema}.Sanitize()
-	}
-	value = regexp.MustCompile(`[\s\\]`).ReplaceAllString(value, `\$0`) // the server splits options at blanks
-	return "options=" + strings.ReplaceAll(url.QueryEscape("-csearch_path="+value), "+", "%20")
-}
-
-// Installations returns the schemas of the database, but for the first of search_path, that hold what Up creates, whoever may use them.
-func Installations(ctx context.Context, db Querier) ([]string, error) {
-	rows, _ := db.Query(ctx, `
-		SELECT n.nspname::text
-		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.relname = 'workflow_schema' AND c.relkind = 'r' AND n.nspname IS DISTINCT FROM current_schema()
-		  AND EXISTS (SELECT FROM pg_catalog.pg_class r WHERE r.relnamespace = n.oid AND r.relname = 'workflow_run')
-		ORDER BY 1`)
-	schemas, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("look for installations in other schemas: %w", err)
-	}
-	return schemas, nil
-}
 
 // elsewhere says where the tables are if not in the first schema of search_path; "" if they are nowhere.
 func elsewhere(ctx context.Context, db Querier) (string, error) {
-	schemas, err := Installations(ctx, db)
+	schemas, err := schema.Installations(ctx, db)
 	if err != nil || len(schemas) == 0 {
 		return "", err
 	}
@@ -48,5 +18,5 @@ func elsewhere(ctx context.Context, db Querier) (string, error) {
 	for i, s := range schemas {
 		quoted[i] = fmt.Sprintf("%q", s)
 	}
-	return fmt.Sprintf("tables are in schema %s; have the address lead there by ?%s", strings.Join(quoted, ", "), InAddress(schemas[0])), nil
+	return fmt.Sprintf("tables are in schema %s; have the address lead there by ?%s", strings.Join(quoted, ", "), schema.InAddress(schemas[0])), nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/schema"
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
@@ -19,9 +20,9 @@ func TestInAddress(t *testing.T) {
 	s := connect(t, url)
 	for _, name := range []string{"flows", "My Flows", `a"b`, `a\b`, "a,b", "a+b%20&c=d#e", "größe", " a\tb ", "user"} {
 		s.do("CREATE SCHEMA " + pgx.Identifier{name}.Sanitize())
-		s.expect(name, connect(t, url+"&"+sql.InAddress(name)).do(`SELECT current_schema()`), name)
+		s.expect(name, connect(t, url+"&"+schema.InAddress(name)).do(`SELECT current_schema()`), name)
 	}
-	if got, want := sql.InAddress("flows"), "options=-csearch_path%3Dflows"; got != want {
+	if got, want := schema.InAddress("flows"), "options=-csearch_path%3Dflows"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -44,13 +45,13 @@ func TestCheckFindsOtherSchemas(t *testing.T) {
 		t.Errorf("with no installation: %s", got)
 	}
 	s.do(`CREATE SCHEMA flows; CREATE SCHEMA another; CREATE TABLE another.workflow_schema (of_somebody_else text)`)
-	if err := sql.Up(t.Context(), connect(t, url+"&"+sql.InAddress("flows")).conn); err != nil {
+	if err := sql.Up(t.Context(), connect(t, url+"&"+schema.InAddress("flows")).conn); err != nil {
 		t.Fatal(err)
 	}
-	if found, err := sql.Installations(t.Context(), s.conn); err != nil || !slices.Equal(found, []string{"flows"}) {
+	if found, err := schema.Installations(t.Context(), s.conn); err != nil || !slices.Equal(found, []string{"flows"}) {
 		t.Errorf("installations %q, %v, want flows", found, err)
 	}
-	if found, err := sql.Installations(t.Context(), connect(t, url+"&"+sql.InAddress("flows")).conn); err != nil || len(found) > 0 {
+	if found, err := schema.Installations(t.Context(), connect(t, url+"&"+schema.InAddress("flows")).conn); err != nil || len(found) > 0 {
 		t.Errorf("beside itself it finds %q, %v", found, err)
 	}
 	s.do(`SET ROLE pg_monitor`)

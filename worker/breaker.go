@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -148,7 +149,7 @@ func (w *Worker) noBreaker(typ string) bool { return w.policy(typ).Breaker == le
 // meetsOutage reports whether an error says that what the job's type needs is out of reach. What the time limit has ended says nothing, and
 // the engine's own types need nothing.
 func (w *Worker) meetsOutage(j *job, err, cause error) bool {
-	return run.IsUnavailable(err) && !isPanic(err) && !errors.Is(cause, run.ErrDeadline) && !strings.HasPrefix(j.Type, "graph.") && !w.noBreaker(j.Type)
+	return run.IsUnavailable(err) && !isPanic(err) && !errors.Is(cause, run.ErrDeadline) && !strings.HasPrefix(j.Type, naming.Engine) && !w.noBreaker(j.Type)
 }
 
 // spared reports whether an attempt that has met an outage is given back: while the breaker of the type is open. What was leased, and neither charged nor put off, was

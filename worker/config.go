@@ -13,28 +13,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/internal/hook"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
-)
-
-// Defaults of Config.
-const (
-	DefaultPrefix        = "default."
-	DefaultConcurrency   = 100
-	DefaultLease         = 30 * time.Second
-	DefaultTimeout       = time.Hour
-	DefaultPollInterval  = time.Second
-	DefaultShutdownGrace = 10 * time.Second
-	DefaultMaxPostponed  = 1000
-	DefaultBatch         = 1000
-)
-
-// Bounds of Config.
-const (
-	MinLease        = 2 * time.Second
-	MaxLease        = 24 * time.Hour
-	MinPollInterval = 10 * time.Millisecond
-	MaxConcurrency  = 100_000
-	MaxPrefixes     = 100
 )
 
 // Config says what a Worker does. Pool and Mux are required; a zero field means its
@@ -48,7 +29,7 @@ type Config struct {
 	// Mux holds the handlers.
 	Mux *Mux
 
-	// Prefixes of the types to lease, literal, each ending with a dot. Default: DefaultPrefix.
+	// Prefixes of the types to lease, literal, each ending with a dot. Default: "default.".
 	Prefixes []string
 
 	// Name appears in leased_by and in the history, with a random suffix, for people. At most
@@ -58,11 +39,11 @@ type Config struct {
 	// Version of the program, shown in workflow_live_worker. Default: none.
 	Version string
 
-	// Concurrency is how many runs are executed at once. Default: DefaultConcurrency.
+	// Concurrency is how many runs are executed at once. Default: 100.
 	Concurrency int
 
 	// Lease is how long a lease lasts without a heartbeat, and so how long a crash goes
-	// unnoticed. Types may have their own. MinLease to MaxLease; default: DefaultLease.
+	// unnoticed. Types may have their own. 2 s to 24 h; default: 30 s.
 	Lease time.Duration
 
 	// Heartbeat is the time between extensions of a lease, at most a third of Lease.
@@ -70,15 +51,15 @@ type Config struct {
 	Heartbeat time.Duration
 
 	// Timeout is the most one attempt may take; the row's deadline_at enforces it even if the
-	// handler does not listen. NoTimeout for none. Default: DefaultTimeout.
+	// handler does not listen. NoTimeout for none. Default: an hour.
 	Timeout time.Duration
 
 	// PollInterval is the longest pause between two polls while idle; shorter ones
-	// come first. At least MinPollInterval. Default: DefaultPollInterval.
+	// come first. At least 10 ms. Default: 1 s.
 	PollInterval time.Duration
 
 	// ShutdownGrace is how long handlers may go on once Run's context has ended, before their
-	// contexts end too. Negative: none. Default: DefaultShutdownGrace.
+	// contexts end too. Negative: none. Default: 10 s.
 	ShutdownGrace time.Duration
 
 	// UnknownTypeGrace leaves runs without a handler to other workers until they have been
@@ -89,10 +70,10 @@ type Config struct {
 	Backoff run.Backoff
 
 	// MaxPostponed is how often a run may be put off by run.Again before that is charged as a
-	// failure. Default: DefaultMaxPostponed.
+	// failure. Default: 1000.
 	MaxPostponed int
 
-	// Batch is how many runs one statement leases or settles at most. Default: DefaultBatch.
+	// Batch is how many runs one statement leases or settles at most. Default: 1000.
 	Batch int
 
 	// NoWakeUp turns off the connection that listens for wake-ups. Polling finds everything
@@ -127,17 +108,17 @@ const Connections = batchSettlers + soloSettlers + 4
 // wrong, its value, and what would be right.
 func (c Config) withDefaults() (Config, error) {
 	if c.Prefixes == nil {
-		c.Prefixes = []string{DefaultPrefix}
+		c.Prefixes = []string{shipped.Prefix}
 	}
 	c.Name = cmp.Or(c.Name, "worker")
-	c.Concurrency = cmp.Or(c.Concurrency, DefaultConcurrency)
-	c.Lease = cmp.Or(c.Lease, DefaultLease)
+	c.Concurrency = cmp.Or(c.Concurrency, shipped.Concurrency)
+	c.Lease = cmp.Or(c.Lease, shipped.Lease)
 	c.Heartbeat = cmp.Or(c.Heartbeat, c.Lease/3)
-	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
-	c.PollInterval = cmp.Or(c.PollInterval, DefaultPollInterval)
-	c.ShutdownGrace = max(cmp.Or(c.ShutdownGrace, DefaultShutdownGrace), 0)
-	c.MaxPostponed = cmp.Or(c.MaxPostponed, DefaultMaxPostponed)
-	c.Batch = cmp.Or(c.Batch, DefaultBatch)
+	c.Timeout = cmp.Or(c.Timeout, shipped.Timeout)
+	c.PollInterval = cmp.Or(c.PollInterval, shipped.PollInterval)
+	c.ShutdownGrace = max(cmp.Or(c.ShutdownGrace, shipped.ShutdownGrace), 0)
+	c.MaxPostponed = cmp.Or(c.MaxPostponed, shipped.MaxPostponed)
+	c.Batch = cmp.Or(c.Batch, shipped.Batch)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 
 	var problems []error
@@ -159,7 +140,7 @@ func (c Config) withDefaults() (Config, error) {
 			}
 		}
 	}
-	prefixes, err := Prefixes(c.Prefixes)
+	prefixes, err := naming.Prefixes(c.Prefixes)
 	if err != nil {
 		problems = append(problems, err)
 	}
@@ -167,19 +148,19 @@ func (c Config) withDefaults() (Config, error) {
 	if len(c.Name) > 64 || !utf8.ValidString(c.Name) || strings.ContainsFunc(c.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		bad("Name %.70q: use at most 64 printable characters", c.Name)
 	}
-	if c.Concurrency < 1 || c.Concurrency > MaxConcurrency {
-		bad("Concurrency %d: use 1 to %d", c.Concurrency, MaxConcurrency)
+	if c.Concurrency < 1 || c.Concurrency > shipped.MaxConcurrency {
+		bad("Concurrency %d: use 1 to %d", c.Concurrency, shipped.MaxConcurrency)
 	}
-	if c.Lease < MinLease || c.Lease > MaxLease {
-		bad("Lease %s: use %s to %s; a crash goes unnoticed for as long", c.Lease, MinLease, MaxLease)
+	if c.Lease < shipped.MinLease || c.Lease > shipped.MaxLease {
+		bad("Lease %s: use %s to %s; a crash goes unnoticed for as long", c.Lease, shipped.MinLease, shipped.MaxLease)
 	} else if c.Heartbeat <= 0 || c.Heartbeat > c.Lease/3 {
 		bad("Heartbeat %s: use more than 0 and at most a third of Lease, %s", c.Heartbeat, c.Lease/3)
 	}
 	if c.Timeout < 0 && c.Timeout != NoTimeout {
 		bad("Timeout %s: use a positive duration, or NoTimeout", c.Timeout)
 	}
-	if c.PollInterval < MinPollInterval {
-		bad("PollInterval %s: use at least %s", c.PollInterval, MinPollInterval)
+	if c.PollInterval < shipped.MinPollInterval {
+		bad("PollInterval %s: use at least %s", c.PollInterval, shipped.MinPollInterval)
 	}
 	if c.UnknownTypeGrace < 0 {
 		bad("UnknownTypeGrace %s: use 0 or more", c.UnknownTypeGrace)
@@ -198,52 +179,4 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("worker: bad configuration:\n%w", err)
 	}
 	return c, nil
-}
-
-// Prefixes checks type prefixes and returns them trimmed, sorted, without duplicates and
-// without those that another one covers. The error names each bad element and its place.
-func Prefixes(elements []string) ([]string, error) {
-	var problems []error
-	bad := func(i int, e, fix string) {
-		problems = append(problems, fmt.Errorf("type prefix %.120q at position %d: %s", e, i+1, fix))
-	}
-	var good []string
-	for i, e := range elements {
-		e = strings.TrimSpace(e)
-		lower := strings.TrimSuffix(strings.ToLower(e), ".") + "."
-		switch {
-		case e == "":
-			bad(i, e, "it is empty; remove it, or name a prefix such as billing.")
-		case strings.ContainsAny(e, "*%?"):
-			bad(i, e, "prefixes are literal, without wildcards; write billing. for all of billing")
-		case utf8.RuneCountInString(e) > 200:
-			bad(i, e, "it is longer than any type, which has at most 200 characters")
-		case strings.ToLower(e) != e && validPrefix.MatchString(lower):
-			bad(i, e, fmt.Sprintf("types are lower case; did you mean %q?", lower))
-		case validPrefix.MatchString(e + "."):
-			bad(i, e, fmt.Sprintf("a prefix ends with a dot; did you mean %q?", e+"."))
-		case !validPrefix.MatchString(e):
-			bad(i, e, "use segments of a-z, 0-9, _ and -, each followed by a dot, such as billing. or media.video.")
-		default:
-			good = append(good, e)
-		}
-	}
-	switch {
-	case len(elements) == 0:
-		problems = append(problems, errors.New("no type prefix is given; name at least one, such as billing."))
-	case len(elements) > MaxPrefixes:
-		problems = append(problems, fmt.Errorf("%d type prefixes are given; at most %d are allowed", len(elements), MaxPrefixes))
-	}
-	if len(problems) > 0 {
-		return nil, errors.Join(problems...)
-	}
-	slices.Sort(good)
-	var all []string
-	for _, p := range good {
-		// Sorted, a covering prefix stands before everything that it covers.
-		if len(all) == 0 || !strings.HasPrefix(p, all[len(all)-1]) {
-			all = append(all, p)
-		}
-	}
-	return all, nil
 }

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -24,7 +25,7 @@ func FuzzPrefixes(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, list string) {
 		given := strings.Split(list, ",")
-		got, err := Prefixes(given)
+		got, err := naming.Prefixes(given)
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {
 				if !utf8.ValidString(line) || len(line) > 2000 || strings.ContainsFunc(line, unicode.IsControl) ||
@@ -37,7 +38,7 @@ func FuzzPrefixes(f *testing.F) {
 			}
 			return
 		}
-		again, err := Prefixes(got)
+		again, err := naming.Prefixes(got)
 		if err != nil || !slices.Equal(again, got) || !slices.IsSorted(got) {
 			t.Errorf("%q become %q when they are given again, %v", got, again, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	jsonv1 "github.com/go-json-experiment/json/v1"
 
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -32,7 +33,7 @@ func Handle[In, Out any](m *Mux, task run.Task[In], fn func(context.Context, In)
 	if fn == nil {
 		panic(fmt.Sprintf("worker: handler of %q is nil", typ))
 	}
-	if !validType.MatchString(typ) {
+	if !naming.IsType(typ) {
 		panic(fmt.Sprintf("worker: %q is not a type such as billing.charge.v1", typ))
 	}
 	m.HandleRaw(typ, func(ctx context.Context, payload stdjson.RawMessage) (stdjson.RawMessage, error) {

@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/simple-workflow/simple-workflow/internal/naming"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -62,11 +63,6 @@ func (m *Mux) Use(middleware ...Middleware) {
 	m.middleware = append(m.middleware, middleware...)
 }
 
-var (
-	validType   = regexp.MustCompile(`^[a-z0-9_-]+(\.[a-z0-9_-]+)+$`)
-	validPrefix = regexp.MustCompile(`^([a-z0-9_-]+\.)+$`)
-)
-
 // HandleRaw registers h for a type, or for all types under a prefix if pattern ends with a
 // dot. The longest pattern that fits a run wins. It panics if pattern is neither, or is
 // registered already, or if h is nil.
@@ -88,12 +84,12 @@ func (m *Mux) HandleRaw(pattern string, h Handler, options ...Options) {
 		e.handler = wrap(e.handler)
 	}
 	switch {
-	case validType.MatchString(pattern):
+	case naming.IsType(pattern):
 		if m.types[pattern] != nil {
 			panic(fmt.Sprintf("worker: type %q is registered twice", pattern))
 		}
 		m.types[pattern] = e
-	case validPrefix.MatchString(pattern):
+	case naming.IsPrefix(pattern):
 		if slices.ContainsFunc(m.prefixes, func(p *entry) bool { return p.pattern == pattern }) {
 			panic(fmt.Sprintf("worker: prefix %q is registered twice", pattern))
 		}
@@ -139,8 +135,8 @@ func (m *Mux) Patterns() []string {
 
 func (o Options) validate() error {
 	switch {
-	case o.Lease != 0 && (o.Lease < MinLease || o.Lease > MaxLease):
-		return fmt.Errorf("Lease %s is outside %s to %s", o.Lease, MinLease, MaxLease)
+	case o.Lease != 0 && (o.Lease < shipped.MinLease || o.Lease > shipped.MaxLease):
+		return fmt.Errorf("Lease %s is outside %s to %s", o.Lease, shipped.MinLease, shipped.MaxLease)
 	case o.Timeout < 0 && o.Timeout != NoTimeout:
 		return fmt.Errorf("Timeout %s is negative; use NoTimeout for none", o.Timeout)
 	case o.Concurrency < 0:

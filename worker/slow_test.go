@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -51,7 +52,7 @@ func TestSlowCallsCostNoConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(counted.Close)
-	work(t, counted, mux, func(c *worker.Config) { c.Lease, c.NoWakeUp = worker.MinLease, true })
+	work(t, counted, mux, func(c *worker.Config) { c.Lease, c.NoWakeUp = shipped.MinLease, true })
 	id := enqueue(t, pool, "test.slow.v1", empty{})
 	pgtest.Await(t, "many tries to settle", func() bool { return number(`SELECT last_value FROM tries`) > worker.Connections })
 	if n := opened.Load(); n > worker.Connections {

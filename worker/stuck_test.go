@@ -9,6 +9,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -73,7 +74,7 @@ func TestStuck(t *testing.T) {
 	gate, started := make(chan bool), make(chan bool, 10)
 	handle(mux, "test.deaf.v1", func(context.Context) error { started <- true; <-gate; return nil }, worker.Options{Timeout: 100 * time.Millisecond})
 	config := worker.Config{
-		Pool: pool, Mux: mux, Prefixes: []string{"test."}, Concurrency: 1, Lease: worker.MinLease, PollInterval: 50 * time.Millisecond,
+		Pool: pool, Mux: mux, Prefixes: []string{"test."}, Concurrency: 1, Lease: shipped.MinLease, PollInterval: 50 * time.Millisecond,
 		ShutdownGrace: -1, Backoff: run.Backoff{Base: time.Hour, Cap: time.Hour}, Logger: (&journal{}).logger(),
 	}
 	addMany(t, pool, "test.deaf.v1", 3)

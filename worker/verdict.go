@@ -9,6 +9,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -35,7 +36,7 @@ func (w *Worker) decide(j *job, result json.RawMessage, err, cause error) settli
 	case err == nil:
 		return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Succeed, Result: result}
 	case elsewhere: // whatever ended the context: it is under way there
-		return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.HandOn, Delay: cmp.Or(within, min(j.limit(), run.MaxElsewhere), run.MaxElsewhere)}
+		return settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.HandOn, Delay: cmp.Or(within, min(j.limit(), shipped.MaxElsewhere), shipped.MaxElsewhere)}
 	case run.IsPermanent(err):
 		return w.failed(j, err)
 	case free && j.Postponed < w.config.MaxPostponed:

@@ -25,7 +25,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
-	"github.com/simple-workflow/simple-workflow/internal/pattern"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/session"
 	"github.com/simple-workflow/simple-workflow/lease"
 )
@@ -227,12 +227,12 @@ func (w *Worker) announce() {
 	log.Info("worker starts", "worker", w.name, "prefixes", w.config.Prefixes, "handlers", w.Patterns(),
 		"concurrency", w.config.Concurrency, "lease", w.config.Lease, "poll_interval", w.config.PollInterval)
 	for _, h := range w.Patterns() {
-		if !slices.ContainsFunc(w.config.Prefixes, func(p string) bool { return pattern.Overlap(p, h) }) {
+		if !slices.ContainsFunc(w.config.Prefixes, func(p string) bool { return naming.Overlap(p, h) }) {
 			log.Warn("a handler is never used: no prefix covers it", "handler", h, "prefixes", w.config.Prefixes)
 		}
 	}
 	for _, prefix := range w.config.Prefixes {
-		if !slices.ContainsFunc(w.Patterns(), func(h string) bool { return pattern.Overlap(prefix, h) }) {
+		if !slices.ContainsFunc(w.Patterns(), func(h string) bool { return naming.Overlap(prefix, h) }) {
 			log.Warn("a prefix has no handler: its runs will fail as no_handler_registered", "prefix", prefix)
 		}
 	}

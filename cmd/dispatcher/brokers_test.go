@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Sinks for brokers are opened without connecting to anything.
+// Opening the sink of a broker does not connect to anything.
 func TestBrokers(t *testing.T) {
 	specs, problems := parseSinks("nats://u:p@h1:4222,h2:4222/shop#mode=binary tls://h/shop kafka://h1:9092,h2:9092/shop#types=a. " +
 		"kafkas://u:p@h/shop amqp://u:p@h/%2f#exchange=shop&mode=binary amqps://h#exchange=shop")
@@ -32,7 +32,8 @@ func TestBrokers(t *testing.T) {
 	}
 }
 
-// What is wrong with one is said at start, without its password.
+// A mistake in the URL or the options of a broker's sink is refused at start, and the error does not contain the
+// password.
 func TestBrokersRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"nats://u:hunter2@h":                   "subject",

@@ -10,13 +10,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 	"github.com/simple-workflow/simple-workflow/internal/database"
 	"github.com/simple-workflow/simple-workflow/internal/env"
 	"github.com/simple-workflow/simple-workflow/internal/probe"
+	"github.com/simple-workflow/simple-workflow/internal/secret"
 )
 
-// A settings is a config that is in order, with what was made of it.
+// A settings is a valid config, with the values derived from it.
 type settings struct {
 	config
 	targets  []dispatcher.Target
@@ -25,8 +25,8 @@ type settings struct {
 	notes    []string
 }
 
-// load reads the environment and checks it without connecting to anything. If problems
-// are returned, the settings are of no use.
+// load reads and checks the environment without connecting to anything. If it returns problems, s must not
+// be used.
 func load() (s *settings, problems []string) {
 	s = &settings{}
 	report := env.Load(&s.config, "DISPATCHER_")
@@ -43,8 +43,8 @@ func load() (s *settings, problems []string) {
 	return s, report.Problems
 }
 
-// connections is how many connections a dispatcher needs: for each sink one that claims, two that
-// mark, one that keeps order.
+// connections returns how many connections a dispatcher needs: for each sink, one that claims, two that
+// mark, and one for housekeeping.
 func (s *settings) connections() int32 { return int32(4 * max(len(s.targets), 1)) }
 
 func (s *settings) checkSource(report *env.Report) {
@@ -72,7 +72,7 @@ func (s *settings) checkNames(report *env.Report) {
 	if unfit(s.WebhookKeyID.Value) {
 		report.Refuse(&s.WebhookKeyID, "use at most 64 printable characters")
 	}
-	if _, err := webhook.Key(s.WebhookSecret.Value); err != nil {
+	if _, err := secret.Key(s.WebhookSecret.Value); err != nil {
 		report.Refuse(&s.WebhookSecret, "%s", err)
 	}
 	for _, name := range s.Elsewhere.Value {
@@ -95,7 +95,7 @@ func (s *settings) checkSinks(report *env.Report) {
 	}
 	for _, spec := range specs {
 		if _, ok := quiet[spec.url.Scheme]; !ok && len(report.Problems) > 0 {
-			continue // nobody is contacted before all is well
+			continue // contact nobody while there are problems
 		}
 		target, err := spec.target(s)
 		if err != nil {

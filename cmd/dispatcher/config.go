@@ -7,7 +7,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/env"
 )
 
-// A config is what the environment says, one field for each variable.
+// A config holds the environment's settings, one field per variable.
 type config struct {
 	DatabaseURL   env.String `envconfig:"DATABASE_URL" otherwise:"required" bounds:"postgres://…" help:"Where the database is."`
 	DispatcherURL env.String `envconfig:"DISPATCHER_DATABASE_URL" otherwise:"DATABASE_URL" bounds:"postgres://…" help:"Goes before DATABASE_URL."`
@@ -45,13 +45,13 @@ const (
 	exitDatabase = 3
 )
 
-// help writes everything there is to know about starting the program.
+// help writes the text of --help.
 func help(w io.Writer) {
 	fmt.Fprint(w, `dispatcher publishes the events in outbox_event as CloudEvents.
 
 Usage:
   dispatcher                  publish until SIGTERM or SIGINT
-  dispatcher --abandon NAME   remove a sink, with what it has not got; says how many events that is
+  dispatcher --abandon NAME   remove a sink; prints the number of events that were open for it
   dispatcher --help           print this
   dispatcher --version        print the version
 
@@ -62,28 +62,28 @@ An empty variable counts as unset.
 	env.Print(w, &config{})
 	fmt.Fprint(w, `
 Sinks:
-  DISPATCHER_SINKS lists them, separated by blanks, each NAME=URL, or URL alone, with the
-  scheme for a name. Progress is kept under the name.
+  DISPATCHER_SINKS lists them, separated by blanks. Each is NAME=URL, or a URL alone, whose
+  scheme is then the name. Progress is kept under the name.
 
 `+schemes()+`
   Options follow the URL after #, separated by &:
-    types=billing.,invoice.   only events whose types start so; none: all
-    rate=100                  at most so many events a second
+    types=billing.,invoice.   only events whose types start with one of these; none: all
+    rate=100                  at most that many events a second
     mode=binary               attributes as headers; webhooks, NATS, Kafka and AMQP only
-    allow=10.0.0.0/8          private addresses that a webhook may have
-    env=NAME,OTHER            variables that a program gets of ours, besides PATH and the like
-    exchange=NAME             where AMQP events go; it has to be there
-    sasl=scram-sha-512        how Kafka learns user and password; also scram-sha-256, plain
+    allow=10.0.0.0/8          private addresses that a webhook may connect to
+    env=NAME,OTHER            environment variables to pass to a program, besides PATH and the like
+    exchange=NAME             AMQP exchange to publish to; it must exist
+    sasl=scram-sha-512        SASL mechanism for Kafka; also scram-sha-256, plain
     creds=PATH                credentials file for NATS
-    ca=PATH                   authority of the server, with TLS; otherwise those of the system
-    cert=PATH                 our certificate, with TLS, read at each handshake
+    ca=PATH                   CA certificates to trust, with TLS; otherwise the system's
+    cert=PATH                 client certificate, with TLS, read at each handshake
     key=PATH                  its private key
 
   DISPATCHER_SINKS="audit=stdout: crm=https://crm.example/events#types=invoice."
 
 Signals:
-  The first SIGTERM or SIGINT stops claiming and lets what is being published come to its
-  end. The second kills the process; what it had not marked is published again.
+  The first SIGTERM or SIGINT stops claiming and lets running batches finish. The second
+  kills the process; events that it has not marked are published again.
 
 Exit codes:
   0  stopped cleanly

@@ -9,14 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 	"github.com/simple-workflow/simple-workflow/internal/env"
-	"github.com/simple-workflow/simple-workflow/run"
+	"github.com/simple-workflow/simple-workflow/internal/secret"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// The help has a line for every field of the config, with its default and a sentence, for every
-// kind of sink, and every exit code.
+// The help has a line for every field of the config, with its default and a sentence, and a line for every kind
+// of sink, every option and every exit code.
 func TestHelp(t *testing.T) {
 	var text strings.Builder
 	help(&text)
@@ -58,33 +57,33 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// The defaults that people are told are the ones of the packages that act on them.
+// The defaults in the help are those of the packages that use them.
 func TestDefaults(t *testing.T) {
 	var c config
 	if report := env.Load(&c, "DISPATCHER_"); len(report.Problems) > 0 {
 		t.Fatal(report.Problems)
 	}
 	for _, row := range []struct{ name, got, want any }{
-		{"batch", c.Batch.Value, dispatcher.DefaultBatch},
-		{"bytes", c.BatchBytes.Value, dispatcher.DefaultBatchBytes},
-		{"poll interval", c.PollInterval.Value, dispatcher.DefaultPollInterval},
-		{"claim", c.Claim.Value, dispatcher.DefaultClaim},
-		{"attempts", c.MaxAttempts.Value, dispatcher.DefaultMaxAttempts},
-		{"grace", c.ShutdownGrace.Value, dispatcher.DefaultGrace},
-		{"base", c.BackoffBase.Value, run.DefaultBackoffBase},
-		{"cap", c.BackoffCap.Value, run.DefaultBackoffCap},
+		{"batch", c.Batch.Value, shipped.EventBatch},
+		{"bytes", c.BatchBytes.Value, shipped.EventBatchBytes},
+		{"poll interval", c.PollInterval.Value, shipped.EventPollInterval},
+		{"claim", c.Claim.Value, shipped.EventClaim},
+		{"attempts", c.MaxAttempts.Value, shipped.EventAttempts},
+		{"grace", c.ShutdownGrace.Value, shipped.EventGrace},
+		{"base", c.BackoffBase.Value, shipped.BackoffBase},
+		{"cap", c.BackoffCap.Value, shipped.BackoffCap},
 	} {
 		if row.got != row.want {
 			t.Errorf("%s: %v, want %v", row.name, row.got, row.want)
 		}
 	}
 	field, _ := reflect.TypeFor[config]().FieldByName("WebhookSecret")
-	if got, want := field.Tag.Get("bounds"), fmt.Sprintf("at least %d characters", webhook.MinSecret); got != want {
+	if got, want := field.Tag.Get("bounds"), fmt.Sprintf("at least %d characters", secret.MinKey); got != want {
 		t.Errorf("shortest secret: %s, want %s", got, want)
 	}
 }
 
-// The documentation has a row for every variable, with the default and the bounds that hold.
+// docs/configuration.md has a row for every variable, with its default and its bounds.
 func TestDocumentation(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {

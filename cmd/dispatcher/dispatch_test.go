@@ -43,7 +43,7 @@ func execute(t *testing.T, url, statement string, args ...any) {
 	}
 }
 
-// counter returns a function that answers with a number, for Await.
+// counter returns a function that executes query and returns its number, for Await.
 func counter(t *testing.T, url, query string) func() int {
 	t.Helper()
 	conn := connect(t, url)
@@ -63,7 +63,7 @@ func drained(t *testing.T, url string) {
 	pgtest.Await(t, "the outbox to drain", func() bool { return left() == 0 })
 }
 
-// settings returns an environment for sinks, which variables are added to.
+// settings returns an environment for sinks, with the variables more added.
 func settings(url, sinks string, more ...string) []string {
 	return append([]string{"DATABASE_URL=" + url, "DISPATCHER_SINKS=" + sinks, "DISPATCHER_SOURCE=/test", "DISPATCHER_BACKOFF_BASE=50ms", "DISPATCHER_BACKOFF_CAP=200ms"}, more...)
 }
@@ -80,7 +80,7 @@ func wantExit(t *testing.T, p *cmdtest.Process, code int, parts ...string) {
 	}
 }
 
-// emit appends n events to each of some aggregates, whose payloads count them.
+// emit appends n events to each of some new aggregates. Their payloads number them from 1.
 func emit(t *testing.T, url string, aggregates, n int) {
 	t.Helper()
 	execute(t, url, `
@@ -90,7 +90,7 @@ func emit(t *testing.T, url string, aggregates, n int) {
 		ORDER BY n`, aggregates, n)
 }
 
-// A receiver keeps what comes to it, and checks it on the way.
+// A receiver is a webhook that records the events it gets, and checks their order and bytes.
 type receiver struct {
 	t *testing.T
 	*httptest.Server
@@ -147,7 +147,8 @@ func (r *receiver) note(body []byte) {
 	r.heads[e.Subject] = max(r.heads[e.Subject], e.Data.N)
 }
 
-// check returns how many requests came, once it is sure that all events are among them.
+// check fails the test unless all events came, in order and each time with the same bytes. It returns the number of
+// requests.
 func (r *receiver) check(events int) (came int) {
 	r.t.Helper()
 	r.mu.Lock()
@@ -167,7 +168,8 @@ func (r *receiver) ids() int {
 	return len(r.sums)
 }
 
-// What is emitted by SQL comes out as a line. SIGTERM ends the process with 0.
+// An event appended with outbox_emit is written as a line to standard output. SIGTERM ends the process with exit code
+// 0.
 func TestStdout(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -191,8 +193,8 @@ func TestStdout(t *testing.T) {
 	wantExit(t, p, 0, "dispatcher stopped")
 }
 
-// SIGTERM lets what is being published come to its end: what the receiver has taken is marked, and
-// nothing comes twice.
+// After SIGTERM running batches finish: what the receiver has acknowledged is marked, and no event comes
+// twice.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -218,8 +220,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// K27, W50: a dispatcher that is killed after the receiver has got an event, and before it has
-// marked it, costs a repetition with the same id and the same bytes, signed again.
+// K27, W50: if a dispatcher is killed after the receiver has got an event and before the event is marked, the event is
+// published once more, with the same id and the same bytes.
 func TestKilledBetweenPublishAndMark(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -258,8 +260,8 @@ func TestKilledBetweenPublishAndMark(t *testing.T) {
 	}
 }
 
-// Several dispatchers, one after the other of which is killed without warning, lose nothing, keep each
-// aggregate's order and send the same bytes with an id each time.
+// While one dispatcher after the other is killed, no event is lost, each aggregate's order is kept, and an id
+// always comes with the same bytes.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -290,7 +292,7 @@ func TestKills(t *testing.T) {
 	}
 }
 
-// Without faults several dispatchers repeat next to nothing.
+// Without faults several dispatchers repeat at most one event in a hundred.
 func TestShared(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -305,8 +307,8 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// K37: while a sink that is registered has open events, and nobody serves it, a dispatcher of other sinks
-// does not start; it tells the three ways out, and each is one.
+// K37: while a registered sink has open events and nobody serves it, a dispatcher of other sinks does not start. It
+// names three ways out, two of which are tested: DISPATCHER_ELSEWHERE and --abandon.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -316,7 +318,7 @@ func TestOrphans(t *testing.T) {
 	p.Wait()
 	execute(t, url, `SELECT outbox_emit(gen_random_uuid(), 'test.told', '{}'), outbox_emit(gen_random_uuid(), 'test.told', '{}')`)
 
-	// Not seen for a moment only: it is being started anew, most likely.
+	// A sink that was served within the last minute is no obstacle: its dispatcher is probably restarting.
 	p = cmdtest.Start(t, settings(url, "new=stdout:"))
 	p.AwaitLog("dispatcher starts")
 	p.Signal(syscall.SIGTERM)
@@ -349,7 +351,7 @@ func TestOrphans(t *testing.T) {
 	drained(t, url)
 }
 
-// Nothing of a payload or of headers gets into the log, whatever a receiver makes of them.
+// No text of a payload or of headers gets into the log, even if receivers put it into their answers.
 func TestLogsAreSilent(t *testing.T) {
 	t.Parallel()
 	const canary = "canary-7391"
@@ -397,8 +399,8 @@ func TestLogsAreSilent(t *testing.T) {
 	}
 }
 
-// K43: a reader of standard output that goes away is a sink that is down: other sinks' events flow,
-// and nothing counts as published that was not written.
+// K43: if the reader of standard output is gone, other sinks still get their events, and no event is marked as
+// delivered that was not written.
 func TestClosedPipe(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -420,7 +422,7 @@ func TestClosedPipe(t *testing.T) {
 	wantExit(t, p, 0)
 }
 
-// SIGTERM ends the process although nobody reads what it writes.
+// SIGTERM ends the process even if nobody reads its standard output.
 func TestBlockedPipe(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -441,17 +443,17 @@ func TestBlockedPipe(t *testing.T) {
 	}
 }
 
-// Events of 5 MB go through in bounded memory. The binary is built without the race detector, which
-// takes memory for itself.
+// Events of 5 MB are published in bounded memory. The binary is built without the race detector, which
+// needs memory of its own.
 func TestMemory(t *testing.T) {
 	t.Parallel()
-	const events, most = 100, 250 << 20 // of 500 MB that go through
+	const events, most = 100, 250 << 20 // 500 MB are published in all
 	url := pgtest.URL(t)
 	program := filepath.Join(t.TempDir(), "dispatcher")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	execute(t, url, `ALTER TABLE outbox_event ALTER payload SET STORAGE EXTERNAL`) // compressing takes long, and has nothing to do with it
+	execute(t, url, `ALTER TABLE outbox_event ALTER payload SET STORAGE EXTERNAL`) // compression would only take time
 	execute(t, url, `
 		INSERT INTO outbox_event (aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'test.large', to_jsonb(repeat('x', 5000000)) FROM generate_series(1, $1)`, events)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The configuration page names every sink that has a page.
+// The configuration page links to the page of every sink.
 func TestDocsNameEverySink(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {

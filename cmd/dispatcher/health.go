@@ -8,8 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/probe"
 )
 
-// looks remembers when the outbox was last looked at for each sink. A sink that is down is no reason for
-// a dispatcher not to be ready: another would not reach it either.
+// looks records when the outbox was last polled for each sink. Readiness depends on the polls, not on the sinks: a
+// sink that is down for this dispatcher is down for any other, too.
 type looks struct {
 	mu   sync.Mutex
 	last map[string]time.Time
@@ -27,7 +27,7 @@ func (l *looks) at(sink string) time.Time {
 	return l.last[sink]
 }
 
-// observe returns o, extended to note looks that succeed.
+// observe returns o, extended to record polls that succeed.
 func (l *looks) observe(o dispatcher.Observer) dispatcher.Observer {
 	polled := o.Polled
 	o.Polled = func(sink string, events int, took time.Duration, err error) {
@@ -39,11 +39,11 @@ func (l *looks) observe(o dispatcher.Observer) dispatcher.Observer {
 	return o
 }
 
-// newHealth returns what tells whether the dispatcher does its work.
+// newHealth returns the readiness check: the database accepts writes, and every sink's events are polled.
 func newHealth(s *settings, lastWrite func() time.Time, looks *looks) *probe.Health {
 	h := probe.NewHealth(s.ReadyWithin.Value, lastWrite)
 	for _, t := range s.targets {
-		// What is being published may take as long as a claim.
+		// Publishing may delay the next poll by as long as a claim lasts.
 		h.Watch("look for events of sink "+t.Name, s.ReadyWithin.Value+s.Claim.Value, func() time.Time { return looks.at(t.Name) })
 	}
 	return h

@@ -19,7 +19,7 @@ import (
 
 var served = regexp.MustCompile(`"msg":"serving HTTP","address":"([^"]+)"`)
 
-// get asks the process for a page.
+// get requests a path from the process's HTTP server.
 func get(t *testing.T, p *cmdtest.Process, path string) (status int, body string) {
 	t.Helper()
 	p.AwaitLog("serving HTTP")
@@ -66,8 +66,8 @@ func awaitMetric(t *testing.T, p *cmdtest.Process, lines ...string) {
 	})
 }
 
-// Metrics tell what was done, by sink, and how far each is behind. A sink that is down shows, and does not
-// make the dispatcher unready.
+// Metrics count, by sink, what was published and how far each sink is behind. They show a sink that is down, and such a
+// sink does not make the dispatcher unready.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -90,7 +90,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// A dispatcher that is told to stop is not ready any more.
+// A dispatcher that was told to stop is not ready.
 func TestStopping(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -108,8 +108,8 @@ func TestStopping(t *testing.T) {
 	wantExit(t, p, 0)
 }
 
-// A database that is not there at start, or is stopped and killed while events flow, costs time and
-// loses nothing.
+// No event is lost if the database is down when the dispatcher starts, or is stopped or killed while events are
+// published.
 func TestDatabaseDown(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, pgserver.Options{})

@@ -1,5 +1,5 @@
-// Command dispatcher publishes the events of the outbox. Its settings come from the environment;
-// see dispatcher --help.
+// Command dispatcher publishes the events of the outbox. Its settings come from the environment: see
+// dispatcher --help.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 
 func main() { os.Exit(start(os.Args[1:])) }
 
-// start returns the exit code.
+// start runs the program and returns its exit code.
 func start(args []string) int {
 	if len(args) > 0 {
 		return answer(args)
@@ -46,6 +46,7 @@ func start(args []string) int {
 	return p.run()
 }
 
+// answer handles command-line arguments and returns the exit code.
 func answer(args []string) int {
 	switch {
 	case len(args) == 1 && (args[0] == "--help" || args[0] == "-h"):
@@ -55,17 +56,17 @@ func answer(args []string) int {
 	case len(args) == 2 && args[0] == "--abandon":
 		return abandon(args[1])
 	default:
-		return refuse([]string{fmt.Sprintf("argument %s: there is none but --abandon NAME, --help and --version; settings come from the environment",
+		return refuse([]string{fmt.Sprintf("argument %s: use --abandon NAME, --help or --version; settings come from the environment",
 			env.Quote(strings.Join(args, " ")))})
 	}
 	return exitStopped
 }
 
-// unserved is how long ago the last sign must be of who serves a sink that is abandoned: they give
-// one every five seconds.
+// unserved is how long nobody must have served a sink before it can be abandoned. A dispatcher records every 2.5 s that
+// it serves its sinks.
 const unserved = 20 * time.Second
 
-// abandon removes a sink that nobody serves.
+// abandon removes a sink that nobody serves, and returns the exit code.
 func abandon(sink string) int {
 	variable := "DISPATCHER_DATABASE_URL"
 	if os.Getenv(variable) == "" {
@@ -96,6 +97,7 @@ func abandon(sink string) int {
 	return exitStopped
 }
 
+// refuse prints problems of the configuration and returns the exit code for them.
 func refuse(problems []string) int {
 	env.Refuse(os.Stderr, "dispatcher", problems)
 	return exitConfig

@@ -11,7 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 )
 
-// A metrics counts what the dispatcher reports.
+// A metrics holds the Prometheus metrics of a dispatcher.
 type metrics struct {
 	registry *prometheus.Registry
 
@@ -41,16 +41,16 @@ func newMetrics() *metrics {
 		return h
 	}
 	m.published = counter("published_total", "Events that the sink has acknowledged.")
-	m.failed = counter("retried_total", "Tries that failed.")
-	m.parked = counter("parked_total", "Events given up.")
-	m.errors = counter("database_errors_total", "Looks for events that failed.")
-	m.down = gauge("sink_down", "1 while the sink takes nothing.")
+	m.failed = counter("retried_total", "Attempts that failed.")
+	m.parked = counter("parked_total", "Events that were parked.")
+	m.errors = counter("database_errors_total", "Polls of the outbox that failed.")
+	m.down = gauge("sink_down", "1 while the sink accepts nothing.")
 	m.open = gauge("lag_events", "Events that the sink has to get, counted up to 100000.")
 	m.oldest = gauge("oldest_seconds", "Age of the oldest of them.")
-	m.parkedIn = gauge("parked_events", "Events that were given up and not tried again.")
-	m.fault = gauge("mark_fault", "1 while no event can be marked, whichever it is: the database refuses the statement. Not 0: call somebody.")
-	m.poll = histogram("poll_seconds", "Time taken by looks for events.")
-	m.publish = histogram("publish_seconds", "Time taken by publishing a batch.")
+	m.parkedIn = gauge("parked_events", "Events that are parked now.")
+	m.fault = gauge("mark_fault", "1 while no event at all can be marked, because the database refuses the statement. Alert on it.")
+	m.poll = histogram("poll_seconds", "Duration of polls of the outbox.")
+	m.publish = histogram("publish_seconds", "Time taken to publish a batch.")
 	version := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "outbox_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": build.Name()}})
 	version.Set(1)

@@ -10,8 +10,8 @@ import (
 
 const secret = "s3cr3t"
 
-// mistakes are environments with which the dispatcher must not start, over one that is in order.
-// HOST stands for the address of a database that must not be contacted.
+// mistakes are changes to a valid environment with which the dispatcher must not start. HOST stands for the
+// address of a database that must not be contacted.
 var mistakes = []struct {
 	name string
 	env  []string
@@ -76,8 +76,8 @@ var mistakes = []struct {
 	{"fail fast", []string{"DISPATCHER_FAIL_FAST=maybe"}, []string{`DISPATCHER_FAIL_FAST="maybe": use true or false`}},
 }
 
-// A dispatcher with a mistake in its environment exits with 2 before it contacts anybody. It names
-// the variable, the value and the remedy in a few lines, and no secret.
+// With a mistake in its environment a dispatcher exits with 2 before it contacts anything. It names the
+// variable, the value and the fix in a few lines, and prints no secret.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	for _, m := range mistakes {
@@ -111,7 +111,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// All mistakes are told at once, not one per start.
+// All mistakes are reported in one start.
 func TestAllAtOnce(t *testing.T) {
 	t.Parallel()
 	p, code := cmdtest.Run(t, []string{"DISPATCHER_SINKS=a=ftp://x b=stdout:#color=red b=stdout: c=http://10.0.0.1 " + secret, "DISPATCHER_CLAIM=60", "DISPATCHER_BATCH=many",
@@ -128,7 +128,7 @@ func TestAllAtOnce(t *testing.T) {
 	if strings.Contains(p.Stderr.String(), secret) {
 		t.Errorf("stderr has a secret:\n%s", p.Stderr.String())
 	}
-	// Of sinks that can be read, all that cannot be opened are told.
+	// Once all sinks can be parsed, all that cannot be opened are reported.
 	p, code = cmdtest.Run(t, []string{"DATABASE_URL=postgres://app@127.0.0.1:1/app", "DISPATCHER_SOURCE=/test",
 		"DISPATCHER_SINKS=a=exec:/nowhere/a b=http://10.0.0.1/ c=stdout:#rate=fast"})
 	for _, want := range []string{"/nowhere/a", "10.0.0.1 is not public", `"fast"`} {
@@ -138,7 +138,7 @@ func TestAllAtOnce(t *testing.T) {
 	}
 }
 
-// An HTTP address that is in use is named before anything else happens.
+// An HTTP address that is in use is reported before the database is contacted.
 func TestAddressInUse(t *testing.T) {
 	t.Parallel()
 	other, err := net.Listen("tcp", "127.0.0.1:0")
@@ -157,7 +157,7 @@ func TestAddressInUse(t *testing.T) {
 	}
 }
 
-// Doubtful settings are warned about, each with a remedy.
+// Each doubtful setting causes a warning with a fix.
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	p := cmdtest.Start(t, []string{"DATABASE_URL=postgres://app:" + secret + "@127.0.0.1:1/app", "DISPATCHER_SINKS=crm=https://crm.example/" + secret, "DISPATCHER_SOURCE=/test",
@@ -176,7 +176,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// An argument that does not exist is refused, not ignored.
+// An unknown argument, or a wrong number of them, is refused with exit code 2.
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"--batch=8"}, {"--abandon"}, {"--abandon", "a", "b"}, {"--version", "x"}} {

@@ -23,7 +23,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A process is everything the program consists of.
+// A process holds the parts of the program.
 type process struct {
 	settings   *settings
 	log        *slog.Logger
@@ -34,8 +34,7 @@ type process struct {
 	listener   net.Listener // nil: no HTTP
 }
 
-// newProcess puts the parts together. It listens for HTTP, but does not connect to the database
-// yet.
+// newProcess creates the parts. It listens for HTTP, but does not connect to the database yet.
 func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 	p = &process{settings: s, log: log}
 	bad := func(err error) (*process, []string) { return nil, strings.Split(err.Error(), "\n") }
@@ -67,9 +66,10 @@ func (p *process) run() int {
 	defer p.pool.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	context.AfterFunc(ctx, stop) // the second signal kills
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	context.AfterFunc(ctx, p.health.Stop)
-	// A sink that writes to a closed pipe is down, the others are not. Ignored it would be in children, too.
+	// Catch SIGPIPE, so that a write to a closed pipe fails only the sink that writes. It is not ignored, because child
+	// processes would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
 	var background sync.WaitGroup
@@ -105,11 +105,11 @@ func (p *process) run() int {
 	return exitStopped
 }
 
-// orphanedAfter is how long nobody has said to serve a sink when it counts as forgotten.
+// orphanedAfter is how long a sink must have gone unserved to count as forgotten.
 const orphanedAfter = time.Minute
 
-// orphans returns an error if there are sinks with open events that nobody serves: they would
-// keep their events for ever.
+// orphans returns an error if the database has sinks with open events that nobody serves: those events would stay
+// for ever.
 func (p *process) orphans(ctx context.Context) error {
 	served := slices.Clone(p.settings.Elsewhere.Value)
 	for _, t := range p.settings.targets {
@@ -117,7 +117,7 @@ func (p *process) orphans(ctx context.Context) error {
 	}
 	names, err := delivery.Unserved(ctx, p.pool, served, orphanedAfter)
 	if err != nil {
-		return nil // the dispatcher will see for itself
+		return nil // if the database has a problem, Run reports it
 	}
 	var errs []error
 	for _, name := range names {

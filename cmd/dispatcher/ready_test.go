@@ -12,10 +12,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// A dispatcher, with or without something to publish, is ready only while it can write to the database. What keeps
-// it from that shows within the stated time, and is over within seconds; then events are published, by
-// sessions that were opened meanwhile, too. A role that is refused is tried once a second, by all
-// connections together.
+// A dispatcher is ready only while it can write to the database, even if it has nothing to publish. /readyz turns to
+// 503 within ten seconds after writing fails, and back to 200 within ten seconds after it works again; then events are
+// published. While its role is refused, all its connections together try to connect about once a second.
 func TestReadyMeansWritable(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, pgserver.Options{})
@@ -37,7 +36,7 @@ func TestReadyMeansWritable(t *testing.T) {
 	within := func(status int, when string) {
 		begun := time.Now()
 		awaitStatus(t, p, "/readyz", status)
-		if took := time.Since(begun); took > 10*time.Second { // five, and a bit for a machine that does something else
+		if took := time.Since(begun); took > 10*time.Second { // 5 s, and as much for a busy machine
 			t.Errorf("%s: /readyz is %d after %s", when, status, took.Round(time.Second/10))
 		}
 	}

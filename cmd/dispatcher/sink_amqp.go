@@ -3,8 +3,8 @@
 package main
 
 import (
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/amqp"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/dispatcher/amqp"
 )
 
 func init() {

@@ -3,8 +3,8 @@
 package main
 
 import (
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/kafka"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/dispatcher/kafka"
 )
 
 func init() {

@@ -3,8 +3,8 @@
 package main
 
 import (
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/jetstream"
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/dispatcher/jetstream"
 )
 
 func init() {

@@ -18,6 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher/program"
 	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 	"github.com/simple-workflow/simple-workflow/internal/address"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 // A sinkSpec is one element of DISPATCHER_SINKS.
@@ -30,11 +31,11 @@ type sinkSpec struct {
 // A scheme opens sinks of one kind.
 type scheme struct {
 	form, about string
-	options     []string // besides types and rate
+	options     []string // in addition to types and rate
 	open        func(s *settings, spec sinkSpec) (dispatcher.Sink, error)
 }
 
-// kinds are the schemes that this program knows; files with a build tag add theirs.
+// kinds maps URL schemes to the sinks that this program knows. Files with a build tag add theirs.
 var kinds = map[string]scheme{
 	"stdout": {"stdout:", "a line of JSON each, to standard output", nil, func(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
 		if spec.url.String() != "stdout:" {
@@ -47,15 +48,14 @@ var kinds = map[string]scheme{
 	"exec":  {"exec:PROGRAM", "a program: a line in, an answer out", []string{"env"}, openProgram},
 }
 
-// quiet are the kinds that contact nobody when they are opened, and how long they wait for an
-// answer.
+// quiet has the schemes whose sinks contact nobody when they are opened, and how long each waits for an answer.
 var quiet = map[string]time.Duration{
-	"stdout": 0, "http": webhook.DefaultTimeout, "https": webhook.DefaultTimeout, "exec": program.DefaultPatience,
+	"stdout": 0, "http": shipped.WebhookTimeout, "https": shipped.WebhookTimeout, "exec": shipped.ProgramPatience,
 }
 
 var webhookOptions = slices.Clip([]string{"mode", "allow"})
 
-// schemes describes the kinds for --help.
+// schemes returns the description of kinds for --help.
 func schemes() string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
@@ -70,7 +70,7 @@ var typePrefix = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{1,200}$`)
 
 var sinkName = regexp.MustCompile(`^[a-z0-9_-]{1,40}$`)
 
-// parseSinks reads the variable. The error names the element, without what may be secret.
+// parseSinks parses DISPATCHER_SINKS. Its errors name the element by its position and quote nothing that may be secret.
 func parseSinks(text string) (specs []sinkSpec, problems []string) {
 	bad := func(k int, format string, args ...any) {
 		problems = append(problems, fmt.Sprintf("element %d: ", k+1)+fmt.Sprintf(format, args...))
@@ -127,7 +127,7 @@ func (spec sinkSpec) target(s *settings) (t dispatcher.Target, err error) {
 	t.Name = spec.name
 	if types := spec.options.Get("types"); types != "" {
 		t.Types = strings.Split(types, ",")
-		for _, prefix := range t.Types { // one that matches nothing would have its events count as wanted by nobody
+		for _, prefix := range t.Types { // with a prefix that matches nothing, its events would count as unwanted and be marked published
 			if !typePrefix.MatchString(prefix) {
 				return t, fmt.Errorf("%s: types: %.60q is no prefix of a type; use letters, digits and _ . : / - without wildcards, or leave the option away for all types", spec.name, prefix)
 			}
@@ -144,7 +144,7 @@ func (spec sinkSpec) target(s *settings) (t dispatcher.Target, err error) {
 	return t, nil
 }
 
-// binary reads the option mode.
+// binary reports whether the option mode asks for the binary mode.
 func (spec sinkSpec) binary() (bool, error) {
 	switch mode := spec.options.Get("mode"); mode {
 	case "", "structured":
@@ -177,7 +177,7 @@ func openWebhook(s *settings, spec sinkSpec) (dispatcher.Sink, error) {
 	}
 	secret := s.WebhookSecret.Value
 	if !s.WebhookSecret.Good() {
-		secret = "" // told already
+		secret = "" // reported already
 	}
 	return webhook.New(webhook.Config{
 		URL: spec.url.String(), Binary: binary, Secret: secret, KeyID: s.WebhookKeyID.Value, Allow: allow, TLS: secure,

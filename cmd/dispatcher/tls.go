@@ -8,11 +8,11 @@ import (
 	"os"
 )
 
-// tlsOptions are those of sinks that are reached by TLS: paths of files in PEM.
+// tlsOptions are the options of sinks that use TLS: paths of PEM files.
 var tlsOptions = []string{"ca", "cert", "key"}
 
-// tls returns what the options say about certificates; nil if they say nothing. The certificate that is
-// shown to servers is read at each handshake, so that a renewed one is used without a restart.
+// tls returns the TLS configuration of the options; nil if none of them is set. The client certificate is
+// read at each handshake, so that a renewed one is used without a restart.
 func (spec sinkSpec) tls() (*tls.Config, error) {
 	ca, cert, key := spec.options.Get("ca"), spec.options.Get("cert"), spec.options.Get("key")
 	if ca == "" && cert == "" && key == "" {

@@ -25,7 +25,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
-// An authority signs certificates for a test.
+// An authority is a CA that signs certificates for a test.
 type authority struct {
 	t    *testing.T
 	cert *x509.Certificate
@@ -83,8 +83,8 @@ func (a *authority) write(path, kind string, der []byte) {
 	}
 }
 
-// A sink shows the certificate that it was given, trusts the authority that it was given, and takes a
-// renewed certificate without a restart (K16).
+// A sink sends the client certificate of cert and key, trusts the CA of ca, and uses a renewed certificate
+// without a restart (K16).
 func TestCertificates(t *testing.T) {
 	dir := t.TempDir()
 	a := newAuthority(t)
@@ -97,7 +97,7 @@ func TestCertificates(t *testing.T) {
 	}))
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{a.issue(t.TempDir())}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: known}
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
-	s.Config.SetKeepAlivesEnabled(false) // a handshake for each request
+	s.Config.SetKeepAlivesEnabled(false) // so that each request has a handshake
 	s.StartTLS()
 	t.Cleanup(s.Close)
 
@@ -141,7 +141,7 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// What is wrong with certificates is said at start, with the option and the file.
+// A mistake in the certificate options is refused at start, with the name of the option and of the file.
 func TestCertificatesRefused(t *testing.T) {
 	dir := t.TempDir()
 	a := newAuthority(t)

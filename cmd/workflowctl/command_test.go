@@ -21,7 +21,7 @@ func engineAt(t *testing.T, url string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := worker.New(worker.Config{Pool: pool, Prefixes: []string{graph.Prefix}, Mux: worker.NewMux(), Processes: graph.New(pool)})
+	w, err := worker.New(worker.Config{Pool: pool, Prefixes: []string{"graph."}, Mux: worker.NewMux(), Processes: graph.New(pool)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,9 +91,9 @@ func TestProcessByCommands(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "show", "stuck"), 1, `workflowctl: relation "process_stuck" does not exist`)
 	want(t, cmdtest.Start(t, env, "cancel-process", instance.Instance, "not wanted"), 1, "too late: COMPLETED")
 	want(t, cmdtest.Start(t, env, "cancel-process", "17", "not wanted"), 2, `INSTANCE="17": use an id, a uuid`)
-	want(t, cmdtest.Start(t, env, "restart", instance.Instance), 1, "failed: instance: "+instance.Instance+" is COMPLETED; only one that is FAILED is started again")
+	want(t, cmdtest.Start(t, env, "restart", instance.Instance), 1, "failed: instance: "+instance.Instance+" is COMPLETED; only a FAILED instance can be started again")
 	want(t, cmdtest.Start(t, env, "start", "p", "--key", "o-17", "--again", "--input", `{"order": "o-18"}`), 0, `"after": "`+instance.Instance+`"`)
-	want(t, cmdtest.Start(t, env, "start", "p", "--again"), 1, "again: it says that a key is used again")
+	want(t, cmdtest.Start(t, env, "start", "p", "--again"), 1, "again: there is no key to use again")
 	want(t, cmdtest.Start(t, env, "complete", task), 1, "not found among the tasks of this role and its groups; --by says who has done it")
 	want(t, cmdtest.Start(t, env, "events", task), 1, "there is no such run or instance")
 

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
+	"github.com/simple-workflow/simple-workflow/internal/schema"
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
@@ -31,7 +32,7 @@ func migrateStatus(ctx context.Context, out io.Writer, t *target) error {
 	var others []string
 	if err := t.with(ctx, func(conn *pgx.Conn) (err error) {
 		if steps, err = sql.Status(ctx, conn); err == nil && steps[0].AppliedAt.IsZero() {
-			others, err = sql.Installations(ctx, conn)
+			others, err = schema.Installations(ctx, conn)
 		}
 		return err
 	}); err != nil {
@@ -52,7 +53,7 @@ func migrateStatus(ctx context.Context, out io.Writer, t *target) error {
 	_ = table.Flush()
 	if len(others) > 0 {
 		return &failure{fmt.Errorf("nothing is applied in this schema, but there is an installation in %s: name it by --schema, or by ?%s in the address; a second one is made by %s",
-			printable(strings.Join(others, ", ")), sql.InAddress(others[0]), t.upCommand())}
+			printable(strings.Join(others, ", ")), schema.InAddress(others[0]), t.upCommand())}
 	}
 	if missing > 0 {
 		return &failure{fmt.Errorf("%d of %d migrations are missing; run: %s", missing, len(steps), t.upCommand())}

@@ -12,6 +12,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/cmdtest"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/schema"
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
@@ -100,8 +101,8 @@ func TestSchema(t *testing.T) {
 	env := []string{"DATABASE_URL=" + url}
 	want(t, cmdtest.Start(t, env, "migrate", "up", "--schema", name), 0, "is at version")
 	want(t, cmdtest.Start(t, env, "migrate", "status", "--schema", name), 0)
-	want(t, cmdtest.Start(t, env, "migrate", "status"), 1, "there is an installation in "+name, "by ?"+sql.InAddress(name)+" in the address", "a second one is made by workflowctl migrate up")
-	of, _ := cmdtest.Run(t, []string{"DATABASE_URL=" + url + "&" + sql.InAddress(name)}, "migrate", "status")
+	want(t, cmdtest.Start(t, env, "migrate", "status"), 1, "there is an installation in "+name, "by ?"+schema.InAddress(name)+" in the address", "a second one is made by workflowctl migrate up")
+	of, _ := cmdtest.Run(t, []string{"DATABASE_URL=" + url + "&" + schema.InAddress(name)}, "migrate", "status")
 	want(t, of, 0)
 	if of.Stderr.String() != "" {
 		t.Errorf("stderr: %s", of.Stderr.String())

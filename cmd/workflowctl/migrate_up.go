@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
+	"github.com/simple-workflow/simple-workflow/internal/schema"
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
@@ -32,13 +33,13 @@ these commands may be started at once: one does the work, the others wait for it
 	return up
 }
 
-func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, schema string) error {
-	if schema != "" {
-		if err := createSchema(ctx, conn, schema); err != nil {
+func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, into string) error {
+	if into != "" {
+		if err := createSchema(ctx, conn, into); err != nil {
 			return err
 		}
 	}
-	schema, err := current(ctx, conn)
+	name, err := current(ctx, conn)
 	if err != nil {
 		return err
 	}
@@ -47,7 +48,7 @@ func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, schema string
 		return err
 	}
 	if before[0].AppliedAt.IsZero() {
-		others, err := sql.Installations(ctx, conn)
+		others, err := schema.Installations(ctx, conn)
 		if err != nil {
 			return err
 		}
@@ -71,9 +72,9 @@ func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, schema string
 	if statusErr != nil {
 		return statusErr
 	}
-	fmt.Fprintf(out, "schema %q is at version %d\n", schema, len(after))
-	if schema != "public" {
-		fmt.Fprintf(out, "programs and psql find it by ?%s in the address\n", sql.InAddress(schema))
+	fmt.Fprintf(out, "schema %q is at version %d\n", name, len(after))
+	if name != "public" {
+		fmt.Fprintf(out, "programs and psql find it by ?%s in the address\n", schema.InAddress(name))
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 func newRoles() *cobra.Command {
 	var t target
-	named, show := sql.DefaultRoles, false
+	named, show := "workflow", false
 	roles := &cobra.Command{
 		Use:   "roles",
 		Short: "Create the roles that programs and people work as, and grant each what it needs",

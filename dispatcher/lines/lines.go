@@ -1,4 +1,4 @@
-// Package lines is a sink that writes events to a file or a terminal, a line of JSON each.
+// Package lines is a sink that writes events to a file or a terminal, one line of JSON per event.
 package lines
 
 import (
@@ -11,20 +11,21 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// A Sink writes each event as a line in the CloudEvents JSON format. An event is acknowledged when
-// Write has returned for it: what a pipe or a disk does with it then is not known.
-type Sink struct {
-	writing chan struct{} // holds one while somebody writes
+// A sink writes each event as a line in the CloudEvents JSON format. An event is acknowledged when
+// Write has returned without an error. Whether the data then reaches a disk or the reader of a pipe is not known.
+type sink struct {
+	writing chan struct{} // a mutex of capacity one
 	w       io.Writer
-	torn    bool // the last line may have no end
+	torn    bool // the last line may be incomplete
 }
 
-// New returns a sink that writes to w.
-func New(w io.Writer) *Sink { return &Sink{writing: make(chan struct{}, 1), w: w} }
+// New returns a sink that writes each event to w as a line in the CloudEvents JSON format. An event is acknowledged when Write has
+// returned for it: what a pipe or a disk does with it then is not known.
+func New(w io.Writer) dispatcher.Sink { return &sink{writing: make(chan struct{}, 1), w: w} }
 
-// Publish writes the events in their order. A writer that blocks, such as a pipe that nobody reads,
-// goes on with what it was given after ctx has ended.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+// Publish writes the events in order. If the writer blocks, for example on a pipe that nobody reads, Publish returns
+// when ctx ends; the write continues in the background.
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	select {
 	case s.writing <- struct{}{}:
 	case <-ctx.Done():
@@ -44,15 +45,15 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 	}
 }
 
-func (s *Sink) write(events []event.Event) []error {
+func (s *sink) write(events []event.Event) []error {
 	errs := make([]error, len(events))
 	out := bufio.NewWriterSize(s.w, 64<<10)
 	if s.torn {
-		_ = out.WriteByte('\n') // its error stays, for Flush
+		_ = out.WriteByte('\n') // Flush returns its error
 	}
 	for k := range events {
 		if err := event.WriteJson(&events[k], out); err != nil {
-			errs[k] = dispatcher.RejectForGood(err) // and a line of its own for what there is of it
+			errs[k] = dispatcher.RejectForGood(err) // what was written of it stays on a line of its own
 		}
 		_ = out.WriteByte('\n')
 	}
@@ -71,5 +72,5 @@ func all(events []event.Event, err error) []error {
 	return errs
 }
 
-// Close does nothing: whoever opened the writer closes it.
-func (s *Sink) Close() error { return nil }
+// Close does nothing. The caller of New closes the writer.
+func (s *sink) Close() error { return nil }

@@ -28,7 +28,7 @@ func newEvent(id, data string) event.Event {
 	return e
 }
 
-// Each event is a line that reads back as the same event.
+// Each event is written as one line, which decodes to the same event.
 func TestLines(t *testing.T) {
 	var out bytes.Buffer
 	sent := []event.Event{newEvent("1", `{"text": "two\nlines  é"}`), newEvent("2", `[1, 2]`), newEvent("3", `null`)}
@@ -49,7 +49,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// A full writes so much and then fails, until it has room again.
+// A full is a writer that fails once it has written room bytes.
 type full struct {
 	bytes.Buffer
 	room int
@@ -67,8 +67,8 @@ func (f *full) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// K43, K44: when the disk is full nothing is acknowledged. Later lines start clean, and the torn one
-// is the only one that cannot be read.
+// K43, K44: while the disk is full, no event is acknowledged. Later events start on a new line, so that only the
+// incomplete line cannot be read.
 func TestTornLine(t *testing.T) {
 	disk := &full{room: 30}
 	s := lines.New(disk)
@@ -87,8 +87,8 @@ func TestTornLine(t *testing.T) {
 	}
 }
 
-// A pipe that nobody reads holds nobody up for longer than the context lasts, and nothing is
-// acknowledged or mixed up meanwhile.
+// On a pipe that nobody reads, Publish returns when its context ends and acknowledges nothing. Once the pipe is read,
+// lines are complete.
 func TestBlockedPipe(t *testing.T) {
 	r, w := io.Pipe()
 	s := lines.New(w)

@@ -7,8 +7,9 @@ import (
 	"syscall"
 )
 
-// ownGroup has the program not get the signals of our terminal: it ends after us.
+// ownGroup starts the program in a process group of its own, so that it does not get the signals of the dispatcher's
+// terminal. It ends when the sink is closed.
 func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
-// killGroup kills the program with what it has started.
+// killGroup kills the program and the processes that it started.
 func killGroup(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -1,17 +1,17 @@
-// Package program is a sink that gives events to a program of one's own: a line in, a line out.
+// Package program is a sink that passes events to a program of yours: a line in, a line out.
 //
 // The program is started once and reads events from its standard input, each a line in the
 // CloudEvents JSON format. For each it writes a line to its standard output:
 //
-//	ok ID               it keeps the event
+//	ok ID               the event is acknowledged
 //	retry ID REASON     try again later
-//	reject ID REASON    it does not want this one
+//	reject ID REASON    the event is rejected
 //
-// It may answer in any order, but gets the next event of a subject only after its answer to the one
-// before. What it writes to standard error goes to ours. If it ends it is started anew, and gets what
-// it has not answered again.
+// The program may answer in any order, but gets the next event of a subject only after it has answered the
+// previous one. Its standard error is the dispatcher's. If it exits, it is started again and gets the
+// events that it has not answered again.
 //
-// It sees the end of its input when it is to end. Of the environment it gets what is configured,
+// To stop the program, the sink closes its standard input. Its environment consists of the configured variables
 // and PATH, HOME, LANG, TZ and TMPDIR.
 package program
 
@@ -32,30 +32,24 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// Defaults of Config.
-const (
-	DefaultPatience = 30 * time.Second
-	DefaultAtOnce   = 16
-	DefaultGrace    = 5 * time.Second
-)
-
-// maxLine is how long an answer may be.
+// maxLine is the most bytes of an answer.
 const maxLine = 1 << 20
 
-// A Config says which program.
+// A Config configures a sink. Path is required.
 type Config struct {
-	Path     string // or a name to be found in PATH
+	Path     string // a path, or a name that is looked up in PATH
 	Args     []string
 	Env      []string      // NAME=value
-	AtOnce   int           // events in its hands at once, for each batch; 0: DefaultAtOnce
-	Patience time.Duration // it is killed when it owes answers and gives none for so long; 0: DefaultPatience
-	Grace    time.Duration // to end when its input has; 0: DefaultGrace
+	AtOnce   int           // most events that the program has not answered yet, for each batch; 0: 16
+	Patience time.Duration // the program is killed if it owes answers and gives none for so long; 0: 30 s
+	Grace    time.Duration // how long the program may take to exit once its input is closed; 0: 5 s
 }
 
-// A Sink gives events to a program.
-type Sink struct {
+// A sink passes events to a program.
+type sink struct {
 	config Config
 
 	mu      sync.Mutex
@@ -63,32 +57,33 @@ type Sink struct {
 	closed  bool
 }
 
-// A process is one life of the program.
+// A process is one execution of the program.
 type process struct {
 	config Config
 	cmd    *exec.Cmd
 	write  sync.Mutex
 	in     io.WriteCloser
-	ended  chan struct{} // closed when it answers no more
+	ended  chan struct{} // closed when no more answers can arrive
 
 	mu       sync.Mutex
 	waiting  map[string]chan error // by event id
-	answered time.Time             // when it last did
+	answered time.Time             // when the program last answered
 }
 
-// New returns a sink for a program, which is not started before the first event.
-func New(c Config) (*Sink, error) {
+// New returns a sink for a program, or an error if the program is not found. The program is started with the first
+// event.
+func New(c Config) (dispatcher.Sink, error) {
 	found, err := exec.LookPath(c.Path)
 	if err != nil {
 		return nil, fmt.Errorf("program %q cannot be started: %w", c.Path, err)
 	}
 	c.Path = found
-	c.AtOnce, c.Patience, c.Grace = cmp.Or(c.AtOnce, DefaultAtOnce), cmp.Or(c.Patience, DefaultPatience), cmp.Or(c.Grace, DefaultGrace)
-	return &Sink{config: c}, nil
+	c.AtOnce, c.Patience, c.Grace = cmp.Or(c.AtOnce, shipped.ProgramAtOnce), cmp.Or(c.Patience, shipped.ProgramPatience), cmp.Or(c.Grace, shipped.ProgramGrace)
+	return &sink{config: c}, nil
 }
 
-// Publish gives the events to the program.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+// Publish passes the events to the program and waits for its answers.
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	p, err := s.process()
 	if err != nil {
 		errs := make([]error, len(events))
@@ -100,8 +95,8 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 	return dispatcher.BySubject(ctx, events, s.config.AtOnce, p.give)
 }
 
-// Close ends the program: its input ends, and if it does not end with it, it is killed.
-func (s *Sink) Close() error {
+// Close stops the program: it closes its input, and kills it if it has not exited within Config.Grace.
+func (s *sink) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
@@ -117,8 +112,8 @@ func (s *Sink) Close() error {
 	return nil
 }
 
-// process returns the running program, started if need be.
-func (s *Sink) process() (*process, error) {
+// process returns the running program. It starts the program if it is not running.
+func (s *sink) process() (*process, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -139,7 +134,7 @@ func (s *Sink) process() (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A pipe of our own: a child that the program leaves behind may keep it open for ever.
+	// os.Pipe rather than StdoutPipe: a child that outlives the program may keep the pipe open for ever.
 	out, theirs, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -157,7 +152,7 @@ func (s *Sink) process() (*process, error) {
 	return p, nil
 }
 
-// inherited is what a program gets of our environment, in which there are secrets.
+// inherited returns the variables that a program inherits. It does not get the whole environment, which holds secrets.
 func inherited() (env []string) {
 	for _, name := range []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR"} {
 		if value, ok := os.LookupEnv(name); ok {
@@ -167,10 +162,10 @@ func inherited() (env []string) {
 	return env
 }
 
-// give gives the program an event and waits for its answer.
+// give passes an event to the program and waits for its answer.
 func (p *process) give(ctx context.Context, e event.Event) error {
 	select {
-	case <-p.ended: // for what others in the batch have done to it this one is not to blame
+	case <-p.ended: // another event of the batch may have ended the program; this one is not charged
 		return dispatcher.ErrNotTried
 	default:
 	}
@@ -189,7 +184,7 @@ func (p *process) give(ctx context.Context, e event.Event) error {
 		p.mu.Unlock()
 	}()
 	written := make(chan error, 1)
-	go func() { // a program that does not read keeps the pipe full
+	go func() { // the write blocks if the program does not read
 		p.write.Lock()
 		defer p.write.Unlock()
 		_, err := p.in.Write(line.Bytes())
@@ -209,7 +204,7 @@ func (p *process) give(ctx context.Context, e event.Event) error {
 			written, sent = nil, true
 		case <-p.ended:
 			select {
-			case err := <-answer: // its last words
+			case err := <-answer: // answered just before it ended
 				return err
 			default:
 			}
@@ -219,10 +214,10 @@ func (p *process) give(ctx context.Context, e event.Event) error {
 			return errors.New("the program ended before it answered")
 		case <-late.C:
 			if left := p.config.Patience - time.Since(p.progress(begun)); left > 0 {
-				late.Reset(left) // it works on those before this one
+				late.Reset(left) // it still answers other events
 				continue
 			}
-			p.kill() // what it answers later must not be taken for the answer to another try
+			p.kill() // a late answer must not be taken for the answer to a later attempt
 			return fmt.Errorf("the program has answered nothing for %s", p.config.Patience)
 		case <-ctx.Done():
 			return dispatcher.ErrNotTried
@@ -242,13 +237,13 @@ func (p *process) progress(begun time.Time) time.Time {
 
 func (p *process) kill() { killGroup(p.cmd) }
 
-// listen takes answers until there are no more.
+// listen reads answers until no more can arrive.
 func (p *process) listen(out *os.File) {
 	exited := make(chan struct{})
 	go func() {
 		defer close(exited)
 		_ = p.cmd.Wait()
-		_ = out.SetReadDeadline(time.Now().Add(time.Second)) // for what it has written
+		_ = out.SetReadDeadline(time.Now().Add(time.Second)) // time to read what it has written
 	}()
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, maxLine)
@@ -257,11 +252,11 @@ func (p *process) listen(out *os.File) {
 	}
 	_ = p.in.Close()
 	if lines.Err() != nil {
-		p.kill() // it writes what is no answer, and would block
+		p.kill() // its line is too long for an answer, and it would block
 	}
 	select {
 	case <-exited:
-	case <-time.After(p.config.Grace): // it answers no more, so it is of no use
+	case <-time.After(p.config.Grace): // it can answer no more
 		p.kill()
 		<-exited
 	}
@@ -269,7 +264,7 @@ func (p *process) listen(out *os.File) {
 	close(p.ended)
 }
 
-// take takes a line that the program has written.
+// take handles one line of the program's output. It ignores lines that are not answers.
 func (p *process) take(line string) {
 	word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
 	id, reason, _ := strings.Cut(rest, " ")
@@ -281,7 +276,7 @@ func (p *process) take(line string) {
 	case "reject":
 		err = dispatcher.Reject(fmt.Errorf("the program: %s", reason))
 	default:
-		return // it talks to itself
+		return // not an answer
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// The test binary is the program, too: it plays the part that it is given as an argument.
+// TestMain lets the test binary act as the program: with the arguments "play" and a part, it plays that part.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "play" {
 		play(os.Args[2])
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A part gets an event and says what the program prints.
+// parts are the programs that the test binary can play: each maps an event to what the program prints.
 var parts = map[string]func(e *event.Event) string{
 	"by type": func(e *event.Event) string { return e.Type() + " " + e.ID() + " because of " + e.Subject() },
 	"chatty": func(e *event.Event) string {
@@ -70,7 +70,7 @@ func play(part string) {
 			note(file, e.ID())
 		}
 		switch part {
-		case "backwards": // three at a time, the last first
+		case "backwards": // answers three events at a time, the last one first
 			if kept = append(kept, e.ID()); len(kept) == 3 {
 				fmt.Printf("ok %s\nretry %s late\nok %s\n", kept[2], kept[1], kept[0])
 				kept = nil
@@ -81,7 +81,7 @@ func play(part string) {
 			}
 		}
 	}
-	if part == "mute" { // deaf, too
+	if part == "mute" { // does not exit at the end of its input, either
 		time.Sleep(time.Minute)
 	}
 }
@@ -107,7 +107,7 @@ func noted(t *testing.T, file string) []string {
 	return strings.Fields(string(text))
 }
 
-func sink(t *testing.T, part string, change func(*program.Config)) *program.Sink {
+func sink(t *testing.T, part string, change func(*program.Config)) dispatcher.Sink {
 	t.Helper()
 	c := program.Config{Path: os.Args[0], Args: []string{"play", part}, Patience: 20 * time.Second, Grace: 300 * time.Millisecond}
 	if change != nil {
@@ -132,7 +132,7 @@ func newEvent(id, typ, subject string) event.Event {
 	return e
 }
 
-// kinds names what each error means to the dispatcher.
+// kinds returns what each error means to the dispatcher.
 func kinds(errs []error) string {
 	var all []string
 	for _, err := range errs {
@@ -145,7 +145,7 @@ func kinds(errs []error) string {
 	return strings.Join(all, " ")
 }
 
-// What the program answers is what becomes of an event.
+// The program's answer decides the error of an event.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	errs := sink(t, "by type", nil).Publish(t.Context(), []event.Event{newEvent("1", "ok", "a"), newEvent("2", "retry", "b"), newEvent("3", "reject", "c"), newEvent("4", "ok", "b")})
@@ -157,7 +157,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Answers may come in any order, as long as the events are of different subjects.
+// The program may answer events of different subjects in any order.
 func TestAnyOrder(t *testing.T) {
 	t.Parallel()
 	errs := sink(t, "backwards", nil).Publish(t.Context(), []event.Event{newEvent("1", "x", "a"), newEvent("2", "x", "b"), newEvent("3", "x", "c")})
@@ -174,7 +174,7 @@ func TestAnyOrder(t *testing.T) {
 	}
 }
 
-// The next event of a subject comes after the answer to the one before, in several batches too.
+// The program gets an event after its answer to the previous one of the subject.
 func TestNextAfterAnswer(t *testing.T) {
 	t.Parallel()
 	came := filepath.Join(t.TempDir(), "came")
@@ -184,7 +184,7 @@ func TestNextAfterAnswer(t *testing.T) {
 	if kinds(errs) != "ok ok ok" || strings.Join(noted(t, came), " ") != "a1 a2 a3" || time.Since(begun) < 300*time.Millisecond {
 		t.Errorf("%v in %s: %v", errs, time.Since(begun), noted(t, came))
 	}
-	// A mute program has got the first only.
+	// A program that does not answer gets only the first event.
 	came = filepath.Join(t.TempDir(), "came")
 	mute := sink(t, "mute", func(c *program.Config) {
 		c.Env, c.Patience = []string{"CAME=" + came}, 500*time.Millisecond
@@ -197,8 +197,8 @@ func TestNextAfterAnswer(t *testing.T) {
 	}
 }
 
-// A program that dies is started anew. Of what it had not answered nothing is acknowledged, and what
-// it had not got is not charged.
+// A program that dies is started again. Events that it had not answered are not acknowledged, and no attempt is charged
+// to events that it had not got.
 func TestDies(t *testing.T) {
 	t.Parallel()
 	starts := filepath.Join(t.TempDir(), "starts")
@@ -215,8 +215,8 @@ func TestDies(t *testing.T) {
 	}
 }
 
-// A program that is killed from outside in the middle of a batch loses nothing: what is tried again
-// until it is acknowledged comes to all of it.
+// If a program is killed in the middle of a batch, every event still reaches it once the events that failed are
+// published again.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -259,7 +259,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A program that answers nothing is killed, one that is only slow is not, however many wait for it.
+// A program that gives no answer is killed. A slow one that keeps answering is not, even if the batch takes longer
+// than Patience.
 func TestPatience(t *testing.T) {
 	t.Parallel()
 	s := sink(t, "mute", func(c *program.Config) { c.Patience = 200 * time.Millisecond })
@@ -276,7 +277,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// What the program says besides answers does no harm; what has no end ends it.
+// Output of the program that is not an answer is ignored. A line without end makes the attempt fail.
 func TestChatter(t *testing.T) {
 	t.Parallel()
 	s := sink(t, "chatty", nil)
@@ -289,7 +290,7 @@ func TestChatter(t *testing.T) {
 	}
 }
 
-// A program that ends although a child of it lives on is started anew, too.
+// A program that exits is started again even if a child of it still holds its output open.
 func TestLeavesChildBehind(t *testing.T) {
 	t.Parallel()
 	script := filepath.Join(t.TempDir(), "leaves")
@@ -305,8 +306,7 @@ func TestLeavesChildBehind(t *testing.T) {
 	}
 }
 
-// A program that reads nothing, for a batch that is larger than the pipe, holds nobody up for longer
-// than the context lasts.
+// If the program reads nothing and the batch is larger than the pipe, Publish returns when its context ends.
 func TestReadsNothing(t *testing.T) {
 	t.Parallel()
 	s := sink(t, "", func(c *program.Config) { c.Path, c.Args = "sleep", []string{"60"} })
@@ -319,7 +319,7 @@ func TestReadsNothing(t *testing.T) {
 	}
 }
 
-// Close ends the program: by the end of its input, or by force.
+// Close ends the program, also one that ignores the end of its input. Then the sink is unavailable.
 func TestClose(t *testing.T) {
 	t.Parallel()
 	for _, part := range []string{"by type", "mute"} {
@@ -346,7 +346,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// The program sees nothing of our environment but what it is given.
+// The program gets the configured variables and PATH, but not DATABASE_URL.
 func TestEnvironment(t *testing.T) {
 	t.Setenv("DATABASE_URL", "postgres://app:s3cr3t@127.0.0.1/app")
 	errs := sink(t, "shows its environment", func(c *program.Config) { c.Env = []string{"GREETING=hello"} }).Publish(t.Context(), []event.Event{newEvent("1", "x", "a")})
@@ -355,7 +355,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// A program that is not there is found out at once; one that cannot be started makes the sink
+// New refuses a program that does not exist. A program that cannot be started makes the sink
 // unavailable.
 func TestNoProgram(t *testing.T) {
 	if _, err := program.New(program.Config{Path: "/nowhere/at/all"}); err == nil || !strings.Contains(err.Error(), `"/nowhere/at/all"`) {

@@ -11,8 +11,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/address"
 )
 
-// admitURL refuses early what would be refused later anyhow: hosts and ports that are none, and addresses that
-// may not be dialled.
+// admitURL returns an error for a URL that could never be dialled: one with an invalid host or port, or with
+// an address that is not admitted.
 func (c Config) admitURL(u *url.URL) error {
 	host, why := address.Host(u.Hostname())
 	if why != "" {
@@ -37,7 +37,7 @@ func (c Config) admitURL(u *url.URL) error {
 	return nil
 }
 
-// admit returns an error for an address that is not public, unless it is allowed.
+// admit returns an error for an address that is neither public nor in Allow.
 func (c Config) admit(ip netip.Addr) error {
 	ip = ip.Unmap().WithZone("")
 	if address.Public(ip) || slices.ContainsFunc(c.Allow, func(p netip.Prefix) bool { return p.Contains(ip) }) {

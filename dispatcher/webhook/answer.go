@@ -18,14 +18,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// trouble tells a sink that cannot be reached from one that could not cope with an event.
-func (s *Sink) trouble(ctx context.Context, err error) error {
+// trouble classifies an error of a request. It returns Unavailable if the sink cannot be reached, ErrNotTried if ctx
+// has ended, and else err, which may be about the event. Secrets of the URL are masked.
+func (s *sink) trouble(ctx context.Context, err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
 		err = wrapped.Err // the URL may hold a token
 	}
 	if ctx.Err() != nil {
-		return dispatcher.ErrNotTried // there is no time left
+		return dispatcher.ErrNotTried
 	}
 	said := err.Error()
 	hidden := errors.New(s.masked.Replace(said))
@@ -36,12 +37,12 @@ func (s *Sink) trouble(ctx context.Context, err error) error {
 	return hidden
 }
 
-// verdict says what an answer means.
+// verdict returns the error that a response means for its event.
 //
-// That there is nothing at the URL, or not any more, is most likely not the event's fault: were it
-// taken for a rejection, a minute of a wrong route would park whatever is open. The same goes for
-// 403, which firewalls answer to single events, too.
-func (s *Sink) verdict(answer *http.Response, body []byte, size int) error {
+// 404, 405 and 410 are ordinary failures, because the event is most likely not the cause: if they were rejections,
+// one minute of a wrong route would park every open event. 403 is an ordinary failure too: firewalls
+// answer it, sometimes for single events.
+func (s *sink) verdict(answer *http.Response, body []byte, size int) error {
 	code := answer.StatusCode
 	after, told := answer.Header.Get("Retry-After"), s.masked.Replace(excerpt(body))
 	err := fmt.Errorf("status %d: %s", code, told)
@@ -53,7 +54,7 @@ func (s *Sink) verdict(answer *http.Response, body []byte, size int) error {
 	case code == http.StatusUnauthorized:
 		return dispatcher.Unavailable(fmt.Errorf("status %d: the sink does not accept our credentials", code), 0)
 	case code == http.StatusTooManyRequests, after != "" && slices.Contains([]int{408, 425, 503}, code):
-		return dispatcher.Unavailable(fmt.Errorf("status %d: the sink wants to be left alone", code), retryAfter(after, time.Now()))
+		return dispatcher.Unavailable(fmt.Errorf("status %d: the sink asks for a pause", code), retryAfter(after, time.Now()))
 	case code == http.StatusRequestEntityTooLarge:
 		return dispatcher.RejectForGood(fmt.Errorf("status %d: a payload of %d bytes is too large for the sink: %s", code, size, told))
 	case code < 400 || code >= 500, slices.Contains([]int{403, 404, 405, 407, 408, 410, 421, 425}, code):
@@ -62,7 +63,7 @@ func (s *Sink) verdict(answer *http.Response, body []byte, size int) error {
 	return dispatcher.Reject(err)
 }
 
-// target returns where a redirect leads, without what may be secret.
+// target returns the URL that a redirect leads to, without user, query and fragment, which may be secret.
 func target(answer *http.Response) string {
 	u, err := url.Parse(answer.Header.Get("Location"))
 	if err != nil {
@@ -81,7 +82,7 @@ func excerpt(body []byte) string {
 	}, string(body[:min(len(body), maxExcerpt)]))
 }
 
-// retryAfter reads the header Retry-After: seconds, or a date. What it cannot be is 0.
+// retryAfter parses the header Retry-After: seconds, or a date. It returns 0 for anything else.
 func retryAfter(header string, now time.Time) time.Duration {
 	if seconds, err := strconv.ParseUint(header, 10, 31); err == nil {
 		return time.Duration(seconds) * time.Second
@@ -92,9 +93,10 @@ func retryAfter(header string, now time.Time) time.Duration {
 	return 0
 }
 
-// mask hides what may be secret of a URL in what the sink answers: servers like to quote it.
+// mask returns a replacer that hides the parts of a URL that may be secret. Servers often quote the URL in their
+// responses.
 func mask(u *url.URL) *strings.Replacer {
-	const long = 10 // a part that is shorter is a word rather than a secret
+	const long = 10 // a shorter part is taken for a word, not a secret
 	secrets := []string{u.String(), u.RequestURI(), u.EscapedPath(), u.Path, u.RawQuery}
 	parts := strings.Split(u.Path, "/")
 	for _, values := range u.Query() {

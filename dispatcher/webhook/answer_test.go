@@ -17,7 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 )
 
-// raw serves connections by hand, after the headers of a request have come.
+// raw accepts connections, reads a request and passes the connection to serve.
 func raw(t *testing.T, serve func(net.Conn)) (url string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -47,7 +47,7 @@ func says(text string) func(*testing.T) string {
 	}
 }
 
-// answers returns a server that answers with a status and headers, in pairs.
+// answers returns a server that responds with a status, a body, and headers given as pairs of name and value.
 func answers(status int, body string, headers ...string) func(*testing.T) string {
 	return func(t *testing.T) string {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -62,7 +62,7 @@ func answers(status int, body string, headers ...string) func(*testing.T) string
 	}
 }
 
-// tricklesForever writes a byte now and then.
+// tricklesForever writes one byte of the body every 20 ms.
 func tricklesForever(t *testing.T) string {
 	return raw(t, func(c net.Conn) {
 		_, err := io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
@@ -73,7 +73,7 @@ func tricklesForever(t *testing.T) string {
 	})
 }
 
-// What each way to answer, or not to, means for the event: the sink matrix of the outbox, K1 to K20.
+// Each response of a server, or its absence, leads to the error in the table: the sink matrix of the outbox, K1 to K20.
 func TestAnswers(t *testing.T) {
 	unreachable := func(t *testing.T) string {
 		server := httptest.NewServer(nil)
@@ -158,7 +158,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// K6: of a huge answer no more than 64 KiB are read, and the connection is closed.
+// K6: a huge response is not read to its end, and the connection is closed.
 func TestHugeAnswer(t *testing.T) {
 	wrote := make(chan int64, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -169,7 +169,7 @@ func TestHugeAnswer(t *testing.T) {
 	if err := publish(t, sink(t, webhook.Config{URL: server.URL}), newEvent("1", "a")); err != nil {
 		t.Fatal(err)
 	}
-	if n := <-wrote; n > 64<<20 { // what sockets hold of it, no more
+	if n := <-wrote; n > 64<<20 { // at most what the sockets buffer
 		t.Errorf("the server could write %d bytes", n)
 	}
 }
@@ -194,8 +194,8 @@ func TestRedirectNotFollowed(t *testing.T) {
 	}
 }
 
-// K38, K39: what is not public is refused, in whatever form it is written, and when it is dialled at
-// the latest. What is allowed is dialled.
+// K38, K39: an address that is not public is refused in any notation, at the latest when it is dialled. An
+// allowed address is dialled.
 func TestPrivateAddresses(t *testing.T) {
 	var came atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { came.Add(1) }))
@@ -214,7 +214,7 @@ func TestPrivateAddresses(t *testing.T) {
 			t.Errorf("%s: %v", host, err)
 		}
 	}
-	// What a name leads to is only known when it is dialled.
+	// The address of a name is known only when it is dialled.
 	for _, host := range []string{"localhost", "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "10.1.2.3", "169.254.169.254"} {
 		err := publish(t, webhook.Late(webhook.Config{URL: "http://" + host + ":" + port}), newEvent("1", "a"))
 		if !strings.HasPrefix(kind(err), "unavailable") || !strings.Contains(err.Error(), "is not public; if it is meant, allow it, as in allow=") {
@@ -236,7 +236,7 @@ func TestPrivateAddresses(t *testing.T) {
 	}
 }
 
-// K40: what may be secret of a URL is in no error, though servers quote it.
+// K40: no error contains the password, the token or the secret path of the URL, although servers quote them.
 func TestNoSecretInErrors(t *testing.T) {
 	const password, token, hook = "pa55w0rd", "t0k3n-of-the-query", "T0PSECRETHOOK"
 	echo := func(status int) func(*testing.T) string {

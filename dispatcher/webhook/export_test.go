@@ -1,13 +1,17 @@
 package webhook
 
-import "net/url"
+import (
+	"net/url"
 
-// Late returns a sink whose address is not looked at before it is dialled.
-func Late(c Config) *Sink {
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
+)
+
+// Late returns a sink whose address is checked only when it is dialled.
+func Late(c Config) *sink {
 	u, err := url.Parse(c.URL)
 	if err != nil {
 		panic(err)
 	}
-	c.AtOnce, c.Timeout = 1, DefaultTimeout
-	return &Sink{config: c, client: c.newClient(), masked: mask(u)}
+	c.AtOnce, c.Timeout = 1, shipped.WebhookTimeout
+	return &sink{config: c, client: c.newClient(), masked: mask(u)}
 }

@@ -1,8 +1,7 @@
-// Package webhook is a sink that sends events to a URL over HTTP, one a request.
+// Package webhook is a sink that sends events to a URL over HTTP, one event per request.
 //
-// An event is acknowledged by a status of 200 to 299 and the end of the answer's body, of which at
-// most 64 KiB are read. It is sent in the structured mode of the CloudEvents HTTP binding, or in
-// the binary mode.
+// An event is acknowledged when the response has a status of 200 to 299 and its body has been read to the end, or
+// to 64 KiB. Events are sent in the structured or the binary mode of the CloudEvents HTTP binding.
 package webhook
 
 import (
@@ -29,60 +28,58 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/address"
+	"github.com/simple-workflow/simple-workflow/internal/clock"
+	"github.com/simple-workflow/simple-workflow/internal/cloudevent"
 	"github.com/simple-workflow/simple-workflow/internal/secret"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 const (
-	maxAnswer  = 64 << 10
-	maxExcerpt = 300
+	maxAnswer  = 64 << 10 // most bytes of a response that are read
+	maxExcerpt = 300      // most bytes of a response that an error quotes
 )
 
-// DefaultTimeout is how long a request may take.
-const DefaultTimeout = 10 * time.Second
-
-// MinSecret is the length in bytes of the shortest secret that is accepted.
-const MinSecret = 24
-
-// A Config says where events go.
+// A Config configures a sink. URL is required.
 type Config struct {
 	URL    string
 	Binary bool // attributes as headers, the payload as the body
-	AtOnce int  // requests at once for each batch; 0: 16
-	// Timeout is for a request, its answer included; 0: DefaultTimeout.
+	AtOnce int  // most concurrent requests for each batch; 0: 16
+	// Timeout limits a request, including reading the response; 0: 10 s.
 	Timeout time.Duration
 
-	// Secret signs each request. In the structured mode it does so as Standard Webhooks 1.0 has it: the
-	// header webhook-signature is "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). In the binary
-	// mode, where the body is not all, it is "v2," and that of id.timestamp.attributes.body, as docs/sinks/webhook.md has it. After
-	// whsec_ it is the base64 of the secret, otherwise the secret itself. Empty: no signature.
+	// Secret signs each request. In the structured mode the signature follows Standard Webhooks 1.0: the header
+	// webhook-signature is "v1," and the base64 of HMAC-SHA256(secret, id.timestamp.body). In the binary mode the body
+	// does not contain the attributes, so the header is "v2," and the base64 of HMAC-SHA256(secret,
+	// id.timestamp.attributes.body), see docs/sinks/webhook.md. If Secret starts with whsec_, the rest is the base64 of
+	// the secret; otherwise Secret is the secret itself. It has at least 24 bytes. Empty: no signature.
 	Secret string
-	// KeyID names the secret in the header webhook-key-id, so that it can be changed.
+	// KeyID names the secret in the header webhook-key-id, so that receivers can tell an old secret from a new one.
 	KeyID string
 
-	// Allow are the private addresses that may be dialled. Others that are not public are refused
-	// after the name was resolved: loopback, private and link-local ones, those of carriers'
-	// networks, multicast, and whatever leads to them.
+	// Allow lists the addresses that may be dialled although they are not public. All others that are not public are
+	// refused after the name was resolved: loopback, private, link-local, shared (carrier NAT) and multicast
+	// addresses, and IPv6 addresses that translate to one of these.
 	Allow []netip.Prefix
 	TLS   *tls.Config // for https://; nil: the system's certificates
-	// Client replaces the HTTP client. Then Allow and TLS mean nothing.
+	// Client replaces the HTTP client. Allow, TLS and Timeout are then ignored.
 	Client *http.Client
 }
 
-// A Sink sends events to a URL.
-type Sink struct {
+// A sink sends events to a URL.
+type sink struct {
 	config Config
 	client *http.Client
 	key    []byte // signs; nil: no signature
 	masked *strings.Replacer
 }
 
-// New returns a sink, or an error that says what is wrong with the configuration.
-func New(c Config) (*Sink, error) {
+// New returns a sink, or an error that describes what is wrong with the configuration.
+func New(c Config) (dispatcher.Sink, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return nil, errors.New("webhook: URL: use http://host/path or https://host/path")
 	}
-	key, err := Key(c.Secret)
+	key, err := secret.Key(c.Secret)
 	if err != nil {
 		return nil, fmt.Errorf("webhook: Secret: %w", err)
 	}
@@ -90,9 +87,9 @@ func New(c Config) (*Sink, error) {
 		c.AtOnce = 16
 	}
 	if c.Timeout <= 0 {
-		c.Timeout = DefaultTimeout
+		c.Timeout = shipped.WebhookTimeout
 	}
-	s := &Sink{config: c, client: c.Client, key: key, masked: mask(u)}
+	s := &sink{config: c, client: c.Client, key: key, masked: mask(u)}
 	if s.client == nil {
 		for _, network := range c.Allow {
 			if why := address.Meant(network); why != "" {
@@ -107,27 +104,6 @@ func New(c Config) (*Sink, error) {
 	return s, nil
 }
 
-// Key returns the bytes that a secret signs with; nil for none.
-func Key(text string) ([]byte, error) {
-	if text == "" {
-		return nil, nil
-	}
-	key := []byte(text)
-	if coded, ok := strings.CutPrefix(text, "whsec_"); ok {
-		var err error
-		if key, err = base64.StdEncoding.DecodeString(coded); err != nil {
-			return nil, errors.New("what follows whsec_ is not base64; see: echo whsec_$(openssl rand -base64 24)")
-		}
-	}
-	if len(key) < MinSecret {
-		return nil, fmt.Errorf("it has %d bytes; use at least %d, for example from: openssl rand -hex 24", len(key), MinSecret)
-	}
-	if why := secret.Weak(key); why != "" {
-		return nil, errors.New(why)
-	}
-	return key, nil
-}
-
 func (c Config) newClient() *http.Client {
 	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: func(_, to string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(to)
@@ -138,7 +114,7 @@ func (c Config) newClient() *http.Client {
 	}}
 	return &http.Client{
 		Timeout: c.Timeout,
-		Transport: &http.Transport{ // no proxy from the environment: it would dial for us, unchecked
+		Transport: &http.Transport{ // without the environment's proxy, which would dial addresses that nobody has checked
 			DialContext: dialer.DialContext, TLSClientConfig: c.TLS.Clone(), ForceAttemptHTTP2: true, TLSHandshakeTimeout: 5 * time.Second,
 			MaxIdleConnsPerHost: c.AtOnce, IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: maxAnswer,
 		},
@@ -146,18 +122,18 @@ func (c Config) newClient() *http.Client {
 	}
 }
 
-// Publish sends each event by itself.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+// Publish sends each event as one request.
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	return dispatcher.BySubject(ctx, events, s.config.AtOnce, s.send)
 }
 
-// Close lets go of idle connections.
-func (s *Sink) Close() error {
+// Close closes idle connections.
+func (s *sink) Close() error {
 	s.client.CloseIdleConnections()
 	return nil
 }
 
-func (s *Sink) send(ctx context.Context, e event.Event) error {
+func (s *sink) send(ctx context.Context, e event.Event) error {
 	request, err := s.request(ctx, e)
 	if err != nil {
 		return dispatcher.RejectForGood(err)
@@ -174,7 +150,7 @@ func (s *Sink) send(ctx context.Context, e event.Event) error {
 	return s.verdict(answer, body, len(e.Data()))
 }
 
-func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error) {
+func (s *sink) request(ctx context.Context, e event.Event) (*http.Request, error) {
 	var body bytes.Buffer
 	header := http.Header{}
 	if s.config.Binary {
@@ -187,7 +163,7 @@ func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error
 		header.Set("Content-Type", event.ApplicationCloudEventsJSON+"; charset=UTF-8")
 	}
 	if s.key != nil {
-		stamp := strconv.FormatInt(dispatcher.Now(ctx).Unix(), 10)
+		stamp := strconv.FormatInt(clock.Now(ctx).Unix(), 10)
 		header.Set("webhook-id", e.ID())
 		header.Set("webhook-timestamp", stamp)
 		header.Set("webhook-signature", s.sign(header, e.ID(), stamp, body.Bytes()))
@@ -204,10 +180,10 @@ func (s *Sink) request(ctx context.Context, e event.Event) (*http.Request, error
 	return request, nil
 }
 
-// sign returns the signature: of version 1 is that of Standard Webhooks 1.0, of the body alone. Where
-// attributes are headers, version 2 covers these, too, and no other is sent: who takes either could be given an
-// event with another type.
-func (s *Sink) sign(header http.Header, id, stamp string, body []byte) string {
+// sign returns the signature. Version 1 is that of Standard Webhooks 1.0 and covers the body alone. In the binary
+// mode, where attributes are headers, only version 2 is sent, which covers them too: with both versions,
+// an attacker could drop version 2 and change the event's type.
+func (s *sink) sign(header http.Header, id, stamp string, body []byte) string {
 	mac := hmac.New(sha256.New, s.key)
 	fmt.Fprintf(mac, "%s.%s.", id, stamp)
 	version := "v1,"
@@ -219,8 +195,8 @@ func (s *Sink) sign(header http.Header, id, stamp string, body []byte) string {
 	return version + base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// attributesOf is what the second version of the signature covers of the headers: each that begins
-// with ce-, and content-type, as name:value and a line feed, names in lower case, in order of name.
+// attributesOf returns the headers that version 2 of the signature covers: content-type and each header that starts
+// with ce-, as name:value and a line feed, with names in lower case, sorted by name.
 func attributesOf(header http.Header) string {
 	var lines []string
 	for name, values := range header {
@@ -232,11 +208,10 @@ func attributesOf(header http.Header) string {
 	return strings.Join(lines, "")
 }
 
-// binaryHeaders sets an event's attributes as the binary mode of the CloudEvents HTTP binding 1.0
-// has them (section 3.1.3).
+// binaryHeaders sets the headers of the binary mode (CloudEvents HTTP binding 1.0, section 3.1.3).
 func binaryHeaders(header http.Header, e event.Event) {
-	for name, value := range dispatcher.Attributes(e) {
-		header.Set("ce-"+name, dispatcher.Percent(value))
+	for name, value := range cloudevent.Attributes(e) {
+		header.Set("ce-"+name, cloudevent.Percent(value))
 	}
 	header.Set("Content-Type", e.DataContentType())
 }

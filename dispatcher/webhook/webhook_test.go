@@ -21,13 +21,14 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	cehttp "github.com/cloudevents/sdk-go/v2/protocol/http"
 
+	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/dispatcher/webhook"
 )
 
 var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 
-// sink returns a sink that may dial the loopback.
-func sink(t *testing.T, c webhook.Config) *webhook.Sink {
+// sink returns a sink that may dial loopback addresses.
+func sink(t *testing.T, c webhook.Config) dispatcher.Sink {
 	t.Helper()
 	if c.Allow == nil {
 		c.Allow = loopback
@@ -54,7 +55,7 @@ func newEvent(id, subject string) event.Event {
 }
 
 // publish publishes one event.
-func publish(t *testing.T, s *webhook.Sink, e event.Event) error {
+func publish(t *testing.T, s dispatcher.Sink, e event.Event) error {
 	t.Helper()
 	errs := s.Publish(t.Context(), []event.Event{e})
 	if len(errs) != 1 {
@@ -63,7 +64,7 @@ func publish(t *testing.T, s *webhook.Sink, e event.Event) error {
 	return errs[0]
 }
 
-// kind names what an error means to the dispatcher.
+// kind returns what an error means to the dispatcher.
 func kind(err error) string {
 	switch fmt.Sprintf("%T", err) {
 	case "<nil>":
@@ -82,8 +83,8 @@ func kind(err error) string {
 	return "later"
 }
 
-// An event arrives as it was sent in both modes, read by somebody else's code, with a subject and
-// an extension that no header could hold as they are.
+// In both modes the CloudEvents SDK reads the same event that was sent, also with a subject and an extension that no
+// header could hold without encoding.
 func TestModes(t *testing.T) {
 	got := make(chan *event.Event, 1)
 	mode := make(chan binding.Encoding, 1)
@@ -131,7 +132,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// decode does what section 3.1.3.2 of the HTTP binding asks of receivers, and the Go SDK leaves out.
+// decode decodes header values as section 3.1.3.2 of the HTTP binding requires of receivers. The Go SDK does not.
 func decode(t *testing.T, e *event.Event) {
 	t.Helper()
 	plain := func(text string) string {
@@ -147,8 +148,8 @@ func decode(t *testing.T, e *event.Event) {
 	}
 }
 
-// Requests are signed as Standard Webhooks has it. A secret after whsec_ is base64, as its
-// libraries write it; the same id is signed anew each time.
+// Requests are signed in structured mode as Standard Webhooks defines, and in binary mode with version 2. A secret
+// after whsec_ is base64. Without a secret there is no header of the signature.
 func TestSignature(t *testing.T) {
 	requests := make(chan *http.Request, 1)
 	bodies := make(chan []byte, 1)
@@ -194,7 +195,7 @@ func TestSignature(t *testing.T) {
 	})
 }
 
-// signatureOf is what a receiver computes, written down a second time.
+// signatureOf computes the signature as a receiver does, independently of the sink's code.
 func signatureOf(key []byte, header http.Header, body []byte, binary bool) string {
 	signed, version := header.Get("webhook-id")+"."+header.Get("webhook-timestamp")+".", "v1,"
 	if binary {
@@ -209,8 +210,8 @@ func signatureOf(key []byte, header http.Header, body []byte, binary bool) strin
 	return version + base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Whatever a receiver acts on is signed: no header of the event, and nothing of the body, can be changed, added
-// or taken away under way.
+// In binary mode no header of the event can be changed without changing the signature, and no signature is sent that
+// covers the body alone.
 func TestSignatureCoversAll(t *testing.T) {
 	raw := []byte("0123456789abcdef01234567")
 	requests, bodies := make(chan *http.Request, 1), make(chan []byte, 1)
@@ -245,7 +246,8 @@ func TestSignatureCoversAll(t *testing.T) {
 	}
 }
 
-// K41: a secret that is too short, or no base64 where it should be, is refused and not shown.
+// K41: a secret that is too short, too easy to guess, or invalid base64 after whsec_, is refused, and the error does
+// not contain it.
 func TestBadSecrets(t *testing.T) {
 	for secret, want := range map[string]string{
 		"short":                            "5 bytes; use at least 24",
@@ -262,8 +264,8 @@ func TestBadSecrets(t *testing.T) {
 	}
 }
 
-// Within a subject the next event is sent after the answer to the one before, and not at all if
-// that one failed. Subjects do not wait for each other.
+// An event is sent after the response to the previous one of its subject, and not at all if that one
+// failed. Other subjects are not affected.
 func TestOrder(t *testing.T) {
 	var mu sync.Mutex
 	var came []string
@@ -316,7 +318,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// When its context ends Publish returns, and says that nothing is known.
+// When its context ends, Publish returns ErrNotTried for every event without a response.
 func TestContextEnds(t *testing.T) {
 	release := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))

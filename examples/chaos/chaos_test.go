@@ -44,7 +44,7 @@ func setup(t *testing.T, pool *pgxpool.Pool) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := settings{Prefixes: []string{"chaos.", graph.Prefix}, Name: "chaos", PollInterval: 50 * time.Millisecond, Lease: 2 * time.Second,
+	s := settings{Prefixes: []string{"chaos.", "graph."}, Name: "chaos", PollInterval: 50 * time.Millisecond, Lease: 2 * time.Second,
 		ShutdownGrace: -1, BackoffBase: 10 * time.Millisecond, BackoffCap: 20 * time.Millisecond}
 	log, err := newLogger("text")
 	if err != nil {
@@ -281,7 +281,7 @@ func TestSteps(t *testing.T) {
 		if err := b.pool.QueryRow(t.Context(), `SELECT coalesce((SELECT status FROM process_instance WHERE id = $1), '')`, id).Scan(&status); err != nil {
 			t.Fatal(err)
 		}
-		return status == string(graph.Failed)
+		return status == string("FAILED")
 	})
 	var got string
 	if err := b.pool.QueryRow(t.Context(), `

@@ -16,6 +16,7 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -53,7 +54,7 @@ func open(t *testing.T) *firm {
 	go func() {
 		ended <- worker.Run(ctx, withProcesses(worker.Config{
 			Pool: f.pool, Prefixes: []string{"stock.", "payment.", "parcel.", "mail."},
-			Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, Backoff: run.Backoff{Base: 10 * time.Millisecond},
+			Lease: shipped.MinLease, PollInterval: 20 * time.Millisecond, Backoff: run.Backoff{Base: 10 * time.Millisecond},
 		}))
 	}()
 	t.Cleanup(func() {

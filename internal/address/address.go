@@ -1,5 +1,5 @@
-// Package address says which addresses programs of ours dial when somebody else has named them: one
-// policy for webhooks and for handlers from a file.
+// Package address decides which addresses may be dialled when a configuration names them: one policy
+// for webhooks and for handlers from a file.
 package address
 
 import (
@@ -19,22 +19,22 @@ func prefixes(all ...string) (list []netip.Prefix) {
 }
 
 var (
-	// This network, private, shared (carrier NAT), loopback, link-local with the clouds'
-	// metadata, protocol use, documentation, benchmarks, multicast, reserved.
+	// This network, private, shared (carrier NAT), loopback, link-local (where clouds serve
+	// metadata), protocol assignments, documentation, benchmarks, multicast, reserved.
 	special4 = prefixes("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16",
 		"172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15",
 		"198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3")
 
-	// Only global unicast is public, and of that not protocol use (Teredo), documentation
+	// Only global unicast is public, without protocol assignments (Teredo), documentation
 	// and 6to4.
 	global6  = netip.MustParsePrefix("2000::/3")
 	special6 = prefixes("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 
-	// NAT64: the last four bytes are the IPv4 address that is reached.
+	// NAT64: the last four bytes are the IPv4 address that a connection reaches.
 	nat64 = netip.MustParsePrefix("64:ff9b::/96")
 )
 
-// Public reports whether ip is an address of the open internet.
+// Public reports whether ip is a public address of the internet.
 func Public(ip netip.Addr) bool {
 	covers := func(p netip.Prefix) bool { return p.Contains(ip) }
 	switch {
@@ -49,11 +49,11 @@ func Public(ip netip.Addr) bool {
 
 var (
 	validName = regexp.MustCompile(`^[a-z0-9_-]+(\.[a-z0-9_-]+)*$`)
-	// What C libraries and browsers read as an IPv4 address: 2130706433, 0x7f.1, 127.1.
+	// Host names that C libraries and browsers read as an IPv4 address: 2130706433, 0x7f.1, 127.1.
 	numericEnd = regexp.MustCompile(`(^|\.)([0-9]+|0x[0-9a-f]*)$`)
 )
 
-// Host normalises the host of a URL, or of an entry of those that are allowed; why says what is wrong with it.
+// Host normalises the host of a URL or of an allow list. why says what is wrong with it; "" if nothing is.
 func Host(text string) (host, why string) {
 	host = strings.ToLower(strings.TrimSuffix(text, "."))
 	if ip, err := netip.ParseAddr(host); err == nil {
@@ -75,7 +75,7 @@ func Host(text string) (host, why string) {
 	return host, why
 }
 
-// Port reads a port; why says what is wrong with it.
+// Port parses a port. why says what is wrong with it; "" if nothing is.
 func Port(text string) (port uint16, why string) {
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n == 0 {
@@ -84,7 +84,7 @@ func Port(text string) (port uint16, why string) {
 	return uint16(n), ""
 }
 
-// Network reads a network in CIDR notation; why says what is wrong with it.
+// Network parses a network in CIDR notation. why says what is wrong with it; "" if nothing is.
 func Network(text string) (p netip.Prefix, why string) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -93,7 +93,7 @@ func Network(text string) (p netip.Prefix, why string) {
 	return p, Meant(p)
 }
 
-// Meant returns what is wrong with a network as one that is allowed: "" for nothing.
+// Meant returns what is wrong with p as an entry of an allow list; "" if nothing is.
 func Meant(p netip.Prefix) (why string) {
 	switch {
 	case !p.IsValid():

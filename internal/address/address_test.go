@@ -12,10 +12,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/handlers"
 )
 
-// Webhooks and handlers from a file take the same URLs and networks, and refuse the same.
+// Webhooks and handlers from a file accept the same URLs and networks, and refuse the same ones.
 func TestOnePolicy(t *testing.T) {
 	for _, row := range []struct {
-		url, allow string // no allow: the public addresses
+		url, allow string // empty: only public addresses
 		good       bool
 	}{
 		{"https://crm.example/events", "", true},
@@ -45,7 +45,7 @@ func TestOnePolicy(t *testing.T) {
 		if row.allow != "" {
 			network, why := address.Network(row.allow)
 			if why != "" {
-				network, _ = netip.ParsePrefix(row.allow) // as a program may give it
+				network, _ = netip.ParsePrefix(row.allow) // as a caller of webhook.New may pass it, unchecked
 			}
 			networks = append(networks, network)
 		}
@@ -65,7 +65,7 @@ func TestOnePolicy(t *testing.T) {
 	}
 }
 
-// Addresses are public or not, whoever asks.
+// Public returns the value in the table for each address, and webhook.New refuses those that are not public.
 func TestPublic(t *testing.T) {
 	for text, want := range map[string]bool{
 		"8.8.8.8": true, "2606:4700::1111": true, "64:ff9b::808:808": true,

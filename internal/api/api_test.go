@@ -23,7 +23,8 @@ var update = flag.Bool("update", false, "write docs/api.txt again")
 
 // public are the packages that users import.
 var public = []string{"run", "worker", "graph", "service", "outbox", "lease", "sql", "dispatcher",
-	"dispatcher/amqp", "dispatcher/jetstream", "dispatcher/kafka", "dispatcher/lines", "dispatcher/program", "dispatcher/webhook"}
+	"dispatcher/lines", "dispatcher/program", "dispatcher/webhook",
+	"cmd/dispatcher/amqp", "cmd/dispatcher/jetstream", "cmd/dispatcher/kafka"}
 
 const (
 	root = "../.."

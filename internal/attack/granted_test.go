@@ -61,11 +61,11 @@ func makeRoles(ctx context.Context, conn *pgx.Conn) error {
 	if err := sql.Up(ctx, conn); err != nil {
 		return err
 	}
-	if err := sql.Roles(ctx, conn, sql.DefaultRoles); err != nil {
+	if err := sql.Roles(ctx, conn, "workflow"); err != nil {
 		return err
 	}
 	for _, prefix := range []string{"media", "billing"} {
-		if err := sql.BindWorker(ctx, conn, sql.DefaultRoles, prefix, []string{prefix + "."}); err != nil {
+		if err := sql.BindWorker(ctx, conn, "workflow", prefix, []string{prefix + "."}); err != nil {
 			return err
 		}
 	}

@@ -27,7 +27,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
-	"github.com/simple-workflow/simple-workflow/graph"
 	"github.com/simple-workflow/simple-workflow/internal/cleanup"
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -294,7 +293,7 @@ func (t *trial) start(ctx context.Context) (stop func()) {
 	}
 	bound.HandleRaw("media.", fine)
 	worker.Handle(mux, cleanup.Type, cleanup.New(as("engine"), []string{"default."}, time.Hour, cleanup.Keep{Finished: time.Hour, Failed: time.Hour, Deleted: time.Hour, Published: time.Hour, Processes: time.Hour}).Handle)
-	for _, c := range []worker.Config{config(as("engine"), mux, "media.", "billing.", "test.", "default.", graph.Prefix), config(as("media"), bound, "media.")} {
+	for _, c := range []worker.Config{config(as("engine"), mux, "media.", "billing.", "test.", "default.", "graph."), config(as("media"), bound, "media.")} {
 		group.Go(func() { _ = worker.Run(ctx, c) })
 	}
 	targets := []dispatcher.Target{}

@@ -17,6 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/delivery"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -237,7 +238,7 @@ func (w *world) build() {
 		return struct{}{}, run.Permanent(fmt.Errorf("it was told to fail"))
 	})
 	done := make(chan error)
-	go func() { done <- worker.Run(ctx, config(pool, mux, "build.", graph.Prefix)) }()
+	go func() { done <- worker.Run(ctx, config(pool, mux, "build.", "graph.")) }()
 	pgtest.Await(w.t, "all instances to come to their stage", func() (idle bool) {
 		err := pool.QueryRow(ctx, `
 			SELECT NOT EXISTS (SELECT FROM workflow_run WHERE status IN ('pending', 'leased') AND run_at <= now() AND held_at IS NULL
@@ -257,11 +258,11 @@ func (w *world) build() {
 // config is that of a worker that is quick, with the engine's part if it takes steps.
 func config(pool *pgxpool.Pool, mux *worker.Mux, prefixes ...string) worker.Config {
 	c := worker.Config{
-		Pool: pool, Mux: mux, Prefixes: prefixes, Retention: worker.Retention{Off: true}, Lease: worker.MinLease, PollInterval: 20 * time.Millisecond, ShutdownGrace: -1,
+		Pool: pool, Mux: mux, Prefixes: prefixes, Retention: worker.Retention{Off: true}, Lease: shipped.MinLease, PollInterval: 20 * time.Millisecond, ShutdownGrace: -1,
 		Backoff: run.Backoff{Base: 10 * time.Millisecond, Cap: 20 * time.Millisecond}, Logger: quiet,
 	}
 	for _, p := range prefixes {
-		if p == graph.Prefix {
+		if p == "graph." {
 			c.Processes = graph.New(pool)
 		}
 	}

@@ -14,12 +14,12 @@ import (
 
 // A Rest is what MarkApart could not record, and what the database says about it.
 type Rest struct {
-	Lanes   []Outcome // their lanes are locked, or an error has kept MarkApart from them: they are still claimed
-	Open    []Outcome // their rows are locked, or are refused together with all others: their lanes are given back
-	Refused []Refusal // refused while others are not: they are parked
-	Claimed bool      // a lane could not be given back: call MarkApart again, with what is in Lanes
+	Lanes   []Outcome // not marked, because their lanes are locked or an error came first: the lanes are still claimed
+	Open    []Outcome // not marked, because their rows are locked, or nothing shows that they are the cause: the lanes are given back
+	Refused []Refusal // refused while another event could be marked: they are parked
+	Claimed bool      // a lane could not be given back: call MarkApart again, with Lanes
 	State   string    // the SQLSTATE of the last error, if it had one
-	Fault   error     // no event can be marked, and none is blamed for it: what the database says; nil: others can
+	Fault   error     // the database's error if no event can be marked, so that none is blamed; nil: other events can
 }
 
 // A Refusal is an event that the database refuses to mark.
@@ -28,13 +28,15 @@ type Refusal struct {
 	State string // SQLSTATE
 }
 
-// MarkApart records outcomes that Mark has failed on, lane by lane, and gives each lane back as soon as it is
-// done with it. It passes over what somebody has locked. What fails is halved until it stands alone. An
-// event that is refused alone, and again after one that was marked before could be marked again, is parked with the
-// database's words: in outbox_delivery, as its row takes none. No statement takes longer than patience.
+// MarkApart records outcomes after Mark has failed. It marks lane by lane, and gives each lane back when it is done. It
+// skips locked rows. It halves a set of events that fails until each failing event stands alone. It parks an event that
+// is refused alone and refused again after a control, another event, could be marked. The parking and the database's
+// message are recorded in outbox_delivery, because the event's own row accepts no update. No statement takes longer
+// than patience.
 //
-// An error means that something is wrong with the database as a whole, or with what is in Rest.Lanes: see Claim.AnyState. Nothing is parked
-// for that. Other lanes are marked all the same, unless the database does not answer.
+// An error means that the database as a whole has a problem, or that marking the events in Rest.Lanes fails: see
+// Claim.AnyState. No event is parked because of such an error. Other lanes are still marked, unless the database does
+// not answer.
 func MarkApart(ctx context.Context, db DB, c *Claim, outcomes []Outcome, patience time.Duration) (Rest, error) {
 	a := apart{ctx: ctx, db: db, claim: c, patience: patience}
 	lanes := map[int64]int16{}
@@ -57,7 +59,7 @@ func MarkApart(ctx context.Context, db DB, c *Claim, outcomes []Outcome, patienc
 		}
 		if err != nil {
 			trouble = err
-			a.rest.Lanes = append(a.rest.Lanes, byLane[lane]...) // to mark twice changes nothing
+			a.rest.Lanes = append(a.rest.Lanes, byLane[lane]...) // some may be marked already: marking is idempotent
 		}
 	}
 	if trouble != nil {
@@ -67,7 +69,7 @@ func MarkApart(ctx context.Context, db DB, c *Claim, outcomes []Outcome, patienc
 	return a.rest, nil
 }
 
-// answers reports whether the database answers, after an error or none: then another lane may be marked.
+// answers reports whether the database still answers, given the last error or nil. If so, other lanes may be marked.
 func (a *apart) answers(err error) bool {
 	return err == nil || fault.State(err) != "" && a.ctx.Err() == nil
 }
@@ -80,13 +82,14 @@ type apart struct {
 	rest     Rest
 	broken   bool // no event can be marked
 
-	// Of the lane that is being marked:
+	// About the lane that is being marked:
 	lane    int16
-	away    bool // it is locked, or claimed no more
-	checked bool // other events can be marked, or none is there to tell
+	away    bool // the lane is locked, or no longer claimed
+	checked bool // a control event could be marked, or there is none
 	guilty  []guilty
 }
 
+// markLane marks the outcomes of one lane, parks the events that are refused, and gives the lane back.
 func (a *apart) markLane(lane int16, outcomes []Outcome) error {
 	a.lane, a.away, a.checked, a.guilty = lane, false, false, nil
 	err := a.halve(outcomes, a.patience/2)
@@ -102,7 +105,7 @@ func (a *apart) markLane(lane int16, outcomes []Outcome) error {
 	return a.giveBack(`lane = ANY ($3)`, []int16{lane})
 }
 
-// halve marks outcomes, or if that fails the halves of them.
+// halve marks outcomes in one statement or, if that fails, in halves.
 func (a *apart) halve(outcomes []Outcome, patience time.Duration) error {
 	if a.away {
 		return nil
@@ -119,7 +122,7 @@ func (a *apart) halve(outcomes []Outcome, patience time.Duration) error {
 	return nil
 }
 
-// failed goes on with outcomes that could not be marked in one statement.
+// failed handles outcomes that could not be marked in one statement.
 func (a *apart) failed(outcomes []Outcome, kind int, err error) error {
 	works, trouble := a.othersWork()
 	switch {
@@ -132,7 +135,7 @@ func (a *apart) failed(outcomes []Outcome, kind int, err error) error {
 		return a.split(outcomes)
 	case kind == stuck:
 		a.rest.Open = append(a.rest.Open, outcomes...)
-	default: // refused, so there is an answer
+	default: // refused, so err is a PgError
 		var said *pgconn.PgError
 		errors.As(err, &said)
 		a.guilty = append(a.guilty, guilty{outcomes[0], said})
@@ -140,7 +143,8 @@ func (a *apart) failed(outcomes []Outcome, kind int, err error) error {
 	return nil
 }
 
-// split marks the halves of what has failed. If the first does not fail the second will, unless it is one event.
+// split marks outcomes that failed together, in halves. If the first half succeeds, the second would fail as a
+// whole, so it is split without trying, unless it is one event.
 func (a *apart) split(outcomes []Outcome) error {
 	half, before := len(outcomes)/2, len(a.guilty)+len(a.rest.Open)
 	if err := a.halve(outcomes[:half], a.patience/2); err != nil {
@@ -152,7 +156,7 @@ func (a *apart) split(outcomes []Outcome) error {
 	return a.halve(outcomes[half:], a.patience/2)
 }
 
-// try marks outcomes in one statement and returns those whose rows are locked.
+// try marks outcomes in one statement and returns those whose rows are locked. It sets away if the lane cannot be had.
 func (a *apart) try(outcomes []Outcome, patience time.Duration) (missing []Outcome, err error) {
 	ctx, done := context.WithTimeout(a.ctx, patience)
 	defer done()
@@ -171,13 +175,13 @@ func (a *apart) try(outcomes []Outcome, patience time.Duration) (missing []Outco
 	return missing, nil
 }
 
-// guilty is an outcome that was refused alone, and with which words.
+// guilty is an outcome that was refused alone, and the database's error.
 type guilty struct {
 	outcome Outcome
 	said    *pgconn.PgError
 }
 
-// blamed is what becomes of it instead.
+// blamed returns the outcome to record instead: parked, with the database's message as the reason.
 func (g guilty) blamed() Outcome {
 	o, words := g.outcome, g.said.Code+": "+g.said.Message
 	switch {
@@ -190,8 +194,8 @@ func (g guilty) blamed() Outcome {
 	return o
 }
 
-// park parks the guilty of a lane, if others can be marked still and they are refused even then: what has
-// refused them may have ended meanwhile.
+// park parks the guilty events of a lane if a control event can be marked now and they are refused once more after
+// that: what refused them may have ended meanwhile.
 func (a *apart) park() error {
 	if len(a.guilty) == 0 {
 		return nil
@@ -219,7 +223,7 @@ func (a *apart) park() error {
 	return a.blame()
 }
 
-// blame records that the guilty are refused.
+// blame records the guilty events as refused, which parks them.
 func (a *apart) blame() error {
 	if len(a.guilty) == 0 || a.away {
 		return nil
@@ -247,7 +251,8 @@ func (a *apart) blame() error {
 	return nil
 }
 
-// othersWork reports whether it may be the events that are refused, and not any event. An error says nothing of that.
+// othersWork reports whether the events that failed may be the cause: a control event can be marked, or there is none.
+// It is false if no event can be marked. If it returns an error, neither is known.
 func (a *apart) othersWork() (bool, error) {
 	if !a.broken && !a.checked {
 		works, known, err := a.control()
@@ -259,8 +264,9 @@ func (a *apart) othersWork() (bool, error) {
 	return !a.broken, nil
 }
 
-// control does to another event what marking does, as if it was open, and takes that back: it notes a failure, and that the sink has
-// got it. It is one that was marked before, or else one that is open. It reports whether that works; it is not known if there is no other event.
+// control marks another event, in a transaction that is rolled back: first as failed, then as delivered, as if it
+// were open. It takes an event that was published before or, if there is none, an open one. works reports whether the
+// database accepts that. known is false if there is no other event.
 func (a *apart) control() (works, known bool, err error) {
 	ctx, done := context.WithTimeout(a.ctx, a.patience/2)
 	defer done()
@@ -306,7 +312,8 @@ func (a *apart) control() (works, known bool, err error) {
 	return false, true, nil
 }
 
-// lost sorts out what is in a lane that cannot be had: if it is locked it can be later.
+// lost handles the outcomes of a lane that could not be had. If the lane is still claimed it is only locked, and its
+// outcomes can be marked later.
 func (a *apart) lost(outcomes []Outcome) error {
 	var ours bool
 	err := a.db.QueryRow(a.ctx, `SELECT EXISTS (SELECT FROM outbox_lane WHERE sink = $1 AND lane = $2 AND claim_token = $3)`,
@@ -322,8 +329,8 @@ func (a *apart) lost(outcomes []Outcome) error {
 	return nil
 }
 
-// giveBack gives back those of the claim's lanes that are meant. Those that somebody has locked for long
-// are given back by the next call.
+// giveBack gives back the claim's lanes that match the condition which, in which $3 is lanes. If a lane stays locked,
+// the next call of MarkApart gives them back.
 func (a *apart) giveBack(which string, lanes []int16) error {
 	ctx, done := context.WithTimeout(a.ctx, a.patience)
 	defer done()
@@ -338,13 +345,14 @@ func (a *apart) giveBack(which string, lanes []int16) error {
 	return err
 }
 
-// What an error says about the statement that it has ended.
+// What an error says about the statement that failed with it.
 const (
-	passing = iota // nothing: it is about the server, the connection, or chance
-	stuck          // it has waited for too long
-	refused        // something that it was to write is refused
+	passing = iota // nothing: the error is about the server, the connection, or other transactions
+	stuck          // the statement waited too long, for a lock or in all
+	refused        // something that the statement writes is refused
 )
 
+// kind classifies an error, and notes its SQLSTATE for Rest.State.
 func (a *apart) kind(err error) int {
 	if err == nil || a.ctx.Err() != nil {
 		return passing

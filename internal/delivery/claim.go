@@ -1,5 +1,5 @@
-// Package delivery is what a dispatcher does in the database: it claims lanes of events for a sink, reads what is due in them, and marks what became of it.
-// Package outbox appends the events.
+// Package delivery holds the database statements of a dispatcher. It claims lanes of events for a sink, reads the due
+// events in them, and marks the outcome of each. Package outbox appends the events.
 package delivery
 
 import (
@@ -22,31 +22,33 @@ type Row struct {
 	Payload   json.RawMessage
 	Headers   map[string]string // nil: none
 	Created   time.Time
-	Refused   string // why it cannot be sent: it is larger than any event may be. Payload and Headers are nil then
-	Attempt   int    // how often this sink was tried with it before
-	Rejected  int    // how often it said that it does not want it
-	Wanted    bool   // false: no sink wants it; it is only to be marked
+	Refused   string // why the event cannot be sent: it exceeds a size limit, and Payload and Headers are nil; empty: it can be sent
+	Attempt   int    // attempts charged so far, for this sink
+	Rejected  int    // how often this sink rejected it
+	Wanted    bool   // false: no sink has to get it any more, so it only has to be marked
 	Lane      int16
-	Round     int64 // of its lane: grows with each replay, after which what was delivered before counts no more
+	Round     int64 // replays of its lane so far; after a replay, an earlier delivery no longer counts
 }
 
 // A Claim is the right to publish the events of some lanes to a sink.
 type Claim struct {
 	Sink  string
 	Token uuid.UUID     // drawn for this claim
-	Lanes int           // claimed; 0: nothing is due
+	Lanes int           // number of lanes claimed; 0: nothing is due
 	Ahead time.Duration // how far the database's clock is ahead of this machine's
 	Rows  []Row         // in order of id
 
-	// AnyState has MarkApart take any SQLSTATE for an answer about an event. Set it when one of the events could not be marked for a minute,
-	// whatever marking failed with: a trigger of the user's may raise any.
+	// AnyState makes MarkApart treat every SQLSTATE as an answer about an event. Set it when one of the events could
+	// not be marked for a minute, with any error: a trigger of the user's may raise any SQLSTATE.
 	AnyState bool
 }
 
-// LongestClaim is how long a claim may last. One that is to last longer was not made by a dispatcher, and is over.
+// LongestClaim is the longest that a claim may last. A claim that ends later was not made by a dispatcher, and counts
+// as expired.
 const LongestClaim = time.Hour
 
-// What an event may have at most, as text, in bytes. One from before there was a limit is not sent.
+// The limits of an event's payload and headers as text, in bytes. An event that exceeds them, from before they existed,
+// is not sent.
 const (
 	mostPayload = 8 << 20
 	mostHeaders = 64 << 10
@@ -54,17 +56,17 @@ const (
 
 // Limits bound a claim.
 type Limits struct {
-	Events int           // at most
-	Bytes  int           // of payloads and headers at most, but one event always
-	Lanes  int           // at most, so that others find some, too
-	Length time.Duration // how long the claim lasts, LongestClaim at most; after that it is anybody's
+	Events int           // most events
+	Bytes  int           // most bytes of payloads and headers; one event is read even if it is larger
+	Lanes  int           // most lanes, so that other dispatchers find some too
+	Length time.Duration // how long the claim lasts, at most LongestClaim; after that others may claim its lanes
 
 	Except []int64     // events that are not read
-	Apart  []uuid.UUID // aggregates of which none is read
+	Apart  []uuid.UUID // aggregates whose events are not read
 }
 
-// readable says which events e are not excepted, as a condition to be added, and what its two
-// parameters are, the first of which has the number n.
+// readable returns a condition, to append to others, that excludes Except and Apart from the events e, and its two
+// parameters. The first parameter has the number n.
 func (l Limits) readable(n int) (condition string, args []any) {
 	if len(l.Except)+len(l.Apart) == 0 {
 		return "", nil
@@ -76,43 +78,46 @@ func (l Limits) readable(n int) (condition string, args []any) {
 	return fmt.Sprintf(` AND e.id <> ALL ($%d::bigint[]) AND e.aggregate_id <> ALL ($%d::uuid[])`, n, n+1), []any{l.Except, aggregates}
 }
 
-// isOpen says whether a sink still has to do something about the event e. It is no function of the
-// database: that would take the event as a whole row, and where a plan keeps rows it then reads all
-// payloads to keep them.
+// isOpen returns a condition: the sink wants the event e, and has neither got nor parked it. It is not a function of
+// the database, because that would take the whole row as its argument, and a plan that stores rows would then read all
+// payloads to store them.
 func isOpen(sink string) string {
 	return strings.ReplaceAll(`((cardinality(S.types) = 0 OR e.event_type ^@ ANY (S.types))
 		AND (S.name = ANY (e.delivered_to)) IS NOT TRUE AND (S.name = ANY (e.parked_by)) IS NOT TRUE)`, "S.", sink+".")
 }
 
-// planned has the database plan a statement each time. A plan that was made while the outbox was
-// empty, and kept, reads all of it for each lane until the next ANALYZE.
+// planned makes the database plan a statement at each execution. A plan that was made while the outbox was empty,
+// and kept, would read the whole outbox for each lane until the next ANALYZE.
 const planned = pgx.QueryExecModeCacheDescribe
 
-// notParked says that the sink s has not given up the event e. A row that refuses every change still says open
-// when its delivery was parked. It is no anti-join: that would be one more way to plan for. And it does not end
-// with IS NULL: the planner believes that hardly any row is so, and sorts all there are to get the first.
+// notParked is a condition: the sink s has not parked the event e in outbox_delivery. An event whose row refuses every
+// update still looks open in outbox_event although its delivery was parked. The condition is not an anti-join, which
+// would give the planner one more choice. And it does not end with IS NULL: the planner would expect hardly any row to
+// match, and sort all rows to get the first.
 const notParked = `(SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE p.event_id = e.id AND p.sink = s.name) IS NOT TRUE`
 
-// openInLane are the events e that the sink s has to get, or that nobody has to get any more, from
-// the floor of a lane l on. To the letter it holds what outbox_event_open_idx is about.
+// openInLane is a condition: the event e is above the floor of the lane l, and the sink s still has to get it, or no
+// sink has to get it any more. It repeats the predicate of outbox_event_open_idx literally, so that the planner uses
+// that index.
 var openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
 	AND (` + isOpen("s") + ` OR NOT EXISTS (SELECT FROM outbox_sink o WHERE ` + isOpen("o") + `)) AND ` + notParked
 
-// dueInLane are those of them whose aggregates do not wait for another try. Nothing waits longer than the longest
-// backoff there can be.
+// dueInLane is openInLane for events whose aggregates do not wait for a retry. A next_attempt_at two years ahead or
+// more is ignored: no backoff is that long.
 var dueInLane = openInLane + `
 	AND NOT EXISTS (SELECT FROM outbox_delivery d
 	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL
 	                  AND d.next_attempt_at > now() AND d.next_attempt_at < now() + interval '2 years')`
 
-// sizeOfHeaders is the size of an event's headers as text. What is stored may be compressed to a hundredth of that. Only what is
-// small, and not compressed, is not read for it: of that the text is hardly larger.
+// sizeOfHeaders is the size of an event's headers as text, in bytes. The stored size is no measure of it, because
+// compression may reduce it to a hundredth. Only for a small value that is not compressed is the stored size taken,
+// which saves reading the value: its text is hardly larger.
 const sizeOfHeaders = `CASE WHEN e.headers IS NULL THEN 0
 		WHEN pg_column_size(e.headers) <= 300 AND pg_column_compression(e.headers) IS NULL THEN pg_column_size(e.headers)
 		ELSE octet_length(e.headers::text) END`
 
-// Open reports whether there is anything above the sink's floors that anybody still has to get: a look
-// that costs little where there is nothing.
+// Open reports whether any event above the sink's floors is open, for this sink or another. It costs little if there is
+// none.
 func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 	err = db.QueryRow(ctx, `
 		SELECT EXISTS (
@@ -129,8 +134,8 @@ func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 	return open, nil
 }
 
-// Acquire claims lanes in which something is due, those served longest ago first, and reads it.
-// What is claimed is published, then marked: that gives the lanes back.
+// Acquire claims lanes that have due events, those served longest ago first, and reads the events. The caller publishes
+// them and then calls Mark, which gives the lanes back. If nothing is due, Acquire returns a Claim with no lanes.
 func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits) (*Claim, error) {
 	c := &Claim{Sink: sink, Token: uuid.New()}
 	var now time.Time
@@ -159,8 +164,8 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		return c, nil
 	}
 	c.Ahead = time.Until(now)
-	// A statement of its own: it sees what was marked before the lanes were free. The first of all
-	// lanes come before the second of any, so none waits for a long one.
+	// A separate statement, so that its snapshot includes everything that was marked before the lanes were given back.
+	// The first event of each lane comes before the second of any, so that no lane waits for a long one.
 	perLane := max(1, limits.Events/c.Lanes)
 	readable, excepted = limits.readable(7)
 	rows, _ := db.Query(ctx, `
@@ -197,13 +202,13 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 	if err != nil {
 		back, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer done()
-		_, _ = Mark(back, db, c, nil) // or the lanes wait for the claim to run out
+		_, _ = Mark(back, db, c, nil) // otherwise the lanes wait for the claim to expire
 		return nil, fmt.Errorf("read events for sink %q: %w", sink, err)
 	}
 	return c, nil
 }
 
-// stringsOf returns the headers that are texts, which all are that Append has written.
+// stringsOf returns the headers whose values are strings. outbox.Append writes no others.
 func stringsOf(headers []byte) map[string]string {
 	if headers == nil {
 		return nil

@@ -5,23 +5,25 @@ import (
 	"fmt"
 )
 
-// nearest is how far the sequence follows ids that are above d.last, which was drawn last.
+// nearest is the highest id that the sequence follows: 2^40 above d.last, the id that was drawn last.
 const nearest = `least(d.last, 9223372036854775807 - 1099511627776) + 1099511627776`
 
-// RaiseFloors lets reading start later, past what the sink is done with. Without it reading passes
-// over everything that other sinks have not got, and over what was published since the last vacuum.
+// RaiseFloors raises the sink's floors past the events that it is done with, so that reading starts later. Without it,
+// reading would skip every event that other sinks have not got, and every event published since the last vacuum.
 //
-// An id is drawn before its transaction ends, so below the first open event one may still appear.
-// What is the floor's next place is therefore noted with the transactions that are under way, and
-// becomes the floor when all of them have ended: all that have a lower number than this one. (The xmax of a
-// snapshot is no such number: it is that of the newest one under way, if nobody has ended since.) One that was noted in another cluster, from which the
-// database was restored, is noted anew. Lanes that somebody has locked keep their floors until the next time.
+// An id is drawn before its transaction ends, so an event may still appear below the first open one. RaiseFloors
+// therefore works in two steps. It notes the next floor together with the number of its own transaction. A later
+// call makes that the floor once all transactions with a lower number have ended. (The xmax of a snapshot
+// would not do instead of that number: it is one above the last transaction that has ended, and running ones may have
+// higher numbers.) A number from another cluster, from which the database was restored, is replaced. Locked lanes
+// keep their floors until the next call.
 //
-// A floor never passes what was drawn: an event may have an id that was not. Where one has, or ids are above the
-// sequence that it may follow, SetRight is called.
+// A floor never passes the last id that was drawn from the sequence, because an event may have an id that was not
+// drawn. If a floor is above that id, or an event that the sequence may follow, RaiseFloors calls SetRight.
 func RaiseFloors(ctx context.Context, db DB, sink string) error {
 	var wrong bool
-	// What was drawn last is asked before the first lock gives this transaction its number: who draws later has a higher one.
+	// The last drawn id is read before the first lock gives this transaction its number. A transaction has a number
+	// before it draws, so those that drew up to that id have lower numbers.
 	err := db.QueryRow(ctx, `
 		WITH d AS MATERIALIZED (
 			SELECT outbox_last_id_v1() AS last
@@ -57,11 +59,12 @@ func RaiseFloors(ctx context.Context, db DB, sink string) error {
 	return err
 }
 
-// SetRight makes lanes of a sink ("": of all) anew that are missing, sets back what no lane can have, lowers floors below events
-// that should not be there (of ids that were not drawn from the sequence, or drawn by a transaction that was slow to begin
-// writing), and has the sequence go on after the ids that there are. It answers what it did; "": nothing was wrong.
+// SetRight repairs the lanes of a sink, or of all sinks if sink is "". It creates missing lanes, resets values that no
+// lane can have, and lowers floors below open events. (An event is open below a floor if its id was not drawn from the
+// sequence, or was drawn by a transaction that was slow to begin writing.) It also advances the sequence past the
+// existing ids. It returns what it did; "": nothing was wrong.
 //
-// It reads everything that is open below the floors, so it is for now and then.
+// SetRight reads every open event below the floors, so it should run rarely.
 func SetRight(ctx context.Context, db DB, sink string) (did string, err error) {
 	if err := db.QueryRow(ctx, `SELECT outbox_set_right_v1(nullif($1, ''))`, planned, sink).Scan(&did); err != nil {
 		return "", fmt.Errorf("set right the outbox of sink %q: %w", sink, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// An Outcome is what became of one event of a claim. One that is not marked stays as it was.
+// An Outcome is the result of publishing one event of a claim. An event without an outcome stays as it was.
 type Outcome struct {
 	ID        int64
 	Delivered bool
@@ -18,18 +18,17 @@ type Outcome struct {
 
 	// If it was not delivered:
 	Reason   string
-	Attempt  int           // how often it has been tried by now
-	Rejected int           // how often the sink has said that it does not want it
-	Again    time.Duration // until the next try
-	Park     bool          // there is none
+	Attempt  int           // attempts charged so far
+	Rejected int           // rejections so far
+	Again    time.Duration // until the next attempt
+	Park     bool          // there is no next attempt
 
-	refused bool // the database refuses to mark it; Reason has its words
+	refused bool // the database refuses to mark it; Reason has the database's message
 }
 
-// Mark records outcomes and gives the claim's lanes back, in one statement, which waits for nobody's
-// lock for long. It reports how many were recorded: none if the claim was lost, which
-// leaves the events to whoever has it now. If it fails nothing is recorded, and the lanes are still
-// claimed: see MarkApart.
+// Mark records outcomes and gives the claim's lanes back, in one statement that waits at most 200 ms for a
+// lock. It returns the number of outcomes recorded. That is zero if the claim was lost: the current owner of the
+// lanes then publishes the events. If Mark fails, nothing is recorded and the lanes are still claimed: see MarkApart.
 func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded int, err error) {
 	_, ids, err := mark(ctx, db, c, outcomes, together, nil)
 	if err != nil {
@@ -38,18 +37,18 @@ func Mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome) (recorded in
 	return len(ids), nil
 }
 
-// A locking says how the statement that marks comes to the lanes and events that it marks.
+// A locking is the part of the marking statement that selects and locks lanes (mine) and events (among).
 type locking struct{ mine, among string }
 
 var (
-	// All at once, after a short wait: another sink marks the same events, which takes milliseconds.
+	// All rows, waiting for locks, and the lanes are given back. Usually another sink holds a lock, for milliseconds.
 	together = locking{
 		mine: `UPDATE outbox_lane SET claim_token = NULL, claimed_by = NULL, claim_until = NULL
 			WHERE sink = $1 AND claim_token = $2 AND ($12::smallint IS NULL OR lane = $12) AND (SELECT set_config('lock_timeout', '200ms', true)) <> ''
 			RETURNING lane`,
 		among: `e.lane IN (SELECT lane FROM mine)`,
 	}
-	// What nobody has locked, and without giving lanes back.
+	// Only rows that are not locked; the lanes are not given back.
 	passingOver = locking{
 		mine: `SELECT lane FROM outbox_lane
 			WHERE sink = $1 AND claim_token = $2 AND ($12::smallint IS NULL OR lane = $12) AND (SELECT set_config('lock_timeout', '200ms', true)) <> ''
@@ -60,14 +59,15 @@ var (
 			ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED`,
 		among: `e.id IN (SELECT id FROM free)`,
 	}
-	// One event of any lane, which the transaction has locked, in a transaction that is undone.
+	// One event of any lane, which the transaction has locked already and which is rolled back.
 	ofControl = locking{
 		mine:  `SELECT lane FROM outbox_lane WHERE sink = $1 AND ($2::uuid IS NOT NULL OR lane = $12::smallint) LIMIT 1`,
 		among: `e.id = ANY ($3)`,
 	}
 )
 
-// mark marks outcomes of one lane, or of all; nil: all. It returns the lanes that it has found claimed, and the events that it has recorded.
+// mark marks outcomes of one lane, or of all lanes if lane is nil. It returns the lanes that are still claimed and the
+// events that it recorded.
 func mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome, l locking, lane *int16) (lanes []int16, recorded []int64, err error) {
 	n := len(outcomes)
 	ids, delivered, parks, unwanted, refused := make([]int64, n), make([]bool, n), make([]bool, n), make([]bool, n), make([]bool, n)
@@ -77,9 +77,9 @@ func mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome, l locking, l
 		ids[k], delivered[k], parks[k], attempts[k], rejected[k] = o.ID, o.Delivered, o.Park, o.Attempt, o.Rejected
 		again[k], reasons[k], unwanted[k], refused[k] = o.Again.Seconds(), o.Reason, o.Unwanted, o.refused
 	}
-	// Another sink may mark the same event at the same time. Whoever comes second sees what the
-	// first has written to the row, and so one of them finds that nobody is left. Of an event whose row
-	// is refused nothing is written but that it is parked.
+	// Another sink may mark the same event at the same time. The second one sees what the first has written to the row,
+	// so it finds that no sink is left, and sets published_at or parked_at. An event whose row is refused is only
+	// recorded in outbox_delivery, as parked.
 	err = db.QueryRow(ctx, `
 		WITH mine AS MATERIALIZED (
 			`+l.mine+`
@@ -116,7 +116,8 @@ func mark(ctx context.Context, db DB, c *Claim, outcomes []Outcome, l locking, l
 	return lanes, recorded, err
 }
 
-// TellFault says in workflow_fault that no event can be marked, and what the database says to that; nil: they can again.
+// TellFault records in workflow_fault that no event can be marked, with the database's error; nil: events can be marked
+// again.
 func TellFault(ctx context.Context, db DB, fails error) error {
 	var state, words *string
 	if said := (*pgconn.PgError)(nil); errors.As(fails, &said) {
@@ -131,8 +132,8 @@ func TellFault(ctx context.Context, db DB, fails error) error {
 	return nil
 }
 
-// appended is a column of marks with the sink $1 added. Marks of another form than ours, of two dimensions or with NULL, take none
-// as they are, and become a list.
+// appended returns an expression: the array marks, with the sink $1 appended. A value that a dispatcher does not write,
+// with two dimensions or with NULL, is first converted to a list.
 func appended(marks string) string {
 	return strings.ReplaceAll(`CASE WHEN MARKS IS NULL THEN ARRAY[$1::text]
 		WHEN CASE WHEN array_ndims(MARKS) > 1 THEN true ELSE array_position(MARKS, NULL) IS NOT NULL END

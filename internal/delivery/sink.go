@@ -23,14 +23,14 @@ type DB interface {
 // Lanes is the number of lanes. All events of an aggregate are in one of them.
 const Lanes = 64
 
-// Register says that a sink of this name is served, and that it wants the events whose types
-// start with one of these prefixes; nil: all. A new sink begins with what is open then, and gets
-// what comes; what was published before, outbox_replay gives it.
+// Register records that a sink is served, and that it wants the events whose types start with one of the prefixes in
+// types; nil: all events. A new sink gets the events that are open at that time and all later ones. outbox_replay
+// gives it events that were published before.
 func Register(ctx context.Context, db DB, sink string, types []string) error {
 	if types == nil {
 		types = []string{}
 	}
-	// Events that the floor has passed may be wanted now, so it goes back to the start.
+	// If types changed, events below the floors may be wanted now, so the floors are reset.
 	_, err := db.Exec(ctx, `
 		WITH before AS (
 			SELECT types FROM outbox_sink WHERE name = $1
@@ -48,8 +48,9 @@ func Register(ctx context.Context, db DB, sink string, types []string) error {
 	return nil
 }
 
-// Registers reports whether a sink could be registered although one that the database knows is refused: it is tried with another name, and
-// undone. It reports false for a sink that is not known yet, which would miss what others get before it is.
+// Registers reports whether another sink could be registered although the sink refused could not. It registers one with
+// a name of its own, and rolls back. It returns false if refused is not in the database yet: such a sink would miss the
+// events that others get before it is registered, so they have to wait for it.
 func Registers(ctx context.Context, db DB, refused string) (works bool, err error) {
 	var known bool
 	if err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_sink WHERE name = $1)`, refused).Scan(&known); err != nil || !known {
@@ -59,9 +60,9 @@ func Registers(ctx context.Context, db DB, refused string) (works bool, err erro
 	if err != nil {
 		return false, err
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) // nothing of it is wanted
+	defer tx.Rollback(context.WithoutCancel(ctx)) // always
 	name := "control-" + strings.ReplaceAll(uuid.NewString(), "-", "")
-	for range 2 { // made, and then found as that one is
+	for range 2 { // the first call inserts the row, the second updates it, as for the refused sink
 		if Register(ctx, tx, name, nil) != nil {
 			return false, nil
 		}
@@ -69,14 +70,14 @@ func Registers(ctx context.Context, db DB, refused string) (works bool, err erro
 	return true, nil
 }
 
-// missingLanes makes the rows of lanes that a sink has not got.
+// missingLanes inserts the lane rows that a sink lacks.
 const missingLanes = `
 	INSERT INTO outbox_lane (sink, lane)
 	SELECT sink.name, n FROM sink, generate_series(0, 63) AS n
 	WHERE NOT EXISTS (SELECT FROM outbox_lane l WHERE l.sink = sink.name AND l.lane = n)
 	ON CONFLICT DO NOTHING`
 
-// Seen notes that a dispatcher serves the sink, and makes it and its lanes anew where they are not there.
+// Seen records that a dispatcher serves the sink. It creates the sink and its lanes if they are missing.
 func Seen(ctx context.Context, db DB, sink string, types []string) error {
 	var there bool
 	err := db.QueryRow(ctx, `
@@ -93,7 +94,7 @@ func Seen(ctx context.Context, db DB, sink string, types []string) error {
 	return nil
 }
 
-// Pause keeps everybody from publishing to the sink for a while; reason is shown in outbox_sink.
+// Pause keeps all dispatchers from publishing to the sink for d. reason is shown in outbox_sink.
 func Pause(ctx context.Context, db DB, sink string, d time.Duration, reason string) error {
 	_, err := db.Exec(ctx, `
 		UPDATE outbox_sink
@@ -105,8 +106,9 @@ func Pause(ctx context.Context, db DB, sink string, d time.Duration, reason stri
 	return nil
 }
 
-// Back notes that a sink has taken something, and reports whether it took nothing before, and for how long. It waits for nobody
-// who has locked the sink's row: then nothing is noted, and it is to be called again later.
+// Back records that a sink accepts events again. It reports whether the sink was recorded as down, and for how long it
+// was. If the sink's row is locked, Back does not wait: it records nothing and reports false, and should be called
+// again later.
 func Back(ctx context.Context, db DB, sink string) (down time.Duration, was bool, err error) {
 	var seconds float64
 	err = db.QueryRow(ctx, `
@@ -125,23 +127,23 @@ func Back(ctx context.Context, db DB, sink string) (down time.Duration, was bool
 	return time.Duration(max(min(seconds, 1e9), 0) * float64(time.Second)), true, nil
 }
 
-// ErrNoSink means that there is no sink of the name, ErrServed that somebody serves it.
+// ErrNoSink means that no sink has the name; ErrServed means that a dispatcher serves it.
 var (
 	ErrNoSink = errors.New("no such sink")
 	ErrServed = errors.New("the sink is served")
 )
 
-// seenWithin says whether a dispatcher has said within so many seconds that it serves a sink. A time that is still to come
-// nobody has said.
+// seenWithin returns a condition: a dispatcher has recorded within so many seconds that it serves a sink. A time more
+// than a minute in the future does not count.
 func seenWithin(seconds string) string {
 	return `(seen_at > now() - ` + seconds + ` * interval '1 second' AND seen_at < now() + interval '1 minute')`
 }
 
-// Abandon removes a sink that nobody has said to serve for a while, and returns how many events it has
-// not got, counted up to a million. They are published as far as the other sinks are concerned. It returns
-// ErrNoSink or ErrServed.
+// Abandon removes a sink that no dispatcher has served for at least idle. It returns the number of events that were
+// open for the sink, counted up to a million. Those that no other sink has to get will count as published. Abandon
+// returns ErrNoSink if the sink does not exist, and ErrServed if a dispatcher has served it within idle.
 func Abandon(ctx context.Context, db DB, sink string, idle time.Duration) (open int64, err error) {
-	if _, err := SetRight(ctx, db, ""); err != nil { // a damaged lane may refuse that its floor is lowered
+	if _, err := SetRight(ctx, db, ""); err != nil { // the floor of a damaged lane may be impossible to lower
 		return 0, err
 	}
 	var gone bool
@@ -171,7 +173,7 @@ func Abandon(ctx context.Context, db DB, sink string, idle time.Duration) (open 
 	return open, nil
 }
 
-// Unserved lists the sinks that nobody has said to serve for a while, other than those named.
+// Unserved returns the names of the sinks that no dispatcher has served for at least since, except those in served.
 func Unserved(ctx context.Context, db DB, served []string, since time.Duration) ([]string, error) {
 	rows, _ := db.Query(ctx, `
 		SELECT name FROM outbox_sink
@@ -186,15 +188,15 @@ func Unserved(ctx context.Context, db DB, served []string, since time.Duration) 
 
 // A Lag is how far a sink is behind.
 type Lag struct {
-	Open   int           // events it has to get, counted up to 100,000
+	Open   int           // events that the sink has to get, counted up to 100,000
 	Oldest time.Duration // age of the oldest of them; 0: there is none
-	Parked int           // given up
+	Parked int           // events that are parked for the sink
 }
 
 // LagOf returns how far a sink is behind.
 func LagOf(ctx context.Context, db DB, sink string) (l Lag, err error) {
 	var seconds float64
-	// Lanes whose row is missing count, too.
+	// Lanes whose row is missing are counted, too.
 	const lanes = `generate_series(0, 63) AS g (lane) LEFT JOIN outbox_lane r ON r.sink = s.name AND r.lane = g.lane
 		              CROSS JOIN LATERAL (SELECT g.lane, coalesce(r.floor, -9223372036854775808) AS floor) AS l`
 	err = db.QueryRow(ctx, `

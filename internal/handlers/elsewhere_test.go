@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -34,7 +35,7 @@ func TestElsewhere(t *testing.T) {
 		{"0", `{"within": 0}`, 0},
 		{"soon", `soon`, 0},
 		{"7200", `{"within": 7200}`, 2 * time.Hour},
-		{"99999999999999999999", `{"within": 1e300}`, run.MaxElsewhere},
+		{"99999999999999999999", `{"within": 1e300}`, shipped.MaxElsewhere},
 	} {
 		_, posted := post(t, answer(t, 202, `{"a": 1}`, "Retry-After", c.after))
 		_, executed := execute(t, "echo '"+c.says+"'; exit 202", "{}")

@@ -12,6 +12,7 @@ import (
 
 	jsonv2 "github.com/go-json-experiment/json"
 
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/internal/told"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -83,7 +84,7 @@ func (p *program) handedOn(answer []byte) error {
 		Within float64 `json:"within"`
 	}
 	if jsonv2.Unmarshal(answer, &said) == nil && said.Within > 0 {
-		return run.Elsewhere(time.Duration(min(said.Within, run.MaxElsewhere.Seconds()) * float64(time.Second)))
+		return run.Elsewhere(time.Duration(min(said.Within, shipped.MaxElsewhere.Seconds()) * float64(time.Second)))
 	}
 	return run.ErrElsewhere
 }

@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
 )
@@ -127,7 +128,7 @@ func (p *parser) binding(pattern string, key, value *yaml.Node) Binding {
 func (s *section) options() worker.Options {
 	o := worker.Options{
 		Lease:       s.duration("lease"),
-		Concurrency: s.number("concurrency", worker.MaxConcurrency, 0),
+		Concurrency: s.number("concurrency", shipped.MaxConcurrency, 0),
 		MaxAttempts: s.number("max_attempts", maxAttempts, 0),
 		Backoff:     run.Backoff{Base: s.duration("backoff_base"), Cap: s.duration("backoff_cap")},
 	}
@@ -136,12 +137,12 @@ func (s *section) options() worker.Options {
 	} else {
 		o.Timeout = s.duration("timeout")
 	}
-	if o.Lease != 0 && (o.Lease < worker.MinLease || o.Lease > worker.MaxLease) {
-		s.bad("lease", "%s is outside %s to %s; choose one between", o.Lease, worker.MinLease, worker.MaxLease)
+	if o.Lease != 0 && (o.Lease < shipped.MinLease || o.Lease > shipped.MaxLease) {
+		s.bad("lease", "%s is outside %s to %s; choose one between", o.Lease, shipped.MinLease, shipped.MaxLease)
 	}
 	limit := o.Backoff.Cap
 	if limit == 0 {
-		limit = run.DefaultBackoffCap
+		limit = shipped.BackoffCap
 	}
 	if o.Backoff.Base > limit {
 		s.bad("backoff_base", "%s is above backoff_cap, which is %s; lower it or raise backoff_cap", o.Backoff.Base, limit)

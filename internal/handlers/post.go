@@ -20,6 +20,7 @@ import (
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/internal/told"
 	"github.com/simple-workflow/simple-workflow/run"
 	"github.com/simple-workflow/simple-workflow/worker"
@@ -64,7 +65,7 @@ func (w *web) post(ctx context.Context, transport http.RoundTripper, payload jso
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusAccepted {
-		if within := retryAfter(resp, time.Now(), run.MaxElsewhere); within > 0 {
+		if within := retryAfter(resp, time.Now(), shipped.MaxElsewhere); within > 0 {
 			return nil, run.Elsewhere(within)
 		}
 		return nil, run.ErrElsewhere

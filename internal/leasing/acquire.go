@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
-	"github.com/simple-workflow/simple-workflow/internal/pattern"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 )
 
 // discover finds the lanes that have open runs, and the first of each: nothing before it is
@@ -44,7 +44,7 @@ func (p *Poller) discover(ctx context.Context) error {
 // isPaused reports whether an operator wants no run of the type to be leased: the type itself, or a
 // prefix of it that ends with a dot, is in workflow_pause.
 func (p *Poller) isPaused(typ string) bool {
-	return slices.ContainsFunc(p.paused, func(prefix string) bool { return pattern.Covers(prefix, typ) })
+	return slices.ContainsFunc(p.paused, func(prefix string) bool { return naming.Covers(prefix, typ) })
 }
 
 // A head is the first open run of a lane; no Type: there is none.

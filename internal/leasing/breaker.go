@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/internal/pattern"
+	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -67,7 +67,7 @@ func (p *Poller) inGrace(typ string, grace time.Duration) bool {
 	}
 	last := p.wereOpen[typ]
 	for prefix, at := range p.werePaused {
-		if at.After(last) && pattern.Covers(prefix, typ) {
+		if at.After(last) && naming.Covers(prefix, typ) {
 			last = at
 		}
 	}

@@ -76,7 +76,7 @@ func anyCommand(s state) *rapid.Generator[command] {
 			c.Verdict = rapid.SampledFrom(verdicts).Draw(t, "verdict")
 			c.N = 2 * rapid.IntRange(0, 1).Draw(t, "delay")
 			if c.Verdict == settling.Fail || c.Verdict == settling.TryAgain {
-				c.Most = rapid.SampledFrom([]int{0, max(cmp.Or(s.Policy, shipped), s.Attempt)}).Draw(t, "most")
+				c.Most = rapid.SampledFrom([]int{0, max(cmp.Or(s.Policy, attempts), s.Attempt)}).Draw(t, "most")
 			}
 		}
 		return c

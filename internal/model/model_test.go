@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/simple-workflow/simple-workflow/internal/settling"
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -164,7 +165,7 @@ func step(was state, c command) (s state, answer string, told []event) {
 			if was.Suspect && s.Attempt < s.Max {
 				again++
 			}
-			s.Max = max(min(cmp.Or(s.Policy, shipped), most), again)
+			s.Max = max(min(cmp.Or(s.Policy, attempts), most), again)
 			s.Written = s.Max
 		}
 		if s.Attempt == s.Max {
@@ -231,12 +232,12 @@ func step(was state, c command) (s state, answer string, told []event) {
 	return s, answer, told
 }
 
-// shipped is how many attempts there are without a policy of the user's.
-const shipped = 25
+// attempts is how many attempts there are without a policy of the user's.
+const attempts = 25
 
 // follows reports whether the policy says how often the run is tried.
 func (s state) follows() bool {
-	return s.Max == s.Written || s.Written == 0 && s.Max == run.DefaultAttempts && !s.Granted
+	return s.Max == s.Written || s.Written == 0 && s.Max == shipped.MaxAttempts && !s.Granted
 }
 
 // leased is s with a lease of its own. That of an exhausted run is not charged.

@@ -56,7 +56,7 @@ func hours(h int) time.Duration { return max(time.Duration(h)*time.Hour-30*time.
 func newWorld(test *testing.T, t *rapid.T, pool *pgxpool.Pool) *world {
 	w := &world{T: t, test: test, pool: pool, claims: map[string][]claim{}}
 	pgtest.ByHand(test, pool, `TRUNCATE workflow_run, workflow_history`)
-	one[string](w, `SELECT workflow_set_policy('*', attempts => $1)`, shipped)
+	one[string](w, `SELECT workflow_set_policy('*', attempts => $1)`, attempts)
 	for i := range rapid.IntRange(1, 3).Draw(t, "runs") {
 		s := &subject{
 			state: state{Status: run.Pending, Max: rapid.IntRange(1, 4).Draw(t, "max_attempts"), Timeout: rapid.SampledFrom([]int{0, 0, 0, 1, 3}).Draw(t, "timeout")},
@@ -198,7 +198,7 @@ func (w *world) settle(*rapid.T) {
 		o := settling.Outcome{ID: c.id, Token: c.tokens[c.lease], Verdict: do.Verdict, Delay: hours(do.N)}
 		if do.Verdict == settling.Fail || do.Verdict == settling.TryAgain {
 			o.Failure = settling.NewFailure(errors.New("no luck"), run.Info{Attempt: c.Attempt})
-			if do.Most = rapid.SampledFrom([]int{0, max(cmp.Or(c.Policy, shipped), c.Attempt)}).Draw(w.T, "most"); do.Most > 0 {
+			if do.Most = rapid.SampledFrom([]int{0, max(cmp.Or(c.Policy, attempts), c.Attempt)}).Draw(w.T, "most"); do.Most > 0 {
 				o.Most = do.Most
 			}
 		}

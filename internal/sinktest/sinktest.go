@@ -1,4 +1,4 @@
-// Package sinktest is what the tests of sinks have in common.
+// Package sinktest has helpers for the tests of sinks.
 package sinktest
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// Event returns an event as the dispatcher makes them. The same n has the same id.
+// Event returns an event like those of the dispatcher. The same n yields the same id.
 func Event(n int, subject, kind, data string) event.Event {
 	e := event.New()
 	e.SetID(uuid.NewSHA1(uuid.NameSpaceOID, fmt.Append(nil, n)).String())
@@ -31,7 +31,7 @@ func Event(n int, subject, kind, data string) event.Event {
 	return e
 }
 
-// Read decodes what a sink has sent in structured mode, with the reader of another project.
+// Read decodes an event that a sink sent in structured mode, using the CloudEvents SDK.
 func Read(t testing.TB, body []byte) (e event.Event) {
 	t.Helper()
 	if err := e.UnmarshalJSON(body); err != nil {
@@ -43,7 +43,7 @@ func Read(t testing.TB, body []byte) (e event.Event) {
 	return e
 }
 
-// Same fails the test unless two events say the same.
+// Same fails the test unless two events are equal.
 func Same(t testing.TB, got, want event.Event) {
 	t.Helper()
 	if got.String() != want.String() {
@@ -51,7 +51,7 @@ func Same(t testing.TB, got, want event.Event) {
 	}
 }
 
-// Delivered fails the test unless there are n answers, and each says that an event was acknowledged.
+// Delivered fails the test unless errs has n elements, all nil.
 func Delivered(t testing.TB, errs []error, n int) {
 	t.Helper()
 	if len(errs) != n {
@@ -64,7 +64,7 @@ func Delivered(t testing.TB, errs []error, n int) {
 	}
 }
 
-// What an error means.
+// The kinds of errors of Publish.
 const (
 	Unavailable = "unavailable"
 	ForGood     = "rejected for good"
@@ -72,7 +72,7 @@ const (
 	Plain       = "plain"
 )
 
-// Failed fails the test unless the error means what it should, and says all the words.
+// Failed fails the test unless err is of the kind meaning and its text contains all words.
 func Failed(t testing.TB, err error, meaning string, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -104,7 +104,7 @@ func unwrap(err error) error {
 	return err
 }
 
-// Silent returns the address of a peer that accepts connections and says nothing.
+// Silent returns the address of a peer that accepts connections and sends nothing.
 func Silent(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -127,7 +127,7 @@ func Silent(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// Refused returns an address where nobody listens.
+// Refused returns an address that refuses connections.
 func Refused(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

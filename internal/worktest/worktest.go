@@ -48,11 +48,11 @@ func Finish(ctx context.Context, pool *pgxpool.Pool, mux *worker.Mux, id uuid.UU
 }
 
 // Complete runs a worker until the instance of a process is over, and returns its status.
-func Complete(ctx context.Context, pool *pgxpool.Pool, mux *worker.Mux, instance uuid.UUID) (status graph.Status) {
+func Complete(ctx context.Context, pool *pgxpool.Pool, mux *worker.Mux, instance uuid.UUID) (status string) {
 	Until(ctx, pool, mux, func() bool {
 		// There is no row until the run that starts the instance was executed.
 		_ = pool.QueryRow(ctx, `SELECT status FROM process_instance WHERE id = $1`, instance).Scan(&status)
-		return status.Final()
+		return status == "COMPLETED" || status == "FAILED" || status == "CANCELLED"
 	})
 	return status
 }

@@ -5,20 +5,19 @@ import (
 	"fmt"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/simple-workflow/simple-workflow/internal/cloudevent"
 	"github.com/twmb/franz-go/pkg/kgo"
-
-	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// record makes a record of an event, in the structured or the binary mode of the CloudEvents Kafka
+// record converts an event to a record, in the structured or the binary mode of the CloudEvents Kafka
 // binding.
-func (s *Sink) record(e event.Event) (*kgo.Record, error) {
+func (s *sink) record(e event.Event) (*kgo.Record, error) {
 	r := &kgo.Record{Topic: s.topic, Key: key(e)}
 	header := func(name, value string) {
 		r.Headers = append(r.Headers, kgo.RecordHeader{Key: name, Value: []byte(value)})
 	}
 	if s.binary {
-		for name, value := range dispatcher.Attributes(e) {
+		for name, value := range cloudevent.Attributes(e) {
 			header("ce_"+name, value)
 		}
 		header("content-type", e.DataContentType())
@@ -34,7 +33,7 @@ func (s *Sink) record(e event.Event) (*kgo.Record, error) {
 	return r, nil
 }
 
-// key is what decides on the partition of an event: its partitionkey, or its subject.
+// key returns the key that selects the partition of an event: its partitionkey, or its subject if it has none.
 func key(e event.Event) []byte {
 	if k, ok := e.Extensions()["partitionkey"]; ok {
 		return fmt.Append(nil, k)
@@ -42,7 +41,7 @@ func key(e event.Event) []byte {
 	return []byte(e.Subject())
 }
 
-// size is that of a record before it is compressed.
+// size returns the size of a record before compression.
 func size(r *kgo.Record) int {
 	n := len(r.Key) + len(r.Value)
 	for _, h := range r.Headers {

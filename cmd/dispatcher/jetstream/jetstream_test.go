@@ -12,11 +12,12 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/jetstream"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/jetstream"
+	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
-// serve runs a NATS server with JetStream until the test ends. Port -1: any.
+// serve runs a NATS server with JetStream until the test ends. Port -1 means any free port.
 func serve(t *testing.T, dir string, port int, change func(*server.Options)) *server.Server {
 	t.Helper()
 	o := &server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true}
@@ -40,7 +41,7 @@ func stop(s *server.Server) {
 	s.WaitForShutdown()
 }
 
-// reader connects to the server as somebody else would.
+// reader opens a connection of the test's own.
 func reader(t *testing.T, address string, options ...nats.Option) natsjs.JetStream {
 	t.Helper()
 	conn, err := nats.Connect(address, options...)
@@ -65,7 +66,7 @@ func stream(t *testing.T, js natsjs.JetStream, c natsjs.StreamConfig) natsjs.Str
 	return s
 }
 
-func open(t *testing.T, url string, binary bool) *jetstream.Sink {
+func open(t *testing.T, url string, binary bool) dispatcher.Sink {
 	t.Helper()
 	s, err := jetstream.New(jetstream.Config{URL: url, Binary: binary})
 	if err != nil {
@@ -93,8 +94,8 @@ func stored(t *testing.T, s natsjs.Stream) uint64 {
 	return info.State.Msgs
 }
 
-// An event is in the stream, under its type, for any reader of CloudEvents. Sent again it is
-// acknowledged again, and kept once.
+// A published event is in the stream, with its type in the subject, in the CloudEvents format. If it is sent again, it
+// is acknowledged again and stored once.
 func TestDelivered(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	js := reader(t, s.ClientURL())
@@ -119,7 +120,7 @@ func TestDelivered(t *testing.T) {
 	}
 }
 
-// Events of a subject arrive in their order, however many there are.
+// The events of an aggregate arrive in order, in a batch of 1000.
 func TestOrder(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	log := stream(t, reader(t, s.ClientURL()), natsjs.StreamConfig{Subjects: []string{"shop.>"}})
@@ -143,7 +144,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// In binary mode the attributes are headers, encoded as HTTP has it, and the payload is the message.
+// In binary mode the attributes are headers, percent-encoded as in HTTP, and the payload is the message.
 func TestBinary(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	log := stream(t, reader(t, s.ClientURL()), natsjs.StreamConfig{Subjects: []string{"shop.>"}})
@@ -165,7 +166,7 @@ func TestBinary(t *testing.T) {
 	}
 }
 
-// What a subject cannot hold is replaced.
+// Characters that a NATS subject cannot hold, and empty words, become _.
 func TestSubjects(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	log := stream(t, reader(t, s.ClientURL()), natsjs.StreamConfig{Subjects: []string{"shop.eu.>"}})
@@ -181,8 +182,8 @@ func TestSubjects(t *testing.T) {
 	}
 }
 
-// A subject that no stream takes is trouble of the sink, not of the event. As soon as there is a
-// stream, it is taken.
+// If no stream takes the subject, the sink is unavailable and the event is not charged. Once there is a
+// stream, the event is acknowledged.
 func TestNoStream(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	sink := open(t, s.ClientURL()+"/shop", false)
@@ -194,8 +195,8 @@ func TestNoStream(t *testing.T) {
 	sinktest.Delivered(t, sink.Publish(t.Context(), events), 2)
 }
 
-// A server that goes away and comes back is connected to again; events that were sent meanwhile do
-// not appear late.
+// While the server is down the sink is unavailable. Once it is back, the sink connects again, and the events that
+// failed meanwhile do not appear late.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	s := serve(t, dir, -1, nil)
@@ -225,7 +226,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// An event that is too large never fits: it is rejected, with both sizes. The next one is taken.
+// An event that is too large is rejected for good, with both sizes in the error. The next one is acknowledged.
 func TestTooLarge(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, func(o *server.Options) { o.MaxPayload = 4096 })
 	stream(t, reader(t, s.ClientURL()), natsjs.StreamConfig{Subjects: []string{"shop.>"}, MaxMsgSize: 2048})
@@ -239,7 +240,8 @@ func TestTooLarge(t *testing.T) {
 	sinktest.Delivered(t, errs[2:], 1)
 }
 
-// A full stream takes nothing, until there is room again. If it is full of one type it takes others.
+// While a stream is full, the sink is unavailable. If the stream is full for one subject only, that event fails and
+// others are acknowledged.
 func TestFull(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	config := natsjs.StreamConfig{Subjects: []string{"shop.>"}, MaxMsgs: 2, Discard: natsjs.DiscardNew, MaxMsgsPerSubject: 1, DiscardNewPerSubject: true}
@@ -258,8 +260,8 @@ func TestFull(t *testing.T) {
 	sinktest.Delivered(t, []error{publish(4, "c")}, 1)
 }
 
-// A server that is not there, does not answer, or does not let us in is trouble of the sink, and no
-// error has the password.
+// If the server cannot be reached or refuses the password, the sink is unavailable, and the error does not contain the
+// password. If it does not answer, Publish returns when its context ends.
 func TestNotThere(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, func(o *server.Options) { o.Username, o.Password = "u", "right" })
 	for _, address := range []string{sinktest.Refused(t), s.Addr().String()} {
@@ -280,7 +282,8 @@ func TestNotThere(t *testing.T) {
 	}
 }
 
-// When there is no time left, what was sent is of unknown fate, and what was not is not tried.
+// When its context ends, Publish returns a plain error for an event that was sent, whose outcome is unknown, and
+// ErrNotTried for one that was not sent.
 func TestNoTime(t *testing.T) {
 	s := serve(t, t.TempDir(), -1, nil)
 	conn, err := nats.Connect(s.ClientURL())
@@ -288,7 +291,7 @@ func TestNoTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := conn.Subscribe("shop.>", func(*nats.Msg) {}); err != nil { // takes it, and says nothing
+	if _, err := conn.Subscribe("shop.>", func(*nats.Msg) {}); err != nil { // receives events and never acknowledges them
 		t.Fatal(err)
 	}
 	if err := conn.Flush(); err != nil {
@@ -302,7 +305,7 @@ func TestNoTime(t *testing.T) {
 	sinktest.Failed(t, errs[1], sinktest.NotTried)
 }
 
-// What is wrong with a URL is said at once, without its password.
+// New refuses a wrong URL, and the error does not contain the password.
 func TestURL(t *testing.T) {
 	for _, url := range []string{"", "http://h/s", "nats://h", "nats:///s", "nats://h/a b", "nats://h/a..b", "nats://h/a.>", "nats://u:hunter2@h:port/s"} {
 		_, err := jetstream.New(jetstream.Config{URL: url})

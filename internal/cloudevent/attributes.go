@@ -1,7 +1,7 @@
-package dispatcher
+// Package cloudevent writes the attributes of CloudEvents for protocols that carry them as headers.
+package cloudevent
 
 import (
-	"context"
 	"fmt"
 	"iter"
 	"maps"
@@ -12,9 +12,9 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 )
 
-// Attributes are the names and values of an event's attributes, as text, in the same order each
-// time. It is what the binary mode of a sink puts into headers. datacontenttype is not among them:
-// most bindings have a place of its own for it.
+// Attributes yields the names and values of an event's attributes as text, always in the same order. A sink
+// in binary mode puts them into headers. datacontenttype is left out: most protocol bindings have
+// a separate place for it.
 func Attributes(e event.Event) iter.Seq2[string, string] {
 	return func(yield func(name, value string) bool) {
 		fixed := [][2]string{
@@ -35,8 +35,8 @@ func Attributes(e event.Event) iter.Seq2[string, string] {
 	}
 }
 
-// Percent encodes what a header of HTTP or NATS cannot hold: blanks, quotes, percent signs, and all
-// that is not printable ASCII (CloudEvents HTTP binding 1.0, section 3.1.3.2).
+// Percent percent-encodes the bytes that an HTTP or NATS header cannot hold: blanks, double quotes, percent signs, and
+// everything that is not printable ASCII (CloudEvents HTTP binding 1.0, section 3.1.3.2).
 func Percent(value string) string {
 	var b strings.Builder
 	for _, c := range []byte(value) {
@@ -47,13 +47,4 @@ func Percent(value string) string {
 		}
 	}
 	return b.String()
-}
-
-// Unsent are the errors of n events of which none was sent, for the reason err: ErrNotTried, if ctx
-// has ended; else the sink is unavailable.
-func Unsent(ctx context.Context, n int, err error) []error {
-	if ctx.Err() != nil {
-		return all(n, ErrNotTried)
-	}
-	return all(n, Unavailable(err, 0))
 }

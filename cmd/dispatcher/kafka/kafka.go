@@ -1,11 +1,11 @@
 // Package kafka is a sink that produces events to a topic of Kafka.
 //
-// An event is acknowledged when all in-sync replicas of its partition have it. Its key is its
-// partitionkey, so that those of an aggregate are in one partition. Topics are not created here.
+// An event is acknowledged when all in-sync replicas of its partition have it. Its key is the attribute
+// partitionkey, so that all events of an aggregate are in one partition. The sink creates no topics.
 //
-// Each event of a subject is produced only after the one before it was acknowledged. An idempotent
-// producer keeps the order of what succeeds, but not the gaps: if the broker refuses one batch for
-// good, the next one of the partition is still taken, and an event would overtake the one it follows.
+// An event is produced only after the previous event of its subject was acknowledged. An idempotent
+// producer alone is not enough, because it orders only what succeeds: if the broker refuses one batch for
+// good, it still accepts the next one of the partition, and a later event would overtake an earlier one.
 package kafka
 
 import (
@@ -27,24 +27,24 @@ import (
 )
 
 const (
-	atOnce      = 256              // subjects of events, for each batch
-	retryWithin = 10 * time.Second // after that an event fails whose fate is known
-	ackWithin   = 20 * time.Second // after that the client is given up with all it holds
-	pingWithin  = 5 * time.Second
+	atOnce      = 256              // most subjects that are sent concurrently, for each batch
+	retryWithin = 10 * time.Second // how long the client retries an event that is known not to be stored
+	ackWithin   = 20 * time.Second // time limit for an acknowledgement; then the clients are closed with all they hold
+	pingWithin  = 5 * time.Second  // time limit for connecting, and for an answer to a ping
 )
 
-// A Config says where events go.
+// A Config configures a Sink. URL is required.
 type Config struct {
 	// URL is kafka://host:port,host:port/TOPIC, or kafkas:// for the same with TLS; user:password@
 	// before the first host is for SASL.
 	URL    string
-	SASL   string      // how user and password are shown: plain, scram-sha-256 or scram-sha-512; empty: plain
+	SASL   string      // SASL mechanism: plain, scram-sha-256 or scram-sha-512; empty: plain if the URL has a user
 	Binary bool        // attributes as headers, the payload as the value
 	TLS    *tls.Config // for kafkas://; nil: the system's certificates
 }
 
-// A Sink produces events to a topic of Kafka.
-type Sink struct {
+// A sink produces events to a topic of Kafka.
+type sink struct {
 	binary  bool
 	topic   string
 	options []kgo.Opt
@@ -57,9 +57,9 @@ type Sink struct {
 
 var topicName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
 
-// New returns a sink, or an error that says what is wrong with the configuration. It connects when
-// there is something to publish.
-func New(c Config) (*Sink, error) {
+// New returns a sink, or an error that describes what is wrong with the configuration. The sink connects when
+// it has events to publish.
+func New(c Config) (dispatcher.Sink, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "kafka" && u.Scheme != "kafkas" || u.Host == "" {
 		return nil, errors.New("kafka: URL: use kafka://host:port,host:port/TOPIC or kafkas://host:port/TOPIC")
@@ -72,24 +72,22 @@ func New(c Config) (*Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Sink{binary: c.Binary, topic: topic, options: options}, nil
+	return &sink{binary: c.Binary, topic: topic, options: options}, nil
 }
 
-// Publish produces each event after its predecessor in the subject was acknowledged.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+// Publish produces an event once the previous event of its subject was acknowledged.
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	c, err := s.connection(ctx)
 	if err != nil {
 		return dispatcher.Unsent(ctx, len(events), err)
 	}
-	// What is under way goes on when another event finds the sink unavailable: hence not BySubject's
-	// context.
 	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
 		return s.send(ctx, c, e)
 	})
 }
 
 // Close ends the connections.
-func (s *Sink) Close() error {
+func (s *sink) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	c := s.clients
@@ -101,15 +99,15 @@ func (s *Sink) Close() error {
 	return nil
 }
 
-func (s *Sink) send(ctx context.Context, c *clients, e event.Event) error {
+func (s *sink) send(ctx context.Context, c *clients, e event.Event) error {
 	record, err := s.record(e)
 	if err != nil {
 		return dispatcher.RejectForGood(err)
 	}
 	err = s.produce(ctx, c, c.many, record)
 	if errors.Is(err, kerr.MessageTooLarge) {
-		// Either it is too large for a batch of ordinary size, or the batch in which it went was too
-		// large for the topic, for which it need not be to blame. By itself it shows.
+		// Either the event is too large for a batch of ordinary size, or the batch that it was in was too
+		// large for the topic, perhaps because of other events. Producing it alone shows which.
 		record, _ = s.record(e)
 		err = s.produce(ctx, c, c.one, record)
 	}
@@ -123,14 +121,14 @@ func (s *Sink) send(ctx context.Context, c *clients, e event.Event) error {
 	return s.trouble(ctx, c, err)
 }
 
-// errUnknown means that an event may have been stored, or may yet be.
+// errUnknown means that an event may have been stored, or may be stored later.
 var errUnknown = errors.New("no acknowledgement")
 
-// produce produces a record and waits until its fate is known, or there is no time left. Then the
-// client is given up: it would go on to try, and produce the record after others have.
-func (s *Sink) produce(ctx context.Context, c *clients, client *kgo.Client, record *kgo.Record) error {
+// produce produces a record and waits for the result. If ctx ends or ackWithin passes first, it closes
+// the clients: they would retry, and might produce the record after another dispatcher has.
+func (s *sink) produce(ctx context.Context, c *clients, client *kgo.Client, record *kgo.Record) error {
 	fate := make(chan error, 1)
-	// The context of one record ends others of its partition: hence none.
+	// Without the caller's cancellation: if the context of one record ended, other records of its partition would fail.
 	go client.Produce(context.WithoutCancel(ctx), record, func(_ *kgo.Record, err error) { fate <- err })
 	late := time.NewTimer(ackWithin)
 	defer late.Stop()
@@ -139,15 +137,16 @@ func (s *Sink) produce(ctx context.Context, c *clients, client *kgo.Client, reco
 		return err
 	case <-ctx.Done():
 		s.drop(c)
-		return fmt.Errorf("%w before there was no time left: %w", errUnknown, ctx.Err())
+		return fmt.Errorf("%w before time ran out: %w", errUnknown, ctx.Err())
 	case <-late.C:
 		s.drop(c)
 		return fmt.Errorf("%w within %s", errUnknown, ackWithin)
 	}
 }
 
-// trouble tells a Kafka that takes nothing from one that could not cope with an event.
-func (s *Sink) trouble(ctx context.Context, c *clients, err error) error {
+// trouble classifies an error of produce: Unavailable if Kafka accepts nothing at present, otherwise an error that
+// may be about the event.
+func (s *sink) trouble(ctx context.Context, c *clients, err error) error {
 	switch {
 	case errors.Is(err, errUnknown):
 		return err
@@ -156,7 +155,7 @@ func (s *Sink) trouble(ctx context.Context, c *clients, err error) error {
 	case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed), errors.Is(err, kerr.SaslAuthenticationFailed):
 		return dispatcher.Unavailable(fmt.Errorf("topic %s: %w", s.topic, err), 0)
 	case errors.Is(err, kgo.ErrClientClosed), errors.Is(err, context.Canceled):
-		return dispatcher.Unavailable(errors.New("the connections were given up, because Kafka did not answer for another event"), 0)
+		return dispatcher.Unavailable(errors.New("the connections were closed, because Kafka did not answer for another event"), 0)
 	case errors.Is(err, kgo.ErrRecordTimeout):
 		if down := c.ping(ctx); down != nil {
 			return dispatcher.Unavailable(down, 0)

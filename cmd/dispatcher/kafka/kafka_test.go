@@ -1,7 +1,7 @@
 package kafka_test
 
-// These tests speak the protocol of Kafka to kfake, which answers as brokers do, but replicates
-// nothing and keeps records in memory. What they say about brokers is what kfake knows of them.
+// These tests run against kfake, which speaks Kafka's protocol, but replicates nothing and keeps records in
+// memory. They prove no more about brokers than kfake implements.
 
 import (
 	"context"
@@ -21,7 +21,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/kafka"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/kafka"
+	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
@@ -37,7 +38,7 @@ func serve(t *testing.T, options ...kfake.Opt) *kfake.Cluster {
 
 func address(c *kfake.Cluster) string { return strings.Join(c.ListenAddrs(), ",") }
 
-func open(t *testing.T, config kafka.Config) *kafka.Sink {
+func open(t *testing.T, config kafka.Config) dispatcher.Sink {
 	t.Helper()
 	s, err := kafka.New(config)
 	if err != nil {
@@ -47,7 +48,7 @@ func open(t *testing.T, config kafka.Config) *kafka.Sink {
 	return s
 }
 
-// read returns n records of the topic events, those of a partition in their order.
+// read returns n records of the topic events. The records of a partition are in order.
 func read(t *testing.T, c *kfake.Cluster, n int, options ...kgo.Opt) (records []*kgo.Record) {
 	t.Helper()
 	client, err := kgo.NewClient(append(options, kgo.SeedBrokers(c.ListenAddrs()...), kgo.ConsumeTopics("events"))...)
@@ -67,7 +68,7 @@ func read(t *testing.T, c *kfake.Cluster, n int, options ...kgo.Opt) (records []
 	return records
 }
 
-// orders returns 1000 events of 50 orders.
+// orders returns 1000 events of 50 subjects.
 func orders() (events []event.Event) {
 	for n := range 1000 {
 		events = append(events, sinktest.Event(n, fmt.Sprint("order-", n%50), "order.changed", fmt.Sprint(n)))
@@ -75,7 +76,7 @@ func orders() (events []event.Event) {
 	return events
 }
 
-// inOrder fails the test unless the first sight of each event follows that of the one before it.
+// inOrder fails the test unless each subject's events come in order, apart from repetitions.
 func inOrder(t *testing.T, records []*kgo.Record) {
 	t.Helper()
 	next := map[string]int{}
@@ -102,7 +103,7 @@ func inOrder(t *testing.T, records []*kgo.Record) {
 	}
 }
 
-// An event is in the topic, under its partitionkey, for any reader of CloudEvents.
+// A published event is in the topic, with its partitionkey as the key, in the CloudEvents format.
 func TestDelivered(t *testing.T) {
 	c := serve(t, kfake.SeedTopics(3, "events"))
 	sink := open(t, kafka.Config{URL: "kafka://" + address(c) + "/events"})
@@ -150,7 +151,7 @@ func TestBinary(t *testing.T) {
 	}
 }
 
-// Events of a subject are in one partition, in their order, however many there are.
+// The events of a subject are in one partition, in order, in a batch of 1000.
 func TestOrder(t *testing.T) {
 	c := serve(t, kfake.SeedTopics(4, "events"))
 	sink := open(t, kafka.Config{URL: "kafka://" + address(c) + "/events"})
@@ -158,8 +159,8 @@ func TestOrder(t *testing.T) {
 	inOrder(t, read(t, c, 1000))
 }
 
-// The broker refuses some batches for good and takes the next. No event overtakes one of its
-// subject that has failed; sent again, all are in order.
+// If the broker refuses some batches for good and accepts the next ones, no event overtakes an earlier one of its
+// subject that failed. Once the failed events are sent again, all are in order.
 func TestOrderAfterErrors(t *testing.T) {
 	c := serve(t, kfake.SeedTopics(4, "events"))
 	sink := open(t, kafka.Config{URL: "kafka://" + address(c) + "/events"})
@@ -200,7 +201,7 @@ func TestOrderAfterErrors(t *testing.T) {
 	inOrder(t, read(t, c, 1000))
 }
 
-// refuse answers a request with an error for each partition.
+// refuse returns a response to a request with an error for each partition.
 func refuse(request *kmsg.ProduceRequest, err *kerr.Error) kmsg.Response {
 	answer := request.ResponseKind().(*kmsg.ProduceResponse)
 	for _, topic := range request.Topics {
@@ -216,7 +217,7 @@ func refuse(request *kmsg.ProduceRequest, err *kerr.Error) kmsg.Response {
 	return answer
 }
 
-// A broker that has lost its leadership for a moment is asked again, and nothing fails.
+// If a broker reports once that it is not the leader, the request is retried and no event fails.
 func TestRetried(t *testing.T) {
 	c := serve(t, kfake.SeedTopics(1, "events"))
 	sink := open(t, kafka.Config{URL: "kafka://" + address(c) + "/events"})
@@ -226,8 +227,8 @@ func TestRetried(t *testing.T) {
 	sinktest.Delivered(t, sink.Publish(t.Context(), orders()[:100]), 100)
 }
 
-// A topic that is not there is not created, and is trouble of the sink, not of the event. As soon as
-// it is there, the event is taken.
+// If the topic does not exist, it is not created, the sink is unavailable, and the event is not charged. Once the topic
+// exists, the event is acknowledged.
 func TestNoTopic(t *testing.T) {
 	c := serve(t, kfake.AllowAutoTopicCreation())
 	sink := open(t, kafka.Config{URL: "kafka://" + address(c) + "/events"})
@@ -241,8 +242,8 @@ func TestNoTopic(t *testing.T) {
 	sinktest.Delivered(t, sink.Publish(t.Context(), events), 2)
 }
 
-// An event that is too large for the topic is rejected for good, with both sizes. Small ones that
-// only together are too large for it are not, and neither is one that is large where the topic takes it.
+// An event that is too large for the topic is rejected for good, with both sizes in the error. Small events that are
+// too large only together are acknowledged, and so is a large event that the topic allows.
 func TestTooLarge(t *testing.T) {
 	c := serve(t)
 	limit, high := "20000", "5000000"
@@ -273,8 +274,8 @@ func TestTooLarge(t *testing.T) {
 	sinktest.Delivered(t, large.Publish(t.Context(), []event.Event{noise(61, 2_000_000)}), 1)
 }
 
-// A Kafka that is not there, or does not let us in, is trouble of the sink, and no error has the
-// password. One that does not answer does not outlast the time there is.
+// If Kafka cannot be reached or refuses the password, the sink is unavailable, and the error does not contain the
+// password. If it does not answer, Publish returns when its context ends.
 func TestNotThere(t *testing.T) {
 	c := serve(t, kfake.SeedTopics(1, "events"), kfake.EnableSASL(), kfake.Superuser("PLAIN", "u", "right"))
 	for _, host := range []string{sinktest.Refused(t), address(c)} {
@@ -296,8 +297,7 @@ func TestNotThere(t *testing.T) {
 	}
 }
 
-// A user can be authenticated by SCRAM, which does not show the password to the broker; a wrong one is
-// trouble of the sink.
+// A user can be authenticated with SCRAM. With a wrong password or mechanism the sink is unavailable.
 func TestSCRAM(t *testing.T) {
 	for _, method := range []string{"SCRAM-SHA-256", "SCRAM-SHA-512"} {
 		c := serve(t, kfake.SeedTopics(1, "events"), kfake.EnableSASL(), kfake.Superuser(method, "u", "right"))
@@ -311,8 +311,9 @@ func TestSCRAM(t *testing.T) {
 	}
 }
 
-// When there is no time left, what was sent is of unknown fate and what was not is not tried. Later
-// all is delivered, in order: the client that may still hold something was given up.
+// When its context ends, Publish returns a plain error for an event that was sent, whose outcome is unknown, and
+// ErrNotTried for one that was not sent. Both are then delivered once, in order: the client that might still hold the
+// first was closed.
 func TestNoTime(t *testing.T) {
 	c := serve(t, kfake.SeedTopics(1, "events"))
 	sink := open(t, kafka.Config{URL: "kafka://" + address(c) + "/events"})
@@ -340,7 +341,7 @@ func TestNoTime(t *testing.T) {
 	}
 }
 
-// kafkas:// uses TLS, and trusts nobody it does not know.
+// kafkas:// uses TLS, and a broker with an unknown certificate makes the sink unavailable.
 func TestTLS(t *testing.T) {
 	known := httptest.NewUnstartedServer(nil)
 	known.StartTLS()
@@ -353,7 +354,7 @@ func TestTLS(t *testing.T) {
 	sinktest.Failed(t, open(t, kafka.Config{URL: url}).Publish(t.Context(), orders()[:1])[0], sinktest.Unavailable, "certificate")
 }
 
-// What is wrong with a URL is said at once, without its password.
+// New refuses a wrong URL, and the error does not contain the password.
 func TestURL(t *testing.T) {
 	for _, url := range []string{"", "http://h/t", "kafka://h:1", "kafka:///t", "kafka://h:1/a b", "kafka://h:1/a/b", "kafka://u:hunter2@h:port/t"} {
 		_, err := kafka.New(kafka.Config{URL: url})

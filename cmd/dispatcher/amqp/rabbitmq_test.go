@@ -15,12 +15,12 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	rabbit "github.com/rabbitmq/amqp091-go"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/amqp"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/amqp"
 	"github.com/simple-workflow/simple-workflow/internal/pgserver/child"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
-// A broker is a RabbitMQ of one's own, on loopback only.
+// A broker is a RabbitMQ server for one test, on loopback only.
 type broker struct {
 	t      *testing.T
 	dir    string
@@ -46,7 +46,7 @@ func newBroker(t *testing.T) *broker {
 		return p
 	}
 	b := &broker{t: t, dir: dir, port: port()}
-	names := port() // epmd's: a private one, which ends with the test
+	names := port() // the port of a private epmd, which ends with the test
 	conf := fmt.Sprintf("listeners.tcp.local = 127.0.0.1:%d\nmax_message_size = 100000\ndisk_free_limit.absolute = 1MB\nlog.console = true\n", b.port)
 	if err := os.WriteFile(filepath.Join(dir, "rabbitmq.conf"), []byte(conf), 0o644); err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func (b *broker) up() {
 
 func (b *broker) down() { b.server.End() }
 
-// control changes the running broker.
+// control runs rabbitmqctl against the broker.
 func (b *broker) control(args ...string) {
 	b.t.Helper()
 	p := b.start("/usr/lib/rabbitmq/bin/rabbitmqctl", args...)
@@ -109,7 +109,7 @@ func (b *broker) control(args ...string) {
 
 func (b *broker) url() string { return fmt.Sprintf("amqp://guest:guest@127.0.0.1:%d/", b.port) }
 
-// channel connects as somebody else would.
+// channel opens a connection of the test's own.
 func (b *broker) channel(t *testing.T) *rabbit.Channel {
 	t.Helper()
 	conn, err := rabbit.Dial(b.url())
@@ -124,7 +124,7 @@ func (b *broker) channel(t *testing.T) *rabbit.Channel {
 	return c
 }
 
-// queue makes an exchange and a queue for keys.
+// queue declares an exchange, and a queue of the same name that is bound to it with key.
 func queue(t *testing.T, c *rabbit.Channel, exchange, key string, arguments rabbit.Table) {
 	t.Helper()
 	if err := c.ExchangeDeclare(exchange, "topic", true, false, false, false, nil); err != nil {
@@ -138,7 +138,7 @@ func queue(t *testing.T, c *rabbit.Channel, exchange, key string, arguments rabb
 	}
 }
 
-// get takes n messages from a queue.
+// get takes n messages from a queue, which must have no more.
 func get(t *testing.T, c *rabbit.Channel, queue string, n int) (messages []rabbit.Delivery) {
 	t.Helper()
 	for range n {
@@ -156,7 +156,8 @@ func get(t *testing.T, c *rabbit.Channel, queue string, n int) (messages []rabbi
 
 func TestRabbitMQ(t *testing.T) {
 	b := newBroker(t)
-	// An event is in the queue, under its type and durable, for any reader of CloudEvents.
+	// A published event is in the queue: as a persistent message with its type as the routing key, in the CloudEvents
+	// format.
 	t.Run("delivered", func(t *testing.T) {
 		c := b.channel(t)
 		queue(t, c, "one", "invoice.*", rabbit.Table{"x-queue-type": "quorum"})
@@ -168,7 +169,7 @@ func TestRabbitMQ(t *testing.T) {
 			t.Errorf("%+v", m)
 		}
 	})
-	// The second of several brokers is taken if the first one is not there.
+	// If the first of several brokers cannot be reached, the second is used.
 	t.Run("second host", func(t *testing.T) {
 		queue(t, b.channel(t), "second", "#", nil)
 		both := strings.Replace(b.url(), "@", "@"+sinktest.Refused(t)+",", 1)
@@ -194,7 +195,7 @@ func TestRabbitMQ(t *testing.T) {
 			}
 		}
 	})
-	// Events of a subject arrive in their order, however many there are.
+	// The events of a subject arrive in order, in a batch of 1000.
 	t.Run("order", func(t *testing.T) {
 		c := b.channel(t)
 		queue(t, c, "order", "#", nil)
@@ -212,7 +213,7 @@ func TestRabbitMQ(t *testing.T) {
 			next[e.Subject()]++
 		}
 	})
-	// An event that no queue wants is confirmed all the same, but not acknowledged. Others are.
+	// An event that no queue takes is not acknowledged, although the broker confirms it. Others are.
 	t.Run("unroutable", func(t *testing.T) {
 		c := b.channel(t)
 		queue(t, c, "picky", "known.#", nil)
@@ -238,7 +239,7 @@ func TestRabbitMQ(t *testing.T) {
 		}
 		sinktest.Delivered(t, sink.Publish(t.Context(), events[1:2]), 1)
 	})
-	// An exchange that is not there is trouble of the sink. As soon as it is there, events are taken.
+	// If the exchange does not exist, the sink is unavailable. Once it exists, events are acknowledged.
 	t.Run("no exchange", func(t *testing.T) {
 		sink := open(t, amqp.Config{URL: b.url(), Exchange: "later"})
 		events := []event.Event{sinktest.Event(1, "o", "a", "1"), sinktest.Event(2, "o", "a", "2")}
@@ -248,8 +249,8 @@ func TestRabbitMQ(t *testing.T) {
 		queue(t, b.channel(t), "later", "#", nil)
 		sinktest.Delivered(t, sink.Publish(t.Context(), events), 2)
 	})
-	// An event that is too large is rejected for good, with both sizes. It ends the channel, and those
-	// that were under way are tried again.
+	// An event that is too large is rejected for good, with both sizes in the error. The broker ends the channel, but
+	// the next event is acknowledged.
 	t.Run("too large", func(t *testing.T) {
 		queue(t, b.channel(t), "small", "#", nil)
 		sink := open(t, amqp.Config{URL: b.url(), Exchange: "small"})
@@ -257,7 +258,7 @@ func TestRabbitMQ(t *testing.T) {
 		sinktest.Failed(t, sink.Publish(t.Context(), []event.Event{large})[0], sinktest.ForGood, "200238 bytes", "100000")
 		sinktest.Delivered(t, sink.Publish(t.Context(), []event.Event{sinktest.Event(2, "o", "a", "1")}), 1)
 	})
-	// A full queue that refuses is not an end: the event is tried again.
+	// If a full queue refuses an event, the error is an ordinary one, so that the event is retried.
 	t.Run("full", func(t *testing.T) {
 		queue(t, b.channel(t), "full", "#", rabbit.Table{"x-max-length": int32(1), "x-overflow": "reject-publish"})
 		sink := open(t, amqp.Config{URL: b.url(), Exchange: "full"})
@@ -268,7 +269,7 @@ func TestRabbitMQ(t *testing.T) {
 		sinktest.Delivered(t, errs[:1], 1)
 		sinktest.Failed(t, errs[2], sinktest.Plain, "nack")
 	})
-	// A broker without memory takes nothing, and says so; later it does again.
+	// While the broker lacks memory, the sink is unavailable with that reason. Later events are acknowledged again.
 	t.Run("blocked", func(t *testing.T) {
 		queue(t, b.channel(t), "blocked", "#", nil)
 		sink := open(t, amqp.Config{URL: b.url(), Exchange: "blocked"})
@@ -285,7 +286,7 @@ func TestRabbitMQ(t *testing.T) {
 			}
 		}
 	})
-	// A password that is wrong is trouble of the sink, and not in the error.
+	// With a wrong password the sink is unavailable, and the error does not contain the password.
 	t.Run("password", func(t *testing.T) {
 		url := fmt.Sprintf("amqp://guest:hunter2@127.0.0.1:%d/", b.port)
 		err := open(t, amqp.Config{URL: url, Exchange: "one"}).Publish(t.Context(), []event.Event{sinktest.Event(1, "o", "a", "1")})[0]
@@ -294,8 +295,8 @@ func TestRabbitMQ(t *testing.T) {
 			t.Errorf("%q has the password", err)
 		}
 	})
-	// A broker that stops and comes back is connected to again. While it hangs, no call outlasts the
-	// time there is, and what was sent is of unknown fate.
+	// While the broker is down the sink is unavailable. Once it is back, the sink connects again, and the events that
+	// failed meanwhile do not appear late.
 	t.Run("restart", func(t *testing.T) {
 		queue(t, b.channel(t), "restart", "#", nil)
 		sink := open(t, amqp.Config{URL: b.url(), Exchange: "restart"})
@@ -313,7 +314,7 @@ func TestRabbitMQ(t *testing.T) {
 	})
 }
 
-// place is the first number of an event's order.
+// place returns the number in an event's subject, which is that of the first event of this subject.
 func place(e event.Event) (n int) {
 	_, _ = fmt.Sscanf(e.Subject(), "order-%d", &n)
 	return n

@@ -1,10 +1,10 @@
 // Package jetstream is a sink that publishes events to NATS JetStream.
 //
-// An event is acknowledged when a stream has said that it holds it. Its subject is that of the sink,
-// a dot, and the event's type. Its id goes along as Nats-Msg-Id, so that the stream keeps it once,
+// An event is acknowledged when a stream has confirmed that it stores it. The NATS subject is that of the sink,
+// a dot, and the event's type. The event's id is sent as Nats-Msg-Id, so that the stream stores the event once,
 // however often it is sent within the stream's duplicate window.
 //
-// Streams are not created here: who keeps what for how long is not the publisher's business.
+// The sink creates no streams: what is kept, and for how long, is not the publisher's decision.
 package jetstream
 
 import (
@@ -26,17 +26,17 @@ import (
 )
 
 const (
-	atOnce      = 256              // subjects of events, for each batch
-	ackWithin   = 10 * time.Second // for an event
-	dialWithin  = 5 * time.Second  // for each server
-	writeWithin = 5 * time.Second  // a peer that does not read is given up
-	pingEvery   = 10 * time.Second // two that are not answered end a connection
+	atOnce      = 256              // most aggregates whose events are sent concurrently, for each batch
+	ackWithin   = 10 * time.Second // time limit for the acknowledgement of an event
+	dialWithin  = 5 * time.Second  // time limit for connecting to one server
+	writeWithin = 5 * time.Second  // time limit for a write to a server that does not read
+	pingEvery   = 10 * time.Second // two pings without an answer end a connection
 )
 
-// A Config says where events go.
+// A Config configures a Sink. URL is required.
 type Config struct {
-	// URL is nats://host:port/SUBJECT, with host:port,host:port for several servers, or tls:// for the same with TLS; user:password@ or
-	// token@ goes before the first host.
+	// URL is nats://host:port/SUBJECT, with host:port,host:port for several servers, or tls:// for the same with TLS;
+	// user:password@ or token@ goes before the first host.
 	URL    string
 	Binary bool        // attributes as headers, the payload as the body
 	TLS    *tls.Config // for tls://; nil: the system's certificates
@@ -46,21 +46,21 @@ type Config struct {
 	Credentials string
 }
 
-// A Sink publishes events to NATS JetStream.
-type Sink struct {
+// A sink publishes events to NATS JetStream.
+type sink struct {
 	config  Config
 	servers string // for nats.Connect
 	hosts   string // the same for errors, without passwords
 	subject string
 
-	lock   chan struct{} // holds one: who waits for it sees the end of a context
+	lock   chan struct{} // a mutex of capacity one: waiting for it can end with a context
 	conn   *nats.Conn    // nil: none yet
 	closed bool
 }
 
-// New returns a sink, or an error that says what is wrong with the configuration. It connects when
-// there is something to publish.
-func New(c Config) (*Sink, error) {
+// New returns a sink, or an error that describes what is wrong with the configuration. The sink connects when
+// it has events to publish.
+func New(c Config) (dispatcher.Sink, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "nats" && u.Scheme != "tls" || u.Host == "" {
 		return nil, errors.New("jetstream: URL: use nats://host:port/SUBJECT or tls://host:port/SUBJECT; host:port,host:port for several servers")
@@ -81,11 +81,11 @@ func New(c Config) (*Sink, error) {
 	for _, host := range strings.Split(u.Host, ",") {
 		servers = append(servers, (&url.URL{Scheme: u.Scheme, User: u.User, Host: host}).String())
 	}
-	return &Sink{config: c, servers: strings.Join(servers, ","), hosts: u.Host, subject: subject, lock: make(chan struct{}, 1)}, nil
+	return &sink{config: c, servers: strings.Join(servers, ","), hosts: u.Host, subject: subject, lock: make(chan struct{}, 1)}, nil
 }
 
-// Publish sends each event after its predecessor in the subject was acknowledged.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+// Publish sends an event once the previous event of its aggregate was acknowledged.
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	conn, err := s.connection(ctx)
 	if err != nil {
 		return dispatcher.Unsent(ctx, len(events), err)
@@ -94,15 +94,13 @@ func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
 	if err != nil {
 		return dispatcher.Unsent(ctx, len(events), err)
 	}
-	// What is under way goes on when another event finds the sink unavailable: hence not BySubject's
-	// context.
 	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
 		return s.send(ctx, conn, js, e)
 	})
 }
 
 // Close ends the connection.
-func (s *Sink) Close() error {
+func (s *sink) Close() error {
 	s.lock <- struct{}{}
 	defer func() { <-s.lock }()
 	s.closed = true
@@ -112,8 +110,8 @@ func (s *Sink) Close() error {
 	return nil
 }
 
-// connection returns the connection, made anew if there is none.
-func (s *Sink) connection(ctx context.Context) (*nats.Conn, error) {
+// connection returns the connection. It connects if there is none, or if it was closed.
+func (s *sink) connection(ctx context.Context) (*nats.Conn, error) {
 	select {
 	case s.lock <- struct{}{}:
 		defer func() { <-s.lock }()
@@ -139,12 +137,12 @@ func (s *Sink) connection(ctx context.Context) (*nats.Conn, error) {
 	return conn, nil
 }
 
-// options are those of a connection. It does not reconnect by itself, because then it would keep
-// messages back and send them late, after others have sent the same.
-func (s *Sink) options() []nats.Option {
+// options returns the options of a connection. It must not reconnect on its own: it would buffer
+// messages and send them late, after another dispatcher has sent the same events.
+func (s *sink) options() []nats.Option {
 	options := []nats.Option{
 		nats.Name("simple-workflow"), nats.NoReconnect(), nats.Timeout(dialWithin), nats.FlusherTimeout(writeWithin), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default prints; LastError has it, too
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default prints the error; LastError returns it, too
 	}
 	if s.config.TLS != nil {
 		options = append(options, nats.Secure(s.config.TLS))
@@ -155,7 +153,7 @@ func (s *Sink) options() []nats.Option {
 	return options
 }
 
-// A dialer makes connections that end with a context, until they are freed of it.
+// A dialer opens connections that are closed when ctx ends, unless free was called before.
 type dialer struct {
 	ctx  context.Context
 	stop []func() bool
@@ -170,7 +168,7 @@ func (d *dialer) Dial(network, address string) (net.Conn, error) {
 	return conn, err
 }
 
-// free lets the connections outlive the context, and reports whether it has ended before.
+// free detaches the connections from the context, and reports whether it has ended already.
 func (d *dialer) free() (ended bool) {
 	for _, stop := range d.stop {
 		ended = !stop() || ended
@@ -178,7 +176,7 @@ func (d *dialer) free() (ended bool) {
 	return ended
 }
 
-func (s *Sink) send(ctx context.Context, conn *nats.Conn, js jetstream.JetStream, e event.Event) error {
+func (s *sink) send(ctx context.Context, conn *nats.Conn, js jetstream.JetStream, e event.Event) error {
 	m, err := s.message(e)
 	if err != nil {
 		return dispatcher.RejectForGood(err)
@@ -201,14 +199,14 @@ func (s *Sink) send(ctx context.Context, conn *nats.Conn, js jetstream.JetStream
 	case conn.IsClosed():
 		return dispatcher.Unavailable(fmt.Errorf("connection to %s lost: %w", s.hosts, last(conn, err)), 0)
 	case ctx.Err() != nil:
-		return fmt.Errorf("no acknowledgement before there was no time left: %w", ctx.Err())
+		return fmt.Errorf("no acknowledgement before time ran out: %w", ctx.Err())
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("no acknowledgement within %s: %w", ackWithin, last(conn, err))
 	}
 	return err
 }
 
-// last returns what the connection says is wrong, which tells more than the error of a call.
+// last returns the last error of the connection, which says more than the error of a call, or err if there is none.
 func last(conn *nats.Conn, err error) error {
 	if said := conn.LastError(); said != nil {
 		return said
@@ -216,21 +214,21 @@ func last(conn *nats.Conn, err error) error {
 	return err
 }
 
-// Codes of JetStream.
+// Error codes of JetStream.
 const (
-	tooLarge jetstream.ErrorCode = 10054 // a message is over the stream's max_msg_size
-	full     jetstream.ErrorCode = 10077 // the stream, or what it may hold of one subject
+	tooLarge jetstream.ErrorCode = 10054 // the message exceeds the stream's max_msg_size
+	full     jetstream.ErrorCode = 10077 // the stream is full, or has reached its limit per subject
 )
 
-// refusal says what the answer of a stream means that does not keep a message.
-func (s *Sink) refusal(refused *jetstream.APIError, m *nats.Msg) error {
+// refusal returns the error of a message that a stream refused to store.
+func (s *sink) refusal(refused *jetstream.APIError, m *nats.Msg) error {
 	err := fmt.Errorf("the stream of %s does not keep it: %w", m.Subject, refused)
 	switch {
 	case refused.ErrorCode == tooLarge:
 		return dispatcher.RejectForGood(fmt.Errorf("%d bytes with headers are too many for the stream of %s (max_msg_size): %w",
 			m.Size()-len(m.Subject), m.Subject, refused))
 	case refused.ErrorCode == full && strings.Contains(refused.Description, "per subject"):
-		return err // other types are taken
+		return err // events of other types are still accepted
 	case refused.Code == 503: // full, no storage, no leader
 		return dispatcher.Unavailable(err, 0)
 	}

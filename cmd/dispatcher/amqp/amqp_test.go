@@ -1,6 +1,6 @@
 package amqp_test
 
-// What needs a RabbitMQ is in rabbitmq_test.go: make test-rabbitmq.
+// The tests that need RabbitMQ are in rabbitmq_test.go; make test-rabbitmq runs them.
 
 import (
 	"context"
@@ -10,11 +10,12 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/amqp"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/amqp"
+	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
-func open(t *testing.T, c amqp.Config) *amqp.Sink {
+func open(t *testing.T, c amqp.Config) dispatcher.Sink {
 	t.Helper()
 	s, err := amqp.New(c)
 	if err != nil {
@@ -24,7 +25,7 @@ func open(t *testing.T, c amqp.Config) *amqp.Sink {
 	return s
 }
 
-// A broker that is not there is trouble of the sink, and the error has no password.
+// If the broker cannot be reached, the sink is unavailable, and the error does not contain the password.
 func TestNotThere(t *testing.T) {
 	address := sinktest.Refused(t)
 	sink := open(t, amqp.Config{URL: "amqp://u:hunter2@" + address + "/v", Exchange: "events"})
@@ -37,14 +38,15 @@ func TestNotThere(t *testing.T) {
 	}
 }
 
-// Several brokers are tried in turn, and the error tells of each.
+// Several brokers are tried in turn, and the error names each.
 func TestSeveral(t *testing.T) {
 	one, other := sinktest.Refused(t), sinktest.Refused(t)
 	sink := open(t, amqp.Config{URL: "amqp://u:hunter2@" + one + "," + other + "/v", Exchange: "events"})
 	sinktest.Failed(t, sink.Publish(t.Context(), []event.Event{sinktest.Event(1, "o", "a", "1")})[0], sinktest.Unavailable, one, other)
 }
 
-// A broker that accepts and says nothing does not outlast the time there is, nor that for connecting.
+// If the broker accepts the connection and sends nothing, Publish returns when its context ends, or when connecting
+// takes too long.
 func TestSilent(t *testing.T) {
 	sink := open(t, amqp.Config{URL: "amqp://" + sinktest.Silent(t), Exchange: "events"})
 	ctx, done := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -57,7 +59,7 @@ func TestSilent(t *testing.T) {
 	sinktest.Failed(t, sink.Publish(t.Context(), []event.Event{sinktest.Event(1, "o", "a", "1")})[0], sinktest.Unavailable, "no answer")
 }
 
-// What is wrong with a configuration is said at once, without its password.
+// New refuses a wrong configuration, and the error does not contain the password.
 func TestConfig(t *testing.T) {
 	for _, url := range []string{"", "http://h/v", "amqp://u:hunter2@h:port/v", "amqp://u:hunt er2@h", "amqp://u:hunter2@h:1,h:port/v"} {
 		_, err := amqp.New(amqp.Config{URL: url, Exchange: "events"})

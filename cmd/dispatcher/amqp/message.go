@@ -6,20 +6,19 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	amqp "github.com/rabbitmq/amqp091-go"
-
-	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/cloudevent"
 )
 
-// message makes a message of an event, in the structured or the binary mode. The CloudEvents binding
-// is for AMQP 1.0: these are the headers that RabbitMQ turns into its application properties.
-func (s *Sink) message(e event.Event) (amqp.Publishing, error) {
+// message converts an event to a message, in the structured or the binary mode. The CloudEvents binding is
+// for AMQP 1.0; RabbitMQ converts the headers used here to the application properties of that binding.
+func (s *sink) message(e event.Event) (amqp.Publishing, error) {
 	m := amqp.Publishing{MessageId: e.ID(), DeliveryMode: amqp.Persistent}
 	if len(e.Type()) > longestKey {
 		return m, fmt.Errorf("the type has %d bytes, and a routing key at most %d", len(e.Type()), longestKey)
 	}
 	if s.config.Binary {
 		m.Headers = amqp.Table{}
-		for name, value := range dispatcher.Attributes(e) {
+		for name, value := range cloudevent.Attributes(e) {
 			m.Headers["cloudEvents_"+name] = value
 		}
 		m.ContentType, m.Body = e.DataContentType(), e.Data()

@@ -6,20 +6,19 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go"
-
-	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/cloudevent"
 )
 
-// message makes a message of an event, in the structured or the binary mode of the CloudEvents NATS
-// binding. In that one Content-Type stands for the structured mode only.
-func (s *Sink) message(e event.Event) (*nats.Msg, error) {
+// message converts an event to a message, in the structured or the binary mode of the CloudEvents NATS binding. In that
+// binding the header Content-Type is used in the structured mode only.
+func (s *sink) message(e event.Event) (*nats.Msg, error) {
 	m := nats.NewMsg(s.subject + "." + clean(e.Type()))
 	m.Header[nats.MsgIdHdr] = []string{e.ID()}
 	if s.config.Binary {
-		for name, value := range dispatcher.Attributes(e) {
-			m.Header["ce-"+name] = []string{dispatcher.Percent(value)}
+		for name, value := range cloudevent.Attributes(e) {
+			m.Header["ce-"+name] = []string{cloudevent.Percent(value)}
 		}
-		m.Header["ce-datacontenttype"] = []string{dispatcher.Percent(e.DataContentType())}
+		m.Header["ce-datacontenttype"] = []string{cloudevent.Percent(e.DataContentType())}
 		m.Data = e.Data()
 		return m, nil
 	}
@@ -32,8 +31,8 @@ func (s *Sink) message(e event.Event) (*nats.Msg, error) {
 	return m, nil
 }
 
-// clean makes part of a subject of a text: what a subject cannot hold, blanks, control characters,
-// * and >, becomes _, and so does nothing between two dots.
+// clean converts a text to a part of a subject. Blanks, control characters, * and > become _, as does an empty word
+// between two dots.
 func clean(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if r <= ' ' || r == 0x7f || r == '*' || r == '>' {

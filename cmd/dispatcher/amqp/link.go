@@ -16,27 +16,28 @@ import (
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
 
-// A link is a connection with a channel that confirms. If one of them ends, so does the link.
+// A link is a connection with one channel in confirm mode. If either ends, the link is of no more use.
 type link struct {
 	host    string
 	conn    *amqp.Connection
 	channel *amqp.Channel
-	ended   chan *amqp.Error // why the channel has ended, once
+	ended   chan *amqp.Error // receives once why the channel ended
 
 	mu    sync.Mutex
-	why   error             // the channel has ended for; nil: not read from ended yet
-	came  map[string]string // messages that the broker has returned, by id, and why
+	why   error             // why the channel ended; nil: not read from ended yet
+	came  map[string]string // why the broker returned messages, by message id
 	block *block
 }
 
-// A block is a time in which the broker takes nothing, or the time before it.
+// A block is a period in which the broker accepts nothing. A link always has one: if it is not active, it is the next
+// one.
 type block struct {
-	begun  chan struct{} // closed when it has
+	begun  chan struct{} // closed when the block begins
 	active bool
 	reason string
 }
 
-// connect makes a link, or gives up with ctx.
+// connect opens a link. It gives up when ctx ends, or after dialWithin.
 func connect(ctx context.Context, b broker, secure *tls.Config) (*link, error) {
 	ctx, done := context.WithTimeout(ctx, dialWithin)
 	defer done()
@@ -69,7 +70,7 @@ func connect(ctx context.Context, b broker, secure *tls.Config) (*link, error) {
 	return l, nil
 }
 
-// cause prefers what ended ctx to what followed from it.
+// cause returns the error of ctx if it has ended, as err is then only its consequence. Otherwise it returns err.
 func cause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("no answer: %w", ctx.Err())
@@ -77,7 +78,7 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// An impatient connection gives up a peer that does not read.
+// An impatient connection fails a write if the peer does not read within writeWithin.
 type impatient struct{ net.Conn }
 
 func (c impatient) Write(b []byte) (int, error) {
@@ -87,7 +88,7 @@ func (c impatient) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// open makes the channel.
+// open opens the channel and begins to watch it.
 func (l *link) open() (err error) {
 	if l.channel, err = l.conn.Channel(); err != nil {
 		return err
@@ -101,9 +102,9 @@ func (l *link) open() (err error) {
 	return nil
 }
 
-// watchReturns notes what the broker returns, until the channel ends. Each comes twice, and the
-// second time it is taken only after it was noted. So a return is known when the confirmation is,
-// which follows it and is read by the same goroutine that waits here.
+// watchReturns records the messages that the broker returns, until the channel ends. Each return is delivered twice,
+// and the second is received only after the first was recorded. The goroutine that delivers it also reads the
+// confirmation, which follows the return. So a return is recorded before its confirmation is seen.
 func (l *link) watchReturns(first, second <-chan amqp.Return) {
 	for r := range first {
 		l.mu.Lock()
@@ -113,7 +114,8 @@ func (l *link) watchReturns(first, second <-chan amqp.Return) {
 	}
 }
 
-// returned says why the broker has returned a message, and forgets it. Empty: it has not.
+// returned returns why the broker returned a message, and removes the record. It returns "" if the broker has not
+// returned it.
 func (l *link) returned(id string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,8 +124,7 @@ func (l *link) returned(id string) string {
 	return why
 }
 
-// watchBlocks notes when the broker takes nothing, because it lacks memory or disk, until the
-// connection ends.
+// watchBlocks records when the broker accepts nothing because it lacks memory or disk, until the connection ends.
 func (l *link) watchBlocks(blocks <-chan amqp.Blocking) {
 	for b := range blocks {
 		l.mu.Lock()
@@ -138,19 +139,19 @@ func (l *link) watchBlocks(blocks <-chan amqp.Blocking) {
 	}
 }
 
-// blockage returns the present block, or the next one.
+// blockage returns the active block, or the next one if none is active.
 func (l *link) blockage() *block {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.block
 }
 
-// err says why the broker takes nothing.
+// err returns why the broker accepts nothing.
 func (b *block) err() error {
 	return fmt.Errorf("the broker takes nothing now: %s", b.reason)
 }
 
-// ending says why the channel has ended.
+// ending returns why the channel ended.
 func (l *link) ending() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,9 +171,9 @@ func (l *link) ending() error {
 // close ends the connection, without waiting for a broker that does not answer.
 func (l *link) close() { _ = l.conn.CloseDeadline(time.Now().Add(time.Second)) }
 
-// lost says what it means for a message that the channel has ended. The broker ends it for what
-// one message has done; most of those that were under way are innocent.
-func (s *Sink) lost(l *link, m amqp.Publishing) error {
+// lost returns the error for a message whose channel ended. The broker ends a channel because of one message;
+// most of the others in flight are innocent.
+func (s *sink) lost(l *link, m amqp.Publishing) error {
 	why := l.ending()
 	var e *amqp.Error
 	switch {

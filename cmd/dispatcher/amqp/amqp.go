@@ -1,8 +1,8 @@
-// Package amqp is a sink that publishes events to an exchange of RabbitMQ, by AMQP 0-9-1.
+// Package amqp is a sink that publishes events to an exchange of RabbitMQ, over AMQP 0-9-1.
 //
-// An event is acknowledged when the broker has confirmed it and has not returned it: it confirms
-// what it could not put into any queue, too. The routing key is the event's type. Exchanges, queues
-// and bindings are not created here.
+// An event is acknowledged when the broker has confirmed it and has not returned it. (The broker also confirms
+// messages that it returns because no queue takes them.) The routing key is the event's type. The sink creates no
+// exchanges, queues or bindings.
 package amqp
 
 import (
@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	atOnce      = 256              // subjects of events, for each batch
-	ackWithin   = 10 * time.Second // for an event
-	dialWithin  = 5 * time.Second  // until there is a channel
-	writeWithin = 5 * time.Second  // a broker that does not read is given up
+	atOnce      = 256              // most subjects that are sent concurrently, for each batch
+	ackWithin   = 10 * time.Second // time limit for the confirmation of an event
+	dialWithin  = 5 * time.Second  // time limit for connecting and opening the channel
+	writeWithin = 5 * time.Second  // time limit for a write to a broker that does not read
 	heartbeat   = 10 * time.Second
-	longestKey  = 255 // bytes; the protocol has no room for more
+	longestKey  = 255 // bytes of a routing key, by the protocol
 )
 
-// A Config says where events go.
+// A Config configures a Sink. URL and Exchange are required.
 type Config struct {
 	// URL is amqp://user:password@host:port/vhost, or amqps:// for the same with TLS; no vhost: /. Several
 	// hosts, with commas between them, are tried in turn.
@@ -39,20 +39,20 @@ type Config struct {
 	TLS      *tls.Config // for amqps://; nil: the system's certificates
 }
 
-// A Sink publishes events to an exchange.
-type Sink struct {
+// A sink publishes events to an exchange.
+type sink struct {
 	config  Config
 	brokers []broker
 
-	lock   chan struct{} // holds one: who waits for it sees the end of a context
+	lock   chan struct{} // a mutex of capacity one: waiting for it can end with a context
 	link   *link         // nil: none yet
-	next   int           // of the brokers, to be connected to
+	next   int           // index of the broker to connect to next
 	closed bool
 }
 
-// New returns a sink, or an error that says what is wrong with the configuration. It connects when
-// there is something to publish.
-func New(c Config) (*Sink, error) {
+// New returns a sink, or an error that describes what is wrong with the configuration. The sink connects when
+// it has events to publish.
+func New(c Config) (dispatcher.Sink, error) {
 	brokers, err := c.brokers()
 	if err != nil {
 		return nil, errors.New("amqp: URL: use amqp://user:password@host:port/vhost or amqps://host/vhost; host:port,host:port for several brokers")
@@ -60,11 +60,11 @@ func New(c Config) (*Sink, error) {
 	if c.Exchange == "" || len(c.Exchange) > longestKey {
 		return nil, errors.New("amqp: exchange: name one, as in #exchange=events")
 	}
-	return &Sink{config: c, brokers: brokers, lock: make(chan struct{}, 1)}, nil
+	return &sink{config: c, brokers: brokers, lock: make(chan struct{}, 1)}, nil
 }
 
-// A broker is one of those of a URL.
-type broker struct{ host, url, name string } // name: in its certificate, if the URL says it
+// A broker is one of the hosts of a URL.
+type broker struct{ host, url, name string } // name: the name in its certificate, if the URL has one
 
 func (c Config) brokers() (brokers []broker, err error) {
 	u, err := url.Parse(c.URL)
@@ -83,21 +83,19 @@ func (c Config) brokers() (brokers []broker, err error) {
 	return brokers, nil
 }
 
-// Publish sends each event after its predecessor in the subject was acknowledged.
-func (s *Sink) Publish(ctx context.Context, events []event.Event) []error {
+// Publish sends an event once the previous event of its subject was acknowledged.
+func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	l, err := s.connection(ctx)
 	if err != nil {
 		return dispatcher.Unsent(ctx, len(events), err)
 	}
-	// What is under way goes on when another event finds the sink unavailable: hence not BySubject's
-	// context.
 	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
 		return s.send(ctx, l, e)
 	})
 }
 
 // Close ends the connection.
-func (s *Sink) Close() error {
+func (s *sink) Close() error {
 	s.lock <- struct{}{}
 	defer func() { <-s.lock }()
 	s.closed = true
@@ -107,8 +105,8 @@ func (s *Sink) Close() error {
 	return nil
 }
 
-// connection returns the link to the broker, made anew if there is none that works.
-func (s *Sink) connection(ctx context.Context) (*link, error) {
+// connection returns the link to a broker. It connects, trying each broker once, if there is no link that works.
+func (s *sink) connection(ctx context.Context) (*link, error) {
 	select {
 	case s.lock <- struct{}{}:
 		defer func() { <-s.lock }()
@@ -134,12 +132,12 @@ func (s *Sink) connection(ctx context.Context) (*link, error) {
 			return l, nil
 		}
 		reasons = append(reasons, fmt.Sprintf("connect to %s: %s", b.host, err))
-		s.next = (s.next + 1) % len(s.brokers) // also if there is no time for it now
+		s.next = (s.next + 1) % len(s.brokers) // even if ctx has ended: the next call begins with it
 	}
-	return nil, errors.New(strings.Join(reasons, "; ")) // in one line, which is what is shown
+	return nil, errors.New(strings.Join(reasons, "; ")) // one line, because only the first line is shown
 }
 
-func (s *Sink) send(ctx context.Context, l *link, e event.Event) error {
+func (s *sink) send(ctx context.Context, l *link, e event.Event) error {
 	m, err := s.message(e)
 	if err != nil {
 		return dispatcher.RejectForGood(err)
@@ -167,12 +165,12 @@ func (s *Sink) send(ctx context.Context, l *link, e event.Event) error {
 	case <-late.C:
 		return fmt.Errorf("no confirmation within %s", ackWithin)
 	case <-ctx.Done():
-		return fmt.Errorf("no confirmation before there was no time left: %w", ctx.Err())
+		return fmt.Errorf("no confirmation before time ran out: %w", ctx.Err())
 	}
 }
 
-// verdict says what it means that the broker has confirmed a message, or that it never will.
-func (s *Sink) verdict(l *link, acked bool, e event.Event, m amqp.Publishing) error {
+// verdict returns the error of a message once the broker has confirmed it, or once no confirmation can follow.
+func (s *sink) verdict(l *link, acked bool, e event.Event, m amqp.Publishing) error {
 	returned := l.returned(e.ID())
 	switch {
 	case acked && returned == "":
@@ -182,5 +180,5 @@ func (s *Sink) verdict(l *link, acked bool, e event.Event, m amqp.Publishing) er
 	case l.channel.IsClosed():
 		return s.lost(l, m)
 	}
-	return errors.New("the broker did not take it (nack), as a full queue does, or one without a leader")
+	return errors.New("the broker did not take it (nack); perhaps a queue is full, or has no leader")
 }

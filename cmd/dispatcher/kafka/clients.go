@@ -17,20 +17,20 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
-// clients are connections to a Kafka.
+// clients are the clients of a Kafka cluster.
 type clients struct {
 	many *kgo.Client // for records of ordinary size, many in a batch
-	one  *kgo.Client // for those that were too large there: batches of one record
-	kill func()      // ends what they do, at once
+	one  *kgo.Client // for records that were too large for many: batches of one record
+	kill func()      // cancels all that they do
 }
 
-// options are those that both clients have.
+// options returns the options that both clients have.
 func (c Config) options(u *url.URL) ([]kgo.Opt, error) {
 	options := []kgo.Opt{
 		kgo.ClientID("simple-workflow"), kgo.SeedBrokers(strings.Split(u.Host, ",")...),
 		kgo.RequiredAcks(kgo.AllISRAcks()), kgo.ProducerLinger(0), kgo.UnknownTopicRetries(1),
 		kgo.RecordDeliveryTimeout(retryWithin), kgo.ProduceRequestTimeout(retryWithin / 2), kgo.RequestTimeoutOverhead(retryWithin / 2),
-		kgo.DialTimeout(pingWithin), kgo.MetadataMinAge(250 * time.Millisecond), // a new leader is found soon
+		kgo.DialTimeout(pingWithin), kgo.MetadataMinAge(250 * time.Millisecond), // so that a new leader is found soon
 		kgo.DisableClientMetrics(),
 	}
 	if u.Scheme == "kafkas" {
@@ -46,7 +46,7 @@ func (c Config) options(u *url.URL) ([]kgo.Opt, error) {
 	return options, err
 }
 
-// mechanism returns how a user is to be authenticated; nil if there is none.
+// mechanism returns the SASL mechanism for a user; nil if there is no user.
 func (c Config) mechanism(user *url.Userinfo) (sasl.Mechanism, error) {
 	if user == nil {
 		if c.SASL != "" {
@@ -67,8 +67,8 @@ func (c Config) mechanism(user *url.Userinfo) (sasl.Mechanism, error) {
 	return nil, fmt.Errorf("kafka: SASL: %.40q; use plain, scram-sha-256 or scram-sha-512", c.SASL)
 }
 
-// connection returns clients that have reached a broker.
-func (s *Sink) connection(ctx context.Context) (*clients, error) {
+// connection returns the clients. It creates them if there are none, and returns an error if no broker answers.
+func (s *sink) connection(ctx context.Context) (*clients, error) {
 	s.mu.Lock()
 	c, closed := s.clients, s.closed
 	s.mu.Unlock()
@@ -83,12 +83,12 @@ func (s *Sink) connection(ctx context.Context) (*clients, error) {
 		return nil, err
 	}
 	if err := c.ping(ctx); err != nil {
-		s.ending.Go(c.close) // which takes its time if a broker does not answer
+		s.ending.Go(c.close) // in the background: it takes long if a broker does not answer
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.clients != nil || s.closed { // another batch was faster, or it is too late
+	if s.clients != nil || s.closed { // another batch has created clients meanwhile, or the sink was closed
 		s.ending.Go(c.close)
 		c = s.clients
 	}
@@ -116,8 +116,8 @@ func newClients(options []kgo.Opt) (c *clients, err error) {
 	return c, nil
 }
 
-// drop gives up clients, with all they hold.
-func (s *Sink) drop(c *clients) {
+// drop closes clients, with all the records that they hold.
+func (s *sink) drop(c *clients) {
 	c.kill()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +138,7 @@ func (c *clients) ping(ctx context.Context) error {
 	ctx, done := context.WithTimeout(ctx, pingWithin)
 	defer done()
 	answer := make(chan error, 1)
-	go func() { answer <- c.many.Ping(ctx) }() // which goes on when ctx has ended, for a broker that accepts and says nothing
+	go func() { answer <- c.many.Ping(ctx) }() // Ping outlasts ctx if a broker accepts the connection and says nothing
 	select {
 	case err := <-answer:
 		return err
@@ -147,7 +147,7 @@ func (c *clients) ping(ctx context.Context) error {
 	}
 }
 
-// limit returns how large a batch of the topic may be, as text for an error.
+// limit returns the topic's max.message.bytes as text for an error, or "less" if it cannot be read.
 func (c *clients) limit(ctx context.Context, topic string) string {
 	ctx, done := context.WithTimeout(ctx, time.Second)
 	defer done()

@@ -13,11 +13,11 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 
-	"github.com/simple-workflow/simple-workflow/dispatcher/jetstream"
+	"github.com/simple-workflow/simple-workflow/cmd/dispatcher/jetstream"
 	"github.com/simple-workflow/simple-workflow/internal/sinktest"
 )
 
-// A realm is an operator with an account, and a server that knows no other way in than their JWTs.
+// A realm is a NATS operator with an account, and a server that accepts only their JWTs.
 type realm struct {
 	t       *testing.T
 	account nkeys.KeyPair
@@ -66,7 +66,7 @@ func public(t *testing.T, kp nkeys.KeyPair) string {
 	return key
 }
 
-// credentials writes the file of a new user, as nsc does.
+// credentials writes the credentials file of a new user, as nsc does.
 func (r *realm) credentials(path string) {
 	r.t.Helper()
 	user := pair(r.t, nkeys.CreateUser)
@@ -87,7 +87,7 @@ func (r *realm) credentials(path string) {
 	}
 }
 
-// A server that wants JWTs lets in who shows a credentials file, and without it is trouble of the sink.
+// On a server that requires JWTs, events are acknowledged with a credentials file; without one the sink is unavailable.
 func TestCredentials(t *testing.T) {
 	r := newRealm(t)
 	file := filepath.Join(t.TempDir(), "user.creds")
@@ -105,7 +105,7 @@ func TestCredentials(t *testing.T) {
 	sinktest.Delivered(t, sink.Publish(t.Context(), events), 1)
 }
 
-// A credentials file that is not there is told at once, and so are two ways in.
+// New refuses a credentials file that does not exist, and one in addition to a user in the URL.
 func TestCredentialsRefused(t *testing.T) {
 	there := filepath.Join(t.TempDir(), "user.creds")
 	if err := os.WriteFile(there, nil, 0o600); err != nil {

@@ -1,0 +1,21 @@
+package shipped
+
+import "time"
+
+// Defaults of a dispatcher.
+const (
+	EventBatch        = 1000
+	EventBatchBytes   = 8 << 20
+	EventPollInterval = 20 * time.Millisecond
+	EventClaim        = time.Minute
+	EventAttempts     = 20
+	EventGrace        = 10 * time.Second
+)
+
+// Defaults of sinks.
+const (
+	WebhookTimeout  = 10 * time.Second // of a request, its answer included
+	ProgramPatience = 30 * time.Second // for an answer of a program
+	ProgramAtOnce   = 16               // events that a program has at once
+	ProgramGrace    = 5 * time.Second  // for a program to end
+)
