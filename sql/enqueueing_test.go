@@ -12,11 +12,15 @@ var (
 	anID     = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`)
 )
 
-// What docs/enqueueing.md says in SQL can be executed, one block after the other, and answers what stands below it.
+// The SQL of docs/enqueueing.md, and of docs/how-to/unique.md after it, can be executed, one block after the other. Each block answers what stands below it.
 func TestEnqueueingPage(t *testing.T) {
-	page, err := os.ReadFile("../docs/enqueueing.md")
-	if err != nil {
-		t.Fatal(err)
+	var page []byte
+	for _, name := range []string{"enqueueing.md", "how-to/unique.md"} {
+		text, err := os.ReadFile("../docs/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page = append(page, text...)
 	}
 	s, _ := psql(t)
 	answered := 0

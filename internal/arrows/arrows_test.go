@@ -57,6 +57,7 @@ var allowed = map[string][]string{
 	"internal/session":    {},
 	"internal/spelling":   {},
 	"internal/survival":   {},
+	"internal/worktest":   {"graph", "run", "worker"},
 	"internal/build":      {"sql"},
 	"internal/cmdtest":    {},
 	"internal/compiled":   {},

@@ -32,11 +32,14 @@ const around = `package page
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"log"
 	"log/slog"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -61,12 +64,14 @@ type (
 var (
 	ctx     context.Context
 	tx      pgx.Tx
+	sqlTx   *sql.Tx
 	pool    *pgxpool.Pool
 	mux     *worker.Mux
 	order   uuid.UUID
 	id, task, instance, incident uuid.UUID
 	token   string
 	input, output json.RawMessage
+	errDeclined, errBusy, errDown, errNotYet error
 	billing struct{ Charge func(context.Context, ChargeRequest) (Receipt, error) }
 	farm    struct {
 		Submit func(film Film, id uuid.UUID, token string) error
