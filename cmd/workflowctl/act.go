@@ -13,12 +13,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// An action calls a function of the database, which answers what it did.
+// An action calls a function of the database, which returns a text that says what it did.
 type action struct {
 	use, short string
 	query      string
 	args       []func(string) (any, error) // how each argument is read
-	done       string                      // the answer begins so if it was done, and never with 0
+	done       string                      // a successful answer begins with this, and never with 0
 }
 
 var actions = []action{
@@ -206,7 +206,8 @@ Without --do it only shows them:
 	return retry
 }
 
-// looked says below a list that it is of what would be done: who was advised of the command may take it for what was.
+// looked says below a list that nothing was changed, if do is false. An operator who was told to run the command may
+// otherwise think that it was done.
 func looked(cmd *cobra.Command, err error, do bool, most int) error {
 	if err == nil && !do {
 		fmt.Fprintf(cmd.ErrOrStderr(), "workflowctl: nothing is changed; the same with --do has these tried again, at most %d of them (--most)\n", most)
@@ -214,14 +215,14 @@ func looked(cmd *cobra.Command, err error, do bool, most int) error {
 	return err
 }
 
-// refused reports whether the database refuses something to the role that asks for it.
+// refused reports whether the error is a missing privilege of the role that asked.
 func refused(err error) bool {
 	const insufficientPrivilege = "42501"
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == insufficientPrivilege
 }
 
-// inWords adds to the database's error what it advises.
+// inWords reduces a database error to its message and hint.
 func inWords(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {

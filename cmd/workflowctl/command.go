@@ -14,7 +14,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// An order is a command that the engine carries out: a run of one of its types, which a worker with graph. takes.
+// An order is a command that the engine executes: a run of one of its types, which a worker that covers graph.
+// leases.
 type order struct {
 	use, short, long string
 	typ              string
@@ -48,14 +49,14 @@ var orders = []order{
 		map[string]string{"force": "a join goes on with those that have come", "by": "who asks for it"}},
 }
 
-// ofJSON are fields that are objects, counts those that are whole numbers, and switches those that are on or off.
+// ofJSON, counts and switches are the fields that are JSON objects, whole numbers and booleans.
 var (
 	ofJSON   = map[string]bool{"input": true, "payload": true, "output": true}
 	counts   = map[string]bool{"version": true, "priority": true}
 	switches = map[string]bool{"again": true, "compensate": true, "force": true}
 )
 
-// isID are fields that are ids.
+// isID are the fields that are ids.
 var isID = map[string]bool{"task": true, "instance": true, "incident": true}
 
 func newOrders() (all []*cobra.Command) {
@@ -131,8 +132,8 @@ func (o order) command() *cobra.Command {
 	return command
 }
 
-// carryOut enqueues a command and prints what it has come to. Once it may be enqueued, each error names its run: who repeats
-// the command would have it done twice.
+// carryOut enqueues a command and prints its outcome. Once the command may be enqueued, each error names its run,
+// because repeating the command would execute it twice.
 func carryOut(ctx context.Context, out io.Writer, conn *pgx.Conn, typ string, payload map[string]any, patience time.Duration) error {
 	id, err := uuid.NewV7()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// engineAt has a worker carry out commands.
+// engineAt starts a worker that executes commands.
 func engineAt(t *testing.T, url string) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)
@@ -37,7 +37,7 @@ func engineAt(t *testing.T, url string) {
 	})
 }
 
-// A process is carried through by commands alone.
+// Commands alone can take a process from its start to its end.
 func TestProcessByCommands(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

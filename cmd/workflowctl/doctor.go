@@ -14,16 +14,16 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// A finding is what doctor has to say, with what to do about it.
+// A finding is a problem that doctor reports, and what to do about it.
 type finding struct {
-	Grave bool   `json:"grave"` // work is lost, wrong or stands still; else it is only worth knowing
+	Grave bool   `json:"grave"` // work is lost, wrong or stopped; otherwise the finding is only worth knowing
 	What  string `json:"what"`
 	Fix   string `json:"fix"`
 }
 
-// An examination returns findings as rows of grave, what and fix.
+// Each examination is a query that returns findings as rows of grave, what and fix.
 var examinations = []string{
-	// What is promised holds with full durability only.
+	// The guarantees hold only with full durability.
 	`SELECT s.name IN ('fsync', 'full_page_writes'), s.name || ' is off: ' || CASE s.name WHEN 'synchronous_commit' THEN 'what was acknowledged may be lost when the server crashes'
 	        ELSE 'a crash of the machine can destroy the database' END,
 	        CASE s.name WHEN 'synchronous_commit' THEN 'ALTER SYSTEM SET synchronous_commit = on' ELSE 'ALTER SYSTEM SET ' || s.name || ' = on, then restart' END
@@ -99,7 +99,7 @@ func newDoctor() *cobra.Command {
 func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, error) {
 	found := []finding{}
 	if err := sql.Check(ctx, conn); err != nil {
-		return append(found, finding{true, err.Error(), "workflowctl migrate up"}), nil // all else would only follow from it
+		return append(found, finding{true, err.Error(), "workflowctl migrate up"}), nil // everything else would only be a consequence
 	}
 	skew, err := clockSkew(ctx, conn)
 	if err != nil {
@@ -111,7 +111,7 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 	if pooler, err := between(ctx, conn); err != nil {
 		return nil, inWords(err)
 	} else if pooler != nil {
-		if found = append(found, *pooler); conn.IsClosed() { // it has refused a transaction
+		if found = append(found, *pooler); conn.IsClosed() { // it refused a transaction
 			return found, nil
 		}
 	}
@@ -130,7 +130,7 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 	if err != nil {
 		return nil, err
 	}
-	// What is looked at of a lane is a piece of its index, whatever the statistics say.
+	// Each look at a lane is meant to read a piece of its index, whatever the statistics say.
 	err = uncompiled(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off`, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return inWords(err)
@@ -160,7 +160,7 @@ func collect(ctx context.Context, db querier, queries ...string) (found []findin
 	return found, nil
 }
 
-// clockSkew is how far this machine's clock is before the server's, give or take a round trip.
+// clockSkew returns by how much this machine's clock is ahead of the server's, give or take a round trip.
 func clockSkew(ctx context.Context, conn *pgx.Conn) (time.Duration, error) {
 	var there time.Time
 	before := time.Now()

@@ -1,10 +1,10 @@
 package main
 
-// redrawn has an event get an id that is drawn. (Deliveries that have failed name it by the id.)
+// redrawn gives an event a newly drawn id. (Failed deliveries refer to the event by its id, so they are deleted.)
 const redrawn = `format('BEGIN; SET LOCAL workflow.override = ''why''; DELETE FROM outbox_delivery WHERE event_id = %1$s; UPDATE outbox_event SET id = DEFAULT WHERE id = %1$s; COMMIT', e.id)`
 
-// outboxExaminations are of what dispatchers go by, and what they keep. What they set right themselves within half a minute is
-// listed, too: there may be none.
+// outboxExaminations check the rows that dispatchers depend on and maintain. They also list what a dispatcher repairs
+// within 30 s, because none may be running.
 var outboxExaminations = []string{
 	// Ids.
 	`SELECT true, 'outbox_event.id is not GENERATED ALWAYS: ids can be given by mistake', 'ALTER TABLE outbox_event ALTER COLUMN id ' || CASE attidentity WHEN 'd' THEN 'SET GENERATED ALWAYS' ELSE 'ADD GENERATED ALWAYS AS IDENTITY; SELECT outbox_set_right_v1()' END
@@ -26,7 +26,7 @@ var outboxExaminations = []string{
 	`SELECT false, 'outbox_event.id of event ' || e.id || ' was not drawn: it is too far above the sequence, which is at ' || d.last || ', to be followed', ` + redrawn + `
 	 FROM (SELECT outbox_last_id_v1() AS last) d CROSS JOIN LATERAL (SELECT e.id FROM outbox_event e ORDER BY e.id DESC LIMIT 5) e
 	 WHERE e.id > least(d.last, 9223372036854775807 - 1099511627776) + 1099511627776`,
-	// Of each lane, what a dispatcher passes over, because it is not above the floor.
+	// For each lane, open events that a dispatcher skips because they are not above the floor.
 	`SELECT true, 'outbox_event ' || e.id || ' is not above outbox_lane.floor of sink ' || s.name || ', lane ' || g.lane || ', and is open: it is not read',
 	        CASE e.id WHEN -9223372036854775808 THEN ` + redrawn + ` ELSE format('SELECT outbox_set_right_v1(%L)', s.name) END
 	 FROM outbox_sink s CROSS JOIN generate_series(0, 63) AS g (lane) LEFT JOIN outbox_lane l ON l.sink = s.name AND l.lane = g.lane CROSS JOIN LATERAL (

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Doctor names the row, the column and the fix of whatever is wrong in the outbox; done as told, it is
-// content again.
+// For everything that is wrong in the outbox, doctor names the row, the column and the fix. After the fixes it finds
+// nothing.
 func TestDoctorOfTheOutbox(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

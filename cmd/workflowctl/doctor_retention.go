@@ -1,8 +1,8 @@
 package main
 
-// What workers ask to have kept, and what nobody removes.
+// Differences between the retention periods that workers ask for, and rows that nobody removes.
 const (
-	// Of types that no worker asks for (*) the longest time counts, and those who ask for it mean other prefixes.
+	// For types that no worker asks for (*), the longest period counts; workers that ask for it mean other prefixes.
 	keptLonger = `SELECT DISTINCT false, 'retention (' || y.kind || '): workers of prefix ' || y.prefix || ' ask to keep what is over for ' || workflow_span(y.period * interval '1 second') || ', others'
 	        || CASE WHEN x.prefix <> y.prefix THEN ' of prefix ' || x.prefix ELSE '' END || ' for ' || CASE x.period WHEN 0 THEN 'ever' ELSE workflow_span(x.period * interval '1 second') END || ', which counts',
 	        'give them the same WORKER_KEEP_…, or Retention of worker.Config; what nobody has asked for since a day counts no more'

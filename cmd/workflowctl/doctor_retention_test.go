@@ -11,8 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Doctor names workers that ask for different times, and which counts; a prefix of which nobody has had a turn for a day; and what nobody asks for, and has been over
-// for long: runs, events and instances. Of what is kept for ever it says nothing.
+// doctor reports workers that ask for different retention periods, and which period counts; a prefix for which no
+// worker has had a turn for a day; and runs, events and instances that have long been over and for which no worker
+// asks for retention. It does not report what is kept for ever.
 func TestDoctorOfRetention(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -33,7 +33,7 @@ Each is a transaction and notes itself in workflow_schema, just as migrate up do
 	return show
 }
 
-// script writes what sql.Up would do.
+// script writes the SQL that sql.Up would execute.
 func script(out io.Writer, migrations []sql.Migration) {
 	for _, m := range migrations {
 		fmt.Fprintf(out, "-- %s\nBEGIN;\n\n", m.Name)

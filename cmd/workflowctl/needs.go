@@ -5,10 +5,11 @@ import (
 	"slices"
 )
 
-// needs is what needs a person, now or soon: the work itself stands still, fails or falls behind. Doctor tells all of it, with what to do; top shows it while it
-// lasts. Each is a query that gives findings, and is cheap beside a million rows.
+// needs are queries for what needs a person, now or soon, because the work itself stands still, fails or falls
+// behind. doctor reports all of it, with what to do; top shows it while it lasts. Each query returns findings, and is
+// cheap even with a million rows.
 var needs = []string{
-	// What is held up until somebody decides.
+	// Work that waits for a person's decision.
 	`SELECT true, CASE WHEN count(*) >= 1000 THEN 'at least ' ELSE '' END || count(*) || CASE count(*) WHEN 1 THEN ' instance' ELSE ' instances' END || ' of process ' || name || ': incident ' || code
 	        || CASE WHEN node = '' THEN '' ELSE ' at ' || node END || ', the oldest for ' || workflow_span(workflow_age(min(created_at))),
 	        'workflowctl why ' || (array_agg(instance_id ORDER BY created_at))[1] || '; once its cause is mended: workflowctl retry-incidents --process ' || name || ' --code ' || code || CASE WHEN node = '' THEN '' ELSE ' --node ' || node END
@@ -40,7 +41,7 @@ var needs = []string{
 	`SELECT true, 'signal ' || b.signal_id || ' is refused to all who wait for it, for ' || workflow_span(workflow_age(b.refused_at)) || ' (SQLSTATE ' || b.sqlstate || ')',
 	        'SELECT message FROM process_broadcast WHERE signal_id = ' || quote_literal(b.signal_id) || ' says what refuses it: a trigger or a constraint of workflow_run; it is tried again every few seconds'
 	 FROM process_broadcast b WHERE b.refused_at IS NOT NULL LIMIT 20`,
-	// What fails.
+	// Failures.
 	`SELECT percent >= 50, percent || ' % of the attempts of type ' || type || ' have failed within 15 min: ' || failed || CASE failed WHEN 1 THEN ' run' ELSE ' runs' END || ' for good, ' || retried || ' tried again, ' || succeeded || ' succeeded; the last '
 	        || workflow_span(latest) || ' ago' || coalesce(': «' || left(last_error, 120) || '»', ''), coalesce('workflowctl why ' || such_as, 'workflowctl show failing') || ' tells the error; to stop it meanwhile: workflowctl pause ' || type || ' REASON'
 	 FROM workflow_erring WHERE type <> 'other' ORDER BY percent DESC, failed DESC LIMIT 20`,
@@ -67,11 +68,11 @@ var needs = []string{
 	`SELECT true, 'sink ' || sink || ' is not served for ' || workflow_span(unserved) || ', ' || CASE WHEN at_least THEN 'at least ' ELSE '' END || open || CASE open WHEN 1 THEN ' event waits' ELSE ' events wait' END, 'start a dispatcher with it in DISPATCHER_SINKS, or give it up with --abandon'
 	 FROM outbox_lag WHERE unserved > interval '5 minutes'`,
 	`SELECT false, 'sink ' || sink || ' has parked ' || parked || CASE parked WHEN 1 THEN ' event' ELSE ' events' END, 'workflowctl show parked; then SELECT outbox_replay_parked(' || quote_literal(sink) || ')' FROM outbox_lag WHERE parked > 0`,
-	// What grows.
+	// Tables that grow.
 	turnOfNobody, keptByNobody,
 }
 
-// collectNeeds returns what needs a person, the graver first.
+// collectNeeds returns what needs a person, grave findings first.
 func collectNeeds(ctx context.Context, db querier) (found []finding, err error) {
 	if found, err = collect(ctx, db, needs...); err != nil {
 		return nil, err

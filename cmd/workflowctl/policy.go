@@ -68,7 +68,7 @@ of a shorter prefix says. It counts for runs that were enqueued with max_attempt
 	return policy
 }
 
-// given returns a flag's value, nil if it was not given.
+// given returns a pointer to a flag's value, or nil if the flag was not given.
 func given[T any](cmd *cobra.Command, flag string, value T) *T {
 	if !cmd.Flags().Changed(flag) {
 		return nil

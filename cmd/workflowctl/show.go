@@ -14,11 +14,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// A look is a query of what there is to see.
+// A look is a query that show offers.
 type look struct{ about, query string }
 
-// looks are by the names under which show knows them. All but stuck, which looks at every process that
-// is open, are bounded by themselves or by LIMIT.
+// looks are by the names that show accepts. All except stuck, which reads every open process, are bounded, either by
+// their views or by LIMIT.
 var looks = map[string]look{
 	"waiting":  {"what waits, by type, and who covers it", `SELECT * FROM workflow_waiting ORDER BY oldest DESC NULLS LAST, type`},
 	"coverage": {"due runs that nobody takes, workers without work, prefixes that overlap", `SELECT * FROM workflow_coverage`},
@@ -119,7 +119,7 @@ func newEvents() *cobra.Command {
 	return events
 }
 
-// known refuses what there is not, and says what there is.
+// known refuses a name that is not in names, and lists the names.
 func known(names []string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if !slices.Contains(names, args[0]) {
@@ -129,7 +129,7 @@ func known(names []string) cobra.PositionalArgs {
 	}
 }
 
-// printQuery prints what a query gives: as a table with the values as psql has them, or as JSON.
+// printQuery prints the result of a query, as a table with the values as psql prints them, or as JSON.
 func printQuery(ctx context.Context, out io.Writer, conn *pgx.Conn, query string, asJSON bool, args ...any) error {
 	var text string
 	var head []string
@@ -160,7 +160,7 @@ func printQuery(ctx context.Context, out io.Writer, conn *pgx.Conn, query string
 	return table.Flush()
 }
 
-// readTable returns the names of a query's columns, and its rows as psql has them.
+// readTable returns the names of a query's columns, and its rows as psql prints them.
 func readTable(ctx context.Context, conn querier, query string, args ...any) (head []string, table [][]string, err error) {
 	rows, err := conn.Query(ctx, query, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
 	if err != nil {
@@ -183,7 +183,7 @@ func readTable(ctx context.Context, conn querier, query string, args ...any) (he
 	return head, table, nil
 }
 
-// cell keeps a value short and on its line.
+// cell shortens a value and keeps it on one line.
 func cell(text string) string {
 	const widest = 120
 	text = printable(text)

@@ -33,7 +33,8 @@ func newTasks() *cobra.Command {
 	return tasks
 }
 
-// completeOwn completes a task of whoever is logged in, who may see no run: so it waits for none.
+// completeOwn completes a task of the role that is logged in. That role may see no run, so the function does not wait
+// for one.
 func completeOwn(ctx context.Context, out io.Writer, conn *pgx.Conn, payload map[string]any) error {
 	var answer string
 	if err := conn.QueryRow(ctx, `SELECT process_task_complete($1, $2, $3::text::bigint)`, payload["task"], payload["output"], text(payload["version"])).Scan(&answer); err != nil {
@@ -49,7 +50,7 @@ func completeOwn(ctx context.Context, out io.Writer, conn *pgx.Conn, payload map
 	return nil
 }
 
-// text returns a JSON number as it was written, nil for none.
+// text returns a JSON number as it was written, or nil for nil.
 func text(number any) *string {
 	if number == nil {
 		return nil

@@ -18,7 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A terminal of 80 columns and 24 lines. What is written to it is read at once.
+// A terminal has 80 columns and 24 lines. What is written to it is read at once.
 type terminal struct {
 	keys, slave *os.File
 	mu          sync.Mutex
@@ -67,7 +67,8 @@ func (s *terminal) text() string {
 	return string(s.shown)
 }
 
-// Top fits a terminal of 80 columns and 24 lines, however much there is to tell, has a piece of everything in it, and q leaves; then the terminal is as it was.
+// top fits a terminal of 80 columns and 24 lines however much there is to show, includes a piece of everything, and
+// quits at q, which restores the terminal.
 func TestTopAtATerminal(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
