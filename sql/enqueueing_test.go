@@ -12,7 +12,7 @@ var (
 	anID     = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`)
 )
 
-// What docs/enqueueing.md says in SQL can be executed, one block after the other, and answers what stands below it.
+// The SQL blocks of docs/enqueueing.md can be executed in order, and return what the page shows below them.
 func TestEnqueueingPage(t *testing.T) {
 	page, err := os.ReadFile("../docs/enqueueing.md")
 	if err != nil {

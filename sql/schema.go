@@ -12,18 +12,19 @@ import (
 
 var plainName = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
 
-// InAddress returns what a database's address needs after its ? to lead to a schema: options=-csearch_path%3Dname. psql takes it, and
-// so do all clients that are made of libpq; search_path=name is taken by some.
+// InAddress returns what a database's address needs after its ? to lead to a schema: options=-csearch_path%3Dname.
+// psql and all other clients that are built on libpq accept it; only some accept search_path=name.
 func InAddress(schema string) string {
 	value := schema
 	if !plainName.MatchString(schema) {
 		value = pgx.Identifier{schema}.Sanitize()
 	}
-	value = regexp.MustCompile(`[\s\\]`).ReplaceAllString(value, `\$0`) // the server splits options at blanks
+	value = regexp.MustCompile(`[\s\\]`).ReplaceAllString(value, `\$0`) // the server splits options at whitespace
 	return "options=" + strings.ReplaceAll(url.QueryEscape("-csearch_path="+value), "+", "%20")
 }
 
-// Installations returns the schemas of the database, but for the first of search_path, that hold what Up creates, whoever may use them.
+// Installations returns the schemas of the database, except the first one of search_path, that hold what Up creates,
+// whoever may use them.
 func Installations(ctx context.Context, db Querier) ([]string, error) {
 	rows, _ := db.Query(ctx, `
 		SELECT n.nspname::text
@@ -38,7 +39,8 @@ func Installations(ctx context.Context, db Querier) ([]string, error) {
 	return schemas, nil
 }
 
-// elsewhere says where the tables are if not in the first schema of search_path; "" if they are nowhere.
+// elsewhere returns a text that says in which schemas the tables are, if not in the first schema of search_path; ""
+// if there are none.
 func elsewhere(ctx context.Context, db Querier) (string, error) {
 	schemas, err := Installations(ctx, db)
 	if err != nil || len(schemas) == 0 {
