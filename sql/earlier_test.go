@@ -24,7 +24,7 @@ func TestEarlierWorkers(t *testing.T) {
 			}
 			id := s.do(`INSERT INTO workflow_run (type) VALUES ('graph.start.v1') RETURNING id`)
 			s.lease(id)
-			// A run that it starts an instance from does not start another instance.
+			// No start is enqueued for the instance that it has started.
 			if err := s.undone(strings.ReplaceAll(settle, "$", id) + `; ` + write + `; SELECT 1 / (NOT EXISTS (SELECT FROM workflow_run r JOIN process_instance i USING (id)))::int`); err != nil {
 				t.Errorf("%s: %v", write, err)
 			}
