@@ -372,7 +372,7 @@ func (a *automaton) move(broken func(*aDesign), from int, o observation) int {
 	if to, ok := a.moves[key]; ok {
 		return to
 	}
-	// Budgets limit what happens to several runs, which is not checked here, so everything may happen often.
+	// Properties of several runs are not checked here, so everything may happen often.
 	d := aDesign{care: once, runs: 1, slots: 2, processes: 2, failing: true, effects: true, noWatch: true, replayed: true, granted: o.granted}
 	if o.alone != 0 {
 		company := o.alone == 'n'
