@@ -44,7 +44,7 @@ const (
 	// short where everything waits for a processor.
 	mostOpen   = 150                    // the most runs that may be due or leased for more to be enqueued
 	quick      = 100 * time.Millisecond // the longest that a short query may take for more to be enqueued
-	shortQueue = 20                     // the most runs that may be due before the singles
+	shortQueue = 20                     // the most runs that may be due when the singles begin
 )
 
 // run works until ctx ends, and returns when every call has ended.
