@@ -46,7 +46,7 @@ func TestProcessByCommands(t *testing.T) {
 		"paid": {"await": {"message": "paid", "key": "input.order"}, "to": "open"}, "open": {"await": {"signal": "open"}, "to": "check"},
 		"check": {"human": {"groups": ["sales"]}, "to": "late"}, "late": {"choose": [{"if": "steps.check.n > 1", "to": "done"}], "else": "done"}, "done": {"end": true}}}`)
 	want(t, cmdtest.Start(t, env, "define", file), 0, "p version 1 is deployed")
-	want(t, cmdtest.Start(t, env, "start", "p", "--wait", "100ms"), 1, "it is enqueued, and not carried out yet: no live worker covers graph.start.v1; none lives at all")
+	want(t, cmdtest.Start(t, env, "start", "p", "--wait", "100ms"), 1, "it is enqueued, but not executed yet: no live worker covers graph.start.v1; none lives at all")
 	want(t, cmdtest.Start(t, env, "start", "p", "--wait", "0"), 0, "enqueued as run ")
 	engineAt(t, url)
 
@@ -94,7 +94,7 @@ func TestProcessByCommands(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "restart", instance.Instance), 1, "failed: instance: "+instance.Instance+" is COMPLETED; only one that is FAILED is started again")
 	want(t, cmdtest.Start(t, env, "start", "p", "--key", "o-17", "--again", "--input", `{"order": "o-18"}`), 0, `"after": "`+instance.Instance+`"`)
 	want(t, cmdtest.Start(t, env, "start", "p", "--again"), 1, "again: it says that a key is used again")
-	want(t, cmdtest.Start(t, env, "complete", task), 1, "not found among the tasks of this role and its groups; --by says who has done it")
+	want(t, cmdtest.Start(t, env, "complete", task), 1, "not found among the tasks of this role and its groups; a role that may complete any task")
 	want(t, cmdtest.Start(t, env, "events", task), 1, "there is no such run or instance")
 
 	id := value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.x') RETURNING id::text`)

@@ -33,7 +33,7 @@ func TestLookIsToldFromDeed(t *testing.T) {
 	env := []string{"DATABASE_URL=" + pgtest.URL(t)}
 	for _, args := range [][]string{{"retry-incidents", "--process", "trip"}, {"redrive", "billing."}} {
 		p, _ := cmdtest.Run(t, env, args...)
-		if !strings.Contains(p.Stderr.String(), "nothing is changed; the same with --do has these tried again, at most 100 of them (--most)") {
+		if !strings.Contains(p.Stderr.String(), "nothing was changed; the same command with --do retries these, at most 100 of them (--most)") {
 			t.Errorf("%v says %q", args, p.Stderr.String())
 		}
 		if p, _ = cmdtest.Run(t, env, append(args, "--do")...); p.Stderr.String() != "" {

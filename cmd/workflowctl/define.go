@@ -24,8 +24,8 @@ func newDefine() *cobra.Command {
 	define := &cobra.Command{
 		Use:   "define FILE...",
 		Short: "Check definitions of processes and deploy them",
-		Long: `Check definitions of processes and deploy them, all or none. All that is wrong with the nodes of all files is
-printed, and, of those whose nodes are in order, all that is wrong with the ways between them:
+		Long: `Check definitions of processes and deploy them, all or none. All errors in the nodes of all files are
+printed, and, for files whose nodes are correct, all errors in the ways between them:
 
   workflowctl define --check order.json
   workflowctl define order.json refund.json

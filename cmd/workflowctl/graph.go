@@ -28,9 +28,9 @@ func newGraph() *cobra.Command {
   workflowctl graph order.json
   workflowctl graph --instance 01890a5d-ac96-774b-bcce-b302099a8057
 
-Of an instance it also prints how often each node was visited, where tokens are now, in what
+For an instance it also prints how often each node was visited, where tokens are now, in what
 state, and where an incident is open. The definition is read from the database. FILE may be -
-for standard input, and its process need not be right.`,
+for standard input, and its process need not be valid.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			given := cmd.Flags().Changed("instance")

@@ -144,8 +144,8 @@ func (f *failure) Unwrap() error { return f.err }
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "workflowctl",
-		Short: "Look after the database of simple-workflow",
-		Long: `Look after the database of simple-workflow.
+		Short: "Set up, inspect and operate the database of simple-workflow",
+		Long: `Set up, inspect and operate the database of simple-workflow.
 
 Exit codes: 0 done; 1 it was tried and failed, or the schema is behind; 2 the command line
 or the environment is wrong.`,

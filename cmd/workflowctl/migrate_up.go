@@ -56,7 +56,7 @@ func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, schema string
 		}
 	}
 	reminder := time.AfterFunc(remindAfter, func() {
-		fmt.Fprintln(out, "still at it; perhaps waiting for another migration, or for a lock that some session holds")
+		fmt.Fprintln(out, "still running; perhaps waiting for another migration, or for a lock that a session holds")
 	})
 	err = sql.Up(ctx, conn)
 	reminder.Stop()

@@ -161,7 +161,7 @@ func TestDoctorOfDeadLetters(t *testing.T) {
 	}
 	execute(`ALTER TABLE workflow_run ADD CONSTRAINT no_letters CHECK (type <> 'ops.dead_letter.v1') NOT VALID; INSERT INTO workflow_run (type) VALUES ('a.b'); ` + fail)
 	id := value[string](t, url, `SELECT id::text FROM workflow_run WHERE type = 'a.b' ORDER BY created_at DESC LIMIT 1`)
-	want(t, cmdtest.Start(t, env, "doctor"), 1, "the dead letter ops.dead_letter.v1 of 1 run that failed within a day was refused (SQLSTATE 23514), of "+id+" for one", "workflowctl events "+id)
+	want(t, cmdtest.Start(t, env, "doctor"), 1, "the dead letter ops.dead_letter.v1 of 1 run that failed within a day was refused (SQLSTATE 23514), for example of run "+id, "workflowctl events "+id)
 	want(t, cmdtest.Start(t, env, "events", id), 0, "dead_letter_refused", "no_letters")
 }
 
@@ -229,10 +229,10 @@ func TestDoctor(t *testing.T) {
 		"note   prefix media. is paused for ", " by postgres", "→ workflowctl resume media.",
 		"note   trigger workflow_run_update_guard on workflow_run is disabled", "→ ALTER TABLE workflow_run ENABLE TRIGGER workflow_run_update_guard",
 		"GRAVE  index workflow_run_leased_idx is missing",
-		"GRAVE  everybody may call 1 functions, workflow_cancel(uuid,text,text) for one", "→ workflowctl roles takes that back",
+		"GRAVE  every role may call 1 functions, workflow_cancel(uuid,text,text) for one", "→ workflowctl roles revokes that",
 		"GRAVE  sink kafka is not served for 60 min, 0 events wait",
-		"GRAVE  the statement «settle» fails for every row, for ", " as role postgres (SQLSTATE 42P01): no row is blamed", "→ SELECT message FROM workflow_fault WHERE statement = 'settle'",
-		"note   retention: 1 rows of workflow_run are refused their removal, for ", " (SQLSTATE XX777)", "→ SELECT id, message FROM workflow_set_aside WHERE kind = 'retention' AND type = 'workflow_run'")
+		"GRAVE  the statement «settle» fails for every row, for ", " as role postgres (SQLSTATE 42P01): no row is to blame", "→ SELECT message FROM workflow_fault WHERE statement = 'settle'",
+		"note   retention: 1 rows of workflow_run cannot be removed, for ", " (SQLSTATE XX777)", "→ SELECT id, message FROM workflow_set_aside WHERE kind = 'retention' AND type = 'workflow_run'")
 	other := connect(t, url)
 	if _, err := other.Exec(t.Context(), `BEGIN; LOCK TABLE outbox_event IN SHARE MODE; SELECT pg_sleep(1.1)`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
@@ -277,6 +277,6 @@ func TestTop(t *testing.T) {
 	env := []string{"DATABASE_URL=" + url}
 	value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.charge') RETURNING id::text`)
 	want(t, cmdtest.Start(t, env, "top", "--once"), 0, "WAITS           DUE", "billing.charge  1 ", "NOBODY", "NEEDS YOU  ")
-	want(t, cmdtest.Start(t, env, "top"), 2, "top wants a terminal; use --once")
+	want(t, cmdtest.Start(t, env, "top"), 2, "top needs a terminal; use --once")
 	want(t, cmdtest.Start(t, env, "top", "--every", "1ms"), 2, "--every=1ms: use 200ms or more")
 }

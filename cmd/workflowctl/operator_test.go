@@ -154,7 +154,7 @@ func TestCommandsAsOperator(t *testing.T) {
 
 	// A client starts a process, and is told that its role may not see the outcome.
 	want(t, cmdtest.Start(t, as["enqueue"], "start", "p", "--key", "o-3", "--input", `{"order": "o-3"}`, "--wait", "0"), 0, "enqueued as run ")
-	want(t, cmdtest.Start(t, as["enqueue"], "start", "p", "--key", "o-4", "--input", `{"order": "o-4"}`), 1, ": it is enqueued, and what becomes of it this role may not see: use --wait 0")
+	want(t, cmdtest.Start(t, as["enqueue"], "start", "p", "--key", "o-4", "--input", `{"order": "o-4"}`), 1, ": it is enqueued, but this role may not see its outcome: use --wait 0")
 	for n := 3; n <= 4; n++ {
 		pgtest.Await(t, "its instance", func() bool { return ask(t, fmt.Sprintf(at, n)) == "WAITING at paid" })
 	}

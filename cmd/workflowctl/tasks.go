@@ -16,7 +16,7 @@ func newTasks() *cobra.Command {
 	limit, asJSON := 50, false
 	tasks := &cobra.Command{
 		Use:   "tasks",
-		Short: "Show one's own open tasks, and those of one's groups, the oldest first",
+		Short: "Show your open tasks, and those of your groups, the oldest first",
 		Args:  takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if limit < 1 || limit > 1000 {
@@ -27,7 +27,7 @@ func newTasks() *cobra.Command {
 			})
 		},
 	}
-	tasks.Flags().IntVar(&limit, "limit", limit, "at most so many")
+	tasks.Flags().IntVar(&limit, "limit", limit, "maximum number")
 	tasks.Flags().BoolVar(&asJSON, "json", asJSON, "print one JSON array")
 	t.flags(tasks.Flags())
 	return tasks
@@ -41,7 +41,7 @@ func completeOwn(ctx context.Context, out io.Writer, conn *pgx.Conn, payload map
 		return inWords(err)
 	}
 	if answer == "not found" {
-		return errors.New("not found among the tasks of this role and its groups; --by says who has done it, for who may complete any")
+		return errors.New("not found among the tasks of this role and its groups; a role that may complete any task names the person with --by")
 	}
 	if !strings.HasPrefix(answer, "to be completed") {
 		return errors.New(answer)

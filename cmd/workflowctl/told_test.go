@@ -154,11 +154,11 @@ func TestNeedsInWords(t *testing.T) {
 	}
 	words := []string{
 		"type a.slow does not keep up: 500 are due, the first for 90 s, 100 were 4 min ago; w1 covers it",
-		"10 % of the attempts of type a.slow have failed within 15 min: 1 run for good, 4 tried again, 45 succeeded; the last ",
+		"10 % of the attempts of type a.slow have failed within 15 min: 1 run for good, 4 retried, 45 succeeded; the last ",
 		"1 lease has run out, the oldest 2 min ago: no worker takes it back",
 		"sink one is not served for 60 min, 0 events wait",
 		"sink one has parked 1 event",
 	}
 	want(t, cmdtest.Start(t, env, "top", "--once"), 0, append(slices.Clone(words), "NEEDS YOU  5; what to do: workflowctl doctor")...)
-	want(t, cmdtest.Start(t, env, "doctor"), 1, append(words, "→ more workers, or more slots (WORKER_CONCURRENCY)", "→ workflowctl show failing tells the error; to stop it meanwhile: workflowctl pause a.slow REASON")...)
+	want(t, cmdtest.Start(t, env, "doctor"), 1, append(words, "→ more workers, or more slots (WORKER_CONCURRENCY)", "→ workflowctl show failing shows the error; to stop it meanwhile: workflowctl pause a.slow REASON")...)
 }

@@ -38,7 +38,7 @@ func newTop() *cobra.Command {
 	every, once := 2*time.Second, false
 	top := &cobra.Command{
 		Use:   "top",
-		Short: "Watch what waits, runs and fails, live; q leaves",
+		Short: "Watch what waits, runs and fails, live; q quits",
 		Args:  takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 200*time.Millisecond {
@@ -46,7 +46,7 @@ func newTop() *cobra.Command {
 			}
 			out, ok := cmd.OutOrStdout().(*os.File)
 			if !once && (!ok || !term.IsTerminal(int(out.Fd()))) {
-				return errors.New("top wants a terminal; use --once, or workflowctl show WHAT")
+				return errors.New("top needs a terminal; use --once, or workflowctl show WHAT")
 			}
 			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
 				if once {
@@ -58,8 +58,8 @@ func newTop() *cobra.Command {
 			})
 		},
 	}
-	top.Flags().DurationVar(&every, "every", every, "how often it is drawn anew")
-	top.Flags().BoolVar(&once, "once", once, "draw it once, all of it, and end")
+	top.Flags().DurationVar(&every, "every", every, "how often to redraw")
+	top.Flags().BoolVar(&once, "once", once, "print all of it once, and exit")
 	t.flags(top.Flags())
 	return top
 }
@@ -150,7 +150,7 @@ func drawTopOf(ctx context.Context, conn pgx.Tx, width, height int) (string, err
 		all = append(all, lines)
 	}
 	var b strings.Builder
-	fmt.Fprintln(&b, clip(fmt.Sprintf("%s  %s  q leaves", conn.Conn().Config().Database, time.Now().Format(time.TimeOnly)), width))
+	fmt.Fprintln(&b, clip(fmt.Sprintf("%s  %s  q quits", conn.Conn().Config().Database, time.Now().Format(time.TimeOnly)), width))
 	for k, n := range fit(all, height-1) {
 		for _, line := range all[k][:n] {
 			fmt.Fprintln(&b, clip(line, width))

@@ -101,7 +101,7 @@ func TestTopAtATerminal(t *testing.T) {
 			t.Errorf("wider than 80: %s", line)
 		}
 	}
-	for _, piece := range []string{`q leaves`, `(?m)^NEEDS YOU  \d+; what to do: workflowctl doctor`, `(?m)^! billing`, `(?m)^WAITS .*DUE`, `(?m)^WORKS .*SINCE`, `(?m)^media.x\d .*worker-1`, `(?m)^WORKERS .*RUNNING`, `(?m)^worker-1 +3 of 10`, `(?m)^FAILS .*CODE`, `(?m)^OUTBOX .*down for`} {
+	for _, piece := range []string{`q quits`, `(?m)^NEEDS YOU  \d+; what to do: workflowctl doctor`, `(?m)^! billing`, `(?m)^WAITS .*DUE`, `(?m)^WORKS .*SINCE`, `(?m)^media.x\d .*worker-1`, `(?m)^WORKERS .*RUNNING`, `(?m)^worker-1 +3 of 10`, `(?m)^FAILS .*CODE`, `(?m)^OUTBOX .*down for`} {
 		if !regexp.MustCompile(piece).MatchString(strings.ReplaceAll(strings.ReplaceAll(screen, "\r\n", "\n"), "STATE\n", "")) {
 			t.Errorf("nothing like %s in\n%s", piece, screen)
 		}

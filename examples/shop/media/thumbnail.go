@@ -106,7 +106,7 @@ func (g *Gallery) load(name string) (picture image.Image, format string, err err
 	return picture, format, nil
 }
 
-// shrink scales to width, but never up.
+// shrink scales to width, but never enlarges.
 func shrink(picture image.Image, width int) image.Image {
 	from := picture.Bounds()
 	width = min(width, from.Dx())
