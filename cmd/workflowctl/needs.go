@@ -46,7 +46,7 @@ var needs = []string{
 	        || workflow_span(latest) || ' ago' || coalesce(': «' || left(last_error, 120) || '»', ''), coalesce('workflowctl why ' || such_as, 'workflowctl show failing') || ' shows the error; to stop it meanwhile: workflowctl pause ' || type || ' REASON'
 	 FROM workflow_erring WHERE type <> 'other' ORDER BY percent DESC, failed DESC LIMIT 20`,
 	`SELECT false, CASE WHEN bool_or(i.full) THEN 'at least ' ELSE '' END || count(*) || CASE count(*) WHEN 1 THEN ' instance' ELSE ' instances' END || ' of process ' || max(d.name) || ' failed within an hour, the last ' || workflow_span(workflow_age(max(i.completed_at))) || ' ago',
-	        format('workflowctl why %1$s says why; once that is fixed: workflowctl restart %1$s starts it again from where it failed', (array_agg(i.id ORDER BY i.completed_at DESC))[1])
+	        format('workflowctl why %1$s gives the reason; once that is fixed: workflowctl restart %1$s starts it again from where it failed', (array_agg(i.id ORDER BY i.completed_at DESC))[1])
 	 FROM (SELECT p.*, count(*) OVER () >= 1000 AS full FROM (
 	      SELECT * FROM process_instance WHERE failure_reason IS NOT NULL AND completed_at > now() - interval '1 hour' ORDER BY completed_at DESC LIMIT 1000) p) i
 	 JOIN process_definition d ON d.id = i.process_definition_id GROUP BY d.name`,

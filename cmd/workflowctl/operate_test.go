@@ -161,7 +161,7 @@ func TestDoctorOfDeadLetters(t *testing.T) {
 	}
 	execute(`ALTER TABLE workflow_run ADD CONSTRAINT no_letters CHECK (type <> 'ops.dead_letter.v1') NOT VALID; INSERT INTO workflow_run (type) VALUES ('a.b'); ` + fail)
 	id := value[string](t, url, `SELECT id::text FROM workflow_run WHERE type = 'a.b' ORDER BY created_at DESC LIMIT 1`)
-	want(t, cmdtest.Start(t, env, "doctor"), 1, "the dead letter ops.dead_letter.v1 of 1 run that failed within a day was refused (SQLSTATE 23514), for example of run "+id, "workflowctl events "+id)
+	want(t, cmdtest.Start(t, env, "doctor"), 1, "the dead letter ops.dead_letter.v1 of 1 run that failed within a day was refused (SQLSTATE 23514), for example of run "+id+": nobody", "workflowctl events "+id)
 	want(t, cmdtest.Start(t, env, "events", id), 0, "dead_letter_refused", "no_letters")
 }
 
