@@ -53,7 +53,7 @@ func (s *section) takePart(b *bench) {
 	}
 }
 
-// A graphed row is a process of which many instances are executed.
+// A graphed row is a process with many instances to execute.
 type graphed struct {
 	variant    string
 	definition *graph.Definition

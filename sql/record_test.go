@@ -23,7 +23,7 @@ func (s *session) step() (instance, id string) {
 	return instance, id
 }
 
-// What a person does to a run is recorded with its statement, whatever the session has set before.
+// What a person does to a run is recorded with its statement, even if the session has set other settings before.
 func TestStatementIsRecorded(t *testing.T) {
 	g := withRoles(t)
 	o := g.as("operator")

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A slot keeps one worker process running, whatever ends it, and strikes it on request.
+// A slot keeps one worker process running: it restarts a process that ends, and strikes it on request.
 type slot struct {
 	name    string
 	program string

@@ -356,7 +356,7 @@ func (s *stage) start(id uuid.UUID) {
 		FROM workflow_run WHERE id = $1`, id)
 }
 
-// end writes the line of a handler that ends, whatever has happened to its lease.
+// end writes the line of a handler that ends, even if its lease is gone.
 func (s *stage) end(id uuid.UUID, outcome string) {
 	s.t.Helper()
 	s.do("torture", `

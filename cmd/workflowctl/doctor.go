@@ -130,7 +130,7 @@ func examine(ctx context.Context, conn *pgx.Conn, thorough bool) ([]finding, err
 	if err != nil {
 		return nil, err
 	}
-	// Each look at a lane is meant to read a piece of its index, whatever the statistics say.
+	// Each look at a lane has to read a piece of its index, independently of the statistics.
 	err = uncompiled(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off`, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return inWords(err)

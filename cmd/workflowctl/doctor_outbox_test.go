@@ -35,7 +35,7 @@ func TestDoctorOfTheOutbox(t *testing.T) {
 		}
 		return slices.DeleteFunc(all, func(f finding) bool {
 			return strings.Contains(f.What, " is off: ") || strings.Contains(f.What, "a superuser") || strings.Contains(f.What, "snapshot") ||
-				strings.Contains(f.What, "_bound is missing") || strings.HasPrefix(f.What, "row {") // the damages are from before the bounds
+				strings.Contains(f.What, "_bound is missing") || strings.HasPrefix(f.What, "row {") // this damage dates from before the bounds
 		})
 	}
 	do(`INSERT INTO outbox_sink (name) VALUES ('crm'); SELECT outbox_set_right_v1();

@@ -4,7 +4,7 @@ import "fmt"
 
 // Model F: a breaker for a type. Errors that mean "what I need is down" open it. While it is open, one run at a time
 // is leased, as a probe; one success closes it. Attempts that met the outage are given back. With bad, run 0 always
-// reports an outage, whatever the others meet (such as a 503 for its payload alone).
+// reports an outage, even if the others do not (such as a 503 for its payload alone).
 //
 // This is built: workflow_probe_v1 checks whether the run that was last leased as a probe is still leased. The real
 // rule of five outages of three runs is reduced to two of two here, without pauses.
