@@ -159,13 +159,13 @@ var (
 	nothing = map[string]int{}
 )
 
-// leases is the file with the functions that lease, extend, settle and take back.
+// leases is the file with the functions that lease, extend, settle and reclaim.
 const leases = "sql/0008_lease.sql"
 
 // settling is the file with the newest functions that settle.
 const settling = "sql/0018_unsettled.sql"
 
-// taking is the file with the newest functions that lease and take back.
+// taking is the file with the newest functions that lease and reclaim.
 const taking = "sql/0019_suspect.sql"
 
 var mutants = []mutant{

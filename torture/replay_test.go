@@ -13,7 +13,7 @@ import (
 )
 
 // What the engine's functions do in the database breaks no rule of the replay, even if another worker settles a kept
-// outcome. A lease that is taken back before it has expired, or although its outcome is kept, breaks I51. Runs that
+// outcome. A lease that is reclaimed before it has expired, or although its outcome is kept, breaks I51. Runs that
 // were spoilt where no trigger looks are left out, and counted.
 func TestReplay(t *testing.T) {
 	conn := judged(t)

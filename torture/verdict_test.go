@@ -448,7 +448,7 @@ func (s *stage) fail(id uuid.UUID, worker, verdict string) {
 	s.wait(id, seconds)
 }
 
-// expire takes back a lease, as lease.Reclaimer does.
+// expire reclaims a lease, as lease.Reclaimer does.
 func (s *stage) expire(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `
@@ -471,7 +471,7 @@ func (s *stage) expire(id uuid.UUID, worker string) {
 	s.wait(id, seconds)
 }
 
-// spare takes back the lease of a suspect that was not alone at its last attempt, as lease.Reclaimer does.
+// spare reclaims the lease of a suspect that was not alone at its last attempt, as lease.Reclaimer does.
 func (s *stage) spare(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.self(worker, `UPDATE workflow_run SET alone = false, updated_at = statement_timestamp() WHERE id = $1`, id)
