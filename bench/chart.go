@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// Pictures are SVG without anything else: text in the reader's font, in greys and three
-// colours that can be read on white and on black.
+// Pictures are plain SVG: text in the reader's font, in greys and three colours that are legible on white and on
+// black.
 const (
 	chartWidth = 800
-	textWidth  = 200 // behind the bars
+	textWidth  = 200 // to the right of the bars
 	barHeight  = 22
 	barGap     = 10
 )
@@ -34,7 +34,7 @@ text { font: 13px system-ui, sans-serif; fill: #57606a }
 type bar struct {
 	label string
 	parts []float64
-	text  string // behind the bar
+	text  string // to the right of the bar
 }
 
 // bars is a chart of horizontal bars in panels, each with its own scale.
@@ -47,7 +47,7 @@ type bars struct {
 type panel struct {
 	title string
 	bars  []bar
-	mark  float64 // a line at this value, 0: none
+	mark  float64 // a line at this value; 0: none
 }
 
 func (c bars) svg() string {
@@ -74,7 +74,7 @@ func (c bars) svg() string {
 	return frame(c.title, y, b.String())
 }
 
-// svg draws a panel, its bars from left on, from y down, and returns where it ends.
+// svg draws a panel with its bars from (left, y) downwards, and returns the y where it ends.
 func (p panel) svg(b *strings.Builder, left, y int) int {
 	if p.title != "" {
 		fmt.Fprintf(b, `<text x="%d" y="%d">%s</text>`+"\n", left, y+12, html.EscapeString(p.title))
@@ -163,7 +163,7 @@ func (c curves) svg() string {
 	return frame(c.title+", "+c.unit, top+height+32, b.String())
 }
 
-// roundStep returns 1, 2 or 5 times a power of ten, at least x.
+// roundStep returns the smallest of 1, 2 or 5 times a power of ten that is at least x.
 func roundStep(x float64) float64 {
 	power := math.Pow(10, math.Floor(math.Log10(max(x, 1e-9))))
 	for _, factor := range []float64{1, 2, 5} {
@@ -182,7 +182,7 @@ func frame(title string, height int, inside string) string {
 `, chartWidth, height, chartWidth, height, html.EscapeString(title), chartStyle, html.EscapeString(title), inside)
 }
 
-// draw makes the pictures of the sections that are there.
+// draw writes the pictures of all sections.
 func (r *results) draw(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

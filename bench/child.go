@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// The conversation of the bench with a child process, line by line. The child says
+// The conversation between the bench and a child process, line by line. The child says
 //
 //	ready               it is connected and waits for go
-//	handled 500 700     so far 500 foreground runs and 700 of all were seen by a handler
+//	handled 500 700     so far handlers have seen 500 foreground runs, and 700 in all
 //	seen -17 123456     the run with payload n = -17 was seen, at that time of the clock
 //	done {"a": 1}       its task is done, with these facts
 //
-// and hears go, begin (to count what is told in the end), release (of sleeping handlers), and
-// the end of its input, which is its own end.
+// and receives go, begin (start counting what it will report), release (sleeping handlers), and the end of its input,
+// which means that it must end.
 type conversation struct {
 	out             sync.Mutex
 	foreground, all atomic.Int64
@@ -30,12 +30,12 @@ type conversation struct {
 	ended           chan struct{}
 }
 
-// A resident carries out tasks inside the bench's own program, started as a child.
+// A resident executes tasks inside the bench's own program, started as a child.
 type resident interface {
 	carryOut(ctx context.Context, t task, c *conversation) error
 }
 
-// child carries out the task that argument describes.
+// child executes the task that argument describes.
 func child(argument string) error {
 	var t task
 	if err := json.Unmarshal([]byte(argument), &t); err != nil {
@@ -54,12 +54,12 @@ func child(argument string) error {
 	}()
 	err := who.carryOut(ctx, t, c)
 	if ctx.Err() != nil {
-		return nil // told to end
+		return nil // it was told to end
 	}
 	return err
 }
 
-// listen hears what the bench says until it ends the conversation.
+// listen reads what the bench says until the bench ends the conversation.
 func (c *conversation) listen() {
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
@@ -81,7 +81,7 @@ func (c *conversation) say(line string, args ...any) {
 	fmt.Printf(line+"\n", args...)
 }
 
-// ready waits for go. It reports false if the end comes first.
+// ready waits for go. It returns false if the conversation ends first.
 func (c *conversation) ready() bool {
 	c.say("ready")
 	select {
@@ -93,7 +93,7 @@ func (c *conversation) ready() bool {
 	}
 }
 
-// count tells how many runs were handled, a hundred times a second.
+// count reports how many runs were handled, a hundred times a second.
 func (c *conversation) count() {
 	said := int64(0)
 	for range time.Tick(10 * time.Millisecond) {
@@ -104,7 +104,7 @@ func (c *conversation) count() {
 	}
 }
 
-// handle notes that a handler was called with the payload {"n": n}.
+// handle records that a handler was called with the payload {"n": n}.
 func (c *conversation) handle(n int) {
 	c.all.Add(1)
 	switch {
@@ -115,7 +115,7 @@ func (c *conversation) handle(n int) {
 	}
 }
 
-// done ends the task with what is worth knowing about it.
+// done ends the task and reports facts about it.
 func (c *conversation) done(facts map[string]float64) {
 	text, _ := json.Marshal(facts) // numbers only
 	c.say("done %s", text)
@@ -165,7 +165,7 @@ func produce(ctx context.Context, t task, p producer, c *conversation) error {
 	return nil
 }
 
-// arguments tells a child of this program what to do.
+// String returns the argument that tells a child of this program what to do.
 func (t task) String() string {
 	text, err := json.Marshal(t)
 	if err != nil {

@@ -7,16 +7,16 @@ import (
 
 const nobody = "no other rows"
 
-// crowds are the other rows that our engine is measured among.
+// crowds are the kinds of other rows that our engine is measured among.
 var crowds = []kind{low, future, foreign, foreign50, finished, leased}
 
-// rivalCrowds are those that others are measured among, too.
+// rivalCrowds are the kinds of other rows that the other engines are measured among.
 var rivalCrowds = []kind{low, future}
 
-// hugeCrowd is from how many rows on there is no room for several templates at a time.
+// hugeCrowd is the number of rows from which on there is no room for several templates at the same time.
 const hugeCrowd = 2_000_000
 
-// crowd drains some runs while many others are in the table, which should not matter.
+// crowd drains some runs while many other rows are in the table, which should not matter.
 func crowd(ctx context.Context, b *bench) error {
 	for _, e := range b.engines {
 		kinds, reps := crowds, b.sizes.crowdReps
@@ -42,7 +42,7 @@ func crowd(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// amongAll measures an engine among each kind of rows in turn, and among none.
+// amongAll measures an engine among each kind of rows in turn, and without other rows.
 func (b *bench) amongAll(ctx context.Context, e engine, kinds []kind, reps int) error {
 	for rep := range reps {
 		for i, k := range kinds {
@@ -66,7 +66,7 @@ func (b *bench) amongAll(ctx context.Context, e engine, kinds []kind, reps int) 
 
 func crowdName(e engine, k kind) string { return templateName(e) + "_" + string(k) }
 
-// others is how many rows of a kind are there.
+// others returns how many rows of a kind there are.
 func (b *bench) others(k kind) int {
 	if k == leased {
 		return b.sizes.leased
@@ -86,8 +86,7 @@ func (b *bench) crowdVariant(k kind) string {
 	return fmt.Sprintf("%s %s", thousands(float64(b.others(k))), words[k])
 }
 
-// among measures once, on a copy of a database in which the other rows are already. No kind
-// means none.
+// among measures once, on a copy of a database that already has the other rows. No kind means no other rows.
 func (b *bench) among(ctx context.Context, e engine, k kind, rep int) error {
 	template, err := b.base(ctx, e)
 	if err != nil {

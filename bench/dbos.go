@@ -73,7 +73,7 @@ func (transact) unsettled(ctx context.Context, db *database, n int) (left int, e
 
 func (transact) process(t task) *exec.Cmd { return exec.Command(self(), "child", t.String()) }
 
-// fiveSteps does nothing, five times.
+// fiveSteps runs five steps that do nothing.
 func fiveSteps(c dbos.Context, n int) (int, error) {
 	for range dbosSteps {
 		if _, err := dbos.RunAsStep(c, func(context.Context) (struct{}, error) { return struct{}{}, nil }, dbos.WithStepName("step")); err != nil {

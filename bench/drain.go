@@ -19,7 +19,7 @@ const (
 	boundRole    = "role bound to its prefix"
 )
 
-// A drained row is a way to drain a table that was filled before.
+// A drained row is one way to drain a table that was filled before.
 type drained struct {
 	engine    engine
 	variant   string
@@ -28,7 +28,7 @@ type drained struct {
 	alter     string // a setting of the database
 }
 
-// drain empties a table of due runs, in all ways.
+// drain empties a table of due runs in each of the ways.
 func drain(ctx context.Context, b *bench) error {
 	work := task{Do: "work"}
 	var ways []drained
@@ -71,7 +71,7 @@ func drain(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// drainOnce loads s.Runs foreground runs and has them drained.
+// drainOnce loads s.Runs foreground runs and drains them.
 func (b *bench) drainOnce(ctx context.Context, db *database, w drained, s *sample) error {
 	if err := w.engine.load(ctx, db, s.Runs, foreground); err != nil {
 		return err
@@ -82,8 +82,8 @@ func (b *bench) drainOnce(ctx context.Context, db *database, w drained, s *sampl
 	return b.drainLoaded(ctx, db, w, s)
 }
 
-// drainLoaded is timed from the word go until no foreground run is unfinished. What handlers
-// did beyond the foreground shares the costs.
+// drainLoaded is timed from the word go until every foreground run is finished. The costs are shared by all runs that
+// handlers saw, also those beyond the foreground.
 func (b *bench) drainLoaded(ctx context.Context, db *database, w drained, s *sample) error {
 	w.task.URL = cmp.Or(w.task.URL, db.url)
 	err := b.timed(ctx, w.engine, w.task, w.processes, s, func(ps processes) (int, error) {
@@ -101,9 +101,8 @@ func (b *bench) drainLoaded(ctx context.Context, db *database, w drained, s *sam
 	return err
 }
 
-// timed starts processes of an engine, waits for a calm machine, gives the word go, and notes
-// in s what it costs until work is done: the rate of s.Runs, the costs of the runs that work
-// returns.
+// timed starts processes of an engine, waits for a calm machine, gives the word go, and records in s what it costs
+// until work is done: the rate of s.Runs, and the costs of the runs that work returns.
 func (b *bench) timed(ctx context.Context, e engine, t task, n int, s *sample, work func(processes) (runs int, err error)) error {
 	ps, err := start(e, t, n)
 	if err != nil {

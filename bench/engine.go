@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// An engine is what is measured. Its workers and producers are processes of their own, so
-// that what they use can be told from what the bench uses.
+// An engine is what is measured. Its workers and producers are separate processes, so that their resource use can be
+// told from that of the bench.
 type engine interface {
 	name() string
 	version() string
@@ -16,29 +16,27 @@ type engine interface {
 	// settings says how it was set up, for the report.
 	settings() string
 
-	// install makes the engine's tables in an empty database.
+	// install creates the engine's tables in an empty database.
 	install(ctx context.Context, db *database) error
 
 	// load stores n runs by plain SQL. Foreground runs have the payload {"n": 1} to
 	// {"n": n}, others {"n": -1}.
 	load(ctx context.Context, db *database, n int, what kind) error
 
-	// busy reports whether a foreground run is unfinished. It is asked when all of them have
-	// been seen by a handler, and costs little.
+	// busy reports whether a foreground run is unfinished. It is called once handlers have seen all of them, and
+	// costs little.
 	busy(ctx context.Context, db *database) (bool, error)
 
-	// stored counts foreground runs, settled or not. An engine that deletes what is done
-	// knows only of the others.
+	// stored counts foreground runs, settled or not. An engine that deletes finished runs counts only the others.
 	stored(ctx context.Context, db *database) (int, error)
 
-	// unsettled counts foreground runs that are not recorded as succeeded, of n that were
-	// stored.
+	// unsettled counts the foreground runs, of n that were stored, that are not recorded as succeeded.
 	unsettled(ctx context.Context, db *database, n int) (int, error)
 
-	// process returns the program that carries out t.
+	// process returns the program that executes t.
 	process(t task) *exec.Cmd
 
-	// producer stores runs by the engine's own means.
+	// producer returns a producer that stores runs through the engine's own API.
 	producer(t task, pool *pgxpool.Pool) (producer, error)
 }
 
@@ -55,14 +53,13 @@ const (
 	foreground kind = "foreground" // due now
 	low        kind = "low"        // due now, of lower priority than the foreground
 	future     kind = "future"     // due tomorrow, of higher priority than the foreground
-	foreign    kind = "foreign"    // due now, of one type that no worker here has
+	foreign    kind = "foreign"    // due now, of one type that no worker here handles
 	foreign50  kind = "foreign50"  // the same, of 50 types
 	finished   kind = "finished"   // succeeded long ago
-	leased     kind = "leased"     // in the hands of other workers
+	leased     kind = "leased"     // leased by other workers
 )
 
-// A task is what a child process is told to do. Settings that an engine does not have are
-// ignored by it.
+// A task tells a child process what to do. An engine ignores settings that it does not have.
 type task struct {
 	Engine string `json:"engine"`
 	URL    string `json:"url"`
@@ -81,11 +78,11 @@ type task struct {
 	Lease    int      `json:"lease"`    // ours: milliseconds of a lease
 	Loops    int      `json:"loops"`    // ours: loops of the floor
 	Keep     int      `json:"keep"`     // ours: seconds for which finished runs are kept; 0: for ever
-	Graph    bool     `json:"graph"`    // ours: carries out processes
-	Counted  string   `json:"counted"`  // ours: a type of which settlements count as handled
+	Graph    bool     `json:"graph"`    // ours: executes processes
+	Counted  string   `json:"counted"`  // ours: a type whose settlements count as handled
 
-	Told      bool   `json:"told"`      // publish: says of each event when it reached the sink
-	JetStream string `json:"jetStream"` // publish: to this server; empty: to nobody
+	Told      bool   `json:"told"`      // publish: reports for each event when it reached the sink
+	JetStream string `json:"jetStream"` // publish: to this server; empty: to no broker
 	Batch     int    `json:"batch"`     // watermill: events read at once; 0: the default
-	Queue     bool   `json:"queue"`     // watermill: a queue, of which events are deleted, in place of a log with offsets
+	Queue     bool   `json:"queue"`     // watermill: a queue, whose events are deleted, instead of a log with offsets
 }

@@ -34,7 +34,7 @@ func enqueue(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// onFresh calls do with a database in which the engine's tables are, and nothing else.
+// onFresh calls do with a database that has the engine's tables, and nothing else.
 func (b *bench) onFresh(ctx context.Context, e engine, do func(*database) error) error {
 	template, err := b.base(ctx, e)
 	if err != nil {

@@ -16,12 +16,12 @@ const (
 	behindPoison   = "backlog of %s behind a poisoned aggregate"
 	besideOther    = "backlog of %s beside what another sink has not got"
 
-	openSink  = "bench"     // served by those who are measured
+	openSink  = "bench"     // served by the engines under measurement
 	otherSink = "elsewhere" // served by nobody
 )
 
-// events measures how the outbox is emptied: backlogs of several sizes, with trouble beside them,
-// and how long an event takes from its commit to the sink.
+// events measures how the outbox is emptied: backlogs of several sizes, also beside failing events, and how long an
+// event takes from its commit to the sink.
 func events(ctx context.Context, b *bench) error {
 	b.section.publishers(b)
 	templates, err := b.eventTemplates(ctx)
@@ -59,7 +59,7 @@ func events(ctx context.Context, b *bench) error {
 	return err
 }
 
-// publishers notes who takes part here: our dispatcher and watermill's forwarder.
+// publishers records who takes part here: our dispatcher and watermill's forwarder.
 func (s *section) publishers(b *bench) {
 	s.Engines, s.SetUp, s.Missing = map[string]string{}, map[string]string{}, ""
 	if b.has(ours{}) {
@@ -70,26 +70,26 @@ func (s *section) publishers(b *bench) {
 	}
 }
 
-// A backlog is what waits in an outbox, and who empties it.
+// A backlog is the contents of an outbox, and who empties it.
 type backlog struct {
 	engine    engine
 	variant   string
 	template  string // of the database
-	events    int    // in it
-	rounds    int    // so often; the first is in the template
+	events    int    // number in it
+	rounds    int    // how often it is emptied; the first round is in the template
 	task      task
 	processes int
 	reps      int
-	broker    bool // has a JetStream of its own
+	broker    bool // uses a JetStream of its own
 }
 
-// backlogs lists what is measured, by the names of the templates.
+// backlogs lists what is measured. templates has the database names of the templates.
 func (b *bench) backlogs(templates map[string]string) (all []backlog) {
 	z := b.sizes
 	add := func(e engine, pattern, template string, events, processes, reps int, t task) {
 		w := backlog{engine: e, variant: fmt.Sprintf(pattern, thousands(float64(events))), template: templates[template],
 			events: events, rounds: 1, task: t, processes: processes, reps: reps}
-		if template == "small" { // what a few hundredths of a second cost cannot be read from meters
+		if template == "small" { // the costs of a few hundredths of a second cannot be read from meters
 			w.rounds = z.smallRounds
 		}
 		w.task.Do = "publish"
@@ -121,8 +121,8 @@ func (b *bench) backlogs(templates map[string]string) (all []backlog) {
 	return all
 }
 
-// publish has one backlog emptied as often as it says. Dispatchers are at work before the clock
-// starts, but leave their sink alone until then; a forwarder, which has no such thing, starts with the clock.
+// publish empties one backlog for the given number of rounds. Dispatchers run before the clock starts, but do not use
+// their sink until then. A forwarder has no such switch and starts with the clock.
 func (b *bench) publish(ctx context.Context, db *database, w backlog, s *sample) error {
 	w.task.URL = db.url
 	ps, err := start(w.engine, w.task, w.processes)
@@ -180,13 +180,13 @@ func (b *bench) publishRounds(ctx context.Context, db *database, w backlog, ps p
 	return publishedOnce(ctx, db, w.engine, ps, s.Runs)
 }
 
-// plus adds what was spent between two readings.
+// plus adds what was used between two readings.
 func (r reading) plus(from, to reading) reading {
 	return reading{at: r.at.Add(to.at.Sub(from.at)), server: r.server + to.server - from.server, workers: r.workers + to.workers - from.workers,
 		own: r.own + to.own - from.own, machine: r.machine + to.machine - from.machine, wal: r.wal + to.wal - from.wal, rss: to.rss}
 }
 
-// openGate and closeGate let dispatchers publish to the sink, or have them leave it alone.
+// openGate and closeGate make dispatchers publish to the sink, or not use it.
 func openGate(ctx context.Context, db *database) error {
 	return db.do(ctx, `UPDATE outbox_sink SET paused_until = NULL WHERE name = '`+openSink+`'`)
 }
@@ -195,10 +195,9 @@ func closeGate(ctx context.Context, db *database) error {
 	return db.do(ctx, `UPDATE outbox_sink SET paused_until = '9000-01-01' WHERE name = '`+openSink+`'`)
 }
 
-// publishedOnce makes sure that n events were published, each of them once, and that the outbox
-// knows it.
+// publishedOnce checks that n events were published, each of them once, and that the outbox has recorded it.
 func publishedOnce(ctx context.Context, db *database, e engine, ps processes, n int) error {
-	if err := pause(ctx, 50*time.Millisecond); err != nil { // what was handled is told a hundred times a second
+	if err := pause(ctx, 50*time.Millisecond); err != nil { // handled counts are reported a hundred times a second
 		return err
 	}
 	different, all := ps.handled()
@@ -209,7 +208,7 @@ func publishedOnce(ctx context.Context, db *database, e engine, ps processes, n 
 	return err
 }
 
-// eventTemplates makes the databases in which backlogs wait, and returns their names.
+// eventTemplates creates the databases with the backlogs, and returns their names.
 func (b *bench) eventTemplates(ctx context.Context) (map[string]string, error) {
 	z, names := b.sizes, map[string]string{}
 	add := func(name, base string, fill func(context.Context, *database) error) error {
@@ -251,7 +250,7 @@ func (b *bench) eventTemplates(ctx context.Context) (map[string]string, error) {
 	return names, errors.Join(errs...)
 }
 
-// poison puts events of one aggregate in front, of which the sink never takes the first.
+// poison inserts events of one aggregate at the front. The sink never accepts the first of them.
 func poison(ctx context.Context, db *database, n int) error {
 	_, err := db.Exec(ctx, `
 		INSERT INTO outbox_event (aggregate_id, event_type, payload)
@@ -259,8 +258,7 @@ func poison(ctx context.Context, db *database, n int) error {
 	return err
 }
 
-// besides leaves events that one sink has got and another has not, and waits until reading starts
-// after them.
+// besides inserts events that one sink has received and another has not, and waits until reading starts after them.
 func besides(ctx context.Context, db *database, n int) error {
 	if err := delivery.Register(ctx, db, otherSink, nil); err != nil {
 		return err

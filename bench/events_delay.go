@@ -17,12 +17,12 @@ const (
 	rareEvents = "one event after the other"
 	busyEvents = "%s events a second"
 
-	rarePause = 50 * time.Millisecond // and up to a poll more, so that polls do not fall in step
+	rarePause = 50 * time.Millisecond // plus up to one poll interval, so that appends do not synchronize with polls
 	busyRate  = 2000
-	busyHands = 8 // commits at once
+	busyHands = 8 // concurrent commits
 )
 
-// eventDelays measures from the commit of an event until the sink is called with it.
+// eventDelays measures the time from the commit of an event to the call of the sink with it.
 func (b *bench) eventDelays(ctx context.Context, templates map[string]string, rep int) error {
 	var all []backlog
 	if b.has(ours{}) {
@@ -109,8 +109,8 @@ func (b *bench) delays(ctx context.Context, db *database, e engine, p producer, 
 	return publishedOnce(ctx, db, e, ps, s.Runs)
 }
 
-// appendRarely commits n events, each when the one before has long been published, and returns
-// when they were.
+// appendRarely commits n events, each long after the previous one was published, and returns the times of the
+// commits.
 func appendRarely(ctx context.Context, p producer, n int) (committed []int64, err error) {
 	for i := range n {
 		if err := pause(ctx, rarePause+rand.N(shipped.EventPollInterval)); err != nil {
@@ -124,8 +124,7 @@ func appendRarely(ctx context.Context, p producer, n int) (committed []int64, er
 	return committed, nil
 }
 
-// appendEvenly commits n events at an even rate, and returns when they were. What is late is not
-// left out.
+// appendEvenly commits n events at an even rate, and returns the times of the commits. Late events are not left out.
 func appendEvenly(ctx context.Context, p producer, n int) (committed []int64, err error) {
 	committed = make([]int64, n)
 	var next atomic.Int64

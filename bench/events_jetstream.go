@@ -26,14 +26,14 @@ const (
 // broker is the program in the directory of that name.
 type broker struct{ ours }
 
-// brokerPort is what the broker says that it has seen when it tells its port.
+// brokerPort is the number that the broker uses in its seen line to report its port.
 const brokerPort = 1
 
 func (broker) name() string { return "nats-server" }
 
 func (broker) process(task) *exec.Cmd { return exec.Command(brokerPath(), brokerSubject) }
 
-// brokerPath is where the broker is, beside this program.
+// brokerPath is the path of the broker, beside this program.
 func brokerPath() string { return self() + "-broker" }
 
 // prepareBroker builds the broker.
@@ -46,7 +46,7 @@ func prepareBroker(ctx context.Context) error {
 	return nil
 }
 
-// throughBroker is publish with a JetStream that is this measurement's own.
+// throughBroker is publish to a JetStream that only this measurement uses.
 func (b *bench) throughBroker(ctx context.Context, db *database, w backlog, s *sample) error {
 	nats, err := start(broker{}, task{}, 1)
 	if err != nil {
@@ -86,7 +86,7 @@ func (b *bench) intoStream(ctx context.Context, db *database, w backlog, nats pr
 	}
 }
 
-// sink is where a dispatcher is to publish to.
+// sink returns the sink that a dispatcher publishes to.
 func (t task) sink(c *conversation) (dispatcher.Sink, error) {
 	seen := &counted{c: c, told: t.Told}
 	if t.JetStream == "" {
@@ -102,7 +102,7 @@ type counting struct {
 	*counted
 }
 
-// Publish has the sink publish, and counts.
+// Publish publishes to the sink, and counts.
 func (w *counting) Publish(ctx context.Context, events []event.Event) []error {
 	errs := w.Sink.Publish(ctx, events)
 	at := clock()

@@ -29,9 +29,9 @@ type oursEvents struct{ ours }
 const (
 	noopEvent       = "bench.noop.v1"
 	eventAggregates = 10_000
-	dispatcherConns = 4 // as cmd/dispatcher has it for one sink
+	dispatcherConns = 4 // as cmd/dispatcher uses for one sink
 
-	// What the gth event is about, who it is, and what it says, in about 200 bytes.
+	// The aggregate, id and payload of event number g, about 200 bytes in all.
 	aggregateOf = `md5('aggregate ' || g % 10000)::uuid`
 	numberOf    = `('00000000-0000-7000-8000-' || lpad(to_hex(g), 12, '0'))::uuid`
 	payloadOf   = `jsonb_build_object('n', g, 'order', md5('order ' || g), 'customer', md5('customer ' || g), 'text', repeat('x', 84))`
@@ -45,7 +45,7 @@ func (oursEvents) settings() string {
 		shipped.EventBatch, shipped.EventPollInterval, dispatcherConns)
 }
 
-// load appends n events to what there is.
+// load appends n events to the existing ones.
 func (oursEvents) load(ctx context.Context, db *database, n int, _ kind) error {
 	_, err := db.Exec(ctx, `
 		INSERT INTO outbox_event (event_uuid, aggregate_id, event_type, payload)
@@ -54,7 +54,7 @@ func (oursEvents) load(ctx context.Context, db *database, n int, _ kind) error {
 	return err
 }
 
-// busy looks for claims: what was published is marked when its claim is given back.
+// busy looks for claims: an event that was published is marked when its claim is given back.
 func (oursEvents) busy(ctx context.Context, db *database) (busy bool, err error) {
 	err = db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_lane WHERE sink = $1 AND claim_token IS NOT NULL)`, openSink).Scan(&busy)
 	return busy, err
@@ -65,7 +65,7 @@ func (oursEvents) stored(ctx context.Context, db *database) (n int, err error) {
 	return n, err
 }
 
-// unsettled counts events that are not marked as published to the sink, or not once.
+// unsettled counts the events that are not recorded as published to the sink exactly once.
 func (oursEvents) unsettled(ctx context.Context, db *database, n int) (left int, err error) {
 	err = db.QueryRow(ctx, `
 		SELECT $1::int - count(*) FROM outbox_event
@@ -93,7 +93,7 @@ func (a appender) many(ctx context.Context, ns []int) error {
 	return pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error { return outbox.Append(ctx, tx, all...) })
 }
 
-// eventOf is an event like those that load appends.
+// eventOf returns an event like those that load appends.
 func eventOf(n int) outbox.Event {
 	return outbox.Event{ID: numbered(n), Aggregate: uuid.NewMD5(uuid.Nil, strconv.AppendInt(nil, int64(n%eventAggregates), 10)), Type: noopEvent, Payload: contentOf(n)}
 }
@@ -103,16 +103,16 @@ func numbered(n int) uuid.UUID {
 	return uuid.MustParse(fmt.Sprintf("00000000-0000-7000-8000-%012x", n))
 }
 
-// numberOfEvent returns which event has this id.
+// numberOfEvent returns the number of the event with this id.
 func numberOfEvent(id string) int {
 	n, err := strconv.ParseInt(id[len(id)-12:], 16, 64)
 	if err != nil {
-		panic(err) // the bench has numbered them
+		panic(err) // the bench has numbered the events
 	}
 	return int(n)
 }
 
-// A content is the payload of an event: 200 bytes or so.
+// A content is the payload of an event, about 200 bytes.
 type content struct {
 	N        int    `json:"n"`
 	Order    string `json:"order"`
@@ -154,7 +154,7 @@ func (oursEvents) publish(ctx context.Context, t task, c *conversation) error {
 	return d.Run(ctx)
 }
 
-// nowhere is a sink that acknowledges at once what is not of the poisoned aggregate.
+// nowhere is a sink that acknowledges everything at once, except events of the poisoned aggregate.
 type nowhere struct{ *counted }
 
 // Publish counts.
@@ -179,13 +179,13 @@ func (*nowhere) Close() error { return nil }
 
 var errPoisoned = errors.New("the sink does not take this one")
 
-// counted notes which events were published.
+// counted records which events were published.
 type counted struct {
 	c    *conversation
-	told bool // each, with its time
+	told bool // reports each event with its time
 
 	mu   sync.Mutex
-	seen []uint64 // a bit for each
+	seen []uint64 // one bit for each
 }
 
 func (d *counted) count(numbers []int, at int64) {

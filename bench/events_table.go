@@ -2,10 +2,10 @@ package main
 
 import "strconv"
 
-// eventCPU is what publishing costs both sides, in milliseconds per 1,000 events.
+// eventCPU is the CPU time that publishing costs on both sides, in milliseconds per 1,000 events.
 func eventCPU(s sample) float64 { return thousandth(s.ServerCPU) + thousandth(s.WorkerCPU) }
 
-// thousandth turns seconds per 100,000 into milliseconds per 1,000.
+// thousandth converts seconds per 100,000 to milliseconds per 1,000.
 func thousandth(cpu float64) float64 { return 10 * cpu }
 
 func eventTable(p *page, s *section) {
@@ -34,7 +34,7 @@ func eventTable(p *page, s *section) {
 	p.delayRows(delays)
 }
 
-// isDelay reports whether the sample tells how long events took.
+// isDelay reports whether the sample measures how long events took.
 func (s sample) isDelay() bool { return s.Variant == rareEvents || s.isOf(busyEvents) }
 
 func (p *page) delayRows(rows []samples) {
@@ -58,7 +58,7 @@ func (p *page) delayRows(rows []samples) {
 	}
 }
 
-// delay is a percentile of all series, or the median of the percentiles where there is none.
+// delay is a percentile of all series, or the median of the samples' percentiles if there is no series.
 func (ss samples) delay(name string, share float64) float64 {
 	if all := ss.pooled(); len(all) > 0 {
 		return percentile(all, share)

@@ -11,7 +11,7 @@ import (
 const (
 	feeders   = 2
 	feedBatch = 1000
-	feedAhead = 10_000 // how many runs wait for the workers
+	feedAhead = 10_000 // how many runs wait for the workers at most
 )
 
 // A feed stores runs in bulk as fast as workers handle them.
@@ -42,7 +42,7 @@ func (f *feed) produce(ctx context.Context, p producer, ps processes) error {
 		for i := range ns {
 			ns[i] = end - i
 		}
-		// A batch that was begun is stored: it counts.
+		// A batch that was begun is stored, so it counts.
 		if err := p.many(context.WithoutCancel(ctx), ns); err != nil {
 			return err
 		}

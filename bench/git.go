@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// commitOnce asks git once. Only what the engine and the bench are made of counts as changed.
+// commitOnce asks git once. Only changes to the sources of the engine and the bench make it a changed state.
 var commitOnce = sync.OnceValue(func() string {
 	out, err := exec.Command("git", "rev-parse", "--short=10", "HEAD").Output()
 	if err != nil {

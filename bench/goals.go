@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// A goal is what we want a figure to be at least, or at most.
+// A goal is the minimum or maximum that we want a figure to have.
 type goal struct {
 	text    string
 	value   float64
@@ -42,13 +42,13 @@ func (g goal) figure(x float64) string {
 	return fmt.Sprintf("%.*f%s", g.decimal, x, g.unit)
 }
 
-// ratio is a goal of so many times a rate, or a cost.
+// ratio is a goal for a rate or cost relative to another.
 func ratio(text string, value, of, limit float64, atMost bool) goal {
 	return goal{text: text, value: value / of, limit: limit, atMost: atMost, unit: " ×", decimal: 2}
 }
 
-// goals returns the goals of a scenario. Those that cannot be told, because an engine was
-// left out, are left out, too.
+// goals returns the goals of a scenario. Goals that cannot be computed, because an engine was left out, are left out,
+// too.
 func (s *section) goals() []goal {
 	of := map[string]func(*section) []goal{
 		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
@@ -178,7 +178,7 @@ func processGoals(s *section) (goals []goal) {
 	return goals
 }
 
-// eventGoals compare with the smallest backlog, whose cost is that of a dispatcher that keeps up.
+// eventGoals compare with the smallest backlog, which costs as much as a dispatcher that keeps up.
 func eventGoals(s *section) (goals []goal) {
 	own := s.Samples.of(ours{}.name(), rareEvents)
 	if len(own) > 0 {
@@ -204,7 +204,7 @@ func eventGoals(s *section) (goals []goal) {
 	return goals
 }
 
-// settledFrom is the minute from which on a soak has to be flat.
+// settledFrom is the minute from which a soak has to be flat.
 const settledFrom = 5
 
 // soakGoals compare the last five minutes with the five after warming up.

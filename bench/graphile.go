@@ -19,8 +19,7 @@ type graphile struct{}
 // nodeDir holds the program and the packages of graphile.
 const nodeDir = "node"
 
-// prepareGraphile installs the packages if they are not there. The error says why graphile
-// cannot be measured.
+// prepareGraphile installs the packages if they are missing. The error says why graphile cannot be measured.
 func prepareGraphile(ctx context.Context) error {
 	if _, err := exec.LookPath("node"); err != nil {
 		return errors.New("node is not installed")
@@ -44,7 +43,7 @@ func lastLine(text []byte) string {
 	return lines[len(lines)-1]
 }
 
-// graphileVersion returns the version that is installed, or "".
+// graphileVersion returns the installed version, or "".
 func graphileVersion() string {
 	var is struct{ Version string }
 	text, err := os.ReadFile(filepath.Join(nodeDir, "node_modules", "graphile-worker", "package.json"))
@@ -68,7 +67,7 @@ func (graphile) settings() string {
 	return "concurrentJobs 24, localQueue of 500 with refetchDelay 10 ms (none for idle pick-up), completeJobBatchDelay and failJobBatchDelay 0, addJobs in bulk"
 }
 
-// install also makes the task known, so that load can refer to it.
+// install also stores the task, so that load can refer to it.
 func (g graphile) install(ctx context.Context, db *database) error {
 	command := g.process(task{Do: "install", URL: db.url})
 	if out, err := command.CombinedOutput(); err != nil {
@@ -94,8 +93,7 @@ func (graphile) load(ctx context.Context, db *database, n int, what kind) error 
 		FROM generate_series(1, %d) g`, payload, priority, at, n))
 }
 
-// busy looks at the rows that were loaded last, which are the foreground; they are deleted
-// when they are done.
+// busy looks at the rows that were loaded last, which are the foreground. They are deleted when they are done.
 func (graphile) busy(ctx context.Context, db *database) (busy bool, err error) {
 	err = db.QueryRow(ctx, `
 		SELECT coalesce((SELECT priority = 0 FROM graphile_worker._private_jobs ORDER BY id DESC LIMIT 1), false)`).Scan(&busy)

@@ -17,7 +17,7 @@ const (
 	beatInterval = beatLease / 3 // the default
 )
 
-// heartbeat has one worker hold many leases whose handlers sleep.
+// heartbeat makes one worker hold many leases whose handlers sleep.
 func heartbeat(ctx context.Context, b *bench) error {
 	e := ours{}
 	s := sample{Engine: e.name(), Variant: fmt.Sprintf("%s leases", thousands(float64(b.sizes.leases))), Rep: 1, More: map[string]float64{}}
@@ -39,8 +39,8 @@ func heartbeat(ctx context.Context, b *bench) error {
 	return err
 }
 
-// holdLeases watches the heartbeats for a while, then lets the handlers return, and makes
-// sure that each run succeeded at its first attempt.
+// holdLeases watches the heartbeats for a while, then lets the handlers return, and checks that each run succeeded at
+// its first attempt.
 func (b *bench) holdLeases(ctx context.Context, db *database, ps processes, s *sample) error {
 	ps.say("go")
 	n := int64(b.sizes.leases)
@@ -76,7 +76,7 @@ func (b *bench) holdLeases(ctx context.Context, db *database, ps processes, s *s
 	return err
 }
 
-// countBeats counts the updates of a while. All of them are heartbeats.
+// countBeats counts the updates during a period. All of them are heartbeats.
 func (b *bench) countBeats(ctx context.Context, db *database, ps processes, s *sample) error {
 	updates := func() (all, hot int, err error) {
 		err = db.QueryRow(ctx, `SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'workflow_run'`).Scan(&all, &hot)

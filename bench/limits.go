@@ -23,8 +23,8 @@ const (
 	firstRSSKey = "RSS after the first"
 )
 
-// gaps are the columns of what passes between two steps, in milliseconds: from the return of
-// the handler, which is the engine's whole overhead, and from the time recorded as its settle.
+// gaps are the columns with the time between two steps, in milliseconds: from the return of the handler, which is the
+// engine's whole overhead, and from the recorded time of the settle.
 var gaps = []struct{ from, column string }{{"return", "whole"}, {"settle", "settled"}}
 
 var gapShares = []struct {
@@ -34,7 +34,7 @@ var gapShares = []struct {
 
 func gapKey(from, name string) string { return name + " ms from " + from }
 
-// halfLoad feeds one worker with half as many instances as it has carried out a second.
+// halfLoad feeds one worker with half as many instances per second as it has executed before.
 func (b *bench) halfLoad(ctx context.Context) error {
 	rate := b.section.median(ours{}.name(), sequenceVariant, rate) / sequenceSteps / 2
 	for rep := range b.sizes.reps {
@@ -75,7 +75,7 @@ func (b *bench) halfLoadOnce(ctx context.Context, db *database, perSecond float6
 	return noteGaps(ctx, db, s)
 }
 
-// feedEvenly starts instances a hundred times a second. What is late is not left out.
+// feedEvenly starts instances a hundred times a second. Late ones are not left out.
 func feedEvenly(ctx context.Context, db *database, process string, perSecond float64, length time.Duration) (fed int, err error) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -95,8 +95,8 @@ func feedEvenly(ctx context.Context, db *database, process string, perSecond flo
 	return fed, nil
 }
 
-// noteGaps reads from the steps' results when their handlers were called. The first second is
-// for getting up to speed.
+// noteGaps reads from the steps' results when their handlers were called. It leaves out the first second, which is
+// for warming up.
 func noteGaps(ctx context.Context, db *database, s *sample) error {
 	for _, g := range gaps {
 		rows, _ := db.Query(ctx, `
@@ -113,7 +113,7 @@ func noteGaps(ctx context.Context, db *database, s *sample) error {
 		}
 		var known []float64
 		for _, gap := range all {
-			if gap != nil { // not the first of its path
+			if gap != nil { // nil: the first of its path
 				known = append(known, *gap)
 			}
 		}
@@ -127,7 +127,7 @@ func noteGaps(ctx context.Context, db *database, s *sample) error {
 	return nil
 }
 
-// limits has one worker carry out instances of unusual size, one at a time.
+// limits makes one worker execute instances of unusual size, one at a time.
 func (b *bench) limits(ctx context.Context) error {
 	fork := forked(b.sizes.branches)
 	each := &graph.Definition{Process: "each", Version: 1, Start: "each", Nodes: map[string]*graph.Node{
@@ -147,8 +147,8 @@ func list(n int) string {
 	return `{"items": [` + strings.TrimPrefix(text.String(), ", ") + `]}`
 }
 
-// limit starts one instance for each input, each when the one before is over, and notes how
-// many seconds they took.
+// limit starts one instance for each input, each when the previous one is over, and records how many seconds they
+// took.
 func (b *bench) limit(ctx context.Context, variant string, d *graph.Definition, steps []int, inputs []string) error {
 	last := steps[len(steps)-1]
 	s := sample{Engine: ours{}.name(), Variant: fmt.Sprintf(variant, thousands(float64(last))), Rep: 1, More: map[string]float64{}}
@@ -183,12 +183,12 @@ func (b *bench) limit(ctx context.Context, variant string, d *graph.Definition, 
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Variant, err)
 	}
-	s.Rate = 0 // the warm-up is in it
+	s.Rate = 0 // it includes the warm-up
 	b.record(s)
 	return nil
 }
 
-// oneInstance starts an instance and returns after how many seconds it is seen to be over.
+// oneInstance starts an instance and returns the seconds until it is seen to be over.
 func oneInstance(ctx context.Context, db *database, ps processes, process, input string) (float64, error) {
 	var id uuid.UUID
 	err := db.QueryRow(ctx, `
@@ -209,7 +209,7 @@ func oneInstance(ctx context.Context, db *database, ps processes, process, input
 	return 0, err
 }
 
-// amongWaiting drains plain runs with and without instances that wait, in turn.
+// amongWaiting drains plain runs with and without waiting instances, in turn.
 func (b *bench) amongWaiting(ctx context.Context) error {
 	none, err := b.base(ctx, ours{})
 	if err != nil {
@@ -234,8 +234,8 @@ func (b *bench) amongWaiting(ctx context.Context) error {
 
 func (b *bench) waitFull() string { return fmt.Sprintf(waitFull, thousands(float64(b.sizes.waiting))) }
 
-// plantWaiting writes instances as the engine leaves those that wait: half of them for a
-// message, half for tomorrow. Starting them would take hours.
+// plantWaiting writes instances as the engine leaves waiting ones: half of them for a message, half until tomorrow.
+// Starting them would take hours.
 func (b *bench) plantWaiting(ctx context.Context, db *database) error {
 	id, err := graph.Deploy(ctx, db.Pool, waits())
 	if err != nil {

@@ -1,13 +1,13 @@
-// Command bench measures the engine as it ships, beside River, graphile-worker, DBOS and
-// watermill, in turn on one private PostgreSQL with full durability. It writes what it has measured to
-// results.json, and from that RESULTS.md and the pictures in docs/img.
+// Command bench measures the engine as it ships, beside River, graphile-worker, DBOS and watermill, in turn on one
+// private PostgreSQL with full durability. It writes the measurements to results.json, and from these RESULTS.md and
+// the pictures in docs/img.
 //
 //	go run .                     everything but the soak
-//	go run . -smoke              every bench at a small size; asserts that all runs are settled
+//	go run . -smoke              every bench at a small size; checks that all runs are settled
 //	go run . -only drain,pickup  some scenarios; the others keep their results
 //	go run . -report             writes the report again from results.json
 //
-// README.md tells how the numbers are taken.
+// README.md explains how the numbers are measured.
 package main
 
 import (
@@ -27,7 +27,7 @@ import (
 // A scenario measures one thing for all engines that take part in it.
 type scenario struct {
 	name  string
-	apart bool // only when it is asked for
+	apart bool // only on request
 	run   func(context.Context, *bench) error
 }
 
@@ -100,7 +100,7 @@ type options struct {
 	out, pictures    string
 }
 
-// chosen returns the scenarios to be measured.
+// chosen returns the scenarios to measure.
 func (o options) chosen() ([]scenario, error) {
 	for _, name := range o.only {
 		if !slices.ContainsFunc(scenarios, func(s scenario) bool { return s.name == name }) {
@@ -115,7 +115,7 @@ func (o options) chosen() ([]scenario, error) {
 	}), nil
 }
 
-// sizes returns the sizes that the options ask for.
+// sizes returns the sizes that the options select.
 func (o options) sizes() sizes {
 	s := fullSize
 	if o.smoke {
@@ -134,7 +134,7 @@ func (o options) sizes() sizes {
 	return s
 }
 
-// rewrite makes the report and the pictures from what was measured before.
+// rewrite writes the report and the pictures from earlier measurements.
 func rewrite(o options) error {
 	r, err := readResults(o.out)
 	if err != nil {
@@ -143,7 +143,7 @@ func rewrite(o options) error {
 	return r.write(o.out, o.pictures)
 }
 
-// measure carries out the scenarios that were chosen, and writes the results.
+// measure executes the chosen scenarios, and writes the results.
 func measure(ctx context.Context, o options) error {
 	chosen, err := o.chosen()
 	if err != nil {
@@ -191,14 +191,14 @@ type bench struct {
 	server    *server
 	sizes     sizes
 	engines   []engine
-	dbos      bool   // takes part where processes are measured
-	watermill bool   // takes part where events are
+	dbos      bool   // takes part in measurements of processes
+	watermill bool   // takes part in measurements of events
 	missing   string // why an engine was left out
-	rows      int    // other rows than the scenario's own, 0 if not asked for
+	rows      int    // number of other rows, in place of the scenario's own; 0: not given
 	section   *section
 }
 
-// choose takes the engines that are asked for, all if none is, and that are there.
+// choose sets the engines that are named, or all if none is, as far as they are installed.
 func (b *bench) choose(ctx context.Context, names []string) error {
 	all := map[string]engine{"ours": ours{}, "river": riverQueue{}, "graphile": graphile{}}
 	b.dbos = len(names) == 0 || slices.Contains(names, "dbos")
@@ -229,7 +229,7 @@ func (b *bench) has(e engine) bool {
 	return slices.ContainsFunc(b.engines, func(one engine) bool { return one.name() == e.name() })
 }
 
-// carryOut measures one scenario and files its results in r.
+// carryOut executes one scenario and stores its results in r.
 func (b *bench) carryOut(ctx context.Context, s scenario, r *results) (err error) {
 	slog.Info("scenario", "name", s.name)
 	begin := time.Now()
@@ -244,7 +244,7 @@ func (b *bench) carryOut(ctx context.Context, s scenario, r *results) (err error
 	return nil
 }
 
-// record keeps a sample, and shows it.
+// record stores a sample, and prints it.
 func (b *bench) record(s sample) {
 	b.section.Samples = append(b.section.Samples, s)
 	fmt.Println(s)

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// A reading is the state of all meters at one time. CPU is in seconds.
+// A reading is the state of all meters at one moment. CPU is in seconds.
 type reading struct {
 	at      time.Time
-	server  float64 // CPU of the postmaster, its living and its ended children
+	server  float64 // CPU of the postmaster and of its children, running and ended
 	workers float64 // CPU of the child processes
 	own     float64 // CPU of the bench itself
-	machine float64 // CPU of everybody
+	machine float64 // CPU of the whole machine
 	wal     float64 // bytes
 	rss     float64 // MiB, the peak of the largest child process
 }
@@ -33,7 +33,7 @@ func (s *server) read(ctx context.Context, ps processes) (r reading, err error) 
 	return r, err
 }
 
-// costs fills in what it took from one reading to another to handle some runs.
+// costs sets what it took from one reading to another to handle some runs.
 func (s *sample) costs(from, to reading, handled int) {
 	s.Seconds = to.at.Sub(from.at).Seconds()
 	per := 100_000 / float64(handled)
@@ -44,7 +44,7 @@ func (s *sample) costs(from, to reading, handled int) {
 	s.Foreign = max(0, to.machine-from.machine-server-workers-(to.own-from.own)) / s.Seconds
 }
 
-// cpu reads the children first, so that one which ends meanwhile is counted by its parent.
+// cpu reads the children first, so that one which ends meanwhile is included in its parent.
 func (s *server) cpu() (total float64) {
 	text, err := os.ReadFile(filepath.Join(s.Dir(), "data", "postmaster.pid"))
 	if err != nil {
@@ -58,8 +58,8 @@ func (s *server) cpu() (total float64) {
 	return total + cpuOf(postmaster, 15)
 }
 
-// cpuOf sums fields of /proc/PID/stat from utime on: up to 13 for the process itself, up to
-// 15 with the children that it has waited for. It is 0 where there is no such process.
+// cpuOf sums fields of /proc/PID/stat, starting with utime: up to 13 for the process itself, up to 15 with the
+// children that it has waited for. It returns 0 if the process does not exist.
 func cpuOf(pid string, end int) float64 {
 	text, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
@@ -68,8 +68,8 @@ func cpuOf(pid string, end int) float64 {
 	return ticks(strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))[11:end])
 }
 
-// machineCPU is what all have used, and what other machines on the same hardware have taken
-// away.
+// machineCPU is the CPU time used by all processes, and the time that other machines on the same hardware took
+// (steal).
 func machineCPU() float64 {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -80,7 +80,7 @@ func machineCPU() float64 {
 	return ticks(append(field[1:4], field[6:9]...))
 }
 
-// ticks sums fields that count hundredths of a second, USER_HZ on Linux.
+// ticks sums fields that count hundredths of a second, which is USER_HZ on Linux.
 func ticks(fields []string) float64 {
 	sum := 0
 	for _, field := range fields {
@@ -101,7 +101,7 @@ func peakRSS(pid string) float64 {
 	return kB / 1024
 }
 
-// calm waits two seconds at most for a moment in which nobody uses the machine.
+// calm waits up to two seconds for a moment in which nobody uses the machine.
 func (b *bench) calm() {
 	for range b.sizes.calm {
 		before := machineCPU()

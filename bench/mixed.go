@@ -27,7 +27,7 @@ func mixedTypes() (types []string) {
 	return types
 }
 
-// mixed drains runs of many types and priorities at once.
+// mixed drains runs of many types and priorities at the same time.
 func mixed(ctx context.Context, b *bench) error {
 	single := drained{engine: ours{}, variant: oneType, task: task{Do: "work"}, processes: 1}
 	many := drained{engine: ours{}, variant: thirtyType, task: task{Do: "work", Types: mixedTypes(), Prefixes: mixedPrefixes}, processes: 1}
@@ -70,7 +70,7 @@ func loadMixed(ctx context.Context, db *database, n int) error {
 	return db.rest(ctx)
 }
 
-// outOfOrder leases everything and counts the runs that come after one of lower priority.
+// outOfOrder leases everything and counts the runs that follow one of lower priority.
 func (b *bench) outOfOrder(ctx context.Context) (n int, err error) {
 	err = b.onFresh(ctx, ours{}, func(db *database) error {
 		total := b.sizes.crowd / 3
@@ -78,7 +78,7 @@ func (b *bench) outOfOrder(ctx context.Context) (n int, err error) {
 			return err
 		}
 		config := db.Config()
-		session.Prepare(config) // as the worker does
+		session.Prepare(config) // like the worker
 		pool, err := pgxpool.NewWithConfig(ctx, config)
 		if err != nil {
 			return err

@@ -20,14 +20,14 @@ type ours struct{}
 const (
 	noop    = "bench.noop.v1"
 	asleep  = "bench.sleep.v1" // its handler returns when it is released
-	clocked = "bench.clock.v1" // its result is when its handler was called
+	clocked = "bench.clock.v1" // its result is the time of its handler's call
 
-	// slots is the one setting that differs from the defaults: no-op handlers need no time
-	// of their own, so that the number of runs in flight must cover what is being settled.
+	// slots is the one setting that differs from the defaults: no-op handlers take no time, so the number of runs in
+	// flight must cover those that are being settled.
 	slots = 4000
 )
 
-// A payload is what every run of the bench carries.
+// A payload is what every run of the bench has.
 type payload struct {
 	N int `json:"n"`
 }
@@ -42,8 +42,8 @@ func (ours) install(ctx context.Context, db *database) error {
 	return db.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return sql.Up(ctx, c.Conn()) })
 }
 
-// load stores foreground runs as anyone would, and others without triggers: neither their
-// history nor the checks of their insert change what is measured.
+// load stores foreground runs as any program would, and others without triggers: neither their history nor the checks
+// of their insert affect the measurement.
 func (ours) load(ctx context.Context, db *database, n int, what kind) error {
 	columns, values := "type, payload", fmt.Sprintf(`'%s', '{"n": -1}'`, noop)
 	more := func(names, expressions string) { columns, values = columns+", "+names, values+", "+expressions }
@@ -76,7 +76,7 @@ func (ours) load(ctx context.Context, db *database, n int, what kind) error {
 	})
 }
 
-// busy looks at leased runs from the youngest on, where the living ones are.
+// busy looks at leased runs from the youngest on, because those of live workers are there.
 func (ours) busy(ctx context.Context, db *database) (busy bool, err error) {
 	err = db.QueryRow(ctx, `
 		SELECT coalesce((SELECT true FROM workflow_run
@@ -120,8 +120,7 @@ func (p oursProducer) many(ctx context.Context, ns []int) error {
 	return err
 }
 
-// bind returns the address of a login whose role is bound to the bench's prefix, by row-level
-// security.
+// bind returns the address of a login whose role is bound to the bench's prefix, with row-level security.
 func bind(ctx context.Context, db *database) (string, error) {
 	err := db.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		if err := sql.Roles(ctx, c.Conn(), "bench"); err != nil {

@@ -29,7 +29,7 @@ func (o ours) carryOut(ctx context.Context, t task, c *conversation) error {
 	}
 	config.MaxConns = 8 // for producers; a worker opens its own
 	if t.Graph {
-		config.MaxConns = 2 // as cmd/worker has it for the engine of processes
+		config.MaxConns = 2 // as cmd/worker uses for the engine of processes
 	}
 	counts := &tally{}
 	if t.Lease > 0 { // the heartbeat scenario
@@ -115,27 +115,27 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 		PollInterval: time.Duration(t.Poll) * time.Millisecond,
 		NoWakeUp:     t.NoWakeUp,
 		Observe:      observe,
-		Retention:    worker.Retention{Off: true}, // or it is by Keep
+		Retention:    worker.Retention{Off: true}, // or retention by Keep
 		Processes:    processes,
 		Logger:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 }
 
-// A stamp is when a handler was called, in nanoseconds of the time of day.
+// A stamp is the time when a handler was called, in Unix nanoseconds.
 type stamp struct {
 	At int64 `json:"at"`
 }
 
-// concurrency is 0, the default, for negative slots.
+// concurrency is 0, the default, if slots are negative.
 func concurrency(t task) int { return max(cmp.Or(t.Slots, slots), 0) }
 
-// floor leases and settles batches in bare loops: the least that any worker must do.
+// floor leases and settles batches in bare loops: the minimum that any worker must do.
 func (ours) floor(ctx context.Context, t task, c *conversation) error {
 	config, err := pgxpool.ParseConfig(t.URL)
 	if err != nil {
 		return err
 	}
-	session.Prepare(config) // as the worker does
+	session.Prepare(config) // like the worker
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err

@@ -26,11 +26,11 @@ type waiting struct {
 	task    task
 	alter   string
 	pickUps int
-	every   time.Duration // at least, and twice that at most, between two runs
+	every   time.Duration // between two runs: at least this, at most twice this
 }
 
-// pickUp measures the time from an insert's commit to the start of its handler while nothing
-// else happens, and what a worker costs that has nothing to do.
+// pickUp measures the time from the commit of an insert to the start of its handler while nothing else happens, and
+// the cost of a worker that has nothing to do.
 func pickUp(ctx context.Context, b *bench) error {
 	frequent, rare := 60*time.Millisecond, 3*pollInterval
 	ways := []waiting{
@@ -88,14 +88,13 @@ func (b *bench) pickUpOnce(ctx context.Context, db *database, w waiting, s *samp
 	return errors.Join(err, ps.stop())
 }
 
-// idleTransactions counts what all sessions of the database do in a while. Autovacuum is
-// among them.
+// idleTransactions counts the transactions of all sessions of the database during a period, including autovacuum.
 func (b *bench) idleTransactions(ctx context.Context, db *database) (perMinute float64, err error) {
 	count := func() (n float64, err error) {
 		err = b.server.pool.QueryRow(ctx, `SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1`, db.name).Scan(&n)
 		return n, err
 	}
-	db.Reset() // our own sessions tell only when they end what they did
+	db.Reset() // our own sessions report their transactions only when they end
 	before, err := count()
 	if err != nil {
 		return 0, err
@@ -107,7 +106,7 @@ func (b *bench) idleTransactions(ctx context.Context, db *database) (perMinute f
 	return (after - before) / b.sizes.idle.Minutes(), err
 }
 
-// deliver stores runs one at a time and notes how long each has to wait, in milliseconds.
+// deliver stores runs one at a time and records how long each waits, in milliseconds.
 func (b *bench) deliver(ctx context.Context, db *database, w waiting, ps processes, s *sample) error {
 	p, err := w.engine.producer(w.task, db.Pool)
 	if err != nil {
@@ -140,7 +139,7 @@ func (b *bench) deliver(ctx context.Context, db *database, w waiting, ps process
 	return err
 }
 
-// marked is the payload of the ith run that is to be told when it is seen.
+// marked is the payload of the ith run whose time must be reported.
 func marked(i int) int { return -2 - i }
 
 // awaitSeen returns when the run with payload n was seen.
@@ -158,7 +157,7 @@ func awaitSeen(ctx context.Context, ps processes, n int, patience time.Duration)
 	}
 }
 
-// pause waits, or returns why the context has ended.
+// pause waits for d, or returns why ctx has ended.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -5,7 +5,7 @@ import "fmt"
 // pictures returns the pictures of a section by file name.
 func (s *section) pictures() map[string]string {
 	if s.Rows > 0 {
-		return nil // the usual numbers are shown
+		return nil // pictures show the usual numbers only
 	}
 	switch s.scenario() {
 	case "enqueue":
@@ -46,7 +46,7 @@ func (s *section) drainPicture() string {
 	return s.ratePicture("Drain no-op runs, runs per second", oneProcess, twoProcesses)
 }
 
-// ratePicture has a panel for each variant, and in it a bar for each engine.
+// ratePicture has a panel for each variant, with a bar for each engine.
 func (s *section) ratePicture(title string, variants ...string) string {
 	c := bars{title: title}
 	for _, variant := range variants {

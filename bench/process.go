@@ -18,25 +18,25 @@ import (
 func self() string {
 	path, err := os.Executable()
 	if err != nil {
-		panic(err) // it runs
+		panic(err) // this program is running
 	}
 	return path
 }
 
-// A process is a child that carries out a task.
+// A process is a child that executes a task.
 type process struct {
 	command         *exec.Cmd
 	in              io.WriteCloser
 	foreground, all atomic.Int64
 	ready           chan struct{}
-	done            chan map[string]float64 // with the facts that it closes with
+	done            chan map[string]float64 // receives the facts of its done line
 	ended           chan struct{}
 
 	mu   sync.Mutex
 	seen map[int]int64 // when runs with n < -1 were seen
 }
 
-// processes carry out the same task together.
+// processes execute the same task together.
 type processes []*process
 
 // start starts n processes and returns when all are ready.
@@ -81,7 +81,7 @@ func launch(command *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-// hear notes what the child says until it says no more.
+// hear records what the child says, until its output ends.
 func (p *process) hear(out io.Reader) {
 	defer close(p.ended)
 	lines := bufio.NewScanner(out)
@@ -111,14 +111,14 @@ func (p *process) hear(out io.Reader) {
 	}
 }
 
-// say sends a word to all processes. One that has ended is noticed by its silence.
+// say sends a word to all processes. A process that has ended is noticed later, when it does not answer.
 func (ps processes) say(word string) {
 	for _, p := range ps {
 		_, _ = fmt.Fprintln(p.in, word)
 	}
 }
 
-// handled returns how many runs were seen by handlers: of the foreground, and of all.
+// handled returns how many runs handlers have seen: of the foreground, and of all.
 func (ps processes) handled() (foreground, all int64) {
 	for _, p := range ps {
 		foreground += p.foreground.Load()
@@ -127,7 +127,7 @@ func (ps processes) handled() (foreground, all int64) {
 	return foreground, all
 }
 
-// seenAt returns when the run with payload n was seen by a handler, 0 if it was not.
+// seenAt returns when a handler saw the run with payload n, or 0 if none did.
 func (ps processes) seenAt(n int) (at int64) {
 	for _, p := range ps {
 		p.mu.Lock()
@@ -139,7 +139,7 @@ func (ps processes) seenAt(n int) (at int64) {
 	return at
 }
 
-// alive returns an error if a process has ended by itself.
+// alive returns an error if a process has ended unexpectedly.
 func (ps processes) alive() error {
 	for _, p := range ps {
 		select {
@@ -151,11 +151,11 @@ func (ps processes) alive() error {
 	return nil
 }
 
-// stop ends the processes, by force if they take too long.
+// stop ends the processes, and kills them if they take too long.
 func (ps processes) stop() error {
 	var errs []error
 	for _, p := range ps {
-		_ = p.in.Close() // it may have ended
+		_ = p.in.Close() // the process may have ended
 	}
 	for _, p := range ps {
 		kill := time.AfterFunc(15*time.Second, func() { _ = p.command.Process.Kill() })

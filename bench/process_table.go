@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// isOf reports whether the sample's variant was made of a pattern with a number.
+// isOf reports whether the sample's variant was made from a pattern with a number.
 func (s sample) isOf(pattern string) bool {
 	before, after, _ := strings.Cut(pattern, "%s")
 	return strings.HasPrefix(s.Variant, before) && strings.HasSuffix(s.Variant, after)

@@ -42,7 +42,7 @@ func processGraphs(ctx context.Context, b *bench) error {
 	return errors.Join(b.halfLoad(ctx), b.limits(ctx), b.amongWaiting(ctx))
 }
 
-// takePart notes who takes part here: our engine and DBOS.
+// takePart records who takes part here: our engine and DBOS.
 func (s *section) takePart(b *bench) {
 	s.Engines, s.SetUp, s.Missing = map[string]string{}, map[string]string{}, ""
 	if b.has(ours{}) {
@@ -53,11 +53,11 @@ func (s *section) takePart(b *bench) {
 	}
 }
 
-// A graphed row is a process of which many instances are carried out.
+// A graphed row is a process with many instances to execute.
 type graphed struct {
 	variant    string
 	definition *graph.Definition
-	steps      int // of an instance; 0: only its start counts
+	steps      int // per instance; 0: only the start counts
 	task       task
 }
 
@@ -89,7 +89,7 @@ func (b *bench) ownProcesses(ctx context.Context, rep int) error {
 	return nil
 }
 
-// inARow is a process of n steps, one after the other.
+// inARow is a process of n steps in a row.
 func inARow(typ string, n int) *graph.Definition {
 	d := &graph.Definition{Process: "row", Version: 1, Start: "s1", Nodes: map[string]*graph.Node{}}
 	for i := 1; i <= n; i++ {
@@ -102,7 +102,7 @@ func inARow(typ string, n int) *graph.Definition {
 	return d
 }
 
-// forked is a process of n steps at once, which a join brings together.
+// forked is a process of n parallel steps and a join.
 func forked(n int) *graph.Definition {
 	d := &graph.Definition{Process: "fork", Version: 1, Start: "fork", Nodes: map[string]*graph.Node{
 		"join": {Join: &graph.Join{}, To: "end"}, "end": {End: true},
@@ -117,7 +117,7 @@ func forked(n int) *graph.Definition {
 	return d
 }
 
-// waits is a process that waits for a message or, if its input has no key, for tomorrow.
+// waits is a process that waits for a message or, if its input has no key, until tomorrow.
 func waits() *graph.Definition {
 	return &graph.Definition{Process: "wait", Version: 1, Start: "choose", Nodes: map[string]*graph.Node{
 		"choose":  {Choose: []graph.Way{{If: "'key' in input", To: "message"}}, Else: "timer"},
@@ -126,8 +126,8 @@ func waits() *graph.Definition {
 	}}
 }
 
-// carryOutInstances inserts the instances' starts before the clock, and is timed until all of
-// them are where they have to be.
+// carryOutInstances inserts the starts of the instances before the clock starts, and is timed until all of them are
+// where they should be.
 func (b *bench) carryOutInstances(ctx context.Context, db *database, w graphed, s *sample) error {
 	if _, err := graph.Deploy(ctx, db.Pool, w.definition); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (b *bench) carryOutInstances(ctx context.Context, db *database, w graphed, 
 	return allAre(ctx, db, status, b.sizes.instances, b.sizes.instances*w.steps)
 }
 
-// insertStarts starts instances as anyone may, with one INSERT.
+// insertStarts starts instances as any program may, with one INSERT.
 func insertStarts(ctx context.Context, db *database, process string, before, n int) error {
 	_, err := db.Exec(ctx, `
 		INSERT INTO workflow_run (type, payload)
@@ -163,8 +163,8 @@ func insertStarts(ctx context.Context, db *database, process string, before, n i
 	return err
 }
 
-// allAre makes sure that n instances, and no others, have a status, that all their steps have
-// succeeded, and that the engine's own checks find nothing.
+// allAre checks that n instances, and no others, have a status, that all their steps have succeeded, and that the
+// engine's own checks find nothing.
 func allAre(ctx context.Context, db *database, status string, n, steps int) error {
 	var instances, others, succeeded, wrong int
 	err := db.QueryRow(ctx, `

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A chapter is how one scenario is reported.
+// A chapter describes how one scenario is reported.
 type chapter struct {
 	title   string
 	text    string
@@ -16,7 +16,7 @@ type chapter struct {
 	table   func(*page, *section)
 }
 
-// chapters by scenario; the order is that of scenarios.
+// chapters are the chapters by scenario, in the order of scenarios.
 var chapters = map[string]chapter{
 	"enqueue": {"Enqueue", `Runs with the payload {"n": …}, stored by a process of its own: in bulk from 4 producers with 1,000 a call, one by
 one from 8. *Client CPU* is the producer's.`, "enqueue.svg", costTable("client")},
@@ -51,13 +51,13 @@ watermill appends with its forwarder's publisher, 1,000 a transaction, and is ti
 tables.`, 100*soakShare, soakKeep), "soak.svg", soakTable},
 }
 
-// scenario is the name of the scenario that made the section.
+// scenario is the name of the section's scenario.
 func (s *section) scenario() string {
 	name, _, _ := strings.Cut(s.Name, " ")
 	return name
 }
 
-// A page is Markdown under construction.
+// A page is Markdown that is being written.
 type page struct{ strings.Builder }
 
 func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
@@ -69,7 +69,7 @@ func (p *page) header(cells ...string) {
 	p.line("|%s", strings.Repeat(" --- |", len(cells)))
 }
 
-// report writes RESULTS.md.
+// report returns the text of RESULTS.md.
 func (r *results) report() string {
 	p := &page{}
 	p.line("<!-- Written by `make bench` from results.json. Do not edit. -->")
@@ -87,7 +87,7 @@ func (r *results) report() string {
 	return p.String()
 }
 
-// order sorts sections as scenarios are.
+// order sorts sections in the order of scenarios.
 func (r *results) order() {
 	place := func(s *section) int {
 		return slices.IndexFunc(scenarios, func(sc scenario) bool { return sc.name == s.scenario() })
@@ -151,7 +151,7 @@ func costTable(client string) func(*page, *section) {
 	}
 }
 
-// crowdTable is a costTable with ratios to the engine's own rate among none.
+// crowdTable is a costTable with ratios to the engine's own rate without other rows.
 func crowdTable(p *page, s *section) {
 	p.header("engine", "other rows", "runs/s", "range", "of the rate among none", "Postgres CPU", "of the CPU among none", "worker CPU", "WAL", "foreign", "times")
 	for _, row := range s.Samples.rows() {

@@ -16,12 +16,12 @@ import (
 	"time"
 )
 
-// results are all that was measured, by scenario.
+// results are all measurements, by scenario.
 type results struct {
 	Sections []*section `json:"sections"`
 }
 
-// A section holds what one scenario has measured, and under which circumstances.
+// A section has the measurements of one scenario, and their circumstances.
 type section struct {
 	Name     string            `json:"name"`
 	Date     string            `json:"date"`
@@ -32,12 +32,12 @@ type section struct {
 	Engines  map[string]string `json:"engines"` // version by name
 	SetUp    map[string]string `json:"setUp"`   // settings by name
 	Missing  string            `json:"missing,omitempty"`
-	Rows     int               `json:"rows,omitempty"` // other rows, if not the scenario's own number
+	Rows     int               `json:"rows,omitempty"` // number of other rows, if not the scenario's own
 	Seconds  float64           `json:"seconds"`
 	Samples  samples           `json:"samples"`
 }
 
-// A sample is one measurement. Rates and costs are per run; CPU is in seconds per 100,000.
+// A sample is one measurement. Rates and costs are per run. CPU is in seconds per 100,000 runs.
 type sample struct {
 	Engine    string             `json:"engine"`
 	Variant   string             `json:"variant"`
@@ -49,9 +49,9 @@ type sample struct {
 	WorkerCPU float64            `json:"workerCPU"`
 	WAL       float64            `json:"wal"`
 	RSS       float64            `json:"rss"`
-	Foreign   float64            `json:"foreign"` // cores used by others meanwhile
+	Foreign   float64            `json:"foreign"` // cores used by other programs meanwhile
 	More      map[string]float64 `json:"more,omitempty"`
-	Series    []float64          `json:"series,omitempty"` // one number a second, a minute, or a run
+	Series    []float64          `json:"series,omitempty"` // one number per second, minute, or run
 }
 
 func (s sample) String() string {
@@ -68,7 +68,7 @@ func (s sample) String() string {
 	return text
 }
 
-// newSection notes the circumstances.
+// newSection records the circumstances.
 func (b *bench) newSection(ctx context.Context, name string) (*section, error) {
 	version, err := b.server.facts(ctx)
 	if err != nil {
@@ -88,7 +88,7 @@ func (b *bench) newSection(ctx context.Context, name string) (*section, error) {
 	return s, nil
 }
 
-// file puts a section in the place of the one with its name.
+// file stores a section in place of the one with the same name.
 func (r *results) file(s *section) {
 	if i := slices.IndexFunc(r.Sections, func(old *section) bool { return old.Name == s.Name }); i >= 0 {
 		r.Sections[i] = s
@@ -129,7 +129,7 @@ func (r *results) write(dir, pictures string) error {
 	return r.draw(pictures)
 }
 
-// samples of one scenario, or of one row of its table.
+// samples are samples of one scenario, or of one row of its table.
 type samples []sample
 
 // of returns the samples of one engine and variant.
@@ -165,8 +165,7 @@ func foreignCores(s sample) float64 {
 }
 func more(name string) number { return func(s sample) float64 { return s.More[name] } }
 
-// median returns the middle one of the values, 0 without any; of an even number the mean of
-// the two.
+// median returns the middle value, or the mean of the two middle ones, or 0 if there are no samples.
 func (ss samples) median(of number) float64 {
 	all := ss.sorted(of)
 	if len(all) == 0 {
@@ -183,7 +182,7 @@ func (ss samples) sorted(of number) (all []float64) {
 	return all
 }
 
-// percentile returns the value below which a share of all lies.
+// percentile returns the value below which a share of the values lies.
 func percentile(all []float64, share float64) float64 {
 	if len(all) == 0 {
 		return 0
@@ -192,7 +191,7 @@ func percentile(all []float64, share float64) float64 {
 	return sorted[min(int(share*float64(len(sorted))), len(sorted)-1)]
 }
 
-// commit names the state of the sources, if git can tell.
+// commit is the state of the sources, as git describes it.
 func commit() string { return commitOnce() }
 
 func machine() string {

@@ -66,12 +66,12 @@ func TestGoal(t *testing.T) {
 	}
 }
 
-// Every section is reported, and drawn as XML that a reader understands.
+// Every section is reported, and drawn as valid XML.
 func TestWrite(t *testing.T) {
 	r := &results{}
 	for i := len(scenarios) - 1; i >= 0; i-- {
 		r.file(everything(scenarios[i].name))
-		r.file(everything(scenarios[i].name)) // in the place of the other
+		r.file(everything(scenarios[i].name)) // replaces the other
 	}
 	dir := t.TempDir()
 	if err := r.write(dir, dir); err != nil {
@@ -119,7 +119,7 @@ func wellFormed(name string) error {
 	}
 }
 
-// everything has a sample of each engine and variant, whatever the scenario.
+// everything has a sample of each engine and variant, for any scenario.
 func everything(name string) *section {
 	s := &section{Name: name, Engines: map[string]string{}, SetUp: map[string]string{}}
 	for _, e := range []engine{ours{}, riverQueue{}, graphile{}} {
@@ -135,7 +135,7 @@ func everything(name string) *section {
 	return s
 }
 
-// Without a rival there is nothing to compare with.
+// Without another engine, the goals that compare are left out.
 func TestGoalsWithoutRivals(t *testing.T) {
 	s := everything("enqueue")
 	if got := len(s.goals()); got != 2 {

@@ -41,8 +41,8 @@ func (riverQueue) install(ctx context.Context, db *database) error {
 	return err
 }
 
-// load cannot give scheduled jobs a higher priority than the foreground's, which has the
-// highest; River keeps them in a state of their own.
+// load cannot give scheduled jobs a higher priority than the foreground, which has the highest. River keeps scheduled
+// jobs in a state of their own.
 func (riverQueue) load(ctx context.Context, db *database, n int, what kind) error {
 	args, priority, state, at := `jsonb_build_object('n', g)`, 1, "available", "now()"
 	switch what {
@@ -77,7 +77,7 @@ func (riverQueue) unsettled(ctx context.Context, db *database, n int) (left int,
 
 func (riverQueue) process(t task) *exec.Cmd { return exec.Command(self(), "child", t.String()) }
 
-// producer inserts only. River throttles an inserter's notifications by its FetchCooldown.
+// producer returns a client that only inserts. River throttles an inserter's notifications by its FetchCooldown.
 func (riverQueue) producer(t task, pool *pgxpool.Pool) (producer, error) {
 	config := &river.Config{Logger: quiet()}
 	if !t.Default {
@@ -165,7 +165,7 @@ func (riverQueue) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conve
 	return nil
 }
 
-// quiet drops what River says about itself while it works.
+// quiet drops what River logs while it works.
 func quiet() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError + 4}))
 }

@@ -12,18 +12,18 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// settings of the server. Durability is full: fsync, synchronous_commit and
-// full_page_writes keep their defaults, which are on.
+// settings are the settings of the server. Durability is full: fsync, synchronous_commit and full_page_writes keep
+// their defaults, which are on.
 var settings = map[string]string{
 	"shared_buffers": "4GB", "effective_cache_size": "8GB", "work_mem": "16MB", "maintenance_work_mem": "256MB",
 	"min_wal_size": "8GB", "max_wal_size": "10GB", "checkpoint_timeout": "15min", "jit": "off", "autovacuum_naptime": "10s",
 }
 
-// A server is the one PostgreSQL of a whole run. Each measurement has a database of its own
-// in it, copied from a template.
+// A server is the one PostgreSQL of a whole run. Each measurement has a database of its own there, copied from a
+// template.
 type server struct {
 	*pgserver.Server
-	pool      *pgxpool.Pool // of the database postgres
+	pool      *pgxpool.Pool // to the database postgres
 	templates map[string]bool
 	count     int
 }
@@ -41,9 +41,8 @@ func startServer(ctx context.Context) (*server, error) {
 	return s, nil
 }
 
-// fillWAL writes so much WAL that the log of the whole run goes into segments that exist
-// already, as on a server that has been up for a while. Making new ones takes time, and more
-// of it the later in a run.
+// fillWAL writes so much WAL that the log of the whole run goes into existing segments, as on a server that has been
+// up for a while. Creating segments takes time, and more of it later in a run.
 func (s *server) fillWAL(ctx context.Context, gigabytes int) error {
 	_, err := s.pool.Exec(ctx, `SELECT count(pg_logical_emit_message(false, 'bench', repeat('x', 1000000))) FROM generate_series(1, $1)`, 1000*gigabytes)
 	if err == nil {
@@ -62,7 +61,7 @@ func templateName(e engine) string {
 	return "template_" + strings.ReplaceAll(strings.ToLower(e.name()), "-", "_")
 }
 
-// facts returns the server's version, and whether it is as durable as is claimed.
+// facts returns the server's version, and an error if the server is not fully durable.
 func (s *server) facts(ctx context.Context) (version string, err error) {
 	var durability string
 	err = s.pool.QueryRow(ctx, `SELECT current_setting('server_version'),
@@ -82,15 +81,15 @@ func settingsText() string {
 	return strings.Join(all, ", ")
 }
 
-// A database is made for one measurement.
+// A database is created for one measurement.
 type database struct {
 	*pgxpool.Pool
 	name, url string
 	server    *server
 }
 
-// template makes sure that there is a database of that name which fresh can copy. fill gets
-// a copy of base, or an empty database if base is empty.
+// template makes sure that there is a database with that name which fresh can copy. fill receives a copy of base, or
+// an empty database if base is "".
 func (s *server) template(ctx context.Context, name, base string, fill func(context.Context, *database) error) error {
 	if s.templates[name] {
 		return nil
@@ -136,7 +135,7 @@ func (s *server) create(ctx context.Context, name, base string) (*database, erro
 	return &database{Pool: pool, name: name, url: s.URL(name), server: s}, nil
 }
 
-// drop removes the database, whoever is still connected.
+// drop removes the database, even if sessions are still connected.
 func (d *database) drop() error {
 	d.Close()
 	_, err := d.server.pool.Exec(context.Background(), "DROP DATABASE "+d.name+" WITH (FORCE)")
@@ -153,7 +152,7 @@ func (d *database) do(ctx context.Context, queries ...string) error {
 	return nil
 }
 
-// set changes a setting for all sessions that begin from now on.
+// set changes a setting for all sessions that begin later.
 func (d *database) set(ctx context.Context, setting string) error {
 	if err := d.do(ctx, "ALTER DATABASE "+d.name+" SET "+setting); err != nil {
 		return err
@@ -162,7 +161,7 @@ func (d *database) set(ctx context.Context, setting string) error {
 	return nil
 }
 
-// rest leaves nothing for the server to catch up on.
+// rest leaves the server no deferred work.
 func (d *database) rest(ctx context.Context) error {
 	return d.do(ctx, "VACUUM (ANALYZE)", "CHECKPOINT")
 }

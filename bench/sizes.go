@@ -4,12 +4,12 @@ import "time"
 
 // sizes say how much is measured. RESULTS.md is made with fullSize.
 type sizes struct {
-	reps           int // repetitions of a measurement, unless below
+	reps           int // repetitions of a measurement, unless set below
 	crowdReps      int
 	rivalCrowdReps int
 	mixedReps      int
 
-	wal    int           // gigabytes written before anything is measured
+	wal    int           // gigabytes written before the first measurement
 	calm   int           // quarters of a second to wait for a quiet machine
 	warmUp time.Duration // before idle pick-up
 
@@ -18,34 +18,34 @@ type sizes struct {
 	drain  int // runs drained
 
 	pickUps    int // per engine and repetition
-	rarePickUp int // the same where nothing but polling finds them
+	rarePickUp int // the same where only polling finds them
 	idle       time.Duration
 
 	crowd  int // runs drained among extra others
 	extra  int
-	leased int // of others, in place of extra
+	leased int // number of leased others, in place of extra
 
 	held      time.Duration // the old snapshot, for our engine
 	heldRival time.Duration
-	edge      time.Duration // the first and the last of these are compared
+	edge      time.Duration // the first and the last period of this length are compared
 	lates     []time.Duration
 
-	leases int           // held at once by sleeping handlers
+	leases int           // held at the same time by sleeping handlers
 	beats  time.Duration // how long they are watched
 
-	instances int           // of each process that is carried out
+	instances int           // of each process that is executed
 	workflows int           // of DBOS
 	half      time.Duration // at half load
 	branches  int           // of one fork
 	elements  int           // of one each
-	waiting   int           // instances that wait
+	waiting   int           // waiting instances
 
 	backlogs     [3]int // events
-	smallRounds  int    // so often the smallest of them
-	bigReps      int    // of the largest of them
-	poisoned     int    // events of one aggregate in front
-	forwardedFew int    // of watermill, beside the backlog in the middle
-	rareEvents   int    // one after the other
+	smallRounds  int    // how often the smallest backlog is emptied
+	bigReps      int    // repetitions of the largest backlog
+	poisoned     int    // events of one aggregate at the front
+	forwardedFew int    // of watermill, besides the middle backlog
+	rareEvents   int    // one after another
 	busyEvents   time.Duration
 
 	soak, warm, peak time.Duration

@@ -17,8 +17,7 @@ const (
 	takenKey    = "expiry to taken back s"
 )
 
-// snapshot feeds and drains while another session keeps an old snapshot, so that no vacuum
-// removes anything.
+// snapshot feeds and drains while another session holds an old snapshot, so that vacuum removes nothing.
 func snapshot(ctx context.Context, b *bench) error {
 	for _, e := range b.engines {
 		s := sample{Engine: e.name(), Variant: heldVariant, Rep: 1, More: map[string]float64{}}
@@ -47,7 +46,7 @@ func (b *bench) underSnapshot(ctx context.Context, db *database, e engine, s *sa
 	return errors.Join(b.feedUnderSnapshot(ctx, db, e, ps, s), ps.stop())
 }
 
-// hold opens a session that keeps its snapshot until release.
+// hold opens a session that keeps its snapshot until release is called.
 func (d *database) hold(ctx context.Context) (release func(), err error) {
 	conn, err := pgx.Connect(ctx, d.url)
 	if err != nil {
@@ -98,8 +97,8 @@ func (b *bench) feedUnderSnapshot(ctx context.Context, db *database, e engine, p
 	return err
 }
 
-// compareEdges takes the mean of the first and of the last n seconds. The very first is for
-// getting up to speed.
+// compareEdges compares the mean of the first n seconds with that of the last n. It leaves out the very first second,
+// which is for warming up.
 func (s *sample) compareEdges(n int) {
 	if len(s.Series) <= n {
 		return

@@ -19,7 +19,7 @@ const (
 	soakMinutes = "minute"
 )
 
-// soak feeds one worker at a share of what it can do, for long, with cleanup.
+// soak feeds one worker at a share of its capacity, for a long time, with cleanup.
 func soak(ctx context.Context, b *bench) error {
 	peak, err := b.findPeak(ctx)
 	if err != nil {
@@ -38,7 +38,7 @@ func soak(ctx context.Context, b *bench) error {
 	})
 }
 
-// findPeak returns how many runs a second one worker handles while they are enqueued as fast.
+// findPeak returns how many runs per second one worker handles while they are enqueued as fast.
 func (b *bench) findPeak(ctx context.Context) (peak float64, err error) {
 	s := sample{Engine: ours{}.name(), Variant: peakVariant, Rep: 1}
 	err = b.onFresh(ctx, ours{}, func(db *database) error {
@@ -70,19 +70,18 @@ func (b *bench) findPeak(ctx context.Context) (peak float64, err error) {
 	return s.Rate, err
 }
 
-// A drip stores runs at an even rate. The first of each batch is marked, and when it was
-// committed is kept.
+// A drip stores runs at an even rate. The first of each batch is marked, and the time of its commit is kept.
 type drip struct {
 	mu        sync.Mutex
 	made      int
-	committed map[int]int64 // by payload
+	committed map[int]int64 // times, by payload
 }
 
 func (d *drip) run(ctx context.Context, p producer, perSecond float64) error {
 	begin := time.Now()
 	for ctx.Err() == nil {
 		if err := pause(ctx, soakStep); err != nil {
-			return nil //nolint:nilerr // told to end
+			return nil //nolint:nilerr // it was told to end
 		}
 		due := int(time.Since(begin).Seconds()*perSecond) - d.made
 		ns := make([]int, min(max(due, 0), 10*feedBatch))
@@ -105,8 +104,7 @@ func (d *drip) run(ctx context.Context, p producer, perSecond float64) error {
 	return nil
 }
 
-// delays returns how long marked runs had to wait that were seen since the last call, in
-// milliseconds.
+// delays returns how long the marked runs waited that were seen since the last call, in milliseconds.
 func (d *drip) delays(ps processes) (all []float64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -134,7 +132,7 @@ func (b *bench) soakAt(ctx context.Context, db *database, ps processes, perSecon
 	return b.awaitSoaked(ctx, db, ps, d.made)
 }
 
-// watchSoak records a sample a minute, or three in all if there is less time.
+// watchSoak records a sample per minute, or three in all if there is less time.
 func (b *bench) watchSoak(ctx context.Context, db *database, ps processes, d *drip) error {
 	every := min(time.Minute, b.sizes.soak/3)
 	from, err := b.server.read(ctx, ps)
@@ -164,7 +162,7 @@ func (b *bench) watchSoak(ctx context.Context, db *database, ps processes, d *dr
 	return nil
 }
 
-// sizesOf returns how large all tables and their indexes are.
+// sizesOf returns the total sizes of all tables and of their indexes.
 func sizesOf(ctx context.Context, db *database) (map[string]float64, error) {
 	var table, indexes float64
 	err := db.QueryRow(ctx, `
@@ -173,8 +171,7 @@ func sizesOf(ctx context.Context, db *database) (map[string]float64, error) {
 	return map[string]float64{tableKey: table, indexKey: indexes}, err
 }
 
-// awaitSoaked waits until all that was made is handled and settled. Cleanup may have removed
-// it already.
+// awaitSoaked waits until every stored run is handled and settled. Cleanup may have removed it already.
 func (b *bench) awaitSoaked(ctx context.Context, db *database, ps processes, made int) error {
 	for begin := time.Now(); ; {
 		_, handled := ps.handled()

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A tally counts what the heartbeat scenario asks about. It is a tracer of connections, so
-// that statements are counted where they are sent.
+// A tally counts what the heartbeat scenario reports. It is a tracer of connections, so that statements are counted
+// where they are sent.
 type tally struct{ statements, heartbeats, lost atomic.Int64 }
 
 // TraceQueryStart counts a statement.
@@ -31,7 +31,7 @@ func (t *tally) observer() worker.Observer {
 	}
 }
 
-// tell says what was counted between begin and release; of lost leases, all.
+// tell reports what was counted between begin and release; lost leases are counted from the start.
 func (t *tally) tell(c *conversation) {
 	<-c.begun
 	statements, heartbeats := t.statements.Load(), t.heartbeats.Load()

@@ -12,14 +12,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// trials are put to our engine while an old snapshot is held: rows that are committed late,
-// and leases of workers that died.
+// trials test our engine while an old snapshot is held, with rows that are committed late, and leases of workers that
+// died.
 type trials struct {
 	count int
 	ended chan trial
 }
 
-// A trial is how many seconds the engine took for what.
+// A trial is the number of seconds that the engine took for something.
 type trial struct {
 	key     string
 	seconds float64
@@ -27,11 +27,11 @@ type trial struct {
 }
 
 const (
-	deadAtOnce = 10               // leases that are planted together, of each kind
-	patience   = 30 * time.Second // with a row that should have been found
+	deadAtOnce = 10               // leases of each kind that are planted together
+	patience   = 30 * time.Second // for a row that should have been found
 )
 
-// startTrials starts them all, if e is ours.
+// startTrials starts all trials if e is ours.
 func (b *bench) startTrials(ctx context.Context, db *database, e engine, ps processes, length time.Duration) *trials {
 	t := &trials{ended: make(chan trial, 100)}
 	if e.name() != (ours{}).name() {
@@ -59,7 +59,7 @@ func (t *trials) start(key string, try func() (float64, error)) {
 	}()
 }
 
-// join waits for all trials and notes the longest time of each.
+// join waits for all trials and records the longest time of each kind.
 func (t *trials) join(s *sample) error {
 	var errs []error
 	for range t.count {
@@ -70,8 +70,8 @@ func (t *trials) join(s *sample) error {
 	return errors.Join(errs...)
 }
 
-// commitLate stores a run in a transaction that stays open, and returns how long after its
-// commit the run is seen by a handler.
+// commitLate stores a run in a transaction that stays open, and returns how long after its commit a handler sees the
+// run.
 func commitLate(ctx context.Context, db *database, ps processes, n int, begin, late time.Duration) (float64, error) {
 	if err := pause(ctx, begin); err != nil {
 		return 0, err
@@ -98,8 +98,8 @@ func commitLate(ctx context.Context, db *database, ps processes, n int, begin, l
 	return max(0, float64(seen-committed)/1e9), nil
 }
 
-// takeBack plants leases as a worker leaves them that dies: alive, half of them new, half
-// taken two seconds ago. It returns how long after its end the last one was taken back.
+// takeBack plants leases as a worker that dies leaves them: not expired yet, half of them new, half taken two seconds
+// ago. It returns how long after its expiry the last one was reclaimed.
 func takeBack(ctx context.Context, db *database) (longest float64, err error) {
 	token := uuid.New()
 	var ids []uuid.UUID
@@ -122,8 +122,8 @@ func takeBack(ctx context.Context, db *database) (longest float64, err error) {
 	return awaitTakenBack(ctx, db, token, ids)
 }
 
-// awaitTakenBack looks at the leases until none is left. Each look tells how long the ones
-// that are still there could have been taken back.
+// awaitTakenBack polls the leases until none is left. Each poll shows how long ago the remaining ones could have been
+// reclaimed.
 func awaitTakenBack(ctx context.Context, db *database, token uuid.UUID, ids []uuid.UUID) (longest float64, err error) {
 	for begin := time.Now(); time.Since(begin) < patience; {
 		var left int

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// forwarded is watermill's outbox: messages in a table, and the forwarder that publishes them. It
-// takes part in the events scenario only.
+// forwarded is watermill's outbox: messages in a table, and the forwarder that publishes them. It takes part in the
+// events scenario only.
 type forwarded struct{ queue bool }
 
 const (
@@ -65,7 +65,7 @@ func (e forwarded) install(_ context.Context, db *database) error {
 	return s.SubscribeInitialize(forwardTopic)
 }
 
-// load appends n messages with the bodies of our events, 1,000 a transaction.
+// load appends n messages with the bodies of our events, 1,000 per transaction.
 func (e forwarded) load(ctx context.Context, db *database, n int, _ kind) error {
 	p := forwarding{db.Pool, e}
 	for begin := 1; begin <= n; begin += forwardBatch {
@@ -80,8 +80,8 @@ func (e forwarded) load(ctx context.Context, db *database, n int, _ kind) error 
 	return nil
 }
 
-// busy reports whether something is left: the forwarder records what it has published in the
-// transaction in which it has read it.
+// busy reports whether messages are left: the forwarder records what it has published in the transaction in which it
+// has read it.
 func (e forwarded) busy(ctx context.Context, db *database) (busy bool, err error) {
 	query := `SELECT coalesce((SELECT (transaction_id, "offset") FROM watermill_outbox ORDER BY transaction_id DESC, "offset" DESC LIMIT 1)
 		> (SELECT (last_processed_transaction_id, offset_acked) FROM watermill_offsets_outbox), false)`
@@ -97,7 +97,7 @@ func (forwarded) stored(ctx context.Context, db *database) (n int, err error) {
 	return n, err
 }
 
-// unsettled counts messages that are still to be published. Those of a queue are gone then.
+// unsettled counts the messages that are not published yet. Published messages of a queue are deleted.
 func (e forwarded) unsettled(ctx context.Context, db *database, n int) (left int, err error) {
 	query := `SELECT $1::int - count(*) FROM watermill_outbox m, watermill_offsets_outbox o
 		WHERE (m.transaction_id, m."offset") <= (o.last_processed_transaction_id, o.offset_acked)`
@@ -164,7 +164,7 @@ func (forwarded) carryOut(ctx context.Context, t task, c *conversation) error {
 	return f.Run(ctx)
 }
 
-// nowhereElse is a publisher that takes everything at once.
+// nowhereElse is a publisher that accepts everything at once.
 type nowhereElse struct{ *counted }
 
 // Publish counts.

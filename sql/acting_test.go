@@ -9,7 +9,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// person creates a role that cannot log in, and is granted roles.
+// person creates a role that cannot log in, and grants roles to it.
 func (g guarded) person(name string, roles ...string) string {
 	g.t.Helper()
 	name = g.named + "_" + name
@@ -20,8 +20,8 @@ func (g guarded) person(name string, roles ...string) string {
 	return name
 }
 
-// Rights and histories go by the role in effect: who has chosen one of fewer rights has no more than these,
-// and what is done as somebody tells of both.
+// Rights and histories go by the role in effect: after SET ROLE to a role with fewer rights, the session has only
+// these, and what it does is recorded under both roles.
 func TestActorIsTheRoleInEffect(t *testing.T) {
 	g := withRoles(t)
 	anna := g.person("anna", "operator")
@@ -44,8 +44,9 @@ func TestActorIsTheRoleInEffect(t *testing.T) {
 	s.do(`SELECT workflow_enqueue('graph.cancel.v1')`)
 }
 
-// A console acts for people, with their rights and under their names: each call says for whom. It can do nothing for
-// nobody, for somebody without rights, for a console, and nothing that an operator could do without a function.
+// A console acts for people, with their rights and under their names, and each call names the person. It cannot act
+// for nobody, for a person without the rights, or for a console, and it can do nothing that an operator could do
+// without a function.
 func TestConsole(t *testing.T) {
 	g := withRoles(t)
 	anna, carl := g.person("anna", "operator"), g.person("carl", "viewer")
@@ -61,7 +62,7 @@ func TestConsole(t *testing.T) {
 	s.refused(cancel(`, on_behalf_of => 'nobody at all'`), "42704", "Name the database role", "no role")
 	s.refused(cancel(`, '`+login+`'`), "42501", "Name the database role", "is a console")
 	s.refused(cancel(`, '`+g.named+`_console'`), "42501", "Name the database role", "is a console")
-	// What it has said before counts for nothing.
+	// What an earlier call or a setting said has no effect.
 	s.refused(`BEGIN; SELECT workflow_prioritize('`+id+`', 1, '`+anna+`'); `+cancel(``), "42501", "Say for whom", "names nobody")
 	s.do(`ROLLBACK`)
 	s.refused(`SET workflow.on_behalf_of = '`+anna+`'; `+cancel(``), "42501", "Say for whom", "names nobody")
@@ -86,7 +87,7 @@ func TestConsole(t *testing.T) {
 	s.do(`SELECT workflow_enqueue('billing.x', on_behalf_of => '` + eve + `')`)
 }
 
-// Nobody else is believed: neither the parameter nor the setting makes an operator anybody else.
+// Neither the parameter nor the setting lets an operator act as another person.
 func TestOnBehalfOfOthers(t *testing.T) {
 	g := withRoles(t)
 	anna := g.person("anna", "operator")
@@ -98,15 +99,15 @@ func TestOnBehalfOfOthers(t *testing.T) {
 	s.do(`BEGIN; SET LOCAL workflow.on_behalf_of = '` + anna + `'; SELECT workflow_pause('billing.', 'why'); COMMIT`)
 	g.expect("paused", g.do(`SELECT paused_by FROM workflow_pause`), g.named+"_login_operator")
 
-	// The owner may act for others; the next call is its own again.
+	// The owner may act for others. The next call is the owner's own again.
 	g.do(`BEGIN; SELECT workflow_resume('billing.', '` + anna + `'); SELECT workflow_pause('media.', 'why'); COMMIT`)
 	me := g.do(`SELECT session_user`)
 	g.expect("resumed", g.do(`SELECT resumed_by FROM workflow_pause WHERE resumed_at IS NOT NULL`), anna+" by "+me)
 	g.expect("paused by the owner", g.do(`SELECT paused_by FROM workflow_pause WHERE resumed_at IS NULL`), me)
 }
 
-// Every function that runs with the owner's rights for whoever calls it says for whom that is: it has the parameter
-// on_behalf_of as its last, asks workflow_behalf before all else, and refuses a console that names nobody.
+// Every function that acts with the owner's rights for its caller says for whom: its last parameter is on_behalf_of,
+// it calls workflow_behalf first, and it refuses a console that names nobody.
 func TestEveryFunctionThatActs(t *testing.T) {
 	g := withRoles(t)
 	s := g.as("console")
@@ -115,7 +116,7 @@ func TestEveryFunctionThatActs(t *testing.T) {
 		WHERE p.oid IN (SELECT workflow_functions()) AND p.prosecdef AND p.prorettype <> 'trigger'::regtype
 		  AND p.proname !~ '_v[0-9]+$' -- programs' own, which act for nobody
 		  AND p.proargnames[p.pronargs] IS DISTINCT FROM 'on_behalf_of'`),
-		"outbox_behind, outbox_emit, workflow_backlog, workflow_console, workflow_earlier, workflow_out_of_bounds, workflow_overrides, workflow_stalled_types") // an event is its writer's; guards and views ask, nobody calls
+		"outbox_behind, outbox_emit, workflow_backlog, workflow_console, workflow_earlier, workflow_out_of_bounds, workflow_overrides, workflow_stalled_types") // an event belongs to its writer; guards and views call these, people do not
 	calls := strings.Split(g.do(`
 		SELECT string_agg(format('SELECT %s(%s)', p.oid::regproc, (SELECT string_agg('NULL::' || format_type(a, NULL), ', ') FROM unnest(p.proargtypes) a)), ';')
 		FROM pg_proc p WHERE p.oid IN (SELECT workflow_functions()) AND 'on_behalf_of' = ANY (p.proargnames)`), ";")
@@ -127,8 +128,8 @@ func TestEveryFunctionThatActs(t *testing.T) {
 	}
 }
 
-// An upgrade takes nothing away: who could act before it can act at once, before the roles are made again, and so
-// can those whose changes are recorded, and who look.
+// An upgrade revokes nothing: roles that could act before it can act right after it, before workflowctl roles runs
+// again. The same holds for roles whose changes are recorded, and for roles that only look.
 func TestUpgradeKeepsRights(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
 	s.do(`CREATE TABLE workflow_schema (version integer PRIMARY KEY, name text NOT NULL, sha256 text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())`)
@@ -159,7 +160,7 @@ func TestUpgradeKeepsRights(t *testing.T) {
 	s.expect("everybody", s.do(`SELECT count(*) FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
 		WHERE p.oid IN (SELECT workflow_functions()) AND a.grantee = 0`), "0")
 	s.do(`SET ROLE ` + named + `_hand; UPDATE workflow_run SET held_at = now(); UPDATE workflow_run SET held_at = NULL; SELECT outbox_last_id_v1(), outbox_set_right_v1(); RESET ROLE`)
-	s.do(`SET ROLE ` + named + `_look; SELECT * FROM workflow_working; RESET ROLE`) // who may call nothing that acts
+	s.do(`SET ROLE ` + named + `_look; SELECT * FROM workflow_working; RESET ROLE`) // a role that may call no function that acts
 	s.do(`SET ROLE ` + named + `_op; SELECT * FROM workflow_waiting; SELECT * FROM workflow_working; SELECT * FROM outbox_lag; SELECT outbox_set_right_v1(); SELECT workflow_why('` + id + `')`)
 	s.expect("can act", s.do(`SELECT workflow_cancel('`+id+`', 'why')`), "cancelled")
 	s.do(`SELECT process_pause('` + id + `'); SELECT outbox_replay_parked(); SELECT * FROM workflow_redrive('billing.'); SELECT workflow_enqueue('a.b')`)

@@ -23,7 +23,7 @@ func terms(string) leasing.Terms {
 	return leasing.Terms{Length: time.Minute, Timeout: time.Hour, Room: -1}
 }
 
-// acquire leases n runs as a worker does.
+// acquire leases n runs like a worker.
 func acquire(t *testing.T, db run.DB, n int) []leasing.Lease {
 	t.Helper()
 	leases, _, err := poller(db).Acquire(t.Context(), n, n)
@@ -41,12 +41,12 @@ func settle(t *testing.T, db run.DB, verdict settling.Verdict, leases ...leasing
 	}
 	out, err := settling.Settle(t.Context(), db, "engine", outcomes)
 	if err != nil {
-		t.Error(err) // not Fatal: it may be another goroutine
+		t.Error(err) // not Fatal: this may be another goroutine
 	}
 	return len(out)
 }
 
-// W45: what people change by bare SQL leaves one event for each change, with who did it.
+// W45: a change that a person makes by bare SQL leaves one event, with who made it.
 func TestEventsOfPeople(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SET application_name = 'ops'`)
@@ -79,7 +79,7 @@ func TestEventsOfPeople(t *testing.T) {
 	s.expect("events", s.events(id), "created deleted held resumed undeleted")
 	s.expect("reason", s.do(`SELECT data ->> 'reason' FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type = 'deleted'`), "tidy")
 
-	id = s.enqueue() // S36: by the owner, on record
+	id = s.enqueue() // S36: by the owner, recorded
 	s.byHand(`UPDATE workflow_run SET attempt = 2 WHERE id = '` + id + `'; UPDATE workflow_run SET attempt = 0 WHERE id = '` + id + `'`)
 	s.expect("was", s.do(`SELECT data ->> 'attempt_was' FROM workflow_event WHERE workflow_id = '`+id+`' ORDER BY id DESC LIMIT 1`), "2")
 }
@@ -104,8 +104,8 @@ func TestEventsOfFunctions(t *testing.T) {
 	s.expect("reason", s.do(`SELECT data ->> 'reason' FROM workflow_event WHERE workflow_id = '`+id+`' AND event_type = 'cancelled'`), "cancelled: enough")
 }
 
-// A change that ends a lease tells when it was taken and by whom, whoever ended it: a person
-// who cancels or takes it over, or the worker itself. workflow_event shows both ends.
+// A change that ends a lease records when the lease was taken and by whom, no matter who ended it: a person who
+// cancels the run or takes the lease over, or the worker. workflow_event shows both ends.
 func TestEventsOfLeases(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`SET application_name = 'ops'`)
@@ -132,8 +132,8 @@ func TestEventsOfLeases(t *testing.T) {
 	s.expect("who enqueued", s.of(settled, `created_by = session_user || ' [ops]'`), "t")
 }
 
-// A success that a person declares is a person's, whatever else the statement sets, and
-// whoever settled an earlier attempt.
+// A success that a person declares is recorded as the person's, whatever else the statement sets, and whoever settled
+// an earlier attempt.
 func TestEventsOfDeclaredSuccess(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`SET application_name = 'ops'`)
@@ -152,7 +152,7 @@ func TestEventsOfDeclaredSuccess(t *testing.T) {
 	}
 }
 
-// No time that a row may have, however odd, keeps the view from being read.
+// However odd the times in rows are, the view can be read.
 func TestEventsOfOddTimes(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SET session_replication_role = replica`)
@@ -160,7 +160,7 @@ func TestEventsOfOddTimes(t *testing.T) {
 	s.expect("events", s.do(`SELECT count(*) FROM (SELECT * FROM workflow_event ORDER BY id) AS e`), "3")
 }
 
-// Each of the engine's statements leaves exactly one event per run, of its own making.
+// Each statement of the engine leaves exactly one event per run, written by that statement.
 func TestEventsOfEngine(t *testing.T) {
 	s, pool := psql(t)
 	id := s.enqueue()
@@ -193,8 +193,8 @@ func TestEventsOfEngine(t *testing.T) {
 	s.expect("with a lease number", s.do(`SELECT count(*) FROM workflow_event WHERE actor = 'engine' AND (lease_no IS NULL OR attempt IS NULL)`), "0")
 }
 
-// With workflow.audit = off nobody writes, whoever makes the change, except for what operators
-// call; the setting stays off.
+// With workflow.audit = off no change is recorded, no matter who makes it, except by the functions that operators
+// call. The setting stays off.
 func TestAuditOff(t *testing.T) {
 	s, pool := psql(t)
 	off := `SET workflow.audit = 'off'`
@@ -218,9 +218,9 @@ func TestAuditOff(t *testing.T) {
 	s.expect("setting", s.do(`SHOW workflow.audit`), "off")
 }
 
-// An engine's statement writes its own history, and only its own: what a user changes
-// afterwards in the same transaction is still recorded. That holds when nothing was settled,
-// for any number of runs, and when a cancel won the race at the last moment.
+// A statement of the engine writes the history of its own changes only: what a user changes later in the same
+// transaction is still recorded. This also holds if nothing was settled, for any number of runs, and if a cancel won
+// the race at the last moment.
 func TestAuditAfterSettle(t *testing.T) {
 	s, pool := psql(t)
 	check := func(t *testing.T, tx pgx.Tx) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// unboundedColumns have no bounds, for the reason that is given.
+// unboundedColumns are the columns without bounds, and the reason for each.
 var unboundedColumns = map[string]string{
 	"message_key.hash":               "any number may be a hash",
 	"outbox_lane.next_xid":           "a transaction's number, which the server counts",
@@ -22,11 +22,11 @@ var unboundedColumns = map[string]string{
 	"workflow_set_aside.row_version": "a transaction's number, which the server counts",
 }
 
-// boundless types have no extreme values: each value is as good as another.
+// boundless types have no extreme values, because no value is larger than another.
 const boundless = `('uuid'::regtype, 'boolean'::regtype, 'regrole'::regtype)`
 
-// Every column of every table has bounds that a CHECK holds, or stands in the list above with the reason.
-// Nothing in the list, and no bound, is of a column that is not there.
+// Every column of every table has bounds that a CHECK or a guard holds, or is in unboundedColumns. Nothing in that
+// list, and no bound, names a column that does not exist.
 func TestEveryColumnIsBounded(t *testing.T) {
 	s, _ := psql(t)
 	columns := s.list(`
@@ -57,7 +57,7 @@ func TestEveryColumnIsBounded(t *testing.T) {
 		WHERE NOT EXISTS (SELECT FROM workflow_bound_rule r WHERE r.relation = b.relation AND r."column" = b."column")`), "none")
 }
 
-// extremes are values beyond any bound, by type.
+// extremes are values beyond every bound, by type.
 var extremes = map[string][]string{
 	"timestamp with time zone": {`'infinity'`, `'-infinity'`, `'4713-01-01 BC'`, `'294000-01-01'`},
 	"smallint":                 {`-32768`, `32767`},
@@ -69,7 +69,7 @@ var extremes = map[string][]string{
 	"bytea":                    {`convert_to(repeat('x', 1000), 'UTF8')`},
 }
 
-// plain leaves one row in a table, of plain values; without triggers.
+// plain stores one row with plain values in a table. Triggers must be off.
 func (s *session) plain(table string) {
 	s.t.Helper()
 	names, values := []string{}, []string{}
@@ -95,8 +95,7 @@ func (s *session) plain(table string) {
 	}
 }
 
-// Without any trigger, no row takes a value beyond the bounds of a column: it is tried with each column that has bounds. A value
-// within them is taken.
+// Without any trigger, every column that has bounds refuses values beyond them, and accepts a value within them.
 func TestExtremesAreRefused(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SET session_replication_role = replica`)
@@ -113,7 +112,7 @@ func TestExtremesAreRefused(t *testing.T) {
 			}
 			s.do(fmt.Sprintf(`UPDATE %s SET %s = %[2]s`, table, name))
 			for _, value := range extremes[typ] {
-				if table == "outbox_event" { // of which more is allowed
+				if table == "outbox_event" { // whose bounds are wider
 					value = strings.Replace(value, "17000000", "70000000", 1)
 				}
 				err := s.undone(fmt.Sprintf(`UPDATE %s SET %s = %s`, table, name, value))
@@ -131,7 +130,7 @@ func TestExtremesAreRefused(t *testing.T) {
 	}
 }
 
-// The numbers of a run may be at each end of their bounds, and not one beyond.
+// The numbers of a run may be at both ends of their bounds, and not one beyond.
 func TestEndsOfBounds(t *testing.T) {
 	s, _ := psql(t)
 	id := s.enqueue()
@@ -155,7 +154,7 @@ func TestEndsOfBounds(t *testing.T) {
 	}
 }
 
-// What guards bound instead of CHECKs, they refuse of the owner, too, in each state and when a run is inserted.
+// Bounds that guards hold instead of CHECKs also apply to the owner, in each state and on insert.
 func TestGuardsBound(t *testing.T) {
 	s, _ := psql(t)
 	ids := []string{s.enqueue(), s.leased(), s.in("succeeded"), s.in("failed")}
@@ -165,7 +164,7 @@ func TestGuardsBound(t *testing.T) {
 		WHERE b.relation = 'workflow_run' AND b.guard IS NOT NULL`) {
 		name, typ, _ := strings.Cut(c, "=")
 		values := extremes[typ]
-		if typ == "jsonb" { // what counts is what is stored
+		if typ == "jsonb" { // the stored size counts
 			values = []string{`(SELECT jsonb_build_object('x', string_agg(md5(g::text), '')) FROM generate_series(1, 600000) AS g)`}
 		}
 		for _, value := range values {
@@ -189,8 +188,8 @@ func TestGuardsBound(t *testing.T) {
 	}
 }
 
-// A number or a time beyond its bound, written while no guard and no CHECK was there, comes back within it, with the guards on: by workflow_mend_v1, and
-// by what workflow_out_of_bounds tells to do.
+// A number or a time beyond its bound, written while no guard and no CHECK existed, can be brought back within it
+// with the guards on: by workflow_mend_v1, and by the statement that workflow_out_of_bounds names.
 func TestEachExtremeIsMendedAsTold(t *testing.T) {
 	s, _ := psql(t)
 	s.unbound()
@@ -213,7 +212,7 @@ func TestEachExtremeIsMendedAsTold(t *testing.T) {
 					}
 					if _, err := s.try(`UPDATE ` + table + ` SET ` + part[0] + ` = ` + value); err != nil || s.do(`SELECT count(*) FROM workflow_out_of_bounds('`+table+`') WHERE "column" = '`+part[0]+`'`) == "0" {
 						s.do(`SET session_replication_role = origin`)
-						continue // another rule of the table's has it
+						continue // another rule of the table applies
 					}
 					s.do(`SET session_replication_role = origin`)
 					tried++

@@ -12,25 +12,25 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// prepare has what comes before some migrations, in transactions of its own: a migration is one
-// transaction, which must not hold tables, or a snapshot, for as long as all rows take.
+// prepare has the work that precedes some migrations, in transactions of its own. A migration is one transaction, and
+// must not hold tables, or a snapshot, for as long as reading all rows takes.
 var prepare = map[string]func(context.Context, *pgx.Conn) error{
 	"0022_bounded.sql":      addBounds,
 	"0023_bounds_valid.sql": validateBounds,
 }
 
 const (
-	mendBatch  = 1000                   // rows that are looked at in a transaction
-	mendTries  = 3                      // how often a table is gone through while rows in it are locked
-	lockPause  = 500 * time.Millisecond // in which others go on
-	namedStuck = 5                      // rows that an error names
+	mendBatch  = 1000                   // rows that one transaction looks at
+	mendTries  = 3                      // how often a table is scanned while some of its rows are locked
+	lockPause  = 500 * time.Millisecond // lets others continue
+	namedStuck = 5                      // the most rows that an error names
 )
 
 var lockTries = 60 // of two seconds each
 
-// addBounds brings rows back within the bounds of their columns, and adds the CHECKs that keep
-// them there, one table after the other. It returns an error that names rows which are not over and
-// have no nearest value, and what to do about each.
+// addBounds brings rows back within the bounds of their columns, and adds the CHECKs that keep them there, one table
+// after another. If rows that are not over have a value without a nearest value within its bound, it returns an error
+// that names them, and what to do about each.
 func addBounds(ctx context.Context, conn *pgx.Conn) error {
 	return eachTable(ctx, conn, `SELECT DISTINCT relation FROM workflow_bound_check WHERE valid IS NULL ORDER BY 1`, func(table string) error {
 		if err := mend(ctx, conn, table); err != nil {
@@ -43,8 +43,8 @@ func addBounds(ctx context.Context, conn *pgx.Conn) error {
 	})
 }
 
-// validateBounds looks at rows from before. What some of them do not keep stays as it is:
-// doctor tells of that.
+// validateBounds validates the CHECKs for existing rows. A CHECK that some of them violate stays not valid, and
+// doctor reports it.
 func validateBounds(ctx context.Context, conn *pgx.Conn) error {
 	return eachTable(ctx, conn, `SELECT DISTINCT relation FROM workflow_bound_check WHERE NOT valid ORDER BY 1`, func(table string) error {
 		return patiently(ctx, conn, func(tx pgx.Tx) error {
@@ -68,7 +68,7 @@ func eachTable(ctx context.Context, conn *pgx.Conn, query string, do func(table 
 	return nil
 }
 
-// mend goes through a table, a batch in a transaction.
+// mend goes through a table, one batch per transaction.
 func mend(ctx context.Context, conn *pgx.Conn, table string) error {
 	for try := range mendTries {
 		var after []byte
@@ -82,7 +82,7 @@ func mend(ctx context.Context, conn *pgx.Conn, table string) error {
 			if err != nil {
 				return fmt.Errorf("bring rows back within their bounds: %w", err)
 			}
-			after = next // not before it is committed
+			after = next // only once it is committed
 			stuck += left
 		}
 		if stuck == 0 {
@@ -98,7 +98,7 @@ func mend(ctx context.Context, conn *pgx.Conn, table string) error {
 	return stuckRows(ctx, conn, table)
 }
 
-// stuckRows says which rows are beyond a bound, and what to do.
+// stuckRows returns an error that names rows beyond a bound, and what to do about each.
 func stuckRows(ctx context.Context, conn *pgx.Conn, table string) error {
 	rows, _ := conn.Query(ctx, `
 		SELECT format('%s %s: %s is %s, allowed is %s', "table", key, "column", value, allowed), fix
@@ -122,9 +122,9 @@ func stuckRows(ctx context.Context, conn *pgx.Conn, table string) error {
 	return errors.New(b.String())
 }
 
-// patiently does something in a transaction of its own, in which no other migrates. It is done again where rows or
-// tables are locked for two seconds, behind which all others would wait, or where it was in a deadlock: who works
-// there meanwhile takes locks in an order of its own.
+// patiently calls do in a transaction of its own, while no other process migrates. It repeats the call if a row or
+// table stays locked for two seconds, because all others would wait behind this transaction, and after a deadlock,
+// because programs that run meanwhile take locks in another order.
 func patiently(ctx context.Context, conn *pgx.Conn, do func(tx pgx.Tx) error) error {
 	for try := 1; ; try++ {
 		err := pgx.BeginTxFunc(ctx, conn, upOptions, func(tx pgx.Tx) error {

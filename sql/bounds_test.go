@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A row that came to lie beyond all bounds while no trigger was there can be cancelled, deleted and
-// put right: what a statement leaves as it is, no guard asks about.
+// A row that got beyond bounds while triggers were off can be cancelled, deleted and repaired: guards do not check
+// columns that a statement leaves unchanged.
 func TestRowsBeyondBounds(t *testing.T) {
 	s, _ := psql(t)
 	s.unbound()
@@ -24,8 +24,8 @@ func TestRowsBeyondBounds(t *testing.T) {
 	}
 }
 
-// What a run has come to is rewritten by nobody, whatever it has come to: not its outcome, and not how it came to it.
-// Nor does a lease get another start, or a step another token.
+// Nobody can rewrite the outcome of a run, or how it was reached. A lease gets no other start, and a step no other
+// token.
 func TestOutcomesStay(t *testing.T) {
 	s, _ := psql(t)
 	ended := []string{
@@ -55,7 +55,7 @@ func TestOutcomesStay(t *testing.T) {
 	}
 }
 
-// A cancel without words has words of its own: what an attempt before has said is not why.
+// A cancel without a reason records its own text, and not the error of an earlier attempt.
 func TestCancelHasWordsOfItsOwn(t *testing.T) {
 	s, _ := psql(t)
 	expired := func() string {
@@ -75,7 +75,7 @@ func TestCancelHasWordsOfItsOwn(t *testing.T) {
 		s.do(`UPDATE workflow_run SET ` + set + ` WHERE id = '` + id + `'`)
 		s.expect(set, s.of(id, `last_error`), want)
 		s.expect(set+": history", s.do(`SELECT data->>'reason' FROM workflow_history WHERE workflow_id = '`+id+`' AND event_type = 'cancelled'`), want)
-		s.expect(set+": error", s.of(id, `error->>'code'`), "lease_expired") // an attempt was cut off, and whoever undoes it must know
+		s.expect(set+": error", s.of(id, `error->>'code'`), "lease_expired") // an attempt was cut off; undo has to know that
 	}
 	id := s.leased()
 	s.do(`SELECT workflow_delete('` + id + `', 'a duplicate')`)

@@ -5,19 +5,19 @@ import (
 	"testing"
 )
 
-// outage tells of n outages of three runs.
+// outage reports n outages of three runs.
 func outage(typ string, n int) string {
 	return fmt.Sprintf(`SELECT workflow_outage_v1('%s', false, %d, '{7d1f0f0e-0000-4000-8000-000000000001,7d1f0f0e-0000-4000-8000-000000000002,7d1f0f0e-0000-4000-8000-000000000003}', 'unavailable')`, typ, n)
 }
 
-// probe asks for a probe of a type, by a worker.
+// probe is a worker's statement that asks for a probe of a type.
 func probe(typ string) string {
 	return `SELECT count(id) FROM workflow_probe_v1('{f}', '{` + typ + `}', '{0}', '{1901-01-01}', '{00000000-0000-0000-0000-000000000000}', '{0}', '{1}', '{NULL}', '{NULL}',
 		true, 1, 1, false, false, false, gen_random_uuid(), 'w', '{` + typ + `}', '{60}', '{NULL}', '{}', '{}', false, false, false)`
 }
 
-// Five outages of three runs without a success between them open a breaker; fewer, or of fewer runs, do not. A success has it counted anew. The engine's own types
-// have none, and what is no type neither.
+// Five outages of three runs without a success between them open a breaker; fewer, or outages of fewer runs, do not.
+// A success restarts the count. The engine's own types have no breaker, nor has a name that is no type.
 func TestOutagesAreCounted(t *testing.T) {
 	s, _ := psql(t)
 	one := func(run string, over bool) string {
@@ -45,8 +45,9 @@ func TestOutagesAreCounted(t *testing.T) {
 	s.expect("rows", s.do(`SELECT count(*) FROM workflow_outage`), "0")
 }
 
-// One run of a type is leased as a probe, by whoever asks first; the next after a pause that grows, and not while it is leased. If
-// its worker dies, the next one is leased once its lease is taken back.
+// One run of a type is leased as a probe, by the first worker that asks. The next probe follows after a pause that
+// grows, and not while the last one is leased. If its worker dies, the next one can be leased once the lease was
+// reclaimed.
 func TestProbes(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_run (type) SELECT 'a.b' FROM generate_series(1, 5)`)
@@ -62,14 +63,15 @@ func TestProbes(t *testing.T) {
 	due()
 	s.expect("while it is leased", s.do(probe("a.b")), "0")
 	s.do(`SET workflow.override = 'a test'; UPDATE workflow_run SET lease_until = now() - interval '1 second' WHERE status = 'leased'; RESET workflow.override`)
-	s.do(`SELECT pg_sleep(greatest(0, 2.1 - extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())))`) // before that nothing is taken back
+	s.do(`SELECT pg_sleep(greatest(0, 2.1 - extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())))`) // until then nothing is reclaimed
 	s.do(`SELECT count(*) FROM workflow_take_back_v1('1900-01-01', true, 10, '{60}', gen_random_uuid(), 'w', 60)`)
 	s.expect("once it is taken back", s.do(probe("a.b")), "1")
 	s.expect("its pause", s.do(`SELECT round(extract(epoch FROM next_probe - clock_timestamp()))::int FROM workflow_outage`), "4")
 	s.expect("charged", s.do(`SELECT sum(attempt) FROM workflow_run`), "2")
 }
 
-// A role that is bound to prefixes notes nothing of other types, sees and changes no breaker of the engine's workers, is held up by none of these rows, and has three hundred at most.
+// A role that is bound to prefixes cannot note outages of other types, neither sees nor changes breakers of the
+// engine's workers, is not held up by their rows, and has at most three hundred rows.
 func TestBreakersOfBoundRoles(t *testing.T) {
 	g := withRoles(t)
 	g.do(`INSERT INTO workflow_run (type) VALUES ('media.x'), ('billing.x')`)
@@ -86,7 +88,7 @@ func TestBreakersOfBoundRoles(t *testing.T) {
 	engine.expect("what is the engine's stays", engine.do(lanes), "billing.x media.x")
 	media.expect("nor is it the role's", media.do(lanes), "none")
 
-	// Nor does it keep anybody's probe waiting.
+	// Nor does a bound role hold up a probe of another role.
 	g.byHand(`UPDATE workflow_outage SET next_probe = now()`)
 	media.do(`BEGIN`)
 	media.expect("another's probe", media.do(probe("billing.x")), "0")

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// fail settles a run of a type as a worker does whose handler has failed for good, and returns its id.
+// fail settles a run of a type like a worker whose handler has failed for good, and returns its id.
 func (s *session) fail(typ, payload string) string {
 	s.t.Helper()
 	id := s.held(typ)
@@ -20,14 +20,15 @@ func (s *session) settleAs(id, verdict string) {
 	s.expect("settled", s.do(fmt.Sprintf(`SELECT workflow_settle_v2('{%s}', '{%s}', '{%s}', '{NULL}', ARRAY['{"code": "card", "stack": "secret"}'::jsonb], '{card: refused}', '{0}', 'w', '{NULL}')`, id, aToken, verdict)), "{1}")
 }
 
-// letters are the dead letters of a run, or of all if it is "".
+// letters returns the number of dead letters of a run, or of all runs if id is "".
 func (s *session) letters(id string) string {
 	s.t.Helper()
 	return s.do(`SELECT count(*) FROM workflow_run WHERE type ^@ 'ops.' AND payload ? 'lease_no' AND payload->>'run' = coalesce(nullif('` + id + `', ''), payload->>'run')`)
 }
 
-// A run that has failed for good has one dead letter, which names it and has its payload, tenant, priority and trace; and one more each time that it fails for good again. What is
-// settled otherwise has none, and neither has what no policy asks for, a step, or a command to processes.
+// A run that fails for good gets one dead letter, which names it and has its payload, tenant, priority and trace, and
+// one more each time it fails for good again. Runs with other outcomes, runs whose policy names no dead letter,
+// steps, and commands to processes get none.
 func TestDeadLetter(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SELECT workflow_set_policy('*', dead_letter => 'ops.any.v1'), workflow_set_policy('billing.', attempts => 9, dead_letter => 'ops.billing.v1'), workflow_set_policy('billing.quiet.', dead_letter => 'none')`)
@@ -61,7 +62,8 @@ func TestDeadLetter(t *testing.T) {
 	s.expect("by hand", s.letters(s.in("failed")), "1")
 }
 
-// No dead letter has one itself, whatever policies name each other: its type is one that some policy names.
+// No dead letter gets a dead letter, even if policies name each other's types: a type that some policy names as
+// dead_letter gets none.
 func TestDeadLettersDoNotGoRound(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SELECT workflow_set_policy('*', dead_letter => 'ops.a.v1'), workflow_set_policy('ops.a.v1', dead_letter => 'ops.b.v1'), workflow_set_policy('ops.b.v1', dead_letter => 'ops.a.v1')`)
@@ -75,8 +77,9 @@ func TestDeadLettersDoNotGoRound(t *testing.T) {
 	s.refused(`SELECT workflow_set_policy('ops.', dead_letter => 'Dead')`, "23514", "or none", "dead_letter 'Dead' is not a type")
 }
 
-// What the database refuses of a dead letter keeps no run from failing, in whatever batch, and is told in the run's history. What may pass by itself fails the settle, which is
-// then tried again. A payload that does not fit into another one is left out.
+// If the database refuses a dead letter, its run fails all the same, in any batch, and the run's history records the
+// refusal. A transient error fails the settle, which is then tried again. A payload that does not fit into another
+// payload is left out.
 func TestDeadLetterIsRefused(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SELECT workflow_set_policy('*', dead_letter => 'ops.any.v1')`)
@@ -108,7 +111,8 @@ func TestDeadLetterIsRefused(t *testing.T) {
 	s.expect("status", s.of(passing, "status"), "leased")
 }
 
-// Nobody who may enqueue can keep a run from having its dead letter: by no key, id, type or metadata that he has enqueued before. And no letter waits for what he has not committed.
+// A role that may enqueue cannot prevent a run from getting its dead letter by enqueuing any key, id, type or
+// metadata before. No dead letter waits for an open transaction of such a role.
 func TestDeadLetterCannotBeForged(t *testing.T) {
 	g := withRoles(t)
 	g.do(`SELECT workflow_set_policy('*', dead_letter => 'ops.any.v1')`)
@@ -118,7 +122,7 @@ func TestDeadLetterCannotBeForged(t *testing.T) {
 	for _, key := range []string{id, "dead_letter:" + id, "ops.any.v1:" + id, id + ":1"} {
 		forger.do(`SELECT workflow_enqueue('ops.any.v1', jsonb_build_object('run', '` + id + `', 'lease_no', 1), idempotency_key => '` + key + `', metadata => '{"dead_letter": true}')`)
 	}
-	media := g.as("media") // that may enqueue nothing itself, and of this prefix lease nothing
+	media := g.as("media") // which may not enqueue, and leases nothing of this prefix
 	media.do(`SET lock_timeout = '5s'`)
 	media.settleAs(id, "failed")
 	forger.do(`COMMIT`)

@@ -8,9 +8,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
-// A document is refused by SQL for what jsondoc.CheckPayload refuses it for, and for nothing else: as metadata, as an event, and
-// as a correction. Of a payload, by INSERT and by function, only what costs nothing to look for is asked: numbers by their zeros,
-// and members of the payload itself. What else could be wrong is listed here, and no more than that gets by.
+// SQL refuses documents in metadata, events and corrections for exactly the reasons for which run.CheckPayload
+// refuses them. For a payload, by INSERT and by function, SQL checks only what is cheap to find: numbers by their
+// zeros, and the number of the payload's own members. The test lists what else could be wrong, and nothing more gets
+// by.
 func TestDocumentsBySQL(t *testing.T) {
 	s, _ := psql(t)
 	s.byHand(strings.ReplaceAll(`
@@ -24,7 +25,7 @@ func TestDocumentsBySQL(t *testing.T) {
 		return "{" + strings.TrimSuffix(b.String(), ",") + "}"
 	}
 	key := func(k string) string { return `{"` + k + `":1}` }
-	fill := `"fill":"` + strings.Repeat("x", 400) + `",` // the shortest documents are not looked at
+	fill := `"fill":"` + strings.Repeat("x", 400) + `",` // the shortest documents are not checked
 	refused, passed := 0, 0
 	for _, document := range []string{
 		`{"n":1e308}`, `{"n":-1e308}`, `{"n":1` + strings.Repeat("0", 308) + `}`, `{"n":1e309}`, `{"n":-1e309}`, `{"a":[[{"n":1e400}]]}`, `{"n":1.7e308}`,
@@ -38,7 +39,7 @@ func TestDocumentsBySQL(t *testing.T) {
 	} {
 		for _, document := range []string{document, "{" + fill + document[1:]} {
 			if strings.Count(document, ":1,") > 9000 && strings.Contains(document, "fill") {
-				continue // one member more
+				continue // fill would make it one member too many
 			}
 			err := jsondoc.CheckPayload([]byte(document))
 			if err != nil {
@@ -53,7 +54,7 @@ func TestDocumentsBySQL(t *testing.T) {
 				"corrected": `SELECT process_correct('` + nobody + `', 'a', '` + document + `', 'why')`,
 			} {
 				if len(document) > 12_000 && (how == "metadata" || how == "UPDATE") {
-					continue // refused for its size
+					continue // these refuse it because of its size
 				}
 				if err == nil {
 					if _, refusal := s.try(statement); refusal != nil {
@@ -78,8 +79,8 @@ func TestDocumentsBySQL(t *testing.T) {
 	t.Logf("%d documents refused by Go, %d payloads of them stored by SQL", refused, passed)
 }
 
-// cheaplySeen reports whether SQL refuses a payload that Go refuses: it has a number by exponent, or with as many zeros,
-// or too many members of its own.
+// cheaplySeen reports whether SQL refuses a payload that Go refuses: it has a number with an exponent, or with as
+// many zeros, or too many members of its own.
 func cheaplySeen(document string) bool {
 	return strings.Contains(document, "e308") || strings.Contains(document, "e309") || strings.Contains(document, "e400") || strings.Contains(document, strings.Repeat("0", 32)) ||
 		strings.Count(document, ":1,") >= 10_000 && !strings.Contains(document, `"a":[`)

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// A worker of an earlier version goes on beside new ones: it does not say that it is at work when it starts an instance, takes a message
-// down, or has written history in the statement that settles. What belongs to nothing that it has settled is refused.
+// A worker of an earlier version works beside new ones, although it does not say that it is at work when it starts an
+// instance, stores a message, or has written history in the statement that settles. Writes that do not belong to
+// something it has settled are refused.
 func TestEarlierWorkers(t *testing.T) {
 	g := withRoles(t)
 	g.do(`INSERT INTO process_definition (id, definition) VALUES ('` + nobody + `', '{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
@@ -23,7 +24,7 @@ func TestEarlierWorkers(t *testing.T) {
 			}
 			id := s.do(`INSERT INTO workflow_run (type) VALUES ('graph.start.v1') RETURNING id`)
 			s.lease(id)
-			// What it starts is not started once more.
+			// No start is enqueued for the instance that it has started.
 			if err := s.undone(strings.ReplaceAll(settle, "$", id) + `; ` + write + `; SELECT 1 / (NOT EXISTS (SELECT FROM workflow_run r JOIN process_instance i USING (id)))::int`); err != nil {
 				t.Errorf("%s: %v", write, err)
 			}

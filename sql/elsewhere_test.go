@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// handedOn is a leased run that goes on elsewhere, and the token that its handler got.
+// handedOn returns a leased run that goes on elsewhere, and the token that its handler got.
 func (s *session) handedOn(typ string) (id, token string) {
 	s.t.Helper()
 	id = s.held(typ)
@@ -20,14 +20,15 @@ func complete(id, token, rest string) string {
 	return `SELECT workflow_complete('` + id + `', '` + token + `'` + rest + `)`
 }
 
-// Only who has the token of the start completes a run, once it is handed on, and with one outcome: all else is refused in words.
+// Only a caller with the token of this start can complete a run, once it is handed on, and with one outcome.
+// Everything else is refused with a message.
 func TestCompleting(t *testing.T) {
 	s, _ := psql(t)
 	id, token := s.handedOn("a.b")
 	other := s.held("a.b")
 	const nobody = "00000000-0000-4000-8000-000000000000"
 	s.refused(complete(nobody, token, ``), "P0002", "retention", "there is no run "+nobody)
-	s.refused(complete(id, aToken, ``), "42501", "another run", "not leased with this token") // the lease's own is none
+	s.refused(complete(id, aToken, ``), "42501", "another run", "not leased with this token") // the token of the lease is not accepted
 	s.refused(complete(other, token, ``), "42501", "another run", "not leased with this token")
 	s.refused(complete(other, s.do(`SELECT workflow_handed('`+other+`', '`+aToken+`')`), ``), "55006", "again in a second", "not handed on")
 	s.refused(`SELECT workflow_complete(NULL, '`+token+`')`, "22004", "Workflow-Token", "run is null")
@@ -57,7 +58,7 @@ func TestCompleting(t *testing.T) {
 	s.refused(complete(id, token, `, '2'`), "23505", "first counts", "another outcome")
 }
 
-// Errors are kept as what most likely becomes of them.
+// Errors are stored with the verdict that most likely results from them.
 func TestCompletingWithErrors(t *testing.T) {
 	s, _ := psql(t)
 	for given, verdict := range map[string]string{`{}`: "retried", `{"code": "x", "retry_after": 1}`: "retried", `{"permanent": true}`: "failed", `{"permanent": false}`: "retried", `{"again_after": 0}`: "postponed"} {
@@ -68,7 +69,8 @@ func TestCompletingWithErrors(t *testing.T) {
 	}
 }
 
-// Whoever may enqueue, or works, completes what he has the token of; a role that is bound to prefixes, runs of these alone, and no steps. Without the token nobody locks anything. Who may do neither may not.
+// A role that may enqueue, or that works, can complete runs whose token it has; a role that is bound to prefixes only
+// plain runs of these prefixes. A call without the token locks nothing. A role that may do neither is refused.
 func TestWhoCompletes(t *testing.T) {
 	g := withRoles(t)
 	media := g.as("media")
@@ -96,7 +98,8 @@ func TestWhoCompletes(t *testing.T) {
 	g.as("console").refused(complete(id, token, ``), "42501", "Say for whom", "names nobody")
 }
 
-// What was handed on is not released with its worker's leases, nor told of as running there; it is taken back once its time is over, though its worker lives, which is not told of as dead for it.
+// A run that was handed on is not released with its worker's leases, and does not count as running there. It is
+// reclaimed once its time is over, even if its worker lives, and the worker does not count as dead because of it.
 func TestHandedOnIsNoWorkers(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid) VALUES ('` + aToken + `', 'w', '{a.}', '{a.}', true, 1, 0, 'v', 'h', 1)`)
@@ -112,7 +115,8 @@ func TestHandedOnIsNoWorkers(t *testing.T) {
 	s.expect("lives", s.do(`SELECT count(*) FROM workflow_live_worker`), "1")
 }
 
-// What ends in another way than by its completion, a cancel or its time leaves a row that is forgotten, and is not counted until then.
+// If a run that was handed on ends in another way than by its completion or its time, its row in workflow_accepted is
+// removed later, and is not counted until then.
 func TestLeftoversOfElsewhere(t *testing.T) {
 	s, _ := psql(t)
 	id, _ := s.handedOn("a.b")
@@ -124,7 +128,8 @@ func TestLeftoversOfElsewhere(t *testing.T) {
 	s.expect("what is over", s.do(`SELECT workflow_try_again_v1(); SELECT string_agg(type, ' ') FROM workflow_accepted`), "a.c")
 }
 
-// What is kept of an earlier lease is locked before the run by whoever completes it, as by who cancels it: neither waits for the other for ever.
+// A completion locks the kept outcome of an earlier lease before the run, as a cancel does, so the two cannot
+// deadlock.
 func TestCompletingBesideACancel(t *testing.T) {
 	s, pool := psql(t)
 	id, token := s.handedOn("a.b")

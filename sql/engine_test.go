@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Heartbeats are in-page updates: they write no index entry and leave nothing for vacuum to
-// look for in indexes, however many there are.
+// Heartbeats are HOT updates: they write no index entry, and leave nothing for vacuum to look for in indexes, however
+// many indexes there are.
 func TestHeartbeatsAreHOT(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`INSERT INTO workflow_run (type, payload) SELECT 'a.b', jsonb_build_object('n', n) FROM generate_series(1, 1000) n`)
@@ -26,17 +26,17 @@ func TestHeartbeatsAreHOT(t *testing.T) {
 			t.Fatalf("kept %d, gone %d: %v", len(kept), len(gone), err)
 		}
 	}
-	engine.conn.Close(t.Context()) // which reports its statistics
+	engine.conn.Close(t.Context()) // closing reports its statistics
 	const stats = ` FROM pg_stat_user_tables WHERE relname = 'workflow_run'`
 	pgtest.Await(t, "the statistics arrive", func() bool { return s.do(`SELECT n_tup_upd >= 3020`+stats) == "t" })
 	s.expect("more than 0.9 of them HOT", s.do(`SELECT n_tup_hot_upd > 0.9 * n_tup_upd`+stats), "t")
 	t.Log(s.do(`SELECT n_tup_hot_upd || ' of ' || n_tup_upd` + stats))
 }
 
-// S40: rows that break our rules, written while a CHECK was missing, are not leased and keep
-// nobody else from it: a state that does not exist, a pending row that seems finished, one with an impossible
-// priority or number of attempts. What waits among them is set aside, and told. A lease without a token or an end is taken back. They
-// can be removed, on record.
+// S40: rows that break our rules, written while a CHECK was missing, are not leased and do not keep other runs from
+// being leased: an unknown state, a pending row that seems finished, an impossible priority or number of attempts.
+// Those that wait are set aside, and reported. A lease without a token or an end is reclaimed. The rows can be
+// removed, and the removal is recorded.
 func TestForbiddenRows(t *testing.T) {
 	s, pool := psql(t)
 	s.unbound()
@@ -72,7 +72,7 @@ func TestForbiddenRows(t *testing.T) {
 	s.expect("answers", s.do(`SELECT string_agg(workflow_cancel(id), ' ') FROM workflow_run WHERE suspect`), "cancelled cancelled")
 }
 
-// S47: a column that somebody else adds, or an index, changes nothing for anyone.
+// S47: a column or an index that somebody else adds changes nothing for anyone.
 func TestForeignColumn(t *testing.T) {
 	s, pool := psql(t)
 	first := s.do(`SELECT workflow_enqueue('a.b', idempotency_key => 'k')`)
@@ -92,8 +92,7 @@ func TestForeignColumn(t *testing.T) {
 	s.expect("events", s.events(first), "created leased released leased failed requeued")
 }
 
-// S37: a run that was removed under its worker's feet (not by us: the guard is off) settles
-// as refused, without an error.
+// S37: the settle of a run that was removed during its lease (past the guard) is refused, without an error.
 func TestRemovedUnderLease(t *testing.T) {
 	s, pool := psql(t)
 	s.enqueue()

@@ -12,7 +12,7 @@ var (
 	anID     = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`)
 )
 
-// The SQL of docs/enqueueing.md, and of docs/how-to/unique.md after it, can be executed, one block after the other. Each block answers what stands below it.
+// The SQL blocks of docs/enqueueing.md can be executed in order, and return what the page shows below them.
 func TestEnqueueingPage(t *testing.T) {
 	var page []byte
 	for _, name := range []string{"enqueueing.md", "how-to/unique.md"} {

@@ -8,8 +8,9 @@ import (
 
 const tells = `INSERT INTO workflow_event (workflow_id, event_type, data) VALUES ('%s', 'app.invoice_sent', '{"no": 7}')`
 
-// Whoever sees a run may tell something of it, in its history: with a type of his own, and a bounded document. Who it was, when, and at which attempt, the database says; what is given
-// otherwise is refused in words, and so is a run that there is not.
+// A role that sees a run may add events to its history, with a type of its own and a bounded document. The database
+// sets who added the event, when, and at which attempt. Other values for these columns are refused with a message, as
+// is a run that does not exist.
 func TestUsersEvents(t *testing.T) {
 	s, _ := psql(t)
 	id := s.leased()
@@ -36,7 +37,8 @@ func TestUsersEvents(t *testing.T) {
 	s.refused(`INSERT INTO workflow_event (event_type) VALUES ('app.x')`, "23503", "Give the id of a run", "no run null")
 }
 
-// A bound worker tells of plain runs of its prefixes alone, whatever it has set, and of others learns nothing; who sees no run tells of none. The history itself takes no row by hand.
+// A bound worker can add events only to plain runs of its prefixes, whatever it has set, and learns nothing about
+// other runs. A role that sees no run can add none. The history table itself accepts no row by hand.
 func TestUsersEventsByRole(t *testing.T) {
 	g := withRoles(t)
 	media := g.as("media")
@@ -57,7 +59,8 @@ func TestUsersEventsByRole(t *testing.T) {
 	g.refused(`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+own+`', 'app.x')`, "23000", "writes its history", "workflow_history")
 }
 
-// Whoever tells something of a run in a transaction that stays open keeps nobody from it: it is leased, settled and cancelled meanwhile.
+// An open transaction that has added an event does not block its run: it can be leased, settled and cancelled
+// meanwhile.
 func TestUsersEventsLockNothing(t *testing.T) {
 	s, pool := psql(t)
 	other := connect(t, pool.Config().ConnString())
@@ -73,7 +76,8 @@ func TestUsersEventsLockNothing(t *testing.T) {
 	s.expect("events", s.events(waits), "created app.invoice_sent leased cancelled")
 }
 
-// That a run was started is told with each lease, after it; but not where a worker has leased a run to fail it, or never knew that it had it.
+// The history has a started event after each leased event, except where a worker leased a run only to fail it, or
+// never knew that it had the lease.
 func TestStartedIsTold(t *testing.T) {
 	s, _ := psql(t)
 	all := func(id string) string {

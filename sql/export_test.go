@@ -9,14 +9,14 @@ import (
 // MigrationsOf is Migrations for other files than the embedded ones.
 var MigrationsOf = migrations
 
-// SetLockTries sets how often a migration waits for a lock, until the returned function is called.
+// SetLockTries sets how often a migration tries to get a lock, until reset is called.
 func SetLockTries(n int) (reset func()) {
 	was := lockTries
 	lockTries = n
 	return func() { lockTries = was }
 }
 
-// UpTo applies the migrations up to one.
+// UpTo applies the migrations up to and including version.
 func UpTo(ctx context.Context, conn *pgx.Conn, version int) error {
 	for _, m := range Migrations()[:version] {
 		if _, err := upOne(ctx, conn, m.Name); err != nil {

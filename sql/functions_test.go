@@ -8,8 +8,7 @@ import (
 
 const nobody = "00000000-0000-7000-8000-000000000000"
 
-// workflow_enqueue stores what it is given and returns the id; everything but the type has a
-// default.
+// workflow_enqueue stores its arguments and returns the id. Every parameter but the type has a default.
 func TestEnqueueFunction(t *testing.T) {
 	s, _ := psql(t)
 	id := s.do(`SELECT workflow_enqueue('a.b')`)
@@ -25,8 +24,8 @@ func TestEnqueueFunction(t *testing.T) {
 	s.refused(`SELECT workflow_enqueue('a.b', 'null')`, "23514", "Wrap", "payload is a JSON null")
 }
 
-// R8, S25, S26: the same key with the same type and payload, in whatever order and spelling,
-// is the run that exists; anything else under it is refused, naming both runs and the key.
+// R8, S25, S26: enqueuing the same key with the same type and payload, in any member order and spelling, returns the
+// existing run. Anything else under the key is refused, with both runs and the key.
 func TestEnqueueFunctionKeys(t *testing.T) {
 	s, _ := psql(t)
 	id := s.do(`SELECT workflow_enqueue('a.b', '{"a": 1, "b": 2}', idempotency_key => 'it''s')`)
@@ -59,7 +58,7 @@ func TestEnqueueFunctionIDs(t *testing.T) {
 	s.expect("runs", s.do(`SELECT count(*) FROM workflow_run`), "1")
 }
 
-// R7: workflow_cancel ends what has not ended, and answers what it found otherwise.
+// R7: workflow_cancel ends a run that has not ended, and otherwise returns the state it found.
 func TestCancelFunction(t *testing.T) {
 	s, _ := psql(t)
 	for status, answer := range map[string]string{
@@ -84,7 +83,7 @@ func TestCancelFunction(t *testing.T) {
 	s.expect("without a reason", s.of(id, `last_error`), "cancelled")
 }
 
-// workflow_retry gives a failed run attempts, due now; it never makes history untrue.
+// workflow_retry gives a failed run new attempts, due now, and does not falsify its history.
 func TestRetryFunction(t *testing.T) {
 	s, _ := psql(t)
 	for status, answer := range map[string]string{
@@ -115,7 +114,7 @@ func TestRetryFunction(t *testing.T) {
 	s.expect("deleted", s.do(`SELECT workflow_retry('`+id+`')`), "not failed: deleted")
 }
 
-// workflow_delete hides a run in any state, once; a leased one is cancelled with it.
+// workflow_delete hides a run in any state, once, and cancels a leased one.
 func TestDeleteFunction(t *testing.T) {
 	s, _ := psql(t)
 	for _, status := range statuses {
@@ -131,8 +130,8 @@ func TestDeleteFunction(t *testing.T) {
 	s.expect("no run", s.do(`SELECT workflow_delete('`+nobody+`', 'x')`), "not found")
 }
 
-// The functions find their tables whatever the caller's search_path is, even with tables of
-// the same names in front.
+// The functions find their tables whatever the caller's search_path is, even if it has tables of the same names
+// first.
 func TestFunctionsKeepTheirSchema(t *testing.T) {
 	s, _ := psql(t)
 	home := s.do(`SELECT current_schema()`)
@@ -158,8 +157,8 @@ func TestFunctionsKeepTheirSchema(t *testing.T) {
 	}
 }
 
-// A function that keeps the planner from some ways has no plans compiled: what it costs them by the planner's
-// reckoning is beyond any limit for that, and to compile one takes longer than a lease has.
+// A function that disables plan types has JIT off. The planner's penalty for disabled plans exceeds every JIT
+// threshold, and compiling such a plan takes longer than a lease lasts.
 func TestUnusualPlansAreNotCompiled(t *testing.T) {
 	s, _ := psql(t)
 	s.expect("functions whose plans may be compiled", s.do(`
@@ -167,8 +166,8 @@ func TestUnusualPlansAreNotCompiled(t *testing.T) {
 		WHERE p.oid IN (SELECT workflow_functions()) AND p.proconfig::text LIKE '%enable\_%=off%' AND NOT 'jit=off' = ANY (p.proconfig)`), "none")
 }
 
-// seldom are functions in SQL that are not inlined, and why that costs nothing that counts: before PostgreSQL 18
-// such a function is planned anew in each transaction, which takes longer than most of what ours do.
+// seldom are the SQL functions that are not inlined, and why that costs little. Before PostgreSQL 18 such a function
+// is planned anew in each transaction, which takes longer than most of our functions take to execute.
 var seldom = map[string]string{
 	"process_paused_with":    "people ask why",
 	"process_undoes":         "a process is undone",
@@ -183,7 +182,7 @@ var seldom = map[string]string{
 	"workflow_stalled_v1":    "every ten seconds",
 }
 
-// What workers call all the time, and what they run into, keeps its plans.
+// Functions that workers call all the time, and the triggers they fire, keep their plans.
 func TestPlansAreKept(t *testing.T) {
 	s, _ := psql(t)
 	unused := maps.Clone(seldom)

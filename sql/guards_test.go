@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// planted has a row in every table, as no engine would leave them: what is done to them by hand is refused by
-// guards alone. $ is an id.
+// planted stores a row in every table that the engine would not leave like this, so that only guards can refuse
+// changes to it. $ is an id.
 const planted = `
 	INSERT INTO process_definition (id, definition, hash) VALUES ('$', '{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}', 'x');
 	INSERT INTO process_instance (id, process_definition_id) VALUES ('$', '$');
@@ -60,7 +60,7 @@ const planted = `
 	INSERT INTO message_key (hash) VALUES (1);
 	INSERT INTO workflow_schema (version, name, sha256) VALUES (9999, 'x', 'x');`
 
-// byHand is what the owner may do to tables without a word, and why. The key is a table and INSERT, DELETE,
+// byHand is what the owner may do to tables without an override, and why. The key is a table and INSERT, DELETE,
 // TRUNCATE or a column that may be set.
 var byHand = map[string]string{
 	"workflow_run INSERT":           "that is how work is enqueued",
@@ -126,7 +126,7 @@ func init() {
 	}
 }
 
-// otherwise are values that columns are set to where another one by their type would meet a CHECK before it meets a guard.
+// otherwise are values for columns where a value derived from the type would violate a CHECK before a guard sees it.
 var otherwise = map[string]string{
 	"workflow_run.status": `'pending'`, "workflow_run.lease_until": `now()`, "workflow_run.type": `'a.c'`, "process_instance.status": `'WAITING'`, "process_instance.tenant_id": `'t'`,
 	"process_instance.completed_at": `now()`, "process_token.state": `'Waiting'`, "process_token.mode": `'Compensation'`, "user_task.state": `'cancelled'`,
@@ -135,7 +135,7 @@ var otherwise = map[string]string{
 	"workflow_pause.resumed_by": `session_user`, "workflow_pause.resumed_at": `now()`, "process_instance.failure_reason": `'x'`, "process_instance.output_payload": `'{}'`,
 }
 
-// another is an expression for another value of a column.
+// another returns an expression for another value of a column.
 func another(table, column, typ, identity string) string {
 	if identity == "a" {
 		return `DEFAULT`
@@ -172,8 +172,9 @@ func another(table, column, typ, identity string) string {
 
 type column struct{ Name, Type, Identity, Generated string }
 
-// Every table that is ours has guards: what its owner does to it by hand, without saying why, is refused in words that
-// name the table and say what to do instead, or stands in a list of what is allowed. A new table, or a new column, is in neither.
+// Every table of ours has guards: what its owner does by hand, without an override, is refused with a message that
+// names the table and says what to do instead, or is in the list of what is allowed. A new table or column is in
+// neither, and fails the test.
 func TestEveryTableIsGuarded(t *testing.T) {
 	s, _ := psql(t)
 	const id = "00000000-0000-4000-8000-000000000001"
@@ -210,7 +211,7 @@ func TestEveryTableIsGuarded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		columns = slices.DeleteFunc(columns, func(c column) bool { return c.Generated != "" }) // PostgreSQL keeps these
+		columns = slices.DeleteFunc(columns, func(c column) bool { return c.Generated != "" }) // PostgreSQL refuses to set these
 		for _, c := range columns {
 			name := c.Name
 			if name == "order" || name == "constraint" {
@@ -230,7 +231,7 @@ func TestEveryTableIsGuarded(t *testing.T) {
 			table == "workflow_outage" ||
 			table == "workflow_minute" ||
 			table == "outbox_aggregate" || table == "message_key" || table == "process_instance" {
-			insert += ` ON CONFLICT DO NOTHING` // but the triggers before that have been asked
+			insert += ` ON CONFLICT DO NOTHING` // the triggers before it have been called by then
 		}
 		try(table+" INSERT", table, strings.ReplaceAll(insert, "$", id))
 	}
@@ -250,7 +251,7 @@ func (s *session) list(query string) []string {
 	return all
 }
 
-// undone executes a statement, and undoes it.
+// undone executes a statement and rolls it back.
 func (s *session) undone(statement string) error {
 	s.t.Helper()
 	s.do(`BEGIN`)

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Whatever time of whatever row is infinite, every view can be read, and every function that only reads
-// answers: nobody who has written one by hand, with triggers off, keeps operators from seeing all the rest.
+// If any time of any row is infinite, every view can still be read and every function that only reads still answers:
+// one such row, written by hand with triggers off, does not hide all the others from operators.
 func TestInfiniteTimes(t *testing.T) {
 	s, _ := psql(t)
 	names := func(query string) []string {
@@ -23,7 +23,7 @@ func TestInfiniteTimes(t *testing.T) {
 		return all
 	}
 	views := names(`SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) AND c.relkind = 'v'`)
-	// Arguments by their types: ids of what is there, and times.
+	// Arguments by type: ids of existing rows, and times.
 	calls := names(`
 		SELECT format('SELECT %s(%s)%s', p.oid::regproc,
 		              (SELECT string_agg(CASE format_type(a, NULL) WHEN 'uuid' THEN 'x.id' WHEN 'timestamp with time zone' THEN CASE n WHEN 1 THEN 'y.at' ELSE 'now()' END
@@ -31,7 +31,7 @@ func TestInfiniteTimes(t *testing.T) {
 		               FROM unnest(p.proargtypes) WITH ORDINALITY AS a (a, n)),
 		              ' FROM (SELECT id FROM workflow_run UNION ALL SELECT id FROM process_instance) x, unnest(''{infinity,-infinity,2026-01-01}''::timestamptz[]) AS y (at)')
 		FROM pg_proc p
-		WHERE p.oid IN (SELECT workflow_functions()) AND p.provolatile <> 'v' AND p.prorettype <> 'trigger'::regtype AND p.proname <> 'workflow_backlog'`) // whose text is a prefix
+		WHERE p.oid IN (SELECT workflow_functions()) AND p.provolatile <> 'v' AND p.prorettype <> 'trigger'::regtype AND p.proname <> 'workflow_backlog'`) // its text argument is a prefix
 	calls = append(calls, `SELECT * FROM workflow_backlog('x.')`, `SELECT * FROM workflow_redrive('x.')`, `SELECT * FROM workflow_redrive('x.', since => 'infinity', until => '-infinity')`)
 	if len(views) < 30 || len(calls) < 14 {
 		t.Fatalf("%d views and %d functions, want 30 and 14 or more", len(views), len(calls))
@@ -41,7 +41,7 @@ func TestInfiniteTimes(t *testing.T) {
 	for _, view := range views {
 		all = append(all, `SELECT jsonb_agg(to_jsonb(v)) FROM `+view+` v`)
 	}
-	once := make([]string, len(all)) // planned once, or planning would be most of it
+	once := make([]string, len(all)) // each is planned only once, or planning would take most of the time
 	for n, query := range all {
 		s.do(fmt.Sprintf(`PREPARE q%d AS %s`, n, query))
 		once[n] = fmt.Sprintf(`EXECUTE q%d`, n)
@@ -51,7 +51,7 @@ func TestInfiniteTimes(t *testing.T) {
 		if _, err := s.try(strings.Join(once, "; ")); err == nil {
 			return
 		}
-		for _, query := range all { // which is it
+		for _, query := range all { // find out which query fails
 			s.do(`ROLLBACK TO here`)
 			if _, err := s.try(query); err != nil {
 				t.Errorf("%s: %s: %v", what, query, err)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Rows that no worker could handle are refused when they are inserted, with the column, the
-// value and a way out; nothing is stored. The names are those of the table of bad SQL.
+// Rows that no worker could handle are refused on insert, with the column, the value and a way out, and nothing is
+// stored. The names are those of the table of bad SQL.
 func TestRefusedInserts(t *testing.T) {
 	s, _ := psql(t)
 	typed := func(typ string) string { return `(type) VALUES ('` + typ + `')` }
@@ -82,14 +82,14 @@ func TestRefusedInserts(t *testing.T) {
 	s.expect("rows stored", s.do(`SELECT count(*) FROM workflow_run`), "0")
 }
 
-// S13, S14: what Postgres itself cannot parse is its error, and the session lives on.
+// S13, S14: a document that Postgres itself cannot parse is a Postgres error, and the session survives.
 func TestDepthBeyondPostgres(t *testing.T) {
 	s, _ := psql(t)
 	s.refused(`SET max_stack_depth = '100kB'; SELECT `+nested(7000), "54001", "", "stack depth")
 	s.expect("next answer", s.do(`SELECT 1`), "1")
 }
 
-// What is in order goes in: type and payload are enough, all limits are inclusive.
+// Correct rows are accepted: type and payload are enough, and all limits are inclusive.
 func TestAcceptedInserts(t *testing.T) {
 	s, _ := psql(t)
 	for _, row := range []string{
@@ -111,12 +111,12 @@ func TestAcceptedInserts(t *testing.T) {
 	}
 }
 
-// nested is SQL for an object of so many levels.
+// nested is SQL for an object with depth levels.
 func nested(depth int) string {
 	return `(repeat('{"a":', ` + strconv.Itoa(depth-1) + `) || '{}' || repeat('}', ` + strconv.Itoa(depth-1) + `))::jsonb`
 }
 
-// S22, S23, W49: the defaults make a type enough. The ids are version 7, and grow with time.
+// S22, S23, W49: the type alone is enough, because of the defaults. The ids are of version 7 and grow with time.
 func TestDefaults(t *testing.T) {
 	s, _ := psql(t)
 	first := s.enqueue()
@@ -135,7 +135,7 @@ func TestDefaults(t *testing.T) {
 		- extract(epoch FROM now())) < 60`), "t")
 }
 
-// S25, S26, S28: a key or id stands for one run; keys are compared byte by byte.
+// S25, S26, S28: a key or id stands for one run. Keys are compared byte by byte.
 func TestPlainDuplicates(t *testing.T) {
 	s, _ := psql(t)
 	id := s.do(`INSERT INTO workflow_run (type, idempotency_key) VALUES ('a.b', 'k') RETURNING id`)
@@ -145,7 +145,7 @@ func TestPlainDuplicates(t *testing.T) {
 	s.expect("runs", s.do(`SELECT count(*) FROM workflow_run`), "4")
 }
 
-// S29: a run that was inserted in a transaction that did not commit has never been.
+// S29: a run inserted in a transaction that did not commit leaves nothing.
 func TestRolledBackInsert(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`BEGIN; INSERT INTO workflow_run (type) VALUES ('a.b'); ROLLBACK`)
@@ -153,7 +153,7 @@ func TestRolledBackInsert(t *testing.T) {
 	s.expect("events", s.do(`SELECT count(*) FROM workflow_event`), "0")
 }
 
-// S49: text of a client with another encoding is stored as UTF-8.
+// S49: text from a client with another encoding is stored as UTF-8.
 func TestClientEncoding(t *testing.T) {
 	s, _ := psql(t)
 	s.do("SET client_encoding = 'LATIN1'")

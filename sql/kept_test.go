@@ -12,7 +12,7 @@ const (
 	keeps  = `SELECT workflow_unsettled_v2('%s', '` + aToken + `', 'succeeded', %s, NULL, NULL, 0, %s, false, 'w', 'P0001', 'no', '')`
 )
 
-// held is a leased run under a known token.
+// held returns a leased run with a known token.
 func (s *session) held(typ string) string {
 	s.t.Helper()
 	id := s.do(`INSERT INTO workflow_run (type) VALUES ('` + typ + `') RETURNING id`)
@@ -20,8 +20,8 @@ func (s *session) held(typ string) string {
 	return id
 }
 
-// Events that are kept with an outcome are appended by whoever settles it, so they are those that the worker may append who keeps them: the same
-// are refused, and taken, when he appends them himself.
+// Events that are kept with an outcome are appended later by any worker that settles it. So keeping accepts only the
+// events that the worker could append itself, and refuses the others.
 func TestKeptEventsAreJudged(t *testing.T) {
 	g := withRoles(t)
 	media := g.as("media")
@@ -41,7 +41,7 @@ func TestKeptEventsAreJudged(t *testing.T) {
 	engine.expect("the engine's", engine.do(fmt.Sprintf(keeps, process, "NULL", event(other, "process.completed"))), "t")
 }
 
-// Whoever may not settle a step locks nothing of its process, whatever run he names.
+// A role that may not settle a step locks nothing of its process, whatever run it names.
 func TestKeepingLocksNothingOfOthers(t *testing.T) {
 	g := withRoles(t)
 	g.do(`INSERT INTO process_definition (id, definition, hash) VALUES ('` + aToken + `', '{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}', 'x');
@@ -69,7 +69,7 @@ func TestAnyResultCanBeKept(t *testing.T) {
 	s.expect("kept", s.do(fmt.Sprintf(keeps, id, most, "NULL")), "t")
 }
 
-// Releasing what a worker has passes over an outcome that is kept meanwhile.
+// Releasing a worker's leases skips a run whose outcome is kept meanwhile.
 func TestReleaseWhileOutcomeIsKept(t *testing.T) {
 	s, pool := psql(t)
 	other := connect(t, pool.Config().ConnString())
@@ -85,7 +85,8 @@ func TestReleaseWhileOutcomeIsKept(t *testing.T) {
 	s.expect("the run", s.of(id, "status"), "leased")
 }
 
-// Whoever settles what is kept and a person who has it fail or cancels it wait for each other, and neither ends in a deadlock.
+// A worker that settles a kept outcome and a person who fails or cancels its run wait for each other without a
+// deadlock.
 func TestSettlingAndActingOnWhatIsKept(t *testing.T) {
 	for _, act := range []string{`SELECT workflow_fail('%s', 'no')`, `SELECT workflow_cancel('%s', 'no')`} {
 		s, pool := psql(t)
@@ -105,7 +106,7 @@ func TestSettlingAndActingOnWhatIsKept(t *testing.T) {
 	}
 }
 
-// Nobody can deploy the process by which workers see whether steps can be settled.
+// Nobody can deploy the process that workers use to check whether steps can be settled.
 func TestControlIsReserved(t *testing.T) {
 	g := withRoles(t)
 	const deploy = `INSERT INTO process_definition (id, definition, hash) VALUES (%s, '{"process": "%s", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}', 'x')`
@@ -120,14 +121,14 @@ func TestControlIsReserved(t *testing.T) {
 	engine.do(`ROLLBACK`)
 }
 
-// Looking for expired leases reads those alone, whatever else there is, while outcomes are kept.
+// While outcomes are kept, looking for expired leases reads only these, whatever else is in the table.
 func TestExpiredLeasesAreFoundByKey(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_run (type) SELECT 'a.b' FROM generate_series(1, 20000); ANALYZE`)
 	s.expect("kept", s.do(fmt.Sprintf(keeps, s.held("a.b"), `'1'`, "NULL")), "t")
 	s.do(`UPDATE workflow_run SET status = 'leased', lease_token = gen_random_uuid(), lease_no = 1, attempt = 1, lease_until = now() - interval '1 minute', leased_by = 'w', started_at = now()
 		WHERE id IN (SELECT id FROM workflow_run WHERE status = 'pending' ORDER BY id DESC LIMIT 5)`)
-	s.do(`SELECT pg_sleep(greatest(0, 2.1 - extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())))`) // before that nothing is taken back
+	s.do(`SELECT pg_sleep(greatest(0, 2.1 - extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())))`) // until then nothing is reclaimed
 	read := `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'workflow_run'`
 	before := s.do(read)
 	s.do(`BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_nestloop = off; SET LOCAL plan_cache_mode = force_generic_plan`)
@@ -136,7 +137,7 @@ func TestExpiredLeasesAreFoundByKey(t *testing.T) {
 	s.do(`ROLLBACK`)
 }
 
-// An incident of what is kept no more ends with it, though its instance is locked at first.
+// The incident of an outcome that is no longer kept is resolved, even if its instance was locked at first.
 func TestIncidentEndsWithWhatIsKept(t *testing.T) {
 	s, pool := psql(t)
 	other := connect(t, pool.Config().ConnString())
@@ -150,14 +151,15 @@ func TestIncidentEndsWithWhatIsKept(t *testing.T) {
 	s.expect("incidents", s.do(`SELECT open_incidents FROM process_instance`), "1")
 	s.do(`BEGIN; SET LOCAL session_replication_role = replica; UPDATE workflow_run SET lease_token = gen_random_uuid(); COMMIT`)
 	other.do(`BEGIN; SELECT id FROM process_instance FOR UPDATE`)
-	s.do(`SET lock_timeout = '200ms'; SELECT workflow_try_again_v1()`) // it waits for nobody
+	s.do(`SET lock_timeout = '200ms'; SELECT workflow_try_again_v1()`) // it waits for no lock
 	s.expect("beside a lock", s.do(`SELECT count(*) FROM workflow_kept`), "1")
 	other.do(`ROLLBACK`)
 	s.do(`SELECT workflow_try_again_v1()`)
 	s.expect("left", s.do(`SELECT concat_ws(' ', (SELECT count(*) FROM workflow_kept), (SELECT open_incidents FROM process_instance), (SELECT count(*) FROM incident WHERE resolved_at IS NULL))`), "0 0 0")
 }
 
-// What a person has fail is not settled as it was kept, though a worker had read that before.
+// After a person has failed a run, its kept outcome is not settled any more, even by a worker that had read it
+// before.
 func TestFailAfterWhatIsKeptWasRead(t *testing.T) {
 	s, _ := psql(t)
 	id := s.held("a.b")

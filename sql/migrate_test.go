@@ -22,7 +22,7 @@ func up(t *testing.T, s *session) {
 	}
 }
 
-// objects describes all that a schema holds.
+// objects lists everything in a schema.
 func (s *session) objects(schema string) string {
 	s.t.Helper()
 	return s.do(`
@@ -35,9 +35,8 @@ func (s *session) objects(schema string) string {
 		      WHERE c.relnamespace = '` + schema + `'::regnamespace) o`)
 }
 
-// W39: ten connections that migrate an empty database at once make one schema, without an
-// error; so do ten more, which find nothing to do. The default isolation of their role does
-// not matter.
+// W39: ten connections that migrate an empty database at once make one schema, without an error. Ten more calls find
+// nothing to do. The default transaction settings of the role do not matter.
 func TestConcurrentUp(t *testing.T) {
 	for _, isolation := range []string{"read committed", "serializable"} {
 		t.Run(isolation, func(t *testing.T) {
@@ -72,7 +71,7 @@ func TestConcurrentUp(t *testing.T) {
 	}
 }
 
-// Status tells what was applied and when; Check and Status change nothing.
+// Status reports what was applied and when. Check and Status change nothing.
 func TestStatus(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
 	steps, err := sql.Status(t.Context(), s.conn)
@@ -92,7 +91,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A database is behind, ahead, or altered: each is told apart, with versions and what to do.
+// Check distinguishes a database that is behind, ahead, or altered, and names the versions and what to do.
 func TestCheck(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
 	latest := len(sql.Migrations())
@@ -126,7 +125,7 @@ func TestCheck(t *testing.T) {
 	expect("altered, up", sql.Up(t.Context(), s.conn), nil, "0002", "other text")
 }
 
-// A migration that fails leaves the database at the version before it; the next Up goes on.
+// A migration that fails leaves the database at the version before it, and the next Up continues there.
 func TestUpResumes(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
 	s.do(`CREATE TABLE outbox_event ()`)
@@ -142,8 +141,8 @@ func TestUpResumes(t *testing.T) {
 	}
 }
 
-// Tables go into the first schema of search_path, nothing elsewhere, and two schemas of one
-// database know nothing of each other, although the second can see the first.
+// Tables are created in the first schema of search_path and nowhere else. Two schemas of one database are
+// independent, even if the second can see the first.
 func TestSchemas(t *testing.T) {
 	url := pgtest.Empty(t)
 	s := connect(t, url)
@@ -170,7 +169,7 @@ func TestSchemas(t *testing.T) {
 	s.expect("events", s.do(`SELECT count(*) FROM "My App".workflow_event`), "1")
 }
 
-// Without a schema to put tables into, Up says so.
+// Without a schema for the tables, Up returns an error that says so.
 func TestNoSchema(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
 	s.do(`SET search_path = nowhere`)
@@ -196,7 +195,7 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-// Files that are not numbered from 1 without gaps do not get into a build.
+// A build with files that are not numbered from 1 without gaps panics.
 func TestNumbering(t *testing.T) {
 	of := func(names ...string) (panicked any) {
 		defer func() { panicked = recover() }()
@@ -219,15 +218,14 @@ func TestNumbering(t *testing.T) {
 	}
 }
 
-// Who works while the schema is brought up takes locks in an order of its own. A migration that was in a deadlock
-// with that is done again.
+// A migration is repeated after a deadlock with programs that run meanwhile and take locks in another order.
 func TestUpInADeadlock(t *testing.T) {
 	url := pgtest.Empty(t)
 	s, other, pool := connect(t, url), connect(t, url), pgtest.Open(t, url)
 	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {
 		t.Fatal(err)
 	}
-	s.do(`SET deadlock_timeout = '1s'`) // the other has its lock by then, if it is quick, and waits for longer
+	s.do(`SET deadlock_timeout = '1s'`) // the other session gets its lock before this, if it is quick, and waits for longer
 	other.do(`SET deadlock_timeout = '1min'; BEGIN; LOCK TABLE each_progress IN ROW EXCLUSIVE MODE`)
 	done := make(chan error, 1)
 	go func() { done <- sql.Up(t.Context(), s.conn) }()
@@ -238,7 +236,8 @@ func TestUpInADeadlock(t *testing.T) {
 	}
 }
 
-// A transaction that holds a table for long holds up a migration, and not those who would wait behind that.
+// A transaction that holds a table for long delays a migration, but not the statements that would queue behind the
+// migration's lock.
 func TestUpBehindALock(t *testing.T) {
 	url := pgtest.Empty(t)
 	s, holder, other, pool := connect(t, url), connect(t, url), connect(t, url), pgtest.Open(t, url)
@@ -256,7 +255,7 @@ func TestUpBehindALock(t *testing.T) {
 	}
 }
 
-// A lock that is held for longer than anybody waits is an error that says what to do. Up may be called again after that.
+// A lock that is held longer than all tries is an error that says what to do. Up may be called again afterwards.
 func TestUpGivesUp(t *testing.T) {
 	url := pgtest.Empty(t)
 	s, holder := connect(t, url), connect(t, url)
@@ -274,7 +273,7 @@ func TestUpGivesUp(t *testing.T) {
 	up(t, s)
 }
 
-// A batch of rows that is undone as it is committed is brought within its bounds by the next try, and not passed over.
+// If the commit of a batch of mended rows fails, the next try mends them and does not skip them.
 func TestMendingIsDoneAgain(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
 	if err := sql.UpTo(t.Context(), s.conn, beforeBounds); err != nil {

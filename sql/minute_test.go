@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What workers count is added up by role, type and minute; what is out of any range counts as nothing, and who counts more than two hundred
-// types in a minute counts the rest as one.
+// The counts of workers are added up by role, type and minute. A value out of range counts as nothing. Types beyond
+// two hundred of a role in a minute are counted as one.
 func TestCounting(t *testing.T) {
 	s, _ := psql(t)
 	count := `SELECT workflow_count_v1('{a.x,a.y}', '{3,1}', '{2,0}', '{0,1}', '{1,0}', '{0.5,0}', '{10,NaN}')`
@@ -30,7 +30,7 @@ func TestCounting(t *testing.T) {
 	s.refused(`UPDATE workflow_minute SET leased = 0`, "23000", "workflow_count_v1", "engine alone")
 }
 
-// counted has workers tell of a type so many minutes ago.
+// counted stores the counts of a type as workers would have reported them ago minutes ago.
 func (s *session) counted(typ string, ago, leased, succeeded, failed, retried, due, oldest int) {
 	s.t.Helper()
 	s.do(fmt.Sprintf(`BEGIN; SET LOCAL session_replication_role = replica;
@@ -39,7 +39,8 @@ func (s *session) counted(typ string, ago, leased, succeeded, failed, retried, d
 		ago, typ, leased, succeeded, failed, retried, due, oldest))
 }
 
-// The views of what workers have counted: rates of the last minutes, types of which many attempts fail, and types that are covered and do not keep up.
+// The views of these counts show the rates of the last minutes, types with many failed attempts, and types that are
+// covered but do not keep up.
 func TestViewsOfMinutes(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid)
@@ -66,7 +67,7 @@ func TestViewsOfMinutes(t *testing.T) {
 	s.counted("a.shrinks", 0, 1, 1, 0, 0, 200, 240)
 	s.counted("a.limit", 4, 1, 1, 0, 0, 10000, 100)
 	s.counted("a.limit", 0, 1, 1, 0, 0, 10000, 340)
-	s.counted("a.lanes", 4, 1, 1, 0, 0, 1016, 100) // one lane is counted to its limit, another has a few
+	s.counted("a.lanes", 4, 1, 1, 0, 0, 1016, 100) // one lane is counted up to the limit, another has a few
 	s.counted("a.lanes", 0, 1, 1, 0, 0, 1008, 340)
 	s.counted("a.drains", 4, 1, 1, 0, 0, 3000, 100)
 	s.counted("a.drains", 0, 1, 1, 0, 0, 2000, 340)
@@ -76,7 +77,7 @@ func TestViewsOfMinutes(t *testing.T) {
 	s.do(`SELECT workflow_pause('a.x', 'why'), workflow_pause('a.limit', 'why'), workflow_pause('a.lanes', 'why')`)
 	s.expect("nor who is paused", s.do(growing), "")
 
-	// Times that are still to come, and the largest counts.
+	// Times in the future, and the largest counts.
 	s.do(`BEGIN; SET LOCAL session_replication_role = replica;
 		INSERT INTO workflow_minute (minute, role, type, leased, succeeded, failed, retried, counted_at, due, oldest, seconds)
 		SELECT m, 'r' || n, 'a.z', 1000000000000000, 1000000000000000, 1000000000000000, 1000000000000000, '2199-12-31', 1000000000000000, 1e15, 1e15
@@ -86,7 +87,8 @@ func TestViewsOfMinutes(t *testing.T) {
 	}
 }
 
-// How much of a prefix or type is due is one row: without what is paused, held, set aside or due later, and counted up to a limit.
+// workflow_backlog returns one row for a prefix or type, without what is paused, held, set aside or due later, and
+// counts up to a limit.
 func TestBacklog(t *testing.T) {
 	s, _ := psql(t)
 	due := func(prefix string) string {
@@ -113,7 +115,8 @@ func TestBacklog(t *testing.T) {
 	s.expect("once a minute", s.do(`SELECT min(due) FROM workflow_minute WHERE type = 'a.x'`), "6")
 }
 
-// A role that is bound to prefixes counts under these alone, and no transaction of another role's worker keeps it from that.
+// A role that is bound to prefixes counts only types under these, and no transaction of another role's worker blocks
+// it.
 func TestRolesCountForThemselves(t *testing.T) {
 	g := withRoles(t)
 	media, billing := g.as("media"), g.as("billing")

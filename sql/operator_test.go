@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// failed makes n runs of a type fail with a code, a second apart, the last of them now.
+// failed stores n failed runs of a type with a code, a second apart, the last of them now.
 func (s *session) failed(typ, code string, n int) {
 	s.t.Helper()
 	s.do(fmt.Sprintf(`
@@ -22,7 +22,7 @@ func (s *session) failed(typ, code string, n int) {
 		COMMIT`, typ, n, code))
 }
 
-// What has failed is first looked at, then a few are tried again, and then the rest at a rate.
+// Failed runs can first be looked at, then a few can be retried, and then the rest at a limited rate.
 func TestRedrive(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SET application_name = 'ops'`)
@@ -80,7 +80,7 @@ func TestPauseFunctions(t *testing.T) {
 	s.expect("one type", s.do(`SELECT workflow_pause('billing.x', 'why')`), "paused, this one type alone")
 }
 
-// Leases of a worker are taken away at once; attempts stay charged.
+// workflow_release takes a worker's leases away at once. The attempts stay charged.
 func TestRelease(t *testing.T) {
 	s, _ := psql(t)
 	a, b := s.leased(), s.leased()
@@ -98,8 +98,7 @@ var (
 	touched = regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`)
 )
 
-// buffers explains a query and returns how many buffers it touches, and which large tables it
-// reads from one end to the other.
+// buffers explains a query and returns how many buffers it touches, and which large tables it scans sequentially.
 func (s *session) buffers(query string) (n int, whole []string, text string) {
 	s.t.Helper()
 	rows, err := s.conn.Query(s.t.Context(), "EXPLAIN (ANALYZE, BUFFERS) "+query)
@@ -127,8 +126,8 @@ func (s *session) buffers(query string) (n int, whole []string, text string) {
 	return hit + read, scanned.FindAllString(text, -1), text
 }
 
-// What operators look at costs about the same beside a million runs and a hundred thousand events,
-// and reads no large table from one end to the other.
+// The cost of what operators look at does not grow with a million runs and a hundred thousand events, and no large
+// table is scanned sequentially.
 func TestViewsAmongMany(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`SET jit = off`) // as docs/operations.md says
@@ -183,8 +182,8 @@ func TestViewsAmongMany(t *testing.T) {
 	s.do(`BEGIN; SET LOCAL session_replication_role = replica;
 		INSERT INTO workflow_minute (minute, role, type, leased, failed, counted_at, due, oldest) SELECT date_trunc('minute', now()) - g * interval '1 minute', 'r', 'a.' || t, 9, 9, now() - g * interval '1 minute', 20000 - g, 100
 		FROM generate_series(0, 10079) g, generate_series(1, 20) t; COMMIT; ANALYZE workflow_minute`)
-	names := slices.Sorted(maps.Keys(looks))              // as pause comes before resume
-	alive := `UPDATE workflow_worker SET seen_at = now()` // filling takes longer than a worker may be silent
+	names := slices.Sorted(maps.Keys(looks))              // in alphabetical order pause comes before resume
+	alive := `UPDATE workflow_worker SET seen_at = now()` // filling takes longer than a live worker may go unseen
 	fill(60_000)
 	s.do(alive)
 	before := map[string]int{}
@@ -202,8 +201,8 @@ func TestViewsAmongMany(t *testing.T) {
 	}
 }
 
-// How far behind a sink is costs about the same beside a hundred thousand events, whether anybody has analyzed them or not: each
-// lane is walked from its floor on, and left after the first.
+// The cost of outbox_lag does not grow with a hundred thousand events, analyzed or not: each lane is read from its
+// floor, and left after the first event.
 func TestLagAmongMany(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`ALTER TABLE outbox_event SET (autovacuum_enabled = off)`)
@@ -218,7 +217,8 @@ func TestLagAmongMany(t *testing.T) {
 	}
 }
 
-// Who is bound to a prefix sees how all of it stands in one row: what is due, runs, fails and ends, what is paused, and who covers it.
+// workflow_prefix shows the state of a bound prefix in one row: what is due, runs, fails and ends, what is paused,
+// and who covers it.
 func TestPrefixes(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid)
@@ -238,7 +238,7 @@ func TestPrefixes(t *testing.T) {
 			"b. 1 3 f t 0 0 f 0 0 by b. within")
 }
 
-// The views say what is there.
+// The views show what is in the tables.
 func TestViews(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, seen_at) VALUES
@@ -269,7 +269,7 @@ func TestViews(t *testing.T) {
 	s.expect("lag", s.do(`SELECT concat_ws(' ', sink, open, failing, parked, oldest < interval '1 minute') FROM outbox_lag`), "sink 1 0 0 t")
 }
 
-// A session that keeps dead rows from being removed, or a table of ours locked, is named.
+// workflow_blocker names a session that keeps dead rows from being removed, or that locks a table of ours.
 func TestBlockers(t *testing.T) {
 	s, pool := psql(t)
 	s.expect("nobody", s.do(`SELECT count(*) FROM workflow_blocker WHERE pid IS NOT NULL`), "0")
@@ -281,8 +281,8 @@ func TestBlockers(t *testing.T) {
 		pid+" holds ShareLock on workflow_run SELECT pg_terminate_backend("+pid+")")
 }
 
-// Of a run that no worker ever takes, nor takes back, because of what stands in its row, workflow_why says so: it is
-// not said to be next in turn, and the answer is never nothing.
+// For a run that no worker leases or reclaims because of the values in its row, workflow_why says so. It does not say
+// that the run is next in turn, and it always returns a text.
 func TestWhyOfRowsThatNobodyTakes(t *testing.T) {
 	s, _ := psql(t)
 	for set, want := range map[string]string{
@@ -297,8 +297,8 @@ func TestWhyOfRowsThatNobodyTakes(t *testing.T) {
 	}
 }
 
-// A worker that has not been seen for 12 seconds is dead for whoever asks: workflow_stalled_types, which the metric and doctor
-// ask, does not name it as one that has a slot free.
+// A worker that has not been seen for 12 seconds counts as dead everywhere: workflow_stalled_types, which the metric
+// and doctor use, does not name it as one with a free slot.
 func TestStalledByTheLiving(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_run (type, run_at) VALUES ('a.x', now() - interval '1 minute');
@@ -306,7 +306,8 @@ func TestStalledByTheLiving(t *testing.T) {
 		SELECT gen_random_uuid(), 'seen ' || ago || ' s ago', '{a.}', '{a.}', true, 10, 0, '', '', 1, now() - interval '1 hour', now() - ago * interval '1 second' FROM unnest('{5,20,40}'::int[]) AS ago`)
 	s.expect("live", s.do(`SELECT string_agg(name, ', ') FROM workflow_live_worker`), "seen 5 s ago")
 	s.expect("stalled at", s.do(`SELECT covered_by FROM workflow_stalled_types('{a.}')`), "seen 5 s ago")
-	// Steps of processes that are leased and done within a moment are found neither among leases nor, by any index, among what has ended.
+	// Steps of processes that are leased and done within a moment are found neither among leases nor, by any index,
+	// among ended runs.
 	s.counted("a.x", 0, 1, 1, 0, 0, 0, 0)
 	s.expect("stalled, though a worker has just told of some", s.do(`SELECT count(*) FROM workflow_stalled_types('{a.}')`), "0")
 	s.do(`BEGIN; SET LOCAL session_replication_role = replica; UPDATE workflow_minute SET counted_at = now() - interval '31 seconds'; COMMIT`)
@@ -315,7 +316,8 @@ func TestStalledByTheLiving(t *testing.T) {
 	s.expect("stalled where nobody who lives has a slot free", s.do(`SELECT count(*) FROM workflow_stalled_types('{a.}')`), "0")
 }
 
-// asksWhenSeen are the functions and views that read when a worker was seen last, and what for. That it lives is said by workflow_live_worker alone.
+// asksWhenSeen are the functions and views that read when a worker was last seen, and what for. Only
+// workflow_live_worker decides whether a worker lives.
 var asksWhenSeen = map[string]string{
 	"workflow_live_worker":  "it says who lives",
 	"workflow_bound":        "it lists columns",
@@ -324,7 +326,8 @@ var asksWhenSeen = map[string]string{
 	"process_signal_v1":     "workers of an earlier version, which may be at work although they are not seen",
 }
 
-// There is one rule of who lives, in one place: nothing but the view workflow_live_worker decides it by seen_at of workflow_worker.
+// The rule for which workers live is in one place: only the view workflow_live_worker decides it by
+// workflow_worker.seen_at.
 func TestOneRuleOfWhoLives(t *testing.T) {
 	s, _ := psql(t)
 	unused := maps.Clone(asksWhenSeen)

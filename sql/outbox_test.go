@@ -6,8 +6,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// How far behind a sink is, is looked at from the floor and from the beginning, in lanes that have no row, too; where there
-// may be more than was looked at, it says so; and it costs about the same beside events that only another sink has not got.
+// outbox_lag counts from the floor and from the beginning, also in lanes without a row. It says if there may be more
+// than it looked at. Its cost does not grow with events that only another sink has not received.
 func TestLagLooksBothWays(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`ALTER TABLE outbox_event SET (autovacuum_enabled = off);
@@ -41,7 +41,7 @@ func TestLagLooksBothWays(t *testing.T) {
 	}
 }
 
-// For how long a sink has been down, or back, is told; of one that was never down, neither.
+// outbox_lag shows how long a sink has been down, or back, and neither for a sink that was never down.
 func TestLagTellsOfOutages(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO outbox_sink (name, down_since, back_at) VALUES ('down', now() - interval '3 minutes', now() - interval '1 hour'), ('back', NULL, now() - interval '2 minutes'), ('up', NULL, NULL)`)
@@ -49,8 +49,8 @@ func TestLagTellsOfOutages(t *testing.T) {
 		"back back 00:02:00, down down 00:03:00, up")
 }
 
-// While the sequence of ids is set right, it may be set right by another session, which draws on: it does not go back. One session
-// does it at a time, and whoever comes second leaves it.
+// While one session repairs the sequence of ids, another may repair it and draw more ids: the sequence does not go
+// back. One session repairs it at a time, and a second one leaves it.
 func TestIdsNeverGoBack(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`INSERT INTO outbox_sink (name) VALUES ('s'); SELECT outbox_set_right_v1();
@@ -62,7 +62,7 @@ func TestIdsNeverGoBack(t *testing.T) {
 	other.do(`COMMIT`)
 	s.expect("last", s.do(`SELECT outbox_last_id_v1()`), "0")
 
-	// What another session does while the lanes of all sinks are looked at: a trigger of this one does it.
+	// A trigger stands for another session that acts while the lanes of all sinks are looked at.
 	s.do(`CREATE SEQUENCE looks;
 		CREATE FUNCTION meanwhile() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			IF nextval('looks') = 2 THEN
@@ -82,7 +82,8 @@ func TestIdsNeverGoBack(t *testing.T) {
 	}
 }
 
-// Events that retention may not remove are noted whatever their ids are, and forgotten once they are gone.
+// Events that retention may not remove are noted whatever their ids are, and the notes are removed once the events
+// are gone.
 func TestUnremovedEvents(t *testing.T) {
 	s, _ := psql(t)
 	const ids = `'{-4611686018427387904,-5,0,5,4611686018427387904}'::bigint[]`

@@ -2,22 +2,22 @@ package sql_test
 
 import "testing"
 
-// The owner can do what guards refuse, by one setting that says why, for one transaction; each row is on record. Nobody
-// else can, whatever he sets, and the record stays.
+// The owner can do what guards refuse, by one setting that gives a reason, for one transaction, and each row is
+// recorded. Nobody else can, whatever they set, and the record stays.
 func TestOverride(t *testing.T) {
 	g := withRoles(t)
 	s := g.session
 	one, two := g.in("succeeded"), g.in("succeeded")
 	forge := `UPDATE workflow_run SET result = '{"forged": true}' WHERE status = 'succeeded'`
 	g.refused(forge, "23514", "Leave them as they are", "has succeeded")
-	g.refused(`SET LOCAL workflow.override = ' '; `+forge, "23514", "", "has succeeded") // no reason is none
+	g.refused(`SET LOCAL workflow.override = ' '; `+forge, "23514", "", "has succeeded") // a blank reason is not accepted
 	g.do(`SET application_name = 'psql'; BEGIN; SET LOCAL workflow.override = 'ticket 7'; ` + forge + `; COMMIT`)
 	g.expect("record", g.do(`SELECT string_agg(concat_ws(' ', actor, reason, table_name, operation, row_key->>'id', statement LIKE '%`+"forged"+`%'), '; ' ORDER BY row_key->>'id') FROM workflow_override WHERE table_name = 'workflow_run'`),
 		g.do(`SELECT format('%1$s [psql] ticket 7 workflow_run UPDATE %2$s t; %1$s [psql] ticket 7 workflow_run UPDATE %3$s t', session_user, least('`+one+`', '`+two+`'), greatest('`+one+`', '`+two+`'))`))
 	g.do(forge) // nothing changes, so nothing is refused
 	g.refused(`UPDATE workflow_run SET result = '{}' WHERE status = 'succeeded'`, "23514", "", "has succeeded")
 
-	// The record itself has no way around it.
+	// The record itself cannot be overridden.
 	for _, setting := range []string{"", "SET LOCAL workflow.override = 'why'; ", "SET LOCAL workflow.advance = 'on'; "} {
 		for _, statement := range []string{`UPDATE workflow_override SET reason = 'none'`, `DELETE FROM workflow_override`, `TRUNCATE workflow_override`,
 			`INSERT INTO workflow_override (actor, reason, table_name, operation, statement) VALUES ('the pope', 'x', 'x', 'x', 'x')`} {
@@ -25,7 +25,7 @@ func TestOverride(t *testing.T) {
 		}
 	}
 
-	// Whose the tables are not: first as what it can do, then as what it cannot.
+	// Other roles: first the statements they may execute, then those they may not.
 	before := g.do(`SELECT count(*) FROM workflow_override`)
 	id := g.do(`INSERT INTO workflow_run (type) VALUES ('media.x') RETURNING id`)
 	for _, role := range []string{"enqueue", "media", "engine", "dispatcher", "operator", "viewer"} {
@@ -45,7 +45,8 @@ func TestOverride(t *testing.T) {
 	g.expect("overrides", g.do(`SELECT count(*) FROM workflow_override`), before)
 }
 
-// No guard rests on a setting alone: who may not do as the engine does sets what he likes, and is refused, and recorded.
+// No guard depends on a setting alone: a role without the engine's rights may set anything, and is still refused, and
+// recorded.
 func TestSettingsGrantNothing(t *testing.T) {
 	g := withRoles(t)
 	o := g.as("operator")

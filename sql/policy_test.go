@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Each change of a policy is told: who made it, from what to what, also one past the guard. What changes nothing is no change.
+// Each change of a policy is recorded with who made it, the old and the new values, also if it is made past the
+// guard. A statement that changes nothing is not recorded.
 func TestPolicyHistory(t *testing.T) {
 	g := withRoles(t)
 	s := g.as("operator")
@@ -31,7 +32,7 @@ func TestPolicyHistory(t *testing.T) {
 	}
 }
 
-// The history of policies has a thousand changes at most, of a year at most, and the newest of them.
+// The history of policies has at most the newest thousand changes, none older than a year.
 func TestPolicyHistoryIsBounded(t *testing.T) {
 	g, _ := psql(t)
 	g.do(`SELECT count(workflow_set_policy('billing.', attempts => n)) FROM generate_series(1, 1000) AS n; SELECT workflow_set_policy('billing.', attempts => 7)`)

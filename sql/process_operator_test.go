@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// What operators ask of processes, and do to them, costs about the same beside a hundred thousand instances
-// that are over, their million events and their runs, and reads no large table from one end to the other.
+// The cost of what operators ask of processes and do to them does not grow with a hundred thousand finished
+// instances, their million events and their runs, and no large table is scanned sequentially.
 func TestProcessesAmongMany(t *testing.T) {
 	s, _ := psql(t)
 	for _, table := range []string{"workflow_run", "process_instance", "process_token", "process_event", "process_state_history", "user_task", "incident"} {
@@ -31,7 +31,8 @@ func TestProcessesAmongMany(t *testing.T) {
 		s.do(`COMMIT`)
 		s.do(`VACUUM ANALYZE workflow_run, process_instance, process_token, process_event, process_state_history, user_task, incident`)
 	}
-	// Of those that go on, each fourth waits for a worker, a person, a message, and whoever resolves an incident.
+	// Of the open instances, a quarter each waits for a worker, a person, a message, and the resolution of an
+	// incident.
 	s.do(`BEGIN`)
 	s.do(`SET LOCAL session_replication_role = replica`)
 	s.do(`INSERT INTO planted SELECT g, gen_random_uuid(), gen_random_uuid(), gen_random_uuid() FROM generate_series(0, 399) g`)
@@ -70,7 +71,7 @@ func TestProcessesAmongMany(t *testing.T) {
 		{"starting", `SELECT * FROM process_starting`},
 		{"without mover", `SELECT * FROM process_without_mover`},
 		{"stuck", `SELECT * FROM process_stuck`},
-		// What acts comes last, or it would be looked at paused.
+		// Statements that act come last, or the instance would be paused when it is looked at.
 		{"pause", `SELECT process_pause('` + step + `')`},
 		{"resume", `SELECT process_resume('` + step + `')`},
 		{"correct", `SELECT process_correct('` + step + `', 'a', '1', 'why')`},
@@ -89,7 +90,7 @@ func TestProcessesAmongMany(t *testing.T) {
 		n, _, plan := s.buffers(l.query)
 		whole := read.FindAllString(plan, -1)
 		t.Logf("%s: %d buffers, %d before", l.name, n, before[l.name])
-		if n > 2*before[l.name]+4000 || len(whole) > 0 { // ten for each of those that go on
+		if n > 2*before[l.name]+4000 || len(whole) > 0 { // ten for each open instance
 			t.Errorf("%s touches %d buffers beside a million rows, %d without; %v\n%.6000s", l.name, n, before[l.name], whole, plan)
 		}
 	}

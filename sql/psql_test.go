@@ -13,13 +13,13 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A session talks to the database as psql does: text over the simple protocol.
+// A session talks to the database like psql: text over the simple protocol.
 type session struct {
 	t    testing.TB
 	conn *pgx.Conn
 }
 
-// psql opens a session of a fresh database, with a pool for the engine's side.
+// psql opens a session on a fresh database, and returns it with a pool for the engine's side.
 func psql(t testing.TB) (*session, *pgxpool.Pool) {
 	t.Helper()
 	pool := pgtest.New(t)
@@ -36,7 +36,7 @@ func connect(t testing.TB, url string) *session {
 	return &session{t, conn}
 }
 
-// try sends statements and returns the first column of the last row, null as "".
+// try sends statements and returns the first column of the last row, with null as "".
 func (s *session) try(statements string) (string, error) {
 	results, err := s.conn.PgConn().Exec(s.t.Context(), statements).ReadAll()
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *session) do(statements string) string {
 	return value
 }
 
-// codeOf returns the SQLSTATE of an error; "" of any other.
+// codeOf returns the SQLSTATE of an error, or "" for other errors.
 func codeOf(err error) string {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -78,8 +78,8 @@ func hintOf(err error) string {
 	return ""
 }
 
-// refused expects an error with the SQLSTATE, all words in its message, and a hint that has
-// the text. Errors that are Postgres' own have no hint to check.
+// refused expects an error with the SQLSTATE, with all words in its message, and with a hint that contains the text.
+// Errors of Postgres itself have no hint to check.
 func (s *session) refused(statement, state, hint string, words ...string) {
 	s.t.Helper()
 	_, err := s.try(statement)
@@ -104,13 +104,14 @@ func (s *session) refused(statement, state, hint string, words ...string) {
 	}
 }
 
-// byHand does what guards refuse, as the owner may, on record.
+// byHand executes statements that guards refuse, as the owner may, and with a record.
 func (s *session) byHand(statements string) string {
 	s.t.Helper()
 	return s.do(`BEGIN; SET LOCAL workflow.override = 'a test needs it'; ` + statements + `; COMMIT`)
 }
 
-// unbound takes the CHECKs away that hold bounds: so rows come about that are from before them.
+// unbound drops the CHECKs that hold the bounds of columns, so that a test can store rows as they were possible
+// before.
 func (s *session) unbound() {
 	s.t.Helper()
 	pgtest.Unbound(s.t, s.conn.Config().ConnString())
@@ -122,7 +123,7 @@ func (s *session) enqueue() string {
 	return s.do(`INSERT INTO workflow_run (type) VALUES ('a.b') RETURNING id`)
 }
 
-// leased is a run in the state leased, as an engine's statement leaves it.
+// leased returns a run in the state leased, as a statement of the engine leaves it.
 func (s *session) leased() string {
 	s.t.Helper()
 	id := s.enqueue()
@@ -138,7 +139,7 @@ func (s *session) lease(id string) {
 		WHERE id = '` + id + `'`)
 }
 
-// in returns a run that has come to the given state.
+// in returns a run that has reached the given state.
 func (s *session) in(status string) string {
 	s.t.Helper()
 	if status == "pending" {
@@ -157,7 +158,7 @@ func (s *session) of(id, expression string) string {
 	return s.do(`SELECT ` + expression + ` FROM workflow_run WHERE id = '` + id + `'`)
 }
 
-// events returns the history of a run as words; that it was started goes with leased.
+// events returns the event types of a run's history, without started, which always follows leased.
 func (s *session) events(id string) string {
 	s.t.Helper()
 	return s.do(`SELECT string_agg(event_type, ' ' ORDER BY id) FROM workflow_event WHERE event_type <> 'started' AND workflow_id = '` + id + `'`)

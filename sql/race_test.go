@@ -12,13 +12,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// An answer is what a statement that had to wait came back with.
+// An answer is the result of a statement that had to wait.
 type answer struct {
 	value string
 	err   error
 }
 
-// later sends a statement in the background, after which the session waits for a lock.
+// later sends a statement that waits for a lock, in the background. The session must not be used until the answer is
+// received.
 func (s *session) later(statement string) <-chan answer {
 	c := make(chan answer, 1)
 	go func() {
@@ -28,8 +29,7 @@ func (s *session) later(statement string) <-chan answer {
 	return c
 }
 
-// W03, W23: a cancel that comes first wins: the settle that waited for it is refused and
-// changes nothing.
+// W03, W23: a cancel that comes first wins. The settle that waited for it is refused and changes nothing.
 func TestCancelBeforeSettle(t *testing.T) {
 	s, pool := psql(t)
 	id := s.enqueue()
@@ -47,7 +47,7 @@ func TestCancelBeforeSettle(t *testing.T) {
 	s.expect("events", s.events(id), "created leased cancelled")
 }
 
-// W23: a settle that comes first wins: the cancel that waited for it says so.
+// W23: a settle that comes first wins. The cancel that waited for it says so.
 func TestSettleBeforeCancel(t *testing.T) {
 	for verdict, want := range map[settling.Verdict]string{settling.Succeed: "too late: succeeded", settling.Fail: "too late: failed", settling.Release: "cancelled"} {
 		t.Run(string(verdict), func(t *testing.T) {
@@ -75,8 +75,7 @@ func TestSettleBeforeCancel(t *testing.T) {
 	}
 }
 
-// A failed run that is being retried is failed to all others until that is committed, and
-// can be cancelled afterwards.
+// Until a retry is committed, other sessions see its run as failed. Afterwards the run can be cancelled.
 func TestCancelAfterRetry(t *testing.T) {
 	s, pool := psql(t)
 	other := connect(t, pool.Config().ConnString())
@@ -87,8 +86,8 @@ func TestCancelAfterRetry(t *testing.T) {
 	s.expect("afterwards", other.do(`SELECT workflow_cancel('`+id+`')`), "cancelled")
 }
 
-// A run that fails between the retry's attempt to change it and its look at why it could not
-// is retried: "not failed" would be no answer that was ever true.
+// workflow_retry first tries to change the run, then looks why it could not. A run that fails between the two is
+// retried, because the answer "not failed" would never have been true.
 func TestFailedDuringRetry(t *testing.T) {
 	s, pool := psql(t)
 	other := connect(t, pool.Config().ConnString())
@@ -111,8 +110,8 @@ func TestFailedDuringRetry(t *testing.T) {
 	s.expect("status", s.of(id, `status`), "pending")
 }
 
-// W22, W23: of 300 runs that are cancelled while they are settled, each cancel's answer is the
-// final state, and each run has one last event.
+// W22, W23: of 300 runs that are cancelled while they are settled, each cancel returns the final state, and each run
+// has one last event.
 func TestCancelsAndSettles(t *testing.T) {
 	const runs = 300
 	s, pool := psql(t)
@@ -155,9 +154,9 @@ func TestCancelsAndSettles(t *testing.T) {
 	}
 }
 
-// S46: of two sessions that enqueue the same key in open transactions the second waits. If
-// the first commits, it gets that run; if the first rolls back, it has its own; if the first
-// meant something else, it is refused.
+// S46: if two sessions enqueue the same key in open transactions, the second waits. If the first commits, the second
+// gets that run. If the first rolls back, the second has its own run. If the first enqueued something else, the
+// second is refused.
 func TestEnqueueRace(t *testing.T) {
 	tests := []struct{ name, end, payload string }{
 		{"committed", "COMMIT", `{"a": 1}`},
@@ -185,7 +184,7 @@ func TestEnqueueRace(t *testing.T) {
 			case (second.value == first) != (test.end == "COMMIT"):
 				t.Errorf("second = %s, first = %s", second.value, first)
 			}
-			other.do(`COMMIT`) // of a failed transaction: rolls back
+			other.do(`COMMIT`) // a failed transaction rolls back
 			s.expect("runs", s.do(`SELECT count(*) FROM workflow_run`), "1")
 			s.expect("events", s.do(`SELECT count(*) FROM workflow_event`), "1")
 		})
@@ -206,8 +205,8 @@ func TestEnqueueAgainstDelete(t *testing.T) {
 	}
 }
 
-// S30: a run in an open transaction is not seen before the commit, and not skipped after it,
-// even if runs that are due later have been leased in between.
+// S30: a run in an open transaction is not visible before the commit, and not skipped after it, even if runs that are
+// due later were leased in between.
 func TestLateCommit(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`BEGIN`)
@@ -232,7 +231,7 @@ func TestLateCommit(t *testing.T) {
 	pgtest.Await(t, "the late run is leased", func() bool { poll(); return leased[late] })
 }
 
-// S31: a statement that inserts very many runs keeps nobody from leasing others meanwhile.
+// S31: a statement that inserts very many runs does not keep others from being leased meanwhile.
 func TestMassInsert(t *testing.T) {
 	s, pool := psql(t)
 	before := s.enqueue()

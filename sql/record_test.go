@@ -9,7 +9,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// step is an instance with one step that waits, as the engine leaves them.
+// step stores an instance with one waiting step, as the engine leaves them.
 func (s *session) step() (instance, id string) {
 	s.t.Helper()
 	s.do(`INSERT INTO process_definition (definition) VALUES ('{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"do": "a.x"}}}') ON CONFLICT DO NOTHING`)
@@ -23,7 +23,7 @@ func (s *session) step() (instance, id string) {
 	return instance, id
 }
 
-// What a person does to a run is recorded with its statement, whatever he has set before.
+// What a person does to a run is recorded with its statement, even if the session has set other settings before.
 func TestStatementIsRecorded(t *testing.T) {
 	g := withRoles(t)
 	o := g.as("operator")
@@ -42,7 +42,7 @@ func TestStatementIsRecorded(t *testing.T) {
 	}
 }
 
-// An application says of itself what it likes. It can always be told from the roles, which are who acts.
+// An application chooses its own name. In records it can always be distinguished from the roles, which say who acts.
 func TestApplicationIsTold(t *testing.T) {
 	g := withRoles(t)
 	s, c := g.as("operator"), g.as("console")
@@ -69,7 +69,7 @@ func TestApplicationIsTold(t *testing.T) {
 		g.expect("deployed", g.do(`SELECT created_by FROM process_definition ORDER BY created_at DESC LIMIT 1`), login+told)
 	}
 
-	// Nobody writes anything else by hand, who he is with more behind it included.
+	// By hand, nobody can write anything else, not even their own name with more text behind it.
 	g.do(`SET application_name = 'psql'`)
 	me := g.do(`SELECT session_user`)
 	for _, forged := range []string{me + " psql", me, me + "a", me + " [psql] for " + anna, "the pope"} {
@@ -82,7 +82,7 @@ func TestApplicationIsTold(t *testing.T) {
 	g.refused(`UPDATE workflow_pause SET resumed_at = now(), resumed_by = '`+me+` psql' WHERE resumed_at IS NULL`, "23000", "workflow_resume", "workflow_pause")
 }
 
-// Each replay leaves a row that says who called it, and for what; it stays.
+// Each replay leaves a row that says who called it and for what. The row stays.
 func TestReplaysAreRecorded(t *testing.T) {
 	g := withRoles(t)
 	g.do(`INSERT INTO outbox_sink (name) VALUES ('crm'); SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`)
@@ -105,7 +105,7 @@ func TestReplaysAreRecorded(t *testing.T) {
 	}
 }
 
-// Who assigns a task says who he is by a name of his own choice; who called stands beside it.
+// A person who assigns a task gives a name of their own choice; the role that called is recorded beside it.
 func TestWhoAssigns(t *testing.T) {
 	g := withRoles(t)
 	c := g.as("console")
@@ -113,7 +113,7 @@ func TestWhoAssigns(t *testing.T) {
 	instance, _ := g.step()
 	g.do(`BEGIN; SET LOCAL session_replication_role = replica; INSERT INTO user_task (instance_id, token_id, node, payload) SELECT instance_id, id, 'a', '{}' FROM process_token; COMMIT`)
 	task := g.do(`SELECT id FROM user_task`)
-	// What an earlier call in the transaction was for counts for nothing.
+	// Whom an earlier call in the transaction was for has no effect.
 	c.do(`BEGIN; SELECT workflow_pause('z.', 'why', on_behalf_of => '` + otto + `'); SELECT process_task_assign('` + task + `', 'maria', by => 'the pope', on_behalf_of => '` + anna + `'); COMMIT`)
 	c.do(`BEGIN; SELECT workflow_resume('z.', on_behalf_of => '` + otto + `'); SELECT process_task_assign('` + task + `', NULL, 2, on_behalf_of => '` + anna + `'); COMMIT`)
 	who := anna + " by " + g.named + "_login_console"
@@ -121,7 +121,8 @@ func TestWhoAssigns(t *testing.T) {
 		"task.claimed, the pope, "+who+"; task.released, "+who+", "+who)
 }
 
-// Which events of runs are told is set for the database. A session, or a role, can say otherwise of what it changes only if it is the owner's or the engine's.
+// Which events of runs are emitted is set for the database. A session or a role can override this for its own changes
+// only if it is the owner's or the engine's.
 func TestRunEventsAreNotSuppressed(t *testing.T) {
 	g := withRoles(t)
 	g.do(`INSERT INTO outbox_sink (name) VALUES ('crm')`)
@@ -186,7 +187,8 @@ func TestRunEventsAreNotSuppressed(t *testing.T) {
 	told("the owner is believed", "run.cancelled")
 }
 
-// Who leases what, and who is a console, changes by the owner's hand alone, and on record: by the scripts, and once for each change.
+// Bindings of roles to prefixes, and which roles are consoles, can be changed by the owner alone, and each change is
+// recorded: once per change, also by the scripts.
 func TestBindingsAreRecorded(t *testing.T) {
 	g := withRoles(t)
 	record := `SELECT coalesce(string_agg(concat_ws(' ', table_name, operation, reason), ', ' ORDER BY id), '') FROM workflow_override WHERE id > `

@@ -18,8 +18,8 @@ var (
 	bindScript string
 )
 
-// RolesScript returns what Roles executes, to be read, or run with psql by somebody who may create
-// roles. An empty schema is the first one of search_path.
+// RolesScript returns the SQL that Roles executes, to be read, or to be run with psql by somebody who may create
+// roles. An empty schema means the first one of search_path.
 func RolesScript(named, schema string) string {
 	path := ""
 	if schema != "" {
@@ -28,11 +28,11 @@ func RolesScript(named, schema string) string {
 	return "BEGIN;\n" + path + setting("roles", named) + "\n" + rolesScript + "COMMIT;\n"
 }
 
-// Roles creates the roles named_owner, _enqueue, _worker, _engine, _dispatcher, _operator, _viewer,
-// _tasks and _console, unless they are there, hands what is ours in the first schema of the connection's
-// search_path over to the owner, and grants each of the others what it needs: see roles/create.sql. It
-// may be repeated, and has to be after migrations. Whoever calls it needs CREATEROLE, and must own
-// what is there. Roles belong to the whole cluster: two installations in one need two names.
+// Roles creates the roles named_owner, _enqueue, _worker, _engine, _dispatcher, _operator, _viewer, _tasks and
+// _console, unless they exist. It transfers what is ours in the first schema of the connection's search_path to the
+// owner role, and grants each of the other roles what it needs (see roles/create.sql). It may be repeated, and must
+// be repeated after migrations. The caller needs CREATEROLE, and must own these objects. Roles belong to the whole
+// cluster: two installations in one cluster need two names.
 func Roles(ctx context.Context, conn *pgx.Conn, named string) error {
 	if err := inTx(ctx, conn, setting("roles", named)+rolesScript); err != nil {
 		return fmt.Errorf("sql: create roles %s_…: %w", named, err)
@@ -40,9 +40,9 @@ func Roles(ctx context.Context, conn *pgx.Conn, named string) error {
 	return nil
 }
 
-// BindWorker has a role be a worker of plain runs of some prefixes, each ending with a dot, instead of
-// those it was bound to before. Row-level security hides all other runs from it. The role is created
-// without a login if it is not there. See Roles, which comes first.
+// BindWorker makes a role a worker of plain runs of the given prefixes, each ending with a dot. They replace the
+// prefixes it was bound to before. Row-level security hides all other runs from it. If the role does not exist, it is
+// created without a login. Roles has to be called first.
 func BindWorker(ctx context.Context, conn *pgx.Conn, named, role string, prefixes []string) error {
 	if len(prefixes) == 0 {
 		return errors.New("sql: bind a worker: no prefix is named")
@@ -54,14 +54,14 @@ func BindWorker(ctx context.Context, conn *pgx.Conn, named, role string, prefixe
 	return nil
 }
 
-// setting returns a statement that gives a script its argument.
+// setting returns a statement that passes an argument to a script.
 func setting(name, value string) string {
 	quoted := strings.NewReplacer(`\`, `\\`, `'`, `''`, "\x00", "").Replace(value)
 	return fmt.Sprintf("SET LOCAL workflow.%s = E'%s';\n", name, quoted)
 }
 
-// inTx executes a script in a transaction. After a deadlock it does so again, ten times at most: workers that go on meanwhile take
-// their locks in another order.
+// inTx executes a script in a transaction. It repeats it after a deadlock, up to ten times: workers that run
+// meanwhile take their locks in another order.
 func inTx(ctx context.Context, conn *pgx.Conn, script string) (err error) {
 	for range 10 {
 		err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {

@@ -7,7 +7,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// Roles are made beside workers that take their locks in another order: a deadlock is no error.
+// A deadlock between Roles and workers that take their locks in another order is no error: Roles repeats the
+// transaction.
 func TestRolesAfterADeadlock(t *testing.T) {
 	pool := pgtest.New(t)
 	named := pgtest.RolesName(t, pool.Config().ConnString())
@@ -22,7 +23,8 @@ func TestRolesAfterADeadlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Release()
-	// Who has waited for three seconds looks for a deadlock, and is its victim: the one that makes roles.
+	// A session that has waited for three seconds looks for a deadlock, and becomes its victim. Here that is the one
+	// that makes roles.
 	if _, err := maker.Exec(ctx, `SET deadlock_timeout = '3s'`); err != nil {
 		t.Fatal(err)
 	}

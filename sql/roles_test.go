@@ -16,7 +16,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// guarded is a database with roles; the session is the owner's.
+// guarded is a database with roles. The session is the owner's.
 type guarded struct {
 	*session
 	pool  *pgxpool.Pool
@@ -35,7 +35,7 @@ func withRoles(t *testing.T) guarded {
 	return g
 }
 
-// as opens a session of somebody who has been granted roles.
+// as opens a session of a login that was granted roles.
 func (g guarded) as(roles ...string) *session {
 	g.t.Helper()
 	conn, err := pgtest.As(g.t, g.pool, g.named, roles...).Acquire(g.t.Context())
@@ -46,7 +46,7 @@ func (g guarded) as(roles ...string) *session {
 	return &session{g.t, conn.Conn()}
 }
 
-// denied has every statement refused for want of a privilege.
+// denied expects that every statement is refused for lack of a privilege.
 func (s *session) denied(statements ...string) {
 	s.t.Helper()
 	for _, statement := range statements {
@@ -56,7 +56,7 @@ func (s *session) denied(statements ...string) {
 	}
 }
 
-// What nobody but the owner may do, whatever role he has.
+// forbidden is what only the owner may do, whatever role a login has.
 var forbidden = []string{
 	`TRUNCATE workflow_run`, `TRUNCATE workflow_history CASCADE`, `DROP TABLE workflow_run CASCADE`, `ALTER TABLE workflow_run DISABLE TRIGGER ALL`,
 	`ALTER TABLE workflow_run DISABLE ROW LEVEL SECURITY`, `CREATE TABLE mine (a int)`, `CREATE FUNCTION workflow_uuid(a int) RETURNS int LANGUAGE sql AS 'SELECT 1'`,
@@ -65,7 +65,7 @@ var forbidden = []string{
 	`SET session_replication_role = replica`, `UPDATE workflow_run SET payload = '{}'`, `UPDATE workflow_run SET type = 'media.y'`,
 }
 
-// Whoever only enqueues can read nothing, and change nothing that is there.
+// A role that only enqueues can read nothing, and change nothing that exists.
 func TestRoleEnqueue(t *testing.T) {
 	g := withRoles(t)
 	s := g.as("enqueue")
@@ -91,8 +91,8 @@ func TestRoleEnqueue(t *testing.T) {
 		`SELECT workflow_pause('billing.', 'why')`, `SELECT process_pause('`+id+`')`, `SELECT outbox_replay(now(), now())`, `SELECT * FROM workflow_redrive('billing.')`)
 }
 
-// Whoever may enqueue may insert an instance, which starts it as a run of his would. He reads nothing by it, gives it nothing that an instance has
-// not got before it is started, and does not pass for the engine.
+// A role that may enqueue may insert an instance, which is started like one that it starts by a run. The role reads
+// nothing by that, can set only columns that an instance has before its start, and cannot pass for the engine.
 func TestRoleEnqueueInsertsInstances(t *testing.T) {
 	g := withRoles(t)
 	g.do(`INSERT INTO process_definition (id, definition) VALUES ('` + nobody + `', '{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}')`)
@@ -117,8 +117,8 @@ func TestRoleEnqueueInsertsInstances(t *testing.T) {
 	g.expect("instances", g.do(`SELECT count(*) FROM process_instance`), "2")
 }
 
-// A bound worker forges nothing by the functions that it may execute: no event of a kind that is not an outcome, no other's name. It locks
-// no run of another prefix, holds up nobody's retries, and learns nothing of ids.
+// A bound worker cannot forge anything through the functions that it may execute: no event that is not an outcome,
+// and no other name. It locks no run of another prefix, delays nobody's retries, and learns nothing about ids.
 func TestBoundWorkerForgesNothing(t *testing.T) {
 	g := withRoles(t)
 	media, billing := g.as("media"), g.as("billing")
@@ -158,7 +158,8 @@ func TestBoundWorkerForgesNothing(t *testing.T) {
 	media.do(`COMMIT`)
 }
 
-// A worker's row is written with the secret that it drew, and by nobody else; it tells of no prefix that its role may not lease.
+// A worker's row can be written only with the secret that the worker drew. It reports only prefixes that its role may
+// lease.
 func TestPresenceIsItsOwn(t *testing.T) {
 	g := withRoles(t)
 	media, billing := g.as("media"), g.as("billing")
@@ -175,8 +176,8 @@ func TestPresenceIsItsOwn(t *testing.T) {
 	media.expect("rows", g.do(`SELECT count(*) FROM workflow_worker`), "0")
 }
 
-// No role has a worker of another count as dead. A bound worker takes back no lease but of its prefix, whose holders are named by their roles, whatever name it leases under itself;
-// and it writes no row by hand.
+// No role can make another role's worker count as dead. A bound worker reclaims only leases of its prefixes, whose
+// holders are named by their roles, whatever name it leases under; and it writes no row by hand.
 func TestPresenceIsRetiredByNoOther(t *testing.T) {
 	g := withRoles(t)
 	pgtest.Await(t, "the server has been up for two seconds", func() bool {
@@ -208,8 +209,9 @@ func TestPresenceIsRetiredByNoOther(t *testing.T) {
 	lives("lives after its lease was taken back", "0")
 }
 
-// What a bound worker says of itself is bounded, whatever it says: prefixes and handlers are within its binding, numbers and times
-// within what views can show, texts cut off. Its secret stands in no column, and what stands there instead opens nothing.
+// What a bound worker reports about itself is bounded: prefixes and handlers are within its binding, numbers and
+// times within what views can show, and texts are truncated. Its secret is in no column, and what is stored instead
+// cannot be used as the secret.
 func TestPresenceIsBounded(t *testing.T) {
 	g := withRoles(t)
 	media := g.as("media")
@@ -244,8 +246,8 @@ func TestPresenceIsBounded(t *testing.T) {
 	g.expect("rows, after the hash was tried", g.do(`SELECT count(*) FROM workflow_worker`), "1")
 }
 
-// A bound role has three hundred rows at most, however many workers it tells of, and whether they live or not; the next one is answered false. A row without
-// a secret, which nobody could change, there is none.
+// A bound role has at most three hundred rows, however many workers it reports, alive or not; the call for another
+// one returns false. A row without a secret, which nobody could change, cannot exist.
 func TestPresenceIsNoFlood(t *testing.T) {
 	g := withRoles(t)
 	media, billing := g.as("media"), g.as("billing")
@@ -266,12 +268,12 @@ func TestPresenceIsNoFlood(t *testing.T) {
 	}
 }
 
-// settleRun is what somebody would try who wants to settle a run that is not his.
+// settleRun is a statement that tries to settle a run without its lease.
 const settleRun = `WITH u AS (UPDATE workflow_run SET status = 'succeeded', result = '{}', lease_token = NULL, lease_until = NULL, leased_by = NULL, deadline_at = NULL,
 	finished_at = now() WHERE id = '%s' RETURNING 1) SELECT count(*) FROM u`
 
-// A worker that is bound to prefixes sees, leases and settles runs of these, and no others, whatever prefixes it asks for and
-// whatever tokens it presents. It updates nothing by hand, and reads no token.
+// A worker that is bound to prefixes sees, leases and settles only runs of these prefixes, whatever prefixes it asks
+// for and whatever tokens it presents. It updates nothing by hand, and reads no token.
 func TestRoleWorker(t *testing.T) {
 	g := withRoles(t)
 	s := g.as("media")
@@ -291,7 +293,7 @@ func TestRoleWorker(t *testing.T) {
 	if len(mine) != 1 || mine[0].ID.String() != own {
 		t.Fatalf("leased %d", len(mine))
 	}
-	theirs := leaseAll(g.session, false) // the owner's
+	theirs := leaseAll(g.session, false) // leases of the owner
 	if len(theirs) != 1 || theirs[0].ID.String() != other {
 		t.Fatalf("the owner leased %d", len(theirs))
 	}
@@ -311,7 +313,7 @@ func TestRoleWorker(t *testing.T) {
 	if again, exhausted, err := r.Reclaim(t.Context(), 10); err != nil || again+len(exhausted) != 0 {
 		t.Errorf("takes back %d of others: %v", again+len(exhausted), err)
 	}
-	for _, setting := range []string{"workflow.audit = off", "workflow.advance = on", "workflow.retry = on"} { // what it sets for itself spares it nothing
+	for _, setting := range []string{"workflow.audit = off", "workflow.advance = on", "workflow.retry = on"} { // what it sets for itself exempts it from nothing
 		s.do("SET " + setting)
 	}
 	for _, l := range leaseAll(s, false) {
@@ -358,17 +360,17 @@ func TestRoleWorker(t *testing.T) {
 	}
 }
 
-// An engine may do all that the programs do, to all runs; it cannot rewrite history.
+// An engine may do everything that the programs do, to all runs, and cannot rewrite history.
 func TestRoleEngine(t *testing.T) {
 	g := withRoles(t)
 	s := g.as("engine")
 	s.do(`INSERT INTO workflow_run (type) VALUES ('billing.x')`)
 	s.expect("sees", s.do(`SELECT string_agg(type, ' ') FROM workflow_run`), "billing.x")
 	s.do(`SELECT * FROM workflow_event; SELECT * FROM process_without_mover; BEGIN; SET LOCAL workflow.advance = 'on'; DELETE FROM workflow_history; DELETE FROM workflow_run; COMMIT`)
-	s.denied(forbidden[:len(forbidden)-2]...) // and a payload never changes, whoever writes it
+	s.denied(forbidden[:len(forbidden)-2]...) // a payload never changes, whoever writes it
 }
 
-// A dispatcher has to do with events alone.
+// A dispatcher has access to events only.
 func TestRoleDispatcher(t *testing.T) {
 	g := withRoles(t)
 	g.do(`SELECT outbox_emit(gen_random_uuid(), 'a.b', '{}')`)
@@ -379,7 +381,7 @@ func TestRoleDispatcher(t *testing.T) {
 		`SELECT * FROM workflow_run`, `SELECT * FROM process_instance`, `SELECT * FROM workflow_history`, `SELECT outbox_replay(now(), now())`)
 }
 
-// An operator sees all and acts by functions, which record who it was and how. Nothing else.
+// An operator sees everything and acts through functions, which record who called and how, and can do nothing else.
 func TestRoleOperator(t *testing.T) {
 	g := withRoles(t)
 	id := g.do(`INSERT INTO workflow_run (type, payload) VALUES ('billing.x', '{"card": 1}') RETURNING id`)
@@ -402,7 +404,7 @@ func TestRoleOperator(t *testing.T) {
 		`INSERT INTO workflow_history (workflow_id, event_type) VALUES ('`+id+`', 'x')`, `UPDATE process_instance SET status = 'FAILED'`, `DELETE FROM outbox_event`, `UPDATE outbox_sink SET types = '{}'`)
 }
 
-// A viewer sees how things stand, and nothing of what they are about.
+// A viewer sees the state of things, but no payloads, keys or error texts.
 func TestRoleViewer(t *testing.T) {
 	g := withRoles(t)
 	g.do(`INSERT INTO workflow_run (type, payload, idempotency_key, metadata) VALUES ('billing.x', '{"card": "4711"}', '4711', '{"a": "4711"}')`)
@@ -428,15 +430,15 @@ func TestRoleViewer(t *testing.T) {
 	if readable != 30 {
 		t.Errorf("%d views and tables can be read, want 30", readable)
 	}
-	both := g.as("viewer", "media") // a worker of something else
+	both := g.as("viewer", "media") // a worker of another prefix
 	both.expect("failing", both.do(`SELECT concat_ws(' ', type, code, last_error) FROM workflow_failing`), "billing.x timeout (hidden)")
 	s.denied(forbidden...)
 	s.denied(`SELECT payload FROM workflow_run`, `SELECT * FROM workflow_event`, `SELECT workflow_cancel(gen_random_uuid())`, `SELECT workflow_pause('a.', 'why')`,
 		`INSERT INTO workflow_run (type) VALUES ('a.b')`)
 }
 
-// Nothing of ours can be called by somebody to whom nothing was granted, from the migrations on;
-// and whatever runs with its owner's rights looks things up where it was made.
+// From the migrations on, nothing of ours can be called by a role that was granted nothing. Everything that runs with
+// its owner's rights has a fixed search_path.
 func TestNobody(t *testing.T) {
 	s, _ := psql(t)
 	s.expect("executable by everybody", s.do(`
@@ -460,7 +462,7 @@ func TestNobody(t *testing.T) {
 			UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace AND p.oid NOT IN (SELECT workflow_functions())) x (name)`), "")
 }
 
-// What an application has beside ours stays its own, whatever it is called.
+// Tables and functions of an application beside ours stay its own, whatever they are called.
 func TestRolesLeaveOthersAlone(t *testing.T) {
 	s, pool := psql(t)
 	s.do(`CREATE TABLE process_steps (a int); CREATE PROCEDURE process_batch() LANGUAGE sql AS 'SELECT 1'; CREATE FUNCTION process_x() RETURNS int LANGUAGE sql AS 'SELECT 1'`)
@@ -469,8 +471,8 @@ func TestRolesLeaveOthersAlone(t *testing.T) {
 	s.expect("theirs", s.do(`SELECT has_table_privilege('`+named+`_engine', 'process_steps', 'SELECT')::text || has_function_privilege('`+named+`_viewer', 'process_x()', 'EXECUTE')`), "falsetrue")
 }
 
-// Whoever could create functions in the schema could have the owner's functions call them: that is
-// refused. Who owned the tables before goes on to be able to; no superuser is needed.
+// A role that could create functions in the schema could make the owner's functions call them: Roles refuses that.
+// The previous owner of the tables keeps its rights, and no superuser is needed.
 func TestRolesOfAnOrdinaryOwner(t *testing.T) {
 	g, pool := psql(t)
 	named := pgtest.RolesName(t, pool.Config().ConnString())
@@ -498,7 +500,7 @@ func TestRolesOfAnOrdinaryOwner(t *testing.T) {
 		}
 	}
 	s.expect("owner", s.do(`SELECT relowner::regrole::text FROM pg_class WHERE oid = 'workflow_run'::regclass`), named+"_owner")
-	id := s.do(`INSERT INTO workflow_run (type) VALUES ('a.b') RETURNING id`) // as before
+	id := s.do(`INSERT INTO workflow_run (type) VALUES ('a.b') RETURNING id`) // still works
 	s.expect("as before", s.do(`SELECT workflow_cancel('`+id+`')`), "cancelled")
-	s.do(`ALTER TABLE workflow_run ADD COLUMN later int; DROP FUNCTION workflow_why(uuid)`) // as a migration would
+	s.do(`ALTER TABLE workflow_run ADD COLUMN later int; DROP FUNCTION workflow_why(uuid)`) // a migration would do this
 }

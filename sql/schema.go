@@ -8,7 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/schema"
 )
 
-// elsewhere says where the tables are if not in the first schema of search_path; "" if they are nowhere.
+// elsewhere returns a text that says in which schemas the tables are, if not in the first schema of search_path; ""
+// if there are none.
 func elsewhere(ctx context.Context, db Querier) (string, error) {
 	schemas, err := schema.Installations(ctx, db)
 	if err != nil || len(schemas) == 0 {

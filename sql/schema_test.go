@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// An address with what InAddress says leads to the schema, whatever its name is made of.
+// An address with the result of InAddress leads to the schema, whatever characters its name has.
 func TestInAddress(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Empty(t)
@@ -27,8 +27,8 @@ func TestInAddress(t *testing.T) {
 	}
 }
 
-// Where a schema has nothing, Check says in which one the tables are, to whoever may not use that as well; where no schema has
-// any, it says how they are made.
+// If a schema has no tables, Check names the schemas that do, even to a role that may not use them. If no schema has
+// any, it says how to create them.
 func TestCheckFindsOtherSchemas(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Empty(t)

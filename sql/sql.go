@@ -1,7 +1,7 @@
 // Package sql holds the schema of simple-workflow, all of its DDL, and applies it.
 //
-// The files are numbered from 0001 without gaps, run forward only, and are never edited
-// once released. Each can also be run by hand with psql, in order.
+// The files are numbered from 0001 without gaps, are applied forward only, and are never edited once released. Each
+// can also be run by hand with psql, in order.
 package sql
 
 import (
@@ -23,10 +23,10 @@ import (
 //go:embed *.sql
 var files embed.FS
 
-// ErrBehind means that the database lacks migrations which this build needs.
+// ErrBehind means that the database lacks migrations that this build needs.
 var ErrBehind = errors.New("sql: the schema is older than this build")
 
-// ErrAhead means that the database has migrations which this build does not know.
+// ErrAhead means that the database has migrations that this build does not know.
 var ErrAhead = errors.New("sql: the schema is newer than this build")
 
 // A Migration is one numbered file of the schema.
@@ -73,13 +73,15 @@ func migrations(files fs.FS) []Migration {
 	return all
 }
 
-// Up brings the database to this build's schema. Tables go into the first schema of the
-// connection's search_path. Any number of processes may call it at once: one does the
-// work, the others wait for it. Each migration is a transaction of its own; what has to look at all
-// rows is done before it, in many. Each transaction waits for a lock for two seconds, and is done again if it does not get
-// it or was in a deadlock; the sixtieth time that is an error, SQLSTATE 55P03 or 40P01. A migration that was applied with
-// other text is an error, and so are rows that no CHECK would let anybody change any more: the error names them, and what
-// to do. After an error Up may be called again: what was done before stays.
+// Up brings the database to this build's schema. Tables go into the first schema of the connection's search_path. Any
+// number of processes may call it at once: one does the work, the others wait for it.
+//
+// Each migration is a transaction of its own. Work on all rows is done before it, in many transactions. A transaction
+// waits two seconds for a lock, and is repeated if it does not get the lock or was in a deadlock; the sixtieth time
+// that is an error, with SQLSTATE 55P03 or 40P01.
+//
+// A migration that was applied with other text is an error. So are rows that no CHECK would let anybody change any
+// more: the error names them, and what to do. After an error Up may be called again: what was done before stays.
 func Up(ctx context.Context, conn *pgx.Conn) error {
 	prepared := ""
 	for {
@@ -96,14 +98,15 @@ func Up(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// Who has waited for a lock must see what was done meanwhile, whatever the default is.
+// A transaction that has waited for a lock must see what was committed meanwhile, whatever the default isolation
+// level is.
 var upOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
-// upOne applies the first migration that is missing, unless something has to come before it that has not.
-// It returns the migration's name; empty: nothing is missing.
+// upOne applies the first migration that is missing, unless it needs a preparation and prepared does not name it. It
+// returns the migration's name, or "" if none is missing.
 func upOne(ctx context.Context, conn *pgx.Conn, prepared string) (next string, err error) {
 	err = patiently(ctx, conn, func(tx pgx.Tx) error {
-		next = "" // it may be done again, when somebody else has done it
+		next = "" // the transaction may be repeated after another process has applied it
 		if _, err := tx.Exec(ctx, `
 			CREATE TABLE IF NOT EXISTS workflow_schema (
 				version    integer     PRIMARY KEY,
@@ -132,8 +135,8 @@ func upOne(ctx context.Context, conn *pgx.Conn, prepared string) (next string, e
 	return next, err
 }
 
-// lockMigrations waits until nobody else applies migrations, and keeps others from it until the transaction
-// ends. The key includes the schema, so that two schemas of one database do not wait for each other.
+// lockMigrations waits until nobody else applies migrations, and locks others out until the transaction ends. The key
+// includes the schema, so that two schemas of one database do not wait for each other.
 func lockMigrations(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, `
 		SELECT pg_advisory_xact_lock(hashtextextended('simple-workflow migrate ' || current_schema(), 0))`); err != nil {
@@ -143,7 +146,7 @@ func lockMigrations(ctx context.Context, tx pgx.Tx) error {
 }
 
 func apply(ctx context.Context, tx pgx.Tx, m Migration) error {
-	// Many statements in one string: only the simple protocol takes that.
+	// The string has many statements, which only the simple protocol allows.
 	if _, err := tx.Conn().PgConn().Exec(ctx, m.SQL).ReadAll(); err != nil {
 		return fmt.Errorf("apply migration %s: %w", m.Name, err)
 	}
@@ -160,9 +163,8 @@ type Querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// Status lists this build's migrations and when each was applied. It returns ErrAhead,
-// with both versions named, if the database has newer ones, and an error if one was
-// applied with other text. It changes nothing.
+// Status lists this build's migrations and when each was applied. It returns ErrAhead, with both versions named, if
+// the database has newer ones, and an error if one was applied with other text. It changes nothing.
 func Status(ctx context.Context, db Querier) ([]Step, error) {
 	type applied struct {
 		Version   int
@@ -200,9 +202,9 @@ func Status(ctx context.Context, db Querier) ([]Step, error) {
 	return steps, nil
 }
 
-// Check returns nil if the database has exactly this build's schema, and otherwise
-// ErrBehind or ErrAhead with both versions named, or the error met while looking. Where there is nothing, ErrBehind
-// names the schemas that have something.
+// Check returns nil if the database has exactly this build's schema. Otherwise it returns ErrBehind or ErrAhead with
+// both versions named, or the error it met. If the schema has no tables, the text of ErrBehind names the schemas that
+// have them.
 func Check(ctx context.Context, db Querier) error {
 	steps, err := Status(ctx, db)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 
 var statuses = []string{"pending", "leased", "succeeded", "failed", "cancelled"}
 
-// R12, S32, S33, W44: of the 25 ways from one state to another by a bare UPDATE, those of the
-// state machine work, and the others are refused in words that say what to do instead.
+// R12, S32, S33, W44: of the 25 changes from one state to another by a bare UPDATE, those of the state machine work,
+// and the others are refused with a message that says what to do instead.
 func TestTransitions(t *testing.T) {
 	s, _ := psql(t)
 	type words struct{ message, hint string }
@@ -48,7 +48,7 @@ func TestTransitions(t *testing.T) {
 					s.do(update)
 				}
 				s.expect("status", s.of(id, `status`), to)
-				// The fields that go with a state are right, whoever set it.
+				// The columns that go with a state are right, whoever set it.
 				s.expect("has a lease", s.of(id, `lease_token IS NOT NULL AND lease_until IS NOT NULL AND leased_by IS NOT NULL`), yes(to == "leased"))
 				s.expect("has remains of a lease", s.of(id, `coalesce(lease_token::text, lease_until::text, leased_by, deadline_at::text) IS NOT NULL`), yes(to == "leased"))
 				s.expect("has finished", s.of(id, `finished_at IS NOT NULL`), yes(to != "pending" && to != "leased"))
@@ -64,7 +64,7 @@ func yes(b bool) string {
 	return "f"
 }
 
-// A state that does not exist is refused with the list of those that do.
+// An unknown state is refused with the list of states.
 func TestUnknownStatus(t *testing.T) {
 	s, _ := psql(t)
 	for _, from := range statuses {
@@ -77,7 +77,7 @@ func TestUnknownStatus(t *testing.T) {
 	}
 }
 
-// Leasing by hand needs all that a lease is made of, and a living lease is nobody else's.
+// Leasing by hand requires every column of a lease. An unexpired lease cannot be taken over.
 func TestLeasingByHand(t *testing.T) {
 	s, _ := psql(t)
 	set := func(id, what string) string { return `UPDATE workflow_run SET ` + what + ` WHERE id = '` + id + `'` }
@@ -96,7 +96,7 @@ func TestLeasingByHand(t *testing.T) {
 	s.expect("leased by", s.of(id, `leased_by`), "thief")
 }
 
-// failed → pending takes workflow_retry: the right to it ends with the function.
+// Only workflow_retry can change failed to pending. The permission ends with the function.
 func TestRetryOnlyByFunction(t *testing.T) {
 	s, _ := psql(t)
 	first, second := s.in("failed"), s.in("failed")
@@ -110,7 +110,7 @@ func TestRetryOnlyByFunction(t *testing.T) {
 	s.refused(update, "23514", "workflow_retry", second)
 }
 
-// Without a single trigger the CHECKs still keep states and leases consistent.
+// Without any trigger, the CHECKs still keep states and leases consistent.
 func TestChecksHoldAlone(t *testing.T) {
 	s, _ := psql(t)
 	id := s.leased()

@@ -11,7 +11,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// task leaves an instance that waits for a person, and returns the task's id. The columns are groups and assignee, as SQL.
+// task stores an instance that waits for a person, and returns the task's id. The arguments are the columns groups
+// and assignee, as SQL.
 func (s *session) task(groups, assignee string) string {
 	s.t.Helper()
 	id := uuid.NewString()
@@ -26,7 +27,7 @@ func (s *session) task(groups, assignee string) string {
 	return id
 }
 
-// tasks are the ids of those that somebody sees.
+// tasks returns the ids of the tasks that the session's role sees.
 func (s *session) tasks() string {
 	s.t.Helper()
 	return s.do(`SELECT coalesce(string_agg(task::text, ' ' ORDER BY created_at, task), 'none') FROM process_tasks()`)
@@ -34,8 +35,9 @@ func (s *session) tasks() string {
 
 const unknown = "00000000-0000-4000-8000-00000000000f"
 
-// Who has the role _tasks sees the open tasks of his groups, and what is assigned to him, and can claim and complete these alone. Of others there is nothing to be learned: they are
-// answered for as one that does not exist, name no group, are not waited for, and nothing of them is locked. He reads no table, view or other function.
+// A role with _tasks sees the open tasks of its groups, and those assigned to it, and can claim and complete only
+// these. It learns nothing about other tasks: calls for them answer as if the task did not exist, name no group, wait
+// for nothing and lock nothing. It can read no table or view, and call no other function.
 func TestTasksRole(t *testing.T) {
 	g := withRoles(t)
 	anna := g.as("tasks")
@@ -44,7 +46,7 @@ func TestTasksRole(t *testing.T) {
 	sales, both := g.task(`'{sales}'`, `NULL`), g.task(`'{sales,hr}'`, `NULL`)
 	hr, given, nobody := g.task(`'{hr}'`, `NULL`), g.task(`'{hr}'`, `'`+me+`'`), g.task(`'{}'`, `NULL`)
 	g.expect("before", anna.tasks(), given)
-	// By a role of many that she has been granted.
+	// Through one of many roles that she was granted.
 	sellers := g.person("sellers")
 	g.do(`GRANT ` + sellers + ` TO ` + me)
 	g.expect("joined", operator.do(`SELECT workflow_join_group('`+sellers+`', 'sales')`), "joined")
@@ -52,7 +54,7 @@ func TestTasksRole(t *testing.T) {
 	g.expect("sees", anna.tasks(), strings.Join([]string{sales, both, given}, " "))
 	g.expect("of groups", anna.do(`SELECT concat_ws(' ', process, business_key, node, groups, assignee, payload, version) FROM process_tasks() WHERE task = '`+both+`'`), `p k a {sales} {"secret": 1} 1`)
 
-	// Somebody holds what is not hers: nothing of it is waited for. And what she asks for locks nothing.
+	// Another session locks tasks that are not hers: her calls do not wait for them, and lock nothing themselves.
 	g.do(`BEGIN; SELECT id FROM process_instance FOR UPDATE; SELECT id FROM user_task FOR UPDATE`)
 	anna.do(`SET lock_timeout = '1s'`)
 	anna.tasks()
@@ -76,7 +78,7 @@ func TestTasksRole(t *testing.T) {
 	g.expect("of a colleague", anna.do(`SELECT process_task_claim('`+sales+`')`), "conflict: assigned to bob, version 4")
 	g.expect("of a colleague", anna.do(`SELECT process_task_release('`+sales+`')`), "conflict: assigned to bob, version 4")
 	g.expect("of a colleague", anna.do(`SELECT process_task_complete('`+sales+`')`), "conflict: assigned to bob, version 4")
-	g.expect("given back", anna.do(`SELECT process_task_release('`+given+`')`), "released") // and so it is hers no more
+	g.expect("given back", anna.do(`SELECT process_task_release('`+given+`')`), "released") // so it is no longer hers
 	g.expect("not hers any more", anna.do(`SELECT process_task_claim('`+given+`')`), "not found")
 
 	g.expect("stale", anna.do(`SELECT process_task_complete('`+both+`', '{}', 7)`), "conflict: assigned to nobody, version 1")
@@ -99,7 +101,8 @@ func TestTasksRole(t *testing.T) {
 		"process_task_claim process_task_complete process_task_release process_tasks")
 }
 
-// A task that is taken away from somebody while he asks for it is none of his: what was under way as he asked counts.
+// If a task is taken from a person while their call waits, the call answers as for a task that is not theirs: the
+// uncommitted change counts.
 func TestTaskThatIsTakenAway(t *testing.T) {
 	for _, act := range []string{`process_task_claim('%s')`, `process_task_release('%s')`} {
 		g := withRoles(t)
@@ -118,7 +121,7 @@ func TestTaskThatIsTakenAway(t *testing.T) {
 	}
 }
 
-// A run that somebody's trigger keeps as it is cannot be retried, and the call says so.
+// If a trigger of a user leaves a run as it is, workflow_retry fails and says so.
 func TestRetryThatATriggerLeavesOut(t *testing.T) {
 	s, _ := psql(t)
 	s.failed("a.b", "timeout", 1)
@@ -128,7 +131,8 @@ func TestRetryThatATriggerLeavesOut(t *testing.T) {
 	s.refused(`SELECT workflow_retry('`+id+`')`, "55000", "A trigger of yours", "stays failed")
 }
 
-// Who pauses an instance of which somebody has a part locked is told so after some seconds, and holds up nobody for longer.
+// Pausing an instance of which another session has a part locked fails with a message after some seconds, and delays
+// nobody for longer.
 func TestPauseOfWhatIsLocked(t *testing.T) {
 	s, pool := psql(t)
 	other := connect(t, pool.Config().ConnString())
@@ -141,7 +145,8 @@ func TestPauseOfWhatIsLocked(t *testing.T) {
 	s.expect("then", s.do(`SELECT process_pause('`+id+`') || ' ' || process_resume('`+id+`')`), "paused resumed")
 }
 
-// Who is in a group is said by operators alone, of roles that exist and are no consoles; what makes no sense is refused in words. A console acts on a person's tasks with that person's groups.
+// Only operators can say who is in a group, and only of roles that exist and are no consoles. Calls that make no
+// sense are refused with a message. A console acts on a person's tasks with that person's groups.
 func TestWhoIsInAGroup(t *testing.T) {
 	g := withRoles(t)
 	operator, console := g.as("operator"), g.as("console")
@@ -166,12 +171,13 @@ func TestWhoIsInAGroup(t *testing.T) {
 	if by := g.do(`SELECT created_by || ' ' || (payload->>'by') FROM workflow_run`); !strings.HasPrefix(by, g.named+"_login_console") || !strings.HasSuffix(by, "for "+anna+" "+anna) {
 		t.Errorf("enqueued by %q", by)
 	}
-	// A role that is gone is in its groups no more, and can be taken out by the number that is left of it.
+	// A dropped role is in no group any more, and can be removed by its remaining number.
 	g.do(`DROP OWNED BY ` + anna + `; DROP ROLE ` + anna)
 	g.expect("left", operator.do(`SELECT workflow_leave_group((SELECT role::text FROM workflow_member), 'sales')`), "left")
 }
 
-// What somebody sees of his tasks costs the same beside a hundred thousand of others. No group or assignee is too long for a task.
+// The cost of listing a person's tasks does not grow with a hundred thousand tasks of others. No group or assignee is
+// too long for a task.
 func TestTasksAmongMany(t *testing.T) {
 	g := withRoles(t)
 	anna := g.as("tasks")
@@ -189,21 +195,22 @@ func TestTasksAmongMany(t *testing.T) {
 		t.Errorf("%d buffers beside a hundred thousand others, %d alone:\n%s", many, few, text)
 	}
 	g.expect("seen", n, "6")
-	const random = `(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 1500))` // which cannot be made shorter
+	const random = `(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 1500))` // which cannot be compressed
 	long := g.task(`ARRAY[`+random+`, 'sales']`, random)
 	g.expect("seen", anna.do(`SELECT count(*) FROM process_tasks() WHERE task = '`+long+`'`), "1")
 }
 
 func (g guarded) buffersOf(s *session) (n int, text, seen string) {
 	g.t.Helper()
-	for range 3 { // once plans and catalogs are read
+	for range 3 { // the first calls read catalogs and make plans
 		seen = s.do(`SELECT count(*) FROM process_tasks()`)
 		n, _, text = s.buffers(`SELECT * FROM process_tasks()`)
 	}
 	return n, text, seen
 }
 
-// After an upgrade the engine's role goes on to store tasks, before the roles are made again: of each the groups are put into an index by a function.
+// After an upgrade the engine's role can still store tasks, before workflowctl roles runs again, although a function
+// puts the groups of each task into an index.
 func TestEngineStoresTasksAfterAnUpgrade(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
 	const tasks = 30
@@ -215,7 +222,7 @@ func TestEngineStoresTasksAfterAnUpgrade(t *testing.T) {
 	up(t, s)
 	s.do(`BEGIN; SET LOCAL ROLE ` + named + `_engine; SET LOCAL workflow.advance = 'on'; SET CONSTRAINTS ALL DEFERRED`)
 	_, err := s.try(`INSERT INTO user_task (instance_id, token_id, node, payload, groups) VALUES (gen_random_uuid(), gen_random_uuid(), 'a', '{}', '{sales}')`)
-	if codeOf(err) != "23503" { // there is no such instance: it came so far
+	if codeOf(err) != "23503" { // there is no such instance: everything before that check passed
 		t.Errorf("a task is stored with %v, want only that its instance is not there", err)
 	}
 	s.do(`ROLLBACK`)

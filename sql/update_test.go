@@ -2,8 +2,8 @@ package sql_test
 
 import "testing"
 
-// S34–S36, W41: what never changes does not change, and values that would break a run are
-// refused with the run, the column and the value.
+// S34–S36, W41: immutable columns cannot be changed, and values that would break a run are refused with the run, the
+// column and the value.
 func TestRefusedUpdates(t *testing.T) {
 	s, _ := psql(t)
 	pending, leased, done := s.enqueue(), s.leased(), s.in("succeeded")
@@ -45,8 +45,8 @@ func TestRefusedUpdates(t *testing.T) {
 	}
 }
 
-// What people may change by hand, they can; an update that names the payload but leaves it
-// as it is harms nobody.
+// What people may change by hand can be changed. An update that names the payload but leaves it unchanged is
+// accepted.
 func TestAcceptedUpdates(t *testing.T) {
 	s, _ := psql(t)
 	id := s.enqueue()
@@ -59,7 +59,7 @@ func TestAcceptedUpdates(t *testing.T) {
 	}
 }
 
-// updated_at is kept by whoever updates a row, without being asked.
+// updated_at is set by every update, without being named.
 func TestUpdatedAt(t *testing.T) {
 	s, _ := psql(t)
 	id := s.enqueue()
@@ -68,8 +68,8 @@ func TestUpdatedAt(t *testing.T) {
 	s.expect("later than "+before, s.of(id, `updated_at > '`+before+`'`), "t")
 }
 
-// A run that is resumed, undeleted or moved to another priority is due from then on, or later
-// if it was to be: workers do not look for it behind where they are.
+// A run that is resumed, undeleted or moved to another priority is due from then on, or at its run_at if that is
+// later: workers do not look for it behind their position in the lane.
 func TestPutBackIsDueNow(t *testing.T) {
 	s, _ := psql(t)
 	for _, set := range []string{`held_at = NULL`, `deleted_at = NULL`, `priority = 7`, `held_at = NULL, run_at = now() - interval '1 day'`} {
@@ -83,7 +83,7 @@ func TestPutBackIsDueNow(t *testing.T) {
 	}
 }
 
-// S33, R7: a bare cancel of a leased run takes the lease away in the same statement.
+// S33, R7: a bare cancel of a leased run removes the lease in the same statement.
 func TestRawCancelRevokes(t *testing.T) {
 	s, _ := psql(t)
 	id := s.leased()
@@ -93,7 +93,7 @@ func TestRawCancelRevokes(t *testing.T) {
 	s.expect("finished_at is now", s.of(id, `finished_at BETWEEN now() - interval '1 minute' AND now()`), "t")
 }
 
-// W04: a bare soft delete of a leased run cancels it; of other runs it leaves the state.
+// W04: a bare soft delete of a leased run cancels it. For other runs it leaves the state unchanged.
 func TestSoftDelete(t *testing.T) {
 	s, _ := psql(t)
 	for _, status := range statuses {
@@ -107,8 +107,8 @@ func TestSoftDelete(t *testing.T) {
 	}
 }
 
-// W40: a soft-deleted run frees its key; bringing it back while another has the key is
-// refused with both runs and the key.
+// W40: a soft-deleted run frees its key. Undeleting it while another run has the key is refused with both runs and
+// the key.
 func TestUndelete(t *testing.T) {
 	s, _ := psql(t)
 	insert := `INSERT INTO workflow_run (type, idempotency_key) VALUES ('a.b', 'it''s mine') RETURNING id`
@@ -125,7 +125,8 @@ func TestUndelete(t *testing.T) {
 	s.do(`UPDATE workflow_run SET deleted_at = NULL, idempotency_key = NULL WHERE id = '` + second + `'`)
 }
 
-// S37: a run is not removed by hand, with a way out; the owner can, on record.
+// S37: a run cannot be removed by hand, and the message names a way out. The owner can remove it, and the removal is
+// recorded.
 func TestDelete(t *testing.T) {
 	s, _ := psql(t)
 	for _, status := range statuses {

@@ -14,10 +14,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// bounded is the last version before columns had bounds.
+// beforeBounds is the last version before columns had bounds.
 const beforeBounds = 12
 
-// An oldWorker leases, settles and takes back as a worker of the version before does: by the first form of each function.
+// An oldWorker leases, settles and reclaims like a worker of the previous version, through the first version of each
+// function.
 type oldWorker struct{ conn *pgx.Conn }
 
 func (w oldWorker) run(ctx context.Context) {
@@ -66,9 +67,10 @@ func (w oldWorker) settle(ctx context.Context, verdict string, token uuid.UUID, 
 	}
 }
 
-// Rows that are beyond a bound, written under the schema before there were any, in each state: a worker of that version goes on while the
-// schema is upgraded, and each of them ends, or is told of. What has no nearest value stops the upgrade with the row and what to do; done as told, it
-// goes on. What is over and cannot be mended is listed, and the CHECK stays not valid.
+// Rows beyond a bound, written under the schema before there were bounds, in each state: while a worker of that
+// version runs, the schema is upgraded, and each of the rows ends or is reported. A value without a nearest value
+// within its bound stops the upgrade, which names the row and what to do; after that the upgrade continues. Rows that
+// are over and cannot be mended are listed, and their CHECK stays not valid.
 func TestUpgradeOfRowsBeyondBounds(t *testing.T) {
 	url := pgtest.Empty(t)
 	s := connect(t, url)
@@ -119,7 +121,7 @@ func TestUpgradeOfRowsBeyondBounds(t *testing.T) {
 		t.Fatalf("upgrade beside an open row that is too large: %v", err)
 	}
 	_, fix, _ := strings.Cut(err.Error(), "→ ")
-	s.do(fix) // as told
+	s.do(fix) // as the error says
 	up(t, s)
 
 	pgtest.Await(t, "each row has ended, or is told of", func() bool {
@@ -136,8 +138,8 @@ func TestUpgradeOfRowsBeyondBounds(t *testing.T) {
 	s.expect("all valid", s.do(`SELECT bool_and(valid) FROM workflow_bound_check`), "t")
 }
 
-// Every column of every table that has bounds, written beyond them under the schema before there were any: the upgrade goes through, if need be after
-// what it says is done, and then each row is within its bounds or, if it is over, listed with what mends it.
+// The same for every column of every table that has bounds: the upgrade succeeds, if necessary after the fixes that
+// it names. Then each row is within its bounds or, if it is over, is listed with the statement that mends it.
 func TestUpgradeOfEveryTable(t *testing.T) {
 	url := pgtest.Empty(t)
 	s := connect(t, url)
@@ -161,7 +163,7 @@ func TestUpgradeOfEveryTable(t *testing.T) {
 		if table == "workflow_run" {
 			continue // see above
 		}
-		var all, copied []string // columns, and a copy's values of them: keys are drawn
+		var all, copied []string // columns, and the values for a copy of a row, whose keys are drawn
 		for _, c := range s.list(`
 			SELECT format('%I', a.attname) || '=' || CASE
 				WHEN NOT a.attnum = ANY (coalesce((SELECT array_agg(k) FROM pg_index i, unnest(i.indkey) AS k WHERE i.indrelid = a.attrelid AND i.indisunique), '{}')) THEN format('%I', a.attname)
@@ -182,7 +184,7 @@ func TestUpgradeOfEveryTable(t *testing.T) {
 				}
 				row, err := s.try(`WITH one AS (INSERT INTO ` + table + ` (` + strings.Join(all, ", ") + `) OVERRIDING SYSTEM VALUE SELECT ` + strings.Join(copied, ", ") + ` FROM ` + table + ` LIMIT 1 RETURNING *) SELECT to_jsonb(one) FROM one`)
 				if err != nil {
-					continue // a key that allows one row alone
+					continue // a key that allows one row only
 				}
 				if _, err := s.try(`UPDATE ` + table + ` SET ` + name + ` = ` + value + ` WHERE to_jsonb(` + table + `) = '` + strings.ReplaceAll(row, "'", "''") + `'`); err == nil {
 					written++
@@ -203,7 +205,7 @@ func TestUpgradeOfEveryTable(t *testing.T) {
 		if !strings.Contains(err.Error(), "→ ") {
 			t.Fatal(err)
 		}
-		for _, part := range strings.Split(err.Error(), "→ ")[1:] { // as told
+		for _, part := range strings.Split(err.Error(), "→ ")[1:] { // as the error says
 			fix, _, _ := strings.Cut(part, "\n")
 			if _, err := s.try(fix); err != nil {
 				t.Fatalf("%.300s: %v", fix, err)
@@ -216,7 +218,7 @@ func TestUpgradeOfEveryTable(t *testing.T) {
 	for _, b := range s.list(`SELECT concat_ws(' ', "table", "column", value, key, fix) FROM workflow_out_of_bounds(most => 10000) WHERE open`) {
 		t.Errorf("not over, and beyond its bounds: %.300s", b)
 	}
-	for _, fix := range s.list(`SELECT fix FROM workflow_out_of_bounds(most => 10000) WHERE "table" <> 'workflow_override'`) { // that is a record, which nobody changes
+	for _, fix := range s.list(`SELECT fix FROM workflow_out_of_bounds(most => 10000) WHERE "table" <> 'workflow_override'`) { // workflow_override is a record that nobody changes
 		if _, err := s.try(fix); err != nil {
 			_, _ = s.try(`ROLLBACK`)
 			t.Errorf("%.300s: %v", fix, err)
@@ -228,10 +230,11 @@ func TestUpgradeOfEveryTable(t *testing.T) {
 			t.Errorf("%s is not valid after all is done as told: %s", check, s.do(`SELECT string_agg(concat_ws(' ', "column", value, fix), '; ') FROM workflow_out_of_bounds('`+table+`')`))
 		}
 	}
-	// By itself, the migration that adds the CHECKs stops at an open row that is beyond one, and names it and what to do: no CHECK is there that would
 }
 
-// refuse its cancel. What is over stops nothing, and done as told it goes on.
+// Executed alone, the migration that adds the CHECKs stops at an open row that is beyond one, and names the row and
+// what to do, because afterwards a CHECK would refuse to have the row cancelled. Rows that are over do not stop it.
+// After the fix it continues.
 func TestBoundsAreNotAddedOverOpenRows(t *testing.T) {
 	s := connect(t, pgtest.Empty(t))
 	const bounded = 22

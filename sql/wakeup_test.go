@@ -8,8 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A transaction that inserts row by row for long takes two locks for its wake-up, not one for
-// each hundredth of a second: the server has room for some ten thousand in all.
+// A long transaction that inserts row by row takes two locks for its wake-up, and not one for each 10 ms: the server
+// has room for about ten thousand locks in all.
 func TestWakeUpTakesTwoLocks(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`BEGIN`)
@@ -23,7 +23,7 @@ func TestWakeUpTakesTwoLocks(t *testing.T) {
 	s.expect("locks of the next transaction", s.do(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()`), "2")
 }
 
-// A transaction that has inserted a run and stays open keeps nobody else from waking workers.
+// An open transaction that has inserted a run does not keep others from waking workers.
 func TestWakeUpBesideOpenTransaction(t *testing.T) {
 	s, pool := psql(t)
 	open := connect(t, pool.Config().ConnString())
@@ -39,7 +39,8 @@ func TestWakeUpBesideOpenTransaction(t *testing.T) {
 	})
 }
 
-// Few transactions are on their way to wake workers at a time: their commits wait for each other.
+// Only few transactions send a wake-up at the same time, because the commits of transactions that notify wait for
+// each other.
 func TestFewNotifyAtATime(t *testing.T) {
 	_, pool := psql(t)
 	var all []*session

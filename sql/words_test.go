@@ -8,8 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// What the head of a migration lists is there by that name, and in one column. What is set aside is told of by its comments: each kind, and that no worker
-// alone has the outcome that is refused.
+// Everything that the head of a migration lists exists under that name, and the list is aligned. The comments of
+// workflow_set_aside name each kind, and say that the refused outcome is not with one worker alone.
 func TestWords(t *testing.T) {
 	s, _ := psql(t)
 	listed := regexp.MustCompile(`(?m)^--   ([a-z]+_[a-z_0-9]+)( +)`)

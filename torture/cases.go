@@ -15,24 +15,24 @@ type order struct {
 	name        string // of its case
 	typ         string
 	payload     json.RawMessage
-	emit        int           // events that come with its success
+	emit        int           // events that its success emits
 	delay       time.Duration // until it is due
 	maxAttempts int
 	key         string
 	copies      int  // sessions that enqueue it at the same time
 	rival       bool // one of the copies has another payload
-	quiet       bool // not for clients to choose from when they intervene: an instance waits for it
-	once        bool // not sent again by who does not know whether it has come: by then retention may have removed it
+	quiet       bool // clients may not choose it when they intervene, because an instance waits for it
+	once        bool // not sent again if the answer is unknown, because retention may have removed it by then
 }
 
-// A kase is one part of the workload. What may become of its runs is written in verdict.sql.
+// A kase is one part of the workload. verdict.sql has the allowed outcomes of its runs.
 type kase struct {
 	name  string
 	share float64 // in percent
 	draw  func(r *rand.Rand, o *order, w world) map[string]any
 }
 
-// A world is what cases have to know.
+// A world is what cases need to know about their surroundings.
 type world struct {
 	receiver string // URL
 }
@@ -92,7 +92,7 @@ var cases = []kase{
 // pill reports whether the run ends the process that executes it.
 func (o order) pill() bool { return o.name == "exit" || o.name == "gopanic" }
 
-// pillCode is the exit code of a process that a run has ended.
+// pillCode is the exit code of a process that was ended by a run.
 const pillCode = 77
 
 // draw draws the next run of the workload.
@@ -115,7 +115,7 @@ func drawCase(r *rand.Rand, k kase, w world, hold float64) order {
 	o := order{id: newID(r), name: k.name, maxAttempts: 5, copies: 1}
 	payload := k.draw(r, &o, w)
 	if o.maxAttempts == 5 && r.IntN(2) == 0 {
-		o.maxAttempts = 3 // which stands for what the policy says
+		o.maxAttempts = 3 // follow the policy
 	}
 	payload["text"] = fmt.Sprintf("%x \u00e4\u4e16\U0001f600", r.Uint64())
 	payload["number"] = json.Number(fmt.Sprint(int64(1)<<53 + r.Int64N(1<<60)))
@@ -139,7 +139,7 @@ func findCase(name string) kase {
 	panic("no case " + name)
 }
 
-// newID draws a random uuid (version 4) from r, so that a seed fixes it.
+// newID draws a random UUID (version 4) from r, so that a seed determines it.
 func newID(r *rand.Rand) (id uuid.UUID) {
 	for i := range 16 {
 		id[i] = byte(r.UintN(256))

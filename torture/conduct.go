@@ -16,7 +16,7 @@ func newLoad(l *lab) *load {
 	return &load{lab: l, processes: drawProcesses(l.plan.random("processes")), handled: map[uuid.UUID]bool{}}
 }
 
-// deploy stores the graphs, as psql would, and notes them.
+// deploy stores the graphs as psql would, and records them in the ledger.
 func (g *load) deploy(ctx context.Context) error {
 	for _, p := range g.processes {
 		if _, err := g.lab.admin.Exec(ctx, `INSERT INTO process_definition (definition) VALUES ($1)`, p.definition); err != nil {
@@ -27,7 +27,7 @@ func (g *load) deploy(ctx context.Context) error {
 	return nil
 }
 
-// conduct has instances started, told what they wait for, cancelled, paused and resumed.
+// conduct starts instances, sends what they wait for, and cancels, pauses and resumes them.
 func (g *load) conduct(ctx context.Context) {
 	g.every(ctx, g.lab.plan.Instances, "instances", func(r *rand.Rand) func(context.Context) {
 		x := drawInstance(r, g.processes, g.lab.plan.Favoured)
@@ -42,7 +42,7 @@ func (g *load) conduct(ctx context.Context) {
 			}
 		}
 	})
-	working := ctx // ends when no more work is made: a pause that would go on then ends, too
+	working := ctx // ends when no more work is made, and with it every pause
 	g.every(ctx, g.lab.plan.Pauses, "pauses", func(r *rand.Rand) func(context.Context) {
 		at, long, caller := r.Float64(), between(r, 0, 4*time.Second), r.IntN(2) == 0
 		if r.IntN(4) == 0 {
@@ -68,7 +68,7 @@ func (g *load) conduct(ctx context.Context) {
 	})
 }
 
-// begin starts an instance and sends what it waits for, without caring what comes first.
+// begin starts an instance and sends what it waits for, in no particular order.
 func (g *load) begin(ctx context.Context, x *instance, starts, letters []order) {
 	expect, err := json.Marshal(x.expect)
 	if err != nil {
@@ -87,8 +87,8 @@ func (g *load) begin(ctx context.Context, x *instance, starts, letters []order) 
 	}
 }
 
-// choose returns an instance that is not over, whichever at says; with caller rather one that goes on, and has
-// called another. What is for good is done to it once.
+// choose returns an unfinished instance, selected by at. With caller it prefers one that continues and has called
+// another. With once it never returns an instance twice, because the action is final.
 func (g *load) choose(ctx context.Context, at float64, caller, once bool) (id uuid.UUID, ok bool) {
 	if err := g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, `
@@ -107,15 +107,14 @@ func (g *load) choose(ctx context.Context, at float64, caller, once bool) (id uu
 	return id, !(known && once)
 }
 
-// owe keeps what instances wait for until somebody has acknowledged it.
+// owe keeps a message that instances wait for until it is acknowledged.
 func (g *load) owe(o order) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.owed = append(g.owed, o)
 }
 
-// serve does once what is to be done by people: it completes tasks, has incidents tried again,
-// and sends again what was not acknowledged.
+// serve does once what people do: it completes tasks, retries incidents, and sends again what was not acknowledged.
 func (g *load) serve(ctx context.Context) {
 	g.mu.Lock()
 	owed := g.owed
@@ -126,7 +125,7 @@ func (g *load) serve(ctx context.Context) {
 	}
 	g.each(ctx, `SELECT id FROM user_task WHERE state = 'open' LIMIT 50`, func(id uuid.UUID) (all []order) {
 		people := 1
-		if id[15]%4 == 0 { // two at once: one is too late
+		if id[15]%4 == 0 { // two people at once: one is too late
 			people = 2
 		}
 		for i := range people {
@@ -140,7 +139,7 @@ func (g *load) serve(ctx context.Context) {
 	})
 }
 
-// each enqueues something, once, for what a query finds.
+// each enqueues runs, once, for each id that a query finds.
 func (g *load) each(ctx context.Context, query string, f func(uuid.UUID) []order) {
 	var ids []uuid.UUID
 	if err := g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
@@ -148,7 +147,7 @@ func (g *load) each(ctx context.Context, query string, f func(uuid.UUID) []order
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 		return err
 	}); err != nil {
-		return // the next time
+		return // the next call tries again
 	}
 	for _, id := range ids {
 		g.mu.Lock()

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// A consumer is whoever takes the events that leave the database. What it sees goes into the
-// ledger before it answers, with its answer.
+// A consumer is the receiver of the events that leave the database. It writes what it sees into the ledger before it
+// answers, together with its answer.
 type consumer struct {
 	server *httptest.Server
 	ledger *ledger
@@ -33,10 +33,10 @@ func status(code int) func(http.ResponseWriter, *http.Request, string) bool {
 	return func(w http.ResponseWriter, _ *http.Request, _ string) bool { w.WriteHeader(code); return false }
 }
 
-// fine is the mood in which it takes everything.
+// fine is the mood in which it accepts everything.
 var fine = mood{"fine", func(http.ResponseWriter, *http.Request, string) bool { return true }}
 
-// moods are the others.
+// moods are the other moods.
 var moods = []mood{
 	{"error", status(http.StatusInternalServerError)},
 	{"busy", func(w http.ResponseWriter, _ *http.Request, _ string) bool {
@@ -56,7 +56,7 @@ var moods = []mood{
 	{"down", func(w http.ResponseWriter, _ *http.Request, _ string) bool { hangUp(w, ""); return false }},
 	{"torn", func(w http.ResponseWriter, _ *http.Request, _ string) bool {
 		hangUp(w, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nthe beginning")
-		return true // it has kept the event, and nobody learns of it
+		return true // it has kept the event, and nobody learns that
 	}},
 	{"picky", func(w http.ResponseWriter, _ *http.Request, typ string) bool {
 		if typ == "incident.opened" {
@@ -67,8 +67,8 @@ var moods = []mood{
 	}},
 }
 
-// everyOther is a mood of its own: only while some events are taken and others are not can one
-// overtake another.
+// everyOther is a separate mood, because one event can overtake another only while some events are accepted and
+// others are not.
 var everyOther = mood{"moody", func(w http.ResponseWriter, _ *http.Request, _ string) bool {
 	if rand.IntN(2) == 0 {
 		w.WriteHeader(http.StatusBadGateway)
@@ -81,7 +81,7 @@ var everyOther = mood{"moody", func(w http.ResponseWriter, _ *http.Request, _ st
 func hangUp(w http.ResponseWriter, last string) {
 	conn, _, err := w.(http.Hijacker).Hijack()
 	if err != nil {
-		return // it has ended already
+		return // the connection has ended already
 	}
 	_, _ = io.WriteString(conn, last)
 	_ = conn.Close()
@@ -100,7 +100,7 @@ func newConsumer(l *ledger) (*consumer, error) {
 	return c, nil
 }
 
-// ServeHTTP takes one event.
+// ServeHTTP receives one event.
 func (c *consumer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	var event struct {
@@ -115,24 +115,24 @@ func (c *consumer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m := c.mood.Load()
 	e := entry{Kind: "event", Sent: &began, Run: event.ID, Type: event.Type, Key: event.Subject, Payload: bytes.Clone(event.Data), Case: m.name}
 	if m.answer(w, r, event.Type) {
-		e.Answer = "ok" // and only then, with what goes out last, is it told
+		e.Answer = "ok" // set only now, because the answer may fail
 	}
 	c.ledger.add(e)
 }
 
 func (c *consumer) close() { c.server.Close() }
 
-// upset has the consumer answer badly for a while.
+// upset makes the consumer answer badly for a while.
 func upset(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return l.events.be(ctx, moods[r.IntN(len(moods))], l.plan.hold(r, 2*time.Second, 6*time.Second))
 }
 
-// moody has it take about every other event for a while.
+// moody makes it accept about every other event for a while.
 func moody(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return l.events.be(ctx, everyOther, l.plan.hold(r, 2*time.Second, 6*time.Second))
 }
 
-// be puts the consumer into a mood that lasts as long, unless another comes over it.
+// be puts the consumer into a mood for the given time, unless another mood replaces it.
 func (c *consumer) be(ctx context.Context, m mood, long time.Duration) (string, error) {
 	c.mood.Store(&m)
 	sleep(ctx, long)
@@ -140,11 +140,11 @@ func (c *consumer) be(ctx context.Context, m mood, long time.Duration) (string, 
 	return nobody, nil
 }
 
-// claimLength is how long a dispatcher claims lanes: a crash holds them up for as long.
+// claimLength is how long a dispatcher claims lanes. A crash holds them up for as long.
 const claimLength = 4 * time.Second
 
-// addDispatchers starts two dispatchers, each with a link of its own, which leads to another server if
-// that is promoted.
+// addDispatchers starts two dispatchers, each with a link of its own, which leads to the promoted server after a
+// failover.
 func (l *lab) addDispatchers() (err error) {
 	if l.events, err = newConsumer(l.ledger); err != nil {
 		return err
@@ -178,7 +178,7 @@ func (l *lab) addDispatchers() (err error) {
 	return nil
 }
 
-// anyDispatcher returns one of them, as soon as it runs.
+// anyDispatcher returns one of them, once it runs.
 func (l *lab) anyDispatcher(ctx context.Context, r *rand.Rand) *slot {
 	s := l.dispatchers[r.IntN(len(l.dispatchers))]
 	_, _ = soon(ctx, func() (bool, error) { return s.pid() != 0, nil })

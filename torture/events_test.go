@@ -4,7 +4,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// dispatched has all events there are published: each came once, and was acknowledged.
+// dispatched publishes all events: each was delivered once, and acknowledged.
 func (s *stage) dispatched() {
 	s.t.Helper()
 	s.do("torture", `INSERT INTO outbox_sink (name, created_at) VALUES ('events', now() - interval '10 minutes') ON CONFLICT (name) DO UPDATE SET seen_at = now()`)
@@ -21,8 +21,7 @@ func (s *stage) dispatched() {
 	}
 }
 
-// told is a run that has succeeded with two events, which have been published. It returns the
-// second of them.
+// told returns the second event of a run that has succeeded with two events, which were published.
 func (s *stage) told() (event uuid.UUID) {
 	s.t.Helper()
 	id := s.enqueue("effect", wish{emit: 2})
@@ -35,7 +34,7 @@ func (s *stage) told() (event uuid.UUID) {
 	return event
 }
 
-// unmarkable is an event that refuses to be marked.
+// unmarkable returns an event that cannot be marked.
 func (s *stage) unmarkable() (event uuid.UUID) {
 	s.t.Helper()
 	if err := s.row(&event, `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'torture.unmarkable', '{}') RETURNING event_uuid`); err != nil {
@@ -44,7 +43,7 @@ func (s *stage) unmarkable() (event uuid.UUID) {
 	return event
 }
 
-// parked has it parked, beside its row.
+// parked parks the event in a row beside it.
 func (s *stage) parked(event uuid.UUID) {
 	s.t.Helper()
 	s.do("torture", `INSERT INTO outbox_sink (name, created_at) VALUES ('events', now() - interval '10 minutes') ON CONFLICT (name) DO UPDATE SET seen_at = now()`)

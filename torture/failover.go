@@ -20,7 +20,7 @@ func failoverPlan(seed uint64) *plan {
 
 const standbyName = "standby"
 
-// addStandby starts a standby without which the server acknowledges no commit.
+// addStandby starts a synchronous standby: without it the server acknowledges no commit.
 func (l *lab) addStandby(ctx context.Context) (err error) {
 	if l.standby, err = l.server.Standby(ctx, standbyName); err != nil {
 		return err
@@ -28,8 +28,7 @@ func (l *lab) addStandby(ctx context.Context) (err error) {
 	return l.calm(ctx, `ALTER SYSTEM SET synchronous_standby_names = '`+standbyName+`'`, `SELECT pg_reload_conf()`)
 }
 
-// failOver kills the primary, promotes the standby and leads everybody there, as a cluster
-// manager would.
+// failOver kills the primary, promotes the standby and redirects every client to it, as a cluster manager would.
 func failOver(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	if l.standby == nil {
 		return noOne, errors.New("there is no standby")

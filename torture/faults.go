@@ -11,21 +11,20 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// A fault is one way to strike. Faults of the server come one at a time. strike returns whom it
-// has hit: everyone, one worker or the clients, or runs by their ids; noOne if there was nobody
-// to hit.
+// A fault is one way to strike. Faults of the server come one at a time. strike returns whom it has hit: everyone,
+// one worker or the clients, or runs by their ids; noOne if there was nobody to hit.
 type fault struct {
 	key, name   string
 	server      bool
-	long, short int // strikes in ten minutes, and in the short run
+	long, short int // number of strikes in ten minutes, and in the short run
 	strike      func(ctx context.Context, l *lab, r *rand.Rand) (whom string, err error)
 }
 
-// faults are all there are, numbered as in the plan of the torture. Left out are what needs
-// root or another kernel (a full disk, clocks that jump) and what does not exist yet.
+// faults are all faults, numbered as in the plan of the torture. Faults that need root or another kernel (a full
+// disk, clocks that jump) are left out, as are faults of features that do not exist yet.
 var faults []fault
 
-func init() { // the schedule refers to them, and they to the lab
+func init() { // in init, because the schedule refers to the faults, and they to the lab
 	faults = []fault{
 		{"kill", "worker killed", false, 60, 7, killWorker},
 		{"freeze", "worker frozen beyond its lease", false, 54, 6, freezeWorker},
@@ -61,11 +60,11 @@ func init() { // the schedule refers to them, and they to the lab
 	}
 }
 
-// needs are relations of the product without which a fault never strikes: what it shows there has not been
-// promised yet.
+// needs are relations that a fault requires. If the product does not have the relation, it does not promise yet what
+// the fault tests, and the fault never strikes.
 var needs = map[string]string{"unleasable": "workflow_set_aside", "unmarkable": "outbox_aggregate", "events": "outbox_aggregate", "forge": "outbox_aggregate"}
 
-// Whom a strike may have hit.
+// Values for whom a strike has hit.
 const (
 	everyone = "all"
 	noOne    = ""
@@ -84,7 +83,7 @@ func findFault(key string) fault {
 // anySlot returns one of the workers' slots.
 func (l *lab) anySlot(r *rand.Rand) *slot { return l.slots[r.IntN(len(l.slots))] }
 
-// mortal returns one of the slots but the first, whose process is to grow old.
+// mortal returns one of the slots except the first, whose process is meant to grow old.
 func (l *lab) mortal(r *rand.Rand) *slot { return l.slots[1+r.IntN(len(l.slots)-1)] }
 
 func (l *lab) anyLink(r *rand.Rand) *link {
@@ -92,7 +91,7 @@ func (l *lab) anyLink(r *rand.Rand) *link {
 	return all[r.IntN(len(all))]
 }
 
-// hit returns the name if it is true.
+// hit returns name if ok, and otherwise noOne.
 func hit(name string, ok bool) string {
 	if ok {
 		return name
@@ -121,21 +120,21 @@ func stopWorker(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return hit(s.name, ok), nil
 }
 
-// silence has nothing that a worker asks arrive for longer than its leases last: what its handlers have
-// done by then it tells too late.
+// silence drops everything that a worker sends for longer than its leases last, so that it reports too late what its
+// handlers have done by then.
 func silence(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	k := l.links[r.IntN(len(l.links))]
 	return k.name, k.poison(ctx, "timeout", "upstream", map[string]int{"timeout": 0}, between(r, leaseLength*13/10, leaseLength*25/10))
 }
 
-// starveMemory restarts a worker with little memory and gives all of them, one after the other,
-// what eats that up. The others have enough.
+// starveMemory restarts a worker with little memory, and gives each worker in turn runs that use all of it. The
+// others have enough.
 func starveMemory(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	s := l.mortal(r)
 	s.limit(256 << 10)
-	defer s.limit(0) // the next process goes free
+	defer s.limit(0) // the next process has no limit
 	ok := s.kill()
-	for range 40 { // until it is there again
+	for range 40 { // until it runs again
 		sleep(ctx, 100*time.Millisecond)
 		if s.pid() != 0 {
 			break
@@ -187,8 +186,8 @@ func poisonNetwork(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		{"bandwidth", "upstream", map[string]int{"rate": 8}},
 		{"slicer", "downstream", map[string]int{"average_size": 64, "size_variation": 32, "delay": 500}},
 		{"reset_peer", "downstream", map[string]int{"timeout": r.IntN(500)}},
-		{"timeout", "downstream", map[string]int{"timeout": 0}}, // answers vanish
-		{"timeout", "upstream", map[string]int{"timeout": 0}},   // questions vanish
+		{"timeout", "downstream", map[string]int{"timeout": 0}}, // answers are lost
+		{"timeout", "upstream", map[string]int{"timeout": 0}},   // requests are lost
 		{"limit_data", "downstream", map[string]int{"bytes": 500 + r.IntN(20_000)}},
 	}[r.IntN(8)]
 	k := l.anyLink(r)

@@ -23,7 +23,7 @@ func cutCommit(ctx context.Context, l *lab, _ *rand.Rand) (string, error) {
 	return l.cut(ctx, wire.NeverSent), nil
 }
 
-// cut has the next commit of a client cut off, if there is one soon; the clients take turns.
+// cut cuts off the next commit of a client, if there is one soon. The clients take turns.
 func (l *lab) cut(ctx context.Context, c wire.Cut) string {
 	all := append([]*link{l.front}, l.links...)
 	k := all[int(l.cuts.Add(1))%len(all)]
@@ -49,8 +49,8 @@ func endSessions(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return hit(k.name, n > 0), l.excuse(err)
 }
 
-// excuse drops the error of an injector that was hit itself: by a fault that keeps the server
-// away or refuses writes, or by the lock that it has provoked.
+// excuse drops the error of an injector that was itself hit: by a fault that keeps the server down or makes it refuse
+// writes, or by the lock that the injector caused.
 func (l *lab) excuse(err error) error {
 	switch {
 	case err == nil, time.Since(time.Unix(0, l.troubled.Load())) < 2*time.Second:
@@ -61,13 +61,13 @@ func (l *lab) excuse(err error) error {
 	return err
 }
 
-// trouble says that the server is away, or refuses, until the function that it returns is called.
+// trouble records that the server is down, or refuses requests, until the returned function is called.
 func (l *lab) trouble() (over func()) {
 	l.troubled.Store(math.MaxInt64)
 	return func() { l.troubled.Store(time.Now().UnixNano()) }
 }
 
-// leased returns some runs that are leased now, two at least. It waits a while for there to be so many.
+// leased returns at least two runs that are leased now, at most most. It waits a while until there are two.
 func (l *lab) leased(ctx context.Context, most int) (ids []uuid.UUID, err error) {
 	_, err = soon(ctx, func() (bool, error) {
 		rows, _ := l.admin.Query(ctx, `SELECT id FROM workflow_run WHERE status = 'leased' ORDER BY random() LIMIT $1`, most)
@@ -77,8 +77,8 @@ func (l *lab) leased(ctx context.Context, most int) (ids []uuid.UUID, err error)
 	return ids, err
 }
 
-// locking locks something in a transaction for a while. Whatever becomes of the transaction then,
-// it has been locked; and where the lock did not come in time, others have queued up behind it.
+// locking locks something in a transaction for a while. Even if the transaction is broken later, the lock was held.
+// If the lock was not granted in time, other statements have queued up behind it.
 func (l *lab) locking(ctx context.Context, whom string, d time.Duration, lock string, args ...any) (string, error) {
 	var tx pgx.Tx
 	locked, err := soon(ctx, func() (locked bool, err error) {
@@ -107,8 +107,8 @@ func (l *lab) locking(ctx context.Context, whom string, d time.Duration, lock st
 	return whom, nil
 }
 
-// soon waits a while for there to be something to strike at, and for a server to ask. It looks often: an
-// event waits for milliseconds.
+// soon waits a while until there is a target, and a server to ask. It polls often, because an event waits only for
+// milliseconds.
 func soon(ctx context.Context, find func() (found bool, err error)) (found bool, err error) {
 	for start := time.Now(); ; sleep(ctx, 10*time.Millisecond) {
 		if found, err = find(); found || time.Since(start) > 5*time.Second {
@@ -117,7 +117,7 @@ func soon(ctx context.Context, find func() (found bool, err error)) (found bool,
 	}
 }
 
-// deadlock locks leased rows one after the other in descending order: settles go the other way.
+// deadlock locks leased rows one after another in descending order; settles lock in ascending order.
 func deadlock(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	ids, err := l.leased(ctx, 12)
 	if err != nil || len(ids) < 2 {
@@ -146,7 +146,7 @@ func arrayOf(ids []uuid.UUID) string {
 	return text + "}"
 }
 
-// lockRows keeps leased rows locked for two or three leases.
+// lockRows keeps leased rows locked for two or three lease lengths.
 func lockRows(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	ids, err := l.leased(ctx, 2+r.IntN(6))
 	if err != nil || len(ids) == 0 {
@@ -156,14 +156,14 @@ func lockRows(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		`SELECT FROM workflow_run WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids)
 }
 
-// oldSnapshot keeps vacuum from removing anything.
+// oldSnapshot keeps vacuum from removing any rows.
 func oldSnapshot(ctx context.Context, l *lab, _ *rand.Rand) (string, error) {
 	tx, err := l.admin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	if err != nil {
 		return noOne, l.excuse(err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) // it may be gone by then: servers are restarted
-	// Not a look at a table: its lock would keep LOCK TABLE waiting, and everybody else behind that.
+	defer tx.Rollback(context.WithoutCancel(ctx)) // it may be gone by then, because servers are restarted
+	// It reads no table: a lock on one would block LOCK TABLE, and all other statements behind that.
 	if _, err := tx.Exec(ctx, `SELECT pg_current_snapshot()`); err != nil {
 		return noOne, l.excuse(err)
 	}
@@ -171,7 +171,7 @@ func oldSnapshot(ctx context.Context, l *lab, _ *rand.Rand) (string, error) {
 	return nobody, nil
 }
 
-// restart returns a fault that ends the server in one way and starts it again.
+// restart returns a fault that ends the server in the given way and starts it again.
 func restart(end func(*pgserver.Server)) func(context.Context, *lab, *rand.Rand) (string, error) {
 	return func(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		defer l.trouble()()
@@ -188,11 +188,11 @@ func restart(end func(*pgserver.Server)) func(context.Context, *lab, *rand.Rand)
 	}
 }
 
-// storms are what a server says when it is in trouble: serialization failure, deadlock, disk
-// full, cancelled, too many connections, read-only, lock not available.
+// storms are SQLSTATEs of a server in trouble: serialization failure, deadlock, disk full, cancelled, too many
+// connections, read-only, lock not available.
 var storms = []string{"40001", "40P01", "53100", "57014", "53300", "25006", "55P03"}
 
-// storm lets statements fail by chance with one of them.
+// storm makes statements fail at random with one of them.
 func storm(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	state := storms[int(l.storms.Add(1)-1)%len(storms)]
 	if _, err := l.admin.Exec(ctx, `INSERT INTO t.storm VALUES ($1, 0.4)`, state); err != nil {
@@ -203,7 +203,7 @@ func storm(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return everyone, l.calm(ctx, `DELETE FROM t.storm`)
 }
 
-// calm undoes what an injector has done, whatever it takes.
+// calm reverts what an injector has done, and repeats that until it succeeds.
 func (l *lab) calm(ctx context.Context, sql ...string) error {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer stop()
@@ -222,7 +222,7 @@ func (l *lab) calm(ctx context.Context, sql ...string) error {
 	return nil
 }
 
-// lockTable shuts everybody out of one of the tables.
+// lockTable locks everyone out of one of the tables.
 func lockTable(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	table := []string{"workflow_run", "workflow_run", "workflow_history", "outbox_event", "process_instance", "process_token"}[r.IntN(6)]
 	return l.locking(ctx, everyone, l.plan.hold(r, time.Second, 4*time.Second), `LOCK TABLE `+table+` IN ACCESS EXCLUSIVE MODE`)
@@ -230,16 +230,16 @@ func lockTable(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 
 const endWorkers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '` + workerRole + `'`
 
-// shortTimeout gives the workers' role too short a time limit.
+// shortTimeout gives the workers' role a statement timeout that is too short.
 func shortTimeout(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return everyone, l.during(ctx, l.plan.hold(r, 8*time.Second, 12*time.Second),
 		[]string{`ALTER ROLE ` + workerRole + ` SET statement_timeout = '50ms'`, endWorkers},
 		[]string{`ALTER ROLE ` + workerRole + ` RESET statement_timeout`, endWorkers})
 }
 
-// connectionFamine leaves the workers one connection between them.
+// connectionFamine leaves the workers one connection for all of them.
 func connectionFamine(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
-	for range 50 { // idle sessions of somebody else
+	for range 50 { // idle sessions of another program
 		conn, err := pgx.Connect(ctx, l.server.URL(database))
 		if err != nil {
 			return noOne, fmt.Errorf("open an idle session: %w", err)
@@ -251,7 +251,7 @@ func connectionFamine(ctx context.Context, l *lab, r *rand.Rand) (string, error)
 		[]string{`ALTER ROLE ` + workerRole + ` CONNECTION LIMIT -1`})
 }
 
-// readOnly makes the server refuse writes, as one that was demoted.
+// readOnly makes the server refuse writes, like a server that was demoted.
 func readOnly(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	defer l.trouble()()
 	return everyone, l.during(ctx, l.plan.hold(r, 5*time.Second, 10*time.Second),
@@ -259,7 +259,7 @@ func readOnly(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		[]string{`ALTER SYSTEM RESET default_transaction_read_only`, `SELECT pg_reload_conf()`})
 }
 
-// during does something, waits, and undoes it.
+// during executes statements, waits, and executes others that revert them.
 func (l *lab) during(ctx context.Context, d time.Duration, begin, end []string) error {
 	if err := l.calm(ctx, begin...); err != nil {
 		return err
@@ -268,7 +268,8 @@ func (l *lab) during(ctx context.Context, d time.Duration, begin, end []string) 
 	return l.calm(ctx, end...)
 }
 
-// spoils are what keeps a row from being leased: a number that cannot grow, and a user's CHECK and trigger, which setup.sql has for tenants of these names.
+// spoils are ways to keep a row from being leased: a number that cannot grow, and a CHECK and a trigger of a user,
+// which setup.sql has for tenants with these names.
 var spoils = []string{
 	`lease_no = 1000000000000000`,
 	`tenant_id = 'unsound'`,
@@ -283,12 +284,12 @@ func spoil(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	for i := range ids {
 		ids[i] = newID(r)
 	}
-	const payload = `{"unleasable": true}` // siege.go knows it
+	const payload = `{"unleasable": true}` // siege.go recognizes it
 	try := func() error {
 		return pgx.BeginFunc(ctx, l.admin, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `INSERT INTO workflow_run (id, type, payload, run_at) SELECT id, $2, $3, now() - interval '1 hour' FROM unnest($1::uuid[]) AS id`, ids, typ, payload)
 			if err == nil {
-				_, err = tx.Exec(ctx, `SET LOCAL session_replication_role = replica`) // no trigger refuses it
+				_, err = tx.Exec(ctx, `SET LOCAL session_replication_role = replica`) // so that no trigger refuses it
 			}
 			if err == nil {
 				_, err = tx.Exec(ctx, `SET LOCAL t.unsound = on`)
@@ -300,9 +301,9 @@ func spoil(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		})
 	}
 	var err error
-	for range 20 { // through storms, and locks
+	for range 20 { // in spite of storms and locks
 		if err = try(); code(err) == "23505" {
-			err = nil // the commit before it has worked
+			err = nil // an earlier commit has succeeded
 		}
 		if err == nil {
 			break
@@ -322,8 +323,8 @@ func spoil(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return whom, l.excuse(err)
 }
 
-// spoilEvents appends some events that cannot be marked: a trigger of the user's, which setup.sql has, refuses
-// each change of them. They are there to stay.
+// spoilEvents appends some events that cannot be marked: a trigger in setup.sql, like one of a user, refuses each
+// change of them. They stay.
 func spoilEvents(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	_, err := l.admin.Exec(ctx, `
 		INSERT INTO outbox_event (aggregate_id, event_type, payload)
@@ -334,7 +335,7 @@ func spoilEvents(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	return hit(nobody, err == nil), l.excuse(err)
 }
 
-// lockEvents keeps events from being marked for a while, as a transaction of the user's would.
+// lockEvents keeps events from being marked for a while, like a transaction of a user.
 func lockEvents(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	var ids []int64
 	most := 1 + r.IntN(6)

@@ -1,9 +1,9 @@
--- Figures of a torture run: name, value, unit, and the most it should be, if there is a goal.
+-- Figures of a torture run: name, value, unit, and the goal, if there is one, which the value must not exceed.
 
--- When the server was down or of no use: read-only, locked, refusing by chance or for lack of time or connections.
+-- When the server was down or unusable: read-only, locked, or refusing at random or for lack of time or connections.
 CREATE TABLE t.unusable AS SELECT began, ended FROM t.hindrance WHERE whom = 'all' AND fault <> 'cpu';
 
--- From when on faults struck one at a time; null if they never did.
+-- When faults began to strike one at a time; null if they never did.
 CREATE VIEW t.singles AS SELECT min(at) AS since FROM t.ledger WHERE kind = 'singles';
 
 CREATE VIEW t.recovery AS -- from the kill of a worker to the next lease of what it held
@@ -16,12 +16,12 @@ CREATE VIEW t.recovery AS -- from the kill of a worker to the next lease of what
       AND NOT EXISTS (SELECT FROM t.ledger s WHERE s.kind = 'start' AND s.line->>'worker' = l.slot AND s.at > l.at AND s.at < x.at)
       AND NOT EXISTS (SELECT FROM t.unusable u WHERE u.began < n.at AND u.ended > x.at);
 
-CREATE VIEW t.reconnect AS -- from a server that is up again to the first success
+CREATE VIEW t.reconnect AS -- from the restart of a server to the first success
     SELECT extract(epoch FROM (SELECT min(at) FROM t.ending e WHERE e.at > o.ready AND e.by_holder) - o.ready) AS seconds,
         coalesce(o.ready > (SELECT since FROM t.singles), false) AS single
     FROM t.outage o;
 
-CREATE VIEW t.handover AS -- from a worker that hands a run back to its next lease
+CREATE VIEW t.handover AS -- from when a worker gives a run back to its next lease
     SELECT extract(epoch FROM n.at - e.at) AS seconds, coalesce(e.at > (SELECT since FROM t.singles), false) AS single
     FROM t.ending e JOIN t.lease n ON n.run = e.run AND n.lease_no = e.lease_no + 1
     WHERE e.status = 'pending' AND e.by_holder AND e.attempt < e.attempt_was AND e.run_at <= e.at -- later: it was postponed
@@ -45,7 +45,7 @@ CREATE TABLE t.figure AS
         ('times that an acknowledged event came', (SELECT count(*)::float8 / nullif(count(DISTINCT event), 0) FROM t.arrival WHERE ok), '', NULL),
         ('leases', (SELECT count(*) FROM t.lease), '', NULL),
         ('handler starts', (SELECT count(*) FROM t.exec_log WHERE event = 'start'), '', NULL),
-        -- Of runs that need one start, so that failing on purpose does not count.
+        -- Only runs that need one start, so that failures on purpose do not count.
         ('handler starts of a run that needs one', (SELECT sum(s.n) / count(DISTINCT s.run) FROM t.start s JOIN t.known k USING (run)
              WHERE k.kase IN ('effect', 'sleep', 'delayed', 'deaf', 'rival', 'permanent', 'badresult')), '', 1.25),
         ('the same before the first fault', (SELECT sum(s.n) / count(DISTINCT s.run) FROM t.start s JOIN t.known k USING (run)
@@ -67,7 +67,7 @@ CREATE TABLE t.figure AS
         ('calls to the outside per run that made one', (SELECT count(*)::float8 / nullif(count(DISTINCT line->>'run'), 0) FROM t.ledger WHERE kind = 'call'), '', NULL)
     ) f (name, value, unit, goal);
 
--- What must have happened, or the run has not tested it. said is filled from the workers' logs.
+-- What must have happened; otherwise the run has not tested it. said is filled from the workers' logs.
 CREATE TABLE t.must AS
     SELECT * FROM (VALUES
         ('stale settle refused', (SELECT sum(n)::bigint FROM t.said WHERE what = 'stale settle refused')),

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// forge has an instance started as if a token had called it that waits for something else: by a client, whom the
-// database has to refuse, and then by somebody with the engine's rights, whose run must change nothing.
+// forge enqueues a start as if it came from a token that waits for something else. First a client does so, whom the
+// database must refuse; then somebody with the engine's rights, whose run must change nothing.
 func forge(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	id, at := newID(r), r.Float64()
 	process := []string{"nobody", "post"}[r.IntN(2)] // one is not deployed, and nothing calls the other
@@ -55,7 +55,7 @@ func forge(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		return nobody, nil
 	}
 	e := entry{Kind: "enqueue", Run: id.String(), Type: "graph.start.v1", Case: "forged", Payload: payload, Answer: "done"}
-	found, err = soon(ctx, func() (bool, error) { // through storms
+	found, err = soon(ctx, func() (bool, error) { // in spite of storms
 		err := insert(`SET LOCAL workflow.advance = on`)
 		return judge(err) != refused, err
 	})

@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// countGoroutines has every worker, which is idle now, print its goroutines and end, and does
-// the same with one that has just been started. leaked is the most that one of the old ones has
-// beyond the fresh one.
+// countGoroutines makes every worker, which is idle now, print its goroutines and end, and does the same with a new
+// one. leaked is the most that one of the old ones has beyond the new one.
 func (l *lab) countGoroutines(ctx context.Context) (fresh, leaked float64, err error) {
 	old := l.slots
 	counts := make([]int, len(old))
@@ -27,8 +26,8 @@ func (l *lab) countGoroutines(ctx context.Context) (fresh, leaked float64, err e
 			return 0, 0, errs[i]
 		}
 	}
-	// By now the slots have started other processes. Two are asked, and the longer answer counts:
-	// Go's runtime may crash in the middle of printing.
+	// By now the slots have started other processes. It asks two of them and uses the longer answer, because Go's
+	// runtime may crash while it prints.
 	sleep(ctx, 3500*time.Millisecond)
 	n := 0
 	for _, s := range old[:2] {
@@ -44,9 +43,9 @@ func (l *lab) countGoroutines(ctx context.Context) (fresh, leaked float64, err e
 	return float64(n), leaked, nil
 }
 
-// dump has the process print its goroutines, as Go does on SIGQUIT, and counts those that the
-// product has anything to do with: the runtime and idle HTTP connections have some of their own. Retention is never
-// done, and may be at work just then.
+// dump makes the process print its goroutines, as Go does on SIGQUIT, and counts those that involve the product, but
+// not those of the runtime and of idle HTTP connections. It leaves out retention, which always runs and may be active
+// just then.
 func (s *slot) dump(ctx context.Context) (n int, err error) {
 	for start := time.Now(); s.pid() == 0; sleep(ctx, 100*time.Millisecond) {
 		if time.Since(start) > 10*time.Second {
@@ -80,7 +79,7 @@ func (s *slot) dump(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// countIdle counts the workers' sessions that sit in a transaction and do nothing.
+// countIdle counts the workers' sessions that are idle in a transaction.
 func (l *lab) countIdle(ctx context.Context) (n float64, err error) {
 	err = l.admin.QueryRow(ctx, `
 		SELECT count(*)

@@ -35,37 +35,37 @@ const (
 	clientRole = "torture_client"
 )
 
-// A lab is what is under torture: a server, the proxies before it, and the workers.
+// A lab is everything under test: a server, the proxies before it, and the workers.
 type lab struct {
 	plan    *plan
 	dir     string // for ledgers and logs
 	bin     string // the programs under test
 	ledger  *ledger
 	server  *pgserver.Server
-	standby *pgserver.Server   // nil: there is none
-	bouncer *pgbouncer.Bouncer // nil: nobody goes through a pooler
+	standby *pgserver.Server   // nil: none
+	bouncer *pgbouncer.Bouncer // nil: no worker uses a pooler
 	links   []*link            // of the workers, by slot
 	front   *link              // of the clients
-	back    *link              // of the injector and the verdict; nothing bad happens there
+	back    *link              // of the injector and the verdict; no fault strikes it
 	slots   []*slot
 	outside *receiver
 	events  *consumer
 
 	dispatchers []*slot
-	sides       []*link // of the dispatchers; no fault of the network is theirs
+	sides       []*link // of the dispatchers; no network fault strikes them
 
 	admin   *pgxpool.Pool // through back
 	client  *pgxpool.Pool // through front
 	strikes sync.Mutex    // held by a fault of the server: one at a time
-	storms  atomic.Int32  // so far
-	cuts    atomic.Int32  // likewise
-	spoilt  atomic.Int32  // likewise
+	storms  atomic.Int32  // number so far
+	cuts    atomic.Int32  // number so far
+	spoilt  atomic.Int32  // number so far
 
-	troubled atomic.Int64 // until when the server was away or refused everything, in Unix nanoseconds
+	troubled atomic.Int64 // until when the server was down or refused everything, in Unix nanoseconds
 }
 
-// build compiles the programs under test from the product's source. overlay, if there is one,
-// names a file for go build -overlay.
+// build compiles the programs under test from the product's source. overlay, if not empty, is a file for go build
+// -overlay.
 func build(ctx context.Context, root, bin, overlay string) error {
 	args := []string{"build", "-trimpath", "-o", bin + "/"} // as make build does
 	if overlay != "" {
@@ -122,21 +122,20 @@ func newLab(ctx context.Context, p *plan, dir, bin string, pooler bool) (l *lab,
 	return l, l.addSlots(ctx)
 }
 
-// serverOptions are those of a durable server with PostgreSQL's defaults. Its disk is real, so
-// that a kill loses what a kill may lose.
+// serverOptions are those of a durable server with PostgreSQL's defaults, on a real disk, so that a kill loses what a
+// kill may lose.
 func serverOptions() pgserver.Options {
 	return pgserver.Options{Durable: true, Settings: map[string]string{
 		"max_connections":  "250",
-		"log_min_messages": "log", // not errors: refusals are what this is about
-		// What a verdict may have to be explained by.
+		"log_min_messages": "log", // not errors, because refusals are expected here
+		// These may help to explain a verdict.
 		"log_line_prefix": "%m %a [%p] ", "log_lock_waits": "on", "log_min_duration_statement": "1s", "log_parameter_max_length": "200",
 	}}
 }
 
 func (l *lab) address() string { return "127.0.0.1:" + strconv.Itoa(l.server.Port()) }
 
-// prepare creates the database, the schema by the product's own command, and the torture's own
-// tables.
+// prepare creates the database, the schema through the product's own command, and the torture's own tables.
 func (l *lab) prepare(ctx context.Context) (err error) {
 	if err := onServer(ctx, l.server, "postgres", `CREATE DATABASE `+database); err != nil {
 		return err
@@ -155,7 +154,7 @@ func (l *lab) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// Where everybody else is refused, the one who looks after it must not be.
+	// The lab must be able to write even while everyone else is refused.
 	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "off"
 	if l.admin, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return err
@@ -171,7 +170,7 @@ func (l *lab) prepare(ctx context.Context) (err error) {
 
 const setPolicy = `SELECT workflow_set_policy('chaos.', attempts => $1)`
 
-// leaveOut takes those strikes out of the plan that need something which this product has not got.
+// leaveOut removes strikes from the plan that need something this product does not have.
 func (l *lab) leaveOut(ctx context.Context) error {
 	for key, relation := range needs {
 		var there bool
@@ -186,7 +185,7 @@ func (l *lab) leaveOut(ctx context.Context) error {
 	return nil
 }
 
-// script runs one of the scripts beside this file.
+// script runs one of the embedded scripts.
 func (l *lab) script(ctx context.Context, name string) error {
 	text, err := scripts.ReadFile(name)
 	if err != nil {
@@ -213,9 +212,9 @@ func (l *lab) clientPool(ctx context.Context) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // the proxy reads along
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // the proxy reads the statements
 	config.ConnConfig.ConnectTimeout = 3 * time.Second
-	config.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { // a call that is given up does not cost the connection
+	config.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { // a cancelled call does not close the connection
 		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: time.Second}
 	}
 	return pgxpool.NewWithConfig(ctx, config)
@@ -228,8 +227,7 @@ func clientURL(address, role, application string, conns int) string {
 	return u.String()
 }
 
-// notePooler writes down when the pooler has ended by itself, as old ones do: it has cut off the
-// workers behind it.
+// notePooler records when the pooler ended unexpectedly, as old versions do: that has cut off the workers behind it.
 func (l *lab) notePooler() {
 	for at := range l.bouncer.Ended() {
 		until := at.Add(time.Second)
@@ -239,7 +237,7 @@ func (l *lab) notePooler() {
 	}
 }
 
-// addSlots makes the places of the workers. With a pooler, half of them go through it.
+// addSlots creates the slots of the workers. With a pooler, half of them go through it.
 func (l *lab) addSlots(ctx context.Context) error {
 	for i := range l.plan.Workers {
 		name := fmt.Sprintf("w%d", i+1)
@@ -283,14 +281,15 @@ func (l *lab) addSlots(ctx context.Context) error {
 	return l.awaitWorkers(ctx)
 }
 
-// awaitWorkers returns when the workers have set themselves up.
+// awaitWorkers returns when the workers have finished their setup.
 func (l *lab) awaitWorkers(ctx context.Context) error {
 	for start := time.Now(); ; sleep(ctx, 50*time.Millisecond) {
 		var ready bool
 		err := l.admin.QueryRow(ctx, `SELECT to_regclass('chaos_effect') IS NOT NULL AND EXISTS (SELECT FROM outbox_sink)`).Scan(&ready)
 		switch {
 		case ready:
-			// Their effects are in the storms, too; but timeouts and locks in them count as the handler's.
+			// The storms also affect their effects. But timeouts and locks in effects count as the handler's errors,
+			// so they are left out.
 			_, err := l.admin.Exec(ctx, `CREATE TRIGGER t_storm BEFORE INSERT ON chaos_effect FOR EACH STATEMENT EXECUTE FUNCTION t.blow('40', '53')`)
 			return err
 		case err != nil:
@@ -311,7 +310,7 @@ func (l *lab) stopWorkers(sig syscall.Signal) {
 	l.slots, l.dispatchers = nil, nil
 }
 
-// close takes everything down.
+// close stops and removes everything.
 func (l *lab) close() {
 	l.stopWorkers(syscall.SIGKILL)
 	if l.outside != nil {

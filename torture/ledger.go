@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A ledger is an append-only file of what happened outside the database under test, one JSON
-// object a line. It must not share that database's fate.
+// A ledger is an append-only file of what happened outside the database under test, one JSON object per line. It is a
+// file so that it survives what happens to that database.
 type ledger struct {
 	mu   sync.Mutex
 	file *os.File
@@ -24,20 +24,20 @@ func openLedger(dir string) (*ledger, error) {
 	return &ledger{file: file}, nil
 }
 
-// An entry is one line. What is empty is left out.
+// An entry is one line. Empty fields are omitted.
 type entry struct {
 	Kind string    `json:"kind"`
 	At   time.Time `json:"at"` // set by add if it is zero
 
 	Run     string          `json:"run,omitempty"`
 	Type    string          `json:"type,omitempty"`
-	Case    string          `json:"case,omitempty"` // which case of the workload
+	Case    string          `json:"case,omitempty"` // case of the workload
 	Key     string          `json:"key,omitempty"`
 	Payload json.RawMessage `json:"payload,omitempty"`
 	RunAt   *time.Time      `json:"run_at,omitempty"`
 	Emit    int             `json:"emit,omitempty"`
 	Process string          `json:"process,omitempty"`
-	Expect  json.RawMessage `json:"expect,omitempty"` // by node: how often it takes effect, at least and at most
+	Expect  json.RawMessage `json:"expect,omitempty"` // how often each node takes effect: minimum and maximum
 	Answer  string          `json:"answer,omitempty"`
 	Sent    *time.Time      `json:"sent,omitempty"`
 	LeaseNo int64           `json:"lease_no,omitempty"`
@@ -53,7 +53,7 @@ type entry struct {
 	Text      string     `json:"text,omitempty"`
 }
 
-// add appends an entry. That fails only if the disk does, and then nothing can be judged.
+// add appends an entry. It fails only if the disk does, and then nothing can be judged.
 func (l *ledger) add(e entry) {
 	if e.At.IsZero() {
 		e.At = time.Now()

@@ -15,8 +15,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/torture/wire"
 )
 
-// A link is the way of one client to the server: through a proxy that cuts commits off, then
-// through one that makes the network bad.
+// A link is the path of one client to the server: first through a proxy that cuts commits off, then through one that
+// makes the network bad.
 type link struct {
 	name string
 	wire *wire.Proxy
@@ -31,7 +31,7 @@ func (l *link) toxics() *toxiproxy.ToxicCollection {
 	return l.toxic.Toxics
 }
 
-func init() { zerolog.SetGlobalLevel(zerolog.Disabled) } // toxiproxy prints what its toxics do
+func init() { zerolog.SetGlobalLevel(zerolog.Disabled) } // toxiproxy logs what its toxics do
 
 func newLink(name, upstream string, l *ledger) (*link, error) {
 	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
@@ -48,9 +48,9 @@ func newLink(name, upstream string, l *ledger) (*link, error) {
 	return &link{name: name, wire: w, toxic: toxic}, nil
 }
 
-// poison makes the network bad in one way, until the context ends or the time is over.
+// poison makes the network bad in one way, until ctx ends or d has passed.
 func (l *link) poison(ctx context.Context, kind, stream string, attributes map[string]int, d time.Duration) error {
-	name := uuid.NewString() // it may be there already, from another strike
+	name := uuid.NewString() // unique, because another strike may have added the same kind
 	body, err := json.Marshal(map[string]any{"name": name, "type": kind, "stream": stream, "attributes": attributes})
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (l *link) poison(ctx context.Context, kind, stream string, attributes map[s
 	return toxics.RemoveToxic(context.WithoutCancel(ctx), name)
 }
 
-// heal takes away everything that is bad.
+// heal removes everything that was made bad.
 func (l *link) heal() {
 	l.wire.Disarm()
 	l.toxics().ResetToxics(context.Background())
@@ -90,7 +90,7 @@ func (l *link) close() {
 	l.toxic.Stop()
 }
 
-// sleep waits, or until the context ends.
+// sleep waits for d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -19,35 +19,35 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A load is the clients: they enqueue, cancel and intervene through the front link, and write
-// down what they were told. Each call ends as done, refused, or unknown: legal both ways.
+// A load is the clients: they enqueue, cancel and intervene through the front link, and record what they were told.
+// Each call ends as done, refused, or unknown; after unknown, both outcomes are legal.
 type load struct {
 	lab      *lab
 	running  sync.WaitGroup
 	enqueued atomic.Int64
 	gentle   atomic.Bool // no more runs that end their process
-	crowded  atomic.Bool // nothing new is enqueued
+	crowded  atomic.Bool // no new runs are enqueued
 
 	processes []process
 
 	mu      sync.Mutex
 	recent  []uuid.UUID        // acknowledged runs, to choose from
-	owed    []order            // what instances wait for, and nobody has acknowledged
-	handled map[uuid.UUID]bool // tasks, incidents and instances to which was done what is done once
+	owed    []order            // messages that instances wait for, not acknowledged yet
+	handled map[uuid.UUID]bool // tasks, incidents and instances that were handled and are handled only once
 }
 
 const (
 	callLimit = 5 * time.Second // how long a client waits for an answer
-	mostCalls = 100             // of one kind, at a time
+	mostCalls = 100             // of one kind, at the same time
 
-	// A machine that cannot carry the load gets less of it. Else all that a verdict could tell would be that leases are short where
-	// everything waits for a processor.
-	mostOpen   = 150                    // runs that are due or leased, for more to be enqueued
-	quick      = 100 * time.Millisecond // for a short query to take, for the same
-	shortQueue = 20                     // of runs that are due: what comes next is to meet no more
+	// A machine that cannot carry the load gets less of it. Otherwise the verdict would only show that leases are too
+	// short where everything waits for a processor.
+	mostOpen   = 150                    // the most runs that may be due or leased for more to be enqueued
+	quick      = 100 * time.Millisecond // the longest that a short query may take for more to be enqueued
+	shortQueue = 20                     // the most runs that may be due when the singles begin
 )
 
-// run works until the context ends, and returns when every call has ended.
+// run works until ctx ends, and returns when every call has ended.
 func (g *load) run(ctx context.Context) {
 	g.running.Go(func() { g.look(ctx) })
 	g.every(ctx, g.lab.plan.Rate, "enqueue", func(r *rand.Rand) func(context.Context) {
@@ -64,7 +64,7 @@ func (g *load) run(ctx context.Context) {
 	g.every(ctx, g.lab.plan.Cancels, "cancel", func(r *rand.Rand) func(context.Context) {
 		at, wait := r.Float64(), between(r, 0, 3*time.Second)
 		if r.IntN(2) == 0 {
-			at, wait = 1, between(r, 0, 60*time.Millisecond) // against the settle
+			at, wait = 1, between(r, 0, 60*time.Millisecond) // races with the settle
 		}
 		return func(ctx context.Context) {
 			if id, ok := g.pick(at); ok {
@@ -95,8 +95,8 @@ func (g *load) run(ctx context.Context) {
 	g.running.Wait()
 }
 
-// every makes and starts calls at a mean rate, with exponential gaps, until the context ends.
-// Only draw uses the source, so that what is done does not depend on how long it takes.
+// every makes and starts calls at a mean rate, with exponential gaps, until ctx ends. Only draw uses the random
+// source, so that the calls do not depend on how long they take.
 func (g *load) every(ctx context.Context, rate float64, use string, draw func(*rand.Rand) func(context.Context)) {
 	r := g.lab.plan.random(use)
 	turns := make(chan struct{}, mostCalls)
@@ -109,9 +109,9 @@ func (g *load) every(ctx context.Context, rate float64, use string, draw func(*r
 			for (use == "enqueue" || use == "foreign" || use == "instances") && g.crowded.Load() && ctx.Err() == nil {
 				sleep(ctx, 50*time.Millisecond)
 			}
-			turns <- struct{}{} // every call ends in time
+			turns <- struct{}{} // every call ends, so a turn becomes free
 			if late := time.Since(next); late > time.Second {
-				next = next.Add(late) // it is not made up for
+				next = next.Add(late) // the calls that were missed are not made up for
 			}
 			g.running.Go(func() {
 				defer func() { <-turns }()
@@ -123,7 +123,7 @@ func (g *load) every(ctx context.Context, rate float64, use string, draw func(*r
 	})
 }
 
-// look looks now and then whether too much is open. While the server is away clients go on.
+// look checks regularly whether too much is open. While the server is down, clients continue.
 func (g *load) look(ctx context.Context) {
 	for ; ctx.Err() == nil; sleep(ctx, 250*time.Millisecond) {
 		start, open := time.Now(), 0
@@ -133,14 +133,15 @@ func (g *load) look(ctx context.Context) {
 			WHERE (status = 'leased' OR status = 'pending' AND run_at < now()) AND NOT suspect AND held_at IS NULL AND deleted_at IS NULL AND payload->'unleasable' IS NULL`).Scan(&open)
 		slow := time.Since(start) > quick
 		g.crowded.Store(err == nil && (open > mostOpen || slow))
-		if err == nil && (slow || starved()) { // and what has waited meanwhile is late for a while
+		if err == nil && (slow || starved()) { // what has waited meanwhile is late for a while
 			until := time.Now().Add(leaseLength)
 			g.lab.ledger.add(entry{Kind: "busy", At: start, Until: &until})
 		}
 	}
 }
 
-// starved reports whether three times as many threads are ready to run as there are processors. Only Linux tells.
+// starved reports whether three times as many threads are ready to run as there are processors. It works on Linux
+// only.
 func starved() bool {
 	text, err := os.ReadFile("/proc/loadavg")
 	fields := strings.Fields(string(text)) // three averages, ready/all, the last pid
@@ -151,8 +152,9 @@ func starved() bool {
 	return err == nil && ready > 3*runtime.NumCPU()
 }
 
-// ask gives f one of the clients' connections, and the time that a client waits for an answer. That begins when the connection is
-// there: else those who wait for one would close the connection as soon as they got it, and open another.
+// ask gives f one of the clients' connections, and the time that a client waits for an answer. The time starts when
+// the connection is there: otherwise a client that waits for one would close it as soon as it got it, and open
+// another.
 func (g *load) ask(ctx context.Context, f func(context.Context, *pgxpool.Conn) error) error {
 	conn, err := g.lab.client.Acquire(ctx)
 	if err != nil {
@@ -173,9 +175,9 @@ const (
 	unknown
 )
 
-// judge tells from an error whether the server refused, or nobody knows. Only the server's own
-// word counts, and not that of one on its way down: what the driver calls safe to retry may
-// have been sent all the same (a simple query, such as commit, whose connection broke).
+// judge decides from an error whether the server refused, or the outcome is unknown. Only an answer of the server
+// counts, and not one of a server that is shutting down: a statement that the driver calls safe to retry may have
+// been sent anyway (a simple query, such as commit, whose connection broke).
 func judge(err error) answer {
 	var pg *pgconn.PgError
 	switch {
@@ -187,8 +189,8 @@ func judge(err error) answer {
 	return unknown
 }
 
-// enqueue enqueues a run, by as many sessions at once as it has copies, each of them trying
-// until it knows.
+// enqueue enqueues a run from as many sessions at once as it has copies. Each of them tries until it knows the
+// outcome.
 func (g *load) enqueue(ctx context.Context, o order) {
 	var all sync.WaitGroup
 	for i := range o.copies {
@@ -217,9 +219,9 @@ func (g *load) enqueueOne(ctx context.Context, o order) {
 		case err == nil:
 			e.Answer, e.Run = "done", id.String()
 		case (maybe || o.quiet) && pg == "23505" && o.key == "":
-			e.Answer = "done" // that call, or an earlier one, did
+			e.Answer = "done" // this call or an earlier one succeeded
 		case pg == "23505":
-			e.Answer = "conflict" // with a run of the same key and another payload
+			e.Answer = "conflict" // a run with the same key has another payload
 		case judge(err) == unknown && o.once:
 			e.Answer = "unknown"
 		case judge(err) == unknown:
@@ -247,7 +249,7 @@ func (g *load) enqueueOne(ctx context.Context, o order) {
 	}
 }
 
-// send enqueues by a plain INSERT, or by the function where a key is to be honoured.
+// send enqueues by a plain INSERT, or through the function if there is a key.
 func (g *load) send(ctx context.Context, o order, runAt time.Time) (id uuid.UUID, err error) {
 	id = o.id
 	err = g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -262,8 +264,7 @@ func (g *load) send(ctx context.Context, o order, runAt time.Time) (id uuid.UUID
 	return id, err
 }
 
-// within enqueues in a transaction that also does something else, which may take long, and may
-// be rolled back.
+// within enqueues in a transaction that also does other work, which may take long, and which may be rolled back.
 func (g *load) within(ctx context.Context, o order, rollback bool, hold time.Duration) {
 	e := entry{Kind: "enqueue", Run: o.id.String(), Type: o.typ, Case: o.name, Payload: o.payload, Emit: o.emit}
 	tx, err := g.lab.client.Begin(ctx)
@@ -293,11 +294,11 @@ func (g *load) within(ctx context.Context, o order, rollback bool, hold time.Dur
 	}
 }
 
-// operate does what operators do: retry what has failed, delete, hold and resume, re-order, change the policy.
+// operate does what operators do: retry failed runs, delete, hold, resume and reorder runs, and change the policy.
 func (g *load) operate(ctx context.Context, at float64) {
 	var failed uuid.UUID
 	if err := g.ask(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
-		_, _ = conn.Exec(ctx, setPolicy, 4+int(at*5)) // or it stays
+		_, _ = conn.Exec(ctx, setPolicy, 4+int(at*5)) // if it fails, the policy stays
 		return conn.QueryRow(ctx, `SELECT id FROM workflow_run WHERE status = 'failed' AND deleted_at IS NULL AND type LIKE 'chaos.%' AND token_id IS NULL ORDER BY md5(id::text || $1::text) LIMIT 1`,
 			fmt.Sprint(at)).Scan(&failed)
 	}); err == nil {
@@ -316,7 +317,7 @@ func (g *load) operate(ctx context.Context, at float64) {
 	}
 }
 
-// record makes a call about a run and writes down what was answered.
+// record makes a call about a run and records the answer.
 func (g *load) record(ctx context.Context, kind, sql string, id uuid.UUID) {
 	sent := time.Now()
 	var answer string
@@ -338,7 +339,7 @@ func (g *load) remember(id string) {
 	g.recent = append(g.recent, uuid.MustParse(id))
 }
 
-// pick returns a recent run; at is from 0, the oldest, to 1.
+// pick returns a recent run; at goes from 0, the oldest, to 1.
 func (g *load) pick(at float64) (id uuid.UUID, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,17 +1,16 @@
-// Command torture kills everything, from outside, and proves from SQL that nothing was lost or
-// doubled. It builds the programs that ship, starts a private PostgreSQL and workers as
-// processes behind proxies that break connections, enqueues, cancels and intervenes as clients
-// do, and strikes by a schedule that one seed fixes. What clients were told and what handlers
-// did is kept in files. When all has calmed down these are loaded into the database, and
-// verdict.sql judges.
+// Command torture kills everything, from outside, and proves by SQL that nothing was lost or done twice. It builds
+// the programs that ship, and starts a private PostgreSQL and workers as processes behind proxies that break
+// connections. It enqueues, cancels and intervenes as clients do, and strikes by a schedule that one seed determines.
+// What clients were told and what handlers did is kept in files. When everything has calmed down, it loads these into
+// the database, and verdict.sql judges.
 //
 //	go run .                  ten minutes, all faults, half of the workers through pgbouncer
 //	go run . -short           a minute
 //	go run . -seed 7          the same workload and the same schedule again
-//	go run . -mutants         breaks a rule of the product at a time: each must be caught
+//	go run . -mutants         breaks one rule of the product at a time: each must be caught
 //	go run . -failover        primary lost, standby promoted
 //
-// Its exit code is 0 if every rule held and everything that must happen did.
+// The exit code is 0 if every rule held and everything that must happen did.
 package main
 
 import (
@@ -90,7 +89,7 @@ func (o options) run(ctx context.Context) error {
 	}
 }
 
-// once does one run and prints what came of it.
+// once does one run and prints the result.
 func (o options) once(ctx context.Context) error {
 	fmt.Printf("seed %d\n", o.seed)
 	dir, err := o.place()

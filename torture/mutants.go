@@ -13,31 +13,31 @@ import (
 	"time"
 )
 
-// A mutant breaks one rule of the product, in a copy of its source that only the compiler
-// sees, and names the invariants of which at least one must notice.
+// A mutant breaks one rule of the product, in a copy of its source that only the compiler sees. At least one of the
+// invariants that it names must notice.
 type mutant struct {
 	name    string
 	edits   []edit
-	faults  map[string]int // those that bring it to light
-	noticed []string       // rules, by their beginning
+	faults  map[string]int // faults that reveal it
+	noticed []string       // rules, by the beginning of their names
 
-	mostly string // what half of the workload is, and more: a case of the plain runs, processes, or one of these; empty: none of that
+	mostly string // what at least half of the workload is: a case of the plain runs, processes, or one process; empty: nothing particular
 }
 
 const processes = "processes" // for mutant.mostly
 
-// graph is a mutant of what moves processes on.
+// graph is a mutant of the code that advances processes.
 func graph(name string, edits []edit, faults map[string]int, noticed ...string) mutant {
 	return mutant{name, edits, faults, noticed, processes}
 }
 
-// of has half of the instances be of one process.
+// of makes half of the instances belong to one process.
 func (m mutant) of(process string) mutant {
 	m.mostly = process
 	return m
 }
 
-// An edit replaces a text that occurs once in a file.
+// An edit replaces a text that occurs exactly once in a file.
 type edit struct{ file, old, new string }
 
 // runMutants tortures each mutant for half a minute. It fails if one of them is not noticed.
@@ -69,7 +69,7 @@ func (o options) runMutants(ctx context.Context) error {
 	return nil
 }
 
-// runMutant returns the rules that have noticed as they should, and the others that have.
+// runMutant returns the broken rules that the mutant names, and the other broken rules.
 func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, err error) {
 	dir, err := os.MkdirTemp("", "torture-"+m.name+"-")
 	if err != nil {
@@ -87,16 +87,16 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 	p := shortPlan(o.seed)
 	p.Name, p.Strikes, p.Singles, p.Single = "mutant", nil, nil, 0
 	p.Warm, p.Chaos, p.Calm, p.Drain = time.Second, 18*time.Second, time.Second, 40*time.Second
-	p.Rate = 200 // so that batches are more than one
-	// Each process lets suspects through one by one at first. Runs that end it would keep those of
-	// frozen workers from being leased again before these thaw, and no outcome would be stale.
+	p.Rate = 200 // so that batches have more than one run
+	// At first, each process leases suspects one at a time. Runs that end their process would keep the runs of frozen
+	// workers from being leased again before these thaw, and no outcome would be stale.
 	p.Pills, p.Gentle, p.Hold = 0, true, 1
 	switch m.mostly {
 	case "":
 	case processes, "post", "parent":
 		p.Rate, p.Instances, p.Halts, p.Pauses, p.Favoured = 20, 9, 1, 5, m.mostly
 	default:
-		p.Rate, p.Mostly = 60, m.mostly // few suspects: they are leased again before the outcomes of their last leases arrive
+		p.Rate, p.Mostly = 60, m.mostly // few suspects, so that runs are leased again before the outcomes of their last leases arrive
 	}
 	p.schedule(func(f fault) int { return m.faults[f.key] })
 	v, err := torture(ctx, p, dir, bin, o)
@@ -113,7 +113,7 @@ func (o options) runMutant(ctx context.Context, m mutant) (by, others []string, 
 	return by, others, nil
 }
 
-// overlay writes the changed files, and the list of them for go build -overlay.
+// overlay writes the changed files, and a list of them for go build -overlay.
 func (m mutant) overlay(root, dir string) (string, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
@@ -150,8 +150,8 @@ func (m mutant) overlay(root, dir string) (string, error) {
 	return file, os.WriteFile(file, list, 0o644)
 }
 
-// Faults that bring mutants to light: leases that are lost while their handlers live, and
-// commits of which nobody knows.
+// Faults that reveal mutants: leases that are lost while their handlers live, crashes, and commits with an unknown
+// outcome.
 var (
 	zombies = map[string]int{"freeze": 9, "network": 3}
 	crashes = map[string]int{"kill": 8, "freeze": 3}
@@ -159,17 +159,18 @@ var (
 	nothing = map[string]int{}
 )
 
-// leases is the file with the functions that lease, extend, settle and take back.
+// leases is the file with the functions that lease, extend, settle and reclaim.
 const leases = "sql/0008_lease.sql"
 
-// settling is the file with the newest of those that settle.
+// settling is the file with the newest functions that settle.
 const settling = "sql/0018_unsettled.sql"
 
-// taking is the file with the newest of those that lease and take back.
+// taking is the file with the newest functions that lease and reclaim.
 const taking = "sql/0019_suspect.sql"
 
 var mutants = []mutant{
-	// Nothing is broken, and nothing may be noticed: without it, a rule that is wrong would count as sharp.
+	// Control: nothing is broken, and nothing may be noticed. Without it, a rule that is wrong would seem to notice
+	// mutants.
 	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5, "unmarkable": 3, "events": 3}, nil, ""},
 	{"lease-without-isolation", []edit{{"internal/leasing/acquire.go",
 		`	aside, problem := p.setAside(ctx, suspected, p.tried, anyCode)`, `	_ = anyCode

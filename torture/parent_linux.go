@@ -2,5 +2,5 @@ package main
 
 import "syscall"
 
-// dieWithParent has the kernel end a child when this process is killed.
+// dieWithParent makes the kernel end a child when this process is killed.
 func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

@@ -4,5 +4,5 @@ package main
 
 import "syscall"
 
-// dieWithParent needs a kernel that offers it.
+// dieWithParent returns nil, because only Linux offers this.
 func dieWithParent() *syscall.SysProcAttr { return nil }

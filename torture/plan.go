@@ -8,45 +8,45 @@ import (
 	"time"
 )
 
-// A plan is everything that one seed and one profile decide.
+// A plan is everything that a seed and a profile determine.
 type plan struct {
 	Seed    uint64
 	Name    string
 	Workers int
-	Rate    float64 // runs enqueued a second
-	Cancels float64 // a second
-	Foreign float64 // transactions of others that enqueue, a second
+	Rate    float64 // runs enqueued per second
+	Cancels float64 // per second
+	Foreign float64 // transactions of other programs that enqueue, per second
 
-	Instances float64 // of processes, started a second
-	Favoured  string  // the process that half of them are of; any other: none
-	Halts     float64 // of them cancelled, a second
-	Pauses    float64 // of them paused for a while, a second
+	Instances float64 // process instances started per second
+	Favoured  string  // the process of half of them; any other name: none
+	Halts     float64 // instances cancelled per second
+	Pauses    float64 // instances paused for a while, per second
 
-	Keep time.Duration // what is over is removed at this age, or some time later; one pause in four is longer than that
+	Keep time.Duration // what is over is removed at this age, or somewhat later; one pause in four is longer
 
 	Warm, Chaos, Calm time.Duration // with workload; no faults in the first and the last
 	Operator          time.Duration // between two interventions of an operator
-	Drain             time.Duration // at most, after all of that
+	Drain             time.Duration // after all of that, at most
 
-	// Hold is the time a fault may last, relative to that of the long profile.
+	// Hold scales how long faults last; it is 1 in the long profile.
 	Hold    float64
 	Strikes []strike // in order of time
 
-	// After the chaos come strikes one at a time in fair weather, by which the figures are taken.
+	// After the chaos, strikes come one at a time in calm conditions, to measure the figures.
 	Singles []strike
 	Single  time.Duration // for all of them
 
-	Narrowed bool   // to some faults
-	Pills    int    // runs that end their process, beside those of the workload
-	Gentle   bool   // none of those in the workload
-	Mostly   string // the case of which half of the workload is; empty: none
+	Narrowed bool   // restricted to some faults
+	Pills    int    // runs that end their process, in addition to those of the workload
+	Gentle   bool   // the workload has none of them
+	Mostly   string // the case of half of the workload; empty: none
 }
 
 // A strike is one fault at its time.
 type strike struct {
 	At    time.Duration // from the start of the chaos, or of the singles
 	Fault string
-	Seed  uint64 // decides the rest: whom it hits, for how long
+	Seed  uint64 // determines the rest: whom it hits, and for how long
 }
 
 // Timing of the workers under torture, short so that leases are lost often.
@@ -62,7 +62,7 @@ const slots = 128
 
 func longPlan(seed uint64) *plan {
 	p := &plan{
-		// No more than two processors carry with some to spare: a queue says nothing about recovery.
+		// No more than two processors can carry with some to spare: a queue would say nothing about recovery.
 		Seed: seed, Name: "long", Workers: 4, Rate: 57, Cancels: 3, Foreign: 5, Instances: 2, Halts: 0.2, Pauses: 0.2,
 		Warm: 30 * time.Second, Chaos: 480 * time.Second, Calm: 20 * time.Second,
 		Operator: 20 * time.Second, Drain: 2 * time.Minute, Hold: 1, Keep: time.Minute,
@@ -80,13 +80,12 @@ func shortPlan(seed uint64) *plan {
 		Operator: 4 * time.Second, Drain: time.Minute, Hold: 0.4, Pills: 2, Keep: 4 * time.Second,
 	}
 	p.schedule(func(f fault) int { return f.short })
-	p.oneByOne(3*leaseLength, "freeze") // amid other faults it hits who has nothing to do, now and then
+	p.oneByOne(3*leaseLength, "freeze") // among other faults it sometimes hits a worker that has nothing to do
 	return p
 }
 
-// schedule gives each fault its number of strikes at random times. Given their number, the
-// times of events with exponential gaps between them are independent and uniform, so this is a
-// Poisson process that cannot leave a fault out.
+// schedule gives each fault its number of strikes at random times. For a given number, the times of events with
+// exponential gaps are independent and uniform, so this is a Poisson process that cannot leave out a fault.
 func (p *plan) schedule(count func(fault) int) {
 	r := p.random("schedule")
 	for _, f := range faults {
@@ -109,7 +108,7 @@ func (p *plan) oneByOne(every time.Duration, faults ...string) {
 	p.Single = time.Duration(len(faults)) * every
 }
 
-// random returns a source of its own for each use, so that one does not disturb the other.
+// random returns a separate source for each use, so that one use does not affect another.
 func (p *plan) random(use string) *rand.Rand {
 	h := uint64(14695981039346656037)
 	for _, b := range []byte(use) {
@@ -128,7 +127,7 @@ func (p *plan) hold(r *rand.Rand, low, high time.Duration) time.Duration {
 	return time.Duration(float64(between(r, low, high)) * p.Hold)
 }
 
-// narrow leaves only strikes of the faults that are named, or only the singles.
+// narrow leaves only strikes of the named faults, or only the singles.
 func (p *plan) narrow(keys []string) error {
 	if slices.Equal(keys, []string{"singles"}) {
 		p.Narrowed, p.Strikes, p.Chaos = true, nil, time.Second
@@ -144,8 +143,7 @@ func (p *plan) narrow(keys []string) error {
 	return nil
 }
 
-// demands reports whether a run by this plan has to have seen something. Few faults need not
-// bring about everything.
+// demands reports whether a run by this plan must have seen something. With few faults, not everything has to happen.
 func (p *plan) demands(what string) bool {
 	switch {
 	case p.Narrowed || p.Name == "mutant":
@@ -164,8 +162,7 @@ func (p *plan) demands(what string) bool {
 	return true
 }
 
-// seldom is what happens but a few times in a minute, and so by chance not at all. The long run has to
-// have seen it.
+// seldom is what happens only a few times per minute, and so may not happen at all. The long run must have seen it.
 var seldom = []string{
 	"enqueue unknown, and done", "event came twice", "event was refused, and came later", "incident tried again",
 	"instance cancelled while a step was at work", "instance paused for longer than retention keeps what is over", "join fired after a branch's worker was killed", "loop re-entered a fork",

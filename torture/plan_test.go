@@ -8,7 +8,7 @@ import (
 	engine "github.com/simple-workflow/simple-workflow/graph"
 )
 
-// A seed fixes the schedule and the workload; another seed makes others.
+// A seed determines the schedule and the workload, and another seed gives others.
 func TestSeed(t *testing.T) {
 	if !reflect.DeepEqual(longPlan(7), longPlan(7)) || reflect.DeepEqual(longPlan(7).Strikes, longPlan(8).Strikes) {
 		t.Error("the schedule does not depend on the seed, and on it alone")
@@ -25,7 +25,7 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// Every process that is drawn can be used: one with an error would never start, and show nothing.
+// Every drawn process is valid: an invalid one would never start, and test nothing.
 func TestProcessesAreValid(t *testing.T) {
 	for seed := range uint64(20) {
 		for _, p := range drawProcesses(longPlan(seed).random("processes")) {
@@ -40,8 +40,7 @@ func TestProcessesAreValid(t *testing.T) {
 	}
 }
 
-// The long plan holds what the torture promises: 400 faults of every kind but the failover, and
-// runs enough.
+// The long plan has what the torture promises: 400 strikes, of every fault except the failover, and enough runs.
 func TestLongPlan(t *testing.T) {
 	p := longPlan(1)
 	if len(p.Strikes) < 400 {

@@ -12,7 +12,7 @@ var plants = []plant{
 	}},
 	{only("I01"), "payload altered", func(s *stage) uuid.UUID {
 		e := s.order("sleep", wish{})
-		s.but(`VALUES ($1, $2, $3,`, `VALUES ($1, $2, $3::jsonb || '{"number": 9007199254740996}',`).insert(e, wish{}) // as float64 has it
+		s.but(`VALUES ($1, $2, $3,`, `VALUES ($1, $2, $3::jsonb || '{"number": 9007199254740996}',`).insert(e, wish{}) // as a float64 would store it
 		s.tell(e)
 		id := uuid.MustParse(e.Run)
 		s.work(id, w1)
@@ -323,7 +323,7 @@ var plants = []plant{
 		s.work(id, w1)
 		s.beat(id, w1)
 		s.end(id, "ok")
-		s.strike("network", "w2", 4*seconds, 0) // another one's trouble
+		s.strike("network", "w2", 4*seconds, 0) // another worker's trouble
 		s.exit(w2, 2*seconds)
 		s.wait(id, leaseLength+seconds/10)
 		s.expire(id, w2)

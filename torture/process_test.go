@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// The graphs and what is asked of their instances depend on the seed, and on it alone. Each kind of
-// graph has instances, and what they wait for is sent.
+// The graphs and the requests to their instances depend on the seed alone. Each kind of graph has instances, and what
+// they wait for is sent.
 func TestProcesses(t *testing.T) {
 	draw := func(seed uint64) (all []any) {
 		p := longPlan(seed)
@@ -35,7 +35,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// A tale is an instance whose story is played: what the engine writes is written here by hand.
+// A tale is an instance whose story is played: it writes by hand what the engine would write.
 type tale struct {
 	s       *stage
 	id      uuid.UUID
@@ -43,7 +43,7 @@ type tale struct {
 	status  string
 }
 
-// processes of the stories.
+// told are the processes of the stories.
 var told = map[string]string{
 	"line": `{"process": "line", "version": 1, "start": "A", "nodes": {"A": {"do": "chaos.step", "to": "W"}, "W": {"wait": "PT10S", "to": "M"},
 		"M": {"await": {"message": "m", "key": "input.tag"}, "to": "H"}, "H": {"human": {}, "to": "B"}, "B": {"do": "chaos.step"}}}`,
@@ -67,7 +67,7 @@ func (s *stage) id() uuid.UUID {
 	return uuid.MustParse(fmt.Sprintf("00000000-0000-4000-8000-%012d", s.last))
 }
 
-// order tells the engine something: a run that a client enqueues, and that succeeds.
+// command enqueues a command to the engine, as a client, and lets it succeed or not.
 func (s *stage) command(name, typ string, payload any, succeeds bool) uuid.UUID {
 	s.t.Helper()
 	text, err := json.Marshal(payload)
@@ -87,14 +87,14 @@ func (s *stage) command(name, typ string, payload any, succeeds bool) uuid.UUID 
 	return id
 }
 
-// A birth is what a client wants of an instance beside its process.
+// A birth is what a client wants of an instance, apart from its process.
 type birth struct {
 	key    string
 	ends   string
 	expect string
 }
 
-// begin has a client start an instance, and the engine create it.
+// begin starts an instance as a client, and creates it as the engine.
 func (s *stage) begin(process string, b birth) *tale {
 	s.t.Helper()
 	x := s.born(process, b)
@@ -136,7 +136,7 @@ func (x *tale) create(key string) {
 	x.become("IN_PROGRESS")
 }
 
-// become gives the instance a status, counts its tokens, and tells of it.
+// become sets the status of the instance, counts its tokens, and emits the event.
 func (x *tale) become(status string) {
 	x.s.t.Helper()
 	s := x.s
@@ -162,7 +162,7 @@ func (x *tale) become(status string) {
 	x.status = status
 }
 
-// place makes a token; its state says whether it is where something is due.
+// place creates a token. Its state says whether a run is due at the node.
 func (x *tale) place(node, state string) uuid.UUID {
 	id := x.s.id()
 	x.s.do("w1", `INSERT INTO process_token (id, instance_id, node, state) VALUES ($1, $2, $3, $4)`, id, x.id, node, state)
@@ -173,7 +173,7 @@ func (x *tale) move(token uuid.UUID, node, state string) {
 	x.s.do("w1", `UPDATE process_token SET node = $2, state = $3, version = version + 1 WHERE id = $1`, token, node, state)
 }
 
-// visit enqueues what a visit of a node takes.
+// visit enqueues the run of a visit of a node.
 func (x *tale) visit(token uuid.UUID, node, typ, payload string, delay time.Duration) uuid.UUID {
 	id := x.s.id()
 	x.s.do("w1", `
@@ -182,31 +182,31 @@ func (x *tale) visit(token uuid.UUID, node, typ, payload string, delay time.Dura
 	return id
 }
 
-// enter brings a token to a step, and returns the step's run.
+// enter moves a token to a step, and returns the step's run.
 func (x *tale) enter(token uuid.UUID, node, more string) uuid.UUID {
 	x.move(token, node, "Ready")
 	return x.visit(token, node, "chaos.step", fmt.Sprintf(`{"tag": %q, "node": %q%s}`, x.id, node, more), 0)
 }
 
-// begun brings a new token to a step.
+// begun places a new token at a step.
 func (x *tale) begun(node, more string) (token, run uuid.UUID) {
 	token = x.place(node, "Ready")
 	return token, x.visit(token, node, "chaos.step", fmt.Sprintf(`{"tag": %q, "node": %q%s}`, x.id, node, more), 0)
 }
 
-// done executes a step, or what undoes one.
+// done executes a step, or the undo of a step.
 func (x *tale) done(run uuid.UUID, node string, undoes any) {
 	x.s.work(run, w1)
 	x.did(run, node, undoes)
 }
 
-// did ends what is at work.
+// did ends a step that is executing.
 func (x *tale) did(run uuid.UUID, node string, undoes any) {
 	x.s.do("w1", `INSERT INTO chaos_effect (run_id, lease_no, key, tag, node, undoes) SELECT id, lease_no, '', $2, $3, $4 FROM workflow_run WHERE id = $1`, run, x.id.String(), node, undoes)
 	x.s.finish(run, w1)
 }
 
-// owes records that a step is to be undone.
+// owes records that a step can be undone.
 func (x *tale) owes(run uuid.UUID, node string) (record uuid.UUID) {
 	record = x.s.id()
 	x.s.do("w1", `INSERT INTO compensation_record (id, instance_id, token_id, run_id, node_id, handler_ref) SELECT $1, $2, token_id, $3, $4, 'chaos.undo' FROM workflow_run WHERE id = $3`, record, x.id, run, node)
@@ -222,7 +222,7 @@ func (x *tale) undo(token, record, run uuid.UUID, node string) uuid.UUID {
 	return u
 }
 
-// incident stops a token.
+// incident stops a token with an incident.
 func (x *tale) incident(token uuid.UUID) (id uuid.UUID) {
 	id = x.s.id()
 	x.s.do("w1", `INSERT INTO incident (id, instance_id, token_id, node, code, message) VALUES ($1, $2, $3, 'A', 'x', 'x')`, id, x.id, token)
@@ -239,7 +239,7 @@ func (x *tale) end(token uuid.UUID, node, state, status string) {
 	x.become(status)
 }
 
-// walkLine plays the line up to a node.
+// walkLine plays the process line up to a node.
 func (x *tale) walkLine(to string) (token uuid.UUID) {
 	s := x.s
 	token, a := x.begun("A", "")
@@ -289,7 +289,7 @@ func (x *tale) task(token uuid.UUID) (task uuid.UUID) {
 	return task
 }
 
-// halt cancels an instance that has one live token: what is at work is revoked with it.
+// halt cancels an instance that has one live token. The leases of the runs are revoked with it.
 func (x *tale) halt(token uuid.UUID, node string, runs ...uuid.UUID) {
 	x.s.command("halt", "graph.cancel.v1", map[string]any{"instance": x.id}, true)
 	x.end(token, node, "Terminated", "CANCELLED")
@@ -317,7 +317,7 @@ func (x *tale) walkForked() (token uuid.UUID) {
 	return x.fire(j, a, b)
 }
 
-// join opens an activation with its first arrival.
+// join opens an activation of the join with its first arrival.
 func (x *tale) join(first uuid.UUID) (id uuid.UUID) {
 	id = x.s.id()
 	x.s.do("w1", `INSERT INTO parallel_join (id, instance_id, node, expected, joined) VALUES ($1, $2, 'J', 2, 0)`, id, x.id)
@@ -331,7 +331,7 @@ func (x *tale) joined(join, token uuid.UUID) {
 	x.s.do("w1", `UPDATE parallel_join SET joined = joined + 1 WHERE id = $1`, join)
 }
 
-// fire lets a token go on to C for those that have come.
+// fire continues with a new token at C for the tokens that arrived.
 func (x *tale) fire(join uuid.UUID, came ...uuid.UUID) (token uuid.UUID) {
 	x.s.do("w1", `UPDATE parallel_join SET fired = true WHERE id = $1`, join)
 	for _, k := range came {
@@ -346,7 +346,7 @@ func (x *tale) fire(join uuid.UUID, came ...uuid.UUID) (token uuid.UUID) {
 // A fall is a saga whose last step has failed, before anything is undone.
 type fall struct {
 	token, a, b  uuid.UUID // the last two are runs
-	owesA, owesB uuid.UUID // records
+	owesA, owesB uuid.UUID // compensation records
 }
 
 const owes = `, "owes": true`
@@ -360,7 +360,7 @@ func (x *tale) walkSaga() (f fall) {
 	f.b = x.enter(f.token, "B", owes)
 	x.done(f.b, "B", nil)
 	f.owesB = x.owes(f.b, "B")
-	s.wait(f.a, seconds) // work lets time pass for what undoes them, as if that had been there before
+	s.wait(f.a, seconds) // work lets time pass for what undoes them; this makes them as old
 	s.wait(f.b, seconds)
 	d := x.enter(f.token, "D", `, "fail": "declined"`)
 	s.work(d, w1)
@@ -372,18 +372,18 @@ func (x *tale) walkSaga() (f fall) {
 
 var sagaFails = birth{ends: "FAILED"}
 
-// tales are what may well happen to instances.
+// tales are legal histories of instances.
 var tales = []func(*stage){
-	func(s *stage) { // from its start to its end; two clients start it with one key
+	func(s *stage) { // from its start to its end; two clients start it with the same key
 		x := s.begin("line", birth{key: "order 7"})
 		x.start("order 7")
 		x.end(x.walkLine("B"), "B", "Completed", "COMPLETED")
 	},
-	func(s *stage) { // a step's lease expires; both branches come
+	func(s *stage) { // a step's lease expires; both branches arrive
 		x := s.begin("forked", birth{})
 		x.end(x.walkForked(), "C", "Completed", "COMPLETED")
 	},
-	func(s *stage) { // cancelled at work, and too late
+	func(s *stage) { // cancelled during a step, and too late
 		x := s.begin("line", birth{})
 		token, a := x.begun("A", "")
 		x.become("IN_PROGRESS")
@@ -394,7 +394,7 @@ var tales = []func(*stage){
 		x.end(x.walkLine("B"), "B", "Completed", "COMPLETED")
 		s.command("halt", "graph.cancel.v1", map[string]any{"instance": x.id}, true)
 	},
-	func(s *stage) { // fails, and undoes; the first undo fails, too, and is tried again
+	func(s *stage) { // fails, and undoes; the first undo fails, too, and is retried
 		x := s.begin("saga", sagaFails)
 		f := x.walkSaga()
 		u := x.visit(f.token, "B/undo", "chaos.undo", fmt.Sprintf(`{"run": %q, "input": {"tag": %q, "node": "B", "reluctant": true}}`, f.b, x.id), 0)
@@ -411,7 +411,7 @@ var tales = []func(*stage){
 		x.undo(f.token, f.owesA, f.a, "A")
 		x.end(f.token, "D", "Terminated", "FAILED")
 	},
-	func(s *stage) { // paused, and resumed; a start that was cancelled; one of two people is too late
+	func(s *stage) { // paused and resumed; a start that was cancelled; of two people, one is too late
 		x := s.begin("line", birth{})
 		token := x.walkLine("H")
 		s.do("client", `SELECT process_pause($1)`, x.id)
@@ -429,7 +429,7 @@ var tales = []func(*stage){
 		x.incident(token)
 		x.become("WAITING")
 	},
-	func(s *stage) { // a child
+	func(s *stage) { // a called instance
 		x := s.begin("line", birth{})
 		token := x.walkLine("B")
 		s.child(x, "COMPLETED")
@@ -445,7 +445,7 @@ func (s *stage) child(of *tale, status string) *tale {
 	return c
 }
 
-// whole plays an instance of a process with nothing wrong about it.
+// whole plays an instance of a process without any fault.
 func (s *stage) whole(process string) *tale {
 	x := s.begin(process, birth{ends: map[string]string{"saga": "FAILED"}[process]})
 	switch process {

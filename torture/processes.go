@@ -12,26 +12,25 @@ import (
 	"github.com/google/uuid"
 )
 
-// A process is a graph that instances are started of. What it must do is known here, and not
-// asked of the engine.
+// A process is a graph that instances are started of. What it must do is defined here, independently of the engine.
 type process struct {
 	name       string
 	definition json.RawMessage
 	facts      json.RawMessage // for verdict.sql: joins and waits
 	play       func(x *instance)
-	called     bool // by others; then it is not started by itself
+	called     bool // by others; such a process is not started directly
 }
 
-// An instance is one execution as its client wants it, and what must become of it.
+// An instance is one execution, as its client wants it, with the result it must have.
 type instance struct {
-	tag      string // its input names it, and so do the rows that its steps leave
+	tag      string // identifies it in its input and in the rows that its steps write
 	process  string
 	key      string
 	input    map[string]any
 	random   *rand.Rand
-	expect   map[string][2]int // how often each step takes effect if it ends by itself, at least and at most
+	expect   map[string][2]int // how often each step takes effect, at least and at most, if the instance ends on its own
 	ends     string
-	messages []string // that it waits for
+	messages []string // the messages that it waits for
 }
 
 func (x *instance) add(node string, least, most int) {
@@ -46,8 +45,8 @@ func (x *instance) flag(name string) bool {
 	return yes
 }
 
-// A part is a piece of a graph with one entry and one exit. play notes what so many passes
-// through it do.
+// A part is a piece of a graph with one entry and one exit. play records what the given number of passes through it
+// do.
 type part struct {
 	entry, exit string
 	play        func(x *instance, passes int)
@@ -59,16 +58,16 @@ type node = map[string]any
 type drawer struct {
 	random *rand.Rand
 	name   string
-	first  int // the nodes' numbers begin after it
+	first  int // the nodes' numbers start after it
 	nodes  map[string]node
 	joins  []joint
 	waits  map[string]int64 // milliseconds
 	flags  int
-	undoes bool // steps leave something to be undone
-	looped bool // within a loop: no further one, and nothing that waits for clients
+	undoes bool // steps can be undone
+	looped bool // inside a loop: no further loop, and nothing that waits for clients
 }
 
-// A joint is a join: the step after it, and the last step of each of its branches.
+// A joint is a join, given by the step after it and the last step of each of its branches.
 type joint struct {
 	After    string   `json:"after"`
 	Branches []string `json:"branches"`
@@ -78,14 +77,14 @@ func newDrawer(r *rand.Rand, name string) *drawer {
 	return &drawer{random: r, name: name, nodes: map[string]node{}, waits: map[string]int64{}}
 }
 
-// within draws what lies in a scope of the graph, with names of its own.
+// within draws the contents of a scope of the graph, with names of its own.
 func (d *drawer) within() *drawer {
 	inner := newDrawer(d.random, d.name)
 	inner.first = 20
 	return inner
 }
 
-// add adds a node under a new name.
+// add adds a node with a new name.
 func (d *drawer) add(prefix string, n node) string {
 	name := fmt.Sprintf("%s%d", prefix, d.first+len(d.nodes)+1)
 	d.nodes[name] = n
@@ -97,13 +96,13 @@ func (d *drawer) flag() string {
 	return fmt.Sprintf("c%d", d.flags)
 }
 
-// step draws a step. in has what it is given beside its name, as expressions.
+// step draws a step. in are inputs in addition to its name, as expressions.
 func (d *drawer) step(in ...string) part {
 	given := map[string]string{"tag": "input.tag", "ms": fmt.Sprint(1 + d.random.IntN(60))}
 	n := node{"do": "chaos.step", "attempts": 100, "in": given}
 	switch d.random.IntN(20) {
 	case 0:
-		given["ms"] = fmt.Sprint(1000 + d.random.IntN(3000)) // crosses leases
+		given["ms"] = fmt.Sprint(1000 + d.random.IntN(3000)) // longer than a lease
 	case 1:
 		given["times"] = "1"
 	}
@@ -132,7 +131,7 @@ func (d *drawer) seq(all ...part) part {
 	}}
 }
 
-// fork draws branches that meet again, and a step after that.
+// fork draws branches that join, and a step after the join.
 func (d *drawer) fork(branches ...part) part {
 	after := d.step()
 	join := d.add("J", node{"join": "all", "to": after.entry})
@@ -199,7 +198,7 @@ func (d *drawer) human() part {
 	return part{name, name, func(*instance, int) {}}
 }
 
-// any draws a part of about so much depth.
+// any draws a part of about the given depth.
 func (d *drawer) any(depth int) part {
 	kind := d.random.IntN(10)
 	switch {
@@ -225,7 +224,7 @@ func (d *drawer) any(depth int) part {
 	return d.step()
 }
 
-// done makes a process of what was drawn, from first to last.
+// done makes a process of the drawn graph, from first to last.
 func (d *drawer) done(whole part) process {
 	definition, err := json.Marshal(node{"process": d.name, "version": 1, "start": whole.entry, "nodes": d.nodes})
 	if err != nil {
@@ -238,7 +237,7 @@ func (d *drawer) done(whole part) process {
 	return process{name: d.name, definition: definition, facts: facts, play: func(x *instance) { whole.play(x, 1) }}
 }
 
-// fixed are graphs that every torture has; what a block can be is left to those that are drawn.
+// fixed are graphs that every torture run has; the variety of blocks is left to the drawn graphs.
 var fixed = map[string]func(d *drawer) part{
 	"wide": func(d *drawer) part { // the last arrivals come at about the same time
 		branches := make([]part, 8)
@@ -254,10 +253,10 @@ var fixed = map[string]func(d *drawer) part{
 		d.looped = true
 		return d.loop(d.fork(d.step(), d.step(), d.wait(100*time.Millisecond, 300*time.Millisecond)), 3)
 	},
-	"letters": func(d *drawer) part { // messages that come before, after and while
+	"letters": func(d *drawer) part { // messages that come before, after and while they are awaited
 		return d.seq(d.step(), d.fork(d.await(), d.await(), d.seq(d.step(), d.await())), d.await())
 	},
-	"post": func(d *drawer) part { // many at the time at which they are waited for
+	"post": func(d *drawer) part { // many messages at the time when they are awaited
 		branches := make([]part, 6)
 		for i := range branches {
 			branches[i] = d.seq(d.step("ms", fmt.Sprint(40*i)), d.await())
@@ -269,11 +268,11 @@ var fixed = map[string]func(d *drawer) part{
 		d.undoes = true
 		return d.seq(d.step(), d.fork(d.seq(d.step(), d.step()), d.step(), d.step("ms", "300")), d.step(), d.failing())
 	},
-	"cut": func(d *drawer) part { // fails while other branches are at work
+	"cut": func(d *drawer) part { // fails while other branches execute
 		d.undoes = true
 		return d.seq(d.step(), d.fork(d.seq(d.step(), d.step()), d.seq(d.step(), d.failing()), d.step("ms", "1500", "owes", "true")))
 	},
-	"regret": func(d *drawer) part { // undoes, and goes on
+	"regret": func(d *drawer) part { // undoes, and continues
 		d.undoes = true
 		before := d.seq(d.step(), d.fork(d.step(), d.step()), d.step())
 		throw := d.add("T", node{"throw": node{"compensate": true}})
@@ -286,13 +285,13 @@ var fixed = map[string]func(d *drawer) part{
 		}}
 		return d.seq(before, undone, plainly(d))
 	},
-	"stubborn": func(d *drawer) part { // a step fails that nobody has foreseen, and is tried again; the others go on
+	"stubborn": func(d *drawer) part { // a step fails unexpectedly, and is retried; the others continue
 		d.undoes = true
 		bug, item := plainly(d, "breaks", "true"), d.step()
 		d.nodes[bug.exit]["attempts"] = 2
 		return d.seq(d.step(), d.fork(bug, d.seq(item, d.step())), d.step())
 	},
-	"detour": func(d *drawer) part { // a step fails, and an edge takes that
+	"detour": func(d *drawer) part { // a step fails, and an error edge takes the token
 		bad, after := d.step("fail", "'declined'"), d.step()
 		d.nodes[bad.exit]["to"], d.nodes[bad.exit]["on"] = after.entry, []node{{"error": "declined", "to": after.entry}}
 		return part{bad.entry, after.exit, after.play}
@@ -302,7 +301,7 @@ var fixed = map[string]func(d *drawer) part{
 		return part{d.add("M", node{"await": node{"message": "chaos.never", "key": "input.tag"}, "to": after.entry,
 			"on": []node{{"after": "400ms", "to": after.entry}}}), after.exit, after.play}
 	},
-	"race": func(d *drawer) part { // a signal, a message, or time
+	"race": func(d *drawer) part { // a signal, a message, or a timer
 		after := d.step()
 		d.nodes["o_signal"] = node{"await": node{"signal": "chaos.bell"}, "to": after.entry}
 		d.nodes["o_message"] = node{"await": node{"message": "chaos.race", "key": "input.tag"}, "to": after.entry}
@@ -314,7 +313,7 @@ var fixed = map[string]func(d *drawer) part{
 			after.play(x, passes)
 		}}
 	},
-	"first": func(d *drawer) part { // one branch is enough, the others are ended
+	"first": func(d *drawer) part { // one branch is enough, and the others are ended
 		after := d.step()
 		join := d.add("J", node{"join": node{"need": 1, "rest": "cancel"}, "to": after.entry})
 		a, b, c := d.step("ms", "50"), d.step("ms", "60"), d.step("ms", "2500")
@@ -355,7 +354,7 @@ var fixed = map[string]func(d *drawer) part{
 			after.play(x, passes)
 		}}
 	},
-	"scope": func(d *drawer) part { // what fails within ends all that moves there
+	"scope": func(d *drawer) part { // a failure inside ends everything that moves there
 		inner := d.within()
 		body := inner.fork(inner.step(), inner.seq(inner.step(), inner.step("fail", "'declined'", "ms", "30")), inner.step("ms", "1200"))
 		d.joins = append(d.joins, inner.joins...)
@@ -370,7 +369,7 @@ var fixed = map[string]func(d *drawer) part{
 				after.play(x, passes)
 			}}
 	},
-	"thrown": func(d *drawer) part { // an error that no run has
+	"thrown": func(d *drawer) part { // an error that comes from no run
 		inner := d.within()
 		before := inner.step()
 		inner.nodes[before.exit]["to"] = inner.add("T", node{"throw": node{"error": "sour"}})
@@ -384,7 +383,7 @@ var fixed = map[string]func(d *drawer) part{
 				after.play(x, passes)
 			}}
 	},
-	"over": func(d *drawer) part { // one branch ends all
+	"over": func(d *drawer) part { // one branch ends everything
 		first, slow := d.step("ms", "300"), d.step("ms", "300")
 		d.nodes[first.exit]["to"] = d.add("T", node{"terminate": true})
 		later := d.step()
@@ -395,7 +394,7 @@ var fixed = map[string]func(d *drawer) part{
 			x.add(later.entry, 0, passes)
 		}}
 	},
-	"reminded": func(d *drawer) part { // timers that leave the waiting as it is
+	"reminded": func(d *drawer) part { // timers that do not interrupt the waiting
 		waiting, every, once, after := d.await(), d.step(), d.step(), d.step()
 		d.nodes[waiting.exit]["to"] = after.entry
 		d.nodes[waiting.exit]["on"] = []node{{"every": "1s", "times": 3, "to": every.entry}, {"after": "700ms", "keep": true, "to": once.entry}}
@@ -423,7 +422,7 @@ var fixed = map[string]func(d *drawer) part{
 	"child": func(d *drawer) part {
 		return d.fork(d.step(), d.step())
 	},
-	"naps": func(d *drawer) part { // so long that it is paused with its caller, and would go on before that is resumed
+	"naps": func(d *drawer) part { // long enough to be paused with its caller, and to be due before that is resumed
 		all := []part{d.step()}
 		for range 5 {
 			all = append(all, d.wait(300*time.Millisecond, 700*time.Millisecond), d.step())
@@ -443,7 +442,7 @@ var fixed = map[string]func(d *drawer) part{
 	},
 }
 
-// call draws a call of a process that is called alone.
+// call draws a call of a process that is only called.
 func (d *drawer) call(process, undo string) part {
 	name := d.add("K", nil)
 	d.nodes[name] = node{"call": node{"process": process, "undo": undo}, "in": map[string]string{"tag": "input.tag + '/" + name + "'"}}
@@ -453,7 +452,7 @@ func (d *drawer) call(process, undo string) part {
 // called are the processes that others call.
 var called = []string{"child", "naps", "lent"}
 
-// failing draws a step that fails for good if the input wants it.
+// failing draws a step that fails for good if the input says so.
 func (d *drawer) failing() part {
 	p := plainly(d, "fail", "input.fail ? 'declined' : ''")
 	return part{p.entry, p.exit, func(x *instance, passes int) {
@@ -473,7 +472,7 @@ func plainly(d *drawer, in ...string) part {
 	return d.step(in...)
 }
 
-// drawProcesses draws all graphs of a torture: those that are fixed, and some at random.
+// drawProcesses draws all graphs of a torture run: the fixed ones, and some at random.
 func drawProcesses(r *rand.Rand) (all []process) {
 	for _, name := range slices.Sorted(maps.Keys(fixed)) {
 		d := newDrawer(r, name)
@@ -510,7 +509,7 @@ func drawInstance(r *rand.Rand, all []process, favoured string) *instance {
 	return x
 }
 
-// starts are the runs that start the instance: more than one with the same key.
+// starts are the runs that start the instance; with a key there may be several with the same key.
 func (x *instance) starts() (all []order) {
 	payload := map[string]any{"process": x.process, "input": x.input}
 	copies := 1
@@ -526,7 +525,7 @@ func (x *instance) starts() (all []order) {
 	return all
 }
 
-// letters are the messages it waits for.
+// letters are the messages that it waits for.
 func (x *instance) letters() (all []order) {
 	for _, name := range x.messages {
 		o := graphOrder(newID(x.random), "message", "graph.message.v1", map[string]any{
@@ -539,7 +538,7 @@ func (x *instance) letters() (all []order) {
 			o.delay = between(x.random, 0, longest)
 		}
 		all = append(all, o)
-		if x.random.IntN(8) == 0 { // the sender is not sure
+		if x.random.IntN(8) == 0 { // the sender is not sure, and sends it again
 			o.id = newID(x.random)
 			all = append(all, o)
 		}
@@ -547,7 +546,7 @@ func (x *instance) letters() (all []order) {
 	return all
 }
 
-// graphOrder is a run that tells the engine something.
+// graphOrder is a run that is a command to the engine.
 func graphOrder(id uuid.UUID, name, typ string, payload any) order {
 	text, err := json.Marshal(payload)
 	if err != nil {

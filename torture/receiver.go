@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// A receiver is the world outside: it takes calls that no transaction protects.
+// A receiver is the outside world: it receives calls that no transaction protects.
 type receiver struct {
 	server *httptest.Server
 	calls  atomic.Int64
-	away   atomic.Int32 // outages that are under way: nobody is heard
+	away   atomic.Int32 // outages in progress: no call is answered
 }
 
 func newReceiver(l *ledger) (*receiver, error) {
@@ -40,7 +40,7 @@ func newReceiver(l *ledger) (*receiver, error) {
 		}
 		n := r.calls.Add(1)
 		l.add(entry{Kind: "call", Run: call.RunID, LeaseNo: call.LeaseNo, Attempt: call.Attempt})
-		if n%20 == 0 { // the call counts, and nobody learns of it
+		if n%20 == 0 { // the call counts, but the answer is lost
 			w.WriteHeader(http.StatusBadGateway)
 		}
 	}))
@@ -49,7 +49,8 @@ func newReceiver(l *ledger) (*receiver, error) {
 	return r, nil
 }
 
-// outage has the world outside be away for some seconds: handlers that call it say so, and the breaker of their type opens. Nothing else is hit, and no run may be lost by it.
+// outage makes the outside world unavailable for some seconds: handlers that call it report that, and the breaker of
+// their type opens. Nothing else is hit, and no run may be lost.
 func outage(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	l.outside.away.Add(1)
 	defer l.outside.away.Add(-1)

@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/protocol"
 )
 
-// What the trace of runs must show, beside the rules of verdict.sql: each lease, heartbeat, settling, take-back and the rest is a
-// step of the model in internal/protocol.
+// Rules about the trace of runs, in addition to those of verdict.sql: each lease, heartbeat, settle, take-back and
+// other change is a step of the model in internal/protocol.
 const (
 	ruleStep     = "I51 change of a run that the model of its protocol does not have"
 	ruleSlots    = "I51b worker that held more leases than it has slots"
@@ -22,11 +22,11 @@ const (
 
 var replayRules = []string{ruleStep, ruleSlots, ruleTogether}
 
-// watch is how long suspects have to be alone at least, as the database sees it: two seconds by the worker's clock, which counts from
-// when it has the answer.
+// watch is how long suspects must at least be alone, as the database sees it. It is two seconds by the worker's
+// clock, which starts when the worker has the answer.
 const watch = time.Second
 
-// replay holds the trace against the model.
+// replay checks the trace against the model.
 func (l *lab) replay(ctx context.Context, v *verdict) error {
 	v.Rules = append(v.Rules, replayRules...)
 	rows, _ := l.admin.Query(ctx, `SELECT DISTINCT run FROM t.enqueue WHERE kase = 'unleasable'`)
@@ -63,7 +63,7 @@ func (l *lab) replay(ctx context.Context, v *verdict) error {
 	return nil
 }
 
-// wrong adds what the replay has refused to what is broken.
+// wrong adds a violation that the replay has found to the broken rules.
 func (v *verdict) wrong(w protocol.Wrong) {
 	rule := ruleStep
 	switch w.Kind {

@@ -12,8 +12,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/protocol"
 )
 
-// What the database did by the engine's functions breaks no rule of the replay, another worker settling what is kept among it; a lease that is taken back before it has
-// expired, or although its outcome is kept, breaks I51. What was spoilt where no trigger looks is left out, and counted.
+// What the engine's functions do in the database breaks no rule of the replay, even if another worker settles a kept
+// outcome. A lease that is reclaimed before it has expired, or although its outcome is kept, breaks I51. Runs that
+// were spoilt where no trigger looks are left out, and counted.
 func TestReplay(t *testing.T) {
 	conn := judged(t)
 	pool, err := pgxpool.New(t.Context(), conn.Config().ConnString())
@@ -61,7 +62,7 @@ func TestReplay(t *testing.T) {
 	if broken, left := look(); len(broken) > 0 || left != 1 {
 		t.Errorf("broken: %v, %v left out, want one", broken, left)
 	}
-	// A function of the engine's that is broken: nothing tells that the lease had expired.
+	// A broken function of the engine: it does not check that the lease has expired.
 	do(`CREATE OR REPLACE FUNCTION workflow_take_back_v9(run uuid) RETURNS void LANGUAGE plpgsql AS $$
 		BEGIN UPDATE workflow_run SET status = 'pending', suspect = true, lease_token = NULL, lease_until = NULL, leased_by = NULL WHERE id = run; END $$`)
 	early := uuid.New()

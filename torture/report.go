@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// A report is a verdict with what it takes to repeat it.
+// A report is a verdict together with what is needed to repeat it.
 type report struct {
 	Seed    uint64    `json:"seed"`
 	Plan    string    `json:"plan"`
@@ -25,7 +25,7 @@ type report struct {
 	Invalid []string `json:"invalid,omitempty"` // what the run should have seen and has not
 }
 
-// commitOf says what is built from a source tree.
+// commitOf returns the commit of a source tree.
 func commitOf(root string) string {
 	out, err := exec.Command("git", "-C", root, "describe", "--always", "--dirty").Output()
 	if err != nil {
@@ -78,11 +78,10 @@ func machine() string {
 	return fmt.Sprintf("%d CPUs, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 }
 
-// errInvalid says that a run broke no rule, and has not seen all that it should: it proves nothing.
+// errInvalid means that a run broke no rule, but has not seen everything it should, so it proves nothing.
 var errInvalid = errors.New("invalid")
 
-// judgement is nil if every rule held in a run that is valid. If they held in one that is not, it is an
-// errInvalid.
+// judgement returns nil if every rule held in a valid run, and errInvalid if they held in an invalid one.
 func (r *report) judgement() error {
 	var problems []string
 	for _, b := range r.Broken {
@@ -163,7 +162,7 @@ func (r *report) print(w io.Writer) {
 	}
 }
 
-// goal tells the goal of a figure, and if it was missed.
+// goal returns the goal of a figure, and whether it was missed.
 func (f figure) goal() string {
 	switch {
 	case f.Goal == nil:

@@ -1,23 +1,23 @@
--- What the torture needs in the database under test: the roles of its clients, a log of every
--- change of a run that does not depend on the product's own history, and storms of errors.
+-- What the torture needs in the database under test: the roles of its clients, a log of every change of a run that
+-- does not depend on the product's own history, and storms of errors.
 
--- As workflowctl roles has it; the workers have a table of their own beside it, and the client edits by hand.
+-- Based on workflowctl roles. In addition, the workers have a table of their own, and the client edits by hand.
 CREATE ROLE torture_worker LOGIN IN ROLE workflow_engine, workflow_dispatcher;
 CREATE ROLE torture_client LOGIN IN ROLE workflow_operator;
 GRANT CREATE ON SCHEMA public TO torture_worker;
 GRANT UPDATE (priority) ON workflow_run TO torture_client;
--- Its workers keep what is over for seconds, which elsewhere is a mistake.
+-- Its workers keep what is over for seconds only, which would be a mistake elsewhere.
 ALTER TABLE workflow_retention DROP CONSTRAINT workflow_retention_period_check;
 
 CREATE SCHEMA t;
 GRANT USAGE ON SCHEMA t TO torture_worker, torture_client, workflow_owner;
 
--- One row for each change of a run. The rows of one run follow the order of their commits: its
--- row is locked meanwhile.
+-- One row for each change of a run. The rows of one run are in the order of their commits, because its row is locked
+-- meanwhile.
 CREATE TABLE t.transition (
     seq          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at           timestamptz NOT NULL DEFAULT clock_timestamp(),
-    begun        timestamptz NOT NULL DEFAULT now(), -- the transaction
+    begun        timestamptz NOT NULL DEFAULT now(), -- of the transaction
     app          text NOT NULL DEFAULT current_setting('application_name'),
     run          uuid NOT NULL,
     was          text, -- null: it is new
@@ -27,8 +27,8 @@ CREATE TABLE t.transition (
     deadline_at  timestamptz,
     leased_by    text, leased_by_was text,
     settled      boolean, -- it recorded an outcome
-    by_holder    boolean, -- it was the process that held the lease which ended it
-    joined       boolean, -- it ended the lease of a suspect at its last attempt that was not alone, and is from now on
+    by_holder    boolean, -- the process that held the lease ended it
+    joined       boolean, -- it ended the lease of a suspect at its last attempt that was not alone, and is alone from now on
     run_at       timestamptz,
     attempt      integer, attempt_was integer,
     max_attempts integer,
@@ -44,8 +44,8 @@ BEGIN
     VALUES (coalesce(NEW.id, OLD.id), OLD.status, NEW.status, NEW.lease_no, OLD.lease_no, NEW.lease_until, OLD.lease_until, NEW.deadline_at,
             NEW.leased_by, OLD.leased_by,
             NEW.settled_token IS DISTINCT FROM OLD.settled_token,
-            -- Workers' names are drawn for each process. One that never got the answer to its lease gives it
-            -- back without having settled anything; of the exhausted it gives back no attempt.
+            -- Each process draws its worker's name. A process that never got the answer to its lease gives the lease
+            -- back without having settled anything; for an exhausted run it gives no attempt back.
             NEW.settled_token = OLD.lease_token AND NEW.settled_by = OLD.leased_by
                 OR OLD.status = 'leased' AND NEW.status = 'pending' AND current_setting('application_name') = split_part(OLD.leased_by, '-', 1)
                    AND (NEW.attempt < OLD.attempt OR OLD.deadline_at = OLD.started_at) AND (OLD.suspect AND NOT OLD.alone AND NEW.alone) IS NOT TRUE,
@@ -61,8 +61,8 @@ CREATE TRIGGER t_log_update AFTER UPDATE ON workflow_run FOR EACH ROW
           OR NEW.attempt <> OLD.attempt OR NEW.deleted_at IS DISTINCT FROM OLD.deleted_at)
     EXECUTE FUNCTION t.log_transition();
 
--- A storm makes statements fail with a SQLSTATE, by chance. No row: fair weather. Arguments of the
--- trigger are the only classes with which its statements fail.
+-- A storm makes statements fail at random with a SQLSTATE. No row means that there is no storm. The arguments of the
+-- trigger are the only classes of errors that its statements fail with.
 CREATE TABLE t.storm (state text NOT NULL, chance float8 NOT NULL);
 GRANT SELECT ON t.storm TO torture_worker, torture_client, workflow_owner;
 
@@ -81,11 +81,11 @@ CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON workflow_run FOR EACH STATEMEN
 CREATE TRIGGER t_storm BEFORE INSERT ON workflow_history FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
 CREATE TRIGGER t_storm BEFORE INSERT ON outbox_event FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
 
--- The same for process instances, and for what of them could otherwise be seen only as it is at the end.
+-- The same for process instances, and for data about them whose earlier values could not be seen at the end.
 CREATE TABLE t.turn (
     seq     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    begun   timestamptz NOT NULL DEFAULT now(), -- the transaction
+    begun   timestamptz NOT NULL DEFAULT now(), -- of the transaction
     instance uuid NOT NULL,
     was     text, -- null: it is new
     status  text NOT NULL,
@@ -137,8 +137,8 @@ CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON parallel_join FOR EACH STATEME
 CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON compensation_record FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
 CREATE TRIGGER t_storm BEFORE INSERT OR UPDATE ON message FOR EACH STATEMENT EXECUTE FUNCTION t.blow();
 
--- What users may have of their own, and what no row of theirs gets past: a CHECK that old rows break, and
--- a trigger that refuses a row. Tenants of these names have such rows. Who breaks the CHECK says so.
+-- Things that users may have, and that refuse some of their rows: a CHECK that old rows violate, and a trigger that
+-- refuses a row. Tenants with these names have such rows. A session that violates the CHECK on purpose says so.
 ALTER TABLE workflow_run ADD CONSTRAINT t_sound
     CHECK (tenant_id IS DISTINCT FROM 'unsound' OR coalesce(current_setting('t.unsound', true), '') = 'on') NOT VALID;
 CREATE FUNCTION t.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -149,10 +149,10 @@ $$;
 CREATE TRIGGER t_refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.tenant_id = 'refused') EXECUTE FUNCTION t.refuse();
 CREATE TRIGGER t_refuse BEFORE UPDATE ON outbox_event FOR EACH ROW WHEN (OLD.event_type = 'torture.unmarkable') EXECUTE FUNCTION t.refuse();
 
--- What retention removes is kept aside, and put back before the verdict, which asks about all there was.
+-- Rows that retention removes are copied, and put back before the verdict, which is about all rows there were.
 CREATE FUNCTION t.keep_aside() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    EXECUTE format('INSERT INTO t.%I SELECT ($1).*', 'removed_' || TG_TABLE_NAME) USING OLD; -- and when: by default
+    EXECUTE format('INSERT INTO t.%I SELECT ($1).*', 'removed_' || TG_TABLE_NAME) USING OLD; -- the time is set by its default
     RETURN NULL;
 END
 $$;
@@ -170,7 +170,8 @@ BEGIN
 END
 $$;
 
--- Only what may go: by itself what is over, the rest with what it belongs to. What went otherwise is lost.
+-- Only rows that may be removed: those that are over, and the rest together with what they belong to. Rows that were
+-- removed otherwise are lost.
 CREATE FUNCTION t.put_back() RETURNS void LANGUAGE plpgsql SET session_replication_role = replica AS $$
 DECLARE
     kept record;
@@ -193,14 +194,14 @@ BEGIN
 END
 $$;
 
--- A key is free when its run, or its instance, is removed; what is enqueued again under it is new work then. So these stay: a trigger
--- of the user's may keep what it likes.
+-- A key is free once its run or instance is removed; what is enqueued under it then is new work. So these rows stay:
+-- a trigger of a user may keep any row.
 CREATE FUNCTION t.stay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE TRIGGER t_stay BEFORE DELETE ON workflow_run FOR EACH ROW WHEN (OLD.token_id IS NULL AND OLD.idempotency_key IS NOT NULL) EXECUTE FUNCTION t.stay();
 CREATE TRIGGER t_stay BEFORE DELETE ON process_instance FOR EACH ROW WHEN (OLD.business_key IS NOT NULL) EXECUTE FUNCTION t.stay();
 
--- An id is free when its run is removed, too. A client that has got no answer may enqueue under it again, however late, and that would be
--- new work. Here it is told that the run has been there.
+-- An id, too, is free once its run is removed. A client without an answer may enqueue under the id again, however
+-- late, and that would be new work. Here it is told that the run has existed.
 CREATE INDEX ON t.removed_workflow_run (id);
 CREATE FUNCTION t.refuse_known() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

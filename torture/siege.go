@@ -15,16 +15,16 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// A siege is one run: workload, strikes, and the calm after it.
+// A siege is one run: the workload, the strikes, and the calm after it.
 type siege struct {
 	lab     *lab
 	load    *load
-	drained time.Duration // what the drain took
+	drained time.Duration // how long the drain took
 
 	mu     sync.Mutex
 	past   int            // strikes so far
-	struck map[string]int // those that hit somebody, by fault
-	errs   []error        // of injectors
+	struck map[string]int // strikes that hit somebody, by fault
+	errs   []error        // errors of injectors
 }
 
 func (s *siege) run(ctx context.Context) error {
@@ -64,7 +64,7 @@ func (s *siege) run(ctx context.Context) error {
 	return s.drain(ctx)
 }
 
-// strikeAll goes through a schedule that takes so long. Strikes at the server wait for each other.
+// strikeAll executes a schedule of the given length. Strikes at the server wait for each other.
 func (s *siege) strikeAll(ctx context.Context, schedule []strike, long time.Duration) {
 	start := time.Now()
 	var all sync.WaitGroup
@@ -84,8 +84,8 @@ func (s *siege) strikeAll(ctx context.Context, schedule []strike, long time.Dura
 	all.Wait()
 }
 
-// strikeAgain strikes with each fault that has hit nobody so far, until it does, at most five times: amid others
-// there may have been nobody to hit.
+// strikeAgain repeats each fault that has hit nobody so far until it hits, at most five times: among others there may
+// have been nobody to hit.
 func (s *siege) strikeAgain(ctx context.Context) {
 	for _, f := range faults {
 		k := slices.IndexFunc(s.lab.plan.Strikes, func(planned strike) bool { return planned.Fault == f.key })
@@ -95,7 +95,7 @@ func (s *siege) strikeAgain(ctx context.Context) {
 	}
 }
 
-// strike strikes once, and keeps in the ledger whom it has hit.
+// strike strikes once, and records in the ledger whom it has hit.
 func (s *siege) strike(ctx context.Context, next strike) {
 	f := findFault(next.Fault)
 	if f.server {
@@ -117,7 +117,7 @@ func (s *siege) strike(ctx context.Context, next strike) {
 	}
 }
 
-// pacify ends whatever a fault may have left.
+// pacify ends everything that a fault may have left.
 func (s *siege) pacify(ctx context.Context) {
 	for _, k := range append(s.lab.links, s.lab.front) {
 		k.heal()
@@ -128,9 +128,9 @@ func (s *siege) pacify(ctx context.Context) {
 	}
 }
 
-// recover waits until no run is left that was in flight when a process died, and hardly a queue,
-// or two minutes: what comes then is about one strike, not about those before it. Runs that ignore the end of their
-// context lose their leases in fair weather, too.
+// recover waits until no run is left that was in flight when a process died, and the queue is short, or for two
+// minutes: what follows is meant to measure one strike, and not those before it. Runs that ignore the end of their
+// context do not count, because they also lose their leases in calm conditions.
 func (s *siege) recover(ctx context.Context) {
 	for start := time.Now(); time.Since(start) < 2*time.Minute && ctx.Err() == nil; sleep(ctx, time.Second) {
 		var left int
@@ -145,7 +145,8 @@ func (s *siege) recover(ctx context.Context) {
 	}
 }
 
-// drain waits until all that can end has ended, as long as there is ever less. What is still there then is for the verdict.
+// drain waits until everything that can end has ended, as long as the amount decreases. What is left then is for the
+// verdict.
 func (s *siege) drain(ctx context.Context) error {
 	start := time.Now()
 	least, fell := math.MaxInt, start
@@ -154,7 +155,7 @@ func (s *siege) drain(ctx context.Context) error {
 			WITH resumed AS MATERIALIZED (SELECT process_resume(id) FROM process_instance WHERE paused_at IS NOT NULL AND completed_at IS NULL)
 			SELECT count(*) FROM resumed`); err != nil {
 			if deadlock := (*pgconn.PgError)(nil); errors.As(err, &deadlock) && deadlock.Code == "40P01" {
-				continue // each call locks in order of id, but not all of them together
+				continue // each call locks in order of id, but several calls together do not
 			}
 			return fmt.Errorf("resume what is paused: %w", err)
 		}
@@ -182,20 +183,20 @@ func (s *siege) drain(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// watch looks now and then, in one snapshot each time, for instances that could not be as they are
-// at any moment. The drain might heal them, or end them.
+// watch checks regularly, each time in one snapshot, for instances in a state that must never exist. The drain might
+// repair them, or end them.
 func (s *siege) watch(ctx context.Context) *sync.WaitGroup {
 	var all sync.WaitGroup
 	text, err := scripts.ReadFile("watch.sql")
 	if err != nil {
-		panic(err) // it is embedded
+		panic(err) // the file is embedded
 	}
 	all.Go(func() {
 		for sleep(ctx, 3*time.Second); ctx.Err() == nil; sleep(ctx, 3*time.Second) {
 			rows, _ := s.lab.admin.Query(ctx, string(text))
 			var what string
 			var id uuid.UUID
-			// While the server is away there is nothing to be seen.
+			// While the server is down, there is nothing to see.
 			_, _ = pgx.ForEachRow(rows, []any{&what, &id}, func() error {
 				s.lab.ledger.add(entry{Kind: "odd", Run: id.String(), Text: what})
 				return nil
@@ -205,10 +206,10 @@ func (s *siege) watch(ctx context.Context) *sync.WaitGroup {
 	return &all
 }
 
-// progress prints a line now and then until the function that it returns is called.
+// progress prints a line regularly until the returned function is called.
 func (s *siege) progress(ctx context.Context, start time.Time) (stop func()) {
 	if s.lab.plan.Name == "mutant" {
-		return func() {} // there are many of them
+		return func() {} // there are many mutants
 	}
 	ctx, stop = context.WithCancel(ctx)
 	every := min(15*time.Second, (s.lab.plan.Chaos+s.lab.plan.Single)/5)

@@ -12,20 +12,20 @@ import (
 	"time"
 )
 
-// A slot keeps one worker process alive, whatever ends it, and strikes it when told to.
+// A slot keeps one worker process running: it restarts a process that ends, and strikes it on request.
 type slot struct {
 	name    string
 	program string
 	env     []string
-	log     *os.File // what the processes write to stderr
+	log     *os.File // stderr of the processes
 	ledger  *ledger
 
 	mu      sync.Mutex
 	random  *rand.Rand // for the time before a restart
-	limitKB int        // of memory, for the processes to come; 0 for no limit
-	cmd     *exec.Cmd  // nil while there is none
+	limitKB int        // of memory, for later processes; 0 for no limit
+	cmd     *exec.Cmd  // nil while no process runs
 	frozen  bool
-	expect  string // why the process is about to end, if it was us
+	expect  string // why the process is about to end, if we caused it
 	started bool
 	closing bool
 	ended   chan struct{} // closed when the slot is empty for good
@@ -91,7 +91,7 @@ func (s *slot) watch(cmd *exec.Cmd) {
 	}
 }
 
-// exitCode is that of the process, or minus the signal that ended it.
+// exitCode is the exit code of the process, or minus the number of the signal that ended it.
 func exitCode(err error) int {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -103,20 +103,20 @@ func exitCode(err error) int {
 	return exit.ExitCode()
 }
 
-// kill ends the process at once, frozen or not.
+// kill ends the process at once, even if it is frozen.
 func (s *slot) kill() bool { return s.signal(syscall.SIGKILL, "kill") }
 
 // terminate asks the process to stop.
 func (s *slot) terminate() bool { return s.signal(syscall.SIGTERM, "terminate") }
 
-// limit has the processes from the next one on live with so much memory; 0: with all there is.
+// limit gives later processes this much memory; 0 means no limit.
 func (s *slot) limit(kb int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limitKB = kb
 }
 
-// freeze stops the process where it is for a while.
+// freeze stops the process for a while.
 func (s *slot) freeze(d time.Duration) bool {
 	s.mu.Lock()
 	cmd := s.cmd
@@ -137,7 +137,7 @@ func (s *slot) freeze(d time.Duration) bool {
 	return true
 }
 
-// signal sends the process one that ends it; false means that there was none to send it to.
+// signal sends the process a signal that ends it. It returns false if no process runs.
 func (s *slot) signal(sig syscall.Signal, why string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +148,7 @@ func (s *slot) signal(sig syscall.Signal, why string) bool {
 	return s.cmd.Process.Signal(sig) == nil
 }
 
-// close ends the slot for good with a signal and waits until it is empty.
+// close ends the slot for good with a signal, and waits until it is empty.
 func (s *slot) close(sig syscall.Signal) {
 	s.mu.Lock()
 	if !s.started {
@@ -172,7 +172,7 @@ func (s *slot) close(sig syscall.Signal) {
 	_ = s.log.Close()
 }
 
-// pid is that of the living process, or 0.
+// pid is the process id of the running process, or 0.
 func (s *slot) pid() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
-// Each way in which rows are spoilt keeps them from being leased, and is put into the ledger as an enqueue.
+// Each way to spoil rows keeps them from being leased, and is recorded in the ledger as an enqueue.
 func TestSpoil(t *testing.T) {
 	conn := judged(t)
 	pool, err := pgxpool.New(t.Context(), conn.Config().ConnString())
@@ -35,7 +35,7 @@ func TestSpoil(t *testing.T) {
 		if len(leases) > 0 || open != all || all == 0 {
 			t.Errorf("%s: %d leases; %d of %d rows are pending", how, len(leases), open, all)
 		}
-		// What comes next must be seen by itself.
+		// The next way must be detected independently.
 		if _, err := pool.Exec(t.Context(), `BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM workflow_run; COMMIT`); err != nil {
 			t.Fatal(err)
 		}

@@ -1,5 +1,5 @@
--- What happened to a run or an instance, by the clock. $1 is its id. Rows of one transaction
--- share the time after the slash, which is when that began.
+-- What happened to a run or an instance, in order of time. $1 is its id. Rows of one transaction share the time after
+-- the slash, which is when the transaction began.
 WITH subject AS (
     SELECT $1::uuid AS id, s.token, coalesce(s.instance, i.instance) AS instance, s.run IS NULL AS whole
     FROM (SELECT $1::uuid AS id) x LEFT JOIN t.step s ON s.run = x.id LEFT JOIN t.instance i ON i.instance = x.id

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A fault that finds nobody to hit amid the others strikes again after them, each time elsewhere, until it hits, and
-// not without end.
+// A fault that finds nobody to hit among the others strikes again after them, at another target each time, until it
+// hits or has tried five times.
 func TestStrikeAgain(t *testing.T) {
 	book, err := openLedger(t.TempDir())
 	if err != nil {
@@ -41,8 +41,8 @@ func TestStrikeAgain(t *testing.T) {
 	}
 }
 
-// A run that broke a rule has failed, whatever it has not seen; one that broke none and has not seen all is
-// invalid; only one that saw all has passed.
+// A run that broke a rule has failed, whatever it has not seen. A run that broke none and has not seen everything is
+// invalid. Only a run that saw everything has passed.
 func TestInvalidIsNotPassed(t *testing.T) {
 	p := shortPlan(1)
 	seen := func() verdict {

@@ -19,17 +19,17 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// A verdict is what a torture run has shown.
+// A verdict is the result of a torture run.
 type verdict struct {
-	Rules   []string  `json:"rules"`  // all there are
+	Rules   []string  `json:"rules"`  // all rules
 	Broken  []broken  `json:"broken"` // those that did not hold
 	Figures []figure  `json:"figures"`
 	Must    []happens `json:"must_have_happened"`
-	Index   string    `json:"indexes"` // what amcheck says of them
+	Index   string    `json:"indexes"` // result of amcheck
 
-	Struck  map[string]int `json:"strikes"`           // that hit somebody, by fault
+	Struck  map[string]int `json:"strikes"`           // strikes that hit somebody, by fault
 	Drained time.Duration  `json:"drain_nanoseconds"` // from the last enqueue to the end of the last run, at most
-	Exits   []string       `json:"exits,omitempty"`   // of processes, for no reason that is known
+	Exits   []string       `json:"exits,omitempty"`   // process exits without a known reason
 
 	Troubles []string `json:"troubles,omitempty"` // of the torture itself
 }
@@ -38,16 +38,16 @@ type broken struct {
 	Rule     string      `json:"rule"`
 	N        int         `json:"n"`
 	Examples []uuid.UUID `json:"examples"`
-	Story    []string    `json:"story"` // of the first of them
+	Story    []string    `json:"story"` // of the first example
 }
 
 type figure struct {
 	Name  string   `json:"name"`
 	Value *float64 `json:"value"`
 	Unit  string   `json:"unit"`
-	Goal  *float64 `json:"goal,omitempty"` // the most it should be
+	Goal  *float64 `json:"goal,omitempty"` // maximum
 
-	Strict bool `json:"strict,omitempty"` // the run fails if it is more
+	Strict bool `json:"strict,omitempty"` // the run fails if the value exceeds the goal
 }
 
 type happens struct {
@@ -55,7 +55,7 @@ type happens struct {
 	N    int    `json:"n"`
 }
 
-// judge loads the ledgers into the database and asks it.
+// judge loads the ledgers into the database and evaluates the rules.
 func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 	if _, err := l.admin.Exec(ctx, `
 		CREATE TABLE t.ledger (kind text NOT NULL, at timestamptz NOT NULL, line jsonb NOT NULL);
@@ -105,7 +105,7 @@ func (l *lab) judge(ctx context.Context) (v verdict, err error) {
 	return v, nil
 }
 
-// story tells what happened to a run or an instance.
+// story returns what happened to a run or an instance.
 func story(ctx context.Context, db interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }, id uuid.UUID) ([]string, error) {
@@ -117,7 +117,7 @@ func story(ctx context.Context, db interface {
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// eachLine calls f with each line of the files that a pattern matches.
+// eachLine calls f with each line of the files that match a pattern.
 func (l *lab) eachLine(pattern string, f func(line []byte) error) error {
 	names, err := filepath.Glob(filepath.Join(l.dir, pattern))
 	if err != nil {
@@ -158,8 +158,8 @@ func (l *lab) loadLedger(ctx context.Context) error {
 	return err
 }
 
-// loadExecutions reads the lines of the handlers: event,run,lease_no,worker,epoch_ms,outcome.
-// The line that a process was killed over may be cut off.
+// loadExecutions reads the lines of the handlers: event,run,lease_no,worker,epoch_ms,outcome. The line that a process
+// was writing when it was killed may be cut off.
 func (l *lab) loadExecutions(ctx context.Context) error {
 	form := regexp.MustCompile(`^(start|end),([0-9a-f-]{36}),(\d+),([^,]*),(\d{13}),(\w*)$`)
 	var rows [][]any
@@ -189,17 +189,17 @@ func (l *lab) loadExecutions(ctx context.Context) error {
 	return err
 }
 
-// sayings are what is looked for in the workers' logs.
+// sayings are the messages to look for in the workers' logs.
 var sayings = map[string]*regexp.Regexp{
 	"stale settle refused": regexp.MustCompile(`^{.*"stale settle refused`),
 	"lease is gone":        regexp.MustCompile(`^{.*"lease is gone`),
 	"lease given up":       regexp.MustCompile(`^{.*"lease given up`),
 	"deadlock":             regexp.MustCompile(`^{.*SQLSTATE 40(P01|001)`),
 	"own panic":            regexp.MustCompile(`^panic: chaos: a goroutine of a handler panics`),
-	"out of memory":        regexp.MustCompile(`^fatal error: .*memory|^SIGSEGV: segmentation violation$`), // Go's runtime, given nothing by mmap, may crash
+	"out of memory":        regexp.MustCompile(`^fatal error: .*memory|^SIGSEGV: segmentation violation$`), // Go's runtime may crash when mmap gives it nothing
 }
 
-// loadLogs counts what each worker has said.
+// loadLogs counts these messages for each worker.
 func (l *lab) loadLogs(ctx context.Context) error {
 	for i := range l.plan.Workers {
 		name := fmt.Sprintf("w%d", i+1)
@@ -223,7 +223,7 @@ func (l *lab) loadLogs(ctx context.Context) error {
 	return nil
 }
 
-// checkIndexes has every index compared with its table.
+// checkIndexes compares every index with its table.
 func (l *lab) checkIndexes(ctx context.Context) string {
 	switch _, err := l.admin.Exec(ctx, `CREATE EXTENSION IF NOT EXISTS amcheck`); {
 	case code(err) == "58P01", code(err) == "0A000":
@@ -242,8 +242,8 @@ func (l *lab) checkIndexes(ctx context.Context) string {
 	return fmt.Sprintf("%d sound", n)
 }
 
-// strangeExits lists how processes ended otherwise than by what we did to them, or by a run that
-// ends its process: with a code of its own, a panic in a goroutine, or all memory gone.
+// strangeExits lists processes that ended in another way than by our signals or by a run that ends its process: with
+// another exit code, a panic in a goroutine, or out of memory.
 func (l *lab) strangeExits(ctx context.Context) (strange []string, err error) {
 	rows, _ := l.admin.Query(ctx, `
 		WITH exits AS (
@@ -264,7 +264,7 @@ func (l *lab) strangeExits(ctx context.Context) (strange []string, err error) {
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// rules returns the names of all rules, as verdict.sql has them.
+// rules returns the names of all rules in verdict.sql.
 func rules() ([]string, error) {
 	text, err := scripts.ReadFile("verdict.sql")
 	if err != nil {

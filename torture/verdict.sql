@@ -1,8 +1,8 @@
--- The verdict, from the database after the drain and from the ledgers that were kept outside of
--- it. t.ledger and t.exec_log have been filled from the files. This file alone knows the
--- product's tables; t.invariant below has one row for each rule, and n must be 0.
+-- The verdict, from the database after the drain and from the ledgers outside it. t.ledger and t.exec_log have been
+-- loaded from the files. Only this file knows the product's tables. The table t.invariant below has one row for each
+-- rule, and n must be 0.
 
-SELECT t.put_back(); -- what retention has removed
+SELECT t.put_back(); -- the rows that retention has removed
 CREATE INDEX ON chaos_effect (run_id);
 CREATE INDEX ON outbox_event (aggregate_id);
 CREATE INDEX ON t.ledger (kind, at);
@@ -14,13 +14,13 @@ CREATE TABLE t.enqueue AS
     FROM t.ledger WHERE kind = 'enqueue';
 CREATE INDEX ON t.enqueue (run);
 
--- What each run is, as the clients know it: acknowledged, or at least sent.
+-- Each run as the clients know it: acknowledged, or at least sent.
 CREATE TABLE t.known AS
     SELECT DISTINCT ON (run) * FROM t.enqueue WHERE answer IN ('done', 'unknown') ORDER BY run, answer;
 CREATE UNIQUE INDEX ON t.known (run);
 
--- And what the engine has enqueued for instances, as what these need it for tells. Whether they
--- did need it is for I24 and I31 to say.
+-- Also what the engine has enqueued for instances, according to the rows that needed it. I24 and I31 check whether
+-- they did need it.
 INSERT INTO t.known
     SELECT r.id, r.type, CASE WHEN r.type = 'chaos.step' AND coalesce(r.payload->>'fail', '') <> '' THEN 'declined'
                               WHEN r.type = 'chaos.step' AND (coalesce(r.payload->>'times', '0') <> '0' OR r.payload->>'breaks' = 'true') THEN 'fail'
@@ -29,7 +29,7 @@ INSERT INTO t.known
                               WHEN r.type = 'chaos.undo' THEN 'undo'
                               WHEN r.type = 'graph.arrive.v1' AND r.payload ? 'child' THEN 'child'
                               WHEN r.type = 'default.cleanup.v1' THEN 'cleanup'
-                              WHEN r.type = 'graph.cancel.v1' AND NOT EXISTS (SELECT FROM process_instance i WHERE i.id::text = r.payload->>'instance') THEN 'halt' -- it came too late
+                              WHEN r.type = 'graph.cancel.v1' AND NOT EXISTS (SELECT FROM process_instance i WHERE i.id::text = r.payload->>'instance') THEN 'halt' -- too late
                               ELSE 'engine' END,
            r.payload, NULL, 0, NULL, 'by the engine', r.created_at
     FROM workflow_run r
@@ -49,9 +49,9 @@ CREATE TABLE t.hindrance AS
     SELECT line->>'fault' AS fault, line->>'worker' AS whom, at AS began, (line->>'until')::timestamptz AS ended
     FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot', 'forge')
     UNION ALL
-    SELECT 'busy', 'all', at, (line->>'until')::timestamptz FROM t.ledger WHERE kind = 'busy'; -- no fault: the machine had too much to do
+    SELECT 'busy', 'all', at, (line->>'until')::timestamptz FROM t.ledger WHERE kind = 'busy'; -- not a fault: the machine was overloaded
 
--- What the product says that it has set aside, because the database refuses to have it leased.
+-- What the product reports as set aside because the database refuses to have it leased.
 CREATE TABLE IF NOT EXISTS t.aside (kind text, id text, sqlstate text, message text);
 DO $$
 BEGIN
@@ -61,7 +61,7 @@ BEGIN
 END
 $$;
 
--- Leases and how they ended, as the log of transitions tells it.
+-- Leases and how they ended, from the log of transitions.
 CREATE TABLE t.lease AS
     SELECT run, lease_no, at, split_part(leased_by, '-', 1) AS slot, attempt, attempt_was, max_attempts, run_at, seq
     FROM t.transition WHERE status = 'leased' AND lease_no > lease_no_was;
@@ -78,7 +78,7 @@ CREATE TABLE t.finish AS SELECT run, lease_no, max(at) AS at, max(outcome) AS ou
 CREATE UNIQUE INDEX ON t.start (run, lease_no);
 CREATE UNIQUE INDEX ON t.finish (run, lease_no);
 
--- What the history must say, and what it says, in the same words.
+-- What the history must say, and what it says, in the same form.
 CREATE TABLE t.told AS
     SELECT workflow_id AS run, CASE WHEN event_type IN ('retried', 'postponed', 'released') THEN 'handed back' ELSE event_type END AS event,
            CASE WHEN event_type NOT IN ('created', 'deleted', 'requeued') THEN lease_no END AS lease_no, id
@@ -97,13 +97,13 @@ CREATE TABLE t.seen_to_happen AS
     SELECT run, 'deleted', NULL FROM (SELECT run, deleted, lag(deleted) OVER (PARTITION BY run ORDER BY seq) AS was FROM t.transition) d
     WHERE deleted AND NOT was;
 
--- Instances, as their clients wanted them.
+-- Instances, as their clients requested them.
 CREATE TABLE t.born AS
     SELECT line->>'text' AS tag, line->>'process' AS process, line->>'key' AS key, line->'expect' AS expect, line->>'answer' AS ends FROM t.ledger WHERE kind = 'instance';
 CREATE TABLE t.wish AS
     SELECT b.tag, w.key AS node, (w.value->>0)::int AS least, (w.value->>1)::int AS most FROM t.born b, jsonb_each(b.expect) w;
 CREATE INDEX ON t.wish (tag);
--- For each join the step after it, and the last steps before it; and how long waits are.
+-- For each join, the step after it and the last steps before it; and the lengths of waits.
 CREATE TABLE t.joint AS
     SELECT line->>'process' AS process, j->>'after' AS after, b AS branch
     FROM t.ledger, jsonb_array_elements(CASE jsonb_typeof(line->'payload'->'joins') WHEN 'array' THEN line->'payload'->'joins' ELSE '[]' END) j, jsonb_array_elements_text(j->'branches') b
@@ -118,7 +118,7 @@ CREATE TABLE t.instance AS
             UNION ALL SELECT n.key, n.value FROM jsonb_each(d.definition->'nodes') o, jsonb_each(o.value->'scope'->'nodes') n) n) AS nodes
     FROM process_instance i JOIN process_definition d ON d.id = i.process_definition_id;
 CREATE UNIQUE INDEX ON t.instance (instance);
--- Those that have called it, and itself.
+-- An instance with its direct and indirect callers.
 CREATE TABLE t.kin AS
     WITH RECURSIVE up AS (SELECT instance, instance AS elder FROM t.instance
                           UNION SELECT up.instance, i.parent FROM up JOIN t.instance i ON i.instance = up.elder WHERE i.parent IS NOT NULL)
@@ -131,19 +131,19 @@ CREATE TABLE t.step AS
 CREATE UNIQUE INDEX ON t.step (run);
 CREATE INDEX ON t.step (token, node);
 CREATE INDEX ON t.step (instance);
--- What steps have done, as they tell it.
+-- Effects of steps, as the steps recorded them.
 CREATE TABLE t.deed AS SELECT e.run_id AS run, e.tag, e.node, e.undoes, e.at, s.instance FROM chaos_effect e JOIN t.step s ON s.run = e.run_id;
 CREATE INDEX ON t.deed (tag, node);
 CREATE INDEX ON t.deed (undoes);
 CREATE INDEX ON t.deed (run);
--- What was told to the engine about them, and when it took effect.
+-- Commands to the engine about instances, and when they took effect.
 CREATE TABLE t.order AS
     SELECT k.run, k.kase, k.payload, k.answer, e.at, e.begun, r.status, r.result FROM t.known k JOIN workflow_run r ON r.id = k.run
     LEFT JOIN t.ending e ON e.run = k.run AND e.status = 'succeeded'
     WHERE k.kase IN ('start', 'message', 'task', 'halt', 'again', 'signal');
 ANALYZE;
 
--- Events as their consumer has seen them, from when to when, and those that it has acknowledged.
+-- Events as their consumer has seen them, with the first and last time, and those that it has acknowledged.
 CREATE TABLE t.arrival AS
     SELECT (line->>'run')::uuid AS event, line->>'type' AS type, line->>'key' AS aggregate, line->'payload' AS payload,
            coalesce(line->>'answer', '') = 'ok' AS ok, (line->>'sent')::timestamptz AS began, at AS ended
@@ -153,10 +153,10 @@ CREATE INDEX ON outbox_event (event_uuid);
 CREATE TABLE t.sent AS
     SELECT o.id, o.event_uuid AS event, o.aggregate_id AS aggregate, o.parked_at IS NOT NULL AS parked, min(a.began) AS first_seen, min(a.ended) FILTER (WHERE a.ok) AS first_ok
     FROM outbox_event o LEFT JOIN t.arrival a ON a.event = o.event_uuid GROUP BY o.id;
-CREATE TABLE t.dispatching AS SELECT min(created_at) AS since FROM outbox_sink; -- null: nobody does
+CREATE TABLE t.dispatching AS SELECT min(created_at) AS since FROM outbox_sink; -- null: no dispatcher runs
 ANALYZE;
 
--- Which cases may end how. Cases that never fail by themselves: whatever goes wrong with them is not theirs.
+-- The allowed outcomes of cases. blameless: a case that never fails on its own, so any failure has another cause.
 CREATE TABLE t.kase (kase text PRIMARY KEY, blameless boolean NOT NULL, may_succeed boolean NOT NULL);
 INSERT INTO t.kase VALUES
     ('effect', true, true), ('sleep', true, true), ('delayed', true, true), ('deaf', true, true), ('rival', true, true), ('leak', true, true),
@@ -191,7 +191,7 @@ UNION ALL
     SELECT 'I05c settled without a start under that lease', e.run
     FROM t.ending e JOIN t.lease l USING (run, lease_no) LEFT JOIN t.start s USING (run, lease_no)
     WHERE e.by_holder AND l.attempt > l.attempt_was AND e.attempt = e.attempt_was AND e.status <> 'cancelled' AND s.run IS NULL
-      AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = e.run AND r.type ^@ 'graph.') -- the engine's own handlers keep no log
+      AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = e.run AND r.type ^@ 'graph.') -- the handlers of the engine keep no log
 UNION ALL
     SELECT 'I06 success of which no handler knows', s.run FROM t.ending s LEFT JOIN t.finish f USING (run, lease_no)
     WHERE s.status = 'succeeded' AND f.outcome IS DISTINCT FROM 'ok' AND NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = s.run AND r.type ^@ 'graph.')
@@ -269,15 +269,15 @@ UNION ALL
                ELSE NOT EXISTS (SELECT FROM workflow_run r WHERE r.id = o.aggregate_id) END
       AND o.event_type <> 'torture.unmarkable'
 UNION ALL
-    -- The worker lived, it had time, nothing was in its way, and yet what the handler had done was not recorded.
+    -- The worker lived, it had time, nothing blocked it, and still the outcome of the handler was not recorded.
     SELECT 'I16 outcome that its worker has forgotten', f.run
     FROM t.finish f JOIN t.ending e USING (run, lease_no) JOIN t.lease l USING (run, lease_no)
     WHERE f.outcome = 'ok' AND NOT e.by_holder AND e.status IN ('pending', 'leased') AND e.lease_until_was > f.at + interval '2 seconds'
       AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind = 'exit' AND x.line->>'worker' = l.slot AND x.at BETWEEN f.at AND e.at)
       AND NOT EXISTS (SELECT FROM t.hindrance h WHERE (h.whom IN ('all', l.slot) OR h.whom LIKE '%' || f.run || '%')
-                      AND h.began < e.at AND h.ended > f.at - interval '0.5 seconds') -- one that thaws gives its leases up at once
+                      AND h.began < e.at AND h.ended > f.at - interval '0.5 seconds') -- a process that thaws gives its leases up at once
 UNION ALL
-    -- The same where something had been in its way, but not for the last four seconds, in which it still kept the lease.
+    -- The same if something had blocked it, but not in the last four seconds, in which it still held the lease.
     SELECT 'I16b outcome that its worker has forgotten over trouble', f.run
     FROM t.finish f JOIN t.ending e USING (run, lease_no) JOIN t.lease l USING (run, lease_no)
     WHERE f.outcome = 'ok' AND NOT e.by_holder AND e.status IN ('pending', 'leased')
@@ -298,7 +298,7 @@ UNION ALL
 UNION ALL
     SELECT 'I34 trouble of the database charged to a run', s.run FROM t.ending s JOIN t.known k USING (run) JOIN t.kase c USING (kase)
     LEFT JOIN t.finish f ON f.run = s.run AND f.lease_no = s.lease_no
-    WHERE c.blameless AND s.by_holder AND s.code IS DISTINCT FROM 'lease_expired' AND (s.code = 'time_limit' AND f.outcome = 'deadline') IS NOT TRUE -- it was at work for all its time
+    WHERE c.blameless AND s.by_holder AND s.code IS DISTINCT FROM 'lease_expired' AND (s.code = 'time_limit' AND f.outcome = 'deadline') IS NOT TRUE -- it was executing for all of its time
       AND (s.status = 'failed' OR s.status = 'pending' AND s.attempt = s.attempt_was)
 UNION ALL
     SELECT 'I35 given up with attempts left', r.id FROM workflow_run r JOIN t.known k ON k.run = r.id JOIN t.kase c USING (kase)
@@ -317,7 +317,7 @@ UNION ALL
     SELECT 'I47b run that was set aside, and can be leased', r.id FROM t.aside a JOIN workflow_run r ON r.id::text = a.id
     WHERE NOT EXISTS (SELECT FROM t.known k WHERE k.run = r.id AND k.kase = 'unleasable')
 UNION ALL
-    -- All the while, from before it was due, there was a worker in whose way nothing was.
+    -- From before the run was due until the end there was a worker that nothing blocked.
     SELECT 'I47c run kept waiting since there was one that cannot be leased', k.run
     FROM t.known k JOIN t.lease l ON l.run = k.run AND l.lease_no = 1
     CROSS JOIN LATERAL (SELECT greatest(k.at, l.run_at, (SELECT min(at) FROM t.enqueue WHERE kase = 'unleasable')) AS at) due
@@ -329,12 +329,12 @@ UNION ALL
                                     AND x.at BETWEEN due.at - interval '5 seconds' AND due.at + interval '5 seconds'))
 
 UNION ALL
-    -- Its row takes nothing: where it is parked, and why, stands in outbox_delivery.
+    -- The row accepts no change: outbox_delivery says where the event is parked, and why.
     SELECT 'I48 event that cannot be marked, and nobody is told', o.event_uuid FROM outbox_event o
     WHERE o.event_type = 'torture.unmarkable' AND (SELECT since FROM t.dispatching) IS NOT NULL
       AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id AND d.parked_at IS NOT NULL AND d.last_error LIKE '%this row is not for you%')
 UNION ALL
-    -- Nothing else was in anybody's way.
+    -- Nothing else blocked anybody.
     SELECT 'I48b event kept waiting since there was one that cannot be marked', s.event
     FROM t.sent s JOIN outbox_event o USING (id)
     WHERE o.event_type <> 'torture.unmarkable' AND NOT s.parked AND coalesce(s.first_ok, 'infinity') > o.created_at + interval '5 seconds'
@@ -344,7 +344,7 @@ UNION ALL
       AND NOT EXISTS (SELECT FROM t.ledger x WHERE x.kind IN ('start', 'exit') AND x.line->>'worker' LIKE 'd%'
                       AND x.at BETWEEN o.created_at - interval '10 seconds' AND o.created_at + interval '5 seconds')
 UNION ALL
-    -- Retention keeps what something alive may still read.
+    -- Retention keeps everything that something alive may still read.
     SELECT 'I49 what had come to an instance was removed before it took it', r.id FROM workflow_run r WHERE r.type = 'graph.arrive.v1' AND r.error->>'code' = 'gone'
 UNION ALL
     SELECT 'I49b instance removed before one that has called it was over', x.id
@@ -355,7 +355,7 @@ UNION ALL
     SELECT 'I50b instance started in the name of a token that has not called it', i.id
     FROM process_instance i JOIN t.known k ON k.run = i.id AND k.kase = 'forged'
 
--- Processes. What is returned is the instance, unless the rule is about one run.
+-- Processes. The rules return the instance, unless the rule is about one run.
 UNION ALL
     SELECT 'I01c start that succeeded without an instance', o.run FROM t.order o
     WHERE o.kase = 'start' AND o.status = 'succeeded' AND NOT EXISTS (SELECT FROM t.instance i WHERE i.instance::text = o.result->>'instance' AND i.tag = o.payload->'input'->>'tag')
@@ -366,9 +366,10 @@ UNION ALL
     SELECT 'I14c cancel of an instance that did not hold', i.instance
     FROM t.order o JOIN t.instance i ON i.instance::text = o.payload->>'instance' LEFT JOIN t.final f USING (instance)
     WHERE o.kase = 'halt' AND o.at IS NOT NULL AND i.status <> 'CANCELLED'
-      AND (f.at IS NULL OR f.at > o.at AND f.begun <> o.begun) -- in one transaction the step that ended it may have come first
+      AND (f.at IS NULL OR f.at > o.at AND f.begun <> o.begun) -- in one transaction, the step that ended it may have come first
 UNION ALL
-    -- As those tell it who did the work: a step after a join has taken effect only as often as each of its branches had before.
+    -- According to those who did the work: a step after a join has taken effect only as often as each of its branches
+    -- had before.
     SELECT 'I20 join passed before its branches, or too often', i.instance
     FROM (SELECT instance, tag, node, at, row_number() OVER (PARTITION BY tag, node ORDER BY at) AS n FROM t.deed WHERE undoes IS NULL) d
     JOIN t.instance i USING (instance) JOIN t.joint j ON j.process = i.process AND j.after = d.node
@@ -427,7 +428,7 @@ UNION ALL
 UNION ALL
     SELECT 'I30c two instances for one key', min(instance::text)::uuid FROM t.instance WHERE key IS NOT NULL GROUP BY process, key HAVING count(*) > 1
 UNION ALL
-    -- Each time a token comes to a step or a timer, that is enqueued once.
+    -- Each time a token arrives at a step or a timer, its run is enqueued once.
     SELECT 'I31 visit of a node without exactly one run', coalesce(v.instance, r.instance)
     FROM (SELECT m.instance, m.token, m.node, count(*) AS n FROM t.movement m JOIN t.instance i USING (instance)
           WHERE m.mode = 'Forward' AND (i.nodes->m.node ? 'do' AND m.state = 'Ready' OR i.nodes->m.node ? 'wait' AND m.state = 'Waiting' OR i.nodes->m.node ? 'each' AND m.state = 'Ready')
@@ -488,14 +489,14 @@ UNION ALL
 UNION ALL
     SELECT 'I45 task completed twice', min(run::text)::uuid FROM t.order WHERE kase = 'task' AND status = 'succeeded' GROUP BY payload->>'task' HAVING count(*) > 1
 UNION ALL
-    -- The second is for those that were about to be leased, or to be held. A pause that has not been
-    -- answered may still wait for a lock on their runs; one whose answer was lost, for a while longer.
+    -- The second is for runs that were about to be leased or held. A pause without an answer yet may still wait for a
+    -- lock on its runs; if its answer was lost, it may wait a while longer.
     SELECT 'I46 step leased while its instance was paused', s.run
-    FROM (SELECT instance, paused AND status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED') AS paused, -- what ends while it is paused stays so, and what it has called does not
+    FROM (SELECT instance, paused AND status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED') AS paused, -- an instance that ends while it is paused stays paused, but those that it has called do not
                  at, coalesce(lead(at) OVER (PARTITION BY instance ORDER BY seq), 'infinity') AS until FROM t.turn) p
     JOIN t.kin e ON e.elder = p.instance JOIN t.step s ON s.instance = e.instance JOIN t.lease l USING (run)
     WHERE p.paused AND l.at > p.at + interval '1 s' AND l.at < p.until
-      AND NOT EXISTS (SELECT FROM t.ledger u JOIN t.kin k ON k.elder = (u.line->>'run')::uuid -- or was resumed by itself
+      AND NOT EXISTS (SELECT FROM t.ledger u JOIN t.kin k ON k.elder = (u.line->>'run')::uuid -- or it was resumed itself
                       WHERE k.instance = s.instance AND k.elder <> p.instance AND u.kind = 'unpause' AND (u.line->>'sent')::timestamptz < l.at AND u.at > p.at)
       AND NOT EXISTS (SELECT FROM t.call c JOIN t.kin k ON k.elder = c.run WHERE k.instance = s.instance AND c.kind = 'pause' AND c.sent <= p.at
                       AND l.at <= c.at + CASE WHEN c.answer = 'unknown' THEN interval '10 s' ELSE '0' END);

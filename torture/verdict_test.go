@@ -21,8 +21,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// Clean data breaks no rule, and each rule there is notices the fault that it is for: that
-// fault alone, or together with those that cannot but follow from it.
+// Clean data breaks no rule, and each rule notices the fault that it is meant for: that fault alone, or together with
+// rules that it necessarily breaks, too.
 func TestPlantedFaults(t *testing.T) {
 	all, err := rules()
 	if err != nil {
@@ -33,7 +33,7 @@ func TestPlantedFaults(t *testing.T) {
 	for _, tell := range stories {
 		tell(base)
 	}
-	// What has hit workers there is no excuse for what comes now.
+	// Strikes at workers there must not excuse what follows.
 	base.simple("an hour later", `
 		SELECT t.elapse(id, '1 hour') FROM workflow_run;
 		UPDATE t.turn SET at = at - interval '1 hour';
@@ -89,14 +89,14 @@ func TestPlantedFaults(t *testing.T) {
 	}
 }
 
-// number is what a rule begins with.
+// number is the beginning of a rule's name.
 func number(rule string) string {
 	n, _, _ := strings.Cut(rule, " ")
 	return n
 }
 
-// judged returns a connection to a database that is ready for stories: with the product's
-// schema, the torture's own tables, and those of the ledgers.
+// judged returns a connection to a database that is ready for stories: with the product's schema, the torture's own
+// tables, and those of the ledgers.
 func judged(t *testing.T) *pgx.Conn {
 	t.Helper()
 	server, err := pgserver.Start(t.Context(), pgserver.Options{})
@@ -117,7 +117,7 @@ func judged(t *testing.T) *pgx.Conn {
 		t.Fatalf("migrations %v, error %v", migrations, err)
 	}
 	s := &stage{t: t, conn: conn, db: conn}
-	s.simple("versions", `CREATE TABLE workflow_schema (version integer)`) // which workflowctl keeps
+	s.simple("versions", `CREATE TABLE workflow_schema (version integer)`) // workflowctl maintains this table
 	for _, name := range append(migrations, "../sql/roles/create.sql") {
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -177,8 +177,8 @@ func undone(t *testing.T, conn *pgx.Conn, f func(*stage)) {
 	f(&stage{t: t, conn: conn, db: tx})
 }
 
-// A stage is where stories of runs are played: each step leaves in the database, in the ledgers
-// and in the execution logs what the real system leaves there.
+// A stage is where stories of runs are played: each step writes into the database, the ledgers and the execution logs
+// what the real system would write.
 type stage struct {
 	t    *testing.T
 	conn *pgx.Conn
@@ -186,11 +186,11 @@ type stage struct {
 		Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 		Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	}
-	last   int  // of the runs' numbers
-	edited edit // a defect of the next statement that has the text
+	last   int  // the last number of a run
+	edited edit // a defect for the next statement that contains the text
 }
 
-// simple executes many statements.
+// simple executes several statements.
 func (s *stage) simple(name, text string) {
 	s.t.Helper()
 	if _, err := s.conn.PgConn().Exec(s.t.Context(), text).ReadAll(); err != nil {
@@ -207,7 +207,7 @@ func (s *stage) script(name string) {
 	s.simple(name, string(text))
 }
 
-// verdict returns the broken rules by their numbers, and which runs break them.
+// verdict returns the numbers of the broken rules, and the runs that break them.
 func (s *stage) verdict() map[string]string {
 	s.t.Helper()
 	s.script("verdict.sql")
@@ -223,7 +223,7 @@ func (s *stage) verdict() map[string]string {
 	return got
 }
 
-// do executes a statement that concerns one row, under the name of a program.
+// do executes a statement that affects one row, under the name of a program.
 func (s *stage) do(app, sql string, args ...any) {
 	s.t.Helper()
 	if s.edited.old != "" && strings.Contains(sql, s.edited.old) {
@@ -241,18 +241,18 @@ func (s *stage) do(app, sql string, args ...any) {
 	}
 }
 
-// but gives the next statement that has the text old a defect.
+// but gives the next statement that contains the text old a defect.
 func (s *stage) but(old, text string) *stage {
 	s.edited = edit{old: old, new: text}
 	return s
 }
 
-// without takes away what refuses a defect, until the transaction ends.
+// without disables a trigger that would refuse a defect, until the transaction ends.
 func (s *stage) without(trigger string) {
 	s.do("torture", `ALTER TABLE workflow_run DISABLE TRIGGER `+trigger)
 }
 
-// tell writes into the ledger.
+// tell writes an entry into the ledger.
 func (s *stage) tell(e entry) {
 	s.t.Helper()
 	if e.At.IsZero() {
@@ -272,23 +272,23 @@ func (s *stage) wait(id uuid.UUID, d time.Duration) {
 
 const seconds = time.Second
 
-// A wish is what a client wants of a run, beside its case.
+// A wish is what a client wants of a run, apart from its case.
 type wish struct {
 	emit   int
 	max    int // attempts; 0 for 5
 	delay  time.Duration
 	key    string
-	answer string // done, if it is empty
+	answer string // empty: done
 }
 
-// types are those of the cases that are played here; the others are chaos.sleep.
+// types are the types of the cases that are played here; the others are chaos.sleep.
 var types = map[string]string{
 	"effect": "chaos.effect", "delayed": "chaos.effect", "fail": "chaos.fail", "permanent": "chaos.fail", "external": "chaos.external",
 	"deaf": "chaos.ignorecancel", "overdue": "chaos.ignorecancel", "panic": "chaos.panic", "badresult": "chaos.result",
 	"exit": "chaos.exit",
 }
 
-// order is what a client sends and notes.
+// order is what a client sends and records.
 func (s *stage) order(name string, w wish) entry {
 	s.last++
 	id := fmt.Sprintf("00000000-0000-4000-8000-%012d", s.last)
@@ -301,7 +301,7 @@ func (s *stage) order(name string, w wish) entry {
 	return e
 }
 
-// enqueue has a client enqueue a run of a case, and note the answer.
+// enqueue enqueues a run of a case as a client, and records the answer.
 func (s *stage) enqueue(name string, w wish) uuid.UUID {
 	s.t.Helper()
 	e := s.order(name, w)
@@ -318,7 +318,7 @@ func (s *stage) insert(e entry, w wish) {
 		e.Run, e.Type, e.Payload, w.delay, cmp.Or(w.max, 5), e.Key)
 }
 
-// Workers, as they call themselves.
+// Names of workers, as they give them.
 const (
 	w1 = "w1-0a1b2c3d"
 	w2 = "w2-4e5f6a7b"
@@ -326,7 +326,7 @@ const (
 
 func app(worker string) string { return worker[:2] }
 
-// self executes a statement of the engine that writes its history itself.
+// self executes a statement of the engine that writes its own history.
 func (s *stage) self(worker, sql string, args ...any) {
 	s.t.Helper()
 	s.do(app(worker), `SELECT set_config('workflow.audit', 'self', false)`)
@@ -334,7 +334,7 @@ func (s *stage) self(worker, sql string, args ...any) {
 	s.do(app(worker), `SELECT set_config('workflow.audit', '', false)`)
 }
 
-// lease is what lease.Poller does.
+// lease does what lease.Poller does.
 func (s *stage) lease(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `
@@ -347,7 +347,7 @@ func (s *stage) lease(id uuid.UUID, worker string) {
 		WHERE id = $1`, id, worker, leaseLength, runLimit)
 }
 
-// start is the line of a handler that begins.
+// start writes the line of a handler that begins.
 func (s *stage) start(id uuid.UUID) {
 	s.t.Helper()
 	s.do("torture", `
@@ -356,7 +356,7 @@ func (s *stage) start(id uuid.UUID) {
 		FROM workflow_run WHERE id = $1`, id)
 }
 
-// end is the line of a handler that ends, whatever has become of its lease.
+// end writes the line of a handler that ends, even if its lease is gone.
 func (s *stage) end(id uuid.UUID, outcome string) {
 	s.t.Helper()
 	s.do("torture", `
@@ -383,7 +383,7 @@ func (s *stage) beat(id uuid.UUID, worker string) {
 		WHERE id = $1`, id, leaseLength)
 }
 
-// settle records an outcome, as settling.Settle does. code is that of a failure.
+// settle records an outcome, as run.Settle does. code is the code of a failure.
 func (s *stage) settle(id uuid.UUID, worker, verdict, code string) {
 	s.t.Helper()
 	if verdict != "succeeded" {
@@ -408,13 +408,13 @@ func (s *stage) settle(id uuid.UUID, worker, verdict, code string) {
 		WHERE id = $1`, id, verdict, worker, code)
 }
 
-// effect is what the handler of chaos.effect leaves with its success.
+// effect writes what the handler of chaos.effect writes with its success.
 func (s *stage) effect(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `INSERT INTO chaos_effect SELECT id, lease_no, payload->>'key' FROM workflow_run WHERE id = $1`, id)
 }
 
-// emit is an event that comes with a success.
+// emit appends an event that comes with a success.
 func (s *stage) emit(id uuid.UUID, worker string, n int) {
 	s.t.Helper()
 	s.do(app(worker), `
@@ -422,7 +422,7 @@ func (s *stage) emit(id uuid.UUID, worker string, n int) {
 		FROM workflow_run WHERE id = $1`, id, n)
 }
 
-// succeed ends the handler, and records that, what it has done, and the events.
+// succeed ends the handler and records its success, with effect and events.
 func (s *stage) succeed(id uuid.UUID, worker string, events int) {
 	s.t.Helper()
 	s.end(id, "ok")
@@ -433,7 +433,7 @@ func (s *stage) succeed(id uuid.UUID, worker string, events int) {
 	s.settle(id, worker, "succeeded", "")
 }
 
-// finish is succeed for what leaves nothing but its status.
+// finish is succeed for a run that leaves nothing but its status.
 func (s *stage) finish(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.end(id, "ok")
@@ -448,7 +448,7 @@ func (s *stage) fail(id uuid.UUID, worker, verdict string) {
 	s.wait(id, seconds)
 }
 
-// expire takes back a lease, as lease.Reclaimer does.
+// expire reclaims a lease, as lease.Reclaimer does.
 func (s *stage) expire(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `
@@ -471,7 +471,7 @@ func (s *stage) expire(id uuid.UUID, worker string) {
 	s.wait(id, seconds)
 }
 
-// spare takes back the lease of a suspect that was not alone at its last attempt, as lease.Reclaimer does.
+// spare reclaims the lease of a suspect that was not alone at its last attempt, as lease.Reclaimer does.
 func (s *stage) spare(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.self(worker, `UPDATE workflow_run SET alone = false, updated_at = statement_timestamp() WHERE id = $1`, id)
@@ -487,7 +487,7 @@ func (s *stage) spare(id uuid.UUID, worker string) {
 	s.wait(id, seconds)
 }
 
-// doubt gives a lease back whose answer was lost, as lease.Poller does.
+// doubt gives back a lease whose answer was lost, as lease.Poller does.
 func (s *stage) doubt(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `
@@ -502,7 +502,7 @@ func (s *stage) doubt(id uuid.UUID, worker string) {
 		WHERE id = $1`, id)
 }
 
-// call has a client intervene by one of the product's functions, and note the answer.
+// call makes a client intervene through one of the product's functions, and records the answer.
 func (s *stage) call(kind string, id uuid.UUID) {
 	s.t.Helper()
 	sent := time.Now()
@@ -528,28 +528,28 @@ func (s *stage) ask(kind string, id uuid.UUID) string {
 	return answer
 }
 
-// aside has the product say that it cannot lease a run.
+// aside makes the product report that it cannot lease a run.
 func (s *stage) aside(id uuid.UUID) {
 	s.t.Helper()
 	s.do("torture", `INSERT INTO t.aside VALUES ('run', $1::uuid::text, '22003', 'integer out of range')`, id)
 }
 
-// exit is the end of a worker's process some time ago.
+// exit records the end of a worker's process some time ago.
 func (s *stage) exit(worker string, ago time.Duration) {
 	s.t.Helper()
 	s.tell(entry{Kind: "exit", At: time.Now().Add(-ago), Worker: app(worker), Code: -9, Answer: "kill"})
 }
 
-// strike is a fault that hit somebody, from and until some time ago.
+// strike records a fault that hit somebody; from and until are how long ago it began and ended.
 func (s *stage) strike(fault, whom string, from, until time.Duration) {
 	s.t.Helper()
 	end := time.Now().Add(-until)
 	s.tell(entry{Kind: "strike", At: time.Now().Add(-from), Fault: fault, Worker: whom, Until: &end})
 }
 
-// stories are what may well happen.
+// stories are legal histories.
 var stories = []func(*stage){
-	func(s *stage) { // done at once
+	func(s *stage) { // succeeds at once
 		id := s.enqueue("effect", wish{emit: 2})
 		s.work(id, w1)
 		s.wait(id, seconds)
@@ -557,14 +557,14 @@ var stories = []func(*stage){
 		s.succeed(id, w1, 2)
 		s.call("cancel", id)
 	},
-	func(s *stage) { // the second attempt does it
+	func(s *stage) { // the second attempt succeeds
 		id := s.enqueue("fail", wish{})
 		s.work(id, w1)
 		s.fail(id, w1, "retried")
 		s.work(id, w2)
 		s.finish(id, w2)
 	},
-	func(s *stage) { // a worker is killed, another goes on
+	func(s *stage) { // a worker is killed, and another continues
 		id := s.enqueue("effect", wish{emit: 1})
 		s.work(id, w1)
 		s.wait(id, 2*seconds)
@@ -574,7 +574,7 @@ var stories = []func(*stage){
 		s.work(id, w2)
 		s.succeed(id, w2, 1)
 	},
-	func(s *stage) { // a worker is killed before it can record what was done
+	func(s *stage) { // a worker is killed before it can record an outcome
 		id := s.enqueue("effect", wish{})
 		s.work(id, w1)
 		s.end(id, "ok")
@@ -584,7 +584,7 @@ var stories = []func(*stage){
 		s.work(id, w2)
 		s.succeed(id, w2, 0)
 	},
-	func(s *stage) { // a worker freezes, and learns that it has lost
+	func(s *stage) { // a worker freezes, and learns that it has lost its lease
 		id := s.enqueue("sleep", wish{})
 		s.work(id, w1)
 		s.wait(id, 4*seconds)
@@ -604,7 +604,7 @@ var stories = []func(*stage){
 		s.work(id, w2)
 		s.finish(id, w2)
 	},
-	func(s *stage) { // everything is in the way until the lease is over
+	func(s *stage) { // everything is blocked until the lease is over
 		id := s.enqueue("effect", wish{emit: 1})
 		s.work(id, w1)
 		s.end(id, "ok")
@@ -614,7 +614,7 @@ var stories = []func(*stage){
 		s.work(id, w2)
 		s.succeed(id, w2, 1)
 	},
-	func(s *stage) { // cancelled at work, while waiting, and too late for a deaf handler
+	func(s *stage) { // cancelled during execution, while waiting, and too late for a deaf handler
 		id := s.enqueue("effect", wish{emit: 1})
 		s.work(id, w1)
 		s.call("cancel", id)
@@ -626,7 +626,7 @@ var stories = []func(*stage){
 		s.call("cancel", id)
 		s.end(id, "ok")
 	},
-	func(s *stage) { // failed for good; failed, and asked back
+	func(s *stage) { // failed for good; failed, and retried by an operator
 		id := s.enqueue("permanent", wish{})
 		s.work(id, w1)
 		s.fail(id, w1, "failed")
@@ -637,7 +637,7 @@ var stories = []func(*stage){
 		s.work(id, w2)
 		s.finish(id, w2)
 	},
-	func(s *stage) { // panics, and a result that cannot be stored
+	func(s *stage) { // a panic, and a result that cannot be stored
 		id := s.enqueue("panic", wish{max: 2})
 		for _, verdict := range []string{"retried", "failed"} {
 			s.work(id, w1)
@@ -657,22 +657,22 @@ var stories = []func(*stage){
 			s.wait(id, 4*seconds)
 			s.expire(id, w2)
 		}
-		s.settle(id, w2, "released", "") // it stops, and has done nothing yet
+		s.settle(id, w2, "released", "") // the worker stops and has not started it yet
 		s.lease(id, w1)
 		s.settle(id, w1, "failed", "lease_expired")
 	},
-	func(s *stage) { // one beside which another ended the process at its last attempt
+	func(s *stage) { // a suspect at its last attempt, beside which another run ended the process
 		id := s.enqueue("sleep", wish{max: 2})
 		s.work(id, w1)
 		s.wait(id, 4*seconds)
 		s.expire(id, w2)
 		s.work(id, w1)
 		s.wait(id, 4*seconds)
-		s.spare(id, w1) // which has the dead one's place
+		s.spare(id, w1) // the new worker in the dead one's slot
 		s.work(id, w2)
 		s.finish(id, w2)
 	},
-	func(s *stage) { // the one that was to fail it is gone, too
+	func(s *stage) { // the worker that was to fail it is gone, too
 		id := s.enqueue("sleep", wish{max: 1})
 		s.work(id, w1)
 		s.wait(id, 4*seconds)
@@ -683,7 +683,7 @@ var stories = []func(*stage){
 		s.lease(id, w2)
 		s.settle(id, w2, "failed", "lease_expired")
 	},
-	func(s *stage) { // worker stopped, answer of a lease lost
+	func(s *stage) { // a worker stopped; the answer to a lease was lost
 		id := s.enqueue("effect", wish{emit: 1})
 		s.work(id, w1)
 		s.end(id, "shutdown")
@@ -708,7 +708,7 @@ var stories = []func(*stage){
 		s.work(id, w1)
 		s.succeed(id, w1, 1)
 	},
-	func(s *stage) { // deleted at work, and while waiting
+	func(s *stage) { // deleted during execution, and while waiting
 		id := s.enqueue("effect", wish{emit: 1})
 		s.work(id, w1)
 		s.call("delete", id)
@@ -723,7 +723,7 @@ var stories = []func(*stage){
 		s.work(id, w1)
 		s.succeed(id, w1, 0)
 	},
-	func(s *stage) { // the outside is called once on each lease
+	func(s *stage) { // the outside is called once for each lease
 		id := s.enqueue("external", wish{})
 		s.work(id, w1)
 		s.tell(entry{Kind: "call", Run: id.String(), LeaseNo: 1, Attempt: 1})
@@ -732,7 +732,7 @@ var stories = []func(*stage){
 		s.tell(entry{Kind: "call", Run: id.String(), LeaseNo: 2, Attempt: 2})
 		s.finish(id, w1)
 	},
-	func(s *stage) { // enqueued, or not, and nobody was told
+	func(s *stage) { // enqueued or not, without an answer to the client
 		id := s.enqueue("sleep", wish{answer: "unknown"})
 		s.work(id, w1)
 		s.finish(id, w1)
@@ -740,7 +740,7 @@ var stories = []func(*stage){
 		s.tell(s.order("sleep", wish{answer: "rolled back"}))
 		s.tell(s.order("sleep", wish{answer: "refused"}))
 	},
-	func(s *stage) { // one cannot be leased and is set aside; the next does not wait for it, or for as long as nobody can work
+	func(s *stage) { // one cannot be leased and is set aside; the next does not wait for it, except while nobody can work
 		s.aside(s.enqueue("unleasable", wish{}))
 		id := s.enqueue("sleep", wish{})
 		s.wait(id, 4*seconds)
@@ -752,7 +752,7 @@ var stories = []func(*stage){
 		s.work(id, w1)
 		s.finish(id, w1)
 	},
-	func(s *stage) { // a handler that is deaf to its deadline
+	func(s *stage) { // a handler that ignores its deadline
 		id := s.enqueue("overdue", wish{max: 2})
 		for _, verdict := range []string{"retried", "failed"} {
 			s.work(id, w1)
@@ -767,8 +767,8 @@ var stories = []func(*stage){
 	},
 }
 
-// A plant is a fault. What it leaves breaks these rules: the first is the one that is for it, the
-// others are about the same fact from another side.
+// A plant is a planted fault. It breaks these rules: the first is meant for it, and the others see the same fact from
+// another side.
 type plant struct {
 	breaks []string
 	name   string

@@ -1,5 +1,5 @@
--- What must be true of instances at every moment: each row is one of which it is not. One
--- statement, so that all of it is one moment.
+-- What must be true of instances at every moment: each row is an instance that violates it. It is one statement, so
+-- that everything is of one moment.
 SELECT 'nothing can move it, and no incident says why', i.id
 FROM process_instance i
 WHERE i.completed_at IS NULL

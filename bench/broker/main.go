@@ -1,6 +1,6 @@
-// Command broker is nats-server with JetStream and one stream in a file, for the events scenario.
-// It talks like the bench's other children (child.go). It is a program of its own because
-// nats-server would add to the memory of all others.
+// Command broker is nats-server with JetStream and one stream in a file, for the events scenario. It talks to the
+// bench like its other children (child.go). It is a program of its own because nats-server would increase the memory
+// of all others.
 package main
 
 import (
@@ -25,8 +25,8 @@ func main() {
 	}
 }
 
-// serve says at which port the server is. At the word release it tells how many messages the
-// stream of the subject has kept.
+// serve reports the port of the server. After the word release it reports how many messages the stream has stored for
+// the subject.
 func serve(ctx context.Context, subject string) error {
 	dir, err := os.MkdirTemp("", "bench-nats-")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A breaker that is open is told of by show, top, doctor and why; a command closes it, and a policy has it open no more.
+// show, top, doctor and why report an open breaker. A command closes it, and a policy keeps it from opening again.
 func TestBreaker(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

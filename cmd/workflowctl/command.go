@@ -14,7 +14,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// An order is a command that the engine carries out: a run of one of its types, which a worker with graph. takes.
+// An order is a command that the engine executes: a run of one of its types, which a worker that covers graph.
+// leases.
 type order struct {
 	use, short, long string
 	typ              string
@@ -26,36 +27,36 @@ var orders = []order{
 	{"start PROCESS", "Start an instance of a process", `Start an instance of a process, and print its id.
 
   workflowctl start order --input '{"order": "o-17"}' --key o-17`, "graph.start.v1", []string{"process"},
-		map[string]string{"input": "a JSON object", "key": "at most one instance of the process has it: the same start again answers that, one with another input fails", "again": "another instance may have the key once the one that has it is over", "version": "of the process (default: the highest)", "priority": "of all its steps, -100 to 100", "tenant": "whose it is"}},
+		map[string]string{"input": "a JSON object", "key": "at most one instance of the process has it: the same start again returns that instance, one with another input fails", "again": "allow another instance with the key once the one that has it is over", "version": "of the process (default: the highest)", "priority": "of all its steps, -100 to 100", "tenant": "tenant of the instance"}},
 	{"message NAME KEY", "Send a message to the token that waits for its name and key", `Send a message to the token that has waited longest for its name and key. If none waits, it is kept for a day, or for --ttl.
 
   workflowctl message collected o-17 --payload '{"by": "van"}'`, "graph.message.v1", []string{"name", "key"},
-		map[string]string{"payload": "a JSON object", "id": "the sender's: the same again changes nothing", "ttl": "how long it is kept, such as PT2H"}},
-	{"signal NAME", "Send a signal to all who wait for it now", "", "graph.signal.v1", []string{"name"}, map[string]string{"payload": "a JSON object"}},
-	{"complete TASK", "Complete a task of a person", `Complete a task of a person; show tasks lists them. Without --by it is a task of one's own, or of one's groups: tasks lists those.
+		map[string]string{"payload": "a JSON object", "id": "id chosen by the sender: the same id again changes nothing", "ttl": "how long it is kept, such as PT2H"}},
+	{"signal NAME", "Send a signal to all tokens that wait for it now", "", "graph.signal.v1", []string{"name"}, map[string]string{"payload": "a JSON object"}},
+	{"complete TASK", "Complete a user task", `Complete a user task; show tasks lists them. Without --by it must be a task of your own, or of your groups; tasks lists those.
 
   workflowctl complete 0191… --by anna --output '{"ok": true}'
   workflowctl complete 0191… --output '{"ok": true}'`, "graph.complete_task.v1", []string{"task"},
-		map[string]string{"by": "who has done it (default: the role that is logged in, if it is a task of its groups)", "output": "a JSON object", "version": "the one that was seen: another one is a conflict"}},
+		map[string]string{"by": "who has completed it (default: the role that is logged in, if it is a task of its groups)", "output": "a JSON object", "version": "version that you saw: another one is a conflict"}},
 	{"cancel-process INSTANCE REASON", "Cancel an instance of a process for good", "", "graph.cancel.v1", []string{"instance", "reason"},
-		map[string]string{"compensate": "what was done is undone before", "by": "who asks for it"}},
-	{"fail INSTANCE", "Fail an instance of a process for good, after what it has done is undone", "", "graph.fail.v1", []string{"instance"},
-		map[string]string{"reason": "why it has failed (default: the error of its latest open incident)", "by": "who asks for it"}},
-	{"restart INSTANCE", "Start a failed instance of a process again from where it failed, as another instance", `Start a FAILED instance of a process again, as another instance with its key. What is done is taken for done; what was undone, and what lies behind that, is done anew.
+		map[string]string{"compensate": "undo what was done first", "by": "who requests it"}},
+	{"fail INSTANCE", "Undo what an instance of a process has done, and fail it for good", "", "graph.fail.v1", []string{"instance"},
+		map[string]string{"reason": "why it has failed (default: the error of its latest open incident)", "by": "who requests it"}},
+	{"restart INSTANCE", "Start a failed instance of a process again from where it failed, as another instance", `Start a FAILED instance of a process again, as another instance with its key. Steps that are done are not repeated; steps that were undone, and those after them, are executed again.
 
-  workflowctl restart 0191…`, "graph.restart.v1", []string{"instance"}, map[string]string{"by": "who asks for it"}},
-	{"retry-incident INCIDENT", "Have what an incident stopped tried again; show incidents lists them", "", "graph.retry.v1", []string{"incident"},
-		map[string]string{"force": "a join goes on with those that have come", "by": "who asks for it"}},
+  workflowctl restart 0191…`, "graph.restart.v1", []string{"instance"}, map[string]string{"by": "who requests it"}},
+	{"retry-incident INCIDENT", "Retry what an incident has stopped; show incidents lists them", "", "graph.retry.v1", []string{"incident"},
+		map[string]string{"force": "a join continues with the tokens that have arrived", "by": "who requests it"}},
 }
 
-// ofJSON are fields that are objects, counts those that are whole numbers, and switches those that are on or off.
+// ofJSON, counts and switches are the fields that are JSON objects, whole numbers and booleans.
 var (
 	ofJSON   = map[string]bool{"input": true, "payload": true, "output": true}
 	counts   = map[string]bool{"version": true, "priority": true}
 	switches = map[string]bool{"again": true, "compensate": true, "force": true}
 )
 
-// isID are fields that are ids.
+// isID are the fields that are ids.
 var isID = map[string]bool{"task": true, "instance": true, "incident": true}
 
 func newOrders() (all []*cobra.Command) {
@@ -126,13 +127,13 @@ func (o order) command() *cobra.Command {
 			command.Flags().String(name, "", purpose)
 		}
 	}
-	command.Flags().DurationVar(&patience, "wait", 10*time.Second, "how long to wait for a worker to carry it out; 0: not at all")
+	command.Flags().DurationVar(&patience, "wait", 10*time.Second, "how long to wait for a worker to execute it; 0: do not wait")
 	t.flags(command.Flags())
 	return command
 }
 
-// carryOut enqueues a command and prints what it has come to. Once it may be enqueued, each error names its run: who repeats
-// the command would have it done twice.
+// carryOut enqueues a command and prints its outcome. Once the command may be enqueued, each error names its run,
+// because repeating the command would execute it twice.
 func carryOut(ctx context.Context, out io.Writer, conn *pgx.Conn, typ string, payload map[string]any, patience time.Duration) error {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -162,7 +163,7 @@ func carriedOut(ctx context.Context, out io.Writer, conn *pgx.Conn, id uuid.UUID
 			coalesce((SELECT i.status FROM process_instance i WHERE type IN ($2, $3) AND i.id::text = payload->>'instance' AND i.completed_at IS NOT NULL
 				AND i.status <> CASE type WHEN $2 THEN 'CANCELLED' ELSE 'FAILED' END), '')
 			FROM workflow_run WHERE id = $1`, id, "graph.cancel.v1", "graph.fail.v1").Scan(&status, &result, &failure, &why, &instance); refused(err) {
-			return errors.New("it is enqueued, and what becomes of it this role may not see: use --wait 0")
+			return errors.New("it is enqueued, but this role may not see its outcome: use --wait 0")
 		} else if err != nil {
 			return fmt.Errorf("it is enqueued; ask workflowctl why: %w", inWords(err))
 		}
@@ -175,7 +176,7 @@ func carriedOut(ctx context.Context, out io.Writer, conn *pgx.Conn, id uuid.UUID
 		case status == "failed" || status == "cancelled":
 			return errors.New(status + ": " + printable(failure))
 		case late:
-			return fmt.Errorf("it is enqueued, and not carried out yet: %s", printable(why))
+			return fmt.Errorf("it is enqueued, but not executed yet: %s", printable(why))
 		}
 		select {
 		case <-ctx.Done():

@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// engineAt has a worker carry out commands.
+// engineAt starts a worker that executes commands.
 func engineAt(t *testing.T, url string) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)
@@ -37,7 +37,7 @@ func engineAt(t *testing.T, url string) {
 	})
 }
 
-// A process is carried through by commands alone.
+// Commands alone can take a process from its start to its end.
 func TestProcessByCommands(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -46,7 +46,7 @@ func TestProcessByCommands(t *testing.T) {
 		"paid": {"await": {"message": "paid", "key": "input.order"}, "to": "open"}, "open": {"await": {"signal": "open"}, "to": "check"},
 		"check": {"human": {"groups": ["sales"]}, "to": "late"}, "late": {"choose": [{"if": "steps.check.n > 1", "to": "done"}], "else": "done"}, "done": {"end": true}}}`)
 	want(t, cmdtest.Start(t, env, "define", file), 0, "p version 1 is deployed")
-	want(t, cmdtest.Start(t, env, "start", "p", "--wait", "100ms"), 1, "it is enqueued, and not carried out yet: no live worker covers graph.start.v1; none lives at all")
+	want(t, cmdtest.Start(t, env, "start", "p", "--wait", "100ms"), 1, "it is enqueued, but not executed yet: no live worker covers graph.start.v1; none lives at all")
 	want(t, cmdtest.Start(t, env, "start", "p", "--wait", "0"), 0, "enqueued as run ")
 	engineAt(t, url)
 
@@ -94,7 +94,7 @@ func TestProcessByCommands(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "restart", instance.Instance), 1, "failed: instance: "+instance.Instance+" is COMPLETED; only a FAILED instance can be started again")
 	want(t, cmdtest.Start(t, env, "start", "p", "--key", "o-17", "--again", "--input", `{"order": "o-18"}`), 0, `"after": "`+instance.Instance+`"`)
 	want(t, cmdtest.Start(t, env, "start", "p", "--again"), 1, "again: there is no key to use again")
-	want(t, cmdtest.Start(t, env, "complete", task), 1, "not found among the tasks of this role and its groups; --by says who has done it")
+	want(t, cmdtest.Start(t, env, "complete", task), 1, "not found among the tasks of this role and its groups; a role that may complete any task")
 	want(t, cmdtest.Start(t, env, "events", task), 1, "there is no such run or instance")
 
 	id := value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.x') RETURNING id::text`)

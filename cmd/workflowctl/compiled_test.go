@@ -8,11 +8,12 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Doctor, top and show read without the server's compiler: it is on where nobody has switched it off, and compiling a view of these takes seconds, each time, where reading takes milliseconds.
+// doctor, top and show turn JIT compilation off for their queries. It is on by default, and compiling one of these
+// views takes seconds each time, while reading it takes milliseconds.
 func TestNothingIsCompiled(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
-	// This view tells whether the compiler is on.
+	// This view shows whether JIT is on.
 	if _, err := connect(t, url).Exec(t.Context(), `
 		DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET jit = on', current_database()); END $$;
 		CREATE OR REPLACE VIEW workflow_coverage AS SELECT 'compiler' COLLATE "C" AS subject, current_setting('jit') COLLATE "C" AS problem`); err != nil {
@@ -26,13 +27,13 @@ func TestNothingIsCompiled(t *testing.T) {
 	}
 }
 
-// What only looks says so: an operator who was advised of the command takes the list for what was done.
+// A command that only looks says that nothing was changed.
 func TestLookIsToldFromDeed(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=" + pgtest.URL(t)}
 	for _, args := range [][]string{{"retry-incidents", "--process", "trip"}, {"redrive", "billing."}} {
 		p, _ := cmdtest.Run(t, env, args...)
-		if !strings.Contains(p.Stderr.String(), "nothing is changed; the same with --do has these tried again, at most 100 of them (--most)") {
+		if !strings.Contains(p.Stderr.String(), "nothing was changed; the same command with --do retries these, at most 100 of them (--most)") {
 			t.Errorf("%v says %q", args, p.Stderr.String())
 		}
 		if p, _ = cmdtest.Run(t, env, append(args, "--do")...); p.Stderr.String() != "" {

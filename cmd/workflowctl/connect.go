@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/database"
 )
 
-// A target is the database that a command works on, as the command line says.
+// A target is the database that a command works on, as given on the command line.
 type target struct {
 	url    string
 	schema string
@@ -52,7 +52,7 @@ func (t *target) parse() (*pgx.ConnConfig, error) {
 	return config.ConnConfig, nil
 }
 
-// checkSchema refuses names that Postgres would refuse or cut.
+// checkSchema refuses names that Postgres would refuse or truncate.
 func checkSchema(name string) error {
 	const longest = 63
 	if len(name) > longest || !utf8.ValidString(name) || strings.ContainsRune(name, 0) || strings.HasPrefix(name, "pg_") {
@@ -61,7 +61,7 @@ func checkSchema(name string) error {
 	return nil
 }
 
-// connect opens a connection to a server that the engine can work with.
+// connect opens a connection, and returns an error if the engine cannot work with the server.
 func (t *target) connect(ctx context.Context) (*pgx.Conn, error) {
 	config, err := t.parse()
 	if err != nil {
@@ -85,7 +85,7 @@ func (t *target) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// with has do work with a connection. What fails then is a failure.
+// with calls do with a connection. An error of do is returned as a failure.
 func (t *target) with(ctx context.Context, do func(*pgx.Conn) error) error {
 	conn, err := t.connect(ctx)
 	if err != nil {
@@ -98,8 +98,9 @@ func (t *target) with(ctx context.Context, do func(*pgx.Conn) error) error {
 	return nil
 }
 
-// uncompiled has do work in one transaction, without the server's compiler, which is on where nobody has switched it off: compiling a view that is read takes
-// seconds, each time, and reading it takes milliseconds. A pooler may give the session to others, so only the transaction is told.
+// uncompiled calls do in one transaction with JIT compilation off. JIT is on by default, and compiling a view takes
+// seconds each time, while reading it takes milliseconds. The setting is local to the transaction because a pooler
+// may give the session to others.
 func uncompiled(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL jit = off`, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -109,7 +110,7 @@ func uncompiled(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) erro
 	})
 }
 
-// current returns the schema that the connection works on.
+// current returns the schema that the connection works in.
 func current(ctx context.Context, conn *pgx.Conn) (string, error) {
 	var schema *string
 	if err := conn.QueryRow(ctx, `SELECT current_schema()`).Scan(&schema); err != nil {

@@ -24,8 +24,8 @@ func newDefine() *cobra.Command {
 	define := &cobra.Command{
 		Use:   "define FILE...",
 		Short: "Check definitions of processes and deploy them",
-		Long: `Check definitions of processes and deploy them, all or none. All that is wrong with the nodes of all files is
-printed, and, of those whose nodes are in order, all that is wrong with the ways between them:
+		Long: `Check definitions of processes and deploy them, all or none. All errors in the nodes of all files are
+printed, and, for files whose nodes are correct, all errors in the ways between them:
 
   workflowctl define --check order.json
   workflowctl define order.json refund.json
@@ -70,7 +70,7 @@ func files(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// A file is a definition as it was read.
+// A file is a definition together with the name and text it was read from.
 type file struct {
 	name string
 	text []byte
@@ -91,7 +91,7 @@ func readAll(stdin io.Reader, names []string) ([]*file, error) {
 	return all, errors.Join(unread...)
 }
 
-// enough is more than a definition may have. What lies beyond is not read into memory.
+// enough is more than the maximum size of a definition, in bytes. Nothing beyond it is read into memory.
 const enough = 2 << 20
 
 // read reads a file, or standard input if its name is -.
@@ -111,8 +111,7 @@ func read(stdin io.Reader, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, enough))
 }
 
-// inspect prints what there is to say about each of the files. It returns an error if one of
-// them cannot be used.
+// inspect prints all findings about the files. It returns an error if one of them cannot be used.
 func inspect(out io.Writer, all []*file) ([]*file, error) {
 	bad := 0
 	for _, f := range all {
@@ -155,7 +154,7 @@ func deploy(ctx context.Context, out io.Writer, conn *pgx.Conn, all []*file) err
 	if err := sql.Check(ctx, conn); err != nil {
 		return err
 	}
-	// In one order, so that two such commands cannot wait for each other.
+	// Always in the same order, so that two such commands cannot deadlock.
 	slices.SortStableFunc(all, func(a, b *file) int {
 		return cmp.Or(cmp.Compare(a.Process, b.Process), cmp.Compare(a.Version, b.Version))
 	})
@@ -203,7 +202,8 @@ func deployOne(ctx context.Context, tx pgx.Tx, d *graph.Definition) (string, err
 	return line, nil
 }
 
-// printable keeps a line one line, and what a file says from steering the terminal.
+// printable replaces characters that are not printable by blanks, so that text from a file stays on one line and
+// cannot control the terminal.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -35,8 +35,8 @@ func deployed(t *testing.T, url string) int {
 	return n
 }
 
-// Define deploys, says so with the id, and changes nothing the second time. An edited
-// definition under the same version is refused.
+// define deploys a definition, prints its id, and changes nothing the second time. An edited definition with the same
+// version is refused.
 func TestDefine(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -69,7 +69,7 @@ func TestDefine(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "define", order, refund), 0, "order version 3 was there already: "+id, "a_refund version 3 is deployed: ")
 }
 
-// All that is wrong with all files is told, and none of them is deployed.
+// All findings of all files are printed, and if one file has an error none is deployed.
 func TestDefineFindings(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -88,7 +88,7 @@ func TestDefineFindings(t *testing.T) {
 	want(t, cmdtest.Start(t, nil, "define", good, "--check"), 0, "good.json: note: ")
 }
 
-// A file that is too large is refused in words, and not even read to its end.
+// A file that is too large is refused with a message, and is not read to its end.
 func TestDefineLargeFile(t *testing.T) {
 	t.Parallel()
 	huge := save(t, "huge.json", orderJSON)
@@ -100,7 +100,7 @@ func TestDefineLargeFile(t *testing.T) {
 	}
 }
 
-// What a file says does not steer the terminal.
+// Control characters in a file do not reach the terminal.
 func TestDefineIsPrintable(t *testing.T) {
 	t.Parallel()
 	p, code := cmdtest.Run(t, nil, "define", "--check", save(t, "evil.json", `{"start": "a", "nodes": {"\u001b[2J\nok": {}}}`))
@@ -109,7 +109,7 @@ func TestDefineIsPrintable(t *testing.T) {
 	}
 }
 
-// A database without the tables is told in words, and so is what is wrong with the command line.
+// A database without the tables, and a wrong command line, are refused with a message.
 func TestDefineUsage(t *testing.T) {
 	t.Parallel()
 	order := save(t, "order.json", orderJSON)

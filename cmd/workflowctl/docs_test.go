@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The configuration page has a line for each command, in its own words.
+// The configuration page has a row for each command, with the text of its help.
 func TestDocsNameEveryCommand(t *testing.T) {
 	page, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {

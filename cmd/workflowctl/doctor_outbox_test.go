@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Doctor names the row, the column and the fix of whatever is wrong in the outbox; done as told, it is
-// content again.
+// For everything that is wrong in the outbox, doctor names the row, the column and the fix. After the fixes it finds
+// nothing.
 func TestDoctorOfTheOutbox(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -35,7 +35,7 @@ func TestDoctorOfTheOutbox(t *testing.T) {
 		}
 		return slices.DeleteFunc(all, func(f finding) bool {
 			return strings.Contains(f.What, " is off: ") || strings.Contains(f.What, "a superuser") || strings.Contains(f.What, "snapshot") ||
-				strings.Contains(f.What, "_bound is missing") || strings.HasPrefix(f.What, "row {") // the damages are from before the bounds
+				strings.Contains(f.What, "_bound is missing") || strings.HasPrefix(f.What, "row {") // this damage dates from before the bounds
 		})
 	}
 	do(`INSERT INTO outbox_sink (name) VALUES ('crm'); SELECT outbox_set_right_v1();
@@ -58,9 +58,9 @@ func TestDoctorOfTheOutbox(t *testing.T) {
 		{`INSERT INTO outbox_event (id, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE VALUES (-1, gen_random_uuid(), 'test.told', '{}')`, "outbox_event -1 is not above outbox_lane.floor of sink crm, lane ", ""},
 		{`UPDATE outbox_event SET delivered_to = '{{a,b},{c,d}}' WHERE id = 200`, "outbox_event.delivered_to of event 200 holds NULL, or has several dimensions", ""},
 		{`UPDATE outbox_event SET parked_by = '{NULL}' WHERE id = 200`, "outbox_event.parked_by of event 200 holds NULL, or has several dimensions", ""},
-		{`DELETE FROM outbox_lane WHERE lane = 5`, "outbox_lane: 1 lanes of sink crm have no row, lane 5 for one", ""},
-		{`UPDATE outbox_lane SET lane = 32767 WHERE lane = 5`, "outbox_lane of sink crm, lane 32767: there is no such lane", "lane 5 for one"},
-		{`UPDATE outbox_lane SET sink = '' WHERE lane = 5`, "outbox_lane of sink , lane 5: there is no such sink", "lane 5 for one"},
+		{`DELETE FROM outbox_lane WHERE lane = 5`, "outbox_lane: 1 lanes of sink crm have no row, for example lane 5", ""},
+		{`UPDATE outbox_lane SET lane = 32767 WHERE lane = 5`, "outbox_lane of sink crm, lane 32767: there is no such lane", "for example lane 5"},
+		{`UPDATE outbox_lane SET sink = '' WHERE lane = 5`, "outbox_lane of sink , lane 5: there is no such sink", "for example lane 5"},
 		{`UPDATE outbox_lane SET claim_until = 'infinity' WHERE lane = 5`, "outbox_lane.claim_until of sink crm, lane 5 is infinity", ""},
 		{`UPDATE outbox_lane SET served_at = 'infinity' WHERE lane = 5`, "outbox_lane.served_at of sink crm, lane 5 is infinity", ""},
 		{`UPDATE outbox_lane SET floor = 9223372036854775807 WHERE lane = 5`, "outbox_lane.floor of sink crm, lane 5 is 9223372036854775807", ""},

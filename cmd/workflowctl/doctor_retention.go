@@ -1,11 +1,11 @@
 package main
 
-// What workers ask to have kept, and what nobody removes.
+// Differences between the retention periods that workers ask for, and rows that nobody removes.
 const (
-	// Of types that no worker asks for (*) the longest time counts, and those who ask for it mean other prefixes.
+	// For types that no worker asks for (*), the longest period counts; workers that ask for it mean other prefixes.
 	keptLonger = `SELECT DISTINCT false, 'retention (' || y.kind || '): workers of prefix ' || y.prefix || ' ask to keep what is over for ' || workflow_span(y.period * interval '1 second') || ', others'
 	        || CASE WHEN x.prefix <> y.prefix THEN ' of prefix ' || x.prefix ELSE '' END || ' for ' || CASE x.period WHEN 0 THEN 'ever' ELSE workflow_span(x.period * interval '1 second') END || ', which counts',
-	        'give them the same WORKER_KEEP_…, or Retention of worker.Config; what nobody has asked for since a day counts no more'
+	        'give them the same WORKER_KEEP_…, or Retention of worker.Config; a period that no worker has asked for within a day no longer counts'
 	 FROM workflow_retention y JOIN workflow_retention x ON x.kind = y.kind AND (x.prefix = y.prefix OR x.prefix <> '*' AND y.prefix ^@ x.prefix) AND y.period > 0 AND (x.period = 0 OR x.period > y.period)
 	 WHERE least(y.asked_at, x.asked_at) > now() - interval '1 hour' AND y.kind NOT IN ('cancelled', 'messages') AND (y.prefix <> '*' OR y.kind IN ('events', 'processes'))
 	 LIMIT 20`
@@ -16,7 +16,7 @@ const (
 	 WHERE t.taken_at < now() - greatest(interval '1 day', 3 * t.every * interval '1 second') AND EXISTS (SELECT FROM workflow_retention a WHERE a.prefix = t.prefix AND a.kind = t.kind)
 	   AND NOT EXISTS (SELECT FROM workflow_retention a WHERE a.kind = t.kind AND a.period = 0 AND (a.prefix = t.prefix OR a.prefix <> '*' AND t.prefix ^@ a.prefix))
 	 GROUP BY t.prefix LIMIT 20`
-	keptByNobody = `SELECT false, 'nobody removes ' || CASE WHEN r.n >= 1000 THEN 'at least ' ELSE '' END || r.n || ' ' || r.what || ', over for more than 100 days: no worker asks for how long they are kept',
+	keptByNobody = `SELECT false, 'nobody removes ' || CASE WHEN r.n >= 1000 THEN 'at least ' ELSE '' END || r.n || ' ' || r.what || ', over for more than 100 days: no worker says how long to keep them',
 	        'start a worker that covers ' || r.who || ', with WORKER_CLEANUP_EVERY above 0'
 	 FROM (
 	     SELECT count(*) AS n, 'runs of prefix ' || split_part(x.type, '.', 1) || '.' AS what, split_part(x.type, '.', 1) || '., or default.' AS who

@@ -11,8 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Doctor names workers that ask for different times, and which counts; a prefix of which nobody has had a turn for a day; and what nobody asks for, and has been over
-// for long: runs, events and instances. Of what is kept for ever it says nothing.
+// doctor reports workers that ask for different retention periods, and which period counts; a prefix for which no
+// worker has had a turn for a day; and runs, events and instances that have long been over and for which no worker
+// asks for retention. It does not report what is kept for ever.
 func TestDoctorOfRetention(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -50,7 +51,7 @@ func TestDoctorOfRetention(t *testing.T) {
 	pgtest.Elapse(t, pool, 101*24*time.Hour)
 	do(`BEGIN; SET LOCAL workflow.override = 'a test'; INSERT INTO workflow_retention (prefix, kind, period, set_by) VALUES ('kept.', 'cancelled', 0, 'w'); COMMIT`)
 	out := said()
-	expect(out, "note   nobody removes 3 runs of prefix old., over for more than 100 days: no worker asks", "→ start a worker that covers old., or default.",
+	expect(out, "note   nobody removes 3 runs of prefix old., over for more than 100 days: no worker says how long", "→ start a worker that covers old., or default.",
 		"nobody removes 1 published events", "nobody removes 1 instances of processes")
 	if strings.Contains(out, "kept.") {
 		t.Errorf("of what is kept for ever it says\n%s", out)

@@ -28,9 +28,9 @@ func newGraph() *cobra.Command {
   workflowctl graph order.json
   workflowctl graph --instance 01890a5d-ac96-774b-bcce-b302099a8057
 
-Of an instance it also prints how often each node was visited, where tokens are now, in what
+For an instance it also prints how often each node was visited, where tokens are now, in what
 state, and where an incident is open. The definition is read from the database. FILE may be -
-for standard input, and its process need not be right.`,
+for standard input, and its process need not be valid.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			given := cmd.Flags().Changed("instance")
@@ -85,7 +85,7 @@ func draw(ctx context.Context, conn *pgx.Conn, id uuid.UUID) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the definition of instance %s: %w", id, err)
 	}
-	var compact bytes.Buffer // without the blanks that Postgres writes, which count as well
+	var compact bytes.Buffer // without the whitespace that Postgres writes, which counts as well
 	if err := json.Compact(&compact, text); err != nil {
 		return "", err
 	}
@@ -100,7 +100,7 @@ func draw(ctx context.Context, conn *pgx.Conn, id uuid.UUID) (string, error) {
 	return graph.Mermaid(d, marks), nil
 }
 
-// readMarks reads what is known of an instance's nodes, in one statement: as of one moment.
+// readMarks reads what is known about an instance's nodes. It is one statement, so that all marks are of one moment.
 func readMarks(ctx context.Context, conn *pgx.Conn, id uuid.UUID) (map[string]graph.Mark, error) {
 	rows, _ := conn.Query(ctx, `
 		WITH visited AS (

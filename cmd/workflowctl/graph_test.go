@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Graph prints a file as Mermaid, and nothing else.
+// graph prints a file as Mermaid, and nothing else.
 func TestGraphFile(t *testing.T) {
 	t.Parallel()
 	p, code := cmdtest.Run(t, nil, "graph", save(t, "order.json", orderJSON))
@@ -28,7 +28,7 @@ func TestGraphFile(t *testing.T) {
 	want(t, cmdtest.Start(t, nil, "graph", save(t, "typo.json", `{"proces": "typo"}`)), 1, "/proces: UNKNOWN_KEY: there is no such key")
 }
 
-// Of an instance, graph shows visits, live tokens with their state, and open incidents.
+// For an instance, graph shows visits, live tokens with their state, and open incidents.
 func TestGraphInstance(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -37,9 +37,9 @@ func TestGraphInstance(t *testing.T) {
 		"a": {"do": "x.a", "to": "f"}, "f": {"fork": ["b", "w", "x"]}, "b": {"do": "x.b"}, "w": {"wait": "PT1H"},
 		"x": {"choose": [{"if": "input.n > 1", "to": "b"}]}}}`)), 0, "p version 1 is deployed")
 	const instance = "01890a5d-ac96-774b-bcce-b302099a8057"
-	// A token passed a twice and is done; others are at b, w and x.
+	// One token passed a twice and is done; others are at b, w and x.
 	conn := connect(t, url)
-	if _, err := conn.Exec(t.Context(), `SET session_replication_role = replica`); err != nil { // ended runs as well
+	if _, err := conn.Exec(t.Context(), `SET session_replication_role = replica`); err != nil { // ended runs can be inserted as well
 		t.Fatal(err)
 	}
 	if _, err := conn.Exec(t.Context(), `

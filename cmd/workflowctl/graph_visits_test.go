@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Visits of nodes that have no run of their own, such as tasks for people, are in the picture, too.
+// graph also shows visits of nodes that have no run of their own, such as user tasks.
 func TestGraphOfTasks(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

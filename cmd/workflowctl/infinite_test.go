@@ -10,7 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Whatever time of whatever row is infinite, show, top and doctor say what they have to say.
+// If any time of any row is infinite, show, top and doctor still work.
 func TestInfiniteTimes(t *testing.T) {
 	t.Parallel()
 	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
@@ -29,7 +29,7 @@ func TestInfiniteTimes(t *testing.T) {
 	for _, p := range pieces {
 		all = append(all, p.query)
 	}
-	once := make([]string, len(all)) // planned once, or planning would be most of it
+	once := make([]string, len(all)) // each is planned only once, or planning would take most of the time
 	for n, query := range all {
 		if err := do(fmt.Sprintf(`PREPARE q%d AS %s`, n, query)); err != nil {
 			t.Fatalf("%s: %v", query, err)
@@ -40,7 +40,7 @@ func TestInfiniteTimes(t *testing.T) {
 		if do(`SAVEPOINT here; `+strings.Join(once, "; ")) == nil {
 			return
 		}
-		for _, query := range all { // which is it
+		for _, query := range all { // find out which query fails
 			if err := do(`ROLLBACK TO here; ` + query); err != nil {
 				t.Errorf("%s: %s: %v", what, query, err)
 			}

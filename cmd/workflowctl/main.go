@@ -1,4 +1,4 @@
-// Command workflowctl looks after the database of simple-workflow.
+// Command workflowctl sets up, inspects and operates the database of simple-workflow.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 
 // Exit codes.
 const (
-	exitFailed = 1 // it was tried, and the answer is no
+	exitFailed = 1 // the command was tried and failed
 	exitUsage  = 2 // the command line or the environment is wrong; nothing was tried
 )
 
@@ -43,7 +43,7 @@ func main() {
 	os.Exit(exitUsage)
 }
 
-// usage says how a command is used.
+// usage returns an error that says how a command is used.
 func usage(cmd *cobra.Command) error {
 	if !cmd.HasParent() {
 		return fmt.Errorf("use: %s COMMAND", cmd.Use)
@@ -51,7 +51,7 @@ func usage(cmd *cobra.Command) error {
 	return fmt.Errorf("use: %s %s", cmd.Parent().CommandPath(), cmd.Use)
 }
 
-// noCommand refuses what is no command of cmd, with those that may be meant.
+// noCommand refuses a name that is no command of cmd, and suggests similar ones.
 func noCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -64,7 +64,7 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	return errors.New(text)
 }
 
-// wrongFlag puts what is wrong with a flag in the words that settings have.
+// wrongFlag formats an error about a flag like errors about settings.
 func wrongFlag(cmd *cobra.Command, err error) error {
 	var value *pflag.InvalidValueError
 	var missing *pflag.ValueRequiredError
@@ -80,13 +80,13 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; %w", err, usage(cmd))
 }
 
-// kinds are what flags take, by pflag's names of their types.
+// kinds describe the values of flags, by pflag's names of their types.
 var kinds = map[string]string{
 	"int": "a whole number", "float64": "a number", "bool": "true or false", "duration": "a duration such as 500ms, 30s, 5m or 1h30m",
 	"string": "a text", "stringSlice": "texts separated by commas",
 }
 
-// takes has a command take n arguments, those that its Use names.
+// takes makes a command require n arguments, those that its Use names.
 func takes(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != n {
@@ -96,7 +96,8 @@ func takes(n int) cobra.PositionalArgs {
 	}
 }
 
-// numbers has negative numbers taken for what they are, and not for flags: then flags come first, and the arguments in their order after --.
+// numbers lets negative numbers be given as arguments: it moves flags to the front and puts -- before the arguments,
+// whose order it keeps, so that a number is not parsed as a flag.
 func numbers(root *cobra.Command, args []string) []string {
 	cmd, rest, err := root.Find(args)
 	if err != nil || !cmd.HasParent() {
@@ -128,13 +129,13 @@ func numbers(root *cobra.Command, args []string) []string {
 	return slices.Concat(path, flags, []string{"--"}, others)
 }
 
-// takesValue reports whether what follows a flag is its value.
+// takesValue reports whether the word after a flag is its value.
 func takesValue(cmd *cobra.Command, arg string) bool {
 	flag := cmd.Flags().Lookup(strings.TrimPrefix(arg, "--"))
 	return flag != nil && flag.NoOptDefVal == ""
 }
 
-// A failure is an error of the work itself. All others are about how it was asked for.
+// A failure is an error of the work itself. All other errors are about the command line or the environment.
 type failure struct{ err error }
 
 func (f *failure) Error() string { return f.err.Error() }
@@ -143,8 +144,8 @@ func (f *failure) Unwrap() error { return f.err }
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "workflowctl",
-		Short: "Look after the database of simple-workflow",
-		Long: `Look after the database of simple-workflow.
+		Short: "Set up, inspect and operate the database of simple-workflow",
+		Long: `Set up, inspect and operate the database of simple-workflow.
 
 Exit codes: 0 done; 1 it was tried and failed, or the schema is behind; 2 the command line
 or the environment is wrong.`,

@@ -13,12 +13,12 @@ func newMigratePrint() *cobra.Command {
 	from := 1
 	show := &cobra.Command{
 		Use:   "print",
-		Short: "Print the migrations as SQL, for those who apply them with psql",
-		Long: `Print the migrations as SQL, for those who apply them with psql:
+		Short: "Print the migrations as SQL, to apply them with psql",
+		Long: `Print the migrations as SQL, to apply them with psql:
 
   workflowctl migrate print | psql -v ON_ERROR_STOP=1 "$DATABASE_URL"
 
-Each is a transaction and notes itself in workflow_schema, just as migrate up does it.`,
+Each is a transaction, which records itself in workflow_schema as migrate up does.`,
 		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all := sql.Migrations()
@@ -33,7 +33,7 @@ Each is a transaction and notes itself in workflow_schema, just as migrate up do
 	return show
 }
 
-// script writes what sql.Up would do.
+// script writes the SQL that sql.Up would execute.
 func script(out io.Writer, migrations []sql.Migration) {
 	for _, m := range migrations {
 		fmt.Fprintf(out, "-- %s\nBEGIN;\n\n", m.Name)

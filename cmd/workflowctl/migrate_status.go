@@ -61,8 +61,8 @@ func migrateStatus(ctx context.Context, out io.Writer, t *target) error {
 	return nil
 }
 
-// upCommand returns the command that applies what is missing, without the address, which
-// may hold a password.
+// upCommand returns the command that applies the missing migrations. It leaves out the address, which may contain a
+// password.
 func (t *target) upCommand() string {
 	command := "workflowctl migrate up"
 	if t.url != "" {

@@ -39,8 +39,8 @@ func want(t *testing.T, p *cmdtest.Process, code int, parts ...string) {
 	}
 }
 
-// Up creates the schema, says what it applied, and does nothing the second time. Status
-// exits with 1 before, naming the command, and with 0 after.
+// migrate up creates the schema, says what it applied, and does nothing the second time. migrate status exits with 1
+// before and names the command, and with 0 after.
 func TestUp(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Empty(t)
@@ -62,8 +62,8 @@ func TestUp(t *testing.T) {
 	want(t, status, 0, time.Now().UTC().Format("  2006-01-"))
 }
 
-// Ten commands at once on one empty database make one schema, and none fails; nor do they
-// with a schema that has to be created first.
+// Ten commands that migrate one empty database at once make one schema, and none fails. The same holds for a schema
+// that has to be created first.
 func TestTenAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"migrate", "up"}, {"migrate", "up", "--schema", "flows"}} {
@@ -92,7 +92,7 @@ func TestTenAtOnce(t *testing.T) {
 	}
 }
 
-// A schema with a name that needs quotes holds all tables, and public none.
+// In a schema whose name needs quotes, all tables are created there, and none in public.
 func TestSchema(t *testing.T) {
 	t.Parallel()
 	const name = `My "flows", all`
@@ -126,7 +126,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// What print prints makes the same database as up does, in two parts as well.
+// What print prints makes the same database as up, also when it is executed in two parts.
 func TestPrint(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Empty(t)
@@ -163,7 +163,7 @@ func dump(t *testing.T, conn *pgx.Conn, query string) string {
 	return text
 }
 
-// A database that is newer, or no server at all, is told in words with exit code 1.
+// A database that is newer, or an unreachable server, is reported with a message and exit code 1.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -178,8 +178,7 @@ func TestFailures(t *testing.T) {
 	want(t, cmdtest.Start(t, []string{"DATABASE_URL=postgres://app:s3cr3t@" + host + "/app"}, "migrate", "up"), 1, "workflowctl: ")
 }
 
-// What is wrong with the command line or the environment is told with exit code 2 and
-// without connecting or showing a password.
+// Errors in the command line or the environment exit with 2, without connecting and without printing a password.
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	host, connections := cmdtest.Trap(t)

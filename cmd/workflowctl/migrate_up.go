@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// remindAfter is how long a migration may take before it is said what it may be waiting for.
+// remindAfter is how long a migration may take before up prints what it may be waiting for.
 const remindAfter = 3 * time.Second
 
 func newMigrateUp() *cobra.Command {
@@ -57,7 +57,7 @@ func migrateUp(ctx context.Context, out io.Writer, conn *pgx.Conn, into string) 
 		}
 	}
 	reminder := time.AfterFunc(remindAfter, func() {
-		fmt.Fprintln(out, "still at it; perhaps waiting for another migration, or for a lock that some session holds")
+		fmt.Fprintln(out, "still running; perhaps waiting for another migration, or for a lock that a session holds")
 	})
 	err = sql.Up(ctx, conn)
 	reminder.Stop()
@@ -87,8 +87,8 @@ func report(out io.Writer, before, after []sql.Step) {
 	}
 }
 
-// createSchema creates the schema unless it is there. Of several who do so at once, one
-// does it while the others wait.
+// createSchema creates the schema unless it exists. If several processes do so at once, one creates it while the
+// others wait.
 func createSchema(ctx context.Context, conn *pgx.Conn, name string) error {
 	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `

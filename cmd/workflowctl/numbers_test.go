@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A negative number is an argument in its place, and not a flag, wherever flags stand and whether they take values.
+// A negative number is taken as an argument, and not as a flag, wherever flags are and whether or not they take
+// values.
 func TestNegativeNumbers(t *testing.T) {
 	for _, c := range []struct{ given, want []string }{
 		{[]string{"prioritize", "id", "-50"}, []string{"prioritize", "--", "id", "-50"}},

@@ -21,7 +21,7 @@ func value[T any](t *testing.T, url, query string) T {
 	return v
 }
 
-// What there is to see is shown as a table, or as JSON.
+// show prints each of its subjects as a table, or as JSON.
 func TestShow(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -52,7 +52,7 @@ func TestWhyCommand(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "why", "17"), 2, `"17" is no id of a run or an instance: use a uuid`)
 }
 
-// Each action says what it did; what it could not do is a failure.
+// Each action prints what it did. An action that could not be done is a failure.
 func TestActions(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -80,7 +80,7 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// However a command is misused, it says how it is used.
+// A misused command prints how it is used.
 func TestHowItIsUsed(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}
@@ -107,7 +107,7 @@ func TestHowItIsUsed(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "--version"), 0, "workflowctl ")
 }
 
-// A policy is set, shown and dropped; what makes no sense is refused in words.
+// A policy can be set, shown and dropped. Invalid policies are refused with a message.
 func TestPolicyCommand(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -141,7 +141,7 @@ func TestPolicyCommand(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "show", "policy-history"), 0, `billing.   attempts 50, backoff_base 10, backoff_cap 3600, curve linear, dead_letter ops.dead_letter.v1, deadline 172800  dropped`, `billing.x  none `, "[workflowctl]")
 }
 
-// Doctor is grave about a run whose dead letter the database refused, and names the run and what to do.
+// doctor is grave about a run whose dead letter the database refused, and names the run and what to do.
 func TestDoctorOfDeadLetters(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -161,7 +161,7 @@ func TestDoctorOfDeadLetters(t *testing.T) {
 	}
 	execute(`ALTER TABLE workflow_run ADD CONSTRAINT no_letters CHECK (type <> 'ops.dead_letter.v1') NOT VALID; INSERT INTO workflow_run (type) VALUES ('a.b'); ` + fail)
 	id := value[string](t, url, `SELECT id::text FROM workflow_run WHERE type = 'a.b' ORDER BY created_at DESC LIMIT 1`)
-	want(t, cmdtest.Start(t, env, "doctor"), 1, "the dead letter ops.dead_letter.v1 of 1 run that failed within a day was refused (SQLSTATE 23514), of "+id+" for one", "workflowctl events "+id)
+	want(t, cmdtest.Start(t, env, "doctor"), 1, "the dead letter ops.dead_letter.v1 of 1 run that failed within a day was refused (SQLSTATE 23514), for example of run "+id+": nobody", "workflowctl events "+id)
 	want(t, cmdtest.Start(t, env, "events", id), 0, "dead_letter_refused", "no_letters")
 }
 
@@ -196,7 +196,7 @@ func TestRedriveCommand(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "redrive", "billing.", "--per-second", "-1"), 2, "--per-second=-1: use more than 0")
 }
 
-// Doctor is content with a healthy database, and names what is wrong with one that is not.
+// doctor finds nothing in a healthy database, and names what is wrong in another.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -204,7 +204,7 @@ func TestDoctor(t *testing.T) {
 	want(t, cmdtest.Start(t, env, "doctor"), 1, "note   the tables belong to ", ", a superuser, ", "→ workflowctl roles")
 	want(t, cmdtest.Start(t, env, "roles", "--named", pgtest.RolesName(t, url)), 0)
 	healthy, _ := cmdtest.Run(t, env, "doctor", "--thorough")
-	// The server of the tests is not durable, and says so.
+	// The test server is not durable, and doctor says so.
 	for _, line := range strings.Split(strings.TrimSpace(healthy.Stdout.String()), "\n") {
 		if !strings.Contains(line, "is off") && !strings.Contains(line, "ALTER SYSTEM") && !strings.Contains(line, "holds a snapshot") && !strings.Contains(line, "pg_terminate_backend") {
 			t.Errorf("of a healthy database it says %q", line)
@@ -229,10 +229,10 @@ func TestDoctor(t *testing.T) {
 		"note   prefix media. is paused for ", " by postgres", "→ workflowctl resume media.",
 		"note   trigger workflow_run_update_guard on workflow_run is disabled", "→ ALTER TABLE workflow_run ENABLE TRIGGER workflow_run_update_guard",
 		"GRAVE  index workflow_run_leased_idx is missing",
-		"GRAVE  everybody may call 1 functions, workflow_cancel(uuid,text,text) for one", "→ workflowctl roles takes that back",
+		"GRAVE  every role may call 1 functions, workflow_cancel(uuid,text,text) for one", "→ workflowctl roles revokes that",
 		"GRAVE  sink kafka is not served for 60 min, 0 events wait",
-		"GRAVE  the statement «settle» fails for every row, for ", " as role postgres (SQLSTATE 42P01): no row is blamed", "→ SELECT message FROM workflow_fault WHERE statement = 'settle'",
-		"note   retention: 1 rows of workflow_run are refused their removal, for ", " (SQLSTATE XX777)", "→ SELECT id, message FROM workflow_set_aside WHERE kind = 'retention' AND type = 'workflow_run'")
+		"GRAVE  the statement «settle» fails for every row, for ", " as role postgres (SQLSTATE 42P01): no row is to blame", "→ SELECT message FROM workflow_fault WHERE statement = 'settle'",
+		"note   retention: 1 rows of workflow_run cannot be removed, for ", " (SQLSTATE XX777)", "→ SELECT id, message FROM workflow_set_aside WHERE kind = 'retention' AND type = 'workflow_run'")
 	other := connect(t, url)
 	if _, err := other.Exec(t.Context(), `BEGIN; LOCK TABLE outbox_event IN SHARE MODE; SELECT pg_sleep(1.1)`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestDoctor(t *testing.T) {
 	want(t, cmdtest.Start(t, []string{"DATABASE_URL=" + bare}, "doctor"), 1, "GRAVE", "workflowctl migrate up")
 }
 
-// A lease whose outcome is kept is told of as that, with what to do, and not as one that nobody takes back.
+// A lease whose outcome is kept is reported as that, with what to do, and not as one that nobody reclaims.
 func TestDoctorOfKept(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -277,6 +277,6 @@ func TestTop(t *testing.T) {
 	env := []string{"DATABASE_URL=" + url}
 	value[string](t, url, `INSERT INTO workflow_run (type) VALUES ('billing.charge') RETURNING id::text`)
 	want(t, cmdtest.Start(t, env, "top", "--once"), 0, "WAITS           DUE", "billing.charge  1 ", "NOBODY", "NEEDS YOU  ")
-	want(t, cmdtest.Start(t, env, "top"), 2, "top wants a terminal; use --once")
+	want(t, cmdtest.Start(t, env, "top"), 2, "top needs a terminal; use --once")
 	want(t, cmdtest.Start(t, env, "top", "--every", "1ms"), 2, "--every=1ms: use 200ms or more")
 }

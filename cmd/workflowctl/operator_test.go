@@ -12,7 +12,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// loginAs makes a login that has one of the roles of workflowctl, and returns its address of the database.
+// loginAs makes a login that has one of the roles of workflowctl, and returns the connection string for it.
 func loginAs(t *testing.T, address, named, role string) string {
 	t.Helper()
 	login := named + "_login_" + role
@@ -27,8 +27,8 @@ func loginAs(t *testing.T, address, named, role string) string {
 	return u.String()
 }
 
-// Each command that acts does what it says when an operator calls it, whose login has the role of that name and nothing else. A viewer, and a
-// client who may enqueue and no more, is refused in words, and nothing is changed.
+// Each command that acts works for an operator whose login has the operator role and nothing else. A viewer, and a
+// client who may only enqueue, are refused with a message, and nothing is changed.
 func TestCommandsAsOperator(t *testing.T) {
 	t.Parallel()
 	address := pgtest.URL(t)
@@ -78,14 +78,14 @@ func TestCommandsAsOperator(t *testing.T) {
 		paused = `SELECT (paused_at IS NOT NULL)::text FROM process_instance WHERE business_key = 'o-2'`
 		open   = `SELECT count(*)::text FROM outbox_event WHERE event_type = '%s' AND published_at IS NULL AND parked_at IS NULL`
 	)
-	outer, started := t, false // what comes before the first start is not carried out by anybody meanwhile
+	outer, started := t, false // nobody executes what comes before the first start
 	at1, at2, at9 := fmt.Sprintf(at, 1), fmt.Sprintf(at, 2), fmt.Sprintf(at, 9)
 	for _, c := range []struct {
-		args   []string // what begins with SELECT is asked of the database
+		args   []string // one that begins with SELECT is sent to the database
 		says   string
-		query  string // what it is about
-		after  string // and what that has come to. Nothing: it only looks
-		client bool   // whoever may enqueue may do this, too
+		query  string // reads the state before
+		after  string // the state afterwards; empty: the command only looks
+		client bool   // a role that may enqueue may do this, too
 	}{
 		{[]string{"hold", waits}, "held\n", `SELECT (held_at IS NOT NULL)::text FROM workflow_run WHERE type = 'billing.waits'`, "true", false},
 		{[]string{"let-go", waits}, "let go\n", `SELECT (held_at IS NOT NULL)::text FROM workflow_run WHERE type = 'billing.waits'`, "false", false},
@@ -152,9 +152,9 @@ func TestCommandsAsOperator(t *testing.T) {
 		})
 	}
 
-	// A client starts a process, and learns that it does not learn what becomes of it.
+	// A client starts a process, and is told that its role may not see the outcome.
 	want(t, cmdtest.Start(t, as["enqueue"], "start", "p", "--key", "o-3", "--input", `{"order": "o-3"}`, "--wait", "0"), 0, "enqueued as run ")
-	want(t, cmdtest.Start(t, as["enqueue"], "start", "p", "--key", "o-4", "--input", `{"order": "o-4"}`), 1, ": it is enqueued, and what becomes of it this role may not see: use --wait 0")
+	want(t, cmdtest.Start(t, as["enqueue"], "start", "p", "--key", "o-4", "--input", `{"order": "o-4"}`), 1, ": it is enqueued, but this role may not see its outcome: use --wait 0")
 	for n := 3; n <= 4; n++ {
 		pgtest.Await(t, "its instance", func() bool { return ask(t, fmt.Sprintf(at, n)) == "WAITING at paid" })
 	}

@@ -16,9 +16,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A service that is away for a minute, for ten or for an hour costs no run and no instance, as shipped, and hides from nobody: within 15 s of its first
-// sign doctor, top, why, show and the worker's metrics name the type and what is wrong with it. Once it is back they say so no more. Time is
-// moved by rows. The runs are few, so that within an hour there are more probes than they have attempts.
+// With the shipped settings, a service that is down for a minute, ten minutes or an hour makes no run and no instance
+// fail, and the outage is visible: within 15 s of its first sign, doctor, top, why, show and the worker's metrics
+// name the type and the problem. Once the service is back they no longer do. The test moves time by changing rows. It
+// has so few runs that an hour has more probes than the runs have attempts.
 func TestOutageLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, outage := range []time.Duration{time.Minute, 10 * time.Minute, time.Hour} {
@@ -61,8 +62,8 @@ func TestOutageLosesNothing(t *testing.T) {
 	}
 }
 
-// The attempts and pauses that are shipped outlast an hour's outage by themselves, where breakers are switched off: each run has its own clock, which the
-// pauses move on. Whatever waits for its next attempt is due at once.
+// With breakers switched off, the shipped attempts and pauses alone outlast an outage of an hour. Each run has its
+// own clock, which its pauses advance. The test makes each run that waits for its next attempt due at once.
 func TestOutageWithoutBreaker(t *testing.T) {
 	t.Parallel()
 	const n = 20
@@ -72,7 +73,7 @@ func TestOutageWithoutBreaker(t *testing.T) {
 		t.Fatal(err)
 	}
 	address, _ := trips(t, url, n)
-	waited, through := map[uuid.UUID]time.Duration{}, []uuid.UUID{} // through: for long enough
+	waited, through := map[uuid.UUID]time.Duration{}, []uuid.UUID{} // through: have waited for long enough
 	pgtest.Await(t, "the outage to be over", func() bool {
 		rows, _ := conn.Query(t.Context(), `
 			WITH waits AS (SELECT id, run_at FROM workflow_run WHERE type ^@ 'travel.' AND status = 'pending' AND run_at > now() AND id <> ALL ($1) FOR UPDATE SKIP LOCKED)
@@ -97,8 +98,8 @@ func TestOutageWithoutBreaker(t *testing.T) {
 	})
 }
 
-// trips starts a worker whose handlers call a service that is away, so many instances of a process that need it, and as many runs. It returns the address at
-// which the service is missed, and that of the worker's metrics.
+// trips starts a worker whose handlers call a service that is down, n instances of a process that needs it, and n
+// runs. It returns the address where the service is expected, and the address of the worker's metrics.
 func trips(t *testing.T, url string, n int) (address, metrics string) {
 	t.Helper()
 	address, metrics = free(t), free(t) // connections are refused
@@ -112,7 +113,7 @@ func trips(t *testing.T, url string, n int) (address, metrics string) {
 	return address, metrics
 }
 
-// back has the service answer again.
+// back makes the service answer again.
 func back(t *testing.T, address string) {
 	t.Helper()
 	again, err := net.Listen("tcp", address)
@@ -124,7 +125,7 @@ func back(t *testing.T, address string) {
 	t.Cleanup(func() { _ = server.Close() })
 }
 
-// booked waits until all runs and instances are done, of which none may have failed.
+// booked waits until all runs and instances are done, and fails the test if one of them has failed.
 func booked(t *testing.T, url string, n int, hasten func()) {
 	t.Helper()
 	pgtest.Await(t, "everything to be done", func() bool {
@@ -140,13 +141,13 @@ func booked(t *testing.T, url string, n int, hasten func()) {
 	}
 }
 
-// A place is a command, and what it has to say.
+// A place is a command, and what its output has to contain.
 type place struct {
 	command string
 	says    []string
 }
 
-// silent returns the places that do not say it yet.
+// silent returns the places whose output does not have everything yet.
 func silent(t *testing.T, env []string, places []place) (left []place) {
 	t.Helper()
 	for _, p := range places {
@@ -161,7 +162,7 @@ func silent(t *testing.T, env []string, places []place) (left []place) {
 	return left
 }
 
-// pass lets time pass until something is due, if nothing is and nothing runs, and returns how much.
+// pass moves time to when the next run is due, unless a run is due or leased now, and returns by how much.
 func pass(t *testing.T, conn *pgx.Conn) time.Duration {
 	t.Helper()
 	var seconds float64
@@ -189,7 +190,7 @@ func pass(t *testing.T, conn *pgx.Conn) time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// get returns the metrics of a program.
+// get returns the text of a program's metrics.
 func get(t *testing.T, address string) string {
 	t.Helper()
 	answer, err := http.Get("http://" + address + "/metrics")

@@ -17,9 +17,9 @@ func newPolicy() *cobra.Command {
 	drop, breaker := false, true
 	policy := &cobra.Command{
 		Use:   "policy PATTERN",
-		Short: "Say how often runs of a type, a prefix or all types (*) are tried, and how long",
-		Long: `Set the policy of a type, of a prefix that ends with a dot, or of all types (*), as a whole. What is not given, the policy
-of a shorter prefix says. It counts for runs that were enqueued with max_attempts 3, the default, from their next failure on.
+		Short: "Set how often and how long runs of a type, a prefix or all types (*) are tried",
+		Long: `Set the policy of a type, of a prefix that ends with a dot, or of all types (*), as a whole. The policy
+of a shorter prefix sets what is not given. It applies to runs that were enqueued with max_attempts 3, the default, from their next failure on.
 
   workflowctl policy billing. --attempts 50 --backoff-base 10s --backoff-cap 1h
   workflowctl policy billing.charge.v1 --attempts 1
@@ -58,17 +58,17 @@ of a shorter prefix says. It counts for runs that were enqueued with max_attempt
 	}
 	policy.Flags().IntVar(&attempts, "attempts", 0, "how often a run may be started")
 	policy.Flags().DurationVar(&base, "backoff-base", 0, "the pause before the second attempt")
-	policy.Flags().DurationVar(&limit, "backoff-cap", 0, "the longest pause; up to a half of it comes on top at random")
+	policy.Flags().DurationVar(&limit, "backoff-cap", 0, "the longest pause; up to half of the pause is added at random")
 	policy.Flags().StringVar(&curve, "curve", "", "how the pause grows: exponential, linear or constant")
 	policy.Flags().DurationVar(&deadline, "deadline", 0, "how long after it was enqueued a run may still be started")
-	policy.Flags().BoolVar(&breaker, "breaker", true, "whether outages that runs of a type meet may have its leases reduced to probes")
-	policy.Flags().StringVar(&letter, "dead-letter", "", "the type of the run that is enqueued for each one that has failed for good; none: no run is")
-	policy.Flags().BoolVar(&drop, "drop", false, "remove the policy: those of shorter prefixes count")
+	policy.Flags().BoolVar(&breaker, "breaker", true, "whether outages of a type open a breaker, which reduces its leases to probes")
+	policy.Flags().StringVar(&letter, "dead-letter", "", "the type of the run that is enqueued for each run that fails for good; none: no such run")
+	policy.Flags().BoolVar(&drop, "drop", false, "remove the policy; those of shorter prefixes apply")
 	t.flags(policy.Flags())
 	return policy
 }
 
-// given returns a flag's value, nil if it was not given.
+// given returns a pointer to a flag's value, or nil if the flag was not given.
 func given[T any](cmd *cobra.Command, flag string, value T) *T {
 	if !cmd.Flags().Changed(flag) {
 		return nil

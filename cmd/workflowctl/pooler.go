@@ -11,7 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/session"
 )
 
-// Poolers that give each transaction, or each statement, another session.
+// Findings about poolers, by whether a session is assigned for a transaction, a statement or a connection.
 var (
 	byTransaction = finding{false, "a pooler is between, in transaction mode: no wake-up passes, so runs are found by polling; no statement is prepared, so each costs more; " +
 		"what a session was opened with, read-only for one, stays as long as the pooler keeps it",
@@ -22,8 +22,8 @@ var (
 		"if it is in transaction mode and idle, look again while it is in use"}
 )
 
-// between finds out whether a pooler is between, and how it hands out its sessions: nil if none is. Nothing is left
-// behind in any of them.
+// between finds out whether a pooler is in between, and how it assigns sessions. It returns nil if there is no
+// pooler, and leaves no state in any session.
 func between(ctx context.Context, conn *pgx.Conn) (*finding, error) {
 	own, err := session.Own(ctx, conn)
 	if err != nil || own {
@@ -35,7 +35,7 @@ func between(ctx context.Context, conn *pgx.Conn) (*finding, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	// In session mode nobody else is given this one's session, and another connection may even wait for one.
+	// In session mode nobody else gets this connection's session, and another connection may even wait for one.
 	call, done := context.WithTimeout(ctx, 3*time.Second)
 	defer done()
 	other, err := pgx.ConnectConfig(call, conn.Config())

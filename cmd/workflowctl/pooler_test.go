@@ -10,7 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// The doctor says that a pooler in transaction mode is between, and what follows; and nothing of the kind where none is.
+// doctor reports a pooler in transaction mode and its consequences, and reports nothing of the kind where there is no
+// pooler.
 func TestDoctorSeesThePooler(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

@@ -25,7 +25,7 @@ func startWorker(t *testing.T, url, handlers string, more ...string) {
 		"WORKER_LOG_LEVEL=error", "WORKER_POLL_INTERVAL=100ms", "WORKER_CLEANUP_EVERY=0"}, more...))
 }
 
-// startProgram builds a program of the directory beside this one and runs it as a process.
+// startProgram builds the named program of the neighboring directory and runs it as a process.
 func startProgram(t *testing.T, name string, env []string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
@@ -48,8 +48,9 @@ func startProgram(t *testing.T, name string, env []string) {
 	})
 }
 
-// A bug in one handler of a process loses nothing, whatever its definition says of undoing: within 15 s of its first sign why, doctor, top, show
-// failing and the metrics name the cause, and once it is mended one command completes a thousand instances.
+// A bug in one handler of a process loses nothing, whatever its definition says about undoing. Within 15 s of the
+// first sign, why, doctor, top, show failing and the metrics name the cause. Once the bug is fixed, one command
+// completes a thousand instances.
 func TestBugLosesNothing(t *testing.T) {
 	t.Parallel()
 	const instances = 1000

@@ -17,22 +17,22 @@ func newRoles() *cobra.Command {
 	named, show := "workflow", false
 	roles := &cobra.Command{
 		Use:   "roles",
-		Short: "Create the roles that programs and people work as, and grant each what it needs",
-		Long: `Create the roles that programs and people work as, and grant each what it needs. They cannot log in:
-grant them to those that can.
+		Short: "Create the roles for programs and people, and grant each what it needs",
+		Long: `Create the roles for programs and people, and grant each what it needs. They cannot log in:
+grant them to roles that can.
 
-  workflow_owner       owns everything; grant it to whoever migrates
+  workflow_owner       owns everything; grant it to the role that migrates
   workflow_enqueue     stores runs and events, and reads nothing
   workflow_worker      plain runs, of the prefixes it is bound to: see roles worker
   workflow_engine      all runs, processes, retention
   workflow_dispatcher  publishes events
   workflow_operator    sees everything, acts by the functions
-  workflow_viewer      sees how things stand, without payloads
+  workflow_viewer      sees the state of things, without payloads
   workflow_tasks       sees, claims and completes the tasks of its groups: see join-group
   workflow_console     for programs that people act through: acts for them, with their rights
 
-Repeat it after migrations. It takes the right to create roles, and to own what is there; who has owned
-it so far is granted workflow_owner. Nobody else may be able to create anything in the schema. Roles
+Repeat it after migrations. It needs the right to create roles, and must own what exists; the role that has owned
+it so far is granted workflow_owner. No other role may be able to create anything in the schema. Roles
 belong to the whole cluster: a second installation in it needs another name.`,
 		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {

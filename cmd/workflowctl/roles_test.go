@@ -7,7 +7,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// The roles are created and bound, as often as one likes; what cannot be is said.
+// Roles can be created and bound any number of times. What is not possible is refused with a message.
 func TestRolesCommand(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

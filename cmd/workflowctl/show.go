@@ -14,39 +14,39 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// A look is a query of what there is to see.
+// A look is a query that show offers.
 type look struct{ about, query string }
 
-// looks are by the names under which show knows them. All but stuck, which looks at every process that
-// is open, are bounded by themselves or by LIMIT.
+// looks are by the names that show accepts. All except stuck, which reads every open process, are bounded, either by
+// their views or by LIMIT.
 var looks = map[string]look{
 	"waiting":  {"what waits, by type, and who covers it", `SELECT * FROM workflow_waiting ORDER BY oldest DESC NULLS LAST, type`},
-	"coverage": {"due runs that nobody takes, workers without work, prefixes that overlap", `SELECT * FROM workflow_coverage`},
+	"coverage": {"due runs that no worker takes, workers without work, prefixes that overlap", `SELECT * FROM workflow_coverage`},
 	"working":  {"what is leased, the longest first", `SELECT * FROM workflow_working`},
 	"failing":  {"what has failed for good, by type and code", `SELECT * FROM workflow_failing ORDER BY failed DESC`},
-	"erring":   {"types of which many attempts fail", `SELECT * FROM workflow_erring ORDER BY percent DESC`},
+	"erring":   {"types with many failed attempts", `SELECT * FROM workflow_erring ORDER BY percent DESC`},
 	"growing":  {"types that do not keep up: more and more is due, although workers cover them", `SELECT * FROM workflow_growing ORDER BY due DESC`},
-	"minutes": {"what was leased of each type in each minute, and what became of it, in the last two hours", `SELECT minute, type, sum(leased) AS leased, sum(succeeded) AS succeeded, sum(failed) AS failed, sum(retried) AS retried,
+	"minutes": {"what was leased of each type in each minute, and how it ended, in the last two hours", `SELECT minute, type, sum(leased) AS leased, sum(succeeded) AS succeeded, sum(failed) AS failed, sum(retried) AS retried,
 		round((sum(seconds) / nullif(sum(succeeded + failed + retried), 0))::numeric, 3) AS seconds_each, round((sum(waited) / nullif(sum(leased), 0))::numeric, 3) AS waited_each, max(due) AS due, max(oldest) AS oldest FROM workflow_minute WHERE minute > now() - interval '2 hours' GROUP BY minute, type ORDER BY minute DESC, type`},
-	"prefix":  {"how each prefix stands that workers are bound to", `SELECT * FROM workflow_prefix ORDER BY prefix`},
-	"rate":    {"how many runs are leased and end in a second, by type", `SELECT * FROM workflow_rate ORDER BY status, of_runs DESC, type`},
-	"workers": {"who lives", `SELECT name, prefixes, handlers, running, concurrency, version, host, pid, started_at, unseen FROM workflow_live_worker ORDER BY name`},
+	"prefix":  {"the state of each prefix that workers are bound to", `SELECT * FROM workflow_prefix ORDER BY prefix`},
+	"rate":    {"how many runs are leased and end per second, by type", `SELECT * FROM workflow_rate ORDER BY status, of_runs DESC, type`},
+	"workers": {"live workers", `SELECT name, prefixes, handlers, running, concurrency, version, host, pid, started_at, unseen FROM workflow_live_worker ORDER BY name`},
 	"pauses":  {"types and prefixes that are paused", `SELECT prefix, reason, paused_at, paused_by FROM workflow_pause WHERE resumed_at IS NULL ORDER BY paused_at`},
-	"policies": {"how often runs are tried, and how long, by type or prefix", `SELECT pattern, attempts, backoff_base * interval '1 second' AS backoff_base, backoff_cap * interval '1 second' AS backoff_cap, curve, deadline * interval '1 second' AS deadline, dead_letter, breaker, set_at, set_by FROM workflow_policy
+	"policies": {"how often and how long runs are tried, by type or prefix", `SELECT pattern, attempts, backoff_base * interval '1 second' AS backoff_base, backoff_cap * interval '1 second' AS backoff_cap, curve, deadline * interval '1 second' AS deadline, dead_letter, breaker, set_at, set_by FROM workflow_policy
 		UNION ALL SELECT '*', attempts, NULL, NULL, NULL, NULL, NULL, true, NULL, attempts_from FROM workflow_policy_of('') WHERE attempts_from = 'as shipped' ORDER BY pattern`},
-	"policy-history": {"who has changed which policy from what to what; times in seconds", `SELECT changed_at, actor, pattern,
+	"policy-history": {"changes of policies, with who made them, and old and new values; times in seconds", `SELECT changed_at, actor, pattern,
 			coalesce((SELECT string_agg(key || ' ' || value, ', ' ORDER BY key) FROM jsonb_each_text(was)), 'none') AS was,
 			coalesce((SELECT string_agg(key || ' ' || value, ', ' ORDER BY key) FROM jsonb_each_text(became)), 'dropped') AS became
 		FROM workflow_policy_history ORDER BY id DESC`},
 
-	"breakers":  {"types whose runs meet an outage: one at a time is leased of them, as a probe", `SELECT * FROM workflow_breaker ORDER BY since, type`},
+	"breakers":  {"types with an open breaker: one run at a time is leased, as a probe", `SELECT * FROM workflow_breaker ORDER BY since, type`},
 	"lag":       {"how far behind each sink of the outbox is", `SELECT * FROM outbox_lag ORDER BY sink`},
 	"parked":    {"events that were given up", `SELECT event_id, sink, attempt, last_error, parked_at FROM outbox_delivery WHERE parked_at IS NOT NULL ORDER BY parked_at DESC`},
-	"blockers":  {"who keeps dead rows from being removed, or our tables locked", `SELECT * FROM workflow_blocker ORDER BY since DESC NULLS LAST`},
+	"blockers":  {"sessions that keep dead rows from being removed, or our tables locked", `SELECT * FROM workflow_blocker ORDER BY since DESC NULLS LAST`},
 	"bloat":     {"dead rows and sizes of our tables", `SELECT * FROM workflow_bloat`},
-	"stuck":     {"processes that somebody should look at", `SELECT * FROM process_stuck ORDER BY since`},
+	"stuck":     {"processes that need a person", `SELECT * FROM process_stuck ORDER BY since`},
 	"incidents": {"incidents that are open", `SELECT id, instance_id, node, code, message, created_at FROM incident WHERE resolved_at IS NULL ORDER BY created_at`},
-	"tasks":     {"what waits for people", `SELECT id, instance_id, node, assignee, groups, due_at, created_at FROM user_task WHERE state = 'open' ORDER BY created_at`},
+	"tasks":     {"open user tasks", `SELECT id, instance_id, node, assignee, groups, due_at, created_at FROM user_task WHERE state = 'open' ORDER BY created_at`},
 }
 
 func newShow() *cobra.Command {
@@ -60,7 +60,7 @@ func newShow() *cobra.Command {
 	show := &cobra.Command{
 		Use:       "show WHAT",
 		Short:     "Show what waits, runs, fails, lags or is in the way",
-		Long:      "Show what there is to see; each is a view that psql can read, too:\n\n" + about.String(),
+		Long:      "Show one of these; each is a view that psql can read, too:\n\n" + about.String(),
 		Args:      cobra.MatchAll(takes(1), known(names)),
 		ValidArgs: names,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,7 +72,7 @@ func newShow() *cobra.Command {
 			})
 		},
 	}
-	show.Flags().IntVar(&limit, "limit", limit, "at most so many rows")
+	show.Flags().IntVar(&limit, "limit", limit, "maximum number of rows")
 	show.Flags().BoolVar(&asJSON, "json", asJSON, "print one JSON array")
 	t.flags(show.Flags())
 	return show
@@ -113,13 +113,13 @@ func newEvents() *cobra.Command {
 			})
 		},
 	}
-	events.Flags().IntVar(&limit, "limit", limit, "at most so many, the latest")
+	events.Flags().IntVar(&limit, "limit", limit, "maximum number, the latest ones")
 	events.Flags().BoolVar(&asJSON, "json", asJSON, "print one JSON array")
 	t.flags(events.Flags())
 	return events
 }
 
-// known refuses what there is not, and says what there is.
+// known refuses a name that is not in names, and lists the names.
 func known(names []string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if !slices.Contains(names, args[0]) {
@@ -129,7 +129,7 @@ func known(names []string) cobra.PositionalArgs {
 	}
 }
 
-// printQuery prints what a query gives: as a table with the values as psql has them, or as JSON.
+// printQuery prints the result of a query, as a table with the values as psql prints them, or as JSON.
 func printQuery(ctx context.Context, out io.Writer, conn *pgx.Conn, query string, asJSON bool, args ...any) error {
 	var text string
 	var head []string
@@ -160,7 +160,7 @@ func printQuery(ctx context.Context, out io.Writer, conn *pgx.Conn, query string
 	return table.Flush()
 }
 
-// readTable returns the names of a query's columns, and its rows as psql has them.
+// readTable returns the names of a query's columns, and its rows as psql prints them.
 func readTable(ctx context.Context, conn querier, query string, args ...any) (head []string, table [][]string, err error) {
 	rows, err := conn.Query(ctx, query, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
 	if err != nil {
@@ -183,7 +183,7 @@ func readTable(ctx context.Context, conn querier, query string, args ...any) (he
 	return head, table, nil
 }
 
-// cell keeps a value short and on its line.
+// cell shortens a value and keeps it on one line.
 func cell(text string) string {
 	const widest = 120
 	text = printable(text)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A file named - is standard input.
+// A file name of - means standard input.
 func TestStandardInput(t *testing.T) {
 	for _, row := range []struct{ command, text, want string }{
 		{"define --check", `{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"fork": []}}}`, "-: error: /nodes/a/fork: NO_FORK"},

@@ -18,7 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// free returns an address that nobody listens at.
+// free returns an address at which nobody listens.
 func free(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -29,8 +29,9 @@ func free(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// What goes wrong is told by doctor, by top under what needs somebody, by why and by the metrics within 15 s of its first sign: twenty instances that have failed, a bug in
-// one type, a sink that is down, and a type of which nothing is leased though it is due. So are steps of processes, as other runs are.
+// doctor, top (under what needs a person), why and the metrics report a problem within 15 s of its first sign: twenty
+// failed instances, a bug in one type, a sink that is down, and a type of which nothing is leased though it is due.
+// Steps of processes are reported like other runs.
 func TestWhatIsWrongIsTold(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -42,7 +43,8 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	ofWorker, ofDispatcher := free(t), free(t)
-	// It covers ghost., has no handler for it and leaves it to others: one that says it could take it, and does not.
+	// The worker covers ghost., has no handler for it and leaves it to others: it seems able to lease these runs, and
+	// does not.
 	startWorker(t, url, fmt.Sprintf("travel.bug.v1: {url: %s/}\ntravel.charge.v1: {url: %[1]s/}\n", server.URL), "WORKER_HTTP_ADDR="+ofWorker, "WORKER_TYPE_PREFIXES=travel.,ghost.", "WORKER_UNKNOWN_TYPE_GRACE=1h")
 	startProgram(t, "dispatcher", []string{"DATABASE_URL=" + url, "DISPATCHER_SINKS=crm=http://" + free(t) + "/#allow=127.0.0.1/32", "DISPATCHER_SOURCE=/test", "DISPATCHER_HTTP_ADDR=" + ofDispatcher, "DISPATCHER_LOG_LEVEL=error"})
 	want(t, cmdtest.Start(t, env, "define", save(t, "trip.json", `{"process": "trip", "version": 1, "start": "charge", "nodes": {
@@ -73,16 +75,16 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		}
 	}
 	doctor, top := says("doctor"), says("top", "--once")
-	needs := func() string { // what top shows there, and nothing else
+	needs := func() string { // only the part of top about what needs a person
 		text, _, _ := strings.Cut(top(), "\nWAITS")
 		text, _, _ = strings.Cut(text, "\nWORKERS")
 		return text
 	}
 	for _, c := range []struct {
 		name, happens, sign string
-		who                 string // why it does not go on is asked of
+		who                 string // what to ask why about
 		why                 string
-		told                string // by doctor and by top
+		told                string // doctor and top contain it
 		metric, at          string
 	}{
 		{"instances that have failed", `INSERT INTO workflow_run (type, payload) SELECT 'graph.start.v1', '{"process": "trip"}' FROM generate_series(1, 20)`, `SELECT count(*) >= 20 FROM process_instance WHERE status = 'FAILED'`,
@@ -132,7 +134,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 	}
 }
 
-// What needs a person reads well, one of each as well as many, and what to do is beside it.
+// The texts about what needs a person are grammatical for one item as well as for many, and say what to do.
 func TestNeedsInWords(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -152,11 +154,11 @@ func TestNeedsInWords(t *testing.T) {
 	}
 	words := []string{
 		"type a.slow does not keep up: 500 are due, the first for 90 s, 100 were 4 min ago; w1 covers it",
-		"10 % of the attempts of type a.slow have failed within 15 min: 1 run for good, 4 tried again, 45 succeeded; the last ",
+		"10 % of the attempts of type a.slow have failed within 15 min: 1 run for good, 4 retried, 45 succeeded; the last ",
 		"1 lease has run out, the oldest 2 min ago: no worker takes it back",
 		"sink one is not served for 60 min, 0 events wait",
 		"sink one has parked 1 event",
 	}
 	want(t, cmdtest.Start(t, env, "top", "--once"), 0, append(slices.Clone(words), "NEEDS YOU  5; what to do: workflowctl doctor")...)
-	want(t, cmdtest.Start(t, env, "doctor"), 1, append(words, "→ more workers, or more slots (WORKER_CONCURRENCY)", "→ workflowctl show failing tells the error; to stop it meanwhile: workflowctl pause a.slow REASON")...)
+	want(t, cmdtest.Start(t, env, "doctor"), 1, append(words, "→ more workers, or more slots (WORKER_CONCURRENCY)", "→ workflowctl show failing shows the error; to stop it meanwhile: workflowctl pause a.slow REASON")...)
 }

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/term"
 )
 
-// A piece is a table, with a title for its first column.
+// A piece is a table of top, with a title for its first column.
 type piece struct{ title, query string }
 
-// pieces are what top shows below what needs somebody. What does not fit is left out, from the longest. What runs, and what a worker
-// holds, are both told by the leases.
+// pieces are the tables that top shows below what needs a person. If they do not fit, lines are left out of the
+// longest first. Both what runs and what a worker holds are read from the leases.
 var pieces = []piece{
 	{"waits", `SELECT type, due || CASE WHEN or_more THEN '+' ELSE '' END AS due, workflow_span(oldest) AS oldest, coalesce('paused: ' || paused_by, covered_by, 'NOBODY') AS covered_by
 	           FROM workflow_waiting WHERE due > 0 ORDER BY workflow_waiting.oldest DESC LIMIT 10`},
@@ -38,7 +38,7 @@ func newTop() *cobra.Command {
 	every, once := 2*time.Second, false
 	top := &cobra.Command{
 		Use:   "top",
-		Short: "Watch what waits, runs and fails, live; q leaves",
+		Short: "Watch what waits, runs and fails, live; q quits",
 		Args:  takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 200*time.Millisecond {
@@ -46,7 +46,7 @@ func newTop() *cobra.Command {
 			}
 			out, ok := cmd.OutOrStdout().(*os.File)
 			if !once && (!ok || !term.IsTerminal(int(out.Fd()))) {
-				return errors.New("top wants a terminal; use --once, or workflowctl show WHAT")
+				return errors.New("top needs a terminal; use --once, or workflowctl show WHAT")
 			}
 			return t.with(cmd.Context(), func(conn *pgx.Conn) error {
 				if once {
@@ -58,13 +58,13 @@ func newTop() *cobra.Command {
 			})
 		},
 	}
-	top.Flags().DurationVar(&every, "every", every, "how often it is drawn anew")
-	top.Flags().BoolVar(&once, "once", once, "draw it once, all of it, and end")
+	top.Flags().DurationVar(&every, "every", every, "how often to redraw")
+	top.Flags().BoolVar(&once, "once", once, "print all of it once, and exit")
 	t.flags(top.Flags())
 	return top
 }
 
-// watchTop draws until somebody types q, or ctx ends. The terminal is then as it was.
+// watchTop draws until a person types q or ctx ends, and then restores the terminal.
 func watchTop(ctx context.Context, out *os.File, conn *pgx.Conn, every time.Duration) error {
 	ctx, leave := context.WithCancel(ctx)
 	defer leave()
@@ -76,7 +76,7 @@ func watchTop(ctx context.Context, out *os.File, conn *pgx.Conn, every time.Dura
 		defer func() { _ = term.Restore(in, before) }()
 		go leaveAt(os.Stdin, leave)
 	}
-	fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
+	fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // switches to the alternate screen and hides the cursor
 	defer fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
 	for {
 		width, height, err := term.GetSize(int(out.Fd()))
@@ -90,7 +90,8 @@ func watchTop(ctx context.Context, out *os.File, conn *pgx.Conn, every time.Dura
 		if err != nil {
 			return err
 		}
-		// In a raw terminal a line does not begin at its left by itself. No line feed follows the last: it would scroll.
+		// In a raw terminal a line feed does not return to the left margin. No line feed follows the last line,
+		// because it would scroll.
 		fmt.Fprint(out, "\x1b[H\x1b[2J"+strings.ReplaceAll(strings.TrimSuffix(screen, "\n"), "\n", "\r\n"))
 		select {
 		case <-ctx.Done():
@@ -100,7 +101,8 @@ func watchTop(ctx context.Context, out *os.File, conn *pgx.Conn, every time.Dura
 	}
 }
 
-// leaveAt calls leave when somebody types q, or what ends programs: in a raw terminal that is a key like others.
+// leaveAt calls leave when a person types q, ^C or ^D. In a raw terminal the latter two are ordinary keys and send no
+// signal.
 func leaveAt(keys io.Reader, leave func()) {
 	key := make([]byte, 1)
 	for {
@@ -112,7 +114,7 @@ func leaveAt(keys io.Reader, leave func()) {
 	}
 }
 
-// drawTop draws as much as fits, or all of it if height is 0.
+// drawTop draws as much as fits in width and height, or all of it if height is 0.
 func drawTop(ctx context.Context, conn *pgx.Conn, width, height int) (screen string, err error) {
 	err = uncompiled(ctx, conn, func(tx pgx.Tx) error {
 		screen, err = drawTopOf(ctx, tx, width, height)
@@ -148,7 +150,7 @@ func drawTopOf(ctx context.Context, conn pgx.Tx, width, height int) (string, err
 		all = append(all, lines)
 	}
 	var b strings.Builder
-	fmt.Fprintln(&b, clip(fmt.Sprintf("%s  %s  q leaves", conn.Conn().Config().Database, time.Now().Format(time.TimeOnly)), width))
+	fmt.Fprintln(&b, clip(fmt.Sprintf("%s  %s  q quits", conn.Conn().Config().Database, time.Now().Format(time.TimeOnly)), width))
 	for k, n := range fit(all, height-1) {
 		for _, line := range all[k][:n] {
 			fmt.Fprintln(&b, clip(line, width))
@@ -157,7 +159,7 @@ func drawTopOf(ctx context.Context, conn pgx.Tx, width, height int) (string, err
 	return b.String(), nil
 }
 
-// lines are a head and rows; nothing if there are no rows.
+// lines returns a head and rows; nothing if there are no rows.
 func (p piece) lines(ctx context.Context, conn querier) ([]string, error) {
 	head, rows, err := readTable(ctx, conn, p.query)
 	if err != nil || len(rows) == 0 {
@@ -173,7 +175,8 @@ func (p piece) lines(ctx context.Context, conn querier) ([]string, error) {
 	return strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n"), nil
 }
 
-// fit returns how many lines of each piece there is room for: of each its head and first row before the second of any. Room 0 or less is room for all.
+// fit returns how many lines of each piece there is room for. Each piece gets its head and first row before any gets
+// a second row. If room is 0 or less, everything is shown.
 func fit(all [][]string, room int) []int {
 	shown, bounded := make([]int, len(all)), room > 0
 	for more := true; more; {
@@ -181,7 +184,7 @@ func fit(all [][]string, room int) []int {
 		for k, lines := range all {
 			n := min(len(lines)-shown[k], 1)
 			if shown[k] == 0 {
-				n = min(len(lines), 2) // a head alone says nothing
+				n = min(len(lines), 2) // a head without a row says nothing
 			}
 			if n == 0 || bounded && n > room {
 				continue
@@ -194,7 +197,7 @@ func fit(all [][]string, room int) []int {
 	return shown
 }
 
-// clip cuts a line at the width; 0: nowhere.
+// clip cuts a line at the width; 0 means no limit.
 func clip(line string, width int) string {
 	line = strings.TrimRight(line, " ")
 	if runes := []rune(line); width > 0 && len(runes) > width {

@@ -18,7 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A terminal of 80 columns and 24 lines. What is written to it is read at once.
+// A terminal has 80 columns and 24 lines. What is written to it is read at once.
 type terminal struct {
 	keys, slave *os.File
 	mu          sync.Mutex
@@ -67,7 +67,8 @@ func (s *terminal) text() string {
 	return string(s.shown)
 }
 
-// Top fits a terminal of 80 columns and 24 lines, however much there is to tell, has a piece of everything in it, and q leaves; then the terminal is as it was.
+// top fits a terminal of 80 columns and 24 lines however much there is to show, includes a piece of everything, and
+// quits at q, which restores the terminal.
 func TestTopAtATerminal(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -100,7 +101,7 @@ func TestTopAtATerminal(t *testing.T) {
 			t.Errorf("wider than 80: %s", line)
 		}
 	}
-	for _, piece := range []string{`q leaves`, `(?m)^NEEDS YOU  \d+; what to do: workflowctl doctor`, `(?m)^! billing`, `(?m)^WAITS .*DUE`, `(?m)^WORKS .*SINCE`, `(?m)^media.x\d .*worker-1`, `(?m)^WORKERS .*RUNNING`, `(?m)^worker-1 +3 of 10`, `(?m)^FAILS .*CODE`, `(?m)^OUTBOX .*down for`} {
+	for _, piece := range []string{`q quits`, `(?m)^NEEDS YOU  \d+; what to do: workflowctl doctor`, `(?m)^! billing`, `(?m)^WAITS .*DUE`, `(?m)^WORKS .*SINCE`, `(?m)^media.x\d .*worker-1`, `(?m)^WORKERS .*RUNNING`, `(?m)^worker-1 +3 of 10`, `(?m)^FAILS .*CODE`, `(?m)^OUTBOX .*down for`} {
 		if !regexp.MustCompile(piece).MatchString(strings.ReplaceAll(strings.ReplaceAll(screen, "\r\n", "\n"), "STATE\n", "")) {
 			t.Errorf("nothing like %s in\n%s", piece, screen)
 		}

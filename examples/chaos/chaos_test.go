@@ -28,7 +28,7 @@ import (
 type bench struct {
 	pool    *pgxpool.Pool
 	execLog string
-	stop    func() // the worker, with no grace
+	stop    func() // stops the worker, without a grace period
 }
 
 // setup starts a worker on a new database, or on pool if it is not nil.
@@ -95,7 +95,7 @@ func await(t *testing.T, pool *pgxpool.Pool, id uuid.UUID, status run.Status) (r
 	return r
 }
 
-// lines returns the execution log of one run without its varying fields, once there are n.
+// lines returns the execution log of one run without its varying fields, once it has n lines.
 func (b *bench) lines(t *testing.T, id uuid.UUID, n int) (lines []string) {
 	t.Helper()
 	form := regexp.MustCompile(`^(start|end),` + id.String() + `,(\d+),chaos-[0-9a-f]{8},\d{13},(\w*)$`)
@@ -115,8 +115,8 @@ func (b *bench) lines(t *testing.T, id uuid.UUID, n int) (lines []string) {
 	return lines
 }
 
-// Each handler that returns does what its name says: it succeeds, fails, is tried again or
-// gives up at once, and the execution log tells the same story.
+// Each handler that returns does what its name says: it succeeds, fails, is retried or gives up at once. The
+// execution log agrees.
 func TestOutcomes(t *testing.T) {
 	b := setup(t, nil)
 	tests := []struct {
@@ -172,7 +172,7 @@ func codeOf(t *testing.T, r *run.Run) string {
 	return e.Code
 }
 
-// An effect is one row that names its run, lease and key, and the events it was asked for.
+// An effect is one row that names its run, lease and key, together with the requested events.
 func TestEffect(t *testing.T) {
 	b := setup(t, nil)
 	id := enqueue(t, b.pool, run.New{Type: "chaos.effect", Payload: effect{Key: "once", Emit: 2}})
@@ -215,7 +215,7 @@ func TestCancelledEffect(t *testing.T) {
 	}
 }
 
-// A handler that ignores its cancel goes on to its end, and the run stays cancelled.
+// A handler that ignores its cancel continues to its end, and the run stays cancelled.
 func TestIgnoreCancel(t *testing.T) {
 	b := setup(t, nil)
 	id := enqueue(t, b.pool, run.New{Type: "chaos.ignorecancel", Payload: nap{MS: 1500}})
@@ -229,7 +229,7 @@ func TestIgnoreCancel(t *testing.T) {
 	await(t, b.pool, id, run.Cancelled)
 }
 
-// A server outside learns run, lease and attempt; its refusal is a failure like any other.
+// An external server receives run, lease and attempt. Its refusal is an ordinary failure.
 func TestExternal(t *testing.T) {
 	b := setup(t, nil)
 	bodies := make(chan call, 2)
@@ -260,8 +260,8 @@ func TestExternal(t *testing.T) {
 	}
 }
 
-// Each visit of a step leaves a row that names its process and node, and so does what undoes it.
-// An undo that is reluctant succeeds when it is tried again often enough.
+// Each visit of a step leaves a row that names its process and node, and so does its undo. A reluctant undo succeeds
+// when it is retried often enough.
 func TestSteps(t *testing.T) {
 	b := setup(t, nil)
 	d, err := graph.Parse([]byte(`{"process": "regret", "version": 1, "start": "A", "nodes": {
@@ -294,7 +294,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// Held connections are the user's: with all of them gone the worker still settles.
+// The connections that handlers hold are the user's: even if all of them are taken, the worker still settles.
 func TestHoldConn(t *testing.T) {
 	b := setup(t, nil)
 	all := b.pool.Config().MaxConns
@@ -308,7 +308,7 @@ func TestHoldConn(t *testing.T) {
 	}
 }
 
-// Any number of processes may create the table at once.
+// Any number of processes may create the table at the same time.
 func TestCreateTable(t *testing.T) {
 	pool := pgtest.New(t)
 	errs := make(chan error)

@@ -14,14 +14,13 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// logExecutions returns a middleware that appends to a file, once when a handler starts and
-// once when it ends:
+// logExecutions returns a middleware that appends a line to a file when a handler starts and when it ends:
 //
 //	start|end,run_id,lease_no,worker,epoch_ms,outcome
 //
-// The outcome is empty at the start; at the end it is ok, error, panic, or why the context
-// of a handler that failed had ended: cancelled, lost, deadline or shutdown. Each line is
-// one write in append mode, so several processes may share the file.
+// The outcome is empty at the start. At the end it is ok, error, panic, or, if the handler failed after its context
+// had ended, the reason: cancelled, lost, deadline or shutdown. Each line is one write in append mode, so several
+// processes may share the file.
 func logExecutions(name string) (worker.Middleware, error) {
 	file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {

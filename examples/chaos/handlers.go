@@ -21,7 +21,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// none is the result of handlers that have nothing to say.
+// none is the result of handlers that return nothing.
 type none struct{}
 
 type chaos struct {
@@ -29,8 +29,8 @@ type chaos struct {
 	leak leak
 }
 
-// newMux returns a mux with everything chaos can do, and what the engine does for processes. An
-// execLog other than "" names the file that gets a line for each start and end.
+// newMux returns a mux with all handlers of chaos, including those for processes. If execLog is not "", it names the
+// file that gets a line for each start and end of a handler.
 func newMux(pool *pgxpool.Pool, engine *graph.Engine, execLog string) (*worker.Mux, error) {
 	mux := worker.NewMux()
 	if execLog != "" {
@@ -75,7 +75,7 @@ func (c *chaos) sleep(ctx context.Context, in nap) (none, error) {
 	}
 }
 
-// ignoreCancel takes ms milliseconds whatever happens, and with 0 for ever.
+// ignoreCancel takes ms milliseconds even if its context ends, or for ever if ms is 0.
 func (c *chaos) ignoreCancel(_ context.Context, in nap) (none, error) {
 	if in.MS == 0 {
 		select {}
@@ -90,7 +90,7 @@ type failure struct {
 	Permanent bool `json:"permanent"`
 }
 
-// fail takes ms milliseconds, whatever happens, and fails the first so many attempts.
+// fail takes ms milliseconds even if its context ends, and fails the first Times attempts.
 func (c *chaos) fail(ctx context.Context, in failure) (none, error) {
 	time.Sleep(in.duration())
 	attempt := run.FromContext(ctx).Attempt
@@ -129,8 +129,8 @@ type effect struct {
 	Emit int    `json:"emit"`
 }
 
-// effect sleeps, and then leaves one row, and so many events, in the transaction that records
-// its success.
+// effect sleeps, and then writes one row, and the requested number of events, in the transaction that records its
+// success.
 func (c *chaos) effect(ctx context.Context, in effect) (none, error) {
 	if _, err := c.sleep(ctx, in.nap); err != nil {
 		return none{}, err
@@ -165,7 +165,7 @@ type call struct {
 	Attempt int    `json:"attempt"`
 }
 
-// external tells a server outside who is calling, so that it can count calls and compare
+// external sends its run, lease and attempt to an external server, so that the server can count calls and compare
 // fencing numbers.
 func (c *chaos) external(ctx context.Context, in target) (none, error) {
 	info := run.FromContext(ctx)
@@ -195,7 +195,7 @@ func (c *chaos) external(ctx context.Context, in target) (none, error) {
 	return none{}, nil
 }
 
-// A leak is memory that nobody will ever release.
+// A leak is memory that is never released.
 type leak struct {
 	mu   sync.Mutex
 	kept [][]byte
@@ -216,7 +216,7 @@ func (c *chaos) leakMemory(_ context.Context, in size) (none, error) {
 	return none{}, nil
 }
 
-// holdConn sits on a connection of the pool that was given to the worker.
+// holdConn holds a connection of the pool that was given to the worker.
 func (c *chaos) holdConn(ctx context.Context, in nap) (none, error) {
 	conn, err := c.pool.Acquire(ctx)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Command chaos is a worker whose handlers misbehave on purpose: they hang, panic, leak,
-// kill the process, ignore cancels and return what cannot be stored. It is for testing the
-// engine, and for seeing what it does when yours go wrong.
+// Command chaos is a worker whose handlers misbehave on purpose: they hang, panic, leak, kill the process, ignore
+// cancels and return what cannot be stored. It is for testing the engine, and for seeing what it does when your
+// handlers fail.
 //
-// It is configured by the environment, as cmd/worker is, and as that it moves processes on. With KEEP=duration
-// it removes all that has been over for so long, which cmd/worker does not do within a minute. With EXECLOG=file, each start and
-// end of a handler is a line of that file.
+// Like cmd/worker, it is configured by the environment and advances processes. With KEEP=duration it removes
+// everything that has been over for that long; cmd/worker allows no less than a minute. With EXECLOG=file, each start
+// and end of a handler is a line of that file.
 package main
 
 import (
@@ -63,7 +63,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // there may be a pooler
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // a pooler may be in between
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		return err
@@ -116,13 +116,13 @@ func (s settings) config(pool *pgxpool.Pool, mux *worker.Mux, engine *graph.Engi
 		ShutdownGrace: s.ShutdownGrace,
 		Timeout:       s.Timeout,
 		Backoff:       run.Backoff{Base: s.BackoffBase, Cap: s.BackoffCap},
-		Retention:     worker.Retention{Off: true}, // or it is by KEEP
+		Retention:     worker.Retention{Off: true}, // or retention by KEEP
 		Logger:        log,
 	}
 }
 
-// untilSignal returns a context that ends with the first SIGTERM or interrupt. The second
-// ends the handlers' grace period.
+// untilSignal returns a context that ends with the first SIGTERM or interrupt. A second signal ends the handlers'
+// grace period.
 func untilSignal(w *worker.Worker) context.Context {
 	ctx, stop := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)

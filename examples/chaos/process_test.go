@@ -17,7 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// mainEnv makes this test binary the program itself.
+// mainEnv makes this test binary behave as the program.
 const mainEnv = "CHAOS_TEST_MAIN"
 
 func TestMain(m *testing.M) {
@@ -51,7 +51,7 @@ func startProcess(t *testing.T, env ...string) *process {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = p.Process.Kill() // it mostly has ended
+		_ = p.Process.Kill() // it has usually ended
 		_ = p.Wait()
 	})
 	return p
@@ -67,8 +67,8 @@ func (p *process) exitCode(t *testing.T) int {
 	return p.ProcessState.ExitCode()
 }
 
-// What kills its process does so, and its run, left leased, fails as expired once another
-// worker takes it back.
+// A handler that kills its process does so, and its run, left leased, fails as expired once another worker reclaims
+// it.
 func TestKillers(t *testing.T) {
 	for _, test := range []struct {
 		typ     string
@@ -100,8 +100,8 @@ func TestKillers(t *testing.T) {
 	}
 }
 
-// The first SIGTERM lets handlers go on, the second ends them; their runs are handed back
-// with no attempt charged, and the program ends with 0.
+// The first SIGTERM lets handlers continue, and the second ends them. Their runs are given back with no attempt
+// charged, and the program exits with 0.
 func TestSignals(t *testing.T) {
 	p := startProcess(t, "WORKER_SHUTDOWN_GRACE=10m", "WORKER_LEASE=10s", "WORKER_HEARTBEAT=500ms")
 	id := enqueue(t, p.pool, run.New{Type: "chaos.sleep", Payload: nap{MS: 600_000}})
@@ -110,7 +110,7 @@ func TestSignals(t *testing.T) {
 		if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		// Two signals at once would be one.
+		// Two signals at the same time would be delivered as one.
 		pgtest.Await(t, "the lease is extended or handed back", extended(t, p.pool))
 	}
 	if got := p.exitCode(t); got != 0 {
@@ -121,7 +121,7 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// extended returns a function that tells whether a lease has changed since.
+// extended returns a function that reports whether a lease has changed since.
 func extended(t *testing.T, pool *pgxpool.Pool) func() bool {
 	t.Helper()
 	state := func() (s string) {
@@ -135,7 +135,7 @@ func extended(t *testing.T, pool *pgxpool.Pool) func() bool {
 	return func() bool { return state() != before }
 }
 
-// What is wrong with the environment is said, and ends the program with 1.
+// An error in the environment is reported, and ends the program with exit code 1.
 func TestBadEnvironment(t *testing.T) {
 	for setting, says := range map[string]string{
 		"WORKER_LOG_FORMAT=xml":           "WORKER_LOG_FORMAT",

@@ -11,7 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// badResults are what JSON or the database refuses.
+// badResults are results that JSON or the database refuses.
 var badResults = map[string]func() string{
 	"nul":       func() string { return `{"text":"before\u0000after"}` },
 	"surrogate": func() string { return `{"text":"half of a pair: \ud83d"}` },
@@ -20,7 +20,7 @@ var badResults = map[string]func() string{
 	"deep":      func() string { return strings.Repeat("[", 5000) + strings.Repeat("]", 5000) },
 }
 
-// badResult returns what its payload's kind asks for.
+// badResult returns the bad result that its payload's kind selects.
 func badResult(_ context.Context, payload json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		Kind string `json:"kind"`

@@ -15,19 +15,19 @@ import (
 // A step is a node of a process as chaos executes it.
 type step struct {
 	nap
-	Tag  string  `json:"tag"`  // of the instance, as its input has it
-	Node string  `json:"node"` // so that the row tells it without the engine's help
-	N    float64 `json:"n"`    // handed on: loops count by it
+	Tag  string  `json:"tag"`  // of the instance, from its input
+	Node string  `json:"node"` // so that the row has it without help of the engine
+	N    float64 `json:"n"`    // passed on: loops count with it
 
-	Times     int    `json:"times"`     // so many attempts fail first
-	Fail      string `json:"fail"`      // the code with which it fails for good; empty: it does not
-	Breaks    bool   `json:"breaks"`    // three runs in four have a bug: somebody has to have it tried again, by another run
+	Times     int    `json:"times"`     // how many attempts fail first
+	Fail      string `json:"fail"`      // the code of a permanent failure; empty: none
+	Breaks    bool   `json:"breaks"`    // three runs in four have a bug: somebody has to retry it, with another run
 	Owes      bool   `json:"owes"`      // it has an undo
-	Reluctant bool   `json:"reluctant"` // to be undone
+	Reluctant bool   `json:"reluctant"` // when it is undone
 }
 
-// step does what its payload says, and leaves one row in the transaction that records its
-// success. It returns its payload.
+// step does what its payload says, and writes one row in the transaction that records its success. It returns its
+// payload.
 func (c *chaos) step(ctx context.Context, in step) (step, error) {
 	if _, err := c.sleep(ctx, in.nap); err != nil {
 		return in, err
@@ -44,14 +44,14 @@ func (c *chaos) step(ctx context.Context, in step) (step, error) {
 	return in, c.leave(ctx, in.Tag+"/"+in.Node, in, nil)
 }
 
-// An undoing is what the engine gives to a run that undoes a step.
+// An undoing is the payload of a run that undoes a step.
 type undoing struct {
 	Input step      `json:"input"`
 	Run   uuid.UUID `json:"run"`
 }
 
-// undo leaves one row, too. Where it is reluctant, one run in four fails for good: somebody has
-// to have it tried again, by another run.
+// undo writes one row, too. If it is reluctant, one run in four fails for good: somebody has to retry it, with
+// another run.
 func (c *chaos) undo(ctx context.Context, in undoing) (none, error) {
 	if id := run.FromContext(ctx).ID; in.Input.Reluctant && id[15]%4 == 0 {
 		return none{}, run.Permanent(run.WithCode("reluctant", errors.New("chaos: an undo that fails for good")))

@@ -9,9 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// createTable creates the table of chaos.effect, however many processes try at once, and
-// waits for a database that is not there yet. It has that keep for less than a minute, if it is asked to: who does so has to own
-// the tables, or their owner has dropped the CHECK before.
+// createTable creates the table of chaos.effect, even if several processes try at the same time, and waits for a
+// database that does not exist yet. If keep is less than a minute, it also drops the CHECK that forbids such a short
+// retention, which only the owner of the tables can do, unless the owner has dropped it before.
 func createTable(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, keep time.Duration) error {
 	for {
 		err := pgx.BeginFunc(ctx, pool, createIn(ctx, keep > 0 && keep < time.Minute))
@@ -28,7 +28,7 @@ func createTable(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, keep
 
 func createIn(ctx context.Context, forShort bool) func(pgx.Tx) error {
 	return func(tx pgx.Tx) error {
-		// Without the lock two processes may both find the table missing, and one fails.
+		// Without the lock, two processes may both find the table missing, and one of them fails.
 		if _, err := tx.Exec(ctx, `
 			SELECT pg_advisory_xact_lock(hashtextextended('chaos_effect ' || current_schema(), 0))`); err != nil {
 			return err
@@ -43,7 +43,7 @@ func createIn(ctx context.Context, forShort bool) func(pgx.Tx) error {
 				return err
 			}
 		}
-		// No constraint keeps an effect from being there twice: seeing that is the point.
+		// No constraint prevents duplicate effects, because tests have to be able to see them.
 		_, err := tx.Exec(ctx, `
 			CREATE TABLE IF NOT EXISTS chaos_effect (
 				run_id   uuid        NOT NULL,

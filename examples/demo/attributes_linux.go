@@ -2,8 +2,7 @@ package main
 
 import "syscall"
 
-// attributes keep the terminal's signals from the workers, and let none of them outlive a
-// demo that is killed.
+// attributes shield the workers from the terminal's signals, and end them if the demo is killed.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }

@@ -4,5 +4,5 @@ package main
 
 import "syscall"
 
-// attributes keep the terminal's signals from the workers.
+// attributes shield the workers from the terminal's signals.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -19,7 +19,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// mainEnv makes this test binary the program itself.
+// mainEnv makes this test binary behave as the program.
 const mainEnv = "DEMO_TEST_MAIN"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A program is the demo as a process, and what it has said.
+// A program is the demo as a process, and its output.
 type program struct {
 	*exec.Cmd
 	tmp string
@@ -50,8 +50,8 @@ func (p *program) output() string {
 	return p.out.String()
 }
 
-// start runs the demo with no terminal, on a server of its own unless database is given.
-// The exported DATABASE_URL leads nowhere.
+// start runs the demo without a terminal, on a server of its own unless database is given. The exported DATABASE_URL
+// leads nowhere.
 func start(t *testing.T, database string) *program {
 	t.Helper()
 	p := &program{Cmd: exec.Command(os.Args[0]), tmp: t.TempDir()}
@@ -62,7 +62,7 @@ func start(t *testing.T, database string) *program {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = p.Process.Signal(syscall.SIGTERM) // it mostly has ended
+		_ = p.Process.Signal(syscall.SIGTERM) // it has usually ended
 		_ = p.Wait()
 	})
 	return p
@@ -93,8 +93,8 @@ func (p *program) nothingLeft(t *testing.T, workers int) {
 	}
 }
 
-// The demo runs from start to end: nothing is lost although a worker is killed, its last
-// line says so, and nothing of it remains.
+// The demo runs from start to end: nothing is lost although a worker is killed, its last line says so, and it leaves
+// nothing behind.
 func TestDemo(t *testing.T) {
 	database := ""
 	if _, err := pgserver.BinDir(); err != nil {
@@ -121,8 +121,7 @@ func TestDemo(t *testing.T) {
 	p.nothingLeft(t, 9)
 }
 
-// An interrupted demo ends everything it has started, removes what it has written, and says
-// that it did not get to its end.
+// An interrupted demo ends everything it has started, removes what it has written, and says that it did not finish.
 func TestInterrupt(t *testing.T) {
 	database := pgtest.Empty(t)
 	p := start(t, database)

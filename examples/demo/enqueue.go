@@ -15,8 +15,8 @@ import (
 //go:embed enqueue.sql
 var enqueueSQL string
 
-// enqueue inserts most runs with plain SQL, as anybody may, and some from Go, each in one
-// transaction with the order it belongs to.
+// enqueue inserts most runs with plain SQL, as any program may, and some from Go, each in one transaction with its
+// order.
 func (d *demo) enqueue(ctx context.Context) error {
 	how, err := d.runSQL(ctx, enqueueSQL)
 	if err != nil {
@@ -40,8 +40,8 @@ func (d *demo) enqueue(ctx context.Context) error {
 	return nil
 }
 
-// runSQL uses psql where it can: an address that is not ours may hold a password, which has
-// no place among a program's arguments.
+// runSQL uses psql if possible. It does not do so for a database that is not ours, because its address may contain a
+// password, which must not be a program argument.
 func (d *demo) runSQL(ctx context.Context, text string) (how string, err error) {
 	psql, err := exec.LookPath("psql")
 	if err != nil || d.server == nil {

@@ -15,14 +15,14 @@ import (
 // events is the file to which the dispatcher publishes.
 func (d *demo) events() string { return filepath.Join(d.dir, "logs", "events.out") }
 
-// arrivals are the events that have come, each counted once.
+// arrivals are the events that arrived, each counted once.
 type arrivals struct {
 	types  map[string]int
-	last   string // the line of the last one of a process that has completed
-	repeat int    // events that came more than once
+	last   string // the line of the last event of a completed process
+	repeat int    // events that arrived more than once
 }
 
-// arrived waits until the outbox is empty, and reads what has come as any consumer would.
+// arrived waits until the outbox is empty, and reads what arrived as any consumer would.
 func (d *demo) arrived(ctx context.Context) (*arrivals, error) {
 	for open := true; open; {
 		if err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_event WHERE published_at IS NULL)`).Scan(&open); err != nil {
@@ -57,7 +57,7 @@ func (d *demo) arrived(ctx context.Context) (*arrivals, error) {
 	return a, nil
 }
 
-// showEvents prints what has come, and one of them.
+// showEvents prints what arrived, and one of the events.
 func (d *demo) showEvents(ctx context.Context) error {
 	a, err := d.arrived(ctx)
 	if err != nil {

@@ -21,8 +21,7 @@ const (
 	days          = 28
 )
 
-// drawImages makes the photos that thumbnails are made of, half of them JPEG, and the sales
-// figures for the reports.
+// drawImages creates the photos for the thumbnails, half of them JPEG, and the sales figures for the reports.
 func (d *demo) drawImages(ctx context.Context) error {
 	var drawing errgroup.Group
 	drawing.SetLimit(2)

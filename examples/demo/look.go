@@ -25,8 +25,7 @@ The other workers are still there. Give them something to do:
         "input": {"order": "o-101", "item": "cup", "pieces": 1, "card": "good", "cents": 900}}');
 `
 
-// lookAround keeps everything up for the user to look at, until Enter (unless keep) or an
-// interrupt.
+// lookAround keeps everything running for the user to look at, until Enter (unless keep is set) or an interrupt.
 func (d *demo) lookAround(ctx context.Context, keep bool) {
 	say("\nLook around:\n\n    %s\n%s\nThumbnails are in %s/thumbnails, events in %s.", d.psql(), queries, d.shop(), d.events())
 	if keep {
@@ -37,7 +36,7 @@ func (d *demo) lookAround(ctx context.Context, keep bool) {
 	say("Press Enter to end.")
 	entered := make(chan struct{})
 	go func() {
-		_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // its end counts as well
+		_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // the end of input counts as well
 		close(entered)
 	}()
 	select {

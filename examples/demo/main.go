@@ -1,11 +1,11 @@
-// Command demo shows the engine at work in under a minute: a private Postgres, workers as
-// separate processes, a few hundred runs, and a worker that is killed in the middle; then a
-// hundred orders as instances of a process, of which some fail and are undone.
+// Command demo shows the engine at work in under a minute: a private Postgres, workers as separate processes, a few
+// hundred runs, and a worker that is killed in the middle; then a hundred orders as instances of a process, some of
+// which fail and are undone.
 //
 //	go run ./examples/demo
 //
-// It needs PostgreSQL's server binaries, or in DEMO_DATABASE_URL a database in which it may
-// create a schema of its own. No other variable makes it touch a database.
+// It needs PostgreSQL's server binaries, or in DEMO_DATABASE_URL a database in which it may create a schema. No other
+// variable makes it use a database.
 package main
 
 import (
@@ -22,10 +22,10 @@ import (
 	"golang.org/x/term"
 )
 
-// limit is for everything from the first run enqueued to the last one finished.
+// limit is the time from the first enqueued run to the last finished one.
 const limit = 90 * time.Second
 
-// On Linux the kernel ends a child together with the thread that started it: this one.
+// On Linux the kernel ends a child together with the thread that started it, so this thread has to stay.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -45,7 +45,7 @@ func main() {
 	fmt.Println(summary)
 }
 
-// play does all of it but clean up, and returns the last line.
+// play runs the demo, without the clean-up, and returns the last line.
 func (d *demo) play(ctx context.Context, keep bool) (summary string, err error) {
 	if err := d.prepare(ctx); err != nil {
 		return "", err
@@ -90,7 +90,7 @@ func (d *demo) play(ctx context.Context, keep bool) (summary string, err error) 
 	return r.summary(), nil
 }
 
-// prepare makes everything the workers need.
+// prepare creates everything that the workers need.
 func (d *demo) prepare(ctx context.Context) error {
 	if err := d.makeDir(); err != nil {
 		return err

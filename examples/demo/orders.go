@@ -19,11 +19,11 @@ var ordersSQL string
 
 const orderCount = 100
 
-// The views that must be empty.
+// invariants are the views that must be empty.
 var invariants = []string{"process_without_mover", "process_miscounted", "process_undead", "process_untimed", "process_misjoined", "process_misundone",
 	"process_unearned", "process_mismatched", "process_misrecorded"}
 
-// What people and other programs say to the orders, as they would in psql.
+// Messages of people and other programs to the orders, as they would send them in psql.
 const (
 	agree = `
     INSERT INTO workflow_run (type, payload)
@@ -35,8 +35,8 @@ const (
     FROM process_instance WHERE completed_at IS NULL;`
 )
 
-// fulfil has worker groups of their own advance a hundred orders, each an instance of a process,
-// and kills one of these workers.
+// fulfil makes separate worker groups advance a hundred orders, each an instance of a process, and kills one of these
+// workers.
 func (d *demo) fulfil(ctx context.Context) (*fulfilled, error) {
 	ctx, stop := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not finished after %s", limit))
 	defer stop()
@@ -80,7 +80,7 @@ func (d *demo) fulfil(ctx context.Context) (*fulfilled, error) {
 	return d.settled(ctx, victim)
 }
 
-// define makes the tables of the order's departments and deploys the process.
+// define creates the tables of the order's departments and deploys the process.
 func (d *demo) define(ctx context.Context) error {
 	schema, err := os.ReadFile(filepath.Join(d.orderHome, "schema.sql"))
 	if err != nil {
@@ -104,19 +104,19 @@ func (d *demo) workflowctl(ctx context.Context, args ...string) (string, error) 
 	return string(output), err
 }
 
-// fulfilled is what the database says of the orders in the end.
+// fulfilled is the state of the orders in the database at the end.
 type fulfilled struct {
 	Collected int
 	Regretted int // undone, with a letter to the customer
 	Failed    int // undone
 	Undone    int // steps
-	Recovered int // runs of the killed worker that succeeded elsewhere
+	Recovered int // runs of the killed worker that succeeded in another worker
 	Tasks     int // completed by people
-	Wrong     int // orders that the books of a department do not agree with
+	Wrong     int // orders that the books of a department contradict
 
 	Example string // a failed order's instance
 
-	broken []line // how many rows each of the invariants has
+	broken []line // the number of rows of each invariant
 	victim string
 }
 
@@ -180,7 +180,7 @@ func (r *fulfilled) show(ctx context.Context, w io.Writer, d *demo) error {
 	return nil
 }
 
-// verdict returns an error for whatever is not as it should be.
+// verdict returns an error that lists what is not as expected.
 func (r *fulfilled) verdict() error {
 	var problems []error
 	for _, c := range []struct {

@@ -1,5 +1,5 @@
--- A hundred orders. Every tenth card is declined, every tenth vase breaks when it is packed, and
--- the bank is busy now and then. One order is so large that a person has to agree.
+-- A hundred orders. Every tenth card is declined, every tenth vase breaks when it is packed, and the bank is
+-- sometimes busy. One order is so large that a person has to agree.
 INSERT INTO workflow_run (type, payload)
 SELECT 'graph.start.v1', jsonb_build_object('process', 'order', 'key', 'o-' || n, 'input', jsonb_build_object(
            'order', 'o-' || n,

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/term"
 )
 
-// A snapshot is how far all runs are at one moment.
+// A snapshot is the progress of all runs at one moment.
 type snapshot struct {
 	Enqueued  int
 	Succeeded int
 	Failed    int // or cancelled
 	Leased    int
 	Held      map[string]int // leases of each worker, by its full name
-	Groups    string         // finished of all, for each first word of a type
+	Groups    string         // finished and total runs, for each first word of a type
 
 	Orders  int // process instances
-	Waiting int // of these, for a person, a message or a time
-	Over    int // of these
+	Waiting int // of these, waiting for a person, a message or a time
+	Over    int // of these, over
 }
 
 func (s snapshot) open() int { return s.Enqueued - s.Succeeded - s.Failed }
@@ -96,7 +96,7 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// show rewrites one line on a terminal, and elsewhere writes one each second.
+// show rewrites one line on a terminal. Elsewhere it writes one line per second.
 func (d *demo) show(s snapshot, second bool) {
 	line := fmt.Sprintf("%d/%d done  %d leased  %s", s.Succeeded, s.Enqueued, s.Leased, s.Groups)
 	if s.Orders > 0 {
@@ -105,7 +105,7 @@ func (d *demo) show(s snapshot, second bool) {
 	switch {
 	case d.terminal:
 		if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && columns > 0 {
-			line = line[:min(len(line), columns-1)] // a line that wraps stays
+			line = line[:min(len(line), columns-1)] // a line that wraps would stay
 		}
 		fmt.Print("\r\x1b[K", line)
 	case second:

@@ -12,21 +12,21 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A result is what the database says in the end.
+// A result is the state of the database at the end.
 type result struct {
-	Enqueued  int // by the history, which is only ever appended to
+	Enqueued  int // from the history, which is append-only
 	Succeeded int
-	Retried   int // succeeded after an attempt that failed
-	Recovered int // succeeded elsewhere after the killed worker's lease had expired
+	Retried   int // succeeded after a failed attempt
+	Recovered int // succeeded in another worker after the killed worker's lease had expired
 	Booked    int // invoices with exactly one entry in the ledger
 	Charges   int // succeeded charges
 	Arrived   int // events of charges, as CloudEvents
-	Lost      int // enqueued, and gone or never finished
+	Lost      int // enqueued, but missing or never finished
 	Files     []string
 
 	victim   string
 	thumbs   int // of Files, those on disk
-	expected int // enqueued, counted when that was done
+	expected int // runs enqueued, counted right after enqueuing
 }
 
 func (d *demo) measure(ctx context.Context, victim *process) (*result, error) {
@@ -105,7 +105,7 @@ func table(w io.Writer, lines []line) {
 	fmt.Fprintln(w, rule)
 }
 
-// verdict returns an error for whatever is not as it should be.
+// verdict returns an error that lists what is not as expected.
 func (r *result) verdict() error {
 	var problems []error
 	check := func(ok bool, format string, args ...any) {

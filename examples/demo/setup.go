@@ -20,15 +20,15 @@ import (
 
 const module = "github.com/simple-workflow/simple-workflow"
 
-// A demo is everything that has been started and made so far.
+// A demo is everything that has been started and created so far.
 type demo struct {
 	terminal  bool
-	dir       string // for everything that is written
+	dir       string // for all files that are written
 	home      string // of the shop's sources
 	orderHome string // of the order's
 	url       string // of the database
 	server    *pgserver.Server
-	schema    string // in a database that is not ours; "" in ours
+	schema    string // in a foreign database; "" in our own
 	pool      *pgxpool.Pool
 	processes []*process
 	enqueued  int
@@ -49,7 +49,7 @@ func (d *demo) makeDir() (err error) {
 	return nil
 }
 
-// end undoes everything, in reverse, as far as it was done.
+// end reverts everything that was done so far, in reverse order.
 func (d *demo) end() error {
 	var problems []error
 	d.stopWorkers()
@@ -68,8 +68,7 @@ func (d *demo) end() error {
 	return errors.Join(problems...)
 }
 
-// startDatabase connects to a database with all tables, on a server of our own unless
-// DEMO_DATABASE_URL names one.
+// startDatabase connects to a database with all tables, on our own server unless DEMO_DATABASE_URL names another.
 func (d *demo) startDatabase(ctx context.Context) (err error) {
 	if d.url = os.Getenv("DEMO_DATABASE_URL"); d.url != "" {
 		err = d.makeSchema(ctx)
@@ -97,7 +96,7 @@ func (d *demo) startDatabase(ctx context.Context) (err error) {
 }
 
 func (d *demo) startServer(ctx context.Context) (err error) {
-	// What is meant for other servers must not reach ours.
+	// Variables that are meant for other servers must not affect ours.
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")
 		if strings.HasPrefix(name, "PG") && name != "PGTEST_BINDIR" {
@@ -117,8 +116,8 @@ func (d *demo) startServer(ctx context.Context) (err error) {
 	return onServer(ctx, d.server.URL("postgres"), `CREATE DATABASE demo`)
 }
 
-// makeSchema keeps the demo's tables apart from whatever else the database holds. All
-// connections, the workers' included, find them by PGOPTIONS.
+// makeSchema creates a schema, to keep the demo's tables apart from the others in the database. All connections,
+// including the workers', find it through PGOPTIONS.
 func (d *demo) makeSchema(ctx context.Context) error {
 	d.schema = "demo_" + time.Now().Format("20060102_150405")
 	if err := onServer(ctx, d.url, `CREATE SCHEMA `+d.schema); err != nil {

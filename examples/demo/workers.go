@@ -22,7 +22,7 @@ type process struct {
 	dead bool          // it was killed on purpose
 }
 
-// A group is one worker of a group.
+// A group is a worker and its settings.
 type group struct{ name, program, prefixes, concurrency string }
 
 // startWorkers starts workers that share nothing but the database.
@@ -40,7 +40,7 @@ func (d *demo) startWorkers(all ...group) error {
 	return nil
 }
 
-// startDispatcher starts a dispatcher that publishes to its standard output: a file.
+// startDispatcher starts a dispatcher that publishes to its standard output, which is a file.
 func (d *demo) startDispatcher() error {
 	p, err := d.spawn("events", "dispatcher", "DISPATCHER_SINKS=stdout:", "DISPATCHER_SOURCE=/demo", "DISPATCHER_LOG_FORMAT=text")
 	if err != nil {
@@ -70,14 +70,14 @@ func (d *demo) spawn(name, program string, env ...string) (*process, error) {
 		return nil, err
 	}
 	go func() {
-		_ = p.cmd.Wait() // how it ended is in its log
+		_ = p.cmd.Wait() // its log says how it ended
 		close(p.gone)
 	}()
 	d.processes = append(d.processes, p)
 	return p, nil
 }
 
-// inherited is the environment without what would configure a worker.
+// inherited is the environment without variables that would configure a worker.
 func inherited() (env []string) {
 	for _, variable := range os.Environ() {
 		if !strings.HasPrefix(variable, "WORKER_") && !strings.HasPrefix(variable, "DISPATCHER_") && !strings.HasPrefix(variable, "DATABASE_URL=") {
@@ -87,10 +87,10 @@ func inherited() (env []string) {
 	return env
 }
 
-// stopWorkers asks all to end, and ends those that do not.
+// stopWorkers asks all to end, and kills those that do not.
 func (d *demo) stopWorkers() {
 	for _, p := range d.processes {
-		_ = p.cmd.Process.Signal(syscall.SIGTERM) // gone already: as good
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // if it has ended already, that is fine
 	}
 	patience := time.After(5 * time.Second)
 	for _, p := range d.processes {
@@ -122,17 +122,17 @@ func (d *demo) named(name string) *process {
 	return d.processes[slices.IndexFunc(d.processes, func(p *process) bool { return p.name == name })]
 }
 
-// murder kills a worker with SIGKILL once it is busy, and says how many leases it held.
+// murder kills a worker with SIGKILL once it is busy, and prints how many leases it held.
 func (d *demo) murder(ctx context.Context, victim *process, busy func(snapshot) bool) error {
 	for {
 		if err := d.watch(ctx, busy); err != nil {
 			return err
 		}
-		// It is stopped first, so that nothing changes while we look.
+		// The worker is stopped first, so that nothing changes during the look.
 		if err := victim.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			return err
 		}
-		time.Sleep(100 * time.Millisecond) // what it had asked the server for is done by then
+		time.Sleep(100 * time.Millisecond) // by then the server has finished what it had sent
 		s, err := d.look(ctx)
 		if err != nil {
 			return err

@@ -10,7 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// fromEnvironment returns the worker's configuration, all but its mux.
+// fromEnvironment returns the worker's configuration, except for its mux.
 func fromEnvironment() (config worker.Config, err error) {
 	var s struct {
 		DatabaseURL string        `envconfig:"DATABASE_URL" required:"true"`

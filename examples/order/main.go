@@ -1,6 +1,5 @@
-// Command order is a worker whose steps make up a process, order.json. Its functions are of
-// their own departments and know nothing of processes; what leads from one to the next is in
-// the file.
+// Command order is a worker whose steps make up a process, order.json. Its functions belong to separate departments
+// and know nothing about processes. The file says which step follows which.
 package main
 
 import (
@@ -25,7 +24,7 @@ func main() {
 	}
 }
 
-// withProcesses is all that a worker needs to execute steps of processes and to move these on.
+// withProcesses adds everything that a worker needs to execute steps of processes and to advance processes.
 func withProcesses(config worker.Config) worker.Config {
 	config.Mux = departments()
 	config.Processes = graph.New(config.Pool)

@@ -37,7 +37,7 @@ type firm struct {
 func open(t *testing.T) *firm {
 	t.Helper()
 	f := &firm{t, pgtest.New(t)}
-	for range 2 { // the second finds everything there
+	for range 2 { // the second time everything exists
 		if _, err := f.pool.Exec(t.Context(), schema); err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func (f *firm) collected(order string) {
 		RETURNING id`, order)
 }
 
-// books says what an order has left in the books of the departments.
+// books returns what an order has left in the books of the departments.
 func (f *firm) books(order string) string {
 	f.t.Helper()
 	return value[string](f, `
@@ -149,7 +149,7 @@ func (f *firm) complete(task uuid.UUID, ok bool) {
 		RETURNING id`, task, ok)
 }
 
-// healthy checks that nothing is stuck, and that the stock is what it was but for what was sold.
+// healthy checks that nothing is stuck, and that the stock has changed only by what was sold.
 func (f *firm) healthy() {
 	f.t.Helper()
 	for _, view := range []string{"process_without_mover", "process_miscounted", "process_undead", "process_untimed", "process_misjoined",
@@ -165,8 +165,8 @@ func (f *firm) healthy() {
 	}
 }
 
-// An order is packed and labelled at once, and done when it was collected. The bank may be busy,
-// and the message may come before anybody waits for it.
+// An order is packed and labelled in parallel, and is done once it was collected. The bank may be busy, and the
+// message may arrive before the process waits for it.
 func TestCollected(t *testing.T) {
 	f := open(t)
 	f.collected("o-1")
@@ -203,7 +203,7 @@ func TestPlacedTwice(t *testing.T) {
 	f.healthy()
 }
 
-// A large order waits for a person, who agrees, or does not, or does not answer.
+// A large order waits for a person, who agrees, refuses, or does not answer.
 func TestApproval(t *testing.T) {
 	f := open(t)
 	for _, order := range []string{"agreed", "refused", "forgotten"} {
@@ -226,8 +226,7 @@ func TestApproval(t *testing.T) {
 	f.healthy()
 }
 
-// Where there is nothing to send, or the bank declines, the customer gets a letter, and no other
-// trace is left.
+// If there is nothing to send, or the bank declines, the customer gets a letter, and no other trace is left.
 func TestRegret(t *testing.T) {
 	f := open(t)
 	f.place(`{"order": "none", "item": "teapot", "pieces": 1, "card": "good", "cents": 1200}`)
@@ -243,8 +242,8 @@ func TestRegret(t *testing.T) {
 	f.healthy()
 }
 
-// What breaks while it is packed fails the order: everything that was done is undone, in reverse,
-// the label that was drawn beside it first.
+// If an item breaks while it is packed, the order fails: everything that was done is undone in reverse order, the
+// parallel label first.
 func TestBroken(t *testing.T) {
 	f := open(t)
 	f.place(`{"order": "broken", "item": "vase", "pieces": 1, "card": "good", "cents": 1200}`)
@@ -262,7 +261,7 @@ func TestBroken(t *testing.T) {
 	f.healthy()
 }
 
-// What nobody collects within a week is taken back.
+// A parcel that nobody collects within a week is taken back.
 func TestNotCollected(t *testing.T) {
 	f := open(t)
 	f.place(`{"order": "o-1", "item": "cup", "pieces": 1, "card": "good", "cents": 1200}`)
@@ -277,7 +276,7 @@ func TestNotCollected(t *testing.T) {
 		undone != "parcel.void.v1 parcel.unpack.v1 payment.refund.v1 stock.release.v1" {
 		t.Errorf("undone by %s", undone)
 	}
-	f.collected("o-1") // too late: nobody waits
+	f.collected("o-1") // too late: the process no longer waits
 	time.Sleep(100 * time.Millisecond)
 	f.ends("o-1", "COMPLETED", "released, refunded, unpacked, void, regretted")
 	f.healthy()

@@ -21,7 +21,7 @@ type goods struct {
 	Item  string `json:"item"`
 }
 
-// pack finds that a vase is broken, but only when it is in the packer's hands.
+// pack finds out that a vase is broken, but only while it packs it.
 func pack(ctx context.Context, in goods) (struct{}, error) {
 	if in.Item == "vase" {
 		return struct{}{}, run.Permanent(run.WithCode("BROKEN", errors.New("the vase is broken")))
@@ -74,8 +74,8 @@ func void(ctx context.Context, in undoing) (struct{}, error) {
 	})
 }
 
-// bars draws a parcel's number as bars, wide ones for its ones, above a pattern that differs
-// from order to order.
+// bars draws a parcel's number as bars, with wide bars for its one bits, above a pattern that differs from order to
+// order.
 func bars(number uuid.UUID, order string) image.Image {
 	const width, height, bar = 1300, 900, 10
 	m := image.NewGray(image.Rect(0, 0, width, height))

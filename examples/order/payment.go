@@ -16,7 +16,7 @@ type bill struct {
 	Cents int64  `json:"cents"`
 }
 
-// charge asks the bank, and books what it has taken.
+// charge asks the bank, and books the amount.
 func charge(ctx context.Context, in bill) (struct{}, error) {
 	self := run.FromContext(ctx)
 	if err := askBank(in.Card, self.Attempt); err != nil {
@@ -30,8 +30,7 @@ func charge(ctx context.Context, in bill) (struct{}, error) {
 	})
 }
 
-// askBank stands for a service outside, which declines one card, and is busy at the first
-// attempt with another.
+// askBank stands for an external service, which declines one card, and is busy at the first attempt with another.
 func askBank(card string, attempt int) error {
 	switch {
 	case card == "declined":

@@ -1,5 +1,5 @@
--- The tables of the departments. The key of a row is the id of the run that made it, so that
--- whoever undoes a step finds what it did, and an attempt that is repeated does nothing twice.
+-- The tables of the departments. The key of a row is the id of the run that made it, so that an undo step finds what
+-- its step did, and a repeated attempt does nothing twice.
 CREATE TABLE IF NOT EXISTS order_stock (
     item text    PRIMARY KEY,
     free integer NOT NULL CHECK (free >= 0)

@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// An undoing is what a step that undoes another is given, as far as ours care: the run that is
-// to be undone. It may have had no effect.
+// An undoing is the part that we need of the payload of an undo step: the run to be undone, which may have had no
+// effect.
 type undoing struct {
 	Run uuid.UUID `json:"run"`
 }
@@ -26,8 +26,8 @@ type reservation struct {
 
 var errOutOfStock = run.Permanent(run.WithCode("OUT_OF_STOCK", errors.New("there are not enough pieces")))
 
-// reserve takes pieces from the stock. That, the reservation, and the step's success are one
-// commit.
+// reserve takes pieces from the stock. The change of the stock, the reservation, and the step's success are committed
+// together.
 func reserve(ctx context.Context, in reservation) (struct{}, error) {
 	if in.Order == "" || in.Pieces < 1 {
 		return struct{}{}, run.Permanent(fmt.Errorf("order %q, %d pieces: what is to be reserved?", in.Order, in.Pieces))

@@ -10,8 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// fromEnvironment returns the worker's configuration, all but its mux, and the directory of
-// the shop's data.
+// fromEnvironment returns the worker's configuration, except for its mux, and the directory of the shop's data.
 func fromEnvironment() (config worker.Config, dir string, err error) {
 	var s struct {
 		DatabaseURL string        `envconfig:"DATABASE_URL" required:"true"`

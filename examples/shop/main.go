@@ -1,5 +1,4 @@
-// Command shop is a worker as its users write it: a pool, a mux with ordinary functions,
-// and Run.
+// Command shop is a worker as users write it: a pool, a mux with ordinary functions, and Run.
 package main
 
 import (

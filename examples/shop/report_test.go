@@ -17,8 +17,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// The handlers file puts report.sh behind a type: it sums a day's sales, is tried again
-// while the file is missing, and gives up at once on a payload or file it cannot read.
+// The handlers file registers report.sh for a type: it sums a day's sales, is retried while the file is missing, and
+// fails at once on a payload or file it cannot read.
 func TestReport(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "sales"), 0o755); err != nil {

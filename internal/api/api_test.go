@@ -1,5 +1,5 @@
-// Package api keeps a list of what the packages that users import export: docs/api.txt. What is added to it is promised, and what
-// is taken away breaks somebody's program, so both are seen in every change.
+// Package api keeps docs/api.txt, a list of everything that the packages for users export. A name that is added is a
+// promise, and a name that is removed breaks users' programs, so the list shows both in every change.
 package api
 
 import (
@@ -31,7 +31,7 @@ const (
 	list = "../../docs/api.txt"
 )
 
-// What the packages export is what docs/api.txt lists, line by line.
+// The exports of the packages are exactly the lines of docs/api.txt.
 func TestListed(t *testing.T) {
 	var lines []string
 	for _, name := range public {
@@ -65,7 +65,7 @@ func TestListed(t *testing.T) {
 	t.Error("go test ./internal/api -update writes docs/api.txt anew")
 }
 
-// Every package that is not internal, a program or an example is listed.
+// public has every package that is not internal, a program or an example.
 func TestAllArePublic(t *testing.T) {
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
@@ -86,7 +86,7 @@ func TestAllArePublic(t *testing.T) {
 	}
 }
 
-// exported returns a line for each name that a package exports, fields and methods among them.
+// exported returns a line for each name that a package exports, including fields and methods.
 func exported(t *testing.T, name string) (lines []string) {
 	t.Helper()
 	files := token.NewFileSet()
@@ -117,7 +117,7 @@ func exported(t *testing.T, name string) (lines []string) {
 		}
 	}
 	slices.Sort(lines)
-	return slices.Compact(lines) // of files for several systems
+	return slices.Compact(lines) // a name can be in files for several systems
 }
 
 func spec(t *testing.T, files *token.FileSet, kind token.Token, s ast.Spec, add func(string, ...any)) {
@@ -180,7 +180,7 @@ func receiver(d *ast.FuncDecl) string {
 
 var space = regexp.MustCompile(`\s+`)
 
-// source returns the Go of a node, in one line.
+// source returns the Go source of a node on one line.
 func source(t *testing.T, files *token.FileSet, node any) string {
 	t.Helper()
 	var text bytes.Buffer

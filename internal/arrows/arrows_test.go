@@ -1,4 +1,4 @@
-// Package arrows checks that packages know only what stands below them.
+// Package arrows checks that each package imports only packages below it.
 package arrows
 
 import (
@@ -12,9 +12,8 @@ import (
 
 const module = "github.com/simple-workflow/simple-workflow"
 
-// allowed are the arrows between our packages, those of tests aside. A key or a target that
-// ends with a slash stands for everything below. A new arrow is a decision: it is made here,
-// or not at all.
+// allowed are the imports between our packages, except those of tests. A key or a target that ends with a slash
+// stands for every package below it. A new import is a design decision, and has to be added here.
 var allowed = map[string][]string{
 	"sql":    {"internal/schema"},
 	"run":    {"internal/clean", "internal/jsondoc", "internal/shipped"},
@@ -79,7 +78,7 @@ var allowed = map[string][]string{
 	"examples/shop/":  {"examples/shop/", "outbox", "run", "worker"},
 }
 
-// heavy is what no package that users import may bring along, however indirectly.
+// heavy are the modules that no package for users may depend on, directly or indirectly.
 var heavy = []string{"testcontainers", "prometheus", "opentelemetry", "nats", "franz-go", "amqp091", "envconfig", "tint", "cobra"}
 
 type pkg struct {
@@ -101,7 +100,7 @@ func list(t *testing.T) (all []pkg) {
 	return all
 }
 
-// rule returns the entry of allowed for the package, else the longest that covers it, or "".
+// rule returns the entry of allowed for the package, or else the longest entry that covers it, or "".
 func rule(name string) (from string) {
 	if _, ok := allowed[name]; ok {
 		return name
@@ -114,7 +113,7 @@ func rule(name string) (from string) {
 	return from
 }
 
-// Arrows between packages point down only.
+// Imports between packages point downwards only.
 func TestArrows(t *testing.T) {
 	used := map[string]bool{}
 	for _, p := range list(t) {
@@ -145,7 +144,7 @@ func TestArrows(t *testing.T) {
 	}
 }
 
-// What users import stays light: no broker, exporter, container or command-line library.
+// Packages for users depend on no broker, exporter, container or command-line library.
 func TestCoreIsLight(t *testing.T) {
 	core := []string{"sql", "run", "outbox", "lease", "internal/leasing", "internal/settling", "worker", "graph", "dispatcher"}
 	for _, p := range list(t) {
@@ -162,7 +161,8 @@ func TestCoreIsLight(t *testing.T) {
 	}
 }
 
-// Whoever requires the main module gets no broker, no container library and no Docker client, not even into go.sum.
+// A program that requires the main module gets no broker, no container library and no Docker client, not even into its
+// go.sum.
 func TestMainModuleIsLight(t *testing.T) {
 	cmd := exec.Command("go", "list", "-m", "all")
 	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "GOWORK=off")
@@ -179,7 +179,8 @@ func TestMainModuleIsLight(t *testing.T) {
 	}
 }
 
-// The torture links nothing of the product: what it uses from here starts servers, or is the models, which know nothing of the product either.
+// The torture test links no code of the product: the packages that it uses from here start servers, or are the
+// models, which do not depend on the product either.
 func TestTortureStandsOutside(t *testing.T) {
 	equipment := []string{"torture", "internal/pgserver", "internal/pgbouncer", "internal/protocol"}
 	cmd := exec.Command("go", "list", "-deps", "./...")
@@ -196,8 +197,8 @@ func TestTortureStandsOutside(t *testing.T) {
 	}
 }
 
-// `make test` starts no pgbouncer, which only root can install: whoever imports what does is built by
-// the tag pooler alone. Without it the list has none.
+// `make test` starts no pgbouncer, which only root can install: files that import the package for it need the build
+// tag pooler. Without the tag, go list shows no importer.
 func TestNothingToInstall(t *testing.T) {
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}`, module+"/...").Output()
 	if err != nil {
@@ -210,10 +211,10 @@ func TestNothingToInstall(t *testing.T) {
 	}
 }
 
-// A test that lacks what it needs fails. One that were skipped would prove nothing, and nobody would see.
+// A test that lacks something it needs fails. A skipped test proves nothing, and nobody would notice.
 func TestNoTestIsSkipped(t *testing.T) {
 	out, err := exec.Command("grep", "-rnE", `\b(t|b|f|tb)\.Skip(f|Now)?\(|testing\.Short\(`, "--include=*_test.go", "../..").Output()
-	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 { // grep's for nothing found
+	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 { // grep exits with 1 if it finds nothing
 		t.Errorf("grep: %v\n%s", err, out)
 	}
 }

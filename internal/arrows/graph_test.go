@@ -15,7 +15,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/compiled"
 )
 
-// layers are the files of package graph in groups, from below. A group refers to those below it, and to none above.
+// layers are the files of package graph in groups, from the bottom up. A group refers only to groups below it.
 var layers = []struct{ name, files string }{
 	{"definitions: what an author writes, and the process it becomes",
 		"names definition kind check duration expression finding flow shape compile label mistakes picture process"},
@@ -25,8 +25,8 @@ var layers = []struct{ name, files string }{
 		"write write_end write_failures write_history write_saga write_steps"},
 }
 
-// The core of package graph decides without a database: it refers to nothing that reads or writes one. Definitions refer to neither,
-// and the methods of a type stand in its group.
+// The core of package graph decides without a database: it refers to nothing that reads or writes one. Neither do
+// definitions. The methods of a type are in the group of the type.
 func TestSeamOfGraph(t *testing.T) {
 	layer := map[string]int{"doc.go": len(layers) - 1}
 	for n, l := range layers {

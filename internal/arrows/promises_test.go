@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Every test that docs/promises.md names as a proof exists in the folder it names.
+// Every test that docs/promises.md names as a proof exists in the directory that it names.
 func TestPromisesAreProved(t *testing.T) {
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
 	if err != nil {

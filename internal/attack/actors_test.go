@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// An actor is a role, or the owner with guards off: so rows come about that are from before a guard.
+// An actor is a role, or a superuser with guards off, who can create rows as they may exist from before a guard.
 type actor struct {
 	name string
 	role string // empty: a superuser, guards off
-	// settings are what anybody can set. They must give no right to whom they are not meant for.
+	// settings are what anybody can set. They must not give rights to roles that they are not meant for.
 	settings string
 }
 
@@ -41,7 +41,7 @@ func (a *actor) begin() string {
 	return "BEGIN; SET LOCAL SESSION AUTHORIZATION " + a.role + "; " + a.settings
 }
 
-// A change of one row, seen afterwards.
+// A change of one row, found afterwards.
 type change struct {
 	table, key    string
 	before, after map[string]any // nil: the row was inserted, or deleted
@@ -62,7 +62,7 @@ func (c change) only(columns ...string) bool {
 	return !slices.ContainsFunc(c.columns, func(name string) bool { return !slices.Contains(columns, name) })
 }
 
-// of reports whether a run was, and is, a plain one of a type with the prefix.
+// of reports whether a run was and is a plain run of a type with the prefix.
 func (c change) of(prefix string) bool {
 	for _, data := range []map[string]any{c.before, c.after} {
 		typ, _ := data["type"].(string)
@@ -73,7 +73,7 @@ func (c change) of(prefix string) bool {
 	return true
 }
 
-// under reports whether a row is of a prefix that begins with the given one.
+// under reports whether a row was and is of a prefix that begins with the given one.
 func (c change) under(prefix string) bool {
 	for _, data := range []map[string]any{c.before, c.after} {
 		if its, _ := data["prefix"].(string); data != nil && !strings.HasPrefix(its, prefix) {
@@ -83,15 +83,16 @@ func (c change) under(prefix string) bool {
 	return true
 }
 
-// begins reports whether an instance was inserted as it is before it is started.
+// begins reports whether the change inserts an instance in the state that it has before its start.
 func (c change) begins() bool {
 	return c.table == "process_instance" && c.op() == "insert" && c.after["status"] == "CREATED" && fmt.Sprint(c.after["version"], c.after["live_tokens"]) == "1 0"
 }
 
-// keys are tables whose rows are held, and never stay. One that the owner leaves there is nobody's harm: whoever needs it takes it over.
+// keys are tables whose rows are held and never stay. A row that the owner leaves there harms nobody: a transaction
+// that needs it takes it over.
 var keys = []string{"outbox_aggregate", "message_key"}
 
-// engines are the tables that the engine alone writes, whoever owns them.
+// engines are the tables that only the engine writes, whoever owns them.
 var engines = []string{"process_token", "parallel_group", "parallel_join", "join_arrival", "each_progress", "message", "message_wait", "user_task", "incident",
 	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_policy", "workflow_kept", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed",
 	"workflow_retention", "workflow_retention_turn",
@@ -102,18 +103,18 @@ var engines = []string{"process_token", "parallel_group", "parallel_join", "join
 	"workflow_minute",
 	"workflow_member"}
 
-// histories are appended to, and go with what they tell of.
+// histories are only appended to, and removed together with what they describe.
 var histories = []string{"workflow_history", "process_event", "process_state_history", "process_correction", "workflow_override", "outbox_replayed",
 	"workflow_policy_history"}
 
-// fixed are columns of a run that never change; outcome, those of one that has succeeded.
+// fixed are the columns of a run that never change; outcome, those that never change once it has succeeded.
 var (
 	fixed   = []string{"id", "type", "payload", "tenant_id", "token_id", "node", "created_at", "created_by"}
 	outcome = []string{"result", "error", "last_error", "settled_token", "settled_by", "started_at", "finished_at", "attempt", "lease_no"}
 )
 
-// forbids is the table of rights: why an actor must not have made a change, by the statement's kind; empty:
-// it may. It is docs/roles.md, and what is said there of what nobody may.
+// forbids is the table of rights, as in docs/roles.md. It returns why an actor must not have made a change, depending
+// on the kind of statement, or "" if the actor may.
 func (a *actor) forbids(m *mutation, c change) string {
 	if a.role == "" {
 		return ""
@@ -137,7 +138,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 		return "it only looks"
 	case "enqueue", "media", "billing":
 		if m.on == "workflow_complete" && slices.Contains([]string{"workflow_accepted", "workflow_kept", "workflow_history"}, c.table) {
-			return "" // the token of the start says that it may
+			return "" // the token of the start permits it
 		}
 	}
 	switch a.name {
@@ -160,12 +161,12 @@ func (a *actor) forbids(m *mutation, c change) string {
 			return "it acts by functions"
 		case c.table == "workflow_run" && op == "update" && c.of(a.name+"."), c.table == "workflow_history" && op == "insert":
 		case c.table == "workflow_worker" && op == "insert", c.table == "outbox_event" && op == "insert":
-		case c.table == "workflow_worker" && op == "update" && m.on == "workflow_take_back_v1" && c.only("lost_at"): // of one whose lease ran out
+		case c.table == "workflow_worker" && op == "update" && m.on == "workflow_take_back_v1" && c.only("lost_at"): // of a worker whose lease ran out
 		case c.table == "workflow_fault": // its own
 		case (c.table == "workflow_retention" || c.table == "workflow_retention_turn") && c.under(a.name+"."):
 		case m.on == "workflow_remove_v1" && op == "delete" && (c.table == "workflow_history" || c.table == "workflow_run" && c.of(a.name+".")):
 		case c.table == "workflow_minute" && (c.of(a.name+".") || c.after["type"] == "other"): // its role's own
-		case c.table == "workflow_set_aside" && (c.of(a.name+".") || m.on == "workflow_try_again_v1"): // which has all tried again when it is time
+		case c.table == "workflow_set_aside" && (c.of(a.name+".") || m.on == "workflow_try_again_v1"): // which has rows tried again when they are due
 		case c.table == "workflow_accepted" && (m.on == "workflow_accepted_v1" || m.on == "workflow_take_back_v1" || m.on == "workflow_try_again_v1"): // likewise
 		case c.table == "workflow_kept" && (m.on == "workflow_try_again_v1" || m.on == "workflow_unsettled_v2" || m.on == "workflow_kept_over_v1"): // fenced by the token
 		default:
@@ -185,7 +186,7 @@ func (a *actor) forbids(m *mutation, c change) string {
 	case "owner":
 		switch {
 		case !direct:
-		case op == "delete" && (c.table == "workflow_set_aside" || c.table == "workflow_fault" || c.table == "workflow_binding"): // it is found again; a role is bound no more
+		case op == "delete" && (c.table == "workflow_set_aside" || c.table == "workflow_fault" || c.table == "workflow_binding"): // it will be found again; and a role is no longer bound
 		case slices.Contains(engines, c.table) && !slices.Contains(keys, c.table) && m.on == c.table:
 			return "the engine alone writes this"
 		case c.table == "process_instance" && m.on == c.table && op == "insert" && !c.begins():

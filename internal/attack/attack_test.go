@@ -40,11 +40,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// Whatever any role sets any column of any row to, deletes, inserts or calls: it is refused in words, or it is
-// within the role's rights; everything else goes on all the same; what does not go on is told; and no tool
-// fails. What is known and waits to be mended is listed in known. Some hundreds of mutations are tried, chosen by SEED;
-// ATTACK=n tries so many; ATTACK=all tries all, and what is known again. ATTACK_ONLY chooses those whose name, as a
-// finding tells it, a regular expression matches.
+// Whatever a role sets any column of any row to, deletes, inserts or calls, one of two things holds: it is refused
+// with a message, or the role has the right to it. Then everything else still continues, what does not continue is
+// reported, and no tool fails. Open findings are listed in known. The test tries some hundreds of mutations, chosen
+// by SEED. ATTACK=n tries n of them; ATTACK=all tries all, and those of known again. ATTACK_ONLY is a regular
+// expression for the names of mutations, as findings print them.
 func TestAttack(t *testing.T) {
 	seed, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64)
 	if err != nil {
@@ -67,14 +67,15 @@ func TestAttack(t *testing.T) {
 	all := w.generate()
 	only := regexp.MustCompile(os.Getenv("ATTACK_ONLY"))
 	all = slices.DeleteFunc(all, func(m *mutation) bool { return !only.MatchString(m.name()) })
-	// Drawn by name, a mutation more or less, as the world happens to be made, does not draw all others anew.
+	// Mutations are drawn by name, so that one more or less, which depends on how the world was made, does not change
+	// which others are drawn.
 	slices.SortStableFunc(all, func(a, b *mutation) int { return cmp.Compare(a.lot(seed), b.lot(seed)) })
 	if !whole {
 		all = all[:min(many, len(all))]
 	}
 	report := newReport(t)
 	deeds := w.probe(ctx, all, report)
-	var waiting []deed // for a mend
+	var waiting []deed // those that wait for a fix
 	deeds = slices.DeleteFunc(deeds, func(d deed) bool {
 		listed := knownOf(d.by.name, d.mutation) >= 0
 		if listed {
@@ -114,10 +115,10 @@ func TestAttack(t *testing.T) {
 	}
 }
 
-// atOnce is how many trials there are at a time: mostly they wait.
+// atOnce is how many trials run at a time. They wait most of the time.
 const atOnce = 2
 
-// quiet tells how all things end if nobody does anything to them, and how long a trial may take at most.
+// quiet returns how everything ends if nobody interferes, and how long a trial may take at most.
 func (w *world) quiet(ctx context.Context) (end, time.Duration) {
 	const enough = time.Minute
 	var ends [2]end
@@ -141,11 +142,11 @@ func (w *world) quiet(ctx context.Context) (end, time.Duration) {
 	return baseline, max(8*time.Second, 2*slices.Max(took)+3*time.Second)
 }
 
-// few are tried by default.
+// few is how many mutations are tried by default.
 const few = 400
 
-// probe tries mutations as all actors, and returns as deeds those that were accepted and changed something: each
-// by the weakest who can.
+// probe tries mutations as all actors. It returns as deeds those that were accepted and changed something, each by
+// the weakest actor who can do it.
 func (w *world) probe(ctx context.Context, all []*mutation, r *report) (deeds []deed) {
 	done := make([]*deed, len(all))
 	const probes = 2
@@ -167,7 +168,7 @@ func (w *world) probe(ctx context.Context, all []*mutation, r *report) (deeds []
 			if k >= len(all) {
 				return nil
 			}
-			if k%100 == 99 { // what was taken back lies about, and is looked through each time
+			if k%100 == 99 { // rows that were rolled back stay in the tables, and are read each time
 				if _, err := conn.Exec(ctx, "VACUUM"); err != nil {
 					return err
 				}
@@ -188,7 +189,7 @@ func (w *world) probe(ctx context.Context, all []*mutation, r *report) (deeds []
 			deeds = append(deeds, *d)
 		}
 	}
-	slices.SortStableFunc(deeds, func(a, b deed) int { return slices.Index(actors, a.by) - slices.Index(actors, b.by) }) // what the weak can do is worse
+	slices.SortStableFunc(deeds, func(a, b deed) int { return slices.Index(actors, a.by) - slices.Index(actors, b.by) }) // what weaker actors can do is worse
 	return deeds
 }
 
@@ -196,10 +197,10 @@ func (w *world) probe(ctx context.Context, all []*mutation, r *report) (deeds []
 func (p *probe) all(ctx context.Context, m *mutation, r *report) (weakest *deed, err error) {
 	for _, a := range actors {
 		if a.role != "" && m.op == "obstacle" {
-			continue // it is the owner of the database who makes triggers
+			continue // only the owner of the database creates triggers
 		}
 		if a.role == "" && (m.op == "truncate" || m.op == "call" || m.op == "command") {
-			continue // what guards would keep from happening is no row from before
+			continue // guards would prevent these, so they leave no rows from before
 		}
 		reply, err := p.try(ctx, a, m, weakest == nil)
 		if err != nil {
@@ -227,7 +228,7 @@ func (p *probe) all(ctx context.Context, m *mutation, r *report) (weakest *deed,
 			r.add(finding{kind, a.name, m.place(), m.name(), d.script(), reply.problem, entry})
 		}
 		forged := m.op == "command" && (a.name == "engine" || a.name == "owner")
-		pauses := m.on == "workflow_pause" && m.op == "call" // who may pause stops what is paused, others' and the engine's too
+		pauses := m.on == "workflow_pause" && m.op == "call" // a role that may pause stops what it pauses, including runs of others and of the engine
 		if weakest == nil && (len(reply.changes) > 0 || m.op == "obstacle" && reply.refused == "") && m.op != "truncate" && !forged && !pauses {
 			weakest = d
 		}
@@ -235,7 +236,7 @@ func (p *probe) all(ctx context.Context, m *mutation, r *report) (weakest *deed,
 	return weakest, nil
 }
 
-// concurrently calls do for 0 to n-1, some at once, and returns the first error.
+// concurrently calls do for 0 to n-1, up to atOnce at the same time, and returns the first error.
 func concurrently(atOnce, n int, do func(int) error) error {
 	var group sync.WaitGroup
 	var next atomic.Int64

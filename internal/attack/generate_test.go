@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A table, as the catalogs have it.
+// A table, as described by the catalogs.
 type table struct {
 	name    string
 	columns []column
@@ -24,9 +24,9 @@ type table struct {
 
 type column struct {
 	name, typ string
-	computed  bool // generated: nobody writes it
+	computed  bool // generated: nobody can write it
 	required  bool // NOT NULL without a default
-	drawn     bool // GENERATED ALWAYS AS IDENTITY: who gives it has to say so
+	drawn     bool // GENERATED ALWAYS AS IDENTITY: an explicit value needs OVERRIDING SYSTEM VALUE
 }
 
 func (t *table) has(name string) bool {
@@ -67,7 +67,7 @@ func readTables(ctx context.Context, conn *pgx.Conn) (map[string]*table, error) 
 	return tables, err
 }
 
-// extremes of each type, as SQL, by what they are called.
+// extremes are values of each type, as SQL, by name.
 var extremes = map[string]map[string]string{
 	"timestamp with time zone": {"NULL": "NULL", "-infinity": "'-infinity'", "infinity": "'infinity'", "1999": "'1999-01-01'", "9999": "'9999-12-31'"},
 	"smallint":                 {"NULL": "NULL", "least": "-32768", "-1": "-1", "0": "0", "greatest": "32767"},
@@ -92,13 +92,13 @@ var extremes = map[string]map[string]string{
 	"interval":         {"NULL": "NULL", "huge": "'10000 years'", "negative": "'-10000 years'"},
 }
 
-// A mutation is something that is tried on one row of a class, or on nothing in particular.
+// A mutation is something to try on one row of a class, or on no particular row.
 type mutation struct {
 	op     string // update, insert, delete, truncate, obstacle, call or command
-	class  string // of the row; empty: of none
+	class  string // of the row; empty: no particular row
 	on     string // table, or function, or type of command
 	column string // or argument, or key of the payload
-	value  string // what it is called
+	value  string // name of the value
 	sql    func(r row) string
 }
 
@@ -107,13 +107,13 @@ func (m *mutation) name() string {
 	return strings.Join(slices.DeleteFunc([]string{m.op, m.class, m.on, m.column, m.value}, func(s string) bool { return s == "" }), " | ")
 }
 
-// lot is a number that a mutation draws for a seed.
+// lot is the number that a mutation draws for a seed.
 func (m *mutation) lot(seed uint64) uint64 {
 	sum := sha256.Sum256([]byte(fmt.Sprint(seed, m.name())))
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// place is what a finding is about: further mutations of it say hardly anything new.
+// place is the subject of a finding: further mutations of the same place rarely show anything new.
 func (m *mutation) place() string {
 	kind := m.op
 	if kind == "insert" && m.column == "" {
@@ -122,9 +122,9 @@ func (m *mutation) place() string {
 	return strings.Join([]string{kind, m.on, m.column}, " ")
 }
 
-// generate returns all mutations, in an order that is the same in each world.
+// generate returns all mutations, in the same order for each world.
 func (w *world) generate() (all []*mutation) {
-	first, other := map[string]row{}, map[string]row{} // of each class, one to be changed and one to be left alone
+	first, other := map[string]row{}, map[string]row{} // of each class, one row to change and one to leave alone
 	for _, r := range w.rows {
 		if _, ok := first[r.class]; !ok && r.ours() {
 			first[r.class] = r
@@ -161,7 +161,7 @@ func (w *world) generate() (all []*mutation) {
 			&mutation{"insert", "", name, "", "minimal", func(row) string { return t.minimal() }},
 			&mutation{"truncate", "", name, "", "", func(row) string { return "TRUNCATE " + name + " CASCADE" }})
 	}
-	if w.tables["outbox_aggregate"] != nil { // it is empty: a row would hold up whoever appends
+	if w.tables["outbox_aggregate"] != nil { // it is empty: a row would block everyone who appends
 		all = append(all, &mutation{"insert", "", "outbox_aggregate", "id", "another's", func(row) string {
 			return "INSERT INTO outbox_aggregate SELECT aggregate_id FROM outbox_event"
 		}})
@@ -169,7 +169,8 @@ func (w *world) generate() (all []*mutation) {
 	return slices.Concat(all, w.obstacles(sorted(first)), w.calls(), w.commands())
 }
 
-// obstacles are triggers, such as users write, that refuse every UPDATE of one row, for reasons foreseen or not.
+// obstacles are triggers, such as users write, that refuse every UPDATE of one row, for reasons that we expect or do
+// not.
 func (w *world) obstacles(classes []string) (all []*mutation) {
 	for _, class := range classes {
 		name, _, _ := strings.Cut(class, " ")
@@ -187,7 +188,7 @@ func (w *world) obstacles(classes []string) (all []*mutation) {
 	return all
 }
 
-// values are what a column may be set to: the extremes of its type, and what another row has.
+// values are what to set a column to: the extremes of its type, and the value of another row.
 func (w *world) values(c column, mine, other row) map[string]string {
 	values := maps.Clone(extremes[c.typ])
 	if values == nil {
@@ -205,7 +206,7 @@ func (w *world) values(c column, mine, other row) map[string]string {
 	return values
 }
 
-// states are what some columns say; their CHECKs list them.
+// states are the values of columns whose CHECKs list them.
 var states = map[string][]string{
 	"workflow_run status":        {"pending", "leased", "succeeded", "failed", "cancelled"},
 	"process_instance status":    {"CREATED", "IN_PROGRESS", "WAITING", "COMPLETED", "FAILED", "CANCELLED"},
@@ -215,12 +216,12 @@ var states = map[string][]string{
 	"compensation_record status": {"Pending", "Completed", "Failed"},
 }
 
-// literal is the value that a row has in a column, as SQL.
+// literal is the value of a column in a row, as SQL.
 func (w *world) literal(c column, r row) string {
 	return fmt.Sprintf("(SELECT x.%q FROM jsonb_populate_record(NULL::%s, %s) AS x)", c.name, r.table, quoted(r.text))
 }
 
-// copyOf inserts a row like another one, with a key of its own, or with one column set.
+// copyOf inserts a copy of a row with a new key, or with one column set.
 func (t *table) copyOf(r row, column, value string) string {
 	var names, values []string
 	overriding := ""
@@ -237,7 +238,7 @@ func (t *table) copyOf(r row, column, value string) string {
 		case len(t.key) == 1 && c.name == t.key[0] && c.typ == "uuid":
 			expression = "gen_random_uuid()"
 		case slices.Contains(t.key, c.name) && c.typ == "bigint" && c.name == "id":
-			continue // as the sequence has it
+			continue // drawn from the sequence
 		case c.name == "event_uuid" || c.name == "hash":
 			continue
 		case c.name == "created_by" || c.name == "idempotency_key":
@@ -248,7 +249,7 @@ func (t *table) copyOf(r row, column, value string) string {
 	return fmt.Sprintf("INSERT INTO %s (%s) %sSELECT %s FROM jsonb_populate_record(NULL::%s, %s) AS x", t.name, strings.Join(names, ", "), overriding, strings.Join(values, ", "), t.name, quoted(r.text))
 }
 
-// minimal inserts what has to be there, and nothing else.
+// minimal inserts a row with the required columns only.
 func (t *table) minimal() string {
 	usual := map[string]string{"timestamp with time zone": "now()", "smallint": "1", "integer": "1", "bigint": "1", "text": "'media.made.v1'", "jsonb": "'{}'", "uuid": "gen_random_uuid()", "text[]": "'{}'", "boolean": "false",
 		"bytea": "''", "xid": "'1'", "regrole": "'pg_monitor'", "double precision": "1"}
@@ -264,14 +265,14 @@ func (t *table) minimal() string {
 	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s)", t.name, strings.Join(names, ", "), strings.Join(values, ", "))
 }
 
-// calls are calls of all functions, with one argument at a time at its extremes. What others have are ids that mean
-// something, and billing's among them; of prefixes one that nobody else has: who pauses media. is right to stop it.
-// Workers' functions are called for a lease of media's, with its token.
+// calls are calls of all functions, with one argument at a time at its extremes. The other arguments are meaningful
+// ids, among them ids of billing's things, and a prefix that nobody else has, because a role that may pause media. is
+// right to stop it. Functions for workers are called for a lease of media's, with its token.
 func (w *world) calls() (all []*mutation) {
 	ids, tokens := w.ids(), w.leases()
 	usual := map[string]string{"uuid": ids["billing-due"], "text": "'never.work.v1'", "jsonb": "'{}'", "timestamp with time zone": "now()", "interval": "'1 second'", "integer": "1", "bigint": "1",
 		"double precision": "1", "boolean": "false", "text[]": "'{never.}'", "regprocedure": "'workflow_cancel'::regproc::regprocedure"}
-	working := maps.Clone(usual) // by the argument's name, too
+	working := maps.Clone(usual) // also by the name of the argument
 	maps.Copy(working, map[string]string{"text[]": "'{media.work.v1}'", "timestamp with time zone": "'2001-01-01'", "ids": "ARRAY[" + ids["media-leased"] + "]", "tokens": "ARRAY[" + tokens["media-leased"] + "]",
 		"verdicts": "'{succeeded}'", "token": tokens["media-leased"], "id": "gen_random_uuid()", "aggregates": "ARRAY[" + ids["media-leased"] + "]", "prefixes": "'{media.}'", "handlers": "'{media.}'"})
 	w.with("world", func(conn *pgx.Conn) error {
@@ -296,7 +297,7 @@ func (w *world) calls() (all []*mutation) {
 					use, ok := set[argument]
 					if ok {
 						columns = append(columns, argument)
-					} else if argument == "on_behalf_of" { // who may act for others does, and nobody else
+					} else if argument == "on_behalf_of" { // only roles that may act for others pass it
 						use = "nullif(current_setting('attack.person', true), '')"
 					} else if use, ok = defaults[argument]; !ok {
 						if use, ok = defaults[typ]; !ok && many {
@@ -373,7 +374,7 @@ func (w *world) leases() map[string]string {
 	return tokens
 }
 
-// ids are of one thing of each kind that may be changed, as SQL.
+// ids are the ids of one thing of each kind that may be changed, as SQL.
 func (w *world) ids() map[string]string {
 	ids := map[string]string{"random": "'00000000-0000-4000-8000-000000000000'"}
 	for _, r := range w.rows {
@@ -399,8 +400,8 @@ func (w *world) ids() map[string]string {
 	return ids
 }
 
-// commands are runs of the engine's own types, with payloads that name what belongs to others: plain
-// ones, and those that only the engine may enqueue.
+// commands are runs of the engine's own types with payloads that name things of others. Some are types that anybody
+// may enqueue, and some only the engine may.
 func (w *world) commands() (all []*mutation) {
 	ids, visits := w.ids(), map[string]string{}
 	for _, r := range w.rows {

@@ -14,14 +14,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// rightsFile is the list that `make rights` writes. Its first part says what is granted, its second, from
-// changedHeading on, what functions were seen to change.
+// rightsFile is the page that `make rights` writes. Its first part lists what is granted. Its second part, from
+// changedHeading on, lists what functions were observed to change.
 const (
 	rightsFile     = "../../docs/rights.md"
 	changedHeading = "## What functions change\n"
 )
 
-// roles are those that are listed, as docs/rights.md calls them. A worker is bound, or it works on nothing.
+// roles are the listed roles, by their names in docs/rights.md. A worker is either bound to a prefix, or to nothing.
 var roles = []struct{ name, role string }{
 	{"_enqueue", "workflow_enqueue"},
 	{"_worker, bound to `media.`", "media"},
@@ -36,8 +36,8 @@ var roles = []struct{ name, role string }{
 	{"A login that was granted nothing", "stranger"},
 }
 
-// What is granted to each role, by tables, columns, policies and functions, is what docs/rights.md says: a grant more
-// or less is seen by whoever reads the change.
+// docs/rights.md lists exactly what is granted to each role, by tables, columns, policies and functions, so that
+// reviewers see each grant that is added or removed.
 func TestGranted(t *testing.T) {
 	server := pgtest.Server(t, pgserver.Options{})
 	conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
@@ -56,7 +56,7 @@ func TestGranted(t *testing.T) {
 	compareRights(t, listed, found)
 }
 
-// makeRoles migrates a database, and makes all roles: two bound workers, and logins among them.
+// makeRoles migrates a database, and creates all roles, including two bound workers and logins.
 func makeRoles(ctx context.Context, conn *pgx.Conn) error {
 	if err := sql.Up(ctx, conn); err != nil {
 		return err
@@ -98,7 +98,7 @@ func compareRights(t *testing.T, listed, found string) {
 	t.Errorf("docs/rights.md (-) is not what the database has (+). If that is meant, write it anew: make rights\n%s", strings.Join(lines[:min(len(lines), 100)], "\n"))
 }
 
-// difference lists the lines that only one of two texts has, each after the heading it stands under.
+// difference lists the lines that only one of two texts has, each after its heading.
 func difference(before, after []string) (lines []string) {
 	// longest[i][j] is how many lines before[i:] and after[j:] have in common, in this order.
 	longest := make([][]int, len(before)+1)
@@ -140,7 +140,7 @@ func difference(before, after []string) (lines []string) {
 	return lines
 }
 
-// granted describes what the catalogs say of each role, what it has by other roles included.
+// granted describes what the catalogs say about each role, including what it has through other roles.
 func granted(ctx context.Context, conn *pgx.Conn) (string, error) {
 	var b strings.Builder
 	b.WriteString(`# Rights
@@ -182,7 +182,8 @@ const (
 		FROM pg_namespace n
 		WHERE n.nspname = current_schema() AND (has_schema_privilege($1::name, n.oid, 'USAGE') OR has_schema_privilege($1::name, n.oid, 'CREATE'))`
 
-	// A privilege is named alone if it is on the whole table, and with columns otherwise. MAINTAIN, of PostgreSQL 17, is the owner's, and told of others.
+	// A privilege is named without columns if it is on the whole table, and with columns otherwise. MAINTAIN
+	// (PostgreSQL 17) is not listed, because only the owner has it.
 	relations = `
 		SELECT name || kind || ': ' || string_agg(right_, ', ' ORDER BY place)
 		FROM (
@@ -203,7 +204,7 @@ const (
 		GROUP BY name, kind
 		ORDER BY name`
 
-	// The owner of a table is held by no policy, unless it is forced.
+	// No policy applies to the owner of a table, unless row-level security is forced.
 	policies = `
 		SELECT c.relname || ': ' || CASE
 		           WHEN c.relowner = me.oid AND NOT c.relforcerowsecurity THEN 'none holds for the owner'

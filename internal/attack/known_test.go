@@ -7,26 +7,26 @@ import (
 	"strings"
 )
 
-// An open finding is known, and waits to be mended. The short run leaves it out; the whole run tries it,
-// prints it, and says so if it does not fail any more.
+// An open finding is known, and waits for a fix. The short run leaves it out. The whole run tries it, prints it, and
+// reports if it no longer fails.
 type open struct {
-	by     string // actors; here and below several are separated by |, and * stands for all
+	by     string // actors; here and below, | separates several, and * stands for all
 	op     string
-	class  string // beginnings of names of classes
+	class  string // prefixes of the names of classes
 	on     string
 	column string
 	value  string
-	what   string // happens
+	what   string // what happens
 }
 
-// known has a line for each: only what is listed here may go wrong.
+// known has a line for each open finding. Nothing else may fail.
 var known = []open{}
 
 func among(list, name string) bool {
 	return list == "*" || slices.Contains(strings.Split(list, "|"), name)
 }
 
-// knownOf returns the entry that a mutation by an actor falls under, or -1.
+// knownOf returns the index in known of the entry that a mutation by an actor matches, or -1.
 func knownOf(by string, m *mutation) int {
 	return slices.IndexFunc(known, func(o open) bool {
 		return o.on == m.on && among(o.op, m.op) && among(o.by, by) && among(o.column, m.column) && among(o.value, m.value) &&

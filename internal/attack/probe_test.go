@@ -16,16 +16,16 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// A probe tries statements in transactions that are rolled back: what is refused, what changes, and
-// whether the tools stand it.
+// A probe tries statements in transactions that are rolled back. It finds out what is refused, what changes, and
+// whether the tools still work.
 type probe struct {
 	w     *world
 	conn  *pgx.Conn
 	rows  map[string]row // of the world, by table and key
 	views []string
-	first map[string]row // of each class, to be changed
+	first map[string]row // one of each class, to be changed
 
-	denied map[string]answer // by what privileges alone decide: values make no difference
+	denied map[string]answer // answers that depend on privileges alone, so that values make no difference
 }
 
 func (w *world) newProbe(conn *pgx.Conn) *probe {
@@ -44,15 +44,15 @@ func (w *world) newProbe(conn *pgx.Conn) *probe {
 	return p
 }
 
-// An answer is what became of a statement.
+// An answer is the result of a statement.
 type answer struct {
 	refused string // the SQLSTATE; empty: accepted
 	words   string
 	changes []change
-	problem string // what was wrong with it, whatever it did
+	problem string // what was wrong with it, apart from what it changed
 }
 
-// try makes a statement as an actor, looks what it changed, and takes it back.
+// try executes a statement as an actor, finds out what it changed, and rolls back.
 func (p *probe) try(ctx context.Context, a *actor, m *mutation, tools bool) (answer, error) {
 	right := a.name + " " + m.place()
 	if m.op == "call" {
@@ -70,7 +70,7 @@ func (p *probe) try(ctx context.Context, a *actor, m *mutation, tools bool) (ans
 		case strings.HasPrefix(refusal.Code, "XX") || strings.HasPrefix(refusal.Code, "54001"):
 			reply.problem = "the server is at its wits' end: " + refusal.Message
 		case refusal.Code == "42601":
-			return reply, fmt.Errorf("%s: %w", statement, err) // the mistake is ours
+			return reply, fmt.Errorf("%s: %w", statement, err) // the statement is wrong, which is our mistake
 		case refusal.Code == "57014":
 			reply.problem = "it goes on without end"
 		case strings.TrimSpace(refusal.Message) == "":
@@ -81,7 +81,7 @@ func (p *probe) try(ctx context.Context, a *actor, m *mutation, tools bool) (ans
 		return reply, nil
 	}
 	if err != nil {
-		return answer{}, err // a crash
+		return answer{}, err // the server crashed
 	}
 	var reply answer
 	if reply.changes, err = p.changes(ctx); err != nil {
@@ -99,7 +99,7 @@ func (p *probe) try(ctx context.Context, a *actor, m *mutation, tools bool) (ans
 		}
 	}
 	if m.op == "truncate" && slices.Contains(append([]string{"workflow_run", "process_instance", "process_definition", "outbox_event"}, engines...), m.on) && !(slices.Contains(keys, m.on) && slices.Contains([]string{"owner", "before"}, a.name)) {
-		reply.problem = "a table of the engine is emptied" // which counts no row
+		reply.problem = "a table of the engine is emptied" // TRUNCATE counts no rows
 	}
 	if tools && reply.problem == "" && len(reply.changes) > 0 {
 		reply.problem, err = p.look(ctx, reply.changes)
@@ -107,8 +107,8 @@ func (p *probe) try(ctx context.Context, a *actor, m *mutation, tools bool) (ans
 	return reply, err
 }
 
-// execute leaves a transaction open in which the statement has been made. As rows from before do, one that
-// a CHECK refuses gets past it.
+// execute leaves a transaction open in which the statement was executed. If a CHECK refuses a statement of the actor
+// without guards, it is dropped first, because rows from before may violate it.
 func execute(ctx context.Context, conn *pgconn.PgConn, a *actor, statement string) error {
 	script := a.begin() + statement + "; SET CONSTRAINTS ALL IMMEDIATE; RESET SESSION AUTHORIZATION; SET LOCAL session_replication_role = origin"
 	_, err := conn.Exec(ctx, "SET statement_timeout = '10s';"+script).ReadAll()
@@ -141,7 +141,7 @@ func (p *probe) changes(ctx context.Context) (all []change, err error) {
 	return all, nil
 }
 
-// compare lists how a table differs from what it was. All rows are looked at, or those that this transaction has written.
+// compare lists how a table differs from the world. It looks at all rows, or only at those that match written.
 func (w *world) compare(ctx context.Context, conn *pgx.Conn, name string, was map[string]row, written string) (all []change, err error) {
 	seen := map[string]bool{}
 	rows, _ := conn.Query(ctx, fmt.Sprintf(`SELECT %s FROM %s x`, w.tables[name].keyText(), name))
@@ -177,17 +177,17 @@ func (w *world) compare(ctx context.Context, conn *pgx.Conn, name string, was ma
 	return all, err
 }
 
-// byMe are the rows that the current transaction has written, whatever their number of subtransactions.
+// byMe selects the rows that the current transaction has written, in any subtransaction.
 const byMe = "WHERE age(x.xmin) <= 0"
 
-// decode keeps numbers as they are written: some are beyond all that Go has.
+// decode keeps numbers as they are written, because some exceed every Go type.
 func decode(text []byte) (data map[string]any, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
 	return data, d.Decode(&data)
 }
 
-// look asks all views, and why things that were changed wait. It returns what failed.
+// look reads all views, and asks why changed things wait. It returns the first failure.
 func (p *probe) look(ctx context.Context, changes []change) (problem string, err error) {
 	var questions []string
 	for _, v := range p.views {
@@ -212,7 +212,7 @@ func (p *probe) look(ctx context.Context, changes []change) (problem string, err
 	if err == nil {
 		return "", nil
 	}
-	for _, q := range questions { // which of them was it?
+	for _, q := range questions { // find out which one it was
 		_, _ = p.conn.PgConn().Exec(ctx, "ROLLBACK TO looking").ReadAll()
 		_, err := p.conn.PgConn().Exec(ctx, q).ReadAll()
 		if refusal := (*pgconn.PgError)(nil); errors.As(err, &refusal) {

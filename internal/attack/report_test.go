@@ -15,33 +15,33 @@ import (
 	"time"
 )
 
-// A finding is something that must not be.
+// A finding is something that must not happen.
 type finding struct {
 	kind  string // of what went wrong
 	by    string
 	place string
 	name  string
-	sql   string // that reproduces it
+	sql   string // reproduces it
 	words string
-	open  int // the entry of known; -1: none
+	open  int // its index in known; -1: none
 }
 
-// A report collects findings, one for each place, kind and actor, and counts.
+// A report collects and counts findings, one for each place, kind and actor.
 type report struct {
 	mu       sync.Mutex
-	out      *os.File // of what is found as it is found; nil: none
+	out      *os.File // receives findings as they are found; nil: none
 	progress *os.File // nil: none
 	found    []finding
 	seen     map[string]bool
-	open     map[int]finding // what has failed of known
-	touched  map[int]bool    // what of known has been tried
+	open     map[int]finding // the entries of known that have failed
+	touched  map[int]bool    // the entries of known that were tried
 	accepted map[string]int
 	refused  map[string]int
 	trials   int
-	behind   int // deeds that were not done, because something of their place has failed before
+	behind   int // deeds that were not done, because their place has failed before
 }
 
-// newReport tells its progress to those who watch. ATTACK_OUT names a file for what is found as it is found.
+// newReport prints progress if a person watches. ATTACK_OUT names a file that receives findings as they are found.
 func newReport(t *testing.T) *report {
 	r := &report{seen: map[string]bool{}, open: map[int]finding{}, touched: map[int]bool{}, accepted: map[string]int{}, refused: map[string]int{}}
 	if path := os.Getenv("ATTACK_OUT"); path != "" {
@@ -111,10 +111,10 @@ func (r *report) failed(d deed, v verdict) {
 	r.add(finding{v.kind(), d.by.name, d.place(), d.name(), d.script(), v.String(), entry})
 }
 
-// script is what psql needs to do the deed.
+// script is what to paste into psql to do the deed.
 func (d deed) script() string { return d.by.begin() + d.sql(d.row) + "; COMMIT" }
 
-// A hunt finds out which deeds of a batch are to blame.
+// A hunt finds out which deeds of a batch cause a failure.
 type hunt struct {
 	w        *world
 	report   *report
@@ -122,7 +122,7 @@ type hunt struct {
 	limit    time.Duration // for a trial
 }
 
-// narrow finds the guilty ones among deeds, by halves.
+// narrow finds the guilty deeds by halving the batch.
 func (h *hunt) narrow(ctx context.Context, batch []deed) error {
 	batch = h.fresh(batch)
 	if len(batch) == 0 {
@@ -143,10 +143,10 @@ func (h *hunt) narrow(ctx context.Context, batch []deed) error {
 	if err := errors.Join(h.narrow(ctx, batch[:half]), h.narrow(ctx, batch[half:])); err != nil || h.report.number() > before {
 		return err
 	}
-	if rest := h.fresh(batch); len(rest) < len(batch) { // something like one of them has failed elsewhere meanwhile
+	if rest := h.fresh(batch); len(rest) < len(batch) { // the place of one of them has failed elsewhere meanwhile
 		return h.narrow(ctx, rest)
 	}
-	return h.confirm(ctx, batch) // none by itself: together?
+	return h.confirm(ctx, batch) // none alone: perhaps all together
 }
 
 // fresh leaves out deeds of places that have failed before.
@@ -172,7 +172,7 @@ func (h *hunt) try(ctx context.Context, batch []deed, limit time.Duration) (verd
 	return v, err
 }
 
-// confirm tries again, with more time: on a busy machine some are late without anybody's guilt.
+// confirm tries again with more time: on a busy machine things may be late although no deed is guilty.
 func (h *hunt) confirm(ctx context.Context, batch []deed) error {
 	v, err := h.try(ctx, batch, 2*h.limit)
 	if err == nil && v.bad() {
@@ -186,7 +186,7 @@ func (h *hunt) confirm(ctx context.Context, batch []deed) error {
 	return err
 }
 
-// again tries what is known to fail, each deed by itself, a few of each entry until one fails.
+// again tries the deeds of known findings one at a time, a few of each entry, until one fails.
 func (h *hunt) again(ctx context.Context, deeds []deed) error {
 	of := map[int][]deed{}
 	for _, d := range deeds {
@@ -211,7 +211,8 @@ func (h *hunt) again(ctx context.Context, deeds []deed) error {
 	})
 }
 
-// tellsWhose reports whether all that is wrong are things that wait untold, of which each is of one deed: those are guilty.
+// tellsWhose reports whether everything that is wrong is a thing that waits unreported and belongs to one deed. It
+// then records these deeds as guilty.
 func (h *hunt) tellsWhose(v verdict, batch []deed) bool {
 	guilty := map[string]deed{}
 	for _, d := range batch {
@@ -237,7 +238,8 @@ func specimen(words string) string {
 	return first
 }
 
-// batches packs deeds so that each row belongs to another specimen. The first of each kind is for calls, which name it.
+// batches packs deeds so that no two rows of a batch belong to the same specimen. The first specimen of each kind is
+// reserved for calls, which name it.
 func (w *world) batches(deeds []deed, most int) (all [][]deed) {
 	rows := map[string][]row{}
 	for _, r := range w.rows {

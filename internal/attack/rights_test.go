@@ -20,9 +20,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// What each role can change by functions is what docs/rights.md says: which columns of which rows. Functions are called
-// with generated arguments, in transactions that are rolled back, and what differs afterwards is looked for in all
-// tables. A bound worker reaches nothing but its own. RIGHTS=write writes the file instead: make rights.
+// docs/rights.md lists exactly what each role can change through functions: which columns of which rows. The test
+// calls functions with generated arguments in transactions that are rolled back, and compares all tables afterwards.
+// A bound worker changes and locks only what is its own. RIGHTS=write writes the file instead: make rights.
 func TestRights(t *testing.T) {
 	begun := time.Now()
 	victims, controls = 1, 1
@@ -58,8 +58,8 @@ func TestRights(t *testing.T) {
 	compareRights(t, readRights(t), found)
 }
 
-// secret is that of the worker presence/0. stand has nothing in the world change by itself while it is looked at, and
-// adds what some functions look for.
+// secret is that of the worker presence/0. stand keeps the world from changing on its own during the test, and adds
+// rows that some functions look for.
 const (
 	secret = "'7d1f0f0e-0000-4000-8000-0000000000aa'::uuid"
 	stand  = `
@@ -96,15 +96,15 @@ type function struct {
 	name, signature, source string
 	names, types            []string
 	optional                int  // how many of the last arguments have defaults
-	volatile                bool // others can write by what they call alone, and are called with less
+	volatile                bool // whether it can write; others write only through functions that they call, and get fewer calls
 }
 
-// An effect is a kind of change, effects what was seen of it.
+// An effect is a kind of change. effects are what was observed of it.
 type effect struct{ op, table, rows string }
 
 type effects struct{ columns, states map[string]bool }
 
-// surveyed are the roles that are listed, as those who attack.
+// surveyed are the listed roles, as actors.
 var surveyed = map[string]string{"workflow_enqueue": "enqueue", "media": "media", "workflow_engine": "engine", "workflow_dispatcher": "dispatcher", "workflow_operator": "operator",
 	"workflow_tasks":  "tasks",
 	"workflow_viewer": "viewer", "desk": "console", "workflow_owner": "owner"}
@@ -142,14 +142,14 @@ func (s *survey) all(ctx context.Context) error {
 				s.w.t.Logf("%s %s %v", r.role, f.name, time.Since(begun))
 			}
 		}
-		if _, err := s.conn.Exec(ctx, "VACUUM"); err != nil { // what was taken back lies about, and is looked through each time
+		if _, err := s.conn.Exec(ctx, "VACUUM"); err != nil { // rows that were rolled back stay in the tables, and are read each time
 			return err
 		}
 	}
 	return nil
 }
 
-// call makes one call, notes what it changed, and takes it back.
+// call makes one call, records what it changed, and rolls back.
 func (s *survey) call(ctx context.Context, a *actor, f function, call string) error {
 	s.calls++
 	defer func() { _, _ = s.conn.PgConn().Exec(ctx, "ROLLBACK").ReadAll() }()
@@ -157,7 +157,7 @@ func (s *survey) call(ctx context.Context, a *actor, f function, call string) er
 	_, err := s.conn.PgConn().Exec(ctx, script).ReadAll()
 	if refusal := (*pgconn.PgError)(nil); errors.As(err, &refusal) {
 		if refusal.Code == "42601" || refusal.Code == "42883" || refusal.Code == "57014" {
-			return err // the mistake is ours
+			return err // the call is wrong, which is our mistake
 		}
 		if os.Getenv("RIGHTS_TIMES") == f.name {
 			s.w.t.Logf("%s %s: %v", a.name, call, err)
@@ -207,10 +207,10 @@ func (s *survey) call(ctx context.Context, a *actor, f function, call string) er
 	return nil
 }
 
-// weak are those who must not even hold up what is not their own: of them it is told what they lock.
+// weak are the actors who must not even block what is not their own: for them, the page also lists locks.
 var weak = []string{"viewer", "enqueue", "tasks", "dispatcher", "media"}
 
-// locked are the rows that the transaction has locked, as changes without a row afterwards, whose columns are none.
+// locked returns the rows that the transaction has locked, as changes without a row afterwards and without columns.
 func (s *survey) locked(ctx context.Context) (all []change, err error) {
 	for _, table := range []string{"workflow_run", "process_instance", "process_token", "outbox_event", "outbox_lane", "workflow_set_aside", "workflow_worker", "workflow_binding", "workflow_pause"} {
 		rows, _ := s.conn.Query(ctx, fmt.Sprintf(`SELECT %s FROM %s x WHERE x.xmax <> '0' AND age(x.xmax) <= 0`, s.w.tables[table].keyText(), table))
@@ -273,8 +273,8 @@ func (s *survey) whose(a *actor, c change) string {
 	return "of plain runs"
 }
 
-// callsOf are calls of a function: its first argument that names a thing is of each kind of thing, in each state, and
-// one more argument at a time has one of several values.
+// callsOf are calls of a function. Its first argument that names a thing is one of each kind of thing in each state,
+// and one more argument at a time takes each of its values.
 func (s *survey) callsOf(f function, a *actor) (calls []string) {
 	choices := make([][]string, len(f.types))
 	first := -1
@@ -329,7 +329,7 @@ func (s *survey) callsOf(f function, a *actor) (calls []string) {
 	return append(calls, crafted[f.name]...)
 }
 
-// crafted are calls besides: of lanes of others behind one's own.
+// crafted are additional calls, which name lanes of others after one's own.
 var crafted = map[string][]string{
 	"workflow_lease_v1": {`SELECT * FROM workflow_lease_v1('{f,f}', '{media.work.v1,billing.work.v1}', '{0,0}', '{1901-01-01,1901-01-01}', '{00000000-0000-0000-0000-000000000000,00000000-0000-0000-0000-000000000000}', '{0,0}',
 		'{100,100}', '{NULL,NULL}', '{NULL,NULL}', true, 10, 1000, true, false, false, '7d1f0f0e-0000-4000-8000-000000000001', 'somebody', '{media.work.v1,billing.work.v1}', '{60,60}', '{NULL,NULL}')`},
@@ -340,13 +340,13 @@ var crafted = map[string][]string{
 		true, 1000, true, 'somebody', '{media.work.v1,billing.work.v1}', '{60,60}', '{NULL,NULL}')`},
 }
 
-// obstaclesOf are made before a function is called that looks for rows that the database refuses to change.
+// obstaclesOf are triggers for functions that look for rows that the database refuses to change.
 var obstaclesOf = map[string]string{
 	"workflow_lease_refused_v1":     "CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.payload->>'specimen' ~ '-retried/') EXECUTE FUNCTION refuse(); ",
 	"workflow_take_back_refused_v1": "CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.payload->>'specimen' ~ '-exhausted/') EXECUTE FUNCTION refuse(); ",
 }
 
-// choices are what an argument may be, the usual first; empty: it is left out.
+// choices are the values of an argument, the usual one first; empty means that it is left out.
 func (s *survey) choices(f function, a *actor, name, typ string, optional bool) (all []string) {
 	elem, many := strings.CutSuffix(typ, "[]")
 	named, ok := values[f.name+" "+name]
@@ -382,7 +382,8 @@ func (s *survey) choices(f function, a *actor, name, typ string, optional bool) 
 	return all
 }
 
-// usual are values of each type; values, those of arguments that mean something, by their name, or the function's and theirs.
+// usual are values of each type. values are those of arguments with a meaning, by the name of the argument, or of the
+// function and the argument.
 var (
 	usual = map[string][]string{
 		"text": {"'media.work.v1'"}, "jsonb": {`'{"n": 1}'`}, "timestamp with time zone": {"'2001-01-01'", "now() + interval '1 hour'"}, "interval": {"'1 second'"}, "smallint": {"1"}, "integer": {"100", "1"},
@@ -409,7 +410,7 @@ var (
 		"errors":       {"ARRAY[NULL]", `'{"code": "handler_error"}'`},
 		"last_errors":  {"'not now'", "ARRAY[NULL]"},
 		"timeouts":     {"'{60,60,60,60}'", "'{NULL,NULL,NULL,NULL}'"},
-		"tokens":       {noToken, "'7d1f0f0e-0000-4000-8000-000000000005'"}, // the first is replaced by that of the lease
+		"tokens":       {noToken, "'7d1f0f0e-0000-4000-8000-000000000005'"}, // the first is replaced by the token of the lease
 		"lengths":      {"60"},
 		"worker":       {"'somebody'", "'nobody'"},
 		"statement":    {"'lease'", "'settle'", "'take back'"},
@@ -462,7 +463,7 @@ var (
 	}
 )
 
-// things are ids of one of each kind of thing, in each state, as SQL.
+// things are the ids of one of each kind of thing, in each state, as SQL.
 func (s *survey) things(f function, name string) (all []string) {
 	tables := []string{"workflow_run"}
 	switch {
@@ -493,10 +494,11 @@ func (s *survey) things(f function, name string) (all []string) {
 			}
 		}
 	}
-	return append(all, "'7d1f0f0e-0000-4000-8000-000000000003'") // of nothing
+	return append(all, "'7d1f0f0e-0000-4000-8000-000000000003'") // of no thing
 }
 
-// handed is what the handler of a run got of a token, as SQL: workflow_handed, which nobody may call.
+// handed is the token that the handler of a run gets for a lease token, as SQL. It computes workflow_handed, which no
+// role may call.
 func handed(id, token string) string {
 	run, err := uuid.Parse(strings.Trim(id, "'"))
 	of, problem := uuid.Parse(strings.Trim(token, "'"))
@@ -509,7 +511,7 @@ func handed(id, token string) string {
 
 const noToken = "'7d1f0f0e-0000-4000-8000-000000000004'"
 
-// tokenOf is the token of the lease of a run, as SQL: what its worker has.
+// tokenOf is the token of a run's lease, as SQL, which its worker knows.
 func (s *survey) tokenOf(id string) string {
 	id = strings.TrimSuffix(strings.TrimPrefix(id, "ARRAY["), "]")
 	token := noToken
@@ -519,10 +521,12 @@ func (s *survey) tokenOf(id string) string {
 	return token
 }
 
-// reachesOthers are the functions by which a bound worker changes or holds up what is not its own, and why that is open.
+// reachesOthers are the functions through which a bound worker changes or blocks what is not its own, and why that is
+// open.
 var reachesOthers = map[string]string{}
 
-// judge fails for each function by which a bound worker reaches what is not its own, and that is not known.
+// judge fails for each function through which a bound worker reaches what is not its own, unless it is in
+// reachesOthers.
 func (s *survey) judge() {
 	for _, f := range s.functions {
 		var reached []string
@@ -546,7 +550,7 @@ var (
 	writes   = regexp.MustCompile(`(?i)\b(INSERT INTO|UPDATE|DELETE FROM)\s+([a-z_]+)\b`)
 )
 
-// told is the second part of the list.
+// told is the second part of the page.
 func (s *survey) told() string {
 	var b strings.Builder
 	b.WriteString(changedHeading + `
@@ -574,7 +578,7 @@ A console acts as a person who is an operator.
 			}) {
 				reached[f.name+" "+e.op+" "+e.table] = true
 				if e.op == "lock" && (seen[effect{"update", e.table, e.rows}] != nil || seen[effect{"delete", e.table, e.rows}] != nil) {
-					continue // what is changed is locked
+					continue // a changed row is always locked
 				}
 				line := "    " + e.op + " " + e.table
 				if e.rows != "" {

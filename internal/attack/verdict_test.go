@@ -34,7 +34,7 @@ import (
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// A deed is a mutation done to one row, by an actor.
+// A deed is a mutation of one row by an actor.
 type deed struct {
 	*mutation
 	by  *actor
@@ -46,21 +46,21 @@ type trial struct {
 	w       *world
 	name    string // of the database
 	pool    *pgxpool.Pool
-	touched map[string]bool // specimens that are not as they were
+	touched map[string]bool // specimens that differ from the world
 
 	mu        sync.Mutex
-	delivered map[string]int // to the sink that is left alone, by the event's uuid
+	delivered map[string]int // to the sink that is left alone, by event uuid
 }
 
-// An end is how things stood when the trial was over, by what they are called: a run's or an instance's
-// status, "delivered" for an event.
+// An end maps each thing to its state at the end of a trial: the status of a run or an instance, "delivered" for an
+// event.
 type end map[string]string
 
-// A verdict is what was wrong; empty: nothing.
+// A verdict is what was wrong; the zero verdict means nothing.
 type verdict struct {
 	harm    []string // to others
-	silence []string // what waits, and nobody says why
-	tools   []string // that fail
+	silence []string // what waits without a reported reason
+	tools   []string // tools that fail
 	took    time.Duration
 }
 
@@ -77,7 +77,7 @@ func (v verdict) kind() string {
 	return "a tool fails"
 }
 
-// String names of each kind of thing the first, a few kinds of them.
+// String names the first few problems of each kind.
 func (v verdict) String() string {
 	var parts []string
 	for _, part := range []struct {
@@ -102,8 +102,8 @@ func (v verdict) String() string {
 
 var trials atomic.Int64
 
-// try does the deeds in a copy of the world and says what came of it. With no baseline it only says how
-// all things end.
+// try does the deeds in a copy of the world and returns the verdict. Without a baseline it only returns how
+// everything ends.
 func (w *world) try(ctx context.Context, deeds []deed, baseline end, limit time.Duration) (v verdict, final end, err error) {
 	t := &trial{w: w, name: fmt.Sprintf("trial%d", trials.Add(1)), touched: map[string]bool{}, delivered: map[string]int{}}
 	if err := w.copy(ctx, t.name); err != nil {
@@ -132,7 +132,7 @@ func (w *world) try(ctx context.Context, deeds []deed, baseline end, limit time.
 			still, before = time.Now(), final
 		}
 		late := t.late(final, baseline)
-		// What is there is over, or ought to be: what comes now meets what dispatchers believe to be done with.
+		// What existed has ended, or should have: new work now meets what dispatchers believe to be finished.
 		over := baseline != nil && !slices.ContainsFunc(late, func(words string) bool { return !comesLater.MatchString(words) })
 		if !poked && (over || baseline == nil && time.Since(still) > time.Second || time.Since(begun) > limit/3) {
 			poked, still = true, time.Now()
@@ -143,7 +143,7 @@ func (w *world) try(ctx context.Context, deeds []deed, baseline end, limit time.
 				v.harm = append(v.harm, "nothing can be enqueued later: "+err.Error())
 			}
 		}
-		stuck := time.Since(begun) > limit && time.Since(still) > limit/2 || time.Since(begun) > 5*limit // a busy machine is no excuse for standing still
+		stuck := time.Since(begun) > limit && time.Since(still) > limit/2 || time.Since(begun) > 5*limit // being busy excuses a slow machine, but not one where nothing moves
 		if poked && (baseline != nil && len(late) == 0 || baseline == nil && time.Since(still) > 4*time.Second || stuck) {
 			v.harm = append(v.harm, late...)
 			break
@@ -170,7 +170,7 @@ func (w *world) try(ctx context.Context, deeds []deed, baseline end, limit time.
 	return v, final, nil
 }
 
-var copying sync.Mutex // one at a time may use a template
+var copying sync.Mutex // one process at a time may use a template
 
 func (w *world) copy(ctx context.Context, name string) error {
 	copying.Lock()
@@ -193,7 +193,7 @@ func (w *world) drop(name string) {
 	}
 }
 
-// do moves the world's clock to now, does the deeds, and notes what they have touched.
+// do moves the times of the world to now, does the deeds, and records what they have touched.
 func (t *trial) do(ctx context.Context, deeds []deed) error {
 	conn, err := t.pool.Acquire(ctx)
 	if err != nil {
@@ -223,14 +223,14 @@ func (t *trial) do(ctx context.Context, deeds []deed) error {
 		err := execute(ctx, c.PgConn(), d.by, d.sql(d.row))
 		last := "COMMIT"
 		if err != nil {
-			last = "ROLLBACK" // with others it is refused: they were faster
+			last = "ROLLBACK" // other deeds of the batch may have made it impossible
 		}
 		if _, err := c.PgConn().Exec(ctx, last+"; RESET ALL").ReadAll(); err != nil {
 			return fmt.Errorf("%s: %w", d.name(), err)
 		}
 		t.touched[d.row.specimen] = true
 	}
-	for name, add := range checks { // they hold for what comes
+	for name, add := range checks { // they apply to new rows
 		if _, err := c.Exec(ctx, "DO $do$ BEGIN "+add+" NOT VALID; EXCEPTION WHEN duplicate_object THEN END $do$"); err != nil {
 			return fmt.Errorf("constraint %s: %w", name, err)
 		}
@@ -273,7 +273,7 @@ func constraints(ctx context.Context, conn *pgx.Conn) (map[string]string, error)
 	return all, err
 }
 
-// start starts a worker for everything, one that is bound to media., and a dispatcher, each with its role.
+// start starts a worker for everything, a worker bound to media., and a dispatcher, each with its role.
 func (t *trial) start(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -314,7 +314,7 @@ func (t *trial) start(ctx context.Context) (stop func()) {
 	}
 }
 
-// A receiver is a sink that takes everything.
+// A receiver is a sink that accepts everything.
 type receiver struct {
 	t     *trial
 	notes bool
@@ -333,11 +333,11 @@ func (r *receiver) Publish(_ context.Context, events []event.Event) []error {
 
 func (r *receiver) Close() error { return nil }
 
-// comesLater matches what late says of things of the second round.
+// comesLater matches what late says about things of the second round.
 var comesLater = regexp.MustCompile(` (poke-\S+|poke/\S.*|event \d+)/1 is `)
 
-// poke does what the world outside does: work comes, people complete tasks, messages arrive, what was paused
-// is resumed. The second time only new work and events come.
+// poke acts as the outside world: work is enqueued, people complete tasks, messages arrive, what was paused is
+// resumed. In the second round only new work and events come.
 func (t *trial) poke(ctx context.Context, round int) error {
 	var b strings.Builder
 	enqueue := func(label, typ, payload string) {
@@ -349,7 +349,7 @@ func (t *trial) poke(ctx context.Context, round int) error {
 	for _, process := range []string{"step", "call", "each", "join", "undoing"} {
 		enqueue("start "+process, "graph.start.v1", fmt.Sprintf(`'{"process": %q, "key": "poke-%s/%d", "input": {"items": [1, 2, 3]}}'`, process, process, round))
 	}
-	for n := range 100 { // so many that almost all lanes have some
+	for n := range 100 { // enough for almost every lane
 		id := uuid.NewSHA1(uuid.Nil, fmt.Appendf(nil, "%d %d", round, n))
 		fmt.Fprintf(&b, "SELECT outbox_emit('%s', 'test.happened.v1', '{\"poke\": \"event %d/%d\"}');\n", id, n, round)
 	}
@@ -359,7 +359,7 @@ func (t *trial) poke(ctx context.Context, round int) error {
 			enqueue(fmt.Sprintf("message/%d", n), "graph.message.v1", fmt.Sprintf(`'{"name": "paid", "key": "message/%d"}'`, n))
 			enqueue(fmt.Sprintf("race/%d", n), "graph.message.v1", fmt.Sprintf(`'{"name": "paid", "key": "race/%d"}'`, n))
 		}
-		fmt.Fprintf(&b, "INSERT INTO workflow_run (type) VALUES (%s);\n", quoted(cleanup.Type)) // what is judged is what it removes
+		fmt.Fprintf(&b, "INSERT INTO workflow_run (type) VALUES (%s);\n", quoted(cleanup.Type)) // retention would remove what is judged
 		for _, r := range t.w.rows {
 			switch {
 			case r.table == "user_task":
@@ -378,7 +378,7 @@ func (t *trial) poke(ctx context.Context, round int) error {
 	return err
 }
 
-// state tells how everything stands: plain runs, instances and events.
+// state returns how everything stands: plain runs, instances and events.
 func (t *trial) state(ctx context.Context) (end, error) {
 	rows, _ := t.pool.Query(ctx, `
 		SELECT coalesce(idempotency_key, 'run '||id), status FROM workflow_run
@@ -399,13 +399,13 @@ func (t *trial) state(ctx context.Context) (end, error) {
 	_, err := pgx.ForEachRow(rows, []any{&name, &status}, func() error { now[name] = status; return nil })
 	for name := range now {
 		if strings.HasPrefix(name, "instance ") && t.w.specimenOf(name) == "" {
-			delete(now, name) // called by what has been started since: its id is another each time
+			delete(now, name) // started by an instance that was started since: its id differs each time
 		}
 	}
 	return now, err
 }
 
-// late lists what nobody has touched and is not as it ends in a world without deeds.
+// late lists what no deed has touched and what does not end as in a world without deeds.
 func (t *trial) late(now, baseline end) (late []string) {
 	for _, name := range sorted(baseline) {
 		if now[name] != baseline[name] && !t.touched[t.w.specimenOf(name)] {
@@ -427,7 +427,7 @@ func nameOf(r row) (name string, named bool) {
 	return "", false
 }
 
-// specimenOf tells what something that state names belongs to.
+// specimenOf returns the specimen that a thing named by state belongs to.
 func (w *world) specimenOf(name string) string {
 	if label, ok := strings.CutPrefix(name, "poke/"); ok {
 		return label[:strings.LastIndex(label, "/")]
@@ -440,7 +440,8 @@ func (w *world) specimenOf(name string) string {
 	return name
 }
 
-// repeated lists events that were delivered time and again. What deeds append has the id that they say: several have the same.
+// repeated lists events that were delivered more than once. Several events that deeds append may have the same id,
+// because deeds choose it.
 func (t *trial) repeated(ctx context.Context) (often []string, err error) {
 	rows, _ := t.pool.Query(ctx, "SELECT event_uuid::text, count(*) FROM outbox_event GROUP BY 1 HAVING count(*) > 1")
 	same := map[string]int{}
@@ -462,10 +463,11 @@ func (t *trial) repeated(ctx context.Context) (often []string, err error) {
 // complacent are answers to «why» that say that all is well.
 var complacent = regexp.MustCompile(`will take it in its turn$|runs of higher priority go first|have no slot free|: such runs are started one at a time|^(\S+: )?runs at .* is extended while|it will be taken back|the instance that it calls is about to be started$|^$`)
 
-// patience is how long it may take until people are told why something waits.
+// patience is how long it may take until the reason why something waits is reported.
 const patience = 10 * time.Second
 
-// silent lists what was touched, does not go on, and has no finding. Nothing has changed for a while when it asks.
+// silent lists what was touched, does not continue, and has no finding. When it asks, nothing has changed for a
+// while.
 func (t *trial) silent(ctx context.Context, baseline end) (untold []string, err error) {
 	var waiting map[string]string
 	for begun := time.Now(); ; time.Sleep(100 * time.Millisecond) {
@@ -473,7 +475,7 @@ func (t *trial) silent(ctx context.Context, baseline end) (untold []string, err 
 			return nil, err
 		}
 		told := !slices.ContainsFunc(slices.Collect(maps.Values(waiting)), complacent.MatchString)
-		if waited := time.Since(begun); waited > patience || told && waited > 2*time.Second { // before, it may still move
+		if waited := time.Since(begun); waited > patience || told && waited > 2*time.Second { // until then it may still move
 			break
 		}
 	}
@@ -487,7 +489,7 @@ func (t *trial) silent(ctx context.Context, baseline end) (untold []string, err 
 	return untold, nil
 }
 
-// waiting tells why, of what is not over, and not as it is without deeds.
+// waiting returns the reasons for what is not over and differs from a world without deeds.
 func (t *trial) waiting(ctx context.Context, baseline end) (map[string]string, error) {
 	rows, _ := t.pool.Query(ctx, `
 		SELECT coalesce(idempotency_key, 'run '||id), status, 'SELECT workflow_why('''||id||''')' FROM workflow_run
@@ -506,7 +508,7 @@ func (t *trial) waiting(ctx context.Context, baseline end) (map[string]string, e
 		return nil, err
 	}
 	whys := map[string]string{}
-	// Of a sink: whether the view that tells how far behind it is knows what it has not got.
+	// For a sink: whether outbox_lag reports events that the sink has not received.
 	rows, _ = t.pool.Query(ctx, `
 		SELECT 'sink/' || substr(s.name, 5), CASE WHEN coalesce(l.open, 0) > 0 THEN l.open || ' events are open' ELSE '' END
 		FROM outbox_sink s LEFT JOIN outbox_lag l ON l.sink = s.name
@@ -515,13 +517,13 @@ func (t *trial) waiting(ctx context.Context, baseline end) (map[string]string, e
 		                                   AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id AND d.sink = s.name AND d.parked_at IS NOT NULL))`)
 	var why string
 	if _, err := pgx.ForEachRow(rows, []any{&name, &why}, func() error { whys[name] = why; return nil }); err != nil {
-		return map[string]string{"a sink": ""}, nil // an error is no finding
+		return map[string]string{"a sink": ""}, nil // an error is not a reported reason
 	}
 	for name, question := range questions {
 		var why *string
 		err := t.pool.QueryRow(ctx, question).Scan(&why)
 		if refusal := (*pgconn.PgError)(nil); errors.As(err, &refusal) || why == nil {
-			whys[name] = "" // an error is no finding
+			whys[name] = "" // an error is not a reported reason
 		} else if err != nil {
 			return nil, err
 		} else {
@@ -541,7 +543,7 @@ func (t *trial) tool(ctx context.Context, args ...string) (out string, err error
 	cmd.Stderr = &stderr
 	text, err := cmd.Output()
 	if err != nil && strings.HasPrefix(args[0], "doctor") && json.Valid(text) {
-		err = nil // it has found something grave
+		err = nil // doctor found something grave
 	}
 	if err != nil {
 		err = fmt.Errorf("workflowctl %s: %.300s", strings.Join(args, " "), strings.TrimSpace(stderr.String()))
@@ -549,7 +551,7 @@ func (t *trial) tool(ctx context.Context, args ...string) (out string, err error
 	return string(text), err
 }
 
-// tools lists those that fail.
+// tools lists the tools that fail.
 func (t *trial) tools(ctx context.Context) (failed []string, err error) {
 	for _, args := range [][]string{{"doctor", "--json", "--thorough"}, {"top", "--once"}, {"show", "workers"}, {"show", "working"}, {"show", "waiting"}, {"show", "lag"}, {"show", "tasks"}} {
 		if _, err := t.tool(ctx, args...); err != nil {
@@ -559,7 +561,7 @@ func (t *trial) tools(ctx context.Context) (failed []string, err error) {
 	return failed, ctx.Err()
 }
 
-// without returns what both ends of two quiet worlds have in common: what depends on chance is no standard.
+// without returns what the ends of two quiet worlds have in common: what depends on chance cannot be a baseline.
 func (e end) without(other end) end {
 	common := maps.Clone(e)
 	maps.DeleteFunc(common, func(name, status string) bool { return other[name] != status })

@@ -22,11 +22,11 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// Of each kind of thing there are several: some to be changed, one each, and some that are left alone. With
-// more victims fewer trials are needed, and each is longer.
+// There are several specimens of each kind: some to be changed, once each, and some that are left alone. More victims
+// mean fewer and longer trials.
 var victims, controls = 8, 2
 
-// plainKinds are runs in all states, and how each comes to be: an UPDATE without guards.
+// plainKinds are runs in all states, and the UPDATE without guards that produces each.
 var plainKinds = map[string]string{
 	"due":       ``,
 	"later":     `run_at = now() + interval '1 hour'`,
@@ -45,8 +45,8 @@ var plainKinds = map[string]string{
 	"aside":     ``,
 }
 
-// processKinds are processes whose instances stop at a stage: runs of test. wait for the workers of the
-// trial, those of build. have been done.
+// processKinds are processes whose instances stop at a stage. Runs of test. wait for the workers of the trial; those
+// of build. are done already.
 var processKinds = map[string]string{
 	"step":     `"A": {"do": "test.step.v1"}`,
 	"boundary": `"A": {"do": "test.step.v1", "on": [{"after": "PT1H", "to": "B"}]}, "B": {"end": true}`,
@@ -69,7 +69,7 @@ var processKinds = map[string]string{
 	"revoked":  `"A": {"do": "test.step.v1"}`,
 }
 
-// eventKinds are events in all states, likewise.
+// eventKinds are events in all states, in the same form.
 var eventKinds = map[string]string{
 	"event-open":      ``,
 	"event-delivered": `published_at = now(), delivered_to = ARRAY(SELECT name FROM outbox_sink)`,
@@ -77,7 +77,7 @@ var eventKinds = map[string]string{
 	"event-parked":    `parked_at = now(), parked_by = ARRAY(SELECT name FROM outbox_sink)`,
 }
 
-// A world is a database in which everything stands still, to be copied.
+// A world is a database in which nothing moves, to be copied.
 type world struct {
 	t      *testing.T
 	server *pgserver.Server
@@ -90,20 +90,21 @@ type world struct {
 type row struct {
 	table    string
 	key      string // as SQL
-	specimen string // kind/number of what it belongs to; empty: nothing in particular
+	specimen string // kind/number of the specimen that it belongs to; empty: none
 	class    string // rows of one class are in the same state
 	data     map[string]any
 	text     string // data
 }
 
-// ours reports whether the row may be changed: the others show what becomes of those nobody has touched.
+// ours reports whether the row may be changed. The others show what happens to rows that no deed has touched.
 func (r row) ours() bool {
 	kind, number, _ := strings.Cut(r.specimen, "/")
 	return kind != "" && number != "" && number < fmt.Sprint(victims)
 }
 
 func newWorld(t *testing.T) *world {
-	// Tables that are changed and rolled back look large to the planner, which would compile each statement of the tools.
+	// Tables that are changed and rolled back look large to the planner, which would then compile each statement of
+	// the tools.
 	w := &world{t: t, server: pgtest.Server(t, pgserver.Options{Settings: map[string]string{"max_connections": "400", "jit": "off"}})}
 	w.must("postgres", `CREATE DATABASE world`)
 	w.with("world", func(conn *pgx.Conn) error { return makeRoles(t.Context(), conn) })
@@ -133,10 +134,10 @@ func (w *world) must(database, script string) {
 	})
 }
 
-// unguarded is how rows from before come about: no trigger, no foreign key. (CHECKs stand.)
+// unguarded allows rows as they may exist from before guards: no trigger and no foreign key applies. (CHECKs do.)
 const unguarded = "SET LOCAL session_replication_role = replica;\n"
 
-// fill makes all things, and has a worker take instances as far as they get.
+// fill creates everything, and lets a worker advance instances as far as they get.
 func (w *world) fill() {
 	var b strings.Builder
 	each := func(kinds map[string]string, do func(kind, specimen, change string)) {
@@ -156,7 +157,7 @@ func (w *world) fill() {
 		define(kind, nodes)
 	}
 	each(processKinds, func(kind, specimen, _ string) { start(kind, specimen) })
-	each(map[string]string{"own": ""}, func(_, specimen, _ string) { // each of a definition of its own, which can be changed
+	each(map[string]string{"own": ""}, func(_, specimen, _ string) { // each instance has a definition of its own, which can be changed
 		define(strings.ReplaceAll(specimen, "/", ""), processKinds["step"])
 		start(strings.ReplaceAll(specimen, "/", ""), specimen)
 	})
@@ -220,7 +221,7 @@ func (w *world) fill() {
 	w.must("world", "BEGIN;"+unguarded+b.String()+";COMMIT; ANALYZE")
 }
 
-// build has a worker do what there is to do of the engine's own types and of build.
+// build lets a worker do all runs of the engine's own types and of build.
 func (w *world) build() {
 	ctx, stop := context.WithCancel(w.t.Context())
 	pool, err := pgxpool.New(ctx, w.server.URL("world"))
@@ -255,7 +256,7 @@ func (w *world) build() {
 	pool.Close()
 }
 
-// config is that of a worker that is quick, with the engine's part if it takes steps.
+// config is that of a fast worker, with the engine of processes if it takes steps.
 func config(pool *pgxpool.Pool, mux *worker.Mux, prefixes ...string) worker.Config {
 	c := worker.Config{
 		Pool: pool, Mux: mux, Prefixes: prefixes, Retention: worker.Retention{Off: true}, Lease: shipped.MinLease, PollInterval: 20 * time.Millisecond, ShutdownGrace: -1,
@@ -278,7 +279,7 @@ func sinks() []string {
 	return names
 }
 
-// belongs tells what a row x of a table belongs to, where it is not its instance's.
+// belongs says which specimen a row x of a table belongs to, where it is not that of its instance.
 var belongs = map[string]string{
 	"workflow_run":       `coalesce(x.payload->>'specimen', CASE WHEN x.idempotency_key ^@ 'signal-' THEN x.idempotency_key END, (SELECT f.specimen FROM family f JOIN process_token t ON t.instance_id = f.id WHERE t.id = x.token_id))`,
 	"workflow_history":   `(SELECT coalesce(r.payload->>'specimen', (SELECT f.specimen FROM family f JOIN process_token t ON t.instance_id = f.id WHERE t.id = r.token_id)) FROM workflow_run r WHERE r.id = x.workflow_id)`,
@@ -315,10 +316,10 @@ var belongs = map[string]string{
 	"workflow_policy_history": `NULL::text`,
 }
 
-// unchanged are tables that are nobody's business but the migrations'.
+// unchanged is a table that only migrations use.
 const unchanged = "workflow_schema"
 
-// family names instances, and what they have called, by the outermost one's key.
+// family names instances, and the instances that they have called, by the key of the outermost one.
 const family = `
 	WITH RECURSIVE family (id, specimen) AS (
 		SELECT id, business_key FROM process_instance WHERE parent_process_instance_id IS NULL

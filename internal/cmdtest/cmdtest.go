@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// patience is how long a process may take for anything.
+// patience is how long Wait and AwaitLog wait before they fail the test.
 const patience = 30 * time.Second
 
 var program string
@@ -55,14 +55,13 @@ type Process struct {
 	exited chan struct{}
 }
 
-// Start starts the program with an environment that has only env in it, and kills it when
-// t ends if it still runs.
+// Start starts the program with only env as its environment. When t ends, it kills the program if it still runs.
 func Start(t testing.TB, env []string, args ...string) *Process {
 	t.Helper()
 	return StartProgram(t, program, env, args...)
 }
 
-// StartProgram is Start with another program than that of the current directory.
+// StartProgram is Start for another program than that of the current directory.
 func StartProgram(t testing.TB, path string, env []string, args ...string) *Process {
 	t.Helper()
 	p := &Process{t: t}
@@ -70,7 +69,7 @@ func StartProgram(t testing.TB, path string, env []string, args ...string) *Proc
 	return p
 }
 
-// StartTo is Start with standard output elsewhere.
+// StartTo is Start with standard output sent to a file.
 func StartTo(t testing.TB, stdout *os.File, env []string, args ...string) *Process {
 	t.Helper()
 	p := &Process{t: t}
@@ -78,7 +77,7 @@ func StartTo(t testing.TB, stdout *os.File, env []string, args ...string) *Proce
 	return p
 }
 
-// StartAt is Start at a terminal, which is its standard input and output.
+// StartAt is Start at a terminal, which becomes the program's standard input and output.
 func StartAt(t testing.TB, terminal *os.File, env []string, args ...string) *Process {
 	t.Helper()
 	p := &Process{t: t}
@@ -150,7 +149,7 @@ func (p *Process) AwaitLog(text string) {
 	tick := time.NewTicker(3 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(patience); ; <-tick.C {
-		ended := !p.Running() // asked first, so that the last words are not missed
+		ended := !p.Running() // asked first, so that its last output is not missed
 		switch {
 		case strings.Contains(p.Stderr.String(), text):
 			return
@@ -179,7 +178,7 @@ func (o *Text) String() string {
 	return o.buffer.String()
 }
 
-// Trap listens at an address that stands for a database, and counts who connects.
+// Trap listens at an address that stands for a database, and counts connections.
 func Trap(t testing.TB) (hostPort string, connections func() int) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Forward returns an address that leads to the database at another one, and counts who connects.
+// Forward returns an address that leads to the database at address, and counts the connections made through it.
 func Forward(t testing.TB, address string) (through string, connections func() int) {
 	t.Helper()
 	u, err := url.Parse(address)

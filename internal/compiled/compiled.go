@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Importer returns an importer of the packages that the patterns name, and of all that these import. It compiles what is
-// not in the build cache.
+// Importer returns an importer of the packages that the patterns name, and of all packages that these import. It
+// compiles packages that are not in the build cache.
 func Importer(patterns ...string) (types.Importer, error) {
 	args := append([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}}={{.Export}}"}, patterns...)
 	out, err := exec.Command("go", args...).Output()

@@ -9,7 +9,7 @@ import (
 )
 
 var (
-	// command finds what a page has somebody type, from what follows the program's name on.
+	// command finds commands for the reader to type; it captures what follows the program's name.
 	command  = regexp.MustCompile(`(?:^|[\s/(|])workflowctl((?:[ \t]+[^\s|;&#>)]+)+)`)
 	listed   = regexp.MustCompile(`(?m)^  ([a-z][a-z-]*) +\S`)
 	flag     = regexp.MustCompile(`--[a-z][a-z-]*`)
@@ -18,7 +18,7 @@ var (
 	showable = regexp.MustCompile(`\bshow ([a-z][a-z-]*)`)
 )
 
-// A ctl knows the commands of workflowctl by what --help says of them.
+// A ctl knows the commands of workflowctl from its --help.
 type ctl struct {
 	t    *testing.T
 	said map[string]string
@@ -32,7 +32,7 @@ func (c *ctl) help(path ...string) string {
 	return c.said[key]
 }
 
-// below returns the commands of a command.
+// below returns the subcommands of a command.
 func (c *ctl) below(path ...string) map[string]bool {
 	all := map[string]bool{}
 	_, text, _ := strings.Cut(c.help(path...), "Available Commands:\n")
@@ -43,7 +43,7 @@ func (c *ctl) below(path ...string) map[string]bool {
 	return all
 }
 
-// check tells what is wrong with words that follow the program's name.
+// check reports what is wrong with the words that follow the program's name.
 func (c *ctl) check(at string, words []string) {
 	var path []string
 	for len(words) > 0 && c.below(path...)[words[0]] {
@@ -64,7 +64,7 @@ func (c *ctl) check(at string, words []string) {
 	}
 }
 
-// Each command of workflowctl that a page has somebody type exists, with its flags; so does each target of make.
+// Each command of workflowctl that a page shows exists, with its flags. So does each make target.
 func TestCommands(t *testing.T) {
 	t.Parallel()
 	c := &ctl{t, map[string]string{}}
@@ -104,7 +104,8 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// The tables of docs/operations.md have every command in their last column, and nothing else there; all that show can show is in them.
+// The tables of docs/operations.md have every command in their last column, and nothing else there. The page names
+// everything that show can show.
 func TestOperationsHaveEveryCommand(t *testing.T) {
 	t.Parallel()
 	c := &ctl{t, map[string]string{}}
@@ -123,7 +124,7 @@ func TestOperationsHaveEveryCommand(t *testing.T) {
 			for _, m := range quoted.FindAllStringSubmatch(columns[3], -1) {
 				words := strings.Fields(m[1])
 				if strings.HasPrefix(words[0], "--") {
-					continue // of the command before it
+					continue // belongs to the command before it
 				}
 				if !c.below()[words[0]] {
 					t.Errorf("docs/operations.md names %s, which is no command", m[1])
@@ -136,7 +137,7 @@ func TestOperationsHaveEveryCommand(t *testing.T) {
 			shown[m[1]] = true
 		}
 	}
-	elsewhere := map[string]bool{"completion": true, "help": true, "version": true, "define": true, "graph": true, "migrate": true, "roles": true} // for no emergency
+	elsewhere := map[string]bool{"completion": true, "help": true, "version": true, "define": true, "graph": true, "migrate": true, "roles": true} // not for emergencies
 	for name := range c.below() {
 		if !named[name] && !elsewhere[name] {
 			t.Errorf("the tables of docs/operations.md lack %s", name)

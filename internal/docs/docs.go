@@ -1,3 +1,3 @@
-// Package docs checks what the documentation says and a program can check: blocks of Go compile, SQL is taken by the
-// database, commands and their flags and settings exist, links lead somewhere.
+// Package docs checks those statements of the documentation that a program can check: Go blocks compile, the database
+// accepts the SQL, commands, flags and settings exist, and links lead to existing headings. It has tests only.
 package docs

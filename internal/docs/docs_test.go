@@ -16,7 +16,7 @@ const (
 	module = "github.com/simple-workflow/simple-workflow"
 )
 
-// bin has worker, dispatcher and workflowctl.
+// bin is a directory with worker, dispatcher and workflowctl.
 var bin string
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,8 @@ func TestMain(m *testing.M) {
 // A page is a file that users read.
 type page struct{ path, text string }
 
-// pages are the README, docs, and what stands beside the code; decisions and faults tell of the past, and rights are generated.
+// pages are the README, docs, and the pages beside the code. Decisions and faults are left out because they describe
+// the past, and rights because they are generated.
 func pages(t *testing.T) (all []page) {
 	t.Helper()
 	past := map[string]bool{"docs/decisions.md": true, "docs/faults-found.md": true, "docs/rights.md": true, "CHANGELOG.md": true}
@@ -66,12 +67,12 @@ func pages(t *testing.T) (all []page) {
 	return all
 }
 
-// A block is code in a page.
+// A block is a piece of code in a page.
 type block struct{ at, text string }
 
 var fence = regexp.MustCompile("(?ms)^ *```(\\w*)\n(.*?)^ *```$")
 
-// blocks returns those of a language, with the place of each.
+// blocks returns the blocks of a language, each with its position.
 func (p page) blocks(language string) (all []block) {
 	for _, m := range fence.FindAllStringSubmatchIndex(p.text, -1) {
 		if p.text[m[2]:m[3]] == language {
@@ -93,7 +94,7 @@ func (p page) inline() (all []block) {
 	return all
 }
 
-// blank leaves nothing but the lines, so that those below keep their numbers.
+// blank returns only the line breaks of text, so that later lines keep their numbers.
 func blank(text string) string { return strings.Repeat("\n", strings.Count(text, "\n")) }
 
 func run(t *testing.T, program string, args ...string) string {
@@ -105,7 +106,7 @@ func run(t *testing.T, program string, args ...string) string {
 	return string(out)
 }
 
-// Every setting that a page names is one of the program's, and every one has a row in docs/configuration.md.
+// Every setting that a page names exists in a program, and every setting has a row in docs/configuration.md.
 func TestSettingsExist(t *testing.T) {
 	known := map[string]bool{}
 	for _, program := range []string{"worker", "dispatcher"} {
@@ -138,7 +139,8 @@ func TestSettingsExist(t *testing.T) {
 	}
 }
 
-// Each kind of sink that the dispatcher knows has a page of its own, which docs/configuration.md leads to, and no other has.
+// Each kind of sink that the dispatcher knows has a page, which docs/configuration.md links to. Every page of a sink
+// belongs to such a kind.
 func TestSinksHavePages(t *testing.T) {
 	_, text, _ := strings.Cut(run(t, "dispatcher", "--help"), "\nSinks:\n")
 	text, _, _ = strings.Cut(text, "Options follow")
@@ -166,7 +168,7 @@ func TestSinksHavePages(t *testing.T) {
 
 var link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 
-// Every link between pages leads to a file, and to a heading that is in it.
+// Every link between pages leads to an existing file, and to an existing heading in it.
 func TestLinks(t *testing.T) {
 	all := pages(t)
 	for _, p := range all {
@@ -192,7 +194,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// headings returns the anchors that a page has for its headings.
+// headings returns the anchors of a page's headings.
 func headings(text string) map[string]bool {
 	all := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {

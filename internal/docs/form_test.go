@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// All programs know --version, and refuse what they cannot be asked for in one form: 2, a line for each mistake that begins with the
-// program's name, and a last one that names the help.
+// All programs accept --version, and refuse wrong arguments in the same form: exit code 2, a line for each mistake
+// that begins with the program's name, and a last line that names the help.
 func TestOneForm(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"worker", "dispatcher", "workflowctl"} {

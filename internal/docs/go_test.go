@@ -27,7 +27,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// around is what blocks that are no whole files take for granted: names of the reader's own, and the imports.
+// around is what blocks that are not whole files assume: imports, and names of the reader's own.
 const around = `package page
 
 import (
@@ -81,7 +81,7 @@ var (
 
 `
 
-// exports returns the compiled packages that blocks import.
+// exports returns an importer of the compiled packages that blocks import.
 func exports(t *testing.T) types.Importer {
 	t.Helper()
 	var names []string
@@ -95,7 +95,8 @@ func exports(t *testing.T) types.Importer {
 	return packages
 }
 
-// Every block of Go compiles, among the names that its page takes for granted. What a fragment declares and does not use is no error.
+// Every Go block compiles, together with the names that its page assumes. Unused declarations in a fragment are no
+// error.
 func TestGoCompiles(t *testing.T) {
 	packages, n := exports(t), 0
 	for _, p := range pages(t) {
@@ -130,8 +131,8 @@ func TestGoCompiles(t *testing.T) {
 	}
 }
 
-// The program of the README, as it stands there, executes the run that the README inserts, with its effect, and has what the
-// binary worker has: probes, metrics, the settings, a stop at SIGTERM.
+// The program of the README, unchanged, executes the run that the README inserts, with its effect, and has what
+// cmd/worker has: probes, metrics, the settings, and a stop at SIGTERM.
 func TestProgramOfTheReadme(t *testing.T) {
 	t.Parallel()
 	var program, insert string
@@ -195,7 +196,8 @@ func TestProgramOfTheReadme(t *testing.T) {
 	}
 }
 
-// built compiles a program as one of the module's, without writing into it, and returns the path of the binary.
+// built compiles a program as part of the module, without writing into the module, and returns the path of the
+// binary.
 func built(t *testing.T, program string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -15,10 +15,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// anyID stands for … in statements.
+// anyID replaces … in statements.
 const anyID = "01a20152-b46e-7d02-8a4b-6c1f8f6a9d10"
 
-// statements splits a block where a semicolon ends one: not in quotes, not between dollars, not in comments.
+// statements splits a block at semicolons, except in quotes, between dollars and in comments.
 func statements(text string) (all []string) {
 	start, until := 0, ""
 	for k := 0; k < len(text); k++ {
@@ -52,8 +52,9 @@ var (
 	words   = regexp.MustCompile(`^([a-z_]+(, [a-z_]+)*)?$`)
 )
 
-// What the pages say in SQL the database takes: tables, columns, functions and their parameters are there. Where … stands for an
-// id, or a page shows what is refused, the database may say that there is no such row, or that it must not be, but not that it does not understand.
+// The database accepts the SQL of the pages: tables, columns, functions and their parameters exist. Where … stands
+// for an id, or a page shows a refusal, the database may answer that there is no such row or that the change is not
+// allowed, but not that it does not understand the statement.
 func TestSQL(t *testing.T) {
 	t.Parallel()
 	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
@@ -107,7 +108,7 @@ func try(t *testing.T, tx pgx.Tx, at, statement string) {
 		return err
 	})
 	if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) {
-		const noRole = "42704" // the reader's
+		const noRole = "42704" // a role of the reader's own
 		if strings.HasPrefix(pg.Code, "42") && pg.Code != noRole {
 			t.Errorf("%s: %s: %s", at, statement, pg.Message)
 		}
@@ -116,7 +117,7 @@ func try(t *testing.T, tx pgx.Tx, at, statement string) {
 	}
 }
 
-// parameters checks that there is a function which has all that a page names of its parameters.
+// parameters checks that a function exists that has all the parameters that a page names.
 func parameters(t *testing.T, conn *pgx.Conn, at, function, names string) {
 	t.Helper()
 	var there bool
@@ -130,11 +131,11 @@ func parameters(t *testing.T, conn *pgx.Conn, at, function, names string) {
 
 var name = regexp.MustCompile(`^(workflow|process|outbox)_[a-z0-9_]+[a-z0-9](\(\))?$`)
 
-// What the pages name as code and looks like something of ours in the database, or like a metric, is there.
+// Every name in code that looks like an object of ours in the database, or like a metric, exists.
 func TestNamesExist(t *testing.T) {
 	t.Parallel()
 	known := map[string]bool{
-		"process_def_id": true, // as others call it
+		"process_def_id": true, // a name of others
 	}
 	for _, role := range regexp.MustCompile(`(?m)^  (workflow_[a-z]+) `).FindAllStringSubmatch(run(t, "workflowctl", "roles", "--help"), -1) {
 		known[role[1]] = true

@@ -13,19 +13,19 @@ import (
 var (
 	workers  = []string{"w1", "w2", "w3"}
 	verdicts = []settling.Verdict{settling.Succeed, settling.Fail, settling.TryAgain, settling.Postpone, settling.Release}
-	// What people do: each command with the N that it may have.
+	// people are the commands of people, each with the values of N that it may have.
 	people = []command{
 		{Do: "cancel"}, {Do: "delete"}, {Do: "undelete"}, {Do: "retry", N: 1}, {Do: "retry", N: 2}, {Do: "hold"}, {Do: "resume"},
 		{Do: "set priority", N: 1}, {Do: "set priority", N: -1}, {Do: "set run_at", N: 0}, {Do: "set run_at", N: 2}, {Do: "set pending"},
 	}
 )
 
-// aSteps is how many steps TestModelAlone takes at least.
+// aSteps is the minimum number of steps that TestModelAlone takes.
 const aSteps = 100_000
 
-// Whatever is done to a run, in whatever order and with whatever tokens: a finished run stays
-// finished unless it is retried, a lease records at most one outcome, a stale token changes
-// nothing, no more starts are charged than max_attempts, and the history tells the status.
+// For any commands in any order with any tokens, the model keeps these rules: a finished run stays finished unless it
+// is retried, a lease records at most one outcome, a stale token changes nothing, no more starts are charged than
+// max_attempts, and the history determines the status.
 func TestModelAlone(t *testing.T) {
 	for steps := 0; steps < aSteps && !t.Failed(); {
 		rapid.Check(t, func(t *rapid.T) {
@@ -54,7 +54,7 @@ func TestModelAlone(t *testing.T) {
 	}
 }
 
-// anyCommand draws what may be done to a run, with tokens of now, before and never.
+// anyCommand draws a command, with a current, an old or an invalid token.
 func anyCommand(s state) *rapid.Generator[command] {
 	return rapid.Custom(func(t *rapid.T) command {
 		c := command{
@@ -100,7 +100,7 @@ func check(t *rapid.T, was, is state, c command, told []event) {
 	claim(is.Status == was.Status || len(told) > 0, "each change of status is told")
 }
 
-// replay returns the status that the history tells.
+// replay returns the status that results from the history.
 func replay(history []event) (status run.Status) {
 	for _, e := range history {
 		switch e.Type {

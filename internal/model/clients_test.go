@@ -23,7 +23,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A crowd is some clients that work on the same few runs at the same time.
+// A crowd is a group of clients that work on the same few runs at the same time.
 type crowd struct {
 	pool  *pgxpool.Pool
 	ids   [runsEach]uuid.UUID
@@ -32,16 +32,16 @@ type crowd struct {
 	mu      sync.Mutex
 	calls   int
 	history []porcupine.Operation
-	held    [runsEach][]grant // all leases that were ever given
+	held    [runsEach][]grant // all leases that were ever granted
 }
 
-// A client makes one call after the other. It uses the leases of the others too, as a settle that
-// is repeated meets itself on the server.
+// A client makes one call after another. It also uses the leases of other clients, because a repeated settle can meet
+// its first try on the server.
 type client struct {
 	*crowd
 	*rand.Rand
 	number int
-	// Of those whose answer to a lease was lost: the next one gives back.
+	// The pollers whose answer to a lease was lost: the next poll gives the lease back.
 	pollers [runsEach]*leasing.Poller
 }
 
@@ -59,7 +59,7 @@ const (
 
 func prefix(i int) string { return fmt.Sprintf("model.%d.", i) }
 
-// newCrowd starts with pending runs. The clients use pool.
+// newCrowd starts with pending runs. The clients use pool, and setup uses quiet.
 func newCrowd(t *testing.T, quiet, pool *pgxpool.Pool) *crowd {
 	t.Helper()
 	c := &crowd{pool: pool, ids: [runsEach]uuid.UUID{uuid.New(), uuid.New()}, start: time.Now()}
@@ -77,7 +77,7 @@ func exec(t *testing.T, pool *pgxpool.Pool, query string, args ...any) {
 	}
 }
 
-// begin notes that a call is made, and returns what notes its reply.
+// begin records that a call is made, and returns a function that records its reply.
 func (c *client) begin(i int, made call) (call, func(reply)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +95,7 @@ func (c *client) begin(i int, made call) (call, func(reply)) {
 	}
 }
 
-// act makes one call. Some are given up after a moment.
+// act makes one call. Some calls are cancelled after a moment.
 func (c *client) act(ctx context.Context) {
 	if c.IntN(8) == 0 {
 		var done context.CancelFunc
@@ -124,7 +124,7 @@ func (c *client) act(ctx context.Context) {
 	}
 }
 
-// grant is one of the last two leases of a run; the zero one if there was none.
+// grant is one of the last two leases of a run, or the zero grant if there was none.
 func (c *client) grant(i int) (g grant) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,7 +145,7 @@ func (c *client) ask(ctx context.Context, i int, made call, query string, args .
 	end(reply{answer: answer, none: err != nil})
 }
 
-// db is the database, of which now and then no answer comes.
+// db is the database; sometimes its answers are lost.
 func (c *client) db() run.DB {
 	if c.IntN(5) == 0 {
 		return deaf{c.pool}
@@ -153,8 +153,7 @@ func (c *client) db() run.DB {
 	return c.pool
 }
 
-// transact calls fn, now and then within a transaction that goes on for a moment, so that others
-// come to wait for the row.
+// transact calls fn, sometimes in a transaction that stays open for a moment, so that other clients wait for the row.
 func (c *client) transact(ctx context.Context, fn func(run.DB) error) error {
 	if c.IntN(2) == 0 {
 		return fn(c.db())
@@ -176,7 +175,7 @@ func (c *client) read(ctx context.Context, i int) {
 	}
 }
 
-// lease asks for one run. That nothing was leased is no answer: somebody may have locked it.
+// lease asks for one run. An empty result is not recorded as a reply, because another client may have locked the run.
 func (c *client) lease(ctx context.Context, i int) {
 	made, end := c.begin(i, call{do: "lease", brief: c.IntN(2) == 0})
 	p := c.pollers[i]
@@ -191,7 +190,7 @@ func (c *client) lease(ctx context.Context, i int) {
 	c.pollers[i] = nil
 	switch {
 	case err != nil && !strings.HasPrefix(err.Error(), "lease runs"):
-		c.pollers[i] = p // it did not come to that
+		c.pollers[i] = p // the poll did not get to the lease
 	case err != nil:
 		end(reply{none: true})
 		c.pollers[i] = p
@@ -251,7 +250,7 @@ func (c *client) recorded(ctx context.Context, i int, g grant) {
 	}
 }
 
-// reclaim is a call about each of the runs.
+// reclaim is recorded as one call for each run.
 func (c *client) reclaim(ctx context.Context) {
 	var ends [runsEach]func(reply)
 	for i := range ends {

@@ -16,12 +16,12 @@ type row struct {
 	history        []event
 }
 
-// compare has the database agree with the model about each run and its history.
+// compare checks that the database and the model agree about each run and its history.
 func (w *world) compare(*rapid.T) {
 	rows := w.rows()
 	for _, s := range w.runs {
 		got := rows[slices.IndexFunc(rows, func(r row) bool { return r.id == s.id })]
-		got.Timeout, got.Policy = s.Timeout, s.Policy // which are no columns
+		got.Timeout, got.Policy = s.Timeout, s.Policy // which are not columns
 		got.Token, got.Settled = slices.Index(s.tokens, got.token.UUID), slices.Index(s.tokens, got.settled.UUID)
 		if got.state != s.state {
 			w.Fatalf("%s:\nthe row is   %s\nthe model is %s", s.name, got.state, s)

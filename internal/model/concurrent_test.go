@@ -27,9 +27,9 @@ const (
 	callsEach = 15
 )
 
-// Several clients lease, extend, settle, cancel, retry, take back and read the same runs at the
-// same time; some give up half-way, some connections break. For each run there is an order of
-// all calls, each within its time, in which every answer is that of a register with a token.
+// Several clients lease, extend, settle, cancel, retry, reclaim and read the same runs at the same time; some calls
+// are cancelled half-way, and some connections break. For each run there is an order of all calls, each within its
+// time, in which every reply is that of a register with a token.
 func TestLinearizable(t *testing.T) {
 	t.Parallel()
 	quiet := pgtest.New(t)
@@ -55,7 +55,7 @@ func TestLinearizable(t *testing.T) {
 			switch porcupine.CheckOperationsTimeout(registers, part, 20*time.Second) {
 			case porcupine.Illegal:
 				t.Fatalf("seed %d, history %d: no order of these calls explains the last answer about run %d:\n%s", *seed, h, i, story(part))
-			case porcupine.Unknown: // each such call doubles the orders there may be
+			case porcupine.Unknown: // each such call doubles the number of possible orders
 				t.Logf("seed %d, history %d: run %d has so many calls without an answer that it would take too long", *seed, h, i)
 				unknown++
 			}
@@ -66,7 +66,8 @@ func TestLinearizable(t *testing.T) {
 	}
 }
 
-// named is a pool of connections to the same database, which can be told from all others.
+// named returns a pool of connections to the same database, which can be told from all others by its
+// application_name.
 func named(t *testing.T, pool *pgxpool.Pool, name string, connections int32) *pgxpool.Pool {
 	t.Helper()
 	config := pool.Config()
@@ -80,7 +81,7 @@ func named(t *testing.T, pool *pgxpool.Pool, name string, connections int32) *pg
 	return named
 }
 
-// cut breaks a connection that is at work every now and then, until stop is called.
+// cut breaks a busy connection from time to time, until stop is called.
 func cut(t *testing.T, killer *pgxpool.Pool) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -105,8 +106,8 @@ func cut(t *testing.T, killer *pgxpool.Pool) (stop func()) {
 	}
 }
 
-// story tells the shortest beginning of a history that cannot be explained, without the calls
-// that change nothing and that it does not take.
+// story describes the shortest prefix of a history that cannot be explained. It leaves out calls that change nothing
+// and are not needed for the contradiction.
 func story(history []porcupine.Operation) string {
 	ends := slices.Clone(history)
 	slices.SortFunc(ends, func(a, b porcupine.Operation) int { return int(a.Return - b.Return) })
@@ -141,7 +142,7 @@ func explained(history []porcupine.Operation) bool {
 	return porcupine.CheckOperations(registers, history)
 }
 
-// until is the history as it was known at the end of a call: what goes on has no answer yet.
+// until is the history as it was known at the end of a call: calls that still run have no reply yet.
 func until(history []porcupine.Operation, end int64) (short []porcupine.Operation) {
 	for _, o := range history {
 		if o.Call > end {
@@ -155,7 +156,7 @@ func until(history []porcupine.Operation, end int64) (short []porcupine.Operatio
 	return short
 }
 
-// idle tells of a call that it changes nothing, so that without it less has to be explained.
+// idle reports whether a call changes nothing, so that leaving it out leaves less to explain.
 func idle(o porcupine.Operation) bool {
 	c, a := o.Input.(call), o.Output.(reply)
 	switch c.do {

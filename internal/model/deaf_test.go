@@ -10,7 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// deaf is a database that does what it is asked, but the answers to changes are lost.
+// deaf is a database that executes changes, but loses their answers.
 type deaf struct{ run.DB }
 
 func (d deaf) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
@@ -22,7 +22,7 @@ func (d deaf) Query(ctx context.Context, query string, args ...any) (pgx.Rows, e
 	return lost{}, io.ErrUnexpectedEOF
 }
 
-// lost are rows that never come.
+// lost are rows that never arrive.
 type lost struct{ pgx.Rows }
 
 func (lost) Next() bool { return false }

@@ -10,20 +10,19 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A state is what the model knows of a run. Times are counted in hours to go, rounded up: 0
-// has passed. All that is stored lies half an hour off the full ones, so that the time which a
-// test takes moves nothing across.
+// A state is what the model knows about a run. Times are counted in remaining hours, rounded up; 0 means passed. All
+// stored times are half an hour off the full hours, so that the time which a test takes never changes a count.
 type state struct {
 	Status    run.Status
 	Attempt   int
 	Max       int
-	Written   int  // what a policy said when it was last settled or taken back; 0: none has
-	Policy    int  // what the policy says by now; 0: as shipped
+	Written   int  // the policy's attempts when it was last settled or reclaimed; 0: never
+	Policy    int  // the policy's attempts now; 0: as shipped
 	Granted   bool // a person has given it attempts of its own
 	Postponed int
 	LeaseNo   int
-	Token     int // the number of the lease that is held stands for its token; 0: none
-	Settled   int // the token of the last outcome that was recorded
+	Token     int // the number of the held lease, which stands for its token; 0: none
+	Settled   int // the lease whose outcome was recorded last
 	Uncharged bool
 	Suspect   bool
 	Held      bool
@@ -32,10 +31,10 @@ type state struct {
 	Timeout   int // of its type; 0: none
 	Due       int
 	Left      int // of the lease
-	Limit     int // until deadline_at; 0 also where there is none
+	Limit     int // until deadline_at; also 0 if there is none
 }
 
-// String tells what is not as in a new run.
+// String describes how the state differs from that of a new run.
 func (s state) String() string {
 	text := fmt.Sprintf("%s, attempt %d of %d", s.Status, s.Attempt, s.Max)
 	add := func(tell bool, format string, value any) {
@@ -61,17 +60,17 @@ func (s state) String() string {
 	return text
 }
 
-// A command is what a worker, named by By, or someone else does to a run.
+// A command is something that the worker By, or someone else, does to a run.
 type command struct {
 	Do      string
 	By      string
-	Token   int              // heartbeat and settle: the lease it believes in
+	Token   int              // heartbeat and settle: the lease that the worker believes it holds
 	Verdict settling.Verdict // settle
 	N       int              // hours, attempts or a priority
-	Most    int              // settle: what the worker takes for the attempts that the policy says; 0: it does not write it
+	Most    int              // settle: the attempts that the worker believes the policy allows; 0: it writes none
 }
 
-// String leaves out who does it.
+// String leaves out who executes the command.
 func (c command) String() string {
 	switch {
 	case c.Do == "settle" && c.Most > 0:
@@ -104,8 +103,8 @@ const (
 	length  = 2 // of each lease, in hours
 )
 
-// step is the model: what the command makes of the run, what is answered ("" if the command
-// does not concern it) and what the history tells.
+// step is the model: it returns the run's state after the command, the answer ("" if the command does not concern the
+// run), and the events added to the history.
 func step(was state, c command) (s state, answer string, told []event) {
 	s = was
 	tell := func(kind string) { told = append(told, event{kind, was.Attempt, was.LeaseNo, c.By}) }
@@ -218,7 +217,7 @@ func step(was state, c command) (s state, answer string, told []event) {
 		s.Priority, answer = c.N, "UPDATE 1"
 	case "set run_at":
 		s.Due, answer = c.N, "UPDATE 1"
-	case "set pending": // as people do who know of no function
+	case "set pending": // by a bare UPDATE, without a function
 		if s.Status.Finished() {
 			return was, "refused", nil
 		}
@@ -232,15 +231,15 @@ func step(was state, c command) (s state, answer string, told []event) {
 	return s, answer, told
 }
 
-// attempts is how many attempts there are without a policy of the user's.
+// shipped is the number of attempts without a policy of the user's.
 const attempts = 25
 
-// follows reports whether the policy says how often the run is tried.
+// follows reports whether the policy determines the attempts of the run.
 func (s state) follows() bool {
 	return s.Max == s.Written || s.Written == 0 && s.Max == shipped.MaxAttempts && !s.Granted
 }
 
-// leased is s with a lease of its own. That of an exhausted run is not charged.
+// leased is s with a new lease. The lease of an exhausted run is not charged.
 func (s state) leased(by string, exhausted bool, timeout int) (state, string, []event) {
 	s.Status, s.LeaseNo, s.Uncharged = run.Leased, s.LeaseNo+1, exhausted
 	s.Token, s.Left, s.Limit = s.LeaseNo, length, timeout

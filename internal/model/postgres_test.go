@@ -13,14 +13,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Fewer and longer stories than by default; the command line may say otherwise.
+	// Fewer and longer stories than rapid's default; the command line may override this.
 	_ = flag.Set("rapid.checks", "30")
 	_ = flag.Set("rapid.steps", "50")
 	goleak.VerifyTestMain(m)
 }
 
-// Several workers, each with all leases it was ever given, and people do what they can to one
-// to three runs. After every step the row and its history are what the model says.
+// Several workers, each with all the leases that it was ever granted, and people do what they can to one to three
+// runs. After every step, the row and its history are those of the model.
 func TestModelAgainstPostgres(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -40,7 +40,7 @@ func TestModelAgainstPostgres(t *testing.T) {
 	})
 }
 
-// settled waits until the server has been up long enough for leases to be taken back.
+// settled waits until the server has been up long enough for leases to be reclaimed.
 func settled(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	pgtest.Await(t, "the server has been up for two seconds", func() bool {

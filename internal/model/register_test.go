@@ -9,19 +9,19 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A register is what a run amounts to for those who share it: a status and the lease that may
-// write to it. Its lease_no stands for the token.
+// A register is what concurrent clients can observe of a run: a status, and the lease that may write to it. Its
+// lease_no stands for the token.
 type register struct {
 	Status       run.Status
 	LeaseNo      int
 	Attempt, Max int
-	Charged      bool // the lease
+	Charged      bool // whether the lease was charged
 	Brief        bool // the lease may expire during the test
-	Lost         int  // the request, its answer lost, that took the lease; 0: the answer came
+	Lost         int  // the request that took the lease and whose answer was lost; 0: the answer arrived
 	Settled      int  // the lease whose outcome was recorded last
 }
 
-// A call is what somebody asks about a run.
+// A call is a request about a run.
 type call struct {
 	id      int // of the call
 	run     int
@@ -32,10 +32,10 @@ type call struct {
 	lost    int  // give back: the request whose answer was lost
 }
 
-// A reply is what is answered. Without one the call may have worked, at any time, or not.
+// A reply is the answer to a call. Without an answer the call may have taken effect, at any time, or not.
 type reply struct {
 	none           bool
-	answer         string // of a heartbeat and the like; of a read the status
+	answer         string // of a heartbeat and similar calls; the status for a read
 	lease, attempt int    // of a lease, a read, and a reclaim that leases an exhausted run
 }
 
@@ -60,11 +60,11 @@ var registers = (&porcupine.NondeterministicModel{
 	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%v: %v", input, output) },
 }).ToModel()
 
-// after returns what the register may be once the call was answered like this; nothing, if that
-// cannot be the answer.
+// after returns the possible states of the register after the call was answered with a. It returns none if the call
+// cannot be answered like this.
 func (r register) after(c call, a reply) []register {
 	holds := r.Status == run.Leased && r.LeaseNo == c.lease
-	next, works, right := r, false, false // works: it makes next of r; right: it is answered like this
+	next, works, right := r, false, false // works: the call turns r into next; right: a is the answer to it
 	switch c.do {
 	case "lease":
 		works, next = r.Status == run.Pending, r.leased(c.brief)
@@ -100,7 +100,7 @@ func (r register) after(c call, a reply) []register {
 		}
 		switch {
 		case a.none:
-		case works && again && a.lease == 0: // the answer does not name those that are due again
+		case works && again && a.lease == 0: // the answer does not name the runs that are due again
 			return []register{r, next}
 		case a.lease == 0:
 			works, right = false, true
@@ -125,7 +125,7 @@ func (r register) leased(brief bool) register {
 	return r
 }
 
-// freed is r without its lease, the attempt perhaps given back.
+// freed is r without its lease. If free is set, a charged attempt is given back.
 func (r register) freed(status run.Status, free bool) register {
 	if free && r.Charged {
 		r.Attempt--

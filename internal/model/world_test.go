@@ -22,17 +22,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A world is some runs in a database and what the model says of them.
+// A world is a few runs in a database, together with their states in the model.
 type world struct {
 	*rapid.T
 	test *testing.T
 	pool *pgxpool.Pool
 	runs []*subject
-	// What each worker believes to hold. It never gives up a belief.
+	// The leases that each worker believes it holds. A worker never gives up such a belief.
 	claims map[string][]claim
 }
 
-// A subject is a run of which the model says that it is in this state.
+// A subject is a run and its state in the model.
 type subject struct {
 	state
 	name    string
@@ -41,7 +41,7 @@ type subject struct {
 	history []event
 }
 
-// A claim is a lease that a worker has been given.
+// A claim is a lease that a worker was granted.
 type claim struct {
 	*subject
 	lease int
@@ -49,7 +49,7 @@ type claim struct {
 
 func (c claim) String() string { return fmt.Sprintf("lease %d of %s", c.lease, c.name) }
 
-// hours is a time that the model counts as h hours.
+// hours is a duration that the model counts as h hours.
 func hours(h int) time.Duration { return max(time.Duration(h)*time.Hour-30*time.Minute, 0) }
 
 // newWorld starts with one to three pending runs.
@@ -68,7 +68,7 @@ func newWorld(test *testing.T, t *rapid.T, pool *pgxpool.Pool) *world {
 	return w
 }
 
-// do has the model take the step, and compares what it and the product answer.
+// do takes the step in the model, and compares the model's answer with the product's.
 func (w *world) do(s *subject, c command, got string) {
 	w.Helper()
 	was := s.state
@@ -83,7 +83,7 @@ func (w *world) do(s *subject, c command, got string) {
 	}
 }
 
-// given notes that a worker was given a lease, and compares what it was told about it.
+// given records that a worker was granted a lease, and checks what the worker was told about it.
 func (w *world) given(by string, s *subject, l leasing.Lease) {
 	w.Helper()
 	s.tokens = append(s.tokens, l.Token)
@@ -96,7 +96,7 @@ func (w *world) given(by string, s *subject, l leasing.Lease) {
 
 func (w *world) by() string { return rapid.SampledFrom(workers).Draw(w.T, "worker") }
 
-// lease has a worker that has just started take due runs: those of the highest priorities.
+// lease is a poll by a worker that has just started: it leases due runs of the highest priorities.
 func (w *world) lease(*rapid.T) {
 	c := command{Do: "lease", By: w.by()}
 	n := rapid.IntRange(1, len(w.runs)).Draw(w.T, "n")
@@ -144,7 +144,7 @@ func terms(typ string) leasing.Terms {
 	return leasing.Terms{Length: hours(length), Timeout: hours(timeout), Room: -1}
 }
 
-// some draws a worker and claims of it, at most one of each run unless repeat.
+// some draws a worker and some of its claims, at most one of each run unless repeat is set.
 func (w *world) some(repeat bool) (by string, chosen []claim) {
 	if len(w.claims) == 0 {
 		w.Skip("no lease yet")
@@ -183,8 +183,8 @@ func (w *world) heartbeat(*rapid.T) {
 	}
 }
 
-// settle reports outcomes in one batch, which may hold a lost lease and the current one of the
-// same run, and then asks which of them are recorded.
+// settle reports outcomes in one batch, which may contain a lost lease and the current one of the same run, and then
+// asks which of them are recorded.
 func (w *world) settle(*rapid.T) {
 	by, claims := w.some(true)
 	var outcomes []settling.Outcome
@@ -224,7 +224,7 @@ func (w *world) settle(*rapid.T) {
 	}
 }
 
-// reclaim has a worker that has just started take back what has expired.
+// reclaim reclaims expired leases, as a worker that has just started.
 func (w *world) reclaim(*rapid.T) {
 	c := command{Do: "reclaim", By: w.by()}
 	r := &leasing.Reclaimer{DB: w.pool, Worker: c.By, Length: hours(length), Backoff: run.Backoff{Base: 40 * time.Minute, Cap: 80 * time.Minute}}
@@ -259,7 +259,7 @@ func (w *world) wait(*rapid.T) {
 	}
 }
 
-// policy is set for all runs.
+// policy sets the policy of all runs.
 func (w *world) policy(*rapid.T) {
 	c := command{Do: "set policy", By: someone, N: rapid.IntRange(1, 5).Draw(w.T, "attempts")}
 	w.Logf("the policy says %d attempts", c.N)
@@ -269,7 +269,7 @@ func (w *world) policy(*rapid.T) {
 	}
 }
 
-// people do to a run what they can by SQL.
+// people do to a run what they can do by SQL.
 func (w *world) people(*rapid.T) {
 	s := w.runs[rapid.IntRange(0, len(w.runs)-1).Draw(w.T, "run")]
 	c := rapid.SampledFrom(people).Draw(w.T, "what")
@@ -299,8 +299,8 @@ func (w *world) people(*rapid.T) {
 	w.do(s, c, answer)
 }
 
-// must ends the test if there is an error. Its text has no times, which are never the same again:
-// a story is made shorter only as long as it ends with the same words.
+// must ends the test if there is an error. It removes times from the text, because rapid shortens a story only as
+// long as it ends with the same text.
 func (w *world) must(err error) {
 	w.Helper()
 	if err != nil {
@@ -312,7 +312,7 @@ func (w *world) find(id uuid.UUID) *subject {
 	return w.runs[slices.IndexFunc(w.runs, func(s *subject) bool { return s.id == id })]
 }
 
-// exec returns what an UPDATE answers, "refused" if a guard does not allow it.
+// exec returns the command tag of an UPDATE, or "refused" if a guard does not allow it.
 func (w *world) exec(query string, args ...any) string {
 	w.Helper()
 	tag, err := w.pool.Exec(w.test.Context(), query, args...)

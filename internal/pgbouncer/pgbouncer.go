@@ -1,6 +1,6 @@
-// Package pgbouncer runs a private pgbouncer in front of a database, for tests: it pools
-// transactions over ten connections, as production setups do. Nothing of a session outlives a
-// transaction, and prepared statements with names do not work.
+// Package pgbouncer runs a private pgbouncer in front of a database, for tests. It runs in transaction mode over ten
+// connections, as production setups do: no session state outlives a transaction, and named prepared statements do not
+// work.
 package pgbouncer
 
 import (
@@ -24,14 +24,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver/child"
 )
 
-// patience is how long a pgbouncer may take to answer.
+// patience is how long a pgbouncer may take to answer after its start.
 const patience = 30 * time.Second
 
 // A Bouncer is a running pgbouncer. When this process ends, even by kill -9, it ends too.
 //
-// Should it end by itself it is started again at the same address, as a service manager does:
-// before 1.20.1 it ends itself now and then when clients cancel statements, as this project's
-// do with those that take too long (https://github.com/pgbouncer/pgbouncer/issues/822).
+// If it ends unexpectedly, it is started again at the same address, as a service manager would do. Versions before
+// 1.20.1 sometimes end when clients cancel statements, as this project does with statements that take too long
+// (https://github.com/pgbouncer/pgbouncer/issues/822).
 type Bouncer struct {
 	program string
 	dir     string
@@ -39,13 +39,13 @@ type Bouncer struct {
 	port    int
 	process *child.Process
 
-	ended chan time.Time // when it has ended by itself, as far as there is room
+	ended chan time.Time // when it has ended unexpectedly, as far as the buffer has room
 	stop  chan struct{}  // closed by Stop
 	kept  sync.WaitGroup
 }
 
-// Start starts a pgbouncer in front of a database, as whose user all of its clients connect.
-// Root on Debian has pgbouncer installed if it is missing.
+// Start starts a pgbouncer in front of a database. All clients connect as the user of databaseURL. As root on Debian,
+// Start installs pgbouncer if it is missing.
 func Start(ctx context.Context, databaseURL string) (*Bouncer, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {
@@ -75,17 +75,17 @@ func Start(ctx context.Context, databaseURL string) (*Bouncer, error) {
 // Addr returns its address.
 func (b *Bouncer) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port)) }
 
-// Ended tells when it has ended by itself, and was started again. Stop closes the channel.
+// Ended receives the time whenever pgbouncer ended unexpectedly and was started again. Stop closes the channel.
 func (b *Bouncer) Ended() <-chan time.Time { return b.ended }
 
-// Stop ends it, cutting its connections.
+// Stop ends pgbouncer and closes its connections.
 func (b *Bouncer) Stop() {
 	close(b.stop)
 	b.kept.Wait()
 	_ = os.RemoveAll(b.dir) // mostly done by the watchdog
 }
 
-// keep starts the program again whenever it has ended, until Stop, and then ends it.
+// keep starts the program again whenever it has ended, until Stop is called, and then ends it.
 func (b *Bouncer) keep() {
 	defer close(b.ended)
 	defer func() { b.process.End() }()
@@ -104,13 +104,12 @@ func (b *Bouncer) keep() {
 		}
 		_ = b.process.Release() // its directory stays
 		if err := b.start(context.Background()); err != nil {
-			return // its port was snatched; the next connection tells
+			return // another program took its port; the next connection fails
 		}
 	}
 }
 
-// errEnded means that pgbouncer ended by itself: another program may have
-// snatched its port.
+// errEnded means that pgbouncer ended unexpectedly. Another program may have taken its port.
 var errEnded = errors.New("it ended")
 
 func (b *Bouncer) start(ctx context.Context) error {
@@ -161,7 +160,7 @@ func (b *Bouncer) ready(ctx context.Context) (err error) {
 	return err
 }
 
-// URL returns the connection string that leads through it.
+// URL returns the connection string that leads through the pgbouncer.
 func (b *Bouncer) URL() string {
 	u := url.URL{
 		Scheme:   "postgres",
@@ -211,7 +210,7 @@ server_tls_sslmode = %s
 `, options.String(), b.port, tls)
 }
 
-// pgbouncer returns the path of the program, installed if need and rights be.
+// pgbouncer returns the path of the program. It installs the program if it is missing and this process may do so.
 func pgbouncer() (string, error) {
 	if path, err := lookPgbouncer(); err == nil {
 		return path, nil
@@ -226,8 +225,7 @@ func pgbouncer() (string, error) {
 	return lookPgbouncer()
 }
 
-// lookPgbouncer also looks where Debian has it, which is not on everyone's
-// PATH.
+// lookPgbouncer also looks where Debian installs it, which is not on everyone's PATH.
 func lookPgbouncer() (string, error) {
 	if path, err := exec.LookPath("pgbouncer"); err == nil {
 		return path, nil
@@ -235,8 +233,7 @@ func lookPgbouncer() (string, error) {
 	return exec.LookPath("/usr/sbin/pgbouncer")
 }
 
-// install lets one process at a time run apt-get, and the others find what it
-// installed.
+// install runs apt-get in one process at a time. The other processes then find what was installed.
 func install(apt string) error {
 	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "pgbouncer-apt.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver/child"
 )
 
-// ErrNoBinaries means that BinDir found nothing. Its text tells the ways out.
+// ErrNoBinaries means that BinDir found nothing. Its text names the remedies.
 var ErrNoBinaries = errors.New(`no PostgreSQL server binaries found; any one of these helps:
 	apt-get install postgresql
 	make pg PG=17
@@ -57,8 +57,7 @@ func candidates() []string {
 	return dirs
 }
 
-// newest returns the directories that match, the highest number in place of
-// the asterisk first.
+// newest returns the directories that match, highest number in place of the asterisk first.
 func newest(pattern string) []string {
 	dirs, err := filepath.Glob(pattern)
 	if err != nil {
@@ -88,9 +87,8 @@ func onPath() []string {
 	return []string{filepath.Dir(name)}
 }
 
-// caches are the directories below which npm packages are unpacked, each in a
-// directory named after its major version: the user's own, and for root, whose
-// own is closed to the user the server runs as, the system's.
+// caches are the directories that hold unpacked npm packages, each in a subdirectory named after its major version:
+// the user's own cache, and the system's, because the user that the server runs as may not enter root's.
 func caches() []string {
 	const project = "simple-workflow/postgres"
 	dirs := []string{filepath.Join("/var/cache", project)}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// PGTEST_BINDIR is obeyed, not tried.
+// BinDir returns PGTEST_BINDIR or an error, and tries no other directory.
 func TestBinDirFromEnvironment(t *testing.T) {
 	want, err := BinDir()
 	if err != nil {
@@ -24,7 +24,7 @@ func TestBinDirFromEnvironment(t *testing.T) {
 	}
 }
 
-// The error of finding nothing has three ways out.
+// ErrNoBinaries names three remedies.
 func TestRemedies(t *testing.T) {
 	for _, want := range []string{"apt-get install postgresql", "make pg", "export DATABASE_URL="} {
 		if !strings.Contains(ErrNoBinaries.Error(), want) {
@@ -33,7 +33,7 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
-// The newest version comes first, by number; what has no number comes last.
+// The newest version comes first, compared by number. A name without a number comes last.
 func TestNewest(t *testing.T) {
 	root := t.TempDir()
 	for _, version := range []string{"9.6", "18", "9.5", "latest", "15"} {
@@ -50,8 +50,8 @@ func TestNewest(t *testing.T) {
 	}
 }
 
-// An npm package becomes usable by the links it lists, however often it is
-// asked to, and cannot reach outside itself.
+// link makes an npm package usable by creating the links it lists. It can be repeated, and cannot create a link
+// outside the package.
 func TestLink(t *testing.T) {
 	root := t.TempDir()
 	write := func(name, text string) {

@@ -2,5 +2,5 @@
 
 package pgserver
 
-// freeBytes returns 0: /dev/shm is Linux's.
+// freeBytes returns 0, because only Linux has /dev/shm.
 func freeBytes(string) uint64 { return 0 }

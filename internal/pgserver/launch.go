@@ -17,8 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver/child"
 )
 
-// A killed PostgreSQL leaves a small shared memory segment, whose id its lock
-// file tells.
+// A killed PostgreSQL leaves a small shared memory segment. Its lock file contains the segment's id.
 const dropSegment = `
 set -- $(sed -n 7p data/postmaster.pid 2>/dev/null)
 [ -z "$2" ] || ipcrm -m "$2" 2>/dev/null
@@ -35,8 +34,7 @@ func (s *Server) setUp(ctx context.Context) error {
 		}
 		s.log = log
 	}
-	// Without its last file, a database is not ours or was never finished, and
-	// initdb refuses to touch it.
+	// If its last file is missing, the database is not ours or was never finished, and initdb refuses to touch it.
 	if _, err := os.Stat(s.conf()); err != nil {
 		if err := s.initialize(ctx); err != nil {
 			return err
@@ -65,7 +63,7 @@ func (s *Server) makeDir() (err error) {
 	return child.Enterable(s.dir)
 }
 
-// memory returns the memory file system, if data may and can be kept there.
+// memory returns the memory file system if the data may be kept there and there is room.
 func memory(durable bool) []string {
 	const shm, enough = "/dev/shm", 1 << 30
 	if durable || freeBytes(shm) <= enough {
@@ -115,8 +113,8 @@ func appendFile(name, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// launch starts the server on the port that choose sets, again and again while
-// others are found to be listening there.
+// launch starts the server on the port that choose sets. It repeats this while another process turns out to listen on
+// the port.
 func (s *Server) launch(ctx context.Context, choose func() error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, errors.New("no answer from the server"))
 	defer cancel()
@@ -142,8 +140,8 @@ func (s *Server) launch(ctx context.Context, choose func() error) error {
 	}
 }
 
-// spawn replaces the latest process, which must have ended. Its watchdog is
-// dismissed only after the new one is on guard.
+// spawn replaces the latest process, which must have ended. It dismisses that process's watchdog only after the new
+// one is running.
 func (s *Server) spawn(program string, args ...string) error {
 	p, err := child.Start(child.Command{
 		Path:   filepath.Join(s.bin, program),
@@ -158,7 +156,7 @@ func (s *Server) spawn(program string, args ...string) error {
 		return err
 	}
 	if s.process != nil {
-		_ = s.process.Release() // how it ended was seen before
+		_ = s.process.Release() // how it ended is known already
 	}
 	s.process = p
 	return nil
@@ -184,7 +182,7 @@ func (s *Server) configure() error {
 func (s *Server) settings() string {
 	all := map[string]string{
 		"max_connections": "200",
-		// In the data directory, so that nothing remains of a killed server.
+		// In the data directory, so that a killed server leaves nothing behind.
 		"dynamic_shared_memory_type": "mmap",
 	}
 	if !s.options.Durable {

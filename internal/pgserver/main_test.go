@@ -18,8 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// childEnv makes this binary start a server, print a few facts about it and
-// wait to be killed.
+// childEnv makes this binary start a server, print a few facts about it and wait to be killed.
 const childEnv = "PGSERVER_TEST_CHILD"
 
 func TestMain(m *testing.M) {

@@ -1,8 +1,6 @@
-// Package pgserver runs a private PostgreSQL server as a child process, for
-// tests, the demo and benchmarks. It needs PostgreSQL's server binaries, but no
-// installation, no configuration and no rights: as root it runs the server as
-// another user. When this process ends, even by kill -9, the server ends and
-// its directory is removed.
+// Package pgserver runs a private PostgreSQL server as a child process, for tests, the demo and benchmarks. It needs
+// PostgreSQL's server binaries, but no installation, configuration or privileges: as root it runs the server as
+// another user. When this process ends, even by kill -9, the server ends and its directory is removed.
 package pgserver
 
 import (
@@ -30,11 +28,11 @@ const (
 	retry      = 100 * time.Millisecond // before a taken port is tried again
 )
 
-// Options say how a server is set up. The zero value is a fast server on
-// memory, if there is enough, that may lose the latest commits when killed.
+// Options say how a server is set up. The zero value is a fast server that keeps its data in memory, if there is
+// enough, and may lose the latest commits when killed.
 type Options struct {
-	// Settings are PostgreSQL settings, over the defaults of this package,
-	// such as max_connections, which is 200.
+	// Settings are PostgreSQL settings. They override the defaults of this package, such as max_connections, which is
+	// 200.
 	Settings map[string]string
 
 	// Durable leaves fsync, synchronous_commit and full_page_writes on, and
@@ -45,9 +43,9 @@ type Options struct {
 	// PostgreSQL 15.
 	ICU bool
 
-	// Dir is where the server keeps everything it writes. A database that is
-	// there already is taken over. Run by root, it is given to another user.
-	// If it is empty, a temporary directory is used, and removed by Stop.
+	// Dir is where the server keeps all its files. If it holds a database already, that database is used. If this
+	// process is root, Dir is given to another user. If Dir is empty, a temporary directory is used, and Stop removes
+	// it.
 	Dir string
 
 	// Log receives the server's log. If it is nil, the log is the file
@@ -68,9 +66,8 @@ type Server struct {
 	process *child.Process // the latest, nil before the first and after Stop
 }
 
-// Start sets up a server and returns when it accepts connections on 127.0.0.1.
-// It fails if no binaries are found, see BinDir, or when ctx ends before the
-// server is up.
+// Start sets up a server and returns when it accepts connections on 127.0.0.1. It fails if no binaries are found (see
+// BinDir), or if ctx ends before the server is up.
 func Start(ctx context.Context, options Options) (*Server, error) {
 	bin, err := BinDir()
 	if err != nil {
@@ -103,8 +100,8 @@ func (s *Server) Port() int { return s.port }
 // Dir returns the directory that holds the server's data and log.
 func (s *Server) Dir() string { return s.dir }
 
-// Stop ends the server for good, cutting its connections, and removes its
-// directory unless Options.Dir named it. More calls do nothing.
+// Stop ends the server for good, closes its connections, and removes its directory unless Options.Dir named it.
+// Further calls do nothing.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +123,7 @@ func (s *Server) Stop() {
 type Mode int
 
 const (
-	// Fast cuts the connections and writes everything to disk.
+	// Fast closes the connections and writes everything to disk.
 	Fast Mode = iota
 	// Immediate ends like a crash: the next start recovers from the log.
 	Immediate
@@ -143,16 +140,15 @@ func (s *Server) StopMode(mode Mode) {
 	s.halt(syscall.SIGINT)
 }
 
-// Kill ends the server's main process with SIGKILL, as the kernel might, and
-// returns when the last of its other processes has noticed and ended too. The
-// data stays for Restart.
+// Kill ends the server's main process with SIGKILL, as the kernel might. It returns when the server's other processes
+// have noticed this and ended too. The data stays for Restart.
 func (s *Server) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.halt(syscall.SIGKILL)
 }
 
-// halt returns when nothing of the server runs any more.
+// halt returns when no process of the server runs any more.
 func (s *Server) halt(sig syscall.Signal) {
 	if s.process == nil {
 		return
@@ -164,10 +160,9 @@ func (s *Server) halt(sig syscall.Signal) {
 	s.process.Gone(0)
 }
 
-// Restart starts the server again on the same port with the same data, after
-// Kill, StopMode or a crash, or stops it first if it runs. It returns when the
-// server accepts connections, and fails when ctx ends before that or after
-// Stop.
+// Restart starts the server again on the same port with the same data, after Kill, StopMode or a crash. If the server
+// runs, Restart stops it first. It returns when the server accepts connections. It fails if ctx ends before that, and
+// after Stop.
 func (s *Server) Restart(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,8 +170,8 @@ func (s *Server) Restart(ctx context.Context) error {
 		return errors.New("restart PostgreSQL: it was stopped for good")
 	}
 	s.halt(syscall.SIGINT)
-	// All its processes are gone, which PostgreSQL cannot know: one that was
-	// killed, but not yet reaped, still looks alive to it.
+	// All its processes are gone, but PostgreSQL cannot know that: to it, a process that was killed but not yet
+	// reaped looks alive.
 	err := os.Remove(filepath.Join(s.data(), "postmaster.pid"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("restart PostgreSQL: %w", err)

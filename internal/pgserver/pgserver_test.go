@@ -19,8 +19,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// A server with no options is quick rather than safe, takes 200 connections,
-// and is reached through the loopback interface only.
+// A server with default options is not durable, allows 200 connections, and listens on the loopback interface only.
 func TestDefaults(t *testing.T) {
 	server := start(t, pgserver.Options{})
 	for name, want := range map[string]string{
@@ -41,8 +40,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Options reach the server: settings of any content, the safety of the data,
-// the collation, the log.
+// Options reach the server: settings of any content, durability, the collation and the log.
 func TestOptions(t *testing.T) {
 	var log bytes.Buffer
 	server := start(t, pgserver.Options{
@@ -72,8 +70,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Stop leaves neither a process nor a file nor a segment, also after Kill, and
-// may be called twice.
+// Stop leaves no process, file or shared memory segment, also after Kill, and may be called twice.
 func TestStop(t *testing.T) {
 	for name, before := range map[string]func(*pgserver.Server){
 		"running":   func(*pgserver.Server) {},
@@ -104,8 +101,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// What a durable server has committed is there again, at the same URL, however
-// the server was ended.
+// What a durable server has committed is there after a restart, at the same URL, however the server was ended.
 func TestRestart(t *testing.T) {
 	server := start(t, pgserver.Options{Durable: true})
 	url := server.URL("postgres")
@@ -131,8 +127,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// Kill takes the server's other processes along, those of sessions and those
-// that serve all, so that the data may be used again.
+// Kill also ends the server's other processes, both those of sessions and background ones, so that the data can be
+// used again.
 func TestKillEndsAll(t *testing.T) {
 	server := start(t, pgserver.Options{})
 	conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
@@ -155,8 +151,7 @@ func TestKillEndsAll(t *testing.T) {
 	}
 }
 
-// A directory of the caller's outlives the server, and the next one finds the
-// data in it.
+// A directory that the caller named outlives the server, and the next server finds its data there.
 func TestDir(t *testing.T) {
 	dir := openDir(t)
 	first := start(t, pgserver.Options{Dir: dir})
@@ -171,7 +166,7 @@ func TestDir(t *testing.T) {
 	}
 }
 
-// The directory of somebody else's database is refused and not touched.
+// The directory of a foreign database is refused and not changed.
 func TestForeignDir(t *testing.T) {
 	dir := openDir(t)
 	if err := os.MkdirAll(dir+"/data/base", 0o755); err != nil {
@@ -183,7 +178,7 @@ func TestForeignDir(t *testing.T) {
 	}
 }
 
-// A server that cannot start says why.
+// The error of a server that cannot start says why.
 func TestBadSetting(t *testing.T) {
 	_, err := pgserver.Start(t.Context(), pgserver.Options{Settings: map[string]string{"work_mem": "much"}})
 	if err == nil || !strings.Contains(err.Error(), "work_mem") {
@@ -200,7 +195,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// Servers that start at the same time do not get in each other's way.
+// Servers that start at the same time do not disturb each other.
 func TestManyAtOnce(t *testing.T) {
 	var servers [3]*pgserver.Server
 	var group sync.WaitGroup
@@ -223,8 +218,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// Nothing of a server is left after its process was killed with SIGKILL, even
-// if the server itself had been killed before.
+// Nothing of a server is left after its parent process was killed with SIGKILL, even if the server itself had been
+// killed before.
 func TestParentKilled(t *testing.T) {
 	for _, how := range []string{"running", "killed"} {
 		t.Run(how, func(t *testing.T) {
@@ -242,10 +237,10 @@ func TestParentKilled(t *testing.T) {
 	}
 }
 
-// A user without any rights can run a server.
+// A user without any privileges can run a server.
 func TestUnprivileged(t *testing.T) {
 	if os.Geteuid() != 0 {
-		// The other tests are this test.
+		// As another user than root, all other tests show this.
 		start(t, pgserver.Options{})
 		return
 	}

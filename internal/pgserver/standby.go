@@ -16,9 +16,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver/child"
 )
 
-// Standby copies the server and starts the copy as its hot standby: it streams what the server
-// writes, and calls itself by the given name, which synchronous_standby_names may list. It has
-// the same options, but a directory of its own. SELECT pg_promote() makes it a primary.
+// Standby copies the server and starts the copy as its hot standby. The standby streams what the server writes, and
+// uses the given name as its application_name, which synchronous_standby_names may list. It has the same options, but
+// a directory of its own. SELECT pg_promote() makes it a primary.
 func (s *Server) Standby(ctx context.Context, name string) (*Server, error) {
 	dir, err := child.TempDir("pgserver-", memory(s.options.Durable)...)
 	if err != nil {
@@ -38,7 +38,7 @@ func (s *Server) Standby(ctx context.Context, name string) (*Server, error) {
 	return copied, nil
 }
 
-// follow makes the server a copy of primary that replays what it writes.
+// follow makes the server a copy of primary that replays what primary writes.
 func (s *Server) follow(ctx context.Context, primary *Server, name string) error {
 	if err := s.backUp(ctx, primary); err != nil {
 		return err
@@ -56,16 +56,15 @@ func (s *Server) follow(ctx context.Context, primary *Server, name string) error
 	})
 }
 
-// backUp copies the files of primary while it is at work, by PostgreSQL's own rules for that
-// (Making a Base Backup Using the Low Level API). Not pg_basebackup, since the private server
-// binaries that npm has come without it.
+// backUp copies the files of primary while it runs, following the PostgreSQL manual (Making a Base Backup Using the
+// Low Level API). It does not use pg_basebackup because the server binaries from npm do not include it.
 func (s *Server) backUp(ctx context.Context, primary *Server) error {
 	conn, err := pgx.Connect(ctx, primary.URL("postgres"))
 	if err != nil {
 		return err
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) // and with it a backup that has not been stopped
-	// Until the connection ends the server keeps what it writes to its log from now on.
+	defer conn.Close(context.WithoutCancel(ctx)) // and with the connection a backup that was not stopped
+	// Until the connection ends, the server keeps the WAL that it writes from now on.
 	if _, err := conn.Exec(ctx, "SELECT pg_create_physical_replication_slot('backup_' || pg_backend_pid(), true, true)"); err != nil {
 		return err
 	}
@@ -79,18 +78,18 @@ func (s *Server) backUp(ctx context.Context, primary *Server) error {
 	if err := conn.QueryRow(ctx, "SELECT labelfile FROM pg_backup_stop(false)").Scan(&label); err != nil {
 		return err
 	}
-	// The log last: all that was written since the start has to be in it.
+	// The WAL is copied last, because it has to contain everything that was written since the start.
 	if err := s.copyTree(primary.data(), func(path string) bool { return path == "." || strings.HasPrefix(path, "pg_wal") }); err != nil {
 		return err
 	}
 	return s.write("backup_label", label)
 }
 
-// notBackedUp is what belongs to the running server alone, or to others that follow it.
+// notBackedUp are files that belong to the running server alone, or to its other standbys.
 var notBackedUp = []string{"postmaster.pid", "postmaster.opts", "pg_wal", "pg_replslot", "pg_dynshmem", "standby.signal", "postgresql.auto.conf.tmp"}
 
-// copyTree copies into the server's data what is in another's. A directory that is not wanted is made, and
-// left empty. What vanishes meanwhile was not wanted.
+// copyTree copies files into the server's data directory from another one. A directory that is not wanted is created
+// and left empty. A file that vanishes meanwhile is not needed.
 func (s *Server) copyTree(from string, wanted func(path string) bool) error {
 	return filepath.WalkDir(from, func(name string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -120,7 +119,7 @@ func (s *Server) copyTree(from string, wanted func(path string) bool) error {
 	})
 }
 
-// copyFile copies a file, if it is still there.
+// copyFile copies a file, if it still exists.
 func (s *Server) copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -138,7 +137,7 @@ func (s *Server) copyFile(from, to string) error {
 	return errors.Join(err, out.Close(), child.Own(to))
 }
 
-// write makes a file of the server's data.
+// write writes a file into the server's data directory.
 func (s *Server) write(path, content string) error {
 	name := filepath.Join(s.data(), path)
 	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// A standby has what its server had committed, takes no writes, and goes on as a primary when
-// the server is gone. It counts as synchronous under its name.
+// A standby has what its server had committed, refuses writes, and continues as a primary when the server is gone. It
+// counts as synchronous under its name.
 func TestStandby(t *testing.T) {
 	server := start(t, pgserver.Options{})
 	query(t, server, "CREATE TABLE before (x int)")

@@ -7,7 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Attempts has runs that say nothing be tried n times, in place of what is shipped. Workers that run already have it a second later.
+// Attempts sets how many attempts runs with the default max_attempts have, in place of the shipped policy. Workers
+// that already run apply it within a second.
 func Attempts(t testing.TB, db interface {
 	Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error)
 }, n int) {

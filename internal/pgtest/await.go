@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// patience is long, so that a test of a machine that is slow, or does something else, fails
-// for nothing but what is wrong. Who passes does not wait.
+// patience is long, so that a slow or busy machine does not make a test fail. A test that passes does not wait for
+// it.
 const patience = 5 * time.Minute
 
 // Await returns when cond is true, and fails t if that takes more than five
@@ -28,9 +28,8 @@ func awaitFor(t testing.TB, limit time.Duration, what string, cond func() bool) 
 	}
 }
 
-// Blocked returns when at least n sessions of the pool's database wait for a
-// lock, and fails t if that takes longer than Await waits. It looks through a
-// connection of its own, so the pool may be exhausted.
+// Blocked returns when at least n sessions of the pool's database wait for a lock, and fails t if that takes longer
+// than Await waits. It uses a connection of its own, so the pool may be exhausted.
 func Blocked(t testing.TB, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -53,9 +52,8 @@ func Blocked(t testing.TB, pool *pgxpool.Pool, n int) {
 	})
 }
 
-// poll reports whether cond became true within limit. It is asked at once, then
-// every few milliseconds, and ever less often: the later the answer, the less
-// a delay of it adds, and asking takes time from what is waited for.
+// poll reports whether cond became true within limit. It calls cond at once, then every few milliseconds, then less
+// often: the longer it has waited, the less a delay matters, and calling cond takes time from what is waited for.
 func poll(limit time.Duration, cond func() bool) bool {
 	begun := time.Now()
 	for !cond() {

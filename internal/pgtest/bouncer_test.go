@@ -12,8 +12,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Through a bouncer many clients share few connections, and the mode of New's
-// pool works.
+// Through a bouncer many clients share few connections, and the query mode of New's pool works.
 func TestBouncer(t *testing.T) {
 	direct := pgtest.New(t)
 	config, err := pgxpool.ParseConfig(pgtest.Bouncer(t, direct.Config().ConnString()))
@@ -47,7 +46,7 @@ func TestBouncer(t *testing.T) {
 	}
 }
 
-// A bouncer that ended by itself is there again at the same address.
+// A bouncer that ended unexpectedly is available again at the same address.
 func TestBouncerComesBack(t *testing.T) {
 	url := pgtest.Bouncer(t, pgtest.URL(t))
 	config, err := pgx.ParseConfig(url)

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ByHand executes a statement as an owner who knows better than the guards: what they refuse is done,
-// and recorded in workflow_override. CHECKs and foreign keys hold.
+// ByHand executes a statement as the owner who overrides the guards: the statement is executed, and recorded in
+// workflow_override. CHECKs and foreign keys still hold.
 func ByHand(t testing.TB, db interface {
 	Begin(context.Context) (pgx.Tx, error)
 }, statement string, args ...any) {

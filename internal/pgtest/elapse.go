@@ -13,14 +13,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Elapse lets d pass for every row: it moves all timestamptz columns of all
-// tables of the current schema back by d, to the microsecond and in one
-// transaction. Null and infinity stay, and so does the table workflow_schema.
+// Elapse lets d pass for every row: in one transaction, it moves all timestamptz columns of all tables of the current
+// schema back by d, to the microsecond. It does not change null, infinity and the table workflow_schema.
 //
-// Triggers written by users do not fire, and are enabled afterwards. While
-// others write, Elapse waits for them to finish, as long as Await does, and rather
-// gives way than have them fail in a deadlock. It cannot move a timestamp that
-// a foreign key refers to.
+// Triggers of users do not fire, and are enabled afterwards. While other sessions write, Elapse waits for them to
+// finish, up to as long as Await does; it gives way rather than make them fail in a deadlock. It cannot move a
+// timestamp that a foreign key refers to.
 func Elapse(t testing.TB, pool *pgxpool.Pool, d time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -37,7 +35,7 @@ func Elapse(t testing.TB, pool *pgxpool.Pool, d time.Duration) {
 	}
 }
 
-// locked reports whether err only means that others hold locks.
+// locked reports whether err only means that other sessions hold locks.
 func locked(err error) bool {
 	const notAvailable, deadlock = "55P03", "40P01"
 	var pg *pgconn.PgError
@@ -59,8 +57,7 @@ func moveBack(ctx context.Context, tx pgx.Tx, d time.Duration) error {
 		names = append(names, t.Name)
 		statements = append(statements, t.moveBack(d))
 	}
-	// The timeout is well below PostgreSQL's deadlock_timeout, after which it
-	// would choose a victim.
+	// The timeout is well below PostgreSQL's deadlock_timeout, after which PostgreSQL would choose a victim.
 	script := fmt.Sprintf(`
 		SET LOCAL lock_timeout = '100ms';
 		LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE;

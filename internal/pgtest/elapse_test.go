@@ -10,8 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Elapse moves every timestamp of every table by the same amount, whatever
-// triggers say, and leaves alone what has no time to pass.
+// Elapse moves every timestamp of every table by the same amount, in spite of triggers, and changes nothing else.
 func TestElapse(t *testing.T) {
 	pool := pgtest.New(t)
 	exec1(t, pool, `
@@ -54,7 +53,7 @@ func TestElapse(t *testing.T) {
 	}
 }
 
-// Elapse waits for a writer, and does not have it fail.
+// Elapse waits for a writer, and does not make it fail.
 func TestElapseWaits(t *testing.T) {
 	pool := pgtest.New(t)
 	exec1(t, pool, "CREATE TABLE busy AS SELECT timestamptz '2030-01-01 12:00Z' AS at")

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Example is New for examples, which have no testing.TB: what fails panics, and done takes the database away.
+// Example is New for examples, which have no testing.TB. Failures panic, and done drops the database.
 func Example() (ctx context.Context, pool *pgxpool.Pool, done func()) {
 	e := &example{}
 	pool = New(e)

@@ -26,8 +26,8 @@ var shared = sync.OnceValues(func() (*host, error) {
 	return find(ctx, startLocal, startDocker)
 })
 
-// find prefers what the environment names, then local binaries, then Docker.
-// Only what is absent is passed over; what does not work is an error.
+// find prefers a server that the environment names, then local binaries, then Docker. It goes on to the next only if
+// one is absent; one that does not work is an error.
 func find(ctx context.Context, local, docker func(context.Context) (*host, error)) (*host, error) {
 	for _, name := range []string{"TEST_DATABASE_URL", "DATABASE_URL"} {
 		if url := os.Getenv(name); url != "" {

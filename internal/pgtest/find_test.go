@@ -20,8 +20,8 @@ func works(context.Context) (*host, error) { return newHost("found", true), nil 
 
 func unused(context.Context) (*host, error) { panic("asked, although it should not be") }
 
-// Where nothing is found the error tells what to do; what is there but does
-// not work is not papered over by the next.
+// If find finds no server, the error says what to do. If one exists but does not work, find does not fall back to the
+// next.
 func TestFind(t *testing.T) {
 	t.Setenv("TEST_DATABASE_URL", "")
 	t.Setenv("DATABASE_URL", "")
@@ -46,8 +46,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// The environment comes first, the tests' own variable before the common one,
-// and a server it names must answer.
+// find prefers the environment, and in it TEST_DATABASE_URL to DATABASE_URL. A server that is named there must
+// answer.
 func TestFindInEnvironment(t *testing.T) {
 	server := Server(t, pgserver.Options{})
 	t.Setenv("TEST_DATABASE_URL", server.URL("postgres"))
@@ -65,8 +65,8 @@ func TestFindInEnvironment(t *testing.T) {
 	}
 }
 
-// On a server of somebody else's nothing is left: each test migrates a
-// database, or a schema where it may not create any, and drops it.
+// On a server of somebody else, tests leave nothing behind: each test migrates a database, or a schema where it may
+// not create databases, and drops it.
 func TestForeign(t *testing.T) {
 	server := Server(t, pgserver.Options{})
 	root := newHost(server.URL("postgres"), false)
@@ -108,7 +108,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// tryOut uses two migrated databases at a time.
+// tryOut creates, uses and drops two migrated databases at the same time.
 func tryOut(t *testing.T, h *host) {
 	t.Helper()
 	for range 2 {

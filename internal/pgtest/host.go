@@ -16,7 +16,7 @@ import (
 
 // host is a server on which databases for tests are created.
 type host struct {
-	// url leads to a database that is there already.
+	// url leads to an existing database.
 	url string
 
 	// private means that nobody else uses the server and that it ends with
@@ -38,7 +38,7 @@ func newHost(url string, private bool) *host {
 
 func randomName() string { return "t_" + strings.ToLower(rand.Text()) }
 
-// urlOf returns the connection string of a database, or schema, created here.
+// urlOf returns the connection string of a database, or schema, that was created on the host.
 func (h *host) urlOf(name string) string {
 	key, u := "dbname", (*url.URL)(nil)
 	if h.schemas {
@@ -67,7 +67,7 @@ func (h *host) empty(ctx context.Context, name string) error {
 	return h.exec(ctx, "CREATE DATABASE "+name)
 }
 
-// migrated copies a template where one may be kept, which is quicker.
+// migrated copies a template on a private host, which is quicker; elsewhere it applies the migrations.
 func (h *host) migrated(ctx context.Context, name string) error {
 	if h.private {
 		template, err := h.template()
@@ -93,7 +93,7 @@ func (h *host) makeTemplate() (string, error) {
 		return "", err
 	}
 	return name, h.with(ctx, func(conn *pgx.Conn) error {
-		// Many may copy a template at a time if nobody can connect to it.
+		// Several sessions can copy a template at the same time if nobody can connect to it.
 		if _, err := conn.Exec(ctx, "ALTER DATABASE "+name+" ALLOW_CONNECTIONS false"); err != nil {
 			return err
 		}
@@ -120,8 +120,7 @@ func (h *host) drop(name string) error {
 		return h.exec(ctx, "DROP SCHEMA IF EXISTS "+name+" CASCADE")
 	}
 	return h.with(ctx, func(conn *pgx.Conn) error {
-		// While connections that were just closed are ending, DROP takes a
-		// tenth of a second longer.
+		// While connections that were just closed are still ending, DROP takes 100 ms longer.
 		if err := awaitUnused(ctx, conn, name); err != nil {
 			return err
 		}
@@ -130,7 +129,7 @@ func (h *host) drop(name string) error {
 	})
 }
 
-// awaitUnused waits a short while for the sessions of a database to end.
+// awaitUnused waits up to 100 ms for the sessions of a database to end.
 func awaitUnused(ctx context.Context, conn *pgx.Conn, name string) (err error) {
 	const while = 100 * time.Millisecond
 	poll(while, func() bool {

@@ -9,12 +9,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ID is the id of everything that Infinite stores, runs of other states than pending aside.
+// ID is the id of everything that Infinite stores, except of runs in other states than pending.
 const ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
-// Infinite stores a row or more in each table of ours, of each state that the rows of a table can be in, which
-// belong together by their ids, and has look be called with each timestamp of each table at both infinities in turn.
-// Only a superuser can do that: triggers are off, and the checks gone. What was changed is put back after each call.
+// Infinite stores at least one row in each table of ours, one for each state that rows of the table can have. The
+// rows refer to each other by their ids. It then calls look with each timestamp of each table at both infinities in
+// turn, and restores the value after each call. This takes a superuser: triggers are off, and the checks are dropped.
 func Infinite(t testing.TB, conn *pgx.Conn, look func(what string)) {
 	t.Helper()
 	do := func(statements string) {
@@ -37,7 +37,7 @@ func Infinite(t testing.TB, conn *pgx.Conn, look func(what string)) {
 	for _, drop := range list(`SELECT format('ALTER TABLE %s DROP CONSTRAINT %I CASCADE', conrelid::regclass, conname) FROM pg_constraint WHERE contype = 'c' AND conrelid IN (` + tables + `)`) {
 		do(drop)
 	}
-	// A value for each column by its type; of states, each that somebody asks for.
+	// A value for each column by its type. For states, each one that some query asks for.
 	for _, insert := range list(`
 		SELECT format('INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM unnest(%L::text[]) WITH ORDINALITY AS s (state, n)', a.attrelid::regclass,
 			string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),
@@ -68,7 +68,7 @@ func Infinite(t testing.TB, conn *pgx.Conn, look func(what string)) {
 		do(insert)
 	}
 	do(`UPDATE outbox_lane SET lane = (SELECT e.lane FROM outbox_event e)`)
-	do(`INSERT INTO workflow_run (type, token_id, node) VALUES ('x.y.v1', '` + ID + `', 'x')`) // a step
+	do(`INSERT INTO workflow_run (type, token_id, node) VALUES ('x.y.v1', '` + ID + `', 'x')`) // this one is a step
 	columns := list(`
 		SELECT a.attrelid::regclass || ' ' || quote_ident(a.attname)
 		FROM pg_attribute a
@@ -87,7 +87,8 @@ func Infinite(t testing.TB, conn *pgx.Conn, look func(what string)) {
 	}
 }
 
-// Unbound takes the CHECKs away that hold bounds of columns, so that rows come about as they may be from before.
+// Unbound drops the CHECKs that hold the bounds of columns, so that a test can store rows as they were possible
+// before the bounds.
 func Unbound(t testing.TB, url string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
@@ -100,7 +101,7 @@ func Unbound(t testing.TB, url string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, drop := range drops { // each alone: workers that are at it must not wait for one table while we wait for another
+	for _, drop := range drops { // each alone, so that running workers do not wait for one table while this waits for another
 		if _, err := conn.Exec(t.Context(), drop); err != nil {
 			t.Fatal(err)
 		}

@@ -1,9 +1,8 @@
 // Package pgtest gives every test a PostgreSQL database of its own.
 //
-// The server is the one that TEST_DATABASE_URL or DATABASE_URL names, or else a
-// private one, started from local binaries or in Docker when the first test of
-// a test binary asks for it, and gone when the binary ends. Tests are never
-// skipped for want of a server: they fail and tell what to do.
+// The server is the one that TEST_DATABASE_URL or DATABASE_URL names, or else a private one. A private server is
+// started, from local binaries or in Docker, when the first test of a test binary asks for it, and ends with the
+// binary. Tests are never skipped for lack of a server: they fail with a message that says what to do.
 package pgtest
 
 import (
@@ -19,18 +18,18 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// setUpLimit bounds what is done once per test or test binary.
+// setUpLimit bounds the setup that is done once per test or test binary.
 const setUpLimit = time.Minute
 
-// New returns a pool of connections to a fresh, migrated database, which only
-// this test uses. The pool is closed and the database dropped when t ends.
+// New returns a pool of connections to a fresh, migrated database that only this test uses. When t ends, the pool is
+// closed and the database dropped.
 //
-// Its queries run in the mode the whole project uses, which works through a
-// connection pooler and never lets the server settle for a generic plan.
+// Its queries run in the mode the whole project uses, which works through a connection pooler and never lets the
+// server choose a generic plan.
 //
-// With PGTEST_BOUNCER=1 in the environment, and the tag pooler, the pool connects through
-// a pgbouncer in transaction mode, through which notifications do not arrive either. With
-// PGTEST_ROLES, such as engine,enqueue, it is that of somebody who has these roles alone.
+// With PGTEST_BOUNCER=1 in the environment, and the build tag pooler, the pool connects through a pgbouncer in
+// transaction mode, which does not pass notifications on. With PGTEST_ROLES, such as engine,enqueue, the pool logs in
+// as a user who has only these roles.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	url := URL(t)
@@ -60,15 +59,14 @@ var through = func(t testing.TB, _ string) string {
 	return ""
 }
 
-// URL returns the connection string of a fresh, migrated database, for tests
-// that start processes. The database is dropped when t ends, with whatever is
-// still connected to it.
+// URL returns the connection string of a fresh, migrated database, for tests that start processes. When t ends, the
+// database is dropped and its open connections are closed.
 func URL(t testing.TB) string {
 	t.Helper()
 	return fresh(t, (*host).migrated)
 }
 
-// Open returns a pool of connections to a database, with pgx's own defaults. It is closed when t ends.
+// Open returns a pool of connections to a database, with pgx's defaults. It is closed when t ends.
 func Open(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)

@@ -34,8 +34,7 @@ func query[T any](t *testing.T, pool *pgxpool.Pool, sql string) (value T) {
 	return value
 }
 
-// Two tests' databases know nothing of each other: not the tables, not the
-// rows, not the sessions.
+// The databases of two tests are separate: neither sees the other's tables, rows or sessions.
 func TestIsolation(t *testing.T) {
 	a, b := pgtest.New(t), pgtest.New(t)
 	exec1(t, a, "CREATE TABLE mine ()")
@@ -61,7 +60,7 @@ func TestMigrated(t *testing.T) {
 	}
 }
 
-// A test that finds no server fails, and says why. It is not skipped.
+// A test that finds no server fails with a message that says why. It is not skipped.
 func TestNoServer(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -116,8 +115,7 @@ func TestDropped(t *testing.T) {
 	}
 }
 
-// The pool leaves no named statement on the server, so a pooler may hand its
-// connections around.
+// The pool leaves no named prepared statement on the server, so a pooler may share its connections.
 func TestNoPreparedStatements(t *testing.T) {
 	pool := pgtest.New(t)
 	for range 3 {
@@ -130,7 +128,7 @@ func TestNoPreparedStatements(t *testing.T) {
 	}
 }
 
-// A private server can be killed and comes back.
+// A private server can be killed and restarted.
 func TestServer(t *testing.T) {
 	server := pgtest.Server(t, pgserver.Options{Durable: true})
 	pool, err := pgxpool.New(t.Context(), server.URL("postgres"))
@@ -152,8 +150,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// Blocked sees the sessions that wait for a lock in this database, although
-// they have all of the pool's connections.
+// Blocked finds the sessions that wait for a lock in this database, even if they use all connections of the pool.
 func TestBlocked(t *testing.T) {
 	pool := pgtest.New(t)
 	exec1(t, pool, "CREATE TABLE fought_over ()")
@@ -185,7 +182,7 @@ func TestBlocked(t *testing.T) {
 	pgtest.Blocked(t, pool, 0)
 }
 
-// failing is a test that remembers why it failed.
+// failing is a test that records why it failed.
 type failing struct {
 	testing.TB
 	reason string
@@ -198,8 +195,7 @@ func (f *failing) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// Await asks again until the answer is yes, and otherwise fails the test with
-// the name of what never happened.
+// Await calls cond until it returns true, and otherwise fails the test with what it waited for.
 func TestAwait(t *testing.T) {
 	asked := 0
 	pgtest.Await(t, "the third time", func() bool { asked++; return asked == 3 })

@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// RolesName returns a name for the roles of a test, see sql.Roles: they belong to the whole server,
-// and are dropped when t ends. The url is that of a database which URL, or New, has made.
+// RolesName returns a name for the roles of a test (see sql.Roles). Roles belong to the whole server, and are dropped
+// when t ends. The url is that of a database made by URL or New.
 func RolesName(t testing.TB, url string) (named string) {
 	t.Helper()
 	named = fmt.Sprintf("t%d", rand.Uint64())
@@ -34,7 +34,7 @@ func RolesName(t testing.TB, url string) (named string) {
 			return err
 		}
 		err := drop()
-		for locked(err) { // a worker of the test's may go on, and locks the same tables in its order
+		for locked(err) { // a worker of the test may still run, and locks the same tables in its own order
 			err = drop()
 		}
 		if err != nil {
@@ -45,7 +45,7 @@ func RolesName(t testing.TB, url string) (named string) {
 	return named
 }
 
-// Roles creates roles for a database that New has made, and returns what they are named by.
+// Roles creates roles for a database made by New, and returns the name that their names begin with.
 func Roles(t testing.TB, pool *pgxpool.Pool) (named string) {
 	t.Helper()
 	named = RolesName(t, pool.Config().ConnString())
@@ -62,8 +62,8 @@ func Roles(t testing.TB, pool *pgxpool.Pool) (named string) {
 	return named
 }
 
-// As returns a pool of a login of its own, which has been granted roles: worker, named as Roles
-// has it, and so on.
+// As returns a pool of a new login that was granted the given roles. The roles are given without their prefix, such
+// as worker.
 func As(t testing.TB, pool *pgxpool.Pool, named string, roles ...string) *pgxpool.Pool {
 	t.Helper()
 	login := named + "_login_" + strings.Join(roles, "_")
@@ -81,7 +81,7 @@ func As(t testing.TB, pool *pgxpool.Pool, named string, roles ...string) *pgxpoo
 	}
 	config := pool.Config()
 	config.ConnConfig.User, config.ConnConfig.Password = login, "secret"
-	if os.Getenv("PGTEST_BOUNCER") != "" { // which knows one user: straight to the server
+	if os.Getenv("PGTEST_BOUNCER") != "" { // a bouncer knows one user only, so connect to the server directly
 		if err := owner.QueryRow(t.Context(), `SELECT host(inet_server_addr()), inet_server_port()`).Scan(&config.ConnConfig.Host, &config.ConnConfig.Port); err != nil {
 			t.Fatal(err)
 		}

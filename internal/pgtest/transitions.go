@@ -6,8 +6,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// LogTransitions makes the database note every change of a run's status, whoever makes it, in
-// the table transition (run, was, status, lease_no). It knows nothing of the engine's own history.
+// LogTransitions makes the database record every change of a run's status, by anyone, in the table transition (run,
+// was, status, lease_no). It does not depend on the engine's own history.
 func LogTransitions(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	for _, query := range []string{

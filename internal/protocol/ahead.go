@@ -2,32 +2,33 @@ package protocol
 
 import "fmt"
 
-// Model B: leases ahead of handlers. A run is leased with a slot, and then it is charged from the lease on, or
-// ahead, and then it is charged if a committed mark says that its handler may begin. The handler
-// begins after the answer to the mark. What takes an expired lease back looks for the mark: with it the
-// attempt stays charged and the run is a suspect; without, the attempt is given back and the run is as it was.
+// Model B: leases ahead of handlers. A run is either leased with a slot, and charged from the lease on, or leased
+// ahead, and charged once a committed mark says that its handler may begin. The handler begins after the answer to
+// the mark. A take-back of an expired lease looks for the mark. If there is a mark, the attempt stays charged and the
+// run is a suspect; if not, the attempt is given back and the run is as it was before.
 //
-// Polls, settles, doubts, cancels are those of model A and only as detailed here as needed. A process
-// that is frozen is one whose leases expire while it lives; it goes on later and knows nothing of it.
+// Polls, settling, doubts and cancels are those of model A, only as detailed as needed here. A frozen process is one
+// whose leases expire while it lives; it continues later without knowing that.
 
 const (
-	bRuns   = 3 // run 0 kills its process as soon as it begins, if there is poison
-	bBirths = 6 // births of processes, and renewed identities
+	bRuns   = 3 // run 0 kills its process as soon as it begins, if poison is set
+	bBirths = 6 // new processes and renewed identities
 )
 
 type bRun struct {
 	status                  byte // pending, leased, succeeded, failed
 	attempt, lease          uint8
-	holder                  int8 // leased_by: the birth of who holds it
+	holder                  int8 // leased_by: the birth of its holder
 	ahead, suspect, expired bool
-	begun                   bool  // the mark, where it is a column of the run
-	started                 bool  // known to the model: its handler has begun under this lease
-	died                    int8  // known to the model: which death left it leased; 0: none
-	freed                   uint8 // known to the model: leases (bits) that were given back as not begun
+	begun                   bool  // the mark, in designs where it is a column of the run
+	started                 bool  // known to the model only: its handler has begun under this lease
+	died                    int8  // known to the model only: the death that left it leased; 0: none
+	freed                   uint8 // known to the model only: the leases (as bits) that were given back as not begun
 }
 
-// bJob.at: 0, 'd' granted with a slot, 'g' granted ahead, 'x' granted to a former identity (answers under way), 'q' waits, 'm' mark under way,
-// 'u' the answer to its mark was lost, 'b' may begin, 'c' may begin and the clock was looked at, 'r' runs, 'o' returned
+// bJob.at: 0 none, 'd' granted with a slot, 'g' granted ahead, 'x' granted to a former identity (these three: the
+// answer is under way), 'q' waits, 'm' mark under way, 'u' the answer to its mark was lost, 'b' may begin, 'c' may
+// begin and the clock was checked, 'r' runs, 'o' returned
 type bJob struct {
 	at    byte
 	lease uint8
@@ -39,8 +40,9 @@ type bMark struct {
 	soft            [bRuns]bool  // not yet on disk
 }
 
-// bKey is one row of a table of marks, by the token of a lease. Whoever stores it first decides: the worker, that the run
-// may begin, or who takes the lease back, that it was not begun. The other finds it there.
+// bKey is one row of a table of marks, keyed by the token of a lease. The first to store it decides: the worker
+// stores that the run may begin, and the one who takes the lease back stores that it was not begun. The other one
+// finds the row there.
 type bKey struct {
 	lease uint8
 	begun bool
@@ -49,12 +51,12 @@ type bKey struct {
 type bProcess struct {
 	birth    int8 // -1: not up
 	stopping bool
-	deleted  bool // its row, by itself
+	deleted  bool // its row, by its own stop
 	marking  byte // 's' sent, 'y' executed, 'n' refused
 	late     byte // 'l': a mark whose answer was given up may still be executed
 	lateSet  [bRuns]uint8
-	look     int8 // run that it takes back: it has a snapshot; -1: none
-	saw      bool // the mark, in that snapshot
+	look     int8 // the run whose lease it takes back, with a snapshot; -1: none
+	saw      bool // whether the mark was in that snapshot
 	sawLease uint8
 	job      [bRuns]bJob
 }
@@ -66,21 +68,21 @@ type bState struct {
 	births                                    int8
 	key                                       [bRuns]bKey
 	deaths                                    int8
-	wasted                                    [bBirths + 1]uint8 // unbegun runs that each death was charged to
+	wasted                                    [bBirths + 1]uint8 // for each death, the runs not begun that it was charged to
 	kills, freezes, losses, stops, breakdowns uint8
 	fault                                     string
 }
 
 type bDesign struct {
 	mark  string // where the mark is: "lease", "none", "run", "worker", "token"
-	fence string // of a mark in the worker's row: "snapshot", "lock", "retire", "time"; of one by token: "first", "looks"
+	fence string // how a mark is fenced; in the worker's row: "snapshot", "lock", "retire", "time"; by token: "first", "looks"
 
 	most, slots                               uint8
 	runs                                      int
 	poison                                    bool
 	kills, freezes, losses, stops, breakdowns uint8
 
-	// Planted faults and worse designs.
+	// Planted faults and inferior designs.
 	early, unfenced, byName, absolute, missingIsUnbegun, deleteAtTakeBack, deleteAtStop                 bool
 	exhaustedFirst, wholeBatch, position, forgetUnknown, clockLies, async, keepOld, cleanEarly, noCheck bool
 }
@@ -108,7 +110,7 @@ func (d bDesign) design() design[bState] {
 	}}
 }
 
-// bear gives a process an identity: a row of its own, or that of its name.
+// bear gives a process an identity: a row of its own, or, with byName, the row of its name.
 func (d bDesign) bear(s *bState, p int) {
 	birth := s.births
 	if d.byName {
@@ -197,7 +199,8 @@ func (d bDesign) next(s bState, do func(string, bState)) {
 			do(fmt.Sprintf("the holder of run %d is frozen and the lease expires", i), t)
 		}
 	}
-	// A row of the table of marks goes once nobody holds the lease, and later than any statement lasts that could name it.
+	// A row of the table of marks is removed once nobody holds its lease, and later than any statement lasts that
+	// could name it.
 	underWay := false
 	for _, w := range s.process {
 		underWay = underWay || w.marking == 's' || w.late != 0
@@ -216,7 +219,7 @@ func (d bDesign) next(s bState, do func(string, bState)) {
 			t.mark[m].soft = [bRuns]bool{}
 		}
 		do("what was committed reaches the disk", t)
-		if s.breakdowns > 0 { // the whole machine
+		if s.breakdowns > 0 { // the whole machine fails
 			t := s
 			t.breakdowns--
 			for m := range t.mark {
@@ -234,7 +237,7 @@ func (d bDesign) next(s bState, do func(string, bState)) {
 	}
 }
 
-// die ends a process without a word.
+// die ends a process without notice.
 func (s *bState) die(p int) {
 	s.deaths++
 	w := &s.process[p]
@@ -246,7 +249,8 @@ func (s *bState) die(p int) {
 	*w = bProcess{birth: -1, look: -1}
 }
 
-// lease: with a slot as long as slots are free, ahead beyond that. Suspects have slots, one at a time.
+// lease leases with a slot while slots are free, and ahead beyond that. Suspects are leased with slots only, one at a
+// time.
 func (d bDesign) lease(s bState, p int, name string, do func(string, bState)) {
 	w := s.process[p]
 	taken, suspects := 0, 0
@@ -330,7 +334,7 @@ func (d bDesign) begin(s *bState, p, i int) {
 	}
 }
 
-// marks: what may begin is sent, executed, answered; answers may be lost, and statements be late.
+// marks sends, executes and answers marks for runs that may begin. Answers may be lost, and statements may be late.
 func (d bDesign) marks(s bState, p int, name string, do func(string, bState)) {
 	w := s.process[p]
 	running, window := 0, 0
@@ -417,14 +421,14 @@ func (d bDesign) marks(s bState, p int, name string, do func(string, bState)) {
 		if w.marking == 'y' {
 			do(name+" is told that its mark is recorded", t)
 		} else {
-			// Retired: what waits is given back, and there is a new identity. What runs goes on.
+			// Retired: it gives back what waits, and gets a new identity. What runs continues.
 			for i := range w.job {
 				if a := w.job[i].at; a == 'q' || a == 'u' || a == 'm' {
 					t.release(i, w.job[i].lease)
 					t.process[p].job[i] = bJob{}
 				}
 			}
-			// What a poll still brings names the old row, so a mark in the new one would not be found.
+			// What a poll under way still brings names the old row, so a mark in the new row would not be found.
 			for i := range w.job {
 				if j := &t.process[p].job[i]; j.at == 'g' && !d.keepOld {
 					j.at = 'x'
@@ -461,7 +465,7 @@ func (w *bProcess) unknown() {
 	}
 }
 
-// execute is the statement that marks; false: refused.
+// execute is the statement that marks; it returns false if it is refused.
 func (d bDesign) execute(s *bState, birth int8, set [bRuns]uint8) bool {
 	if birth < 0 {
 		return false
@@ -500,7 +504,7 @@ func (d bDesign) execute(s *bState, birth int8, set [bRuns]uint8) bool {
 	return true
 }
 
-// release gives a lease back that was not begun.
+// release gives back a lease that was not begun.
 func (s *bState) release(i int, lease uint8) {
 	r := &s.run[i]
 	if r.status != 'l' || r.lease != lease {
@@ -514,7 +518,7 @@ func (s *bState) release(i int, lease uint8) {
 	}
 }
 
-// work: handlers return and are settled; heartbeats extend, and tell what is gone.
+// work lets handlers return and settles them. Heartbeats extend leases, and report those that are gone.
 func (d bDesign) work(s bState, p int, name string, do func(string, bState)) {
 	for i, j := range s.process[p].job {
 		r := s.run[i]
@@ -557,7 +561,8 @@ func (d bDesign) work(s bState, p int, name string, do func(string, bState)) {
 	}
 }
 
-// takeBack of an expired lease. Where the mark is looked up in a snapshot, the look and the change are two steps.
+// takeBack takes back an expired lease. If the mark is looked up in a snapshot, the look-up and the change are two
+// steps.
 func (d bDesign) takeBack(s bState, p int, name string, do func(string, bState)) {
 	w := s.process[p]
 	if w.look >= 0 {
@@ -602,7 +607,7 @@ func (d bDesign) takeBack(s bState, p int, name string, do func(string, bState))
 			t.process[p].look, t.process[p].saw, t.process[p].sawLease = int8(i), saw, r.lease
 			do(fmt.Sprintf("%s looks at expired run %d", name, i), t)
 			continue
-		default: // the mark's row is locked, and read as it is then
+		default: // locks the mark's row, and reads its newest version
 			d.take(&t, i, saw)
 			t.mark[r.holder].retired = t.mark[r.holder].retired || d.fence == "retire"
 			if d.deleteAtTakeBack {
@@ -627,11 +632,11 @@ func (d bDesign) take(s *bState, i int, begun bool) {
 	}
 	r.suspect, r.status, r.holder, r.expired = true, 'p', -1, false
 	if r.attempt >= d.most {
-		r.status = 'f' // by the ordinary path, see model A
+		r.status = 'f' // in the usual way, see model A
 	}
 }
 
-// stop gives back what waits, and what runs; then the process ends, and its row goes.
+// stop gives back what waits and what runs. Then the process ends, and its row is removed.
 func (d bDesign) stop(s bState, p int, name string, do func(string, bState)) {
 	w := s.process[p]
 	if w.marking != 0 || w.look >= 0 {
@@ -653,7 +658,7 @@ func (d bDesign) stop(s bState, p int, name string, do func(string, bState)) {
 			do(fmt.Sprintf("%s gives back run %d", name, i), t)
 			return
 		case j.at != 0:
-			return // handlers return, or are handed back as in model A
+			return // handlers return, or are given back, as in model A
 		}
 	}
 	t := s

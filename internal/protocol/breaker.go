@@ -2,22 +2,24 @@ package protocol
 
 import "fmt"
 
-// Model F: a breaker for a type. Errors that say "what I need is down" open it; while it is open one run at a time is
-// leased, as a probe; one success closes it. Attempts that met the outage are given back. Run 0 may be one
-// that always says so, whatever the others meet (bad: a 503 for its payload alone). It is built: workflow_probe_v1 looks whether the run
-// that was leased as a probe last is leased still. Of five outages by three runs, two of two are left here, and no pauses.
+// Model F: a breaker for a type. Errors that mean "what I need is down" open it. While it is open, one run at a time
+// is leased, as a probe; one success closes it. Attempts that met the outage are given back. With bad, run 0 always
+// reports an outage, even if the others do not (such as a 503 for its payload alone).
+//
+// This is built: workflow_probe_v1 checks whether the run that was last leased as a probe is still leased. The real
+// rule of five outages of three runs is reduced to two of two here, without pauses.
 
 const fRuns = 3
 
 type fState struct {
 	status            [fRuns]byte // pending, leased, succeeded
 	holder            [fRuns]int8
-	order             [fRuns]uint8 // who comes first
+	order             [fRuns]uint8 // lowest first
 	said              [fRuns]bool  // it has met the outage since the last success
 	attempt           [fRuns]uint8
 	up                [2]bool
-	knows             [2]bool // what each worker has read last: open
-	last              int8    // the run that was leased as a probe last; -1: none
+	knows             [2]bool // whether each worker has last read that it is open
+	last              int8    // the run last leased as a probe; -1: none
 	down, open, probe bool    // probe: the flag, in the design that has one
 	everDown          bool
 	outages, kills    uint8
@@ -27,10 +29,10 @@ type fState struct {
 type fDesign struct {
 	bad            bool
 	outages, kills uint8
-	// Planted faults and worse designs.
-	flag      bool // that a probe is under way is a flag, and not what is leased
-	sameFirst bool // who is given back keeps its place
-	any       bool // one run is enough to open it
+	// Planted faults and inferior designs.
+	flag      bool // a flag says that a probe is under way, instead of the lease
+	sameFirst bool // a run that is given back keeps its place
+	any       bool // outages of one run are enough to open it
 	charged   bool // attempts that met the outage are charged
 }
 
@@ -49,7 +51,7 @@ func (d fDesign) design() design[fState] {
 			}
 		}
 		return s.fault
-	}, done: func(s fState) bool { // nothing is asked of the bad run: its deadline ends it
+	}, done: func(s fState) bool { // nothing is required of the bad run: its deadline ends it
 		return (d.bad || s.status[0] == 's') && s.status[1] == 's' && s.status[2] == 's'
 	}}
 }

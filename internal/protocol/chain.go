@@ -2,35 +2,35 @@ package protocol
 
 import "fmt"
 
-// Model C: carrying steps on. The transaction that settles a step stores the steps after it, as leased by the
-// worker that settles. The answer to its commit may be lost; then the worker settles again with the
-// same token, and if that is refused asks settled_token whether an earlier try was recorded.
+// Model C: carrying on. The transaction that settles a step stores the next steps as leased by the worker that
+// settles. The answer to its commit may be lost. Then the worker settles again with the same token, and if that is
+// refused, asks settled_token whether an earlier try was recorded.
 //
-// A try that was lost either never happened, or was committed, or is still about to commit: then it
-// holds the row of its step, so whoever updates that row waits, a take-back skips it, and a plain
-// SELECT sees the state before.
+// A try whose answer was lost either never happened, or was committed, or is still about to commit. In the last case
+// it holds the lock on the row of its step, so an update of that row waits, a take-back skips it, and a plain SELECT
+// sees the state before.
 
 const cSteps = 3
 
 type cRun struct {
-	status  byte // '-': not there yet
+	status  byte // '-': not stored yet
 	lease   uint8
 	holder  int8
 	settled uint8 // the lease that settled it
-	direct  bool  // stored as leased by the settling of the step before
+	direct  bool  // stored as leased by the settling of the previous step
 	expired bool
-	begun   uint8 // known to the model: leases (bits) under which a handler has begun
-	died    bool  // known to the model: left by a process that died, not begun
+	begun   uint8 // known to the model only: the leases (as bits) under which a handler has begun
+	died    bool  // known to the model only: left by a process that died, not begun
 }
 
-// cJob.at: 0, 'g' to begin, 'r' runs, 'o' returned, 's' settling is sent, 'y' recorded, 'n' refused
-// (answers under way), 'd' its steps are in doubt
+// cJob.at: 0 none, 'g' to begin, 'r' runs, 'o' returned, 's' settling is sent, 'y' recorded, 'n' refused (these two:
+// the answer is under way), 'd' its next steps are in doubt
 type cJob struct {
 	at     byte
 	lease  uint8
 	unsure bool
 	carry  bool // this try stores the next steps as leased
-	tried  bool // an unanswered try did so
+	tried  bool // an unanswered try did
 }
 
 type cLate struct {
@@ -40,7 +40,7 @@ type cLate struct {
 }
 
 type cProcess struct {
-	up, stopping, sees bool // sees: it knows of the pause
+	up, stopping, sees bool // sees: it knows about the pause
 	job                [cSteps]cJob
 }
 
@@ -55,7 +55,7 @@ type cState struct {
 
 type cDesign struct {
 	doubt                                 string // what is done about steps in doubt: "start", "release", "ignore", "at once"
-	fork                                  bool   // step 0 is followed by 1 and 2, else each by the next
+	fork                                  bool   // step 0 is followed by steps 1 and 2; otherwise each step by the next one
 	slots                                 int
 	pauses, kills, freezes, losses, stops uint8
 	// Planted faults.
@@ -130,7 +130,7 @@ func (d cDesign) wrong(s cState) string {
 	return ""
 }
 
-// busy counts the slots that are taken, or kept free for steps that a settling (but that of step i) may bring.
+// busy counts the slots that are taken, or reserved for steps that the settling of another step than i may bring.
 func (w *cProcess) busy(i int, unreserved bool) (n int) {
 	for k, j := range w.job {
 		if j.at == 'g' || j.at == 'r' || !unreserved && k != i && (j.carry || j.tried) {
@@ -140,7 +140,7 @@ func (w *cProcess) busy(i int, unreserved bool) (n int) {
 	return n
 }
 
-// apply commits the settling of step i and stores what comes after it.
+// apply commits the settling of step i and stores the next steps.
 func (d cDesign) apply(s *cState, p int8, i int, lease uint8, carry bool) bool {
 	r := &s.run[i]
 	if r.status != 'l' || r.lease != lease {
@@ -192,7 +192,7 @@ func (d cDesign) begin(s *cState, p, i int) {
 	j.at = 'r'
 }
 
-// release gives a lease back that was not begun.
+// release gives back a lease that was not begun.
 func (s *cState) release(i int, lease uint8) {
 	if r := &s.run[i]; r.status == 'l' && r.lease == lease {
 		r.status, r.holder, r.expired, r.direct = 'p', -1, false, false
@@ -210,7 +210,7 @@ func (d cDesign) next(s cState, do func(string, cState)) {
 		if l.by >= 0 {
 			d.apply(&t, l.by, i, l.lease, l.carry)
 		} else if r := &t.run[i]; r.status == 'l' && r.lease == l.lease {
-			d.apply(&t, 0, i, l.lease, false) // of a dead process: its leases are nobody's
+			d.apply(&t, 0, i, l.lease, false) // by a dead process: nobody holds its leases
 			for _, n := range d.after(i) {
 				if l.carry {
 					t.run[n] = cRun{status: 'l', lease: 1, holder: -1, direct: true}
@@ -416,7 +416,7 @@ func (d cDesign) work(s cState, p, i int, name string, do func(string, cState)) 
 	}
 }
 
-// children become jobs of the worker that has stored them as leased.
+// children makes the next steps jobs of the worker that has stored them as leased.
 func (d cDesign) children(s *cState, p, i int) {
 	for _, n := range d.after(i) {
 		if r := s.run[n]; r.lease == 1 && r.direct && r.holder == int8(p) && r.status == 'l' {

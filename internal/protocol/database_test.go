@@ -16,12 +16,12 @@ import (
 
 const typ = "test.row.v1"
 
-// transitions are the functions of the database that change a row, each with what the model says of it. $1 is the run, $2 a token: that of
-// the lease it has, or of the one before.
+// transitions are the functions of the database that change a row, each with its transition in the model. $1 is the
+// run, and $2 a token: that of its current or previous lease.
 var transitions = []struct {
 	name, sql string
 	model     func(r Row, lease uint16) (Row, bool)
-	company   bool // it asks whether the run was alone
+	company   bool // the result depends on whether the run was alone
 }{
 	{name: "lease", sql: `SELECT FROM workflow_lease_v2('{false,true}', array_fill('` + typ + `'::text, '{2}'), '{0,0}', '{1900-01-01,1900-01-01}', array_fill($1::uuid, '{2}'), '{0,0}', '{9,9}', '{a,b}', '{1000,1000}', true, 9, 9, true, false, false,
 		gen_random_uuid(), 'w', '{` + typ + `}', '{60}', '{600}', '{}', '{}', $2::uuid IS NULL, false, false)`,
@@ -61,13 +61,14 @@ func settling(verdict string) string {
 	return `SELECT workflow_settle_v1(ARRAY[$1::uuid], ARRAY[$2::uuid], '{` + verdict + `}', ARRAY[NULL::jsonb], ARRAY[NULL::jsonb], ARRAY[NULL::text], '{0}', 'w')`
 }
 
-// A case is a row, and what the model does not know of it.
+// A case is a row, together with what the model does not know about it.
 type rowCase struct {
 	Row
 	alone *bool
 }
 
-// What a function of the database does to a row, the model's transition does: of rows in every state, kept, held, expired, and others.
+// Each function of the database changes a row as the transition of the model does, for rows in every state, including
+// kept, held and expired ones.
 func TestRowsAsInTheDatabase(t *testing.T) {
 	pool := pgtest.New(t)
 	pgtest.Await(t, "leases to be taken back", func() bool {
@@ -98,7 +99,7 @@ func TestRowsAsInTheDatabase(t *testing.T) {
 				changed[tr.name]++
 			}
 			got, err := inDatabase(t.Context(), pool, c, tr.sql, lease)
-			if tr.name == "remove" && c.Status == Leased && err != nil { // it is refused in words
+			if tr.name == "remove" && c.Status == Leased && err != nil { // it is refused with a message
 				continue
 			}
 			if err != nil {
@@ -115,7 +116,7 @@ func TestRowsAsInTheDatabase(t *testing.T) {
 	}
 }
 
-// asIn leaves out what means nothing in a state.
+// asIn leaves out fields that have no meaning in a state.
 func (r Row) asIn(want Row) bool {
 	for _, x := range []*Row{&r, &want} {
 		if x.Status.Over() {
@@ -145,7 +146,7 @@ func rowCases() (all []rowCase) {
 									}
 									switch {
 									case status != Leased && (uncharged || expired),
-										status == Leased && hidden > 1, // a guard cancels it at its next change, whatever that is
+										status == Leased && hidden > 1, // a guard cancels it at its next change
 										status == Leased && attempt == 0,
 										alone != nil && !suspect,
 										uncharged && attempt < r.Most && !suspect: // somebody has raised max_attempts
@@ -165,7 +166,7 @@ func rowCases() (all []rowCase) {
 
 var statuses = map[Status]string{Pending: "pending", Leased: "leased", Succeeded: "succeeded", Failed: "failed", Cancelled: "cancelled"}
 
-// inDatabase makes a row, has a statement change it, and returns what it is then. All of that is undone.
+// inDatabase stores a row, changes it by a statement, returns the result, and rolls back.
 func inDatabase(ctx context.Context, pool *pgxpool.Pool, c rowCase, sql string, lease uint16) (got Row, err error) {
 	ctx, done := context.WithTimeout(ctx, time.Minute)
 	defer done()
@@ -212,7 +213,7 @@ func inDatabase(ctx context.Context, pool *pgxpool.Pool, c rowCase, sql string, 
 	if err != nil {
 		return got, err
 	}
-	of := func(u *uuid.UUID) uint16 { // the lease of a token
+	of := func(u *uuid.UUID) uint16 { // returns the lease of a token
 		for lease := uint16(1); u != nil && lease < 4; lease++ {
 			if *u == *token(lease) {
 				return lease

@@ -1,5 +1,5 @@
-// Package protocol has models of how runs are leased, settled and taken back: as the engine does it, and as
-// it might do more. All that can happen within small bounds is explored (make model), and what really happened, as a
-// trace tells it, is replayed through the same steps. No program imports it; the tests of internal/survival and
-// the torture do. README.md says what is in which file, and what was found.
+// Package protocol has models of how runs are leased, settled and taken back: how the engine does it, and designs
+// that were considered. The search explores everything that can happen within small bounds (make model). The replay
+// checks a trace of what really happened against the same steps. No program imports the package; the tests of
+// internal/survival and torture do. README.md describes the files and the findings.
 package protocol

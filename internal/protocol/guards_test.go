@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// guards are places in row.go where a guard, or an effect, is taken out.
+// guards are replacements in row.go that remove a guard or an effect.
 var guards = []struct{ name, old, new string }{
 	{"lease: that it is pending", `r.Status != Pending && !g.LeasesAny || r.Hidden`, `r.Hidden`},
 	{"lease: that it is not held", ` || r.Hidden && !g.LeasesHidden`, ``},
@@ -37,8 +37,8 @@ var guards = []struct{ name, old, new string }{
 	{"remove: that it is not leased", ` || r.Status == Leased && !g.RemovesLeased`, ``},
 }
 
-// Where a guard is taken out of a transition of the model, the tests of this package fail. Three of them each time, all of them with
-// GUARDS=all, as in make model.
+// If a guard is removed from a transition of the model, the tests of this package fail. Each run tries three guards;
+// GUARDS=all, as in make model, tries all of them.
 func TestGuards(t *testing.T) {
 	text, err := os.ReadFile("row.go")
 	if err != nil {

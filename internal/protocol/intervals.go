@@ -9,33 +9,35 @@ import (
 	"github.com/google/uuid"
 )
 
-// An interval is a lease.
+// An interval is the time of a lease.
 type interval struct {
 	run           uuid.UUID
 	worker        string
-	from, to      time.Time // to: it ended, or expired
-	until         time.Time // when it expires, as it is known last
-	known         time.Time // when its holder last did something with it; zero: never
+	from, to      time.Time // when it ended, or expired
+	until         time.Time // when it expires, as last known
+	known         time.Time // when its holder last used it; zero: never
 	suspect, last bool
 	solo          bool // its last attempt was given back once
-	uncharged     bool // that of an exhausted run, or one whose handler was never started: it takes no slot
-	kept          bool // its outcome was refused, and kept: then it is nobody's
+	uncharged     bool // the lease of an exhausted run, or one whose handler was never started: it takes no slot
+	kept          bool // its outcome was refused, and kept: nobody holds it any more
 }
 
-// A span is a time in which settling has failed. What is refused waits without a slot, and beside as much of it as it
-// has slots a worker leases on.
+// A span is a time in which settling failed. Refused outcomes wait without a slot, and a worker continues to lease
+// while it has as many of them as slots.
 type span struct{ from, to time.Time }
 
-// lately is how long settling may have failed before that is told, and what waits for it may wait once it goes through again.
+// lately is how long settling may have failed before the trace shows it, and how long outcomes may wait after
+// settling works again.
 const lately = 15 * time.Second
 
-// underWay is how long a heartbeat may be under way: until it is carried out its worker may have given the lease up.
+// underWay is how long a heartbeat may be under way. Its worker may have given up the lease before the heartbeat is
+// executed.
 const underWay = 3 * time.Second
 
 // endless is later than any trace.
 var endless = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// lease takes an event for what it tells of who holds what, and for how long.
+// lease records what an event says about who holds the run, and for how long.
 func (r *Replay) lease(e Event) {
 	h := &r.run.held
 	began := e.Became.Status == "leased" && (e.Was.Status != "leased" || e.Became.LeaseNo != e.Was.LeaseNo)
@@ -50,7 +52,7 @@ func (r *Replay) lease(e Event) {
 		h.kept, h.uncharged = e.Op == "keep", h.uncharged || e.Op == "give back"
 		r.ended(e.At)
 	}
-	switch { // as long as it is a suspect
+	switch { // while it is a suspect
 	case !e.Became.Suspect:
 		r.run.spared = false
 	case e.Op == "take back" && e.Became.Attempt < e.Was.Attempt:
@@ -62,7 +64,7 @@ func (r *Replay) lease(e Event) {
 	h.until = e.Became.LeaseUntil
 }
 
-// ended takes the lease of the run, if it has one, for one that was over then, or when it expired.
+// ended ends the lease of the run, if it has one, at the given time, or when it expired if that is earlier.
 func (r *Replay) ended(at time.Time) {
 	h := r.run.held
 	r.run.held = interval{}
@@ -79,14 +81,14 @@ func (r *Replay) ended(at time.Time) {
 	r.workers[h.worker] = append(r.workers[h.worker], h)
 }
 
-// failing reports whether settling failed for a worker with these leases.
+// failing reports whether settling failed at that time for a worker with these leases.
 func (r *Replay) failing(leases []interval, at time.Time) bool {
 	within := func(s span) bool { return !at.Before(s.from) && !at.After(s.to) }
 	return slices.ContainsFunc(r.faults, within) ||
 		slices.ContainsFunc(leases, func(l interval) bool { return l.kept && within(span{l.from, l.to.Add(lately)}) })
 }
 
-// Verdicts ends the replay, and returns what it has come to.
+// Verdicts ends the replay and returns the results.
 func (r *Replay) Verdicts() Verdicts {
 	if r.run != nil {
 		r.ended(endless)
@@ -105,8 +107,9 @@ func (r *Replay) Verdicts() Verdicts {
 	return r.verdict
 }
 
-// tooMany finds the moment when a worker held more leases than it has slots, if there is one; than twice as many, where settling failed. What counts is from the lease to the last time
-// that the worker did something with it: when an answer was lost, or a lease was given up, the database does not know.
+// tooMany finds the first moment when a worker held more leases than it has slots, or more than twice as many while
+// settling failed. A lease counts from its start to the last time that the worker used it: when an answer was lost or
+// a lease was given up, the database does not know.
 func (r *Replay) tooMany(worker string, leases []interval) {
 	leases = slices.DeleteFunc(slices.Clone(leases), func(l interval) bool { return !l.known.After(l.from) })
 	ends := make([]time.Time, 0, len(leases))
@@ -120,7 +123,7 @@ func (r *Replay) tooMany(worker string, leases []interval) {
 			over++
 		}
 		if held := i + 1 - over; held > r.Slots && (held > 2*r.Slots || !r.failing(leases, l.from)) {
-			first := slices.IndexFunc(leases, func(other interval) bool { return other.known.After(l.from) }) // of those it held, the one leased first
+			first := slices.IndexFunc(leases, func(other interval) bool { return other.known.After(l.from) }) // of the leases held then, the oldest one
 			r.refuse(Crowded, l.run, fmt.Sprintf("with it %s held %d leases, and has %d slots; that of run %s for %s, and for %s more", worker, held, r.Slots,
 				leases[first].run, l.from.Sub(leases[first].from), leases[first].known.Sub(l.from)))
 			return
@@ -128,8 +131,9 @@ func (r *Replay) tooMany(worker string, leases []interval) {
 	}
 }
 
-// together finds suspects that were leased beside one at its last attempt, while the first of the two was watched; and
-// those that were beside one that is kept alone until it ends, at any time when the worker is sure to have had both.
+// together finds suspects that were leased beside a suspect at its last attempt while the first of the two was
+// watched. It also finds suspects that were held beside one that is kept alone until it ends, at any time when the
+// worker is certain to have held both.
 func (r *Replay) together(worker string, leases []interval) {
 	leases = slices.DeleteFunc(slices.Clone(leases), func(l interval) bool { return !l.suspect })
 	for i, l := range leases {
@@ -151,7 +155,7 @@ func (r *Replay) together(worker string, leases []interval) {
 			if m.from.After(later) {
 				later = m.from
 			}
-			if k != i && m.known.After(l.from) && l.known.After(m.from) && !r.failing(leases, later) { // whose handler has returned does no harm
+			if k != i && m.known.After(l.from) && l.known.After(m.from) && !r.failing(leases, later) { // a run whose handler has returned does no harm
 				r.refuse(Together, l.run, fmt.Sprintf("its last attempt had been given back to it, and %s had suspect %s beside it", worker, m.run))
 				break
 			}

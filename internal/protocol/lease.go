@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// Model A, leases: the protocol as it is. A lease is charged when it is taken; a token fences every later
-// statement; expired leases are taken back; suspects are watched; answers may be lost.
+// Model A, leases: the protocol as it is. A lease is charged when it is taken. A token fences every later statement.
+// Expired leases are taken back, suspects are watched, and answers may be lost.
 //
-// Each statement is one step: under READ COMMITTED a statement that locks a row sees its newest version,
-// and no statement here decides by two rows. What a statement does to a row is in row.go; here is who
-// sends it, and what may go wrong on the way. The replay of a trace goes through these same steps.
+// Each statement is one step: under READ COMMITTED a statement that locks a row sees its newest version, and no
+// statement here decides by two rows. The effect of a statement on a row is in row.go. This file has who sends it,
+// and what may go wrong on the way. The replay of a trace uses these same steps.
 
 const aMost = 3 // runs
 
@@ -19,15 +19,15 @@ type aRun struct {
 	// What the model knows and the database does not.
 	starts, back, results uint8
 	started               bool  // under the current lease
-	holder                int8  // whose lease it is; -1: of nobody, or of a process that has died
-	company               bool  // when its process died, other suspects were held there
+	holder                int8  // the holder of the lease; -1: nobody, or a process that died
+	company               bool  // when its process died, it held other suspects
 	spared                uint8 // how often its last attempt was given back
-	stored                bool  // the outcome of this lease is kept, and no effects of it are lost
-	byHand                bool  // a person has that fail
+	stored                bool  // the outcome of this lease is kept, with no lost effects
+	byHand                bool  // a person fails it
 }
 
 type aJob struct {
-	at      byte   // 0, 'g': granted, answer under way, 'r': handler runs, 'o': has an outcome
+	at      byte   // 0 none, 'g' granted and the answer is under way, 'r' the handler runs, 'o' has an outcome
 	lease   uint16 // its token
 	verdict Verdict
 	unsure  bool // an earlier try to settle may have been recorded
@@ -46,10 +46,10 @@ type aProcess struct {
 	job          [aMost]aJob
 	proven       uint8
 	doubt        [aMost]uint16 // leases whose answer was lost
-	late         byte          // a request for leases given up for lost: 'k' it may still be executed, and is remembered, 'f' forgotten
+	late         byte          // a request for leases whose answer was given up: 'k' it may still be executed, and the process remembers it, 'f' the process has forgotten it
 	lateSettle   [aMost]aJob   // the same for outcomes
-	read         [aMost]aKept  // with readsFirst: what was kept when it read that
-	saw          uint8         // with looksFirst: expired leases of which no outcome was kept when it looked
+	read         [aMost]aKept  // with readsFirst: what was kept when it was read
+	saw          uint8         // with looksFirst: the expired leases without a kept outcome when it looked
 }
 
 type aState struct {
@@ -64,13 +64,13 @@ type aBudget struct {
 	kills, freezes, losses, cancels, retries, stops, holds, releases, refusals, fails uint8
 }
 
-// A care is what is done so that no suspect makes another fail.
+// A care is a way to keep suspects from making each other fail.
 type care byte
 
 const (
-	watched  care = iota // at its last attempt it is alone among suspects while it is watched
+	watched  care = iota // at its last attempt a suspect is alone among suspects while it is watched
 	toTheEnd             // it is alone until it ends
-	once                 // as watched; if its process dies and it was not alone, it gets its attempt back, once, and is then alone until it ends
+	once                 // like watched; if its process dies and it was not alone, its attempt is given back, once, and from then on it is alone until it ends
 )
 
 type aDesign struct {
@@ -79,18 +79,18 @@ type aDesign struct {
 	aBudget
 	runs, most, slots uint16
 	processes         int
-	poisons           int  // so many runs, from run 0 on, kill their process when their handlers run
-	slow              bool // poison may kill later than suspects are watched
-	failing           bool // handlers may fail, too
-	long              bool // handlers may run for longer than suspects are watched
+	poisons           int  // the first so many runs kill their process when their handlers run
+	slow              bool // poison may kill after suspects are no longer watched
+	failing           bool // handlers may also fail
+	long              bool // handlers may run longer than suspects are watched
 	effects           bool // outcomes may have effects
 
 	// Planted faults of processes.
 	noWatch, notAlone, forgetful, stopForgets, takeBackForgets, chargedInCompany, looksTooLate, retriesTheLast, doubtsAny, looksFirst, readsFirst, staleReads bool
 
-	company  *bool  // in a replay, that it was not alone at its last attempt, if that is known
-	replayed bool   // a trace is being replayed: what makes no difference to be seen is left out
-	granted  uint16 // attempts that a retry grants; 0: one
+	company  *bool  // in a replay: whether it had company at its last attempt, if known
+	replayed bool   // a trace is replayed: steps that make no visible difference are left out
+	granted  uint16 // attempts that a retry grants; 0 means one
 }
 
 func (d aDesign) design() design[aState] {
@@ -121,12 +121,12 @@ func (d aDesign) design() design[aState] {
 	}
 }
 
-// A step is one thing that happens. seen names the statement as the trace does; "": nothing of it is to be seen.
+// A step is one thing that happens. seen names the statement as in the trace; "" means that it is not visible.
 type step struct {
 	seen string
 	by   int // the process that does it; -1: somebody else
 	what string
-	n    int // for what
+	n    int // the argument of what
 }
 
 func (w step) String() string {
@@ -172,7 +172,7 @@ func (d aDesign) wrong(s aState) string {
 	return ""
 }
 
-// settle is the statement for one run.
+// settle is the settle statement for one run.
 func (d aDesign) settle(s *aState, i int, j aJob) {
 	r := &s.run[i]
 	row, ok := d.Settle(r.Row, j.lease, j.verdict)
@@ -187,7 +187,7 @@ func (d aDesign) settle(s *aState, i int, j aJob) {
 	r.settled(row, j.verdict)
 }
 
-// settled is a run whose outcome was recorded.
+// settled updates what the model knows about a run whose outcome was recorded.
 func (r *aRun) settled(row Row, v Verdict) {
 	if (v == GiveBack || v == Postpone) && row.Attempt < r.Attempt && r.started {
 		r.back++
@@ -198,7 +198,7 @@ func (r *aRun) settled(row Row, v Verdict) {
 	r.Row, r.holder, r.stored, r.byHand = row, -1, false, false
 }
 
-// die ends a process without a word.
+// die ends a process without notice.
 func (s *aState) die(p int) {
 	for i := range s.run {
 		if r := &s.run[i]; r.holder == int8(p) {
@@ -209,7 +209,7 @@ func (s *aState) die(p int) {
 	s.process[p] = aProcess{}
 }
 
-// othersThan reports whether the process has leases on suspects beside that of run i.
+// othersThan reports whether the process has leases on other suspects than run i.
 func (p *aProcess) othersThan(i int) bool {
 	for k, j := range p.job {
 		if k != i && j.at != 0 && j.suspect && !j.exhausted {
@@ -227,7 +227,7 @@ func (p *aProcess) prove(i int) {
 	}
 }
 
-// mayLease says whether the poll of p may take these runs together.
+// mayLease reports whether one poll of p may take these runs together.
 func (d aDesign) mayLease(s *aState, p *aProcess, set int) bool {
 	held, watching, suspicious, alone := 0, 0, 0, false
 	for _, j := range p.job {
@@ -298,7 +298,7 @@ func (d aDesign) steps(s aState, do func(step, aState)) {
 	for p := range d.processes {
 		w := &s.process[p]
 		if !w.up {
-			if !d.replayed { // there, each process has a name of its own
+			if !d.replayed { // in a trace each process has a name of its own
 				t := s
 				t.process[p].up = true
 				do(step{"", p, "starts anew", 0}, t)
@@ -328,10 +328,10 @@ func (d aDesign) steps(s aState, do func(step, aState)) {
 	}
 }
 
-// others are the clock, and people.
+// others are the steps of the clock and of people.
 func (d aDesign) others(s aState, i int, do func(step, aState)) {
 	r := s.run[i]
-	if row, ok := d.Over(r.Row); ok && !(r.kept() && r.Keeps != Effects && !d.replayed) && !(r.kept() && d.readsFirst) { // these are told of by keeping
+	if row, ok := d.Over(r.Row); ok && !(r.kept() && r.Keeps != Effects && !d.replayed) && !(r.kept() && d.readsFirst) { // the other cases are covered by keeping
 		t := s
 		t.run[i].Row = row
 		do(step{"over", -1, "what is kept of run %d is forgotten", i}, t)
@@ -374,7 +374,7 @@ func (d aDesign) others(s aState, i int, do func(step, aState)) {
 	person(func(t *aState) *uint8 { return &t.fails }, "fail", "somebody has run %d fail, whose outcome is kept", row, ok)
 	row, ok = d.Hide(r.Row, !r.Hidden)
 	person(func(t *aState) *uint8 { return &t.holds }, "hold", "somebody holds run %d, or resumes it", row, ok)
-	if d.replayed { // as far as leases go, a mixture of the others
+	if d.replayed { // for leases, a combination of the steps above
 		row, ok = d.Delete(r.Row)
 		person(func(t *aState) *uint8 { return &t.holds }, "delete", "somebody deletes run %d", row, ok)
 		row, ok = d.Remove(r.Row)
@@ -382,7 +382,7 @@ func (d aDesign) others(s aState, i int, do func(step, aState)) {
 	}
 }
 
-// polls are what a process does to get leases.
+// polls are the steps by which a process gets leases.
 func (d aDesign) polls(s aState, p int, do func(step, aState)) {
 	w := &s.process[p]
 	waiting, granted := false, false
@@ -410,7 +410,7 @@ func (d aDesign) polls(s aState, p int, do func(step, aState)) {
 			do(step{"", p, "asks for leases and gives up; the request is still under way", 0}, t)
 		}
 	}
-	if w.late != 0 { // one run, to keep it small
+	if w.late != 0 { // one run, to keep the model small
 		for i := range s.run[:d.runs] {
 			if d.mayLease(&s, w, 1<<i) {
 				t := s
@@ -442,7 +442,7 @@ func (d aDesign) polls(s aState, p int, do func(step, aState)) {
 	}
 }
 
-// answer is what a process makes of the answer to its poll.
+// answer is the step in which a process receives the answer to its poll.
 func (d aDesign) answer(s aState, p int, do func(step, aState)) {
 	w := &s.process[p]
 	t, late := s, s
@@ -471,7 +471,7 @@ func (d aDesign) answer(s aState, p int, do func(step, aState)) {
 	d.lose(s, p, do)
 }
 
-// lose is the answer to a poll that never comes. What it may have brought is in doubt.
+// lose is the step in which the answer to a poll is lost. The leases it may have brought are in doubt.
 func (d aDesign) lose(s aState, p int, do func(step, aState)) {
 	if s.losses == 0 {
 		return
@@ -487,7 +487,7 @@ func (d aDesign) lose(s aState, p int, do func(step, aState)) {
 	do(step{"", p, "loses the answer to its poll", 0}, s)
 }
 
-// remember keeps a lease in doubt. An older one of the same run is over by then.
+// remember keeps a lease in doubt. An older lease of the same run has ended by then.
 func (p *aProcess) remember(i int, lease uint16) { p.doubt[i] = max(p.doubt[i], lease) }
 
 func (d aDesign) giveBack(s *aState, p int) {
@@ -505,7 +505,7 @@ func (d aDesign) giveBack(s *aState, p int) {
 	}
 }
 
-// work is what a process does with its leases, and with those of others that have expired.
+// work is what a process does with its leases, and with expired leases of others.
 func (d aDesign) work(s aState, p int, do func(step, aState)) {
 	w := &s.process[p]
 	for i := range s.run[:d.runs] {
@@ -516,7 +516,7 @@ func (d aDesign) work(s aState, p int, do func(step, aState)) {
 		case 'o':
 			t := s
 			t.process[p].prove(i)
-			t.process[p].job[i] = aJob{} // recorded, refused, or recorded by an earlier try: settled_token tells
+			t.process[p].job[i] = aJob{} // recorded, refused, or recorded by an earlier try, as settled_token says
 			d.settle(&t, i, j)
 			do(step{"settle", p, "settles run %d", i}, t)
 			if s.losses > 0 && !d.replayed {
@@ -551,7 +551,8 @@ func (d aDesign) work(s aState, p int, do func(step, aState)) {
 	}
 }
 
-// keeping is what is done with an outcome that is refused alone, time and again: its worker has it kept, and then any worker settles it.
+// keeping are the steps for an outcome that is refused alone, again and again: its worker keeps it, and then any
+// worker settles it.
 func (d aDesign) keeping(s aState, p, i int, do func(step, aState)) {
 	w := &s.process[p]
 	j, r := w.job[i], s.run[i]
@@ -599,7 +600,7 @@ func (d aDesign) keeping(s aState, p, i int, do func(step, aState)) {
 			t.fault = lostLease
 		}
 		t.run[i].settled(row, v)
-		if over, ok := d.Over(row); ok && !d.replayed { // there, it is an event of its own
+		if over, ok := d.Over(row); ok && !d.replayed { // in a trace this is an event of its own
 			t.run[i].Row = over
 		}
 		do(step{"settle", p, "settles run %d, whose outcome is kept", i}, t)
@@ -612,7 +613,8 @@ func (d aDesign) keeping(s aState, p, i int, do func(step, aState)) {
 	}
 }
 
-// readsKept is how what is kept is settled: it was read before, by a statement of its own, and is still as it was read.
+// readsKept settles what is kept in two steps: a statement of its own reads it, and it is settled if it is still as
+// it was read.
 func (d aDesign) readsKept(s aState, p, i int, do func(step, aState)) {
 	r, read := s.run[i], s.process[p].read[i]
 	if now := (aKept{r.Kept, r.Keeps}); r.kept() && now != read {
@@ -629,7 +631,7 @@ func (d aDesign) readsKept(s aState, p, i int, do func(step, aState)) {
 		t.fault = notFailed
 	}
 	if read.verdict == Effects {
-		d.ForgetsKept = true // that these are not the effects that it has read of, it does not see
+		d.ForgetsKept = true // it cannot see that these are not the effects that it has read
 		t.run[i].Row, _ = d.Over(r.Row)
 		do(step{"over", p, "forgets what is kept of run %d, whose effects are lost", i}, t)
 		return
@@ -642,7 +644,7 @@ func (d aDesign) readsKept(s aState, p, i int, do func(step, aState)) {
 	}
 }
 
-// handler is what may become of a handler that runs.
+// handler is what may happen to a handler that runs.
 func (d aDesign) handler(s aState, p, i int, do func(step, aState)) {
 	j, r := s.process[p].job[i], s.run[i]
 	if i < d.poisons {
@@ -651,7 +653,7 @@ func (d aDesign) handler(s aState, p, i int, do func(step, aState)) {
 		do(step{"", p, "is killed by run %d", i}, t)
 	} else {
 		for _, verdict := range []Verdict{Succeed, Retry, Fail, Postpone} {
-			switch { // a permanent error may come at any attempt, but it makes the model no better to try it
+			switch { // a permanent error may come at any attempt, but trying that adds nothing to the model
 			case verdict != Succeed && !d.failing,
 				verdict == Retry && j.last && !d.retriesTheLast,
 				verdict == Fail && !j.last && !d.replayed,
@@ -679,14 +681,14 @@ func (d aDesign) takeBack(s aState, p, i int, do func(step, aState)) {
 	r := s.run[i]
 	last := r.Attempt == r.Most
 	spare := d.care == once && last && !d.chargedInCompany && (r.company || r.holder >= 0 && s.process[r.holder].othersThan(i))
-	if d.looksTooLate { // only at what is still leased
+	if d.looksTooLate { // looks only at what is still leased
 		spare = false
 		for k, other := range s.run {
 			spare = spare || last && k != i && other.Status == Leased && other.Suspect && other.holder == r.holder && other.company
 		}
 	}
 	spares := []bool{spare}
-	switch { // whether it was alone is no run's own affair
+	switch { // whether it was alone is not a property of the run alone
 	case d.replayed && d.company == nil:
 		spares = []bool{false, last}
 	case d.replayed:
@@ -739,7 +741,7 @@ func (d aDesign) takeBack(s aState, p, i int, do func(step, aState)) {
 	}
 }
 
-// stop: handlers are released, outcomes settled, doubts as well, and then the process ends.
+// stop releases handlers, settles outcomes and doubts, and then ends the process.
 func (d aDesign) stop(s aState, p int, do func(step, aState)) {
 	w := &s.process[p]
 	busy := false
@@ -751,14 +753,14 @@ func (d aDesign) stop(s aState, p int, do func(step, aState)) {
 		}
 		busy = busy || j.at != 0
 	}
-	if d.replayed { // which comes first, makes no difference to be seen
+	if d.replayed { // their order makes no visible difference
 		t := s
 		d.giveBack(&t, p)
 		do(step{"give back", p, "gives back leases in doubt", 0}, t)
 		return
 	}
 	if busy || !d.stopForgets && w.late == 'k' {
-		return // the doubts stay until the server is sure to be done with the request
+		return // the doubts stay until the server has certainly finished the request
 	}
 	t := s
 	if !d.stopForgets {

@@ -2,21 +2,21 @@ package protocol
 
 import "fmt"
 
-// Model D: at most so many runs of a type leased at a time. A row stands for the limit. Statements of a transaction
-// are steps of their own: each has a snapshot from its beginning (READ COMMITTED), and waits for the
-// row of the limit if another transaction holds it. What is not committed is seen by nobody else.
+// Model D: a limit on how many runs of a type are leased at the same time. A row represents the limit. Statements of
+// a transaction are separate steps: each has a snapshot from its start (READ COMMITTED), and waits for the row of the
+// limit if another transaction holds it. Uncommitted changes are invisible to others.
 
 const dRuns = 3
 
-// dTx is a transaction of a worker that leases or, having settled, carries on. at: 0 none, 'w' its lock statement
-// has its snapshot and waits, 'l' it holds the lock, 'c' it has counted, 'x' it has written
+// dTx is a transaction of a worker that leases, or that settles a run and carries on. at: 0 none, 'w' its lock
+// statement has a snapshot and waits, 'l' it holds the lock, 'c' it has counted, 'x' it has written
 type dTx struct {
 	at      byte
 	carries bool  // it settles run `of` and stores the next as leased
 	of      int8  // the run that it settles
 	takes   int8  // the run that it leases; -1: none
 	seen    uint8 // how many are leased, in the snapshot that counts
-	locks   uint8 // bits: limits whose rows it holds
+	locks   uint8 // the limits (as bits) whose rows it holds
 }
 
 type dRun struct {
@@ -39,12 +39,12 @@ type dState struct {
 
 type dDesign struct {
 	count                           string // "after the lock", "with the lock", "first statement", "no lock", "counter"
-	carry                           string // "": steps are not carried on, "obeys", "ignores", "counts first"
+	carry                           string // whether and how steps are carried on: "" not at all, "obeys", "ignores", "counts first"
 	skip                            bool   // a lock that is held is not waited for
 	twoLimits, crossed              bool   // a second limit; carrying on locks in the other order
 	most                            int8
 	kills, freezes, lowers, cancels uint8
-	lateToo                         bool // counter: an outcome that is refused counts down as well
+	lateToo                         bool // with counter: an outcome that is refused also counts down
 }
 
 func (d dDesign) design() design[dState] {
@@ -70,7 +70,7 @@ func (d dDesign) design() design[dState] {
 	}}
 }
 
-// free: the step that is carried on is of another type, which has no limit.
+// free reports whether run i has no limit: the step that is settled is of another type than the one carried on.
 func (d dDesign) free(i int) bool { return d.carry != "" && i == 0 }
 
 func (d dDesign) leased(s *dState) (n uint8) {
@@ -82,7 +82,7 @@ func (d dDesign) leased(s *dState) (n uint8) {
 	return n
 }
 
-// end gives the locks of a transaction back.
+// end releases the locks of a transaction.
 func (s *dState) end(p int) {
 	tx := &s.tx[p]
 	for i := range s.held {
@@ -201,7 +201,7 @@ func (d dDesign) transact(s dState, p int, name string, do func(string, dState))
 				return
 			}
 			if s.held[l] >= 0 {
-				return // waits
+				return // it waits
 			}
 			t.held[l] = int8(p)
 			my.locks |= 1 << l
@@ -214,7 +214,7 @@ func (d dDesign) transact(s dState, p int, name string, do func(string, dState))
 			my.seen = uint8(max(s.counter, 0))
 		case d.count == "with the lock" || d.count == "first statement" || early:
 		default:
-			my.seen = d.leased(&s) // the snapshot of a further statement
+			my.seen = d.leased(&s) // the snapshot of a later statement
 		}
 		do(fmt.Sprintf("%s counts %d", name, my.seen), t)
 	case 'c':

@@ -2,22 +2,23 @@ package protocol
 
 import "fmt"
 
-// Model E: an outcome that is brought later. A handler has answered "accepted" (202): its run stays leased and is extended,
-// until somebody calls with the token of the lease and an outcome. The call stores it under that token. Whoever holds
-// the lease settles with it; whoever takes the lease back settles with it, too, and does not begin again.
-// One run; two workers; the one who was asked (the caller) may have answers lost and calls again.
+// Model E: an outcome that arrives later. A handler has answered "accepted" (202): its run stays leased and is
+// extended until somebody calls with the token of the lease and an outcome. The call stores the outcome under that
+// token. The holder of the lease settles with it; if somebody takes the lease back, they also settle with it, and do
+// not start the run again. There are one run, two workers, and a caller whose answers may be lost and who then calls
+// again.
 
 type eState struct {
 	status          byte  // pending, leased, succeeded, failed (its time was over), cancelled
-	lease, stored   uint8 // stored: the lease under which an outcome lies; 0: none
+	lease, stored   uint8 // stored: the lease under which an outcome is stored; 0: none
 	holder          int8
-	settled         uint8 // the lease of the settling
+	settled         uint8 // the lease that was settled
 	used            uint8 // the lease of the caller whose outcome was recorded
 	expired         bool
-	waits           [2]uint8 // leases for which each worker waits
-	takes           int8     // worker in the middle of a take-back; -1: none
-	sawStored, seen uint8    // what it saw
-	call            byte     // 's' sent, 'c' checked the token
+	waits           [2]uint8 // the leases for which each worker waits
+	takes           int8     // the worker in the middle of a take-back; -1: none
+	sawStored, seen uint8    // what that worker saw
+	call            byte     // 's' sent, 'c' has checked the token
 	token           uint8    // the caller's
 	acked           uint8    // the lease whose outcome was acknowledged
 	freezes, kills  uint8
@@ -66,7 +67,7 @@ func (d eDesign) next(s eState, do func(string, eState)) {
 				t.fault = "begun again though its outcome was acknowledged"
 			}
 			if s.token == 0 || s.call == 0 {
-				t.token = t.lease // this attempt's call is the one to come; the former may still be under way
+				t.token = t.lease // the next call is for this attempt; the previous one may still be under way
 			}
 			do(name+" leases the run and calls out: accepted", t)
 		}
@@ -125,7 +126,7 @@ func (d eDesign) next(s eState, do func(string, eState)) {
 	if s.cancels > 0 && (s.status == 'l' || s.status == 'p') {
 		t := s
 		t.cancels--
-		t.status, t.holder, t.expired, t.acked = 'c', -1, false, 0 // acknowledged, too, and later
+		t.status, t.holder, t.expired, t.acked = 'c', -1, false, 0 // an acknowledged outcome may be cancelled, too
 		do("somebody cancels", t)
 	}
 	d.calls(s, do)
@@ -138,7 +139,7 @@ func (d eDesign) take(s eState, p int, name string, do func(string, eState)) {
 	case s.status != 'l' || s.lease != s.seen || !s.expired:
 		do(name+" finds that the lease has changed", t)
 		return
-	case s.sawStored == s.lease && !d.blind: // leased once more, only to settle
+	case s.sawStored == s.lease && !d.blind: // leased once more only to settle
 		t.lease, t.holder, t.expired = s.lease+1, int8(p), false
 		t.stored = t.lease
 		t.waits[p] = t.lease
@@ -149,7 +150,7 @@ func (d eDesign) take(s eState, p int, name string, do func(string, eState)) {
 	}
 }
 
-// calls: the caller stores an outcome under its token.
+// calls are the steps of the caller, who stores an outcome under its token.
 func (d eDesign) calls(s eState, do func(string, eState)) {
 	valid := s.status == 'l' && s.lease == s.token || d.noToken && s.status == 'l'
 	switch s.call {
@@ -161,7 +162,7 @@ func (d eDesign) calls(s eState, do func(string, eState)) {
 		}
 	case 's':
 		switch {
-		case s.used != 0 || s.stored > s.token: // there is an outcome: is it this one's?
+		case s.used != 0 || s.stored > s.token: // there is an outcome: is it this caller's?
 			t := s
 			t.call = 0
 			if d.forgets && s.settled != s.token && s.status == 's' || d.forgets && s.stored != s.token {

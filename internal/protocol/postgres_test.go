@@ -11,8 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// What the models of limits and of marks assume of PostgreSQL is so: a statement that locks a row sees the newest version of it, but counts other
-// rows as they were when it began; and INSERT … ON CONFLICT DO UPDATE … RETURNING waits for who is at the row, and returns what is stored.
+// PostgreSQL behaves as the models of limits and marks assume: a statement that locks a row sees its newest version,
+// but counts other rows as they were when the statement began. INSERT … ON CONFLICT DO UPDATE … RETURNING waits for a
+// transaction that holds the row, and returns what is stored.
 func TestPostgres(t *testing.T) {
 	pool := pgtest.New(t)
 	exec := func(sql string) {
@@ -77,7 +78,8 @@ func TestPostgres(t *testing.T) {
 	}
 }
 
-// meet has two transactions do the same: the second begins when the first has done it and not committed, and waits for it.
+// meet runs the same in two transactions: the second one begins when the first has done it but not committed, and
+// waits for it.
 func meet(t *testing.T, pool *pgxpool.Pool, isolation pgx.TxIsoLevel, do func(tx pgx.Tx, n int) error) {
 	t.Helper()
 	one, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: isolation})

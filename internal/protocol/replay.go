@@ -10,28 +10,29 @@ import (
 	"github.com/google/uuid"
 )
 
-// hiddenSteps is how many steps that nobody can see may lie between two that are seen.
+// hiddenSteps is the maximum number of invisible steps between two visible ones.
 const hiddenSteps = 3
 
-// A Replay takes a trace, run by run, and holds it against model A. Its zero value is ready for use.
+// A Replay reads a trace, run by run, and checks it against model A. Its zero value is ready for use.
 type Replay struct {
-	Slots int           // the most leases that a worker may hold at once; 0: not asked
-	Watch time.Duration // how long a suspect at its last attempt has to be alone at least; 0: not asked
-	// LeaveOut names runs that were changed where the trace does not look. They are counted; nil: none.
+	Slots int           // the most leases that a worker may hold at once; 0: not checked
+	Watch time.Duration // how long a suspect at its last attempt has to be alone at least; 0: not checked
+	// LeaveOut reports whether a run was changed where the trace does not look. Such runs are only counted. Nil:
+	// none.
 	LeaveOut func(run uuid.UUID) bool
 
-	broken  func(*aDesign) // for tests: a fault is planted; nil: none
+	broken  func(*aDesign) // for tests: plants a fault; nil: none
 	seen    automaton
 	run     *replayed
 	workers map[string][]interval
-	faults  []span // when settling has failed for each and every run
+	faults  []span // when settling failed for every run
 	verdict Verdicts
 }
 
-// Verdicts are what a replay has come to.
+// Verdicts are the results of a replay.
 type Verdicts struct {
 	Runs, Events int
-	Edits        int // changes by hand, and what else is none of the engine's functions
+	Edits        int // changes by hand, and other changes that no function of the engine made
 	LeftOut      int // runs
 	Removed      int // runs
 	Wrong        []Wrong
@@ -45,33 +46,33 @@ type Wrong struct {
 	Events []Event // of the run, up to the one that was refused
 }
 
-// A Kind is what is asked of a history.
+// A Kind is a property of histories that is checked.
 type Kind byte
 
-// What may be wrong.
+// The kinds of violations.
 const (
 	Step     Kind = iota // a change that is no step of the model
 	Crowded              // a worker held more leases than it has slots
-	Together             // suspects were leased that must not be together
+	Together             // suspects were leased together that must not be
 )
 
-// A replayed is the run under replay.
+// A replayed is the run that is being replayed.
 type replayed struct {
 	id     uuid.UUID
-	states int // the set of states in which the model may be
+	states int // the set of states that the model may be in
 	events []Event
-	token  map[uuid.UUID]uint16 // the lease that each token was that of
-	names  [2]string            // the workers behind the model's two processes
+	token  map[uuid.UUID]uint16 // the lease of each token
+	names  [2]string            // the workers that stand for the model's two processes
 	holder string               // who leased it last
 	leaves bool                 // it is left out
-	over   bool                 // its history was refused: the rest is passed over
+	over   bool                 // its history was refused: the rest is skipped
 	kept   uint16               // the lease under which an outcome is kept; 0: none
 	keeps  Verdict
-	spared bool     // a suspect, its last attempt was given back
+	spared bool     // it is a suspect whose last attempt was given back
 	held   interval // its current lease
 }
 
-// Add takes the next event. Those of one run follow each other, in their order; faults may come at any time.
+// Add reads the next event. Events of one run follow each other, in their order; faults may come at any time.
 func (r *Replay) Add(e Event) {
 	if e.Op == "fault" {
 		r.faults = append(r.faults, span{e.At.Add(-lately), e.At.Add(lately)})
@@ -89,7 +90,7 @@ func (r *Replay) Add(e Event) {
 		}
 	}
 	run := r.run
-	if e.ofKept() && len(run.events) > 0 { // it says nothing of the run, which it does not change
+	if e.ofKept() && len(run.events) > 0 { // the event does not change the run
 		e.Was = run.events[len(run.events)-1].Became
 		e.Became, e.Over = e.Was, !e.Was.LeaseUntil.IsZero() && e.Was.LeaseUntil.Before(e.At)
 	}
@@ -115,7 +116,7 @@ func (r *Replay) Add(e Event) {
 	}
 }
 
-// follow takes the model along with an event, and says why it cannot; "": it could.
+// follow makes the model follow an event, and returns why it cannot, or "".
 func (r *Replay) follow(run *replayed, e Event) string {
 	if len(run.events) == 0 {
 		if e.Op != "enqueue" {
@@ -151,7 +152,7 @@ func (r *Replay) follow(run *replayed, e Event) string {
 		o.by, o.fresh = run.process(e.Was, e.Became.LeasedBy)
 	case "settle":
 		o.by, o.fresh = run.process(e.Was, e.Became.SettledBy)
-	case "take back": // the trace does not tell whose it was, unless the taker has it now
+	case "take back": // the trace does not say whose lease it was, unless the worker that took it back has it now
 		o.by, o.fresh = run.process(e.Was, cmp.Or(e.Became.LeasedBy, "somebody"))
 		if e.Was.Company != nil {
 			o.alone = map[bool]byte{true: 'n', false: 'y'}[*e.Was.Company]
@@ -180,7 +181,8 @@ func (r *Replay) follow(run *replayed, e Event) string {
 	return ""
 }
 
-// followPolicy has the row have the attempts that its policy says, which are written when it is settled or taken back: never less than were charged.
+// followPolicy gives the row the attempts of its policy, which are written when the run is settled or taken back:
+// never fewer than were charged.
 func (r *Replay) followPolicy(run *replayed, e Event) string {
 	with := e
 	with.Became = e.Was
@@ -196,7 +198,7 @@ func (r *Replay) followPolicy(run *replayed, e Event) string {
 	return ""
 }
 
-// keep takes an event for what it tells of what is kept.
+// keep records what an event says about a kept outcome.
 func (run *replayed) keep(e Event) string {
 	lease, known := run.token[e.Kept]
 	switch {
@@ -217,7 +219,7 @@ func (run *replayed) keep(e Event) string {
 
 var keeps = map[string]Verdict{"succeeded": Succeed, "failed": Fail, "retried": Retry, "postponed": Postpone, "released": GiveBack, "effects": Effects}
 
-// told says of a row what is kept, too.
+// told describes a row, and what is kept.
 func (run *replayed) told(t Traced) string {
 	if run.kept == 0 {
 		return t.String()
@@ -225,13 +227,13 @@ func (run *replayed) told(t Traced) string {
 	return fmt.Sprintf("%s, and what it has come to under lease %d kept", t, run.kept)
 }
 
-// same reports whether two are the same row as far as the model knows it, times aside.
+// same reports whether two are the same row as far as the model knows, except for times.
 func (t Traced) same(u Traced) bool {
 	t.LeaseUntil, u.LeaseUntil, t.Company, u.Company, t.Follows, u.Follows = time.Time{}, time.Time{}, nil, nil, false, false
 	return t == u
 }
 
-// row is what became of the run, with leases for tokens.
+// row is the row after the event, with leases instead of tokens.
 func (run *replayed) row(e Event) (Row, string) {
 	t := e.Became
 	if t.Status == "" {
@@ -260,8 +262,8 @@ func (run *replayed) row(e Event) (Row, string) {
 	return row, ""
 }
 
-// process returns which of the model's two processes a worker is. One that is new takes the place of the
-// one that does not hold the lease: what that one still believes in can change nothing.
+// process returns which of the model's two processes a worker is. A new worker replaces the process that does not
+// hold the lease: what that process still believes can change nothing.
 func (run *replayed) process(was Traced, name string) (by int8, fresh bool) {
 	for i, known := range run.names {
 		if known == name && name != "somebody" {
@@ -275,23 +277,23 @@ func (run *replayed) process(was Traced, name string) (by int8, fresh bool) {
 	return by, true
 }
 
-// An observation is what the automaton reads of an event.
+// An observation is what the automaton reads from an event.
 type observation struct {
 	op      string
-	by      int8 // the process that did it; -1: nobody's
-	fresh   bool // it has just come
-	over    bool // the lease that it had had expired
-	row     Row  // afterwards, as far as it is to be seen
+	by      int8 // the process that did it; -1: none
+	fresh   bool // the process is new
+	over    bool // its previous lease had expired
+	row     Row  // the row afterwards, as far as it is visible
 	granted uint16
 	alone   byte // 'y', 'n'; 0: unknown
 }
 
-// An automaton has the states in which model A may be after what was seen, and remembers where each observation leads from
-// there: runs differ little.
+// An automaton has the states that model A may be in after the observations so far, and remembers where each
+// observation leads, because most runs are similar.
 type automaton struct {
 	ids   map[aState]int32
 	sets  [][]aState
-	known map[string]int // sets by the ids of their states
+	known map[string]int // the sets, by the ids of their states
 	moves map[move]int
 }
 
@@ -312,7 +314,7 @@ func (a *automaton) begin(r Row) int {
 	return a.add(map[aState]bool{s: true})
 }
 
-// add returns the place of a set of states.
+// add returns the index of a set of states.
 func (a *automaton) add(states map[aState]bool) int {
 	if a.ids == nil {
 		a.ids, a.known, a.moves = map[aState]int32{}, map[string]int{}, map[move]int{}
@@ -337,10 +339,10 @@ func (a *automaton) add(states map[aState]bool) int {
 	return at
 }
 
-// set returns the states with another row: by hand, which no process knows of.
+// set returns the states with another row, changed by hand; no process knows of it.
 func (a *automaton) set(from int, row Row) int { return a.turn(from, row, "set") }
 
-// follow returns the states with another row: by the policy, by which the process goes that has the run.
+// follow returns the states with another row, changed by the policy; the process that has the run knows of it.
 func (a *automaton) follow(from int, row Row) int { return a.turn(from, row, "follow") }
 
 func (a *automaton) turn(from int, row Row, op string) int {
@@ -364,13 +366,13 @@ func (a *automaton) turn(from int, row Row, op string) int {
 	return a.moves[key]
 }
 
-// move returns where an observation leads from a set of states: none, if nowhere.
+// move returns the set of states that an observation leads to, which is empty if the model does not allow it.
 func (a *automaton) move(broken func(*aDesign), from int, o observation) int {
 	key := move{from, o}
 	if to, ok := a.moves[key]; ok {
 		return to
 	}
-	// What concerns several runs is not asked here, and so everything may happen often.
+	// Properties of several runs are not checked here, so everything may happen often.
 	d := aDesign{care: once, runs: 1, slots: 2, processes: 2, failing: true, effects: true, noWatch: true, replayed: true, granted: o.granted}
 	if o.alone != 0 {
 		company := o.alone == 'n'
@@ -413,17 +415,17 @@ func (a *automaton) move(broken func(*aDesign), from int, o observation) int {
 	return to
 }
 
-// looks reports whether a row of the model looks like one that was seen. Whether a lease has expired is asked of
-// the clock, and whether an attempt was given back of the next take-back.
+// looks reports whether a row of the model looks like an observed row. Whether a lease has expired depends on the
+// clock, and whether an attempt was given back shows at the next take-back.
 func (r Row) looks(seen Row) bool {
 	r.Expired, r.Spared = false, false
-	if r.Status == Cancelled { // whoever does it by hand may leave that as it was
+	if r.Status == Cancelled { // a person who cancels may leave this as it was
 		r.Suspect = seen.Suspect
 	}
 	return r == seen
 }
 
-// plain leaves out what tells one story from another, and makes no difference to what can happen.
+// plain leaves out what distinguishes two stories without affecting what can happen next.
 func (s aState) plain() aState {
 	r := &s.run[0]
 	r.starts, r.back, r.results, r.spared, r.started, r.company, r.stored, r.byHand = 0, 0, 0, 0, false, false, false, false
@@ -434,7 +436,7 @@ func (s aState) plain() aState {
 	return s
 }
 
-// String tells the story.
+// String returns the story.
 func (w Wrong) String() string {
 	text := fmt.Sprintf("run %s: %s", w.Run, w.What)
 	for _, e := range w.Events {

@@ -18,7 +18,7 @@ type script struct {
 	at     time.Time
 	events []Event
 
-	keeping Event // what is kept, and whose
+	keeping Event // the event of what is kept
 }
 
 func scripted(r *rand.Rand, most int) *script {
@@ -29,7 +29,7 @@ func scripted(r *rand.Rand, most int) *script {
 	return h.do("enqueue", func(t *Traced) { t.Status, t.Most = "pending", most })
 }
 
-// do appends an event a tenth of a second after the last.
+// do appends an event 100 ms after the previous one.
 func (h *script) do(op string, change func(*Traced)) *script {
 	was := h.now
 	change(&h.now)
@@ -41,7 +41,7 @@ func (h *script) do(op string, change func(*Traced)) *script {
 
 func (h *script) wait(d time.Duration) *script { h.at = h.at.Add(d); return h }
 
-// token draws the token of a lease.
+// token returns the token of a lease.
 func (h *script) token(no int64) (token uuid.UUID) {
 	token = h.id
 	token[0], token[1] = byte(no), byte(no>>8)
@@ -52,7 +52,7 @@ func (h *script) lease(worker string) *script {
 	return h.do("lease", func(t *Traced) { h.leased(t, worker, t.Attempt >= t.Most) })
 }
 
-// leased has the row leased for three seconds.
+// leased makes the row leased for three seconds.
 func (h *script) leased(t *Traced, worker string, uncharged bool) {
 	t.Status, t.LeasedBy, t.LeaseUntil, t.Uncharged = "leased", worker, h.at.Add(3*time.Second), uncharged
 	t.LeaseNo++
@@ -62,7 +62,7 @@ func (h *script) leased(t *Traced, worker string, uncharged bool) {
 	}
 }
 
-// free is the row without a lease.
+// free removes the lease from the row.
 func free(t *Traced, status string) {
 	t.Status, t.LeasedBy, t.LeaseUntil, t.Token, t.Uncharged = status, "", time.Time{}, uuid.Nil, false
 }
@@ -73,7 +73,7 @@ func (h *script) extend() *script {
 
 func (h *script) settle(status string) *script { return h.settleAs(status, 0) }
 
-// settleAs has the attempt changed, too.
+// settleAs also changes the attempt.
 func (h *script) settleAs(status string, attempts int) *script {
 	return h.do("settle", func(t *Traced) {
 		t.Settled, t.SettledBy = t.Token, t.LeasedBy
@@ -83,7 +83,7 @@ func (h *script) settleAs(status string, attempts int) *script {
 	})
 }
 
-// takeBack is that of a lease that has expired.
+// takeBack takes back a lease that has expired.
 func (h *script) takeBack() *script {
 	return h.wait(4*time.Second).do("take back", func(t *Traced) {
 		t.Suspect = true
@@ -121,7 +121,7 @@ func (h *script) retry() *script {
 	return h.do("retry", func(t *Traced) { t.Status, t.Suspect, t.Most = "pending", false, max(t.Most, t.Attempt+1) })
 }
 
-// keep has its outcome kept by who holds the lease, under the token of that or of an older one.
+// keep makes the holder of the lease keep its outcome, under the token of this lease.
 func (h *script) keep(keeps string) *script { return h.keepUnder(h.now.LeaseNo, h.now.LeasedBy, keeps) }
 
 func (h *script) keepUnder(lease int64, worker, keeps string) *script {
@@ -129,7 +129,7 @@ func (h *script) keepUnder(lease int64, worker, keeps string) *script {
 	return h.kept("keep")
 }
 
-// kept is an event of what is kept, as the trace has it: without the run.
+// kept appends an event about what is kept, as in the trace: without the run.
 func (h *script) kept(op string) *script {
 	h.at = h.at.Add(100 * time.Millisecond)
 	e := h.keeping
@@ -149,14 +149,14 @@ func (h *script) release() *script {
 	return h.do("release", func(t *Traced) { free(t, "pending") })
 }
 
-// delete deletes by hand what is not leased, or undoes it.
+// delete deletes by hand a run that is not leased, or undeletes it.
 func (h *script) delete() *script {
 	return h.do("edit", func(t *Traced) { t.Hidden, t.Deleted = !t.Hidden, !t.Deleted })
 }
 
 func (h *script) hold() *script { return h.do("edit", func(t *Traced) { t.Hidden = !t.Hidden }) }
 
-// right are histories that the model allows, each with what nobody can see between.
+// right are histories that the model allows, including steps that are not visible.
 var right = map[string]func(*script) *script{
 	"success":      func(h *script) *script { return h.lease("a").extend().settle("succeeded") },
 	"late success": func(h *script) *script { return h.lease("a").wait(9 * time.Second).settle("succeeded") },
@@ -249,7 +249,7 @@ var right = map[string]func(*script) *script{
 	},
 }
 
-// beside has the database know whether there is another suspect beside it.
+// beside sets whether the database knows of another suspect beside it.
 func (h *script) beside(company bool) *script {
 	h.now.Company = &company
 	return h
@@ -259,7 +259,7 @@ func (h *script) spare() *script {
 	return h.wait(4*time.Second).do("take back", func(t *Traced) { t.Attempt--; free(t, "pending") })
 }
 
-// What can happen is accepted, in any mixture of runs.
+// The replay accepts everything that can happen, in any mixture of runs.
 func TestRightHistories(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	var all Replay
@@ -279,8 +279,8 @@ func TestRightHistories(t *testing.T) {
 	}
 }
 
-// wrong are histories that the model must refuse at their last event, and what is taken away or broken in it
-// for each to pass; nil: it is no guard of the model that refuses it.
+// wrong are histories that the model must refuse at their last event, and the change to the model that makes each
+// pass; nil means that no guard of the model refuses it.
 var wrong = []struct {
 	name   string
 	tell   func(*script) *script
@@ -395,8 +395,8 @@ var wrong = []struct {
 	}, nil},
 }
 
-// Wrong histories are refused, at the event that is wrong. Without the guard that is named they pass, so
-// it is that guard which refuses them: there is no second copy of it in the replay.
+// The replay refuses wrong histories at the event that is wrong. Without the named guard it accepts them, so the
+// guard of the model refuses them: the replay has no second copy of it.
 func TestWrongHistories(t *testing.T) {
 	kinds := map[string]bool{}
 	for _, w := range wrong {
@@ -431,8 +431,8 @@ func TestWrongHistories(t *testing.T) {
 	}
 }
 
-// A worker that holds more than it has slots is found, and one that leases suspects beside one at its last attempt. What
-// was given back, or has expired, takes no slot.
+// The replay finds a worker that holds more leases than it has slots, and one that leases suspects beside a suspect
+// at its last attempt. A lease that was given back or has expired takes no slot.
 func TestIntervals(t *testing.T) {
 	suspect := func(most int) func(*script) *script {
 		return func(h *script) *script {
@@ -442,7 +442,7 @@ func TestIntervals(t *testing.T) {
 		}
 	}
 	kept := func(h *script) *script { return suspect(2)(h).lease("x").spare() }
-	// Each is told by what comes before its lease by a, and by how long it is held.
+	// Each of the two is described by what precedes its lease by a, and by how long it is held.
 	for name, test := range map[string]struct {
 		second func(*script) *script
 		first  func(*script) *script
@@ -486,7 +486,7 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// A hundred thousand runs are replayed, and none is found wrong.
+// The replay finds nothing wrong in a hundred thousand right histories.
 func TestManyRuns(t *testing.T) {
 	const runs = 100_000
 	r := rand.New(rand.NewPCG(3, 3))
@@ -509,7 +509,7 @@ func TestManyRuns(t *testing.T) {
 	}
 }
 
-// What is left out is counted, and asked for nothing.
+// Runs that are left out are counted, and not checked.
 func TestLeftOut(t *testing.T) {
 	h := scripted(rand.New(rand.NewPCG(1, 2)), 3).cancel().lease("a")
 	r := Replay{LeaveOut: func(run uuid.UUID) bool { return run == h.id }}
@@ -521,7 +521,7 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// overlapping replays leases of one worker which began at the same time, a millisecond apart: each goes on as it is told.
+// overlapping replays leases of one worker that began a millisecond apart; each continues with its function of tells.
 func overlapping(slots int, faults []time.Duration, tells ...func(*script) *script) Verdicts {
 	r := Replay{Slots: slots, Watch: 1500 * time.Millisecond}
 	random := rand.New(rand.NewPCG(9, 9))
@@ -539,7 +539,7 @@ func overlapping(slots int, faults []time.Duration, tells ...func(*script) *scri
 	return r.Verdicts()
 }
 
-// A lease that is still held when the trace ends counts as any other, up to where its last heartbeat may have been sent.
+// A lease that is still held when the trace ends counts like any other, until its last heartbeat may have been sent.
 func TestHeldAtTheEnd(t *testing.T) {
 	held := func(h *script) *script { return h.wait(2 * time.Second).extend().wait(2 * time.Second).extend() }
 	for slots, wrong := range map[int]int{2: 1, 3: 0} {
@@ -553,8 +553,8 @@ func TestHeldAtTheEnd(t *testing.T) {
 	}
 }
 
-// What waits for being settled needs no slot: as much of it as there are slots is beside them. That is what is kept in the end, and may be
-// anything while settling fails for every run.
+// An outcome that waits to be settled needs no slot: a worker may hold as many of these as it has slots, in addition.
+// They are those that are kept in the end, or any while settling fails for every run.
 func TestParked(t *testing.T) {
 	done := func(h *script) *script { return h.settle("succeeded") }
 	kept := func(h *script) *script {

@@ -1,22 +1,22 @@
 package protocol
 
-// A Row is what the protocol knows of one workflow_run. The token of a lease is written as the number of
-// that lease: the fence is (id, token), and both are as unique.
+// A Row is what the protocol knows of one row of workflow_run. The token of a lease is written as the number of that
+// lease. The fence is (id, token), and both forms are equally unique.
 type Row struct {
 	Status         Status
 	Suspect        bool   // its last lease expired
 	Hidden         bool   // held or soft-deleted: never leased
 	Deleted        bool   // soft-deleted
-	Uncharged      bool   // the lease is that of an exhausted run: nothing is started, it is to be failed
-	Expired        bool   // no column: what the clock makes of lease_until
-	Spared         bool   // a suspect that was given its last attempt back
+	Uncharged      bool   // the lease is that of an exhausted run: no handler is started, and the run is to be failed
+	Expired        bool   // not a column: lease_until compared with the clock
+	Spared         bool   // a suspect whose last attempt was given back
 	Attempt, Most  uint16 // charged starts so far, and max_attempts
-	Lease, Settled uint16 // the number of the current or last lease, and of the one that settled; 0: none
-	Kept           uint16 // the lease under which an outcome is kept that the database refuses; 0: none
+	Lease, Settled uint16 // the number of the current or last lease, and of the lease that settled; 0: none
+	Kept           uint16 // the lease under which a refused outcome is kept; 0: none
 	Keeps          Verdict
 }
 
-// Status is the first letter of a status; 0: there is no such row.
+// Status is the first letter of a status; 0 means that the row does not exist.
 type Status byte
 
 // The states of a run.
@@ -31,7 +31,7 @@ const (
 // Over reports whether the run has ended.
 func (s Status) Over() bool { return s == Succeeded || s == Failed || s == Cancelled }
 
-// A Verdict is what settling makes of a run.
+// A Verdict is what settling does to a run.
 type Verdict byte
 
 // The verdicts of workflow_settle.
@@ -41,50 +41,50 @@ const (
 	Retry    Verdict = 't'
 	Postpone Verdict = 'a' // the handler asked for it: the attempt is given back
 	GiveBack Verdict = 'b' // a release: the attempt is given back
-	Effects  Verdict = 'e' // of what is kept: an outcome whose effects are lost. Nobody settles with it
+	Effects  Verdict = 'e' // of a kept outcome only: its effects are lost. Nobody settles with it
 )
 
-// Rules are the transitions of a row. Each method is one statement of sql/, for one row: it returns the row
-// afterwards, and false if the statement passes over the row. The zero value is today's protocol. Each
-// field takes one guard away, or breaks one effect: a planted fault, which the models and the replay must catch.
+// Rules are the transitions of a row. Each method is one statement of sql/ for one row: it returns the row
+// afterwards, and false if the statement skips the row. The zero value is today's protocol. Each field removes one
+// guard or breaks one effect: a planted fault, which the models and the replay must detect.
 type Rules struct {
-	LeasesAny    bool // lease: what is not pending, too
-	LeasesHidden bool // lease: what is held or deleted, too
+	LeasesAny    bool // lease: also runs that are not pending
+	LeasesHidden bool // lease: also runs that are held or deleted
 	LeasesFree   bool // lease: nothing is charged
-	LeasesMore   bool // lease: a run that has no attempt left is started all the same
+	LeasesMore   bool // lease: a run without an attempt left is started anyway
 
-	ExtendsAny bool // extend: what is not leased, too
-	NoFence    bool // extend, settle and give back: the token is not looked at
-	TokenStays bool // settle: the token stays, and settles once more
+	ExtendsAny bool // extend: also runs that are not leased
+	NoFence    bool // extend, settle and give back: the token is not compared
+	TokenStays bool // settle: the token stays, and can settle once more
 	PaysBack   bool // settle: every verdict but success gives the attempt back
 
-	TakesLiving  bool // take-back: leases that have not expired, too
+	TakesLiving  bool // take-back: also leases that have not expired
 	FreeCrash    bool // take-back: the attempt is given back
-	ForgetsCrash bool // take-back: the run is no suspect
+	ForgetsCrash bool // take-back: the run is no suspect afterwards
 	TakesForever bool // take-back: exhausted runs are due again
-	SparesAgain  bool // take-back: that the last attempt was given back is not remembered
+	SparesAgain  bool // take-back: it is not remembered that the last attempt was given back
 
-	KeepsAny     bool // keep: under the token of a lease that was lost, too
-	TakesKept    bool // take-back: leases whose outcome is kept, too
-	ReleasesKept bool // release: the same
-	SettlesOlder bool // settle what is kept: what was kept under an older lease, too
+	KeepsAny     bool // keep: also under the token of a lost lease
+	TakesKept    bool // take-back: also leases whose outcome is kept
+	ReleasesKept bool // release: also leases whose outcome is kept
+	SettlesOlder bool // settle what is kept: also what was kept under an older lease
 	SettlesOther bool // settle what is kept: with another outcome
 	ForgetsKept  bool // over: what is kept is forgotten before it is settled
 
-	CancelsAny       bool // cancel: what has ended, too
+	CancelsAny       bool // cancel: also runs that have ended
 	CancelKeepsToken bool // cancel: the lease stays
-	RetriesAny       bool // retry: what has not failed, too
+	RetriesAny       bool // retry: also runs that have not failed
 	RetriesFree      bool // retry: the charged starts are forgotten
-	RetriesDeleted   bool // retry: what is deleted, too
-	DeleteLeaves     bool // delete: what is leased stays leased
-	ReleasesAny      bool // release: what is not leased, too
-	RemovesLeased    bool // remove: what is leased, too
+	RetriesDeleted   bool // retry: also deleted runs
+	DeleteLeaves     bool // delete: a leased run stays leased
+	ReleasesAny      bool // release: also runs that are not leased
+	RemovesLeased    bool // remove: also leased runs
 }
 
 // Enqueued returns a new row.
 func Enqueued(most uint16) Row { return Row{Status: Pending, Most: most} }
 
-// Lease is workflow_lease: it charges an attempt, if there is one left.
+// Lease is workflow_lease: it charges an attempt if one is left.
 func (g Rules) Lease(r Row) (Row, bool) {
 	if r.Status != Pending && !g.LeasesAny || r.Hidden && !g.LeasesHidden {
 		return r, false
@@ -98,12 +98,13 @@ func (g Rules) Lease(r Row) (Row, bool) {
 	return r, true
 }
 
-// held is the fence: whether the lease with this number is the one that is held.
+// held is the fence: whether the lease with this number is the current one.
 func (g Rules) held(r Row, lease uint16) bool {
 	return r.Status == Leased && (r.Lease == lease || g.NoFence)
 }
 
-// Extend is workflow_extend, the heartbeat. It may come after the lease has expired, if nobody has taken it back.
+// Extend is workflow_extend, the heartbeat. It may come after the lease has expired, as long as nobody has taken the
+// lease back.
 func (g Rules) Extend(r Row, lease uint16) (Row, bool) {
 	if !g.held(r, lease) && !g.ExtendsAny {
 		return r, false
@@ -133,7 +134,8 @@ func (g Rules) Settle(r Row, lease uint16, v Verdict) (Row, bool) {
 	return r.ended(Pending), true
 }
 
-// Keep is workflow_unsettled: an outcome that is refused is kept under the token of its lease. What is kept already stays as it is.
+// Keep is workflow_unsettled: a refused outcome is kept under the token of its lease. An outcome that is kept already
+// stays as it is.
 func (g Rules) Keep(r Row, lease uint16, v Verdict) (Row, bool) {
 	if !g.held(r, lease) && !g.KeepsAny || r.Kept == lease {
 		return r, false
@@ -142,10 +144,10 @@ func (g Rules) Keep(r Row, lease uint16, v Verdict) (Row, bool) {
 	return r, true
 }
 
-// kept reports whether the outcome of the lease that is held is kept. What is kept under another one is a leftover.
+// kept reports whether the outcome of the current lease is kept. What is kept under another lease is a leftover.
 func (r Row) kept() bool { return r.Status == Leased && r.Kept == r.Lease }
 
-// FailKept is workflow_fail: a person has the run fail whose outcome is kept, instead of what its handler returned.
+// FailKept is workflow_fail: a person fails a run whose outcome is kept, instead of what its handler returned.
 func (g Rules) FailKept(r Row) (Row, bool) {
 	if !r.kept() {
 		return r, false
@@ -154,7 +156,7 @@ func (g Rules) FailKept(r Row) (Row, bool) {
 	return r, true
 }
 
-// SettleKept is workflow_settle by anybody, with what is kept. That it is over is said by the same transaction.
+// SettleKept is workflow_settle by any worker, with what is kept. The same transaction removes what is kept.
 func (g Rules) SettleKept(r Row, v Verdict) (Row, bool) {
 	if !r.kept() && !(g.SettlesOlder && r.Kept != 0) || v != r.Keeps && !g.SettlesOther {
 		return r, false
@@ -162,8 +164,8 @@ func (g Rules) SettleKept(r Row, v Verdict) (Row, bool) {
 	return g.Settle(r, r.Lease, v)
 }
 
-// Over is workflow_kept_over, and what else forgets leftovers. What the run is still leased for is forgotten only if its
-// effects are lost: then the lease is taken back.
+// Over is workflow_kept_over, and everything else that removes leftovers. What is kept for the current lease is
+// removed only if its effects are lost: then the lease is taken back.
 func (g Rules) Over(r Row) (Row, bool) {
 	if r.Kept == 0 || r.kept() && r.Keeps != Effects && !g.ForgetsKept {
 		return r, false
@@ -172,15 +174,16 @@ func (g Rules) Over(r Row) (Row, bool) {
 	return r, true
 }
 
-// ended is a row whose lease is over.
+// ended returns the row without its lease.
 func (r Row) ended(s Status) Row {
 	r.Status, r.Expired, r.Uncharged = s, false, false
 	return r
 }
 
-// TakeBack is workflow_take_back: an expired lease is ended by anybody, unless its outcome is kept. The run is due again, as a suspect;
-// one that has no attempt left is leased once more by the taker, who is to fail it. With spare, which says that it was at
-// its last attempt and not alone in its process, a suspect is given that attempt back: once, as long as it is one.
+// TakeBack is workflow_take_back: anybody may end an expired lease, unless its outcome is kept. The run is due again,
+// as a suspect. If it has no attempt left, the taker leases it once more, in order to fail it. spare says that the
+// run was at its last attempt and not alone in its process: then a suspect gets that attempt back, once, as long as
+// it is a suspect.
 func (g Rules) TakeBack(r Row, spare bool) (Row, bool) {
 	if r.Status != Leased || !r.Expired && !g.TakesLiving || r.kept() && !g.TakesKept {
 		return r, false
@@ -203,8 +206,8 @@ func (g Rules) TakeBack(r Row, spare bool) (Row, bool) {
 	return r, true
 }
 
-// GiveBack is workflow_give_back: a lease whose answer was lost. Its handler was never started, so the attempt
-// is given back. The lease on an exhausted run expires at once instead, and is taken back.
+// GiveBack is workflow_give_back, for a lease whose answer was lost. Its handler was never started, so the attempt is
+// given back. The lease on an exhausted run expires at once instead, and is taken back.
 func (g Rules) GiveBack(r Row, lease uint16) (Row, bool) {
 	if !g.held(r, lease) {
 		return r, false
@@ -219,7 +222,8 @@ func (g Rules) GiveBack(r Row, lease uint16) (Row, bool) {
 	return r.ended(Pending), true
 }
 
-// Release is workflow_release: a person takes a worker's leases away, but for those whose outcomes are kept. The attempt stays charged.
+// Release is workflow_release: a person takes a worker's leases away, except those whose outcomes are kept. The
+// attempt stays charged.
 func (g Rules) Release(r Row) (Row, bool) {
 	if r.Status != Leased && !g.ReleasesAny || r.kept() && !g.ReleasesKept {
 		return r, false
@@ -227,7 +231,7 @@ func (g Rules) Release(r Row) (Row, bool) {
 	return r.ended(Pending), true
 }
 
-// Cancel is workflow_cancel, or whatever else ends a run that nobody wants any more.
+// Cancel is workflow_cancel, or any other way to end a run that is no longer wanted.
 func (g Rules) Cancel(r Row) (Row, bool) {
 	if r.Status != Pending && r.Status != Leased && !g.CancelsAny {
 		return r, false
@@ -236,7 +240,7 @@ func (g Rules) Cancel(r Row) (Row, bool) {
 	return r.ended(Cancelled), true
 }
 
-// Retry is workflow_retry: a failed run gets so many further attempts. One that is held is due once it is resumed.
+// Retry is workflow_retry: a failed run gets this many further attempts. A held one is due once it is resumed.
 func (g Rules) Retry(r Row, attempts uint16) (Row, bool) {
 	if r.Deleted && !g.RetriesDeleted || r.Attempt >= 1000 || r.Status != Failed && !(g.RetriesAny && r.Status.Over()) {
 		return r, false
@@ -249,13 +253,13 @@ func (g Rules) Retry(r Row, attempts uint16) (Row, bool) {
 	return r.ended(Pending), true
 }
 
-// Hide holds or soft-deletes a run, or undoes it. What is hidden while it is leased goes on.
+// Hide holds or soft-deletes a run, or undoes that. A run that is hidden while it is leased continues.
 func (g Rules) Hide(r Row, hidden bool) (Row, bool) {
 	r.Hidden, r.Deleted = hidden, r.Deleted && hidden
 	return r, r.Status != 0
 }
 
-// Delete is workflow_delete: what is leased is cancelled with it.
+// Delete is workflow_delete. A leased run is cancelled by it.
 func (g Rules) Delete(r Row) (Row, bool) {
 	if r.Deleted {
 		return r, false
@@ -267,10 +271,10 @@ func (g Rules) Delete(r Row) (Row, bool) {
 	return g.Hide(r, true)
 }
 
-// Remove is retention, or a person's DELETE: what is leased stays.
+// Remove is retention, or a DELETE by a person. A leased run is not removed.
 func (g Rules) Remove(r Row) (Row, bool) {
 	if r.Status == 0 || r.Status == Leased && !g.RemovesLeased {
 		return r, false
 	}
-	return Row{Kept: r.Kept, Keeps: r.Keeps}, true // a leftover is forgotten later
+	return Row{Kept: r.Kept, Keeps: r.Keeps}, true // a leftover is removed later
 }

@@ -5,39 +5,39 @@ import (
 	"slices"
 )
 
-// A design is one variant of a protocol: its start, what can happen in a state, what must never
-// be true of one, and when the work is done.
+// A design is one variant of a protocol: its start, what can happen in a state, what must never be true of a state,
+// and when the work is done.
 type design[S comparable] struct {
 	start S
-	// next calls do for each thing that can happen in s, one atomic step each.
+	// next calls do for each thing that can happen in s. Each is one atomic step.
 	next func(s S, do func(what string, to S))
-	// told does the same, and says what each is called; nil: next does.
+	// told does the same with a description of each step; if it is nil, next is used.
 	told func(s S, do func(what string, to S))
 	// wrong names the rule that s breaks, "" if none.
 	wrong func(s S) string
-	// done tells states in which nothing is left to do. From every state one of these must be
-	// within reach: else something was lost or is stuck.
+	// done reports whether nothing is left to do in s. Such a state must be reachable from every state: otherwise
+	// something was lost or is stuck.
 	done func(s S) bool
 }
 
-// A Finding is what exploring a variant came to.
+// A Finding is the result of exploring a variant.
 type Finding struct {
 	States, Depth int
 	Wrong         string   // the rule that was broken; "" if none
 	Story         []string // the steps that led there
-	Full          bool     // given up: more states than the limit
+	Full          bool     // gave up: more states than the limit
 }
 
 const stuck = "stuck: the work can no longer be finished"
 
-// explore visits every state that can be reached from the start, the nearest first, so the first
-// story that ends badly is a shortest one. It gives up after so many states.
+// explore visits every state that can be reached from the start, nearest first, so the first story that ends badly is
+// a shortest one. It gives up after most states.
 func explore[S comparable](d design[S], most int) (f Finding) {
 	var (
 		states = []S{d.start}
-		from   = []int32{-1} // by which state each was first reached
-		first  = []int32{0}  // where each state's edges begin in to
-		to     []int32       // edges, those of one state after the other
+		from   = []int32{-1} // the state from which each was first reached
+		first  = []int32{0}  // where the edges of each state begin in to
+		to     []int32       // the edges of one state after those of another
 		index  = newIndex[S]()
 	)
 	index.find(&states, d.start, 0)
@@ -68,7 +68,7 @@ func explore[S comparable](d design[S], most int) (f Finding) {
 	for i := f.States - 1; i > 0; i = int(from[i]) {
 		f.Depth++
 	}
-	// Which states can still get to a done one? Backwards until nothing changes.
+	// Find the states from which a done state can be reached, backwards until nothing changes.
 	good := make([]bool, len(states))
 	for changed := true; changed; {
 		changed = false
@@ -85,7 +85,7 @@ func explore[S comparable](d design[S], most int) (f Finding) {
 	return f
 }
 
-// tell repeats the steps from the start to a state and returns what they are called.
+// tell repeats the steps from the start to a state and returns their descriptions.
 func tell[S comparable](d design[S], states []S, from []int32, i int32) (story []string) {
 	if d.told == nil {
 		d.told = d.next
@@ -103,7 +103,7 @@ func tell[S comparable](d design[S], states []S, from []int32, i int32) (story [
 	return story
 }
 
-// An index finds states by their value, and stores but their places.
+// An index finds states by their value, and stores only their places.
 type index[S comparable] struct {
 	seed  maphash.Seed
 	slots []int32 // place + 1; 0: free. Their number is a power of two.
@@ -114,7 +114,7 @@ func newIndex[S comparable]() *index[S] {
 	return &index[S]{seed: maphash.MakeSeed(), slots: make([]int32, 1<<10)}
 }
 
-// find returns the place of s among the states, or next, which is noted as its place, if it is new.
+// find returns the place of s among the states. If s is new, it records next as its place and returns it.
 func (x *index[S]) find(states *[]S, s S, next int32) int32 {
 	at := x.slot(states, s)
 	if x.slots[at] != 0 {

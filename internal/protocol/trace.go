@@ -17,18 +17,18 @@ type Event struct {
 	Seq  int64     // in the order of the commits of a run
 	At   time.Time // by the database's clock
 	Run  uuid.UUID
-	Op   string // lease, extend, settle, policy (of a settle: the attempts that the policy says are written first), take back, give back, cancel, retry, release or delete: the function that did it; enqueue, remove; edit: any other statement; keep, fail, over: what it has come to is kept, is to be a failure, is kept no more; fault, of no run: settling fails for each and every one
-	Over bool   // the lease that it had had expired
+	Op   string // the function that made the change: lease, extend, settle, policy (part of a settle: the attempts of the policy are written first), take back, give back, cancel, retry, release or delete; or enqueue, remove; edit: any other statement; keep, fail, over: an outcome is kept, is to be a failure, is no longer kept; fault, of no run: settling fails for every run
+	Over bool   // its previous lease had expired
 
 	Was, Became Traced
 
-	// Of keep, fail and over, which change no run.
-	Kept   uuid.UUID // the token of its lease
+	// For keep, fail and over, which do not change the run.
+	Kept   uuid.UUID // the token of the lease
 	Keeps  string    // the verdict of what is kept; effects, if these are lost
-	Worker string    // whose outcome it is
+	Worker string    // the worker whose outcome it is
 }
 
-// Traced is what a trace has of a row. The zero value is that of none.
+// Traced is a row in a trace. The zero value stands for no row.
 type Traced struct {
 	Status              string
 	Attempt, Most       int
@@ -39,11 +39,11 @@ type Traced struct {
 	Suspect             bool
 	Hidden, Deleted     bool  // held or soft-deleted; soft-deleted
 	Uncharged           bool  // the lease is that of an exhausted run
-	Company             *bool // under its lease, at its last attempt, there was another suspect beside it; nil: the database does not tell
-	Follows             bool  // its policy says how many attempts it has
+	Company             *bool // whether there was another suspect beside it at its last attempt; nil: the database does not say
+	Follows             bool  // its policy sets its attempts
 }
 
-// String tells what matters of it.
+// String describes the important fields.
 func (t Traced) String() string {
 	if t.Status == "" {
 		return "not there"
@@ -63,7 +63,7 @@ func (t Traced) String() string {
 	return text
 }
 
-// String tells what happened.
+// String describes the event.
 func (e Event) String() string {
 	text := fmt.Sprintf("%s %s: %s", e.At.UTC().Format("15:04:05.000"), e.Op, e.Became)
 	if e.ofKept() {
@@ -72,7 +72,7 @@ func (e Event) String() string {
 	return text
 }
 
-// ofKept reports whether it changes what is kept, and not the run.
+// ofKept reports whether the event changes a kept outcome, and not the run.
 func (e Event) ofKept() bool { return e.Op == "keep" || e.Op == "fail" || e.Op == "over" }
 
 // DB is a pool, a connection or a transaction.
@@ -84,8 +84,8 @@ type DB interface {
 //go:embed trace.sql
 var traceSQL string
 
-// Install has every change of a run written into the table workflow_trace from now on, in the schema of the
-// caller's search_path, where workflow_run is. It is for tests.
+// Install makes the database record every further change of a run in the table workflow_trace, in the schema of the
+// caller's search_path that has workflow_run. It is for tests.
 func Install(ctx context.Context, db DB) error {
 	if _, err := db.Exec(ctx, traceSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return fmt.Errorf("install the trace of runs: %w", err)
@@ -93,7 +93,7 @@ func Install(ctx context.Context, db DB) error {
 	return nil
 }
 
-// Read calls each with what the trace has, run by run.
+// Read calls each with the events of the trace, run by run.
 func Read(ctx context.Context, db DB, each func(Event)) error {
 	const traced = `coalesce((x).status, ''), coalesce((x).attempt, 0), coalesce((x).most, 0), coalesce((x).lease_no, 0), (x).token, (x).settled,
 		coalesce((x).leased_by, ''), coalesce((x).settled_by, ''), CASE WHEN isfinite((x).lease_until) THEN (x).lease_until END,

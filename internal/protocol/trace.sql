@@ -1,5 +1,6 @@
--- What tests install to have every change of a run written down as the database made it. Nothing that ships has it.
--- The rows of one run follow the order of their commits: its row is locked meanwhile. What is rolled back leaves none.
+-- Tests install this to record every change of a run as the database made it. Nothing that ships has it. The rows of
+-- one run are in the order of their commits, because its row is locked meanwhile. A change that is rolled back leaves
+-- no row.
 
 CREATE TYPE workflow_traced AS (
     status text, attempt integer, most integer, lease_no bigint, token uuid, settled uuid, leased_by text, settled_by text,
@@ -9,13 +10,13 @@ CREATE TABLE workflow_trace (
     seq    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     run    uuid        NOT NULL,
-    op     text        NOT NULL, -- which of the engine's functions did it; enqueue, remove, or edit: a statement that is none of them; keep, fail or over; fault
+    op     text        NOT NULL, -- the function of the engine that did it; enqueue, remove, or edit: another statement; keep, fail or over; fault
     over   boolean     NOT NULL, -- the lease had expired
     was    workflow_traced,
     became workflow_traced,
-    kept   uuid,                 -- of keep, fail and over, which change no run: the token under which an outcome is kept,
-    keeps  text,                 -- its verdict, or effects
-    worker text                  -- and whose it is
+    kept   uuid,                 -- for keep, fail and over, which change no run: the token under which an outcome is kept,
+    keeps  text,                 -- its verdict, or effects,
+    worker text                  -- and its worker
 );
 
 CREATE FUNCTION workflow_trace() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -47,7 +48,8 @@ BEGIN
 END
 $$;
 
--- What is kept. Deferred, so that it comes at the end of its transaction: after what that does to the run, whose row is locked from there on.
+-- Kept outcomes. The trigger is deferred, so that it fires at the end of its transaction: after the changes of the
+-- run, whose row stays locked from then on.
 CREATE FUNCTION workflow_trace_kept() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     k workflow_kept := OLD;
@@ -65,7 +67,7 @@ $$;
 CREATE CONSTRAINT TRIGGER workflow_trace_kept AFTER INSERT OR UPDATE OR DELETE ON workflow_kept
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION workflow_trace_kept();
 
--- Workers that find out that they can settle nothing say so, again and again. That is of no run.
+-- Workers that find out that they can settle nothing report it repeatedly. These rows belong to no run.
 CREATE FUNCTION workflow_trace_fault() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     INSERT INTO workflow_trace (run, op, over) VALUES ('00000000-0000-0000-0000-000000000000', 'fault', false);

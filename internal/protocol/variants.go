@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// A Variant is a design with a name, and what exploring it shall find.
+// A Variant is a design with a name, and the expected finding.
 type Variant struct {
 	Name string
-	Want string // the rule that it breaks; "": none
-	// Explore visits its states, and gives up after so many.
+	Want string // the rule that it breaks; "" if none
+	// Explore visits its states, and gives up after most of them.
 	Explore func(most int) Finding
 }
 
@@ -17,7 +17,7 @@ func of[S comparable](name, want string, d interface{ design() design[S] }) Vari
 	return Variant{name, want, func(most int) Finding { return explore(d.design(), most) }}
 }
 
-// Rules that are broken.
+// The rules that can be broken.
 const (
 	twoResults      = "two results"
 	tooManyStarts   = "more starts than max_attempts"
@@ -31,7 +31,8 @@ const (
 	notFailed       = "a run that a person has fail has come to something else"
 )
 
-// Variants returns every design and every planted fault. With deep those with wider bounds, too, which take ten minutes.
+// Variants returns every design and every planted fault. With deep it also returns those with wider bounds, which
+// take ten minutes.
 func Variants(deep bool) []Variant {
 	all := slices.Concat(leases(), aheads(), chains(), limits(), outcomes(), breakers())
 	if deep {
@@ -73,7 +74,7 @@ func leases() []Variant {
 		v("A fault: a crash is not charged", tooManyStarts, poison(func(d *aDesign) { d.FreeCrash = true })),
 		v("A fault: exhausted runs are due again", tooManyStarts, poison(func(d *aDesign) { d.TakesForever, d.LeasesMore = true, true })),
 
-		// Outcomes that are refused are kept, and settled by anybody.
+		// Refused outcomes are kept, and settled by any worker.
 		v("A kept: refused twice, kill, freeze, lost answer", "", with(func(d *aDesign) { d.runs, d.refusals, d.kills, d.freezes, d.losses = 1, 2, 1, 1, 1 })),
 		v("A kept: 2 runs, kill, freeze", "", with(func(d *aDesign) { d.refusals, d.kills, d.freezes = 1, 1, 1 })),
 		v("A kept: effects, kill, freeze, lost answer", "", with(func(d *aDesign) { d.runs, d.refusals, d.kills, d.freezes, d.losses, d.effects = 1, 2, 1, 1, 1, true })),
@@ -124,7 +125,7 @@ func aheads() (all []Variant) {
 		return d
 	}
 	v := func(name, want string, d bDesign) { all = append(all, of[bState](name, want, d)) }
-	// What may happen: everything to two runs, and less to three.
+	// The budgets: everything happens to two runs, and less to three.
 	everything := func(d *bDesign) { d.poison, d.kills, d.freezes, d.losses = true, 1, 1, 1 }
 	three := func(d *bDesign) { d.runs, d.kills, d.losses = 3, 1, 1 }
 	poison3 := func(d *bDesign) { d.runs, d.poison, d.freezes, d.most = 3, true, 1, 1 }

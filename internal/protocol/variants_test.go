@@ -2,14 +2,14 @@ package protocol
 
 import "testing"
 
-// Within few states already, each planted fault breaks the rule that it is for, and nothing else is broken. All states
-// are for make model.
+// Within a few thousand states, each planted fault breaks the rule that it is meant to break, and nothing else is
+// broken. All states are for make model.
 func TestVerdicts(t *testing.T) {
 	broken := 0
 	for _, v := range Variants(true) {
 		f := v.Explore(6_000)
 		switch {
-		case f.Full: // what is wrong with it lies further away
+		case f.Full: // the fault shows further away
 		case f.Wrong != v.Want:
 			t.Errorf("%s: %q, want %q: %q", v.Name, f.Wrong, v.Want, f.Story)
 		case f.Wrong != "":
@@ -24,7 +24,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// The search finds what lies deep, what is stuck, and when it has to give up.
+// The search finds deep violations and stuck states, and reports when it gives up.
 func TestSearch(t *testing.T) {
 	count := func(wrong, done int) design[int] {
 		return design[int]{

@@ -13,8 +13,8 @@ import (
 
 var plainName = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
 
-// InAddress returns what a database's address needs after its ? to lead to a schema: options=-csearch_path%3Dname. psql takes it, and
-// so do all clients that are made of libpq; search_path=name is taken by some.
+// InAddress returns what a database's address needs after its ? to lead to a schema: options=-csearch_path%3Dname.
+// psql and all other clients that are built on libpq accept it; only some accept search_path=name.
 func InAddress(schema string) string {
 	value := schema
 	if !plainName.MatchString(schema) {
@@ -29,7 +29,8 @@ type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// Installations returns the schemas of the database, but for the first of search_path, that hold what Up creates, whoever may use them.
+// Installations returns the schemas of the database, except the first one of search_path, that hold what Up creates,
+// whoever may use them.
 func Installations(ctx context.Context, db querier) ([]string, error) {
 	rows, _ := db.Query(ctx, `
 		SELECT n.nspname::text

@@ -1,3 +1,3 @@
-// Package survival tests what shipped processes survive: real signals, real crashes, a
-// server that goes away. It has tests only.
+// Package survival tests what the shipped programs survive: real signals, real crashes, and a server that goes away.
+// It has tests only.
 package survival

@@ -14,10 +14,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// A primary is lost under load and its standby promoted; workers whose address names both go on
-// there. With synchronous replication nothing that was acknowledged is lost or done again. Without
-// it the last moments never were: what was enqueued in them is gone, what was settled in them is
-// done again, and its effect in the database is there once all the same.
+// A primary is lost under load and its standby is promoted. Workers whose address names both continue there. With
+// synchronous replication, nothing that was acknowledged is lost or done again. With asynchronous replication, the
+// last moments are lost: runs that were enqueued in them are gone, runs that were settled in them are done again, and
+// their effect in the database is still there exactly once.
 func TestFailover(t *testing.T) {
 	for name, synchronous := range map[string]bool{"synchronous": true, "asynchronous": false} {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +53,7 @@ func failover(t *testing.T, synchronous bool) {
 		})
 	}
 	succeed(50)
-	if !synchronous { // the standby falls behind, and nobody notices
+	if !synchronous { // the standby falls behind without anybody noticing
 		pgtest.Await(t, "the standby to follow", func() bool {
 			return number(t, pool, `SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'`) == 1
 		})
@@ -70,7 +70,7 @@ func failover(t *testing.T, synchronous bool) {
 	invariant(t, pool)
 	if synchronous {
 		replay(t, pool, slots)
-	} else { // what workers had settled is leased again there, by them
+	} else { // runs that workers had settled are leased again on the standby by the same workers
 		replay(t, pool, 0)
 	}
 	again, gone := 0, 0
@@ -121,8 +121,8 @@ func do(t *testing.T, conn *pgx.Conn, statements ...string) {
 	}
 }
 
-// successes tells when each run that has succeeded did so. A run that is done again does so at another time; its
-// lease_no may well be what it was, if the standby had not heard of the first lease.
+// successes returns when each succeeded run finished. A run that is done again has another time; its lease_no may be
+// the same, if the standby had not received the first lease.
 func successes(t *testing.T, pool *pgxpool.Pool) map[uuid.UUID]time.Time {
 	t.Helper()
 	rows, _ := pool.Query(t.Context(), `SELECT id, finished_at FROM workflow_run WHERE status = 'succeeded'`)

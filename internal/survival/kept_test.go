@@ -13,8 +13,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// What becomes of outcomes that the database refuses is what the model has: they are kept, their leases run out and stay, another
-// worker settles them; or a person cancels one, or has it fail. One with effects is taken back once it could be recorded.
+// The model describes what happens to outcomes that the database refuses: they are kept, their leases run out but are
+// not reclaimed, and another worker settles them, or a person cancels or fails their runs. A run with effects is
+// reclaimed once its outcome could be recorded.
 func TestWhatIsKept(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -55,7 +56,8 @@ func TestWhatIsKept(t *testing.T) {
 	}
 }
 
-// A lease that is taken back although its outcome is kept is no step of the model: here by workers whose database does not look.
+// The model has no step that reclaims a lease whose outcome is kept, so the replay reports one. Here workers reclaim
+// such a lease because their database does not look for kept outcomes.
 func TestKeptAndTakenBack(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -76,7 +78,8 @@ func TestKeptAndTakenBack(t *testing.T) {
 	}
 }
 
-// A worker holds more leases than it has slots while outcomes are refused: those of some runs, or of each and every one. The replay knows which.
+// While outcomes are refused, a worker holds more leases than it has slots, whether some or all of its outcomes are
+// refused. The replay accounts for that.
 func TestParked(t *testing.T) {
 	t.Parallel()
 	for name, of := range map[string]string{"some": "chaos.", "all": ""} {
@@ -109,7 +112,7 @@ func odd(t *testing.T, pool *pgxpool.Pool, typ string) uuid.UUID {
 	return added.ID
 }
 
-// refuse has the database refuse every outcome of runs of a prefix, but not that they are taken back.
+// refuse makes the database refuse every outcome of runs of a prefix, but not that they are reclaimed.
 func refuse(t *testing.T, pool *pgxpool.Pool, prefix string) {
 	t.Helper()
 	execute(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$`)

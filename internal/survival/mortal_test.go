@@ -20,15 +20,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// deathEnv makes this test binary a worker, and says where it dies: "before commit", or
-// "after settle 2", which is the second statement of that name. never is nowhere.
+// deathEnv makes this test binary a worker, and says where it dies: "before commit", or "after settle 2", which is
+// the second statement of that name. never means nowhere.
 const (
 	deathEnv = "SURVIVAL_DIES"
 	never    = "never"
 )
 
-// mortal is what such a worker does. It stops at SIGTERM, and writes the name of each
-// statement to its output.
+// mortal runs such a worker. It stops at SIGTERM, and writes the name of each statement to its output.
 func mortal(at string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -66,14 +65,14 @@ func work(ctx context.Context, stop func(), r *reaper) error {
 	return w.Run(ctx)
 }
 
-// longLease is a lease that no heartbeat extends unless it is asked to.
+// longLease is so long that a heartbeat extends it only on request.
 const longLease = 30 * time.Second
 
-// A server has the handlers, each of which makes the engine issue other statements.
+// A server has the handlers. Each of them makes the engine issue other statements.
 type server struct {
 	pool     *pgxpool.Pool
-	extended chan struct{} // there was a heartbeat
-	stop     func()        // at once
+	extended chan struct{} // receives after each heartbeat
+	stop     func()        // stops the worker at once
 }
 
 type nothing struct{}
@@ -99,7 +98,7 @@ func (s *server) mux() *worker.Mux {
 	return mux
 }
 
-// atFirst returns a handler that returns fn's error at its run's first lease.
+// atFirst returns a handler that returns fn's error at the first lease of its run.
 func atFirst(fn func() error) func(context.Context, run.Info) error {
 	return func(_ context.Context, info run.Info) error {
 		if info.LeaseNo == 1 {
@@ -140,7 +139,7 @@ func (s *server) sawExtension(leases int, _ time.Duration, err error) {
 	}
 }
 
-// cancel cancels its own run and waits to be told.
+// cancel cancels its own run and waits until it is notified.
 func (s *server) cancel(ctx context.Context, info run.Info) error {
 	if err := run.Cancel(ctx, s.pool, info.ID, "as a test"); err != nil {
 		return err
@@ -149,7 +148,7 @@ func (s *server) cancel(ctx context.Context, info run.Info) error {
 	return context.Cause(ctx)
 }
 
-// release stops the worker while it runs for the first time, so that it is handed back.
+// release stops the worker during the first lease, so that the run is given back.
 func (s *server) release(ctx context.Context, info run.Info) error {
 	if info.LeaseNo > 1 {
 		return nil
@@ -159,7 +158,7 @@ func (s *server) release(ctx context.Context, info run.Info) error {
 	return context.Cause(ctx)
 }
 
-// A reaper is a tracer that kills its process where it is told to.
+// A reaper is a tracer that kills its process at the given place.
 type reaper struct {
 	at   string
 	mu   sync.Mutex
@@ -171,7 +170,7 @@ type nameKey struct{}
 var unrelated = regexp.MustCompile(`workflow_(present|absent|count|backlog|try_again|stalled|kept|elsewhere|outage|faults?)_v1|process_(try_again|incidents)_v1`)
 
 func (r *reaper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	// That it lives, and how its sessions are set up, is no run's business, and comes at times of its own.
+	// Statements for presence and for setting up sessions belong to no run, and their times vary.
 	if unrelated.MatchString(data.SQL) || strings.Contains(data.SQL, "pg_backend_pid") || strings.HasPrefix(data.SQL, "SET plan_cache_mode") {
 		return ctx
 	}
@@ -196,11 +195,11 @@ func (r *reaper) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQuer
 func (r *reaper) reach(place string) {
 	if place == r.at {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // not a step further
+		select {} // nothing more is executed
 	}
 }
 
-// names has something of each statement's text by which it is known.
+// names has a part of each statement's text by which it is recognized.
 var names = map[string]string{
 	"policies": "workflow_policies_v1",
 	"discover": "workflow_lanes_v2",
@@ -219,7 +218,7 @@ var names = map[string]string{
 
 var space = regexp.MustCompile(`\s+`)
 
-// nameOf returns the name of a statement, and one that is not known itself.
+// nameOf returns the name of a statement, or its text if it is unknown.
 func nameOf(text string) string {
 	text = strings.TrimSpace(space.ReplaceAllString(text, " "))
 	for name, part := range names {

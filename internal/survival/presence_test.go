@@ -7,8 +7,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A worker that was killed is told of as one that lives no longer than until its leases are taken back: what waits
-// is not said to be covered by it. One that was frozen meanwhile is told of again as soon as it goes on.
+// A killed worker counts as alive at most until its leases are reclaimed: after that, waiting runs are not reported
+// as covered by it. A worker that was frozen meanwhile is reported as alive again as soon as it continues.
 func TestTheDeadAreNotToldOf(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

@@ -11,9 +11,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// While the server is stopped, killed and started again under load, everything that was
-// acknowledged stays, every run ends, each effect is there once, and no handler that lived
-// through it is charged for it.
+// The server is stopped, killed and started again under load. Everything that was acknowledged stays, every run ends,
+// each effect is there once, and no run is charged for a handler that lived through it.
 func TestServerGoesAway(t *testing.T) {
 	server := pgtest.Server(t, pgserver.Options{Durable: true})
 	url := server.URL("postgres")
@@ -40,7 +39,7 @@ func TestServerGoesAway(t *testing.T) {
 		if err := server.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		pool.Reset() // its connections are gone
+		pool.Reset() // its connections are broken
 		back := time.Now()
 		before := number(t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`)
 		pgtest.Await(t, "the first settle after the restart", func() bool {

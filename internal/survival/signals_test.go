@@ -11,8 +11,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// When a worker is killed, its leases are taken back within a second of their expiry, by a
-// worker that had nothing to do with them, and each run has its effect once.
+// When a worker is killed, another worker reclaims its leases within a second after they expire, and each run has its
+// effect once.
 func TestKill(t *testing.T) {
 	url := pgtest.URL(t)
 	pool := connect(t, url)
@@ -39,12 +39,12 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// A worker that is frozen beyond its leases and then goes on changes nothing: others have
-// its runs, and each effect is there once.
+// A worker that is frozen until after its leases have expired, and then continues, changes nothing: others have its
+// runs, and each effect is there once.
 func TestFreeze(t *testing.T) {
 	url := pgtest.URL(t)
 	pool := connect(t, url)
-	// The same WORKER_ID on purpose: nothing is decided by it.
+	// The same WORKER_ID on purpose: nothing depends on it.
 	zombie := start(t, url, "twin")
 	effects(t, pool, 8, 1500)
 	leasedBy(t, pool, "twin", 8)
@@ -61,8 +61,7 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// A worker that is asked to stop hands its runs over within a second, with no attempt
-// charged, and exits with 0.
+// A worker that is asked to stop gives its runs back within a second, with no attempt charged, and exits with 0.
 func TestTerminate(t *testing.T) {
 	url := pgtest.URL(t)
 	pool := connect(t, url)
@@ -86,8 +85,8 @@ func TestTerminate(t *testing.T) {
 	}
 }
 
-// A run that kills its process is started max_attempts times and then failed, whatever its
-// worker was; the runs beside it all succeed.
+// A run that kills its process is started max_attempts times and then failed, whichever worker it had. All the runs
+// beside it succeed.
 func TestPill(t *testing.T) {
 	url := pgtest.URL(t)
 	pool := connect(t, url)
@@ -103,7 +102,7 @@ func TestPill(t *testing.T) {
 	}
 	deaths := make(chan int, 1)
 	stop := make(chan struct{})
-	go func() { // a supervisor that starts the worker again and again
+	go func() { // a supervisor that restarts the worker
 		n := 0
 		defer func() { deaths <- n }()
 		for {

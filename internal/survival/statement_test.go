@@ -21,11 +21,11 @@ import (
 type story struct {
 	name      string
 	typ       string
-	ends      string        // as ending tells it
+	ends      string        // as returned by ending
 	attempts  int           // max_attempts; 0: the default
-	heartbeat time.Duration // 0: none in time
-	abandoned bool          // its first lease is that of a worker which died long ago
-	whole     bool          // die before the first lease, too: up to there all roads are the same
+	heartbeat time.Duration // 0: none during the run
+	abandoned bool          // its first lease belongs to a worker that died long ago
+	whole     bool          // also die before the first lease, where all stories are the same
 }
 
 var stories = []story{
@@ -48,8 +48,8 @@ const (
 	failed    = "failed, no result, 0 effects, 0 events"
 )
 
-// Wherever between two statements a worker is killed, another finishes its run, and nothing
-// tells the result from that of a worker which nobody disturbed.
+// If a worker is killed before or after any statement, another one finishes its run, and the result is the same as
+// that of an undisturbed worker.
 func TestKilledAtEachStatement(t *testing.T) {
 	awaitServer(t)
 	var deaths sync.Map // the names of statements at which a worker died
@@ -74,8 +74,7 @@ func TestKilledAtEachStatement(t *testing.T) {
 	}
 }
 
-// awaitServer waits until leases may be taken back: a server that has just come up leaves
-// their owners some time.
+// awaitServer waits until leases may be reclaimed: after a start of the server, their owners have some time.
 func awaitServer(t *testing.T) {
 	t.Helper()
 	pool := pgtest.New(t)
@@ -84,21 +83,21 @@ func awaitServer(t *testing.T) {
 	})
 }
 
-// looks are statements that find out whether there is something to do. How many of them there
-// are is up to the clock, so only the first of each kind counts.
+// looks are statements that check whether there is something to do. Their number depends on timing, so only the first
+// of each kind counts.
 var looks = []string{"policies", "discover", "lease", "extend", "look", "reclaim"}
 
-// telling are statements after which there is something to do before the next: a handler is called, or
-// an answer is known.
+// telling are statements after which something happens before the next statement: a handler is called, or a result is
+// known.
 var telling = []string{"lease", "settle", "commit"}
 
-// places returns where to die: before each of the statements, up to that which ends the run, and after those that tell something.
-// After any other is before the next.
+// places returns where to die: before each of the statements, up to the one that ends the run, and after those in
+// telling. After any other statement is the same as before the next one.
 func (s story) places(t *testing.T, statements []string) (all []string) {
 	t.Helper()
 	for i, statement := range slices.Backward(statements) {
 		if name, _, _ := strings.Cut(statement, " "); name == "settle" || name == "commit" {
-			statements = statements[:i+1] // a heartbeat under way may be followed by a look at what has become of the lease
+			statements = statements[:i+1] // a heartbeat under way may be followed by a look at the lease
 			break
 		}
 	}
@@ -120,9 +119,8 @@ func (s story) places(t *testing.T, statements []string) (all []string) {
 	return all
 }
 
-// play has a worker that dies at the given place execute the run, then another one if
-// that was not the end of it, and checks what became of it. It returns the statements that the
-// first worker issued.
+// play executes the run with a worker that dies at the given place, then with another one if the run has not ended,
+// and checks the result. It returns the statements that the first worker issued.
 func (s story) play(t *testing.T, place string) (statements []string) {
 	t.Helper()
 	url := pgtest.URL(t)
@@ -148,7 +146,7 @@ func (s story) play(t *testing.T, place string) (statements []string) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); !strings.HasPrefix(line, "20") { // what begins with a date is the worker's log
+		if line = strings.TrimSpace(line); !strings.HasPrefix(line, "20") { // lines that begin with a date are the worker's log
 			statements = append(statements, line)
 		}
 	}
@@ -194,7 +192,7 @@ func finished(t *testing.T, pool *pgxpool.Pool) bool {
 	return number(t, pool, `SELECT count(*) FROM workflow_run WHERE finished_at IS NULL`) == 0
 }
 
-// died waits for the worker's end, and has the test fail if it did not come where it should.
+// died waits for the worker's end, and fails the test if it did not die at the place.
 func died(t *testing.T, p *process, place string) {
 	t.Helper()
 	var err error
@@ -215,7 +213,7 @@ func died(t *testing.T, p *process, place string) {
 	}
 }
 
-// ending describes what there is in the end of the run.
+// ending describes the run at its end.
 func ending(t *testing.T, pool *pgxpool.Pool) (text string) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `

@@ -19,13 +19,15 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// lease is the lease of the processes under test: short, and twice what is allowed at least, for machines that stand still for a second.
+// lease is the lease of the processes under test: short, but at least twice the minimum, for machines that pause for
+// a second.
 const lease = 4 * time.Second
 
-// slots is how many runs each of them may hold at once.
+// slots is how many runs each process may hold at once.
 const slots = 8
 
-// patience is how long what takes far less than a second may take on a busy machine; the torture measures it.
+// patience is how long something that normally takes far less than a second may take on a busy machine. The torture
+// test measures it.
 const patience = 5 * time.Second
 
 var chaos string // path of the built examples/chaos
@@ -47,7 +49,7 @@ func TestMain(m *testing.M) {
 	if err := build.Run(); err != nil {
 		panic(err)
 	}
-	// They wait most of the time.
+	// The tests wait most of the time.
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
@@ -60,7 +62,7 @@ func TestMain(m *testing.M) {
 type process struct {
 	*exec.Cmd
 	ended chan error
-	log   string // name of the file that has its output
+	log   string // name of the file with its output
 }
 
 // start starts a worker of examples/chaos.
@@ -104,7 +106,7 @@ func connect(t *testing.T, url string) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
-	config.ConnConfig.RuntimeParams["jit"] = "off" // or compiling the invariants takes longer than counting
+	config.ConnConfig.RuntimeParams["jit"] = "off" // or JIT compilation of the invariants takes longer than counting
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +157,7 @@ func settled(t *testing.T, pool *pgxpool.Pool) {
 	})
 }
 
-// invariants are queries that count what must never be there.
+// invariants are queries that count what must never exist.
 var invariants = map[string]string{
 	"succeeded chaos.effect runs without exactly one effect": `
 		SELECT count(*) FROM workflow_run r WHERE type = 'chaos.effect' AND status = 'succeeded'
@@ -201,8 +203,8 @@ func invariant(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
-// replay holds what the database did to each run against the model of internal/protocol. A worker holds at
-// most so many leases at once; 0: any number.
+// replay checks what the database did to each run against the model of internal/protocol. slots is how many leases a
+// worker holds at most; 0 means any number.
 func replay(t *testing.T, pool *pgxpool.Pool, slots int) {
 	t.Helper()
 	v := verdicts(t, pool, slots)

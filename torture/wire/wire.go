@@ -1,6 +1,5 @@
-// Package wire is a proxy that understands just enough of PostgreSQL's protocol to break a
-// connection at the worst moment: when a transaction has been committed and the answer is on
-// its way, or when the commit is about to be sent.
+// Package wire is a proxy that understands just enough of PostgreSQL's protocol to break a connection at the worst
+// moment: when a transaction was committed and the answer is on its way, or when the commit is about to be sent.
 //
 // The messages are those of https://www.postgresql.org/docs/current/protocol-message-formats.html.
 package wire
@@ -19,7 +18,7 @@ import (
 	"time"
 )
 
-// A Cut is where a connection is broken.
+// A Cut is a point at which a connection is broken.
 type Cut int
 
 const (
@@ -36,11 +35,10 @@ type Event struct {
 	At        time.Time
 	Cut       Cut
 	Statement string // what was being committed: settle, lease, heartbeat, enqueue, cancel or commit
-	Committed bool   // what the server had answered, had anyone heard it
+	Committed bool   // what the server has answered, although nobody received it
 }
 
-// A Proxy passes connections on to one address and breaks some of them. Its methods may be
-// called concurrently.
+// A Proxy passes connections on to one address and breaks some of them. Its methods may be called concurrently.
 type Proxy struct {
 	listener net.Listener
 	record   func(Event)
@@ -51,8 +49,8 @@ type Proxy struct {
 	open     map[net.Conn]bool
 }
 
-// Listen starts a proxy on a free port of 127.0.0.1. record is called for each connection that
-// was broken, from any goroutine.
+// Listen starts a proxy on a free port of 127.0.0.1. record is called for each connection that was broken, from any
+// goroutine.
 func Listen(upstream string, record func(Event)) (*Proxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -66,7 +64,7 @@ func Listen(upstream string, record func(Event)) (*Proxy, error) {
 // Addr is where the proxy listens.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Redirect sends new connections elsewhere, and ends those that are open.
+// Redirect sends new connections to another address, and closes those that are open.
 func (p *Proxy) Redirect(upstream string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -76,28 +74,28 @@ func (p *Proxy) Redirect(upstream string) {
 	}
 }
 
-// Arm has the next n statements that commit something cut off.
+// Arm cuts off the next n statements that commit something.
 func (p *Proxy) Arm(cut Cut, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.armed[cut] += n
 }
 
-// Armed reports whether some of these cuts are still to come.
+// Armed reports whether some of these cuts have not happened yet.
 func (p *Proxy) Armed(cut Cut) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.armed[cut] > 0
 }
 
-// Disarm forgets what has not happened yet.
+// Disarm drops the cuts that have not happened yet.
 func (p *Proxy) Disarm() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.armed)
 }
 
-// Close ends the proxy and all that goes through it.
+// Close ends the proxy and all connections through it.
 func (p *Proxy) Close() {
 	_ = p.listener.Close()
 	p.Redirect("")
@@ -166,7 +164,7 @@ type session struct {
 	within atomic.Bool // a transaction is open
 
 	mu   sync.Mutex
-	lost *Event // set: answers are swallowed, and this is what is known of them
+	lost *Event // if set, answers are dropped; this is what is known about the cut
 }
 
 // questions passes on what the client sends, message by message, until the connection ends.
@@ -175,7 +173,7 @@ func (s *session) questions() {
 	if passStartup(from, s.server) != nil {
 		return
 	}
-	var text string // of the statement under way
+	var text string // of the current statement
 	executed := false
 	for {
 		kind, message, err := read(from)
@@ -192,7 +190,7 @@ func (s *session) questions() {
 			text, executed = string(message[5:]), true
 		}
 		ends := kind == 'Q' || kind == 'S' // a Sync ends what Parse, Bind and Execute have begun
-		// In a transaction it is only the end that commits.
+		// In a transaction, only its end commits.
 		if name := nameOf(text); ends && executed && name != "" && (name == "commit" || !s.within.Load()) {
 			if cut, ok := s.proxy.take(); ok {
 				event := Event{At: time.Now(), Cut: cut, Statement: name}
@@ -214,8 +212,8 @@ func (s *session) questions() {
 	}
 }
 
-// answers passes on what the server sends. If the answer is to be lost it is read to its end,
-// so that what has happened is known, and the connection ends.
+// answers passes on what the server sends. If the answer is to be lost, it reads the answer to its end, so that the
+// result is known, and then ends the connection.
 func (s *session) answers() {
 	from := bufio.NewReader(s.server)
 	failed := false
@@ -239,7 +237,7 @@ func (s *session) answers() {
 		switch kind {
 		case 'E':
 			failed = true
-		case 'Z': // ready for the next statement; I: outside of a transaction
+		case 'Z': // ready for the next statement; I: outside a transaction
 			lost.Committed = !failed && message[5] == 'I'
 			s.proxy.record(*lost)
 			return
@@ -247,7 +245,7 @@ func (s *session) answers() {
 	}
 }
 
-// nameOf says what a statement commits; empty if it does not, or if that is not interesting.
+// nameOf returns what a statement commits, or "" if it commits nothing or nothing of interest.
 func nameOf(text string) string {
 	switch {
 	case text == "":

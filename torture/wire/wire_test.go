@@ -12,9 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/torture/wire"
 )
 
-// A cut connection is an error for the client. What the server has done by then is as the event
-// says: everything if the answer was lost, nothing if the commit was never sent. Before and
-// after, the proxy passes everything on.
+// A cut connection is an error for the client. The event says what the server has done: everything if the answer was
+// lost, nothing if the commit was never sent. Before and after, the proxy passes everything on.
 func TestCuts(t *testing.T) {
 	server, err := pgserver.Start(t.Context(), pgserver.Options{})
 	if err != nil {

@@ -27,8 +27,8 @@ type Receipt struct {
 	Cents int64     `json:"cents"`
 }
 
-// Charge books an invoice and tells the world. The ledger entry, the event and the run's
-// success are one commit: none is there without the others.
+// Charge books an invoice and emits an event. The ledger entry, the event and the run's success are committed
+// together: none exists without the others.
 func Charge(ctx context.Context, in Invoice) (Receipt, error) {
 	switch {
 	case in.Order == uuid.Nil:
@@ -68,8 +68,8 @@ func book(ctx context.Context, tx pgx.Tx, entry uuid.UUID, in Invoice) error {
 
 var errBank = errors.New("the bank does not answer")
 
-// askBank stands for a service outside. Every tenth call fails, the same ones each time,
-// but none of a run's third attempt.
+// askBank stands for an external service. Every tenth call fails, always the same ones, but never the third attempt
+// of a run.
 func askBank(info run.Info) error {
 	if info.Attempt > 2 {
 		return nil

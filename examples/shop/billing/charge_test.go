@@ -55,7 +55,7 @@ func id(name string, n int) uuid.UUID {
 	return uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%s %d", name, n))
 }
 
-// Of many invoices some are tried twice, and each is booked once and told once.
+// Of many invoices some are tried twice, and each is booked once and has one event.
 func TestCharge(t *testing.T) {
 	const invoices = 100
 	pool := setup(t)
@@ -93,7 +93,7 @@ func TestCharge(t *testing.T) {
 	}
 }
 
-// An entry that is in the ledger already stays as it is, and is not booked again.
+// An entry that is already in the ledger stays as it is, and is not booked again.
 func TestBookedAlready(t *testing.T) {
 	pool := setup(t)
 	entry := id("run", 1)
@@ -114,7 +114,7 @@ func TestBookedAlready(t *testing.T) {
 	}
 }
 
-// What is no invoice fails for good and books nothing.
+// An invalid invoice fails for good and books nothing.
 func TestNoInvoice(t *testing.T) {
 	pool := setup(t)
 	for _, in := range []billing.Invoice{{Order: id("order", 1)}, {Cents: 100}, {Order: id("order", 1), Cents: -1}} {

@@ -1,5 +1,5 @@
-// Package media makes thumbnails. It knows nothing of databases: its handler is a function
-// from a request to an answer.
+// Package media makes thumbnails. It knows nothing about databases: its handler is a function from a request to an
+// answer.
 package media
 
 import (
@@ -21,11 +21,10 @@ import (
 
 const (
 	maxWidth  = 4096
-	maxPixels = 50_000_000 // a small file may unfold to more than there is memory
+	maxPixels = 50_000_000 // a small file may decode to more than fits in memory
 )
 
-// A Gallery is a directory with images and, made from them, thumbnails. No name leads out
-// of it.
+// A Gallery is a directory with images, and with thumbnails made from them. No name can refer to a file outside it.
 type Gallery struct {
 	root *os.Root
 }
@@ -52,8 +51,8 @@ type Thumbnail struct {
 	Height int    `json:"height"`
 }
 
-// Thumbnail makes a smaller copy of an image, in the image's format. Doing so twice gives
-// the same file, and nobody ever sees half of one.
+// Thumbnail makes a smaller copy of an image, in the image's format. Repeating it gives the same file, and nobody
+// ever sees an incomplete file.
 func (g *Gallery) Thumbnail(ctx context.Context, r Request) (Thumbnail, error) {
 	if err := r.check(); err != nil {
 		return Thumbnail{}, run.Permanent(err)
@@ -73,8 +72,8 @@ func (g *Gallery) Thumbnail(ctx context.Context, r Request) (Thumbnail, error) {
 	return Thumbnail{File: file, Width: small.Bounds().Dx(), Height: small.Bounds().Dy()}, nil
 }
 
-// check refuses what no further attempt can cure. The root would stop a name that leads out
-// of it as well; here it is said in words, and before other directories are reached.
+// check refuses requests that no further attempt can fulfil. The root would also stop a name that leads outside;
+// check does so with a clear message, and before other directories are reached.
 func (r Request) check() error {
 	switch {
 	case !filepath.IsLocal(r.Image) || r.Image == ".":
@@ -88,7 +87,7 @@ func (r Request) check() error {
 func (g *Gallery) load(name string) (picture image.Image, format string, err error) {
 	file, err := g.root.Open(name)
 	if err != nil {
-		return nil, "", err // it may come yet
+		return nil, "", err // the image may still arrive
 	}
 	defer file.Close()
 	header, format, err := image.DecodeConfig(file)
@@ -107,7 +106,7 @@ func (g *Gallery) load(name string) (picture image.Image, format string, err err
 	return picture, format, nil
 }
 
-// shrink scales to width, but never up.
+// shrink scales to width, but never enlarges.
 func shrink(picture image.Image, width int) image.Image {
 	from := picture.Bounds()
 	width = min(width, from.Dx())
@@ -117,8 +116,8 @@ func shrink(picture image.Image, width int) image.Image {
 	return small
 }
 
-// save writes beside the file and renames. Another process may still be at the same run:
-// the lease number keeps the two apart.
+// save writes a draft beside the file and renames it. Another process may still execute the same run: the lease
+// number keeps the two drafts apart.
 func (g *Gallery) save(ctx context.Context, name string, picture image.Image, format string) error {
 	if err := g.root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return err

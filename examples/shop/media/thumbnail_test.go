@@ -18,8 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// setup returns a gallery with a PNG of 400 by 300, a JPEG of 300 by 400, a text, and a
-// link that leads out.
+// setup returns a gallery with a PNG of 400 by 300, a JPEG of 300 by 400, a text, and a link that leads outside.
 func setup(t *testing.T) (*media.Gallery, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -76,8 +75,7 @@ func handling(t *testing.T) context.Context {
 	return run.NewContext(t.Context(), run.Info{ID: uuid.MustParse("01920000-0000-7000-8000-000000000001"), LeaseNo: 1})
 }
 
-// A thumbnail has the width that was asked for, never more than the image has, the image's
-// proportions, its format and its colours.
+// A thumbnail has the requested width, but at most the image's, and the image's proportions, format and colours.
 func TestThumbnail(t *testing.T) {
 	g, dir := setup(t)
 	for _, test := range []struct {
@@ -146,7 +144,7 @@ func TestThumbnailAgain(t *testing.T) {
 	}
 }
 
-// What no further attempt can cure is refused for good.
+// A request that no further attempt can fulfil fails for good.
 func TestRefused(t *testing.T) {
 	g, _ := setup(t)
 	for _, r := range []media.Request{
@@ -165,8 +163,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A link that leads out of the gallery is not followed, and an image that is not there may
-// come yet.
+// A link that leads outside the gallery is not followed. A missing image is an ordinary error, because it may still
+// arrive.
 func TestNotOpened(t *testing.T) {
 	g, dir := setup(t)
 	for _, name := range []string{"link.png", "later.png"} {

@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Schema creates the shop's tables, unless they are there.
+// Schema creates the shop's tables, unless they exist.
 //
 //go:embed schema.sql
 var Schema string
@@ -24,8 +24,8 @@ type Order struct {
 	Cents    int64
 }
 
-// Place stores an order and enqueues its charge. Both become real when tx commits, or
-// neither: there is no order that nobody charges, and no charge without an order.
+// Place stores an order and enqueues its charge. Both exist once tx commits, or neither: there is no order without a
+// charge, and no charge without an order.
 func Place(ctx context.Context, tx pgx.Tx, o Order) (uuid.UUID, error) {
 	id, err := uuid.NewV7()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 func setup(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
-	for range 2 { // the second finds everything there
+	for range 2 { // the second time everything exists
 		if _, err := pool.Exec(t.Context(), orders.Schema); err != nil {
 			t.Fatal(err)
 		}

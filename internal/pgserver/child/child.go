@@ -75,8 +75,8 @@ type Process struct {
 // A forgotten Process must not be collected: its pipe would close.
 var running sync.Map
 
-// Start starts the program with a clean environment: as the current user, or
-// where that is root as the user that Own gives files to.
+// Start starts the program with a clean environment. It runs as the current user, or if that is root, as the user
+// that Own gives files to.
 func Start(c Command) (*Process, error) {
 	owner, err := owner()
 	if err != nil {
@@ -151,9 +151,8 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
-// Gone waits up to within for the program, and every process it started, to
-// end, and reports whether they have. Zero or less waits for as long as it
-// takes.
+// Gone waits up to within for the program and every process it started to end, and reports whether they have. Zero or
+// less means no limit.
 func (p *Process) Gone(within time.Duration) bool {
 	if p.gone {
 		return true
@@ -170,8 +169,8 @@ func (p *Process) Gone(within time.Duration) bool {
 	return p.gone
 }
 
-// Release dismisses the watchdog of a program that is gone, and leaves its
-// directory. The error tells how the program ended.
+// Release dismisses the watchdog of a program that is gone, and leaves its directory. The error says how the program
+// ended.
 func (p *Process) Release() error {
 	_, _ = io.WriteString(p.word, "\n") // no reader: the watchdog was ended
 	return p.wait()

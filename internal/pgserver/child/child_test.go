@@ -28,8 +28,8 @@ func start(t *testing.T, c child.Command) (p *child.Process, dir string) {
 	return p, dir
 }
 
-// A program that ends by itself tells how, and has seen nothing of this
-// process's environment.
+// Release of a program that ended on its own returns an error that says how. The program does not see this process's
+// environment.
 func TestRelease(t *testing.T) {
 	t.Setenv("SECRET", "told")
 	var out bytes.Buffer
@@ -43,7 +43,7 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// Gone waits for the whole family, not only for its head.
+// Gone waits for all processes of a program, not only for the first.
 func TestGone(t *testing.T) {
 	p, dir := start(t, child.Command{Args: []string{"-c", "(trap '' TERM; : >ready; while [ ! -e end ]; do sleep 0.01; done) & wait"}})
 	for _, err := os.Stat(filepath.Join(dir, "ready")); err != nil; _, err = os.Stat(filepath.Join(dir, "ready")) {
@@ -63,8 +63,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// End ends a program that does not want to, and runs what was ordered for
-// afterwards.
+// End ends a program that ignores signals, and runs the commands of After.
 func TestEnd(t *testing.T) {
 	done := filepath.Join(t.TempDir(), "done")
 	if err := os.Chmod(filepath.Dir(done), 0o777); err != nil {

@@ -1,8 +1,8 @@
-// Command explore visits all states of the protocols' models, and fails if a verdict is not the expected one.
+// Command explore visits all states of the models, and fails if a verdict is not the expected one.
 //
 //	go run ./internal/protocol/explore                 all variants, with the verdict of each
-//	go run ./internal/protocol/explore -v 'A suspects' those whose name contains the words, and the story of each that is broken
-//	go run ./internal/protocol/explore -deep           wider bounds, too
+//	go run ./internal/protocol/explore -v 'A suspects' variants whose name contains the words, and the story of each broken one
+//	go run ./internal/protocol/explore -deep           also wider bounds
 package main
 
 import (
@@ -35,7 +35,7 @@ func main() {
 	}
 	var (
 		all    sync.WaitGroup
-		mu     sync.Mutex // of what follows, and of the output
+		mu     sync.Mutex // protects the following variables, and the output
 		broken int
 		states int
 		next   = make(chan protocol.Variant)
@@ -66,7 +66,7 @@ func main() {
 	}
 }
 
-// report prints a line, and tells whether the verdict is as expected.
+// report prints a line, and returns whether the verdict is as expected.
 func report(v protocol.Variant, f protocol.Finding, took time.Duration, story bool) bool {
 	verdict := "safe"
 	switch {
