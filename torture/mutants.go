@@ -285,7 +285,7 @@ var mutants = []mutant{
 		nothing, []string{"I32"}, ""},
 	{"trouble-charged", []edit{{"worker/effect.go",
 		`	case err != nil && pg != nil && (passing(pg.Code) || outdated(pg)):
-		return fmt.Errorf("effect: %w", err) // the same again, charged to nobody
+		return fmt.Errorf("effect: %w", err) // settled again with the same outcome; no attempt is charged
 `, ``}},
 		map[string]int{"storm": 4, "deadlock": 6}, []string{"I34"}, ""},
 	{"acknowledged-anyway", []edit{{"dispatcher/feed.go",
