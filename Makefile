@@ -134,7 +134,7 @@ tidy: ## fails if go.mod or go.sum is not tidy
 	$(GO) mod tidy -diff
 	cd torture && $(GO) mod tidy -diff
 
-site: site-packages ## the documentation as a site, into site/dist; dead links fail it; needs Node 20 or newer; a minute
+site: site-packages ## the documentation as a site, into site/dist; dead links fail it; needs Node 20 or newer; a minute or two
 	cd site && npm run --silent build
 
 site-packages: site/node_modules/.package-lock.json # what the site is built with, from npm
