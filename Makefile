@@ -32,7 +32,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random attack attack-short rights fuzz model model-deep build check fmt vet lint vuln tidy pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
+.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random attack attack-short rights fuzz model model-deep build check fmt vet lint vuln tidy site site-packages pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,14 @@ $(BIN)/govulncheck: Makefile
 
 tidy: ## fails if a go.mod or go.sum is not tidy; scripts/tidy makes them so
 	./scripts/tidy -diff
+
+site: site-packages ## the documentation as a site, into site/dist; dead links fail it; needs Node 20 or newer; a minute or two
+	cd site && npm run --silent build
+
+site-packages: site/node_modules/.package-lock.json # what the site is built with, from npm
+
+site/node_modules/.package-lock.json: site/package.json site/package-lock.json
+	cd site && npm ci --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json
 
 postgres: # finds server binaries, or installs them where it can, or says what to do
 	@./scripts/postgres $(MAKECMDGOALS)

@@ -39,11 +39,12 @@ func TestMain(m *testing.M) {
 // A page is a file that users read.
 type page struct{ path, text string }
 
-// pages are the README, docs, and the pages beside the code. Decisions and faults are left out because they describe
-// the past, and rights because they are generated.
+// past are pages that describe the past, or are generated.
+var past = map[string]bool{"docs/decisions.md": true, "docs/faults-found.md": true, "docs/rights.md": true, "CHANGELOG.md": true}
+
+// pages are the README, docs, and the pages beside the code, except those in past.
 func pages(t *testing.T) (all []page) {
 	t.Helper()
-	past := map[string]bool{"docs/decisions.md": true, "docs/faults-found.md": true, "docs/rights.md": true, "CHANGELOG.md": true}
 	if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch name := strings.TrimPrefix(path, root+"/"); {
 		case err != nil:
@@ -190,6 +191,23 @@ func TestLinks(t *testing.T) {
 			} else if anchor != "" && !headings(string(text))[anchor] {
 				t.Errorf("%s leads to %s, and there is no such heading", p.path, m[1])
 			}
+		}
+	}
+}
+
+// docs/README.md links to every page of docs once. The site takes its navigation from it.
+func TestIndex(t *testing.T) {
+	leads := map[string]int{}
+	for _, m := range link.FindAllStringSubmatch(read(t, "docs/README.md"), -1) {
+		leads["docs/"+m[1]]++
+	}
+	all := pages(t)
+	for name := range past {
+		all = append(all, page{path: name})
+	}
+	for _, p := range all {
+		if strings.HasPrefix(p.path, "docs/") && p.path != "docs/README.md" && leads[p.path] != 1 {
+			t.Errorf("docs/README.md leads to %s %d times, want once", p.path, leads[p.path])
 		}
 	}
 }

@@ -131,25 +131,75 @@ func TestGoCompiles(t *testing.T) {
 	}
 }
 
-// The program of the README, unchanged, executes the run that the README inserts, with its effect, and has what
-// cmd/worker has: probes, metrics, the settings, and a stop at SIGTERM.
-func TestProgramOfTheReadme(t *testing.T) {
-	t.Parallel()
-	var program, insert string
+// insertOf returns the statement with which the README enqueues a run, and programsOf the whole programs of a page.
+func insertOf(t *testing.T) string {
+	t.Helper()
 	for _, p := range pages(t) {
 		if p.path == "README.md" {
-			insert = p.blocks("sql")[0].text
+			return p.blocks("sql")[0].text
+		}
+	}
+	t.Fatal("there is no README.md")
+	return ""
+}
+
+func programsOf(t *testing.T, path string) (all []string) {
+	t.Helper()
+	for _, p := range pages(t) {
+		if p.path == path {
 			for _, b := range p.blocks("go") {
 				if strings.HasPrefix(b.text, "package main\n") {
-					program = b.text
+					all = append(all, b.text)
 				}
 			}
 		}
 	}
-	if program == "" {
-		t.Fatal("README.md has no program")
+	return all
+}
+
+// The program of the README and the first one of docs/start/go.md, as they stand there, execute the run that the README inserts.
+func TestFirstPrograms(t *testing.T) {
+	t.Parallel()
+	insert := insertOf(t)
+	for _, path := range []string{"README.md", "docs/start/go.md"} {
+		programs := programsOf(t, path)
+		if len(programs) == 0 {
+			t.Errorf("%s has no program", path)
+			continue
+		}
+		url := pgtest.URL(t)
+		conn, err := pgx.Connect(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.WithoutCancel(t.Context()))
+		p := cmdtest.StartProgram(t, built(t, programs[0]), []string{"DATABASE_URL=" + url})
+		if _, err := conn.Exec(t.Context(), insert); err != nil {
+			t.Fatal(err)
+		}
+		pgtest.Await(t, "the run of "+path+" succeeds", func() bool {
+			var succeeded bool
+			if err := conn.QueryRow(t.Context(), `SELECT status = 'succeeded' AND result = to_jsonb('charged ' || (payload->>'order')) FROM workflow_run`).Scan(&succeeded); err != nil {
+				t.Fatal(err)
+			}
+			return succeeded
+		})
+		p.Signal(syscall.SIGTERM)
+		if code := p.Wait(); code != 0 {
+			t.Errorf("%s: exit code %d", path, code)
+		}
 	}
-	path := built(t, program)
+}
+
+// The last program of docs/start/go.md, as it stands there, executes the run that the README inserts, with its effect, and has what the
+// binary worker has: probes, metrics, the settings, a stop at SIGTERM.
+func TestProgramWithAnEffect(t *testing.T) {
+	t.Parallel()
+	insert, programs := insertOf(t), programsOf(t, "docs/start/go.md")
+	if len(programs) < 2 {
+		t.Fatalf("docs/start/go.md has %d programs, want 2", len(programs))
+	}
+	path := built(t, programs[len(programs)-1])
 	url := pgtest.URL(t)
 	conn, err := pgx.Connect(t.Context(), url)
 	if err != nil {
