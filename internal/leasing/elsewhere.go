@@ -23,12 +23,12 @@ func HandOn(ctx context.Context, db run.DB, id, token uuid.UUID, within time.Dur
 	return ours, nil
 }
 
-// Elsewhere returns how many runs of some prefixes are handed on, see HandOn.
+// Elsewhere returns how many runs under the prefixes are handed on, see HandOn.
 func Elsewhere(ctx context.Context, db run.DB, prefixes []string) (n int, err error) {
 	rows, _ := db.Query(ctx, `SELECT workflow_elsewhere_v1($1)`, prefixes)
 	n, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[int])
 	if err != nil {
-		return 0, fmt.Errorf("count what goes on elsewhere: %w", err)
+		return 0, fmt.Errorf("count runs that are handed on: %w", err)
 	}
 	return n, nil
 }
