@@ -7,7 +7,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// A Curve says how the pause grows from one failure to the next. The zero value is Exponential.
+// A Curve is how the pause grows from one failure to the next. The zero value is Exponential.
 type Curve string
 
 // The curves, as in the column workflow_policy.curve.

@@ -11,7 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A customer and the run that welcomes him are stored together, or not at all.
+// A customer and the run that sends the welcome mail are stored together, or not at all.
 func ExampleEnqueue() {
 	ctx, pool, done := pgtest.Example()
 	defer done()

@@ -8,8 +8,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A worker that leaves runs without a handler to others for a while takes none of them as a probe, nor once the breaker has closed: they have been due
-// for longer than that since nobody was to lease them, and it would fail them for good. Nor does it look for them all the time. Who has the handler leases both.
+// A worker that leaves runs without a handler to others for a grace leases none of them as a probe, and none for a grace after the breaker has closed. They have been
+// due for longer than the grace only because no worker could lease them, and it would fail them for good. It does not poll for them all the time, either. A worker that
+// has the handler leases them in both cases.
 func TestProbesAreOfWhoHasTheHandler(t *testing.T) {
 	pool := pgtest.New(t)
 	old, next := newPoller(pool, "a."), newPoller(pool, "a.")
@@ -40,7 +41,7 @@ func TestProbesAreOfWhoHasTheHandler(t *testing.T) {
 	}
 }
 
-// Nor does it take, once an operator has resumed them, what became due while they were paused.
+// A worker without the handler does not lease runs that became due during a pause, for a grace after an operator has resumed them.
 func TestResumedRunsAreOfWhoHasTheHandler(t *testing.T) {
 	pool := pgtest.New(t)
 	old, next := newPoller(pool, "a."), newPoller(pool, "a.")
@@ -74,8 +75,8 @@ func TestResumedRunsAreOfWhoHasTheHandler(t *testing.T) {
 	}
 }
 
-// A worker that was told that a breaker is open leases no more of the type at once: on a busy server discovery comes seconds later. What discovery finds is not taken from that,
-// so a breaker that has closed does not stay open by itself.
+// A worker that knows from its own report that a breaker is open leases no more runs of the type at once, although discovery may come seconds later on a busy server. The
+// next discovery overrides that knowledge, so a breaker that has closed does not stay open.
 func TestBreakerIsKnownBeforeDiscovery(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 3, "a.x", 0)
