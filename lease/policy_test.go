@@ -79,7 +79,7 @@ func TestPoliciesAgree(t *testing.T) {
 			}
 			want := given
 			if follows {
-				again := attempt // a suspect that was not known to be at its last attempt has another
+				again := attempt // a suspect gets one more if it was not known to be at its last attempt
 				if suspect && attempt < given {
 					again++
 				}

@@ -45,7 +45,7 @@ func TestChanges(t *testing.T) {
 		"delete": func(id uuid.UUID) error { return run.Delete(t.Context(), pool, id, "why") },
 	}
 	all := []run.Status{run.Pending, run.Leased, run.Succeeded, run.Failed, run.Cancelled}
-	want := map[string]map[run.Status]run.Status{ // absent: too late
+	want := map[string]map[run.Status]run.Status{ // a state that is missing: ErrTooLate
 		"cancel": {run.Pending: run.Cancelled, run.Leased: run.Cancelled},
 		"retry":  {run.Failed: run.Pending},
 		"delete": {run.Pending: run.Pending, run.Leased: run.Cancelled, run.Succeeded: run.Succeeded, run.Failed: run.Failed, run.Cancelled: run.Cancelled},

@@ -248,7 +248,7 @@ func TestEnqueueLarge(t *testing.T) {
 // an error of the database.
 func TestRefusedEnqueues(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
-		good := make([]run.New, 1001) // more than a statement
+		good := make([]run.New, 1001) // more than one statement takes
 		for i := range good {
 			good[i].Type = "a.b"
 		}

@@ -144,7 +144,7 @@ func TestNotOpen(t *testing.T) {
 	if got := types(acquire(t, p, 100)); !slices.Equal(got, []string{"a.good"}) {
 		t.Errorf("leased %v, want a.good", got)
 	}
-	for range 3 { // also when it goes on from where it is, and when it starts anew
+	for range 3 { // the same without discovery and with it
 		p.DontDiscover()
 		got := acquire(t, p, 100)
 		p.Discover()

@@ -211,7 +211,7 @@ func TestTakeBackPastRefusal(t *testing.T) {
 	refused := map[int]string{0: `lease_no = -1`, 1: `postponed = -1`, 2: `priority = 101`, 4: `started_at = '-infinity'`, 6: `started_at = 'infinity'`, 8: `type = repeat('x', 1000000)`} // no index takes that
 	odd := map[int]string{3: `started_at = NULL`, 5: `lease_until = 'infinity'`, 7: `started_at = NULL, lease_until = 'infinity'`,
 		9: `leased_by = repeat('x', 1000000)`}
-	refused[10] = `tenant_id = 'picky'` // of what is written, only this statement's is refused
+	refused[10] = `tenant_id = 'picky'` // the trigger refuses only what the take-back writes
 	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not so'; END $$`)
 	exec(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.tenant_id = 'picky' AND NEW.error->>'code' = 'lease_expired') EXECUTE FUNCTION refuse()`)
 	addMany(t, pool, 14, "a.x", 0)
@@ -322,7 +322,7 @@ func TestPassingCodeInALowerLane(t *testing.T) {
 	}
 	addMany(t, pool, 115, "a.y", 10)
 	turn(10, 10)
-	turn(106, 0) // it comes to the lower lane
+	turn(106, 0) // reaches the lower lane
 	turn(10, 10)
 	p.RefusedForLong()
 	turn(5, 5)

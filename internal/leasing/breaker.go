@@ -59,9 +59,9 @@ func (p *Poller) isOpen(typ string) bool {
 
 func (p *Poller) noBreaker(typ string) bool { return p.NoBreaker != nil && p.NoBreaker(typ) }
 
-// inGrace reports whether runs of a type are left to other workers for now, because its breaker is open, or because within
-// the last grace its breaker was open or the type was paused. Its runs may have been due for long only because no worker
-// was allowed to lease them.
+// inGrace reports whether runs of a type are left to other workers for now. They are while the breaker of the type is open,
+// and for the length of the grace after the breaker was open or the type was paused. Until then they may have been due for
+// long only because no worker was allowed to lease them.
 func (p *Poller) inGrace(typ string, grace time.Duration) bool {
 	if grace <= 0 {
 		return false

@@ -68,7 +68,7 @@ func TestResumedRunsAreOfWhoHasTheHandler(t *testing.T) {
 	if leases := acquire(t, next, 2); len(leases) != 2 {
 		t.Errorf("who has the handler got %d runs, want 2", len(leases))
 	}
-	grace = time.Millisecond // it has passed
+	grace = time.Millisecond // has passed
 	old.Discover()
 	if leases := acquire(t, old, 10); len(leases) != 1 {
 		t.Errorf("after the grace who has no handler got %d runs, want 1", len(leases))

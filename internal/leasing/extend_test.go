@@ -134,7 +134,7 @@ func TestExtendLocked(t *testing.T) {
 	leases := acquire(t, newPoller(pool, "a."), 5)
 	holder := begin(t, pool)
 	exec(t, holder, "SELECT FROM workflow_run WHERE id = $1 FOR UPDATE", leases[2].ID)
-	kept, gone := extend(t, pool, held(leases, time.Hour)) // would hang for good
+	kept, gone := extend(t, pool, held(leases, time.Hour)) // would wait for ever for the lock
 	if len(kept) != 4 || slices.Contains(kept, leases[2].ID) || len(gone) != 0 {
 		t.Errorf("kept %v, gone %v", kept, gone)
 	}

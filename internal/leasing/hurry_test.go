@@ -30,6 +30,6 @@ func TestHurry(t *testing.T) {
 		if len(sent) != c.statements {
 			t.Errorf("%s: %d statements, want %d", c.typ, len(sent), c.statements)
 		}
-		exec(t, pool, "UPDATE workflow_run SET held_at = now() WHERE status = 'pending'") // record has undone the lease
+		exec(t, pool, "UPDATE workflow_run SET held_at = now() WHERE status = 'pending'") // record has rolled back the lease
 	}
 }

@@ -26,8 +26,8 @@ type Kept struct {
 	Told    json.RawMessage // an error as run.Complete reported it, from which the worker makes the outcome; nil: the outcome is complete
 }
 
-// Keep stores an outcome that the database refuses to record, and the cause: the database's error, or another one. It reports
-// false if the lease is lost, or if no outcome of the run can be recorded at all.
+// Keep stores an outcome that cannot be recorded, and the cause: an error of the database or of a hook. It reports false, and
+// stores nothing, if the lease is lost, or if the database refuses the outcomes of all runs.
 func Keep(ctx context.Context, db run.DB, k Kept, cause error) (kept bool, err error) {
 	var failure json.RawMessage
 	var message *string
@@ -115,8 +115,8 @@ func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	return were, nil
 }
 
-// Controls makes leased steps of processes in the caller's transaction, which must be rolled back. If hooks can settle these
-// steps, the hooks work, and another refusal is not their error.
+// Controls makes leased steps of processes in the caller's transaction, which must be rolled back. With them a worker tries
+// whether hooks can move processes at all.
 func Controls(ctx context.Context, tx pgx.Tx) ([]Lease, error) {
 	rows, _ := tx.Query(ctx, `SELECT id, token FROM workflow_control_v1()`)
 	made, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Lease, err error) {

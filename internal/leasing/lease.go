@@ -26,7 +26,7 @@ type Lease struct {
 	Suspect   bool          // its last lease expired: perhaps it killed its worker
 	Exhausted bool          // no attempt is left: the worker fails it without calling a handler
 	Follows   bool          // MaxAttempts comes from the policy of its type: it is the default, or the number that a policy set last
-	Alone     bool          // a suspect at its last attempt, which was given back once: no other suspect is leased until it has ended
+	Alone     bool          // a suspect at its last attempt, after that was given back once: no other suspect is leased until it has ended
 	Length    time.Duration // how long the lease lasts, counted from Taken
 	Timeout   time.Duration // the time limit of this attempt, counted from Taken; 0: none
 	Taken     time.Time     // when the request for the lease was about to be sent, by this process's clock
@@ -64,15 +64,15 @@ type Terms struct {
 	Room    int           // how many more runs of the Group may be leased; negative: any number
 	Group   string        // types with the same Group share one Room
 
-	// Grace is how long a run must have been due before it is leased. No run is leased for as long after a pause of its
-	// type has ended or its breaker has closed, either. So workers that go first have a chance to lease it.
+	// Grace is how long runs are left to other workers. A run is leased only once it has been due for this long. After a
+	// pause of its type has ended, or its breaker has closed, it waits for this long again.
 	Grace time.Duration
 }
 
 // Suspects describes the suspects that a process holds, without exhausted runs.
 type Suspects struct {
 	Watched bool   // some are still watched, because they may kill the process: no suspect is leased that would be at its last attempt
-	Running bool   // handlers of some are executing, watched or not: a suspect that is leased now is not alone
+	Running bool   // handlers of some may be executing, watched or not: a suspect that is leased now is not alone
 	Strays  bool   // handlers of some execute although their leases are over: as Running, but a suspect to be kept alone does not wait for it
 	Alone   bool   // one is kept alone: no other suspect is leased
 	Last    []Held // those at their last attempt: before another suspect is leased, their rows are marked as not alone

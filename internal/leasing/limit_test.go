@@ -215,7 +215,7 @@ func TestLastAttemptAlone(t *testing.T) {
 	suspect(t, pool, "a.y", 3)
 	byHand(t, pool, "UPDATE workflow_run SET attempt = 2, run_at = now() - interval '10 seconds' WHERE priority = 3")
 	for i, step := range []struct {
-		add     int // priority of another
+		add     int // priority of one more suspect
 		watched bool
 		want    []int
 	}{{2, true, []int{2}}, {1, true, nil}, {0, false, []int{3}}, {-1, false, []int{1, 0, -1}}} {

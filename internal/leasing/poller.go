@@ -220,8 +220,8 @@ func (p *Poller) hurried(ctx context.Context, n, suspects int) ([]Lease, error) 
 // new run is announced.
 func (p *Poller) Hurry() { p.hurry = true }
 
-// nextDue returns how long it is until a lane becomes due that is not due yet, until a probe is due, or until suspects are
-// leased again, whichever comes first.
+// nextDue returns the time until a further lane becomes due, a probe is due, or suspects may be leased again, whichever
+// comes first.
 func (p *Poller) nextDue() time.Duration {
 	next := Never
 	now := time.Now()

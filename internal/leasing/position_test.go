@@ -62,7 +62,7 @@ func TestLateCommits(t *testing.T) {
 	exec(t, holder, "SELECT FROM workflow_run WHERE id = $1 FOR UPDATE", locked)
 	p.Discover()
 	leases := acquire(t, p, 4)
-	leases = append(leases, acquire(t, p, 4)...) // the other lane, which now has the oldest
+	leases = append(leases, acquire(t, p, 4)...) // from the other lane, which now has the oldest run
 	for _, l := range leases {
 		delete(want, l.ID)
 	}

@@ -37,7 +37,7 @@ type Reclaimer struct {
 	whole budget             // of looks from the beginning
 }
 
-// lag is the longest time from the start of a statement that leases runs to its commit.
+// lag is the longest that a statement that leases runs may take from its start to its commit.
 const lag = 12 * time.Second
 
 // reach lists the kinds of looks that begin before the oldest lease held: how far back they go, and
@@ -57,9 +57,9 @@ type glance struct{ at, oldest time.Time }
 // maxWholePause is the longest pause between two looks from the beginning.
 const maxWholePause = time.Minute
 
-// next returns from which time on the look that starts now looks at leases, and the index of its
-// reach; -1 is a look from the beginning. A look goes back from the oldest lease that the last look
-// with the same reach found, so that no lease between the two is missed.
+// next returns where the look that begins at start must begin among the leases, as a time, and the
+// index of its reach. -1 is a look from the beginning. A look goes back from the oldest lease that the
+// last look with the same reach found, so that no lease between the two looks is missed.
 func (r *Reclaimer) next(start time.Time) (from time.Time, reaching int) {
 	if r.looks[len(r.looks)-1].oldest.IsZero() || min(49*r.whole.cost, maxWholePause) <= start.Sub(r.whole.end) {
 		return time.Time{}, -1
@@ -80,7 +80,7 @@ func (r *Reclaimer) looked(start time.Time, reaching int, found oldest) {
 
 // Reclaim takes back up to n expired leases. It returns how many runs became due again, and the exhausted runs as leases of
 // the caller. If only the answer was lost, exhausted runs may be leased in spite of the error. Such leases are in doubt:
-// later calls give them back, and so do Doubts.Settle and a Poller with the same Doubts.
+// later calls end them, and so do Doubts.Settle and a Poller with the same Doubts.
 func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []Lease, err error) {
 	if r.Doubts == nil {
 		r.Doubts = &Doubts{}

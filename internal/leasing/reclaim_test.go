@@ -116,7 +116,7 @@ func TestReclaimBatch(t *testing.T) {
 	addMany(t, pool, 25, "a.x", 0)
 	acquire(t, newPoller(pool, "a."), 25)
 	pgtest.Elapse(t, pool, time.Hour)
-	r.LookBack() // time has not really passed
+	r.LookBack() // Elapse has moved the leases to before the last look
 	for _, want := range []int{10, 10, 5, 0} {
 		if again, _ := reclaim(t, r, 10); again != want {
 			t.Errorf("took back %d, want %d", again, want)
