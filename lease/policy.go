@@ -1,5 +1,5 @@
-// Package lease reads and sets retry policies: how often, how soon and for how long failed runs are leased again. A policy
-// is a row of workflow_policy. Operators and programs change it while workers run.
+// Package lease reads and sets retry policies: how often, how soon and for how long failed runs are leased again. A
+// policy is a row of workflow_policy. Operators and programs change it while workers run.
 //
 // The statements that lease, extend and reclaim runs are in internal/leasing, because only workers need them.
 package lease
@@ -17,8 +17,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Policy says how often, and for how long, runs of a type or of all types under a prefix are tried. Operators set it while
-// workers run, with workflow_set_policy. A field that is zero is not set.
+// A Policy says how often, and for how long, runs of a type or of all types under a prefix are tried. Operators set it
+// while workers run, with workflow_set_policy. A field that is zero is not set.
 type Policy struct {
 	Pattern  string        // a type, a prefix that ends with a dot, or * for all types
 	Attempts int           // the most attempts of a run that was enqueued with max_attempts 3, the default
@@ -42,8 +42,8 @@ const (
 // Policies are all policies of a database, as Read returns them.
 type Policies []Policy
 
-// Of returns the policy of a type. Each field comes from the longest matching pattern that sets it. Attempts is never 0: it
-// is 25 if no policy sets it. The SQL function workflow_policy_of has the same rule.
+// Of returns the policy of a type. Each field comes from the longest matching pattern that sets it. Attempts is never
+// 0: it is 25 if no policy sets it. The SQL function workflow_policy_of has the same rule.
 func (p Policies) Of(typ string) Policy {
 	if len(p) == 0 {
 		return Policy{Attempts: shipped.Attempts}
@@ -114,10 +114,10 @@ func Read(ctx context.Context, db run.DB) (Policies, error) {
 	return all, nil
 }
 
-// Set stores a policy, and replaces the one that its pattern has. It calls the SQL function workflow_set_policy, which only
-// the owner and operators may call. For a field that is zero, the policy of a shorter pattern decides. A policy without any
-// field set is an error. So is a value out of range, which the database's message names. A Policy has no field for the dead
-// letter of a pattern, and Set removes it.
+// Set stores a policy, and replaces the one that its pattern has. It calls the SQL function workflow_set_policy, which
+// only the owner and operators may call. For a field that is zero, the policy of a shorter pattern decides. A policy
+// without any field set is an error. So is a value out of range, which the database's message names. A Policy has no
+// field for the dead letter of a pattern, and Set removes it.
 func Set(ctx context.Context, db run.DB, p Policy) error {
 	set := func(d time.Duration) *time.Duration {
 		if d == 0 {

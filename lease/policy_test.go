@@ -14,7 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// The database, which takes leases back, and the worker agree on the policy of a type, the attempts of a run, and the pauses between them.
+// The database, which takes leases back, and the worker agree on the policy of a type, the attempts of a run, and the
+// pauses between them.
 func TestPoliciesAgree(t *testing.T) {
 	pool := unguarded(t)
 	random := rand.New(rand.NewPCG(7, 7))

@@ -31,8 +31,8 @@ type New struct {
 	Metadata       any           // a JSON object, encoded like Payload; nil: none
 }
 
-// A DocumentError says why a payload, metadata or a result cannot be stored: Document names the document, Path the place in it
-// (such as $.lines[2].amount), Reason what is wrong, and Fix what to do.
+// A DocumentError says why a payload, metadata or a result cannot be stored: Document names the document, Path the
+// place in it (such as $.lines[2].amount), Reason what is wrong, and Fix what to do.
 type DocumentError = jsondoc.Error
 
 // An Enqueued is the result of enqueueing a New.
@@ -41,8 +41,8 @@ type Enqueued struct {
 	Existing bool // nothing was stored: there was a run already with this id or key, and the same type, payload and tenant
 }
 
-// A ConflictError means that an idempotency key or an id already belongs to a run with another type, payload or tenant. The
-// statement has stored nothing, and a transaction around it can only be rolled back.
+// A ConflictError means that an idempotency key or an id already belongs to a run with another type, payload or
+// tenant. The statement has stored nothing, and a transaction around it can only be rolled back.
 type ConflictError struct {
 	Key      string    // the idempotency key; empty: the ids are the same
 	Wanted   uuid.UUID // id of the run that was refused

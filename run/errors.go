@@ -45,13 +45,14 @@ type unavailableError struct{ err error }
 func (e *unavailableError) Error() string { return e.err.Error() }
 func (e *unavailableError) Unwrap() error { return e.err }
 
-// Unavailable marks err as an outage: something that all runs of the type need is out of reach, so the error says nothing
-// about this run. After five outages in a row, of three different runs, the circuit breaker of the type opens. Then one run
-// at a time is started, as a probe, and an attempt that meets the outage is given back. The first success closes the breaker.
-// While the breaker is closed, the error is a failure like any other.
+// Unavailable marks err as an outage: something that all runs of the type need is out of reach, so the error says
+// nothing about this run. After five outages in a row, of three different runs, the circuit breaker of the type opens.
+// Then one run at a time is started, as a probe, and an attempt that meets the outage is given back. The first success
+// closes the breaker. While the breaker is closed, the error is a failure like any other.
 //
-// No other error counts as an outage, not even a refused connection, because only the handler knows what the connection is
-// for. An error that is Permanent too, or that comes after the time limit, does not count either. Unavailable(nil) is nil.
+// No other error counts as an outage, not even a refused connection, because only the handler knows what the
+// connection is for. An error that is Permanent too, or that comes after the time limit, does not count either.
+// Unavailable(nil) is nil.
 func Unavailable(err error) error {
 	if err == nil {
 		return nil
@@ -79,9 +80,9 @@ func (e *delayError) Error() string {
 }
 func (e *delayError) Unwrap() error { return e.err }
 
-// Again returns an error with which a handler postpones its run (a snooze): the run is started again after d, and no attempt
-// is charged. It means that there is nothing to do yet, and is not a failure. d is clamped to between 0 and a year. After
-// worker.Config.MaxPostponed such answers, each further one counts as a failure.
+// Again returns an error with which a handler postpones its run (a snooze): the run is started again after d, and no
+// attempt is charged. It means that there is nothing to do yet, and is not a failure. d is clamped to between 0 and a
+// year. After worker.Config.MaxPostponed such answers, each further one counts as a failure.
 func Again(d time.Duration) error {
 	return &delayError{delay: d, free: true}
 }

@@ -9,5 +9,6 @@ package run
 //	worker.Handle(mux, Charge, charge)
 type Task[In any] string
 
-// New returns a run of the task, to be enqueued. The caller may set its other fields, such as a delay, a key or a priority.
+// New returns a run of the task, to be enqueued. The caller may set its other fields, such as a delay, a key or a
+// priority.
 func (t Task[In]) New(payload In) New { return New{Type: string(t), Payload: payload} }

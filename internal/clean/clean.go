@@ -109,8 +109,8 @@ func maskSecrets(s string, cut bool) string {
 	return s
 }
 
-// Code returns the first 100 characters of code that are ASCII letters or digits, or one of "_.-:". It drops all others,
-// because the database refuses some of them, such as \x00.
+// Code returns the first 100 characters of code that are ASCII letters or digits, or one of "_.-:". It drops all
+// others, because the database refuses some of them, such as \x00.
 func Code(code string) string {
 	code = strings.Map(func(r rune) rune {
 		if r == '_' || r == '.' || r == '-' || r == ':' || r < utf8.RuneSelf && (unicode.IsLetter(r) || unicode.IsDigit(r)) {

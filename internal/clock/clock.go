@@ -13,8 +13,8 @@ func With(ctx context.Context, ahead time.Duration) context.Context {
 	return context.WithValue(ctx, key{}, ahead)
 }
 
-// Now returns the time by the database's clock, if With has put it into ctx, or otherwise by this machine's. All dispatchers of
-// a database share the database's clock.
+// Now returns the time by the database's clock, if With has put it into ctx, or otherwise by this machine's. All
+// dispatchers of a database share the database's clock.
 func Now(ctx context.Context) time.Time {
 	ahead, _ := ctx.Value(key{}).(time.Duration)
 	return time.Now().Add(ahead)

@@ -1,5 +1,5 @@
-// Package jsondoc checks the JSON documents of a run (payload, metadata, result) before they are sent, so that the database
-// does not refuse them.
+// Package jsondoc checks the JSON documents of a run (payload, metadata, result) before they are sent, so that the
+// database does not refuse them.
 package jsondoc
 
 import (
@@ -34,21 +34,21 @@ func (e *Error) Error() string {
 	return e.Document + ": " + e.Path + ": " + e.Reason + "; " + e.Fix
 }
 
-// CheckResult returns an *Error if data cannot be stored as a handler's result. A result is one JSON value of any kind, in
-// UTF-8, of at most MaxResult bytes. It has no duplicate keys, no \u0000 and no lone surrogates. Its numbers are within ±1e308,
-// and it is within MaxDepth, MaxMembers and MaxKey.
+// CheckResult returns an *Error if data cannot be stored as a handler's result. A result is one JSON value of any
+// kind, in UTF-8, of at most MaxResult bytes. It has no duplicate keys, no \u0000 and no lone surrogates. Its numbers
+// are within ±1e308, and it is within MaxDepth, MaxMembers and MaxKey.
 func CheckResult(data []byte) error {
 	return Check("result", data, MaxResult, false)
 }
 
-// CheckPayload returns an *Error if data cannot be the payload of a run. A payload is a JSON object of at most MaxPayload
-// bytes. The other limits are those of CheckResult.
+// CheckPayload returns an *Error if data cannot be the payload of a run. A payload is a JSON object of at most
+// MaxPayload bytes. The other limits are those of CheckResult.
 func CheckPayload(data []byte) error {
 	return Check("payload", data, MaxPayload, true)
 }
 
-// Check returns an *Error if data cannot be stored as a document of at most limit bytes. document is the name that the error
-// has for it. With object, the outermost value must be an object. Check neither changes nor keeps data.
+// Check returns an *Error if data cannot be stored as a document of at most limit bytes. document is the name that the
+// error has for it. With object, the outermost value must be an object. Check neither changes nor keeps data.
 func Check(document string, data []byte, limit int, object bool) error {
 	var e *Error
 	if len(data) > limit {

@@ -165,7 +165,8 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	return leases, n, err // due is n, because the lanes that were left out have more
 }
 
-// failed notes that a lease from the chosen lanes has failed, and returns the lanes that have failed for fault.Patience.
+// failed notes that a lease from the chosen lanes has failed, and returns the lanes that have failed for
+// fault.Patience.
 func (p *Poller) failed(chosen []request, err error) (lasting []request) {
 	p.failing = true
 	for _, r := range chosen {
@@ -253,7 +254,8 @@ func longestOf(chosen []request) (longest time.Duration) {
 	return longest
 }
 
-// granted adds the terms to leases, and sorts them by priority and due time. It also notes which kind of suspect was leased.
+// granted adds the terms to leases, and sorts them by priority and due time. It also notes which kind of suspect was
+// leased.
 func (p *Poller) granted(leases []Lease, chosen []request, token uuid.UUID, sent time.Time) {
 	terms := make(map[string]Terms, len(chosen))
 	for _, r := range eachType(chosen) {

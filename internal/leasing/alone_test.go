@@ -34,8 +34,8 @@ func beside(p *leasing.Poller, held ...leasing.Lease) {
 	}
 }
 
-// died lets leases expire and takes them back, one at a time, each by a worker that has just started. It returns how many of
-// the runs are exhausted.
+// died lets leases expire and takes them back, one at a time, each by a worker that has just started. It returns how
+// many of the runs are exhausted.
 func died(t *testing.T, pool *pgxpool.Pool, held ...leasing.Lease) (exhausted int) {
 	t.Helper()
 	for _, l := range held {
@@ -77,9 +77,9 @@ func TestDiesAlone(t *testing.T) {
 	}
 }
 
-// A suspect beside which another was leased is given back its last attempt, once. So is the other one, although different
-// workers take the two back. From then on it is leased only by a process that holds no other suspect, no other suspect is leased
-// until it has ended, and the attempt stays charged.
+// A suspect beside which another was leased is given back its last attempt, once. So is the other one, although
+// different workers take the two back. From then on it is leased only by a process that holds no other suspect, no
+// other suspect is leased until it has ended, and the attempt stays charged.
 func TestGivenBackOnce(t *testing.T) {
 	pool := settledServer(t)
 	first, second := lastAttempt(t, pool, "a.x", 9), lastAttempt(t, pool, "a.x", 8)
@@ -191,8 +191,8 @@ func TestRetriedIsGivenBackAnew(t *testing.T) {
 	}
 }
 
-// While the handler of a suspect executes although its lease is over, a suspect that is leased does not count as alone. But a suspect
-// to be kept alone is leased, because that handler may never end.
+// While the handler of a suspect executes although its lease is over, a suspect that is leased does not count as
+// alone. But a suspect to be kept alone is leased, because that handler may never end.
 func TestBesideStrays(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -209,7 +209,8 @@ func TestBesideStrays(t *testing.T) {
 	}
 }
 
-// A suspect that was not alone is given nothing back if its worker's heartbeat shows that it continued after its time limit.
+// A suspect that was not alone is given nothing back if its worker's heartbeat shows that it continued after its time
+// limit.
 func TestPastItsTimeLimit(t *testing.T) {
 	pool := settledServer(t)
 	for _, after := range []bool{false, true} {
@@ -295,8 +296,8 @@ func TestMarkCannotBeMade(t *testing.T) {
 	wantState(t, pool, id, "2 leased alone false")
 }
 
-// A suspect that is kept alone is leased after all other suspects, until it has been due for a minute. Then the others wait for
-// it, except at a worker that has just had such a suspect.
+// A suspect that is kept alone is leased after all other suspects, until it has been due for a minute. Then the others
+// wait for it, except at a worker that has just had such a suspect.
 func TestKeptAloneInTurns(t *testing.T) {
 	pool := settledServer(t)
 	solo := lastAttempt(t, pool, "a.x", 9)
@@ -340,8 +341,9 @@ func leaseAsBefore(t *testing.T, pool *pgxpool.Pool, worker string) []uuid.UUID 
 	return query[[]uuid.UUID](t, pool, asBefore, uuid.Nil, uuid.New(), worker)
 }
 
-// Suspects at their last attempt that a worker of the version before leases count as not alone, because it does not report what it
-// holds. By its name, the database still keeps alone the suspects that must be, and then their attempt stays charged.
+// Suspects at their last attempt that a worker of the version before leases count as not alone, because it does not
+// report what it holds. By its name, the database still keeps alone the suspects that must be, and then their attempt
+// stays charged.
 func TestWorkersOfTheVersionBefore(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 0)
@@ -372,8 +374,9 @@ func TestWorkersOfTheVersionBefore(t *testing.T) {
 	}
 }
 
-// A suspect at its last attempt that refuses every update, or only the mark that it is not alone, is set aside when it would be leased
-// beside another. No other run is set aside, and those behind it are leased. A worker of the version before gets an error.
+// A suspect at its last attempt that refuses every update, or only the mark that it is not alone, is set aside when it
+// would be leased beside another. No other run is set aside, and those behind it are leased. A worker of the version
+// before gets an error.
 func TestRefusedBeside(t *testing.T) {
 	pool := settledServer(t)
 	for _, when := range []string{`true`, `NEW.alone = false`} {
@@ -402,8 +405,8 @@ func TestRefusedBeside(t *testing.T) {
 	}
 }
 
-// A suspect that has been given back an attempt is not given back another, even if its worker leases a suspect beside it because it does
-// not report that the first is to be kept alone.
+// A suspect that has been given back an attempt is not given back another, even if its worker leases a suspect beside
+// it because it does not report that the first is to be kept alone.
 func TestKeptAloneIsChargedBesideOthers(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -454,9 +457,10 @@ func (w *process) room(slots int) (n, suspects int) {
 	return slots - len(w.held), suspects
 }
 
-// A run that dies beside a guilty run never fails, and the guilty run is started at most once more than its attempts, in any order in
-// which processes poll, watch, finish, release and die, and leases are taken back. All runs are leased at the beginning, so that each
-// run that dies later is a suspect. The guilty run kills its process as soon as it may, but not always while it is watched.
+// A run that dies beside a guilty run never fails, and the guilty run is started at most once more than its attempts,
+// in any order in which processes poll, watch, finish, release and die, and leases are taken back. All runs are leased
+// at the beginning, so that each run that dies later is a suspect. The guilty run kills its process as soon as it may,
+// but not always while it is watched.
 func TestInnocentNeverFails(t *testing.T) {
 	pool := settledServer(t)
 	for seed := range uint64(60) {

@@ -39,8 +39,8 @@ func collectAside(rows pgx.Rows) ([]Aside, error) {
 	return aside, nil
 }
 
-// Works reports whether a statement (lease, extend, settle, take back) succeeds. It tries the statement on runs made for this,
-// and rolls back.
+// Works reports whether a statement (lease, extend, settle, take back) succeeds. It tries the statement on runs made
+// for this, and rolls back.
 func Works(ctx context.Context, db run.DB, statement string) (bool, error) {
 	rows, _ := db.Query(ctx, `SELECT workflow_works_v1($1)`, statement)
 	works, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
@@ -50,7 +50,8 @@ func Works(ctx context.Context, db run.DB, statement string) (bool, error) {
 	return works, nil
 }
 
-// Faults returns the statements that fail for every row, as workers of the same role have reported lately with TellFault.
+// Faults returns the statements that fail for every row, as workers of the same role have reported lately with
+// TellFault.
 func Faults(ctx context.Context, db run.DB) ([]string, error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_faults_v1()`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -60,8 +61,8 @@ func Faults(ctx context.Context, db run.DB) ([]string, error) {
 	return all, nil
 }
 
-// TellFault records in workflow_fault that a statement fails for every row, and how. With a nil error it records that the
-// statement works again.
+// TellFault records in workflow_fault that a statement fails for every row, and how. With a nil error it records that
+// the statement works again.
 func TellFault(ctx context.Context, db run.DB, statement string, f *fault.Error) error {
 	var state, words *string
 	if f != nil {

@@ -45,8 +45,8 @@ func refuse(t *testing.T, pool *pgxpool.Pool, when string) {
 	exec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION refuse()`)
 }
 
-// A run that cannot be leased keeps no other run from being leased by the same poll. It is set aside, and listed with the column
-// that is wrong and the fix. Once the fix is made, it is leased.
+// A run that cannot be leased keeps no other run from being leased by the same poll. It is set aside, and listed with
+// the column that is wrong and the fix. Once the fix is made, it is leased.
 func TestRunThatCannotBeLeased(t *testing.T) {
 	for _, test := range []struct{ change, sqlstate, problem, fix string }{
 		{`lease_no = 9223372036854775807`, "22003", "lease_no is 9223372036854775807", "lease_no = 0"},
@@ -126,8 +126,8 @@ func TestNeverDue(t *testing.T) {
 	}
 }
 
-// If a user's trigger refuses all runs of a type, these are set aside. Ten seconds later one of them is tried. Once the trigger is
-// gone, one is tried again and succeeds, and all are leased, more by each poll.
+// If a user's trigger refuses all runs of a type, these are set aside. Ten seconds later one of them is tried. Once
+// the trigger is gone, one is tried again and succeeds, and all are leased, more by each poll.
 func TestRefusedByTrigger(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 500, "a.bad", 0)
@@ -176,8 +176,8 @@ func TestRefusedByTrigger(t *testing.T) {
 	}
 }
 
-// If every run is refused, no run is the cause: nothing is set aside, and Acquire returns an error. Once the cause is mended, all
-// runs are leased.
+// If every run is refused, no run is the cause: nothing is set aside, and Acquire returns an error. Once the cause is
+// mended, all runs are leased.
 func TestStatementAtFault(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 20, "a.x", 0)
@@ -232,7 +232,8 @@ func TestTakeBackPastRefusal(t *testing.T) {
 	}
 }
 
-// Exhausted runs whose leases have expired do not keep others from being taken back either, whatever is wrong with them.
+// Exhausted runs whose leases have expired do not keep others from being taken back either, whatever is wrong with
+// them.
 func TestTakeBackPastExhausted(t *testing.T) {
 	pool := settledServer(t)
 	pgtest.Attempts(t, pool, 3)
@@ -252,8 +253,8 @@ func TestTakeBackPastExhausted(t *testing.T) {
 	}
 }
 
-// Any number of old rows that a user's NOT VALID check refuses are set aside, although a control run that the check allows cannot be made without
-// knowing the check. So are rows that a deferred constraint refuses at the commit.
+// Any number of old rows that a user's NOT VALID check refuses are set aside, although a control run that the check
+// allows cannot be made without knowing the check. So are rows that a deferred constraint refuses at the commit.
 func TestRefusedByUsersConstraint(t *testing.T) {
 	for name, constraint := range map[string]string{
 		"check": `ALTER TABLE workflow_run ADD CONSTRAINT owned CHECK (tenant_id IS NOT NULL) NOT VALID`,
@@ -278,8 +279,8 @@ func TestRefusedByUsersConstraint(t *testing.T) {
 	}
 }
 
-// An SQLSTATE of passing trouble that a user's trigger raises for one row counts as passing trouble for a minute. After that the row is blamed.
-// With the SQLSTATE of a lock, the row is passed over at once.
+// An SQLSTATE of passing trouble that a user's trigger raises for one row counts as passing trouble for a minute.
+// After that the row is blamed. With the SQLSTATE of a lock, the row is passed over at once.
 func TestPassingCodeOfARow(t *testing.T) {
 	for _, code := range []string{"08001", "40001", "55P03", "P0004"} {
 		t.Run(code, func(t *testing.T) {
@@ -304,8 +305,8 @@ func TestPassingCodeOfARow(t *testing.T) {
 	}
 }
 
-// A run for which an SQLSTATE of passing trouble is raised is set aside after a minute, although leases from busy lanes of higher priority succeed
-// meanwhile. Runs of those lanes are not blamed.
+// A run for which an SQLSTATE of passing trouble is raised is set aside after a minute, although leases from busy
+// lanes of higher priority succeed meanwhile. Runs of those lanes are not blamed.
 func TestPassingCodeInALowerLane(t *testing.T) {
 	pool := pgtest.New(t)
 	bad := add(t, pool, "a.x", 0, time.Hour)
@@ -350,8 +351,8 @@ func TestDoubtThatIsRefused(t *testing.T) {
 	}
 }
 
-// Ten thousand runs at the head of a lane that cannot be leased are set aside in steps, while runs of other lanes are leased. Then they
-// cost the others next to nothing. If one of them is mended, the others are not all tried again.
+// Ten thousand runs at the head of a lane that cannot be leased are set aside in steps, while runs of other lanes are
+// leased. Then they cost the others next to nothing. If one of them is mended, the others are not all tried again.
 func TestManySetAside(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 10_000, "a.x", 0)
@@ -387,7 +388,8 @@ func TestManySetAside(t *testing.T) {
 	}
 }
 
-// The search for refused runs tries the same update as the lease, because a user's trigger may look at any column that it writes.
+// The search for refused runs tries the same update as the lease, because a user's trigger may look at any column that
+// it writes.
 func TestTriedAsDone(t *testing.T) {
 	pool := settledServer(t)
 	update := func(function string) string {

@@ -59,9 +59,9 @@ func (p *Poller) isOpen(typ string) bool {
 
 func (p *Poller) noBreaker(typ string) bool { return p.NoBreaker != nil && p.NoBreaker(typ) }
 
-// inGrace reports whether runs of a type are left to other workers for now. They are while the breaker of the type is open,
-// and for the length of the grace after the breaker was open or the type was paused. Until then they may have been due for
-// long only because no worker was allowed to lease them.
+// inGrace reports whether runs of a type are left to other workers for now. They are while the breaker of the type is
+// open, and for the length of the grace after the breaker was open or the type was paused. Until then they may have
+// been due for long only because no worker was allowed to lease them.
 func (p *Poller) inGrace(typ string, grace time.Duration) bool {
 	if grace <= 0 {
 		return false
@@ -80,9 +80,9 @@ func (p *Poller) mayProbe(typ string, terms Terms) bool {
 	return p.isOpen(typ) && !p.isPaused(typ) && terms.Room != 0 && !p.inGrace(typ, terms.Grace)
 }
 
-// probe leases one run of a type whose breaker is open, if a probe is due. The database decides that: it lets one probe of
-// a type be leased at a time, for all workers together. The lanes of the type are tried in random order, so that a run that
-// always meets the outage does not keep runs of another priority from being tried.
+// probe leases one run of a type whose breaker is open, if a probe is due. The database decides that: it lets one
+// probe of a type be leased at a time, for all workers together. The lanes of the type are tried in random order, so
+// that a run that always meets the outage does not keep runs of another priority from being tried.
 func (p *Poller) probe(ctx context.Context, suspects int) ([]Lease, error) {
 	now := time.Now()
 	if len(p.outages) == 0 || now.Sub(p.probed) < probeEvery {
@@ -135,9 +135,9 @@ func (p *Poller) nextProbe(now time.Time) time.Duration {
 	return next
 }
 
-// Met records that runs of a type have met an outage, and how many times since their last success. over means that a run has
-// succeeded, which ends the outage recorded before. Met returns whether the breaker of the type is open. It is not part of a
-// settle, because only pauses depend on it.
+// Met records that runs of a type have met an outage, and how many times since their last success. over means that a
+// run has succeeded, which ends the outage recorded before. Met returns whether the breaker of the type is open. It is
+// not part of a settle, because only pauses depend on it.
 func Met(ctx context.Context, db run.DB, typ string, over bool, times int, runs []uuid.UUID, code string) (open bool, err error) {
 	rows, _ := db.Query(ctx, `SELECT workflow_outage_v1($1, $2, $3, $4, $5)`, typ, over, times, runs, code)
 	if open, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil {

@@ -8,9 +8,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A worker that leaves runs without a handler to others for a grace leases none of them as a probe, and none for a grace after the breaker has closed. They have been
-// due for longer than the grace only because no worker could lease them, and it would fail them for good. It does not poll for them all the time, either. A worker that
-// has the handler leases them in both cases.
+// A worker leaves runs for which it has no handler to other workers for its grace. It leases none of them as a probe,
+// and none before the grace has passed since the breaker closed: they have been due for longer only because no worker
+// could lease them, and it would fail them for good. It does not poll for them all the time, either. A worker that has
+// the handler leases them in both cases.
 func TestProbesAreOfWhoHasTheHandler(t *testing.T) {
 	pool := pgtest.New(t)
 	old, next := newPoller(pool, "a."), newPoller(pool, "a.")
@@ -41,7 +42,8 @@ func TestProbesAreOfWhoHasTheHandler(t *testing.T) {
 	}
 }
 
-// A worker without the handler does not lease runs that became due during a pause, for a grace after an operator has resumed them.
+// A worker without the handler does not lease runs that became due during a pause, for a grace after an operator has
+// resumed them.
 func TestResumedRunsAreOfWhoHasTheHandler(t *testing.T) {
 	pool := pgtest.New(t)
 	old, next := newPoller(pool, "a."), newPoller(pool, "a.")
@@ -75,8 +77,9 @@ func TestResumedRunsAreOfWhoHasTheHandler(t *testing.T) {
 	}
 }
 
-// A worker that knows from its own report that a breaker is open leases no more runs of the type at once, although discovery may come seconds later on a busy server. The
-// next discovery overrides that knowledge, so a breaker that has closed does not stay open.
+// A worker that knows from its own report that a breaker is open leases no more runs of the type at once, although
+// discovery may come seconds later on a busy server. The next discovery overrides that knowledge, so a breaker that
+// has closed does not stay open.
 func TestBreakerIsKnownBeforeDiscovery(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 3, "a.x", 0)

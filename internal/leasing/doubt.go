@@ -93,8 +93,8 @@ func (d *Doubts) looked(done *doubt, next time.Time, over bool) {
 
 // Settle gives back leases in doubt. It looks for those of a request at once and then every second, until it has given
 // all of them back, or until the server must be done with the request and there are none. A lease whose row is locked,
-// or that the database refuses to give back, expires in the end. An error means that Settle could not look for some; the
-// next call does.
+// or that the database refuses to give back, expires in the end. An error means that Settle could not look for some;
+// the next call does.
 func (d *Doubts) Settle(ctx context.Context, db run.DB, worker string) error {
 	var problem error
 	for _, one := range d.due(time.Now()) {

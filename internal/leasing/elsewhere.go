@@ -11,9 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// HandOn leaves a leased run to an outside system, which has the given time to complete it. Nobody extends the lease meanwhile;
-// it is taken back when the time is over. HandOn reports false if the caller has lost the lease. Calling it again changes
-// nothing.
+// HandOn leaves a leased run to an outside system, which has the given time to complete it. Nobody extends the lease
+// meanwhile; it is taken back when the time is over. HandOn reports false if the caller has lost the lease. Calling it
+// again changes nothing.
 func HandOn(ctx context.Context, db run.DB, id, token uuid.UUID, within time.Duration) (ours bool, err error) {
 	rows, _ := db.Query(ctx, `SELECT workflow_accepted_v1($1, $2, $3)`, id, token, within.Seconds())
 	ours, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])

@@ -39,8 +39,9 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 	return kept, gone, err
 }
 
-// ExtendRefused finds the leases that the database refuses to extend, and records them in workflow_set_aside. Call it after
-// Extend has failed. None means that no row is the cause. With anyCode, every SQLSTATE counts as an answer about rows.
+// ExtendRefused finds the leases that the database refuses to extend, and records them in workflow_set_aside. Call it
+// after Extend has failed. None means that no row is the cause. With anyCode, every SQLSTATE counts as an answer about
+// rows.
 func ExtendRefused(ctx context.Context, db run.DB, held []Held, anyCode bool) ([]Aside, error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_extend_refused_v1($1, $2, $3, $4)`,
 		column(held, func(h Held) [16]byte { return h.ID }),

@@ -27,8 +27,9 @@ func raises(t *testing.T, pool *pgxpool.Pool, when, code string) {
 	exec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION refuse()`)
 }
 
-// A refused run that is the only one is set aside, because a control that is made for this is not refused. For a bound worker the control is of its own
-// prefix. If no control can be made, nothing is set aside, and the error is the statement's.
+// A refused run that is the only one is set aside, because a control that is made for this is not refused. For a bound
+// worker the control is of its own prefix. If no control can be made, nothing is set aside, and the error is the
+// statement's.
 func TestControlThatIsMade(t *testing.T) {
 	pool := pgtest.New(t)
 	named := pgtest.Roles(t, pool)
@@ -65,8 +66,8 @@ func TestControlThatIsMade(t *testing.T) {
 	}
 }
 
-// When the run that was tried for all of a group, set aside for one reason, succeeds, all of them are leased again, however many they
-// are. When one succeeds that somebody has changed, the others stay set aside.
+// When the run that was tried for all of a group, set aside for one reason, succeeds, all of them are leased again,
+// however many they are. When one succeeds that somebody has changed, the others stay set aside.
 func TestGroupIsReleased(t *testing.T) {
 	pool := pgtest.New(t)
 	const many = 21_000
@@ -102,8 +103,8 @@ func TestGroupIsReleased(t *testing.T) {
 	}
 }
 
-// Each run that was set aside ten minutes ago is tried again, and runs that have ended are forgotten, however many are set aside. One call looks at some of
-// them; many calls look at all.
+// Each run that was set aside ten minutes ago is tried again, and runs that have ended are forgotten, however many are
+// set aside. One call looks at some of them; many calls look at all.
 func TestAllAreTriedInTurns(t *testing.T) {
 	pool := pgtest.New(t)
 	const many = 3000
@@ -128,8 +129,8 @@ func TestAllAreTriedInTurns(t *testing.T) {
 	}
 }
 
-// ExtendRefused returns the leases that the database refuses to extend, and no others. They are not passed over: once they have
-// expired, they are taken back. If no lease can be extended, it returns none.
+// ExtendRefused returns the leases that the database refuses to extend, and no others. They are not passed over: once
+// they have expired, they are taken back. If no lease can be extended, it returns none.
 func TestExtendRefused(t *testing.T) {
 	pool := settledServer(t)
 	addMany(t, pool, 20, "a.x", 0)
@@ -169,8 +170,8 @@ func TestExtendRefused(t *testing.T) {
 	}
 }
 
-// After an error that calls for fewer rows, half as many runs are leased each time, down to one. That one is set aside if it is refused alone and
-// others are not. Then the number grows again.
+// After an error that calls for fewer rows, half as many runs are leased each time, down to one. That one is set aside
+// if it is refused alone and others are not. Then the number grows again.
 func TestFewerAtATime(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 5, "a.x", 50)
@@ -191,7 +192,8 @@ func TestFewerAtATime(t *testing.T) {
 	}
 }
 
-// A person's cancel and statement_timeout end the search for refused rows, even while any SQLSTATE counts as an answer about a row.
+// A person's cancel and statement_timeout end the search for refused rows, even while any SQLSTATE counts as an answer
+// about a row.
 func TestCancelEndsTheSearch(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 20, "a.x", 0)

@@ -16,9 +16,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Kept is an outcome that is stored in workflow_kept under the token of its lease: the database refuses to record it, or
-// run.Complete has reported it. The lease is neither extended nor taken back. Any worker settles the outcome once nothing
-// refuses it.
+// A Kept is an outcome that is stored in workflow_kept under the token of its lease: the database refuses to record
+// it, or run.Complete has reported it. The lease is neither extended nor taken back. Any worker settles the outcome
+// once nothing refuses it.
 type Kept struct {
 	Settlement
 	Events  json.RawMessage // events of the handler, as the worker wrote them; nil: none
@@ -26,8 +26,8 @@ type Kept struct {
 	Told    json.RawMessage // an error as run.Complete reported it, from which the worker makes the outcome; nil: the outcome is complete
 }
 
-// Keep stores an outcome that cannot be recorded, and the cause: an error of the database or of a hook. It reports false, and
-// stores nothing, if the lease is lost, or if the database refuses the outcomes of all runs.
+// Keep stores an outcome that cannot be recorded, and the cause: an error of the database or of a hook. It reports
+// false, and stores nothing, if the lease is lost, or if the database refuses the outcomes of all runs.
 func Keep(ctx context.Context, db run.DB, k Kept, cause error) (kept bool, err error) {
 	var failure json.RawMessage
 	var message *string
@@ -54,8 +54,8 @@ func inWords(cause error) (code, words, constraint string) {
 	return answer.Code, strings.ToValidUTF8(strings.ReplaceAll(answer.Message, "\x00", ""), ""), answer.ConstraintName
 }
 
-// ToSettle returns up to n kept outcomes of runs under the prefixes that are due for another try, and counts the try. steps
-// includes those of steps of processes.
+// ToSettle returns up to n kept outcomes of runs under the prefixes that are due for another try, and counts the try.
+// steps includes those of steps of processes.
 func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n int) (due []Kept, err error) {
 	sent := time.Now()
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_v1($1, $2, $3)`, prefixes, steps, n)
@@ -97,8 +97,9 @@ func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
 	return nil
 }
 
-// Over removes outcomes from workflow_kept, and returns those that were there. Call it first in the transaction that records
-// them. An outcome with effects cannot be recorded: once nothing refuses it, its lease is taken back as after a crash.
+// Over removes outcomes from workflow_kept, and returns those that were there. Call it first in the transaction that
+// records them. An outcome with effects cannot be recorded: once nothing refuses it, its lease is taken back as after
+// a crash.
 func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2, $3, $4)`,
 		column(all, func(k Kept) [16]byte { return k.Outcome.ID }), column(all, func(k Kept) [16]byte { return k.Outcome.Token }),
@@ -115,8 +116,8 @@ func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	return were, nil
 }
 
-// Controls makes leased steps of processes in the caller's transaction, which must be rolled back. With them a worker tries
-// whether hooks can move processes at all.
+// Controls makes leased steps of processes in the caller's transaction, which must be rolled back. With them a worker
+// tries whether hooks can move processes at all.
 func Controls(ctx context.Context, tx pgx.Tx) ([]Lease, error) {
 	rows, _ := tx.Query(ctx, `SELECT id, token FROM workflow_control_v1()`)
 	made, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Lease, err error) {

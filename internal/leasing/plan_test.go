@@ -47,7 +47,8 @@ type hot struct {
 	statement
 }
 
-// hotStatements returns the statements of discover, take, take without discovery, extend, settle, reclaim and give back.
+// hotStatements returns the statements of discover, take, take without discovery, extend, settle, reclaim and give
+// back.
 func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 	t.Helper()
 	var leases []leasing.Lease
@@ -199,8 +200,8 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 	}
 }
 
-// The search for the runs for which a statement is refused, and the marking of suspects as not alone, touch only the runs that are tried, whatever
-// else is in the table.
+// The search for the runs for which a statement is refused, and the marking of suspects as not alone, touch only the
+// runs that are tried, whatever else is in the table.
 func TestPlansOfRefusals(t *testing.T) {
 	for _, analysed := range []bool{false, true} {
 		t.Run(fmt.Sprint("analysed ", analysed), func(t *testing.T) { testPlansOfRefusals(t, analysed) })

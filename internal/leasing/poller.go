@@ -127,16 +127,16 @@ const Never = time.Duration(1<<63 - 1)
 
 // Acquire leases up to n due runs, at most suspects of them suspect.
 //
-// Runs are leased by priority, then by the time they became due. Among lanes of equal priority, the lane
-// with the oldest due run is emptied first. Acquire looks in the lanes that it knows. It finds new
-// lanes by discovery, which it puts off after Hurry and while there is plenty of work.
+// Runs are leased by priority, then by the time they became due. Among lanes of equal priority, the lane with the
+// oldest due run is emptied first. Acquire looks in the lanes that it knows. It finds new lanes by discovery, which it
+// puts off after Hurry and while there is plenty of work.
 //
-// A suspect with one attempt left is leased with no other suspect beside it. If that attempt was given back,
-// because the run was not alone when its process died, it is leased only while the worker holds no other.
+// A suspect with one attempt left is leased alone, and only while no other suspect is watched. If that attempt was
+// given back, because the run was not alone when its process died, it is leased only while the worker holds no other.
 //
-// wait is how long to sleep before the next call: 0 means call again at once, Never means that nothing is
-// known to become due. An error means that no lease was taken, or that the answer was lost. In the second
-// case later calls give those leases back, and no attempt is charged.
+// wait is how long to sleep before the next call: 0 means call again at once, Never means that nothing is known to
+// become due. An error means that no lease was taken, or that the answer was lost. In the second case later calls give
+// those leases back, and no attempt is charged.
 func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, wait time.Duration, err error) {
 	if p.Doubts == nil {
 		p.Doubts = &Doubts{}
@@ -216,8 +216,8 @@ func (p *Poller) hurried(ctx context.Context, n, suspects int) ([]Lease, error) 
 	return leases, err
 }
 
-// Hurry makes the next Acquire try the lanes that it knows before discovery, which would double the time. Call it when a
-// new run is announced.
+// Hurry makes the next Acquire try the lanes that it knows before discovery, which would double the time. Call it when
+// a new run is announced.
 func (p *Poller) Hurry() { p.hurry = true }
 
 // nextDue returns the time until a further lane becomes due, a probe is due, or suspects may be leased again, whichever

@@ -39,8 +39,8 @@ func TestLateCommit(t *testing.T) {
 	t.Logf("found after %v", time.Since(start))
 }
 
-// Runs that commit late are found even in lanes that full batches hardly reach. Several in one lane are found, and those
-// behind a locked one.
+// Runs that commit late are found even in lanes that full batches hardly reach. Several in one lane are found, and
+// those behind a locked one.
 func TestLateCommits(t *testing.T) {
 	pool := pgtest.New(t)
 	p := newPoller(pool, "a.")

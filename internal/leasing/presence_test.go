@@ -7,8 +7,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A worker whose expired leases are taken back no longer counts as alive until it is seen again. It still counts as alive if it was seen after
-// the lease had expired, if the lease ended with the run's time limit, or if it takes the lease back itself.
+// A worker whose expired leases are taken back no longer counts as alive until it is seen again. It still counts as
+// alive if it was seen after the lease had expired, if the lease ended with the run's time limit, or if it takes the
+// lease back itself.
 func TestReclaimRetires(t *testing.T) {
 	pool := settledServer(t)
 	exec(t, pool, `INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, seen_at, secret_hash)
@@ -47,7 +48,8 @@ func TestReclaimRetires(t *testing.T) {
 	}
 }
 
-// Leases are taken back even if the presence of their worker cannot be written: its row is locked or refuses the update, or the table does not exist.
+// Leases are taken back even if the presence of their worker cannot be written: its row is locked or refuses the
+// update, or the table does not exist.
 func TestReclaimNeedsNoPresence(t *testing.T) {
 	pool := settledServer(t)
 	exec(t, pool, `INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, seen_at)

@@ -78,9 +78,9 @@ func (r *Reclaimer) looked(start time.Time, reaching int, found oldest) {
 	}
 }
 
-// Reclaim takes back up to n expired leases. It returns how many runs became due again, and the exhausted runs as leases of
-// the caller. If only the answer was lost, exhausted runs may be leased in spite of the error. Such leases are in doubt:
-// later calls end them, and so do Doubts.Settle and a Poller with the same Doubts.
+// Reclaim takes back up to n expired leases. It returns how many runs became due again, and the exhausted runs as
+// leases of the caller. If only the answer was lost, exhausted runs may be leased in spite of the error. Such leases
+// are in doubt: later calls end them, and so do Doubts.Settle and a Poller with the same Doubts.
 func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []Lease, err error) {
 	if r.Doubts == nil {
 		r.Doubts = &Doubts{}

@@ -30,8 +30,8 @@ func Covers(pattern, typ string) bool {
 	return pattern == typ || strings.HasSuffix(pattern, ".") && strings.HasPrefix(typ, pattern)
 }
 
-// Overlap reports whether some type can be both under the prefix and covered by the pattern. The prefix, unlike the pattern,
-// need not end with a dot.
+// Overlap reports whether some type can be both under the prefix and covered by the pattern. The prefix, unlike the
+// pattern, need not end with a dot.
 func Overlap(prefix, pattern string) bool {
 	return strings.HasPrefix(pattern, prefix) || strings.HasSuffix(pattern, ".") && strings.HasPrefix(prefix, pattern)
 }

@@ -13,8 +13,8 @@ import (
 
 var plainName = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
 
-// InAddress returns the query of a database's address that selects a schema: options=-csearch_path%3Dname. psql and all other
-// clients that use libpq accept it. search_path=name is accepted by some clients only.
+// InAddress returns the query of a database's address that selects a schema: options=-csearch_path%3Dname. psql and
+// all other clients that use libpq accept it. search_path=name is accepted by some clients only.
 func InAddress(schema string) string {
 	value := schema
 	if !plainName.MatchString(schema) {
@@ -29,8 +29,8 @@ type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// Installations returns the schemas of the database that contain what sql.Up creates, except the current schema. It includes schemas
-// that the role may not use.
+// Installations returns the schemas of the database that contain what sql.Up creates, except the current schema. It
+// includes schemas that the role may not use.
 func Installations(ctx context.Context, db querier) ([]string, error) {
 	rows, _ := db.Query(ctx, `
 		SELECT n.nspname::text

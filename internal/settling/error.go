@@ -20,11 +20,12 @@ type technicalError struct{ err error }
 func (e *technicalError) Error() string { return e.err.Error() }
 func (e *technicalError) Unwrap() error { return e.err }
 
-// Technical marks err as an error that says nothing about the work itself: the handler did not understand the run, or something
-// between worker and handler refused it. The worker marks its own errors as Technical. Technical(nil) is nil.
+// Technical marks err as an error that says nothing about the work itself: the handler did not understand the run, or
+// something between worker and handler refused it. The worker marks its own errors as Technical. Technical(nil) is
+// nil.
 //
-// The mark matters for steps of processes, if no edge takes the error. Then a permanent error (run.Permanent) fails the
-// instance, but an error that is also Technical opens an incident.
+// The mark matters for steps of processes, if no edge takes the error. Then a permanent error (run.Permanent) fails
+// the instance, but an error that is also Technical opens an incident.
 func Technical(err error) error {
 	if err == nil {
 		return nil

@@ -28,8 +28,8 @@ const (
 	Postpone Verdict = "postponed" // leased → pending, the attempt is given back, and postponed is increased
 	Release  Verdict = "released"  // leased → pending, the attempt is given back: the worker stops or, with Failure, the run has met an outage
 
-	// HandOn leaves the run leased for Delay, because an outside system completes it. leasing.HandOn records this verdict,
-	// not Settle.
+	// HandOn leaves the run leased for Delay, because an outside system completes it. leasing.HandOn records this
+	// verdict, not Settle.
 	HandOn Verdict = "elsewhere"
 )
 
@@ -82,14 +82,15 @@ func NewFailure(err error, info run.Info) *Failure {
 	return f
 }
 
-// Settle records outcomes of leased runs in one statement, in order of id. It returns the outcomes that were refused because
-// their leases are lost; these have changed nothing. Recorded reports whether a refused outcome was recorded by an earlier call
-// whose answer was lost. worker names the caller in the history. A success has no row in the history, because the run's own row
-// has all of it.
+// Settle records outcomes of leased runs in one statement, in order of id. It returns the outcomes that were refused
+// because their leases are lost; these have changed nothing. Recorded reports whether a refused outcome was recorded
+// by an earlier call whose answer was lost. worker names the caller in the history. A success has no row in the
+// history, because the run's own row has all of it.
 //
 // A release gives the attempt back, except for an exhausted run, whose lease charged none.
 //
-// After an error nothing was recorded, unless the connection broke before the answer arrived. Settle sorts outcomes in place.
+// After an error nothing was recorded, unless the connection broke before the answer arrived. Settle sorts outcomes in
+// place.
 func Settle(ctx context.Context, db run.DB, worker string, outcomes []Outcome) (refused []Outcome, err error) {
 	if len(outcomes) == 0 {
 		return nil, nil
@@ -179,8 +180,8 @@ func outcomeColumns(outcomes []Outcome) ([]any, error) {
 	}, nil
 }
 
-// Recorded returns those of the outcomes that were recorded as the last outcomes of their runs. After a lost answer, a worker
-// calls Settle again, and then Recorded with the refused outcomes.
+// Recorded returns those of the outcomes that were recorded as the last outcomes of their runs. After a lost answer, a
+// worker calls Settle again, and then Recorded with the refused outcomes.
 func Recorded(ctx context.Context, db run.DB, outcomes []Outcome) (recorded []Outcome, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_recorded_v1($1, $2)`,
 		column(outcomes, func(o Outcome) [16]byte { return o.ID }), column(outcomes, func(o Outcome) [16]byte { return o.Token }))

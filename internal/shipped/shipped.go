@@ -1,5 +1,5 @@
-// Package shipped has the defaults and bounds of the settings of workers and dispatchers. They are the same for the settings
-// of the binaries and for the fields of worker.Config and dispatcher.Config.
+// Package shipped has the defaults and bounds of the settings of workers and dispatchers. They are the same for the
+// settings of the binaries and for the fields of worker.Config and dispatcher.Config.
 package shipped
 
 import "time"
