@@ -66,8 +66,8 @@ func TestControlThatIsMade(t *testing.T) {
 	}
 }
 
-// When the run that was tried for all of a group, set aside for one reason, succeeds, all of them are leased again,
-// however many they are. When one succeeds that somebody has changed, the others stay set aside.
+// Of all runs that were set aside for the same reason, one is tried for all. If it succeeds, all are leased again,
+// however many they are. If a run succeeds because somebody has changed it, the others stay set aside.
 func TestGroupIsReleased(t *testing.T) {
 	pool := pgtest.New(t)
 	const many = 21_000

@@ -240,8 +240,8 @@ func priorities(leases []leasing.Lease) (all []int) {
 	return all
 }
 
-// A suspect that cannot be leased does not hold up other suspects. Here one is a step, and the worker does not
-// execute processes, and one is locked.
+// A suspect that cannot be leased does not hold up other suspects: neither a step, at a worker that does not execute
+// processes, nor a locked run.
 func TestSuspectsBehindOthers(t *testing.T) {
 	pool := pgtest.New(t)
 	suspect(t, pool, "a.step", 9)
