@@ -21,7 +21,7 @@ var chapters = map[string]chapter{
 	"enqueue": {"Enqueue", `Runs with the payload {"n": …}, stored by a process of its own: in bulk from 4 producers with 1,000 a call, one by
 one from 8. *Client CPU* is the producer's.`, "enqueue.svg", costTable("client")},
 	"drain": {"Drain", `The runs are there before the clock starts; it stops when none is unfinished. The floor is a bare loop of
-` + "`lease.Poller` and `settling.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. The last rows
+` + "`leasing.Poller` and `settling.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. The last rows
 show what the history, the wake-up and the setting of Concurrency cost; they are no configuration that is recommended.`, "drain.svg", costTable("worker")},
 	"pickup": {"Idle pick-up", `From the commit of an insert to the start of its handler, one run at a time, and what a worker costs the server
 that has nothing to do. Percentiles are over all repetitions.`, "", pickUpTable},
@@ -29,7 +29,7 @@ that has nothing to do. Percentiles are over all repetitions.`, "", pickUpTable}
 copy of the database, in turn with the empty one. *CPU* is per run handled, since those of lower priority are begun before the last of the others
 is settled. River's future jobs have the priority of the others, which is its highest.`, "crowd.svg", crowdTable},
 	"mixed": {"Many types and priorities", `The same number of runs, of one type and priority or spread over many. On the side a bare
-` + "`lease.Poller`" + ` leases a third as many: no run may come after one of lower priority.`, "", costTable("worker")},
+` + "`leasing.Poller`" + ` leases a third as many: no run may come after one of lower priority.`, "", costTable("worker")},
 	"snapshot": {"Under an old snapshot", `Another session keeps a REPEATABLE READ snapshot while runs are enqueued in bulk, 10,000 ahead of one worker process, so
 that no dead row can be removed. At the end nothing may be left. Our engine is tried meanwhile: runs are stored in transactions that stay open for 2
 to 60 seconds, and leases are planted as dead workers leave them; the longest time of each is shown.`, "snapshot.svg", snapshotTable},

@@ -301,7 +301,7 @@ type misplaced struct {
 
 func (e *misplaced) Unwrap() error { return e.error }
 
-// blame adds to a misplaced error a run of the batch that concerns the instance, as a lease.SettleError, so that the
+// blame adds to a misplaced error a run of the batch that concerns the instance, as a leasing.SettleError, so that the
 // other runs are settled without it. It returns other errors unchanged.
 func (s *scene) blame(err error, batch []leasing.Settlement) error {
 	var m *misplaced

@@ -66,7 +66,7 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 }
 
 // undos inserts the runs of undo steps. The payload has the payload ("input") and the result ("output") of the step,
-// unless both together exceed run.MaxPayload or are nested too deep: then it has only the id of the step's run.
+// unless both together exceed jsondoc.MaxPayload or are nested too deep: then it has only the id of the step's run.
 func (w *writer) undos(all []*instance) {
 	var tokens, records []uuid.UUID
 	for _, i := range all {

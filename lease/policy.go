@@ -1,7 +1,7 @@
-// Package lease holds the policies under which runs are leased again after a failure: how often, how soon and for how long.
-// A policy is a row of workflow_policy. Operators and programs change it while workers run.
+// Package lease reads and sets retry policies: how often, how soon and for how long failed runs are leased again. A
+// policy is a row of workflow_policy. Operators and programs change it while workers run.
 //
-// The statements that lease, extend and reclaim runs are in internal/leasing: a worker calls them, nobody else has to.
+// The statements that lease, extend and reclaim runs are in internal/leasing, because only workers need them.
 package lease
 
 import (
@@ -17,32 +17,33 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Policy says how often runs of a type, or of all types under a prefix, are tried, and how long. Operators set it while
-// workers run, with workflow_set_policy. A zero field says nothing.
+// A Policy says how often, and for how long, runs of a type or of all types under a prefix are tried. Operators set it
+// while workers run, with workflow_set_policy. A field that is zero is not set.
 type Policy struct {
 	Pattern  string        // a type, a prefix that ends with a dot, or * for all types
-	Attempts int           // the most starts of a run that was enqueued with max_attempts 3, the default
+	Attempts int           // the most attempts of a run that was enqueued with max_attempts 3, the default
 	Base     time.Duration // the pause before the second attempt
 	Cap      time.Duration // the longest pause, jitter aside
 	Curve    run.Curve
-	Deadline time.Duration // since a run was enqueued: later it is not started any more
-	Breaker  Breaker       // whether that of a type may open
+	Deadline time.Duration // since a run was enqueued: a run is not started later than that
+	Breaker  Breaker       // whether the circuit breakers of types may open
 }
 
-// A Breaker says whether outages that runs of a type meet have its leases reduced to probes. Empty: nothing is said, and they have.
+// A Breaker says whether the circuit breaker of a type may open, so that during an outage only probes of it are leased.
+// The empty Breaker is not set; if no policy sets it, the breaker may open.
 type Breaker string
 
-// What a policy may say of breakers.
+// The values of Policy.Breaker.
 const (
 	BreakerOn  Breaker = "on"
 	BreakerOff Breaker = "off"
 )
 
-// Policies are all policies there are.
+// Policies are all policies of a database, as Read returns them.
 type Policies []Policy
 
-// Of returns the policy of a type. Each field comes from the longest pattern that sets it. Attempts is never 0: if no policy
-// sets it, it is 25. workflow_policy_of has the same rule.
+// Of returns the policy of a type. Each field comes from the longest matching pattern that sets it. Attempts is never
+// 0: it is 25 if no policy sets it. The SQL function workflow_policy_of has the same rule.
 func (p Policies) Of(typ string) Policy {
 	if len(p) == 0 {
 		return Policy{Attempts: shipped.Attempts}
@@ -50,15 +51,15 @@ func (p Policies) Of(typ string) Policy {
 	return p.of(typ)
 }
 
-// of is apart, since it needs so much room that the stack of whoever asks may have to grow.
+// of is a function of its own because it needs so much stack that the caller's may have to grow.
 func (p Policies) of(typ string) Policy {
 	var of Policy
-	var from struct{ attempts, base, limit, curve, deadline, breaker int } // lengths of the patterns that have said it
+	var from struct{ attempts, base, limit, curve, deadline, breaker int } // length of the pattern that each field comes from
 	for _, one := range p {
 		if one.Pattern != "*" && !naming.Covers(one.Pattern, typ) {
 			continue
 		}
-		if strings.HasPrefix(typ, naming.Engine) { // the engine's own runs wait for as long as a process says
+		if strings.HasPrefix(typ, naming.Engine) { // pauses and deadlines of the engine's own runs come from their process
 			one = Policy{Pattern: one.Pattern, Attempts: one.Attempts, Breaker: one.Breaker}
 		}
 		length := len(one.Pattern)
@@ -73,7 +74,7 @@ func (p Policies) of(typ string) Policy {
 	return of
 }
 
-// longer takes over what a longer pattern says.
+// longer sets a field to said if that is set and comes from a longer pattern.
 func longer[T comparable](field *T, said T, from *int, length int) {
 	var nothing T
 	if said != nothing && length > *from {
@@ -81,8 +82,8 @@ func longer[T comparable](field *T, said T, from *int, length int) {
 	}
 }
 
-// Backoff returns the policy's pauses. Fields that the policy leaves out are as shipped. A policy that sets none of them
-// returns own. workflow_backoff has the same rule.
+// Backoff returns the policy's backoff. Of Base, Cap and Curve, those that are not set are as shipped. If none is set,
+// Backoff returns own. The SQL function workflow_backoff has the same rule.
 func (p Policy) Backoff(own run.Backoff) run.Backoff {
 	if p.Base == 0 && p.Cap == 0 && p.Curve == "" {
 		return own
@@ -94,7 +95,7 @@ func (p Policy) Backoff(own run.Backoff) run.Backoff {
 	return b
 }
 
-// Read returns all policies. They are never nil if the error is.
+// Read returns all policies. The result is not nil unless there is an error.
 func Read(ctx context.Context, db run.DB) (Policies, error) {
 	all := Policies{}
 	var pattern string
@@ -113,10 +114,10 @@ func Read(ctx context.Context, db run.DB) (Policies, error) {
 	return all, nil
 }
 
-// Set stores a policy in place of the one that its pattern has, as the SQL function workflow_set_policy does: only the owner
-// and operators may. Zero fields stay unset, so the policy of a shorter pattern decides. A policy without any field set is an
-// error; so is a value out of range, and the database's message names it. The dead letter of a pattern is no field of Policy:
-// Set removes it.
+// Set stores a policy, and replaces the one that its pattern has. It calls the SQL function workflow_set_policy, which
+// only the owner and operators may call. For a field that is zero, the policy of a shorter pattern decides. A policy
+// without any field set is an error. So is a value out of range, which the database's message names. A Policy has no
+// field for the dead letter of a pattern, and Set removes it.
 func Set(ctx context.Context, db run.DB, p Policy) error {
 	set := func(d time.Duration) *time.Duration {
 		if d == 0 {

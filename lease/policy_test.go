@@ -14,7 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// What the policies say of a type, the attempts of a run and the pauses between them are the same in the database, which takes leases back, as in workers.
+// The database, which takes leases back, and the worker agree on the policy of a type, the attempts of a run, and the
+// pauses between them.
 func TestPoliciesAgree(t *testing.T) {
 	pool := unguarded(t)
 	random := rand.New(rand.NewPCG(7, 7))
@@ -79,7 +80,7 @@ func TestPoliciesAgree(t *testing.T) {
 			}
 			want := given
 			if follows {
-				again := attempt // a suspect that was not known to be at its last attempt has another
+				again := attempt // a suspect gets one more if it was not known to be at its last attempt
 				if suspect && attempt < given {
 					again++
 				}
@@ -106,7 +107,7 @@ func TestPoliciesAgree(t *testing.T) {
 	}
 }
 
-// unguarded is a database with policies that may be written by hand.
+// unguarded returns a database whose policies may be written by hand.
 func unguarded(t *testing.T) *pgxpool.Pool {
 	pool := pgtest.New(t)
 	if _, err := pool.Exec(t.Context(), `ALTER TABLE workflow_policy DISABLE TRIGGER USER`); err != nil {
@@ -117,7 +118,7 @@ func unguarded(t *testing.T) *pgxpool.Pool {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// As shipped, a run that says nothing is tried for longer than an hour.
+// As shipped, a run that sets no number of attempts is tried for 80 to 90 minutes.
 func TestShippedPolicy(t *testing.T) {
 	policies, err := lease.Read(t.Context(), pgtest.New(t))
 	if err != nil {
@@ -133,7 +134,7 @@ func TestShippedPolicy(t *testing.T) {
 	}
 }
 
-// A policy that Set stores is the one that Read returns, whichever of its fields are set, and takes the place of the one before.
+// Read returns a policy as Set stored it, whichever of its fields are set. It replaces the one before.
 func TestSet(t *testing.T) {
 	pool := pgtest.New(t)
 	random := rand.New(rand.NewPCG(3, 3))
@@ -169,7 +170,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// A policy that cannot be is refused with the field, the value and the bounds.
+// A policy with a value out of range is refused with an error that names the field, the value and the bounds.
 func TestSetRefuses(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, row := range []struct {

@@ -10,15 +10,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ErrTooLate means that the run's state no longer allows the change. The error's text
+// ErrTooLate means that the run's state no longer allows the change. The error that wraps it
 // names the state.
 var ErrTooLate = errors.New("run: too late")
 
-// Cancel ends a pending or leased run for good: whatever its worker reports afterwards is
-// dropped. It returns nil if the run is cancelled by this call, ErrTooLate if it had
-// already finished (or had been cancelled), and ErrNotFound. reason may be empty; it is
-// stored as last_error. A handler that is executing sees its context cancelled with cause
-// ErrCancelled at the next heartbeat.
+// Cancel cancels a pending or leased run for good. What its worker reports afterwards is
+// dropped. The context of a handler that is executing ends at the next heartbeat, with the
+// cause ErrCancelled. reason is stored as last_error; it may be empty.
+//
+// Cancel returns nil if this call cancelled the run, ErrTooLate if the run had already
+// finished or been cancelled, and ErrNotFound if there is no such run.
 func Cancel(ctx context.Context, db DB, id uuid.UUID, reason string) error {
 	answer, err := call(ctx, db, `SELECT workflow_cancel($1, nullif($2, ''))`, id, reason)
 	if err != nil {
@@ -28,7 +29,7 @@ func Cancel(ctx context.Context, db DB, id uuid.UUID, reason string) error {
 }
 
 // Retry gives a failed run further attempts (at least 1) and makes it due now. It returns
-// ErrTooLate, naming the state, if the run is not failed, and ErrNotFound.
+// ErrTooLate if the run is not failed, and ErrNotFound if there is no such run.
 func Retry(ctx context.Context, db DB, id uuid.UUID, attempts int) error {
 	answer, err := call(ctx, db, `SELECT workflow_retry($1, $2)`, id, attempts)
 	if err != nil {
@@ -37,9 +38,9 @@ func Retry(ctx context.Context, db DB, id uuid.UUID, attempts int) error {
 	return answered(answer, id, "pending")
 }
 
-// Delete soft-deletes a run: it is never leased again and its idempotency key is free. A
-// leased run is cancelled by the same statement. Deleting twice is no error; the first
-// reason stays. It returns ErrNotFound if there is no such run.
+// Delete soft-deletes a run: it is never leased again, and its idempotency key is free. A
+// leased run is cancelled by the same statement. Deleting a run twice is not an error; the
+// first reason stays. Delete returns ErrNotFound if there is no such run.
 func Delete(ctx context.Context, db DB, id uuid.UUID, reason string) error {
 	answer, err := call(ctx, db, `SELECT workflow_delete($1, $2)`, id, reason)
 	if err != nil {

@@ -35,8 +35,8 @@ func in(t *testing.T, pool pool, status run.Status) uuid.UUID {
 	return done.ID
 }
 
-// Cancel, Retry and Delete do what they say where the state allows it, and otherwise return
-// ErrTooLate, naming the run and its state, and change nothing.
+// Cancel, Retry and Delete change the run if its state allows it. Otherwise they change nothing, and return
+// ErrTooLate, with the run and its state in the message.
 func TestChanges(t *testing.T) {
 	pool := pgtest.New(t)
 	changes := map[string]func(uuid.UUID) error{
@@ -45,7 +45,7 @@ func TestChanges(t *testing.T) {
 		"delete": func(id uuid.UUID) error { return run.Delete(t.Context(), pool, id, "why") },
 	}
 	all := []run.Status{run.Pending, run.Leased, run.Succeeded, run.Failed, run.Cancelled}
-	want := map[string]map[run.Status]run.Status{ // absent: too late
+	want := map[string]map[run.Status]run.Status{ // a state that is missing: ErrTooLate
 		"cancel": {run.Pending: run.Cancelled, run.Leased: run.Cancelled},
 		"retry":  {run.Failed: run.Pending},
 		"delete": {run.Pending: run.Pending, run.Leased: run.Cancelled, run.Succeeded: run.Succeeded, run.Failed: run.Failed, run.Cancelled: run.Cancelled},
@@ -73,8 +73,8 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// The reason is stored: of a cancel as last_error, of a delete as delete_reason; the first
-// delete's stays. Neither needs one.
+// The reason of a cancel is stored as last_error, and that of a delete as delete_reason. A second delete does
+// not change it. Both reasons may be empty.
 func TestReasons(t *testing.T) {
 	pool := pgtest.New(t)
 	id := in(t, pool, run.Leased)
@@ -98,7 +98,7 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// Retry refuses a number of attempts that makes no sense, and a deleted run.
+// Retry refuses a number of attempts that is out of range, and a deleted run.
 func TestRefusedRetries(t *testing.T) {
 	pool := pgtest.New(t)
 	id := in(t, pool, run.Failed)
@@ -113,7 +113,7 @@ func TestRefusedRetries(t *testing.T) {
 	}
 }
 
-// Read finds a run in any state, deleted or not, and says when there is none.
+// Read returns a run in any state, deleted or not, and ErrNotFound if there is none.
 func TestRead(t *testing.T) {
 	pool := pgtest.New(t)
 	id := in(t, pool, run.Leased)

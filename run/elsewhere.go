@@ -13,11 +13,14 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// ErrElsewhere hands a run on, when a handler returns it. The work goes on in another system, which has the token that the
-// handler got from worker.Token, and completes the run with Complete or the SQL function workflow_complete. Until then the run
-// stays leased, takes no slot and needs no worker. If nobody completes it within the type's time limit, counted from here, or
-// within a day if the type has none, the lease is taken back as after a crash, and the attempt is charged. Effects and events
-// of the handler are dropped, as after a failure. ErrElsewhere may be wrapped.
+// ErrElsewhere, returned by a handler, hands the run on to another system. The handler passes that system the token
+// that worker.Token returns. The system completes the run with Complete or the SQL function workflow_complete. Until
+// then the run stays leased, takes no slot and needs no worker. Effects and events of the handler are dropped, as
+// after a failure.
+//
+// If the run is not completed within the type's time limit, the lease is taken back as after a crash, and the attempt
+// is charged. The time counts from the return of the handler, and is a day if the type has no limit. ErrElsewhere may
+// be wrapped.
 var ErrElsewhere error = &elsewhereError{}
 
 type elsewhereError struct{ within time.Duration }
@@ -26,12 +29,14 @@ func (e *elsewhereError) Error() string { return "goes on elsewhere" }
 
 func (e *elsewhereError) Is(target error) bool { return target == ErrElsewhere }
 
-// Elsewhere is ErrElsewhere with a time of its own: the run is taken back after d. A d over a day counts as a day, one below a second as a second.
+// Elsewhere returns an ErrElsewhere with a time limit of its own: the run is taken back after d. d is clamped to
+// between a second and a day.
 func Elsewhere(d time.Duration) error {
 	return &elsewhereError{min(max(d, time.Second), shipped.MaxElsewhere)}
 }
 
-// IsElsewhere reports whether err, or one it wraps, hands a run on, and for how long. 0 means as long as the type's time limit.
+// IsElsewhere reports whether err, or an error that it wraps, hands a run on, and for how long. 0 means for the type's
+// time limit.
 func IsElsewhere(err error) (within time.Duration, ok bool) {
 	var e *elsewhereError
 	if !errors.As(err, &e) {
@@ -40,13 +45,13 @@ func IsElsewhere(err error) (within time.Duration, ok bool) {
 	return e.within, true
 }
 
-// Complete reports the outcome of a run that was handed on: its result, as a handler would return it (nil is stored as null),
-// or an error. The error counts as a handler's does: Permanent, RetryAfter, Again and WithCode apply. token is what
-// worker.Token returned.
+// Complete reports the outcome of a run that was handed on: a result as a handler would return it (nil is stored as
+// null), or, if failure is not nil, an error. The error means what it means when a handler returns it: Permanent,
+// RetryAfter, Again and WithCode apply. token is what worker.Token returned.
 //
-// The outcome is stored at once, and a worker records it within two seconds. Repeating the same call is no error. Reporting
-// another outcome is one; so is an unknown run, a wrong token, and a run that was not handed on or has been started again. The
-// database's error says which, and what to do.
+// The outcome is stored at once, and a worker records it within two seconds. Repeating the same call is not an error.
+// Reporting another outcome is an error. So is an unknown run, a wrong token, and a run that was not handed on or has
+// been started again. The database's message says which it is, and what to do.
 func Complete(ctx context.Context, db DB, id uuid.UUID, token string, result json.RawMessage, failure error) error {
 	var told json.RawMessage
 	if failure != nil {
@@ -70,7 +75,7 @@ func Complete(ctx context.Context, db DB, id uuid.UUID, token string, result jso
 	return nil
 }
 
-// tell is an error as workflow_complete takes it.
+// tell encodes an error as workflow_complete takes it.
 func tell(err error) (json.RawMessage, error) {
 	said := map[string]any{"message": clean.Text(err.Error(), clean.MaxMessage)}
 	if code := clean.Code(Code(err)); code != "" {

@@ -16,35 +16,35 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// New is a run to be enqueued. Type is required, everything else may be left zero.
+// A New is a run to be enqueued. Type is required; the other fields may be zero.
 type New struct {
 	Type    string // dotted lower-case name, such as billing.invoice_charge.v1
 	Payload any    // encoded with encoding/json; json.RawMessage and []byte are taken as they are; nil: {}
 
 	ID             uuid.UUID     // zero: a new time-ordered id. Enqueueing the same id again is safe.
-	RunAt          time.Time     // zero: now, by the database's clock
+	RunAt          time.Time     // when it is due; zero: now, by the database's clock
 	Delay          time.Duration // added to RunAt; negative counts as 0
-	Priority       int           // -100 to 100, higher first
-	MaxAttempts    int           // 1 to 1000; 0 and 3: as the policy of the type says, 25 as shipped
+	Priority       int           // -100 to 100; higher ones are leased first
+	MaxAttempts    int           // 1 to 1000; 0 and 3: the number that the policy of the type sets, 25 as shipped
 	IdempotencyKey string        // 1 to 200 characters; empty: none
-	Tenant         string        // whose it is, at most 200 characters; empty: nobody's in particular
+	Tenant         string        // the tenant it belongs to, at most 200 characters; empty: none
 	Metadata       any           // a JSON object, encoded like Payload; nil: none
 }
 
-// A DocumentError says why a payload, metadata or a result cannot be stored: Document names it, Path the place in it (such as
-// $.lines[2].amount), Reason what is wrong, and Fix what to do.
+// A DocumentError says why a payload, metadata or a result cannot be stored: Document names the document, Path the
+// place in it (such as $.lines[2].amount), Reason what is wrong, and Fix what to do.
 type DocumentError = jsondoc.Error
 
-// Enqueued is what became of a New.
+// An Enqueued is the result of enqueueing a New.
 type Enqueued struct {
 	ID       uuid.UUID
-	Existing bool // a run with this id or key, the same type, payload and tenant was there already
+	Existing bool // nothing was stored: there was a run already with this id or key, and the same type, payload and tenant
 }
 
-// A ConflictError means that an idempotency key or an id already belongs to a run with another type, payload or tenant. Nothing
-// of the statement is stored, and a transaction around it can only be rolled back.
+// A ConflictError means that an idempotency key or an id already belongs to a run with another type, payload or
+// tenant. The statement has stored nothing, and a transaction around it can only be rolled back.
 type ConflictError struct {
-	Key      string    // the idempotency key; empty if the id was in the way
+	Key      string    // the idempotency key; empty: the ids are the same
 	Wanted   uuid.UUID // id of the run that was refused
 	Existing uuid.UUID // id of the run that has the key or id
 }
@@ -57,10 +57,13 @@ func (e *ConflictError) Error() string {
 		e.Key, e.Wanted, e.Existing)
 }
 
-// Enqueue stores a run. In a transaction it becomes visible to workers when that commits,
-// together with everything else in it. With an idempotency key that is taken it returns the
-// existing run if type, tenant and, as JSON values, payload are equal, and a *ConflictError if not.
-// Bad payloads are a *DocumentError; other refusals come from the database in words.
+// Enqueue stores a run. If db is a transaction, workers see the run when the transaction commits,
+// together with everything else in it.
+//
+// If another run has the idempotency key or id already, Enqueue stores nothing. It returns that run if type,
+// tenant and payload are equal (payloads are compared as JSON values), and a *ConflictError otherwise. A payload
+// or metadata that cannot be stored is a *DocumentError. All other refusals are errors of the database, with a
+// message that says what is wrong.
 func Enqueue(ctx context.Context, db DB, n New) (Enqueued, error) {
 	all, err := EnqueueMany(ctx, db, []New{n})
 	if err != nil {
@@ -75,11 +78,12 @@ const (
 	batchBytes = 16 << 20
 )
 
-// EnqueueMany stores runs and returns what became of each, in the same order. All documents
-// are checked before the first run is stored. A statement takes up to a thousand runs: all
-// of these are stored, or none. In a transaction that goes for the whole call; outside of
-// one, an error leaves what earlier statements stored, and calling again is safe for runs
-// that have a key or an id. See Enqueue.
+// EnqueueMany stores runs as Enqueue does, and returns the result for each, in the same order. All
+// documents are checked before the first run is stored.
+//
+// One statement stores up to a thousand runs, all or none of them. If db is a transaction, the same
+// holds for the whole call. Outside of a transaction, the runs of earlier statements stay stored
+// after an error. Then calling EnqueueMany again is safe for runs that have a key or an id.
 func EnqueueMany(ctx context.Context, db DB, runs []New) ([]Enqueued, error) {
 	return enqueue(runs, func(b batch) ([]Enqueued, error) {
 		c := b.columns()
@@ -99,8 +103,8 @@ const fromColumns = `
 	FROM unnest($1::uuid[], $2::text[], $3::jsonb[], $4::timestamptz[], $5::float8[], $6::int[], $7::int[], $8::text[], $9::jsonb[], $10::text[])
 	  WITH ORDINALITY AS n (id, type, payload, run_at, delay, priority, max_attempts, key, metadata, tenant, place)`
 
-// enqueueEach returns a statement that stores rows n which may be there already. It goes
-// through them by key and id, so that two of its kind seldom deadlock.
+// enqueueEach returns a statement that stores rows n, some of which may be stored already. It goes
+// through them in order of key and id, so that two such statements seldom deadlock.
 func enqueueEach(from string) string {
 	return `
 		SELECT e.run, e.existing
@@ -110,7 +114,7 @@ func enqueueEach(from string) string {
 		ORDER BY n.place`
 }
 
-// enqueue cuts runs into batches and has each stored.
+// enqueue cuts runs into batches and calls store for each.
 func enqueue(runs []New, store func(batch) ([]Enqueued, error)) ([]Enqueued, error) {
 	rows := make(batch, len(runs))
 	for i, n := range runs {
@@ -181,7 +185,7 @@ func newRow(n New) (row, error) {
 	return r, nil
 }
 
-// encode encodes v and checks that it is a JSON object the database will take.
+// encode encodes v, and checks that it is a JSON object that the database accepts.
 func encode(field string, v any, limit int) (json.RawMessage, error) {
 	var data []byte
 	switch v := v.(type) {
@@ -203,7 +207,7 @@ func encode(field string, v any, limit int) (json.RawMessage, error) {
 // A batch is the rows of one statement.
 type batch []row
 
-// fitting returns how many of the rows go into one statement, at least one.
+// fitting returns how many of the rows fit into one statement, at least one.
 func (b batch) fitting() int {
 	size := 0
 	for i, r := range b {
@@ -215,7 +219,7 @@ func (b batch) fitting() int {
 	return len(b)
 }
 
-// unique reports whether some row may be there already.
+// unique reports whether some row may be stored already.
 func (b batch) unique() bool {
 	return slices.ContainsFunc(b, func(r row) bool { return r.named || r.Key != nil })
 }
@@ -244,8 +248,8 @@ func (b batch) columns() []any {
 	}
 }
 
-// column returns one field of all rows. Ids are taken as [16]byte: for a uuid.UUID, which has
-// methods for database/sql, pgx goes a way that costs twenty times as much.
+// column returns one field of all rows. Ids are passed as [16]byte: uuid.UUID has methods for
+// database/sql, and with these pgx takes twenty times as long to encode it.
 func column[R, T any](rows []R, of func(R) T) []T {
 	all := make([]T, len(rows))
 	for i, r := range rows {
@@ -254,11 +258,11 @@ func column[R, T any](rows []R, of func(R) T) []T {
 	return all
 }
 
-// refused is how workflow_enqueue_once names the two runs of a conflict.
+// refused matches the message in which workflow_enqueue_once names the two runs of a conflict.
 var refused = regexp.MustCompile(`workflow_enqueue: new run ([0-9a-f-]{36}) is refused: run ([0-9a-f-]{36}) has the same`)
 
-// explain turns the database's word for a conflict into a *ConflictError. Whatever driver
-// err came from, it has the message in its text.
+// explain turns the database's error of a conflict into a *ConflictError. It reads the text of err,
+// because the errors of all drivers contain the database's message.
 func (b batch) explain(err error) error {
 	var state interface{ SQLState() string }
 	if !errors.As(err, &state) || state.SQLState() != "23505" {

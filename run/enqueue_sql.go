@@ -12,8 +12,8 @@ type SQLDB interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// EnqueueSQL is EnqueueMany for database/sql with any driver for Postgres, so that runs can
-// be stored in the transaction of a program which does not use pgx.
+// EnqueueSQL is EnqueueMany for database/sql, with any driver for Postgres. So a program that does
+// not use pgx can store runs in its own transactions.
 func EnqueueSQL(ctx context.Context, db SQLDB, runs []New) ([]Enqueued, error) {
 	return enqueue(runs, func(b batch) ([]Enqueued, error) {
 		document, err := json.Marshal(b)
@@ -37,7 +37,7 @@ func EnqueueSQL(ctx context.Context, db SQLDB, runs []New) ([]Enqueued, error) {
 	})
 }
 
-// fromDocument is fromColumns for one argument, which every driver can pass.
+// fromDocument is fromColumns with a single argument, a JSON document, because every driver can pass that.
 const fromDocument = `
 	FROM ROWS FROM (jsonb_to_recordset($1::text::jsonb)
 	     AS (id uuid, type text, payload jsonb, run_at timestamptz, delay float8,

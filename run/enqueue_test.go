@@ -23,7 +23,7 @@ type (
 	enqueuer = func(...run.New) ([]run.Enqueued, error)
 )
 
-// bothWays runs a test with each of the two roads into the database, which promise the same.
+// bothWays runs a test with pgx and with database/sql, which promise the same.
 func bothWays(t *testing.T, test func(*testing.T, pool, enqueuer)) {
 	t.Run("pgx", func(t *testing.T) {
 		pool := pgtest.New(t)
@@ -53,7 +53,7 @@ func count(t *testing.T, pool pool, what string) (n int) {
 	return n
 }
 
-// A type is enough; the defaults are those of the table.
+// A run needs only a type. All other columns get the defaults of the table.
 func TestEnqueueDefaults(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		done, err := enqueue(run.New{Type: "a.b"})
@@ -71,7 +71,7 @@ func TestEnqueueDefaults(t *testing.T) {
 	})
 }
 
-// Everything that is given is stored. W43: numbers keep every digit.
+// All fields that are given are stored. W43: numbers keep every digit.
 func TestEnqueueStoresAll(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		const numbers = `{"a": 9223372036854775807, "b": 9007199254740993, "c": 1.10, "d": 12345678901234567890, "e": "<&é\"\\"}`
@@ -102,8 +102,8 @@ func TestEnqueueStoresAll(t *testing.T) {
 	})
 }
 
-// R8: a key stands for one run. The same type and payload, in whatever order of members, is
-// the run that exists; other work under the key is a *ConflictError that names both.
+// R8: a key belongs to one run. Enqueueing the same type and payload again, with members in any order, returns
+// the run that exists. Another type or payload is a *ConflictError that names both runs.
 func TestKeys(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		first, err := enqueue(run.New{Type: "a.b", Payload: json.RawMessage(`{"a":1,"b":[2]}`), IdempotencyKey: "k"})
@@ -135,7 +135,7 @@ func TestKeys(t *testing.T) {
 	})
 }
 
-// The same key twice in one call counts like two calls, wherever in the call.
+// The same key twice in one call has the same result as in two calls, anywhere in the call.
 func TestKeysInOneCall(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		keyed := func(key string, n int) run.New {
@@ -159,8 +159,8 @@ func TestKeysInOneCall(t *testing.T) {
 	})
 }
 
-// An id may be sent again, for the same work; for other work it is a *ConflictError. What
-// users write into a key cannot be mistaken for an id.
+// An id may be sent again for the same work. For other work it is a *ConflictError. No text of a key
+// can be mistaken for an id.
 func TestIDs(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		n := run.New{Type: "a.b", ID: uuid.Must(uuid.NewV7()), Payload: json.RawMessage(`{"a":1}`)}
@@ -186,8 +186,8 @@ func TestIDs(t *testing.T) {
 	})
 }
 
-// One call may bring thousands; the answers are in the order of the runs. Sent again with
-// their keys, they are all there already.
+// One call may enqueue thousands of runs. The results are in the order of the runs. When the runs are sent again with
+// their keys, all exist already.
 func TestEnqueueThousands(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		for _, keyed := range []bool{false, true} {
@@ -226,7 +226,7 @@ func TestEnqueueThousands(t *testing.T) {
 	})
 }
 
-// X11: large payloads go in statements of a bearable size.
+// X11: large payloads are sent in several statements of limited size.
 func TestEnqueueLarge(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		runs := make([]run.New, 70)
@@ -244,11 +244,11 @@ func TestEnqueueLarge(t *testing.T) {
 	})
 }
 
-// What cannot be stored is found before anything is: documents by their own error, the rest
-// in the database's words.
+// What cannot be stored is refused before anything is stored: documents by a *DocumentError, the rest by
+// an error of the database.
 func TestRefusedEnqueues(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
-		good := make([]run.New, 1001) // more than a statement
+		good := make([]run.New, 1001) // more than one statement takes
 		for i := range good {
 			good[i].Type = "a.b"
 		}

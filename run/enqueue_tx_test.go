@@ -13,8 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A run belongs to the caller's transaction: rolled back, it has never been; committed, it is
-// there.
+// A run is stored in the caller's transaction: it exists after a commit, and not after a rollback.
 func TestEnqueueInTransaction(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, commit := range []bool{false, true} {
@@ -44,7 +43,7 @@ func TestEnqueueInTransaction(t *testing.T) {
 	}
 }
 
-// The same through database/sql, on a transaction and on a connection.
+// The same holds for database/sql, on a transaction and on a connection.
 func TestEnqueueSQLInTransaction(t *testing.T) {
 	pool := pgtest.New(t)
 	db := stdlib.OpenDBFromPool(pool)
@@ -81,15 +80,15 @@ func TestEnqueueSQLInTransaction(t *testing.T) {
 	}
 }
 
-// otherDriver is a database behind a driver that is not pgx: its errors have a SQLSTATE and
-// the server's message in their text.
+// otherDriver is a database behind a driver that is not pgx. Its errors have a SQLSTATE, and contain
+// the server's message.
 type otherDriver struct{ state, message string }
 
 func (d otherDriver) QueryContext(context.Context, string, ...any) (*sql.Rows, error) { return nil, d }
 func (d otherDriver) Error() string                                                   { return "pq: " + d.message }
 func (d otherDriver) SQLState() string                                                { return d.state }
 
-// A conflict is told from other errors whatever the driver is.
+// A conflict is recognized with any driver.
 func TestEnqueueSQLOtherDriver(t *testing.T) {
 	wanted, existing := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
 	words := "workflow_enqueue: new run " + wanted.String() + " is refused: run " + existing.String() + " has the same idempotency key 'k'"
@@ -114,8 +113,8 @@ func TestEnqueueSQLOtherDriver(t *testing.T) {
 	}
 }
 
-// A conflict refuses the statement that met it as a whole; of a large call outside of a
-// transaction, the statements before it stay, and the call may be repeated.
+// A conflict refuses its whole statement. In a large call outside of a transaction, what earlier statements
+// stored stays, and the call may be repeated.
 func TestConflictInLargeCall(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		if _, err := enqueue(run.New{Type: "a.z", IdempotencyKey: "taken"}); err != nil {
@@ -137,8 +136,7 @@ func TestConflictInLargeCall(t *testing.T) {
 	})
 }
 
-// Two callers that bring the same keys in opposite order wait for each other, and never
-// deadlock.
+// Two callers that enqueue the same keys in opposite order do not deadlock: one waits for the other.
 func TestOppositeOrders(t *testing.T) {
 	bothWays(t, func(t *testing.T, pool pool, enqueue enqueuer) {
 		forth := make([]run.New, 200)

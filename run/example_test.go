@@ -16,7 +16,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A customer and the run that welcomes her are stored together, or not at all.
+// A customer and the run that sends the welcome mail are stored together, or not at all.
 func ExampleEnqueue() {
 	ctx, pool, done := pgtest.Example()
 	defer done()

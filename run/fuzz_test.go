@@ -15,8 +15,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// What may be enqueued is stored with the same meaning. What may not is refused with a path, a reason and a fix, before it is sent: the
-// database has nothing left to refuse but the type and the key.
+// A document that may be enqueued is stored with the same meaning. Any other is refused with a path, a reason and a
+// fix before it is sent. The database refuses nothing but types and keys.
 func FuzzEnqueue(f *testing.F) {
 	for _, seed := range []string{
 		``, `{}`, `{"a":[1.10,-0,-0.0,1e-400,1E+2,9223372036854775808,"é\n\u001b\ud83d\ude00<&>\\u0000"],"":null,"A":{}}`,
@@ -86,7 +86,7 @@ func meaning(t *testing.T, document []byte) (v any) {
 	return v
 }
 
-// same reports whether two documents mean the same: numbers their value, all else itself.
+// same reports whether two documents mean the same. Numbers are compared by value.
 func same(a, b any) bool {
 	switch a := a.(type) {
 	case json.Number:

@@ -1,5 +1,5 @@
-// Package run says what a run is and how it changes: its fields and states, enqueueing,
-// cancelling, retrying, deleting, and the fenced settle that records outcomes.
+// Package run enqueues, reads, cancels, retries and deletes runs. It also has what a handler may
+// return (such as Permanent, Again and ErrElsewhere), and what it can learn about its run (Info).
 //
 // A run is one row of workflow_run. Functions here take the caller's transaction, pool or
 // connection (see DB) and never begin a transaction themselves.
@@ -22,7 +22,7 @@ type Status string
 
 // The states of a run. Succeeded and Cancelled are final; Failed is left only by Retry.
 const (
-	Pending   Status = "pending"   // may be leased once run_at has come
+	Pending   Status = "pending"   // may be leased from run_at on
 	Leased    Status = "leased"    // a worker holds it until lease_until
 	Succeeded Status = "succeeded" // its result is recorded
 	Failed    Status = "failed"    // attempts used up, or a permanent error
@@ -44,7 +44,7 @@ type Run struct {
 	IdempotencyKey *string
 	Tenant         *string
 	Payload        json.RawMessage
-	Result         json.RawMessage // of a succeeded run; nil also when the handler returned nothing
+	Result         json.RawMessage // result of a succeeded run; nil also if the handler returned nothing
 	Error          json.RawMessage // the last failure as an object
 	LastError      *string         // the last failure in one line
 	Metadata       json.RawMessage
@@ -55,17 +55,17 @@ type Run struct {
 	StartedAt      *time.Time // start of the current or latest lease
 	DeadlineAt     *time.Time
 	FinishedAt     *time.Time
-	HeldAt         *time.Time // set: paused
+	HeldAt         *time.Time // when it was put on hold; nil: it is not on hold
 	LeaseUntil     *time.Time
 	LeaseNo        int64
 	LeasedBy       *string
 	CreatedAt      time.Time
 	UpdatedAt      time.Time
-	DeletedAt      *time.Time // set: soft-deleted
+	DeletedAt      *time.Time // when it was soft-deleted; nil: it is not deleted
 	DeleteReason   *string
 }
 
-// DB is what this package needs of a database: *pgxpool.Pool, *pgx.Conn and pgx.Tx have it.
+// DB is what this package needs of a database. *pgxpool.Pool, *pgx.Conn and pgx.Tx implement it.
 type DB interface {
 	Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)

@@ -10,26 +10,26 @@ import (
 
 // A config holds the environment variables, one field for each.
 type config struct {
-	DatabaseURL       env.String `envconfig:"DATABASE_URL" otherwise:"required" bounds:"postgres://…" help:"Where the database is."`
-	WorkerDatabaseURL env.String `envconfig:"WORKER_DATABASE_URL" otherwise:"DATABASE_URL" bounds:"postgres://…" help:"Goes before DATABASE_URL."`
+	DatabaseURL       env.String `envconfig:"DATABASE_URL" otherwise:"required" bounds:"postgres://…" help:"Address of the database."`
+	WorkerDatabaseURL env.String `envconfig:"WORKER_DATABASE_URL" otherwise:"DATABASE_URL" bounds:"postgres://…" help:"Used instead of DATABASE_URL."`
 
 	Prefixes  env.List   `envconfig:"WORKER_TYPE_PREFIXES" default:"default." empty:"refuse" bounds:"1 to 100, comma separated" help:"Types to execute: literal prefixes, each ending with a dot."`
-	Processes env.Bool   `envconfig:"WORKER_PROCESSES" default:"true" help:"Advance process graphs: execute their steps, and the engine's own graph. runs."`
-	Handlers  env.String `envconfig:"WORKER_HANDLERS" otherwise:"none" bounds:"path of a file" help:"YAML file that puts programs and URLs behind types."`
+	Processes env.Bool   `envconfig:"WORKER_PROCESSES" default:"true" help:"Execute processes: their steps, and the engine's own runs (graph.)."`
+	Handlers  env.String `envconfig:"WORKER_HANDLERS" otherwise:"none" bounds:"path of a file" help:"YAML file that maps types to programs and URLs."`
 	ID        env.String `envconfig:"WORKER_ID" default:"worker" bounds:"1 to 64 printable characters" help:"Name shown in leased_by and in the history, with a random suffix."`
 
 	Concurrency      env.Int      `envconfig:"WORKER_CONCURRENCY" default:"100" min:"1" max:"100000" help:"Runs executed at once."`
-	Batch            env.Int      `envconfig:"WORKER_BATCH" default:"1000" min:"1" max:"10000" help:"Runs leased or settled by one statement at most."`
-	Lease            env.Duration `envconfig:"WORKER_LEASE" default:"30s" min:"2s" max:"24h" because:"; a crash goes unnoticed for as long" help:"Life of a lease without a heartbeat: how long a crash goes unnoticed."`
-	Heartbeat        env.Duration `envconfig:"WORKER_HEARTBEAT" otherwise:"WORKER_LEASE / 3" min:"100ms" max:"8h" bounds:"100ms to WORKER_LEASE / 3" help:"Time between extensions of a lease; cancels arrive with them."`
-	Timeout          env.Duration `envconfig:"WORKER_TIMEOUT" default:"1h" min:"1ms" max:"8760h" none:"no limit" help:"The most one attempt may take."`
-	PollInterval     env.Duration `envconfig:"WORKER_POLL_INTERVAL" default:"1s" min:"10ms" max:"1h" help:"Longest pause between two looks for work while idle."`
+	Batch            env.Int      `envconfig:"WORKER_BATCH" default:"1000" min:"1" max:"10000" help:"Most runs leased or settled by one statement."`
+	Lease            env.Duration `envconfig:"WORKER_LEASE" default:"30s" min:"2s" max:"24h" because:"; a crash goes unnoticed for as long" help:"Length of a lease without heartbeats: how long a crash may go unnoticed."`
+	Heartbeat        env.Duration `envconfig:"WORKER_HEARTBEAT" otherwise:"WORKER_LEASE / 3" min:"100ms" max:"8h" bounds:"100ms to WORKER_LEASE / 3" help:"Time between extensions of a lease; handlers learn of a cancel at the next one."`
+	Timeout          env.Duration `envconfig:"WORKER_TIMEOUT" default:"1h" min:"1ms" max:"8760h" none:"no limit" help:"Time limit of one attempt."`
+	PollInterval     env.Duration `envconfig:"WORKER_POLL_INTERVAL" default:"1s" min:"10ms" max:"1h" help:"Longest pause between two polls while idle."`
 	ShutdownGrace    env.Duration `envconfig:"WORKER_SHUTDOWN_GRACE" default:"10s" min:"1ms" max:"24h" zero:"none" help:"Time that handlers get to finish after the first SIGTERM."`
-	UnknownTypeGrace env.Duration `envconfig:"WORKER_UNKNOWN_TYPE_GRACE" default:"0s" min:"1ms" max:"8760h" zero:"fail at once" help:"Time that runs without a handler are left to other workers."`
+	UnknownTypeGrace env.Duration `envconfig:"WORKER_UNKNOWN_TYPE_GRACE" default:"0s" min:"1ms" max:"8760h" zero:"fail at once" help:"How long runs without a handler here are left to other workers."`
 	BackoffBase      env.Duration `envconfig:"WORKER_BACKOFF_BASE" default:"1s" min:"1ms" max:"8760h" help:"Pause before the second attempt; doubles with each failure."`
-	BackoffCap       env.Duration `envconfig:"WORKER_BACKOFF_CAP" default:"5m" min:"1ms" max:"8760h" help:"Longest pause between attempts, jitter of up to half of it aside."`
-	MaxPostponed     env.Int      `envconfig:"WORKER_MAX_POSTPONED" default:"1000" min:"1" max:"1000000000" help:"Times a run may be put off without spending an attempt."`
-	Wakeup           env.Bool     `envconfig:"WORKER_WAKEUP" default:"true" help:"Listen for wake-ups; without them polling finds the same a little later."`
+	BackoffCap       env.Duration `envconfig:"WORKER_BACKOFF_CAP" default:"5m" min:"1ms" max:"8760h" help:"Longest pause between attempts, without the jitter of up to half of it."`
+	MaxPostponed     env.Int      `envconfig:"WORKER_MAX_POSTPONED" default:"1000" min:"1" max:"1000000000" help:"How often a run may be postponed without charging an attempt."`
+	Wakeup           env.Bool     `envconfig:"WORKER_WAKEUP" default:"true" help:"Listen for wake-ups; without them, polling finds new runs a little later."`
 
 	CleanupEvery  env.Duration `envconfig:"WORKER_CLEANUP_EVERY" default:"1h" min:"1s" max:"8760h" zero:"never" help:"Time between two cleanups of a prefix; 0: this worker removes nothing."`
 	KeepFinished  env.Duration `envconfig:"WORKER_KEEP_FINISHED" default:"720h" min:"1m" max:"876000h" none:"for ever" help:"Age at which succeeded and cancelled runs are deleted."`
@@ -38,12 +38,12 @@ type config struct {
 	KeepProcesses env.Duration `envconfig:"WORKER_KEEP_PROCESSES" default:"2160h" min:"1m" max:"876000h" none:"for ever" help:"Age at which finished process instances are deleted, with their steps and history."`
 	KeepPublished env.Duration `envconfig:"WORKER_KEEP_PUBLISHED" default:"168h" min:"1m" max:"876000h" none:"for ever" help:"Age at which published outbox events are deleted."`
 
-	HTTPAddr     env.String   `envconfig:"WORKER_HTTP_ADDR" otherwise:"off" bounds:"host:port" help:"Serve /healthz, /readyz and /metrics there."`
+	HTTPAddr     env.String   `envconfig:"WORKER_HTTP_ADDR" otherwise:"off" bounds:"host:port" help:"Address on which to serve /healthz, /readyz and /metrics."`
 	HTTPToken    env.String   `envconfig:"WORKER_HTTP_TOKEN" otherwise:"none" bounds:"at least 16 characters" secret:"true" help:"Bearer token for /metrics and for reasons in /readyz; required unless on loopback."`
-	HTTPComplete env.Bool     `envconfig:"WORKER_HTTP_COMPLETE" default:"false" help:"Take POST /complete there: runs that go on elsewhere are completed with their tokens."`
-	ReadyWithin  env.Duration `envconfig:"WORKER_READY_WITHIN" default:"10s" min:"5s" max:"1h" help:"Time within which the database must have taken a change for /readyz to be 200."`
+	HTTPComplete env.Bool     `envconfig:"WORKER_HTTP_COMPLETE" default:"false" help:"Serve POST /complete too, which completes runs that were handed on, by their tokens."`
+	ReadyWithin  env.Duration `envconfig:"WORKER_READY_WITHIN" default:"10s" min:"5s" max:"1h" help:"/readyz is 200 only if the database has accepted a write within this time."`
 
-	LogLevel  env.String `envconfig:"WORKER_LOG_LEVEL" default:"info" oneof:"debug|info|warn|error" help:"The least important lines to log, to stderr."`
+	LogLevel  env.String `envconfig:"WORKER_LOG_LEVEL" default:"info" oneof:"debug|info|warn|error" help:"Lowest level that is logged, to stderr."`
 	LogFormat env.String `envconfig:"WORKER_LOG_FORMAT" default:"auto" oneof:"auto|text|json" help:"auto: text on a terminal, JSON elsewhere."`
 	FailFast  env.Bool   `envconfig:"WORKER_FAIL_FAST" default:"false" help:"Exit with 3 instead of waiting for a database that does not answer at start."`
 	Strict    env.Bool   `envconfig:"WORKER_STRICT" default:"false" help:"Treat warnings at start as errors."`

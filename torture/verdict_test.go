@@ -334,7 +334,7 @@ func (s *stage) self(worker, sql string, args ...any) {
 	s.do(app(worker), `SELECT set_config('workflow.audit', '', false)`)
 }
 
-// lease does what lease.Poller does.
+// lease is what leasing.Poller does.
 func (s *stage) lease(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `
@@ -373,7 +373,7 @@ func (s *stage) work(id uuid.UUID, worker string) {
 	s.wait(id, 50*time.Millisecond)
 }
 
-// beat is a heartbeat, as lease.Extend sends it.
+// beat is a heartbeat, as leasing.Extend sends it.
 func (s *stage) beat(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `
@@ -448,7 +448,7 @@ func (s *stage) fail(id uuid.UUID, worker, verdict string) {
 	s.wait(id, seconds)
 }
 
-// expire reclaims a lease, as lease.Reclaimer does.
+// expire takes back a lease, as leasing.Reclaimer does.
 func (s *stage) expire(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `
@@ -471,7 +471,7 @@ func (s *stage) expire(id uuid.UUID, worker string) {
 	s.wait(id, seconds)
 }
 
-// spare reclaims the lease of a suspect that was not alone at its last attempt, as lease.Reclaimer does.
+// spare takes back the lease of a suspect that was not alone at its last attempt, as leasing.Reclaimer does.
 func (s *stage) spare(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.self(worker, `UPDATE workflow_run SET alone = false, updated_at = statement_timestamp() WHERE id = $1`, id)
@@ -487,7 +487,7 @@ func (s *stage) spare(id uuid.UUID, worker string) {
 	s.wait(id, seconds)
 }
 
-// doubt gives back a lease whose answer was lost, as lease.Poller does.
+// doubt gives a lease back whose answer was lost, as leasing.Poller does.
 func (s *stage) doubt(id uuid.UUID, worker string) {
 	s.t.Helper()
 	s.do(app(worker), `

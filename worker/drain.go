@@ -22,7 +22,7 @@ const (
 )
 
 // drain lets handlers finish, then ends their contexts, and then releases the leases that are left. Meanwhile
-// it gives back leases in doubt (see lease.Doubts). grace is the rest of the grace period.
+// it gives back leases in doubt (see leasing.Doubts). grace is the rest of the grace period.
 func (w *Worker) drain(grace time.Duration) {
 	var doubts sync.WaitGroup
 	doubts.Go(func() { w.settleDoubts(grace) })

@@ -61,7 +61,7 @@ func (w *Worker) keep(ctx context.Context, j *job, cause error) bool {
 
 // othersGoThrough returns an error if no outcome of the job's kind could be settled: because this worker's role
 // may not settle, because no step of a process can be settled, or because the hook that refuses this outcome
-// refuses others too. lease.Keep checks whether the database lets any run be settled.
+// refuses others too. leasing.Keep checks whether the database lets any run be settled.
 func (w *Worker) othersGoThrough(ctx context.Context, j *job, cause error) error {
 	var hook *hookError
 	if err := leasing.CanSettle(ctx, w.db, w.name); err != nil {

@@ -1,4 +1,4 @@
-// Package clean makes the text and the code of an error fit to be stored and shown.
+// Package clean makes the text and the code of an error safe to store and to show.
 package clean
 
 import (
@@ -12,9 +12,9 @@ import (
 // MaxMessage is the most bytes of a failure's message.
 const MaxMessage = 4 << 10
 
-// Text makes any text fit for a column of type text, for a terminal and for other
-// people's eyes: valid UTF-8 of at most limit bytes, no control characters but \n and \t,
-// passwords and tokens masked. Of a long s only the first 2·limit bytes are looked at.
+// Text returns s in a form that is safe in a text column, on a terminal and in front of other people:
+// valid UTF-8 of at most limit bytes, without control characters other than \n and \t, and with
+// passwords and tokens masked. It reads only the first 2·limit bytes of s.
 func Text(s string, limit int) string {
 	whole := len(s)
 	s = cutText(s, 2*limit)
@@ -68,18 +68,18 @@ func control(r rune) bool {
 	return r < ' ' && r != '\n' && r != '\t' || 0x7f <= r && r < 0xa0
 }
 
-// Sequences that colour text, move the cursor or set a window's title.
+// terminal matches sequences that colour text, move the cursor or set a window's title.
 var terminal = regexp.MustCompile(`(?:\x1b\[|\x{9b})[0-?]*[ -/]*[@-~]` +
 	`|\x1b[]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)` +
 	`|\x1b[ -/]*[0-~]`)
 
-// A password in a URL stands between the colon after the user and an @. What reads as a
-// port and a path is none, whatever follows.
+// userInfo matches a password in a URL, between the colon after the user and an @. Digits and a slash
+// after the colon are a port and a path, not a password, even if an @ follows.
 var userInfo = regexp.MustCompile(strings.ReplaceAll(
 	`(://[^/@:~]*:)(?:[^/~]*|[^/~]*[^/0-9~][^/~]*/[^~]*)@`, "~", "\\s\"'`<>"))
 
-// The value of a setting may be quoted, also inside of another string. Names such as token
-// are too common in ordinary errors to count before a mere colon.
+// secret matches the name and value of a secret setting. The value may be quoted, even within another
+// quoted string. Names such as token are too common in ordinary errors to count with only a colon after them.
 var secret = regexp.MustCompile(`(?i)` +
 	`(?:(\bauthorization\\*["']?\s*[=:]\s*\[?\\*["']?)[^\n"'\]}\\]+` +
 	`|(\bbearer\s+)[^\s"'\]},;\\]+` +
@@ -87,15 +87,15 @@ var secret = regexp.MustCompile(`(?i)` +
 	`|(?:secret|token|access[_-]?key)(?:\\*["']?\s*=|\\*["']\s*:)\s*))` +
 	`(?s:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|\\+"[^"]*"?|[^\s"']+))`)
 
-// Some of these words are in all that secret matches.
+// suspicious lists words of which at least one is in any text that secret matches.
 var suspicious = []string{"pass", "pwd", "key", "secret", "token", "bearer", "authorization"}
 
-// maskSecrets masks what looks like a credential: rather too much than too little. With cut
-// the text went on, perhaps in the middle of a secret.
+// maskSecrets masks what looks like a credential, and rather too much than too little. cut means that s was
+// cut off at its end, perhaps in the middle of a secret.
 func maskSecrets(s string, cut bool) string {
 	if strings.Contains(s, "://") {
 		if cut {
-			s += "@" // for a password that goes on
+			s += "@" // the @ after a password may have been cut off
 		}
 		s = userInfo.ReplaceAllString(s, "${1}xxxxx@")
 		if cut {
@@ -109,8 +109,8 @@ func maskSecrets(s string, cut bool) string {
 	return s
 }
 
-// Code keeps the first 100 characters that codes are made of; \x00 and the like would be
-// refused by the database.
+// Code returns the first 100 characters of code that are ASCII letters or digits, or one of "_.-:". It drops all
+// others, because the database refuses some of them, such as \x00.
 func Code(code string) string {
 	code = strings.Map(func(r rune) rune {
 		if r == '_' || r == '.' || r == '-' || r == ':' || r < utf8.RuneSelf && (unicode.IsLetter(r) || unicode.IsDigit(r)) {

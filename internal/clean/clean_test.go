@@ -11,8 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Ordinary errors stay as they are; what a text column, a terminal or a reader must not get
-// is gone.
+// Text leaves ordinary errors unchanged, and removes what is not safe in a text column or on a terminal.
 func TestCleanText(t *testing.T) {
 	const same = "\x00"
 	tests := []struct{ name, text, want string }{
@@ -45,8 +44,8 @@ func TestCleanText(t *testing.T) {
 	}
 }
 
-// Passwords and tokens are masked wherever errors tend to show them; what only resembles
-// them is left alone.
+// Passwords and tokens are masked in the forms in which errors tend to show them. Text that only resembles
+// them is left unchanged.
 func TestCleanTextMasks(t *testing.T) {
 	const same = "\x00"
 	tests := []struct{ name, text, want string }{
@@ -86,7 +85,7 @@ func TestCleanTextMasks(t *testing.T) {
 	}
 }
 
-// Cuts fall between characters, are marked, and count the mark.
+// A text is cut between characters and marked with …, which counts for its length.
 func TestCleanTextCuts(t *testing.T) {
 	tests := []struct {
 		text  string
@@ -111,7 +110,7 @@ func TestCleanTextCuts(t *testing.T) {
 	}
 }
 
-// A secret is masked also if the text is cut in its middle, at any place.
+// A secret is masked even if the text is cut anywhere within it.
 func TestCutSecrets(t *testing.T) {
 	const secret = "SSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSS"
 	for _, form := range []string{
@@ -127,8 +126,7 @@ func TestCutSecrets(t *testing.T) {
 	}
 }
 
-// H4: ten megabytes cost no more than the first few kilobytes of them, whatever they are: what looks at all
-// of them again and again takes hours.
+// H4: ten megabytes of any text cost no more than their first few kilobytes.
 func TestCleanTextIsBounded(t *testing.T) {
 	for _, unit := range []string{"x", "\x00\xff", "\x1b", "\x1b]", "token ", "://", "://u:", "password=\\\\", `password="\`, "Bearer \n", "é"} {
 		text := "\x00\xff" + strings.Repeat(unit, 10<<20/len(unit))
@@ -143,7 +141,7 @@ func TestCleanTextIsBounded(t *testing.T) {
 	}
 }
 
-// W79: whatever a handler's error says, Postgres stores what is made of it.
+// W79: Postgres stores the cleaned text of any error unchanged.
 func TestPostgresStoresCleanText(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, text := range []string{"", "\x00\xff" + strings.Repeat("x", 10<<20), "\xed\xa0\x80", "\x1b[31m\r\n", strings.Repeat("\xf0\x9f\x98", 3000)} {
@@ -155,7 +153,7 @@ func TestPostgresStoresCleanText(t *testing.T) {
 	}
 }
 
-// Any text becomes valid, short, free of control characters, and stays so.
+// Any text becomes valid UTF-8 within the limit, not empty, and free of control characters.
 func FuzzCleanText(f *testing.F) {
 	for _, seed := range []string{"", "a\x00b", "\x1b[31mred", "postgres://u:p@h", "password='x", "\xff\xfe", "Bearer x y", "é…"} {
 		f.Add(seed, 20)

@@ -35,8 +35,8 @@ func Attributes(e event.Event) iter.Seq2[string, string] {
 	}
 }
 
-// Percent percent-encodes the bytes that an HTTP or NATS header cannot hold: blanks, double quotes, percent signs, and
-// everything that is not printable ASCII (CloudEvents HTTP binding 1.0, section 3.1.3.2).
+// Percent percent-encodes the bytes that an HTTP or NATS header must not contain: spaces, double quotes, percent
+// signs, and all that is not printable ASCII (CloudEvents HTTP binding 1.0, section 3.1.3.2).
 func Percent(value string) string {
 	var b strings.Builder
 	for _, c := range []byte(value) {

@@ -40,7 +40,7 @@ type Hook struct {
 	// later. They must find rows by their keys: where the worker prepares its statements, these are prepared
 	// too, and their plans are kept.
 	//
-	// An error that contains a lease.SettleError names the run that is the cause, so that the others are
+	// An error that contains a leasing.SettleError names the run that is the cause, so that the others are
 	// settled at once without it. After any other error the cause is found by halving the batch. If the error
 	// is also marked with run.Permanent, a success of that run becomes a failure with this error, and is not
 	// tried again.

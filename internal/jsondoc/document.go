@@ -1,5 +1,5 @@
-// Package jsondoc checks the JSON documents that a run carries (payload, metadata, result) before they are sent, so that the
-// database has nothing left to refuse.
+// Package jsondoc checks the JSON documents of a run (payload, metadata, result) before they are sent, so that the
+// database does not refuse them.
 package jsondoc
 
 import (
@@ -11,14 +11,13 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Limits of the documents that a run carries. Bytes are counted both as given and as
-// Postgres writes the document, which is with a space after each colon and comma and with
-// exponents spelled out.
+// Limits of the documents of a run. Bytes are counted twice: as given, and as Postgres writes the
+// document, with a space after each colon and comma, and without exponents.
 const (
 	MaxPayload  = 256 << 10 // bytes of a payload
 	MaxMetadata = 16 << 10  // bytes of metadata
 	MaxResult   = 1 << 20   // bytes of a result
-	MaxDepth    = 64        // levels of objects and arrays, the outermost counted
+	MaxDepth    = 64        // levels of objects and arrays, including the outermost
 	MaxMembers  = 10_000    // members of one object
 	MaxKey      = 512       // bytes of a member's name
 )
@@ -26,7 +25,7 @@ const (
 // A Error says why a payload, metadata or a result cannot be stored.
 type Error struct {
 	Document string // "payload", "metadata" or "result"
-	Path     string // of the culprit, such as $.lines[2].amount; long ones are cut
+	Path     string // where the error is, such as $.lines[2].amount; long paths are cut
 	Reason   string // what is wrong
 	Fix      string // what to do about it
 }
@@ -35,22 +34,21 @@ func (e *Error) Error() string {
 	return e.Document + ": " + e.Path + ": " + e.Reason + "; " + e.Fix
 }
 
-// CheckResult returns a *Error if data cannot be stored as a handler's result. A result is any one JSON value of at
-// most MaxResult bytes in UTF-8, without duplicate keys, \u0000 or lone surrogates, with numbers of at most 1e308, and within
-// MaxDepth, MaxMembers and MaxKey.
+// CheckResult returns an *Error if data cannot be stored as a handler's result. A result is one JSON value of any
+// kind, in UTF-8, of at most MaxResult bytes. It has no duplicate keys, no \u0000 and no lone surrogates. Its numbers
+// are within ±1e308, and it is within MaxDepth, MaxMembers and MaxKey.
 func CheckResult(data []byte) error {
 	return Check("result", data, MaxResult, false)
 }
 
-// CheckPayload returns a *Error if data cannot be the payload of a run. A payload is an object of at most MaxPayload
-// bytes; the other limits are those of results.
+// CheckPayload returns an *Error if data cannot be the payload of a run. A payload is a JSON object of at most
+// MaxPayload bytes. The other limits are those of CheckResult.
 func CheckPayload(data []byte) error {
 	return Check("payload", data, MaxPayload, true)
 }
 
-// Check returns an *Error if data cannot be stored as the document of that name, which the error names, in at most limit bytes.
-// check names the document in its errors as given. With object, the outermost value must be
-// one. It never changes or keeps data.
+// Check returns an *Error if data cannot be stored as a document of at most limit bytes. document is the name that the
+// error has for it. With object, the outermost value must be an object. Check neither changes nor keeps data.
 func Check(document string, data []byte, limit int, object bool) error {
 	var e *Error
 	if len(data) > limit {
@@ -74,10 +72,10 @@ var scanners = sync.Pool{New: func() any {
 	return s
 }}
 
-// A scanner walks over one document. It is reused, as a decoder is large.
+// A scanner checks one document. Scanners are reused, because a decoder is large.
 type scanner struct {
 	data    []byte
-	buffer  bytes.Buffer // over data; the decoder reads such a buffer in place
+	buffer  bytes.Buffer // holds data; the decoder reads a bytes.Buffer without copying
 	decoder *jsontext.Decoder
 	stored  int // bytes so far, as Postgres writes them
 }
@@ -168,7 +166,7 @@ func (s *scanner) checkKey(key jsontext.Value, members int) *Error {
 }
 
 func (s *scanner) checkText(text jsontext.Value) *Error {
-	s.stored += len(text) // escapes only ever become shorter
+	s.stored += len(text) // at most: Postgres writes escapes as long or shorter
 	if !holdsNUL(text) {
 		return nil
 	}
@@ -189,8 +187,8 @@ func holdsNUL(text []byte) bool {
 	}
 }
 
-// checkNumber refuses what does not fit a float64, as most readers use one, and what does
-// not fit Postgres' numeric, which has at most maxScale digits after the point.
+// checkNumber refuses numbers that do not fit a float64, because most readers use that type, and numbers
+// that do not fit the numeric type of Postgres, which has at most maxScale digits after the point.
 func (s *scanner) checkNumber(number jsontext.Value) *Error {
 	const maxScale = 16383
 	e := bytes.IndexAny(number, "eE")

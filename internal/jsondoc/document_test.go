@@ -17,7 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Whatever is valid goes through, odd or not: nothing else is judged.
+// Valid documents are accepted, however odd they are.
 func TestAcceptedDocuments(t *testing.T) {
 	tests := []struct{ name, document string }{
 		{"empty object", `{}`},
@@ -57,7 +57,7 @@ func TestAcceptedDocuments(t *testing.T) {
 	}
 }
 
-// An accepted document is a nil error, not a nil *Error in one.
+// For an accepted document the error is nil, not an error that holds a nil *Error.
 func TestAcceptedIsNil(t *testing.T) {
 	if err := Check("metadata", []byte(`{}`), MaxMetadata, true); err != nil {
 		t.Errorf("err = %v, want nil", err)
@@ -68,8 +68,8 @@ func TestAcceptedIsNil(t *testing.T) {
 	}
 }
 
-// Postgres takes whatever is accepted here, and writes it in no more bytes than were counted;
-// without escapes and exponents in exactly as many.
+// Postgres accepts all documents that are accepted here, and writes them in no more bytes than were counted.
+// Without escapes and exponents it writes exactly as many.
 func TestPostgresTakesAccepted(t *testing.T) {
 	pool := pgtest.New(t)
 	respelled := regexp.MustCompile(`\\|[0-9][eE]|-0`)
@@ -98,8 +98,8 @@ func TestPostgresTakesAccepted(t *testing.T) {
 	}
 }
 
-// The database draws the lines where check does: the largest and deepest documents
-// that pass here pass its guard, one more of either is refused by both.
+// The database has the same limits as Check: it accepts the largest and the deepest document that pass Check. One more
+// byte or level is refused by both.
 func TestGuardAgrees(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, document := range []string{
@@ -118,7 +118,7 @@ func TestGuardAgrees(t *testing.T) {
 	}
 }
 
-// Checks run side by side without mixing up each other's documents.
+// Concurrent checks do not mix up their documents.
 func TestCheckConcurrently(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 8 {
@@ -136,9 +136,9 @@ func TestCheckConcurrently(t *testing.T) {
 	all.Wait()
 }
 
-// What check accepts, encoding/json accepts too; checking again gives the same
-// answer, also after the document was written anew; the data stays as it is; and the size
-// that is held against the limit is at least that of the compact form.
+// encoding/json accepts every document that Check accepts. A second check has the same result, even
+// after the document was encoded again. The data is not changed. The size that is compared with the
+// limit is at least that of the compact form.
 func FuzzCheckDocument(f *testing.F) {
 	for _, seed := range []string{
 		``, `{}`, `{"a":[1,{"b":"c\u00e9\n"},null,true]}`, `{"a":1,"a":2}`, `{"a":"\u0000"}`, `{"a":"\ud800"}`,
@@ -208,7 +208,7 @@ func members(n int) string {
 	return "{" + b.String()[1:] + "}"
 }
 
-// randomDocument is a JSON object that may break any of the rules, but usually does not.
+// randomDocument returns a JSON object that may break any of the rules, but usually does not.
 func randomDocument(r *rand.Rand) string {
 	return "{" + randomMembers(r, 3) + "}"
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Any result that passes CheckResult is taken by Postgres and comes back with the same
-// meaning, in no more bytes than were counted; one that does not is no JSON, or breaks a rule that has a name.
+// Postgres accepts any result that passes CheckResult, and returns it with the same meaning, in no more bytes
+// than were counted. A result that does not pass is no JSON, or breaks one of the documented rules.
 func FuzzCheckResult(f *testing.F) {
 	for _, seed := range []string{
 		``, `null`, ` "a\/b" `, `-0`, `1e308`, `1.1e308`, `1e-16383`, `[1,[2],{}]`, `"\u0000"`, `"\\u0000"`, `"\uD83D"`, `{"a":{"b":1,"b":2}}`, `nul`, "\xff", nested(65),
@@ -63,7 +63,7 @@ func meaning(t *testing.T, document []byte) (v any) {
 	return v
 }
 
-// same reports whether two documents mean the same: numbers their value, all else itself.
+// same reports whether two documents mean the same. Numbers are compared by value.
 func same(a, b any) bool {
 	switch a := a.(type) {
 	case json.Number:

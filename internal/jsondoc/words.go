@@ -37,7 +37,7 @@ func (s *scanner) refuseRoot(root jsontext.Kind) *Error {
 	return refuse("$", "object expected, got "+names[root], `wrap the value: {"value": …}`)
 }
 
-// refuseSyntax puts the decoder's error into our words.
+// refuseSyntax turns the decoder's error into an Error with a path and a fix.
 func (s *scanner) refuseSyntax(err error) *Error {
 	if name := encodingOf(s.data); name != "" {
 		return refuse("$", "the document "+name, "send UTF-8 without a byte order mark")
@@ -57,7 +57,7 @@ func (s *scanner) refuseSyntax(err error) *Error {
 	return refuse(path, s.place(at)+": "+reason, fix)
 }
 
-// encodingOf names an encoding other than plain UTF-8 by the first bytes of a document.
+// encodingOf says which encoding other than plain UTF-8 a document has, judging by its first bytes, or "".
 func encodingOf(data []byte) string {
 	switch {
 	case bytes.HasPrefix(data, []byte("\xef\xbb\xbf")):
@@ -118,7 +118,7 @@ func refuse(path, reason, fix string) *Error {
 	return &Error{Path: path, Reason: reason, Fix: fix}
 }
 
-// place is where an offset is, for people.
+// place describes an offset with its line and column.
 func (s *scanner) place(at int) string {
 	before := s.data[:min(at, len(s.data))]
 	start := bytes.LastIndexByte(before, '\n') + 1
@@ -126,7 +126,7 @@ func (s *scanner) place(at int) string {
 		at, bytes.Count(before, []byte("\n"))+1, utf8.RuneCount(before[start:])+1)
 }
 
-// path is that of the last key or value that was read.
+// path returns the path of the last key or value that was read.
 func (s *scanner) path() string {
 	return s.pathOf(s.decoder.StackPointer())
 }

@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Documents that Postgres would refuse, change silently or choke on are refused before they
-// are sent, with the path, the reason and the fix. The rows are named after the table of bad
-// payloads; all hold for results too, unless it is about the outermost value.
+// Documents that Postgres would refuse or change silently, or that would overload it, are refused before they
+// are sent, with the path, the reason and a fix. The same holds for results, except for the rule about the
+// outermost value.
 func TestRefusedDocuments(t *testing.T) {
 	tests := []struct {
 		name, document, want string
@@ -118,7 +118,7 @@ func TestCheckResult(t *testing.T) {
 	}
 }
 
-// However large or odd the document, its error is short enough to store.
+// The error of any document, however large or odd, is at most 1000 bytes long.
 func TestErrorsAreShort(t *testing.T) {
 	long := strings.Repeat("é\x1b", 100_000)
 	quoted, _ := json.Marshal(long)

@@ -16,9 +16,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/naming"
 )
 
-// discover finds the lanes that have open runs, and the first of each: nothing before it is
-// open. Each lane costs a probe or two of the index, however many rows it has. What is paused, and which types meet an
-// outage, comes with them, even if nothing is open.
+// discover finds the lanes that have open runs, and the first open run of each. A lane costs one or
+// two index probes, however many rows it has. The same statement returns what is paused and which
+// types meet an outage, even if no run is open.
 func (p *Poller) discover(ctx context.Context) error {
 	start := time.Now()
 	rows, _ := p.DB.Query(ctx, `
@@ -29,7 +29,7 @@ func (p *Poller) discover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for due runs: %w", err)
 	}
-	p.paused = heads[0].Paused // one row at least
+	p.paused = heads[0].Paused // there is at least one row
 	if p.werePaused == nil {
 		p.werePaused = map[string]time.Time{}
 	}
@@ -41,17 +41,17 @@ func (p *Poller) discover(ctx context.Context) error {
 	return nil
 }
 
-// isPaused reports whether an operator wants no run of the type to be leased: the type itself, or a
-// prefix of it that ends with a dot, is in workflow_pause.
+// isPaused reports whether the type is paused: it, or a prefix of it that ends with a dot, is in
+// workflow_pause.
 func (p *Poller) isPaused(typ string) bool {
 	return slices.ContainsFunc(p.paused, func(prefix string) bool { return naming.Covers(prefix, typ) })
 }
 
-// A head is the first open run of a lane; no Type: there is none.
+// A head is the first open run of a lane. If Type is empty, no lane has an open run.
 type head struct {
-	Outages  []string  // types, the same in all
-	ProbesIn []float64 // seconds; of those without a breaker that is open, less than 0
-	Paused   []string  // prefixes and types, the same in all
+	Outages  []string  // types that meet an outage, the same in all heads
+	ProbesIn []float64 // seconds until the next probe of each of Outages; negative: its breaker is not open
+	Paused   []string  // prefixes and types, the same in all heads
 	Suspect  bool
 	Type     string
 	Priority int
@@ -60,7 +60,7 @@ type head struct {
 	DueIn    float64 // seconds
 }
 
-// merge takes over what discovery, begun at start, has found: all lanes that have open runs.
+// merge updates the lanes with what discovery, begun at start, has found: all lanes that have open runs.
 func (p *Poller) merge(heads []head, start time.Time) {
 	if p.lanes == nil {
 		p.lanes = make(map[lane]*position, len(heads))
@@ -93,17 +93,19 @@ func (p *Poller) merge(heads []head, start time.Time) {
 	}
 }
 
-// How many runs at the head of some lanes are tried after a lease was refused: not many at first, as what
-// is tried and undone is written all the same; twice as many each time that the next one is refused, too.
+// How many runs at the head of the lanes are tried one by one after a lease was refused. At first they are few, because
+// each try is written and rolled back. The number doubles each time that the next lease is refused too.
 const (
 	leastTried = 100
 	mostTried  = 2000
 )
 
-// take leases up to n runs from the chosen lanes, in their order. due is how many were
-// due; where lanes share their room, more than could be leased. Runs that the database refuses to have
-// leased are set aside. That takes a quarter of a second at most: if the rest of their lanes is refused as well, it
-// waits for the next call, and the other lanes are leased from. A fault.Error means that no run can be leased.
+// take leases up to n runs from the chosen lanes, in the order of the lanes. due is how many runs were
+// due. It may exceed the number of leases where lanes share their room, and for suspects.
+//
+// Runs that the database refuses to lease are set aside, which takes a quarter of a second at most. If the
+// rest of their lanes is refused too, it waits for the next call, and take leases from the other lanes. A
+// fault.Error means that no run can be leased.
 func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
 	n = p.most.Of(n)
 	leases, due, err = p.lease(ctx, chosen, n, suspects)
@@ -158,12 +160,13 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 		leases, _, err = p.lease(ctx, others, n, suspects)
 	}
 	if refused(err) {
-		return nil, n, nil // some were set aside: go on at once
+		return nil, n, nil // some were set aside: the caller continues at once
 	}
-	return leases, n, err // as if there were more: there is
+	return leases, n, err // due is n, because the lanes that were left out have more
 }
 
-// failed notes that a lease from the chosen lanes has failed, and returns those of them for which that has lasted for long.
+// failed notes that a lease from the chosen lanes has failed, and returns the lanes that have failed for
+// fault.Patience.
 func (p *Poller) failed(chosen []request, err error) (lasting []request) {
 	p.failing = true
 	for _, r := range chosen {
@@ -174,8 +177,9 @@ func (p *Poller) failed(chosen []request, err error) (lasting []request) {
 	return lasting
 }
 
-// reached notes that a lease of n from the chosen lanes went through. That says nothing of a lane that it did not come to: if as many were due, or
-// the room of that lane was used up, and none of its runs is among the leases.
+// reached notes that a lease of n runs from the chosen lanes succeeded, and ends the failures of the lanes that the
+// statement reached. It may not have reached a lane that none of the leases is from, if n runs were due or the lane had
+// less room than n, or if the lane is one of suspects. If no run was due, it has reached all.
 func (p *Poller) reached(chosen []request, leases []Lease, n, due int) {
 	if !p.failing {
 		return
@@ -195,7 +199,7 @@ func (p *Poller) reached(chosen []request, leases []Lease, n, due int) {
 	}
 }
 
-// lease is the one statement of take.
+// lease sends the statement that leases, for take.
 func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
 	token, err := uuid.NewRandom()
 	if err != nil {
@@ -205,14 +209,14 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 	shared := slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n })
 	args := slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, shared, p.Suspects.Watched, p.alone, token, p.Worker}, termColumns(chosen))
 	function := "workflow_lease_v2"
-	if chosen[0].probe { // then all are, and of one type
+	if chosen[0].probe { // then all requests are probes of one type
 		function = "workflow_probe_v1"
 	}
 	rows, _ := p.DB.Query(ctx, `
 		SELECT * FROM `+function+`($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)`,
 		append(args, p.besideColumns()...)...)
 	var givenBack, follows bool
-	var enqueued pgtype.Timestamptz // these cost less than pointers
+	var enqueued pgtype.Timestamptz // pgtype costs less than pointers
 	var instance pgtype.UUID
 	var key, node pgtype.Text
 	scanner := scanLeases(&due, &givenBack, &follows, &enqueued, &instance, &key, &node)
@@ -222,7 +226,7 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 		l.Instance, l.BusinessKey, l.Node = instance.Bytes, key.String, node.String
 		if err != nil {
 			rows.Close()
-			p.Doubts.add(token, sent, longestOf(chosen)) // they are taken, and nobody knows which
+			p.Doubts.add(token, sent, longestOf(chosen)) // the runs are leased, but it is unknown which
 			return nil, 0, err
 		}
 		if leases == nil {
@@ -231,7 +235,8 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 		leases = append(leases, l)
 	}
 	if err := rows.Err(); err != nil || ctx.Err() != nil {
-		// A server whose commits wait for a standby answers a cancellation as if all were well. What it has committed may be lost with it.
+		// A server whose commits wait for a standby answers a cancelled statement with success, though the commit may be
+		// lost if that server is.
 		if err == nil || lost(err) {
 			p.Doubts.add(token, sent, longestOf(chosen))
 		}
@@ -241,7 +246,7 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 	return leases, due, nil
 }
 
-// longestOf returns how long the longest of the leases lasts.
+// longestOf returns the greatest length of the requested leases.
 func longestOf(chosen []request) (longest time.Duration) {
 	for _, r := range chosen {
 		longest = max(longest, r.Length)
@@ -249,7 +254,8 @@ func longestOf(chosen []request) (longest time.Duration) {
 	return longest
 }
 
-// granted completes leases with their terms, and puts them in order.
+// granted adds the terms to leases, and sorts them by priority and due time. It also notes which kind of suspect was
+// leased.
 func (p *Poller) granted(leases []Lease, chosen []request, token uuid.UUID, sent time.Time) {
 	terms := make(map[string]Terms, len(chosen))
 	for _, r := range eachType(chosen) {
@@ -272,7 +278,7 @@ func (p *Poller) granted(leases []Lease, chosen []request, token uuid.UUID, sent
 	})
 }
 
-// A scanner reads leased runs, row by row. What it scans into is made once, not once a row.
+// A scanner reads leased runs row by row. It allocates the scan targets once, not for each row.
 type scanner struct {
 	lease             Lease
 	key, tenant       pgtype.Text
@@ -281,11 +287,11 @@ type scanner struct {
 	columns           []any
 }
 
-// scanLeases makes a scanner of rows whose columns follow those of first.
+// scanLeases returns a scanner of rows that begin with the columns of first, followed by those of a lease.
 func scanLeases(first ...any) *scanner {
 	s := &scanner{}
 	l := &s.lease
-	id := (*[16]byte)(&l.ID) // without its Scan method, which pgx would go a long way round to call
+	id := (*[16]byte)(&l.ID) // has no Scan method, which pgx would call on a slow path
 	s.columns = append(first, id, &l.Type, &l.Attempt, &l.MaxAttempts, &l.LeaseNo, &s.key, &s.tenant, &s.metadata,
 		&l.StartedAt, &s.payload, &l.Priority, &l.Postponed, &l.Suspect, &l.Exhausted, &l.runAt, &s.step)
 	return s

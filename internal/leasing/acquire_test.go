@@ -13,8 +13,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Prefixes are literal strings that end at a dot: no wildcard, no neighbour in the alphabet,
-// and a run under two prefixes is leased once.
+// Prefixes are literal: an underscore is no wildcard, and types that only sort near a prefix are not leased. A
+// run under two prefixes is leased once.
 func TestPrefixes(t *testing.T) {
 	all := []string{"billing.a", "billing.invoice.b", "billing.invoices.c", "billing-x.d", "billing_x.e", "billingx.f",
 		"bill.g", "team_a.h", "teamxa.i", "team-a.j", "zz.k"}
@@ -49,8 +49,8 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// Each poll takes the highest priorities there are, whatever the types, and within a
-// priority what became due first.
+// Each poll leases runs of the highest priorities, of all types, and within a priority those that
+// became due first.
 func TestOrder(t *testing.T) {
 	pool := pgtest.New(t)
 	for i, typ := range []string{"a.x", "a.y", "a.z"} {
@@ -90,8 +90,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// A type with a long queue does not starve another of the same priority: whichever has the
-// oldest due run is served.
+// A type with a long queue does not starve another type of the same priority: the lane with the
+// oldest due run is served first.
 func TestNoStarvation(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 300, "a.long", 0) // due over 300 ms, an hour ago
@@ -115,8 +115,8 @@ func TestNoStarvation(t *testing.T) {
 	}
 }
 
-// What is not pending, due and in reach is never leased: future, held, deleted, leased,
-// finished runs, other prefixes, and steps for a worker that does not know the graph.
+// Runs that are scheduled for later, held, deleted, leased or finished are never leased. Neither are
+// runs of other prefixes, nor steps of processes by a worker that does not execute processes.
 func TestNotOpen(t *testing.T) {
 	pool := pgtest.New(t)
 	for name, sql := range map[string]string{
@@ -144,7 +144,7 @@ func TestNotOpen(t *testing.T) {
 	if got := types(acquire(t, p, 100)); !slices.Equal(got, []string{"a.good"}) {
 		t.Errorf("leased %v, want a.good", got)
 	}
-	for range 3 { // also when it goes on from where it is, and when it starts anew
+	for range 3 { // the same without discovery and with it
 		p.DontDiscover()
 		got := acquire(t, p, 100)
 		p.Discover()
@@ -159,7 +159,7 @@ func TestNotOpen(t *testing.T) {
 	}
 }
 
-// A run that is scheduled is announced by wait, and leased once its time has come.
+// If a run is scheduled, Acquire returns the time until it is due as wait. Then the run is leased.
 func TestScheduled(t *testing.T) {
 	pool := pgtest.New(t)
 	p := newPoller(pool, "a.")
@@ -176,7 +176,8 @@ func TestScheduled(t *testing.T) {
 	one(t, p)
 }
 
-// Types that nobody here knows are left alone for their grace, so that others can take them.
+// Runs of a type that has a grace are not leased before they have been due for that long, so that other
+// workers can lease them.
 func TestGrace(t *testing.T) {
 	pool := pgtest.New(t)
 	add(t, pool, "a.unknown", 9, 0)
@@ -206,7 +207,7 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// Many pollers lease thousands of runs at the same time: each run exactly once.
+// When many pollers lease thousands of runs at the same time, each run is leased exactly once.
 func TestExactlyOnce(t *testing.T) {
 	pool := pgtest.New(t)
 	const each = 1000

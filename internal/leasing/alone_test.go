@@ -16,7 +16,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// lastAttempt adds a suspect that has one attempt left of two.
+// lastAttempt adds a suspect that has one of its two attempts left.
 func lastAttempt(t *testing.T, db run.DB, typ string, priority int) uuid.UUID {
 	t.Helper()
 	id := add(t, db, typ, priority, time.Second)
@@ -25,7 +25,7 @@ func lastAttempt(t *testing.T, db run.DB, typ string, priority int) uuid.UUID {
 	return id
 }
 
-// beside makes the poller one of a process that holds suspects at their last attempt, past their watch.
+// beside makes the poller's process hold the given suspects, which are at their last attempt and no longer watched.
 func beside(p *leasing.Poller, held ...leasing.Lease) {
 	p.Suspects = leasing.Suspects{Running: len(held) > 0}
 	for _, l := range held {
@@ -34,7 +34,8 @@ func beside(p *leasing.Poller, held ...leasing.Lease) {
 	}
 }
 
-// died lets leases expire and has them taken back, one at a time by a worker that has just started. It returns how many are exhausted.
+// died lets leases expire and takes them back, one at a time, each by a worker that has just started. It returns how
+// many of the runs are exhausted.
 func died(t *testing.T, pool *pgxpool.Pool, held ...leasing.Lease) (exhausted int) {
 	t.Helper()
 	for _, l := range held {
@@ -52,7 +53,7 @@ func died(t *testing.T, pool *pgxpool.Pool, held ...leasing.Lease) (exhausted in
 	return exhausted
 }
 
-// state tells attempt, status and mark of a run.
+// state returns attempt, status and mark of a run.
 func state(t *testing.T, db run.DB, id uuid.UUID) string {
 	t.Helper()
 	return query[string](t, db, "SELECT concat_ws(' ', attempt, status, CASE WHEN suspect THEN coalesce('alone ' || alone, 'unmarked') ELSE 'no suspect' END) FROM workflow_run WHERE id = $1", id)
@@ -76,8 +77,9 @@ func TestDiesAlone(t *testing.T) {
 	}
 }
 
-// A suspect beside which another was leased is given back its last attempt, once, and so is that other; whoever takes them back, one
-// by one. From then on it is leased when no suspect is held, no other is leased while it is, and then it is charged.
+// A suspect beside which another was leased is given back its last attempt, once. So is the other one, although
+// different workers take the two back. From then on it is leased only by a process that holds no other suspect, no
+// other suspect is leased until it has ended, and the attempt stays charged.
 func TestGivenBackOnce(t *testing.T) {
 	pool := settledServer(t)
 	first, second := lastAttempt(t, pool, "a.x", 9), lastAttempt(t, pool, "a.x", 8)
@@ -121,7 +123,7 @@ func TestGivenBackOnce(t *testing.T) {
 	}
 }
 
-// What was not alone under a lease that it has outlived, or that was handed back, is alone under the next.
+// A suspect that was not alone under one lease, and was released, counts as alone under the next.
 func TestAloneUnderTheNextLease(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -144,7 +146,7 @@ func TestAloneUnderTheNextLease(t *testing.T) {
 	}
 }
 
-// The mark is fenced: a lease that was lost and taken anew is alone.
+// The mark is fenced by the token: a worker whose lease was lost does not mark the next lease of the same run.
 func TestMarkIsFenced(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -157,7 +159,7 @@ func TestMarkIsFenced(t *testing.T) {
 	wantState(t, pool, id, "2 leased unmarked")
 }
 
-// A run that a person retries is as if it had never been given anything back.
+// A run that a person retries may be given back its last attempt again.
 func TestRetriedIsGivenBackAnew(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -189,7 +191,8 @@ func TestRetriedIsGivenBackAnew(t *testing.T) {
 	}
 }
 
-// Beside the handler of a suspect that goes on without a lease nobody is alone. Who is to be kept alone does not wait for it: it may never end.
+// While the handler of a suspect executes although its lease is over, a suspect that is leased does not count as
+// alone. But a suspect to be kept alone is leased, because that handler may never end.
 func TestBesideStrays(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -206,7 +209,8 @@ func TestBesideStrays(t *testing.T) {
 	}
 }
 
-// Who was not alone, but went on after its time limit, as its worker's heartbeat tells, is given nothing back.
+// A suspect that was not alone is given nothing back if its worker's heartbeat shows that it continued after its time
+// limit.
 func TestPastItsTimeLimit(t *testing.T) {
 	pool := settledServer(t)
 	for _, after := range []bool{false, true} {
@@ -237,7 +241,7 @@ func TestPastItsTimeLimit(t *testing.T) {
 	}
 }
 
-// The limit of a type counts as the run's own.
+// The last attempt by the type's Limit counts as the last attempt of the run.
 func TestGivenBackBelowTheTypesLimit(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -256,7 +260,7 @@ func TestGivenBackBelowTheTypesLimit(t *testing.T) {
 	}
 }
 
-// While the row of a held one is locked, or refuses the mark, no suspect is leased beside it. Other runs are.
+// While the row of a held suspect is locked, or refuses the mark, no suspect is leased beside it. Other runs are.
 func TestMarkCannotBeMade(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -279,7 +283,7 @@ func TestMarkCannotBeMade(t *testing.T) {
 	exec(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.type = 'a.x' AND OLD.status = NEW.status) EXECUTE FUNCTION refuse()`)
 	fine()
 	exec(t, pool, `DROP TRIGGER picky ON workflow_run`)
-	// That it is alone again need not be told.
+	// The mark need not be removed for a suspect to be leased alone.
 	exec(t, pool, "UPDATE workflow_run SET alone = false WHERE id = $1", lastAttempt(t, pool, "a.w", 10))
 	exec(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (OLD.type = 'a.w' AND OLD.status = NEW.status) EXECUTE FUNCTION refuse()`)
 	beside(p)
@@ -292,8 +296,8 @@ func TestMarkCannotBeMade(t *testing.T) {
 	wantState(t, pool, id, "2 leased alone false")
 }
 
-// One that is kept alone is leased after all others, until it has been due for a minute. Then others wait for it, but not at a
-// worker that has just had such a one.
+// A suspect that is kept alone is leased after all other suspects, until it has been due for a minute. Then the others
+// wait for it, except at a worker that has just had such a suspect.
 func TestKeptAloneInTurns(t *testing.T) {
 	pool := settledServer(t)
 	solo := lastAttempt(t, pool, "a.x", 9)
@@ -331,14 +335,15 @@ const asBefore = `
 	SELECT coalesce(array_agg(id), '{}') FROM workflow_lease_v1('{t,f}', '{a.x,a.x}', '{0,0}', '{1901-01-01,1901-01-01}', ARRAY[$1, $1]::uuid[], '{0,0}', '{9,9}', '{NULL,NULL}', '{NULL,NULL}',
 		false, 9, 9, true, false, false, $2, $3, '{a.x}', '{60}', '{NULL}')`
 
-// leaseAsBefore is a poll of a worker of the version before, which says nothing of what it holds.
+// leaseAsBefore polls as a worker of the version before, which does not report the suspects that it holds.
 func leaseAsBefore(t *testing.T, pool *pgxpool.Pool, worker string) []uuid.UUID {
 	t.Helper()
 	return query[[]uuid.UUID](t, pool, asBefore, uuid.Nil, uuid.New(), worker)
 }
 
-// Of a worker of the version before nobody knows what it leases beside its suspects: they count as not alone. It keeps those alone that are
-// to be, as far as its name tells, and charges them.
+// Suspects at their last attempt that a worker of the version before leases count as not alone, because it does not
+// report what it holds. By its name, the database still keeps alone the suspects that must be, and then their attempt
+// stays charged.
 func TestWorkersOfTheVersionBefore(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 0)
@@ -369,8 +374,9 @@ func TestWorkersOfTheVersionBefore(t *testing.T) {
 	}
 }
 
-// A suspect at its last attempt that refuses every update is set aside when it would be leased beside another, and so is one that refuses
-// to be noted as not alone, and nothing else; those behind it are leased. Of a worker of the version before, too.
+// A suspect at its last attempt that refuses every update, or only the mark that it is not alone, is set aside when it
+// would be leased beside another. No other run is set aside, and those behind it are leased. A worker of the version
+// before gets an error.
 func TestRefusedBeside(t *testing.T) {
 	pool := settledServer(t)
 	for _, when := range []string{`true`, `NEW.alone = false`} {
@@ -399,8 +405,8 @@ func TestRefusedBeside(t *testing.T) {
 	}
 }
 
-// One that has been given its attempt back is not given back another, even if a suspect is leased beside it by a worker that does not
-// say that it is to be kept alone.
+// A suspect that has been given back an attempt is not given back another, even if its worker leases a suspect beside
+// it because it does not report that the first is to be kept alone.
 func TestKeptAloneIsChargedBesideOthers(t *testing.T) {
 	pool := settledServer(t)
 	id := lastAttempt(t, pool, "a.x", 9)
@@ -421,11 +427,11 @@ func TestKeptAloneIsChargedBesideOthers(t *testing.T) {
 type process struct {
 	poller  *leasing.Poller
 	held    []leasing.Lease
-	watched map[uuid.UUID]bool // of the suspects among them, those that have yet to show what they do
+	watched map[uuid.UUID]bool // the held suspects that are still watched
 	proven  int
 }
 
-// room is what a worker works out.
+// room does what the worker's room does.
 func (w *process) room(slots int) (n, suspects int) {
 	w.poller.Suspects = leasing.Suspects{}
 	watched, lastWatched := 0, false
@@ -451,9 +457,10 @@ func (w *process) room(slots int) (n, suspects int) {
 	return slots - len(w.held), suspects
 }
 
-// Whatever the order in which processes poll, watch, finish, hand back and die, and in which leases are taken back: what dies beside
-// a guilty run never fails, and that run fails after its attempts and at most one start more. All begin at once, so that each run that
-// dies afterwards is a suspect; the guilty one kills its process as soon as it may, but not always within its watch.
+// A run that dies beside a guilty run never fails, and the guilty run is started at most once more than its attempts,
+// in any order in which processes poll, watch, finish, release and die, and leases are taken back. All runs are leased
+// at the beginning, so that each run that dies later is a suspect. The guilty run kills its process as soon as it may,
+// but not always while it is watched.
 func TestInnocentNeverFails(t *testing.T) {
 	pool := settledServer(t)
 	for seed := range uint64(60) {

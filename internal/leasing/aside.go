@@ -14,17 +14,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Aside is a run that the database refuses to have leased, extended, settled or taken back. It stands in
-// workflow_set_aside, with the database's words, which may quote what it holds.
+// An Aside is a run that the database refuses to lease, extend, settle or take back. It is listed in
+// workflow_set_aside with the database's message. That message may quote the row, so it is not repeated here.
 type Aside struct {
 	ID         uuid.UUID
 	Type       string
 	SQLState   string
-	Constraint string // that refuses it; empty: none has a name
+	Constraint string // the constraint that refuses it; empty: the error names none
 }
 
-// setAside finds the runs among the first n of the chosen lanes that the database refuses to have leased,
-// and sets them aside. None means that it was not the fault of a row. With anyCode any SQLSTATE is taken for an answer about rows.
+// setAside finds the runs among the first n of the chosen lanes that the database refuses to lease, and sets them
+// aside. If it returns none, no row is the cause. With anyCode, every SQLSTATE counts as an answer about rows.
 func (p *Poller) setAside(ctx context.Context, chosen []request, n int, anyCode bool) ([]Aside, error) {
 	rows, _ := p.DB.Query(ctx, `SELECT * FROM workflow_lease_refused_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
 		slices.Concat(laneColumns(chosen, 0)[:6], []any{p.Steps, n, anyCode, p.Worker}, termColumns(chosen))...)
@@ -34,49 +34,50 @@ func (p *Poller) setAside(ctx context.Context, chosen []request, n int, anyCode 
 func collectAside(rows pgx.Rows) ([]Aside, error) {
 	aside, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Aside])
 	if err != nil {
-		return nil, fmt.Errorf("find the runs that are refused: %w", err)
+		return nil, fmt.Errorf("find refused runs: %w", err)
 	}
 	return aside, nil
 }
 
-// Works reports whether a statement (lease, extend, settle, take back) succeeds. It tries the statement on runs made for this,
-// and rolls back.
+// Works reports whether a statement (lease, extend, settle, take back) succeeds. It tries the statement on runs made
+// for this, and rolls back.
 func Works(ctx context.Context, db run.DB, statement string) (bool, error) {
 	rows, _ := db.Query(ctx, `SELECT workflow_works_v1($1)`, statement)
 	works, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
 	if err != nil {
-		return false, fmt.Errorf("try to %s runs that are made for this: %w", statement, err)
+		return false, fmt.Errorf("try to %s test runs: %w", statement, err)
 	}
 	return works, nil
 }
 
-// Faults returns the statements that fail for every row, as workers of the same role have reported lately with TellFault.
+// Faults returns the statements that fail for every row, as workers of the same role have reported lately with
+// TellFault.
 func Faults(ctx context.Context, db run.DB) ([]string, error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_faults_v1()`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return nil, fmt.Errorf("look which statements fail: %w", err)
+		return nil, fmt.Errorf("list the statements that fail: %w", err)
 	}
 	return all, nil
 }
 
-// TellFault records in workflow_fault that a statement fails for every row, and how. With a nil error it records that the
-// statement works again.
+// TellFault records in workflow_fault that a statement fails for every row, and how. With a nil error it records that
+// the statement works again.
 func TellFault(ctx context.Context, db run.DB, statement string, f *fault.Error) error {
 	var state, words *string
 	if f != nil {
 		answer := &pgconn.PgError{Message: f.Error()}
-		errors.As(f.Err, &answer) // or it stays as it is
+		errors.As(f.Err, &answer) // otherwise answer stays as it is
 		said := strings.ToValidUTF8(strings.ReplaceAll(answer.Message, "\x00", ""), "")
 		state, words = &answer.Code, &said
 	}
 	if _, err := db.Exec(ctx, `SELECT workflow_fault_v1($1, $2, $3)`, statement, state, words); err != nil {
-		return fmt.Errorf("note that %s fails for every row, or works again: %w", statement, err)
+		return fmt.Errorf("record whether %s fails for every row: %w", statement, err)
 	}
 	return nil
 }
 
-// String says which run it is and why, and quotes nothing of what it holds.
+// String names the run and the reason. It quotes nothing from the row.
 func (a Aside) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("run %s of type %s: SQLSTATE %s %s", a.ID, a.Type, a.SQLState, a.Constraint), " ")
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// unchecked changes a row as somebody could while our rules were off: they are on again afterwards, and say
-// nothing of rows that are there.
+// unchecked changes a row as somebody could while our constraints and triggers are off. Afterwards they are on
+// again, without checking the rows that exist.
 func unchecked(t *testing.T, pool *pgxpool.Pool, id uuid.UUID, change string) {
 	t.Helper()
 	tx := begin(t, pool)
@@ -38,15 +38,15 @@ func unchecked(t *testing.T, pool *pgxpool.Pool, id uuid.UUID, change string) {
 	commit(t, tx)
 }
 
-// refuse has a user's trigger refuse every update of some runs.
+// refuse creates a user's trigger that refuses every update of some runs.
 func refuse(t *testing.T, pool *pgxpool.Pool, when string) {
 	t.Helper()
 	exec(t, pool, `CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one: %', OLD.payload; END $$`)
 	exec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION refuse()`)
 }
 
-// A run that cannot be leased keeps no other from being leased, in the same look for work. It is set aside, with the column
-// that is wrong and the fix where that can be told; once the fix is made, it is leased.
+// A run that cannot be leased keeps no other run from being leased by the same poll. It is set aside, and listed with
+// the column that is wrong and the fix. Once the fix is made, it is leased.
 func TestRunThatCannotBeLeased(t *testing.T) {
 	for _, test := range []struct{ change, sqlstate, problem, fix string }{
 		{`lease_no = 9223372036854775807`, "22003", "lease_no is 9223372036854775807", "lease_no = 0"},
@@ -93,7 +93,7 @@ func TestRunThatCannotBeLeased(t *testing.T) {
 	}
 }
 
-// What is wrong with a row and does not keep it from being leased keeps no other either: it is leased and can be settled.
+// A run with a wrong value that does not keep it from being leased is leased and settled with the others.
 func TestOddRunsAreLeased(t *testing.T) {
 	for _, change := range []string{`run_at = '1999-12-31'`, `created_at = '-infinity'`, `updated_at = 'infinity'`, `metadata = to_jsonb(repeat('x', 1000))`} {
 		t.Run(change, func(t *testing.T) {
@@ -111,7 +111,7 @@ func TestOddRunsAreLeased(t *testing.T) {
 	}
 }
 
-// A run that is due at the end of all time is never due, and nobody else waits for it.
+// A run with run_at infinity is never due, and no other run waits for it.
 func TestNeverDue(t *testing.T) {
 	pool := pgtest.New(t)
 	never := add(t, pool, "a.x", 50, 0)
@@ -126,8 +126,8 @@ func TestNeverDue(t *testing.T) {
 	}
 }
 
-// A trigger of the user's that refuses runs sets these aside, all of a type. Ten seconds later one of them is tried; a minute later the
-// trigger is gone, one is tried, and all come back, more each time.
+// If a user's trigger refuses all runs of a type, these are set aside. Ten seconds later one of them is tried. Once
+// the trigger is gone, one is tried again and succeeds, and all are leased, more by each poll.
 func TestRefusedByTrigger(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 500, "a.bad", 0)
@@ -176,8 +176,8 @@ func TestRefusedByTrigger(t *testing.T) {
 	}
 }
 
-// What is refused for each and every run is not the fault of any: nothing is set aside, the call fails, and as soon as it
-// is mended everything is leased.
+// If every run is refused, no run is the cause: nothing is set aside, and Acquire returns an error. Once the cause is
+// mended, all runs are leased.
 func TestStatementAtFault(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 20, "a.x", 0)
@@ -204,14 +204,14 @@ func TestStatementAtFault(t *testing.T) {
 	}
 }
 
-// Expired leases that cannot be taken back keep no others from it, whatever refuses them. Those without a beginning or
-// an end, which no worker has made, are taken back as well.
+// Expired leases that cannot be taken back, for any reason, do not keep others from being taken back. Leases without a
+// beginning or an end, which no worker makes, are taken back too.
 func TestTakeBackPastRefusal(t *testing.T) {
 	pool := settledServer(t)
 	refused := map[int]string{0: `lease_no = -1`, 1: `postponed = -1`, 2: `priority = 101`, 4: `started_at = '-infinity'`, 6: `started_at = 'infinity'`, 8: `type = repeat('x', 1000000)`} // no index takes that
 	odd := map[int]string{3: `started_at = NULL`, 5: `lease_until = 'infinity'`, 7: `started_at = NULL, lease_until = 'infinity'`,
 		9: `leased_by = repeat('x', 1000000)`}
-	refused[10] = `tenant_id = 'picky'` // of what is written, only this statement's is refused
+	refused[10] = `tenant_id = 'picky'` // the trigger refuses only what the take-back writes
 	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not so'; END $$`)
 	exec(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.tenant_id = 'picky' AND NEW.error->>'code' = 'lease_expired') EXECUTE FUNCTION refuse()`)
 	addMany(t, pool, 14, "a.x", 0)
@@ -232,7 +232,8 @@ func TestTakeBackPastRefusal(t *testing.T) {
 	}
 }
 
-// Exhausted runs whose leases have expired keep no others from being taken back either, whatever is wrong with them.
+// Exhausted runs whose leases have expired do not keep others from being taken back either, whatever is wrong with
+// them.
 func TestTakeBackPastExhausted(t *testing.T) {
 	pool := settledServer(t)
 	pgtest.Attempts(t, pool, 3)
@@ -252,8 +253,8 @@ func TestTakeBackPastExhausted(t *testing.T) {
 	}
 }
 
-// Old rows that a CHECK of the user's refuses, which is not valid, are set aside, however many they are, although no run could be made that it
-// allows without knowing it; so are those that a deferred constraint refuses, at the commit.
+// Any number of old rows that a user's NOT VALID check refuses are set aside, although a control run that the check
+// allows cannot be made without knowing the check. So are rows that a deferred constraint refuses at the commit.
 func TestRefusedByUsersConstraint(t *testing.T) {
 	for name, constraint := range map[string]string{
 		"check": `ALTER TABLE workflow_run ADD CONSTRAINT owned CHECK (tenant_id IS NOT NULL) NOT VALID`,
@@ -278,8 +279,8 @@ func TestRefusedByUsersConstraint(t *testing.T) {
 	}
 }
 
-// A code that tells of passing trouble, raised for one row by a trigger of the user's, is taken for passing trouble for a minute, and then for that row's. One
-// that tells of a lock has the row passed over at once.
+// An SQLSTATE of passing trouble that a user's trigger raises for one row counts as passing trouble for a minute.
+// After that the row is blamed. With the SQLSTATE of a lock, the row is passed over at once.
 func TestPassingCodeOfARow(t *testing.T) {
 	for _, code := range []string{"08001", "40001", "55P03", "P0004"} {
 		t.Run(code, func(t *testing.T) {
@@ -304,8 +305,8 @@ func TestPassingCodeOfARow(t *testing.T) {
 	}
 }
 
-// A run for which a code of passing trouble is raised is set aside after a minute although higher lanes, full of work, are leased from meanwhile.
-// Runs of those lanes are not blamed.
+// A run for which an SQLSTATE of passing trouble is raised is set aside after a minute, although leases from busy
+// lanes of higher priority succeed meanwhile. Runs of those lanes are not blamed.
 func TestPassingCodeInALowerLane(t *testing.T) {
 	pool := pgtest.New(t)
 	bad := add(t, pool, "a.x", 0, time.Hour)
@@ -322,7 +323,7 @@ func TestPassingCodeInALowerLane(t *testing.T) {
 	}
 	addMany(t, pool, 115, "a.y", 10)
 	turn(10, 10)
-	turn(106, 0) // it comes to the lower lane
+	turn(106, 0) // reaches the lower lane
 	turn(10, 10)
 	p.RefusedForLong()
 	turn(5, 5)
@@ -336,7 +337,7 @@ func TestPassingCodeInALowerLane(t *testing.T) {
 	}
 }
 
-// Leases in doubt that the database refuses to have given back keep nobody from looking for work.
+// Leases in doubt that the database refuses to give back do not keep the poller from leasing other runs.
 func TestDoubtThatIsRefused(t *testing.T) {
 	pool := pgtest.New(t)
 	add(t, pool, "a.x", 0, 0)
@@ -350,8 +351,8 @@ func TestDoubtThatIsRefused(t *testing.T) {
 	}
 }
 
-// Ten thousand runs that cannot be leased at the head of a lane are set aside in steps, while other lanes are leased from; and then cost
-// the others next to nothing. If somebody mends one of them, the others are not all tried again.
+// Ten thousand runs at the head of a lane that cannot be leased are set aside in steps, while runs of other lanes are
+// leased. Then they cost the others next to nothing. If one of them is mended, the others are not all tried again.
 func TestManySetAside(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 10_000, "a.x", 0)
@@ -387,7 +388,8 @@ func TestManySetAside(t *testing.T) {
 	}
 }
 
-// What is tried, to find the runs that are refused, is the statement that was refused: a rule of a user's may look at whatever it writes.
+// The search for refused runs tries the same update as the lease, because a user's trigger may look at any column that
+// it writes.
 func TestTriedAsDone(t *testing.T) {
 	pool := settledServer(t)
 	update := func(function string) string {

@@ -14,18 +14,18 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// An outage is that of a type whose runs have met one since the last success.
+// An outage is the state of a type whose runs have met an outage since its last success.
 type outage struct {
-	open  bool      // the breaker of the type: nothing but probes is leased
-	probe time.Time // when the next one is due, by this process's clock
+	open  bool      // the breaker is open: only probes are leased
+	probe time.Time // when the next probe is due, by this process's clock
 }
 
 const (
-	probePause = time.Second            // between two tries for a probe of a type
-	probeEvery = 100 * time.Millisecond // between any two: however many types there are, the others are leased meanwhile
+	probePause = time.Second            // between two tries for a probe of one type
+	probeEvery = 100 * time.Millisecond // between any two tries, so that other runs are leased however many types need probes
 )
 
-// met takes over which types meet an outage, as discovery, begun at start, has found it.
+// met takes over the outages that discovery, begun at start, has found.
 func (p *Poller) met(h head, start time.Time) {
 	before := p.outages
 	p.outages = make(map[string]*outage, len(h.Outages))
@@ -35,7 +35,7 @@ func (p *Poller) met(h head, start time.Time) {
 	for i, typ := range h.Outages {
 		o := &outage{open: h.ProbesIn[i] >= 0, probe: start.Add(time.Duration(min(h.ProbesIn[i], 3600) * float64(time.Second)))}
 		if was := before[typ]; was != nil && was.probe.After(o.probe) && was.probe.Before(start.Add(probePause)) {
-			o.probe = was.probe // it was just tried
+			o.probe = was.probe // a probe was just tried
 		}
 		p.outages[typ] = o
 		if p.isOpen(typ) && p.Terms(typ).Grace > 0 {
@@ -51,7 +51,7 @@ func (p *Poller) met(h head, start time.Time) {
 	}
 }
 
-// isOpen reports whether nothing but probes is leased of the type.
+// isOpen reports whether the breaker of a type is open, so that only probes of it are leased.
 func (p *Poller) isOpen(typ string) bool {
 	o := p.outages[typ]
 	return (o != nil && o.open || p.Open != nil && p.Open(typ)) && !p.noBreaker(typ)
@@ -59,8 +59,9 @@ func (p *Poller) isOpen(typ string) bool {
 
 func (p *Poller) noBreaker(typ string) bool { return p.NoBreaker != nil && p.NoBreaker(typ) }
 
-// inGrace reports whether runs of a type are left to others, for its breaker is open, or it was or they were paused within their grace: they have been due for so
-// long since nobody was to lease them.
+// inGrace reports whether runs of a type are left to other workers for now. They are while the breaker of the type is
+// open, and for the length of the grace after the breaker was open or the type was paused. Until then they may have
+// been due for long only because no worker was allowed to lease them.
 func (p *Poller) inGrace(typ string, grace time.Duration) bool {
 	if grace <= 0 {
 		return false
@@ -74,13 +75,14 @@ func (p *Poller) inGrace(typ string, grace time.Duration) bool {
 	return p.isOpen(typ) || time.Since(last) < grace
 }
 
-// mayProbe reports whether runs of a type may be leased here as probes, whenever one is due.
+// mayProbe reports whether this process may lease runs of a type as probes once one is due.
 func (p *Poller) mayProbe(typ string, terms Terms) bool {
 	return p.isOpen(typ) && !p.isPaused(typ) && terms.Room != 0 && !p.inGrace(typ, terms.Grace)
 }
 
-// probe leases one run of a type whose breaker is open, if a probe is due. Whether one is, the database decides: it takes one of a type at a time,
-// whoever asks. The lanes of the type take turns at random, so that a run that always meets an outage keeps none of another priority from being tried.
+// probe leases one run of a type whose breaker is open, if a probe is due. The database decides that: it lets one
+// probe of a type be leased at a time, for all workers together. The lanes of the type are tried in random order, so
+// that a run that always meets the outage does not keep runs of another priority from being tried.
 func (p *Poller) probe(ctx context.Context, suspects int) ([]Lease, error) {
 	now := time.Now()
 	if len(p.outages) == 0 || now.Sub(p.probed) < probeEvery {
@@ -98,7 +100,7 @@ func (p *Poller) probe(ctx context.Context, suspects int) ([]Lease, error) {
 		rand.Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
 		leases, _, err := p.take(ctx, chosen, 1, suspects)
 		if len(leases) > 0 {
-			p.outages[typ].probe = now.Add(probeEvery) // if it comes too late by its policy, it is none, and the next is due
+			p.outages[typ].probe = now.Add(probeEvery) // if the run is past its policy's deadline, it is no probe, and the next one is due
 		}
 		p.remember(leases)
 		return leases, err
@@ -106,7 +108,7 @@ func (p *Poller) probe(ctx context.Context, suspects int) ([]Lease, error) {
 	return nil, nil
 }
 
-// chooseProbe picks the lanes of a type whose breaker is open that may have due runs.
+// chooseProbe picks the lanes that may have due runs, of a type whose breaker is open.
 func (p *Poller) chooseProbe(typ string, suspects int) (chosen []request) {
 	terms := p.Terms(typ)
 	if !p.mayProbe(typ, terms) {
@@ -122,7 +124,7 @@ func (p *Poller) chooseProbe(typ string, suspects int) (chosen []request) {
 	return chosen
 }
 
-// nextProbe returns how long it is until the first probe is due of which there may be a run.
+// nextProbe returns how long it is until the first probe is due, among the types that may have a due run.
 func (p *Poller) nextProbe(now time.Time) time.Duration {
 	next := Never
 	for l, at := range p.lanes {
@@ -133,12 +135,13 @@ func (p *Poller) nextProbe(now time.Time) time.Duration {
 	return next
 }
 
-// Met records that runs of a type have met an outage, so many times since their last success; over says that there was a
-// success. It returns whether the breaker of the type is open. It is no part of a settle: nothing but pauses depends on it.
+// Met records that runs of a type have met an outage, and how many times since their last success. over means that a
+// run has succeeded, which ends the outage recorded before. Met returns whether the breaker of the type is open. It is
+// not part of a settle, because only pauses depend on it.
 func Met(ctx context.Context, db run.DB, typ string, over bool, times int, runs []uuid.UUID, code string) (open bool, err error) {
 	rows, _ := db.Query(ctx, `SELECT workflow_outage_v1($1, $2, $3, $4, $5)`, typ, over, times, runs, code)
 	if open, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil {
-		return false, fmt.Errorf("tell of an outage of %s: %w", typ, err)
+		return false, fmt.Errorf("report an outage of %s: %w", typ, err)
 	}
 	return open, nil
 }

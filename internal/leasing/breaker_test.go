@@ -8,8 +8,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A worker that leaves runs without a handler to others for a while takes none of them as a probe, nor once the breaker has closed: they have been due
-// for longer than that since nobody was to lease them, and it would fail them for good. Nor does it look for them all the time. Who has the handler leases both.
+// A worker leaves runs for which it has no handler to other workers for its grace. It leases none of them as a probe,
+// and none before the grace has passed since the breaker closed: they have been due for longer only because no worker
+// could lease them, and it would fail them for good. It does not poll for them all the time, either. A worker that has
+// the handler leases them in both cases.
 func TestProbesAreOfWhoHasTheHandler(t *testing.T) {
 	pool := pgtest.New(t)
 	old, next := newPoller(pool, "a."), newPoller(pool, "a.")
@@ -40,7 +42,8 @@ func TestProbesAreOfWhoHasTheHandler(t *testing.T) {
 	}
 }
 
-// Nor does it take, once an operator has resumed them, what became due while they were paused.
+// A worker without the handler does not lease runs that became due during a pause, for a grace after an operator has
+// resumed them.
 func TestResumedRunsAreOfWhoHasTheHandler(t *testing.T) {
 	pool := pgtest.New(t)
 	old, next := newPoller(pool, "a."), newPoller(pool, "a.")
@@ -67,15 +70,16 @@ func TestResumedRunsAreOfWhoHasTheHandler(t *testing.T) {
 	if leases := acquire(t, next, 2); len(leases) != 2 {
 		t.Errorf("who has the handler got %d runs, want 2", len(leases))
 	}
-	grace = time.Millisecond // it has passed
+	grace = time.Millisecond // has passed
 	old.Discover()
 	if leases := acquire(t, old, 10); len(leases) != 1 {
 		t.Errorf("after the grace who has no handler got %d runs, want 1", len(leases))
 	}
 }
 
-// A worker that was told that a breaker is open leases no more of the type at once: on a busy server discovery comes seconds later. What discovery finds is not taken from that,
-// so a breaker that has closed does not stay open by itself.
+// A worker that knows from its own report that a breaker is open leases no more runs of the type at once, although
+// discovery may come seconds later on a busy server. The next discovery overrides that knowledge, so a breaker that
+// has closed does not stay open.
 func TestBreakerIsKnownBeforeDiscovery(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 3, "a.x", 0)

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A look from the start takes at most a twentieth of the time. Idle, a cheap one is always
-// allowed; busy, even that comes only every tenth of a second. One that stalled does not put
-// the next off for more than some seconds.
+// Looks from the start take at most a twentieth of the time. While idle, a cheap look is always
+// allowed. While busy, even a cheap look comes only every tenth of a second. A look that stalled
+// delays the next one by ten seconds at most.
 func TestBudget(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {

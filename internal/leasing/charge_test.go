@@ -13,8 +13,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A lease charges the attempt, takes the next number and a fresh token, and is written as
-// told to the caller.
+// A lease charges the attempt and has the next lease_no and a new token. The row and the Lease that the
+// caller gets agree.
 func TestCharge(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 3, time.Minute)
@@ -54,8 +54,7 @@ func TestCharge(t *testing.T) {
 	}
 }
 
-// A run that is pending although no attempt is left comes as exhausted, to be failed and
-// not started, and is not charged again.
+// A pending run that has no attempt left is leased as exhausted, and is not charged again.
 func TestExhausted(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
@@ -71,7 +70,7 @@ func TestExhausted(t *testing.T) {
 	if r := read(t, pool, id); r.Attempt != 3 || r.Status != run.Leased || r.LeaseUntil.Sub(*r.StartedAt) != time.Minute {
 		t.Errorf("row: %+v", r)
 	}
-	// Given back it is what it was, and so says the history.
+	// A release leaves the attempts unchanged, in the row and in the history.
 	if _, err := settling.Settle(t.Context(), pool, "w1", []settling.Outcome{{ID: id, Token: l.Token, Verdict: settling.Release}}); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +83,7 @@ func TestExhausted(t *testing.T) {
 	}
 }
 
-// The type's time limit is the run's deadline, and caps the lease.
+// The type's time limit sets the run's deadline_at, and caps the lease.
 func TestDeadline(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, c := range []struct {
@@ -109,7 +108,7 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// Types of one poll keep their own terms.
+// Runs of several types that one poll leases get the terms of their own type.
 func TestTerms(t *testing.T) {
 	pool := pgtest.New(t)
 	lengths := map[string]time.Duration{"a.x": time.Minute, "a.y": time.Hour}
@@ -127,7 +126,7 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-// In a transaction that began long ago a lease has its full length all the same.
+// A lease has its full length even in a transaction that began long ago.
 func TestOldTransaction(t *testing.T) {
 	pool := pgtest.New(t)
 	add(t, pool, "a.x", 0, time.Minute)

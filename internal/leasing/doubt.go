@@ -16,9 +16,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Doubts are requests of a Poller and a Reclaimer whose answers were lost: leases may have been taken, or may
-// still be while the server works on the request. They are given back, with no attempt charged: their handlers
-// were never started. The zero value has none. Any number of goroutines may use it.
+// Doubts are requests of a Poller and a Reclaimer whose answers were lost. The server may have granted leases, or may
+// still be about to. Settle gives such leases back. No attempt is charged, because no handler was started. The zero
+// value is empty. Any number of goroutines may use it.
 type Doubts struct {
 	mu  sync.Mutex
 	all []*doubt
@@ -27,48 +27,48 @@ type Doubts struct {
 type doubt struct {
 	token uuid.UUID
 	sent  time.Time
-	until time.Time // when any lease of it has expired
+	until time.Time // by when every lease of the request has expired
 
 	// Guarded by Doubts.mu.
 	next time.Time // when to look for its leases
-	busy bool      // somebody does
+	busy bool      // a goroutine is looking
 }
 
-// sure is how long after a request we take it that the server is done with it.
+// sure is how long after a request the server is assumed to be done with it.
 const sure = 2 * lag
 
-// lost reports whether an error leaves open if the request was executed.
+// lost reports whether an error leaves it unknown whether the request was executed.
 func lost(err error) bool {
 	var connect *pgconn.ConnectError
 	var answer *pgconn.PgError
 	switch {
 	case errors.As(err, &connect), errors.Is(err, context.DeadlineExceeded) && !pgconn.Timeout(err):
-		return false // there was no connection to send it by, or not in time
+		return false // it was not sent: there was no connection, or none in time
 	case pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed):
-		return false // and pgx calls it safe, too, when a connection broke under a simple query that was sent
+		return false // ErrConnClosed is excluded: pgx calls it safe even if a simple query was sent before the connection broke
 	case errors.As(err, &answer):
-		// The server's word, unless it is on its way down, or a pooler speaks for it.
+		// The server says that the statement failed, unless the server is shutting down or a pooler answers in its place.
 		return strings.HasPrefix(answer.Code, "08") || strings.HasPrefix(answer.Code, "58") || answer.Code == "57P01" || answer.Code == "57P02"
 	}
 	return true
 }
 
-// add keeps a request for leases with the token, the longest of which lasts so long.
+// add records a request for leases with this token. longest is the greatest length among them.
 func (d *Doubts) add(token uuid.UUID, sent time.Time, longest time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.all = append(d.all, &doubt{token: token, sent: sent, until: time.Now().Add(sure + longest)})
 }
 
-// Left returns how many requests are in doubt still.
+// Left returns how many requests are still in doubt.
 func (d *Doubts) Left() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.all)
 }
 
-// due returns those for whose leases it is time to look, and for which nobody else does. The caller answers
-// each with looked.
+// due returns the requests whose leases are to be looked for now, except those that another goroutine is looking
+// for. The caller must call looked for each.
 func (d *Doubts) due(now time.Time) (all []*doubt) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -81,7 +81,7 @@ func (d *Doubts) due(now time.Time) (all []*doubt) {
 	return all
 }
 
-// looked notes when to look again, or that there is nothing left to look for.
+// looked notes when to look again. With over, nothing is left to look for, and the request is forgotten.
 func (d *Doubts) looked(done *doubt, next time.Time, over bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -91,9 +91,10 @@ func (d *Doubts) looked(done *doubt, next time.Time, over bool) {
 	}
 }
 
-// Settle gives back leases in doubt: at once, and then each second, until all are, or the server is sure to be
-// done with the request and there are none. What somebody has locked, or the database refuses to have given
-// back, expires at last. An error means that it could not look for some; the next call does.
+// Settle gives back leases in doubt. It looks for those of a request at once and then every second, until it has given
+// all of them back, or until the server must be done with the request and there are none. A lease whose row is locked,
+// or that the database refuses to give back, expires in the end. An error means that Settle could not look for some;
+// the next call does.
 func (d *Doubts) Settle(ctx context.Context, db run.DB, worker string) error {
 	var problem error
 	for _, one := range d.due(time.Now()) {
@@ -110,8 +111,8 @@ func (d *Doubts) Settle(ctx context.Context, db run.DB, worker string) error {
 	return problem
 }
 
-// giveBack returns the leases of a request, if there are any, and tells how many, and how many somebody has locked. A
-// statement takes its leases together.
+// giveBack gives back the leases of a request. It returns how many it gave back, and how many were locked. One
+// statement grants all leases of a request, so if it finds any it has found all.
 func (d *doubt) giveBack(ctx context.Context, db run.DB, worker string) (given, locked int, err error) {
 	rows, _ := db.Query(ctx, `SELECT given, locked FROM workflow_give_back_v1($1, $2, $3)`, d.token, (time.Since(d.sent) + time.Hour).Seconds(), worker)
 	leases, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[struct{ Given, Locked int }])

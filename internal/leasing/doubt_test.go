@@ -18,7 +18,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// deaf is a database whose next answer to a request for leases is lost on its way.
+// deaf is a database whose next answer to a request for leases is lost on the way.
 type deaf struct {
 	run.DB
 	mode string // lost: the statement was executed; late: it will be; "": nothing is lost
@@ -44,7 +44,7 @@ func (d *deaf) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 	return lost{err: err}, err
 }
 
-// lost are rows that never come.
+// lost is a result whose rows never arrive.
 type lost struct {
 	pgx.Rows
 	err error
@@ -54,8 +54,8 @@ func (lost) Next() bool   { return false }
 func (lost) Close()       {}
 func (l lost) Err() error { return l.err }
 
-// A brokenOff is what pgx answers to a simple query whose connection broke: it calls it safe to
-// repeat, though it was sent.
+// A brokenOff is the error of pgx for a simple query whose connection broke. It claims that the query is
+// safe to retry, although it was sent.
 type brokenOff struct{}
 
 func (brokenOff) Error() string     { return "conn closed" }
@@ -71,9 +71,9 @@ func lose(t *testing.T, p *leasing.Poller, d *deaf, mode string) {
 	}
 }
 
-// Leases whose answer was lost are given back by the next call, with no attempt charged,
-// and can be taken at once. Those of exhausted runs expire at once, so that whoever takes leases back
-// fails them, whatever types he polls for.
+// Leases whose answer was lost are given back by the next call, with no attempt charged, and the runs can be
+// leased at once. Leases of exhausted runs expire at once, so that a reclaimer gets them, which may be of
+// any worker, and their worker fails them.
 func TestLostAnswer(t *testing.T) {
 	for _, err := range []error{io.ErrUnexpectedEOF, brokenOff{}} {
 		t.Run(err.Error(), func(t *testing.T) { testLostAnswer(t, err) })
@@ -108,7 +108,7 @@ func testLostAnswer(t *testing.T, err error) {
 	if want := "leased 1 1, released 1 1, leased 1 2"; events != want {
 		t.Errorf("history %q, want %q", events, want)
 	}
-	// The leases that were given are not taken away by later looks.
+	// Later looks do not take away the new leases.
 	p.DoubtAgain()
 	acquire(t, p, 10)
 	if r := read(t, pool, id); r.Status != run.Leased {
@@ -116,14 +116,14 @@ func testLostAnswer(t *testing.T, err error) {
 	}
 }
 
-// A request that the server finishes only after the first look for it is given back, too.
+// The leases of a request that the server finishes only after the first look for them are given back too.
 func TestLateAnswer(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
 	d := &deaf{DB: pool}
 	p := newPoller(d, "a.")
 	lose(t, p, d, "late")
-	// The next call looks in vain, and finds nothing else to lease: someone has the row.
+	// The next call finds no lease to give back, and no run to lease, because the row is locked.
 	holder := begin(t, pool)
 	exec(t, holder, "SELECT FROM workflow_run WHERE id = $1 FOR UPDATE", id)
 	p.Discover()
@@ -146,7 +146,7 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
-// A request given up half-way, while the server works on it, leaves no charged attempt.
+// A request that is cancelled while the server works on it leaves no attempt charged.
 func TestAcquireCancelled(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
@@ -177,8 +177,8 @@ func TestAcquireCancelled(t *testing.T) {
 	})
 }
 
-// A database that is out of reach is an error each time, with lanes known or not, leaves no
-// doubt about leases, and once it is back is worked with at once.
+// While the database is out of reach, each call returns an error, whether lanes are known or not, and no lease
+// is in doubt. Once the database is back, runs are leased at once.
 func TestUnreachable(t *testing.T) {
 	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none?sslmode=disable")
 	if err != nil {
@@ -204,14 +204,14 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// Discovery that fails, because it takes too long, is tried again only after a while:
-// meanwhile runs of known lanes are leased.
+// After a discovery that failed because it took too long, the next one comes only after a while. Until then
+// runs of known lanes are leased.
 func TestDiscoveryFails(t *testing.T) {
 	pool := pgtest.New(t)
 	add(t, pool, "a.x", 0, time.Minute)
 	b := &blind{DB: pool, on: true}
 	p := newPoller(b, "a.")
-	for range 2 { // no lane is known yet: each call tries, and says so
+	for range 2 { // no lane is known yet: each call tries discovery, and returns its error
 		if _, _, err := p.Acquire(t.Context(), 10, 1); err == nil {
 			t.Fatal("no error")
 		}
@@ -243,7 +243,7 @@ func (b *blind) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, e
 	return lost{err: io.ErrUnexpectedEOF}, io.ErrUnexpectedEOF
 }
 
-// A request is in doubt if its answer is lost, and only then: not if it was refused, or never sent.
+// A request is in doubt if its answer was lost. It is not in doubt if it was refused or never sent.
 func TestLost(t *testing.T) {
 	pool := pgtest.New(t)
 	_, away := pgx.Connect(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable")
@@ -269,8 +269,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// What is in doubt is asked for until its leases have expired, and no longer: with the database away for all
-// that time nothing is left to ask for.
+// A request stays in doubt until its leases must have expired, and no longer, even if the database was out of
+// reach all that time.
 func TestDoubtEnds(t *testing.T) {
 	pool := pgtest.New(t)
 	d := &deaf{DB: pool}

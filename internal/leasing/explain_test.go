@@ -21,7 +21,7 @@ type statement struct {
 	args []any
 }
 
-// recorder notes the statements on their way.
+// recorder records the statements that are sent to a database.
 type recorder struct {
 	run.DB
 	sent []statement
@@ -37,7 +37,7 @@ func (r *recorder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows
 	return r.DB.Query(ctx, sql, args...)
 }
 
-// record returns the very statements that do sends, and undoes what they did.
+// record returns the statements that do sends, and rolls back what they did.
 func record(t *testing.T, pool *pgxpool.Pool, do func(run.DB)) []statement {
 	t.Helper()
 	var r recorder
@@ -79,21 +79,21 @@ type node struct {
 	Plans     []node
 }
 
-// A plan is that of a statement, and those of the statements in the functions that it calls.
+// A plan holds the plan of a statement, and the plans of the statements within the functions that it calls.
 type plan struct {
 	texts []string
 	nodes []node
 	jit   bool
 }
 
-// A watched session tells the plans of all that it executes.
+// A watched session collects the plans of all statements that it executes.
 type watched struct {
 	conn  *pgx.Conn
 	plans []string
 }
 
-// watch has the sessions of a database that are opened from now on tell their plans as notices, by PostgreSQL's
-// own module auto_explain, which sees into functions.
+// watch makes all sessions that are opened from now on send their plans as notices. It uses PostgreSQL's module
+// auto_explain, which sees into functions.
 func watch(t *testing.T, owner *pgxpool.Pool) {
 	t.Helper()
 	for _, set := range []string{"session_preload_libraries = auto_explain", "auto_explain.log_min_duration = 0", "auto_explain.log_analyze = on",
@@ -121,8 +121,8 @@ func newWatched(t *testing.T, as *pgxpool.Pool) *watched {
 	return w
 }
 
-// explain executes the statement, undoes it, and returns the plans that the session has kept: those of a
-// second time, since the first one also reads what is known of tables.
+// explain executes the statement twice, rolls it back, and returns the plans of the second time. The first
+// time the session also reads the catalogs.
 func (w *watched) explain(t *testing.T, s statement) plan {
 	t.Helper()
 	for range 2 {
@@ -146,14 +146,14 @@ func (w *watched) explain(t *testing.T, s statement) plan {
 	return p
 }
 
-// buffers are those of the whole statement, whose plan is told last.
+// buffers returns how many buffers the whole statement touches. Its plan is the last one.
 func (p plan) buffers() int { last := p.nodes[len(p.nodes)-1]; return last.Hit + last.Read }
 
-// bad returns what is wrong with a plan that is to touch about n rows: tables and indexes
-// may only be entered by key, and only as many rows be sorted or thrown away.
+// bad returns what is wrong with a plan that should touch about n rows: tables and indexes may only be
+// searched by key, and no more than about n rows may be sorted or filtered out.
 func (p plan) bad(n int) (list []string) {
 	indexes := []string{"workflow_pause_open_idx", "workflow_run_lane_idx", "workflow_run_pkey", "workflow_run_leased_idx",
-		"process_token_pkey", "process_instance_pkey", "workflow_accepted_pkey"} // of steps, and of what goes on elsewhere
+		"process_token_pkey", "process_instance_pkey", "workflow_accepted_pkey"} // of steps, and of runs that are handed on
 	var walk func(node)
 	walk = func(x node) {
 		total := int(x.Rows * x.Loops)

@@ -12,17 +12,17 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Held lease is one to be extended.
+// A Held is a lease that this process holds.
 type Held struct {
 	ID     uuid.UUID
 	Token  uuid.UUID
-	Length time.Duration // from now
+	Length time.Duration // of an extension, counted from now
 }
 
-// Extend is the heartbeat: one statement for all of a worker's leases. Each is extended to
-// Length from now, never beyond its run's deadline_at. A row that someone else has locked is
-// left out, not waited for. gone maps the runs whose lease is no longer ours to
-// run.ErrCancelled or run.ErrLost; kept lists those that were extended.
+// Extend extends leases: it is the heartbeat, one statement for all leases of a worker. Each lease
+// is extended to Length from now, but not beyond the run's deadline_at. Extend waits for no lock: a
+// row that another session has locked is in neither result. kept lists the runs whose leases were
+// extended. gone maps the runs whose leases are lost to run.ErrCancelled or run.ErrLost.
 func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone map[uuid.UUID]error, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_extend_v1($1, $2, $3)`,
 		column(held, func(h Held) [16]byte { return h.ID }),
@@ -39,8 +39,9 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 	return kept, gone, err
 }
 
-// ExtendRefused finds the leases that the database refuses to extend, and records them in workflow_set_aside. Call it after
-// Extend has failed. None means that no row is the cause. With anyCode, every SQLSTATE counts as an answer about rows.
+// ExtendRefused finds the leases that the database refuses to extend, and records them in workflow_set_aside. Call it
+// after Extend has failed. None means that no row is the cause. With anyCode, every SQLSTATE counts as an answer about
+// rows.
 func ExtendRefused(ctx context.Context, db run.DB, held []Held, anyCode bool) ([]Aside, error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_extend_refused_v1($1, $2, $3, $4)`,
 		column(held, func(h Held) [16]byte { return h.ID }),
@@ -49,7 +50,7 @@ func ExtendRefused(ctx context.Context, db run.DB, held []Held, anyCode bool) ([
 	return collectAside(rows)
 }
 
-// missing returns the tokens of those that were not kept, by id.
+// missing returns the tokens of the leases that were not kept, by run id.
 func missing(held []Held, kept []uuid.UUID) map[uuid.UUID]uuid.UUID {
 	tokens := make(map[uuid.UUID]uuid.UUID, len(held))
 	for _, h := range held {
@@ -61,8 +62,8 @@ func missing(held []Held, kept []uuid.UUID) map[uuid.UUID]uuid.UUID {
 	return tokens
 }
 
-// look tells, without a lock, what became of leases that were not extended: they are locked,
-// or gone.
+// look finds out, without a lock, which of the leases that were not extended are gone. The others
+// are only locked.
 func look(ctx context.Context, db run.DB, tokens map[uuid.UUID]uuid.UUID) (map[uuid.UUID]error, error) {
 	type state struct {
 		ID     uuid.UUID

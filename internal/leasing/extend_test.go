@@ -29,7 +29,7 @@ func extend(t *testing.T, db run.DB, list []leasing.Held) ([]uuid.UUID, map[uuid
 	return kept, gone
 }
 
-// left returns how long the run's lease has still to go.
+// left returns how long the run's lease still lasts.
 func left(t *testing.T, db run.DB, id uuid.UUID) time.Duration {
 	t.Helper()
 	return query[time.Duration](t, db, "SELECT lease_until - clock_timestamp() FROM workflow_run WHERE id = $1", id)
@@ -37,8 +37,8 @@ func left(t *testing.T, db run.DB, id uuid.UUID) time.Duration {
 
 func near(got, want time.Duration) bool { return got <= want && got > want-5*time.Second }
 
-// One call extends many leases, each to its own length from now, and never beyond the
-// run's deadline. An empty call does nothing.
+// One call extends many leases, each to its own length from now, but not beyond the run's
+// deadline. An empty call does nothing.
 func TestExtend(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 20, "a.x", 0)
@@ -62,7 +62,7 @@ func TestExtend(t *testing.T) {
 	}
 }
 
-// Whoever is to fail an exhausted run may take the time for it.
+// The lease of an exhausted run can be extended, although its deadline_at is when it was leased.
 func TestExtendExhausted(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
@@ -75,7 +75,7 @@ func TestExtendExhausted(t *testing.T) {
 }
 
 // A lease is fenced by its token, not by the worker's name: after a restart under the same
-// name, the old process's heartbeats do nothing to the new one's lease.
+// name, the old process's heartbeats do not extend the new one's lease.
 func TestExtendFenced(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
@@ -96,7 +96,7 @@ func TestExtendFenced(t *testing.T) {
 	}
 }
 
-// A heartbeat tells what has become of leases that are gone, and extends the others.
+// A heartbeat reports which leases are gone and why, and extends the others.
 func TestExtendGone(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, c := range []struct {
@@ -127,20 +127,20 @@ func TestExtendGone(t *testing.T) {
 	}
 }
 
-// A row that someone else has locked is left out, and costs the others nothing.
+// A row that another session has locked is left out. The others are extended without waiting.
 func TestExtendLocked(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 5, "a.x", 0)
 	leases := acquire(t, newPoller(pool, "a."), 5)
 	holder := begin(t, pool)
 	exec(t, holder, "SELECT FROM workflow_run WHERE id = $1 FOR UPDATE", leases[2].ID)
-	kept, gone := extend(t, pool, held(leases, time.Hour)) // would hang for good
+	kept, gone := extend(t, pool, held(leases, time.Hour)) // would wait for ever for the lock
 	if len(kept) != 4 || slices.Contains(kept, leases[2].ID) || len(gone) != 0 {
 		t.Errorf("kept %v, gone %v", kept, gone)
 	}
 }
 
-// A heartbeat in a transaction that began long ago gives the full length.
+// A heartbeat in a transaction that began long ago extends a lease by its full length.
 func TestExtendInTransaction(t *testing.T) {
 	pool := pgtest.New(t)
 	id := add(t, pool, "a.x", 0, time.Minute)
@@ -154,7 +154,7 @@ func TestExtendInTransaction(t *testing.T) {
 	}
 }
 
-// Heartbeats change no index: nearly every one stays on its page.
+// Heartbeats change no index: at least 90 % of their updates are heap-only (HOT).
 func TestExtendHot(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 200, "a.x", 0)

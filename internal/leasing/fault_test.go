@@ -20,15 +20,16 @@ func asideCount(t *testing.T, pool run.DB) int {
 	return query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside`)
 }
 
-// raises has a user's trigger raise a code for every update of some runs.
+// raises creates a user's trigger that raises an SQLSTATE for every update of some runs.
 func raises(t *testing.T, pool *pgxpool.Pool, when, code string) {
 	t.Helper()
 	exec(t, pool, `CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '`+code+`'; END $$`)
 	exec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION refuse()`)
 }
 
-// A run that is refused while no other is there is set aside because one that is made for this is not refused; of a bound worker that one is of its
-// own prefix. Where none can be made nothing is known, and nothing is set aside: that is told as the statement's error.
+// A refused run that is the only one is set aside, because a control that is made for this is not refused. For a bound
+// worker the control is of its own prefix. If no control can be made, nothing is set aside, and the error is the
+// statement's.
 func TestControlThatIsMade(t *testing.T) {
 	pool := pgtest.New(t)
 	named := pgtest.Roles(t, pool)
@@ -65,8 +66,8 @@ func TestControlThatIsMade(t *testing.T) {
 	}
 }
 
-// Of a group that is set aside for one reason all come back when one that was tried for all goes through, however many they are; not
-// when one goes through that somebody has changed.
+// Of all runs that were set aside for the same reason, one is tried for all. If it succeeds, all are leased again,
+// however many they are. If a run succeeds because somebody has changed it, the others stay set aside.
 func TestGroupIsReleased(t *testing.T) {
 	pool := pgtest.New(t)
 	const many = 21_000
@@ -102,7 +103,8 @@ func TestGroupIsReleased(t *testing.T) {
 	}
 }
 
-// What has waited for ten minutes is tried again, each of them, and what is over is forgotten, however many are set aside: a call looks at some, and calls at all.
+// Each run that was set aside ten minutes ago is tried again, and runs that have ended are forgotten, however many are
+// set aside. One call looks at some of them; many calls look at all.
 func TestAllAreTriedInTurns(t *testing.T) {
 	pool := pgtest.New(t)
 	const many = 3000
@@ -127,8 +129,8 @@ func TestAllAreTriedInTurns(t *testing.T) {
 	}
 }
 
-// Leases that the database refuses to have extended are found and told of; the others are not. Nobody passes over them: once
-// they have expired they are taken back. Where none can be extended, none is told of.
+// ExtendRefused returns the leases that the database refuses to extend, and no others. They are not passed over: once
+// they have expired, they are taken back. If no lease can be extended, it returns none.
 func TestExtendRefused(t *testing.T) {
 	pool := settledServer(t)
 	addMany(t, pool, 20, "a.x", 0)
@@ -168,8 +170,8 @@ func TestExtendRefused(t *testing.T) {
 	}
 }
 
-// What fails with many may go through with few: half as many runs are leased each time, down to one, which is set aside if it is refused alone, and
-// other ones are not. Then it is as many as before again.
+// After an error that calls for fewer rows, half as many runs are leased each time, down to one. That one is set aside
+// if it is refused alone and others are not. Then the number grows again.
 func TestFewerAtATime(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 5, "a.x", 50)
@@ -190,7 +192,8 @@ func TestFewerAtATime(t *testing.T) {
 	}
 }
 
-// Who looks for the rows that are refused is ended by a person's cancel, and by statement_timeout, while he takes any SQLSTATE for an answer, too.
+// A person's cancel and statement_timeout end the search for refused rows, even while any SQLSTATE counts as an answer
+// about a row.
 func TestCancelEndsTheSearch(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 20, "a.x", 0)

@@ -7,8 +7,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// At the word of a new run, one in a known lane costs a single statement; one in an unknown
-// lane is found by the same call all the same.
+// After Hurry, a run in a known lane is leased by a single statement. A run in a new lane is leased by the same
+// call too, after discovery.
 func TestHurry(t *testing.T) {
 	pool := pgtest.New(t)
 	add(t, pool, "a.known", 0, 0)
@@ -30,6 +30,6 @@ func TestHurry(t *testing.T) {
 		if len(sent) != c.statements {
 			t.Errorf("%s: %d statements, want %d", c.typ, len(sent), c.statements)
 		}
-		exec(t, pool, "UPDATE workflow_run SET held_at = now() WHERE status = 'pending'") // record has undone the lease
+		exec(t, pool, "UPDATE workflow_run SET held_at = now() WHERE status = 'pending'") // record has rolled back the lease
 	}
 }

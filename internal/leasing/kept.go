@@ -16,17 +16,18 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Kept is an outcome that the database refuses to record. It stands in workflow_kept under the token of its lease, which
-// nobody extends and nobody takes back: any worker settles it once nothing refuses it.
+// A Kept is an outcome that is stored in workflow_kept under the token of its lease: the database refuses to record
+// it, or run.Complete has reported it. The lease is neither extended nor taken back. Any worker settles the outcome
+// once nothing refuses it.
 type Kept struct {
 	Settlement
-	Events  json.RawMessage // that the handler has emitted, as the worker wrote them; nil: none
-	Effects bool            // it had effects, which are lost: it is only found out whether it could be recorded
-	Told    json.RawMessage // what run.Complete has said of an error, of which the worker is to make an outcome; nil: it is one
+	Events  json.RawMessage // events of the handler, as the worker wrote them; nil: none
+	Effects bool            // it had effects, which are lost: the worker only tries whether it could be recorded
+	Told    json.RawMessage // an error as run.Complete reported it, from which the worker makes the outcome; nil: the outcome is complete
 }
 
-// Keep stores an outcome that the database refuses to record, and the cause: the database's error, or another one. It reports
-// false if the lease is lost, or if no outcome of the run can be recorded at all.
+// Keep stores an outcome that cannot be recorded, and the cause: an error of the database or of a hook. It reports
+// false, and stores nothing, if the lease is lost, or if the database refuses the outcomes of all runs.
 func Keep(ctx context.Context, db run.DB, k Kept, cause error) (kept bool, err error) {
 	var failure json.RawMessage
 	var message *string
@@ -46,15 +47,15 @@ func Keep(ctx context.Context, db run.DB, k Kept, cause error) (kept bool, err e
 	return kept, nil
 }
 
-// inWords is what workflow_set_aside says of an error: nothing that a column of text cannot hold.
+// inWords returns what workflow_set_aside stores about an error, without bytes that a text column refuses.
 func inWords(cause error) (code, words, constraint string) {
 	answer := &pgconn.PgError{Message: cause.Error()}
-	errors.As(cause, &answer) // or it stays as it is
+	errors.As(cause, &answer) // otherwise answer stays as it is
 	return answer.Code, strings.ToValidUTF8(strings.ReplaceAll(answer.Message, "\x00", ""), ""), answer.ConstraintName
 }
 
-// ToSettle returns up to n kept outcomes that are due for another try, for runs of some prefixes, and counts the try. steps
-// includes steps of processes.
+// ToSettle returns up to n kept outcomes of runs under the prefixes that are due for another try, and counts the try.
+// steps includes those of steps of processes.
 func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n int) (due []Kept, err error) {
 	sent := time.Now()
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_v1($1, $2, $3)`, prefixes, steps, n)
@@ -66,7 +67,7 @@ func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n i
 		var follows, told bool
 		if k.Lease, err = scanLeases((*[16]byte)(&k.Outcome.Token), &k.Verdict, (*[]byte)(&k.Result), &failure, &seconds, (*[]byte)(&k.Events), &k.Effects, &worker, &follows, &told).scan(rows); err != nil {
 			rows.Close()
-			return nil, fmt.Errorf("read what is kept: %w", err)
+			return nil, fmt.Errorf("read a kept outcome: %w", err)
 		}
 		if told && failure != nil {
 			k.Told = failure
@@ -82,7 +83,7 @@ func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n i
 		due = append(due, k)
 	}
 	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("look for what is kept: %w", err)
+		return nil, fmt.Errorf("find kept outcomes: %w", err)
 	}
 	return due, nil
 }
@@ -91,21 +92,21 @@ func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n i
 func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
 	code, words, rule := inWords(cause)
 	if _, err := db.Exec(ctx, `SELECT workflow_kept_refused_v1($1, $2, $3, $4, $5)`, k.Outcome.ID, k.Outcome.Token, code, words, rule); err != nil {
-		return fmt.Errorf("tell that run %s cannot be settled: %w", k.Outcome.ID, err)
+		return fmt.Errorf("record that run %s cannot be settled: %w", k.Outcome.ID, err)
 	}
 	return nil
 }
 
-// Over removes outcomes from workflow_kept, and returns those that were there. Call it in the transaction that records them,
-// before anything else. An outcome with effects cannot be recorded: once nothing refuses it any more, its lease is taken back
-// as after a crash.
+// Over removes outcomes from workflow_kept, and returns those that were there. Call it first in the transaction that
+// records them. An outcome with effects cannot be recorded: once nothing refuses it, its lease is taken back as after
+// a crash.
 func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2, $3, $4)`,
 		column(all, func(k Kept) [16]byte { return k.Outcome.ID }), column(all, func(k Kept) [16]byte { return k.Outcome.Token }),
 		column(all, func(k Kept) string { return string(k.Verdict) }), column(all, func(k Kept) bool { return k.Effects }))
 	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
-		return nil, fmt.Errorf("forget outcomes of %d runs: %w", len(all), err)
+		return nil, fmt.Errorf("remove kept outcomes of %d runs: %w", len(all), err)
 	}
 	for _, k := range all {
 		if slices.Contains(found, k.Outcome.ID) {
@@ -115,8 +116,8 @@ func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	return were, nil
 }
 
-// Controls makes leased steps of processes in the caller's transaction, which is to be rolled back: if hooks move these, they can
-// move processes.
+// Controls makes leased steps of processes in the caller's transaction, which must be rolled back. With them a worker
+// tries whether hooks can move processes at all.
 func Controls(ctx context.Context, tx pgx.Tx) ([]Lease, error) {
 	rows, _ := tx.Query(ctx, `SELECT id, token FROM workflow_control_v1()`)
 	made, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Lease, err error) {
@@ -126,15 +127,15 @@ func Controls(ctx context.Context, tx pgx.Tx) ([]Lease, error) {
 		return l, err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make steps to be settled: %w", err)
+		return nil, fmt.Errorf("make test steps: %w", err)
 	}
 	return made, nil
 }
 
-// CanSettle returns an error if the caller's role may not settle runs. It settles nothing.
+// CanSettle returns an error if the caller's role may not settle runs. It records nothing.
 func CanSettle(ctx context.Context, db run.DB, worker string) error {
 	if _, err := db.Exec(ctx, `SELECT workflow_settle_v2('{}', '{}', '{}', '{}', '{}', '{}', '{}', $1, '{}')`, worker); err != nil {
-		return fmt.Errorf("settle nothing: %w", err)
+		return fmt.Errorf("check the right to settle: %w", err)
 	}
 	return nil
 }

@@ -1,8 +1,9 @@
-// Package lease takes, extends and takes back leases on runs.
+// Package leasing leases runs, extends leases, and reclaims leases that have expired.
 //
-// A lease is a time-bound claim: the row's status is leased until lease_until, and its
-// lease_token, random and new each time, is the fence that every later statement about the
-// run must present. Only the database's clock decides when a lease has expired.
+// A lease is a worker's time-limited ownership of a run. While it lasts, the row's status is
+// leased. It expires at lease_until, by the database's clock alone. Each lease has a new random
+// lease_token, the fence: every later statement about the run must present it, and changes
+// nothing once the run has another token.
 package leasing
 
 import (
@@ -14,41 +15,42 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Lease is a run that this process has leased, with the terms it got.
+// A Lease is a run that this process has leased, with the terms of the lease.
 type Lease struct {
 	run.Info
 	Token     uuid.UUID
-	Step      uuid.UUID // the token of a process graph that the run moves; zero: a plain run
+	Step      uuid.UUID // the process token that the run moves, if it is a step of a process; zero: a plain run
 	Payload   json.RawMessage
 	Priority  int
-	Postponed int           // how often the handler has put it off
-	Suspect   bool          // its last lease expired: its process may have died of it
-	Exhausted bool          // no attempt is left: to be failed, not to be started
-	Follows   bool          // MaxAttempts is that of the policy of its type as it was written last, or the default, which means the policy
-	Alone     bool          // a suspect at its last attempt, which it has been given back once: no other suspect is leased until it has ended
-	Length    time.Duration // how long the lease lasts from Taken
-	Timeout   time.Duration // the most this attempt may take from Taken; 0: no limit
-	Taken     time.Time     // by this process's clock, before the request was sent
-	Enqueued  time.Time     // from when a policy's deadline counts, by the database's clock as StartedAt; zero: it has none, since a person has had the run tried again
+	Postponed int           // how often the handler has postponed it with run.Again
+	Suspect   bool          // its last lease expired: perhaps it killed its worker
+	Exhausted bool          // no attempt is left: the worker fails it without calling a handler
+	Follows   bool          // MaxAttempts comes from the policy of its type: it is the default, or the number that a policy set last
+	Alone     bool          // a suspect at its last attempt, after that was given back once: no other suspect is leased until it has ended
+	Length    time.Duration // how long the lease lasts, counted from Taken
+	Timeout   time.Duration // the time limit of this attempt, counted from Taken; 0: none
+	Taken     time.Time     // when the request for the lease was about to be sent, by this process's clock
+	Enqueued  time.Time     // when a policy's deadline begins to count, by the database's clock; zero: it has none, as a person has retried it
 
 	runAt time.Time
 }
 
-// Waited returns how long the run had been due when it was leased.
+// Waited returns how long the run was due before it was leased.
 func (l *Lease) Waited() time.Duration { return l.StartedAt.Sub(l.runAt) }
 
-// A Settlement is a leased run together with what is to be recorded about it.
+// A Settlement is a leased run with the outcome to be recorded.
 type Settlement struct {
 	Lease
 	settling.Outcome
 }
 
-// A SettleError is trouble that one run of a batch is the cause of. A hook that returns one has it settled by itself,
-// and the others without it. If Err is marked with run.Permanent, a success of the run becomes a failure with it.
+// A SettleError names the run of a batch that made a hook fail. After a hook has returned one, the worker settles that
+// run alone, and the rest of the batch without it. If Err is marked with run.Permanent, a success of the run becomes a
+// failure with Err.
 type SettleError struct {
 	Run    uuid.UUID
-	Others []uuid.UUID // of the batch, which are to be settled by themselves, too
-	Err    error       // of Run; never nil
+	Others []uuid.UUID // other runs of the batch that must be settled alone too
+	Err    error       // why Run cannot be settled; never nil
 }
 
 func (e *SettleError) Error() string { return e.Err.Error() }
@@ -56,19 +58,22 @@ func (e *SettleError) Unwrap() error { return e.Err }
 
 // Terms are the conditions under which runs of a type are leased.
 type Terms struct {
-	Length  time.Duration // of the lease
-	Timeout time.Duration // deadline_at = now + Timeout; 0: none
-	Limit   int           // attempts that runs get, if they do not say less themselves; 0: what they say
-	Room    int           // how many more of the Group may be leased; negative: any number
-	Group   string        // types with the same Group share their Room
-	Grace   time.Duration // leave runs alone until they have been due this long, with no pause and no open breaker of their type meanwhile
+	Length  time.Duration // length of the lease
+	Timeout time.Duration // time limit of an attempt: deadline_at is set this far ahead; 0: none
+	Limit   int           // the most attempts of a run, if its max_attempts is not lower; 0: max_attempts alone counts
+	Room    int           // how many more runs of the Group may be leased; negative: any number
+	Group   string        // types with the same Group share one Room
+
+	// Grace is how long runs are left to other workers. A run is leased only once it has been due for this long. After a
+	// pause of its type has ended, or its breaker has closed, it waits for this long again.
+	Grace time.Duration
 }
 
-// Suspects are those that a process holds, exhausted runs left out.
+// Suspects describes the suspects that a process holds, without exhausted runs.
 type Suspects struct {
-	Watched bool   // some have yet to show that they do not kill the process; meanwhile none is leased whose last attempt it would be
-	Running bool   // some run, watched or not: whoever is leased is not alone
-	Strays  bool   // handlers of some go on although their leases are over: likewise, but who is to be kept alone is not kept waiting for them
-	Alone   bool   // one is kept alone: no other is leased
-	Last    []Held // those at their last attempt, which are not alone any more when another is leased
+	Watched bool   // some are still watched, because they may kill the process: no suspect is leased that would be at its last attempt
+	Running bool   // handlers of some may be executing, watched or not: a suspect that is leased now is not alone
+	Strays  bool   // handlers of some execute although their leases are over: as Running, but a suspect to be kept alone does not wait for it
+	Alone   bool   // one is kept alone: no other suspect is leased
+	Last    []Held // those at their last attempt: before another suspect is leased, their rows are marked as not alone
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// limited gives the types of a group room, and counts what has been leased as a worker does.
+// limited gives groups of types room, and counts what has been leased as a worker does.
 type limited struct {
 	groups map[string]string
 	room   map[string]int
@@ -30,7 +30,7 @@ func (l *limited) count(leases []leasing.Lease) {
 	}
 }
 
-// drain acquires n at a time for as long as more is announced at once.
+// drain acquires n at a time, as long as Acquire returns a wait of 0.
 func (l *limited) drain(t *testing.T, p *leasing.Poller, n, suspects int) (all []leasing.Lease) {
 	t.Helper()
 	p.Discover()
@@ -49,8 +49,8 @@ func (l *limited) drain(t *testing.T, p *leasing.Poller, n, suspects int) (all [
 	return nil
 }
 
-// Types that share a group share its room, over all their priorities; the highest priorities
-// get it. Other types take what is left of the batch.
+// Types of one group share its room, over all their priorities, and the highest priorities get it.
+// Other types get the rest of the batch.
 func TestRoom(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, typ := range []string{"a.x", "a.y", "a.free"} {
@@ -82,7 +82,7 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// A batch smaller than what is due is filled strictly by priority also where room is shared.
+// A batch that is smaller than what is due is filled strictly by priority, even where room is shared.
 func TestRoomAndOrder(t *testing.T) {
 	pool := pgtest.New(t)
 	add(t, pool, "a.x", 9, time.Minute)
@@ -98,7 +98,7 @@ func TestRoomAndOrder(t *testing.T) {
 	}
 }
 
-// A due run that someone keeps locked does not hold up others that share its room.
+// A due run that is locked does not hold up others that share its room.
 func TestRoomBehindLock(t *testing.T) {
 	pool := pgtest.New(t)
 	locked := add(t, pool, "a.x", 9, time.Hour)
@@ -119,8 +119,8 @@ func suspect(t *testing.T, pool run.DB, typ string, priority int) {
 	exec(t, pool, "UPDATE workflow_run SET suspect = true WHERE id = $1", add(t, pool, typ, priority, time.Minute))
 }
 
-// At most the given number of suspects come with a poll, whatever their types and
-// priorities; others are not held up by them.
+// A poll leases at most the given number of suspects, of all types and priorities together. Other runs
+// are not held up by suspects.
 func TestSuspects(t *testing.T) {
 	pool := pgtest.New(t)
 	for priority := range 3 {
@@ -159,9 +159,9 @@ func TestSuspects(t *testing.T) {
 	}
 }
 
-// Suspects at their last attempt, by their own limit or their type's, are passed over by others
-// and leased by themselves, when they come first and none is watched. Behind one that has waited
-// for long the others wait, too.
+// Suspects at their last attempt, by max_attempts or by the type's Limit, are leased alone, when they
+// come first and no suspect is watched. The other suspects pass them, but wait for one that has been
+// due for long.
 func TestLastAttemptAlone(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, priority := range []int{9, 8, 7, 6, 5} {
@@ -202,7 +202,7 @@ func TestLastAttemptAlone(t *testing.T) {
 		if got := priorities(leases); !slices.Equal(got, step.want) {
 			t.Errorf("step %d: suspects of priority %v were leased, want %v", i, got, step.want)
 		}
-		// When all wait, the next look is for others, and the one after it comes later.
+		// When all suspects wait, the next poll comes at once, for other runs, and the one after it later.
 		if len(leases) == 0 && wait == 0 {
 			if leases, wait, err = p.Acquire(t.Context(), 100, 10); err != nil || len(leases) > 0 || wait < 100*time.Millisecond {
 				t.Errorf("step %d: then %d suspects, and another look after %s, %v", i, len(leases), wait, err)
@@ -210,12 +210,12 @@ func TestLastAttemptAlone(t *testing.T) {
 			p.StopWaiting()
 		}
 	}
-	// One that has been due for ten seconds, and others behind it: since one was alone just now,
-	// they go first once. Then they wait until it has had its turn.
+	// One has been due for ten seconds, and others are behind it. As one was alone just now, the others
+	// go first once. Then they wait until it has had its turn.
 	suspect(t, pool, "a.y", 3)
 	byHand(t, pool, "UPDATE workflow_run SET attempt = 2, run_at = now() - interval '10 seconds' WHERE priority = 3")
 	for i, step := range []struct {
-		add     int // priority of another
+		add     int // priority of one more suspect
 		watched bool
 		want    []int
 	}{{2, true, []int{2}}, {1, true, nil}, {0, false, []int{3}}, {-1, false, []int{1, 0, -1}}} {
@@ -240,8 +240,8 @@ func priorities(leases []leasing.Lease) (all []int) {
 	return all
 }
 
-// A suspect that cannot be leased, here a step for a worker without the graph and one that
-// is locked, does not hold up the other suspects.
+// A suspect that cannot be leased does not hold up other suspects: neither a step, at a worker that does not execute
+// processes, nor a locked run.
 func TestSuspectsBehindOthers(t *testing.T) {
 	pool := pgtest.New(t)
 	suspect(t, pool, "a.step", 9)
@@ -257,7 +257,7 @@ func TestSuspectsBehindOthers(t *testing.T) {
 	}
 }
 
-// A suspect takes part in the room of its group, too.
+// A suspect counts against the room of its group.
 func TestSuspectsInRoom(t *testing.T) {
 	pool := pgtest.New(t)
 	suspect(t, pool, "a.x", 9)

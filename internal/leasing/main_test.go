@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// unlimited are terms that restrict nothing.
+// unlimited returns terms that restrict nothing.
 func unlimited(string) leasing.Terms { return leasing.Terms{Length: time.Minute, Room: -1} }
 
 func newPoller(db run.DB, prefixes ...string) *leasing.Poller {
@@ -66,7 +66,7 @@ func query[T any](t *testing.T, db run.DB, sql string, args ...any) T {
 	return value
 }
 
-// add enqueues a run that has been due for a while.
+// add enqueues a run that has been due for the given time.
 func add(t *testing.T, db run.DB, typ string, priority int, due time.Duration) uuid.UUID {
 	t.Helper()
 	return query[uuid.UUID](t, db, `
@@ -93,7 +93,7 @@ func read(t *testing.T, db run.DB, id uuid.UUID) *run.Run {
 	return r
 }
 
-// begin starts a transaction on a connection of its own, rolled back when t ends.
+// begin starts a transaction on a connection of its own. It is rolled back when t ends.
 func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
 	t.Helper()
 	conn, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig)
@@ -153,7 +153,7 @@ func names(leases []leasing.Lease) (list []string) {
 	return list
 }
 
-// byHand does what guards refuse, as the owner may, on record.
+// byHand executes a statement past the guards, as the owner may.
 func byHand(t *testing.T, db *pgxpool.Pool, sql string, args ...any) {
 	t.Helper()
 	tx := begin(t, db)

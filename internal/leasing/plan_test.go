@@ -17,7 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// crowd fills the table step by step with rows that are none of a poll's business.
+// crowd lists the kinds of rows that fill the table step by step. No poll should touch them.
 var crowd = []struct{ name, values string }{
 	{"eligible at lower priority", "'q.t' || g % 10, -g % 5 - 1, now() - interval '1 day', NULL"},
 	{"scheduled at higher priority", "'q.t' || g % 10, 50 + g % 5, now() + interval '1 day', NULL"},
@@ -47,7 +47,8 @@ type hot struct {
 	statement
 }
 
-// hotStatements are discover, take, take without discovery, extend, settle, reclaim, give back.
+// hotStatements returns the statements of discover, take, take without discovery, extend, settle, reclaim and give
+// back.
 func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 	t.Helper()
 	var leases []leasing.Lease
@@ -80,9 +81,9 @@ func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 		{"reclaim", sent[5]}, {"give back", back[2]}}
 }
 
-// The hot statements have the same plans and touch as much whatever else is in the table,
-// whatever its statistics say, and whatever the database's language is: in a session that has just been opened,
-// and with plans that are kept from when there was nothing.
+// The hot statements have the same plans, and touch no more buffers, whatever else is in the table, whatever its
+// statistics say, and with any collation of the database. This holds in a new session, and with plans that were kept
+// from when the table was empty.
 func TestPlans(t *testing.T) {
 	icu := func(t *testing.T) *pgxpool.Pool {
 		server := pgtest.Server(t, pgserver.Options{ICU: true})
@@ -106,7 +107,7 @@ func TestPlans(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		start func(*testing.T) *pgxpool.Pool
-		known string // of the table, to the planner
+		known string // what the planner's statistics say of the table
 		crowd int    // rows of each kind
 		as    func(*testing.T, *pgxpool.Pool) *pgxpool.Pool
 	}{
@@ -125,7 +126,7 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// bound is a worker whose role is bound to q., by row-level security.
+// bound returns a pool of a worker whose role is bound to the prefix q.
 func bound(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 	t.Helper()
 	named := pgtest.Roles(t, owner)
@@ -140,7 +141,7 @@ func bound(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 	return pgtest.As(t, owner, named, "bound")
 }
 
-// stock stores the runs to be leased: 10 types at 5 priorities, and some with little room in the batch.
+// stock stores the runs to be leased, of 10 types at 5 priorities.
 func stock(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	exec(t, pool, `
@@ -149,7 +150,7 @@ func stock(t *testing.T, pool *pgxpool.Pool) {
 		FROM generate_series(1, 4000) AS g`)
 }
 
-// testPlans fills the table as its owner, and works as somebody else.
+// testPlans fills the table as its owner, and executes the hot statements with the pool as.
 func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int) {
 	const n = 500
 	exec(t, pool, "ALTER TABLE workflow_run SET (autovacuum_enabled = off)")
@@ -182,7 +183,7 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 			}
 			size := n
 			if what == "leased by others" && (h.name == "reclaim" || h.name == "give back") {
-				size, limit = crowdSize, 0 // each of them has to be looked at
+				size, limit = crowdSize, 0 // these look at each lease
 			}
 			p := newWatched(t, as).explain(t, h.statement)
 			p.check(t, what+": "+h.name, size, limit)
@@ -199,8 +200,8 @@ func testPlans(t *testing.T, pool, as *pgxpool.Pool, known string, crowdSize int
 	}
 }
 
-// Finding out which run a statement is refused for, and noting that suspects are not alone, touches the runs that are tried and none besides,
-// whatever else is in the table.
+// The search for the runs for which a statement is refused, and the marking of suspects as not alone, touch only the
+// runs that are tried, whatever else is in the table.
 func TestPlansOfRefusals(t *testing.T) {
 	for _, analysed := range []bool{false, true} {
 		t.Run(fmt.Sprint("analysed ", analysed), func(t *testing.T) { testPlansOfRefusals(t, analysed) })

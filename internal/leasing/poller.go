@@ -11,47 +11,53 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Poller leases due runs. Its cost depends on what it leases and not on what else is in
-// the table: it knows the lanes, all open runs of one (suspect, type, priority), walks them
-// from the highest priority down, and locks rows in due order until it has enough.
+// A Poller leases due runs. Its cost depends on how many runs it leases, not on what else is in
+// the table. A lane is all open runs of one (suspect, type, priority), a range of an index. The
+// Poller knows the lanes. It walks them from the highest priority down, and locks rows in due
+// order until it has enough.
 //
-// It remembers how far it has come in each lane and goes on from there, because an old
-// snapshot keeps the index entries of runs leased long ago. Discovery finds each lane's
-// first open run anew: lanes that were unknown, and runs behind the remembered position,
-// put there by a transaction that committed late. It may cost a twentieth of the time.
+// It remembers its position in each lane and continues from there, because an old snapshot
+// keeps the index entries of runs that were leased long ago. Rows may appear behind that
+// position, when a transaction commits late. So discovery finds each lane's first open run
+// again, and lanes that are new. Discovery takes at most a twentieth of the time.
 //
 // A Poller belongs to one goroutine. DB, Prefixes, Worker and Terms must be set.
 type Poller struct {
 	DB       run.DB
 	Prefixes []string               // literal, each ends with a dot
 	Worker   string                 // stored in leased_by, for people
-	Terms    func(typ string) Terms // consulted for each lane of each poll
-	Steps    bool                   // also lease steps of process graphs
+	Terms    func(typ string) Terms // called for each lane at each poll
+	Steps    bool                   // also lease steps of processes
 
-	Suspects Suspects // that this process holds; to be set before each Acquire
+	Suspects Suspects // what this process holds; the caller sets it before each Acquire
 
-	SetAside func([]Aside) // told of runs that are set aside; may be nil
-	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
+	SetAside func([]Aside) // called with the runs that were set aside; may be nil
+	Doubts   *Doubts       // requests whose answers were lost; nil: the Poller makes its own
 
-	NoBreaker func(typ string) bool // whether the breaker of a type counts for nothing; may be nil
-	Open      func(typ string) bool // whether the caller was told that the breaker of a type is open: discovery may come seconds later; may be nil
-	Outages   func(map[string]bool) // told, by each discovery, of the types whose runs have met an outage since the last success, and of each whether its breaker is open; may be nil
+	// NoBreaker reports whether to ignore the breaker of a type. It may be nil.
+	NoBreaker func(typ string) bool
+	// Open reports whether the caller knows already that the breaker of a type is open. Discovery may find that out
+	// seconds later. It may be nil.
+	Open func(typ string) bool
+	// Outages is called by each discovery with the types whose runs have met an outage since their last success, and
+	// with whether the breaker of each is open. It may be nil.
+	Outages func(map[string]bool)
 
 	paused     []string // prefixes and types, as discovery found them
 	outages    map[string]*outage
-	wereOpen   map[string]time.Time // types with a grace whose breaker was open, and when that was seen last
-	werePaused map[string]time.Time // prefixes and types, and when they were last seen so
+	wereOpen   map[string]time.Time // types with a grace, and when their breaker was last seen open
+	werePaused map[string]time.Time // prefixes and types, and when they were last seen paused
 	probed     time.Time            // when a probe was last tried
 	lanes      map[lane]*position
 	failing    bool         // some lanes may have failures
-	most       fault.Ration // as many are leased at a time, as it fails with more; 0: any number
-	tried      int          // how many runs were tried after the last lease, which was refused; 0: it was not
+	most       fault.Ration // how many runs are leased at a time, because more have failed; 0: any number
+	tried      int          // how many runs were tried after the last lease was refused; 0: it was not refused
 	hurry      bool         // try the known lanes before discovery
 	discovery  budget
-	busy       bool      // the last poll brought as many as were asked for
-	alone      bool      // the last suspect that was leased was alone
-	kept       time.Time // when one was last held that is kept alone
-	waiting    time.Time // until when suspects are left alone: none of those that are due could be leased
+	busy       bool      // the last poll leased as many runs as were asked for
+	alone      bool      // the suspect leased last was at its last attempt, so the others go first now
+	kept       time.Time // when this process last held a suspect that is kept alone
+	waiting    time.Time // until when no suspect is leased, because none of the due ones could be
 }
 
 type lane struct {
@@ -60,28 +66,29 @@ type lane struct {
 	priority int
 }
 
-// A position is where to go on in a lane: no open run before it is known.
+// A position is where the next poll continues in a lane. No open run before it is known.
 type position struct {
 	runAt   time.Time
 	id      uuid.UUID
-	dueFrom time.Time // when the lane's first run is due, by this process's clock; zero: there is none
-	seen    time.Time // when an open run was last known
+	dueFrom time.Time // when the lane's first run may be leased, by this process's clock; zero: it has no open run
+	seen    time.Time // when the lane was last known to have an open run
 
-	failures fault.Series // of leases from lanes among which it was
-	lasting  bool         // they have lasted for long: any SQLSTATE may be an answer about a run of this lane
+	failures fault.Series // of leases that included this lane
+	lasting  bool         // the failures have lasted for fault.Patience: any SQLSTATE may be an answer about a run of this lane
 }
 
 const (
-	// memory is how long the position in a lane without open runs is kept. A run enqueued
+	// memory is how long the position in a lane without open runs is kept. A run that is enqueued
 	// there meanwhile is found without discovery.
 	memory = time.Minute
-	// slack is how late a transaction may commit for its run to be found in such a lane.
+	// slack is how far before the present the position of a new lane starts if none of its runs is
+	// due yet. A run whose transaction commits this late is still found without discovery.
 	slack = time.Minute
 )
 
-// A budget bounds what looking from the start may cost: at most a twentieth of the time. While
-// nothing was found (idle) a cheap look is always allowed, while there is plenty (busy) a
-// look every tenth of a second is enough. A look that takes seconds may take more than that.
+// A budget bounds the cost of looks from the start to a twentieth of the time. A look that takes
+// seconds may exceed this, because no pause is longer than longest. While the Poller is idle, a
+// cheap look is always allowed. While it is busy, one look every tenth of a second is enough.
 type budget struct {
 	cost time.Duration
 	end  time.Time
@@ -90,11 +97,11 @@ type budget struct {
 const (
 	cheap     = 2 * time.Millisecond
 	busyPause = 100 * time.Millisecond
-	longest   = 10 * time.Second // a stalled look must not stop the next for long
+	longest   = 10 * time.Second // longest pause: a look that stalls must not delay the next one for long
 
-	watchPause = 500 * time.Millisecond // while suspects wait for those that are watched
+	watchPause = 500 * time.Millisecond // between two tries while due suspects wait for those that are watched
 
-	// othersTurn is how long, after a suspect was kept alone, the others are not made to wait for the next such one.
+	// othersTurn is how long after one suspect was kept alone the other suspects need not wait for the next one that is.
 	othersTurn = time.Minute
 )
 
@@ -115,21 +122,21 @@ func spent(start time.Time) budget {
 	return budget{cost: end.Sub(start), end: end}
 }
 
-// Never is the wait that Acquire returns when it knows of nothing to come.
+// Never is the wait that Acquire returns when it knows of no run that will become due.
 const Never = time.Duration(1<<63 - 1)
 
 // Acquire leases up to n due runs, at most suspects of them suspect.
 //
-// Runs are leased by priority, then by the time they became due. Among lanes of equal priority, the lane
-// with the oldest due run is emptied first. Acquire looks in the lanes that it knows. It finds new
-// lanes by discovery, which it puts off after Hurry and while there is plenty of work.
+// Runs are leased by priority, then by the time they became due. Among lanes of equal priority, the lane with the
+// oldest due run is emptied first. Acquire looks in the lanes that it knows. It finds new lanes by discovery, which it
+// puts off after Hurry and while there is plenty of work.
 //
-// A suspect with one attempt left is leased with no other suspect beside it. If that attempt was given back,
-// because the run was not alone when its process died, it is leased only while the worker holds no other.
+// A suspect with one attempt left is leased alone, and only while no other suspect is watched. If that attempt was
+// given back, because the run was not alone when its process died, it is leased only while the worker holds no other.
 //
-// wait is how long to sleep before the next call: 0 means call again at once, Never means that nothing is
-// known to become due. An error means that no lease was taken, or that the answer was lost. In the second
-// case later calls give those leases back, and no attempt is charged.
+// wait is how long to sleep before the next call: 0 means call again at once, Never means that nothing is known to
+// become due. An error means that no lease was taken, or that the answer was lost. In the second case later calls give
+// those leases back, and no attempt is charged.
 func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, wait time.Duration, err error) {
 	if p.Doubts == nil {
 		p.Doubts = &Doubts{}
@@ -146,7 +153,7 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	discovered := wait == 0
 	if discovered {
 		err := p.discover(ctx)
-		if err == nil || len(p.lanes) > 0 { // one that takes too long must not keep known lanes from being served
+		if err == nil || len(p.lanes) > 0 { // a discovery that takes too long must not keep known lanes from being served
 			p.discovery = spent(start)
 		}
 		if err != nil {
@@ -169,18 +176,18 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	p.remember(leases)
 	p.busy = due == n
 	switch {
-	case due > 0 && len(leases) == 0: // they wait for those that are watched, and must not keep others from being found
+	case due > 0 && len(leases) == 0: // due suspects wait for those that are watched, and must not keep other runs from being found
 		p.busy, p.waiting = false, time.Now().Add(watchPause)
 		return nil, 0, nil
 	case p.busy || due > len(leases):
 		return leases, 0, nil
 	case discovered && due == 0:
-		p.discovery = spent(start) // what it found was not there to be leased: count both
+		p.discovery = spent(start) // nothing that it found could be leased: charge both statements to the budget
 	}
 	return leases, min(wait, p.nextDue()), nil
 }
 
-// mayLease returns how many suspects may be leased now, of so many that the caller has room for.
+// mayLease returns how many suspects may be leased now, if the caller has room for this many.
 func (p *Poller) mayLease(suspects int) int {
 	if p.Suspects.Alone {
 		p.kept = time.Now()
@@ -192,7 +199,7 @@ func (p *Poller) mayLease(suspects int) int {
 	return suspects
 }
 
-// hurried leases from the lanes that are known, if Hurry has asked for that.
+// hurried leases from the known lanes if Hurry was called.
 func (p *Poller) hurried(ctx context.Context, n, suspects int) ([]Lease, error) {
 	if !p.hurry {
 		return nil, nil
@@ -209,11 +216,12 @@ func (p *Poller) hurried(ctx context.Context, n, suspects int) ([]Lease, error) 
 	return leases, err
 }
 
-// Hurry makes the next Acquire try the lanes it knows before discovery, which takes as long again. Call it when a new run is
-// announced.
+// Hurry makes the next Acquire try the lanes that it knows before discovery, which would double the time. Call it when
+// a new run is announced.
 func (p *Poller) Hurry() { p.hurry = true }
 
-// nextDue returns how long it is until the first of the lanes that are not due yet is.
+// nextDue returns the time until a further lane becomes due, a probe is due, or suspects may be leased again, whichever
+// comes first.
 func (p *Poller) nextDue() time.Duration {
 	next := Never
 	now := time.Now()
@@ -228,7 +236,7 @@ func (p *Poller) nextDue() time.Duration {
 	return min(next, p.nextProbe(now))
 }
 
-// remember moves the positions to the last of the runs that were leased.
+// remember moves the position of each lane to the last run that was leased from it.
 func (p *Poller) remember(leases []Lease) {
 	now := time.Now()
 	for _, l := range leases {

@@ -15,8 +15,8 @@ func has(leases []leasing.Lease, id uuid.UUID) bool {
 	return slices.ContainsFunc(leases, func(l leasing.Lease) bool { return l.ID == id })
 }
 
-// A run whose transaction commits after hundreds of later ones were leased is leased soon,
-// although polls go on from where the last one stopped and never come to an end.
+// A run whose transaction commits after hundreds of later runs were leased is leased soon, although polls
+// continue where the last one stopped and never reach the end of the lane.
 func TestLateCommit(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 300, "a.x", 0)
@@ -39,8 +39,8 @@ func TestLateCommit(t *testing.T) {
 	t.Logf("found after %v", time.Since(start))
 }
 
-// Late runs are found also in lanes that a poll of full batches hardly reaches, one behind
-// the other, and behind one that is locked.
+// Runs that commit late are found even in lanes that full batches hardly reach. Several in one lane are found, and
+// those behind a locked one.
 func TestLateCommits(t *testing.T) {
 	pool := pgtest.New(t)
 	p := newPoller(pool, "a.")
@@ -62,7 +62,7 @@ func TestLateCommits(t *testing.T) {
 	exec(t, holder, "SELECT FROM workflow_run WHERE id = $1 FOR UPDATE", locked)
 	p.Discover()
 	leases := acquire(t, p, 4)
-	leases = append(leases, acquire(t, p, 4)...) // the other lane, which now has the oldest
+	leases = append(leases, acquire(t, p, 4)...) // from the other lane, which now has the oldest run
 	for _, l := range leases {
 		delete(want, l.ID)
 	}
@@ -78,7 +78,7 @@ func TestLateCommits(t *testing.T) {
 	}
 }
 
-// A run put back with an earlier due time, or among others with the very same one, is found.
+// A run that is put back is found, with an earlier due time and with one that others share.
 func TestPutBack(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `
@@ -96,8 +96,7 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// Without discovery, too, runs are found that are enqueued in a lane which was empty, or
-// had runs for later only.
+// Without discovery, a run is found that is enqueued in a known lane that was empty, or in which no run was due.
 func TestKnownLanes(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 3, "a.empty", 0)
@@ -117,8 +116,7 @@ func TestKnownLanes(t *testing.T) {
 	}
 }
 
-// A lane is partly read when the batch is full: nothing of the rest is lost, also when
-// discovery has to wait.
+// When the batch is full before the end of a lane, the rest of the lane is leased later, even without discovery.
 func TestPartlyRead(t *testing.T) {
 	pool := pgtest.New(t)
 	for priority := range 3 {
@@ -143,8 +141,7 @@ func TestPartlyRead(t *testing.T) {
 	}
 }
 
-// A lane of higher priority, or of a new type, that turns up while a long queue is worked
-// off is found long before that is worked off.
+// A new lane, of higher priority or of a new type, is found long before a long queue is drained.
 func TestNewLane(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 20_000, "a.x", 0)

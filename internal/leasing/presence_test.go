@@ -7,8 +7,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Once expired leases of a worker are taken back, it does not count as one that lives, until it is seen again: it is not said to cover what it has lost.
-// It does go on to count if it was seen after the lease had run out, or the lease ended with its run's time limit, or is the taker's own.
+// A worker whose expired leases are taken back no longer counts as alive until it is seen again. It still counts as
+// alive if it was seen after the lease had expired, if the lease ended with the run's time limit, or if it takes the
+// lease back itself.
 func TestReclaimRetires(t *testing.T) {
 	pool := settledServer(t)
 	exec(t, pool, `INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, seen_at, secret_hash)
@@ -47,7 +48,8 @@ func TestReclaimRetires(t *testing.T) {
 	}
 }
 
-// Taking leases back waits for nobody's presence, and needs none: not when its row is locked, refuses to be written, or there is no such table.
+// Leases are taken back even if the presence of their worker cannot be written: its row is locked or refuses the
+// update, or the table does not exist.
 func TestReclaimNeedsNoPresence(t *testing.T) {
 	pool := settledServer(t)
 	exec(t, pool, `INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid, seen_at)

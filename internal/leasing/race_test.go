@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// expired returns a lease that has just run out.
+// expired returns a lease that has just expired.
 func expired(t *testing.T, attempts int) (*pgxpool.Pool, leasing.Lease) {
 	t.Helper()
 	pool := settledServer(t)
@@ -24,8 +24,7 @@ func expired(t *testing.T, attempts int) (*pgxpool.Pool, leasing.Lease) {
 	return pool, l
 }
 
-// A heartbeat that comes before the reclaimer saves the lease, also while its transaction
-// is under way.
+// A heartbeat that comes before the reclaimer saves the lease, even before its transaction has committed.
 func TestHeartbeatThenReclaim(t *testing.T) {
 	pool, l := expired(t, 3)
 	tx := begin(t, pool)
@@ -46,8 +45,8 @@ func TestHeartbeatThenReclaim(t *testing.T) {
 	settle(t, pool, l)
 }
 
-// A reclaimer that comes before the heartbeat has the run: while it is at it the heartbeat
-// knows nothing, afterwards that the lease is lost.
+// A reclaimer that comes before the heartbeat gets the run. Before it commits, the heartbeat reports nothing about the
+// lease. Afterwards it reports that the lease is lost.
 func TestReclaimThenHeartbeat(t *testing.T) {
 	for _, attempts := range []int{1, 3} {
 		pool, l := expired(t, attempts)
@@ -65,7 +64,7 @@ func TestReclaimThenHeartbeat(t *testing.T) {
 	}
 }
 
-// A settle that comes before the reclaimer counts, although the lease has expired.
+// A settle that comes before the reclaimer is recorded, although the lease has expired.
 func TestSettleThenReclaim(t *testing.T) {
 	pool, l := expired(t, 1)
 	tx := begin(t, pool)
@@ -111,7 +110,7 @@ func TestReclaimThenSettle(t *testing.T) {
 	}
 }
 
-// A run that is cancelled while the reclaimer looks at it is not brought back.
+// A run that is cancelled while the reclaimer looks for expired leases is not made due again.
 func TestCancelThenReclaim(t *testing.T) {
 	pool, l := expired(t, 3)
 	tx := begin(t, pool)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Whatever is committed up to lag after its start is found by a later look, however the looks
-// fall, while the oldest lease is always as new as the look: no look from the beginning helps.
+// A lease that is committed up to lag after its statement started is found by a later look, whenever the looks
+// come. The oldest lease held is always as new as the look, and no look from the beginning comes.
 func TestReach(t *testing.T) {
 	base := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for late := 100 * time.Millisecond; late <= lag; late += 300 * time.Millisecond {
@@ -35,7 +35,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// However much a look from the beginning has cost, the next comes within a minute.
+// The next look from the beginning comes within a minute, whatever the last one has cost.
 func TestWholeLooks(t *testing.T) {
 	now := time.Now()
 	r := &Reclaimer{whole: budget{cost: 10 * time.Second, end: now}}

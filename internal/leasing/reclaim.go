@@ -11,53 +11,55 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Reclaimer takes back leases that have expired, whatever their type, priority or
-// length. A run that has attempts left becomes due again after a backoff, as a suspect; one
-// that has none is leased once more by the caller, who is to fail it.
+// A Reclaimer takes back leases that have expired, of all types, priorities and lengths. A run
+// that has attempts left becomes due again after a backoff, as a suspect. An exhausted run is
+// leased once more by the caller, who must fail it.
 //
-// It looks at leased rows from the oldest living lease on. An old snapshot keeps the entries
-// of leases long settled, so looks further back are rare: over those that may have been
-// committed late every few seconds, from the very beginning a fiftieth of the time at most.
+// A look walks over the leased rows in the order in which they were leased, from the oldest lease
+// that is still held. An old snapshot keeps the index entries of leases that were settled long ago,
+// so looks that begin earlier are rarer. A look over the leases that may have been committed late
+// comes every few seconds. Looks from the very beginning take a fiftieth of the time at most.
 type Reclaimer struct {
 	DB      run.DB
 	Worker  string
 	Backoff run.Backoff
 	Length  time.Duration // of the leases on exhausted runs
-	Steps   bool          // also lease exhausted steps of process graphs
+	Steps   bool          // also lease exhausted steps of processes
 
-	SetAside func([]Aside) // told of runs that are set aside; may be nil
-	Doubts   *Doubts       // requests whose answers were lost; nil: of its own
+	SetAside func([]Aside) // called with the runs that were set aside; may be nil
+	Doubts   *Doubts       // requests whose answers were lost; nil: the Reclaimer makes its own
 
 	failures fault.Series
-	most     fault.Ration // as many are taken back at a time, as it fails with more; 0: any number
+	most     fault.Ration // how many leases are taken back at a time, because more have failed; 0: any number
 
 	idle  bool
-	looks [len(reach)]glance // the last look with each reach; that with the shortest is the last of all
+	looks [len(reach)]glance // the last look with each reach; the one with the shortest reach is the last of all
 	whole budget             // of looks from the beginning
 }
 
-// lag is how much later than its start a statement that leases runs may commit at most.
+// lag is the longest that a statement that leases runs may take from its start to its commit.
 const lag = 12 * time.Second
 
-// reach is how much later than its start a lease may be committed for a look to find it, and
-// how often such looks are. Almost all leases are committed within a second. If the worker of
-// one that took longer dies, it may be taken back some seconds late.
+// reach lists the kinds of looks that begin before the oldest lease held: how far back they go, and
+// how often they come. A look finds a lease that was committed at most back after its statement
+// started. Almost all leases are committed within a second. If a lease took longer and its worker
+// dies, it may be taken back some seconds late.
 var reach = [...]struct{ back, every time.Duration }{
 	{lag, 9 * time.Second},
 	{4 * time.Second, 3 * time.Second},
 	{time.Second, 0},
 }
 
-// A glance is a look that went well: when it began, and the time before which it left no lease
-// behind; zero: unknown.
+// A glance is a successful look: when it began, and the time before which no lease was left after
+// it; zero: unknown.
 type glance struct{ at, oldest time.Time }
 
 // maxWholePause is the longest pause between two looks from the beginning.
 const maxWholePause = time.Minute
 
-// next returns where the look that begins at start shall begin, and the index of its reach;
-// -1: at the beginning. A look goes back from where the last one with its reach ended, so
-// that none is missed between them.
+// next returns where the look that begins at start must begin among the leases, as a time, and the
+// index of its reach. -1 is a look from the beginning. A look goes back from the oldest lease that the
+// last look with the same reach found, so that no lease between the two looks is missed.
 func (r *Reclaimer) next(start time.Time) (from time.Time, reaching int) {
 	if r.looks[len(r.looks)-1].oldest.IsZero() || min(49*r.whole.cost, maxWholePause) <= start.Sub(r.whole.end) {
 		return time.Time{}, -1
@@ -68,7 +70,7 @@ func (r *Reclaimer) next(start time.Time) (from time.Time, reaching int) {
 	return r.looks[reaching].oldest.Add(-reach[reaching].back), reaching
 }
 
-// looked notes a look that went well. It stands for all that reach less far.
+// looked notes a successful look. It counts as a look with each shorter reach, too.
 func (r *Reclaimer) looked(start time.Time, reaching int, found oldest) {
 	r.idle = !found.held
 	for i := max(reaching, 0); i < len(r.looks); i++ {
@@ -76,10 +78,9 @@ func (r *Reclaimer) looked(start time.Time, reaching int, found oldest) {
 	}
 }
 
-// Reclaim takes back up to n expired leases. It returns how many runs became due again, and
-// the exhausted runs as leases of the caller. After an error it may have leased some all the same, when it was the
-// answer that was lost: these are in doubt, and later calls, those of a Poller with the same Doubts, and Doubts.Settle look
-// for them.
+// Reclaim takes back up to n expired leases. It returns how many runs became due again, and the exhausted runs as
+// leases of the caller. If only the answer was lost, exhausted runs may be leased in spite of the error. Such leases
+// are in doubt: later calls end them, and so do Doubts.Settle and a Poller with the same Doubts.
 func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []Lease, err error) {
 	if r.Doubts == nil {
 		r.Doubts = &Doubts{}
@@ -94,7 +95,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	start := time.Now()
 	from, reaching := r.next(start)
 	found, first, err := r.takeBackMost(ctx, from, n, token)
-	if reaching < 0 { // also when it failed, or one that takes too long would be tried again and again
+	if reaching < 0 { // also after an error: otherwise a look that takes too long would be repeated at once, for ever
 		r.whole = spent(start)
 	}
 	if err != nil {
@@ -115,8 +116,8 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	return again, exhausted, nil
 }
 
-// takeBackMost takes expired leases back, and sets those aside that the database refuses to have taken back. A
-// fault.Error means that none can be.
+// takeBackMost takes expired leases back, and sets aside the runs for which the database refuses that. A fault.Error
+// means that no lease can be taken back.
 func (r *Reclaimer) takeBackMost(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, held oldest, err error) {
 	for {
 		n = r.most.Of(n)
@@ -144,33 +145,33 @@ func (r *Reclaimer) takeBackMost(ctx context.Context, from time.Time, n int, tok
 	}
 }
 
-// setAside finds the expired leases that the database refuses to have taken back, and sets their runs
-// aside. None means that it was not the fault of a row.
+// setAside finds the expired leases that the database refuses to take back, and sets their runs aside. If it returns
+// none, no row is the cause.
 func (r *Reclaimer) setAside(ctx context.Context, from time.Time, anyCode bool) ([]Aside, error) {
 	rows, _ := r.DB.Query(ctx, `SELECT * FROM workflow_take_back_refused_v1($1, $2, $3, $4, $5)`, from, r.Steps, anyCode, r.Worker, r.Length.Seconds())
 	return collectAside(rows)
 }
 
-// oldest is since when the oldest lease is held; if there is none, since when that is so. Both
-// by the database's clock.
+// oldest is when the oldest lease was taken, if one is held, and otherwise when the look was made.
+// Both are by the database's clock.
 type oldest struct {
 	since time.Time
 	held  bool
 }
 
-// takeBack is the one statement of Reclaim. Entries of leases long settled, up to the first that is held,
-// are walked over but once.
+// takeBack sends the statement that takes back, for Reclaim. It walks only once over the index entries of settled
+// leases that stand before the first lease held.
 //
-// A server that has just come up is left alone for two seconds: living owners use them to
-// reconnect and extend their leases.
+// The statement takes nothing back in the first two seconds after the server has started, so that
+// living workers can reconnect and extend their leases.
 func (r *Reclaimer) takeBack(ctx context.Context, from time.Time, n int, token uuid.UUID) (taken []Lease, first oldest, err error) {
 	rows, _ := r.DB.Query(ctx, `SELECT * FROM workflow_take_back_v1($1, $2, $3, $4, $5, $6, $7)`,
 		from, r.Steps, n, r.delays(), token, r.Worker, r.Length.Seconds())
 	return scanReclaimed(rows)
 }
 
-// scanReclaimed reads one row for each lease taken, or a single one that only tells the
-// oldest living lease.
+// scanReclaimed reads one row for each lease taken back, or a single row that has only the oldest
+// lease held.
 func scanReclaimed(rows pgx.Rows) (taken []Lease, first oldest, err error) {
 	scanner := scanLeases(&first.since, &first.held)
 	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lease, error) {
@@ -190,7 +191,7 @@ func scanReclaimed(rows pgx.Rows) (taken []Lease, first oldest, err error) {
 	return taken, first, err
 }
 
-// delays are the backoffs after each attempt, in seconds; the last goes for all further ones.
+// delays returns the backoff after each attempt in seconds. The last one is used for all later attempts.
 func (r *Reclaimer) delays() []float64 {
 	delays := make([]float64, 30)
 	for i := range delays {
@@ -199,5 +200,5 @@ func (r *Reclaimer) delays() []float64 {
 	return delays
 }
 
-// Idle reports whether the last look found nothing leased. How far back it looked: see Reclaimer.
+// Idle reports whether the last look found no lease held. Most looks do not see all leases: see Reclaimer.
 func (r *Reclaimer) Idle() bool { return r.idle }

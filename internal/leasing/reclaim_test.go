@@ -30,15 +30,15 @@ func reclaim(t *testing.T, r *leasing.Reclaimer, n int) (again int, exhausted []
 	return again, exhausted
 }
 
-// expire lets the leases of the given runs run out, as if their worker had died.
+// expire makes the leases of the given runs expire, as if their worker had died.
 func expire(t *testing.T, db run.DB, ids ...uuid.UUID) {
 	t.Helper()
 	exec(t, db, "UPDATE workflow_run SET lease_until = clock_timestamp() - interval '1 second' WHERE id = ANY ($1)", ids)
 }
 
-// A run whose lease has expired becomes due again after a jittered backoff that grows with
-// each attempt up to its cap: the attempt stays charged, the run is a suspect, and the
-// history says who was lost. With no attempt left the taker gets it, to fail it.
+// A run whose lease has expired becomes due again after a backoff with jitter, which grows with
+// each attempt up to its cap. The attempt stays charged, the run is a suspect, and the history
+// names the lost worker. A run without attempts left is leased to the reclaimer as exhausted.
 func TestReclaim(t *testing.T) {
 	pool := settledServer(t)
 	id := add(t, pool, "a.x", -100, time.Minute)
@@ -83,8 +83,8 @@ func TestReclaim(t *testing.T) {
 	settle(t, pool, l)
 }
 
-// Leases that live are left alone, however long ago they were taken, and so are steps
-// without attempts for a worker that does not know the graph.
+// Leases that have not expired are left alone, however long ago they were taken. So are exhausted steps,
+// by a worker that does not execute processes.
 func TestReclaimLeavesAlone(t *testing.T) {
 	pool := settledServer(t)
 	add(t, pool, "a.long", 0, time.Minute)
@@ -106,7 +106,7 @@ func TestReclaimLeavesAlone(t *testing.T) {
 	}
 }
 
-// A reclaimer is idle when nothing at all is leased, and takes no more than it is asked to.
+// A reclaimer is idle when no lease is held, and takes back no more leases than it is asked for.
 func TestReclaimBatch(t *testing.T) {
 	pool := settledServer(t)
 	r := newReclaimer(pool)
@@ -116,7 +116,7 @@ func TestReclaimBatch(t *testing.T) {
 	addMany(t, pool, 25, "a.x", 0)
 	acquire(t, newPoller(pool, "a."), 25)
 	pgtest.Elapse(t, pool, time.Hour)
-	r.LookBack() // time has not really passed
+	r.LookBack() // Elapse has moved the leases to before the last look
 	for _, want := range []int{10, 10, 5, 0} {
 		if again, _ := reclaim(t, r, 10); again != want {
 			t.Errorf("took back %d, want %d", again, want)
@@ -124,8 +124,8 @@ func TestReclaimBatch(t *testing.T) {
 	}
 }
 
-// Two reclaimers at a time never take back the same run. What they bring back comes due
-// spread over half of the backoff.
+// Reclaimers that work at the same time never take back the same run. The runs become due again spread over
+// half of the backoff.
 func TestReclaimersShare(t *testing.T) {
 	pool := settledServer(t)
 	const n = 600
@@ -174,8 +174,8 @@ func TestReclaimersShare(t *testing.T) {
 	}
 }
 
-// A server that has just come up gives living owners two seconds to extend their leases
-// before any is taken back.
+// No lease is taken back in the first two seconds after the server has started, so that living workers can extend
+// theirs.
 func TestReclaimAfterRestart(t *testing.T) {
 	server := pgtest.Server(t, pgserver.Options{})
 	pool, err := pgxpool.New(t.Context(), server.URL("postgres"))
@@ -205,8 +205,7 @@ func TestReclaimAfterRestart(t *testing.T) {
 	})
 }
 
-// An expired lease whose row refuses to be updated, by a trigger of the user's, keeps nobody
-// else's from being taken back.
+// An expired lease whose update a user's trigger refuses does not keep other leases from being taken back.
 func TestReclaimPastRefusal(t *testing.T) {
 	pool := settledServer(t)
 	addMany(t, pool, 5, "a.x", 0)

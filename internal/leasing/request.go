@@ -11,11 +11,12 @@ type request struct {
 	lane
 	Terms
 	from  *position
-	probe bool // of a type whose breaker is open
+	probe bool // the type's breaker is open, and the run to be leased is a probe
 }
 
-// choose picks the lanes that may have due runs, in the order in which they are served:
-// those that discovery has just found to have some, or without it all that are known. Types whose breaker is open are left to probe.
+// choose picks the lanes that may have due runs, in the order in which they are served. With discovered,
+// these are the lanes in which discovery has just found due runs; without it, all known lanes. Types whose
+// breaker is open are left to probe.
 func (p *Poller) choose(n, suspects int, discovered bool) []request {
 	var chosen []request
 	now := time.Now()
@@ -51,8 +52,8 @@ func compareBool(a, b bool) int {
 	return -1
 }
 
-// laneColumns returns the lanes as arguments of the statement that leases up to n runs. Only
-// a room that n could exceed is shared by the lanes of its group.
+// laneColumns returns the lanes as arguments of the statement that leases up to n runs. A group is passed
+// only with a room below n: otherwise its lanes cannot exceed their room.
 func laneColumns(chosen []request, n int) []any {
 	return []any{
 		column(chosen, func(r request) bool { return r.suspect }),
@@ -93,7 +94,7 @@ func termColumns(chosen []request) []any {
 	}
 }
 
-// besideColumns returns who is beside the suspects that are leased, as further arguments.
+// besideColumns returns as further arguments which suspects this process holds, beside those that are to be leased.
 func (p *Poller) besideColumns() []any {
 	return []any{
 		column(p.Suspects.Last, func(h Held) [16]byte { return h.ID }),
@@ -104,7 +105,7 @@ func (p *Poller) besideColumns() []any {
 	}
 }
 
-// eachType returns the first request of each type: its terms go for the type.
+// eachType returns the first request of each type. All requests of a type have the same terms.
 func eachType(chosen []request) (types []request) {
 	known := make(map[string]bool, len(chosen))
 	for _, r := range chosen {
@@ -116,7 +117,7 @@ func eachType(chosen []request) (types []request) {
 	return types
 }
 
-// column returns one field of all rows; ids as [16]byte, see the one in package run.
+// column returns one field of all rows. Ids are passed as [16]byte, see column in package run.
 func column[R, T any](rows []R, of func(R) T) []T {
 	all := make([]T, len(rows))
 	for i, r := range rows {

@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// While someone holds an old snapshot, the index entries of runs leased long ago stay.
-// Leasing touches no more for it: a poll goes on from where the last one stopped.
+// Under an old snapshot, which keeps the index entries of runs that were leased long ago, a lease touches
+// no more buffers than before, because a poll continues where the last one stopped.
 func TestOldSnapshot(t *testing.T) {
 	pool := pgtest.New(t)
 	const n, rounds = 200, 25
@@ -61,7 +61,7 @@ func TestOldSnapshot(t *testing.T) {
 	if last.buffers() > first+100 {
 		t.Errorf("leasing one run touches %d buffers, at first %d\n%s", last.buffers(), first, strings.Join(last.texts, "\n"))
 	}
-	// The rule is worth something: from the start it is a multiple.
+	// This shows something only if a look from the start touches many times more.
 	fresh := newPoller(nil, "a.")
 	sent := record(t, pool, func(db run.DB) {
 		fresh.DB = db

@@ -13,8 +13,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// Leases whose commit waits for a standby until the call is over are in doubt, though the server answers with success: a failover
-// would lose them.
+// Leases whose commit still waits for a standby when the call ends are in doubt, although the server answers with
+// success, because a failover would lose them.
 func TestLeaseThatNoStandbyHas(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, pgserver.Options{Durable: true})

@@ -6,7 +6,7 @@ import (
 )
 
 // A lease that was committed ten seconds after it was taken is taken back, although the
-// last look saw only newer ones and the next goes on from there.
+// last look saw only newer leases and the next one continues from there.
 func TestReclaimCommittedLate(t *testing.T) {
 	pool := settledServer(t)
 	late := add(t, pool, "a.late", 0, time.Minute)
@@ -30,8 +30,8 @@ func TestReclaimCommittedLate(t *testing.T) {
 	}
 }
 
-// Without looking back, only leases about as new as the oldest living one are looked at. A look
-// from the beginning finds any, and comes once 49 times what the last one took have gone by.
+// Most looks see only leases about as new as the oldest one held. A look from the beginning sees all. It
+// comes once 49 times the duration of the last one has passed.
 func TestReclaimLooksBack(t *testing.T) {
 	pool := settledServer(t)
 	add(t, pool, "a.x", 0, time.Minute)
@@ -55,7 +55,7 @@ func TestReclaimLooksBack(t *testing.T) {
 	}
 }
 
-// When everything was settled at the last look, leases taken since then are seen all the same.
+// Leases that were taken since the last look are seen, even if that look found no lease held.
 func TestReclaimAfterIdle(t *testing.T) {
 	pool := settledServer(t)
 	r := newReclaimer(pool)

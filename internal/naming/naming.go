@@ -1,5 +1,5 @@
-// Package naming says what names types and prefixes have, and which types a prefix or a pattern is for. A pattern is a type, such as billing.charge.v1, or a prefix
-// that ends with a dot, such as billing.
+// Package naming has the rules for the names of types and prefixes, and for which types a prefix or a pattern covers. A
+// pattern is a type, such as billing.charge.v1, or a prefix that ends with a dot, such as billing.
 package naming
 
 import (
@@ -19,28 +19,28 @@ var (
 	aPrefix = regexp.MustCompile(`^([a-z0-9_-]+\.)+$`)
 )
 
-// IsType reports whether s is a type: segments of a-z, 0-9, _ and -, at least two, with dots between them.
+// IsType reports whether s is a type: at least two segments of a-z, 0-9, _ and -, with dots between them.
 func IsType(s string) bool { return aType.MatchString(s) }
 
-// IsPrefix reports whether s is a prefix: segments as of a type, each followed by a dot.
+// IsPrefix reports whether s is a prefix: segments as in a type, each followed by a dot.
 func IsPrefix(s string) bool { return aPrefix.MatchString(s) }
 
-// Covers reports whether the pattern is for the type. The SQL function workflow_covers has the same rule.
+// Covers reports whether the pattern covers the type. The SQL function workflow_covers has the same rule.
 func Covers(pattern, typ string) bool {
 	return pattern == typ || strings.HasSuffix(pattern, ".") && strings.HasPrefix(typ, pattern)
 }
 
-// Overlap reports whether some type can be both under the prefix and covered by the pattern. The prefix is one of a worker's:
-// it need not end with a dot.
+// Overlap reports whether some type can be both under the prefix and covered by the pattern. The prefix, unlike the
+// pattern, need not end with a dot.
 func Overlap(prefix, pattern string) bool {
 	return strings.HasPrefix(pattern, prefix) || strings.HasSuffix(pattern, ".") && strings.HasPrefix(prefix, pattern)
 }
 
-// maxPrefixes is the most prefixes that a worker has.
+// maxPrefixes is the most prefixes that a worker may have.
 const maxPrefixes = 100
 
-// Prefixes checks type prefixes and returns them trimmed, sorted, without duplicates and
-// without those that another one covers. The error names each bad element and its place.
+// Prefixes checks type prefixes, and returns them trimmed and sorted, without duplicates and
+// without prefixes that another one covers. The error names each bad element and its position.
 func Prefixes(elements []string) ([]string, error) {
 	var problems []error
 	bad := func(i int, e, fix string) {
@@ -79,7 +79,7 @@ func Prefixes(elements []string) ([]string, error) {
 	slices.Sort(good)
 	var all []string
 	for _, p := range good {
-		// Sorted, a covering prefix stands before everything that it covers.
+		// In sorted order, a prefix comes directly before all that it covers.
 		if len(all) == 0 || !strings.HasPrefix(p, all[len(all)-1]) {
 			all = append(all, p)
 		}

@@ -7,7 +7,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/naming"
 )
 
-// Prefixes are trimmed, sorted and merged; each bad one is named with its place and a fix.
+// Prefixes are trimmed, sorted and merged. The error names each bad prefix with its position and a fix.
 func TestPrefixes(t *testing.T) {
 	many := make([]string, 10_000)
 	for i := range many {
@@ -50,7 +50,7 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// A prefix and a pattern overlap if some type is under the one and covered by the other.
+// A prefix and a pattern overlap if and only if some type is under the prefix and covered by the pattern.
 func TestOverlap(t *testing.T) {
 	types := []string{"a.b", "a.b.c", "a.bc", "a.b.c.d", "b.a", "ab.c"}
 	patterns := []string{"a.", "a.b", "a.b.", "a.b.c", "ab.", "b.", "b.a"}

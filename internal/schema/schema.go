@@ -1,4 +1,4 @@
-// Package schema finds the schemas that hold an installation, and writes them into addresses.
+// Package schema finds the schemas that contain an installation, and adds a schema to a database's address.
 package schema
 
 import (
@@ -13,14 +13,14 @@ import (
 
 var plainName = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
 
-// InAddress returns what a database's address needs after its ? to lead to a schema: options=-csearch_path%3Dname.
-// psql and all other clients that are built on libpq accept it; only some accept search_path=name.
+// InAddress returns the query of a database's address that selects a schema: options=-csearch_path%3Dname. psql and
+// all other clients that use libpq accept it. search_path=name is accepted by some clients only.
 func InAddress(schema string) string {
 	value := schema
 	if !plainName.MatchString(schema) {
 		value = pgx.Identifier{schema}.Sanitize()
 	}
-	value = regexp.MustCompile(`[\s\\]`).ReplaceAllString(value, `\$0`) // the server splits options at blanks
+	value = regexp.MustCompile(`[\s\\]`).ReplaceAllString(value, `\$0`) // the server splits options at white space
 	return "options=" + strings.ReplaceAll(url.QueryEscape("-csearch_path="+value), "+", "%20")
 }
 
@@ -29,8 +29,8 @@ type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// Installations returns the schemas of the database, except the first one of search_path, that hold what Up creates,
-// whoever may use them.
+// Installations returns the schemas of the database that contain what sql.Up creates, except the current schema. It
+// includes schemas that the role may not use.
 func Installations(ctx context.Context, db querier) ([]string, error) {
 	rows, _ := db.Query(ctx, `
 		SELECT n.nspname::text

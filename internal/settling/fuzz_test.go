@@ -11,7 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Whatever an error says, its failure is stored as it is: the code, the message, the stack.
+// The failure of any error is stored unchanged: its code, message and stack.
 func FuzzNewFailure(f *testing.F) {
 	f.Add("", "", "", "")
 	f.Add("a\x00b\xff\ud7ff", "my code\x00", "goroutine 1\n\x1b", "worker-1")

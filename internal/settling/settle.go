@@ -17,7 +17,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// Verdict says what becomes of a leased run. Its text is the event_type in workflow_event.
+// A Verdict is the kind of an outcome. Its text is the event_type in workflow_event.
 type Verdict string
 
 // The verdicts. Those that lead back to pending make the run due after Outcome.Delay.
@@ -25,32 +25,33 @@ const (
 	Succeed  Verdict = "succeeded" // leased → succeeded, with Result
 	Fail     Verdict = "failed"    // leased → failed, with Failure
 	TryAgain Verdict = "retried"   // leased → pending, with Failure
-	Postpone Verdict = "postponed" // leased → pending, the attempt given back, postponed counted
-	Release  Verdict = "released"  // leased → pending, the attempt given back: the worker stops; with Failure, it has met an outage
+	Postpone Verdict = "postponed" // leased → pending, the attempt is given back, and postponed is increased
+	Release  Verdict = "released"  // leased → pending, the attempt is given back: the worker stops or, with Failure, the run has met an outage
 
-	// HandOn leaves the run leased, for as long as Delay says: it goes on elsewhere. leasing.HandOn records that, and not Settle.
+	// HandOn leaves the run leased for Delay, because an outside system completes it. leasing.HandOn records this
+	// verdict, not Settle.
 	HandOn Verdict = "elsewhere"
 )
 
-// An Outcome is what a worker has to report about a run that it leased.
+// An Outcome is what a worker reports about a run that it leased.
 type Outcome struct {
 	ID      uuid.UUID
 	Token   uuid.UUID // of the lease: the fence
 	Verdict Verdict
 	Result  json.RawMessage // with Succeed; nil is stored as null
-	Failure *Failure        // with Fail and TryAgain; with Release, of an outage
-	Delay   time.Duration   // with TryAgain, Postpone and Release: due again after; with HandOn: taken back after
-	Most    int             // of a run that follows the policy of its type: the attempts it has, which are written into its row; 0: that stays as it is
+	Failure *Failure        // with Fail and TryAgain; with Release after an outage
+	Delay   time.Duration   // with TryAgain, Postpone and Release: the run is due after it; with HandOn: the run is taken back after it
+	Most    int             // new max_attempts of a run that follows the policy of its type; 0: leave max_attempts unchanged
 }
 
-// A Failure is stored in the run's error column as JSON, its Message also as last_error.
+// A Failure is stored as JSON in the run's error column. Its Message is stored as last_error too.
 type Failure struct {
 	Code      string `json:"code"`
-	Message   string `json:"message"` // cleaned and cut to 4 kB
+	Message   string `json:"message"` // cleaned and cut to 4 KiB
 	Attempt   int    `json:"attempt"`
 	Permanent bool   `json:"permanent,omitempty"`
-	Declared  bool   `json:"declared,omitempty"` // permanent, and not Technical: the handler says that the work has failed
-	Stack     string `json:"stack,omitempty"`    // of a panic, cut to 16 kB
+	Declared  bool   `json:"declared,omitempty"` // permanent and not Technical: the handler says that the work has failed
+	Stack     string `json:"stack,omitempty"`    // of a panic, cut to 16 KiB
 	Worker    string `json:"worker,omitempty"`
 	LeaseNo   int64  `json:"lease_no,omitempty"`
 }
@@ -58,8 +59,8 @@ type Failure struct {
 // maxStack is the most bytes of a panic's stack that are stored.
 const maxStack = 16 << 10
 
-// NewFailure describes err, which ended the given attempt. A code given with run.WithCode counts
-// for more than that of a panic.
+// NewFailure returns the failure that describes err, the error of the attempt in info. Its code is the
+// one that run.WithCode has set, if any, or otherwise CodePanic, CodeUnavailable or CodeHandler.
 func NewFailure(err error, info run.Info) *Failure {
 	f := &Failure{
 		Code:      clean.Code(run.Code(err)),
@@ -81,14 +82,14 @@ func NewFailure(err error, info run.Info) *Failure {
 	return f
 }
 
-// Settle records outcomes of leased runs in one statement, in order of id. It returns the outcomes that were refused because
-// their lease is lost; for these nothing has changed. Recorded tells whether a refused one had been recorded by an earlier call
-// whose answer was lost. worker names the caller in the history. A success has no row there: the run's own row says all of
-// that, for good.
+// Settle records outcomes of leased runs in one statement, in order of id. It returns the outcomes that were refused
+// because their leases are lost; these have changed nothing. Recorded reports whether a refused outcome was recorded
+// by an earlier call whose answer was lost. worker names the caller in the history. A success has no row in the
+// history, because the run's own row has all of it.
 //
-// A release gives the attempt back, unless the lease was that of an exhausted run, which is not charged.
+// A release gives the attempt back, except for an exhausted run, whose lease charged none.
 //
-// An error means that nothing was recorded, unless the connection broke before the answer had come. Settle sorts outcomes in
+// After an error nothing was recorded, unless the connection broke before the answer arrived. Settle sorts outcomes in
 // place.
 func Settle(ctx context.Context, db run.DB, worker string, outcomes []Outcome) (refused []Outcome, err error) {
 	if len(outcomes) == 0 {
@@ -119,7 +120,7 @@ func Queue(batch *pgx.Batch, worker string, outcomes []Outcome, refused *[]Outco
 	return nil
 }
 
-// settlement is the statement that settles, and its arguments. It sorts outcomes.
+// settlement returns the statement that settles, and its arguments. It sorts outcomes.
 func settlement(worker string, outcomes []Outcome) (sql string, args []any, err error) {
 	slices.SortFunc(outcomes, func(a, b Outcome) int { return bytes.Compare(a.ID[:], b.ID[:]) })
 	columns, err := outcomeColumns(outcomes)
@@ -133,7 +134,7 @@ func settlement(worker string, outcomes []Outcome) (sql string, args []any, err 
 	return `SELECT workflow_settle_v1($1, $2, $3, $4, $5, $6, $7, $8)`, columns, nil
 }
 
-// refusedOf reads the answer: the places of those that were settled.
+// refusedOf reads the answer, which has the positions of the settled outcomes, and returns the other outcomes.
 func refusedOf(rows pgx.Rows, outcomes []Outcome) (refused []Outcome, err error) {
 	settled, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]int32])
 	if err != nil {
@@ -142,7 +143,7 @@ func refusedOf(rows pgx.Rows, outcomes []Outcome) (refused []Outcome, err error)
 	if len(settled) == len(outcomes) {
 		return nil, nil
 	}
-	// Not by id: a lost lease and the current one of the same run may be in one batch.
+	// By position, not by id: a batch may have a lost lease and the current lease of the same run.
 	recorded := make([]bool, len(outcomes))
 	for _, place := range settled {
 		recorded[place-1] = true
@@ -155,7 +156,7 @@ func refusedOf(rows pgx.Rows, outcomes []Outcome) (refused []Outcome, err error)
 	return refused, nil
 }
 
-// outcomeColumns returns the outcomes as the arguments of the statement but the last.
+// outcomeColumns returns the outcomes as the first seven arguments of the statement.
 func outcomeColumns(outcomes []Outcome) ([]any, error) {
 	failures, messages := make([]json.RawMessage, len(outcomes)), make([]*string, len(outcomes))
 	for i, o := range outcomes {
@@ -179,8 +180,8 @@ func outcomeColumns(outcomes []Outcome) ([]any, error) {
 	}, nil
 }
 
-// Recorded returns those of the outcomes that are the last their runs have recorded. A worker that lost the answer to Settle
-// calls Settle again, and then asks Recorded about the refused ones.
+// Recorded returns those of the outcomes that were recorded as the last outcomes of their runs. After a lost answer, a
+// worker calls Settle again, and then Recorded with the refused outcomes.
 func Recorded(ctx context.Context, db run.DB, outcomes []Outcome) (recorded []Outcome, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_recorded_v1($1, $2)`,
 		column(outcomes, func(o Outcome) [16]byte { return o.ID }), column(outcomes, func(o Outcome) [16]byte { return o.Token }))
@@ -194,8 +195,7 @@ func Recorded(ctx context.Context, db run.DB, outcomes []Outcome) (recorded []Ou
 	return recorded, nil
 }
 
-// column returns one field of all rows. Ids are taken as [16]byte: for a uuid.UUID, which has
-// methods for database/sql, pgx goes a way that costs twenty times as much.
+// column returns one field of all rows. Ids are passed as [16]byte, see column in package run.
 func column[R, T any](rows []R, of func(R) T) []T {
 	all := make([]T, len(rows))
 	for i, r := range rows {

@@ -9,8 +9,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A code that was given on purpose goes before the one of a panic, wherever it stands in the
-// chain; the stack is stored all the same.
+// A code that was set with run.WithCode overrides that of a panic, anywhere in the chain of errors. The stack is
+// stored in both cases.
 func TestFailureCode(t *testing.T) {
 	err := errors.New("no")
 	caught := &run.PanicError{Value: "ouch", Stack: []byte("goroutine 1")}

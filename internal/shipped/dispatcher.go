@@ -14,8 +14,8 @@ const (
 
 // Defaults of sinks.
 const (
-	WebhookTimeout  = 10 * time.Second // of a request, its answer included
-	ProgramPatience = 30 * time.Second // for an answer of a program
-	ProgramAtOnce   = 16               // events that a program has at once
+	WebhookTimeout  = 10 * time.Second // for a request and its answer
+	ProgramPatience = 30 * time.Second // for a program to answer
+	ProgramAtOnce   = 16               // most events that a program has at once
 	ProgramGrace    = 5 * time.Second  // for a program to end
 )

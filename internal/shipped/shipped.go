@@ -1,5 +1,5 @@
-// Package shipped holds the values that ship: the defaults and bounds of the settings of workers and dispatchers. The binaries'
-// settings and the fields of worker.Config and dispatcher.Config have the same.
+// Package shipped has the defaults and bounds of the settings of workers and dispatchers. They are the same for the
+// settings of the binaries and for the fields of worker.Config and dispatcher.Config.
 package shipped
 
 import "time"
@@ -44,11 +44,11 @@ const (
 
 // Defaults of a run.
 const (
-	MaxAttempts = 3               // of the column max_attempts; it stands for the policy of the run's type
-	Attempts    = 25              // where no policy says how often a run is tried
-	BackoffBase = time.Second     // the pause before the second attempt
-	BackoffCap  = 5 * time.Minute // the longest pause, jitter aside
+	MaxAttempts = 3               // default of the column max_attempts; it means the number that the policy of the run's type sets
+	Attempts    = 25              // attempts of a run if no policy sets a number
+	BackoffBase = time.Second     // pause before the second attempt
+	BackoffCap  = 5 * time.Minute // longest pause, jitter aside
 )
 
-// MaxElsewhere is the longest that a run may be executed elsewhere.
+// MaxElsewhere is the longest time for which a run may be handed on.
 const MaxElsewhere = 24 * time.Hour
