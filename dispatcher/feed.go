@@ -194,7 +194,7 @@ func (f *feed) send(ctx context.Context, rows []delivery.Row) (errs []error) {
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			f.log.Error("a sink panicked", "sink", f.target.Name, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			f.log.Error("a sink panicked", "sink", f.target.Name, "panic", fmt.Sprintf("%T", p), "stack", string(debug.Stack()))
 			errs = all(len(rows), Unavailable(errors.New("the sink panicked"), 0))
 		}
 	}()

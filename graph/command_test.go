@@ -113,6 +113,7 @@ func TestCommandsThatAreMistakes(t *testing.T) {
 		{start(graph.NewInstance{Process: "p", Again: true}), "again: there is no key to use again"},
 		{start(graph.NewInstance{Process: "p", Key: "k", ID: uuid.New()}), "id, key: give one of them"},
 		{start(graph.NewInstance{Process: "p", Priority: 101}), "priority: 101 is outside"},
+		{start(graph.NewInstance{Process: "p", Key: long}), "key: use 1 to 200 characters"},
 		{start(graph.NewInstance{Process: "p", Tenant: long}), "tenant: use at most 200 characters"},
 		{send(graph.Message{Key: "k"}), "name: use 1 to 200 bytes"},
 		{send(graph.Message{Name: "m"}), "key: it is missing"},

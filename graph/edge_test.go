@@ -415,3 +415,23 @@ func TestWhatHappenedGoesAlong(t *testing.T) {
 		}
 	}
 }
+
+// A message that a boundary event with keep takes leads a second token on also if the boundary event cannot be armed again: its key
+// is evaluated anew, and a corrected fact may have made that impossible. The token that stays then has an incident.
+func TestTakenMessageWhoseKeyFails(t *testing.T) {
+	s := newSite(t)
+	p := s.deploy("H", `"H": {"human": {}, "to": "W"},
+		"W": {"human": {}, "on": [{"message": "more", "key": "string(int(10.0 / steps.H.n))", "keep": true, "to": "R"}], "to": "E"}, "E": {"end": true},`+step("R", ""))
+	id := s.start(p, `{}`)
+	s.status(id, graph.Waiting)
+	s.done(s.enqueue("graph.complete_task.v1", fmt.Sprintf(`{"task": "%s", "by": "anna", "output": {"n": 2}}`, query[uuid.UUID](t, s.pool, `SELECT id FROM user_task WHERE instance_id = $1`, id))))
+	pgtest.Await(t, "the wait for the message", func() bool {
+		return query[bool](t, s.pool, `SELECT EXISTS (SELECT FROM message_wait w WHERE w.instance_id = $1)`, id)
+	})
+	query[string](t, s.pool, `SELECT process_correct($1, 'H', '{"n": 0}', 'a mistake')`, id)
+	s.enqueue("graph.message.v1", `{"name": "more", "key": "5"}`)
+	pgtest.Await(t, "the step of the second token", func() bool { return s.count("R") == 1 })
+	if got := query[string](t, s.pool, `SELECT string_agg(node || ' ' || code, ', ') FROM incident WHERE instance_id = $1 AND resolved_at IS NULL`, id); got != "W expression_failed" {
+		t.Errorf("incidents: %s", got)
+	}
+}

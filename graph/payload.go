@@ -48,6 +48,9 @@ func (p startPayload) check() error {
 			return fmt.Errorf("input: %w", err)
 		}
 	}
+	if utf8.RuneCountInString(p.Key) > 200 {
+		return errors.New("key: use 1 to 200 characters")
+	}
 	if p.Priority < -100 || p.Priority > 100 {
 		return fmt.Errorf("priority: %d is outside -100 to 100", p.Priority)
 	}

@@ -294,10 +294,8 @@ func (i *instance) boundary(t *token, k int, fired *tick) {
 	h := t.node.boundaries[k]
 	i.event(t, "handler.taken", map[string]any{"edge": h.edge.id})
 	if h.stays() {
-		if h.Every == 0 && h.Message == "" || h.Times > 0 && fired.number >= h.Times {
-			// a timer that fires once, or has fired as often as it may
-		} else if !i.arm(t, k, h, fired) {
-			return
+		if once := h.Every == 0 && h.Message == "" || h.Times > 0 && fired.number >= h.Times; !once {
+			i.arm(t, k, h, fired) // if that fails, the token stops, and the one that takes the edge goes all the same
 		}
 		aside := i.newToken(t.group)
 		aside.node, aside.edge = h.edge.to, h.edge.id

@@ -16,7 +16,8 @@ var ErrTooLate = errors.New("run: too late")
 
 // Cancel cancels a pending or leased run for good. What its worker reports afterwards is
 // dropped. The context of a handler that is executing ends at the next heartbeat, with the
-// cause ErrCancelled. reason is stored as last_error; it may be empty.
+// cause ErrCancelled. last_error becomes "cancelled: reason", or "cancelled"
+// if reason is empty.
 //
 // Cancel returns nil if this call cancelled the run, ErrTooLate if the run had already
 // finished or been cancelled, and ErrNotFound if there is no such run.

@@ -50,11 +50,12 @@ func clean(text string) string {
 	}, strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// line returns text as one clean line of at most most bytes, and an ellipsis if it was cut.
+// line returns text as one clean line of at most most bytes; an ellipsis at its end says that it was cut.
 func line(text string, most int) string {
 	text = strings.Join(strings.Fields(clean(text)), " ")
 	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
+		const more = "…"
+		text = strings.ToValidUTF8(text[:most-len(more)], "") + more
 	}
 	return text
 }
