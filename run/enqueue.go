@@ -11,7 +11,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/column"
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
@@ -235,27 +237,17 @@ func (b batch) stored() []Enqueued {
 // columns returns the batch as arguments for fromColumns.
 func (b batch) columns() []any {
 	return []any{
-		column(b, func(r row) [16]byte { return r.ID }),
-		column(b, func(r row) string { return r.Type }),
-		column(b, func(r row) json.RawMessage { return r.Payload }),
-		column(b, func(r row) *time.Time { return r.RunAt }),
-		column(b, func(r row) float64 { return r.Delay }),
-		column(b, func(r row) int { return r.Priority }),
-		column(b, func(r row) int { return r.MaxAttempts }),
-		column(b, func(r row) *string { return r.Key }),
-		column(b, func(r row) json.RawMessage { return r.Metadata }),
-		column(b, func(r row) string { return r.Tenant }),
+		column.Of(b, func(r row) [16]byte { return r.ID }),
+		column.Of(b, func(r row) string { return r.Type }),
+		column.Of(b, func(r row) json.RawMessage { return r.Payload }),
+		column.Of(b, func(r row) *time.Time { return r.RunAt }),
+		column.Of(b, func(r row) float64 { return r.Delay }),
+		column.Of(b, func(r row) int { return r.Priority }),
+		column.Of(b, func(r row) int { return r.MaxAttempts }),
+		column.Of(b, func(r row) *string { return r.Key }),
+		column.Of(b, func(r row) json.RawMessage { return r.Metadata }),
+		column.Of(b, func(r row) string { return r.Tenant }),
 	}
-}
-
-// column returns one field of all rows. Ids are passed as [16]byte: uuid.UUID has methods for
-// database/sql, and with these pgx takes twenty times as long to encode it.
-func column[R, T any](rows []R, of func(R) T) []T {
-	all := make([]T, len(rows))
-	for i, r := range rows {
-		all[i] = of(r)
-	}
-	return all
 }
 
 // refused matches the message in which workflow_enqueue_once names the two runs of a conflict.
@@ -265,7 +257,7 @@ var refused = regexp.MustCompile(`workflow_enqueue: new run ([0-9a-f-]{36}) is r
 // because the errors of all drivers contain the database's message.
 func (b batch) explain(err error) error {
 	var state interface{ SQLState() string }
-	if !errors.As(err, &state) || state.SQLState() != "23505" {
+	if !errors.As(err, &state) || state.SQLState() != pgerrcode.UniqueViolation {
 		return err
 	}
 	match := refused.FindStringSubmatch(err.Error())

@@ -13,6 +13,7 @@ import (
 
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -139,15 +140,15 @@ func parseCompletion(body []byte) (said completion, id, token uuid.UUID, problem
 	return said, id, token, ""
 }
 
-const notHandedOn = "55006" // object_in_use
+const notHandedOn = pgerrcode.ObjectInUse
 
 // statuses maps SQLSTATEs of workflow_complete to HTTP statuses.
 var statuses = map[string]int{
-	"P0002":     http.StatusNotFound,
-	"42501":     http.StatusForbidden,
-	notHandedOn: http.StatusConflict,
-	"23505":     http.StatusConflict,
-	"23514":     http.StatusBadRequest,
+	"P0002":                         http.StatusNotFound,
+	pgerrcode.InsufficientPrivilege: http.StatusForbidden,
+	notHandedOn:                     http.StatusConflict,
+	pgerrcode.UniqueViolation:       http.StatusConflict,
+	pgerrcode.CheckViolation:        http.StatusBadRequest,
 }
 
 // complete calls workflow_complete once.
@@ -169,7 +170,7 @@ func (c *completions) complete(ctx context.Context, id, token uuid.UUID, said co
 	if !errors.As(err, &pg) {
 		return "", &refusal{status: http.StatusServiceUnavailable, text: "the database cannot be reached; repeat the request"}
 	}
-	if pg.Code == "55P03" { // lock_not_available
+	if pg.Code == pgerrcode.LockNotAvailable {
 		return "", &refusal{status: http.StatusServiceUnavailable, text: "somebody has this run locked; repeat the request"}
 	}
 	words, ours := strings.CutPrefix(pg.Message, "workflow_complete: ")

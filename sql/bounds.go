@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -137,7 +138,7 @@ func patiently(ctx context.Context, conn *pgx.Conn, do func(tx pgx.Tx) error) er
 			return do(tx)
 		})
 		var pg *pgconn.PgError
-		if !errors.As(err, &pg) || !slices.Contains([]string{"55P03", "40P01"}, pg.Code) {
+		if !errors.As(err, &pg) || !slices.Contains([]string{pgerrcode.LockNotAvailable, pgerrcode.DeadlockDetected}, pg.Code) {
 			return err
 		}
 		if try == lockTries {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -69,7 +70,7 @@ func inTx(ctx context.Context, conn *pgx.Conn, script string) (err error) {
 			return err
 		})
 		var pg *pgconn.PgError
-		if !errors.As(err, &pg) || pg.Code != "40P01" {
+		if !errors.As(err, &pg) || pg.Code != pgerrcode.DeadlockDetected {
 			return err
 		}
 	}

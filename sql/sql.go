@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -178,7 +179,7 @@ func Status(ctx context.Context, db Querier) ([]Step, error) {
 		ORDER BY version`)
 	done, err := pgx.CollectRows(rows, pgx.RowToStructByPos[applied])
 	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "42P01" { // undefined_table: nothing applied yet
+	if errors.As(err, &pg) && pg.Code == pgerrcode.UndefinedTable { // nothing is applied yet
 		done, err = nil, nil
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/simple-workflow/simple-workflow/internal/session"
@@ -61,7 +62,7 @@ func (w *Worker) apply(ctx context.Context, tx pgx.Tx, effect func(pgx.Tx) error
 	deadline, limited := ctx.Deadline()
 	var pg *pgconn.PgError
 	switch {
-	case limited && !time.Now().Before(deadline), errors.As(err, &pg) && pg.Code == "25P03":
+	case limited && !time.Now().Before(deadline), errors.As(err, &pg) && pg.Code == pgerrcode.IdleInTransactionSessionTimeout:
 		return &effectError{errors.New("effect: the settle transaction took too long, or was left idle for longer than the lease")}
 	case err != nil && pg != nil && (passing(pg.Code) || outdated(pg)):
 		return fmt.Errorf("effect: %w", err) // settled again with the same outcome; no attempt is charged
@@ -137,7 +138,7 @@ func (t *openTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows
 
 // outdated reports whether a prepared statement is unusable. The next try prepares it anew.
 func outdated(err *pgconn.PgError) bool {
-	return session.Lost(err) || err.Code == "0A000" && err.Routine == "RevalidateCachedQuery" // its table was altered
+	return session.Lost(err) || err.Code == pgerrcode.FeatureNotSupported && err.Routine == "RevalidateCachedQuery" // its table was altered
 }
 
 // passing reports whether an SQLSTATE in an effect is trouble of the database that has nothing to do with the

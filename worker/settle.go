@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
@@ -274,7 +275,7 @@ type refusals struct {
 
 // count counts the error of a try, and reports whether it counts.
 func (r *refusals) count(j *job, err error) bool {
-	if code(err) == "55P03" || transient(err) && !j.lasting { // 55P03: lock_not_available
+	if code(err) == pgerrcode.LockNotAvailable || transient(err) && !j.lasting {
 		return false
 	}
 	if time.Since(r.last) > refusalSpan {

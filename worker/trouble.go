@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
@@ -31,7 +32,7 @@ func (w *Worker) note(err error) {
 			w.trouble.now()
 		}
 		w.faulty(statement)
-	case errors.As(err, &connect), unreachable(err), code(err) == "53200":
+	case errors.As(err, &connect), unreachable(err), code(err) == pgerrcode.OutOfMemory:
 		w.trouble.now()
 	}
 }
@@ -178,7 +179,7 @@ func (w *Worker) calm(d time.Duration) bool {
 // refused, the server is starting up, or it is read-only. Then most likely nobody can have taken a lease.
 func down(err error) bool {
 	switch code(err) {
-	case "57P03", "25006": // cannot_connect_now, read_only_sql_transaction
+	case pgerrcode.CannotConnectNow, pgerrcode.ReadOnlySQLTransaction:
 		return true
 	}
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
@@ -192,7 +193,7 @@ func refused(err error) bool { return code(err) != "" && fault.Of(err) == fault.
 // constraint, a program limit, an exception raised by a trigger, or an event that this worker's role may not
 // append.
 func refusesValue(err error) bool {
-	return refused(err) && (slices.Contains([]string{"22", "23", "54", "P0"}, code(err)[:2]) || code(err) == "42501" && errors.As(err, new(*eventError)))
+	return refused(err) && (slices.Contains([]string{"22", "23", "54", "P0"}, code(err)[:2]) || code(err) == pgerrcode.InsufficientPrivilege && errors.As(err, new(*eventError)))
 }
 
 // unreachable reports whether the database can do nothing at all for now: it cannot be connected to, has no
@@ -224,7 +225,7 @@ func crowded(err error) bool { return fault.Of(err) == fault.Fewer }
 // tooLong reports whether a statement was cancelled, by this worker or by the server. It may have waited for a
 // lock.
 func tooLong(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) || code(err) == "57014" // query_canceled
+	return errors.Is(err, context.DeadlineExceeded) || code(err) == pgerrcode.QueryCanceled
 }
 
 // transient reports whether err may be over soon: the database is out of reach, there was a deadlock, a lock is

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
@@ -217,7 +218,7 @@ func looked(cmd *cobra.Command, err error, do bool, most int) error {
 
 // refused reports whether the error is a missing privilege of the role that asked.
 func refused(err error) bool {
-	const insufficientPrivilege = "42501"
+	const insufficientPrivilege = pgerrcode.InsufficientPrivilege
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == insufficientPrivilege
 }

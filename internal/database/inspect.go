@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -113,11 +114,11 @@ func connectError(err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
 		switch pg.Code {
-		case "28P01", "28000":
+		case pgerrcode.InvalidPassword, pgerrcode.InvalidAuthorizationSpecification:
 			return fatal("the server refuses the user or password: %s", pg.Message)
 		case "3D000":
 			return fatal("%s; create it, or correct the address", pg.Message)
-		case "42501":
+		case pgerrcode.InsufficientPrivilege:
 			return fatal("%s; grant it, or connect as another user", pg.Message)
 		}
 		return line(err)
@@ -144,7 +145,7 @@ func schemaError(err error) error {
 	switch {
 	case errors.Is(err, sql.ErrBehind), errors.Is(err, sql.ErrAhead):
 		return &FatalError{err}
-	case errors.As(err, &pg) && pg.Code == "42501":
+	case errors.As(err, &pg) && pg.Code == pgerrcode.InsufficientPrivilege:
 		return fatal("%s; grant this user what the engine needs", pg.Message)
 	case err != nil && errors.Unwrap(err) == nil:
 		return &FatalError{err} // about the schema; errors of the server are wrapped

@@ -6,6 +6,18 @@
 // A class of SQLSTATEs cannot decide this. It only says what to try first, a Remedy.
 //
 // In the database, workflow_remedy and workflow_isolate have the same rule.
+//
+// # SQLSTATEs
+//
+// The same code answers different questions differently, so there is a list for each question, beside what asks it:
+//
+//   - What to try first after a statement on many rows has failed: OfState, here. Every worker and dispatcher asks this.
+//   - Does the error of a user's statement in a settle transaction say anything about the run (worker, passing)? Codes of a
+//     server in trouble do not: the outcome is settled again. Time limits do, or it would be settled for ever.
+//   - Does the database object to the values that are stored (worker, refusesValue)? Then the same outcome never fits.
+//   - May a statement have been executed although its answer is an error (internal/leasing, lost)? Only codes of a server
+//     that goes down, and of a pooler in its place, leave that open.
+//   - Does the server refuse connections as such (internal/session, refusal)? Then asking faster does not help.
 package fault
 
 import (
@@ -15,6 +27,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -38,13 +51,13 @@ const (
 // OfState returns the remedy for an SQLSTATE. An empty string stands for an error without an SQLSTATE.
 func OfState(sqlstate string) Remedy {
 	switch sqlstate {
-	case "", "25006", "53100", "53300": // read_only_sql_transaction, disk_full, too_many_connections
+	case "", pgerrcode.ReadOnlySQLTransaction, pgerrcode.DiskFull, pgerrcode.TooManyConnections:
 		return Again
-	case "26000", "42P05": // a statement that is not prepared, or is already
+	case pgerrcode.InvalidSQLStatementName, pgerrcode.DuplicatePreparedStatement: // a statement that is not prepared, or is already
 		return Anew
-	case "55P03": // lock_not_available
+	case pgerrcode.LockNotAvailable:
 		return PassOver
-	case "53200", "53400", "57014", "25P03", "25P04": // out of memory or of a limit, or it takes too long
+	case pgerrcode.OutOfMemory, pgerrcode.ConfigurationLimitExceeded, pgerrcode.QueryCanceled, pgerrcode.IdleInTransactionSessionTimeout, "25P04": // out of memory or of a limit, or it takes too long
 		return Fewer
 	}
 	for _, class := range []string{"08", "28", "3D", "3F", "40", "57P", "58"} {
@@ -61,7 +74,7 @@ func Of(err error) Remedy {
 		return None
 	}
 	var said *pgconn.PgError
-	if errors.As(err, &said) && said.Code == "0A000" && said.Routine == "RevalidateCachedQuery" {
+	if errors.As(err, &said) && said.Code == pgerrcode.FeatureNotSupported && said.Routine == "RevalidateCachedQuery" {
 		return Anew // the table of a prepared statement was altered
 	}
 	return OfState(State(err))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
@@ -48,7 +49,7 @@ func lost(err error) bool {
 		return false // ErrConnClosed is excluded: pgx calls it safe even if a simple query was sent before the connection broke
 	case errors.As(err, &answer):
 		// The server says that the statement failed, unless the server is shutting down or a pooler answers in its place.
-		return strings.HasPrefix(answer.Code, "08") || strings.HasPrefix(answer.Code, "58") || answer.Code == "57P01" || answer.Code == "57P02"
+		return strings.HasPrefix(answer.Code, "08") || strings.HasPrefix(answer.Code, "58") || answer.Code == pgerrcode.AdminShutdown || answer.Code == pgerrcode.CrashShutdown
 	}
 	return true
 }

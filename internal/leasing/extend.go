@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/column"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -25,9 +26,9 @@ type Held struct {
 // extended. gone maps the runs whose leases are lost to run.ErrCancelled or run.ErrLost.
 func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone map[uuid.UUID]error, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_extend_v1($1, $2, $3)`,
-		column(held, func(h Held) [16]byte { return h.ID }),
-		column(held, func(h Held) [16]byte { return h.Token }),
-		column(held, func(h Held) float64 { return h.Length.Seconds() }))
+		column.Of(held, func(h Held) [16]byte { return h.ID }),
+		column.Of(held, func(h Held) [16]byte { return h.Token }),
+		column.Of(held, func(h Held) float64 { return h.Length.Seconds() }))
 	kept, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return nil, nil, fmt.Errorf("extend %d leases: %w", len(held), err)
@@ -44,9 +45,9 @@ func Extend(ctx context.Context, db run.DB, held []Held) (kept []uuid.UUID, gone
 // rows.
 func ExtendRefused(ctx context.Context, db run.DB, held []Held, anyCode bool) ([]Aside, error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_extend_refused_v1($1, $2, $3, $4)`,
-		column(held, func(h Held) [16]byte { return h.ID }),
-		column(held, func(h Held) [16]byte { return h.Token }),
-		column(held, func(h Held) float64 { return h.Length.Seconds() }), anyCode)
+		column.Of(held, func(h Held) [16]byte { return h.ID }),
+		column.Of(held, func(h Held) [16]byte { return h.Token }),
+		column.Of(held, func(h Held) float64 { return h.Length.Seconds() }), anyCode)
 	return collectAside(rows)
 }
 
@@ -72,7 +73,7 @@ func look(ctx context.Context, db run.DB, tokens map[uuid.UUID]uuid.UUID) (map[u
 	}
 	ids := slices.Collect(maps.Keys(tokens))
 	rows, _ := db.Query(ctx, `SELECT id, held, status FROM workflow_held_v1($1, $2)`,
-		ids, column(ids, func(id uuid.UUID) [16]byte { return tokens[id] }))
+		ids, column.Of(ids, func(id uuid.UUID) [16]byte { return tokens[id] }))
 	states, err := pgx.CollectRows(rows, pgx.RowToStructByPos[state])
 	if err != nil {
 		return nil, fmt.Errorf("look at %d leases: %w", len(tokens), err)

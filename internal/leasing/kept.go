@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/internal/column"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -102,8 +103,8 @@ func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
 // a crash.
 func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2, $3, $4)`,
-		column(all, func(k Kept) [16]byte { return k.Outcome.ID }), column(all, func(k Kept) [16]byte { return k.Outcome.Token }),
-		column(all, func(k Kept) string { return string(k.Verdict) }), column(all, func(k Kept) bool { return k.Effects }))
+		column.Of(all, func(k Kept) [16]byte { return k.Outcome.ID }), column.Of(all, func(k Kept) [16]byte { return k.Outcome.Token }),
+		column.Of(all, func(k Kept) string { return string(k.Verdict) }), column.Of(all, func(k Kept) bool { return k.Effects }))
 	found, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return nil, fmt.Errorf("remove kept outcomes of %d runs: %w", len(all), err)

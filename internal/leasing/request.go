@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/simple-workflow/simple-workflow/internal/column"
 )
 
 // A request is one lane of one poll.
@@ -56,20 +58,20 @@ func compareBool(a, b bool) int {
 // only with a room below n: otherwise its lanes cannot exceed their room.
 func laneColumns(chosen []request, n int) []any {
 	return []any{
-		column(chosen, func(r request) bool { return r.suspect }),
-		column(chosen, func(r request) string { return r.typ }),
-		column(chosen, func(r request) int { return r.priority }),
-		column(chosen, func(r request) time.Time { return r.from.runAt }),
-		column(chosen, func(r request) [16]byte { return r.from.id }),
-		column(chosen, func(r request) float64 { return r.Grace.Seconds() }),
-		column(chosen, func(r request) int { return r.Room }),
-		column(chosen, func(r request) *string {
+		column.Of(chosen, func(r request) bool { return r.suspect }),
+		column.Of(chosen, func(r request) string { return r.typ }),
+		column.Of(chosen, func(r request) int { return r.priority }),
+		column.Of(chosen, func(r request) time.Time { return r.from.runAt }),
+		column.Of(chosen, func(r request) [16]byte { return r.from.id }),
+		column.Of(chosen, func(r request) float64 { return r.Grace.Seconds() }),
+		column.Of(chosen, func(r request) int { return r.Room }),
+		column.Of(chosen, func(r request) *string {
 			if r.Room < n {
 				return &r.Group
 			}
 			return nil
 		}),
-		column(chosen, func(r request) *int {
+		column.Of(chosen, func(r request) *int {
 			if r.Limit <= 0 {
 				return nil
 			}
@@ -82,9 +84,9 @@ func laneColumns(chosen []request, n int) []any {
 func termColumns(chosen []request) []any {
 	types := eachType(chosen)
 	return []any{
-		column(types, func(r request) string { return r.typ }),
-		column(types, func(r request) float64 { return r.Length.Seconds() }),
-		column(types, func(r request) *float64 {
+		column.Of(types, func(r request) string { return r.typ }),
+		column.Of(types, func(r request) float64 { return r.Length.Seconds() }),
+		column.Of(types, func(r request) *float64 {
 			if r.Timeout <= 0 {
 				return nil
 			}
@@ -97,8 +99,8 @@ func termColumns(chosen []request) []any {
 // besideColumns returns as further arguments which suspects this process holds, beside those that are to be leased.
 func (p *Poller) besideColumns() []any {
 	return []any{
-		column(p.Suspects.Last, func(h Held) [16]byte { return h.ID }),
-		column(p.Suspects.Last, func(h Held) [16]byte { return h.Token }),
+		column.Of(p.Suspects.Last, func(h Held) [16]byte { return h.ID }),
+		column.Of(p.Suspects.Last, func(h Held) [16]byte { return h.Token }),
 		p.Suspects.Running,
 		p.Suspects.Strays,
 		time.Since(p.kept) < othersTurn,
@@ -115,13 +117,4 @@ func eachType(chosen []request) (types []request) {
 		}
 	}
 	return types
-}
-
-// column returns one field of all rows. Ids are passed as [16]byte, see column in package run.
-func column[R, T any](rows []R, of func(R) T) []T {
-	all := make([]T, len(rows))
-	for i, r := range rows {
-		all[i] = of(r)
-	}
-	return all
 }

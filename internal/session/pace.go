@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/multitracer"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -61,7 +62,7 @@ func Pace(config *pgx.ConnConfig) {
 	}
 }
 
-const readOnly = "25006" // read_only_sql_transaction
+const readOnly = pgerrcode.ReadOnlySQLTransaction
 
 // A pacer remembers whether attempts to connect are refused.
 type pacer struct {

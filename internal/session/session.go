@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -144,5 +145,5 @@ func (s *Sessions) Note(err error) bool { return Lost(err) && !s.shared.Swap(tru
 func Lost(err error) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && (strings.Contains(refused.Message, "stmtcache_") || strings.Contains(refused.Message, "stmt_")) &&
-		(refused.Code == "26000" || refused.Code == "42P05") // invalid_sql_statement_name, duplicate_prepared_statement
+		(refused.Code == pgerrcode.InvalidSQLStatementName || refused.Code == pgerrcode.DuplicatePreparedStatement)
 }

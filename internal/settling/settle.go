@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/clean"
+	"github.com/simple-workflow/simple-workflow/internal/column"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -129,7 +130,7 @@ func settlement(worker string, outcomes []Outcome) (sql string, args []any, err 
 	}
 	columns = append(columns, worker)
 	if slices.ContainsFunc(outcomes, func(o Outcome) bool { return o.Most > 0 }) {
-		return `SELECT workflow_settle_v2($1, $2, $3, $4, $5, $6, $7, $8, $9)`, append(columns, column(outcomes, func(o Outcome) int { return o.Most })), nil
+		return `SELECT workflow_settle_v2($1, $2, $3, $4, $5, $6, $7, $8, $9)`, append(columns, column.Of(outcomes, func(o Outcome) int { return o.Most })), nil
 	}
 	return `SELECT workflow_settle_v1($1, $2, $3, $4, $5, $6, $7, $8)`, columns, nil
 }
@@ -170,13 +171,13 @@ func outcomeColumns(outcomes []Outcome) ([]any, error) {
 		messages[i] = &o.Failure.Message
 	}
 	return []any{
-		column(outcomes, func(o Outcome) [16]byte { return o.ID }),
-		column(outcomes, func(o Outcome) [16]byte { return o.Token }),
-		column(outcomes, func(o Outcome) string { return string(o.Verdict) }),
-		column(outcomes, func(o Outcome) json.RawMessage { return o.Result }),
+		column.Of(outcomes, func(o Outcome) [16]byte { return o.ID }),
+		column.Of(outcomes, func(o Outcome) [16]byte { return o.Token }),
+		column.Of(outcomes, func(o Outcome) string { return string(o.Verdict) }),
+		column.Of(outcomes, func(o Outcome) json.RawMessage { return o.Result }),
 		failures,
 		messages,
-		column(outcomes, func(o Outcome) float64 { return max(o.Delay, 0).Seconds() }),
+		column.Of(outcomes, func(o Outcome) float64 { return max(o.Delay, 0).Seconds() }),
 	}, nil
 }
 
@@ -184,7 +185,7 @@ func outcomeColumns(outcomes []Outcome) ([]any, error) {
 // worker calls Settle again, and then Recorded with the refused outcomes.
 func Recorded(ctx context.Context, db run.DB, outcomes []Outcome) (recorded []Outcome, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_recorded_v1($1, $2)`,
-		column(outcomes, func(o Outcome) [16]byte { return o.ID }), column(outcomes, func(o Outcome) [16]byte { return o.Token }))
+		column.Of(outcomes, func(o Outcome) [16]byte { return o.ID }), column.Of(outcomes, func(o Outcome) [16]byte { return o.Token }))
 	places, err := pgx.CollectRows(rows, pgx.RowTo[int32])
 	if err != nil {
 		return nil, fmt.Errorf("look up %d outcomes: %w", len(outcomes), err)
@@ -193,13 +194,4 @@ func Recorded(ctx context.Context, db run.DB, outcomes []Outcome) (recorded []Ou
 		recorded = append(recorded, outcomes[place-1])
 	}
 	return recorded, nil
-}
-
-// column returns one field of all rows. Ids are passed as [16]byte, see column in package run.
-func column[R, T any](rows []R, of func(R) T) []T {
-	all := make([]T, len(rows))
-	for i, r := range rows {
-		all[i] = of(r)
-	}
-	return all
 }
