@@ -1,10 +1,7 @@
 package run
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
-	"math/big"
 	"strings"
 	"testing"
 	"unicode"
@@ -59,7 +56,7 @@ func FuzzEnqueue(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, pair := range [][2][]byte{{payload, stored.Payload}, {metadata, stored.Metadata}} {
-			if !same(meaning(t, pair[0]), meaning(t, pair[1])) {
+			if !pgtest.SameJSON(t, pair[0], pair[1]) {
 				t.Fatalf("%s was stored as %s", pair[0], pair[1])
 			}
 		}
@@ -74,48 +71,4 @@ func validType(typ string) bool {
 		}
 	}
 	return len(segments) > 1 && len(typ) <= 200
-}
-
-func meaning(t *testing.T, document []byte) (v any) {
-	t.Helper()
-	decoder := json.NewDecoder(bytes.NewReader(document))
-	decoder.UseNumber()
-	if err := decoder.Decode(&v); err != nil {
-		t.Fatalf("%q: %v", document, err)
-	}
-	return v
-}
-
-// same reports whether two documents mean the same. Numbers are compared by value.
-func same(a, b any) bool {
-	switch a := a.(type) {
-	case json.Number:
-		b, ok := b.(json.Number)
-		x, _ := new(big.Rat).SetString(a.String())
-		y, _ := new(big.Rat).SetString(b.String())
-		return ok && x.Cmp(y) == 0
-	case []any:
-		b, ok := b.([]any)
-		if !ok || len(a) != len(b) {
-			return false
-		}
-		for i := range a {
-			if !same(a[i], b[i]) {
-				return false
-			}
-		}
-		return true
-	case map[string]any:
-		b, ok := b.(map[string]any)
-		if !ok || len(a) != len(b) {
-			return false
-		}
-		for k := range a {
-			if v, ok := b[k]; !ok || !same(a[k], v) {
-				return false
-			}
-		}
-		return true
-	}
-	return a == b
 }

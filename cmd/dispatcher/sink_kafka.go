@@ -13,11 +13,7 @@ func init() {
 }
 
 func openKafka(_ *settings, spec sinkSpec) (dispatcher.Sink, error) {
-	binary, err := spec.binary()
-	if err != nil {
-		return nil, err
-	}
-	secure, err := spec.tls()
+	binary, secure, err := spec.wire()
 	if err != nil {
 		return nil, err
 	}

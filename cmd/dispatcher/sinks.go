@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -144,6 +145,15 @@ func (spec sinkSpec) target(s *settings) (t dispatcher.Target, err error) {
 	return t, nil
 }
 
+// wire reads the options of sinks that have a connection: mode, and those of TLS.
+func (spec sinkSpec) wire() (binary bool, secure *tls.Config, err error) {
+	if binary, err = spec.binary(); err != nil {
+		return false, nil, err
+	}
+	secure, err = spec.tls()
+	return binary, secure, err
+}
+
 // binary reports whether the option mode asks for the binary mode.
 func (spec sinkSpec) binary() (bool, error) {
 	switch mode := spec.options.Get("mode"); mode {
@@ -157,7 +167,7 @@ func (spec sinkSpec) binary() (bool, error) {
 }
 
 func openWebhook(s *settings, spec sinkSpec) (dispatcher.Sink, error) {
-	binary, err := spec.binary()
+	binary, secure, err := spec.wire()
 	if err != nil {
 		return nil, err
 	}
@@ -170,10 +180,6 @@ func openWebhook(s *settings, spec sinkSpec) (dispatcher.Sink, error) {
 			}
 			allow = append(allow, prefix)
 		}
-	}
-	secure, err := spec.tls()
-	if err != nil {
-		return nil, err
 	}
 	secret := s.WebhookSecret.Value
 	if !s.WebhookSecret.Good() {

@@ -24,7 +24,7 @@ type order struct {
 }
 
 var orders = []order{
-	{"start PROCESS", "Start an instance of a process", `Start an instance of a process, and print its id.
+	{"start PROCESS", "Start an instance of a process", `Start an instance of a process, and print a JSON object with its id.
 
   workflowctl start order --input '{"order": "o-17"}' --key o-17`, "graph.start.v1", []string{"process"},
 		map[string]string{"input": "a JSON object", "key": "at most one instance of the process has it: the same start again returns that instance, one with another input fails", "again": "allow another instance with the key once the one that has it is over", "version": "of the process (default: the highest)", "priority": "of all its steps, -100 to 100", "tenant": "tenant of the instance"}},

@@ -1,10 +1,8 @@
 package jsondoc
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
-	"math/big"
 	"strings"
 	"testing"
 
@@ -47,52 +45,8 @@ func FuzzCheckResult(f *testing.F) {
 		if e := s.scan("result", result, MaxResult, false); e != nil || len(stored) > s.stored {
 			t.Fatalf("%d bytes are stored, counted were %d: %v", len(stored), s.stored, e)
 		}
-		if !same(meaning(t, result), meaning(t, stored)) {
+		if !pgtest.SameJSON(t, result, stored) {
 			t.Fatalf("%s was stored as %s", result, stored)
 		}
 	})
-}
-
-func meaning(t *testing.T, document []byte) (v any) {
-	t.Helper()
-	decoder := json.NewDecoder(bytes.NewReader(document))
-	decoder.UseNumber()
-	if err := decoder.Decode(&v); err != nil {
-		t.Fatalf("%q: %v", document, err)
-	}
-	return v
-}
-
-// same reports whether two documents mean the same. Numbers are compared by value.
-func same(a, b any) bool {
-	switch a := a.(type) {
-	case json.Number:
-		b, ok := b.(json.Number)
-		x, _ := new(big.Rat).SetString(a.String())
-		y, _ := new(big.Rat).SetString(b.String())
-		return ok && x.Cmp(y) == 0
-	case []any:
-		b, ok := b.([]any)
-		if !ok || len(a) != len(b) {
-			return false
-		}
-		for i := range a {
-			if !same(a[i], b[i]) {
-				return false
-			}
-		}
-		return true
-	case map[string]any:
-		b, ok := b.(map[string]any)
-		if !ok || len(a) != len(b) {
-			return false
-		}
-		for k := range a {
-			if v, ok := b[k]; !ok || !same(a[k], v) {
-				return false
-			}
-		}
-		return true
-	}
-	return a == b
 }
