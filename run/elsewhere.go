@@ -13,7 +13,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
-// ErrElsewhere, returned by a handler, hands the run on to another system. The handler passes that system the token
+// ErrElsewhere hands the run on to another system when a handler returns it. The handler passes that system the token
 // that worker.Token returns. The system completes the run with Complete or the SQL function workflow_complete. Until
 // then the run stays leased, takes no slot and needs no worker. Effects and events of the handler are dropped, as
 // after a failure.

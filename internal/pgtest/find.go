@@ -67,9 +67,6 @@ func startLocal(ctx context.Context) (*host, error) {
 	return newHost(server.URL("postgres"), true), nil
 }
 
-// containerInput is open for as long as the container is to run: a file that nothing refers to is closed.
-var containerInput io.Closer
-
 // startDocker starts a container by the program in the directory container, which has a module of its own. The container is
 // removed when this process has ended.
 func startDocker(ctx context.Context) (*host, error) {
@@ -85,8 +82,9 @@ func startDocker(ctx context.Context) (*host, error) {
 	cmd := exec.Command(program) // it ends when its input does, which is with this process
 	cmd.Stderr = &bytes.Buffer{}
 	out, err := cmd.StdoutPipe()
+	var in io.Closer
 	if err == nil {
-		containerInput, err = cmd.StdinPipe()
+		in, err = cmd.StdinPipe()
 	}
 	if err == nil {
 		err = cmd.Start()
@@ -99,5 +97,7 @@ func startDocker(ctx context.Context) (*host, error) {
 		_ = cmd.Wait()
 		return nil, fmt.Errorf("%s", bytes.TrimSpace(cmd.Stderr.(*bytes.Buffer).Bytes()))
 	}
-	return newHost(strings.TrimSpace(url), true), nil
+	h := newHost(strings.TrimSpace(url), true)
+	h.input = in
+	return h, nil
 }

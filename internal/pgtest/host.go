@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"net/url"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ type host struct {
 	schemas bool
 
 	template func() (string, error) // of a private host: migrated once
+	input    io.Closer              // of the program that keeps a container running; nil: there is none. A file that nothing refers to would be closed
 }
 
 func newHost(url string, private bool) *host {
