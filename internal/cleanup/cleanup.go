@@ -570,8 +570,8 @@ func uncompiled(ctx context.Context, pool *pgxpool.Pool, f func(pgx.Tx) error) e
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: `begin; SET LOCAL jit = off`}, f)
 }
 
-// first returns a query for the first old rows behind a position. It selects them by index before it evaluates
-// free, which tells whether a row has no reader, and whether the row is set aside.
+// first returns a query for the first old rows behind a position. The query selects the rows by index. Only then it
+// evaluates, for each of them, free (the row has no reader) and whether the row is set aside.
 func first(table, at, which, free string) string {
 	zero, typ := "00000000-0000-0000-0000-000000000000", "uuid"
 	columns := "xmin AS row_version, id, " + at // and not the payload

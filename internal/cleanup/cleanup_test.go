@@ -472,8 +472,8 @@ func TestLongestPeriodCounts(t *testing.T) {
 	}
 }
 
-// If no worker has asked for long, because all were away or the database was, the first one that is back does
-// not remove what others wanted kept: they have another day to ask again.
+// If no worker has asked for a period for days, because all workers or the database were down, the first worker that
+// returns does not remove rows that others wanted to keep. The others have another day to ask again.
 func TestWhoComesBackFirst(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "a.x.v1", 3)
@@ -553,8 +553,8 @@ func TestOneTurnAtATime(t *testing.T) {
 	}
 }
 
-// Rows that other prefixes keep are passed over once, and again a day later: a turn continues where the one
-// before ended. Rows behind that place that were locked are not forgotten.
+// A turn continues where the one before ended, so rows that stay because of other prefixes are looked at once, and again
+// only a day later. Rows before that place that were locked are removed later.
 func TestGoesOnFromWhereItWas(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "kept.x.v1", 10*batch+500)
