@@ -46,10 +46,9 @@
 //
 // # Changing it
 //
-// To add a kind of node, add its key to [Node], its row to verbs in kind.go, and its case to entering in move.go; a test
-// fails if one of them is missing. Then describe the kind in docs/processes.md, and add it to a script in testdata and to
-// torture/processes.go.
-// To add a run type of the engine's own, add its row to run_type.go.
+// To add a kind of node, add its key to [Node], its row to verbs in kind.go, and its case to entering in move.go; a
+// test fails if one of them is missing. Then describe the kind in docs/processes.md, and add it to a script in testdata
+// and to torture/processes.go. To add a run type of the engine's own, add its row to run_type.go.
 //
 // A change of how tokens move belongs to the core. The scripts in testdata show what it changes. make graph-random,
 // graph-mortal and graph-statements then execute processes under workers that die. Exported names are promises

@@ -83,8 +83,9 @@ func longer[T comparable](field *T, said T, from *int, length int) {
 	}
 }
 
-// Backoff returns the policy's backoff. If none of Base, Cap and Curve is set, it returns own. Otherwise a field that is
-// not set has its shipped default, and Cap is at least Base unless it is set. The SQL function workflow_backoff has the same rule.
+// Backoff returns the policy's backoff. If none of Base, Cap and Curve is set, it returns own. Otherwise a field that
+// is not set has its shipped default, and Cap is at least Base unless it is set. The SQL function workflow_backoff has
+// the same rule.
 func (p Policy) Backoff(own run.Backoff) run.Backoff {
 	if p.Base == 0 && p.Cap == 0 && p.Curve == "" {
 		return own

@@ -11,8 +11,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// A fault is one way to disturb the system; strike does it once. Faults of the server come one at a time. strike returns whom it has hit: everyone,
-// one worker or the clients, or runs by their ids; noOne if there was nobody to hit.
+// A fault is one way to disturb the system; strike does it once. Faults of the server come one at a time. strike
+// returns whom it has hit: everyone, one worker or the clients, or runs by their ids; noOne if there was nobody to hit.
 type fault struct {
 	key, name   string
 	server      bool

@@ -46,8 +46,8 @@ func refuse(t *testing.T, pool *pgxpool.Pool, when string) {
 }
 
 // A run that cannot be leased does not keep other runs from being leased by the same poll. It is set aside: it is
-// recorded in workflow_set_aside, polls skip it, and workflow_unleasable lists it with the wrong column and the fix. Once
-// the fix is made, it is leased.
+// recorded in workflow_set_aside, polls skip it, and workflow_unleasable lists it with the wrong column and the fix.
+// Once the fix is made, it is leased.
 func TestRunThatCannotBeLeased(t *testing.T) {
 	for _, test := range []struct{ change, sqlstate, problem, fix string }{
 		{`lease_no = 9223372036854775807`, "22003", "lease_no is 9223372036854775807", "lease_no = 0"},

@@ -6,8 +6,8 @@ import (
 )
 
 // A lease that is committed late, up to lag after its statement started, is found by a later search for expired leases,
-// at whatever times the searches come. In this test the oldest lease that is held is always a new one, so it makes no search reach
-// further back, and no search starts from the beginning.
+// at whatever times the searches come. In this test the oldest lease that is held is always a new one, so it makes no
+// search reach further back, and no search starts from the beginning.
 func TestReach(t *testing.T) {
 	base := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for late := 100 * time.Millisecond; late <= lag; late += 300 * time.Millisecond {
