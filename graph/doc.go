@@ -53,7 +53,7 @@
 // A change of how tokens move belongs to the core. The scripts in testdata show what it changes. make graph-random,
 // graph-mortal and graph-statements then execute processes under workers that die. Exported names are promises
 // (docs/api.txt); everything else may change. The worker calls the engine only through internal/hook. Workers of two
-// versions run at the same time, so what is stored must stay readable for the version before.
+// versions may run at the same time, so what is stored must stay readable for the version before.
 //
 // Methods of Engine execute runs, methods of scene load instances and turn settled runs into events, methods of instance
 // decide, and methods of writer write.

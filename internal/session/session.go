@@ -55,7 +55,7 @@ type Sessions struct {
 //
 // A plan made while a table was empty must still be good later. So sequential scans, bitmap scans and nested
 // loops are off: plans find rows through index scans, and join without nested loops, whatever sizes the planner
-// assumes. JIT is off, because PostgreSQL disables these methods by giving them a high cost, and a high cost would
+// assumes. JIT is off, because PostgreSQL up to 17 disables these methods by giving them a high cost, which would
 // start JIT. Statements in a transaction for which such plans are wrong should follow Planned.
 //
 // Behind a pooler nothing is prepared. Statements are then planned with their values each time, and leave
