@@ -221,11 +221,15 @@ func (d *Dispatcher) closeSinks() {
 
 const registerTimeout = 3 * time.Second
 
-// register registers a sink, retrying until that succeeds. If the database refuses the row of this sink, which is
-// registered already, although it would register another one, register returns apart = true: the other sinks start
-// without this one, and the caller calls register for it again with late set. Otherwise, a refusal by the database is
-// returned as an error. With late set, register retries until it succeeds or ctx ends. It returns no error when ctx
-// ends: a stop is not a failure.
+// register registers a sink. After an error it does one of three things:
+//
+//   - If only the row of this sink is the problem, it returns apart = true. That is so if the sink is in the database
+//     already and another sink could be registered. The other sinks start without this one, and the caller calls
+//     register for it again with late set.
+//   - Otherwise, if the error is temporary, it tries again.
+//   - Otherwise it returns the error.
+//
+// With late set, it retries after all errors. When ctx ends it returns no error, because a stop is not a failure.
 func (d *Dispatcher) register(ctx context.Context, t Target, late bool) (apart bool, _ error) {
 	var told time.Time
 	for n := 0; ; n++ {

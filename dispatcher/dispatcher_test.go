@@ -89,7 +89,8 @@ func dispatch(t *testing.T, pool *pgxpool.Pool, change func(*dispatcher.Config),
 	return stop
 }
 
-// emit appends n events to each of some new aggregates. Their payloads number them from 1.
+// emit appends n events to each of the given number of new aggregates. The payload of the first event of an aggregate is
+// {"n": 1}, of the second {"n": 2}, and so on.
 func emit(t *testing.T, pool *pgxpool.Pool, typ string, aggregates, n int) (ids []uuid.UUID) {
 	t.Helper()
 	for range aggregates {
@@ -307,7 +308,7 @@ func TestSinkDown(t *testing.T) {
 	}
 }
 
-// Each sink gets only the types it wants. An event that no sink wants is marked published.
+// Each sink gets only the event types of its Target.Types. An event that no sink wants is marked published.
 func TestRouting(t *testing.T) {
 	pool, all, invoices := pgtest.New(t), &memory{}, &memory{}
 	emit(t, pool, "invoice.charged", 3, 1)

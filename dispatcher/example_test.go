@@ -14,7 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/outbox"
 )
 
-// A mailbox is a sink of one's own: an error for each event, in their order, and nil for those that it keeps.
+// A mailbox is a user's own sink. Publish returns one error for each event, in the same order: nil for an event that the
+// mailbox has taken.
 type mailbox chan event.Event
 
 func (m mailbox) Publish(ctx context.Context, events []event.Event) []error {
@@ -31,7 +32,7 @@ func (m mailbox) Publish(ctx context.Context, events []event.Event) []error {
 
 func (m mailbox) Close() error { return nil }
 
-// Events of the outbox go to a sink of one's own, as CloudEvents.
+// A Dispatcher publishes events of the outbox to a user's own sink, as CloudEvents.
 func ExampleNew() {
 	ctx, pool, done := pgtest.Example()
 	defer done()

@@ -43,8 +43,8 @@ func (s *setRights) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.T
 
 func (s *setRights) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// While floors cannot be raised, SetRight, which reads the whole outbox, runs every five seconds at most. If the error
-// is temporary, it does not run because of it.
+// While floors cannot be raised, SetRight runs every five seconds at most, because it reads all open events below the
+// floors. A temporary error of raising them does not make it run.
 func TestFloorsThatCannotBeRaised(t *testing.T) {
 	for state, most := range map[string]int64{"40001": 2, "XX777": 4} { // one at the start, one in the first round of keep
 		t.Run(state, func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestFloorsThatCannotBeRaised(t *testing.T) {
 	}
 }
 
-// damages are scripts that damage the lanes of the sink memory.
+// damages are scripts that damage the lanes of the sink named memory.
 var damages = map[string]string{
 	"deleted":           `DELETE FROM outbox_lane WHERE sink = 'memory' AND lane % 2 = 0`,
 	"all deleted":       `DELETE FROM outbox_lane WHERE sink = 'memory'`,
@@ -160,7 +160,7 @@ const byHand = `INSERT INTO outbox_event (id, aggregate_id, event_type, payload)
 	SELECT id, gen_random_uuid(), 'test.told', '{"n": 1}' FROM `
 
 // Events whose ids were not drawn from the sequence are delivered, below the floors and above the sequence. They raise
-// no floor above the last id drawn, so events that are appended afterwards are delivered, too.
+// no floor above the last id drawn, so events that are appended afterwards are delivered too.
 func TestIdsThatWereNotDrawn(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	emit(t, pool, "test.told", 300, 1)
@@ -191,8 +191,9 @@ func TestIdsThatWereNotDrawn(t *testing.T) {
 	drained(t, pool)
 }
 
-// A running dispatcher advances a sequence that is behind the ids within seconds. Ids more than 2^40 above it
-// are not followed. Events below floors that were ahead of the sequence are delivered.
+// If events have ids above the last value of the sequence, a running dispatcher advances the sequence past them within
+// seconds, except past ids more than 2^40 above it. Events are delivered even if their ids, drawn from a sequence that
+// was behind, are below the floors.
 func TestSequenceBehind(t *testing.T) {
 	pool, sink := pgtest.New(t), &memory{}
 	emit(t, pool, "test.told", 300, 1)

@@ -30,8 +30,9 @@
 // ids, so the same instance and event always give the same changes, and tests run it in memory. [Engine] is the shell,
 // a hook in the worker's settle transaction: it locks and loads instances, calls the core, and writes the changes.
 //
-// The files form four groups. A group may use the groups listed before it, and none listed after it. A test in
-// internal/arrows enforces this.
+// The files form four groups. A group may use the groups listed before it, and none listed after it. In particular, the
+// core and the definitions refer to nothing that reads or writes a database. TestSeamOfGraph in internal/arrows enforces
+// this. It lists every file, so a new file has to be added there.
 //
 //   - definitions: definition, duration; kind is the table of node kinds; compile, check, shape, flow and
 //     expression check it; process is its compiled form; label and picture draw it
@@ -43,8 +44,16 @@
 //     answer has the handlers; lock and load* read; act and start pass settled runs to the core; write* and message write;
 //     lasting chooses how statements are planned
 //
-// To add a kind of node, add its key to [Node], its row to verbs in kind.go, and its case to entering in move.go.
-// To add a run type of the engine's own, add its row to run_type.go.
+// # Changing it
+//
+// To add a kind of node, add its key to [Node], its row to verbs in kind.go, and its case to entering in move.go; a
+// test fails if one of them is missing. Then describe the kind in docs/processes.md, and add it to a script in testdata
+// and to torture/processes.go. To add a run type of the engine's own, add its row to run_type.go.
+//
+// A change of how tokens move belongs to the core. The scripts in testdata show what it changes. make graph-random,
+// graph-mortal and graph-statements then execute processes under workers that die. Exported names are promises
+// (docs/api.txt); everything else may change. The worker calls the engine only through internal/hook. Workers of two
+// versions may run at the same time, so what is stored must stay readable for the version before.
 //
 // Methods of Engine execute runs, methods of scene load instances and turn settled runs into events, methods of instance
 // decide, and methods of writer write.

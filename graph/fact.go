@@ -4,12 +4,15 @@ import (
 	"encoding/json"
 )
 
+// The fact of a node is what expressions read as steps.<node>: the latest result of the node, or what the node's mapping
+// (Node.Out) makes of it. Each decision of the core computes facts anew from the results that the shell has loaded.
+
 // failure returns the fact of a step that has failed, as expressions read it.
 func failure(code, message string) any {
 	return map[string]any{"error": map[string]any{"code": code, "message": message}}
 }
 
-// failedAs returns the code of a fact that is a failure; empty: it is none.
+// failedAs returns the code of a fact that is a failure, and "" for any other fact.
 func failedAs(fact any) string {
 	f, _ := fact.(map[string]any)
 	e, _ := f["error"].(map[string]any)
@@ -17,15 +20,16 @@ func failedAs(fact any) string {
 	return code
 }
 
-// learn sets the fact of a node to a new result. The cost of its mapping (Out) is charged to the decision.
+// learn sets the fact of a node to a new result. The cost of the mapping (Out) counts against the limit of the decision
+// (facts.spent).
 func (i *instance) learn(n *node, result json.RawMessage) { i.note(n, result, i.facts.spent) }
 
-// remember sets the fact of a node to a result of an earlier decision, which is loaded again. It charges nothing:
-// otherwise a decision would cost more the more facts are loaded for other events of its batch.
+// remember sets the fact of a node to a stored result of an earlier decision. It counts no cost: otherwise the cost of a
+// decision would depend on the facts that are loaded for other events of its batch.
 func (i *instance) remember(n *node, result json.RawMessage) { i.note(n, result, nil) }
 
-// note sets the fact of a node. If the mapping refuses the result, the node has no fact, and unfit has the error: it
-// becomes an incident when a token leads on from the node (told).
+// note sets the fact of a node. If the mapping fails, the node has no fact, and the error is in unfit. The error
+// becomes an incident when a token is about to leave the node: see told.
 func (i *instance) note(n *node, result json.RawMessage, spent *uint64) {
 	value, err := fact(n, result, spent)
 	if err != nil {
@@ -42,8 +46,8 @@ func (i *instance) know(name string, value any) {
 	delete(i.unfit, name)
 }
 
-// told reports whether the mapping (Out) of a token's node has accepted the result. If not, it stops the token, whose
-// step is done.
+// told reports whether the mapping (Out) of a token's node succeeded. If it failed, told stops the token with an
+// incident: the step is done, but the token cannot leave the node.
 func (i *instance) told(t *token) bool {
 	err := i.unfit[t.node.name]
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Status is the state of an instance.
+// A status is the state of an instance.
 type status string
 
 // The states of an instance. A WAITING one has no step to execute: all its tokens wait for a message, a signal, a
@@ -21,7 +21,7 @@ const (
 	statusCancelled  status = "CANCELLED"
 )
 
-// Final reports whether the instance is over. The status of such an instance never changes again.
+// final reports whether the instance is over. Then its status never changes again.
 func (s status) final() bool {
 	return s == statusCompleted || s == statusFailed || s == statusCancelled
 }

@@ -140,7 +140,7 @@ func (s *scene) define(ctx context.Context, tx *transaction, e *Engine) error {
 	return nil
 }
 
-// surveyed returns the ids of the instances all of whose live tokens have to be read.
+// surveyed returns the ids of the instances whose live tokens must all be read, see Process.survey.
 func (s *scene) surveyed() (ids []uuid.UUID) {
 	for _, i := range s.instances {
 		if i.process.survey {

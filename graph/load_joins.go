@@ -13,7 +13,7 @@ import (
 type waitingTokens struct {
 	joins   map[uuid.UUID]*joining // activations that have not fired, by id
 	counted []counted
-	surplus map[*token]uuid.UUID // surplus arrivals, with the ids of their groups
+	surplus map[*token]uuid.UUID // tokens that arrived over an edge which has an arrival already (see joining.surplus), with the ids of their groups
 }
 
 // A counted is the number of tokens of one group that wait at a join.
@@ -85,7 +85,7 @@ type joinAt struct {
 
 // near returns the joins at which tokens of the batch may arrive, and the edges over which they may. The value of a
 // join is true if a single token of the batch may lead to several arrivals over one edge, because it may fork on the
-// way. In a process that is surveyed, all joins count as near.
+// way. In a process that is surveyed (Process.survey), all joins count as near.
 func (s *scene) near() (joins map[joinAt]bool, edges map[string]bool) {
 	joins, edges = map[joinAt]bool{}, map[string]bool{}
 	for id, t := range s.tokens {

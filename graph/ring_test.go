@@ -51,8 +51,8 @@ func (s *site) ring(process uuid.UUID) (ids []string) {
 	return ids
 }
 
-// Everything that follows parents or groups ends even on rings: all functions of ids and all views, as the catalogs
-// list them, retention, and the engine.
+// Nothing that follows parents or groups loops for ever on a ring: no function that takes ids and no view (the test
+// finds all of them in the catalogs), not retention, and not the engine.
 func TestRings(t *testing.T) {
 	s := newSite(t)
 	p := s.deploy("U", `"U": {"human": {}}`)

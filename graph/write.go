@@ -27,7 +27,7 @@ type writer struct {
 
 	messages []arrived
 	signals  []uuid.UUID // signal runs that are over
-	slots    []slot      // slots in which messages and waits have to be paired
+	slots    []slot      // names and keys (see slot) for which messages and waits have to be paired
 
 	events []outbox.Event
 	finals []outbox.Event // events that an instance has ended; they come after all other events of their instances
@@ -155,7 +155,7 @@ func (w *writer) instances(all []*instance) {
 		WHERE i.id = n.id`, ids, status, live, ready, joining, incidents, failures, outputs, endings, reasons)
 }
 
-// groups inserts new groups, and updates the numbers of live tokens of the others.
+// groups inserts new groups, and updates the live-token counts of the others.
 func (w *writer) groups(all []*instance) {
 	var fresh, old, owners []uuid.UUID
 	var parents, hosts []uuid.NullUUID

@@ -4,10 +4,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// ends ends the tokens of instances that end, including tokens that were not read, and what belongs to tokens that
-// ended or left their node: runs, waits, tasks and called instances. Waits are deleted before runs are cancelled: if a
-// message is paired with a wait at the same time, the delete waits for that transaction, and the run that it inserted
-// is then found and cancelled.
+// ends terminates the tokens of instances that end, including tokens that were not loaded. For each token that ended or
+// left its node, it also resolves the incidents, removes the waits, cancels the runs and tasks, frees messages that were
+// paired with it, and enqueues commands that cancel the called instances.
+//
+// Waits are deleted before runs are cancelled. Another transaction may be pairing a message with such a wait, which
+// inserts a run. The delete waits for that transaction, so the run is then found and cancelled.
 func (w *writer) ends(all []*instance) {
 	var instances, tokens []uuid.UUID
 	stays := []uuid.UUID{} // empty, not nil: id <> ALL (NULL) is true for no row

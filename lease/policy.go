@@ -25,7 +25,7 @@ type Policy struct {
 	Base     time.Duration // the pause before the second attempt
 	Cap      time.Duration // the longest pause, jitter aside
 	Curve    run.Curve
-	Deadline time.Duration // since a run was enqueued: a run is not started later than that
+	Deadline time.Duration // counted from enqueueing: a run is not started later than that
 	Breaker  Breaker       // whether the circuit breakers of types may open
 }
 
@@ -51,7 +51,8 @@ func (p Policies) Of(typ string) Policy {
 	return p.of(typ)
 }
 
-// of is a function of its own because it needs so much stack that the caller's may have to grow.
+// of is the part of Of that is needed if there are policies. It is separate because its stack frame is large: otherwise
+// every call of Of would need that much stack.
 func (p Policies) of(typ string) Policy {
 	var of Policy
 	var from struct{ attempts, base, limit, curve, deadline, breaker int } // length of the pattern that each field comes from
@@ -74,7 +75,7 @@ func (p Policies) of(typ string) Policy {
 	return of
 }
 
-// longer sets a field to said if that is set and comes from a longer pattern.
+// longer sets a field to said if said is set and comes from a longer pattern than the field's present value.
 func longer[T comparable](field *T, said T, from *int, length int) {
 	var nothing T
 	if said != nothing && length > *from {
@@ -82,8 +83,9 @@ func longer[T comparable](field *T, said T, from *int, length int) {
 	}
 }
 
-// Backoff returns the policy's backoff. Of Base, Cap and Curve, those that are not set are as shipped. If none is set,
-// Backoff returns own. The SQL function workflow_backoff has the same rule.
+// Backoff returns the policy's backoff. If none of Base, Cap and Curve is set, it returns own. Otherwise a field that
+// is not set has its shipped default, and Cap is at least Base unless it is set. The SQL function workflow_backoff has
+// the same rule.
 func (p Policy) Backoff(own run.Backoff) run.Backoff {
 	if p.Base == 0 && p.Cap == 0 && p.Curve == "" {
 		return own

@@ -14,8 +14,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// The database, which takes leases back, and the worker agree on the policy of a type, the attempts of a run, and the
-// pauses between them.
+// The worker and the database, whose functions reclaim leases, agree on the policy of a type, the number of attempts of
+// a run, and the pauses between the attempts.
 func TestPoliciesAgree(t *testing.T) {
 	pool := unguarded(t)
 	random := rand.New(rand.NewPCG(7, 7))
@@ -80,7 +80,7 @@ func TestPoliciesAgree(t *testing.T) {
 			}
 			want := given
 			if follows {
-				again := attempt // a suspect gets one more if it was not known to be at its last attempt
+				again := attempt // a suspect whose last attempt was not known to be the last gets one more
 				if suspect && attempt < given {
 					again++
 				}
@@ -134,7 +134,7 @@ func TestShippedPolicy(t *testing.T) {
 	}
 }
 
-// Read returns a policy as Set stored it, whichever of its fields are set. It replaces the one before.
+// Read returns a policy as Set stored it, whichever of its fields are set. Set replaces the policy that its pattern had.
 func TestSet(t *testing.T) {
 	pool := pgtest.New(t)
 	random := rand.New(rand.NewPCG(3, 3))

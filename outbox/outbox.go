@@ -22,8 +22,8 @@ type Event struct {
 
 	// Held reports that the transaction already holds a row lock that every transaction takes before it appends events
 	// of this aggregate. The engine locks process instances that way. Append then takes no lock of its own. Events
-	// appended with Held have no order relative to events appended without it. Roles that only enqueue or work cannot
-	// set it.
+	// appended with Held have no order relative to events appended without it. The database believes Held only of the
+	// owner and the engine's role; for other roles it takes the lock all the same.
 	Held bool
 }
 

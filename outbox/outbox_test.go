@@ -54,8 +54,8 @@ func types(t *testing.T, pool *pgxpool.Pool) []string {
 	return all
 }
 
-// Within an aggregate ids follow the order of commits: a second transaction waits until the first has
-// ended, also if it appends with outbox_emit. Events of one call keep their order.
+// Within an aggregate, ids follow the order of commits: a second transaction that appends, with Append or with
+// outbox_emit, waits until the first has ended. Events of one call keep their order.
 func TestOrderWithinAggregate(t *testing.T) {
 	pool := pgtest.New(t)
 	aggregate, other := uuid.New(), uuid.New()
@@ -365,7 +365,7 @@ func TestNobodyHoldsAnAggregate(t *testing.T) {
 	}
 	add(t, tx, outbox.Event{Aggregate: aggregate, Type: "test.told"})
 	commit(t, tx)
-	// A key that was inserted by hand does not lock it, either, and is removed by the next append.
+	// A row of outbox_aggregate that was inserted by hand does not lock it either. The next append removes the row.
 	for _, by := range []func(){
 		func() {
 			tx := begin(t, program)
@@ -401,8 +401,8 @@ func TestNobodyHoldsAnAggregate(t *testing.T) {
 	}
 }
 
-// Only the owner can insert chosen ids, as restores do, and these are kept. All other ids are drawn from the
-// sequence; a plain INSERT draws its id after it has locked the aggregate, in the order of commits.
+// Only the owner can insert events with given ids, as a restore does. All other ids come from the sequence: a plain
+// INSERT draws its id after it has locked the aggregate, so ids follow the order of commits.
 func TestIdsByHand(t *testing.T) {
 	pool := pgtest.New(t)
 	const plain = `INSERT INTO outbox_event (aggregate_id, event_type, payload) VALUES ($1, 'test.told', '1') RETURNING id`

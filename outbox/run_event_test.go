@@ -10,8 +10,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// Outcomes of runs become events at the level and for the types that are set, and none do while there is
-// no sink.
+// The outcome of a run becomes an event if workflow.run_events (the level) and workflow.run_event_types select it.
+// While no sink is registered, no outcome becomes an event.
 func TestRunEvents(t *testing.T) {
 	for _, row := range []struct {
 		level, types string

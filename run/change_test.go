@@ -74,7 +74,7 @@ func TestChanges(t *testing.T) {
 }
 
 // The reason of a cancel is stored as last_error, and that of a delete as delete_reason. A second delete does
-// not change it. Both reasons may be empty.
+// not change delete_reason. The reason of a cancel may be empty.
 func TestReasons(t *testing.T) {
 	pool := pgtest.New(t)
 	id := in(t, pool, run.Leased)

@@ -27,7 +27,7 @@ type New struct {
 	RunAt          time.Time     // when it is due; zero: now, by the database's clock
 	Delay          time.Duration // added to RunAt; negative counts as 0
 	Priority       int           // -100 to 100; higher ones are leased first
-	MaxAttempts    int           // 1 to 1000; 0 and 3: the number that the policy of the type sets, 25 as shipped
+	MaxAttempts    int           // 1 to 1000; 0 and 3 mean the number that the type's policy sets, which is 25 as shipped
 	IdempotencyKey string        // 1 to 200 characters; empty: none
 	Tenant         string        // the tenant it belongs to, at most 200 characters; empty: none
 	Metadata       any           // a JSON object, encoded like Payload; nil: none
@@ -105,8 +105,8 @@ const fromColumns = `
 	FROM unnest($1::uuid[], $2::text[], $3::jsonb[], $4::timestamptz[], $5::float8[], $6::int[], $7::int[], $8::text[], $9::jsonb[], $10::text[])
 	  WITH ORDINALITY AS n (id, type, payload, run_at, delay, priority, max_attempts, key, metadata, tenant, place)`
 
-// enqueueEach returns a statement that stores rows n, some of which may be stored already. It goes
-// through them in order of key and id, so that two such statements seldom deadlock.
+// enqueueEach returns a statement that stores the rows of from, some of which may be stored already. It stores them
+// in order of key and id, so that two such statements seldom deadlock.
 func enqueueEach(from string) string {
 	return `
 		SELECT e.run, e.existing

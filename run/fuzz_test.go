@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A document that may be enqueued is stored with the same meaning. Any other is refused with a path, a reason and a
-// fix before it is sent. The database refuses nothing but types and keys.
+// A document that Enqueue accepts is stored with the same meaning. Any other document is refused before it is sent, with
+// a path, a reason and a fix. The database itself refuses only types and keys, never a document.
 func FuzzEnqueue(f *testing.F) {
 	for _, seed := range []string{
 		``, `{}`, `{"a":[1.10,-0,-0.0,1e-400,1E+2,9223372036854775808,"é\n\u001b\ud83d\ude00<&>\\u0000"],"":null,"A":{}}`,

@@ -12,8 +12,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/worker"
 )
 
-// A program of one's own has the settings, probes, metrics and logs of the binary worker, and ends in order at SIGTERM.
-// Main is the same, and exits.
+// A program that calls Run has the settings, probes, metrics and logs of the worker binary. At SIGTERM it stops in
+// order and returns an exit code. Main does the same, and exits with that code.
 func ExampleRun() {
 	ctx, pool, done := pgtest.Example()
 	defer done()

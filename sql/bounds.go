@@ -30,8 +30,8 @@ const (
 var lockTries = 60 // of two seconds each
 
 // addBounds brings rows back within the bounds of their columns, and adds the CHECKs that keep them there, one table
-// after another. If rows that are not over have a value without a nearest value within its bound, it returns an error
-// that names them, and what to do about each.
+// after another. A value out of bounds becomes the nearest value within them. If a row that is not over has a value for
+// which there is no nearest one, addBounds returns an error that names such rows, and what to do about each.
 func addBounds(ctx context.Context, conn *pgx.Conn) error {
 	return eachTable(ctx, conn, `SELECT DISTINCT relation FROM workflow_bound_check WHERE valid IS NULL ORDER BY 1`, func(table string) error {
 		if err := mend(ctx, conn, table); err != nil {

@@ -121,7 +121,8 @@ func TestControlIsReserved(t *testing.T) {
 	engine.do(`ROLLBACK`)
 }
 
-// While outcomes are kept, looking for expired leases reads only these, whatever else is in the table.
+// While outcomes are kept, a search for expired leases reads only rows with expired leases, however many other runs
+// there are.
 func TestExpiredLeasesAreFoundByKey(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_run (type) SELECT 'a.b' FROM generate_series(1, 20000); ANALYZE`)

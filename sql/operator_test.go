@@ -217,8 +217,8 @@ func TestLagAmongMany(t *testing.T) {
 	}
 }
 
-// workflow_prefix shows the state of a bound prefix in one row: what is due, runs, fails and ends, what is paused,
-// and who covers it.
+// workflow_prefix shows the state of a bound prefix in one row: how many runs are due, running and failed, how many
+// succeed per second, what is paused, and which workers cover it.
 func TestPrefixes(t *testing.T) {
 	s, _ := psql(t)
 	s.do(`INSERT INTO workflow_worker (id, name, prefixes, handlers, steps, concurrency, running, version, host, pid)
@@ -306,8 +306,8 @@ func TestStalledByTheLiving(t *testing.T) {
 		SELECT gen_random_uuid(), 'seen ' || ago || ' s ago', '{a.}', '{a.}', true, 10, 0, '', '', 1, now() - interval '1 hour', now() - ago * interval '1 second' FROM unnest('{5,20,40}'::int[]) AS ago`)
 	s.expect("live", s.do(`SELECT string_agg(name, ', ') FROM workflow_live_worker`), "seen 5 s ago")
 	s.expect("stalled at", s.do(`SELECT covered_by FROM workflow_stalled_types('{a.}')`), "seen 5 s ago")
-	// Steps of processes that are leased and done within a moment are found neither among leases nor, by any index,
-	// among ended runs.
+	// A type whose short steps of processes are settled moments after they are leased does not count as stalled. No
+	// index finds such steps among leased or ended runs, so the per-minute counts show that they run.
 	s.counted("a.x", 0, 1, 1, 0, 0, 0, 0)
 	s.expect("stalled, though a worker has just told of some", s.do(`SELECT count(*) FROM workflow_stalled_types('{a.}')`), "0")
 	s.do(`BEGIN; SET LOCAL session_replication_role = replica; UPDATE workflow_minute SET counted_at = now() - interval '31 seconds'; COMMIT`)
@@ -316,8 +316,8 @@ func TestStalledByTheLiving(t *testing.T) {
 	s.expect("stalled where nobody who lives has a slot free", s.do(`SELECT count(*) FROM workflow_stalled_types('{a.}')`), "0")
 }
 
-// asksWhenSeen are the functions and views that read when a worker was last seen, and what for. Only
-// workflow_live_worker decides whether a worker lives.
+// asksWhenSeen lists the functions and views that read when a worker was last seen (workflow_worker.seen_at), each with
+// its reason. Only workflow_live_worker decides whether a worker lives.
 var asksWhenSeen = map[string]string{
 	"workflow_live_worker":  "it says who lives",
 	"workflow_bound":        "it lists columns",

@@ -23,7 +23,8 @@ func (s *session) step() (instance, id string) {
 	return instance, id
 }
 
-// What a person does to a run is recorded with its statement, even if the session has set other settings before.
+// A person's change of a run is recorded with the statement that made it, even if the session has set the settings by
+// which the engine marks its own changes.
 func TestStatementIsRecorded(t *testing.T) {
 	g := withRoles(t)
 	o := g.as("operator")
@@ -42,7 +43,8 @@ func TestStatementIsRecorded(t *testing.T) {
 	}
 }
 
-// An application chooses its own name. In records it can always be distinguished from the roles, which say who acts.
+// A record names the role that acts, followed by the application_name in brackets. Whatever name an application chooses,
+// the role can be told apart from it.
 func TestApplicationIsTold(t *testing.T) {
 	g := withRoles(t)
 	s, c := g.as("operator"), g.as("console")
@@ -113,7 +115,7 @@ func TestWhoAssigns(t *testing.T) {
 	instance, _ := g.step()
 	g.do(`BEGIN; SET LOCAL session_replication_role = replica; INSERT INTO user_task (instance_id, token_id, node, payload) SELECT instance_id, id, 'a', '{}' FROM process_token; COMMIT`)
 	task := g.do(`SELECT id FROM user_task`)
-	// Whom an earlier call in the transaction was for has no effect.
+	// The on_behalf_of of an earlier call in the transaction has no effect on a later one.
 	c.do(`BEGIN; SELECT workflow_pause('z.', 'why', on_behalf_of => '` + otto + `'); SELECT process_task_assign('` + task + `', 'maria', by => 'the pope', on_behalf_of => '` + anna + `'); COMMIT`)
 	c.do(`BEGIN; SELECT workflow_resume('z.', on_behalf_of => '` + otto + `'); SELECT process_task_assign('` + task + `', NULL, 2, on_behalf_of => '` + anna + `'); COMMIT`)
 	who := anna + " by " + g.named + "_login_console"
@@ -121,8 +123,8 @@ func TestWhoAssigns(t *testing.T) {
 		"task.claimed, the pope, "+who+"; task.released, "+who+", "+who)
 }
 
-// Which events of runs are emitted is set for the database. A session or a role can override this for its own changes
-// only if it is the owner's or the engine's.
+// Settings of the database decide which events of runs are emitted. Only the owner and the engine's role can override
+// them for their own changes.
 func TestRunEventsAreNotSuppressed(t *testing.T) {
 	g := withRoles(t)
 	g.do(`INSERT INTO outbox_sink (name) VALUES ('crm')`)

@@ -29,10 +29,10 @@ func RolesScript(named, schema string) string {
 	return "BEGIN;\n" + path + setting("roles", named) + "\n" + rolesScript + "COMMIT;\n"
 }
 
-// Roles creates the roles named_owner, _enqueue, _worker, _engine, _dispatcher, _operator, _viewer, _tasks and
-// _console, unless they exist. It transfers what is ours in the first schema of the connection's search_path to the
-// owner role, and grants each of the other roles what it needs (see roles/create.sql). It may be repeated, and must
-// be repeated after migrations. The caller needs CREATEROLE, and must own these objects. Roles belong to the whole
+// Roles creates the roles named_owner, named_enqueue, and so on for _worker, _engine, _dispatcher, _operator, _viewer,
+// _tasks and _console, unless they exist. It transfers our objects in the first schema of the connection's search_path
+// to the owner role, and grants each of the other roles what it needs (see roles/create.sql). It may be repeated, and
+// must be repeated after migrations. The caller needs CREATEROLE, and must own these objects. Roles belong to the whole
 // cluster: two installations in one cluster need two names.
 func Roles(ctx context.Context, conn *pgx.Conn, named string) error {
 	if err := inTx(ctx, conn, setting("roles", named)+rolesScript); err != nil {

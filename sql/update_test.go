@@ -45,8 +45,8 @@ func TestRefusedUpdates(t *testing.T) {
 	}
 }
 
-// What people may change by hand can be changed. An update that names the payload but leaves it unchanged is
-// accepted.
+// An UPDATE by hand may change priority, run_at, max_attempts, held_at, idempotency_key and metadata. An update that
+// names the payload but leaves it unchanged is accepted too.
 func TestAcceptedUpdates(t *testing.T) {
 	s, _ := psql(t)
 	id := s.enqueue()

@@ -11,8 +11,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
 
-// A fault is one way to strike. Faults of the server come one at a time. strike returns whom it has hit: everyone,
-// one worker or the clients, or runs by their ids; noOne if there was nobody to hit.
+// A fault is one way to disturb the system; strike does it once. Faults of the server come one at a time. strike
+// returns whom it has hit: everyone, one worker or the clients, or runs by their ids; noOne if there was nobody to hit.
 type fault struct {
 	key, name   string
 	server      bool
@@ -20,8 +20,7 @@ type fault struct {
 	strike      func(ctx context.Context, l *lab, r *rand.Rand) (whom string, err error)
 }
 
-// faults are all faults, numbered as in the plan of the torture. Faults that need root or another kernel (a full
-// disk, clocks that jump) are left out, as are faults of features that do not exist yet.
+// faults are all faults. Faults that need root or another kernel (a full disk, clocks that jump) are left out.
 var faults []fault
 
 func init() { // in init, because the schedule refers to the faults, and they to the lab
@@ -60,8 +59,8 @@ func init() { // in init, because the schedule refers to the faults, and they to
 	}
 }
 
-// needs are relations that a fault requires. If the product does not have the relation, it does not promise yet what
-// the fault tests, and the fault never strikes.
+// needs names the relation that a fault requires, by the key of the fault. If the version under test does not have the
+// relation, it does not have the feature that the fault tests, and the fault never strikes.
 var needs = map[string]string{"unleasable": "workflow_set_aside", "unmarkable": "outbox_aggregate", "events": "outbox_aggregate", "forge": "outbox_aggregate"}
 
 // Values for whom a strike has hit.

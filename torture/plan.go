@@ -18,15 +18,15 @@ type plan struct {
 	Foreign float64 // transactions of other programs that enqueue, per second
 
 	Instances float64 // process instances started per second
-	Favoured  string  // the process of half of them; any other name: none
+	Favoured  string  // the process that half of them execute; a name that is not a process: none is favoured
 	Halts     float64 // instances cancelled per second
 	Pauses    float64 // instances paused for a while, per second
 
-	Keep time.Duration // what is over is removed at this age, or somewhat later; one pause in four is longer
+	Keep time.Duration // retention: what has ended is removed at this age or somewhat later; one pause of an instance in four lasts longer
 
-	Warm, Chaos, Calm time.Duration // with workload; no faults in the first and the last
+	Warm, Chaos, Calm time.Duration // three phases under load; faults strike in Chaos only
 	Operator          time.Duration // between two interventions of an operator
-	Drain             time.Duration // after all of that, at most
+	Drain             time.Duration // the most time after these phases for everything to end
 
 	// Hold scales how long faults last; it is 1 in the long profile.
 	Hold    float64
@@ -37,9 +37,9 @@ type plan struct {
 	Single  time.Duration // for all of them
 
 	Narrowed bool   // restricted to some faults
-	Pills    int    // runs that end their process, in addition to those of the workload
-	Gentle   bool   // the workload has none of them
-	Mostly   string // the case of half of the workload; empty: none
+	Pills    int    // poison pills, which are runs that end their process, in addition to those of the workload
+	Gentle   bool   // the workload has no poison pills
+	Mostly   string // the case (cases.go) of half of the plain runs; empty: no case is preferred
 }
 
 // A strike is one fault at its time.
@@ -62,7 +62,8 @@ const slots = 128
 
 func longPlan(seed uint64) *plan {
 	p := &plan{
-		// No more than two processors can carry with some to spare: a queue would say nothing about recovery.
+		// The load leaves two processors some capacity to spare. Otherwise a queue would build up without any fault, and
+		// the figures would not measure recovery.
 		Seed: seed, Name: "long", Workers: 4, Rate: 57, Cancels: 3, Foreign: 5, Instances: 2, Halts: 0.2, Pauses: 0.2,
 		Warm: 30 * time.Second, Chaos: 480 * time.Second, Calm: 20 * time.Second,
 		Operator: 20 * time.Second, Drain: 2 * time.Minute, Hold: 1, Keep: time.Minute,
@@ -84,8 +85,8 @@ func shortPlan(seed uint64) *plan {
 	return p
 }
 
-// schedule gives each fault its number of strikes at random times. For a given number, the times of events with
-// exponential gaps are independent and uniform, so this is a Poisson process that cannot leave out a fault.
+// schedule gives each fault its number of strikes, at independent and uniformly distributed times. These times are
+// distributed like those of a Poisson process with the same number of events, but each fault occurs as often as planned.
 func (p *plan) schedule(count func(fault) int) {
 	r := p.random("schedule")
 	for _, f := range faults {

@@ -45,8 +45,8 @@ func (x *instance) flag(name string) bool {
 	return yes
 }
 
-// A part is a piece of a graph with one entry and one exit. play records what the given number of passes through it
-// do.
+// A part is a piece of a graph with one entry and one exit. play records in an instance what it must do if tokens pass
+// through the part so many times.
 type part struct {
 	entry, exit string
 	play        func(x *instance, passes int)
@@ -228,7 +228,7 @@ func (d *drawer) any(depth int) part {
 func (d *drawer) done(whole part) process {
 	definition, err := json.Marshal(node{"process": d.name, "version": 1, "start": whole.entry, "nodes": d.nodes})
 	if err != nil {
-		panic(err) // words and numbers
+		panic(err) // cannot happen: the definition consists of text and numbers
 	}
 	facts, err := json.Marshal(map[string]any{"joins": d.joins, "waits": d.waits})
 	if err != nil {

@@ -88,7 +88,7 @@ func (r *report) judgement() error {
 		problems = append(problems, b.Rule)
 	}
 	problems = append(problems, r.Exits...)
-	for _, f := range r.Figures { // those that no noise excuses
+	for _, f := range r.Figures { // strict figures count even on a noisy machine
 		if f.Strict && f.Value != nil && *f.Value > *f.Goal {
 			problems = append(problems, fmt.Sprintf("%s: %s, want %s", f.Name, short(*f.Value), short(*f.Goal)))
 		}

@@ -242,8 +242,8 @@ func (l *lab) checkIndexes(ctx context.Context) string {
 	return fmt.Sprintf("%d sound", n)
 }
 
-// strangeExits lists processes that ended in another way than by our signals or by a run that ends its process: with
-// another exit code, a panic in a goroutine, or out of memory.
+// strangeExits lists the processes whose end neither our signals nor a poison pill explains: processes with another exit
+// code, with a panic in a goroutine, or out of memory.
 func (l *lab) strangeExits(ctx context.Context) (strange []string, err error) {
 	rows, _ := l.admin.Query(ctx, `
 		WITH exits AS (

@@ -42,8 +42,9 @@ func (w *Worker) drain(grace time.Duration) {
 	w.config.Logger.Info("worker stopped", "worker", w.name)
 }
 
-// settleDoubts gives back leases in doubt until there are none, or until a moment after the grace period. After
-// StopNow it looks for each once more, for which it needs a second, since Doubts.Settle looks once a second.
+// settleDoubts gives back leases in doubt until there are none, or until a second (obey) after the grace period. After
+// StopNow it continues for one more second: Doubts.Settle looks for a lease once a second, so each is looked for once
+// more.
 func (w *Worker) settleDoubts(grace time.Duration) {
 	ctx, done := context.WithTimeout(context.Background(), grace+obey)
 	defer done()

@@ -43,7 +43,10 @@ func handsOn(err error) (on bool) {
 	return on
 }
 
-// handOn records that the run is executed elsewhere from now on.
+// handOn records that the run is executed elsewhere from now on. The run stays leased, but this worker neither holds nor
+// extends the lease. The run ends in one of three ways. workflow_complete stores an outcome in workflow_kept, and any
+// worker settles it (settleKept). Or the time limit passes, and the lease is taken back as after a crash. Or the run is
+// cancelled.
 func (w *Worker) handOn(ctx context.Context, j *job) (lost []settling.Outcome, err error) {
 	ctx, done := context.WithTimeout(ctx, min(settleTimeout, j.Length/3))
 	defer done()

@@ -22,8 +22,9 @@ const (
 	reportTimeout = 2 * time.Second
 )
 
-// report keeps the worker's row in workflow_worker until ctx ends, and then removes it. With the row it writes
-// what the worker has counted. Nothing depends on either, so errors are only logged, at debug level.
+// report keeps the worker's presence, its row in workflow_worker, until ctx ends, and then removes it. The row says that
+// the worker lives, what it covers and what it does. With the row, report writes what the worker has counted. No lease
+// and no run depends on either, so errors are only logged, at debug level.
 func (w *Worker) report(ctx context.Context) {
 	id, secret := uuid.New(), uuid.New()
 	host, _ := os.Hostname() // for people; it may be empty

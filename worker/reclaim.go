@@ -11,7 +11,7 @@ import (
 const (
 	reclaimPause     = 400 * time.Millisecond // between two searches for expired leases
 	idleReclaimPause = 900 * time.Millisecond // when no run is leased
-	maxReclaimPause  = 700 * time.Millisecond // after a search that took long, so that an expired lease waits a second at most
+	maxReclaimPause  = 700 * time.Millisecond // after a long search, so that an expired lease waits a second at most
 	reclaimBatch     = 500
 	// reconnectPause is how long leases are left alone after the database was out of reach. Meanwhile live
 	// owners try to extend theirs every 250 ms.
@@ -48,7 +48,7 @@ func (w *Worker) reclaim(ctx context.Context) {
 		if again+len(exhausted) == reclaimBatch {
 			continue
 		}
-		// Search for about a twentieth of the time, and out of step with other workers.
+		// Spend about a twentieth of the time on searches, and do not search in step with other workers.
 		pause := min(max(reclaimPause, 20*took), maxReclaimPause)
 		if r.Idle() {
 			pause = idleReclaimPause // no lease taken meanwhile can expire sooner

@@ -11,9 +11,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// room reports as held suspects: those that run, even after they were watched; handlers that still run although
-// their leases are over; suspects at their last attempt; and a suspect that must be alone. A run that is no
-// suspect, or that is only to be failed, is not reported.
+// room reports the suspects that a worker holds: suspects whose handlers run, even when they are no longer watched
+// (suspectHold); handlers that still run although their leases are over; suspects at their last attempt; and a suspect
+// that must be alone. It does not report a run that is not a suspect, or one that is exhausted.
 func TestSuspectsHeld(t *testing.T) {
 	held := func(change func(*job)) *job {
 		j := &job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New(), Attempt: 2, MaxAttempts: 2}, Token: uuid.New(), Suspect: true, Taken: time.Now().Add(-time.Minute)}, row: 2, begun: true}
@@ -25,10 +25,10 @@ func TestSuspectsHeld(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*job)
-		want   leasing.Suspects // Last with the job's token
+		want   leasing.Suspects // Last aside, which must be the job if last is true
 		last   bool
 
-		received time.Time // the request took up the rest of a minute
+		received time.Time // when the lease's answer arrived; the request was sent a minute ago
 	}{
 		{"at its last attempt", func(*job) {}, leasing.Suspects{Running: true}, true, past},
 		{"watched", func(*job) {}, leasing.Suspects{Running: true, Watched: true}, true, time.Now()},

@@ -79,9 +79,10 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 	}
 }
 
-// settle records the outcomes of a batch. It tries the whole batch again while the database is out of reach,
-// and after a deadlock. If the database or a hook refuses the batch, settle halves it until the refused outcome
-// is alone and delays no other. An outcome that a hook names as the cause is taken out at once.
+// settle records the outcomes of a batch; the settle transaction itself is in commit.go. It tries the whole batch again
+// while the database is out of reach, and after a deadlock. If the database or a hook refuses the batch, settle halves
+// it until the refused outcome is alone and delays no other. An outcome that a hook names as the cause is taken out at
+// once.
 func (w *Worker) settle(ctx context.Context, batch []*job) {
 	for pause := retries(); len(batch) > 0; sleep(ctx, pause.NextBackOff()) {
 		err := w.try(ctx, batch)
@@ -113,7 +114,8 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 	}
 }
 
-// setAside leaves an outcome to settleAlone.
+// setAside leaves an outcome to settleAlone. The run is not set aside in workflow_set_aside by this: that is so only
+// once its outcome is kept.
 func (w *Worker) setAside(ctx context.Context, j *job) {
 	select {
 	case w.solos <- j:

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// needs are queries for what needs a person, now or soon, because the work itself stands still, fails or falls
-// behind. doctor reports all of it, with what to do; top shows it while it lasts. Each query returns findings, and is
+// needs are queries that find work that stands still, fails or falls behind, so that a person must act now or soon.
+// doctor reports all findings, with what to do. top shows them while they last. Each query returns findings, and is
 // cheap even with a million rows.
 var needs = []string{
 	// Work that waits for a person's decision.

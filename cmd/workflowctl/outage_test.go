@@ -19,7 +19,8 @@ import (
 // With the shipped settings, a service that is down for a minute, ten minutes or an hour makes no run and no instance
 // fail, and the outage is visible: within 15 s of its first sign, doctor, top, why, show and the worker's metrics
 // name the type and the problem. Once the service is back they no longer do. The test moves time by changing rows. It
-// has so few runs that an hour has more probes than the runs have attempts.
+// has so few runs that an hour has more probes than all of them have attempts: if probes charged attempts, a run would
+// fail.
 func TestOutageLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, outage := range []time.Duration{time.Minute, 10 * time.Minute, time.Hour} {

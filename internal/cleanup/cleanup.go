@@ -1,7 +1,7 @@
 // Package cleanup removes rows whose retention is over: finished runs with their history, soft-deleted runs,
-// published events, and finished processes. Every worker does this for its own prefixes. How long rows are kept
-// is in workflow_retention, where all workers write what they ask for. Workers take turns, which are rows of
-// workflow_retention_turn, so that one worker at a time removes rows of a prefix and kind.
+// published events, and finished processes. Every worker does this for its own prefixes. It writes the periods that it
+// asks for into workflow_retention, and the longest period that any worker asks for applies. Workers take turns, which
+// are rows of workflow_retention_turn, so that one worker at a time removes rows of a prefix and kind.
 package cleanup
 
 import (
@@ -58,8 +58,9 @@ type Removed struct {
 	Refused   int `json:"refused,omitempty"` // rows that the database refuses to remove; they are in workflow_set_aside
 }
 
-// The rule for all that follows: retention keeps a row while something alive may still read it. Alive are runs
-// that are pending or leased, and instances that are not over, paused or not. These are read later by their id:
+// One rule decides what may be removed: retention keeps a row while something alive may still read it. A run is alive
+// while it is pending or leased. An instance is alive until it is over, even if it is paused. These rows are read later
+// by their id:
 //
 //   - the run of a signal, by tokens to which it is being delivered or owed; a step that sends one keeps its whole instance
 //   - a message, by the token to which it is being delivered, however long ago it expired
@@ -87,15 +88,15 @@ type kind struct {
 	name  string // in errors
 	table string
 	count func(*Removed) *int
-	// find selects rows older than $1 seconds in order, at most $4, starting behind the position $2, $3. It
+	// find selects at most $4 rows older than $1 seconds, in order, that come after the position $2, $3. It
 	// returns the id, the time, whether the row may be removed (it has no reader and is not set aside), and
-	// whether there are more.
+	// whether there are more rows.
 	find string
 	// remove deletes those of the ids $1 that are still older than $2 seconds and are not locked, and returns
 	// how many.
 	remove string
-	// make holds statements that make a row that is old at once. The first returns its id, which is $1 of the
-	// others.
+	// make holds statements that insert a row which counts as old at once, for control. The first returns its id,
+	// which is $1 of the others.
 	make []string
 }
 
@@ -248,8 +249,8 @@ func (t *turn) done(ctx context.Context, again *float64) error {
 // next round continues. Steps of process graphs are removed with their process. A row that the database refuses
 // to remove is set aside, and the others are removed.
 //
-// soon reports that the round is to be repeated after a pause: nothing of some kind can be removed and no row
-// is to blame, or the database reports passing trouble.
+// soon reports that the caller should repeat the round after a short pause. It is true if no row of some kind can be
+// removed and no single row is the cause, or if the database reports passing trouble.
 func (c *Cleaner) round(ctx context.Context, pool *pgxpool.Pool, since func() *float64) (r Removed, soon bool, err error) {
 	var problems []error
 	var unfinished []*turn // made due again after the round, so that this round does not take them again
@@ -304,8 +305,8 @@ func (c *Cleaner) round(ctx context.Context, pool *pgxpool.Pool, since func() *f
 // pause is the pause before another try when nothing of a kind could be removed.
 const pause = 5 * time.Second
 
-// nobodys returns the first error that is a statement's, and whether one is passing trouble of the database. If
-// any error is neither, it returns nil and false.
+// nobodys sorts the errors that are no single row's fault. It returns the first one that is a statement's (fault.Error),
+// and whether one is passing trouble of the database. If any error is neither, it returns nil and false.
 func nobodys(problems []error) (first *fault.Error, passing bool) {
 	for _, problem := range problems {
 		var broken *fault.Error
@@ -569,8 +570,8 @@ func uncompiled(ctx context.Context, pool *pgxpool.Pool, f func(pgx.Tx) error) e
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: `begin; SET LOCAL jit = off`}, f)
 }
 
-// first returns a query for the first old rows behind a position. It selects them by index before it evaluates
-// free, which tells whether a row has no reader, and whether the row is set aside.
+// first returns a query for the first old rows behind a position. The query selects the rows by index. Only then it
+// evaluates, for each of them, free (the row has no reader) and whether the row is set aside.
 func first(table, at, which, free string) string {
 	zero, typ := "00000000-0000-0000-0000-000000000000", "uuid"
 	columns := "xmin AS row_version, id, " + at // and not the payload

@@ -163,8 +163,8 @@ const rest = `SELECT (SELECT count(*) FROM process_instance) + (SELECT count(*) 
 	+ (SELECT count(*) FROM workflow_history) + (SELECT count(*) FROM process_event) + (SELECT count(*) FROM process_state_history) + (SELECT count(*) FROM user_task)
 	+ (SELECT count(*) FROM incident) + (SELECT count(*) FROM compensation_record)`
 
-// A finished instance that its owner deletes by hand, which is recorded, takes all its own rows along, and
-// nothing else.
+// If the owner of the schema deletes a finished instance by hand, and so that it is recorded, all rows of that instance
+// are deleted with it, and no other rows.
 func TestDeletedByHand(t *testing.T) {
 	pool := pgtest.New(t)
 	plant(t, pool, 2)
@@ -226,8 +226,8 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-// due makes one of all rows that were set aside for the same reason due for another try, as workers do every
-// ten seconds.
+// due does what workers do every ten seconds: for each reason for which rows are set aside, it makes one of these rows
+// due for another try.
 func due(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	pgtest.ByHand(t, pool, `UPDATE workflow_set_aside SET last_tried_at = last_tried_at - interval '10 seconds'`)
@@ -235,8 +235,9 @@ func due(t *testing.T, pool *pgxpool.Pool) {
 }
 
 // A row of any kind whose deletion is refused with an unusual SQLSTATE is set aside, and the same cleanup
-// removes all others. Rows that are set aside are passed over until one of all with the same reason is tried.
-// If that one is removed, all are. If too many rows of a kind are refused, the rest waits for the next cleanup.
+// removes all others. Rows that are set aside are skipped. From time to time one of the rows with the same reason is
+// tried again, and if it is removed, all are. If too many rows of a kind are refused, the rest waits for the next
+// cleanup.
 func TestRefusedRows(t *testing.T) {
 	pool := pgtest.New(t)
 	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'kept by law' USING ERRCODE = 'XX777', CONSTRAINT = 'law'; END $$`)
@@ -443,10 +444,10 @@ func at(t *testing.T, pool *pgxpool.Pool, keep time.Duration, prefixes ...string
 	return r
 }
 
-// The longest period that a worker has asked for wins, whichever worker removes: for the same prefix, one that
-// covers it, or one that it covers. For ever is the longest. A period that was last asked for over a day ago no
-// longer counts, but only once another period is asked for. So a group of workers that is away keeps its
-// period.
+// Whichever worker removes rows of a prefix, the longest period applies that any worker has asked for: for the same
+// prefix, for one that covers it, or for one that it covers. For ever is the longest. A period that was last asked for
+// over a day ago still applies until another period is asked for. So the period of a group of workers that is away
+// is kept.
 func TestLongestPeriodCounts(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, typ := range []string{"a.x.v1", "b.x.v1", "b.c.x.v1", "d.x.v1", "d.e.x.v1", "f.x.v1", "g.x.v1"} {
@@ -471,8 +472,8 @@ func TestLongestPeriodCounts(t *testing.T) {
 	}
 }
 
-// If no worker has asked for long, because all were away or the database was, the first one that is back does
-// not remove what others wanted kept: they have another day to ask again.
+// If no worker has asked for a period for days, because all workers or the database were down, the first worker that
+// returns does not remove rows that others wanted to keep. The others have another day to ask again.
 func TestWhoComesBackFirst(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "a.x.v1", 3)
@@ -513,7 +514,7 @@ func TestFirstTurnIsNotAtOnce(t *testing.T) {
 }
 
 // However many workers take turns at the same time, each turn belongs to one worker, and no two remove the same
-// rows. The next turn comes when its time has come.
+// rows. A turn is not taken before it is due.
 func TestOneTurnAtATime(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "a.x.v1", 20)
@@ -552,8 +553,8 @@ func TestOneTurnAtATime(t *testing.T) {
 	}
 }
 
-// Rows that other prefixes keep are passed over once, and again a day later: a turn continues where the one
-// before ended. Rows behind that place that were locked are not forgotten.
+// A turn continues where the one before ended, so rows that stay because of other prefixes are looked at once, and again
+// only a day later. Rows before that place that were locked are removed later.
 func TestGoesOnFromWhereItWas(t *testing.T) {
 	pool := pgtest.New(t)
 	over(t, pool, "kept.x.v1", 10*batch+500)

@@ -15,7 +15,7 @@ import (
 // A Rest is what MarkApart could not record, and what the database says about it.
 type Rest struct {
 	Lanes   []Outcome // not marked, because their lanes are locked or an error came first: the lanes are still claimed
-	Open    []Outcome // not marked, because their rows are locked, or nothing shows that they are the cause: the lanes are given back
+	Open    []Outcome // not marked, because their rows are locked, or because they may not be the cause of the failure: their lanes are given back
 	Refused []Refusal // refused while another event could be marked: they are parked
 	Claimed bool      // a lane could not be given back: call MarkApart again, with Lanes
 	State   string    // the SQLSTATE of the last error, if it had one
@@ -143,8 +143,8 @@ func (a *apart) failed(outcomes []Outcome, kind int, err error) error {
 	return nil
 }
 
-// split marks outcomes that failed together, in halves. If the first half succeeds, the second would fail as a
-// whole, so it is split without trying, unless it is one event.
+// split marks outcomes that failed together, in halves. If the first half succeeds, the cause is in the second half.
+// That half would fail as a whole, so it is split at once, unless it is one event.
 func (a *apart) split(outcomes []Outcome) error {
 	half, before := len(outcomes)/2, len(a.guilty)+len(a.rest.Open)
 	if err := a.halve(outcomes[:half], a.patience/2); err != nil {

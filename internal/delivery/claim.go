@@ -109,9 +109,9 @@ var dueInLane = openInLane + `
 	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL
 	                  AND d.next_attempt_at > now() AND d.next_attempt_at < now() + interval '2 years')`
 
-// sizeOfHeaders is the size of an event's headers as text, in bytes. The stored size is no measure of it, because
-// compression may reduce it to a hundredth. Only for a small value that is not compressed is the stored size taken,
-// which saves reading the value: its text is hardly larger.
+// sizeOfHeaders is the size of an event's headers as text, in bytes. The stored size does not bound it, because
+// compression may reduce a value to a hundredth. But the text of a small uncompressed value is hardly larger than the
+// stored value, so its stored size is taken, which saves reading the value.
 const sizeOfHeaders = `CASE WHEN e.headers IS NULL THEN 0
 		WHEN pg_column_size(e.headers) <= 300 AND pg_column_compression(e.headers) IS NULL THEN pg_column_size(e.headers)
 		ELSE octet_length(e.headers::text) END`

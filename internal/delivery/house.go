@@ -13,13 +13,14 @@ const nearest = `least(d.last, 9223372036854775807 - 1099511627776) + 1099511627
 //
 // An id is drawn before its transaction ends, so an event may still appear below the first open one. RaiseFloors
 // therefore works in two steps. It notes the next floor together with the number of its own transaction. A later
-// call makes that the floor once all transactions with a lower number have ended. (The xmax of a snapshot
-// would not do instead of that number: it is one above the last transaction that has ended, and running ones may have
-// higher numbers.) A number from another cluster, from which the database was restored, is replaced. Locked lanes
-// keep their floors until the next call.
+// call makes that the floor once all transactions with a lower number have ended. (The xmax of a snapshot cannot take
+// the place of that number: it is one above the last transaction that has ended, and running transactions may have
+// higher numbers.) If the database was restored from another cluster, a number from there means nothing here, and is
+// replaced. Locked lanes keep their floors until the next call.
 //
-// A floor never passes the last id that was drawn from the sequence, because an event may have an id that was not
-// drawn. If a floor is above that id, or an event that the sequence may follow, RaiseFloors calls SetRight.
+// A floor never passes the last id that was drawn from the sequence, although an event may have a higher id that was
+// inserted by hand. If a floor is above that id, or if an event is that the sequence may follow (see nearest),
+// RaiseFloors calls SetRight.
 func RaiseFloors(ctx context.Context, db DB, sink string) error {
 	var wrong bool
 	// The last drawn id is read before the first lock gives this transaction its number. A transaction has a number

@@ -140,8 +140,8 @@ func seenWithin(seconds string) string {
 }
 
 // Abandon removes a sink that no dispatcher has served for at least idle. It returns the number of events that were
-// open for the sink, counted up to a million. Those that no other sink has to get will count as published. Abandon
-// returns ErrNoSink if the sink does not exist, and ErrServed if a dispatcher has served it within idle.
+// open for the sink, counted up to a million. An event that no other sink still has to get will be marked published.
+// Abandon returns ErrNoSink if the sink does not exist, and ErrServed if a dispatcher has served it within idle.
 func Abandon(ctx context.Context, db DB, sink string, idle time.Duration) (open int64, err error) {
 	if _, err := SetRight(ctx, db, ""); err != nil { // the floor of a damaged lane may be impossible to lower
 		return 0, err

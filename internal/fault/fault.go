@@ -12,12 +12,13 @@
 // The same code answers different questions differently, so there is a list for each question, beside what asks it:
 //
 //   - What to try first after a statement on many rows has failed: OfState, here. Every worker and dispatcher asks this.
-//   - Does the error of a user's statement in a settle transaction say anything about the run (worker, passing)? Codes of a
-//     server in trouble do not: the outcome is settled again. Time limits do, or it would be settled for ever.
+//   - Does the error of a user's statement in a settle transaction say anything about the run (worker, passing)? Codes
+//     of a server in trouble do not: the outcome is settled again. Codes of time limits do, since a statement that
+//     always takes too long would otherwise be tried for ever.
 //   - Does the database object to the values that are stored (worker, refusesValue)? Then the same outcome never fits.
-//   - May a statement have been executed although its answer is an error (internal/leasing, lost)? Only codes of a server
-//     that goes down, and of a pooler in its place, leave that open.
-//   - Does the server refuse connections as such (internal/session, refusal)? Then asking faster does not help.
+//   - May a statement have been executed although its answer is an error (internal/leasing, lost)? Only after codes of a
+//     server that shuts down, or of a pooler in front of such a server.
+//   - Does the server refuse all connections (internal/session, refusal)? Then more attempts to connect do not help.
 package fault
 
 import (
@@ -200,7 +201,8 @@ type Statement[R any] struct {
 // that. Then each row must be refused once more, since the cause may have ended in between. Locked rows are
 // passed over.
 //
-// With anyCode, any SQLSTATE is taken as an answer about a row, see Series.
+// With anyCode, any SQLSTATE is taken as an answer about a row. Set it if the failures have lasted, as Series.Of
+// reports.
 //
 // An error means that not all was done. An Error is the statement's, and no row is blamed. After any other
 // error the caller tries again.

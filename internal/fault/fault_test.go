@@ -16,8 +16,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// states are SQLSTATEs: each one that PostgreSQL has (the conditions of PL/pgSQL), each class with each
-// subclass of one character and some more, and all that differ in one character from one that the rule names.
+// states returns SQLSTATEs: each possible first three characters with some endings, each code that the rule names, and
+// all codes that differ from such a code in one character. The empty string stands for an error without an SQLSTATE.
 func states() (all []string) {
 	const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	for _, a := range letters {
@@ -135,8 +135,8 @@ func TestSeries(t *testing.T) {
 	expect(deadlock, fault.Again, false)
 }
 
-// A table is what the statements of these tests change. It says for which rows they are refused, and what else
-// fails.
+// A table stands for the rows that the statements of these tests change. It says which rows are refused, and which
+// statements fail.
 type table struct {
 	refuses map[int]string // SQLSTATEs
 	locked  map[int]bool

@@ -61,7 +61,7 @@ billing.invoice_charge.v1:
 	}
 }
 
-// A file that clashes with the program's own handlers is an error and no panic. The error names each clash with
+// A file that clashes with the program's own handlers causes an error and not a panic. The error names each clash with
 // its line.
 func TestRegisterClash(t *testing.T) {
 	bindings, err := handlers.Parse("a.b: {url: 'http://x.test'}\na.c: {url: 'http://x.test'}\na.: {url: 'http://x.test'}")
@@ -130,8 +130,8 @@ func TestBindingPrintsNoSecret(t *testing.T) {
 	}
 }
 
-// Any file is either bound completely, and can be registered, or refused with a text that names it and has no
-// control characters.
+// Parsing any file has one of two results. Either all its entries are bound and can be registered, or the file is
+// refused with an error that names it and contains no control characters.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"media.: {program: /bin/sh, args: [a, 1], env: [A=b], dir: /}",

@@ -28,8 +28,8 @@ type Handler = func(ctx context.Context, payload json.RawMessage) (json.RawMessa
 // If the batch fails, it is halved until the settlement at fault is alone. A success that the database refuses
 // because of its values then becomes a failure (code result_rejected). After any other error the same
 // settlement is tried again, and in the end it is kept, to be settled later with the hooks of any worker.
-// Before it is kept, hooks that concern steps of processes are tried with steps of type workflow.control.v1, in
-// a transaction that is rolled back.
+// Before the outcome of a step is kept, the worker checks that the hooks can move any process at all: it settles
+// steps of type workflow.control.v1 in a transaction that it rolls back.
 type Hook struct {
 	// Concerns reports whether the hook concerns a run. The other functions get only such runs, and a batch
 	// without any is settled as if there were no hook. Nil means that it concerns all runs.
@@ -40,10 +40,10 @@ type Hook struct {
 	// later. They must find rows by their keys: where the worker prepares its statements, these are prepared
 	// too, and their plans are kept.
 	//
-	// An error that contains a leasing.SettleError names the run that is the cause, so that the others are
-	// settled at once without it. After any other error the cause is found by halving the batch. If the error
-	// is also marked with run.Permanent, a success of that run becomes a failure with this error, and is not
-	// tried again.
+	// A leasing.SettleError in the returned error names the run that is the cause. The worker then settles the
+	// other runs at once without it. After any other error it finds the cause by halving the batch. If the
+	// SettleError's Err is marked with run.Permanent, a success of that run becomes a failure with Err, and is
+	// not tried again.
 	//
 	// The returned Act is called after the runs are settled, with those that were; it does not get runs whose
 	// leases were lost. A nil Act does nothing. Effects may change what Begin has read, so after them Begin is

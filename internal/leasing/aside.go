@@ -14,8 +14,10 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// An Aside is a run that the database refuses to lease, extend, settle or take back. It is listed in
-// workflow_set_aside with the database's message. That message may quote the row, so it is not repeated here.
+// An Aside is a run that was set aside: a constraint or a trigger refuses to let it be leased, extended, settled or
+// taken back, so it is recorded in workflow_set_aside and skipped, and tried again from time to time (TryAgain) or once
+// its row changes. workflow_set_aside has the database's message. That message may quote the row, so it is not repeated
+// here.
 type Aside struct {
 	ID         uuid.UUID
 	Type       string

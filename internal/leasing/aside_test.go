@@ -45,8 +45,9 @@ func refuse(t *testing.T, pool *pgxpool.Pool, when string) {
 	exec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION refuse()`)
 }
 
-// A run that cannot be leased keeps no other run from being leased by the same poll. It is set aside, and listed with
-// the column that is wrong and the fix. Once the fix is made, it is leased.
+// A run that cannot be leased does not keep other runs from being leased by the same poll. It is set aside: it is
+// recorded in workflow_set_aside, polls skip it, and workflow_unleasable lists it with the wrong column and the fix.
+// Once the fix is made, it is leased.
 func TestRunThatCannotBeLeased(t *testing.T) {
 	for _, test := range []struct{ change, sqlstate, problem, fix string }{
 		{`lease_no = 9223372036854775807`, "22003", "lease_no is 9223372036854775807", "lease_no = 0"},
@@ -126,8 +127,8 @@ func TestNeverDue(t *testing.T) {
 	}
 }
 
-// If a user's trigger refuses all runs of a type, these are set aside. Ten seconds later one of them is tried. Once
-// the trigger is gone, one is tried again and succeeds, and all are leased, more by each poll.
+// If a user's trigger refuses all runs of a type, these runs are set aside. Every ten seconds one of them is tried. Once
+// the trigger is gone, the try succeeds, and all are leased, more by each poll.
 func TestRefusedByTrigger(t *testing.T) {
 	pool := pgtest.New(t)
 	addMany(t, pool, 500, "a.bad", 0)
@@ -232,8 +233,7 @@ func TestTakeBackPastRefusal(t *testing.T) {
 	}
 }
 
-// Exhausted runs whose leases have expired do not keep others from being taken back either, whatever is wrong with
-// them.
+// Exhausted runs whose expired leases cannot be taken back do not keep other leases from being taken back.
 func TestTakeBackPastExhausted(t *testing.T) {
 	pool := settledServer(t)
 	pgtest.Attempts(t, pool, 3)
@@ -253,8 +253,8 @@ func TestTakeBackPastExhausted(t *testing.T) {
 	}
 }
 
-// Any number of old rows that a user's NOT VALID check refuses are set aside, although a control run that the check
-// allows cannot be made without knowing the check. So are rows that a deferred constraint refuses at the commit.
+// Any number of old rows that a user's NOT VALID check refuses are set aside, although the check also refuses the run
+// that is made as a control. Rows that a deferred constraint refuses at the commit are set aside too.
 func TestRefusedByUsersConstraint(t *testing.T) {
 	for name, constraint := range map[string]string{
 		"check": `ALTER TABLE workflow_run ADD CONSTRAINT owned CHECK (tenant_id IS NOT NULL) NOT VALID`,

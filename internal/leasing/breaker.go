@@ -25,7 +25,7 @@ const (
 	probeEvery = 100 * time.Millisecond // between any two tries, so that other runs are leased however many types need probes
 )
 
-// met takes over the outages that discovery, begun at start, has found.
+// met replaces the known outages by those that a discovery has found. start is when the discovery began.
 func (p *Poller) met(h head, start time.Time) {
 	before := p.outages
 	p.outages = make(map[string]*outage, len(h.Outages))
@@ -60,8 +60,8 @@ func (p *Poller) isOpen(typ string) bool {
 func (p *Poller) noBreaker(typ string) bool { return p.NoBreaker != nil && p.NoBreaker(typ) }
 
 // inGrace reports whether runs of a type are left to other workers for now. They are while the breaker of the type is
-// open, and for the length of the grace after the breaker was open or the type was paused. Until then they may have
-// been due for long only because no worker was allowed to lease them.
+// open, and for the length of the grace after the breaker has closed or a pause of the type has ended. Such runs may
+// have been due for long only because no worker was allowed to lease them.
 func (p *Poller) inGrace(typ string, grace time.Duration) bool {
 	if grace <= 0 {
 		return false
@@ -100,7 +100,7 @@ func (p *Poller) probe(ctx context.Context, suspects int) ([]Lease, error) {
 		rand.Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
 		leases, _, err := p.take(ctx, chosen, 1, suspects)
 		if len(leases) > 0 {
-			p.outages[typ].probe = now.Add(probeEvery) // if the run is past its policy's deadline, it is no probe, and the next one is due
+			p.outages[typ].probe = now.Add(probeEvery) // soon, because a run that is past its policy's deadline is no probe, and another probe is due
 		}
 		p.remember(leases)
 		return leases, err

@@ -72,8 +72,8 @@ func lose(t *testing.T, p *leasing.Poller, d *deaf, mode string) {
 }
 
 // Leases whose answer was lost are given back by the next call, with no attempt charged, and the runs can be
-// leased at once. Leases of exhausted runs expire at once, so that a reclaimer gets them, which may be of
-// any worker, and their worker fails them.
+// leased at once. For an exhausted run, the next call makes the lease expire instead. Then any worker can reclaim the
+// run and fail it.
 func TestLostAnswer(t *testing.T) {
 	for _, err := range []error{io.ErrUnexpectedEOF, brokenOff{}} {
 		t.Run(err.Error(), func(t *testing.T) { testLostAnswer(t, err) })
@@ -204,8 +204,8 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// After a discovery that failed because it took too long, the next one comes only after a while. Until then
-// runs of known lanes are leased.
+// If a discovery of lanes fails because it takes too long, the next one is delayed. Until then, runs of known lanes
+// are leased.
 func TestDiscoveryFails(t *testing.T) {
 	pool := pgtest.New(t)
 	add(t, pool, "a.x", 0, time.Minute)

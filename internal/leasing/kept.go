@@ -23,7 +23,7 @@ import (
 type Kept struct {
 	Settlement
 	Events  json.RawMessage // events of the handler, as the worker wrote them; nil: none
-	Effects bool            // it had effects, which are lost: the worker only tries whether it could be recorded
+	Effects bool            // the handler had effects, which are lost: the worker only checks whether the outcome could be recorded, see Over
 	Told    json.RawMessage // an error as run.Complete reported it, from which the worker makes the outcome; nil: the outcome is complete
 }
 
@@ -56,7 +56,7 @@ func inWords(cause error) (code, words, constraint string) {
 }
 
 // ToSettle returns up to n kept outcomes of runs under the prefixes that are due for another try, and counts the try.
-// steps includes those of steps of processes.
+// steps says whether kept outcomes of steps of processes are included.
 func ToSettle(ctx context.Context, db run.DB, prefixes []string, steps bool, n int) (due []Kept, err error) {
 	sent := time.Now()
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_v1($1, $2, $3)`, prefixes, steps, n)
@@ -99,8 +99,8 @@ func RefusedAgain(ctx context.Context, db run.DB, k Kept, cause error) error {
 }
 
 // Over removes outcomes from workflow_kept, and returns those that were there. Call it first in the transaction that
-// records them. An outcome with effects cannot be recorded: once nothing refuses it, its lease is taken back as after
-// a crash.
+// records them. An outcome with effects cannot be recorded, because its effects are lost. Remove it once a try has shown
+// that nothing refuses it: its lease is then taken back as after a crash.
 func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	rows, _ := db.Query(ctx, `SELECT * FROM workflow_kept_over_v1($1, $2, $3, $4)`,
 		column.Of(all, func(k Kept) [16]byte { return k.Outcome.ID }), column.Of(all, func(k Kept) [16]byte { return k.Outcome.Token }),
@@ -117,8 +117,8 @@ func Over(ctx context.Context, db run.DB, all []Kept) (were []Kept, err error) {
 	return were, nil
 }
 
-// Controls makes leased steps of processes in the caller's transaction, which must be rolled back. With them a worker
-// tries whether hooks can move processes at all.
+// Controls makes leased steps of processes in the caller's transaction, which must be rolled back. A worker settles them
+// to find out whether hooks can move any process at all.
 func Controls(ctx context.Context, tx pgx.Tx) ([]Lease, error) {
 	rows, _ := tx.Query(ctx, `SELECT id, token FROM workflow_control_v1()`)
 	made, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Lease, err error) {

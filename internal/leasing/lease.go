@@ -25,12 +25,12 @@ type Lease struct {
 	Postponed int           // how often the handler has postponed it with run.Again
 	Suspect   bool          // its last lease expired: perhaps it killed its worker
 	Exhausted bool          // no attempt is left: the worker fails it without calling a handler
-	Follows   bool          // MaxAttempts comes from the policy of its type: it is the default, or the number that a policy set last
+	Follows   bool          // max_attempts in the row is the default, or was set by a policy: then the present policy of the type decides
 	Alone     bool          // a suspect at its last attempt, after that was given back once: no other suspect is leased until it has ended
 	Length    time.Duration // how long the lease lasts, counted from Taken
 	Timeout   time.Duration // the time limit of this attempt, counted from Taken; 0: none
 	Taken     time.Time     // when the request for the lease was about to be sent, by this process's clock
-	Enqueued  time.Time     // when a policy's deadline begins to count, by the database's clock; zero: it has none, as a person has retried it
+	Enqueued  time.Time     // when a policy's deadline begins to count, by the database's clock; zero: no deadline applies, because a person has retried it
 
 	runAt time.Time
 }
@@ -56,11 +56,12 @@ type SettleError struct {
 func (e *SettleError) Error() string { return e.Err.Error() }
 func (e *SettleError) Unwrap() error { return e.Err }
 
-// Terms are the conditions under which runs of a type are leased.
+// Terms are the conditions under which one poll of a worker leases runs of a type. The worker computes them from its
+// handler's options and from its free slots (Worker.terms in package worker), and a Poller asks for them at each poll.
 type Terms struct {
 	Length  time.Duration // length of the lease
 	Timeout time.Duration // time limit of an attempt: deadline_at is set this far ahead; 0: none
-	Limit   int           // the most attempts of a run, if its max_attempts is not lower; 0: max_attempts alone counts
+	Limit   int           // a run has at most this many attempts, even if its max_attempts is higher; 0: max_attempts alone counts
 	Room    int           // how many more runs of the Group may be leased; negative: any number
 	Group   string        // types with the same Group share one Room
 
@@ -69,11 +70,12 @@ type Terms struct {
 	Grace time.Duration
 }
 
-// Suspects describes the suspects that a process holds, without exhausted runs.
+// Suspects describes the suspects that a worker process holds. Exhausted runs do not count, since no handler is called
+// for them. A suspect is watched for its first two seconds. It is kept alone once its last attempt was given back.
 type Suspects struct {
 	Watched bool   // some are still watched, because they may kill the process: no suspect is leased that would be at its last attempt
 	Running bool   // handlers of some may be executing, watched or not: a suspect that is leased now is not alone
-	Strays  bool   // handlers of some execute although their leases are over: as Running, but a suspect to be kept alone does not wait for it
+	Strays  bool   // handlers of some still execute although their leases are over. This counts as Running, but a suspect to be kept alone is leased all the same
 	Alone   bool   // one is kept alone: no other suspect is leased
 	Last    []Held // those at their last attempt: before another suspect is leased, their rows are marked as not alone
 }

@@ -60,6 +60,8 @@ type Poller struct {
 	waiting    time.Time // until when no suspect is leased, because none of the due ones could be
 }
 
+// A lane is all open runs with the same suspect, type and priority: one range of workflow_run_lane_idx, in the order in
+// which they are due. A poll reads each lane on its own, so that runs of one lane do not hide those of another.
 type lane struct {
 	suspect  bool
 	typ      string

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// A lease that is committed up to lag after its statement started is found by a later look, whenever the looks
-// come. The oldest lease held is always as new as the look, and no look from the beginning comes.
+// A lease that is committed late, up to lag after its statement started, is found by a later search for expired leases,
+// at whatever times the searches come. In this test the oldest lease that is held is always a new one, so it makes no
+// search reach further back, and no search starts from the beginning.
 func TestReach(t *testing.T) {
 	base := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for late := 100 * time.Millisecond; late <= lag; late += 300 * time.Millisecond {
@@ -35,7 +36,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// The next look from the beginning comes within a minute, whatever the last one has cost.
+// The next search from the beginning comes within a minute, however long the last one took.
 func TestWholeLooks(t *testing.T) {
 	now := time.Now()
 	r := &Reclaimer{whole: budget{cost: 10 * time.Second, end: now}}

@@ -96,7 +96,8 @@ func termColumns(chosen []request) []any {
 	}
 }
 
-// besideColumns returns as further arguments which suspects this process holds, beside those that are to be leased.
+// besideColumns returns further arguments: which suspects this process holds already. A suspect that is leased now would
+// execute beside them.
 func (p *Poller) besideColumns() []any {
 	return []any{
 		column.Of(p.Suspects.Last, func(h Held) [16]byte { return h.ID }),

@@ -7,8 +7,8 @@ import "fmt"
 // the mark. A take-back of an expired lease looks for the mark. If there is a mark, the attempt stays charged and the
 // run is a suspect; if not, the attempt is given back and the run is as it was before.
 //
-// Polls, settling, doubts and cancels are those of model A, only as detailed as needed here. A frozen process is one
-// whose leases expire while it lives; it continues later without knowing that.
+// Polls, settling, doubts and cancels are those of model A, with less detail. A frozen process is one whose leases
+// expire while it lives. It continues later without knowing that they have expired.
 
 const (
 	bRuns   = 3 // run 0 kills its process as soon as it begins, if poison is set
@@ -40,9 +40,9 @@ type bMark struct {
 	soft            [bRuns]bool  // not yet on disk
 }
 
-// bKey is one row of a table of marks, keyed by the token of a lease. The first to store it decides: the worker
-// stores that the run may begin, and the one who takes the lease back stores that it was not begun. The other one
-// finds the row there.
+// bKey is one row of a table of marks, keyed by the token of a lease. Two processes may want to store it: the worker, to
+// say that the run may begin, and the process that takes the lease back, to say that the run was not begun. The first
+// one decides. The second one finds the row there.
 type bKey struct {
 	lease uint8
 	begun bool
@@ -199,8 +199,8 @@ func (d bDesign) next(s bState, do func(string, bState)) {
 			do(fmt.Sprintf("the holder of run %d is frozen and the lease expires", i), t)
 		}
 	}
-	// A row of the table of marks is removed once nobody holds its lease, and later than any statement lasts that
-	// could name it.
+	// A row of the table of marks is removed once nobody holds its lease and no statement that could name the row
+	// is still under way.
 	underWay := false
 	for _, w := range s.process {
 		underWay = underWay || w.marking == 's' || w.late != 0
@@ -428,7 +428,8 @@ func (d bDesign) marks(s bState, p int, name string, do func(string, bState)) {
 					t.process[p].job[i] = bJob{}
 				}
 			}
-			// What a poll under way still brings names the old row, so a mark in the new row would not be found.
+			// Leases that a poll under way brings name the old row of the process, so a mark in its new row would not
+			// be found for them.
 			for i := range w.job {
 				if j := &t.process[p].job[i]; j.at == 'g' && !d.keepOld {
 					j.at = 'x'
@@ -465,7 +466,7 @@ func (w *bProcess) unknown() {
 	}
 }
 
-// execute is the statement that marks; it returns false if it is refused.
+// execute is the statement that stores marks. It returns false if the database refuses them.
 func (d bDesign) execute(s *bState, birth int8, set [bRuns]uint8) bool {
 	if birth < 0 {
 		return false

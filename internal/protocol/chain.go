@@ -29,8 +29,8 @@ type cJob struct {
 	at     byte
 	lease  uint8
 	unsure bool
-	carry  bool // this try stores the next steps as leased
-	tried  bool // an unanswered try did
+	carry  bool // this try to settle stores the next steps as leased
+	tried  bool // an earlier try whose answer was lost stored them so
 }
 
 type cLate struct {
@@ -130,7 +130,8 @@ func (d cDesign) wrong(s cState) string {
 	return ""
 }
 
-// busy counts the slots that are taken, or reserved for steps that the settling of another step than i may bring.
+// busy counts the slots that are taken, and those that are reserved for the next steps that settling a step other than i
+// may bring.
 func (w *cProcess) busy(i int, unreserved bool) (n int) {
 	for k, j := range w.job {
 		if j.at == 'g' || j.at == 'r' || !unreserved && k != i && (j.carry || j.tried) {

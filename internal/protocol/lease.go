@@ -8,9 +8,10 @@ import (
 // Model A, leases: the protocol as it is. A lease is charged when it is taken. A token fences every later statement.
 // Expired leases are taken back, suspects are watched, and answers may be lost.
 //
-// Each statement is one step: under READ COMMITTED a statement that locks a row sees its newest version, and no
-// statement here decides by two rows. The effect of a statement on a row is in row.go. This file has who sends it,
-// and what may go wrong on the way. The replay of a trace uses these same steps.
+// Each statement is one step of the model. That is enough, because under READ COMMITTED a statement that locks a row
+// sees its newest version, and each decision of a statement needs one row only. The effect of a statement on a row is in
+// row.go. This file says which process sends a statement when, and what may go wrong on the way to the database and
+// back. The replay of a trace uses the same steps.
 
 const aMost = 3 // runs
 
@@ -79,7 +80,7 @@ type aDesign struct {
 	aBudget
 	runs, most, slots uint16
 	processes         int
-	poisons           int  // the first so many runs kill their process when their handlers run
+	poisons           int  // this many runs, from the first on, kill their process when their handlers run
 	slow              bool // poison may kill after suspects are no longer watched
 	failing           bool // handlers may also fail
 	long              bool // handlers may run longer than suspects are watched
@@ -331,7 +332,7 @@ func (d aDesign) steps(s aState, do func(step, aState)) {
 // others are the steps of the clock and of people.
 func (d aDesign) others(s aState, i int, do func(step, aState)) {
 	r := s.run[i]
-	if row, ok := d.Over(r.Row); ok && !(r.kept() && r.Keeps != Effects && !d.replayed) && !(r.kept() && d.readsFirst) { // the other cases are covered by keeping
+	if row, ok := d.Over(r.Row); ok && !(r.kept() && r.Keeps != Effects && !d.replayed) && !(r.kept() && d.readsFirst) { // keeping has the other cases
 		t := s
 		t.run[i].Row = row
 		do(step{"over", -1, "what is kept of run %d is forgotten", i}, t)

@@ -78,8 +78,8 @@ func TestPostgres(t *testing.T) {
 	}
 }
 
-// meet runs the same in two transactions: the second one begins when the first has done it but not committed, and
-// waits for it.
+// meet calls do in two transactions. The second transaction begins when do has returned in the first one, which has not
+// committed. It then waits for the first one.
 func meet(t *testing.T, pool *pgxpool.Pool, isolation pgx.TxIsoLevel, do func(tx pgx.Tx, n int) error) {
 	t.Helper()
 	one, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: isolation})

@@ -14,11 +14,19 @@ import (
 
 // An Event is one change of a run, as the database made it.
 type Event struct {
-	Seq  int64     // in the order of the commits of a run
-	At   time.Time // by the database's clock
-	Run  uuid.UUID
-	Op   string // the function that made the change: lease, extend, settle, policy (part of a settle: the attempts of the policy are written first), take back, give back, cancel, retry, release or delete; or enqueue, remove; edit: any other statement; keep, fail, over: an outcome is kept, is to be a failure, is no longer kept; fault, of no run: settling fails for every run
-	Over bool   // its previous lease had expired
+	Seq int64     // in the order of the commits of a run
+	At  time.Time // by the database's clock
+	Run uuid.UUID
+	// Op is the function that made the change: lease, extend, settle, take back, give back, cancel, retry, release or
+	// delete. Other values:
+	//
+	//   - policy: the part of a settle that first writes the attempts of the policy
+	//   - enqueue, remove: the row was inserted or deleted
+	//   - edit: any other statement
+	//   - keep, fail, over: an outcome is kept, is made a failure by a person, or is no longer kept
+	//   - fault: settling fails for every run; such an event belongs to no run
+	Op   string
+	Over bool // its previous lease had expired
 
 	Was, Became Traced
 

@@ -42,7 +42,7 @@ func answering(t *testing.T, answer func(net.Conn)) (*pgx.ConnConfig, *atomic.In
 	return config, attempts
 }
 
-// A connection that breaks delays no other: each attempt is made.
+// A connection attempt that breaks off does not delay others: each attempt is made.
 func TestBrokenConnectionsAreNotPaced(t *testing.T) {
 	t.Parallel()
 	config, attempts := answering(t, func(net.Conn) {})

@@ -1,4 +1,4 @@
-// Package session tells connections that have a server session of their own from those through a pooler, and
+// Package session distinguishes connections with a server session of their own from connections through a pooler. It
 // prepares statements on the former.
 package session
 
@@ -54,9 +54,9 @@ type Sessions struct {
 // statement.
 //
 // A plan made while a table was empty must still be good later. So sequential scans, bitmap scans and nested
-// loops are off: plans find rows through index scans, and join without nested loops, whatever the planner
-// thinks of the sizes. JIT is off, because it would react to the high costs that only stand for the disabled
-// methods. Statements in a transaction for which such plans are wrong should follow Planned.
+// loops are off: plans find rows through index scans, and join without nested loops, whatever sizes the planner
+// assumes. JIT is off, because PostgreSQL up to 17 disables these methods by giving them a high cost, which would
+// start JIT. Statements in a transaction for which such plans are wrong should follow Planned.
 //
 // Behind a pooler nothing is prepared. Statements are then planned with their values each time, and leave
 // nothing behind in a session. The same holds if the config disables the statement cache or has an AfterRelease
@@ -120,8 +120,8 @@ func (s *Sessions) look(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// Planned queues statements that make the rest of a transaction be planned with its values and with the user's
-// planner settings. It does nothing if the connection does not prepare statements.
+// Planned queues statements that change how the rest of a transaction is planned: each statement anew with its values,
+// and with the user's planner settings. It does nothing if the connection does not prepare statements.
 func Planned(conn *pgx.Conn, batch *pgx.Batch) {
 	if !Prepares(conn) {
 		return

@@ -120,8 +120,8 @@ func TestKeptPlans(t *testing.T) {
 	}
 }
 
-// A config without a statement cache works, and so does one that changes each session after its use: nothing is
-// prepared.
+// If a config has no statement cache, or an AfterRelease hook that changes the session, nothing is prepared, and
+// statements work.
 func TestNothingPrepared(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*pgxpool.Config){

@@ -13,8 +13,8 @@ import (
 // heartbeats have to wait for it when the network drops packets.
 const obeyed = 500 * time.Millisecond
 
-// Spare makes a statement be cancelled on the server when its context ends. The connection is kept if that
-// works within 500 ms. The error is then the server's, with SQLSTATE 57014 (query_canceled).
+// Spare cancels a statement on the server when its context ends, to spare the connection. If the server ends the
+// statement within 500 ms, the connection is kept, and the error is the server's, with SQLSTATE 57014 (query_canceled).
 //
 // Without Spare the connection would be closed at once. That would give more work to a server that is slow
 // because it is overloaded: starting a session costs more than most statements.

@@ -38,7 +38,8 @@ func TestSpare(t *testing.T) {
 	}
 }
 
-// If a server does not obey in time, the connection is closed, as it is without Spare.
+// If the server does not cancel the statement in time, the connection is closed, as any cancelled connection is without
+// Spare.
 func TestSpareIsNotForEver(t *testing.T) {
 	t.Parallel()
 	var cut atomic.Bool
@@ -59,8 +60,8 @@ func TestSpareIsNotForEver(t *testing.T) {
 	}
 }
 
-// A connection is not used again while a cancellation may be on its way to it, since that would end somebody
-// else's statement.
+// A connection is not used again while a cancellation may still reach it, since that would cancel the next user's
+// statement.
 func TestLateCancellation(t *testing.T) {
 	t.Parallel()
 	var cut atomic.Bool

@@ -1,4 +1,7 @@
 // Package settling records the outcomes of leased runs: one fenced statement for a batch of them.
+//
+// The settle transaction around that statement, with effects, events and moves of processes, is in worker/commit.go
+// (Worker.record). A batch that needs none of these is settled by the statement alone.
 package settling
 
 import (
@@ -88,7 +91,7 @@ func NewFailure(err error, info run.Info) *Failure {
 // by an earlier call whose answer was lost. worker names the caller in the history. A success has no row in the
 // history, because the run's own row has all of it.
 //
-// A release gives the attempt back, except for an exhausted run, whose lease charged none.
+// A release gives the attempt back, except for an exhausted run, for which the lease charged no attempt.
 //
 // After an error nothing was recorded, unless the connection broke before the answer arrived. Settle sorts outcomes in
 // place.
