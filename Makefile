@@ -120,6 +120,7 @@ fmt: ## fails if a file is not formatted, or is one that no repository should ha
 vet:
 	$(GO) vet $(ALL)
 	$(GO) vet -tags attack,pooler,rabbitmq $(ALL)
+	@for tag in nonats nokafka noamqp; do echo "vet -tags $$tag"; $(GO) vet -tags $$tag ./cmd/dispatcher || exit 1; done
 	@for dir in $(OUTSIDE); do echo "vet $$dir"; (cd $$dir && GOWORK=off $(GO) vet ./...) || exit 1; done
 
 lint: $(BIN)/golangci-lint ## golangci-lint

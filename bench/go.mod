@@ -13,7 +13,7 @@ require (
 	github.com/nats-io/nats.go v1.55.0
 	github.com/riverqueue/river v0.51.1
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.1
-	github.com/simple-workflow/simple-workflow v0.0.0
+	github.com/simple-workflow/simple-workflow v0.1.0
 	golang.org/x/sys v0.50.0
 )
 

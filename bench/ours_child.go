@@ -98,7 +98,7 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 	}
 	observe := counts.observer()
 	if t.Counted != "" {
-		observe.Settled = func(typ string, _ settling.Verdict) {
+		observe.Settled = func(typ string, _ string) {
 			if typ == t.Counted {
 				c.handle(1)
 			}

@@ -59,7 +59,7 @@ type Observer struct {
 	Failed    func(sink string, events int)                              // events whose attempt failed
 	Parked    func(sink string, events int)                              // events that were parked
 	Down      func(sink string, down bool)                               // a sink is paused, or no longer paused
-	Lag       func(sink string, lag delivery.Lag)                        // every 5 s or so
+	Lag       func(sink string, open, parked int, oldest time.Duration)  // every 5 s or so: events the sink has yet to get, counted up to 100,000, and the age of the oldest; events parked for it
 	Polled    func(sink string, events int, took time.Duration, e error) // a poll of the outbox
 	Fault     func(sink string, failing bool)                            // true: no event can be marked; false: events can be marked again
 }
@@ -154,7 +154,7 @@ func (o Observer) filled() Observer {
 		o.Down = func(string, bool) {}
 	}
 	if o.Lag == nil {
-		o.Lag = func(string, delivery.Lag) {}
+		o.Lag = func(string, int, int, time.Duration) {}
 	}
 	if o.Polled == nil {
 		o.Polled = func(string, int, time.Duration, error) {}

@@ -467,7 +467,7 @@ func (f *feed) keep(ctx context.Context) {
 		if time.Since(kept) > keepEvery {
 			kept = time.Now()
 			if lag, err := delivery.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
-				f.config.Observe.Lag(f.target.Name, lag)
+				f.config.Observe.Lag(f.target.Name, lag.Open, lag.Parked, lag.Oldest)
 			}
 		}
 		sleep(ctx, 10*time.Since(begun)) // slow statements are not repeated at once

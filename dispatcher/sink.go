@@ -65,15 +65,6 @@ func Unavailable(err error, after time.Duration) error {
 	return &unavailable{error: err, after: min(max(after, 0), time.Hour)}
 }
 
-// Unsent returns the errors for n events, none of which was sent because of err. Each is ErrNotTried if ctx
-// has ended, else Unavailable.
-func Unsent(ctx context.Context, n int, err error) []error {
-	if ctx.Err() != nil {
-		return all(n, ErrNotTried)
-	}
-	return all(n, Unavailable(err, 0))
-}
-
 // BySubject calls send for each event and returns its errors, in the order of events. Events of one subject are sent
 // one after the other; up to atOnce subjects are sent concurrently. After an error, the rest of that subject gets
 // ErrNotTried. After an Unavailable error, or once ctx ends, every event that send has not been called for gets

@@ -109,7 +109,7 @@ type Await struct {
 type Human struct {
 	Assignee string   `json:"assignee,omitzero"` // an expression
 	Groups   []string `json:"groups,omitzero"`   // who may claim it
-	Due      Duration `json:"due,omitzero"`      // nothing happens when it is over; use a Handler with After to act
+	Due      Duration `json:"due,omitzero"`      // nothing happens when it is over; use a Boundary with After to act
 }
 
 // A Call starts an instance of another process, or of this one, and waits for its end.

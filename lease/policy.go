@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/internal/naming"
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -118,8 +119,8 @@ func Read(ctx context.Context, db run.DB) (Policies, error) {
 
 // Set stores a policy, and replaces the one that its pattern has. It calls the SQL function workflow_set_policy, which
 // only the owner and operators may call. For a field that is zero, the policy of a shorter pattern decides. A policy
-// without any field set is an error. So is a value out of range, which the database's message names. A Policy has no
-// field for the dead letter of a pattern, and Set removes it.
+// without any field set is an error. So is a value out of range, which the error names. The dead letter of the pattern
+// stays as it is.
 func Set(ctx context.Context, db run.DB, p Policy) error {
 	set := func(d time.Duration) *time.Duration {
 		if d == 0 {
@@ -132,14 +133,19 @@ func Set(ctx context.Context, db run.DB, p Policy) error {
 		attempts = &p.Attempts
 	}
 	var breaker *bool
-	if p.Breaker != "" {
+	switch p.Breaker {
+	case "":
+	case BreakerOn, BreakerOff:
 		on := p.Breaker == BreakerOn
 		breaker = &on
+	default:
+		return fmt.Errorf("set the policy of %.100q: Breaker %.40q: use BreakerOn, BreakerOff or nothing", p.Pattern, p.Breaker)
 	}
-	_, err := db.Exec(ctx, `SELECT workflow_set_policy($1, attempts => $2, backoff_base => $3, backoff_cap => $4, curve => nullif($5, ''), deadline => $6, breaker => $7)`,
+	_, err := db.Exec(ctx, `SELECT workflow_set_policy($1, attempts => $2, backoff_base => $3, backoff_cap => $4, curve => nullif($5, ''), deadline => $6, breaker => $7,
+		dead_letter => (SELECT p.dead_letter FROM workflow_policy AS p WHERE p.pattern = $1))`,
 		p.Pattern, attempts, set(p.Base), set(p.Cap), string(p.Curve), set(p.Deadline), breaker)
 	if err != nil {
-		return fmt.Errorf("set the policy of %.100q: %w", p.Pattern, err)
+		return fmt.Errorf("set the policy of %.100q: %w", p.Pattern, fault.Hinted(err))
 	}
 	return nil
 }

@@ -170,6 +170,21 @@ func TestSet(t *testing.T) {
 	}
 }
 
+// Set leaves the dead letter of a pattern as it is.
+func TestSetKeepsTheDeadLetter(t *testing.T) {
+	pool := pgtest.New(t)
+	if _, err := pool.Exec(t.Context(), `SELECT workflow_set_policy('a.', dead_letter => 'ops.letter.v1')`); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Set(t.Context(), pool, lease.Policy{Pattern: "a.", Attempts: 4}); err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	if err := pool.QueryRow(t.Context(), `SELECT concat_ws(' ', attempts, dead_letter) FROM workflow_policy WHERE pattern = 'a.'`).Scan(&got); err != nil || got != "4 ops.letter.v1" {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
 // A policy with a value out of range is refused with an error that names the field, the value and the bounds.
 func TestSetRefuses(t *testing.T) {
 	pool := pgtest.New(t)
@@ -182,6 +197,7 @@ func TestSetRefuses(t *testing.T) {
 		{lease.Policy{Pattern: "a.", Base: -time.Second}, "backoff_base"},
 		{lease.Policy{Pattern: "a.", Curve: "steep"}, "steep"},
 		{lease.Policy{Pattern: "", Attempts: 2}, "pattern"},
+		{lease.Policy{Pattern: "a.", Breaker: "ON"}, `Breaker "ON": use BreakerOn`},
 	} {
 		if err := lease.Set(t.Context(), pool, row.policy); err == nil || !strings.Contains(err.Error(), row.want) {
 			t.Errorf("%+v: %v, want an error that says %q", row.policy, err, row.want)

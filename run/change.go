@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 )
 
 // ErrTooLate means that the run's state no longer allows the change. The error that wraps it
@@ -52,7 +53,8 @@ func Delete(ctx context.Context, db DB, id uuid.UUID, reason string) error {
 
 func call(ctx context.Context, db DB, query string, args ...any) (string, error) {
 	rows, _ := db.Query(ctx, query, args...)
-	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+	answer, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+	return answer, fault.Hinted(err)
 }
 
 func answered(answer string, id uuid.UUID, want string) error {

@@ -51,7 +51,7 @@ func IsElsewhere(err error) (within time.Duration, ok bool) {
 //
 // The outcome is stored at once, and a worker records it within two seconds. Repeating the same call is not an error.
 // Reporting another outcome is an error. So is an unknown run, a wrong token, and a run that was not handed on or has
-// been started again. The database's message says which it is, and what to do.
+// been started again. The error says which it is, and what to do.
 func Complete(ctx context.Context, db DB, id uuid.UUID, token string, result json.RawMessage, failure error) error {
 	var told json.RawMessage
 	if failure != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/simple-workflow/simple-workflow/internal/column"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
@@ -258,11 +259,11 @@ var refused = regexp.MustCompile(`workflow_enqueue: new run ([0-9a-f-]{36}) is r
 func (b batch) explain(err error) error {
 	var state interface{ SQLState() string }
 	if !errors.As(err, &state) || state.SQLState() != pgerrcode.UniqueViolation {
-		return err
+		return fault.Hinted(err)
 	}
 	match := refused.FindStringSubmatch(err.Error())
 	if match == nil {
-		return err
+		return fault.Hinted(err)
 	}
 	e := &ConflictError{Wanted: uuid.MustParse(match[1]), Existing: uuid.MustParse(match[2])}
 	if e.Wanted == e.Existing {

@@ -133,13 +133,13 @@ func (m *metrics) observer() worker.Observer {
 				m.rows.Observe(float64(leased))
 			}
 		},
-		Finished: func(typ string, _ settling.Verdict, took time.Duration) {
+		Finished: func(typ string, _ string, took time.Duration) {
 			m.handler.WithLabelValues(m.labelOf(typ)).Observe(took.Seconds())
 		},
-		Settled: func(typ string, verdict settling.Verdict) {
-			m.settled.WithLabelValues(string(verdict)).Inc()
-			m.byType.WithLabelValues(m.labelOf(typ), string(verdict)).Inc()
-			if verdict == settling.TryAgain {
+		Settled: func(typ string, verdict string) {
+			m.settled.WithLabelValues(verdict).Inc()
+			m.byType.WithLabelValues(m.labelOf(typ), verdict).Inc()
+			if verdict == string(settling.TryAgain) {
 				m.retries.Inc()
 			}
 		},

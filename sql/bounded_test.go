@@ -170,8 +170,8 @@ func TestGuardsBound(t *testing.T) {
 		}
 		for _, value := range values {
 			for _, id := range ids {
-				if s.undone(`UPDATE workflow_run SET `+name+` = `+value+` WHERE id = '`+id+`'`) == nil {
-					t.Errorf("%s: %s = %s was taken", s.of(id, "status"), name, value)
+				if err := s.undone(`UPDATE workflow_run SET ` + name + ` = ` + value + ` WHERE id = '` + id + `'`); err == nil || strings.Contains(err.Error(), "huge") {
+					t.Errorf("%s: %s = %s: %v, want that it is refused", s.of(id, "status"), name, value, err)
 				}
 			}
 			with := ""

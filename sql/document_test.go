@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
 )
 
-// SQL refuses documents in metadata, events and corrections for exactly the reasons for which run.CheckPayload
+// SQL refuses documents in metadata, events and corrections for exactly the reasons for which jsondoc.CheckPayload
 // refuses them. For a payload, by INSERT and by function, SQL checks only what is cheap to find: numbers by their
 // zeros, and the number of the payload's own members. The test lists what else could be wrong, and nothing more gets
 // by.

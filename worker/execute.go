@@ -90,7 +90,7 @@ func (w *Worker) finish(j *job, result json.RawMessage, err error, took time.Dur
 	j.outcome = w.judge(j, result, err, cause)
 	j.took = took
 	if w.config.Observe.Finished != nil {
-		w.config.Observe.Finished(j.Type, j.outcome.Verdict, took)
+		w.config.Observe.Finished(j.Type, string(j.outcome.Verdict), took)
 	}
 	if j.outcome.Verdict == settling.Succeed || j.outcome.Verdict == settling.HandOn { // a service that accepts a run is up
 		w.outages.over(j.Type)

@@ -176,7 +176,7 @@ func (s *seen) observe(c *worker.Config) {
 	s.settled = map[settling.Verdict]int{}
 	locked := func(f func()) { s.mu.Lock(); defer s.mu.Unlock(); f() }
 	c.Observe = worker.Observer{
-		Settled: func(_ string, v settling.Verdict) { locked(func() { s.settled[v]++ }) },
+		Settled: func(_ string, v string) { locked(func() { s.settled[settling.Verdict(v)]++ }) },
 		Refused: func(string) { locked(func() { s.refused++ }) },
 		Lost:    func(_ string, cause error) { locked(func() { s.lost = append(s.lost, cause) }) },
 		Stuck:   func(n int) { locked(func() { s.stuck = max(s.stuck, n) }) },

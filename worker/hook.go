@@ -11,7 +11,6 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
-	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -85,21 +84,22 @@ type Backlog struct {
 }
 
 // An Observer is told what a worker does. Nil functions are skipped. The functions are called from several
-// goroutines and must return quickly.
+// goroutines and must return quickly. A verdict is what becomes of the run: succeeded, failed, retried, postponed,
+// released or elsewhere, as in the history.
 type Observer struct {
-	Polled    func(leased int, took time.Duration, err error)                // each poll
-	Finished  func(typ string, verdict settling.Verdict, took time.Duration) // each handler that returned
-	Settled   func(typ string, verdict settling.Verdict)                     // each outcome recorded
-	SettleRun func(batch int, took time.Duration, err error)                 // each settle statement or transaction
-	Refused   func(typ string)                                               // each outcome refused: the lease was lost
-	Lost      func(typ string, cause error)                                  // each handler whose context ended with a cause
-	Extended  func(leases int, took time.Duration, err error)                // each heartbeat
-	Reclaimed func(again, exhausted int)                                     // expired leases taken back
-	Stuck     func(handlers int)                                             // handlers that ignore the end of their context
-	SetAside  func(typ string)                                               // each run that the database refuses to have leased, extended, settled or taken back
-	Fault     func(statement string, failing bool)                           // every 10 s: a statement fails for every row, or no longer does
-	Breakers  func(open []string)                                            // the types whose breaker is open, whenever that changes
-	Stalled   func(types int)                                                // every 10 s: types with due runs that could be leased and are not
-	Elsewhere func(runs int)                                                 // every 10 s: runs of the worker's prefixes that are executed elsewhere, handed on by any worker
-	Backlog   func(due []Backlog)                                            // every 10 s: how many runs of each of the worker's prefixes are due
+	Polled    func(leased int, took time.Duration, err error)      // each poll
+	Finished  func(typ string, verdict string, took time.Duration) // each handler that returned
+	Settled   func(typ string, verdict string)                     // each outcome recorded
+	SettleRun func(batch int, took time.Duration, err error)       // each settle statement or transaction
+	Refused   func(typ string)                                     // each outcome refused: the lease was lost
+	Lost      func(typ string, cause error)                        // each handler whose context ended with a cause
+	Extended  func(leases int, took time.Duration, err error)      // each heartbeat
+	Reclaimed func(again, exhausted int)                           // expired leases taken back
+	Stuck     func(handlers int)                                   // handlers that ignore the end of their context
+	SetAside  func(typ string)                                     // each run that the database refuses to have leased, extended, settled or taken back
+	Fault     func(statement string, failing bool)                 // every 10 s: a statement fails for every row, or no longer does
+	Breakers  func(open []string)                                  // the types whose breaker is open, whenever that changes
+	Stalled   func(types int)                                      // every 10 s: types with due runs that could be leased and are not
+	Elsewhere func(runs int)                                       // every 10 s: runs of the worker's prefixes that are executed elsewhere, handed on by any worker
+	Backlog   func(due []Backlog)                                  // every 10 s: how many runs of each of the worker's prefixes are due
 }

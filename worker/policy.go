@@ -39,9 +39,12 @@ func (w *Worker) readPolicies(ctx context.Context) error {
 // tendRuns makes runs that are set aside eligible again when their time has come, and reads the policies.
 func (w *Worker) tendRuns(ctx context.Context) error {
 	failed := leasing.TryAgain(ctx, w.db)
-	alone, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // TryAgain may have used up all the time there was
-	defer done()
-	all, err := lease.Read(alone, w.db)
+	if failed != nil { // it may have used up all the time there was
+		alone, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer done()
+		ctx = alone
+	}
+	all, err := lease.Read(ctx, w.db)
 	if err == nil {
 		w.policies.Store(&all)
 	}

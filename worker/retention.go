@@ -11,7 +11,8 @@ import (
 // KeepForever is a duration in Retention. It means that nothing is removed.
 const KeepForever time.Duration = -1
 
-// Retention says how long finished work of the worker's prefixes is kept. A zero field means its default.
+// Retention says how long finished work of the worker's prefixes is kept. A zero field means its default; all others
+// are from a minute to 100 years, or KeepForever.
 //
 // A worker whose role has the rights of the engine also removes events, messages and processes. A worker that
 // covers "default." also removes runs of types for which no worker has asked for a retention. The settings

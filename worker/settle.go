@@ -431,7 +431,7 @@ func (w *Worker) settled(batch []*job, lost []settling.Outcome) {
 		}
 		w.tally.settled(j.Type, j.outcome.Verdict, j.took)
 		if w.config.Observe.Settled != nil {
-			w.config.Observe.Settled(j.Type, j.outcome.Verdict)
+			w.config.Observe.Settled(j.Type, string(j.outcome.Verdict))
 		}
 	}
 	for i, h := range w.engine.hooks {

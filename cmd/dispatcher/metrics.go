@@ -8,7 +8,6 @@ import (
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 	"github.com/simple-workflow/simple-workflow/internal/build"
-	"github.com/simple-workflow/simple-workflow/internal/delivery"
 )
 
 // A metrics holds the Prometheus metrics of a dispatcher.
@@ -80,10 +79,10 @@ func (m *metrics) observer() dispatcher.Observer {
 			}
 			m.fault.WithLabelValues(sink).Set(value)
 		},
-		Lag: func(sink string, lag delivery.Lag) {
-			m.open.WithLabelValues(sink).Set(float64(lag.Open))
-			m.oldest.WithLabelValues(sink).Set(lag.Oldest.Seconds())
-			m.parkedIn.WithLabelValues(sink).Set(float64(lag.Parked))
+		Lag: func(sink string, open, parked int, oldest time.Duration) {
+			m.open.WithLabelValues(sink).Set(float64(open))
+			m.oldest.WithLabelValues(sink).Set(oldest.Seconds())
+			m.parkedIn.WithLabelValues(sink).Set(float64(parked))
 		},
 		Polled: func(sink string, _ int, took time.Duration, err error) {
 			m.poll.WithLabelValues(sink).Observe(took.Seconds())

@@ -72,17 +72,52 @@ func TestAllArePublic(t *testing.T) {
 			return err
 		}
 		name, _ := filepath.Rel(root, path)
-		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && name != "." || strings.HasPrefix(d.Name(), ".") && name != "." ||
-			slices.Contains([]string{"internal", "cmd", "examples", "testdata", "node_modules", "docs"}, d.Name()) {
+		outside := []string{"bench", "torture", "site"}
+		if slices.Contains(outside, name) || strings.HasPrefix(d.Name(), ".") && name != "." ||
+			slices.Contains([]string{"internal", "examples", "testdata", "node_modules", "docs"}, d.Name()) {
 			return filepath.SkipDir
 		}
-		if files, _ := filepath.Glob(filepath.Join(path, "*.go")); len(files) > 0 && !slices.Contains(public, name) {
+		files, _ := filepath.Glob(filepath.Join(path, "*.go"))
+		if _, err := os.Stat(filepath.Join(path, "main.go")); len(files) > 0 && err != nil && !slices.Contains(public, name) {
 			t.Errorf("package %s is not listed", name)
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// internals are the exported names that may show a type of an internal package.
+var internals = []string{
+	"run: type DocumentError = jsondoc.Error", // its fields are listed below it
+	"worker: Processes.Parts () hook.Engine",  // only package graph implements it
+	"graph: func (e *Engine) Parts() hook.Engine",
+}
+
+// No exported name shows a type of an internal package, which users could not write down.
+func TestNoInternalTypes(t *testing.T) {
+	for _, name := range public {
+		paths, _ := filepath.Glob(filepath.Join(root, name, "*.go"))
+		var within []string
+		for _, path := range paths {
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range file.Imports {
+				if strings.Contains(i.Path.Value, "/internal/") {
+					within = append(within, strings.Trim(i.Path.Value[strings.LastIndex(i.Path.Value, "/")+1:], `"`))
+				}
+			}
+		}
+		for _, line := range exported(t, name) {
+			for _, base := range within {
+				if regexp.MustCompile(`\b`+base+`\.[A-Z]`).MatchString(line) && !slices.Contains(internals, line) {
+					t.Errorf("%s: users cannot name it", line)
+				}
+			}
+		}
 	}
 }
 
@@ -143,6 +178,16 @@ func spec(t *testing.T, files *token.FileSet, kind token.Token, s ast.Spec, add 
 			members = u.Methods
 		default:
 			add("type %s", source(t, files, &ast.TypeSpec{Name: s.Name, TypeParams: s.TypeParams, Assign: s.Assign, Type: s.Type}))
+			if other, ok := s.Type.(*ast.SelectorExpr); ok && s.Assign.IsValid() { // what it stands for is promised, too
+				for _, line := range exported(t, "internal/"+source(t, files, other.X)) {
+					_, line, _ = strings.Cut(line, ": ")
+					if member, ok := strings.CutPrefix(line, other.Sel.Name+"."); ok {
+						add("%s.%s", of, member)
+					} else if strings.HasPrefix(line, "func (") && strings.Contains(line, "*"+other.Sel.Name+")") {
+						add("%s", strings.Replace(line, "*"+other.Sel.Name+")", "*"+of+")", 1))
+					}
+				}
+			}
 			return
 		}
 		for _, f := range members.List {

@@ -16,9 +16,9 @@ const module = "github.com/simple-workflow/simple-workflow"
 // stands for every package below it. A new import is a design decision, and has to be added here.
 var allowed = map[string][]string{
 	"sql":    {"internal/schema"},
-	"run":    {"internal/clean", "internal/column", "internal/jsondoc", "internal/shipped"},
+	"run":    {"internal/clean", "internal/column", "internal/fault", "internal/jsondoc", "internal/shipped"},
 	"outbox": {},
-	"lease":  {"internal/naming", "internal/shipped", "run"},
+	"lease":  {"internal/fault", "internal/naming", "internal/shipped", "run"},
 	"worker": {"internal/cleanup", "internal/fault", "internal/hook", "internal/jsondoc", "internal/leasing", "internal/naming", "internal/session",
 		"internal/settling", "internal/shipped", "internal/told", "lease", "outbox", "run"},
 	"graph": {"internal/fault", "internal/hook", "internal/jsondoc", "internal/leasing", "internal/naming", "internal/session", "internal/settling",
@@ -44,6 +44,7 @@ var allowed = map[string][]string{
 	"internal/secret":     {},
 	"internal/handlers":   {"internal/address", "internal/jsondoc", "internal/settling", "internal/shipped", "internal/told", "run", "worker"},
 	"internal/told":       {"internal/settling", "run"},
+	"internal/unsent":     {"dispatcher"},
 	"internal/sinktest":   {"dispatcher"},
 	"internal/pgserver/":  {"internal/pgserver/"},
 	"internal/pgbouncer":  {"internal/pgserver/child"},
@@ -71,7 +72,7 @@ var allowed = map[string][]string{
 	"cmd/worker": {"service"},
 	"cmd/dispatcher": {"cmd/dispatcher/", "dispatcher", "dispatcher/", "internal/address", "internal/build", "internal/database", "internal/env",
 		"internal/delivery", "internal/logs", "internal/probe", "internal/secret", "internal/shipped", "run"},
-	"cmd/dispatcher/": {"dispatcher", "internal/cloudevent"},
+	"cmd/dispatcher/": {"dispatcher", "internal/cloudevent", "internal/unsent"},
 	"cmd/workflowctl": {"graph", "internal/build", "internal/database", "internal/env", "internal/schema", "internal/session", "sql"},
 	"examples/order":  {"graph", "run", "worker"},
 	"examples/chaos":  {"graph", "internal/cleanup", "outbox", "run", "worker"},

@@ -81,6 +81,16 @@ func Of(err error) Remedy {
 	return OfState(State(err))
 }
 
+// Hinted returns err with the hint of the database at the end of its text: what to do about it. errors.As still finds the
+// *pgconn.PgError.
+func Hinted(err error) error {
+	var said *pgconn.PgError
+	if errors.As(err, &said) && said.Hint != "" {
+		return fmt.Errorf("%w. %s", err, said.Hint)
+	}
+	return err
+}
+
 // State returns the SQLSTATE of an error, or "" if it has none.
 func State(err error) string {
 	var said *pgconn.PgError

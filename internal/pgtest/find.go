@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,37 +66,70 @@ func startLocal(ctx context.Context) (*host, error) {
 	return newHost(server.URL("postgres"), true), nil
 }
 
-// startDocker starts a container by the program in the directory container, which has a module of its own. The container is
-// removed when this process has ended.
+// startDocker starts a container with the program in the directory container, which has a module of its own. The
+// container is removed when this process has ended.
 func startDocker(ctx context.Context) (*host, error) {
+	if !dockerIsThere() {
+		return nil, errors.New("DOCKER_HOST is not set, and no socket of Docker is found")
+	}
 	_, file, _, _ := runtime.Caller(0)
 	dir := filepath.Join(filepath.Dir(file), "container")
-	program := filepath.Join(os.TempDir(), fmt.Sprintf("pgtest-container-%d", os.Getpid()))
+	bin, err := os.MkdirTemp("", "pgtest")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(bin)
+	program := filepath.Join(bin, "container")
 	build := exec.CommandContext(ctx, "go", "build", "-o", program, ".")
 	build.Dir, build.Env = dir, append(os.Environ(), "GOWORK=off")
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build %s: %w\n%s", dir, err, out)
 	}
-	defer os.Remove(program)
-	cmd := exec.Command(program) // it ends when its input does, which is with this process
-	cmd.Stderr = &bytes.Buffer{}
-	out, err := cmd.StdoutPipe()
-	var in io.Closer
-	if err == nil {
-		in, err = cmd.StdinPipe()
-	}
-	if err == nil {
-		err = cmd.Start()
-	}
+	cmd := exec.Command(program) // not with ctx, which ends before the tests do; it ends when its input does, with this process
+	said := &bytes.Buffer{}
+	cmd.Stderr = said
+	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	url, err := bufio.NewReader(out).ReadString('\n')
+	out, err := cmd.StdoutPipe()
 	if err != nil {
-		_ = cmd.Wait()
-		return nil, fmt.Errorf("%s", bytes.TrimSpace(cmd.Stderr.(*bytes.Buffer).Bytes()))
+		return nil, err
 	}
-	h := newHost(strings.TrimSpace(url), true)
-	h.input = in
-	return h, nil
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	url := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(out).ReadString('\n')
+		url <- strings.TrimSpace(line)
+	}()
+	select {
+	case <-ctx.Done():
+		_ = in.Close()
+		return nil, fmt.Errorf("start a container: %w", ctx.Err())
+	case at := <-url:
+		if at == "" {
+			_ = cmd.Wait()
+			return nil, fmt.Errorf("start a container: %s", bytes.TrimSpace(said.Bytes()))
+		}
+		h := newHost(at, true)
+		h.input = in
+		return h, nil
+	}
+}
+
+// dockerIsThere reports whether something looks like Docker, so that nothing is built where there is none.
+func dockerIsThere() bool {
+	if os.Getenv("DOCKER_HOST") != "" {
+		return true
+	}
+	home, _ := os.UserHomeDir()
+	for _, socket := range []string{"/var/run/docker.sock", filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "docker.sock"),
+		filepath.Join(home, ".docker/run/docker.sock"), filepath.Join(home, ".docker/desktop/docker.sock")} {
+		if _, err := os.Stat(socket); err == nil {
+			return true
+		}
+	}
+	return false
 }

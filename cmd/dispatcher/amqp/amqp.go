@@ -18,6 +18,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/unsent"
 )
 
 const (
@@ -29,7 +30,7 @@ const (
 	longestKey  = 255 // bytes of a routing key, by the protocol
 )
 
-// A Config configures a Sink. URL and Exchange are required.
+// A Config configures a sink. URL and Exchange are required.
 type Config struct {
 	// URL is amqp://user:password@host:port/vhost, or amqps:// for the same with TLS; no vhost: /. Several
 	// hosts, with commas between them, are tried in turn.
@@ -87,7 +88,7 @@ func (c Config) brokers() (brokers []broker, err error) {
 func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	l, err := s.connection(ctx)
 	if err != nil {
-		return dispatcher.Unsent(ctx, len(events), err)
+		return unsent.Errors(ctx, len(events), err)
 	}
 	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
 		return s.send(ctx, l, e)

@@ -23,6 +23,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/unsent"
 )
 
 const (
@@ -33,7 +34,7 @@ const (
 	pingEvery   = 10 * time.Second // two pings without an answer end a connection
 )
 
-// A Config configures a Sink. URL is required.
+// A Config configures a sink. URL is required.
 type Config struct {
 	// URL is nats://host:port/SUBJECT, with host:port,host:port for several servers, or tls:// for the same with TLS;
 	// user:password@ or token@ goes before the first host.
@@ -88,11 +89,11 @@ func New(c Config) (dispatcher.Sink, error) {
 func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	conn, err := s.connection(ctx)
 	if err != nil {
-		return dispatcher.Unsent(ctx, len(events), err)
+		return unsent.Errors(ctx, len(events), err)
 	}
 	js, err := jetstream.New(conn)
 	if err != nil {
-		return dispatcher.Unsent(ctx, len(events), err)
+		return unsent.Errors(ctx, len(events), err)
 	}
 	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
 		return s.send(ctx, conn, js, e)

@@ -24,6 +24,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
+	"github.com/simple-workflow/simple-workflow/internal/unsent"
 )
 
 const (
@@ -33,7 +34,7 @@ const (
 	pingWithin  = 5 * time.Second  // time limit for connecting, and for an answer to a ping
 )
 
-// A Config configures a Sink. URL is required.
+// A Config configures a sink. URL is required.
 type Config struct {
 	// URL is kafka://host:port,host:port/TOPIC, or kafkas:// for the same with TLS; user:password@
 	// before the first host is for SASL.
@@ -79,7 +80,7 @@ func New(c Config) (dispatcher.Sink, error) {
 func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	c, err := s.connection(ctx)
 	if err != nil {
-		return dispatcher.Unsent(ctx, len(events), err)
+		return unsent.Errors(ctx, len(events), err)
 	}
 	return dispatcher.BySubject(ctx, events, atOnce, func(_ context.Context, e event.Event) error {
 		return s.send(ctx, c, e)
