@@ -53,7 +53,7 @@ type job struct {
 	gone        bool       // the lease was taken back, revoked or settled
 	left        bool       // the slot was taken from the running handler
 	beatRefused bool       // the row refuses an extension of the lease
-	parked      bool       // done, but the outcome is refused; it holds no slot
+	unsettled   bool       // done, but the outcome is refused; it holds no slot
 	hooked      *hookError // the hook that refused the last try to settle it, or nil
 	received    time.Time  // when the job was added, later than Taken if the request took a while
 	begun       bool       // the handler was called; set for suspects only
@@ -144,7 +144,7 @@ func (s *jobs) countOf(e *entry) int {
 func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	parked, watched, late, alone := 0, 0, 0, false
+	unsettled, watched, late, alone := 0, 0, 0, false
 	var behind map[*entry]bool
 	held.Strays = s.strays > 0
 	for _, j := range s.byID {
@@ -156,17 +156,17 @@ func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 			s.prove(j)
 		}
 		if j.Suspect && !j.Exhausted {
-			// The handler of a parked suspect has returned: it cannot harm others any more, but others can harm
+			// The handler of an unsettled suspect has returned: it cannot harm others any more, but others can harm
 			// it.
-			held.Running = held.Running || !j.parked
-			held.Alone = held.Alone || j.Alone && !j.parked
+			held.Running = held.Running || !j.unsettled
+			held.Alone = held.Alone || j.Alone && !j.unsettled
 			if last {
 				held.Last = append(held.Last, leasing.Held{ID: j.ID, Token: j.Token})
 			}
 		}
 		switch {
-		case j.parked:
-			parked++
+		case j.unsettled:
+			unsettled++
 		case j.done && !j.locked && !j.answered && time.Since(j.doneAt) > j.Length/3:
 			if late++; behind == nil {
 				behind = map[*entry]bool{}
@@ -181,8 +181,8 @@ func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 	if s.behind = nil; late > max(concurrency/8, fewLate) {
 		s.behind = behind
 	}
-	// The number of parked outcomes is bounded too.
-	taken := len(s.byID) - min(parked, concurrency)
+	// The number of unsettled outcomes is bounded too.
+	taken := len(s.byID) - min(unsettled, concurrency)
 	return max(concurrency-taken, 0), suspects, held
 }
 
@@ -222,8 +222,8 @@ func (s *jobs) lock(j *job, locked bool) {
 func (s *jobs) park(j *job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byID[j.ID] == j && !j.parked {
-		j.parked = true
+	if s.byID[j.ID] == j && !j.unsettled {
+		j.unsettled = true
 		s.signal()
 	}
 }

@@ -34,7 +34,7 @@ func TestSuspectsHeld(t *testing.T) {
 		{"watched", func(*job) {}, leasing.Suspects{Running: true, Watched: true}, true, time.Now()},
 		{"with attempts left", func(j *job) { j.Attempt = 1 }, leasing.Suspects{Running: true}, false, past},
 		{"kept alone", func(j *job) { j.Alone = true }, leasing.Suspects{Running: true, Alone: true}, true, past},
-		{"parked, with its handler over", func(j *job) { j.Alone, j.parked, j.done = true, true, true }, leasing.Suspects{}, true, past},
+		{"unsettled, with its handler over", func(j *job) { j.Alone, j.unsettled, j.done = true, true, true }, leasing.Suspects{}, true, past},
 		{"no suspect", func(j *job) { j.Suspect = false }, leasing.Suspects{}, false, past},
 		{"exhausted", func(j *job) { j.Exhausted = true }, leasing.Suspects{}, false, past},
 	} {
@@ -86,7 +86,7 @@ func TestLateOutcomesStopTheirTypes(t *testing.T) {
 		{"handlers are at work", slots / 2, func(j *job) { j.done = false }, false},
 		{"rows are locked", slots / 2, func(j *job) { j.locked = true }, false},
 		{"the database has answered", slots / 2, func(j *job) { j.answered = true }, false},
-		{"they are parked", slots / 2, func(j *job) { j.parked = true }, false},
+		{"they are unsettled", slots / 2, func(j *job) { j.unsettled = true }, false},
 	} {
 		s := &jobs{freed: make(chan struct{}, 1)}
 		for range c.late {

@@ -93,7 +93,7 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 			w.complain("cannot settle; trying again", "runs", len(batch), "err", err)
 			continue
 		case len(batch) == 1:
-			w.setAside(ctx, batch[0])
+			w.toSolos(ctx, batch[0])
 			return
 		case tooLong(err):
 			if rest := w.withoutLocked(ctx, batch); len(rest) < len(batch) {
@@ -114,9 +114,9 @@ func (w *Worker) settle(ctx context.Context, batch []*job) {
 	}
 }
 
-// setAside leaves an outcome to settleAlone. The run is not set aside in workflow_set_aside by this: that is so only
+// toSolos leaves an outcome to settleAlone. The run is not set aside in workflow_set_aside by this: that is so only
 // once its outcome is kept.
-func (w *Worker) setAside(ctx context.Context, j *job) {
+func (w *Worker) toSolos(ctx context.Context, j *job) {
 	select {
 	case w.solos <- j:
 	case <-ctx.Done():
@@ -131,7 +131,7 @@ func (w *Worker) withoutNamed(ctx context.Context, batch []*job, err error) (res
 	}
 	for _, j := range batch {
 		if j.ID == named.Run || slices.Contains(named.Others, j.ID) {
-			w.setAside(ctx, j)
+			w.toSolos(ctx, j)
 		} else {
 			rest = append(rest, j)
 		}
@@ -144,7 +144,7 @@ func (w *Worker) withoutLocked(ctx context.Context, batch []*job) (rest []*job) 
 	locked := w.locked(ctx, batch)
 	for _, j := range batch {
 		if locked[j.ID] {
-			w.setAside(ctx, j)
+			w.toSolos(ctx, j)
 		} else {
 			rest = append(rest, j)
 		}
