@@ -616,3 +616,27 @@ func TestTimeOfDatabase(t *testing.T) {
 		t.Errorf("the time is %v ahead, want an hour", ahead)
 	}
 }
+
+// A faint is a sink that panics with what it is given.
+type faint struct{}
+
+func (faint) Publish(_ context.Context, events []event.Event) []error {
+	panic(string(events[0].Data()))
+}
+func (faint) Close() error { return nil }
+
+// A sink's panic is logged by its type and its stack alone, because its value may quote an event.
+func TestPanicStaysOutOfTheLog(t *testing.T) {
+	pool, log := pgtest.New(t), &journal{}
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		return outbox.Append(t.Context(), tx, outbox.Event{Aggregate: uuid.New(), Type: "test.told", Payload: map[string]string{"card": "4111 1111"}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dispatch(t, pool, func(c *dispatcher.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }, dispatcher.Target{Name: "faint", Sink: faint{}})
+	pgtest.Await(t, "the panic to be logged", func() bool { return strings.Contains(log.String(), "a sink panicked") })
+	if text := log.String(); strings.Contains(text, "4111") || !strings.Contains(text, "panic=string") || !strings.Contains(text, "stack=") {
+		t.Error(text)
+	}
+}
