@@ -195,26 +195,18 @@ func (f *feed) send(ctx context.Context, rows []delivery.Row) (errs []error) {
 	defer func() {
 		if p := recover(); p != nil {
 			f.log.Error("a sink panicked", "sink", f.target.Name, "panic", fmt.Sprintf("%T", p), "stack", string(debug.Stack()))
-			errs = all(len(rows), Unavailable(errors.New("the sink panicked"), 0))
+			errs = slices.Repeat([]error{Unavailable(errors.New("the sink panicked"), 0)}, len(rows))
 		}
 	}()
 	if f.limit != nil {
 		if err := f.limit.WaitN(ctx, len(rows)); err != nil {
 			sleep(ctx, time.Second) // the claim would end before the limit lets this batch through
-			return all(len(rows), ErrNotTried)
+			return slices.Repeat([]error{ErrNotTried}, len(rows))
 		}
 	}
 	if errs = f.target.Sink.Publish(ctx, events); len(errs) != len(rows) {
 		f.log.Error("a sink returned a wrong number of errors", "sink", f.target.Name, "events", len(rows), "answers", len(errs))
-		return all(len(rows), Unavailable(errors.New("the sink returned a wrong number of errors"), 0))
-	}
-	return errs
-}
-
-func all(n int, err error) []error {
-	errs := make([]error, n)
-	for k := range errs {
-		errs[k] = err
+		return slices.Repeat([]error{Unavailable(errors.New("the sink returned a wrong number of errors"), 0)}, len(rows))
 	}
 	return errs
 }

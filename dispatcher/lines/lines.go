@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"slices"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
@@ -29,7 +30,7 @@ func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	select {
 	case s.writing <- struct{}{}:
 	case <-ctx.Done():
-		return all(events, dispatcher.ErrNotTried)
+		return slices.Repeat([]error{dispatcher.ErrNotTried}, len(events))
 	}
 	written := make(chan []error, 1)
 	go func() {
@@ -41,7 +42,7 @@ func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	case errs := <-written:
 		return errs
 	case <-ctx.Done():
-		return all(events, dispatcher.ErrNotTried)
+		return slices.Repeat([]error{dispatcher.ErrNotTried}, len(events))
 	}
 }
 
@@ -59,15 +60,7 @@ func (s *sink) write(events []event.Event) []error {
 	}
 	err := out.Flush()
 	if s.torn = err != nil; s.torn {
-		return all(events, dispatcher.Unavailable(err, 0))
-	}
-	return errs
-}
-
-func all(events []event.Event, err error) []error {
-	errs := make([]error, len(events))
-	for k := range errs {
-		errs[k] = err
+		return slices.Repeat([]error{dispatcher.Unavailable(err, 0)}, len(events))
 	}
 	return errs
 }

@@ -25,6 +25,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -86,11 +87,7 @@ func New(c Config) (dispatcher.Sink, error) {
 func (s *sink) Publish(ctx context.Context, events []event.Event) []error {
 	p, err := s.process()
 	if err != nil {
-		errs := make([]error, len(events))
-		for k := range errs {
-			errs[k] = dispatcher.Unavailable(err, 0)
-		}
-		return errs
+		return slices.Repeat([]error{dispatcher.Unavailable(err, 0)}, len(events))
 	}
 	return dispatcher.BySubject(ctx, events, s.config.AtOnce, p.give)
 }

@@ -3,6 +3,7 @@ package unsent
 
 import (
 	"context"
+	"slices"
 
 	"github.com/simple-workflow/simple-workflow/dispatcher"
 )
@@ -11,15 +12,7 @@ import (
 // has ended, else dispatcher.Unavailable.
 func Errors(ctx context.Context, n int, err error) []error {
 	if ctx.Err() != nil {
-		return all(n, dispatcher.ErrNotTried)
+		return slices.Repeat([]error{dispatcher.ErrNotTried}, n)
 	}
-	return all(n, dispatcher.Unavailable(err, 0))
-}
-
-func all(n int, err error) []error {
-	errs := make([]error, n)
-	for k := range errs {
-		errs[k] = err
-	}
-	return errs
+	return slices.Repeat([]error{dispatcher.Unavailable(err, 0)}, n)
 }
