@@ -122,28 +122,14 @@ func Read(ctx context.Context, db run.DB) (Policies, error) {
 // without any field set is an error. So is a value out of range, which the error names. The dead letter of the pattern
 // stays as it is.
 func Set(ctx context.Context, db run.DB, p Policy) error {
-	set := func(d time.Duration) *time.Duration {
-		if d == 0 {
-			return nil
-		}
-		return &d
-	}
-	var attempts *int
-	if p.Attempts != 0 {
-		attempts = &p.Attempts
-	}
-	var breaker *bool
-	switch p.Breaker {
-	case "":
-	case BreakerOn, BreakerOff:
-		on := p.Breaker == BreakerOn
-		breaker = &on
-	default:
+	if p.Breaker != "" && p.Breaker != BreakerOn && p.Breaker != BreakerOff {
 		return fmt.Errorf("set the policy of %.100q: Breaker %.40q: use BreakerOn, BreakerOff or nothing", p.Pattern, p.Breaker)
 	}
-	_, err := db.Exec(ctx, `SELECT workflow_set_policy($1, attempts => $2, backoff_base => $3, backoff_cap => $4, curve => nullif($5, ''), deadline => $6, breaker => $7,
-		dead_letter => (SELECT p.dead_letter FROM workflow_policy AS p WHERE p.pattern = $1))`,
-		p.Pattern, attempts, set(p.Base), set(p.Cap), string(p.Curve), set(p.Deadline), breaker)
+	_, err := db.Exec(ctx, `
+		SELECT workflow_set_policy($1, attempts => nullif($2, 0), backoff_base => nullif($3, interval '0'), backoff_cap => nullif($4, interval '0'),
+			curve => nullif($5, ''), deadline => nullif($6, interval '0'), breaker => nullif($7, '') = 'on',
+			dead_letter => (SELECT p.dead_letter FROM workflow_policy AS p WHERE p.pattern = $1))`,
+		p.Pattern, p.Attempts, p.Base, p.Cap, string(p.Curve), p.Deadline, string(p.Breaker))
 	if err != nil {
 		return fmt.Errorf("set the policy of %.100q: %w", p.Pattern, fault.Hinted(err))
 	}

@@ -192,9 +192,9 @@ func TestSetRefuses(t *testing.T) {
 		policy lease.Policy
 		want   string
 	}{
-		{lease.Policy{Pattern: "a.", Attempts: 1001}, "1001"},
+		{lease.Policy{Pattern: "a.", Attempts: 1001}, "attempts 1001 is outside 1 to 1000 (SQLSTATE 23514). Say how often a run may be started."},
 		{lease.Policy{Pattern: "a.", Attempts: -1}, "-1"},
-		{lease.Policy{Pattern: "a.", Base: -time.Second}, "backoff_base"},
+		{lease.Policy{Pattern: "a.", Base: -time.Second}, "backoff_base -00:00:01"},
 		{lease.Policy{Pattern: "a.", Curve: "steep"}, "steep"},
 		{lease.Policy{Pattern: "", Attempts: 2}, "pattern"},
 		{lease.Policy{Pattern: "a.", Breaker: "ON"}, `Breaker "ON": use BreakerOn`},
