@@ -113,12 +113,15 @@ func (s *statements) ready() *pgx.Batch {
 // do queues a statement that returns nothing.
 func (s *statements) do(sql string, args ...any) { s.ready().Queue(sql, plain(args)...) }
 
-// work sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow.
-// Changes by others to rows of a process are refused, or are reported to the process.
+// atWork sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow:
+// changes by others are refused, or reported to the process.
+const atWork = `SELECT set_config('workflow.advance', 'on', true)`
+
+// work queues atWork, unless it is in effect in this transaction already.
 func (s *statements) work() {
 	if !s.tx.working {
 		s.tx.working = true
-		s.do(`SELECT set_config('workflow.advance', 'on', true)`)
+		s.do(atWork)
 	}
 }
 

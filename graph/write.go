@@ -100,10 +100,6 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	return nil
 }
 
-// atWork sets workflow.advance, which tells the guards of the database that the engine makes the changes that follow:
-// see statements.work.
-const atWork = `SELECT set_config('workflow.advance', 'on', true)`
-
 func compareIDs(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
 
 // name gives ids to new groups, tokens and joins.
