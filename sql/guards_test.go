@@ -51,6 +51,7 @@ const planted = `
 	INSERT INTO workflow_fault VALUES ('lease', 'x', '42P01', 'x', now(), now());
 	INSERT INTO workflow_kept (run, token, verdict, delay, effects, worker) VALUES ('$', '$', 'succeeded', 0, false, 'w');
 	INSERT INTO workflow_accepted (run, token, type, until) VALUES ('$', '$', 'a.b', now());
+	INSERT INTO workflow_begun (token, begun) VALUES ('$', true);
 	INSERT INTO workflow_minute (minute, role, type) VALUES (date_trunc('minute', now()), 'x', 'a.b');
 	INSERT INTO process_broadcast (signal_id, name) VALUES ('$', 'a');
 	INSERT INTO process_unreached (token_id, place, signal_id, visit) VALUES ('$', '', '$', 1);

@@ -271,11 +271,13 @@ func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 			w.logger(&j.Lease).Warn("lease given up: it could not be extended in time")
 			w.jobs.end(j, run.ErrLost)
 		}
+		w.reconsider()
 		for _, j := range w.deaf() {
 			if w.jobs.leave(j) {
 				w.logger(&j.Lease).Warn("handler ignores the end of its context; its slot is given away", "cause", context.Cause(j.ctx))
 			}
 		}
+		w.dispatch() // a slot may have been given away
 		stuck := w.jobs.stuckCount()
 		if w.config.Observe.Stuck != nil {
 			w.config.Observe.Stuck(stuck)

@@ -102,7 +102,7 @@ type Config struct {
 
 // Connections is the largest number of database connections that a worker opens, wake-ups included. While it
 // removes old rows it opens one more.
-const Connections = batchSettlers + soloSettlers + 4
+const Connections = batchSettlers + soloSettlers + 5
 
 // withDefaults returns c with its defaults filled in, or an error that names each bad field, its value and the
 // fix.

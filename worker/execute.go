@@ -13,23 +13,45 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// start makes a job of a lease, and executes it in a goroutine of its own.
-func (w *Worker) start(l *leasing.Lease) {
-	j := &job{Lease: *l, entry: w.lookup(l.Type), confirmed: l.Taken, extended: l.Taken}
-	j.ctx, j.cancel = context.WithCancelCause(context.Background())
-	j.row = j.MaxAttempts
-	j.MaxAttempts, _ = w.most(j)
-	if time.Since(j.Taken) < j.Length {
-		w.jobs.add(j)
-		go w.execute(j)
-		return
+// start makes jobs of leases, and puts them in line. A run without attempts left needs no slot, because no handler is
+// called for it.
+func (w *Worker) start(leases []leasing.Lease) {
+	var inLine []*job
+	for _, l := range leases {
+		j := &job{Lease: l, entry: w.lookup(l.Type), confirmed: l.Taken, extended: l.Taken}
+		j.ctx, j.cancel = context.WithCancelCause(context.Background())
+		j.row = j.MaxAttempts
+		j.MaxAttempts, _ = w.most(j)
+		switch {
+		case time.Since(j.Taken) < j.Length && j.Exhausted:
+			w.jobs.add(j)
+			go w.execute(j)
+		case time.Since(j.Taken) < j.Length:
+			inLine = append(inLine, j)
+		case !j.Exhausted:
+			// The lease has run out: this process was frozen, or the answer came late. The handler is not started. If
+			// nobody else has leased the run, this gives it back.
+			j.done = true
+			w.jobs.add(j)
+			w.giveBack([]*job{j})
+		}
 	}
-	// The lease has run out: this process was frozen, or the answer came late. The handler is not started. If
-	// nobody else has leased the run, this gives it back.
-	if !j.Exhausted {
-		j.done, j.outcome = true, settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release}
-		w.jobs.add(j)
-		w.settles <- j
+	w.giveBack(w.jobs.enter(inLine))
+	w.dispatch()
+}
+
+// dispatch starts as many handlers as there are slots and runs that may begin.
+func (w *Worker) dispatch() {
+	for j := w.jobs.take(); j != nil; j = w.jobs.take() {
+		go w.work(j)
+	}
+}
+
+// work executes a job, and then those that are next in line.
+func (w *Worker) work(j *job) {
+	defer w.dispatch() // also if a handler has ended this goroutine
+	for ; j != nil; j = w.jobs.take() {
+		w.execute(j)
 	}
 }
 
@@ -37,7 +59,9 @@ func (w *Worker) start(l *leasing.Lease) {
 // runtime.Goexit.
 func (w *Worker) execute(j *job) {
 	if j.limit() > 0 {
-		limit := time.AfterFunc(j.limit()-time.Since(j.Taken), func() { w.jobs.end(j, run.ErrDeadline) })
+		// From now on, but not beyond the end of the lease, which counts from Taken.
+		left := min(j.limit(), j.Timeout-reportTime-time.Since(j.Taken))
+		limit := time.AfterFunc(left, func() { w.jobs.end(j, run.ErrDeadline) })
 		defer limit.Stop()
 	}
 	start := time.Now()

@@ -24,7 +24,7 @@ const stuckGrace = 5 * time.Second
 // outcomes and batches are settled at a time.
 const fewLate = soloSettlers + batchSettlers
 
-// A job is a lease that this process holds. It exists from the moment the lease is taken until the outcome is
+// A job is a lease that this process holds. It waits in line for a slot (see line), and exists from the moment the lease is taken until the outcome is
 // recorded or the lease is lost.
 type job struct {
 	leasing.Lease
@@ -53,7 +53,11 @@ type job struct {
 	gone        bool       // the lease was taken back, revoked or settled
 	left        bool       // the slot was taken from the running handler
 	beatRefused bool       // the row refuses an extension of the lease
-	unsettled   bool       // done, but the outcome is refused; it holds no slot
+	unsettled   bool       // done, but the outcome is refused
+	stage       stage      // where in the line it is
+	slotted     bool       // it holds a slot
+	place       int        // in line.working, if it holds a slot
+	began       time.Time  // when it got its slot
 	hooked      *hookError // the hook that refused the last try to settle it, or nil
 	received    time.Time  // when the job was added, later than Taken if the request took a while
 	begun       bool       // the handler was called; set for suspects only
@@ -62,22 +66,28 @@ type job struct {
 
 // jobs holds the leases of this process.
 type jobs struct {
+	line
 	mu     sync.Mutex
 	byID   map[uuid.UUID]*job
-	byType map[*entry]int
+	kinds  map[*entry]*kind
+	parked int             // jobs that are unsettled
 	stuck  int             // running handlers whose slots were taken away, and abandoned effects
 	strays int             // those of the handlers that run suspects
 	proven int             // suspects that this process has survived
-	behind map[*entry]bool // entries whose outcomes are recorded too slowly, by the last call of room; nil: not too many are late
-	freed  chan struct{}   // signalled when a slot becomes free
+	behind map[*entry]bool // entries whose outcomes are recorded too slowly, by the last call of suspects; nil: not too many are late
+	freed  chan struct{}   // signalled when a slot becomes free, or a lease ends
 }
 
 func (s *jobs) add(j *job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.addLocked(j)
+}
+
+func (s *jobs) addLocked(j *job) {
 	j.received = time.Now()
 	if s.byID == nil {
-		s.byID, s.byType = map[uuid.UUID]*job{}, map[*entry]int{}
+		s.byID, s.kinds = map[uuid.UUID]*job{}, map[*entry]*kind{}
 	}
 	// The same run may be here already: its lease was lost, but the old handler is still running. The newer
 	// lease replaces the old one, whose handler counts as stuck until it returns.
@@ -86,10 +96,12 @@ func (s *jobs) add(j *job) {
 		if !old.done {
 			s.stray(old)
 		}
-		s.drop(old)
+		if s.byID[j.ID] == old {
+			s.drop(old)
+		}
 	}
 	s.byID[j.ID] = j
-	s.byType[j.entry]++
+	s.kindOf(j.entry).held++
 }
 
 // remove frees the job's slot. It may be called more than once.
@@ -103,7 +115,10 @@ func (s *jobs) remove(j *job) {
 
 func (s *jobs) drop(j *job) {
 	delete(s.byID, j.ID)
-	s.byType[j.entry]--
+	s.kindOf(j.entry).held--
+	if j.unsettled {
+		s.parked--
+	}
 	if j.done {
 		s.prove(j)
 	}
@@ -126,25 +141,27 @@ func (s *jobs) count() int {
 func (s *jobs) countOf(e *entry) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.byType[e]
+	if k := s.kinds[e]; k != nil {
+		return k.held
+	}
+	return 0
 }
 
-// room returns how many more runs may be leased, how many of these may be suspects, and which suspects are
-// held.
+// suspects returns how many suspects may be leased, and which are held.
 //
 // A process starts with one suspect at a time, and may watch one more for each suspect that it has survived. So
 // after a crash that no run caused, the many suspects of the dead worker get through in doubling steps. While a
 // suspect at its last attempt is watched, no other is added.
 //
-// room also notes which types may not be leased because their outcomes are recorded too slowly, see isBehind.
+// suspects also notes which types may not be leased because their outcomes are recorded too slowly, see isBehind.
 // It does so while more than an eighth of the slots, and more than fewLate, have an outcome that has waited for
 // a third of its lease. Outcomes that wait for a locked row, or that the database refuses, do not count. A
 // worker that continued to lease would hold, and extend, more leases than it can settle, and lose some. Their
 // runs would be executed again, which loads the slow database even more.
-func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
+func (s *jobs) suspects() (n int, held leasing.Suspects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	unsettled, watched, late, alone := 0, 0, 0, false
+	watched, late, alone := 0, 0, false
 	var behind map[*entry]bool
 	held.Strays = s.strays > 0
 	for _, j := range s.byID {
@@ -164,10 +181,7 @@ func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 				held.Last = append(held.Last, leasing.Held{ID: j.ID, Token: j.Token})
 			}
 		}
-		switch {
-		case j.unsettled:
-			unsettled++
-		case j.done && !j.locked && !j.answered && time.Since(j.doneAt) > j.Length/3:
+		if j.done && !j.unsettled && !j.locked && !j.answered && time.Since(j.doneAt) > j.Length/3 {
 			if late++; behind == nil {
 				behind = map[*entry]bool{}
 			}
@@ -176,14 +190,13 @@ func (s *jobs) room(concurrency int) (n, suspects int, held leasing.Suspects) {
 	}
 	held.Watched = watched > 0
 	if !alone {
-		suspects = max(min(1+s.proven, concurrency)-watched, 0)
+		n = max(min(1+s.proven, s.slots)-watched, 0)
 	}
-	if s.behind = nil; late > max(concurrency/8, fewLate) {
+	n = min(n, max(s.slots-len(s.working)-s.charged, 0)) // they begin at once, or not at all
+	if s.behind = nil; late > max(s.slots/8, fewLate) {
 		s.behind = behind
 	}
-	// The number of unsettled outcomes is bounded too.
-	taken := len(s.byID) - min(unsettled, concurrency)
-	return max(concurrency-taken, 0), suspects, held
+	return n, held
 }
 
 // isBehind reports whether no more runs of an entry are leased because their outcomes are recorded too slowly.
@@ -224,6 +237,7 @@ func (s *jobs) park(j *job) {
 	defer s.mu.Unlock()
 	if s.byID[j.ID] == j && !j.unsettled {
 		j.unsettled = true
+		s.parked++
 		s.signal()
 	}
 }
@@ -274,6 +288,11 @@ func (s *jobs) returned(j *job) (left bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j.done, j.doneAt = true, time.Now()
+	if j.slotted {
+		s.pace.n++
+		s.kindOf(j.entry).took(j.doneAt.Sub(j.began))
+		s.vacate(j)
+	}
 	if j.left {
 		s.stuck--
 		if j.Suspect {
@@ -314,6 +333,7 @@ func (s *jobs) leave(j *job) bool {
 // stray counts a handler without a slot until it returns.
 func (s *jobs) stray(j *job) {
 	j.left = true
+	s.vacate(j)
 	s.stuck++
 	if j.Suspect {
 		s.strays++
@@ -342,4 +362,8 @@ func (s *jobs) endLocked(j *job, cause error) {
 		j.ended = time.Now()
 	}
 	j.cancel(cause)
+	if j.stage != inSlot { // it has not begun
+		s.withdrawLocked(j)
+		s.drop(j)
+	}
 }

@@ -16,19 +16,24 @@ const (
 	// gather is how long a poll waits for more slots to become free, so that many short runs do not cost one
 	// statement each.
 	gather = 5 * time.Millisecond
+	// lookAgain is how long a poll that waits for slots does not look at them again: many may become free meanwhile.
+	lookAgain = time.Millisecond
 )
 
 // poll leases due runs and starts their handlers until ctx ends.
 func (w *Worker) poll(ctx context.Context) {
-	poller := &leasing.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.steps(), SetAside: w.tellAside, Doubts: &w.doubts,
+	poller := &leasing.Poller{DB: w.db, Prefixes: w.config.Prefixes, Worker: w.name, Terms: w.terms, Steps: w.steps(), SetAside: w.tellAside, Doubts: &w.doubts, Paused: w.learnPauses,
 		NoBreaker: w.noBreaker, Open: w.outages.open, Outages: w.learnOutages}
 	failures := retries()
 	pause := firstPause
 	for w.awaitRoom(ctx) {
 		w.lastTurn.now()
-		free, suspects, held := w.jobs.room(w.config.Concurrency)
+		suspects, held := w.jobs.suspects()
+		free := w.jobs.space()
+		room := min(free.direct, w.config.Batch)
 		poller.Suspects = held
-		leases, wait, err := w.lease(ctx, poller, min(free, w.config.Batch), suspects)
+		poller.Ahead = leasing.Ahead{Runs: min(free.ahead, w.config.Batch-room), Bytes: free.bytes, Group: max(w.config.Concurrency/2, 1)}
+		leases, wait, err := w.lease(ctx, poller, room, suspects)
 		if ctx.Err() != nil && len(leases) == 0 {
 			return
 		}
@@ -39,9 +44,8 @@ func (w *Worker) poll(ctx context.Context) {
 			continue
 		}
 		failures.Reset()
-		for i := range leases {
-			w.start(&leases[i])
-		}
+		w.jobs.reserve(poller.Waiting())
+		w.start(leases)
 		if len(leases) > 0 {
 			pause = firstPause
 		}
@@ -54,7 +58,7 @@ func (w *Worker) poll(ctx context.Context) {
 		// The due runs may belong to types without room, or be suspects that wait for their turn. Then they can
 		// be leased as soon as a slot is free.
 		var freed <-chan struct{}
-		if held.Watched || w.config.Mux.limited() {
+		if held.Watched || room == 0 || w.config.Mux.limited() {
 			freed = w.jobs.freed
 		}
 		if w.idle(ctx, min(wait, pause), freed) {
@@ -100,16 +104,15 @@ func (w *Worker) lease(ctx context.Context, poller *leasing.Poller, n, suspects 
 // awaitRoom waits until some slots are free, and a moment longer until many are. It reports false once ctx has
 // ended.
 func (w *Worker) awaitRoom(ctx context.Context) bool {
-	many := min(w.config.Batch, max(w.config.Concurrency/4, 1))
 	var waited <-chan time.Time
 	for {
 		if ctx.Err() != nil {
 			return false
 		}
-		switch free, _, _ := w.jobs.room(w.config.Concurrency); {
-		case free >= many:
+		switch free := w.jobs.space(); {
+		case free.direct+free.ahead >= min(free.many, w.config.Batch):
 			return true
-		case free > 0 && waited == nil:
+		case free.direct+free.ahead > 0 && waited == nil:
 			waited = time.After(gather)
 		}
 		turn := time.After(time.Second) // so that watch sees the loop turn
@@ -119,6 +122,7 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 		case <-waited:
 			return true
 		case <-w.jobs.freed:
+			sleep(ctx, lookAgain)
 		case <-turn:
 			w.lastTurn.now()
 		}

@@ -42,9 +42,7 @@ func (w *Worker) reclaim(ctx context.Context) {
 				w.config.Observe.Reclaimed(again, len(exhausted))
 			}
 		}
-		for i := range exhausted {
-			w.start(&exhausted[i])
-		}
+		w.start(exhausted)
 		if again+len(exhausted) == reclaimBatch {
 			continue
 		}

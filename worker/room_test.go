@@ -11,7 +11,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// room reports the suspects that a worker holds: suspects whose handlers run, even when they are no longer watched
+// suspects reports the suspects that a worker holds: suspects whose handlers run, even when they are no longer watched
 // (suspectHold); handlers that still run although their leases are over; suspects at their last attempt; and a suspect
 // that must be alone. It does not report a run that is not a suspect, or one that is exhausted.
 func TestSuspectsHeld(t *testing.T) {
@@ -38,25 +38,25 @@ func TestSuspectsHeld(t *testing.T) {
 		{"no suspect", func(j *job) { j.Suspect = false }, leasing.Suspects{}, false, past},
 		{"exhausted", func(j *job) { j.Exhausted = true }, leasing.Suspects{}, false, past},
 	} {
-		s := &jobs{freed: make(chan struct{}, 1)}
+		s := withSlots(10)
 		j := held(c.change)
 		s.add(j)
 		j.received = c.received
-		_, _, got := s.room(10)
+		_, got := s.suspects()
 		if got.Running != c.want.Running || got.Watched != c.want.Watched || got.Alone != c.want.Alone || (len(got.Last) == 1 && got.Last[0].Token == j.Token) != c.last {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}
 
-	s := &jobs{freed: make(chan struct{}, 1)}
+	s := withSlots(10)
 	j := held(func(*job) {})
 	s.add(j)
 	s.leave(j)
-	if _, _, got := s.room(10); !got.Strays || got.Running || len(got.Last) > 0 {
+	if _, got := s.suspects(); !got.Strays || got.Running || len(got.Last) > 0 {
 		t.Errorf("a handler that goes on without its lease: %+v", got)
 	}
 	s.returned(j)
-	if _, _, got := s.room(10); got.Strays {
+	if _, got := s.suspects(); got.Strays {
 		t.Errorf("after it has returned: %+v", got)
 	}
 	again := held(func(n *job) { n.ID = j.ID })
@@ -64,10 +64,12 @@ func TestSuspectsHeld(t *testing.T) {
 	j.done, j.left = false, false
 	s.add(again)
 	s.remove(again)
-	if _, _, got := s.room(10); !got.Strays {
+	if _, got := s.suspects(); !got.Strays {
 		t.Error("the handler of an earlier lease of the same run is forgotten")
 	}
 }
+
+func withSlots(n int) *jobs { return &jobs{line: line{slots: n}, freed: make(chan struct{}, 1)} }
 
 // A worker that records outcomes too slowly leases no more runs of their types until it has caught up, and
 // continues with other types. Outcomes that wait for a locked row, or that are refused, stop no type.
@@ -88,13 +90,13 @@ func TestLateOutcomesStopTheirTypes(t *testing.T) {
 		{"the database has answered", slots / 2, func(j *job) { j.answered = true }, false},
 		{"they are unsettled", slots / 2, func(j *job) { j.unsettled = true }, false},
 	} {
-		s := &jobs{freed: make(chan struct{}, 1)}
+		s := withSlots(slots)
 		for range c.late {
 			j := &job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, entry: slow, done: true, doneAt: time.Now().Add(-30 * time.Second)}
 			c.change(j)
 			s.add(j)
 		}
-		if n, _, _ := s.room(slots); n == 0 {
+		if s.suspects(); s.space().direct == 0 {
 			t.Errorf("%s: there is no room for any run", c.name)
 		}
 		if s.isBehind(slow) != c.behind {
@@ -106,7 +108,7 @@ func TestLateOutcomesStopTheirTypes(t *testing.T) {
 		for _, j := range s.all() {
 			s.remove(j)
 		}
-		if s.room(slots); s.isBehind(slow) {
+		if s.suspects(); s.isBehind(slow) {
 			t.Errorf("%s: it has caught up, and still no more of the type may be leased", c.name)
 		}
 	}
@@ -118,11 +120,11 @@ func TestTermsWhileOutcomesAreLate(t *testing.T) {
 	for _, typ := range []string{"slow.a.v1", "other.a.v1"} {
 		Handle(mux, run.Task[struct{}](typ), func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }, Options{Concurrency: 50})
 	}
-	w := &Worker{config: Config{Mux: mux, Lease: time.Minute}, jobs: jobs{freed: make(chan struct{}, 1)}}
+	w := &Worker{config: Config{Mux: mux, Lease: time.Minute}, jobs: jobs{line: line{slots: 100}, freed: make(chan struct{}, 1)}}
 	for range 20 {
 		w.jobs.add(&job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New()}, Length: time.Minute}, entry: w.lookup("slow.a.v1"), done: true, doneAt: time.Now().Add(-30 * time.Second)})
 	}
-	w.jobs.room(100)
+	w.jobs.suspects()
 	if room := w.terms("slow.a.v1").Room; room != 0 {
 		t.Errorf("there is room for %d more, want none", room)
 	}

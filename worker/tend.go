@@ -20,12 +20,12 @@ const (
 
 // tend does what is to be done every second or so, until ctx ends. It makes runs that are set aside eligible
 // again, reads the policies, settles kept outcomes, reports statements that fail for every row, looks for
-// stalled types, and calls Tend of the hooks.
+// stalled types, removes old marks of leases ahead, and calls Tend of the hooks.
 func (w *Worker) tend(ctx context.Context) {
 	var kept sync.WaitGroup
 	defer kept.Wait()
 	kept.Go(func() { w.settleKept(ctx) })
-	looked := time.Now()
+	looked, forgot := time.Now(), time.Now()
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
 	for {
@@ -39,6 +39,10 @@ func (w *Worker) tend(ctx context.Context) {
 		if time.Since(looked) >= stalledEvery {
 			looked = time.Now()
 			duties = append(duties, w.lookForStalled, w.lookAtBacklog, w.countElsewhere)
+		}
+		if time.Since(forgot) >= forgetEvery {
+			forgot = time.Now()
+			duties = append(duties, func(ctx context.Context) error { return leasing.ForgetBegun(ctx, w.db) })
 		}
 		for _, h := range w.engine.hooks {
 			if h.Tend != nil {

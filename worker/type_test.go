@@ -139,8 +139,8 @@ func TestTypeOptions(t *testing.T) {
 	own := enqueue(t, pool, "test.own.v1", empty{})
 	<-started
 	r := read(t, pool, own)
-	if lease, limit := r.LeaseUntil.Sub(*r.StartedAt), r.DeadlineAt.Sub(*r.StartedAt); lease != time.Hour || limit != 2*time.Hour+time.Second {
-		t.Errorf("leased for %s, limited to %s; want 1h, and 2h with a second to report", lease, limit)
+	if lease, limit := r.LeaseUntil.Sub(*r.StartedAt), r.DeadlineAt.Sub(*r.StartedAt); lease != time.Hour || limit != 2*time.Hour+2*time.Second {
+		t.Errorf("leased for %s, limited to %s; want 1h, and 2h with a second to wait in line and a second to report", lease, limit)
 	}
 	unlimited := enqueue(t, pool, "test.unlimited.v1", empty{})
 	<-started

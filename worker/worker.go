@@ -41,6 +41,7 @@ type Worker struct {
 	doubts   leasing.Doubts
 	outages  outages
 	policies atomic.Pointer[lease.Policies] // as last read; nil before the first read
+	paused   atomic.Pointer[[]string]       // prefixes and types, by the last discovery; nil before the first
 	settles  chan *job                      // outcomes that may share a transaction
 	solos    chan *job                      // outcomes that must be settled alone
 	settling chan struct{}                  // holds a token while a batch is being settled
@@ -93,7 +94,7 @@ func New(config Config) (*Worker, error) {
 	w := &Worker{
 		config:   config,
 		name:     config.Name + "-" + strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
-		settles:  make(chan *job, config.Concurrency),
+		settles:  make(chan *job, 3*config.Concurrency+2*mostAhead), // holds all jobs of the worker
 		solos:    make(chan *job, config.Concurrency),
 		settling: make(chan struct{}, 1),
 		wake:     make(chan struct{}, 1),
@@ -107,7 +108,9 @@ func New(config Config) (*Worker, error) {
 		effectTimeout: effectTimeout,
 	}
 	w.hooked = make([]moment, len(w.engine.hooks))
+	w.jobs.slots = config.Concurrency
 	w.jobs.freed = make(chan struct{}, 1)
+	w.jobs.markable = make(chan struct{}, 1)
 	w.outages.heard = map[string]*heard{}
 	w.outages.some = make(chan struct{}, 1)
 	return w, nil
@@ -158,6 +161,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		keepers.Go(func() { w.settleBatches(keeping) })
 	}
 	keepers.Go(func() { w.settleSolos(keeping) })
+	keepers.Go(func() { w.mark(keeping) })
 	keepers.Go(func() { w.beat(keeping) })
 	keepers.Go(func() { w.watch(keeping, stopSeeking) })
 	keepers.Go(func() { w.report(keeping) })
@@ -175,6 +179,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	<-seeking.Done()
 	stopped := time.Now()
+	w.jobs.shut()
+	w.giveBack(w.jobs.withdraw(func(*job) bool { return true }))
 	seekers.Wait()
 
 	w.drain(max(w.config.ShutdownGrace-time.Since(stopped), 0))
@@ -244,13 +250,13 @@ func (w *Worker) announce() {
 // context then has time to report, and is not taken for one that died.
 const reportTime = time.Second
 
-// limit is the longest time that the job's handler may take; 0 means no limit.
-func (j *job) limit() time.Duration { return max(j.Timeout-reportTime, 0) }
+// limit is the longest time that the job's handler may take, from when it begins; 0 means no limit.
+func (j *job) limit() time.Duration { return max(j.Timeout-reportTime-longestWait, 0) }
 
 // terms returns the conditions under which runs of a type are leased next.
 func (w *Worker) terms(typ string) leasing.Terms {
-	t := leasing.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1}
 	e := w.lookup(typ)
+	t := leasing.Terms{Length: w.config.Lease, Timeout: max(w.config.Timeout, 0), Room: -1, Quick: w.jobs.isQuick(e)}
 	if w.jobs.isBehind(e) {
 		t.Room = 0
 	}
@@ -265,7 +271,7 @@ func (w *Worker) terms(typ string) leasing.Terms {
 		t.Timeout = max(e.options.Timeout, 0)
 	}
 	if t.Timeout > 0 {
-		t.Timeout += reportTime
+		t.Timeout += reportTime + longestWait
 	}
 	t.Limit = e.options.MaxAttempts
 	if e.options.Concurrency > 0 && t.Room < 0 {

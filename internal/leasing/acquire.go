@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/simple-workflow/simple-workflow/internal/column"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/internal/naming"
 )
@@ -30,6 +31,9 @@ func (p *Poller) discover(ctx context.Context) error {
 		return fmt.Errorf("look for due runs: %w", err)
 	}
 	p.paused = heads[0].Paused // there is at least one row
+	if p.Paused != nil {
+		p.Paused(p.paused)
+	}
 	if p.werePaused == nil {
 		p.werePaused = map[string]time.Time{}
 	}
@@ -100,15 +104,16 @@ const (
 	mostTried  = 2000
 )
 
-// take leases up to n runs from the chosen lanes, in the order of the lanes. due is how many runs were
+// take leases runs from the chosen lanes, in the order of the lanes, as many as a asks for. due is how many runs were
 // due. It may exceed the number of leases where lanes share their room, and for suspects.
 //
 // Runs that the database refuses to lease are set aside, which takes a quarter of a second at most. If the
 // rest of their lanes is refused too, it waits for the next call, and take leases from the other lanes. A
 // fault.Error means that no run can be leased.
-func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
-	n = p.most.Of(n)
-	leases, due, err = p.lease(ctx, chosen, n, suspects)
+func (p *Poller) take(ctx context.Context, chosen []request, a ask) (leases []Lease, due int, err error) {
+	n := p.most.Of(a.n + a.ahead)
+	a = a.upTo(n)
+	leases, due, err = p.lease(ctx, chosen, a)
 	if err == nil {
 		p.tried = 0
 		p.most.Through()
@@ -144,7 +149,7 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 		first := fault.Of(err)
 		return first != fault.None && (anyCode || first != fault.Again && first != fault.Anew)
 	}
-	leases, due, err = p.lease(ctx, chosen, n, suspects)
+	leases, due, err = p.lease(ctx, chosen, a)
 	if !refused(err) {
 		if err == nil {
 			p.reached(chosen, leases, n, due)
@@ -157,7 +162,7 @@ func (p *Poller) take(ctx context.Context, chosen []request, n, suspects int) (l
 	}
 	others := slices.DeleteFunc(slices.Clone(chosen), func(r request) bool { return types[r.typ] })
 	if len(others) > 0 {
-		leases, _, err = p.lease(ctx, others, n, suspects)
+		leases, _, err = p.lease(ctx, others, a)
 	}
 	if refused(err) {
 		return nil, n, nil // some were set aside: the caller continues at once
@@ -200,33 +205,27 @@ func (p *Poller) reached(chosen []request, leases []Lease, n, due int) {
 }
 
 // lease sends the statement that leases, for take.
-func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, err error) {
-	token, err := uuid.NewRandom()
+func (p *Poller) lease(ctx context.Context, chosen []request, a ask) (leases []Lease, due int, err error) {
+	tokens, err := p.tokens(a.ahead)
 	if err != nil {
-		return nil, 0, fmt.Errorf("draw a lease token: %w", err)
+		return nil, 0, err
 	}
 	sent := time.Now()
-	shared := slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < n })
-	args := slices.Concat(laneColumns(chosen, n), []any{p.Steps, suspects, n, shared, p.Suspects.Watched, p.alone, token, p.Worker}, termColumns(chosen))
-	function := "workflow_lease_v2"
-	if chosen[0].probe { // then all requests are probes of one type
-		function = "workflow_probe_v1"
-	}
-	rows, _ := p.DB.Query(ctx, `
-		SELECT * FROM `+function+`($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)`,
-		append(args, p.besideColumns()...)...)
+	statement, args := p.statement(chosen, a, tokens)
+	rows, _ := p.DB.Query(ctx, statement, args...)
+	var token [16]byte
 	var givenBack, follows bool
 	var enqueued pgtype.Timestamptz // pgtype costs less than pointers
 	var instance pgtype.UUID
 	var key, node pgtype.Text
-	scanner := scanLeases(&due, &givenBack, &follows, &enqueued, &instance, &key, &node)
+	scanner := scanLeases(&due, &token, &givenBack, &follows, &enqueued, &instance, &key, &node)
 	for rows.Next() {
 		l, err := scanner.scan(rows)
-		l.Alone, l.Follows, l.Enqueued = givenBack, follows, enqueued.Time
+		l.Token, l.Alone, l.Follows, l.Enqueued = token, givenBack, follows, enqueued.Time
 		l.Instance, l.BusinessKey, l.Node = instance.Bytes, key.String, node.String
 		if err != nil {
 			rows.Close()
-			p.Doubts.add(token, sent, longestOf(chosen)) // the runs are leased, but it is unknown which
+			p.Doubts.add(tokens, sent, longestOf(chosen)) // the runs are leased, but it is unknown which
 			return nil, 0, err
 		}
 		if leases == nil {
@@ -238,13 +237,35 @@ func (p *Poller) lease(ctx context.Context, chosen []request, n, suspects int) (
 		// A server whose commits wait for a standby answers a cancelled statement with success, though the commit may be
 		// lost if that server is.
 		if err == nil || lost(err) {
-			p.Doubts.add(token, sent, longestOf(chosen))
+			p.Doubts.add(tokens, sent, longestOf(chosen))
 		}
 		return nil, 0, fmt.Errorf("lease runs: %w", cmp.Or(err, ctx.Err()))
 	}
-	p.granted(leases, chosen, token, sent)
+	p.granted(leases, chosen, sent)
 	return leases, due, nil
 }
+
+// statement returns the statement that leases what a asks for, and its arguments.
+func (p *Poller) statement(chosen []request, a ask, tokens []uuid.UUID) (string, []any) {
+	if a.ahead > 0 {
+		return `
+			SELECT due, token, false, follows, created_at, instance, business_key, node, ` + leaseColumns + `
+			FROM workflow_lease_ahead_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`,
+			slices.Concat(placeColumns(chosen), []any{p.Steps, a.n + a.ahead, p.Ahead.Bytes, a.n, p.Ahead.Group, column.Of(tokens, func(t uuid.UUID) [16]byte { return t }), p.Worker}, termColumns(chosen))
+	}
+	function := "workflow_lease_v2"
+	if chosen[0].probe { // then all requests are probes of one type
+		function = "workflow_probe_v1"
+	}
+	shared := slices.ContainsFunc(chosen, func(r request) bool { return r.suspect || r.Room < a.n })
+	return `
+		SELECT due, $16::uuid, given_back, follows, created_at, instance, business_key, node, ` + leaseColumns + `
+		FROM ` + function + `($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)`,
+		slices.Concat(laneColumns(chosen, a.n), []any{p.Steps, a.suspects, a.n, shared, p.Suspects.Watched, p.alone, tokens[0], p.Worker}, termColumns(chosen), p.besideColumns())
+}
+
+// leaseColumns are the columns that a scanner reads.
+const leaseColumns = `id, type, attempt, max_attempts, lease_no, idempotency_key, tenant_id, metadata, started_at, payload, priority, postponed, suspect, exhausted, run_at, token_id`
 
 // longestOf returns the greatest length of the requested leases.
 func longestOf(chosen []request) (longest time.Duration) {
@@ -256,14 +277,14 @@ func longestOf(chosen []request) (longest time.Duration) {
 
 // granted adds the terms to leases, and sorts them by priority and due time. It also notes which kind of suspect was
 // leased.
-func (p *Poller) granted(leases []Lease, chosen []request, token uuid.UUID, sent time.Time) {
+func (p *Poller) granted(leases []Lease, chosen []request, sent time.Time) {
 	terms := make(map[string]Terms, len(chosen))
 	for _, r := range eachType(chosen) {
 		terms[r.typ] = r.Terms
 	}
 	for i := range leases {
 		l := &leases[i]
-		l.Token, l.Taken, l.Worker = token, sent, p.Worker
+		l.Taken, l.Worker = sent, p.Worker
 		l.Length, l.Timeout = terms[l.Type].Length, terms[l.Type].Timeout
 		last := l.Suspect && !l.Exhausted && (l.Attempt >= l.MaxAttempts || terms[l.Type].Limit > 0 && l.Attempt >= terms[l.Type].Limit)
 		if l.Suspect && !l.Exhausted {

@@ -98,7 +98,7 @@ func (p *Poller) probe(ctx context.Context, suspects int) ([]Lease, error) {
 		}
 		p.probed, p.outages[typ].probe = now, now.Add(probePause)
 		rand.Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
-		leases, _, err := p.take(ctx, chosen, 1, suspects)
+		leases, _, err := p.take(ctx, chosen, ask{n: 1, suspects: suspects})
 		if len(leases) > 0 {
 			p.outages[typ].probe = now.Add(probeEvery) // soon, because a run that is past its policy's deadline is no probe, and another probe is due
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/simple-workflow/simple-workflow/internal/column"
 	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -26,9 +27,9 @@ type Doubts struct {
 }
 
 type doubt struct {
-	token uuid.UUID
-	sent  time.Time
-	until time.Time // by when every lease of the request has expired
+	tokens []uuid.UUID
+	sent   time.Time
+	until  time.Time // by when every lease of the request has expired
 
 	// Guarded by Doubts.mu.
 	next time.Time // when to look for its leases
@@ -54,11 +55,11 @@ func lost(err error) bool {
 	return true
 }
 
-// add records a request for leases with this token. longest is the greatest length among them.
-func (d *Doubts) add(token uuid.UUID, sent time.Time, longest time.Duration) {
+// add records a request for leases with these tokens. longest is the greatest length among them.
+func (d *Doubts) add(tokens []uuid.UUID, sent time.Time, longest time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.all = append(d.all, &doubt{token: token, sent: sent, until: time.Now().Add(sure + longest)})
+	d.all = append(d.all, &doubt{tokens: tokens, sent: sent, until: time.Now().Add(sure + longest)})
 }
 
 // Left returns how many requests are still in doubt.
@@ -115,7 +116,7 @@ func (d *Doubts) Settle(ctx context.Context, db run.DB, worker string) error {
 // giveBack gives back the leases of a request. It returns how many it gave back, and how many were locked. One
 // statement grants all leases of a request, so if it finds any it has found all.
 func (d *doubt) giveBack(ctx context.Context, db run.DB, worker string) (given, locked int, err error) {
-	rows, _ := db.Query(ctx, `SELECT given, locked FROM workflow_give_back_v1($1, $2, $3)`, d.token, (time.Since(d.sent) + time.Hour).Seconds(), worker)
+	rows, _ := db.Query(ctx, `SELECT given, locked FROM workflow_give_back_v2($1, $2, $3)`, column.Of(d.tokens, func(t uuid.UUID) [16]byte { return t }), (time.Since(d.sent) + time.Hour).Seconds(), worker)
 	leases, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[struct{ Given, Locked int }])
 	if err != nil {
 		return 0, 0, fmt.Errorf("give back leases in doubt: %w", err)

@@ -35,6 +35,10 @@ type Lease struct {
 	runAt time.Time
 }
 
+// Ahead reports whether the run was leased ahead of its handler, which may begin only after Begin has said so. Such a
+// lease has a token of UUID version 8 (RFC 9562), and every other lease one of version 4, so that its row says it too.
+func (l *Lease) Ahead() bool { return l.Token.Version() == aheadVersion }
+
 // Waited returns how long the run was due before it was leased.
 func (l *Lease) Waited() time.Duration { return l.StartedAt.Sub(l.runAt) }
 
@@ -64,6 +68,7 @@ type Terms struct {
 	Limit   int           // a run has at most this many attempts, even if its max_attempts is higher; 0: max_attempts alone counts
 	Room    int           // how many more runs of the Group may be leased; negative: any number
 	Group   string        // types with the same Group share one Room
+	Quick   bool          // runs may be leased ahead of their handlers; ignored if Room is not negative
 
 	// Grace is how long runs are left to other workers. A run is leased only once it has been due for this long. After a
 	// pause of its type has ended, or its breaker has closed, it waits for this long again.

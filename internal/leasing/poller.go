@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -31,8 +32,11 @@ type Poller struct {
 
 	Suspects Suspects // what this process holds; the caller sets it before each Acquire
 
-	SetAside func([]Aside) // called with the runs that were set aside; may be nil
-	Doubts   *Doubts       // requests whose answers were lost; nil: the Poller makes its own
+	Ahead Ahead // how many more runs of quick types may be leased; the caller sets it before each Acquire
+
+	SetAside func([]Aside)  // called with the runs that were set aside; may be nil
+	Paused   func([]string) // called by each discovery with the prefixes and types that are paused; may be nil
+	Doubts   *Doubts        // requests whose answers were lost; nil: the Poller makes its own
 
 	// NoBreaker reports whether to ignore the breaker of a type. It may be nil.
 	NoBreaker func(typ string) bool
@@ -55,6 +59,7 @@ type Poller struct {
 	hurry      bool         // try the known lanes before discovery
 	discovery  budget
 	busy       bool      // the last poll leased as many runs as were asked for
+	waits      bool      // the last discovery found due runs that may not be leased ahead
 	alone      bool      // the suspect leased last was at its last attempt, so the others go first now
 	kept       time.Time // when this process last held a suspect that is kept alone
 	waiting    time.Time // until when no suspect is leased, because none of the due ones could be
@@ -127,7 +132,8 @@ func spent(start time.Time) budget {
 // Never is the wait that Acquire returns when it knows of no run that will become due.
 const Never = time.Duration(1<<63 - 1)
 
-// Acquire leases up to n due runs, at most suspects of them suspect.
+// Acquire leases up to n due runs, at most suspects of them suspect, and up to Ahead.Runs further ones ahead of their
+// handlers.
 //
 // Runs are leased by priority, then by the time they became due. Among lanes of equal priority, the lane with the
 // oldest due run is emptied first. Acquire looks in the lanes that it knows. It finds new lanes by discovery, which it
@@ -163,20 +169,25 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 		}
 		wait = Never
 	}
-	if leases, err = p.probe(ctx, suspects); err != nil || len(leases) > 0 {
-		return leases, 0, err
+	if n > 0 {
+		if leases, err = p.probe(ctx, suspects); err != nil || len(leases) > 0 {
+			return leases, 0, err
+		}
 	}
-	chosen := p.choose(n, suspects, discovered)
+	chosen := p.choose(n+p.Ahead.Runs, suspects, discovered)
+	if discovered {
+		p.waits = slices.ContainsFunc(chosen, func(r request) bool { return !r.isQuick() })
+	}
 	p.busy = false
 	if len(chosen) == 0 {
 		return nil, min(wait, p.nextDue()), nil
 	}
-	leases, due, err := p.take(ctx, chosen, n, suspects)
+	leases, due, full, err := p.fill(ctx, chosen, n, suspects)
 	if err != nil {
 		return nil, 0, err
 	}
 	p.remember(leases)
-	p.busy = due == n
+	p.busy = full
 	switch {
 	case due > 0 && len(leases) == 0: // due suspects wait for those that are watched, and must not keep other runs from being found
 		p.busy, p.waiting = false, time.Now().Add(watchPause)
@@ -207,11 +218,11 @@ func (p *Poller) hurried(ctx context.Context, n, suspects int) ([]Lease, error) 
 		return nil, nil
 	}
 	p.hurry = false
-	chosen := p.choose(n, suspects, false)
+	chosen := p.choose(n+p.Ahead.Runs, suspects, false)
 	if len(chosen) == 0 {
 		return nil, nil
 	}
-	leases, _, err := p.take(ctx, chosen, n, suspects)
+	leases, _, _, err := p.fill(ctx, chosen, n, suspects)
 	if err != nil || len(leases) > 0 {
 		p.remember(leases)
 	}

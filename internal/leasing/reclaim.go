@@ -100,7 +100,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, n int) (again int, exhausted []
 	}
 	if err != nil {
 		if lost(err) {
-			r.Doubts.add(token, start, r.Length)
+			r.Doubts.add([]uuid.UUID{token}, start, r.Length)
 		}
 		return 0, nil, fmt.Errorf("take back expired leases: %w", err)
 	}

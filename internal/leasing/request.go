@@ -27,6 +27,7 @@ func (p *Poller) choose(n, suspects int, discovered bool) []request {
 			continue
 		}
 		r := request{lane: l, Terms: p.Terms(l.typ), from: at}
+		r.Quick = r.Quick && r.Room < 0
 		if p.inGrace(l.typ, r.Grace) {
 			continue
 		}
@@ -57,13 +58,7 @@ func compareBool(a, b bool) int {
 // laneColumns returns the lanes as arguments of the statement that leases up to n runs. A group is passed
 // only with a room below n: otherwise its lanes cannot exceed their room.
 func laneColumns(chosen []request, n int) []any {
-	return []any{
-		column.Of(chosen, func(r request) bool { return r.suspect }),
-		column.Of(chosen, func(r request) string { return r.typ }),
-		column.Of(chosen, func(r request) int { return r.priority }),
-		column.Of(chosen, func(r request) time.Time { return r.from.runAt }),
-		column.Of(chosen, func(r request) [16]byte { return r.from.id }),
-		column.Of(chosen, func(r request) float64 { return r.Grace.Seconds() }),
+	return append(append([]any{column.Of(chosen, func(r request) bool { return r.suspect })}, placeColumns(chosen)...),
 		column.Of(chosen, func(r request) int { return r.Room }),
 		column.Of(chosen, func(r request) *string {
 			if r.Room < n {
@@ -76,7 +71,17 @@ func laneColumns(chosen []request, n int) []any {
 				return nil
 			}
 			return &r.Limit
-		}),
+		}))
+}
+
+// placeColumns returns where the lanes are and begin, as arguments of the statements that lease.
+func placeColumns(chosen []request) []any {
+	return []any{
+		column.Of(chosen, func(r request) string { return r.typ }),
+		column.Of(chosen, func(r request) int { return r.priority }),
+		column.Of(chosen, func(r request) time.Time { return r.from.runAt }),
+		column.Of(chosen, func(r request) [16]byte { return r.from.id }),
+		column.Of(chosen, func(r request) float64 { return r.Grace.Seconds() }),
 	}
 }
 

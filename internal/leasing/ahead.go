@@ -1,0 +1,133 @@
+package leasing
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/column"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// Ahead says how many runs of quick types an Acquire may lease ahead of their handlers, beyond those that it leases to be
+// begun at once. The zero value means none.
+type Ahead struct {
+	Runs  int // at most
+	Bytes int // of payload, as the database stores it, at most
+	Group int // how many of them share a token, and are begun by one mark; at least 1
+}
+
+const (
+	aheadVersion  uuid.Version = 8
+	directVersion uuid.Version = 4
+)
+
+// newToken draws a lease token of a version.
+func newToken(version uuid.Version) (token uuid.UUID, err error) {
+	if _, err := rand.Read(token[:]); err != nil {
+		return uuid.UUID{}, fmt.Errorf("draw a lease token: %w", err)
+	}
+	token[6] = token[6]&0x0f | byte(version)<<4
+	token[8] = token[8]&0x3f | 0x80 // the variant of RFC 9562
+	return token, nil
+}
+
+// tokens draws the tokens of one request: first that of the runs to be begun at once, then one for each group of those
+// leased ahead.
+func (p *Poller) tokens(ahead int) (tokens []uuid.UUID, err error) {
+	groups := 0
+	if ahead > 0 {
+		groups = (ahead + p.Ahead.Group - 1) / p.Ahead.Group
+	}
+	for version := directVersion; len(tokens) <= groups; version = aheadVersion {
+		token, err := newToken(version)
+		if err != nil {
+			return nil, err
+		}
+		tokens = append(tokens, token)
+	}
+	return tokens, nil
+}
+
+// isQuick reports whether runs of the lane may be leased ahead of their handlers.
+func (r request) isQuick() bool { return r.Quick && !r.suspect && !r.probe }
+
+// fill leases up to n runs from the chosen lanes, and up to Ahead.Runs more from the lanes of quick types. full reports
+// whether more may be due. due is that of take.
+//
+// Runs of other types, and suspects, are leased by a statement of their own, because they must have a slot.
+func (p *Poller) fill(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, full bool, err error) {
+	var quick []request
+	if p.Ahead.Runs > 0 {
+		for _, r := range chosen {
+			if r.isQuick() {
+				quick = append(quick, r)
+			}
+		}
+	}
+	switch {
+	case len(quick) == 0 && n == 0:
+		return nil, 0, false, nil
+	case len(quick) == len(chosen):
+		leases, due, err = p.take(ctx, chosen, ask{n: n, ahead: p.Ahead.Runs})
+		return leases, due, due == n+p.Ahead.Runs || due > len(leases), err
+	case n > 0:
+		leases, due, err = p.take(ctx, chosen, ask{n: n, suspects: suspects})
+		if full = due == n; err != nil || !full || len(quick) == 0 {
+			return leases, due, full, err
+		}
+	}
+	more, further, err := p.take(ctx, quick, ask{ahead: p.Ahead.Runs})
+	if err != nil && len(leases) > 0 {
+		return leases, due, full, nil // what is leased must not be lost
+	}
+	return append(leases, more...), due + further, true, err
+}
+
+// An ask is how many runs one statement may lease.
+type ask struct {
+	n        int // to be begun at once
+	suspects int // of these, at most
+	ahead    int // further ones, ahead of their handlers; then the lanes are all of quick types
+}
+
+// upTo returns a with at most most runs in all.
+func (a ask) upTo(most int) ask {
+	a.n = min(a.n, most)
+	a.ahead = min(a.ahead, most-a.n)
+	return a
+}
+
+// Begin asks whether the handlers of groups of runs that were leased ahead may begin, and stores that they may. Each group is
+// named by its token and one run that should still be leased with it. begun has the tokens of the groups that may begin.
+// The other groups were taken back, or the named run has ended; none of their runs may begin. After an error it may be
+// called again.
+//
+// A crash of the worker is charged to every run of a group from the moment that this is stored.
+func Begin(ctx context.Context, db run.DB, tokens, runs []uuid.UUID) (begun map[uuid.UUID]bool, err error) {
+	array := func(ids []uuid.UUID) [][16]byte { return column.Of(ids, func(id uuid.UUID) [16]byte { return id }) }
+	rows, _ := db.Query(ctx, `SELECT token FROM workflow_begin_v1($1, $2) WHERE begun`, array(tokens), array(runs))
+	may, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("begin %d groups of runs: %w", len(tokens), err)
+	}
+	begun = make(map[uuid.UUID]bool, len(may))
+	for _, token := range may {
+		begun[token] = true
+	}
+	return begun, nil
+}
+
+// ForgetBegun removes what Begin has stored for leases that have ended, once it is a minute old.
+func ForgetBegun(ctx context.Context, db run.DB) error {
+	if _, err := db.Exec(ctx, `SELECT workflow_forget_begun_v1()`); err != nil {
+		return fmt.Errorf("remove marks of leases that have ended: %w", err)
+	}
+	return nil
+}
+
+// Waiting reports whether, by the last discovery, runs are due that must have a slot: those of types that are not
+// quick, and suspects.
+func (p *Poller) Waiting() bool { return p.waits }

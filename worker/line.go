@@ -1,0 +1,381 @@
+package worker
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// A slot is a handler that runs, and a worker has Config.Concurrency of them. It holds more leases than that, so that no
+// slot is empty during the next poll. These wait in line:
+//
+//	leased ahead ──ask──▶ asked ──answered──▶ ready ──take──▶ in a slot
+//	leased to begin at once ───────────────────▲
+//
+// If the process dies, a run that is asked or ready is charged an attempt although it has not begun. There are never more
+// of these than slots. A run that is leased ahead is not charged, see leasing.Begin.
+const (
+	// horizon is for how much time a worker leases ahead, at the rate at which its handlers return. It covers a poll and
+	// a settle. Runs of types whose handlers take longer on average are not leased ahead.
+	horizon = 50 * time.Millisecond
+	// longestWait is how long a run may wait in line. Then it is given back, because another worker may have a slot.
+	longestWait = time.Second
+	// mostAhead and mostBytes bound the runs in line, and the payloads that the next poll may lease ahead.
+	mostAhead = 3000
+	mostBytes = 16 << 20
+	// enoughCalls is how many handlers of a type must have returned before it may count as quick.
+	enoughCalls = 10
+)
+
+// A stage says where in the line a job is.
+type stage byte
+
+const (
+	inSlot stage = iota // or past it, or it needs none
+	leasedAhead
+	asked
+	ready
+)
+
+// line is who waits for a slot, and who has one. It is part of jobs, and guarded by its mu.
+type line struct {
+	slots    int
+	reserved int    // slots that are left to runs that may not be leased ahead
+	working  []*job // have a slot
+	waiting  int    // how many are leasedAhead
+	charged  int    // how many are asked or ready
+	bytes    int    // of the payloads of both
+	groups   []*group
+	ready    queue
+	entered  int
+	closed   bool // nothing begins any more
+	pace     pace
+	markable chan struct{} // signalled when there may be a group to ask for
+}
+
+// A group is the runs that one poll has leased ahead with the same token.
+type group struct {
+	token    uuid.UUID
+	priority int // the highest
+	jobs     []*job
+}
+
+// enter adds the jobs of one poll, the highest priority first. It returns those that may not begin, because the worker
+// stops.
+func (s *jobs) enter(all []*job) (late []*job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var g *group
+	for _, j := range all {
+		s.addLocked(j)
+		switch {
+		case s.closed:
+			j.done = true
+			late = append(late, j)
+		case !j.Ahead():
+			s.move(j, ready)
+		default:
+			if g = s.groupOf(j, g); g.jobs == nil {
+				s.groups = append(s.groups, g)
+			}
+			g.jobs = append(g.jobs, j)
+			s.move(j, leasedAhead)
+		}
+	}
+	s.signalMarkable()
+	return late
+}
+
+// groupOf returns the group of a job. It is last, if that has the job's token.
+func (s *jobs) groupOf(j *job, last *group) *group {
+	if last != nil && last.token == j.Token {
+		return last
+	}
+	for _, g := range s.groups {
+		if g.token == j.Token {
+			return g
+		}
+	}
+	return &group{token: j.Token, priority: j.Priority}
+}
+
+// move notes that a job is at another stage.
+func (s *jobs) move(j *job, to stage) {
+	count := func(at stage, n int) {
+		switch at {
+		case leasedAhead:
+			s.waiting += n
+		case asked, ready:
+			s.charged += n
+		}
+		if at != inSlot {
+			s.bytes += n * len(j.Payload)
+		}
+	}
+	count(j.stage, -1)
+	count(to, 1)
+	j.stage = to
+	if to == ready {
+		s.entered++
+		heap.Push(&s.ready, queued{j, s.entered})
+	}
+}
+
+// ask returns the groups whose runs may be begun next, those of the highest priority first. Their runs count as charged from
+// now on. The caller asks leasing.Begin, and calls answered.
+func (s *jobs) ask() (asking []*group) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for room := s.slots - s.reserved - s.charged; !s.closed && len(s.groups) > 0; {
+		best := 0
+		for i, g := range s.groups {
+			if g.priority > s.groups[best].priority {
+				best = i
+			}
+		}
+		g := s.groups[best]
+		g.jobs = slices.DeleteFunc(g.jobs, func(j *job) bool { return j.stage != leasedAhead })
+		if len(g.jobs) > room {
+			break
+		}
+		s.groups = slices.Delete(s.groups, best, best+1)
+		if len(g.jobs) == 0 {
+			continue
+		}
+		room -= len(g.jobs)
+		for _, j := range g.jobs {
+			s.move(j, asked)
+		}
+		asking = append(asking, g)
+	}
+	return asking
+}
+
+// answered makes the runs of the groups that may begin ready. It returns the jobs of the other groups, which must be given back.
+func (s *jobs) answered(groups []*group, begun map[uuid.UUID]bool) (refused []*job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range groups {
+		for _, j := range g.jobs {
+			switch {
+			case j.stage != asked: // withdrawn meanwhile
+			case begun[g.token]:
+				s.move(j, ready)
+			default:
+				s.withdrawLocked(j)
+				refused = append(refused, j)
+			}
+		}
+	}
+	return refused
+}
+
+// oneOf returns a run of an asked group that should still be leased; nil: there is none.
+func (s *jobs) oneOf(g *group) uuid.UUID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, j := range g.jobs {
+		if j.stage == asked {
+			return j.ID
+		}
+	}
+	return uuid.Nil
+}
+
+// take returns the next job that may begin, and gives it a slot. It returns nil if there is no such job or no slot.
+func (s *jobs) take() *job {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || len(s.working) >= s.slots {
+		return nil
+	}
+	for len(s.ready) > 0 {
+		j := heap.Pop(&s.ready).(queued).job
+		if j.stage != ready { // withdrawn
+			continue
+		}
+		s.move(j, inSlot)
+		j.slotted, j.place, j.began = true, len(s.working), time.Now()
+		s.working = append(s.working, j)
+		s.signalMarkable()
+		return j
+	}
+	return nil
+}
+
+// vacate takes the slot from a job, if it has one.
+func (s *jobs) vacate(j *job) {
+	if !j.slotted {
+		return
+	}
+	j.slotted = false
+	last := s.working[len(s.working)-1]
+	s.working[j.place], last.place = last, j.place
+	s.working = s.working[:len(s.working)-1]
+	s.signal()
+	s.signalMarkable()
+}
+
+// withdraw takes jobs out of the line for which out reports true, and returns them. They must be given back.
+func (s *jobs) withdraw(out func(*job) bool) (all []*job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting+s.charged == 0 {
+		return nil
+	}
+	for _, j := range s.byID {
+		if j.stage != inSlot && out(j) {
+			s.withdrawLocked(j)
+			all = append(all, j)
+		}
+	}
+	return all
+}
+
+func (s *jobs) withdrawLocked(j *job) {
+	s.move(j, inSlot)
+	j.done = true
+	s.signalMarkable()
+}
+
+// shut lets nothing begin any more.
+func (s *jobs) shut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+}
+
+// reserve says whether runs that may not be leased ahead are due, so that slots are left to them.
+func (s *jobs) reserve(some bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reserved = 0; some {
+		s.reserved = s.slots / 2
+	}
+}
+
+// A space is how many runs the next poll may lease.
+type space struct {
+	direct int // to begin at once
+	ahead  int // ahead of their handlers
+	bytes  int // of payload of those ahead
+	many   int // how many are worth a poll
+}
+
+// space returns how many runs may be leased.
+//
+// A slot with a handler of a quick type counts as free: it will be, when the answer to a poll has come. Outcomes that
+// are not recorded yet need no slot, but beyond a horizon's worth of them, and beyond as many as there are slots, each
+// takes one.
+func (s *jobs) space() space {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.spaceLocked()
+}
+
+func (s *jobs) spaceLocked() space {
+	now := time.Now()
+	limit := min(int(s.pace.rate(now)*horizon.Seconds()), mostAhead)
+	outcomes := len(s.byID) - len(s.working) - s.waiting - s.charged - min(s.parked, s.slots)
+	tooMany := max(outcomes-max(s.slots, limit), 0)
+	taken := s.charged + tooMany
+	for _, j := range s.working {
+		if !s.isQuickLocked(j.entry) || now.Sub(j.began) > horizon {
+			taken++
+		}
+	}
+	free := space{direct: max(s.slots-taken, 0), bytes: max(mostBytes-s.bytes, 0), many: max((s.slots+limit)/4, 1)}
+	if !s.closed && tooMany == 0 && free.bytes > 0 {
+		free.ahead = max(limit-s.waiting-s.charged, 0)
+	}
+	return free
+}
+
+func (s *jobs) signalMarkable() {
+	if len(s.groups) == 0 {
+		return
+	}
+	select {
+	case s.markable <- struct{}{}:
+	default:
+	}
+}
+
+// A kind is what is known of the runs of an entry.
+type kind struct {
+	held  int           // leases
+	calls int           // handlers that have returned, up to enoughCalls
+	mean  time.Duration // of what they took, recent ones more
+}
+
+func (k *kind) took(d time.Duration) {
+	if k.calls == 0 {
+		k.mean = d
+	}
+	k.calls = min(k.calls+1, enoughCalls)
+	k.mean += (d - k.mean) / 32
+}
+
+// kindOf returns what is known of an entry.
+func (s *jobs) kindOf(e *entry) *kind {
+	k := s.kinds[e]
+	if k == nil {
+		k = &kind{}
+		s.kinds[e] = k
+	}
+	return k
+}
+
+// isQuick reports whether handlers of an entry return within the horizon.
+func (s *jobs) isQuick(e *entry) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.isQuickLocked(e)
+}
+
+func (s *jobs) isQuickLocked(e *entry) bool {
+	k := s.kinds[e]
+	return e != nil && k != nil && k.calls == enoughCalls && k.mean <= horizon
+}
+
+// pace measures how many handlers return in a second.
+type pace struct {
+	since        time.Time
+	n            int
+	last, before float64
+}
+
+// paceSpan is over which time is counted.
+const paceSpan = 25 * time.Millisecond
+
+// rate returns the greater of the last two measurements.
+func (p *pace) rate(now time.Time) float64 {
+	if d := now.Sub(p.since); d >= paceSpan {
+		p.before, p.last = p.last, float64(p.n)/d.Seconds()
+		p.since, p.n = now, 0
+	}
+	return max(p.last, p.before)
+}
+
+// A queue is the jobs that may begin, by priority and then in the order in which they came.
+type queue []queued
+
+type queued struct {
+	job   *job
+	order int
+}
+
+func (q queue) Len() int { return len(q) }
+func (q queue) Less(a, b int) bool {
+	return cmp.Or(cmp.Compare(q[b].job.Priority, q[a].job.Priority), cmp.Compare(q[a].order, q[b].order)) < 0
+}
+func (q queue) Swap(a, b int) { q[a], q[b] = q[b], q[a] }
+func (q *queue) Push(one any) { *q = append(*q, one.(queued)) }
+func (q *queue) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
+}
