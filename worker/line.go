@@ -257,6 +257,13 @@ func (s *jobs) reserve(some bool) {
 	}
 }
 
+// haveMore reports whether runs that are leased ahead wait in line.
+func (s *jobs) haveMore() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting > 0
+}
+
 // A space is how many runs the next poll may lease.
 type space struct {
 	direct int // to begin at once

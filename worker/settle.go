@@ -21,6 +21,7 @@ import (
 const (
 	batchSettlers  = 2                     // goroutines that settle many outcomes at a time
 	settlePatience = 20 * time.Millisecond // how long one of them waits for the other
+	settleGather   = 10 * time.Millisecond // how long a batch waits for more outcomes while runs that are leased ahead wait for slots
 	settleBytes    = 4 << 20               // a batch with this many bytes of results is full, so that it can be settled within settleTimeout
 	soloSettlers   = 4                     // outcomes settled alone at the same time
 	soloLookers    = 2                     // checks at the same time whether a row is locked
@@ -55,6 +56,7 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 	patience := time.NewTimer(settlePatience)
 	defer patience.Stop()
 	more := w.settles
+	var enough <-chan time.Time
 	for {
 		if len(batch) == w.config.Batch || size >= settleBytes {
 			more = nil // a nil channel is never ready
@@ -65,8 +67,20 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 			continue
 		default:
 		}
-		if turn {
+		if turn && (more == nil || len(batch) >= w.config.Batch/2 || !w.jobs.haveMore()) {
 			return batch, true
+		}
+		if turn {
+			if enough == nil {
+				enough = time.After(settleGather)
+			}
+			select {
+			case j := <-more:
+				batch, size = append(batch, j), size+len(j.outcome.Result)
+				continue
+			case <-enough:
+				return batch, true
+			}
 		}
 		select {
 		case j := <-more:
