@@ -27,7 +27,7 @@ type deaf struct {
 }
 
 func (d *deaf) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if d.mode == "" || !strings.Contains(sql, "workflow_lease_v2(") {
+	if d.mode == "" || !strings.Contains(sql, "workflow_lease_") {
 		return d.DB.Query(ctx, sql, args...)
 	}
 	execute := func(db run.DB) error {

@@ -47,8 +47,8 @@ type hot struct {
 	statement
 }
 
-// hotStatements returns the statements of discover, take, take without discovery, extend, settle, reclaim and give
-// back.
+// hotStatements returns the statements of discover, take, take without discovery, take ahead, begin, extend, settle,
+// reclaim and give back.
 func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 	t.Helper()
 	var leases []leasing.Lease
@@ -58,6 +58,9 @@ func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 		leases = acquire(t, p, n)
 		p.DontDiscover()
 		acquire(t, p, n)
+		p.Terms, p.Ahead = quick, leasing.Ahead{Runs: n - 10, Bytes: 1 << 20, Group: 10}
+		mayBegin(t, db, acquire(t, p, 10)[10:]...)
+		p.Terms, p.Ahead = unlimited, leasing.Ahead{}
 		extend(t, db, held(leases, time.Hour))
 		outcomes := make([]settling.Outcome, n)
 		for i, l := range leases {
@@ -68,7 +71,7 @@ func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 		}
 		reclaim(t, r, n)
 	})
-	if len(leases) != n || len(sent) != 6 {
+	if len(leases) != n || len(sent) != 8 {
 		t.Fatalf("%d leases, %d statements", len(leases), len(sent))
 	}
 	d := &deaf{}
@@ -77,8 +80,8 @@ func hotStatements(t *testing.T, pool *pgxpool.Pool, n int) []hot {
 		lose(t, p, d, "lost")
 		acquire(t, p, n)
 	})
-	return []hot{{"discover", sent[0]}, {"take", sent[1]}, {"take on", sent[2]}, {"extend", sent[3]}, {"settle", sent[4]},
-		{"reclaim", sent[5]}, {"give back", back[2]}}
+	return []hot{{"discover", sent[0]}, {"take", sent[1]}, {"take on", sent[2]}, {"take ahead", sent[3]},
+		{"begin", sent[4]}, {"extend", sent[5]}, {"settle", sent[6]}, {"reclaim", sent[7]}, {"give back", back[2]}}
 }
 
 // The hot statements have the same plans, and touch no more buffers, whatever else is in the table, whatever its
