@@ -122,7 +122,7 @@ COMMENT ON FUNCTION workflow_lease_ahead_v1(text[], integer[], timestamptz[], uu
 -- row was removed since, must not be taken for one of which nothing was decided: so a run has to be leased with the token.
 CREATE FUNCTION workflow_begin_v1(tokens uuid[], runs uuid[]) RETURNS TABLE (token uuid, begun boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $fn$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET jit = off AS $fn$
 #variable_conflict use_column
 DECLARE
     bound  text[] := workflow_bound_prefixes();
@@ -131,8 +131,8 @@ BEGIN
     RETURN QUERY
     INSERT INTO workflow_begun AS b (token, begun)
     SELECT t.token, true
-    FROM unnest(tokens, runs) AS t (token, run)
-    WHERE EXISTS (SELECT FROM workflow_run w WHERE w.id = t.run AND w.lease_token = t.token AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound)))
+    FROM unnest(tokens, runs) AS t (token, run) JOIN workflow_run w ON w.id = t.run AND w.lease_token = t.token
+    WHERE w.id = ANY (runs) AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound))
     ORDER BY t.token
     ON CONFLICT (token) DO UPDATE SET token = excluded.token
     RETURNING b.token, b.begun;

@@ -49,13 +49,14 @@ func (r *Replay) lease(e Event) {
 		h.known = e.At.Add(-underWay)
 	}
 	if ended || e.Op == "keep" {
-		h.kept, h.uncharged = e.Op == "keep", h.uncharged || e.Op == "give back"
+		unbegun := e.Op == "take back" && e.Became.Attempt < e.Was.Attempt && e.Was.isAhead()
+		h.kept, h.uncharged = e.Op == "keep", h.uncharged || e.Op == "give back" || unbegun
 		r.ended(e.At)
 	}
 	switch { // while it is a suspect
 	case !e.Became.Suspect:
 		r.run.spared = false
-	case e.Op == "take back" && e.Became.Attempt < e.Was.Attempt:
+	case e.Op == "take back" && e.Became.Attempt < e.Was.Attempt && e.Was.Suspect:
 		r.run.spared = true
 	}
 	if began {
@@ -96,7 +97,7 @@ func (r *Replay) Verdicts() Verdicts {
 	for _, worker := range slices.Sorted(maps.Keys(r.workers)) {
 		leases := r.workers[worker]
 		slices.SortFunc(leases, func(a, b interval) int { return a.from.Compare(b.from) })
-		if r.Slots > 0 {
+		if r.Most > 0 {
 			r.tooMany(worker, leases)
 		}
 		if r.Watch > 0 {
@@ -107,8 +108,8 @@ func (r *Replay) Verdicts() Verdicts {
 	return r.verdict
 }
 
-// tooMany finds the first moment when a worker held more leases than it has slots, or more than twice as many while
-// settling failed. A lease counts from its start to the last time that the worker used it: when an answer was lost or
+// tooMany finds the first moment when a worker held more leases than it may, or more than twice as many while settling
+// failed. A lease counts from its start to the last time that the worker used it: when an answer was lost or
 // a lease was given up, the database does not know.
 func (r *Replay) tooMany(worker string, leases []interval) {
 	leases = slices.DeleteFunc(slices.Clone(leases), func(l interval) bool { return !l.known.After(l.from) })
@@ -122,9 +123,9 @@ func (r *Replay) tooMany(worker string, leases []interval) {
 		for !ends[over].After(l.from) {
 			over++
 		}
-		if held := i + 1 - over; held > r.Slots && (held > 2*r.Slots || !r.failing(leases, l.from)) {
+		if held := i + 1 - over; held > r.Most && (held > 2*r.Most || !r.failing(leases, l.from)) {
 			first := slices.IndexFunc(leases, func(other interval) bool { return other.known.After(l.from) }) // of the leases held then, the oldest one
-			r.refuse(Crowded, l.run, fmt.Sprintf("with it %s held %d leases, and has %d slots; that of run %s for %s, and for %s more", worker, held, r.Slots,
+			r.refuse(Crowded, l.run, fmt.Sprintf("with it %s held %d leases, and may hold %d; that of run %s for %s, and for %s more", worker, held, r.Most,
 				leases[first].run, l.from.Sub(leases[first].from), leases[first].known.Sub(l.from)))
 			return
 		}

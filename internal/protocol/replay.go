@@ -15,7 +15,7 @@ const hiddenSteps = 3
 
 // A Replay reads a trace, run by run, and checks it against model A. Its zero value is ready for use.
 type Replay struct {
-	Slots int           // the most leases that a worker may hold at once; 0: not checked
+	Most  int           // the most leases that a worker may hold at once; 0: not checked
 	Watch time.Duration // how long a suspect at its last attempt has to be alone at least; 0: not checked
 	// LeaveOut reports whether a run was changed where the trace does not look. Such runs are only counted. Nil:
 	// none.
@@ -52,7 +52,7 @@ type Kind byte
 // The kinds of violations.
 const (
 	Step     Kind = iota // a change that is no step of the model
-	Crowded              // a worker held more leases than it has slots
+	Crowded              // a worker held more leases than it may
 	Together             // suspects were leased together that must not be
 )
 
@@ -67,6 +67,7 @@ type replayed struct {
 	leaves bool                 // it is left out
 	over   bool                 // its history was refused: the rest is skipped
 	kept   uint16               // the lease under which an outcome is kept; 0: none
+	begun  uuid.UUID            // the token of the lease ahead that may begin
 	keeps  Verdict
 	spared bool     // it is a suspect whose last attempt was given back
 	held   interval // its current lease
@@ -90,7 +91,7 @@ func (r *Replay) Add(e Event) {
 		}
 	}
 	run := r.run
-	if e.ofKept() && len(run.events) > 0 { // the event does not change the run
+	if (e.ofKept() || e.Op == "begin") && len(run.events) > 0 { // the event does not change the run
 		e.Was = run.events[len(run.events)-1].Became
 		e.Became, e.Over = e.Was, !e.Was.LeaseUntil.IsZero() && e.Was.LeaseUntil.Before(e.At)
 	}
@@ -134,6 +135,10 @@ func (r *Replay) follow(run *replayed, e Event) string {
 	if last := run.events[len(run.events)-1].Became; !e.Was.same(last) {
 		return fmt.Sprintf("before the %s it is not as it was left, but %s: something changed it where the trace does not look", e.Op, e.Was)
 	}
+	if e.Op == "begin" {
+		run.begun = e.Kept
+		return ""
+	}
 	if problem := run.keep(e); problem != "" {
 		return problem
 	}
@@ -146,6 +151,9 @@ func (r *Replay) follow(run *replayed, e Event) string {
 		if problem := r.followPolicy(run, e); problem != "" || e.Op == "policy" {
 			return problem
 		}
+	}
+	if e.Op == "take back" && e.Was.isAhead() && run.begun != e.Was.Token {
+		return r.followUnbegun(run, e, row)
 	}
 	switch e.Op {
 	case "lease":
@@ -178,6 +186,17 @@ func (r *Replay) follow(run *replayed, e Event) string {
 		return fmt.Sprintf("the model has no %s by which it, having been %s, becomes %s", e.Op, run.told(e.Was), e.Became)
 	}
 	run.states = next
+	return ""
+}
+
+// followUnbegun follows the take-back of a lease ahead that was not begun: the run is as it was before the lease.
+func (r *Replay) followUnbegun(run *replayed, e Event, row Row) string {
+	want := e.Was
+	want.Status, want.Attempt, want.Token, want.LeasedBy, want.Most = "pending", e.Was.Attempt-1, uuid.UUID{}, "", e.Became.Most
+	if !e.Over || !e.Became.same(want) {
+		return fmt.Sprintf("it was leased ahead and had not begun, and the take-back made of it, having been %s, %s", run.told(e.Was), e.Became)
+	}
+	run.states = r.seen.set(run.states, row)
 	return ""
 }
 

@@ -462,7 +462,7 @@ func TestIntervals(t *testing.T) {
 		"one at its last attempt, and another later": {first: suspect(2), second: suspect(3), slots: 2, after: 1600 * time.Millisecond, long: true},
 		"one at its last attempt, with others":       {first: suspect(2), slots: 2, after: 200 * time.Millisecond},
 	} {
-		r := Replay{Slots: test.slots, Watch: 1500 * time.Millisecond}
+		r := Replay{Most: test.slots, Watch: 1500 * time.Millisecond}
 		random := rand.New(rand.NewPCG(7, 7))
 		begin := time.Date(2026, 1, 1, 13, 0, 0, 0, time.UTC)
 		for i, before := range []func(*script) *script{test.first, test.second} {
@@ -491,7 +491,7 @@ func TestManyRuns(t *testing.T) {
 	const runs = 100_000
 	r := rand.New(rand.NewPCG(3, 3))
 	names := slices.Sorted(maps.Keys(right))
-	replay := Replay{Slots: 100, Watch: time.Millisecond}
+	replay := Replay{Most: 100, Watch: time.Millisecond}
 	for i := range runs {
 		for _, e := range right[names[i%len(names)]](scripted(r, 3)).events {
 			e.At = e.At.Add(time.Duration(i) * time.Second)
@@ -523,7 +523,7 @@ func TestLeftOut(t *testing.T) {
 
 // overlapping replays leases of one worker that began a millisecond apart; each continues with its function of tells.
 func overlapping(slots int, faults []time.Duration, tells ...func(*script) *script) Verdicts {
-	r := Replay{Slots: slots, Watch: 1500 * time.Millisecond}
+	r := Replay{Most: slots, Watch: 1500 * time.Millisecond}
 	random := rand.New(rand.NewPCG(9, 9))
 	begin := time.Date(2026, 1, 1, 14, 0, 0, 0, time.UTC)
 	for _, after := range faults {

@@ -24,13 +24,14 @@ type Event struct {
 	//   - enqueue, remove: the row was inserted or deleted
 	//   - edit: any other statement
 	//   - keep, fail, over: an outcome is kept, is made a failure by a person, or is no longer kept
+	//   - begin: its handler may begin, although it was leased ahead
 	//   - fault: settling fails for every run; such an event belongs to no run
 	Op   string
 	Over bool // its previous lease had expired
 
 	Was, Became Traced
 
-	// For keep, fail and over, which do not change the run.
+	// For keep, fail, over and begin, which do not change the run.
 	Kept   uuid.UUID // the token of the lease
 	Keeps  string    // the verdict of what is kept; effects, if these are lost
 	Worker string    // the worker whose outcome it is
@@ -82,6 +83,12 @@ func (e Event) String() string {
 
 // ofKept reports whether the event changes a kept outcome, and not the run.
 func (e Event) ofKept() bool { return e.Op == "keep" || e.Op == "fail" || e.Op == "over" }
+
+// aheadVersion is the UUID version of the tokens of leases ahead, see leasing.Lease.Ahead.
+const aheadVersion = 8
+
+// isAhead reports whether the row is under a lease ahead whose attempt is charged only if its handler may begin.
+func (t Traced) isAhead() bool { return t.Token.Version() == aheadVersion && !t.Uncharged }
 
 // DB is a pool, a connection or a transaction.
 type DB interface {

@@ -10,11 +10,11 @@ CREATE TABLE workflow_trace (
     seq    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     run    uuid        NOT NULL,
-    op     text        NOT NULL, -- the function of the engine that did it; enqueue, remove, or edit: another statement; keep, fail or over; fault
+    op     text        NOT NULL, -- the function of the engine that did it; enqueue, remove, or edit: another statement; keep, fail, over or begin; fault
     over   boolean     NOT NULL, -- the lease had expired
     was    workflow_traced,
     became workflow_traced,
-    kept   uuid,                 -- for keep, fail and over, which change no run: the token under which an outcome is kept,
+    kept   uuid,                 -- for keep, fail, over and begin, which change no run: the token under which an outcome is kept, or which may begin,
     keeps  text,                 -- its verdict, or effects,
     worker text                  -- and its worker
 );
@@ -41,7 +41,7 @@ BEGIN
     VALUES (coalesce(NEW.id, OLD.id),
             CASE WHEN TG_OP = 'INSERT' THEN 'enqueue' WHEN TG_OP = 'DELETE' THEN 'remove'
             WHEN stack ~ 'workflow_settle_v2\(' AND stack !~ 'workflow_settle_v1\(' THEN 'policy' -- the attempts, before the outcome
-            ELSE coalesce(replace(substring(stack FROM 'PL/pgSQL function (?:\w+\.)?workflow_(lease|extend|settle|take_back|give_back|cancel|retry|release|delete)(?:_v\d+)?\('), '_', ' '), 'edit') END,
+            ELSE coalesce(replace(substring(stack FROM 'PL/pgSQL function (?:\w+\.)?workflow_(lease|extend|settle|take_back|give_back|cancel|retry|release|delete)(?:_ahead)?(?:_v\d+)?\('), '_', ' '), 'edit') END,
             coalesce(TG_OP <> 'INSERT' AND (OLD.lease_until < clock_timestamp() OR OLD.lease_until > clock_timestamp() + interval '25 hours'), false),
             was, became);
     RETURN NULL;
@@ -66,6 +66,16 @@ $$;
 
 CREATE CONSTRAINT TRIGGER workflow_trace_kept AFTER INSERT OR UPDATE OR DELETE ON workflow_kept
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION workflow_trace_kept();
+
+-- Runs that were leased ahead, and may begin.
+CREATE FUNCTION workflow_trace_begun() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO workflow_trace (run, op, over, kept) SELECT r.id, 'begin', false, NEW.token FROM workflow_run r WHERE r.status = 'leased' AND r.lease_token = NEW.token;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER workflow_trace_begun AFTER INSERT ON workflow_begun FOR EACH ROW WHEN (NEW.begun) EXECUTE FUNCTION workflow_trace_begun();
 
 -- Workers that find out that they can settle nothing report it repeatedly. These rows belong to no run.
 CREATE FUNCTION workflow_trace_fault() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$

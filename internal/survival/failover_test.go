@@ -69,7 +69,7 @@ func failover(t *testing.T, synchronous bool) {
 	settled(t, pool)
 	invariant(t, pool)
 	if synchronous {
-		replay(t, pool, slots)
+		replay(t, pool, mostHeld)
 	} else { // runs that workers had settled are leased again on the standby by the same workers
 		replay(t, pool, 0)
 	}

@@ -72,7 +72,7 @@ func TestKeptAndTakenBack(t *testing.T) {
 		execute(t, pool, `DELETE FROM workflow_set_aside`)
 		return number(t, pool, `SELECT count(*) FROM workflow_run WHERE id = $1 AND suspect`, id) == 1
 	})
-	v := verdicts(t, pool, slots)
+	v := verdicts(t, pool, mostHeld)
 	if len(v.Wrong) != 1 || v.Wrong[0].Run != id || !strings.Contains(v.Wrong[0].What, "the model has no take back by which it, having been leased, attempt 1 of 3, lease 1") {
 		t.Errorf("the replay finds %v, want the take-back", v.Wrong)
 	}

@@ -52,9 +52,15 @@ func work(ctx context.Context, stop func(), r *reaper) error {
 	if err != nil {
 		return err
 	}
+	length := longLease
+	if text := os.Getenv("LEASE"); text != "" {
+		if length, err = time.ParseDuration(text); err != nil {
+			return err
+		}
+	}
 	s := &server{pool: pool, extended: make(chan struct{}, 1)}
 	w, err := worker.New(worker.Config{
-		Pool: pool, Mux: s.mux(), Prefixes: []string{"chaos."}, Name: "mortal", Retention: worker.Retention{Off: true}, Lease: longLease, Heartbeat: heartbeat,
+		Pool: pool, Mux: s.mux(), Prefixes: []string{"chaos."}, Name: "mortal", Concurrency: slots, Retention: worker.Retention{Off: true}, Lease: length, Heartbeat: heartbeat,
 		PollInterval: 50 * time.Millisecond, Backoff: run.Backoff{Base: time.Millisecond, Cap: time.Millisecond}, NoWakeUp: true,
 		Observe: worker.Observer{Extended: s.sawExtension},
 	})
@@ -95,7 +101,28 @@ func (s *server) mux() *worker.Mux {
 			return "done", fn(ctx, run.FromContext(ctx))
 		})
 	}
+	worker.Handle(mux, run.Task[dose]("chaos.quick"), quick)
 	return mux
+}
+
+// A dose is the payload of chaos.quick.
+type dose struct {
+	Poison bool `json:"poison"`
+}
+
+// quick writes down that it has begun, and kills its process if its payload says so.
+func quick(ctx context.Context, d dose) (string, error) {
+	starts, err := os.OpenFile(os.Getenv("STARTS"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return "", err
+	}
+	_, err = fmt.Fprintln(starts, run.FromContext(ctx).ID)
+	if d.Poison {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+	time.Sleep(time.Millisecond)
+	return "done", errors.Join(err, starts.Close())
 }
 
 // atFirst returns a handler that returns fn's error at the first lease of its run.
@@ -167,7 +194,7 @@ type reaper struct {
 
 type nameKey struct{}
 
-var unrelated = regexp.MustCompile(`workflow_(present|absent|count|backlog|try_again|stalled|kept|elsewhere|outage|faults?)_v1|process_(try_again|incidents)_v1`)
+var unrelated = regexp.MustCompile(`workflow_(present|absent|begin|forget_begun|count|backlog|try_again|stalled|kept|elsewhere|outage|faults?)_v1|process_(try_again|incidents)_v1`)
 
 func (r *reaper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
 	// Statements for presence and for setting up sessions belong to no run, and their times vary.
@@ -203,7 +230,7 @@ func (r *reaper) reach(place string) {
 var names = map[string]string{
 	"policies": "workflow_policies_v1",
 	"discover": "workflow_lanes_v2",
-	"lease":    "workflow_lease_v2",
+	"lease":    "FROM workflow_lease_",
 	"extend":   "workflow_extend_v1",
 	"look":     "workflow_held_v1",
 	"reclaim":  "workflow_take_back_v1",

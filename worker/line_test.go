@@ -1,0 +1,280 @@
+package worker
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/run"
+)
+
+// A crowd makes jobs for a line.
+type crowd struct {
+	s     *jobs
+	entry *entry
+}
+
+func newCrowd(slots int) *crowd {
+	s := withSlots(slots)
+	s.markable = make(chan struct{}, 1)
+	return &crowd{s, &entry{}}
+}
+
+// jobs returns n jobs with a token of the given UUID version.
+func (c *crowd) jobs(n int, version byte, priority int) (all []*job) {
+	token := uuid.New()
+	token[6] = token[6]&0x0f | version<<4
+	for range n {
+		j := &job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New()}, Token: token, Priority: priority, Length: time.Minute, Payload: []byte("12345")}, entry: c.entry}
+		j.ctx, j.cancel = context.WithCancelCause(context.Background())
+		all = append(all, j)
+	}
+	return all
+}
+
+func allBegin(groups []*group) map[uuid.UUID]bool {
+	begun := map[uuid.UUID]bool{}
+	for _, g := range groups {
+		begun[g.token] = true
+	}
+	return begun
+}
+
+// Whatever happens in the line, no more handlers run than there are slots, no more runs are charged without having begun than
+// there are slots, nothing that was leased ahead begins before its mark is known, and in the end nothing is left.
+func TestLine(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		slots := 1 + random.IntN(6)
+		c := newCrowd(slots)
+		s := c.s
+		var asking []*group
+		running := map[*job]bool{}
+		marked := map[uuid.UUID]bool{}
+		check := func() {
+			t.Helper()
+			waiting, charged, bytes := 0, 0, 0
+			for _, j := range s.byID {
+				switch j.stage {
+				case leasedAhead:
+					waiting++
+				case asked, ready:
+					charged++
+				}
+				if j.stage != inSlot {
+					bytes += len(j.Payload)
+				}
+			}
+			if waiting != s.waiting || charged != s.charged || bytes != s.bytes || len(s.working) != len(running) {
+				t.Fatalf("seed %d: counted %d, %d, %d, %d; there are %d, %d, %d, %d", seed, s.waiting, s.charged, s.bytes, len(s.working), waiting, charged, bytes, len(running))
+			}
+			if charged > slots || len(running) > slots {
+				t.Fatalf("seed %d: %d charged, %d running, with %d slots", seed, charged, len(running), slots)
+			}
+		}
+		for range 300 {
+			switch random.IntN(9) {
+			case 0: // a poll, which leases what there is space for
+				free := s.space()
+				if n := min(free.direct, random.IntN(slots+1)); n > 0 {
+					s.enter(c.jobs(n, 4, random.IntN(3)))
+				}
+				for range random.IntN(4) {
+					s.enter(c.jobs(1+random.IntN(max(slots/2, 1)), 8, random.IntN(3)))
+				}
+			case 1:
+				if asking == nil {
+					asking = s.ask()
+				}
+			case 2:
+				begun := allBegin(asking)
+				for _, g := range asking {
+					if random.IntN(4) == 0 {
+						delete(begun, g.token)
+					}
+					marked[g.token] = begun[g.token]
+				}
+				for _, j := range s.answered(asking, begun) {
+					s.remove(j)
+				}
+				asking = nil
+			case 3, 4, 5:
+				if j := s.take(); j != nil {
+					if j.Ahead() && !marked[j.Token] {
+						t.Fatalf("seed %d: one that was leased ahead begins without a mark", seed)
+					}
+					running[j] = true
+				}
+			case 6, 7:
+				for j := range running {
+					delete(running, j)
+					s.returned(j)
+					s.remove(j)
+					break
+				}
+			case 8:
+				switch random.IntN(4) {
+				case 0:
+					for _, j := range s.withdraw(func(*job) bool { return random.IntN(3) == 0 }) {
+						s.remove(j)
+					}
+				case 1:
+					for _, j := range s.byID { // the lease of one is lost
+						s.end(j, run.ErrLost)
+						if running[j] && s.leave(j) {
+							delete(running, j)
+						}
+						break
+					}
+				case 2:
+					s.reserve(random.IntN(2) == 0)
+				}
+			}
+			check()
+		}
+		s.shut()
+		for _, j := range s.withdraw(func(*job) bool { return true }) {
+			s.remove(j)
+		}
+		if s.answered(asking, allBegin(asking)); s.take() != nil || s.ask() != nil {
+			t.Fatalf("seed %d: something begins after the worker was told to stop", seed)
+		}
+		for j := range running {
+			s.returned(j)
+			s.remove(j)
+		}
+		if len(s.byID)+s.waiting+s.charged+s.bytes+len(s.working) != 0 {
+			t.Fatalf("seed %d: %d jobs are left, %d, %d, %d, %d", seed, len(s.byID), s.waiting, s.charged, s.bytes, len(s.working))
+		}
+	}
+}
+
+// A run of higher priority passes those that wait: among groups to be begun, and among runs that may begin.
+func TestPriorityInLine(t *testing.T) {
+	c := newCrowd(4)
+	c.s.enter(c.jobs(2, 8, 0))
+	c.s.enter(c.jobs(2, 8, 0))
+	c.s.enter(c.jobs(1, 8, 7))
+	c.s.enter(c.jobs(1, 4, 3))
+	groups := c.s.ask()
+	c.s.answered(groups, allBegin(groups))
+	var order []int
+	for j := c.s.take(); j != nil; j = c.s.take() {
+		order = append(order, j.Priority)
+	}
+	if want := []int{7, 3, 0, 0}; !slices.Equal(order, want) {
+		t.Errorf("began by priorities %v, want %v", order, want)
+	}
+}
+
+// While runs are due that may not be leased ahead, marks leave half of the slots to them.
+func TestReserve(t *testing.T) {
+	c := newCrowd(4)
+	for range 3 {
+		c.s.enter(c.jobs(2, 8, 0))
+	}
+	c.s.reserve(true)
+	if n := len(c.s.ask()); n != 1 || c.s.space().direct != 2 {
+		t.Errorf("%d groups are begun and %d slots free, want 1 and 2", n, c.s.space().direct)
+	}
+	c.s.reserve(false)
+	if n := len(c.s.ask()); n != 1 || c.s.space().direct != 0 {
+		t.Errorf("then %d groups are begun and %d slots free, want 1 and none", n, c.s.space().direct)
+	}
+}
+
+// A type counts as quick once ten of its handlers have returned within the horizon on average, and no longer once they take longer.
+// A slot counts as free soon only while the handler in it is of a quick type, and has not run for longer than the horizon.
+func TestQuick(t *testing.T) {
+	c := newCrowd(2)
+	call := func(took time.Duration) {
+		c.s.enter(c.jobs(1, 4, 0))
+		j := c.s.take()
+		j.began = j.began.Add(-took)
+		c.s.returned(j)
+		c.s.remove(j)
+	}
+	for range enoughCalls - 1 {
+		call(time.Millisecond)
+	}
+	if c.s.isQuick(c.entry) {
+		t.Error("quick after too few calls")
+	}
+	call(time.Millisecond)
+	if !c.s.isQuick(c.entry) || c.s.isQuick(nil) {
+		t.Error("not quick, or quick without a handler")
+	}
+	c.s.enter(c.jobs(2, 4, 0))
+	first, _ := c.s.take(), c.s.take()
+	if n := c.s.space().direct; n != 2 {
+		t.Errorf("%d slots will be free soon, want both", n)
+	}
+	first.began = first.began.Add(-2 * horizon)
+	if n := c.s.space().direct; n != 1 {
+		t.Errorf("%d slots will be free soon, want the one whose handler has just begun", n)
+	}
+	c.s.returned(first)
+	for range 5 {
+		call(10 * horizon)
+	}
+	if c.s.isQuick(c.entry) {
+		t.Error("still quick although its handlers take half a second")
+	}
+}
+
+// As many runs are leased ahead as handlers return in the horizon, and none while too many outcomes wait to be recorded, or
+// while the payloads in line are too large.
+func TestSpaceAhead(t *testing.T) {
+	c := newCrowd(100)
+	if n := c.s.space().ahead; n != 0 {
+		t.Errorf("%d ahead before any handler has returned", n)
+	}
+	pace := func(rate float64) { c.s.pace.last, c.s.pace.since = rate, time.Now().Add(time.Hour) }
+	pace(10_000)
+	if n := c.s.space().ahead; n != 500 {
+		t.Errorf("%d ahead at 10,000 a second, want 500", n)
+	}
+	pace(1e9)
+	if n := c.s.space().ahead; n != mostAhead {
+		t.Errorf("%d ahead at any rate, want %d", n, mostAhead)
+	}
+	pace(10_000)
+	c.s.enter(c.jobs(200, 8, 0))
+	if n := c.s.space().ahead; n != 300 {
+		t.Errorf("%d ahead of 500, want 300", n)
+	}
+	c.s.bytes += mostBytes
+	if n := c.s.space().ahead; n != 0 {
+		t.Errorf("%d ahead although payloads are too large", n)
+	}
+	c.s.bytes -= mostBytes
+	for range 501 {
+		j := c.jobs(1, 4, 0)[0]
+		j.done = true
+		c.s.add(j)
+	}
+	if free := c.s.space(); free.ahead != 0 || free.direct != 99 {
+		t.Errorf("%d ahead and %d slots while 501 outcomes wait, want none and 99", free.ahead, free.direct)
+	}
+}
+
+// The pace is the greater of the last two spans, and falls to nothing once no handler returns.
+func TestPace(t *testing.T) {
+	start := time.Now()
+	p := pace{since: start}
+	p.n = 250
+	if r := p.rate(start.Add(paceSpan)); r != 10_000 {
+		t.Errorf("rate %g, want 10,000", r)
+	}
+	if r := p.rate(start.Add(2 * paceSpan)); r != 10_000 {
+		t.Errorf("rate %g after a span without any, want 10,000 still", r)
+	}
+	if r := p.rate(start.Add(3 * paceSpan)); r != 0 {
+		t.Errorf("rate %g after two, want 0", r)
+	}
+}
