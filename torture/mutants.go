@@ -159,14 +159,17 @@ var (
 	nothing = map[string]int{}
 )
 
-// leases is the file with the functions that lease, extend, settle and reclaim.
-const leases = "sql/0008_lease.sql"
+// extending is the file with the newest function that extends.
+const extending = "sql/0026_elsewhere.sql"
 
-// settling is the file with the newest functions that settle.
+// settling is the file with the newest functions that settle, cancel and find expired leases.
 const settling = "sql/0018_unsettled.sql"
 
-// taking is the file with the newest functions that lease and reclaim.
+// taking is the file with the newest functions that lease.
 const taking = "sql/0019_suspect.sql"
+
+// ahead is the file with the newest functions that reclaim, and those that lease ahead.
+const ahead = "sql/0035_ahead.sql"
 
 var mutants = []mutant{
 	// Control: nothing is broken, and nothing may be noticed. Without it, a rule that is wrong would seem to notice
@@ -187,7 +190,7 @@ var mutants = []mutant{
 	{"retry-fence", []edit{{settling,
 		`w.id = o.id AND w.lease_token = o.token`, `w.id = o.id AND w.status = 'leased' AND (w.lease_token = o.token OR o.verdict = 'retried')`}},
 		map[string]int{"silence": 8}, []string{"I05b"}, "fail"},
-	{"heartbeat-fence", []edit{{leases,
+	{"heartbeat-fence", []edit{{extending,
 		`ON w.id = h.id AND w.lease_token = h.token`, `ON w.id = h.id AND w.status = 'leased'`}},
 		zombies, []string{"I07b"}, ""},
 	{"row-count-ignored", []edit{{"internal/settling/settle.go",
@@ -209,10 +212,19 @@ var mutants = []mutant{
     WHERE w.id = ANY (ripe.ids) AND w.type = t.type COLLATE "C"
     RETURNING ripe.many, w.suspect AND w.alone IS TRUE, workflow_follows(w.max_attempts, w.policy_attempts), CASE WHEN isfinite(w.created_at) AND w.policy_attempts IS DISTINCT FROM 0 THEN w.created_at END,`}},
 		nothing, []string{"I09", "I51"}, ""},
-	{"expiry-not-charged", []edit{{taking,
-		`attempt = w.attempt - CASE WHEN e.spared THEN 1 ELSE 0 END,`, `attempt = greatest(w.attempt - 1, 0),`}},
+	{"expiry-not-charged", []edit{{ahead,
+		`attempt = w.attempt - CASE WHEN e.spared OR e.unbegun THEN 1 ELSE 0 END,`, `attempt = greatest(w.attempt - 1, 0),`}},
 		crashes, []string{"I09b", "I51"}, ""},
-	{"company-not-asked", []edit{{taking,
+	{"unbegun-charged", []edit{{ahead,
+		`a.begun IS FALSE AND w.attempt > 0`, `false AND a.begun IS FALSE`}},
+		crashes, []string{"I51"}, ""},
+	{"begun-given-back", []edit{{ahead,
+		`a.begun IS FALSE AND w.attempt > 0`, `a.begun IS NOT NULL AND w.attempt > 0`}},
+		crashes, []string{"I51", "I09"}, ""},
+	{"limit-before-mark", []edit{{ahead,
+		`AND NOT e.spared AND NOT e.unbegun AS over`, `AND NOT e.spared AS over`}},
+		crashes, []string{"I51"}, ""},
+	{"company-not-asked", []edit{{ahead,
 		`w.suspect AND w.alone IS FALSE AND w.attempt > 0`, `w.suspect AND w.attempt > 0`}},
 		crashes, []string{"I09b"}, ""},
 	{"exhausted-started", []edit{
@@ -222,19 +234,19 @@ var mutants = []mutant{
 			`w.node::text END,
               w.id, w.type::text, w.attempt, w.max_attempts, w.lease_no, w.idempotency_key, w.tenant_id, w.metadata, w.started_at,
               w.payload, w.priority, w.postponed, w.suspect, false,`},
-		{taking, `SELECT e.*, e.attempt >= e.most AND NOT e.spared AS over`, `SELECT e.*, false AS over`},
+		{ahead, `SELECT e.*, e.attempt >= e.most AND NOT e.spared AND NOT e.unbegun AS over`, `SELECT e.*, false AS over`},
 	}, map[string]int{"kill": 14}, []string{"I10"}, ""},
-	{"valid-lease-taken", []edit{{leases,
+	{"valid-lease-taken", []edit{{settling,
 		`w.started_at >= oldest AND (w.lease_until < clock_timestamp()`, `w.started_at >= oldest AND (w.lease_until < clock_timestamp() + interval '2 seconds'`}},
 		crashes, []string{"I07", "I51"}, ""},
 	{"reset-on-start", []edit{{"worker/worker.go",
 		`	log.Info("worker starts",`, `	_, _ = w.db.Exec(context.Background(), "UPDATE workflow_run SET status = 'pending' WHERE status = 'leased'")
 	log.Info("worker starts",`}},
 		crashes, []string{"I07"}, ""},
-	{"deadline-not-capped", []edit{{leases,
+	{"deadline-not-capped", []edit{{extending,
 		`CASE WHEN w.deadline_at > w.started_at THEN w.deadline_at END`, `NULL::timestamptz`}},
 		nothing, []string{"I38"}, ""},
-	{"cancel-does-not-revoke", []edit{{"sql/0012_operator.sql",
+	{"cancel-does-not-revoke", []edit{{settling,
 		`WHERE r.id = workflow_cancel.id AND r.status IN ('pending', 'leased');`, `WHERE r.id = workflow_cancel.id AND r.status = 'pending';
         IF NOT FOUND THEN
             UPDATE workflow_run r SET last_error = 'cancelled' WHERE r.id = workflow_cancel.id AND r.status = 'leased';
@@ -266,7 +278,7 @@ var mutants = []mutant{
 	{"history-of-settle-lost", []edit{{settling,
 		`WHERE NOT silent AND s.verdict <> 'succeeded'`, `WHERE NOT silent AND s.verdict = 'failed'`}},
 		nothing, []string{"I13"}, ""},
-	{"history-of-expiry-lost", []edit{{taking,
+	{"history-of-expiry-lost", []edit{{ahead,
 		`FROM taken t JOIN expired e ON e.id = t.id
         WHERE NOT silent`, `FROM taken t JOIN expired e ON e.id = t.id
         WHERE NOT silent AND t.attempt = 0`}},
@@ -342,7 +354,7 @@ var mutants = []mutant{
 	graph("wait-cut-short", []edit{{"graph/write_steps.go",
 		`delays = append(delays, s.due.after.Seconds())`, `delays = append(delays, s.due.after.Seconds()/2)`}},
 		nothing, "I32c"),
-	graph("pause-stops-at-calls", []edit{{"sql/0012_operator.sql",
-		`ids    uuid[] := process_lock_called(process_pause.id);`, `ids    uuid[] := ARRAY[process_pause.id];`}},
+	graph("pause-stops-at-calls", []edit{{"sql/0016_broadcast.sql",
+		`    ids := process_lock_called(process_pause.id);`, `    ids := ARRAY[process_pause.id];`}},
 		nothing, "I46").of("parent"),
 }

@@ -57,7 +57,7 @@ const (
 	grace       = 300 * time.Millisecond
 )
 
-// slots is how many runs a worker may hold at once.
+// slots is how many handlers a worker runs at once, see concurrency.
 const slots = 128
 
 func longPlan(seed uint64) *plan {

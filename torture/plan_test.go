@@ -1,7 +1,10 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -56,7 +59,8 @@ func TestLongPlan(t *testing.T) {
 	}
 }
 
-// Each mutant still applies to the product's source, and names rules that exist.
+// Each mutant still applies to the product's source, and names rules that exist. What it changes in SQL is the newest
+// definition of a function: an older one would break nothing.
 func TestMutantsApply(t *testing.T) {
 	rules, err := scripts.ReadFile("verdict.sql")
 	if err != nil {
@@ -65,6 +69,11 @@ func TestMutantsApply(t *testing.T) {
 	for _, m := range mutants {
 		if _, err := m.overlay("..", t.TempDir()); err != nil {
 			t.Errorf("%s: %v", m.name, err)
+		}
+		for _, e := range m.edits {
+			if later := redefined(t, e); later != "" {
+				t.Errorf("%s: %s defines what is changed in %s anew", m.name, later, e.file)
+			}
 		}
 		for _, rule := range m.noticed {
 			if !strings.Contains(string(rules), "'"+rule+" ") && !strings.HasPrefix(ruleStep, rule+" ") {
@@ -75,4 +84,41 @@ func TestMutantsApply(t *testing.T) {
 			findFault(key)
 		}
 	}
+}
+
+// redefined returns the migration that defines the function anew in which an edit changes something, or "".
+func redefined(t *testing.T, e edit) string {
+	t.Helper()
+	if !strings.HasSuffix(e.file, ".sql") {
+		return ""
+	}
+	text, err := os.ReadFile(filepath.Join("..", e.file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _, _ := strings.Cut(string(text), e.old)
+	defined := regexp.MustCompile(`CREATE (?:OR REPLACE )?FUNCTION (\w+)\(`)
+	names := defined.FindAllStringSubmatch(before, -1)
+	if len(names) == 0 {
+		return ""
+	}
+	files, err := filepath.Glob("../sql/[0-9]*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if filepath.Base(file) <= filepath.Base(e.file) {
+			continue
+		}
+		later, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range defined.FindAllStringSubmatch(string(later), -1) {
+			if name[1] == names[len(names)-1][1] {
+				return filepath.Base(file)
+			}
+		}
+	}
+	return ""
 }
