@@ -183,7 +183,7 @@ func (p *process) config(mux *worker.Mux, m *metrics) worker.Config {
 	return c
 }
 
-// lastLook returns when the worker last polled. With all slots taken it need not poll, so the result is now.
+// lastLook returns when the worker last polled. With as many leases as slots it need not poll, so the result is now.
 func (p *process) lastLook() time.Time {
 	if p.worker.InFlight() >= p.settings.Concurrency.Value {
 		return time.Now()

@@ -38,7 +38,8 @@ type Config struct {
 	// Version is the version of the program. It is shown in workflow_live_worker. Default: none.
 	Version string
 
-	// Concurrency is how many runs are executed at once. Default: 100.
+	// Concurrency is how many handlers run at once. The worker holds more leases than that, because runs may wait for a
+	// handler to return. Default: 100.
 	Concurrency int
 
 	// Lease is how long a lease lasts without a heartbeat, and so how long a crash goes unnoticed. Options may
@@ -49,8 +50,8 @@ type Config struct {
 	// heartbeat that its run was cancelled. Default: Lease / 3.
 	Heartbeat time.Duration
 
-	// Timeout is the longest time that one attempt may take. The row's deadline_at enforces it even if the
-	// handler ignores its context. NoTimeout means no limit. Default: an hour.
+	// Timeout is the longest time that one attempt may take, from when its handler begins. The row's deadline_at, two
+	// seconds later, enforces it even if the handler ignores its context. NoTimeout means no limit. Default: an hour.
 	Timeout time.Duration
 
 	// PollInterval is the longest pause between two polls of an idle worker. Pauses start shorter and grow to

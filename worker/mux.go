@@ -31,8 +31,8 @@ const NoTimeout time.Duration = -1
 // Options are the settings of one type or prefix. A zero field means the worker's default.
 type Options struct {
 	Lease       time.Duration // how long a lease lasts without a heartbeat; 2 s to 24 h
-	Timeout     time.Duration // the longest time that one attempt may take, or NoTimeout
-	Concurrency int           // runs executed at once in this process; 0: limited by Config.Concurrency only
+	Timeout     time.Duration // the longest time that one attempt may take, from when its handler begins, or NoTimeout
+	Concurrency int           // leases held at once by this process, and so runs executed; 0: limited by Config.Concurrency only
 	MaxAttempts int           // lowers a run's own max_attempts, never raises it
 	Backoff     run.Backoff   // pause between attempts
 }

@@ -127,7 +127,8 @@ func (w *Worker) LastPoll() time.Time { return w.lastPoll.time() }
 // every 2.5 s. LastWrite is zero before the first change.
 func (w *Worker) LastWrite() time.Time { return w.wrote.time() }
 
-// InFlight returns how many leases the worker holds.
+// InFlight returns how many leases the worker holds. They may be more than Config.Concurrency, because runs that wait for
+// a handler to return, and outcomes that are not recorded yet, count too.
 func (w *Worker) InFlight() int { return w.jobs.count() }
 
 // StopNow ends the grace period of a Run whose context has ended: the contexts of its handlers end at once. It
