@@ -79,7 +79,7 @@ func newProcess(s *settings, log *slog.Logger) (p *process, problems []string) {
 		return p, lines(err)
 	}
 	p.health = probe.NewHealth(s.ReadyWithin.Value, p.worker.LastWrite)
-	p.health.Watch("look for work", max(s.ReadyWithin.Value, 3*s.PollInterval.Value), p.lastLook)
+	p.health.Watch("look for work", max(s.ReadyWithin.Value, 3*s.PollInterval.Value), p.worker.LastPoll)
 	metrics.watch(p.worker)
 	p.probe = &probe.Server{Ready: p.health.Ready, Metrics: metrics.registry, Token: s.HTTPToken.Value, Log: log}
 	if s.HTTPComplete.Value {
@@ -181,14 +181,6 @@ func (p *process) config(mux *worker.Mux, m *metrics) worker.Config {
 		c.ShutdownGrace = -1 // 0 would mean the default
 	}
 	return c
-}
-
-// lastLook returns when the worker last polled. With as many leases as slots it need not poll, so the result is now.
-func (p *process) lastLook() time.Time {
-	if p.worker.InFlight() >= p.settings.Concurrency.Value {
-		return time.Now()
-	}
-	return p.worker.LastPoll()
 }
 
 // run works until a signal ends it, and returns the exit code.

@@ -250,6 +250,31 @@ BEGIN
 END
 $fn$;
 
+-- As in 0031: nor does a worker begin with what it has leased ahead and was taken back from it.
+CREATE OR REPLACE VIEW workflow_event AS
+    SELECT workflow_event_id(r.created_at, 0) AS id, r.id AS workflow_id, 'created'::text COLLATE "C" AS event_type, NULL::integer AS attempt,
+           NULL::bigint AS lease_no, r.created_by AS actor, NULL::jsonb AS data, r.created_at
+    FROM workflow_run r
+UNION ALL
+    SELECT workflow_event_id(h.created_at, 1), h.workflow_id, h.event_type, h.attempt, h.lease_no, h.actor,
+           CASE h.event_type WHEN 'expired' THEN jsonb_build_object('worker', h.leased_by) || coalesce(h.data, '{}') ELSE h.data END, h.created_at
+    FROM workflow_history h
+UNION ALL
+    SELECT workflow_event_id(h.started_at, 2 + e.place), h.workflow_id, e.what, h.attempt, h.lease_no, coalesce(h.leased_by, h.actor), NULL, h.started_at
+    FROM workflow_history h CROSS JOIN (VALUES ('leased', 0), ('started', 1)) AS e (what, place)
+    WHERE h.started_at IS NOT NULL
+      AND (e.place = 0 OR CASE h.event_type WHEN 'failed' THEN h.data->>'code' IN ('lease_expired', 'too_late', 'no_handler_registered')
+                                            WHEN 'released' THEN h.data->>'reason' = ANY ('{the answer to the lease was lost,"its worker has shown no sign of life, and had not begun it"}') END IS NOT TRUE)
+UNION ALL
+    SELECT workflow_event_id(r.started_at, 2 + e.place), r.id, e.what, r.attempt, r.lease_no, coalesce(r.leased_by, r.settled_by), NULL, r.started_at
+    FROM workflow_run r CROSS JOIN (VALUES ('leased', 0), ('started', 1)) AS e (what, place)
+    WHERE (r.status = 'leased' OR r.status = 'succeeded' AND r.settled_by IS NOT NULL)
+      AND (e.place = 0 OR r.deadline_at IS DISTINCT FROM r.started_at)
+UNION ALL
+    SELECT workflow_event_id(r.finished_at, 3), r.id, 'succeeded', r.attempt, r.lease_no, r.settled_by, NULL, r.finished_at
+    FROM workflow_run r
+    WHERE r.status = 'succeeded' AND r.settled_by IS NOT NULL;
+
 -- As v1 (0014), for a request that has taken leases with several tokens.
 CREATE FUNCTION workflow_give_back_v2(tokens uuid[], within float8, worker text, OUT given integer, OUT locked integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT

@@ -138,6 +138,13 @@ func (s *jobs) count() int {
 	return len(s.byID)
 }
 
+// atWork returns how many slots are taken.
+func (s *jobs) atWork() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.working)
+}
+
 func (s *jobs) countOf(e *entry) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

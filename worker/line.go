@@ -47,6 +47,7 @@ type line struct {
 	working  []*job // have a slot
 	waiting  int    // how many are leasedAhead
 	charged  int    // how many are asked or ready
+	promised int    // how many the poll under way may lease to begin at once
 	bytes    int    // of the payloads of both
 	groups   []*group
 	ready    queue
@@ -63,11 +64,23 @@ type group struct {
 	jobs     []*job
 }
 
-// enter adds the jobs of one poll, the highest priority first. It returns those that may not begin, because the worker
+// promise returns how many runs a poll may lease, at most most to begin at once. Until enter is called, these count as
+// charged: the server may have leased them already.
+func (s *jobs) promise(most int) space {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	free := s.spaceLocked()
+	free.direct = min(free.direct, most)
+	s.promised = max(s.promised, free.direct) // that of a poll whose answer was lost stands until it is known to have leased nothing
+	return free
+}
+
+// enter adds the jobs of one poll, the highest priority first, and ends its promise. It returns those that may not begin, because the worker
 // stops.
 func (s *jobs) enter(all []*job) (late []*job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.promised = 0
 	var g *group
 	for _, j := range all {
 		s.addLocked(j)
@@ -129,7 +142,7 @@ func (s *jobs) move(j *job, to stage) {
 func (s *jobs) ask() (asking []*group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for room := s.slots - s.reserved - s.charged; !s.closed && len(s.groups) > 0; {
+	for room := s.slots - max(s.reserved, s.promised) - s.charged; !s.closed && len(s.groups) > 0; {
 		best := 0
 		for i, g := range s.groups {
 			if g.priority > s.groups[best].priority {

@@ -56,6 +56,7 @@ func TestLine(t *testing.T) {
 		var asking []*group
 		running := map[*job]bool{}
 		marked := map[uuid.UUID]bool{}
+		promised := -1 // by the poll under way; -1: there is none
 		check := func() {
 			t.Helper()
 			waiting, charged, bytes := 0, 0, 0
@@ -73,19 +74,22 @@ func TestLine(t *testing.T) {
 			if waiting != s.waiting || charged != s.charged || bytes != s.bytes || len(s.working) != len(running) {
 				t.Fatalf("seed %d: counted %d, %d, %d, %d; there are %d, %d, %d, %d", seed, s.waiting, s.charged, s.bytes, len(s.working), waiting, charged, bytes, len(running))
 			}
-			if charged > slots || len(running) > slots {
-				t.Fatalf("seed %d: %d charged, %d running, with %d slots", seed, charged, len(running), slots)
+			if charged += max(promised, 0); charged > slots || len(running) > slots {
+				t.Fatalf("seed %d: %d charged or about to be, %d running, with %d slots", seed, charged, len(running), slots)
 			}
 		}
 		for range 300 {
 			switch random.IntN(9) {
-			case 0: // a poll, which leases what there is space for
-				free := s.space()
-				if n := min(free.direct, random.IntN(slots+1)); n > 0 {
-					s.enter(c.jobs(n, 4, random.IntN(3)))
-				}
-				for range random.IntN(4) {
-					s.enter(c.jobs(1+random.IntN(max(slots/2, 1)), 8, random.IntN(3)))
+			case 0: // a poll begins, and its answer comes later
+				if promised < 0 {
+					promised = s.promise(random.IntN(slots + 1)).direct
+				} else {
+					all := c.jobs(random.IntN(promised+1), 4, random.IntN(3))
+					for range random.IntN(4) {
+						all = append(all, c.jobs(1+random.IntN(max(slots/2, 1)), 8, random.IntN(3))...)
+					}
+					s.enter(all)
+					promised = -1
 				}
 			case 1:
 				if asking == nil {

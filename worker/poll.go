@@ -29,8 +29,8 @@ func (w *Worker) poll(ctx context.Context) {
 	for w.awaitRoom(ctx) {
 		w.lastTurn.now()
 		suspects, held := w.jobs.suspects()
-		free := w.jobs.space()
-		room := min(free.direct, w.config.Batch)
+		free := w.jobs.promise(w.config.Batch)
+		room := free.direct
 		poller.Suspects = held
 		poller.Ahead = leasing.Ahead{Runs: min(free.ahead, w.config.Batch-room), Bytes: free.bytes, Group: max(w.config.Concurrency/2, 1)}
 		leases, wait, err := w.lease(ctx, poller, room, suspects)
@@ -40,6 +40,9 @@ func (w *Worker) poll(ctx context.Context) {
 		if err != nil {
 			w.note(err)
 			w.complain("cannot look for work; trying again", "err", err)
+			if w.doubts.Left() == 0 {
+				w.start(nil) // nothing was leased
+			}
 			sleep(ctx, failures.NextBackOff())
 			continue
 		}
@@ -112,8 +115,12 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 		switch free := w.jobs.space(); {
 		case free.direct+free.ahead >= min(free.many, w.config.Batch):
 			return true
-		case free.direct+free.ahead > 0 && waited == nil:
-			waited = time.After(gather)
+		case free.direct+free.ahead > 0:
+			if waited == nil {
+				waited = time.After(gather)
+			}
+		default:
+			w.lastPoll.now() // there is no need for one
 		}
 		turn := time.After(time.Second) // so that watch sees the loop turn
 		select {

@@ -37,7 +37,7 @@ func (w *Worker) report(ctx context.Context) {
 		}
 		call, done := context.WithTimeout(ctx, reportTimeout)
 		err := w.say(call, `SELECT workflow_count_v1($1, $2, $3, $4, $5, $6, $7) FROM workflow_present_v1($8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)`,
-			id, secret, w.name, w.config.Prefixes, w.Patterns(), w.steps(), w.config.Concurrency, w.jobs.count(),
+			id, secret, w.name, w.config.Prefixes, w.Patterns(), w.steps(), w.config.Concurrency, w.jobs.atWork(),
 			w.config.Version, host, os.Getpid(), time.Since(started).Seconds())
 		if err == nil {
 			w.hasWritten(call)

@@ -119,7 +119,7 @@ func New(config Config) (*Worker, error) {
 // Name returns the worker's name with its random suffix, as it appears in leased_by.
 func (w *Worker) Name() string { return w.name }
 
-// LastPoll returns when a poll last succeeded. It is zero before the first.
+// LastPoll returns when a poll last succeeded, or when there was last no room for more runs. It is zero before the first.
 func (w *Worker) LastPoll() time.Time { return w.lastPoll.time() }
 
 // LastWrite returns when the database last accepted a change from this worker: a lease, a heartbeat, an
