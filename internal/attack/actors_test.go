@@ -97,6 +97,7 @@ var engines = []string{"process_token", "parallel_group", "parallel_join", "join
 	"compensation_record", "process_state_history", "process_event", "process_correction", "workflow_history", "workflow_override", "workflow_set_aside", "workflow_fault", "workflow_policy", "workflow_kept", "workflow_binding", "workflow_console_role", "message_key", "outbox_aggregate", "outbox_replayed",
 	"workflow_retention", "workflow_retention_turn",
 	"workflow_accepted",
+	"workflow_begun",
 	"workflow_outage",
 	"workflow_policy_history",
 	"process_broadcast", "process_unreached",

@@ -206,6 +206,7 @@ func (w *world) fill() {
 		SELECT 'run', id, type, 'lease', '23514', 'it is refused', '', xmin FROM workflow_run WHERE payload->>'specimen' ~ '-aside/';
 		INSERT INTO workflow_kept (run, token, verdict, result, delay, effects, worker)
 		SELECT id, lease_token, 'succeeded', '{"n": 1}', 0, false, 'somebody' FROM workflow_run WHERE payload->>'specimen' ~ '-kept/';
+		INSERT INTO workflow_begun (token, begun) SELECT DISTINCT lease_token, true FROM workflow_run WHERE status = 'leased' AND payload ? 'specimen';
 		INSERT INTO workflow_accepted (run, token, type, until) SELECT id, lease_token, type, lease_until FROM workflow_run WHERE payload->>'specimen' ~ '-elsewhere/';
 		-- Signals that are owed to those of owed, and signals to those of sent that are on their way.
 		INSERT INTO workflow_run (id, type, payload, idempotency_key, status, attempt, lease_no, started_at, finished_at, settled_token, settled_by)
@@ -309,6 +310,7 @@ var belongs = map[string]string{
 	"workflow_minute":       `NULL::text`,
 	"workflow_policy":       `NULL::text`,
 	"workflow_outage":       `NULL::text`,
+	"workflow_begun":        `(SELECT min(r.payload->>'specimen') FROM workflow_run r WHERE r.lease_token = x.token)`,
 	"workflow_member":       `NULL::text`,
 
 	"workflow_retention":      `NULL::text`,

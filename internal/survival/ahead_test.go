@@ -69,7 +69,7 @@ func TestKilledWithLeasesAhead(t *testing.T) {
 		return number(t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'leased' AND workflow_leased_ahead(lease_token)`) > 10*slots
 	})
 	a.signal(syscall.SIGKILL)
-	<-a.ended
+	_ = <-a.ended
 	killed := time.Now()
 	rows, _ := pool.Query(t.Context(), `SELECT id FROM workflow_run WHERE status = 'leased'`)
 	left, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
@@ -124,7 +124,7 @@ func TestPoisonAmongLeasesAhead(t *testing.T) {
 		for i := 0; t.Context().Err() == nil && i < 20; i++ {
 			p := quickly(t, url, "w", starts)
 			select {
-			case <-p.ended:
+			case _ = <-p.ended:
 			case <-t.Context().Done():
 				return
 			}
