@@ -72,7 +72,7 @@ func (e *Engine) start(ctx context.Context, p startPayload) (Started, error) {
 	if err := p.check(); err != nil {
 		return Started{}, run.Permanent(err)
 	}
-	process, err := e.find(ctx, p.Process, p.Version)
+	process, err := e.find(ctx, p.Process, p.Version, run.FromContext(ctx).StartedAt)
 	if err != nil {
 		return Started{}, err
 	}

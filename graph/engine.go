@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -25,6 +26,7 @@ type Engine struct {
 
 	mu    sync.Mutex
 	known map[uuid.UUID]*Process
+	named map[processName]lookup // by name, as find last found it
 
 	staying atomic.Int32 // signal runs that keep their slot while the database refuses the signal for every token: see stay
 }
@@ -36,7 +38,7 @@ const unprepared = pgx.QueryExecModeCacheDescribe
 // New returns an engine whose handlers read through pool. The pool may connect through a pooler, even if its config
 // enables prepared statements: the engine does not use them there.
 func New(pool *pgxpool.Pool) *Engine {
-	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}}
+	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}, named: map[processName]lookup{}}
 }
 
 // Parts returns the parts of the engine that package worker calls: see worker.Config.Processes.
@@ -50,16 +52,37 @@ func (e *Engine) concerns(l *leasing.Lease) bool {
 	return l.Step != uuid.Nil || strings.HasPrefix(l.Type, naming.Engine)
 }
 
-// find returns the process with a name and version; version 0: the highest that is deployed. If there is none, the
-// error is permanent.
-func (e *Engine) find(ctx context.Context, name string, version int) (*Process, error) {
+// A processName is what find looks for.
+type processName struct {
+	name    string
+	version int // 0: the highest that is deployed
+}
+
+// A lookup is what find has found, and when, by the database's clock.
+type lookup struct {
+	id uuid.UUID
+	at time.Time
+}
+
+// find returns the process with a name and version; version 0: the highest that was deployed at a time since, by the
+// database's clock, or later. If there is none, the error is permanent. So of many starts that were leased together,
+// one asks the database.
+func (e *Engine) find(ctx context.Context, name string, version int, since time.Time) (*Process, error) {
+	key := processName{name, version}
+	e.mu.Lock()
+	last := e.named[key]
+	e.mu.Unlock()
+	if p := e.compiled(last.id); p != nil && last.at.After(since) {
+		return p, nil
+	}
 	var id uuid.UUID
+	var at time.Time
 	err := e.pool.QueryRow(ctx, `
-		SELECT id
+		SELECT id, statement_timestamp()
 		FROM process_definition
 		WHERE name = $1 AND ($2 = 0 OR version = $2)
 		ORDER BY version DESC
-		LIMIT 1`, unprepared, name, version).Scan(&id)
+		LIMIT 1`, unprepared, name, version).Scan(&id, &at)
 	if errors.Is(err, pgx.ErrNoRows) {
 		what := fmt.Sprintf("%.100q", name)
 		if version != 0 {
@@ -74,7 +97,19 @@ func (e *Engine) find(ctx context.Context, name string, version int) (*Process, 
 	if err != nil {
 		return nil, err
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if at.After(e.named[key].at) {
+		e.named[key] = lookup{id, at}
+	}
 	return found[id], nil
+}
+
+// compiled returns a definition that is known already, or nil.
+func (e *Engine) compiled(id uuid.UUID) *Process {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.known[id]
 }
 
 // A querier is a pool or a transaction.
