@@ -114,7 +114,7 @@ func (m *metrics) watch(w *worker.Worker) {
 			Name: "workflow_in_flight", Help: "Leases held.",
 		}, func() float64 { return float64(w.InFlight()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "workflow_last_poll_timestamp_seconds", Help: "When a poll last succeeded; 0 if none has.",
+			Name: "workflow_last_poll_timestamp_seconds", Help: "When a poll last succeeded, or was not needed because there was no room for more runs; 0 if neither.",
 		}, func() float64 {
 			if at := w.LastPoll(); !at.IsZero() {
 				return float64(at.UnixMilli()) / 1000

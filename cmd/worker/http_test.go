@@ -110,14 +110,14 @@ func TestReadyWhenFull(t *testing.T) {
 		"WORKER_HANDLERS=" + sleeper(t, false), "WORKER_CONCURRENCY=1", "WORKER_CLEANUP_EVERY=0", "WORKER_LEASE=2s"})
 	exec(t, url, `INSERT INTO workflow_run (type) VALUES ('default.slow.v1')`)
 	pgtest.Await(t, "the run is leased", func() bool { return count(t, url, `status = 'leased'`) == 1 })
-	last := lastPoll(t, p)
+	polls := pollsOf(t, p)
 	for deadline := time.Now().Add(7 * time.Second); time.Now().Before(deadline); {
 		if status, body := get(t, p, "/readyz"); status != 200 {
 			t.Fatalf("readyz: %d %s", status, body)
 		}
 	}
-	if now := lastPoll(t, p); now != last {
-		t.Errorf("it polled, at %s and %s, so this shows nothing", last, now)
+	if now := pollsOf(t, p); now != polls {
+		t.Errorf("it polled, %s times and then %s, so this shows nothing", polls, now)
 	}
 	p.Signal(syscall.SIGTERM)
 	if body := awaitStatus(t, p, "/readyz", 503); !strings.Contains(body, "stopping") {
@@ -127,10 +127,14 @@ func TestReadyWhenFull(t *testing.T) {
 	wantExit(t, p, 0)
 }
 
-func lastPoll(t *testing.T, p *cmdtest.Process) string {
+// pollsOf returns how often the worker has polled.
+func pollsOf(t *testing.T, p *cmdtest.Process) string {
 	t.Helper()
 	_, body := get(t, p, "/metrics")
-	_, value, _ := strings.Cut(body, "\nworkflow_last_poll_timestamp_seconds ")
+	_, value, found := strings.Cut(body, "\nworkflow_poll_rows_count ")
+	if !found {
+		t.Fatalf("no count of polls in:\n%s", body)
+	}
 	value, _, _ = strings.Cut(value, "\n")
 	return value
 }

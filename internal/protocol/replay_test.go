@@ -45,11 +45,31 @@ func (h *script) wait(d time.Duration) *script { h.at = h.at.Add(d); return h }
 func (h *script) token(no int64) (token uuid.UUID) {
 	token = h.id
 	token[0], token[1] = byte(no), byte(no>>8)
+	token[6] = token[6]&0x0f | 0x40 // no lease ahead
 	return token
 }
 
 func (h *script) lease(worker string) *script {
 	return h.do("lease", func(t *Traced) { h.leased(t, worker, t.Attempt >= t.Most) })
+}
+
+// leaseAhead is a lease ahead of the handler.
+func (h *script) leaseAhead(worker string) *script {
+	return h.do("lease", func(t *Traced) {
+		h.leased(t, worker, false)
+		t.Token[6] = t.Token[6]&0x0f | aheadVersion<<4
+	})
+}
+
+// begin notes that the handler may begin, as in the trace: without the run.
+func (h *script) begin() *script {
+	h.keeping = Event{Kept: h.now.Token}
+	return h.kept("begin")
+}
+
+// takeBackUnbegun takes back a lease ahead that has expired before its handler could begin.
+func (h *script) takeBackUnbegun() *script {
+	return h.wait(4*time.Second).do("take back", func(t *Traced) { t.Attempt--; free(t, "pending") })
 }
 
 // leased makes the row leased for three seconds.
@@ -244,6 +264,15 @@ var right = map[string]func(*script) *script{
 	"removed": func(h *script) *script {
 		return h.lease("a").settle("succeeded").do("remove", func(t *Traced) { *t = Traced{} })
 	},
+	"leased ahead": func(h *script) *script {
+		h.leaseAhead("a").extend().takeBackUnbegun()
+		h.leaseAhead("b").begin().extend().takeBack()
+		return h.lease("b").settle("succeeded")
+	},
+	"leased ahead, at its last attempt": func(h *script) *script {
+		h.lease("a").takeBack().lease("a").takeBack()
+		return h.leaseAhead("a").takeBackUnbegun().leaseAhead("a").begin().takeBack().fail()
+	},
 	"edited": func(h *script) *script {
 		return h.do("edit", func(t *Traced) { t.Most = 9 }).do("edit", func(t *Traced) { h.leased(t, "by hand", false) }).takeBack()
 	},
@@ -393,6 +422,12 @@ var wrong = []struct {
 		h.now.Attempt = 2
 		return h.extend()
 	}, nil},
+	{"take back: of a lease ahead that was not begun, charged", func(h *script) *script { return h.leaseAhead("a").takeBack() }, nil},
+	{"take back: of a lease ahead that was begun, not charged", func(h *script) *script { return h.leaseAhead("a").begin().takeBackUnbegun() }, nil},
+	{"take back: of a lease ahead that lasts", func(h *script) *script {
+		return h.leaseAhead("a").do("take back", func(t *Traced) { t.Attempt--; free(t, "pending") })
+	}, nil},
+	{"take back: of a lease to begin at once, not charged", func(h *script) *script { return h.lease("a").takeBackUnbegun() }, nil},
 }
 
 // The replay refuses wrong histories at the event that is wrong. Without the named guard it accepts them, so the
