@@ -15,7 +15,7 @@ const (
 	floorTwo     = "floor, 2 loops"
 	noHistory    = "history off"
 	noWakeUp     = "wake-up off"
-	shippedSlots = "Concurrency as shipped"
+	wideSlots    = "4,000 slots"
 	boundRole    = "role bound to its prefix"
 )
 
@@ -41,7 +41,7 @@ func drain(ctx context.Context, b *bench) error {
 			drained{ours{}, floorTwo, task{Do: "floor", Loops: 2}, 1, ""},
 			drained{ours{}, noHistory, work, 1, "workflow.audit = off"},
 			drained{ours{}, noWakeUp, task{Do: "work", NoWakeUp: true}, 1, "workflow.wakeup = off"},
-			drained{ours{}, shippedSlots, task{Do: "work", Slots: -1}, 1, ""},
+			drained{ours{}, wideSlots, task{Do: "work", Slots: 4000}, 1, ""},
 			drained{ours{}, boundRole, work, 1, ""},
 		)
 	}

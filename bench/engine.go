@@ -74,8 +74,9 @@ type task struct {
 	Prefixes []string `json:"prefixes"` // ours: of these types
 	NoWakeUp bool     `json:"noWakeUp"` // ours
 	Poll     int      `json:"poll"`     // ours: milliseconds between polls
-	Slots    int      `json:"slots"`    // ours: concurrency; negative: the default
-	Lease    int      `json:"lease"`    // ours: milliseconds of a lease
+	Slots    int      `json:"slots"`    // ours: concurrency; 0: as shipped
+	Lease    int      `json:"lease"`    // ours: milliseconds of a lease; 0: as shipped
+	Beats    bool     `json:"beats"`    // ours: counts statements and heartbeats, and has handlers that sleep
 	Loops    int      `json:"loops"`    // ours: loops of the floor
 	Keep     int      `json:"keep"`     // ours: seconds for which finished runs are kept; 0: for ever
 	Graph    bool     `json:"graph"`    // ours: executes processes

@@ -57,7 +57,7 @@ func (b *bench) halfLoadOnce(ctx context.Context, db *database, perSecond float6
 		return err
 	}
 	fed := 0
-	t := task{Do: "work", URL: db.url, Graph: true, Slots: -1}
+	t := task{Do: "work", URL: db.url, Graph: true}
 	err := b.timed(ctx, ours{}, t, 1, s, func(ps processes) (int, error) {
 		var err error
 		if fed, err = feedEvenly(ctx, db, d.Process, perSecond, b.sizes.half); err != nil {
@@ -159,7 +159,7 @@ func (b *bench) limit(ctx context.Context, variant string, d *graph.Definition, 
 		if err := db.rest(ctx); err != nil {
 			return err
 		}
-		err := b.timed(ctx, ours{}, task{Do: "work", URL: db.url, Graph: true, Slots: -1}, 1, &s, func(ps processes) (int, error) {
+		err := b.timed(ctx, ours{}, task{Do: "work", URL: db.url, Graph: true}, 1, &s, func(ps processes) (int, error) {
 			if err := pause(ctx, b.sizes.warmUp); err != nil {
 				return 0, err
 			}

@@ -96,7 +96,7 @@ func (p *page) waitRows(s *section, rows []samples) {
 	if len(rows) == 0 {
 		return
 	}
-	p.line("\nPlain runs, drained with Concurrency %s among instances that wait, half of them for a message, half for tomorrow.\n", thousands(slots))
+	p.line("\nPlain runs, drained among instances that wait, half of them for a message, half for tomorrow.\n")
 	p.header("", "runs/s", "range", "of the rate where none waits", "Postgres CPU", "worker CPU", "WAL", "foreign", "times")
 	for _, row := range rows {
 		c := row.costs()

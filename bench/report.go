@@ -22,7 +22,7 @@ var chapters = map[string]chapter{
 one from 8. *Client CPU* is the producer's.`, "enqueue.svg", costTable("client")},
 	"drain": {"Drain", `The runs are there before the clock starts; it stops when none is unfinished. The floor is a bare loop of
 ` + "`leasing.Poller` and `settling.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. The last rows
-show what the history, the wake-up and the setting of Concurrency cost; they are no configuration that is recommended.`, "drain.svg", costTable("worker")},
+show what the history, the wake-up and a bound role cost, and that more slots gain nothing; they are no configuration that is recommended.`, "drain.svg", costTable("worker")},
 	"pickup": {"Idle pick-up", `From the commit of an insert to the start of its handler, one run at a time, and what a worker costs the server
 that has nothing to do. Percentiles are over all repetitions.`, "", pickUpTable},
 	"crowd": {"Among many other rows", `The same drain with other rows in the table, loaded by plain SQL without history, vacuumed and analyzed; each time on a fresh
