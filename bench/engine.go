@@ -70,6 +70,7 @@ type task struct {
 
 	Default  bool     `json:"default"`  // the settings for idle pick-up that the engine ships with
 	Idle     bool     `json:"idle"`     // the settings that suit idle pick-up best
+	Start    bool     `json:"start"`    // the settings of the engine's start page
 	Types    []string `json:"types"`    // ours: types to handle
 	Prefixes []string `json:"prefixes"` // ours: of these types
 	NoWakeUp bool     `json:"noWakeUp"` // ours

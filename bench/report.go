@@ -21,8 +21,9 @@ var chapters = map[string]chapter{
 	"enqueue": {"Enqueue", `Runs with the payload {"n": …}, stored by a process of its own: in bulk from 4 producers with 1,000 a call, one by
 one from 8. *Client CPU* is the producer's.`, "enqueue.svg", costTable("client")},
 	"drain": {"Drain", `The runs are there before the clock starts; it stops when none is unfinished. The floor is a bare loop of
-` + "`leasing.Poller` and `settling.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. The last rows
-show what the history, the wake-up and a bound role cost, and that more slots gain nothing; they are no configuration that is recommended.`, "drain.svg", costTable("worker")},
+` + "`leasing.Poller` and `settling.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. *Larger share*
+is that of the busier of our two workers. *Documented defaults* are the settings of a rival's start page, with fewer runs. The last rows
+show what the history, the wake-up and a bound role cost, and that more slots gain nothing; they are no configuration that is recommended.`, "drain.svg", drainTable},
 	"pickup": {"Idle pick-up", `From the commit of an insert to the start of its handler, one run at a time, and what a worker costs the server
 that has nothing to do. Percentiles are over all repetitions.`, "", pickUpTable},
 	"crowd": {"Among many other rows", `The same drain with other rows in the table, loaded by plain SQL without history, vacuumed and analyzed; each time on a fresh
@@ -148,6 +149,19 @@ func costTable(client string) func(*page, *section) {
 		for _, row := range s.Samples.rows() {
 			p.row(append([]string{row[0].Engine, row[0].Variant}, row.costs()...)...)
 		}
+	}
+}
+
+// drainTable is a costTable with the larger of the shares of two workers.
+func drainTable(p *page, s *section) {
+	p.header("engine", "", "runs/s", "range", "larger share", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign", "times")
+	for _, row := range s.Samples.rows() {
+		larger := ""
+		if share := row.median(more(largerKey)); share > 0 {
+			larger = decimals(share, 2)
+		}
+		c := row.costs()
+		p.row(append([]string{row[0].Engine, row[0].Variant, c[0], c[1], larger}, c[2:]...)...)
 	}
 }
 

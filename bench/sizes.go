@@ -16,6 +16,7 @@ type sizes struct {
 	bulk   int // runs enqueued in bulk
 	single int // runs enqueued one by one
 	drain  int // runs drained
+	start  int // the same by rivals with the settings of their start pages
 
 	pickUps    int // per engine and repetition
 	rarePickUp int // the same where only polling finds them
@@ -54,7 +55,7 @@ type sizes struct {
 var fullSize = sizes{
 	reps: 3, crowdReps: 5, rivalCrowdReps: 3, mixedReps: 5,
 	wal: 7, calm: 8, warmUp: 2 * time.Second,
-	bulk: 100_000, single: 16_000, drain: 100_000,
+	bulk: 100_000, single: 16_000, drain: 100_000, start: 2_000,
 	pickUps: 100, rarePickUp: 40, idle: 10 * time.Second,
 	crowd: 60_000, extra: 1_000_000, leased: 100_000,
 	held: 120 * time.Second, heldRival: 60 * time.Second, edge: 10 * time.Second,
@@ -69,7 +70,7 @@ var fullSize = sizes{
 var smokeSize = sizes{
 	reps: 1, crowdReps: 1, rivalCrowdReps: 1, mixedReps: 1,
 	warmUp: 500 * time.Millisecond,
-	bulk:   4_000, single: 400, drain: 4_000,
+	bulk:   4_000, single: 400, drain: 4_000, start: 200,
 	pickUps: 8, rarePickUp: 2, idle: time.Second,
 	crowd: 2_000, extra: 5_000, leased: 1_000,
 	held: 4 * time.Second, heldRival: 2 * time.Second, edge: time.Second,
