@@ -38,7 +38,7 @@ func processGraphs(ctx context.Context, b *bench) error {
 	if !b.has(ours{}) {
 		return nil
 	}
-	return errors.Join(b.halfLoad(ctx), b.limits(ctx), b.amongWaiting(ctx))
+	return errors.Join(b.betweenSteps(ctx), b.limits(ctx), b.amongWaiting(ctx))
 }
 
 // takePart records who takes part here: our engine and DBOS.

@@ -36,7 +36,8 @@ type sizes struct {
 
 	instances int           // of each process that is executed
 	workflows int           // of DBOS
-	half      time.Duration // at half load
+	even      time.Duration // at a fixed rate of steps
+	alone     int           // instances, one after the other
 	branches  int           // of one fork
 	elements  int           // of one each
 	waiting   int           // waiting instances
@@ -61,7 +62,7 @@ var fullSize = sizes{
 	held: 120 * time.Second, heldRival: 60 * time.Second, edge: 10 * time.Second,
 	lates:  []time.Duration{2 * time.Second, 10 * time.Second, 30 * time.Second, 60 * time.Second},
 	leases: 10_000, beats: 30 * time.Second,
-	instances: 20_000, workflows: 4_000, half: 20 * time.Second, branches: 1_000, elements: 10_000, waiting: 1_000_000,
+	instances: 20_000, workflows: 4_000, even: 20 * time.Second, alone: 30, branches: 1_000, elements: 10_000, waiting: 1_000_000,
 	backlogs: [3]int{1_000, 100_000, 1_000_000}, smallRounds: 6, bigReps: 1, poisoned: 5_000, forwardedFew: 10_000,
 	rareEvents: 100, busyEvents: 5 * time.Second,
 	soak: 30 * time.Minute, warm: 5 * time.Minute, peak: 20 * time.Second,
@@ -76,7 +77,7 @@ var smokeSize = sizes{
 	held: 4 * time.Second, heldRival: 2 * time.Second, edge: time.Second,
 	lates:  []time.Duration{time.Second, 2 * time.Second},
 	leases: 500, beats: 3 * time.Second,
-	instances: 200, workflows: 50, half: 2 * time.Second, branches: 50, elements: 200, waiting: 1_000,
+	instances: 200, workflows: 50, even: 2 * time.Second, alone: 5, branches: 50, elements: 200, waiting: 1_000,
 	backlogs: [3]int{100, 2_000, 5_000}, smallRounds: 2, bigReps: 1, poisoned: 500, forwardedFew: 500,
 	rareEvents: 8, busyEvents: time.Second,
 	soak: 6 * time.Second, warm: time.Second, peak: 2 * time.Second,
