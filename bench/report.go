@@ -32,7 +32,7 @@ is settled. River's future jobs have the priority of the others, which is its hi
 	"mixed": {"Many types and priorities", `The same number of runs, of one type and priority or spread over many. On the side a bare
 ` + "`leasing.Poller`" + ` leases a third as many: no run may come after one of lower priority.`, "", costTable("worker")},
 	"snapshot": {"Under an old snapshot", `Another session keeps a REPEATABLE READ snapshot while runs are enqueued in bulk, 10,000 ahead of one worker process, so
-that no dead row can be removed. At the end nothing may be left. Our engine is tried meanwhile: runs are stored in transactions that stay open for 2
+that no dead row can be removed. At the end nothing may be left. Our engine is fed for as long without a snapshot, too. It is tried meanwhile: runs are stored in transactions that stay open for 2
 to 60 seconds, and leases are planted as dead workers leave them; the longest time of each is shown.`, "snapshot.svg", snapshotTable},
 	"heartbeat": {"Heartbeats", `One worker holds leases whose handlers sleep, with a lease of 6 s, so that all are extended every 2 s. Rates and
 costs are per lease extended. *Statements* are all that the worker sends in an interval.`, "", heartbeatTable},
@@ -239,15 +239,17 @@ func thousands(x float64) string {
 }
 
 func snapshotTable(p *page, s *section) {
-	p.header("engine", "seconds", "runs/s", "first 10 s", "last 10 s", "of the first", "waiting in the end", "late commit to handler", "expiry to taken back", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
+	free := s.median(ours{}.name(), freeVariant, more(lastKey))
+	p.header("engine", "", "seconds", "runs/s", "first 10 s", "last 10 s", "of the first", "of those without a snapshot", "waiting in the end", "late commit to handler", "expiry to taken back", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
 	for _, one := range s.Samples {
-		late, taken := "", ""
+		late, taken, share := "", "", ""
 		if one.Engine == (ours{}).name() {
+			share = decimals(one.More[lastKey]/free, 2)
 			late, taken = decimals(one.More[lateKey], 2)+" s", decimals(one.More[takenKey], 2)+" s"
 		}
 		c := samples{one}.costs()
-		p.row(one.Engine, strconv.Itoa(len(one.Series)), c[0], thousands(one.More[firstKey]), thousands(one.More[lastKey]),
-			decimals(one.More[lastKey]/one.More[firstKey], 2), thousands(one.More[waitingKey]), late, taken, c[2], c[3], c[4], c[5], c[6])
+		p.row(one.Engine, one.Variant, strconv.Itoa(len(one.Series)), c[0], thousands(one.More[firstKey]), thousands(one.More[lastKey]),
+			decimals(one.More[lastKey]/one.More[firstKey], 2), share, thousands(one.More[waitingKey]), late, taken, c[2], c[3], c[4], c[5], c[6])
 	}
 }
 
