@@ -80,6 +80,8 @@ type task struct {
 	Beats    bool     `json:"beats"`    // ours: counts statements and heartbeats, and has handlers that sleep
 	Loops    int      `json:"loops"`    // ours: loops of the floor
 	Keep     int      `json:"keep"`     // ours: seconds for which finished runs are kept; 0: for ever
+	Efforts  []effort `json:"efforts"`  // ours: types to handle whose handlers take time
+	Journal  string   `json:"journal"`  // ours: a file to which handlers append when they are called
 	Graph    bool     `json:"graph"`    // ours: executes processes
 	Counted  string   `json:"counted"`  // ours: a type whose settlements count as handled
 

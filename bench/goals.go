@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 // A goal is the minimum or maximum that we want a figure to have.
@@ -53,7 +55,9 @@ func (s *section) goals() []goal {
 	of := map[string]func(*section) []goal{
 		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
 		"crowd": crowdGoals, "mixed": mixedGoals,
+		"work":     workGoals,
 		"snapshot": snapshotGoals, "heartbeat": heartbeatGoals,
+		"crash":     crashGoals,
 		"processes": processGoals,
 		"events":    eventGoals,
 		"soak":      soakGoals,
@@ -153,6 +157,34 @@ func mixedGoals(s *section) []goal {
 	return []goal{
 		ratio("drain of "+thirtyType+", of the rate of one type", many.median(rate), s.median(own, oneType, rate), 0.8, false),
 		{text: "runs leased after one of lower priority", value: sum(many.sorted(more(strictKey))), atMost: true},
+	}
+}
+
+// workGoals leave out handlers that allow more than the engine can settle on this machine, and those that compute on
+// the cores which the engine needs, too.
+func workGoals(s *section) (goals []goal) {
+	for _, row := range s.Samples.rows() {
+		switch {
+		case row[0].Engine != ours{}.name():
+		case row[0].Variant == urgentVariant:
+			goals = append(goals, goal{text: "pick-up of " + urgentVariant + ", p99", value: percentile(row.pooled(), 0.99), limit: 20, atMost: true, unit: " ms", decimal: 1})
+		case row[0].Variant != shortVariant && row[0].Variant != burnVariant:
+			goals = append(goals, goal{text: row[0].Variant + ", of what they allow", value: row.median(ofAllowed), limit: 0.95, unit: " ×", decimal: 2})
+		}
+	}
+	return goals
+}
+
+func crashGoals(s *section) []goal {
+	killed := s.Samples.of(ours{}.name(), killedVariant)
+	if len(killed) == 0 {
+		return nil
+	}
+	most := func(key string) float64 { return slices.Max(killed.sorted(more(key))) }
+	return []goal{
+		{text: "runs of a killed worker that are charged and had not begun", value: most(unjustKey), limit: shipped.Concurrency, atMost: true},
+		{text: "runs of a killed worker that had begun and are not charged", value: most(unchargedKey), atMost: true},
+		{text: "the last run that is not charged begins elsewhere, after the end of its lease", value: most(elsewhereKey), limit: 2, atMost: true, unit: " s", decimal: 2},
 	}
 }
 

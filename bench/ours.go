@@ -94,23 +94,24 @@ func (ours) unsettled(ctx context.Context, db *database, n int) (left int, err e
 func (ours) process(t task) *exec.Cmd { return exec.Command(self(), "child", t.String()) }
 
 func (ours) producer(_ task, pool *pgxpool.Pool) (producer, error) {
-	return oursProducer{pool, noop}, nil
+	return oursProducer{pool: pool, typ: noop}, nil
 }
 
 type oursProducer struct {
-	pool *pgxpool.Pool
-	typ  string
+	pool     *pgxpool.Pool
+	typ      string
+	priority int
 }
 
 func (p oursProducer) one(ctx context.Context, n int) error {
-	_, err := run.Enqueue(ctx, p.pool, run.New{Type: p.typ, Payload: payload{n}})
+	_, err := run.Enqueue(ctx, p.pool, run.New{Type: p.typ, Payload: payload{n}, Priority: p.priority})
 	return err
 }
 
 func (p oursProducer) many(ctx context.Context, ns []int) error {
 	news := make([]run.New, len(ns))
 	for i, n := range ns {
-		news[i] = run.New{Type: p.typ, Payload: payload{n}}
+		news[i] = run.New{Type: p.typ, Payload: payload{n}, Priority: p.priority}
 	}
 	_, err := run.EnqueueMany(ctx, p.pool, news)
 	return err

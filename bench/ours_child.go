@@ -66,11 +66,24 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 	if len(types) == 0 {
 		types, prefixes = []string{noop}, []string{"bench."}
 	}
+	note := func(int) error { return nil }
+	if t.Journal != "" {
+		j, err := openJournal(t.Journal)
+		if err != nil {
+			return err
+		}
+		defer j.file.Close()
+		note = j.note
+	}
 	for _, typ := range types {
 		worker.Handle(mux, run.Task[payload](typ), func(_ context.Context, p payload) (struct{}, error) {
+			err := note(p.N)
 			c.handle(p.N)
-			return struct{}{}, nil
+			return struct{}{}, err
 		})
+	}
+	for _, e := range t.Efforts {
+		e.register(mux, c)
 	}
 	if t.Beats {
 		worker.Handle(mux, asleep, func(ctx context.Context, p payload) (struct{}, error) {

@@ -89,9 +89,9 @@ func (s *section) snapshotPicture() string {
 		for _, one := range s.Samples.of(name, heldVariant) {
 			c.curves = append(c.curves, curve{name, one.Series})
 		}
-		for _, one := range s.Samples.of(name, freeVariant) {
-			c.curves = append(c.curves, curve{name + ", " + freeVariant, one.Series})
-		}
+	}
+	for _, one := range s.Samples.of(ours{}.name(), freeVariant) {
+		c.curves = append(c.curves, curve{one.Engine + ", " + freeVariant, one.Series})
 	}
 	return c.svg()
 }

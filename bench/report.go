@@ -31,11 +31,17 @@ copy of the database, in turn with the empty one. *CPU* is per run handled, sinc
 is settled. River's future jobs have the priority of the others, which is its highest.`, "crowd.svg", crowdTable},
 	"mixed": {"Many types and priorities", `The same number of runs, of one type and priority or spread over many. On the side a bare
 ` + "`leasing.Poller`" + ` leases a third as many: no run may come after one of lower priority.`, "", costTable("worker")},
+	"work": {"Real work", `Runs whose handlers take time, drained by one worker process with its 100 slots, unless a row says otherwise. *The handlers allow* is the number of slots by the
+time that a handler takes; for handlers that compute, the number of cores. It is more than the engine can settle if handlers take a millisecond or less. Where types are mixed, they have equal
+shares of the backlog, and *smallest share* says how many runs of the type that got the least were leased in the first half of the time, of the mean of all.`, "", workTable},
 	"snapshot": {"Under an old snapshot", `Another session keeps a REPEATABLE READ snapshot while runs are enqueued in bulk, 10,000 ahead of one worker process, so
 that no dead row can be removed. At the end nothing may be left. Our engine is fed for as long without a snapshot, too. It is tried meanwhile: runs are stored in transactions that stay open for 2
 to 60 seconds, and leases are planted as dead workers leave them; the longest time of each is shown.`, "snapshot.svg", snapshotTable},
 	"heartbeat": {"Heartbeats", `One worker holds leases whose handlers sleep, with a lease of 6 s, so that all are extended every 2 s. Rates and
 costs are per lease extended. *Statements* are all that the worker sends in an interval.`, "", heartbeatTable},
+	"crash": {"A worker is killed", fmt.Sprintf(`One worker process drains %s runs whose handlers do nothing, and is killed with SIGKILL while it does. Another one drains the rest. Both have a lease of %v;
+the shipped one of 30 s would make no other difference than to take longer. *Begun* are the runs whose handlers had been called, by a file that these append to; *charged* are the runs that needed a
+second attempt. A run that is charged is suspect, so it waits for a backoff and begins with few others beside it.`, thousands(float64(fullSize.crash)), crashLease), "", crashTable},
 	"processes": {"Processes", `Process graphs, whose steps do nothing, carried out by one worker process as it ships, and DBOS Transact: ` + "`RunWorkflow`" + ` with as
 many steps. All figures are per step: the start of an instance and what lies between its steps are in the costs of these. Instances are started by one INSERT in SQL before the
 clock starts, at the rate in the column *inserted*; what follows from it, up to the last step, is timed. Where instances are to wait, a start counts as a step. A plain run has no process.`,
