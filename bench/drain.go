@@ -11,12 +11,15 @@ import (
 const (
 	oneProcess   = "1 process"
 	twoProcesses = "2 processes"
+	startPage    = "1 process, documented defaults"
 	floorOne     = "floor, 1 loop"
 	floorTwo     = "floor, 2 loops"
 	noHistory    = "history off"
 	noWakeUp     = "wake-up off"
-	shippedSlots = "Concurrency as shipped"
+	wideSlots    = "4,000 slots"
 	boundRole    = "role bound to its prefix"
+
+	largerKey = "larger share" // of the busier of two workers
 )
 
 // A drained row is one way to drain a table that was filled before.
@@ -26,6 +29,7 @@ type drained struct {
 	task      task
 	processes int
 	alter     string // a setting of the database
+	runs      int    // 0: as many as sizes say
 }
 
 // drain empties a table of due runs in each of the ways.
@@ -33,21 +37,24 @@ func drain(ctx context.Context, b *bench) error {
 	work := task{Do: "work"}
 	var ways []drained
 	for _, e := range b.engines {
-		ways = append(ways, drained{e, oneProcess, work, 1, ""}, drained{e, twoProcesses, work, 2, ""})
+		ways = append(ways, drained{e, oneProcess, work, 1, "", 0}, drained{e, twoProcesses, work, 2, "", 0})
+		if e.name() != (ours{}).name() {
+			ways = append(ways, drained{e, startPage, task{Do: "work", Start: true}, 1, "", b.sizes.start})
+		}
 	}
 	if b.has(ours{}) {
 		ways = append(ways,
-			drained{ours{}, floorOne, task{Do: "floor", Loops: 1}, 1, ""},
-			drained{ours{}, floorTwo, task{Do: "floor", Loops: 2}, 1, ""},
-			drained{ours{}, noHistory, work, 1, "workflow.audit = off"},
-			drained{ours{}, noWakeUp, task{Do: "work", NoWakeUp: true}, 1, "workflow.wakeup = off"},
-			drained{ours{}, shippedSlots, task{Do: "work", Slots: -1}, 1, ""},
-			drained{ours{}, boundRole, work, 1, ""},
+			drained{ours{}, floorOne, task{Do: "floor", Loops: 1}, 1, "", 0},
+			drained{ours{}, floorTwo, task{Do: "floor", Loops: 2}, 1, "", 0},
+			drained{ours{}, noHistory, work, 1, "workflow.audit = off", 0},
+			drained{ours{}, noWakeUp, task{Do: "work", NoWakeUp: true}, 1, "workflow.wakeup = off", 0},
+			drained{ours{}, wideSlots, task{Do: "work", Slots: 4000}, 1, "", 0},
+			drained{ours{}, boundRole, work, 1, "", 0},
 		)
 	}
 	for rep := range b.sizes.reps {
 		for _, w := range ways {
-			s := sample{Engine: w.engine.name(), Variant: w.variant, Rep: rep + 1, Runs: b.sizes.drain}
+			s := sample{Engine: w.engine.name(), Variant: w.variant, Rep: rep + 1, Runs: cmp.Or(w.runs, b.sizes.drain)}
 			err := b.onFresh(ctx, w.engine, func(db *database) error {
 				if w.alter != "" {
 					if err := db.set(ctx, w.alter); err != nil {
@@ -60,7 +67,12 @@ func drain(ctx context.Context, b *bench) error {
 						return err
 					}
 				}
-				return b.drainOnce(ctx, db, w, &s)
+				if err := b.drainOnce(ctx, db, w, &s); err != nil || w.variant != twoProcesses || w.engine.name() != (ours{}).name() {
+					return err
+				}
+				larger, err := largerShare(ctx, db)
+				s.More = map[string]float64{largerKey: larger}
+				return err
 			})
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", w.engine.name(), w.variant, err)
@@ -69,6 +81,12 @@ func drain(ctx context.Context, b *bench) error {
 		}
 	}
 	return nil
+}
+
+// largerShare returns which share of the runs the busier worker has settled.
+func largerShare(ctx context.Context, db *database) (share float64, err error) {
+	err = db.QueryRow(ctx, `SELECT max(n) / sum(n) FROM (SELECT count(*)::float8 AS n FROM workflow_run GROUP BY settled_by) AS worker`).Scan(&share)
+	return share, err
 }
 
 // drainOnce loads s.Runs foreground runs and drains them.

@@ -70,14 +70,18 @@ type task struct {
 
 	Default  bool     `json:"default"`  // the settings for idle pick-up that the engine ships with
 	Idle     bool     `json:"idle"`     // the settings that suit idle pick-up best
+	Start    bool     `json:"start"`    // the settings of the engine's start page
 	Types    []string `json:"types"`    // ours: types to handle
 	Prefixes []string `json:"prefixes"` // ours: of these types
 	NoWakeUp bool     `json:"noWakeUp"` // ours
 	Poll     int      `json:"poll"`     // ours: milliseconds between polls
-	Slots    int      `json:"slots"`    // ours: concurrency; negative: the default
-	Lease    int      `json:"lease"`    // ours: milliseconds of a lease
+	Slots    int      `json:"slots"`    // ours: concurrency; 0: as shipped
+	Lease    int      `json:"lease"`    // ours: milliseconds of a lease; 0: as shipped
+	Beats    bool     `json:"beats"`    // ours: counts statements and heartbeats, and has handlers that sleep
 	Loops    int      `json:"loops"`    // ours: loops of the floor
 	Keep     int      `json:"keep"`     // ours: seconds for which finished runs are kept; 0: for ever
+	Efforts  []effort `json:"efforts"`  // ours: types to handle whose handlers take time
+	Journal  string   `json:"journal"`  // ours: a file to which handlers append when they are called
 	Graph    bool     `json:"graph"`    // ours: executes processes
 	Counted  string   `json:"counted"`  // ours: a type whose settlements count as handled
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/simple-workflow/simple-workflow/internal/shipped"
 )
 
 // A goal is the minimum or maximum that we want a figure to have.
@@ -53,7 +55,9 @@ func (s *section) goals() []goal {
 	of := map[string]func(*section) []goal{
 		"enqueue": enqueueGoals, "drain": drainGoals, "pickup": pickUpGoals,
 		"crowd": crowdGoals, "mixed": mixedGoals,
+		"work":     workGoals,
 		"snapshot": snapshotGoals, "heartbeat": heartbeatGoals,
+		"crash":     crashGoals,
 		"processes": processGoals,
 		"events":    eventGoals,
 		"soak":      soakGoals,
@@ -62,6 +66,14 @@ func (s *section) goals() []goal {
 		return nil
 	}
 	return slices.DeleteFunc(of(s), func(g goal) bool { return math.IsNaN(g.value) || math.IsInf(g.value, 0) })
+}
+
+// known returns x, or NaN if it is 0, because it was not measured.
+func known(x float64) float64 {
+	if x == 0 {
+		return math.NaN()
+	}
+	return x
 }
 
 func (s *section) median(engine, variant string, of number) float64 {
@@ -91,13 +103,14 @@ func drainGoals(s *section) []goal {
 	one := s.median(own, oneProcess, rate)
 	floor := max(s.median(own, floorOne, rate), s.median(own, floorTwo, rate))
 	return []goal{
-		ratio("drain, of graphile-worker", one, s.median(graphile{}.name(), oneProcess, rate), 1.3, false),
+		ratio("drain, of graphile-worker tuned", one, s.median(graphile{}.name(), oneProcess, rate), 1.05, false),
+		ratio("drain, of two processes of graphile-worker tuned", one, s.median(graphile{}.name(), twoProcesses, rate), 0.8, false),
 		ratio("Postgres CPU per drained run, of graphile-worker", s.median(own, oneProcess, serverCPU),
-			s.median(graphile{}.name(), oneProcess, serverCPU), 1.2, true),
-		ratio("drain, of River", one, s.median(riverQueue{}.name(), oneProcess, rate), 2.5, false),
-		ratio("drain, of a bare loop of lease and settle", one, floor, 0.75, false),
-		ratio("two processes, of one", s.median(own, twoProcesses, rate), one, 0.9, false),
-		{text: "WAL per run without history", value: s.median(own, noHistory, wal), limit: 1300, atMost: true, unit: " bytes"},
+			s.median(graphile{}.name(), oneProcess, serverCPU), 1.9, true),
+		ratio("drain, of River tuned", one, s.median(riverQueue{}.name(), oneProcess, rate), 1.7, false),
+		ratio("drain, of a bare loop of lease and settle", one, floor, 0.7, false),
+		{text: "two processes, larger share", value: known(s.median(own, twoProcesses, more(largerKey))), limit: 0.6, atMost: true, decimal: 2},
+		{text: "WAL per drained run", value: known(s.median(own, oneProcess, wal)), limit: 1280, atMost: true, unit: " bytes"},
 	}
 }
 
@@ -105,12 +118,24 @@ func pickUpGoals(s *section) []goal {
 	own := ours{}.name()
 	woken, polled := s.Samples.of(own, wakeUpVariant).pooled(), s.Samples.of(own, pollingVariant).pooled()
 	limit := float64(pollInterval.Milliseconds()) + 5
+	fastest := math.Inf(1)
+	for _, row := range s.Samples.rows() {
+		if all := row.pooled(); row[0].Engine != own && len(all) > 0 {
+			fastest = min(fastest, percentile(all, 0.50))
+		}
+	}
+	if math.IsInf(fastest, 1) {
+		fastest = 0 // no rival took part
+	}
 	return []goal{
-		{text: "idle pick-up by wake-up, p50", value: percentile(woken, 0.50), limit: 1, atMost: true, unit: " ms", decimal: 2},
+		ratio("idle pick-up by wake-up, p50, of the fastest rival", percentile(woken, 0.50), fastest, 1.1, true),
 		{text: "idle pick-up by wake-up, p99", value: percentile(woken, 0.99), limit: 5, atMost: true, unit: " ms", decimal: 2},
 		{text: "idle pick-up by polling alone, p99", value: percentile(polled, 0.99), limit: limit, atMost: true, unit: " ms", decimal: 1},
 	}
 }
+
+// crowdShare is the share of the rate that we want to keep among other rows.
+const crowdShare = 0.9
 
 func crowdGoals(s *section) (goals []goal) {
 	own := ours{}.name()
@@ -120,7 +145,7 @@ func crowdGoals(s *section) (goals []goal) {
 			continue
 		}
 		goals = append(goals,
-			ratio("drain among "+row[0].Variant+", of the rate among none", row.median(rate), alone, 0.85, false),
+			ratio("drain among "+row[0].Variant+", of the rate among none", row.median(rate), alone, crowdShare, false),
 			ratio("Postgres CPU per run among "+row[0].Variant+", of that among none", row.median(serverCPU), cost, 1.15, true))
 	}
 	return goals
@@ -135,10 +160,38 @@ func mixedGoals(s *section) []goal {
 	}
 }
 
+// workGoals leave out handlers that allow more than the engine can settle on this machine, and those that compute on
+// the cores which the engine needs, too.
+func workGoals(s *section) (goals []goal) {
+	for _, row := range s.Samples.rows() {
+		switch {
+		case row[0].Engine != ours{}.name():
+		case row[0].Variant == urgentVariant:
+			goals = append(goals, goal{text: "pick-up of " + urgentVariant + ", p99", value: percentile(row.pooled(), 0.99), limit: 20, atMost: true, unit: " ms", decimal: 1})
+		case row[0].Variant != shortVariant && row[0].Variant != burnVariant:
+			goals = append(goals, goal{text: row[0].Variant + ", of what they allow", value: row.median(ofAllowed), limit: 0.95, unit: " ×", decimal: 2})
+		}
+	}
+	return goals
+}
+
+func crashGoals(s *section) []goal {
+	killed := s.Samples.of(ours{}.name(), killedVariant)
+	if len(killed) == 0 {
+		return nil
+	}
+	most := func(key string) float64 { return slices.Max(killed.sorted(more(key))) }
+	return []goal{
+		{text: "runs of a killed worker that are charged and had not begun", value: most(unjustKey), limit: shipped.Concurrency, atMost: true},
+		{text: "runs of a killed worker that had begun and are not charged", value: most(unchargedKey), atMost: true},
+		{text: "the last run that is not charged begins elsewhere, after the end of its lease", value: most(elsewhereKey), limit: 2, atMost: true, unit: " s", decimal: 2},
+	}
+}
+
 func snapshotGoals(s *section) []goal {
 	held := s.Samples.of(ours{}.name(), heldVariant)
 	return []goal{
-		ratio("under an old snapshot, the last 10 s of the first 10 s", held.median(more(lastKey)), held.median(more(firstKey)), 0.9, false),
+		ratio("under an old snapshot, the last 10 s, of those without a snapshot", held.median(more(lastKey)), s.median(ours{}.name(), freeVariant, more(lastKey)), 0.9, false),
 		{text: "a run committed up to 60 s late, until it is leased", value: held.median(more(lateKey)), limit: 10, atMost: true, unit: " s", decimal: 2},
 		{text: "an expired lease, until it is taken back", value: held.median(more(takenKey)), limit: 1, atMost: true, unit: " s", decimal: 2},
 	}
@@ -155,20 +208,26 @@ func heartbeatGoals(s *section) []goal {
 func processGoals(s *section) (goals []goal) {
 	own := ours{}.name()
 	steps := s.median(transact{}.name(), dbosVariant, rate)
-	for _, variant := range []string{sequenceVariant, forkVariant} {
-		if r := s.median(own, variant, rate); r > 0 {
+	for _, w := range []struct {
+		variant string
+		limit   float64
+	}{{sequenceVariant, 4}, {forkVariant, 3}} {
+		if r := s.median(own, w.variant, rate); r > 0 {
 			goals = append(goals,
-				ratio("steps of processes, "+variant+", of DBOS's steps", r, steps, 4, false),
-				ratio("steps of processes, "+variant+", of plain runs", r, s.median(own, plainVariant, rate), 0.2, false))
+				ratio("steps of processes, "+w.variant+", of DBOS's steps", r, steps, w.limit, false),
+				ratio("steps of processes, "+w.variant+", of plain runs", r, s.median(own, plainVariant, rate), 0.2, false))
 		}
 	}
 	for _, one := range s.Samples.rows() {
 		switch {
 		case one[0].Engine != own:
-		case one[0].Variant == halfVariant:
+		case one[0].Variant == evenVariant:
 			goals = append(goals,
-				goal{text: "between two steps at half load, p50", value: one.median(more(gapKey("return", "p50"))), limit: 5, atMost: true, unit: " ms", decimal: 2},
-				goal{text: "between two steps at half load, p99", value: one.median(more(gapKey("return", "p99"))), limit: 25, atMost: true, unit: " ms", decimal: 2})
+				goal{text: "between two steps at 2,900 steps/s, p50", value: one.median(more(gapKey("return", "p50"))), limit: 5, atMost: true, unit: " ms", decimal: 2},
+				goal{text: "between two steps at 2,900 steps/s, p99", value: one.median(more(gapKey("return", "p99"))), limit: 20, atMost: true, unit: " ms", decimal: 2})
+		case one[0].Variant == aloneVariant:
+			goals = append(goals,
+				goal{text: "between two steps of an instance alone, p50", value: one.median(more(gapKey("return", "p50"))), limit: 2, atMost: true, unit: " ms", decimal: 2})
 		case one[0].isOf(wideFork):
 			goals = append(goals, goal{text: one[0].Variant + ", from its start to its end", value: slices.Max(one.pooled()), limit: 2, atMost: true, unit: " s", decimal: 2})
 		case one[0].isOf(waitFull):
@@ -178,7 +237,7 @@ func processGoals(s *section) (goals []goal) {
 	return goals
 }
 
-// eventGoals compare with the smallest backlog, which costs as much as a dispatcher that keeps up.
+// eventGoals compare the CPU with that of the smallest backlog, which costs as much as a dispatcher that keeps up.
 func eventGoals(s *section) (goals []goal) {
 	own := s.Samples.of(ours{}.name(), rareEvents)
 	if len(own) > 0 {
@@ -196,6 +255,11 @@ func eventGoals(s *section) (goals []goal) {
 		}
 		if row[0].isOf(oneDispatcher) {
 			goals = append(goals, goal{text: "publish to a sink that does nothing, " + name, value: row.median(rate), limit: 10_000, unit: " events/s"})
+		}
+		if row[0].isOf(besideOther) {
+			alone := s.median(ours{}.name(), fmt.Sprintf(oneDispatcher, thousands(float64(row[0].Runs))), rate)
+			goals = append(goals, ratio(name+", of the rate without", row.median(rate), alone, 0.8, false))
+			continue
 		}
 		if !row[0].isOf(twoDispatchers) && row[0].More[brokerKey] == 0 {
 			goals = append(goals, ratio("CPU per event, "+name+", of that of the smallest", row.median(eventCPU), small, 1.5, true))

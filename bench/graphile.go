@@ -64,7 +64,7 @@ func (graphile) version() string {
 }
 
 func (graphile) settings() string {
-	return "concurrentJobs 24, localQueue of 500 with refetchDelay 10 ms (none for idle pick-up), completeJobBatchDelay and failJobBatchDelay 0, addJobs in bulk"
+	return "concurrentJobs 24, localQueue of 500 with refetchDelay 10 ms (none for idle pick-up), completeJobBatchDelay and failJobBatchDelay 0, addJobs in bulk; documented defaults: concurrentJobs 1, no localQueue, pool of 10"
 }
 
 // install also stores the task, so that load can refer to it.

@@ -27,7 +27,7 @@ func heartbeat(ctx context.Context, b *bench) error {
 		if err := errors.Join(err, db.rest(ctx)); err != nil {
 			return err
 		}
-		ps, err := start(e, task{Do: "work", URL: db.url, Slots: b.sizes.leases, Lease: int(beatLease.Milliseconds())}, 1)
+		ps, err := start(e, task{Do: "work", URL: db.url, Slots: b.sizes.leases, Lease: int(beatLease.Milliseconds()), Beats: true}, 1)
 		if err != nil {
 			return err
 		}

@@ -14,118 +14,13 @@ import (
 )
 
 const (
-	halfVariant = "5 steps in a row, half load"
-	wideFork    = "one fork of %s, joined"
-	longEach    = "one each over %s elements, limit 50"
-	waitFree    = "plain runs, no instance waits"
-	waitFull    = "plain runs, %s instances wait"
+	wideFork = "one fork of %s, joined"
+	longEach = "one each over %s elements, limit 50"
+	waitFree = "plain runs, no instance waits"
+	waitFull = "plain runs, %s instances wait"
 
 	firstRSSKey = "RSS after the first"
 )
-
-// gaps are the columns with the time between two steps, in milliseconds: from the return of the handler, which is the
-// engine's whole overhead, and from the recorded time of the settle.
-var gaps = []struct{ from, column string }{{"return", "whole"}, {"settle", "settled"}}
-
-var gapShares = []struct {
-	name  string
-	share float64
-}{{"p50", 0.50}, {"p95", 0.95}, {"p99", 0.99}}
-
-func gapKey(from, name string) string { return name + " ms from " + from }
-
-// halfLoad feeds one worker with half as many instances per second as it has executed before.
-func (b *bench) halfLoad(ctx context.Context) error {
-	rate := b.section.median(ours{}.name(), sequenceVariant, rate) / sequenceSteps / 2
-	for rep := range b.sizes.reps {
-		s := sample{Engine: ours{}.name(), Variant: halfVariant, Rep: rep + 1, More: map[string]float64{}}
-		err := b.onFresh(ctx, ours{}, func(db *database) error { return b.halfLoadOnce(ctx, db, rate, &s) })
-		if err != nil {
-			return fmt.Errorf("%s: %w", halfVariant, err)
-		}
-		b.record(s)
-	}
-	return nil
-}
-
-func (b *bench) halfLoadOnce(ctx context.Context, db *database, perSecond float64, s *sample) error {
-	d := inARow(clocked, sequenceSteps)
-	if _, err := graph.Deploy(ctx, db.Pool, d); err != nil {
-		return err
-	}
-	if err := db.rest(ctx); err != nil {
-		return err
-	}
-	fed := 0
-	t := task{Do: "work", URL: db.url, Graph: true, Slots: -1}
-	err := b.timed(ctx, ours{}, t, 1, s, func(ps processes) (int, error) {
-		var err error
-		if fed, err = feedEvenly(ctx, db, d.Process, perSecond, b.sizes.half); err != nil {
-			return 0, err
-		}
-		s.Runs = fed * sequenceSteps
-		return s.Runs, awaitDrained(ctx, db, ours{}, ps, int64(s.Runs))
-	})
-	if err != nil {
-		return err
-	}
-	if err := allAre(ctx, db, "COMPLETED", fed, s.Runs); err != nil {
-		return err
-	}
-	return noteGaps(ctx, db, s)
-}
-
-// feedEvenly starts instances a hundred times a second. Late ones are not left out.
-func feedEvenly(ctx context.Context, db *database, process string, perSecond float64, length time.Duration) (fed int, err error) {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for begin := time.Now(); time.Since(begin) < length; {
-		if due := int(time.Since(begin).Seconds()*perSecond) + 1 - fed; due > 0 {
-			if err := insertStarts(ctx, db, process, fed, due); err != nil {
-				return fed, err
-			}
-			fed += due
-		}
-		select {
-		case <-ctx.Done():
-			return fed, ctx.Err()
-		case <-tick.C:
-		}
-	}
-	return fed, nil
-}
-
-// noteGaps reads from the steps' results when their handlers were called. It leaves out the first second, which is
-// for warming up.
-func noteGaps(ctx context.Context, db *database, s *sample) error {
-	for _, g := range gaps {
-		rows, _ := db.Query(ctx, `
-			SELECT (CASE $1 WHEN 'whole' THEN at - lag(at) OVER path ELSE at - lag(settled) OVER path END / 1e6)::float8
-			FROM (
-				SELECT token_id, node, created_at, (result->>'at')::bigint AS at, (extract(epoch FROM finished_at) * 1e9)::bigint AS settled
-				FROM workflow_run
-				WHERE type = $2) step
-			WHERE created_at > (SELECT min(created_at) + interval '1 second' FROM workflow_run)
-			WINDOW path AS (PARTITION BY token_id ORDER BY node)`, g.column, clocked)
-		all, err := pgx.CollectRows(rows, pgx.RowTo[*float64])
-		if err != nil {
-			return err
-		}
-		var known []float64
-		for _, gap := range all {
-			if gap != nil { // nil: the first of its path
-				known = append(known, *gap)
-			}
-		}
-		if len(known) == 0 {
-			return errors.New("no step came after another")
-		}
-		for _, p := range gapShares {
-			s.More[gapKey(g.from, p.name)] = percentile(known, p.share)
-		}
-	}
-	return nil
-}
 
 // limits makes one worker execute instances of unusual size, one at a time.
 func (b *bench) limits(ctx context.Context) error {
@@ -159,7 +54,7 @@ func (b *bench) limit(ctx context.Context, variant string, d *graph.Definition, 
 		if err := db.rest(ctx); err != nil {
 			return err
 		}
-		err := b.timed(ctx, ours{}, task{Do: "work", URL: db.url, Graph: true, Slots: -1}, 1, &s, func(ps processes) (int, error) {
+		err := b.timed(ctx, ours{}, task{Do: "work", URL: db.url, Graph: true}, 1, &s, func(ps processes) (int, error) {
 			if err := pause(ctx, b.sizes.warmUp); err != nil {
 				return 0, err
 			}

@@ -21,10 +21,6 @@ const (
 	noop    = "bench.noop.v1"
 	asleep  = "bench.sleep.v1" // its handler returns when it is released
 	clocked = "bench.clock.v1" // its result is the time of its handler's call
-
-	// slots is the one setting that differs from the defaults: no-op handlers take no time, so the number of runs in
-	// flight must cover those that are being settled.
-	slots = 4000
 )
 
 // A payload is what every run of the bench has.
@@ -35,7 +31,7 @@ type payload struct {
 func (ours) name() string    { return "simple-workflow" }
 func (ours) version() string { return commit() }
 func (ours) settings() string {
-	return fmt.Sprintf("Concurrency %d, all else as shipped: Batch %d, history and wake-up on", slots, shipped.Batch)
+	return fmt.Sprintf("as shipped: Concurrency %d, Batch %d, history and wake-up on", shipped.Concurrency, shipped.Batch)
 }
 
 func (ours) install(ctx context.Context, db *database) error {
@@ -98,23 +94,24 @@ func (ours) unsettled(ctx context.Context, db *database, n int) (left int, err e
 func (ours) process(t task) *exec.Cmd { return exec.Command(self(), "child", t.String()) }
 
 func (ours) producer(_ task, pool *pgxpool.Pool) (producer, error) {
-	return oursProducer{pool, noop}, nil
+	return oursProducer{pool: pool, typ: noop}, nil
 }
 
 type oursProducer struct {
-	pool *pgxpool.Pool
-	typ  string
+	pool     *pgxpool.Pool
+	typ      string
+	priority int
 }
 
 func (p oursProducer) one(ctx context.Context, n int) error {
-	_, err := run.Enqueue(ctx, p.pool, run.New{Type: p.typ, Payload: payload{n}})
+	_, err := run.Enqueue(ctx, p.pool, run.New{Type: p.typ, Payload: payload{n}, Priority: p.priority})
 	return err
 }
 
 func (p oursProducer) many(ctx context.Context, ns []int) error {
 	news := make([]run.New, len(ns))
 	for i, n := range ns {
-		news[i] = run.New{Type: p.typ, Payload: payload{n}}
+		news[i] = run.New{Type: p.typ, Payload: payload{n}, Priority: p.priority}
 	}
 	_, err := run.EnqueueMany(ctx, p.pool, news)
 	return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +31,7 @@ func (o ours) carryOut(ctx context.Context, t task, c *conversation) error {
 		config.MaxConns = 2 // as cmd/worker uses for the engine of processes
 	}
 	counts := &tally{}
-	if t.Lease > 0 { // the heartbeat scenario
+	if t.Beats {
 		config.ConnConfig.Tracer = counts
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
@@ -67,13 +66,26 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 	if len(types) == 0 {
 		types, prefixes = []string{noop}, []string{"bench."}
 	}
+	note := func(int) error { return nil }
+	if t.Journal != "" {
+		j, err := openJournal(t.Journal)
+		if err != nil {
+			return err
+		}
+		defer j.file.Close()
+		note = j.note
+	}
 	for _, typ := range types {
 		worker.Handle(mux, run.Task[payload](typ), func(_ context.Context, p payload) (struct{}, error) {
+			err := note(p.N)
 			c.handle(p.N)
-			return struct{}{}, nil
+			return struct{}{}, err
 		})
 	}
-	if t.Lease > 0 {
+	for _, e := range t.Efforts {
+		e.register(mux, c)
+	}
+	if t.Beats {
 		worker.Handle(mux, asleep, func(ctx context.Context, p payload) (struct{}, error) {
 			c.handle(p.N)
 			select {
@@ -110,7 +122,7 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 	go counts.tell(c)
 	return worker.Run(ctx, worker.Config{
 		Pool: pool, Mux: mux, Prefixes: prefixes,
-		Concurrency:  concurrency(t),
+		Concurrency:  t.Slots,
 		Lease:        time.Duration(t.Lease) * time.Millisecond,
 		PollInterval: time.Duration(t.Poll) * time.Millisecond,
 		NoWakeUp:     t.NoWakeUp,
@@ -125,9 +137,6 @@ func (ours) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conversatio
 type stamp struct {
 	At int64 `json:"at"`
 }
-
-// concurrency is 0, the default, if slots are negative.
-func concurrency(t task) int { return max(cmp.Or(t.Slots, slots), 0) }
 
 // floor leases and settles batches in bare loops: the minimum that any worker must do.
 func (ours) floor(ctx context.Context, t task, c *conversation) error {

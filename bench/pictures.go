@@ -70,7 +70,7 @@ func (s *section) cpuPicture() string {
 }
 
 func (s *section) crowdPicture() string {
-	p := panel{mark: 0.85}
+	p := panel{mark: crowdShare}
 	own := ours{}.name()
 	alone := s.median(own, nobody, rate)
 	for _, row := range s.Samples.rows() {
@@ -89,6 +89,9 @@ func (s *section) snapshotPicture() string {
 		for _, one := range s.Samples.of(name, heldVariant) {
 			c.curves = append(c.curves, curve{name, one.Series})
 		}
+	}
+	for _, one := range s.Samples.of(ours{}.name(), freeVariant) {
+		c.curves = append(c.curves, curve{one.Engine + ", " + freeVariant, one.Series})
 	}
 	return c.svg()
 }

@@ -151,6 +151,16 @@ func (ps processes) alive() error {
 	return nil
 }
 
+// kill ends the process with SIGKILL.
+func (p *process) kill() error {
+	if err := p.command.Process.Kill(); err != nil {
+		return err
+	}
+	<-p.ended
+	_ = p.command.Wait() // it was killed
+	return nil
+}
+
 // stop ends the processes, and kills them if they take too long.
 func (ps processes) stop() error {
 	var errs []error

@@ -12,11 +12,11 @@ func (s sample) isOf(pattern string) bool {
 }
 
 func processTable(p *page, s *section) {
-	var rates, half, limits, waits []samples
+	var rates, between, limits, waits []samples
 	for _, row := range s.Samples.rows() {
 		switch one := row[0]; {
-		case one.Variant == halfVariant:
-			half = append(half, row)
+		case one.Variant == evenVariant || one.Variant == aloneVariant:
+			between = append(between, row)
 		case one.isOf(wideFork) || one.isOf(longEach):
 			limits = append(limits, row)
 		case one.Variant == waitFree || one.isOf(waitFull):
@@ -31,7 +31,7 @@ func processTable(p *page, s *section) {
 		}
 	}
 	p.rateRows(rates)
-	p.halfRows(half)
+	p.gapRows(between)
 	p.limitRows(limits)
 	p.waitRows(s, waits)
 }
@@ -48,13 +48,13 @@ func (p *page) rateRows(rows []samples) {
 	}
 }
 
-func (p *page) halfRows(rows []samples) {
+func (p *page) gapRows(rows []samples) {
 	if len(rows) == 0 {
 		return
 	}
-	p.line("\nInstances of %d steps, started evenly at half the rate above. *From return* is the time from the return of one handler to the start of the next,"+
-		" which is all that the engine adds; *from settle*, from the time that the settled run has on record. Milliseconds.\n", sequenceSteps)
-	cells := []string{"steps/s"}
+	p.line("\nInstances that are started evenly at a fixed rate, and instances that are started one at a time on an idle machine. *From return* is the time from the" +
+		" return of one handler to the start of the next, which is all that the engine adds; *from settle*, from the time that the settled run has on record. Milliseconds.\n")
+	cells := []string{"", "steps/s"}
 	for _, g := range gaps {
 		for _, share := range gapShares {
 			cells = append(cells, share.name+" from "+g.from)
@@ -63,7 +63,10 @@ func (p *page) halfRows(rows []samples) {
 	p.header(append(cells, "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign", "times")...)
 	for _, row := range rows {
 		c := row.costs()
-		cells := []string{c[0]}
+		cells := []string{row[0].Variant, c[0]}
+		if row[0].Rate == 0 {
+			cells[1] = ""
+		}
 		for _, g := range gaps {
 			for _, share := range gapShares {
 				cells = append(cells, decimals(row.median(more(gapKey(g.from, share.name))), 2))
@@ -96,7 +99,7 @@ func (p *page) waitRows(s *section, rows []samples) {
 	if len(rows) == 0 {
 		return
 	}
-	p.line("\nPlain runs, drained with Concurrency %s among instances that wait, half of them for a message, half for tomorrow.\n", thousands(slots))
+	p.line("\nPlain runs, drained among instances that wait, half of them for a message, half for tomorrow.\n")
 	p.header("", "runs/s", "range", "of the rate where none waits", "Postgres CPU", "worker CPU", "WAL", "foreign", "times")
 	for _, row := range rows {
 		c := row.costs()

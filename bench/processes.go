@@ -15,7 +15,6 @@ const (
 	startVariant    = "start, then wait"
 	plainVariant    = "plain runs"
 	dbosVariant     = "5 steps in a row, RunWorkflow"
-	many            = ", Concurrency 4,000" // slots
 	insertedKey     = "inserted/s"
 
 	sequenceSteps = 5
@@ -39,14 +38,14 @@ func processGraphs(ctx context.Context, b *bench) error {
 	if !b.has(ours{}) {
 		return nil
 	}
-	return errors.Join(b.halfLoad(ctx), b.limits(ctx), b.amongWaiting(ctx))
+	return errors.Join(b.betweenSteps(ctx), b.limits(ctx), b.amongWaiting(ctx))
 }
 
 // takePart records who takes part here: our engine and DBOS.
 func (s *section) takePart(b *bench) {
 	s.Engines, s.SetUp, s.Missing = map[string]string{}, map[string]string{}, ""
 	if b.has(ours{}) {
-		s.Engines[ours{}.name()], s.SetUp[ours{}.name()] = ours{}.version(), "as shipped, unless a row says otherwise: history, wake-up and processes on"
+		s.Engines[ours{}.name()], s.SetUp[ours{}.name()] = ours{}.version(), "as shipped: history, wake-up and processes on"
 	}
 	if b.dbos {
 		s.Engines[transact{}.name()], s.SetUp[transact{}.name()] = transact{}.version(), transact{}.settings()
@@ -62,16 +61,13 @@ type graphed struct {
 }
 
 func (b *bench) ownProcesses(ctx context.Context, rep int) error {
-	shipped := task{Do: "work", Graph: true, Slots: -1}
-	wide := task{Do: "work", Graph: true}
-	counted := task{Do: "work", Graph: true, Slots: -1, Counted: "graph.start.v1"}
+	work := task{Do: "work", Graph: true}
+	counted := task{Do: "work", Graph: true, Counted: "graph.start.v1"}
 	for _, w := range []graphed{
-		{sequenceVariant, inARow(noop, sequenceSteps), sequenceSteps, shipped},
-		{forkVariant, forked(4), 4, shipped},
+		{sequenceVariant, inARow(noop, sequenceSteps), sequenceSteps, work},
+		{forkVariant, forked(4), 4, work},
 		{startVariant, waits(), 0, counted},
-		{plainVariant, nil, 1, shipped},
-		{sequenceVariant + many, inARow(noop, sequenceSteps), sequenceSteps, wide},
-		{plainVariant + many, nil, 1, wide},
+		{plainVariant, nil, 1, work},
 	} {
 		s := sample{Engine: ours{}.name(), Variant: w.variant, Rep: rep, Runs: b.sizes.instances * max(w.steps, 1), More: map[string]float64{}}
 		err := b.onFresh(ctx, ours{}, func(db *database) error {

@@ -21,8 +21,9 @@ var chapters = map[string]chapter{
 	"enqueue": {"Enqueue", `Runs with the payload {"n": …}, stored by a process of its own: in bulk from 4 producers with 1,000 a call, one by
 one from 8. *Client CPU* is the producer's.`, "enqueue.svg", costTable("client")},
 	"drain": {"Drain", `The runs are there before the clock starts; it stops when none is unfinished. The floor is a bare loop of
-` + "`leasing.Poller` and `settling.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. The last rows
-show what the history, the wake-up and the setting of Concurrency cost; they are no configuration that is recommended.`, "drain.svg", costTable("worker")},
+` + "`leasing.Poller` and `settling.Settle`" + `, a full batch at a time, without handlers: the least that any worker must do on this schema. *Larger share*
+is that of the busier of our two workers. *Documented defaults* are the settings of a rival's start page, with fewer runs. The last rows
+show what the history, the wake-up and a bound role cost, and that more slots gain nothing; they are no configuration that is recommended.`, "drain.svg", drainTable},
 	"pickup": {"Idle pick-up", `From the commit of an insert to the start of its handler, one run at a time, and what a worker costs the server
 that has nothing to do. Percentiles are over all repetitions.`, "", pickUpTable},
 	"crowd": {"Among many other rows", `The same drain with other rows in the table, loaded by plain SQL without history, vacuumed and analyzed; each time on a fresh
@@ -30,11 +31,17 @@ copy of the database, in turn with the empty one. *CPU* is per run handled, sinc
 is settled. River's future jobs have the priority of the others, which is its highest.`, "crowd.svg", crowdTable},
 	"mixed": {"Many types and priorities", `The same number of runs, of one type and priority or spread over many. On the side a bare
 ` + "`leasing.Poller`" + ` leases a third as many: no run may come after one of lower priority.`, "", costTable("worker")},
+	"work": {"Real work", `Runs whose handlers take time, drained by one worker process with its 100 slots, unless a row says otherwise. *The handlers allow* is the number of slots by the
+time that a handler takes; for handlers that compute, the number of cores. It is more than the engine can settle if handlers take a millisecond or less. Where types are mixed, they have equal
+shares of the backlog, and *smallest share* says how many runs of the type that got the least were leased in the first half of the time, of the mean of all.`, "", workTable},
 	"snapshot": {"Under an old snapshot", `Another session keeps a REPEATABLE READ snapshot while runs are enqueued in bulk, 10,000 ahead of one worker process, so
-that no dead row can be removed. At the end nothing may be left. Our engine is tried meanwhile: runs are stored in transactions that stay open for 2
+that no dead row can be removed. At the end nothing may be left. Our engine is fed for as long without a snapshot, too. It is tried meanwhile: runs are stored in transactions that stay open for 2
 to 60 seconds, and leases are planted as dead workers leave them; the longest time of each is shown.`, "snapshot.svg", snapshotTable},
 	"heartbeat": {"Heartbeats", `One worker holds leases whose handlers sleep, with a lease of 6 s, so that all are extended every 2 s. Rates and
 costs are per lease extended. *Statements* are all that the worker sends in an interval.`, "", heartbeatTable},
+	"crash": {"A worker is killed", fmt.Sprintf(`One worker process drains %s runs whose handlers do nothing, and is killed with SIGKILL while it does. Another one drains the rest. Both have a lease of %v;
+the shipped one of 30 s would make no other difference than to take longer. *Begun* are the runs whose handlers had been called, by a file that these append to; *charged* are the runs that needed a
+second attempt. A run that is charged is suspect, so it waits for a backoff and begins with few others beside it.`, thousands(float64(fullSize.crash)), crashLease), "", crashTable},
 	"processes": {"Processes", `Process graphs, whose steps do nothing, carried out by one worker process as it ships, and DBOS Transact: ` + "`RunWorkflow`" + ` with as
 many steps. All figures are per step: the start of an instance and what lies between its steps are in the costs of these. Instances are started by one INSERT in SQL before the
 clock starts, at the rate in the column *inserted*; what follows from it, up to the last step, is timed. Where instances are to wait, a start counts as a step. A plain run has no process.`,
@@ -151,6 +158,19 @@ func costTable(client string) func(*page, *section) {
 	}
 }
 
+// drainTable is a costTable with the larger of the shares of two workers.
+func drainTable(p *page, s *section) {
+	p.header("engine", "", "runs/s", "range", "larger share", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign", "times")
+	for _, row := range s.Samples.rows() {
+		larger := ""
+		if share := row.median(more(largerKey)); share > 0 {
+			larger = decimals(share, 2)
+		}
+		c := row.costs()
+		p.row(append([]string{row[0].Engine, row[0].Variant, c[0], c[1], larger}, c[2:]...)...)
+	}
+}
+
 // crowdTable is a costTable with ratios to the engine's own rate without other rows.
 func crowdTable(p *page, s *section) {
 	p.header("engine", "other rows", "runs/s", "range", "of the rate among none", "Postgres CPU", "of the CPU among none", "worker CPU", "WAL", "foreign", "times")
@@ -225,15 +245,17 @@ func thousands(x float64) string {
 }
 
 func snapshotTable(p *page, s *section) {
-	p.header("engine", "seconds", "runs/s", "first 10 s", "last 10 s", "of the first", "waiting in the end", "late commit to handler", "expiry to taken back", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
+	free := s.median(ours{}.name(), freeVariant, more(lastKey))
+	p.header("engine", "", "seconds", "runs/s", "first 10 s", "last 10 s", "of the first", "of those without a snapshot", "waiting in the end", "late commit to handler", "expiry to taken back", "Postgres CPU", "worker CPU", "WAL", "RSS", "foreign")
 	for _, one := range s.Samples {
-		late, taken := "", ""
+		late, taken, share := "", "", ""
 		if one.Engine == (ours{}).name() {
+			share = decimals(one.More[lastKey]/free, 2)
 			late, taken = decimals(one.More[lateKey], 2)+" s", decimals(one.More[takenKey], 2)+" s"
 		}
 		c := samples{one}.costs()
-		p.row(one.Engine, strconv.Itoa(len(one.Series)), c[0], thousands(one.More[firstKey]), thousands(one.More[lastKey]),
-			decimals(one.More[lastKey]/one.More[firstKey], 2), thousands(one.More[waitingKey]), late, taken, c[2], c[3], c[4], c[5], c[6])
+		p.row(one.Engine, one.Variant, strconv.Itoa(len(one.Series)), c[0], thousands(one.More[firstKey]), thousands(one.More[lastKey]),
+			decimals(one.More[lastKey]/one.More[firstKey], 2), share, thousands(one.More[waitingKey]), late, taken, c[2], c[3], c[4], c[5], c[6])
 	}
 }
 

@@ -125,8 +125,8 @@ func everything(name string) *section {
 	for _, e := range []engine{ours{}, riverQueue{}, graphile{}} {
 		s.Engines[e.name()] = "1"
 		for _, variant := range []string{bulkVariant, singleVariant, oneProcess, twoProcesses, wakeUpVariant, nobody, "1 <other> row",
-			oneType, thirtyType, heldVariant, peakVariant, soakMinutes,
-			sequenceVariant, forkVariant, plainVariant, halfVariant, fmt.Sprintf(wideFork, "10"), fmt.Sprintf(longEach, "10"), waitFree, fmt.Sprintf(waitFull, "10"),
+			oneType, thirtyType, shortVariant, longVariant, fourVariant, urgentVariant, killedVariant, heldVariant, freeVariant, peakVariant, soakMinutes,
+			sequenceVariant, forkVariant, plainVariant, evenVariant, aloneVariant, fmt.Sprintf(wideFork, "10"), fmt.Sprintf(longEach, "10"), waitFree, fmt.Sprintf(waitFull, "10"),
 			fmt.Sprintf(oneDispatcher, "10"), fmt.Sprintf(twoDispatchers, "10"), fmt.Sprintf(behindPoison, "10"), rareEvents, fmt.Sprintf(busyEvents, "10")} {
 			s.Samples = append(s.Samples, sample{Engine: e.name(), Variant: variant, Rep: 1, Runs: 10, Seconds: 1, Rate: 10, ServerCPU: 1,
 				Series: []float64{1, 2, 3}, More: map[string]float64{lastKey: 1}})

@@ -23,13 +23,15 @@ const (
 	riverConns    = 20
 	riverCooldown = time.Millisecond
 	riverPoll     = 20 * time.Millisecond
+
+	riverStartWorkers = 100 // of its start page
 )
 
 func (riverQueue) name() string    { return "River" }
 func (riverQueue) version() string { return moduleVersion("github.com/riverqueue/river") }
 func (riverQueue) settings() string {
-	return fmt.Sprintf("MaxWorkers %d, FetchCooldown %v, FetchPollInterval %v, pool of %d, InsertManyFast in bulk; default fetch: %v and %v",
-		riverWorkers, riverCooldown, riverPoll, riverConns, river.FetchCooldownDefault, river.FetchPollIntervalDefault)
+	return fmt.Sprintf("MaxWorkers %d, FetchCooldown %v, FetchPollInterval %v, pool of %d, InsertManyFast in bulk; default fetch: %v and %v; documented defaults: these, MaxWorkers %d, pgxpool's default pool",
+		riverWorkers, riverCooldown, riverPoll, riverConns, river.FetchCooldownDefault, river.FetchPollIntervalDefault, riverStartWorkers)
 }
 
 func (riverQueue) install(ctx context.Context, db *database) error {
@@ -122,9 +124,11 @@ func (r riverQueue) carryOut(ctx context.Context, t task, c *conversation) error
 	if err != nil {
 		return err
 	}
-	config.MaxConns, config.MinConns = riverConns, riverConns
-	if t.Do == "enqueue" {
-		config.MaxConns, config.MinConns = 8, 0
+	switch {
+	case t.Do == "enqueue":
+		config.MaxConns = 8
+	case !t.Start:
+		config.MaxConns, config.MinConns = riverConns, riverConns
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
@@ -151,8 +155,11 @@ func (riverQueue) work(ctx context.Context, t task, pool *pgxpool.Pool, c *conve
 		Logger: quiet(), Workers: workers, FetchCooldown: riverCooldown, FetchPollInterval: riverPoll,
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: riverWorkers}},
 	}
-	if t.Default {
+	if t.Default || t.Start {
 		config.FetchCooldown, config.FetchPollInterval = 0, 0
+	}
+	if t.Start {
+		config.Queues[river.QueueDefault] = river.QueueConfig{MaxWorkers: riverStartWorkers}
 	}
 	client, err := river.NewClient(riverpgxv5.New(pool), config)
 	if err != nil || !c.ready() {

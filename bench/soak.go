@@ -54,7 +54,7 @@ func (b *bench) findPeak(ctx context.Context) (peak float64, err error) {
 			return errors.Join(err, ps.stop())
 		}
 		ps.say("go")
-		f := startFeed(ctx, oursProducer{db.Pool, noop}, ps)
+		f := startFeed(ctx, oursProducer{pool: db.Pool, typ: noop}, ps)
 		s.Series, err = perSecond(ctx, ps, b.sizes.peak)
 		to, readErr := b.server.read(ctx, ps)
 		handled, _ := ps.handled()
@@ -122,7 +122,7 @@ func (b *bench) soakAt(ctx context.Context, db *database, ps processes, perSecon
 	defer stop()
 	d := &drip{committed: map[int]int64{}}
 	ended := make(chan error, 1)
-	go func() { ended <- d.run(dripping, oursProducer{db.Pool, noop}, perSecond) }()
+	go func() { ended <- d.run(dripping, oursProducer{pool: db.Pool, typ: noop}, perSecond) }()
 
 	err := b.watchSoak(ctx, db, ps, d)
 	stop()

@@ -41,20 +41,22 @@ async function connected(max) {
 }
 
 async function work() {
-  const pgPool = await connected(jobs + 1);
+  const pgPool = await connected(task.start ? 10 : jobs + 1); // 10: the default of maxPoolSize
   await ready();
   await run({
     pgPool,
     noHandleSignals: true,
     taskList: { noop: async (payload) => handle(payload) },
     preset: {
-      worker: {
-        concurrentJobs: jobs,
-        logger,
-        completeJobBatchDelay: 0,
-        failJobBatchDelay: 0,
-        ...(task.idle || task.default ? {} : { localQueue: { size: 500, refetchDelay: { durationMs: 10 } } }),
-      },
+      worker: task.start
+        ? { logger }
+        : {
+            concurrentJobs: jobs,
+            logger,
+            completeJobBatchDelay: 0,
+            failJobBatchDelay: 0,
+            ...(task.idle || task.default ? {} : { localQueue: { size: 500, refetchDelay: { durationMs: 10 } } }),
+          },
     },
   });
 }
