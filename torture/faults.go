@@ -109,7 +109,7 @@ func killWorker(_ context.Context, l *lab, r *rand.Rand) (string, error) {
 }
 
 // killAhead makes many short runs due at the same moment, and kills the first worker seen to hold leases ahead whose
-// handlers may not begin yet. Some of the runs are at their last attempt.
+// handlers may not begin yet: in the first second, one that holds ten of them. Half of the runs are at their last attempt.
 func killAhead(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	due := time.Now().Add(3 * time.Second)
 	var all sync.WaitGroup
@@ -117,7 +117,7 @@ func killAhead(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	for i := range 320 {
 		o := drawCase(r, findCase("effect"), world{}, 1)
 		o.copies, o.key, o.due = 1, "", due
-		if i%4 == 0 {
+		if i%2 == 0 {
 			o.maxAttempts = 1
 		}
 		all.Go(func() { (&load{lab: l}).enqueueOne(ctx, o) })
@@ -129,14 +129,16 @@ func killAhead(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 			FROM workflow_run r
 			WHERE r.status = 'leased' AND get_byte(uuid_send(r.lease_token), 6) >> 4 = 8 AND NOT EXISTS (SELECT FROM workflow_begun b WHERE b.token = r.lease_token)
 			GROUP BY 1
-			ORDER BY count(*) DESC`)
+			HAVING count(*) >= CASE WHEN $1 THEN 10 ELSE 1 END
+			ORDER BY count(*) DESC`, time.Since(due) < time.Second)
 		names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			continue // the server may be down
 		}
-		for _, s := range l.slots[1:] {
-			if slices.Contains(names, s.name) && s.kill() {
-				return s.name, nil
+		for _, name := range names {
+			i := slices.IndexFunc(l.slots, func(s *slot) bool { return s.name == name })
+			if i > 0 && l.slots[i].kill() {
+				return name, nil
 			}
 		}
 	}

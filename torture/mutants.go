@@ -223,8 +223,8 @@ var mutants = []mutant{
 		`a.begun IS FALSE AND w.attempt > 0`, `a.begun IS NOT NULL AND w.attempt > 0`}},
 		bursts, []string{"I09b", "I51"}, ""},
 	{"limit-before-mark", []edit{{ahead,
-		`AND NOT e.spared AND NOT e.unbegun AS over`, `AND NOT e.spared AS over`}},
-		bursts, []string{"I09b", "I35", "I51"}, ""},
+		`a.begun IS FALSE AND w.attempt > 0`, `a.begun IS FALSE AND w.attempt BETWEEN 1 AND w.max_attempts - 1`}},
+		bursts, []string{"I09d", "I51"}, ""},
 	{"begun-without-mark", []edit{{"worker/mark.go",
 		`begun, err := leasing.Begin(call, w.db, tokens, runs)`, `begun, err := map[uuid.UUID]bool{}, ctx.Err()
 		for i, token := range tokens {
