@@ -17,6 +17,7 @@ type order struct {
 	payload     json.RawMessage
 	emit        int           // events that its success emits
 	delay       time.Duration // until it is due
+	due         time.Time     // zero: after the delay
 	maxAttempts int
 	key         string
 	copies      int  // sessions that enqueue it at the same time

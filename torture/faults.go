@@ -6,7 +6,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
+	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgserver"
 )
@@ -26,6 +30,7 @@ var faults []fault
 func init() { // in init, because the schedule refers to the faults, and they to the lab
 	faults = []fault{
 		{"kill", "worker killed", false, 60, 7, killWorker},
+		{"kill-ahead", "worker killed while it holds leases ahead", false, 8, 2, killAhead},
 		{"freeze", "worker frozen beyond its lease", false, 54, 6, freezeWorker},
 		{"stop", "worker told to stop, one in five twice", false, 24, 5, stopWorker},
 		{"memory", "worker out of memory", false, 3, 0, starveMemory},
@@ -101,6 +106,43 @@ func hit(name string, ok bool) string {
 func killWorker(_ context.Context, l *lab, r *rand.Rand) (string, error) {
 	s := l.mortal(r)
 	return hit(s.name, s.kill()), nil
+}
+
+// killAhead makes many short runs due at the same moment, and kills the first worker seen to hold leases ahead whose
+// handlers may not begin yet: in the first second, one that holds ten of them. Half of the runs are at their last attempt.
+func killAhead(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
+	due := time.Now().Add(3 * time.Second)
+	var all sync.WaitGroup
+	defer all.Wait() // each run gets into the ledger
+	for i := range 320 {
+		o := drawCase(r, findCase("effect"), world{}, 1)
+		o.copies, o.key, o.due = 1, "", due
+		if i%2 == 0 {
+			o.maxAttempts = 1
+		}
+		all.Go(func() { (&load{lab: l}).enqueueOne(ctx, o) })
+	}
+	sleep(ctx, time.Until(due))
+	for ; time.Since(due) < 2*time.Second && ctx.Err() == nil; sleep(ctx, 2*time.Millisecond) {
+		rows, _ := l.admin.Query(ctx, `
+			SELECT split_part(r.leased_by, '-', 1)
+			FROM workflow_run r
+			WHERE r.status = 'leased' AND get_byte(uuid_send(r.lease_token), 6) >> 4 = 8 AND NOT EXISTS (SELECT FROM workflow_begun b WHERE b.token = r.lease_token)
+			GROUP BY 1
+			HAVING count(*) >= CASE WHEN $1 THEN 10 ELSE 1 END
+			ORDER BY count(*) DESC`, time.Since(due) < time.Second)
+		names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			continue // the server may be down
+		}
+		for _, name := range names {
+			i := slices.IndexFunc(l.slots, func(s *slot) bool { return s.name == name })
+			if i > 0 && l.slots[i].kill() {
+				return name, nil
+			}
+		}
+	}
+	return noOne, nil
 }
 
 func freezeWorker(_ context.Context, l *lab, r *rand.Rand) (string, error) {

@@ -254,7 +254,7 @@ func (l *lab) addSlots(ctx context.Context) error {
 			"DATABASE_URL=" + clientURL(k.wire.Addr(), workerRole, name, 12),
 			"EXECLOG=" + filepath.Join(l.dir, name+".exec"),
 			"WORKER_ID=" + name,
-			"WORKER_CONCURRENCY=" + strconv.Itoa(concurrency(i)),
+			"WORKER_CONCURRENCY=" + strconv.Itoa(slots),
 			"WORKER_LEASE=" + leaseLength.String(),
 			"WORKER_HEARTBEAT=" + heartbeat.String(),
 			"WORKER_TIMEOUT=" + runLimit.String(),
@@ -279,14 +279,6 @@ func (l *lab) addSlots(ctx context.Context) error {
 		}
 	}
 	return l.awaitWorkers(ctx)
-}
-
-// concurrency is how many handlers a worker runs at once. Every third has few slots, so that it leases ahead of them.
-func concurrency(worker int) int {
-	if worker%3 == 2 {
-		return slots / 10
-	}
-	return slots
 }
 
 // awaitWorkers returns when the workers have finished their setup.

@@ -193,6 +193,9 @@ func judge(err error) answer {
 // outcome.
 func (g *load) enqueue(ctx context.Context, o order) {
 	var all sync.WaitGroup
+	if o.delay > 0 {
+		o.due = time.Now().Add(o.delay) // of all copies: the ledger must not say a later time than the copy that came first
+	}
 	for i := range o.copies {
 		c := o
 		if i > 0 {
@@ -207,9 +210,12 @@ func (g *load) enqueue(ctx context.Context, o order) {
 }
 
 func (g *load) enqueueOne(ctx context.Context, o order) {
-	runAt := time.Now().Add(o.delay)
+	runAt := o.due
+	if runAt.IsZero() {
+		runAt = time.Now().Add(o.delay)
+	}
 	e := entry{Kind: "enqueue", Run: o.id.String(), Type: o.typ, Case: o.name, Payload: o.payload, Emit: o.emit, Key: o.key}
-	if o.delay > 0 {
+	if o.delay > 0 || !o.due.IsZero() {
 		e.RunAt = &runAt
 	}
 	var maybe bool // an earlier call may have worked

@@ -150,11 +150,12 @@ func (m mutant) overlay(root, dir string) (string, error) {
 	return file, os.WriteFile(file, list, 0o644)
 }
 
-// Faults that reveal mutants: leases that are lost while their handlers live, crashes, and commits with an unknown
-// outcome.
+// Faults that reveal mutants: leases that are lost while their handlers live, crashes, crashes with leases ahead, and
+// commits with an unknown outcome.
 var (
 	zombies = map[string]int{"freeze": 9, "network": 3}
 	crashes = map[string]int{"kill": 8, "freeze": 3}
+	bursts  = map[string]int{"kill-ahead": 5}
 	cuts    = map[string]int{"answer-lost": 16, "never-sent": 30, "sessions": 12}
 	nothing = map[string]int{}
 )
@@ -174,7 +175,7 @@ const ahead = "sql/0035_ahead.sql"
 var mutants = []mutant{
 	// Control: nothing is broken, and nothing may be noticed. Without it, a rule that is wrong would seem to notice
 	// mutants.
-	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5, "unmarkable": 3, "events": 3}, nil, ""},
+	{"none", nil, map[string]int{"freeze": 6, "network": 3, "kill": 6, "kill-ahead": 2, "answer-lost": 10, "never-sent": 12, "sessions": 8, "storm": 2, "deadlock": 3, "unleasable": 5, "unmarkable": 3, "events": 3}, nil, ""},
 	{"lease-without-isolation", []edit{{"internal/leasing/acquire.go",
 		`	aside, problem := p.setAside(ctx, suspected, p.tried, anyCode)`, `	_ = anyCode
 	aside, problem := []Aside(nil), error(nil)`}},
@@ -217,13 +218,19 @@ var mutants = []mutant{
 		crashes, []string{"I09b", "I51"}, ""},
 	{"unbegun-charged", []edit{{ahead,
 		`a.begun IS FALSE AND w.attempt > 0`, `false AND a.begun IS FALSE`}},
-		crashes, []string{"I51"}, ""},
+		bursts, []string{"I09d", "I51"}, ""},
 	{"begun-given-back", []edit{{ahead,
 		`a.begun IS FALSE AND w.attempt > 0`, `a.begun IS NOT NULL AND w.attempt > 0`}},
-		crashes, []string{"I51", "I09"}, ""},
+		bursts, []string{"I09b", "I51"}, ""},
 	{"limit-before-mark", []edit{{ahead,
-		`AND NOT e.spared AND NOT e.unbegun AS over`, `AND NOT e.spared AS over`}},
-		crashes, []string{"I51"}, ""},
+		`a.begun IS FALSE AND w.attempt > 0`, `a.begun IS FALSE AND w.attempt BETWEEN 1 AND w.max_attempts - 1`}},
+		bursts, []string{"I09d", "I51"}, ""},
+	{"begun-without-mark", []edit{{"worker/mark.go",
+		`begun, err := leasing.Begin(call, w.db, tokens, runs)`, `begun, err := map[uuid.UUID]bool{}, ctx.Err()
+		for i, token := range tokens {
+			begun[token] = leasing.Begin != nil && runs[i] != token
+		}`}},
+		bursts, []string{"I09c"}, ""},
 	{"company-not-asked", []edit{{ahead,
 		`w.suspect AND w.alone IS FALSE AND w.attempt > 0`, `w.suspect AND w.attempt > 0`}},
 		crashes, []string{"I09b"}, ""},

@@ -119,6 +119,15 @@ var plants = []plant{
 		s.settle(id, w2, "failed", "lease_expired")
 		return id
 	}},
+	{only("I07"), "lease ahead taken back too early", func(s *stage) uuid.UUID {
+		id := s.enqueue("sleep", wish{})
+		s.leaseAhead(id, w1)
+		s.wait(id, seconds)
+		s.unbegun(id, w1) // by the new worker in the same slot
+		s.work(id, w2)
+		s.finish(id, w2)
+		return id
+	}},
 	{only("I07b"), "heartbeat without the fence", func(s *stage) uuid.UUID {
 		id := s.enqueue("sleep", wish{})
 		s.work(id, w1)
@@ -163,6 +172,64 @@ var plants = []plant{
 		id := s.enqueue("permanent", wish{})
 		s.work(id, w1)
 		s.but(`IN ('postponed', 'released') AND attempt`, `IN ('failed') AND attempt`).fail(id, w1, "failed")
+		return id
+	}},
+	{[]string{"I09b", "I13", "I13b"}, "begun, and given back", func(s *stage) uuid.UUID {
+		id := s.enqueue("sleep", wish{})
+		s.leaseAhead(id, w1)
+		s.mark(id, w1)
+		s.start(id)
+		s.wait(id, 4*seconds)
+		s.unbegun(id, w2)
+		s.work(id, w2)
+		s.finish(id, w2)
+		return id
+	}},
+	{[]string{"I09b", "I13", "I13b"}, "given back, and begun after that", func(s *stage) uuid.UUID {
+		id := s.enqueue("sleep", wish{})
+		s.leaseAhead(id, w1)
+		s.wait(id, 4*seconds)
+		s.unbegun(id, w2)
+		s.do("w1", `DELETE FROM workflow_begun WHERE token = (SELECT token_was FROM t.transition WHERE run = $1 AND was = 'leased')`, id)
+		s.do("w1", `INSERT INTO workflow_begun (token, begun) SELECT token_was, true FROM t.transition WHERE run = $1 AND was = 'leased'`, id)
+		s.work(id, w2)
+		s.finish(id, w2)
+		return id
+	}},
+	{only("I09b"), "ordinary lease taken back for free", func(s *stage) uuid.UUID {
+		id := s.enqueue("sleep", wish{})
+		s.lease(id, w1)
+		s.wait(id, 4*seconds)
+		s.but(`suspect = true`, `attempt = w.attempt - 1, suspect = true`).expire(id, w1) // by the new worker in the same slot
+		s.work(id, w2)
+		s.finish(id, w2)
+		return id
+	}},
+	{only("I09c"), "begun without a mark", func(s *stage) uuid.UUID {
+		id := s.enqueue("sleep", wish{})
+		s.leaseAhead(id, w1)
+		s.start(id)
+		s.wait(id, 4*seconds)
+		s.unbegun(id, w2)
+		s.work(id, w2)
+		s.finish(id, w2)
+		return id
+	}},
+	{only("I09d"), "not begun, and charged", func(s *stage) uuid.UUID {
+		id := s.enqueue("sleep", wish{})
+		s.leaseAhead(id, w1)
+		s.wait(id, 4*seconds)
+		s.expire(id, w2)
+		s.work(id, w2)
+		s.finish(id, w2)
+		return id
+	}},
+	{only("I09d"), "not begun, and out of attempts", func(s *stage) uuid.UUID {
+		id := s.enqueue("sleep", wish{max: 1})
+		s.leaseAhead(id, w1)
+		s.wait(id, 4*seconds)
+		s.expire(id, w2)
+		s.settle(id, w2, "failed", "lease_expired")
 		return id
 	}},
 	{only("I10"), "exhausted and started", func(s *stage) uuid.UUID {

@@ -26,6 +26,7 @@ CREATE TABLE t.transition (
     lease_until  timestamptz, lease_until_was timestamptz,
     deadline_at  timestamptz,
     leased_by    text, leased_by_was text,
+    token_was    uuid, -- of the lease
     settled      boolean, -- it recorded an outcome
     by_holder    boolean, -- the process that held the lease ended it
     joined       boolean, -- it ended the lease of a suspect at its last attempt that was not alone, and is alone from now on
@@ -39,16 +40,17 @@ CREATE INDEX ON t.transition (run, seq);
 
 CREATE FUNCTION t.log_transition() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    INSERT INTO t.transition (run, was, status, lease_no, lease_no_was, lease_until, lease_until_was, deadline_at, leased_by, leased_by_was,
+    INSERT INTO t.transition (run, was, status, lease_no, lease_no_was, lease_until, lease_until_was, deadline_at, leased_by, leased_by_was, token_was,
                               settled, by_holder, joined, run_at, attempt, attempt_was, max_attempts, code, deleted)
     VALUES (coalesce(NEW.id, OLD.id), OLD.status, NEW.status, NEW.lease_no, OLD.lease_no, NEW.lease_until, OLD.lease_until, NEW.deadline_at,
-            NEW.leased_by, OLD.leased_by,
+            NEW.leased_by, OLD.leased_by, OLD.lease_token,
             NEW.settled_token IS DISTINCT FROM OLD.settled_token,
             -- Each process draws its worker's name. A process that never got the answer to its lease gives the lease
-            -- back without having settled anything; for an exhausted run it gives no attempt back.
+            -- back without having settled anything; for an exhausted run it gives no attempt back. The run is due at that
+            -- moment. A run whose lease is taken back is due later, or when it was before.
             NEW.settled_token = OLD.lease_token AND NEW.settled_by = OLD.leased_by
                 OR OLD.status = 'leased' AND NEW.status = 'pending' AND current_setting('application_name') = split_part(OLD.leased_by, '-', 1)
-                   AND (NEW.attempt < OLD.attempt OR OLD.deadline_at = OLD.started_at) AND (OLD.suspect AND NOT OLD.alone AND NEW.alone) IS NOT TRUE,
+                   AND (NEW.attempt < OLD.attempt AND NEW.run_at = now() OR OLD.deadline_at = OLD.started_at) AND (OLD.suspect AND NOT OLD.alone AND NEW.alone) IS NOT TRUE,
             OLD.suspect AND NOT OLD.alone AND NEW.alone,
             NEW.run_at, NEW.attempt, OLD.attempt, NEW.max_attempts,
             NEW.error->>'code', NEW.deleted_at IS NOT NULL);
@@ -60,6 +62,16 @@ CREATE TRIGGER t_log_update AFTER UPDATE ON workflow_run FOR EACH ROW
     WHEN (NEW.status <> OLD.status OR NEW.lease_no <> OLD.lease_no OR NEW.lease_until IS DISTINCT FROM OLD.lease_until
           OR NEW.attempt <> OLD.attempt OR NEW.deleted_at IS DISTINCT FROM OLD.deleted_at)
     EXECUTE FUNCTION t.log_transition();
+
+-- The tokens of leases ahead whose handlers may begin, as the workers have stored them. The product removes its rows.
+CREATE TABLE t.may_begin (token uuid NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE FUNCTION t.log_may_begin() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO t.may_begin (token) VALUES (NEW.token);
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER t_log AFTER INSERT ON workflow_begun FOR EACH ROW WHEN (NEW.begun) EXECUTE FUNCTION t.log_may_begin();
 
 -- A storm makes statements fail at random with a SQLSTATE. No row means that there is no storm. The arguments of the
 -- trigger are the only classes of errors that its statements fail with.

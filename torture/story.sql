@@ -7,8 +7,13 @@ WITH subject AS (
     SELECT id AS run FROM subject
     UNION SELECT t.run FROM subject JOIN t.step t USING (instance) WHERE whole
 ), all_of_it AS (
-    SELECT x.at, x.begun, concat_ws(' ', 'run', left(x.run::text, 8), right(x.run::text, 4), coalesce(x.was, 'new'), '>', x.status, 'lease', x.lease_no, 'by', x.app, x.code) AS what
+    SELECT x.at, x.begun, concat_ws(' ', 'run', left(x.run::text, 8), right(x.run::text, 4), coalesce(x.was, 'new'), '>', x.status, 'lease', x.lease_no, 'by', x.app, x.code,
+           CASE WHEN x.lease_no > x.lease_no_was THEN 'attempt ' || x.attempt WHEN x.attempt < x.attempt_was THEN 'attempt given back' END,
+           CASE WHEN x.was = 'leased' AND x.status IS DISTINCT FROM 'leased' AND get_byte(uuid_send(x.token_was), 6) >> 4 = 8 THEN 'leased ahead' END) AS what
     FROM runs JOIN t.transition x USING (run)
+    UNION ALL
+    SELECT DISTINCT m.at, NULL::timestamptz, concat_ws(' ', 'mark', left(x.run::text, 8), right(x.run::text, 4), 'may begin')
+    FROM runs JOIN t.transition x USING (run) JOIN t.may_begin m ON m.token = x.token_was
     UNION ALL
     SELECT l.at, NULL, concat_ws(' ', 'handler', left(l.run::text, 8), right(l.run::text, 4), 'lease', l.lease_no, l.event, l.outcome, 'at', l.worker) FROM runs JOIN t.exec_log l USING (run)
     UNION ALL

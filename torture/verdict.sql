@@ -6,6 +6,7 @@ SELECT t.put_back(); -- the rows that retention has removed
 CREATE INDEX ON chaos_effect (run_id);
 CREATE INDEX ON outbox_event (aggregate_id);
 CREATE INDEX ON t.ledger (kind, at);
+CREATE INDEX ON t.may_begin (token);
 ANALYZE;
 
 CREATE TABLE t.enqueue AS
@@ -47,7 +48,7 @@ CREATE TABLE t.outage AS SELECT at AS started, (line->>'until')::timestamptz AS 
 -- What keeps a worker from settling for a while, and whom: all, one worker, or some runs.
 CREATE TABLE t.hindrance AS
     SELECT line->>'fault' AS fault, line->>'worker' AS whom, at AS began, (line->>'until')::timestamptz AS ended
-    FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot', 'forge')
+    FROM t.ledger WHERE kind = 'strike' AND line->>'fault' NOT IN ('kill', 'kill-ahead', 'stop', 'memory', 'answer-lost', 'never-sent', 'sessions', 'snapshot', 'forge')
     UNION ALL
     SELECT 'busy', 'all', at, (line->>'until')::timestamptz FROM t.ledger WHERE kind = 'busy'; -- not a fault: the machine was overloaded
 
@@ -69,9 +70,14 @@ CREATE UNIQUE INDEX ON t.lease (run, lease_no);
 
 CREATE TABLE t.ending AS
     SELECT run, lease_no_was AS lease_no, at, begun, run_at, status, coalesce(by_holder, false) AS by_holder, coalesce(joined, false) AS joined, code, app,
-           lease_until_was, attempt, attempt_was, seq
+           lease_until_was, attempt, attempt_was, seq,
+           -- A lease ahead has a token of UUID version 8. Nobody has stored that its handler may begin.
+           get_byte(uuid_send(token_was), 6) >> 4 = 8 AND NOT EXISTS (SELECT FROM t.may_begin m WHERE m.token = token_was) AS unmarked,
+           false AS unbegun
     FROM t.transition WHERE was = 'leased' AND (status IS DISTINCT FROM 'leased' OR lease_no > lease_no_was);
 CREATE INDEX ON t.ending (run, lease_no);
+-- A lease ahead that was taken back before its handler might begin, without a charge.
+UPDATE t.ending SET unbegun = true WHERE unmarked AND status = 'pending' AND NOT by_holder AND attempt = attempt_was - 1;
 
 CREATE TABLE t.start AS SELECT run, lease_no, min(at) AS at, count(*) AS n, min(split_part(worker, '-', 1)) AS slot FROM t.exec_log WHERE event = 'start' GROUP BY 1, 2;
 CREATE TABLE t.finish AS SELECT run, lease_no, max(at) AS at, max(outcome) AS outcome FROM t.exec_log WHERE event = 'end' GROUP BY 1, 2;
@@ -88,7 +94,7 @@ CREATE TABLE t.seen_to_happen AS
     UNION ALL
     SELECT run, 'leased', lease_no FROM t.lease
     UNION ALL
-    SELECT run, CASE WHEN status = 'leased' OR status = 'pending' AND NOT by_holder THEN 'expired'
+    SELECT run, CASE WHEN status = 'leased' OR status = 'pending' AND NOT by_holder AND NOT unbegun THEN 'expired'
                      WHEN status = 'pending' THEN 'handed back' ELSE status END, lease_no FROM t.ending
     UNION ALL
     SELECT run, CASE status WHEN 'pending' THEN 'requeued' ELSE status END, CASE WHEN status <> 'pending' THEN lease_no END
@@ -208,7 +214,14 @@ UNION ALL
     SELECT 'I09 lease that was not charged', run FROM t.lease WHERE attempt <> attempt_was + CASE WHEN attempt_was < max_attempts THEN 1 ELSE 0 END
 UNION ALL
     SELECT 'I09b attempt given back by other than a hand-over', run FROM t.ending
-    WHERE attempt <> attempt_was AND NOT (attempt = attempt_was - 1 AND status = 'pending' AND (by_holder OR joined))
+    WHERE attempt <> attempt_was AND NOT (attempt = attempt_was - 1 AND status = 'pending' AND (by_holder OR joined OR unbegun))
+UNION ALL
+    SELECT 'I09c begun and not charged', s.run FROM t.start s JOIN t.ending e USING (run, lease_no) WHERE e.unbegun
+UNION ALL
+    -- The second is for exhausted runs, which are charged nothing, and never begin.
+    SELECT 'I09d charged though it may not have begun', e.run FROM t.ending e JOIN t.lease l USING (run, lease_no)
+    WHERE e.unmarked AND NOT e.by_holder AND e.status IN ('pending', 'leased') AND e.attempt = e.attempt_was
+      AND l.attempt > l.attempt_was
 UNION ALL
     SELECT 'I10 more charged starts than max_attempts', s.run
     FROM t.start s JOIN workflow_run r ON r.id = s.run

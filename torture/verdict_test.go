@@ -347,6 +347,18 @@ func (s *stage) lease(id uuid.UUID, worker string) {
 		WHERE id = $1`, id, worker, leaseLength, runLimit)
 }
 
+// leaseAhead is what leasing.Poller does with a run for which the worker has no slot yet.
+func (s *stage) leaseAhead(id uuid.UUID, worker string) {
+	s.t.Helper()
+	s.but(`gen_random_uuid()`, `encode(set_byte(uuid_send(gen_random_uuid()), 6, 128), 'hex')::uuid`).lease(id, worker)
+}
+
+// mark stores that the handler of a run that was leased ahead may begin, as leasing.Begin does.
+func (s *stage) mark(id uuid.UUID, worker string) {
+	s.t.Helper()
+	s.do(app(worker), `INSERT INTO workflow_begun (token, begun) SELECT lease_token, true FROM workflow_run WHERE id = $1`, id)
+}
+
 // start writes the line of a handler that begins.
 func (s *stage) start(id uuid.UUID) {
 	s.t.Helper()
@@ -482,6 +494,22 @@ func (s *stage) spare(id uuid.UUID, worker string) {
 	s.self(worker, `
 		UPDATE workflow_run
 		SET status = 'pending', attempt = attempt - 1, alone = true, updated_at = statement_timestamp(), run_at = statement_timestamp() + interval '250 ms',
+		    lease_token = NULL, leased_by = NULL, lease_until = NULL, deadline_at = NULL
+		WHERE id = $1`, id)
+	s.wait(id, seconds)
+}
+
+// unbegun takes back a lease ahead that was not begun, as leasing.Reclaimer does.
+func (s *stage) unbegun(id uuid.UUID, worker string) {
+	s.t.Helper()
+	s.do(app(worker), `INSERT INTO workflow_begun (token, begun) SELECT lease_token, false FROM workflow_run WHERE id = $1 ON CONFLICT (token) DO UPDATE SET at = excluded.at`, id)
+	s.do(app(worker), `
+		INSERT INTO workflow_history (workflow_id, created_at, event_type, attempt, lease_no, started_at, actor, leased_by, data)
+		SELECT id, statement_timestamp(), 'released', attempt, lease_no, started_at, $2, leased_by, '{"reason": "its worker has shown no sign of life, and had not begun it"}'
+		FROM workflow_run WHERE id = $1`, id, worker)
+	s.self(worker, `
+		UPDATE workflow_run
+		SET status = 'pending', attempt = attempt - 1, updated_at = statement_timestamp(),
 		    lease_token = NULL, leased_by = NULL, lease_until = NULL, deadline_at = NULL
 		WHERE id = $1`, id)
 	s.wait(id, seconds)
@@ -671,6 +699,50 @@ var stories = []func(*stage){
 		s.spare(id, w1) // the new worker in the dead one's slot
 		s.work(id, w2)
 		s.finish(id, w2)
+	},
+	func(s *stage) { // workers are killed before they begin what they have leased ahead; the new one in the dead one's slot takes it back, or another
+		id := s.enqueue("effect", wish{max: 1, emit: 1})
+		for _, by := range []string{w1, w2} {
+			s.leaseAhead(id, w1)
+			s.exit(w1, 0)
+			s.wait(id, 4*seconds)
+			s.unbegun(id, by)
+		}
+		s.work(id, w2)
+		s.succeed(id, w2, 1)
+	},
+	func(s *stage) { // leased ahead, and begun: the first worker is killed, the second one succeeds
+		id := s.enqueue("effect", wish{max: 2})
+		s.leaseAhead(id, w1)
+		s.mark(id, w1)
+		s.start(id)
+		s.exit(w1, 0)
+		s.wait(id, 4*seconds)
+		s.expire(id, w2)
+		s.leaseAhead(id, w2)
+		s.mark(id, w2)
+		s.start(id)
+		s.succeed(id, w2, 0)
+	},
+	func(s *stage) { // leased ahead, and given back: the worker stops, or never got the answer; then it is cancelled
+		id := s.enqueue("sleep", wish{})
+		s.leaseAhead(id, w1)
+		s.settle(id, w1, "released", "")
+		s.leaseAhead(id, w1)
+		s.doubt(id, w1)
+		s.leaseAhead(id, w2)
+		s.call("cancel", id)
+	},
+	func(s *stage) { // an exhausted run is leased among those ahead, and its worker is killed
+		id := s.enqueue("sleep", wish{max: 1})
+		s.work(id, w1)
+		s.wait(id, 4*seconds)
+		s.expire(id, w2)
+		s.doubt(id, w2)
+		s.leaseAhead(id, w1)
+		s.wait(id, 4*seconds)
+		s.expire(id, w2)
+		s.settle(id, w2, "failed", "lease_expired")
 	},
 	func(s *stage) { // the worker that was to fail it is gone, too
 		id := s.enqueue("sleep", wish{max: 1})
