@@ -220,3 +220,20 @@ func TestSlowTypeBesideAFlood(t *testing.T) {
 		t.Error("the flood was over before: nothing is proved")
 	}
 }
+
+// If the database refuses marks, what was leased ahead is given back, and runs are leased to begin at once for a while. Nothing is charged for that.
+func TestMarksAreRefused(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	handle(mux, "test.quick.v1", func(context.Context) error { time.Sleep(time.Millisecond); return nil })
+	addMany(t, pool, "test.quick.v1", 1000)
+	execute(t, pool, `ALTER FUNCTION workflow_begin_v1(uuid[], uuid[]) RENAME TO begin_no_more`)
+	work(t, pool, mux, few)
+	pgtest.Await(t, "all to succeed", func() bool {
+		return query[int](t, pool, `SELECT count(*)::int FROM workflow_run WHERE status = 'succeeded' AND attempt = 1`) == 1000
+	})
+	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_history WHERE event_type = 'released'`); n == 0 || n > 500 {
+		t.Errorf("%d leases were given back, want some, and no more once it is known", n)
+	}
+}

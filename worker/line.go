@@ -52,7 +52,8 @@ type line struct {
 	groups   []*group
 	ready    queue
 	entered  int
-	closed   bool // nothing begins any more
+	closed   bool      // nothing begins any more
+	barred   time.Time // until then nothing is leased ahead
 	pace     pace
 	markable chan struct{} // signalled when there may be a group to ask for
 }
@@ -261,6 +262,13 @@ func (s *jobs) shut() {
 	s.closed = true
 }
 
+// bar stops leasing ahead for a while.
+func (s *jobs) bar(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.barred = time.Now().Add(d)
+}
+
 // reserve says whether runs that may not be leased ahead are due, so that slots are left to them.
 func (s *jobs) reserve(some bool) {
 	s.mu.Lock()
@@ -308,7 +316,7 @@ func (s *jobs) spaceLocked() space {
 		}
 	}
 	free := space{direct: max(s.slots-taken, 0), bytes: max(mostBytes-s.bytes, 0), many: max((s.slots+limit)/4, 1)}
-	if !s.closed && tooMany == 0 && free.bytes > 0 {
+	if !s.closed && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
 		free.ahead = max(limit-s.waiting-s.charged, 0)
 	}
 	return free

@@ -13,8 +13,12 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 )
 
-// forgetEvery is the time between two removals of old marks.
-const forgetEvery = time.Minute
+const (
+	// forgetEvery is the time between two removals of old marks.
+	forgetEvery = time.Minute
+	// unmarkable is how long nothing is leased ahead after the database has refused a mark.
+	unmarkable = 10 * time.Second
+)
 
 // mark has runs that were leased ahead begun, group by group, until ctx ends. A commit says so before the first handler
 // of a group is called, so that a run that kills the process is charged.
@@ -55,6 +59,7 @@ func (w *Worker) markGroups(ctx context.Context, groups []*group) (begun map[uui
 		w.note(err)
 		w.complain("cannot begin runs that are leased ahead; trying again", "groups", len(groups), "err", err)
 		if answer := (*pgconn.PgError)(nil); errors.As(err, &answer) && !transient(err) && !tooLong(err) {
+			w.jobs.bar(unmarkable)
 			return nil, true // nothing was stored, and nothing is by a repetition: give them back
 		}
 	}
