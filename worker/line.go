@@ -295,9 +295,9 @@ type space struct {
 
 // space returns how many runs may be leased.
 //
-// A slot with a handler of a quick type counts as free: it will be, when the answer to a poll has come. Outcomes that
-// are not recorded yet need no slot, but beyond a horizon's worth of them, and beyond as many as there are slots, each
-// takes one.
+// A slot whose handler will probably return soon counts as free: it will be, when the answer to a poll has come.
+// Outcomes that are not recorded yet need no slot, but beyond a horizon's worth of them, and beyond as many as there
+// are slots, each takes one.
 func (s *jobs) space() space {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -311,7 +311,7 @@ func (s *jobs) spaceLocked() space {
 	tooMany := max(outcomes-max(s.slots, limit), 0)
 	taken := s.charged + tooMany
 	for _, j := range s.working {
-		if !s.isQuickLocked(j.entry) || now.Sub(j.began) > horizon {
+		if !s.endsSoon(j, now) {
 			taken++
 		}
 	}
@@ -367,6 +367,16 @@ func (s *jobs) isQuick(e *entry) bool {
 func (s *jobs) isQuickLocked(e *entry) bool {
 	k := s.kinds[e]
 	return e != nil && k != nil && k.calls == enoughCalls && k.mean <= horizon
+}
+
+// endsSoon reports whether a handler takes as long as those of its entry do on average, give or take the horizon.
+func (s *jobs) endsSoon(j *job, now time.Time) bool {
+	k := s.kinds[j.entry]
+	if j.entry == nil || k == nil || k.calls < enoughCalls {
+		return false
+	}
+	left := k.mean - now.Sub(j.began)
+	return -horizon <= left && left <= horizon
 }
 
 // pace measures how many handlers return in a second.

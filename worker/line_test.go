@@ -193,7 +193,7 @@ func TestReserve(t *testing.T) {
 }
 
 // A type counts as quick once ten of its handlers have returned within the horizon on average, and no longer once they take longer.
-// A slot counts as free soon only while the handler in it is of a quick type, and has not run for longer than the horizon.
+// A slot counts as free soon only while its handler has run for as long as its type's do on average, give or take the horizon.
 func TestQuick(t *testing.T) {
 	c := newCrowd(2)
 	call := func(took time.Duration) {
@@ -214,20 +214,34 @@ func TestQuick(t *testing.T) {
 		t.Error("not quick, or quick without a handler")
 	}
 	c.s.enter(c.jobs(2, 4, 0))
-	first, _ := c.s.take(), c.s.take()
+	first, second := c.s.take(), c.s.take()
 	if n := c.s.space().direct; n != 2 {
 		t.Errorf("%d slots will be free soon, want both", n)
 	}
-	first.began = first.began.Add(-2 * horizon)
+	first.began = first.began.Add(-3 * horizon)
 	if n := c.s.space().direct; n != 1 {
 		t.Errorf("%d slots will be free soon, want the one whose handler has just begun", n)
 	}
-	c.s.returned(first)
+	for _, j := range []*job{first, second} {
+		c.s.returned(j)
+		c.s.remove(j)
+	}
 	for range 5 {
 		call(10 * horizon)
 	}
 	if c.s.isQuick(c.entry) {
 		t.Error("still quick although its handlers take half a second")
+	}
+	for range 300 {
+		call(10 * horizon)
+	}
+	c.s.enter(c.jobs(1, 4, 0))
+	slow := c.s.take()
+	for after, want := range map[time.Duration]int{0: 1, 8 * horizon: 1, 9*horizon + horizon/2: 2, 10*horizon + horizon/2: 2, 12 * horizon: 1} {
+		slow.began = time.Now().Add(-after)
+		if n := c.s.space().direct; n != want {
+			t.Errorf("after %s of half a second: %d slots will be free soon, want %d", after, n, want)
+		}
 	}
 }
 
