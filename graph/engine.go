@@ -58,10 +58,11 @@ type processName struct {
 	version int // 0: the highest that is deployed
 }
 
-// A lookup is what find has found, and when, by the database's clock.
+// A lookup is what find has found, and when.
 type lookup struct {
-	id uuid.UUID
-	at time.Time
+	id   uuid.UUID
+	at   time.Time // by the database's clock
+	seen time.Time // by this process's clock: a database's clock may be set back
 }
 
 // find returns the process with a name and version; version 0: the highest that was deployed at a time since, by the
@@ -72,7 +73,7 @@ func (e *Engine) find(ctx context.Context, name string, version int, since time.
 	e.mu.Lock()
 	last := e.named[key]
 	e.mu.Unlock()
-	if p := e.compiled(last.id); p != nil && last.at.After(since) {
+	if p := e.compiled(last.id); p != nil && last.at.After(since) && time.Since(last.seen) < time.Second {
 		return p, nil
 	}
 	var id uuid.UUID
@@ -99,9 +100,7 @@ func (e *Engine) find(ctx context.Context, name string, version int, since time.
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if at.After(e.named[key].at) {
-		e.named[key] = lookup{id, at}
-	}
+	e.named[key] = lookup{id, at, time.Now()}
 	return found[id], nil
 }
 

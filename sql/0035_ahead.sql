@@ -51,7 +51,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN get_byte(uuid_send(token), 6) >> 4 = 8;
 
 -- As workflow_lease_v2, for lanes that have no suspects and no limits. The first of the runs, as many as there are slots, get the first of the tokens, which is
--- an ordinary one. All further runs are leased ahead: each group of them gets a token of its own, and they have at most most_bytes of payload together.
+-- an ordinary one. All further runs are leased ahead: each group of them gets a token of its own. They are left out where the payloads of all, as they are stored, exceed most_bytes.
 -- A run without attempts left never begins, so it needs no mark; its deadline is its start.
 CREATE FUNCTION workflow_lease_ahead_v1(
     types text[], priorities integer[], from_at timestamptz[], from_id uuid[], graces float8[], steps boolean, most integer, most_bytes bigint,
@@ -130,7 +130,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     INSERT INTO workflow_begun AS b (token, begun)
-    SELECT t.token, true
+    SELECT DISTINCT t.token, true
     FROM unnest(tokens, runs) AS t (token, run) JOIN workflow_run w ON w.id = t.run AND w.lease_token = t.token
     WHERE w.id = ANY (runs) AND (bound IS NULL OR w.token_id IS NULL AND w.type ^@ ANY (bound))
     ORDER BY t.token
@@ -140,7 +140,7 @@ BEGIN
 END
 $fn$;
 COMMENT ON FUNCTION workflow_begin_v1(uuid[], uuid[]) IS
-    'For workers: handlers of runs that were leased ahead may begin. Of each lease, by its token, one run is named that should still be under it. A lease that is not in the answer, or of which begun is false, was taken back or has ended: its runs must not begin. It may be called again if the answer was lost.';
+    'For workers: handlers of runs that were leased ahead may begin. tokens and runs are pairs: of each lease, by its token, some runs that should still be under it. A lease that is not in the answer, or of which begun is false, was taken back or has ended: its runs must not begin. It may be called again if the answer was lost.';
 
 -- A mark is needed while a run is leased with its token. It is kept a minute longer than any statement lasts that may store it anew.
 CREATE FUNCTION workflow_forget_begun_v1() RETURNS bigint

@@ -211,7 +211,7 @@ func TestSlowTypeBesideAFlood(t *testing.T) {
 	handle(mux, "test.slow.v1", func(context.Context) error { time.Sleep(60 * time.Millisecond); return nil })
 	addMany(t, pool, "test.quick.v1", 20_000)
 	addMany(t, pool, "test.slow.v1", 20)
-	execute(t, pool, `UPDATE workflow_run SET run_at = run_at - interval '1 minute' WHERE type = 'test.slow.v1'`)
+	execute(t, pool, `UPDATE workflow_run SET run_at = run_at - interval '1 minute' WHERE type = 'test.quick.v1'`)
 	work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 4 })
 	pgtest.Await(t, "the slow ones to succeed", func() bool {
 		return query[int](t, pool, `SELECT count(*)::int FROM workflow_run WHERE type = 'test.slow.v1' AND status = 'succeeded'`) == 20
@@ -235,5 +235,34 @@ func TestMarksAreRefused(t *testing.T) {
 	})
 	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_history WHERE event_type = 'released'`); n == 0 || n > 500 {
 		t.Errorf("%d leases were given back, want some, and no more once it is known", n)
+	}
+}
+
+// Suspects have their turn beside a flood of runs that are leased ahead, one after the other at first.
+func TestSuspectsBesideAFloodHaveTheirTurn(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	mux := worker.NewMux()
+	handle(mux, "test.quick.v1", func(context.Context) error { time.Sleep(time.Millisecond); return nil })
+	addMany(t, pool, "test.quick.v1", 20_000)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, statement := range []string{`SET LOCAL workflow.override = 'as after a crash'`,
+		`UPDATE workflow_run SET suspect = true, run_at = run_at - interval '1 minute' WHERE id IN (SELECT id FROM workflow_run LIMIT 8)`} {
+		if _, err := tx.Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 4 })
+	pgtest.Await(t, "the suspects to succeed", func() bool {
+		return query[int](t, pool, `SELECT count(*)::int FROM workflow_run WHERE run_at < now() - interval '30 seconds' AND status = 'succeeded'`) == 8
+	})
+	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_run WHERE status <> 'succeeded'`); n == 0 {
+		t.Error("the flood was over before: nothing is proved")
 	}
 }

@@ -31,7 +31,7 @@ func (w *Worker) start(leases []leasing.Lease) {
 		case !j.Exhausted:
 			// The lease has run out: this process was frozen, or the answer came late. The handler is not started. If
 			// nobody else has leased the run, this gives it back.
-			j.done = true
+			j.done, j.doneAt = true, time.Now()
 			w.jobs.add(j)
 			w.giveBack([]*job{j})
 		}

@@ -199,7 +199,6 @@ func (s *jobs) suspects() (n int, held leasing.Suspects) {
 	if !alone {
 		n = max(min(1+s.proven, s.slots)-watched, 0)
 	}
-	n = min(n, max(s.slots-len(s.working)-s.charged, 0)) // they begin at once, or not at all
 	if s.behind = nil; late > max(s.slots/8, fewLate) {
 		s.behind = behind
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/run"
 )
 
 // A slot is a handler that runs, and a worker has Config.Concurrency of them. It holds more leases than that, so that no
@@ -47,6 +48,7 @@ type line struct {
 	working  []*job // have a slot
 	waiting  int    // how many are leasedAhead
 	charged  int    // how many are asked or ready
+	marked   int    // how many of these were leased ahead
 	promised int    // how many the poll under way may lease to begin at once
 	bytes    int    // of the payloads of both
 	groups   []*group
@@ -65,29 +67,36 @@ type group struct {
 	jobs     []*job
 }
 
-// promise returns how many runs a poll may lease, at most most to begin at once. Until enter is called, these count as
+// promise returns how many runs a poll may lease, at most most to begin at once. Until fulfil is called, these count as
 // charged: the server may have leased them already.
 func (s *jobs) promise(most int) space {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	free := s.spaceLocked()
 	free.direct = min(free.direct, most)
-	s.promised = max(s.promised, free.direct) // that of a poll whose answer was lost stands until it is known to have leased nothing
+	s.promised = free.direct
 	return free
 }
 
-// enter adds the jobs of one poll, the highest priority first, and ends its promise. It returns those that may not begin, because the worker
+// fulfil ends the promise, once the answer to the poll is in line.
+func (s *jobs) fulfil() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.promised = 0
+	s.signalMarkable()
+}
+
+// enter adds the jobs of one poll, the highest priority first. It returns those that may not begin, because the worker
 // stops.
 func (s *jobs) enter(all []*job) (late []*job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.promised = 0
 	var g *group
 	for _, j := range all {
 		s.addLocked(j)
 		switch {
 		case s.closed:
-			j.done = true
+			s.withdrawLocked(j)
 			late = append(late, j)
 		case !j.Ahead():
 			s.move(j, ready)
@@ -124,6 +133,9 @@ func (s *jobs) move(j *job, to stage) {
 			s.waiting += n
 		case asked, ready:
 			s.charged += n
+			if j.Ahead() {
+				s.marked += n
+			}
 		}
 		if at != inSlot {
 			s.bytes += n * len(j.Payload)
@@ -143,7 +155,8 @@ func (s *jobs) move(j *job, to stage) {
 func (s *jobs) ask() (asking []*group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for room := s.slots - max(s.reserved, s.promised) - s.charged; !s.closed && len(s.groups) > 0; {
+	room := min(s.slots-s.charged-s.promised, s.slots-s.reserved-s.marked)
+	for !s.closed && len(s.groups) > 0 {
 		best := 0
 		for i, g := range s.groups {
 			if g.priority > s.groups[best].priority {
@@ -187,16 +200,16 @@ func (s *jobs) answered(groups []*group, begun map[uuid.UUID]bool) (refused []*j
 	return refused
 }
 
-// oneOf returns a run of an asked group that should still be leased; nil: there is none.
-func (s *jobs) oneOf(g *group) uuid.UUID {
+// someOf returns some runs of an asked group that should still be leased.
+func (s *jobs) someOf(g *group) (some []uuid.UUID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, j := range g.jobs {
-		if j.stage == asked {
-			return j.ID
+		if j.stage == asked && len(some) < 3 {
+			some = append(some, j.ID)
 		}
 	}
-	return uuid.Nil
+	return some
 }
 
 // take returns the next job that may begin, and gives it a slot. It returns nil if there is no such job or no slot.
@@ -211,8 +224,13 @@ func (s *jobs) take() *job {
 		if j.stage != ready { // withdrawn
 			continue
 		}
+		now := time.Now()
+		if now.Sub(j.extended) >= j.Length { // this process was frozen, and others may have the run
+			s.endLocked(j, run.ErrLost)
+			continue
+		}
 		s.move(j, inSlot)
-		j.slotted, j.place, j.began = true, len(s.working), time.Now()
+		j.slotted, j.place, j.began = true, len(s.working), now
 		s.working = append(s.working, j)
 		s.signalMarkable()
 		return j
@@ -251,7 +269,7 @@ func (s *jobs) withdraw(out func(*job) bool) (all []*job) {
 
 func (s *jobs) withdrawLocked(j *job) {
 	s.move(j, inSlot)
-	j.done = true
+	j.done, j.doneAt = true, time.Now()
 	s.signalMarkable()
 }
 
@@ -287,10 +305,11 @@ func (s *jobs) haveMore() bool {
 
 // A space is how many runs the next poll may lease.
 type space struct {
-	direct int // to begin at once
-	ahead  int // ahead of their handlers
-	bytes  int // of payload of those ahead
-	many   int // how many are worth a poll
+	direct int  // to begin at once
+	ahead  int  // ahead of their handlers
+	bytes  int  // of payload of those ahead
+	many   int  // how many are worth a poll
+	behind bool // runs that were leased ahead wait: further ones of their types must not pass them
 }
 
 // space returns how many runs may be leased.
@@ -315,7 +334,10 @@ func (s *jobs) spaceLocked() space {
 			taken++
 		}
 	}
-	free := space{direct: max(s.slots-taken, 0), bytes: max(mostBytes-s.bytes, 0), many: max((s.slots+limit)/4, 1)}
+	free := space{direct: max(s.slots-taken, 0), bytes: max(mostBytes-s.bytes, 0), many: max((s.slots+limit)/4, 1), behind: s.waiting > 0}
+	if free.behind { // the other half of what may be charged is theirs
+		free.direct = min(free.direct, max(s.slots-s.slots/2-(s.charged-s.marked), 0))
+	}
 	if !s.closed && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
 		free.ahead = max(limit-s.waiting-s.charged, 0)
 	}
@@ -369,10 +391,11 @@ func (s *jobs) isQuickLocked(e *entry) bool {
 	return e != nil && k != nil && k.calls == enoughCalls && k.mean <= horizon
 }
 
-// endsSoon reports whether a handler takes as long as those of its entry do on average, give or take the horizon.
+// endsSoon reports whether a handler will probably return within the horizon: it has run for as long as those of its
+// entry do on average, give or take the horizon. Of handlers that take longer than some horizons the average says little.
 func (s *jobs) endsSoon(j *job, now time.Time) bool {
 	k := s.kinds[j.entry]
-	if j.entry == nil || k == nil || k.calls < enoughCalls {
+	if j.entry == nil || k == nil || k.calls < enoughCalls || k.mean > 4*horizon {
 		return false
 	}
 	left := k.mean - now.Sub(j.began)

@@ -30,7 +30,7 @@ func (c *crowd) jobs(n int, version byte, priority int) (all []*job) {
 	token := uuid.New()
 	token[6] = token[6]&0x0f | version<<4
 	for range n {
-		j := &job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New()}, Token: token, Priority: priority, Length: time.Minute, Payload: []byte("12345")}, entry: c.entry}
+		j := &job{Lease: leasing.Lease{Info: run.Info{ID: uuid.New()}, Token: token, Priority: priority, Length: time.Minute, Payload: []byte("12345")}, entry: c.entry, extended: time.Now()}
 		j.ctx, j.cancel = context.WithCancelCause(context.Background())
 		all = append(all, j)
 	}
@@ -89,9 +89,13 @@ func TestLine(t *testing.T) {
 						all = append(all, c.jobs(1+random.IntN(max(slots/2, 1)), 8, random.IntN(3))...)
 					}
 					s.enter(all)
+					s.fulfil()
 					promised = -1
 				}
 			case 1:
+				if random.IntN(2) == 0 { // take-backs bring runs without attempts, or none
+					s.enter(nil)
+				}
 				if asking == nil {
 					asking = s.ask()
 				}
@@ -226,21 +230,21 @@ func TestQuick(t *testing.T) {
 		c.s.returned(j)
 		c.s.remove(j)
 	}
-	for range 5 {
-		call(10 * horizon)
+	for range 12 {
+		call(4*horizon - time.Millisecond)
 	}
 	if c.s.isQuick(c.entry) {
-		t.Error("still quick although its handlers take half a second")
+		t.Error("still quick although its handlers take 200 ms")
 	}
 	for range 300 {
-		call(10 * horizon)
+		call(4*horizon - time.Millisecond)
 	}
 	c.s.enter(c.jobs(1, 4, 0))
 	slow := c.s.take()
-	for after, want := range map[time.Duration]int{0: 1, 8 * horizon: 1, 9*horizon + horizon/2: 2, 10*horizon + horizon/2: 2, 12 * horizon: 1} {
+	for after, want := range map[time.Duration]int{0: 1, 2 * horizon: 1, 3*horizon + horizon/2: 2, 4*horizon + horizon/2: 2, 6 * horizon: 1} {
 		slow.began = time.Now().Add(-after)
 		if n := c.s.space().direct; n != want {
-			t.Errorf("after %s of half a second: %d slots will be free soon, want %d", after, n, want)
+			t.Errorf("after %s of 200 ms: %d slots will be free soon, want %d", after, n, want)
 		}
 	}
 }
@@ -276,8 +280,8 @@ func TestSpaceAhead(t *testing.T) {
 		j.done = true
 		c.s.add(j)
 	}
-	if free := c.s.space(); free.ahead != 0 || free.direct != 99 {
-		t.Errorf("%d ahead and %d slots while 501 outcomes wait, want none and 99", free.ahead, free.direct)
+	if free := c.s.space(); free.ahead != 0 || free.direct != 50 {
+		t.Errorf("%d ahead and %d slots while 501 outcomes wait, and runs that are leased ahead; want none and 50", free.ahead, free.direct)
 	}
 }
 
@@ -294,5 +298,53 @@ func TestPace(t *testing.T) {
 	}
 	if r := p.rate(start.Add(3 * paceSpan)); r != 0 {
 		t.Errorf("rate %g after two, want 0", r)
+	}
+}
+
+// A run whose lease has ended while it waited does not begin: the process was frozen, and another worker may have the run.
+func TestLateLeasesDoNotBegin(t *testing.T) {
+	c := newCrowd(2)
+	all := c.jobs(2, 4, 0)
+	c.s.enter(all)
+	all[0].extended = time.Now().Add(-all[0].Length)
+	if j := c.s.take(); j != all[1] || c.s.take() != nil {
+		t.Error("one begins although its lease has ended")
+	}
+	if context.Cause(all[0].ctx) != run.ErrLost || c.s.byID[all[0].ID] != nil || c.s.charged != 0 {
+		t.Errorf("it is still held: %v, %d charged", context.Cause(all[0].ctx), c.s.charged)
+	}
+}
+
+// Suspects may be leased while all slots are taken by handlers that return soon, as others may.
+func TestSuspectsBesideAFlood(t *testing.T) {
+	c := newCrowd(2)
+	for range enoughCalls {
+		c.s.enter(c.jobs(1, 4, 0))
+		j := c.s.take()
+		c.s.returned(j)
+		c.s.remove(j)
+	}
+	c.s.enter(c.jobs(2, 4, 0))
+	c.s.take()
+	c.s.take()
+	if n, _ := c.s.suspects(); n != 1 || c.s.space().direct != 2 {
+		t.Errorf("%d suspects and %d others may be leased, want 1 and 2", n, c.s.space().direct)
+	}
+}
+
+// Runs that were leased ahead have half of what may be charged, and runs that are given back are no late outcomes.
+func TestLeasedAheadHasItsShare(t *testing.T) {
+	c := newCrowd(8)
+	c.s.enter(c.jobs(4, 8, 0))
+	if free := c.s.space(); free.direct != 4 || !free.behind {
+		t.Errorf("%d may be leased to begin at once, want half of the slots", free.direct)
+	}
+	c.s.enter(c.jobs(4, 4, 0))
+	if groups := c.s.ask(); len(groups) != 1 {
+		t.Error("the group waits for room behind those that were leased later")
+	}
+	out := c.s.withdraw(func(*job) bool { return true })
+	if c.s.suspects(); len(out) != 8 || c.s.isBehind(c.entry) {
+		t.Errorf("%d are given back, and the type is stopped: %v", len(out), c.s.isBehind(c.entry))
 	}
 }

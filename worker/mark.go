@@ -44,9 +44,11 @@ func (w *Worker) mark(ctx context.Context) {
 // they may be charged already. It reports false once ctx has ended.
 func (w *Worker) markGroups(ctx context.Context, groups []*group) (begun map[uuid.UUID]bool, ok bool) {
 	for pause := retries(); ctx.Err() == nil; sleep(ctx, pause.NextBackOff()) {
-		tokens, runs := make([]uuid.UUID, len(groups)), make([]uuid.UUID, len(groups))
-		for i, g := range groups {
-			tokens[i], runs[i] = g.token, w.jobs.oneOf(g)
+		var tokens, runs []uuid.UUID
+		for _, g := range groups {
+			for _, id := range w.jobs.someOf(g) {
+				tokens, runs = append(tokens, g.token), append(runs, id)
+			}
 		}
 		call, done := context.WithTimeout(ctx, settleTimeout)
 		begun, err := leasing.Begin(call, w.db, tokens, runs)
@@ -56,6 +58,7 @@ func (w *Worker) markGroups(ctx context.Context, groups []*group) (begun map[uui
 			return begun, true
 		}
 		done()
+		w.jobs.bar(time.Second)
 		w.note(err)
 		w.complain("cannot begin runs that are leased ahead; trying again", "groups", len(groups), "err", err)
 		if answer := (*pgconn.PgError)(nil); errors.As(err, &answer) && !transient(err) && !tooLong(err) {
@@ -70,7 +73,11 @@ func (w *Worker) markGroups(ctx context.Context, groups []*group) (begun map[uui
 func (w *Worker) giveBack(all []*job) {
 	for _, j := range all {
 		j.outcome = settling.Outcome{ID: j.ID, Token: j.Token, Verdict: settling.Release}
-		w.settles <- j
+		select {
+		case w.settles <- j:
+		default: // it holds all jobs but those of a flood of exhausted ones; watch must not wait for these
+			go func() { w.settles <- j }()
+		}
 	}
 }
 

@@ -32,23 +32,22 @@ func (w *Worker) poll(ctx context.Context) {
 		free := w.jobs.promise(w.config.Batch)
 		room := free.direct
 		poller.Suspects = held
-		poller.Ahead = leasing.Ahead{Runs: min(free.ahead, w.config.Batch-room), Bytes: free.bytes, Group: max(w.config.Concurrency/2, 1)}
-		leases, wait, err := w.lease(ctx, poller, room, suspects)
+		poller.Ahead = leasing.Ahead{Runs: min(free.ahead, w.config.Batch-room), Bytes: free.bytes, Group: max(w.config.Concurrency/2, 1), Behind: free.behind}
+		leases, wait, err := w.lease(ctx, poller, room, min(suspects, room))
 		if ctx.Err() != nil && len(leases) == 0 {
 			return
 		}
 		if err != nil {
 			w.note(err)
 			w.complain("cannot look for work; trying again", "err", err)
-			if w.doubts.Left() == 0 {
-				w.start(nil) // nothing was leased
-			}
+			w.jobs.fulfil()
 			sleep(ctx, failures.NextBackOff())
 			continue
 		}
 		failures.Reset()
 		w.jobs.reserve(poller.Waiting())
 		w.start(leases)
+		w.jobs.fulfil()
 		if len(leases) > 0 {
 			pause = firstPause
 		}

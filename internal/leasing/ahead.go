@@ -15,8 +15,12 @@ import (
 // begun at once. The zero value means none.
 type Ahead struct {
 	Runs  int // at most
-	Bytes int // of payload, as the database stores it, at most
+	Bytes int // of payload, as the database stores it, at most, with that of the runs to be begun at once
 	Group int // how many of them share a token, and are begun by one mark; at least 1
+
+	// Behind reports whether runs that were leased ahead wait. Then further runs of quick types are leased only ahead, so
+	// that they do not pass those.
+	Behind bool
 }
 
 const (
@@ -59,31 +63,44 @@ func (r request) isQuick() bool { return r.Quick && !r.suspect && !r.probe }
 //
 // Runs of other types, and suspects, are leased by a statement of their own, because they must have a slot.
 func (p *Poller) fill(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, full bool, err error) {
-	var quick []request
-	if p.Ahead.Runs > 0 {
-		for _, r := range chosen {
-			if r.isQuick() {
-				quick = append(quick, r)
-			}
-		}
+	quick, others := split(chosen, request.isQuick)
+	if p.Ahead.Runs == 0 && !p.Ahead.Behind {
+		quick, others = nil, chosen
 	}
-	switch {
-	case len(quick) == 0 && n == 0:
-		return nil, 0, false, nil
-	case len(quick) == len(chosen):
-		leases, due, err = p.take(ctx, chosen, ask{n: n, ahead: p.Ahead.Runs})
+	if len(others) == 0 && !p.Ahead.Behind {
+		leases, due, err = p.take(ctx, quick, ask{n: n, ahead: p.Ahead.Runs})
 		return leases, due, due == n+p.Ahead.Runs || due > len(leases), err
-	case n > 0:
-		leases, due, err = p.take(ctx, chosen, ask{n: n, suspects: suspects})
-		if full = due == n; err != nil || !full || len(quick) == 0 {
+	}
+	if n > 0 && len(others) > 0 {
+		if !p.Ahead.Behind {
+			others = chosen
+		}
+		leases, due, err = p.take(ctx, others, ask{n: n, suspects: suspects})
+		if full = due == n; err != nil || !full && !p.Ahead.Behind {
 			return leases, due, full, err
 		}
+	}
+	if p.Ahead.Runs == 0 || len(quick) == 0 {
+		return leases, due, full, nil
 	}
 	more, further, err := p.take(ctx, quick, ask{ahead: p.Ahead.Runs})
 	if err != nil && len(leases) > 0 {
 		return leases, due, full, nil // what is leased must not be lost
 	}
-	return append(leases, more...), due + further, true, err
+	full = full || further == p.Ahead.Runs || further > len(more)
+	return append(leases, more...), due + further, full, err
+}
+
+// split returns the requests for which is reports true, and the others, in their order.
+func split(all []request, is func(request) bool) (some, others []request) {
+	for _, r := range all {
+		if is(r) {
+			some = append(some, r)
+		} else {
+			others = append(others, r)
+		}
+	}
+	return some, others
 }
 
 // An ask is how many runs one statement may lease.
@@ -100,9 +117,9 @@ func (a ask) upTo(most int) ask {
 	return a
 }
 
-// Begin asks whether the handlers of groups of runs that were leased ahead may begin, and stores that they may. Each group is
-// named by its token and one run that should still be leased with it. begun has the tokens of the groups that may begin.
-// The other groups were taken back, or the named run has ended; none of their runs may begin. After an error it may be
+// Begin asks whether the handlers of groups of runs that were leased ahead may begin, and stores that they may. tokens and runs are
+// pairs: the token of a group, and a run that should still be leased with it. Several runs of a group may be named. begun has the tokens of the groups that may begin.
+// The other groups were taken back, or the named runs have ended; none of their runs may begin. After an error it may be
 // called again.
 //
 // A crash of the worker is charged to every run of a group from the moment that this is stored.
@@ -122,11 +139,20 @@ func Begin(ctx context.Context, db run.DB, tokens, runs []uuid.UUID) (begun map[
 
 // ForgetBegun removes what Begin has stored for leases that have ended, once it is a minute old.
 func ForgetBegun(ctx context.Context, db run.DB) error {
-	if _, err := db.Exec(ctx, `SELECT workflow_forget_begun_v1()`); err != nil {
-		return fmt.Errorf("remove marks of leases that have ended: %w", err)
+	for {
+		rows, _ := db.Query(ctx, `SELECT workflow_forget_begun_v1()`)
+		removed, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64])
+		if err != nil {
+			return fmt.Errorf("remove marks of leases that have ended: %w", err)
+		}
+		if removed < mostForgotten {
+			return nil
+		}
 	}
-	return nil
 }
+
+// mostForgotten is how many marks workflow_forget_begun_v1 removes at a time.
+const mostForgotten = 50_000
 
 // Waiting reports whether, by the last discovery, runs are due that must have a slot: those of types that are not
 // quick, and suspects.

@@ -121,6 +121,41 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 	}
 }
 
+// While runs that were leased ahead wait, no further ones of quick types are leased to begin at once, and others are. A poll that finds
+// nothing reports that nothing more is due.
+func TestBehind(t *testing.T) {
+	pool := pgtest.New(t)
+	add(t, pool, "a.slow", 0, time.Minute)
+	addMany(t, pool, 6, "a.quick", 0)
+	p := ahead(pool, 4, 2, "a.")
+	p.Terms = func(typ string) leasing.Terms {
+		terms := quick(typ)
+		terms.Quick = typ != "a.slow"
+		return terms
+	}
+	p.Ahead.Behind = true
+	leases := acquire(t, p, 3)
+	got := types(leases)
+	slices.Sort(got)
+	if want := []string{"a.quick", "a.quick", "a.quick", "a.quick", "a.slow"}; !slices.Equal(got, want) {
+		t.Errorf("leased %v, want %v", got, want)
+	}
+	for _, l := range leases {
+		if l.Ahead() == (l.Type == "a.slow") {
+			t.Errorf("%s is leased ahead: %v", l.Type, l.Ahead())
+		}
+	}
+	p.Ahead.Runs = 0
+	if leases := acquire(t, p, 3); len(leases) != 0 {
+		t.Errorf("leased %v, which pass those that wait", types(leases))
+	}
+	p.Ahead.Runs = 4
+	acquire(t, p, 0)
+	if leases, wait, err := p.Acquire(t.Context(), 0, 0); len(leases) != 0 || wait == 0 || err != nil {
+		t.Errorf("nothing is due: leased %d, next poll in %s, %v", len(leases), wait, err)
+	}
+}
+
 // The payloads of runs that are leased ahead are bounded together. Those that begin at once are not.
 func TestBytesAhead(t *testing.T) {
 	pool := pgtest.New(t)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -176,7 +175,7 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	}
 	chosen := p.choose(n+p.Ahead.Runs, suspects, discovered)
 	if discovered {
-		p.waits = slices.ContainsFunc(chosen, func(r request) bool { return !r.isQuick() })
+		p.waits = p.othersDue()
 	}
 	p.busy = false
 	if len(chosen) == 0 {
