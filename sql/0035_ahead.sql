@@ -321,8 +321,11 @@ $fn$;
 COMMENT ON FUNCTION workflow_give_back_v2(uuid[], float8, text) IS 'For workers: gives back the leases that were taken with some tokens and whose answer was lost. Returns how many, and how many somebody has locked.';
 
 CREATE OR REPLACE FUNCTION workflow_give_back_v1(token uuid, within float8, worker text, OUT given integer, OUT locked integer)
-LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT
-RETURN workflow_give_back_v2(ARRAY[token], within, worker);
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $fn$
+BEGIN
+    SELECT g.given, g.locked INTO given, locked FROM workflow_give_back_v2(ARRAY[token], within, worker) AS g;
+END
+$fn$;
 
 -- What is ours, as in 0020.
 CREATE OR REPLACE FUNCTION workflow_relations() RETURNS SETOF regclass
