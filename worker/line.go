@@ -55,6 +55,7 @@ type line struct {
 	ready    queue
 	entered  int
 	closed   bool      // nothing begins any more
+	none     bool      // no runs are due that may be leased ahead
 	barred   time.Time // until then nothing is leased ahead
 	pace     pace
 	markable chan struct{} // signalled when there may be a group to ask for
@@ -287,11 +288,12 @@ func (s *jobs) bar(d time.Duration) {
 	s.barred = time.Now().Add(d)
 }
 
-// reserve says whether runs that may not be leased ahead are due, so that slots are left to them.
-func (s *jobs) reserve(some bool) {
+// due says whether runs are due that may be leased ahead, and whether others are, to which slots are then left.
+func (s *jobs) due(ahead, others bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reserved = 0; some {
+	s.none = !ahead
+	if s.reserved = 0; others {
 		s.reserved = s.slots / 2
 	}
 }
@@ -338,7 +340,7 @@ func (s *jobs) spaceLocked() space {
 	if free.behind { // the other half of what may be charged is theirs
 		free.direct = min(free.direct, max(s.slots-s.slots/2-(s.charged-s.marked), 0))
 	}
-	if !s.closed && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
+	if !s.closed && !s.none && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
 		free.ahead = max(limit-s.waiting-s.charged, 0)
 	}
 	return free

@@ -140,7 +140,7 @@ func TestLine(t *testing.T) {
 						break
 					}
 				case 2:
-					s.reserve(random.IntN(2) == 0)
+					s.due(random.IntN(2) == 0, random.IntN(2) == 0)
 				}
 			}
 			check()
@@ -186,11 +186,11 @@ func TestReserve(t *testing.T) {
 	for range 3 {
 		c.s.enter(c.jobs(2, 8, 0))
 	}
-	c.s.reserve(true)
+	c.s.due(true, true)
 	if n := len(c.s.ask()); n != 1 || c.s.space().direct != 2 {
 		t.Errorf("%d groups are begun and %d slots free, want 1 and 2", n, c.s.space().direct)
 	}
-	c.s.reserve(false)
+	c.s.due(true, false)
 	if n := len(c.s.ask()); n != 1 || c.s.space().direct != 0 {
 		t.Errorf("then %d groups are begun and %d slots free, want 1 and none", n, c.s.space().direct)
 	}
@@ -261,6 +261,11 @@ func TestSpaceAhead(t *testing.T) {
 	if n := c.s.space().ahead; n != 500 {
 		t.Errorf("%d ahead at 10,000 a second, want 500", n)
 	}
+	c.s.due(false, true)
+	if n := c.s.space().ahead; n != 0 {
+		t.Errorf("%d ahead although none are due, so that polls find nothing", n)
+	}
+	c.s.due(true, false)
 	pace(1e9)
 	if n := c.s.space().ahead; n != mostAhead {
 		t.Errorf("%d ahead at any rate, want %d", n, mostAhead)
