@@ -94,16 +94,19 @@ func (b *bench) killed(ctx context.Context, db *database, t task, runs int) (at 
 		return at, err
 	}
 	ps.say("go")
+	last := int64(0)
 	for begin, begun := time.Now(), (time.Time{}); ; {
 		_, handled := ps.handled()
-		if handled > 0 && begun.IsZero() {
+		news := handled > last // so that it is not killed while it holds nothing
+		last = handled
+		if news && begun.IsZero() {
 			begun = time.Now()
 		}
-		if handled > 0 && time.Since(begun) >= crashAfter || handled >= int64(runs/2) {
+		if news && (time.Since(begun) >= crashAfter || handled >= int64(runs/2)) {
 			break
 		}
 		if time.Since(begin) > crashPatience {
-			err = errors.New("the worker does not begin")
+			err = errors.New("the worker does not get on")
 		}
 		if err := errors.Join(err, ps.alive(), pause(ctx, time.Millisecond)); err != nil {
 			return at, errors.Join(err, ps.stop())

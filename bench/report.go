@@ -33,7 +33,7 @@ is settled. River's future jobs have the priority of the others, which is its hi
 ` + "`leasing.Poller`" + ` leases a third as many: no run may come after one of lower priority.`, "", costTable("worker")},
 	"work": {"Real work", `Runs whose handlers take time, drained by one worker process with its 100 slots, unless a row says otherwise. *The handlers allow* is the number of slots by the
 time that a handler takes; for handlers that compute, the number of cores. It is more than the engine can settle if handlers take a millisecond or less. Where types are mixed, they have equal
-shares of the backlog, and *smallest share* says how many runs of the type that got the least were leased in the first half of the time, of the mean of all.`, "", workTable},
+shares of the backlog. Of the type that got the least, *smallest share* says how many runs were leased in the first half of the time, as a share of half of its runs.`, "", workTable},
 	"snapshot": {"Under an old snapshot", `Another session keeps a REPEATABLE READ snapshot while runs are enqueued in bulk, 10,000 ahead of one worker process, so
 that no dead row can be removed. At the end nothing may be left. Our engine is fed for as long without a snapshot, too. It is tried meanwhile: runs are stored in transactions that stay open for 2
 to 60 seconds, and leases are planted as dead workers leave them; the longest time of each is shown.`, "snapshot.svg", snapshotTable},

@@ -131,12 +131,13 @@ func loadEfforts(ctx context.Context, db *database, n int, efforts ...effort) er
 }
 
 // smallestShare returns how many runs of the type that got the least were leased in the first half of the time, as a
-// share of the mean.
+// share of half of its runs. It is 1 if all types got their share all the time, and 0 if one of them was left until the
+// others were empty. A type that is ahead of the others does not lower it, unless the others fall behind.
 func smallestShare(ctx context.Context, db *database) (share float64, err error) {
 	err = db.QueryRow(ctx, `
-		WITH half AS (SELECT (min(started_at) + (max(finished_at) - min(started_at)) / 2) AS at FROM workflow_run),
-		     type AS (SELECT count(*) FILTER (WHERE started_at <= half.at)::float8 AS n FROM workflow_run, half GROUP BY type)
-		SELECT min(n) / avg(n) FROM type`).Scan(&share)
+		WITH half AS (SELECT min(started_at) + (max(finished_at) - min(started_at)) / 2 AS at FROM workflow_run),
+		     type AS (SELECT count(*) FILTER (WHERE started_at <= half.at) / (count(*) / 2.0) AS share FROM workflow_run, half GROUP BY type)
+		SELECT min(share)::float8 FROM type`).Scan(&share)
 	return share, err
 }
 
