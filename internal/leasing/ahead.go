@@ -2,7 +2,6 @@ package leasing
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"time"
 
@@ -24,32 +23,20 @@ type Ahead struct {
 	Behind bool
 }
 
-const (
-	aheadVersion  uuid.Version = 8
-	directVersion uuid.Version = 4
-)
-
-// newToken draws a lease token of a version.
-func newToken(version uuid.Version) (token uuid.UUID, err error) {
-	if _, err := rand.Read(token[:]); err != nil {
-		return uuid.UUID{}, fmt.Errorf("draw a lease token: %w", err)
-	}
-	token[6] = token[6]&0x0f | byte(version)<<4
-	token[8] = token[8]&0x3f | 0x80 // the variant of RFC 9562
-	return token, nil
-}
+// aheadVersion is the UUID version of the token of a lease ahead; every other lease has a random one, of version 4.
+const aheadVersion uuid.Version = 8
 
 // tokens draws the tokens of one request: first that of the runs to be begun at once, then one for each group of those
 // leased ahead.
 func (p *Poller) tokens(ahead int) (tokens []uuid.UUID, err error) {
-	groups := 0
-	if ahead > 0 {
-		groups = (ahead + p.Ahead.Group - 1) / p.Ahead.Group
-	}
-	for version := directVersion; len(tokens) <= groups; version = aheadVersion {
-		token, err := newToken(version)
+	for left := ahead; len(tokens) == 0 || left > 0; {
+		token, err := uuid.NewRandom()
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("draw a lease token: %w", err)
+		}
+		if len(tokens) > 0 {
+			token[6] = token[6]&0x0f | byte(aheadVersion)<<4
+			left -= p.Ahead.Group
 		}
 		tokens = append(tokens, token)
 	}
