@@ -45,7 +45,7 @@ func (w *Worker) poll(ctx context.Context) {
 			continue
 		}
 		failures.Reset()
-		w.jobs.due(poller.AheadDue(), poller.Waiting())
+		w.jobs.due(poller.Due())
 		w.start(leases)
 		w.jobs.fulfil()
 		if len(leases) > 0 {

@@ -3,7 +3,6 @@ package leasing
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -142,20 +141,11 @@ func ForgetBegun(ctx context.Context, db run.DB) error {
 // mostForgotten is how many marks workflow_forget_begun_v1 removes at a time.
 const mostForgotten = 50_000
 
-// AheadDue reports whether, by the last discovery, runs were due that may be leased ahead now.
-func (p *Poller) AheadDue() bool {
-	now := time.Now()
-	for l, at := range p.lanes {
-		if l.suspect || at.dueFrom.IsZero() || now.Before(at.dueFrom) || p.isPaused(l.typ) || p.isOpen(l.typ) {
-			continue
-		}
-		if terms := p.Terms(l.typ); terms.Quick && terms.Room < 0 {
-			return true
-		}
+// Due reports whether, by the last discovery, runs are due that may be leased ahead, and whether others are: those of types
+// that are not quick, and suspects, also if the caller has no room for these.
+func (p *Poller) Due() (ahead, others bool) {
+	for _, r := range p.choose(1, 1, true) {
+		ahead, others = ahead || r.isQuick(), others || !r.isQuick()
 	}
-	return false
+	return ahead, others
 }
-
-// Waiting reports whether, by the last discovery, runs are due that must have a slot: those of types that are not
-// quick, and suspects.
-func (p *Poller) Waiting() bool { return p.waits }

@@ -79,7 +79,7 @@ func TestLeaseAhead(t *testing.T) {
 }
 
 // Only runs of quick types are leased ahead. Others, and suspects, are leased only if there is a slot, and first if they are
-// due first. Waiting reports that they are due.
+// due first. Due reports that they are due.
 func TestOnlyQuickTypesAhead(t *testing.T) {
 	pool := pgtest.New(t)
 	add(t, pool, "a.slow", 0, 3*time.Hour)
@@ -100,8 +100,8 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 	if got, want := tokens(leases), "0* 0* 1* 1*"; got != want || slices.ContainsFunc(leases, func(l leasing.Lease) bool { return l.Type != "a.quick" }) {
 		t.Errorf("without a slot: leased %v with tokens %s, want four quick ones with %s", types(leases), got, want)
 	}
-	if !p.Waiting() {
-		t.Error("it does not know that others are due")
+	if ahead, others := p.Due(); !ahead || !others {
+		t.Error("it does not know that both kinds are due")
 	}
 	p.Discover()
 	leases = acquire(t, p, 4)
@@ -116,8 +116,9 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 		}
 	}
 	p.Discover()
-	if acquire(t, p, 0); p.Waiting() {
-		t.Error("others count as due though none is")
+	acquire(t, p, 0)
+	if ahead, others := p.Due(); ahead || others {
+		t.Errorf("runs count as due though none is: to be leased ahead %v, others %v", ahead, others)
 	}
 }
 

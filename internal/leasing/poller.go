@@ -58,7 +58,6 @@ type Poller struct {
 	hurry      bool         // try the known lanes before discovery
 	discovery  budget
 	busy       bool      // the last poll leased as many runs as were asked for
-	waits      bool      // the last discovery found due runs that may not be leased ahead
 	alone      bool      // the suspect leased last was at its last attempt, so the others go first now
 	kept       time.Time // when this process last held a suspect that is kept alone
 	waiting    time.Time // until when no suspect is leased, because none of the due ones could be
@@ -174,9 +173,6 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 		}
 	}
 	chosen := p.choose(n+p.Ahead.Runs, suspects, discovered)
-	if discovered {
-		p.waits = p.othersDue()
-	}
 	p.busy = false
 	if len(chosen) == 0 {
 		return nil, min(wait, p.nextDue()), nil

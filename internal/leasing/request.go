@@ -45,12 +45,6 @@ func (p *Poller) choose(n, suspects int, discovered bool) []request {
 	return chosen
 }
 
-// othersDue reports whether runs are due that may not be leased ahead: those of types that are not quick, and suspects,
-// also if none may be leased now.
-func (p *Poller) othersDue() bool {
-	return slices.ContainsFunc(p.choose(1, 1, true), func(r request) bool { return !r.isQuick() })
-}
-
 func compareBool(a, b bool) int {
 	switch {
 	case a == b:
