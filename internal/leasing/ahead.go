@@ -48,21 +48,20 @@ func (r request) isQuick() bool { return r.Quick && !r.suspect && !r.probe }
 // fill leases up to n runs from the chosen lanes, and up to Ahead.Runs more from the lanes of quick types. full reports
 // whether more may be due. due is that of take.
 //
-// Runs of other types, and suspects, are leased by a statement of their own, because they must have a slot.
+// One statement does it if all lanes are of quick types. Runs of other types, and suspects, must have a slot, so they are
+// leased by a statement of their own, which comes first.
 func (p *Poller) fill(ctx context.Context, chosen []request, n, suspects int) (leases []Lease, due int, full bool, err error) {
 	quick, others := split(chosen, request.isQuick)
-	if p.Ahead.Runs == 0 && !p.Ahead.Behind {
-		quick, others = nil, chosen
-	}
-	if len(others) == 0 && !p.Ahead.Behind {
+	direct := chosen
+	switch {
+	case p.Ahead.Behind:
+		direct = others
+	case p.Ahead.Runs > 0 && len(others) == 0:
 		leases, due, err = p.take(ctx, quick, ask{n: n, ahead: p.Ahead.Runs})
 		return leases, due, due == n+p.Ahead.Runs || due > len(leases), err
 	}
-	if n > 0 && len(others) > 0 {
-		if !p.Ahead.Behind {
-			others = chosen
-		}
-		leases, due, err = p.take(ctx, others, ask{n: n, suspects: suspects})
+	if n > 0 && len(direct) > 0 {
+		leases, due, err = p.take(ctx, direct, ask{n: n, suspects: suspects})
 		if full = due == n; err != nil || !full && !p.Ahead.Behind {
 			return leases, due, full, err
 		}
@@ -71,8 +70,8 @@ func (p *Poller) fill(ctx context.Context, chosen []request, n, suspects int) (l
 		return leases, due, full, nil
 	}
 	more, further, err := p.take(ctx, quick, ask{ahead: p.Ahead.Runs})
-	if err != nil && len(leases) > 0 {
-		return leases, due, full, nil // what is leased must not be lost
+	if len(leases) > 0 { // these must not be lost with the error
+		p.owed, err = err, nil
 	}
 	full = full || further == p.Ahead.Runs || further > len(more)
 	return append(leases, more...), due + further, full, err

@@ -157,6 +157,30 @@ func TestBehind(t *testing.T) {
 	}
 }
 
+// If only the statement that leases ahead fails, the other leases are returned, and the next poll returns the error.
+func TestOwedError(t *testing.T) {
+	pool := pgtest.New(t)
+	addMany(t, pool, 4, "a.slow", 0)
+	add(t, pool, "a.quick", 0, time.Minute)
+	p := ahead(pool, 4, 2, "a.")
+	p.Terms = func(typ string) leasing.Terms {
+		terms := quick(typ)
+		terms.Quick = typ != "a.slow"
+		return terms
+	}
+	p.Ahead.Behind = true
+	exec(t, pool, `ALTER FUNCTION workflow_lease_ahead_v1 RENAME TO lease_ahead_no_more`)
+	if leases := acquire(t, p, 2); len(leases) != 2 {
+		t.Errorf("leased %v, want two slow ones", types(leases))
+	}
+	if leases, _, err := p.Acquire(t.Context(), 1, 1); err == nil || len(leases) != 0 || !strings.Contains(err.Error(), "workflow_lease_ahead_v1") {
+		t.Errorf("leased %d, %v; want the error of the statement before", len(leases), err)
+	}
+	if leases := acquire(t, p, 2); len(leases) != 2 {
+		t.Errorf("after that: leased %v, want two slow ones", types(leases))
+	}
+}
+
 // The payloads of runs that are leased ahead are bounded together. Those that begin at once are not.
 func TestBytesAhead(t *testing.T) {
 	pool := pgtest.New(t)

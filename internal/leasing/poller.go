@@ -58,6 +58,7 @@ type Poller struct {
 	hurry      bool         // try the known lanes before discovery
 	discovery  budget
 	busy       bool      // the last poll leased as many runs as were asked for
+	owed       error     // of a second statement of the last poll, which had leases to return; the next poll returns it
 	alone      bool      // the suspect leased last was at its last attempt, so the others go first now
 	kept       time.Time // when this process last held a suspect that is kept alone
 	waiting    time.Time // until when no suspect is leased, because none of the due ones could be
@@ -147,7 +148,8 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	if p.Doubts == nil {
 		p.Doubts = &Doubts{}
 	}
-	if err := p.Doubts.Settle(ctx, p.DB, p.Worker); err != nil {
+	if err := cmp.Or(p.Doubts.Settle(ctx, p.DB, p.Worker), p.owed); err != nil {
+		p.owed = nil
 		return nil, 0, err
 	}
 	suspects = p.mayLease(suspects)
