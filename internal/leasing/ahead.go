@@ -123,7 +123,8 @@ func Begin(ctx context.Context, db run.DB, tokens, runs []uuid.UUID) (begun map[
 	return begun, nil
 }
 
-// ForgetBegun removes what Begin has stored for leases that have ended, once it is a minute old.
+// ForgetBegun removes what Begin has stored for leases that have ended, once it is a minute old. The database removes some
+// at a time.
 func ForgetBegun(ctx context.Context, db run.DB) error {
 	for {
 		rows, _ := db.Query(ctx, `SELECT workflow_forget_begun_v1()`)
@@ -131,14 +132,11 @@ func ForgetBegun(ctx context.Context, db run.DB) error {
 		if err != nil {
 			return fmt.Errorf("remove marks of leases that have ended: %w", err)
 		}
-		if removed < mostForgotten {
+		if removed == 0 {
 			return nil
 		}
 	}
 }
-
-// mostForgotten is how many marks workflow_forget_begun_v1 removes at a time.
-const mostForgotten = 50_000
 
 // Due reports whether, by the last discovery, runs are due that may be leased ahead, and whether others are: those of types
 // that are not quick, and suspects, also if the caller has no room for these.
