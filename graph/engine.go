@@ -62,7 +62,7 @@ type processName struct {
 type lookup struct {
 	id   uuid.UUID
 	at   time.Time // by the database's clock
-	seen time.Time // by this process's clock: a database's clock may be set back
+	seen time.Time // by this process's clock; it holds for a second, because a database's clock may be set back
 }
 
 // find returns the process with a name and version; version 0: the highest that was deployed at a time since, by the
@@ -73,42 +73,42 @@ func (e *Engine) find(ctx context.Context, name string, version int, since time.
 	e.mu.Lock()
 	last := e.named[key]
 	e.mu.Unlock()
-	if p := e.compiled(last.id); p != nil && last.at.After(since) && time.Since(last.seen) < time.Second {
-		return p, nil
+	if !last.at.After(since) || time.Since(last.seen) > time.Second {
+		var err error
+		if last, err = e.lookUp(ctx, key); err != nil {
+			return nil, err
+		}
 	}
-	var id uuid.UUID
-	var at time.Time
-	err := e.pool.QueryRow(ctx, `
+	found, err := e.processes(ctx, e.pool, []uuid.UUID{last.id})
+	if err != nil {
+		return nil, err
+	}
+	return found[last.id], nil
+}
+
+// lookUp asks the database which process has a name, and remembers the answer.
+func (e *Engine) lookUp(ctx context.Context, key processName) (found lookup, err error) {
+	found.seen = time.Now()
+	err = e.pool.QueryRow(ctx, `
 		SELECT id, statement_timestamp()
 		FROM process_definition
 		WHERE name = $1 AND ($2 = 0 OR version = $2)
 		ORDER BY version DESC
-		LIMIT 1`, unprepared, name, version).Scan(&id, &at)
+		LIMIT 1`, unprepared, key.name, key.version).Scan(&found.id, &found.at)
 	if errors.Is(err, pgx.ErrNoRows) {
-		what := fmt.Sprintf("%.100q", name)
-		if version != 0 {
-			what += fmt.Sprintf(" version %d", version)
+		what := fmt.Sprintf("%.100q", key.name)
+		if key.version != 0 {
+			what += fmt.Sprintf(" version %d", key.version)
 		}
-		return nil, run.Permanent(fmt.Errorf("process: %s is not deployed; deploy it with: workflowctl define FILE", what))
+		return found, run.Permanent(fmt.Errorf("process: %s is not deployed; deploy it with: workflowctl define FILE", what))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find process: %w", err)
-	}
-	found, err := e.processes(ctx, e.pool, []uuid.UUID{id})
-	if err != nil {
-		return nil, err
+		return found, fmt.Errorf("find process: %w", err)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.named[key] = lookup{id, at, time.Now()}
-	return found[id], nil
-}
-
-// compiled returns a definition that is known already, or nil.
-func (e *Engine) compiled(id uuid.UUID) *Process {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.known[id]
+	e.named[key] = found
+	return found, nil
 }
 
 // A querier is a pool or a transaction.
