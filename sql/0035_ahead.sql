@@ -143,26 +143,27 @@ COMMENT ON FUNCTION workflow_begin_v1(uuid[], uuid[]) IS
     'For workers: handlers of runs that were leased ahead may begin. tokens and runs are pairs: of each lease, by its token, some runs that should still be under it. A lease that is not in the answer, or of which begun is false, was taken back or has ended: its runs must not begin. It may be called again if the answer was lost.';
 
 -- A mark is needed while a run is leased with its token. It is kept a minute longer than any statement lasts that may store it anew.
-CREATE FUNCTION workflow_forget_begun_v1() RETURNS bigint
+CREATE FUNCTION workflow_forget_begun_v1() RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_nestloop = off SET jit = off AS $fn$
 DECLARE
-    removed bigint;
+    most    constant integer := 50000;
+    removed integer;
     before  text := workflow_advance('on'); -- for the guard
 BEGIN
     WITH old AS MATERIALIZED (
         SELECT b.token FROM workflow_begun b
         WHERE b.at < clock_timestamp() - interval '1 minute'
           AND NOT EXISTS (SELECT FROM workflow_run w WHERE w.status = 'leased' AND w.lease_token = b.token)
-        LIMIT 50000
+        LIMIT most
         FOR UPDATE OF b SKIP LOCKED
     )
     DELETE FROM workflow_begun b WHERE b.token = ANY (ARRAY(SELECT o.token FROM old o));
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM workflow_advance(before);
-    RETURN removed;
+    RETURN removed = most;
 END
 $fn$;
-COMMENT ON FUNCTION workflow_forget_begun_v1() IS 'For workers: removes old rows of workflow_begun whose leases have ended, and returns how many.';
+COMMENT ON FUNCTION workflow_forget_begun_v1() IS 'For workers: removes old rows of workflow_begun whose leases have ended, some at a time. True: there may be more.';
 
 -- For who takes leases back: stores of each token that its runs may not begin any more, unless their worker has stored that they may; and which of the two it is.
 CREATE FUNCTION workflow_begun_or_never(tokens uuid[]) RETURNS TABLE (token uuid, begun boolean)

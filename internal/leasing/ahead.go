@@ -126,16 +126,14 @@ func Begin(ctx context.Context, db run.DB, tokens, runs []uuid.UUID) (begun map[
 // ForgetBegun removes what Begin has stored for leases that have ended, once it is a minute old. The database removes some
 // at a time.
 func ForgetBegun(ctx context.Context, db run.DB) error {
-	for {
+	for more := true; more; {
 		rows, _ := db.Query(ctx, `SELECT workflow_forget_begun_v1()`)
-		removed, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64])
-		if err != nil {
+		var err error
+		if more, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool]); err != nil {
 			return fmt.Errorf("remove marks of leases that have ended: %w", err)
 		}
-		if removed == 0 {
-			return nil
-		}
 	}
+	return nil
 }
 
 // Due reports whether, by the last discovery, runs are due that may be leased ahead, and whether others are: those of types
