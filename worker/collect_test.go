@@ -44,4 +44,22 @@ func TestCollect(t *testing.T) {
 	if batch, turn := w.collect(&job{}); len(batch) != 3 || !turn {
 		t.Errorf("after the other: %d in the batch, turn %v, want 3 and its turn", len(batch), turn)
 	}
+
+	// While runs that were leased ahead wait for slots, it waits for half a batch, but not for long.
+	w = worker(0, 2)
+	w.jobs.waiting = 1
+	start = time.Now()
+	if batch, turn := w.collect(&job{}); len(batch) != 1 || !turn || time.Since(start) < settleGather {
+		t.Errorf("with runs in line: %d in the batch, turn %v, after %v; want 1 after %v", len(batch), turn, time.Since(start), settleGather)
+	}
+	w = worker(1, 2)
+	w.jobs.waiting = 1
+	go func() {
+		for range 3 {
+			w.settles <- &job{}
+		}
+	}()
+	if batch, turn := w.collect(&job{}); len(batch) != 5 || !turn {
+		t.Errorf("with runs in line and outcomes on their way: %d in the batch, turn %v; want half a batch of 10", len(batch), turn)
+	}
 }

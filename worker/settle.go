@@ -48,18 +48,19 @@ func (w *Worker) settleBatches(ctx context.Context) {
 }
 
 // collect adds to first the other outcomes that wait to be settled. While the other settler is busy it waits
-// for its turn, but for settlePatience at most: a few large batches at a time cost less than many small ones.
-// turn reports whether it took the token w.settling. The caller gives that back once the batch is settled.
+// for its turn, but for settlePatience at most: a few large batches at a time cost less than many small ones. For the
+// same reason it then waits for half a batch, for settleGather at most, while runs that were leased ahead wait for slots:
+// no slot is empty meanwhile. turn reports whether it took the token w.settling. The caller gives that back once the
+// batch is settled.
 func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 	batch = []*job{first}
 	size := len(first.outcome.Result)
 	patience := time.NewTimer(settlePatience)
 	defer patience.Stop()
-	more := w.settles
-	var enough <-chan time.Time
+	more, turns := w.settles, w.settling // a nil channel is never ready
 	for {
 		if len(batch) == w.config.Batch || size >= settleBytes {
-			more = nil // a nil channel is never ready
+			more = nil
 		}
 		select {
 		case j := <-more:
@@ -70,25 +71,14 @@ func (w *Worker) collect(first *job) (batch []*job, turn bool) {
 		if turn && (more == nil || len(batch) >= w.config.Batch/2 || !w.jobs.haveMore()) {
 			return batch, true
 		}
-		if turn {
-			if enough == nil {
-				enough = time.After(settleGather)
-			}
-			select {
-			case j := <-more:
-				batch, size = append(batch, j), size+len(j.outcome.Result)
-				continue
-			case <-enough:
-				return batch, true
-			}
-		}
 		select {
 		case j := <-more:
 			batch, size = append(batch, j), size+len(j.outcome.Result)
-		case w.settling <- struct{}{}:
-			turn = true // loop once more for outcomes that arrived meanwhile
+		case turns <- struct{}{}:
+			turn, turns = true, nil // loop once more for outcomes that arrived meanwhile
+			patience.Reset(settleGather)
 		case <-patience.C:
-			return batch, false
+			return batch, turn
 		}
 	}
 }
