@@ -24,8 +24,8 @@ const stuckGrace = 5 * time.Second
 // outcomes and batches are settled at a time.
 const fewLate = soloSettlers + batchSettlers
 
-// A job is a lease that this process holds. It waits in line for a slot (see line), and exists from the moment the lease is taken until the outcome is
-// recorded or the lease is lost.
+// A job is a lease that this process holds. It exists from the moment the lease is taken until the outcome is recorded
+// or the lease is lost. At first it waits in line for a slot, see line.
 type job struct {
 	leasing.Lease
 	entry   *entry // nil: the type has no handler
@@ -138,7 +138,7 @@ func (s *jobs) count() int {
 	return len(s.byID)
 }
 
-// atWork returns how many slots are taken.
+// atWork returns how many slots have a handler.
 func (s *jobs) atWork() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

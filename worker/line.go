@@ -43,21 +43,21 @@ const (
 
 // line is who waits for a slot, and who has one. It is part of jobs, and guarded by its mu.
 type line struct {
-	slots    int
-	reserved int    // slots that are left to runs that may not be leased ahead
-	working  []*job // have a slot
-	waiting  int    // how many are leasedAhead
-	charged  int    // how many are asked or ready
-	marked   int    // how many of these were leased ahead
-	promised int    // how many the poll under way may lease to begin at once
-	bytes    int    // of the payloads of both
-	groups   []*group
-	ready    queue
-	entered  int
-	closed   bool      // nothing begins any more
-	none     bool      // no runs are due that may be leased ahead
-	barred   time.Time // until then nothing is leased ahead
-	pace     pace
+	slots    int           // how many there are
+	working  []*job        // those that have a slot
+	waiting  int           // how many are leasedAhead
+	charged  int           // how many are asked or ready
+	marked   int           // how many of the charged were leased ahead
+	promised int           // how many the poll under way may lease to begin at once
+	bytes    int           // of the payloads of all that wait
+	groups   []*group      // of those that are leasedAhead, in the order in which they came
+	ready    queue         // the jobs that may begin
+	entered  int           // how many have come into ready
+	reserved int           // how much of what may be charged is left to runs that may not be leased ahead
+	noneDue  bool          // no runs are due that may be leased ahead
+	barred   time.Time     // until then nothing is leased ahead
+	closed   bool          // nothing begins any more
+	pace     pace          // at which handlers return
 	markable chan struct{} // signalled when there may be a group to ask for
 }
 
@@ -92,7 +92,7 @@ func (s *jobs) fulfil() {
 func (s *jobs) enter(all []*job) (late []*job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var g *group
+	groups := map[uuid.UUID]*group{}
 	for _, j := range all {
 		s.addLocked(j)
 		switch {
@@ -102,8 +102,10 @@ func (s *jobs) enter(all []*job) (late []*job) {
 		case !j.Ahead():
 			s.move(j, ready)
 		default:
-			if g = s.groupOf(j, g); g.jobs == nil {
-				s.groups = append(s.groups, g)
+			g := groups[j.Token]
+			if g == nil {
+				g = &group{token: j.Token, priority: j.Priority}
+				groups[j.Token], s.groups = g, append(s.groups, g)
 			}
 			g.jobs = append(g.jobs, j)
 			s.move(j, leasedAhead)
@@ -111,19 +113,6 @@ func (s *jobs) enter(all []*job) (late []*job) {
 	}
 	s.signalMarkable()
 	return late
-}
-
-// groupOf returns the group of a job. It is last, if that has the job's token.
-func (s *jobs) groupOf(j *job, last *group) *group {
-	if last != nil && last.token == j.Token {
-		return last
-	}
-	for _, g := range s.groups {
-		if g.token == j.Token {
-			return g
-		}
-	}
-	return &group{token: j.Token, priority: j.Priority}
 }
 
 // move notes that a job is at another stage.
@@ -151,8 +140,8 @@ func (s *jobs) move(j *job, to stage) {
 	}
 }
 
-// ask returns the groups whose runs may be begun next, those of the highest priority first. Their runs count as charged from
-// now on. The caller asks leasing.Begin, and calls answered.
+// ask returns the groups whose runs may be begun next, those of the highest priority first. Their runs count as charged
+// from now on. The caller asks leasing.Begin, and calls answered.
 func (s *jobs) ask() (asking []*group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +171,8 @@ func (s *jobs) ask() (asking []*group) {
 	return asking
 }
 
-// answered makes the runs of the groups that may begin ready. It returns the jobs of the other groups, which must be given back.
+// answered makes the runs of the groups that may begin ready. It returns the jobs of the other groups, which must be
+// given back.
 func (s *jobs) answered(groups []*group, begun map[uuid.UUID]bool) (refused []*job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -292,7 +282,7 @@ func (s *jobs) bar(d time.Duration) {
 func (s *jobs) due(ahead, others bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.none = !ahead
+	s.noneDue = !ahead
 	if s.reserved = 0; others {
 		s.reserved = s.slots / 2
 	}
@@ -340,7 +330,7 @@ func (s *jobs) spaceLocked() space {
 	if free.behind { // the other half of what may be charged is theirs
 		free.direct = min(free.direct, max(s.slots-s.slots/2-(s.charged-s.marked), 0))
 	}
-	if !s.closed && !s.none && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
+	if !s.closed && !s.noneDue && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
 		free.ahead = max(limit-s.waiting-s.charged, 0)
 	}
 	return free

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -90,15 +91,8 @@ func (w *Worker) reconsider() {
 	}
 	now := time.Now()
 	w.giveBack(w.jobs.withdraw(func(j *job) bool {
-		if now.Sub(j.received) > longestWait || j.Ahead() && w.outages.open(j.Type) {
-			return true
-		}
-		for _, prefix := range paused {
-			if naming.Covers(prefix, j.Type) {
-				return true
-			}
-		}
-		return false
+		return now.Sub(j.received) > longestWait || j.Ahead() && w.outages.open(j.Type) ||
+			slices.ContainsFunc(paused, func(prefix string) bool { return naming.Covers(prefix, j.Type) })
 	}))
 }
 

@@ -103,10 +103,10 @@ func (a ask) upTo(most int) ask {
 	return a
 }
 
-// Begin asks whether the handlers of groups of runs that were leased ahead may begin, and stores that they may. tokens and runs are
-// pairs: the token of a group, and a run that should still be leased with it. Several runs of a group may be named. begun has the tokens of the groups that may begin.
-// The other groups were taken back, or the named runs have ended; none of their runs may begin. After an error it may be
-// called again.
+// Begin asks whether the handlers of groups of runs that were leased ahead may begin, and stores that they may. tokens
+// and runs are pairs: the token of a group, and a run that should still be leased with it. Several runs of a group may be
+// named. begun has the tokens of the groups that may begin. The other groups were taken back, or the named runs have
+// ended; none of their runs may begin. After an error it may be called again.
 //
 // A crash of the worker is charged to every run of a group from the moment that this is stored.
 func Begin(ctx context.Context, db run.DB, tokens, runs []uuid.UUID) (begun map[uuid.UUID]bool, err error) {
