@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
+	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -351,5 +352,42 @@ func TestLeasedAheadHasItsShare(t *testing.T) {
 	out := c.s.withdraw(func(*job) bool { return true })
 	if c.s.suspects(); len(out) != 8 || c.s.isBehind(c.entry) {
 		t.Errorf("%d are given back, and the type is stopped: %v", len(out), c.s.isBehind(c.entry))
+	}
+}
+
+// Once the worker has looked and found a type paused, no run of it begins that waits: leased ahead, asked for or ready. They are given
+// back. Runs of other types stay in line.
+func TestPausedRunsDoNotBegin(t *testing.T) {
+	c := newCrowd(4)
+	w := &Worker{settles: make(chan *job, 100)}
+	w.jobs.line, w.jobs.freed = c.s.line, c.s.freed
+	of := func(typ string, all []*job) []*job {
+		for _, j := range all {
+			j.Type = typ
+		}
+		return all
+	}
+	w.jobs.enter(of("mail.a.v1", c.jobs(1, 4, 0)))
+	w.jobs.enter(of("mail.b.v1", c.jobs(2, 8, 0)))
+	asking := w.jobs.ask()
+	w.jobs.enter(of("mail.a.v1", c.jobs(2, 8, 0)))
+	w.jobs.enter(of("other.a.v1", c.jobs(1, 4, 0)))
+	w.learnPauses([]string{"mail.a.v1", "mail.b."})
+	w.learnPauses([]string{"mail."})
+	w.giveBack(w.jobs.answered(asking, allBegin(asking)))
+	var began []string
+	for j := w.jobs.take(); j != nil; j = w.jobs.take() {
+		began = append(began, j.Type)
+	}
+	if !slices.Equal(began, []string{"other.a.v1"}) || len(w.jobs.ask()) != 0 {
+		t.Errorf("began: %v, want the run of the type that is not paused", began)
+	}
+	if len(w.settles) != 5 {
+		t.Errorf("%d are given back, want 5", len(w.settles))
+	}
+	for range len(w.settles) {
+		if j := <-w.settles; j.outcome.Verdict != settling.Release || j.outcome.Token != j.Token {
+			t.Errorf("given back as %+v", j.outcome)
+		}
 	}
 }
