@@ -406,16 +406,31 @@ func TestTriedAsDone(t *testing.T) {
 			t.Errorf("tried is\n%s\nand done by %s\n%s", tried, lease, done)
 		}
 	}
+	// A lease ahead has a token of its group, and none of its runs is a suspect.
+	same := strings.NewReplacer(
+		"lease_token = CASE WHEN i.place <= slots THEN tokens[1] ELSE tokens[2 + (i.place - slots - 1) / together] END", "lease_token = token",
+		"alone = CASE WHEN w.alone THEN true END", "alone = CASE WHEN w.id = ANY (joined) THEN coalesce(w.alone, false) WHEN w.alone THEN true END",
+		"FROM unnest(ids) WITH ORDINALITY AS i (id, place), unnest", "FROM unnest")
+	if tried, done := update("workflow_try"), same.Replace(update("workflow_lease_ahead_v1")); tried != done {
+		t.Errorf("tried is\n%s\nand done ahead\n%s", tried, done)
+	}
 
 	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not by this one'; END $$`)
 	exec(t, pool, `CREATE TRIGGER picky BEFORE UPDATE ON workflow_run FOR EACH ROW
 		WHEN (NEW.leased_by = 'blue' AND NEW.tenant_id = 'picky' AND NEW.lease_until > now() + interval '20 seconds') EXECUTE FUNCTION refuse()`)
 	addMany(t, pool, 3, "a.x", 0)
-	exec(t, pool, `INSERT INTO workflow_run (type, tenant_id) VALUES ('a.x', 'picky')`)
+	exec(t, pool, `INSERT INTO workflow_run (type, tenant_id, run_at) VALUES ('a.x', 'picky', now() - interval '2 hours')`)
 	addMany(t, pool, 3, "a.x", 0)
-	blue := newPoller(pool, "a.")
+	blue := ahead(pool, 2, 1, "a.")
 	blue.Worker = "blue"
-	if leases := acquire(t, blue, 10); len(leases) != 6 {
-		t.Errorf("leased %d, want 6", len(leases))
+	if leases := acquire(t, blue, 1); len(leases) != 3 {
+		t.Errorf("leased %d to begin at once and ahead, want 3", len(leases))
+	}
+	blue.Ahead = leasing.Ahead{}
+	if leases := acquire(t, blue, 10); len(leases) != 3 {
+		t.Errorf("leased %d, want the other 3", len(leases))
+	}
+	if n := query[int](t, pool, `SELECT count(*)::int FROM workflow_set_aside WHERE statement = 'lease'`); n != 1 {
+		t.Errorf("%d runs are set aside, want the one that is refused", n)
 	}
 }
