@@ -16,7 +16,7 @@ import (
 // other change is a step of the model in internal/protocol.
 const (
 	ruleStep     = "I51 change of a run that the model of its protocol does not have"
-	ruleSlots    = "I51b worker that held more leases than it may"
+	ruleSlots    = "I51b worker that held more charged leases than it may"
 	ruleTogether = "I51c suspect leased beside one at its last attempt"
 )
 
@@ -39,7 +39,7 @@ func (l *lab) replay(ctx context.Context, v *verdict) error {
 		leave[id] = true
 	}
 	start := time.Now()
-	r := protocol.Replay{Most: 2*slots + 3000, Watch: watch, LeaveOut: func(run uuid.UUID) bool { return leave[run] }}
+	r := protocol.Replay{Most: 6 * slots, Watch: watch, LeaveOut: func(run uuid.UUID) bool { return leave[run] }}
 	if err := protocol.Read(ctx, l.admin, r.Add); err != nil {
 		return err
 	}

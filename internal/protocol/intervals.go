@@ -18,7 +18,7 @@ type interval struct {
 	known         time.Time // when its holder last used it; zero: never
 	suspect, last bool
 	solo          bool // its last attempt was given back once
-	uncharged     bool // the lease of an exhausted run, or one whose handler was never started: it takes no slot
+	uncharged     bool // the lease of an exhausted run, one whose handler was never started, or one ahead that may not begin yet: it costs no attempt
 	kept          bool // its outcome was refused, and kept: nobody holds it any more
 }
 
@@ -49,8 +49,7 @@ func (r *Replay) lease(e Event) {
 		h.known = e.At.Add(-underWay)
 	}
 	if ended || e.Op == "keep" {
-		unbegun := e.Op == "take back" && e.Became.Attempt < e.Was.Attempt && e.Was.isAhead()
-		h.kept, h.uncharged = e.Op == "keep", h.uncharged || e.Op == "give back" || unbegun
+		h.kept, h.uncharged = e.Op == "keep", h.uncharged || e.Op == "give back"
 		r.ended(e.At)
 	}
 	switch { // while it is a suspect
@@ -59,8 +58,11 @@ func (r *Replay) lease(e Event) {
 	case e.Op == "take back" && e.Became.Attempt < e.Was.Attempt && e.Was.Suspect:
 		r.run.spared = true
 	}
-	if began {
-		*h = interval{run: e.Run, worker: e.Became.LeasedBy, from: e.At, uncharged: e.Became.Uncharged, suspect: e.Became.Suspect, last: e.Became.Attempt == e.Became.Most, solo: r.run.spared}
+	switch {
+	case began:
+		*h = interval{run: e.Run, worker: e.Became.LeasedBy, from: e.At, uncharged: e.Became.Uncharged || e.Became.isAhead(), suspect: e.Became.Suspect, last: e.Became.Attempt == e.Became.Most, solo: r.run.spared}
+	case e.Op == "begin" && e.Became.Token == e.Kept:
+		h.from, h.uncharged = e.At, false
 	}
 	h.until = e.Became.LeaseUntil
 }

@@ -15,7 +15,7 @@ const hiddenSteps = 3
 
 // A Replay reads a trace, run by run, and checks it against model A. Its zero value is ready for use.
 type Replay struct {
-	Most  int           // the most leases that a worker may hold at once; 0: not checked
+	Most  int           // the most leases that a worker may hold at once whose attempts are charged if it dies; 0: not checked
 	Watch time.Duration // how long a suspect at its last attempt has to be alone at least; 0: not checked
 	// LeaveOut reports whether a run was changed where the trace does not look. Such runs are only counted. Nil:
 	// none.

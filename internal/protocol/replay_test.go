@@ -619,3 +619,32 @@ func TestParked(t *testing.T) {
 		}
 	}
 }
+
+// A lease ahead counts among those that a worker holds from the moment that its handler may begin.
+func TestHeldFromItsMark(t *testing.T) {
+	for name, test := range map[string]struct {
+		second func(*script) *script
+		wrong  int
+	}{
+		"never begun": {func(h *script) *script { return h.leaseAhead("a").extend().extend().takeBackUnbegun() }, 0},
+		"begun":       {func(h *script) *script { return h.leaseAhead("a").extend().begin().extend().settle("succeeded") }, 1},
+		"begun later": {func(h *script) *script {
+			return h.leaseAhead("a").extend().extend().wait(3 * time.Second).extend().begin().wait(time.Second).settle("succeeded")
+		}, 0},
+	} {
+		r := Replay{Most: 1}
+		random := rand.New(rand.NewPCG(5, 5))
+		begin := time.Date(2026, 1, 1, 15, 0, 0, 0, time.UTC)
+		for _, tell := range []func(*script) *script{func(h *script) *script { return h.lease("a").wait(2 * time.Second).settle("succeeded") }, test.second} {
+			h := scripted(random, 3)
+			h.at = begin
+			for _, e := range tell(h).events {
+				r.Add(e)
+			}
+		}
+		v := r.Verdicts()
+		if len(v.Wrong) != test.wrong || test.wrong > 0 && v.Wrong[0].Kind != Crowded {
+			t.Errorf("%s: %v, want %d", name, v.Wrong, test.wrong)
+		}
+	}
+}
