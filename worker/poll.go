@@ -119,7 +119,7 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 				waited = time.After(gather)
 			}
 		default:
-			w.lastPoll.now() // there is no need for one
+			w.lastFull.now()
 		}
 		turn := time.After(time.Second) // so that watch sees the loop turn
 		select {

@@ -58,6 +58,7 @@ type Worker struct {
 
 	trouble  moment   // when the database was last out of reach
 	lastPoll moment   // when a poll last succeeded
+	lastFull moment   // when the poll loop last had no room for more runs, and so did not poll
 	wrote    moment   // when the database last accepted a change
 	lastTurn moment   // when the poll loop last started a turn
 	lastTick moment   // when watch last ticked
@@ -120,7 +121,12 @@ func New(config Config) (*Worker, error) {
 func (w *Worker) Name() string { return w.name }
 
 // LastPoll returns when a poll last succeeded, or when there was last no room for more runs. It is zero before the first.
-func (w *Worker) LastPoll() time.Time { return w.lastPoll.time() }
+func (w *Worker) LastPoll() time.Time {
+	if full := w.lastFull.time(); full.After(w.lastPoll.time()) {
+		return full
+	}
+	return w.lastPoll.time()
+}
 
 // LastWrite returns when the database last accepted a change from this worker: a lease, a heartbeat, an
 // outcome, or the worker's row in workflow_worker. If it has nothing else to write, the worker writes that row
