@@ -186,9 +186,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	feed := func(t Target) {
 		f := newFeed(d, t)
-		f.setRight(ctx)
+		sweep := f.setRight(ctx)
 		all.Go(func() { f.run(ctx, sending) })
-		all.Go(func() { f.keep(ctx) })
+		all.Go(func() { f.keep(ctx, sweep) })
 		all.Go(func() { f.appear(ctx) })
 	}
 	for _, t := range d.config.Sinks {

@@ -440,38 +440,47 @@ func (f *feed) appear(ctx context.Context) {
 	}
 }
 
-// keep raises floors, repairs lanes and ids, and measures the lag, until ctx ends.
-func (f *feed) keep(ctx context.Context) {
-	var kept, swept, sweep time.Time
+// keep raises floors, repairs lanes and ids, and measures the lag, until ctx ends. Lanes and ids are repaired at the time
+// sweep at the earliest. A slow statement is not repeated at once, and does not make the others rare: where another sink
+// has a million events to get, a repair takes seconds, and floors have to rise all the same.
+func (f *feed) keep(ctx context.Context, sweep time.Time) {
+	var measure, swept time.Time
 	// The first raise is delayed: it locks lanes, and the first poll would skip these, and see too few aggregates to tell
 	// whether the sink is to blame.
-	for sleep(ctx, floorEvery); ctx.Err() == nil; sleep(ctx, floorEvery) {
+	for wait := floorEvery; ; {
+		if sleep(ctx, wait); ctx.Err() != nil {
+			return
+		}
 		begun := time.Now()
 		err := delivery.RaiseFloors(ctx, f.config.Pool, f.target.Name)
 		f.order(ctx, err)
+		wait = floorEvery + 10*time.Since(begun)
 		damaged := fault.Of(err) == fault.Halve // a damaged lane may refuse to be raised
 		if damaged && begun.Sub(swept) > rightEvery || begun.After(sweep) {
-			from := time.Now()
-			f.setRight(ctx)
+			sweep = f.setRight(ctx)
 			swept = time.Now()
-			sweep = swept.Add(min(max(sweepEvery, 300*swept.Sub(from)), sweepRarely))
 		}
-		if time.Since(kept) > keepEvery {
-			kept = time.Now()
+		if from := time.Now(); from.After(measure) {
 			if lag, err := delivery.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
 				f.config.Observe.Lag(f.target.Name, lag.Open, lag.Parked, lag.Oldest)
 			}
+			measure = time.Now().Add(max(keepEvery, 10*time.Since(from)))
 		}
-		sleep(ctx, 10*time.Since(begun)) // slow statements are not repeated at once
 	}
 }
 
-// setRight repairs lanes and ids, and logs what was repaired.
-func (f *feed) setRight(ctx context.Context) {
+// setRight repairs lanes and ids, logs what was repaired, and returns when to do so again.
+func (f *feed) setRight(ctx context.Context) (again time.Time) {
+	begun := time.Now()
 	did, err := delivery.SetRight(ctx, f.config.Pool, f.target.Name)
 	if f.order(ctx, err); did != "" {
 		f.log.Warn("the outbox was set right", "did", did, "sink", f.target.Name)
 	}
+	least := sweepEvery
+	if err != nil {
+		least = rightEvery
+	}
+	return time.Now().Add(min(max(least, 300*time.Since(begun)), sweepRarely))
 }
 
 // order logs an error of the outbox's housekeeping, unless ctx has ended, and reports whether err is nil.
