@@ -155,3 +155,85 @@ func TestAppendIsSeen(t *testing.T) {
 		}
 	}
 }
+
+// A claim raises no floor past an id that may still be committed. Once it is committed, the next claim reads the event,
+// and later claims raise the floors past it, without RaiseFloors.
+func TestFloorsThatClaimsRaise(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	register(t, pool, "elsewhere")
+	late := begin(t, pool)
+	var id int64
+	if err := late.QueryRow(t.Context(), `SELECT outbox_emit(gen_random_uuid(), 'test.late', '{}')`).Scan(&id); err != nil {
+		t.Fatal(err)
+	}
+	whole := func() *delivery.Claim {
+		c, err := delivery.Acquire(t.Context(), pool, "a", "test", delivery.Limits{Events: 100 * delivery.Lanes, Bytes: 1 << 20, Lanes: delivery.Lanes, Length: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	rounds := func(n int) {
+		for range n {
+			emit(t, pool, "test.told", 800, 1)
+			delivered(t, pool, whole())
+		}
+	}
+	rounds(4)
+	if n := count(t, pool, `SELECT count(*) FROM outbox_lane WHERE floor >= $1`, id); n > 0 {
+		t.Errorf("%d floors have passed an id that may still be committed", n)
+	}
+	if err := late.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if c := whole(); len(c.Rows) != 1 || c.Rows[0].ID != id {
+		t.Errorf("%d events were read, want the late one alone", len(c.Rows))
+	} else {
+		delivered(t, pool, c)
+	}
+	rounds(4)
+	if n := count(t, pool, `SELECT count(*) FROM outbox_lane WHERE sink = 'a' AND floor > $1`, id); n != delivery.Lanes {
+		t.Errorf("%d floors have risen, want all", n)
+	}
+}
+
+// A claim reads hardly more than the events that it claims, even if another sink has not received what this one has:
+// claims raise the floors of their lanes, and look at no more lanes than they take.
+func TestReadsBesideAnotherSink(t *testing.T) {
+	config := pgtest.New(t).Config()
+	config.MaxConns = 1 // a session reports what it has read
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	register(t, pool, "a")
+	register(t, pool, "elsewhere")
+	const aggregates, each, batch = 400, 50, 400
+	emit(t, pool, "test.told", aggregates, each)
+	read := func() int {
+		count(t, pool, `SELECT count(*) FROM pg_stat_force_next_flush()`)
+		return count(t, pool, `SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'outbox_event_open_idx'`)
+	}
+	if _, err := pool.Exec(t.Context(), `VACUUM (ANALYZE) outbox_event, outbox_lane, outbox_sink, outbox_delivery`); err != nil {
+		t.Fatal(err)
+	}
+	before, got := read(), 0
+	for {
+		c, err := delivery.Acquire(t.Context(), pool, "a", "test", delivery.Limits{Events: batch, Bytes: 1 << 20, Lanes: 16, Length: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Lanes == 0 {
+			break
+		}
+		got += delivered(t, pool, c)
+	}
+	if got != aggregates*each {
+		t.Errorf("%d events were delivered, want %d", got, aggregates*each)
+	}
+	if perEvent := float64(read()-before) / float64(got); perEvent > 5 {
+		t.Errorf("%.1f entries of the index were read for each event, want at most 5", perEvent)
+	}
+}

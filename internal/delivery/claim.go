@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 )
 
 // A Row is an event as it is stored.
@@ -98,9 +100,11 @@ const notParked = `(SELECT p.parked_at IS NOT NULL FROM outbox_delivery p WHERE 
 
 // openInLane is a condition: the event e is above the floor of the lane l, and the sink s still has to get it, or no
 // sink has to get it any more. It repeats the predicate of outbox_event_open_idx literally, so that the planner uses
-// that index.
+// that index. CASE makes the planner expect that half of the events match. If it expects a few only, it reads all events of
+// a lane and sorts them, to get those of one batch. And it has outbox_delivery asked last, not for each event that the
+// sink has got.
 var openInLane = `e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
-	AND (` + isOpen("s") + ` OR NOT EXISTS (SELECT FROM outbox_sink o WHERE ` + isOpen("o") + `)) AND ` + notParked
+	AND CASE WHEN ` + isOpen("s") + ` OR NOT EXISTS (SELECT FROM outbox_sink o WHERE ` + isOpen("o") + `) THEN ` + notParked + ` ELSE false END`
 
 // dueInLane is openInLane for events whose aggregates do not wait for a retry. A next_attempt_at two years ahead or
 // more is ignored: no backoff is that long.
@@ -108,6 +112,12 @@ var dueInLane = openInLane + `
 	AND NOT EXISTS (SELECT FROM outbox_delivery d
 	                WHERE d.sink = s.name AND d.aggregate_id = e.aggregate_id AND d.parked_at IS NULL
 	                  AND d.next_attempt_at > now() AND d.next_attempt_at < now() + interval '2 years')`
+
+// unclaimed returns a condition: nobody has claimed the lane. A claim that is longer than LongestClaim, and a little for
+// clocks, was not made by a dispatcher.
+func unclaimed(lane string) string {
+	return strings.ReplaceAll(`(L.claim_until IS NULL OR L.claim_until < clock_timestamp() OR L.claim_until > clock_timestamp() + interval '61 minutes')`, "L.", lane+".")
+}
 
 // sizeOfHeaders is the size of an event's headers as text, in bytes. The stored size does not bound it, because
 // compression may reduce a value to a hundredth. But the text of a small uncompressed value is hardly larger than the
@@ -135,28 +145,14 @@ func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 }
 
 // Acquire claims lanes that have due events, those served longest ago first, and reads the events. The caller publishes
-// them and then calls Mark, which gives the lanes back. If nothing is due, Acquire returns a Claim with no lanes.
+// them and then calls Mark, which gives the lanes back. If nothing is due, Acquire returns a Claim with no lanes. db must
+// not be a transaction that has written anything: see RaiseFloors.
 func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits) (*Claim, error) {
 	c := &Claim{Sink: sink, Token: uuid.New()}
-	var now time.Time
-	readable, excepted := limits.readable(6)
-	err := db.QueryRow(ctx, `
-		WITH claimed AS (
-			UPDATE outbox_lane
-			SET claim_token = $2, claimed_by = $3, claim_until = clock_timestamp() + $4 * interval '1 second', served_at = clock_timestamp()
-			WHERE (sink, lane) IN (
-				SELECT l.sink, l.lane
-				FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
-				  CROSS JOIN LATERAL (SELECT FROM outbox_event e WHERE `+dueInLane+readable+` ORDER BY e.id LIMIT 1) AS first
-				WHERE l.sink = $1 AND l.lane BETWEEN 0 AND 63
-				  AND (l.claim_until IS NULL OR l.claim_until < clock_timestamp() OR l.claim_until > clock_timestamp() + interval '61 minutes') -- LongestClaim, and a little for clocks
-				  AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
-				ORDER BY CASE WHEN l.served_at <= clock_timestamp() THEN l.served_at ELSE '-infinity' END
-				LIMIT $5
-				FOR NO KEY UPDATE OF l SKIP LOCKED)
-			RETURNING lane
-		)
-		SELECT count(*), clock_timestamp() FROM claimed`, append([]any{planned, sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes}, excepted...)...).Scan(&c.Lanes, &now)
+	now, err := c.claim(ctx, db, dispatcher, limits, true)
+	if fault.State(err) != "" && ctx.Err() == nil { // a floor that may not be raised keeps no lane from being claimed
+		now, err = c.claim(ctx, db, dispatcher, limits, false)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("claim lanes of sink %q: %w", sink, err)
 	}
@@ -167,7 +163,7 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 	// A separate statement, so that its snapshot includes everything that was marked before the lanes were given back.
 	// The first event of each lane comes before the second of any, so that no lane waits for a long one.
 	perLane := max(1, limits.Events/c.Lanes)
-	readable, excepted = limits.readable(7)
+	readable, excepted := limits.readable(7)
 	rows, _ := db.Query(ctx, `
 		WITH due AS (
 			SELECT e.id, e.place, e.payload, e.headers, e.fits, e.wanted, l.replays, row_number() OVER upto AS n,
@@ -206,6 +202,46 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		return nil, fmt.Errorf("read events for sink %q: %w", sink, err)
 	}
 	return c, nil
+}
+
+// claim claims lanes and, if raise is set, raises their floors, as RaiseFloors does: otherwise each claim would read
+// again all events that the sink has got since RaiseFloors was last called and other sinks have not. It returns the
+// database's time.
+func (c *Claim) claim(ctx context.Context, db DB, dispatcher string, limits Limits, raise bool) (now time.Time, err error) {
+	readable, excepted := limits.readable(7)
+	// The lanes are sorted before they are looked into: each subquery needs the ones above it, so they are joined in this
+	// order, and no more lanes are read than are claimed. The first due event is looked for from the first open one, so
+	// that the events below are read once. A lane is locked last, and its claim is looked at once more then.
+	err = db.QueryRow(ctx, `
+		WITH d AS MATERIALIZED (
+			SELECT outbox_last_id_v1() AS last
+		), free AS MATERIALIZED (
+			SELECT locked.lane, open.free
+			FROM (SELECT l.sink, l.lane, l.floor, s.types
+			      FROM outbox_lane l JOIN outbox_sink s ON s.name = l.sink
+			      WHERE l.sink = $1 AND l.lane BETWEEN 0 AND 63 AND `+unclaimed("l")+` AND (s.paused_until IS NULL OR s.paused_until < clock_timestamp())
+			      ORDER BY CASE WHEN l.served_at <= clock_timestamp() THEN l.served_at ELSE '-infinity' END
+			      OFFSET 0) AS l
+			  CROSS JOIN LATERAL (SELECT l.sink AS name, l.types) AS s
+			  CROSS JOIN LATERAL (SELECT e.id, least((SELECT last FROM d), e.id - 1) AS free FROM outbox_event e WHERE `+openInLane+` ORDER BY e.id LIMIT 1) AS open
+			  CROSS JOIN LATERAL (SELECT e.id FROM outbox_event e WHERE e.id >= open.id AND `+dueInLane+readable+` ORDER BY e.id LIMIT 1) AS first
+			  CROSS JOIN LATERAL (
+				SELECT r.lane FROM outbox_lane r
+				WHERE r.sink = l.sink AND r.lane = l.lane AND first.id >= open.id AND `+unclaimed("r")+`
+				FOR NO KEY UPDATE SKIP LOCKED) AS locked
+			LIMIT $5
+		), claimed AS (
+			UPDATE outbox_lane l
+			SET claim_token = $2, claimed_by = $3, claim_until = clock_timestamp() + $4 * interval '1 second', served_at = clock_timestamp(),
+			    floor = CASE WHEN $6 THEN `+raisedFloor+` ELSE l.floor END,
+			    next_floor = CASE WHEN $6 AND `+notesNext+` THEN (SELECT last FROM d) ELSE l.next_floor END,
+			    next_xid = CASE WHEN $6 AND `+notesNext+` THEN pg_current_xact_id() ELSE l.next_xid END
+			FROM free n
+			WHERE l.sink = $1 AND l.lane = n.lane
+			RETURNING l.lane
+		)
+		SELECT count(*), clock_timestamp() FROM claimed`, append([]any{planned, c.Sink, c.Token, dispatcher, limits.Length.Seconds(), limits.Lanes, raise}, excepted...)...).Scan(&c.Lanes, &now)
+	return now, err
 }
 
 // stringsOf returns the headers whose values are strings. outbox.Append writes no others.

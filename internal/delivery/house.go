@@ -8,15 +8,24 @@ import (
 // nearest is the highest id that the sequence follows: 2^40 above d.last, the id that was drawn last.
 const nearest = `least(d.last, 9223372036854775807 - 1099511627776) + 1099511627776`
 
+// raisedFloor is the floor of the lane l by now; notesNext is a condition: the next floor may be noted. n.free is one
+// below the lane's first open event, or lower. See RaiseFloors.
+const (
+	raisedFloor = `CASE WHEN l.next_floor IS NOT NULL AND l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()) THEN greatest(l.floor, least(l.next_floor, n.free)) ELSE l.floor END`
+	notesNext   = `(l.next_floor IS NULL OR l.next_xid IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot())
+		OR l.next_xid > pg_snapshot_xmax(pg_current_snapshot()))`
+)
+
 // RaiseFloors raises the sink's floors past the events that it is done with, so that reading starts later. Without it,
 // reading would skip every event that other sinks have not got, and every event published since the last vacuum.
 //
 // An id is drawn before its transaction ends, so an event may still appear below the first open one. RaiseFloors
-// therefore works in two steps. It notes the next floor together with the number of its own transaction. A later
-// call makes that the floor once all transactions with a lower number have ended. (The xmax of a snapshot cannot take
-// the place of that number: it is one above the last transaction that has ended, and running transactions may have
-// higher numbers.) If the database was restored from another cluster, a number from there means nothing here, and is
-// replaced. Locked lanes keep their floors until the next call.
+// therefore works in two steps. It notes the last id drawn together with the number of its own transaction. Once all
+// transactions with a lower number have ended, no event can appear up to that id any more, and a later call raises the
+// floor up to it, or up to the first event that is open then. (The xmax of a snapshot cannot take the place of that
+// number: it is one above the last transaction that has ended, and running transactions may have higher numbers.) If
+// the database was restored from another cluster, a number from there means nothing here, and is replaced. Locked lanes
+// keep their floors until the next call. Acquire does the same for the lanes that it claims.
 //
 // A floor never passes the last id that was drawn from the sequence, although an event may have a higher id that was
 // inserted by hand. If a floor is above that id, or if an event is that the sequence may follow (see nearest),
@@ -37,14 +46,11 @@ func RaiseFloors(ctx context.Context, db DB, sink string) error {
 		), rising AS MATERIALIZED (
 			SELECT l.lane, n.free
 			FROM outbox_lane l JOIN n USING (lane)
-			WHERE l.sink = $1 AND n.free > l.floor
-			  AND (l.next_floor IS NULL OR l.next_xid IS NULL OR l.next_xid <= pg_snapshot_xmin(pg_current_snapshot())
-			       OR l.next_xid > pg_snapshot_xmax(pg_current_snapshot()))
+			WHERE l.sink = $1 AND n.free > l.floor AND `+notesNext+`
 			FOR NO KEY UPDATE OF l SKIP LOCKED
 		), raised AS (
 			UPDATE outbox_lane l
-			SET floor = CASE WHEN l.next_floor IS NOT NULL AND l.next_xid <= pg_snapshot_xmin(pg_current_snapshot()) THEN greatest(l.floor, least(l.next_floor, n.free)) ELSE l.floor END,
-			    next_floor = n.free, next_xid = pg_current_xact_id()
+			SET floor = `+raisedFloor+`, next_floor = (SELECT last FROM d), next_xid = pg_current_xact_id()
 			FROM rising n
 			WHERE l.sink = $1 AND l.lane = n.lane
 		)
