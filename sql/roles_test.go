@@ -370,6 +370,43 @@ func TestRoleEngine(t *testing.T) {
 	s.denied(forbidden[:len(forbidden)-2]...) // a payload never changes, whoever writes it
 }
 
+// Only the engine stores runs as leased, only for tokens of processes, and only as a first lease that begins now. Such an
+// insert wakes no worker, and an insert after it in the same transaction does.
+func TestOnlyTheEngineCarriesOn(t *testing.T) {
+	g := withRoles(t)
+	g.do(`INSERT INTO process_definition (id, definition) VALUES ('` + nobody + `', '{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"do": "billing.x"}}}')`)
+	g.byHand(`INSERT INTO process_instance (id, process_definition_id, status) VALUES ('` + nobody + `', '` + nobody + `', 'IN_PROGRESS')`)
+	g.byHand(`INSERT INTO process_token (id, instance_id, node, state) VALUES ('` + nobody + `', '` + nobody + `', 'a', 'Ready')`)
+	carry := func(token string) string {
+		return `SELECT concat_ws(' ', type, attempt, lease_no, started_at >= now(), token) FROM workflow_carry_v1('{` + token + `}', '{billing.x}', '{a}', '{"{}"}', '{3}', '{0}', '{NULL}', '{NULL}',
+			'{7d1f0f0e-0000-4000-8000-000000000001}', '{60}', '{NULL}', 'w')`
+	}
+	s := g.as("engine")
+	s.refused(carry(nobody), "23514", "Leave status out", "status 'leased'")
+	s.do(`BEGIN; SET LOCAL workflow.advance = 'on'`)
+	s.expect("carried", s.do(carry(nobody)), "billing.x 1 1 t 7d1f0f0e-0000-4000-8000-000000000001")
+	s.expect("woken", s.do(`SELECT coalesce(current_setting('workflow.woken', true), '')`), "")
+	s.do(`INSERT INTO workflow_run (type) VALUES ('billing.x')`)
+	s.expect("woken", s.do(`SELECT coalesce(current_setting('workflow.woken', true), '')`), "on")
+	s.do(`COMMIT`)
+	g.expect("row", g.do(`SELECT concat_ws(' ', status, attempt, lease_no, leased_by, lease_until - started_at, deadline_at, created_by) FROM workflow_run WHERE token_id IS NOT NULL`), "leased 1 1 w 00:01:00 "+g.named+"_login_engine")
+	const leased = `BEGIN; SET LOCAL workflow.advance = 'on'; INSERT INTO workflow_run (type, token_id, node, status, attempt, lease_no, lease_token, leased_by, started_at, lease_until) VALUES ('billing.x', `
+	for what, values := range map[string]string{
+		"no token":       `NULL, NULL, 'leased', 1, 1, gen_random_uuid(), 'w', statement_timestamp(), now()`,
+		"second attempt": `'` + nobody + `', 'a', 'leased', 2, 1, gen_random_uuid(), 'w', statement_timestamp(), now()`,
+		"second lease":   `'` + nobody + `', 'a', 'leased', 1, 2, gen_random_uuid(), 'w', statement_timestamp(), now()`,
+		"begun earlier":  `'` + nobody + `', 'a', 'leased', 1, 1, gen_random_uuid(), 'w', now() - interval '1 minute', now()`,
+		"pending":        `'` + nobody + `', 'a', 'pending', 1, 1, gen_random_uuid(), 'w', statement_timestamp(), now()`,
+	} {
+		s.refused(`/* `+what+` */ `+leased+values+`)`, "23514", "", "workflow_run")
+		s.do(`ROLLBACK`)
+	}
+	for _, other := range []string{"enqueue", "media", "worker", "operator", "dispatcher", "viewer"} {
+		o := g.as(other)
+		o.denied(carry(nobody), `BEGIN; SET LOCAL workflow.advance = 'on'; `+carry(nobody))
+	}
+}
+
 // A dispatcher has access to events only.
 func TestRoleDispatcher(t *testing.T) {
 	g := withRoles(t)
