@@ -40,6 +40,12 @@ CREATE INDEX ON t.transition (run, seq);
 
 CREATE FUNCTION t.log_transition() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF TG_OP = 'INSERT' AND NEW.status = 'leased' THEN -- a step that is carried on: it is new, and leased at once
+        INSERT INTO t.transition (run, was, status, lease_no, lease_no_was, lease_until, run_at, deadline_at, leased_by, settled, attempt, attempt_was, max_attempts, deleted)
+        VALUES (NEW.id, NULL, 'pending', 0, NULL, NULL, NEW.run_at, NULL, NULL, false, 0, NULL, NEW.max_attempts, false),
+               (NEW.id, 'pending', 'leased', NEW.lease_no, 0, NEW.lease_until, NEW.run_at, NEW.deadline_at, NEW.leased_by, false, NEW.attempt, 0, NEW.max_attempts, NEW.deleted_at IS NOT NULL);
+        RETURN NULL;
+    END IF;
     INSERT INTO t.transition (run, was, status, lease_no, lease_no_was, lease_until, lease_until_was, deadline_at, leased_by, leased_by_was, token_was,
                               settled, by_holder, joined, run_at, attempt, attempt_was, max_attempts, code, deleted)
     VALUES (coalesce(NEW.id, OLD.id), OLD.status, NEW.status, NEW.lease_no, OLD.lease_no, NEW.lease_until, OLD.lease_until, NEW.deadline_at,

@@ -37,6 +37,12 @@ BEGIN
                    CASE WHEN NEW.suspect THEN NEW.alone IS FALSE END, coalesce(NEW.max_attempts = NEW.policy_attempts, NEW.max_attempts = 3));
     END IF;
     GET DIAGNOSTICS stack = PG_CONTEXT;
+    IF TG_OP = 'INSERT' AND NEW.status = 'leased' AND stack ~ 'PL/pgSQL function (?:\w+\.)?workflow_carry_v1\(' THEN -- enqueued and leased at once
+        was := ROW('pending', 0, NEW.max_attempts, 0, NULL, NULL, NULL, NULL, NULL, false, became.hidden, became.deleted, false, NULL, became.follows);
+        INSERT INTO workflow_trace (run, op, over, became) VALUES (NEW.id, 'enqueue', false, was);
+        INSERT INTO workflow_trace (run, op, over, was, became) VALUES (NEW.id, 'lease', false, was, became);
+        RETURN NULL;
+    END IF;
     INSERT INTO workflow_trace (run, op, over, was, became)
     VALUES (coalesce(NEW.id, OLD.id),
             CASE WHEN TG_OP = 'INSERT' THEN 'enqueue' WHEN TG_OP = 'DELETE' THEN 'remove'
