@@ -22,12 +22,15 @@ import (
 // It has two phases. First it reads everything that a decision about the batch may need (lookAhead computes what that
 // is). Then the core decides, run by run, on the data in memory, and all changes are written together. So the number of
 // statements does not grow with the size of the batch, and each decision sees the changes of the decisions before it.
-func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []leasing.Settlement) error {
+func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch []leasing.Settlement, carrier *leasing.Carrier) error {
 	if err := s.load(ctx, tx, e); err != nil {
 		return s.blame(err, batch)
 	}
-	w := &writer{scene: s, tx: tx, statements: tx.statements()}
+	w := &writer{scene: s, tx: tx, statements: tx.statements(), carrier: carrier}
 	for _, settled := range batch {
+		if i := s.owners[settled.Step]; i != nil {
+			i.chain = i.chain.Or(settled.Chain)
+		}
 		if err := w.decide(ctx, settled); err != nil {
 			return &leasing.SettleError{Run: settled.Outcome.ID, Err: err}
 		}

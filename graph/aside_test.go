@@ -16,7 +16,7 @@ import (
 // incident tries the lease at once. The incident is resolved when the step is leased.
 func TestRefusedLeaseOpensAnIncident(t *testing.T) {
 	s := newSite(t)
-	spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
+	spoil(s, never+`CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
 	id := s.start(s.deploy("A", step("A", "B")+","+step("B", "")), `{}`)
 	s.toldOf(id, "not_leased", "A")
 }
@@ -77,7 +77,7 @@ func TestRefusedLeaseWithoutAnIncident(t *testing.T) {
 		t.Run(code, func(t *testing.T) {
 			s := newSite(t)
 			p := s.deploy("A", step("A", ""))
-			spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
+			spoil(s, never+`CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
 			id := s.start(p, `{}`)
 			spoil(s, fmt.Sprintf(`CREATE FUNCTION other() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '%s'; END $$;`, code)+
 				fmt.Sprintf(`CREATE TRIGGER refuse BEFORE INSERT ON incident FOR EACH ROW WHEN (NEW.instance_id = '%s') EXECUTE FUNCTION other()`, id))
@@ -100,7 +100,7 @@ func TestRefusedLeaseWithoutAnIncident(t *testing.T) {
 // A step that cannot be leased because its row is locked opens no incident.
 func TestLockedStepOpensNoIncident(t *testing.T) {
 	s := newSite(t)
-	spoil(s, strings.Replace(never, "XX123", "55P03", 1)+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
+	spoil(s, strings.Replace(never, "XX123", "55P03", 1)+`CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
 	id := s.start(s.deploy("A", step("A", "")), `{}`)
 	time.Sleep(4 * time.Second)
 	if n := query[int](t, s.pool, `SELECT count(*) FROM incident`); n != 0 {
@@ -114,7 +114,7 @@ func TestLockedStepOpensNoIncident(t *testing.T) {
 // refused row, which workers try again anyway.
 func TestRetryOfAnInstanceWithARefusedStep(t *testing.T) {
 	s := newSite(t)
-	spoil(s, never+`CREATE TRIGGER refuse BEFORE UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
+	spoil(s, never+`CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON workflow_run FOR EACH ROW WHEN (NEW.type = 'test.step.v1' AND NEW.node = 'A' AND NEW.status = 'leased') EXECUTE FUNCTION refuse()`)
 	id := s.start(s.deploy("F", `"F": {"fork": ["A", "W"]}, "W": {"wait": "3s", "to": "C"}, "C": {"choose": [{"if": "input.nothing == 1", "to": "B"}]}, `+step("A", "")+","+step("B", "")), `{"nothing": 2}`)
 	refused := s.stopped(id, "not_leased", 1)
 	stopped := s.stopped(id, "no_branch_taken", 1)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
 // A status is the state of an instance.
@@ -35,6 +36,8 @@ type instance struct {
 	status   status
 	priority int
 	tenant   string          // empty: none
+	key      string          // the business key; empty: none
+	chain    leasing.Chain   // the longest that a run of the batch belongs to
 	version  int64           // of the row as it was read
 	trace    json.RawMessage // metadata for its runs, which continues the trace of its start; nil: no trace
 	paused   bool

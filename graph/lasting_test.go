@@ -171,7 +171,7 @@ func TestPlansOfOthers(t *testing.T) {
 	s := newEmptySite(t)
 	var mu sync.Mutex
 	modes := map[string]int{}
-	look := func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement) error {
+	look := func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement, _ *leasing.Carrier) error {
 		var mode string
 		if err := tx.QueryRow(ctx, `SELECT current_setting('plan_cache_mode') || current_setting('enable_seqscan')`).Scan(&mode); err != nil {
 			return err
@@ -185,13 +185,13 @@ func TestPlansOfOthers(t *testing.T) {
 		begin := e.Hook.Begin
 		e.Hook.Begin = func(first *pgx.Batch, batch []leasing.Settlement) (hook.Act, error) {
 			act, err := begin(first, batch)
-			return func(ctx context.Context, tx pgx.Tx, settled []leasing.Settlement) error {
+			return func(ctx context.Context, tx pgx.Tx, settled []leasing.Settlement, carrier *leasing.Carrier) error {
 				if act != nil {
-					if err := act(ctx, tx, settled); err != nil {
+					if err := act(ctx, tx, settled, carrier); err != nil {
 						return err
 					}
 				}
-				return look(ctx, tx, settled)
+				return look(ctx, tx, settled, carrier)
 			}, err
 		}
 	}}

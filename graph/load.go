@@ -54,7 +54,7 @@ func (s *scene) lock(first *pgx.Batch, tokens, instances, created []uuid.UUID) {
 	}
 	ask(first, s.takeInstances, `
 		SELECT id, process_definition_id, status, priority, input_payload, live_tokens, ready_tokens, joining_tokens, open_incidents,
-		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected, coalesce(tenant_id, ''), version, process_trace(metadata)
+		       depth, parent_token_id, parent_visit, undone_with_parent, coalesce(ending, ''), coalesce(ending_reason, ''), paused_at IS NOT NULL, corrected, coalesce(tenant_id, ''), coalesce(business_key, ''), version, process_trace(metadata)
 		FROM process_instance
 		WHERE id = ANY (`+which+`)
 		ORDER BY id
@@ -115,7 +115,7 @@ func (s *scene) takeInstances(rows pgx.Rows) error {
 		var parent uuid.NullUUID
 		var visit *int64
 		err := row.Scan(&i.id, &definition, &i.status, &i.priority, &i.input, &i.live, &i.ready, &i.joining, &i.incidents,
-			&i.depth, &parent, &visit, &i.lends, &i.ending, &i.endingReason, &i.paused, &i.corrected, &i.tenant, &i.version, &i.trace)
+			&i.depth, &parent, &visit, &i.lends, &i.ending, &i.endingReason, &i.paused, &i.corrected, &i.tenant, &i.key, &i.version, &i.trace)
 		if parent.Valid && visit != nil {
 			i.parent = &parentRef{parent.UUID, *visit}
 		}

@@ -79,6 +79,7 @@ func (w *writer) meet(all []*instance) {
 	slices.SortFunc(w.slots, func(a, b slot) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Key, b.Key)) })
 	w.slots = slices.Compact(w.slots)
 	if len(w.slots)+len(waits.tokens)+len(w.signals) > 0 {
+		w.carrier.Leave()
 		w.work()
 	}
 	names, keys := make([]string, len(w.slots)), make([]string, len(w.slots))

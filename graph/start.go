@@ -101,6 +101,7 @@ func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
 	i := newInstance()
 	i.trace = trace
 	i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, process, statusCreated, b.asked.Priority, b.asked.Tenant, b.asked.Input
+	i.key = b.asked.Key
 	if p := b.asked.Parent; p != nil {
 		i.depth, i.parent, i.lends = p.Depth, &parentRef{p.Token, p.Visit}, p.Undo
 		if i.paused = s.owners[p.Token].paused; i.paused {

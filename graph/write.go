@@ -22,6 +22,7 @@ type writer struct {
 	again  []leasing.Settlement // runs that restart failed instances
 
 	*statements
+	carrier  *leasing.Carrier
 	resolved []uuid.UUID // incidents that a retry resolves
 	consumed []uuid.UUID // messages that tokens have taken
 

@@ -38,6 +38,7 @@ func (w *writer) ends(all []*instance) {
 	if len(tokens) > 0 {
 		w.resolve(`x.token_id = ANY ($1)`, `'its token has moved on'`, tokens)
 	}
+	w.carrier.Leave()
 	gone := `(SELECT id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2))`
 	w.do(`
 		DELETE FROM message_wait w USING process_token t

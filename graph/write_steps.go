@@ -1,14 +1,16 @@
 package graph
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/simple-workflow/simple-workflow/internal/jsondoc"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
 
-// steps inserts the runs of tokens. after is the result of leasesEnd.
+// steps inserts the runs of tokens, and gives those that are due to the carrier. after is the result of leasesEnd.
 func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	if len(w.consumed) > 0 {
 		w.do(`UPDATE message SET consumed_at = now() WHERE id = ANY ($1)`, w.consumed)
@@ -23,7 +25,7 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	var paused []uuid.NullUUID
 	for _, i := range all {
 		for _, s := range i.changes.steps {
-			if alive(s.token.state) == 0 {
+			if alive(s.token.state) == 0 || w.carry(i, s, after) {
 				continue
 			}
 			tokens, tenants, types, nodes = append(tokens, s.token.id), append(tenants, i.tenant), append(types, s.typ), append(nodes, s.node)
@@ -45,9 +47,11 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 			previous = append(previous, before)
 		}
 	}
+	w.carrier.Queue(w.ready)
 	if len(tokens) == 0 {
 		return
 	}
+	w.carrier.Leave()
 	// A run of a paused instance is held: its held_at is the time of the pause, by which process_resume finds it. A
 	// tick of a repeated timer is due by the schedule, not relative to when the previous tick was handled. Ticks that
 	// were missed are skipped.
@@ -65,6 +69,18 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 		tokens, types, nodes, payloads, attempts, priorities, delays, until, previous, paused, tenants, traces)
 }
 
+// carry gives a step to the carrier, and reports whether it took it. A step that is due later, or that is held because its
+// instance is paused, is not for it.
+func (w *writer) carry(i *instance, s step, after map[uuid.UUID]time.Time) bool {
+	if _, waits := after[i.id]; s.due != (due{}) || i.paused || s.afterLeases && waits {
+		return false
+	}
+	return w.carrier.Take(leasing.Step{
+		Token: s.token.id, Type: s.typ, Node: s.node, Payload: s.payload, MaxAttempts: cmp.Or(s.attempts, 3), Priority: i.priority,
+		Tenant: i.tenant, Metadata: i.trace, Instance: i.id, BusinessKey: i.key, Chain: i.chain,
+	})
+}
+
 // undos inserts the runs of undo steps. The payload has the payload ("input") and the result ("output") of the step,
 // unless both together exceed jsondoc.MaxPayload or are nested too deep: then it has only the id of the step's run.
 func (w *writer) undos(all []*instance) {
@@ -77,6 +93,7 @@ func (w *writer) undos(all []*instance) {
 	if len(tokens) == 0 {
 		return
 	}
+	w.carrier.Leave()
 	w.do(`
 		UPDATE compensation_record c SET undo_run_id = workflow_uuid()
 		WHERE id = ANY ($1)`, records)
@@ -152,6 +169,9 @@ func (w *writer) children(all []*instance) {
 			tokens, visits = append(tokens, i.parent.token), append(visits, i.parent.visit)
 			news = append(news, position{Visit: i.parent.visit, Child: i.id}.json())
 		}
+	}
+	if len(starts)+len(tokens) > 0 {
+		w.carrier.Leave()
 	}
 	if len(starts) > 0 {
 		w.do(`

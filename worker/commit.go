@@ -29,10 +29,11 @@ const (
 )
 
 // commit records a batch: in one statement, or in one transaction if hooks, effects or events take part. lost
-// are the outcomes whose leases are no longer ours.
-func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outcome, err error) {
+// are the outcomes whose leases are no longer ours. left reports whether hooks have enqueued runs that wait for a poll.
+func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outcome, left bool, err error) {
 	if batch[0].outcome.Verdict == settling.HandOn { // settled alone
-		return w.handOn(ctx, batch[0])
+		lost, err = w.handOn(ctx, batch[0])
+		return lost, true, err
 	}
 	outcomes := make([]settling.Outcome, len(batch))
 	plain, effects := !w.concerned(batch), false
@@ -57,18 +58,20 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outc
 		}
 	}()
 	if plain {
-		return settling.Settle(ctx, w.db, w.name, outcomes)
+		lost, err = settling.Settle(ctx, w.db, w.name, outcomes)
+		return lost, true, err
 	}
-	recorded := false
+	recorded, carrier := false, w.carry(batch)
 	err = w.transact(ctx, bounded(limit, idle), func(tx pgx.Tx) error {
-		lost, err = w.record(ctx, tx, batch, outcomes)
+		lost, err = w.record(ctx, tx, batch, outcomes, carrier.leases())
 		recorded = err == nil
 		return err
 	})
+	w.carried(ctx, carrier, recorded, err)
 	if recorded && effects && (refused(err) || errors.Is(err, pgx.ErrTxCommitRollback)) {
 		err = &effectError{err} // a deferred constraint, for example
 	}
-	return lost, err
+	return lost, carrier.leases().Left(), err
 }
 
 // transact calls f in a transaction, and commits unless f returns an error. It rolls back even after ctx has
@@ -111,8 +114,8 @@ func bounded(statement, idle time.Duration) pgx.TxOptions {
 }
 
 // record runs the steps of a settle transaction: what hooks queue, the settling, effects, what hooks do after
-// it, events.
-func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []settling.Outcome) (lost []settling.Outcome, err error) {
+// it, events. With a carrier, hooks may store further runs as leased.
+func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes []settling.Outcome, carrier *leasing.Carrier) (lost []settling.Outcome, err error) {
 	settlements := make([]leasing.Settlement, len(batch))
 	for i, j := range batch {
 		settlements[i] = leasing.Settlement{Lease: j.Lease, Outcome: j.outcome}
@@ -156,7 +159,7 @@ func (w *Worker) record(ctx context.Context, tx pgx.Tx, batch []*job, outcomes [
 		}
 	}
 	for i, h := range w.engine.hooks {
-		if err := act(ctx, i, tx, acts[i], h.Of(kept)); err != nil {
+		if err := act(ctx, i, tx, acts[i], h.Of(kept), carrier); err != nil {
 			return nil, err
 		}
 	}

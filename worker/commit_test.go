@@ -65,7 +65,7 @@ func TestUnknownCommit(t *testing.T) {
 				s.observe(config)
 				config.Concurrency = 1
 				if c.hook {
-					*config.Hooks() = []hook.Hook{{Begin: acting(func(context.Context, pgx.Tx, []leasing.Settlement) error { return nil })}}
+					*config.Hooks() = []hook.Hook{{Begin: acting(func(context.Context, pgx.Tx, []leasing.Settlement, *leasing.Carrier) error { return nil })}}
 				}
 			})
 			r := finished(t, pool, id)

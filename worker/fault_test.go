@@ -175,7 +175,7 @@ func statementsFail(t *testing.T, harm, mend, statement string) {
 			c.Concurrency, c.Logger, c.Lease = 50, log.logger(), hold/2
 			*c.Hooks() = []hook.Hook{{
 				Concerns: func(l *leasing.Lease) bool { return l.Type == "test.hooked.v1" },
-				Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
+				Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 					for _, s := range batch {
 						if _, err := tx.Exec(ctx, `INSERT INTO hooked VALUES ($1)`, s.ID); err != nil {
 							return err

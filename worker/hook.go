@@ -46,12 +46,12 @@ func begin(h hook.Hook, place int, tx pgx.Tx, first *pgx.Batch, batch []leasing.
 }
 
 // act calls the function that a hook's Begin returned. It is an error if that leaves the transaction aborted.
-func act(ctx context.Context, place int, tx pgx.Tx, do hook.Act, settled []leasing.Settlement) error {
+func act(ctx context.Context, place int, tx pgx.Tx, do hook.Act, settled []leasing.Settlement, carrier *leasing.Carrier) error {
 	if do == nil || len(settled) == 0 {
 		return nil
 	}
 	return inHook(place, tx, func() error {
-		if err := do(ctx, tx, settled); err != nil {
+		if err := do(ctx, tx, settled, carrier); err != nil {
 			return err
 		}
 		if tx.Conn().PgConn().TxStatus() == 'E' {

@@ -43,7 +43,7 @@ func TestHooks(t *testing.T) {
 	var mu sync.Mutex
 	log := map[uuid.UUID]string{}
 	step := func(name string) hook.Act {
-		return func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
+		return func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 			mu.Lock()
 			defer mu.Unlock()
 			for _, s := range batch {
@@ -119,7 +119,7 @@ func TestFailingHook(t *testing.T) {
 			addMany(t, pool, "test.many.v1", 19)
 			work(t, pool, mux, func(c *worker.Config) {
 				c.Concurrency = 20
-				*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
+				*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 					for _, s := range batch {
 						if s.Lease.ID == guilty && !healed.Load() {
 							tries.Add(1)
@@ -163,7 +163,7 @@ func TestHookRefusal(t *testing.T) {
 	addMany(t, pool, "test.fact.v1", 8)
 	var failures atomic.Int32
 	work(t, pool, mux, func(c *worker.Config) {
-		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 			for _, s := range batch {
 				if s.Verdict == settling.Fail {
 					failures.Add(1)
@@ -203,7 +203,7 @@ func TestHookNames(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 64)
 	guilty := query[uuid.UUID](t, pool, `SELECT id FROM workflow_run ORDER BY id OFFSET 40 LIMIT 1`)
 	work(t, pool, mux, func(c *worker.Config) {
-		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 			for _, s := range batch {
 				if s.Outcome.ID == guilty && len(batch) > 1 {
 					refused.Add(1)
@@ -240,7 +240,7 @@ func TestHookFailsRuns(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 64)
 	guilty := query[[]uuid.UUID](t, pool, `SELECT array_agg(id) FROM (SELECT id FROM workflow_run ORDER BY id OFFSET 20 LIMIT 20) x`)
 	work(t, pool, mux, func(c *worker.Config) {
-		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 			var ids []uuid.UUID
 			for _, s := range batch {
 				if s.Verdict == settling.Succeed && slices.Contains(guilty, s.Outcome.ID) {
@@ -329,7 +329,7 @@ func TestSlowSettling(t *testing.T) {
 	addMany(t, pool, "test.many.v1", 8)
 	begun := time.Now()
 	work(t, pool, mux, func(c *worker.Config) {
-		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, _ pgx.Tx, _ []leasing.Settlement) error {
+		*c.Hooks() = []hook.Hook{{Begin: acting(func(ctx context.Context, _ pgx.Tx, _ []leasing.Settlement, _ *leasing.Carrier) error {
 			if time.Since(begun) > 8*time.Second {
 				return nil
 			}
@@ -360,7 +360,7 @@ func TestNextStepsDoNotWait(t *testing.T) {
 		c.NoWakeUp, c.PollInterval, c.Lease = true, time.Minute, time.Minute
 		*c.Hooks() = []hook.Hook{{
 			Concerns: func(l *leasing.Lease) bool { return l.Type == "test.first.v1" },
-			Begin: acting(func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement) error {
+			Begin: acting(func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement, _ *leasing.Carrier) error {
 				_, err := run.Enqueue(ctx, tx, run.New{Type: "test.next.v1"})
 				return err
 			}),

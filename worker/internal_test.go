@@ -151,7 +151,7 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	var seen []string
-	act := func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
+	act := func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 		for _, s := range batch {
 			seen = append(seen, string(s.Result))
 		}
@@ -174,7 +174,7 @@ func TestTwoLeasesInOneBatch(t *testing.T) {
 		j.extras.events = []outbox.Event{{Aggregate: j.ID, Type: "test.told", Payload: json.RawMessage(result)}}
 		batch = append(batch, j)
 	}
-	lost, err := w.commit(t.Context(), batch)
+	lost, _, err := w.commit(t.Context(), batch)
 	if err != nil || len(lost) != 1 || lost[0].Token != batch[0].Token {
 		t.Errorf("lost %v, %v; want the old lease", lost, err)
 	}
@@ -261,7 +261,7 @@ func TestProlongedAfterATry(t *testing.T) {
 	const length = 4 * time.Second
 	w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"test."}, Lease: length, Logger: slog.New(slog.DiscardHandler), hooks: []hook.Hook{{
 		Begin: func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) {
-			return func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement) error {
+			return func(ctx context.Context, tx pgx.Tx, _ []leasing.Settlement, _ *leasing.Carrier) error {
 				_, err := tx.Exec(ctx, `DO $$ BEGIN PERFORM pg_sleep(1.2); RAISE EXCEPTION 'never' USING ERRCODE = 'XX123'; END $$`)
 				return err
 			}, nil

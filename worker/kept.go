@@ -86,7 +86,7 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 			outcomes[i] = settling.Outcome{ID: l.ID, Token: l.Token, Verdict: settling.Succeed}
 			batch[i] = &job{Lease: l, outcome: outcomes[i]}
 		}
-		if _, err := w.record(ctx, tx, batch, outcomes); err != nil {
+		if _, err := w.record(ctx, tx, batch, outcomes, nil); err != nil {
 			return err
 		}
 		return tried(ctx, tx)
@@ -210,7 +210,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 		if len(still) == 0 {
 			return nil
 		}
-		if lost, err = w.record(ctx, tx, still, outcomes); err == nil && still[0].kept.Effects {
+		if lost, err = w.record(ctx, tx, still, outcomes, nil); err == nil && still[0].kept.Effects {
 			return tried(ctx, tx)
 		}
 		return err
@@ -223,7 +223,7 @@ func (w *Worker) recordKept(ctx context.Context, batch []*job) (err error) {
 		w.logger(&batch[0].Lease).Info("a kept outcome could be recorded, but its effects are lost; its lease will be taken back")
 		_, err = leasing.Over(ctx, w.db, all)
 	case err == nil:
-		w.settled(still, lost)
+		w.settled(still, lost, true)
 	}
 	return err
 }

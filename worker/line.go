@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -43,22 +44,24 @@ const (
 
 // line is who waits for a slot, and who has one. It is part of jobs, and guarded by its mu.
 type line struct {
-	slots    int           // how many there are
-	working  []*job        // those that have a slot
-	waiting  int           // how many are leasedAhead
-	charged  int           // how many are asked or ready
-	marked   int           // how many of the charged were leased ahead
-	promised int           // how many the poll under way may lease to begin at once
-	bytes    int           // of the payloads of all that wait
-	groups   []*group      // of those that are leasedAhead, in the order in which they came
-	ready    queue         // the jobs that may begin
-	entered  int           // how many have come into ready
-	reserved int           // how much of what may be charged is left to runs that may not be leased ahead
-	noneDue  bool          // no runs are due that may be leased ahead
-	barred   time.Time     // until then nothing is leased ahead
-	closed   bool          // nothing begins any more
-	pace     pace          // at which handlers return
-	markable chan struct{} // signalled when there may be a group to ask for
+	slots    int             // how many there are
+	working  []*job          // those that have a slot
+	waiting  int             // how many are leasedAhead
+	charged  int             // how many are asked or ready
+	marked   int             // how many of the charged were leased ahead
+	promised promise         // what the poll and the settle transactions under way may lease
+	bytes    int             // of the payloads of all that wait
+	groups   []*group        // of those that are leasedAhead, in the order in which they came
+	ready    queue           // the jobs that may begin
+	entered  int             // how many have come into ready
+	reserved int             // how much of what may be charged is left to runs that may not be leased ahead
+	noneDue  bool            // no runs are due that may be leased ahead
+	top      int             // the highest priority of the runs that are due
+	barred   time.Time       // until then nothing is leased ahead
+	refuses  func(*job) bool // of a job that comes into line: it may not begin, and must be given back; may be nil
+	closed   bool            // nothing begins any more
+	pace     pace            // at which handlers return
+	markable chan struct{}   // signalled when there may be a group to ask for
 }
 
 // A group is the runs that one poll has leased ahead with the same token.
@@ -68,27 +71,68 @@ type group struct {
 	jobs     []*job
 }
 
-// promise returns how many runs a poll may lease, at most most to begin at once. Until fulfil is called, these count as
-// charged: the server may have leased them already.
-func (s *jobs) promise(most int) space {
+// A promise is what a statement under way may lease. Until fulfil is called, it counts as leased: the server may have done
+// so already.
+type promise struct {
+	direct int // runs to begin at once; they count as charged
+	ahead  int // runs ahead of their handlers
+	bytes  int // of payload of those ahead
+}
+
+func (p *promise) add(other promise, times int) {
+	p.direct += times * other.direct
+	p.ahead += times * other.ahead
+	p.bytes += times * other.bytes
+}
+
+// promise returns how many runs a poll may lease, at most most in all. share is how much of the free room it leaves to
+// settle transactions, which need some meanwhile to carry steps on: one part in so many, 0 for none.
+func (s *jobs) promise(most, share int) (space, promise) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	free := s.pollLocked()
+	if share > 0 {
+		free.direct -= min(max(free.direct/share, 1), max(free.direct-1, 0))
+		free.ahead -= free.ahead / share
+	}
+	free.direct = min(free.direct, most)
+	free.ahead = min(free.ahead, most-free.direct)
+	p := promise{direct: free.direct, ahead: free.ahead}
+	s.promised.add(p, 1)
+	return free, p
+}
+
+// keep promises room for a step with a payload of this size, which a settle transaction stores as leased. If it is of a
+// quick type, the room may be for a lease ahead. p is what is promised to the transaction so far.
+func (s *jobs) keep(p *promise, bytes int, quick bool) (ahead, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	free := s.spaceLocked()
-	free.direct = min(free.direct, most)
-	s.promised = free.direct
-	return free
+	one := promise{direct: 1}
+	switch {
+	case s.closed:
+		return false, false
+	case free.direct > 0:
+	case quick && free.ahead > 0 && free.bytes >= bytes:
+		one = promise{ahead: 1, bytes: bytes}
+	default:
+		return false, false
+	}
+	p.add(one, 1)
+	s.promised.add(one, 1)
+	return one.ahead > 0, true
 }
 
-// fulfil ends the promise, once the answer to the poll is in line.
-func (s *jobs) fulfil() {
+// fulfil ends a promise, once what the statement has leased is in line.
+func (s *jobs) fulfil(p promise) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.promised = 0
+	s.promised.add(p, -1)
 	s.signalMarkable()
 }
 
-// enter adds the jobs of one poll, the highest priority first. It returns those that may not begin, because the worker
-// stops.
+// enter adds the jobs of one statement, the highest priority first. It returns those that may not begin, because the worker
+// stops, or because refuses says so.
 func (s *jobs) enter(all []*job) (late []*job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +140,7 @@ func (s *jobs) enter(all []*job) (late []*job) {
 	for _, j := range all {
 		s.addLocked(j)
 		switch {
-		case s.closed:
+		case s.closed, s.refuses != nil && s.refuses(j):
 			s.withdrawLocked(j)
 			late = append(late, j)
 		case !j.Ahead():
@@ -145,7 +189,7 @@ func (s *jobs) move(j *job, to stage) {
 func (s *jobs) ask() (asking []*group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	room := min(s.slots-s.charged-s.promised, s.slots-s.reserved-s.marked)
+	room := min(s.slots-s.charged-s.promised.direct, s.slots-s.reserved-s.marked)
 	for !s.closed && len(s.groups) > 0 {
 		best := 0
 		for i, g := range s.groups {
@@ -278,14 +322,21 @@ func (s *jobs) bar(d time.Duration) {
 	s.barred = time.Now().Add(d)
 }
 
-// due says whether runs are due that may be leased ahead, and whether others are, to which slots are then left.
-func (s *jobs) due(ahead, others bool) {
+// due notes what is due. If runs are that may not be leased ahead, slots are left to them.
+func (s *jobs) due(due leasing.Due) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.noneDue = !ahead
-	if s.reserved = 0; others {
+	s.noneDue, s.top = !due.Ahead, due.Top
+	if s.reserved = 0; due.Others {
 		s.reserved = s.slots / 2
 	}
+}
+
+// passes reports whether runs with a higher priority than this one are due.
+func (s *jobs) passes(priority int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return priority < s.top
 }
 
 // haveMore reports whether runs that are leased ahead wait in line.
@@ -304,7 +355,7 @@ type space struct {
 	behind bool // runs that were leased ahead wait: further ones of their types must not pass them
 }
 
-// space returns how many runs may be leased.
+// space returns how many runs a poll may lease.
 //
 // A slot whose handler will probably return soon counts as free: it will be, when the answer to a poll has come.
 // Outcomes that are not recorded yet need no slot, but beyond a horizon's worth of them, and beyond as many as there
@@ -312,7 +363,15 @@ type space struct {
 func (s *jobs) space() space {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.spaceLocked()
+	return s.pollLocked()
+}
+
+func (s *jobs) pollLocked() space {
+	free := s.spaceLocked()
+	if s.noneDue {
+		free.ahead = 0
+	}
+	return free
 }
 
 func (s *jobs) spaceLocked() space {
@@ -320,18 +379,18 @@ func (s *jobs) spaceLocked() space {
 	limit := min(int(s.pace.rate(now)*horizon.Seconds()), mostAhead)
 	outcomes := len(s.byID) - len(s.working) - s.waiting - s.charged - min(s.parked, s.slots)
 	tooMany := max(outcomes-max(s.slots, limit), 0)
-	taken := s.charged + tooMany
+	taken := s.charged + s.promised.direct + tooMany
 	for _, j := range s.working {
 		if !s.endsSoon(j, now) {
 			taken++
 		}
 	}
-	free := space{direct: max(s.slots-taken, 0), bytes: max(mostBytes-s.bytes, 0), many: max((s.slots+limit)/4, 1), behind: s.waiting > 0}
+	free := space{direct: max(s.slots-taken, 0), bytes: max(mostBytes-s.bytes-s.promised.bytes, 0), many: max((s.slots+limit)/4, 1), behind: s.waiting > 0}
 	if free.behind { // the other half of what may be charged is theirs
-		free.direct = min(free.direct, max(s.slots-s.slots/2-(s.charged-s.marked), 0))
+		free.direct = min(free.direct, max(s.slots-s.slots/2-(s.charged-s.marked)-s.promised.direct, 0))
 	}
-	if !s.closed && !s.noneDue && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
-		free.ahead = max(limit-s.waiting-s.charged, 0)
+	if !s.closed && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
+		free.ahead = max(limit-s.waiting-s.charged-s.promised.direct-s.promised.ahead, 0)
 	}
 	return free
 }

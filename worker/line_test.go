@@ -57,7 +57,8 @@ func TestLine(t *testing.T) {
 		var asking []*group
 		running := map[*job]bool{}
 		marked := map[uuid.UUID]bool{}
-		promised := -1 // by the poll under way; -1: there is none
+		var poll *promise      // of the poll under way; nil: there is none
+		var settles []*promise // of the settle transactions under way
 		check := func() {
 			t.Helper()
 			waiting, charged, bytes := 0, 0, 0
@@ -75,23 +76,43 @@ func TestLine(t *testing.T) {
 			if waiting != s.waiting || charged != s.charged || bytes != s.bytes || len(s.working) != len(running) {
 				t.Fatalf("seed %d: counted %d, %d, %d, %d; there are %d, %d, %d, %d", seed, s.waiting, s.charged, s.bytes, len(s.working), waiting, charged, bytes, len(running))
 			}
-			if charged += max(promised, 0); charged > slots || len(running) > slots {
+			for _, p := range append(slices.Clone(settles), poll) {
+				if p != nil {
+					charged += p.direct
+				}
+			}
+			if charged > slots || len(running) > slots {
 				t.Fatalf("seed %d: %d charged or about to be, %d running, with %d slots", seed, charged, len(running), slots)
 			}
 		}
 		for range 300 {
-			switch random.IntN(9) {
+			switch random.IntN(11) {
 			case 0: // a poll begins, and its answer comes later
-				if promised < 0 {
-					promised = s.promise(random.IntN(slots + 1)).direct
+				if poll == nil {
+					_, p := s.promise(random.IntN(slots+1), random.IntN(3))
+					poll = &p
 				} else {
-					all := c.jobs(random.IntN(promised+1), 4, random.IntN(3))
+					all := c.jobs(random.IntN(poll.direct+1), 4, random.IntN(3))
 					for range random.IntN(4) {
 						all = append(all, c.jobs(1+random.IntN(max(slots/2, 1)), 8, random.IntN(3))...)
 					}
 					s.enter(all)
-					s.fulfil()
-					promised = -1
+					s.fulfil(*poll)
+					poll = nil
+				}
+			case 9: // a settle transaction decides on a next step
+				if len(settles) < 2 {
+					settles = append(settles, &promise{})
+				}
+				s.keep(settles[random.IntN(len(settles))], 10, random.IntN(2) == 0)
+			case 10: // it is committed, or not
+				if len(settles) > 0 {
+					p := settles[0]
+					settles = settles[1:]
+					if random.IntN(3) > 0 {
+						s.enter(append(c.jobs(p.direct, 4, random.IntN(3)), c.jobs(p.ahead, 8, random.IntN(3))...))
+					}
+					s.fulfil(*p)
 				}
 			case 1:
 				if random.IntN(2) == 0 { // take-backs bring runs without attempts, or none
@@ -141,7 +162,7 @@ func TestLine(t *testing.T) {
 						break
 					}
 				case 2:
-					s.due(random.IntN(2) == 0, random.IntN(2) == 0)
+					s.due(leasing.Due{Ahead: random.IntN(2) == 0, Others: random.IntN(2) == 0})
 				}
 			}
 			check()
@@ -187,11 +208,11 @@ func TestReserve(t *testing.T) {
 	for range 3 {
 		c.s.enter(c.jobs(2, 8, 0))
 	}
-	c.s.due(true, true)
+	c.s.due(leasing.Due{Ahead: true, Others: true})
 	if n := len(c.s.ask()); n != 1 || c.s.space().direct != 2 {
 		t.Errorf("%d groups are begun and %d slots free, want 1 and 2", n, c.s.space().direct)
 	}
-	c.s.due(true, false)
+	c.s.due(leasing.Due{Ahead: true, Others: false})
 	if n := len(c.s.ask()); n != 1 || c.s.space().direct != 0 {
 		t.Errorf("then %d groups are begun and %d slots free, want 1 and none", n, c.s.space().direct)
 	}
@@ -262,11 +283,11 @@ func TestSpaceAhead(t *testing.T) {
 	if n := c.s.space().ahead; n != 500 {
 		t.Errorf("%d ahead at 10,000 a second, want 500", n)
 	}
-	c.s.due(false, true)
+	c.s.due(leasing.Due{Ahead: false, Others: true})
 	if n := c.s.space().ahead; n != 0 {
 		t.Errorf("%d ahead although none are due, so that polls find nothing", n)
 	}
-	c.s.due(true, false)
+	c.s.due(leasing.Due{Ahead: true, Others: false})
 	pace(1e9)
 	if n := c.s.space().ahead; n != mostAhead {
 		t.Errorf("%d ahead at any rate, want %d", n, mostAhead)

@@ -85,19 +85,24 @@ func (w *Worker) giveBack(all []*job) {
 // reconsider gives back what waits in line and should not: runs that have waited for too long, runs whose type is
 // paused, and runs leased ahead whose breaker has opened.
 func (w *Worker) reconsider() {
-	var paused []string
-	if known := w.paused.Load(); known != nil {
-		paused = *known
-	}
 	now := time.Now()
-	w.giveBack(w.jobs.withdraw(func(j *job) bool {
-		return now.Sub(j.received) > longestWait || j.Ahead() && w.outages.open(j.Type) ||
-			slices.ContainsFunc(paused, func(prefix string) bool { return naming.Covers(prefix, j.Type) })
-	}))
+	w.giveBack(w.jobs.withdraw(func(j *job) bool { return now.Sub(j.received) > longestWait || w.mustWait(j) }))
+}
+
+// mustWait reports whether a job may not begin now: its type is paused, or it was leased ahead and its breaker is open.
+func (w *Worker) mustWait(j *job) bool {
+	return w.isPaused(j.Type) || j.Ahead() && w.outages.open(j.Type)
+}
+
+// isPaused reports whether a type is paused, as far as the worker knows.
+func (w *Worker) isPaused(typ string) bool {
+	paused := w.paused.Load()
+	return paused != nil && slices.ContainsFunc(*paused, func(prefix string) bool { return naming.Covers(prefix, typ) })
 }
 
 // learnPauses notes what is paused, by discovery. No handler of such a type begins after that.
 func (w *Worker) learnPauses(paused []string) {
+	w.lastLook.now()
 	w.paused.Store(&paused)
 	if len(paused) > 0 {
 		w.reconsider()

@@ -28,11 +28,12 @@ func (w *Worker) poll(ctx context.Context) {
 	pause := firstPause
 	for w.awaitRoom(ctx) {
 		w.lastTurn.now()
+		w.lastSeek.now()
 		suspects, held := w.jobs.suspects()
-		free := w.jobs.promise(w.config.Batch)
+		free, promised := w.jobs.promise(w.config.Batch, w.share())
 		room := free.direct
 		poller.Suspects = held
-		poller.Ahead = leasing.Ahead{Runs: min(free.ahead, w.config.Batch-room), Bytes: free.bytes, Group: max(w.config.Concurrency/2, 1), Behind: free.behind}
+		poller.Ahead = leasing.Ahead{Runs: free.ahead, Bytes: free.bytes, Group: w.group(), Behind: free.behind}
 		leases, wait, err := w.lease(ctx, poller, room, min(suspects, room))
 		if ctx.Err() != nil && len(leases) == 0 {
 			return
@@ -40,14 +41,14 @@ func (w *Worker) poll(ctx context.Context) {
 		if err != nil {
 			w.note(err)
 			w.complain("cannot look for work; trying again", "err", err)
-			w.jobs.fulfil()
+			w.jobs.fulfil(promised)
 			sleep(ctx, failures.NextBackOff())
 			continue
 		}
 		failures.Reset()
 		w.jobs.due(poller.Due())
 		w.start(leases)
-		w.jobs.fulfil()
+		w.jobs.fulfil(promised)
 		if len(leases) > 0 {
 			pause = firstPause
 		}
@@ -62,6 +63,9 @@ func (w *Worker) poll(ctx context.Context) {
 		var freed <-chan struct{}
 		if held.Watched || room == 0 || w.config.Mux.limited() {
 			freed = w.jobs.freed
+		}
+		if w.carrying.Load() || w.doubts.Left() > 0 {
+			pause = min(pause, lookEvery)
 		}
 		if w.idle(ctx, min(wait, pause), freed) {
 			poller.Hurry()
@@ -121,7 +125,10 @@ func (w *Worker) awaitRoom(ctx context.Context) bool {
 		default:
 			w.lastFull.now()
 		}
-		turn := time.After(time.Second) // so that watch sees the loop turn
+		if w.mustLook() {
+			return true
+		}
+		turn := time.After(lookEvery) // so that watch sees the loop turn, and for mustLook
 		select {
 		case <-ctx.Done():
 			return false

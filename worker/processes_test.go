@@ -40,7 +40,7 @@ func TestProcesses(t *testing.T) {
 			return json.RawMessage(`"its own"`), nil
 		}},
 		Hook: hook.Hook{Begin: func(*pgx.Batch, []leasing.Settlement) (hook.Act, error) {
-			return func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
+			return func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 				settled.Add(int32(len(batch)))
 				return nil
 			}, nil

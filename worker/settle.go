@@ -356,7 +356,7 @@ func (j *job) unblame() {
 func (w *Worker) try(ctx context.Context, batch []*job) error {
 	w.prolong(ctx, batch)
 	start := time.Now()
-	lost, err := w.commit(ctx, batch)
+	lost, left, err := w.commit(ctx, batch)
 	if w.config.Observe.SettleRun != nil {
 		w.config.Observe.SettleRun(len(batch), time.Since(start), err)
 	}
@@ -373,7 +373,7 @@ func (w *Worker) try(ctx context.Context, batch []*job) error {
 		w.prolong(ctx, batch) // a pause or tries of other halves follow, and a heartbeat may come too late
 		return err
 	}
-	w.settled(batch, lost)
+	w.settled(batch, lost, left)
 	return nil
 }
 
@@ -417,8 +417,8 @@ func fences(outcomes []settling.Outcome) map[fence]bool {
 	return set
 }
 
-// settled frees the slots of a settled batch, and logs and counts the outcomes.
-func (w *Worker) settled(batch []*job, lost []settling.Outcome) {
+// settled frees the slots of a settled batch, and logs and counts the outcomes. left is as commit returned it.
+func (w *Worker) settled(batch []*job, lost []settling.Outcome, left bool) {
 	gone := fences(lost)
 	for _, j := range batch {
 		j.cancel(nil)
@@ -441,7 +441,9 @@ func (w *Worker) settled(batch []*job, lost []settling.Outcome) {
 	for i, h := range w.engine.hooks {
 		if slices.ContainsFunc(batch, func(j *job) bool { return !gone[fenceOf(j.outcome)] && h.IsAbout(&j.Lease) }) {
 			w.hooked[i].now()
-			w.rouse() // a hook has probably enqueued the next steps: poll without waiting for a notification
+			if left {
+				w.rouse() // poll without waiting for a notification
+			}
 		}
 	}
 }

@@ -55,7 +55,7 @@ func TestUnsettledIsTold(t *testing.T) {
 			var log journal
 			work(t, pool, mux, func(cfg *worker.Config) {
 				cfg.Logger = log.logger()
-				*cfg.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement) error {
+				*cfg.Hooks() = []hook.Hook{{Begin: acting(func(_ context.Context, _ pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 					for _, s := range batch {
 						if s.Type == "test.odd.v1" && !mended.Load() {
 							return errors.New("not today")
@@ -202,7 +202,7 @@ func TestOneHookOfTwoFails(t *testing.T) {
 	inserting := func(typ, statement string) hook.Hook {
 		return hook.Hook{
 			Concerns: func(l *leasing.Lease) bool { return l.Type == typ },
-			Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement) error {
+			Begin: acting(func(ctx context.Context, tx pgx.Tx, batch []leasing.Settlement, _ *leasing.Carrier) error {
 				_, err := tx.Exec(ctx, statement)
 				return err
 			}),

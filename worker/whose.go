@@ -97,7 +97,7 @@ func (w *Worker) tryFailure(ctx context.Context, j *job) error {
 	call, done := context.WithTimeout(ctx, settleTimeout)
 	defer done()
 	return undone(w.transact(call, bounded(settleTimeout, settleTimeout), func(tx pgx.Tx) error {
-		if _, err := w.record(call, tx, []*job{other}, []settling.Outcome{other.outcome}); err != nil {
+		if _, err := w.record(call, tx, []*job{other}, []settling.Outcome{other.outcome}, nil); err != nil {
 			return err
 		}
 		return tried(call, tx)

@@ -56,15 +56,18 @@ type Worker struct {
 	complained map[string]time.Time // when each message was last logged as a warning
 	faults     map[string]*failing  // statements that fail for every row, by name
 
-	trouble  moment   // when the database was last out of reach
-	lastPoll moment   // when a poll last succeeded
-	lastFull moment   // when the poll loop last had no room for more runs, and so did not poll
-	wrote    moment   // when the database last accepted a change
-	lastTurn moment   // when the poll loop last started a turn
-	lastTick moment   // when watch last ticked
-	stood    moment   // when this process was last found to have been frozen
-	hooked   []moment // when an outcome was last recorded together with each hook
-	unheard  moment   // when a heartbeat last failed
+	trouble  moment      // when the database was last out of reach
+	lastPoll moment      // when a poll last succeeded
+	carrying atomic.Bool // steps were carried on since the last turn of the poll loop
+	lastSeek moment      // when the poll loop last looked for runs
+	lastLook moment      // when discovery last found out what is due and what is paused
+	lastFull moment      // when the poll loop last had no room for more runs, and so did not poll
+	wrote    moment      // when the database last accepted a change
+	lastTurn moment      // when the poll loop last started a turn
+	lastTick moment      // when watch last ticked
+	stood    moment      // when this process was last found to have been frozen
+	hooked   []moment    // when an outcome was last recorded together with each hook
+	unheard  moment      // when a heartbeat last failed
 
 	effectTimeout time.Duration // shorter in tests
 }
@@ -111,6 +114,7 @@ func New(config Config) (*Worker, error) {
 	w.hooked = make([]moment, len(w.engine.hooks))
 	w.jobs.slots = config.Concurrency
 	w.jobs.freed = make(chan struct{}, 1)
+	w.jobs.refuses = w.mustWait
 	w.jobs.markable = make(chan struct{}, 1)
 	w.outages.heard = map[string]*heard{}
 	w.outages.some = make(chan struct{}, 1)

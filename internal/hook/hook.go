@@ -58,8 +58,9 @@ type Hook struct {
 	Tend func(ctx context.Context) error
 }
 
-// Act is what a hook does in a settle transaction once the runs are settled.
-type Act = func(ctx context.Context, tx pgx.Tx, settled []leasing.Settlement) error
+// Act is what a hook does in a settle transaction once the runs are settled. It may give the next steps to the carrier,
+// which may be nil. If it stores other runs, it calls the carrier's Leave.
+type Act = func(ctx context.Context, tx pgx.Tx, settled []leasing.Settlement, carrier *leasing.Carrier) error
 
 // IsAbout reports whether the hook concerns a run.
 func (h *Hook) IsAbout(l *leasing.Lease) bool { return h.Concerns == nil || h.Concerns(l) }

@@ -30,6 +30,7 @@ func (p *Poller) discover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for due runs: %w", err)
 	}
+	p.drained = false
 	p.paused = heads[0].Paused // there is at least one row
 	if p.Paused != nil {
 		p.Paused(p.paused)

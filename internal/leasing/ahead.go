@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -29,17 +30,28 @@ const aheadVersion uuid.Version = 8
 // leased ahead.
 func (p *Poller) tokens(ahead int) (tokens []uuid.UUID, err error) {
 	for left := ahead; len(tokens) == 0 || left > 0; {
-		token, err := uuid.NewRandom()
+		token, err := newToken(len(tokens) > 0)
 		if err != nil {
-			return nil, fmt.Errorf("draw a lease token: %w", err)
+			return nil, err
 		}
 		if len(tokens) > 0 {
-			token[6] = token[6]&0x0f | byte(aheadVersion)<<4
 			left -= p.Ahead.Group
 		}
 		tokens = append(tokens, token)
 	}
 	return tokens, nil
+}
+
+// newToken draws the token of a lease, which may be one ahead.
+func newToken(ahead bool) (uuid.UUID, error) {
+	token, err := uuid.NewRandom()
+	if err != nil {
+		return token, fmt.Errorf("draw a lease token: %w", err)
+	}
+	if ahead {
+		token[6] = token[6]&0x0f | byte(aheadVersion)<<4
+	}
+	return token, nil
 }
 
 // isQuick reports whether runs of the lane may be leased ahead of their handlers.
@@ -136,11 +148,21 @@ func ForgetBegun(ctx context.Context, db run.DB) error {
 	return nil
 }
 
-// Due reports whether, by the last discovery, runs are due that may be leased ahead, and whether others are: those of types
-// that are not quick, and suspects, also if the caller has no room for these.
-func (p *Poller) Due() (ahead, others bool) {
+// Due is what is due by the last discovery.
+type Due struct {
+	Ahead  bool // runs that may be leased ahead
+	Others bool // others: those of types that are not quick, and suspects, also if the caller has no room for these
+	Top    int  // the highest priority of all of them; math.MinInt: none are due, or they have been leased since
+}
+
+// Due returns what is due by the last discovery.
+func (p *Poller) Due() Due {
+	due := Due{Top: math.MinInt}
 	for _, r := range p.choose(1, 1, true) {
-		ahead, others = ahead || r.isQuick(), others || !r.isQuick()
+		due.Ahead, due.Others = due.Ahead || r.isQuick(), due.Others || !r.isQuick()
+		if !p.drained {
+			due.Top = max(due.Top, r.priority)
+		}
 	}
-	return ahead, others
+	return due
 }

@@ -100,7 +100,7 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 	if got, want := tokens(leases), "0* 0* 1* 1*"; got != want || slices.ContainsFunc(leases, func(l leasing.Lease) bool { return l.Type != "a.quick" }) {
 		t.Errorf("without a slot: leased %v with tokens %s, want four quick ones with %s", types(leases), got, want)
 	}
-	if ahead, others := p.Due(); !ahead || !others {
+	if due := p.Due(); !due.Ahead || !due.Others {
 		t.Error("it does not know that both kinds are due")
 	}
 	p.Discover()
@@ -117,8 +117,8 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 	}
 	p.Discover()
 	acquire(t, p, 0)
-	if ahead, others := p.Due(); ahead || others {
-		t.Errorf("runs count as due though none is: to be leased ahead %v, others %v", ahead, others)
+	if due := p.Due(); due.Ahead || due.Others {
+		t.Errorf("runs count as due though none is: %+v", due)
 	}
 }
 

@@ -30,6 +30,7 @@ type Lease struct {
 	Length    time.Duration // how long the lease lasts, counted from Taken
 	Timeout   time.Duration // the time limit of this attempt, counted from Taken; 0: none
 	Taken     time.Time     // when the request for the lease was about to be sent, by this process's clock
+	Chain     Chain         // of the steps that were carried on to this one
 	Enqueued  time.Time     // when a policy's deadline begins to count, by the database's clock; zero: no deadline applies, because a person has retried it
 
 	runAt time.Time

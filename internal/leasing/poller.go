@@ -58,6 +58,7 @@ type Poller struct {
 	hurry      bool         // try the known lanes before discovery
 	discovery  budget
 	busy       bool      // the last poll leased as many runs as were asked for
+	drained    bool      // all that the last discovery found due was leased
 	owed       error     // of a second statement of the last poll, which had leases to return; the next poll returns it
 	alone      bool      // the suspect leased last was at its last attempt, so the others go first now
 	kept       time.Time // when this process last held a suspect that is kept alone
@@ -185,6 +186,7 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	}
 	p.remember(leases)
 	p.busy = full
+	p.drained = p.drained || !full && due <= len(leases)
 	switch {
 	case due > 0 && len(leases) == 0: // due suspects wait for those that are watched, and must not keep other runs from being found
 		p.busy, p.waiting = false, time.Now().Add(watchPause)
@@ -219,9 +221,10 @@ func (p *Poller) hurried(ctx context.Context, n, suspects int) ([]Lease, error) 
 	if len(chosen) == 0 {
 		return nil, nil
 	}
-	leases, _, _, err := p.fill(ctx, chosen, n, suspects)
-	if err != nil || len(leases) > 0 {
+	leases, due, full, err := p.fill(ctx, chosen, n, suspects)
+	if err == nil {
 		p.remember(leases)
+		p.drained = p.drained || !full && due <= len(leases)
 	}
 	return leases, err
 }
