@@ -26,7 +26,7 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 	if err := s.load(ctx, tx, e); err != nil {
 		return s.blame(err, batch)
 	}
-	w := &writer{scene: s, tx: tx, statements: tx.statements()}
+	w := &writer{scene: s, tx: tx, copies: e.copies, statements: tx.statements()}
 	for _, settled := range batch {
 		if err := w.decide(ctx, settled); err != nil {
 			return &leasing.SettleError{Run: settled.Outcome.ID, Err: err}
@@ -47,6 +47,9 @@ func (s *scene) move(w *writer, settled leasing.Settlement) error {
 	}
 	i := s.owners[settled.Step]
 	succeeded := settled.Verdict == settling.Succeed
+	if succeeded && !t.hasItem && t.mode == forward && settled.Type == t.from.Do {
+		i.changes.successes = append(i.changes.successes, success{t, t.from, settled.Outcome.ID})
+	}
 	if i.passed(t) {
 		if succeeded && !t.hasItem && settled.Type == t.from.Do {
 			i.owes(t, t.from, settled.Outcome.ID) // late, but the step is done and may have to be undone
