@@ -26,7 +26,7 @@ func (e *Engine) advance(ctx context.Context, tx *transaction, s *scene, batch [
 	if err := s.load(ctx, tx, e); err != nil {
 		return s.blame(err, batch)
 	}
-	w := &writer{scene: s, tx: tx, statements: tx.statements(), carrier: carrier}
+	w := &writer{scene: s, tx: tx, copies: e.copies, statements: tx.statements(), carrier: carrier}
 	for _, settled := range batch {
 		if i := s.owners[settled.Step]; i != nil {
 			i.chain = i.chain.Or(settled.Chain)
@@ -50,6 +50,9 @@ func (s *scene) move(w *writer, settled leasing.Settlement) error {
 	}
 	i := s.owners[settled.Step]
 	succeeded := settled.Verdict == settling.Succeed
+	if succeeded && !t.hasItem && t.mode == forward && settled.Type == t.from.Do {
+		i.changes.successes = append(i.changes.successes, success{t, t.from, settled.Outcome.ID})
+	}
 	if i.passed(t) {
 		if succeeded && !t.hasItem && settled.Type == t.from.Do {
 			i.owes(t, t.from, settled.Outcome.ID) // late, but the step is done and may have to be undone

@@ -98,7 +98,7 @@ func (s *site) hesitant(n int32) (together *atomic.Bool) {
 	goOn := make(chan struct{})
 	s.mux = worker.NewMux()
 	together = &atomic.Bool{}
-	s.engine = altered{graph.New(s.pool), func(e *hook.Engine) {
+	s.engine = altered{s.engine, func(e *hook.Engine) {
 		afterAnswers(e, func() {
 			if looked.Add(1) == n {
 				close(goOn)
@@ -343,7 +343,7 @@ func TestKeyAgainAfterRetention(t *testing.T) {
 	s.completed(1)
 	first.release()
 	s.mux = worker.NewMux()
-	s.engine = altered{graph.New(s.pool), func(e *hook.Engine) {
+	s.engine = altered{s.engine, func(e *hook.Engine) {
 		afterAnswers(e, func() { pgtest.ByHand(t, s.pool, `DELETE FROM process_instance`) })
 	}}
 	s.hire()

@@ -37,7 +37,7 @@ func (i *instance) done(t *token, by runRef, result json.RawMessage) {
 	i.owes(t, t.node, by)
 	i.learn(t.node, result)
 	if i.told(t) {
-		i.goOn(t)
+		i.goOn(t, by)
 	}
 	i.settle()
 }
@@ -48,9 +48,10 @@ const mappingFailed = "mapping_failed"
 // outputFailed is the code of the incident of an instance that is done except for its output, which cannot be evaluated.
 const outputFailed = "output_failed"
 
-// goOn leads a token on from a node that has completed.
-func (i *instance) goOn(t *token) {
-	i.event(t, "node.completed", nil)
+// goOn leads a token on from a node that has completed. by is the run of the step whose success has completed it in this
+// batch; zero: something else has.
+func (i *instance) goOn(t *token, by runRef) {
+	i.event(t, nodeCompleted, nil).run = by
 	if t.node.attached() {
 		i.detach(t)
 	}
@@ -187,7 +188,7 @@ func (i *instance) retry(t *token, code string, force bool) {
 		i.startItem(t, t.element)
 	case code == mappingFailed: // the step is done, and is not done again
 		if _, known := i.facts.steps[t.node.name]; known {
-			i.goOn(t)
+			i.goOn(t, runRef{})
 		} else {
 			i.stop(t, mappingFailed, "its result is unchanged; correct it with SELECT process_correct(…), then retry")
 		}
@@ -195,7 +196,7 @@ func (i *instance) retry(t *token, code string, force bool) {
 		if failedAs(i.facts.steps[t.node.name]) == settling.CodeResult {
 			i.stop(t, settling.CodeResult, "its result is still refused; correct it with SELECT process_correct(…), then retry")
 		} else {
-			i.goOn(t)
+			i.goOn(t, runRef{})
 		}
 	default:
 		i.detach(t)
@@ -265,7 +266,14 @@ func (i *instance) become(to status, reason string) {
 	i.status = to
 }
 
-// event adds an event of a token at its node.
-func (i *instance) event(t *token, name string, data map[string]any) {
+// The events of visits.
+const (
+	nodeEntered   = "node.entered"
+	nodeCompleted = "node.completed"
+)
+
+// event adds an event of a token at its node. The result is valid until the next event is added.
+func (i *instance) event(t *token, name string, data map[string]any) *event {
 	i.changes.events = append(i.changes.events, event{token: t, name: name, node: t.node.name, data: data})
+	return &i.changes.events[len(i.changes.events)-1]
 }

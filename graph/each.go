@@ -141,6 +141,6 @@ func (i *instance) eachDone(p *progress) {
 		}
 	}
 	if i.told(t) {
-		i.goOn(t)
+		i.goOn(t, runRef{})
 	}
 }

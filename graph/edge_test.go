@@ -406,7 +406,7 @@ func TestWhatHappenedGoesAlong(t *testing.T) {
 		left := func() int {
 			return query[int](t, s.pool, `SELECT (SELECT count(*) FROM process_event) + (SELECT count(*) FROM process_state_history) + (SELECT count(*) FROM join_arrival)`)
 		}
-		if n := left(); n < 8 {
+		if n := left(); n < 5 {
 			t.Fatalf("only %d rows tell of it", n)
 		}
 		pgtest.ByHand(t, s.pool, how)

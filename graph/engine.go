@@ -28,6 +28,8 @@ type Engine struct {
 	known map[uuid.UUID]*Process
 	named map[processName]lookup // by name, as find last found it
 
+	copies string // see writer.copies
+
 	staying atomic.Int32 // signal runs that keep their slot while the database refuses the signal for every token: see stay
 }
 

@@ -91,7 +91,7 @@ func newEmptySite(t *testing.T) *site {
 		}
 		return struct{}{}, nil
 	})
-	s.engine = graph.New(s.pool)
+	s.engine = copied(t, s.pool)
 	return s
 }
 
@@ -287,9 +287,10 @@ var invariants = []string{
 	"process_mismatched", "process_misrecorded",
 }
 
-// healthy checks that the invariants hold.
+// healthy checks that the invariants hold, and that the history is what the core has decided.
 func (s *site) healthy() {
 	s.t.Helper()
+	retold(s.t, s.pool)
 	for _, view := range invariants {
 		if n := query[int](s.t, s.pool, "SELECT count(*) FROM "+view); n > 0 {
 			s.t.Errorf("%s has %d rows: %s", view, n, query[string](s.t, s.pool, "SELECT jsonb_agg(v)::text FROM "+view+" v"))

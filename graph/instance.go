@@ -102,6 +102,7 @@ type changes struct {
 	restart   runRef   // the run that restarted the failed instance after as this one; zero: none did
 	after     uuid.UUID
 	events    []event
+	successes []success // runs of do nodes that this batch has settled as succeeded
 	history   []transition
 	ended     bool     // all live tokens that are not in tokens end, with their runs
 	endedBut  *token   // the same, except for this token
@@ -184,7 +185,19 @@ type step struct {
 	payload     json.RawMessage
 	attempts    int // maximum number of starts; 0: as the policy of the type says
 	due         due
-	afterLeases bool // not due before the leases that were cut off have expired
+	afterLeases bool   // not due before the leases that were cut off have expired
+	entry       *entry // of a step of the process; nil: of another run
+}
+
+// An entry is one time that a token has entered a do node. Its step and its event share the pointer. If the step gets
+// its run, that run reports the entry, and the event is not stored: see writer.events.
+type entry struct{ token *token }
+
+// A success is the run of a do node that has succeeded, with the token and the node that it was for.
+type success struct {
+	token *token
+	node  *node
+	run   runRef
 }
 
 // A due says when a run may be leased; zero: at once.
@@ -242,12 +255,15 @@ type failed struct {
 	message string
 }
 
-// An event is a row of process_event to be written.
+// An event is something that has happened. It becomes a row of process_event, unless a run reports it: see
+// writer.events.
 type event struct {
 	token *token // nil: of the instance as a whole
 	name  string
 	node  string
 	data  map[string]any
+	entry *entry // of a do node that was entered; nil: of anything else
+	run   runRef // the run that has completed the node; zero: none, or the event is another one
 }
 
 // A transition is a row of process_state_history to be written.

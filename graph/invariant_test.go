@@ -22,9 +22,11 @@ func TestInvariants(t *testing.T) {
 	open := s.start(p, `{"order": 3, "fail": false}`)
 	timed := s.start(s.deploy("F", `"F": {"fork": ["R", "W", "U"]}, "R": {"race": ["T", "G"]}, "T": {"wait": "P1D", "to": "E"}, "G": {"await": {"signal": "go"}, "to": "E"},
 		"W": {"wait": "P1D", "to": "E"}, "U": {"human": {}, "on": [{"after": "P1D", "to": "E"}], "to": "E"}, "E": {"end": true}`), `{}`)
+	chain := s.start(s.deploy("A1", step("A1", "A2")+","+step("A2", "A3")+","+step("A3", "")), `{}`)
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "1"}`)
 	s.enqueue("graph.message.v1", `{"name": "paid", "key": "2"}`)
 	s.status(done, graph.Completed)
+	s.status(chain, graph.Completed)
 	s.status(failed, graph.Failed)
 	s.waitsFor(2)
 	s.status(timed, graph.Waiting)
@@ -59,7 +61,11 @@ func TestInvariants(t *testing.T) {
 		{"process_misundone", fmt.Sprintf(`UPDATE compensation_record c SET undo_run_id = o.undo_run_id FROM compensation_record o
 			WHERE c.instance_id = '%s' AND o.instance_id = c.instance_id AND o.id <> c.id`, failed)},
 		{"process_unearned", fmt.Sprintf(`INSERT INTO process_event (instance_id, token_id, event_type, node, version)
-			SELECT instance_id, token_id, event_type, node, version FROM process_event WHERE instance_id = '%s' AND event_type = 'node.completed' AND node = 'A'`, done)},
+			SELECT i.id, t.id, 'node.completed', t.node, i.version FROM process_instance i JOIN process_token t ON t.instance_id = i.id CROSS JOIN generate_series(1, 2)
+			WHERE i.id = '%s' AND t.node = 'C'`, done)},
+		{"process_unearned", fmt.Sprintf(`UPDATE workflow_run r SET status = 'pending', finished_at = NULL FROM process_token t WHERE t.instance_id = '%s' AND r.token_id = t.id AND r.node = 'A'`, done)},
+		{"process_unearned", fmt.Sprintf(`UPDATE workflow_run r SET finished_at = now() FROM process_token t WHERE t.instance_id = '%s' AND r.token_id = t.id AND r.node = 'A'`, done)},
+		{"process_unearned", fmt.Sprintf(`UPDATE workflow_run r SET finished_at = now() FROM process_token t WHERE t.instance_id = '%s' AND r.token_id = t.id AND r.node = 'A1'`, chain)},
 		{"process_mismatched", `UPDATE message SET consumed_at = NULL WHERE key = '1'`},
 		{"process_mismatched", `UPDATE message SET key = '3', token_id = NULL, consumed_at = NULL WHERE key = '1'`},
 		{"process_mismatched", fmt.Sprintf(`UPDATE message SET token_id = (SELECT token_id FROM message_wait WHERE instance_id = '%s') WHERE key = '1'`, open)},
@@ -67,6 +73,7 @@ func TestInvariants(t *testing.T) {
 		{"process_misrecorded", fmt.Sprintf(`DELETE FROM process_state_history WHERE instance_id = '%s'`, open)},
 		{"process_misrecorded", fmt.Sprintf(`UPDATE process_state_history SET from_status = 'FAILED' WHERE instance_id = '%s' AND to_status = 'COMPLETED'`, done)},
 		{"process_misrecorded", fmt.Sprintf(`UPDATE process_event SET version = 1000 WHERE instance_id = '%s' AND event_type = 'node.entered'`, open)},
+		{"process_misrecorded", fmt.Sprintf(`UPDATE process_token SET version = 2 WHERE instance_id = '%s' AND node = 'A3'`, chain)},
 		{"process_misrecorded", fmt.Sprintf(`UPDATE process_event SET version = 1 WHERE id = (SELECT max(id) FROM process_event WHERE instance_id = '%s')`, done)},
 		{"process_misrecorded", fmt.Sprintf(`UPDATE process_state_history SET version = 1000 WHERE instance_id = '%s'`, done)},
 	} {

@@ -69,7 +69,7 @@ func (i *instance) inherit() error {
 	l, came := i.from, map[string]bool{}
 	i.from = nil
 	for _, e := range i.changes.events {
-		if e.name == "node.entered" || e.name == "node.taken_over" {
+		if e.name == nodeEntered || e.name == "node.taken_over" {
 			came[e.node] = true
 		}
 	}

@@ -118,11 +118,12 @@ func (i *instance) startStep(t *token) {
 		return
 	}
 	i.setState(t, tokenReady)
-	i.event(t, "node.entered", nil)
+	e := &entry{t}
+	i.event(t, nodeEntered, nil).entry = e
 	if !i.attach(t) {
 		return
 	}
-	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.attempts()})
+	i.changes.steps = append(i.changes.steps, step{token: t, node: n.name, typ: n.Do, payload: payload, attempts: n.attempts(), entry: e})
 }
 
 // fits returns a payload if a run may have it. Otherwise it stops the token and returns nil. Without this check the

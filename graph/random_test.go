@@ -554,6 +554,7 @@ type crowd struct {
 func (c *crowd) hire() {
 	m := employ(c.t, c.pool, func(pool *pgxpool.Pool) worker.Config {
 		mux, engine := worker.NewMux(), graph.New(pool)
+		graph.Copy(engine, told)
 		worker.Handle(mux, "random.step.v1", func(_ context.Context, in map[string]any) (map[string]any, error) {
 			if n, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
 				time.Sleep(time.Duration(n) * time.Millisecond)
@@ -673,7 +674,7 @@ func TestRandom(t *testing.T) {
 // disturbed executes random processes under disturbances, and returns how many leases expired.
 func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 	c := &crowd{t: t, pool: pgtest.New(t), Rand: rand.New(rand.NewPCG(r.Uint64(), 0))}
-	if _, err := c.pool.Exec(t.Context(), `CREATE TABLE answered (id uuid, place text, at timestamptz, PRIMARY KEY (id, place, at))`); err != nil {
+	if _, err := c.pool.Exec(t.Context(), `CREATE TABLE answered (id uuid, place text, at timestamptz, PRIMARY KEY (id, place, at)); `+tellsAll); err != nil {
 		t.Fatal(err)
 	}
 	plans := draw(t, c.pool, r, instances)
@@ -707,6 +708,15 @@ func disturbed(t *testing.T, r *rand.Rand, instances int) (cutOff int) {
 	for _, name := range invariants {
 		if found := query[string](t, c.pool, "SELECT coalesce(jsonb_agg(v)::text, '') FROM "+name+" v"); found != "" {
 			t.Errorf("%s: %s", name, found)
+		}
+	}
+	retold(t, c.pool)
+	visits := activities(t, c.pool)
+	for _, percent := range []int{50, 100} { // workers of an earlier version have moved instances beside those of this one, or before them
+		older(t, c.pool, percent)
+		retold(t, c.pool)
+		if now := activities(t, c.pool); now != visits {
+			t.Errorf("visits are\n%s\nand were\n%s", now, visits)
 		}
 	}
 	return query[int](t, c.pool, `SELECT count(*) FROM workflow_history WHERE event_type = 'expired'`)
@@ -767,7 +777,7 @@ func (c *crowd) settle(t *testing.T) {
 	var moves int
 	begun, moved := time.Now(), time.Now()
 	for c.open(t) > 0 && time.Since(moved) < 2*time.Minute && time.Since(begun) < 10*time.Minute {
-		if n := query[int](t, c.pool, `SELECT coalesce(max(id), 0) FROM process_event`); n > moves {
+		if n := query[int](t, c.pool, `SELECT coalesce(sum(version), 0) FROM process_instance`); n > moves {
 			moves, moved = n, time.Now()
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -820,7 +830,7 @@ func (c *crowd) story(id uuid.UUID) string {
 		`SELECT to_jsonb(b)::text FROM process_broadcast b JOIN message_wait m USING (name) WHERE m.instance_id = $1`,
 		`SELECT concat_ws(' ', right(t.id::text, 4), t.node, r.node, r.type, r.status, r.attempt, r.last_error, r.created_at::time, r.finished_at::time)
 		 FROM workflow_run r JOIN process_token t ON t.id = r.token_id WHERE instance_id = $1 ORDER BY r.created_at`,
-		`SELECT concat_ws(' ', version, right(token_id::text, 4), event_type, node, data) FROM process_event WHERE instance_id = $1 ORDER BY id`,
+		`SELECT concat_ws(' ', created_at::time, version, right(token_id::text, 4), event_type, node, data) FROM process_history WHERE instance_id = $1 ORDER BY created_at, place, id`,
 		`SELECT to_jsonb(c)::text FROM compensation_record c WHERE instance_id = $1 ORDER BY "order"`,
 	} {
 		all = append(all, query[string](c.t, c.pool, `SELECT coalesce(string_agg(x.x, E'\n'), '') FROM (`+sql+`) AS x (x)`, id))

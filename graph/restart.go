@@ -191,10 +191,11 @@ func (l *estate) askVisits(asked *statements) {
 		return err
 	}, `
 		SELECT e.node, count(*) FILTER (WHERE e.event_type <> 'node.entered'), count(DISTINCT e.token_id),
-		       coalesce(max(e.id) FILTER (WHERE e.event_type = 'node.entered') > min(e.id) FILTER (WHERE e.event_type <> 'node.entered'), false),
+		       coalesce(max(e.nth) FILTER (WHERE e.event_type = 'node.entered') > min(e.nth) FILTER (WHERE e.event_type <> 'node.entered'), false),
 		       coalesce(max(e.data->>'option'), '')
-		FROM process_event e
-		WHERE e.instance_id = $1 AND e.event_type IN ('node.entered', 'node.completed', 'node.taken_over') AND e.node IS NOT NULL
+		FROM (SELECT h.*, row_number() OVER (ORDER BY h.created_at, h.place, h.id) AS nth
+		      FROM process_history h
+		      WHERE h.instance_id = $1 AND h.event_type IN ('node.entered', 'node.completed', 'node.taken_over') AND h.node IS NOT NULL) e
 		GROUP BY e.node ORDER BY e.node`, l.old.id)
 }
 

@@ -245,7 +245,7 @@ func (tale tale) play(t *testing.T, n int) (end string, places []string, killed 
 			(SELECT string_agg(concat_ws(' ', event_type, n), ', ' ORDER BY event_type)
 			 FROM (SELECT event_type, count(*) AS n FROM outbox_event GROUP BY 1) e),
 			(SELECT string_agg(concat_ws(' ', event_type, node, n), ', ' ORDER BY event_type, node)
-			 FROM (SELECT event_type, node, count(*) AS n FROM process_event GROUP BY 1, 2) e),
+			 FROM (SELECT event_type, node, count(*) AS n FROM process_history GROUP BY 1, 2) e),
 			(SELECT string_agg(concat_ws(' ', node_id, c.status, certain), ', ' ORDER BY d.name, "order")
 			 FROM compensation_record c JOIN process_instance i ON i.id = c.instance_id JOIN process_definition d ON d.id = i.process_definition_id),
 			(SELECT string_agg(concat_ws('>', from_status, to_status), ' ' ORDER BY d.name, h.id)

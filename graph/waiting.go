@@ -141,7 +141,7 @@ func (i *instance) await(t *token) {
 // waits notes that a token has entered its node and waits there.
 func (i *instance) waits(t *token) {
 	i.setState(t, tokenWaiting)
-	i.event(t, "node.entered", nil)
+	i.event(t, nodeEntered, nil)
 }
 
 // waitFor starts the timer or subscription of n, a wait or await node. If the token is at a race, n is one of its
@@ -264,7 +264,7 @@ func (i *instance) drained(g *group) {
 	}
 	g.leadsNobody = true
 	i.detach(t)
-	i.event(t, "node.completed", nil)
+	i.event(t, nodeCompleted, nil)
 	i.leave(t, t.node.next)
 }
 
@@ -278,7 +278,7 @@ func (i *instance) happens(t *token, p position, run runRef, result json.RawMess
 		if k, ok := numbered(p.At, "race"); ok && k < len(t.node.options) {
 			o := t.node.options[k]
 			i.detach(t)
-			i.event(t, "node.completed", map[string]any{"option": o.to.name})
+			i.event(t, nodeCompleted, map[string]any{"option": o.to.name})
 			t.node, t.edge = o.to, o.id
 			if i.learn(o.to, result); i.told(t) {
 				i.leave(t, o.to.next)

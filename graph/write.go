@@ -30,7 +30,9 @@ type writer struct {
 	signals  []uuid.UUID // signal runs that are over
 	slots    []slot      // names and keys (see slot) for which messages and waits have to be paired
 
-	events []outbox.Event
+	copies string // a table that gets all events of the core, for tests; empty: none
+
+	emits  []outbox.Event
 	finals []outbox.Event // events that an instance has ended; they come after all other events of their instances
 	told   bool           // the answers to queued statements will add events, so events are sent after them
 }
@@ -56,12 +58,12 @@ func (w *writer) write(ctx context.Context) error {
 		w.do(atWork)
 	}
 	w.meet(changed)
-	if events := append(w.events, w.finals...); len(events) > 0 && !w.told {
+	if events := append(w.emits, w.finals...); len(events) > 0 && !w.told {
 		w.plan(w.tx.mode) // keep the current mode: it does not matter for these statements
 		if err := outbox.Queue(w.ready(), events...); err != nil {
 			return err
 		}
-		w.events, w.finals = nil, nil
+		w.emits, w.finals = nil, nil
 	}
 	if w.tx.mode == keptPlans {
 		w.plan(ownPlans) // for the statements that follow the engine's in this transaction
@@ -70,7 +72,7 @@ func (w *writer) write(ctx context.Context) error {
 	if err := w.send(ctx); err != nil {
 		return fmt.Errorf("move process instances: %w", err)
 	}
-	return outbox.Append(ctx, w.tx, append(w.events, w.finals...)...)
+	return outbox.Append(ctx, w.tx, append(w.emits, w.finals...)...)
 }
 
 // changes queues everything that was decided about instances.
@@ -90,13 +92,14 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	w.records(changed)
 	w.ends(changed)
 	w.plan(keptPlans)
+	w.restarts(changed)
+	w.events(changed)
 	w.steps(changed, after)
 	w.undos(changed)
 	w.tasks(changed)
 	w.children(changed)
 	w.incidents(changed)
 	w.failures(changed)
-	w.restarts(changed)
 	w.history(changed)
 	return nil
 }

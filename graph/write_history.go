@@ -87,13 +87,11 @@ var statusEvents = map[status]string{
 	statusInProgress: "process.started", statusCompleted: "process.completed", statusFailed: "process.failed", statusCancelled: "process.cancelled",
 }
 
-// history writes the changes of status and the process events of instances, and publishes the changes of status.
+// history writes the changes of status of instances, and publishes them.
 func (w *writer) history(all []*instance) {
-	var owners, eventOwners []uuid.UUID
+	var owners []uuid.UUID
 	var from []*string
-	var to, reasons, names, nodes []string
-	var tokens []uuid.UUID // zero: none
-	var data []json.RawMessage
+	var to, reasons []string
 	for _, i := range all {
 		for _, h := range i.changes.history {
 			owners, to, reasons = append(owners, i.id), append(to, string(h.to)), append(reasons, h.reason)
@@ -102,18 +100,6 @@ func (w *writer) history(all []*instance) {
 			if name := statusEvents[h.to]; name != "" && (h.to != statusInProgress || h.from == statusCreated) {
 				w.emit(i, name, map[string]any{})
 			}
-		}
-		for _, e := range i.changes.events {
-			var text json.RawMessage
-			if e.data != nil {
-				text, _ = json.Marshal(e.data) // cannot fail: strings, numbers and ids
-			}
-			token := uuid.Nil
-			if e.token != nil {
-				token = e.token.id
-			}
-			eventOwners, tokens = append(eventOwners, i.id), append(tokens, token)
-			names, nodes, data = append(names, e.name), append(nodes, e.node), append(data, text)
 		}
 	}
 	const own = `r.payload->>'instance' = i.id::text`
@@ -126,13 +112,84 @@ func (w *writer) history(all []*instance) {
 			JOIN process_instance i ON i.id = n.instance
 			ORDER BY n.place`, owners, from, to, reasons)
 	}
-	if len(eventOwners) > 0 {
+}
+
+// events writes the process events that no run reports. The view process_history adds the others from the runs.
+//
+// It is called after the tokens have moved and before the runs of their steps are inserted. So the times of a token's
+// events are in the order in which they happened: the success of a run comes before the events that are stored with it,
+// and these come before the run of the next step.
+func (w *writer) events(all []*instance) {
+	if w.copies != "" {
+		w.store(w.copies, all, func(i *instance) []event { return i.changes.events })
+	}
+	w.store("process_event", all, unreported)
+}
+
+// unheeded is the event of a run that has succeeded without completing its node: the token had left the node in the same
+// batch, or the mapping of the node refuses the result. The view process_history does not show this event, and does not
+// show the node as completed by the run.
+const unheeded = "run.unheeded"
+
+// unreported returns the events that no run reports, and adds unheeded ones. A run of a do node reports that a token has
+// entered the node, if the run is about to be inserted. Its success reports that the node is completed, unless another
+// event of the token comes first: the order in the history would be wrong then.
+func unreported(i *instance) (stored []event) {
+	entered := map[*entry]bool{}
+	for _, s := range i.changes.steps {
+		if s.entry != nil && alive(s.token.state) > 0 {
+			entered[s.entry] = true
+		}
+	}
+	succeeded := map[runRef]bool{}
+	for _, s := range i.changes.successes {
+		succeeded[s.run] = true
+	}
+	heeded, before := map[runRef]bool{}, map[*token]bool{}
+	for _, e := range i.changes.events {
+		if succeeded[e.run] {
+			heeded[e.run] = true
+		}
+		if entered[e.entry] || succeeded[e.run] && !before[e.token] {
+			continue
+		}
+		stored, before[e.token] = append(stored, e), true
+	}
+	for _, s := range i.changes.successes {
+		if !heeded[s.run] {
+			stored = append(stored, event{token: s.token, name: unheeded, node: s.node.name, data: map[string]any{"run": s.run}})
+		}
+	}
+	return stored
+}
+
+// store inserts events of instances into a table.
+func (w *writer) store(table string, all []*instance, which func(*instance) []event) {
+	var owners []uuid.UUID
+	var tokens []uuid.UUID // zero: none
+	var names, nodes []string
+	var data []json.RawMessage
+	for _, i := range all {
+		for _, e := range which(i) {
+			var text json.RawMessage
+			if e.data != nil {
+				text, _ = json.Marshal(e.data) // cannot fail: strings, numbers and ids
+			}
+			token := uuid.Nil
+			if e.token != nil {
+				token = e.token.id
+			}
+			owners, tokens = append(owners, i.id), append(tokens, token)
+			names, nodes, data = append(names, e.name), append(nodes, e.node), append(data, text)
+		}
+	}
+	if len(owners) > 0 {
 		w.do(`
-			INSERT INTO process_event (instance_id, token_id, event_type, node, version, data)
+			INSERT INTO `+table+` (instance_id, token_id, event_type, node, version, data)
 			SELECT n.instance, nullif(n.token, '00000000-0000-0000-0000-000000000000'), n.event, nullif(n.node, ''), i.version, n.data
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::jsonb[]) WITH ORDINALITY AS n (instance, token, event, node, data, place)
 			JOIN process_instance i ON i.id = n.instance
-			ORDER BY n.place`, eventOwners, tokens, names, nodes, data)
+			ORDER BY n.place`, owners, tokens, names, nodes, data)
 	}
 }
 
@@ -148,5 +205,5 @@ func (w *writer) emit(i *instance, name string, data map[string]any) {
 		w.finals = append(w.finals, e)
 		return
 	}
-	w.events = append(w.events, e)
+	w.emits = append(w.emits, e)
 }

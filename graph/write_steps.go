@@ -52,12 +52,13 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 		return
 	}
 	w.carrier.Leave()
-	// A run of a paused instance is held: its held_at is the time of the pause, by which process_resume finds it. A
-	// tick of a repeated timer is due by the schedule, not relative to when the previous tick was handled. Ticks that
-	// were missed are skipped.
+	// created_at is not the beginning of the transaction, but after the events that are stored with the run: the run is
+	// an event in process_history, too. A run of a paused instance is held: its held_at is the time of the pause, by
+	// which process_resume finds it. A tick of a repeated timer is due by the schedule, not relative to when the previous
+	// tick was handled. Ticks that were missed are skipped.
 	w.do(`
-		INSERT INTO workflow_run (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at, run_at)
-		SELECT n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority,
+		INSERT INTO workflow_run (created_at, token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at, run_at)
+		SELECT statement_timestamp(), n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority,
 		       nullif(n.tenant, ''), n.trace, CASE WHEN n.paused IS NOT NULL THEN (SELECT i.paused_at FROM process_instance i WHERE i.id = n.paused) END,
 		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, now()), now() + interval '9 years')
 		            WHEN b.run_at IS NOT NULL THEN b.run_at + n.delay * interval '1 second'

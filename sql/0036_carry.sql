@@ -27,9 +27,9 @@ DECLARE
 BEGIN
     PERFORM set_config('workflow.woken', 'on', true);
     RETURN QUERY
-    INSERT INTO workflow_run AS w (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata,
+    INSERT INTO workflow_run AS w (token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, created_at, run_at,
                                    status, attempt, lease_no, lease_token, leased_by, started_at, lease_until, deadline_at)
-    SELECT n.step, n.type, n.node, n.payload, n.most, n.priority, n.tenant, n.trace,
+    SELECT n.step, n.type, n.node, n.payload, n.most, n.priority, n.tenant, n.trace, statement_timestamp(), statement_timestamp(),
            'leased', 1, 1, n.token, worker, statement_timestamp(),
            statement_timestamp() + least(n.length, n.timeout) * interval '1 second', statement_timestamp() + n.timeout * interval '1 second'
     FROM unnest(token_ids, types, nodes, payloads, most, priorities, tenants, traces, lease_tokens, lengths, timeouts)

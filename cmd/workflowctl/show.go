@@ -104,10 +104,10 @@ func newEvents() *cobra.Command {
 				}
 				if process {
 					query = `SELECT created_at, event_type, node, version, data FROM (
-							SELECT created_at, event_type, node, version, data, 1 AS part, id FROM process_event WHERE instance_id = $1
-							UNION ALL SELECT created_at, concat_ws(' to ', from_status, to_status), NULL, version, to_jsonb(reason), 2, id FROM process_state_history WHERE instance_id = $1
-							ORDER BY created_at DESC, version DESC, part DESC, id DESC LIMIT $2::int) AS e
-						ORDER BY created_at, version, part, id`
+							SELECT created_at, event_type, node, version, data, place, id FROM process_history WHERE instance_id = $1
+							UNION ALL SELECT created_at, concat_ws(' to ', from_status, to_status), NULL, version, to_jsonb(reason), 3, id FROM process_state_history WHERE instance_id = $1
+							ORDER BY created_at DESC, place DESC, id DESC LIMIT $2::int) AS e
+						ORDER BY created_at, place, id`
 				}
 				return printQuery(cmd.Context(), cmd.OutOrStdout(), conn, query, asJSON, id, limit)
 			})
