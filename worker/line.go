@@ -103,7 +103,9 @@ func (s *jobs) promise(most, share int) (space, promise) {
 }
 
 // keep promises room for a step with a payload of this size, which a settle transaction stores as leased. If it is of a
-// quick type, the room may be for a lease ahead. p is what is promised to the transaction so far.
+// quick type, the room may be for a lease ahead. There is room for four times as many of these as for what polls lease: one
+// settle transaction may bring hundreds, and steps of instances under way go before the start of further instances. p is
+// what is promised to the transaction so far.
 func (s *jobs) keep(p *promise, bytes int, quick bool) (ahead, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +115,7 @@ func (s *jobs) keep(p *promise, bytes int, quick bool) (ahead, ok bool) {
 	case s.closed:
 		return false, false
 	case free.direct > 0:
-	case quick && free.ahead > 0 && free.bytes >= bytes:
+	case quick && free.steps > 0 && free.bytes >= bytes:
 		one = promise{ahead: 1, bytes: bytes}
 	default:
 		return false, false
@@ -350,6 +352,7 @@ func (s *jobs) haveMore() bool {
 type space struct {
 	direct int  // to begin at once
 	ahead  int  // ahead of their handlers
+	steps  int  // the same, for steps that a settle transaction stores
 	bytes  int  // of payload of those ahead
 	many   int  // how many are worth a poll
 	behind bool // runs that were leased ahead wait: further ones of their types must not pass them
@@ -389,8 +392,12 @@ func (s *jobs) spaceLocked() space {
 	if free.behind { // the other half of what may be charged is theirs
 		free.direct = min(free.direct, max(s.slots-s.slots/2-(s.charged-s.marked)-s.promised.direct, 0))
 	}
-	if !s.closed && tooMany == 0 && free.bytes > 0 && now.After(s.barred) {
-		free.ahead = max(limit-s.waiting-s.charged-s.promised.direct-s.promised.ahead, 0)
+	if !s.closed && free.bytes > 0 && now.After(s.barred) {
+		inLine := s.waiting + s.charged + s.promised.direct + s.promised.ahead
+		free.steps = max(min(4*limit, 2*mostAhead)-inLine, 0)
+		if tooMany == 0 {
+			free.ahead = max(limit-inLine, 0)
+		}
 	}
 	return free
 }

@@ -11,7 +11,9 @@ import (
 // groups. A chain ends after a second, and after mostInChain steps.
 func TestCarrierTakes(t *testing.T) {
 	room := 2
-	c := &Carrier{Group: 3, Worker: "w", Terms: func(typ string, _ int) (Terms, bool) { return Terms{Length: time.Minute, Quick: typ == "quick"}, typ != "none" },
+	c := &Carrier{Group: 3, Worker: "w", Terms: func(typ string, _ int) (Terms, bool) {
+		return Terms{Length: time.Minute, Quick: typ == "quick"}, typ != "none"
+	},
 		Keep: func(_ int, quick bool) (ahead, ok bool) {
 			room--
 			return room < 0, room >= 0 || quick
